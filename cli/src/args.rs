@@ -51,6 +51,12 @@ pub enum Command {
     Convert(commands::convert::ConvertArgs),
     /// Compare the contents of two disks.
     Compare(commands::compare::CompareArgs),
+    /// Freeze a disk and go on in a new child; list the tree, go back, delete.
+    Snapshot(commands::snapshot::SnapshotArgs),
+    /// Make children of a disk.
+    Clone(commands::clone::CloneArgs),
+    /// Enlarge a disk.
+    Resize(commands::resize::ResizeArgs),
     /// Read, write, discard and flush ranges of a disk by hand.
     Io(commands::io::IoArgs),
     /// Serve disks to other programs and machines by NBD.

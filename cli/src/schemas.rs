@@ -8,7 +8,9 @@
 //! compares. `DISKWRIGHT_WRITE_SCHEMAS=1 cargo test -p diskwright schemas` writes them anew.
 
 use crate::{
-    commands::{attach, attached, check, compare, convert, create, detach, info, io, lab, map, serve},
+    commands::{
+        attach, attached, check, clone, compare, convert, create, detach, info, io, lab, map, resize, serve, snapshot,
+    },
     export::ExportReport,
     json::Document,
 };
@@ -45,6 +47,7 @@ fn all() -> Vec<Named> {
         of::<attach::Report>(),
         of::<attached::Report>(),
         of::<check::Report>(),
+        of::<clone::Report>(),
         of::<compare::Report>(),
         of::<convert::Report>(),
         of::<create::Report>(),
@@ -57,7 +60,10 @@ fn all() -> Vec<Named> {
         of::<lab::report::Written<'_>>(),
         of::<map::DrawingReport<'_>>(),
         of::<map::Report<'_>>(),
+        of::<resize::Report>(),
         of::<serve::Report>(),
+        of::<snapshot::Listing>(),
+        of::<snapshot::Report>(),
     ]
 }
 

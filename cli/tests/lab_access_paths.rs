@@ -97,8 +97,8 @@ fn a_signal_ends_it_and_takes_servers_and_devices_with_it() {
     std::thread::sleep(Duration::from_millis(700));
     kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
     let start = Instant::now();
-    let code = child.wait().unwrap().code();
-    assert_eq!(code, Some(130), "after {:?}", start.elapsed());
+    let status = child.wait().unwrap();
+    assert_eq!(status.code(), Some(130), "{status} after {:?}", start.elapsed());
     assert_clean(&shop);
 }
 

@@ -85,13 +85,26 @@ pub(crate) fn is_there(path: &Path) -> DiskError {
 /// Creates an image file at `path`. Errors name it as `shown`, the final name.
 pub(crate) fn create_as(shown: &Path, path: &Path, request: &CreateRequest) -> Result<()> {
     let format = format_for(shown, request.format)?;
-    let options = resolve(shown, format, request)?;
+    let disk_type = type_for(shown, format, request)?;
     let files = &request.files;
+    let parent = request.parent.as_deref().map(|parent| parent_of(files, shown, format, parent)).transpose()?;
+    write_new(files, shown, path, format, &resolve(shown, format, disk_type, request, parent)?)
+}
+
+/// Creates a child at `path` of an image that is open: `info` is the parent's, `link` leads to it.
+/// The child has the parent's size, sectors and blocks. Errors name the child as `shown`.
+pub(crate) fn create_child(files: &Files, shown: &Path, path: &Path, info: &ImageInfo, link: ParentLink) -> Result<()> {
+    let request = CreateRequest::default();
+    let options = resolve(shown, info.format, DiskType::Differencing, &request, Some((info.clone(), link)))?;
+    write_new(files, shown, path, info.format, &options)
+}
+
+fn write_new(files: &Files, shown: &Path, path: &Path, format: Format, options: &CreateOptions) -> Result<()> {
     let store = files.open(
         path,
         &OpenOptions { writable: true, create_new: true, cache: CacheMode::PageCache, lock: LockMode::Exclusive },
     )?;
-    let made = format.driver().create(Arc::clone(&store), &options).map_err(DiskError::from).and_then(|()| {
+    let made = format.driver().create(Arc::clone(&store), options).map_err(DiskError::from).and_then(|()| {
         files.sync_directory_of(path).map_err(|source| file_error("make the new file's folder durable", path, source))
     });
     if made.is_err() {
@@ -134,25 +147,31 @@ fn unfit(path: &Path, what: impl Into<String>, hint: impl Into<String>) -> DiskE
     DiskError::BadOptions { what: format!("cannot create {}: {}", path.display(), what.into()), hint: hint.into() }
 }
 
-/// Validates the request and fills in the defaults.
-fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<CreateOptions> {
+/// The requested type, or the default: differencing with a parent, else the format's usual one.
+fn type_for(path: &Path, format: Format, request: &CreateRequest) -> Result<DiskType> {
     let disk_type = request.disk_type.unwrap_or(match (&request.parent, format) {
         (Some(_), _) => DiskType::Differencing,
         (None, format) => format.driver().usual_type,
     });
     match (&request.parent, disk_type) {
-        (None, DiskType::Differencing) => {
-            return Err(bad(path, "a differencing disk needs a parent", "name it with --parent"));
-        }
-        (Some(_), DiskType::Fixed | DiskType::Dynamic) => {
-            return Err(bad(
-                path,
-                format!("a {disk_type} disk has no parent"),
-                "leave out --parent, or use --type differencing",
-            ));
-        }
-        _ => {}
+        (None, DiskType::Differencing) => Err(bad(path, "a differencing disk needs a parent", "name it with --parent")),
+        (Some(_), DiskType::Fixed | DiskType::Dynamic) => Err(bad(
+            path,
+            format!("a {disk_type} disk has no parent"),
+            "leave out --parent, or use --type differencing",
+        )),
+        _ => Ok(disk_type),
     }
+}
+
+/// Validates the request and fills in the defaults.
+fn resolve(
+    path: &Path,
+    format: Format,
+    disk_type: DiskType,
+    request: &CreateRequest,
+    parent: Option<(ImageInfo, ParentLink)>,
+) -> Result<CreateOptions> {
     if !format.driver().has_blocks {
         if disk_type != DiskType::Fixed {
             return Err(bad(
@@ -165,7 +184,6 @@ fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<Creat
             return Err(bad(path, "a raw file has no payload blocks", "leave out --block-size"));
         }
     }
-    let parent = request.parent.as_deref().map(|parent| parent_of(&request.files, path, format, parent)).transpose()?;
     let (parent_info, link) = parent.unzip();
     let size_bytes = request
         .size_bytes
@@ -233,16 +251,30 @@ fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Resu
         other => other,
     })?;
     let info = image.info().clone();
-    let Some(linkage) = info.linkage_id else {
-        return Err(unfit(
-            child,
-            format!("its parent {} has no identity that a child could record", parent.display()),
-            "convert the parent to VHD or VHDX first",
-        ));
-    };
     let parent_real = files.canonical(parent).map_err(|source| file_error("find", parent, source))?;
     let dir = child.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let dir_real = files.canonical(dir).map_err(|source| file_error("find", dir, source))?;
+    let link = link_to(&parent_real, &info, gate::modified_seconds(files, &parent_real), child, &dir_real)?;
+    Ok((info, link))
+}
+
+/// How `child`, in the folder `dir_real`, names the parent at `parent_real`. Both paths are
+/// absolute and without symbolic links; nothing needs to be there yet. `modified_seconds` is what a
+/// VHD records of its parent's file.
+pub(crate) fn link_to(
+    parent_real: &Path,
+    info: &ImageInfo,
+    modified_seconds: Option<u32>,
+    child: &Path,
+    dir_real: &Path,
+) -> Result<ParentLink> {
+    let Some(linkage) = info.linkage_id else {
+        return Err(unfit(
+            child,
+            format!("its parent {} has no identity that a child could record", parent_real.display()),
+            "convert the parent to VHD or VHDX first",
+        ));
+    };
     let text = |path: &Path| {
         path.to_str().filter(|text| !text.contains('\\')).map(|text| text.replace('/', "\\")).ok_or_else(|| {
             unfit(
@@ -252,21 +284,18 @@ fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Resu
             )
         })
     };
-    let relative = text(&relative_path(&dir_real, &parent_real))?;
+    let relative = text(&relative_path(dir_real, parent_real))?;
     let relative = if relative.starts_with("..") { relative } else { format!(".\\{relative}") };
-    Ok((
-        info,
-        ParentLink {
-            relative_path: Some(relative),
-            volume_path: None,
-            absolute_path: Some(text(&parent_real)?),
-            name: parent_real.file_name().map(|name| name.to_string_lossy().into_owned()),
-            linkage,
-            linkage2: None,
-            modified_seconds: gate::modified_seconds(files, &parent_real),
-            modified_offset_bytes: None,
-        },
-    ))
+    Ok(ParentLink {
+        relative_path: Some(relative),
+        volume_path: None,
+        absolute_path: Some(text(parent_real)?),
+        name: parent_real.file_name().map(|name| name.to_string_lossy().into_owned()),
+        linkage,
+        linkage2: None,
+        modified_seconds,
+        modified_offset_bytes: None,
+    })
 }
 
 /// The relative path from an absolute folder to an absolute path.

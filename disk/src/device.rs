@@ -154,7 +154,27 @@ impl Disk {
     pub fn grow(&self, size_bytes: u64) -> Result<()> {
         let shared = &self.shared;
         let _turn = shared.begin_change();
+        let present_bytes = self.check_growth(size_bytes)?;
         let chain = shared.chain();
+        let path = &chain.layers()[0].path;
+        let image_error = |error: io::Error| error::from_io("make it larger", path, error);
+        chain.top().begin_writing().map_err(image_error)?;
+        chain.top().writer().map_err(image_error)?.resize(size_bytes)?;
+        let mut mutation = shared.lock();
+        let grown = mutation.chain.measured_anew()?;
+        shared.publish(&mut mutation, grown);
+        drop(mutation);
+        shared.wait_for_grace().map_err(image_error)?;
+        if size_bytes > present_bytes {
+            shared.watchers.tell(size_bytes);
+        }
+        Ok(())
+    }
+
+    /// Whether [`Disk::grow`] may give the disk this size, as far as its chain decides. Returns the
+    /// present size in bytes.
+    pub(crate) fn check_growth(&self, size_bytes: u64) -> Result<u64> {
+        let chain = self.shared.chain();
         let path = &chain.layers()[0].path;
         let present_bytes = chain.geometry.size_bytes;
         let refused = |hint| {
@@ -176,18 +196,7 @@ impl Disk {
                 parent.size_bytes
             ));
         }
-        let image_error = |error: io::Error| error::from_io("make it larger", path, error);
-        chain.top().begin_writing().map_err(image_error)?;
-        chain.top().writer().map_err(image_error)?.resize(size_bytes)?;
-        let mut mutation = shared.lock();
-        let grown = mutation.chain.measured_anew()?;
-        shared.publish(&mut mutation, grown);
-        drop(mutation);
-        shared.wait_for_grace().map_err(image_error)?;
-        if size_bytes > present_bytes {
-            shared.watchers.tell(size_bytes);
-        }
-        Ok(())
+        Ok(present_bytes)
     }
 
     /// Shares `len_bytes` at `file_offset_bytes` of `source` into this disk at `offset_bytes` by

@@ -13,10 +13,11 @@
 //! slashes. A Windows drive letter is ignored unless the user maps it. A candidate that is not the
 //! parent does not stop the search (see `open`).
 
-use crate::{ParentPolicy, Result, error::file_error};
-use diskwright_image::{ImageInfo, ParentLink, probe};
-use diskwright_store::{CacheMode, Files, LockMode, OpenOptions};
+use crate::{ParentPolicy, error::file_error};
+use diskwright_image::{Format, ImageError, ImageInfo, ParentLink, probe};
+use diskwright_store::{CacheMode, Files, LockMode, OpenError, OpenOptions};
 use std::{
+    io,
     path::{Path, PathBuf},
     time::{Duration, UNIX_EPOCH},
 };
@@ -49,7 +50,7 @@ pub(crate) enum Candidate {
 
 impl<'a> Gate<'a> {
     /// A gate for the chain whose top is `top`, a path without symbolic links.
-    pub(crate) fn new(files: &'a Files, top: &Path, policy: &'a ParentPolicy) -> Result<Self> {
+    pub(crate) fn new(files: &'a Files, top: &Path, policy: &'a ParentPolicy) -> crate::Result<Self> {
         let mut allowed = Vec::new();
         for dir in &policy.allowed_dirs {
             let dir = files.canonical(dir).map_err(|source| file_error("find the allowed folder", dir, source))?;
@@ -101,7 +102,7 @@ impl<'a> Gate<'a> {
 
 /// The paths at which the parent may be, in the order in which they are tried. `child` must have no
 /// symbolic links.
-fn named_paths(child: &Path, link: &ParentLink, drives: &[(char, PathBuf)]) -> Vec<PathBuf> {
+pub(crate) fn named_paths(child: &Path, link: &ParentLink, drives: &[(char, PathBuf)]) -> Vec<PathBuf> {
     let dir = child.parent().unwrap_or(Path::new("/"));
     let relative = link.relative_path.as_deref().filter(|path| !path.is_empty()).map(|path| {
         let slashed = slashed(path);
@@ -147,42 +148,70 @@ pub(crate) fn modified_seconds(files: &Files, path: &Path) -> Option<u32> {
 /// Result of the search for children of an image in its folder.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Siblings {
-    /// An image that names this one as its parent.
-    pub(crate) child: Option<PathBuf>,
-    /// Number of images that were not checked, as the folder has more than [`SIBLINGS_MAX`].
+    /// Images that name this one as their parent, by paths without symbolic links.
+    pub(crate) children: Vec<PathBuf>,
+    /// Number of images that were not checked: they could not be read, or the folder has more than
+    /// [`SIBLINGS_MAX`].
     pub(crate) not_asked: usize,
 }
 
-/// Checks whether an image in the same folder names the image at `path` as its parent. Reads only
-/// parent links. Files that cannot be read or are not images do not count as children.
-pub(crate) fn siblings_of(files: &Files, path: &Path, info: &ImageInfo) -> Siblings {
+/// Looks for images in the same folder that name the image at `path` as their parent, and stops at
+/// `most`. Reads only parent links. Files that are not images do not count as children; files that
+/// cannot be read are counted as not asked.
+pub(crate) fn children_of(files: &Files, path: &Path, info: &ImageInfo, most: usize) -> Siblings {
     let Some(linkage) = info.linkage_id else { return Siblings::default() };
     let Ok(real) = files.canonical(path) else { return Siblings::default() };
     let Some(listed) = real.parent().and_then(|dir| files.list(dir).ok()) else { return Siblings::default() };
     let is_sibling = |path: &PathBuf| *path != real && probe::format_of_extension(path) == Some(info.format);
     let mut siblings: Vec<PathBuf> = listed.into_iter().filter(is_sibling).collect();
-    let not_asked = siblings.len().saturating_sub(SIBLINGS_MAX);
+    let mut found = Siblings { not_asked: siblings.len().saturating_sub(SIBLINGS_MAX), ..Siblings::default() };
     siblings.truncate(SIBLINGS_MAX);
-    let names_it = |sibling: &PathBuf| {
-        let Some(link) = parent_link(files, sibling, info) else { return false };
+    for sibling in siblings {
+        let link = match parent_link(files, &sibling, info.format) {
+            Ok(Some(link)) => link,
+            Ok(None) => continue,
+            Err(Unread) => {
+                found.not_asked += 1;
+                continue;
+            }
+        };
         if link.linkage != linkage && link.linkage2 != Some(linkage) {
-            return false;
+            continue;
         }
         // The real parent may be a copy of this image elsewhere. So the paths decide, if they lead
         // to a file.
         let named: Vec<PathBuf> =
-            named_paths(sibling, &link, &[]).into_iter().filter_map(|path| files.canonical(&path).ok()).collect();
-        named.is_empty() || named.contains(&real)
-    };
-    Siblings { child: siblings.into_iter().find(names_it), not_asked }
+            named_paths(&sibling, &link, &[]).into_iter().filter_map(|path| files.canonical(&path).ok()).collect();
+        if named.is_empty() || named.contains(&real) {
+            found.children.push(sibling);
+            if found.children.len() == most {
+                break;
+            }
+        }
+    }
+    found
 }
+
+/// A file could not be read, so what it names is not known.
+pub(crate) struct Unread;
 
 /// The parent that an image names. Read without a lock, as another program may be writing to the
 /// image; its link does not change.
-fn parent_link(files: &Files, path: &Path, info: &ImageInfo) -> Option<ParentLink> {
+pub(crate) fn parent_link(files: &Files, path: &Path, format: Format) -> Result<Option<ParentLink>, Unread> {
     let options = OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::None };
-    let store = files.open_canonical(path, false, &options).ok()?;
-    info.format.driver().parent_link(&*store).ok()?
+    let store = match files.open_canonical(path, false, &options) {
+        Ok(store) => store,
+        // Removed meanwhile, or no regular file.
+        Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(OpenError::Io { .. }) => return Err(Unread),
+        Err(_) => return Ok(None),
+    };
+    match format.driver().parent_link(&*store) {
+        Ok(link) => Ok(link),
+        Err(ImageError::Io { .. }) => Err(Unread),
+        // No image of this format, or a damaged one, which cannot be opened above this one either.
+        Err(_) => Ok(None),
+    }
 }
 
 #[cfg(test)]

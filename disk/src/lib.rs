@@ -27,6 +27,10 @@
 //!   convert.rs    copies one disk into another
 //!   check.rs      damage in an image, and broken links to its parents
 //!   compare.rs    compares the contents of two disks
+//!   resize.rs     enlarges a disk
+//!   clones.rs     creates many children of one image
+//!   snapshot.rs   freezes a disk, goes back to a snapshot, removes one
+//!   family.rs     the images of a folder and their parents
 //! ```
 
 #![forbid(unsafe_code)]
@@ -36,12 +40,14 @@ mod chain;
 mod check;
 mod claims;
 mod clerk;
+mod clones;
 mod compare;
 mod convert;
 mod create;
 mod device;
 mod epoch;
 mod error;
+mod family;
 mod gate;
 mod guard;
 mod holes;
@@ -55,22 +61,28 @@ mod parts;
 mod place;
 mod plan;
 mod queue;
+mod resize;
 #[cfg(all(test, feature = "shuttle"))]
 mod schedules;
 mod shared;
+mod snapshot;
 mod work;
 
 pub use chain::Layer;
 pub use check::{Checked, check, check_image};
+pub use clones::clone_disk;
 pub use compare::{CompareOutcome, compare};
 pub use convert::{ConvertOptions, ConvertOutcome, Lost, LostRange, convert, size_note};
 pub use create::{CreateRequest, create};
 pub use device::{Disk, MAP_MEMORY_BYTES};
 pub use error::{DiskError, Result};
+pub use family::{FAMILY_MAX, Family, FoundParent, Node, Relative};
 pub use open::{parent_time_doubt, read_without_lock};
 pub use options::{OpenOptions, ParentPolicy, Reach};
 pub use parts::{Named, Parts, check_parts, parts_of};
 pub use place::{Opened, Place, in_a_file};
+pub use resize::{Resized, resize};
+pub use snapshot::{Left, Snapshot, SnapshotOptions, remove_snapshot, revert, snapshot};
 
 /// Reports the progress of a long operation: bytes done, bytes in total. Returns `false` to stop
 /// it.

@@ -65,13 +65,13 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     let access = Access { writable: options.writable, ..Access::of_top(options) };
     let (top, top_stores) = open_image(&options.files, path, &access, &mut warnings)?;
     if options.writable && !options.allow_parent_write {
-        let Siblings { child, not_asked } = gate::siblings_of(&options.files, path, top.info());
-        if let Some(child) = child {
+        let Siblings { children, not_asked } = gate::children_of(&options.files, path, top.info(), 1);
+        if let Some(child) = children.into_iter().next() {
             return Err(DiskError::HasChildren { path: path.to_owned(), child });
         }
         if not_asked > 0 {
             warnings.push(format!(
-                "{}: {SIBLINGS_MAX} images in its folder were checked for children of this image, {not_asked} were not; writing to this image damages a child among those",
+                "{}: {not_asked} images in its folder were not checked for children of this image (they cannot be read, or there are more than {SIBLINGS_MAX}); writing to this image damages a child among those",
                 path.display()
             ));
         }

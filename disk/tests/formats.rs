@@ -383,8 +383,12 @@ fn a_folder_with_too_many_images_causes_a_warning() {
         fs::write(dir.path().join(format!("{number}.vhdx")), b"").unwrap();
     }
     let disk = open(&top, true).unwrap();
-    let warning = disk.warnings().iter().find(|warning| warning.contains("4096 images"));
-    assert!(warning.is_some_and(|warning| warning.contains("4 were not")), "{:?}", disk.warnings());
+    let warning = disk.warnings().iter().find(|warning| warning.contains("more than 4096"));
+    assert!(
+        warning.is_some_and(|warning| warning.contains("4 images in its folder were not checked")),
+        "{:?}",
+        disk.warnings()
+    );
 }
 
 #[test]

@@ -9,6 +9,7 @@
 //!   stage.rs         the trait Case: a format, a command or a server implements it to be tested
 //!   disk/            every kind of disk as a case
 //!   command.rs       create and convert as cases
+//!   life.rs          snapshot and revert as cases
 //!   crowd.rs         several queues of one disk at the same time, as a case
 //!   packed.rs        a made-up image format: two files, packed blocks, no sector bitmaps
 //!
@@ -44,6 +45,7 @@ pub mod fault;
 pub mod faulty;
 pub mod history;
 pub mod ledger;
+pub mod life;
 pub mod linear;
 pub mod mutation;
 pub mod opinion;

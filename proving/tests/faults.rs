@@ -1,7 +1,7 @@
 //! Every operation on the files below the disk fails, one after the other, with every kind of
 //! fault: see `faulty`.
 
-use diskwright_proving::{command, disk, disk::silence, faulty::at_every_operation};
+use diskwright_proving::{command, disk, disk::silence, faulty::at_every_operation, life};
 
 fn fail_every_operation(names: &[&str]) {
     for name in names {
@@ -78,5 +78,13 @@ fn creating() {
 fn converting() {
     for case in command::conversions() {
         at_every_operation(&case);
+    }
+}
+
+#[test]
+fn freezing_and_going_back() {
+    // A few kinds: the files and names are the same for all.
+    for case in life::snapshots().iter().step_by(3) {
+        at_every_operation(case);
     }
 }

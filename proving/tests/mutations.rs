@@ -6,7 +6,7 @@ use diskwright_proving::{
     campaign::hunt,
     command,
     crowd::Crowd,
-    disk, faulty,
+    disk, faulty, life,
     mutation::{Mutation, Phase},
     rule_breaker::BrokenRule,
     stage::Case,
@@ -178,6 +178,10 @@ fn commands_make_files_and_names_durable_in_order() {
     for case in command::conversions() {
         must_be_caught("a copy's name is durable", &case, Some(Mutation::NoDirectorySync));
         must_be_caught("a copy is durable before it has its name", &case, Some(Mutation::Disordered(Phase::Command)));
+    }
+    for case in life::snapshots() {
+        must_be_caught("the new names are durable", &case, Some(Mutation::NoDirectorySync));
+        must_be_caught("a new child is durable", &case, Some(Mutation::NotDurable(Phase::Command)));
     }
 }
 

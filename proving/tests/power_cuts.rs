@@ -2,12 +2,12 @@
 //! data, and the disk can be used again. The number of states is set in `campaign`. Each test
 //! prints what it has done.
 
-use diskwright_proving::{campaign::power_cuts, command, crowd, disk};
+use diskwright_proving::{campaign::power_cuts, command, crowd, disk, life};
 
 /// Number of shares of the states: each kind of disk has one, all creations together one, all
-/// conversions one, all crowds eight.
+/// conversions one, all snapshots one, all crowds eight.
 fn shares() -> u64 {
-    disk::all().len() as u64 + 10
+    disk::all().len() as u64 + 11
 }
 
 fn of_kind(name: &str) {
@@ -84,6 +84,14 @@ fn creating() {
 #[test]
 fn converting() {
     let cases = command::conversions();
+    for case in &cases {
+        power_cuts(case, shares() * cases.len() as u64);
+    }
+}
+
+#[test]
+fn freezing_and_going_back() {
+    let cases = life::snapshots();
     for case in &cases {
         power_cuts(case, shares() * cases.len() as u64);
     }

@@ -1,9 +1,9 @@
 //! Files by path: what a disk needs of a file system besides the bytes of its files.
 //!
 //! ```text
-//!   open (or create), rename, remove, sync a directory    ─▶ operations on names
-//!   open_canonical: open at exactly the resolved path     ─▶ parents
-//!   canonical, facts, list                                ─▶ information
+//!   open (or create), rename, link, remove, sync a directory ─▶ operations on names
+//!   open_canonical: open at exactly the resolved path        ─▶ parents
+//!   canonical, facts, list                                   ─▶ information
 //! ```
 //!
 //! All upper layers reach files through [`Files`], which is passed with their options. A disk can
@@ -71,6 +71,15 @@ pub trait FileSystem: Send + Sync + fmt::Debug {
     /// # Errors
     /// `AlreadyExists` if `to` exists and must not be replaced; otherwise the system's error.
     fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()>;
+
+    /// Gives the file at `existing` a second name, `new`. Never replaces a file.
+    ///
+    /// # Errors
+    /// `AlreadyExists` if `new` exists; `Unsupported` where the file system has no hard links.
+    fn link(&self, existing: &Path, new: &Path) -> io::Result<()> {
+        let _ = (existing, new);
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Removes the name of a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
@@ -146,6 +155,14 @@ impl FileSystem for LocalFiles {
         }
     }
 
+    fn link(&self, existing: &Path, new: &Path) -> io::Result<()> {
+        match rustix::fs::link(existing, new) {
+            // What Linux says for a file system without hard links.
+            Err(Errno::PERM | Errno::NOSYS | Errno::OPNOTSUPP) => Err(io::ErrorKind::Unsupported.into()),
+            result => Ok(result?),
+        }
+    }
+
     fn remove(&self, path: &Path) -> io::Result<()> {
         fs::remove_file(path)
     }
@@ -198,6 +215,19 @@ mod tests {
         assert_eq!(files.list(dir.path()).unwrap(), std::slice::from_ref(&two));
         files.rename(&two, &one, false).unwrap();
         assert_eq!(files.list(dir.path()).unwrap(), [one]);
+    }
+
+    #[test]
+    fn a_second_name_is_the_same_file_and_never_replaces_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::default();
+        let (one, two) = (dir.path().join("one"), dir.path().join("two"));
+        new_file(&files, &one).write_at(b"1", 0).unwrap();
+        files.link(&one, &two).unwrap();
+        assert_eq!(files.facts(&one).unwrap().identity, files.facts(&two).unwrap().identity);
+        assert_eq!(files.link(&one, &two).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        files.remove(&one).unwrap();
+        assert_eq!(fs::read(&two).unwrap(), b"1");
     }
 
     /// A folder in a path is replaced by a symbolic link after the path was resolved and before it

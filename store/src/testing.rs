@@ -139,6 +139,9 @@ impl<T: PassesFilesOn> FileSystem for T {
     fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
         LocalFiles.rename(from, to, replace)
     }
+    fn link(&self, existing: &Path, new: &Path) -> io::Result<()> {
+        LocalFiles.link(existing, new)
+    }
     fn remove(&self, path: &Path) -> io::Result<()> {
         LocalFiles.remove(path)
     }

@@ -382,6 +382,22 @@ impl FileSystem for World {
         Ok(())
     }
 
+    fn link(&self, existing: &Path, new: &Path) -> io::Result<()> {
+        let (existing, new) = (plain(existing), plain(new));
+        if let Some(kind) = self.meet_fault(OpKind::Name, None) {
+            return Err(kind.error());
+        }
+        let file = {
+            let state = self.state();
+            if state.now.names.contains_key(&new) {
+                return Err(io::Error::from_raw_os_error(17));
+            }
+            state.now.names.get(&existing).copied().ok_or_else(not_found)?
+        };
+        self.name(NameChange::Make(new, file));
+        Ok(())
+    }
+
     fn remove(&self, path: &Path) -> io::Result<()> {
         let path = plain(path);
         if let Some(kind) = self.meet_fault(OpKind::Name, None) {

@@ -1,0 +1,376 @@
+//! `diskwright snapshot`: freeze a disk, list what belongs together, go back, remove.
+
+use crate::{
+    context::Context,
+    describe::printable,
+    exit::{self, Failure, Outcome},
+    json::{self, Document},
+    sizes::Human,
+    table::{Align, Columns},
+    timestamp,
+};
+use clap::{Args, Subcommand};
+use diskwright_disk::{
+    Family, FoundParent, Left, Snapshot, SnapshotOptions, in_a_file, remove_snapshot, revert, snapshot,
+};
+use diskwright_load::clock;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+/// Arguments of `snapshot`.
+#[derive(Debug, Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    after_help = "\
+FILE is frozen under a new name beside it (vm.vhdx as vm_monday.avhdx), and FILE becomes a new, empty differencing disk above it. So the \
+name of the disk stays, and leads to what is written from now on. No data is copied. A disk that another program has open is refused.
+
+The change is one rename: after a power cut there is the old disk or the new one.
+
+EXAMPLES
+  diskwright snapshot vm.vhdx --name before-update
+  diskwright snapshot vm.vhdx --dry-run
+  diskwright snapshot list .
+  diskwright snapshot revert vm.vhdx --discard
+  diskwright snapshot delete vm_monday.avhdx"
+)]
+pub struct SnapshotArgs {
+    #[command(subcommand)]
+    action: Option<Action>,
+    /// The disk to freeze.
+    #[arg(required = true)]
+    file: Option<PathBuf>,
+    #[command(flatten)]
+    naming: Naming,
+}
+
+#[derive(Debug, Args)]
+struct Naming {
+    /// What is appended to the disk's name to name the frozen image. [default: the time]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Check whether it can be done, and change nothing.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Draw the tree of a folder's images: parents, children, siblings and orphans.
+    #[command(after_help = "\
+Images are read without a lock, so those in use are listed too.
+
+EXAMPLES
+  diskwright snapshot list /var/lib/machines
+  diskwright snapshot list vm.vhdx --json")]
+    List {
+        /// A folder, or an image in it.
+        #[arg(value_name = "FOLDER|FILE")]
+        place: PathBuf,
+    },
+    /// Go back: the disk becomes a new child of its parent, or of another snapshot.
+    #[command(after_help = "\
+What the disk has now is kept under a new name beside it, unless --discard is given.
+
+EXAMPLES
+  diskwright snapshot revert vm.vhdx
+  diskwright snapshot revert vm.vhdx --to vm_monday.avhdx --name given-up
+  diskwright snapshot revert vm.vhdx --discard")]
+    Revert {
+        /// The disk.
+        file: PathBuf,
+        /// The snapshot to go back to. [default: the disk's parent]
+        #[arg(long, value_name = "FILE")]
+        to: Option<PathBuf>,
+        /// Remove what the disk has now; what was written since the snapshot is lost.
+        #[arg(long, conflicts_with = "name")]
+        discard: bool,
+        #[command(flatten)]
+        naming: Naming,
+    },
+    /// Remove a snapshot that no image has as its parent.
+    #[command(after_help = "\
+What only this image stores is lost. An image with children is refused.
+
+EXAMPLES
+  diskwright snapshot delete vm_given-up.avhdx
+  diskwright snapshot delete vm_given-up.avhdx --dry-run")]
+    Delete {
+        /// The snapshot.
+        file: PathBuf,
+        /// Check whether it can be done, and change nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// What `snapshot`, `snapshot revert` and `snapshot delete` print with `--json`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
+    /// `snapshot`, `revert` or `delete`.
+    action: &'static str,
+    /// The disk; of a deletion, the snapshot.
+    file: String,
+    /// The parent that the disk has now.
+    parent: Option<String>,
+    /// The name that the image has now which was the disk; `null` if it was removed.
+    frozen: Option<String>,
+    /// Whether it was only checked what would be done.
+    dry_run: bool,
+}
+
+impl Document for Report {
+    const SCHEMA: &'static str = "diskwright.snapshot/1";
+}
+
+/// What `snapshot list --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Listing {
+    /// The folder.
+    folder: String,
+    /// Its images, parents before their children.
+    images: Vec<Listed>,
+    /// Files with the extension of an image that cannot be read.
+    unreadable: Vec<Unreadable>,
+    /// Images that were not read because the folder has too many.
+    not_read: usize,
+}
+
+impl Document for Listing {
+    const SCHEMA: &'static str = "diskwright.snapshots/1";
+}
+
+/// An image of the folder.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Listed {
+    /// Its path.
+    file: String,
+    /// How deep it hangs: 0 for an image without a parent in this folder.
+    depth: usize,
+    /// `vhd` or `vhdx`.
+    format: String,
+    /// `fixed`, `dynamic` or `differencing`.
+    #[serde(rename = "type")]
+    disk_type: String,
+    /// Virtual size in bytes.
+    virtual_size: u64,
+    /// What its file occupies, in bytes.
+    size_on_disk: Option<u64>,
+    /// When it was made, where that is recorded (VHD).
+    created: Option<String>,
+    /// The path of its parent, if a file is there that is the parent.
+    parent: Option<String>,
+    /// Why its parent cannot be used.
+    parent_error: Option<String>,
+}
+
+/// A file that cannot be read.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Unreadable {
+    /// Its path.
+    file: String,
+    /// Why.
+    error: String,
+}
+
+/// Freezes, lists, goes back or removes.
+pub fn run(context: &mut Context, args: &SnapshotArgs) -> Outcome {
+    match (&args.action, &args.file) {
+        (Some(Action::List { place }), _) => list(context, place),
+        (Some(Action::Revert { file, to, discard, naming }), _) => {
+            let left = if *discard { Left::Discarded } else { Left::Kept };
+            let options = options(context, file, naming)?;
+            let done = revert(file, to.as_deref(), left, &options)?;
+            tell(context, "revert", &done, naming.dry_run)
+        }
+        (Some(Action::Delete { file, dry_run }), _) => {
+            let naming = Naming { name: None, dry_run: *dry_run };
+            remove_snapshot(file, &options(context, file, &naming)?)?;
+            tell_removal(context, file, *dry_run)
+        }
+        (None, Some(file)) => {
+            let done = snapshot(file, &options(context, file, &args.naming)?)?;
+            tell(context, "snapshot", &done, args.naming.dry_run)
+        }
+        (None, None) => Err(Failure::usage("name the disk to freeze")),
+    }
+}
+
+fn options(context: &Context, file: &Path, naming: &Naming) -> Outcome<SnapshotOptions> {
+    in_a_file(file, "freeze")?;
+    Ok(SnapshotOptions {
+        name: naming.name.clone().unwrap_or_else(clock::compact_utc_now),
+        open: context.global.open_options(true),
+        dry_run: naming.dry_run,
+    })
+}
+
+fn tell(context: &mut Context, action: &'static str, done: &Snapshot, dry_run: bool) -> Outcome {
+    if context.global.json {
+        let report = Report {
+            action,
+            file: json::path(&done.disk),
+            parent: Some(json::path(&done.parent)),
+            frozen: done.frozen.as_deref().map(json::path),
+            dry_run,
+        };
+        context.print_json(&report)?;
+    } else if !context.global.quiet {
+        let beside = |path: &Path| match (done.disk.parent(), path.file_name()) {
+            // In the disk's own folder, a path is shown as the disk's was given.
+            (Some(dir), Some(name)) if dir.canonicalize().is_ok_and(|dir| path.parent() == Some(&dir)) => {
+                dir.join(name)
+            }
+            (Some(dir), Some(name)) if dir.as_os_str().is_empty() && is_here(path) => name.into(),
+            _ => path.to_owned(),
+        };
+        let name = |path: &Path| printable(&json::path(&beside(path)));
+        let file = printable(&json::path(&done.disk));
+        let (verb, end) = if dry_run { ("would become", "; nothing was changed") } else { ("is now", "") };
+        let kept = match &done.frozen {
+            Some(frozen) if *frozen != done.parent => format!(", and what it had is in {}", name(frozen)),
+            Some(_) => String::new(),
+            None => ", and what it had is gone".to_owned(),
+        };
+        let kept = if dry_run { kept.replace(" is ", " would be ") } else { kept };
+        writeln!(context.out, "{file} {verb} a new child of {}{kept}{end}", name(&done.parent))?;
+    }
+    Ok(exit::OK)
+}
+
+/// Whether a path without symbolic links lies in the present folder.
+fn is_here(path: &Path) -> bool {
+    std::env::current_dir().and_then(|dir| dir.canonicalize()).is_ok_and(|dir| path.parent() == Some(&dir))
+}
+
+fn tell_removal(context: &mut Context, file: &Path, dry_run: bool) -> Outcome {
+    if context.global.json {
+        let file = json::path(file);
+        context.print_json(&Report { action: "delete", file, parent: None, frozen: None, dry_run })?;
+    } else if !context.global.quiet {
+        let what = if dry_run { "would be removed; nothing was changed" } else { "is removed" };
+        writeln!(context.out, "{} {what}", printable(&json::path(file)))?;
+    }
+    Ok(exit::OK)
+}
+
+fn list(context: &mut Context, place: &Path) -> Outcome {
+    let folder = match place.is_dir() {
+        true => place,
+        false => place.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")),
+    };
+    if !place.exists() {
+        return Err(Failure::new(format!("{}: no such file or folder; name a folder with images", place.display())));
+    }
+    let family = Family::of(folder, &context.global.open_options(false))?;
+    let trouble = |parent: &FoundParent| match parent {
+        FoundParent::Missing(places) => Some(format!("its parent is missing: looked for {}", places.join(", "))),
+        FoundParent::Wrong(why) => Some(why.clone()),
+        FoundParent::None | FoundParent::Here(_) | FoundParent::Elsewhere(_) => None,
+    };
+    if context.global.json {
+        let images = family.walk().into_iter().map(|node| {
+            let member = &family.members[node.index];
+            Listed {
+                file: json::path(&member.path),
+                depth: node.depth,
+                format: member.info.format.to_string(),
+                disk_type: member.info.disk_type.to_string(),
+                virtual_size: member.info.size_bytes,
+                size_on_disk: member.allocated_bytes,
+                created: member.info.created_seconds.map(timestamp::utc_from_2000),
+                parent: match &member.parent {
+                    FoundParent::Here(at) => Some(json::path(&family.members[*at].path)),
+                    FoundParent::Elsewhere(path) => Some(json::path(path)),
+                    _ => None,
+                },
+                parent_error: trouble(&member.parent),
+            }
+        });
+        let unreadable = family.unreadable.iter();
+        let report = Listing {
+            folder: json::path(folder),
+            images: images.collect(),
+            unreadable: unreadable
+                .map(|(file, error)| Unreadable { file: json::path(file), error: error.clone() })
+                .collect(),
+            not_read: family.not_read,
+        };
+        context.print_json(&report)?;
+        return Ok(exit::OK);
+    }
+    let mut table = Columns::new(&[
+        ("image", Align::Left),
+        ("type", Align::Left),
+        ("size", Align::Right),
+        ("on disk", Align::Right),
+    ]);
+    let mut notes = Vec::new();
+    // For each depth whether a sibling of the ancestor there is still to come.
+    let mut open = Vec::new();
+    for node in family.walk() {
+        let member = &family.members[node.index];
+        let name = member.path.file_name().unwrap_or_default().to_string_lossy();
+        table.row(vec![
+            format!("{}{}", branch(&mut open, node.depth, node.is_last), printable(&name)),
+            format!("{} {}", member.info.format, member.info.disk_type),
+            Human(member.info.size_bytes).to_string(),
+            member.allocated_bytes.map_or_else(String::new, |bytes| Human(bytes).to_string()),
+        ]);
+        match &member.parent {
+            FoundParent::Elsewhere(path) => {
+                notes.push(format!("{name}: its parent is in another folder: {}", path.display()));
+            }
+            other => notes.extend(trouble(other).map(|why| format!("{name}: {why}"))),
+        }
+    }
+    notes.extend(family.unreadable.iter().map(|(_, error)| error.clone()));
+    if family.not_read > 0 {
+        notes.push(format!("{} more images were not read", family.not_read));
+    }
+    if family.members.is_empty() && notes.is_empty() {
+        writeln!(context.out, "no images in {}", printable(&json::path(folder)))?;
+        return Ok(exit::OK);
+    }
+    table.write(&mut context.out)?;
+    if !notes.is_empty() {
+        writeln!(context.out)?;
+    }
+    for note in notes {
+        writeln!(context.out, "{}", printable(&note))?;
+    }
+    Ok(exit::OK)
+}
+
+/// How far the tree is indented; what is deeper stays in that column.
+const DEEPEST_INDENT: usize = 8;
+
+/// The lines of the tree in front of an image.
+fn branch(open: &mut Vec<bool>, depth: usize, is_last: bool) -> String {
+    open.truncate(depth.saturating_sub(1));
+    if depth == 0 {
+        return String::new();
+    }
+    let shown = open.len().saturating_sub(DEEPEST_INDENT);
+    let mut text: String = open[shown..].iter().map(|&more| if more { "│  " } else { "   " }).collect();
+    text.push_str(if is_last { "└─ " } else { "├─ " });
+    open.push(!is_last);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tree_has_lines_to_the_siblings_that_follow() {
+        let mut open = Vec::new();
+        let nodes = [(0, true), (1, false), (2, false), (3, true), (2, true), (1, true), (2, true), (0, true)];
+        let drawn: Vec<String> = nodes.iter().map(|&(depth, is_last)| branch(&mut open, depth, is_last)).collect();
+        assert_eq!(drawn, ["", "├─ ", "│  ├─ ", "│  │  └─ ", "│  └─ ", "└─ ", "   └─ ", ""]);
+    }
+}

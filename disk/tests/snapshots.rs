@@ -1,0 +1,200 @@
+//! Snapshots, clones and growth of disks in files: names, data, refusals, leftovers.
+
+use diskwright_disk::{
+    CreateRequest, Disk, DiskError, Family, FoundParent, Left, OpenOptions, SnapshotOptions, clone_disk, create,
+    remove_snapshot, resize, revert, snapshot,
+};
+use diskwright_store::{Blocking, EngineKind};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+use tempfile::TempDir;
+
+const MIB: u64 = 1 << 20;
+const SIZE: u64 = 16 * MIB;
+
+fn made(extension: &str) -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().canonicalize().unwrap().join(format!("vm.{extension}"));
+    create(&path, &CreateRequest { size_bytes: Some(SIZE), ..CreateRequest::default() }).unwrap();
+    (dir, path)
+}
+
+fn write(path: &Path, offset_bytes: u64, byte: u8) {
+    let disk = Disk::open(path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+    let mut queue = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+    queue.write(offset_bytes, &[byte; 4096], false).unwrap();
+    drop(queue);
+    disk.close().unwrap();
+}
+
+fn read(path: &Path, offset_bytes: u64) -> u8 {
+    let disk = Disk::open(path, &OpenOptions::default()).unwrap();
+    let mut found = [0; 4096];
+    Blocking::open(&*disk, EngineKind::Auto).unwrap().read(offset_bytes, &mut found).unwrap();
+    assert!(found.iter().all(|byte| *byte == found[0]));
+    found[0]
+}
+
+fn named(name: &str) -> SnapshotOptions {
+    SnapshotOptions { name: name.into(), ..SnapshotOptions::default() }
+}
+
+fn files(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_name_of_a_disk_leads_to_what_is_written() {
+    for (extension, frozen) in [("vhdx", "vm_one.avhdx"), ("vhd", "vm_one.avhd")] {
+        let (dir, path) = made(extension);
+        write(&path, 0, 1);
+        let dry = snapshot(&path, &SnapshotOptions { dry_run: true, ..named("one") }).unwrap();
+        assert_eq!(files(dir.path()).len(), 1, "a dry run changes nothing");
+        let done = snapshot(&path, &named("one")).unwrap();
+        assert_eq!((&done, done.frozen.as_deref()), (&dry, Some(&*done.parent)));
+        assert_eq!(done.parent.file_name().unwrap(), frozen);
+        assert_eq!(files(dir.path()), [format!("vm.{extension}"), frozen.to_owned()]);
+        write(&path, MIB, 2);
+        assert_eq!((read(&path, 0), read(&path, MIB)), (1, 2));
+        assert_eq!((read(&done.parent, 0), read(&done.parent, MIB)), (1, 0), "the frozen image is as it was");
+    }
+}
+
+#[test]
+fn a_revert_keeps_or_discards() {
+    let (dir, path) = made("vhdx");
+    write(&path, 0, 1);
+    let first = snapshot(&path, &named("one")).unwrap();
+    write(&path, 0, 2);
+    let back = revert(&path, None, Left::Kept, &named("two")).unwrap();
+    assert_eq!((read(&path, 0), read(back.frozen.as_deref().unwrap(), 0)), (1, 2));
+    write(&path, 0, 3);
+    let other = revert(&path, back.frozen.as_deref(), Left::Discarded, &named("unused")).unwrap();
+    assert_eq!((read(&path, 0), other.frozen), (2, None));
+    assert_eq!(files(dir.path()), ["vm.vhdx", "vm_one.avhdx", "vm_two.avhdx"]);
+    // An image with children stays; one without goes.
+    for parent in [&first.parent, back.frozen.as_ref().unwrap()] {
+        assert!(matches!(remove_snapshot(parent, &named("x")), Err(DiskError::HasChildren { .. })), "{parent:?}");
+    }
+    revert(&path, Some(&first.parent), Left::Discarded, &named("unused")).unwrap();
+    remove_snapshot(back.frozen.as_ref().unwrap(), &named("x")).unwrap();
+    assert_eq!(files(dir.path()), ["vm.vhdx", "vm_one.avhdx"]);
+    assert_eq!(read(&path, 0), 1);
+}
+
+#[test]
+fn what_cannot_be_frozen_is_left_alone() {
+    let (dir, path) = made("vhdx");
+    let before = fs::read(&path).unwrap();
+    for name in ["", "a/b", "a\\b", "a\0b", &"x".repeat(300)] {
+        assert!(matches!(snapshot(&path, &named(name)), Err(DiskError::Usage { .. })), "{name:?}");
+    }
+    assert!(matches!(revert(&path, None, Left::Kept, &named("one")), Err(DiskError::BadOptions { .. })));
+    assert!(matches!(revert(&path, Some(&path), Left::Kept, &named("one")), Err(DiskError::BadOptions { .. })));
+    fs::write(dir.path().join("vm_taken.avhdx"), b"").unwrap();
+    assert!(matches!(snapshot(&path, &named("taken")), Err(DiskError::Exists { .. })));
+    let reader = Disk::open(&path, &OpenOptions::default()).unwrap();
+    assert!(snapshot(&path, &named("one")).unwrap_err().to_string().contains("in use"));
+    drop(reader);
+    let raw = dir.path().join("disk.raw");
+    create(&raw, &CreateRequest { size_bytes: Some(SIZE), ..CreateRequest::default() }).unwrap();
+    assert!(snapshot(&raw, &named("one")).unwrap_err().to_string().contains("identity"));
+    assert_eq!(files(dir.path()), ["disk.raw", "vm.vhdx", "vm_taken.avhdx"]);
+    assert_eq!(fs::read(&path).unwrap().len(), before.len());
+    assert_eq!(read(&path, 0), 0);
+}
+
+/// As a power cut leaves them before the rename: the child under its temporary name, and the second
+/// name of the disk.
+#[test]
+fn leftovers_of_a_cut_are_removed() {
+    let (dir, path) = made("vhdx");
+    write(&path, 0, 1);
+    fs::write(dir.path().join(".vm.vhdx.new-child"), b"half of a child").unwrap();
+    fs::hard_link(&path, dir.path().join("vm_cut.avhdx")).unwrap();
+    fs::write(dir.path().join("vm_notes.txt"), b"a file of the user's").unwrap();
+    snapshot(&path, &named("one")).unwrap();
+    assert_eq!(files(dir.path()), ["vm.vhdx", "vm_notes.txt", "vm_one.avhdx"]);
+    assert_eq!(read(&path, 0), 1);
+}
+
+#[test]
+fn clones_are_made_all_or_none() {
+    let (dir, path) = made("vhdx");
+    write(&path, 0, 9);
+    let names: Vec<PathBuf> = (0..5).map(|number| dir.path().join(format!("c{number}.vhdx"))).collect();
+    let request = CreateRequest::default();
+    let mut go_on = |_, _| true;
+    clone_disk(&path, &names, &request, true, &mut go_on).unwrap();
+    assert_eq!(files(dir.path()), ["vm.vhdx"]);
+    let mut stop = |made, _| made < 3;
+    assert!(matches!(clone_disk(&path, &names, &request, false, &mut stop), Err(DiskError::Stopped)));
+    assert_eq!(files(dir.path()), ["vm.vhdx"], "what was made is removed");
+    fs::write(&names[4], b"taken").unwrap();
+    assert!(matches!(clone_disk(&path, &names, &request, false, &mut go_on), Err(DiskError::Exists { .. })));
+    fs::remove_file(&names[4]).unwrap();
+    let twice = [names[0].clone(), names[0].clone()];
+    assert!(matches!(clone_disk(&path, &twice, &request, false, &mut go_on), Err(DiskError::Usage { .. })));
+    clone_disk(&path, &names, &request, false, &mut go_on).unwrap();
+    write(&names[2], 0, 5);
+    assert_eq!(names.iter().map(|name| read(name, 0)).collect::<Vec<_>>(), [9, 9, 5, 9, 9]);
+    let refused = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap_err();
+    assert!(matches!(refused, DiskError::HasChildren { .. }), "{refused}");
+}
+
+#[test]
+fn a_family_has_siblings_orphans_and_damaged_links() {
+    let (dir, path) = made("vhdx");
+    write(&path, 0, 1);
+    let root = path.parent().unwrap();
+    let names: Vec<PathBuf> = ["a.vhdx", "b.vhdx"].map(|name| root.join(name)).into();
+    clone_disk(&path, &names, &CreateRequest::default(), false, &mut |_, _| true).unwrap();
+    let deep = snapshot(&names[0], &named("one")).unwrap();
+    // An orphan, a child of an image that was exchanged, and no image at all.
+    fs::create_dir(root.join("away")).unwrap();
+    let base = root.join("base.vhdx");
+    create(&base, &CreateRequest { size_bytes: Some(SIZE), ..CreateRequest::default() }).unwrap();
+    let orphan = root.join("orphan.vhdx");
+    clone_disk(&base, std::slice::from_ref(&orphan), &CreateRequest::default(), false, &mut |_, _| true).unwrap();
+    fs::rename(&base, root.join("away/base.vhdx")).unwrap();
+    fs::write(root.join("broken.vhdx"), b"vhdxfile and nothing else").unwrap();
+    let family = Family::of(dir.path(), &OpenOptions::default()).unwrap();
+    let tree: Vec<(String, usize)> = family
+        .walk()
+        .iter()
+        .map(|node| (family.members[node.index].path.file_name().unwrap().to_str().unwrap().to_owned(), node.depth))
+        .collect();
+    let expected = [("orphan.vhdx", 0), ("vm.vhdx", 0), ("a_one.avhdx", 1), ("a.vhdx", 2), ("b.vhdx", 1)];
+    assert_eq!(tree, expected.map(|(name, depth)| (name.to_owned(), depth)));
+    assert_eq!(deep.parent.file_name().unwrap(), "a_one.avhdx");
+    let parent_of = |path: &Path| &family.members.iter().find(|member| member.path == path).unwrap().parent;
+    assert!(matches!(parent_of(&orphan), FoundParent::Missing(places) if places[0].contains("base.vhdx")));
+    assert_eq!(family.unreadable.len(), 1);
+    create(&base, &CreateRequest { size_bytes: Some(SIZE), ..CreateRequest::default() }).unwrap();
+    let family = Family::of(dir.path(), &OpenOptions::default()).unwrap();
+    let parent = &family.members.iter().find(|member| member.path == orphan).unwrap().parent;
+    assert!(matches!(parent, FoundParent::Wrong(why) if why.contains("base.vhdx")), "{parent:?}");
+}
+
+#[test]
+fn a_disk_grows_in_place_and_never_shrinks() {
+    for extension in ["vhdx", "vhd", "raw"] {
+        let (_dir, path) = made(extension);
+        write(&path, SIZE - 4096, 3);
+        let open = OpenOptions::default();
+        let dry = resize(&path, 2 * SIZE, &open, true).unwrap();
+        assert_eq!((dry.old_bytes, dry.new_bytes, dry.new_file_bytes), (SIZE, 2 * SIZE, None));
+        let done = resize(&path, 2 * SIZE, &open, false).unwrap();
+        assert_eq!((done.old_bytes, done.new_bytes), (SIZE, 2 * SIZE));
+        assert!(done.new_file_bytes.is_some());
+        assert_eq!((read(&path, SIZE - 4096), read(&path, 2 * SIZE - 4096)), (3, 0), "{extension}");
+        let refused = resize(&path, SIZE, &open, false).unwrap_err();
+        assert!(matches!(refused, DiskError::BadOptions { .. }), "{refused}");
+        assert!(matches!(resize(&path, SIZE, &open, true), Err(DiskError::BadOptions { .. })));
+    }
+}

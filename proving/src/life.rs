@@ -1,0 +1,130 @@
+//! The life of a disk as cases: snapshot and revert. At every instant the disk's name leads to a
+//! disk that reads as before. When the command has succeeded, it leads to a new child, and the
+//! frozen image has its name.
+
+use crate::{
+    disk::DiskCase,
+    fault::OpKind,
+    faulty::{FaultyCase, Reported},
+    ledger::{Ledger, Version},
+    mutation::{Mutation, Phase},
+    stage::{Case, Depth, Outcome, Stage},
+    world::World,
+};
+use diskwright_disk::{Disk, Left, OpenOptions, SnapshotOptions, revert, snapshot};
+use diskwright_store::{EngineKind, FileSystem};
+use std::path::PathBuf;
+
+/// Freezes a disk of a kind with some contents, and then goes back to that snapshot.
+#[derive(Debug, Clone)]
+pub struct SnapshotCase(pub DiskCase);
+
+/// How many images the chain of the disk has at least.
+pub type Layers = usize;
+
+impl SnapshotCase {
+    fn writes(&self) -> Vec<(Version, u64, u64)> {
+        let windows = self.0.windows.iter();
+        (1..).zip(windows).map(|(version, window)| (version, window.first, (window.count / 2).max(1))).collect()
+    }
+
+    fn ledger(&self) -> Ledger {
+        let mut ledger = self.0.fresh_ledger();
+        for (version, first, count) in self.writes() {
+            let write = ledger.announce(first, count, version);
+            ledger.acknowledge(write, true);
+        }
+        ledger
+    }
+
+    fn options(world: &World, name: &str) -> SnapshotOptions {
+        let open = OpenOptions { engine: EngineKind::Sync, files: world.files(), ..OpenOptions::default() };
+        SnapshotOptions { name: name.into(), open, dry_run: false }
+    }
+
+    fn layers(&self, world: &World) -> Outcome<usize> {
+        let disk = Disk::open(self.0.path(), &self.0.open_options(world, false)).map_err(|error| error.to_string())?;
+        Ok(disk.layers().len())
+    }
+
+    /// Snapshot, then revert. `done` is told of each success.
+    fn carry_out(&self, world: &World, done: &mut dyn FnMut(usize)) -> Outcome {
+        let before = self.layers(world)?;
+        done(before);
+        snapshot(self.0.path(), &Self::options(world, "one")).map_err(|error| error.to_string())?;
+        done(before + 1);
+        revert(self.0.path(), None, Left::Kept, &Self::options(world, "two")).map_err(|error| error.to_string())?;
+        Ok(())
+    }
+}
+
+impl Case for SnapshotCase {
+    type Truth = Layers;
+
+    fn name(&self) -> String {
+        format!("snapshot and revert {}", self.0.name)
+    }
+
+    fn prepare(&self, world: &World, _seed: u64) -> Outcome {
+        self.0.make(world)?;
+        self.0.fill(world, &self.writes())
+    }
+
+    fn run(&self, stage: &Stage<Layers>, _seed: u64) -> Outcome {
+        stage.record(1);
+        stage.world.phase(Some(Phase::Command));
+        self.carry_out(&stage.world, &mut |layers| stage.record(layers))?;
+        stage.world.phase(None);
+        Ok(())
+    }
+
+    fn judge(&self, world: &World, truth: &Layers, _seed: u64, depth: Depth) -> Outcome<u64> {
+        let check = |when: &str| -> Outcome<usize> {
+            let layers = self.layers(world).map_err(|error| format!("{when}: {error}"))?;
+            let shown = self.0.read_at(world, &self.0.path()).map_err(|error| format!("{when}: {error}"))?;
+            self.ledger().judge(&shown, false).map_err(|error| format!("{when}: {error}"))?;
+            Ok(layers)
+        };
+        let layers = check("after the cut")?;
+        if layers < *truth {
+            return Err(format!("the chain has {layers} images, and a snapshot that was done makes it {truth}"));
+        }
+        if depth.resume {
+            snapshot(self.0.path(), &Self::options(world, "again"))
+                .map_err(|error| format!("a second snapshot: {error}"))?;
+            if check("after a second snapshot")? != layers + 1 {
+                return Err("the second snapshot is not in the chain".into());
+            }
+            let temporary = format!("/d/.{}.new-child", self.0.path().file_name().unwrap_or_default().display());
+            if world.facts(&PathBuf::from(temporary)).is_ok() {
+                return Err("the second snapshot has left the temporary file of the first".into());
+            }
+        }
+        Ok(0)
+    }
+
+    fn is_touched_by(&self, mutation: Mutation) -> bool {
+        matches!(mutation, Mutation::NoDirectorySync | Mutation::NotDurable(Phase::Command))
+    }
+}
+
+impl FaultyCase for SnapshotCase {
+    fn run_on(&self, stage: &Stage<Layers>, reported: &mut Reported) -> Outcome {
+        stage.record(1);
+        stage.world.phase(Some(Phase::Command));
+        let result = self.carry_out(&stage.world, &mut |layers| stage.record(layers));
+        reported.errors.extend(result.err());
+        Ok(())
+    }
+
+    /// Both formats keep what an open reads first in two places.
+    fn has_fallback(&self, op_kind: OpKind) -> bool {
+        op_kind == OpKind::Read
+    }
+}
+
+/// The snapshots that are tested.
+pub fn snapshots() -> Vec<SnapshotCase> {
+    let kinds = ["vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M", "vhdx differencing 1M", "vhdx fixed 1M"];
+    kinds.into_iter().map(|name| SnapshotCase(crate::disk::named(name))).collect()
+}
