@@ -65,8 +65,6 @@ pub enum Command {
     Lab(commands::lab::LabArgs),
     /// Measure with DiskSpd's switches, and print DiskSpd's report.
     Diskspd(commands::diskspd::DiskspdArgs),
-    /// Measure whether the engine keeps its promises, against its peers.
-    Bench(commands::bench::BenchArgs),
     /// Print the script that completes diskwright's words in a shell.
     Completions(commands::completions::CompletionsArgs),
     /// Print the manual page, or write those of all commands into a folder.
