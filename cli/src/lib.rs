@@ -48,8 +48,7 @@ pub use context::Context;
 pub use exit::{Codes, Failure, Outcome};
 pub use options::{EngineArg, GlobalOptions};
 
-use args::{Cli, Command};
-use clap::{CommandFactory, Parser};
+use args::{Cli, Command, command_line};
 use context::say;
 use std::{ffi::OsString, io::Write, process::ExitCode};
 
@@ -57,7 +56,7 @@ use std::{ffi::OsString, io::Write, process::ExitCode};
 /// before any other thread starts.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    match Cli::try_parse_from(&arguments) {
+    match Cli::read(&arguments) {
         Ok(cli) => conduct(cli.global, codes(&cli.command), |context| dispatch(context, &cli.command)),
         Err(error) => usage(&error, arguments),
     }
@@ -101,10 +100,10 @@ fn dispatch(context: &mut Context, command: &Command) -> Outcome {
         Command::Detach(args) => commands::detach::run(context, args),
         Command::Attached(args) => commands::attached::run(context, args),
         Command::Lab(args) => commands::lab::run(context, args),
-        Command::Diskspd(args) => commands::diskspd::run(context, args, Cli::command()),
+        Command::Diskspd(args) => commands::diskspd::run(context, args, command_line()),
         Command::MeasuringChild(args) => commands::lab::measuring_child(context, args),
-        Command::Completions(args) => commands::completions::run(context, args, Cli::command()),
-        Command::Man(args) => commands::man::run(context, args, Cli::command()),
+        Command::Completions(args) => commands::completions::run(context, args, command_line()),
+        Command::Man(args) => commands::man::run(context, args, command_line()),
     }
 }
 
@@ -126,7 +125,7 @@ fn usage(error: &clap::Error, arguments: Vec<OsString>) -> ExitCode {
 // A usage error of `check` must not end with 2, which says "corrupt". The line cannot be parsed, so
 // it is parsed again leniently for the name of the command alone.
 fn usage_code(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
-    let matches = Cli::command().ignore_errors(true).try_get_matches_from(arguments);
+    let matches = command_line().ignore_errors(true).try_get_matches_from(arguments);
     match matches.as_ref().ok().and_then(|matches| matches.subcommand_name()) {
         Some("check") => Codes::CHECK.usage(),
         _ => Codes::USUAL.usage(),

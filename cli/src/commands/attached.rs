@@ -1,4 +1,4 @@
-//! `diskwright attached`: what is attached on this machine.
+//! `diskwright attached`: lists the disks that are attached on this machine.
 
 use crate::{
     context::Context,
@@ -33,13 +33,13 @@ struct Report {
 struct Entry {
     #[serde(flatten)]
     record: Record,
-    /// Whether its supervisor is there. Without, it works all the same, and `detach` does the work.
+    /// Whether the supervisor runs. A disk works without it too, and `detach` then cleans up.
     supervised: bool,
-    /// Everything mounted from it, whoever did it.
+    /// All mounts of the disk, by whichever program.
     mounted: Vec<PathBuf>,
 }
 
-/// Lists.
+/// Prints the list.
 pub fn run(context: &mut Context, _args: &AttachedArgs) -> Outcome {
     let registry = Registry::open()?;
     let cleared = attach::clear_stale(&registry)?;

@@ -23,7 +23,7 @@ use diskwright_lab::{
 use serde::Serialize;
 use std::{io::Write, path::PathBuf, time::Duration};
 
-/// The name under which the program starts itself again to measure what opening a disk costs.
+/// Name of the hidden command by which the program measures in a fresh process.
 pub const CHILD_COMMAND: &str = "measuring-child";
 
 /// Arguments of an experiment.
@@ -32,10 +32,10 @@ pub struct ExperimentArgs {
     /// End within two minutes: smaller disks, short cells.
     #[arg(long)]
     pub quick: bool,
-    /// Where to make the scratch folder: on the disk to be measured. [default: the current folder]
+    /// Folder for the scratch files, on the disk to be measured. [default: the current folder]
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// Save the result here too.
+    /// Save the result to this file.
     #[arg(long, short, value_name = "FILE.json")]
     pub output: Option<PathBuf>,
     /// How often each cell is measured.
@@ -44,7 +44,7 @@ pub struct ExperimentArgs {
     /// Seconds that a cell takes.
     #[arg(long, value_name = "SECONDS", value_parser = options::seconds)]
     pub cell: Option<Duration>,
-    /// Leave the scratch folder when done.
+    /// Keep the scratch folder.
     #[arg(long)]
     pub keep: bool,
 }
@@ -64,15 +64,13 @@ impl ExperimentArgs {
     }
 }
 
-/// Prints what a study found, also when it was stopped in the middle, and when it could not be
-/// saved.
+/// Prints the result of a study, also of a study that was stopped, and when it cannot be saved.
 pub fn conclude<T: Serialize + Told + Cells>(
     context: &mut Context,
     report: diskwright_lab::Result<StudyReport<T>>,
 ) -> Outcome {
     let report = match report {
-        // A signal from the keyboard reaches the children that a study starts as well; their
-        // failure is not the reason then.
+        // A signal from the keyboard reaches the children as well; their failure is not the reason.
         Err(_) if context.signals.came() => return Err(Failure::Stopped),
         report => report?,
     };

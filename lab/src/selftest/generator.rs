@@ -48,7 +48,7 @@ const RANDOM_READ: FioLoad = FioLoad {
 
 /// Ours and fio's figures agree within this factor.
 const ALIKE: f64 = 1.05;
-/// Rounds of the agreement: an interval of 99 % takes eight at least.
+/// Rounds of the agreement; an interval of 99 % needs eight or more.
 const AGREEMENT_ROUNDS: usize = 9;
 /// The workloads of which both must measure the same.
 const AGREEMENT: [FioLoad; 10] = [
@@ -398,14 +398,13 @@ mod tests {
         assert_eq!(outcome(0.98, 0.01, 9), Outcome::Pass);
         // Both too slow and too fast disagree.
         assert_eq!([0.8, 1.3].map(|ours| outcome(ours, 0.01, 9)), [Outcome::Fail; 2]);
-        // The rule that measured the distance in spreads of fio passed these: half as fast as a fio
-        // that scatters by half.
+        // Judged by the spread of fio, these would pass.
         assert_eq!(outcome(0.9, 0.3, 9), Outcome::Unsure);
         assert_eq!(outcome(1.0, 0.3, 9), Outcome::Unsure);
         assert_ne!(outcome(0.5, 0.6, 9), Outcome::Pass);
-        // Rounds enough make a noisy fio as good as a quiet one.
+        // With enough rounds a noisy fio is as good as a quiet one.
         assert_eq!(outcome(1.0, 0.1, 60), Outcome::Pass);
-        // As few as these are never so sure.
+        // Five rounds never give an interval of 99 %.
         assert_eq!(outcome(1.0, 0.0, 5), Outcome::Unsure);
         assert_eq!(agrees("x", &[], &[100.0]).outcome, Outcome::Fail);
     }

@@ -135,7 +135,7 @@ impl Comparison<'_> {
                 std::fs::remove_file(&dest).map_err(LabError::file("remove", &dest))?;
             }
         }
-        // Speeds, so that more is better.
+        // Speeds in MB/s, so that more is better.
         let speed =
             |times: &[f64]| -> Vec<f64> { times.iter().map(|ns| self.size_bytes as f64 * 1e3 / ns.max(1.0)).collect() };
         let durable = |who: usize| -> Vec<f64> {

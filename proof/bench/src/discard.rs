@@ -42,7 +42,7 @@ const BLOCK_BYTES: u64 = 2 << 20;
 const READ_BYTES: u64 = 4096;
 const QUEUE_DEPTH: usize = 8;
 const DATA_BYTES: u64 = 1 << 30;
-/// Blocks that have their space at the same time while the disk is made.
+/// The disk is made in steps of this many bytes, whose blocks have their space at the same time.
 const STEP_BYTES: u64 = 8 << 30;
 const BASELINE_LEAST: Duration = Duration::from_secs(1);
 const BAR: Bar = Bar::AtMost(2.0);
@@ -203,7 +203,7 @@ fn drive(
     }
 }
 
-/// Discards the front of a disk by one request. Returns how long that took.
+/// Discards the first `len_bytes` of a disk by one request. Returns the time of the request.
 fn discard(device: &dyn BlockDevice, engine: EngineKind, len_bytes: u64) -> io::Result<Duration> {
     let mut queue = device.open_queue(&QueueOptions { depth: 1, engine, ..QueueOptions::default() })?;
     let start = Instant::now();

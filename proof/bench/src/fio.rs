@@ -67,7 +67,7 @@ pub(crate) fn run_nbd(program: &Path, uri: &str, load: &NbdLoad, seed: u64, dir:
 /// back and compares.
 ///
 /// # Errors
-/// [`LabError::Program`] when other bytes come back.
+/// [`diskwright_lab::LabError::Program`] when other bytes come back.
 pub(crate) fn verify_nbd(program: &Path, uri: &str, len_bytes: u64, queue_depth: u32, dir: &Path) -> Result<()> {
     let mut command = nbd_command(program, uri, dir);
     verifying(&mut command, len_bytes, queue_depth);

@@ -17,7 +17,7 @@ const OPEN_NS: f64 = 50e6;
 const OPEN_BYTES: f64 = 32.0 * 1024.0 * 1024.0;
 const BLOCK_BYTES: u64 = 2 << 20;
 const SMALL_BLOCK_BYTES: u32 = 1 << 20;
-/// The usual limit, and a small one.
+/// Limits of the map: the default and a small one.
 const MAP_MEMORY_BYTES: [u64; 2] = [64 << 20, 16 << 20];
 const FIXED_BYTES: u64 = 40 << 30;
 const CREATE_NS: f64 = 1e9;

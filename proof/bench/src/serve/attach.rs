@@ -134,7 +134,7 @@ fn export(programs: &Programs, raw: &Path, dir: &Path, size_bytes: u64) -> Resul
     Ok(Device { looped: Some(looped), server, path })
 }
 
-/// A path as the value of one of QEMU's options.
+/// A path, escaped as the value of a QEMU option.
 fn quoted(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }

@@ -1,10 +1,9 @@
-//! The least that brings a disk out through a socket: threads that each read a stretch past the
-//! page cache and write it into a unix socket, whose other end is read into memory. No protocol, no
-//! requests, no order.
+//! Carries a disk through unix sockets without a server: threads read stretches of the disk with
+//! O_DIRECT and write them into sockets, whose other ends are read into memory. There is no
+//! protocol, no request and no order.
 //!
-//! A disk that is the machine's memory in the end, as a virtual one is, gets slower while somebody
-//! else copies, and a socket copies twice. What comes out here of the disk's own speed is about
-//! what a server can bring out.
+//! A virtual disk is often the host's memory in the end, and gets slower while the guest copies
+//! memory; a socket copies twice. The speed here is about what any server can reach.
 
 use diskwright_store::{IoBuf, Slab};
 use std::{
@@ -19,17 +18,17 @@ use std::{
     time::Instant,
 };
 
-/// Threads that read, and as many that receive: the disk has as many requests.
+/// Number of threads that read, and of threads that receive: the requests in flight at the disk.
 const LANES: u64 = 8;
 
-/// Moves the first `len_bytes` of a file, in pieces of `piece_bytes` (whole pages), and says how
-/// many MB a second came out.
+/// Carries the first `len_bytes` of a file in pieces of `piece_bytes` (whole pages). Returns the
+/// speed in MB/s.
 ///
 /// # Errors
-/// What the file or a socket says.
+/// Those of the file and of the sockets.
 pub(super) fn carry(path: &Path, len_bytes: u64, piece_bytes: usize) -> io::Result<f64> {
     let file = OpenOptions::new().read(true).custom_flags(nix::libc::O_DIRECT).open(path)?;
-    // Large enough for huge pages, so that a piece is one stretch of memory to the disk.
+    // The slab lies in huge pages, so that a piece is one segment to the disk.
     let slab = Slab::new(2 * LANES as usize, piece_bytes);
     let begun = Instant::now();
     let moved_bytes = thread::scope(|scope| {
@@ -51,7 +50,7 @@ pub(super) fn carry(path: &Path, len_bytes: u64, piece_bytes: usize) -> io::Resu
     Ok(moved_bytes as f64 / 1e6 / begun.elapsed().as_secs_f64())
 }
 
-/// Every so many pieces, from the lane's own on.
+/// Sends every [`LANES`]th piece, beginning with piece `lane`.
 fn send(file: &File, mut tx: UnixStream, lane: u64, len_bytes: u64, mut buf: IoBuf) -> io::Result<()> {
     let piece_bytes = buf.len() as u64;
     for start_bytes in (lane * piece_bytes..len_bytes).step_by((LANES * piece_bytes) as usize) {
@@ -62,7 +61,7 @@ fn send(file: &File, mut tx: UnixStream, lane: u64, len_bytes: u64, mut buf: IoB
     Ok(())
 }
 
-/// Until the other side is done.
+/// Receives until the other end is closed. Returns the number of bytes.
 fn receive(mut rx: UnixStream, piece_bytes: usize) -> io::Result<u64> {
     let mut piece = vec![0; piece_bytes];
     let mut moved_bytes = 0;
@@ -87,7 +86,7 @@ mod tests {
         let (tx, rx) = UnixStream::pair().unwrap();
         let moved = thread::spawn(move || receive(rx, 4096));
         send(&file, tx, 0, (64 << 10) * (LANES + 1), IoBuf::new(64 << 10)).unwrap();
-        // Its own two pieces of nine.
+        // Lane 0 has two of the nine pieces.
         assert_eq!(moved.join().unwrap().unwrap(), 2 * (64 << 10));
         match carry(&path, 5 << 20, 256 << 10) {
             Ok(mb_per_s) => assert!(mb_per_s > 0.0),

@@ -1,10 +1,9 @@
 //! fio's nbd engine over a unix socket: 4 KiB at random.
 //!
-//! Before anything is measured fio writes through our server, reads back and compares: a server
-//! that is fast and wrong is worth nothing.
+//! Before anything is measured, fio writes through our server, reads back and compares.
 //!
-//! Reads past the page cache are made of the raw file itself too, in the same rounds. That decides
-//! nothing; it is told where the bar is missed.
+//! Reads with O_DIRECT are also made of the raw file itself, in the same rounds. They decide
+//! nothing: they are told beside a check that fails.
 
 use super::{BARE_LOAD, Exported, Served, Who, serve, tell_ceiling};
 use crate::fio::{self, FioUntil, NbdLoad};
@@ -29,10 +28,10 @@ use std::{
 
 const QUEUE_DEPTH: u32 = 32;
 const CONNECTIONS: u32 = 4;
-/// How much fio proves.
+/// Bytes that fio writes and compares.
 const PROVED_BYTES: u64 = 128 << 20;
 
-/// What one server did, round by round.
+/// The figures of one server, round by round.
 #[derive(Debug, Default)]
 struct Side {
     iops: Vec<f64>,
@@ -46,7 +45,7 @@ impl Side {
     }
 }
 
-/// Some servers, each with its disk, that take turns.
+/// Servers that take turns, each with its disk.
 struct Comparison<'a> {
     context: &'a Context<'a>,
     fio: PathBuf,
@@ -55,7 +54,7 @@ struct Comparison<'a> {
     cell: Duration,
 }
 
-/// What every row here needs; the inner error says what is missing.
+/// Prepares a comparison of the servers `who`; the inner error says which program is missing.
 fn comparison<'a>(context: &'a Context<'a>, who: &[Who]) -> Result<std::result::Result<Comparison<'a>, String>> {
     let found = fio::find_with_nbd().and_then(|fio| {
         who.iter().try_for_each(|who| who.command().map(|_| ()))?;
@@ -72,7 +71,7 @@ fn comparison<'a>(context: &'a Context<'a>, who: &[Who]) -> Result<std::result::
 }
 
 impl Comparison<'_> {
-    /// A filled disk, proved to be one.
+    /// Makes a filled disk, and reads it back.
     fn filled(
         &self,
         container: Container,
@@ -97,7 +96,7 @@ impl Comparison<'_> {
         NbdLoad { rw, connections, queue_depth: QUEUE_DEPTH, until: FioUntil::Elapsed(self.cell) }
     }
 
-    /// One cell.
+    /// Measures one cell.
     fn measure(&self, served: &Served, load: &NbdLoad, round: usize, side: &mut Side) -> Result<()> {
         let run = || fio::run_nbd(&self.fio, &served.uri, load, load.seed(round), &self.dir);
         let (found, cpu_ns) = cost_of(&served.server, run)?;
@@ -106,7 +105,7 @@ impl Comparison<'_> {
         Ok(())
     }
 
-    /// All rounds of a load on servers that are up, and behind them, if there is one, on a file
+    /// Measures all rounds of a load on servers that are up, and then, if there is one, on a file
     /// itself.
     fn compare(
         &self,
@@ -153,13 +152,13 @@ fn words(rw: &str) -> &'static str {
     if rw == "randread" { "4K random read" } else { "4K random write" }
 }
 
-/// A populated dynamic VHDX against qemu-nbd on a raw file, both past the page cache.
+/// A populated dynamic VHDX against qemu-nbd on a raw file, both with O_DIRECT.
 pub(crate) fn populated(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let bars = [("randread", 1.3, Some(0.6)), ("randwrite", 1.3, Some(0.6))];
     against_qemu(context, progress, (Container::VhdxDynamic, Container::Raw), &bars)
 }
 
-/// Writes to a populated dynamic VHD against qemu-nbd on its like.
+/// Writes to a populated dynamic VHD against qemu-nbd on another one.
 pub(crate) fn vhd(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     against_qemu(context, progress, (Container::VhdDynamic, Container::VhdDynamic), &[("randwrite", 8.0, None)])
 }
@@ -273,7 +272,7 @@ fn empty_qcow2(qemu_img: &Path, dir: &Path, size_bytes: u64) -> Result<PathBuf> 
     Ok(path)
 }
 
-/// Everything in the page cache, four connections.
+/// Reads from the page cache over four connections, against nbdkit and qemu-nbd.
 pub(crate) fn page_cache(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let comparison = match comparison(context, &[Who::Ours])? {
         Ok(comparison) => comparison,
@@ -292,7 +291,7 @@ pub(crate) fn page_cache(context: &Context<'_>, progress: &mut dyn Progress) -> 
     }
     let size_bytes = context.pick(256 << 20, 512 << 20);
     context.scratch.need("these disks", 2 * size_bytes + (1 << 30))?;
-    // Read back, and so in the page cache from then on.
+    // Reading them back puts both into the page cache.
     let vhdx = comparison.filled(Container::VhdxDynamic, size_bytes, CacheMode::PageCache, progress)?;
     let raw = comparison.filled(Container::Raw, size_bytes, CacheMode::PageCache, progress)?;
     context.scratch.settle()?;
