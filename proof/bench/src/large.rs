@@ -97,7 +97,7 @@ pub(crate) fn create_fixed(context: &Context<'_>, progress: &mut dyn Progress) -
         let mut times = Vec::new();
         let mut least_bytes = u64::MAX;
         for _ in 0..context.rounds(3) {
-            let (took_ns, allocated_bytes) = create_once(&context.scratch, container)?;
+            let (took_ns, allocated_bytes) = create_once(&context.scratch, container, FIXED_BYTES)?;
             times.push(took_ns);
             least_bytes = least_bytes.min(allocated_bytes);
         }
@@ -112,13 +112,29 @@ pub(crate) fn create_fixed(context: &Context<'_>, progress: &mut dyn Progress) -
 
 /// Creates a disk and removes it. Returns the time of the creation, nanoseconds, and the space that
 /// the file took.
-fn create_once(scratch: &Scratch, container: Container) -> Result<(f64, u64)> {
+fn create_once(scratch: &Scratch, container: Container, size_bytes: u64) -> Result<(f64, u64)> {
     let dir = scratch.folder("create")?;
     let start = Instant::now();
-    let created = create_empty(container, &dir, FIXED_BYTES);
+    let created = create_empty(container, &dir, size_bytes);
     let took_ns = start.elapsed().as_nanos() as f64;
     let examined = created.and_then(|path| path.metadata().map_err(LabError::file("examine", &path)));
     // A file that was begun takes space too.
     std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
     Ok((took_ns, examined?.blocks() * 512))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_created_disk_has_its_space_and_is_removed() {
+        let home = tempfile::tempdir().unwrap();
+        let scratch = Scratch::new(Some(home.path()), false).unwrap();
+        let (took_ns, allocated_bytes) = create_once(&scratch, Container::VhdFixed, 64 << 20).unwrap();
+        assert!(took_ns > 0.0 && allocated_bytes >= 64 << 20);
+        // More than a dynamic VHD can have.
+        assert!(create_once(&scratch, Container::VhdDynamic, 4 << 40).is_err());
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
+    }
 }
