@@ -1,29 +1,36 @@
 //! The command line: the commands, and the options that all of them share.
 //!
-//! Each command keeps its own arguments in `commands/`; here are only the list of them and the
-//! global options, which may stand before or behind the command.
+//! Each command has its own arguments in `commands/`. The global options may stand before or behind
+//! any command. A command shows in its help those that it uses: [`command_line`] hides the options
+//! about disks and chains everywhere, and shows them again where a disk is opened.
 
-use crate::{commands, options::GlobalOptions};
-use clap::{Parser, Subcommand};
+use crate::{
+    commands,
+    options::{GlobalOptions, Used},
+};
+use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
 
-/// Make, look at, check, convert and measure virtual disks: raw, VHD and VHDX, fixed, dynamic and
-/// differencing.
+/// Create, examine, check, convert, serve and measure virtual disks: raw, VHD and VHDX, fixed,
+/// dynamic and differencing.
 #[derive(Debug, Parser)]
 #[command(name = "diskwright", version, max_term_width = 120, after_help = AFTER_HELP)]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
-    /// For every command.
+    /// Options of every command.
     #[command(flatten)]
     pub global: GlobalOptions,
 }
 
 const AFTER_HELP: &str = "\
+`diskwright COMMAND --help` shows the options of a command, and those about disks where it opens one.
+
 SIZES are bytes, or numbers with k, M, G or T (powers of 1024): 512, 64k, 40G.
 
-A FILE that is read, or written and not made, may be an NBD URI: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH; nbds:// and \
-nbds+unix:// use TLS and nothing else. Behind \"?\", joined by \"&\", may stand timeout=SECONDS (for a server that answers nothing; 0 is never), \
+A FILE that exists may be an NBD URI: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH; nbds:// and \
+nbds+unix:// require TLS. Behind \"?\", joined by \"&\", may stand timeout=SECONDS (for a server that does not answer; 0 waits for ever), \
 reconnect or reconnect=SECONDS, connections=N, and for TLS tls-certificates=DIR (ca-cert.pem, client-cert.pem, client-key.pem), \
 tls-hostname=NAME, tls-verify-peer=0.
 
@@ -39,13 +46,13 @@ EXAMPLES
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Make a new disk.
+    /// Create a disk.
     Create(commands::create::CreateArgs),
     /// Show format, sizes, identifiers, parent and log state of a disk, or its whole chain.
     Info(commands::info::InfoArgs),
     /// Show which layer holds which range, or draw the whole disk on one screen.
     Map(commands::map::MapArgs),
-    /// Look for damage and lost space, without ever writing.
+    /// Check a disk for damage and leaked space. Never writes.
     Check(commands::check::CheckArgs),
     /// Copy a disk into a new image of any format and type.
     Convert(commands::convert::ConvertArgs),
@@ -57,23 +64,21 @@ pub enum Command {
     Clone(commands::clone::CloneArgs),
     /// Enlarge a disk.
     Resize(commands::resize::ResizeArgs),
-    /// Read, write, discard and flush ranges of a disk by hand.
+    /// Read, write, discard and flush ranges of a disk, by qemu-io's commands.
     Io(commands::io::IoArgs),
     /// Serve disks to other programs and machines by NBD.
     Serve(commands::serve::ServeArgs),
-    /// Make a disk a block device of this machine, or a file.
+    /// Attach a disk as a block device of this machine, or show it as a file.
     Attach(commands::attach::AttachArgs),
-    /// Flush an attached disk and let go of it.
+    /// Flush and detach an attached disk.
     Detach(commands::detach::DetachArgs),
-    /// List what is attached.
+    /// List the attached disks.
     Attached(commands::attached::AttachedArgs),
-    /// Measure what disks cost.
+    /// Measure disks: runs, sweeps, comparisons, studies, reports.
     Lab(commands::lab::LabArgs),
     /// Measure with DiskSpd's switches, and print DiskSpd's report.
     Diskspd(commands::diskspd::DiskspdArgs),
-    /// Measure whether the engine keeps its promises, against its peers.
-    Bench(commands::bench::BenchArgs),
-    /// Print the script that completes diskwright's words in a shell.
+    /// Print the completion script of a shell.
     Completions(commands::completions::CompletionsArgs),
     /// Print the manual page, or write those of all commands into a folder.
     Man(commands::man::ManArgs),
@@ -82,20 +87,117 @@ pub enum Command {
     MeasuringChild(commands::lab::ChildArgs),
 }
 
+/// What each command uses of the options about disks. The others use none of them.
+const USED: [(&[&str], Used); 24] = [
+    (&["create"], Used::Parents),
+    (&["info"], Used::Reading),
+    (&["map"], Used::Reading),
+    (&["check"], Used::Reading),
+    (&["convert"], Used::Reading),
+    (&["compare"], Used::Reading),
+    (&["snapshot"], Used::Reading),
+    (&["snapshot", "revert"], Used::Reading),
+    (&["snapshot", "delete"], Used::Reading),
+    (&["clone"], Used::Parents),
+    (&["resize"], Used::Reading),
+    (&["io"], Used::Writing),
+    (&["serve"], Used::Writing),
+    (&["attach"], Used::Writing),
+    (&["diskspd"], Used::Writing),
+    (&["lab", "run"], Used::Writing),
+    (&["lab", "sweep"], Used::Writing),
+    (&["lab", "compare"], Used::Writing),
+    (&["lab", "selftest"], Used::Engine),
+    (&["lab", "study", "containers"], Used::EngineAndCache),
+    (&["lab", "study", "queue-depth"], Used::Writing),
+    (&["lab", "study", "raw-and-file"], Used::Engine),
+    (&["lab", "study", "zero-payload"], Used::Engine),
+    (&["lab", "study", "access-paths"], Used::Engine),
+];
+
+/// The whole command line. Use it instead of `Cli::command()`.
+pub fn command_line() -> clap::Command {
+    let command = Cli::command();
+    let options: Vec<Arg> = command.get_arguments().cloned().collect();
+    USED.into_iter().fold(command, |command, (path, used)| {
+        // An option that a command has of its own is not taken from above.
+        let shown = options.iter().filter(|option| used.shows(option.get_id().as_str()));
+        with_options(command, path, &shown.map(|option| option.clone().hide(false)).collect::<Vec<Arg>>())
+    })
+}
+
+fn with_options(command: clap::Command, path: &[&str], options: &[Arg]) -> clap::Command {
+    match path {
+        [] => command.args(options),
+        [name, rest @ ..] => command.mut_subcommand(name, |below| with_options(below, rest, options)),
+    }
+}
+
+impl Cli {
+    /// Reads a command line whose first word is the program's name.
+    ///
+    /// # Errors
+    /// What clap says of a wrong one, and its help and version.
+    pub fn read(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> clap::error::Result<Self> {
+        let matches = command_line().try_get_matches_from(arguments)?;
+        Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command_line()))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
     use std::path::PathBuf;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command_line().debug_assert();
+        for (path, _) in USED {
+            let below = path.iter().try_fold(&command_line(), |command, name| command.find_subcommand(name)).is_some();
+            assert!(below, "there is no command {path:?}");
+        }
+    }
+
+    /// The help of the command at `path`.
+    fn help(path: &[&str]) -> String {
+        let mut command = command_line();
+        command.build();
+        let below =
+            path.iter().fold(&mut command, |command, name| command.find_subcommand_mut(name).expect("it exists"));
+        below.render_help().to_string()
+    }
+
+    #[test]
+    fn options_about_disks_are_shown_where_a_disk_is_opened_and_behind_the_own_ones() {
+        for path in [&["info"][..], &["lab", "run"], &["serve"]] {
+            let help = help(path);
+            let at = |heading: &str| help.find(heading).unwrap_or_else(|| panic!("{path:?} has no {heading}:\n{help}"));
+            assert!(at("\nOptions:") < at("\nDisk options:") && at("Disk options:") < at("\nGlobal options:"));
+            assert!(help.contains("--map-drive") && help.contains("--json"), "{help}");
+        }
+        assert!(!help(&["info"]).contains("--detect-zeroes") && help(&["io"]).contains("--detect-zeroes"));
+        assert!(help(&["create"]).contains("--allow-parent-dir") && !help(&["create"]).contains("--map-memory"));
+        for path in [&[][..], &["lab"], &["man"], &["detach"], &["attached"], &["lab", "report"], &["lab", "selftest"]]
+        {
+            let help = help(path);
+            assert!(!help.contains("--map-drive") && help.contains("--json"), "{path:?}:\n{help}");
+        }
+    }
+
+    #[test]
+    fn an_option_that_is_not_shown_is_taken_all_the_same() {
+        for line in [["diskwright", "--cache", "direct", "attached"], ["diskwright", "attached", "--cache", "direct"]] {
+            assert!(Cli::read(line).unwrap().global.cache.is_some(), "{line:?}");
+        }
+        let cli = Cli::read(["diskwright", "--cache", "page", "info", "x", "--cache", "direct"]).unwrap();
+        assert_eq!(cli.global.cache.map(|cache| cache.mode()), Some(diskwright_store::CacheMode::Direct));
+        let cli = Cli::read(["diskwright", "--io-engine", "pread", "info", "x"]).unwrap();
+        assert_eq!(cli.global.engine(), diskwright_store::EngineKind::Sync, "the default behind it does not win");
     }
 
     #[test]
     fn every_command_shows_examples() {
-        let mut all = vec![Cli::command()];
+        let mut all = vec![command_line()];
         while let Some(command) = all.pop() {
             let name = command.get_name().to_owned();
             if command.get_subcommands().next().is_none() && !command.is_hide_set() {
@@ -110,11 +212,9 @@ mod tests {
     #[test]
     fn global_options_stand_anywhere() {
         for line in [["diskwright", "--json", "info", "x"], ["diskwright", "info", "x", "--json"]] {
-            assert!(Cli::try_parse_from(line).unwrap().global.json);
+            assert!(Cli::read(line).unwrap().global.json);
         }
-        let cli =
-            Cli::try_parse_from(["diskwright", "info", "x", "--allow-parent-dir", "a", "--allow-parent-dir", "b"])
-                .unwrap();
+        let cli = Cli::read(["diskwright", "info", "x", "--allow-parent-dir", "a", "--allow-parent-dir", "b"]).unwrap();
         assert_eq!(cli.global.parents().allowed_dirs, [PathBuf::from("a"), PathBuf::from("b")]);
     }
 }

@@ -1,9 +1,7 @@
-//! What every command is given: the global options, the signals, standard output, and a way to
-//! warn.
+//! What every command is given: global options, signals, standard output, warnings, progress.
 //!
-//! Standard output is buffered and flushed by `main` when the command has ended, so that a command
-//! that fails half-way has usually printed nothing, and a long listing does not cost a system call
-//! a line.
+//! Standard output is buffered and flushed when the command has ended. So a command that fails
+//! half-way has usually printed nothing, and a long list does not cost a system call a line.
 
 use crate::{
     describe::printable_lines,
@@ -28,11 +26,10 @@ use std::{
     path::Path,
 };
 
-/// A sentence of this program on standard error, whatever the names in it are made of. (`eprintln!`
-/// panics when standard error is closed.)
+/// Prints a sentence on standard error, with control characters escaped. (`eprintln!` panics when
+/// standard error is closed.)
 ///
-/// On a terminal it is broken at spaces where the terminal ends; a program that reads it gets it on
-/// one line.
+/// On a terminal the sentence is wrapped at its width; elsewhere it is one line.
 pub fn say(sentence: &str) {
     let sentence = format!("diskwright: {}", printable_lines(sentence));
     let text = match Style::of(&io::stderr()) {
@@ -42,11 +39,11 @@ pub fn say(sentence: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// `text` in lines of at most `columns`, all but the first indented by two.
+/// `text` in lines of at most `columns`, all but the first indented by two columns.
 fn hanging(text: &str, columns: usize) -> String {
     let lines = text.lines().flat_map(|line| {
         let mut broken = wrap(line, columns);
-        // What follows the first line has two columns less.
+        // The lines behind the first have two columns less.
         if broken.len() > 1 {
             let rest = broken.split_off(1).join(" ");
             broken.extend(wrap(&rest, columns.saturating_sub(2)).iter().map(|line| format!("  {line}")));
@@ -56,7 +53,7 @@ fn hanging(text: &str, columns: usize) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// See the module.
+/// What every command is given.
 #[derive(Debug)]
 pub struct Context {
     /// The global options.
@@ -65,82 +62,79 @@ pub struct Context {
     pub signals: Signals,
     /// Standard output.
     pub out: BufWriter<Stdout>,
-    /// What standard output is.
+    /// Width and colour of standard output.
     pub style: Style,
 }
 
 impl Context {
-    /// For one command.
+    /// The context of one command.
     pub fn new(global: GlobalOptions, signals: Signals) -> Self {
         Self { global, signals, out: BufWriter::with_capacity(64 << 10, io::stdout()), style: Style::of_stdout() }
     }
 
-    /// Prints the document of this command.
+    /// Prints the JSON document of this command.
     pub fn print_json(&mut self, body: &impl Document) -> Outcome<()> {
         Ok(json::write(&mut self.out, body)?)
     }
 
-    /// Prints a result of the lab, which says of itself what it is.
+    /// Prints a result of the lab as JSON; it has its own `schema`.
     pub fn print_result(&mut self, result: &impl Serialize) -> Outcome<()> {
         Ok(diskwright_outline::json::write(&mut self.out, result)?)
     }
 
-    /// The same with a summary beside it: the figures that people read off a screen.
+    /// The same with a `summary`: the figures of each cell that the screen shows.
     pub fn print_measured<T: Serialize + Cells>(&mut self, result: &T) -> Outcome<()> {
         self.print_result(&WithSummary::of(result))
     }
 
     /// Prints a screen; `render` is told whether colour is wanted.
     ///
-    /// A screen names files, profiles and servers, which may hold control characters. Where the
-    /// screen without colour has any besides line feeds, it is shown escaped and without colour,
-    /// for nobody could tell them from those that colour text.
+    /// Names of files, profiles and servers may hold control characters. If the screen without
+    /// colour has any besides line feeds, it is printed escaped and without colour, because they
+    /// cannot be told from the escape sequences of colour.
     fn print_screen(&mut self, render: impl Fn(bool) -> String) -> Outcome<()> {
         Ok(self.out.write_all(screen_text(self.style.colour, render).as_bytes())?)
     }
 
-    /// Prints a result of the lab as a chapter, as wide as the terminal. `details` shows what a
-    /// page folds away, such as each thread.
+    /// Prints a result of the lab as a chapter, as wide as the terminal. `details` shows what an
+    /// HTML page folds, such as each thread.
     pub fn print_chapter(&mut self, result: &impl Told, details: bool) -> Outcome<()> {
         let width = self.style.columns;
         self.print_screen(|colour| text(result, &TextOptions { width, colour, details }))
     }
 
-    /// Prints text that other programs may read: as it is into a file or a pipe, escaped on a
-    /// terminal.
+    /// Prints text for other programs: unchanged into a file or a pipe, escaped on a terminal.
     pub fn print_text(&mut self, text: &str) -> Outcome<()> {
         let shown = if io::stdout().is_terminal() { Cow::from(printable_lines(text)) } else { text.into() };
         Ok(self.out.write_all(shown.as_bytes())?)
     }
 
-    /// A sentence on standard error, unless `--quiet`.
+    /// Prints a sentence on standard error, unless `--quiet`.
     pub fn warn(&mut self, sentence: &str) {
         if !self.global.quiet {
             self.warn_always(sentence);
         }
     }
 
-    /// A sentence on standard error, with `--quiet` too: for what is no warning but the reason of
-    /// an exit code.
+    /// Prints a sentence on standard error, with `--quiet` too: the reason of an exit code.
     pub fn warn_always(&mut self, sentence: &str) {
         let _ = self.out.flush();
         say(sentence);
     }
 
-    /// Opens a disk or an export, with a warning on standard error for each thing that the user
-    /// should know about it.
+    /// Opens a disk or an export, and prints its warnings on standard error.
     pub fn open(&mut self, name: &Path, options: &OpenOptions) -> Outcome<Opened> {
         let disk = Opened::open(name, options)?;
         disk.warnings().iter().for_each(|warning| self.warn(warning));
         Ok(disk)
     }
 
-    /// A display for a long operation.
+    /// A progress display for a long operation.
     pub fn progress(&self, doing: &'static str) -> ProgressDisplay {
         ProgressDisplay::new(doing, self.global.quiet, self.signals.patient())
     }
 
-    /// A display for a run of the lab.
+    /// A progress display for a run of the lab.
     pub fn steps(&self) -> StepDisplay {
         StepDisplay::new(self.global.quiet, self.signals.patient())
     }

@@ -1,4 +1,4 @@
-//! One image in words and in JSON: what `info` says of each layer, and `create` of what it made.
+//! An image as text and as JSON: what `info` prints of each layer, and `create` of the new disk.
 
 use crate::{
     json,
@@ -24,38 +24,38 @@ pub struct Description {
     /// `fixed`, `dynamic`, `differencing`.
     #[serde(rename = "type")]
     pub disk_type: String,
-    /// What a guest sees.
+    /// Size of the disk, as a guest sees it.
     pub virtual_size: u64,
-    /// What its files occupy together, where the system tells.
+    /// Space that the files take together, where the system tells.
     pub size_on_disk: Option<u64>,
-    /// Length of its files together.
+    /// Length of the files together.
     pub file_size: Option<u64>,
-    /// Its files, in the order of the disk, where it has several.
+    /// The files in the order of the disk, where there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub files: Vec<FileDescription>,
-    /// Payload block, for formats that have blocks.
+    /// Size of a payload block, for formats that have blocks.
     pub block_size: Option<u64>,
-    /// Virtual logical sector.
+    /// Logical sector size.
     pub logical_sector_size: u32,
-    /// Virtual physical sector.
+    /// Physical sector size.
     pub physical_sector_size: u32,
-    /// Who wrote it.
+    /// Program that created the image.
     pub creator: String,
-    /// When it was made, where that is recorded.
+    /// Time of creation, where it is recorded.
     pub created: Option<String>,
     /// VHD unique id, VHDX virtual disk id.
     pub disk_id: Option<Uuid>,
-    /// By which children name it.
+    /// Identifier by which children name the image.
     pub linkage_id: Option<Uuid>,
     /// VHDX FileWriteGuid.
     pub file_write_id: Option<Uuid>,
-    /// How it names its parent.
+    /// The parent, as the image records it.
     pub parent: Option<ParentDescription>,
-    /// Log.
+    /// State of the log (VHDX).
     pub log: LogDescription,
     /// Power of two that divides the file offsets of all payload.
     pub payload_alignment: u32,
-    /// Peculiarities.
+    /// Remarks, a sentence each.
     pub remarks: Vec<String>,
 }
 
@@ -156,12 +156,12 @@ impl Description {
         format!("{}, {}", self.format, self.disk_type)
     }
 
-    /// What it occupies, for people.
+    /// Space on disk, for people.
     pub fn size_on_disk_text(&self) -> String {
         self.size_on_disk.map_or_else(|| "unknown".into(), |bytes| Human(bytes).to_string())
     }
 
-    /// Adds everything to `fields`; `parent_state` is put beneath the parent.
+    /// Adds everything to `fields`; `parent_state` goes below the parent.
     pub fn add_to(&self, fields: &mut Fields, parent_state: Option<&str>) {
         fields.add("file", printable(&self.file));
         fields.add("format", &self.format);
@@ -244,13 +244,13 @@ impl ParentDescription {
     }
 }
 
-/// Text from a file, made safe for a terminal: control characters, which could move the cursor or
-/// fake lines, are escaped.
+/// Text from a file with control characters escaped: on a terminal they could move the cursor or
+/// fake lines.
 pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { c.escape_default().to_string() } else { c.to_string() }).collect()
 }
 
-/// The same for a text of lines.
+/// The same for a text of several lines.
 pub fn printable_lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }

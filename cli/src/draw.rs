@@ -2,28 +2,29 @@
 //!
 //! ```text
 //!   extents ─▶ cells       each an equal share of the disk: how many bytes of it each layer owns
-//!          └─▶ tallies     per layer: bytes, fragments, and which tenth of the disk each stretch of its file holds
+//!          └─▶ tallies     of each layer: bytes, fragments, and for each stretch of its file the
+//!                          tenth of the disk that it holds
 //! ```
 //!
-//! The glyph of a cell is the layer that owns most of it. Data that are too few to win against
-//! zeros or nothing would vanish from a drawing of a large disk, so such a cell gets a glyph of its
-//! own; and so does every cell in which anything is damaged. Memory depends on the screen and the
-//! number of layers, not on the disk.
+//! The glyph of a cell is the layer that owns most of it. A cell of mostly zeros or unallocated
+//! space with some data has a glyph of its own, because the data would vanish from the drawing of a
+//! large disk. So has every cell with damage. Memory depends on the screen and the number of
+//! layers, not on the disk.
 
 use crate::style::{FAINT, RED, Style};
 use diskwright_store::{Extent, ExtentKind};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-/// Nothing has been written here in any layer.
+/// Unallocated in every layer.
 pub const UNALLOCATED: char = '·';
-/// A layer says: zeros.
+/// Zeros, by the word of a layer.
 pub const ZERO: char = '○';
-/// Mostly zeros or nothing, but some data.
+/// Mostly zeros or unallocated, with some data.
 pub const SPARSE: char = ':';
-/// Some of it cannot be read, as a layer's table is damaged.
+/// Partly unreadable: a layer's table is damaged.
 pub const DAMAGED: char = '!';
-/// Layers deeper than there are letters for.
+/// A layer deeper than there are letters.
 pub const DEEP: char = '+';
 
 const LETTERS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
@@ -35,7 +36,7 @@ pub fn layer_glyph(depth: u32) -> char {
     LETTERS.get(depth as usize).map_or(DEEP, |&letter| char::from(letter))
 }
 
-/// Paints a glyph in the colour of what it stands for.
+/// A glyph in its colour.
 pub fn paint(style: &Style, glyph: char, text: &str) -> String {
     match LETTERS.iter().position(|&letter| char::from(letter) == glyph) {
         Some(depth) => style.paint(LAYER_COLOURS[depth % LAYER_COLOURS.len()], text),
@@ -56,7 +57,7 @@ enum Owner {
 /// What one layer contributes to the disk as it reads now.
 #[derive(Debug, Clone, Default, Serialize, JsonSchema)]
 pub struct LayerTally {
-    /// Bytes of the disk that are read from it.
+    /// Bytes of the disk that are read from the layer.
     pub data_bytes: u64,
     /// Runs of bytes that lie together both on the disk and in the file.
     pub fragments: u64,
@@ -90,8 +91,8 @@ impl LayerTally {
         }
     }
 
-    /// One glyph for each stretch of the file: the tenth of the disk whose data lie there most, or
-    /// nothing.
+    /// One glyph for each stretch of the file: the tenth of the disk of which it holds most, or a
+    /// blank.
     pub fn file_line(&self) -> String {
         let glyph = |tenths: &[u64; 10]| {
             let most = (0..10).rev().max_by_key(|&tenth| tenths[tenth]).unwrap_or(0);
@@ -101,19 +102,19 @@ impl LayerTally {
     }
 }
 
-/// A drawing in the making, and when all extents have been added, the drawing.
+/// The drawing, complete when all extents have been added.
 #[derive(Debug)]
 pub struct Drawing {
     size_bytes: u64,
     columns: usize,
     cells: Vec<Vec<(Owner, u64)>>,
-    /// By depth.
+    /// Share of each layer, by depth.
     pub layers: Vec<LayerTally>,
-    /// Bytes that a layer says are zero.
+    /// Bytes that a layer records as zero.
     pub zero_bytes: u64,
-    /// Bytes that no layer knows.
+    /// Bytes that no layer has allocated.
     pub unallocated_bytes: u64,
-    /// Bytes that cannot be read, as a layer's table is damaged.
+    /// Bytes that cannot be read because a layer's table is damaged.
     pub damaged_bytes: u64,
 }
 
@@ -172,7 +173,7 @@ impl Drawing {
         }
     }
 
-    /// The rows: offset of the first cell, and a glyph for each cell.
+    /// The rows: the offset of the first cell, and a glyph for each cell.
     pub fn rows(&self) -> Vec<(u64, String)> {
         let cells = self.cells.len() as u64;
         let row = |(index, row): (usize, &[Vec<(Owner, u64)>])| {
@@ -184,7 +185,7 @@ impl Drawing {
         self.cells.chunks(self.columns).enumerate().map(row).collect()
     }
 
-    /// Bytes that a cell stands for, rounded to the nearest.
+    /// Bytes of a cell, rounded to the nearest.
     pub fn cell_bytes(&self) -> u64 {
         let cells = self.cells.len() as u64;
         (self.size_bytes + cells / 2) / cells
@@ -197,7 +198,7 @@ impl Drawing {
 }
 
 fn glyph(owners: &[(Owner, u64)]) -> char {
-    // Of equals the first wins, which is the one that begins the cell.
+    // Of equal owners the first wins, which owns the start of the cell.
     let most = owners.iter().rev().max_by_key(|(_, bytes)| *bytes).map_or(Owner::Unallocated, |(owner, _)| *owner);
     if owners.iter().any(|(owner, _)| *owner == Owner::Damaged) {
         return DAMAGED;

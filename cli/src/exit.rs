@@ -9,14 +9,14 @@
 //!   others     done          failed               used wrongly (clap)     -              stopped
 //! ```
 //!
-//! The codes are those of qemu-img, because scripts know them. So a usage error of `check` is 1 and
-//! not clap's 2, which would read as "corrupt"; for `compare` clap's 2 is right as it is. A reader
-//! that goes away (`| head`) is no error.
+//! The codes are qemu-img's, because scripts know them. So a usage error of `check` is 1 and not
+//! clap's 2, which would mean "corrupt"; for `compare` clap's 2 is right. A reader of standard
+//! output that ends early (`| head`) is no error.
 //!
-//! Wrong usage is what the command line alone shows: a word that `io` does not know, a size of 0, a
-//! block size that the format does not have, one disk named twice. It ends as an error of clap's
-//! does ([`Failure::Usage`]). What depends on files, such as a parent of another format or a name
-//! that is taken, has failed. [`Codes`] is the one place where both become numbers.
+//! Wrong usage is what the command line alone shows: an unknown command of `io`, a size of 0, a
+//! block size that the format does not have, one disk named twice. It ends like an error of clap
+//! ([`Failure::Usage`]). What depends on files, such as a parent of another format or a file that
+//! exists, is a failure. [`Codes`] turns both into numbers, and nothing else does.
 
 use diskwright_disk::DiskError;
 use diskwright_image::ImageError;
@@ -33,15 +33,15 @@ pub const FAILED: u8 = 1;
 pub const USAGE: u8 = 2;
 /// `compare`: the contents differ.
 pub const DIFFERENT: u8 = 1;
-/// `compare`: no verdict.
+/// `compare`: could not compare.
 pub const NOT_COMPARED: u8 = 2;
-/// `check`: no verdict.
+/// `check`: could not check.
 pub const NOT_CHECKED: u8 = 1;
-/// `check`: damaged.
+/// `check`: corrupt.
 pub const CORRUPT: u8 = 2;
-/// `check`: sound, but space in the file is lost.
+/// `check`: sound, with leaked space.
 pub const LEAKED: u8 = 3;
-/// `convert --skip-damaged`: the copy is whole but for what is damaged in the source.
+/// `convert --skip-damaged`: the copy has zeros where the source is damaged.
 pub const COPIED_WITH_LOSSES: u8 = 3;
 /// Ended by Ctrl-C or SIGTERM.
 pub const STOPPED: u8 = 130;
@@ -49,17 +49,17 @@ pub const STOPPED: u8 = 130;
 /// Why a command failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// The command was used wrongly; a sentence to show.
+    /// The command was used wrongly; the sentence says how.
     Usage(String),
-    /// The command failed; a sentence to show.
+    /// The command failed; the sentence says why.
     Sentence(String),
     /// A signal stopped it.
     Stopped,
-    /// Nobody reads standard output any more.
+    /// The reader of standard output has closed it.
     ReaderGone,
 }
 
-/// The exit codes of one command for what is not an ordinary end.
+/// The exit codes of one command for a failure and for wrong usage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Codes {
     failed: u8,
@@ -67,19 +67,19 @@ pub struct Codes {
 }
 
 impl Codes {
-    /// Of most commands.
+    /// The codes of most commands.
     pub const USUAL: Self = Self { failed: FAILED, usage: USAGE };
-    /// Of `check`, whose 2 says "corrupt".
+    /// The codes of `check`, whose 2 means "corrupt".
     pub const CHECK: Self = Self { failed: NOT_CHECKED, usage: NOT_CHECKED };
-    /// Of `compare` and `lab compare`, whose 1 says "different".
+    /// The codes of `compare` and `lab compare`, whose 1 means "different".
     pub const COMPARE: Self = Self { failed: NOT_COMPARED, usage: USAGE };
 
-    /// What ends a command line that clap refuses.
+    /// The code of a command line that clap refuses.
     pub fn usage(self) -> u8 {
         self.usage
     }
 
-    /// What ends a command that failed.
+    /// The code of a command that failed.
     pub fn of(self, failure: &Failure) -> u8 {
         match failure {
             Failure::Usage(_) => self.usage,
@@ -104,14 +104,13 @@ impl Failure {
         Self::Usage(without_errno(&sentence.into()))
     }
 
-    /// Wraps an error of the system with what was being done.
+    /// An error of the system, with what was being done.
     pub fn doing(doing: impl fmt::Display, source: io::Error) -> Self {
         Self::Sentence(without_errno(&format!("{doing}: {source}")))
     }
 }
 
-// The system's errors say "(os error 2)" behind their words, which helps nobody who reads a
-// sentence.
+// The system's errors end in "(os error 2)", which says nothing to a user.
 fn without_errno(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -127,7 +126,7 @@ impl From<DiskError> for Failure {
     fn from(error: DiskError) -> Self {
         match error {
             DiskError::Stopped => Self::Stopped,
-            // Of images, only the options by which one is made are refused so.
+            // An image refuses only the options of its creation in this way.
             DiskError::Usage { .. } | DiskError::Image(ImageError::BadOptions { .. }) => Self::usage(error.to_string()),
             other => Self::new(other.to_string()),
         }
@@ -167,7 +166,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Usage(sentence) | Self::Sentence(sentence) => f.write_str(sentence),
             Self::Stopped => f.write_str("stopped before it was done"),
-            Self::ReaderGone => f.write_str("nobody reads standard output any more"),
+            Self::ReaderGone => f.write_str("standard output was closed by its reader"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! An export of an NBD server in words and in JSON: what `info` says of it.
+//! An export of an NBD server as text and as JSON: what `info` prints.
 
 use crate::{
     describe::printable,

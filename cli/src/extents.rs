@@ -1,26 +1,25 @@
 //! The extents of a whole disk, one after the other, in bounded memory.
 //!
-//! A disk can have millions of extents, so they are asked for by windows, and only one window is
-//! held at a time. Windows grow while they are nearly empty, so that 64 TB of nothing is soon told,
-//! and shrink while they are crowded. What the edge of a window has cut is joined again, so callers
-//! see the longest runs whatever the windows.
+//! A disk can have millions of extents, so they are read in windows of the disk, one at a time.
+//! Windows grow while they have few extents, so that 64 TiB of unallocated space take few, and
+//! shrink while they have many. Extents that the edge of a window has cut are joined again.
 
 use diskwright_store::{BlockDevice, Extent};
 use std::{io, vec};
 
-/// The first window.
+/// Size of the first window.
 const WINDOW_BYTES: u64 = 1 << 30;
-/// The smallest and the largest. Every second sector of the largest may belong to another layer,
-/// and its extents must still fit in memory.
+/// The smallest and the largest window. In the largest, every second sector may belong to another
+/// layer, and its extents must still fit in memory.
 const WINDOW_MIN_BYTES: u64 = 64 << 20;
 const WINDOW_MAX_BYTES: u64 = 16 << 30;
-/// A window with fewer extents lets the next one be twice as large.
+/// After a window with fewer extents the next one is twice as large.
 const FEW: usize = 1 << 10;
-/// One with more, half as large.
+/// After a window with more extents the next one is half as large.
 const MANY: usize = 1 << 16;
 
-/// Iterates over a device's extents in order, without gaps, like neighbours joined. Ends after the
-/// first error.
+/// Iterates over a device's extents in order, without gaps; neighbours of one kind are joined. Ends
+/// after the first error.
 #[derive(Debug)]
 pub struct Extents<'a> {
     device: &'a dyn BlockDevice,
@@ -32,7 +31,7 @@ pub struct Extents<'a> {
 }
 
 impl<'a> Extents<'a> {
-    /// Of all of `device`.
+    /// The extents of the whole `device`.
     pub fn of(device: &'a dyn BlockDevice) -> Self {
         Self::with_window(device, WINDOW_BYTES)
     }

@@ -1,10 +1,8 @@
-//! The envelope of everything that is printed for programs: one JSON document with a `schema`
-//! field.
+//! The JSON documents of `--json`: each has a `schema` field.
 //!
-//! A schema is `diskwright.COMMAND/VERSION`. Fields may be added without a new version; a field
-//! that changes its meaning or goes away makes a new one. Sizes and offsets are plain numbers of
-//! bytes. Errors are not JSON: they go to standard error as text, and standard output stays empty,
-//! so a reader that gets no document knows that the exit code says why.
+//! A schema is `diskwright.COMMAND/VERSION`. A new field does not change the version; a field that
+//! is removed or changes its meaning does. Sizes and offsets are numbers of bytes. Errors are not
+//! JSON: they go to standard error as text, and standard output stays empty.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -33,7 +31,7 @@ pub fn write<T: Document>(out: &mut dyn Write, body: &T) -> io::Result<()> {
     writeln!(out)
 }
 
-/// A path as JSON can hold it: bytes that are no Unicode are replaced.
+/// A path as text; bytes that are not UTF-8 are replaced.
 pub fn path(path: &std::path::Path) -> String {
     path.to_string_lossy().into_owned()
 }

@@ -1,9 +1,9 @@
-//! A run while it is under way: one line that is drawn again on a terminal, a line every few
-//! seconds elsewhere, nothing with `--quiet`.
+//! Progress of a run: one line that is updated on a terminal, a line every few seconds elsewhere,
+//! nothing with `--quiet`.
 //!
-//! The lab calls from the thread that conducts a run, at most four times a second; no measuring
-//! thread ever waits for a screen. The answer is `false` once a signal has come: the run then ends,
-//! and keeps what it has measured.
+//! The lab calls at most four times a second, from the thread that conducts the run; measuring
+//! threads never wait for the terminal. After a signal the answer is `false`: the run ends and
+//! keeps what it has measured.
 
 use crate::{describe::printable, signals::Patience, style::DEFAULT_COLUMNS};
 use diskwright_load::{
@@ -23,7 +23,7 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Show {
     Nothing,
-    /// Drawn over itself.
+    /// A line that is updated.
     Line,
     Lines,
 }
@@ -45,7 +45,7 @@ struct State {
 }
 
 impl LiveDisplay {
-    /// For standard error as it is.
+    /// A display on standard error.
     pub fn new(quiet: bool, patience: Patience) -> Self {
         let show = match (quiet, io::stderr().is_terminal()) {
             (true, _) => Show::Nothing,
@@ -64,7 +64,7 @@ impl Watch for LiveDisplay {
             Show::Line => {
                 state.drawn = true;
                 let size = rustix::termios::tcgetwinsize(io::stderr().as_fd());
-                // A terminal that does not say how wide it is has no columns.
+                // Some terminals do not tell their width: it is 0 then.
                 let columns = size.ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0);
                 let text: String = line(snapshot).chars().take(columns.unwrap_or(DEFAULT_COLUMNS) - 1).collect();
                 let _ = write!(io::stderr(), "\r\x1b[K{text}");
@@ -90,14 +90,14 @@ impl Drop for LiveDisplay {
     }
 }
 
-/// Phase, stage, what is left, rates, latencies, CPU, and how near the steady state is.
+/// Phase, stage, time left, rates, latencies, CPU, and the state of the steady-state test.
 fn line(now: &Snapshot<'_>) -> String {
     let phase = if now.phases > 1 {
         format!("{} ({} of {})", now.phase, now.phase_index + 1, now.phases)
     } else {
         now.phase.to_owned()
     };
-    // A phase is named by a profile, which may hold anything.
+    // The name of a phase comes from a profile, and may hold control characters.
     let phase = printable(&phase);
     let stage = match now.stage {
         Stage::WarmUp => "warming up",
@@ -140,7 +140,7 @@ pub fn figures(now: &Snapshot<'_>) -> String {
     )
 }
 
-/// `7 s`, `1:05`, `2:01:00`: short, and not jumping about in a line that is drawn over itself.
+/// `7 s`, `1:05`, `2:01:00`: short, and of nearly constant width in a line that is updated.
 fn clock(ns: u64) -> String {
     let seconds = ns.div_ceil(1_000_000_000);
     match (seconds / 3600, seconds / 60 % 60, seconds % 60) {

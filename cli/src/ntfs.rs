@@ -1,15 +1,15 @@
-//! Holes on NTFS: Windows does not attach a virtual disk whose file is sparse there (0xC03A001A),
-//! so whoever makes one is told.
+//! Warns of holes on NTFS: Windows does not attach a virtual disk whose file is sparse there
+//! (0xC03A001A).
 //!
-//! Elsewhere nothing is said: a copy to Windows has no holes, unless the program that copies makes
-//! some.
+//! On other file systems there is no warning: a copy to Windows has no holes unless the program
+//! that copies makes some.
 
 use std::path::Path;
 
 /// `f_type` of NTFS by the kernel's old driver (ntfs) and by the present one (ntfs3).
 const NTFS_TYPES: [u64; 2] = [0x5346_544e, 0x7366_746e];
 
-/// A sentence for whoever has made `file`, which has holes, if it lies on NTFS.
+/// A warning for the new file `file`, which has holes, if it is on NTFS.
 pub fn note(file: &Path) -> Option<String> {
     let found = rustix::fs::statfs(file).ok()?;
     is_ntfs(u64::try_from(found.f_type).ok()?).then(|| {

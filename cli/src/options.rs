@@ -1,4 +1,6 @@
 //! Options that several commands share, and how their values are read: formats, cache modes, times.
+//!
+//! Every command takes all [`GlobalOptions`]. Which of them its help shows is decided by [`Used`].
 
 use clap::{Args, ValueEnum};
 use diskwright_disk::{OpenOptions, ParentPolicy};
@@ -16,53 +18,92 @@ pub struct GlobalOptions {
     /// Show no progress and no warnings.
     #[arg(long, short, global = true)]
     pub quiet: bool,
-    /// Take the file as this format, or make one of it, whatever its contents or extension say.
-    /// Without it name and contents must agree: .raw and block devices are raw, .vhd .avhd .vhdx
-    /// .avhdx must hold what they promise, and any other file that looks like an image is opened
-    /// read-only or refused. An NBD export is a raw disk unless this says that an image of this
-    /// format lies inside it.
-    #[arg(long, global = true, value_enum, value_name = "FORMAT")]
+    /// Format of the image, whatever its contents or extension say. Without it the extension and
+    /// the contents must agree: .raw and block devices are raw, .vhd .avhd .vhdx .avhdx must hold
+    /// that format, and any other file that looks like an image is opened read-only or refused. An
+    /// NBD export is a raw disk unless this names the format of an image inside it.
+    #[arg(long, global = true, hide = true, help_heading = DISK, value_enum, value_name = "FORMAT")]
     pub format: Option<FormatArg>,
-    /// What moves the bytes; auto is io_uring where the kernel has it.
-    #[arg(long, global = true, value_enum, value_name = "ENGINE", default_value_t = EngineArg::Auto)]
+    /// How I/O is submitted; auto is io_uring where the kernel has it.
+    #[arg(
+        long, global = true, hide = true, help_heading = DISK, value_enum, value_name = "ENGINE",
+        default_value_t = EngineArg::Auto
+    )]
     pub io_engine: EngineArg,
-    /// Go through the page cache, or past it with O_DIRECT. [default: direct for convert (but what
-    /// the page cache holds is read from there), compare and the lab, else page]
-    #[arg(long, global = true, value_enum, value_name = "MODE")]
+    /// Use the page cache, or bypass it with O_DIRECT. [default: direct for convert, compare and
+    /// the lab, else page; convert reads from the page cache what is in it]
+    #[arg(long, global = true, hide = true, help_heading = DISK, value_enum, value_name = "MODE")]
     pub cache: Option<CacheArg>,
     /// Open parents beneath DIR too, not only beneath the child's own folder (may be repeated).
-    #[arg(long, global = true, value_name = "DIR")]
+    #[arg(long, global = true, hide = true, help_heading = DISK, value_name = "DIR")]
     pub allow_parent_dir: Vec<PathBuf>,
-    /// Open parents wherever they are; for chains that you trust.
-    #[arg(long, global = true)]
+    /// Open parents in any folder; for chains that you trust.
+    #[arg(long, global = true, hide = true, help_heading = DISK)]
     pub allow_any_parent: bool,
     /// Open parents that are block devices too, not only regular files.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, hide = true, help_heading = DISK)]
     pub allow_devices: bool,
-    /// Find what parents' Windows paths call LETTER: beneath DIR (may be repeated).
-    #[arg(long, global = true, value_name = "LETTER=DIR", value_parser = drive)]
+    /// Look for parents with a Windows path on drive LETTER: beneath DIR (may be repeated).
+    #[arg(long, global = true, hide = true, help_heading = DISK, value_name = "LETTER=DIR", value_parser = drive)]
     pub map_drive: Vec<(char, PathBuf)>,
-    /// Write to a child although its parent's time stamp is not the one that the child recorded
-    /// (VHD).
-    #[arg(long, global = true)]
+    /// Write to a child although its parent's time stamp differs from the one that the child
+    /// recorded (VHD).
+    #[arg(long, global = true, hide = true, help_heading = DISK)]
     pub ignore_parent_timestamp: bool,
-    /// Write to an image even though another one in its folder names it as its parent.
-    #[arg(long, global = true)]
+    /// Write to an image although another image in its folder names it as its parent.
+    #[arg(long, global = true, hide = true, help_heading = DISK)]
     pub allow_parent_write: bool,
-    /// Store nothing for writes of nothing but zeros, on disks that grow.
-    #[arg(long, global = true)]
+    /// Allocate no space for writes of zeros, on dynamic and differencing disks.
+    #[arg(long, global = true, hide = true, help_heading = DISK)]
     pub detect_zeroes: bool,
-    /// Memory for the map of each disk (who has each block) and the tables behind it: 64M unless
-    /// said. Less costs speed, on disks of many TiB only.
-    #[arg(long, global = true, value_name = "SIZE", value_parser = crate::sizes::parse)]
+    /// Memory for the block map of each disk and the tables behind it [default: 64M]. Less costs
+    /// speed on disks of many TiB.
+    #[arg(
+        long, global = true, hide = true, help_heading = DISK, value_name = "SIZE",
+        value_parser = crate::sizes::parse
+    )]
     pub map_memory: Option<u64>,
+}
+
+/// Heading of the options about disks.
+const DISK: &str = "Disk options";
+
+/// Which of the options about disks a command uses, and its help shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Used {
+    /// The I/O engine.
+    Engine,
+    /// The I/O engine and the cache mode.
+    EngineAndCache,
+    /// The format, and which parents may be opened.
+    Parents,
+    /// Everything about reading a chain.
+    Reading,
+    /// Everything.
+    Writing,
+}
+
+impl Used {
+    /// Whether the option with this id is shown.
+    pub fn shows(self, id: &str) -> bool {
+        match id {
+            "io_engine" => self != Self::Parents,
+            "cache" => !matches!(self, Self::Engine | Self::Parents),
+            "format" | "allow_parent_dir" | "allow_any_parent" | "allow_devices" | "map_drive" => {
+                matches!(self, Self::Parents | Self::Reading | Self::Writing)
+            }
+            "ignore_parent_timestamp" | "map_memory" => matches!(self, Self::Reading | Self::Writing),
+            "allow_parent_write" | "detect_zeroes" => self == Self::Writing,
+            _ => false,
+        }
+    }
 }
 
 /// For commands that only read a disk.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct ShareArgs {
-    /// Take no lock, so that a disk can be read that another program has open for writing. What is
-    /// read may be of no single moment.
+    /// Take no lock, and read a disk that another program has open for writing. What is read may be
+    /// inconsistent.
     #[arg(long, short = 'U')]
     pub force_share: bool,
 }

@@ -1,9 +1,8 @@
-//! How far a long operation has come: a bar on a terminal, a line every few seconds elsewhere,
-//! nothing with `--quiet`, and nothing at all for what is done within two seconds.
+//! Progress of a long operation: a bar on a terminal, a line every few seconds elsewhere, nothing
+//! with `--quiet` or within the first two seconds.
 //!
-//! Everything goes to standard error. The library calls back with bytes done and bytes in all; the
-//! answer is `false` once a signal has come, upon which the library takes back what it has half
-//! made.
+//! Everything goes to standard error. The library calls back with bytes done and bytes in all.
+//! After a signal the answer is `false`, and the library removes what it has begun.
 
 use crate::{signals::Patience, sizes::Human};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -12,11 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What ends sooner is not worth a word.
+/// An operation that ends sooner shows nothing.
 const SILENCE: Duration = Duration::from_secs(2);
-/// Between two lines where there is no terminal.
+/// Interval between two lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
-/// Between two drawings of the bar, so that callbacks by the thousand cost nothing.
+/// Least interval between two drawings of the bar.
 const DRAW_EVERY: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -26,7 +25,7 @@ enum Show {
     Lines,
 }
 
-/// Shows one operation. Dropped, it wipes its bar.
+/// The display of one operation. Dropped, it wipes its bar.
 #[derive(Debug)]
 pub struct ProgressDisplay {
     doing: &'static str,
@@ -62,13 +61,14 @@ impl ProgressDisplay {
         }
     }
 
-    /// What is done next, from the moment when the count begins again.
+    /// Names the second phase, which begins when the count of bytes starts again.
     pub fn then(mut self, doing: &'static str) -> Self {
         self.then = Some(doing);
         self
     }
 
-    /// Shows `done_bytes` of `total_bytes`, when it is time. `false` when the operation is to stop.
+    /// Shows `done_bytes` of `total_bytes`, if the interval has passed. `false` stops the
+    /// operation.
     pub fn update(&mut self, done_bytes: u64, total_bytes: u64) -> bool {
         let now = Instant::now();
         if done_bytes < self.last_bytes
@@ -112,7 +112,7 @@ impl ProgressDisplay {
         self.started.elapsed()
     }
 
-    /// Time that its first phase took, or has taken so far.
+    /// Time of the first phase, or so far.
     pub fn first_phase(&self) -> Duration {
         self.first_phase.unwrap_or_else(|| self.elapsed())
     }
@@ -152,7 +152,7 @@ pub fn rate(bytes: u64, elapsed: Duration) -> u64 {
     (bytes as f64 / elapsed.as_secs_f64().max(1e-9)) as u64
 }
 
-/// A stretch of time for people: `0.42 s`, `12 s`, `3 min 20 s`, `2 h 5 min`.
+/// A duration for people: `0.42 s`, `12 s`, `3 min 20 s`, `2 h 5 min`.
 pub fn duration(time: Duration) -> String {
     match time.as_secs() {
         0..10 => format!("{:.2} s", time.as_secs_f64()),

@@ -1,16 +1,14 @@
 //! Ctrl-C, SIGTERM and SIGHUP; and SIGXFSZ, which must not end the program.
 //!
-//! The signals are blocked in every thread and taken by one thread that waits for them, so no
-//! system call is ever interrupted and no handler runs in the middle of anything. While a command
-//! has said that it will stop by itself ([`Signals::patient`]), the first signal sets a flag that
-//! the command looks at between steps, so that it can take back what it has half made; a later
-//! signal, or one when nobody is listening, ends the program at once with 130. Images stand a
-//! sudden end at any moment.
+//! The signals are blocked in every thread, and one thread waits for them. So no system call is
+//! interrupted, and no handler runs. While a command holds a [`Patience`], the first signal sets a
+//! flag that the command looks at between steps, so that it can remove what it has begun. A later
+//! signal, or a first one without a `Patience`, ends the program at once with 130. Images survive
+//! a sudden end at any moment.
 //!
-//! *Later* means by a second: `timeout` sends its signal twice, to the program and to the group
-//! that the program is in, and a terminal that is closed sends a hang-up to whoever it likes. A
-//! hang-up is a signal like the others, unless a command asked to be told of it
-//! ([`Patience::listen_for_hangups`]).
+//! *Later* means more than a second later: `timeout` sends its signal twice, to the program and to
+//! its process group, and closing a terminal can send several SIGHUP. SIGHUP is handled like the
+//! others unless a command listens for it ([`Patience::listen_for_hangups`]).
 
 use crate::exit;
 use nix::sys::signal::{SigSet, Signal};
@@ -24,18 +22,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Lets a write beyond `ulimit -f` fail with EFBIG, where the kernel would else end the whole
-/// program by SIGXFSZ, a server with all its clients included. The signal is blocked, which has the
-/// effect of ignoring it; std unblocks all signals in the programs that it starts, so those have it
-/// as usual. Call in `main`, before any other thread starts.
+/// Makes a write beyond `ulimit -f` fail with EFBIG. By default the kernel ends the program by
+/// SIGXFSZ, a server with all its clients too. The signal is blocked, which has the effect of
+/// ignoring it. Child processes have it as usual, because std unblocks all signals in them. Call in
+/// `main`, before any other thread starts.
 pub fn let_full_files_fail() {
-    // Where that fails the program still works, but ends at that limit.
+    // If this fails, the program works, but ends at the limit.
     let _ = SigSet::from(Signal::SIGXFSZ).thread_block();
 }
 
-/// What the shell calls the end by a hang-up: 128 and the signal's number.
+/// Exit code of an end by SIGHUP, as in the shell: 128 and the signal's number.
 const HUNG_UP: i32 = 129;
-/// Signals that come within this time of the first are the same wish.
+/// Signals within this time of the first count as the same one.
 const SAME_WISH: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
@@ -43,9 +41,9 @@ struct State {
     stop: AtomicBool,
     patient: AtomicUsize,
     wants_hangups: AtomicBool,
-    /// Hang-ups that nobody has taken yet.
+    /// SIGHUPs that were not taken yet.
     hangups: AtomicUsize,
-    /// Rung, under the lock, when a signal has come.
+    /// Notified under `lock` when a signal has come.
     bell: Condvar,
     lock: Mutex<()>,
 }
@@ -57,13 +55,13 @@ impl State {
     }
 }
 
-/// Whether the user wants us to stop.
+/// The signals of this process.
 #[derive(Debug, Clone, Default)]
 pub struct Signals {
     state: Arc<State>,
 }
 
-/// While it lives, a first signal only sets the flag.
+/// While it exists, a first signal only sets the flag.
 #[derive(Debug)]
 pub struct Patience {
     state: Arc<State>,
@@ -82,7 +80,7 @@ impl Signals {
             return signals;
         }
         let state = Arc::clone(&signals.state);
-        // Without the thread the signals would be blocked for good, so they are let through again.
+        // Without the thread the signals would stay blocked.
         if thread::Builder::new().name("signals".into()).spawn(move || wait(&set, &state)).is_err() {
             let _ = set.thread_unblock();
         }
@@ -107,12 +105,12 @@ impl Patience {
         self.state.stop.load(Ordering::SeqCst)
     }
 
-    /// From now on a hang-up is told by [`Patience::was_hung_up`] and does not end the program.
+    /// From now on SIGHUP does not end the program; [`Patience::was_hung_up`] tells of it.
     pub fn listen_for_hangups(&self) {
         self.state.wants_hangups.store(true, Ordering::SeqCst);
     }
 
-    /// Whether a hang-up came since this was last asked.
+    /// Whether SIGHUP came since the last call.
     pub fn was_hung_up(&self) -> bool {
         self.state.hangups.swap(0, Ordering::SeqCst) > 0
     }
@@ -131,8 +129,8 @@ impl Drop for Patience {
     }
 }
 
-/// Whether the program was started under `nohup`. A blocked signal would be seen although it is
-/// ignored.
+/// Whether SIGHUP is ignored, as under `nohup`. It must not be blocked then: a blocked signal is
+/// taken although it is ignored.
 fn hangups_are_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

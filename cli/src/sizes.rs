@@ -1,15 +1,15 @@
-//! Sizes as people write and read them: `40G` in, `40 GiB` out.
+//! Sizes as text: `40G` is read, `40 GiB` is printed.
 //!
-//! All factors are powers of 1024, as in qemu-img. The measuring options and job files read sizes
-//! with the same parser, [`parse`]. A size is shown in the largest unit that leaves at least 1, with
-//! as many digits as tell three figures.
+//! All factors are powers of 1024, as in qemu-img. The measuring options and job files use the same
+//! parser, [`parse`]. A size is printed in the largest unit of which it is at least 1, with three
+//! significant digits.
 
 pub use diskwright_stats::units::parse_size as parse;
 use std::fmt;
 
 const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
 
-/// Reads a size that the formats keep in 32 bits: a block, a sector.
+/// Reads a size of at most 32 bits: a block, a sector.
 ///
 /// # Errors
 /// As [`parse`].
@@ -37,7 +37,7 @@ impl fmt::Display for Human {
     }
 }
 
-/// A number of bytes for a person and for a calculation: `40 GiB (42949672960 bytes)`.
+/// A number of bytes in both forms: `40 GiB (42949672960 bytes)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exact(pub u64);
 

@@ -1,9 +1,9 @@
-//! How far a run of the lab is: a bar on a terminal, a line when a phase begins and every few
-//! seconds elsewhere, nothing with `--quiet`.
+//! Progress of a study: a bar on a terminal, a line when a phase begins and every few seconds
+//! elsewhere, nothing with `--quiet`.
 //!
-//! The lab calls between measurements, and, where one lasts, at most four times a second from the
-//! thread that conducts it; nothing here has a thread of its own, so the display costs no
-//! measurement anything. The answer is `false` once a signal has come.
+//! The lab calls between measurements, and during a long one at most four times a second from the
+//! thread that conducts it. The display has no thread of its own, so it disturbs no measurement.
+//! After a signal the answer is `false`.
 
 use crate::{describe::printable, live, signals::Patience};
 use diskwright_lab::progress::{Progress, Step};
@@ -17,14 +17,14 @@ use std::{
 
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// Shows one run. Dropped, it wipes its bar.
+/// The display of one run. Dropped, it wipes its bar.
 #[derive(Debug)]
 pub struct StepDisplay {
     cells: Arc<CellDisplay>,
 }
 
-/// Shows what is being measured now; the part of a [`StepDisplay`] that may be held while the lab
-/// has the rest.
+/// Shows the current measurement: the part of a [`StepDisplay`] that can be used while the lab has
+/// the rest borrowed.
 #[derive(Debug)]
 pub struct CellDisplay {
     bar: Option<ProgressBar>,
@@ -41,7 +41,7 @@ struct State {
 }
 
 impl StepDisplay {
-    /// For standard error as it is.
+    /// A display on standard error.
     pub fn new(quiet: bool, patience: Patience) -> Self {
         let terminal = io::stderr().is_terminal();
         let bar = (!quiet && terminal).then(new_bar);
@@ -50,7 +50,7 @@ impl StepDisplay {
         Self { cells: Arc::new(cells) }
     }
 
-    /// For whoever measures apart from the lab's own steps.
+    /// The display of a measurement outside the lab's steps.
     pub fn cells(&self) -> Arc<CellDisplay> {
         Arc::clone(&self.cells)
     }
@@ -58,7 +58,7 @@ impl StepDisplay {
 
 impl Progress for StepDisplay {
     fn step(&mut self, step: Step<'_>) -> bool {
-        // Both name files and profiles, and names may hold anything.
+        // Both hold names of files and profiles, which may have control characters.
         let (phase, message) = (printable(step.phase), printable(step.message));
         let step = Step { phase: &phase, message: &message, ..step };
         let cells = &self.cells;

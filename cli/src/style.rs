@@ -1,15 +1,14 @@
 //! The terminal: its width, and whether colour is wanted.
 //!
-//! Colour is used on a terminal only, never when `NO_COLOR` is set to anything
-//! (<https://no-color.org>) or the terminal is `dumb`; and it never carries what the text does not
-//! say too.
+//! Colour is used on a terminal only, and not if `NO_COLOR` is set (<https://no-color.org>) or the
+//! terminal is `dumb`. The text says everything that colour says.
 
 use std::{env, fmt::Display, io::IsTerminal, os::fd::AsFd};
 
-/// Width where there is no terminal to ask.
+/// Width without a terminal.
 pub const DEFAULT_COLUMNS: usize = 80;
 
-/// How to write to standard output.
+/// Width and colour of an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Style {
     /// Whether escape sequences are wanted.
@@ -23,12 +22,12 @@ pub struct Style {
 }
 
 impl Style {
-    /// What standard output is.
+    /// The style of standard output.
     pub fn of_stdout() -> Self {
         Self::of(&std::io::stdout())
     }
 
-    /// What an output is.
+    /// The style of an output.
     pub fn of(output: &(impl IsTerminal + AsFd)) -> Self {
         let terminal = output.is_terminal();
         let plain =
@@ -56,11 +55,11 @@ impl Style {
 pub const BOLD: &str = "1";
 /// Faint.
 pub const FAINT: &str = "2";
-/// What is wrong.
+/// For errors.
 pub const RED: &str = "31";
-/// What is right.
+/// For success.
 pub const GREEN: &str = "32";
-/// What deserves a look.
+/// For warnings.
 pub const YELLOW: &str = "33";
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! Two shapes of text that line up: labelled values, and columns.
+//! Aligned text: labelled values, and tables.
 
 use std::io::{self, Write};
 
-/// Labelled values, one a line, the values in one column. A value with line feeds, or a repeated
-/// empty label, goes on beneath.
+/// Labelled values, one a line, the values in one column. A value with line feeds, or with an empty
+/// label, continues below.
 #[derive(Debug, Default)]
 pub struct Fields {
     rows: Vec<(String, String)>,
@@ -18,7 +18,7 @@ impl Fields {
         }
     }
 
-    /// Writes them.
+    /// Writes the lines.
     ///
     /// # Errors
     /// What the system says of `out`.
@@ -30,12 +30,12 @@ impl Fields {
     }
 }
 
-/// Which way a column leans.
+/// Alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {
-    /// Text.
+    /// For text.
     Left,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
@@ -47,7 +47,7 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// A table with these headings.
+    /// An empty table with these headings.
     pub fn new(heads: &[(&'static str, Align)]) -> Self {
         Self { heads: heads.to_vec(), rows: Vec::new() }
     }

@@ -1,4 +1,4 @@
-//! The dates of image files: seconds since 2000-01-01 00:00 UTC, shown as UTC.
+//! Dates of image files: seconds since 2000-01-01 00:00 UTC, printed as UTC.
 
 /// Days from 1970-01-01 to 2000-01-01.
 const DAYS_BEFORE_2000: i64 = 10_957;

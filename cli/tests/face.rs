@@ -24,7 +24,7 @@ fn help_names_every_command() {
         "lab sweep",
         "lab compare",
         "lab profiles",
-        "bench",
+        "lab selftest",
         "completions",
         "man",
     ] {
@@ -117,7 +117,8 @@ fn a_study_that_cannot_be_is_refused_and_one_that_is_stopped_cleans_up() {
     std::fs::write(shop.path("file"), b"").unwrap();
     shop.fails(1, "lab study containers --quick --dir file");
     std::fs::remove_file(shop.path("file")).unwrap();
-    shop.fails(2, "bench nonsense");
+    // The promises against peers are a program of their own.
+    shop.fails(2, "bench");
     let mut child = shop
         .command(&["lab", "study", "containers", "--quick", "--size", "32M"])
         .stdout(Stdio::piped())
@@ -132,19 +133,4 @@ fn a_study_that_cannot_be_is_refused_and_one_that_is_stopped_cleans_up() {
     let rest: Vec<String> = stderr.lines().map(Result::unwrap).collect();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{rest:?}");
     assert_eq!(std::fs::read_dir(shop.path("")).unwrap().count(), 0, "scratch files were left behind");
-}
-
-#[test]
-fn a_promise_is_measured() {
-    let shop = Workshop::new();
-    let ended = shop.run("bench open-large --quick --json --output result.json");
-    let json: serde_json::Value = serde_json::from_str(&ended.stdout).expect("one JSON document");
-    assert_eq!((&json["schema"], &json["rows"][0]["row"]), (&"diskwright.bench/1".into(), &"open-large".into()));
-    // Whether it is kept is for a quiet machine to say; that code and document agree is for every
-    // machine.
-    let failed = json["rows"][0]["outcome"].as_str().expect("an outcome").to_lowercase().contains("fail");
-    assert_eq!(ended.code, Some(i32::from(failed)), "{ended:#?}");
-    let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(shop.path("result.json")).unwrap()).unwrap();
-    assert_eq!(saved["rows"], json["rows"]);
-    assert_eq!(std::fs::read_dir(shop.path("")).unwrap().count(), 1, "scratch files were left behind");
 }

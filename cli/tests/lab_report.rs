@@ -76,11 +76,11 @@ fn a_browser_shows_the_page_without_errors_and_with_the_figures_of_the_json() {
 
 #[test]
 fn the_extension_says_what_is_written_and_json_comes_back() {
-    let shop = with_results(&["run.json", "containers.json", "bench.json"]);
+    let shop = with_results(&["run.json", "containers.json", "acceptance.json"]);
     let csv = shop.ok("lab report run.json --as csv -o -");
     assert!(csv.starts_with("result,started_utc,phase,scope,") && csv.contains("\r\nrun.json,"), "{csv}");
     assert!(shop.ok("lab report run.json --table series --as csv -o -").starts_with("result,phase,start_s,"));
-    shop.ok("lab report run.json bench.json -o all.md");
+    shop.ok("lab report run.json acceptance.json -o all.md");
     assert!(fs::read_to_string(shop.path("all.md")).unwrap().starts_with("# "));
     shop.ok("lab report run.json containers.json -o all.json");
     let told = shop.json("lab report all.json -o all.html");

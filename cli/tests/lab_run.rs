@@ -254,7 +254,7 @@ fn a_result_replaces_a_result_and_nothing_else() {
         "lab run null: -d 1h -o nowhere/x.json",
         "lab run null: -d 1h -o x.toml",
         "lab study zero-payload --cell 3600 -o disk.vhdx",
-        "bench null --cell 3600 -o disk.vhd",
+        "lab selftest --cell 3600 -o disk.vhd",
         "diskspd -d3600 --save disk.vhdx null:",
     ] {
         // The name of the profile shows in the command line alone.

@@ -43,7 +43,7 @@ fn what_was_measured_is_shown_though_it_cannot_be_saved() {
         ("lab run null: --warm-up 0 --duration 2s -o r.json", "measuring", 1, "IOPS"),
         ("diskspd --save r.json -d2 -W0 -b4K null:64M", "measuring", 1, "total:"),
         ("lab compare --live null: null:1G --rounds 2 --warm-up 0 --duration 1s -o r.json", "compare", 2, "null:1G"),
-        ("bench null --quick --cell 1 --rounds 1 -o r.json", "bench", 1, "IOPS on one core"),
+        ("lab selftest --quick --cell 0.2 --rounds 1 -o r.json", "recording", 1, "IOPS on one core"),
         ("lab study zero-payload --quick --size 32M --rounds 1 --cell 0.2 -o r.json", "measure", 1, "64K random read"),
         (
             "lab sweep null: --vary queue-depth=1,2 --rounds 1 --warm-up 0 --duration 1s -o r.json",

@@ -105,16 +105,6 @@ fn the_selftest_runs_as_typed() {
 }
 
 #[test]
-fn a_row_of_the_bench_runs_as_typed() {
-    let shop = Workshop::new();
-    let ended = shop.run("bench null --quick --cell 0.02 --rounds 1 --dir there");
-    assert!(matches!(ended.code, Some(0 | 1)), "{ended:#?}");
-    assert!(ended.stdout.contains("null: ") && ended.stdout.contains("IOPS on one core"), "{}", ended.stdout);
-    assert!(!ended.stdout.contains("nothing was measured"), "{}", ended.stdout);
-    assert_eq!(names(&shop.path("")), [""; 0], "a folder was made for it, and goes with it");
-}
-
-#[test]
 fn a_small_study_says_what_it_found_and_what_it_left_out() {
     let shop = Workshop::new();
     let printed = shop

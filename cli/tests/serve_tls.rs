@@ -100,12 +100,12 @@ fn sighup_reads_the_certificates_anew() {
     let key = fs::read(shop.path("pki/server-key.pem")).unwrap();
     fs::write(shop.path("pki/server-key.pem"), "nonsense").unwrap();
     server.signal(Signal::SIGHUP);
-    server.wait_for_log("could not be read anew");
+    server.wait_for_log("certificates not reloaded");
     fs::write(shop.path("pki/server-key.pem"), key).unwrap();
     shop.ok(&format!("info '{uri}?tls-certificates={old}'"));
     folder(&shop, "pki");
     server.signal(Signal::SIGHUP);
-    server.wait_for_log("the certificates were read anew");
+    server.wait_for_log("certificates reloaded");
     wait_until("the old ones are good for nothing", || {
         shop.run(&format!("info '{uri}?tls-certificates={old}'")).code == Some(1)
     });

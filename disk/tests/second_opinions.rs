@@ -248,7 +248,7 @@ fn other_programs_read_grown_disks() {
 
 /// Reads a whole chain with libvhdi. Arguments: the paths from the base to the top, and the path of
 /// the output.
-const LIBVHDI: &str = include_str!("../../proving/src/chain_by_libvhdi.py");
+const LIBVHDI: &str = include_str!("../../proof/proving/src/chain_by_libvhdi.py");
 
 #[test]
 fn libvhdi_reads_the_chains_that_we_write() {

@@ -286,8 +286,8 @@ impl Cells for Document {
             Self::ZeroPayload(result) => result.cells(),
             Self::Comparison(record) => record.cells(),
             Self::AccessPaths(result) => result.cells(),
-            // It judges figures of many units and has no cells.
-            Self::Bench(_) => Vec::new(),
+            // Its checks are figures of many units, not cells.
+            Self::Acceptance(_) => Vec::new(),
         }
     }
 }
@@ -301,7 +301,7 @@ mod tests {
     fn every_kind_of_result_has_cells_with_rounds() {
         for (name, document) in example::all() {
             let cells = document.cells();
-            assert_eq!(cells.is_empty(), matches!(document, Document::Bench(_)), "{name}");
+            assert_eq!(cells.is_empty(), matches!(document, Document::Acceptance(_)), "{name}");
             for cell in cells.iter().filter(|cell| !cell.rounds.is_empty()) {
                 let summary = cell.summary().unwrap();
                 assert!(summary.iops > 0.0 && !cell.subject.is_empty() && !cell.load.is_empty(), "{name}: {cell:?}");

@@ -1,14 +1,14 @@
-//! Opening a disk, or a long run, in a fresh process, to know what that costs.
+//! Measuring in a fresh process: opening a disk, or a long run.
 //!
-//! Time and memory of one thing can only be told apart from everything else in a process that does
-//! nothing else: allocators keep what earlier work gave back, and the peak of a process never
-//! falls. So the program starts itself again with a hidden argument, and the child opens, reads one
-//! block, and prints what it cost as JSON.
+//! Time and memory of one operation can only be measured in a process that does nothing else: an
+//! allocator keeps the memory that earlier work freed, and the peak of a process never falls. So
+//! the program starts itself again with a hidden argument, and the child does its one operation and
+//! prints its cost as JSON.
 //!
 //! ```text
-//!   lab ── ChildLauncher::open ────▶ <program> <args...> open PATH OFFSET LENGTH direct|page ──▶ child_main ──▶ JSON
-//!          ChildLauncher::touch ───▶ <program> <args...> touch PATH MAP_MEMORY                 ─▶
-//!          ChildLauncher::long_run ─▶ <program> <args...> run REQUESTS                         ─▶
+//!   ChildLauncher::open ──────▶ PROGRAM ARGS... open PATH OFFSET LENGTH direct|page ─┐
+//!   ChildLauncher::long_run ──▶ PROGRAM ARGS... run REQUESTS ────────────────────────┴▶ child_main
+//!   ChildLauncher::ask ───────▶ PROGRAM ARGS... WORDS...     a caller's own child; JSON comes back
 //! ```
 
 use crate::{
@@ -22,10 +22,6 @@ use diskwright_load::{
     run::{self, RunOptions, Unwatched},
 };
 use diskwright_store::{Blocking, CacheMode, EngineKind};
-use rand_xoshiro::{
-    Xoshiro256PlusPlus,
-    rand_core::{Rng, SeedableRng},
-};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::{
     ffi::{OsStr, OsString},
@@ -45,7 +41,7 @@ pub struct ChildLauncher {
 }
 
 impl ChildLauncher {
-    /// The running program, with `args` before those of the child: `["bench-child"]`.
+    /// The running program, with `args` before those of the child: `["measuring-child"]`.
     ///
     /// # Errors
     /// [`LabError::File`] when the system cannot tell which program is running.
@@ -54,29 +50,13 @@ impl ChildLauncher {
         Ok(Self { program, args: args.into_iter().map(Into::into).collect() })
     }
 
-    /// The program itself.
-    pub fn program(&self) -> &Path {
-        &self.program
-    }
-
     /// Opens `path` read-only in a child and reads `len_bytes` at `offset_bytes`.
     ///
     /// # Errors
     /// [`LabError::Program`] with what the child said when it fails.
     pub fn open(&self, path: &Path, offset_bytes: u64, len_bytes: u64, cache: CacheMode) -> Result<OpenCost> {
-        let mut command = self.command("open");
-        command.arg(path).arg(offset_bytes.to_string()).arg(len_bytes.to_string()).arg(cache_word(cache));
-        self.ask(command)
-    }
-
-    /// Opens `path` in a child and reads at random from every page of its map.
-    ///
-    /// # Errors
-    /// As [`ChildLauncher::open`].
-    pub fn touch(&self, path: &Path, map_memory_bytes: u64) -> Result<TouchCost> {
-        let mut command = self.command("touch");
-        command.arg(path).arg(map_memory_bytes.to_string());
-        self.ask(command)
+        let place = [offset_bytes, len_bytes].map(|number| number.to_string());
+        self.ask(["open".as_ref(), path.as_os_str(), place[0].as_ref(), place[1].as_ref(), cache_word(cache).as_ref()])
     }
 
     /// Makes so many requests of nothing in a child, by one thread that takes every latency.
@@ -84,18 +64,16 @@ impl ChildLauncher {
     /// # Errors
     /// As [`ChildLauncher::open`].
     pub fn long_run(&self, requests: u64) -> Result<RunCost> {
-        let mut command = self.command("run");
-        command.arg(requests.to_string());
-        self.ask(command)
+        self.ask(["run", &requests.to_string()])
     }
 
-    fn command(&self, verb: &str) -> Command {
+    /// Runs a child with `words` to its end, and reads its answer.
+    ///
+    /// # Errors
+    /// As [`ChildLauncher::open`].
+    pub fn ask<T: DeserializeOwned, W: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = W>) -> Result<T> {
         let mut command = Command::new(&self.program);
-        command.args(&self.args).arg(verb);
-        command
-    }
-
-    fn ask<T: DeserializeOwned>(&self, mut command: Command) -> Result<T> {
+        command.args(&self.args).args(words);
         let output = command.output().map_err(LabError::file("start", &self.program))?;
         let said = String::from_utf8_lossy(&output.stdout);
         let failed = |why: &str| LabError::Program {
@@ -146,53 +124,6 @@ pub fn open_cost(path: &Path, offset_bytes: u64, len_bytes: u64, cache: CacheMod
     let size_bytes = diskwright_store::BlockDevice::geometry(&*disk).size_bytes;
     let images = disk.layers().len() as u32;
     Ok(OpenCost { images, size_bytes, open_ns, read_ns, resident_before_bytes, resident_peak_bytes })
-}
-
-/// What it cost to read a disk everywhere.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct TouchCost {
-    /// Reads that were made.
-    pub reads: u64,
-    /// How long they took, nanoseconds.
-    pub took_ns: u64,
-    /// Resident memory of the process with the disk open and one page of its map in use.
-    pub resident_before_bytes: u64,
-    /// Its highest resident memory until the end (`VmHWM`).
-    pub resident_peak_bytes: u64,
-}
-
-/// Distance between the reads of [`touch_cost`]: less than what a page of any map, or of any table
-/// behind it, has.
-const TOUCH_STEP_BYTES: u64 = 256 << 20;
-
-/// Opens `path` in this process and reads 4 KiB at a random place of every 256 MiB, in an order
-/// that jumps.
-///
-/// # Errors
-/// As [`open_cost`].
-pub fn touch_cost(path: &Path, map_memory_bytes: u64) -> Result<TouchCost> {
-    let options = OpenOptions { map_memory_bytes: Some(map_memory_bytes), ..OpenOptions::default() };
-    let disk = Disk::open(path, &options)?;
-    let size_bytes = diskwright_store::BlockDevice::geometry(&*disk).size_bytes;
-    let steps = (size_bytes / TOUCH_STEP_BYTES).max(1);
-    let failed = || LabError::file("read", path);
-    let mut device = Blocking::open(&*disk, EngineKind::Auto).map_err(failed())?;
-    let mut piece = [0; 4096];
-    device.read(0, &mut piece).map_err(failed())?;
-    let (resident_before_bytes, _) = machine::resident_bytes();
-    let start = Instant::now();
-    let mut dice = Xoshiro256PlusPlus::seed_from_u64(steps);
-    let mut order: Vec<u64> = (0..steps).collect();
-    for left in (1..order.len()).rev() {
-        order.swap(left, (dice.next_u64() % (left as u64 + 1)) as usize);
-    }
-    for step in order {
-        let inside_bytes = (dice.next_u64() % TOUCH_STEP_BYTES.min(size_bytes)) & !4095;
-        device.read(step * TOUCH_STEP_BYTES + inside_bytes, &mut piece).map_err(failed())?;
-    }
-    let took_ns = start.elapsed().as_nanos() as u64;
-    let (_, resident_peak_bytes) = machine::resident_bytes();
-    Ok(TouchCost { reads: steps, took_ns, resident_before_bytes, resident_peak_bytes })
 }
 
 /// What it cost to make many requests of nothing.
@@ -249,9 +180,6 @@ pub fn child_main(args: &[OsString]) -> Result<String> {
                 .ok_or_else(bad)?;
             serde_json::to_string(&open_cost(Path::new(path), number(offset)?, number(len)?, mode)?)
         }
-        [verb, path, map_memory] if verb == OsStr::new("touch") => {
-            serde_json::to_string(&touch_cost(Path::new(path), number(map_memory)?)?)
-        }
         [verb, requests] if verb == OsStr::new("run") => serde_json::to_string(&run_cost(number(requests)?)?),
         _ => return Err(bad()),
     };
@@ -292,7 +220,6 @@ mod tests {
             &["close", "x", "0", "512", "page"],
             &["open", "x", "0", "y", "page"],
             &["run", "x"],
-            &["touch", "x", "y"],
         ] {
             assert!(matches!(child_main(&args(words)), Err(LabError::BadOptions { .. })), "{words:?}");
         }
@@ -310,16 +237,6 @@ mod tests {
         let cost: OpenCost = serde_json::from_str(&child_main(&args).unwrap()).unwrap();
         assert_eq!((cost.images, cost.size_bytes), (2, 64 << 20));
         assert!(cost.resident_peak_bytes > 0 && cost.open_ns > 0);
-    }
-
-    #[test]
-    fn the_cost_of_touching_a_disk_everywhere_is_told() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = create_empty(Container::VhdxDynamic, dir.path(), 1 << 40).unwrap();
-        let args: Vec<OsString> = ["touch".into(), path.into(), (16 << 20).to_string().into()].to_vec();
-        let cost: TouchCost = serde_json::from_str(&child_main(&args).unwrap()).unwrap();
-        assert_eq!(cost.reads, 4096);
-        assert!(cost.resident_before_bytes > 0 && cost.resident_peak_bytes >= cost.resident_before_bytes);
     }
 
     #[test]

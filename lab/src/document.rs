@@ -11,7 +11,7 @@
 //! histograms that rise, numbers of targets that exist.
 
 use crate::{
-    bench::{self, BenchReport},
+    acceptance::{self, AcceptanceRecord},
     comparison::{COMPARISON_SCHEMA, ComparisonRecord},
     result::{CONTAINERS_SCHEMA, ContainersResult},
     study::{
@@ -63,8 +63,8 @@ pub enum Document {
     Comparison(Box<ComparisonRecord>),
     /// Of `lab study access-paths`.
     AccessPaths(Box<AccessPathsResult>),
-    /// Of `bench`.
-    Bench(Box<BenchReport>),
+    /// Of `lab selftest` and `diskwright-bench`.
+    Acceptance(Box<AcceptanceRecord>),
 }
 
 impl Document {
@@ -79,7 +79,7 @@ impl Document {
             Self::ZeroPayload(result) => Some(&result.started_utc),
             Self::Comparison(_) => None,
             Self::AccessPaths(result) => Some(&result.started_utc),
-            Self::Bench(report) => Some(&report.started_utc),
+            Self::Acceptance(record) => Some(&record.started_utc),
         }
     }
 
@@ -94,7 +94,7 @@ impl Document {
             Self::ZeroPayload(_) => "a study of zero payload",
             Self::Comparison(_) => "a comparison",
             Self::AccessPaths(_) => "a study of access paths",
-            Self::Bench(_) => "a bench",
+            Self::Acceptance(_) => "an acceptance run",
         }
     }
 }
@@ -144,7 +144,7 @@ pub enum ReadError {
         column: usize,
     },
     /// JSON, but of something else.
-    #[error("{} is JSON but no result of the lab: {found}; give what `lab run`, `lab study`, `lab sweep` or `bench` saved", path.display())]
+    #[error("{} is JSON but no result of the lab: {found}; give what `lab run`, `lab study`, `lab sweep` or `lab selftest` saved", path.display())]
     NoResult {
         /// Which.
         path: PathBuf,
@@ -340,7 +340,7 @@ fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
             Document::Comparison(Box::new(comparison))
         }
         access_paths::SCHEMA => Document::AccessPaths(Box::new(fields(path, schema, bytes)?)),
-        _ => Document::Bench(Box::new(fields(path, schema, bytes)?)),
+        _ => Document::Acceptance(Box::new(fields(path, schema, bytes)?)),
     };
     Ok(document)
 }
@@ -355,7 +355,7 @@ const KINDS: [&str; 10] = [
     zero_payload::SCHEMA,
     COMPARISON_SCHEMA,
     access_paths::SCHEMA,
-    bench::SCHEMA,
+    acceptance::SCHEMA,
     BUNDLE_SCHEMA,
 ];
 

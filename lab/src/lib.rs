@@ -4,7 +4,7 @@
 //!   targets: open, inspect, fill        diskwright_load: job ──▶ run ──▶ record, figures
 //!            │                                    ▲
 //!            ▼                                    │ a window
-//!   measure.rs, sweep/, comparison/, study/, bench/ ─┘ rounds in turns; conclusions by diskwright_stats
+//!   measure.rs, sweep/, comparison/, study/, selftest/ ┘ rounds in turns; conclusions by diskwright_stats
 //!            │
 //!            ▼
 //!   results: document.rs, cells.rs ──▶ report/ (chapters) ──▶ diskwright_outline: terminal, page, Markdown
@@ -16,11 +16,11 @@
 //! | `open.rs`, `behind.rs` | what a user named, as a target; what it shows that is no file |
 //! | `prepare.rs`, `inspect/`, `fill.rs` | whether a target may be written, what it holds, who uses it; filling it |
 //! | `targets.rs`, `chain.rs`, `child.rs` | the containers under comparison; chains; opening in a fresh process |
-//! | `server.rs` | servers as children, and what they cost |
+//! | `peer.rs`, `server.rs`, `traffic.rs` | other programs; servers; bytes that reached storage |
 //! | `measure.rs` | targets in turns, ratios within rounds |
 //! | `sweep/`, `comparison/` | a workload over a range of loads; A against B |
 //! | `study/`, `paper.rs` | the papers' experiments; the papers' own figures |
-//! | `bench/` | the engine's promises against its peers |
+//! | `acceptance/`, `selftest/` | figures against what is promised; the load generator against fio |
 //! | `result.rs`, `document.rs`, `cells.rs` | results as files; the cells of any result |
 //! | `output.rs` | which file may be written, and how |
 //! | `report/`, `export/` | a chapter for each kind of result; CSV and JSON |
@@ -38,8 +38,8 @@
 //! # fn main() -> diskwright_lab::Result<()> {
 //! let options = ContainersOptions {
 //!     study: StudyOptions { quick: true, ..StudyOptions::default() },
-//!     // The program must answer `<itself> bench-child ARGS...` by printing `child_main(ARGS)?` on standard output.
-//!     launcher: Some(ChildLauncher::current_exe(["bench-child"])?),
+//!     // The program must answer `<itself> measuring-child ARGS...` by printing `child_main(ARGS)?` on standard output.
+//!     launcher: Some(ChildLauncher::current_exe(["measuring-child"])?),
 //!     ..ContainersOptions::default()
 //! };
 //! // Called between cells, never while one is measured. `false` stops the run: it cleans up and ends with `LabError::Stopped`.
@@ -53,25 +53,11 @@
 //! # Ok(())
 //! # }
 //! ```
-//!
-//! # Running the bench
-//!
-//! ```no_run
-//! use diskwright_lab::{BenchOptions, ChildLauncher, Row, bench, progress::Silent, report::{self, TextOptions}};
-//!
-//! # fn main() -> diskwright_lab::Result<()> {
-//! let options = BenchOptions { launcher: Some(ChildLauncher::current_exe(["bench-child"])?), ..BenchOptions::default() };
-//! // No rows means all of them; `Row::from_name("open-chain")` finds one by its name, `Row::ALL` has their names and titles.
-//! let found = bench::run(&[Row::OpenChain, Row::CreateFixed], &options, &mut Silent)?;
-//! print!("{}", report::text(&found, &TextOptions::default()));
-//! std::process::exit(if found.passed() { 0 } else { 1 });
-//! # }
-//! ```
 
 #![forbid(unsafe_code)]
 
+pub mod acceptance;
 pub mod behind;
-pub mod bench;
 pub mod cells;
 pub mod chain;
 pub mod child;
@@ -85,18 +71,20 @@ pub mod measure;
 pub mod open;
 pub mod output;
 pub mod paper;
+pub mod peer;
 pub mod prepare;
 pub mod progress;
 pub mod report;
 pub mod result;
 pub mod scratch;
-mod server;
+pub mod selftest;
+pub mod server;
 pub mod study;
 pub mod sweep;
 pub mod targets;
-mod traffic;
+pub mod traffic;
 
-pub use bench::{BenchOptions, BenchReport, Row};
+pub use acceptance::{AcceptanceOptions, AcceptanceRecord};
 pub use child::{ChildLauncher, child_main};
 pub use error::{LabError, Result};
 pub use progress::{Progress, Step};

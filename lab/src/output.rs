@@ -50,7 +50,7 @@ const TABLES: [&str; 4] = [
 ];
 
 /// How the schemas of results begin.
-const SCHEMAS: [&str; 3] = ["diskwright.lab.", "diskwright.study.", "diskwright.bench/"];
+const SCHEMAS: [&str; 2] = ["diskwright.lab.", "diskwright.study."];
 
 /// How every report says which program made it, before the version. Reports are known again by
 /// this.

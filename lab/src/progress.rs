@@ -48,6 +48,9 @@ impl<F: FnMut(Step<'_>) -> bool> Progress for F {
 }
 
 /// Reports a step, and turns a refusal into an error for `?`.
-pub(crate) fn report(progress: &mut dyn Progress, phase: &str, done: u64, total: u64, message: &str) -> Result<()> {
+///
+/// # Errors
+/// [`LabError::Stopped`].
+pub fn report(progress: &mut dyn Progress, phase: &str, done: u64, total: u64, message: &str) -> Result<()> {
     if progress.step(Step { phase, done, total, message }) { Ok(()) } else { Err(LabError::Stopped) }
 }

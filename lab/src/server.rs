@@ -1,7 +1,7 @@
 //! Servers as children: ours and the peers', each on a unix socket in the scratch folder, and what
 //! they cost while they serve.
 //!
-//! A child is in a process group of its own: Ctrl-C is for the study or the bench, which then takes
+//! A child is in a process group of its own: Ctrl-C is for the study or the row, which then takes
 //! its servers down itself. It hears the signals that are blocked here, so a server that others
 //! wrote ends by SIGTERM too.
 //!
@@ -10,7 +10,7 @@
 //! is that of its process with all its threads, io_uring's workers among them, read while it runs:
 //! what it cost to start, and to end, is not in the difference of two readings.
 
-use crate::{LabError, Result, bench::peer};
+use crate::{LabError, Result, peer};
 use nix::{
     sys::signal::{Signal, kill},
     time::clock_getcpuclockid,
@@ -31,7 +31,7 @@ const POLL_PAUSE: Duration = Duration::from_millis(5);
 
 /// A process that serves. Dropped, it is made to end.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub struct Server {
     child: Child,
     command: String,
     log: PathBuf,
@@ -42,7 +42,7 @@ impl Server {
     ///
     /// # Errors
     /// [`LabError::File`] when it cannot be started.
-    pub(crate) fn start(mut command: Command, dir: &Path, name: &str) -> Result<Self> {
+    pub fn start(mut command: Command, dir: &Path, name: &str) -> Result<Self> {
         let log = dir.join(format!("{name}.log"));
         let failed = || LabError::file("create the log", &log);
         let out = File::create(&log).map_err(failed())?;
@@ -56,7 +56,7 @@ impl Server {
     ///
     /// # Errors
     /// [`LabError::Program`] with what it said, when it ends instead, or does not listen in time.
-    pub(crate) fn listening(command: Command, socket: &Path, name: &str) -> Result<Self> {
+    pub fn listening(command: Command, socket: &Path, name: &str) -> Result<Self> {
         let dir = socket.parent().unwrap_or(Path::new("."));
         let mut server = Self::start(command, dir, name)?;
         server.wait_until("it does not listen", || listens(socket))?;
@@ -67,7 +67,7 @@ impl Server {
     ///
     /// # Errors
     /// [`LabError::Program`].
-    pub(crate) fn wait_until(&mut self, otherwise: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
+    pub fn wait_until(&mut self, otherwise: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
         let start = Instant::now();
         while !is_so() {
             let ended = self.child.try_wait().map_err(LabError::file("wait for", &self.log))?;
@@ -83,7 +83,7 @@ impl Server {
     ///
     /// # Errors
     /// [`LabError::Program`] when it has ended.
-    pub(crate) fn cpu_ns(&self) -> Result<u64> {
+    pub fn cpu_ns(&self) -> Result<u64> {
         self.cpu_ns_of(self.child.id())
     }
 
@@ -91,7 +91,7 @@ impl Server {
     ///
     /// # Errors
     /// As [`Server::cpu_ns`].
-    pub(crate) fn cpu_ns_of(&self, pid: u32) -> Result<u64> {
+    pub fn cpu_ns_of(&self, pid: u32) -> Result<u64> {
         let read = clock_getcpuclockid(Pid::from_raw(pid as i32)).and_then(|clock| clock.now());
         let time = read.map_err(|errno| self.failed(None, &format!("its CPU time cannot be read ({errno})")))?;
         Ok(Duration::from(time).as_nanos() as u64)
@@ -101,7 +101,7 @@ impl Server {
     ///
     /// # Errors
     /// [`LabError::Program`] when it does not, or ends badly.
-    pub(crate) fn stop(mut self) -> Result<()> {
+    pub fn stop(mut self) -> Result<()> {
         match self.end().map_err(LabError::file("wait for", &self.log))? {
             // Some leave the signal to the system.
             Some(status) if status.success() || status.signal() == Some(Signal::SIGTERM as i32) => Ok(()),
@@ -126,7 +126,7 @@ impl Server {
     }
 
     /// The file with what it prints.
-    pub(crate) fn log(&self) -> &Path {
+    pub fn log(&self) -> &Path {
         &self.log
     }
 
@@ -156,7 +156,7 @@ impl Drop for Server {
 ///
 /// # Errors
 /// Those of [`Server::cpu_ns`], and of the work.
-pub(crate) fn cost_of<T>(server: &Server, work: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
+pub fn cost_of<T>(server: &Server, work: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
     let before = server.cpu_ns()?;
     let value = work()?;
     Ok((value, server.cpu_ns()?.saturating_sub(before)))

@@ -11,13 +11,18 @@ const ACCOUNT: &str = "/proc/self/io";
 
 /// Bytes since the process began, or between two looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Traffic {
+pub struct Traffic {
+    /// Read from storage.
     pub read_bytes: u64,
+    /// Written to storage.
     pub written_bytes: u64,
 }
 
 impl Traffic {
     /// So far, by all threads, those that have ended included.
+    ///
+    /// # Errors
+    /// [`LabError::File`] when the kernel's account cannot be read.
     pub fn of_process() -> Result<Self> {
         let failed = LabError::file("read the kernel's account of this process from", Path::new(ACCOUNT));
         std::fs::read_to_string(ACCOUNT).and_then(|text| Self::parse(&text)).map_err(failed)

@@ -6,8 +6,8 @@
 //!           prints the device        watches
 //! ```
 //!
-//! Both processes are this program with the same words and a hidden option, so every option means
-//! the same in all of them. With `--foreground` the command itself is the supervisor.
+//! Both processes are this program with the same arguments and a hidden option, so every option
+//! means the same in all of them. With `--foreground` the command itself is the supervisor.
 
 use crate::{
     context::{Context, say},
@@ -37,15 +37,15 @@ use std::{
 /// Arguments of `attach`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The disk becomes a block device, which a process in the background serves; its name is printed. It is a ublk device where the kernel has \
-that driver (Linux 6.5, modprobe ublk_drv), else a loop device over a FUSE file; --by chooses. Partitions get devices too. Programs that write to it write to FILE; `detach` flushes and lets go. What file systems discard (fstrim) gives its space back.
+The disk becomes a block device, which a process in the background serves; the device's path is printed. It is a ublk device where the kernel has \
+that driver (Linux 6.5, modprobe ublk_drv), else a loop device over a FUSE file; --by chooses. Partitions get devices too. Writes to the device are writes to FILE; `detach` flushes them and removes the device. Discards (fstrim) give space back.
 
-Block devices need root. --fuse shows the disk as a file instead, which anybody may (it takes fusermount3, of the package fuse3).
+Block devices need root. --fuse shows the disk as a file instead, which needs no root but fusermount3 (package fuse3).
 
-What is mounted is foreign, so it is mounted nosuid and nodev; mount the device by hand for anything else. --read-only leaves FILE as it \
-is in every byte; so does --ephemeral, which file systems that were not unmounted cleanly need.
+File systems are mounted nosuid and nodev, because the disk may come from another machine; mount the device by hand for other options. --read-only and --ephemeral \
+leave every byte of FILE as it is. A file system that was not unmounted cleanly can only be mounted with --ephemeral or writable.
 
-What is attached is recorded in /run/diskwright (root), or in diskwright/ in $XDG_RUNTIME_DIR or /run/user/UID, or in \
+Attached disks are recorded in /run/diskwright (root), or in diskwright/ in $XDG_RUNTIME_DIR or /run/user/UID, or in \
 /tmp/diskwright-UID. DISKWRIGHT_RUN_DIR names another folder, which must be the same for attach, attached and detach.
 
 EXAMPLES
@@ -62,32 +62,32 @@ pub struct AttachArgs {
     /// Refuse all writes.
     #[arg(long, short)]
     read_only: bool,
-    /// Let writes succeed, and drop them when it is detached. They are kept in TMPDIR (or /var/tmp)
-    /// meanwhile.
+    /// Let writes succeed, and drop them on detach. Until then they are kept in TMPDIR (or
+    /// /var/tmp).
     #[arg(long, conflicts_with = "read_only")]
     ephemeral: bool,
-    /// Mount what is inside at DIR.
+    /// Mount the file system inside at DIR.
     #[arg(long, short, value_name = "DIR", conflicts_with = "fuse")]
     mount: Option<PathBuf>,
     /// Mount this partition. [default: the only one with a file system]
     #[arg(long, short, value_name = "N", requires = "mount")]
     partition: Option<u32>,
-    /// What kind of block device to make. [default: ublk where the kernel has it, else loop]
+    /// Kind of block device. [default: ublk where the kernel has it, else loop]
     #[arg(long, value_name = "KIND", conflicts_with = "fuse")]
     by: Option<By>,
-    /// Make no block device: show the disk as DIR/disk (or in the place of a file).
+    /// Create no block device: show the disk as DIR/disk, or in the place of a file.
     #[arg(long, value_name = "DIR")]
     fuse: Option<PathBuf>,
-    /// Stay, and detach when interrupted.
+    /// Stay in the foreground, and detach when interrupted.
     #[arg(long)]
     foreground: bool,
-    /// Which of the processes this is.
+    /// Role of this process.
     #[arg(long = "as", value_name = "ROLE", hide = true)]
     role: Option<Role>,
     /// Where the server mounts.
     #[arg(long, value_name = "PATH", hide = true, requires = "role")]
     at: Option<PathBuf>,
-    /// With which mark the server adds a ublk device.
+    /// Mark by which the ublk device is found again.
     #[arg(long, value_name = "NUMBER", hide = true, requires = "role", conflicts_with = "at")]
     mark: Option<u64>,
 }
@@ -140,7 +140,7 @@ impl From<&Record> for Report {
     }
 }
 
-/// The one line from the supervisor in the background to the command.
+/// The line by which the supervisor in the background answers the command.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum SupervisorSays {
@@ -148,7 +148,7 @@ enum SupervisorSays {
     Failed { error: String },
 }
 
-/// Attaches.
+/// Attaches, in the role of this process.
 pub fn run(context: &mut Context, args: &AttachArgs) -> Outcome {
     in_a_file(&args.file, "attach")?;
     match args.role {
@@ -159,10 +159,10 @@ pub fn run(context: &mut Context, args: &AttachArgs) -> Outcome {
     }
 }
 
-/// This command line once more, in another role.
+/// This command line in another role.
 fn again(role: &str) -> io::Result<Command> {
     let mut words: Vec<OsString> = env::args_os().skip(1).collect();
-    // Another role given twice would be refused.
+    // A second `--as` would be refused.
     if let Some(at) = words.iter().position(|word| word == "--as") {
         words.drain(at..(at + 2).min(words.len()));
     }
@@ -173,8 +173,8 @@ fn again(role: &str) -> io::Result<Command> {
 
 fn start_supervisor(context: &mut Context) -> Outcome {
     let failed = |error| Failure::doing("cannot start the process in the background", error);
-    // Nothing of this terminal or pipe stays open in the background, or a script would wait for
-    // ever for its end.
+    // The background process must not hold this terminal or pipe open: a script would wait for the
+    // pipe's end for ever.
     let mut child = again("supervisor")
         .map_err(failed)?
         .stdin(Stdio::null())
@@ -192,7 +192,7 @@ fn start_supervisor(context: &mut Context) -> Outcome {
             print(context, report)
         }
         Ok(SupervisorSays::Failed { error }) => Err(Failure::new(error)),
-        Err(_) => Err(Failure::new("the process in the background ended without a word; try --foreground to see why")),
+        Err(_) => Err(Failure::new("the process in the background ended without an answer; --foreground shows why")),
     }
 }
 
@@ -201,7 +201,7 @@ fn print(context: &mut Context, report: Report) -> Outcome {
         context.print_json(&report)?;
     } else {
         if let Some(place) = report.device.as_ref().or(report.fuse_file.as_ref()) {
-            // Scripts take the name as it is.
+            // Scripts read the path: nothing but the path is printed.
             context.print_text(&format!("{}\n", place.display()))?;
         }
     }
@@ -221,7 +221,7 @@ fn attach_here(args: &AttachArgs) -> Outcome<Attached> {
         ephemeral: args.ephemeral,
     };
     let server = |at: &At| {
-        // Without the name of the program there is nothing to start, and the spawn says so.
+        // Without the program's path the spawn fails and says so.
         let mut command = again("server").unwrap_or_else(|_| Command::new(""));
         match at {
             At::Mount(point) => command.arg("--at").arg(point),
@@ -244,7 +244,7 @@ fn stay(context: &mut Context, args: &AttachArgs) -> Outcome {
 
 fn supervise(context: &mut Context, args: &AttachArgs) -> Outcome {
     let patience = context.signals.patient();
-    // A session of its own: the end of the terminal is not the end of the disk.
+    // A session of its own, so that the disk stays attached when the terminal is closed.
     let _ = rustix::process::setsid();
     let (said, attached) = match attach_here(args) {
         Ok(attached) => {
@@ -253,13 +253,14 @@ fn supervise(context: &mut Context, args: &AttachArgs) -> Outcome {
         }
         Err(failure) => (SupervisorSays::Failed { error: failure.to_string() }, Err(failure)),
     };
-    let line = serde_json::to_string(&said).map_err(|error| Failure::doing("cannot say how it went", error.into()))?;
-    // Whoever was to read it may have been killed; the disk is attached all the same, and looked
-    // after.
+    let line = serde_json::to_string(&said)
+        .map_err(|error| Failure::doing("cannot encode the answer of the supervisor", error.into()))?;
+    // The command that waits for the line may have been killed. The disk stays attached, and this
+    // process supervises it.
     let _ = writeln!(context.out, "{line}").and_then(|()| context.out.flush());
-    // The folder from which it was started can be removed or unmounted.
+    // The folder from which the command was started can then be removed or unmounted.
     let _ = env::set_current_dir("/");
-    // And the command that waits for the line is not kept waiting for more.
+    // Closes the pipe to the command, which waits for its end.
     if let Ok(null) = std::fs::OpenOptions::new().write(true).open("/dev/null") {
         let _ = rustix::stdio::dup2_stdout(&null);
     }
@@ -268,13 +269,13 @@ fn supervise(context: &mut Context, args: &AttachArgs) -> Outcome {
 }
 
 fn serve(context: &mut Context, args: &AttachArgs) -> Outcome {
-    // It ends when it is unmounted, or its device stopped, and not by a signal that was meant for
-    // the whole group.
+    // The server ends when its file is unmounted or its device stopped, and not by a signal to the
+    // whole process group.
     let _patience = context.signals.patient();
     let at = match (&args.at, args.mark) {
         (Some(point), _) => At::Mount(point.clone()),
         (None, Some(mark)) => At::Ublk(mark),
-        (None, None) => return Err(Failure::new("the server was not told where to show the disk")),
+        (None, None) => return Err(Failure::new("the server got neither --at nor --mark")),
     };
     let opened = open(context, args);
     let disk = match opened {

@@ -1,4 +1,4 @@
-//! `diskwright attached`: what is attached on this machine.
+//! `diskwright attached`: lists the disks that are attached on this machine.
 
 use crate::{
     context::Context,
@@ -49,7 +49,7 @@ pub struct Entry {
     mounted: Vec<PathBuf>,
 }
 
-/// Lists.
+/// Prints the list.
 pub fn run(context: &mut Context, _args: &AttachedArgs) -> Outcome {
     let registry = Registry::open()?;
     let cleared = attach::clear_stale(&registry)?;

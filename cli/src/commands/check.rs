@@ -1,10 +1,10 @@
-//! `diskwright check FILE`: damage and lost space, told and never touched.
+//! `diskwright check FILE`: reports damage and leaked space; never writes.
 //!
-//! The file is read through a shared lock, so nobody writes to it meanwhile (without any lock with
-//! `--force-share`). The parents of a child are always followed, for a child whose parent is
-//! missing or replaced cannot be read: a broken link is told and ends with 1, unless damage was
-//! found. With `--chain` the parents are also checked, each by itself. A VHD's parent whose last
-//! change is not when its child says is a note on the child.
+//! The file is read under a shared lock, so that no other process writes to it meanwhile
+//! (`--force-share` takes no lock). The parents of a child are always followed, because a child
+//! whose parent is missing or replaced cannot be read: a broken link is reported, and the exit code
+//! is 1 unless damage was found. With `--chain` the parents are also checked, each by itself. A
+//! VHD's parent whose modification time differs from the recorded one is a note on the child.
 
 use crate::{
     context::Context,
@@ -31,8 +31,8 @@ use std::{
 /// Arguments of `check`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A child is read through its parents, so the links to them are followed: one that is broken (the parent is missing, was replaced or may not \
-be opened) is told, and the exit code is 1, even where the file itself is sound. --chain also checks what the parents hold.
+A child is read through its parents, so the links to them are followed. A broken link (the parent is missing, was replaced or may not \
+be opened) is reported, and the exit code is 1 even if the file itself is sound. --chain also checks the parents themselves.
 
 EXIT CODES  0 sound, 1 could not check, or a link to a parent is broken (wrong usage too), 2 corrupt, 3 leaked space only
 
@@ -43,7 +43,7 @@ EXAMPLES
 pub struct CheckArgs {
     /// The disk.
     file: PathBuf,
-    /// Check its parents too, down to the disk that has none.
+    /// Check the parents too, down to the disk that has none.
     #[arg(long)]
     chain: bool,
     /// Not supported yet: refused, and nothing is changed.
@@ -102,10 +102,10 @@ pub struct FindingReport {
     message: String,
 }
 
-/// A file, and what was found in it.
+/// A file, and its report or why it could not be checked.
 type Checked = (PathBuf, Result<(Format, CheckReport), DiskError>);
 
-/// Checks.
+/// Checks the file, and with `--chain` its parents.
 pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
     in_a_file(&args.file, "check")?;
     if args.repair {
@@ -114,7 +114,8 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
             args.file.display()
         )));
     }
-    // As far as it can be followed: what is damaged in a parent is told though the next is missing.
+    // As far as the chain can be followed: damage in a parent is reported though the next is
+    // missing.
     let options =
         OpenOptions { reach: Reach::Found, force_share: args.share.force_share, ..context.global.open_options(false) };
     let mut checked: Vec<Checked> = vec![(args.file.clone(), Ok(check_image(&args.file, &options)?))];
@@ -140,7 +141,7 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
                 }
             }
         }
-        // Where the file itself is damaged, the check has told more than the open can.
+        // For a damaged file the report already says more than this error.
         Err(_) if !args.chain && is_corrupt(&checked) => {}
         Err(error) => chain_error = Some(error.to_string()),
     }
@@ -168,8 +169,8 @@ fn is_corrupt(checked: &[Checked]) -> bool {
     checked.iter().any(|(_, result)| result.as_ref().is_ok_and(|(_, report)| report.worst() == Some(Severity::Corrupt)))
 }
 
-/// What a child's record of its parent's last change says. A note only: who copies a file without
-/// keeping its times changes them too.
+/// A note where the parent's modification time differs from the one that the child recorded. It is
+/// no damage: a copy that does not keep times changes them too.
 fn doubt_of(child: &Layer, parent: &Layer) -> Option<Finding> {
     let link = child.image.info().parent.as_ref()?;
     let told = parent_time_doubt(&Files::default(), link, &parent.path)?;
@@ -177,8 +178,7 @@ fn doubt_of(child: &Layer, parent: &Layer) -> Option<Finding> {
     Some(Finding { severity: Severity::Note, offset_bytes: link.modified_offset_bytes.unwrap_or(0), message })
 }
 
-// The worst of what was found; "could not check" counts for more than leaks and for less than
-// certain damage.
+// The worst verdict of all files. "Could not check" is worse than leaks and better than damage.
 fn exit_code(files: impl Iterator<Item = Option<Option<Severity>>>, chain_broken: bool) -> u8 {
     let (mut unchecked, mut worst) = (chain_broken, None);
     for file in files {

@@ -1,4 +1,4 @@
-//! `diskwright compare A B`: whether two disks hold the same bytes, whatever their formats.
+//! `diskwright compare A B`: compares the contents of two disks of any formats.
 
 use crate::{
     context::Context,
@@ -16,7 +16,7 @@ use std::{io::Write, path::PathBuf};
 /// Arguments of `compare`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Disks of different sizes are the same when the longer one ends in zeros; a warning tells the sizes.
+Disks of different sizes are the same if the longer one has only zeros behind the end of the other; a warning tells the sizes.
 
 EXIT CODES  0 same, 1 different, 2 could not compare
 
@@ -32,7 +32,7 @@ pub struct CompareArgs {
     /// The other disk: a file, or an NBD URI.
     #[arg(value_name = "B")]
     second: PathBuf,
-    /// Take B as this format; --format then holds for A alone.
+    /// Format of B; --format then applies to A alone.
     #[arg(long, value_enum, value_name = "FORMAT")]
     second_format: Option<FormatArg>,
     #[command(flatten)]
@@ -62,7 +62,7 @@ impl Document for Report {
     const SCHEMA: &'static str = "diskwright.compare/1";
 }
 
-/// Compares.
+/// Compares, and prints the first difference.
 pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
     let options = OpenOptions { force_share: args.share.force_share, ..context.global.bulk_options() };
     let second_format = args.second_format.map(FormatArg::format).or(options.format);

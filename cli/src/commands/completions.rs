@@ -1,4 +1,4 @@
-//! `diskwright completions SHELL`: the script that completes its words.
+//! `diskwright completions SHELL`: the completion script of a shell.
 
 use crate::{context::Context, exit};
 use clap::{Args, Command};
@@ -13,7 +13,7 @@ EXAMPLES
   diskwright completions zsh > ~/.zfunc/_diskwright
   diskwright completions fish > ~/.config/fish/completions/diskwright.fish")]
 pub struct CompletionsArgs {
-    /// For which shell.
+    /// The shell.
     #[arg(value_enum)]
     shell: Shell,
 }

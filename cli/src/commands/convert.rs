@@ -1,7 +1,7 @@
-//! `diskwright convert SOURCE DEST`: a disk into a new image.
+//! `diskwright convert SOURCE DEST`: copies a disk into a new image.
 //!
-//! With `--skip-damaged`, what was lost is told on standard error, as it is the reason of the exit
-//! code, and in the JSON.
+//! With `--skip-damaged` the lost ranges are printed on standard error, because they are the reason
+//! of the exit code, and are in the JSON.
 
 use crate::{
     context::Context,
@@ -27,16 +27,18 @@ use std::{
 #[derive(Debug, Args)]
 #[command(after_help = "\
 DEST must not exist, unless it is an export. Its format comes from its extension, or from --format. A SOURCE with parents is read through its whole chain, \
-so DEST stands alone. What reads as zeros is skipped, and bytes are shared instead of copied (reflinks) where the file system can. \
-Stopped or failed, nothing is left behind, \
-but for a copy that --verify finds to be wrong: that one stays, as evidence.
+so DEST has no parent. Ranges that read as zeros are skipped, and extents are shared instead of copied where the file system has reflinks. \
+When the conversion is stopped or fails, DEST is removed. A copy that --verify finds to be wrong is kept.
 
-A fixed disk or a raw file has its whole length, with holes where SOURCE is zero, unless --preallocate is given. Windows does not attach a file that is sparse on NTFS (0xC03A001A): a copy by most programs has no holes; written directly to NTFS, use --preallocate.
-A SOURCE whose table is damaged ends the conversion at the first range that cannot be found; --skip-damaged copies everything else, leaves zeros there, and lists what was lost.
+A fixed disk or a raw file has its full length, with holes where SOURCE is zero unless --preallocate is given. Windows does not attach a file that is sparse on NTFS (0xC03A001A): \
+use --preallocate when DEST is on NTFS. A copy of DEST by most programs has no holes.
+
+A damaged table in SOURCE ends the conversion at the first range that cannot be found. --skip-damaged copies everything else, leaves zeros there, and lists the lost ranges.
 
 EXIT CODES  0 done, 1 failed, 2 used wrongly, 3 done with --skip-damaged, but ranges were lost
 
-An export (nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, nbds:// for TLS) is read and written as the disk itself; of one that is read, what its server calls zero is skipped. One that is written keeps its size, which must be SOURCE's or more; what is zero in SOURCE is zeroed there, and so is all behind it. Stopped or failed, it is left half written.
+An export (nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, nbds:// for TLS) is read and written as a raw disk. Ranges that the server reports as zero are not read. \
+An export that is written must be as large as SOURCE or larger; ranges that are zero in SOURCE, and everything behind its end, are zeroed. When the conversion is stopped or fails, the export is left partly written.
 
 EXAMPLES
   diskwright convert disk.vhdx disk.raw --verify
@@ -49,25 +51,25 @@ EXAMPLES
 pub struct ConvertArgs {
     /// The disk to copy: a file, or an NBD URI.
     source: PathBuf,
-    /// The image to make; or the NBD URI of an export to write into.
+    /// The image to create, or the NBD URI of an export to write into.
     dest: PathBuf,
-    /// How DEST holds its blocks. [default: dynamic; raw is always fixed]
+    /// How DEST allocates its space. [default: dynamic; raw is always fixed]
     #[arg(long = "type", value_enum, value_name = "TYPE")]
     disk_type: Option<StandaloneType>,
-    /// Payload block of DEST. [default: 2M]
+    /// Size of a payload block of DEST. [default: 2M]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
     block_size: Option<u32>,
-    /// Logical sector of DEST: 512 or 4096. [default: SOURCE's for VHDX, else 512]
+    /// Logical sector size of DEST: 512 or 4096. [default: SOURCE's for VHDX, else 512]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
     sector_size: Option<u32>,
-    /// Physical sector of DEST: 512 or 4096. [default: SOURCE's for VHDX]
+    /// Physical sector size of DEST: 512 or 4096. [default: SOURCE's for VHDX]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
     physical_sector_size: Option<u32>,
-    /// Take SOURCE as this format instead of probing it.
+    /// Format of SOURCE, instead of probing it.
     #[arg(long, value_enum, value_name = "FORMAT")]
     source_format: Option<FormatArg>,
-    /// Reserve the space of all of DEST now. Without it DEST has holes where SOURCE is zero, also
-    /// when it is fixed.
+    /// Reserve the space of the whole DEST now. Without it DEST has holes where SOURCE is zero,
+    /// also when DEST is fixed.
     #[arg(long)]
     preallocate: bool,
     /// Read DEST back and compare it with SOURCE.
@@ -78,18 +80,18 @@ pub struct ConvertArgs {
     no_reflink: bool,
     #[command(flatten)]
     share: ShareArgs,
-    /// Copy everything but what is damaged in SOURCE: zeros in DEST, listed at the end, exit code
-    /// 3.
+    /// Leave out what is damaged in SOURCE: it becomes zeros in DEST, is listed at the end, and the
+    /// exit code is 3.
     #[arg(long)]
     skip_damaged: bool,
 }
 
-/// A type that needs no parent.
+/// Disk types without a parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum StandaloneType {
-    /// The whole length from the start; its space too with --preallocate.
+    /// Full length from the start; with --preallocate also its space.
     Fixed,
-    /// Space when a block is first written.
+    /// Space is allocated when a block is first written.
     Dynamic,
 }
 
@@ -139,14 +141,14 @@ pub struct LostReport {
     reason: String,
 }
 
-/// Lost ranges that are printed; the JSON has more.
+/// Most lost ranges that are printed; the JSON has all that are known.
 const LOST_PRINTED: usize = 20;
 
-/// Converts.
+/// Converts, and prints what was copied.
 pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
     if [&args.source, &args.dest].into_iter().any(|name| name.as_os_str() == "-") {
         return Err(Failure::usage(
-            "- is neither standard input nor output here, for a disk is read and written in many places at once; use a file (or an NBD URI), and ./- for a file of that name",
+            "standard input and output are not supported: a disk is read and written at many offsets at once; give a file or an NBD URI, or ./- for a file named -",
         ));
     }
     let mut source = context.global.open_options(false);
@@ -223,7 +225,7 @@ fn lost_reports(lost: &Lost) -> Vec<LostReport> {
     lost.ranges.iter().map(report).collect()
 }
 
-/// What was lost, a line for each range.
+/// Prints the lost ranges, one a line.
 fn tell_lost(context: &mut Context, source: &Path, lost: &Lost) {
     let source = source.display();
     for range in lost.ranges.iter().take(LOST_PRINTED) {

@@ -1,4 +1,4 @@
-//! `diskwright create FILE`: a new disk.
+//! `diskwright create FILE`: creates a disk.
 
 use crate::{
     context::Context,
@@ -33,27 +33,28 @@ EXAMPLES
   diskwright create big.vhdx --size 64T --block-size 32M --sector-size 4096
   diskwright create disk.bin --size 1G --format raw --preallocate")]
 pub struct CreateArgs {
-    /// The file to make.
+    /// The file to create.
     file: PathBuf,
-    /// Virtual size; not needed with --parent.
+    /// Virtual size. [default: the parent's, with --parent]
     #[arg(long, short, value_name = "SIZE", value_parser = sizes::parse, required_unless_present = "parent")]
     size: Option<u64>,
-    /// How the disk holds its blocks. [default: dynamic, raw is fixed; differencing with --parent]
+    /// How the disk allocates its space. [default: dynamic; raw: fixed; with --parent:
+    /// differencing]
     #[arg(long = "type", short = 't', value_enum, value_name = "TYPE")]
     disk_type: Option<TypeArg>,
-    /// The disk from which a differencing disk differs.
+    /// The parent of a differencing disk.
     #[arg(long, short, value_name = "FILE")]
     parent: Option<PathBuf>,
-    /// Payload block: what is allocated at a time. [default: 2M, or the parent's]
+    /// Size of a payload block, the unit of allocation. [default: 2M, or the parent's]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
     block_size: Option<u32>,
-    /// Logical sector: 512 or 4096. [default: 512, or the parent's]
+    /// Logical sector size: 512 or 4096. [default: 512, or the parent's]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
     sector_size: Option<u32>,
-    /// Physical sector: 512 or 4096. [default: 4096 (VHD: 512), or the parent's]
+    /// Physical sector size: 512 or 4096. [default: 4096 (VHD: 512), or the parent's]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
     physical_sector_size: Option<u32>,
-    /// Reserve the space of the whole disk now, so that the file system cannot run out of it later.
+    /// Reserve the space of the whole disk now, so that later writes cannot fail for lack of it.
     #[arg(long)]
     preallocate: bool,
 }
@@ -71,7 +72,7 @@ impl Document for Report {
     const SCHEMA: &'static str = "diskwright.create/1";
 }
 
-/// Creates.
+/// Creates the disk, and prints what was made.
 pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
     in_a_file(&args.file, "create")?;
     let request = CreateRequest {

@@ -1,4 +1,4 @@
-//! `diskwright detach TARGET`: flush, and let go of an attached disk.
+//! `diskwright detach TARGET`: flushes and detaches a disk.
 
 use crate::{
     context::Context,
@@ -22,12 +22,12 @@ EXAMPLES
   diskwright detach /dev/loop0
   diskwright detach disk.vhdx --unmount")]
 pub struct DetachArgs {
-    /// The image, its device, or where it is mounted.
+    /// The image, its device, or its mount point.
     target: PathBuf,
-    /// Unmount what is mounted from it, unless a program has a file or folder there open.
+    /// Unmount its file systems first, unless a program has a file or folder open there.
     #[arg(long, short)]
     unmount: bool,
-    /// Detach although it is in use, or cannot be flushed: what is not written is lost.
+    /// Detach although the disk is in use or cannot be flushed: unwritten data are lost.
     #[arg(long)]
     force: bool,
 }
@@ -45,7 +45,7 @@ impl Document for Report {
     const SCHEMA: &'static str = "diskwright.detach/1";
 }
 
-/// Detaches.
+/// Detaches, and prints what was detached.
 pub fn run(context: &mut Context, args: &DetachArgs) -> Outcome {
     let how = Detach { unmount: args.unmount, force: args.force };
     let record = attach::detach(&Registry::open()?, &args.target, how)?;

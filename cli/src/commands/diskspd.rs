@@ -1,9 +1,9 @@
-//! `diskwright diskspd`: DiskSpd's switches in, DiskSpd's report out, so that scripts written for
-//! it go on working.
+//! `diskwright diskspd`: takes DiskSpd's switches and prints DiskSpd's report, for scripts that
+//! were written for it.
 //!
 //! Standard output holds the report and nothing else; notes, warnings and progress go to standard
-//! error. DiskSpd overwrites whatever its targets hold without a word. This does not: files that
-//! `-c` makes are the lab's own and may be written again, anything else only with `--destroy-data`.
+//! error. DiskSpd overwrites its targets without asking. This command does not: files that `-c`
+//! made may be written again, other data only with `--destroy-data`.
 
 use super::lab::targets::{self, TargetArgs};
 use crate::{
@@ -27,7 +27,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Longest XML profile.
+/// Longest XML profile that is read.
 const PROFILE_MAX_BYTES: u64 = 1 << 20;
 
 /// Arguments of `diskspd`.
@@ -61,10 +61,10 @@ EXAMPLES
   diskwright diskspd --destroy-data -w100 -b512K -d60 -Sh -L /dev/sdb"
 )]
 pub struct DiskspdArgs {
-    /// Overwrite whatever data the targets hold.
+    /// Overwrite the data of the targets.
     #[arg(long)]
     destroy_data: bool,
-    /// Save the result as JSON too, for `lab report` and `lab compare`.
+    /// Save the result as JSON, for `lab report` and `lab compare`.
     #[arg(long, value_name = "FILE.json")]
     save: Option<PathBuf>,
     /// Print help.
@@ -75,7 +75,7 @@ pub struct DiskspdArgs {
     words: Vec<String>,
 }
 
-/// Runs what the switches say, prints the report.
+/// Runs the job of the switches, and prints the report.
 pub fn run(context: &mut Context, args: &DiskspdArgs, command: Command) -> Outcome {
     carry_out(context, args, command).map_err(|failure| match failure {
         Failure::Sentence(sentence) => Failure::Sentence(diskspd::with_diskspds_switches(&sentence)),
@@ -103,7 +103,7 @@ fn carry_out(context: &mut Context, args: &DiskspdArgs, mut command: Command) ->
         }
     };
     if profile.profile_only && context.global.json {
-        return Err(Failure::new("a profile is XML, and there is no JSON of it: leave --json out, or -Rp"));
+        return Err(Failure::new("-Rp prints a profile as XML, which has no JSON form: leave out --json or -Rp"));
     }
     if profile.profile_only {
         context.out.write_all(diskspd::profile_xml(&profile).as_bytes())?;
@@ -126,7 +126,7 @@ fn carry_out(context: &mut Context, args: &DiskspdArgs, mut command: Command) ->
     }
     run.warnings.splice(0..0, prepared.warnings);
     Warning::sort(&mut run.warnings);
-    // What was measured is shown though it cannot be saved.
+    // A result that cannot be saved is printed all the same.
     let saved = output.map_or(Ok(()), |output| output.save(&run));
     for warning in &run.warnings {
         context.warn(&diskspd::with_diskspds_switches(&warning.to_string()));
@@ -138,7 +138,7 @@ fn carry_out(context: &mut Context, args: &DiskspdArgs, mut command: Command) ->
             ResultForm::Text => diskspd::report(&profile, &run),
             ResultForm::Xml => diskspd::results_xml(&profile, &run),
         };
-        // DiskSpd's report has tabs.
+        // DiskSpd's report has tabs, which are kept.
         let lines: Vec<String> = text.split('\t').map(printable_lines).collect();
         context.out.write_all(lines.join("\t").as_bytes())?;
     }
@@ -155,7 +155,7 @@ fn carry_out(context: &mut Context, args: &DiskspdArgs, mut command: Command) ->
     })
 }
 
-/// What is not DiskSpd's, wherever it stands: behind the first switch clap takes every word as it
+/// Our own options among DiskSpd's switches: clap takes every word behind the first switch as it
 /// is.
 #[derive(Debug, Default)]
 struct Own {
@@ -167,7 +167,7 @@ struct Own {
 }
 
 impl Own {
-    /// Takes them out of `words`; returns the others.
+    /// Takes our options out of `words`; returns the other words.
     fn take(&mut self, words: &[String]) -> Outcome<Vec<String>> {
         let mut rest = Vec::new();
         let mut words = words.iter();
@@ -188,7 +188,7 @@ impl Own {
     }
 }
 
-/// The profile of the switches, or of the file behind `-X` with what stands beside it.
+/// The profile of the switches, or of the file behind `-X` with the switches beside it.
 fn profile(words: &[String]) -> Outcome<Result<Profile, SwitchError>> {
     let composed = match Composed::parse(words) {
         Ok(Some(composed)) => composed,
@@ -200,7 +200,7 @@ fn profile(words: &[String]) -> Outcome<Result<Profile, SwitchError>> {
     let mut bytes = Vec::new();
     File::open(path).map_err(failed)?.take(PROFILE_MAX_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > PROFILE_MAX_BYTES {
-        return Err(Failure::new(format!("{} is no profile: it is longer than 1 MiB", path.display())));
+        return Err(Failure::new(format!("{} is not a profile: it is longer than 1 MiB", path.display())));
     }
     let profile = diskspd::xml_profile_text(&bytes)
         .and_then(|text| diskspd::read_xml_profile(&text, ""))
@@ -209,13 +209,13 @@ fn profile(words: &[String]) -> Outcome<Result<Profile, SwitchError>> {
     Ok(Ok(profile))
 }
 
-/// The size of the files to make, which all targets of a profile must share.
+/// Size of the files to create; all targets of a profile must have the same.
 fn created(profile: &Profile) -> Outcome<Option<u64>> {
     let mut sizes = profile.time_spans.iter().flat_map(|span| &span.targets).map(|target| target.create_bytes);
     let first = sizes.next().flatten();
     if sizes.any(|size| size != first) {
         return Err(Failure::new(
-            "the profile makes files of several sizes; make them beforehand, or give all the same <FileSize>",
+            "the profile creates files of several sizes; create them first, or give all the same <FileSize>",
         ));
     }
     Ok(first)

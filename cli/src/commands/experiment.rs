@@ -1,9 +1,9 @@
-//! What every command takes that prepares disks, measures, and cleans up: the studies, `bench`,
-//! `lab selftest`.
+//! What is common to the commands that prepare disks, measure and clean up: the studies,
+//! `lab selftest`, and the program `diskwright-bench`.
 //!
-//! The arguments are the same everywhere; what they default to is not, so a command says that in
-//! its own words: `#[command(mut_arg("rounds", |arg| arg.help("...")))]`. A study's end is the same
-//! everywhere too: [`conclude`].
+//! The arguments are the same everywhere, but their defaults are not: a command states its own by
+//! `#[command(mut_arg("rounds", |arg| arg.help("...")))]`. [`conclude`] ends every study,
+//! [`acceptance`] carries out and ends the other two.
 
 use crate::{
     context::Context,
@@ -13,6 +13,8 @@ use crate::{
 };
 use clap::Args;
 use diskwright_lab::{
+    ChildLauncher,
+    acceptance::{self, AcceptanceOptions, Row},
     cells::Cells,
     output::{Kind, Output},
     report::Told,
@@ -21,19 +23,19 @@ use diskwright_lab::{
 use serde::Serialize;
 use std::{io::Write, path::PathBuf, time::Duration};
 
-/// The name under which the program starts itself again to measure what opening a disk costs.
+/// Name of the hidden command by which the program measures in a fresh process.
 pub const CHILD_COMMAND: &str = "measuring-child";
 
-/// See the module.
+/// Arguments of an experiment.
 #[derive(Debug, Clone, Args)]
 pub struct ExperimentArgs {
     /// End within two minutes: smaller disks, short cells.
     #[arg(long)]
     pub quick: bool,
-    /// Where to make the scratch folder: on the disk to be measured. [default: the current folder]
+    /// Folder for the scratch files, on the disk to be measured. [default: the current folder]
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// Save the result here too.
+    /// Save the result to this file.
     #[arg(long, short, value_name = "FILE.json")]
     pub output: Option<PathBuf>,
     /// How often each cell is measured.
@@ -42,22 +44,13 @@ pub struct ExperimentArgs {
     /// Seconds that a cell takes.
     #[arg(long, value_name = "SECONDS", value_parser = options::seconds)]
     pub cell: Option<Duration>,
-    /// Leave the scratch folder when done.
+    /// Keep the scratch folder.
     #[arg(long)]
     pub keep: bool,
 }
 
 impl ExperimentArgs {
-    /// Where `bench` and `lab selftest` save, if anywhere. Studies save without `--output` too, and
-    /// ask for their place themselves.
-    ///
-    /// # Errors
-    /// As [`Output::check`].
-    pub fn place(&self) -> Outcome<Option<Output>> {
-        Ok(self.output.as_deref().map(|path| Output::check(path, Kind::Result)).transpose()?)
-    }
-
-    /// As a study takes them.
+    /// The same as options of a study.
     pub fn study(&self, global: &GlobalOptions) -> StudyOptions {
         StudyOptions {
             quick: self.quick,
@@ -71,15 +64,13 @@ impl ExperimentArgs {
     }
 }
 
-/// Prints what a study found, also when it was stopped in the middle, and when it could not be
-/// saved.
+/// Prints the result of a study, also of a study that was stopped, and when it cannot be saved.
 pub fn conclude<T: Serialize + Told + Cells>(
     context: &mut Context,
     report: diskwright_lab::Result<StudyReport<T>>,
 ) -> Outcome {
     let report = match report {
-        // A signal from the keyboard reaches the children that a study starts as well; their
-        // failure is not the reason then.
+        // A signal from the keyboard reaches the children as well; their failure is not the reason.
         Err(_) if context.signals.came() => return Err(Failure::Stopped),
         report => report?,
     };
@@ -93,4 +84,58 @@ pub fn conclude<T: Serialize + Told + Cells>(
     }
     report.saved?;
     if report.stopped { Err(Failure::Stopped) } else { Ok(exit::OK) }
+}
+
+/// Carries out the rows of an acceptance run, saves and prints the record, also of a run that was
+/// stopped. `title` names the run in its report.
+///
+/// # Errors
+/// When the record cannot be saved or printed, and [`Failure::Stopped`].
+pub fn acceptance(
+    context: &mut Context,
+    title: &str,
+    rows: &[Row],
+    args: &ExperimentArgs,
+    launcher: ChildLauncher,
+) -> Outcome {
+    let options = AcceptanceOptions {
+        quick: args.quick,
+        dir: args.dir.clone(),
+        rounds: args.rounds,
+        cell: args.cell,
+        engine: context.global.engine(),
+        launcher: Some(launcher),
+        keep: args.keep,
+    };
+    // Refused before anything is measured.
+    let output = args.output.as_deref().map(|path| Output::check(path, Kind::Result)).transpose()?;
+    let mut steps = context.steps();
+    let record = acceptance::run(title, rows, &options, &mut steps);
+    drop(steps);
+    let mut record = match record {
+        // A signal from the keyboard reaches the children as well; their failure is not the reason.
+        Err(_) if context.signals.came() => return Err(Failure::Stopped),
+        record => record?,
+    };
+    if context.signals.came() {
+        record.stopped_by_signal();
+        if record.rows.is_empty() {
+            return Err(Failure::Stopped);
+        }
+    }
+    // A record that cannot be saved is printed all the same.
+    let saved = output.map(|output| output.save(&record).map(|()| output.path().to_owned())).transpose();
+    if context.global.json {
+        context.print_result(&record)?;
+    } else {
+        context.print_chapter(&record, false)?;
+        if let Ok(Some(path)) = &saved {
+            writeln!(context.out, "\nsaved to {}", printable(&crate::json::path(path)))?;
+        }
+    }
+    saved?;
+    if record.stopped {
+        return Err(Failure::Stopped);
+    }
+    Ok(if record.passed() { exit::OK } else { exit::FAILED })
 }

@@ -1,7 +1,7 @@
-//! `diskwright info FILE`: what a disk is, and its chain.
+//! `diskwright info FILE`: describes a disk and its chain.
 //!
-//! A disk whose parent is missing, changed or out of bounds is described all the same: the chain is
-//! opened as far as it can be followed, and what is wrong with the next parent is told beneath it.
+//! A disk whose parent is missing, changed or not allowed is described too. The chain is opened as
+//! far as it can be followed, and the error of the next parent is printed below it.
 
 use crate::{
     context::Context,
@@ -23,8 +23,8 @@ use std::{io::Write, iter, path::PathBuf};
 /// Arguments of `info`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A child whose parent is missing or changed is described too, and its chain as far as it can be followed;
-what is wrong is told.
+A child whose parent is missing or changed is described too: its chain as far as it can be followed, and why \
+it cannot be followed further.
 
 EXAMPLES
   diskwright info disk.vhdx
@@ -41,7 +41,7 @@ pub struct InfoArgs {
     share: ShareArgs,
 }
 
-/// How far the tree of a chain is indented; what is deeper stays in that column.
+/// Deepest level of indentation of the chain's tree; deeper layers stay in that column.
 const DEEPEST_INDENT: usize = 8;
 
 /// What `info --json` prints of an image.
@@ -83,7 +83,7 @@ pub struct Link {
     timestamp_ok: Option<bool>,
 }
 
-/// Describes.
+/// Prints the description.
 pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
     let options = OpenOptions { force_share: args.share.force_share, ..context.global.open_options(false) };
     let disk = match context.open(&args.file, &OpenOptions { reach: Reach::Found, ..options })? {
@@ -141,8 +141,8 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
     Ok(exit::OK)
 }
 
-/// For each layer whether its time stamp is the one that the layer above recorded; `None` where
-/// nothing is recorded.
+/// Whether each layer's modification time is the one that the layer above recorded; `None` where
+/// the layer above recorded none.
 fn timestamps(layers: &[Layer], ignored: bool) -> Vec<Option<bool>> {
     let of_link = |pair: &[Layer]| {
         let link = pair[0].image.info().parent.as_ref().filter(|link| !ignored && link.modified_seconds.is_some())?;
@@ -162,7 +162,7 @@ fn describe_export(context: &mut Context, report: &ExportReport) -> Outcome {
     Ok(exit::OK)
 }
 
-/// The state of the top's own parent, where so many layers could be opened.
+/// The state of the top's own parent, when `layers` layers could be opened.
 fn state_above(layers: usize, trouble: &DiskError) -> &'static str {
     if layers == 1 { state_of(trouble) } else { "ok" }
 }

@@ -1,14 +1,15 @@
-//! `diskwright io FILE`: ranges of a disk by hand, in qemu-io's words.
+//! `diskwright io FILE`: reads, writes and discards ranges of a disk by qemu-io's commands.
 //!
 //! ```text
 //!   -c 'write -P 0xaa 0 64k' -c ...   or lines of standard input
-//!        └─ words.rs ─▶ Command ─▶ transfer.rs ─▶ Blocking queue ─▶ "wrote 65536/65536 bytes at offset 0"
+//!        └─ words.rs ─▶ Command ─▶ transfer.rs ─▶ Blocking queue
+//!                                       └─▶ "wrote 65536/65536 bytes at offset 0"
 //! ```
 //!
-//! Commands given by `-c` are all understood before the first is carried out. The disk is opened
-//! for writing only if one of them writes, so looking takes no writer's lock. As in qemu-io a
-//! command that fails does not stop those behind it; the exit code is 1. A `-c` that is no command
-//! is wrong usage (2); a line of standard input that is none has failed like any other command (1).
+//! All `-c` commands are parsed before the first is carried out. The disk is opened for writing
+//! only if one of them writes, so reading takes no writer's lock. As in qemu-io a command that
+//! fails does not stop those behind it, and the exit code is 1. A `-c` that is no command is wrong
+//! usage (2); a line of standard input that is no command fails like any other command (1).
 
 mod transfer;
 mod words;
@@ -35,12 +36,12 @@ use words::Command;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 COMMANDS
-  read [-P BYTE] [-v] OFF LEN          read; -P: all bytes must be BYTE; -v: show them
-  write [-P BYTE | -z] [-f] OFF LEN    write BYTE (0xcd unless said) or zeros (-z), durably (-f)
-  discard OFF LEN                      make zero and give the space back
-  flush                                make everything written so far durable
-OFF and LEN are sizes (4k, 1M) or 0x-numbers, and multiples of the disk's sector. Without -c commands are read from standard input, one a \
-line. The disk is closed, and so made durable, at the end.
+  read [-P BYTE] [-v] OFF LEN          read; -P: all bytes must be BYTE; -v: print them
+  write [-P BYTE | -z] [-f] OFF LEN    write BYTE (default 0xcd) or zeros (-z), durably (-f)
+  discard OFF LEN                      make the range zero and give its space back
+  flush                                make all writes so far durable
+OFF and LEN are sizes (4k, 1M) or hexadecimal (0x1000), in multiples of the disk's sector. Without -c the commands are read from standard input, one a \
+line. At the end the disk is closed, which makes all writes durable.
 
 EXAMPLES
   diskwright io disk.vhdx -c 'write -P 0xaa 0 64k' -c flush -c 'read -P 0xaa 0 64k'
@@ -58,7 +59,6 @@ pub struct IoArgs {
     read_only: bool,
 }
 
-/// How a command ended, for JSON.
 /// The result of one command.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Done {
@@ -92,10 +92,10 @@ impl Document for Report {
     const SCHEMA: &'static str = "diskwright.io/1";
 }
 
-/// Between two looks at whether a signal came while waiting for a line.
+/// Interval at which signals are looked for while waiting for a line.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Carries the commands out.
+/// Carries out the commands.
 pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
     let given: Vec<(String, Command)> = args
         .commands
@@ -195,8 +195,8 @@ fn prompt() {
     }
 }
 
-// Reading a line blocks, and a signal must end the program meanwhile, so a thread of its own reads.
-// It is left behind at the end.
+// Reading a line blocks, and a signal must be able to end the program meanwhile. So a thread reads,
+// and is not joined at the end.
 fn lines_of_stdin() -> Receiver<io::Result<String>> {
     let (sender, receiver) = sync_channel(0);
     thread::spawn(move || {

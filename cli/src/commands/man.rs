@@ -1,4 +1,4 @@
-//! `diskwright man [DIR]`: the manual, made from the same definitions as `--help`.
+//! `diskwright man [DIR]`: manual pages, made from the definitions of `--help`.
 
 use crate::{
     context::Context,
@@ -20,12 +20,12 @@ EXAMPLES
   diskwright man | man -l -
   sudo diskwright man /usr/local/share/man/man1")]
 pub struct ManArgs {
-    /// Write diskwright.1 and one page for each command into this folder (made if need be).
+    /// Write diskwright.1 and one page for each command into this folder, which is created.
     #[arg(value_name = "DIR")]
     dir: Option<PathBuf>,
 }
 
-/// Exit codes of a command whose help does not tell them.
+/// Exit codes of a command whose help does not list them.
 const USUAL_STATUS: &str = "0 done, 1 failed, 2 used wrongly, 130 stopped by a signal";
 
 /// Prints the main page, or writes all pages. `command` is the whole program.
@@ -54,7 +54,7 @@ fn pages(command: &Command, dir: &Path) -> io::Result<()> {
     command.get_subcommands().filter(|below| !below.is_hide_set()).try_for_each(|below| pages(below, dir))
 }
 
-/// One page. What the help tells of exit codes becomes a section of its own.
+/// One page. The exit codes in the help become a section of their own.
 fn page(command: &Command, out: &mut dyn Write) -> io::Result<()> {
     let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let (status, rest): (Vec<&str>, Vec<&str>) = after.split("\n\n").partition(|part| part.starts_with("EXIT CODES"));
@@ -79,7 +79,7 @@ fn page(command: &Command, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Text as roff takes it: no backslash escapes, no line that begins like a request.
+/// Text escaped for roff: backslashes, and lines that begin like a request.
 fn roff(text: &str) -> String {
     let escaped = text.replace('\\', "\\e").replace('-', "\\-");
     escaped

@@ -1,9 +1,9 @@
-//! `diskwright map FILE`: which layer holds which range; or the whole disk on one screen.
+//! `diskwright map FILE`: which layer holds which range, as a list or drawn on one screen.
 //!
-//! The list is printed as the extents come, so a disk with millions of them needs no memory for
-//! them. In JSON the fields of an extent are those of `qemu-img map --output=json`
-//! (`start length depth present zero data offset`), with the layer's `file` beside them; `depth` 0
-//! is FILE itself. What is damaged has `damaged` beside `data`.
+//! The list is printed as the extents come, so memory does not depend on their number. In JSON the
+//! fields of an extent are those of `qemu-img map --output=json`
+//! (`start length depth present zero data offset`) and the layer's `file`; `depth` 0 is FILE
+//! itself. A damaged extent has `damaged` beside `data`.
 
 use crate::{
     context::Context,
@@ -31,8 +31,8 @@ use std::{
 /// Arguments of `map`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Depth 0 is FILE, 1 its parent, and so on. `data` are bytes at that offset of that file (a disk may have several: disk.001, disk.002); `zero` is a range that a layer says is zero; \
-`unallocated` is known to no layer and reads as zeros; `damaged` is a range whose place in the file is lost, so that reads of it fail (`check` says why). Of an export (nbd://...) this is what its server tells, without files and offsets. With --draw every character is an equal share of the disk.
+Depth 0 is FILE, 1 its parent, and so on. `data` is stored at that offset of that file (a disk may have several files: disk.001, disk.002); `zero` is recorded as zero by a layer; \
+`unallocated` is in no layer and reads as zeros; `damaged` cannot be found in the file, so that reads of it fail (`check` says why). For an export (nbd://...) the list is what the server reports, without files and offsets. With --draw every character is an equal share of the disk.
 
 EXAMPLES
   diskwright map disk.vhdx
@@ -42,7 +42,7 @@ EXAMPLES
 pub struct MapArgs {
     /// The disk: a file, or an NBD URI.
     file: PathBuf,
-    /// Paint the whole disk on one screen: which layer owns what, and how scattered the files are.
+    /// Draw the whole disk on one screen: which layer owns what, and how fragmented the files are.
     #[arg(long)]
     draw: bool,
     #[command(flatten)]
@@ -140,7 +140,7 @@ pub struct LayerReport<'a> {
     file_positions: String,
 }
 
-/// Lists or draws.
+/// Prints the list or the drawing.
 pub fn run(context: &mut Context, args: &MapArgs) -> Outcome {
     let options = OpenOptions { force_share: args.share.force_share, ..context.global.open_options(false) };
     let disk = context.open(&args.file, &options)?;
@@ -164,7 +164,7 @@ pub fn run(context: &mut Context, args: &MapArgs) -> Outcome {
     Ok(exit::OK)
 }
 
-/// Names of the files of each layer, the top first. Of an export there is one name for all.
+/// Names of the files of each layer, the top first. An export has one name for all layers.
 struct Names(Vec<Vec<String>>);
 
 impl Names {
@@ -183,7 +183,7 @@ fn file_names(layer: &Layer) -> Vec<String> {
     (0..).zip(layer.image.stores()).map(|(file, _)| json::path(layer.file_path(file))).collect()
 }
 
-/// Lengths of the files of each layer, as far as they are known here.
+/// Lengths of the files of each layer, as far as they are known.
 fn file_lengths(disk: &Opened) -> Vec<Vec<u64>> {
     let lengths = |layer: &Layer| layer.image.stores().iter().map(|store| store.len_bytes().unwrap_or(0)).collect();
     match disk {
@@ -216,7 +216,7 @@ fn kind_word(kind: ExtentKind) -> &'static str {
 }
 
 fn list(context: &mut Context, disk: &Opened, names: &Names, patience: &Patience) -> Outcome<()> {
-    // No number in the list can have more digits than the longest file, or the disk, has.
+    // No number in the list has more digits than the length of the longest file or of the disk.
     let longest = file_lengths(disk).into_iter().flatten().max().unwrap_or(0);
     let digits = longest.max(disk.device().geometry().size_bytes).to_string().len().max("offset".len());
     writeln!(
@@ -255,7 +255,7 @@ fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &Names, p
     )?;
     let mut separator = "\n    ";
     let listed = each_extent(disk.device(), patience, |extent| {
-        // What is damaged is no zeros: who reads what is data gets the error.
+        // Damaged is not zero: a program that reads all data then meets the error.
         let is_data = !extent.kind.reads_as_zeros();
         let present = extent.kind != ExtentKind::Unallocated;
         let report = ExtentReport {
@@ -274,8 +274,7 @@ fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &Names, p
         separator = ",\n    ";
         Ok(())
     });
-    // A read of a table can fail on the way, and the list goes out while it is made: what has begun
-    // ends as a document, and says why.
+    // Reading a table can fail after the list has begun: the JSON is closed, and the error follows.
     match &listed {
         Ok(()) => writeln!(context.out, "\n  ]\n}}")?,
         Err(Failure::Usage(why) | Failure::Sentence(why)) => {
@@ -287,26 +286,26 @@ fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &Names, p
     listed
 }
 
-/// Cells in a row: what is left beside the offsets.
+/// Cells in a row: the columns that are left beside the offsets.
 const MARGIN_COLUMNS: usize = 12;
-/// Rows, and what the legend needs of a terminal.
+/// Most rows, and the rows of a terminal that the legend needs.
 const ROWS_MIN: usize = 16;
 const ROWS_MAX: usize = 24;
 const LEGEND_ROWS: usize = 12;
-/// Layers whose files are painted; the others are in the table of totals.
+/// Most layers whose files are drawn; the others are in the table of totals.
 const FILES_MAX: usize = 8;
-/// Layers in the table of totals; the rest of a long chain is summed up.
+/// Most layers in the table of totals; the rest of a long chain is summed up.
 const TOTALS_MAX: usize = 12;
 
 fn draw(context: &Context, disk: &Opened, patience: &Patience) -> Outcome<Drawing> {
     let columns = context.style.columns.saturating_sub(MARGIN_COLUMNS).max(8);
     let rows = context.style.rows.map_or(ROWS_MIN, |rows| rows.saturating_sub(LEGEND_ROWS).clamp(ROWS_MIN, ROWS_MAX));
-    // Several files of a layer are drawn one behind the other.
+    // The files of a layer are drawn one behind the other.
     let lengths = file_lengths(disk);
     let file_bytes: Vec<u64> = lengths.iter().map(|files| files.iter().sum()).collect();
     let mut drawing = Drawing::new(disk.device().geometry().size_bytes, columns, rows, &file_bytes);
     each_extent(disk.device(), patience, |mut extent| {
-        // An export is drawn as one layer: of those behind it only the server knows.
+        // An export is drawn as one layer: only the server knows the layers behind it.
         if disk.disk().is_none() {
             extent.depth = 0;
         }
@@ -421,8 +420,8 @@ fn print_totals(context: &mut Context, drawing: &Drawing, names: &Names, size_by
     Ok(())
 }
 
-// Runs of one glyph are painted together: an escape sequence for every cell would be ten times the
-// drawing.
+// A run of one glyph gets one escape sequence: one for every cell would make the drawing ten times
+// as long.
 fn paint_row(context: &Context, row: &str) -> String {
     let mut painted = String::new();
     let mut rest = row;

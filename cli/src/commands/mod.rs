@@ -2,7 +2,6 @@
 
 pub mod attach;
 pub mod attached;
-pub mod bench;
 pub mod check;
 pub mod clone;
 pub mod compare;

@@ -1,15 +1,14 @@
-//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: disks for other programs and machines, by
-//! NBD, until a signal comes.
+//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: serves disks by NBD until a signal comes.
 //!
 //! ```text
 //!   FILEs ─▶ disks (read-only, or with a temporary child) ─▶ exports ─┐
-//!   --nbd, LISTEN_FDS ─▶ listeners ─────────────────────────────────┼─▶ NbdServer ─▶ READY=1 ─▶ wait
-//!   --tls-certificates ─▶ rustls ────────────────────────────────────┘       SIGHUP: certificates anew
-//!                                                                            SIGTERM, Ctrl-C: finish, flush, close
+//!   --nbd, LISTEN_FDS ─▶ listeners ───────────────────────────────────┼─▶ NbdServer ─▶ READY=1 ─┐
+//!   --tls-certificates ─▶ rustls ─────────────────────────────────────┘                         │
+//!   wait: SIGHUP reads the certificates again; SIGTERM, Ctrl-C: finish, flush, close  ◀─────────┘
 //! ```
 //!
-//! What is served, and where, goes to standard output before the first client can come; what
-//! happens then is logged on standard error.
+//! Exports and addresses go to standard output before the first client can connect. The log goes to
+//! standard error.
 
 mod live;
 mod log;
@@ -48,24 +47,24 @@ use std::{
 };
 use word::DiskWord;
 
-/// How often the live line is drawn, and the server looked at.
+/// Interval at which the live line is drawn and the server is looked at.
 const TICK: Duration = Duration::from_millis(500);
 
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-ADDRESSES are a path of a unix socket (with a slash, or unix:PATH), PORT (on 127.0.0.1), or HOST:PORT; [::1]:PORT for IPv6. Without --nbd the \
-sockets that systemd hands over (LISTEN_FDS) are used, or else a unix socket in the run-time folder, whose path is printed. Only its owner can \
-reach a unix socket.
+An ADDRESS is the path of a unix socket (with a slash, or unix:PATH), PORT (on 127.0.0.1), or HOST:PORT; [::1]:PORT for IPv6. Without --nbd the \
+sockets that systemd hands over (LISTEN_FDS) are used, or else a unix socket in the run-time folder, whose path is printed. Only the owner can \
+connect to a unix socket.
 
 A disk is exported under NAME, or the name of its file; a client that asks for no name gets the only one. A FILE with = in its name is written \
-with a folder before it: ./a=b.vhdx. FORMAT (raw, vhd, vhdx) is that of one disk, --format that of all others; it is needed for a disk to be \
-written whose name promises nothing (.img) and whose contents look like VHD or VHDX.
+with a folder before it: ./a=b.vhdx. FORMAT (raw, vhd, vhdx) is the format of one disk, --format that of all others. A writable disk needs it if \
+its extension names no format (.img) and its contents look like VHD or VHDX.
 
 TLS: the folder holds ca-cert.pem, server-cert.pem and server-key.pem, as for qemu and libnbd. With it, clients on TCP must use TLS and show a \
 certificate that the CA vouches for. SIGHUP reads the folder anew.
 
-SIGTERM or Ctrl-C: what is in flight is finished, everything is flushed, and the exit code is 0. A second signal ends it at once (130).
+SIGTERM or Ctrl-C: requests in flight are finished, everything is flushed, and the exit code is 0. A second signal ends the server at once (130).
 
 EXAMPLES
   diskwright serve disk.vhdx --nbd /tmp/disk.sock
@@ -75,10 +74,10 @@ EXAMPLES
   diskwright serve db=guest.img,format=raw log.vhdx --nbd 10809
   diskwright serve disk.raw --read-only --nbd /tmp/d.sock --metrics 9100 --progress")]
 pub struct ServeArgs {
-    /// The disks, each with a name before it and its format behind it if wanted.
+    /// The disks: each may have a name before it and its format behind it.
     #[arg(value_name = "[NAME=]FILE[,format=FORMAT]", required = true, value_parser = DiskWord::parse)]
     disks: Vec<DiskWord>,
-    /// Listen here (may be repeated).
+    /// Listen at this address (may be repeated).
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     nbd: Vec<Address>,
     /// Refuse writes.
@@ -96,17 +95,16 @@ pub struct ServeArgs {
     /// Use TLS, with the certificates in DIR.
     #[arg(long, value_name = "DIR")]
     tls_certificates: Option<PathBuf>,
-    /// Ask clients for no certificate.
+    /// Accept clients without a certificate.
     #[arg(long, requires = "tls_certificates")]
     tls_any_client: bool,
-    /// Clients on unix sockets must use TLS, too.
+    /// Require TLS on unix sockets too.
     #[arg(long, requires = "tls_certificates")]
     tls_on_unix: bool,
-    /// Let only clients from NETWORK connect by TCP (may be repeated): 192.168.1.0/24, or one
-    /// address.
+    /// Accept TCP clients from NETWORK only (may be repeated): 192.168.1.0/24, or one address.
     #[arg(long, value_name = "NETWORK", value_parser = network)]
     allow: Vec<IpNet>,
-    /// Serve disks that can be written on TCP without TLS.
+    /// Serve writable disks on TCP without TLS.
     #[arg(long)]
     insecure_writes: bool,
     /// Most connections at a time.
@@ -121,13 +119,13 @@ pub struct ServeArgs {
     /// Serve metrics for Prometheus at this address, under /metrics.
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     metrics: Option<Address>,
-    /// How the log is written.
+    /// Format of the log.
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = log::Format::Text)]
     log_format: log::Format,
-    /// What is logged. [default: info; warn with --quiet]
+    /// Least severe level that is logged. [default: info; warn with --quiet]
     #[arg(long, value_enum, value_name = "LEVEL")]
     log_level: Option<log::Level>,
-    /// Show connections, rates and latencies in one line that is drawn again.
+    /// Show connections, rates and latencies in one line that is updated.
     #[arg(long)]
     progress: bool,
 }
@@ -187,7 +185,7 @@ impl Document for Report {
     const SCHEMA: &'static str = "diskwright.serve/1";
 }
 
-/// Serves.
+/// Serves until a signal comes.
 pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
     let patience = context.signals.patient();
     patience.listen_for_hangups();
@@ -227,11 +225,11 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
             match certificates(args) {
                 Ok(Some(tls)) => {
                     server.set_tls(tls);
-                    tracing::info!("the certificates were read anew");
+                    tracing::info!("certificates reloaded");
                 }
-                Ok(None) => tracing::info!("there are no certificates to read anew"),
+                Ok(None) => tracing::info!("no certificates to reload: the server has none"),
                 Err(error) => {
-                    tracing::error!(%error, "the certificates could not be read anew; the old ones stay in use");
+                    tracing::error!(%error, "certificates not reloaded; the old ones stay in use");
                 }
             }
         }
@@ -258,10 +256,10 @@ fn sentence(error: impl std::error::Error) -> Failure {
     Failure::new(error.to_string())
 }
 
-/// A service manager that cannot be told does not keep the server from serving.
+/// Notifies the service manager. A failure is logged, and the server goes on.
 fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(%error, "the service manager could not be told");
+        tracing::warn!(%error, "cannot notify the service manager");
     }
 }
 
@@ -284,8 +282,8 @@ fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
     Ok(served)
 }
 
-/// A sentence for a file that cannot be locked because this command itself has it open: it was
-/// named twice, or it is part of the chain of another disk of this command.
+/// A sentence for a file that cannot be locked because this command has it open: the file was named
+/// twice, or is in the chain of another disk of this command.
 fn served_already(error: &DiskError, path: &Path, served: &[Served]) -> Option<String> {
     let DiskError::InUse { path: locked, .. } = error else { return None };
     let identity = |file: &Path| std::fs::metadata(file).ok().map(|found| (found.dev(), found.ino()));
@@ -332,7 +330,7 @@ fn listen(args: &ServeArgs) -> Outcome<Vec<Listener>> {
     Ok(listeners)
 }
 
-/// In the run-time folder of the user, or that of the system for root.
+/// The default socket, in the run-time folder of the user, or of the system for root.
 fn usual_socket() -> PathBuf {
     let dir = match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(dir) if !dir.is_empty() => PathBuf::from(dir),
@@ -342,7 +340,7 @@ fn usual_socket() -> PathBuf {
     dir.join(format!("diskwright-nbd-{}.sock", std::process::id()))
 }
 
-/// How clients name an export at an address.
+/// The URI of an export at an address.
 fn uri(address: &Address, name: &str, tls: bool) -> String {
     let name = percent(name);
     match address {
@@ -355,7 +353,7 @@ fn uri(address: &Address, name: &str, tls: bool) -> String {
     }
 }
 
-/// Keeps what may stand in a path or a query.
+/// Percent-encodes all but the characters that a path or a query may hold.
 fn percent(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -417,7 +415,7 @@ fn announce(
     Ok(())
 }
 
-/// The server's metrics, and of each export its size and the space that its file takes.
+/// The server's metrics, and for each export its size and the space of its file.
 fn page(server: &NbdServer, served: &[Served]) -> Page {
     let metrics = Arc::clone(server.metrics());
     let disks: Vec<(String, Arc<Disk>)> =
@@ -440,7 +438,7 @@ fn page(server: &NbdServer, served: &[Served]) -> Page {
     })
 }
 
-/// As the value of a label.
+/// Escaped as the value of a label.
 fn label(name: &str) -> String {
     name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

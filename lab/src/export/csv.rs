@@ -9,8 +9,8 @@
 //! | `latencies` | one bucket of the histogram of one direction of one phase: `up_to_ns` is the longest latency in it |
 //!
 //! These are the tables of runs (`runs.rs`). Sweeps and studies have `figures` only, with one row
-//! for each round of each cell (`cells.rs`); a comparison has a row for each figure compared, the
-//! bench one for each check. A column that has no figure is left empty.
+//! for each round of each cell (`cells.rs`); a comparison has a row for each figure compared, an
+//! acceptance run one for each check. A column that has no figure is left empty.
 
 use super::{judged, runs};
 use crate::{
@@ -53,7 +53,7 @@ pub fn csv(results: &[Named<'_>], table: CsvTable) -> Result<String> {
             (Document::Run(run), CsvTable::Series) => runs::series(&mut csv, name, run),
             (Document::Run(run), CsvTable::Latencies) => runs::latencies(&mut csv, name, run),
             (Document::Comparison(record), CsvTable::Figures) => judged::comparison(&mut csv, name, record),
-            (Document::Bench(report), CsvTable::Figures) => judged::bench(&mut csv, name, report),
+            (Document::Acceptance(record), CsvTable::Figures) => judged::acceptance(&mut csv, name, record),
             (document, CsvTable::Figures) => {
                 cells::rows(&mut csv, name, document.started_utc().unwrap_or_default(), &document.cells())
             }
@@ -126,8 +126,8 @@ mod tests {
         assert_eq!(table(&csv(&[("d", &sweep)], CsvTable::Figures).unwrap()).len(), 7 * 3);
         let paths = Document::AccessPaths(Box::new(crate::study::access_paths::example::result()));
         assert_eq!(table(&csv(&[("p", &paths)], CsvTable::Figures).unwrap()).len(), 3 * 3 * 3);
-        let bench = Document::Bench(Box::new(example::bench()));
-        assert!(!table(&csv(&[("b", &bench)], CsvTable::Figures).unwrap()).is_empty());
+        let acceptance = Document::Acceptance(Box::new(example::acceptance()));
+        assert!(!table(&csv(&[("b", &acceptance)], CsvTable::Figures).unwrap()).is_empty());
     }
 
     #[test]

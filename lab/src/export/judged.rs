@@ -1,8 +1,8 @@
-//! CSV of what was judged: comparisons and the bench. A row is one figure of one side, or one
-//! check.
+//! CSV of what was judged: comparisons and acceptance runs. A row is one figure of one side, or
+//! one check.
 
 use crate::{
-    bench::{Bar, BenchReport},
+    acceptance::{AcceptanceRecord, Bar},
     comparison::{ComparisonRecord, FigureChange},
 };
 use diskwright_outline::Csv;
@@ -38,9 +38,9 @@ pub(super) fn comparison(csv: &mut Csv, name: &str, record: &ComparisonRecord) -
     record.comparisons.iter().try_for_each(|comparison| csv.record(&row("measurement", comparison)))
 }
 
-pub(super) fn bench(csv: &mut Csv, name: &str, report: &BenchReport) -> io::Result<()> {
+pub(super) fn acceptance(csv: &mut Csv, name: &str, record: &AcceptanceRecord) -> io::Result<()> {
     let figure = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
-    for row in &report.rows {
+    for row in &record.rows {
         for check in &row.checks {
             let (at_least, at_most) = match check.bar {
                 Some(Bar::AtLeast(value)) => (Some(value), None),
@@ -49,8 +49,8 @@ pub(super) fn bench(csv: &mut Csv, name: &str, report: &BenchReport) -> io::Resu
             };
             csv.record(&[
                 ("result", name.to_owned()),
-                ("started_utc", report.started_utc.clone()),
-                ("promise", row.row.name().to_owned()),
+                ("started_utc", record.started_utc.clone()),
+                ("promise", row.row.clone()),
                 ("check", check.name.clone()),
                 ("outcome", format!("{:?}", check.outcome).to_lowercase()),
                 ("unit", check.unit.clone()),

@@ -2,7 +2,7 @@
 //! uses them also proves that those still read.
 
 use crate::{
-    bench::BenchReport,
+    acceptance::AcceptanceRecord,
     comparison::ComparisonRecord,
     document::Document,
     result::ContainersResult,
@@ -25,7 +25,7 @@ pub fn all() -> Vec<(&'static str, Document)> {
         ("depths and threads.json", Document::Sweep(Box::new(sweep_of_two()))),
         ("containers.json", Document::Containers(Box::new(containers()))),
         ("paths.json", Document::AccessPaths(Box::new(crate::study::access_paths::example::result()))),
-        ("bench.json", Document::Bench(Box::new(bench()))),
+        ("acceptance.json", Document::Acceptance(Box::new(acceptance()))),
         ("queue-depth.json", Document::QueueDepth(Box::new(crate::study::queue_depth::tests::result()))),
         ("raw-and-file.json", Document::RawAndFile(Box::new(crate::study::raw_and_file::tests::result()))),
         ("zero-payload.json", Document::ZeroPayload(Box::new(zero_payload()))),
@@ -43,9 +43,9 @@ pub fn containers() -> ContainersResult {
     serde_json::from_str(include_str!("../../tests/results/containers.json")).expect("an example of a study")
 }
 
-/// Some rows of the bench.
-pub fn bench() -> BenchReport {
-    serde_json::from_str(include_str!("../../tests/results/bench.json")).expect("an example of a bench")
+/// Two rows about disks.
+pub fn acceptance() -> AcceptanceRecord {
+    serde_json::from_str(include_str!("../../tests/results/acceptance.json")).expect("an example of an acceptance run")
 }
 
 /// A study of zeros, small.

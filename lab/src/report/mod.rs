@@ -7,15 +7,15 @@
 //!
 //! | file | room |
 //! |---|---|
-//! | `run.rs`, `overlay.rs`, `sweep.rs`, `comparison.rs`, `bench.rs` | one kind of result each; several runs side by side |
+//! | `run.rs`, `overlay.rs`, `sweep.rs`, `comparison.rs`, `acceptance.rs` | one kind of result each; several runs side by side |
 //! | `containers.rs`, `queue_depth.rs`, `raw_and_file.rs`, `zero_payload.rs`, `access_paths.rs` | a study each |
 //! | `parts.rs` | what all chapters have in common |
 //!
 //! Everything here is pure: results in, text out. Names in results come from files and are written
 //! as text, never as markup; the page forbids itself scripts and the network besides.
 
+mod acceptance;
 mod access_paths;
-mod bench;
 mod comparison;
 mod containers;
 #[cfg(test)]
@@ -120,7 +120,7 @@ impl Told for Document {
             Self::ZeroPayload(result) => result.chapter(id, name),
             Self::Comparison(record) => record.chapter(id, name),
             Self::AccessPaths(result) => result.chapter(id, name),
-            Self::Bench(report) => report.chapter(id, name),
+            Self::Acceptance(record) => record.chapter(id, name),
         }
     }
 }

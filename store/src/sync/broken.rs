@@ -2,8 +2,8 @@
 //!
 //! Each rule is checked at the place that keeps it, behind the feature `shuttle`; other builds
 //! contain no trace of it. Rules that can be broken from outside are broken in
-//! `proving/src/meddler.rs`. All threads of a schedule run on one OS thread and the broken rule is
-//! thread-local, so tests do not disturb each other.
+//! `proof/proving/src/rule_breaker.rs`. All threads of a schedule run on one OS thread and the
+//! broken rule is thread-local, so tests do not disturb each other.
 
 use std::cell::Cell;
 

@@ -1,4 +1,4 @@
-//! Carrying out one command of `io`, in pieces, so that memory does not depend on the length of a
+//! Carries out one command of `io` in pieces, so that memory does not depend on the length of the
 //! range.
 
 use super::words::Command;
@@ -24,7 +24,7 @@ pub struct Transfer {
     pub first_difference: Option<(u64, u8)>,
 }
 
-/// In qemu-io's words.
+/// As qemu-io prints it.
 impl fmt::Display for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.len_bytes {
@@ -34,7 +34,7 @@ impl fmt::Display for Transfer {
     }
 }
 
-/// Carries `command` out. A dump goes to `out`. A signal ends it between two pieces.
+/// Carries out `command`. A dump goes to `out`. A signal ends the command between two pieces.
 ///
 /// # Errors
 /// A sentence, when the disk refuses or fails.
@@ -83,8 +83,7 @@ pub fn carry_out(
                 }
                 None => {
                     queue.write_zeroes(offset_bytes, len_bytes).map_err(sentence)?;
-                    // A blocking queue has no durable zeroes; a flush promises all that they would,
-                    // and more.
+                    // A blocking queue has no FUA for zeroes; a flush makes them durable too.
                     if fua {
                         queue.flush().map_err(sentence)?;
                     }
@@ -103,7 +102,7 @@ pub fn carry_out(
     }
 }
 
-// The whole range is refused at once: a write that fails at its last piece would have done all the
+// Refuses the whole range at once: a write that fails at its last piece would have written all the
 // others.
 fn check_range(queue: &Blocking, offset_bytes: u64, len_bytes: u64) -> Result<(), String> {
     let geometry = queue.geometry();

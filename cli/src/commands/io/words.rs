@@ -1,8 +1,8 @@
-//! The words of `io`: text to commands. Pure.
+//! Parses the commands of `io`.
 
 use crate::sizes;
 
-/// What qemu-io writes when no pattern is given.
+/// The byte that qemu-io writes when no pattern is given.
 const DEFAULT_PATTERN: u8 = 0xcd;
 
 /// One command.
@@ -10,31 +10,31 @@ const DEFAULT_PATTERN: u8 = 0xcd;
 pub enum Command {
     /// `read`.
     Read {
-        /// First byte.
+        /// First byte of the range.
         offset_bytes: u64,
-        /// How many.
+        /// Length of the range.
         len_bytes: u64,
-        /// All bytes must be this one.
+        /// The byte that the whole range must hold.
         pattern: Option<u8>,
-        /// Show them.
+        /// Whether to print the bytes.
         dump: bool,
     },
     /// `write`.
     Write {
-        /// First byte.
+        /// First byte of the range.
         offset_bytes: u64,
-        /// How many.
+        /// Length of the range.
         len_bytes: u64,
-        /// What to write; `None` for zeros by metadata where possible.
+        /// Byte to write; `None` for a write of zeroes, by metadata where possible.
         pattern: Option<u8>,
-        /// Durable on return.
+        /// Whether the write is durable on return (FUA).
         fua: bool,
     },
     /// `discard`.
     Discard {
-        /// First byte.
+        /// First byte of the range.
         offset_bytes: u64,
-        /// How many.
+        /// Length of the range.
         len_bytes: u64,
     },
     /// `flush`.
@@ -42,7 +42,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// The range that it is about, offset and length; a flush is about none.
+    /// Offset and length of the range; a flush has none.
     pub fn range(&self) -> Option<(u64, u64)> {
         match *self {
             Self::Read { offset_bytes, len_bytes, .. }
@@ -52,7 +52,7 @@ impl Command {
         }
     }
 
-    /// Understands a line.
+    /// Parses a line.
     ///
     /// # Errors
     /// A sentence that says what was not understood.
@@ -105,7 +105,7 @@ impl Command {
         })
     }
 
-    /// Whether it needs a disk that is open for writing.
+    /// Whether the disk must be open for writing.
     pub fn writes(&self) -> bool {
         matches!(self, Self::Write { .. } | Self::Discard { .. })
     }

@@ -23,7 +23,7 @@ use std::{
 /// Arguments of `lab report`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Takes what `lab run`, `lab study`, `diskspd` and `bench` saved as JSON, one or several. Without -o it prints them as text. \
+Takes what `lab run`, `lab study`, `lab sweep`, `lab selftest` and `diskspd` saved as JSON, one or several. Without -o it prints them as text. \
 An HTML page needs nothing else: no network, no script; it reads well on light and dark screens and on paper. Several runs are set \
 side by side first. An older report of that name is replaced when the new one is complete; any other file stays.
 
@@ -240,7 +240,7 @@ fn names(documents: &[(&Path, Document)]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use diskwright_lab::bench::BenchReport;
+    use diskwright_lab::AcceptanceRecord;
 
     fn args(output: Option<&str>, form: Option<Form>) -> ReportArgs {
         ReportArgs { results: vec![], output: output.map(Into::into), form, table: None, plot: None }
@@ -265,9 +265,9 @@ mod tests {
 
     #[test]
     fn names_tell_results_apart() {
-        let json = include_str!("../../../../lab/tests/results/bench.json");
-        let report: BenchReport = serde_json::from_str(json).unwrap();
-        let document = Document::Bench(Box::new(report));
+        let json = include_str!("../../../../lab/tests/results/acceptance.json");
+        let record: AcceptanceRecord = serde_json::from_str(json).unwrap();
+        let document = Document::Acceptance(Box::new(record));
         let named = |paths: &[&'static str]| {
             let documents: Vec<_> = paths.iter().map(|path| (Path::new(*path), document.clone())).collect();
             names(&documents)

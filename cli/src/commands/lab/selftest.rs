@@ -1,18 +1,12 @@
-//! `diskwright lab selftest`: what the generator itself costs.
+//! `diskwright lab selftest`: what the load generator itself costs.
 
 use crate::{
-    commands::{
-        self,
-        experiment::{CHILD_COMMAND, ExperimentArgs},
-    },
+    commands::experiment::{self, CHILD_COMMAND, ExperimentArgs},
     context::Context,
     exit::Outcome,
 };
 use clap::Args;
-use diskwright_lab::{
-    ChildLauncher,
-    bench::{self, BenchOptions, Row},
-};
+use diskwright_lab::{ChildLauncher, selftest};
 
 /// Arguments of `lab selftest`.
 #[derive(Debug, Args)]
@@ -21,9 +15,9 @@ use diskwright_lab::{
     mut_arg("rounds", |arg| arg.help("How often each comparison is made. [default: 9; 5 with --quick]")),
     mut_arg("cell", |arg| arg.help("Seconds that a cell takes. [default: 1; 0.3 with --quick]")),
     after_help = "\
-Measures the instrument before you measure with it: IOPS from the page cache and CPU time per I/O beside fio's io_uring engine, what it costs to \
-record every latency, how fast the generator is against nothing, and what a run of eight nines keeps in memory. Without fio (apt-get install fio) its rows are skipped by name. \
-Use a release build on a machine that does nothing else. The same rows are part of `diskwright bench`.
+Measures the load generator before you measure with it: IOPS from the page cache and CPU time per I/O beside fio's io_uring engine, the cost of \
+recording every latency, the rate against null:, and the memory of a run of eight nines. Without fio (apt-get install fio) its rows are skipped by name. \
+Use a release build on a machine that does nothing else.
 
 EXIT CODES  0 no promise was broken, 1 one was
 
@@ -39,24 +33,10 @@ pub struct SelftestArgs {
     full: bool,
 }
 
-/// Measures, prints the table.
+/// Measures, and prints the record.
 pub fn run(context: &mut Context, args: &SelftestArgs) -> Outcome {
-    let mut rows = Row::SELFTEST.to_vec();
-    if args.full {
-        rows.push(Row::Agreement);
-    }
-    let options = BenchOptions {
-        quick: args.experiment.quick,
-        dir: args.experiment.dir.clone(),
-        rounds: args.experiment.rounds,
-        cell: args.experiment.cell,
-        engine: context.global.engine(),
-        keep: args.experiment.keep,
-        launcher: Some(ChildLauncher::current_exe([CHILD_COMMAND])?),
-    };
-    let output = args.experiment.place()?;
-    let mut steps = context.steps();
-    let report = bench::run(&rows, &options, &mut steps);
-    drop(steps);
-    commands::bench::present(context, report, output.as_ref())
+    let mut rows = selftest::ROWS.to_vec();
+    rows.extend(args.full.then_some(selftest::AGREEMENT));
+    let launcher = ChildLauncher::current_exe([CHILD_COMMAND])?;
+    experiment::acceptance(context, "Self-test", &rows, &args.experiment, launcher)
 }

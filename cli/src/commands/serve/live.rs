@@ -10,10 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Between two lines where there is no terminal.
+/// Interval between two lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// See the module. Dropped, it wipes its line.
+/// The live line. Dropped, it is wiped.
 #[derive(Debug)]
 pub struct LiveLine {
     bar: Option<ProgressBar>,
@@ -28,7 +28,7 @@ impl LiveLine {
         Self { bar, last: Totals::default(), last_at: Instant::now() }
     }
 
-    /// Draws what happened since the last time, if it is time.
+    /// Draws the rates since the last drawing, if that was long enough ago.
     pub fn show(&mut self, totals: &Totals) {
         let elapsed = self.last_at.elapsed();
         if self.bar.is_none() && elapsed < LINE_EVERY {
@@ -37,7 +37,7 @@ impl LiveLine {
         let line = line(&self.last, totals, elapsed);
         match &self.bar {
             Some(bar) => bar.set_message(line),
-            // Standard error may be closed; that stops no server.
+            // A closed standard error does not stop the server.
             None => drop(writeln!(io::stderr(), "{line}")),
         }
         (self.last, self.last_at) = (totals.clone(), Instant::now());
@@ -90,7 +90,7 @@ fn line(before: &Totals, now: &Totals, elapsed: Duration) -> String {
     out
 }
 
-/// The bound below which nine of ten lie.
+/// The 90th percentile.
 fn most_within(buckets: &[u64]) -> String {
     let wanted = (buckets.iter().sum::<u64>() * 9).div_ceil(10);
     let mut below = 0;

@@ -1,29 +1,29 @@
-//! The log of a server: `tracing` on standard error, as text for people or as JSON, a document a
-//! line, for collectors.
+//! The log of a server: `tracing` on standard error, as text for people, or as JSON for collectors,
+//! one document a line.
 
 use clap::ValueEnum;
 use std::io::{self, IsTerminal};
 use tracing::level_filters::LevelFilter;
 
-/// How it is written.
+/// Format of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// A line for people.
+    /// Text, one line an event.
     Text,
-    /// A JSON document on each line.
+    /// One JSON document a line.
     Json,
 }
 
-/// From which level on.
+/// Least severe level that is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Level {
     /// Failures of the server itself.
     Error,
     /// Also requests that failed, and clients that broke the protocol.
     Warn,
-    /// Also clients that came and went.
+    /// Also clients that connect and disconnect.
     Info,
-    /// Also each refused request, and clients that only looked.
+    /// Also each refused request, and clients that only listed exports.
     Debug,
 }
 

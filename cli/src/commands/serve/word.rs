@@ -1,4 +1,4 @@
-//! `[NAME=]FILE[,format=FORMAT]`: how a disk is named on the command line of `serve`.
+//! `[NAME=]FILE[,format=FORMAT]`: a disk on the command line of `serve`.
 
 use crate::options::FormatArg;
 use clap::ValueEnum;
@@ -6,23 +6,23 @@ use diskwright_image::Format;
 use diskwright_serve::nbd::export;
 use std::path::PathBuf;
 
-/// What stands before the format of one disk.
+/// Separates the file from the format of one disk.
 const FORMAT: &str = ",format=";
 
 /// A disk to be served.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskWord {
-    /// Under which name clients find it.
+    /// Name of the export.
     pub name: String,
-    /// Its file.
+    /// The image.
     pub path: PathBuf,
-    /// Its format, where it is said for this disk alone.
+    /// The format, if it was given for this disk alone.
     pub format: Option<Format>,
 }
 
 impl DiskWord {
-    /// Reads a word. A `=` separates the name where no slash comes before it; else the file's own
-    /// name is the name.
+    /// Parses a word. A `=` ends the name if no slash comes before it; else the export has the
+    /// file's own name.
     ///
     /// # Errors
     /// A sentence for clap: an unknown format, or a name that NBD cannot carry.

@@ -1,5 +1,5 @@
 //! Tests of whole VHD images: against a model, with hostile files, and with other programs. (Power
-//! cuts are tested in `proving/`, except those during growth.)
+//! cuts are tested in `proof/proving/`, except those during growth.)
 
 mod bitmaps;
 mod damage;

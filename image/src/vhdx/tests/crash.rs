@@ -1,5 +1,6 @@
-//! Power cuts in a flush whose table pages do not fit one log entry. (`proving/` tests all other
-//! power cuts. It drives disks from above, and none has so large a table with so many stale bits.)
+//! Power cuts in a flush whose table pages do not fit one log entry. (`proof/proving/` tests all
+//! other power cuts. It drives disks from above, and none has so large a table with so many stale
+//! bits.)
 //!
 //! Guards against: a page that is visible before the pages it depends on, an entry overwritten
 //! while it is the only one, a partial block without its bitmap, stale bits that become visible.

@@ -306,7 +306,7 @@ pub fn run(options: &AccessPathsOptions, progress: &mut dyn Progress) -> Result<
         stopped,
         machine,
         place,
-        versions: Versions { qemu: crate::bench::peer::qemu_version(), ..Versions::detect() },
+        versions: Versions { qemu: crate::peer::qemu_version(), ..Versions::detect() },
         quick: study.quick,
         disk: container,
         size_bytes,

@@ -8,8 +8,8 @@
 use super::{AccessPathsOptions, CLIENTS, Way, WayRecord};
 use crate::{
     LabError, Result,
-    bench::peer,
     open::{self, OpenHow},
+    peer,
     progress::{Progress, report as tell},
     server::Server,
     targets::{Container, open_target},

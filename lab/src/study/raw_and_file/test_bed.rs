@@ -17,8 +17,8 @@
 use super::FileSystem;
 use crate::{
     LabError, Result,
-    bench::peer,
     inspect::{self, Writing, guard},
+    peer,
     progress::{Progress, report},
     scratch::Scratch,
 };

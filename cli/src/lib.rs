@@ -1,0 +1,152 @@
+//! The command line of Diskwright: commands, terminal output, exit codes. What a user of the
+//! libraries would need is in the libraries.
+//!
+//! ```text
+//!   args.rs        the command line              options.rs   options that several commands share
+//!   commands/      one file per command: reads its arguments, calls a library, prints the result
+//!   context.rs     what a command is given: options, signals, standard output
+//!   exit.rs        exit codes and failures       signals.rs   Ctrl-C and SIGTERM
+//!   progress.rs    progress of long operations   style.rs     terminal width, colour
+//!   extents.rs     a disk's extents, in windows  draw.rs      a disk on one screen
+//!   describe.rs    an image as text and JSON     steps.rs     progress of a run of the lab
+//!   export.rs      an NBD export, the same       live.rs      a run while it is measured
+//!   ntfs.rs        holes that Windows refuses
+//!   sizes.rs  timestamp.rs  table.rs  json.rs    formats of numbers, tables and documents
+//! ```
+//!
+//! Results go to standard output; progress, warnings and errors go to standard error. With `--json`
+//! standard output holds one document, or nothing when the command failed.
+//!
+//! This is a library so that `diskwright-bench` can start the program's own `serve` and `attach`
+//! from its own executable ([`run`]), and can show progress and results as the program does
+//! ([`conduct`], [`acceptance`]). It is not meant for other programs: `diskwright-lib` is.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod commands;
+mod context;
+mod describe;
+mod draw;
+mod exit;
+mod export;
+mod extents;
+mod json;
+mod live;
+mod ntfs;
+mod options;
+mod progress;
+#[cfg(test)]
+mod schemas;
+mod signals;
+mod sizes;
+mod steps;
+mod style;
+mod table;
+mod timestamp;
+
+pub use commands::experiment::{CHILD_COMMAND, ExperimentArgs, acceptance};
+pub use context::Context;
+pub use exit::{Codes, Failure, Outcome};
+pub use options::{EngineArg, GlobalOptions};
+
+use args::{Cli, Command, command_line};
+use context::say;
+use std::{ffi::OsString, io::Write, process::ExitCode};
+
+/// Runs the program with a command line whose first word is the program's name. Call it in `main`,
+/// before any other thread starts.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    match Cli::read(&arguments) {
+        Ok(cli) => conduct(cli.global, codes(&cli.command), |context| dispatch(context, &cli.command)),
+        Err(error) => usage(&error, arguments),
+    }
+}
+
+/// Runs one command: takes the signals, flushes standard output at the end, prints a failure as a
+/// sentence on standard error, and turns the outcome into an exit code by `codes`. Call it in
+/// `main`, before any other thread starts.
+pub fn conduct(global: GlobalOptions, codes: Codes, command: impl FnOnce(&mut Context) -> Outcome) -> ExitCode {
+    signals::let_full_files_fail();
+    let signals = signals::Signals::install();
+    let mut context = Context::new(global, signals);
+    let outcome = command(&mut context).and_then(|code| {
+        context.out.flush()?;
+        Ok(code)
+    });
+    ExitCode::from(match outcome {
+        Ok(code) => code,
+        Err(failure) => {
+            match &failure {
+                Failure::Usage(sentence) | Failure::Sentence(sentence) => say(sentence),
+                Failure::Stopped => say("stopped before it was done"),
+                Failure::ReaderGone => {}
+            }
+            codes.of(&failure)
+        }
+    })
+}
+
+fn dispatch(context: &mut Context, command: &Command) -> Outcome {
+    match command {
+        Command::Create(args) => commands::create::run(context, args),
+        Command::Info(args) => commands::info::run(context, args),
+        Command::Map(args) => commands::map::run(context, args),
+        Command::Check(args) => commands::check::run(context, args),
+        Command::Convert(args) => commands::convert::run(context, args),
+        Command::Compare(args) => commands::compare::run(context, args),
+        Command::Snapshot(args) => commands::snapshot::run(context, args),
+        Command::Clone(args) => commands::clone::run(context, args),
+        Command::Resize(args) => commands::resize::run(context, args),
+        Command::Io(args) => commands::io::run(context, args),
+        Command::Serve(args) => commands::serve::run(context, args),
+        Command::Attach(args) => commands::attach::run(context, args),
+        Command::Detach(args) => commands::detach::run(context, args),
+        Command::Attached(args) => commands::attached::run(context, args),
+        Command::Lab(args) => commands::lab::run(context, args),
+        Command::Diskspd(args) => commands::diskspd::run(context, args, command_line()),
+        Command::MeasuringChild(args) => commands::lab::measuring_child(context, args),
+        Command::Completions(args) => commands::completions::run(context, args, command_line()),
+        Command::Man(args) => commands::man::run(context, args, command_line()),
+    }
+}
+
+fn codes(command: &Command) -> Codes {
+    match command {
+        Command::Check(_) => Codes::CHECK,
+        Command::Compare(_) => Codes::COMPARE,
+        Command::Lab(args) => args.codes(),
+        _ => Codes::USUAL,
+    }
+}
+
+// Help and version are printed by clap and are a success.
+fn usage(error: &clap::Error, arguments: Vec<OsString>) -> ExitCode {
+    let _ = error.print();
+    ExitCode::from(if error.use_stderr() { usage_code(arguments) } else { exit::OK })
+}
+
+// A usage error of `check` must not end with 2, which says "corrupt". The line cannot be parsed, so
+// it is parsed again leniently for the name of the command alone.
+fn usage_code(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
+    let matches = command_line().ignore_errors(true).try_get_matches_from(arguments);
+    match matches.as_ref().ok().and_then(|matches| matches.subcommand_name()) {
+        Some("check") => Codes::CHECK.usage(),
+        _ => Codes::USUAL.usage(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_usage_error_of_check_is_not_corruption() {
+        assert_eq!(usage_code(["diskwright", "check"]), exit::NOT_CHECKED);
+        assert_eq!(usage_code(["diskwright", "--format", "vhd", "check", "--nonsense"]), exit::NOT_CHECKED);
+        assert_eq!(usage_code(["diskwright", "compare", "check"]), exit::USAGE);
+        assert_eq!(usage_code(["diskwright", "info"]), exit::USAGE);
+        assert_eq!(usage_code(["diskwright"]), exit::USAGE);
+    }
+}

@@ -1,0 +1,411 @@
+//! The load generator beside fio: its IOPS and CPU time, what recording latencies costs, its rate
+//! against `null:`, its memory, and whether both measure the same.
+//!
+//! Both run on one processor, the same one (fio inherits our CPU affinity), in turns: each round
+//! has every variant once, and ratios are taken within rounds. The third variant is a bare ring
+//! that does nothing else: the least that any generator costs. IOPS are judged where the processor
+//! is the bottleneck (the page cache), CPU time per I/O where the device is.
+
+use crate::{
+    LabError, Result,
+    acceptance::{Bar, Check, Context, Found},
+    measure::{self, Ratio},
+    open::{self, OpenHow},
+    peer,
+    progress::{Progress, report},
+    selftest::fio::{self, FioFound, FioLoad, Setup},
+    targets::{self, Container},
+};
+use diskwright_load::{
+    OpenTarget,
+    job::{Blocks, Bytes, Caching, Job, Load, Span},
+    record::PhaseRecord,
+    run::{Buffers, RunOptions, Unwatched},
+};
+use diskwright_stats::{
+    numbers::{duration, grouped},
+    summary::Summary,
+};
+use diskwright_store::{BareFound, BareLoad, CacheMode, bare_ring};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use std::{path::PathBuf, time::Duration};
+
+const QUEUE_DEPTH: u32 = 32;
+/// Requests submitted and completed at once, in the setting with batching in both.
+const BATCH: u32 = 16;
+/// So many requests that ten latencies lie beyond the eighth nine.
+const EIGHT_NINES: u64 = 1_000_000_000;
+/// Limit for each thread; here for the whole process.
+const MEMORY_BYTES: f64 = 64.0 * 1024.0 * 1024.0;
+const RANDOM_READ: FioLoad = FioLoad {
+    rw: "randread",
+    read_percent: 100,
+    block_bytes: 4096,
+    queue_depth: QUEUE_DEPTH,
+    direct: false,
+    setup: Setup::Defaults,
+};
+
+/// Ours and fio's figures agree within this factor.
+const ALIKE: f64 = 1.05;
+/// Rounds of the agreement; an interval of 99 % needs eight or more.
+const AGREEMENT_ROUNDS: usize = 9;
+/// The workloads of which both must measure the same.
+const AGREEMENT: [FioLoad; 10] = [
+    of("randread", 100, 4 << 10, 1),
+    of("randread", 100, 4 << 10, 8),
+    of("randread", 100, 4 << 10, 32),
+    of("randread", 100, 64 << 10, 4),
+    of("read", 100, 64 << 10, 4),
+    of("read", 100, 1 << 20, 2),
+    of("randwrite", 0, 4 << 10, 8),
+    of("randwrite", 0, 64 << 10, 4),
+    of("write", 0, 256 << 10, 2),
+    of("randrw", 70, 8 << 10, 8),
+];
+
+const fn of(rw: &'static str, read_percent: u32, block_bytes: u32, queue_depth: u32) -> FioLoad {
+    FioLoad { rw, read_percent, block_bytes, queue_depth, direct: true, setup: Setup::Defaults }
+}
+
+/// Pins this thread, and the processes that it starts, to one processor until it is dropped.
+struct Pinned(Option<CpuSet>);
+
+impl Pinned {
+    /// Pins to the last processor that the thread may use: interrupts tend to be on the first.
+    fn to_one() -> Self {
+        let Ok(allowed) = sched_getaffinity(None) else { return Self(None) };
+        let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| allowed.is_set(*cpu));
+        let mut one = CpuSet::new();
+        one.set(last.unwrap_or(0));
+        Self(sched_setaffinity(None, &one).is_ok().then_some(allowed))
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Some(allowed) = &self.0 {
+            // Nothing to do about a failure: the thread stays pinned.
+            let _ = sched_setaffinity(None, allowed);
+        }
+    }
+}
+
+/// Our side of a comparison.
+struct Ours {
+    target: OpenTarget,
+    length: Duration,
+    buffers: Buffers,
+}
+
+impl Ours {
+    fn run(&self, load: &FioLoad, record_latency: bool, round: usize) -> Result<PhaseRecord> {
+        let of_ours = Load {
+            block: Blocks::One(Bytes(u64::from(load.block_bytes))),
+            read_percent: f64::from(load.read_percent),
+            random_percent: if load.rw.starts_with("rand") { 100.0 } else { 0.0 },
+            queue_depth: load.queue_depth,
+            batch: load.setup.batch(),
+            ..Load::default()
+        };
+        let mut job = Job::simple("selftest", of_ours, Span::default(), Span::from(self.length));
+        (job.cache, job.seed) = (self.target.cache, load.seed(round));
+        let options = RunOptions { record_latency, buffers: self.buffers.clone(), ..RunOptions::default() };
+        measure::window(&job, &self.target, &options, &Unwatched)
+    }
+}
+
+/// A filled raw file, and how it is measured.
+struct Prepared {
+    path: PathBuf,
+    cell: Duration,
+    rounds: usize,
+}
+
+impl Prepared {
+    fn new(context: &Context<'_>, size_bytes: u64, cache: CacheMode, progress: &mut dyn Progress) -> Result<Self> {
+        context.scratch.need("a raw file", size_bytes)?;
+        let how = context.preparation(size_bytes, cache);
+        let mut tick = |done| report(progress, "prepare", done, 2 * size_bytes, "raw file");
+        let path = targets::make_filled(Container::Raw, context.scratch.path(), &how, &mut tick)?;
+        // Also reads the file into the page cache, for the rows that measure that.
+        let mut tick = |done| report(progress, "prepare", size_bytes + done, 2 * size_bytes, "raw file");
+        targets::open_verified(Container::Raw, path.clone(), &how, &mut tick)?;
+        context.scratch.settle()?;
+        let cell = context.options.cell.unwrap_or_else(|| Duration::from_millis(context.pick(300, 1000)));
+        Ok(Self { path, cell, rounds: context.rounds(context.pick(5, 9)) })
+    }
+
+    fn ours(&self, cache: Caching, writable: bool) -> Result<Ours> {
+        let how = OpenHow { writable, cache, ..OpenHow::default() };
+        let name = self.path.to_str().ok_or_else(|| LabError::BadOptions {
+            what: format!("{} is no name in UTF-8", self.path.display()),
+            hint: "use another scratch folder".into(),
+        })?;
+        Ok(Ours { target: open::open(name, &how)?, length: self.cell, buffers: Buffers::default() })
+    }
+
+    fn bare(&self, load: &FioLoad, cache: CacheMode) -> BareLoad {
+        BareLoad {
+            cache,
+            block_bytes: load.block_bytes as usize,
+            depth: load.queue_depth as usize,
+            batch: load.setup.batch() as usize,
+            time: self.cell,
+        }
+    }
+
+    fn note(&self, found: &mut Found) {
+        found.notes.push(format!(
+            "one processor for both, {} rounds in turns, cells of {}",
+            self.rounds,
+            duration(self.cell.as_nanos() as f64)
+        ));
+    }
+}
+
+/// IOPS from the page cache, against fio.
+pub(super) fn page_cache(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let bars = [("fio's defaults", Bar::AtLeast(1.6)), ("registered and batched in both", Bar::AtLeast(1.3))];
+    let measure = Measure {
+        what: "IOPS",
+        unit: "IOPS",
+        ours: PhaseRecord::iops,
+        fio: |found| found.iops,
+        bare: |found| found.reads as f64 / found.elapsed.as_secs_f64(),
+    };
+    against_fio(context, progress, false, bars, &measure)
+}
+
+/// CPU time past the page cache, against fio.
+pub(super) fn direct(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let bars = [("fio's defaults", Bar::AtMost(0.8)), ("registered and batched in both", Bar::AtMost(0.9))];
+    let measure = Measure {
+        what: "CPU time per I/O",
+        unit: "ns",
+        ours: PhaseRecord::cpu_ns_per_io,
+        fio: |found| found.cpu_ns_per_io,
+        bare: |found| found.cpu.as_nanos() as f64 / found.reads as f64,
+    };
+    against_fio(context, progress, true, bars, &measure)
+}
+
+/// The three sides of one setting: a figure for each round.
+#[derive(Default)]
+struct Sides {
+    ours: Vec<f64>,
+    fio: Vec<f64>,
+    /// A bare ring: the least that any generator costs.
+    bare: Vec<f64>,
+}
+
+impl Sides {
+    /// Ours and fio's as ratios to the bare ring.
+    fn note(&self, name: &str) -> Option<String> {
+        let of_bare = |side: &[f64]| Some(Ratio::of(side, &self.bare)?.median());
+        Some(format!(
+            "{name}: against a bare ring that reads no clock and counts nothing else, ours is {:.2} and fio {:.2}",
+            of_bare(&self.ours)?,
+            of_bare(&self.fio)?
+        ))
+    }
+}
+
+/// The figure that is compared, and how each side tells it.
+struct Measure {
+    what: &'static str,
+    unit: &'static str,
+    ours: fn(&PhaseRecord) -> f64,
+    fio: fn(&FioFound) -> f64,
+    bare: fn(&BareFound) -> f64,
+}
+
+fn against_fio(
+    context: &Context<'_>,
+    progress: &mut dyn Progress,
+    direct: bool,
+    bars: [(&str, Bar); 2],
+    measure: &Measure,
+) -> Result<Found> {
+    let Some(program) = fio::find() else { return Ok(Found::skipped("fio", peer::missing("fio", "fio"))) };
+    let (mode, caching) =
+        if direct { (CacheMode::Direct, Caching::Direct) } else { (CacheMode::PageCache, Caching::Cached) };
+    let prepared = Prepared::new(context, context.pick(256 << 20, 512 << 20), mode, progress)?;
+    let ours = prepared.ours(caching, false)?;
+    let _pinned = Pinned::to_one();
+    let mut settings = [Sides::default(), Sides::default()];
+    let mut no_floor = None;
+    for round in 0..prepared.rounds {
+        for (index, sides) in settings.iter_mut().enumerate() {
+            report(progress, "measure", (2 * round + index) as u64, 2 * prepared.rounds as u64, bars[index].0)?;
+            let setup = [Setup::Defaults, Setup::Batched(BATCH)][index];
+            let load = FioLoad { direct, setup, ..RANDOM_READ };
+            // The order changes from round to round.
+            for turn in 0..3 {
+                match (turn + round) % 3 {
+                    0 => sides.ours.push((measure.ours)(&ours.run(&load, true, round)?)),
+                    1 => sides.fio.push((measure.fio)(&fio::run(&program, &prepared.path, &load, prepared.cell)?)),
+                    _ => match bare_ring(&prepared.path, &prepared.bare(&load, mode)) {
+                        Ok(found) => sides.bare.push((measure.bare)(&found)),
+                        Err(refused) => no_floor = Some(format!("no bare ring to compare with: {refused}")),
+                    },
+                }
+            }
+        }
+    }
+    let mut found = Found::default();
+    for ((name, bar), sides) in bars.into_iter().zip(&settings) {
+        let title = format!("4K random read, QD 32, {name}: {}", measure.what);
+        found.checks.push(Check::ratio(title, measure.unit, &sides.ours, &sides.fio, bar));
+        found.notes.extend(sides.note(name));
+    }
+    found.notes.extend(no_floor);
+    prepared.note(&mut found);
+    Ok(found)
+}
+
+/// CPU time per I/O with all latencies recorded, against none.
+pub(super) fn recording(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let prepared = Prepared::new(context, context.pick(256 << 20, 512 << 20), CacheMode::PageCache, progress)?;
+    let ours = prepared.ours(Caching::Cached, false)?;
+    let _pinned = Pinned::to_one();
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for round in 0..prepared.rounds {
+        report(progress, "measure", round as u64, prepared.rounds as u64, "with and without latencies")?;
+        for turn in 0..2 {
+            let records = (turn + round) % 2 == 0;
+            let phase = ours.run(&RANDOM_READ, records, round)?;
+            if records { &mut with } else { &mut without }.push(phase.cpu_ns_per_io());
+        }
+    }
+    let mut found = Found::default();
+    found.checks.push(Check::ratio(
+        "CPU time per I/O with all latencies, against none; 4K random read from the page cache",
+        "ns",
+        &with,
+        &without,
+        Bar::AtMost(1.05),
+    ));
+    prepared.note(&mut found);
+    Ok(found)
+}
+
+/// IOPS against `null:`.
+pub(super) fn null(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let length = context.options.cell.unwrap_or_else(|| Duration::from_millis(context.pick(200, 1000)));
+    let ours = Ours { target: open::open("null:", &OpenHow::default())?, length, buffers: Buffers::default() };
+    let _pinned = Pinned::to_one();
+    let rounds = context.rounds(5);
+    let mut iops = Vec::new();
+    for round in 0..rounds {
+        report(progress, "measure", round as u64, rounds as u64, "null:")?;
+        iops.push(ours.run(&RANDOM_READ, true, round)?.iops());
+    }
+    let name = "null:, 4K random read, QD 32, all latencies taken: IOPS on one core";
+    Ok(Found { checks: vec![Check::absolute(name, "IOPS", &iops, Bar::AtLeast(10e6))], ..Found::default() })
+}
+
+/// Memory of a run of 10^9 latencies, in a process of its own: the peak of a process never falls.
+pub(super) fn memory(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let Some(launcher) = &context.options.launcher else {
+        return Ok(Found::skipped("a fresh process", "the caller gave no way to start a fresh process to measure in"));
+    };
+    let requests = context.pick(20_000_000, EIGHT_NINES);
+    report(progress, "measure", 0, 1, &format!("{} requests of null:", grouped(requests as f64)))?;
+    let cost = launcher.long_run(requests)?;
+    let name =
+        format!("one thread, {} latencies, all nines they support: peak of the process", grouped(requests as f64));
+    let check = match (cost.requests, cost.nines) {
+        (taken, _) if taken != requests => Check::broken(&name, format!("{taken} of them were taken")),
+        (EIGHT_NINES.., nines) if nines < 8 => Check::broken(&name, format!("it told {nines} nines")),
+        _ => Check::absolute(name, "bytes", &[cost.resident_peak_bytes as f64], Bar::AtMost(MEMORY_BYTES)),
+    };
+    let notes = vec![format!(
+        "{} nines in {}; with a time series of {} points, as many as one ever has",
+        cost.nines,
+        duration(cost.took_ns as f64),
+        grouped(cost.points as f64)
+    )];
+    Ok(Found { checks: vec![check], notes, ..Found::default() })
+}
+
+/// Whether the generator measures what fio measures.
+pub(super) fn agreement(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let Some(program) = fio::find() else { return Ok(Found::skipped("fio", peer::missing("fio", "fio"))) };
+    let mut prepared = Prepared::new(context, context.pick(256 << 20, 1 << 30), CacheMode::Direct, progress)?;
+    prepared.rounds = context.rounds(AGREEMENT_ROUNDS);
+    let ours = prepared.ours(Caching::Direct, true)?;
+    let mut found = Found::default();
+    for (index, load) in AGREEMENT.iter().enumerate() {
+        let name = format!(
+            "{} {}{}, QD {}",
+            diskwright_stats::numbers::short_size(u64::from(load.block_bytes)),
+            load.rw,
+            if load.rw == "randrw" { format!(" {} % read", load.read_percent) } else { String::new() },
+            load.queue_depth
+        );
+        let (mut our_side, mut their_side) = (Vec::new(), Vec::new());
+        for round in 0..prepared.rounds {
+            let step = (index * prepared.rounds + round) as u64;
+            report(progress, "measure", step, (AGREEMENT.len() * prepared.rounds) as u64, &name)?;
+            for turn in 0..2 {
+                if (turn + round) % 2 == 0 {
+                    let phase = ours.run(load, true, round)?;
+                    our_side.push((phase.iops(), phase.total().both.service.mean_ns()));
+                } else {
+                    let load = FioLoad { setup: Setup::AsOurs { seed: load.seed(round) }, ..*load };
+                    let theirs = fio::run(&program, &prepared.path, &load, prepared.cell)?;
+                    their_side.push((theirs.iops, theirs.mean_ns));
+                }
+            }
+        }
+        let figures = |side: &[(f64, f64)], which: fn(&(f64, f64)) -> f64| side.iter().map(which).collect::<Vec<f64>>();
+        for (what, which) in [("IOPS", (|pair| pair.0) as fn(&(f64, f64)) -> f64), ("mean latency", |pair| pair.1)] {
+            let name = format!("{name}: {what}");
+            found.checks.push(agrees(&name, &figures(&our_side, which), &figures(&their_side, which)));
+        }
+    }
+    prepared.note(&mut found);
+    found.notes.push(
+        "what a device sees is the same: registered buffers in huge pages, other places in each round, as many requests submitted together".into(),
+    );
+    found.notes.push(
+        "the figure is the ratio of ours to fio's within rounds, turned so that it is above 1; judged is its 99 % interval, which a noisy fio widens".into(),
+    );
+    Ok(found)
+}
+
+/// Judges whether ours is fio's figure within [`ALIKE`] either way.
+fn agrees(name: &str, ours: &[f64], theirs: &[f64]) -> Check {
+    let Some(ratio) = Ratio::of(ours, theirs) else { return Check::broken(name, "nothing was measured") };
+    Check { ours: Summary::of(ours), peer: Summary::of(theirs), ..Check::alike(name, &ratio, ALIKE) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::acceptance::Outcome;
+
+    #[test]
+    fn a_noisy_fio_leaves_the_agreement_open_and_never_makes_it_pass() {
+        // Each round of fio is off by up to `noise`, ours by none.
+        let outcome = |ours: f64, noise: f64, rounds: usize| {
+            let off = |round: usize| 1.0 + noise * (2.0 * round as f64 / (rounds - 1) as f64 - 1.0);
+            let theirs: Vec<f64> = (0..rounds).map(|round| 1000.0 * off(round)).collect();
+            agrees("x", &vec![1000.0 * ours; rounds], &theirs).outcome
+        };
+        assert_eq!(outcome(1.0, 0.01, 9), Outcome::Pass);
+        assert_eq!(outcome(0.98, 0.01, 9), Outcome::Pass);
+        // Both too slow and too fast disagree.
+        assert_eq!([0.8, 1.3].map(|ours| outcome(ours, 0.01, 9)), [Outcome::Fail; 2]);
+        // Judged by the spread of fio, these would pass.
+        assert_eq!(outcome(0.9, 0.3, 9), Outcome::Unsure);
+        assert_eq!(outcome(1.0, 0.3, 9), Outcome::Unsure);
+        assert_ne!(outcome(0.5, 0.6, 9), Outcome::Pass);
+        // With enough rounds a noisy fio is as good as a quiet one.
+        assert_eq!(outcome(1.0, 0.1, 60), Outcome::Pass);
+        // Five rounds never give an interval of 99 %.
+        assert_eq!(outcome(1.0, 0.0, 5), Outcome::Unsure);
+        assert_eq!(agrees("x", &[], &[100.0]).outcome, Outcome::Fail);
+    }
+}

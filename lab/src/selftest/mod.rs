@@ -1,0 +1,72 @@
+//! What the load generator itself costs: measure the instrument before measuring with it.
+//!
+//! The rows of `lab selftest`. `diskwright-bench` carries them out too.
+//!
+//! ```text
+//!   generator.rs   IOPS and CPU time beside fio's, cost of recording, null:, memory; agreement
+//!   fio.rs         running fio on a file or a device, and reading its answer
+//! ```
+
+pub mod fio;
+mod generator;
+
+use crate::acceptance::Row;
+
+/// The rows of `lab selftest`.
+pub const ROWS: [Row; 5] = [
+    Row {
+        name: "generator",
+        title: "the generator against fio's io_uring engine, 4K random read from the page cache, QD 32, one core: 1.6 times the IOPS of its defaults, 1.3 with registered files and buffers and batching in both",
+        measure: generator::page_cache,
+    },
+    Row {
+        name: "generator-cpu",
+        title: "the generator against fio's io_uring engine, 4K random read with O_DIRECT: 0.8 of the CPU time per I/O of its defaults, 0.9 with registered files and buffers and batching in both",
+        measure: generator::direct,
+    },
+    Row {
+        name: "recording",
+        title: "recording every latency: within 5 % of the CPU time per I/O without",
+        measure: generator::recording,
+    },
+    Row {
+        name: "null",
+        title: "the generator against nothing: 10 million requests a second on one core",
+        measure: generator::null,
+    },
+    Row {
+        name: "memory",
+        title: "memory of a run of eight nines, of any length: under 64 MiB for each thread",
+        measure: generator::memory,
+    },
+];
+
+/// Whether the generator finds what fio finds. It takes some minutes, so `lab selftest` has it only
+/// with `--full`.
+pub const AGREEMENT: Row = Row {
+    name: "agreement",
+    title: "the generator and fio on ten workloads on a raw file: IOPS and mean latency within 5 % of fio's, beyond chance",
+    measure: generator::agreement,
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        acceptance::{self, AcceptanceOptions, Outcome},
+        progress::Silent,
+    };
+
+    #[test]
+    fn a_row_that_needs_a_fresh_process_is_skipped_by_name_without_one() {
+        let home = tempfile::tempdir().unwrap();
+        let options =
+            AcceptanceOptions { quick: true, dir: Some(home.path().to_owned()), ..AcceptanceOptions::default() };
+        let memory = ROWS.into_iter().find(|row| row.name == "memory").unwrap();
+        let record = acceptance::run("Self-test", &[memory], &options, &mut Silent).unwrap();
+        assert_eq!(record.rows[0].outcome, Outcome::Skipped);
+        assert!(record.passed());
+        let why = record.rows[0].checks[0].why.as_deref().unwrap_or_default();
+        assert!(why.contains("start a fresh process"), "{why}");
+    }
+}

@@ -1,0 +1,91 @@
+//! A chain of 1,024 disks: reading through it, and opening it.
+
+use diskwright_lab::{
+    Result,
+    acceptance::{Bar, Check, Context, Found},
+    chain::{CHILDREN_MAX, Chain, ChainPlan},
+    fill,
+    measure::{self, Plan, Ratio, Steps},
+    progress::{Progress, report},
+    targets::open_target,
+};
+use diskwright_load::workload::{Direction, Pattern, Workload};
+use diskwright_stats::numbers::{bytes, duration};
+use diskwright_store::CacheMode;
+use std::time::Duration;
+
+const READ_BAR: Bar = Bar::AtLeast(0.95);
+const OPEN_NS: f64 = 1e9;
+const OPEN_BYTES: f64 = 256.0 * 1024.0 * 1024.0;
+
+pub(crate) fn reads(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let size_bytes = context.pick(512 << 20, 2 << 30);
+    context.scratch.need("the chain", size_bytes + (3 << 30))?;
+    let how = context.preparation(size_bytes, CacheMode::Direct);
+    let chain = make(
+        context,
+        &ChainPlan { how, filled_bytes: size_bytes, children: CHILDREN_MAX, with_own_data: 0 },
+        progress,
+    )?;
+    let one = chain.open(0, how.cache, how.engine)?;
+    let all = chain.open(CHILDREN_MAX, how.cache, how.engine)?;
+    fill::verify("the chain of 1,024", &*all, how.seed, how.engine, &mut |done| {
+        report(progress, "verify", done, size_bytes, "chain of 1,024")
+    })?;
+    let targets = [("chain of 1", one), ("chain of 1,024", all)]
+        .map(|(name, disk)| open_target(name, "vhdx chain", disk, how.cache));
+    let rounds = context.rounds(context.pick(7, 15));
+    let mut found = Found::default();
+    found.notes.push(format!(
+        "VHDX, {} of data in the base, read and compared through the top; {rounds} rounds, cells of {}, O_DIRECT, QD 32",
+        bytes(size_bytes),
+        duration(context.cell().as_nanos() as f64)
+    ));
+    for (pattern, block_bytes) in [(Pattern::Random, 4 << 10), (Pattern::Sequential, 64 << 10)] {
+        let workload = Workload::new(pattern, Direction::Read, block_bytes, 32);
+        let plan = Plan { rounds, warm_up: Duration::ZERO, measured: Duration::ZERO, engine: how.engine, seed: 7 }
+            .with_cell(context.cell());
+        let mut steps = Steps { progress, phase: "measure", done: 0, total: 2 * rounds as u64 };
+        let all = measure::interleaved(&targets, &workload, &plan, &mut steps, &mut |_| Ok(()))?;
+        let [one, many] = [0, 1].map(|index| all[index].iter().map(|round| round.iops).collect::<Vec<f64>>());
+        let name = format!("{}: IOPS", workload.name);
+        found.checks.push(match Ratio::of(&many, &one) {
+            Some(ratio) => Check::of_ratio(name, &ratio, READ_BAR),
+            None => Check::broken(&name, "nothing was measured"),
+        });
+    }
+    Ok(found)
+}
+
+pub(crate) fn open(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let Some(launcher) = &context.options.launcher else {
+        return Ok(Found::skipped("opening a chain", "the caller gave no way to start a fresh process to measure in"));
+    };
+    context.scratch.need("the chain", 3 << 30)?;
+    let how = context.preparation(40 << 30, CacheMode::Direct);
+    let plan = ChainPlan { how, filled_bytes: 256 << 20, children: CHILDREN_MAX, with_own_data: 64 };
+    let chain = make(context, &plan, progress)?;
+    let rounds = context.rounds(5);
+    let (mut times, mut peaks) = (Vec::new(), Vec::new());
+    for round in 0..rounds {
+        report(progress, "open", round as u64, rounds as u64, "chain of 1,024")?;
+        let cost = launcher.open(chain.top(CHILDREN_MAX), 0, 4096, CacheMode::Direct)?;
+        times.push((cost.open_ns + cost.read_ns) as f64);
+        peaks.push(cost.resident_peak_bytes as f64);
+    }
+    Ok(Found {
+        checks: vec![
+            Check::absolute("open and read 4 KiB", "ns", &times, Bar::AtMost(OPEN_NS)),
+            Check::absolute("peak resident memory of the process", "bytes", &peaks, Bar::AtMost(OPEN_BYTES)),
+        ],
+        notes: vec![format!(
+            "VHDX of 40 GiB each, 256 MiB in the base, data of their own in the lowest 64 children; {rounds} fresh processes, files in the page cache"
+        )],
+        ..Found::default()
+    })
+}
+
+fn make(context: &Context<'_>, plan: &ChainPlan, progress: &mut dyn Progress) -> Result<Chain> {
+    let dir = context.scratch.folder("chain")?;
+    Chain::make(&dir, plan, &mut |done| report(progress, "make a chain", done, u64::from(plan.children), "children"))
+}

@@ -1,0 +1,122 @@
+//! The table of all rows.
+
+use crate::{allocate, chains, convert, discard, large, populated, serve};
+use diskwright_lab::{acceptance::Row, selftest};
+
+/// The rows about disks and servers.
+const OWN: [Row; 18] = [
+    Row {
+        name: "workloads",
+        title: "populated dynamic and differencing disks against the raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU in 126 of 128 comparisons",
+        measure: populated::workloads,
+    },
+    Row {
+        name: "page-cache",
+        title: "populated disks against the raw file, 4K random read from the page cache, which reading has filled: 0.95 of the IOPS",
+        measure: populated::page_cache,
+    },
+    Row {
+        name: "chain",
+        title: "chain of 1,024 disks against a chain of one, 4K random and 64K sequential read: 0.95",
+        measure: chains::reads,
+    },
+    Row {
+        name: "open-chain",
+        title: "opening a chain of 1,024 disks of 40 GiB: under 1 s and 256 MiB",
+        measure: chains::open,
+    },
+    Row {
+        name: "open-large",
+        title: "opening a VHDX of 64 TiB and reading one block: under 50 ms and 32 MiB",
+        measure: large::open,
+    },
+    Row {
+        name: "map-memory",
+        title: "a VHDX of 64 TiB in blocks of 1 MiB, touched everywhere at random: the memory of its map within what is asked for",
+        measure: large::map_memory,
+    },
+    Row {
+        name: "discard",
+        title: "4K random read at QD 8 while another queue discards 1 TiB of allocated blocks: at most twice the p99",
+        measure: discard::beside_reads,
+    },
+    Row {
+        name: "allocate",
+        title: "4 KiB into each of many unallocated 2 MiB blocks, then a flush, against qemu-io: 20 times as fast on VHDX, 6 on VHD",
+        measure: allocate::blocks,
+    },
+    Row {
+        name: "random-write",
+        title: "4K random write at QD 32 into an empty dynamic VHDX against a preallocated raw file: 0.90",
+        measure: allocate::random_writes,
+    },
+    Row {
+        name: "create-fixed",
+        title: "creating a fixed disk of 40 GiB with its space allocated: under 1 s",
+        measure: large::create_fixed,
+    },
+    Row {
+        name: "convert",
+        title: "convert raw to dynamic VHDX and back against qemu-img: 1.2 times as fast, less CPU",
+        measure: convert::copied,
+    },
+    Row {
+        name: "reflink",
+        title: "convert on XFS with reflinks against qemu-img: 20 times as fast",
+        measure: convert::shared,
+    },
+    Row {
+        name: "nbd-io",
+        title: "served by NBD, 4K random read and write at QD 32 from fio over a unix socket, populated dynamic VHDX against qemu-nbd on a raw file: 1.3 times the IOPS, 0.6 of the server's CPU per I/O",
+        measure: serve::io::populated,
+    },
+    Row {
+        name: "nbd-vhd",
+        title: "served by NBD, 4K random write to a dynamic VHD against qemu-nbd: 8 times the IOPS",
+        measure: serve::io::vhd,
+    },
+    Row {
+        name: "nbd-empty",
+        title: "served by NBD, 4K random write into an empty dynamic VHDX against qemu-nbd on an empty qcow2: 1.5 times the IOPS",
+        measure: serve::io::empty,
+    },
+    Row {
+        name: "nbd-cache",
+        title: "served by NBD, 4K random read from the page cache over four connections: 1.2 times the better of nbdkit and qemu-nbd",
+        measure: serve::io::page_cache,
+    },
+    Row {
+        name: "nbd-copy",
+        title: "nbdcopy of a VHDX of 4 GiB to null: the disk's own speed, 1.2 times qemu-nbd",
+        measure: serve::copy::nbdcopy,
+    },
+    Row {
+        name: "attach",
+        title: "attached by FUSE and loop, 4K random read at QD 32, against qemu-storage-daemon on a raw file: 1.5 times, and what fio writes at any depth comes back",
+        measure: serve::attach::fuse_and_loop,
+    },
+];
+
+/// All rows, in the order in which they run.
+pub(crate) fn all() -> Vec<Row> {
+    OWN.into_iter().chain(selftest::ROWS).chain([selftest::AGREEMENT]).collect()
+}
+
+/// The row with this name.
+pub(crate) fn by_name(name: &str) -> Option<Row> {
+    all().into_iter().find(|row| row.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_row_is_selected_by_its_own_name() {
+        let names: HashSet<&str> = all().iter().map(|row| row.name).collect();
+        assert_eq!(names.len(), all().len());
+        assert!(names.iter().all(|name| by_name(name).is_some_and(|row| row.name == *name)));
+        assert!(by_name("nothing").is_none());
+    }
+}

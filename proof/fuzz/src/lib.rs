@@ -1,0 +1,32 @@
+//! Fuzz targets: hostile images and hostile peers. Each target also runs without a fuzzer.
+//!
+//! ```text
+//!   targets/fuzz_targets/N.rs     libFuzzer: `cargo +nightly fuzz run N`, with
+//!                                 `--fuzz-dir proof/fuzz/targets`
+//!   tests/corpus.rs               the corpus and random inputs, with a memory limit; in `./test`
+//!           │
+//!           ▼
+//!   targets.rs   the targets: bytes in, a panic if a promise is broken
+//!     ├─ samples.rs    small valid images of every type, in memory; made once
+//!     ├─ bounded.rs    a store in memory with a maximum length
+//!     ├─ locators.rs   a child with false paths to its parent
+//!     ├─ wire.rs       the decoders of the NBD protocol
+//!     ├─ peers.rs      a server with a hostile client, and a client with a hostile server
+//!     └─ mutation.rs   damage to chosen fields of chosen structures, with checksums repaired
+//! ```
+//!
+//! The promises: nothing panics, and no memory is sized by a field of a file. An image that `check`
+//! finds sound can be read completely without an error. It can also be written, flushed, closed and
+//! reopened, and is still sound. Reading changes nothing.
+
+#![forbid(unsafe_code)]
+
+pub mod bounded;
+pub mod locators;
+pub mod mutation;
+pub mod peers;
+pub mod samples;
+pub mod targets;
+pub mod wire;
+
+pub use targets::{Body, TARGETS};
