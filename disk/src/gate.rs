@@ -178,7 +178,7 @@ pub(crate) fn siblings_of(files: &Files, path: &Path, info: &ImageInfo) -> Sibli
 }
 
 /// The parent that an image names. Read without a lock, as another program may be writing to the
-/// image; its link does not change.
+/// image. While that program changes the link, this is the old one or the new one.
 fn parent_link(files: &Files, path: &Path, info: &ImageInfo) -> Option<ParentLink> {
     let options = OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::None };
     let store = files.open_canonical(path, false, &options).ok()?;
