@@ -3,12 +3,13 @@
 //! other threads may write meanwhile; identities and time stamps.
 
 use crate::{BlockState, Commit, CreateOptions, DiskType, Format, Image, ParentLink, Severity, vhd};
-use diskwright_store::{FileStore, MemoryStore, OpenOptions, Store};
+use diskwright_store::{FileRange, FileStore, MemoryStore, OpenOptions, Store, Zeroing, testing::PassesOn};
 use proptest::prelude::*;
 use std::{
+    io,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicI64, Ordering},
     },
     thread,
     time::{Duration, UNIX_EPOCH},
@@ -267,6 +268,117 @@ fn a_parent_can_get_the_time_back_that_its_children_recorded() {
         assert_eq!(modified, UNIX_EPOCH + Duration::from_secs(946_684_800 + u64::from(recorded)));
     }
     let error = vhd::set_modified_seconds(&MemoryStore::new("memory.vhd"), 5).unwrap_err();
-    assert_eq!(error.kind(), std::io::ErrorKind::Unsupported);
+    assert_eq!(error.kind(), io::ErrorKind::Unsupported);
     assert!(error.to_string().starts_with("memory.vhd: cannot set the file's modification time"), "{error}");
+}
+
+/// A store of which one change fails, or all from one on. A write that fails has written its first
+/// half, in whole sectors.
+#[derive(Debug)]
+struct Failing {
+    inner: MemoryStore,
+    /// Number of changes until one fails.
+    left: AtomicI64,
+    is_for_good: AtomicBool,
+}
+
+impl Failing {
+    fn fails(&self) -> io::Result<()> {
+        let left = self.left.fetch_sub(1, Ordering::SeqCst);
+        if left == 1 || left < 1 && self.is_for_good.load(Ordering::SeqCst) {
+            return Err(io::Error::from_raw_os_error(5));
+        }
+        Ok(())
+    }
+}
+
+impl PassesOn for Failing {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
+    }
+    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        if let Err(error) = self.fails() {
+            self.inner.write_at(&buf[..buf.len() / 1024 * 512], offset_bytes)?;
+            return Err(error);
+        }
+        self.inner.write_at(buf, offset_bytes)
+    }
+    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        self.fails()?;
+        self.inner.set_len(len_bytes)
+    }
+    fn allocate(&self, range: FileRange) -> io::Result<()> {
+        self.fails()?;
+        self.inner.allocate(range)
+    }
+    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
+        self.fails()?;
+        self.inner.zero_range(range, how)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.fails()?;
+        self.inner.sync_data()
+    }
+}
+
+/// Every change of the file by a new link fails, one after the other. Afterwards the file has the
+/// old link or the new one. If only one change failed, and not a sync, the call can be repeated.
+#[test]
+fn every_failed_change_leaves_the_old_link_or_the_new_one() {
+    let link = |name: &str, id| ParentLink {
+        relative_path: Some(format!(".\\{name}.vhd")),
+        name: Some(name.into()),
+        linkage: Uuid::from_u128(id),
+        modified_seconds: Some(0),
+        ..ParentLink::default()
+    };
+    let old = link("old", 1);
+    // A change of one sector of a VHD, a link before the blocks, and one at the end of the file.
+    let news = [ParentLink { linkage: Uuid::from_u128(2), ..old.clone() }, link("new", 3), link(&"n".repeat(9000), 4)];
+    let news = news.map(|link| ParentLink { name: link.name.filter(|name| name.len() < 200), ..link });
+    let mut repeated = 0;
+    for (format, new, is_for_good) in FORMATS
+        .into_iter()
+        .flat_map(|format| news.iter().flat_map(move |new| [(format, new, false), (format, new, true)]))
+    {
+        let expected = [&old, new].map(|link| ParentLink { name: None, ..stored(format, link) });
+        for number in 1.. {
+            let inner = MemoryStore::with_bytes("child", created(format, &old).to_vec());
+            let store = Arc::new(Failing { inner, left: 0.into(), is_for_good: false.into() });
+            let open = |writable| format.driver().open(store.clone(), writable, 512).unwrap();
+            let found = |image: &dyn Image| ParentLink { name: None, ..plain(image.parent_link()) };
+            let image = open(true);
+            write(&*image, 1, 3, 9);
+            image.writer().unwrap().flush().unwrap();
+            store.is_for_good.store(is_for_good, Ordering::SeqCst);
+            store.left.store(number, Ordering::SeqCst);
+            let result = image.writer().unwrap().set_parent_link(new);
+            store.is_for_good.store(false, Ordering::SeqCst);
+            let has_failed = store.left.swap(0, Ordering::SeqCst) < 1;
+            let what = format!("{format}, {:?}, change {number}", new.linkage);
+            let reader = open(false);
+            assert!(expected.contains(&found(&*reader)), "{what}: {:?}", reader.parent_link());
+            assert_eq!((read(&*reader, 1, 3), read(&*reader, 1, 4)), (Some(9), None), "{what}");
+            let report = format.driver().check(store.clone()).unwrap();
+            assert!(report.worst() < Some(Severity::Corrupt), "{what}: {:?}", report.findings);
+            assert_eq!(result.is_ok(), !has_failed, "{what}: no failure is ignored");
+            let image = match image.writer().unwrap().check_syncs() {
+                Ok(()) => image,
+                Err(_) => open(true),
+            };
+            image.writer().unwrap().set_parent_link(new).unwrap_or_else(|error| panic!("{what}: {error}"));
+            write(&*image, 2, 3, 8);
+            image.writer().unwrap().close().unwrap();
+            let reader = open(false);
+            assert_eq!(found(&*reader), expected[1], "{what}");
+            assert_eq!((read(&*reader, 1, 3), read(&*reader, 2, 3)), (Some(9), Some(8)), "{what}");
+            let report = format.driver().check(store.clone()).unwrap();
+            assert!(report.worst() < Some(Severity::Corrupt), "{what}: {:?}", report.findings);
+            if !has_failed {
+                break;
+            }
+            repeated += 1;
+        }
+    }
+    assert!(repeated > 40, "{repeated} failures");
 }
