@@ -196,7 +196,7 @@ pub(crate) fn children_of(files: &Files, path: &Path, info: &ImageInfo, most: us
 pub(crate) struct Unread;
 
 /// The parent that an image names. Read without a lock, as another program may be writing to the
-/// image; its link does not change.
+/// image. While that program changes the link, this is the old one or the new one.
 pub(crate) fn parent_link(files: &Files, path: &Path, format: Format) -> Result<Option<ParentLink>, Unread> {
     let options = OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::None };
     let store = match files.open_canonical(path, false, &options) {

@@ -77,6 +77,16 @@ pub enum ImageError {
         /// What to do.
         hint: String,
     },
+    /// A link to a parent that the image cannot store.
+    #[error("{path}: cannot change the link to the parent: {what}; {hint}")]
+    BadParentLink {
+        /// The file.
+        path: PathBuf,
+        /// What cannot be stored.
+        what: String,
+        /// What to do.
+        hint: String,
+    },
     /// An earlier flush failed. Which of the written data is durable is unknown.
     #[error(
         "{path}: an earlier flush failed ({reason}); nothing written since can be called durable: close the disk, run `diskwright check`, and open it again"
@@ -114,6 +124,7 @@ impl ImageError {
             | Self::FormatUnclear { path, .. }
             | Self::Unsupported { path, .. }
             | Self::BadOptions { path, .. }
+            | Self::BadParentLink { path, .. }
             | Self::Poisoned { path, .. } => path,
         }
     }
@@ -126,7 +137,7 @@ impl ImageError {
             Self::NotAnImage { .. } => ErrorCode::NotAnImage,
             Self::FormatUnclear { .. } => ErrorCode::FormatUnclear,
             Self::Unsupported { .. } => ErrorCode::Unsupported,
-            Self::BadOptions { .. } => ErrorCode::InvalidInput,
+            Self::BadOptions { .. } | Self::BadParentLink { .. } => ErrorCode::InvalidInput,
             Self::Poisoned { .. } => ErrorCode::Poisoned,
         }
     }
@@ -137,7 +148,7 @@ impl ImageError {
             Self::Io { source, .. } => source.kind(),
             Self::Corrupt { .. } | Self::NotAnImage { .. } | Self::FormatUnclear { .. } => io::ErrorKind::InvalidData,
             Self::Unsupported { .. } => io::ErrorKind::Unsupported,
-            Self::BadOptions { .. } => io::ErrorKind::InvalidInput,
+            Self::BadOptions { .. } | Self::BadParentLink { .. } => io::ErrorKind::InvalidInput,
             Self::Poisoned { .. } => io::ErrorKind::Other,
         }
     }
@@ -182,6 +193,7 @@ mod tests {
             (ImageError::FormatUnclear { path: path(), what: text(), hint: text() }, "format_unclear"),
             (ImageError::Unsupported { path: path(), what: text(), hint: text() }, "unsupported"),
             (ImageError::BadOptions { path: path(), what: text(), hint: text() }, "invalid_input"),
+            (ImageError::BadParentLink { path: path(), what: text(), hint: text() }, "invalid_input"),
             (ImageError::Poisoned { path: path(), reason: text() }, "poisoned"),
         ] {
             assert_eq!(error.code().as_str(), code, "{error:?}");

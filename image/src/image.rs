@@ -75,7 +75,7 @@ pub enum LogState {
 }
 
 /// How a child names its parent, as stored in the child. Paths are not converted: they contain the
-/// backslashes that the file has.
+/// backslashes that the file has. An empty path counts as no path.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ParentLink {
     /// Path relative to the child's folder (`relative_path`; W2ru).
@@ -95,6 +95,14 @@ pub struct ParentLink {
     pub modified_seconds: Option<u32>,
     /// VHD: file offset of `modified_seconds` in the child. Set when read, ignored when creating.
     pub modified_offset_bytes: Option<u64>,
+}
+
+impl ParentLink {
+    /// Whether a path or the name contains the character NUL, which ends a string for many readers.
+    pub(crate) fn has_nul(&self) -> bool {
+        let texts = [&self.relative_path, &self.volume_path, &self.absolute_path, &self.name];
+        texts.into_iter().flatten().any(|text| text.contains('\0'))
+    }
 }
 
 /// Description of an image. Does not change while the image is open.
@@ -120,13 +128,14 @@ pub struct ImageInfo {
     /// VHD unique id; VHDX virtual disk id (page 83 data).
     pub disk_id: Option<Uuid>,
     /// The identity by which children refer to this image, as of the open: VHD unique id, VHDX
-    /// DataWriteGuid.
+    /// DataWriteGuid. The current identity is [`Image::linkage_id`].
     pub linkage_id: Option<Uuid>,
     /// VHDX FileWriteGuid.
     pub file_write_id: Option<Uuid>,
     /// VHD: creation time stamp of the footer, seconds since 2000-01-01.
     pub created_seconds: Option<u32>,
-    /// Link to the parent; `None` unless the image is differencing.
+    /// Link to the parent as of the open; `None` unless the image is differencing. The current link
+    /// is [`Image::parent_link`].
     pub parent: Option<ParentLink>,
     /// State of the log when opened.
     pub log: LogState,
@@ -345,6 +354,20 @@ pub trait Image: Send + Sync + fmt::Debug {
         self.info().size_bytes
     }
 
+    /// The identity by which children refer to this image now: [`ImageInfo::linkage_id`], changed
+    /// by [`ImageWriter::begin_writing`] and [`ImageWriter::begin_writing_as`]. A child that is
+    /// created above an image in use records this identity, after `begin_writing`. Waits while
+    /// another thread changes the identity, so the caller must not hold a lock.
+    fn linkage_id(&self) -> Option<Uuid> {
+        self.info().linkage_id
+    }
+
+    /// The current link to the parent: [`ImageInfo::parent`], changed by
+    /// [`ImageWriter::set_parent_link`].
+    fn parent_link(&self) -> Option<ParentLink> {
+        self.info().parent.clone()
+    }
+
     /// The sector bitmap of a `Partial` block.
     ///
     /// # Errors
@@ -361,6 +384,41 @@ pub trait ImageWriter: Send + Sync {
     /// VHDX: writes a new FileWriteGuid and DataWriteGuid, durable on return. (A reservation may
     /// write the new FileWriteGuid earlier.)
     fn begin_writing(&self) -> Result<()>;
+
+    /// Like [`ImageWriter::begin_writing`], with a chosen identity: afterwards
+    /// [`Image::linkage_id`] of a VHDX is `linkage_id`, durably, and `begin_writing` does nothing.
+    /// A child can so name the coming identity ([`ParentLink::linkage2`]) before its parent
+    /// changes. Also changes an identity that `begin_writing` has chosen. The caller must pass a
+    /// new random id: a reused one would make old children accept changed data.
+    ///
+    /// Formats whose identity does not change when they are written (VHD) ignore the id.
+    ///
+    /// # Errors
+    /// As [`ImageWriter::begin_writing`].
+    fn begin_writing_as(&self, _linkage_id: Uuid) -> Result<()> {
+        self.begin_writing()
+    }
+
+    /// Replaces the link of a differencing image to its parent. Durable on return. A power cut
+    /// during the call leaves the old link or the new one, each whole. The image's data and its own
+    /// identity do not change: a VHDX gets a new FileWriteGuid and keeps its DataWriteGuid.
+    ///
+    /// The parent itself is not opened: the caller has checked that the image has the same contents
+    /// above it. Paths and identities of the old link that `link` does not have are removed.
+    /// Other threads may read, reserve, commit and flush at the same time; reservations that need a
+    /// longer file wait. The caller must not hold a lock.
+    ///
+    /// # Errors
+    /// `BadParentLink` if the image has no parent, or cannot store the link: then nothing was
+    /// changed. `Corrupt` for tables that make it impossible to find free space. `Io`, after which
+    /// the file has the old link or the new one: repeat the call.
+    fn set_parent_link(&self, _link: &ParentLink) -> Result<()> {
+        Err(ImageError::BadParentLink {
+            path: Default::default(),
+            what: "an image of this format and type has no parent".into(),
+            hint: "only differencing VHD and VHDX images have one".into(),
+        })
+    }
 
     /// Supplies what [`ImageWriter::reserve`] and [`ImageWriter::commit`] of these blocks lacked
     /// when they returned `None`: reads tables, allocates space in the file. Blocks on I/O, so the

@@ -23,6 +23,8 @@ mod driver;
 mod error;
 mod image;
 mod needs;
+#[cfg(test)]
+mod parent_links;
 pub mod probe;
 mod raw;
 mod space;

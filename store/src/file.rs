@@ -37,7 +37,7 @@ use crate::{
     sys,
 };
 use rustix::{
-    fs::{Advice, FallocateFlags, SeekFrom},
+    fs::{Advice, FallocateFlags, SeekFrom, Timespec, Timestamps, UTIME_OMIT},
     io::{Errno, ReadWriteFlags},
 };
 use std::{
@@ -48,6 +48,7 @@ use std::{
         OnceLock,
         atomic::{AtomicBool, AtomicI32, Ordering},
     },
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 /// Number of bytes probed to estimate how much of a file the page cache holds.
@@ -342,6 +343,18 @@ impl Store for FileStore {
                 Err(io::Error::new(first.kind(), what))
             }
         }
+    }
+
+    fn set_modified(&self, modified: SystemTime) -> io::Result<()> {
+        let since = modified.duration_since(UNIX_EPOCH).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let seconds = since.as_secs().try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_modification: Timespec { tv_sec: seconds, tv_nsec: since.subsec_nanos().into() },
+        };
+        rustix::fs::futimens(&self.meta, &times)?;
+        // fdatasync need not write the time.
+        self.settle_sync(retry(|| rustix::fs::fsync(&self.meta)).map_err(io::Error::from))
     }
 
     fn data_file(&self) -> Option<DataFile<'_>> {

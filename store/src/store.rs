@@ -21,7 +21,7 @@
 //! later or never, in any order.
 
 use crate::{lane::Lane, open::SectorSizes};
-use std::{fmt, io, os::fd::BorrowedFd, path::Path, sync::Arc};
+use std::{fmt, io, os::fd::BorrowedFd, path::Path, sync::Arc, time::SystemTime};
 
 /// Whether `error` means that the store has no room. The bytes that did not fit are unchanged; a
 /// smaller write or a later retry may succeed.
@@ -150,6 +150,12 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Shares `range` of `source` into this store at `offset_bytes` without copying (reflink).
     /// `Unsupported` if the file system cannot do that.
     fn clone_range(&self, _source: &dyn Store, _range: FileRange, _offset_bytes: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// Sets the modification time of the file, durably. Every later write to the store changes it
+    /// again. `Unsupported` if the store is no file.
+    fn set_modified(&self, _modified: SystemTime) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 

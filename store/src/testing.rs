@@ -17,6 +17,7 @@ use std::{
     fmt, io,
     path::{Path, PathBuf},
     sync::Arc,
+    time::SystemTime,
 };
 
 /// A [`Store`] that forwards its calls to another one.
@@ -102,6 +103,9 @@ impl<T: PassesOn> Store for T {
     }
     fn never_blocks(&self) -> bool {
         PassesOn::never_blocks(self)
+    }
+    fn set_modified(&self, modified: SystemTime) -> io::Result<()> {
+        self.inner().set_modified(modified)
     }
     fn identity(&self) -> Option<(u64, u64)> {
         self.inner().identity()

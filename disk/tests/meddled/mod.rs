@@ -5,7 +5,8 @@
 use crate::images::{new_image, new_layer};
 use diskwright_disk::Layer;
 use diskwright_image::{
-    BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, Reservation, Result, SectorBitmap,
+    BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, ParentLink, Reservation, Result,
+    SectorBitmap,
 };
 use diskwright_store::{MemoryStore, Store, testing::PassesOn};
 use std::{
@@ -19,6 +20,7 @@ use std::{
     thread,
     time::Duration,
 };
+use uuid::Uuid;
 
 pub const MIB: u64 = 1 << 20;
 
@@ -184,6 +186,12 @@ impl Image for Meddled {
         self.tables.pass();
         self.inner.block_states(first_block, out)
     }
+    fn linkage_id(&self) -> Option<Uuid> {
+        self.inner.linkage_id()
+    }
+    fn parent_link(&self) -> Option<ParentLink> {
+        self.inner.parent_link()
+    }
     fn damage(&self, block: u64) -> Result<ImageError> {
         self.inner.damage(block)
     }
@@ -200,6 +208,13 @@ impl ImageWriter for Meddled {
     fn begin_writing(&self) -> Result<()> {
         self.called("begin_writing");
         self.inner_writer().begin_writing()
+    }
+    fn begin_writing_as(&self, linkage_id: Uuid) -> Result<()> {
+        self.called("begin_writing");
+        self.inner_writer().begin_writing_as(linkage_id)
+    }
+    fn set_parent_link(&self, link: &ParentLink) -> Result<()> {
+        self.inner_writer().set_parent_link(link)
     }
     fn prepare(&self, blocks: Range<u64>) -> Result<()> {
         self.called("prepare");

@@ -194,6 +194,15 @@ impl Footer {
         new
     }
 
+    /// The bytes of a valid footer, changed for a header at `data_offset`.
+    pub fn with_data_offset(bytes: &[u8; FOOTER_BYTES], data_offset: u64) -> [u8; FOOTER_BYTES] {
+        let mut new = *bytes;
+        new[16..24].copy_from_slice(&data_offset.to_be_bytes());
+        let sum = checksum(&new, CHECKSUM_AT..CHECKSUM_AT + 4);
+        new[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&sum.to_be_bytes());
+        new
+    }
+
     /// Whether this program created the file.
     pub fn is_ours(&self) -> bool {
         (self.creator_app, self.creator_version) == (CREATOR_APP, CREATOR_VERSION)
@@ -319,6 +328,12 @@ mod tests {
         #[test]
         fn roundtrip(footer in any_footer(), at in any::<u64>()) {
             prop_assert_eq!(Footer::parse(&footer.to_bytes(), at).unwrap(), footer);
+        }
+
+        #[test]
+        fn another_data_offset_changes_nothing_else(footer in any_footer(), data_offset: u64) {
+            let new = Footer::with_data_offset(&footer.to_bytes(), data_offset);
+            prop_assert_eq!(Footer::parse(&new, 0).unwrap(), Footer { data_offset, ..footer });
         }
 
         #[test]

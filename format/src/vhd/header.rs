@@ -24,6 +24,7 @@ const CHECKSUM_AT: usize = 36;
 const NAME_AT: usize = 64;
 const LOCATORS_AT: usize = 576;
 const LOCATOR_ENTRY_BYTES: usize = 24;
+const LOCATORS_END: usize = LOCATORS_AT + LOCATOR_COUNT * LOCATOR_ENTRY_BYTES;
 const STRUCTURE: &str = "dynamic disk header";
 
 /// A parent locator entry: the place of a locator's data.
@@ -137,8 +138,16 @@ impl DynamicHeader {
         let mut new = *bytes;
         new[16..24].copy_from_slice(&table_offset.to_be_bytes());
         new[28..32].copy_from_slice(&max_table_entries.to_be_bytes());
-        let sum = checksum(&new, CHECKSUM_AT..CHECKSUM_AT + 4);
-        new[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&sum.to_be_bytes());
+        seal(&mut new);
+        new
+    }
+
+    /// The bytes of a valid header, changed for the parent that `self` names: unique id, time
+    /// stamp, name and locators. All other bytes stay unchanged.
+    pub fn with_parent_of(&self, bytes: &[u8; HEADER_BYTES]) -> [u8; HEADER_BYTES] {
+        let mut new = *bytes;
+        self.put_parent(&mut new);
+        seal(&mut new);
         new
     }
 
@@ -153,6 +162,14 @@ impl DynamicHeader {
         put(24, &VERSION.to_be_bytes());
         put(28, &self.max_table_entries.to_be_bytes());
         put(32, &self.block_bytes.to_be_bytes());
+        self.put_parent(&mut bytes);
+        seal(&mut bytes);
+        bytes
+    }
+
+    fn put_parent(&self, bytes: &mut [u8; HEADER_BYTES]) {
+        bytes[NAME_AT..LOCATORS_END].fill(0);
+        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
         put(40, self.parent_id.as_bytes());
         put(56, &self.parent_modified_seconds.to_be_bytes());
         let mut at = NAME_AT;
@@ -174,10 +191,13 @@ impl DynamicHeader {
             put(at + 8, &locator.data_length_bytes.to_be_bytes());
             put(at + 16, &locator.data_offset.to_be_bytes());
         }
-        let sum = checksum(&bytes, CHECKSUM_AT..CHECKSUM_AT + 4);
-        bytes[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&sum.to_be_bytes());
-        bytes
     }
+}
+
+/// Sets the checksum.
+fn seal(bytes: &mut [u8; HEADER_BYTES]) {
+    let sum = checksum(bytes, CHECKSUM_AT..CHECKSUM_AT + 4);
+    bytes[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&sum.to_be_bytes());
 }
 
 #[cfg(test)]
@@ -263,6 +283,22 @@ mod tests {
                 parent_modified_seconds, parent_name, locators,
             };
             prop_assert_eq!(DynamicHeader::parse(&header.to_bytes(), 512).unwrap(), header);
+        }
+
+        #[test]
+        fn another_parent_changes_nothing_else(
+            id: u128, parent_modified_seconds: u32, parent_name in "[^\0]{0,100}",
+            locators in prop::array::uniform8(any_locator()), reserved: u8, other_name in "[^\0]{0,100}",
+        ) {
+            let mut bytes = DynamicHeader { parent_name: other_name, ..header() }.to_bytes();
+            // A reserved byte of a later minor version.
+            bytes[900] = reserved;
+            seal(&mut bytes);
+            let parent_id = Uuid::from_u128(id);
+            let parent = DynamicHeader { parent_id, parent_modified_seconds, parent_name, locators, ..header() };
+            let new = parent.with_parent_of(&bytes);
+            prop_assert_eq!(new[900], reserved);
+            prop_assert_eq!(DynamicHeader::parse(&new, 512).unwrap(), parent);
         }
 
         #[test]

@@ -62,6 +62,15 @@ pub enum LocatorData {
     Absolute(String),
 }
 
+impl LocatorData {
+    /// The path.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Relative(path) | Self::Absolute(path) => path,
+        }
+    }
+}
+
 impl LocatorEntry {
     /// The number of bytes to read for this locator's data.
     ///

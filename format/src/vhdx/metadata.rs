@@ -105,6 +105,13 @@ impl MetadataTable {
         self.entries.iter().find(|entry| entry.id == id && !entry.is_user)
     }
 
+    /// Offset in the table of the fields offset and length (32 bits each) of the format's own item
+    /// with this id. They lie within one sector of 512 bytes.
+    pub fn place_field_bytes(&self, id: Uuid) -> Option<u64> {
+        let index = self.entries.iter().position(|entry| entry.id == id && !entry.is_user)?;
+        Some((METADATA_HEADER_BYTES + METADATA_ENTRY_BYTES * index + 16) as u64)
+    }
+
     /// A required item that this crate does not know, if there is one.
     pub fn unknown_required(&self) -> Option<&MetadataEntry> {
         self.entries.iter().find(|entry| entry.is_required && (entry.is_user || !KNOWN.contains(&entry.id)))
@@ -230,6 +237,16 @@ mod tests {
         assert!(parse(vec![entry(VIRTUAL_DISK_SIZE, 65540, 8), entry(LOGICAL_SECTOR_SIZE, 65536, 5)]).is_err());
         assert!(parse(vec![entry(VIRTUAL_DISK_SIZE, 65536, 8), entry(VIRTUAL_DISK_SIZE, 65544, 8)]).is_err());
         assert!(parse(vec![entry(VIRTUAL_DISK_SIZE, 0, 0)]).is_ok());
+    }
+
+    #[test]
+    fn the_place_of_an_item_is_stored_where_the_table_says() {
+        let table =
+            MetadataTable { entries: vec![entry(VIRTUAL_DISK_SIZE, 65536, 8), entry(PARENT_LOCATOR, 69632, 0x1234)] };
+        let at = table.place_field_bytes(PARENT_LOCATOR).unwrap() as usize;
+        let bytes = table.to_bytes();
+        assert_eq!((get_u32(&bytes, at), get_u32(&bytes, at + 4)), (69632, 0x1234));
+        assert_eq!(table.place_field_bytes(VIRTUAL_DISK_ID), None);
     }
 
     #[test]

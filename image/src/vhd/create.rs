@@ -3,7 +3,7 @@
 //! ```text
 //!   fixed:     payload, a hole unless `preallocate` │ footer
 //!
-//!   others:    0 footer copy │ 512 header │ 1536 parent locators
+//!   others:    0 footer copy │ 512 header │ 1536 parent locators │ room for both once more
 //!              BAT, at a multiple of 4096 │ with `preallocate`: space of all blocks │ footer
 //! ```
 //!
@@ -14,15 +14,18 @@
 //! sector of it touches no page with other data (except the footer, as long as there is no block).
 //! The header has its offset, and every reader uses that.
 //!
+//! A differencing disk has room before the BAT for a second header with locators of the same
+//! length: a changed link to the parent goes there (`relink.rs`).
+//!
 //! The footers are written last, after everything else is durable. So a file whose creation was
 //! interrupted is not recognised as a VHD.
 
-use super::PAGE_BYTES;
+use super::{PAGE_BYTES, link};
 use crate::{CreateOptions, DiskType, ImageError, ParentLink, Result};
 use diskwright_format::vhd::{
     BAT_UNUSED, CREATOR_APP, CREATOR_OS, CREATOR_VERSION, Chs, DEFAULT_BLOCK_BYTES, DiskKind, DynamicHeader,
-    FEATURE_RESERVED, FOOTER_BYTES, Footer, HEADER_BYTES, LOCATOR_COUNT, LocatorEntry, LocatorKind, MAX_DYNAMIC_BYTES,
-    MAX_LOCATOR_BYTES, NO_DATA_OFFSET, SECTOR_BYTES, bitmap_bytes, encode_path, seconds_from_unix,
+    FEATURE_RESERVED, FOOTER_BYTES, Footer, HEADER_BYTES, MAX_DYNAMIC_BYTES, NO_DATA_OFFSET, SECTOR_BYTES,
+    bitmap_bytes, seconds_from_unix,
 };
 use diskwright_store::{FileRange, Store};
 use std::{
@@ -40,9 +43,9 @@ const MIN_BLOCK_BYTES: u32 = 4096;
 const MAX_BLOCK_BYTES: u32 = 256 << 20;
 /// Largest BAT that can be created, in bytes.
 pub(super) const MAX_TABLE_BYTES: u64 = 64 << 20;
-/// Maximum number of bytes before the BAT of a new file: footer, header, and two parent locators of
-/// the largest length.
-const MAX_TABLES_BEFORE_BAT_BYTES: u64 = 256 << 10;
+/// Maximum number of bytes before the BAT of a new file: footer, and twice a header with two parent
+/// locators of the largest length.
+const MAX_TABLES_BEFORE_BAT_BYTES: u64 = 260 << 10;
 /// Bytes of a BAT written by one call.
 const TABLE_STEP_BYTES: usize = 1 << 20;
 
@@ -127,20 +130,7 @@ fn check_options(store: &dyn Store, options: &CreateOptions) -> Result<()> {
         (Some(_), DiskType::Fixed | DiskType::Dynamic) => {
             bad(format!("a {} disk has no parent", options.disk_type), "make it differencing")
         }
-        (Some(ParentLink { relative_path: None, absolute_path: None, .. }), _) => {
-            bad("there is no path to the parent".into(), "give a relative or an absolute one")
-        }
-        (Some(parent), _) => {
-            let paths = [&parent.relative_path, &parent.absolute_path];
-            let longest = paths.into_iter().flatten().map(|path| path.encode_utf16().count() * 2).max();
-            if longest.is_some_and(|bytes| bytes > MAX_LOCATOR_BYTES as usize) {
-                return bad(
-                    "the path to the parent is longer than 32768 characters".into(),
-                    "move the files to shorter paths",
-                );
-            }
-            Ok(())
-        }
+        (Some(parent), _) => link::check(parent).or_else(|(what, hint)| bad(what, hint)),
         (None, _) => Ok(()),
     }
 }
@@ -189,27 +179,14 @@ fn create_with_blocks(store: &dyn Store, options: &CreateOptions, kind: DiskKind
     let count = options.size_bytes.div_ceil(u64::from(block_bytes));
 
     let header_offset = FOOTER_BYTES as u64;
-    let mut locators = [LocatorEntry::default(); LOCATOR_COUNT];
-    let mut at = header_offset + HEADER_BYTES as u64;
-    let paths =
-        [(LocatorKind::WindowsAbsolute, &parent.absolute_path), (LocatorKind::WindowsRelative, &parent.relative_path)];
-    let mut locator_data = Vec::new();
-    for (entry, (locator, path)) in
-        locators.iter_mut().zip(paths.into_iter().filter_map(|(k, p)| Some((k, p.as_ref()?))))
-    {
-        let data = encode_path(path);
-        let space_bytes = (data.len() as u64).next_multiple_of(SECTOR_BYTES).max(SECTOR_BYTES);
-        // In bytes, as Windows writes it. The specification says sectors.
-        *entry = LocatorEntry {
-            code: locator.code(),
-            data_space: space_bytes as u32,
-            data_length_bytes: data.len() as u32,
-            data_offset: at,
-        };
-        locator_data.push((at, data));
-        at += space_bytes;
+    let locators_offset = header_offset + HEADER_BYTES as u64;
+    let (locators, locator_data) = link::locators(parent, locators_offset);
+    let mut table_offset = locators_offset + locator_data.len() as u64;
+    if kind == DiskKind::Differencing {
+        // Room for a second header with its locators: see `relink.rs`.
+        table_offset += table_offset - header_offset;
     }
-    let table_offset = at.next_multiple_of(PAGE_BYTES);
+    let table_offset = table_offset.next_multiple_of(PAGE_BYTES);
     let table_end = (table_offset + count * 4).next_multiple_of(SECTOR_BYTES);
     let first_piece = table_end.next_multiple_of(PAGE_BYTES);
 
@@ -219,14 +196,12 @@ fn create_with_blocks(store: &dyn Store, options: &CreateOptions, kind: DiskKind
         block_bytes,
         parent_id: parent.linkage,
         parent_modified_seconds: parent.modified_seconds.unwrap_or(0),
-        parent_name: parent_name(parent),
+        parent_name: link::name(parent),
         locators,
     };
     let footer = new_footer(options, kind, header_offset).to_bytes();
     write(store, &header.to_bytes(), header_offset, "write the dynamic disk header")?;
-    for (offset_bytes, data) in &locator_data {
-        write(store, data, *offset_bytes, "write a parent locator")?;
-    }
+    write(store, &locator_data, locators_offset, "write the parent locators")?;
     let unused = vec![BAT_UNUSED.to_be_bytes()[0]; TABLE_STEP_BYTES.min((table_end - table_offset) as usize)];
     let mut at = table_offset;
     while at < table_end {
@@ -247,13 +222,6 @@ fn create_with_blocks(store: &dyn Store, options: &CreateOptions, kind: DiskKind
     write(store, &footer, 0, "write the copy of the footer")?;
     write(store, &footer, footer_offset, "write the footer")?;
     sync(store)
-}
-
-/// The parent's file name: as given, else the last component of a path with slashes or backslashes.
-fn parent_name(parent: &ParentLink) -> String {
-    let path = parent.name.as_ref().or(parent.relative_path.as_ref()).or(parent.absolute_path.as_ref());
-    let path = path.map_or("", String::as_str);
-    path.rsplit(['\\', '/']).next().unwrap_or(path).to_owned()
 }
 
 fn write(store: &dyn Store, bytes: &[u8], offset_bytes: u64, doing: &'static str) -> Result<()> {

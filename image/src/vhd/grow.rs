@@ -125,7 +125,7 @@ impl Writing {
         let last_bytes = size_bytes - (count - 1) * before.block_bytes;
         let last_sectors = (last_bytes / SECTOR_BYTES) as u32;
         let mut after = Blocks { count, last_sectors, ..Blocks::clone(&before) };
-        let moved = if self.fits_in_place(&before, count)? { None } else { Some(self.take_table(count)?) };
+        let moved = if self.fits_in_place(&before, count)? { None } else { Some(self.take_table(table_space(count))?) };
         if let Some(offset_bytes) = moved {
             after.table_offset = offset_bytes;
         }
@@ -204,11 +204,11 @@ impl Writing {
         Ok(is_clear)
     }
 
-    /// Takes space for a table of `count` entries. The caller holds `preparing`.
-    fn take_table(&self, count: u64) -> Result<u64> {
+    /// Takes zeroed space of `len_bytes`, a multiple of the page. The caller holds `preparing`.
+    pub(super) fn take_table(&self, len_bytes: u64) -> Result<u64> {
         loop {
             let room = match &mut self.lock().growth {
-                Some(growth) => match growth.take_table(&*self.store, table_space(count))? {
+                Some(growth) => match growth.take_table(&*self.store, len_bytes)? {
                     Ok(offset_bytes) => return Ok(offset_bytes),
                     Err(room) => room,
                 },
@@ -219,7 +219,7 @@ impl Writing {
     }
 
     /// If space was reserved for all blocks, reserves it for the new ones too.
-    fn keep_room(&self, blocks: u64, other_bytes: u64) -> Result<()> {
+    pub(super) fn keep_room(&self, blocks: u64, other_bytes: u64) -> Result<()> {
         let room = match &self.lock().growth {
             Some(growth) => growth.reserved_room(&*self.store, blocks, other_bytes)?,
             None => None,
@@ -288,32 +288,45 @@ impl Writing {
 
     /// Steps 4 and 5.
     fn commit_size(&self, size_bytes: u64, after: Blocks) -> Result<()> {
-        let (old, tail_offset) = self.lock().growth.as_ref().ok_or_else(|| self.no_growth())?.footer();
-        let footer = Footer::resized(&old, size_bytes);
-        let cleared = self.put("clear the footer", &[0; FOOTER_BYTES], tail_offset);
-        let replaced = cleared
-            .and_then(|()| Ok(self.barrier.sync("clear the footer durably")?))
-            .and_then(|()| self.put("write the copy of the footer", &footer, 0));
-        if let Err(error) = replaced {
-            // The copy has the old size. If the footer at the end stays cleared, the next open for
-            // writing restores it from the copy.
-            let _ = self.put("restore the footer", &old, tail_offset);
-            return Err(error);
-        }
-        self.barrier.sync("make the disk's new size durable")?;
-        self.put("write the footer", &footer, tail_offset)?;
-        self.barrier.sync("make the footer durable")?;
+        self.switch_footer(|old| Footer::resized(old, size_bytes))?;
+        self.restore_tail()?;
         let mut state = self.lock();
-        if let Some(growth) = &mut state.growth {
-            growth.set_footer(footer);
-        }
         let old_bytes = state.blocks.table_bytes();
         state.table.lengthen(old_bytes, after.table_bytes());
         state.blocks = Arc::new(after);
         Ok(())
     }
 
-    fn put(&self, doing: &'static str, bytes: &[u8], offset_bytes: u64) -> Result<()> {
+    /// Step 4: replaces the footer durably. Afterwards only the copy at offset 0 is valid. The
+    /// caller holds `preparing`.
+    pub(super) fn switch_footer(&self, change: impl FnOnce(&[u8; FOOTER_BYTES]) -> [u8; FOOTER_BYTES]) -> Result<()> {
+        let (old, tail_offset) = self.lock().growth.as_ref().ok_or_else(|| self.no_growth())?.footer();
+        let footer = change(&old);
+        let cleared = self.put("clear the footer", &[0; FOOTER_BYTES], tail_offset);
+        let replaced = cleared
+            .and_then(|()| Ok(self.barrier.sync("clear the footer durably")?))
+            .and_then(|()| self.put("write the copy of the footer", &footer, 0));
+        if let Err(error) = replaced {
+            // The copy has the old contents. If the footer at the end stays cleared, the next open
+            // for writing restores it from the copy.
+            let _ = self.put("restore the footer", &old, tail_offset);
+            return Err(error);
+        }
+        self.barrier.sync("make the new footer durable")?;
+        if let Some(growth) = &mut self.lock().growth {
+            growth.set_footer(footer);
+        }
+        Ok(())
+    }
+
+    /// Step 5: writes the new footer at the end of the file, durably.
+    pub(super) fn restore_tail(&self) -> Result<()> {
+        let (footer, tail_offset) = self.lock().growth.as_ref().ok_or_else(|| self.no_growth())?.footer();
+        self.put("write the footer", &footer, tail_offset)?;
+        Ok(self.barrier.sync("make the footer durable")?)
+    }
+
+    pub(super) fn put(&self, doing: &'static str, bytes: &[u8], offset_bytes: u64) -> Result<()> {
         self.barrier.write(bytes, offset_bytes).map_err(|e| ImageError::io(doing, &*self.store, offset_bytes, e))
     }
 }

@@ -83,6 +83,8 @@ pub(super) struct Growth {
     unpadded: Unpadded,
     /// The file is not cut below this offset: space was reserved there for all blocks.
     keep_end_bytes: u64,
+    /// No block begins below this offset, and none is ever placed there.
+    first_block_bytes: u64,
 }
 
 /// Payload offsets of blocks without a pad of ours before the bitmap: other programs placed them.
@@ -112,13 +114,21 @@ struct Survey {
     /// Free pieces between blocks. Empty for files of other programs, which may use that space.
     holes: Vec<u64>,
     unpadded: HashSet<u64>,
+    /// Where the first block or hole begins; without either, `used_end_bytes`.
+    first_block_bytes: u64,
 }
 
 fn survey(store: &dyn Store, blocks: &Blocks, is_ours: bool, len_bytes: u64) -> Result<Survey> {
     let (area_bytes, piece_bytes) = (blocks.bitmap_area_bytes(), blocks.piece_bytes());
     let used_end_bytes = blocks.tables_end_bytes(len_bytes);
-    let mut survey =
-        Survey { blocks: 0, blocks_end_bytes: 0, used_end_bytes, holes: Vec::new(), unpadded: HashSet::new() };
+    let mut survey = Survey {
+        blocks: 0,
+        blocks_end_bytes: 0,
+        used_end_bytes,
+        holes: Vec::new(),
+        unpadded: HashSet::new(),
+        first_block_bytes: u64::MAX,
+    };
     let overlap = |one: u64, other: u64| {
         let found = format!("two blocks at offset {one} and {other}");
         corrupt(store, "block allocation table", blocks.table_offset, found, "blocks that do not overlap")
@@ -141,18 +151,22 @@ fn survey(store: &dyn Store, blocks: &Blocks, is_ours: bool, len_bytes: u64) -> 
         survey.blocks_end_bytes = survey.blocks_end_bytes.max(piece.end);
         let pad_start = piece.payload_offset.saturating_sub(area_bytes);
         let is_unpadded = !piece.payload_offset.is_multiple_of(PAGE_BYTES) || pad_start < free_from;
+        let start = if is_unpadded { piece.bitmap_offset } else { pad_start };
+        survey.first_block_bytes = survey.first_block_bytes.min(start);
         if is_unpadded && survey.unpadded.len() <= MAX_UNPADDED {
             survey.unpadded.insert(piece.payload_offset);
         }
         // A hole that is large enough for a block was freed in an earlier session.
         let mut hole = free_from.next_multiple_of(PAGE_BYTES);
         while is_ours && survey.holes.len() < MAX_HOLES && hole + piece_bytes <= pad_start {
+            survey.first_block_bytes = survey.first_block_bytes.min(hole);
             survey.holes.push(hole);
             hole += piece_bytes;
         }
         Ok(())
     })?;
     survey.used_end_bytes = used_end_bytes.max(survey.blocks_end_bytes.next_multiple_of(SECTOR_BYTES));
+    survey.first_block_bytes = survey.first_block_bytes.min(survey.used_end_bytes);
     Ok(survey)
 }
 
@@ -165,7 +179,7 @@ impl Growth {
     pub fn prepare(store: &dyn Store, blocks: &Blocks, footer: &FooterPlace, barrier: &Barrier) -> Result<Self> {
         let io_error = |doing, at| move |e| ImageError::io(doing, store, at, e);
         let len_bytes = store.len_bytes().map_err(io_error("get the length of the file", 0))?;
-        let Survey { blocks: placed, blocks_end_bytes, used_end_bytes, holes, unpadded } =
+        let Survey { blocks: placed, blocks_end_bytes, used_end_bytes, holes, unpadded, first_block_bytes } =
             survey(store, blocks, footer.is_ours, len_bytes)?;
         let tail = footer.tail_offset_bytes;
         if let Some(tail) = tail.filter(|&tail| blocks_end_bytes > tail) {
@@ -204,6 +218,7 @@ impl Growth {
             area_bytes,
             unpadded,
             keep_end_bytes: if is_reserved { footer_offset } else { 0 },
+            first_block_bytes,
         })
     }
 
@@ -294,6 +309,11 @@ impl Growth {
     /// From now on the file is not cut below its present end.
     pub fn keep_end(&mut self) {
         self.keep_end_bytes = self.space.file_end_bytes();
+    }
+
+    /// An offset below which there are only tables and locators, in this session.
+    pub fn first_block_bytes(&self) -> u64 {
+        self.first_block_bytes
     }
 
     /// The footer and its offset at the end of the file.

@@ -225,6 +225,14 @@ impl Image for VhdImage {
         }
     }
 
+    fn parent_link(&self) -> Option<ParentLink> {
+        let changed = match &self.kind {
+            Kind::Writable(writing) => writing.lock().link.clone(),
+            Kind::Fixed(_) | Kind::ReadOnly { .. } => None,
+        };
+        changed.or_else(|| self.info.parent.clone())
+    }
+
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
         match &self.kind {
             Kind::Fixed(_) => raw::flat_states(self.size_bytes(), first_block, out),

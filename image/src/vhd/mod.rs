@@ -13,6 +13,8 @@
 //!   reads.rs     block states and bitmaps of a writable image
 //!   flush.rs     the two ordered passes that make changes durable
 //!   grow.rs      enlarges an open disk
+//!   link.rs      a link to a parent -> parent locators; the time stamp of a parent
+//!   relink.rs    replaces the link of an open disk to its parent
 //!   growth.rs    the end of the file: space for new blocks, and the footer that moves with it
 //!   create.rs    new files
 //!   check.rs     reports damage in a file (findings.rs) and in its batmap (check_batmap.rs)
@@ -47,9 +49,11 @@ mod grow;
 mod growth;
 mod image;
 mod layout;
+mod link;
 mod order;
 mod prepare;
 mod reads;
+mod relink;
 mod table;
 mod write;
 
@@ -59,6 +63,7 @@ mod tests;
 pub(crate) use check::check;
 pub use create::create;
 pub(crate) use image::{open, parent_link};
+pub use link::set_modified_seconds;
 
 use crate::ImageError;
 use diskwright_format::vhd::VhdError;

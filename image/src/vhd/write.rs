@@ -30,7 +30,7 @@ use super::{
     layout::{Blocks, Piece},
     table::Table,
 };
-use crate::{BlockState, Commit, ImageError, ImageWriter, Reservation, Result, SectorBitmap, needs::Needs};
+use crate::{BlockState, Commit, ImageError, ImageWriter, ParentLink, Reservation, Result, SectorBitmap, needs::Needs};
 use diskwright_format::vhd::{BAT_UNUSED, SECTOR_BYTES};
 use diskwright_store::{
     Barrier, IoBuf, Store,
@@ -106,6 +106,8 @@ pub(super) enum Need {
 pub(super) struct State {
     /// Current offsets and size of the disk.
     pub(super) blocks: Arc<Blocks>,
+    /// The link to the parent, if it was changed since the open.
+    pub(super) link: Option<ParentLink>,
     pub(super) table: Table,
     pub(super) limits: Limits,
     /// `None` until the first reservation or discard.
@@ -134,6 +136,7 @@ impl Writing {
         let blocks = Arc::new(blocks);
         let state = State {
             blocks: Arc::clone(&blocks),
+            link: None,
             table: Table::default(),
             limits: Limits::default(),
             growth: None,
@@ -310,6 +313,10 @@ impl ImageWriter for Writing {
         Ok(())
     }
 
+    fn set_parent_link(&self, link: &ParentLink) -> Result<()> {
+        self.replace_link(link)
+    }
+
     fn prepare(&self, blocks: Range<u64>) -> Result<()> {
         self.prepare_blocks(blocks)
     }
@@ -413,7 +420,7 @@ impl ImageWriter for Writing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CreateOptions, DiskType, ParentLink};
+    use crate::{CreateOptions, DiskType};
     use diskwright_store::MemoryStore;
 
     /// Each block of 2 MiB has a bitmap of 512 bytes.

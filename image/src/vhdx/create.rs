@@ -13,15 +13,16 @@
 //! The file identifier is written last, after everything else is durable. So a file whose creation
 //! was interrupted is not recognised as a VHDX.
 
+use super::link;
 use crate::{
     error::{ImageError, Result},
-    image::{CreateOptions, DiskType, ParentLink},
+    image::{CreateOptions, DiskType},
 };
 use diskwright_format::vhdx::{
     BITMAP_BLOCK_BYTES, BatEntry, BatGeometry, FileIdentifier, FileParameters, Header, MIB, MetadataEntry,
-    MetadataTable, ParentLocator, PayloadState, Region, RegionTable, Slot,
+    MetadataTable, PayloadState, Region, RegionTable, Slot,
     bat::{BAT_ENTRY_BYTES, EntryKind},
-    metadata, parent_locator,
+    metadata,
     region::{BAT_REGION, METADATA_REGION, REGION_TABLE_OFFSETS},
 };
 use diskwright_store::{FileRange, Store};
@@ -128,7 +129,7 @@ impl<'a> Plan<'a> {
             ));
         }
         let locator = match (&options.parent, has_parent) {
-            (Some(parent), true) => Some(locator(parent).map_err(|(what, hint)| bad(what, hint))?),
+            (Some(parent), true) => Some(link::encode(parent).map_err(|(what, hint)| bad(what, hint))?),
             (None, false) => None,
             (None, true) => {
                 return Err(bad("a differencing disk needs a parent".into(), "name one, or make a dynamic disk"));
@@ -200,38 +201,6 @@ impl<'a> Plan<'a> {
         }
         written.push((MetadataTable { entries }.to_bytes(), 0));
         Ok(written)
-    }
-}
-
-/// The bytes of the parent locator, or an error and a hint.
-fn locator(parent: &ParentLink) -> Result<Vec<u8>, (String, &'static str)> {
-    let mut entries = vec![(parent_locator::PARENT_LINKAGE.to_owned(), format!("{{{}}}", parent.linkage))];
-    let paths = [
-        (parent_locator::RELATIVE_PATH, parent.relative_path.clone()),
-        (parent_locator::VOLUME_PATH, parent.volume_path.clone()),
-        (parent_locator::ABSOLUTE_WIN32_PATH, parent.absolute_path.as_deref().map(absolute_win32)),
-    ];
-    entries.extend(paths.into_iter().filter_map(|(key, path)| Some((key.to_owned(), path?))));
-    if entries.len() == 1 {
-        return Err((
-            "a differencing disk must say where its parent is".into(),
-            "give a relative, volume or absolute path",
-        ));
-    }
-    let locator = ParentLocator { locator_type: parent_locator::VHDX_LOCATOR, entries };
-    locator
-        .to_bytes()
-        .map_err(|invalid| (format!("the parent's link has {}", invalid.found), "move the parent to a shorter path"))
-}
-
-/// Converts an absolute path to `absolute_win32_path`. Hyper-V writes `\\?\` before a drive letter.
-/// A path of this system is stored as it is (`\home\u\p.vhdx`): this program finds it again.
-/// Windows looks for it on the current drive, after the relative path, and accepts only a file with
-/// the right identity.
-fn absolute_win32(path: &str) -> String {
-    match path.as_bytes() {
-        [letter, b':', b'\\' | b'/', ..] if letter.is_ascii_alphabetic() => format!(r"\\?\{path}"),
-        _ => path.to_owned(),
     }
 }
 

@@ -363,7 +363,7 @@ impl VhdxImage {
     }
 
     /// Appends the pages of the file that change if `bytes` are written at `offset_bytes`.
-    fn changed_pages(&self, bytes: &[u8], offset_bytes: u64, pages: &mut Vec<Page>) -> Result<()> {
+    pub(super) fn changed_pages(&self, bytes: &[u8], offset_bytes: u64, pages: &mut Vec<Page>) -> Result<()> {
         let end_bytes = offset_bytes + bytes.len() as u64;
         for at_bytes in (offset_bytes - offset_bytes % PAGE_BYTES..end_bytes).step_by(PAGE_BYTES as usize) {
             let mut page = vec![0; PAGE_BYTES as usize].into_boxed_slice();

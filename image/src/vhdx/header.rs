@@ -65,16 +65,21 @@ impl Headers {
     /// Writes a new FileWriteGuid and DataWriteGuid, durably, once per session. Must precede the
     /// first guest-visible change.
     pub(super) fn begin_data_write(&mut self, barrier: &Barrier) -> Result<()> {
-        if !self.data_write_begun {
-            let file_write_guid = if self.file_write_begun { self.header.file_write_guid } else { Uuid::new_v4() };
-            let data_write_guid = Uuid::new_v4();
-            self.update(barrier, |header| {
-                header.file_write_guid = file_write_guid;
-                header.data_write_guid = data_write_guid;
-            })?;
-            self.file_write_begun = true;
-            self.data_write_begun = true;
+        if self.data_write_begun { Ok(()) } else { self.begin_data_write_as(barrier, Uuid::new_v4()) }
+    }
+
+    /// The same with a chosen DataWriteGuid, which replaces one that the session has written.
+    pub(super) fn begin_data_write_as(&mut self, barrier: &Barrier, data_write_guid: Uuid) -> Result<()> {
+        if self.data_write_begun && self.header.data_write_guid == data_write_guid {
+            return Ok(());
         }
+        let file_write_guid = if self.file_write_begun { self.header.file_write_guid } else { Uuid::new_v4() };
+        self.update(barrier, |header| {
+            header.file_write_guid = file_write_guid;
+            header.data_write_guid = data_write_guid;
+        })?;
+        self.file_write_begun = true;
+        self.data_write_begun = true;
         Ok(())
     }
 

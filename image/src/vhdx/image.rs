@@ -7,6 +7,7 @@
 //!   log        position of the next log entry; held for a flush, during I/O      (log_writer.rs)
 //!   headers    the current header; held during its updates, during I/O            (header.rs)
 //!   state      table pages, space, reservations: memory only                      (state.rs)
+//!   link       the link to the parent: memory only, never held with another lock (relink.rs)
 //!   barrier    which thread flushes, which wait: never held with another lock     (the store's)
 //! ```
 //!
@@ -28,7 +29,7 @@ use super::{
 };
 use crate::{
     error::{ImageError, Result},
-    image::{BlockState, Image, ImageInfo, ImageWriter, SectorBitmap},
+    image::{BlockState, Image, ImageInfo, ImageWriter, ParentLink, SectorBitmap},
 };
 use diskwright_format::vhdx::{BatEntry, Invalid, bat::EntryKind};
 use diskwright_store::{
@@ -36,6 +37,7 @@ use diskwright_store::{
     sync::{Mutex, atomic::AtomicBool},
 };
 use std::{fmt, io, ops::ControlFlow, sync::Arc};
+use uuid::Uuid;
 
 /// Opens a VHDX.
 ///
@@ -69,6 +71,8 @@ pub(super) struct Writing {
     pub(super) headers: Mutex<Headers>,
     /// Whether `begin_writing` has run. Atomic, as every write reads it.
     pub(super) begun: AtomicBool,
+    /// The link to the parent, if it was changed since the open.
+    pub(super) link: Mutex<Option<ParentLink>>,
 }
 
 impl Writing {
@@ -87,6 +91,7 @@ impl VhdxImage {
             log: Mutex::new(LogWriter::new(opened.log_place)),
             headers: Mutex::new(opened.headers),
             begun: AtomicBool::new(false),
+            link: Mutex::new(None),
         });
         Self { info: opened.info, layout, barrier: opened.barrier, writing }
     }
@@ -259,6 +264,18 @@ impl Image for VhdxImage {
 
     fn size_bytes(&self) -> u64 {
         self.layout().geometry.size_bytes()
+    }
+
+    fn linkage_id(&self) -> Option<Uuid> {
+        match &self.writing {
+            Some(writing) => Some(lock(&writing.headers).current().data_write_guid),
+            None => self.info.linkage_id,
+        }
+    }
+
+    fn parent_link(&self) -> Option<ParentLink> {
+        let changed = self.writing.as_ref().and_then(|writing| lock(&writing.link).clone());
+        changed.or_else(|| self.info.parent.clone())
     }
 
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {

@@ -12,6 +12,8 @@
 //!   survey.rs   which parts of the file are in use (marks.rs); once per session
 //!   flush.rs    makes table pages durable through the log (log_writer.rs); close
 //!   grow.rs     enlarges an open disk
+//!   link.rs     a link to a parent <-> the parent locator
+//!   relink.rs   replaces the link of an open disk to its parent
 //!   header.rs   header updates; writes and syncs of metadata
 //!   create.rs   new files
 //!   check.rs    reports all damage in a file
@@ -28,12 +30,14 @@ mod grow;
 mod header;
 mod image;
 mod layout;
+mod link;
 mod log;
 mod log_writer;
 mod marks;
 mod open;
 mod pages;
 mod prepare;
+mod relink;
 mod state;
 mod survey;
 mod tables;

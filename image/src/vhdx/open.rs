@@ -13,6 +13,7 @@ use super::{
     corrupt,
     header::{Headers, sync},
     layout::Layout,
+    link,
     log::{Ring, Sequence, Target},
 };
 use crate::{
@@ -374,24 +375,11 @@ fn read_parent(items: &Items<'_>) -> Result<ParentLink> {
     }
     let offset_bytes =
         items.region.offset_bytes + u64::from(items.find(metadata::PARENT_LOCATOR, "parent locator")?.offset_bytes);
-    let at_locator = |invalid| corrupt(items.store, offset_bytes, invalid);
-    let linkage = locator.guid(parent_locator::PARENT_LINKAGE).map_err(at_locator)?;
-    let missing = || Invalid::new("parent locator", 0, "no parent_linkage", "the identity of the parent");
-    let text = |key| locator.get(key).map(str::to_owned);
-    Ok(ParentLink {
-        relative_path: text(parent_locator::RELATIVE_PATH),
-        volume_path: text(parent_locator::VOLUME_PATH),
-        absolute_path: text(parent_locator::ABSOLUTE_WIN32_PATH),
-        name: None,
-        linkage: linkage.ok_or_else(missing).map_err(at_locator)?,
-        linkage2: locator.guid(parent_locator::PARENT_LINKAGE2).map_err(at_locator)?,
-        modified_seconds: None,
-        modified_offset_bytes: None,
-    })
+    link::of_locator(&locator).map_err(|invalid| corrupt(items.store, offset_bytes, invalid))
 }
 
 /// The parent that the VHDX in `store` names, read from its metadata without looking at the log.
-/// This program never changes a parent locator through the log.
+/// `relink.rs` keeps the metadata whole at every instant, so the link is one that the file has had.
 ///
 /// # Errors
 /// `NotAnImage`, `Corrupt`, `Unsupported`, `Io`.

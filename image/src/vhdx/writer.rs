@@ -3,10 +3,11 @@
 use super::{image::VhdxImage, lock};
 use crate::{
     error::Result,
-    image::{BlockState, Commit, ImageWriter, Reservation},
+    image::{BlockState, Commit, ImageWriter, ParentLink, Reservation},
 };
 use diskwright_store::sync::atomic::Ordering;
 use std::ops::Range;
+use uuid::Uuid;
 
 impl ImageWriter for VhdxImage {
     fn begin_writing(&self) -> Result<()> {
@@ -17,6 +18,18 @@ impl ImageWriter for VhdxImage {
             writing.begun.store(true, Ordering::Release);
         }
         Ok(())
+    }
+
+    fn begin_writing_as(&self, linkage_id: Uuid) -> Result<()> {
+        self.barrier.check()?;
+        let writing = self.writing()?;
+        lock(&writing.headers).begin_data_write_as(&self.barrier, linkage_id)?;
+        writing.begun.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    fn set_parent_link(&self, link: &ParentLink) -> Result<()> {
+        self.replace_link(self.writing()?, link)
     }
 
     fn prepare(&self, blocks: Range<u64>) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::{
 };
 use arbitrary::{Arbitrary, Unstructured};
 use diskwright_format::{vhd, vhdx};
-use diskwright_image::{BlockState, CheckReport, Format, Severity, probe};
+use diskwright_image::{BlockState, CheckReport, Format, Image, ImageError, ParentLink, Severity, probe};
 use diskwright_store::{BlockDevice, Blocking, EngineKind, Store};
 use std::sync::Arc;
 
@@ -161,6 +161,7 @@ fn write_some(sample: &Sample, store: &Arc<dyn Store>) -> Result<(), String> {
     let text = |error: std::io::Error| error.to_string();
     let disk = open_chain(sample.format, Arc::clone(store), sample.parent.as_deref(), true)
         .map_err(|error| error.to_string())?;
+    let linked = relink(&*disk.layers()[0].image)?;
     let geometry = disk.geometry();
     let sector = u64::from(geometry.logical_sector_bytes);
     let sectors = geometry.size_bytes / sector;
@@ -177,6 +178,9 @@ fn write_some(sample: &Sample, store: &Arc<dyn Store>) -> Result<(), String> {
     disk.close().map_err(|error| error.to_string())?;
     let disk = open_chain(sample.format, Arc::clone(store), sample.parent.as_deref(), false)
         .map_err(|error| error.to_string())?;
+    if linked.is_some() {
+        assert_eq!(disk.layers()[0].image.parent_link(), linked, "{}: another link than the new one", sample.name);
+    }
     let mut io = Blocking::open(&*disk, EngineKind::Sync).map_err(text)?;
     let mut back = vec![0; sector as usize];
     for place in [places[0], places[4]] {
@@ -185,6 +189,18 @@ fn write_some(sample: &Sample, store: &Arc<dyn Store>) -> Result<(), String> {
         assert!(zeroed || back == pattern, "{}: the data written at {place} cannot be read back", sample.name);
     }
     Ok(())
+}
+
+/// Gives a child another link to its parent; `None` if there is no parent, or no room for the link.
+fn relink(image: &dyn Image) -> Result<Option<ParentLink>, String> {
+    let (Some(old), Some(writer)) = (image.parent_link(), image.writer()) else { return Ok(None) };
+    let link = ParentLink { absolute_path: Some("\\another folder\\parent".repeat(20)), ..old };
+    match writer.set_parent_link(&link) {
+        Ok(()) => Ok(image.parent_link()),
+        // A damaged path is refused as well.
+        Err(ImageError::BadParentLink { .. }) => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn with_damage(data: &[u8], body: impl FnOnce(&Sample, &[u8])) {

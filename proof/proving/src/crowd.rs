@@ -3,9 +3,9 @@
 //!
 //! Each player ([`crate::player`]) owns some sectors in blocks that all players share, and records
 //! its ledger whenever it changes. The truth at any moment is the set of all ledgers. For disks
-//! that change while they are in use, another thread adds images on top or grows the disk
-//! meanwhile. A seed does not reproduce the order of the threads, but the history records the order
-//! that occurred, and that history is cut and judged.
+//! that change while they are in use, another thread adds images on top, grows the disk or changes
+//! its link to the parent meanwhile. A seed does not reproduce the order of the threads, but the
+//! history records the order that occurred, and that history is cut and judged.
 
 use crate::{
     disk::{Changes, DiskCase},
@@ -101,6 +101,10 @@ impl Crowd {
                     let layer = self.disk.make_next_top(world, disk, top)?;
                     tell(top, 0);
                     disk.push_top(layer).map_err(|error| format!("push_top failed: {error}"))?;
+                }
+                Changes::Relinks => {
+                    let number = u32::try_from(turn).map_err(|error| error.to_string())?;
+                    self.disk.relink(disk, number)?;
                 }
                 Changes::Grows { .. } => {
                     let size_bytes = disk.geometry().size_bytes + (64 << 10);
@@ -238,6 +242,8 @@ pub fn crowds() -> Vec<Crowd> {
         Crowd::on(kind("raw, growing"), 32 << 10, 24),
         Crowd::on(kind("vhd dynamic 16K, with snapshots"), 64 << 10, 24),
         Crowd::on(kind("vhdx dynamic 1M, with snapshots"), 1 << 20, 24),
+        Crowd::on(kind("vhd differencing 16K, relinked"), 64 << 10, 24),
+        Crowd::on(kind("vhdx differencing 1M, relinked"), 1 << 20, 24),
         Crowd::on(kind("packed 16K, over a parent"), 64 << 10, 24),
         Crowd::on(kind("vhd dynamic 16K, late"), 64 << 10, 24),
     ]

@@ -23,6 +23,8 @@ pub enum Phase {
     Snapshot,
     /// A disk in use grows.
     Grow,
+    /// A disk in use gets another link to its parent.
+    Relink,
     /// Closing.
     Close,
     /// A command: create or convert.

@@ -1,9 +1,12 @@
 //! A wrapper around an image that breaks one rule between the disk and the image. It is for rules
 //! that the files below cannot break.
 
-use diskwright_image::{BlockState, Commit, Image, ImageInfo, ImageWriter, Reservation, Result, SectorBitmap};
+use diskwright_image::{
+    BlockState, Commit, Image, ImageInfo, ImageWriter, ParentLink, Reservation, Result, SectorBitmap,
+};
 use diskwright_store::Store;
 use std::sync::Arc;
+use uuid::Uuid;
 
 /// A rule to break.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,6 +97,14 @@ impl Image for RuleBreaker {
         self.inner.size_bytes()
     }
 
+    fn linkage_id(&self) -> Option<Uuid> {
+        self.inner.linkage_id()
+    }
+
+    fn parent_link(&self) -> Option<ParentLink> {
+        self.inner.parent_link()
+    }
+
     fn damage(&self, block: u64) -> Result<diskwright_image::ImageError> {
         self.inner.damage(block)
     }
@@ -106,6 +117,18 @@ impl Image for RuleBreaker {
 impl ImageWriter for RuleBreaker {
     fn begin_writing(&self) -> Result<()> {
         if self.broken_rule == BrokenRule::NoBeginWriting { Ok(()) } else { self.writing()?.begin_writing() }
+    }
+
+    fn begin_writing_as(&self, linkage_id: Uuid) -> Result<()> {
+        if self.broken_rule == BrokenRule::NoBeginWriting {
+            Ok(())
+        } else {
+            self.writing()?.begin_writing_as(linkage_id)
+        }
+    }
+
+    fn set_parent_link(&self, link: &ParentLink) -> Result<()> {
+        self.writing()?.set_parent_link(link)
     }
 
     fn prepare(&self, blocks: std::ops::Range<u64>) -> Result<()> {

@@ -209,6 +209,15 @@ fn snapshots_and_growth_are_durable() {
 }
 
 #[test]
+fn a_new_link_to_the_parent_is_durable_and_whole() {
+    for case in ["vhd differencing 16K, relinked", "vhdx differencing 1M, relinked"] {
+        broken_below("a new link is durable", case, Mutation::NotDurable(Phase::Relink));
+    }
+    let case = "vhd differencing 16K, relinked";
+    broken_below("a new header is durable before the footer names it", case, Mutation::Disordered(Phase::Relink));
+}
+
+#[test]
 fn blocks_are_filled_before_a_part_is_written() {
     let case = "packed 16K, over a parent";
     broken_above("a block that is written in part is filled first", case, BrokenRule::NeverFills);

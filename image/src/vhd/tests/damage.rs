@@ -3,7 +3,6 @@
 use super::*;
 use crate::ImageError;
 
-const TABLE: u64 = 4096;
 const BLOCK: u64 = 8192;
 
 /// A disk of 16 blocks with data in blocks 0 and 2, whose entry of block 1 is `entry`.
@@ -13,7 +12,7 @@ fn damaged(disk_type: DiskType, entry: u32) -> Arc<SparseStore> {
     disk.write(0, &[1; 512]);
     disk.write(2 * BLOCK, &[2; BLOCK as usize]);
     disk.close();
-    store.write_at(&entry.to_be_bytes(), TABLE + 4).unwrap();
+    store.write_at(&entry.to_be_bytes(), header(&store).table_offset + 4).unwrap();
     store
 }
 
@@ -22,7 +21,9 @@ fn one_invalid_entry_damages_one_block() {
     for disk_type in [DiskType::Dynamic, DiskType::Differencing] {
         for (entry, found) in [(1 << 30, "a block that ends at offset"), (1, "a block at offset 512")] {
             for writable in [false, true] {
-                let disk = TestDisk::open(damaged(disk_type, entry), writable, vec![9; 16 * BLOCK as usize]);
+                let store = damaged(disk_type, entry);
+                let place = header(&store).table_offset + 4;
+                let disk = TestDisk::open(store, writable, vec![9; 16 * BLOCK as usize]);
                 let mut states = [BlockState::Absent; 16];
                 disk.image.block_states(0, &mut states).unwrap();
                 let wrong: Vec<usize> = (0..16).filter(|&block| states[block] == BlockState::Damaged).collect();
@@ -32,7 +33,7 @@ fn one_invalid_entry_damages_one_block() {
                 let told = disk.image.damage(1).unwrap();
                 assert!(
                     matches!(&told, ImageError::Corrupt { offset_bytes, found: what, .. }
-                        if *offset_bytes == TABLE + 4 && what.starts_with(found)),
+                        if *offset_bytes == place && what.starts_with(found)),
                     "{told}"
                 );
                 assert!(disk.image.damage(2).is_err(), "an intact block has no damage to explain");

@@ -132,6 +132,41 @@ fn libvhdi_understands_all_types() {
     }
 }
 
+/// The header and its locators lie elsewhere after the change.
+#[test]
+fn other_programs_read_a_changed_link() {
+    let store = created(DiskType::Differencing, SIZE, 2 << 20);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("ours.vhd");
+    for (name, id) in [("Grüße an alle.vhd", 0x4321u128), ("a.vhd", 0x9876)] {
+        let new = ParentLink {
+            relative_path: Some(format!(".\\{name}")),
+            absolute_path: Some(format!("C:\\disks\\{name}")),
+            name: Some(name.into()),
+            linkage: Uuid::from_u128(id),
+            ..Default::default()
+        };
+        let disk = TestDisk::open(store.clone(), true, Vec::new());
+        disk.write(9 << 20, &[0x22; 65536]);
+        disk.image.writer().unwrap().set_parent_link(&new).unwrap();
+        disk.close();
+        save(&store, &path);
+        let file = path.to_str().unwrap();
+        if is_installed("vhdiinfo") {
+            let text = run("vhdiinfo", &[file]);
+            assert!(text.contains(name) && text.contains(&Uuid::from_u128(id).to_string()), "{text}");
+        }
+        if is_installed("qemu-img") {
+            let text = run("qemu-img", &["info", "-f", "vpc", "--output=json", file]);
+            assert!(text.contains(&format!("\"virtual-size\": {SIZE}")), "{text}");
+        }
+        if is_installed("qemu-io") {
+            let text = run("qemu-io", &["-r", "-f", "vpc", "-c", "read -P 0x22 9M 64k", file]);
+            assert!(!text.contains("verification failed") && text.contains("ops"), "{text}");
+        }
+    }
+}
+
 /// QEMU allocates space for a block without zeroing it. Any bytes there, such as an old footer,
 /// become the guest's data.
 #[test]

@@ -169,7 +169,7 @@ fn a_failed_growth_leaves_the_disk_unchanged() {
 }
 
 /// The contents after a power cut: of the unsynced changes, those for which `keep` is true.
-fn left(cut: &Cut, keep: &mut dyn FnMut() -> bool) -> Sectors {
+pub(super) fn left(cut: &Cut, keep: &mut dyn FnMut() -> bool) -> Sectors {
     let mut left = cut.durable.clone();
     for change in &cut.changes {
         match change {
@@ -252,7 +252,7 @@ fn cut_at_every_sync(disk_type: DiskType, size_bytes: u64, new_bytes: u64, lost:
 }
 
 /// The footer at the end may be missing; nothing may be corrupt.
-fn assert_nothing_corrupt(store: &Arc<SparseStore>, what: &str) {
+pub(super) fn assert_nothing_corrupt(store: &Arc<SparseStore>, what: &str) {
     let report = check(store.clone()).unwrap_or_else(|error| panic!("{what}: {error}"));
     let wrong: Vec<_> = report.findings.iter().filter(|finding| finding.severity == Severity::Corrupt).collect();
     assert!(wrong.is_empty(), "{what}: {wrong:#?}");

@@ -15,7 +15,8 @@ fn lie() -> impl Strategy<Value = Lie> {
     let footer_fields = prop::sample::select(vec![8usize, 16, 20, 28, 40, 44, 48, 52, 56, 60, 68]);
     let header_fields =
         prop::sample::select(vec![528usize, 532, 536, 540, 544, 552, 1088, 1092, 1096, 1100, 1104, 1108]);
-    let table = 4096usize..4096 + 64;
+    // Of a dynamic disk, of a differencing one.
+    let table = prop_oneof![4096usize..4096 + 64, 8192usize..8192 + 64];
     let value = prop_oneof![
         any::<u32>(),
         0u32..100,
@@ -47,7 +48,29 @@ fn resum(store: &SparseStore) {
     let _ = (Footer::parse(&footer, 0), DynamicHeader::parse(&header, 512));
 }
 
+/// A sound file is sound after a new link to its parent, and has it.
+fn relink(store: &Arc<SparseStore>) {
+    let was_sound = check(store.clone()).is_ok_and(|report| report.worst() < Some(Severity::Corrupt));
+    let Ok(image) = open(store.clone(), true) else { return };
+    let Some(writer) = image.writer() else { return };
+    for paths in [1, 40, 3] {
+        let link = ParentLink {
+            relative_path: Some(".\\another folder\\parent.vhd".repeat(paths)),
+            linkage: Uuid::from_u128(5),
+            ..ParentLink::default()
+        };
+        let is_linked = writer.set_parent_link(&link).is_ok();
+        if was_sound && is_linked {
+            assert_sound(store.clone());
+            assert_eq!(crate::vhd::parent_link(&**store).unwrap(), image.parent_link());
+            assert_eq!(image.parent_link().unwrap().relative_path, link.relative_path);
+        }
+    }
+    let _ = writer.close();
+}
+
 fn exercise(store: Arc<SparseStore>) {
+    relink(&Arc::new(SparseStore::with("x.vhd", store.sectors())));
     let _ = check(store.clone());
     for writable in [false, true] {
         let Ok(image) = open(store.clone(), writable) else { continue };

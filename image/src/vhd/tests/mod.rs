@@ -8,6 +8,7 @@ mod grow;
 mod hostile;
 mod model;
 mod places;
+mod relink;
 mod sparse;
 mod structures;
 mod unit;

@@ -14,7 +14,7 @@ fn new_files_have_the_requested_properties() {
     assert_eq!(info.parent, Some(ParentLink { modified_offset_bytes: Some(512 + 56), ..stored }));
     assert_eq!(info.linkage_id, Some(Uuid::from_u128(99)));
     assert!(info.remarks.is_empty(), "{:?}", info.remarks);
-    assert_eq!(header(&store).table_offset, 4096);
+    assert_eq!(header(&store).table_offset, 8192, "with room for a second header");
     assert_eq!(footer_at(&store, 0).unwrap().creator_app, CREATOR_APP);
     let fixed = created(DiskType::Fixed, 4 * MIB, 65536);
     let image = open(fixed.clone(), false).unwrap();

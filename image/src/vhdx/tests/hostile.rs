@@ -33,6 +33,10 @@ fn exercise(contents: Contents) {
             let _ = image.sector_bitmap(block);
         }
         let Some(writer) = image.writer() else { continue };
+        let link = ParentLink { absolute_path: Some("\\x".repeat(9000)), ..image.parent_link().unwrap_or_default() };
+        if writer.set_parent_link(&link).is_ok() {
+            assert_eq!(crate::vhdx::parent_link(&*store).unwrap(), image.parent_link());
+        }
         let _ = writer.begin_writing();
         for block in 0..6 {
             if writer.reserve_waiting(block).is_ok() {

@@ -5,6 +5,7 @@
 //!   model.rs    random sessions against an array of sectors; what a session may change
 //!   replay.rs   hand-made logs
 //!   grow.rs     growth of a disk, and power cuts meanwhile
+//!   relink.rs   changes of the link to the parent, and power cuts meanwhile
 //!   crash.rs    power cuts in a flush of many pages
 //!   hostile.rs  damaged and malicious files
 //!   odd.rs      entries of other programs, kept space, and damage of single blocks
@@ -16,6 +17,7 @@ mod grow;
 mod hostile;
 mod model;
 mod odd;
+mod relink;
 mod replay;
 mod tools;
 

@@ -162,3 +162,31 @@ fn libvhdi_agrees_on_what_we_made() {
         }
     }
 }
+
+#[test]
+fn libvhdi_reads_a_changed_link() {
+    let folder = TempDir::new().unwrap();
+    let path = path_of(&folder, "child.vhdx");
+    let store = Driver::create(&options(DiskType::Differencing, 10 * MIB, MIB as u32));
+    for (name, id) in [("Grüße an alle.vhdx", 0x4321), ("a.vhdx", 0x9876)] {
+        let new = ParentLink {
+            relative_path: Some(format!(".\\{name}")),
+            absolute_path: Some(format!("C:\\disks\\{name}")),
+            linkage: Uuid::from_u128(id),
+            linkage2: Some(Uuid::from_u128(0x55)),
+            ..ParentLink::default()
+        };
+        let driver = Driver::open(&store, true);
+        driver.write(1, 1, 9).unwrap();
+        driver.writer().set_parent_link(&new).unwrap();
+        // It ignores the log, so the link must be in place already.
+        for _ in 0..2 {
+            store.contents().save(Path::new(&path));
+            let Some(output) = tool("vhdiinfo", &[&path]) else { return };
+            let text = succeeded(&output);
+            assert!(text.contains(name) && text.contains(&Uuid::from_u128(id).to_string()), "{text}");
+            assert!(!text.contains("00000000-0000-0000-0000-000000001234"), "{text}");
+            driver.writer().close().unwrap();
+        }
+    }
+}

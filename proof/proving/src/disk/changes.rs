@@ -1,5 +1,5 @@
-//! Disks that change while they are in use: an image is added on top of the chain, or the disk
-//! grows.
+//! Disks that change while they are in use: an image is added on top of the chain, the disk grows,
+//! or its link to the parent changes (`relinks.rs`).
 //!
 //! ```text
 //!   snapshot   new image, durable ─▶ truth recorded ─▶ Disk::push_top ─▶ all earlier writes are
@@ -37,6 +37,8 @@ pub enum Changes {
         /// Virtual size at the start, in bytes.
         from_bytes: u64,
     },
+    /// The link to the parent changes.
+    Relinks,
 }
 
 /// Most images that are added, so that chains stay short.
@@ -45,7 +47,7 @@ const JOIN_MAX: u32 = 6;
 const GROWTH_BYTES: u64 = 64 << 10;
 /// Modification time of every file of a [`World`], in a VHD's seconds. A child stores the
 /// modification time of its parent.
-const PARENT_MODIFIED_SECONDS: u32 = 1_700_000_000 - 946_684_800;
+pub(super) const PARENT_MODIFIED_SECONDS: u32 = 1_700_000_000 - 946_684_800;
 
 /// How a disk has changed so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,13 +60,17 @@ pub struct Changed {
     pub size_bytes: u64,
     /// The size that the disk may have already, in bytes.
     pub next_size_bytes: u64,
+    /// Number of the durable link to the parent: 0 for the first one.
+    pub link: u32,
+    /// Number of the link that the disk may have already.
+    pub next_link: u32,
 }
 
 impl Changed {
     /// State of a new disk.
     pub fn not_yet(case: &DiskCase) -> Self {
         let size_bytes = case.size_at_first();
-        Self { top: 0, next_top: 0, size_bytes, next_size_bytes: size_bytes }
+        Self { top: 0, next_top: 0, size_bytes, next_size_bytes: size_bytes, link: 0, next_link: 0 }
     }
 }
 
@@ -93,8 +99,9 @@ impl DiskCase {
     /// State of a disk, read from its files.
     pub(super) fn changed_now(&self, world: &World) -> Outcome<Changed> {
         let top = self.top_of(world);
-        let size_bytes = self.open_disk(world, false)?.geometry().size_bytes;
-        Ok(Changed { top, next_top: top, size_bytes, next_size_bytes: size_bytes })
+        let disk = self.open_disk(world, false)?;
+        let (size_bytes, link) = (disk.geometry().size_bytes, self.link_number(&disk));
+        Ok(Changed { top, next_top: top, size_bytes, next_size_bytes: size_bytes, link, next_link: link })
     }
 
     /// Decides which chain counts after a cut. Judges the shorter chain if both exist. Removes an
@@ -179,7 +186,8 @@ impl DiskCase {
         Ok(Layer { path, image })
     }
 
-    /// Changes the disk of a session: adds an image, or grows. Both are durable when they return.
+    /// Changes the disk of a session: adds an image, grows, or gets another link. Each change is
+    /// durable when it returns.
     pub(super) fn play_change(
         &self,
         stage: &Stage<DiskTruth>,
@@ -191,6 +199,7 @@ impl DiskCase {
             Changes::None => Ok(()),
             Changes::Snapshots if truth.changed.top >= JOIN_MAX => Ok(()),
             Changes::Snapshots => self.play_snapshot(stage, session, truth),
+            Changes::Relinks => self.play_relink(stage, session, truth),
             Changes::Grows { .. } => {
                 let steps = (self.size_bytes - truth.changed.next_size_bytes) / GROWTH_BYTES;
                 let more_bytes = dice.below(steps / 2 + 1) * GROWTH_BYTES;

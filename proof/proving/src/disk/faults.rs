@@ -121,6 +121,7 @@ impl DiskCase {
         match self.changes {
             Changes::None => Ok(()),
             Changes::Snapshots => self.play_snapshot(stage, session, truth),
+            Changes::Relinks => self.play_relink(stage, session, truth),
             Changes::Grows { .. } => self.play_growth(stage, session, truth, truth.changed.size_bytes + (256 << 10)),
         }
     }
@@ -147,6 +148,6 @@ enum FaultyStep {
     Zero((u64, u64), bool),
     Flush,
     Read,
-    /// An image is added, or the disk grows.
+    /// An image is added, the disk grows, or its link changes.
     Change,
 }

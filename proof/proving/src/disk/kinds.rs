@@ -174,6 +174,21 @@ pub fn all() -> Vec<DiskCase> {
             ..kind("vhdx dynamic 1M, with snapshots", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 40])
         },
         DiskCase {
+            changes: Changes::Relinks,
+            ..kind(
+                "vhd differencing 16K, relinked",
+                Format::Vhd,
+                DiskType::Differencing,
+                16 * kib,
+                4 * m,
+                &[0, 1, 2, 127, 128, 255],
+            )
+        },
+        DiskCase {
+            changes: Changes::Relinks,
+            ..kind("vhdx differencing 1M, relinked", Format::Vhdx, DiskType::Differencing, mib, 64 * m, &[0, 1, 40])
+        },
+        DiskCase {
             backing: Backing::Packed,
             ..kind(
                 "packed 16K, over a parent",

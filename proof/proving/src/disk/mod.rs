@@ -14,7 +14,8 @@
 //! 5. If asked for, the power is cut during that session too.
 //!
 //! A disk lies on one file, several files, a store that answers late, or an image of the made-up
-//! format ([`Backing`]). Some disks change while they are in use (`changes.rs`).
+//! format ([`Backing`]). Some disks change while they are in use (`changes.rs`,
+//! `relinks.rs`).
 //!
 //! `kinds.rs` lists the kinds; `front.rs` puts a server in between; `session.rs` uses one open
 //! disk; `play.rs` runs random sessions; `faults.rs` runs the short session for faults;
@@ -26,6 +27,7 @@ mod faults;
 mod front;
 mod kinds;
 mod play;
+mod relinks;
 mod session;
 pub mod silence;
 
@@ -382,6 +384,7 @@ impl DiskCase {
         (0..=top).try_for_each(|number| self.check(world, &self.path_of(number)))?;
         let mut session = self.open(world, false)?;
         self.judge_size(&session.disk, truth)?;
+        self.judge_link(&session.disk, truth)?;
         let shown = session.read_windows()?;
         let versions = truth.ledger.judge(&shown, true)?;
         self.judge_identities(world, &session.disk, truth, &versions)?;
