@@ -240,7 +240,7 @@ impl LineChart<'_> {
     fn draw_series(&self, area: &Area, series: &Series) -> Markup {
         let places: Vec<(f64, f64)> =
             series.points.iter().map(|point| (self.x(area, point.x), self.y(area, point.y))).collect();
-        let path: String = super::thin(&places, 2000)
+        let path: String = super::downsample(&places, 2000)
             .iter()
             .enumerate()
             .map(|(index, (x, y))| format!("{}{} {}", if index == 0 { "M" } else { "L" }, px(*x), px(*y)))

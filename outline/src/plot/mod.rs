@@ -23,7 +23,7 @@ mod scale;
 pub use bars::{Bar, BarChart, Part};
 pub use chart::{Axis, Band, LineChart, Mark, Point, Rule, Series};
 pub use heat::HeatMap;
-pub use scale::{Scale, thin};
+pub use scale::{Scale, downsample};
 
 use maud::{Markup, html};
 

@@ -137,12 +137,12 @@ fn log_ticks(low: f64, high: f64) -> Vec<Tick> {
 
 /// Downsamples `points` to about `most`. Of each chunk the first, the lowest, the highest and the
 /// last point are kept, so that no spike is lost.
-pub fn thin(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
+pub fn downsample(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
     if points.len() <= most || most < 8 {
         return points.to_vec();
     }
     let chunk = points.len().div_ceil(most / 4);
-    let mut thinned = Vec::with_capacity(most + 4);
+    let mut sampled = Vec::with_capacity(most + 4);
     for piece in points.chunks(chunk) {
         let by = |which: fn(f64, f64) -> bool| {
             (1..piece.len()).fold(0, |best, index| if which(piece[index].1, piece[best].1) { index } else { best })
@@ -152,12 +152,12 @@ pub fn thin(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
         let mut before = None;
         for index in kept {
             if before != Some(index) {
-                thinned.push(piece[index]);
+                sampled.push(piece[index]);
             }
             before = Some(index);
         }
     }
-    thinned
+    sampled
 }
 
 #[cfg(test)]
@@ -194,10 +194,10 @@ mod tests {
     #[test]
     fn downsampling_keeps_a_spike() {
         let points: Vec<(f64, f64)> = (0..10_000).map(|x| (f64::from(x), if x == 7777 { 99.0 } else { 1.0 })).collect();
-        let thinned = thin(&points, 400);
-        assert!(thinned.len() <= 404 && thinned.contains(&(7777.0, 99.0)), "{}", thinned.len());
-        assert_eq!((thinned[0], thinned[thinned.len() - 1]), (points[0], points[9999]));
-        assert!(thinned.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        let sampled = downsample(&points, 400);
+        assert!(sampled.len() <= 404 && sampled.contains(&(7777.0, 99.0)), "{}", sampled.len());
+        assert_eq!((sampled[0], sampled[sampled.len() - 1]), (points[0], points[9999]));
+        assert!(sampled.windows(2).all(|pair| pair[0].0 < pair[1].0));
     }
 
     proptest! {
