@@ -22,8 +22,8 @@ impl Composed {
     /// Parses a command line; `None` when it has no `-X`.
     ///
     /// # Errors
-    /// [`SwitchError`]: `-X` without a file or more than once, a switch that cannot be combined with
-    /// it, a bad value.
+    /// [`SwitchError`]: `-X` without a file or more than once, a bad value, a switch that cannot be
+    /// used with `-X`.
     pub fn parse(words: &[String]) -> Result<Option<Self>, SwitchError> {
         let words: Vec<String> = words.iter().map(|word| switches::plain_hyphen(word)).collect();
         let (switches, targets) = switches::split(&words)?;
