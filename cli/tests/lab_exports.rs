@@ -90,7 +90,7 @@ fn what_an_export_holds_is_looked_at_and_guarded_as_if_it_were_a_disk() {
     let Some(server) = serve(&shop, "empty.vhdx full.vhdx") else { return };
     let (empty, full) = (server.uri("empty.vhdx"), server.uri("full.vhdx"));
     let text = flat(&shop.ok(&format!("lab run {empty} {SHORT} --no-save")));
-    assert!(text.starts_with("NOT STORAGE: ") && text.contains("only 0 % of what is under test has space"), "{text}");
+    assert!(text.starts_with("NOT STORAGE: ") && text.contains("only 0 % of the working set is allocated"), "{text}");
     let error = shop.fails(1, &format!("lab run {full} --read-percent 50 {SHORT}"));
     assert!(error.contains(&format!("offset {} is not zero", 9 * MIB)) && error.contains("--destroy-data"), "{error}");
     shop.ok(&format!("lab run {full} --read-percent 50 --working-set 8M {SHORT} --no-save"));

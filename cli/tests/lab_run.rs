@@ -60,7 +60,7 @@ fn the_verdict_comes_first_then_the_tables_then_how_to_repeat_it() {
     for part in ["reads", "writes", "p99", "CPU time for each request", "vhdx dynamic, 16 MiB", "filled with 16 MiB"] {
         assert!(words.contains(part), "{part} is missing:\n{text}");
     }
-    assert!(!words.contains("has space; the rest"), "it was filled:\n{text}");
+    assert!(!words.contains("of the working set is allocated"), "it was filled:\n{text}");
     assert!(text.ends_with("saved to r.json\nrepeat with: diskwright lab run disk.vhdx --profile r.toml\n"), "{text}");
     assert_eq!(saved(&shop, "r.json")["targets"][0]["contents"]["allocated"], 1.0);
     // The disk is sound behind it.
@@ -74,7 +74,7 @@ fn a_sparse_target_is_told_in_the_first_line() {
     shop.ok("create empty.vhdx --size 16M");
     for name in ["sparse.raw", "empty.vhdx"] {
         let text = shop.ok(&format!("lab run {name} {SHORT} --no-save"));
-        assert!(text.starts_with(&format!("NOT STORAGE: {name}: only 0 % of what is under test has space")), "{text}");
+        assert!(text.starts_with(&format!("NOT STORAGE: {name}: only 0 % of the working set is allocated")), "{text}");
     }
     let text = shop.ok(&format!("lab run sparse.raw --read-percent 0 --contents zero {SHORT} --no-save"));
     assert!(text.contains("NOT STORAGE: zeros are written"), "{text}");

@@ -1,6 +1,6 @@
-//! `-X` with what DiskSpd lets stand beside it: `-d -W -C -z -R -v` replace what the profile says,
-//! and the targets of the command line take the places of its templates (`*1` is the first of
-//! them). Every other switch is refused by name.
+//! A command line with `-X`. As in DiskSpd, `-d -W -C -z -R -v` override the profile, and the
+//! targets of the command line replace its templates (`*1` is the first target). Every other switch
+//! is an error.
 
 use super::{
     profile::Profile,
@@ -11,7 +11,7 @@ use super::{
 /// A command line with `-X`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Composed {
-    /// The profile's file.
+    /// Path of the profile.
     pub file: String,
     given: Given,
     targets: Vec<String>,
@@ -19,11 +19,11 @@ pub struct Composed {
 }
 
 impl Composed {
-    /// Reads a command line; `None` when it has no `-X`.
+    /// Parses a command line; `None` when it has no `-X`.
     ///
     /// # Errors
-    /// [`SwitchError`]: `-X` without a file or twice, a switch that cannot stand beside it, a bad
-    /// value.
+    /// [`SwitchError`]: `-X` without a file or more than once, a bad value, a switch that cannot be
+    /// used with `-X`.
     pub fn parse(words: &[String]) -> Result<Option<Self>, SwitchError> {
         let words: Vec<String> = words.iter().map(|word| switches::plain_hyphen(word)).collect();
         let (switches, targets) = switches::split(&words)?;
@@ -39,7 +39,7 @@ impl Composed {
         for switch in switches.iter().filter(|switch| !switch.starts_with("-X")) {
             if !given.read(switch)? {
                 return Err(SwitchError::Together(format!(
-                    "{switch} cannot be used with -X: only -d, -W, -C, -z, -R and -v can replace what a profile says"
+                    "{switch} cannot be used with -X: only -d, -W, -C, -z, -R and -v can override a profile"
                 )));
             }
         }
@@ -51,10 +51,10 @@ impl Composed {
         }))
     }
 
-    /// The profile as the command line changes it.
+    /// Applies the switches and targets of the command line to `profile`.
     ///
     /// # Errors
-    /// [`ProfileError::Templates`]: a template without its target, or a target without a template.
+    /// [`ProfileError::Templates`]: a template without a target, or a target without a template.
     pub fn apply(&self, mut profile: Profile) -> Result<Profile, ProfileError> {
         profile.command_line.clone_from(&self.command_line);
         profile.verbose |= self.given.verbose;
@@ -74,11 +74,11 @@ impl Composed {
                     target.path.clone_from(path);
                     used[number - 1] = true;
                 }
-                // DiskSpd prints a profile whose places are all empty, too.
+                // As in DiskSpd, -Rp prints a profile with templates.
                 None if self.targets.is_empty() && profile.profile_only => {}
                 None => {
                     return Err(ProfileError::Templates(format!(
-                        "the profile's target *{number} is a template, and the command line names {} targets; name target {number} behind the switches",
+                        "the profile's target *{number} is a template, and the command line names {} targets; name target {number} after the switches",
                         self.targets.len()
                     )));
                 }
@@ -87,7 +87,7 @@ impl Composed {
         match used.iter().position(|used| !used) {
             None => Ok(profile),
             Some(unused) => Err(ProfileError::Templates(format!(
-                "no target of the profile is the template *{}, so {} would not be used; leave it out, or write <Path>*{}</Path> into the profile",
+                "no target of the profile is the template *{}, so {} would not be used; omit it, or write <Path>*{}</Path> into the profile",
                 unused + 1,
                 self.targets[unused],
                 unused + 1

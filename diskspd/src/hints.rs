@@ -1,17 +1,17 @@
-//! Hints in the words of who typed DiskSpd's switches. The lab's errors and warnings name the
-//! options of `lab run`; here each is followed by, or replaced with, the switch that does the same.
+//! Translates hints of errors and warnings for users of `diskspd`: the options of `lab run` are
+//! replaced by DiskSpd's switches with the same effect.
 //!
-//! `--destroy-data` stays: `diskspd` has it too. So do options of other commands (`diskwright serve
-//! --cache direct`).
+//! `--destroy-data` is not replaced, because `diskspd` has it too, and neither are options of other
+//! commands (`diskwright serve --cache direct`).
 
-/// What the lab says, and what says the same to a user of `diskspd`.
+/// Pairs of a text in a message of `lab run` and its replacement.
 const HINTS: [(&str, &str); 17] = [
     ("(--create-size)", "(-c)"),
-    ("leave --create-size out", "leave -c out"),
+    ("leave --create-size out", "omit -c"),
     ("use less of it (--working-set)", "use less of it (-f)"),
-    ("fill it first (--fill)", "name a file that is not there and let -c make it, for such files are filled"),
+    ("fill it first (--fill)", "name a file that does not exist and let -c create it, since such files are filled"),
     ("(--contents incompressible)", "(-Zr, or no -Z)"),
-    ("go past it (--cache direct)", "go past it (-Su, -Sh)"),
+    ("use --cache direct or a larger working set", "use -Su or -Sh, or more of the target (-f, -B)"),
     ("use another folder (--dir)", "use a target on another file system"),
     ("use a larger target or a smaller working set", "use a larger target or less of it (-f, -B)"),
     ("use a larger working set or smaller blocks", "use more of the target (-f, -B) or smaller blocks (-b)"),
@@ -21,14 +21,14 @@ const HINTS: [(&str, &str); 17] = [
     ),
     ("use a larger working set or fewer spots", "use more of the target (-f, -B) or fewer ranges (-rd)"),
     ("use more threads with less depth each", "use more threads (-t) with fewer requests each (-o)"),
-    ("use a lower one, or more depth", "use a lower one (-g), or more requests in flight (-o)"),
+    ("use a lower rate or more depth", "use a lower rate (-g) or more requests in flight (-o)"),
     ("give the run more time or fewer targets", "give the run more time (-d) or fewer targets"),
     ("give each target its own threads", "give each target its own threads (-t, not -F)"),
     ("the block of", "the block (-b) of"),
     ("the stride of", "the stride (-s) of"),
 ];
 
-/// `sentence` with DiskSpd's switches for the options of `lab run`.
+/// Replaces the options of `lab run` in `sentence` by DiskSpd's switches.
 pub fn with_diskspds_switches(sentence: &str) -> String {
     HINTS.iter().fold(sentence.to_owned(), |sentence, (ours, theirs)| sentence.replace(ours, theirs))
 }

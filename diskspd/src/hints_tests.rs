@@ -8,7 +8,7 @@ fn bad(what: &str, hint: &str) -> String {
     LabError::BadOptions { what: what.into(), hint: hint.into() }.to_string()
 }
 
-/// Every sentence that `diskspd` can show and that has a hint, with the switch that it must name.
+/// Every message that `diskspd` can show and that has a hint, with a text that the hint must have.
 fn sentences() -> Vec<(String, &'static str)> {
     let (target, load) = (|| "x.dat".to_owned(), || "phase \"timespan 1\", load 1".to_owned());
     vec![
@@ -42,14 +42,14 @@ fn sentences() -> Vec<(String, &'static str)> {
 #[test]
 fn hints_name_diskspds_switches_and_no_option_of_lab_run() {
     for (sentence, switch) in sentences() {
-        let told = with_diskspds_switches(&sentence);
-        assert!(told.contains(switch), "{switch}: {told}");
-        assert!(!told.replace("--destroy-data", "").contains("--"), "{told}");
+        let replaced = with_diskspds_switches(&sentence);
+        assert!(replaced.contains(switch), "{switch}: {replaced}");
+        assert!(!replaced.replace("--destroy-data", "").contains("--"), "{replaced}");
     }
 }
 
 #[test]
-fn an_option_that_diskspd_has_too_stays() {
+fn an_option_that_diskspd_also_has_is_not_replaced() {
     let error = LabError::HoldsData { target: "x".into(), what: "data".into() }.to_string();
     assert_eq!(with_diskspds_switches(&error), error);
     assert!(error.contains("--destroy-data"));

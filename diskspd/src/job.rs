@@ -1,14 +1,14 @@
-//! A profile of DiskSpd's as a job: one phase for each time span, one load for each target.
+//! Converts a DiskSpd profile into a job: one phase for each time span, one load for each target.
 
 use super::profile::{Order, Profile, Target, Throughput, TimeSpan, WriteContents};
 use diskwright_load::job::{
     Blocks, Burst, Bytes, Contents, Distribution, IoEngine, Job, JobError, Load, Phase, Rate, Span,
 };
 
-/// The job, and the targets that it numbers.
+/// Returns the job, and the paths of its targets in the order of their numbers.
 ///
 /// # Errors
-/// What the profile asks and a job cannot do; in words that name the switch where there is one.
+/// A profile that a job cannot represent. The message names the switch where there is one.
 pub fn job(profile: &Profile) -> Result<(Job, Vec<String>), JobError> {
     let wrong =
         |place: &str, what: &str, hint: &str| JobError { place: place.into(), what: what.into(), hint: hint.into() };
@@ -21,26 +21,26 @@ pub fn job(profile: &Profile) -> Result<(Job, Vec<String>), JobError> {
     let (Some(first_span), Some(first)) =
         (profile.time_spans.first(), profile.time_spans.iter().flat_map(|span| &span.targets).next())
     else {
-        return Err(wrong("profile", "it has no time span or no target", "give it one"));
+        return Err(wrong("profile", "there is no time span or no target", "add a time span with a target"));
     };
     let all = || profile.time_spans.iter().flat_map(|span| &span.targets);
     if all().any(|target| target.cache != first.cache) {
-        return Err(wrong("cache modes", "they differ between the targets", "give all targets the same"));
+        return Err(wrong("cache modes", "the targets have different modes", "give all targets the same mode"));
     }
     let writing: Vec<&Target> = all().filter(|target| target.write_percent > 0).collect();
     let zeros = |target: &&Target| target.contents == WriteContents::Zero;
     if writing.iter().any(zeros) && !writing.iter().all(zeros) {
         return Err(wrong(
             "write buffers",
-            "some targets are to get zeros and others not",
-            "give all targets the same",
+            "zeros are written to some targets and not to others",
+            "give all targets the same write buffer",
         ));
     }
     if let Some(number) = all().find_map(Target::template) {
         return Err(wrong(
             &format!("the profile's target *{number}"),
-            "it is a template, and no target of the command line takes its place",
-            "name the targets behind the switches",
+            "it is a template, and no target of the command line replaces it",
+            "name the targets after the switches",
         ));
     }
     let phases = profile
@@ -84,23 +84,23 @@ fn phase(index: usize, span: &TimeSpan, paths: &[String]) -> Result<Phase, JobEr
     })
 }
 
-/// `-a`: the processors that threads take in turns; none: all that there are.
+/// `-a`: the processors to which threads are bound, round-robin; empty: all processors.
 fn cpus(span: &TimeSpan) -> Result<Vec<u32>, JobError> {
     match span.affinity.iter().find(|processor| processor.group > 0) {
         None => Ok(span.affinity.iter().map(|processor| processor.number).collect()),
         Some(processor) => Err(JobError {
             place: format!("-a, processor {processor} (group/core)"),
-            what: "there is no such group: Linux has one group of processors, 0".into(),
+            what: "there is no such group: Linux has one group of processors, number 0".into(),
             hint: "give the processor's number in group 0, as in -a64".into(),
         }),
     }
 }
 
-/// `-F`: every thread drives all targets, which must be alike.
+/// `-F`: every thread drives all targets, which must differ only in their path.
 fn across(span: &TimeSpan, paths: &[String]) -> Result<Load, JobError> {
     let wrong = |what: &str, hint: &str| JobError { place: "-F".into(), what: what.into(), hint: hint.into() };
     let Some(first) = span.targets.first() else {
-        return Err(wrong("the time span has no target", "give it one"));
+        return Err(wrong("the time span has no target", "add a target"));
     };
     let like_first = |target: &Target| Target { path: first.path.clone(), ..target.clone() } == *first;
     if !span.targets.iter().all(like_first) {
@@ -115,8 +115,8 @@ fn across(span: &TimeSpan, paths: &[String]) -> Result<Load, JobError> {
         all if all % targets == 0 => all / targets,
         _ => {
             return Err(wrong(
-                "the requests of a thread (-O) cannot be dealt out evenly to its targets",
-                "give a multiple of their number",
+                "the requests of a thread (-O) are not a multiple of its number of targets",
+                "give a multiple",
             ));
         }
     };
@@ -136,7 +136,7 @@ fn load(target: &Target, paths: &[String]) -> Result<Load, JobError> {
         _ => {
             return Err(JobError {
                 place: format!("{}, -B and -f", target.path),
-                what: "the part in use ends before it begins".into(),
+                what: "the working set ends before it starts".into(),
                 hint: "give a larger -f".into(),
             });
         }

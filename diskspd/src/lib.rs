@@ -1,16 +1,16 @@
-//! DiskSpd's face: its switches and profiles in, its reports out; the measuring between is that of
-//! every other run.
+//! DiskSpd's switches, XML profiles and reports. The measurement is that of every other run.
 //!
 //! ```text
-//!   switches.rs ──────────────────┐                    ┌─▶ job.rs ──▶ Job ──▶ run ──▶ Run ──┐
-//!                                 ├─▶ profile.rs ──────┤                                    ├─▶ text.rs, xml.rs
-//!   xml_profile.rs ─▶ composed.rs ┘    (its own model) └────────────────────────────────────┘
-//!                      (-X with switches and targets beside it)
+//!   switches.rs ───────────────────┐               ┌─▶ job.rs ─▶ Job ─▶ run ─▶ Run ─┐
+//!                                  ├─▶ Profile ────┤                                ├─▶ text.rs
+//!   xml_profile.rs ─▶ composed.rs ─┘  (profile.rs) └────────────────────────────────┘   xml.rs
+//!                     (-X with switches and targets)
 //! ```
 //!
-//! What scripts rely on is kept: names of switches, defaults, the lines and columns of the tables,
-//! the elements of the XML. What DiskSpd does and this does not is said in [`Profile::notes`], or
-//! refused by name. Nothing here does I/O.
+//! The interface that scripts rely on is kept: names of switches, defaults, the lines and columns
+//! of the tables, the elements of the XML. A switch that has no effect or another effect gives a
+//! note in [`Profile::notes`]; a switch that is not supported is an error. Jobs and reports are
+//! made without I/O, except that the XML report reads the host name.
 
 #![forbid(unsafe_code)]
 

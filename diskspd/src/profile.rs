@@ -1,10 +1,10 @@
-//! DiskSpd's own model of a test: a profile of time spans, each with targets that carry their own
-//! settings. Switches and XML profiles are both turned into it; jobs and reports are both made from
-//! it.
+//! DiskSpd's model of a test: a profile of time spans, each with targets that have their own
+//! settings. Switches and XML profiles are converted into this model. Jobs and reports are made
+//! from it.
 
 use diskwright_load::job::{Caching, Spot};
 
-/// Form of the results; DiskSpd's `-R`.
+/// Format of the results; DiskSpd's `-R`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ResultForm {
     /// Tables.
@@ -14,18 +14,18 @@ pub enum ResultForm {
     Xml,
 }
 
-/// What is written; DiskSpd's `-Z`.
+/// Payload of writes; DiskSpd's `-Z`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum WriteContents {
-    /// Bytes 0, 1, 2 ... 255, again and again: DiskSpd's default. Here incompressible bytes are
-    /// written in its place.
+    /// The repeated bytes 0, 1, 2 ... 255, DiskSpd's default. Incompressible bytes are written
+    /// instead.
     #[default]
     Sequential,
     /// Zeros.
     Zero,
-    /// Random bytes; from a buffer of this size in DiskSpd.
+    /// Random bytes.
     Random {
-        /// Size of that buffer.
+        /// Size of DiskSpd's source buffer; it is only reported. 0: none was given.
         buffer_bytes: u64,
     },
 }
@@ -33,69 +33,69 @@ pub enum WriteContents {
 /// Order of the requests.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Order {
-    /// One behind the other.
+    /// Sequential requests; DiskSpd's `-s`.
     Sequential {
-        /// Distance between beginnings; none: the block.
+        /// Distance between the offsets of requests; `None`: the block.
         stride_bytes: Option<u64>,
-        /// Whether the threads share one stream.
+        /// Whether the threads share one stream (`-si`).
         interlocked: bool,
     },
-    /// Anywhere.
+    /// Random requests; DiskSpd's `-r`.
     Random {
-        /// Offsets are multiples of it; none: of the block.
+        /// Offsets are multiples of this; `None`: of the block.
         align_bytes: Option<u64>,
-        /// Share of random requests; the rest are sequential.
+        /// Share of random requests in percent; the others are sequential.
         percent: f64,
     },
 }
 
-/// A limit; DiskSpd's `-g`.
+/// Rate limit of each thread; DiskSpd's `-g`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Throughput {
-    /// Bytes in each millisecond.
+    /// Bytes per millisecond.
     BytesPerMs(u64),
-    /// Requests in each second.
+    /// Requests per second.
     Iops(u64),
 }
 
 /// One target of a time span.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Target {
-    /// As given.
+    /// Path of a file or device, or a template such as `*1`.
     pub path: String,
-    /// `-b`.
+    /// `-b`: size of a request.
     pub block_bytes: u64,
-    /// `-B`: where the part in use begins.
+    /// `-B`: start of the working set.
     pub base_bytes: u64,
-    /// `-f`: where it ends at most; 0: at the end of the target. Also from `-B`'s length.
+    /// `-f`, or the length in `-B`: end of the working set; 0: the end of the target.
     pub max_bytes: u64,
-    /// `-c`: the file is made with this size.
+    /// `-c`: the file is created with this size.
     pub create_bytes: Option<u64>,
-    /// `-r`, `-s`.
+    /// `-r`, `-s`: order of the requests.
     pub order: Order,
-    /// `-p`: every request in flight goes through the target by itself.
+    /// `-p`: each request in flight has a sequential stream of its own.
     pub parallel: bool,
-    /// `-rd`.
+    /// `-rd`: shares of the requests for ranges of the target.
     pub spots: Vec<Spot>,
-    /// `-w`.
+    /// `-w`: share of writes, percent.
     pub write_percent: u32,
-    /// `-o`.
+    /// `-o`: requests in flight for each thread.
     pub requests: u32,
-    /// `-t`.
+    /// `-t`: threads for each target.
     pub threads: u32,
-    /// `-T`.
+    /// `-T`: distance between the starts of the threads' streams.
     pub thread_stride_bytes: u64,
-    /// `-S`, `-h`.
+    /// `-S`, `-h`: cache mode.
     pub cache: Caching,
-    /// `-Z`.
+    /// `-Z`: payload of writes.
     pub contents: WriteContents,
-    /// `-i`.
+    /// `-i`: requests of a burst; 0: no bursts.
     pub burst: u32,
-    /// `-j`, milliseconds.
+    /// `-j`: pause between bursts, or think time, milliseconds.
     pub think_ms: u64,
-    /// `-g`.
+    /// `-g`: rate limit.
     pub throughput: Option<Throughput>,
-    /// `-I`: 1 very low to 3 normal. Told, not obeyed.
+    /// `-I`: 1 very low to 3 normal. It is reported and has no effect.
     pub priority: u32,
 }
 
@@ -124,14 +124,15 @@ impl Target {
         }
     }
 
-    /// The number behind the `*` of a template: a place that a target of the command line takes.
+    /// The number of a template (`*1`), which a target of the command line replaces; `None` for a
+    /// path.
     pub fn template(&self) -> Option<usize> {
         let digits = self.path.strip_prefix('*')?;
         let number: usize = digits.parse().ok()?;
         (number > 0 && digits.bytes().all(|digit| digit.is_ascii_digit())).then_some(number)
     }
 
-    /// Alignment of random offsets, or distance of sequential ones.
+    /// Alignment of random offsets, or stride of sequential ones.
     pub fn alignment_bytes(&self) -> u64 {
         match self.order {
             Order::Sequential { stride_bytes, .. } => stride_bytes.unwrap_or(self.block_bytes),
@@ -140,12 +141,12 @@ impl Target {
     }
 }
 
-/// A processor as `-a` names it. Linux has one group of them, number 0.
+/// A processor as `-a` names it. Linux has one processor group, number 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Processor {
-    /// Its group.
+    /// Number of the group.
     pub group: u32,
-    /// Its number in the group.
+    /// Number of the processor in the group.
     pub number: u32,
 }
 
@@ -155,30 +156,30 @@ impl std::fmt::Display for Processor {
     }
 }
 
-/// A stretch of time with its targets.
+/// A time span of a test, with its targets.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TimeSpan {
-    /// `-d`, seconds.
+    /// `-d`: measured time, seconds.
     pub duration_s: u64,
-    /// `-W`, seconds.
+    /// `-W`: warm-up, seconds.
     pub warm_up_s: u64,
-    /// `-C`, seconds.
+    /// `-C`: cool-down, seconds.
     pub cool_down_s: u64,
-    /// `-L`: whether latencies are told.
+    /// `-L`: whether the report has latencies.
     pub measure_latency: bool,
-    /// `-D`: whether and in which steps the scatter of IOPS is told, milliseconds.
+    /// `-D`: interval of the standard deviation of IOPS, milliseconds; `None`: not in the report.
     pub iops_every_ms: Option<u64>,
-    /// `-z`.
+    /// `-z`: seed of random offsets.
     pub seed: u64,
-    /// `-F`: threads in all; 0: `-t` for each target.
+    /// `-F`: number of threads in all; 0: `-t` threads for each target.
     pub threads_in_all: u32,
-    /// `-O`: requests for each thread over all targets; 0: `-o` on each.
+    /// `-O`: requests in flight for each thread over all targets; 0: `-o` requests on each target.
     pub requests_in_all: u32,
-    /// `-n`.
+    /// `-n`: threads are not bound to processors.
     pub affinity_disabled: bool,
-    /// `-a`: the processors that threads take in turns; empty: all that there are.
+    /// `-a`: processors to which threads are bound, round-robin; empty: all processors.
     pub affinity: Vec<Processor>,
-    /// `-Zr`.
+    /// `-Zr`: random data for each write.
     pub random_write_data: bool,
     /// The targets.
     pub targets: Vec<Target>,
@@ -203,20 +204,19 @@ impl Default for TimeSpan {
     }
 }
 
-/// A whole test.
+/// A test of one or more time spans.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Profile {
-    /// As typed, for the report.
+    /// The command line, for the report.
     pub command_line: String,
-    /// `-v`.
+    /// `-v`: verbose report.
     pub verbose: bool,
-    /// `-R`.
+    /// `-R`: format of the results.
     pub form: ResultForm,
-    /// `-Rp`: the profile is told and nothing is run.
+    /// `-Rp`: the profile is printed and nothing is run.
     pub profile_only: bool,
-    /// One after the other.
+    /// The time spans, which run one after the other.
     pub time_spans: Vec<TimeSpan>,
-    /// What was accepted and has no effect here, and what is done otherwise than DiskSpd does it: a
-    /// sentence each.
+    /// One sentence for each switch that has no effect or differs from DiskSpd.
     pub notes: Vec<String>,
 }

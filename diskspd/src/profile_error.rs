@@ -1,29 +1,29 @@
-//! What can be wrong with an XML profile, told with its line.
+//! Errors of XML profiles.
 
-/// What is wrong with a profile.
+/// An XML profile that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// Not XML, an element that DiskSpd's profiles do not have, or a bad value.
+    /// Text that is not XML, an unknown element, or a bad value.
     #[error("line {line}: found {found}, expected {expected}")]
     Wrong {
         /// Line of the file, from 1.
         line: usize,
-        /// What stands there.
+        /// What was found.
         found: String,
-        /// What should stand there.
+        /// What was expected.
         expected: String,
     },
-    /// An element of DiskSpd's that is not supported.
+    /// An element of DiskSpd that is not supported.
     #[error("line {line}: <{element}> is not supported: {why}")]
     Refused {
         /// Line of the file, from 1.
         line: usize,
-        /// Its name.
+        /// Name of the element.
         element: &'static str,
         /// The reason.
         why: &'static str,
     },
-    /// Targets of the command line and templates of the profile (`*1`) do not match.
+    /// The targets of the command line do not match the templates of the profile (`*1`).
     #[error("{0}")]
     Templates(String),
 }

@@ -1,48 +1,48 @@
-//! DiskSpd's switches. Each is known, or refused by its name; a bad value is told with its switch.
+//! Parses DiskSpd's switches. An unknown switch and a bad value are errors that name the switch.
 //!
-//! Switches and values are one word (`-b8K`), case matters, and what comes behind the switches is
-//! targets. Sizes take `K M G T` (powers of
-//! 1024) and `b` (blocks of `-b`, wherever `-b` stands). Switches that concern Windows alone are
-//! accepted with a note where a test means the same without them, and refused where it does not.
+//! A switch and its value are one word (`-b8K`), and case matters. The words after the switches are
+//! targets. Sizes take `K M G T` (powers of 1024) and `b` (blocks of `-b`, also when `-b` comes
+//! later). A switch that only Windows supports is accepted with a note where the test is the same
+//! without the switch, and is an error otherwise.
 
 use super::profile::{Order, Processor, Profile, ResultForm, Target, Throughput, TimeSpan, WriteContents};
 use diskwright_load::job::{Bytes, Caching, Spot};
 
-/// What is wrong with a command line.
+/// A command line that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SwitchError {
-    /// Not a switch of DiskSpd's.
+    /// Not a DiskSpd switch.
     #[error(
-        "{switch} is no switch of DiskSpd's; switches are one word with their value, as in -b8K, and upper and lower case differ"
+        "{switch} is not a DiskSpd switch; a switch and its value are one word, as in -b8K, and upper and lower case differ"
     )]
     Unknown {
-        /// As given.
+        /// The switch as given.
         switch: String,
     },
-    /// A switch of DiskSpd's that is not supported.
+    /// A DiskSpd switch that is not supported.
     #[error("{switch} is not supported: {why}")]
     Refused {
-        /// As given.
+        /// The switch as given.
         switch: String,
         /// The reason, and what to do.
         why: String,
     },
-    /// A value that cannot be.
+    /// A switch with a bad value.
     #[error("{switch}: {what}")]
     BadValue {
-        /// As given.
+        /// The switch as given.
         switch: String,
-        /// What is wrong, and what would be right.
+        /// What is wrong with the value, and an example.
         what: String,
     },
-    /// Two that exclude each other, or one that is missing.
+    /// Switches that exclude each other, or a word that is missing.
     #[error("{0}")]
     Together(String),
 }
 
 type Result<T, E = SwitchError> = std::result::Result<T, E>;
 
-/// Reads the words behind `diskspd`. A command line with `-X` is [`super::Composed`]'s.
+/// Parses the words after `diskspd`. [`super::Composed`] parses a command line with `-X`.
 ///
 /// # Errors
 /// [`SwitchError`].
@@ -61,27 +61,27 @@ pub fn parse(words: &[String]) -> Result<Profile> {
     Ok(profile)
 }
 
-/// The switches, and the targets behind them.
+/// Splits words into switches and targets.
 pub(super) fn split(words: &[String]) -> Result<(&[String], &[String])> {
     let first_target = words.iter().position(|word| !word.starts_with('-')).unwrap_or(words.len());
     let (switches, paths) = words.split_at(first_target);
     if let Some(late) = paths.iter().find(|word| word.starts_with('-') && word.len() > 1) {
-        return Err(SwitchError::Together(format!("{late} stands behind a target; switches come first")));
+        return Err(SwitchError::Together(format!("{late} comes after a target; put switches before the targets")));
     }
     if let Some(windows) = paths.iter().find(|path| is_windows_device(path)) {
         return Err(SwitchError::Together(format!(
-            "{windows} names a disk in the way of Windows; name a block device, as in /dev/sdb"
+            "{windows} is a Windows name of a disk; name a block device, as in /dev/sdb"
         )));
     }
     Ok((switches, paths))
 }
 
-/// As the report tells it.
+/// The command line for the report.
 pub(super) fn command_line(words: &[String]) -> String {
     std::iter::once("diskwright diskspd").chain(words.iter().map(String::as_str)).collect::<Vec<_>>().join(" ")
 }
 
-/// What the switches say that can also stand beside a profile.
+/// The values of the switches that can also be used with `-X`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Given {
     pub(super) duration_s: Option<u64>,
@@ -94,7 +94,7 @@ pub(super) struct Given {
 }
 
 impl Given {
-    /// Takes a switch. `false`: it is not one of these.
+    /// Parses a switch. Returns `false` when it is not one of these switches.
     pub(super) fn read(&mut self, switch: &str) -> Result<bool> {
         let mut letters = switch.chars();
         letters.next();
@@ -119,15 +119,15 @@ impl Given {
         self.form = match form {
             "text" => Some(ResultForm::Text),
             "xml" => Some(ResultForm::Xml),
-            // The profile's own form.
+            // The format of the profile.
             "" if self.profile_only => self.form,
-            _ => return Err(bad(switch, format!("\"{form}\" is no form of results; there are text and xml"))),
+            _ => return Err(bad(switch, format!("\"{form}\" is not a result format; use text or xml"))),
         };
         Ok(())
     }
 }
 
-/// Word processors make dashes of hyphens, and the paper's own text has them.
+/// Replaces a leading dash by a hyphen: word processors convert hyphens, also in the paper's text.
 pub(super) fn plain_hyphen(word: &str) -> String {
     match word.chars().next() {
         Some(dash @ ('\u{2010}'..='\u{2015}' | '\u{2212}')) => format!("-{}", &word[dash.len_utf8()..]),
@@ -135,18 +135,18 @@ pub(super) fn plain_hyphen(word: &str) -> String {
     }
 }
 
-/// `#1` and `F:`.
+/// Whether a path is a Windows disk: `#1` or `F:`.
 fn is_windows_device(path: &str) -> bool {
     let drive = path.len() == 2 && path.ends_with(':') && path.starts_with(|c: char| c.is_ascii_alphabetic());
     drive
         || path.strip_prefix('#').is_some_and(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// The block comes first: other sizes may be given in blocks.
+/// The block size, which is parsed first because other sizes may be given in blocks.
 fn block_size(switches: &[String]) -> Result<u64> {
     let Some(switch) = switches.iter().rfind(|switch| switch.starts_with("-b")) else { return Ok(64 << 10) };
     let bytes = size(switch, &switch[2..], None)?;
-    if bytes == 0 { Err(bad(switch, "a block of 0 bytes moves nothing; as in -b8K")) } else { Ok(bytes) }
+    if bytes == 0 { Err(bad(switch, "the block size is 0; give a size, as in -b8K")) } else { Ok(bytes) }
 }
 
 fn bad(switch: &str, what: impl Into<String>) -> SwitchError {
@@ -158,7 +158,7 @@ fn size(switch: &str, text: &str, block: Option<u64>) -> Result<u64> {
         bad(
             switch,
             format!(
-                "\"{text}\" is no size; write a number with K, M, G or T{}",
+                "\"{text}\" is not a size; write a number with K, M, G or T{}",
                 if block.is_some() { ", or b for blocks" } else { "" }
             ),
         )
@@ -174,7 +174,7 @@ fn number(switch: &str, text: &str, least: u64, most: u64) -> Result<u64> {
     let value: Option<u64> = text.parse().ok();
     value
         .filter(|value| (least..=most).contains(value))
-        .ok_or_else(|| bad(switch, format!("\"{text}\" is no whole number from {least} to {most}")))
+        .ok_or_else(|| bad(switch, format!("\"{text}\" is not a whole number from {least} to {most}")))
 }
 
 fn small(switch: &str, text: &str, least: u64, most: u32) -> Result<u32> {
@@ -184,7 +184,7 @@ fn small(switch: &str, text: &str, least: u64, most: u32) -> Result<u32> {
 /// Longest time in seconds: a year.
 const YEAR_S: u64 = 366 * 24 * 3600;
 
-/// Gathers what the switches say; on a command line all targets are alike.
+/// Collects the switches of a command line, on which all targets have the same settings.
 struct Reader {
     span: TimeSpan,
     target: Target,
@@ -243,16 +243,13 @@ impl Reader {
                     Some(if value.is_empty() { 1000 } else { number(switch, value, 10, 3_600_000)? })
             }
             'e' => {
-                return refuse(
-                    switch,
-                    "it asks for Event Tracing for Windows; `perf trace` or `blktrace` tells such things",
-                );
+                return refuse(switch, "it is for Event Tracing for Windows; use `perf trace` or `blktrace`");
             }
             'f' if value.starts_with(|c: char| c.is_ascii_digit()) => {
                 self.target.max_bytes = positive(switch, size(switch, value, block)?)?;
             }
             'f' if !value.is_empty() && value.chars().all(|hint| "rst".contains(hint)) => {
-                self.note(switch, "Linux takes no such hints when a file is opened");
+                self.note(switch, "Linux has no such hints for opening a file");
             }
             'F' => self.span.threads_in_all = small(switch, value, 1, diskwright_load::job::THREADS_MAX)?,
             'g' => {
@@ -266,13 +263,13 @@ impl Reader {
             'j' => self.target.think_ms = number(switch, value, 1, YEAR_S)?,
             'I' => {
                 self.target.priority = small(switch, value, 1, 5)?;
-                self.note(switch, "requests have no priority of their own here; use ionice for that");
+                self.note(switch, "requests have no priority; use ionice");
             }
-            // Buffers lie in huge pages in any case.
+            // Buffers are always in huge pages.
             'l' if value.is_empty() => {}
             'L' if value.is_empty() => self.span.measure_latency = true,
             'n' if value.is_empty() => self.span.affinity_disabled = true,
-            'N' => return refuse(switch, "it is about files mapped into memory, and requests are made here"),
+            'N' => return refuse(switch, "it is for memory-mapped files; use -Sw for durable writes"),
             'o' => self.target.requests = small(switch, value, 1, diskwright_load::job::QUEUE_DEPTH_MAX)?,
             'O' => self.span.requests_in_all = small(switch, value, 1, diskwright_load::job::QUEUE_DEPTH_MAX)?,
             'p' if value.is_empty() => self.target.parallel = true,
@@ -280,7 +277,7 @@ impl Reader {
                 if !value.is_empty() {
                     number(switch, value, 0, u64::MAX)?;
                 }
-                self.note(switch, "progress is shown as time, on standard error");
+                self.note(switch, "progress is shown by time, on standard error");
             }
             'r' => self.random(switch, value)?,
             's' => {
@@ -298,8 +295,8 @@ impl Reader {
             }
             'T' => self.target.thread_stride_bytes = positive(switch, size(switch, value, block)?)?,
             'w' => self.target.write_percent = if value.is_empty() { 0 } else { small(switch, value, 0, 100)? },
-            'x' if value.is_empty() => self.note(switch, "completions come from io_uring in any case"),
-            'y' => return refuse(switch, "it is about events of Windows; start and stop the program from a script"),
+            'x' if value.is_empty() => self.note(switch, "completions always come from io_uring"),
+            'y' => return refuse(switch, "it is for Windows events; start and stop the program from a script"),
             'Z' => self.write_contents(switch, value)?,
             _ => return Err(SwitchError::Unknown { switch: switch.into() }),
         }
@@ -316,7 +313,7 @@ impl Reader {
                 .parse()
                 .ok()
                 .filter(|percent| (0.0..=100.0).contains(percent))
-                .ok_or_else(|| bad(switch, format!("\"{percent}\" is no percentage from 0 to 100")))?;
+                .ok_or_else(|| bad(switch, format!("\"{percent}\" is not a percentage from 0 to 100")))?;
             self.random_percent = Some(percent);
         } else if let Some(distribution) = value.strip_prefix('d') {
             self.target.spots = spots(switch, distribution)?;
@@ -329,10 +326,10 @@ impl Reader {
         Ok(())
     }
 
-    /// The letters of `-S`; each of caching and write-through may be said once.
+    /// Parses the letters of `-S`. Caching and write-through may each be set once.
     fn cache(&mut self, switch: &str, letters: &str) -> Result<()> {
         let twice = || {
-            SwitchError::Together(format!("{switch} says again or otherwise what an earlier switch said about caching"))
+            SwitchError::Together(format!("{switch} and an earlier switch both set the cache mode; give one of them"))
         };
         let letters = if letters.is_empty() { "u" } else { letters };
         for letter in letters.chars() {
@@ -341,9 +338,9 @@ impl Reader {
                 'u' => (Some(false), false),
                 'w' => (None, true),
                 'h' => (Some(false), true),
-                'r' => return refuse(switch, "a remote file system's own cache cannot be told apart here; use -Su"),
-                'm' => return refuse(switch, "files are not mapped into memory here"),
-                _ => return Err(bad(switch, format!("\"{letter}\" is no way of caching; there are b, h, u and w"))),
+                'r' => return refuse(switch, "Linux cannot disable only the cache of a remote file system; use -Su"),
+                'm' => return refuse(switch, "files are not memory-mapped; use another -S"),
+                _ => return Err(bad(switch, format!("\"{letter}\" is not a cache mode; use b, h, u or w"))),
             };
             if buffered.is_some() && self.buffered.is_some() || through && self.write_through {
                 return Err(twice());
@@ -364,7 +361,7 @@ impl Reader {
             _ if value.contains(',') => {
                 return refuse(
                     switch,
-                    "contents are made, not read from a file; use -Z1M for random ones or -Z for zeros",
+                    "write buffers are not read from a file; use -Z1M for random data or -Z for zeros",
                 );
             }
             _ => WriteContents::Random {
@@ -377,39 +374,39 @@ impl Reader {
     fn finish(mut self, paths: &[String]) -> Result<Profile> {
         let together = |what: &str| Err(SwitchError::Together(what.to_owned()));
         if self.span.threads_in_all > 0 && self.threads_given {
-            return together("-F and -t exclude each other: -F is the threads in all, -t those of each target");
+            return together("-F and -t exclude each other: -F gives all threads, -t those of each target");
         }
         if self.span.requests_in_all > 0 && self.span.threads_in_all == 0 {
-            return together("-O is for use with -F; use -o for the requests of each thread on its target");
+            return together("-O needs -F; use -o for the requests of each thread on its target");
         }
         if self.target.burst > 0 && self.target.think_ms == 0 {
-            return together("-i makes bursts, but there is no pause between them: add -j");
+            return together("-i needs -j, the pause between bursts");
         }
         if self.interlocked && self.target.thread_stride_bytes > 0 {
             return together("-si and -T exclude each other: interlocked threads share one stream");
         }
         if self.span.affinity_disabled && !self.span.affinity.is_empty() {
-            return together("-n and -a exclude each other: -n leaves threads to the kernel, -a places them");
+            return together("-n and -a exclude each other: -n disables affinity, -a sets it");
         }
         let random = self.random.is_some() || self.random_percent.is_some() || !self.target.spots.is_empty();
         if self.target.parallel {
             if random {
-                return together("-p and -r exclude each other: -p is about sequential requests");
+                return together("-p and -r exclude each other: -p needs sequential requests");
             }
             if self.interlocked {
                 return together(
-                    "-p and -si exclude each other: -p gives each request its own stream, -si one to all threads",
+                    "-p and -si exclude each other: with -p each request has a stream, with -si all threads share one",
                 );
             }
             if self.span.requests_in_all > 0 {
                 return together("-p and -O exclude each other; use -o for the requests of each thread on its target");
             }
             if self.target.requests == 1 {
-                self.notes.push("-p has no effect: each thread has only one request in flight (-o1)".into());
+                self.notes.push("-p has no effect: each thread has one request in flight (-o1)".into());
             }
         }
         if random && (self.stride.is_some() || self.interlocked) {
-            self.notes.push("-s has no effect: -r was given too".into());
+            self.notes.push("-s has no effect: -r was also given".into());
         }
         self.target.order = if random {
             Order::Random { align_bytes: self.random.flatten(), percent: self.random_percent.unwrap_or(100.0) }
@@ -421,7 +418,7 @@ impl Reader {
                 .target
                 .base_bytes
                 .checked_add(part)
-                .ok_or_else(|| bad("-B", "base and length are too large together"))?;
+                .ok_or_else(|| bad("-B", "the sum of base and length is too large"))?;
             self.target.max_bytes = if self.target.max_bytes == 0 { end } else { end.min(self.target.max_bytes) };
         }
         self.target.cache = match (self.buffered.unwrap_or(true), self.write_through) {
@@ -432,7 +429,7 @@ impl Reader {
         };
         if self.target.write_percent > 0 && self.target.contents == WriteContents::Sequential {
             self.notes.push(
-                "without -Z DiskSpd writes the bytes 0 to 255 again and again, which says little about devices that compress; incompressible bytes are written here".into(),
+                "without -Z, incompressible bytes are written instead of DiskSpd's repeated bytes 0 to 255, which some devices compress".into(),
             );
         }
         self.span.duration_s = self.given.duration_s.unwrap_or(self.span.duration_s);
@@ -443,7 +440,7 @@ impl Reader {
         Ok(Profile {
             command_line: String::new(),
             verbose: self.given.verbose,
-            // What -Rp tells is XML in any case.
+            // -Rp always prints XML.
             form: self.given.form.unwrap_or(if self.given.profile_only { ResultForm::Xml } else { ResultForm::Text }),
             profile_only: self.given.profile_only,
             time_spans: vec![self.span],
@@ -457,13 +454,13 @@ fn refuse<T>(switch: &str, why: &str) -> Result<T> {
 }
 
 fn positive(switch: &str, value: u64) -> Result<u64> {
-    if value == 0 { Err(bad(switch, "0 is too small")) } else { Ok(value) }
+    if value == 0 { Err(bad(switch, "the value must be above 0")) } else { Ok(value) }
 }
 
-/// `-a`, `-ag`, `-a0,1`, `-ag0,0,1,g1,2`: a number behind `g` is the group of those that follow.
-/// Empty: all processors.
+/// Parses `-a`, `-ag`, `-a0,1`, `-ag0,0,1,g1,2`: a number after `g` is the group of the processors
+/// that follow. The result is empty for all processors.
 fn affinity(switch: &str, value: &str) -> Result<Vec<Processor>> {
-    let wrong = || bad(switch, "no list of processors; as in -a0,1,2 or -ag0,0,1");
+    let wrong = || bad(switch, "not a list of processors; write it as in -a0,1,2 or -ag0,0,1");
     // DiskSpd's own limits.
     let number = |text: &str, max: u32| {
         let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -485,12 +482,12 @@ fn affinity(switch: &str, value: &str) -> Result<Vec<Processor>> {
     if group_is_used { Ok(processors) } else { Err(wrong()) }
 }
 
-/// `pct90/10:10/90` and `abs95/10G:5/90G`.
+/// Parses `pct90/10:10/90` and `abs95/10G:5/90G`.
 fn spots(switch: &str, text: &str) -> Result<Vec<Spot>> {
     let wrong = || {
         bad(
             switch,
-            "no distribution; as in -rdpct90/10:10/90 or -rdabs95/10G:5/100G, shares of requests before shares or lengths of the target",
+            "not a distribution; write shares of requests and of the target, as in -rdpct90/10:10/90, or lengths, as in -rdabs95/10G:5/100G",
         )
     };
     let (absolute, rest) = match (text.strip_prefix("pct"), text.strip_prefix("abs")) {
@@ -514,7 +511,7 @@ fn spots(switch: &str, text: &str) -> Result<Vec<Spot>> {
     Ok(spots)
 }
 
-/// `-z` alone: another seed each time.
+/// The seed for `-z` without a value, which differs from run to run.
 fn time_seed() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(1, |since| since.as_millis() as u64 & 0xffff_ffff)

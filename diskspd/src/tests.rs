@@ -1,4 +1,5 @@
-//! Both reports from a fixed run, the paper's scripts against the tables, the switches one by one.
+//! Tests of both reports for a fixed run, of the paper's scripts on the tables, and of the
+//! switches.
 
 use super::*;
 use diskwright_load::{
@@ -19,8 +20,7 @@ fn parsed(line: &str) -> Profile {
     parse(&words(line)).unwrap_or_else(|error| panic!("{line}: {error}"))
 }
 
-/// The run of the examples, as if it had been asked for with the paper's switches: its first phase
-/// alone.
+/// The first phase of the example run, with the profile of the paper's switches.
 fn of_the_paper() -> (Profile, Run) {
     let mut run = example();
     run.phases.truncate(1);
@@ -29,7 +29,7 @@ fn of_the_paper() -> (Profile, Run) {
 }
 
 #[test]
-fn the_papers_command_line_is_the_papers_load() {
+fn the_papers_command_line_becomes_the_papers_load() {
     let profile = parsed("-r -w30 –d600 –W300 -b8K –t8 -o12 -h -L -Z1M -c64G test1.dat");
     assert_eq!(profile.notes, Vec::<String>::new());
     let (job, paths) = job(&profile).unwrap();
@@ -84,8 +84,7 @@ fn the_papers_scripts_find_the_right_figures() {
         .sum::<f64>()
         / phase.cpu.cores.len() as f64;
     assert_eq!(field(avg, 1), format!("{busy:.2}%"));
-    // One row for each thread in each of the three tables, and every row has as many columns as the
-    // head.
+    // Each of the three tables has one row for each thread, with as many columns as the head.
     for name in ["Total IO", "Read IO", "Write IO"] {
         let table: Vec<&str> =
             result.lines().skip_while(|line| *line != name).skip(1).take(3 + phase.threads.len()).collect();
@@ -95,10 +94,10 @@ fn the_papers_scripts_find_the_right_figures() {
 }
 
 #[test]
-fn only_as_many_nines_as_the_sample_supports() {
+fn a_percentile_is_reported_only_with_ten_requests_above_it() {
     let (profile, run) = of_the_paper();
     let text = report(&profile, &run);
-    // 39,370 requests: ten lie beyond three nines, three beyond four.
+    // 39,370 requests: 39 lie above three nines, three above four.
     assert!(text.contains("3-nines") && !text.contains("4-nines"), "{text}");
     let xml = results_xml(&profile, &run);
     assert!(xml.contains("<Percentile>99.9</Percentile>") && !xml.contains("<Percentile>99.99</Percentile>"));
@@ -113,7 +112,7 @@ fn a_run_that_was_stopped_before_it_measured_says_so() {
 }
 
 #[test]
-fn without_l_no_latencies_and_with_d_their_scatter() {
+fn latencies_need_l_and_the_deviation_of_iops_needs_d() {
     let (mut profile, run) = of_the_paper();
     profile.time_spans[0].measure_latency = false;
     assert!(!report(&profile, &run).contains("AvgLat"));
@@ -163,7 +162,7 @@ fn switches_become_loads() {
 }
 
 #[test]
-fn what_has_no_effect_is_noted_and_what_cannot_be_had_is_refused_by_name() {
+fn switches_without_effect_are_noted_and_unsupported_ones_are_errors() {
     for switch in ["-frs", "-I1", "-P100", "-x"] {
         let profile = parsed(&format!("{switch} x"));
         assert!(profile.notes.len() == 1 && profile.notes[0].starts_with(switch), "{switch}: {:?}", profile.notes);
@@ -220,7 +219,7 @@ fn what_has_no_effect_is_noted_and_what_cannot_be_had_is_refused_by_name() {
 }
 
 #[test]
-fn a_profile_comes_back_from_its_xml() {
+fn a_profile_is_read_back_from_its_xml() {
     for line in [
         "-r -w30 -d600 -W300 -b8K -t8 -o12 -h -L -Z1M -c64G test1.dat",
         "-s64K -si -d5 -C2 -D500 -L a b",
@@ -234,7 +233,7 @@ fn a_profile_comes_back_from_its_xml() {
             .unwrap_or_else(|error| panic!("{line}: {error}"));
         let (ours, theirs) = (job(&profile).unwrap(), job(&back).unwrap());
         let aligned = |mut job: diskwright_load::Job| {
-            // The XML always says the alignment; the switches may leave it to the block.
+            // The XML always has the alignment; with switches the default is the block.
             for load in job.phases.iter_mut().flat_map(|phase| &mut phase.loads) {
                 let Blocks::One(block) = load.block else { continue };
                 if load.random_percent > 0.0 {
@@ -257,7 +256,7 @@ fn with_target(inner: &str) -> String {
 }
 
 #[test]
-fn a_bad_profile_is_told_with_its_line_what_was_found_and_what_was_expected() {
+fn errors_of_a_profile_have_line_found_and_expected() {
     let error = |inner: &str| read_xml_profile(&with_target(inner), "").unwrap_err().to_string();
     for (inner, sentence) in [
         ("<Nonsense>1</Nonsense>", "line 7: found <Nonsense> in <Target>, expected <Path>, <BlockSize>,"),
@@ -278,7 +277,7 @@ fn a_bad_profile_is_told_with_its_line_what_was_found_and_what_was_expected() {
             "<Throughput unit=\"MBPS\">5</Throughput>",
             "line 7: found the unit \"MBPS\" of <Throughput>, expected BPMS or IOPS",
         ),
-        ("<MemoryMappedIo>true</MemoryMappedIo>", "line 7: <MemoryMappedIo> is not supported: files are not mapped"),
+        ("<MemoryMappedIo>true</MemoryMappedIo>", "line 7: <MemoryMappedIo> is not supported: files are not"),
         (
             "<ParallelAsyncIO>true</ParallelAsyncIO><Random>4096</Random>",
             "line 7: found \"true\" in <ParallelAsyncIO>, expected false",
@@ -287,8 +286,8 @@ fn a_bad_profile_is_told_with_its_line_what_was_found_and_what_was_expected() {
         ("<BlockSize>4096</BlokSize>", "line 7: found "),
         ("<BlockSize>&huge;</BlockSize>", "line 7: found the unknown entity"),
     ] {
-        let told = error(inner);
-        assert!(told.contains(sentence), "{inner}: {told}");
+        let error = error(inner);
+        assert!(error.contains(sentence), "{inner}: {error}");
     }
     let of = |xml: &str| read_xml_profile(xml, "").unwrap_err().to_string();
     assert_eq!(
@@ -306,7 +305,7 @@ fn a_bad_profile_is_told_with_its_line_what_was_found_and_what_was_expected() {
 }
 
 #[test]
-fn a_profile_is_text_in_utf_8_or_in_utf_16_with_its_mark() {
+fn a_profile_may_be_utf_8_or_utf_16_with_a_byte_order_mark() {
     let text = with_target("").replace(">x<", ">d\u{e4}ta<");
     let units = |to: fn(u16) -> [u8; 2]| text.encode_utf16().flat_map(to).collect::<Vec<u8>>();
     let marked = |mark: &[u8], bytes: Vec<u8>| [mark, &bytes].concat();
@@ -329,7 +328,7 @@ fn composed(line: &str, xml: &str) -> Result<Profile, String> {
 }
 
 #[test]
-fn switches_beside_a_profile_replace_what_it_says() {
+fn switches_with_x_override_the_profile() {
     let xml = profile_xml(&parsed("-b4K -r -d100 -W50 -C3 -z9 -o7 x"));
     let profile = composed("-d5 -W0 -Xp.xml -z7 -v -Rxml", &xml).unwrap();
     let span = &profile.time_spans[0];
@@ -350,7 +349,7 @@ fn switches_beside_a_profile_replace_what_it_says() {
 }
 
 #[test]
-fn targets_of_the_command_line_take_the_places_of_templates() {
+fn targets_of_the_command_line_replace_templates() {
     let xml = profile_xml(&parsed("-b4K *2 fixed *1 *2"));
     let paths =
         |profile: &Profile| profile.time_spans[0].targets.iter().map(|target| target.path.clone()).collect::<Vec<_>>();
@@ -360,15 +359,15 @@ fn targets_of_the_command_line_take_the_places_of_templates() {
     );
     assert!(composed("-Xp.xml a b c", &xml).unwrap_err().contains("template *3, so c would not be used"));
     assert!(composed("-Xp.xml", &xml).unwrap_err().contains("*2 is a template"));
-    // Told and not run, it may keep its places.
-    let told = composed("-Rp -Xp.xml", &xml).unwrap();
-    assert_eq!(paths(&told), ["*2", "fixed", "*1", "*2"]);
-    assert!(report(&told, &of_the_paper().1).contains("path: template target '2'"));
-    assert!(job(&told).unwrap_err().to_string().contains("*2: it is a template"));
+    // A profile that is only printed may keep its templates.
+    let printed = composed("-Rp -Xp.xml", &xml).unwrap();
+    assert_eq!(paths(&printed), ["*2", "fixed", "*1", "*2"]);
+    assert!(report(&printed, &of_the_paper().1).contains("path: template target '2'"));
+    assert!(job(&printed).unwrap_err().to_string().contains("*2: it is a template"));
 }
 
 #[test]
-fn a_limit_and_a_distribution_are_told_among_the_input_parameters() {
+fn the_input_parameters_have_rate_limit_and_distribution() {
     let run = of_the_paper().1;
     let text = |line: &str| report(&parsed(line), &run);
     assert!(text("-g500i x").contains("\t\tIO priority: normal\n\t\tthroughput rate-limited to 500 IOPS\n"));
@@ -387,7 +386,7 @@ fn a_limit_and_a_distribution_are_told_among_the_input_parameters() {
 }
 
 #[test]
-fn threads_are_bound_in_turns_unless_n_leaves_them_alone() {
+fn threads_are_bound_round_robin_unless_n_disables_affinity() {
     let cpus = |line: &str| job(&parsed(line)).unwrap().0.phases[0].loads[0].cpus.clone();
     assert_eq!(cpus("x"), Some(vec![]));
     assert_eq!(cpus("-a x"), Some(vec![]));
@@ -402,7 +401,7 @@ fn threads_are_bound_in_turns_unless_n_leaves_them_alone() {
 }
 
 #[test]
-fn p_gives_each_request_a_stream_of_its_own() {
+fn with_p_each_request_has_a_stream_of_its_own() {
     let load = |line: &str| job(&parsed(line)).unwrap().0.phases[0].loads[0].clone();
     assert!(load("-p -o4 x").parallel && !load("-o4 x").parallel);
     assert!(parsed("-p -o1 x").notes[0].starts_with("-p has no effect"));
@@ -410,7 +409,7 @@ fn p_gives_each_request_a_stream_of_its_own() {
 }
 
 #[test]
-fn each_thread_tells_the_scatter_of_its_own_intervals() {
+fn each_thread_has_the_deviation_of_its_own_iops() {
     let (mut profile, mut run) = of_the_paper();
     profile.time_spans[0].iops_every_ms = Some(1000);
     for (number, thread) in run.phases[0].threads.iter_mut().enumerate() {

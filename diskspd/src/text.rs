@@ -1,9 +1,8 @@
-//! DiskSpd's report as tables. Scripts take it apart by lines that begin with `total:` and `avg.`
-//! and by `|`, so the columns, their order and the beginnings of lines are DiskSpd's own; `MB` are
-//! its MiB.
+//! DiskSpd's text report. Scripts parse lines that start with `total:` and `avg.` and split them at
+//! `|`, so the columns, their order and the starts of lines are those of DiskSpd.
 //!
-//! One thing is otherwise on purpose: a percentile is printed only where ten requests or more lie
-//! beyond it. DiskSpd prints all nines of any sample.
+//! One difference is intended: a percentile is printed only where at least ten requests are above
+//! it. DiskSpd prints all nines of any sample.
 
 use super::profile::{Order, Profile, Target, Throughput, TimeSpan, WriteContents};
 use diskwright_load::{
@@ -14,7 +13,7 @@ use diskwright_load::{
 };
 use std::fmt::Write as _;
 
-/// The report.
+/// The text report of a run.
 pub fn report(profile: &Profile, run: &Run) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
@@ -138,7 +137,7 @@ fn target(text: &mut String, span: &TimeSpan, target: &Target) -> Written {
     distribution(text, target)
 }
 
-/// Which share of the requests goes to which part of the target; DiskSpd's `-rd`.
+/// The shares of the requests for ranges of the target; DiskSpd's `-rd`.
 fn distribution(text: &mut String, target: &Target) -> Written {
     if target.spots.is_empty() {
         return Ok(());
@@ -156,7 +155,7 @@ fn distribution(text: &mut String, target: &Target) -> Written {
             Some(length) => {
                 let from = if from_bytes == 0 { "     0   ".to_owned() } else { aligned_size(from_bytes) };
                 let to_bytes = from_bytes.saturating_add(length.0);
-                // A range of no length stands for the rest of the target.
+                // A length of 0 stands for the rest of the target.
                 let to = if length.0 == 0 { "      end".to_owned() } else { aligned_size(to_bytes) };
                 writeln!(text, "{from} - {to})")?;
                 from_bytes = to_bytes;
@@ -166,7 +165,7 @@ fn distribution(text: &mut String, target: &Target) -> Written {
     Ok(())
 }
 
-/// A size in the largest unit that it reaches, in six columns.
+/// A size in the largest unit of which it has at least one, right-aligned in six columns.
 fn aligned_size(bytes: u64) -> String {
     for (unit_bytes, name) in [(1_u64 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")] {
         if bytes >= unit_bytes {
@@ -213,8 +212,8 @@ fn results(text: &mut String, number: usize, span: &TimeSpan, phase: Option<&Pha
     Ok(())
 }
 
-/// Shares of a core's time, or of several, in percent: busy, user, kernel, idle. What the
-/// hypervisor took is left out.
+/// Shares of the time of each core in percent: busy, user, kernel, idle. Stolen time is not
+/// counted.
 pub(super) fn core_shares(cpu: &CpuRecord) -> Vec<[f64; 4]> {
     let shares = |core: &diskwright_load::record::CoreRecord| {
         let (kernel, idle) = ((core.system_ns + core.irq_ns) as f64, (core.idle_ns + core.iowait_ns) as f64);
@@ -225,7 +224,7 @@ pub(super) fn core_shares(cpu: &CpuRecord) -> Vec<[f64; 4]> {
     cpu.cores.iter().map(shares).collect()
 }
 
-/// The mean over the cores.
+/// The mean shares over all cores.
 pub(super) fn mean_shares(shares: &[[f64; 4]]) -> [f64; 4] {
     [0, 1, 2, 3].map(|column| shares.iter().map(|row| row[column]).sum::<f64>() / shares.len().max(1) as f64)
 }
@@ -335,7 +334,7 @@ fn iops_deviation(phase: &PhaseRecord, ios: impl Fn(&SeriesPoint) -> u64) -> f64
     (rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / rates.len().max(1) as f64).sqrt()
 }
 
-/// The intervals that lie inside the measured window.
+/// The intervals that are wholly inside the measured window.
 pub(super) fn in_window(phase: &PhaseRecord) -> impl Iterator<Item = &SeriesPoint> {
     let end = phase.window_start_ns.saturating_add(phase.window_ns);
     phase.series.iter().filter(move |point| {
@@ -352,7 +351,7 @@ fn file_size(bytes: u64) -> String {
     }
 }
 
-/// The percentiles of DiskSpd's table.
+/// The percentiles of DiskSpd's table, with their names.
 const PERCENTILES: [(&str, f64); 13] = [
     ("25th", 0.25),
     ("50th", 0.50),
@@ -369,9 +368,9 @@ const PERCENTILES: [(&str, f64); 13] = [
     ("9-nines", 0.999_999_999),
 ];
 
-/// A percentile where ten requests lie beyond it.
+/// A percentile; `None` where fewer than ten requests are above it.
 pub(super) fn supported_ns(latency: &LatencyRecord, share: f64) -> Option<u64> {
-    // 10 of 1,000 lie beyond 99 %, but for the rounding of 1 - 0.99.
+    // 9.999 instead of 10, because of the rounding of 1 - 0.99.
     let beyond = latency.count as f64 * (1.0 - share);
     latency.quantile_ns(share).filter(|_| beyond >= 9.999)
 }

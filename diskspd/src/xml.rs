@@ -1,7 +1,6 @@
-//! DiskSpd's XML: results as VMFleet and other scripts read them, with the names of DiskSpd's own
-//! elements.
+//! DiskSpd's XML report, with DiskSpd's element names, as VMFleet and other scripts parse it.
 //!
-//! As in the tables, percentiles are given only where ten requests or more lie beyond them.
+//! As in the text report, a percentile is given only where at least ten requests are above it.
 
 use super::{
     profile::{Order, Processor, Profile, ResultForm, Target, Throughput, TimeSpan, WriteContents},
@@ -14,7 +13,7 @@ use diskwright_load::{
 use diskwright_stats::numbers::moment;
 use quick_xml::escape::escape;
 
-/// The results of a run, with the system and the profile.
+/// The XML report of a run, with the system and the profile.
 pub fn results(profile: &Profile, run: &Run) -> String {
     let mut xml = Xml::default();
     xml.within("Results", |xml| {
@@ -27,14 +26,14 @@ pub fn results(profile: &Profile, run: &Run) -> String {
     xml.text
 }
 
-/// The profile alone; DiskSpd's `-Rp`.
+/// The profile as XML; DiskSpd's `-Rp`.
 pub fn profile(profile: &Profile) -> String {
     let mut xml = Xml::default();
     write_profile(&mut xml, profile);
     xml.text
 }
 
-/// Elements, each on a line of its own, indented.
+/// Writes elements, each on an indented line of its own.
 #[derive(Default)]
 struct Xml {
     text: String,
@@ -48,18 +47,18 @@ impl Xml {
         self.text.push('\n');
     }
 
-    /// An element with a value.
+    /// Writes an element with a value.
     fn value(&mut self, name: &str, value: impl std::fmt::Display) {
         let value = value.to_string();
         self.line(&format!("<{name}>{}</{name}>", escape(value.as_str())));
     }
 
-    /// An element with a time in milliseconds.
+    /// Writes an element with a time in milliseconds.
     fn ms(&mut self, name: &str, ns: f64) {
         self.value(name, format_args!("{:.3}", ns / 1e6));
     }
 
-    /// An element with elements inside. `open` may carry attributes.
+    /// Writes an element with children. `open` is its name, and may have attributes.
     fn within(&mut self, open: &str, inside: impl FnOnce(&mut Self)) {
         self.line(&format!("<{open}>"));
         self.depth += 1;
@@ -241,7 +240,7 @@ fn cpu(xml: &mut Xml, phase: &PhaseRecord) {
     });
 }
 
-/// Reads, writes and both, where they have samples.
+/// Reads, writes and both together, each only where it has latencies.
 fn sampled(total: &Total) -> impl Iterator<Item = (&'static str, &DirectionRecord)> {
     let all = [("Read", &total.reads), ("Write", &total.writes), ("Total", &total.both)];
     all.into_iter().filter(|(_, direction)| direction.service.count > 0)

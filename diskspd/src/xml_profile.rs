@@ -1,11 +1,11 @@
-//! DiskSpd's XML profiles (`-X`): read into the same model as the switches.
+//! Parses DiskSpd's XML profiles (`-X`) into the same model as the switches.
 //!
 //! ```text
 //!   bytes ─▶ text (UTF-8, or UTF-16 as PowerShell writes it) ─▶ elements (xml_tree.rs) ─▶ Profile
 //! ```
 //!
-//! Every element is known, or refused by name. Whatever is wrong is told with its line, what was
-//! found and what was expected.
+//! An unknown or unsupported element is an error. Errors name the line, what was found and what was
+//! expected.
 
 use super::{
     profile::{Order, Processor, Profile, ResultForm, Target, Throughput, TimeSpan, WriteContents},
@@ -17,17 +17,17 @@ use diskwright_load::job::{Bytes, Caching, QUEUE_DEPTH_MAX, Spot, THREADS_MAX};
 type Result<T> = std::result::Result<T, ProfileError>;
 
 const U32: u64 = u32::MAX as u64;
-/// A year.
+/// Longest time in seconds: a year.
 const SECONDS_MAX: u64 = 366 * 24 * 3600;
 
-/// The text of a profile's bytes.
+/// Decodes the bytes of a profile, in UTF-8 or in UTF-16 with a byte order mark.
 ///
 /// # Errors
-/// [`ProfileError::Wrong`] when they are no text.
+/// [`ProfileError::Wrong`] for bytes that are not text.
 pub fn text_of(bytes: &[u8]) -> Result<String> {
     let utf16 = |bytes: &[u8], unit: fn([u8; 2]) -> u16| {
         let units: Vec<u16> = bytes.chunks_exact(2).map(|pair| unit([pair[0], pair[1]])).collect();
-        String::from_utf16(&units).map_err(|_| wrong(1, "a byte order mark without UTF-16 text behind it", "text"))
+        String::from_utf16(&units).map_err(|_| wrong(1, "a byte order mark that is not followed by UTF-16", "text"))
     };
     match bytes {
         [0xff, 0xfe, rest @ ..] => utf16(rest, u16::from_le_bytes),
@@ -44,12 +44,12 @@ fn text_of_utf8(bytes: &[u8]) -> Result<String> {
         wrong(
             line,
             format!("the byte {:#04x}", bytes[error.valid_up_to()]),
-            "text in UTF-8, or in UTF-16 with its mark",
+            "text in UTF-8, or in UTF-16 with a byte order mark",
         )
     })
 }
 
-/// Reads an XML profile. `command_line` is told in the report.
+/// Parses an XML profile. `command_line` is for the report.
 ///
 /// # Errors
 /// [`ProfileError`], which names the line and the element.
@@ -67,7 +67,7 @@ pub fn read(text: &str, command_line: &str) -> Result<Profile> {
     ];
     xml.known(&[], &once, &[])?;
     if let Some(traced) = xml.child("ETW") {
-        return refuse(traced, "ETW", "it asks for Event Tracing for Windows; use `perf trace` or `blktrace`");
+        return refuse(traced, "ETW", "it is for Event Tracing for Windows; use `perf trace` or `blktrace`");
     }
     xml.number_of("Progress", U32)?;
     let form = match xml.child("ResultFormat") {
@@ -215,7 +215,7 @@ fn target(xml: &Element, notes: &mut Vec<String>) -> Result<Target> {
             return Err(wrong(
                 path.line(),
                 "an empty <Path>",
-                "the path of a target, or *1 for the first one of the command line",
+                "the path of a target, or *1 for the first target of the command line",
             ));
         }
         None => return Err(wrong(xml.line(), "<Target> without <Path>", "<Path>")),
@@ -228,8 +228,8 @@ fn target(xml: &Element, notes: &mut Vec<String>) -> Result<Target> {
         xml.flag_of(name)?;
     }
     for (name, why) in [
-        ("MemoryMappedIo", "files are not mapped into memory"),
-        ("DisableLocalCache", "Linux does not tell a remote file system's own cache apart; use DisableOSCache"),
+        ("MemoryMappedIo", "files are not memory-mapped; set it to false"),
+        ("DisableLocalCache", "Linux cannot disable only the cache of a remote file system; use DisableOSCache"),
     ] {
         if let (true, Some(element)) = (xml.flag_of(name)?, xml.child(name)) {
             return refuse(element, name, why);
@@ -242,7 +242,7 @@ fn target(xml: &Element, notes: &mut Vec<String>) -> Result<Target> {
     let defaults = Target::new(path);
     let write_percent = xml.small_of("WriteRatio", 100)?.unwrap_or(0);
     if write_percent > 0 && contents == WriteContents::Sequential {
-        notes.push("incompressible bytes are written in place of DiskSpd's repeating pattern".into());
+        notes.push("incompressible bytes are written instead of DiskSpd's repeated bytes 0 to 255".into());
     }
     let all_cache = xml.flag_of("DisableAllCache")?;
     let direct = xml.flag_of("DisableOSCache")? || all_cache;
@@ -308,7 +308,7 @@ fn contents(xml: &Element) -> Result<WriteContents> {
             };
             source.known(&[], &["SizeInBytes", "FilePath"], &[])?;
             if let Some(file) = source.child("FilePath") {
-                return refuse(file, "FilePath", "contents are made, not read from a file");
+                return refuse(file, "FilePath", "write buffers are not read from a file; use SizeInBytes");
             }
             Ok(WriteContents::Random { buffer_bytes: source.number_of("SizeInBytes", u64::MAX)?.unwrap_or(0) })
         }

@@ -1,9 +1,7 @@
-//! An XML document as a tree of elements that know their line, so that whatever is wrong with a
-//! value is told with its place.
+//! An XML document as a tree of elements with their lines, so that an error can name the line.
 //!
-//! The document comes from anywhere: elements nest at most [`DEPTH_MAX`] deep, document types (and
-//! so entities of their own) are refused, and the tree is no larger than a small multiple of the
-//! text.
+//! The document may be hostile. Elements nest at most [`DEPTH_MAX`] deep. Document types, and with
+//! them entity definitions, are an error. The memory of the tree is a small multiple of the text.
 
 use super::profile_error::ProfileError;
 use quick_xml::{
@@ -12,7 +10,7 @@ use quick_xml::{
     events::{BytesRef, BytesStart, Event},
 };
 
-/// Elements nest no deeper; DiskSpd's profiles reach 8.
+/// Deepest nesting of elements; DiskSpd's profiles reach 8.
 const DEPTH_MAX: usize = 16;
 /// Values longer than this are cut in messages.
 const SHOWN_CHARS: usize = 40;
@@ -27,7 +25,7 @@ pub(super) struct Element {
     children: Vec<Element>,
 }
 
-/// Reads a document, which must be one element called `root`.
+/// Parses a document, which must be one element with the name `root`.
 pub(super) fn parse(text: &str, root: &str) -> Result<Element, ProfileError> {
     let mut reader = Reader::from_str(text);
     let mut open: Vec<Element> = Vec::new();
@@ -46,7 +44,7 @@ pub(super) fn parse(text: &str, root: &str) -> Result<Element, ProfileError> {
                 let element = element(&start, line)?;
                 if open.len() == DEPTH_MAX {
                     let found = format!("<{}>, nested {DEPTH_MAX} deep", element.name);
-                    return Err(wrong(line, found, "a profile of DiskSpd's"));
+                    return Err(wrong(line, found, "a DiskSpd profile"));
                 }
                 open.push(element);
                 None
@@ -126,7 +124,7 @@ pub(super) fn wrong(line: usize, found: impl Into<String>, expected: impl Into<S
     ProfileError::Wrong { line, found: found.into(), expected: expected.into() }
 }
 
-/// A value as messages show it.
+/// A value in quotes for a message, shortened.
 fn quoted(value: &str) -> String {
     match value.char_indices().nth(SHOWN_CHARS) {
         Some((cut, _)) => format!("{:?}...", &value[..cut]),
@@ -139,8 +137,8 @@ impl Element {
         self.line
     }
 
-    /// Refuses children and attributes that are not named here. Those of `once` may come once,
-    /// those of `many` again and again.
+    /// Checks the names of children and attributes. A child in `once` may occur once, a child in
+    /// `many` any number of times.
     pub(super) fn known(&self, attributes: &[&str], once: &[&str], many: &[&str]) -> Result<(), ProfileError> {
         for (index, child) in self.children.iter().enumerate() {
             let name = child.name.as_str();
@@ -150,7 +148,7 @@ impl Element {
                 return Err(wrong(child.line, format!("<{name}> in <{}>", self.name), expected));
             }
             if once.contains(&name) && self.children[..index].iter().any(|earlier| earlier.name == child.name) {
-                return Err(wrong(child.line, format!("<{name}> a second time in <{}>", self.name), "it once"));
+                return Err(wrong(child.line, format!("<{name}> a second time in <{}>", self.name), "one element"));
             }
         }
         if let Some((name, _)) = self.attributes.iter().find(|(name, _)| !attributes.contains(&name.as_str())) {
@@ -171,7 +169,7 @@ impl Element {
         self.children.iter().filter(move |child| child.name == name)
     }
 
-    /// The text of an element that holds nothing else.
+    /// The text of the element. An element with children is an error.
     pub(super) fn text(&self) -> Result<&str, ProfileError> {
         match self.children.first() {
             Some(child) => Err(wrong(child.line, format!("<{}> in <{}>", child.name, self.name), "only text")),
@@ -179,12 +177,12 @@ impl Element {
         }
     }
 
-    /// The element's text as a whole number up to `max`.
+    /// The text of the element as a whole number up to `max`.
     pub(super) fn number(&self, max: u64) -> Result<u64, ProfileError> {
         self.whole(&format!("<{}>", self.name), self.text()?, max)
     }
 
-    /// A whole number up to `max` in an attribute, which must be there.
+    /// A whole number up to `max` in a mandatory attribute.
     pub(super) fn attribute_number(&self, name: &str, max: u64) -> Result<u64, ProfileError> {
         match self.attribute(name) {
             Some(value) => self.whole(&format!("the attribute {name} of <{}>", self.name), value, max),
@@ -203,17 +201,17 @@ impl Element {
         self.attributes.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
     }
 
-    /// The child's number; `None` without the child.
+    /// The number in a child; `None` without the child.
     pub(super) fn number_of(&self, name: &str, max: u64) -> Result<Option<u64>, ProfileError> {
         self.child(name).map(|child| child.number(max)).transpose()
     }
 
-    /// The child's number as 32 bits; `None` without the child.
+    /// The number in a child, up to 32 bits; `None` without the child.
     pub(super) fn small_of(&self, name: &str, max: u32) -> Result<Option<u32>, ProfileError> {
         Ok(self.number_of(name, u64::from(max))?.map(|value| value as u32))
     }
 
-    /// Whether the child says `true`; without the child `false`.
+    /// The Boolean in a child; `false` without the child.
     pub(super) fn flag_of(&self, name: &str) -> Result<bool, ProfileError> {
         let Some(child) = self.child(name) else { return Ok(false) };
         match child.text()? {
@@ -223,7 +221,7 @@ impl Element {
         }
     }
 
-    /// The element's text is not what was expected.
+    /// The error for an element whose text `found` is not what was expected.
     pub(super) fn not(&self, found: &str, expected: impl Into<String>) -> ProfileError {
         wrong(self.line, format!("{} in <{}>", quoted(found), self.name), expected)
     }

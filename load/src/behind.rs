@@ -1,14 +1,14 @@
-//! What a target shows that is not a file of its own: an export of a server, a disk that
-//! `diskwright attach` shows, the file of a loop device.
+//! The image, export or file behind a target: an NBD export, a disk attached by
+//! `diskwright attach`, or the file of a loop device.
 //!
-//! A figure of `/dev/loop3` means nothing a day later, when the device shows another file. And what
-//! is behind a target says who caches: for an export that is its server, whatever is asked for on
-//! this side. Whoever opens targets finds these facts; a result keeps them.
+//! A result of `/dev/loop3` is of no use without the file, because the device may show another file
+//! the next day. For an export, the record also says that the server's cache mode is not known. The
+//! caller that opens a target finds these facts, and the result records them.
 
 use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf};
 
-/// What a target shows.
+/// The image, export or file that a target shows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Behind {
@@ -16,50 +16,49 @@ pub enum Behind {
     Export(ExportRecord),
     /// A disk attached by `diskwright attach`.
     Attached {
-        /// Its image.
+        /// The image file.
         image: PathBuf,
-        /// The partition that was measured; none: the whole disk.
+        /// Number of the partition that was measured; `None`: the whole disk.
         partition: Option<u32>,
-        /// Writes are dropped when it is detached.
+        /// Writes are dropped when the disk is detached.
         ephemeral: bool,
-        /// The process that moves its bytes.
+        /// Process id of the server that carries out the requests.
         server_pid: Option<u32>,
     },
-    /// The file of a loop device that somebody else has made.
+    /// A loop device that was not made by `diskwright attach`.
     Loop {
-        /// As the kernel names it.
+        /// The file behind the loop device, as the kernel names it.
         file: PathBuf,
     },
 }
 
-/// What a server told of an export.
+/// An NBD export and the properties that its server announced.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportRecord {
     /// Host and port, or the path of the socket.
     pub server: String,
-    /// Its name; empty is the server's default.
+    /// Name of the export; empty: the server's default export.
     pub export: String,
-    /// A sentence of the server for people.
+    /// The server's description of the export.
     pub description: Option<String>,
-    /// The server takes no writes.
+    /// The export is read-only.
     pub read_only: bool,
-    /// Connections that are made at most: one for each thread, as far as the server allows and the
-    /// URI says.
+    /// Most connections: one for each thread, limited by the server and by the URI.
     pub connections_max: usize,
-    /// A write can be asked to be durable; else a flush follows it.
+    /// The server supports FUA; else a flush follows each durable write.
     pub has_fua: bool,
-    /// The server has flushes. Without, nothing can be said of durability.
+    /// The server supports flushes. Without them no write is known to be durable.
     pub has_flush: bool,
-    /// The server tells what is zeros and what has space; else all counts as data.
+    /// The server reports zeros and holes (`base:allocation`); else everything counts as data.
     pub tells_zeros: bool,
     /// Smallest, preferred and largest request in bytes.
     pub block_bytes: [u32; 3],
-    /// TLS's version and cipher, where it is encrypted.
+    /// TLS version and cipher; `None`: not encrypted.
     pub tls: Option<String>,
 }
 
 impl Behind {
-    /// The export, if it is one.
+    /// The export; `None` when the target is not an export.
     pub fn export(&self) -> Option<&ExportRecord> {
         match self {
             Self::Export(export) => Some(export),
@@ -101,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_told_in_words_and_survives_json() {
+    fn each_kind_is_displayed_and_is_read_back_from_its_json() {
         let export = ExportRecord {
             server: "/run/s.sock".into(),
             export: String::new(),

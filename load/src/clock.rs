@@ -1,4 +1,4 @@
-//! Time and CPU time.
+//! CPU time, timestamps, steps of the wall clock, and the kernel's clock source.
 
 use nix::sys::{
     resource::{UsageWho, getrusage},
@@ -12,35 +12,35 @@ use std::{
 /// CPU time in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CpuTime {
-    /// In user mode.
+    /// CPU time in user mode.
     pub user_ns: u64,
-    /// In the kernel.
+    /// CPU time in the kernel.
     pub system_ns: u64,
 }
 
 impl CpuTime {
-    /// What this process has used: all its threads, io_uring's workers among them.
+    /// CPU time of this process: all its threads and its io_uring workers.
     ///
-    /// Interrupts and the kernel's own threads (writeback, completion work queues) are in nobody's
-    /// account, here as in every tool that asks the kernel. The kernel counts in microseconds.
+    /// Interrupts and kernel threads (writeback, completion work queues) are not part of any
+    /// process, so no tool can attribute them. The kernel reports microseconds.
     pub fn of_process() -> Self {
         Self::of(UsageWho::RUSAGE_SELF)
     }
 
-    /// What the ended and awaited children of this process have used.
+    /// CPU time of the child processes that ended and were waited for.
     pub fn of_children() -> Self {
         Self::of(UsageWho::RUSAGE_CHILDREN)
     }
 
     fn of(who: UsageWho) -> Self {
-        // getrusage fails only for a bad address or a bad `who`, and neither can be here.
+        // getrusage fails only for a bad address or a bad `who`. Both are valid here.
         getrusage(who).map_or_else(
             |_| Self::default(),
             |usage| Self { user_ns: nanoseconds(usage.user_time()), system_ns: nanoseconds(usage.system_time()) },
         )
     }
 
-    /// Both together.
+    /// User and kernel time together.
     pub fn total_ns(self) -> u64 {
         self.user_ns + self.system_ns
     }
@@ -61,7 +61,7 @@ fn nanoseconds(time: TimeVal) -> u64 {
     time.tv_sec().unsigned_abs() * 1_000_000_000 + time.tv_usec().unsigned_abs() * 1000
 }
 
-/// Wall and CPU time of `work`.
+/// Runs `work`. Returns its value, its wall time in nanoseconds, and the CPU time of the process.
 pub fn timed<T>(work: impl FnOnce() -> T) -> (T, u64, CpuTime) {
     let (cpu, start) = (CpuTime::of_process(), Instant::now());
     let value = work();
@@ -69,7 +69,7 @@ pub fn timed<T>(work: impl FnOnce() -> T) -> (T, u64, CpuTime) {
     (value, wall_ns, CpuTime::of_process() - cpu)
 }
 
-/// Now, as `20261120T221749Z`: sorts by time and is fit for a file name.
+/// The current time as `20261120T221749Z`, which sorts by time and is usable in a file name.
 pub fn compact_utc_now() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     compact_utc(seconds)
@@ -81,8 +81,8 @@ fn compact_utc(unix_seconds: u64) -> String {
     format!("{year:04}{month:02}{day:02}T{:02}{:02}{:02}Z", second / 3600, second / 60 % 60, second % 60)
 }
 
-/// Days since 1970-01-01 as a Gregorian date: Howard Hinnant's `civil_from_days`, for dates from
-/// 1970 on. Years begin in March there, so that the leap day is the last of its year.
+/// Converts days since 1970-01-01 into a Gregorian date, by Howard Hinnant's `civil_from_days`.
+/// Years begin in March, so that the leap day is the last day of its year.
 fn civil_from_days(days: u64) -> (u64, u64, u64) {
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
@@ -94,27 +94,27 @@ fn civil_from_days(days: u64) -> (u64, u64, u64) {
     (year_of_era + era * 400 + u64::from(month <= 2), month, day)
 }
 
-/// A moment by both clocks: the one on the wall, which may be set, and the one that only goes on.
+/// A point in time on the wall clock, which can be set, and on the monotonic clock, which cannot.
 #[derive(Debug, Clone, Copy)]
-pub struct Moment {
+pub(crate) struct Moment {
     wall: SystemTime,
     steady: Instant,
 }
 
 impl Moment {
-    /// Now.
-    pub fn now() -> Self {
+    /// The current time of both clocks.
+    pub(crate) fn now() -> Self {
         Self { wall: SystemTime::now(), steady: Instant::now() }
     }
 
-    /// Time since then that really passed, nanoseconds.
-    pub fn elapsed_ns(&self) -> u64 {
+    /// Nanoseconds since then on the monotonic clock.
+    pub(crate) fn elapsed_ns(&self) -> u64 {
         self.steady.elapsed().as_nanos() as u64
     }
 
-    /// By how many seconds the wall clock was set since then, forward or (below 0) back; none where
-    /// it has gone as a clock goes.
-    pub fn stepped_s(&self) -> Option<f64> {
+    /// Seconds by which the wall clock was set since then, negative when it was set back; `None`
+    /// when it was not set.
+    pub(crate) fn stepped_s(&self) -> Option<f64> {
         let passed_s = self.steady.elapsed().as_secs_f64();
         let shown_s = match SystemTime::now().duration_since(self.wall) {
             Ok(forward) => forward.as_secs_f64(),
@@ -124,20 +124,19 @@ impl Moment {
     }
 }
 
-/// A clock that is kept right by the network is slewed by up to a two-thousandth, which is no step.
+/// The step of the wall clock; `None` for a difference that NTP's slewing explains (up to 500 ppm).
 fn step_s(shown_s: f64, passed_s: f64) -> Option<f64> {
     let by_s = shown_s - passed_s;
     (by_s.abs() > 0.5 + passed_s / 1000.0).then_some(by_s)
 }
 
-/// The kernel's clock sources that are read without a system call and without leaving a virtual
-/// machine, in tens of nanoseconds.
+/// Clock sources of the kernel that are read without a system call and without an exit to the
+/// hypervisor, in tens of nanoseconds.
 const FAST_SOURCES: [&str; 4] = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"];
 
-/// Whether this clock source of the kernel is fast to read. A slow one (`hpet`, `acpi_pm`,
-/// `hyperv_clocksource_msr`) costs each reading a system call, or an exit to the hypervisor, of
-/// about a microsecond.
-pub fn is_fast(source: &str) -> bool {
+/// Whether this clock source of the kernel is fast to read. Reading a slow one (`hpet`, `acpi_pm`,
+/// `hyperv_clocksource_msr`) takes a system call or an exit to the hypervisor, about a microsecond.
+pub(crate) fn is_fast(source: &str) -> bool {
     FAST_SOURCES.contains(&source)
 }
 
@@ -156,8 +155,8 @@ mod tests {
     }
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
-        // As `date -u -d @N +%Y%m%dT%H%M%SZ` has them; leap days and a century among them.
+    fn dates_are_calendar_dates() {
+        // From `date -u -d @N +%Y%m%dT%H%M%SZ`, with leap days and a century.
         for (seconds, text) in [
             (0, "19700101T000000Z"),
             (951_782_399, "20000228T235959Z"),
@@ -178,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_set_is_told_from_one_that_is_kept_right() {
+    fn a_step_of_the_clock_is_told_from_slewing() {
         let day_s = 86_400.0;
         assert_eq!(step_s(10.0, 10.0), None);
         assert_eq!(step_s(day_s + 43.0, day_s), None, "500 ppm");

@@ -1,22 +1,22 @@
-//! Contents that cannot be compressed, are fast to make, and can be checked without having been
-//! kept.
+//! Pseudorandom contents that cannot be compressed, and that can be checked from a seed and an
+//! offset.
 //!
-//! Each 4 KiB of a target is the output of a xoshiro256++ generator whose seed comes from the run's
-//! seed and from where the 4 KiB begin. So any piece of any target can be made again from two
-//! numbers; a block that went to the wrong place, or came from another disk, is told apart from the
-//! right one; and no two sectors are alike, so nothing below can deduplicate.
+//! Each 4 KiB of a target is the output of a xoshiro256++ generator, seeded by the seed of the run
+//! and the offset of the 4 KiB. Any part of a target can be computed again from these two numbers.
+//! A block that was written to the wrong offset, or comes from another disk, differs from the
+//! expected one. No two sectors are equal, so no layer below can deduplicate them.
 
 use rand_xoshiro::{
     SplitMix64, Xoshiro256PlusPlus,
     rand_core::{Rng, SeedableRng},
 };
 
-/// The unit of which contents are made.
+/// The unit in which contents are generated.
 pub const SECTOR_BYTES: usize = 4096;
 
 fn sector_rng(seed: u64, offset_bytes: u64) -> Xoshiro256PlusPlus {
-    // SplitMix64 is a bijection of its state, so two offsets never share a seed; adding the run's
-    // seed after one more mix keeps runs with neighbouring seeds apart.
+    // SplitMix64 is a bijection, so two offsets never share a seed. The seed of the run is mixed
+    // once more, so that runs with consecutive seeds differ.
     let mut mixed = SplitMix64::seed_from_u64(seed);
     Xoshiro256PlusPlus::seed_from_u64(mixed.next_u64() ^ (offset_bytes / SECTOR_BYTES as u64))
 }
@@ -31,24 +31,25 @@ fn fill_sector(rng: &mut Xoshiro256PlusPlus, sector: &mut [u8]) {
     rest.copy_from_slice(&last[..rest.len()]);
 }
 
-/// Fills `buf` with what belongs at `offset_bytes`.
+/// Fills `buf` with the contents for `offset_bytes`.
 ///
 /// # Panics
-/// When `offset_bytes` is no multiple of [`SECTOR_BYTES`], an error of the program.
+/// When `offset_bytes` is not a multiple of [`SECTOR_BYTES`].
 pub fn fill(seed: u64, offset_bytes: u64, buf: &mut [u8]) {
-    assert!(offset_bytes.is_multiple_of(SECTOR_BYTES as u64), "contents are made by whole sectors");
+    assert!(offset_bytes.is_multiple_of(SECTOR_BYTES as u64), "the offset is not a multiple of a sector");
     for (index, sector) in buf.chunks_mut(SECTOR_BYTES).enumerate() {
         fill_sector(&mut sector_rng(seed, offset_bytes + (index * SECTOR_BYTES) as u64), sector);
     }
 }
 
-/// Where `buf` first differs from what belongs at `offset_bytes`, in bytes from its beginning.
+/// Index of the first byte of `buf` that differs from the contents for `offset_bytes`; `None`: no
+/// byte differs.
 ///
 /// # Panics
-/// As [`fill`].
+/// When `offset_bytes` is not a multiple of [`SECTOR_BYTES`].
 pub fn first_difference(seed: u64, offset_bytes: u64, buf: &[u8]) -> Option<usize> {
     let mut expected = [0; SECTOR_BYTES];
-    assert!(offset_bytes.is_multiple_of(SECTOR_BYTES as u64), "contents are made by whole sectors");
+    assert!(offset_bytes.is_multiple_of(SECTOR_BYTES as u64), "the offset is not a multiple of a sector");
     for (index, sector) in buf.chunks(SECTOR_BYTES).enumerate() {
         let start = index * SECTOR_BYTES;
         let expected = &mut expected[..sector.len()];
@@ -67,7 +68,7 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn contents_depend_on_seed_and_offset_alone() {
+    fn contents_depend_only_on_seed_and_offset() {
         let (mut whole, mut part) = (vec![0; 4 * SECTOR_BYTES], vec![0; SECTOR_BYTES + 512]);
         fill(7, 0, &mut whole);
         fill(7, 2 * SECTOR_BYTES as u64, &mut part);
@@ -78,8 +79,8 @@ mod tests {
     }
 
     #[test]
-    fn no_two_words_of_a_stretch_are_alike() {
-        // A stand-in for "incompressible": 64-bit words of random data repeat with a chance of
+    fn no_two_words_of_a_range_are_equal() {
+        // A test for "incompressible": two of n random 64-bit words are equal with a probability of
         // about n^2 / 2^65.
         let mut buf = vec![0; 256 * SECTOR_BYTES];
         fill(1, 1 << 40, &mut buf);

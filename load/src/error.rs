@@ -1,46 +1,46 @@
-//! What is wrong with a job, or between a job and its targets.
+//! Errors of jobs, profiles and runs.
 
 use crate::job::JobError;
 use diskwright_store::Operation;
 use std::{error::Error, io, path::PathBuf};
 
-/// Result of a load operation.
+/// Result of an operation of this crate.
 pub type Result<T, E = LoadError> = std::result::Result<T, E>;
 
-/// Why a job could not be run. Requests that fail are no such error: they are in
+/// A job that could not be run. Failed requests are not an error of this type: they are recorded in
 /// [`Run::end`](crate::Run::end).
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// A target could not be closed.
     #[error(transparent)]
     Close(Box<dyn Error + Send + Sync>),
-    /// A profile cannot be read.
+    /// The file of a profile cannot be read.
     #[error("cannot read the profile {}: {source}", path.display())]
     File {
-        /// Which one.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The target's queue itself failed.
+    /// A queue of the target failed.
     #[error("{target}: cannot {doing}: {source}; the run is void")]
     Queue {
-        /// The target.
+        /// Name of the target.
         target: String,
-        /// As in "open a queue of depth 32".
+        /// The operation, as in "open a queue of depth 32".
         doing: String,
-        /// What the queue said.
+        /// The error of the queue.
         source: io::Error,
     },
-    /// A profile that is not there, or is none.
+    /// A profile does not exist, or is not a valid job.
     #[error("profile {profile}: {what}")]
     Profile {
-        /// As the user wrote it.
+        /// The profile as the user wrote it.
         profile: String,
-        /// What is wrong, and what would be right.
+        /// What is wrong and what to do.
         what: String,
     },
-    /// A job that cannot be run anywhere.
+    /// The job is not valid.
     #[error("the job cannot be run: {0}")]
     Job(#[from] JobError),
     /// The working set of a load is larger than the target.
@@ -48,16 +48,16 @@ pub enum LoadError {
         "{target}: the working set of {load} ends at byte {end_bytes}, but the target has only {size_bytes}; use a larger target or a smaller working set"
     )]
     WorkingSet {
-        /// The target.
+        /// Name of the target.
         target: String,
         /// The load, with its phase.
         load: String,
-        /// Where the working set would end.
+        /// End of the working set.
         end_bytes: u64,
         /// Size of the target.
         size_bytes: u64,
     },
-    /// A request of a load does not fit into its working set.
+    /// A request of a load is larger than its working set.
     #[error(
         "{target}: the working set of {load} is {set_bytes} bytes, too small for one request of {block_bytes}; use a larger working set or smaller blocks"
     )]
@@ -71,33 +71,31 @@ pub enum LoadError {
         /// The largest request.
         block_bytes: u64,
     },
-    /// A load would make requests between sectors.
+    /// A load would make requests that are not aligned to sectors.
     #[error(
-        "{target}: the {field} of {load} is {bytes} bytes, no multiple of the target's sector of {sector_bytes}; use whole sectors"
+        "{target}: the {field} of {load} is {bytes} bytes, which is not a multiple of the target's sector of {sector_bytes} bytes; use whole sectors"
     )]
     NotSectors {
         /// The target.
         target: String,
         /// The load, with its phase.
         load: String,
-        /// Block, align, stride, start.
+        /// The field: `block`, `align`, `stride`, `start`.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         bytes: u64,
-        /// The target's logical sector.
+        /// Logical sector size of the target.
         sector_bytes: u32,
     },
-    /// A load writes, and the target cannot be written.
-    #[error(
-        "{target}: it is open for reading only, but {load} writes to it; use a job that only reads, or a target that can be written"
-    )]
+    /// A load writes to a read-only target.
+    #[error("{target} is read-only, but {load} writes; use a job that only reads, or a writable target")]
     ReadOnlyTarget {
         /// The target.
         target: String,
         /// The load, with its phase.
         load: String,
     },
-    /// Options that cannot be.
+    /// Options that contradict each other, or do not fit the targets.
     #[error("{what}; {hint}")]
     BadOptions {
         /// What is wrong.

@@ -1,8 +1,8 @@
-//! The few figures by which windows are compared, and which way each of them is better.
+//! The figures of a measured window, and the metrics by which windows are compared.
 //!
-//! A [`PhaseRecord`] has everything; what sweeps, knees and comparisons reckon with is this handful
-//! of numbers, one set for each measured window (a *round*). They are small enough to be kept for
-//! hundreds of windows.
+//! Sweeps, knees and comparisons use a set of [`Figures`] for each measured window (a *round*).
+//! They are computed from a [`PhaseRecord`], and are small enough to be stored for hundreds of
+//! windows.
 
 use crate::record::PhaseRecord;
 use serde::{Deserialize, Serialize};
@@ -19,32 +19,32 @@ pub struct Figures {
     /// Requests that failed.
     #[serde(default)]
     pub errors: u64,
-    /// Requests a second.
+    /// Requests per second.
     pub iops: f64,
-    /// Millions of bytes (10^6) a second.
+    /// Megabytes (10^6 bytes) per second.
     pub mb_per_s: f64,
-    /// Mean latency: response time where requests had a schedule, else service time.
+    /// Mean latency, nanoseconds: response time where requests had a schedule, else service time.
     pub mean_ns: f64,
-    /// Median latency.
+    /// Median latency, nanoseconds.
     pub p50_ns: f64,
-    /// 99th percentile of the latency.
+    /// 99th percentile of the latency, nanoseconds.
     pub p99_ns: f64,
-    /// 99.9th percentile of the latency.
+    /// 99.9th percentile of the latency, nanoseconds.
     pub p999_ns: f64,
-    /// Longest latency.
+    /// Longest latency, nanoseconds.
     pub max_ns: f64,
-    /// CPU time of the generator for each request.
+    /// CPU time of the generator per request, nanoseconds.
     pub cpu_ns_per_io: f64,
-    /// CPU time of the whole machine for each request.
+    /// CPU time of the whole machine per request, nanoseconds.
     pub machine_cpu_ns_per_io: f64,
-    /// Requests in flight at most, over all threads: what was asked for.
+    /// Configured queue depth, summed over all threads and targets.
     pub queue_depth: u64,
-    /// Requests in flight on average, by Little's law: what was reached.
+    /// Mean number of requests in flight, by Little's law.
     pub depth_reached: f64,
 }
 
 impl Figures {
-    /// Of one phase.
+    /// The figures of one phase.
     pub fn of(phase: &PhaseRecord) -> Self {
         let total = phase.total();
         let latency = total.both.latency();
@@ -73,19 +73,19 @@ impl Figures {
         self.reads.saturating_add(self.writes)
     }
 
-    /// Share of reads, from 0 to 1; 1 of nothing.
+    /// Share of reads, from 0 to 1; 1 when no request completed.
     pub fn read_share(&self) -> f64 {
         if self.ios() == 0 { 1.0 } else { self.reads as f64 / self.ios() as f64 }
     }
 }
 
-/// A figure that is compared.
+/// A figure by which windows are compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
-    /// Requests a second.
+    /// Requests per second.
     Iops,
-    /// Millions of bytes a second.
+    /// Megabytes per second.
     MbPerS,
     /// Mean latency.
     Mean,
@@ -93,15 +93,15 @@ pub enum Metric {
     P50,
     /// 99th percentile of the latency.
     P99,
-    /// CPU time of the generator for each request.
+    /// CPU time of the generator per request.
     CpuPerIo,
 }
 
 impl Metric {
-    /// All of them, in the order in which they are told.
+    /// All metrics, in the order of reports.
     pub const ALL: [Self; 6] = [Self::Iops, Self::MbPerS, Self::Mean, Self::P50, Self::P99, Self::CpuPerIo];
 
-    /// Its value in `figures`; latencies and CPU time in nanoseconds.
+    /// The value of the metric in `figures`; latencies and CPU time in nanoseconds.
     pub fn of(self, figures: &Figures) -> f64 {
         match self {
             Self::Iops => figures.iops,
@@ -113,12 +113,12 @@ impl Metric {
         }
     }
 
-    /// Whether more of it is better.
+    /// Whether a higher value is better.
     pub fn more_is_better(self) -> bool {
         matches!(self, Self::Iops | Self::MbPerS)
     }
 
-    /// As written on a command line.
+    /// Name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Iops => "iops",
@@ -130,7 +130,7 @@ impl Metric {
         }
     }
 
-    /// As shown to people.
+    /// Name in reports.
     pub fn title(self) -> &'static str {
         match self {
             Self::Iops => "IOPS",
@@ -142,7 +142,7 @@ impl Metric {
         }
     }
 
-    /// Its value with its unit.
+    /// Formats a value of the metric; times with their unit.
     pub fn show(self, value: f64) -> String {
         match self {
             Self::Iops | Self::MbPerS => diskwright_stats::numbers::figure(value),
@@ -150,7 +150,7 @@ impl Metric {
         }
     }
 
-    /// The one with this name.
+    /// The metric with this name on the command line.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|metric| metric.name() == name)
     }
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_have_distinct_names_and_know_what_is_better() {
+    fn metrics_have_distinct_names_and_a_direction() {
         for metric in Metric::ALL {
             assert_eq!(Metric::from_name(metric.name()), Some(metric));
         }

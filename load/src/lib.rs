@@ -1,22 +1,20 @@
-//! A load generator for block devices: jobs as data, carried out by threads that drive queues, and
-//! everything that they found.
+//! A load generator for block devices: jobs, threads that drive queues, and records of the results.
 //!
 //! ```text
-//!   job.rs, profiles/, workload.rs ──▶ run/ ──▶ record/ ──▶ figures.rs, steady.rs
-//!   what to do, as data                the loop  what was      a few numbers for each window;
-//!                                                found         whether it was steady
+//!   job/, profiles/, workload.rs ──▶ run/ ──▶ record/ ──▶ figures.rs, steady.rs
+//!   the workload                     threads   results     figures of a window; steady state
 //! ```
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`job`], [`workload`], [`profiles`] | what a run does, as data; jobs as TOML, the papers' among them |
-//! | [`target`], [`null`] | what a run drives: any block device; the device that does nothing |
+//! | [`job`], [`workload`], [`profiles`] | workloads; job files in TOML, and built-in profiles |
+//! | [`target`], [`null`] | a block device under test; a device that completes requests at once |
 //! | [`run`] | threads, queues, schedules, histograms, time series |
-//! | [`record`] | what a run found; totals are computed, never stored |
-//! | [`figures`], [`steady`] | the numbers that are compared; SNIA's steady state |
-//! | [`data`] | contents that can be checked without being kept |
-//! | [`seeds`] | one rule for the seeds of all windows of an experiment |
-//! | [`machine`], [`clock`], [`behind`], [`warning`] | what was measured on; reasons for doubt |
+//! | [`record`] | the result of a run; totals are computed, never stored |
+//! | [`figures`], [`steady`] | the figures that are compared; the steady state rule of SNIA |
+//! | [`data`] | pseudorandom contents that can be checked from a seed and an offset |
+//! | [`seeds`] | seeds of the measured windows of an experiment |
+//! | [`machine`], [`clock`], [`behind`], [`warning`] | machine and target facts; warnings |
 //!
 //! # Example: run a job and print its 99th percentile
 //!

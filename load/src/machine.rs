@@ -1,7 +1,7 @@
-//! What a result was measured on: processor, memory, kernel, file system, device, versions.
+//! The machine of a result: processor, memory, kernel, file system, device, versions.
 //!
-//! A figure without its machine is a rumour. All of this is read from `/proc` and `/sys`; what is
-//! not there is left empty, never guessed.
+//! The facts are read from `/proc`, `/sys`, `/etc/os-release`, uname and statvfs. A fact that the
+//! system does not provide is left empty, never guessed.
 
 use diskwright_stats::numbers::bytes;
 use rustix::fs::statvfs;
@@ -12,12 +12,12 @@ use std::{
     time::Instant,
 };
 
-/// The machine.
+/// The machine on which a result was measured.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// As in `/proc/cpuinfo`.
+    /// Model name of the processor, from `/proc/cpuinfo`.
     pub cpu_model: String,
-    /// Processors that this process may use.
+    /// Number of processors that this process may use.
     pub logical_cpus: usize,
     /// Memory of the machine.
     pub memory_bytes: u64,
@@ -25,14 +25,15 @@ pub struct Machine {
     pub kernel: String,
     /// `PRETTY_NAME` of `/etc/os-release`.
     pub operating_system: String,
-    /// The kernel's clock source; anything but `tsc` makes each look at the clock dear.
+    /// The kernel's clock source. A source such as `hpet` is slow to read: see
+    /// [`Warning::SlowClock`](crate::warning::Warning::SlowClock).
     pub clock_source: String,
     /// Load average over the last minute, before the run.
     pub load_average: f64,
 }
 
 impl Machine {
-    /// This machine, now.
+    /// Reads the facts of this machine.
     pub fn detect() -> Self {
         let uname = rustix::system::uname();
         Self {
@@ -54,27 +55,28 @@ impl fmt::Display for Machine {
     }
 }
 
-/// Where the files under test lie.
+/// The file system and device of a target.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Place {
-    /// The folder.
+    /// Canonical path of the target.
     pub path: PathBuf,
-    /// As in `ext4`.
+    /// Type of the file system, such as `ext4`.
     pub file_system: String,
-    /// Where it is mounted.
+    /// Mount point of the file system.
     pub mount_point: PathBuf,
     /// Mount options.
     pub mount_options: String,
-    /// The mounted device, as in `/dev/vda1`.
+    /// The mounted device, such as `/dev/vda1`.
     pub device: String,
-    /// The I/O scheduler of the disk, where the device has one.
+    /// The I/O scheduler of the device; `None` where it has none.
     pub scheduler: Option<String>,
     /// Free space for this user, before the run.
     pub free_bytes: u64,
 }
 
 impl Place {
-    /// The file system on which `path` (which exists) lies; a block device is told as itself.
+    /// Finds the file system of `path`, which must exist. A block device has no file system: the
+    /// device is the path itself.
     pub fn detect(path: &Path) -> Self {
         let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         if let Some(place) = Self::of_device(&real) {
@@ -101,7 +103,7 @@ impl fmt::Display for Place {
 }
 
 impl Place {
-    /// A block device is its own place: no file system is between.
+    /// The record of a block device; `None` when `real` is not one.
     fn of_device(real: &Path) -> Option<Self> {
         let found = rustix::fs::stat(real).ok()?;
         if !rustix::fs::FileType::from_raw_mode(found.st_mode).is_block_device() {
@@ -118,30 +120,30 @@ impl Place {
     }
 }
 
-/// Free space for this user on the file system of `path`; 0 when the system cannot tell.
+/// Free space for this user on the file system of `path`; 0 when the system call fails.
 pub fn free_bytes(path: &Path) -> u64 {
     statvfs(path).map_or(0, |stat| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-/// The programs that took part.
+/// Versions of the programs of a measurement.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Versions {
-    /// Diskwright's own.
+    /// Version of Diskwright.
     pub diskwright: String,
-    /// Whether it was built with optimisation; figures of a debug build say nothing.
+    /// Whether Diskwright was built with optimisation. Figures of a debug build are not comparable.
     pub optimised: bool,
-    /// `qemu-img --version`, where a peer took part.
+    /// Output of `qemu-img --version`; `None` where QEMU was not measured.
     pub qemu: Option<String>,
 }
 
 impl Versions {
-    /// Of this program.
+    /// The version of this program.
     pub fn detect() -> Self {
         Self { diskwright: env!("CARGO_PKG_VERSION").into(), optimised: !cfg!(debug_assertions), qemu: None }
     }
 }
 
-/// How busy the processors were with anything but this process.
+/// Measures the CPU time of the machine that is not of this process.
 #[derive(Debug, Clone, Copy)]
 pub struct OtherLoad {
     start: Instant,
@@ -154,14 +156,14 @@ pub struct OtherLoad {
 const TICK_NS: u64 = 10_000_000;
 
 impl OtherLoad {
-    /// Begins to watch.
+    /// Starts the measurement.
     pub fn watch() -> Self {
         let (busy_ticks, stolen_ticks) = cpu_ticks(&read("/proc/stat"));
         Self { start: Instant::now(), busy_ticks, stolen_ticks, own_ns: crate::clock::CpuTime::of_process().total_ns() }
     }
 
-    /// Processors kept busy since then by other programs and by the kernel's own threads, and
-    /// processors' worth of time that the hypervisor gave to other guests.
+    /// Mean number of processors since the start that were busy with other programs and kernel
+    /// threads, and mean number that the hypervisor gave to other guests (steal time).
     pub fn since(&self) -> (f64, f64) {
         let (busy_ticks, stolen_ticks) = cpu_ticks(&read("/proc/stat"));
         let wall_ns = (self.start.elapsed().as_nanos() as f64).max(1.0);
@@ -172,9 +174,8 @@ impl OtherLoad {
     }
 }
 
-/// Whether something takes pages that lie idle away from the page cache (DAMON, as clouds set it up
-/// to get memory back): what was read into it long ago is then not in it any more, however much
-/// memory is free.
+/// Whether DAMON evicts idle pages from the page cache, as some cloud providers set it up. Data
+/// that were read long ago are then not cached any more, even when memory is free.
 pub fn takes_idle_pages() -> bool {
     takes_idle_pages_by(Path::new("/sys"))
 }
@@ -190,7 +191,7 @@ fn takes_idle_pages_by(sys: &Path) -> bool {
             .any(|scheme| is(scheme.join("action"), "pageout"))
 }
 
-/// Resident memory of this process: now, and at its highest.
+/// Resident memory of this process in bytes: current and peak.
 pub fn resident_bytes() -> (u64, u64) {
     let status = read("/proc/self/status");
     (kib_field(&status, "VmRSS:") << 10, kib_field(&status, "VmHWM:") << 10)
@@ -219,8 +220,8 @@ fn os_name(os_release: &str) -> String {
     line.map_or_else(String::new, |name| name.trim_matches('"').to_owned())
 }
 
-/// Busy and stolen ticks of all processors. Guest time is in user time already, and iowait is
-/// idleness.
+/// Busy and stolen ticks of all processors. Guest time is part of user time, and iowait counts as
+/// idle.
 fn cpu_ticks(stat: &str) -> (u64, u64) {
     let fields: Vec<u64> = stat
         .lines()
@@ -243,8 +244,8 @@ struct Mounted {
     device: String,
 }
 
-/// The mount under which `path` lies: the longest mount point that is its prefix; of equal ones the
-/// last, which hides the others.
+/// The mount that contains `path`: the longest mount point that is a prefix of it; of equal ones
+/// the last, which hides the others.
 fn mount_of(mountinfo: &str, path: &Path) -> Option<Mounted> {
     let mut best: Option<Mounted> = None;
     for line in mountinfo.lines() {
@@ -268,12 +269,12 @@ fn mount_of(mountinfo: &str, path: &Path) -> Option<Mounted> {
     best
 }
 
-/// Spaces in mount points are written as `\040`.
+/// Decodes the escapes of `/proc/self/mountinfo`: `\040` for a space, `\011`, `\134`.
 pub fn unescape(text: &str) -> String {
     text.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 }
 
-/// The scheduler in brackets, of the device or of the disk that the partition is on.
+/// The active scheduler (in brackets) of the device, or of the disk of the partition.
 fn scheduler_of(device_number: &str) -> Option<String> {
     let block = Path::new("/sys/dev/block").join(device_number).canonicalize().ok()?;
     let text = [block.as_path(), block.parent()?]
@@ -299,17 +300,17 @@ mod tests {
 42 27 0:33 / /mnt/my rw - tmpfs tmpfs rw";
 
     #[test]
-    fn the_deepest_and_latest_mount_counts() {
+    fn the_longest_and_latest_mount_is_selected() {
         let at = |path: &str| mount_of(MOUNTS, Path::new(path)).unwrap();
         assert_eq!((at("/home/x").file_system.as_str(), at("/home/x").device.as_str()), ("ext4", "/dev/vda"));
         assert_eq!(at("/mnt/my disk/a").file_system, "btrfs");
-        // "/mnt/my" is no prefix of "/mnt/mydisk", though its letters are.
+        // As a path, "/mnt/my" is not a prefix of "/mnt/mydisk".
         assert_eq!(at("/mnt/mydisk").file_system, "ext4");
         assert_eq!(at("/mnt/my/x").file_system, "tmpfs");
     }
 
     #[test]
-    fn fields_are_found() {
+    fn fields_of_proc_files_are_parsed() {
         assert_eq!(cpu_model("processor\t: 0\nmodel name\t: Some CPU @ 2GHz\n"), "Some CPU @ 2GHz");
         assert_eq!(memory_bytes("MemTotal:       24684096 kB\nMemFree: 1 kB"), 24_684_096 << 10);
         assert_eq!(os_name("NAME=x\nPRETTY_NAME=\"Debian 12\"\n"), "Debian 12");
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_idle_pages_is_found_where_the_kernel_tells_it() {
+    fn eviction_of_idle_pages_is_detected_from_sysfs() {
         let sys = tempfile::tempdir().unwrap();
         let says = |path: &str, word: &str| {
             let path = sys.path().join(path);
@@ -333,11 +334,11 @@ mod tests {
         says("kernel/mm/damon/admin/kdamonds/0/state", "on");
         says("kernel/mm/damon/admin/kdamonds/0/contexts/0/schemes/0/action", "stat");
         says("module/damon_reclaim/parameters/enabled", "N");
-        assert!(!takes(), "it only counts");
+        assert!(!takes(), "the scheme only collects statistics");
         says("kernel/mm/damon/admin/kdamonds/0/contexts/0/schemes/1/action", "pageout");
         assert!(takes());
         says("kernel/mm/damon/admin/kdamonds/0/state", "off");
-        assert!(!takes(), "it is off");
+        assert!(!takes(), "the daemon is off");
         says("module/damon_reclaim/parameters/enabled", "Y");
         assert!(takes());
     }

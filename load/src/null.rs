@@ -1,21 +1,21 @@
-//! The `null:` target: every request ends at once and nothing is moved.
+//! The `null:` target: a block device that completes every request at once and moves no data.
 //!
-//! What a workload reaches here is the generator's own ceiling: the cost of making requests, of
-//! taking times and of recording them, through the same traits as every other target.
+//! The IOPS of `null:` are the upper limit of the generator: the cost of making requests, reading
+//! the clock and recording latencies, through the same traits as every other target.
 
 use diskwright_store::{
     BlockDevice, BlockQueue, Completion, Geometry, PushError, QueueOptions, Request, queue::validate,
 };
 use std::io;
 
-/// A device that does nothing, quickly. Reads leave their buffer as it is.
+/// A device that completes every request at the next reap. Reads leave their buffer unchanged.
 #[derive(Debug, Clone, Copy)]
 pub struct NullDevice {
     size_bytes: u64,
 }
 
 impl NullDevice {
-    /// A device that says it has `size_bytes` (cut to whole sectors of 4096).
+    /// A device of `size_bytes`, rounded down to a multiple of 4096.
     pub fn new(size_bytes: u64) -> Self {
         Self { size_bytes: size_bytes & !4095 }
     }
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_gives_back_what_it_was_given_and_keeps_to_its_depth() {
+    fn requests_complete_at_the_next_reap_and_the_queue_keeps_its_depth() {
         let device = NullDevice::new(1 << 20);
         let mut queue = device.open_queue(&QueueOptions { depth: 2, ..Default::default() }).unwrap();
         queue.push(Request::flush(1)).unwrap();

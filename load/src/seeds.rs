@@ -1,16 +1,18 @@
 //! Seeds of measured windows: one rule for sweeps, comparisons, studies and benchmarks.
 //!
 //! ```text
-//!   seed of the experiment, cell, round ──▶ seed of the window ──▶ offsets of random requests, starts of sequential streams
+//!   seed of the experiment, cell, round ──▶ seed of the window ──▶ offsets of random requests,
+//!                                                                  starts of sequential streams
 //! ```
 //!
 //! A cell is a workload, for example 4K random reads at queue depth 8. What must hold:
 //!
-//! - **Cells of one round differ.** If they did not, a deeper queue would read the blocks that the
-//!   shallower one has just read, and any device or host with a cache would answer from it.
-//! - **Rounds of one cell differ**, for the same reason.
-//! - **Targets of one cell and round are alike**, so that they are compared by the same requests. A
-//!   target has no part in the rule.
+//! - **Cells of one round have different seeds.** Otherwise a deeper queue would read the blocks
+//!   that a shallower one has just read, and a device or host with a cache would answer from the
+//!   cache.
+//! - **Rounds of one cell have different seeds**, for the same reason.
+//! - **Targets of one cell and round have the same seed**, so that they are compared by the same
+//!   requests.
 //! - The same experiment with the same seed makes the same requests, also when it is resumed.
 
 use crate::job::{Bytes, Job};
@@ -19,8 +21,8 @@ use rand_xoshiro::{
     rand_core::{Rng, SeedableRng},
 };
 
-/// Seed of the window that measures `cell` in `round`, for an experiment with this seed. It is
-/// below 2^53, so that TOML and every reader of JSON can hold it.
+/// Seed of the window that measures `cell` in `round`, for an experiment with this seed. The result
+/// is below 2^53, so that TOML and every JSON parser can hold it.
 pub fn of_window(seed: u64, cell: &str, round: usize) -> u64 {
     let mut mixed = SplitMix64::seed_from_u64(seed).next_u64();
     let mut mix = |word: u64| {
@@ -36,9 +38,9 @@ pub fn of_window(seed: u64, cell: &str, round: usize) -> u64 {
     mixed >> 11
 }
 
-/// Lets the sequential streams of `job` begin at places drawn by its seed. Otherwise short windows
-/// would measure the first blocks of a target again and again. A load that says where its streams
-/// begin keeps its place. `size_bytes` is the size of the smallest target.
+/// Draws the start of each sequential stream of `job` by the seed of the job. Otherwise short
+/// windows would measure the first blocks of a target again and again. A load with a `stream_start`
+/// keeps it. `size_bytes` is the size of the smallest target.
 pub fn begin_streams(job: &mut Job, size_bytes: u64) {
     let mut places = SplitMix64::seed_from_u64(job.seed);
     for load in job.phases.iter_mut().flat_map(|phase| &mut phase.loads) {
@@ -62,7 +64,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn cells_and_rounds_differ_and_repeat() {
+    fn cells_and_rounds_have_different_seeds_that_repeat() {
         let cells = ["", "queue-depth 1", "queue-depth 2", "queue-depth 2, threads 1", "queue-depth 2\0"];
         let seeds = |seed| cells.iter().flat_map(move |cell| (0..5).map(move |round| of_window(seed, cell, round)));
         let all: BTreeSet<u64> = seeds(1).chain(seeds(2)).collect();
@@ -71,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_begin_at_whole_steps_within_the_working_set() {
+    fn streams_start_at_multiples_of_the_block_within_the_working_set() {
         let load = Load { random_percent: 0.0, block: Blocks::One(Bytes(8192)), ..Load::default() };
         let start = |load: &Load, seed: u64| {
             let mut job = Job { seed, ..Job::simple("x", load.clone(), Span::default(), Span::from_secs(1)) };
@@ -83,10 +85,10 @@ mod tests {
         assert!(starts.len() > 20 && starts.iter().all(|start| start % 8192 == 0 && *start < 1 << 20), "{starts:?}");
         let small = Load { working_set: Bytes(16384), ..load.clone() };
         assert!((0..20).all(|seed| start(&small, seed) < 16384));
-        // A load that says where it begins keeps its place, and random requests have no stream.
+        // A load with a `stream_start` keeps it, and random requests have no stream.
         assert_eq!(start(&Load { stream_start: Bytes(4096), ..load.clone() }, 3), 4096);
         assert_eq!(start(&Load { random_percent: 100.0, ..load.clone() }, 3), 0);
-        // One size of a mix may be sequential alone.
+        // One size of a mix may be sequential.
         let share = SizeShare { size: Bytes(8192), weight: 1.0, read_percent: None, random_percent: Some(0.0) };
         let mixed = Load { random_percent: 100.0, block: Blocks::Mix(vec![share]), ..load };
         assert!((0..20).any(|seed| start(&mixed, seed) > 0));

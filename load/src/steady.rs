@@ -1,68 +1,62 @@
-//! Steady state: whether a device has settled, by the rule of SNIA's Solid State Storage
-//! Performance Test Specification.
+//! Steady state of a device, by the rule of SNIA's Solid State Storage Performance Test
+//! Specification.
 //!
 //! ```text
-//!   figure of each round ──▶ the last five ──▶ judge ──┬─ range: (largest - smallest) / mean            <= 20 %
-//!   (IOPS, MB/s, latency)    "measurement window"      └─ slope: rise of the line of least squares over
-//!                                                          the window, last round - first, / mean        <= 10 %
+//!   IOPS of each round ──▶ last five rounds ──▶ judge ──┬─ range: (max - min) / mean      <= 20 %
+//!                          "measurement window"         └─ slope: rise of the regression
+//!                                                          line over the window / mean    <= 10 %
 //! ```
 //!
-//! A fresh SSD is fast until its spare blocks are used up; a cache is fast until it is full. A
-//! measurement begun then tells of something that no user will see again. So measuring begins when
-//! five rounds in a row meet both halves of the rule (PTS 2.0, "Steady State": the data excursion
-//! and the slope excursion), and if later rounds cease to meet it, that is told.
+//! A fresh SSD is fast until its spare blocks are used up, and a cache is fast until it is full. A
+//! measurement of that time does not describe the device in use. The measured window therefore
+//! starts when five consecutive rounds meet both conditions (PTS 2.0, "Steady State": data
+//! excursion and slope excursion). If later rounds violate a condition, the result says so.
 //!
-//! **Where the rule is weak.** It looks at five rounds only. A decline slower than 2 % a round
-//! passes; so does a device that will slow down after the sixth. A round must be long against the
-//! device's own rhythm (garbage collection, journal commits), or its noise alone is more than 20 %;
-//! the specification uses a minute, and [`round_for`] gives the longest that still leaves room for
-//! twenty in the time that there is.
+//! **Limits of the rule.** The rule uses five rounds only. A decline of less than 2 % per round
+//! passes, and so does a device that slows down after the fifth round. A round must be long
+//! compared with the device's garbage collection and journal commits, or noise alone exceeds 20 %.
+//! The specification uses one minute. `round_for` returns the longest round of which twenty fit
+//! into the given time.
 //!
-//! Everything here is pure: figures in, judgement out. Time is told in rounds or in nanoseconds
-//! that the caller gives.
+//! All functions are pure. Times are given by the caller, in rounds or nanoseconds.
 
 use crate::record::{SeriesPoint, SteadyRecord};
 
-/// Rounds that decide.
+/// Number of rounds in the measurement window.
 pub const ROUNDS: usize = 5;
-/// Largest range of the deciding rounds, as a share of their mean.
+/// Largest range of the window, as a share of its mean.
 pub const RANGE_MAX: f64 = 0.20;
-/// Largest slope over the deciding rounds, up or down, as a share of their mean.
+/// Largest slope over the window, up or down, as a share of its mean.
 pub const SLOPE_MAX: f64 = 0.10;
 
-/// A round is no longer than the specification's.
+/// Longest round: that of the specification.
 const ROUND_MAX_NS: u64 = 60_000_000_000;
-/// How many rounds should find room in the time that there is to settle.
+/// Number of rounds that should fit into the time to settle.
 const ROUNDS_WANTED: u64 = 20;
 
-/// What five rounds say.
+/// Range and slope of five rounds.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Window {
+pub(crate) struct Window {
     /// Mean of the rounds.
-    pub mean: f64,
+    pub(crate) mean: f64,
     /// Largest minus smallest, as a share of the mean.
-    pub range: f64,
-    /// Rise of the line of least squares from the first round to the last, as a share of the mean;
-    /// below 0 when it falls.
-    pub slope: f64,
+    pub(crate) range: f64,
+    /// Rise of the regression line from the first round to the last, as a share of the mean;
+    /// negative when it falls.
+    pub(crate) slope: f64,
 }
 
 impl Window {
-    /// Whether the rule is met.
-    pub fn is_steady(&self) -> bool {
+    /// Whether range and slope meet the rule.
+    fn is_steady(&self) -> bool {
         self.range <= RANGE_MAX && self.slope.abs() <= SLOPE_MAX
-    }
-
-    /// How near it is to being met, from 0 (far) to 1 (met): the worse of the two halves.
-    pub fn nearness(&self) -> f64 {
-        let near = |found: f64, allowed: f64| if found <= allowed { 1.0 } else { allowed / found };
-        near(self.range, RANGE_MAX).min(near(self.slope.abs(), SLOPE_MAX))
     }
 }
 
-/// Judges the last [`ROUNDS`] of `rounds`. `None` for fewer, for figures that are no numbers, and
-/// when nothing was done in any of them: a device that answers nothing is not steady.
-pub fn judge(rounds: &[f64]) -> Option<Window> {
+/// Computes range and slope of the last [`ROUNDS`] of `rounds`. `None` for fewer rounds, for
+/// figures that are not finite, and when all figures are 0: a device that completes nothing is not
+/// steady.
+pub(crate) fn judge(rounds: &[f64]) -> Option<Window> {
     let window = &rounds[rounds.len().checked_sub(ROUNDS)?..];
     let mean = window.iter().sum::<f64>() / ROUNDS as f64;
     if !mean.is_finite() || mean <= 0.0 {
@@ -82,9 +76,10 @@ pub fn judge(rounds: &[f64]) -> Option<Window> {
     Some(Window { mean, range: (largest - smallest) / mean, slope: rise / mean })
 }
 
-/// Follows rounds as they come, and remembers when the rule was first met and when it ceased to be.
+/// Checks each new round, and records when the rule was first met and when it was first violated
+/// afterwards.
 #[derive(Debug, Clone, Default)]
-pub struct Tracker {
+pub(crate) struct Tracker {
     last: Vec<f64>,
     seen: u64,
     reached: Option<u64>,
@@ -94,14 +89,14 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    /// Nothing seen yet.
-    pub fn new() -> Self {
+    /// A tracker without rounds.
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the figure of the next round. Returns whether the steady state has been reached, now
-    /// or earlier.
-    pub fn push(&mut self, figure: f64) -> bool {
+    /// Adds the figure of the next round. Returns whether the steady state has been reached, now or
+    /// earlier.
+    pub(crate) fn push(&mut self, figure: f64) -> bool {
         if self.last.len() == ROUNDS {
             self.last.remove(0);
         }
@@ -118,34 +113,18 @@ impl Tracker {
         self.reached.is_some()
     }
 
-    /// After how many rounds it was reached.
-    pub fn reached(&self) -> Option<u64> {
+    /// Number of rounds after which the steady state was reached; `None`: not reached.
+    pub(crate) fn reached(&self) -> Option<u64> {
         self.reached
     }
 
-    /// After how many rounds it was seen to be left again.
-    pub fn left(&self) -> Option<u64> {
-        self.left
-    }
-
-    /// What the last five rounds say.
-    pub fn window(&self) -> Option<Window> {
+    /// Range and slope of the last five rounds.
+    pub(crate) fn window(&self) -> Option<Window> {
         self.now
     }
 
-    /// How near the steady state is, from 0 to 1, for a display: by the last five rounds, and by
-    /// how many there are of them.
-    pub fn nearness(&self) -> f64 {
-        match self.now {
-            Some(window) => window.nearness(),
-            // Fewer than five: what there is of them, and never more than half, for nothing is
-            // known yet.
-            None => self.last.len() as f64 / ROUNDS as f64 / 2.0,
-        }
-    }
-
-    /// What is kept of it in a result, for rounds of `round_ns` from the beginning of the phase.
-    pub fn record(&self, round_ns: u64) -> SteadyRecord {
+    /// The record for a result. Rounds last `round_ns` and start at the beginning of the phase.
+    pub(crate) fn record(&self, round_ns: u64) -> SteadyRecord {
         let at = |rounds: u64| rounds.saturating_mul(round_ns);
         let window = self.deciding.unwrap_or(Window { mean: 0.0, range: 0.0, slope: 0.0 });
         SteadyRecord {
@@ -158,41 +137,41 @@ impl Tracker {
     }
 }
 
-/// Length of a round, nanoseconds, when there are `within_ns` to settle and the time series has
-/// steps of `interval_ns`: whole steps, at least one; at most a minute, as in the specification;
-/// and so short that twenty rounds fit where that is possible.
-pub fn round_for(within_ns: u64, interval_ns: u64) -> u64 {
+/// Length of a round in nanoseconds, for a time to settle of `within_ns` and a time series with
+/// intervals of `interval_ns`. A round is a whole number of intervals, at least one and at most a
+/// minute, and so short that twenty rounds fit into `within_ns` where that is possible.
+pub(crate) fn round_for(within_ns: u64, interval_ns: u64) -> u64 {
     let interval_ns = interval_ns.max(1);
     let wanted_ns = (within_ns / ROUNDS_WANTED).min(ROUND_MAX_NS);
     (wanted_ns / interval_ns).max(1).saturating_mul(interval_ns)
 }
 
-/// Cuts a time series that grows into rounds. It goes by time, so intervals may become longer on
-/// the way; a round that their ends do not meet is as much longer, and the next one shorter; rounds
-/// that end within one interval are alike.
+/// Divides a growing time series into rounds of equal time. The intervals of the series may become
+/// longer meanwhile. A round ends at the end of an interval, so it may be longer and the next one
+/// shorter; several rounds that end within one interval have the same figure.
 #[derive(Debug, Clone, Copy)]
-pub struct Rounds {
+pub(crate) struct Rounds {
     round_ns: u64,
     complete: u64,
-    /// When the round under way began, how far it has come, and what was done in it.
+    /// Start of the current round, end of its last interval, and the requests that completed in it.
     begun_ns: u64,
     until_ns: u64,
     ios: u64,
 }
 
 impl Rounds {
-    /// Rounds of `round_ns`, from the beginning of the series.
-    pub fn new(round_ns: u64) -> Self {
+    /// Rounds of `round_ns`, from the start of the series.
+    pub(crate) fn new(round_ns: u64) -> Self {
         Self { round_ns: round_ns.max(1), complete: 0, begun_ns: 0, until_ns: 0, ios: 0 }
     }
 
-    /// How many are complete.
-    pub fn complete(&self) -> u64 {
+    /// Number of complete rounds.
+    pub(crate) fn complete(&self) -> u64 {
         self.complete
     }
 
-    /// The requests a second of each round that the series has completed since it was last seen.
-    pub fn follow(&mut self, series: &[SeriesPoint]) -> Vec<f64> {
+    /// Requests per second of each round that the series has completed since the last call.
+    pub(crate) fn follow(&mut self, series: &[SeriesPoint]) -> Vec<f64> {
         let unseen = series.partition_point(|point| point.start_ns < self.until_ns);
         let mut figures = Vec::new();
         for point in &series[unseen..] {
@@ -219,7 +198,7 @@ mod tests {
         rand_core::{Rng, SeedableRng},
     };
 
-    /// Rounds from which nothing departs by more than `noise` (a share).
+    /// A device whose rounds have uniform noise of at most `noise`, as a share.
     struct Device {
         rng: Xoshiro256PlusPlus,
         noise: f64,
@@ -245,15 +224,15 @@ mod tests {
     }
 
     #[test]
-    fn known_series_are_judged_as_on_paper() {
+    fn range_and_slope_equal_those_computed_by_hand() {
         assert_eq!(judge(&[100.0; 4]), None);
         let flat = judge(&[100.0; 5]).unwrap();
         assert_eq!((flat.range, flat.slope, flat.is_steady()), (0.0, 0.0, true));
-        // A line that rises by 2.5 % of the mean a round: over five rounds 10 %, exactly what is
-        // allowed.
+        // A line that rises by 2.5 % of the mean per round: over five rounds 10 %, the largest
+        // slope that the rule allows.
         let line = judge(&[95.0, 97.5, 100.0, 102.5, 105.0]).unwrap();
         assert!((line.range - 0.10).abs() < 1e-12 && (line.slope - 0.10).abs() < 1e-12, "{line:?}");
-        // Least squares by hand: sum(x y) = -2*90 - 100 + 100 + 2*110 = 40, / 10 = 4 a round, 16
+        // Least squares by hand: sum(x y) = -2*90 - 100 + 100 + 2*110 = 40, / 10 = 4 per round, 16
         // over the window; the mean is 100.
         let steep = judge(&[90.0, 100.0, 100.0, 100.0, 110.0]).unwrap();
         assert!((steep.slope - 0.16).abs() < 1e-12 && (steep.range - 0.20).abs() < 1e-12, "{steep:?}");
@@ -266,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_that_does_nothing_is_not_steady() {
+    fn a_device_that_completes_nothing_is_not_steady() {
         assert_eq!(judge(&[0.0; 5]), None);
         assert_eq!(judge(&[f64::NAN, 1.0, 1.0, 1.0, 1.0]), None);
         assert_eq!(judge(&[f64::INFINITY, 1.0, 1.0, 1.0, 1.0]), None);
@@ -274,70 +253,51 @@ mod tests {
 
     #[test]
     fn a_fresh_ssd_is_not_steady_until_its_spare_blocks_are_used_up() {
-        // 100k IOPS fall exponentially to 20k; noise of 2 %. The rule must let the fall pass and
-        // then be met for good.
+        // 100k IOPS fall exponentially to 20k; noise of 2 %. The rule must not be met during the
+        // fall, and stay met afterwards.
         let mut device = Device::new(0.02, 7);
         let truth = |round: u64| 20_000.0 + 80_000.0 * (-(round as f64) / 6.0).exp();
         let tracker = follow((0..60).map(|round| device.answer(truth(round))));
         let reached = tracker.reached().unwrap();
         let within = truth(reached) / 20_000.0;
         assert!((15..30).contains(&reached) && within < 1.15, "after {reached} rounds, {within} of the final rate");
-        assert_eq!(tracker.left(), None);
+        assert_eq!(tracker.left, None);
     }
 
     #[test]
-    fn a_cache_that_fills_during_the_measurement_is_told() {
-        // Steady at 50k, until after twelve rounds the cache is full: 8k from then on.
+    fn a_cache_that_fills_during_the_measurement_is_recorded() {
+        // Steady at 50k IOPS until the cache is full after twelve rounds, then 8k.
         let mut device = Device::new(0.03, 3);
         let tracker = follow((0..30).map(|round| device.answer(if round < 12 { 50_000.0 } else { 8_000.0 })));
-        assert_eq!((tracker.reached(), tracker.left()), (Some(5), Some(13)));
-        // The figures are those that decided, not those of the fall.
+        assert_eq!((tracker.reached(), tracker.left), (Some(5), Some(13)));
+        // Range and slope are those of the rounds that reached the steady state, not of the fall.
         let record = tracker.record(1_000_000_000);
         assert!(record.range <= RANGE_MAX && record.slope.abs() <= SLOPE_MAX, "{record:?}");
         assert_eq!((record.reached_ns, record.left_ns), (Some(5_000_000_000), Some(13_000_000_000)));
     }
 
     #[test]
-    fn noise_within_the_rule_passes_and_noise_beyond_it_does_not() {
+    fn small_noise_meets_the_rule_and_large_noise_does_not() {
         // Uniform noise of 4 %: a range of 8 % at most, a slope of 8 % at most.
         let calm = follow((0..200).map(|_| 1.0).scan(Device::new(0.04, 1), |device, x| Some(device.answer(x))));
-        assert_eq!((calm.reached(), calm.left()), (Some(5), None));
-        // Noise of 60 %: five rounds within 20 % of each other are a rare accident, seen here in
-        // none of forty.
+        assert_eq!((calm.reached(), calm.left), (Some(5), None));
+        // Noise of 60 %: five consecutive rounds within 20 % are unlikely; with this seed there are
+        // none.
         let wild = follow((0..40).map(|_| 1.0).scan(Device::new(0.6, 1), |device, x| Some(device.answer(x))));
         assert_eq!(wild.reached(), None);
-        assert!(wild.nearness() < 1.0);
     }
 
     #[test]
-    fn nearness_rises_as_a_device_settles() {
-        let mut tracker = Tracker::new();
-        assert_eq!(tracker.nearness(), 0.0);
-        for round in 0..5 {
-            tracker.push(1000.0 - 100.0 * f64::from(round));
-        }
-        let early = tracker.nearness();
-        for round in 0..5 {
-            tracker.push(500.0 - 20.0 * f64::from(round));
-        }
-        let later = tracker.nearness();
-        (0..5).for_each(|_| {
-            tracker.push(400.0);
-        });
-        assert!(early < later && later < 1.0 && tracker.nearness() == 1.0, "{early} {later}");
-    }
-
-    #[test]
-    fn rounds_are_whole_steps_of_at_most_a_minute() {
+    fn rounds_are_whole_intervals_of_at_most_a_minute() {
         let s = 1_000_000_000;
         assert_eq!(round_for(60 * s, s), 3 * s);
         assert_eq!(round_for(7 * 3600 * s, s), 60 * s);
-        assert_eq!(round_for(10 * s, s), s, "no shorter than a step");
+        assert_eq!(round_for(10 * s, s), s, "no shorter than an interval");
         assert_eq!(round_for(100 * s, 2 * s), 4 * s);
         assert_eq!(round_for(0, 0), 1);
     }
 
-    /// Intervals of half a second with so many requests each.
+    /// Intervals of half a second with `ios` reads and 10 writes each.
     fn series(ios: &[u64]) -> Vec<SeriesPoint> {
         let half_ns = 500_000_000;
         let point = |(number, ios): (usize, &u64)| SeriesPoint {
@@ -351,24 +311,24 @@ mod tests {
     }
 
     #[test]
-    fn a_time_series_is_cut_into_rounds_as_it_grows() {
+    fn a_growing_time_series_is_divided_into_rounds() {
         let whole = series(&[90, 90, 190, 190, 5, 5, 90, 90, 3]);
         let mut rounds = Rounds::new(1_000_000_000);
         let mut figures = Vec::new();
         for seen in [0, 1, 5, 5, 7, 9] {
             figures.extend(rounds.follow(&whole[..seen]));
         }
-        // The last step is no whole round.
+        // The last interval is not a whole round.
         assert_eq!((figures, rounds.complete()), (vec![200.0, 400.0, 30.0, 200.0], 4));
         assert_eq!(Rounds::new(1_500_000_000).follow(&whole).len(), 3);
     }
 
     #[test]
-    fn rounds_go_on_when_intervals_become_longer() {
+    fn rounds_continue_when_intervals_become_longer() {
         let mut rounds = Rounds::new(1_500_000_000);
         assert_eq!(rounds.follow(&series(&[90; 4])), [200.0]);
-        // Two seconds by half a second have become one interval, and each later one is as long:
-        // rounds meet their ends as well as they can.
+        // The four intervals of half a second have become one of two seconds, and each later
+        // interval is as long. A round ends at the next end of an interval.
         let long = |number: u64| SeriesPoint {
             start_ns: number * 2_000_000_000,
             len_ns: 2_000_000_000,
@@ -381,17 +341,16 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_judgement_does_not_depend_on_the_unit(rounds in prop::collection::vec(1.0_f64..1e6, 5), scale in 1e-3_f64..1e3) {
+        fn range_and_slope_do_not_depend_on_the_unit(rounds in prop::collection::vec(1.0_f64..1e6, 5), scale in 1e-3_f64..1e3) {
             let scaled: Vec<f64> = rounds.iter().map(|figure| figure * scale).collect();
             let (one, other) = (judge(&rounds).unwrap(), judge(&scaled).unwrap());
             prop_assert!((one.range - other.range).abs() < 1e-9 && (one.slope - other.slope).abs() < 1e-9);
-            // The best line cannot rise by more than 1.2 times the range of five points, so a range
-            // of 8 % suffices alone.
+            // The regression line of five points rises by at most 1.2 times their range.
             prop_assert!(one.slope.abs() <= 1.2 * one.range + 1e-9);
         }
 
         #[test]
-        fn backwards_the_slope_is_the_opposite(rounds in prop::collection::vec(1.0_f64..1e6, 5)) {
+        fn reversed_rounds_have_the_opposite_slope(rounds in prop::collection::vec(1.0_f64..1e6, 5)) {
             let mut backwards = rounds.clone();
             backwards.reverse();
             let (there, back) = (judge(&rounds).unwrap(), judge(&backwards).unwrap());

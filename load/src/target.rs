@@ -1,7 +1,7 @@
-//! A target of a run: a block device with what a result says of it.
+//! A target of a run: an open block device with the facts that a result records about it.
 //!
-//! Whoever opens targets (files, virtual disks, exports) makes one of these for each; a run drives
-//! any block device alike.
+//! The caller opens files, virtual disks and exports, and makes an [`OpenTarget`] of each. A run
+//! drives every block device in the same way.
 
 use crate::{
     LoadError, Result,
@@ -13,39 +13,39 @@ use crate::{
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use std::{error::Error, fmt, path::PathBuf, sync::Arc};
 
-/// Closes what is behind a target.
+/// Closes a target that needs more than a flush, such as a virtual disk.
 pub trait Close: fmt::Debug + Send + Sync {
-    /// Makes durable what was written, and closes it cleanly.
+    /// Makes all writes durable and closes the target cleanly.
     ///
     /// # Errors
-    /// What a user should read.
+    /// A sentence for the user.
     fn close(&self) -> Result<(), Box<dyn Error + Send + Sync>>;
 }
 
-/// A target, open.
+/// An open target.
 #[derive(Debug, Clone)]
 pub struct OpenTarget {
-    /// As given by the user.
+    /// Name as given by the user.
     pub name: String,
     /// "vhdx dynamic", "raw file", "raw files", "block device", "nbd export", "null".
     pub kind: String,
-    /// Its file, where it has one.
+    /// File or device of the target; `None` for an export and for `null:`.
     pub path: Option<PathBuf>,
-    /// What requests go to.
+    /// The device that gets the requests.
     pub device: Arc<dyn BlockDevice>,
-    /// How it is closed, where that takes more than a flush: a virtual disk.
+    /// Closes the target; `None` where a flush is enough.
     pub closes: Option<Arc<dyn Close>>,
-    /// Cache mode in force, which is not the one asked for where the file system has no O_DIRECT.
-    /// For an export it is the one asked for, and says of its server nothing.
+    /// Cache mode in force. It differs from the mode asked for where the file system has no
+    /// O_DIRECT. For an export it is the mode asked for, since the mode of the server is not known.
     pub cache: Caching,
-    /// What it shows, where it is no file of its own.
+    /// The image, export or file that the target shows; `None` where the target itself is measured.
     pub behind: Option<Behind>,
-    /// What was seen of its contents before the run, by those who looked.
+    /// Contents that were sampled before the run; `None` where none were.
     pub contents: Option<ContentsRecord>,
 }
 
 impl OpenTarget {
-    /// A block device under a name, without a file. Its cache mode is told as O_DIRECT.
+    /// A block device with a name and without a file. Its cache mode is recorded as O_DIRECT.
     pub fn new(name: impl Into<String>, device: impl BlockDevice + 'static) -> Self {
         Self {
             name: name.into(),
@@ -59,22 +59,22 @@ impl OpenTarget {
         }
     }
 
-    /// Whether it is reached through a server, which caches as it likes.
+    /// Whether the target is an export. The cache mode of its server is not known.
     pub fn is_export(&self) -> bool {
         self.behind.as_ref().is_some_and(|behind| behind.export().is_some())
     }
 
-    /// Whether something may have been written to it that is to last.
+    /// Whether the target can hold writes that must become durable.
     pub fn keeps_writes(&self) -> bool {
         self.kind != "null" && !self.device.geometry().read_only
     }
 
-    /// Makes durable what was written to it, and closes a virtual disk cleanly. Dropping it closes
-    /// it as well, but can tell nobody of a failure.
+    /// Makes all writes durable, and closes a virtual disk cleanly. Dropping the target also closes
+    /// it, but cannot report a failure.
     ///
     /// # Errors
-    /// [`LoadError::Close`], for a disk also while one of its queues is open; [`LoadError::Queue`]
-    /// when a flush fails.
+    /// [`LoadError::Close`], for a virtual disk also while one of its queues is open;
+    /// [`LoadError::Queue`] when a flush fails.
     pub fn close(&self) -> Result<()> {
         if let Some(closes) = &self.closes {
             return closes.close().map_err(LoadError::Close);
@@ -85,12 +85,12 @@ impl OpenTarget {
         let flushed = Blocking::open(&*self.device, EngineKind::Auto).and_then(|mut queue| queue.flush());
         flushed.map_err(|source| LoadError::Queue {
             target: self.name.clone(),
-            doing: "make durable what was written to it".into(),
+            doing: "flush its writes".into(),
             source,
         })
     }
 
-    /// What a result says of it.
+    /// The facts about the target that a result records.
     pub fn record(&self) -> TargetRecord {
         let geometry = self.device.geometry();
         TargetRecord {

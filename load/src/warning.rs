@@ -1,66 +1,65 @@
-//! What a reader of a result must know before believing it: as data, each with a hint that can be
-//! acted on.
+//! Warnings about a result, as data. Each is displayed as a sentence that says what to do.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// More cells than this are not named in a sentence.
+/// Most cells that a sentence names.
 const CELLS_SHOWN: usize = 3;
 
-/// One reason for doubt.
+/// A reason why the figures of a result may mislead.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Warning {
     /// The program was built without optimisation.
     DebugBuild,
-    /// The rounds of some ratios lie far apart.
+    /// The rounds of some ratios have a large spread.
     Spread {
-        /// How many ratios do.
+        /// Number of ratios with a large spread.
         cells: usize,
-        /// Of how many.
+        /// Number of all ratios.
         of: usize,
-        /// Above which spread, as a share of the median.
+        /// Spread above which a ratio counts, as a share of the median.
         threshold: f64,
-        /// The one with the largest.
+        /// Name of the ratio with the largest spread.
         worst: String,
-        /// Its spread.
+        /// Largest spread, as a share of the median.
         worst_spread: f64,
     },
-    /// Other programs, or the kernel's own threads, were busy.
+    /// Other programs, or kernel threads, were busy.
     OtherLoad {
-        /// Processors they kept busy.
+        /// Mean number of busy processors.
         cpus: f64,
     },
-    /// The hypervisor gave processors to other guests.
+    /// The hypervisor gave processors to other guests (steal time).
     StolenTime {
-        /// Processors' worth.
+        /// Mean number of processors.
         cpus: f64,
     },
-    /// O_DIRECT was asked for and not given.
+    /// O_DIRECT was asked for, and the file system does not support it.
     DirectNotHonoured {
-        /// Which targets went through the page cache.
+        /// Targets that went through the page cache.
         targets: Vec<String>,
     },
-    /// O_DIRECT was asked for of exports, whose servers cache as they like.
+    /// O_DIRECT was asked for, and the target is an export, whose server may use a cache.
     CacheOfServer {
-        /// Which exports.
+        /// Names of the exports.
         targets: Vec<String>,
     },
-    /// Threads that drive exports could not sleep.
+    /// Threads that drive exports polled without sleeping.
     Polls {
         /// The load, with its phase.
         load: String,
     },
-    /// Cells were so short that chance rules them.
+    /// Measured windows were so short that noise dominates.
     ShortCells {
         /// The shortest measured window, nanoseconds.
         window_ns: u64,
     },
     /// Too few requests completed in a window for its percentiles.
     FewRequests {
-        /// How many cells.
+        /// Number of cells with too few requests.
         cells: usize,
-        /// Fewest requests in one.
+        /// Fewest requests of a cell.
         fewest: u64,
     },
     /// Disks were made smaller than usual, so that the run ends in time.
@@ -70,77 +69,77 @@ pub enum Warning {
         /// Usual size.
         usual_bytes: u64,
     },
-    /// Something was left out.
+    /// A part of a study was not measured.
     LeftOut {
-        /// What.
+        /// The part.
         what: String,
-        /// Why.
+        /// The reason.
         why: String,
     },
-    /// Much of what is under test has no space: reads of it are answered from tables.
+    /// Part of the working set is not allocated, and reads of it are answered from metadata.
     Unallocated {
-        /// The target.
+        /// Name of the target.
         target: String,
-        /// Share that has space.
+        /// Share of the working set that is allocated, from 0 to 1.
         allocated: f64,
     },
-    /// Much of what is read is zeros, though it has space.
+    /// Part of the working set is allocated and reads as zeros.
     Zeros {
-        /// The target.
+        /// Name of the target.
         target: String,
-        /// Share of the sampled blocks.
+        /// Share of the sampled blocks that are zeros, from 0 to 1.
         zero: f64,
     },
-    /// Much of what is read is the same.
+    /// Part of the working set are duplicate blocks.
     Repeated {
-        /// The target.
+        /// Name of the target.
         target: String,
-        /// Share of the sampled blocks.
+        /// Share of the sampled blocks that are duplicates, from 0 to 1.
         repeated: f64,
     },
-    /// What is written is zeros.
+    /// The payload of writes is zeros.
     ZeroPayload,
-    /// Requests go through the page cache, and memory can hold all that is under test.
+    /// Requests go through the page cache, and the working set fits into memory.
     Memory {
-        /// Bytes under test.
+        /// Size of the working set.
         working_set_bytes: u64,
         /// Memory of the machine.
         memory_bytes: u64,
     },
-    /// Somebody else uses a target that is only read.
+    /// Another program uses a target that the run only reads.
     Shared {
-        /// The target.
+        /// Name of the target.
         target: String,
-        /// By whom.
+        /// The other users: mounts, processes, devices.
         users: String,
     },
-    /// Fewer requests were in flight than asked for.
+    /// Fewer requests were in flight than the queue depth.
     DepthNotReached {
         /// The load, with its phase.
         load: String,
-        /// In flight on average, by Little's law.
+        /// Mean number of requests in flight, by Little's law.
         reached: f64,
-        /// Asked for.
+        /// Configured queue depth, over all threads.
         asked: f64,
     },
-    /// The steady state was waited for and did not come in its time, or was left again.
+    /// The steady state was not reached in the time for it, or was left during the measured window.
     NotSteady {
-        /// The phase.
+        /// Name of the phase.
         phase: String,
-        /// Whether it had been reached.
+        /// Whether the steady state was reached first.
         was_reached: bool,
-        /// Range of the deciding rounds as a share of their mean.
+        /// Range of the last five rounds before the window, as a share of their mean.
         range: f64,
-        /// Slope over the deciding rounds as a share of their mean.
+        /// Slope over the same rounds, as a share of their mean.
         slope: f64,
     },
-    /// Fewer requests were completed than the schedule has.
+    /// Fewer requests completed than the schedule has.
     RateNotKept {
         /// The load, with its phase.
         load: String,
         /// Share of the rate that was reached.
         share: f64,
-        /// Requests that were due in the window and were not made, or did not end.
+        /// Requests that were due in the window and were not made or did not complete.
         overdue: u64,
     },
     /// The clock is slow to read, so latencies and CPU time are too high.
@@ -148,55 +147,54 @@ pub enum Warning {
         /// The kernel's clock source.
         source: String,
     },
-    /// The clock on the wall was set while a run went on, or the machine slept.
+    /// The wall clock was set during the run, or the machine was suspended.
     ClockStepped {
-        /// How much later it says than it should, seconds; below 0 when it was set back.
+        /// Seconds by which the clock was set, negative when it was set back.
         by_s: f64,
     },
-    /// Things that are set side by side were not made alike.
+    /// Two compared results differ in a condition of the measurement.
     NotAlike {
-        /// What differs: "machine", "workload", "cache mode".
+        /// The condition: "machine", "workload", "cache mode".
         what: String,
-        /// That of the one.
+        /// Value of the first result.
         first: String,
-        /// That of the other.
+        /// Value of the second result.
         second: String,
     },
-    /// What is compared are stretches of one run each.
+    /// Each side of a comparison has only one run, whose intervals are compared.
     WithinRun,
-    /// A result was broken off before its end.
+    /// A compared result was interrupted.
     Partial {
-        /// Which.
+        /// Name of the result.
         what: String,
     },
-    /// Something that one of the compared results says of itself.
+    /// A warning of one of the compared results.
     OfSide {
-        /// Which.
+        /// Name of the result.
         side: String,
-        /// What it says.
+        /// The warning, displayed.
         warning: String,
     },
-    /// Too few rounds for intervals that mean something.
+    /// Too few rounds for confidence intervals.
     FewRounds {
-        /// How many.
+        /// Number of rounds.
         rounds: u32,
     },
-    /// Something that is true of some cells of a sweep, not of all.
+    /// A warning that holds for some cells of a sweep.
     InCells {
-        /// Which.
+        /// Names of the cells.
         cells: Vec<String>,
-        /// What is true of them.
+        /// The warning that holds for them.
         warning: Box<Warning>,
-        /// Further cells with a warning of this kind, of which only the number is kept because
-        /// there are many.
+        /// Further cells with a warning of this kind. Only their number is displayed.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         alike: Vec<String>,
     },
 }
 
 impl Warning {
-    /// Whether it says that something else was measured than storage: then it belongs into the
-    /// first line of whatever is shown.
+    /// Whether the warning says that memory or metadata was measured instead of storage. Reports
+    /// show such a warning in their first line.
     pub fn voids(&self) -> bool {
         if let Self::InCells { warning, .. } = self {
             return warning.voids();
@@ -211,8 +209,7 @@ impl Warning {
         )
     }
 
-    /// The same, with `sweep` before the names of its cells: where the warnings of several sweeps
-    /// stand together.
+    /// Prefixes the names of the cells with `sweep`, for a list of the warnings of several sweeps.
     pub fn in_cells_of(mut self, sweep: &str) -> Self {
         if let Self::InCells { cells, alike, .. } = &mut self {
             cells.iter_mut().chain(alike).for_each(|cell| *cell = format!("{sweep}, {cell}"));
@@ -220,8 +217,7 @@ impl Warning {
         self
     }
 
-    /// Sorts the gravest first: what voids a result, then the rest in the order in which it was
-    /// found.
+    /// Moves the warnings that void a result to the front; the order is otherwise kept.
     pub fn sort(warnings: &mut [Self]) {
         warnings.sort_by_key(|warning| !warning.voids());
     }
@@ -234,7 +230,7 @@ impl fmt::Display for Warning {
             Self::DebugBuild => f.write_str("this is a debug build; its figures say nothing: build with --release"),
             Self::Spread { cells, of, threshold, worst, worst_spread } => write!(
                 f,
-                "in {cells} of {of} ratios the rounds lie more than {} apart (most: {worst}, {}); use more rounds or longer cells before telling small differences",
+                "in {cells} of {of} ratios the rounds lie more than {} apart (most: {worst}, {}); use more rounds or longer cells to see small differences",
                 percent(*threshold),
                 percent(*worst_spread)
             ),
@@ -247,79 +243,79 @@ impl fmt::Display for Warning {
             }
             Self::DirectNotHonoured { targets } => write!(
                 f,
-                "the file system has no O_DIRECT: {} went through the page cache, and memory was measured, not the disk; use another folder (--dir)",
+                "the file system has no O_DIRECT: {} went through the page cache, so memory was measured, not the disk; use another folder (--dir)",
                 targets.join(", ")
             ),
             Self::CacheOfServer { targets } => write!(
                 f,
-                "requests past the page cache were asked for, which is for a server to do and cannot be enforced from here: what {} keeps in memory is in the figures; start the server that way (diskwright serve --cache direct, qemu-nbd --cache=none)",
+                "O_DIRECT cannot be enforced on a server, so the cache of {} may be in the figures; start the server without a cache (diskwright serve --cache direct, qemu-nbd --cache=none)",
                 targets.join(", ")
             ),
             Self::Polls { load } => write!(
                 f,
-                "{load}: its threads drive an export together with other targets or by the clock, and look for answers without ever sleeping; their CPU time is of the looking: give each target its own threads to know what requests cost"
+                "{load}: its threads poll, because they drive an export together with other targets or at a rate, and their CPU time is that of polling; give each target its own threads to measure CPU time per request"
             ),
             Self::ShortCells { window_ns } => write!(
                 f,
-                "the shortest measured window was {} ms; chance rules so short a time: give the run more time or fewer targets",
+                "the shortest measured window was {} ms, which is too short for stable figures; give the run more time or fewer targets",
                 window_ns / 1_000_000
             ),
             Self::FewRequests { cells, fewest } => write!(
                 f,
-                "{cells} cells completed fewer than 100 requests in a round (fewest: {fewest}); their 99th percentiles mean little: use longer cells"
+                "{cells} cells completed fewer than 100 requests in a round (fewest: {fewest}), too few for a 99th percentile; use longer cells"
             ),
             Self::SmallerDisks { size_bytes, usual_bytes } => write!(
                 f,
-                "the disks are {} instead of {}, because this disk is slow to fill; caches below may hold more of them",
+                "the disks are {} instead of {}, because this disk is slow to fill; a cache of the host or device may hold a larger share of them",
                 diskwright_stats::numbers::bytes(*size_bytes),
                 diskwright_stats::numbers::bytes(*usual_bytes)
             ),
             Self::LeftOut { what, why } => write!(f, "left out: {what}, because {why}"),
             Self::Unallocated { target, allocated } => write!(
                 f,
-                "{target}: only {} of what is under test has space; the rest is answered from metadata, not from storage: fill it first (--fill)",
+                "{target}: only {} of the working set is allocated, and reads of the rest are answered from metadata, not from storage; fill it first (--fill)",
                 percent(*allocated)
             ),
             Self::Zeros { target, zero } => write!(
                 f,
-                "{target}: {} of what is under test reads as zeros (trimmed, or never written), which a device may answer without its media: fill it first (--fill)",
+                "{target}: {} of the working set reads as zeros (trimmed, or never written), which a device may answer without its media; fill it first (--fill)",
                 percent(*zero)
             ),
             Self::Repeated { target, repeated } => write!(
                 f,
-                "{target}: {} of the sampled blocks are copies of each other, which a layer that deduplicates reads only once: fill it first (--fill)",
+                "{target}: {} of the sampled blocks are duplicates, which a layer that deduplicates reads only once; fill it first (--fill)",
                 percent(*repeated)
             ),
             Self::ZeroPayload => f.write_str(
-                "zeros are written, which a layer below need not store; use other contents to measure storage (--contents incompressible)"
+                "zeros are written, which a lower layer need not store; use other contents to measure storage (--contents incompressible)"
             ),
             Self::Memory { working_set_bytes, memory_bytes } => write!(
                 f,
-                "the {} under test fit into this machine's {} of memory, and requests go through the page cache: that measures memory; go past it (--cache direct) or use more",
+                "requests go through the page cache, and the working set of {} fits into the {} of memory, so memory is measured; use --cache direct or a larger working set",
                 diskwright_stats::numbers::bytes(*working_set_bytes),
                 diskwright_stats::numbers::bytes(*memory_bytes)
             ),
             Self::Shared { target, users } => write!(
                 f,
-                "{target} is in use while it is measured: {users}; what others do with it is in the figures"
+                "{target} is in use while it is measured ({users}), and the I/O of its other users affects the figures"
             ),
             Self::DepthNotReached { load, reached, asked } => write!(
                 f,
-                "{load}: only {reached:.1} of {asked:.0} requests were in flight on average; the threads could not keep up: use more threads with less depth each"
+                "{load}: only {reached:.1} of {asked:.0} requests were in flight on average, because the threads could not keep up; use more threads with less depth each"
             ),
             Self::NotSteady { phase, was_reached: false, range, slope } => write!(
                 f,
-                "phase \"{phase}\": the steady state was not reached (range {}, slope {} of the mean; allowed are 20 % and 10 %), and what was measured still changes: give it more time to settle",
+                "phase \"{phase}\": the steady state was not reached (range {}, slope {} of the mean; allowed are 20 % and 10 %); give it more time to settle",
                 percent(*range),
                 percent(*slope)
             ),
             Self::NotSteady { phase, .. } => write!(
                 f,
-                "phase \"{phase}\": the steady state was reached, and left again while it was measured; look at the time series, and measure longer"
+                "phase \"{phase}\": the steady state was reached, and left again during the measurement; look at the time series, and measure longer"
             ),
             Self::RateNotKept { load, share, overdue } => write!(
                 f,
-                "{load}: {:.1} % of the rate was reached, and {} request{} due in the measured time {} not made or not finished at its end; latencies count only the time that they had waited by then. The target, or the machine, cannot hold this rate: use a lower one, or more depth",
+                "{load}: {:.1} % of the rate was reached, and {} request{} due in the measured time {} not made or not finished at its end, so that the latencies are too low; use a lower rate or more depth",
                 share * 100.0,
                 diskwright_stats::numbers::grouped(*overdue as f64),
                 if *overdue == 1 { "" } else { "s" },
@@ -327,21 +323,21 @@ impl fmt::Display for Warning {
             ),
             Self::ClockStepped { by_s } => write!(
                 f,
-                "the machine's clock was set {} by {} during the run, or the machine slept; the figures stand, for they are of a clock that nobody sets; dates here and in other logs may not agree",
+                "the wall clock was set {} by {} during the run, or the machine was suspended; the figures are not affected (they use the monotonic clock), but times in logs may not agree",
                 if *by_s < 0.0 { "back" } else { "forward" },
                 diskwright_stats::numbers::duration(by_s.abs() * 1e9)
             ),
             Self::NotAlike { what, first, second } => write!(
                 f,
-                "the {what} is not the same ({first}; {second}); what differs may come from there and not from what you compare"
+                "the {what} is not the same ({first}; {second}) and may be the cause of a difference"
             ),
             Self::WithinRun => f.write_str(
-                "there is one run of each: how it scatters within itself is known, how the next one would have been is not; give several of each joined by commas, or use --live",
+                "there is one run of each, so the scatter between runs is not known; give several of each joined by commas, or use --live",
             ),
-            Self::Partial { what } => write!(f, "{what} was broken off; only what it has is compared"),
+            Self::Partial { what } => write!(f, "{what} was interrupted, and only its complete part is compared"),
             Self::OfSide { side, warning } => write!(f, "{side}: {warning}"),
             Self::FewRounds { rounds } => {
-                write!(f, "{rounds} rounds cannot tell chance from truth; use five or more (--rounds)")
+                write!(f, "{rounds} rounds are too few for confidence intervals; use five or more (--rounds)")
             }
             Self::InCells { cells, warning, alike } => {
                 let shown = cells.iter().take(CELLS_SHOWN).map(String::as_str).collect::<Vec<_>>().join("; ");
@@ -356,7 +352,7 @@ impl fmt::Display for Warning {
             Self::SlowClock { source } => {
                 write!(
                     f,
-                    "the kernel's clock source is {source}, which is slow to read; latencies and CPU time are too high by about a microsecond"
+                    "the kernel's clock source is {source}, which is slow to read; latencies and CPU time are about a microsecond too high"
                 )
             }
         }
@@ -368,17 +364,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_voids_a_result_comes_first() {
+    fn warnings_that_void_a_result_come_first() {
         let unallocated = Warning::Unallocated { target: "disk.raw".into(), allocated: 0.031 };
         let mut all =
             [Warning::DebugBuild, unallocated.clone(), Warning::OtherLoad { cpus: 1.0 }, Warning::ZeroPayload];
         Warning::sort(&mut all);
         assert_eq!(all, [unallocated, Warning::ZeroPayload, Warning::DebugBuild, Warning::OtherLoad { cpus: 1.0 }]);
-        assert!(all[0].to_string().starts_with("disk.raw: only 3 % of what is under test has space"), "{}", all[0]);
+        assert!(all[0].to_string().starts_with("disk.raw: only 3 % of the working set is allocated"), "{}", all[0]);
     }
 
     #[test]
-    fn warnings_are_sentences_and_survive_json() {
+    fn warnings_are_sentences_and_are_read_back_from_their_json() {
         let warning = Warning::Spread {
             cells: 3,
             of: 96,

@@ -1,4 +1,5 @@
-//! Workloads as data: what is asked of a target, not how it is carried out.
+//! Workloads of one thread: block size, pattern, direction and queue depth, with the workloads of
+//! the VHD paper.
 
 use crate::{
     job::{Blocks, Bytes, Load},
@@ -8,23 +9,24 @@ use diskwright_stats::numbers::short_size;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Where the next request goes.
+/// Sequential or random access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pattern {
-    /// Behind the one before, and from the beginning again at the end of the working set.
+    /// Each request follows the one before. At the end of the working set the stream restarts at
+    /// its beginning.
     Sequential,
-    /// Anywhere in the working set, uniformly, aligned to the block.
+    /// Offsets are uniform over the working set and aligned to the block.
     Random,
 }
 
-/// Which way the bytes go.
+/// Read or write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
-    /// From the target.
+    /// Reads only.
     Read,
-    /// To the target.
+    /// Writes only.
     Write,
 }
 
@@ -46,23 +48,23 @@ impl fmt::Display for Direction {
     }
 }
 
-/// One kind of I/O: a load of one thread that the papers and the studies have a name for.
+/// A named workload of one thread, as papers and studies use them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Workload {
-    /// As shown to people: "4K random read", "OLTP database".
+    /// Name in reports: "4K random read", "OLTP database".
     pub name: String,
     /// Bytes of one request.
     pub block_bytes: u32,
     /// Share of reads, 0 to 100.
     pub read_percent: f64,
-    /// Share of random requests, 0 to 100; the others follow the one before.
+    /// Share of random requests, 0 to 100; the others are sequential.
     pub random_percent: f64,
     /// Requests kept in flight.
     pub queue_depth: u32,
 }
 
 impl Workload {
-    /// Requests of one kind on the whole target, named after what they are.
+    /// A workload of one pattern and direction, named after them.
     pub fn new(pattern: Pattern, direction: Direction, block_bytes: u32, queue_depth: u32) -> Self {
         Self {
             name: format!("{} {pattern} {direction}", short_size(u64::from(block_bytes))),
@@ -73,7 +75,7 @@ impl Workload {
         }
     }
 
-    /// As a load of a job.
+    /// The workload as a load of a job.
     pub fn load(&self) -> Load {
         Load {
             name: self.name.clone(),
@@ -85,14 +87,9 @@ impl Workload {
         }
     }
 
-    /// Whether it writes at all.
+    /// Whether any request is a write.
     pub fn writes(&self) -> bool {
         self.read_percent < 100.0
-    }
-
-    /// Whether any of it follows the request before.
-    pub fn is_partly_sequential(&self) -> bool {
-        self.random_percent < 100.0
     }
 
     /// "read", "write", or "70 % read".
@@ -133,7 +130,7 @@ pub fn paper_monolithic(queue_depth: u32) -> Vec<Workload> {
 }
 
 /// The twelve application workloads of the VHD paper ("Application-Based Workloads"), in its order,
-/// as the profile `vhd-applications` has them.
+/// from the profile `vhd-applications`.
 pub fn paper_applications(queue_depth: u32) -> Vec<Workload> {
     let loads = Profile::find("vhd-applications")
         .into_iter()
@@ -164,24 +161,24 @@ mod tests {
     }
 
     #[test]
-    fn the_applications_are_twelve_and_keep_their_shares() {
+    fn the_twelve_application_workloads_keep_their_shares() {
         let all = paper_applications(32);
         assert_eq!(all.len(), 12);
         let oltp = all.iter().find(|workload| workload.name == "OLTP database").unwrap();
         assert_eq!((oltp.block_bytes, oltp.queue_depth), (8192, 32));
         assert_eq!((oltp.direction().as_str(), oltp.pattern().as_str()), ("70 % read", "random"));
-        assert!(oltp.writes() && !oltp.is_partly_sequential());
+        assert!(oltp.writes());
     }
 
     #[test]
-    fn a_workload_comes_back_from_its_json() {
+    fn a_workload_is_read_back_from_its_json() {
         let workload = Workload { read_percent: 95.0, ..Workload::new(Pattern::Random, Direction::Read, 8192, 4) };
         let json = serde_json::to_string(&workload).unwrap();
         assert_eq!(serde_json::from_str::<Workload>(&json).unwrap(), workload);
     }
 
     #[test]
-    fn sizes_are_short_where_they_can_be() {
+    fn sizes_have_a_unit_where_they_are_whole_multiples() {
         assert_eq!([4096, 1 << 20, 40 << 30, 3 << 9, 1500].map(short_size), ["4K", "1M", "40G", "1536", "1500"]);
     }
 }

@@ -1,89 +1,88 @@
-//! What a report says, before it is a page or a text: chapters of sentences, tables, facts and
-//! plots.
+//! The data of a report: chapters of sentences, tables, facts and plots.
 //!
-//! Each figure in a table is kept beside its text, so that a page can carry the exact value where
-//! people read a rounded one, and so that all forms of a report say the same.
+//! A table cell has both the exact figure and its rounded text. A page shows the text and carries
+//! the exact figure for programs.
 
 use maud::Markup;
 
-/// How a figure or a sentence is to be taken. Shown by colour and by words or weight, never by
+/// Meaning of a figure or a sentence. It is shown by colour together with words or weight, never by
 /// colour alone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Tone {
-    /// As it is.
+    /// No special meaning.
     #[default]
     Plain,
-    /// As hoped.
+    /// A good result.
     Good,
-    /// Not to be overlooked.
+    /// A bad result, or a warning that voids a result.
     Bad,
-    /// A reason for doubt.
+    /// A warning.
     Doubt,
-    /// Secondary.
+    /// Less important text.
     Faint,
 }
 
-/// Where a figure would stand.
+/// Text of a cell without a figure.
 const NONE: &str = "–";
 
 /// One cell of a table.
 #[derive(Debug, Clone, Default)]
 pub struct Cell {
-    /// As people read it.
+    /// Text that is shown.
     pub text: String,
-    /// In full, where it is a figure.
+    /// The exact figure; `None` for a cell of text.
     pub value: Option<f64>,
-    /// How it is to be taken.
+    /// Meaning of the cell.
     pub tone: Tone,
 }
 
 impl Cell {
-    /// A word.
+    /// A cell of text.
     pub fn text(text: impl Into<String>) -> Self {
         Self { text: text.into(), ..Self::default() }
     }
 
-    /// A figure and how it is written.
+    /// A cell of a figure, formatted by `write`.
     pub fn figure(value: f64, write: impl FnOnce(f64) -> String) -> Self {
         Self { text: write(value), value: Some(value), tone: Tone::Plain }
     }
 
-    /// A figure, or a dash where there is none.
+    /// A cell of a figure, or a dash for `None`.
     pub fn maybe(value: Option<f64>, write: impl FnOnce(f64) -> String) -> Self {
         value.map_or_else(|| Self::text(NONE).toned(Tone::Faint), |value| Self::figure(value, write))
     }
 
-    /// The same with a meaning.
+    /// The same cell with the given meaning.
     pub fn toned(self, tone: Tone) -> Self {
         Self { tone, ..self }
     }
 }
 
-/// A row.
+/// A row of a table.
 #[derive(Debug, Clone, Default)]
 pub struct Row {
-    /// Its cells; the first is its name.
+    /// Cells of the row; the first one names it.
     pub cells: Vec<Cell>,
-    /// Whether it sums up the others.
+    /// Whether this is a row of totals.
     pub total: bool,
 }
 
 /// A table.
 #[derive(Debug, Clone)]
 pub struct Table {
-    /// What it tells; also for screen readers.
+    /// Caption, which screen readers also read.
     pub caption: String,
     /// Heads of the columns, with units.
     pub heads: Vec<String>,
     /// The rows.
     pub rows: Vec<Row>,
-    /// How many columns at the left name a row. A table that is too wide for a terminal is
-    /// continued below with these columns again.
+    /// Number of columns at the left that name a row. When a table is too wide for a terminal, its
+    /// further columns follow below, and these columns are repeated.
     pub keys: usize,
 }
 
 impl Table {
-    /// An empty table of these columns.
+    /// An empty table with these heads and one key column.
     pub fn new(caption: impl Into<String>, heads: &[&str]) -> Self {
         Self {
             caption: caption.into(),
@@ -93,7 +92,7 @@ impl Table {
         }
     }
 
-    /// The same table with this many columns that name a row.
+    /// The same table with `keys` columns that name a row.
     pub fn keys(self, keys: usize) -> Self {
         Self { keys, ..self }
     }
@@ -103,51 +102,50 @@ impl Table {
         self.rows.push(Row { cells, total: false });
     }
 
-    /// Adds a row that sums up the others.
+    /// Adds a row of totals.
     pub fn total(&mut self, cells: Vec<Cell>) {
         self.rows.push(Row { cells, total: true });
     }
 
-    /// Whether the cells of this column are figures (or one of them would be), and so stand on the
-    /// right.
-    pub fn is_numeric(&self, column: usize) -> bool {
+    /// Whether a cell of this column is a figure or a dash for one. Such a column is right-aligned.
+    pub(crate) fn is_numeric(&self, column: usize) -> bool {
         self.rows.iter().filter_map(|row| row.cells.get(column)).any(|cell| cell.value.is_some() || cell.text == NONE)
     }
 }
 
-/// A figure that is shown large.
+/// A figure in large type, at the top of a page.
 #[derive(Debug, Clone)]
 pub struct Tile {
-    /// What it is.
+    /// Name of the figure.
     pub name: String,
     /// The figure.
     pub cell: Cell,
-    /// Its unit, or what else stands behind it.
+    /// Unit, or other text after the figure.
     pub unit: String,
 }
 
-/// A piece of a chapter.
+/// A block of a chapter.
 #[derive(Debug, Clone)]
 pub enum Block {
     /// A heading.
     Heading(String),
     /// A paragraph.
     Text(String),
-    /// Figures shown large.
+    /// Figures in large type.
     Tiles(Vec<Tile>),
     /// A table.
     Table(Table),
     /// Plots, side by side where there is room.
     Plots(Vec<Markup>),
-    /// Names and what they stand for.
+    /// Pairs of a name and a value.
     Facts(Vec<(String, String)>),
-    /// Text as it is, for a program to read.
+    /// Preformatted text, such as a job file.
     Code {
-        /// What it is for.
+        /// Caption of the text.
         name: String,
         /// The text.
         text: String,
-        /// Its language, for Markdown.
+        /// Language of the text, for Markdown.
         language: &'static str,
     },
     /// Details that few readers need. A page shows them when the reader opens the section and on
@@ -160,33 +158,33 @@ pub enum Block {
     },
 }
 
-/// A sentence that warns.
+/// A warning about the result.
 #[derive(Debug, Clone)]
 pub struct Doubt {
-    /// [`Tone::Bad`] or [`Tone::Doubt`].
+    /// [`Tone::Bad`] for a warning that voids the result, else [`Tone::Doubt`].
     pub tone: Tone,
     /// The sentence.
     pub sentence: String,
 }
 
-/// One result, or several side by side.
+/// The report of one result, or of several that are compared.
 #[derive(Debug, Clone)]
 pub struct Chapter {
     /// Unique in the report; letters, digits and hyphens.
     pub id: String,
     /// What was measured, as in "Run of oltp on golden.vhdx".
     pub title: String,
-    /// The name by which readers know the result, its file's: "oltp.json". May be empty.
+    /// File name of the result: "oltp.json". May be empty.
     pub source: String,
-    /// When it was measured and how long that took.
+    /// Time and duration of the measurement.
     pub subtitle: String,
-    /// The conclusion.
+    /// The conclusion, one sentence.
     pub verdict: String,
-    /// A word or two each: complete, stopped, steady state.
+    /// Short labels: complete, stopped, steady state.
     pub badges: Vec<(Tone, String)>,
-    /// Reasons for doubt, the gravest first.
+    /// Warnings; those that void the result come first.
     pub doubts: Vec<Doubt>,
-    /// The rest.
+    /// The content after verdict and warnings.
     pub blocks: Vec<Block>,
 }
 

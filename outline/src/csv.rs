@@ -1,12 +1,12 @@
-//! Records as CSV (RFC 4180: commas, CRLF, quotes where they are needed), tidy: one observation a
-//! row, one variable a column, units in the names of the columns.
+//! CSV by RFC 4180: commas, CRLF, quotes where they are needed. Tables are tidy: one observation
+//! per row, one variable per column, units in the names of the columns.
 //!
-//! A record names its columns itself, so that a value cannot stand under another column's name. All
-//! records of one table have the same columns in the same order; the first record decides which.
+//! Each record is given with the names of its columns, so that a value cannot be written under
+//! another name. All records of a table have the columns of the first record, in the same order.
 
 use std::io;
 
-/// A table that is being written.
+/// A CSV table in memory.
 #[derive(Debug)]
 pub struct Csv {
     heads: Vec<&'static str>,
@@ -21,10 +21,10 @@ impl Default for Csv {
 }
 
 impl Csv {
-    /// Adds a record: names of columns and their values; a value that is not known is empty.
+    /// Adds a record: pairs of a column name and a value. An unknown value is an empty string.
     ///
     /// # Errors
-    /// When the columns are not those of the first record.
+    /// When the columns differ from those of the first record.
     pub fn record(&mut self, fields: &[(&'static str, String)]) -> io::Result<()> {
         let heads = || fields.iter().map(|(head, _)| *head);
         if self.heads.is_empty() {
@@ -38,10 +38,10 @@ impl Csv {
         Ok(self.rows.write_record(fields.iter().map(|(_, value)| value.as_str()))?)
     }
 
-    /// The table as text.
+    /// The CSV text.
     ///
     /// # Errors
-    /// When a value is not UTF-8, which no `String` can be.
+    /// Those of the CSV writer, which does not fail in memory.
     pub fn finish(self) -> io::Result<String> {
         let bytes = self.rows.into_inner().map_err(|error| io::Error::other(error.to_string()))?;
         String::from_utf8(bytes).map_err(io::Error::other)
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_quoted_where_they_must_be_and_columns_do_not_change() {
+    fn values_are_quoted_and_other_columns_are_an_error() {
         let mut csv = Csv::default();
         csv.record(&[("target", "a, \"b\"\nc".into()), ("iops", "12".into())]).unwrap();
         let error = csv.record(&[("iops", "12".into()), ("target", "x".into())]).unwrap_err().to_string();

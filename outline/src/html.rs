@@ -1,16 +1,16 @@
-//! Chapters as one page that needs nothing else: no network, no script, no font. Light and dark,
-//! wide and narrow, and on paper.
+//! Chapters as one self-contained HTML page, without network access, scripts and fonts. The page
+//! has light and dark colours, and styles for narrow screens and for printing.
 
 use crate::chapter::{Block, Cell, Chapter, Doubt, Table, Tile, Tone};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 const STYLE: &str = include_str!("style.css");
-/// Text of more characters than this is a sentence.
+/// Cells with more characters than this are wrapped.
 const LONG: usize = 44;
-/// Tables of more columns than this are set closer.
+/// Tables with more columns than this have less padding.
 const MANY: usize = 10;
 
-/// The page. `made_by` stands at its end.
+/// Renders the page. `made_by` names the program and is in the footer.
 pub fn page(chapters: &[Chapter], made_by: &str) -> String {
     let title = match chapters {
         [only] => only.title.clone(),
@@ -25,8 +25,7 @@ pub fn page(chapters: &[Chapter], made_by: &str) -> String {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
-                // Nothing is loaded from anywhere, and nothing runs, whatever a result has in its
-                // names.
+                // Forbids scripts and network access, also if a name in a result had markup.
                 meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:";
                 meta name="generator" content=(made_by);
                 title { (title) " · diskwright" }
@@ -122,12 +121,12 @@ fn draw_table(table: &Table) -> Markup {
     }
 }
 
-/// A sentence in a cell takes several lines.
+/// CSS class of a cell whose text is wrapped.
 fn wrap(cell: &Cell) -> &'static str {
     if cell.text.chars().count() > LONG { " long" } else { "" }
 }
 
-/// A figure carries its exact value where a program finds it.
+/// The text of a cell. A figure is in a `data` element with its exact value.
 fn figure(cell: &Cell) -> Markup {
     html! {
         @match cell.value {
@@ -167,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_verdict_comes_first_and_figures_carry_their_values() {
+    fn the_verdict_comes_first_and_figures_have_their_exact_values() {
         let page = page(&[chapter("a.json")], "diskwright 0.1.0");
         let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text} is not in {page}"));
         assert!(at("It did well.") < at("it was a debug build") && at("it was a debug build") < at("<table>"));
@@ -175,10 +174,10 @@ mod tests {
     }
 
     #[test]
-    fn a_page_asks_nothing_of_the_network_and_runs_nothing() {
+    fn a_page_loads_nothing_and_has_no_script() {
         let page = page(&[chapter("<script>alert(1)</script>"), chapter("b")], "diskwright");
         assert!(!page.contains("<script") && !page.contains("<b>reads"), "{page}");
-        // The name of the SVG language is the only address.
+        // The SVG namespace is the only URL.
         assert!(!page.replace("http://www.w3.org/2000/svg", "").contains("http://"), "{page}");
         assert!(!page.contains("https://") && !page.contains("url("), "{page}");
     }

@@ -1,45 +1,44 @@
-//! Results as JSON that people can read too: fields and records have lines of their own, rows of
-//! numbers stay on one. A histogram of ten thousand buckets would be forty thousand lines
-//! otherwise.
+//! Indented JSON: each field has a line of its own, and an array of numbers is on one line.
+//! Otherwise a histogram of ten thousand buckets would have forty thousand lines.
 
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// Writes `value` as JSON, indented, with a line feed at its end. Nothing of it is kept in memory.
+/// Writes `value` as indented JSON with a line feed at its end. The text is streamed to `out`.
 ///
 /// # Errors
-/// What the system says of `out`.
+/// Those of `out`, and values that JSON cannot represent.
 pub fn write<T: Serialize + ?Sized>(out: &mut dyn Write, value: &T) -> io::Result<()> {
     let mut lines = Lines { out, open: Vec::new(), undecided: 0, string: InString::No };
     serde_json::to_writer(&mut lines, value)?;
     out.write_all(b"\n")
 }
 
-/// The same as text.
+/// Returns `value` as indented JSON with a line feed at its end.
 ///
 /// # Errors
-/// When `value` cannot be said in JSON.
+/// A value that JSON cannot represent.
 pub fn to_text<T: Serialize + ?Sized>(value: &T) -> io::Result<String> {
     let mut bytes = Vec::new();
     write(&mut bytes, value)?;
     String::from_utf8(bytes).map_err(io::Error::other)
 }
 
-/// Whether the next byte is text.
+/// Whether the next byte is inside a string.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum InString {
     No,
     Yes,
-    /// Behind a backslash.
+    /// After a backslash.
     Escaped,
 }
 
 /// Breaks compact JSON that is written to it into lines.
 struct Lines<'a> {
     out: &'a mut dyn Write,
-    /// For everything that is open, whether its parts have lines of their own.
+    /// For each open array and object, whether its elements have lines of their own.
     open: Vec<bool>,
-    /// Brackets held back: what they hold decides.
+    /// Number of array brackets that are not written yet. The first element decides their layout.
     undecided: usize,
     string: InString,
 }
@@ -64,7 +63,7 @@ impl Lines<'_> {
         Ok(())
     }
 
-    /// Writes the brackets that were held back, before what `first` begins.
+    /// Writes the array brackets that were held back. `first` is the first byte of the element.
     fn decide(&mut self, first: u8) -> io::Result<()> {
         let has_lines = matches!(first, b'{' | b'"');
         for _ in 0..std::mem::take(&mut self.undecided) {
@@ -84,7 +83,7 @@ impl Lines<'_> {
         if had_lines == Some(true) { self.new_line() } else { Ok(()) }
     }
 
-    /// What stands outside of strings.
+    /// Writes a byte outside of strings.
     fn mark(&mut self, byte: u8) -> io::Result<()> {
         match byte {
             b'{' => return self.begin(b'{', true),
@@ -125,7 +124,7 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn fields_have_lines_and_numbers_share_one() {
+    fn fields_have_lines_of_their_own_and_numbers_share_one() {
         let text = to_text(&json!({
             "b": [], "buckets": [[1, 2], [3.5, null]], "list": [{"x": true}, "y, \"z\": [\\"], "n": -1
         }));
@@ -165,7 +164,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_says_the_same(value in any_json()) {
+        fn the_text_parses_to_the_same_value(value in any_json()) {
             prop_assert_eq!(serde_json::from_str::<Value>(&to_text(&value).unwrap()).unwrap(), value);
         }
     }

@@ -1,17 +1,17 @@
-//! Reports: chapters of sentences, tables and plots as data, and the forms in which people and
-//! programs read them. Pure functions: chapters in, text out.
+//! Reports as data, rendered as terminal text, HTML, Markdown, CSV and JSON. All functions are
+//! pure.
 //!
 //! ```text
-//!                                ┌─▶ text.rs      a terminal: as wide as it is
+//!                                ┌─▶ text.rs      text that fits the terminal
 //!   figures ─▶ Chapter ──────────┼─▶ html.rs      one self-contained page, with plot/
-//!              (chapter.rs)      └─▶ markdown.rs  the page without its plots
-//!   rows    ─▶ csv.rs            records with the names of their columns
+//!              (chapter.rs)      └─▶ markdown.rs  without plots
+//!   records ─▶ csv.rs
 //!   values  ─▶ json.rs           indented, rows of numbers on one line
 //! ```
 //!
-//! One chapter feeds the terminal, the page and Markdown, so they cannot contradict each other.
-//! Names in results come from files. They are written as text, never as markup; a page forbids
-//! itself scripts and the network besides.
+//! The terminal, the page and the Markdown are rendered from the same chapter, so that they cannot
+//! contradict each other. Names in results come from files: they are escaped and never become
+//! markup. A page also forbids scripts and network access.
 //!
 //! # Example
 //!

@@ -1,9 +1,9 @@
-//! Lines of a terminal: breaking text at spaces, and colour by meaning.
+//! Terminal lines: wrapping at spaces, and colours.
 
 use crate::chapter::Tone;
 
-/// Breaks `text` at spaces into lines of at most `width` columns. A word that is longer, such as a
-/// path, has a line of its own and is not broken. Line feeds begin a new line.
+/// Wraps `text` at spaces into lines of at most `width` columns. A longer word, such as a path,
+/// gets a line of its own and is not broken. A line feed starts a new line.
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     for paragraph in text.split('\n') {
@@ -27,7 +27,7 @@ pub fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Text in the colour of its meaning, or as it is.
+/// Adds the terminal colour of `tone` to `text`. Returns `text` unchanged without `colour`.
 pub fn paint(text: &str, tone: Tone, colour: bool) -> String {
     let code = match tone {
         Tone::Good => "32",
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_broken_at_spaces_and_a_long_word_is_not() {
+    fn text_is_wrapped_at_spaces_and_long_words_are_not_broken() {
         assert_eq!(wrap("a bb ccc dddd", 6), ["a bb", "ccc", "dddd"]);
         assert_eq!(wrap("/a/long/path it is", 6), ["/a/long/path", "it is"]);
         assert_eq!(wrap("", 6), [""]);

@@ -1,9 +1,9 @@
-//! Chapters as Markdown (GitHub's tables): what the page says, without its plots.
+//! Chapters as Markdown with tables of GitHub, without plots and tiles.
 
 use crate::chapter::{Block, Cell, Chapter, Table, Tone};
 use std::fmt::Write as _;
 
-/// The report as Markdown. `made_by` is its last line, in italics.
+/// Renders chapters as Markdown. `made_by` names the program and is the last line, in italics.
 pub fn markdown(chapters: &[Chapter], made_by: &str) -> String {
     let mut text = String::new();
     for chapter in chapters {
@@ -30,7 +30,7 @@ fn write_block(text: &mut String, block: &Block) {
     let _ = match block {
         Block::Heading(heading) => writeln!(text, "## {}\n", escape(heading)),
         Block::Text(sentence) => writeln!(text, "{}\n", escape(sentence)),
-        // The tables have the same figures.
+        // Tables have the same figures.
         Block::Tiles(_) | Block::Plots(_) => Ok(()),
         Block::Table(table) => write_table(text, table),
         Block::Facts(facts) => {
@@ -40,7 +40,7 @@ fn write_block(text: &mut String, block: &Block) {
             writeln!(text)
         }
         Block::Code { name, text: code, language } => {
-            // A fence longer than any run of backticks inside.
+            // The fence is longer than any run of backticks in the code.
             let fence = "`".repeat(longest_run(code).max(2) + 1);
             writeln!(text, "{}\n\n{fence}{language}\n{}\n{fence}\n", escape(name), code.trim_end())
         }
@@ -74,7 +74,7 @@ fn longest_run(code: &str) -> usize {
     code.split(|c| c != '`').map(str::len).max().unwrap_or(0)
 }
 
-/// Text that Markdown and HTML take as it is.
+/// Escapes text for Markdown and HTML.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -93,6 +93,7 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
     #[test]
     fn names_cannot_break_out_of_their_cells() {
         assert_eq!(escape("a|b\n<i>`c`_d_"), "a\\|b &lt;i&gt;\\`c\\`\\_d\\_");

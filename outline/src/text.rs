@@ -1,14 +1,14 @@
-//! A chapter as text for a terminal. No line is wider than the terminal, except where one word is.
+//! A chapter as text for a terminal. No line is wider than the terminal, except a single long word.
 //!
 //! ```text
-//!   what voids the result         first, because nothing below it can be believed
-//!   verdict                       the conclusion
-//!   title, subtitle, badges       what was measured and when
-//!   headings, sentences, tables   figures; plots, tiles and code are left out
-//!   Before you believe this       the other reasons for doubt, next to the prompt
+//!   warnings that void the result   first, because they make the figures below meaningless
+//!   verdict                         the conclusion
+//!   title, subtitle, badges         what was measured, and when
+//!   headings, sentences, tables     without plots, tiles and code
+//!   Before you believe this         the other warnings, last, next to the prompt
 //! ```
 //!
-//! A heading is printed only where something visible follows it.
+//! A heading is printed only when a visible block follows it.
 
 use crate::{
     chapter::{Block, Chapter, Tone},
@@ -21,14 +21,14 @@ const INDENT: &str = "  ";
 /// Names of facts are padded to at most this many columns.
 const FACT_COLUMNS: usize = 18;
 
-/// How to write for a terminal.
+/// Options of terminal text.
 #[derive(Debug, Clone, Copy)]
 pub struct TextOptions {
     /// Columns of the terminal.
     pub width: usize,
-    /// Whether it shows colours.
+    /// Whether to write terminal colours.
     pub colour: bool,
-    /// Whether details that a page folds away are shown.
+    /// Whether to show the blocks of [`Block::Folded`].
     pub details: bool,
 }
 
@@ -38,7 +38,7 @@ impl Default for TextOptions {
     }
 }
 
-/// The chapter. Ends with a line feed.
+/// Renders a chapter. The text ends with a line feed.
 pub fn text(chapter: &Chapter, options: &TextOptions) -> String {
     let mut page = Page { lines: Vec::new(), headings: Vec::new(), options: *options };
     for doubt in chapter.doubts.iter().filter(|doubt| doubt.tone == Tone::Bad) {
@@ -46,14 +46,14 @@ pub fn text(chapter: &Chapter, options: &TextOptions) -> String {
     }
     page.paragraph(&chapter.verdict, "", Tone::Plain);
     let badges: Vec<&str> = chapter.badges.iter().map(|(_, word)| word.as_str()).collect();
-    let mut told = chapter.title.clone();
+    let mut title = chapter.title.clone();
     for more in [chapter.origin(), badges.join(", ")] {
         if !more.is_empty() {
-            told.push_str("; ");
-            told.push_str(&more);
+            title.push_str("; ");
+            title.push_str(&more);
         }
     }
-    page.paragraph(&told, INDENT, Tone::Faint);
+    page.paragraph(&title, INDENT, Tone::Faint);
     chapter.blocks.iter().for_each(|block| page.block(block));
     let doubts: Vec<_> = chapter.doubts.iter().filter(|doubt| doubt.tone != Tone::Bad).collect();
     if !doubts.is_empty() {
@@ -69,10 +69,10 @@ pub fn text(chapter: &Chapter, options: &TextOptions) -> String {
     text
 }
 
-/// Lines so far.
+/// The lines that have been rendered.
 struct Page {
     lines: Vec<String>,
-    /// Headings that nothing visible has followed yet.
+    /// Headings that are printed before the next visible block.
     headings: Vec<String>,
     options: TextOptions,
 }
@@ -119,7 +119,7 @@ impl Page {
         }
     }
 
-    /// Writes the headings that are due, with an empty line before and after each.
+    /// Writes the pending headings, with an empty line before and after each.
     fn begin(&mut self) {
         self.lines.push(String::new());
         for heading in std::mem::take(&mut self.headings) {
@@ -135,9 +135,9 @@ impl Page {
         }
     }
 
-    /// A paragraph behind `lead`, indented, whose further lines begin where the first one does.
+    /// Writes an indented paragraph after `lead`, with a hanging indent.
     fn hanging(&mut self, lead: &str, sentence: &str, tone: Tone) {
-        // A long name takes a line of its own rather than the room of its value.
+        // A long name gets a line of its own, so that its value is not squeezed.
         let columns = lead.chars().count();
         let beside = columns <= FACT_COLUMNS + 2;
         let room = if beside { columns } else { 4 };
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn details_and_colours_are_shown_where_they_are_asked_for() {
+    fn details_and_colours_are_optional() {
         let plain = text(&chapter(), &TextOptions::default());
         assert!(!plain.contains("Each thread") && !plain.contains('\x1b') && !plain.contains("Plots"));
         let all = text(&chapter(), &TextOptions { details: true, colour: true, ..TextOptions::default() });
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_no_wider_than_the_terminal_unless_a_word_is() {
+    fn lines_are_no_wider_than_the_terminal() {
         for width in [40, 60, 80, 200] {
             let shown = text(&chapter(), &TextOptions { width, ..TextOptions::default() });
             assert!(shown.lines().all(|line| line.chars().count() <= width), "{width}: {shown}");

@@ -1,12 +1,12 @@
 //! A table as text that fits a terminal.
 //!
-//! What is too wide becomes narrower step by step, and the first step that suffices is taken:
+//! A table that is too wide is made narrower by the first of these steps that is enough:
 //!
-//! 1. Heads of columns are broken at spaces.
-//! 2. Columns of text are broken at spaces, the widest one first.
-//! 3. The table is continued below: further columns, with those that name a row again.
+//! 1. Heads of columns are wrapped at spaces.
+//! 2. Columns of text are wrapped at spaces, the widest one first.
+//! 3. Further columns follow below, and the columns that name a row are repeated.
 //!
-//! Figures are never broken. Columns of figures lean right, the others left.
+//! Figures are never broken. Columns of figures are right-aligned, the others left-aligned.
 
 use crate::{
     chapter::{Row, Table, Tone},
@@ -14,13 +14,13 @@ use crate::{
 };
 use std::ops::Range;
 
-/// Columns between two columns.
+/// Spaces before each column.
 const GAP: usize = 2;
-/// A column of text is not made narrower than this.
+/// Smallest width of a wrapped column of text.
 const NARROWEST: usize = 14;
 
-/// The table without its caption. Each line is indented by two spaces and ends with a line feed; no
-/// line ends in spaces. Colour only where the caller says that the terminal shows it.
+/// Renders a table without its caption. Each line is indented by two spaces and ends with a line
+/// feed; no line ends in spaces. `width` is in columns. With `colour`, cells have terminal colours.
 pub fn table_text(table: &Table, width: usize, colour: bool) -> String {
     let columns = table.heads.len();
     let natural: Vec<Widths> = (0..columns).map(|column| Widths::of(table, column)).collect();
@@ -32,11 +32,11 @@ pub fn table_text(table: &Table, width: usize, colour: bool) -> String {
     let mut narrow = unbroken.clone();
     shrink(table, &natural, &mut narrow, width);
     if total(&narrow) <= width {
-        // What the broken heads gave back goes to them again, so that few are broken.
+        // The remaining width goes to wrapped heads, so that few heads are wrapped.
         widen(&natural, &mut narrow, width);
         return lines(table, &narrow, 0..columns, colour);
     }
-    // Where it must be continued anyway, cells are broken only where they are longer than a line.
+    // The table continues below. Cells are wrapped only where they are longer than half a line.
     let half = width / 2;
     let mut narrow: Vec<usize> =
         unbroken.iter().zip(&narrow).map(|(unbroken, narrow)| (*unbroken).min(half).max(*narrow)).collect();
@@ -64,11 +64,11 @@ pub fn table_text(table: &Table, width: usize, colour: bool) -> String {
     text
 }
 
-/// Widths that a column would like to have.
+/// Natural widths of a column.
 struct Widths {
     cells: usize,
     head: usize,
-    /// Of the longest word of the head.
+    /// Width of the longest word of the head.
     head_word: usize,
 }
 
@@ -91,7 +91,7 @@ fn longest_word(table: &Table, column: usize) -> usize {
     cells_of(table, column).flat_map(|cell| cell.split(' ')).map(width_of).max().unwrap_or(0)
 }
 
-/// Columns that a text takes.
+/// Width of a text in columns.
 fn width_of(text: &str) -> usize {
     text.chars().count()
 }
@@ -100,7 +100,7 @@ fn total(widths: &[usize]) -> usize {
     widths.iter().map(|width| width + GAP).sum()
 }
 
-/// Makes columns of text narrower until the table fits or none can be.
+/// Makes columns of text narrower until the table fits or no column can be narrower.
 fn shrink(table: &Table, natural: &[Widths], widths: &mut [usize], most: usize) {
     loop {
         let can = |column: &usize| {
@@ -114,7 +114,7 @@ fn shrink(table: &Table, natural: &[Widths], widths: &mut [usize], most: usize) 
     }
 }
 
-/// Gives room that is left to heads that are broken.
+/// Gives remaining width to heads that are wrapped.
 fn widen(natural: &[Widths], widths: &mut [usize], most: usize) {
     for (column, wanted) in natural.iter().enumerate() {
         let lacks = wanted.head.saturating_sub(widths[column]);
@@ -124,7 +124,7 @@ fn widen(natural: &[Widths], widths: &mut [usize], most: usize) {
     }
 }
 
-/// Heads and rows of the columns that name a row and of those in `shown`.
+/// Renders the key columns and the columns `shown`, with their heads.
 fn lines(table: &Table, widths: &[usize], shown: Range<usize>, colour: bool) -> String {
     let keys = 0..table.keys.min(shown.start);
     let columns: Vec<usize> = keys.chain(shown).collect();
@@ -132,7 +132,7 @@ fn lines(table: &Table, widths: &[usize], shown: Range<usize>, colour: bool) -> 
     let mut text = String::new();
     let heads: Vec<(Vec<String>, Tone)> =
         columns.iter().map(|column| (wrap(&table.heads[*column], widths[*column]), Tone::Faint)).collect();
-    // Heads stand on the line above the figures.
+    // Heads are aligned at the bottom, next to the figures.
     let most = heads.iter().map(|(lines, _)| lines.len()).max().unwrap_or(0);
     let padded = heads.into_iter().map(|(lines, tone)| {
         let above = vec![String::new(); most - lines.len()];
@@ -153,7 +153,7 @@ fn lines(table: &Table, widths: &[usize], shown: Range<usize>, colour: bool) -> 
     text
 }
 
-/// Writes one row of cells, each of which may have several lines.
+/// Writes one row. Each cell may have several lines.
 fn put(
     text: &mut String,
     columns: &[usize],
@@ -165,7 +165,7 @@ fn put(
     let most = cells.iter().map(|(lines, _)| lines.len()).max().unwrap_or(0);
     for number in 0..most {
         let mut line = String::new();
-        // Padding is held back until something follows it, so that no line ends in spaces.
+        // Padding is written only before a further cell, so that no line ends in spaces.
         let mut held_back = 0;
         for (column, (lines, tone)) in columns.iter().zip(cells) {
             let cell = lines.get(number).map_or("", String::as_str);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_line_up_and_no_line_ends_in_spaces() {
+    fn columns_are_aligned_and_no_line_ends_in_spaces() {
         let expected = "  target         IOPS  mean latency  remark
   raw             100          1.25
   vhdx dynamic  12345           0.5  ä remark of several words
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_wide_is_broken_at_spaces_and_then_continued_below() {
+    fn a_wide_table_is_wrapped_and_then_continued_below() {
         let broken = "                          mean
   target         IOPS  latency  remark
   raw             100     1.25
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_cell_keeps_the_columns_behind_it_in_place() {
+    fn an_empty_cell_keeps_the_following_columns_aligned() {
         let mut table = Table::new("", &["a", "bb", "c"]);
         table.row(vec![number(1.0), Cell::default(), Cell::text("x")]);
         table.row(vec![Cell::default(), number(22.0), Cell::text("y")]);
@@ -248,7 +248,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_cell_is_shown_and_no_line_is_wider_than_it_must_be(
+        fn every_cell_is_shown_and_every_line_fits(
             cells in prop::collection::vec(prop::collection::vec("[a-z]{1,9}( [a-z]{1,9}){0,4}", 6), 1..5),
             width in 40_usize..120,
         ) {

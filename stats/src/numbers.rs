@@ -1,10 +1,10 @@
-//! How numbers are written for people: one rule for terminals, pages, tables and messages.
+//! Formats numbers for people: one rule for terminals, pages, tables and messages.
 //!
-//! Three significant digits, thousands in groups, times in the unit that leaves at least one digit
-//! before the point, sizes in powers of 1024, throughput in powers of 1000. Exact values are in the
-//! JSON.
+//! A number has three significant digits, and a comma between groups of three digits. A time has
+//! the largest unit that leaves at least one digit before the point. Sizes use powers of 1024,
+//! throughput powers of 1000. Exact values are in the JSON.
 
-/// A count with thin groups of thousands: `123,456`.
+/// Rounds to a whole number, with a comma between groups of three digits: `123,456`.
 pub fn grouped(value: f64) -> String {
     let digits = format!("{:.0}", value.abs());
     let mut text = String::new();
@@ -17,7 +17,8 @@ pub fn grouped(value: f64) -> String {
     if value < -0.5 { format!("-{text}") } else { text }
 }
 
-/// A figure with about three digits that matter: `12,345`, `123`, `12.3`, `1.23`, `0.012`.
+/// Three significant digits, more above 1000, fewer below 0.1: `12,345`, `123`, `12.3`, `1.23`,
+/// `0.012`.
 pub fn figure(value: f64) -> String {
     match value.abs() {
         size if size >= 99.95 || size == 0.0 => grouped(value),
@@ -27,7 +28,7 @@ pub fn figure(value: f64) -> String {
     }
 }
 
-/// Nanoseconds as people say them: `12.3 µs`, `4.56 ms`, `1.23 s`.
+/// A time in nanoseconds, with its unit: `950 ns`, `12.3 µs`, `4.56 ms`, `1.23 s`.
 pub fn duration(ns: f64) -> String {
     match ns.abs() {
         size if size >= 999.5e6 => format!("{} s", figure(ns / 1e9)),
@@ -37,7 +38,7 @@ pub fn duration(ns: f64) -> String {
     }
 }
 
-/// Bytes as people say them, powers of 1024: `512 B`, `1.50 MiB`.
+/// A size in bytes, with a unit of powers of 1024: `512 B`, `1.50 MiB`.
 pub fn bytes(value: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB"];
     let mut scaled = value as f64;
@@ -56,18 +57,18 @@ pub fn bytes(value: u64) -> String {
     }
 }
 
-/// A ratio.
+/// A ratio with two decimals: `0.95`.
 pub fn ratio(value: f64) -> String {
     format!("{value:.2}")
 }
 
-/// A share from 0 to 1 as a percentage.
+/// A share from 0 to 1 as a percentage: `0 %`, `2.1 %`, `50 %`.
 pub fn percent(share: f64) -> String {
     let percent = share * 100.0;
     if percent != 0.0 && percent.abs() < 9.95 { format!("{percent:.1} %") } else { format!("{percent:.0} %") }
 }
 
-/// A tick of a rate: `500`, `20k`, `1.5M`.
+/// A tick label of a rate, in powers of 1000: `500`, `20k`, `1.5M`.
 pub fn short(value: f64) -> String {
     let digits = |value: f64| {
         let text = format!("{value:.2}");
@@ -81,7 +82,7 @@ pub fn short(value: f64) -> String {
     }
 }
 
-/// A tick of a time in nanoseconds: `50 µs`, `2 ms`.
+/// A tick label of a time in nanoseconds: `50 µs`, `2 ms`.
 pub fn short_time(ns: f64) -> String {
     let (unit, scale) = match ns.abs() {
         size if size >= 0.9999e9 => ("s", 1e9),
@@ -92,13 +93,14 @@ pub fn short_time(ns: f64) -> String {
     format!("{} {unit}", short(ns / scale))
 }
 
-/// A share of a sample as a percentile: `0`, `50`, `90`, `99.9`.
+/// A quantile from 0 to 1 as the number of its percentile: `0`, `50`, `90`, `99.9`.
 pub fn percentile(share: f64) -> String {
     let text = format!("{:.7}", share * 100.0);
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// When a run began, as in `2026-11-20 22:17:49 UTC`; text of another form stays as it is.
+/// Turns `20261120T221749Z` into `2026-11-20 22:17:49 UTC`. Text of another form is returned
+/// unchanged.
 pub fn moment(compact: &str) -> String {
     let digits: Vec<char> = compact.chars().collect();
     let is_compact = digits.len() == 16 && digits[8] == 'T' && digits[15] == 'Z';
@@ -109,7 +111,7 @@ pub fn moment(compact: &str) -> String {
     format!("{}-{}-{} {}:{}:{} UTC", part(0, 4), part(4, 6), part(6, 8), part(9, 11), part(11, 13), part(13, 15))
 }
 
-/// Words joined by commas and an "and".
+/// Joins words by commas and a last "and": `a, b and c`.
 pub fn list(words: &[String]) -> String {
     match words {
         [] => String::new(),
@@ -118,7 +120,8 @@ pub fn list(words: &[String]) -> String {
     }
 }
 
-/// A size in the words of the trade: 4K, 1M, 40G; bytes where it is no whole number of those.
+/// A size with the unit letter of fio and qemu-img: `4K`, `1M`, `40G`. A size that is no whole
+/// number of such units is written in bytes.
 pub fn short_size(bytes: u64) -> String {
     for (shift, unit) in [(40, 'T'), (30, 'G'), (20, 'M'), (10, 'K')] {
         if bytes >> shift > 0 && bytes & ((1 << shift) - 1) == 0 {
@@ -133,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_the_digits_that_matter() {
+    fn numbers_have_three_significant_digits() {
         assert_eq!(
             [1_234_567.4, 999.6, 12.345, 1.2345, 0.9996, 0.01234, 0.0, -1234.0].map(figure).join(" "),
             "1,234,567 1,000 12.3 1.23 1.00 0.012 0 -1,234"

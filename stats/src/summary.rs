@@ -1,9 +1,10 @@
-//! Statistics between rounds. Pure functions: numbers in, numbers out.
+//! Median, spread and confidence interval of the rounds of a benchmark; ratios of two targets.
 //!
-//! A measurement on a shared machine has few rounds, a skewed distribution (something may slow a
-//! round down, nothing speeds one up) and drift. So the centre is the median, the spread is told as
-//! it was seen, and two targets are compared by the ratio *within* each round, where drift has hit
-//! both alike; the median of those ratios is the answer.
+//! A measurement on a shared machine has few rounds, drift, and a skewed distribution: other load
+//! slows a round down, and nothing speeds one up. The centre is therefore the median, and the
+//! spread is given by min, max and median absolute deviation. Two targets are compared by the ratio
+//! *within* each round, because drift affects both targets of a round alike. The median of these
+//! ratios is the result.
 
 use rand_xoshiro::{
     Xoshiro256PlusPlus,
@@ -12,23 +13,23 @@ use rand_xoshiro::{
 use serde::{Deserialize, Serialize};
 use statrs::distribution::{Binomial, ContinuousCDF, DiscreteCDF, StudentsT};
 
-/// Several rounds of one figure.
+/// Summary of several rounds of one figure, in the unit of that figure.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
-    /// How many.
+    /// Number of rounds.
     pub rounds: usize,
-    /// Middle one.
+    /// Median of the rounds.
     pub median: f64,
-    /// Smallest.
+    /// Smallest round.
     pub min: f64,
-    /// Largest.
+    /// Largest round.
     pub max: f64,
     /// Median absolute deviation from the median; not scaled to a normal distribution's deviation.
     pub mad: f64,
 }
 
 impl Summary {
-    /// Summarises `values`; `None` for none, or when one of them is not a number.
+    /// Summarises `values`. `None` when `values` is empty or contains NaN.
     pub fn of(values: &[f64]) -> Option<Self> {
         let median = median(values)?;
         let deviations: Vec<f64> = values.iter().map(|value| (value - median).abs()).collect();
@@ -41,13 +42,13 @@ impl Summary {
         })
     }
 
-    /// Distance between the extremes as a share of the median; 0 for a median of 0.
+    /// Max minus min, as a share of the median; 0 when the median is 0.
     pub fn spread(&self) -> f64 {
         if self.median == 0.0 { 0.0 } else { (self.max - self.min) / self.median.abs() }
     }
 }
 
-/// A range in which a figure lies with some confidence.
+/// A confidence interval. The function that returns it says which confidence it has.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
     /// Lower end.
@@ -56,8 +57,8 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// The middle value; of an even number, the mean of the two in the middle. `None` for none, or when
-/// one is not a number.
+/// The median; of an even number of values, the mean of the two in the middle. `None` when `values`
+/// is empty or contains NaN.
 pub fn median(values: &[f64]) -> Option<f64> {
     if values.is_empty() || values.iter().any(|value| value.is_nan()) {
         return None;
@@ -68,29 +69,25 @@ pub fn median(values: &[f64]) -> Option<f64> {
     Some(if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 })
 }
 
-/// `ours[i] / base[i]` for each round. Rounds that one of them lacks, or in which the base is 0,
-/// are left out.
+/// `ours[i] / base[i]` for each round. Rounds that one side lacks, or in which `base` is 0, are
+/// left out.
 pub fn ratios(ours: &[f64], base: &[f64]) -> Vec<f64> {
     ours.iter().zip(base).filter(|(_, base)| **base > 0.0).map(|(ours, base)| ours / base).collect()
 }
 
-/// The median of the ratios within rounds.
-pub fn median_ratio(ours: &[f64], base: &[f64]) -> Option<f64> {
-    median(&ratios(ours, base))
-}
-
-/// Confidence interval of the median of the distribution that `values` were drawn from, with at
-/// least `confidence` (0.95).
+/// Confidence interval of the median of the distribution that `values` were drawn from, with the
+/// confidence `confidence` (0.95).
 ///
-/// - From 6 values on (for 0.95) two order statistics: the median lies below the k-th smallest of n
-///   values with the probability of fewer than k heads of n coins. Exact for every distribution.
-/// - For 2 to 5 values even the extremes are less sure (3 values: 75 %). Student's t interval
-///   around the mean, widened to the extremes: it has its level where the values are normal, 2 to 3
-///   percent less on uniform and skewed ones, and never less than the extremes have.
-/// - `None` for one value, which says nothing of how values scatter, for none, and when one is not
-///   a finite number.
+/// - With 6 values or more (for 0.95) the ends are order statistics: the median lies below the k-th
+///   smallest of n values with the probability of fewer than k heads in n coin tosses. The interval
+///   has at least the confidence that was asked for, for every distribution.
+/// - With 2 to 5 values even min and max have less confidence (3 values: 75 %). The interval is
+///   then Student's t interval around the mean, widened to min and max. It has the confidence that
+///   was asked for where the values are normal, 2 to 3 percentage points less where they are
+///   uniform or skewed, and never less than min and max have.
+/// - `None` for fewer than 2 values, and when one is not finite.
 ///
-/// A percentile bootstrap, which was here before, cannot leave the range of the values: of three
+/// A percentile bootstrap was rejected: it cannot exceed the range of the values, and of three
 /// values it covered 75 %.
 pub fn median_interval(values: &[f64], confidence: f64) -> Option<Interval> {
     if values.len() < 2 || values.iter().any(|value| !value.is_finite()) {
@@ -100,7 +97,7 @@ pub fn median_interval(values: &[f64], confidence: f64) -> Option<Interval> {
     sorted.sort_by(f64::total_cmp);
     let (n, last, tail) = (sorted.len(), sorted.len() - 1, (1.0 - confidence) / 2.0);
     let coins = Binomial::new(0.5, n as u64).ok()?;
-    // How many values can be left out at each end.
+    // The number of values that are left out at each end.
     let left_out = (0..n as u64 / 2).take_while(|heads| coins.cdf(*heads) <= tail).count();
     if left_out > 0 {
         return Some(Interval { low: sorted[left_out - 1], high: sorted[n - left_out] });
@@ -111,12 +108,12 @@ pub fn median_interval(values: &[f64], confidence: f64) -> Option<Interval> {
     Some(Interval { low: (mean - reach).min(sorted[0]), high: (mean + reach).max(sorted[last]) })
 }
 
-/// The order in which `targets` are measured in `round`: shuffled, and every odd round is the one
-/// before it backwards.
+/// The order in which `targets` are measured in `round`. Even rounds are shuffled by `seed`; an odd
+/// round is the round before in reverse order.
 ///
-/// Backwards, because then a drift that is steady over the two rounds falls on every target alike
-/// (the ABBA design); shuffled, because then no target always follows the same other one and
-/// inherits what that one left in the device's cache.
+/// The reverse order makes a drift that is linear over the two rounds affect every target alike
+/// (the ABBA design). The shuffle keeps a target from always following the same other target, whose
+/// data would then be in the device's cache.
 pub fn round_order(targets: usize, round: usize, seed: u64) -> Vec<usize> {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed ^ (round / 2) as u64);
     let mut order: Vec<usize> = (0..targets).collect();
@@ -135,7 +132,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn the_median_is_the_middle_and_does_not_feel_one_outlier() {
+    fn one_outlier_does_not_move_the_median() {
         assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
         // One round in which another guest took the disk: the mean would be 27.
@@ -144,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_tells_the_extremes() {
+    fn a_summary_has_median_min_max_and_mad() {
         let summary = Summary::of(&[90.0, 100.0, 130.0]).unwrap();
         assert_eq!((summary.median, summary.min, summary.max, summary.mad), (100.0, 90.0, 130.0, 10.0));
         assert!((summary.spread() - 0.4).abs() < 1e-12);
@@ -153,36 +150,36 @@ mod tests {
 
     #[test]
     fn ratios_within_rounds_cancel_drift() {
-        // The machine halves its speed after the second round. Ours is always 5 % slower. Medians
-        // of the absolute figures would compare 95 with 75 here; the ratios within rounds all say
-        // 0.95.
+        // The machine halves its speed after the second round. `ours` is always 5 % slower than
+        // `base`, so that the ratio within each round is 0.95.
         let base = [100.0, 100.0, 50.0, 50.0];
         let ours: Vec<f64> = base.iter().map(|value| value * 0.95).collect();
-        assert!((median_ratio(&ours, &base).unwrap() - 0.95).abs() < 1e-12);
-        // A round in which the base did nothing says nothing.
+        assert!((median(&ratios(&ours, &base)).unwrap() - 0.95).abs() < 1e-12);
+        // A round in which the base is 0 has no ratio.
         assert_eq!(ratios(&[1.0, 2.0], &[0.0, 4.0]), [0.5]);
-        assert_eq!(median_ratio(&[1.0], &[0.0]), None);
+        assert_eq!(ratios(&[1.0], &[0.0]), []);
     }
 
     #[test]
-    fn an_interval_is_of_order_statistics_where_there_are_enough_and_of_students_t_else() {
+    fn intervals_use_order_statistics_from_six_values_on_and_students_t_below() {
         let ends = |values: &[f64], confidence| median_interval(values, confidence).map(|ends| (ends.low, ends.high));
         assert_eq!(ends(&[0.97; 9], 0.95), Some((0.97, 0.97)));
-        // Six values: 2 / 2^6 lie outside. Nine: the second of each end, 2 * (1 + 9) / 2^9.
+        // Six values: the median is outside with 2 / 2^6. Nine: the second value of each end, with
+        // 2 * (1 + 9) / 2^9.
         assert_eq!(ends(&[6.0, 1.0, 2.0, 4.0, 3.0, 5.0], 0.95), Some((1.0, 6.0)));
         assert_eq!(ends(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0], 0.95), Some((2.0, 8.0)));
         // R: t.test(c(1, 2, 3)) has -0.484138 to 4.484138.
         let (low, high) = ends(&[1.0, 2.0, 3.0], 0.95).unwrap();
         assert!((low + 0.484_138).abs() < 1e-6 && (high - 4.484_138).abs() < 1e-6, "{low} {high}");
-        // One value far away: the interval holds it, though t alone would end before it for 80 %.
+        // One outlier: Student's t alone would end below it for 80 %.
         assert_eq!(ends(&[1.0, 1.0, 1.0, 9.0], 0.80).unwrap().1, 9.0);
         assert_eq!((ends(&[1.0], 0.95), ends(&[], 0.95), ends(&[1.0, f64::NAN], 0.95)), (None, None, None));
     }
 
-    /// Coverage of the true median, 0, by simulation: normal, uniform and skewed values
-    /// (exponential, as rounds that something slows down), from two of them to twenty.
+    /// Simulates how often the interval covers the true median, 0, for 2 to 20 values of a normal,
+    /// a uniform and an exponential distribution.
     #[test]
-    fn intervals_of_few_values_cover_as_often_as_they_say() {
+    fn intervals_of_few_values_have_the_coverage_that_they_claim() {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(42);
         let mut uniform = || ((rng.next_u64() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
         let trials = 2000;
@@ -199,8 +196,8 @@ mod tests {
                     ends.low <= 0.0 && 0.0 <= ends.high
                 });
                 let covered = covered.count();
-                // Three standard deviations below 95 %; t is made for normal values and loses a few
-                // percent on others.
+                // Three standard deviations below 95 %. Student's t is exact for normal values and
+                // covers a few percentage points less on others.
                 let least = if shape != "normal" && n < 6 { 0.915 } else { 0.935 };
                 assert!(covered as f64 >= least * f64::from(trials), "{n} {shape} values: {covered} of {trials}");
             }
@@ -209,7 +206,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn orders_are_permutations_and_pairs_mirror(targets in 1_usize..12, pair in 0_usize..20, seed: u64) {
+        fn orders_are_permutations_and_odd_rounds_reverse_the_round_before(targets in 1_usize..12, pair in 0_usize..20, seed: u64) {
             let there = round_order(targets, pair * 2, seed);
             let mut back = round_order(targets, pair * 2 + 1, seed);
             back.reverse();
@@ -220,7 +217,7 @@ mod tests {
         }
 
         #[test]
-        fn the_median_lies_between_the_extremes(values in prop::collection::vec(-1e9_f64..1e9, 1..30)) {
+        fn the_median_lies_between_min_and_max(values in prop::collection::vec(-1e9_f64..1e9, 1..30)) {
             let summary = Summary::of(&values).unwrap();
             prop_assert!(summary.min <= summary.median && summary.median <= summary.max && summary.mad >= 0.0);
         }

@@ -1,9 +1,10 @@
-//! Sizes and times as people write them: `8K`, `64G`; `30s`, `500ms`, `2m`, `24h`.
+//! Parses and prints sizes and times in options and job files: `8K`, `64G`; `30s`, `500ms`, `2m`,
+//! `24h`.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::{fmt, str::FromStr, time::Duration};
 
-/// A number of bytes. Written with a unit of 1024 where it has one.
+/// A size in bytes. It is printed with the largest unit of 1024 that divides it, as in `8K`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Bytes(pub u64);
 
@@ -21,14 +22,14 @@ impl FromStr for Bytes {
     }
 }
 
-/// Factors of 1024 by their letter, as shifts.
+/// The unit letters and the powers of two that they mean.
 const SHIFTS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
 
-/// Reads a size in bytes: `512`, `64k`, `1.5G`, `2T`, `1MiB`. Factors are powers of 1024, as in
-/// qemu-img. A fraction is accepted when it comes out at whole bytes.
+/// Parses a size and returns bytes: `512`, `64k`, `1.5G`, `2T`, `1MiB`. Units are powers of 1024,
+/// as in qemu-img. A fraction is accepted when the result is a whole number of bytes.
 ///
 /// # Errors
-/// A sentence that says what is wrong with `text`, for an option parser to put behind the option's
+/// A sentence that says what is wrong with `text`. An option parser prints it behind the option's
 /// name.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let trimmed = text.trim();
@@ -52,7 +53,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     if whole.is_empty() || fraction.contains('.') || (number.contains('.') && fraction.is_empty()) {
         return Err(usage());
     }
-    let too_large = || format!("{text} is more bytes than any disk can have; the largest disks are 64T");
+    let too_large = || format!("{text} is larger than any disk can be; the largest disks are 64T");
     let mut bytes = whole.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift)).ok_or_else(too_large)?;
     if !fraction.is_empty() {
         if fraction.len() > 18 {
@@ -68,11 +69,12 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
-/// A length of time in nanoseconds. Written in the largest unit that divides it.
+/// A length of time in nanoseconds. It is printed in the largest unit that divides it, as in
+/// `500ms`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Span(u64);
 
-/// Units, the largest first.
+/// Units of time and their length in nanoseconds, the largest first.
 const UNITS: [(&str, u64); 6] = [
     ("h", 3_600_000_000_000),
     ("m", 60_000_000_000),
@@ -83,32 +85,32 @@ const UNITS: [(&str, u64); 6] = [
 ];
 
 impl Span {
-    /// So many nanoseconds.
+    /// Makes a span of `nanos` nanoseconds.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// So many milliseconds.
+    /// Makes a span of `millis` milliseconds; saturates at 584 years.
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis.saturating_mul(1_000_000))
     }
 
-    /// So many seconds.
+    /// Makes a span of `secs` seconds; saturates at 584 years.
     pub const fn from_secs(secs: u64) -> Self {
         Self(secs.saturating_mul(1_000_000_000))
     }
 
-    /// In nanoseconds.
+    /// The length in nanoseconds.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// In seconds.
+    /// The length in seconds.
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
 
-    /// Whether it is none.
+    /// Whether the length is 0.
     pub fn is_zero(&self) -> bool {
         self.0 == 0
     }
@@ -161,7 +163,7 @@ impl FromStr for Span {
     }
 }
 
-/// Text or a plain number.
+/// A value in TOML or JSON: text with a unit, or a plain number.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Written {
@@ -209,7 +211,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn sizes_and_times_are_read_as_people_write_them() {
+    fn sizes_and_times_are_parsed_with_their_units() {
         let sizes = ["8K", "64G", "512", "1 M", "2t"].map(|text| text.parse::<Bytes>().unwrap().0);
         assert_eq!(sizes, [8192, 64 << 30, 512, 1 << 20, 2 << 40]);
         let times = ["30s", "500ms", "1.5", "2m", "24h"].map(|text| text.parse::<Span>().unwrap().as_nanos());
@@ -225,7 +227,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn both_come_back(bytes: u64, nanos: u64) {
+        fn printed_sizes_and_times_parse_to_the_same_value(bytes: u64, nanos: u64) {
             prop_assert_eq!(Bytes(bytes).to_string().parse::<Bytes>().unwrap(), Bytes(bytes));
             prop_assert_eq!(Span::from_nanos(nanos).to_string().parse::<Span>().unwrap(), Span::from_nanos(nanos));
         }

@@ -1,7 +1,9 @@
 //! Plots of runs: latency by percentile, time series, CPU.
 
 use diskwright_load::record::{LatencyRecord, PhaseRecord, Run, SeriesPoint};
-use diskwright_outline::plot::{Axis, Band, Bar, BarChart, LineChart, Mark, Part, Point, Rule, Scale, Series, thin};
+use diskwright_outline::plot::{
+    Axis, Band, Bar, BarChart, LineChart, Mark, Part, Point, Rule, Scale, Series, downsample,
+};
 use diskwright_stats::numbers::{duration as time, figure as rate, percent, percentile, short, short_time};
 use maud::Markup;
 
@@ -84,7 +86,7 @@ fn percentile_points(name: &str, latency: &LatencyRecord) -> Vec<Point> {
     places.retain(|(_, ns)| *ns > 0.0);
     let says =
         |share: f64, ns: f64| format!("{name}: {} % within {}", percentile((share * 1e7).round() / 1e7), time(ns));
-    thin(&places, 400).into_iter().map(|(x, y)| Point { x, y, says: says(x, y) }).collect()
+    downsample(&places, 400).into_iter().map(|(x, y)| Point { x, y, says: says(x, y) }).collect()
 }
 
 /// IOPS over time, and latency over time.

@@ -119,7 +119,7 @@ mod tests {
         assert_eq!(warnings.len(), 5, "{told:#?}");
         assert!(warnings[0] == Warning::DebugBuild && warnings[1] == Warning::OtherLoad { cpus: 0.52 }, "{told:#?}");
         assert!(told[2].starts_with("at queue-depth 16: 1 x 16: only 7.0 of 16"), "{told:#?}");
-        assert!(told[3].starts_with("at queue-depth 16; queue-depth 32: all: its threads drive"), "{told:#?}");
+        assert!(told[3].starts_with("at queue-depth 16; queue-depth 32: all: its threads poll"), "{told:#?}");
         assert!(told[4].starts_with("at queue-depth 32: 1 x 32: only 7.0 of 32"), "{told:#?}");
     }
 

@@ -270,5 +270,5 @@ fn one_round_has_no_intervals_and_says_so() {
     options.rounds = 1;
     let record = swept(options);
     assert!(record.verdict.contains("measured once"), "{}", record.verdict);
-    assert!(record.warnings.iter().any(|warning| warning.to_string().contains("1 rounds cannot tell chance")));
+    assert!(record.warnings.iter().any(|warning| warning.to_string().contains("1 rounds are too few")));
 }

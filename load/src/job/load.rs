@@ -1,20 +1,19 @@
-//! A load: where the requests of some threads go, how large they are, how many are in flight, and
-//! how fast they come.
+//! A load: offsets, sizes, queue depth and rate of the requests of some threads.
 //!
-//! Threads and depth multiply as in DiskSpd: `threads` for each target, each with `queue_depth` in
-//! flight on it. With `across_targets` there are `threads` in all (DiskSpd's `-F`), and each has
-//! `queue_depth` in flight on every target.
+//! Threads and depth multiply as in DiskSpd: each target has `threads` threads, and each thread has
+//! `queue_depth` requests in flight. With `across_targets` there are `threads` threads in all
+//! (DiskSpd's `-F`), and each has `queue_depth` requests in flight on every target.
 
 use super::{Bytes, JobError, Span};
 use serde::{Deserialize, Serialize};
 
-/// Sizes of requests: one, or several with weights.
+/// Sizes of requests: one size, or several with weights.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Blocks {
-    /// All alike.
+    /// All requests have this size.
     One(Bytes),
-    /// Drawn by weight for each request.
+    /// The size of each request is drawn by weight.
     Mix(Vec<SizeShare>),
 }
 
@@ -24,20 +23,18 @@ pub enum Blocks {
 pub struct SizeShare {
     /// Bytes of one request.
     pub size: Bytes,
-    /// How often, relative to the others.
+    /// Weight relative to the other sizes, above 0.
     pub weight: f64,
-    /// Share of reads among the requests of this size, in percent; the load's own where there is
-    /// none.
+    /// Share of reads among the requests of this size, in percent; `None`: that of the load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_percent: Option<f64>,
-    /// Share of random requests among those of this size, in percent; the load's own where there is
-    /// none.
+    /// Share of random requests among those of this size, in percent; `None`: that of the load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub random_percent: Option<f64>,
 }
 
 impl Blocks {
-    /// Bytes of the largest.
+    /// The largest size.
     pub fn largest_bytes(&self) -> u64 {
         match self {
             Self::One(size) => size.0,
@@ -54,140 +51,144 @@ impl Blocks {
     }
 }
 
-/// Where random requests go in the working set.
+/// Distribution of the offsets of random requests over the working set.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, tag = "kind")]
 pub enum Distribution {
-    /// Anywhere alike.
+    /// Every block with the same probability.
     #[default]
     Uniform,
-    /// Zipf's law: the n-th most popular block is drawn in proportion to n^-theta. Popular blocks
+    /// Zipf: the n-th most popular block has a probability proportional to n^-theta. Popular blocks
     /// are scattered over the working set.
     Zipf {
         /// Above 0 and not 1; 0.99 and 1.2 are usual.
         theta: f64,
     },
-    /// Pareto's law, as fio has it.
+    /// Pareto, as fio's `random_distribution=pareto`.
     Pareto {
         /// Between 0 and 1; 0.2 is the 80/20 rule.
         h: f64,
     },
-    /// Shares of the requests to shares of the working set, from its beginning, as DiskSpd's
-    /// `-rdpct`: 90/10 then 10/90.
+    /// Hot and cold ranges, as DiskSpd's `-rdpct` and fio's `zoned`: each spot gets a share of the
+    /// requests. Spots follow each other from the start of the working set.
     Spots {
-        /// One after the other; both shares add up to 100 or less, and the rest goes to the rest.
+        /// The spots. Shares add up to 100 or less; the remaining requests go to the remaining
+        /// range.
         spots: Vec<Spot>,
     },
 }
 
-/// One piece of [`Distribution::Spots`].
+/// One range of [`Distribution::Spots`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spot {
     /// Share of the requests, percent.
     pub io_percent: f64,
-    /// Length: a share of the working set in percent, when `length` is not given.
+    /// Length as a share of the working set, percent; ignored when there is a `length`.
     #[serde(default)]
     pub target_percent: f64,
-    /// Length in bytes, as DiskSpd's `-rdabs`.
+    /// Length in bytes, as in DiskSpd's `-rdabs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length: Option<Bytes>,
 }
 
-/// A rate that is kept by an absolute schedule: a request's intended start is fixed beforehand, and
-/// a target that stalls has to answer for all that should have started meanwhile.
+/// A request rate, kept by an absolute schedule. The intended start of each request is fixed before
+/// the run, so that a stall of the target counts for all requests that were due during the stall.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, tag = "kind")]
 pub enum Rate {
-    /// So many requests a second for each thread.
+    /// Requests per second.
     Iops {
-        /// Above 0.
+        /// Requests per second of each thread, above 0.
         per_thread: f64,
     },
-    /// So many bytes a second for each thread.
+    /// Bytes per second.
     Throughput {
-        /// Above 0.
+        /// Bytes per second of each thread, above 0.
         per_thread: Bytes,
     },
 }
 
-/// Bursts: `requests` one after the other as fast as they go, then nothing for `pause`.
+/// Bursts: a thread makes `requests` requests without a limit, then none for `pause`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Burst {
-    /// At least 1.
+    /// Requests of a burst, at least 1.
     pub requests: u32,
-    /// Between bursts.
+    /// Pause between bursts.
     pub pause: Span,
 }
 
-/// See the module.
+/// A load of a phase: the requests of some threads.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Load {
-    /// As shown to people; empty: made up from what it is.
+    /// Name in reports; when it is empty, [`Load::title`] makes one.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// Sizes of requests.
     pub block: Blocks,
-    /// Share of reads, percent; the rest are writes.
+    /// Share of reads, percent; the other requests are writes.
     pub read_percent: f64,
-    /// Share of requests that go to a random place, percent; the rest go on behind the request
-    /// before.
+    /// Share of random requests, percent; the others are sequential: each follows the request
+    /// before it.
     pub random_percent: f64,
-    /// Random places are multiples of this from the start; none: of the block.
+    /// Offsets of random requests are multiples of this, from the start of the working set; `None`:
+    /// multiples of the block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub align: Option<Bytes>,
-    /// Distance between the beginnings of sequential requests; none: the block (they touch).
+    /// Distance between the offsets of sequential requests; `None`: the block, so that there is no
+    /// gap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stride: Option<Bytes>,
     /// Whether the threads of one target share one sequential stream (DiskSpd's `-si`); else each
-    /// has its own.
+    /// thread has its own.
     pub interlocked: bool,
-    /// Whether each request in flight has a sequential stream of its own, all with the same
-    /// beginning (DiskSpd's `-p`); else a thread's requests share one.
+    /// Whether each request in flight has a sequential stream of its own, all with the same start
+    /// (DiskSpd's `-p`); else the requests of a thread share one stream.
     #[serde(skip_serializing_if = "is_false")]
     pub parallel: bool,
     /// Threads for each target, or in all with `across_targets`.
     pub threads: u32,
-    /// Whether every thread drives all targets; else each drives one.
+    /// Whether every thread drives all targets; else each thread drives one.
     #[serde(skip_serializing_if = "is_false")]
     pub across_targets: bool,
-    /// Processors that the threads of the phase take in turns; an empty list: all that the process
-    /// may use; none: the kernel places them.
+    /// Processors to which the threads of the phase are bound, round-robin; an empty list: all that
+    /// the process may use; `None`: threads are not bound.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<Vec<u32>>,
-    /// Requests in flight for each thread on its target, or on each of them.
+    /// Requests in flight for each thread on each target that it drives.
     pub queue_depth: u32,
     /// Completions that a thread waits for before it makes new requests (fio's
-    /// `iodepth_batch_complete_min`). More than 1 saves system calls and lets the depth sag.
+    /// `iodepth_batch_complete_min`). A value above 1 saves system calls, and fewer requests are in
+    /// flight on average.
     #[serde(skip_serializing_if = "is_one")]
     pub batch: u32,
-    /// Where the working set begins on the target.
+    /// Offset of the working set on the target.
     pub start: Bytes,
-    /// How far each next thread starts behind the one before (DiskSpd's `-T`); sequential streams
-    /// only.
+    /// Distance between the starts of the sequential streams of consecutive threads (DiskSpd's
+    /// `-T`).
     pub thread_start: Bytes,
-    /// Where in the working set sequential streams begin; from the end of the set they go on at its
-    /// beginning.
+    /// Offset in the working set at which sequential streams start. At the end of the working set a
+    /// stream continues at its beginning.
     #[serde(skip_serializing_if = "is_nothing")]
     pub stream_start: Bytes,
     /// Length of the working set; 0: to the end of the target.
     pub working_set: Bytes,
-    /// Where random requests go.
+    /// Distribution of the offsets of random requests.
     pub distribution: Distribution,
-    /// Pause of a thread's slot between a completion and its next request.
+    /// Pause between a completion and the next request in the same slot of the queue.
     #[serde(skip_serializing_if = "Span::is_zero")]
     pub think_time: Span,
-    /// Bursts and pauses.
+    /// Bursts and pauses; `None`: no bursts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub burst: Option<Burst>,
-    /// A limit by an absolute schedule.
+    /// Request rate; `None`: as fast as the target answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate: Option<Rate>,
-    /// A flush after so many writes of a thread; 0: none.
+    /// A thread flushes after this many writes; 0: never.
     pub flush_every: u64,
-    /// Which targets, by their number from 0; empty: all.
+    /// Numbers of the targets, from 0; empty: all targets.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub targets: Vec<usize>,
 }
@@ -235,15 +236,15 @@ fn is_one(value: &u32) -> bool {
     *value == 1
 }
 
-/// Most requests in flight for one thread.
+/// Largest `queue_depth` of a load.
 pub const QUEUE_DEPTH_MAX: u32 = 16_384;
-/// Most threads for each target.
+/// Largest `threads` of a load.
 pub const THREADS_MAX: u32 = 1024;
 /// Largest request.
-pub const BLOCK_MAX_BYTES: u64 = 64 << 20;
+const BLOCK_MAX_BYTES: u64 = 64 << 20;
 
 impl Load {
-    /// Its name, or what it is: `8K random 70 % read, 4 threads x 8`.
+    /// The name of the load, or a summary: `8K random 70 % read, 4 x 8` (threads x queue depth).
     pub fn title(&self) -> String {
         if !self.name.is_empty() {
             return self.name.clone();
@@ -265,12 +266,12 @@ impl Load {
     }
 
     /// Share of reads over all sizes of the mix, percent.
-    pub fn mean_read_percent(&self) -> f64 {
+    pub(crate) fn mean_read_percent(&self) -> f64 {
         self.mean_percent(|share| share.read_percent, self.read_percent)
     }
 
-    /// A percentage over all sizes of the mix, by their weights. `whole` is the load's own, for
-    /// sizes without one.
+    /// Weighted mean of a percentage over all sizes of the mix. `whole` counts for sizes without a
+    /// percentage of their own.
     fn mean_percent(&self, of: impl Fn(&SizeShare) -> Option<f64>, whole: f64) -> f64 {
         let shares = self.block.shares();
         if shares.iter().all(|share| of(share).is_none()) {
@@ -281,32 +282,32 @@ impl Load {
         sum / weight
     }
 
-    /// Whether any request of it reads.
+    /// Whether any request of the load is a read.
     pub fn reads(&self) -> bool {
         self.block.shares().iter().any(|share| share.read_percent.unwrap_or(self.read_percent) > 0.0)
     }
 
-    /// Whether any request of it writes. A size of a mix may write although the load's own share of
-    /// reads is 100 %.
+    /// Whether any request of the load is a write. A size of a mix may write although the load's
+    /// own share of reads is 100 %.
     pub fn writes(&self) -> bool {
         self.block.shares().iter().any(|share| share.read_percent.unwrap_or(self.read_percent) < 100.0)
     }
 
-    /// Whether any request of it goes on behind the one before.
-    pub fn is_partly_sequential(&self) -> bool {
+    /// Whether any request of the load is sequential.
+    pub(crate) fn is_partly_sequential(&self) -> bool {
         self.block.shares().iter().any(|share| share.random_percent.unwrap_or(self.random_percent) < 100.0)
     }
 
-    /// Whether something else than a completion decides when requests are made: a rate, pauses,
-    /// bursts.
-    pub fn is_paced(&self) -> bool {
+    /// Whether the load has a rate, bursts or think time. Without them a completion is at once
+    /// followed by the next request.
+    pub(crate) fn is_paced(&self) -> bool {
         self.rate.is_some() || self.burst.is_some() || !self.think_time.is_zero()
     }
 
-    /// Checks what can be checked without a target. `place` says which load this is.
+    /// Checks the load without a target. `place` names the load in errors: `phase "main", load 2`.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// The first invalid field.
     pub fn validate(&self, place: &str) -> Result<(), JobError> {
         let wrong = |field: &str, what: &str, hint: &str| {
             Err(JobError { place: format!("{place}, {field}"), what: what.into(), hint: hint.into() })
@@ -323,7 +324,7 @@ impl Load {
             return wrong("queue_depth", "not between 1 and 16384", "32 is a usual depth");
         }
         if !(1..=THREADS_MAX).contains(&self.threads) {
-            return wrong("threads", "not between 1 and 1024", "as many as cores, or fewer");
+            return wrong("threads", "not between 1 and 1024", "give as many as the machine has cores, or fewer");
         }
         let sizes = self.block.shares();
         let is_random = |share: &SizeShare| share.random_percent.unwrap_or(self.random_percent) > 0.0;
@@ -331,11 +332,11 @@ impl Load {
             return wrong(
                 "parallel",
                 "the requests are random, or the threads are interlocked",
-                "make them sequential",
+                "use sequential requests without interlocked threads",
             );
         }
         if !(1..=self.queue_depth).contains(&self.batch) {
-            return wrong("batch", "not between 1 and the queue depth", "leave it out for 1");
+            return wrong("batch", "not between 1 and the queue depth", "omit it for 1");
         }
         let shares = self.block.shares();
         if shares.is_empty() || shares.iter().any(|share| !positive(share.weight)) {
@@ -350,13 +351,13 @@ impl Load {
         }
         for (field, value) in [("align", self.align), ("stride", self.stride)] {
             if value.is_some_and(|value| value.0 == 0 || value.0 % 512 != 0) {
-                return wrong(field, "not a multiple of 512 bytes", "leave it out for the block");
+                return wrong(field, "not a multiple of 512 bytes", "omit it for the size of the block");
             }
         }
         let places = [("start", self.start), ("thread_start", self.thread_start), ("stream_start", self.stream_start)];
         for (field, value) in places.into_iter().chain([("working_set", self.working_set)]) {
             if value.0 % 512 != 0 {
-                return wrong(field, "not a multiple of 512 bytes", "give sectors");
+                return wrong(field, "not a multiple of 512 bytes", "give whole sectors");
             }
         }
         if self.burst.is_some_and(|burst| burst.requests == 0) {
@@ -364,10 +365,10 @@ impl Load {
         }
         match self.rate {
             Some(Rate::Iops { per_thread }) if !positive(per_thread) => {
-                return wrong("rate", "not above 0", "leave it out for no limit");
+                return wrong("rate", "not above 0", "omit it for no limit");
             }
             Some(Rate::Throughput { per_thread }) if per_thread.0 == 0 => {
-                return wrong("rate", "not above 0", "leave it out for no limit");
+                return wrong("rate", "not above 0", "omit it for no limit");
             }
             _ => {}
         }

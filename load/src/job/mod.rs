@@ -1,18 +1,18 @@
-//! A job: everything that a run does, as data.
+//! A job: the complete description of a run, without its targets.
 //!
 //! ```text
-//!   Job ──┬─ how: engine, cache mode, contents, seed
-//!         └─ phases, one after the other ──┬─ how long: warm-up, measured (or a count), cool-down
-//!                                          └─ loads, all at the same time: where, how large, how many, how fast
+//!   Job ──┬─ engine, cache mode, contents, seed
+//!         └─ phases, one after the other ──┬─ warm-up, duration (or a count), cool-down
+//!                                          └─ loads, all at the same time:
+//!                                             offsets, sizes, queue depth, rate
 //! ```
 //!
-//! A profile is a job in TOML; a command line is turned into a job; DiskSpd's switches are turned
-//! into a job; a result carries the job that made it. So whatever was run can be run again from
-//! what was printed, and there is one place that says what a workload can be. Targets are not in a
-//! job: the same job runs on any number of them.
+//! A profile is a job in TOML. Command-line options and DiskSpd's switches are converted into a
+//! job. A result contains its job, so that it can be repeated. Targets are not part of a job: the
+//! same job runs on any number of targets.
 //!
-//! Invariant: a job that has passed [`Job::validate`] can be carried out on a target that is large
-//! enough. Nothing here does I/O.
+//! Invariant: a job that has passed [`Job::validate`] can run on any target that is large enough.
+//! Nothing here does I/O.
 
 mod load;
 
@@ -22,25 +22,24 @@ pub use load::{Blocks, Burst, Distribution, Load, QUEUE_DEPTH_MAX, Rate, SizeSha
 use diskwright_store::{CacheMode, EngineKind};
 use serde::{Deserialize, Serialize};
 
-/// How requests reach the store; DiskSpd's `-S`.
+/// Cache mode and durability of writes; DiskSpd's `-S`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Caching {
-    /// Through the page cache.
+    /// Page cache.
     Cached,
-    /// Past the page cache (O_DIRECT); the device's own cache may still hold writes. DiskSpd's
+    /// O_DIRECT. A write may still be in the device's volatile cache when it completes. DiskSpd's
     /// `-Su`.
     #[default]
     Direct,
-    /// Through the page cache, each write durable when it completes (O_DSYNC or FUA). DiskSpd's
-    /// `-Sw`.
+    /// Page cache; each write is durable when it completes (O_DSYNC or FUA). DiskSpd's `-Sw`.
     WriteThrough,
-    /// Past the page cache, each write durable when it completes. DiskSpd's `-Suw` and `-Sh`.
+    /// O_DIRECT; each write is durable when it completes. DiskSpd's `-Suw` and `-Sh`.
     DirectWriteThrough,
 }
 
 impl Caching {
-    /// How the store is to be opened.
+    /// The cache mode with which the store is opened.
     pub fn mode(self) -> CacheMode {
         match self {
             Self::Cached | Self::WriteThrough => CacheMode::PageCache,
@@ -53,7 +52,8 @@ impl Caching {
         matches!(self, Self::WriteThrough | Self::DirectWriteThrough)
     }
 
-    /// The same durability with the mode that is in force.
+    /// The same durability with the cache mode in force, which differs from the one asked for where
+    /// the file system has no O_DIRECT.
     pub fn in_force(self, mode: CacheMode) -> Self {
         match (mode, self.is_durable()) {
             (CacheMode::PageCache, false) => Self::Cached,
@@ -68,7 +68,7 @@ impl Caching {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IoEngine {
-    /// io_uring where the kernel has it.
+    /// io_uring where the kernel has it, else `pread` and `pwrite`.
     #[default]
     Auto,
     /// io_uring.
@@ -88,8 +88,8 @@ impl From<EngineKind> for IoEngine {
 }
 
 impl From<IoEngine> for EngineKind {
-    fn from(mover: IoEngine) -> Self {
-        match mover {
+    fn from(engine: IoEngine) -> Self {
+        match engine {
             IoEngine::Auto => Self::Auto,
             IoEngine::IoUring => Self::Uring,
             IoEngine::Pread => Self::Sync,
@@ -97,79 +97,79 @@ impl From<IoEngine> for EngineKind {
     }
 }
 
-/// What is written.
+/// Payload of writes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, tag = "kind")]
 pub enum Contents {
-    /// Bytes that no layer below can compress or deduplicate.
+    /// Pseudorandom bytes that cannot be compressed or deduplicated.
     #[default]
     Incompressible,
-    /// Zeros: what SQLIO wrote, and what a dynamic disk need not store.
+    /// Zeros, as SQLIO writes them. A dynamic disk need not store them.
     Zero,
-    /// Shares of each block that compress to nothing, and of blocks that repeat, in percent (0 to
-    /// 100).
+    /// Partly compressible, partly duplicate blocks. Both shares are in percent, 0 to 100.
     Mixed {
         /// Share of each block that is zeros.
         compressible_percent: f64,
-        /// Share of blocks that are copies of one of a small set.
+        /// Share of writes that repeat one of 8 patterns.
         duplicate_percent: f64,
     },
-    /// Each block carries its offset, a generation and a checksum, and is checked when it is read.
+    /// Each sector carries its offset, a generation and a checksum, which are checked when the
+    /// sector is read.
     Verified,
 }
 
-/// A stretch of a run. Latencies and rates are of its measured part only.
+/// A phase of a run. Latencies and rates are those of its measured part.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Phase {
-    /// As shown to people; unique in its job.
+    /// Name in reports; unique in its job.
     pub name: String,
-    /// Not measured, at the beginning.
+    /// Time at the start of the phase that is not measured.
     #[serde(default)]
     pub warm_up: Span,
-    /// Measured. Ignored when there is a `count`.
+    /// Measured time. Ignored when there is a `count`.
     #[serde(default = "thirty_seconds")]
     pub duration: Span,
-    /// Exactly this many requests for each thread instead of a duration; all are measured.
+    /// Number of requests of each thread, instead of a duration; all of them are measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub count: Option<u64>,
-    /// Not measured, at the end, while the load goes on.
+    /// Time at the end of the phase in which the load continues and is not measured.
     #[serde(default)]
     pub cool_down: Span,
-    /// Whether measuring waits for the steady state of the SNIA rule (see `steady`), for at most
-    /// this long; none: it does not wait.
+    /// Longest time to wait for the steady state (see [`crate::steady`]) before the measured time;
+    /// `None`: no wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steady_within: Option<Span>,
-    /// What runs at the same time.
+    /// The loads of the phase, which run at the same time.
     #[serde(rename = "load")]
     pub loads: Vec<Load>,
 }
 
-/// See the module.
+/// The complete description of a run, without its targets.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Job {
-    /// As shown to people, and the name of a profile.
+    /// Name in reports, and the name of a profile.
     pub name: String,
-    /// What it is and where it comes from, a sentence.
+    /// One sentence: what the workload is and where it comes from.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
     /// How I/O is submitted: io_uring, or `pread` and `pwrite`.
     #[serde(default)]
     pub engine: IoEngine,
-    /// How requests reach the store.
+    /// Cache mode and durability of writes.
     #[serde(default)]
     pub cache: Caching,
-    /// Of contents, offsets and orders.
+    /// Seed of the payload, the offsets, and the order of reads and writes.
     #[serde(default = "one")]
     pub seed: u64,
-    /// Length of a step of the time series.
+    /// Length of an interval of the time series.
     #[serde(default = "one_second")]
     pub interval: Span,
-    /// What is written.
+    /// Payload of writes.
     #[serde(default)]
     pub contents: Contents,
-    /// One after the other.
+    /// The phases, which run one after the other.
     #[serde(rename = "phase")]
     pub phases: Vec<Phase>,
 }
@@ -178,15 +178,15 @@ fn one() -> u64 {
     1
 }
 
-/// Why a job cannot be run.
+/// A job that is not valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {what}; {hint}")]
 pub struct JobError {
-    /// Where in the job: `phase "main", load 2, block`.
+    /// The field of the job: `phase "main", load 2, block`.
     pub place: String,
-    /// What is wrong.
+    /// What is wrong with the field.
     pub what: String,
-    /// What would be right.
+    /// A valid value, or what to do.
     pub hint: String,
 }
 
@@ -213,21 +213,21 @@ impl Job {
         }
     }
 
-    /// Whether any load of it writes.
+    /// Whether any load of the job writes.
     pub fn writes(&self) -> bool {
         self.phases.iter().flat_map(|phase| &phase.loads).any(Load::writes)
     }
 
-    /// Checks what can be checked without a target.
+    /// Checks the job without a target.
     ///
     /// # Errors
-    /// The first thing that is wrong, with its place.
+    /// The first invalid field.
     pub fn validate(&self) -> Result<(), JobError> {
         let wrong = |place: &str, what: &str, hint: &str| {
             Err(JobError { place: place.to_owned(), what: what.to_owned(), hint: hint.to_owned() })
         };
         if self.phases.is_empty() {
-            return wrong("phase", "the job has none", "give it at least one [[phase]]");
+            return wrong("phase", "the job has no phase", "give it at least one [[phase]]");
         }
         if self.interval.as_nanos() < 10_000_000 {
             return wrong("interval", "shorter than 10 ms", "the time series needs longer steps; a second is usual");
@@ -240,16 +240,16 @@ impl Job {
         for (index, phase) in self.phases.iter().enumerate() {
             let place = format!("phase \"{}\"", phase.name);
             if self.phases[..index].iter().any(|other| other.name == phase.name) {
-                return wrong(&place, "two phases have this name", "give each its own");
+                return wrong(&place, "two phases have this name", "give each phase a name of its own");
             }
             if phase.loads.is_empty() {
-                return wrong(&place, "it has no load", "give it at least one [[phase.load]]");
+                return wrong(&place, "the phase has no load", "give it at least one [[phase.load]]");
             }
             if phase.count.is_none() && phase.duration == Span::default() {
-                return wrong(&place, "it lasts no time", "give it a duration or a count");
+                return wrong(&place, "the duration is 0", "give a duration or a count");
             }
             if phase.count == Some(0) {
-                return wrong(&place, "a count of 0 moves nothing", "give at least 1");
+                return wrong(&place, "the count is 0", "give at least 1");
             }
             for (number, load) in phase.loads.iter().enumerate() {
                 load.validate(&format!("{place}, load {}", number + 1))?;
@@ -258,17 +258,17 @@ impl Job {
         Ok(())
     }
 
-    /// Reads a job from TOML and validates it. An unknown key is an error that names it.
+    /// Parses a job from TOML and validates it. An unknown key is an error that names the key.
     ///
     /// # Errors
-    /// What the TOML reader says, with line and column, or what [`Job::validate`] says.
+    /// The error of the TOML parser, with line and column, or that of [`Job::validate`].
     pub fn from_toml(text: &str) -> Result<Self, String> {
         let job: Self = toml::from_str(text).map_err(|error| error.to_string())?;
         job.validate().map_err(|error| error.to_string())?;
         Ok(job)
     }
 
-    /// The profile that repeats this job.
+    /// The job as TOML, which [`Job::from_toml`] reads back.
     ///
     /// # Panics
     /// Never: every field of a job has a form in TOML.
@@ -290,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_comes_back_from_its_profile() {
+    fn a_job_is_read_back_from_its_toml() {
         let load = Load { read_percent: 70.0, random_percent: 100.0, ..Load::default() };
         let job = Job::simple("oltp", load, Span::from_secs(5), Span::from_secs(30));
         let text = job.to_toml();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_of_a_mix_that_writes_makes_the_job_write() {
+    fn a_job_writes_when_one_size_of_a_mix_writes() {
         let share = |read_percent| SizeShare { size: Bytes(4096), weight: 1.0, read_percent, random_percent: None };
         let job = |read_percent, shares: &[Option<f64>]| {
             let block = Blocks::Mix(shares.iter().copied().map(share).collect());
@@ -308,7 +308,7 @@ mod tests {
         let hidden = job(100.0, &[None, Some(0.0)]);
         assert!(hidden.writes() && hidden.phases[0].loads[0].reads());
         assert_eq!(hidden.phases[0].loads[0].title(), "4K/4K random 50 % read, 1 x 32");
-        // And the other way: every size reads, whatever the load's own share says.
+        // Every size of the mix reads, although the load's own share of reads is 0.
         assert!(!job(0.0, &[Some(100.0), Some(100.0)]).writes());
         assert!(!job(100.0, &[None, None]).writes());
     }
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_run_is_told_with_its_place() {
+    fn an_invalid_field_is_named_with_its_phase_and_load() {
         let mut job = Job::simple("x", Load::default(), Span::default(), Span::from_secs(1));
         job.phases[0].loads[0].queue_depth = 0;
         let error = job.validate().unwrap_err().to_string();

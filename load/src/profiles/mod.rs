@@ -1,25 +1,24 @@
-//! Profiles: jobs as TOML, the papers' own among them.
+//! Profiles: job files in TOML, and the built-in profiles.
 //!
 //! ```text
-//!   vhd-applications        all its phases, one after the other      ─┐
-//!   vhd-applications/oltp-db    one phase of it                       ├──▶ Job
-//!   my-load.toml            a file that a user wrote, or a run saved ─┘
+//!   vhd-applications            all phases of a built-in profile  ─┐
+//!   vhd-applications/oltp-db    one phase of it                    ├──▶ Job
+//!   my-load.toml                a file of the user                ─┘
 //! ```
 //!
-//! A profile is a [`Job`] and nothing more, so whatever can be run can be written down, and
-//! whatever was run can be run again. The built-in ones lie beside this file, each with a remark
-//! that says where its figures come from; they are compiled into the program as text, so that
-//! `diskwright lab profiles NAME` prints something to begin one's own from.
+//! A profile is a [`Job`] in TOML. The text of the built-in profiles is in the folder of this file.
+//! A comment at the top of each profile names the source of its figures. `diskwright lab profiles
+//! NAME` prints the text, which a user can edit.
 
 use crate::{LoadError, Result, job::Job};
 use std::path::Path;
 
-/// A profile that comes with the program.
+/// A built-in profile.
 #[derive(Debug, Clone, Copy)]
 pub struct Profile {
-    /// By which it is asked for.
+    /// Name of the profile and of its job.
     pub name: &'static str,
-    /// Its text.
+    /// The job as TOML, with comments.
     pub toml: &'static str,
 }
 
@@ -29,7 +28,7 @@ macro_rules! built_in {
     };
 }
 
-/// All of them, in the order in which they are shown.
+/// All built-in profiles, in the order in which they are listed.
 pub const BUILT_IN: &[Profile] = built_in![
     "vhd-applications",
     "vhd-monolithic",
@@ -45,28 +44,27 @@ pub const BUILT_IN: &[Profile] = built_in![
 ];
 
 impl Profile {
-    /// The one of this name.
+    /// The built-in profile of this name.
     pub fn find(name: &str) -> Option<&'static Self> {
         BUILT_IN.iter().find(|profile| profile.name == name)
     }
 
-    /// As a job.
+    /// The job of the profile.
     ///
     /// # Panics
-    /// Never: a test reads them all.
+    /// Never: a test parses all built-in profiles.
     pub fn job(&self) -> Job {
         Job::from_toml(self.toml).expect("the built-in profiles are jobs")
     }
 }
 
-/// The job that `spec` means: the name of a built-in profile, that name with one of its phases
-/// (`vhd-applications/oltp-db`), or a file. A file of the same name as a profile is meant by
-/// `./NAME`.
+/// Loads the job that `spec` names: a built-in profile, one phase of it
+/// (`vhd-applications/oltp-db`), or a file. `./NAME` names a file that has the name of a profile.
 ///
 /// # Errors
-/// [`LoadError::Profile`] for a file that is no job, with the line and what is wrong in it; for a
-/// phase that the profile does not have; and for a name that is neither a profile nor a file.
-/// [`LoadError::File`] when a file cannot be read.
+/// [`LoadError::Profile`] for a file that is not a valid job, with the line; for a phase that the
+/// profile does not have; and for a name that is neither a profile nor a file. [`LoadError::File`]
+/// when a file cannot be read.
 pub fn load(spec: &str) -> Result<Job> {
     let (name, phase) = spec.split_once('/').map_or((spec, None), |(name, phase)| (name, Some(phase)));
     if let Some(profile) = Profile::find(name) {
@@ -82,7 +80,7 @@ pub fn load(spec: &str) -> Result<Job> {
         return Err(LoadError::Profile {
             profile: spec.to_owned(),
             what: format!(
-                "there is neither a built-in profile nor a file of this name; built in are {}",
+                "neither a built-in profile nor a file has this name; the built-in profiles are {}",
                 names.join(", ")
             ),
         });
@@ -92,12 +90,12 @@ pub fn load(spec: &str) -> Result<Job> {
         .map_err(|what| LoadError::Profile { profile: spec.to_owned(), what: what.trim_end().to_owned() })
 }
 
-/// The job with one of its phases alone.
+/// The job with only the phase `phase`.
 fn only(mut job: Job, phase: &str) -> Result<Job> {
     let names = job.phases.iter().map(|phase| phase.name.clone()).collect::<Vec<_>>().join(", ");
     job.phases.retain(|one| one.name == phase);
     if job.phases.is_empty() {
-        let what = format!("it has no phase \"{phase}\"; it has {names}");
+        let what = format!("there is no phase \"{phase}\"; the phases are {names}");
         return Err(LoadError::Profile { profile: job.name, what });
     }
     job.name = format!("{}/{phase}", job.name);
@@ -123,13 +121,13 @@ mod tests {
     }
 
     #[test]
-    fn every_profile_is_a_job_of_its_own_name_that_comes_back_from_its_own_text() {
+    fn every_built_in_profile_is_a_valid_job_with_a_source() {
         for profile in BUILT_IN {
             let job = Job::from_toml(profile.toml).unwrap_or_else(|error| panic!("{}: {error}", profile.name));
             assert_eq!(job.name, profile.name);
             assert!(
                 !job.description.is_empty() && profile.toml.starts_with("# "),
-                "{} does not say where it is from",
+                "{} does not name its source",
                 job.name
             );
             assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job, "{}", job.name);
@@ -137,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn the_twelve_applications_are_those_of_the_papers_table() {
+    fn the_twelve_application_workloads_equal_the_papers_table() {
         let table = [
             (4, 95, 75),
             (8, 95, 75),
@@ -157,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sixteen_monolithic_ones_are_those_of_the_study() {
+    fn the_sixteen_monolithic_workloads_equal_those_of_the_study() {
         let study: Vec<_> = paper_monolithic(64)
             .iter()
             .map(|workload| {
@@ -178,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_papers_loads_are_theirs() {
+    fn the_loads_of_the_other_papers_equal_their_descriptions() {
         let shapes = |name: &str| loads(name).iter().map(shape).collect::<Vec<_>>();
         assert_eq!(shapes("sqlio"), [(8, 0, 100, 1, 8), (8, 100, 100, 1, 8), (64, 0, 100, 1, 8), (64, 100, 100, 1, 8)]);
         assert_eq!(Profile::find("sqlio").unwrap().job().contents, Contents::Zero);
@@ -188,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn vmfleets_are_those_of_its_module() {
+    fn the_vmfleet_profiles_equal_those_of_vmfleets_module() {
         for name in ["vmfleet-general", "vmfleet-peak", "vmfleet-vdi", "vmfleet-sql"] {
             assert_eq!(Profile::find(name).unwrap().job().cache, Caching::DirectWriteThrough, "{name}");
         }
@@ -204,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn one_phase_is_taken_by_its_name() {
+    fn one_phase_of_a_profile_is_selected_by_its_name() {
         let job = load("vhd-applications/oltp-db").unwrap();
         assert_eq!((job.name.as_str(), job.phases.len()), ("vhd-applications/oltp-db", 1));
         assert_eq!(shape(&job.phases[0].loads[0]), (8, 70, 100, 1, 64));
@@ -213,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_users_file_is_read_and_what_is_wrong_in_it_is_named() {
+    fn a_users_file_is_parsed_and_its_errors_are_named() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("mine.toml");
         let spec = path.to_str().unwrap();

@@ -1,24 +1,24 @@
-//! Latencies as they are kept: exact moments, and a sparse histogram from which any percentile can
-//! be had later.
+//! Latencies of a record: exact moments, and a sparse histogram from which any percentile can be
+//! computed.
 //!
-//! Histograms of parts are added bucket by bucket, so a percentile of a whole is as good as those
-//! of its parts.
+//! Histograms are added bucket by bucket, so a percentile of a sum is as precise as those of its
+//! parts.
 
 use serde::{Deserialize, Serialize};
 
-/// One direction.
+/// Reads, writes or flushes.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct DirectionRecord {
     /// Requests completed in the window.
     pub ios: u64,
-    /// Bytes they moved.
+    /// Bytes read or written.
     pub bytes: u64,
     /// Requests that failed.
     pub errors: u64,
-    /// From the making of a request to its completion.
+    /// Service time: from the making of a request to its completion.
     pub service: LatencyRecord,
-    /// From the intended start, of the requests that were due in the window; none where there is no
-    /// schedule, and then it is the service time.
+    /// Response time: from the intended start of a request to its completion, of the requests that
+    /// were due in the window; `None` without a schedule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response: Option<LatencyRecord>,
 }
@@ -26,27 +26,27 @@ pub struct DirectionRecord {
 /// Latencies, nanoseconds.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencyRecord {
-    /// How many.
+    /// Number of latencies.
     pub count: u64,
     /// Exact sum.
     pub sum_ns: f64,
-    /// Exact sum of squares, for the deviation.
+    /// Exact sum of squares, for the standard deviation.
     pub sum_of_squares: f64,
-    /// Shortest.
+    /// Shortest latency.
     pub min_ns: u64,
-    /// Longest.
+    /// Longest latency.
     pub max_ns: u64,
-    /// Sparse histogram, ascending: (highest latency of the bucket, how many).
+    /// Sparse histogram, ascending: (highest latency of the bucket, count).
     pub buckets: Vec<(u64, u64)>,
 }
 
 impl LatencyRecord {
-    /// Arithmetic mean; 0 of none.
+    /// Arithmetic mean, nanoseconds; 0 without latencies.
     pub fn mean_ns(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum_ns / self.count as f64 }
     }
 
-    /// Standard deviation; 0 of none.
+    /// Standard deviation, nanoseconds; 0 without latencies.
     pub fn std_dev_ns(&self) -> f64 {
         if self.count == 0 {
             return 0.0;
@@ -55,7 +55,8 @@ impl LatencyRecord {
         (self.sum_of_squares / self.count as f64 - mean * mean).max(0.0).sqrt()
     }
 
-    /// The latency that `share` (0 to 1) of the requests do not exceed. `None` of none.
+    /// The latency that a share of `share` (0 to 1) of the requests do not exceed, nanoseconds;
+    /// `None` without latencies.
     pub fn quantile_ns(&self, share: f64) -> Option<u64> {
         let total: u64 = self.buckets.iter().map(|(_, count)| count).sum();
         if total == 0 {
@@ -72,8 +73,8 @@ impl LatencyRecord {
         Some(self.max_ns)
     }
 
-    /// How many nines the sample supports: a percentile is believed only where at least ten samples
-    /// lie beyond it.
+    /// Number of nines of the highest percentile with at least ten samples above it: 2 for the 99th
+    /// percentile. Higher percentiles are not reliable.
     pub fn nines(&self) -> u32 {
         let mut nines = 0;
         while nines < 9 && self.count as f64 * 10_f64.powi(-(nines as i32 + 1)) >= 10.0 {
@@ -82,7 +83,7 @@ impl LatencyRecord {
         nines
     }
 
-    /// Adds another's requests to these.
+    /// Adds the latencies of `other`.
     pub fn add(&mut self, other: &Self) {
         if other.count == 0 {
             return;
@@ -120,10 +121,9 @@ impl LatencyRecord {
 }
 
 impl DirectionRecord {
-    /// Adds another's requests to these.
+    /// Adds the requests of `other`.
     pub fn add(&mut self, other: &Self) {
-        // A response time without a schedule is the service time; the two are made alike before
-        // they are added.
+        // Without a schedule the response time equals the service time.
         if other.response.is_some() || self.response.is_some() {
             let mut mine = self.response.take().unwrap_or_else(|| self.service.clone());
             mine.add(other.response.as_ref().unwrap_or(&other.service));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nine_is_believed_where_ten_samples_lie_beyond_it() {
+    fn a_percentile_is_reliable_with_ten_samples_above_it() {
         let nines = |count| LatencyRecord { count, ..LatencyRecord::default() }.nines();
         assert_eq!([99, 100, 999, 1_000, 10_000, 1_000_000_000].map(nines), [0, 1, 1, 2, 3, 8]);
     }
@@ -179,7 +179,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn quantiles_and_moments_are_those_of_the_values(mut values in prop::collection::vec(1_u64..1_000_000, 1..200), share in 0.0_f64..1.0) {
+        fn quantiles_and_moments_equal_those_of_the_values(mut values in prop::collection::vec(1_u64..1_000_000, 1..200), share in 0.0_f64..1.0) {
             let record = latencies(&values);
             values.sort_unstable();
             let rank = ((values.len() as f64 * share).ceil() as usize).max(1);

@@ -1,24 +1,24 @@
-//! What a run found, whole: the one form that the screen, DiskSpd's report, comparisons, sweeps,
-//! plots and exports read.
+//! The record of a run. Reports, DiskSpd's reports, comparisons, sweeps, plots and exports read
+//! this form only.
 //!
 //! ```text
-//!   Run ──┬─ job, machine, versions, targets (what they are, how they were found), warnings, how it ended
-//!         └─ phases ──┬─ threads: for each thread and target, reads, writes and flushes, each with its latencies
+//!   Run ──┬─ job, machine, versions, targets, warnings, end
+//!         └─ phases ──┬─ threads: reads, writes and flushes of each thread and target
 //!                     ├─ series: each interval, over all threads
-//!                     └─ cpu: the generator's and the machine's
+//!                     └─ cpu: of the generator and of the machine
 //! ```
 //!
-//! Totals are not stored twice: [`PhaseRecord::total`] and its kin add threads up, histograms
-//! included, so a total can never contradict its parts. Latencies are kept as sparse histograms of
-//! three significant digits, from which any percentile can be had later.
+//! Totals are computed, never stored: [`PhaseRecord::total`] adds up the threads with their
+//! histograms, so a total cannot contradict its parts. Latencies are stored as sparse histograms
+//! with three significant digits, from which any percentile can be computed.
 //!
-//! Two latencies are told apart. *Service time* runs from the moment a request was made. *Response
-//! time* runs from the moment it should have been made; they differ only where a rate gives
-//! requests a schedule, and then the response time is what a user of the device feels. Requests,
-//! bytes and service times are of what *ended* in the window. Response times are of all that was
-//! *due* in it: what was in flight when the load ended was waited for, and a request that was never
-//! made counts with the time that it had waited by then ([`ThreadRecord::overdue`]). So there may
-//! be more or fewer response times than requests.
+//! There are two latencies. *Service time* starts when a request is made. *Response time* starts
+//! when the request was due. They differ only under a rate, where requests have a schedule; there
+//! the response time includes the time that a request waited for a slot. Requests, bytes and
+//! service times are those of requests that *completed* in the window. Response times are those of
+//! all requests that were *due* in the window: requests in flight at the end of the load are waited
+//! for, and a request that was never made counts with the time that it had waited by then
+//! ([`ThreadRecord::overdue`]). There may therefore be more or fewer response times than requests.
 
 mod latency;
 
@@ -33,33 +33,33 @@ use crate::{
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// Schema of [`Run`]. A reader refuses another number, and says so.
+/// Schema of [`Run`]. A reader rejects a document with another schema.
 pub const RUN_SCHEMA: &str = "diskwright.lab.run/2";
 
-/// See the module.
+/// The record of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
     /// [`RUN_SCHEMA`].
     pub schema: String,
-    /// When it began, as in `20261120T221749Z`.
+    /// Start of the run, as in `20261120T221749Z`.
     pub started_utc: String,
-    /// How long it took in all, preparation included, nanoseconds.
+    /// Duration of the run, nanoseconds.
     pub took_ns: u64,
-    /// What was run, with everything that was left open filled in.
+    /// The job that was run.
     pub job: Job,
-    /// On what machine.
+    /// The machine that ran the load generator.
     pub machine: Machine,
-    /// By which programs.
+    /// Versions of the programs.
     pub versions: Versions,
-    /// The targets, in the order that loads number them.
+    /// The targets, in the order in which loads number them.
     pub targets: Vec<TargetRecord>,
     /// The phases that were measured, in order.
     pub phases: Vec<PhaseRecord>,
-    /// Reasons for doubt, the gravest first.
+    /// Warnings; those that void the result come first.
     pub warnings: Vec<Warning>,
-    /// How it ended.
+    /// How the run ended.
     pub end: End,
-    /// Free labels, as given by the user (`--label key=value`).
+    /// Labels given by the user (`--label key=value`).
     #[serde(default)]
     pub labels: Vec<(String, String)>,
 }
@@ -68,21 +68,21 @@ pub struct Run {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum End {
-    /// As planned.
+    /// All phases ran to their end.
     Complete,
-    /// By the user; what was measured until then is there.
+    /// The user stopped the run; the record has what was measured until then.
     Stopped,
-    /// Requests failed. What was measured is there, and is not to be averaged away.
+    /// Requests failed; the record has what was measured until the run ended.
     Failed {
         /// The first error, with target, offset and length.
         first: String,
-        /// How many requests failed.
+        /// Number of failed requests.
         errors: u64,
     },
 }
 
 impl End {
-    /// The same with failures, of which `first` tells the first.
+    /// Adds `errors` failed requests. `first` is recorded unless an earlier error is.
     #[must_use]
     pub fn failing(self, first: String, errors: u64) -> Self {
         match self {
@@ -92,70 +92,70 @@ impl End {
     }
 }
 
-/// A target as it was found.
+/// A target of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TargetRecord {
-    /// As given by the user.
+    /// Name as given by the user.
     pub name: String,
     /// "vhdx dynamic", "raw file", "raw files", "block device", "nbd export", "null".
     pub kind: String,
     /// Capacity.
     pub size_bytes: u64,
-    /// Unit of addressing.
+    /// Logical sector size.
     pub logical_sector_bytes: u32,
-    /// Cache mode in force on this side. Behind an export its server caches as it likes.
+    /// Cache mode in force on this machine. The cache mode of an export's server is not known.
     pub cache: Caching,
-    /// Its file, where it has one.
+    /// File or device of the target; `None` for an export and for `null:`.
     pub path: Option<PathBuf>,
-    /// What it shows, where it is no file of its own.
+    /// The image, export or file that the target shows; `None` where the target itself is measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub behind: Option<Behind>,
-    /// Where that lies.
+    /// File system and device of `path`.
     pub place: Option<Place>,
-    /// What was seen of its contents before the run; none where nobody looked (`null:`).
+    /// Contents that were sampled before the run; `None` where none were (`null:`).
     pub contents: Option<ContentsRecord>,
 }
 
 impl TargetRecord {
-    /// Whether it is reached through a server, which caches as it likes.
+    /// Whether the target is an export. The cache mode of its server is not known.
     pub fn is_export(&self) -> bool {
         self.behind.as_ref().is_some_and(|behind| behind.export().is_some())
     }
 }
 
-/// What a look at a target's contents found. Shares are of the working set, from 0 to 1.
+/// Sampled contents of a target. Shares are from 0 to 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct ContentsRecord {
-    /// Share that has space of its own (not sparse, not trimmed, not unallocated).
+    /// Share of the working set that is allocated (not sparse, not trimmed).
     pub allocated: f64,
     /// Share of the sampled blocks that are zeros.
     pub zero: f64,
-    /// Share of the sampled blocks that are like another sampled one, and no zeros.
+    /// Share of the sampled blocks that are duplicates of another sampled block and not zeros.
     pub repeated: f64,
-    /// Blocks sampled.
+    /// Number of sampled blocks.
     pub sampled: u64,
-    /// Bytes that were written to fill it before the run.
+    /// Bytes that were written to fill the target before the run.
     pub filled_bytes: u64,
 }
 
-/// A phase.
+/// The record of a phase.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PhaseRecord {
-    /// Its name in the job.
+    /// Name of the phase in the job.
     pub name: String,
     /// Length of the measured window, nanoseconds.
     pub window_ns: u64,
-    /// When the window began, from the beginning of the phase, nanoseconds.
+    /// Start of the window, from the start of the phase, nanoseconds.
     pub window_start_ns: u64,
-    /// Each thread on each of its targets.
+    /// One record for each thread and each target that it drives.
     pub threads: Vec<ThreadRecord>,
-    /// Each interval of the whole phase, warm-up and cool-down included.
+    /// The intervals of the whole phase, warm-up and cool-down included.
     pub series: Vec<SeriesPoint>,
     /// Length of an interval, nanoseconds.
     pub interval_ns: u64,
-    /// CPU in the window.
+    /// CPU time in the window.
     pub cpu: CpuRecord,
-    /// Whether and when the steady state was reached; none where nobody asked.
+    /// Steady state; `None` when the phase did not wait for it.
     pub steady: Option<SteadyRecord>,
 }
 
@@ -168,57 +168,57 @@ pub struct ThreadRecord {
     pub load: u32,
     /// Number of the target.
     pub target: u32,
-    /// In flight at most.
+    /// Configured queue depth.
     pub queue_depth: u32,
     /// Reads.
     pub reads: DirectionRecord,
     /// Writes.
     pub writes: DirectionRecord,
-    /// Flushes, which are no requests of the workload: they stand in neither its rate nor its
-    /// latency.
+    /// Flushes. They count neither in the request rate nor in the latency of the workload.
     pub flushes: DirectionRecord,
-    /// Requests that were due in the window and were not made, or did not end, by the end of the
-    /// load. In `response` they count with the time that they had waited by then, which is a lower
-    /// bound; they are in no other figure. 0 without a rate, and in results of earlier versions.
+    /// Requests that were due in the window and were not made, or did not complete, by the end of
+    /// the load. In `response` they count with the time that they had waited by then, which is a
+    /// lower bound; they are in no other figure. 0 without a rate, and in results of earlier
+    /// versions.
     #[serde(default)]
     pub overdue: u64,
-    /// How its rate scattered; none where no whole interval lies in the window, and in results of
-    /// earlier versions.
+    /// Standard deviation of the request rate; `None` where no whole interval is inside the window,
+    /// and in results of earlier versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iops_std_dev: Option<IopsStdDev>,
 }
 
-/// Standard deviation of the requests a second over the whole intervals inside the window, as the
-/// job asks for intervals.
+/// Standard deviation of the requests per second over the whole intervals inside the window. The
+/// intervals have the length that the job asks for.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct IopsStdDev {
-    /// Of reads.
+    /// Standard deviation of reads per second.
     pub reads: f64,
-    /// Of writes.
+    /// Standard deviation of writes per second.
     pub writes: f64,
-    /// Of both together.
+    /// Standard deviation of reads and writes per second.
     pub both: f64,
 }
 
-/// Reads and writes together.
+/// The sum over several threads.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Total {
     /// Reads.
     pub reads: DirectionRecord,
     /// Writes.
     pub writes: DirectionRecord,
-    /// Both.
+    /// Reads and writes together.
     pub both: DirectionRecord,
-    /// Flushes, which are in none of the others.
+    /// Flushes, which `both` does not contain.
     pub flushes: DirectionRecord,
-    /// In flight at most, over all threads.
+    /// Configured queue depth, over all threads.
     pub queue_depth: u64,
-    /// Requests that were due and not made, or did not end; see [`ThreadRecord::overdue`].
+    /// Requests that were due and were not made, or did not complete: [`ThreadRecord::overdue`].
     pub overdue: u64,
 }
 
 impl Total {
-    /// These threads added up.
+    /// Adds up `threads`.
     pub fn of<'a>(threads: impl IntoIterator<Item = &'a ThreadRecord>) -> Self {
         let mut total = Self::default();
         for thread in threads {
@@ -235,12 +235,12 @@ impl Total {
 }
 
 impl PhaseRecord {
-    /// Everything.
+    /// The sum over all threads.
     pub fn total(&self) -> Total {
         self.total_where(|_| true)
     }
 
-    /// The threads for which `which` holds: one thread, one target, one load.
+    /// The sum over the threads for which `which` is true: those of one target or load.
     pub fn total_where(&self, which: impl Fn(&ThreadRecord) -> bool) -> Total {
         Total::of(self.threads.iter().filter(|thread| which(thread)))
     }
@@ -250,40 +250,40 @@ impl PhaseRecord {
         self.window_ns as f64 / 1e9
     }
 
-    /// Requests a second.
+    /// Requests per second.
     pub fn iops(&self) -> f64 {
         let ios: u64 = self.threads.iter().map(|thread| thread.reads.ios + thread.writes.ios).sum();
         ios as f64 * 1e9 / self.window_ns.max(1) as f64
     }
 
-    /// Millions of bytes (10^6) a second.
+    /// Megabytes (10^6 bytes) per second.
     pub fn mb_per_s(&self) -> f64 {
         let bytes: u64 = self.threads.iter().map(|thread| thread.reads.bytes + thread.writes.bytes).sum();
         bytes as f64 * 1e3 / self.window_ns.max(1) as f64
     }
 
-    /// CPU time of the generator for each request, nanoseconds.
+    /// CPU time of the generator per request, nanoseconds.
     pub fn cpu_ns_per_io(&self) -> f64 {
         let ios: u64 = self.threads.iter().map(|thread| thread.reads.ios + thread.writes.ios).sum();
         (self.cpu.process_user_ns + self.cpu.process_system_ns) as f64 / ios.max(1) as f64
     }
 
-    /// CPU time of the whole machine for each request, nanoseconds.
+    /// CPU time of the whole machine per request, nanoseconds.
     pub fn machine_cpu_ns_per_io(&self) -> f64 {
         let ios: u64 = self.threads.iter().map(|thread| thread.reads.ios + thread.writes.ios).sum();
         let busy: u64 = self.cpu.cores.iter().map(|core| core.user_ns + core.system_ns + core.irq_ns).sum();
         busy as f64 / ios.max(1) as f64
     }
 
-    /// MHz per IOPS as the VMFS paper has it: of the whole machine, CPU time times the rate of the
-    /// time-stamp counter. Cycles a second for each request a second are cycles for each request,
-    /// in millions. `None` where the counter or the machine's CPU time is not known.
+    /// MHz per IOPS as in the VMFS paper: CPU time of the whole machine times the frequency of the
+    /// time-stamp counter, which is millions of cycles per request. `None` where the counter or the
+    /// CPU time of the machine is not known.
     pub fn machine_mhz_per_iops(&self) -> Option<f64> {
         let is_known = self.cpu.tsc_hz > 0.0 && !self.cpu.cores.is_empty();
         is_known.then(|| self.machine_cpu_ns_per_io() / 1e9 * self.cpu.tsc_hz / 1e6)
     }
 
-    /// Requests in flight on average, by Little's law: rate times mean service time.
+    /// Mean number of requests in flight, by Little's law: rate times mean service time.
     pub fn depth_reached(&self) -> f64 {
         let sum_ns: f64 =
             self.threads.iter().map(|thread| thread.reads.service.sum_ns + thread.writes.service.sum_ns).sum();
@@ -294,9 +294,9 @@ impl PhaseRecord {
 /// One interval of the time series, over all threads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct SeriesPoint {
-    /// When it began, from the beginning of the phase, nanoseconds.
+    /// Start of the interval, from the start of the phase, nanoseconds.
     pub start_ns: u64,
-    /// Its length, nanoseconds: the interval, but for a last one that was cut short.
+    /// Length, nanoseconds. The last interval may be shorter than the others.
     #[serde(default)]
     pub len_ns: u64,
     /// Reads completed.
@@ -307,33 +307,33 @@ pub struct SeriesPoint {
     pub write_ios: u64,
     /// Bytes written.
     pub write_bytes: u64,
-    /// Mean latency of both, nanoseconds.
+    /// Mean latency of reads and writes, nanoseconds.
     pub mean_ns: f64,
-    /// Median.
+    /// Median latency, nanoseconds.
     pub p50_ns: u64,
-    /// 99th percentile.
+    /// 99th percentile of the latency, nanoseconds.
     pub p99_ns: u64,
-    /// Longest.
+    /// Longest latency, nanoseconds.
     pub max_ns: u64,
 }
 
-/// CPU in a window.
+/// CPU time in a window.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuRecord {
-    /// Of the generator's process, user mode.
+    /// CPU time of the generator's process in user mode, nanoseconds.
     pub process_user_ns: u64,
-    /// Of the generator's process, kernel.
+    /// CPU time of the generator's process in the kernel, nanoseconds.
     pub process_system_ns: u64,
     /// Each core of the machine.
     pub cores: Vec<CoreRecord>,
-    /// Cycles of the time-stamp counter in a second; 0 where there is none. CPU time times this is
+    /// Frequency of the time-stamp counter, hertz; 0 where there is none. CPU time times this is
     /// "TSC-equivalent cycles".
     pub tsc_hz: f64,
-    /// Cycles by the hardware's counters, over the process, where they exist.
+    /// Always `None`: hardware cycle counters are not read.
     pub hardware_cycles: Option<u64>,
 }
 
-/// One core.
+/// CPU time of one core in a window, nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct CoreRecord {
     /// User mode, nice included.
@@ -342,26 +342,27 @@ pub struct CoreRecord {
     pub system_ns: u64,
     /// Interrupts, hard and soft.
     pub irq_ns: u64,
-    /// Waiting for I/O with nothing else to do.
+    /// Idle while I/O is outstanding.
     pub iowait_ns: u64,
-    /// Doing nothing.
+    /// Idle.
     pub idle_ns: u64,
-    /// Given to other guests.
+    /// Given to other guests by the hypervisor.
     pub stolen_ns: u64,
 }
 
-/// Steady state by the rule of the SNIA test specification: five rounds, their range within 20 % of
-/// their mean, the slope of their line of least squares, over the window, within 10 %.
+/// Steady state by the rule of the SNIA test specification ([`crate::steady`]).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SteadyRecord {
-    /// When it was reached, from the beginning of the phase, nanoseconds; none: it was not.
+    /// Time at which the steady state was reached, from the start of the phase, nanoseconds;
+    /// `None`: not reached.
     pub reached_ns: Option<u64>,
-    /// When it was left again during the window, nanoseconds.
+    /// Time at which the steady state was left again, nanoseconds; `None`: not left.
     pub left_ns: Option<u64>,
     /// Length of a round, nanoseconds.
     pub round_ns: u64,
-    /// Range of the deciding rounds as a share of their mean.
+    /// Range of the five rounds that reached the steady state, or of the last five, as a share of
+    /// their mean.
     pub range: f64,
-    /// Slope over the deciding rounds as a share of their mean.
+    /// Slope over the same rounds, as a share of their mean.
     pub slope: f64,
 }

@@ -1,15 +1,15 @@
-//! Threads bound to processors (`Load::cpus`).
+//! CPU affinity of the threads of a phase (`Load::cpus`).
 //!
 //! The threads of a phase are numbered through all its loads. Thread `n` of a load with a list of
-//! processors runs on entry `n` modulo the length of the list; an empty list stands for all
+//! processors is bound to entry `n` modulo the length of the list. An empty list stands for all
 //! processors that the process may use, in ascending order. This is DiskSpd's round robin.
 //!
-//! A thread binds itself when its queues are open and before its first request. Threads that it
-//! starts later (the engine's pool for blocking calls) inherit the processor; the workers of
-//! io_uring have an affinity of their own, which is not changed.
+//! A thread binds itself after its queues are open and before its first request. Threads that it
+//! starts later (the engine's pool for blocking calls) inherit the affinity. The affinity of
+//! io_uring's workers is not changed.
 //!
-//! Invariant: a processor is checked against those of the process before anything runs, so a job
-//! that names a missing one is refused whole.
+//! Invariant: the list is checked against the processors of the process before the job runs, so a
+//! job that names a missing processor makes no request.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::io;
@@ -17,16 +17,17 @@ use std::io;
 /// Processors that this process may use, ascending.
 ///
 /// # Errors
-/// What the kernel says.
+/// The error of the system call.
 pub(crate) fn available() -> io::Result<Vec<u32>> {
     let set = sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).map(|cpu| cpu as u32).collect())
 }
 
-/// The processors that the threads of a load take in turns; `None`: the kernel places them.
+/// The processors to which the threads of a load are bound, round-robin; `None`: threads are not
+/// bound.
 ///
 /// # Errors
-/// A sentence, when one of `asked` is not among those of the process.
+/// A sentence, when the process may not use one of `asked`.
 pub(crate) fn list(asked: Option<&[u32]>) -> Result<Option<Vec<u32>>, String> {
     let Some(asked) = asked else { return Ok(None) };
     let available = available().map_err(|error| format!("the processors of this process are unknown: {error}"))?;
@@ -39,16 +40,16 @@ pub(crate) fn list(asked: Option<&[u32]>) -> Result<Option<Vec<u32>>, String> {
     }
 }
 
-/// The processor of thread number `thread` of the phase.
+/// The processor of thread number `thread` of the phase; `None`: the thread is not bound.
 pub(crate) fn of_thread(list: Option<&[u32]>, thread: usize) -> Option<u32> {
     let list = list.filter(|list| !list.is_empty())?;
     Some(list[thread % list.len()])
 }
 
-/// Binds the calling thread.
+/// Binds the calling thread to processor `cpu`.
 ///
 /// # Errors
-/// What the kernel says.
+/// The error of the system call.
 pub(crate) fn bind(cpu: u32) -> io::Result<()> {
     let mut set = CpuSet::new();
     if cpu as usize >= CpuSet::MAX_CPU {
@@ -58,7 +59,7 @@ pub(crate) fn bind(cpu: u32) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// `0-3, 6`.
+/// A list of processors as ranges: `0-3, 6`.
 fn ranges(cpus: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for cpu in cpus {
@@ -67,8 +68,8 @@ fn ranges(cpus: &[u32]) -> String {
             _ => parts.push((*cpu, *cpu)),
         }
     }
-    let told = |(first, last): &(u32, u32)| if first == last { first.to_string() } else { format!("{first}-{last}") };
-    parts.iter().map(told).collect::<Vec<_>>().join(", ")
+    let text = |(first, last): &(u32, u32)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+    parts.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -76,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_binds_itself_and_no_other() {
+    fn a_thread_binds_only_itself() {
         let before = available().unwrap();
         let last = *before.last().unwrap();
         let bound = std::thread::spawn(move || {
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_take_the_listed_processors_in_turns() {
+    fn threads_are_bound_to_the_listed_processors_round_robin() {
         let available = available().unwrap();
         assert_eq!(list(None), Ok(None));
         assert_eq!(list(Some(&[])), Ok(Some(available.clone())));

@@ -1,14 +1,14 @@
 //! Buffers that are kept from one run to the next.
 //!
-//! A window of a tenth of a second should not begin with tens of megabytes that are asked for,
-//! cleared and given back; and whether the kernel finds huge pages for them differs from time to
-//! time, so targets that are compared in turns get the same memory.
+//! Without them a window of a tenth of a second would start with allocating and clearing tens of
+//! megabytes. The kernel also does not always find huge pages, so targets that are compared in
+//! turns use the same memory.
 //!
-//! Even few buffers are cut from a whole huge page: a disk takes 64 KiB in small pages as sixteen
-//! pieces, and the latency would be that of the memory they lie in.
+//! Even a few buffers are cut from a whole huge page. A disk handles 64 KiB in small pages as
+//! sixteen segments, and the latency would depend on the memory.
 //!
-//! Invariant: what is kept is whole, a slab and all of its pieces, and nobody's: a thread whose
-//! queue has kept a buffer gives nothing back.
+//! Invariant: a set that is kept is complete (a slab and all its pieces), and no thread uses it. A
+//! thread whose queue still holds a buffer does not return its set.
 
 use diskwright_store::{HUGE_PAGE_BYTES, IoBuf, Slab};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,15 +22,15 @@ pub(crate) struct Set {
     piece_bytes: usize,
 }
 
-/// See the module. Clones share what is kept.
+/// Sets of buffers that later runs use again. Clones share the sets.
 #[derive(Debug, Clone, Default)]
 pub struct Buffers {
     kept: Arc<Mutex<Vec<Set>>>,
 }
 
 impl Buffers {
-    /// `count` pieces of `piece_bytes`: some that were kept, or new ones, and then what was kept is
-    /// of another run and goes.
+    /// Returns a set of `count` pieces of `piece_bytes`: a kept one, or else a new one. Kept sets
+    /// of other shapes are then freed.
     pub(crate) fn take(&self, count: usize, piece_bytes: usize) -> Set {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         match kept.iter().position(|set| (set.count, set.piece_bytes) == (count, piece_bytes)) {
@@ -45,7 +45,7 @@ impl Buffers {
         }
     }
 
-    /// Keeps a set, if it is whole.
+    /// Keeps a set for later runs, if it is complete.
     pub(crate) fn keep(&self, set: Set) {
         if set.pieces.len() == set.count {
             self.kept.lock().unwrap_or_else(PoisonError::into_inner).push(set);
@@ -65,22 +65,22 @@ mod tests {
         buffers.keep(first);
         let again = buffers.take(2, 4096);
         assert!(again.pieces.iter().any(|piece| piece.as_ptr() == place));
-        assert_eq!(buffers.clone().take(2, 4096).pieces.len(), 2, "it is in use, so this is another");
+        assert_eq!(buffers.clone().take(2, 4096).pieces.len(), 2, "the first set is in use, so this is a new one");
         buffers.keep(again);
         assert_eq!(buffers.take(3, 8192).pieces.len(), 3);
-        assert!(buffers.kept.lock().unwrap().is_empty(), "what has another shape is not kept for ever");
+        assert!(buffers.kept.lock().unwrap().is_empty(), "a set of another shape is freed");
     }
 
     #[test]
-    fn few_buffers_lie_in_a_huge_page_too() {
+    fn a_few_buffers_are_cut_from_a_huge_page() {
         let set = Buffers::default().take(4, 64 << 10);
         assert_eq!(set.pieces.len(), 4);
-        assert_eq!(set.pieces[0].as_ptr().addr() % HUGE_PAGE_BYTES, 0, "only slabs of huge pages begin with one");
-        assert!(set.pieces.iter().all(|piece| set.slab.owns(piece)), "all of them are registered");
+        assert_eq!(set.pieces[0].as_ptr().addr() % HUGE_PAGE_BYTES, 0, "the slab is aligned to a huge page");
+        assert!(set.pieces.iter().all(|piece| set.slab.owns(piece)), "all pieces are registered");
     }
 
     #[test]
-    fn what_is_not_whole_is_not_kept() {
+    fn an_incomplete_set_is_not_kept() {
         let buffers = Buffers::default();
         let mut set = buffers.take(2, 4096);
         set.pieces.pop();

@@ -1,16 +1,16 @@
-//! The conductor of a phase: enters what the threads counted, reads the cores' times at both ends
-//! of the window, tells those who watch, and writes the record.
+//! The conductor of a phase: collects the counts of the threads, reads the CPU times of the cores
+//! at both ends of the window, sends snapshots to the watcher, and makes the record.
 //!
-//! It sleeps between events, and never touches what a measuring thread uses. Times are those of the
-//! monotonic clock, from the beginning of the phase: a wall clock that steps changes nothing.
+//! It sleeps between events and shares no counters with a measuring thread. Times are those of the
+//! monotonic clock, from the start of the phase, so a step of the wall clock has no effect.
 
 use crate::{
     clock::CpuTime,
     job::{Job, Phase},
     record::{PhaseRecord, SeriesPoint, ThreadRecord},
     run::{
+        aggregator::Aggregator,
         cpu::{self, Cores, CounterRate},
-        ledger::Ledger,
         plan::ThreadPlan,
         shared::{NEVER, Shared},
         tally::Tally,
@@ -24,32 +24,32 @@ use std::{
     time::Duration,
 };
 
-/// Snapshots come at least this far apart.
+/// Shortest time between two snapshots.
 const LOOK_NS: u64 = 250_000_000;
-/// How long after the end of a tick a snapshot is taken: a thread that sleeps between due times
-/// counts the tick this much later.
+/// Time from the end of a tick to a snapshot. A thread that sleeps until its next request sends the
+/// counts of the tick up to this much later.
 const LOOK_AFTER_TICK_NS: u64 = 50_000_000;
 
 /// A phase that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) record: PhaseRecord,
-    /// The watcher wanted it to end.
+    /// The watcher stopped the phase.
     pub(crate) stopped: bool,
-    /// The first failure, and how many.
+    /// The first failure, and the number of failures.
     pub(crate) failures: Option<(String, u64)>,
 }
 
-/// Where a phase stands in its run.
+/// Position of a phase in its run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Progress {
     pub(crate) index: usize,
-    /// Time planned for the phases before it, and for those behind it; none where a count decides.
+    /// Planned time of the phases before and after this one; `None` where a phase ends by a count.
     pub(crate) before_ns: Option<u64>,
     pub(crate) behind_ns: Option<u64>,
 }
 
-/// The wait for the steady state, and the watch over it during the window.
+/// The wait for the steady state, and its check during the window.
 #[derive(Debug)]
 struct Settling {
     tracker: Tracker,
@@ -64,7 +64,7 @@ impl Settling {
         Self { tracker: Tracker::new(), within_ns, round_ns, rounds: Rounds::new(round_ns) }
     }
 
-    /// Shows the tracker the rounds that are complete.
+    /// Gives new complete rounds to the tracker.
     fn follow(&mut self, series: &[SeriesPoint]) {
         for figure in self.rounds.follow(series) {
             self.tracker.push(figure);
@@ -81,34 +81,34 @@ impl Settling {
     }
 }
 
-/// One thread on one target, as it will stand in the record.
+/// The facts about a lane that its record needs.
 #[derive(Debug, Clone, Copy)]
-struct Outline {
+struct LaneInfo {
     load: u32,
     target: u32,
     queue_depth: u32,
 }
 
-/// See the module.
+/// The conductor of a phase.
 pub(crate) struct Conductor<'a> {
     phase: &'a Phase,
     progress: Progress,
     phases: usize,
     shared: &'a Shared,
-    outlines: Vec<Vec<Outline>>,
-    ledger: Ledger,
+    lane_infos: Vec<Vec<LaneInfo>>,
+    aggregator: Aggregator,
     inbox: Receiver<Event>,
-    /// The ways back to the threads.
+    /// One channel for each thread, by which emptied tallies are returned.
     pub(crate) returns: Vec<Sender<Vec<Tally>>>,
     watch: &'a dyn Watch,
     counter: CounterRate,
     cores_start: Option<Cores>,
     cores_end: Option<Cores>,
-    /// When there was a snapshot last, and the CPU time then.
+    /// Time of the last snapshot, and the CPU time at that moment.
     last_look: (u64, CpuTime),
     next_look_ns: u64,
     stopped: bool,
-    /// When the last thread had its last completion.
+    /// End of the latest bin of all threads.
     last_ns: u64,
     settling: Option<Settling>,
 }
@@ -122,23 +122,23 @@ impl<'a> Conductor<'a> {
         inbox: Receiver<Event>,
         watch: &'a dyn Watch,
     ) -> Self {
-        let outline = |plan: &ThreadPlan| -> Vec<Outline> {
+        let lane_info = |plan: &ThreadPlan| -> Vec<LaneInfo> {
             let load = plan.load as u32;
             let lanes = plan.lanes.iter();
             lanes
-                .map(|lane| Outline { load, target: lane.target as u32, queue_depth: lane.rules.queue_depth })
+                .map(|lane| LaneInfo { load, target: lane.target as u32, queue_depth: lane.rules.queue_depth })
                 .collect()
         };
-        let outlines: Vec<Vec<Outline>> = plans.iter().map(outline).collect();
-        let targets_of_threads: Vec<usize> = outlines.iter().map(Vec::len).collect();
+        let lane_infos: Vec<Vec<LaneInfo>> = plans.iter().map(lane_info).collect();
+        let targets_of_threads: Vec<usize> = lane_infos.iter().map(Vec::len).collect();
         let interval_ns = job.interval.as_nanos();
         Self {
             phase: &job.phases[progress.index],
             progress,
             phases: job.phases.len(),
             shared,
-            ledger: Ledger::new(&targets_of_threads, interval_ns, shared.ticks),
-            outlines,
+            aggregator: Aggregator::new(&targets_of_threads, interval_ns, shared.ticks),
+            lane_infos,
             inbox,
             returns: Vec::new(),
             watch,
@@ -159,7 +159,7 @@ impl<'a> Conductor<'a> {
         self.shared.origin().elapsed().as_nanos() as u64
     }
 
-    /// Works until all threads have ended.
+    /// Handles events until all threads have ended.
     pub(crate) fn conduct(&mut self) {
         self.last_look = (self.now_ns(), CpuTime::of_process());
         let mut running = self.returns.len();
@@ -170,16 +170,16 @@ impl<'a> Conductor<'a> {
             match self.inbox.recv_timeout(sleep) {
                 Ok(Event::Cut(mut cut)) => {
                     let window = self.shared.window_start_ns()..self.shared.window_end_ns();
-                    self.ledger.enter(&cut, &window);
+                    self.aggregator.enter(&cut, &window);
                     self.last_ns = self.last_ns.max(cut.until_ns);
                     self.settle();
                     cut.tallies.iter_mut().for_each(Tally::clear);
-                    // A thread that has ended needs no more.
+                    // Sending fails for a thread that has ended and needs no tallies.
                     let _ = self.returns[cut.thread].send(cut.tallies);
                 }
                 Ok(Event::Ended(thread)) => {
                     running -= 1;
-                    self.ledger.ended(thread);
+                    self.aggregator.ended(thread);
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -189,15 +189,15 @@ impl<'a> Conductor<'a> {
         self.keep_time(now_ns);
     }
 
-    /// Opens the window where the steady state is waited for, when it has come, or the time for it
-    /// is over.
+    /// Opens the window of a phase that waits for the steady state, when it is reached or the time
+    /// for it is over.
     fn settle(&mut self) {
         let Some(settling) = &mut self.settling else { return };
-        settling.follow(self.ledger.series());
+        settling.follow(self.aggregator.series());
         let now_ns = self.shared.origin().elapsed().as_nanos() as u64;
         let is_over = settling.tracker.reached().is_some() || now_ns >= settling.within_ns;
         if self.shared.window_start_ns() == NEVER && is_over && now_ns >= self.phase.warm_up.as_nanos() {
-            // A tick that no thread has begun: the one after the next.
+            // The tick after the next, which no thread has started.
             let ticks = self.shared.ticks;
             let start_ns = ticks.end_of(ticks.end_of(now_ns));
             let end_ns = start_ns.saturating_add(self.phase.duration.as_nanos());
@@ -205,7 +205,7 @@ impl<'a> Conductor<'a> {
         }
     }
 
-    /// When there is something to do next.
+    /// Time of the next snapshot or boundary of the window.
     fn next_ns(&self, now_ns: u64) -> u64 {
         [self.shared.window_start_ns(), self.shared.window_end_ns()]
             .into_iter()
@@ -213,7 +213,7 @@ impl<'a> Conductor<'a> {
             .fold(self.next_look_ns, u64::min)
     }
 
-    /// Does what is due: the cores' times, a snapshot.
+    /// Reads the CPU times of the cores and takes a snapshot, when they are due.
     fn keep_time(&mut self, now_ns: u64) {
         if now_ns >= self.shared.window_start_ns() && self.cores_start.is_none() {
             self.cores_start = Some(Cores::now());
@@ -237,7 +237,7 @@ impl<'a> Conductor<'a> {
     }
 
     fn snapshot(&self, now_ns: u64, cpus: f64) -> Snapshot<'a> {
-        let lately = self.ledger.lately(now_ns);
+        let recent = self.aggregator.recent(now_ns);
         let stage = if now_ns < self.shared.window_start_ns() {
             if self.settling.is_some() && now_ns >= self.phase.warm_up.as_nanos() {
                 Stage::Settling
@@ -268,17 +268,17 @@ impl<'a> Conductor<'a> {
             elapsed_ns: now_ns,
             remaining_ns,
             done,
-            iops: lately.iops,
-            mb_per_s: lately.mb_per_s,
-            p50_ns: lately.p50_ns,
-            p99_ns: lately.p99_ns,
+            iops: recent.iops,
+            mb_per_s: recent.mb_per_s,
+            p50_ns: recent.p50_ns,
+            p99_ns: recent.p99_ns,
             cpus,
             errors: self.shared.errors(),
             steady: self.settling.as_ref().map(Settling::nearness),
         }
     }
 
-    /// The record, when all threads have ended.
+    /// Makes the record after all threads have ended.
     pub(crate) fn finish(self) -> Ended {
         let window_start_ns = self.shared.window_start_ns().min(self.last_ns);
         let window_end_ns = self.shared.window_end_ns().min(self.last_ns).max(window_start_ns);
@@ -287,18 +287,18 @@ impl<'a> Conductor<'a> {
             (None, _) => Vec::new(),
         };
         let cpu = cpu::record(&self.shared.cpu_start, &self.shared.cpu_end, cores, self.counter.hz());
-        let interval_ns = self.ledger.interval_ns();
-        let std_devs = self.ledger.iops_std_devs();
-        let (totals, series) = self.ledger.finish(self.last_ns);
+        let interval_ns = self.aggregator.interval_ns();
+        let std_devs = self.aggregator.iops_std_devs();
+        let (totals, series) = self.aggregator.finish(self.last_ns);
         let mut threads = Vec::new();
-        for (number, ((outlines, totals), std_devs)) in self.outlines.iter().zip(totals).zip(std_devs).enumerate() {
-            for ((outline, totals), iops_std_dev) in outlines.iter().zip(totals).zip(std_devs) {
+        for (number, ((lane_infos, totals), std_devs)) in self.lane_infos.iter().zip(totals).zip(std_devs).enumerate() {
+            for ((lane_info, totals), iops_std_dev) in lane_infos.iter().zip(totals).zip(std_devs) {
                 let (reads, writes, flushes) = totals.record();
                 threads.push(ThreadRecord {
                     thread: number as u32,
-                    load: outline.load,
-                    target: outline.target,
-                    queue_depth: outline.queue_depth,
+                    load: lane_info.load,
+                    target: lane_info.target,
+                    queue_depth: lane_info.queue_depth,
                     reads,
                     writes,
                     flushes,

@@ -1,10 +1,10 @@
-//! What the processors did: the generator's process, and each core of the machine.
+//! CPU time of the generator's process and of each core of the machine.
 //!
-//! The process is asked when the window opens and closes, by the first measuring thread that gets
-//! there (a system call of a microsecond, once), so that nothing of the warm-up is in it. The cores
-//! are read from `/proc/stat` by the conductor, and only as fine as the kernel counts there:
-//! hundredths of a second. CPU time is turned into cycles by the rate of the time-stamp counter,
-//! which is measured over the run against the monotonic clock.
+//! The CPU time of the process is read when the window opens and closes, by the first measuring
+//! thread that reaches the boundary (one system call of a microsecond), so that it does not include
+//! the warm-up. The conductor reads the cores from `/proc/stat`, which counts in hundredths of a
+//! second. CPU time is converted into cycles by the frequency of the time-stamp counter, which is
+//! measured against the monotonic clock during the run.
 
 use crate::{
     clock::CpuTime,
@@ -21,7 +21,7 @@ use std::{
 /// `/proc/stat` counts in hundredths of a second, whatever the kernel's own tick (USER_HZ).
 const TICK_NS: u64 = 10_000_000;
 
-/// A reading of the process's CPU time that the first comer takes.
+/// CPU time of the process at a boundary of the window, read by the first thread that reaches it.
 #[derive(Debug, Default)]
 pub(crate) struct Reading {
     is_taken: AtomicBool,
@@ -29,31 +29,31 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Takes it, unless somebody has.
+    /// Reads the CPU time, unless another thread has.
     pub(crate) fn take(&self) {
         if !self.is_taken.swap(true, Ordering::Relaxed) {
             self.take_again();
         }
     }
 
-    /// Takes it, in the place of an earlier one.
+    /// Reads the CPU time and replaces an earlier reading.
     pub(crate) fn take_again(&self) {
         let now = CpuTime::of_process();
         *self.time.lock().unwrap_or_else(PoisonError::into_inner) = Some(now);
     }
 
-    /// What was read.
+    /// The CPU time; `None` when it has not been read.
     pub(crate) fn get(&self) -> Option<CpuTime> {
         *self.time.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The cores' times since the machine was started.
+/// CPU times of the cores since boot.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cores(Vec<CoreRecord>);
 
 impl Cores {
-    /// Now; none where the system does not tell.
+    /// The current CPU times; empty where `/proc/stat` cannot be read.
     pub(crate) fn now() -> Self {
         Self::parse(&std::fs::read_to_string("/proc/stat").unwrap_or_default())
     }
@@ -63,7 +63,7 @@ impl Cores {
         Self(stat.lines().filter(is_core).map(core).collect())
     }
 
-    /// From `earlier` to now.
+    /// The differences to `earlier`.
     pub(crate) fn since(&self, earlier: &Self) -> Vec<CoreRecord> {
         let difference = |(now, then): (&CoreRecord, &CoreRecord)| CoreRecord {
             user_ns: now.user_ns.saturating_sub(then.user_ns),
@@ -77,8 +77,8 @@ impl Cores {
     }
 }
 
-/// `cpu0 user nice system idle iowait irq softirq steal guest guest_nice`; guest time is in user
-/// time already.
+/// Parses `cpu0 user nice system idle iowait irq softirq steal guest guest_nice`. Guest time is
+/// part of user time.
 fn core(line: &str) -> CoreRecord {
     let ticks: Vec<u64> = line.split_whitespace().skip(1).map(|field| field.parse().unwrap_or(0)).collect();
     let ns = |index: usize| ticks.get(index).copied().unwrap_or(0).saturating_mul(TICK_NS);
@@ -92,7 +92,7 @@ fn core(line: &str) -> CoreRecord {
     }
 }
 
-/// The time-stamp counter against the monotonic clock.
+/// Measures the frequency of the time-stamp counter against the monotonic clock.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CounterRate {
     begun: Instant,
@@ -100,19 +100,19 @@ pub(crate) struct CounterRate {
 }
 
 impl CounterRate {
-    /// Begins to measure.
+    /// Starts the measurement.
     pub(crate) fn begin() -> Self {
         Self { begun: Instant::now(), counter: diskwright_store::cycle_counter() }
     }
 
-    /// Counts a second; 0 where there is no counter.
+    /// Frequency in hertz; 0 where there is no counter.
     pub(crate) fn hz(&self) -> f64 {
         let (Some(then), Some(now)) = (self.counter, diskwright_store::cycle_counter()) else { return 0.0 };
         now.wrapping_sub(then) as f64 / self.begun.elapsed().as_secs_f64().max(1e-9)
     }
 }
 
-/// The record of a window.
+/// Makes the record of a window.
 pub(crate) fn record(start: &Reading, end: &Reading, cores: Vec<CoreRecord>, tsc_hz: f64) -> CpuRecord {
     let used = match (start.get(), end.get()) {
         (Some(start), Some(end)) => end - start,
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_reading_stays_until_it_is_taken_again() {
+    fn the_first_reading_is_kept_until_it_is_replaced() {
         let reading = Reading::default();
         assert_eq!(reading.get(), None);
         reading.take();

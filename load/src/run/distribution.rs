@@ -1,16 +1,20 @@
-//! Where random requests go: numbers of positions, drawn by a law.
+//! Distributions of the offsets of random requests. A draw is the number of a position in the
+//! working set.
 //!
 //! ```text
-//!   Uniform    every position alike
-//!   Zipf       rank by rejection-inversion (Hörmann and Derflinger 1996): exact for any number of positions, no table ─┐
-//!   Pareto     rank by fio's power of a uniform draw: the first `h` of the positions get `1 - h` of the requests       ─┴─▶ scattered
-//!   Spots      first which piece, then uniform within it; pieces lie one after the other, not scattered
+//!   Uniform    every position with the same probability
+//!   Zipf       rank by rejection-inversion ────────────────────────┐
+//!   Pareto     rank by a power of a uniform number, as in fio ─────┴─▶ permuted ─▶ position
+//!   Spots      a range by its share of the requests, then uniform within the range
 //! ```
 //!
-//! *Scattered* means that popular positions lie anywhere in the working set, as they do in real
-//! data: ranks go through a permutation of the positions (four rounds of a Feistel network, walked
-//! until it lands within them). A hash with collisions, as fio has it, would leave some positions
-//! out and give others two shares.
+//! Zipf uses rejection-inversion (Hörmann and Derflinger 1996), which is exact for any number of
+//! positions and needs no table. With Pareto the first share `h` of the ranks gets `1 - h` of the
+//! requests.
+//!
+//! Ranks are permuted, so that popular positions are scattered over the working set as in real
+//! data. The permutation is a Feistel network of four rounds with cycle walking. A hash with
+//! collisions, as in fio, would skip some positions and give others two shares.
 //!
 //! Invariant: every number drawn is below the number of positions.
 
@@ -20,26 +24,27 @@ use crate::{
 };
 use rand_xoshiro::rand_core::Rng;
 
-/// A law over positions.
+/// A distribution over positions.
 #[derive(Debug, Clone)]
 pub(crate) enum OffsetDistribution {
     Uniform { positions: u64 },
-    Zipf { zipf: Zipf, scatter: Scatter },
-    Pareto { positions: u64, power: f64, scatter: Scatter },
+    Zipf { zipf: Zipf, permutation: Permutation },
+    Pareto { positions: u64, power: f64, permutation: Permutation },
     Spots { pieces: Vec<Piece> },
 }
 
-/// A run of positions that is drawn from alike.
+/// A range of positions with the same probability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Draws up to this (of 2^64) go here, or to a piece before.
+    /// Cumulative probability of the pieces up to this one, scaled to 2^64: a draw goes to the
+    /// first piece whose `up_to` is at least the draw.
     up_to: u64,
     first: u64,
     positions: u64,
 }
 
-/// The positions of a size of requests in a working set: multiples of `step_bytes` at which one
-/// still fits.
+/// The positions of requests of one size in a working set: multiples of `step_bytes` at which a
+/// request of `len_bytes` fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Grid {
     pub(crate) set_bytes: u64,
@@ -48,12 +53,12 @@ pub(crate) struct Grid {
 }
 
 impl Grid {
-    /// How many there are.
+    /// Number of positions.
     pub(crate) fn positions(&self) -> u64 {
         if self.len_bytes > self.set_bytes { 0 } else { (self.set_bytes - self.len_bytes) / self.step_bytes + 1 }
     }
 
-    /// The positions that lie whole within a range of the set: the first, and how many.
+    /// The positions whose requests are inside a range of the set: the first, and their number.
     fn within(&self, start_bytes: u64, end_bytes: u64) -> (u64, u64) {
         let first = start_bytes.div_ceil(self.step_bytes);
         match end_bytes.min(self.set_bytes).checked_sub(self.len_bytes) {
@@ -66,34 +71,36 @@ impl Grid {
 }
 
 impl OffsetDistribution {
-    /// The law of `distribution` on `grid`, which holds at least one position. Ranks are scattered
-    /// by `seed`.
+    /// The distribution of offsets on `grid`, which must have at least one position. Ranks are
+    /// permuted by `seed`.
     ///
     /// # Errors
-    /// A sentence, when a spot that is to get requests holds no position.
+    /// A sentence, when a spot with requests has no position.
     pub(crate) fn new(distribution: &Distribution, grid: Grid, seed: u64) -> Result<Self, String> {
         let positions = grid.positions().max(1);
         Ok(match distribution {
             Distribution::Uniform => Self::Uniform { positions },
             Distribution::Zipf { theta } => {
-                Self::Zipf { zipf: Zipf::new(positions, *theta), scatter: Scatter::new(positions, seed) }
+                Self::Zipf { zipf: Zipf::new(positions, *theta), permutation: Permutation::new(positions, seed) }
             }
-            Distribution::Pareto { h } => {
-                Self::Pareto { positions, power: h.ln() / (1.0 - h).ln(), scatter: Scatter::new(positions, seed) }
-            }
+            Distribution::Pareto { h } => Self::Pareto {
+                positions,
+                power: h.ln() / (1.0 - h).ln(),
+                permutation: Permutation::new(positions, seed),
+            },
             Distribution::Spots { spots } => Self::Spots { pieces: pieces(spots, grid)? },
         })
     }
 
-    /// A position.
+    /// Draws a position.
     #[inline]
     pub(crate) fn draw(&self, rng: &mut Random) -> u64 {
         match self {
             Self::Uniform { positions } => below(rng, *positions),
-            Self::Zipf { zipf, scatter } => scatter.place(zipf.draw(rng)),
-            Self::Pareto { positions, power, scatter } => {
+            Self::Zipf { zipf, permutation } => permutation.place(zipf.draw(rng)),
+            Self::Pareto { positions, power, permutation } => {
                 let rank = (*positions as f64 * unit(rng).powf(*power)) as u64;
-                scatter.place(rank.min(positions - 1))
+                permutation.place(rank.min(positions - 1))
             }
             Self::Spots { pieces } => {
                 let chosen = rng.next_u64();
@@ -104,7 +111,7 @@ impl OffsetDistribution {
     }
 }
 
-/// Cuts the working set into the spots, and what they leave over.
+/// Divides the working set into the spots and the remaining range.
 fn pieces(spots: &[Spot], grid: Grid) -> Result<Vec<Piece>, String> {
     let mut pieces = Vec::with_capacity(spots.len() + 1);
     let (mut share, mut start_bytes) = (0.0, 0_u64);
@@ -116,7 +123,7 @@ fn pieces(spots: &[Spot], grid: Grid) -> Result<Vec<Piece>, String> {
         let (first, positions) = grid.within(start_bytes, end_bytes);
         if positions == 0 {
             return Err(format!(
-                "{what} is to get {io_percent} % of the requests but holds no place for one of {} bytes",
+                "{what} gets {io_percent} % of the requests, but has no room for a request of {} bytes",
                 grid.len_bytes
             ));
         }
@@ -133,20 +140,21 @@ fn pieces(spots: &[Spot], grid: Grid) -> Result<Vec<Piece>, String> {
         start_bytes = end_bytes;
     }
     let rest_percent = 100.0 - spots.iter().map(|spot| spot.io_percent).sum::<f64>();
-    add(rest_percent, start_bytes, grid.set_bytes, "what the spots leave over")?;
+    add(rest_percent, start_bytes, grid.set_bytes, "the range after the spots")?;
     Ok(pieces)
 }
 
-/// Zipf's law over ranks from 0: rank r in proportion to (r + 1)^-theta.
+/// Zipf distribution over ranks from 0: the probability of rank r is proportional to (r +
+/// 1)^-theta.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Zipf {
     ranks: u64,
     theta: f64,
-    /// The integral of the density up to half a rank before the first, and up to half a rank behind
-    /// the last.
+    /// The integral of the density at half a rank before the first rank and half a rank after the
+    /// last.
     area_first: f64,
     area_last: f64,
-    /// Below this distance from its rank a candidate is taken without a further look.
+    /// A candidate closer to its rank than this is accepted without a further test.
     sure: f64,
 }
 
@@ -165,7 +173,7 @@ impl Zipf {
         growth((1.0 - self.theta) * log) * log
     }
 
-    /// Its inverse.
+    /// Inverse of [`Self::area`].
     fn inverse(&self, area: f64) -> f64 {
         let scaled = (area * (1.0 - self.theta)).max(-1.0);
         (logarithm(scaled) * area).exp()
@@ -184,37 +192,37 @@ impl Zipf {
     }
 }
 
-/// (e^x - 1) / x, also near 0.
+/// (e^x - 1) / x, precise near 0.
 fn growth(x: f64) -> f64 {
     if x.abs() > 1e-8 { x.exp_m1() / x } else { 1.0 + x / 2.0 }
 }
 
-/// ln(1 + x) / x, also near 0.
+/// ln(1 + x) / x, precise near 0.
 fn logarithm(x: f64) -> f64 {
     if x.abs() > 1e-8 { x.ln_1p() / x } else { 1.0 - x / 2.0 }
 }
 
 /// A permutation of the numbers below `positions`.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Scatter {
+pub(crate) struct Permutation {
     positions: u64,
     half_bits: u32,
     keys: [u64; 4],
 }
 
-impl Scatter {
+impl Permutation {
     pub(crate) fn new(positions: u64, seed: u64) -> Self {
         let bits = 64 - positions.saturating_sub(1).leading_zeros();
         let mut rng = random_for(seed, &[0x7363_6174]);
         Self { positions, half_bits: bits.div_ceil(2).max(1), keys: std::array::from_fn(|_| rng.next_u64() | 1) }
     }
 
-    /// Where `rank` (below `positions`) goes.
+    /// The position of `rank`, which must be below `positions`.
     pub(crate) fn place(&self, rank: u64) -> u64 {
         let mask = (1 << self.half_bits) - 1;
         let mut at = rank;
-        // The network permutes a power of two that is less than four times as large; whoever lands
-        // outside goes on from there.
+        // The network permutes a power of two below four times `positions`. A result outside is
+        // permuted again (cycle walking).
         loop {
             let (mut left, mut right) = (at >> self.half_bits, at & mask);
             for key in self.keys {

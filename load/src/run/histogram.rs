@@ -1,28 +1,27 @@
-//! Latencies counted into buckets of three significant digits.
+//! Latency histograms with three significant digits.
 //!
-//! A value below 2,048 has a bucket of its own. Above, each doubling is cut into 1,024 equal
-//! buckets, so a bucket is never wider than a thousandth of what it holds. To find a bucket is a
-//! count of leading zeros, a shift and an addition; HDR histograms have the same layout, but a call
-//! that checks more.
+//! A value below 2,048 has a bucket of its own. Above, each power of two is divided into 1,024
+//! equal buckets, so a bucket is never wider than a thousandth of its values. A bucket is found by
+//! a count of leading zeros, a shift and an addition. The layout is that of HDR histograms.
 //!
 //! ```text
 //!   value   0 .. 2047   2048 .. 4095 by 2   4096 .. 8191 by 4   ...   2^42 .. 2^43 by 2^32
 //!   bucket  0 .. 2047   2048 .. 3071        3072 .. 4095              33792 .. 34815
 //! ```
 //!
-//! [`Latencies`] is what a measuring thread counts into between two cuts (136 KiB, however long the
-//! run), [`Sum`] is what the conductor adds them up in (272 KiB). Both know their extremes, moments
-//! and counts exactly; only the order of values within a bucket is lost. Values of 2^43 ns (2.4
-//! hours) and more count as the largest.
+//! A measuring thread counts into [`Latencies`] between two cuts (136 KiB), and the conductor adds
+//! them up in a [`Sum`] (272 KiB). Minimum, maximum, moments and counts are exact. Values of 2^43
+//! ns (2.4 hours) and more count as the largest value.
 
 use crate::record::LatencyRecord;
 
-/// Values told apart exactly, and twice the buckets of a doubling.
+/// Values below this have a bucket of their own. It is twice the number of buckets of a power of
+/// two.
 const EXACT: u64 = 2048;
 const EXACT_BITS: u32 = EXACT.ilog2();
 /// The largest value that has a bucket.
 const LARGEST: u64 = (1 << 43) - 1;
-/// How many buckets there are.
+/// Number of buckets.
 const BUCKETS: usize = bucket_of(LARGEST) + 1;
 
 /// The bucket of a value, which must not exceed [`LARGEST`].
@@ -39,8 +38,8 @@ const fn highest_of(bucket: usize) -> u64 {
     ((bucket - shift * (EXACT / 2) + 1) << shift) - 1
 }
 
-/// What a measuring thread counts into. Counts are of 32 bits: a cut comes at least every few
-/// hundred milliseconds, or, where a target stalls, after few requests.
+/// The histogram of a measuring thread. 32-bit counts are enough: a cut comes every few hundred
+/// milliseconds, or, when the target stalls, after few requests.
 #[derive(Debug, Clone)]
 pub(crate) struct Latencies {
     counts: Box<[u32]>,
@@ -59,7 +58,7 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// Counts one.
+    /// Counts a latency.
     #[inline]
     pub(crate) fn record(&mut self, latency_ns: u64) {
         let latency_ns = latency_ns.min(LARGEST);
@@ -71,7 +70,7 @@ impl Latencies {
         self.max_ns = self.max_ns.max(latency_ns);
     }
 
-    /// Forgets all. Only the buckets between the extremes are touched.
+    /// Clears all counts. Only the buckets from the minimum to the maximum are written.
     pub(crate) fn clear(&mut self) {
         if self.count > 0 {
             self.counts[bucket_of(self.min_ns)..=bucket_of(self.max_ns)].fill(0);
@@ -80,7 +79,7 @@ impl Latencies {
     }
 }
 
-/// Latencies of many cuts.
+/// The sum of many histograms.
 #[derive(Debug, Clone)]
 pub(crate) struct Sum {
     counts: Box<[u64]>,
@@ -99,7 +98,7 @@ impl Default for Sum {
 }
 
 impl Sum {
-    /// Counts `count` (above 0) of this latency.
+    /// Counts a latency `count` times, above 0.
     pub(crate) fn add_many(&mut self, latency_ns: u64, count: u64) {
         let latency_ns = latency_ns.min(LARGEST);
         self.counts[bucket_of(latency_ns)] += count;
@@ -110,7 +109,7 @@ impl Sum {
         self.max_ns = self.max_ns.max(latency_ns);
     }
 
-    /// Adds what a thread counted.
+    /// Adds the histogram of a thread.
     pub(crate) fn add(&mut self, latencies: &Latencies) {
         if latencies.count == 0 {
             return;
@@ -142,17 +141,18 @@ impl Sum {
         self.max_ns = self.max_ns.max(other.max_ns);
     }
 
-    /// Arithmetic mean; 0 of none.
+    /// Arithmetic mean; 0 without latencies.
     pub(crate) fn mean_ns(&self) -> f64 {
         if self.count == 0 { 0.0 } else { self.sum_ns as f64 / self.count as f64 }
     }
 
-    /// Longest; 0 of none.
+    /// Longest latency; 0 without latencies.
     pub(crate) fn max_ns(&self) -> u64 {
         self.max_ns
     }
 
-    /// The latency that `share` (0 to 1) of the requests do not exceed; 0 of none.
+    /// The latency that a share of `share` (0 to 1) of the requests do not exceed; 0 without
+    /// latencies.
     pub(crate) fn quantile_ns(&self, share: f64) -> u64 {
         if self.count == 0 {
             return 0;
@@ -168,7 +168,7 @@ impl Sum {
         self.max_ns
     }
 
-    /// As it is kept.
+    /// The sparse histogram for a record.
     pub(crate) fn record(&self) -> LatencyRecord {
         if self.count == 0 {
             return LatencyRecord::default();
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_follow_each_other_without_gaps() {
+    fn buckets_have_no_gaps() {
         let mut next = 0;
         for bucket in 0..BUCKETS {
             assert_eq!(bucket_of(next), bucket, "the first value of bucket {bucket} is {next}");
@@ -212,14 +212,14 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_however_long_the_run() {
-        // Two directions, service and response, one in use and one on its way to the conductor: a
-        // fortieth of the 64 MiB for a thread.
+    fn histograms_of_a_thread_are_small() {
+        // Two directions, service and response, one in use and one in the channel: less than a
+        // fortieth of 64 MiB per thread.
         assert!(BUCKETS * size_of::<u32>() * 2 * 2 * 2 < (64 << 20) / 40);
     }
 
     #[test]
-    fn none_and_the_very_long_are_counted_too() {
+    fn zero_and_very_long_latencies_are_counted() {
         assert_eq!(Sum::default().record(), LatencyRecord::default());
         assert_eq!(Sum::default().quantile_ns(0.5), 0);
         let record = sum_of(&[u64::MAX, 0]).record();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_cleared_is_gone() {
+    fn a_cleared_histogram_is_empty() {
         let mut latencies = Latencies::default();
         latencies.record(5);
         latencies.record(1 << 30);
@@ -241,7 +241,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_value_lies_in_its_bucket_to_three_digits(value in 0..=LARGEST) {
+        fn a_bucket_is_at_most_a_thousandth_wide(value in 0..=LARGEST) {
             let highest = highest_of(bucket_of(value));
             prop_assert!(value <= highest && (highest - value) as f64 <= value as f64 / 1000.0);
         }

@@ -1,22 +1,23 @@
-//! One thread's window onto one target: slots, buffers, the queue, and what is counted.
+//! A lane: one thread on one target. It has a queue with slots, buffers and counters.
 //!
 //! ```text
-//!   free slot ─ pacer: may it? ─ requests: which? ─ contents ─▶ push ─▶ in flight ─▶ reap ─▶ settle: count ─▶ the slot is free
-//!                                                                                               └─ nothing paces it: next request at once
+//!   free slot ─▶ pacer ─▶ next request, payload ─▶ push ─▶ in flight ─▶ reap ─▶ count ─▶ free slot
+//!                                  ▲                                              │
+//!                                  └─────────────── without a pacer: at once ─────┘
 //! ```
 //!
-//! A latency runs from the clock reading after which its request was made to the one after which
-//! its completion was seen; the clock is read once for all that a reap brings. So the generator's
-//! own time is in it; `null:` shows how much that is.
+//! A latency is the difference of two clock readings: the one before its request was made, and the
+//! one after the reap that returned its completion. The clock is read once for all completions of a
+//! reap. A latency therefore includes time of the generator; `null:` shows how much.
 //!
-//! **Requests do not wait for each other.** A device that ends ten requests at once would be idle
-//! until all ten are made anew, if all were submitted together: it and the generator would work in
-//! turns. So, past the page cache, a few are submitted while the rest are still being settled.
-//! Random 4K reads at depth 32 went from 52,000 to 65,000 a second, for no more CPU time each. From
-//! the page cache a request ends while it is submitted, and there all go together.
+//! **Requests are submitted in small groups.** If a device completes ten requests at once and all
+//! ten are submitted together, the device is idle until all ten are made. With O_DIRECT a few
+//! requests are therefore submitted while the other completions are still being counted. Random 4K
+//! reads at depth 32 went from 52,000 to 65,000 per second, with no more CPU time per request. From
+//! the page cache a request completes during submission, so all are submitted together.
 //!
-//! Invariant: every slot is in flight, resting with the pacer, or in `free`; never more than
-//! `queue_depth` of them. Every buffer is in flight or in the pool of its direction.
+//! Invariant: every slot is in flight, resting with the pacer, or in `free`; there are
+//! `queue_depth` slots. Every buffer is in flight or in the pool of its direction.
 
 use crate::run::{
     contents::Contents,
@@ -30,65 +31,65 @@ use crate::run::{
 use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request};
 use std::{io, ops::Range, sync::Arc};
 
-/// How often a write is drawn again whose place is being written.
+/// How often a verified write is drawn again when its range is being written.
 const DRAWS_MAX: u32 = 16;
 
-/// The queue of the target of this name is of no use any more.
+/// Name of a target whose queue failed, and the error.
 pub(crate) type QueueFailure = (String, io::Error);
 
-/// What a slot's request is about.
+/// The request of a slot.
 #[derive(Debug, Clone, Copy)]
 struct Flight {
     made_ns: u64,
-    /// [`NEVER`] once it has ended.
+    /// Intended start; [`NEVER`] after the completion.
     intended_ns: u64,
-    ask: IoRequest,
+    io_request: IoRequest,
     is_flush: bool,
 }
 
 impl Flight {
-    /// Whether a request with a schedule is in flight that was due in `window`.
+    /// Whether the request is in flight and was due in `window`.
     fn was_due_in(&self, window: &Range<u64>) -> bool {
         !self.is_flush && window.contains(&self.intended_ns)
     }
 
-    /// Its response time, for the bin in which it was due.
+    /// The response time at `now_ns`, for the bin in which the request was due.
     fn late(&self, now_ns: u64) -> Late {
-        let &Self { intended_ns, ask: IoRequest { is_read, .. }, .. } = self;
+        let &Self { intended_ns, io_request: IoRequest { is_read, .. }, .. } = self;
         Late { intended_ns, response_ns: now_ns.saturating_sub(intended_ns), is_read }
     }
 
-    /// A flush, which has neither place nor schedule.
+    /// A flush, which has no offset and no schedule.
     const fn flush(made_ns: u64) -> Self {
-        let ask = IoRequest { offset_bytes: 0, len_bytes: 0, is_read: false };
-        Self { made_ns, intended_ns: made_ns, ask, is_flush: true }
+        let io_request = IoRequest { offset_bytes: 0, len_bytes: 0, is_read: false };
+        Self { made_ns, intended_ns: made_ns, io_request, is_flush: true }
     }
 
-    /// Where it is counted.
+    /// The counters of the request's direction.
     #[inline]
     fn counted_in(self, tally: &mut Tally) -> &mut DirectionTally {
         match self {
-            Self { ask: IoRequest { is_read: true, .. }, .. } => &mut tally.reads,
+            Self { io_request: IoRequest { is_read: true, .. }, .. } => &mut tally.reads,
             Self { is_flush: false, .. } => &mut tally.writes,
             _ => &mut tally.flushes,
         }
     }
 }
 
-/// What a lane leaves undone at the end of the load.
+/// Requests that a lane has not made or completed at the end of the load.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Undone {
     /// Requests that were due in the window and were not made.
     pub(crate) overdue: Overdue,
-    /// Requests that were due in the window, were made, and will not end.
+    /// Requests that were due in the window, were made, and will not complete.
     pub(crate) unfinished: u64,
-    /// Share of reads among those that were not made, from 0 to 1.
+    /// Share of reads among `overdue`, from 0 to 1.
     pub(crate) read_share: f64,
-    /// When they were given up; none where no latency is taken.
+    /// Time at which the requests were given up; `None` when latencies are not recorded.
     pub(crate) waited_until_ns: Option<u64>,
 }
 
-/// See the module.
+/// One thread on one target.
 #[derive(Debug)]
 pub(crate) struct Lane<'a> {
     target: &'a str,
@@ -102,20 +103,20 @@ pub(crate) struct Lane<'a> {
     for_reads: Vec<IoBuf>,
     for_writes: Vec<IoBuf>,
     writes_since_flush: u64,
-    /// Where contents are verified.
+    /// The generation table of the target; `None` unless contents are verified.
     generations: Option<Arc<Generations>>,
-    /// For each slot, what its read may find at least.
+    /// For each slot, the states of the units of its read when it was made.
     before: Vec<Vec<u64>>,
     tally: Tally,
-    /// When the bin began that it counts into.
+    /// Start of the current bin.
     bin_start_ns: u64,
     done: Vec<Completion>,
-    /// Those that are being settled.
+    /// Completions that are being counted.
     settling: Vec<Completion>,
 }
 
 impl<'a> Lane<'a> {
-    /// A lane with as many buffers as its rules ask for.
+    /// A lane. `buffers` has as many buffers as [`LaneRules::buffers`] returns.
     pub(crate) fn new(
         target: &'a str,
         queue: Box<dyn BlockQueue>,
@@ -152,7 +153,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Lets go of the queue, and gives back the buffers that came home.
+    /// Drops the queue, and returns the buffers that it does not hold.
     pub(crate) fn into_buffers(self) -> Vec<IoBuf> {
         let Self { queue, mut for_reads, mut for_writes, .. } = self;
         drop(queue);
@@ -160,25 +161,23 @@ impl<'a> Lane<'a> {
         for_reads
     }
 
-    /// Requests that are not settled.
+    /// Requests that are in flight, or completed and not counted.
     pub(crate) fn in_flight(&self) -> usize {
         self.queue.in_flight() + self.done.len()
     }
 
-    /// An empty tally of the kind that this lane counts into.
+    /// An empty tally for this lane.
     pub(crate) fn empty_tally(&self) -> Tally {
         Tally::new(self.pacer.as_ref().is_some_and(Pacer::has_schedule))
     }
 
-    /// Goes on with an empty tally for the bin that begins at `bin_start_ns`, and gives the full
-    /// one away.
+    /// Starts the bin at `bin_start_ns` with an empty tally, and returns the tally of the last bin.
     pub(crate) fn exchange(&mut self, empty: Tally, bin_start_ns: u64) -> Tally {
         self.bin_start_ns = bin_start_ns;
         std::mem::replace(&mut self.tally, empty)
     }
 
-    /// Every request with a schedule that was due before this time has ended; [`NEVER`] without a
-    /// schedule.
+    /// All requests that were due before this time have completed; [`NEVER`] without a schedule.
     pub(crate) fn settled_ns(&self) -> u64 {
         match &self.pacer {
             Some(pacer) if pacer.has_schedule() => {
@@ -188,8 +187,8 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// When there will be something to do that is not a completion; [`NEVER`] for a lane that has
-    /// all in flight that it may.
+    /// Time of the next request that does not wait for a completion; [`NEVER`] when all slots are
+    /// in flight.
     pub(crate) fn wake_ns(&self) -> u64 {
         match &self.pacer {
             Some(pacer) => pacer.wake_ns(!self.free.is_empty()),
@@ -198,9 +197,8 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Gives up the requests with a schedule that were due in `window` and were not made, or have
-    /// not ended because the queue broke. Each counts with the time that it has waited until
-    /// `now_ns`.
+    /// Gives up the requests that were due in `window` and were not made, or did not complete
+    /// because the queue failed. Each counts with the time that it has waited until `now_ns`.
     pub(crate) fn give_up(&mut self, window: &Range<u64>, now_ns: u64, shared: &Shared) -> Undone {
         let (rules, waited_until_ns) = (&self.rules, shared.record_latency.then_some(now_ns));
         let mut undone = Undone { read_share: rules.read_share, waited_until_ns, ..Undone::default() };
@@ -215,21 +213,21 @@ impl<'a> Lane<'a> {
         undone
     }
 
-    /// Starts what was pushed, and takes completions, of which there is at least one if `wait` (and
-    /// anything is in flight).
+    /// Submits pushed requests and takes completions. With `wait`, it waits for the batch of the
+    /// load.
     #[inline]
     pub(crate) fn reap(&mut self, wait: bool) -> Result<(), QueueFailure> {
         let at_least = if wait { self.rules.batch as usize } else { 0 };
         self.queue.reap(at_least, &mut self.done).map_err(|error| (self.target.to_owned(), error))
     }
 
-    /// Whether there is anything to settle.
+    /// Whether there are completions to count.
     pub(crate) fn has_completions(&self) -> bool {
         !self.done.is_empty()
     }
 
-    /// Counts what was reaped, and makes new requests, as long as `to_make` allows. What ends
-    /// meanwhile is left for the next turn.
+    /// Counts completions, and makes new requests while `to_make` is above 0. Requests that
+    /// complete meanwhile are counted in the next turn.
     #[inline]
     pub(crate) fn settle(&mut self, now_ns: u64, to_make: &mut u64, shared: &Shared) -> Result<(), QueueFailure> {
         let mut settling = std::mem::replace(&mut self.done, std::mem::take(&mut self.settling));
@@ -260,16 +258,15 @@ impl<'a> Lane<'a> {
         outcome
     }
 
-    /// At the end of the load: makes the requests of the schedule that were due before it and for
-    /// which slots were free. The thread was late for them, not the target.
+    /// At the end of the load: makes the requests that were due before the end and for which slots
+    /// are free. The thread was late for them, not the target.
     pub(crate) fn make_due(&mut self, now_ns: u64, to_make: &mut u64, shared: &Shared) {
         if self.pacer.as_ref().is_some_and(Pacer::has_schedule) && shared.errors() == 0 {
             self.make_more(now_ns, shared.stop_ns().min(now_ns).saturating_sub(1), to_make, shared);
         }
     }
 
-    /// Makes requests in free slots: at the beginning, and those that were due by `due_ns` where
-    /// something paces them.
+    /// Makes requests in all free slots; with a pacer, only those that were due by `due_ns`.
     fn make_more(&mut self, now_ns: u64, due_ns: u64, to_make: &mut u64, shared: &Shared) {
         while *to_make > 0 {
             let mut intended_ns = now_ns;
@@ -283,7 +280,7 @@ impl<'a> Lane<'a> {
             let Some(slot) = self.free.pop() else { return };
             self.make(slot, now_ns, intended_ns, to_make, shared);
             if self.free.last() == Some(&slot) {
-                // It was refused. The next turn tries again.
+                // The request could not be made. The next turn tries again.
                 return;
             }
         }
@@ -297,29 +294,29 @@ impl<'a> Lane<'a> {
             self.flights[slot as usize] = Flight::flush(now_ns);
             return self.push(Request::flush(u64::from(slot)), now_ns, shared);
         }
-        let Some(ask) = self.next_ask(slot) else { return self.free.push(slot) };
-        let pool = if ask.is_read { &mut self.for_reads } else { &mut self.for_writes };
+        let Some(io_request) = self.next_io_request(slot) else { return self.free.push(slot) };
+        let pool = if io_request.is_read { &mut self.for_reads } else { &mut self.for_writes };
         let Some(mut buf) = pool.pop() else { return self.free.push(slot) };
-        let (operation, fua) = if ask.is_read {
+        let (operation, fua) = if io_request.is_read {
             (Operation::Read, false)
         } else {
             self.writes_since_flush += 1;
-            let payload = &mut buf[..ask.len_bytes as usize];
+            let payload = &mut buf[..io_request.len_bytes as usize];
             self.contents.prepare(payload, self.requests.rng());
             if let Some(generations) = &self.generations {
-                generations.seal(ask.offset_bytes, payload);
+                generations.seal(io_request.offset_bytes, payload);
             }
             (Operation::Write, self.rules.durable)
         };
         *to_make -= 1;
         if let Some(pacer) = &mut self.pacer {
-            pacer.made(ask.len_bytes, now_ns);
+            pacer.made(io_request.len_bytes, now_ns);
         }
-        self.flights[slot as usize] = Flight { made_ns: now_ns, intended_ns, ask, is_flush: false };
+        self.flights[slot as usize] = Flight { made_ns: now_ns, intended_ns, io_request, is_flush: false };
         let request = Request {
             operation,
-            offset_bytes: ask.offset_bytes,
-            len_bytes: u64::from(ask.len_bytes),
+            offset_bytes: io_request.offset_bytes,
+            len_bytes: u64::from(io_request.len_bytes),
             buf: Some(buf),
             segments: None,
             buf_offset_bytes: 0,
@@ -329,34 +326,34 @@ impl<'a> Lane<'a> {
         self.push(request, now_ns, shared);
     }
 
-    /// Which request comes next; none, where contents are verified and all places that were drawn
-    /// are being written.
+    /// The next request; `None` when contents are verified and all ranges that were drawn are being
+    /// written.
     #[inline]
-    fn next_ask(&mut self, slot: u32) -> Option<IoRequest> {
-        let ask = self.requests.draw_for(slot);
-        if self.generations.is_none() { Some(ask) } else { self.next_verified(slot, ask) }
+    fn next_io_request(&mut self, slot: u32) -> Option<IoRequest> {
+        let io_request = self.requests.draw_for(slot);
+        if self.generations.is_none() { Some(io_request) } else { self.next_verified(slot, io_request) }
     }
 
-    fn next_verified(&mut self, slot: u32, mut ask: IoRequest) -> Option<IoRequest> {
+    fn next_verified(&mut self, slot: u32, mut io_request: IoRequest) -> Option<IoRequest> {
         let generations = self.generations.as_ref()?;
         for _ in 0..DRAWS_MAX {
-            let len = ask.len_bytes as usize;
-            if ask.is_read {
-                generations.begin_read(ask.offset_bytes, len, &mut self.before[slot as usize]);
-                return Some(ask);
+            let len = io_request.len_bytes as usize;
+            if io_request.is_read {
+                generations.begin_read(io_request.offset_bytes, len, &mut self.before[slot as usize]);
+                return Some(io_request);
             }
-            if generations.begin_write(ask.offset_bytes, len) {
-                return Some(ask);
+            if generations.begin_write(io_request.offset_bytes, len) {
+                return Some(io_request);
             }
-            ask = self.requests.draw_for(slot);
+            io_request = self.requests.draw_for(slot);
         }
         None
     }
 
-    /// The result of a request, with what a read has brought.
+    /// Checks the data of a read, or records the end of a write, where contents are verified.
     fn verified(&self, completion: &mut Completion, flight: &Flight) {
         let Some(generations) = &self.generations else { return };
-        let IoRequest { offset_bytes, len_bytes, is_read } = flight.ask;
+        let IoRequest { offset_bytes, len_bytes, is_read } = flight.io_request;
         let len = len_bytes as usize;
         match (&completion.buf, &completion.result) {
             _ if flight.is_flush => {}
@@ -390,7 +387,7 @@ impl<'a> Lane<'a> {
             Ok(()) => {
                 let direction = flight.counted_in(&mut self.tally);
                 direction.ios += 1;
-                direction.bytes += u64::from(flight.ask.len_bytes);
+                direction.bytes += u64::from(flight.io_request.len_bytes);
                 if shared.record_latency {
                     direction.service.record(now_ns - flight.made_ns);
                     match &mut direction.response {
@@ -409,7 +406,7 @@ impl<'a> Lane<'a> {
         }
     }
 
-    /// Takes what came back with a completion, and gives what its request was about.
+    /// Takes the buffer of a completion, and returns its request.
     #[inline]
     fn land(&mut self, completion: &mut Completion) -> Flight {
         let flight = self.flights[completion.tag as usize];
@@ -418,7 +415,7 @@ impl<'a> Lane<'a> {
             self.verified(completion, &flight);
         }
         if let Some(buf) = completion.buf.take() {
-            if flight.ask.is_read { self.for_reads.push(buf) } else { self.for_writes.push(buf) }
+            if flight.io_request.is_read { self.for_reads.push(buf) } else { self.for_writes.push(buf) }
         }
         flight
     }
@@ -427,20 +424,20 @@ impl<'a> Lane<'a> {
     fn failed(&self, flight: &Flight, why: &io::Error, now_ns: u64, shared: &Shared) {
         let operation = match flight {
             Flight { is_flush: true, .. } => Operation::Flush,
-            Flight { ask: IoRequest { is_read: true, .. }, .. } => Operation::Read,
+            Flight { io_request: IoRequest { is_read: true, .. }, .. } => Operation::Read,
             _ => Operation::Write,
         };
-        let (offset_bytes, len_bytes) = (flight.ask.offset_bytes, u64::from(flight.ask.len_bytes));
+        let (offset_bytes, len_bytes) = (flight.io_request.offset_bytes, u64::from(flight.io_request.len_bytes));
         shared.fail(&Failure { target: self.target, operation, offset_bytes, len_bytes, why }, now_ns);
     }
 
-    /// Starts what was pushed, and takes completions; waits for one if `wait`.
+    /// Submits pushed requests and takes completions; waits for one if `wait`.
     pub(crate) fn reap_last(&mut self, wait: bool) -> Result<(), QueueFailure> {
         self.queue.reap(usize::from(wait), &mut self.done).map_err(|error| (self.target.to_owned(), error))
     }
 
-    /// Settles what ended after the load. Only failures are counted of it, and the response times
-    /// of requests with a schedule: they were due while the load went on.
+    /// Handles completions after the end of the load. Only failures count, and the response times
+    /// of requests with a schedule, because they were due during the load.
     pub(crate) fn settle_last(&mut self, now_ns: u64, shared: &Shared) {
         for mut completion in std::mem::take(&mut self.done) {
             let flight = self.land(&mut completion);

@@ -1,45 +1,50 @@
-//! A run: carries out a job on targets, and says what was found.
+//! Runs a job on targets and returns its record.
 //!
 //! ```text
-//!   Job + OpenTargets ─▶ plan: threads, lanes, requests        everything that does not fit is found here
-//!     for each phase:    phase: threads open queues, begin together
-//!                          thread ─ lane ─ queue ─▶ target     the measuring loop
-//!                             └─ cuts ─▶ conductor ─▶ ledger   several times a second, by channel
-//!     ─▶ Run (record.rs)
+//!   Job + OpenTargets ─▶ plan: threads, lanes, requests         a job that does not fit fails here
+//!     for each phase:   phase: threads open queues, start together
+//!                         thread ─ lane ─ queue ─▶ target       the measuring loop
+//!                           └─ cuts ─▶ conductor ─▶ aggregator  several times a second
+//!     ─▶ Run (record/)
 //! ```
 //!
-//! | file | idea |
+//! | file | content |
 //! |---|---|
-//! | `plan.rs` | which threads there are; whether the job fits the targets |
-//! | `requests.rs`, `distribution.rs`, `random.rs` | which request comes next |
-//! | `pace.rs` | when it may be made |
-//! | `contents.rs`, `verify.rs` | what it writes; checking what it reads |
-//! | `lane.rs`, `thread.rs`, `buffers.rs` | the loop, and its memory |
-//! | `affinity.rs` | which processor a thread runs on |
-//! | `shared.rs`, `ticks.rs` | clock, window, end, first failure; where time is cut |
-//! | `histogram.rs`, `tally.rs`, `ledger.rs`, `scatter.rs` | counting, and adding up elsewhere |
-//! | `phase.rs`, `conductor.rs`, `watch.rs`, `cpu.rs`, `doubts.rs` | beginning and ending, telling, processors, reasons for doubt |
+//! | `plan.rs` | the threads and their lanes; checks that the job fits the targets |
+//! | `requests.rs`, `distribution.rs`, `random.rs` | size, direction and offset of a request |
+//! | `pace.rs` | rate, bursts and think time: when the next request may be made |
+//! | `contents.rs`, `verify.rs` | payload of writes; checks of reads |
+//! | `lane.rs`, `thread.rs`, `buffers.rs` | the measuring loop and its buffers |
+//! | `affinity.rs` | binds threads to processors |
+//! | `shared.rs`, `ticks.rs` | clock, window, end and first failure of a phase; bins of time |
+//! | `histogram.rs`, `tally.rs` | counters of a measuring thread |
+//! | `aggregator.rs`, `rate_deviation.rs` | sums over threads: totals, time series, deviation |
+//! | `phase.rs`, `conductor.rs`, `watch.rs` | start and end of a phase; progress |
+//! | `cpu.rs`, `run_warnings.rs` | CPU time; warnings |
 //!
-//! A request that fails is counted, told once with its target, offset and length, and ends the run
-//! soon, unless it is to go on. Such a run has ended as [`End::Failed`], and keeps what it
-//! measured. A run that its watcher ends keeps it too.
+//! A *lane* is one thread on one target. The *window* is the measured time of a phase. A *cut* is
+//! what a thread counted in one bin of time.
+//!
+//! A failed request is counted, and the first one is recorded with target, offset and length. It
+//! ends the run, unless [`RunOptions::keep_going`] is set. Such a run ends as [`End::Failed`] and
+//! keeps what it measured, as does a run that its watcher stops.
 
 mod affinity;
+mod aggregator;
 mod buffers;
 mod conductor;
 mod contents;
 mod cpu;
 mod distribution;
-mod doubts;
 mod histogram;
 mod lane;
-mod ledger;
 mod pace;
 mod phase;
 mod plan;
 mod random;
+mod rate_deviation;
 mod requests;
-mod scatter;
+mod run_warnings;
 mod shared;
 mod tally;
 mod thread;
@@ -47,8 +52,8 @@ mod ticks;
 mod verify;
 mod watch;
 
+pub use aggregator::POINTS_MAX;
 pub use buffers::Buffers;
-pub use ledger::POINTS_MAX;
 pub use plan::SUBMIT_EVERY;
 pub use watch::{Nearness, Snapshot, Stage, Unwatched, Watch};
 
@@ -62,19 +67,20 @@ use crate::{
     target::OpenTarget,
 };
 use conductor::Progress;
+use run_warnings::RunWarnings;
 use std::sync::Arc;
 use verify::Generations;
 
-/// How to run, apart from what.
+/// Options of a run that are not part of the job.
 #[derive(Debug, Clone)]
 pub struct RunOptions {
-    /// Go on when requests fail. The run has failed all the same.
+    /// Continue when requests fail. The run still ends as [`End::Failed`].
     pub keep_going: bool,
-    /// Take latencies. Without them a run shows what that costs, and nothing else.
+    /// Record latencies. `false` is for measuring the cost of recording.
     pub record_latency: bool,
-    /// Free labels for the record.
+    /// Labels for the record.
     pub labels: Vec<(String, String)>,
-    /// Buffers of earlier runs to use again, for those who run often.
+    /// Buffers that are kept from one run to the next.
     pub buffers: Buffers,
 }
 
@@ -84,28 +90,27 @@ impl Default for RunOptions {
     }
 }
 
-/// Finds what is wrong with a job, or between it and its targets, before anything runs or is
-/// filled.
+/// Checks that a job is valid and fits its targets. The caller does so before it fills a target.
 ///
 /// # Errors
-/// The first such thing.
+/// The first thing that is wrong with the job or does not fit a target.
 pub fn check(job: &Job, targets: &[OpenTarget]) -> Result<()> {
     job.validate()?;
     if targets.is_empty() {
         return Err(LoadError::BadOptions { what: "there is no target".into(), hint: "name at least one".into() });
     }
-    // All of them, so that nothing is said only when the first phases have taken their time.
+    // All phases, so that an error in the last one is found before the first one runs.
     for phase in 0..job.phases.len() {
         plan::threads_of(job, phase, targets, &[])?;
     }
     Ok(())
 }
 
-/// Carries out `job` on `targets`, telling `watch` how it goes.
+/// Runs `job` on `targets` and returns the record. `watch` gets snapshots and can stop the run.
 ///
 /// # Errors
-/// What is wrong with the job, or between it and the targets; queues that cannot be opened.
-/// Requests that fail are no error of this function: they are in [`Run::end`].
+/// A job that is not valid or does not fit the targets; queues that cannot be opened. Failed
+/// requests are not an error of this function: they are in [`Run::end`].
 pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn Watch) -> Result<Run> {
     let start = Moment::now();
     check(job, targets)?;
@@ -114,11 +119,11 @@ pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn 
     let machine = Machine::detect();
     let other_load = OtherLoad::watch();
     let mut phases = Vec::new();
-    let mut doubts = doubts::Doubts::before(&machine, targets, job);
+    let mut warnings = RunWarnings::before(&machine, targets, job);
     let mut end = End::Complete;
     for index in 0..job.phases.len() {
         let ended = phase::run(job, progress(job, index), targets, &generations, options, watch)?;
-        doubts.after_phase(&job.phases[index], &ended);
+        warnings.after_phase(&job.phases[index], &ended);
         let stopped = ended.stopped;
         end = end_with(end, stopped, ended.failures);
         phases.push(ended.record);
@@ -135,20 +140,20 @@ pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn 
         versions: Versions::detect(),
         targets: targets.iter().map(OpenTarget::record).collect(),
         phases,
-        warnings: doubts.after_all(&other_load, &start),
+        warnings: warnings.after_all(&other_load, &start),
         end,
         labels: options.labels.clone(),
     })
 }
 
-/// Carries out phase number `index` of `job` alone, without looking at the machine: what studies
-/// and benchmarks do hundreds of times, in windows of a tenth of a second.
+/// Runs phase number `index` of `job` alone, without machine facts and warnings. Studies and
+/// benchmarks do so hundreds of times, in windows of a tenth of a second.
 ///
 /// # Errors
 /// As [`run`].
 ///
 /// # Panics
-/// When there is no such phase.
+/// When `index` is not the number of a phase.
 pub fn phase(
     job: &Job,
     index: usize,
@@ -161,7 +166,7 @@ pub fn phase(
     Ok((ended.record, end_with(End::Complete, ended.stopped, ended.failures)))
 }
 
-/// What the targets hold, where contents are verified.
+/// The generation table of each target, where contents are verified; else empty.
 fn generations(job: &Job, targets: &[OpenTarget]) -> Vec<Arc<Generations>> {
     match job.contents {
         Contents::Verified => {
@@ -175,7 +180,7 @@ fn progress(job: &Job, index: usize) -> Progress {
     Progress { index, before_ns: planned_ns(&job.phases[..index]), behind_ns: planned_ns(&job.phases[index + 1..]) }
 }
 
-/// How long these phases are to last, at most; none where a count decides.
+/// Longest time that these phases last; `None` where a phase ends by a count.
 fn planned_ns(phases: &[Phase]) -> Option<u64> {
     phases.iter().try_fold(0_u64, |sum, phase| {
         let parts = [phase.steady_within.unwrap_or(phase.warm_up), phase.duration, phase.cool_down];
@@ -183,14 +188,14 @@ fn planned_ns(phases: &[Phase]) -> Option<u64> {
     })
 }
 
-/// Fills `buf` with what a run with verified contents and this seed knows for its own: as if
-/// written once, before the run. `offset_bytes` is where on the target it goes, a multiple of 4096.
+/// Fills `buf` with verified contents of generation 0, which a run with this seed accepts until its
+/// first write there. `offset_bytes` is the offset on the target, a multiple of 4096.
 pub fn fill_verified(seed: u64, offset_bytes: u64, buf: &mut [u8]) {
     data::fill(seed, offset_bytes, buf);
     verify::seal_first(seed, offset_bytes, buf);
 }
 
-/// How a run ends that has come to `so_far`, with one phase more.
+/// The end of a run that was `so_far` before its last phase.
 fn end_with(so_far: End, stopped: bool, failures: Option<(String, u64)>) -> End {
     match (so_far, failures) {
         (so_far, Some((first, errors))) => so_far.failing(first, errors),

@@ -1,31 +1,30 @@
-//! When the next request may be made.
+//! Pacing: the time at which the next request may be made.
 //!
-//! Three things can hold a request back, and all of them are counted in the phase's own time:
+//! Three options delay a request. Times are from the start of the phase.
 //!
-//! - **a rate**: request n of a thread has its *intended start* fixed beforehand, whatever happened
-//!   to those before it. A target that stalls finds the requests piled up afterwards, made late,
-//!   each with the response time that its user would have felt. (A generator that waits for its
-//!   target and then goes on as if nothing had been leaves out just the requests that suffered:
-//!   coordinated omission.)
-//! - **a burst**: after so many requests, nothing for a while.
+//! - **rate**: the *intended start* of each request is fixed before the run. After a stall of the
+//!   target the requests that were due are made late, and their response times include the delay. A
+//!   generator that waits for its target and then continues would omit the requests that the stall
+//!   delayed; that error is called coordinated omission.
+//! - **burst**: after a number of requests the thread pauses.
 //! - **think time**: a slot rests between a completion and its next request.
 //!
-//! A thread without any of these has no pacer, and pays nothing.
+//! A thread without any of these options has no pacer.
 
 use crate::job::{Burst, Load, Rate};
 use std::{collections::VecDeque, ops::Range};
 
-/// See the module.
+/// Pacing of one thread on one target.
 #[derive(Debug, Clone)]
 pub(crate) struct Pacer {
     schedule: Option<Schedule>,
     mean_request_bytes: f64,
     burst: Option<Burst>,
     left_in_burst: u32,
-    /// Nothing is made before this.
+    /// No request is made before this time.
     pause_until_ns: u64,
     think_ns: u64,
-    /// Slots that rest, and until when; the first is over first, for all rest equally long.
+    /// Resting slots with the end of their rest, in ascending order: all rest equally long.
     resting: VecDeque<(u64, u32)>,
 }
 
@@ -33,39 +32,41 @@ pub(crate) struct Pacer {
 #[derive(Debug, Clone, Copy)]
 struct Schedule {
     rate: Rate,
-    /// Of the first request.
+    /// Intended start of the first request.
     start_ns: f64,
-    /// Requests, or bytes, that are spoken for.
+    /// Requests, or bytes, that have been made.
     units: f64,
     ns_per_unit: f64,
 }
 
 impl Schedule {
-    /// Each time is reckoned from the start, so errors do not add up.
+    /// Intended start of the next request, computed from the first one, so that rounding errors do
+    /// not add up.
     fn next_ns(&self) -> u64 {
         (self.start_ns + self.units * self.ns_per_unit) as u64
     }
 }
 
-/// Requests that were due and were not made, evenly spread over time.
+/// Requests that were due and were not made, at equal distances in time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Overdue {
     pub(crate) count: u64,
-    /// Intended start of the first.
+    /// Intended start of the first request.
     first_ns: f64,
     step_ns: f64,
 }
 
 impl Overdue {
-    /// Intended start of number `number`, from 0.
+    /// Intended start of request number `number`, from 0.
     pub(crate) fn intended_ns(&self, number: u64) -> u64 {
         (self.first_ns + number as f64 * self.step_ns) as u64
     }
 }
 
 impl Pacer {
-    /// The pacer of a load's thread, if it needs one. Threads, of which this is number `thread` of
-    /// `threads`, take turns within a step of the rate.
+    /// The pacer of thread number `thread` of `threads` of a load; `None` when the load has no
+    /// rate, bursts or think time. The starts of the threads are spread over one period of the
+    /// rate.
     pub(crate) fn new(load: &Load, thread: u64, threads: u64) -> Option<Self> {
         if !load.is_paced() {
             return None;
@@ -97,18 +98,18 @@ impl Pacer {
         self.schedule.is_some()
     }
 
-    /// The intended start of the next request, if it may be made now.
+    /// The intended start of the next request; `None` when it may not be made yet.
     pub(crate) fn intended_ns(&self, now_ns: u64) -> Option<u64> {
         let due_ns = self.due_ns();
         (due_ns <= now_ns).then(|| self.schedule.map_or(now_ns, |schedule| schedule.next_ns()))
     }
 
-    /// When the next request may be made, if a slot is free.
+    /// Time at which the next request may be made, if a slot is free.
     fn due_ns(&self) -> u64 {
         self.schedule.map_or(0, |schedule| schedule.next_ns()).max(self.pause_until_ns)
     }
 
-    /// A request of so many bytes was made.
+    /// Records that a request of `len_bytes` was made.
     pub(crate) fn made(&mut self, len_bytes: u32, now_ns: u64) {
         if let Some(schedule) = &mut self.schedule {
             schedule.units += match schedule.rate {
@@ -125,8 +126,8 @@ impl Pacer {
         }
     }
 
-    /// A slot's request has ended. `false`: the slot is free at once, and the pacer does not keep
-    /// it.
+    /// Records the completion of a slot's request. Returns whether the slot rests; else it is free
+    /// at once.
     pub(crate) fn rests(&mut self, slot: u32, now_ns: u64) -> bool {
         if self.think_ns == 0 {
             return false;
@@ -135,7 +136,7 @@ impl Pacer {
         true
     }
 
-    /// A slot that has rested.
+    /// Takes a slot whose rest has ended.
     pub(crate) fn rested(&mut self, now_ns: u64) -> Option<u32> {
         let (until_ns, slot) = *self.resting.front()?;
         if until_ns > now_ns {
@@ -145,15 +146,14 @@ impl Pacer {
         Some(slot)
     }
 
-    /// When there will be something to do that is not a completion; `u64::MAX`: never.
+    /// Time at which the next request may be made without a further completion; `u64::MAX`: never.
     pub(crate) fn wake_ns(&self, has_free_slot: bool) -> u64 {
         let free_ns = if has_free_slot { 0 } else { self.resting.front().map_or(u64::MAX, |(until_ns, _)| *until_ns) };
         free_ns.max(self.due_ns())
     }
 
-    /// The requests that have their intended start in `window` and were not made. Under a
-    /// throughput the sizes of requests that were not made are not known; they are taken to be of
-    /// the mean size.
+    /// The requests whose intended start is in `window` and that were not made. Under a throughput
+    /// their sizes are not known, and the mean size is assumed.
     pub(crate) fn overdue(&self, window: &Range<u64>) -> Overdue {
         let Some(schedule) = self.schedule.filter(|_| !window.is_empty()) else { return Overdue::default() };
         let due = |before_ns: u64| ((before_ns as f64 - schedule.start_ns) / schedule.ns_per_unit).max(0.0);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_pace_is_no_pacer() {
+    fn a_load_without_rate_bursts_and_think_time_has_no_pacer() {
         assert!(Pacer::new(&Load::default(), 0, 1).is_none());
     }
 
@@ -199,7 +199,7 @@ mod tests {
     fn intended_starts_do_not_depend_on_when_requests_were_made() {
         let mut pacer = Pacer::new(&rate(1000.0), 0, 1).unwrap();
         let mut intended = Vec::new();
-        // The thread comes back only after 3.5 ms.
+        // The thread is blocked until 3.5 ms.
         for now_ns in [0, 3_500_000] {
             while let Some(start_ns) = pacer.intended_ns(now_ns) {
                 intended.push(start_ns);
@@ -213,13 +213,17 @@ mod tests {
         assert_eq!((overdue.count, overdue.intended_ns(0), overdue.intended_ns(2)), (3, 4_000_000, 6_000_000));
         assert_eq!(pacer.overdue(&(0..6_000_000)).count, 2, "a window does not contain its end");
         let overdue = pacer.overdue(&(5_000_000..7_000_000));
-        assert_eq!((overdue.count, overdue.intended_ns(0)), (2, 5_000_000), "what was due before it is not its own");
+        assert_eq!(
+            (overdue.count, overdue.intended_ns(0)),
+            (2, 5_000_000),
+            "requests due before the window do not count"
+        );
         assert_eq!(pacer.overdue(&(5_000_001..7_000_000)).count, 1);
         assert_eq!([0..3_000_000, 0..0].map(|window| pacer.overdue(&window).count), [0, 0]);
     }
 
     #[test]
-    fn a_schedule_keeps_its_rate_over_days() {
+    fn rounding_errors_of_a_schedule_do_not_add_up() {
         let mut pacer = Pacer::new(&rate(3.0), 0, 1).unwrap();
         for _ in 0..1_000_000 {
             pacer.made(4096, 0);
@@ -228,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_take_turns() {
+    fn threads_are_spread_over_one_period() {
         let starts: Vec<u64> =
             (0..4).map(|thread| Pacer::new(&rate(1000.0), thread, 4).unwrap().wake_ns(true)).collect();
         assert_eq!(starts, [0, 250_000, 500_000, 750_000]);
@@ -241,7 +245,7 @@ mod tests {
         pacer.made(4096, 0);
         pacer.made(8192, 0);
         assert_eq!(pacer.wake_ns(true), 3_000_000);
-        // 12 KiB and a byte of 4,096,000 a second: three requests of 4 KiB and one more.
+        // 12 KiB and one byte at 4,096,000 bytes per second: four requests of 4 KiB.
         assert_eq!(pacer.overdue(&(0..6_000_001)).count, 4);
     }
 

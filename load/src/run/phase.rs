@@ -1,15 +1,12 @@
-//! The conductor of a phase: starts its threads, enters what they count, tells those who watch, and
-//! ends it all.
+//! Runs a phase: starts its threads and runs the conductor until they have ended.
 //!
 //! ```text
-//!   plans ─▶ threads open their queues ─▶ all are ready, or none begins ─▶ load ─▶ window ─▶ cool-down ─▶ all have ended ─▶ record
-//!                                                                            ▲
-//!                       conductor: cuts into the ledger, cores at both ends of the window, a snapshot four times a second
+//!   plans ─▶ threads open queues ─▶ all ready, or none starts ─▶ warm-up ─▶ window ─▶ cool-down
+//!                                                                  │
+//!            record ◀─ conductor (conductor.rs) ◀── cuts ──────────┘
 //! ```
 //!
-//! The conductor runs in the thread that called, sleeps between events, and never touches what a
-//! measuring thread uses. Times are those of the monotonic clock, from the beginning of the phase:
-//! a wall clock that steps changes nothing.
+//! The conductor runs in the thread of the caller.
 
 use crate::{
     LoadError, OpenTarget, Result,
@@ -38,10 +35,10 @@ use std::{
     thread::{self, Scope},
 };
 
-/// Carries out phase number `progress.index`.
+/// Runs phase number `progress.index`.
 ///
 /// # Errors
-/// What does not fit, and queues that cannot be opened. Whatever fails later is in
+/// A phase that does not fit the targets, and queues that cannot be opened. Later failures are in
 /// [`Ended::failures`].
 pub(crate) fn run(
     job: &Job,
@@ -61,22 +58,22 @@ pub(crate) fn run(
     let mut conductor = Conductor::new(job, progress, &shared, &plans, inbox, watch);
     thread::scope(|scope| {
         let buffers = &options.buffers;
-        let crew =
-            Crew { scope, shared: &shared, targets, contents: &contents, engine: job.engine.into(), buffers, events };
-        conductor.returns = crew.start(plans, phase.count)?;
+        let engine = job.engine.into();
+        let starter = ThreadStarter { scope, shared: &shared, targets, contents: &contents, engine, buffers, events };
+        conductor.returns = starter.start(plans, phase.count)?;
         conductor.conduct();
         Ok::<(), LoadError>(())
     })?;
     Ok(conductor.finish())
 }
 
-/// Sets window and end where they are known beforehand.
+/// Sets the window and the end of the load where they are known before the start.
 fn plan_window(phase: &Phase, shared: &Shared) {
     if phase.count.is_some() {
         return shared.plan(0, NEVER, NEVER);
     }
     if phase.steady_within.is_some() {
-        // The conductor sets it when the target has settled.
+        // The conductor sets the window when the steady state is reached.
         return;
     }
     let start_ns = phase.warm_up.as_nanos();
@@ -84,8 +81,8 @@ fn plan_window(phase: &Phase, shared: &Shared) {
     shared.plan(start_ns, end_ns, end_ns.saturating_add(phase.cool_down.as_nanos()));
 }
 
-/// What it takes to start threads.
-struct Crew<'scope, 'env> {
+/// Starts the threads of a phase.
+struct ThreadStarter<'scope, 'env> {
     scope: &'scope Scope<'scope, 'env>,
     shared: &'env Shared,
     targets: &'env [OpenTarget],
@@ -95,8 +92,9 @@ struct Crew<'scope, 'env> {
     events: Sender<Event>,
 }
 
-impl<'scope, 'env: 'scope> Crew<'scope, 'env> {
-    /// Starts all threads, or none. Gives the ways by which emptied tallies go back to them.
+impl<'scope, 'env: 'scope> ThreadStarter<'scope, 'env> {
+    /// Starts all threads, or none. Returns the channels by which emptied tallies are returned to
+    /// them.
     fn start(self, plans: Vec<ThreadPlan>, count: Option<u64>) -> Result<Vec<Sender<Vec<Tally>>>> {
         let Self { scope, shared, targets, contents, engine, buffers, events } = self;
         let gate = shared.gate.write().unwrap_or_else(PoisonError::into_inner);
@@ -108,12 +106,12 @@ impl<'scope, 'env: 'scope> Crew<'scope, 'env> {
             let (opened, events) = (opened.clone(), events.clone());
             let cpu = plan.cpu;
             let work = move || {
-                // In this thread, to which its rings belong.
+                // Queues are opened in this thread, because a ring belongs to its thread.
                 let (answer, ready) = match open_lanes(plan.lanes, targets, contents, engine, buffers) {
                     Ok(ready) => (Ok(()), Some(ready)),
                     Err(error) => (Err(error), None),
                 };
-                // Who waits for the answer is behind the gate.
+                // The receiver waits for the answers of all threads before it opens the gate.
                 let _ = opened.send(answer);
                 drop(opened);
                 drop(shared.gate.read());
@@ -144,18 +142,18 @@ impl<'scope, 'env: 'scope> Crew<'scope, 'env> {
     }
 }
 
-/// What a thread measures with.
+/// The lanes of a thread, with open queues.
 struct Opened<'a> {
     lanes: Vec<Lane<'a>>,
-    /// On which all its queues are, where it must wait for several things at once.
+    /// The ring of all queues, where the thread waits for several of them or for a time.
     ring: Option<SharedRing>,
-    /// The lanes' buffers, while the lanes have them without these.
+    /// The slab of the buffers. The lanes have its pieces.
     memory: Set,
 }
 
-/// Opens a thread's queues, in that thread. With several targets, or with times to keep, they share
-/// one ring, so that one call waits for all of them; a thread with one target and nothing to wait
-/// for but completions has its queue alone.
+/// Opens the queues of a thread, in that thread. With several targets or a pacer they share one
+/// ring, so that one system call waits for all of them. A thread with one target and no pacer uses
+/// its queue without a shared ring.
 fn open_lanes<'a>(
     plans: Vec<LanePlan>,
     targets: &'a [OpenTarget],
@@ -172,8 +170,8 @@ fn open_lanes<'a>(
     let open = |ring: Option<&SharedRing>| -> Result<Vec<Box<dyn BlockQueue>>> {
         plans.iter().map(|plan| open_queue(plan, &targets[plan.target], engine, &slab, ring)).collect()
     };
-    // All of them or none: an export cannot be on a ring, and for one that has no use for it
-    // (`null:`) a ring would be waited for in vain.
+    // Either all queues are on the ring or none is. An export cannot be on a ring, and the ring
+    // would never wake the thread for a queue that does not use it (`null:`).
     let shares_ring = shares_ring && plans.iter().all(|plan| !targets[plan.target].is_export());
     let mut ring = if shares_ring { SharedRing::new(depth, Some(&slab)).ok() } else { None };
     let mut queues = open(ring.as_ref())?;

@@ -1,12 +1,11 @@
-//! A phase on its targets: which threads there are, and what each of them drives. Nothing is opened
-//! here.
+//! The plan of a phase: its threads and the lanes of each thread. Nothing is opened here.
 //!
 //! ```text
-//!   load x target ─▶ threads, each with one lane          usual: `threads` for each target
+//!   load x target ─▶ threads, each with one lane           usual: `threads` for each target
 //!   load          ─▶ threads, each with a lane per target  `across_targets`: `threads` in all
 //! ```
 //!
-//! Everything that can be wrong between a job and its targets is found here, before anything runs.
+//! The plan fails when the phase does not fit its targets, before a request is made.
 
 use crate::{
     LoadError, OpenTarget, Result,
@@ -14,29 +13,28 @@ use crate::{
     run::{
         affinity,
         pace::Pacer,
-        requests::{Place, Requests, WorkingSet},
+        requests::{Requests, StreamId, WorkingSet},
         verify::Generations,
     },
 };
 use std::sync::{Arc, atomic::AtomicU64};
 
-/// Most memory for buffers, over all threads, so that a mistyped depth is an error and not a dead
-/// machine.
+/// Most memory for buffers, over all threads, so that a mistyped depth does not exhaust the memory.
 const BUFFERS_MAX_BYTES: u64 = 4 << 30;
-/// Requests that go out together where a device takes its time for each: more make it wait, fewer
-/// cost system calls. See `lane`.
+/// Number of requests that are submitted together with O_DIRECT. With more the device would be idle
+/// meanwhile; with fewer there would be more system calls.
 pub const SUBMIT_EVERY: u32 = 4;
 
-/// A thread to be.
+/// The plan of a thread.
 #[derive(Debug)]
 pub(crate) struct ThreadPlan {
     pub(crate) load: usize,
     pub(crate) lanes: Vec<LanePlan>,
-    /// The processor that it is bound to.
+    /// The processor to which the thread is bound.
     pub(crate) cpu: Option<u32>,
 }
 
-/// What a thread will do with a target.
+/// The plan of a lane.
 #[derive(Debug)]
 pub(crate) struct LanePlan {
     pub(crate) target: usize,
@@ -44,40 +42,40 @@ pub(crate) struct LanePlan {
     pub(crate) block_bytes: usize,
     pub(crate) requests: Requests,
     pub(crate) pacer: Option<Pacer>,
-    /// Of the target, where contents are verified.
+    /// The generation table of the target; `None` unless contents are verified.
     pub(crate) generations: Option<Arc<Generations>>,
 }
 
-/// How a lane is to behave.
+/// Fixed properties of a lane.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LaneRules {
     pub(crate) queue_depth: u32,
-    /// Completions to wait for.
+    /// Completions that a turn waits for.
     pub(crate) batch: u32,
-    /// Requests made anew before they are submitted, where more are to be made.
+    /// Number of requests that are submitted together.
     pub(crate) submit_every: u32,
-    /// 0: never.
+    /// A flush after this many writes; 0: never.
     pub(crate) flush_every: u64,
     /// Writes are durable when they complete.
     pub(crate) durable: bool,
     pub(crate) reads: bool,
     pub(crate) writes: bool,
-    /// Of the requests, from 0 to 1.
+    /// Share of reads, from 0 to 1.
     pub(crate) read_share: f64,
 }
 
 impl LaneRules {
-    /// Buffers that it needs.
+    /// Number of buffers that the lane needs.
     pub(crate) fn buffers(&self) -> usize {
         self.queue_depth as usize * (usize::from(self.reads) + usize::from(self.writes))
     }
 }
 
-/// The threads of phase number `phase`. `generations` has one for each target where contents are
-/// verified, and is empty elsewhere.
+/// Plans the threads of phase number `phase`. `generations` has one table for each target where
+/// contents are verified, and is empty otherwise.
 ///
 /// # Errors
-/// Whatever does not fit; see the errors' own words.
+/// The first thing that does not fit a target.
 pub(crate) fn threads_of(
     job: &Job,
     phase: usize,
@@ -90,7 +88,7 @@ pub(crate) fn threads_of(
         let chosen = targets_of(load, &name, targets)?;
         let cpus = affinity::list(load.cpus.as_deref()).map_err(|what| LoadError::BadOptions {
             what: format!("in {name}, {what}"),
-            hint: "choose among these".into(),
+            hint: "use only these processors".into(),
         })?;
         let sets: Vec<WorkingSet> =
             chosen.iter().map(|target| working_set(load, &name, &targets[*target])).collect::<Result<_>>()?;
@@ -99,9 +97,9 @@ pub(crate) fn threads_of(
         let paced_threads = u64::from(load.threads) * if load.across_targets { 1 } else { chosen.len() as u64 };
         let lane = |which: usize, thread: u64, paced_thread: u64| -> Result<LanePlan> {
             let target = chosen[which];
-            let place = Place { phase: phase as u64, load: number as u64, target: target as u64, thread };
+            let stream = StreamId { phase: phase as u64, load: number as u64, target: target as u64, thread };
             let requests =
-                Requests::new(load, sets[which], job.seed, place, streams[which].clone()).map_err(|what| {
+                Requests::new(load, sets[which], job.seed, stream, streams[which].clone()).map_err(|what| {
                     LoadError::BadOptions {
                         what: format!("{}: in {name}, {what}", targets[target].name),
                         hint: "use a larger working set or fewer spots".into(),
@@ -156,7 +154,10 @@ fn targets_of(load: &Load, name: &str, targets: &[OpenTarget]) -> Result<Vec<usi
     }
     match load.targets.iter().find(|target| **target >= targets.len()) {
         Some(missing) => Err(LoadError::BadOptions {
-            what: format!("{name} is for target {missing}, but there are only {} (counted from 0)", targets.len()),
+            what: format!(
+                "{name} names target {missing}, but there are only {} targets (counted from 0)",
+                targets.len()
+            ),
             hint: "name more targets, or change the job's `targets`".into(),
         }),
         None => Ok(load.targets.clone()),
@@ -178,7 +179,10 @@ fn rules(job: &Job, load: &Load, target: &OpenTarget) -> LaneRules {
     }
 }
 
-/// Where a load goes on a target, if everything about it fits.
+/// The working set of a load on a target.
+///
+/// # Errors
+/// The first property of the load that does not fit the target.
 fn working_set(load: &Load, name: &str, target: &OpenTarget) -> Result<WorkingSet> {
     let geometry = target.device.geometry();
     let (load_name, target_name) = (|| name.to_owned(), || target.name.clone());

@@ -1,4 +1,4 @@
-//! Tests of the requests: where they lie, and in which shares they come.
+//! Tests of the offsets, sizes and shares of requests.
 
 use super::*;
 use crate::job::{Blocks, Bytes, Distribution, SizeShare, Spot};
@@ -6,12 +6,12 @@ use proptest::prelude::*;
 
 const SET: WorkingSet = WorkingSet { start_bytes: 1 << 20, len_bytes: 64 * 4096 };
 
-fn place(thread: u64) -> Place {
-    Place { phase: 0, load: 0, target: 0, thread }
+fn stream(thread: u64) -> StreamId {
+    StreamId { phase: 0, load: 0, target: 0, thread }
 }
 
 fn draws(load: &Load, thread: u64, count: usize) -> Vec<IoRequest> {
-    let mut requests = Requests::new(load, SET, 1, place(thread), None).unwrap();
+    let mut requests = Requests::new(load, SET, 1, stream(thread), None).unwrap();
     (0..count).map(|_| requests.draw()).collect()
 }
 
@@ -19,22 +19,22 @@ fn sequential() -> Load {
     Load { random_percent: 0.0, ..Load::default() }
 }
 
-fn offsets(asks: &[IoRequest]) -> Vec<u64> {
-    asks.iter().map(|ask| (ask.offset_bytes - SET.start_bytes) / 4096).collect()
+fn offsets(io_requests: &[IoRequest]) -> Vec<u64> {
+    io_requests.iter().map(|io_request| (io_request.offset_bytes - SET.start_bytes) / 4096).collect()
 }
 
 #[test]
-fn parallel_slots_each_go_through_the_set_from_its_beginning() {
+fn parallel_slots_each_read_the_working_set_from_its_start() {
     let load = Load { random_percent: 0.0, parallel: true, queue_depth: 2, ..Load::default() };
     load.validate("load").unwrap();
     let set = WorkingSet { start_bytes: 8192, len_bytes: 3 * 4096 };
-    let place = Place { phase: 0, load: 0, target: 0, thread: 0 };
-    let mut requests = Requests::new(&load, set, 1, place, None).unwrap();
+    let stream = StreamId { phase: 0, load: 0, target: 0, thread: 0 };
+    let mut requests = Requests::new(&load, set, 1, stream, None).unwrap();
     let at = |requests: &mut Requests, slot| (requests.draw_for(slot).offset_bytes - 8192) / 4096;
     let drawn: Vec<_> = [0, 1, 0, 0, 1, 0].map(|slot| at(&mut requests, slot)).into();
     assert_eq!(drawn, [0, 0, 1, 2, 1, 0]);
-    // Without it they share one stream.
-    let mut requests = Requests::new(&Load { parallel: false, ..load.clone() }, set, 1, place, None).unwrap();
+    // Without `parallel` the slots share one stream.
+    let mut requests = Requests::new(&Load { parallel: false, ..load.clone() }, set, 1, stream, None).unwrap();
     assert_eq!([0, 1, 0].map(|slot| at(&mut requests, slot)), [0, 1, 2]);
     for wrong in [Load { random_percent: 1.0, ..load.clone() }, Load { interlocked: true, ..load }] {
         assert!(wrong.validate("load").unwrap_err().to_string().contains("parallel"));
@@ -42,14 +42,14 @@ fn parallel_slots_each_go_through_the_set_from_its_beginning() {
 }
 
 #[test]
-fn a_stream_goes_on_and_wraps() {
+fn a_stream_is_sequential_and_wraps() {
     assert_eq!(offsets(&draws(&sequential(), 0, 66)), (0..64).chain(0..2).collect::<Vec<_>>());
     let strided = Load { stride: Some(Bytes(30 * 4096)), ..sequential() };
     assert_eq!(offsets(&draws(&strided, 0, 5)), [0, 30, 60, 0, 30]);
 }
 
 #[test]
-fn threads_start_behind_each_other() {
+fn streams_of_threads_start_at_their_distance() {
     let load = Load { thread_start: Bytes(16 * 4096), ..sequential() };
     let starts: Vec<u64> = (0..5).map(|thread| offsets(&draws(&load, thread, 1))[0]).collect();
     assert_eq!(starts, [0, 16, 32, 48, 0]);
@@ -59,17 +59,17 @@ fn threads_start_behind_each_other() {
 fn an_interlocked_stream_is_shared() {
     let shared = Arc::new(AtomicU64::new(0));
     let mut both =
-        [0, 1].map(|thread| Requests::new(&sequential(), SET, 1, place(thread), Some(Arc::clone(&shared))).unwrap());
+        [0, 1].map(|thread| Requests::new(&sequential(), SET, 1, stream(thread), Some(Arc::clone(&shared))).unwrap());
     let seen: Vec<IoRequest> = (0..130).map(|turn| both[turn % 2].draw()).collect();
     assert_eq!(offsets(&seen), (0..64).chain(0..64).chain(0..2).collect::<Vec<_>>());
 }
 
 #[test]
-fn after_a_random_request_the_stream_goes_on_behind_it() {
+fn a_stream_continues_after_a_random_request() {
     let load = Load { random_percent: 50.0, ..Load::default() };
     let seen = offsets(&draws(&load, 0, 2000));
     let behind = seen.windows(2).filter(|pair| pair[1] == (pair[0] + 1) % 64).count();
-    // Half of them go on behind, and one in 64 of the others by chance.
+    // Half of the requests are sequential; one in 64 of the others follows by chance.
     assert!((950..=1100).contains(&behind), "{behind}");
 }
 
@@ -86,21 +86,21 @@ fn shares_of_sizes_and_directions_come_out_within_binomial_bounds() {
     let count = 80_000;
     let seen = draws(&load, 0, count);
     let near = |which: &dyn Fn(&IoRequest) -> bool, of: usize, share: f64| {
-        let yes = seen.iter().filter(|ask| which(ask)).count() as f64;
+        let yes = seen.iter().filter(|io_request| which(io_request)).count() as f64;
         let five_deviations = 5.0 * (of as f64 * share * (1.0 - share)).sqrt() + 1e-9;
         assert!((yes - of as f64 * share).abs() <= five_deviations, "{yes} of {of}, expected {share}");
     };
-    near(&|ask| ask.len_bytes == 4096, count, 0.125);
-    near(&|ask| ask.len_bytes == 8192, count, 0.25);
-    near(&|ask| ask.len_bytes == 16384, count, 0.625);
-    near(&|ask| ask.len_bytes == 8192 && !ask.is_read, count, 0.0);
-    near(&|ask| ask.len_bytes == 16384 && ask.is_read, count, 0.0);
-    let small = seen.iter().filter(|ask| ask.len_bytes == 4096).count();
-    near(&|ask| ask.len_bytes == 4096 && ask.is_read, small, 0.7);
+    near(&|io_request| io_request.len_bytes == 4096, count, 0.125);
+    near(&|io_request| io_request.len_bytes == 8192, count, 0.25);
+    near(&|io_request| io_request.len_bytes == 16384, count, 0.625);
+    near(&|io_request| io_request.len_bytes == 8192 && !io_request.is_read, count, 0.0);
+    near(&|io_request| io_request.len_bytes == 16384 && io_request.is_read, count, 0.0);
+    let small = seen.iter().filter(|io_request| io_request.len_bytes == 4096).count();
+    near(&|io_request| io_request.len_bytes == 4096 && io_request.is_read, small, 0.7);
 }
 
 #[test]
-fn the_same_place_asks_for_the_same_and_others_for_something_else() {
+fn the_same_stream_makes_the_same_requests_and_others_differ() {
     let load = Load { read_percent: 50.0, ..Load::default() };
     assert_eq!(draws(&load, 3, 50), draws(&load, 3, 50));
     assert_ne!(draws(&load, 3, 50), draws(&load, 4, 50));
@@ -144,22 +144,21 @@ proptest! {
         load.validate("test").unwrap();
         let set = WorkingSet { start_bytes: 7 * 512, len_bytes: set_sectors * 512 };
         let shared = (seed % 2 == 0).then(Arc::default);
-        let mut requests = match Requests::new(&load, set, seed, place(thread), shared) {
+        let mut requests = match Requests::new(&load, set, seed, stream(thread), shared) {
             Ok(requests) => requests,
-            // A small set, large blocks and a spot can leave no room for the rest: that is refused,
-            // and rightly.
+            // With a small set and large blocks a spot may have no room for a request.
             Err(error) => {
-                prop_assert!(error.to_string().contains("holds no place"), "{error}");
+                prop_assert!(error.to_string().contains("has no room"), "{error}");
                 return Ok(());
             }
         };
         for _ in 0..300 {
-            let ask = requests.draw();
-            let at = ask.offset_bytes - set.start_bytes;
-            prop_assert!(ask.offset_bytes >= set.start_bytes && at + u64::from(ask.len_bytes) <= set.len_bytes);
-            prop_assert!(at.is_multiple_of(512) && sectors.contains(&(u64::from(ask.len_bytes) / 512)));
+            let io_request = requests.draw();
+            let at = io_request.offset_bytes - set.start_bytes;
+            prop_assert!(io_request.offset_bytes >= set.start_bytes && at + u64::from(io_request.len_bytes) <= set.len_bytes);
+            prop_assert!(at.is_multiple_of(512) && sectors.contains(&(u64::from(io_request.len_bytes) / 512)));
             if random_percent == 100.0 {
-                prop_assert_eq!(at % load.align.map_or(u64::from(ask.len_bytes), |align| align.0), 0);
+                prop_assert_eq!(at % load.align.map_or(u64::from(io_request.len_bytes), |align| align.0), 0);
             }
         }
     }

@@ -1,8 +1,8 @@
-//! What the threads of a phase and its conductor share: the clock, the window, the end, and the
-//! first failure.
+//! State that the threads of a phase and its conductor share: the clock, the window, the end of the
+//! load, and the first failure.
 //!
-//! All of it is read by measuring threads with one relaxed load a turn, from a cache line that
-//! hardly ever changes; the one lock is taken when something has failed.
+//! Measuring threads read it with relaxed loads from a cache line that seldom changes. The mutex
+//! `first` guards the first failure, and is locked only after a failure.
 
 use crate::run::{cpu::Reading, ticks::Ticks};
 use diskwright_store::Operation;
@@ -15,26 +15,26 @@ use std::{
     time::Instant,
 };
 
-/// A time that is not known yet, or never comes.
+/// A time that is not known yet, or that is never reached.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// See the module.
+/// Shared state of a phase.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    /// Held for writing until all threads are ready, each of which passes it as a reader.
+    /// Locked for writing until all threads are ready. Each thread waits for it as a reader.
     pub(crate) gate: RwLock<()>,
     origin: OnceLock<Instant>,
-    /// When measuring begins, ends, and when the load ends. All from the beginning of the phase.
+    /// Start and end of the window and end of the load, from the start of the phase.
     window_start_ns: AtomicU64,
     window_end_ns: AtomicU64,
     stop_ns: AtomicU64,
-    /// Where bins are cut.
+    /// The boundaries of bins.
     pub(crate) ticks: Ticks,
     pub(crate) cpu_start: Reading,
     pub(crate) cpu_end: Reading,
     pub(crate) keep_going: bool,
     pub(crate) record_latency: bool,
-    /// A thread could not begin.
+    /// A thread could not open its queues, so none starts.
     aborted: AtomicBool,
     errors: AtomicU64,
     first: Mutex<Option<String>>,
@@ -69,24 +69,24 @@ impl Shared {
         }
     }
 
-    /// The phase begins now.
+    /// Starts the clock of the phase.
     pub(crate) fn begin(&self) {
         self.origin.get_or_init(Instant::now);
     }
 
-    /// When it began; now, if it has not.
+    /// Start of the phase. Starts the clock if it has not started.
     pub(crate) fn origin(&self) -> Instant {
         *self.origin.get_or_init(Instant::now)
     }
 
-    /// Sets the window, and the end of the load behind it. An earlier end stays.
+    /// Sets the window and the end of the load. An earlier end of the load is kept.
     pub(crate) fn plan(&self, window_start_ns: u64, window_end_ns: u64, stop_ns: u64) {
         self.window_start_ns.store(window_start_ns, Ordering::Relaxed);
         self.window_end_ns.store(window_end_ns, Ordering::Relaxed);
         self.stop_ns.fetch_min(stop_ns, Ordering::Relaxed);
     }
 
-    /// Ends the load, now or at the time planned if that is earlier.
+    /// Ends the load at `now_ns`, unless its end is earlier.
     pub(crate) fn stop(&self, now_ns: u64) {
         self.stop_ns.fetch_min(now_ns, Ordering::Relaxed);
     }
@@ -100,7 +100,7 @@ impl Shared {
         self.window_start_ns.load(Ordering::Relaxed)
     }
 
-    /// When the window ends, by plan or because all ends.
+    /// End of the window: as planned, or the end of the load if that is earlier.
     pub(crate) fn window_end_ns(&self) -> u64 {
         self.window_end_ns.load(Ordering::Relaxed).min(self.stop_ns())
     }
@@ -113,7 +113,7 @@ impl Shared {
         self.aborted.load(Ordering::Acquire)
     }
 
-    /// Counts a failed request, and ends the load unless it is to go on.
+    /// Counts a failed request, and ends the load unless `keep_going` is set.
     #[cold]
     pub(crate) fn fail(&self, failure: &Failure<'_>, now_ns: u64) {
         let Failure { target, operation, offset_bytes, len_bytes, why } = failure;
@@ -124,7 +124,7 @@ impl Shared {
         });
     }
 
-    /// Counts a failure of any kind, told in a sentence.
+    /// Counts a failure of any kind, described by a sentence.
     #[cold]
     pub(crate) fn fail_as(&self, now_ns: u64, what: impl FnOnce() -> String) {
         self.errors.fetch_add(1, Ordering::Relaxed);
@@ -134,7 +134,7 @@ impl Shared {
         }
     }
 
-    /// The first failure, and how many there were.
+    /// The first failure and the number of failures.
     pub(crate) fn failures(&self) -> Option<(String, u64)> {
         let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
         Some((first, self.errors.load(Ordering::Relaxed)))

@@ -1,8 +1,7 @@
-//! A device for tests: does what a script says, in real time or at once, and keeps a note of
-//! everything.
+//! A simulated device for tests, in real time or without delay. It records every request.
 //!
-//! Each request takes `service` on one of `servers`, and waits for one to be free: a queueing
-//! system with a known knee. On top of that a request may be slow, or fail, by its number.
+//! Each request waits for a free server of `servers` and takes `service` on it: a queueing system
+//! with a known knee. A request may also be slow, or fail, by its number.
 
 use diskwright_store::{BlockDevice, BlockQueue, Completion, Geometry, Operation, PushError, QueueOptions, Request};
 use std::{
@@ -11,32 +10,32 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A request as the device saw it.
+/// A recorded request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Noted {
     pub(crate) operation: Operation,
     pub(crate) offset_bytes: u64,
     pub(crate) len_bytes: u64,
     pub(crate) fua: bool,
-    /// In flight on this queue, this one included.
+    /// Requests in flight on the queue, this one included.
     pub(crate) depth: usize,
 }
 
-/// Whether a request fails.
+/// Decides whether a request fails.
 pub(crate) type Fails = fn(&Noted) -> bool;
 
-/// See the module.
+/// A simulated device.
 #[derive(Debug, Clone)]
 pub(crate) struct Simulated {
     pub(crate) geometry: Geometry,
-    /// Of each request; zero: all end at the next reap.
+    /// Service time of each request; zero: all requests complete at the next reap.
     pub(crate) service: Duration,
     pub(crate) servers: usize,
-    /// This request, counted over all queues from 0, takes so long.
+    /// Number of a slow request, counted over all queues from 0, and its service time.
     pub(crate) slow: Option<(usize, Duration)>,
-    /// From this request on, every one of these fails.
+    /// From this request on, a request for which the function is true fails.
     pub(crate) fails: Option<(usize, Fails)>,
-    /// From this request on the queue itself is broken.
+    /// From this request on, the queue fails.
     pub(crate) breaks: Option<usize>,
     pub(crate) noted: Arc<Mutex<Vec<Noted>>>,
 }
@@ -65,7 +64,7 @@ impl BlockDevice for Simulated {
     }
 
     fn open_queue(&self, options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
-        assert!(options.slab.is_some() || options.depth == 1, "the buffers of a load are to be registered");
+        assert!(options.slab.is_some() || options.depth == 1, "the buffers of a load must be registered");
         if self.servers == 0 {
             return Err(io::Error::other("it has no servers"));
         }
@@ -82,7 +81,7 @@ impl BlockDevice for Simulated {
 struct SimulatedQueue {
     device: Simulated,
     most: usize,
-    /// When each server will be free.
+    /// Time at which each server is free.
     free_at: Vec<Instant>,
     pending: Vec<(Instant, Completion)>,
 }
@@ -97,7 +96,7 @@ impl BlockQueue for SimulatedQueue {
     }
 
     fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {
-        assert!(self.pending.len() < self.most, "more in flight than asked for");
+        assert!(self.pending.len() < self.most, "more requests in flight than the queue depth");
         diskwright_store::queue::validate(&request, &self.device.geometry).unwrap();
         let noted = Noted {
             operation: request.operation,
@@ -130,7 +129,7 @@ impl BlockQueue for SimulatedQueue {
         let seen = self.device.noted.lock().unwrap().len();
         if self.device.breaks.is_some_and(|from| seen > from) {
             self.pending.clear();
-            return Err(io::Error::other("the cable is out"));
+            return Err(io::Error::other("the device is gone"));
         }
         self.pending.sort_by_key(|(ends, _)| *ends);
         let wanted = at_least.min(self.pending.len());

@@ -1,18 +1,18 @@
-//! What a measuring thread counts, and what the counts are added up to.
+//! The counters of a measuring thread, and the totals of the window.
 //!
 //! ```text
-//!   thread:     Tally (32-bit histograms) ──cut──▶ channel ──▶ conductor: Totals (64-bit histograms) ──▶ records
-//!                  ▲                                              │
-//!                  └───────────── emptied, used again ────────────┘
+//!   thread: Tally ──cut──▶ channel ──▶ conductor: Totals ──▶ records
+//!           32-bit histograms          64-bit histograms
+//!              ▲                          │
+//!              └──── emptied, reused ─────┘
 //! ```
 //!
-//! A thread owns what it counts into, so counting takes no lock and shares no cache line. Several
-//! times a second it gives that away whole and goes on with an empty one; that is the only time
-//! when it speaks to anyone.
+//! A thread owns its tally, so counting takes no lock and shares no cache line. Several times a
+//! second the thread sends the tally to the conductor and continues with an empty one.
 //!
-//! **Under a rate** requests and bytes are counted in the bin in which they ended, as always, but a
-//! response time belongs to the bin in which its request was due. Most requests end in the bin in
-//! which they were due; those that end later are in a list, [`Late`].
+//! **Under a rate** requests and bytes count in the bin in which they completed, and a response
+//! time counts in the bin in which its request was due. Most requests complete in the bin in which
+//! they were due. Those that complete later are in the list `late`.
 
 use crate::{
     record::DirectionRecord,
@@ -26,7 +26,7 @@ pub(crate) struct DirectionTally {
     pub(crate) bytes: u64,
     pub(crate) errors: u64,
     pub(crate) service: Latencies,
-    /// Response times of requests that were due in this bin and ended in it; none without a
+    /// Response times of requests that were due in this bin and completed in it; `None` without a
     /// schedule.
     pub(crate) response: Option<Latencies>,
 }
@@ -36,7 +36,7 @@ impl DirectionTally {
         Self { response: has_schedule.then(Latencies::default), ..Self::default() }
     }
 
-    /// What its user felt.
+    /// Response times where there is a schedule, else service times.
     pub(crate) fn latency(&self) -> &Latencies {
         self.response.as_ref().unwrap_or(&self.service)
     }
@@ -50,22 +50,22 @@ impl DirectionTally {
     }
 }
 
-/// The response time of a request that was due in an earlier bin than the one in which it ended, or
-/// that ended after the load.
+/// The response time of a request that completed in a later bin than the one in which it was due,
+/// or after the end of the load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Late {
-    /// Intended start, from the beginning of the phase.
+    /// Intended start, from the start of the phase.
     pub(crate) intended_ns: u64,
     pub(crate) response_ns: u64,
     pub(crate) is_read: bool,
 }
 
-/// One target, between two cuts.
+/// The counters of a lane, between two cuts.
 #[derive(Debug, Clone)]
 pub(crate) struct Tally {
     pub(crate) reads: DirectionTally,
     pub(crate) writes: DirectionTally,
-    /// They have no schedule: what one delays shows in the requests behind it.
+    /// Flushes have no schedule. The requests after a slow flush have longer response times.
     pub(crate) flushes: DirectionTally,
     pub(crate) late: Vec<Late>,
 }
@@ -120,13 +120,13 @@ impl DirectionTotals {
     }
 }
 
-/// One target of one thread, in the window.
+/// The totals of a lane in the window.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Totals {
     reads: DirectionTotals,
     writes: DirectionTotals,
     flushes: DirectionTotals,
-    /// Requests that were due and were not made, or did not end.
+    /// Requests that were due and were not made, or did not complete.
     pub(crate) overdue: u64,
 }
 

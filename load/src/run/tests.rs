@@ -1,4 +1,4 @@
-//! Tests of whole runs: on `null:`, on simulated devices, on real files.
+//! Tests of whole runs on `null:` and on simulated devices.
 
 use super::{simulated::Simulated, *};
 use crate::{
@@ -52,7 +52,7 @@ fn a_target_is_flushed_when_it_is_closed_unless_it_was_only_read() {
     sound.unwrap();
     read_only.unwrap();
     let said = fails.unwrap_err().to_string();
-    assert!(said.starts_with("x: cannot make durable what was written to it: broken sector"), "{said}");
+    assert!(said.starts_with("x: cannot flush its writes: broken sector"), "{said}");
     assert_eq!(devices.map(|device| device.noted().len()), [1, 1, 0]);
 }
 
@@ -120,7 +120,7 @@ fn a_thread_can_drive_all_targets() {
 }
 
 #[test]
-fn flushes_come_after_so_many_writes() {
+fn a_thread_flushes_after_the_given_number_of_writes() {
     let device = Simulated::new(SIZE);
     let load = Load { read_percent: 0.0, flush_every: 5, queue_depth: 1, ..Load::default() };
     let found = go(&counted(load, 23), &[target("x", device.clone())]);
@@ -129,11 +129,11 @@ fn flushes_come_after_so_many_writes() {
         assert_eq!(*operation == Operation::Flush, index % 6 == 5, "request {index}");
     }
     let total = found.phases[0].total();
-    assert_eq!((total.writes.ios, total.flushes.ios), (23, 4), "flushes are no requests of the count");
+    assert_eq!((total.writes.ios, total.flushes.ios), (23, 4), "flushes do not count as requests");
     assert_eq!(
         (total.both.service.count, total.flushes.service.count),
         (23, 4),
-        "nor of its latency, and have their own"
+        "the latencies of flushes are separate"
     );
     assert!(total.flushes.service.min_ns > 0 && total.flushes.response.is_none() && total.flushes.bytes == 0);
 }
@@ -152,7 +152,7 @@ fn write_through_forces_every_write_and_no_read() {
 }
 
 #[test]
-fn a_flush_that_fails_is_counted_as_one() {
+fn a_failed_flush_is_counted_as_a_flush() {
     let device = Simulated { fails: Some((0, |noted| noted.operation == Operation::Flush)), ..Simulated::new(SIZE) };
     let load = Load { read_percent: 0.0, flush_every: 5, queue_depth: 1, ..Load::default() };
     let found = go(&counted(load, 23), &[target("disk X", device)]);
@@ -163,7 +163,7 @@ fn a_flush_that_fails_is_counted_as_one() {
 }
 
 #[test]
-fn a_failure_is_told_with_its_offset_and_ends_the_run() {
+fn a_failure_is_recorded_with_its_offset_and_ends_the_run() {
     let device = Simulated { fails: Some((20, |_| true)), ..Simulated::new(SIZE) };
     let load = Load { queue_depth: 4, random_percent: 0.0, ..Load::default() };
     let found = go(&timed(load, 0, 60_000), &[target("disk X", device.clone())]);
@@ -171,12 +171,12 @@ fn a_failure_is_told_with_its_offset_and_ends_the_run() {
     assert_eq!(first, "disk X: the read of 4096 bytes at offset 81920 failed: broken sector");
     assert!((1..=8).contains(errors), "{errors}");
     let total = found.phases[0].total();
-    assert_eq!((total.reads.ios, total.reads.errors), (20, *errors), "failed requests are counted apart");
+    assert_eq!((total.reads.ios, total.reads.errors), (20, *errors), "failed requests are counted separately");
     assert!(found.took_ns < 30_000_000_000);
 }
 
 #[test]
-fn a_run_can_go_on_over_failures() {
+fn a_run_with_keep_going_continues_after_failures() {
     let device = Simulated { fails: Some((0, |noted| noted.offset_bytes % 8192 == 0)), ..Simulated::new(SIZE) };
     let load = Load { queue_depth: 4, random_percent: 0.0, ..Load::default() };
     let options = RunOptions { keep_going: true, ..RunOptions::default() };
@@ -187,19 +187,19 @@ fn a_run_can_go_on_over_failures() {
 }
 
 #[test]
-fn a_target_that_vanishes_ends_the_run_and_keeps_what_was_measured() {
+fn a_failed_queue_ends_the_run_and_keeps_what_was_measured() {
     let device = Simulated { breaks: Some(100), ..Simulated::new(SIZE) };
     let options = RunOptions { keep_going: true, ..RunOptions::default() };
     let targets = [target("gone", device), target("there", NullDevice::new(SIZE))];
     let found = run(&timed(Load::default(), 0, 60_000), &targets, &options, &Unwatched).unwrap();
     let End::Failed { first, .. } = &found.end else { panic!("{:?}", found.end) };
-    assert_eq!(first, "gone: its queue failed: the cable is out");
+    assert_eq!(first, "gone: its queue failed: the device is gone");
     assert!(found.phases[0].total_where(|thread| thread.target == 0).reads.ios > 0);
     assert!(found.took_ns < 30_000_000_000);
 }
 
 #[test]
-fn queues_that_cannot_be_opened_are_an_error_before_anything_runs() {
+fn a_queue_that_cannot_be_opened_is_an_error_before_any_request() {
     let (sound, broken) = (Simulated::new(SIZE), Simulated { servers: 0, ..Simulated::new(SIZE) });
     let targets = [target("sound", sound.clone()), target("broken", broken)];
     let error = run(&timed(Load::default(), 0, 60_000), &targets, &RunOptions::default(), &Unwatched).unwrap_err();
@@ -208,7 +208,7 @@ fn queues_that_cannot_be_opened_are_an_error_before_anything_runs() {
 }
 
 #[test]
-fn a_watcher_can_end_it_and_what_was_measured_is_kept() {
+fn a_watcher_can_stop_a_run_and_what_was_measured_is_kept() {
     let looks = AtomicUsize::new(0);
     let watch = |snapshot: &Snapshot<'_>| {
         assert_eq!((snapshot.phase, snapshot.phase_index, snapshot.phases), ("main", 0, 1));
@@ -225,7 +225,7 @@ fn a_watcher_can_end_it_and_what_was_measured_is_kept() {
 }
 
 #[test]
-fn warm_up_and_cool_down_are_in_the_series_and_not_in_the_window() {
+fn warm_up_and_cool_down_are_in_the_series_but_not_in_the_window() {
     let mut job = timed(Load::default(), 30, 40);
     job.phases[0].cool_down = Span::from_millis(30);
     let found = go(&job, &[target("x", NullDevice::new(SIZE))]);
@@ -243,7 +243,7 @@ fn warm_up_and_cool_down_are_in_the_series_and_not_in_the_window() {
 }
 
 #[test]
-fn phases_follow_each_other() {
+fn phases_run_one_after_the_other() {
     let mut job = counted(Load::default(), 50);
     let mut second = job.phases[0].clone();
     second.name = "second".into();
@@ -256,9 +256,9 @@ fn phases_follow_each_other() {
 }
 
 #[test]
-fn a_stall_is_in_the_response_times_of_all_that_should_have_started() {
-    // A request a millisecond; one of them takes 200 ms. A generator that waits would find one slow
-    // request.
+fn a_stall_is_in_the_response_times_of_all_requests_that_were_due() {
+    // A request per millisecond; one of them takes 200 ms. With coordinated omission there would be
+    // one slow request.
     let device = Simulated { slow: Some((100, Duration::from_millis(200))), ..Simulated::new(SIZE) };
     let load = Load { queue_depth: 1, rate: Some(Rate::Iops { per_thread: 1000.0 }), ..Load::default() };
     let found = go(&counted(load, 400), &[target("x", device)]);
@@ -274,7 +274,7 @@ fn a_stall_is_in_the_response_times_of_all_that_should_have_started() {
 }
 
 #[test]
-fn a_rate_that_cannot_be_held_is_said() {
+fn a_rate_that_is_not_kept_gives_a_warning() {
     let device = Simulated { service: Duration::from_millis(2), ..Simulated::new(SIZE) };
     let load = Load { queue_depth: 1, rate: Some(Rate::Iops { per_thread: 5000.0 }), ..Load::default() };
     let found = go(&timed(load, 0, 100), &[target("x", device)]);
@@ -290,12 +290,12 @@ fn a_rate_that_cannot_be_held_is_said() {
 fn a_rate_is_kept_on_average() {
     let load = Load { queue_depth: 4, rate: Some(Rate::Iops { per_thread: 2000.0 }), ..Load::default() };
     let found = go(&counted(load, 200), &[target("x", NullDevice::new(SIZE))]);
-    // The last of them has its intended start after 99.5 ms, and is never made earlier.
+    // The last request has its intended start at 99.5 ms, and is never made earlier.
     assert!(found.phases[0].window_ns >= 99_500_000, "{}", found.phases[0].window_ns);
 }
 
 #[test]
-fn think_time_and_bursts_hold_requests_back() {
+fn think_time_and_bursts_delay_requests() {
     let think = Load { queue_depth: 2, think_time: Span::from_millis(5), ..Load::default() };
     let found = go(&counted(think, 20), &[target("x", NullDevice::new(SIZE))]);
     assert!(found.phases[0].window_ns >= 45_000_000, "nine rests between ten requests of a slot");
@@ -306,7 +306,7 @@ fn think_time_and_bursts_hold_requests_back() {
 }
 
 #[test]
-fn what_does_not_fit_has_its_own_message() {
+fn each_job_that_does_not_fit_has_its_own_error() {
     let error_of = |load: Load, device: Simulated| {
         run(&counted(load, 1), &[target("t", device)], &RunOptions::default(), &Unwatched).unwrap_err()
     };
@@ -335,7 +335,7 @@ fn what_does_not_fit_has_its_own_message() {
 }
 
 #[test]
-fn the_same_job_asks_for_the_same() {
+fn the_same_job_makes_the_same_requests() {
     let offsets = |seed| {
         let device = Simulated::new(SIZE);
         let mut job = counted(Load { read_percent: 60.0, ..Load::default() }, 100);
@@ -348,7 +348,7 @@ fn the_same_job_asks_for_the_same() {
 }
 
 #[test]
-fn latencies_are_of_the_device_and_little_s_law_holds() {
+fn latencies_are_those_of_the_device_and_littles_law_holds() {
     let service = Duration::from_millis(2);
     let device = Simulated { service, servers: 4, ..Simulated::new(SIZE) };
     let found = go(&counted(Load { queue_depth: 4, ..Load::default() }, 100), &[target("x", device)]);
@@ -369,7 +369,7 @@ fn an_interlocked_stream_is_read_once_by_all_threads() {
 }
 
 #[test]
-fn snapshots_tell_how_it_goes() {
+fn snapshots_have_stage_rate_and_latency() {
     let seen = Mutex::new(Vec::new());
     let watch = |snapshot: &Snapshot<'_>| {
         seen.lock().unwrap().push((snapshot.stage, snapshot.iops, snapshot.p99_ns));

@@ -1,4 +1,4 @@
-//! Tests of whole runs whose contents are verified, or that wait for the steady state.
+//! Tests of whole runs with verified contents, or with a wait for the steady state.
 
 use super::{tests::*, *};
 use crate::{
@@ -17,20 +17,20 @@ use std::{
     },
 };
 
-/// What goes wrong with one write.
+/// A fault of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
-    /// It is answered and not done.
+    /// The write completes and is not carried out.
     Lost,
-    /// It goes to the next block.
+    /// The write goes to the next block.
     Misdirected,
-    /// Only its first half is done.
+    /// Only the first half is written.
     Torn,
 }
 
-/// A disk in memory, of which write number 500 and every fiftieth after it go wrong: one of them
-/// alone may be written over before it is read.
+/// A disk in memory with a fault in write number 500 and every fiftieth after it. A single fault
+/// might be overwritten before it is read.
 #[derive(Debug)]
 struct Faulty {
     inner: RawDevice,
@@ -104,14 +104,14 @@ fn verified(fault: Fault) -> Run {
 }
 
 #[test]
-fn a_sound_disk_passes_with_all_its_requests() {
+fn a_disk_without_faults_passes_with_all_requests() {
     let found = verified(Fault::None);
     assert_eq!(found.end, End::Complete);
     assert_eq!(found.phases[0].total().both.ios, 10_000);
 }
 
 #[test]
-fn a_write_that_goes_wrong_is_found_and_named() {
+fn each_fault_of_a_write_is_found_and_named() {
     let said = |fault| match verified(fault).end {
         End::Failed { first, .. } => first,
         end => panic!("{fault:?}: {end:?}"),
@@ -119,23 +119,22 @@ fn a_write_that_goes_wrong_is_found_and_named() {
     let lost = said(Fault::Lost);
     assert!(lost.contains("wrong data at offset") && lost.contains("stale"), "{lost}");
     let misdirected = said(Fault::Misdirected);
-    // Whichever of the two places is read first: the one that got what is not its own, or the one
-    // that did not get it.
+    // The fault is misdirected or stale, depending on which of the two blocks is read first.
     assert!(misdirected.contains("misdirected") || misdirected.contains("stale"), "{misdirected}");
     let torn = said(Fault::Torn);
-    // While the next write of the place is in flight, the half that was left out is only known to
-    // be older than it may be.
+    // While the next write of the block is in flight, the half that was not written is found as
+    // stale.
     assert!(torn.contains("torn") || torn.contains("foreign") || torn.contains("stale"), "{torn}");
 }
 
 #[test]
-fn generations_outlive_a_phase() {
+fn generations_are_kept_from_phase_to_phase() {
     let write = Load { read_percent: 0.0, random_percent: 0.0, working_set: Bytes(64 * 4096), ..Load::default() };
     let mut job = counted(write.clone(), 64);
     job.contents = Contents::Verified;
     let mut read = job.phases[0].clone();
     read.name = "read".into();
-    // Other sizes than those that were written, within the same units.
+    // Other sizes than those of the writes, in the same units.
     read.loads = vec![Load { read_percent: 100.0, block: Blocks::One(Bytes(16 << 10)), ..write }];
     job.phases.push(read);
     assert_eq!(go(&job, &[target("disk", Faulty::new(Fault::None))]).end, End::Complete);
@@ -146,7 +145,7 @@ fn generations_outlive_a_phase() {
 }
 
 #[test]
-fn what_was_prepared_is_known_and_checked() {
+fn prepared_contents_are_checked() {
     let store = Arc::new(MemoryStore::with_bytes("memory", vec![0; SIZE as usize]));
     let mut job = counted(Load { random_percent: 0.0, ..Load::default() }, 256);
     job.contents = Contents::Verified;
@@ -160,14 +159,14 @@ fn what_was_prepared_is_known_and_checked() {
 }
 
 #[test]
-fn measuring_begins_when_the_state_is_steady() {
+fn the_window_opens_when_the_steady_state_is_reached() {
     let load = Load { queue_depth: 4, rate: Some(Rate::Iops { per_thread: 5000.0 }), ..Load::default() };
     let mut job = timed(load, 0, 100);
     job.phases[0].steady_within = Some(Span::from_millis(1500));
     job.phases[0].cool_down = Span::from_millis(20);
     let found = go(&job, &[target("x", simulated::Simulated::new(SIZE))]);
     let phase = &found.phases[0];
-    let steady = phase.steady.as_ref().expect("it was asked for");
+    let steady = phase.steady.as_ref().expect("the phase waits for the steady state");
     assert_eq!(phase.window_ns, 100_000_000);
     assert_eq!(steady.round_ns, 70_000_000, "a twentieth of the time, in whole intervals");
     let opened_after_ns = steady.reached_ns.unwrap_or(1_500_000_000);

@@ -1,5 +1,5 @@
-//! Tests of when things are counted: the intervals of the time series, and what a schedule leaves
-//! undone at the end of a window.
+//! Tests of the intervals of the time series, and of requests that are overdue at the end of a
+//! window.
 
 use super::{simulated::Simulated, tests::*, *};
 use crate::{
@@ -9,15 +9,15 @@ use crate::{
 };
 use std::time::Duration;
 
-/// Requests for each millisecond of each interval.
+/// Requests per millisecond of each interval.
 fn rates(run: &Run) -> Vec<f64> {
     run.phases[0].series.iter().map(|point| point.read_ios as f64 * 1e6 / point.len_ns as f64).collect()
 }
 
 #[test]
 fn every_interval_has_its_own_requests_and_its_true_length() {
-    // Ticks are at most 250 ms, so an interval of 520 ms has three, which do not divide it in whole
-    // nanoseconds.
+    // Ticks are at most 250 ms. An interval of 520 ms has three ticks, which are not a whole number
+    // of nanoseconds.
     let load = Load { queue_depth: 4, rate: Some(Rate::Iops { per_thread: 1000.0 }), ..Load::default() };
     let mut job = timed(load, 0, 1300);
     job.interval = Span::from_millis(520);
@@ -26,12 +26,13 @@ fn every_interval_has_its_own_requests_and_its_true_length() {
     let lengths: Vec<u64> = series.iter().map(|point| point.len_ns / 1_000_000).collect();
     assert_eq!(lengths, [520, 520, 260]);
     assert_eq!(series.iter().map(|point| point.start_ns / 1_000_000).collect::<Vec<_>>(), [0, 520, 1040]);
-    // Before, bins crossed the ends of intervals: the first had a tick too much (1.33 for each
-    // millisecond), the last one too few.
+    // If bins crossed the ends of intervals, the first interval would have one tick too many (1.33
+    // requests per millisecond) and the last one too few.
     assert!(rates(&found).iter().all(|rate| (0.75..1.25).contains(rate)), "{:?}", rates(&found));
 }
 
-/// Requests of a thread each 1 / `per_second`, of which at most `queue_depth` are in flight.
+/// A load of `per_second` requests per second and thread, of which at most `queue_depth` are in
+/// flight.
 fn at_rate(per_second: f64, queue_depth: u32) -> Load {
     Load { queue_depth, rate: Some(Rate::Iops { per_thread: per_second }), ..Load::default() }
 }
@@ -41,21 +42,21 @@ fn longer_than(latency: &crate::record::LatencyRecord, ns: u64) -> u64 {
 }
 
 #[test]
-fn a_stall_at_the_end_of_the_window_is_in_the_latencies_and_what_it_left_undone_is_told() {
-    // 200 requests are due in two seconds. The one that is due 30 ms before the end takes 300 ms,
-    // and there is no slot for the last two.
+fn a_stall_at_the_end_of_the_window_is_in_the_latencies_and_gives_a_warning() {
+    // 200 requests are due in two seconds. The one due 30 ms before the end takes 300 ms, and there
+    // is no slot for the last two.
     let device = Simulated { slow: Some((197, Duration::from_millis(300))), ..Simulated::new(SIZE) };
     let found = go(&timed(at_rate(100.0, 1), 0, 2000), &[target("x", device.clone())]);
     let phase = &found.phases[0];
     let total = phase.total();
     let response = total.reads.response.as_ref().unwrap();
     assert_eq!((phase.window_ns, total.reads.ios, device.noted().len()), (2_000_000_000, 197, 198));
-    assert!(response.max_ns >= 300_000_000, "it straddles the end, and is waited for: {}", response.max_ns);
-    assert!(total.reads.service.max_ns < 300_000_000, "it has not ended in the window");
-    assert_eq!((response.count, total.overdue), (200, 2), "every request that was due is accounted for");
+    assert!(response.max_ns >= 300_000_000, "the slow request is waited for: {}", response.max_ns);
+    assert!(total.reads.service.max_ns < 300_000_000, "the slow request did not complete in the window");
+    assert_eq!((response.count, total.overdue), (200, 2), "every request that was due has a response time");
     // The two that were not made had waited from 1.98 and 1.99 s to the end of the stall.
     assert_eq!(longer_than(response, 250_000_000), 3);
-    // 98.5 % of the rate: too little is missing for the share to be worth a warning.
+    // 98.5 % of the rate is above the limit of that warning, but overdue requests also give one.
     let said = found.warnings.iter().find(|warning| matches!(warning, Warning::RateNotKept { overdue: 2, .. }));
     assert!(said.is_some(), "{:?}", found.warnings);
     let told = said.unwrap().to_string();
@@ -66,9 +67,9 @@ fn a_stall_at_the_end_of_the_window_is_in_the_latencies_and_what_it_left_undone_
 }
 
 #[test]
-fn requests_that_were_due_in_the_window_and_end_in_the_cool_down_are_its_own() {
-    // A request each millisecond. The fiftieth takes 200 ms: what is due behind it is made in the
-    // cool-down.
+fn requests_due_in_the_window_that_complete_in_the_cool_down_count_in_the_window() {
+    // A request per millisecond. The fiftieth takes 200 ms, so the requests due after it are made
+    // in the cool-down.
     let device = Simulated { slow: Some((50, Duration::from_millis(200))), ..Simulated::new(SIZE) };
     let mut job = timed(at_rate(1000.0, 1), 0, 100);
     job.phases[0].cool_down = Span::from_millis(400);
@@ -77,10 +78,10 @@ fn requests_that_were_due_in_the_window_and_end_in_the_cool_down_are_its_own() {
     let total = phase.total();
     let response = total.reads.response.as_ref().unwrap();
     assert_eq!((response.count, total.overdue, total.reads.ios), (100, 0, 50));
-    assert_eq!(total.reads.service.count, 50, "what ended in the window has a service time");
-    // The last of them was due 100 ms before the stall ended.
+    assert_eq!(total.reads.service.count, 50, "service times are those of completions in the window");
+    // The last request was due 100 ms before the end of the stall.
     assert_eq!(longer_than(response, 100_000_000), 50);
-    // In the series a stall is where nothing ended, with the latencies of what was due there.
+    // An interval of the stall has no completions, and the latencies of the requests due in it.
     for start_ms in [60, 70, 80, 90] {
         let point = phase.series.iter().find(|point| point.start_ns == start_ms * 1_000_000).unwrap();
         assert_eq!(point.read_ios, 0, "at {start_ms} ms");
@@ -89,9 +90,9 @@ fn requests_that_were_due_in_the_window_and_end_in_the_cool_down_are_its_own() {
 }
 
 #[test]
-fn a_target_that_keeps_up_leaves_nothing_overdue() {
+fn a_target_that_keeps_the_rate_has_no_overdue_requests() {
     for across_targets in [false, true] {
-        // Deep enough for a generator that is held up for a tenth of a second.
+        // Deep enough for a generator that is blocked for a tenth of a second.
         let load = Load { threads: 2, across_targets, ..at_rate(2000.0, 256) };
         let targets = [target("x", NullDevice::new(SIZE)), target("y", Simulated::new(SIZE))];
         let found = go(&timed(load, 30, 100), &targets);
@@ -104,9 +105,9 @@ fn a_target_that_keeps_up_leaves_nothing_overdue() {
 }
 
 #[test]
-fn an_overloaded_target_has_its_own_rate_and_the_rest_is_overdue() {
-    // It can do 500 of 5,000 a second. Also with a warm-up, at whose end thousands of requests
-    // wait.
+fn the_requests_that_an_overloaded_target_does_not_complete_are_overdue() {
+    // The target completes 500 of 5,000 requests per second. After a warm-up, many requests are
+    // already late at the start of the window.
     for warm_up_ms in [0, 200] {
         let device = Simulated { service: Duration::from_millis(2), ..Simulated::new(SIZE) };
         let found =
@@ -116,16 +117,16 @@ fn an_overloaded_target_has_its_own_rate_and_the_rest_is_overdue() {
         let response = total.both.response.as_ref().unwrap();
         let reads = total.reads.response.as_ref().unwrap().count;
         assert!((200..=300).contains(&reads), "a quarter of what was not made would have been reads: {reads}");
-        assert_eq!(response.count, 1000, "all that were due, each with what it had waited at least");
+        assert_eq!(response.count, 1000, "all requests that were due have a response time");
         assert!((890..=1000).contains(&total.overdue), "{}", total.overdue);
-        // Half of them had waited for more than about half of the window.
+        // Half of the requests had waited for more than about half of the window.
         assert!(response.quantile_ns(0.5).unwrap() >= 80_000_000, "{:?}", response.quantile_ns(0.5));
     }
 }
 
 #[test]
-fn what_a_broken_queue_does_not_end_is_overdue() {
-    // Four requests of a second each are in flight when the queue breaks.
+fn requests_that_a_failed_queue_does_not_complete_are_overdue() {
+    // Four requests of a second each are in flight when the queue fails.
     let device = Simulated { service: Duration::from_secs(1), servers: 4, breaks: Some(3), ..Simulated::new(SIZE) };
     let found = go(&timed(at_rate(1000.0, 4), 0, 60_000), &[target("x", device)]);
     assert!(matches!(found.end, End::Failed { .. }));

@@ -1,30 +1,31 @@
-//! A measuring thread: the loop that everything else stands around.
+//! A measuring thread and its loop.
 //!
 //! ```text
-//!   wait ─▶ clock ─▶ behind the next cut? give the tally away ─▶ settle: count, make new requests ─▶ wait ...
+//!   wait ─▶ read the clock ─▶ after the end of a bin: send the tally ─▶ count, make requests ─┐
+//!    ▲                                                                                        │
+//!    └────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! *Wait* submits what was pushed and blocks until something has ended: one system call a turn. The
-//! queues of a thread with several targets, or with times to keep, are on one ring, which wakes the
-//! thread for whatever ends first, or shortly before the next request is due; the rest of that time
-//! is spun through. Targets that cannot be on one ring (exports, `null:`) are looked at again and
-//! again, for a completion that is seen late would count as a slow one; what that does to the CPU
-//! time is told as a doubt.
+//! *Wait* submits pushed requests and blocks until a completion: one system call a turn. A thread
+//! with several targets or with a pacer has all its queues on one ring. The ring wakes the thread
+//! for the first completion, or shortly before the next request is due; the thread spins for the
+//! remaining time. Targets that cannot be on one ring (exports, `null:`) are polled without
+//! sleeping, because a completion that is seen late would count as a slow one. A warning says that
+//! this raises CPU time.
 //!
-//! **Cuts.** Time is cut into bins: at every tick (a quarter of a second, or less for short
-//! intervals), where the window opens and where it closes. What completes in a bin is counted
-//! there, by the clock reading that saw it. Requests in flight when the window closes are not
-//! counted, as many were in flight when it opened; so neither rate nor latency is biased.
+//! **Cuts.** Time is divided into bins: at every tick (a quarter of a second, or less for short
+//! intervals), and at the start and the end of the window. A completion counts in the bin of the
+//! clock reading that saw it. Requests in flight at the end of the window are not counted, and
+//! about as many were in flight at its start, so that neither rate nor latency is biased.
 //!
 //! **Under a rate** the response times of a window are those of the requests that were due in it,
-//! whenever they end: a target that stalls at the end of the window would otherwise hide its worst
-//! requests. So the thread waits for all that is in flight when the load ends, takes the response
-//! times, and tells for each lane which requests of the window were not made or did not end
-//! (*overdue*). Those count with the time that they have waited until then, which is less than they
-//! would have waited: left out, they would make a percentile look better the more of them there
-//! are.
+//! whenever they complete. Otherwise a target that stalls at the end of the window would hide its
+//! slowest requests. At the end of the load the thread waits for all requests in flight and records
+//! their response times. It reports for each lane the requests of the window that were not made or
+//! did not complete (*overdue*). These count with the time that they have waited by then, which is
+//! a lower bound. Without them percentiles would be too low.
 //!
-//! The thread takes no lock, and allocates nothing but the list that it sends at a cut.
+//! The thread takes no lock, and allocates only the list that it sends at a cut.
 
 use crate::run::{
     affinity,
@@ -38,30 +39,29 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The last stretch before a due time, which is not slept through: a sleeper may be woken this
+/// Time before a due time in which the thread spins, because a sleeping thread may be woken this
 /// late.
 const SLEEP_SLACK_NS: u64 = 60_000;
 /// Longest sleep, so that an early end of the run is seen.
 const SLEEP_MAX_NS: u64 = 50_000_000;
 
-/// What was counted in a bin.
+/// The counts of a thread in one bin.
 #[derive(Debug)]
 pub(crate) struct Cut {
     pub(crate) thread: usize,
-    /// When the bin began.
+    /// Start of the bin.
     pub(crate) from_ns: u64,
-    /// The bins before this time will not be heard of again from this thread.
+    /// This thread sends no more counts of bins before this time.
     pub(crate) until_ns: u64,
-    /// Requests with a schedule that were due before this time will not be heard of again from this
-    /// thread.
+    /// This thread sends no more response times of requests that were due before this time.
     pub(crate) settled_ns: u64,
     /// One for each lane.
     pub(crate) tallies: Vec<Tally>,
-    /// One for each lane in a thread's last cut; empty before.
+    /// One for each lane in the last cut of a thread; else empty.
     pub(crate) undone: Vec<Undone>,
 }
 
-/// What a thread tells the conductor.
+/// A message of a thread to the conductor.
 #[derive(Debug)]
 pub(crate) enum Event {
     Cut(Cut),
@@ -69,24 +69,24 @@ pub(crate) enum Event {
     Ended(usize),
 }
 
-/// See the module.
+/// A measuring thread.
 #[derive(Debug)]
 pub(crate) struct Thread<'a> {
     pub(crate) number: usize,
-    /// The processor that it binds itself to.
+    /// The processor to which the thread binds itself.
     pub(crate) cpu: Option<u32>,
     pub(crate) lanes: Vec<Lane<'a>>,
-    /// Which all lanes are on, where there are several, or times to keep.
+    /// The ring of all lanes, where there are several or one has a pacer.
     pub(crate) ring: Option<SharedRing>,
     pub(crate) shared: &'a Shared,
-    /// Requests that it may still make.
+    /// Requests that the thread may still make.
     pub(crate) to_make: u64,
     pub(crate) events: Sender<Event>,
-    /// Tallies to use again.
+    /// Emptied tallies that the conductor returns.
     pub(crate) emptied: Receiver<Vec<Tally>>,
 }
 
-/// The running loop's own.
+/// State of the running loop.
 struct Loop<'t, 'a> {
     thread: &'t mut Thread<'a>,
     origin: Instant,
@@ -95,8 +95,8 @@ struct Loop<'t, 'a> {
 }
 
 impl Thread<'_> {
-    /// Runs until the end of the phase, or of its count, and tells the conductor. Gives the buffers
-    /// back that its queues have not kept.
+    /// Runs until the end of the phase or of its count, and sends the last cut. Returns the buffers
+    /// that the queues do not hold.
     pub(crate) fn run(mut self) -> Vec<IoBuf> {
         let origin = self.shared.origin();
         if let Some(cpu) = self.cpu
@@ -146,14 +146,14 @@ impl Loop<'_, '_> {
         });
         if let Err((target, error)) = drained {
             shared.fail_as(now_ns, || format!("{target}: its queue failed: {error}"));
-            // Nothing can be had from a broken queue, also when the run is to go on.
+            // A failed queue ends the load, also with `keep_going`.
             shared.stop(now_ns);
         }
         if self.thread.to_make == 0 {
             shared.cpu_end.take_again();
         }
         let until_ns = now_ns.min(shared.stop_ns()).max(self.bin_start_ns);
-        // A count that is complete leaves nothing undone, however its schedule goes on.
+        // A complete count has no overdue requests.
         let window = if self.thread.to_make == 0 { 0..0 } else { shared.window_start_ns()..shared.window_end_ns() };
         let given_up_ns = self.now_ns();
         let undone = self.thread.lanes.iter_mut().map(|lane| lane.give_up(&window, given_up_ns, shared)).collect();
@@ -165,7 +165,7 @@ impl Loop<'_, '_> {
         self.thread.lanes.iter().map(Lane::in_flight).sum()
     }
 
-    /// Waits for a completion, or for the time of the next request.
+    /// Waits for a completion or for the time of the next request.
     #[inline]
     fn wait(&mut self, now_ns: u64) -> Result<(), QueueFailure> {
         if let [lane] = &mut self.thread.lanes[..]
@@ -197,12 +197,12 @@ impl Loop<'_, '_> {
             waited.map_err(|error| ("the ring of its thread".to_owned(), error))?;
             return self.look();
         }
-        // The server of an export may need this processor.
+        // Yields, because the server of an export may need this processor.
         std::thread::yield_now();
         Ok(())
     }
 
-    /// Waits for all that is in flight at the end of the load.
+    /// Waits for all requests in flight at the end of the load.
     fn drain(&mut self) -> Result<(), QueueFailure> {
         loop {
             let (now_ns, shared) = (self.now_ns(), self.thread.shared);
@@ -214,7 +214,7 @@ impl Loop<'_, '_> {
                 lane.reap_last(true)?;
                 continue;
             }
-            // Of several targets a completion of any is seen when it comes.
+            // With several targets, any completion must be seen at once.
             self.thread.lanes.iter_mut().try_for_each(|lane| lane.reap_last(false))?;
             if self.thread.lanes.iter().any(Lane::has_completions) {
                 continue;
@@ -226,12 +226,12 @@ impl Loop<'_, '_> {
         }
     }
 
-    /// Takes what has ended, without waiting.
+    /// Takes completions without waiting.
     fn look(&mut self) -> Result<(), QueueFailure> {
         self.thread.lanes.iter_mut().try_for_each(|lane| lane.reap(false))
     }
 
-    /// Gives away what was counted in the bin that is over. `true`: so is the phase.
+    /// Sends the tallies of a bin that has ended. Returns whether the phase has ended.
     #[cold]
     fn cut(&mut self, now_ns: u64) -> bool {
         let shared = self.thread.shared;
@@ -263,12 +263,12 @@ impl Loop<'_, '_> {
         let empty = self.thread.emptied.try_recv().unwrap_or_else(|_| lanes.iter().map(Lane::empty_tally).collect());
         let tallies = lanes.iter_mut().zip(empty).map(|(lane, empty)| lane.exchange(empty, until_ns)).collect();
         let cut = Cut { thread: self.thread.number, from_ns: self.bin_start_ns, until_ns, settled_ns, tallies, undone };
-        // The conductor outlives its threads.
+        // Sending cannot fail: the conductor outlives its threads.
         let _ = self.thread.events.send(Event::Cut(cut));
     }
 }
 
-/// The next time at which a bin ends.
+/// End of the bin that contains `now_ns`.
 fn next_boundary_ns(shared: &Shared, now_ns: u64) -> u64 {
     let next_tick_ns = shared.ticks.end_of(now_ns);
     [shared.window_start_ns(), shared.window_end_ns()]

@@ -1,23 +1,23 @@
-//! Where time is cut into bins: at every interval of the time series, and at equal steps within an
-//! interval.
+//! Divides time into bins: at the ends of the intervals of the time series, and at equal ticks
+//! within an interval.
 //!
 //! ```text
 //!   interval of 700 ms   |-------- 0 --------|-------- 1 --------|
 //!   ticks, at most 250 ms |  233  |  466  |  700  |  933  | ...
 //! ```
 //!
-//! A tick is computed from the start of its interval, so its rounding never adds up, and every
-//! interval begins at a tick exactly. What must hold: ticks do not overlap, leave no gap, and each
-//! lies in one interval. A bin is a tick or a part of one.
+//! A tick is computed from the start of its interval, so rounding errors do not add up and every
+//! interval starts exactly at a tick. What must hold: ticks do not overlap, leave no gap, and each
+//! is inside one interval. A bin is a tick or a part of one.
 
 /// Longest tick, nanoseconds.
 const TICK_MAX_NS: u64 = 250_000_000;
 
-/// See the module.
+/// The ticks of a time series.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ticks {
     interval_ns: u64,
-    /// Ticks in an interval.
+    /// Number of ticks in an interval.
     count: u64,
 }
 
@@ -48,8 +48,8 @@ impl Ticks {
     fn number_of(self, at_ns: u64) -> u64 {
         let into_ns = at_ns % self.interval_ns;
         let about = (u128::from(into_ns) * u128::from(self.count) / u128::from(self.interval_ns)) as u64;
-        // Boundaries are rounded down, so `at_ns` may lie in the tick after the one that the
-        // division gives.
+        // Boundaries are rounded down, so the division may return the tick before the one of
+        // `at_ns`.
         if self.into_ns(about + 1) <= into_ns { about + 1 } else { about }
     }
 
@@ -72,7 +72,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn an_interval_that_no_tick_divides_begins_at_a_tick() {
+    fn an_interval_that_no_tick_divides_starts_at_a_tick() {
         let ticks = Ticks::new(700 * MS);
         let mut boundaries = vec![0];
         while boundaries.len() < 7 {

@@ -1,36 +1,34 @@
-//! Contents that say where they belong and when they were written, and are checked when they are
+//! Verified contents: each sector carries its offset and generation, which are checked when it is
 //! read.
 //!
 //! ```text
-//!   each 512 bytes:   magic of the run's seed | offset on the target | generation | CRC-32C of all 512 | noise
+//!   512 bytes:   magic (seed) | offset on the target | generation | CRC-32C of the sector | noise
 //! ```
 //!
-//! A table counts, for each unit of the target, the writes that were begun and the last one that
-//! ended. A unit is the largest piece that no request of the job ever cuts. Of a unit with nothing
-//! in flight a read must bring back exactly the last generation; of one that was being written
-//! while it was read, either one, and sectors that are half the one and half the other. So what is
-//! wrong is told apart:
+//! A table has for each unit of the target the generation of the last write that began and of the
+//! last one that ended. A unit is the largest piece that no request of the job divides. Without a
+//! write in flight, a read must return the last generation. During a write, a read may return the
+//! old generation, the new one, or torn sectors. These faults are found:
 //!
-//! - *misdirected*: a sound sector that belongs elsewhere;
-//! - *stale*: a sound sector of an earlier generation: a write was lost, or undone;
-//! - *torn*: a unit of which some sectors are older than others;
-//! - *damaged*: a checksum that does not match; *foreign*: nothing that this run, or a fill with
-//!   its seed, has written.
+//! - *misdirected*: a valid sector of another offset;
+//! - *stale*: a valid sector of an earlier generation: a write was lost or undone;
+//! - *torn*: a unit with sectors of several generations;
+//! - *damaged*: a checksum that does not match;
+//! - *foreign*: a sector that neither this run nor a fill with its seed has written.
 //!
-//! Two writes of a unit at the same time would leave nobody knowing which came last, so a write
-//! whose units are being written is drawn again; that is the only difference that checking makes to
-//! the requests. What was on the target before is accepted, and counted, where the run has not
-//! written yet.
+//! With two writes of a unit in flight the last generation would not be known. A write is therefore
+//! drawn again while one of its units is being written. Verified runs make the same requests as
+//! others in all other respects. Where the run has not written yet, any contents are accepted.
 //!
-//! After a failed write a unit may hold the old contents, the new ones, or sectors of both: its
+//! After a failed write a unit may have the old contents, the new ones, or sectors of both: its
 //! `ended` is [`UNKNOWN`], and reads of it are not checked. The unit stays unknown until a later
-//! write of it succeeds. That a later write is in flight changes nothing ([`UNKNOWN_IN_FLIGHT`]),
-//! and a write that is taken back before it was sent leaves `UNKNOWN` as it was.
+//! write of it succeeds, also while that write is in flight ([`UNKNOWN_IN_FLIGHT`]). A write that
+//! is taken back before it is sent restores `UNKNOWN`.
 //!
-//! Invariant: a unit's `begun` is one more than its `ended` while exactly one write of it is in
-//! flight, and equal to it otherwise; of an unknown unit `ended` alone says whether a write is in
-//! flight. The words are changed by compare-and-swap; the table grows with what is touched, by
-//! pieces.
+//! Invariant: `begun` of a unit is `ended` plus one while a write of it is in flight, and equal to
+//! `ended` otherwise. For an unknown unit, `ended` alone says whether a write is in flight. No lock
+//! is taken: the words of the table change by compare-and-swap. The table is allocated in pieces,
+//! when a unit of a piece is first used.
 
 use crate::job::{Job, Load};
 use std::{
@@ -41,18 +39,19 @@ use std::{
     },
 };
 
-/// What has a header of its own.
+/// The unit that has a header.
 const SECTOR_BYTES: usize = 512;
 const HEADER_BYTES: usize = 24;
 const CRC_AT: usize = 20;
-/// Units in a piece of the table: 512 KiB.
+/// Units in a piece of the table, which is 512 KiB.
 const PIECE_UNITS: u64 = 1 << 16;
-/// An `ended` of a unit whose last write failed, with no write in flight: its contents are unknown.
+/// `ended` of a unit whose last write failed and that has no write in flight: the contents are
+/// unknown.
 const UNKNOWN: u32 = u32::MAX;
-/// An `ended` of such a unit while the next write of it is in flight.
+/// `ended` of a unit whose last write failed and whose next write is in flight.
 const UNKNOWN_IN_FLIGHT: u32 = u32::MAX - 1;
 
-/// What was begun and ended on a unit.
+/// Generations of a unit: of the last write that began, and of the last one that ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct State {
     begun: u32,
@@ -76,20 +75,20 @@ impl State {
         matches!(self.ended, UNKNOWN | UNKNOWN_IN_FLIGHT)
     }
 
-    /// One more write in flight.
+    /// The state after a write has begun.
     fn begin(self) -> Self {
         let ended = if self.ended == UNKNOWN { UNKNOWN_IN_FLIGHT } else { self.ended };
         Self { begun: self.begun + 1, ended }
     }
 
-    /// As before [`Self::begin`].
+    /// The state before [`Self::begin`].
     fn take_back(self) -> Self {
         let ended = if self.ended == UNKNOWN_IN_FLIGHT { UNKNOWN } else { self.ended };
         Self { begun: self.begun - 1, ended }
     }
 }
 
-/// The generations of a target's units. Shared by all threads, for all phases.
+/// The generation table of a target. All threads of all phases share it.
 #[derive(Debug)]
 pub(crate) struct Generations {
     magic: u64,
@@ -98,7 +97,7 @@ pub(crate) struct Generations {
 }
 
 impl Generations {
-    /// Of a target of `size_bytes`, for the loads of `job`.
+    /// The table of a target of `size_bytes`, for the loads of `job`.
     pub(crate) fn new(job: &Job, size_bytes: u64) -> Self {
         let unit_bytes =
             job.phases.iter().flat_map(|phase| &phase.loads).flat_map(cuts).fold(0, greatest_common_divisor);
@@ -117,7 +116,7 @@ impl Generations {
         offset_bytes / self.unit_bytes..(offset_bytes + len_bytes as u64).div_ceil(self.unit_bytes)
     }
 
-    /// Begins a write. `false`: a unit of it is being written, and nothing has begun.
+    /// Begins a write. Returns `false`, and begins nothing, when a unit of it is being written.
     pub(crate) fn begin_write(&self, offset_bytes: u64, len_bytes: usize) -> bool {
         let units = self.units(offset_bytes, len_bytes);
         for unit in units.clone() {
@@ -138,7 +137,7 @@ impl Generations {
         true
     }
 
-    /// Writes the headers of a write that has begun into its noise.
+    /// Writes the sector headers into the payload of a write that has begun.
     pub(crate) fn seal(&self, offset_bytes: u64, buf: &mut [u8]) {
         for (index, sector) in buf.chunks_exact_mut(SECTOR_BYTES).enumerate() {
             let at_bytes = offset_bytes + (index * SECTOR_BYTES) as u64;
@@ -164,16 +163,16 @@ impl Generations {
         State::of(self.unit(unit).map_or(0, |word| word.load(Ordering::Acquire)))
     }
 
-    /// Notes what a read that begins now may find at least.
+    /// Stores the states of the units of a read that begins now in `before`.
     pub(crate) fn begin_read(&self, offset_bytes: u64, len_bytes: usize, before: &mut Vec<u64>) {
         before.clear();
         before.extend(self.units(offset_bytes, len_bytes).map(|unit| self.state(unit).word()));
     }
 
-    /// Checks what a read has brought.
+    /// Checks the data of a read. `before` has the states from [`Self::begin_read`].
     ///
     /// # Errors
-    /// `InvalidData` with a [`Wrong`] for the first sector that is not as it must be.
+    /// `InvalidData` with a [`Fault`] for the first wrong sector.
     pub(crate) fn check(&self, offset_bytes: u64, buf: &[u8], before: &[u64]) -> io::Result<()> {
         let first_unit = offset_bytes / self.unit_bytes;
         for (unit, before) in (first_unit..).zip(before) {
@@ -190,47 +189,47 @@ impl Generations {
         Ok(())
     }
 
-    fn check_unit(&self, offset_bytes: u64, unit: &[u8], before: State, after: State) -> Result<(), Wrong> {
+    fn check_unit(&self, offset_bytes: u64, unit: &[u8], before: State, after: State) -> Result<(), Fault> {
         let undisturbed = before.is_quiet() && before == after;
-        // Of the first sector; without a write in flight, all must be of the same generation.
+        // Generation of the first sector. Without a write in flight, all sectors must have it.
         let mut first = None;
         for (index, sector) in unit.chunks_exact(SECTOR_BYTES).enumerate() {
             let at_bytes = offset_bytes + (index * SECTOR_BYTES) as u64;
-            let wrong = |how| Err(Wrong { at_bytes, how });
+            let wrong = |kind| Err(Fault { at_bytes, kind });
             let found = match open_sector(self.magic, sector) {
                 Found::Sound { offset_bytes, generation } if offset_bytes == at_bytes => generation,
                 Found::Sound { offset_bytes, generation } => {
-                    return wrong(How::Misdirected { belongs_bytes: offset_bytes, generation });
+                    return wrong(FaultKind::Misdirected { belongs_bytes: offset_bytes, generation });
                 }
-                // It was being written just then, and sectors need not be written whole.
+                // The sector was being written, and may be torn.
                 _ if !undisturbed => continue,
-                // Before the first write there may be anything.
+                // Before the first write any contents are accepted.
                 Found::Foreign if before.begun == 0 => continue,
-                Found::Foreign => return wrong(How::Foreign),
-                Found::Damaged => return wrong(How::Damaged),
+                Found::Foreign => return wrong(FaultKind::Foreign),
+                Found::Damaged => return wrong(FaultKind::Damaged),
             };
             let newest = if undisturbed { before.ended } else { after.begun };
             if found > newest {
-                return wrong(How::FromTheFuture { found, newest });
+                return wrong(FaultKind::FromTheFuture { found, newest });
             }
             match first {
                 _ if !undisturbed && found < before.ended => {
-                    return wrong(How::Stale { found, expected: before.ended });
+                    return wrong(FaultKind::Stale { found, expected: before.ended });
                 }
-                Some(other) if undisturbed && other != found => return wrong(How::Torn { found, other }),
+                Some(other) if undisturbed && other != found => return wrong(FaultKind::Torn { found, other }),
                 _ => first = Some(found),
             }
         }
         match first {
             Some(found) if found < before.ended => {
-                Err(Wrong { at_bytes: offset_bytes, how: How::Stale { found, expected: before.ended } })
+                Err(Fault { at_bytes: offset_bytes, kind: FaultKind::Stale { found, expected: before.ended } })
             }
             _ => Ok(()),
         }
     }
 }
 
-/// Fills `buf`, which holds noise, as a fill before the run must: generation 0.
+/// Writes sector headers of generation 0 into `buf`, which holds noise.
 pub(crate) fn seal_first(seed: u64, offset_bytes: u64, buf: &mut [u8]) {
     for (index, sector) in buf.chunks_exact_mut(SECTOR_BYTES).enumerate() {
         seal_sector(magic(seed), offset_bytes + (index * SECTOR_BYTES) as u64, 0, sector);
@@ -238,11 +237,11 @@ pub(crate) fn seal_first(seed: u64, offset_bytes: u64, buf: &mut [u8]) {
 }
 
 fn magic(seed: u64) -> u64 {
-    // "diskwrgt", and the seed, by an odd multiplier so that seeds differ in all bytes.
+    // "diskwrgt" and the seed times an odd number, so that consecutive seeds differ in all bytes.
     0x6469_736b_7772_6774 ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Everything at which a load may cut its target.
+/// The sizes and offsets at which requests of a load start or end.
 fn cuts(load: &Load) -> Vec<u64> {
     let sizes = load.block.shares().into_iter().map(|share| share.size.0);
     let others = [load.align, load.stride, Some(load.start), Some(load.thread_start)];
@@ -282,16 +281,16 @@ fn open_sector(magic: u64, sector: &[u8]) -> Found {
     if checksum == stored { Found::Sound { offset_bytes: word(8), generation: last } } else { Found::Damaged }
 }
 
-/// A sector that is not as it must be.
+/// A sector with wrong data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wrong {
+pub(crate) struct Fault {
     pub(crate) at_bytes: u64,
-    pub(crate) how: How,
+    pub(crate) kind: FaultKind,
 }
 
-/// In which way.
+/// Kind of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum How {
+pub(crate) enum FaultKind {
     Misdirected { belongs_bytes: u64, generation: u32 },
     Stale { found: u32, expected: u32 },
     Torn { found: u32, other: u32 },
@@ -300,30 +299,32 @@ pub(crate) enum How {
     Foreign,
 }
 
-impl std::error::Error for Wrong {}
+impl std::error::Error for Fault {}
 
-impl fmt::Display for Wrong {
+impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "wrong data at offset {}: ", self.at_bytes)?;
-        match self.how {
-            How::Misdirected { belongs_bytes, generation } => write!(
+        match self.kind {
+            FaultKind::Misdirected { belongs_bytes, generation } => write!(
                 f,
-                "misdirected: what is there was written to offset {belongs_bytes} (write number {generation} of that place)"
+                "misdirected: the sector was written to offset {belongs_bytes} (write number {generation} there)"
             ),
-            How::Stale { found, expected } => write!(
+            FaultKind::Stale { found, expected } => write!(
                 f,
-                "stale: it is write number {found} of this place, where number {expected} had been completed: a write was lost"
+                "stale: the sector is of write number {found} to this offset, but number {expected} had completed, so a write was lost"
             ),
-            How::Torn { found, other } => write!(
+            FaultKind::Torn { found, other } => write!(
                 f,
-                "torn: part of it is write number {found} of this place, part is number {other}, and none was in flight"
+                "torn: part of the block is of write number {found}, part is of number {other}, and no write was in flight"
             ),
-            How::FromTheFuture { found, newest } => write!(
+            FaultKind::FromTheFuture { found, newest } => write!(
                 f,
-                "it is write number {found} of this place, but this run has made only {newest}: is it being written by somebody else?"
+                "the sector is of write number {found}, but this run has made only {newest} writes to this offset; check that no other run writes to the target"
             ),
-            How::Damaged => f.write_str("damaged: its checksum does not match"),
-            How::Foreign => f.write_str("foreign: this run has written there, but not what is there now"),
+            FaultKind::Damaged => f.write_str("damaged: the checksum of the sector does not match"),
+            FaultKind::Foreign => {
+                f.write_str("foreign: the sector was not written by this run, which has written to this offset")
+            }
         }
     }
 }

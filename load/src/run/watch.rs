@@ -1,73 +1,75 @@
-//! What a run tells while it is under way, and how it is told to stop.
+//! Progress of a run, and a way to stop it.
 //!
-//! Snapshots come from the conductor, which measures nothing, at most four times a second; whoever
-//! draws them can take its time without disturbing a latency.
+//! The conductor sends at most four snapshots per second. It runs in a thread that measures
+//! nothing, so a watcher may take its time without an effect on latencies.
 
-/// What a phase is doing.
+/// The part of a phase that is running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// Not measured yet.
+    /// Warm-up; not measured.
     WarmUp,
-    /// Not measured yet: the steady state is waited for.
+    /// Waiting for the steady state; not measured.
     Settling,
-    /// What counts.
+    /// The measured window.
     Measuring,
-    /// Not measured any more.
+    /// Cool-down; not measured.
     CoolDown,
 }
 
-/// How near the steady state is; both must come below their bars.
+/// Progress towards the steady state ([`crate::steady`]).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Nearness {
-    /// Rounds there are, of those that the rule wants.
+    /// Number of complete rounds.
     pub rounds: usize,
-    /// Range of the last rounds as a share of their mean.
+    /// Range of the last five rounds as a share of their mean; must reach
+    /// [`RANGE_MAX`](crate::steady::RANGE_MAX) or less.
     pub range: f64,
-    /// Slope over the last rounds as a share of their mean.
+    /// Slope over the last five rounds as a share of their mean; its absolute value must reach
+    /// [`SLOPE_MAX`](crate::steady::SLOPE_MAX) or less.
     pub slope: f64,
 }
 
-/// A look at a run.
+/// Progress of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Snapshot<'a> {
     /// Name of the phase.
     pub phase: &'a str,
-    /// Its number, from 0.
+    /// Number of the phase, from 0.
     pub phase_index: usize,
-    /// How many there are.
+    /// Number of phases of the job.
     pub phases: usize,
-    /// What it is doing.
+    /// The part of the phase that is running.
     pub stage: Stage,
-    /// Time since the phase began, nanoseconds.
+    /// Time since the start of the phase, nanoseconds.
     pub elapsed_ns: u64,
-    /// Time to the end of the run, nanoseconds; none where a count decides.
+    /// Time to the end of the run, nanoseconds; `None` where a phase ends by a count.
     pub remaining_ns: Option<u64>,
-    /// Share of the whole run that is done, from 0 to 1; none where that is not known.
+    /// Share of the run that is done, from 0 to 1; `None` where it is not known.
     pub done: Option<f64>,
-    /// Requests a second, over about the last second.
+    /// Requests per second, over about the last second.
     pub iops: f64,
-    /// Millions of bytes (10^6) a second, over the same.
+    /// Megabytes (10^6 bytes) per second, over about the last second.
     pub mb_per_s: f64,
-    /// Median latency over the same, nanoseconds; 0 of no requests.
+    /// Median latency over about the last second, nanoseconds; 0 without requests.
     pub p50_ns: u64,
-    /// 99th percentile.
+    /// 99th percentile of the latency over about the last second, nanoseconds.
     pub p99_ns: u64,
-    /// Processors that the generator kept busy since the snapshot before.
+    /// Mean number of processors that the generator used since the last snapshot.
     pub cpus: f64,
-    /// Requests that failed so far.
+    /// Number of requests that have failed.
     pub errors: u64,
-    /// How near the steady state is, where it is waited for.
+    /// Progress towards the steady state; `None` when the phase does not wait for it.
     pub steady: Option<Nearness>,
 }
 
-/// Told how a run goes.
+/// Receives the progress of a run.
 pub trait Watch: Sync {
-    /// Returns `false` to end the run: what was measured is kept, and the run says that it was
-    /// stopped.
+    /// Receives a snapshot. Returning `false` stops the run, which ends as
+    /// [`End::Stopped`](crate::record::End::Stopped) and keeps what was measured.
     fn look(&self, snapshot: &Snapshot<'_>) -> bool;
 }
 
-/// Looks away, and never stops.
+/// A watcher that ignores all snapshots.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Unwatched;
 

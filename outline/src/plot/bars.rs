@@ -1,5 +1,4 @@
-//! Horizontal bars: one row each, of one part or of several that add up, with whiskers where a
-//! range is known.
+//! Bar charts with horizontal, stacked bars and whiskers for ranges.
 
 use super::{Frame, LegendEntry, STYLES, Scale, legend, px, width_of};
 use maud::{Markup, html};
@@ -9,52 +8,52 @@ const ROW: f64 = 26.0;
 const BAR: f64 = 15.0;
 const BOTTOM: f64 = 48.0;
 
-/// A part of a bar.
+/// A part of a stacked bar.
 #[derive(Debug, Clone)]
 pub struct Part {
-    /// How long.
+    /// Length of the part, in the unit of the axis.
     pub value: f64,
-    /// Colour and pattern: the part's number in [`BarChart::parts`].
+    /// Number of the colour; also the index of the part's name in [`BarChart::parts`].
     pub style: usize,
 }
 
-/// A row.
+/// A bar.
 #[derive(Debug, Clone)]
 pub struct Bar {
-    /// On the left.
+    /// Label on the left.
     pub name: String,
-    /// One after the other.
+    /// Parts of the bar, from the left.
     pub parts: Vec<Part>,
-    /// Lowest and highest of what the bar stands for.
+    /// Ends of the whisker; `None`: no whisker.
     pub range: Option<(f64, f64)>,
-    /// Behind the bar: its figure.
+    /// Figure on the right of the bar.
     pub figure: String,
-    /// When pointed at.
+    /// Tooltip.
     pub says: String,
 }
 
-/// See the module.
+/// A bar chart.
 pub struct BarChart<'a> {
-    /// Unique in the page.
+    /// Id of the element, unique in the page.
     pub id: String,
-    /// Of the plot.
+    /// Title of the plot.
     pub title: String,
-    /// What is seen, in words.
+    /// Description for screen readers.
     pub description: String,
-    /// What the bars measure, with unit.
+    /// Title of the axis, with unit.
     pub axis: &'a str,
-    /// Writes a tick.
+    /// Formats a tick.
     pub write: &'a dyn Fn(f64) -> String,
     /// Names of the parts, for the legend.
     pub parts: Vec<String>,
-    /// The rows.
+    /// The bars, from the top.
     pub bars: Vec<Bar>,
-    /// A line at a value to compare with, and its name.
+    /// Value and name of a vertical reference line.
     pub reference: Option<(f64, String)>,
 }
 
 impl BarChart<'_> {
-    /// The plot.
+    /// Renders the plot.
     pub fn render(&self) -> Markup {
         let widest = |texts: &mut dyn Iterator<Item = &String>| texts.map(|text| width_of(text)).fold(0.0, f64::max);
         let left = (widest(&mut self.bars.iter().map(|bar| &bar.name)) + 14.0).clamp(60.0, 240.0);
@@ -145,7 +144,7 @@ fn draw(bar: &Bar, row: f64, left: f64, x: &dyn Fn(f64) -> f64) -> Markup {
     }
 }
 
-/// A name that fits on the left; the whole one is in the title.
+/// Shortens a name so that it fits on the left. The tooltip has the whole name.
 fn shortened(name: &str) -> String {
     const MOST: usize = 34;
     if name.chars().count() <= MOST {

@@ -1,4 +1,4 @@
-//! Lines and points over two axes.
+//! Line charts and scatter plots.
 
 use super::{Frame, LegendEntry, STYLES, Scale, legend, marker, px, width_of};
 use maud::{Markup, html};
@@ -7,105 +7,105 @@ const WIDTH: f64 = 640.0;
 const PLOT_HEIGHT: f64 = 270.0;
 const RIGHT: f64 = 18.0;
 const BOTTOM: f64 = 50.0;
-/// Lines of more points have no marker at each.
+/// Lines with more points have no markers.
 const MARKED_POINTS: usize = 40;
-/// Points of a line that answer when pointed at.
+/// Most points of a line that have a tooltip.
 const HOVER_POINTS: usize = 120;
 
-/// An axis: what it measures and in which unit, and how its ticks are written.
+/// An axis of a chart.
 pub struct Axis<'a> {
-    /// As in "IOPS", "latency (log scale)".
+    /// Title with unit, as in "IOPS", "latency (log scale)".
     pub title: &'a str,
-    /// From values to places.
+    /// Scale of the axis.
     pub scale: Scale,
-    /// Writes a tick.
+    /// Formats a tick.
     pub write: &'a dyn Fn(f64) -> String,
-    /// Ticks at these values only; none: those of the scale.
+    /// Values of the ticks; `None`: the ticks of the scale.
     pub at: Option<Vec<f64>>,
 }
 
-/// A point and what it says when it is pointed at.
+/// A data point.
 #[derive(Debug, Clone)]
 pub struct Point {
-    /// Along the horizontal axis.
+    /// Value on the horizontal axis.
     pub x: f64,
-    /// Along the vertical axis.
+    /// Value on the vertical axis.
     pub y: f64,
-    /// In full, as in "queue depth 8: 41,200 IOPS, 194 us".
+    /// Tooltip, as in "queue depth 8: 41,200 IOPS, 194 us".
     pub says: String,
 }
 
-/// A line, or points without one.
+/// A series of data points.
 #[derive(Debug, Clone)]
 pub struct Series {
-    /// In the legend.
+    /// Name in the legend.
     pub name: String,
-    /// In the order in which they are joined.
+    /// Data points, in the order in which a line joins them.
     pub points: Vec<Point>,
-    /// Colour, dash and marker.
+    /// Number of the colour, dash and marker.
     pub style: usize,
-    /// Whether they are joined.
+    /// Whether a line joins the points.
     pub line: bool,
 }
 
-/// A stretch of the horizontal axis that is shaded and named.
+/// A shaded range of the horizontal axis.
 #[derive(Debug, Clone)]
 pub struct Band {
-    /// From.
+    /// Start of the range.
     pub from: f64,
-    /// To.
+    /// End of the range.
     pub to: f64,
-    /// In the legend's row, inside the stretch.
+    /// Name above the range.
     pub name: String,
     /// CSS class: `warm`, `window`.
     pub class: &'static str,
 }
 
-/// A point with a word beside it.
+/// A labelled point, such as a knee.
 #[derive(Debug, Clone)]
 pub struct Mark {
-    /// Along the horizontal axis.
+    /// Value on the horizontal axis.
     pub x: f64,
-    /// Along the vertical axis.
+    /// Value on the vertical axis.
     pub y: f64,
-    /// Beside it: a word.
+    /// Label.
     pub name: String,
-    /// When pointed at: a sentence.
+    /// Tooltip.
     pub says: String,
 }
 
-/// A line across the whole plot at one value of the horizontal axis.
+/// A vertical line across the plot.
 #[derive(Debug, Clone)]
 pub struct Rule {
-    /// Where.
+    /// Value on the horizontal axis.
     pub x: f64,
-    /// What is there.
+    /// Label.
     pub name: String,
 }
 
-/// See the module.
+/// A line chart or scatter plot.
 pub struct LineChart<'a> {
-    /// Unique in the page.
+    /// Id of the element, unique in the page.
     pub id: String,
-    /// Of the plot.
+    /// Title of the plot.
     pub title: String,
-    /// What is seen, in a sentence or two, for those who do not see it.
+    /// Description for screen readers, one or two sentences.
     pub description: String,
-    /// Horizontal.
+    /// Horizontal axis.
     pub x: Axis<'a>,
-    /// Vertical.
+    /// Vertical axis.
     pub y: Axis<'a>,
-    /// The lines.
+    /// The series.
     pub series: Vec<Series>,
-    /// Shaded stretches.
+    /// Shaded ranges.
     pub bands: Vec<Band>,
-    /// Named points.
+    /// Labelled points.
     pub marks: Vec<Mark>,
     /// Vertical lines.
     pub rules: Vec<Rule>,
 }
 
-/// Where the axes lie.
+/// The rectangle between the axes, in pixels.
 struct Area {
     left: f64,
     top: f64,
@@ -124,7 +124,7 @@ impl Area {
 }
 
 impl LineChart<'_> {
-    /// The plot.
+    /// Renders the plot.
     pub fn render(&self) -> Markup {
         let entries: Vec<LegendEntry<'_>> = self
             .series
@@ -171,7 +171,7 @@ impl LineChart<'_> {
                     rect class={ "band " (band.class) } x=(px(from)) y=(px(area.top)) width=(px(to - from)) height=(px(area.height)) {
                         title { (band.name) }
                     }
-                    // A name that does not fit is left to the pointer.
+                    // A name that does not fit is only in the tooltip.
                     @if width_of(&band.name) < to - from {
                         text class="note" text-anchor="middle" x=(px((from + to) / 2.0)) y=(px(area.top - 5.0)) { (band.name) }
                     }
@@ -207,7 +207,7 @@ impl LineChart<'_> {
         }
     }
 
-    /// The horizontal ticks; a word that would run into the one before it is left out.
+    /// The horizontal ticks. A label that would overlap the one before it is omitted.
     fn spaced(&self, area: &Area) -> Vec<(f64, Option<String>)> {
         let mut free_from = f64::NEG_INFINITY;
         let mut ticks = self.x.ticks();
@@ -240,7 +240,7 @@ impl LineChart<'_> {
     fn draw_series(&self, area: &Area, series: &Series) -> Markup {
         let places: Vec<(f64, f64)> =
             series.points.iter().map(|point| (self.x(area, point.x), self.y(area, point.y))).collect();
-        let path: String = super::thin(&places, 2000)
+        let path: String = super::downsample(&places, 2000)
             .iter()
             .enumerate()
             .map(|(index, (x, y))| format!("{}{} {}", if index == 0 { "M" } else { "L" }, px(*x), px(*y)))
@@ -255,7 +255,7 @@ impl LineChart<'_> {
                 @for (point, (x, y)) in series.points.iter().zip(&places).step_by(if marked { 1 } else { every }) {
                     g class="point" {
                         title { (point.says) }
-                        // Larger than what is seen, so that it can be hit.
+                        // Invisible and larger than the marker, so that it is easy to point at.
                         circle class="hit" cx=(px(*x)) cy=(px(*y)) r="9" {}
                         @if marked { (marker(series.style, *x, *y, 4.0)) }
                     }
@@ -273,8 +273,8 @@ impl LineChart<'_> {
                 let (x, y) = (self.x(area, mark.x), self.y(area, mark.y));
                 let half = width_of(&mark.name) / 2.0 + 4.0;
                 let at = x.clamp(area.left + half, (area.right() - half).max(area.left + half));
-                // Above the point, then below, then further away: the first place where no other
-                // word stands.
+                // Above the point, then below, then further away: the first row without another
+                // label.
                 let free = |row: f64, taken: &[(f64, f64, f64)]| {
                     row > area.top + 8.0
                         && row < area.bottom() - 4.0
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn it_has_a_title_axes_with_units_a_legend_words_and_values() {
+    fn a_chart_has_title_axes_with_units_legend_labels_and_tooltips() {
         let text = chart(10).render().into_string();
         for part in [
             "<title id=\"c-t\">A title",
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn no_points_and_many_points_are_drawn_too() {
+    fn a_chart_with_no_points_and_one_with_many_are_rendered() {
         assert!(!chart(0).render().into_string().contains("NaN"));
         let many = chart(100_000).render().into_string();
         assert!(many.len() < 100_000, "{} bytes", many.len());

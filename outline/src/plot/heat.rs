@@ -1,6 +1,6 @@
-//! Heat maps: a figure for each pair of two things that were varied. The colours are those of
-//! cividis, whose lightness rises evenly and which looks alike with and without the common colour
-//! deficiencies; the figure stands in each cell.
+//! Heat maps: a figure for each pair of two varied parameters. The colour map is cividis, whose
+//! lightness rises evenly and which is safe for the common colour vision deficiencies. Each cell
+//! contains its figure.
 
 use super::{Frame, px, width_of};
 use maud::{Markup, html};
@@ -8,36 +8,36 @@ use maud::{Markup, html};
 const CELL_HEIGHT: f64 = 34.0;
 const LEGEND: f64 = 54.0;
 
-/// See the module.
+/// A heat map.
 pub struct HeatMap<'a> {
-    /// Unique in the page.
+    /// Id of the element, unique in the page.
     pub id: String,
-    /// Of the plot.
+    /// Title of the plot.
     pub title: String,
-    /// What is seen, in words.
+    /// Description for screen readers.
     pub description: String,
-    /// What the columns are, with unit.
+    /// Parameter of the columns, with unit.
     pub x_title: &'a str,
-    /// What the rows are, with unit.
+    /// Parameter of the rows, with unit.
     pub y_title: &'a str,
-    /// What the cells are, with unit.
+    /// Figure of the cells, with unit.
     pub z_title: &'a str,
     /// Names of the columns.
     pub columns: Vec<String>,
     /// Names of the rows, the first at the bottom.
     pub rows: Vec<String>,
-    /// For each row its columns; none: not measured.
+    /// The cells of each row; `None`: not measured.
     pub cells: Vec<Vec<Option<f64>>>,
-    /// Writes a figure.
+    /// Formats a figure.
     pub write: &'a dyn Fn(f64) -> String,
-    /// Whether colours go by the logarithm: for figures over several decades.
+    /// Whether the colour map is logarithmic, for figures over several decades.
     pub log: bool,
-    /// Cells with a word of their own: row, column, word.
+    /// Labelled cells: row, column, label.
     pub marks: Vec<(usize, usize, String)>,
 }
 
 impl HeatMap<'_> {
-    /// The plot.
+    /// Renders the plot.
     pub fn render(&self) -> Markup {
         let values = || self.cells.iter().flatten().flatten().copied().filter(|value| value.is_finite());
         let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(f64::NEG_INFINITY, f64::max));
@@ -63,7 +63,7 @@ impl HeatMap<'_> {
             }
             @for (column, name) in self.columns.iter().enumerate() {
                 @let x = px(left + cell_width * (column as f64 + 0.5));
-                // Names of several words stand in as many lines.
+                // Each word of a name is on a line of its own.
                 text class="tick" text-anchor="middle" y=(px(bottom + 17.0)) {
                     @for (line, word) in name.split(' ').enumerate() { tspan x=(x) dy=(if line == 0 { "0" } else { "13" }) { (word) } }
                 }
@@ -133,7 +133,7 @@ impl HeatMap<'_> {
         if share.is_nan() { 0.5 } else { share.clamp(0.0, 1.0) }
     }
 
-    /// The legend: a strip of the colours between the lowest and the highest figure.
+    /// The legend: the colour map with the lowest and the highest figure.
     fn draw_key(&self, left: f64, low: f64, high: f64) -> Markup {
         const STEPS: usize = 24;
         const STEP: f64 = 6.0;
@@ -155,7 +155,7 @@ impl HeatMap<'_> {
 
 type Colour = (f64, f64, f64);
 
-/// Nine points of cividis, joined by straight lines.
+/// The cividis colour map, interpolated between nine points.
 fn cividis(share: f64) -> Colour {
     const POINTS: [Colour; 9] = [
         (0.0, 34.0, 78.0),
@@ -174,7 +174,7 @@ fn cividis(share: f64) -> Colour {
     (from.0 + (to.0 - from.0) * part, from.1 + (to.1 - from.1) * part, from.2 + (to.2 - from.2) * part)
 }
 
-/// How light it looks, 0 to 1.
+/// Lightness of a colour, 0 to 1.
 fn lightness((red, green, blue): Colour) -> f64 {
     (0.299 * red + 0.587 * green + 0.114 * blue) / 255.0
 }
@@ -188,14 +188,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_rise_in_lightness_and_ink_is_readable_on_them() {
+    fn the_colour_map_rises_in_lightness() {
         let lights: Vec<f64> = (0..=50).map(|step| lightness(cividis(f64::from(step) / 50.0))).collect();
         assert!(lights.windows(2).all(|pair| pair[0] < pair[1]), "{lights:?}");
         assert_eq!(hex(cividis(0.0)), "#00224e");
     }
 
     #[test]
-    fn each_cell_says_where_it_is_and_what_it_holds() {
+    fn each_cell_has_a_tooltip_with_its_row_column_and_figure() {
         let map = HeatMap {
             id: "h".into(),
             title: "IOPS".into(),

@@ -1,17 +1,19 @@
-//! Plots as SVG, drawn by hand: a page needs nothing from outside, and the colours are the page's
-//! own, light and dark.
+//! Plots as inline SVG, without a plotting library. Colours are those of the page, light and dark.
 //!
 //! ```text
-//!   figures ──▶ LineChart, BarChart, HeatMap ──▶ <figure><figcaption/><svg role="img"><title/><desc/>...</svg></figure>
+//!   figures ──▶ LineChart, BarChart, HeatMap ──▶ <figure>
+//!                                                  <figcaption/>
+//!                                                  <svg role="img"><title/><desc/>...</svg>
+//!                                                </figure>
 //! ```
 //!
-//! Three rules hold for each plot. It says in words what it shows (`title` and `desc`, which screen
-//! readers speak). Nothing is told by colour alone: lines differ in dash and marker too, cells of a
-//! heat map carry their figure. Every mark tells its exact figures when it is pointed at (`title`
+//! Three rules hold for each plot. `title` and `desc` describe it in words for screen readers.
+//! Colour is never the only difference: lines also differ in dash and marker, and cells of a heat
+//! map contain their figure. Every mark has a tooltip with its exact figures (a `title` element
 //! inside it).
 //!
-//! Colours are CSS variables (`--s0` to `--s7`) set by the page's style sheet; the palette is that
-//! of Okabe and Ito, which people with any of the common colour deficiencies can tell apart.
+//! Colours are CSS variables (`--s0` to `--s7`) of the page's style sheet. The palette is based on
+//! that of Okabe and Ito, which is safe for the common colour vision deficiencies.
 
 mod bars;
 mod chart;
@@ -21,30 +23,28 @@ mod scale;
 pub use bars::{Bar, BarChart, Part};
 pub use chart::{Axis, Band, LineChart, Mark, Point, Rule, Series};
 pub use heat::HeatMap;
-pub use scale::{Scale, thin};
+pub use scale::{Scale, downsample};
 
 use maud::{Markup, html};
 
-/// Colours and dashes there are; later series begin again with other markers.
+/// Number of colours and dashes. Further series repeat them with other markers.
 pub(super) const STYLES: usize = 8;
 
-/// Width of a character of the plots' 12-pixel sans-serif, on average; rather too much than too
-/// little.
+/// Estimated mean width of a character of the plots' 12-pixel sans-serif, in pixels, rounded up.
 const CHARACTER: f64 = 6.7;
 
-/// Room that `text` takes, in pixels.
+/// Estimated width of `text` in pixels.
 fn width_of(text: &str) -> f64 {
     text.chars().count() as f64 * CHARACTER
 }
 
-/// Coordinates need no more than a tenth of a pixel.
+/// Formats a coordinate in tenths of a pixel.
 fn px(value: f64) -> String {
     let text = format!("{value:.1}");
     text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
 }
 
-/// The marker of a style at a place: circle, square, triangle, diamond and their hollow kin, so
-/// that no one needs the colour.
+/// The marker of a style at a point: circle, square, triangle or diamond, filled or hollow.
 fn marker(style: usize, x: f64, y: f64, size: f64) -> Markup {
     let hollow = if (style / 4) % 2 == 1 { "marker hollow" } else { "marker" };
     let polygon = |corners: &[(f64, f64)]| {
@@ -64,7 +64,7 @@ fn marker(style: usize, x: f64, y: f64, size: f64) -> Markup {
     }
 }
 
-/// What every plot is wrapped in.
+/// The figure element around a plot.
 struct Frame<'a> {
     id: &'a str,
     title: &'a str,
@@ -92,9 +92,8 @@ impl Frame<'_> {
     }
 }
 
-/// The first drawing of a figure that [`LineChart`], [`BarChart`] or [`HeatMap`] rendered, as an
-/// SVG file of its own, with its title above it and the page's colours. `made_by` becomes a
-/// comment. `None` where there is no drawing in it.
+/// Converts a plot that [`LineChart`], [`BarChart`] or [`HeatMap`] rendered into an SVG file, with
+/// its title and the page's colours. `made_by` becomes a comment. `None` when `figure` has no SVG.
 pub fn standalone(figure: &Markup, made_by: &str) -> Option<String> {
     let text = &figure.0;
     let (start, end) = (text.find("<svg")?, text.find("</svg>")?);
@@ -113,9 +112,9 @@ pub fn standalone(figure: &Markup, made_by: &str) -> Option<String> {
     ))
 }
 
-/// Room for the title above a drawing that stands alone.
+/// Height of the title above a standalone plot, in pixels.
 const TITLE_HEIGHT: f64 = 32.0;
-/// The page's style sheet, and the font of a drawing that has no page around it.
+/// The page's style sheet, and the font of a standalone plot.
 const STYLE: &str = concat!(
     include_str!("../style.css"),
     "svg{font:12px system-ui,-apple-system,\"Segoe UI\",Roboto,\"Noto Sans\",\"Liberation Sans\",sans-serif}"
@@ -129,7 +128,8 @@ struct LegendEntry<'a> {
     dots: bool,
 }
 
-/// Legend entries in rows from `(left, top)`, no wider than `width`; also how high they are.
+/// Renders legend entries in rows from `(left, top)`, no wider than `width`. Returns the markup and
+/// its height in pixels.
 fn legend(entries: &[LegendEntry<'_>], left: f64, top: f64, width: f64) -> (Markup, f64) {
     const ROW: f64 = 18.0;
     let (mut x, mut y) = (left, top + 12.0);
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_legend_goes_on_in_the_next_row() {
+    fn a_long_legend_is_wrapped() {
         let entry = |name| LegendEntry { name, style: 0, line: true, dots: true };
         let (_, one) = legend(&[entry("reads"), entry("writes")], 0.0, 0.0, 400.0);
         let (_, two) =
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drawing_stands_alone_with_its_title_and_its_colours() {
+    fn a_standalone_plot_has_its_title_and_colours() {
         let frame = Frame { id: "x", title: "IOPS & more", description: "d", width: 400.0, height: 100.0 };
         let figure = frame.wrap(&html! { text { "inside" } });
         let svg = standalone(&figure, "Made by -- me").unwrap();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_text_and_not_markup() {
+    fn names_are_escaped() {
         let frame =
             Frame { id: "x", title: "<script>alert(1)</script>", description: "a & b", width: 10.0, height: 10.0 };
         let text = frame.wrap(&html! {}).into_string();

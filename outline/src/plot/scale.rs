@@ -1,54 +1,54 @@
-//! Scales: from a value to a place on an axis, and the ticks that people can read.
+//! Scales: position of a value on an axis, and ticks at round numbers.
 
-/// From values to shares of an axis' length.
+/// Maps values to positions on an axis.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Scale {
-    /// Even steps from `low` to `high`.
+    /// Linear scale.
     Linear {
-        /// At the beginning of the axis.
+        /// Value at the start of the axis.
         low: f64,
-        /// At its end.
+        /// Value at the end of the axis.
         high: f64,
     },
-    /// Even ratios; both ends are above 0.
+    /// Logarithmic scale; both ends are above 0.
     Log {
-        /// At the beginning of the axis.
+        /// Value at the start of the axis.
         low: f64,
-        /// At its end.
+        /// Value at the end of the axis.
         high: f64,
     },
-    /// Shares of a sample from 0 to 1, drawn so that every nine takes the same length: 0, 90 %, 99
-    /// %, 99.9 % ...
+    /// Percentile scale of quantiles from 0 to 1, on which 90 %, 99 %, 99.9 % ... have equal
+    /// distances.
     Nines {
-        /// How many nines the axis has.
+        /// Number of nines at the end of the axis.
         nines: u32,
     },
 }
 
-/// A tick: where, and whether a line is drawn and a word stands there.
+/// A tick of an axis.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Tick {
-    /// The value.
-    pub at: f64,
-    /// Whether it has a word; the others are thin lines.
-    pub labelled: bool,
+pub(crate) struct Tick {
+    /// Value of the tick.
+    pub(crate) at: f64,
+    /// Whether the tick has a label. Others have only a thin grid line.
+    pub(crate) labelled: bool,
 }
 
 impl Scale {
-    /// Even steps from 0 to at least `highest`, ending at a round number.
+    /// Linear scale from 0 to a round number that is at least `highest`.
     pub fn from_zero(highest: f64) -> Self {
         let highest = if highest.is_finite() && highest > 0.0 { highest } else { 1.0 };
         let step = nice_step(highest / 5.0);
         Self::Linear { low: 0.0, high: (highest / step - 1e-9).ceil() * step }
     }
 
-    /// Even steps from `low` to `high` exactly; a range of no length is widened.
+    /// Linear scale from `low` to `high`. When `high` is not above `low`, it becomes `low` plus 1.
     pub fn between(low: f64, high: f64) -> Self {
         Self::Linear { low, high: if high > low { high } else { low + 1.0 } }
     }
 
-    /// Even ratios around all of `values` that are above 0, ending at 1, 2 or 5 times a power of
-    /// ten.
+    /// Logarithmic scale that contains all `values` above 0. The ends are 1, 2 or 5 times a power
+    /// of ten.
     pub fn log_around(values: impl IntoIterator<Item = f64>) -> Self {
         let (mut low, mut high) = (f64::INFINITY, 0.0_f64);
         for value in values.into_iter().filter(|value| value.is_finite() && *value > 0.0) {
@@ -65,9 +65,8 @@ impl Scale {
         Self::Log { low: below, high: if above > below { above } else { below * 10.0 } }
     }
 
-    /// Where `value` lies: 0 at the beginning, 1 at the end; what lies outside is put on the nearer
-    /// end.
-    pub fn share(&self, value: f64) -> f64 {
+    /// Position of `value`: 0 at the start of the axis, 1 at the end. Values outside are clamped.
+    pub(crate) fn share(&self, value: f64) -> f64 {
         let share = match *self {
             Self::Linear { low, high } => (value - low) / (high - low),
             Self::Log { low, high } => (value.max(f64::MIN_POSITIVE) / low).ln() / (high / low).ln(),
@@ -77,14 +76,14 @@ impl Scale {
     }
 
     /// The ticks, ascending.
-    pub fn ticks(&self) -> Vec<Tick> {
+    pub(crate) fn ticks(&self) -> Vec<Tick> {
         match *self {
             Self::Linear { low, high } => linear_ticks(low, high),
             Self::Log { low, high } => log_ticks(low, high),
             Self::Nines { nines } => {
                 let labelled = |at| Tick { at, labelled: true };
                 let mut ticks = vec![labelled(0.0)];
-                // Half-way words only where there is room for them.
+                // The median has a label only where there is room.
                 if nines <= 4 {
                     ticks.push(labelled(0.5));
                 }
@@ -136,15 +135,15 @@ fn log_ticks(low: f64, high: f64) -> Vec<Tick> {
     ticks
 }
 
-/// Fewer of `points`, for lines of more than `most`: of each stretch the first, the lowest, the
-/// highest and the last stay, so that no spike is lost.
-pub fn thin(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
+/// Downsamples `points` to about `most`. Of each chunk the first, the lowest, the highest and the
+/// last point are kept, so that no spike is lost.
+pub fn downsample(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
     if points.len() <= most || most < 8 {
         return points.to_vec();
     }
-    let stretch = points.len().div_ceil(most / 4);
-    let mut thinned = Vec::with_capacity(most + 4);
-    for piece in points.chunks(stretch) {
+    let chunk = points.len().div_ceil(most / 4);
+    let mut sampled = Vec::with_capacity(most + 4);
+    for piece in points.chunks(chunk) {
         let by = |which: fn(f64, f64) -> bool| {
             (1..piece.len()).fold(0, |best, index| if which(piece[index].1, piece[best].1) { index } else { best })
         };
@@ -153,12 +152,12 @@ pub fn thin(points: &[(f64, f64)], most: usize) -> Vec<(f64, f64)> {
         let mut before = None;
         for index in kept {
             if before != Some(index) {
-                thinned.push(piece[index]);
+                sampled.push(piece[index]);
             }
             before = Some(index);
         }
     }
-    thinned
+    sampled
 }
 
 #[cfg(test)]
@@ -184,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn every_nine_takes_the_same_length() {
+    fn nines_have_equal_distances() {
         let scale = Scale::Nines { nines: 4 };
         for (value, share) in [(0.0, 0.0), (0.9, 0.25), (0.99, 0.5), (0.999, 0.75), (0.9999, 1.0), (1.0, 1.0)] {
             assert!((scale.share(value) - share).abs() < 1e-6, "{value}");
@@ -193,17 +192,17 @@ mod tests {
     }
 
     #[test]
-    fn thinning_keeps_the_spike() {
+    fn downsampling_keeps_a_spike() {
         let points: Vec<(f64, f64)> = (0..10_000).map(|x| (f64::from(x), if x == 7777 { 99.0 } else { 1.0 })).collect();
-        let thinned = thin(&points, 400);
-        assert!(thinned.len() <= 404 && thinned.contains(&(7777.0, 99.0)), "{}", thinned.len());
-        assert_eq!((thinned[0], thinned[thinned.len() - 1]), (points[0], points[9999]));
-        assert!(thinned.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        let sampled = downsample(&points, 400);
+        assert!(sampled.len() <= 404 && sampled.contains(&(7777.0, 99.0)), "{}", sampled.len());
+        assert_eq!((sampled[0], sampled[sampled.len() - 1]), (points[0], points[9999]));
+        assert!(sampled.windows(2).all(|pair| pair[0].0 < pair[1].0));
     }
 
     proptest! {
         #[test]
-        fn scales_rise_and_stay_on_the_axis(values in prop::collection::vec(1e-3_f64..1e12, 1..20), probe in 1e-3_f64..1e12) {
+        fn positions_are_ascending_and_on_the_axis(values in prop::collection::vec(1e-3_f64..1e12, 1..20), probe in 1e-3_f64..1e12) {
             for scale in [Scale::log_around(values.clone()), Scale::from_zero(values[0])] {
                 prop_assert!((0.0..=1.0).contains(&scale.share(probe)));
                 prop_assert!(scale.share(probe) <= scale.share(probe * 2.0));

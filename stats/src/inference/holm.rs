@@ -1,11 +1,13 @@
-//! Several questions at once.
+//! Holm's correction of p-values for several tests.
 
-/// Holm's correction: p-values such that calling everything below 0.05 different is wrong about
-/// anything at all in at most 5 of 100 comparisons of things that do not differ, whatever the
-/// number of questions and however they hang together. In the order given.
+/// Holm-Bonferroni correction: returns the corrected p-values in the order of `p`.
 ///
-/// Weak in that it asks much when the figures say the same thing in other words (IOPS and mean
-/// latency do, at a fixed queue depth): it may miss a small difference, but it does not invent one.
+/// If every test whose corrected p-value is below 0.05 is rejected, the probability of one or more
+/// false rejections is at most 5 %. This holds for any number of tests and any dependence among
+/// them.
+///
+/// The correction is conservative where the metrics depend on each other, as IOPS and mean latency
+/// do at a fixed queue depth. It may then miss a small difference.
 pub fn holm(p: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..p.len()).collect();
     order.sort_by(|a, b| p[*a].total_cmp(&p[*b]));
@@ -24,7 +26,7 @@ mod tests {
 
     /// R: `p.adjust(c(0.01, 0.04, 0.03, 0.005), "holm")` is 0.03 0.06 0.06 0.02.
     #[test]
-    fn as_r_adjusts() {
+    fn corrected_p_values_agree_with_r() {
         let corrected = holm(&[0.01, 0.04, 0.03, 0.005]);
         for (ours, theirs) in corrected.iter().zip([0.03, 0.06, 0.06, 0.02]) {
             assert!((ours - theirs).abs() < 1e-12, "{corrected:?}");
@@ -36,7 +38,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_smaller_never_reordered_never_above_bonferroni(p in prop::collection::vec(0.0_f64..=1.0, 1..20)) {
+        fn corrected_p_values_keep_their_order_and_stay_between_p_and_bonferroni(p in prop::collection::vec(0.0_f64..=1.0, 1..20)) {
             let corrected = holm(&p);
             for (i, a) in p.iter().enumerate() {
                 prop_assert!(corrected[i] >= *a && corrected[i] <= (a * p.len() as f64).min(1.0) + 1e-12);

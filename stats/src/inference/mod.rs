@@ -1,23 +1,23 @@
-//! What may be concluded from few rounds: rank tests, shifts with intervals, and the correction for
-//! asking many questions.
+//! Rank tests for two sets of rounds, shifts with confidence intervals, and Holm's correction for
+//! several tests.
 //!
 //! ```text
-//!   ranks.rs         midranks, and how rank sums are distributed when nothing differs
-//!   rank_tests.rs    Mann-Whitney U for two groups, Wilcoxon's signed rank for pairs
-//!   shift.rs         Hodges-Lehmann: by how much, with the interval that belongs to those tests
-//!   holm.rs          p-values when several questions are asked at once
-//!   power.rs         the fewest values with which a corrected test can reject at all
+//!   ranks.rs         null distributions of rank sums; the sorted differences of a test
+//!   rank_tests.rs    Mann-Whitney U for two groups, Wilcoxon signed-rank for pairs
+//!   shift.rs         Hodges-Lehmann estimate, with the interval that belongs to these tests
+//!   holm.rs          p-values corrected for several tests
+//!   power.rs         the fewest values with which a corrected test can reject
 //! ```
 //!
-//! Rounds of a benchmark are few, skewed, and now and then one of them is spoilt; ranks feel
-//! neither the skew nor the size of the spoilt one. All of it is exact where rounds are few, so
-//! nothing leans on a normal distribution that ten rounds cannot have. Pure functions: numbers in,
-//! numbers out.
+//! The rounds of a benchmark are few and skewed, and other load may slow one of them down by much.
+//! Rank tests are robust against skew and against the size of an outlier. Up to 50 values the null
+//! distributions are exact, so that no normal distribution is assumed for ten rounds. All functions
+//! are pure.
 //!
-//! Where this is weak: rounds must not depend on each other, and rounds that follow each other on
-//! one machine do, a little; the tests tell of *these two targets on this machine today*. Few
-//! rounds cannot show anything at all: with five pairs the smallest p-value there is, is 0.0625.
-//! [`Design`] says so beforehand.
+//! Limits: the tests assume independent rounds, but consecutive rounds on one machine depend on
+//! each other a little. A result therefore holds for these two targets on this machine at this
+//! time. Too few rounds cannot show any difference: five pairs have a smallest p-value of 0.0625.
+//! [`Design`] gives the fewest rounds before anything is measured.
 
 mod holm;
 mod power;
@@ -27,5 +27,6 @@ mod shift;
 
 pub use holm::holm;
 pub use power::{Design, SIGNIFICANT};
-pub use rank_tests::{RankTest, mann_whitney, smallest_paired_p, smallest_unpaired_p, wilcoxon_signed_rank};
-pub use shift::{Shift, middle, paired_shift, unpaired_shift};
+pub use rank_tests::{RankTest, mann_whitney, wilcoxon_signed_rank};
+pub(crate) use rank_tests::{smallest_paired_p, smallest_unpaired_p};
+pub use shift::{Shift, hodges_lehmann, paired_shift, unpaired_shift};

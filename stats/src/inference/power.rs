@@ -1,27 +1,28 @@
-//! The fewest values with which a corrected test can reject at all.
+//! The fewest values with which a test corrected by Holm can reject.
 //!
-//! A rank test of `n` values has a smallest p-value: the one of values that do not overlap. Holm
-//! multiplies the smallest p-value of a family by the number of tests in it. Where the product
-//! stays at or above [`SIGNIFICANT`], no measurement whatever can show a difference, so the test is
-//! not made, or its answer is "too few", never "no difference". Every place that says so asks here.
+//! A rank test of `n` values has a smallest p-value: that of values without overlap. Holm
+//! multiplies the smallest p-value of a family of tests by the number of tests. Where the product
+//! is not below [`SIGNIFICANT`], no measurement can show a difference. The caller then makes no
+//! test, or reports "too few rounds", never "no difference".
 
 use super::{smallest_paired_p, smallest_unpaired_p};
 
-/// Corrected p-values below this are differences.
+/// Significance level: a corrected p-value below it means that the two sides differ.
 pub const SIGNIFICANT: f64 = 0.05;
 
-/// How the values of two sides belong together.
+/// Whether the values of two sides are pairs or independent groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Design {
-    /// Value n of one side belongs to value n of the other: signed-rank test.
+    /// Value n of one side was measured in the same round as value n of the other: signed-rank
+    /// test.
     Paired,
-    /// Two groups: Mann-Whitney test.
+    /// Two independent groups: Mann-Whitney test.
     Unpaired,
 }
 
 impl Design {
-    /// The smallest p-value that `base` and `ours` values can give. Pairs are as many as the
-    /// smaller of the two.
+    /// The smallest p-value that a test of `base` and `ours` values can give. Paired, the number of
+    /// pairs is the smaller of the two.
     pub fn smallest_p(self, base: usize, ours: usize) -> f64 {
         match self {
             Self::Paired => smallest_paired_p(base.min(ours)),
@@ -29,14 +30,14 @@ impl Design {
         }
     }
 
-    /// Whether so many values can show a difference when `family` tests are corrected together by
-    /// Holm.
+    /// Whether a test of `base` and `ours` values can show a difference when `family` tests are
+    /// corrected together by Holm.
     pub fn can_show(self, base: usize, ours: usize, family: usize) -> bool {
         self.smallest_p(base, ours) * (family as f64) < SIGNIFICANT
     }
 
-    /// The fewest values of each side with which `family` tests can show a difference: 6 pairs for
-    /// one test, 8 for five.
+    /// The fewest values of each side with which one of `family` tests can show a difference: 6
+    /// pairs for one test, 8 for five.
     pub fn fewest(self, family: usize) -> usize {
         (2..).find(|values| self.can_show(*values, *values, family)).unwrap_or(usize::MAX)
     }
@@ -47,10 +48,10 @@ mod tests {
     use super::*;
     use crate::inference::{holm, mann_whitney, wilcoxon_signed_rank};
 
-    /// By the tests themselves: at the fewest values, values that do not overlap are rejected; with
-    /// one value less they are not.
+    /// With the fewest values, the corrected test of values without overlap rejects; with one value
+    /// less it does not.
     #[test]
-    fn the_fewest_values_are_those_with_which_the_corrected_test_rejects() {
+    fn the_corrected_test_rejects_with_the_fewest_values_and_not_with_one_less() {
         let far = |values: usize| (0..values).map(|value| 100.0 + value as f64).collect::<Vec<_>>();
         let near = |values: usize| (0..values).map(|value| value as f64).collect::<Vec<_>>();
         for family in 1..40 {

@@ -1,54 +1,56 @@
-//! By how much: Hodges and Lehmann's estimate, and the interval of all shifts that the rank test
-//! would not reject.
+//! Hodges-Lehmann estimate of the shift between two sides, with the interval of all shifts that the
+//! rank test would not reject.
 //!
-//! Given logarithms, a shift is a ratio. The interval belongs to the test: it leaves out 0 exactly
-//! when the test, uncorrected, finds a difference, with equal values and differences of 0 too,
-//! because both are counted from one list ([`Counted`]).
+//! For logarithms, a shift is a ratio. The interval and the uncorrected test always agree: 0 is
+//! outside the interval exactly when the test rejects, also with ties and differences of 0, because
+//! both are computed from one list ([`RankDifferences`]).
 //!
-//! Weak for few rounds: no interval can be surer than the smallest p-value allows (five pairs:
-//! 93.75 %), so the confidence that was really reached comes with it. And "the shift" takes the two
-//! to differ by a shift alone; where one also scatters more, it is the middle of the differences.
+//! Limits: with few rounds no interval has more confidence than the smallest p-value allows (five
+//! pairs: 93.75 %). [`Shift`] therefore carries the confidence that was reached. The estimate
+//! assumes that the two sides differ by a shift alone; where the spread differs too, the estimate
+//! is the centre of the differences.
 
-use super::ranks::{Counted, Null, all_differences, pairwise_means};
+use super::ranks::{NullDistribution, RankDifferences, all_differences, pairwise_means};
 use crate::summary::{Interval, median};
 use serde::{Deserialize, Serialize};
 
-/// An estimate and its interval.
+/// An estimated shift with its confidence interval, in the unit of the values.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Shift {
-    /// The estimate.
+    /// Hodges-Lehmann estimate.
     pub estimate: f64,
-    /// Where it lies, with the confidence below.
+    /// Confidence interval of the shift, with `confidence`.
     pub interval: Interval,
-    /// The confidence that the interval really has: at least what was asked for, or less when so
-    /// few values can give no more.
+    /// The confidence that the interval has, from 0 to 1: at least what was asked for, or less
+    /// where there are too few values for that.
     pub confidence: f64,
 }
 
-/// Hodges and Lehmann's middle of `values`: the median of their pairwise means. `None` for none, or
-/// when one is not a number.
-pub fn middle(values: &[f64]) -> Option<f64> {
+/// Hodges-Lehmann estimate of the centre of `values`: the median of their pairwise means. `None`
+/// when `values` is empty, contains NaN, or has more than 2,827 values.
+pub fn hodges_lehmann(values: &[f64]) -> Option<f64> {
     median(&pairwise_means(values)?)
 }
 
-/// The middle of `differences`: the median of their pairwise means. `None` for none, when one is
-/// not a number, or for more than 2,827.
+/// Shift between pairs, from the difference of each pair: the median of the pairwise means of
+/// `differences`. `None` when `differences` is empty, contains NaN, or has more than 2,827 values.
 pub fn paired_shift(differences: &[f64], confidence: f64) -> Option<Shift> {
-    let null = Null::signed_rank(differences.len());
-    Some(Shift::of(&Counted::new(pairwise_means(differences)?, null)?, confidence))
+    let null = NullDistribution::signed_rank(differences.len());
+    Some(Shift::of(&RankDifferences::new(pairwise_means(differences)?, null)?, confidence))
 }
 
-/// How far `ours` lie above `base`: the median of all differences between the two. `None` when one
-/// of them is empty, something is not a number, or there are more than 4 million pairs.
+/// Shift of `ours` against `base`, two independent groups: the median of all differences between a
+/// value of `ours` and a value of `base`. `None` when a group is empty, when a value is NaN, or for
+/// more than 4 million pairs.
 pub fn unpaired_shift(ours: &[f64], base: &[f64], confidence: f64) -> Option<Shift> {
-    let null = Null::mann_whitney(ours.len(), base.len());
-    Some(Shift::of(&Counted::new(all_differences(ours, base)?, null)?, confidence))
+    let null = NullDistribution::mann_whitney(ours.len(), base.len());
+    Some(Shift::of(&RankDifferences::new(all_differences(ours, base)?, null)?, confidence))
 }
 
 impl Shift {
-    fn of(counted: &Counted, confidence: f64) -> Self {
-        let (interval, confidence) = counted.interval(confidence);
-        Self { estimate: counted.estimate(), interval, confidence }
+    fn of(differences: &RankDifferences, confidence: f64) -> Self {
+        let (interval, confidence) = differences.interval(confidence);
+        Self { estimate: differences.estimate(), interval, confidence }
     }
 }
 
@@ -68,7 +70,7 @@ mod tests {
 
     /// R: `wilcox.test(x, y, conf.int = TRUE)` on Hollander and Wolfe's permeability data.
     #[test]
-    fn two_groups_as_in_hollander_and_wolfe() {
+    fn unpaired_shifts_agree_with_r() {
         let term = [0.80, 0.83, 1.89, 1.04, 1.45, 1.38, 1.91, 1.64, 0.73, 1.46];
         let early = [1.15, 0.88, 0.90, 0.74, 1.21];
         let shift = unpaired_shift(&term, &early, 0.95).unwrap();
@@ -80,8 +82,8 @@ mod tests {
 
     /// R: `wilcox.test(x, y, paired = TRUE, conf.int = TRUE)` on the depression data.
     #[test]
-    #[allow(clippy::approx_constant, reason = "3.14 is what was measured")]
-    fn pairs_as_in_hollander_and_wolfe() {
+    #[allow(clippy::approx_constant, reason = "3.14 is a value of the data")]
+    fn paired_shifts_agree_with_r() {
         let before = [1.83, 0.50, 1.62, 2.48, 1.68, 1.88, 1.55, 3.06, 1.30];
         let after = [0.878, 0.647, 0.598, 2.05, 1.06, 1.29, 1.06, 3.14, 1.29];
         let differences: Vec<f64> = before.iter().zip(after).map(|(before, after)| before - after).collect();
@@ -93,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn few_values_say_how_sure_they_are() {
+    fn few_values_reach_less_confidence_than_asked_for() {
         let shift = paired_shift(&[1.0, 2.0, 3.0, 4.0, 5.0], 0.95).unwrap();
         assert_eq!((shift.interval.low, shift.interval.high, shift.confidence), (1.0, 5.0, 0.9375));
         let alone = paired_shift(&[2.0], 0.95).unwrap();
@@ -104,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn intervals_cover_the_true_shift_as_often_as_they_say() {
+    fn intervals_of_shifts_have_the_coverage_that_they_claim() {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(3);
         // Skewed noise: the square of a uniform number. Both sides have it, and the true shift is
         // 1.
@@ -125,10 +127,10 @@ mod tests {
     }
 
     proptest! {
-        /// The interval and the test are one thing said twice, whatever values are equal or 0. `p`
-        /// is compared with the level that so few values really reach.
+        /// Interval and test agree, also with ties and differences of 0. `p` is compared with the
+        /// confidence that the interval reached.
         #[test]
-        fn zero_is_outside_exactly_when_the_test_rejects(
+        fn zero_is_outside_the_interval_exactly_when_the_test_rejects(
             values in prop::collection::vec(prop_oneof![(-6_i32..8).prop_map(f64::from), -6.0_f64..8.0], 1..56), split in 0_usize..56) {
             let agree = |shift: Shift, p: f64| {
                 // One value has no interval of any confidence.
@@ -145,10 +147,10 @@ mod tests {
         }
     }
 
-    /// Eight rounds without a difference and six with one: the test that dropped the eight rejected
-    /// (p = 0.031), and the interval that kept them began at 0.
+    /// Eight rounds without a difference and six with one. A test that drops the eight rejects
+    /// (p = 0.031), although the interval, which keeps them, starts at 0.
     #[test]
-    fn rounds_without_a_difference_count_in_the_test_as_in_the_interval() {
+    fn differences_of_zero_count_in_the_test_and_in_the_interval() {
         let values = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
         let (shift, test) = (paired_shift(&values, 0.95).unwrap(), wilcoxon_signed_rank(&values).unwrap());
         assert_eq!(shift.interval.low, 0.0);

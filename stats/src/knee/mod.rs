@@ -1,90 +1,96 @@
-//! How much load is enough: three points on the line from too little to too much, each with an
-//! interval or with the reason why it cannot be told.
+//! Finds the knee of a load curve: the efficient load, the saturation load and the fastest load
+//! under a latency limit, each with a confidence interval, or with the reason why it is
+//! undetermined.
 //!
 //! ```text
-//!   rounds of each load ──▶ noise.rs ──▶ line: medians, and what chance may do to them ──▶ mod.rs ──▶ Knee
-//!                                        └─ 2,000 lines that might as well have been measured
+//!   rounds of each load ──▶ noise.rs ──▶ line: medians of each load   ──▶ picks.rs ──▶ Knee
+//!                                        2,000 bootstrap lines             one rule
+//!                                                                          for each point
 //! ```
 //!
-//! - *efficient*: the largest power, IOPS divided by mean latency (Kleinrock 1979). Past it a
-//!   percent more throughput costs more than a percent of latency. On a device that serves up to c
-//!   requests at once, each in the same time, it is c: Little's N* = R / D.
-//! - *saturation*: the first load that reaches 95 % of the peak IOPS.
-//! - *limit*: the most IOPS among the loads whose 99th percentile stays under what the user can
-//!   bear.
-//! - *paper*: the rule of the Storage Spaces paper, "at or before the point at which latency
-//!   increases equal, and then begin to outpace, throughput gains". The paper reads it off a graph
-//!   on which IOPS and latency are drawn to their own axes, so the increases that are compared are
-//!   shares of each curve's whole rise over the sweep; the point is where the curves lie farthest
-//!   apart. On the paper's sequential writes this gives its own answer, 15. (Taken as percent of
-//!   the values themselves the rule says the same as power, because IOPS times latency is the
-//!   load.) It depends on how far the sweep goes, which is the weakness of reading graphs.
+//! A load is a number of requests in flight. A line has IOPS, mean latency and 99th percentile for
+//! each load.
 //!
-//! The intervals are bootstrap intervals of *the loads that were measured*: a knee between two of
-//! them is told as one of them. Chance is drawn from five neighbouring loads together, so three
-//! rounds of each are fifteen values; the tests hold the coverage of three rounds and of five. They
-//! rest on two assumptions, that a round hits all loads alike but for chance (rounds are
-//! interleaved so that it does), and that neighbouring loads scatter alike. Where the noise hides
-//! the answer, where there are two peaks, where the line still rises at its end, no point is told,
-//! for a point with an interval as wide as the sweep would be taken for an answer.
+//! - *efficient*: the load with the largest power, which is IOPS divided by mean latency (Kleinrock
+//!   1979). Above it, one percent more throughput costs more than one percent of latency. For a
+//!   device that serves c requests at once, each in the same time, the point is c, which is
+//!   Little's N* = R / D.
+//! - *saturation*: the first load that reaches 95 % of the peak IOPS.
+//! - *limit*: the load with the most IOPS whose 99th percentile is within the user's limit.
+//! - *paper*: the rule of the Storage Spaces paper, "at or before the point at which latency
+//!   increases equal, and then begin to outpace, throughput gains". The paper reads the point off a
+//!   graph in which IOPS and latency have axes of their own. Both curves are therefore scaled to
+//!   their rise over the sweep, and the point is where they are farthest apart. For the paper's
+//!   sequential writes the result is the paper's own, 15. The result depends on the last load of
+//!   the sweep. (With increases in percent of the values, the rule would equal the efficient point,
+//!   because IOPS times latency is the load.)
+//!
+//! The intervals are bootstrap intervals, and their ends are loads that were measured. Residuals of
+//! five neighbouring loads are pooled, so that three rounds of each load give fifteen values. Tests
+//! check the coverage for three and for five rounds. Two assumptions are made: apart from noise a
+//! round affects all loads alike, which interleaved rounds ensure, and neighbouring loads have the
+//! same scatter. No point is returned where noise hides it, where there are two peaks, and where
+//! the line still rises at its end: an interval as wide as the sweep is not an answer.
 
-mod doubt;
 mod noise;
 mod picks;
+mod reason;
 #[cfg(test)]
 mod simulated;
 #[cfg(test)]
 mod tests;
 
-pub use doubt::Doubt;
+pub use reason::Reason;
 
 use noise::{Line, Lines};
 use serde::{Deserialize, Serialize};
 
-/// Share of the peak that counts as saturation.
-pub const SATURATION: f64 = 0.95;
+/// Share of the peak IOPS at which a load counts as saturated.
+const SATURATION: f64 = 0.95;
 /// Confidence of the intervals.
-pub const CONFIDENCE: f64 = 0.95;
-/// What was looked for among many loads has to be surer than what was named beforehand.
-const SURE_THOUGH_LOOKED_FOR: f64 = 0.995;
-/// An interval over a larger share of the loads than this tells nothing.
+const CONFIDENCE: f64 = 0.95;
+/// Share of the bootstrap lines that must show a dip or a valley. It is above 0.975, because a dip
+/// is searched for among many loads.
+const SHARE_OF_SEARCHED: f64 = 0.995;
+/// A point is undetermined when its interval covers a larger share of the loads than this.
 const TOO_WIDE: f64 = 0.7;
-/// Fewer loads have no shape.
+/// Fewest loads of a line.
 const FEWEST_LOADS: usize = 4;
-/// IOPS that grow by more than this over the last third of the load are still rising.
+/// IOPS that grow by more than this share over the last third of the load are still rising.
 const STILL_RISING: f64 = 0.05;
 
-/// The marked points of one line.
+/// The points of one line.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Knee {
-    /// Largest power.
+    /// The load with the largest power (IOPS divided by mean latency).
     pub efficient: Mark,
-    /// First at 95 % of the peak.
+    /// The first load that reaches 95 % of the peak IOPS.
     pub saturation: Mark,
-    /// Most IOPS with the 99th percentile under the user's limit; none where the user gave none.
+    /// The load with the most IOPS whose 99th percentile is within the user's limit; `None` without
+    /// a limit.
     pub limit: Option<Mark>,
-    /// The paper's rule.
+    /// The point by the rule of the Storage Spaces paper.
     pub paper: Mark,
-    /// How far IOPS fall from their peak to the last load, as a share of the peak, where they fall
-    /// beyond chance.
+    /// How far IOPS fall from the peak to the last load, as a share of the peak; `None` where the
+    /// fall is not significant.
     pub falls: Option<f64>,
 }
 
-/// A point, or why there is none.
+/// A point, or the reason why it is undetermined.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Mark {
-    /// There.
+    /// The point was found.
     Found(MarkedPoint),
-    /// Cannot be told.
+    /// The point cannot be determined.
     Undetermined {
-        /// The reason.
-        why: Doubt,
+        /// The reason, with what to do.
+        why: Reason,
     },
 }
 
 impl Mark {
-    /// The point, where it could be told.
+    /// The point; `None` when it is undetermined.
     pub fn found(&self) -> Option<&MarkedPoint> {
         match self {
             Self::Found(point) => Some(point),
@@ -93,42 +99,42 @@ impl Mark {
     }
 }
 
-/// A load that was measured, and what it gave (medians over the rounds).
+/// A load of the sweep, with the medians of its rounds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct MarkedPoint {
-    /// Which, in the order of the line.
+    /// Index of the load in the line.
     pub cell: usize,
     /// Requests in flight.
     pub load: f64,
-    /// Requests a second.
+    /// Requests per second.
     pub iops: f64,
-    /// Mean latency.
+    /// Mean latency, nanoseconds.
     pub mean_ns: f64,
-    /// 99th percentile.
+    /// 99th percentile of the latency, nanoseconds.
     pub p99_ns: f64,
-    /// Where the point lies, by bootstrap; none when every load was measured only once.
+    /// 95 % bootstrap interval of the point; `None` when every load was measured only once.
     pub interval: Option<LoadInterval>,
-    /// Whether it may lie beyond the last load.
+    /// Whether the interval ends at the last load, so that the point may be above it.
     pub open_above: bool,
 }
 
-/// Loads between which a point lies, both ends among those that were measured.
+/// Confidence interval of a point. Both ends are loads of the sweep.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LoadInterval {
-    /// The least.
+    /// Lower end, requests in flight.
     pub low: f64,
-    /// The most.
+    /// Upper end, requests in flight.
     pub high: f64,
 }
 
-/// What one round of one load gave.
+/// Figures of one round of one load.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Sample {
-    /// Requests a second.
+    /// Requests per second.
     pub iops: f64,
-    /// Mean latency.
+    /// Mean latency, nanoseconds.
     pub mean_ns: f64,
-    /// 99th percentile of the latency.
+    /// 99th percentile of the latency, nanoseconds.
     pub p99_ns: f64,
 }
 
@@ -137,35 +143,37 @@ pub struct Sample {
 pub struct LoadRounds {
     /// Requests in flight.
     pub load: f64,
-    /// Round 0 of one load was measured in turn with round 0 of the others, and so on.
+    /// One sample for each round. Round n of all loads was measured in turns.
     pub rounds: Vec<Sample>,
 }
 
-/// The cell with the highest median, and the others that chance cannot tell from it (none known
-/// when all were measured only once). One list of rounds for each cell. `None` for no cells, or
-/// when a value is not above 0.
+/// Returns the cell with the highest median, and the cells that are not significantly below it.
+/// `cells` has one list of rounds for each cell. The second value is `None` when every cell was
+/// measured only once. The result is `None` without cells, or when a value is not above 0.
 pub fn best(cells: &[Vec<f64>]) -> Option<(usize, Option<Vec<usize>>)> {
-    // The noise is estimated from the first of a line's values; the others do not matter here.
+    // The noise is estimated from the IOPS alone, so the latencies are placeholders.
     let sample = |value: &f64| Sample { iops: *value, mean_ns: 1.0, p99_ns: 1.0 };
     let line: Vec<LoadRounds> =
         cells.iter().map(|rounds| LoadRounds { load: 1.0, rounds: rounds.iter().map(sample).collect() }).collect();
     let lines = noise::lines(&line).ok()?;
-    let best = picks::peak(&lines.seen);
+    let best = picks::peak(&lines.measured);
     let mut wins = vec![0_usize; line.len()];
-    lines.drawn.iter().for_each(|line| wins[picks::peak(line)] += 1);
-    let fewest = (1.0 - CONFIDENCE) / 2.0 * lines.drawn.len() as f64;
-    let rival = |cell: usize| wins[cell] as f64 >= fewest.max(1.0) || lines.seen.iops(cell) == lines.seen.iops(best);
+    lines.resampled.iter().for_each(|line| wins[picks::peak(line)] += 1);
+    let fewest = (1.0 - CONFIDENCE) / 2.0 * lines.resampled.len() as f64;
+    let rival =
+        |cell: usize| wins[cell] as f64 >= fewest.max(1.0) || lines.measured.iops(cell) == lines.measured.iops(best);
     let rivals = (0..wins.len()).filter(|cell| *cell != best && rival(*cell)).collect();
-    Some((best, (!lines.drawn.is_empty()).then_some(rivals)))
+    Some((best, (!lines.resampled.is_empty()).then_some(rivals)))
 }
 
-/// Finds the points. `line` is in ascending load; `max_p99_ns` is the user's limit.
+/// Finds the points of `line`, which is sorted by ascending load. `max_p99_ns` is the user's limit
+/// of the 99th percentile, in nanoseconds.
 pub fn knee(line: &[LoadRounds], max_p99_ns: Option<f64>) -> Knee {
     if line.len() < FEWEST_LOADS {
-        return Knee::undetermined(Doubt::FewLoads { loads: line.len(), fewest: FEWEST_LOADS }, max_p99_ns.is_some());
+        return Knee::undetermined(Reason::FewLoads { loads: line.len(), fewest: FEWEST_LOADS }, max_p99_ns.is_some());
     }
-    let measured = match noise::lines(line) {
-        Ok(measured) => measured,
+    let lines = match noise::lines(line) {
+        Ok(lines) => lines,
         Err(why) => return Knee::undetermined(why, max_p99_ns.is_some()),
     };
     let median = |cell: &LoadRounds, figure: fn(&Sample) -> f64| {
@@ -177,7 +185,7 @@ pub fn knee(line: &[LoadRounds], max_p99_ns: Option<f64>) -> Knee {
             .iter()
             .map(|cell| [median(cell, |f| f.iops), median(cell, |f| f.mean_ns), median(cell, |f| f.p99_ns)])
             .collect(),
-        measured,
+        lines,
     };
     Knee {
         efficient: finder.efficient(),
@@ -189,7 +197,7 @@ pub fn knee(line: &[LoadRounds], max_p99_ns: Option<f64>) -> Knee {
 }
 
 impl Knee {
-    fn undetermined(why: Doubt, limited: bool) -> Self {
+    fn undetermined(why: Reason, limited: bool) -> Self {
         let mark = || Mark::Undetermined { why: why.clone() };
         Self { efficient: mark(), saturation: mark(), limit: limited.then(mark), paper: mark(), falls: None }
     }
@@ -197,10 +205,10 @@ impl Knee {
 
 struct Finder {
     loads: Vec<f64>,
-    /// IOPS, mean latency and 99th percentile as they were measured; the lines have the rounds' own
-    /// ups and downs taken off.
+    /// Medians of IOPS, mean latency and 99th percentile of each load. Unlike `lines`, they contain
+    /// the round effects.
     medians: Vec<[f64; 3]>,
-    measured: Lines,
+    lines: Lines,
 }
 
 impl Finder {
@@ -217,75 +225,76 @@ impl Finder {
 
     fn saturation(&self) -> Mark {
         if let Some(gain) = self.still_rising() {
-            return Mark::Undetermined { why: Doubt::StillRising { gain, last: self.last() } };
+            return Mark::Undetermined { why: Reason::StillRising { gain, last: self.last() } };
         }
         if let Some(why) = self.dips() {
             return Mark::Undetermined { why };
         }
         match self.mark(|line| Some(picks::saturation(line)), true) {
-            // What is reached at the last load only may not be the peak.
+            // When only the last load reaches 95 % of the peak, the peak may be above it.
             Mark::Found(point) if point.cell + 1 == self.loads.len() => {
-                Mark::Undetermined { why: Doubt::Beyond { last: point.load } }
+                Mark::Undetermined { why: Reason::Beyond { last: point.load } }
             }
             mark => mark,
         }
     }
 
     fn limit(&self, limit_ns: f64) -> Mark {
-        if picks::limit(&self.measured.seen, limit_ns).is_none() {
+        if picks::limit(&self.lines.measured, limit_ns).is_none() {
             let least = |line: &Line| (0..line.len()).min_by(|a, b| line.p99(*a).total_cmp(&line.p99(*b)));
-            let at = least(&self.measured.seen).unwrap_or(0);
-            let (least_p99_ns, load) = (self.measured.seen.p99(at).exp(), self.loads[at]);
-            return Mark::Undetermined { why: Doubt::NothingUnder { limit_ns, least_p99_ns, load } };
+            let at = least(&self.lines.measured).unwrap_or(0);
+            let (least_p99_ns, load) = (self.lines.measured.p99(at).exp(), self.loads[at]);
+            return Mark::Undetermined { why: Reason::NothingUnder { limit_ns, least_p99_ns, load } };
         }
-        // A wide interval is an answer here: on a plateau it does not matter which of its loads one
-        // takes.
+        // A wide interval is accepted here: all loads of a plateau are equally good.
         self.mark(|line| picks::limit(line, limit_ns), false)
     }
 
-    /// How far the last load lies under the peak, where at most one in forty lines says otherwise.
+    /// How far the IOPS of the last load are below the peak, as a share. `None` unless 97.5 % of
+    /// the bootstrap lines fall and the share is above 5 %.
     fn falls(&self) -> Option<f64> {
         let last = self.loads.len() - 1;
-        let peak = picks::peak(&self.measured.seen);
+        let peak = picks::peak(&self.lines.measured);
         let fall = |line: &Line| line.iops(last) - line.iops(peak);
         let surely = self.share(|line| fall(line) < 0.0) >= 0.975;
-        let share = 1.0 - fall(&self.measured.seen).exp();
+        let share = 1.0 - fall(&self.lines.measured).exp();
         (surely && share > 1.0 - SATURATION).then_some(share)
     }
 
-    /// The growth of IOPS over the last third of the load, where it is large and beyond chance.
+    /// Growth of IOPS over the last third of the load, where it is above [`STILL_RISING`] and
+    /// significant.
     fn still_rising(&self) -> Option<f64> {
         let last = self.loads.len() - 1;
         let before = (0..last).rev().find(|cell| self.loads[*cell] <= self.loads[last] * 2.0 / 3.0)?;
         let gain = |line: &Line| line.iops(last) - line.iops(before);
         let large = (1.0 + STILL_RISING).ln();
-        let seen = gain(&self.measured.seen);
+        let seen = gain(&self.lines.measured);
         (seen > large && self.share(|line| gain(line) > 0.0) >= 0.975).then(|| seen.exp() - 1.0)
     }
 
-    /// Whether IOPS, having come near the peak, surely fall away from it and come back.
-    fn dips(&self) -> Option<Doubt> {
-        let seen = &self.measured.seen;
+    /// Whether IOPS reach the plateau, fall below it and reach it again in nearly all bootstrap
+    /// lines.
+    fn dips(&self) -> Option<Reason> {
+        let seen = &self.lines.measured;
         let near: Vec<usize> = picks::near_the_plateau(seen).collect();
         let (first, last) = (*near.first()?, *near.last()?);
         let at = (first + 1..last).min_by(|a, b| seen.iops(*a).total_cmp(&seen.iops(*b)))?;
         let deep = |line: &Line| line.iops(at) - line.iops(first).min(line.iops(last)) < SATURATION.ln();
-        (deep(seen) && self.share(deep) >= SURE_THOUGH_LOOKED_FOR).then(|| Doubt::TwoPeaks {
+        (deep(seen) && self.share(deep) >= SHARE_OF_SEARCHED).then(|| Reason::TwoPeaks {
             first: self.loads[first],
             between: self.loads[at],
             second: self.loads[last],
         })
     }
 
-    /// Whether power has two peaks of which neither is surely the higher, with a sure valley
-    /// between them.
-    fn two_peaks(&self) -> Option<Doubt> {
-        let seen = &self.measured.seen;
+    /// Whether power has two peaks with a significant valley between them, and neither peak is
+    /// significantly higher.
+    fn two_peaks(&self) -> Option<Reason> {
+        let seen = &self.lines.measured;
         let best = picks::efficient(seen);
         let highest =
             |line: &Line, cells: std::ops::Range<usize>| cells.max_by(|a, b| line.power(*a).total_cmp(&line.power(*b)));
-        // The valley towards each side: the deepest place before the power comes back nearest to
-        // the best.
+        // The deepest valley: the load whose power is farthest below the highest power beyond it.
         let valleys = (0..seen.len()).filter_map(|at| {
             let other = if at < best { highest(seen, 0..at)? } else { highest(seen, at + 1..seen.len())? };
             (at != best).then(|| (at, other, seen.power(other) - seen.power(at)))
@@ -293,18 +302,18 @@ impl Finder {
         let (at, other, _) = valleys.max_by(|a, b| a.2.total_cmp(&b.2))?;
         let valley = |line: &Line| line.power(at) < line.power(other) && line.power(at) < line.power(best);
         let rivals = self.share(|line| line.power(other) > line.power(best));
-        (rivals >= 0.025 && self.share(valley) >= SURE_THOUGH_LOOKED_FOR).then(|| Doubt::TwoPeaks {
+        (rivals >= 0.025 && self.share(valley) >= SHARE_OF_SEARCHED).then(|| Reason::TwoPeaks {
             first: self.loads[best.min(other)],
             between: self.loads[at],
             second: self.loads[best.max(other)],
         })
     }
 
-    /// The share of the lines that might have been measured of which `holds` is true.
+    /// Share of the bootstrap lines for which `holds` is true.
     fn share(&self, holds: impl Fn(&Line) -> bool) -> f64 {
-        let lines = &self.measured.drawn;
+        let lines = &self.lines.resampled;
         if lines.is_empty() {
-            return f64::from(u8::from(holds(&self.measured.seen)));
+            return f64::from(u8::from(holds(&self.lines.measured)));
         }
         lines.iter().filter(|line| holds(line)).count() as f64 / lines.len() as f64
     }
@@ -314,9 +323,9 @@ impl Finder {
     }
 
     fn mark(&self, pick: impl Fn(&Line) -> Option<usize>, must_be_narrow: bool) -> Mark {
-        let seen = &self.measured.seen;
-        let Some(cell) = pick(seen) else { return Mark::Undetermined { why: Doubt::Flat } };
-        let mut picked: Vec<usize> = self.measured.drawn.iter().filter_map(&pick).collect();
+        let seen = &self.lines.measured;
+        let Some(cell) = pick(seen) else { return Mark::Undetermined { why: Reason::Flat } };
+        let mut picked: Vec<usize> = self.lines.resampled.iter().filter_map(&pick).collect();
         picked.sort_unstable();
         let at = |share: f64| picked[((picked.len() - 1) as f64 * share).round() as usize];
         let tail = (1.0 - CONFIDENCE) / 2.0;
@@ -325,7 +334,7 @@ impl Finder {
             && must_be_narrow
             && (high - low + 1) as f64 > TOO_WIDE * self.loads.len() as f64
         {
-            let why = Doubt::Noise { low: self.loads[low], high: self.loads[high], scatter: self.measured.scatter };
+            let why = Reason::Noise { low: self.loads[low], high: self.loads[high], scatter: self.lines.scatter };
             return Mark::Undetermined { why };
         }
         Mark::Found(MarkedPoint {
@@ -339,15 +348,15 @@ impl Finder {
         })
     }
 
-    /// A best point at the edge of what was measured is no best point; but below one request in
-    /// flight there is nothing.
+    /// A point at the first or last load is undetermined, because the best load may be outside the
+    /// sweep. A first load of 1 is a valid point: no load is below it.
     fn unless_at_an_end(&self, mark: Mark) -> Mark {
         match &mark {
             Mark::Found(point) if point.cell + 1 == self.loads.len() => {
-                Mark::Undetermined { why: Doubt::Beyond { last: point.load } }
+                Mark::Undetermined { why: Reason::Beyond { last: point.load } }
             }
             Mark::Found(point) if point.cell == 0 && point.load > 1.0 => {
-                Mark::Undetermined { why: Doubt::Before { first: point.load } }
+                Mark::Undetermined { why: Reason::Before { first: point.load } }
             }
             _ => mark,
         }

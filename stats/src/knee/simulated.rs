@@ -1,4 +1,4 @@
-//! Devices whose knee is known, for tests: queueing models, with noise.
+//! Simulated devices whose knee is known, for tests: queueing models with noise.
 
 use super::Sample;
 use rand_xoshiro::{
@@ -6,53 +6,54 @@ use rand_xoshiro::{
     rand_core::{Rng, SeedableRng},
 };
 
-/// What a device does with a load.
+/// A simulated device.
 pub trait Device {
-    /// IOPS and mean latency (s) with `load` requests in flight.
+    /// IOPS and mean latency in seconds with `load` requests in flight.
     fn at(&self, load: f64) -> (f64, f64);
 }
 
-/// No variation at all: `servers` at once, each in `service_s`, behind a way of `way_s`. Little's
-/// knee is exact: N* = (way + service) / (service / servers).
-pub struct Clockwork {
+/// A device with constant service times: `servers` requests at once, each in `service_s`, after a
+/// delay of `delay_s` before service. Little's knee is exact:
+/// N* = (delay + service) / (service / servers).
+pub struct Deterministic {
     pub servers: f64,
     pub service_s: f64,
-    pub way_s: f64,
+    pub delay_s: f64,
 }
 
-impl Clockwork {
+impl Deterministic {
     pub fn knee(&self) -> f64 {
-        (self.way_s + self.service_s) * self.servers / self.service_s
+        (self.delay_s + self.service_s) * self.servers / self.service_s
     }
 }
 
-impl Device for Clockwork {
+impl Device for Deterministic {
     fn at(&self, load: f64) -> (f64, f64) {
-        let iops = (load / (self.way_s + self.service_s)).min(self.servers / self.service_s);
+        let iops = (load / (self.delay_s + self.service_s)).min(self.servers / self.service_s);
         (iops, load / iops)
     }
 }
 
-/// The machine repairman (M/M/c//N): service times are exponential, and so is the way. Solved
-/// exactly, by its balance equations.
+/// The machine repairman model (M/M/c//N): service times and delays are exponential. Solved exactly
+/// by its balance equations.
 pub struct Queueing {
     pub servers: u32,
     pub service_s: f64,
-    pub way_s: f64,
+    pub delay_s: f64,
 }
 
 impl Device for Queueing {
     fn at(&self, load: f64) -> (f64, f64) {
         let n = load.round() as u32;
-        if self.way_s == 0.0 {
-            // Nobody is ever on the way.
+        if self.delay_s == 0.0 {
+            // No request is ever in the delay.
             let iops = f64::from(n.min(self.servers)) / self.service_s;
             return (iops, load / iops);
         }
-        // Share of the time with k requests at the device; the rest are on their way.
+        // Share of the time with k requests at the device; the others are in the delay.
         let mut weights = vec![1.0_f64];
         for k in 1..=n {
-            let arriving = f64::from(n - k + 1) / self.way_s;
+            let arriving = f64::from(n - k + 1) / self.delay_s;
             let leaving = f64::from(k.min(self.servers)) / self.service_s;
             weights.push(weights[k as usize - 1] * arriving / leaving);
         }
@@ -64,10 +65,10 @@ impl Device for Queueing {
     }
 }
 
-/// Random numbers of a normal distribution.
-struct Chance(Xoshiro256PlusPlus);
+/// Uniform and normal random numbers.
+struct Random(Xoshiro256PlusPlus);
 
-impl Chance {
+impl Random {
     fn with_seed(seed: u64) -> Self {
         Self(Xoshiro256PlusPlus::seed_from_u64(seed))
     }
@@ -81,33 +82,33 @@ impl Chance {
     }
 }
 
-/// How a machine scatters.
+/// The noise of a machine.
 #[derive(Clone, Copy, Default)]
 pub struct Scatter {
-    /// Of each window.
+    /// Relative standard deviation of each window.
     pub window: f64,
-    /// Of each round, over all loads alike.
+    /// Relative standard deviation of each round, the same for all loads of the round.
     pub round: f64,
-    /// Share of windows in which something else takes a third of the machine.
+    /// Share of windows that other load slows down by a third.
     pub spoilt: f64,
 }
 
-/// `rounds` rounds of each load.
+/// Samples of `rounds` rounds of each load.
 pub fn sweep(device: &dyn Device, loads: &[f64], rounds: usize, scatter: Scatter, seed: u64) -> Vec<Vec<Sample>> {
-    let mut chance = Chance::with_seed(seed);
+    let mut random = Random::with_seed(seed);
     let mut cells = vec![Vec::with_capacity(rounds); loads.len()];
     for _ in 0..rounds {
-        let drift = scatter.round * chance.normal();
+        let drift = scatter.round * random.normal();
         for (cell, load) in cells.iter_mut().zip(loads) {
             let (iops, mean_s) = device.at(*load);
-            let mut noise = drift + scatter.window * chance.normal();
-            if chance.uniform() < scatter.spoilt {
+            let mut noise = drift + scatter.window * random.normal();
+            if random.uniform() < scatter.spoilt {
                 noise -= 0.4;
             }
-            let tail = scatter.window * 2.0 * chance.normal();
+            let tail = scatter.window * 2.0 * random.normal();
             cell.push(Sample {
                 iops: iops * noise.exp(),
-                // Little's law holds of what is measured too.
+                // Little's law: IOPS times mean latency stays the load.
                 mean_ns: mean_s * 1e9 / noise.exp(),
                 p99_ns: mean_s * 3e9 / noise.exp() * tail.exp(),
             });

@@ -15,7 +15,7 @@ use super::{QueueDepthResult, Stage, StageRecord, paper, plan};
 use crate::sweep::{ArrayFigures, ArrayOptions, SweepCell, SweepRecord};
 use diskwright_load::{figures::Figures, record::End};
 use diskwright_stats::{
-    knee::{Doubt, Knee, LoadInterval, Mark, MarkedPoint},
+    knee::{Knee, LoadInterval, Mark, MarkedPoint, Reason},
     numbers::{duration, figure, grouped},
     summary::Summary,
 };
@@ -58,7 +58,7 @@ pub struct Finding {
     pub found: Option<Found>,
     /// Why there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub why: Option<Doubt>,
+    pub why: Option<Reason>,
 }
 
 /// See [`Finding`]. Figures are medians over the rounds of the cell that stands for it.
@@ -138,7 +138,7 @@ pub fn papers(stage: Stage) -> Option<Papers> {
 }
 
 /// The point of a knee that counts for a stage, or why none does.
-pub(super) fn chosen(stage: Stage, knee: &Knee) -> Result<(Rule, MarkedPoint), Doubt> {
+pub(super) fn chosen(stage: Stage, knee: &Knee) -> Result<(Rule, MarkedPoint), Reason> {
     let marks = if matches!(stage, Stage::Reads | Stage::Writes) {
         [(Rule::Saturation, &knee.saturation), (Rule::Efficient, &knee.efficient), (Rule::Paper, &knee.paper)]
     } else {
@@ -147,7 +147,7 @@ pub(super) fn chosen(stage: Stage, knee: &Knee) -> Result<(Rule, MarkedPoint), D
     let found = marks.iter().find_map(|(rule, mark)| Some((*rule, *mark.found()?)));
     found.ok_or_else(|| match marks[0].1 {
         Mark::Undetermined { why } => why.clone(),
-        Mark::Found(_) => Doubt::Flat,
+        Mark::Found(_) => Reason::Flat,
     })
 }
 

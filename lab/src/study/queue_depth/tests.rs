@@ -7,7 +7,7 @@ use crate::{
     sweep::tests::{simulated_by, target},
 };
 use diskwright_load::{record::End, run::Unwatched};
-use diskwright_stats::knee::Doubt;
+use diskwright_stats::knee::Reason;
 
 /// Serves 40 random requests at once, 12 sequential reads or 6 sequential writes; each takes 100
 /// us.
@@ -130,9 +130,12 @@ fn where_no_rule_tells_a_depth_the_reason_is_told() {
     sweep::carry_out(&mut done, &mut |_, _| unreachable!("all is measured"), &mut |_| Ok(()), &mut Silent).unwrap();
     writes.sweep = done;
     result.findings = findings::findings(&result.stages, None);
-    assert_eq!(result.findings[2].why, Some(Doubt::FewLoads { loads: 3, fewest: 4 }));
+    assert_eq!(result.findings[2].why, Some(Reason::FewLoads { loads: 3, fewest: 4 }));
     let verdict = findings::verdict(&result);
-    assert!(verdict.contains("for 512K sequential writes no depth can be named (3 loads have no shape"), "{verdict}");
+    assert!(
+        verdict.contains("for 512K sequential writes no depth can be named (the sweep has only 3 loads"),
+        "{verdict}"
+    );
     result.end = End::Stopped;
     assert!(findings::verdict(&result).starts_with("Partial: "), "a stopped study says so first");
     result.findings.clear();

@@ -183,7 +183,7 @@ pub fn papers(workloads: &[WorkloadRecord], part: Part, figure: Figure) -> Optio
         })
         .map(f64::ln)
         .collect();
-    inference::middle(&logarithms).map(f64::exp)
+    inference::hodges_lehmann(&logarithms).map(f64::exp)
 }
 
 /// A warning where the rounds of a throughput's ratio lie far apart. `names` are the subjects'.

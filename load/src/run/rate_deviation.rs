@@ -1,32 +1,32 @@
-//! How the rate of one thread on one target scatters: the standard deviation over the intervals of
-//! the series that lie wholly inside the window.
+//! Standard deviation of the request rate of one thread on one target, over the intervals that are
+//! wholly inside the window.
 //!
 //! ```text
-//!   bin ─▶ counts of its interval ─ the thread has passed the interval ─▶ inside the window? ─▶ mean and squares (Welford)
+//!   bin ─▶ counts of its interval ── interval has ended, inside the window ──▶ mean and squares
+//!                                                                              (Welford)
 //! ```
 //!
-//! Intervals are those that the job asks for, also when the series itself has gone on with longer
-//! ones. Memory does not grow with the length of the run.
+//! The intervals have the length that the job asks for, also when those of the series have become
+//! longer. Memory does not grow with the length of the run.
 
 use crate::record::IopsStdDev;
 use std::{collections::BTreeMap, ops::Range};
 
-/// See the module.
+/// The standard deviation of a rate, updated with each bin.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Scatter {
-    /// Reads and writes of the intervals that the thread has not passed, by number; hardly ever
-    /// more than one.
+pub(crate) struct RateDeviation {
+    /// Reads and writes of the intervals that the thread has not passed, by number; usually one.
     open: BTreeMap<u64, [u64; 2]>,
-    /// Intervals before this one are entered.
+    /// Intervals before this number are counted.
     next: u64,
     entered: u64,
-    /// Of reads, writes and both: mean of the counts, and sum of the squared distances from it.
+    /// Mean of the counts and sum of the squared distances from it, of reads, writes and both.
     mean: [f64; 3],
     squares: [f64; 3],
 }
 
-impl Scatter {
-    /// Adds a bin that began at `from_ns`; bins before `until_ns` will not be heard of again.
+impl RateDeviation {
+    /// Adds the reads and writes of a bin. No bin before the end of `bin_ns` follows.
     pub(crate) fn add(&mut self, bin_ns: Range<u64>, counts: [u64; 2], interval_ns: u64, window_ns: &Range<u64>) {
         let sums = self.open.entry(bin_ns.start / interval_ns).or_default();
         for (sum, count) in sums.iter_mut().zip(counts) {
@@ -52,7 +52,7 @@ impl Scatter {
         }
     }
 
-    /// Standard deviation in requests a second; `None` without a whole interval in the window.
+    /// Standard deviation in requests per second; `None` without a whole interval in the window.
     pub(crate) fn std_dev(&self, interval_ns: u64) -> Option<IopsStdDev> {
         let seconds = interval_ns as f64 / 1e9;
         let of = |column: usize| (self.squares[column] / self.entered as f64).sqrt() / seconds;
@@ -67,12 +67,12 @@ mod tests {
     const S: u64 = 1_000_000_000;
 
     #[test]
-    fn only_whole_intervals_of_the_window_count_and_a_stall_counts_as_none() {
-        let mut scatter = Scatter::default();
+    fn only_whole_intervals_of_the_window_count_and_a_stall_counts_as_zero() {
+        let mut deviation = RateDeviation::default();
         let window = S / 2..6 * S + S / 2;
         let half = S / 2;
-        assert_eq!(scatter.std_dev(half), None);
-        // In seconds: 100 (half outside), 10, 30 in two bins, nothing, nothing, 20, 500 (half
+        assert_eq!(deviation.std_dev(half), None);
+        // Requests of each second: 100 (half outside), 10, 30 in two bins, 0, 0, 20, 500 (half
         // outside).
         for (bin, counts) in [
             (0..S, [100, 0]),
@@ -83,9 +83,9 @@ mod tests {
             (5 * S..6 * S, [20, 0]),
             (6 * S..7 * S, [0, 500]),
         ] {
-            scatter.add(bin, counts, S, &window);
+            deviation.add(bin, counts, S, &window);
         }
-        let std_dev = scatter.std_dev(S).unwrap();
+        let std_dev = deviation.std_dev(S).unwrap();
         let of = |counts: [f64; 5]| {
             let mean = counts.iter().sum::<f64>() / 5.0;
             (counts.iter().map(|count| (count - mean).powi(2)).sum::<f64>() / 5.0).sqrt()
@@ -93,8 +93,8 @@ mod tests {
         assert!((std_dev.reads - of([10.0, 20.0, 0.0, 0.0, 20.0])).abs() < 1e-9, "{std_dev:?}");
         assert!((std_dev.writes - of([0.0, 10.0, 0.0, 0.0, 0.0])).abs() < 1e-9, "{std_dev:?}");
         assert!((std_dev.both - of([10.0, 30.0, 0.0, 0.0, 20.0])).abs() < 1e-9, "{std_dev:?}");
-        // In intervals of half a second the same counts are twice as many a second.
-        assert!((scatter.std_dev(half).unwrap().both - 2.0 * std_dev.both).abs() < 1e-9);
-        assert!(scatter.open.is_empty());
+        // With intervals of half a second the same counts are twice the rate.
+        assert!((deviation.std_dev(half).unwrap().both - 2.0 * std_dev.both).abs() < 1e-9);
+        assert!(deviation.open.is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Reasons for doubt that a run finds in itself.
+//! Warnings that a run finds in its job, its targets and its results.
 
 use crate::{
     OpenTarget,
@@ -10,21 +10,21 @@ use crate::{
     warning::Warning,
 };
 
-/// Below this share of the depth that was asked for, it was not reached.
+/// A load below this share of its queue depth gets a warning.
 const DEPTH_SHARE: f64 = 0.9;
-/// Below this share of its rate, a load has not kept it.
+/// A load below this share of its rate gets a warning.
 const RATE_SHARE: f64 = 0.98;
-/// Processors kept busy by others, above which they are worth a word.
+/// Processors busy with other load above which there is a warning.
 const OTHERS_BUSY: f64 = 0.25;
-/// Processors' worth given to other guests.
+/// Stolen processors above which there is a warning.
 const STOLEN: f64 = 0.05;
 
-/// What has been found so far.
+/// The warnings of a run.
 #[derive(Debug, Default)]
-pub(crate) struct Doubts(Vec<Warning>);
+pub(crate) struct RunWarnings(Vec<Warning>);
 
-impl Doubts {
-    /// What can be known before anything has run.
+impl RunWarnings {
+    /// Finds the warnings that do not depend on results.
     pub(crate) fn before(machine: &Machine, targets: &[OpenTarget], job: &Job) -> Self {
         let mut warnings = Vec::new();
         if cfg!(debug_assertions) {
@@ -59,7 +59,7 @@ impl Doubts {
         Self(warnings)
     }
 
-    /// What a phase shows when it is over.
+    /// Adds the warnings of a phase that has ended.
     pub(crate) fn after_phase(&mut self, phase: &Phase, ended: &Ended) {
         if ended.record.window_ns == 0 {
             return;
@@ -98,7 +98,7 @@ impl Doubts {
         }
     }
 
-    /// All of them, with what the machine shows when everything is over.
+    /// Adds the warnings about the machine during the run, and returns all warnings.
     pub(crate) fn after_all(mut self, other_load: &OtherLoad, began: &Moment) -> Vec<Warning> {
         if let Some(by_s) = began.stepped_s() {
             self.0.push(Warning::ClockStepped { by_s });
@@ -114,7 +114,7 @@ impl Doubts {
     }
 }
 
-/// Whether a load is meant to have all its requests in flight all the time.
+/// Whether a load should always have its whole queue depth in flight.
 fn fills_its_depth(load: &Load) -> bool {
     load.burst.is_none() && load.think_time.is_zero() && load.flush_every == 0
 }
