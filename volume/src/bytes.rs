@@ -21,6 +21,18 @@ pub(crate) fn le64(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(get(bytes, at))
 }
 
+pub(crate) fn be16(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes(get(bytes, at))
+}
+
+pub(crate) fn be32(bytes: &[u8], at: usize) -> u32 {
+    u32::from_be_bytes(get(bytes, at))
+}
+
+pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
+    u64::from_be_bytes(get(bytes, at))
+}
+
 /// A UUID whose bytes are in the order of its text, as text; `None` if all are zero.
 pub(crate) fn uuid_text(bytes: &[u8], at: usize) -> Option<String> {
     let uuid = Uuid::from_bytes(get(bytes, at));

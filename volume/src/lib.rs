@@ -9,7 +9,7 @@
 //!   volume.rs      puts the parts together; rules between volumes (swap areas)
 //!     ├─ table/      MBR with logical partitions, GPT
 //!     ├─ signature   what lies in a volume; two signatures are one too many
-//!     └─ ext/ ntfs/  one module for each kind of map
+//!     └─ ext/ ntfs/ xfs/ fat exfat swap   one module for each kind of map
 //!           │ free ranges in bytes, ascending
 //!           ▼
 //!         sink.rs    checks the order, merges neighbours
@@ -33,14 +33,18 @@
 #![forbid(unsafe_code)]
 
 mod bytes;
+mod exfat;
 mod ext;
+mod fat;
 mod ntfs;
 mod read;
 mod reason;
 mod signature;
 mod sink;
+mod swap;
 mod table;
 mod volume;
+mod xfs;
 
 pub use read::{Extent, ReadAt};
 pub use reason::{LeftAlone, Why};

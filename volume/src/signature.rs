@@ -6,10 +6,11 @@
 //! that a second signature beside a known one is noticed.
 
 use crate::{
-    ext, ntfs,
+    exfat, ext, fat, ntfs,
     read::Window,
     reason::{LeftAlone, Stop, Why},
     sink::Sink,
+    swap, xfs,
 };
 
 /// Contents of a swap area.
@@ -22,6 +23,10 @@ pub(crate) const LVM: &str = "LVM2 physical volume";
 pub(crate) enum Kind {
     Ext,
     Ntfs,
+    Xfs,
+    Fat,
+    ExFat,
+    Swap,
     /// Known by name only.
     Named(&'static str),
     /// Encrypted, known by name only.
@@ -47,6 +52,10 @@ impl Kind {
         match self {
             Self::Ext => "ext2/3/4",
             Self::Ntfs => "NTFS",
+            Self::Xfs => "XFS",
+            Self::Fat => "FAT",
+            Self::ExFat => "exFAT",
+            Self::Swap => SWAP,
             Self::Named(name) | Self::Encrypted(name) => name,
         }
     }
@@ -71,6 +80,8 @@ const RAID: Kind = Kind::Named("Linux RAID member");
 const MAGICS: &[Magic] = &[
     magic(Kind::Ext, 0x438, b"\x53\xef"),
     magic(Kind::Ntfs, 3, b"NTFS    "),
+    magic(Kind::Xfs, 0, b"XFSB"),
+    magic(Kind::ExFat, 3, b"EXFAT   "),
     magic(Kind::Encrypted("LUKS"), 0, b"LUKS\xba\xbe"),
     magic(Kind::Encrypted("LUKS"), 0x4000, b"SKUL\xba\xbe"),
     magic(Kind::Encrypted("LUKS"), 0x8000, b"SKUL\xba\xbe"),
@@ -125,11 +136,15 @@ pub(crate) fn find(window: &Window<'_>) -> Vec<Kind> {
             add(magic.kind);
         }
     }
-    if has_raid_at_the_end(window) {
-        add(RAID);
-    }
-    if has_zfs_label(window) {
-        add(Kind::Named("ZFS member"));
+    for (is_there, kind) in [
+        (fat::find(window), Kind::Fat),
+        (swap::find(window), Kind::Swap),
+        (has_raid_at_the_end(window), RAID),
+        (has_zfs_label(window), Kind::Named("ZFS member")),
+    ] {
+        if is_there {
+            add(kind);
+        }
     }
     found
 }
@@ -165,6 +180,10 @@ pub(crate) fn identify(window: &Window<'_>, kind: Kind) -> Identity {
     let identity = match kind {
         Kind::Ext => ext::identify(window),
         Kind::Ntfs => ntfs::identify(window),
+        Kind::Xfs => xfs::identify(window),
+        Kind::Fat => fat::identify(window),
+        Kind::ExFat => exfat::identify(window),
+        Kind::Swap => swap::identify(window),
         Kind::Named(_) | Kind::Encrypted(_) => None,
     };
     identity.unwrap_or(Identity::named(kind.name()))
@@ -175,6 +194,10 @@ pub(crate) fn scan(window: &Window<'_>, kind: Kind, sink: &mut Sink<'_>) -> Resu
     match kind {
         Kind::Ext => ext::scan(window, sink),
         Kind::Ntfs => ntfs::scan(window, sink),
+        Kind::Xfs => xfs::scan(window, sink),
+        Kind::Fat => fat::scan(window, sink),
+        Kind::ExFat => exfat::scan(window, sink),
+        Kind::Swap => swap::scan(window, sink),
         Kind::Encrypted(name) => {
             Err(LeftAlone::new(Why::Encrypted, format!("{name}: encrypted, so its free space cannot be seen")).into())
         }

@@ -9,6 +9,8 @@ use std::{
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    thread::sleep,
+    time::Duration,
 };
 use tempfile::TempDir;
 
@@ -162,6 +164,40 @@ impl Scratch {
             File::create(path).unwrap().write_all(&contents(index)).unwrap();
         }
         folder
+    }
+}
+
+/// The image, mounted through a loop device until this is dropped.
+pub struct Mounted<'a> {
+    scratch: &'a Scratch,
+}
+
+impl<'a> Mounted<'a> {
+    /// `None` where this is not possible: not root, no loop devices, not in this kernel.
+    pub fn new(scratch: &'a Scratch, options: &str) -> Option<Self> {
+        fs::create_dir_all(scratch.path("mount")).unwrap();
+        let (status, text) = scratch.try_run(&format!("mount -o loop,{options} IMAGE DIR/mount"));
+        if status != Some(0) {
+            println!("mount: {text}");
+        }
+        (status == Some(0)).then(|| Self { scratch })
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path("mount").join(name)
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        // A child that another test is just starting may hold a file of this one for a moment.
+        for _ in 0..50 {
+            if self.scratch.try_run("umount DIR/mount").0 == Some(0) {
+                return;
+            }
+            sleep(Duration::from_millis(100));
+        }
+        self.scratch.run("umount DIR/mount");
     }
 }
 

@@ -8,6 +8,8 @@
 //! A test whose tool is not installed prints `skipped:` with the tool's name.
 
 mod ext;
+mod fat;
 mod lab;
 mod ntfs;
 mod tables;
+mod xfs;
