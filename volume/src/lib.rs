@@ -9,7 +9,7 @@
 //!   volume.rs      puts the parts together; rules between volumes (swap areas)
 //!     ├─ table/      MBR with logical partitions, GPT
 //!     ├─ signature   what lies in a volume; two signatures are one too many
-//!     └─ ext/ ntfs/ xfs/ fat exfat swap   one module for each kind of map
+//!     └─ ext/ ntfs/ xfs/ btrfs/ fat exfat swap   one module for each kind of map
 //!           │ free ranges in bytes, ascending
 //!           ▼
 //!         sink.rs    checks the order, merges neighbours
@@ -32,6 +32,7 @@
 
 #![forbid(unsafe_code)]
 
+mod btrfs;
 mod bytes;
 mod exfat;
 mod ext;

@@ -6,7 +6,7 @@
 //! that a second signature beside a known one is noticed.
 
 use crate::{
-    exfat, ext, fat, ntfs,
+    btrfs, exfat, ext, fat, ntfs,
     read::Window,
     reason::{LeftAlone, Stop, Why},
     sink::Sink,
@@ -15,6 +15,8 @@ use crate::{
 
 /// Contents of a swap area.
 pub(crate) const SWAP: &str = "swap";
+/// Contents of a btrfs.
+pub(crate) const BTRFS: &str = "btrfs";
 /// Contents of a physical volume of LVM2.
 pub(crate) const LVM: &str = "LVM2 physical volume";
 
@@ -27,6 +29,7 @@ pub(crate) enum Kind {
     Fat,
     ExFat,
     Swap,
+    Btrfs,
     /// Known by name only.
     Named(&'static str),
     /// Encrypted, known by name only.
@@ -56,6 +59,7 @@ impl Kind {
             Self::Fat => "FAT",
             Self::ExFat => "exFAT",
             Self::Swap => SWAP,
+            Self::Btrfs => BTRFS,
             Self::Named(name) | Self::Encrypted(name) => name,
         }
     }
@@ -82,6 +86,7 @@ const MAGICS: &[Magic] = &[
     magic(Kind::Ntfs, 3, b"NTFS    "),
     magic(Kind::Xfs, 0, b"XFSB"),
     magic(Kind::ExFat, 3, b"EXFAT   "),
+    magic(Kind::Btrfs, 0x10040, b"_BHRfS_M"),
     magic(Kind::Encrypted("LUKS"), 0, b"LUKS\xba\xbe"),
     magic(Kind::Encrypted("LUKS"), 0x4000, b"SKUL\xba\xbe"),
     magic(Kind::Encrypted("LUKS"), 0x8000, b"SKUL\xba\xbe"),
@@ -184,6 +189,7 @@ pub(crate) fn identify(window: &Window<'_>, kind: Kind) -> Identity {
         Kind::Fat => fat::identify(window),
         Kind::ExFat => exfat::identify(window),
         Kind::Swap => swap::identify(window),
+        Kind::Btrfs => btrfs::identify(window),
         Kind::Named(_) | Kind::Encrypted(_) => None,
     };
     identity.unwrap_or(Identity::named(kind.name()))
@@ -198,6 +204,7 @@ pub(crate) fn scan(window: &Window<'_>, kind: Kind, sink: &mut Sink<'_>) -> Resu
         Kind::Fat => fat::scan(window, sink),
         Kind::ExFat => exfat::scan(window, sink),
         Kind::Swap => swap::scan(window, sink),
+        Kind::Btrfs => btrfs::scan(window, sink),
         Kind::Encrypted(name) => {
             Err(LeftAlone::new(Why::Encrypted, format!("{name}: encrypted, so its free space cannot be seen")).into())
         }

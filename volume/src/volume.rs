@@ -11,6 +11,8 @@
 //! - A swap area says nothing about whether its system runs. (The system may be saved or paused in
 //!   a way that leaves no mark in the area.) So it is free only if a file system beside it says
 //!   that the system has unmounted it, and none says the opposite.
+//! - A btrfs that is mounted looks like one that is not. It is left alone if another volume says
+//!   that the system has not unmounted it. A btrfs alone on its disk is believed.
 
 use crate::{
     read::{Extent, ReadAt, Window, one_extent, size_of},
@@ -115,7 +117,7 @@ pub fn volumes(disk: &dyn ReadAt) -> Layout {
         examine(disk, &mut volume, refused.as_ref());
         volumes.push(volume);
     }
-    judge_swap(&mut volumes);
+    judge_by_the_others(&mut volumes);
     Layout { table: found.kind, problem, volumes }
 }
 
@@ -222,22 +224,26 @@ fn count(window: &Window<'_>, kind: Kind) -> Result<u64, LeftAlone> {
     }
 }
 
-/// Leaves swap areas alone unless another volume shows that the system was shut down.
-fn judge_swap(volumes: &mut [Volume]) {
-    let is_swap = |volume: &Volume| volume.contents == Some(signature::SWAP);
-    let others = || volumes.iter().filter(|volume| !is_swap(volume));
-    let running = others()
-        .find(|volume| matches!(&volume.free_bytes, Err(reason) if matches!(reason.why, Why::Dirty | Why::Hibernated)))
-        .map(Volume::name);
-    let shut_down = others().any(|volume| volume.free_bytes.is_ok() && volume.contents != Some(signature::LVM));
-    let sentence = match running {
-        Some(name) => format!("the swap area may be in use, because {name} was not unmounted cleanly"),
-        None if !shut_down => "the swap area may be in use by a system that is saved or paused: \
-                               no file system on this disk shows that the system was shut down"
-            .to_owned(),
-        None => return,
-    };
-    for volume in volumes.iter_mut().filter(|volume| is_swap(volume) && volume.free_bytes.is_ok()) {
-        volume.free_bytes = Err(LeftAlone::new(Why::Hibernated, sentence.clone()));
+/// Swap areas and btrfs do not show whether a system uses them: leaves both alone beside a volume
+/// that a system has mounted, and swap areas unless another volume shows that the system was shut
+/// down.
+fn judge_by_the_others(volumes: &mut [Volume]) {
+    let is_silent = |volume: &Volume| matches!(volume.contents, Some(signature::SWAP | signature::BTRFS));
+    let in_use = |volume: &&Volume| matches!(&volume.free_bytes, Err(reason) if matches!(reason.why, Why::Dirty | Why::Hibernated));
+    let running = volumes.iter().find(in_use).map(Volume::name);
+    let says_shut_down =
+        |volume: &Volume| volume.free_bytes.is_ok() && !is_silent(volume) && volume.contents != Some(signature::LVM);
+    let shut_down = volumes.iter().any(says_shut_down);
+    for volume in volumes.iter_mut().filter(|volume| is_silent(volume) && volume.free_bytes.is_ok()) {
+        let sentence = match &running {
+            Some(name) => format!("it may be in use, because {name} was not unmounted cleanly"),
+            None if volume.contents == Some(signature::SWAP) && !shut_down => {
+                "the swap area may be in use by a system that is saved or paused: \
+                 no file system on this disk shows that the system was shut down"
+                    .to_owned()
+            }
+            None => continue,
+        };
+        volume.free_bytes = Err(LeftAlone::new(Why::Hibernated, sentence));
     }
 }

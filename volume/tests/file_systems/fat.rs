@@ -143,6 +143,21 @@ fn swap_is_free_only_beside_a_file_system_that_was_unmounted() {
     let layout = scratch.layout();
     assert_eq!(layout.volumes[0].free_bytes.clone().unwrap_err().why, Why::Dirty);
     assert_eq!(layout.volumes[1].free_bytes.clone().unwrap_err().why, Why::Hibernated);
+    // A btrfs has no mark of its own either.
+    if have("a btrfs beside a file system that is in use", &["mkfs.btrfs"]) {
+        let scratch = Scratch::new(160 * MIB);
+        let script = "label: dos\nstart=2048, size=40960\nstart=43008, size=262144\n";
+        fs::write(scratch.path("script"), script).unwrap();
+        scratch.run("sh -c 'sfdisk -q IMAGE < DIR/script'");
+        scratch.run("mke2fs -q -F -t ext4 -E offset=1048576 IMAGE 20m");
+        let other = Scratch::new(128 * MIB);
+        other.run("mkfs.btrfs -q IMAGE");
+        scratch.put(43008 * 512, &other.bytes());
+        assert!(scratch.layout().volumes[1].free_bytes.is_ok());
+        fs::write(scratch.path("commands"), "feature needs_recovery\n").unwrap();
+        scratch.run(&format!("debugfs -w -f DIR/commands '{}?offset=1048576'", scratch.image().display()));
+        assert_eq!(scratch.layout().volumes[1].free_bytes.clone().unwrap_err().why, Why::Hibernated);
+    }
 }
 
 #[test]

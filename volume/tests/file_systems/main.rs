@@ -7,6 +7,7 @@
 //!
 //! A test whose tool is not installed prints `skipped:` with the tool's name.
 
+mod btrfs;
 mod ext;
 mod fat;
 mod lab;
