@@ -8,6 +8,7 @@
 //!       ▼
 //!   volume.rs      puts the parts together; rules between volumes (swap areas)
 //!     ├─ table/      MBR with logical partitions, GPT
+//!     ├─ lvm/        LVM2: linear logical volumes seen through
 //!     ├─ signature   what lies in a volume; two signatures are one too many
 //!     └─ ext/ ntfs/ xfs/ btrfs/ fat exfat swap   one module for each kind of map
 //!           │ free ranges in bytes, ascending
@@ -37,6 +38,7 @@ mod bytes;
 mod exfat;
 mod ext;
 mod fat;
+mod lvm;
 mod ntfs;
 mod read;
 mod reason;

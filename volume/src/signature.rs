@@ -6,7 +6,7 @@
 //! that a second signature beside a known one is noticed.
 
 use crate::{
-    btrfs, exfat, ext, fat, ntfs,
+    btrfs, exfat, ext, fat, lvm, ntfs,
     read::Window,
     reason::{LeftAlone, Stop, Why},
     sink::Sink,
@@ -30,6 +30,7 @@ pub(crate) enum Kind {
     ExFat,
     Swap,
     Btrfs,
+    Lvm,
     /// Known by name only.
     Named(&'static str),
     /// Encrypted, known by name only.
@@ -60,6 +61,7 @@ impl Kind {
             Self::ExFat => "exFAT",
             Self::Swap => SWAP,
             Self::Btrfs => BTRFS,
+            Self::Lvm => LVM,
             Self::Named(name) | Self::Encrypted(name) => name,
         }
     }
@@ -144,6 +146,7 @@ pub(crate) fn find(window: &Window<'_>) -> Vec<Kind> {
     for (is_there, kind) in [
         (fat::find(window), Kind::Fat),
         (swap::find(window), Kind::Swap),
+        (lvm::find(window), Kind::Lvm),
         (has_raid_at_the_end(window), RAID),
         (has_zfs_label(window), Kind::Named("ZFS member")),
     ] {
@@ -190,6 +193,7 @@ pub(crate) fn identify(window: &Window<'_>, kind: Kind) -> Identity {
         Kind::ExFat => exfat::identify(window),
         Kind::Swap => swap::identify(window),
         Kind::Btrfs => btrfs::identify(window),
+        Kind::Lvm => Some(Identity { name: LVM, label: None, uuid: lvm::uuid(window) }),
         Kind::Named(_) | Kind::Encrypted(_) => None,
     };
     identity.unwrap_or(Identity::named(kind.name()))
@@ -205,6 +209,8 @@ pub(crate) fn scan(window: &Window<'_>, kind: Kind, sink: &mut Sink<'_>) -> Resu
         Kind::ExFat => exfat::scan(window, sink),
         Kind::Swap => swap::scan(window, sink),
         Kind::Btrfs => btrfs::scan(window, sink),
+        // What is free in logical volumes is theirs; the rest counts as used.
+        Kind::Lvm => Ok(()),
         Kind::Encrypted(name) => {
             Err(LeftAlone::new(Why::Encrypted, format!("{name}: encrypted, so its free space cannot be seen")).into())
         }

@@ -15,6 +15,7 @@
 //!   that the system has not unmounted it. A btrfs alone on its disk is believed.
 
 use crate::{
+    lvm,
     read::{Extent, ReadAt, Window, one_extent, size_of},
     reason::{LeftAlone, Stop, Why},
     signature::{self, Kind},
@@ -114,8 +115,10 @@ pub fn volumes(disk: &dyn ReadAt) -> Layout {
             free_bytes: Ok(0),
         };
         let refused = problem.clone().or(partition.problem);
-        examine(disk, &mut volume, refused.as_ref());
+        let kind = examine(disk, &mut volume, refused.as_ref());
+        let inner = if kind == Some(Kind::Lvm) { see_through(disk, &mut volume) } else { Vec::new() };
         volumes.push(volume);
+        volumes.extend(inner);
     }
     judge_by_the_others(&mut volumes);
     Layout { table: found.kind, problem, volumes }
@@ -182,19 +185,52 @@ fn beside_the_table(disk: &dyn ReadAt, kind: TableKind) -> Option<LeftAlone> {
     ))
 }
 
-/// Fills in what lies in the volume, and what is free.
-fn examine(disk: &dyn ReadAt, volume: &mut Volume, refused: Option<&LeftAlone>) {
+/// The logical volumes of a physical volume. They are left alone for the reason of the physical
+/// one, if it has one.
+fn see_through(disk: &dyn ReadAt, physical: &mut Volume) -> Vec<Volume> {
+    let extents = physical.extents.clone();
+    let window = Window::new(disk, &extents);
+    let found = lvm::logical_volumes(&window).unwrap_or_else(|reason| {
+        physical.free_bytes = physical.free_bytes.clone().and(Err(reason));
+        Vec::new()
+    });
+    let start_bytes = extents.first().map_or(0, |extent| extent.disk_offset_bytes);
+    let mut volumes = Vec::new();
+    for logical in found {
+        let problem = logical.extents.as_ref().err().cloned();
+        let moved = logical.extents.unwrap_or_default().into_iter();
+        let mut volume = Volume {
+            place: Place::Logical { group: logical.group, name: logical.name },
+            extents: moved
+                .map(|extent| Extent { disk_offset_bytes: extent.disk_offset_bytes + start_bytes, ..extent })
+                .collect(),
+            partition_name: None,
+            partition_type: None,
+            contents: None,
+            label: None,
+            uuid: None,
+            free_bytes: Ok(0),
+        };
+        examine(disk, &mut volume, physical.free_bytes.as_ref().err().or(problem.as_ref()));
+        volumes.push(volume);
+    }
+    volumes
+}
+
+/// Fills in what lies in the volume, and what is free. Returns the kind of its contents.
+fn examine(disk: &dyn ReadAt, volume: &mut Volume, refused: Option<&LeftAlone>) -> Option<Kind> {
     let extents = volume.extents.clone();
     let window = Window::new(disk, &extents);
     let kind = one_signature(&window);
-    if let Ok(kind) = kind {
-        let identity = signature::identify(&window, kind);
+    if let Ok(kind) = &kind {
+        let identity = signature::identify(&window, *kind);
         (volume.contents, volume.label, volume.uuid) = (Some(identity.name), identity.label, identity.uuid);
     }
     volume.free_bytes = match refused {
         Some(reason) => Err(reason.clone()),
-        None => kind.and_then(|kind| count(&window, kind)),
+        None => kind.clone().and_then(|kind| count(&window, kind)),
     };
+    kind.ok()
 }
 
 /// The only signature of a volume.

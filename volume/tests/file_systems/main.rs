@@ -11,6 +11,7 @@ mod btrfs;
 mod ext;
 mod fat;
 mod lab;
+mod lvm;
 mod ntfs;
 mod tables;
 mod xfs;
