@@ -39,7 +39,7 @@ impl LeftAlone {
 
     /// Something contradicts the format.
     pub(crate) fn damaged(what: impl std::fmt::Display) -> Self {
-        Self::new(Why::Damaged, format!("{what}: check the file system with its own tool"))
+        Self::new(Why::Damaged, format!("{what}: check it with its own tools"))
     }
 
     /// A feature that no reader here knows.

@@ -10,7 +10,7 @@ use crate::{
     read::Window,
     reason::{LeftAlone, Stop, Why},
     sink::Sink,
-    swap, xfs,
+    swap, table, xfs,
 };
 
 /// Contents of a swap area.
@@ -78,8 +78,10 @@ const fn magic(kind: Kind, offset_bytes: u64, bytes: &'static [u8]) -> Magic {
     Magic { kind, offset_bytes, bytes }
 }
 
-/// The header of a GPT. On a whole disk this is no news.
-pub(crate) const INNER_GPT: Kind = Kind::Named("GPT inside of a volume");
+const INNER_GPT: Kind = Kind::Named("a GPT");
+const INNER_MBR: Kind = Kind::Named("an MBR");
+/// Partition tables, which a whole disk may have.
+pub(crate) const INNER_TABLES: [Kind; 2] = [INNER_GPT, INNER_MBR];
 const RAID: Kind = Kind::Named("Linux RAID member");
 
 /// Signatures at fixed offsets.
@@ -93,6 +95,8 @@ const MAGICS: &[Magic] = &[
     magic(Kind::Encrypted("LUKS"), 0x4000, b"SKUL\xba\xbe"),
     magic(Kind::Encrypted("LUKS"), 0x8000, b"SKUL\xba\xbe"),
     magic(Kind::Encrypted("BitLocker"), 3, b"-FVE-FS-"),
+    // BitLocker To Go: a boot sector of FAT32 with BitLocker's id in it.
+    magic(Kind::Encrypted("BitLocker"), 424, b"\x3b\xd6\x67\x49\x29\x2e\xd8\x4a\x83\x99\xf6\xa3\x39\xe3\xd0\x01"),
     magic(Kind::Named("ReFS"), 3, b"ReFS\0\0\0\0"),
     magic(RAID, 0, b"\xfc\x4e\x2b\xa9"),
     magic(RAID, 4096, b"\xfc\x4e\x2b\xa9"),
@@ -147,6 +151,7 @@ pub(crate) fn find(window: &Window<'_>) -> Vec<Kind> {
         (fat::find(window), Kind::Fat),
         (swap::find(window), Kind::Swap),
         (lvm::find(window), Kind::Lvm),
+        (table::has_mbr(window), INNER_MBR),
         (has_raid_at_the_end(window), RAID),
         (has_zfs_label(window), Kind::Named("ZFS member")),
     ] {

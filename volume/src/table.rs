@@ -77,6 +77,11 @@ pub(crate) fn find(disk: &dyn ReadAt) -> Found {
     found
 }
 
+/// Whether the first sector of a volume is a partition table.
+pub(crate) fn has_mbr(window: &Window<'_>) -> bool {
+    window.array::<512>(0).is_some_and(|sector| mbr::primary_entries(&sector).is_some())
+}
+
 fn read(window: &Window<'_>) -> Result<Found, LeftAlone> {
     let sector_bytes = u64::from(window.sector_bytes());
     if window.size_bytes() < 2 * sector_bytes {

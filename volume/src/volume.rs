@@ -8,9 +8,11 @@
 //!
 //! Rules between volumes:
 //! - If the partition table is in doubt, all volumes are left alone for its reason.
+//! - If a suspended system is saved on the disk (in a swap area, or in hiberfil.sys), all volumes
+//!   are left alone: the system may have any of them mounted, and may have frozen it before.
 //! - A swap area says nothing about whether its system runs. (The system may be saved or paused in
-//!   a way that leaves no mark in the area.) So it is free only if a file system beside it says
-//!   that the system has unmounted it, and none says the opposite.
+//!   a way that leaves no mark in the area.) So it is free only if a file system beside it, other
+//!   than a FAT, says that the system has unmounted it, and none says the opposite.
 //! - A btrfs that is mounted looks like one that is not. It is left alone if another volume says
 //!   that the system has not unmounted it. A btrfs alone on its disk is believed.
 
@@ -178,7 +180,7 @@ fn ascending_runs(extents: &[Extent]) -> impl Iterator<Item = &[Extent]> {
 fn beside_the_table(disk: &dyn ReadAt, kind: TableKind) -> Option<LeftAlone> {
     let whole = one_extent(0..disk.size_bytes());
     let found = signature::find(&Window::new(disk, &whole));
-    let name = found.iter().find(|kind| **kind != signature::INNER_GPT)?.name();
+    let name = found.iter().find(|kind| !signature::INNER_TABLES.contains(kind))?.name();
     Some(LeftAlone::new(
         Why::Ambiguous,
         format!("the disk has a partition table ({kind}) and, over all of the disk, the signature of {name}"),
@@ -260,15 +262,23 @@ fn count(window: &Window<'_>, kind: Kind) -> Result<u64, LeftAlone> {
     }
 }
 
-/// Swap areas and btrfs do not show whether a system uses them: leaves both alone beside a volume
-/// that a system has mounted, and swap areas unless another volume shows that the system was shut
-/// down.
+/// Applies the rules between volumes: suspended systems, swap areas, btrfs.
 fn judge_by_the_others(volumes: &mut [Volume]) {
+    let is = |volume: &Volume, why: Why| matches!(&volume.free_bytes, Err(reason) if reason.why == why);
+    let suspended = volumes.iter().find(|volume| is(volume, Why::Hibernated)).map(Volume::name);
+    if let Some(name) = suspended {
+        for volume in volumes.iter_mut().filter(|volume| volume.free_bytes.is_ok()) {
+            let sentence = format!("a suspended system may have it mounted, because one is saved in {name}");
+            volume.free_bytes = Err(LeftAlone::new(Why::Hibernated, sentence));
+        }
+        return;
+    }
     let is_silent = |volume: &Volume| matches!(volume.contents, Some(signature::SWAP | signature::BTRFS));
-    let in_use = |volume: &&Volume| matches!(&volume.free_bytes, Err(reason) if matches!(reason.why, Why::Dirty | Why::Hibernated));
-    let running = volumes.iter().find(in_use).map(Volume::name);
+    let running = volumes.iter().find(|volume| is(volume, Why::Dirty)).map(Volume::name);
+    // The FAT of the firmware (ESP) is not mounted most of the time, so it is no witness.
+    let is_witness = |name: &str| !name.starts_with("FAT") && name != signature::LVM;
     let says_shut_down =
-        |volume: &Volume| volume.free_bytes.is_ok() && !is_silent(volume) && volume.contents != Some(signature::LVM);
+        |volume: &Volume| volume.free_bytes.is_ok() && !is_silent(volume) && volume.contents.is_some_and(is_witness);
     let shut_down = volumes.iter().any(says_shut_down);
     for volume in volumes.iter_mut().filter(|volume| is_silent(volume) && volume.free_bytes.is_ok()) {
         let sentence = match &running {

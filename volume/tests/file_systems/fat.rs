@@ -135,7 +135,9 @@ fn swap_is_free_only_beside_a_file_system_that_was_unmounted() {
     assert_eq!(free, vec![43008 * 512 + 4096..43008 * 512 + 20 * MIB]);
     // A suspended system, and one that was not shut down.
     scratch.put(43008 * 512 + 4086, b"S1SUSPEND\0");
-    assert_eq!(scratch.layout().volumes[1].free_bytes.clone().unwrap_err().why, Why::Hibernated);
+    let layout = scratch.layout();
+    assert_eq!(layout.volumes[1].free_bytes.clone().unwrap_err().why, Why::Hibernated);
+    assert_eq!(layout.volumes[0].free_bytes.clone().unwrap_err().why, Why::Hibernated, "the ext4 may be mounted");
     scratch.put(43008 * 512 + 4086, b"SWAPSPACE2");
     assert!(scratch.layout().volumes[1].free_bytes.is_ok());
     fs::write(scratch.path("commands"), "feature needs_recovery\n").unwrap();
@@ -143,6 +145,15 @@ fn swap_is_free_only_beside_a_file_system_that_was_unmounted() {
     let layout = scratch.layout();
     assert_eq!(layout.volumes[0].free_bytes.clone().unwrap_err().why, Why::Dirty);
     assert_eq!(layout.volumes[1].free_bytes.clone().unwrap_err().why, Why::Hibernated);
+    // The FAT that firmware starts from is not mounted most of the time, and proves nothing.
+    if have("a swap area beside a FAT", &["mkfs.fat"]) {
+        let other = Scratch::new(20 * MIB);
+        other.run("mkfs.fat IMAGE");
+        scratch.put(MIB, &other.bytes());
+        let layout = scratch.layout();
+        assert!(layout.volumes[0].free_bytes.is_ok() && layout.volumes[0].name().contains("FAT"));
+        assert_eq!(layout.volumes[1].free_bytes.clone().unwrap_err().why, Why::Hibernated);
+    }
     // A btrfs has no mark of its own either.
     if have("a btrfs beside a file system that is in use", &["mkfs.btrfs"]) {
         let scratch = Scratch::new(160 * MIB);

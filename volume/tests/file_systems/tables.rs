@@ -1,6 +1,6 @@
 //! Partition tables made by sfdisk, with file systems in them.
 
-use crate::lab::{MIB, Scratch, damage_each_byte, free_of, have, merged};
+use crate::lab::{Bytes, MIB, Scratch, damage_each_byte, free_of, have, merged};
 use diskwright_volume::{Place, TableKind, Why};
 use std::fs;
 
@@ -97,12 +97,50 @@ fn two_signatures_in_one_place_are_left_alone() {
         assert_eq!(volume.contents, None);
         scratch.put(at, &before);
     }
+    // A table in the first sector of a partition.
+    let scratch = partitioned(40 * MIB, "label: dos\nstart=2048, size=40960\n");
+    ext4(&scratch, MIB, 20 * MIB);
+    assert!(scratch.layout().volumes[0].free_bytes.is_ok());
+    scratch.put(MIB, &scratch.get(0, 512));
+    assert_eq!(scratch.layout().volumes[0].free_bytes.clone().unwrap_err().why, Why::Ambiguous);
+    let scratch = Scratch::new(40 * MIB);
+    ext4(&scratch, 0, 40 * MIB);
     // A table over a bare file system: either may be the stale one.
     fs::write(scratch.path("script"), "label: dos\nstart=2048, size=40960, type=83\n").unwrap();
     scratch.run("sh -c 'sfdisk -q --wipe never IMAGE < DIR/script'");
     let layout = scratch.layout();
     assert_eq!(layout.problem.map(|problem| problem.why), Some(Why::Ambiguous));
     assert!(layout.volumes.iter().all(|volume| volume.free_bytes.is_err()));
+}
+
+#[test]
+fn what_is_known_by_name_only_is_left_alone_by_name() {
+    let disk = |at: usize, bytes: &[u8]| {
+        let mut disk = vec![0; 4 << 20];
+        disk[at..at + bytes.len()].copy_from_slice(bytes);
+        Bytes(disk)
+    };
+    for (at, bytes, name, why) in [
+        (0, b"LUKS\xba\xbe\0\x02".as_slice(), "LUKS", Why::Encrypted),
+        (3, b"-FVE-FS-", "BitLocker", Why::Encrypted),
+        (3, b"ReFS\0\0\0\0", "ReFS", Why::Unsupported),
+        (4096, b"\xfc\x4e\x2b\xa9", "Linux RAID member", Why::Unsupported),
+        ((4 << 20) - 65_536, b"\xfc\x4e\x2b\xa9", "Linux RAID member", Why::Unsupported),
+        ((4 << 20) - 8192, b"\xfc\x4e\x2b\xa9", "Linux RAID member", Why::Unsupported),
+        (0x2_0000, b"\x0c\xb1\xba\0\0\0\0\0", "ZFS member", Why::Unsupported),
+        (0x400, b"\x10\x20\xf5\xf2", "F2FS", Why::Unsupported),
+    ] {
+        let layout = diskwright_volume::volumes(&disk(at, bytes));
+        let volume = &layout.volumes[0];
+        assert_eq!(volume.contents, Some(name));
+        let reason = volume.free_bytes.clone().unwrap_err();
+        assert!(reason.why == why && reason.to_string().starts_with(name), "{reason}");
+    }
+    let layout = diskwright_volume::volumes(&Bytes(vec![0; 4 << 20]));
+    assert_eq!(layout.volumes[0].free_bytes.clone().unwrap_err().why, Why::Unknown);
+    for len in [0, 1, 511, 512, 1024, 4095] {
+        assert!(diskwright_volume::volumes(&Bytes(vec![0x55; len])).volumes.iter().all(|one| one.free_bytes.is_err()));
+    }
 }
 
 #[test]
