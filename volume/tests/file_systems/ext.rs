@@ -44,7 +44,7 @@ fn make(size_bytes: u64, options: &str, count: usize) -> Scratch {
 
 /// The decisive test.
 fn garbage_in_free_blocks_harms_nothing(size_bytes: u64, options: &str) {
-    let scratch = make(size_bytes, options, 60);
+    let scratch = make(size_bytes, options, 40);
     scratch.run("e2fsck -fn IMAGE");
     let layout = scratch.layout();
     let volume = &layout.volumes[0];
@@ -73,7 +73,7 @@ fn every_feature_of_ext4() {
     }
     for (size_mib, options) in [
         (1024, "-t ext4"),
-        (2048, "-t ext4 -O ^has_journal"),
+        (1300, "-t ext4 -O ^has_journal"),
         (300, "-t ext4 -b 1024"),
         (300, "-t ext4 -b 2048 -O ^64bit,^flex_bg"),
         (700, "-t ext4 -O ^metadata_csum,uninit_bg"),

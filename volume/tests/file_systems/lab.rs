@@ -175,10 +175,15 @@ pub struct Mounted<'a> {
 impl<'a> Mounted<'a> {
     /// `None` where this is not possible: not root, no loop devices, not in this kernel.
     pub fn new(scratch: &'a Scratch, options: &str) -> Option<Self> {
+        Self::by(scratch, &format!("mount -o loop,{options} IMAGE DIR/mount"))
+    }
+
+    /// Mounts by this command.
+    pub fn by(scratch: &'a Scratch, line: &str) -> Option<Self> {
         fs::create_dir_all(scratch.path("mount")).unwrap();
-        let (status, text) = scratch.try_run(&format!("mount -o loop,{options} IMAGE DIR/mount"));
+        let (status, text) = scratch.try_run(line);
         if status != Some(0) {
-            println!("mount: {text}");
+            println!("{line}: {text}");
         }
         (status == Some(0)).then(|| Self { scratch })
     }
