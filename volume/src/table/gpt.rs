@@ -14,8 +14,8 @@ use crate::{
 };
 use uuid::{Uuid, uuid};
 
-/// Most bytes of an array of entries. Usual are 16 KiB.
-const MOST_ARRAY_BYTES: u64 = 1 << 20;
+/// Most bytes of an array of entries: 512 partitions. Usual are 16 KiB.
+const MOST_ARRAY_BYTES: u64 = 64 << 10;
 
 /// Types whose partitions belong to a volume manager that has its own idea of where data lie.
 const MANAGED: [(Uuid, &str); 4] = [
