@@ -76,6 +76,18 @@ fn gpt_needs_both_copies() {
         scratch.put(446 + 16 + 8, &[0; 8]);
     }
     assert!(good == scratch.bytes());
+    // Both copies are valid, and do not say the same: the first partition ends elsewhere.
+    scratch.put(1024 + 40, &(43_006_u64).to_le_bytes());
+    let array = crc32fast::hash(&scratch.get(1024, 128 * 128));
+    scratch.put(512 + 88, &array.to_le_bytes());
+    scratch.put(512 + 16, &[0; 4]);
+    let header = crc32fast::hash(&scratch.get(512, 92));
+    scratch.put(512 + 16, &header.to_le_bytes());
+    let layout = scratch.layout();
+    assert_eq!(layout.problem.map(|problem| problem.why), Some(Why::Ambiguous));
+    assert!(layout.volumes.len() == 2 && layout.volumes.iter().all(|volume| volume.free_bytes.is_err()));
+    scratch.put(512, &good[512..2048]);
+    assert!(scratch.layout().problem.is_none());
     // Without the protective MBR the header is in doubt.
     scratch.put(510, &[0, 0]);
     assert_eq!(scratch.layout().problem.map(|problem| problem.why), Some(Why::Ambiguous));
