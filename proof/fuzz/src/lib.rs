@@ -12,6 +12,7 @@
 //!     ├─ locators.rs   a child with false paths to its parent
 //!     ├─ wire.rs       the decoders of the NBD protocol
 //!     ├─ peers.rs      a server with a hostile client, and a client with a hostile server
+//!     ├─ volumes.rs    the readers of free space on damaged file systems
 //!     └─ mutation.rs   damage to chosen fields of chosen structures, with checksums repaired
 //! ```
 //!
@@ -27,6 +28,7 @@ pub mod mutation;
 pub mod peers;
 pub mod samples;
 pub mod targets;
+pub mod volumes;
 pub mod wire;
 
 pub use targets::{Body, TARGETS};

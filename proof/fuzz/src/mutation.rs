@@ -50,6 +50,19 @@ pub enum Value {
     Nudge(i8),
 }
 
+impl Value {
+    /// The new value of a field that has the value `found`.
+    pub fn of(self, found: u64) -> u64 {
+        match self {
+            Self::Any(value) => value,
+            Self::Small(value) => u64::from(value),
+            Self::NearPower(power, by) => (1_u64 << (power % 64)).wrapping_add_signed(i64::from(by)),
+            Self::Mebibytes(mebibytes, low) => u64::from(mebibytes) << 20 | u64::from(low & 7),
+            Self::Nudge(by) => found.wrapping_add_signed(i64::from(by)),
+        }
+    }
+}
+
 /// Most edits of one input. Further ones are ignored.
 const MOST_EDITS: usize = 8;
 
@@ -91,13 +104,7 @@ impl Edit {
             whole[..width].copy_from_slice(field);
         }
         let found = if big_endian { u64::from_be_bytes(whole) } else { u64::from_le_bytes(whole) };
-        let value = match self.value {
-            Value::Any(value) => value,
-            Value::Small(value) => u64::from(value),
-            Value::NearPower(power, by) => (1_u64 << (power % 64)).wrapping_add_signed(i64::from(by)),
-            Value::Mebibytes(mebibytes, low) => u64::from(mebibytes) << 20 | u64::from(low & 7),
-            Value::Nudge(by) => found.wrapping_add_signed(i64::from(by)),
-        };
+        let value = self.value.of(found);
         if big_endian {
             field.copy_from_slice(&value.to_be_bytes()[8 - width..]);
         } else {

@@ -6,7 +6,7 @@ use crate::{
     mutation::Mutation,
     peers,
     samples::{Sample, open_chain, samples},
-    wire,
+    volumes, wire,
 };
 use arbitrary::{Arbitrary, Unstructured};
 use diskwright_format::{vhd, vhdx};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub type Body = fn(&[u8]);
 
 /// All targets by name. The names are also those of the binaries and of the corpus folders.
-pub const TARGETS: [(&str, Body); 9] = [
+pub const TARGETS: [(&str, Body); 10] = [
     ("parsers", parsers),
     ("open_any", open_any),
     ("open_damaged", open_damaged),
@@ -28,6 +28,7 @@ pub const TARGETS: [(&str, Body); 9] = [
     ("nbd_wire", wire::nbd_wire),
     ("nbd_server", peers::nbd_server),
     ("nbd_client", peers::nbd_client),
+    ("volumes", volumes::volumes),
 ];
 
 /// Most bytes that are read at each end of a disk, because damage may make it huge.

@@ -1,0 +1,101 @@
+//! NTFS: the file $Bitmap, one bit for each cluster.
+//!
+//! ```text
+//!   boot.rs      boot sector: geometry, place of the MFT
+//!   record.rs    records of the MFT: fixups, attributes, run lists
+//!   file.rs      streams of files, through attribute lists
+//!   state.rs     $Volume flags, $LogFile, hiberfil.sys, shadow copies: is the volume at rest?
+//!      │
+//!      ▼
+//!   $Bitmap ─▶ sink     (which refuses if the MFT, $Bitmap or another system file were free)
+//! ```
+//!
+//! NTFS has no checksums and keeps no count of free clusters. So the bitmap is believed only if the
+//! volume is at rest, if it has a bit for every cluster, and if it calls no system file free that
+//! was read on the way. Clusters that a shadow copy (VSS) still needs may be free in $Bitmap, so a
+//! volume with shadow copies is left alone.
+
+mod boot;
+mod file;
+mod record;
+mod state;
+
+use crate::{
+    bytes::{le64, utf16, zero_runs},
+    read::Window,
+    reason::{LeftAlone, Stop},
+    signature::Identity,
+    sink::Sink,
+};
+use boot::Boot;
+use file::Files;
+
+/// Numbers of the system files in the MFT.
+const MFT: u64 = 0;
+const MFT_MIRROR: u64 = 1;
+const LOG_FILE: u64 = 2;
+const VOLUME: u64 = 3;
+const ROOT: u64 = 5;
+const BITMAP: u64 = 6;
+const BOOT: u64 = 7;
+
+/// Types of attributes.
+const VOLUME_NAME: u32 = 0x60;
+const VOLUME_INFORMATION: u32 = 0x70;
+const DATA: u32 = 0x80;
+const INDEX_ROOT: u32 = 0x90;
+const INDEX_ALLOCATION: u32 = 0xa0;
+const INDEX_BITMAP: u32 = 0xb0;
+
+/// Bytes of $Bitmap that are read at once.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// Label and serial number, as far as they can be read.
+pub(crate) fn identify(window: &Window<'_>) -> Option<Identity> {
+    let serial = le64(&window.bytes(0, 512).ok()?, 0x48);
+    let label = Boot::read(window)
+        .and_then(|boot| Files::open(*window, boot))
+        .and_then(|files| files.stream(VOLUME, VOLUME_NAME, ""))
+        .ok()
+        .flatten()
+        .and_then(|stream| utf16(stream.resident()?));
+    Some(Identity { name: "NTFS", label, uuid: Some(format!("{serial:016X}")) })
+}
+
+/// Sends the free clusters to `sink`.
+pub(crate) fn scan(window: &Window<'_>, sink: &mut Sink<'_>) -> Result<(), Stop> {
+    let boot = Boot::read(window)?;
+    let (clusters, cluster_bytes) = (boot.clusters, boot.cluster_bytes);
+    let files = Files::open(*window, boot)?;
+    state::check(&files)?;
+    let needed_bytes = clusters.div_ceil(8);
+    let Some(bitmap) = files.stream(BITMAP, DATA, "")? else {
+        return Err(LeftAlone::damaged("$Bitmap has no data").into());
+    };
+    if bitmap.data_bytes < needed_bytes || bitmap.initialized_bytes < needed_bytes {
+        let found = bitmap.initialized_bytes.min(bitmap.data_bytes);
+        return Err(LeftAlone::damaged(format!("$Bitmap has {found} bytes for {clusters} clusters")).into());
+    }
+    sink.reserve(0..cluster_bytes);
+    for number in [MFT, MFT_MIRROR, LOG_FILE, BITMAP, BOOT] {
+        let Some(stream) = files.stream(number, DATA, "")? else {
+            return Err(LeftAlone::damaged(format!("system file {number} has no data")).into());
+        };
+        stream.runs().iter().for_each(|run| sink.reserve(run.bytes(cluster_bytes)));
+    }
+    if let Some(index) = files.stream(ROOT, INDEX_ALLOCATION, "$I30")? {
+        index.runs().iter().for_each(|run| sink.reserve(run.bytes(cluster_bytes)));
+    }
+    let mut piece = vec![0; PIECE_BYTES];
+    let mut at_bytes = 0;
+    while at_bytes < needed_bytes {
+        let take = (needed_bytes - at_bytes).min(PIECE_BYTES as u64) as usize;
+        files.read(&bitmap, at_bytes, &mut piece[..take])?;
+        let first = at_bytes * 8;
+        for run in zero_runs(&piece[..take], clusters - first) {
+            sink.free((first + run.start) * cluster_bytes..(first + run.end) * cluster_bytes)?;
+        }
+        at_bytes += take as u64;
+    }
+    Ok(())
+}

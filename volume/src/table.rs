@@ -1,0 +1,175 @@
+//! Partition tables: which ranges of a disk are volumes.
+//!
+//! ```text
+//!   sector 0    no table            the whole disk is one volume
+//!               protective entry ─▶ gpt.rs   both copies must agree
+//!               other entries    ─▶ mbr.rs   four entries; logical ones in a chain of tables
+//! ```
+//!
+//! A table in doubt is still shown as far as it can be read, with the reason why nothing of the
+//! disk is given up. Partitions that overlap or leave the disk are left alone.
+
+mod gpt;
+mod mbr;
+
+use crate::{
+    read::{ReadAt, Window, one_extent},
+    reason::{LeftAlone, Why},
+    volume::Place,
+};
+use std::{fmt, ops::Range};
+
+/// Kind of a partition table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TableKind {
+    /// None: the disk is one volume.
+    None,
+    /// A master boot record.
+    Mbr,
+    /// A GUID partition table.
+    Gpt,
+}
+
+impl fmt::Display for TableKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Mbr => "MBR",
+            Self::Gpt => "GPT",
+        })
+    }
+}
+
+/// A partition of a table, or the whole disk.
+#[derive(Debug)]
+pub(crate) struct Partition {
+    pub(crate) place: Place,
+    /// Within the disk.
+    pub(crate) range_bytes: Range<u64>,
+    pub(crate) name: Option<String>,
+    pub(crate) type_text: Option<String>,
+    /// Why this partition is left alone.
+    pub(crate) problem: Option<LeftAlone>,
+}
+
+/// A table and its partitions.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) kind: TableKind,
+    pub(crate) problem: Option<LeftAlone>,
+    pub(crate) partitions: Vec<Partition>,
+}
+
+/// Reads the partition table.
+pub(crate) fn find(disk: &dyn ReadAt) -> Found {
+    let whole = one_extent(0..disk.size_bytes());
+    let window = Window::new(disk, &whole);
+    let sector_bytes = window.sector_bytes();
+    if !matches!(sector_bytes, 512 | 1024 | 2048 | 4096) {
+        let problem = LeftAlone::unsupported(format!("a sector size of {sector_bytes} bytes"));
+        return Found { kind: TableKind::None, problem: Some(problem), partitions: vec![bare(&window)] };
+    }
+    let mut found = match read(&window) {
+        Ok(found) => found,
+        Err(reason) => Found { kind: TableKind::None, problem: Some(reason), partitions: vec![bare(&window)] },
+    };
+    mark_overlaps(&mut found.partitions);
+    found
+}
+
+/// Whether the first sector of a volume is a partition table.
+pub(crate) fn has_mbr(window: &Window<'_>) -> bool {
+    window.array::<512>(0).is_some_and(|sector| mbr::primary_entries(&sector).is_some())
+}
+
+fn read(window: &Window<'_>) -> Result<Found, LeftAlone> {
+    let sector_bytes = u64::from(window.sector_bytes());
+    if window.size_bytes() < 2 * sector_bytes {
+        return Ok(Found { kind: TableKind::None, problem: None, partitions: vec![bare(window)] });
+    }
+    let sector = window.bytes(0, 512)?;
+    let entries = mbr::primary_entries(&sector);
+    let protective = entries.iter().flatten().any(|entry| entry.is_protective());
+    let at_the_end = window.size_bytes() / sector_bytes * sector_bytes - sector_bytes;
+    let gpt_places = [512, 1024, 2048, 4096, at_the_end].into_iter().find(|at| gpt::is_header(window, *at));
+    match (entries, gpt_places) {
+        (_, Some(_)) if protective => gpt::read(window, entries),
+        (None, Some(at)) => {
+            let mut found = gpt::read(window, entries)?;
+            found.problem = Some(LeftAlone::new(
+                Why::Ambiguous,
+                format!("a GPT header at byte {at} without a protective MBR: repair the table with gdisk"),
+            ));
+            Ok(found)
+        }
+        (Some(entries), Some(at)) => {
+            let mut found = mbr::read(window, &entries)?;
+            found.problem = Some(LeftAlone::new(
+                Why::Ambiguous,
+                format!("an MBR with partitions, and a GPT header at byte {at}: remove the wrong one with wipefs"),
+            ));
+            Ok(found)
+        }
+        (Some(_), None) if protective => {
+            let problem = LeftAlone::damaged("a protective MBR without a GPT");
+            Ok(Found { kind: TableKind::Gpt, problem: Some(problem), partitions: Vec::new() })
+        }
+        (Some(entries), None) => mbr::read(window, &entries),
+        (None, None) => Ok(Found { kind: TableKind::None, problem: None, partitions: vec![bare(window)] }),
+    }
+}
+
+fn bare(window: &Window<'_>) -> Partition {
+    Partition { place: Place::Disk, range_bytes: 0..window.size_bytes(), name: None, type_text: None, problem: None }
+}
+
+/// A partition from sectors `first` to before `end`, cut to the disk.
+fn partition(window: &Window<'_>, number: u32, first: u64, end: u64, type_text: String) -> Partition {
+    let sector_bytes = u64::from(window.sector_bytes());
+    let size_bytes = window.size_bytes();
+    let whole = first.checked_mul(sector_bytes).zip(end.checked_mul(sector_bytes));
+    let problem = match whole {
+        Some((start, end)) if start < end && end <= size_bytes => None,
+        _ => Some(LeftAlone::damaged(format!(
+            "partition {number} (sectors {first} to {end}) is empty or reaches beyond the disk's {size_bytes} bytes"
+        ))),
+    };
+    let (start, end) = whole.unwrap_or((size_bytes, size_bytes));
+    let start = start.min(size_bytes);
+    Partition {
+        place: Place::Partition(number),
+        range_bytes: start..end.clamp(start, size_bytes),
+        name: None,
+        type_text: Some(type_text),
+        problem,
+    }
+}
+
+/// Leaves alone all partitions that overlap another one.
+fn mark_overlaps(partitions: &mut [Partition]) {
+    let mut order: Vec<usize> = (0..partitions.len()).collect();
+    order.sort_by_key(|index| partitions[*index].range_bytes.start);
+    let mut reaching: Option<usize> = None;
+    for index in order {
+        if let Some(before) = reaching
+            && partitions[index].range_bytes.start < partitions[before].range_bytes.end
+        {
+            for (one, other) in [(index, before), (before, index)] {
+                let sentence = format!("overlaps {}", place_name(&partitions[other].place));
+                partitions[one].problem.get_or_insert(LeftAlone::damaged(sentence));
+            }
+        }
+        let farther =
+            reaching.is_none_or(|before| partitions[index].range_bytes.end > partitions[before].range_bytes.end);
+        if farther {
+            reaching = Some(index);
+        }
+    }
+}
+
+fn place_name(place: &Place) -> String {
+    match place {
+        Place::Partition(number) => format!("partition {number}"),
+        _ => "another volume".to_owned(),
+    }
+}
