@@ -52,6 +52,8 @@ pub enum Command {
     Info(commands::info::InfoArgs),
     /// Show which layer holds which range, or draw the whole disk on one screen.
     Map(commands::map::MapArgs),
+    /// List the partitions and file systems on a disk, and what is free in them.
+    Partitions(commands::partitions::PartitionsArgs),
     /// Check a disk for damage and leaked space. Never writes.
     Check(commands::check::CheckArgs),
     /// Copy a disk into a new image of any format and type.
@@ -88,10 +90,11 @@ pub enum Command {
 }
 
 /// What each command uses of the options about disks. The others use none of them.
-const USED: [(&[&str], Used); 24] = [
+const USED: [(&[&str], Used); 25] = [
     (&["create"], Used::Parents),
     (&["info"], Used::Reading),
     (&["map"], Used::Reading),
+    (&["partitions"], Used::Reading),
     (&["check"], Used::Reading),
     (&["convert"], Used::Reading),
     (&["compare"], Used::Reading),

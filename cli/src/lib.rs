@@ -93,6 +93,7 @@ fn dispatch(context: &mut Context, command: &Command) -> Outcome {
         Command::Create(args) => commands::create::run(context, args),
         Command::Info(args) => commands::info::run(context, args),
         Command::Map(args) => commands::map::run(context, args),
+        Command::Partitions(args) => commands::partitions::run(context, args),
         Command::Check(args) => commands::check::run(context, args),
         Command::Convert(args) => commands::convert::run(context, args),
         Command::Compare(args) => commands::compare::run(context, args),

@@ -14,6 +14,7 @@ const LINES: &[&str] = &[
     "info child.vhdx --chain",
     "map child.vhdx",
     "map child.vhdx --draw",
+    "partitions child.vhdx",
     "check child.vhdx --chain",
     "convert child.vhdx copy.vhd --verify",
     "compare child.vhdx copy.vhd",

@@ -31,6 +31,7 @@
 //!   clones.rs     creates many children of one image
 //!   snapshot.rs   freezes a disk, goes back to a snapshot, removes one
 //!   family.rs     the images of a folder and their parents
+//!   volumes.rs    partitions and file systems on a disk
 //! ```
 
 #![forbid(unsafe_code)]
@@ -66,6 +67,7 @@ mod resize;
 mod schedules;
 mod shared;
 mod snapshot;
+mod volumes;
 mod work;
 
 pub use chain::Layer;
@@ -75,6 +77,7 @@ pub use compare::{CompareOutcome, compare};
 pub use convert::{ConvertOptions, ConvertOutcome, Lost, LostRange, convert, size_note};
 pub use create::{CreateRequest, create};
 pub use device::{Disk, MAP_MEMORY_BYTES};
+pub use diskwright_volume as volume;
 pub use error::{DiskError, Result};
 pub use family::{FAMILY_MAX, Family, FoundParent, Node, Relative};
 pub use open::{parent_time_doubt, read_without_lock};
@@ -83,6 +86,7 @@ pub use parts::{Named, Parts, check_parts, parts_of};
 pub use place::{Opened, Place, in_a_file};
 pub use resize::{Resized, resize};
 pub use snapshot::{Left, Snapshot, SnapshotOptions, remove_snapshot, revert, snapshot};
+pub use volumes::layout;
 
 /// Reports the progress of a long operation: bytes done, bytes in total. Returns `false` to stop
 /// it.
