@@ -7,7 +7,7 @@
 
 use crate::{
     describe::printable_lines, exit::Outcome, json, options::GlobalOptions, progress::ProgressDisplay,
-    signals::Signals, steps::StepDisplay, style::Style,
+    signals::Signals, steps::StepDisplay, style::Style, switches,
 };
 use diskwright_disk::{OpenOptions, Opened};
 use diskwright_lab::{
@@ -22,13 +22,14 @@ use std::{
     path::Path,
 };
 
-/// A sentence of this program on standard error, whatever the names in it are made of. (`eprintln!`
+/// A sentence of this program on standard error, whatever the names in it are made of, with the
+/// switches of this command for the options that a library names. (`eprintln!`
 /// panics when standard error is closed.)
 ///
 /// On a terminal it is broken at spaces where the terminal ends; a program that reads it gets it on
 /// one line.
 pub fn say(sentence: &str) {
-    let sentence = format!("diskwright: {}", printable_lines(sentence));
+    let sentence = format!("diskwright: {}", printable_lines(&switches::told(sentence)));
     let text = match Style::of(&io::stderr()) {
         Style { is_terminal: true, columns, .. } => hanging(&sentence, columns),
         _ => sentence,

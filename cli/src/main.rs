@@ -11,6 +11,7 @@
 //!   describe.rs    one image in words and JSON    steps.rs      how far a run of the lab is
 //!   export.rs      an NBD export in words, JSON   live.rs      a run while it is measured
 //!   ntfs.rs       holes that Windows refuses
+//!   switches.rs   what the libraries' options are called here
 //!   sizes.rs  timestamp.rs  table.rs  json.rs     how things are written
 //! ```
 //!
@@ -36,6 +37,7 @@ mod signals;
 mod sizes;
 mod steps;
 mod style;
+mod switches;
 mod table;
 mod timestamp;
 
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error),
     };
+    switches::set_command(switches_of(&cli.command));
     let codes = codes(&cli.command);
     let mut context = Context::new(cli.global, signals);
     let outcome = run(&mut context, &cli.command).and_then(|code| {
@@ -99,6 +102,15 @@ fn codes(command: &Command) -> Codes {
         Command::Compare(_) => Codes::COMPARE,
         Command::Lab(args) => args.codes(),
         _ => Codes::USUAL,
+    }
+}
+
+// The commands that have switches of their own for an option that others share.
+fn switches_of(command: &Command) -> &'static str {
+    match command {
+        Command::Convert(_) => "convert",
+        Command::Compare(_) => "compare",
+        _ => "",
     }
 }
 

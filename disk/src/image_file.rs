@@ -100,7 +100,7 @@ pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: 
     let image = probe::open_parts(stores.clone(), verdict, false, raw_sector_bytes)?;
     if verdict.is_guess {
         warnings.push(format!(
-            "{}: opened as {} because of its contents; its extension does not say so, so it is read-only (name the format with --format)",
+            "{}: opened as {} because of its contents; its extension does not say so, so it is read-only (name the format with `OpenOptions::format`)",
             path.display(),
             verdict.format
         ));
@@ -132,7 +132,7 @@ fn warn_of_part(path: &Path, beside: &Path, writable: bool, warnings: &mut Vec<S
     if writable {
         return Err(DiskError::BadOptions {
             what: format!("{what}; a single part cannot be opened for writing"),
-            hint: "open the first part (.000 or .001), or, if this file is a disk by itself, say --format raw".into(),
+            hint: "open the first part (.000 or .001), or, if this file is a disk by itself, use `OpenOptions::format` = raw".into(),
         });
     }
     warnings.push(format!("{what}; only this file is read: open the first part (.000 or .001) for the whole disk"));

@@ -295,7 +295,7 @@ fn check_timestamp(
     if options.writable && is_top {
         return Err(DiskError::BadChain {
             path: child_path.to_owned(),
-            what: format!("{what}; if the parent was only copied, use --ignore-parent-timestamp"),
+            what: format!("{what}; if the parent was only copied, use `ParentPolicy::ignore_timestamp`"),
         });
     }
     warnings.push(format!("{}: {what}", child_path.display()));

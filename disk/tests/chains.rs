@@ -158,7 +158,7 @@ fn a_vhd_parent_that_was_written_to_warns_readers_and_stops_writers() {
     assert_eq!(disk.warnings().len(), 1);
     drop(disk);
     let error = Disk::open(&top, &writable()).unwrap_err();
-    assert!(error.to_string().contains("--ignore-parent-timestamp"), "{error}");
+    assert!(error.to_string().contains("`ParentPolicy::ignore_timestamp`"), "{error}");
     let policy = ParentPolicy { ignore_timestamp: true, ..ParentPolicy::default() };
     Disk::open(&top, &OpenOptions { parents: policy, ..writable() }).unwrap();
 }

@@ -227,7 +227,7 @@ fn the_first_part_is_found_by_its_number() {
     assert!(later.geometry().size_bytes == 512 && later.warnings()[0].contains("later part"), "{:?}", later.warnings());
     drop(later);
     let error = refused(&path("g.002"), true);
-    assert!(error.contains("g.001 exists") && error.contains("--format raw"), "{error}");
+    assert!(error.contains("g.001 exists") && error.contains("`OpenOptions::format` = raw"), "{error}");
     let options = OpenOptions { writable: true, format: Some(Format::Raw), ..OpenOptions::default() };
     assert!(Disk::open(path("g.002"), &options).is_ok());
     // After .999 comes .1000.
@@ -313,7 +313,7 @@ fn parts_of_another_format_are_refused_by_name() {
         split(dir.path(), 1, &bytes, &[4096, 4096, 4096]);
         for writable in [false, true] {
             let error = refused(&path, writable);
-            assert!(error.contains(&format!("parts of a {name} image")) && error.contains("--format raw"), "{error}");
+            assert!(error.contains(&format!("parts of a {name} image")) && error.contains("`OpenOptions::format` = raw"), "{error}");
         }
         let options = OpenOptions { format: Some(Format::Raw), writable: true, ..OpenOptions::default() };
         let disk = Disk::open(&path, &options).unwrap();

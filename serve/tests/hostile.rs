@@ -161,7 +161,7 @@ fn writable_exports_on_tcp_need_tls_or_insecure_writes() {
     let tcp = || vec![Listener::bind(&Address::Tcp("127.0.0.1".into(), 0)).unwrap()];
     let error = NbdServer::start(export(true), tcp(), Options::default()).unwrap_err();
     assert!(matches!(error, ServeError::Insecure { .. }), "{error}");
-    assert!(error.to_string().contains("--insecure-writes"));
+    assert!(error.to_string().contains("`Options::insecure_writes`"));
     let nowhere = NbdServer::start(export(true), Vec::new(), Options::default()).unwrap_err();
     assert!(matches!(nowhere, ServeError::NoListener));
     let allowed = vec!["10.1.2.0/24".parse().unwrap()];

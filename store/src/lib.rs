@@ -42,6 +42,7 @@ mod link;
 pub mod lock;
 pub mod memory;
 mod open;
+mod option_names;
 pub mod overlay;
 mod part;
 mod pool;
@@ -80,6 +81,7 @@ pub use lane::{Lane, LaneOp, Loan};
 pub use lock::LockMode;
 pub use memory::MemoryStore;
 pub use open::{raise_open_file_limit, sync_directory_of};
+pub use option_names::rename_options;
 pub use overlay::OverlayStore;
 pub use queue::{
     BlockDevice, BlockQueue, Blocking, Completion, Extent, ExtentKind, Geometry, Operation, PushError, QueueOptions,

@@ -82,7 +82,7 @@ pub enum OpenError {
         holder: String,
     },
     /// Another file names this path, it is a block device, and devices are not allowed.
-    #[error("cannot open {} as a disk: another file names it, and it is a block device; if you trust that file, allow it with --allow-devices", path.display())]
+    #[error("cannot open {} as a disk: another file names it, and it is a block device, which this open does not allow", path.display())]
     Device {
         /// The path that was opened.
         path: PathBuf,
@@ -353,6 +353,6 @@ mod tests {
         assert!(refuse_unsuitable(path, PathResolution::Usual, mode).is_ok());
         assert!(refuse_unsuitable(path, PathResolution::Canonical { allow_devices: true }, mode).is_ok());
         let refused = refuse_unsuitable(path, PathResolution::Canonical { allow_devices: false }, mode).unwrap_err();
-        assert!(refused.to_string().contains("--allow-devices"), "{refused}");
+        assert!(refused.to_string().contains("it is a block device, which this open does not allow"), "{refused}");
     }
 }

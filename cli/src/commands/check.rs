@@ -14,6 +14,7 @@ use crate::{
     options::ShareArgs,
     sizes::Human,
     style::{GREEN, RED, YELLOW},
+    switches,
 };
 use clap::Args;
 use diskwright_disk::{
@@ -100,7 +101,7 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
     warnings.iter().for_each(|warning| context.warn(warning));
     match Disk::open(&args.file, &options) {
         Ok(disk) => {
-            chain_error = disk.broken_link().map(ToString::to_string);
+            chain_error = disk.broken_link().map(switches::told);
             for (depth, pair) in disk.layers().windows(2).enumerate() {
                 let [child, parent] = pair else { continue };
                 if depth > 0 && !args.chain {
@@ -119,7 +120,7 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
         }
         // Where the file itself is damaged, the check has told more than the open can.
         Err(_) if !args.chain && is_corrupt(&checked) => {}
-        Err(error) => chain_error = Some(error.to_string()),
+        Err(error) => chain_error = Some(switches::told(error)),
     }
     let reports: Vec<FileReport> = checked.iter().map(|(path, result)| report_of(path, result)).collect();
     let code = exit_code(
@@ -200,7 +201,7 @@ fn report_of(path: &Path, result: &Result<(Format, CheckReport), DiskError>) -> 
             file,
             format: None,
             verdict,
-            error: Some(error.to_string()),
+            error: Some(switches::told(error)),
             allocated_blocks: 0,
             total_blocks: 0,
             leaked_bytes: 0,
@@ -220,7 +221,7 @@ fn report_of(path: &Path, result: &Result<(Format, CheckReport), DiskError>) -> 
                 .map(|finding| FindingReport {
                     severity: severity_word(finding.severity),
                     offset: finding.offset_bytes,
-                    message: finding.message.clone(),
+                    message: switches::told(&finding.message),
                 })
                 .collect(),
         },

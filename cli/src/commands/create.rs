@@ -7,6 +7,7 @@ use crate::{
     json, ntfs,
     options::{FormatArg, TypeArg},
     sizes::{self, Human},
+    switches,
 };
 use clap::Args;
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, Reach, in_a_file, size_note};
@@ -96,7 +97,7 @@ pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
         made.remarks.push(note);
     }
     if context.global.json {
-        context.print_json("diskwright.create/1", Report { made, warnings })?;
+        context.print_json("diskwright.create/1", Report { made, warnings: switches::all_told(&warnings) })?;
     } else {
         let blocks = made.block_size.map(|bytes| format!(", blocks of {}", Human(bytes))).unwrap_or_default();
         let file = printable(&json::path(&args.file));

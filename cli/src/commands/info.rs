@@ -10,6 +10,7 @@ use crate::{
     export::ExportReport,
     options::ShareArgs,
     style::{FAINT, GREEN, RED, YELLOW},
+    switches,
     table::Fields,
 };
 use clap::Args;
@@ -93,10 +94,10 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
                 .map(|trouble| state_above(disk.layers().len(), trouble))
                 .or(top.parent.as_ref().map(|_| "ok")),
             top,
-            parent_error: trouble.filter(|_| disk.layers().len() == 1).map(ToString::to_string),
-            chain_error: trouble.map(ToString::to_string),
+            parent_error: trouble.filter(|_| disk.layers().len() == 1).map(switches::told),
+            chain_error: trouble.map(switches::told),
             chain_length: trouble.is_none().then(|| disk.layers().len()),
-            warnings: disk.warnings().to_vec(),
+            warnings: switches::all_told(disk.warnings()),
             chain,
         };
         context.print_json("diskwright.info/1", report)?;
@@ -195,7 +196,7 @@ fn draw_chain(
             state => format!("parent {state}"),
         };
         writeln!(out, "{}  {}{}", "?".repeat(number_width), branch(layers.len()), style.paint(RED, what))?;
-        writeln!(out, "{}", printable(&trouble.to_string()))?;
+        writeln!(out, "{}", printable(&switches::told(trouble)))?;
     }
     Ok(())
 }

@@ -21,6 +21,7 @@ use crate::{
     exit::{self, Failure, Outcome},
     json, options,
     sizes::Human,
+    switches,
 };
 use clap::Args;
 use diskwright_disk::{Disk, DiskError, Layer, Opened};
@@ -371,7 +372,7 @@ fn announce(
                 read_only: geometry.read_only,
                 ephemeral: args.ephemeral,
                 uris: server.addresses().iter().map(|address| uri(address, name, tls(address))).collect(),
-                warnings: disk.warnings().to_vec(),
+                warnings: switches::all_told(disk.warnings()),
             }
         })
         .collect();

@@ -102,9 +102,9 @@ pub fn probe(store: &dyn Store, writable: bool) -> Result<Verdict> {
 }
 
 /// Hint how to name the format.
-const SAY_WHICH: &str = "say which it is with --format (--source-format of convert, --second-format of compare)";
+const SAY_WHICH: &str = "say which it is with `OpenOptions::format`";
 /// Hint how to open the file as raw.
-const SAY_RAW: &str = "if these are the bytes of a raw disk, say so (--format raw, or --source-format raw of convert)";
+const SAY_RAW: &str = "if these are the bytes of a raw disk, say so with `OpenOptions::format` = raw";
 
 /// The formats whose signatures are at the start of `first` or the end of `last`. These are the
 /// same file, or two parts of a disk.
@@ -192,7 +192,7 @@ fn guess_refused(store: &dyn Store, format: Format, why: &str) -> ImageError {
         what: format!(
             "the contents look like {format}, but the extension does not say so, and {why}: the file may be a raw disk into which a guest wrote this data"
         ),
-        hint: format!("say which it is: --format {format} or --format raw (--source-format of convert)"),
+        hint: format!("say which it is with `OpenOptions::format` = {format} or raw"),
     }
 }
 

@@ -146,7 +146,7 @@ fn empty_devices(devices: &[PathBuf], record: &Record, how: Detach, ours: &[u32]
     let failed = |source| AttachError::State { doing: "read", path: "/proc".into(), source, hint: "" };
     let uses = usage::uses(&numbers, ours).map_err(failed)?;
     let hint = match uses.first() {
-        Some(Use::Mounted(_)) if !how.unmount => " (or let --unmount do it)",
+        Some(Use::Mounted(_)) if !how.unmount => " (or let `Detach::unmount` do it)",
         _ => "",
     };
     if !uses.is_empty() {
@@ -156,7 +156,7 @@ fn empty_devices(devices: &[PathBuf], record: &Record, how: Detach, ours: &[u32]
         File::open(device).and_then(|device| device.sync_all()).map_err(|error| AttachError::Flush {
             place: place.clone(),
             what: format!(
-                "what was written last cannot be flushed: {error}; the disk stays attached: remove the cause and try again, or lose the data with --force"
+                "what was written last cannot be flushed: {error}; the disk stays attached: remove the cause and try again, or lose the data with `Detach::force`"
             ),
         })?;
     }

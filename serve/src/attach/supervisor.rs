@@ -88,7 +88,7 @@ pub fn attach(
     if options.fuse_dir.is_none() && !rustix::process::geteuid().is_root() {
         return Err(AttachError::BadOptions {
             what: format!("{}: block devices need root", options.file.display()),
-            hint: "run as root, or use --fuse DIR, which shows the disk as a file",
+            hint: "run as root, or use `AttachOptions::fuse_dir`, which shows the disk as a file",
         });
     }
     let home = registry.dir_of(&file)?;
@@ -478,7 +478,7 @@ impl Attached {
                     }
                     Ok(_) => {
                         let refused =
-                            Answer::Refused("the disk is being detached; detach with --force to end it now".into());
+                            Answer::Refused("the disk is being detached; detach with `Detach::force` to end it now".into());
                         let _ = control::answer(&mut stream, &refused);
                     }
                     Err(_) => {}
@@ -490,7 +490,7 @@ impl Attached {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     return Err(AttachError::Supervisor(format!(
-                        "{}: unmounted here, but still in use: a container or another mount namespace has it mounted (lsns -t mnt lists them), or the server waits for a slow disk; it will be detached when that ends, or at once with detach --force, which gives its users I/O errors",
+                        "{}: unmounted here, but still in use: a container or another mount namespace has it mounted (lsns -t mnt lists them), or the server waits for a slow disk; it will be detached when that ends, or at once when it is detached with `Detach::force`, which gives its users I/O errors",
                         self.record.file.display()
                     )));
                 }

@@ -47,11 +47,11 @@ pub enum ServeError {
     #[error(transparent)]
     Exports(#[from] ExportError),
     /// There are no listeners.
-    #[error("there is no address to listen on; name one with --nbd")]
+    #[error("there is no address to listen on; name at least one")]
     NoListener,
     /// Writable exports on TCP need TLS, unless [`Options::insecure_writes`] is set.
     #[error(
-        "export {export:?} is writable, and {address} is TCP without TLS: every program that can reach the address could change the disk; use --read-only, --ephemeral, a unix socket or --tls-certificates, or allow it with --insecure-writes"
+        "export {export:?} is writable, and {address} is TCP without TLS: every program that can reach the address could change the disk; make the export read-only or ephemeral, listen on a unix socket, use TLS (`Options::tls`), or allow it with `Options::insecure_writes`"
     )]
     Insecure {
         /// The export.
