@@ -59,8 +59,8 @@ pub fn check(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Checked> {
     Ok(Checked { format, report, broken_link, warnings })
 }
 
-/// Checks the image at `path` alone: neither its parents nor the links to them. Damage that ends the
-/// check is a finding. Of the options `writable` and `reach` are ignored.
+/// Checks the image at `path` alone: neither its parents nor the links to them. Damage that ends
+/// the check is a finding. Of the options `writable` and `reach` are ignored.
 ///
 /// # Errors
 /// As [`check`].

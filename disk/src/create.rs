@@ -177,7 +177,11 @@ fn resolve(path: &Path, format: Format, request: &CreateRequest) -> Result<Creat
         return Err(bad(path, "its size is 0", "use a larger `CreateRequest::size_bytes`"));
     }
     if !matches!(logical_sector_bytes, 512 | 4096) {
-        return Err(bad(path, format!("a sector of {logical_sector_bytes} bytes"), "use a `CreateRequest::logical_sector_bytes` of 512 or 4096"));
+        return Err(bad(
+            path,
+            format!("a sector of {logical_sector_bytes} bytes"),
+            "use a `CreateRequest::logical_sector_bytes` of 512 or 4096",
+        ));
     }
     if size_bytes % u64::from(logical_sector_bytes) != 0 {
         return Err(bad(

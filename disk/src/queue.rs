@@ -588,7 +588,7 @@ impl BlockQueue for DiskQueue {
             return Err(Box::new(PushError { request, reason }));
         }
         self.in_flight += 1;
-        let is_zeros = self.shared.detect_zeroes && pieces::writes_zeros(&request);
+        let is_zeros = self.shared.detect_zeroes && request.writes_zeros();
         match request.operation {
             Operation::Flush => self.flush(request.tag, parity),
             _ if request.len_bytes == 0 => {

@@ -313,7 +313,10 @@ fn parts_of_another_format_are_refused_by_name() {
         split(dir.path(), 1, &bytes, &[4096, 4096, 4096]);
         for writable in [false, true] {
             let error = refused(&path, writable);
-            assert!(error.contains(&format!("parts of a {name} image")) && error.contains("`OpenOptions::format` = raw"), "{error}");
+            assert!(
+                error.contains(&format!("parts of a {name} image")) && error.contains("`OpenOptions::format` = raw"),
+                "{error}"
+            );
         }
         let options = OpenOptions { format: Some(Format::Raw), writable: true, ..OpenOptions::default() };
         let disk = Disk::open(&path, &options).unwrap();

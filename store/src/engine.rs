@@ -49,24 +49,23 @@ mod segments;
 mod settle;
 mod work;
 
-pub use crate::external::ExternalTicket;
+pub use crate::{external::ExternalTicket, slots::EngineCompletion};
 
 use crate::{
     IoBuf, Segments, SharedRing, Slab,
+    buffer::{Span, ZEROS_BYTES},
     external::{Ended, Externals},
-    lane::Lane,
+    lane::{LANE_PATIENCE, Lane},
     link::Link,
-    part::{Action, LaneUse, Part, Span, Target, ZEROS_BYTES},
+    part::{Action, LaneUse, Part, Target},
+    range::{FileRange, Zeroing},
     ring::{LANES_MAX, Ring},
     shared::{Mail, Member},
     slots::Slots,
-    store::{FileRange, Store, Zeroing},
+    store::Store,
 };
 use rustix::io::Errno;
 use std::{io, ops::Range, sync::Arc, time::Duration};
-
-/// How long an engine that is closed waits for lanes by default.
-pub(crate) const LANE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How I/O is submitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -88,24 +87,6 @@ pub struct TargetId(u32);
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a request that is not ended is never handed out"]
 pub struct SlotId(u32);
-
-/// A completed request.
-#[derive(Debug)]
-pub struct EngineCompletion {
-    /// The tag given at `begin`.
-    pub tag: u64,
-    /// The number given at `begin` for the caller's bookkeeping; 0 if unused.
-    pub cookie: u64,
-    /// The request's buffer.
-    pub buf: Option<IoBuf>,
-    /// The request's scatter-gather list, if it has one instead of a buffer.
-    pub segments: Option<Box<Segments>>,
-    /// `Ok` if every part succeeded; else the first error.
-    pub result: io::Result<()>,
-    /// Part of the request was never answered and may still be carried out: a write may reach the
-    /// store at any later time. `buf` and `segments` are fresh memory; the originals were leaked.
-    pub lost: bool,
-}
 
 /// Counters, for measuring what a request costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

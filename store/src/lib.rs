@@ -47,6 +47,7 @@ pub mod overlay;
 mod part;
 mod pool;
 pub mod queue;
+mod range;
 pub mod raw;
 pub mod resize;
 #[cfg(not(miri))]

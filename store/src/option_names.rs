@@ -54,7 +54,8 @@ pub fn rename_options(text: &str, name_of: impl Fn(&str, bool) -> Option<String>
 fn option_at(text: &str) -> Option<(&str, usize, bool)> {
     let (option, after) = text.strip_prefix('`')?.split_once('`')?;
     let (owner, field) = option.split_once("::")?;
-    let is_name = |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    let is_name =
+        |name: &str| !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     let has_value = after.starts_with(VALUE);
     let len = option.len() + 2 + if has_value { VALUE.len() } else { 0 };
     (is_name(owner) && is_name(field)).then_some((option, len, has_value))

@@ -17,11 +17,11 @@
 use crate::attach::{
     AttachOptions, DeviceKind,
     control::{self, Answer},
-    error::AttachError,
+    error::{AttachError, state_error},
     loop_device::{self, Found, LoopOptions},
     mounting,
     process::Process,
-    record::{PartitionRecord, Record, RecordDir, Registry, ShownBy, state_error},
+    record::{PartitionRecord, Record, RecordDir, Registry, ShownBy},
     release::{self, Detach},
     run_dir::Kept,
     server::{At, ServerSays, Shown, now_seconds},
@@ -477,8 +477,9 @@ impl Attached {
                         }
                     }
                     Ok(_) => {
-                        let refused =
-                            Answer::Refused("the disk is being detached; detach with `Detach::force` to end it now".into());
+                        let refused = Answer::Refused(
+                            "the disk is being detached; detach with `Detach::force` to end it now".into(),
+                        );
                         let _ = control::answer(&mut stream, &refused);
                     }
                     Err(_) => {}

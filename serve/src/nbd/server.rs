@@ -11,20 +11,18 @@
 
 use super::{
     Export, ExportError, Listener, Options,
-    connection::Peer,
     export::Exports,
     inbox::{Inbox, Message},
     listen::{Address, Leftover},
+    peer::Peer,
     settings::Settings,
     worker::Worker,
 };
 use crate::{contained::contained, metrics::Metrics};
 use diskwright_store::{Blocking, EngineKind, IoBuf, SharedRing, StreamEnd, StreamId, Streams};
-use rustix::net::sockopt;
 use std::{
     io,
-    net::SocketAddr,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     sync::{Arc, atomic::Ordering, mpsc},
     thread::{self, JoinHandle},
     time::Duration,
@@ -330,7 +328,7 @@ impl Front {
     }
 
     fn admit(&self, fd: OwnedFd, on_tcp: bool) {
-        let peer = match peer_of(&fd, on_tcp) {
+        let peer = match Peer::of(&fd, on_tcp) {
             Ok(peer) => peer,
             // The client has disconnected already.
             Err(error) => return tracing::debug!(%error, "a client disconnected before its connection was accepted"),
@@ -353,16 +351,4 @@ impl Front {
         self.metrics.worker(index).connections.fetch_add(1, Ordering::Relaxed);
         self.workers[index].put(Message::Client(fd, peer, self.settings.tls_need(on_tcp)));
     }
-}
-
-fn peer_of(fd: &OwnedFd, on_tcp: bool) -> io::Result<Peer> {
-    if !on_tcp {
-        let found = sockopt::socket_peercred(fd.as_fd()).ok();
-        return Ok(Peer::Unix(found.map(|found| (found.pid.as_raw_nonzero().get(), found.uid.as_raw()))));
-    }
-    // TCP_NODELAY sends small replies at once. Keep-alive detects a client whose machine has died.
-    sockopt::set_tcp_nodelay(fd, true)?;
-    sockopt::set_socket_keepalive(fd, true)?;
-    let address = rustix::net::getpeername(fd)?.ok_or_else(|| io::Error::other("the socket has no peer address"))?;
-    Ok(Peer::Tcp(SocketAddr::try_from(address)?))
 }

@@ -9,7 +9,9 @@ pub enum UblkError {
     #[error("cannot use {}: {source}{}", path.display(), hint_of(source))]
     NoDriver { path: PathBuf, source: io::Error },
     /// The driver refused a control command.
-    #[error("cannot {doing} a ublk device: {source}; see the kernel's log (dmesg), or attach with `AttachOptions::by` = loop")]
+    #[error(
+        "cannot {doing} a ublk device: {source}; see the kernel's log (dmesg), or attach with `AttachOptions::by` = loop"
+    )]
     Device {
         /// The command, as in "add".
         doing: &'static str,
@@ -43,7 +45,9 @@ fn hint_of(error: &io::Error) -> &'static str {
         io::ErrorKind::NotFound => {
             "; the kernel has no ublk driver, or it is not loaded (modprobe ublk_drv); or attach with `AttachOptions::by` = loop"
         }
-        io::ErrorKind::PermissionDenied => "; ublk devices need root; `AttachOptions::fuse_dir` shows the disk as a file without root",
+        io::ErrorKind::PermissionDenied => {
+            "; ublk devices need root; `AttachOptions::fuse_dir` shows the disk as a file without root"
+        }
         _ => "; or attach with `AttachOptions::by` = loop",
     }
 }
