@@ -16,8 +16,8 @@
 
 use diskwright_disk::{ConvertOptions, CreateRequest, OpenOptions, ParentPolicy};
 use diskwright_serve::{
-    attach::{AttachOptions, Detach},
-    nbd::Options,
+    attach::{AttachOptions, DetachOptions},
+    nbd::ServerOptions,
 };
 use diskwright_store::rename_options;
 use std::{fmt::Display, sync::OnceLock};
@@ -66,10 +66,10 @@ switches! {
     AttachOptions::fuse_dir => "--fuse DIR";
     AttachOptions::mount => "--mount";
     AttachOptions::partition => "--partition";
-    Detach::force => "--force";
-    Detach::unmount => "--unmount";
-    Options::insecure_writes => "--insecure-writes";
-    Options::tls => "--tls-certificates";
+    DetachOptions::force => "--force";
+    DetachOptions::unmount => "--unmount";
+    ServerOptions::insecure_writes => "--insecure-writes";
+    ServerOptions::tls => "--tls-certificates";
 }
 
 /// The command that this process runs.

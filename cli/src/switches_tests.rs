@@ -19,8 +19,8 @@ fn options_become_the_switches_of_the_command() {
     assert_eq!(told_by("convert", sentence), "a.img: say which it is with --source-format vhd or raw");
     assert_eq!(told_by("compare", sentence), "a.img: say which it is with --format or --second-format vhd or raw");
     assert_eq!(told_by("convert", "name the format with `CreateRequest::format`"), "name the format with --format");
-    assert_eq!(told(told("use `Detach::force`")), "use --force");
-    assert_eq!(all_told(&["a", "`Detach::unmount`"]), ["a", "--unmount"]);
+    assert_eq!(told(told("use `DetachOptions::force`")), "use --force");
+    assert_eq!(all_told(&["a", "`DetachOptions::unmount`"]), ["a", "--unmount"]);
 }
 
 #[test]

@@ -108,7 +108,7 @@ pub(crate) fn create_as(shown: &Path, path: &Path, request: &CreateRequest) -> R
 
 /// The requested format, or the one that the extension indicates.
 pub(crate) fn format_for(path: &Path, asked: Option<Format>) -> Result<Format> {
-    if let (None, Some(foreign)) = (asked, probe::known::promised(path).filter(|known| known.format.is_none())) {
+    if let (None, Some(foreign)) = (asked, probe::known::by_extension(path).filter(|known| known.format.is_none())) {
         return Err(bad(
             path,
             format!("{} is not supported", foreign.name),

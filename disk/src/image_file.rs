@@ -9,9 +9,9 @@
 
 use crate::{
     DiskError, OpenOptions, Result,
-    parts::{Named, parts_of},
+    parts::{PartRole, parts_of},
 };
-use diskwright_image::{Format, Image, ImageInfo, probe, probe::Verdict};
+use diskwright_image::{Format, Image, ImageInfo, probe, probe::DetectedFormat};
 use diskwright_store::{CacheMode, Files, LockMode, Store};
 use std::{path::Path, sync::Arc};
 
@@ -66,20 +66,20 @@ pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: 
     let raw_sector_bytes = if store.is_block_device() { sector_bytes } else { 512 };
     let named = match access.format {
         None | Some(Format::Raw) if access.referred.is_none() && !store.is_block_device() => parts_of(files, path)?,
-        _ => Named::Alone,
+        _ => PartRole::Alone,
     };
     let mut stores = vec![store];
-    if let Named::First(parts) = &named {
+    if let PartRole::First(parts) = &named {
         parts.whole(path)?;
         let later = parts.open_later(files, &*stores[0], &options)?;
         stores.extend(later);
     }
     let verdict = match (access.format, &stores[..]) {
-        (Some(format), _) => Verdict::told(format),
+        (Some(format), _) => DetectedFormat::certain(format),
         (None, [first, .., last]) => probe::probe_parts(&**first, &**last)?,
         (None, stores) => probe::probe(&*stores[0], writable)?,
     };
-    if let (Named::Later { beside }, None) = (&named, access.format) {
+    if let (PartRole::Later { beside }, None) = (&named, access.format) {
         warn_of_part(path, beside, writable, warnings)?;
     }
     let aligned = |store: &Arc<dyn Store>| store.data_file().map_or(1, |file| file.alignment_bytes);

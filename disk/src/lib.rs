@@ -67,10 +67,10 @@ pub use convert::{ConvertOptions, ConvertOutcome, Lost, LostRange, convert, size
 pub use create::{CreateRequest, create};
 pub use device::{Disk, MAP_MEMORY_BYTES};
 pub use error::{DiskError, Result};
-pub use open::{parent_time_doubt, read_without_lock};
+pub use open::{parent_timestamp_warning, read_without_lock};
 pub use options::{OpenOptions, ParentPolicy, Reach};
-pub use parts::{Named, Parts, check_parts, parts_of};
-pub use place::{Opened, Place, in_a_file};
+pub use parts::{PartRole, Parts, check_parts, parts_of};
+pub use place::{Opened, Place, require_file};
 
 /// Reports the progress of a long operation: bytes done, bytes in total. Returns `false` to stop
 /// it.

@@ -430,8 +430,8 @@ impl DiskQueue {
                         Err(error) => self.engine.fail(&slot, error),
                     },
                     Owner::Damaged { layer } => self.engine.fail(&slot, self.chain.damage(layer, run.start_bytes)),
-                    Owner::Packed { layer } => {
-                        let bytes = unpacked(&self.chain, &draft, layer, run.start_bytes, run.len_bytes);
+                    Owner::Compressed { layer } => {
+                        let bytes = decompressed(&self.chain, &draft, layer, run.start_bytes, run.len_bytes);
                         match bytes {
                             Some(bytes) => self.engine.fill(&slot, start, bytes),
                             None => self.engine.fail(&slot, io::ErrorKind::UnexpectedEof.into()),
@@ -666,7 +666,7 @@ fn looks_again() -> bool {
 }
 
 /// A range of a decompressed block; `None` if it is not in the draft.
-fn unpacked<'a>(
+fn decompressed<'a>(
     chain: &Chain,
     draft: &'a Draft,
     layer: crate::map::LayerId,

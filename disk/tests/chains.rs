@@ -246,7 +246,7 @@ fn a_broken_chain_opens_read_only_as_far_as_possible() {
     let (_dir, parent, middle) = pair("vhdx");
     let top = middle.with_file_name("top.vhdx");
     child(&top, &middle, None, None);
-    let found = OpenOptions { reach: Reach::Found, ..OpenOptions::default() };
+    let found = OpenOptions { reach: Reach::Available, ..OpenOptions::default() };
     let whole = Disk::open(&top, &found).unwrap();
     assert!(whole.layers().len() == 3 && whole.broken_link().is_none());
     drop(whole);

@@ -6,7 +6,7 @@ use diskwright_format::vhdx::header::{self, HEADER_BYTES};
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{
     BlockDevice, Blocking, EngineKind, FileFacts, FileSystem, Files, LocalFiles, OpenError, Store,
-    testing::{PassesFilesOn, PassesOn},
+    testing::{ForwardingFileSystem, ForwardingStore},
 };
 use std::{
     fs, io,
@@ -250,7 +250,7 @@ impl Watched {
     }
 }
 
-impl PassesFilesOn for Watched {
+impl ForwardingFileSystem for Watched {
     fn open(&self, path: &Path, options: &diskwright_store::OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
         Ok(self.counted(path, LocalFiles.open(path, options)?))
     }
@@ -279,7 +279,7 @@ struct Counted {
     read_bytes: Arc<Mutex<u64>>,
 }
 
-impl PassesOn for Counted {
+impl ForwardingStore for Counted {
     fn inner(&self) -> &dyn Store {
         &*self.inner
     }

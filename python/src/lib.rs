@@ -93,7 +93,7 @@ fn info(
     allow_any_parent: bool,
 ) -> Result<Info, Failure> {
     let options = reading(format, force_share, allow_parent_dirs, allow_any_parent)?;
-    let options = OpenOptions { reach: Reach::Found, ..options };
+    let options = OpenOptions { reach: Reach::Available, ..options };
     Ok(py.detach(|| Opened::open(&path, &options).map(|opened| Info::of(&opened)))?)
 }
 

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! begin(tag, buf) ─▶ slot ─ read/write/zeroes/sync/fill ... ─▶ end(slot)   several parts
-//! read_one / write_one / sync_one                                          hot path: one part
+//! read_one / write_one                                                     hot path: one part
 //! external(tag, buf) ─▶ ExternalTicket, completed by another thread        blocking work elsewhere
 //!                    reap(at_least, &mut done)
 //! ```
@@ -229,7 +229,7 @@ impl Engine {
 
     /// As [`Engine::add_target`], but reads beyond the end of the store return zeros. For raw files
     /// whose length is not a multiple of the sector size.
-    pub fn add_target_padded(&mut self, store: &Arc<dyn Store>) -> io::Result<TargetId> {
+    pub(crate) fn add_target_padded(&mut self, store: &Arc<dyn Store>) -> io::Result<TargetId> {
         self.add(store, true)
     }
 
@@ -453,13 +453,6 @@ impl Engine {
         let slot = self.occupy(tag, cookie, Some(buf));
         self.transfer(slot, target, action, file_offset_bytes, range);
         self.slots.seal(slot);
-    }
-
-    /// Submits a request of one data sync.
-    pub fn sync_one(&mut self, tag: u64, cookie: u64, target: TargetId) {
-        let slot = self.begin(tag, cookie, None);
-        self.sync(&slot, target);
-        self.end(slot);
     }
 
     /// Begins a request that another thread completes through the ticket.

@@ -18,7 +18,7 @@ use crate::{
 };
 use clap::Args;
 use diskwright_disk::{
-    Disk, DiskError, Layer, OpenOptions, Reach, check_image, in_a_file, parent_time_doubt, read_without_lock,
+    Disk, DiskError, Layer, OpenOptions, Reach, check_image, parent_timestamp_warning, read_without_lock, require_file,
 };
 use diskwright_image::{CheckReport, Finding, Format, Severity};
 use diskwright_store::Files;
@@ -85,7 +85,7 @@ type Checked = (PathBuf, Result<(Format, CheckReport), DiskError>);
 
 /// Checks.
 pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
-    in_a_file(&args.file, "check")?;
+    require_file(&args.file, "check")?;
     if args.repair {
         return Err(Failure::new(format!(
             "{}: --repair is not supported yet; nothing was changed. `diskwright check` without it lists what is wrong. If the disk still opens, `diskwright convert` copies it into a new image; it stops at the first block that cannot be read",
@@ -93,8 +93,11 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
         )));
     }
     // As far as it can be followed: what is damaged in a parent is told though the next is missing.
-    let options =
-        OpenOptions { reach: Reach::Found, force_share: args.share.force_share, ..context.global.open_options(false) };
+    let options = OpenOptions {
+        reach: Reach::Available,
+        force_share: args.share.force_share,
+        ..context.global.open_options(false)
+    };
     let mut checked: Vec<Checked> = vec![(args.file.clone(), Ok(check_image(&args.file, &options)?))];
     let mut chain_error = None;
     let warnings: Vec<String> = args.share.force_share.then(|| read_without_lock(&args.file)).into_iter().collect();
@@ -153,7 +156,7 @@ fn is_corrupt(checked: &[Checked]) -> bool {
 /// keeping its times changes them too.
 fn doubt_of(child: &Layer, parent: &Layer) -> Option<Finding> {
     let link = child.image.info().parent.as_ref()?;
-    let told = parent_time_doubt(&Files::default(), link, &parent.path)?;
+    let told = parent_timestamp_warning(&Files::default(), link, &parent.path)?;
     let message = format!("The parent's time stamp: {told}.");
     Some(Finding { severity: Severity::Note, offset_bytes: link.modified_offset_bytes.unwrap_or(0), message })
 }

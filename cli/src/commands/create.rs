@@ -10,7 +10,7 @@ use crate::{
     switches,
 };
 use clap::Args;
-use diskwright_disk::{CreateRequest, Disk, OpenOptions, Reach, in_a_file, size_note};
+use diskwright_disk::{CreateRequest, Disk, OpenOptions, Reach, require_file, size_note};
 use serde::Serialize;
 use std::{io::Write, path::PathBuf};
 
@@ -66,7 +66,7 @@ struct Report {
 
 /// Creates.
 pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
-    in_a_file(&args.file, "create")?;
+    require_file(&args.file, "create")?;
     let request = CreateRequest {
         size_bytes: args.size,
         format: context.global.format.map(FormatArg::format),

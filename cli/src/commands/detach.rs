@@ -6,7 +6,7 @@ use crate::{
     json,
 };
 use clap::Args;
-use diskwright_serve::attach::{self, Detach, Registry};
+use diskwright_serve::attach::{self, DetachOptions, Registry};
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -39,7 +39,7 @@ struct Report {
 
 /// Detaches.
 pub fn run(context: &mut Context, args: &DetachArgs) -> Outcome {
-    let how = Detach { unmount: args.unmount, force: args.force };
+    let how = DetachOptions { unmount: args.unmount, force: args.force };
     let record = attach::detach(&Registry::open()?, &args.target, how)?;
     if context.global.json {
         let device = record.device.as_deref().map(json::path);

@@ -14,7 +14,7 @@ use crate::{
     table::Fields,
 };
 use clap::Args;
-use diskwright_disk::{DiskError, Layer, OpenOptions, Opened, Reach, parent_time_doubt};
+use diskwright_disk::{DiskError, Layer, OpenOptions, Opened, Reach, parent_timestamp_warning};
 use diskwright_store::Files;
 use serde::Serialize;
 use std::{io::Write, iter, path::PathBuf};
@@ -71,7 +71,7 @@ struct Link {
 /// Describes.
 pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
     let options = OpenOptions { force_share: args.share.force_share, ..context.global.open_options(false) };
-    let disk = match context.open(&args.file, &OpenOptions { reach: Reach::Found, ..options })? {
+    let disk = match context.open(&args.file, &OpenOptions { reach: Reach::Available, ..options })? {
         Opened::Disk(disk) => disk,
         Opened::Export(export) => return describe_export(context, &ExportReport::from(&*export)),
     };
@@ -131,7 +131,7 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
 fn timestamps(layers: &[Layer], ignored: bool) -> Vec<Option<bool>> {
     let of_link = |pair: &[Layer]| {
         let link = pair[0].image.info().parent.as_ref().filter(|link| !ignored && link.modified_seconds.is_some())?;
-        Some(parent_time_doubt(&Files::default(), link, &pair[1].path).is_none())
+        Some(parent_timestamp_warning(&Files::default(), link, &pair[1].path).is_none())
     };
     iter::once(None).chain(layers.windows(2).map(of_link)).collect()
 }

@@ -7,7 +7,7 @@ use diskwright_disk::Layer;
 use diskwright_image::{
     BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, Reservation, Result, SectorBitmap,
 };
-use diskwright_store::{MemoryStore, Store, testing::PassesOn};
+use diskwright_store::{MemoryStore, Store, testing::ForwardingStore};
 use std::{
     io,
     ops::Range,
@@ -94,7 +94,7 @@ impl Gated {
     }
 }
 
-impl PassesOn for Gated {
+impl ForwardingStore for Gated {
     fn inner(&self) -> &dyn Store {
         &self.inner
     }

@@ -3,7 +3,7 @@ use crate::{CreateOptions, DiskType, ParentLink};
 use diskwright_store::MemoryStore;
 use uuid::Uuid;
 
-fn probed(name: &str, bytes: Vec<u8>, writable: bool) -> Result<Verdict> {
+fn probed(name: &str, bytes: Vec<u8>, writable: bool) -> Result<DetectedFormat> {
     probe(&MemoryStore::with_bytes(name, bytes), writable)
 }
 
@@ -13,8 +13,8 @@ fn with(len: usize, at: usize, signature: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn told(format: Format) -> Verdict {
-    Verdict::told(format)
+fn told(format: Format) -> DetectedFormat {
+    DetectedFormat::certain(format)
 }
 
 /// A new image in memory.

@@ -58,7 +58,7 @@ pub enum AttachError {
         target: PathBuf,
     },
     /// The disk is in use.
-    #[error("{} is {}; end this use first{hint}, or detach with `Detach::force`", place.display(), sentence_of(uses))]
+    #[error("{} is {}; end this use first{hint}, or detach with `DetachOptions::force`", place.display(), sentence_of(uses))]
     InUse {
         /// The device.
         place: PathBuf,

@@ -40,4 +40,4 @@ mod worker;
 pub use export::{Export, ExportError};
 pub use listen::{Address, ListenError, Listener};
 pub use server::{NbdServer, ServeError};
-pub use settings::Options;
+pub use settings::ServerOptions;

@@ -10,7 +10,7 @@
 //! The front thread has a ring of its own and does no disk I/O.
 
 use super::{
-    Export, ExportError, Listener, Options,
+    Export, ExportError, Listener, ServerOptions,
     export::Exports,
     inbox::{Inbox, Message},
     listen::{Address, Leftover},
@@ -47,9 +47,9 @@ pub enum ServeError {
     /// There are no listeners.
     #[error("there is no address to listen on; name at least one")]
     NoListener,
-    /// Writable exports on TCP need TLS, unless [`Options::insecure_writes`] is set.
+    /// Writable exports on TCP need TLS, unless [`ServerOptions::insecure_writes`] is set.
     #[error(
-        "export {export:?} is writable, and {address} is TCP without TLS: every program that can reach the address could change the disk; make the export read-only or ephemeral, listen on a unix socket, use TLS (`Options::tls`), or allow it with `Options::insecure_writes`"
+        "export {export:?} is writable, and {address} is TCP without TLS: every program that can reach the address could change the disk; make the export read-only or ephemeral, listen on a unix socket, use TLS (`ServerOptions::tls`), or allow it with `ServerOptions::insecure_writes`"
     )]
     Insecure {
         /// The export.
@@ -106,7 +106,7 @@ impl NbdServer {
     ///
     /// # Errors
     /// [`ServeError`].
-    pub fn start(exports: Vec<Export>, listeners: Vec<Listener>, options: Options) -> Result<Self, ServeError> {
+    pub fn start(exports: Vec<Export>, listeners: Vec<Listener>, options: ServerOptions) -> Result<Self, ServeError> {
         if listeners.is_empty() {
             return Err(ServeError::NoListener);
         }
