@@ -30,7 +30,7 @@ fn options_are_told_as_switches() {
         (1, "convert wrong.vhd copy.vhdx", "say which it is with --source-format"),
         (2, "compare good.vhdx wrong.vhd", "say which it is with --format or --second-format"),
         (2, "convert good.vhdx copy.xyz", "name the format with --format"),
-        (2, "create a.vhdx", "give it with --size"),
+        (2, "create a.vhdx --size 0", "use a larger --size"),
         (2, "create a.vhdx --size 1G --type differencing", "name it with --parent"),
         (2, "create a.raw --size 1G --type dynamic", "without --preallocate"),
     ] {
