@@ -15,6 +15,7 @@
 //! names has a row, and every row has a use and names a switch that the command has.
 
 use diskwright_disk::{ConvertOptions, CreateRequest, OpenOptions, ParentPolicy};
+use diskwright_lab::prepare::PrepareOptions;
 use diskwright_serve::{
     attach::{AttachOptions, DetachOptions},
     nbd::ServerOptions,
@@ -61,6 +62,7 @@ switches! {
     CreateRequest::preallocate => "--preallocate";
     CreateRequest::size_bytes => "--size";
     ConvertOptions::skip_damaged => "--skip-damaged";
+    PrepareOptions::destroy_data => "--destroy-data";
     AttachOptions::by => "--by";
     AttachOptions::ephemeral => "--ephemeral";
     AttachOptions::fuse_dir => "--fuse DIR";

@@ -1,18 +1,17 @@
 //! Hints in the words of who typed DiskSpd's switches. The lab's errors and warnings name the
 //! options of `lab run`; here each is followed by, or replaced with, the switch that does the same.
 //!
-//! `--destroy-data` stays: `diskspd` has it too. So do options of other commands (`diskwright serve
-//! --cache direct`).
+//! `--destroy-data` stays: `diskspd` has it too.
 
 /// What the lab says, and what says the same to a user of `diskspd`.
 const HINTS: [(&str, &str); 17] = [
     ("(--create-size)", "(-c)"),
     ("leave --create-size out", "leave -c out"),
-    ("use less of it (--working-set)", "use less of it (-f)"),
-    ("fill it first (--fill)", "name a file that is not there and let -c make it, for such files are filled"),
-    ("(--contents incompressible)", "(-Zr, or no -Z)"),
-    ("go past it (--cache direct)", "go past it (-Su, -Sh)"),
-    ("use another folder (--dir)", "use a target on another file system"),
+    ("or use a smaller working set", "or use less of it (-f)"),
+    ("fill it first", "name a file that is not there and let -c make it, for such files are filled"),
+    (", such as incompressible ones", " (-Zr, or no -Z)"),
+    ("go past it with O_DIRECT", "go past it (-Su, -Sh)"),
+    ("use a folder on another file system", "use a target on another file system"),
     ("use a larger target or a smaller working set", "use a larger target or less of it (-f, -B)"),
     ("use a larger working set or smaller blocks", "use more of the target (-f, -B) or smaller blocks (-b)"),
     (

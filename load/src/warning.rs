@@ -247,12 +247,12 @@ impl fmt::Display for Warning {
             }
             Self::DirectNotHonoured { targets } => write!(
                 f,
-                "the file system has no O_DIRECT: {} went through the page cache, and memory was measured, not the disk; use another folder (--dir)",
+                "the file system has no O_DIRECT: {} went through the page cache, and memory was measured, not the disk; use a folder on another file system",
                 targets.join(", ")
             ),
             Self::CacheOfServer { targets } => write!(
                 f,
-                "requests past the page cache were asked for, which is for a server to do and cannot be enforced from here: what {} keeps in memory is in the figures; start the server that way (diskwright serve --cache direct, qemu-nbd --cache=none)",
+                "requests past the page cache were asked for, which is for a server to do and cannot be enforced from here: what {} keeps in memory is in the figures; start the server so that it uses O_DIRECT",
                 targets.join(", ")
             ),
             Self::Polls { load } => write!(
@@ -277,25 +277,25 @@ impl fmt::Display for Warning {
             Self::LeftOut { what, why } => write!(f, "left out: {what}, because {why}"),
             Self::Unallocated { target, allocated } => write!(
                 f,
-                "{target}: only {} of what is under test has space; the rest is answered from metadata, not from storage: fill it first (--fill)",
+                "{target}: only {} of what is under test has space; the rest is answered from metadata, not from storage: fill it first",
                 percent(*allocated)
             ),
             Self::Zeros { target, zero } => write!(
                 f,
-                "{target}: {} of what is under test reads as zeros (trimmed, or never written), which a device may answer without its media: fill it first (--fill)",
+                "{target}: {} of what is under test reads as zeros (trimmed, or never written), which a device may answer without its media: fill it first",
                 percent(*zero)
             ),
             Self::Repeated { target, repeated } => write!(
                 f,
-                "{target}: {} of the sampled blocks are copies of each other, which a layer that deduplicates reads only once: fill it first (--fill)",
+                "{target}: {} of the sampled blocks are copies of each other, which a layer that deduplicates reads only once: fill it first",
                 percent(*repeated)
             ),
             Self::ZeroPayload => f.write_str(
-                "zeros are written, which a layer below need not store; use other contents to measure storage (--contents incompressible)"
+                "zeros are written, which a layer below need not store; use other contents to measure storage, such as incompressible ones"
             ),
             Self::Memory { working_set_bytes, memory_bytes } => write!(
                 f,
-                "the {} under test fit into this machine's {} of memory, and requests go through the page cache: that measures memory; go past it (--cache direct) or use more",
+                "the {} under test fit into this machine's {} of memory, and requests go through the page cache: that measures memory; go past it with O_DIRECT, or use more",
                 diskwright_stats::numbers::bytes(*working_set_bytes),
                 diskwright_stats::numbers::bytes(*memory_bytes)
             ),
@@ -336,12 +336,12 @@ impl fmt::Display for Warning {
                 "the {what} is not the same ({first}; {second}); what differs may come from there and not from what you compare"
             ),
             Self::WithinRun => f.write_str(
-                "there is one run of each: how it scatters within itself is known, how the next one would have been is not; give several of each joined by commas, or use --live",
+                "there is one run of each: how it scatters within itself is known, how the next one would have been is not; give several of each joined by commas, or compare the targets live",
             ),
             Self::Partial { what } => write!(f, "{what} was broken off; only what it has is compared"),
             Self::OfSide { side, warning } => write!(f, "{side}: {warning}"),
             Self::FewRounds { rounds } => {
-                write!(f, "{rounds} rounds cannot tell chance from truth; use five or more (--rounds)")
+                write!(f, "{rounds} rounds cannot tell chance from truth; use five or more")
             }
             Self::InCells { cells, warning, alike } => {
                 let shown = cells.iter().take(CELLS_SHOWN).map(String::as_str).collect::<Vec<_>>().join("; ");
