@@ -9,8 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The libraries that other programs use. Of the lab, which writes reports of this program, only the
-/// errors.
+/// The libraries that other programs use. Of the lab, which writes reports of this program, only
+/// the errors.
 const SOURCES: [&str; 9] = [
     "store/src",
     "format/src",
