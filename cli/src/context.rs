@@ -12,6 +12,7 @@ use crate::{
     signals::Signals,
     steps::StepDisplay,
     style::Style,
+    switches,
 };
 use diskwright_disk::{OpenOptions, Opened};
 use diskwright_lab::{
@@ -26,12 +27,13 @@ use std::{
     path::Path,
 };
 
-/// Prints a sentence on standard error, with control characters escaped. (`eprintln!` panics when
-/// standard error is closed.)
+/// Prints a sentence on standard error, with control characters escaped, and with the switches of
+/// this command for the options that a library names. (`eprintln!` panics when standard error is
+/// closed.)
 ///
 /// On a terminal the sentence is wrapped at its width; elsewhere it is one line.
 pub fn say(sentence: &str) {
-    let sentence = format!("diskwright: {}", printable_lines(sentence));
+    let sentence = format!("diskwright: {}", printable_lines(&switches::told(sentence)));
     let text = match Style::of(&io::stderr()) {
         Style { is_terminal: true, columns, .. } => hanging(&sentence, columns),
         _ => sentence,

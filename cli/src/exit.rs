@@ -18,6 +18,7 @@
 //! ([`Failure::Usage`]). What depends on files, such as a parent of another format or a file that
 //! exists, is a failure. [`Codes`] turns both into numbers, and nothing else does.
 
+use crate::switches;
 use diskwright_disk::DiskError;
 use diskwright_image::ImageError;
 use diskwright_lab::LabError;
@@ -96,18 +97,23 @@ pub type Outcome<T = u8> = Result<T, Failure>;
 impl Failure {
     /// A failure with this sentence.
     pub fn new(sentence: impl Into<String>) -> Self {
-        Self::Sentence(without_errno(&sentence.into()))
+        Self::Sentence(told(&sentence.into()))
     }
 
     /// Wrong usage, with this sentence.
     pub fn usage(sentence: impl Into<String>) -> Self {
-        Self::Usage(without_errno(&sentence.into()))
+        Self::Usage(told(&sentence.into()))
     }
 
     /// An error of the system, with what was being done.
     pub fn doing(doing: impl fmt::Display, source: io::Error) -> Self {
-        Self::Sentence(without_errno(&format!("{doing}: {source}")))
+        Self::Sentence(told(&format!("{doing}: {source}")))
     }
+}
+
+// With the switches of this command for the options that a library names.
+fn told(text: &str) -> String {
+    switches::told(without_errno(text))
 }
 
 // The system's errors end in "(os error 2)", which says nothing to a user.
@@ -135,7 +141,7 @@ impl From<DiskError> for Failure {
 
 impl From<ImageError> for Failure {
     fn from(error: ImageError) -> Self {
-        Self::Sentence(without_errno(&error.to_string()))
+        Self::Sentence(told(&error.to_string()))
     }
 }
 
@@ -150,14 +156,14 @@ impl From<LabError> for Failure {
         match error {
             LabError::Stopped => Self::Stopped,
             LabError::Disk(error) => error.into(),
-            other => Self::Sentence(without_errno(&other.to_string())),
+            other => Self::Sentence(told(&other.to_string())),
         }
     }
 }
 
 impl From<AttachError> for Failure {
     fn from(error: AttachError) -> Self {
-        Self::Sentence(without_errno(&error.to_string()))
+        Self::Sentence(told(&error.to_string()))
     }
 }
 

@@ -11,6 +11,7 @@
 //!   describe.rs    an image as text and JSON     steps.rs     progress of a run of the lab
 //!   export.rs      an NBD export, the same       live.rs      a run while it is measured
 //!   ntfs.rs        holes that Windows refuses
+//!   switches.rs    what the program calls the options of the libraries
 //!   sizes.rs  timestamp.rs  table.rs  json.rs    formats of numbers, tables and documents
 //! ```
 //!
@@ -42,6 +43,7 @@ mod signals;
 mod sizes;
 mod steps;
 mod style;
+mod switches;
 mod table;
 mod timestamp;
 
@@ -59,7 +61,10 @@ use std::{ffi::OsString, io::Write, process::ExitCode};
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     match Cli::read(&arguments) {
-        Ok(cli) => conduct(cli.global, codes(&cli.command), |context| dispatch(context, &cli.command)),
+        Ok(cli) => {
+            switches::set_command(switches_of(&cli.command));
+            conduct(cli.global, codes(&cli.command), |context| dispatch(context, &cli.command))
+        }
         Err(error) => usage(&error, arguments),
     }
 }
@@ -110,6 +115,15 @@ fn dispatch(context: &mut Context, command: &Command) -> Outcome {
         Command::MeasuringChild(args) => commands::lab::measuring_child(context, args),
         Command::Completions(args) => commands::completions::run(context, args, command_line()),
         Command::Man(args) => commands::man::run(context, args, command_line()),
+    }
+}
+
+// The commands that have switches of their own for an option that others share.
+fn switches_of(command: &Command) -> &'static str {
+    match command {
+        Command::Convert(_) => "convert",
+        Command::Compare(_) => "compare",
+        _ => "",
     }
 }
 

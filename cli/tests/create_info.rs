@@ -118,13 +118,15 @@ fn a_parent_outside_the_folder_needs_leave() {
     std::fs::create_dir(shop.path("machines")).unwrap();
     shop.ok("create golden/base.vhdx --size 1G");
     let made = shop.run("create machines/child.vhdx --parent golden/base.vhdx");
-    assert!(made.code == Some(0) && made.stderr.contains("needs --allow-parent-dir"), "{made:#?}");
+    assert!(made.code == Some(0) && made.stderr.contains("needs --allow-parent-dir [DIR]/golden"), "{made:#?}");
     let told = shop.json("create machines/other.vhdx --parent golden/base.vhdx");
     assert!(told["warnings"][0].as_str().unwrap().contains("--allow-parent-dir"), "{told}");
     assert_eq!(shop.json("create golden/child.vhdx --parent golden/base.vhdx")["warnings"], serde_json::json!([]));
     let refused = shop.fails(1, "map machines/child.vhdx");
     assert!(refused.contains("--allow-parent-dir"), "{refused}");
-    assert_eq!(shop.json("info machines/child.vhdx")["parent_state"], "not allowed");
+    let told = shop.json("info machines/child.vhdx");
+    assert_eq!(told["parent_state"], "not allowed");
+    assert!(told["chain_error"].as_str().unwrap().contains("(or with --allow-any-parent)"), "{told}");
     for leave in ["--allow-parent-dir golden", "--allow-any-parent"] {
         shop.ok(&format!("map machines/child.vhdx {leave}"));
     }

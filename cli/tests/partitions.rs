@@ -38,7 +38,10 @@ fn a_file_system_without_a_table_is_listed() {
     assert_eq!((&found["table"], &found["problem"]), (&"none".into(), &serde_json::Value::Null));
     let volume = &found["volumes"][0];
     assert_eq!((&volume["contents"], &volume["label"]), (&"ext4".into(), &"root".into()));
-    assert_eq!((&volume["place"], &volume["start"], &volume["length"]), (&"disk".into(), &0.into(), &(64 << 20).into()));
+    assert_eq!(
+        (&volume["place"], &volume["start"], &volume["length"]),
+        (&"disk".into(), &0.into(), &(64 << 20).into())
+    );
     assert!(volume["free"].as_u64().unwrap() > 40 << 20, "{volume}");
     assert_eq!(volume["free_unknown_because"], serde_json::Value::Null);
     let said = shop.ok("partitions disk.vhdx");

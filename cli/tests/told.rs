@@ -19,6 +19,31 @@ use std::{
 
 const MIB: u64 = 1 << 20;
 
+/// The libraries name their own options; here they are the switches of the command that runs.
+#[test]
+fn options_are_told_as_switches() {
+    let shop = Workshop::new();
+    shop.ok("create good.vhdx --size 8M");
+    fs::copy(shop.path("good.vhdx"), shop.path("wrong.vhd")).unwrap();
+    for (code, line, told) in [
+        (1, "info wrong.vhd", "say which it is with --format"),
+        (1, "convert wrong.vhd copy.vhdx", "say which it is with --source-format"),
+        (2, "compare good.vhdx wrong.vhd", "say which it is with --format or --second-format"),
+        (2, "convert good.vhdx copy.xyz", "name the format with --format"),
+        (2, "create a.vhdx --size 0", "use a larger --size"),
+        (2, "create a.vhdx --size 1G --type differencing", "name it with --parent"),
+        (2, "create a.raw --size 1G --type dynamic", "without --preallocate"),
+    ] {
+        let error = shop.fails(code, line);
+        assert!(error.contains(told) && !error.contains("::"), "`diskwright {line}`: {error}");
+    }
+    fs::copy(shop.path("good.vhdx"), shop.path("guess.bin")).unwrap();
+    let document = shop.json("map guess.bin");
+    let warning = document["warnings"][0].as_str().unwrap();
+    assert!(warning.contains("name the format with --format)"), "{warning}");
+    assert!(shop.run("map guess.bin").stderr.contains("name the format with --format)"));
+}
+
 #[test]
 fn wrong_usage_ends_with_2() {
     let shop = Workshop::new();

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Work that changes the file of the top image may run while another image joins on top. It ends
-//! before [`Disk::push_top`](crate::Disk::push_top) closes the former top: a request is counted in
-//! its epoch until the loader has its work, and a grace period waits for both.
+//! before [`Disk::push_layer`](crate::Disk::push_layer) closes the former top: a request is counted
+//! in its epoch until the loader has its work, and a grace period waits for both.
 
 use crate::{
     chain::{Chain, Member},
@@ -48,7 +48,7 @@ impl Shared {
                 drop(exclusion);
                 copied
             }
-            Work::Unpack { layer, block, into } => unpack(chain, *layer, *block, into),
+            Work::Decompress { layer, block, into } => decompress(chain, *layer, *block, into),
         }
     }
 
@@ -257,17 +257,17 @@ impl Shared {
                         source.read_at(buf, offset_bytes)?;
                     }
                     Owner::Damaged { layer } => return Err(chain.damage(layer, at)),
-                    Owner::Packed { layer } => {
+                    Owner::Compressed { layer } => {
                         let member = chain.member(layer).unwrap_or(top);
-                        let packed_block = at / member.block_bytes;
+                        let compressed_block = at / member.block_bytes;
                         let cell = match &decoded {
-                            Some((of_layer, of_block, cell)) if (*of_layer, *of_block) == (layer, packed_block) => {
+                            Some((of_layer, of_block, cell)) if (*of_layer, *of_block) == (layer, compressed_block) => {
                                 Arc::clone(cell)
                             }
                             _ => {
                                 let cell = Decoded::default();
-                                unpack(chain, layer, packed_block, &cell)?;
-                                decoded = Some((layer, packed_block, Arc::clone(&cell)));
+                                decompress(chain, layer, compressed_block, &cell)?;
+                                decoded = Some((layer, compressed_block, Arc::clone(&cell)));
                                 cell
                             }
                         };
@@ -284,11 +284,11 @@ impl Shared {
     }
 }
 
-fn unpack(chain: &Chain, layer: LayerId, block: u64, into: &Decoded) -> io::Result<()> {
+fn decompress(chain: &Chain, layer: LayerId, block: u64, into: &Decoded) -> io::Result<()> {
     let member = chain.member(layer).ok_or_else(|| io::Error::other("a layer has left the chain"))?;
     let (start, end) = member.block_range(block, member.size_bytes);
     let mut bytes = vec![0; (end - start) as usize].into_boxed_slice();
-    member.image.read_packed(block, 0, &mut bytes)?;
+    member.image.read_compressed(block, 0, &mut bytes)?;
     // Another thread may have set the same bytes first.
     let _ = into.set(bytes);
     Ok(())

@@ -311,7 +311,7 @@ impl Chain {
                 _ => Owner::Damaged { layer },
             }),
             BlockState::Partial { .. } => Some(Owner::Lazy { layer }),
-            BlockState::Packed => Some(Owner::Packed { layer }),
+            BlockState::Compressed => Some(Owner::Compressed { layer }),
             BlockState::Damaged => Some(Owner::Damaged { layer }),
         }
     }

@@ -9,7 +9,7 @@
 //! not checked: the caller checks each of them by its path ([`Disk::layers`](crate::Disk::layers)).
 
 use crate::{
-    DiskError, Named, OpenOptions, Reach, Result, check_parts,
+    DiskError, OpenOptions, PartRole, Reach, Result, check_parts,
     open::{open_chain, read_without_lock},
     parts_of,
 };
@@ -49,7 +49,7 @@ pub fn check(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Checked> {
     let path = path.as_ref();
     let warnings = options.force_share.then(|| read_without_lock(path)).into_iter().collect();
     let (format, report) = check_image(path, options)?;
-    let reading = OpenOptions { writable: false, reach: Reach::Found, ..options.clone() };
+    let reading = OpenOptions { writable: false, reach: Reach::Available, ..options.clone() };
     let broken_link = match open_chain(path, &reading) {
         Ok(chain) => chain.broken,
         // The report says more than the failed open.
@@ -71,7 +71,7 @@ pub fn check_image(path: &Path, options: &OpenOptions) -> Result<(Format, CheckR
     // A raw disk in several files is checked as one.
     if !store.is_block_device()
         && options.format.is_none_or(|format| format == Format::Raw)
-        && let Named::First(parts) = parts_of(&options.files, path)?
+        && let PartRole::First(parts) = parts_of(&options.files, path)?
     {
         return Ok((Format::Raw, check_parts(&options.files, store, &parts, lock)?));
     }

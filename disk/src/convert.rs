@@ -234,7 +234,7 @@ fn convert_into_export(
     {
         return Err(DiskError::Usage {
             what: format!("{}: an export keeps its format, type and sizes", dest_path.display()),
-            hint: "leave out the format, the type, block and sector sizes and --preallocate".into(),
+            hint: "leave out the format, the type, block and sector sizes and `CreateRequest::preallocate`".into(),
         });
     }
     let dest = Opened::open(dest_path, &OpenOptions { writable: true, ..dest_options(options) })?;

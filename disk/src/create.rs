@@ -68,7 +68,7 @@ fn parent_out_of_reach(files: &Files, child: &Path, parent: &Path) -> Option<Str
     let is_outside = !parent_real.starts_with(child_real.parent()?);
     is_outside.then(|| {
         format!(
-            "{}: its parent {} lies outside its folder, so every command that opens this disk needs --allow-parent-dir {}",
+            "{}: its parent {} lies outside its folder, so every open of this disk needs `ParentPolicy::allowed_dirs` = {}",
             child.display(),
             parent_real.display(),
             parent_real.parent().unwrap_or(&parent_real).display()
@@ -121,11 +121,11 @@ fn write_new(files: &Files, shown: &Path, path: &Path, format: Format, options: 
 
 /// The requested format, or the one that the extension indicates.
 pub(crate) fn format_for(path: &Path, asked: Option<Format>) -> Result<Format> {
-    if let (None, Some(foreign)) = (asked, probe::known::promised(path).filter(|known| known.format.is_none())) {
+    if let (None, Some(foreign)) = (asked, probe::known::by_extension(path).filter(|known| known.format.is_none())) {
         return Err(bad(
             path,
             format!("{} is not supported", foreign.name),
-            "use .vhdx, .vhd or .raw, or say the format with --format",
+            "use .vhdx, .vhd or .raw, or name the format with `CreateRequest::format`",
         ));
     }
     asked.or_else(|| probe::format_of_extension(path)).ok_or_else(|| DiskError::Usage {
@@ -134,7 +134,7 @@ pub(crate) fn format_for(path: &Path, asked: Option<Format>) -> Result<Format> {
             path.display(),
             path.extension().map(|extension| format!(" .{}", extension.to_string_lossy())).unwrap_or_default()
         ),
-        hint: "use .vhdx, .vhd, .avhdx, .avhd, .raw or .img, or say it with --format".into(),
+        hint: "use .vhdx, .vhd, .avhdx, .avhd, .raw or .img, or name the format with `CreateRequest::format`".into(),
     })
 }
 
@@ -154,11 +154,13 @@ fn type_for(path: &Path, format: Format, request: &CreateRequest) -> Result<Disk
         (None, format) => format.driver().usual_type,
     });
     match (&request.parent, disk_type) {
-        (None, DiskType::Differencing) => Err(bad(path, "a differencing disk needs a parent", "name it with --parent")),
+        (None, DiskType::Differencing) => {
+            Err(bad(path, "a differencing disk needs a parent", "name it with `CreateRequest::parent`"))
+        }
         (Some(_), DiskType::Fixed | DiskType::Dynamic) => Err(bad(
             path,
             format!("a {disk_type} disk has no parent"),
-            "leave out --parent, or use --type differencing",
+            "leave out `CreateRequest::parent`, or use `CreateRequest::disk_type` = differencing",
         )),
         _ => Ok(disk_type),
     }
@@ -177,25 +179,29 @@ fn resolve(
             return Err(bad(
                 path,
                 format!("a raw file cannot be {disk_type}"),
-                "use .vhdx or .vhd; a raw file is sparse unless --preallocate is given",
+                "use .vhdx or .vhd; a raw file is sparse without `CreateRequest::preallocate`",
             ));
         }
         if request.block_bytes.is_some() {
-            return Err(bad(path, "a raw file has no payload blocks", "leave out --block-size"));
+            return Err(bad(path, "a raw file has no payload blocks", "leave out `CreateRequest::block_bytes`"));
         }
     }
     let (parent_info, link) = parent.unzip();
     let size_bytes = request
         .size_bytes
         .or(parent_info.as_ref().map(|info| info.size_bytes))
-        .ok_or_else(|| bad(path, "its size is not known", "give it with --size, for example --size 40G"))?;
+        .ok_or_else(|| bad(path, "its size is not known", "give it with `CreateRequest::size_bytes`"))?;
     let logical_sector_bytes =
         request.logical_sector_bytes.or(parent_info.as_ref().map(|info| info.logical_sector_bytes)).unwrap_or(512);
     if size_bytes == 0 {
-        return Err(bad(path, "its size is 0", "give it one with --size, for example --size 40G"));
+        return Err(bad(path, "its size is 0", "use a larger `CreateRequest::size_bytes`"));
     }
     if !matches!(logical_sector_bytes, 512 | 4096) {
-        return Err(bad(path, format!("a sector of {logical_sector_bytes} bytes"), "--sector-size is 512 or 4096"));
+        return Err(bad(
+            path,
+            format!("a sector of {logical_sector_bytes} bytes"),
+            "use a `CreateRequest::logical_sector_bytes` of 512 or 4096",
+        ));
     }
     if size_bytes % u64::from(logical_sector_bytes) != 0 {
         return Err(bad(
@@ -210,7 +216,7 @@ fn resolve(
         return Err(unfit(
             path,
             format!("its parent has sectors of {} bytes, not {logical_sector_bytes}", info.logical_sector_bytes),
-            "leave out --sector-size: a chain has one sector size",
+            "leave out `CreateRequest::logical_sector_bytes`: a chain has one sector size",
         ));
     }
     Ok(CreateOptions {
@@ -322,6 +328,6 @@ mod tests {
     #[test]
     fn an_unknown_extension_is_reported() {
         let error = create("/nonexistent/disk.xyz", &CreateRequest::default()).unwrap_err().to_string();
-        assert!(error.contains(".xyz") && error.contains("--format"), "{error}");
+        assert!(error.contains(".xyz") && error.contains("`CreateRequest::format`"), "{error}");
     }
 }

@@ -68,7 +68,7 @@ impl Disk {
     }
 
     /// The error of the first parent that could not be opened with
-    /// [`Reach::Found`](crate::Reach::Found); `None` if the chain is whole.
+    /// [`Reach::Available`](crate::Reach::Available); `None` if the chain is whole.
     pub fn broken_link(&self) -> Option<&DiskError> {
         self.shared.broken.as_ref()
     }
@@ -97,7 +97,7 @@ impl Disk {
     /// [`DiskError::BadOptions`] for an image that is not writable, not differencing, or differs
     /// from the disk in size or sector: nothing has changed then. [`DiskError::File`] if the flush
     /// of the former top fails: the image is on top then, and every later flush of the disk fails.
-    pub fn push_top(&self, top: Layer) -> Result<()> {
+    pub fn push_layer(&self, top: Layer) -> Result<()> {
         let shared = &self.shared;
         let _turn = shared.begin_change();
         let (before, copy_up) = {
@@ -283,7 +283,7 @@ impl Disk {
                 out.push(extent(ExtentKind::Damaged, depth_of(layer), run.start_bytes, run.len_bytes));
                 return Ok(());
             }
-            Owner::Packed { layer } => {
+            Owner::Compressed { layer } => {
                 out.push(extent(ExtentKind::Data, depth_of(layer), run.start_bytes, run.len_bytes));
                 return Ok(());
             }

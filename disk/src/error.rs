@@ -49,7 +49,7 @@ pub enum DiskError {
         looked_for: Vec<String>,
     },
     /// The parent lies outside the folders that the policy allows.
-    #[error("{child}: its parent {parent} lies outside the child's folder; if you trust this chain, allow it with --allow-parent-dir {} (or --allow-any-parent)", parent.parent().unwrap_or(parent).display())]
+    #[error("{child}: its parent {parent} lies outside the child's folder; if you trust this chain, allow it with `ParentPolicy::allowed_dirs` = {} (or with `ParentPolicy::allow_any`)", parent.parent().unwrap_or(parent).display())]
     ParentOutside {
         /// The child.
         child: PathBuf,
@@ -80,7 +80,7 @@ pub enum DiskError {
     },
     /// A child names a block device as its parent.
     #[error(
-        "{path}: it is a block device, and another file names it as its parent; if you trust this chain, allow it with --allow-devices"
+        "{path}: it is a block device, and another file names it as its parent; if you trust this chain, allow it with `ParentPolicy::allow_devices`"
     )]
     ParentIsDevice {
         /// The device.
@@ -96,7 +96,7 @@ pub enum DiskError {
     },
     /// Another image is a child of the image to be written.
     #[error(
-        "{path}: {child} names this image as its parent, so writing to it would silently damage that child; write to the child instead, or insist with --allow-parent-write"
+        "{path}: {child} names this image as its parent, so writing to it would silently damage that child; write to the child instead, or insist with `OpenOptions::allow_parent_write`"
     )]
     HasChildren {
         /// The image to be written.
@@ -141,7 +141,7 @@ pub enum DiskError {
     /// A range of the source cannot be copied, because the table entry with its location is
     /// damaged.
     #[error(
-        "{error}; bytes {offset_bytes} to {end_bytes} of the disk cannot be read, and perhaps others: `diskwright convert --skip-damaged` copies everything else"
+        "{error}; bytes {offset_bytes} to {end_bytes} of the disk cannot be read, and perhaps others: a conversion with `ConvertOptions::skip_damaged` copies everything else"
     )]
     DamagedSource {
         /// The damage.

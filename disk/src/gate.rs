@@ -92,7 +92,7 @@ impl<'a> Gate<'a> {
         for named in [&link.volume_path, &link.absolute_path].into_iter().flatten() {
             if absolute_here(named, &self.policy.drives).is_none() {
                 found.push(Candidate::Missing(format!(
-                    "{named} (a path of another system; map its drive with --map-drive)"
+                    "{named} (a path of another system; map its drive with `ParentPolicy::drives`)"
                 )));
             }
         }
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(gate.candidates(&child, &twice), [Candidate::Outside(parent.clone())]);
         let missing = gate.candidates(&child, &link(Some(r".\q.vhd"), Some(r"X:\q.vhd"), None));
         assert!(
-            matches!(&missing[..], [Candidate::Missing(_), Candidate::Missing(drive)] if drive.contains("--map-drive"))
+            matches!(&missing[..], [Candidate::Missing(_), Candidate::Missing(drive)] if drive.contains("`ParentPolicy::drives`"))
         );
         let policy = ParentPolicy { allowed_dirs: vec![dir.path().to_owned()], ..ParentPolicy::default() };
         let gate = Gate::new(&files, &child, &policy).unwrap();

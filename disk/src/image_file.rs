@@ -9,9 +9,9 @@
 
 use crate::{
     DiskError, OpenOptions, Result,
-    parts::{Named, parts_of},
+    parts::{PartRole, parts_of},
 };
-use diskwright_image::{Format, Image, ImageInfo, probe, probe::Verdict};
+use diskwright_image::{Format, Image, ImageInfo, probe, probe::DetectedFormat};
 use diskwright_store::{CacheMode, Files, LockMode, Store};
 use std::{path::Path, sync::Arc};
 
@@ -66,20 +66,20 @@ pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: 
     let raw_sector_bytes = if store.is_block_device() { sector_bytes } else { 512 };
     let named = match access.format {
         None | Some(Format::Raw) if access.referred.is_none() && !store.is_block_device() => parts_of(files, path)?,
-        _ => Named::Alone,
+        _ => PartRole::Alone,
     };
     let mut stores = vec![store];
-    if let Named::First(parts) = &named {
+    if let PartRole::First(parts) = &named {
         parts.whole(path)?;
         let later = parts.open_later(files, &*stores[0], &options)?;
         stores.extend(later);
     }
     let verdict = match (access.format, &stores[..]) {
-        (Some(format), _) => Verdict::told(format),
+        (Some(format), _) => DetectedFormat::certain(format),
         (None, [first, .., last]) => probe::probe_parts(&**first, &**last)?,
         (None, stores) => probe::probe(&*stores[0], writable)?,
     };
-    if let (Named::Later { beside }, None) = (&named, access.format) {
+    if let (PartRole::Later { beside }, None) = (&named, access.format) {
         warn_of_part(path, beside, writable, warnings)?;
     }
     let aligned = |store: &Arc<dyn Store>| store.data_file().map_or(1, |file| file.alignment_bytes);
@@ -100,7 +100,7 @@ pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: 
     let image = probe::open_parts(stores.clone(), verdict, false, raw_sector_bytes)?;
     if verdict.is_guess {
         warnings.push(format!(
-            "{}: opened as {} because of its contents; its extension does not say so, so it is read-only (name the format with --format)",
+            "{}: opened as {} because of its contents; its extension does not say so, so it is read-only (name the format with `OpenOptions::format`)",
             path.display(),
             verdict.format
         ));
@@ -132,7 +132,7 @@ fn warn_of_part(path: &Path, beside: &Path, writable: bool, warnings: &mut Vec<S
     if writable {
         return Err(DiskError::BadOptions {
             what: format!("{what}; a single part cannot be opened for writing"),
-            hint: "open the first part (.000 or .001), or, if this file is a disk by itself, say --format raw".into(),
+            hint: "open the first part (.000 or .001), or, if this file is a disk by itself, use `OpenOptions::format` = raw".into(),
         });
     }
     warnings.push(format!("{what}; only this file is read: open the first part (.000 or .001) for the whole disk"));

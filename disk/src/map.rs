@@ -45,7 +45,7 @@ const TAG_ABSENT: u64 = 1;
 const TAG_ZERO: u64 = 2;
 const TAG_DATA: u64 = 3;
 const TAG_LAZY: u64 = 4;
-const TAG_PACKED: u64 = 5;
+const TAG_COMPRESSED: u64 = 5;
 const TAG_DAMAGED: u64 = 6;
 
 /// Id of a layer of the chain. An id is never reused while the disk is open.
@@ -68,7 +68,7 @@ pub(crate) enum Owner {
     /// Not decided: the sector bitmaps from this layer down must be read.
     Lazy { layer: LayerId },
     /// The layer has the data compressed.
-    Packed { layer: LayerId },
+    Compressed { layer: LayerId },
     /// The layer's table entry is invalid, so the data cannot be found.
     Damaged { layer: LayerId },
 }
@@ -80,7 +80,7 @@ impl Owner {
             Self::Absent => TAG_ABSENT,
             Self::Zero { layer } => of(TAG_ZERO, layer),
             Self::Lazy { layer } => of(TAG_LAZY, layer),
-            Self::Packed { layer } => of(TAG_PACKED, layer),
+            Self::Compressed { layer } => of(TAG_COMPRESSED, layer),
             Self::Damaged { layer } => of(TAG_DAMAGED, layer),
             Self::Data { source, offset_bytes } => {
                 of(TAG_DATA, source) | (offset_bytes / SECTOR_BYTES) << (TAG_BITS + ID_BITS)
@@ -95,7 +95,7 @@ impl Owner {
             TAG_ABSENT => Self::Absent,
             TAG_ZERO => Self::Zero { layer: id },
             TAG_DATA => Self::Data { source: id, offset_bytes: (word >> (TAG_BITS + ID_BITS)) * SECTOR_BYTES },
-            TAG_PACKED => Self::Packed { layer: id },
+            TAG_COMPRESSED => Self::Compressed { layer: id },
             TAG_DAMAGED => Self::Damaged { layer: id },
             _ => Self::Lazy { layer: id },
         }
@@ -112,7 +112,7 @@ impl Owner {
     /// Whether a range of `next` directly after `len_bytes` of this owner continues its range.
     fn continues(self, len_bytes: u64, next: Self) -> bool {
         // Each compressed block is decompressed by itself.
-        !matches!(self, Self::Packed { .. }) && self.advanced(len_bytes) == next
+        !matches!(self, Self::Compressed { .. }) && self.advanced(len_bytes) == next
     }
 
     /// Whether the range reads as zeros.
@@ -281,7 +281,7 @@ mod tests {
             Owner::Absent,
             Owner::Zero { layer: 1023 },
             Owner::Lazy { layer: 7 },
-            Owner::Packed { layer: 3 },
+            Owner::Compressed { layer: 3 },
             Owner::Damaged { layer: u16::MAX },
             Owner::Data { source: u16::MAX, offset_bytes: OFFSET_LIMIT_BYTES - SECTOR_BYTES },
             Owner::Data { source: 0, offset_bytes: 512 },

@@ -26,7 +26,7 @@ use crate::{
     gate::{self, Candidate, Gate, SIBLINGS_MAX, Siblings},
     image_file::{Access, Referred, open_image},
 };
-use diskwright_image::{DiskType, ImageInfo, ParentLink, probe, probe::Verdict};
+use diskwright_image::{DiskType, ImageInfo, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::Files;
 use std::{
     collections::HashSet,
@@ -41,7 +41,7 @@ const TIMESTAMP_SLACK_SECONDS: u32 = 2;
 pub(crate) struct Chain {
     pub(crate) layers: Vec<Layer>,
     pub(crate) warnings: Vec<String>,
-    /// With [`Reach::Found`]: the error of the first parent that could not be opened.
+    /// With [`Reach::Available`]: the error of the first parent that could not be opened.
     pub(crate) broken: Option<DiskError>,
 }
 
@@ -89,7 +89,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     while options.reach != Reach::Top && descent.expects_parent() {
         match descent.step() {
             Ok(()) => {}
-            Err(error) if options.reach == Reach::Found => {
+            Err(error) if options.reach == Reach::Available => {
                 broken = Some(error);
                 break;
             }
@@ -100,7 +100,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     if options.writable {
         let info = layers[0].image.info();
         let (format, sector_bytes) = (info.format, info.logical_sector_bytes);
-        layers[0].image = probe::open_parts(top_stores, Verdict::told(format), true, sector_bytes)?;
+        layers[0].image = probe::open_parts(top_stores, DetectedFormat::certain(format), true, sector_bytes)?;
     }
     Ok(Chain { layers, warnings, broken })
 }
@@ -268,7 +268,7 @@ pub fn read_without_lock(path: &Path) -> String {
 }
 
 /// The warning if the parent was last changed at another time than the child recorded.
-pub fn parent_time_doubt(files: &Files, link: &ParentLink, parent_path: &Path) -> Option<String> {
+pub fn parent_timestamp_warning(files: &Files, link: &ParentLink, parent_path: &Path) -> Option<String> {
     let expected = link.modified_seconds.filter(|&seconds| seconds != 0)?;
     let found = gate::modified_seconds(files, parent_path)?;
     (found.abs_diff(expected) > TIMESTAMP_SLACK_SECONDS).then(|| {
@@ -290,12 +290,12 @@ fn check_timestamp(
     is_top: bool,
     warnings: &mut Vec<String>,
 ) -> Result<()> {
-    let told = parent_time_doubt(&options.files, link, parent_path);
+    let told = parent_timestamp_warning(&options.files, link, parent_path);
     let Some(what) = told.filter(|_| !options.parents.ignore_timestamp) else { return Ok(()) };
     if options.writable && is_top {
         return Err(DiskError::BadChain {
             path: child_path.to_owned(),
-            what: format!("{what}; if the parent was only copied, use --ignore-parent-timestamp"),
+            what: format!("{what}; if the parent was only copied, use `ParentPolicy::ignore_timestamp`"),
         });
     }
     warnings.push(format!("{}: {what}", child_path.display()));

@@ -29,7 +29,7 @@ pub enum Reach {
     Whole,
     /// All layers down to the first parent that cannot be opened.
     /// [`Disk::broken_link`](crate::Disk::broken_link) has that parent's error.
-    Found,
+    Available,
     /// Only the top image.
     Top,
 }

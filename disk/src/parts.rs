@@ -31,7 +31,7 @@ use std::{
 
 /// The role of a file, by its name and the files in its folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Named {
+pub enum PartRole {
     /// Not a part of a disk in several files.
     Alone,
     /// A later part of a disk.
@@ -125,17 +125,17 @@ fn not_regular(path: &Path, first: &dyn Store, found: &str) -> DiskError {
 /// # Errors
 /// [`DiskError::BadOptions`] for more than 1,024 parts, and for a symbolic link through which the
 /// other parts cannot be found.
-pub fn parts_of(files: &Files, path: &Path) -> Result<Named> {
+pub fn parts_of(files: &Files, path: &Path) -> Result<PartRole> {
     if part_number(path).is_none() {
-        return Ok(Named::Alone);
+        return Ok(PartRole::Alone);
     }
     // The open reports errors of the file itself.
-    let Ok(real) = files.canonical(path) else { return Ok(Named::Alone) };
+    let Ok(real) = files.canonical(path) else { return Ok(PartRole::Alone) };
     let is_there = |path: &Path| files.facts(path).is_ok();
     let Some(number) = part_number(&real) else {
         let named = part_number(path).map(|number| part_path(path, number + 1)).filter(|next| is_there(next));
         return match named {
-            None => Ok(Named::Alone),
+            None => Ok(PartRole::Alone),
             Some(next) => Err(DiskError::BadOptions {
                 what: format!(
                     "{}: {} lies beside it and would continue the disk, but the file is a symbolic link to {}",
@@ -149,10 +149,10 @@ pub fn parts_of(files: &Files, path: &Path) -> Result<Named> {
     };
     let beside = |number: u32| Some(part_path(&real, number)).filter(|path| is_there(path));
     if let Some(before) = number.checked_sub(1).and_then(beside) {
-        return Ok(Named::Later { beside: before });
+        return Ok(PartRole::Later { beside: before });
     }
     if number > 1 {
-        return Ok(beside(number + 1).map_or(Named::Alone, |beside| Named::Later { beside }));
+        return Ok(beside(number + 1).map_or(PartRole::Alone, |beside| PartRole::Later { beside }));
     }
     let mut later = Vec::new();
     let mut next = number + 1;
@@ -177,9 +177,9 @@ pub fn parts_of(files: &Files, path: &Path) -> Result<Named> {
     let listed = real.parent().and_then(|folder| files.list(folder).ok()).unwrap_or_default();
     let missing = listed.iter().any(continues).then(|| part_path(&real, next));
     if later.is_empty() && missing.is_none() {
-        return Ok(Named::Alone);
+        return Ok(PartRole::Alone);
     }
-    Ok(Named::First(Parts { later, missing }))
+    Ok(PartRole::First(Parts { later, missing }))
 }
 
 /// Checks the files of a disk in several parts: the open file `first`, and those that [`parts_of`]

@@ -45,7 +45,7 @@ impl Place {
 ///
 /// # Errors
 /// [`DiskError::Usage`].
-pub fn in_a_file(name: &Path, task: &str) -> Result<()> {
+pub fn require_file(name: &Path, task: &str) -> Result<()> {
     if !NbdUri::looks_like(name.as_os_str()) {
         return Ok(());
     }
@@ -87,13 +87,13 @@ impl Opened {
     }
 
     /// Opens a disk of images: a file, or an image inside an export whose format is given. Refuses
-    /// other exports, with `task` as in [`in_a_file`].
+    /// other exports, with `task` as in [`require_file`].
     ///
     /// # Errors
     /// As [`Opened::open`]; [`DiskError::Usage`] for an export without a format.
     pub fn image(name: &Path, options: &OpenOptions, task: &str) -> Result<Arc<Disk>> {
         if options.format.is_none_or(|format| format == Format::Raw) {
-            in_a_file(name, task)?;
+            require_file(name, task)?;
         }
         match Self::open(name, options)? {
             Self::Disk(disk) => Ok(disk),
@@ -164,8 +164,8 @@ mod tests {
 
     #[test]
     fn operations_on_files_refuse_uris() {
-        assert!(in_a_file(Path::new("./nbd://x"), "check").is_ok());
-        let error = in_a_file(Path::new("nbd://h/x"), "check").unwrap_err().to_string();
+        assert!(require_file(Path::new("./nbd://x"), "check").is_ok());
+        let error = require_file(Path::new("nbd://h/x"), "check").unwrap_err().to_string();
         assert!(error.starts_with("nbd://h/x: cannot check the export") && error.contains("convert"), "{error}");
     }
 }

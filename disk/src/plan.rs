@@ -172,7 +172,7 @@ pub(crate) fn plan_read(mutation: &Mutation, start: u64, end: u64, draft: &mut D
         return Next::Work(work);
     }
     for run in &draft.runs {
-        let Owner::Packed { layer } = run.owner else { continue };
+        let Owner::Compressed { layer } = run.owner else { continue };
         let Some(member) = mutation.chain.member(layer) else { continue };
         let block = run.start_bytes / member.block_bytes;
         let known =
@@ -180,7 +180,7 @@ pub(crate) fn plan_read(mutation: &Mutation, start: u64, end: u64, draft: &mut D
         if !known {
             let into = Decoded::default();
             draft.decoded.push((layer, block, Arc::clone(&into)));
-            return Next::Work(Work::Unpack { layer, block, into });
+            return Next::Work(Work::Decompress { layer, block, into });
         }
     }
     Next::Ready
@@ -260,8 +260,8 @@ fn look_up(chain: &Chain, piece: &Piece) -> Found {
 /// none.
 fn copy_up_first(mutation: &mut Mutation, chain: &Chain, piece: &Piece, owner: Owner) -> io::Result<Option<Next>> {
     let top = chain.top();
-    let packed = matches!(owner, Owner::Packed { layer } if layer == top.id);
-    if piece.whole || !packed && top.writer()?.tracks_sectors() {
+    let is_compressed = matches!(owner, Owner::Compressed { layer } if layer == top.id);
+    if piece.whole || !is_compressed && top.writer()?.tracks_sectors() {
         return Ok(None);
     }
     if let Owner::Lazy { layer } = owner {

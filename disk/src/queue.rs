@@ -430,8 +430,8 @@ impl DiskQueue {
                         Err(error) => self.engine.fail(&slot, error),
                     },
                     Owner::Damaged { layer } => self.engine.fail(&slot, self.chain.damage(layer, run.start_bytes)),
-                    Owner::Packed { layer } => {
-                        let bytes = unpacked(&self.chain, &draft, layer, run.start_bytes, run.len_bytes);
+                    Owner::Compressed { layer } => {
+                        let bytes = decompressed(&self.chain, &draft, layer, run.start_bytes, run.len_bytes);
                         match bytes {
                             Some(bytes) => self.engine.fill(&slot, start, bytes),
                             None => self.engine.fail(&slot, io::ErrorKind::UnexpectedEof.into()),
@@ -588,7 +588,7 @@ impl BlockQueue for DiskQueue {
             return Err(Box::new(PushError { request, reason }));
         }
         self.in_flight += 1;
-        let is_zeros = self.shared.detect_zeroes && pieces::writes_zeros(&request);
+        let is_zeros = self.shared.detect_zeroes && request.writes_zeros();
         match request.operation {
             Operation::Flush => self.flush(request.tag, parity),
             _ if request.len_bytes == 0 => {
@@ -666,7 +666,7 @@ fn looks_again() -> bool {
 }
 
 /// A range of a decompressed block; `None` if it is not in the draft.
-fn unpacked<'a>(
+fn decompressed<'a>(
     chain: &Chain,
     draft: &'a Draft,
     layer: crate::map::LayerId,

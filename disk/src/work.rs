@@ -27,5 +27,5 @@ pub(crate) enum Work {
     /// below. The caller has excluded the block.
     CopyUp { block: u64 },
     /// Decompress a block.
-    Unpack { layer: LayerId, block: u64, into: Decoded },
+    Decompress { layer: LayerId, block: u64, into: Decoded },
 }

@@ -92,7 +92,7 @@ fn an_unknown_extension_creates_nothing_and_opens_by_its_signature() {
     let dir = tempdir().unwrap();
     let path = dir.path().join("disk.xyz");
     let request = CreateRequest { size_bytes: Some(1 << 20), ..CreateRequest::default() };
-    assert_told(&create(&path, &request).unwrap_err().to_string(), &["disk.xyz", ".xyz", "--format"]);
+    assert_told(&create(&path, &request).unwrap_err().to_string(), &["disk.xyz", ".xyz", "`CreateRequest::format`"]);
     assert!(!path.exists());
     create(&path, &CreateRequest { format: Some(Format::Vhdx), ..request }).unwrap();
     assert_eq!(Disk::open(&path, &OpenOptions::default()).unwrap().layers()[0].image.info().format, Format::Vhdx);

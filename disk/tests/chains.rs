@@ -158,7 +158,7 @@ fn a_vhd_parent_that_was_written_to_warns_readers_and_stops_writers() {
     assert_eq!(disk.warnings().len(), 1);
     drop(disk);
     let error = Disk::open(&top, &writable()).unwrap_err();
-    assert!(error.to_string().contains("--ignore-parent-timestamp"), "{error}");
+    assert!(error.to_string().contains("`ParentPolicy::ignore_timestamp`"), "{error}");
     let policy = ParentPolicy { ignore_timestamp: true, ..ParentPolicy::default() };
     Disk::open(&top, &OpenOptions { parents: policy, ..writable() }).unwrap();
 }
@@ -246,7 +246,7 @@ fn a_broken_chain_opens_read_only_as_far_as_possible() {
     let (_dir, parent, middle) = pair("vhdx");
     let top = middle.with_file_name("top.vhdx");
     child(&top, &middle, None, None);
-    let found = OpenOptions { reach: Reach::Found, ..OpenOptions::default() };
+    let found = OpenOptions { reach: Reach::Available, ..OpenOptions::default() };
     let whole = Disk::open(&top, &found).unwrap();
     assert!(whole.layers().len() == 3 && whole.broken_link().is_none());
     drop(whole);

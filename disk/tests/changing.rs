@@ -124,7 +124,7 @@ fn layers_join(format: Format, block_bytes: [u32; 3]) {
         for (name, block_bytes) in ["first", "second"].into_iter().zip(&block_bytes[1..]) {
             pause();
             let below = disk.layers();
-            disk.push_top(new_layer(name, format, DiskType::Differencing, size_bytes, *block_bytes)).unwrap();
+            disk.push_layer(new_layer(name, format, DiskType::Differencing, size_bytes, *block_bytes)).unwrap();
             assert!(!below[0].image.writer().unwrap().is_dirty(), "the former top is durable");
             assert_eq!(disk.layers().len(), below.len() + 1);
         }
@@ -152,7 +152,7 @@ fn a_former_top_is_no_longer_written() {
     let disk = Disk::from_layers(vec![base], Vec::new()).unwrap();
     let mut writer = Blocking::open(&disk, EngineKind::Auto).unwrap();
     writer.write(0, &[1; 4096], false).unwrap();
-    disk.push_top(new_layer("top", Format::Vhdx, DiskType::Differencing, size_bytes, MIB as u32)).unwrap();
+    disk.push_layer(new_layer("top", Format::Vhdx, DiskType::Differencing, size_bytes, MIB as u32)).unwrap();
     let mut before = vec![0; below.len_bytes().unwrap() as usize];
     below.read_at(&mut before, 0).unwrap();
     writer.write(0, &[2; 512], false).unwrap();
@@ -172,7 +172,7 @@ fn only_a_fitting_image_can_be_pushed_on_top() {
     let base = new_layer("base", Format::Vhdx, DiskType::Dynamic, size_bytes, MIB as u32);
     let disk = Disk::from_layers(vec![base], Vec::new()).unwrap();
     for (disk_type, size_bytes) in [(DiskType::Dynamic, size_bytes), (DiskType::Differencing, 2 * size_bytes)] {
-        let error = disk.push_top(new_layer("top", Format::Vhdx, disk_type, size_bytes, MIB as u32)).unwrap_err();
+        let error = disk.push_layer(new_layer("top", Format::Vhdx, disk_type, size_bytes, MIB as u32)).unwrap_err();
         assert!(error.to_string().starts_with("top: cannot go on top of a disk that is open"), "{error}");
     }
     assert_eq!(disk.layers().len(), 1);

@@ -176,7 +176,10 @@ fn convert_fails_at_the_first_damage_or_skips_it() {
             matches!(&told, DiskError::DamagedSource { offset_bytes, end_bytes, .. } if (*offset_bytes, *end_bytes) == (5 * MIB, 7 * MIB)),
             "{told}"
         );
-        assert!(told.to_string().contains("bytes 5242880 to 7340032") && told.to_string().contains("--skip-damaged"));
+        assert!(
+            told.to_string().contains("bytes 5242880 to 7340032")
+                && told.to_string().contains("`ConvertOptions::skip_damaged`")
+        );
         assert!(
             !damaged.dir.path().join("copy.vhdx").exists() && !damaged.dir.path().join("copy.vhdx.partial").exists()
         );

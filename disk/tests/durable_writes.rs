@@ -9,7 +9,8 @@ mod images;
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
 use diskwright_image::{DiskType, Format, probe};
 use diskwright_store::{
-    BlockDevice, Blocking, EngineKind, IoBuf, MemoryStore, QueueOptions, Request, Segments, Store, testing::PassesOn,
+    BlockDevice, Blocking, EngineKind, IoBuf, MemoryStore, QueueOptions, Request, Segments, Store,
+    testing::ForwardingStore,
 };
 use images::new_image;
 use std::{
@@ -37,7 +38,7 @@ impl Watched {
     }
 }
 
-impl PassesOn for Watched {
+impl ForwardingStore for Watched {
     fn inner(&self) -> &dyn Store {
         &self.inner
     }
@@ -147,7 +148,7 @@ fn after_a_snapshot_a_flush_syncs_only_the_new_top() {
         below.syncs();
         write_and_flush(2);
         assert_eq!(below.syncs(), (0, 1), "{format}: one image");
-        disk.push_top(top).unwrap();
+        disk.push_layer(top).unwrap();
         below.syncs();
         write_and_flush(3);
         let (by_flusher, by_others) = above.syncs();

@@ -3,7 +3,7 @@
 
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
 use diskwright_image::probe;
-use diskwright_store::{Blocking, EngineKind, MemoryStore, Store, testing::PassesOn};
+use diskwright_store::{Blocking, EngineKind, MemoryStore, Store, testing::ForwardingStore};
 use std::{
     io,
     sync::{
@@ -23,7 +23,7 @@ struct Counted {
     reads: AtomicU64,
 }
 
-impl PassesOn for Counted {
+impl ForwardingStore for Counted {
     fn inner(&self) -> &dyn Store {
         &self.inner
     }

@@ -6,7 +6,7 @@ use diskwright_format::vhdx::header::{self, HEADER_BYTES};
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{
     BlockDevice, Blocking, EngineKind, FileFacts, FileSystem, Files, LocalFiles, OpenError, Store,
-    testing::{PassesFilesOn, PassesOn},
+    testing::{ForwardingFileSystem, ForwardingStore},
 };
 use std::{
     fs, io,
@@ -159,11 +159,11 @@ fn a_guessed_format_is_never_opened_for_writing() {
         fs::write(&path, [&front[..], &[0; 65536]].concat()).unwrap();
         let before = fs::read(&path).unwrap();
         let error = open(&path, true).unwrap_err().to_string();
-        assert!(error.contains("guest.img") && error.contains("--format"), "{what}: {error}");
+        assert!(error.contains("guest.img") && error.contains("`OpenOptions::format`"), "{what}: {error}");
         let read = open(&path, false);
         if what.contains("child") || what.contains("qcow2") {
             let error = read.unwrap_err().to_string();
-            assert!(error.contains("--format raw"), "{what}: {error}");
+            assert!(error.contains("`OpenOptions::format` = ") && error.contains("raw"), "{what}: {error}");
         } else if let Ok(disk) = read {
             assert!(disk.warnings().iter().any(|warning| warning.contains("does not say so")), "{what}");
         }
@@ -250,7 +250,7 @@ impl Watched {
     }
 }
 
-impl PassesFilesOn for Watched {
+impl ForwardingFileSystem for Watched {
     fn open(&self, path: &Path, options: &diskwright_store::OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
         Ok(self.counted(path, LocalFiles.open(path, options)?))
     }
@@ -279,7 +279,7 @@ struct Counted {
     read_bytes: Arc<Mutex<u64>>,
 }
 
-impl PassesOn for Counted {
+impl ForwardingStore for Counted {
     fn inner(&self) -> &dyn Store {
         &*self.inner
     }
@@ -330,7 +330,7 @@ fn a_parent_is_a_regular_file_unless_devices_are_allowed() {
     };
     let error = open(false).unwrap_err();
     assert!(matches!(error, DiskError::ParentIsDevice { .. }), "{error}");
-    assert!(error.to_string().contains("--allow-devices"), "{error}");
+    assert!(error.to_string().contains("`ParentPolicy::allow_devices`"), "{error}");
     assert_eq!(open(true).unwrap().layers()[1].path, device.0);
 }
 

@@ -5,7 +5,7 @@ use diskwright_disk::{CreateRequest, Disk, Layer, create};
 use diskwright_image::{Format, probe};
 use diskwright_store::{
     BlockDevice, IoBuf, Lane, LaneOp, Loan, MemoryStore, QueueOptions, Request, SharedRing, Store, store::FileRange,
-    testing::PassesOn,
+    testing::ForwardingStore,
 };
 use std::{
     io,
@@ -54,7 +54,7 @@ impl Lane for Far {
     }
 }
 
-impl PassesOn for FarStore {
+impl ForwardingStore for FarStore {
     fn inner(&self) -> &dyn Store {
         &self.0.memory
     }

@@ -3,7 +3,7 @@
 
 use diskwright_disk::{CreateRequest, Disk, Layer, create};
 use diskwright_image::probe;
-use diskwright_store::{Blocking, EngineKind, MemoryStore, Store, testing::PassesOn};
+use diskwright_store::{Blocking, EngineKind, MemoryStore, Store, testing::ForwardingStore};
 use std::{
     io,
     sync::{Arc, Mutex, mpsc},
@@ -33,7 +33,7 @@ struct Gated {
     syncs: Mutex<Syncs>,
 }
 
-impl PassesOn for Gated {
+impl ForwardingStore for Gated {
     fn inner(&self) -> &dyn Store {
         &self.inner
     }

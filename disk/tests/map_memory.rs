@@ -105,7 +105,7 @@ fn the_tables_of_several_layers_share_the_memory_limit() {
         let store = Arc::new(MemoryStore::new("layer"));
         let image = meddled::image(store, Format::Vhdx, DiskType::Differencing, size_bytes);
         layers.push(Meddled::new(image, false));
-        disk.push_top(layers[number].layer("layer")).unwrap();
+        disk.push_layer(layers[number].layer("layer")).unwrap();
         // Includes the base.
         let writers = number as u64 + 2;
         for layer in &layers {

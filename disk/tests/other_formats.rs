@@ -16,9 +16,9 @@ fn states() -> Vec<BlockState> {
         BlockState::Absent,
         BlockState::Data { store: 0, offset_bytes: 3 * BLOCK },
         BlockState::Data { store: 1, offset_bytes: 2 * BLOCK },
-        BlockState::Packed,
+        BlockState::Compressed,
         BlockState::Damaged,
-        BlockState::Packed,
+        BlockState::Compressed,
     ]
 }
 

@@ -196,8 +196,8 @@ fn packed_blocks_are_decompressed_into_pieces_and_copied_up() {
         BlockState::Absent,
         BlockState::Data { store: 0, offset_bytes: 3 * BLOCK },
         BlockState::Data { store: 1, offset_bytes: 2 * BLOCK },
-        BlockState::Packed,
-        BlockState::Packed,
+        BlockState::Compressed,
+        BlockState::Compressed,
     ];
     let layer = Layer { path: "patchwork".into(), image: Arc::new(Patchwork::new(states, true)) };
     let disk = Disk::from_layers(vec![layer], Vec::new()).unwrap();

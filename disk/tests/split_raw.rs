@@ -7,7 +7,7 @@ mod small_fs;
 
 use common::{Kind, Step, Twin};
 use diskwright_disk::{
-    ConvertOptions, CreateRequest, Disk, DiskError, Layer, Named, OpenOptions, Reach, convert, parts_of,
+    ConvertOptions, CreateRequest, Disk, DiskError, Layer, OpenOptions, PartRole, Reach, convert, parts_of,
 };
 use diskwright_image::{DiskType, Format, split::SplitRawImage};
 use diskwright_store::{BlockDevice, Blocking, CacheMode, EngineKind, ExtentKind, Files, MemoryStore, Store};
@@ -212,22 +212,22 @@ fn the_first_part_is_found_by_its_number() {
     let make = |name: &str| fs::write(path(name), [0; 512]).unwrap();
     for name in ["a.001", "b.01", "b.02", "c.002", "d.img", "e.001", "e.20240131"] {
         make(name);
-        assert_eq!(named(name), Named::Alone, "{name}");
+        assert_eq!(named(name), PartRole::Alone, "{name}");
     }
     for name in ["f.000", "f.001", "f.002", "g.001", "g.002"] {
         make(name);
     }
-    assert!(matches!(named("f.000"), Named::First(parts) if parts.later.len() == 2 && parts.missing.is_none()));
-    assert!(matches!(named("g.001"), Named::First(parts) if parts.later.len() == 1));
+    assert!(matches!(named("f.000"), PartRole::First(parts) if parts.later.len() == 2 && parts.missing.is_none()));
+    assert!(matches!(named("g.001"), PartRole::First(parts) if parts.later.len() == 1));
     for (name, beside) in [("f.001", "f.000"), ("f.002", "f.001"), ("g.002", "g.001")] {
-        assert!(matches!(named(name), Named::Later { beside: found } if found.ends_with(beside)), "{name}");
+        assert!(matches!(named(name), PartRole::Later { beside: found } if found.ends_with(beside)), "{name}");
     }
     // A later part can be read with a warning, and written if the user names its format.
     let later = open(&path("g.002"), false).unwrap();
     assert!(later.geometry().size_bytes == 512 && later.warnings()[0].contains("later part"), "{:?}", later.warnings());
     drop(later);
     let error = refused(&path("g.002"), true);
-    assert!(error.contains("g.001 exists") && error.contains("--format raw"), "{error}");
+    assert!(error.contains("g.001 exists") && error.contains("`OpenOptions::format` = raw"), "{error}");
     let options = OpenOptions { writable: true, format: Some(Format::Raw), ..OpenOptions::default() };
     assert!(Disk::open(path("g.002"), &options).is_ok());
     // After .999 comes .1000.
@@ -313,7 +313,10 @@ fn parts_of_another_format_are_refused_by_name() {
         split(dir.path(), 1, &bytes, &[4096, 4096, 4096]);
         for writable in [false, true] {
             let error = refused(&path, writable);
-            assert!(error.contains(&format!("parts of a {name} image")) && error.contains("--format raw"), "{error}");
+            assert!(
+                error.contains(&format!("parts of a {name} image")) && error.contains("`OpenOptions::format` = raw"),
+                "{error}"
+            );
         }
         let options = OpenOptions { format: Some(Format::Raw), writable: true, ..OpenOptions::default() };
         let disk = Disk::open(&path, &options).unwrap();

@@ -31,7 +31,7 @@ fn filled(len: usize, byte: u8) -> IoBuf {
 fn chain() -> Disk {
     let disk = Disk::from_layers(vec![layer("base", DiskType::Dynamic, SIZE)], Vec::new()).unwrap();
     Blocking::open(&disk, EngineKind::Auto).unwrap().write(0, &vec![1; SIZE as usize], false).unwrap();
-    disk.push_top(layer("child", DiskType::Differencing, SIZE)).unwrap();
+    disk.push_layer(layer("child", DiskType::Differencing, SIZE)).unwrap();
     disk
 }
 
@@ -166,7 +166,7 @@ fn space_is_not_reused_while_a_request_older_than_a_chain_change_is_in_flight() 
 /// grace period.
 #[test]
 fn queues_of_the_previous_epoch_see_writes_to_a_new_top() {
-    within_seconds(60, "push_top", || {
+    within_seconds(60, "push_layer", || {
         let store = Gated::new("base");
         let base = image(store.clone(), Format::Vhdx, DiskType::Dynamic, SIZE);
         let disk = Disk::from_layers(vec![Layer { path: "base".into(), image: base }], Vec::new()).unwrap();
@@ -184,7 +184,7 @@ fn queues_of_the_previous_epoch_see_writes_to_a_new_top() {
         let child = layer("child", DiskType::Differencing, SIZE);
         let new_top = Arc::clone(&child.image);
         thread::scope(|scope| {
-            let pushes = scope.spawn(|| disk.push_top(child).unwrap());
+            let pushes = scope.spawn(|| disk.push_layer(child).unwrap());
             while disk.layers().len() < 2 {
                 thread::sleep(Duration::from_millis(1));
             }
@@ -220,7 +220,7 @@ fn no_copy_up_from_a_former_top_that_is_still_written() {
         slow.reap(0, &mut Vec::new()).unwrap();
         store.writes.wait_for_caller();
         thread::scope(|scope| {
-            let pushes = scope.spawn(|| disk.push_top(top.layer("top")).unwrap());
+            let pushes = scope.spawn(|| disk.push_layer(top.layer("top")).unwrap());
             while disk.layers().len() < 2 {
                 thread::sleep(Duration::from_millis(1));
             }
@@ -267,7 +267,7 @@ fn a_layer_pushed_during_a_list_of_extents_hides_none() {
                 found
             });
             base.tables.wait_for_caller();
-            disk.push_top(layer("child", DiskType::Differencing, size_bytes)).unwrap();
+            disk.push_layer(layer("child", DiskType::Differencing, size_bytes)).unwrap();
             writer.write((1 << 30) + 4 * MIB, &vec![2; MIB as usize], false).unwrap();
             base.tables.open();
             found = lists.join().unwrap();
@@ -288,7 +288,7 @@ fn a_former_top_is_closed_with_the_disk() {
     let base = image(Arc::clone(&store), Format::Vhdx, DiskType::Dynamic, SIZE);
     let disk = Disk::from_layers(vec![Layer { path: "base".into(), image: base }], Vec::new()).unwrap();
     Blocking::open(&disk, EngineKind::Auto).unwrap().write(0, &[1; 4096], true).unwrap();
-    disk.push_top(layer("child", DiskType::Differencing, SIZE)).unwrap();
+    disk.push_layer(layer("child", DiskType::Differencing, SIZE)).unwrap();
     disk.close().unwrap();
     let again = probe::open(store, Some(Format::Vhdx), false, 512).unwrap();
     assert_eq!(again.info().log, LogState::Clean);

@@ -4,7 +4,7 @@
 use diskwright_disk::{ConvertOptions, CreateRequest, Disk, OpenOptions, compare, convert, create};
 use diskwright_store::{
     Blocking, CacheMode, EngineKind, FileSystem, Files, LocalFiles, Store,
-    testing::{PassesFilesOn, PassesOn},
+    testing::{ForwardingFileSystem, ForwardingStore},
 };
 use std::{
     fs, io,
@@ -95,7 +95,7 @@ struct Failing {
     reads: bool,
 }
 
-impl PassesFilesOn for Failing {
+impl ForwardingFileSystem for Failing {
     fn open(
         &self,
         path: &Path,
@@ -115,7 +115,7 @@ struct FailingStore {
     reads: bool,
 }
 
-impl PassesOn for FailingStore {
+impl ForwardingStore for FailingStore {
     fn inner(&self) -> &dyn Store {
         &*self.inner
     }

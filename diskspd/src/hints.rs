@@ -1,18 +1,17 @@
 //! Translates hints of errors and warnings for users of `diskspd`: the options of `lab run` are
 //! replaced by DiskSpd's switches with the same effect.
 //!
-//! `--destroy-data` is not replaced, because `diskspd` has it too, and neither are options of other
-//! commands (`diskwright serve --cache direct`).
+//! `--destroy-data` is not replaced, because `diskspd` has it too.
 
 /// Pairs of a text in a message of `lab run` and its replacement.
 const HINTS: [(&str, &str); 17] = [
     ("(--create-size)", "(-c)"),
     ("leave --create-size out", "omit -c"),
-    ("use less of it (--working-set)", "use less of it (-f)"),
-    ("fill it first (--fill)", "name a file that does not exist and let -c create it, since such files are filled"),
-    ("(--contents incompressible)", "(-Zr, or no -Z)"),
-    ("use --cache direct or a larger working set", "use -Su or -Sh, or more of the target (-f, -B)"),
-    ("use another folder (--dir)", "use a target on another file system"),
+    ("or use a smaller working set", "or use less of it (-f)"),
+    ("fill it first", "name a file that does not exist and let -c create it, since such files are filled"),
+    (", such as incompressible ones", " (-Zr, or no -Z)"),
+    ("go past it with O_DIRECT, or use a larger working set", "use -Su or -Sh, or more of the target (-f, -B)"),
+    ("use a folder on another file system", "use a target on another file system"),
     ("use a larger target or a smaller working set", "use a larger target or less of it (-f, -B)"),
     ("use a larger working set or smaller blocks", "use more of the target (-f, -B) or smaller blocks (-b)"),
     (

@@ -52,5 +52,5 @@ fn hints_name_diskspds_switches_and_no_option_of_lab_run() {
 fn an_option_that_diskspd_also_has_is_not_replaced() {
     let error = LabError::HoldsData { target: "x".into(), what: "data".into() }.to_string();
     assert_eq!(with_diskspds_switches(&error), error);
-    assert!(error.contains("--destroy-data"));
+    assert!(error.contains("`PrepareOptions::destroy_data`"));
 }

@@ -116,6 +116,10 @@
 //!
 //! # Errors
 //!
+//! A text names the option that helps as the field that it is: "insist with
+//! `OpenOptions::allow_parent_write`". A program with other names for these options passes texts
+//! through [`rename_options`].
+//!
 //! ```
 //! use diskwright_lib::{Disk, ErrorCode, OpenOptions};
 //!
@@ -142,7 +146,9 @@ pub use diskwright_image::{
     CheckReport, DiskType, Finding, Format, Image, ImageError, ImageInfo, LogState, ParentLink, Severity,
 };
 pub use diskwright_nbd::{ClientError, NbdDevice, NbdUri};
-pub use diskwright_store::{BlockDevice, CacheMode, EngineKind, ErrorCode, Extent, ExtentKind, Files, Geometry};
+pub use diskwright_store::{
+    BlockDevice, CacheMode, EngineKind, ErrorCode, Extent, ExtentKind, Files, Geometry, rename_options,
+};
 pub use stream::DiskStream;
 
 #[cfg(doctest)]

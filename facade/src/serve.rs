@@ -2,13 +2,13 @@
 //!
 //! A server is given exports (a disk under a name) and listeners (unix sockets, TCP), and serves
 //! until it is stopped. Writable exports on TCP without TLS are refused unless
-//! [`Options::insecure_writes`] says otherwise. The server needs io_uring, and [`ServeError::Ring`]
-//! says where there is none. [`tls`] reads a folder of certificates for [`Options::tls`].
-//! [`ephemeral`] puts a temporary child on a disk that is open read-only: clients can write, and
-//! their writes are dropped at the end.
+//! [`ServerOptions::insecure_writes`] says otherwise. The server needs io_uring, and
+//! [`ServeError::Ring`] says where there is none. [`tls`] reads a folder of certificates for
+//! [`ServerOptions::tls`]. [`ephemeral`] puts a temporary child on a disk that is open read-only:
+//! clients can write, and their writes are dropped at the end.
 //!
 //! ```
-//! use diskwright_lib::serve::{Address, Export, Listener, NbdServer, Options, ServeError};
+//! use diskwright_lib::serve::{Address, Export, Listener, NbdServer, ServerOptions, ServeError};
 //! use diskwright_lib::{CreateRequest, Disk, DiskStream, NbdDevice, NbdUri, OpenOptions, create};
 //! use std::sync::Arc;
 //!
@@ -19,7 +19,7 @@
 //! let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() })?;
 //! let export = Export { name: "disk".into(), description: String::new(), device: disk.clone() };
 //! let listener = Listener::bind(&Address::Unix(socket.clone()))?;
-//! let server = match NbdServer::start(vec![export], vec![listener], Options::default()) {
+//! let server = match NbdServer::start(vec![export], vec![listener], ServerOptions::default()) {
 //!     Err(ServeError::Ring { source }) => {
 //!         eprintln!("skipped: no io_uring: {source}");
 //!         return Ok(());
@@ -44,7 +44,7 @@
 
 pub use diskwright_serve::{
     ephemeral::{EphemeralError, on_top_of as ephemeral},
-    nbd::{Address, Export, ExportError, ListenError, Listener, NbdServer, Options, ServeError},
+    nbd::{Address, Export, ExportError, ListenError, Listener, NbdServer, ServeError, ServerOptions},
 };
 
 pub use diskwright_nbd::tls::{TlsError, server as tls};

@@ -169,9 +169,9 @@ pub enum BlockState {
         /// Offset of the block's first byte.
         offset_bytes: u64,
     },
-    /// All bytes are in the file, compressed: [`Image::read_packed`] decompresses them. A write to
-    /// the block allocates new space and stores the whole block there.
-    Packed,
+    /// All bytes are in the file, compressed: [`Image::read_compressed`] decompresses them. A write
+    /// to the block allocates new space and stores the whole block there.
+    Compressed,
     /// The block's table entry is invalid, so the block's data cannot be found. [`Image::damage`]
     /// says why. Every read of the block fails with that error. Other blocks are not affected.
     Damaged,
@@ -334,13 +334,13 @@ pub trait Image: Send + Sync + fmt::Debug {
         })
     }
 
-    /// Decompresses bytes of a [`BlockState::Packed`] block into `out`, beginning `within_bytes`
-    /// after the block's first byte. Blocks the calling thread while it reads and decompresses.
-    /// Formats without compressed blocks keep this default.
+    /// Decompresses bytes of a [`BlockState::Compressed`] block into `out`, beginning
+    /// `within_bytes` after the block's first byte. Blocks the calling thread while it reads and
+    /// decompresses. Formats without compressed blocks keep this default.
     ///
     /// # Errors
     /// `Io`; `Corrupt` if the block does not decompress to its full length.
-    fn read_packed(&self, block: u64, _within_bytes: u64, _out: &mut [u8]) -> Result<()> {
+    fn read_compressed(&self, block: u64, _within_bytes: u64, _out: &mut [u8]) -> Result<()> {
         Err(ImageError::Unsupported {
             path: self.store().name().to_owned(),
             what: format!("a compressed block (block {block}) in an image of this format"),

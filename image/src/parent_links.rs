@@ -3,7 +3,7 @@
 //! other threads may write meanwhile; identities and time stamps.
 
 use crate::{BlockState, Commit, CreateOptions, DiskType, Format, Image, ParentLink, Severity, vhd};
-use diskwright_store::{FileRange, FileStore, MemoryStore, OpenOptions, Store, Zeroing, testing::PassesOn};
+use diskwright_store::{FileRange, FileStore, MemoryStore, OpenOptions, Store, Zeroing, testing::ForwardingStore};
 use proptest::prelude::*;
 use std::{
     io,
@@ -292,7 +292,7 @@ impl Failing {
     }
 }
 
-impl PassesOn for Failing {
+impl ForwardingStore for Failing {
     fn inner(&self) -> &dyn Store {
         &self.inner
     }

@@ -2,7 +2,7 @@
 //! the store, and continue while another thread waits for the store.
 
 use crate::{BlockState, Commit, CreateOptions, DiskType, Image, ImageWriter, ParentLink, vhd, vhdx};
-use diskwright_store::{FileRange, MemoryStore, Store, Zeroing, testing::PassesOn};
+use diskwright_store::{FileRange, MemoryStore, Store, Zeroing, testing::ForwardingStore};
 use std::{
     io,
     sync::{
@@ -87,7 +87,7 @@ impl Watched {
     }
 }
 
-impl PassesOn for Watched {
+impl ForwardingStore for Watched {
     fn inner(&self) -> &dyn Store {
         &self.inner
     }

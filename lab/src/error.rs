@@ -79,7 +79,7 @@ pub enum LabError {
         size_bytes: u64,
     },
     /// The scratch folder's file system is too small.
-    #[error("{}: {what} needs {needed_bytes} bytes, but only {free_bytes} are free; use another folder (--dir) or smaller disks (--size)", dir.display())]
+    #[error("{}: {what} needs {needed_bytes} bytes, but only {free_bytes} are free; use another folder or smaller disks", dir.display())]
     NoSpace {
         /// The folder.
         dir: PathBuf,
@@ -92,7 +92,7 @@ pub enum LabError {
     },
     /// A target that is to be written is used by somebody else.
     #[error(
-        "{target} would be written, but it is in use: {users}; end that use first (--destroy-data does not change this)"
+        "{target} would be written, but it is in use: {users}; end that use first (`PrepareOptions::destroy_data` does not change this)"
     )]
     InUse {
         /// The target.
@@ -102,7 +102,7 @@ pub enum LabError {
     },
     /// A target that is to be written holds data.
     #[error(
-        "{target} would be overwritten, but it holds {what}; use --destroy-data if that may be lost, or another target"
+        "{target} would be overwritten, but it holds {what}; use `PrepareOptions::destroy_data` if that may be lost, or another target"
     )]
     HoldsData {
         /// The target.
@@ -111,7 +111,7 @@ pub enum LabError {
         what: String,
     },
     /// There is no room to fill a target.
-    #[error("{target}: {needed_bytes} bytes of it have no space yet, but on {} only {free_bytes} are free; make room there, or use less of it (--working-set)", dir.display())]
+    #[error("{target}: {needed_bytes} bytes of it have no space yet, but on {} only {free_bytes} are free; make room there, or use a smaller working set", dir.display())]
     NoSpaceToFill {
         /// The target.
         target: String,

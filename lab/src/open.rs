@@ -11,7 +11,7 @@ use crate::{
     LabError, Result, behind,
     progress::{Progress, Step},
 };
-use diskwright_disk::{Disk, Named, OpenOptions, Opened, parts_of};
+use diskwright_disk::{Disk, OpenOptions, Opened, PartRole, parts_of};
 use diskwright_image::{Format, probe::probe};
 use diskwright_load::{
     Close, NullDevice, OpenTarget,
@@ -188,7 +188,7 @@ fn format_of(path: &Path, how: &OpenHow) -> Result<Found> {
         Some(format) => format,
         None => probe(&store, how.writable).map_err(diskwright_disk::DiskError::from)?.format,
     };
-    if format == Format::Raw && parts_of(&Files::default(), path)? == Named::Alone {
+    if format == Format::Raw && parts_of(&Files::default(), path)? == PartRole::Alone {
         return Ok(Found::RawFile);
     }
     Ok(Found::Image(format))

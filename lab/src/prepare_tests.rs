@@ -193,7 +193,7 @@ fn there_must_be_room_to_fill() {
     let spec = folder.sparse("huge.raw", 8 << 40);
     let error = go(&writing(), &spec, &PrepareOptions { fill: true, ..options() }).unwrap_err();
     assert!(matches!(error, LabError::NoSpaceToFill { .. }), "{error}");
-    assert!(error.to_string().contains("--working-set"), "{error}");
+    assert!(error.to_string().contains("use a smaller working set"), "{error}");
 }
 
 #[test]

@@ -144,6 +144,6 @@ mod tests {
         let scratch = Scratch::new(Some(home.path()), false).unwrap();
         scratch.need("nothing", 0).unwrap();
         let error = scratch.need("a test", u64::MAX).unwrap_err().to_string();
-        assert!(error.contains("a test") && error.contains("--dir"), "{error}");
+        assert!(error.contains("a test") && error.contains("use another folder"), "{error}");
     }
 }

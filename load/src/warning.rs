@@ -243,12 +243,12 @@ impl fmt::Display for Warning {
             }
             Self::DirectNotHonoured { targets } => write!(
                 f,
-                "the file system has no O_DIRECT: {} went through the page cache, so memory was measured, not the disk; use another folder (--dir)",
+                "the file system has no O_DIRECT: {} went through the page cache, so memory was measured, not the disk; use a folder on another file system",
                 targets.join(", ")
             ),
             Self::CacheOfServer { targets } => write!(
                 f,
-                "O_DIRECT cannot be enforced on a server, so the cache of {} may be in the figures; start the server without a cache (diskwright serve --cache direct, qemu-nbd --cache=none)",
+                "O_DIRECT cannot be enforced on a server, so the cache of {} may be in the figures; start the server without a cache",
                 targets.join(", ")
             ),
             Self::Polls { load } => write!(
@@ -273,25 +273,25 @@ impl fmt::Display for Warning {
             Self::LeftOut { what, why } => write!(f, "left out: {what}, because {why}"),
             Self::Unallocated { target, allocated } => write!(
                 f,
-                "{target}: only {} of the working set is allocated, and reads of the rest are answered from metadata, not from storage; fill it first (--fill)",
+                "{target}: only {} of the working set is allocated, and reads of the rest are answered from metadata, not from storage; fill it first",
                 percent(*allocated)
             ),
             Self::Zeros { target, zero } => write!(
                 f,
-                "{target}: {} of the working set reads as zeros (trimmed, or never written), which a device may answer without its media; fill it first (--fill)",
+                "{target}: {} of the working set reads as zeros (trimmed, or never written), which a device may answer without its media; fill it first",
                 percent(*zero)
             ),
             Self::Repeated { target, repeated } => write!(
                 f,
-                "{target}: {} of the sampled blocks are duplicates, which a layer that deduplicates reads only once; fill it first (--fill)",
+                "{target}: {} of the sampled blocks are duplicates, which a layer that deduplicates reads only once; fill it first",
                 percent(*repeated)
             ),
             Self::ZeroPayload => f.write_str(
-                "zeros are written, which a lower layer need not store; use other contents to measure storage (--contents incompressible)"
+                "zeros are written, which a lower layer need not store; use other contents to measure storage, such as incompressible ones"
             ),
             Self::Memory { working_set_bytes, memory_bytes } => write!(
                 f,
-                "requests go through the page cache, and the working set of {} fits into the {} of memory, so memory is measured; use --cache direct or a larger working set",
+                "requests go through the page cache, and the working set of {} fits into the {} of memory, so memory is measured; go past it with O_DIRECT, or use a larger working set",
                 diskwright_stats::numbers::bytes(*working_set_bytes),
                 diskwright_stats::numbers::bytes(*memory_bytes)
             ),
@@ -332,12 +332,12 @@ impl fmt::Display for Warning {
                 "the {what} is not the same ({first}; {second}) and may be the cause of a difference"
             ),
             Self::WithinRun => f.write_str(
-                "there is one run of each, so the scatter between runs is not known; give several of each joined by commas, or use --live",
+                "there is one run of each, so the scatter between runs is not known; give several of each joined by commas, or compare the targets live",
             ),
             Self::Partial { what } => write!(f, "{what} was interrupted, and only its complete part is compared"),
             Self::OfSide { side, warning } => write!(f, "{side}: {warning}"),
             Self::FewRounds { rounds } => {
-                write!(f, "{rounds} rounds are too few for confidence intervals; use five or more (--rounds)")
+                write!(f, "{rounds} rounds are too few for confidence intervals; use five or more")
             }
             Self::InCells { cells, warning, alike } => {
                 let shown = cells.iter().take(CELLS_SHOWN).map(String::as_str).collect::<Vec<_>>().join("; ");

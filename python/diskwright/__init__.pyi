@@ -2,13 +2,27 @@ import io
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Literal, Optional, Union
+from typing import Literal, Optional, TypedDict, Union
 
-from typing_extensions import Buffer, Self
+from typing_extensions import Buffer, Self, Unpack
 
 _Path = Union[str, os.PathLike[str]]
 _Format = Literal["raw", "vhd", "vhdx"]
 _DiskType = Literal["fixed", "dynamic", "differencing"]
+
+# Keywords of everything that opens a disk.
+class _ReadOptions(TypedDict, total=False):
+    force_share: bool
+    allow_parent_dirs: Sequence[_Path]
+    allow_any_parent: bool
+
+# Keywords of `open` and `Disk`.
+class _OpenOptions(_ReadOptions, total=False):
+    direct: bool
+    allow_parent_write: bool
+    ignore_parent_timestamp: bool
+    detect_zeroes: bool
+    map_memory: Optional[int]
 
 class DiskError(OSError):
     code: str
@@ -79,15 +93,7 @@ class Disk:
         path: _Path,
         writable: bool = False,
         format: Optional[_Format] = None,
-        *,
-        direct: bool = False,
-        force_share: bool = False,
-        allow_parent_dirs: Sequence[_Path] = (),
-        allow_any_parent: bool = False,
-        allow_parent_write: bool = False,
-        ignore_parent_timestamp: bool = False,
-        detect_zeroes: bool = False,
-        map_memory: Optional[int] = None,
+        **options: Unpack[_OpenOptions],
     ) -> None: ...
     @property
     def path(self) -> os.PathLike[str]: ...
@@ -130,15 +136,7 @@ def open(
     path: _Path,
     writable: bool = False,
     format: Optional[_Format] = None,
-    *,
-    direct: bool = False,
-    force_share: bool = False,
-    allow_parent_dirs: Sequence[_Path] = (),
-    allow_any_parent: bool = False,
-    allow_parent_write: bool = False,
-    ignore_parent_timestamp: bool = False,
-    detect_zeroes: bool = False,
-    map_memory: Optional[int] = None,
+    **options: Unpack[_OpenOptions],
 ) -> Disk: ...
 def create(
     path: _Path,
@@ -155,18 +153,14 @@ def info(
     path: _Path,
     *,
     format: Optional[_Format] = None,
-    force_share: bool = False,
-    allow_parent_dirs: Sequence[_Path] = (),
-    allow_any_parent: bool = False,
+    **options: Unpack[_ReadOptions],
 ) -> Info: ...
 def map(disk: Union[Disk, _Path], offset: int = 0, length: Optional[int] = None) -> list[Extent]: ...
 def check(
     path: _Path,
     *,
     format: Optional[_Format] = None,
-    force_share: bool = False,
-    allow_parent_dirs: Sequence[_Path] = (),
-    allow_any_parent: bool = False,
+    **options: Unpack[_ReadOptions],
 ) -> Checked: ...
 def convert(
     source: _Path,
@@ -181,7 +175,5 @@ def convert(
     preallocate: bool = False,
     verify: bool = False,
     skip_damaged: bool = False,
-    force_share: bool = False,
-    allow_parent_dirs: Sequence[_Path] = (),
-    allow_any_parent: bool = False,
+    **options: Unpack[_ReadOptions],
 ) -> Converted: ...

@@ -2,7 +2,7 @@
 
 use crate::{
     cache_mode,
-    error::{Failure, refused},
+    error::{Failure, refused, told},
     reading,
     values::{Extent, Layer, layers_of},
     worker::{self, Requests},
@@ -129,7 +129,7 @@ impl Disk {
         py.detach(|| {
             let opened = Opened::open(&path, &options)?;
             let (requests, thread) = worker::start(opened.shared())?;
-            let warnings = opened.warnings().to_vec();
+            let warnings = opened.warnings().iter().map(told).collect();
             let state = Mutex::new(State::Open(Open { opened, requests, thread }));
             Ok(Self { path, warnings, process_id: process::id(), state })
         })

@@ -1,8 +1,12 @@
 //! `DiskError`: an `OSError` with the library's sentence and its code.
+//!
+//! The library's texts name its own options. [`told`] gives them the names of the keyword arguments
+//! here, in errors and in every sentence that is returned. Options that no function here has keep
+//! the library's name.
 
-use diskwright_lib::{DiskError as LibraryError, ErrorCode};
+use diskwright_lib::{DiskError as LibraryError, ErrorCode, rename_options};
 use pyo3::{create_exception, exceptions::PyOSError, prelude::*};
-use std::io;
+use std::{fmt::Display, io};
 
 create_exception!(
     diskwright,
@@ -19,6 +23,45 @@ pub(crate) enum Failure {
     Python(PyErr),
 }
 
+impl Failure {
+    /// An error of `convert`.
+    pub(crate) fn of_convert(error: &LibraryError) -> Self {
+        Self::Disk(error.code(), told_by_convert(error))
+    }
+}
+
+/// A sentence of the library, with keyword arguments for the options in it.
+pub(crate) fn told(sentence: impl Display) -> String {
+    with_keywords(&sentence.to_string(), "format")
+}
+
+/// The same for `convert`, whose `format` is that of the copy.
+pub(crate) fn told_by_convert(sentence: impl Display) -> String {
+    with_keywords(&sentence.to_string(), "source_format")
+}
+
+fn with_keywords(sentence: &str, format_of_source: &str) -> String {
+    rename_options(sentence, |option, has_value| {
+        let keyword = match option {
+            "OpenOptions::format" => format_of_source,
+            "OpenOptions::allow_parent_write" => "allow_parent_write",
+            "ParentPolicy::allow_any" => "allow_any_parent",
+            "ParentPolicy::allowed_dirs" => "allow_parent_dirs",
+            "ParentPolicy::ignore_timestamp" => "ignore_parent_timestamp",
+            "CreateRequest::block_bytes" => "block_size",
+            "CreateRequest::disk_type" => "disk_type",
+            "CreateRequest::format" => "format",
+            "CreateRequest::logical_sector_bytes" => "sector_size",
+            "CreateRequest::parent" => "parent",
+            "CreateRequest::preallocate" => "preallocate",
+            "CreateRequest::size_bytes" => "size",
+            "ConvertOptions::skip_damaged" => "skip_damaged",
+            _ => return None,
+        };
+        Some(format!("`{keyword}`{}", if has_value { " = " } else { "" }))
+    })
+}
+
 /// Arguments that can never work.
 pub(crate) fn refused(sentence: String) -> Failure {
     Failure::Disk(ErrorCode::InvalidInput, sentence)
@@ -26,13 +69,13 @@ pub(crate) fn refused(sentence: String) -> Failure {
 
 impl From<LibraryError> for Failure {
     fn from(error: LibraryError) -> Self {
-        Self::Disk(error.code(), error.to_string())
+        Self::Disk(error.code(), told(error))
     }
 }
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        Self::Disk(LibraryError::code_of(&error), error.to_string())
+        Self::Disk(LibraryError::code_of(&error), told(error))
     }
 }
 

@@ -22,7 +22,7 @@ mod worker;
 use diskwright_lib::{
     CacheMode, ConvertOptions, CreateRequest, DiskType, Format, OpenOptions, Opened, ParentPolicy, Reach,
 };
-use error::{Failure, refused};
+use error::{Failure, refused, told};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use values::{Checked, Converted, Info};
@@ -78,7 +78,7 @@ fn create(
         preallocate,
         ..CreateRequest::default()
     };
-    Ok(py.detach(|| diskwright_lib::create(path, &request))?)
+    Ok(py.detach(|| diskwright_lib::create(path, &request))?.iter().map(told).collect())
 }
 
 /// Describe a disk and its chain, as far as the chain can be followed.
@@ -93,7 +93,7 @@ fn info(
     allow_any_parent: bool,
 ) -> Result<Info, Failure> {
     let options = reading(format, force_share, allow_parent_dirs, allow_any_parent)?;
-    let options = OpenOptions { reach: Reach::Found, ..options };
+    let options = OpenOptions { reach: Reach::Available, ..options };
     Ok(py.detach(|| Opened::open(&path, &options).map(|opened| Info::of(&opened)))?)
 }
 
@@ -172,7 +172,7 @@ fn convert(
     let outcome = py.detach(|| diskwright_lib::convert(&source, &dest, &options, &mut step));
     match raised {
         Some(error) => Err(Failure::Python(error)),
-        None => Ok(outcome.map(Converted::from)?),
+        None => outcome.map(Converted::from).map_err(|error| Failure::of_convert(&error)),
     }
 }
 

@@ -1,5 +1,6 @@
 //! What functions return: frozen objects with attributes, sizes in bytes.
 
+use crate::error::{told, told_by_convert};
 use diskwright_lib::{CheckReport, ConvertOutcome, ExtentKind, Layer as LibraryLayer, Opened, Severity};
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -135,9 +136,9 @@ impl Info {
             sector_size: geometry.logical_sector_bytes,
             physical_sector_size: geometry.physical_sector_bytes,
             layers: layers_of(opened),
-            broken_link: broken.map(ToString::to_string),
+            broken_link: broken.map(told),
             broken_link_code: broken.map(|error| error.code().as_str()),
-            warnings: opened.warnings().to_vec(),
+            warnings: opened.warnings().iter().map(told).collect(),
         }
     }
 }
@@ -197,7 +198,7 @@ impl From<diskwright_lib::Checked> for Checked {
                     Severity::Corrupt => "corrupt",
                 },
                 offset: finding.offset_bytes,
-                message: finding.message,
+                message: told(finding.message),
             })
             .collect();
         Self {
@@ -207,9 +208,9 @@ impl From<diskwright_lib::Checked> for Checked {
             allocated_blocks,
             total_blocks,
             leaked: leaked_bytes,
-            broken_link: checked.broken_link.as_ref().map(ToString::to_string),
+            broken_link: checked.broken_link.as_ref().map(told),
             broken_link_code: checked.broken_link.map(|error| error.code().as_str()),
-            warnings: checked.warnings,
+            warnings: checked.warnings.iter().map(told).collect(),
         }
     }
 }
@@ -263,9 +264,13 @@ impl From<ConvertOutcome> for Converted {
                 .lost
                 .ranges
                 .into_iter()
-                .map(|range| LostRange { start: range.offset_bytes, length: range.len_bytes, reason: range.reason })
+                .map(|range| LostRange {
+                    start: range.offset_bytes,
+                    length: range.len_bytes,
+                    reason: told_by_convert(range.reason),
+                })
                 .collect(),
-            warnings: outcome.warnings,
+            warnings: outcome.warnings.iter().map(told_by_convert).collect(),
         }
     }
 }

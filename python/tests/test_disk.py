@@ -128,6 +128,30 @@ def test_errors_have_codes(chain, tmp_path):
     assert code(diskwright.open, chain) == "parent_missing"
 
 
+def test_texts_name_keyword_arguments(chain, tmp_path):
+    def told(call, *args, **options):
+        with pytest.raises(diskwright.DiskError) as caught:
+            call(*args, **options)
+        return str(caught.value)
+
+    parent = tmp_path / "parent.vhdx"
+    assert "insist with `allow_parent_write`" in told(diskwright.open, parent, writable=True)
+    assert "give it with `size`" in told(diskwright.create, tmp_path / "new.vhdx")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    needs = f"needs `allow_parent_dirs` = {tmp_path}"
+    [warning] = diskwright.create(elsewhere / "child.vhdx", parent=parent)
+    assert needs in warning
+    refused = told(diskwright.open, elsewhere / "child.vhdx")
+    assert f"allow it with `allow_parent_dirs` = {tmp_path} (or with `allow_any_parent`)" in refused
+    assert "`allow_any_parent`" in diskwright.info(elsewhere / "child.vhdx").broken_link
+    # The format of `convert` is that of the copy.
+    wrong = tmp_path / "wrong.vhd"
+    wrong.write_bytes(parent.read_bytes())
+    assert "with `format`" in told(diskwright.open, wrong)
+    assert "with `source_format`" in told(diskwright.convert, wrong, tmp_path / "copy.vhdx")
+
+
 def test_a_disk_that_is_dropped_is_closed(tmp_path):
     path = tmp_path / "disk.vhdx"
     diskwright.create(path, size=MIB * 4)

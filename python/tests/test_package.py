@@ -1,5 +1,6 @@
 """What is shipped: the example of the README, the types, the names."""
 
+import inspect
 import pathlib
 import re
 import subprocess
@@ -35,3 +36,20 @@ def test_everything_public_is_typed():
         typed = set(re.findall(r"^    (\w+):", body, re.M))
         real = {name for name in dir(cls) if not name.startswith("_")}
         assert typed == real, cls
+
+
+def test_keywords_of_the_stub_are_those_of_the_module():
+    stub = (pathlib.Path(diskwright.__file__).parent / "__init__.pyi").read_text()
+
+    def stubbed(name):
+        body = re.search(rf"^class {name}\(.*\):\n((?:    .*\n)+)", stub, re.M).group(1)
+        return set(re.findall(r"^    (\w+):", body, re.M))
+
+    def real(function):
+        parameters = inspect.signature(function).parameters.values()
+        return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+    read, opened = stubbed("_ReadOptions"), stubbed("_OpenOptions")
+    assert real(diskwright._native.Disk) == read | opened
+    assert real(diskwright.info) == real(diskwright.check) == read | {"format"}
+    assert read < real(diskwright.convert)

@@ -47,7 +47,7 @@ pub enum EphemeralError {
 }
 
 /// The folder for temporary files that may become large: `TMPDIR` if set, else `/var/tmp`.
-pub fn usual_dir() -> PathBuf {
+pub fn default_dir() -> PathBuf {
     std::env::var_os("TMPDIR").filter(|dir| !dir.is_empty()).map_or_else(|| "/var/tmp".into(), PathBuf::from)
 }
 

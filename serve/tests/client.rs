@@ -6,7 +6,7 @@ mod common;
 use common::{memory, raw_file, serve};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_nbd::{NbdDevice, NbdUri, wire::Framing};
-use diskwright_serve::nbd::Options;
+use diskwright_serve::nbd::ServerOptions;
 use diskwright_store::{
     BlockDevice, Blocking, CacheMode, EngineKind, Extent, ExtentKind, IoBuf, Operation, QueueOptions, Request,
     Segments, Slab,
@@ -25,7 +25,7 @@ fn lengths_beyond_four_gigabytes() {
     let dir = tempfile::tempdir().unwrap();
     let size = 40 << 30;
     let device = raw_file(&dir.path().join("disk"), size, CacheMode::PageCache);
-    let Some(served) = serve(vec![("disk", device)], Options::default()) else { return };
+    let Some(served) = serve(vec![("disk", device)], ServerOptions::default()) else { return };
     let device = open(&served.uri("disk"));
     assert_eq!(device.export().framing, Framing::Extended);
     assert_eq!(device.export().description.as_deref(), Some("disk disk"));
@@ -46,7 +46,7 @@ fn lengths_beyond_four_gigabytes() {
 fn segmented_payloads_pass_through_the_client() {
     let dir = tempfile::tempdir().unwrap();
     let device = raw_file(&dir.path().join("disk"), MIB, CacheMode::PageCache);
-    let Some(served) = serve(vec![("disk", device)], Options::default()) else { return };
+    let Some(served) = serve(vec![("disk", device)], ServerOptions::default()) else { return };
     let device = open(&served.uri("disk"));
     let mut queue = device.open_queue(&QueueOptions::default()).unwrap();
     let mut ended = |request| {
@@ -105,7 +105,7 @@ fn allocation_depth_reports_the_layers_of_a_chain() {
     let disk = Disk::open(&top, &OpenOptions::default()).unwrap();
     let mut there = Vec::new();
     disk.extents(0, 64 * MIB, &mut there).unwrap();
-    let Some(served) = serve(vec![("disk", disk as Arc<dyn BlockDevice>)], Options::default()) else { return };
+    let Some(served) = serve(vec![("disk", disk as Arc<dyn BlockDevice>)], ServerOptions::default()) else { return };
     let device = NbdDevice::open(&NbdUri::parse(&served.uri("disk")).unwrap(), false).unwrap();
     let mut here = Vec::new();
     device.extents(0, 64 * MIB, &mut here).unwrap();
@@ -121,7 +121,7 @@ fn allocation_depth_reports_the_layers_of_a_chain() {
 fn four_queues_have_four_connections_and_one_disk() {
     let dir = tempfile::tempdir().unwrap();
     let device = raw_file(&dir.path().join("disk"), 64 * MIB, CacheMode::Direct);
-    let Some(served) = serve(vec![("disk", device)], Options::default()) else { return };
+    let Some(served) = serve(vec![("disk", device)], ServerOptions::default()) else { return };
     let device = open(&served.uri("disk"));
     let barrier = std::sync::Barrier::new(4);
     thread::scope(|scope| {
@@ -162,7 +162,7 @@ fn four_queues_have_four_connections_and_one_disk() {
 
 #[test]
 fn a_shared_ring_is_refused() {
-    let Some(served) = serve(vec![("m", memory(1 << 20, true))], Options::default()) else { return };
+    let Some(served) = serve(vec![("m", memory(1 << 20, true))], ServerOptions::default()) else { return };
     let device = open(&served.uri("m"));
     let ring = diskwright_store::SharedRing::new(8, None).unwrap();
     let error = device.open_queue(&QueueOptions { ring: Some(&ring), ..QueueOptions::default() }).unwrap_err();
@@ -189,7 +189,7 @@ fn client_and_server_behave_as_a_dynamic_disk() {
 }
 
 fn behaves_as_a_disk(disk: Arc<dyn BlockDevice>) {
-    let Some(served) = serve(vec![("disk", disk)], Options::default()) else { return };
+    let Some(served) = serve(vec![("disk", disk)], ServerOptions::default()) else { return };
     let device = open(&served.uri("disk"));
     let operation = prop_oneof![
         4 => Just(Operation::Write), 3 => Just(Operation::Read), 1 => Just(Operation::WriteZeroes),

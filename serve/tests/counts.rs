@@ -8,10 +8,10 @@ mod steps;
 use common::{Client, Served, serve};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_nbd::wire::{Command, CommandFlags, Framing};
-use diskwright_serve::nbd::Options;
+use diskwright_serve::nbd::ServerOptions;
 use diskwright_store::{
     BlockDevice, CacheMode, DataFile, FileSystem, Files, LocalFiles, OpenError, Store,
-    testing::{PassesFilesOn, PassesOn},
+    testing::{ForwardingFileSystem, ForwardingStore},
 };
 use std::{
     io,
@@ -54,7 +54,7 @@ impl Counts {
 #[derive(Debug)]
 struct CountedFiles(Arc<Counts>);
 
-impl PassesFilesOn for CountedFiles {
+impl ForwardingFileSystem for CountedFiles {
     fn open(&self, path: &Path, options: &diskwright_store::OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
         Ok(Arc::new(CountedStore { inner: LocalFiles.open(path, options)?, counts: Arc::clone(&self.0) }))
     }
@@ -66,7 +66,7 @@ struct CountedStore {
     counts: Arc<Counts>,
 }
 
-impl PassesOn for CountedStore {
+impl ForwardingStore for CountedStore {
     fn inner(&self) -> &dyn Store {
         &*self.inner
     }
@@ -95,8 +95,8 @@ impl PassesOn for CountedStore {
     }
 }
 
-fn one_worker() -> Options {
-    Options { workers: 1, ..Options::default() }
+fn one_worker() -> ServerOptions {
+    ServerOptions { workers: 1, ..ServerOptions::default() }
 }
 
 /// Sends 32 reads in one message, and receives all replies.

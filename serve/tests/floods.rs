@@ -6,7 +6,7 @@ mod common;
 use common::{Served, eventually, memory, serve};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions};
 use diskwright_nbd::wire::{Command, CommandFlags, Framing, OptionCode, OptionHeader, option};
-use diskwright_serve::nbd::Options;
+use diskwright_serve::nbd::ServerOptions;
 use diskwright_store::{BlockDevice, BlockQueue, Extent, Geometry, QueueOptions};
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -54,7 +54,7 @@ const ENOUGH: usize = 48 << 20;
 
 #[test]
 fn endless_options_are_limited() {
-    let options = Options { handshake_time: Duration::from_secs(3), workers: 1, ..Options::default() };
+    let options = ServerOptions { handshake_time: Duration::from_secs(3), workers: 1, ..ServerOptions::default() };
     let Some(served) = serve(vec![("m", memory(1 << 20, true))], options) else { return };
     let mut list = Vec::new();
     option::encode_plain(OptionCode::LIST, &[], &mut list);
@@ -73,7 +73,8 @@ fn endless_options_are_limited() {
 
 #[test]
 fn endless_requests_are_limited() {
-    let options = Options { workers: 1, requests_max: 32, request_bytes_max: 4 << 20, ..Options::default() };
+    let options =
+        ServerOptions { workers: 1, requests_max: 32, request_bytes_max: 4 << 20, ..ServerOptions::default() };
     let Some(served) = serve(vec![("m", memory(1 << 20, true))], options) else { return };
     for framing in [Framing::Simple, Framing::Structured, Framing::Extended] {
         for (command, len) in
@@ -106,7 +107,7 @@ fn requests_on_a_huge_hole_do_not_block_other_clients() {
     let request = CreateRequest { size_bytes: Some(64 << 40), ..CreateRequest::default() };
     diskwright_disk::create(&path, &request).unwrap();
     let hole = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
-    let options = Options { workers: 1, ..Options::default() };
+    let options = ServerOptions { workers: 1, ..ServerOptions::default() };
     let Some(mut served) = serve(vec![("m", memory(1 << 20, true)), ("hole", hole)], options) else { return };
     let mut client = served.client().go("hole", Framing::Extended, &["base:allocation"]);
     // To search all of it would take minutes.
@@ -173,7 +174,7 @@ fn slow_block_status_gives_way_to_other_connections() {
     for fails in [false, true] {
         let (disk, zero) = (memory(1 << 20, false), || AtomicUsize::new(0));
         let slow = Arc::new(Slow { disk, fails, begun: zero(), ended: zero(), other: zero() });
-        let options = Options { workers: 1, ..Options::default() };
+        let options = ServerOptions { workers: 1, ..ServerOptions::default() };
         let Some(served) = serve(vec![("m", Arc::clone(&slow) as _)], options) else { return };
         let mut client = served.client().go("m", Framing::Structured, &["base:allocation"]);
         let mut other = served.client().go("m", Framing::Structured, &[]);
@@ -199,7 +200,7 @@ fn slow_block_status_gives_way_to_other_connections() {
 
 #[test]
 fn clients_that_stop_halfway_do_not_block_others() {
-    let options = Options { workers: 1, handshake_time: Duration::from_millis(400), ..Options::default() };
+    let options = ServerOptions { workers: 1, handshake_time: Duration::from_millis(400), ..ServerOptions::default() };
     let Some(mut served) = serve(vec![("m", memory(4 << 20, true))], options) else { return };
     // In the handshake: after every third byte.
     let mut hello = Vec::new();
@@ -238,7 +239,7 @@ fn clients_that_stop_halfway_do_not_block_others() {
 
 #[test]
 fn many_clients_that_disconnect_early() {
-    let options = Options { connections_max: 16, ..Options::default() };
+    let options = ServerOptions { connections_max: 16, ..ServerOptions::default() };
     let Some(served) = serve(vec![("m", memory(1 << 20, true))], options) else { return };
     let unfinished = OptionHeader { option: OptionCode::GO, data_bytes: 60_000 }.encode();
     for round in 0..300_u32 {

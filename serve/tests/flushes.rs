@@ -11,7 +11,7 @@ mod common;
 use common::serve;
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_nbd::wire::{Command, CommandFlags, Framing};
-use diskwright_serve::nbd::Options;
+use diskwright_serve::nbd::ServerOptions;
 
 const NONE: CommandFlags = CommandFlags::empty();
 
@@ -22,7 +22,9 @@ fn a_server_still_accepts_clients_after_flushes() {
     let block_bytes = Some(1 << 20);
     create(&path, &CreateRequest { size_bytes: Some(64 << 20), block_bytes, ..CreateRequest::default() }).unwrap();
     let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
-    let Some(served) = serve(vec![("m", disk)], Options { workers: 1, ..Options::default() }) else { return };
+    let Some(served) = serve(vec![("m", disk)], ServerOptions { workers: 1, ..ServerOptions::default() }) else {
+        return;
+    };
     let mut client = served.client().go("m", Framing::Structured, &[]);
     for turn in 0..600_u64 {
         // Changes the tables, so that the flush has more to do than one fdatasync.

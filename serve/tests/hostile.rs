@@ -7,7 +7,7 @@ use common::{Client, PATIENCE, Served, eventually, memory, raw_file, serve};
 use diskwright_nbd::wire::{
     Command, CommandFlags, ErrorCode, Framing, OptionCode, OptionHeader, ReplyCode, RequestHeader, option,
 };
-use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, Options, ServeError};
+use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions};
 use diskwright_store::{BlockDevice, CacheMode, Completion, Geometry, PushError, QueueOptions, Request};
 use std::{
     io::{self, Read, Write},
@@ -31,7 +31,7 @@ fn is_well(served: &Served) {
 
 #[test]
 fn invalid_bytes_end_only_their_connection() {
-    let Some(served) = serve(vec![("m", memory(1 << 20, true))], Options::default()) else { return };
+    let Some(served) = serve(vec![("m", memory(1 << 20, true))], ServerOptions::default()) else { return };
     let says = |bytes: &[u8]| {
         let mut client = served.client();
         client.say(bytes);
@@ -64,7 +64,7 @@ fn invalid_bytes_end_only_their_connection() {
 
 #[test]
 fn an_unknown_export_or_option_gets_an_error_reply() {
-    let Some(served) = serve(vec![("m", memory(1 << 20, true))], Options::default()) else { return };
+    let Some(served) = serve(vec![("m", memory(1 << 20, true))], ServerOptions::default()) else { return };
     let mut client = served.client();
     let go = client.option(|out| option::encode_export(OptionCode::GO, "nobody", &[], out));
     assert_eq!(go[0].0, ReplyCode::ERR_UNKNOWN);
@@ -78,7 +78,7 @@ fn an_unknown_export_or_option_gets_an_error_reply() {
 fn clients_disconnect_with_requests_in_flight() {
     let dir = tempfile::tempdir().unwrap();
     let device = raw_file(&dir.path().join("disk"), 64 << 20, CacheMode::Direct);
-    let Some(served) = serve(vec![("m", device)], Options::default()) else { return };
+    let Some(served) = serve(vec![("m", device)], ServerOptions::default()) else { return };
     for round in 0..30u64 {
         let mut client = served.client().go("m", Framing::Structured, &[]);
         let mut batch = Vec::new();
@@ -109,7 +109,7 @@ fn a_client_that_does_not_read_is_limited_and_does_not_block_others() {
     let dir = tempfile::tempdir().unwrap();
     let device = raw_file(&dir.path().join("disk"), 64 << 20, CacheMode::PageCache);
     // One worker, so that all clients share it.
-    let options = Options { workers: 1, request_bytes_max: 4 << 20, ..Options::default() };
+    let options = ServerOptions { workers: 1, request_bytes_max: 4 << 20, ..ServerOptions::default() };
     let Some(served) = serve(vec![("m", device)], options) else { return };
     let mut deaf = served.client().go("m", Framing::Simple, &[]);
     let mut batch = Vec::new();
@@ -135,7 +135,8 @@ fn a_client_that_does_not_read_is_limited_and_does_not_block_others() {
 
 #[test]
 fn connections_are_limited_in_number_and_in_handshake_time() {
-    let options = Options { connections_max: 3, handshake_time: Duration::from_millis(300), ..Options::default() };
+    let options =
+        ServerOptions { connections_max: 3, handshake_time: Duration::from_millis(300), ..ServerOptions::default() };
     let Some(served) = serve(vec![("m", memory(1 << 20, true))], options) else { return };
     let mut three: Vec<Client> = (0..3).map(|_| served.client().go("m", Framing::Simple, &[])).collect();
     let mut fourth = UnixStream::connect(served.socket()).unwrap();
@@ -159,16 +160,16 @@ fn writable_exports_on_tcp_need_tls_or_insecure_writes() {
     let export =
         |writable| vec![Export { name: "m".into(), description: String::new(), device: memory(1 << 20, writable) }];
     let tcp = || vec![Listener::bind(&Address::Tcp("127.0.0.1".into(), 0)).unwrap()];
-    let error = NbdServer::start(export(true), tcp(), Options::default()).unwrap_err();
+    let error = NbdServer::start(export(true), tcp(), ServerOptions::default()).unwrap_err();
     assert!(matches!(error, ServeError::Insecure { .. }), "{error}");
-    assert!(error.to_string().contains("--insecure-writes"));
-    let nowhere = NbdServer::start(export(true), Vec::new(), Options::default()).unwrap_err();
+    assert!(error.to_string().contains("`ServerOptions::insecure_writes`"));
+    let nowhere = NbdServer::start(export(true), Vec::new(), ServerOptions::default()).unwrap_err();
     assert!(matches!(nowhere, ServeError::NoListener));
     let allowed = vec!["10.1.2.0/24".parse().unwrap()];
     for (writable, options, served) in [
-        (false, Options::default(), true),
-        (true, Options { insecure_writes: true, ..Options::default() }, true),
-        (false, Options { allowed, ..Options::default() }, false),
+        (false, ServerOptions::default(), true),
+        (true, ServerOptions { insecure_writes: true, ..ServerOptions::default() }, true),
+        (false, ServerOptions { allowed, ..ServerOptions::default() }, false),
     ] {
         let server = match NbdServer::start(export(writable), tcp(), options) {
             Ok(server) => server,
@@ -232,7 +233,7 @@ impl diskwright_store::BlockQueue for FullQueue {
 fn a_full_disk_gives_enospc_and_works_again_afterwards() {
     let is_full = Arc::new(AtomicBool::new(true));
     let device = Arc::new(Full { below: memory(4 << 20, true), is_full: Arc::clone(&is_full) });
-    let Some(served) = serve(vec![("m", device)], Options::default()) else { return };
+    let Some(served) = serve(vec![("m", device)], ServerOptions::default()) else { return };
     for framing in [Framing::Simple, Framing::Structured, Framing::Extended] {
         let mut client = served.client().go("m", framing, &[]);
         is_full.store(true, Ordering::SeqCst);
@@ -250,7 +251,7 @@ fn a_stop_under_load_keeps_all_acknowledged_writes() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
     let device = raw_file(&path, 64 << 20, CacheMode::Direct);
-    let Some(mut served) = serve(vec![("m", device)], Options::default()) else { return };
+    let Some(mut served) = serve(vec![("m", device)], ServerOptions::default()) else { return };
     let socket = served.socket();
     let stop = Arc::new(AtomicBool::new(false));
     let writers: Vec<_> = (0..4u64)
@@ -298,7 +299,7 @@ fn a_stop_under_load_keeps_all_acknowledged_writes() {
 
 #[test]
 fn headers_may_arrive_byte_by_byte() {
-    let Some(served) = serve(vec![("m", memory(1 << 20, true))], Options::default()) else { return };
+    let Some(served) = serve(vec![("m", memory(1 << 20, true))], ServerOptions::default()) else { return };
     for framing in [Framing::Simple, Framing::Extended] {
         let mut client = served.client().go("m", framing, &[]);
         assert_eq!(RequestHeader::wire_bytes(framing), if framing == Framing::Extended { 32 } else { 28 });

@@ -9,7 +9,7 @@ use common::serve;
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, Opened, create};
 use diskwright_image::Format;
 use diskwright_nbd::{NbdDevice, NbdStore, NbdUri};
-use diskwright_serve::nbd::Options;
+use diskwright_serve::nbd::ServerOptions;
 use diskwright_store::{
     BlockDevice, Blocking, CacheMode, Engine, EngineKind, FileRange, IoBuf, QueueOptions, RawDevice, Request,
     SharedRing, Store, Zeroing,
@@ -133,13 +133,13 @@ fn a_vhdx_inside_our_own_export_is_served_again() {
     let dir = folder(128 * MIB);
     let path = dir.path().join("export.bin");
     let raw = Arc::new(RawDevice::open(&path, true, CacheMode::PageCache).unwrap());
-    let Some(outer) = serve(vec![("outer", raw as Arc<dyn BlockDevice>)], Options::default()) else { return };
+    let Some(outer) = serve(vec![("outer", raw as Arc<dyn BlockDevice>)], ServerOptions::default()) else { return };
     let uri = NbdUri::parse(&outer.uri("outer")).unwrap();
     exercise(&uri, &path);
     let mut model = vec![0; 64 << 20];
     let opened = disk(&uri, true);
     Blocking::open(&*opened, EngineKind::Auto).unwrap().read(0, &mut model).unwrap();
-    let Some(served) = serve(vec![("inner", opened as Arc<dyn BlockDevice>)], Options::default()) else { return };
+    let Some(served) = serve(vec![("inner", opened as Arc<dyn BlockDevice>)], ServerOptions::default()) else { return };
     let device = NbdDevice::open(&NbdUri::parse(&served.uri("inner")).unwrap(), true).unwrap();
     expect(&device, &model);
     write(&device, &mut model, 40 * MIB, 3 << 20, 9, true);

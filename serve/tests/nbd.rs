@@ -6,7 +6,7 @@ use common::{Client, eventually, memory, raw_file, serve};
 use diskwright_nbd::wire::{
     CONTEXT_ALLOCATION, CONTEXT_DEPTH, Command, CommandFlags, ErrorCode, Framing, OptionCode, option,
 };
-use diskwright_serve::nbd::Options;
+use diskwright_serve::nbd::ServerOptions;
 use diskwright_store::{CacheMode, MemoryStore, RawDevice};
 use std::{collections::HashMap, io::Read, sync::Arc};
 
@@ -22,7 +22,7 @@ fn writes_are_read_back_in_every_framing() {
     let dir = tempfile::tempdir().unwrap();
     for cache in [CacheMode::PageCache, CacheMode::Direct] {
         let device = raw_file(&dir.path().join("disk"), 64 << 20, cache);
-        let Some(served) = serve(vec![("disk", device)], Options::default()) else { return };
+        let Some(served) = serve(vec![("disk", device)], ServerOptions::default()) else { return };
         for (n, framing) in FRAMINGS.into_iter().enumerate() {
             let mut client = served.client().go("disk", framing, &[]);
             // From one sector to more than one buffer, and to the protocol's maximum.
@@ -49,10 +49,10 @@ fn writes_are_read_back_in_every_framing() {
 
 #[test]
 fn hundreds_of_requests_in_one_message_are_all_answered() {
-    let Some(served) = serve(vec![("m", memory(4 << 20, true))], Options::default()) else { return };
+    let Some(served) = serve(vec![("m", memory(4 << 20, true))], ServerOptions::default()) else { return };
     let dir = tempfile::tempdir().unwrap();
     let device = raw_file(&dir.path().join("disk"), 4 << 20, CacheMode::Direct);
-    let Some(on_disk) = serve(vec![("m", device)], Options::default()) else { return };
+    let Some(on_disk) = serve(vec![("m", device)], ServerOptions::default()) else { return };
     for (served, framing) in
         [(&served, Framing::Simple), (&on_disk, Framing::Structured), (&on_disk, Framing::Extended)]
     {
@@ -93,7 +93,7 @@ fn hundreds_of_requests_in_one_message_are_all_answered() {
 fn clients_that_did_not_ask_for_block_sizes_must_use_whole_sectors() {
     let store = Arc::new(MemoryStore::with_bytes("memory", vec![7; 1 << 20]));
     let device = Arc::new(RawDevice::new(store, true, 4096).unwrap());
-    let Some(served) = serve(vec![("large", device)], Options::default()) else { return };
+    let Some(served) = serve(vec![("large", device)], ServerOptions::default()) else { return };
     let mut client = served.client();
     let mut asked = Vec::new();
     option::encode_plain(OptionCode::EXPORT_NAME, b"large", &mut asked);
@@ -114,7 +114,7 @@ fn clients_that_did_not_ask_for_block_sizes_must_use_whole_sectors() {
 #[test]
 fn invalid_requests_are_refused_and_the_session_continues() {
     let devices = vec![("rw", memory(1 << 20, true)), ("ro", memory(1 << 20, false))];
-    let Some(served) = serve(devices, Options::default()) else { return };
+    let Some(served) = serve(devices, ServerOptions::default()) else { return };
     let size = 1u64 << 20;
     for framing in FRAMINGS {
         let mut client = served.client().go("rw", framing, &[]);
@@ -156,7 +156,7 @@ fn invalid_requests_are_refused_and_the_session_continues() {
 fn block_status_reports_holes_and_data() {
     let dir = tempfile::tempdir().unwrap();
     let device = raw_file(&dir.path().join("disk"), 8 << 20, CacheMode::PageCache);
-    let Some(served) = serve(vec![("disk", device)], Options::default()) else { return };
+    let Some(served) = serve(vec![("disk", device)], ServerOptions::default()) else { return };
     for framing in [Framing::Structured, Framing::Extended] {
         let mut client = served.client().go("disk", framing, &[CONTEXT_ALLOCATION]);
         client.write(1 << 20, &[1; 65536], CommandFlags::FUA).unwrap();
@@ -179,7 +179,7 @@ fn block_status_reports_holes_and_data() {
 #[test]
 fn several_connections_see_one_disk() {
     let devices = vec![("a", memory(1 << 20, true)), ("b", memory(1 << 20, true))];
-    let Some(served) = serve(devices, Options { workers: 2, ..Options::default() }) else { return };
+    let Some(served) = serve(devices, ServerOptions { workers: 2, ..ServerOptions::default() }) else { return };
     let mut clients: Vec<Client> =
         (0..6).map(|n| served.client().go(if n % 2 == 0 { "a" } else { "b" }, FRAMINGS[n % 3], &[])).collect();
     clients[0].write(4096, &[1; 4096], NONE).unwrap();
@@ -197,7 +197,7 @@ fn several_connections_see_one_disk() {
 fn large_ranges_are_cleared_in_steps() {
     let dir = tempfile::tempdir().unwrap();
     let device = raw_file(&dir.path().join("disk"), 5 << 30, CacheMode::PageCache);
-    let Some(served) = serve(vec![("disk", device)], Options::default()) else { return };
+    let Some(served) = serve(vec![("disk", device)], ServerOptions::default()) else { return };
     for framing in FRAMINGS {
         let mut client = served.client().go("disk", framing, &[]);
         for at in [0u64, (600 << 20) - 512, (3 << 30) - 4096] {
@@ -227,7 +227,7 @@ fn only_the_damaged_block_fails_and_it_counts_as_data() {
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.write_all_at(&(1u64 << 40 | 6).to_le_bytes(), 3 * MIB + 8).unwrap();
     let disk: Arc<dyn BlockDevice> = Disk::open(&path, &OpenOptions::default()).unwrap();
-    let Some(served) = serve(vec![("disk", disk)], Options::default()) else { return };
+    let Some(served) = serve(vec![("disk", disk)], ServerOptions::default()) else { return };
     for framing in FRAMINGS {
         let mut client = served.client().go("disk", framing, &[]);
         for (offset, len) in [(MIB, 4096), (MIB - 512, 1024), (0, 4 * MIB)] {

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Served, memory, serve};
 use diskwright_nbd::wire::{CONTEXT_ALLOCATION, Command, CommandFlags, Framing, OptionCode, option};
-use diskwright_serve::nbd::Options;
+use diskwright_serve::nbd::ServerOptions;
 use diskwright_store::{BlockDevice, BlockQueue, Completion, Extent, Geometry, PushError, QueueOptions, Request};
 use std::{
     io,
@@ -72,7 +72,7 @@ fn served() -> Option<(Served, Next)> {
     let next = Next::default();
     let fragile = Arc::new(Fragile { inner: memory(1 << 20, true), next: Arc::clone(&next) });
     let devices: Vec<(&str, Arc<dyn BlockDevice>)> = vec![("bad", fragile), ("good", memory(1 << 20, true))];
-    Some((serve(devices, Options { workers: 1, ..Options::default() })?, next))
+    Some((serve(devices, ServerOptions { workers: 1, ..ServerOptions::default() })?, next))
 }
 
 #[test]

@@ -6,7 +6,7 @@ mod seen;
 
 use common::{Client, Served, eventually, raw_file, serve};
 use diskwright_nbd::wire::{Command, CommandFlags, Framing};
-use diskwright_serve::nbd::Options;
+use diskwright_serve::nbd::ServerOptions;
 use diskwright_store::{BlockDevice, CacheMode, Operation};
 use seen::Watched;
 use std::{
@@ -29,7 +29,7 @@ fn pattern(len_bytes: usize, seed: u8) -> Vec<u8> {
 /// A server with one worker for a raw file of 16 MiB.
 fn serve_file(path: &Path, cache: CacheMode, alignment_bytes: Option<usize>) -> (Watched, Option<Served>) {
     let disk = Watched::new(raw_file(path, 16 << 20, cache), alignment_bytes);
-    let options = Options { workers: 1, ..Options::default() };
+    let options = ServerOptions { workers: 1, ..ServerOptions::default() };
     let served = serve(vec![("disk", Arc::new(disk.clone()) as Arc<dyn BlockDevice>)], options);
     (disk, served)
 }
@@ -160,7 +160,8 @@ fn retired_windows_count_for_the_clients_share() {
     const LIMIT: usize = 2 * MIB;
     let dir = tempfile::tempdir().unwrap();
     let disk = Watched::new(raw_file(&dir.path().join("disk"), 16 << 20, CacheMode::PageCache), None);
-    let options = Options { workers: 1, requests_max: 100_000, request_bytes_max: LIMIT, ..Options::default() };
+    let options =
+        ServerOptions { workers: 1, requests_max: 100_000, request_bytes_max: LIMIT, ..ServerOptions::default() };
     let Some(served) = serve(vec![("disk", Arc::new(disk.clone()) as Arc<dyn BlockDevice>)], options) else { return };
     let mut client = served.client().go("disk", Framing::Structured, &[]);
     disk.hold(true);

@@ -6,7 +6,7 @@ mod common;
 use common::{Client, serve};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_nbd::wire::{CommandFlags, ErrorCode, Framing, OptionCode, ReplyCode, option};
-use diskwright_serve::nbd::Options;
+use diskwright_serve::nbd::ServerOptions;
 use diskwright_store::BlockDevice;
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ fn a_new_connection_has_the_new_size() {
         create(&path, &CreateRequest { size_bytes: Some(8 * MIB), ..CreateRequest::default() }).unwrap();
         let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
         let device: Arc<dyn BlockDevice> = disk.clone();
-        let Some(mut served) = serve(vec![("disk", device)], Options::default()) else { return };
+        let Some(mut served) = serve(vec![("disk", device)], ServerOptions::default()) else { return };
         let mut early = served.client();
         assert_eq!(told_bytes(&mut early), 8 * MIB);
         let mut early = early.go("disk", Framing::Structured, &[]);

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Served, serve};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
-use diskwright_serve::nbd::Options;
+use diskwright_serve::nbd::ServerOptions;
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use std::{
     path::{Path, PathBuf},
@@ -52,7 +52,7 @@ fn disk(dir: &Path) -> (PathBuf, Arc<Disk>) {
 
 fn served(dir: &Path) -> Option<(PathBuf, Arc<Disk>, Served)> {
     let (path, disk) = disk(dir);
-    let served = serve(vec![("disk", Arc::clone(&disk) as Arc<dyn BlockDevice>)], Options::default())?;
+    let served = serve(vec![("disk", Arc::clone(&disk) as Arc<dyn BlockDevice>)], ServerOptions::default())?;
     Some((path, disk, served))
 }
 

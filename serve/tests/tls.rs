@@ -7,7 +7,7 @@ mod common;
 
 use common::memory;
 use diskwright_nbd::tls;
-use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, Options, ServeError};
+use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions};
 use std::{
     fs,
     path::Path,
@@ -17,7 +17,7 @@ use std::{
 fn start(dir: &Path) -> Option<(NbdServer, u16)> {
     let export = Export { name: "m".into(), description: String::new(), device: memory(8 << 20, true) };
     let listener = Listener::bind(&Address::Tcp("127.0.0.1".into(), 0)).unwrap();
-    let options = Options { tls: Some(tls::server(dir, true).unwrap()), ..Options::default() };
+    let options = ServerOptions { tls: Some(tls::server(dir, true).unwrap()), ..ServerOptions::default() };
     match NbdServer::start(vec![export], vec![listener], options) {
         Ok(server) => {
             let Address::Tcp(_, port) = server.addresses()[0] else { panic!("not TCP") };

@@ -10,17 +10,22 @@
 //! `IoBuf` cannot be cloned.
 //!
 //! `segments` holds scatter-gather lists, whose memory may be shared or another process's; `mapped`
-//! maps the memory of another process.
+//! maps the memory of another process. `loan` lends a range of a request's memory to the thread or
+//! lane that carries out a part of the request; `span` names memory by address.
 
 #![allow(unsafe_code)]
 
+mod loan;
 mod mapped;
 mod segments;
+mod span;
 
+pub use loan::Loan;
 pub use mapped::MappedMemory;
 pub(crate) use mapped::{copy_from_foreign, copy_to_foreign};
 pub(crate) use segments::{Cursor, Cut};
 pub use segments::{SEGMENTS_MAX, Segment, SegmentMemory, Segments};
+pub(crate) use span::{Span, ZEROS_BYTES};
 
 use std::{
     alloc::{Layout, alloc, dealloc, handle_alloc_error},

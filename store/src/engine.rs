@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! begin(tag, buf) ─▶ slot ─ read/write/zeroes/sync/fill ... ─▶ end(slot)   several parts
-//! read_one / write_one / sync_one                                          hot path: one part
+//! read_one / write_one                                                     hot path: one part
 //! external(tag, buf) ─▶ ExternalTicket, completed by another thread        blocking work elsewhere
 //!                    reap(at_least, &mut done)
 //! ```
@@ -49,24 +49,23 @@ mod segments;
 mod settle;
 mod work;
 
-pub use crate::external::ExternalTicket;
+pub use crate::{external::ExternalTicket, slots::EngineCompletion};
 
 use crate::{
     IoBuf, Segments, SharedRing, Slab,
+    buffer::{Span, ZEROS_BYTES},
     external::{Ended, Externals},
-    lane::Lane,
+    lane::{LANE_PATIENCE, Lane},
     link::Link,
-    part::{Action, LaneUse, Part, Span, Target, ZEROS_BYTES},
+    part::{Action, LaneUse, Part, Target},
+    range::{FileRange, Zeroing},
     ring::{LANES_MAX, Ring},
     shared::{Mail, Member},
     slots::Slots,
-    store::{FileRange, Store, Zeroing},
+    store::Store,
 };
 use rustix::io::Errno;
 use std::{io, ops::Range, sync::Arc, time::Duration};
-
-/// How long an engine that is closed waits for lanes by default.
-pub(crate) const LANE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// How I/O is submitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -88,24 +87,6 @@ pub struct TargetId(u32);
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a request that is not ended is never handed out"]
 pub struct SlotId(u32);
-
-/// A completed request.
-#[derive(Debug)]
-pub struct EngineCompletion {
-    /// The tag given at `begin`.
-    pub tag: u64,
-    /// The number given at `begin` for the caller's bookkeeping; 0 if unused.
-    pub cookie: u64,
-    /// The request's buffer.
-    pub buf: Option<IoBuf>,
-    /// The request's scatter-gather list, if it has one instead of a buffer.
-    pub segments: Option<Box<Segments>>,
-    /// `Ok` if every part succeeded; else the first error.
-    pub result: io::Result<()>,
-    /// Part of the request was never answered and may still be carried out: a write may reach the
-    /// store at any later time. `buf` and `segments` are fresh memory; the originals were leaked.
-    pub lost: bool,
-}
 
 /// Counters, for measuring what a request costs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -248,7 +229,7 @@ impl Engine {
 
     /// As [`Engine::add_target`], but reads beyond the end of the store return zeros. For raw files
     /// whose length is not a multiple of the sector size.
-    pub fn add_target_padded(&mut self, store: &Arc<dyn Store>) -> io::Result<TargetId> {
+    pub(crate) fn add_target_padded(&mut self, store: &Arc<dyn Store>) -> io::Result<TargetId> {
         self.add(store, true)
     }
 
@@ -472,13 +453,6 @@ impl Engine {
         let slot = self.occupy(tag, cookie, Some(buf));
         self.transfer(slot, target, action, file_offset_bytes, range);
         self.slots.seal(slot);
-    }
-
-    /// Submits a request of one data sync.
-    pub fn sync_one(&mut self, tag: u64, cookie: u64, target: TargetId) {
-        let slot = self.begin(tag, cookie, None);
-        self.sync(&slot, target);
-        self.end(slot);
     }
 
     /// Begins a request that another thread completes through the ticket.

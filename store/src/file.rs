@@ -38,7 +38,7 @@ use crate::{
 };
 use rustix::{
     fs::{Advice, FallocateFlags, SeekFrom, Timespec, Timestamps, UTIME_OMIT},
-    io::{Errno, ReadWriteFlags},
+    io::{Errno, ReadWriteFlags, retry_on_intr},
 };
 use std::{
     io,
@@ -167,7 +167,7 @@ impl FileStore {
     /// Zeroes a range by the calls of the file system, preferred ones first.
     fn zero_by_file_system(&self, range: FileRange, how: Zeroing) -> rustix::io::Result<()> {
         let fallocate = |flags| {
-            retry(|| {
+            retry_on_intr(|| {
                 rustix::fs::fallocate(
                     &self.meta,
                     flags | FallocateFlags::KEEP_SIZE,
@@ -251,7 +251,7 @@ impl Store for FileStore {
                 format!("a block device cannot be resized: it has {has_bytes} bytes, {len_bytes} were requested");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        retry(|| rustix::fs::ftruncate(&self.meta, len_bytes))
+        retry_on_intr(|| rustix::fs::ftruncate(&self.meta, len_bytes))
             .map_err(|errno| explain_shortage(errno.into(), &self.path, None, None))?;
         // The file system zeroed the rest of the last block through the page cache.
         self.touched_page_cache.store(true, Ordering::Relaxed);
@@ -272,7 +272,7 @@ impl Store for FileStore {
             // Ask first: a file system may use up its free space before it reports that it has too
             // little.
             let free_bytes = shortage::free_bytes_of(&self.meta);
-            match retry(|| {
+            match retry_on_intr(|| {
                 rustix::fs::fallocate(&self.meta, FallocateFlags::empty(), range.offset_bytes, range.len_bytes)
             }) {
                 Ok(()) => return Ok(()),
@@ -314,7 +314,7 @@ impl Store for FileStore {
     }
 
     fn sync_data(&self) -> io::Result<()> {
-        self.settle_sync(retry(|| rustix::fs::fdatasync(&self.meta)).map_err(io::Error::from))
+        self.settle_sync(retry_on_intr(|| rustix::fs::fdatasync(&self.meta)).map_err(io::Error::from))
     }
 
     fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
@@ -354,7 +354,7 @@ impl Store for FileStore {
         };
         rustix::fs::futimens(&self.meta, &times)?;
         // fdatasync need not write the time.
-        self.settle_sync(retry(|| rustix::fs::fsync(&self.meta)).map_err(io::Error::from))
+        self.settle_sync(retry_on_intr(|| rustix::fs::fsync(&self.meta)).map_err(io::Error::from))
     }
 
     fn data_file(&self) -> Option<DataFile<'_>> {
@@ -398,7 +398,7 @@ impl Store for FileStore {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let source = source.data_file().ok_or(io::ErrorKind::Unsupported)?;
-        match retry(|| {
+        match retry_on_intr(|| {
             sys::clone_range(self.meta.as_fd(), offset_bytes, source.fd, range.offset_bytes, range.len_bytes)
         }) {
             Ok(()) => Ok(()),
@@ -451,10 +451,6 @@ impl Store for FileStore {
 /// Whether the error means that this method is not supported, and another may be tried.
 pub(crate) fn cannot(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV | Errno::NOTTY)
-}
-
-pub(crate) fn retry<T>(call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
-    rustix::io::retry_on_intr(call)
 }
 
 #[cfg(test)]

@@ -22,10 +22,13 @@
 //! with an error and a fresh buffer. The lent memory is leaked, so a late answer writes to memory
 //! that no other code uses.
 
-pub use crate::part::Loan;
+pub use crate::buffer::Loan;
 
-use crate::{engine::LANE_PATIENCE, store::Zeroing};
+use crate::range::Zeroing;
 use std::{fmt, os::fd::BorrowedFd, time::Duration};
+
+/// How long an engine that is closed waits for lanes by default.
+pub(crate) const LANE_PATIENCE: Duration = Duration::from_secs(30);
 
 /// An operation of a lane. The loan holds the payload, and thereby the length of reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -42,10 +42,12 @@ mod link;
 pub mod lock;
 pub mod memory;
 mod open;
+mod option_names;
 pub mod overlay;
 mod part;
 mod pool;
 pub mod queue;
+mod range;
 pub mod raw;
 pub mod resize;
 #[cfg(not(miri))]
@@ -80,6 +82,7 @@ pub use lane::{Lane, LaneOp, Loan};
 pub use lock::LockMode;
 pub use memory::MemoryStore;
 pub use open::{raise_open_file_limit, sync_directory_of};
+pub use option_names::rename_options;
 pub use overlay::OverlayStore;
 pub use queue::{
     BlockDevice, BlockQueue, Blocking, Completion, Extent, ExtentKind, Geometry, Operation, PushError, QueueOptions,

@@ -20,13 +20,10 @@
 //!
 //! A hard link or a bind mount cannot be distinguished from the file itself.
 
-use crate::{
-    file::retry,
-    lock::{self, Holder, LockMode, Refusal},
-};
+use crate::lock::{self, Holder, LockMode, Refusal};
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags, ResolveFlags},
-    io::Errno,
+    io::{Errno, retry_on_intr},
 };
 use std::{
     io,
@@ -82,7 +79,7 @@ pub enum OpenError {
         holder: String,
     },
     /// Another file names this path, it is a block device, and devices are not allowed.
-    #[error("cannot open {} as a disk: another file names it, and it is a block device; if you trust that file, allow it with --allow-devices", path.display())]
+    #[error("cannot open {} as a disk: another file names it, and it is a block device, which this open does not allow", path.display())]
     Device {
         /// The path that was opened.
         path: PathBuf,
@@ -172,7 +169,7 @@ impl Opened {
             flags |= OFlags::EXCL;
         }
         let open = || match resolution {
-            PathResolution::Usual => retry(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))),
+            PathResolution::Usual => retry_on_intr(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))),
             PathResolution::Canonical { .. } => open_without_links(path, flags),
         };
         let mut opened = open();
@@ -248,7 +245,7 @@ impl Opened {
 
 /// Opens `path` without following symbolic links in any component. Creates nothing.
 fn open_without_links(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
-    match retry(|| rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)) {
+    match retry_on_intr(|| rustix::fs::openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS)) {
         // A kernel before 5.6, or a sandbox that does not permit the call.
         Err(Errno::NOSYS | Errno::PERM) => walk_without_links(path, flags),
         result => result,
@@ -261,7 +258,7 @@ fn walk_without_links(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     let folder_flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let mut names = path.components().peekable();
     let start = if path.is_absolute() { "/" } else { "." };
-    let mut folder = retry(|| rustix::fs::open(start, folder_flags, Mode::empty()))?;
+    let mut folder = retry_on_intr(|| rustix::fs::open(start, folder_flags, Mode::empty()))?;
     while let Some(name) = names.next() {
         let name = match name {
             Component::RootDir | Component::CurDir => continue,
@@ -269,11 +266,11 @@ fn walk_without_links(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
         };
         if names.peek().is_some() {
             // Here a link gives ENOTDIR; opens that refuse links elsewhere give ELOOP.
-            let opened = retry(|| rustix::fs::openat(&folder, name, folder_flags, Mode::empty()));
+            let opened = retry_on_intr(|| rustix::fs::openat(&folder, name, folder_flags, Mode::empty()));
             folder = opened.map_err(|errno| if errno == Errno::NOTDIR { Errno::LOOP } else { errno })?;
             continue;
         }
-        let fd = retry(|| rustix::fs::openat(&folder, name, flags | OFlags::NOFOLLOW, Mode::empty()))?;
+        let fd = retry_on_intr(|| rustix::fs::openat(&folder, name, flags | OFlags::NOFOLLOW, Mode::empty()))?;
         // With O_PATH, the link itself is opened.
         let is_link = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode).is_symlink();
         return if is_link { Err(Errno::LOOP) } else { Ok(fd) };
@@ -310,8 +307,8 @@ pub fn raise_open_file_limit() -> io::Result<u64> {
 pub fn sync_directory_of(path: &Path) -> io::Result<()> {
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let fd = retry(|| rustix::fs::open(directory, flags, Mode::empty()))?;
-    match retry(|| rustix::fs::fsync(&fd)) {
+    let fd = retry_on_intr(|| rustix::fs::open(directory, flags, Mode::empty()))?;
+    match retry_on_intr(|| rustix::fs::fsync(&fd)) {
         // Some network file systems cannot sync a directory, and need not.
         Err(Errno::INVAL) => Ok(()),
         result => Ok(result?),
@@ -353,6 +350,6 @@ mod tests {
         assert!(refuse_unsuitable(path, PathResolution::Usual, mode).is_ok());
         assert!(refuse_unsuitable(path, PathResolution::Canonical { allow_devices: true }, mode).is_ok());
         let refused = refuse_unsuitable(path, PathResolution::Canonical { allow_devices: false }, mode).unwrap_err();
-        assert!(refused.to_string().contains("--allow-devices"), "{refused}");
+        assert!(refused.to_string().contains("it is a block device, which this open does not allow"), "{refused}");
     }
 }

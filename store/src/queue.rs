@@ -15,7 +15,8 @@
 //! completion, or if it carried [`Request::fua`].
 
 use crate::{
-    Engine, EngineKind, IoBuf, Segments, SharedRing, Slab, buffer::BUFFER_ALIGNMENT_BYTES, resize::SizeWatcher,
+    Engine, EngineKind, IoBuf, Segments, SharedRing, Slab, all_zero, buffer::BUFFER_ALIGNMENT_BYTES,
+    resize::SizeWatcher,
 };
 use std::{fmt, io, ops::Range, sync::Arc};
 
@@ -105,6 +106,19 @@ impl Request {
     #[inline]
     pub fn buf_range(&self) -> Range<usize> {
         self.buf_offset_bytes..self.buf_offset_bytes.saturating_add(self.len_bytes as usize)
+    }
+
+    /// Whether this is a write whose payload is all zeros. Reads the payload up to its first other
+    /// byte.
+    pub fn writes_zeros(&self) -> bool {
+        if self.operation != Operation::Write {
+            return false;
+        }
+        if let Some(segments) = &self.segments {
+            return segments.is_zero(self.buf_range());
+        }
+        let payload = self.buf.as_ref().and_then(|buf| buf.get(self.buf_range())).unwrap_or_default();
+        !payload.is_empty() && all_zero(payload)
     }
 }
 

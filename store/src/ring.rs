@@ -21,7 +21,7 @@
 use crate::{
     Slab,
     part::{Action, Part, Target},
-    store::Zeroing,
+    range::Zeroing,
 };
 use io_uring::{IoUring, opcode, squeue, types};
 use nix::libc;

@@ -6,8 +6,26 @@
 //! is freed. Invariant: until then the slot keeps the buffer, and the memory that it shares with
 //! the caller, so the kernel always has valid memory to write to.
 
-use crate::{EngineCompletion, IoBuf, Segments, part::Span};
+use crate::{IoBuf, Segments, buffer::Span};
 use std::{io, mem, sync::Arc};
+
+/// A completed request.
+#[derive(Debug)]
+pub struct EngineCompletion {
+    /// The tag given at `begin`.
+    pub tag: u64,
+    /// The number given at `begin` for the caller's bookkeeping; 0 if unused.
+    pub cookie: u64,
+    /// The request's buffer.
+    pub buf: Option<IoBuf>,
+    /// The request's scatter-gather list, if it has one instead of a buffer.
+    pub segments: Option<Box<Segments>>,
+    /// `Ok` if every part succeeded; else the first error.
+    pub result: io::Result<()>,
+    /// Part of the request was never answered and may still be carried out: a write may reach the
+    /// store at any later time. `buf` and `segments` are fresh memory; the originals were leaked.
+    pub lost: bool,
+}
 
 /// A request that has not ended.
 #[derive(Debug)]

@@ -20,6 +20,8 @@
 //! including the store's length. Nothing else is promised: other writes may become durable earlier,
 //! later or never, in any order.
 
+pub use crate::range::{FileRange, Zeroing};
+
 use crate::{lane::Lane, open::SectorSizes};
 use std::{fmt, io, os::fd::BorrowedFd, path::Path, sync::Arc, time::SystemTime};
 
@@ -27,24 +29,6 @@ use std::{fmt, io, os::fd::BorrowedFd, path::Path, sync::Arc, time::SystemTime};
 /// smaller write or a later retry may succeed.
 pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge)
-}
-
-/// What happens to the space of a range that is zeroed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Zeroing {
-    /// The space stays allocated (`FALLOC_FL_ZERO_RANGE`).
-    Keep,
-    /// The space may be freed (`FALLOC_FL_PUNCH_HOLE`).
-    Deallocate,
-}
-
-/// A range of a store, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FileRange {
-    /// First byte.
-    pub offset_bytes: u64,
-    /// Length in bytes.
-    pub len_bytes: u64,
 }
 
 /// Whether a range is read or changed.

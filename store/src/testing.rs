@@ -2,7 +2,7 @@
 //! delays or fails.
 //!
 //! ```text
-//!   Store call ─▶ PassesOn, as the test overrides it ─▶ inner store
+//!   Store call ─▶ ForwardingStore, as the test overrides it ─▶ inner store
 //! ```
 //!
 //! By default a forwarding store has no data file and no lane, and its calls may block. An engine
@@ -22,7 +22,7 @@ use std::{
 
 /// A [`Store`] that forwards its calls to another one.
 #[expect(missing_docs, reason = "the methods are those of Store")]
-pub trait PassesOn: Send + Sync + fmt::Debug {
+pub trait ForwardingStore: Send + Sync + fmt::Debug {
     /// The store to which calls are forwarded.
     fn inner(&self) -> &dyn Store;
 
@@ -64,45 +64,45 @@ pub trait PassesOn: Send + Sync + fmt::Debug {
     }
 }
 
-impl<T: PassesOn> Store for T {
+impl<T: ForwardingStore> Store for T {
     fn name(&self) -> &Path {
         self.inner().name()
     }
     fn len_bytes(&self) -> io::Result<u64> {
-        PassesOn::len_bytes(self)
+        ForwardingStore::len_bytes(self)
     }
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
-        PassesOn::read_at(self, buf, offset_bytes)
+        ForwardingStore::read_at(self, buf, offset_bytes)
     }
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
-        PassesOn::write_at(self, buf, offset_bytes)
+        ForwardingStore::write_at(self, buf, offset_bytes)
     }
     fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        PassesOn::set_len(self, len_bytes)
+        ForwardingStore::set_len(self, len_bytes)
     }
     fn allocate(&self, range: FileRange) -> io::Result<()> {
-        PassesOn::allocate(self, range)
+        ForwardingStore::allocate(self, range)
     }
     fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
-        PassesOn::zero_range(self, range, how)
+        ForwardingStore::zero_range(self, range, how)
     }
     fn sync_data(&self) -> io::Result<()> {
-        PassesOn::sync_data(self)
+        ForwardingStore::sync_data(self)
     }
     fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
-        PassesOn::settle_sync(self, result)
+        ForwardingStore::settle_sync(self, result)
     }
     fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
-        PassesOn::next_data(self, offset_bytes)
+        ForwardingStore::next_data(self, offset_bytes)
     }
     fn data_file(&self) -> Option<DataFile<'_>> {
-        PassesOn::data_file(self)
+        ForwardingStore::data_file(self)
     }
     fn lane(&self) -> Option<Arc<dyn Lane>> {
-        PassesOn::lane(self)
+        ForwardingStore::lane(self)
     }
     fn never_blocks(&self) -> bool {
-        PassesOn::never_blocks(self)
+        ForwardingStore::never_blocks(self)
     }
     fn set_modified(&self, modified: SystemTime) -> io::Result<()> {
         self.inner().set_modified(modified)
@@ -120,7 +120,7 @@ impl<T: PassesOn> Store for T {
 
 /// A [`FileSystem`] that forwards its calls to the machine's own.
 #[expect(missing_docs, reason = "the methods are those of FileSystem")]
-pub trait PassesFilesOn: Send + Sync + fmt::Debug {
+pub trait ForwardingFileSystem: Send + Sync + fmt::Debug {
     fn open(&self, path: &Path, options: &OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
         LocalFiles.open(path, options)
     }
@@ -133,12 +133,12 @@ pub trait PassesFilesOn: Send + Sync + fmt::Debug {
     }
 }
 
-impl<T: PassesFilesOn> FileSystem for T {
+impl<T: ForwardingFileSystem> FileSystem for T {
     fn open(&self, path: &Path, options: &OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
-        PassesFilesOn::open(self, path, options)
+        ForwardingFileSystem::open(self, path, options)
     }
     fn open_canonical(&self, path: &Path, devices: bool, options: &OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
-        PassesFilesOn::open_canonical(self, path, devices, options)
+        ForwardingFileSystem::open_canonical(self, path, devices, options)
     }
     fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
         LocalFiles.rename(from, to, replace)
@@ -156,7 +156,7 @@ impl<T: PassesFilesOn> FileSystem for T {
         LocalFiles.canonical(path)
     }
     fn facts(&self, path: &Path) -> io::Result<FileFacts> {
-        PassesFilesOn::facts(self, path)
+        ForwardingFileSystem::facts(self, path)
     }
     fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
         LocalFiles.list(directory)

@@ -15,11 +15,11 @@ use crate::{
     json::Document,
 };
 use clap::{Args, ValueEnum};
-use diskwright_disk::{Disk, OpenOptions, in_a_file};
+use diskwright_disk::{Disk, OpenOptions, require_file};
 use diskwright_serve::{
     attach::{
-        self, At, AttachOptions, Attached, DeviceKind, MountRecord, PartitionRecord, Record, Registry, ServerSays,
-        ShownBy,
+        self, AttachOptions, Attached, DeviceKind, MountRecord, PartitionRecord, Record, Registry, ServeAs,
+        ServerMessage, ShownBy,
     },
     ephemeral,
 };
@@ -150,7 +150,7 @@ enum SupervisorSays {
 
 /// Attaches, in the role of this process.
 pub fn run(context: &mut Context, args: &AttachArgs) -> Outcome {
-    in_a_file(&args.file, "attach")?;
+    require_file(&args.file, "attach")?;
     match args.role {
         Some(Role::Server) => serve(context, args),
         Some(Role::Supervisor) => supervise(context, args),
@@ -220,12 +220,12 @@ fn attach_here(args: &AttachArgs) -> Outcome<Attached> {
         partition: args.partition,
         ephemeral: args.ephemeral,
     };
-    let server = |at: &At| {
+    let server = |at: &ServeAs| {
         // Without the program's path the spawn fails and says so.
         let mut command = again("server").unwrap_or_else(|_| Command::new(""));
         match at {
-            At::Mount(point) => command.arg("--at").arg(point),
-            At::Ublk(mark) => command.arg("--mark").arg(mark.to_string()),
+            ServeAs::FuseFile(point) => command.arg("--at").arg(point),
+            ServeAs::Ublk(mark) => command.arg("--mark").arg(mark.to_string()),
         };
         command
     };
@@ -273,15 +273,15 @@ fn serve(context: &mut Context, args: &AttachArgs) -> Outcome {
     // whole process group.
     let _patience = context.signals.patient();
     let at = match (&args.at, args.mark) {
-        (Some(point), _) => At::Mount(point.clone()),
-        (None, Some(mark)) => At::Ublk(mark),
-        (None, None) => return Err(Failure::new("the server got neither --at nor --mark")),
+        (Some(point), _) => ServeAs::FuseFile(point.clone()),
+        (None, Some(mark)) => ServeAs::Ublk(mark),
+        (None, None) => return Err(Failure::new("the server was not told where to show the disk")),
     };
     let opened = open(context, args);
     let disk = match opened {
         Ok(disk) => disk,
         Err(failure) => {
-            ServerSays::Failed { error: failure.to_string(), machine: false }.say(&mut context.out);
+            ServerMessage::Failed { error: failure.to_string(), machine: false }.say(&mut context.out);
             return Err(failure);
         }
     };
@@ -297,5 +297,6 @@ fn open(context: &Context, args: &AttachArgs) -> Outcome<Arc<Disk>> {
     if !args.ephemeral {
         return Ok(disk);
     }
-    ephemeral::on_top_of(&disk, &ephemeral::usual_dir(), options.cache).map_err(|error| Failure::new(error.to_string()))
+    ephemeral::on_top_of(&disk, &ephemeral::default_dir(), options.cache)
+        .map_err(|error| Failure::new(error.to_string()))
 }

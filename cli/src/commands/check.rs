@@ -14,10 +14,11 @@ use crate::{
     options::ShareArgs,
     sizes::Human,
     style::{GREEN, RED, YELLOW},
+    switches,
 };
 use clap::Args;
 use diskwright_disk::{
-    Disk, DiskError, Layer, OpenOptions, Reach, check_image, in_a_file, parent_time_doubt, read_without_lock,
+    Disk, DiskError, Layer, OpenOptions, Reach, check_image, parent_timestamp_warning, read_without_lock, require_file,
 };
 use diskwright_image::{CheckReport, Finding, Format, Severity};
 use diskwright_store::Files;
@@ -107,7 +108,7 @@ type Checked = (PathBuf, Result<(Format, CheckReport), DiskError>);
 
 /// Checks the file, and with `--chain` its parents.
 pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
-    in_a_file(&args.file, "check")?;
+    require_file(&args.file, "check")?;
     if args.repair {
         return Err(Failure::new(format!(
             "{}: --repair is not supported yet; nothing was changed. `diskwright check` without it lists what is wrong. If the disk still opens, `diskwright convert` copies it into a new image; it stops at the first block that cannot be read",
@@ -116,15 +117,18 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
     }
     // As far as the chain can be followed: damage in a parent is reported though the next is
     // missing.
-    let options =
-        OpenOptions { reach: Reach::Found, force_share: args.share.force_share, ..context.global.open_options(false) };
+    let options = OpenOptions {
+        reach: Reach::Available,
+        force_share: args.share.force_share,
+        ..context.global.open_options(false)
+    };
     let mut checked: Vec<Checked> = vec![(args.file.clone(), Ok(check_image(&args.file, &options)?))];
     let mut chain_error = None;
     let warnings: Vec<String> = args.share.force_share.then(|| read_without_lock(&args.file)).into_iter().collect();
     warnings.iter().for_each(|warning| context.warn(warning));
     match Disk::open(&args.file, &options) {
         Ok(disk) => {
-            chain_error = disk.broken_link().map(ToString::to_string);
+            chain_error = disk.broken_link().map(switches::told);
             for (depth, pair) in disk.layers().windows(2).enumerate() {
                 let [child, parent] = pair else { continue };
                 if depth > 0 && !args.chain {
@@ -143,7 +147,7 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
         }
         // For a damaged file the report already says more than this error.
         Err(_) if !args.chain && is_corrupt(&checked) => {}
-        Err(error) => chain_error = Some(error.to_string()),
+        Err(error) => chain_error = Some(switches::told(error)),
     }
     let reports: Vec<FileReport> = checked.iter().map(|(path, result)| report_of(path, result)).collect();
     let code = exit_code(
@@ -173,7 +177,7 @@ fn is_corrupt(checked: &[Checked]) -> bool {
 /// no damage: a copy that does not keep times changes them too.
 fn doubt_of(child: &Layer, parent: &Layer) -> Option<Finding> {
     let link = child.image.info().parent.as_ref()?;
-    let told = parent_time_doubt(&Files::default(), link, &parent.path)?;
+    let told = parent_timestamp_warning(&Files::default(), link, &parent.path)?;
     let message = format!("The parent's time stamp: {told}.");
     Some(Finding { severity: Severity::Note, offset_bytes: link.modified_offset_bytes.unwrap_or(0), message })
 }
@@ -220,7 +224,7 @@ fn report_of(path: &Path, result: &Result<(Format, CheckReport), DiskError>) -> 
             file,
             format: None,
             verdict,
-            error: Some(error.to_string()),
+            error: Some(switches::told(error)),
             allocated_blocks: 0,
             total_blocks: 0,
             leaked_bytes: 0,
@@ -240,7 +244,7 @@ fn report_of(path: &Path, result: &Result<(Format, CheckReport), DiskError>) -> 
                 .map(|finding| FindingReport {
                     severity: severity_word(finding.severity),
                     offset: finding.offset_bytes,
-                    message: finding.message.clone(),
+                    message: switches::told(&finding.message),
                 })
                 .collect(),
         },

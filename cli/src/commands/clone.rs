@@ -6,9 +6,10 @@ use crate::{
     exit::{self, Outcome},
     json::{self, Document},
     options::FormatArg,
+    switches,
 };
 use clap::Args;
-use diskwright_disk::{CreateRequest, clone_disk, in_a_file};
+use diskwright_disk::{CreateRequest, clone_disk, require_file};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{io::Write, path::PathBuf};
@@ -54,7 +55,7 @@ impl Document for Report {
 /// Makes them.
 pub fn run(context: &mut Context, args: &CloneArgs) -> Outcome {
     for name in [&args.parent].into_iter().chain(&args.names) {
-        in_a_file(name, "clone")?;
+        require_file(name, "clone")?;
     }
     let request = CreateRequest {
         format: context.global.format.map(FormatArg::format),
@@ -68,7 +69,12 @@ pub fn run(context: &mut Context, args: &CloneArgs) -> Outcome {
     if context.global.json {
         let clones = args.names.iter().map(|name| json::path(name)).collect();
         let parent = json::path(&args.parent);
-        context.print_json(&Report { parent, clones, warnings, dry_run: args.dry_run })?;
+        context.print_json(&Report {
+            parent,
+            clones,
+            warnings: switches::all_told(&warnings),
+            dry_run: args.dry_run,
+        })?;
     } else if !context.global.quiet {
         let parent = printable(&json::path(&args.parent));
         let count = match args.names.len() {

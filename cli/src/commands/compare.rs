@@ -6,6 +6,7 @@ use crate::{
     json::{self, Document},
     options::{FormatArg, ShareArgs},
     sizes::Exact,
+    switches,
 };
 use clap::Args;
 use diskwright_disk::{CompareOutcome, OpenOptions};
@@ -72,7 +73,7 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
     if first_size != second_size {
         context.warn(&format!("the disks differ in size: {} and {}", Exact(first_size), Exact(second_size)));
     }
-    let warnings = [first.warnings(), second.warnings()].concat();
+    let warnings = switches::all_told(&[first.warnings(), second.warnings()].concat());
     let mut progress = context.progress("comparing");
     let sides = [(first.device(), args.first.as_path()), (second.device(), args.second.as_path())];
     let found =

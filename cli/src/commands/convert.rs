@@ -12,6 +12,7 @@ use crate::{
     options::{CacheArg, FormatArg, ShareArgs},
     progress, sizes,
     sizes::{Exact, Human},
+    switches,
 };
 use clap::{Args, ValueEnum};
 use diskwright_disk::{ConvertOptions, ConvertOutcome, CreateRequest, Lost, LostRange};
@@ -191,7 +192,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             cloned_bytes: done.cloned_bytes,
             zero_bytes: done.zero_bytes,
             verified: args.verify,
-            warnings,
+            warnings: switches::all_told(&warnings),
             lost_bytes: done.lost.bytes,
             lost: lost_reports(&done.lost),
             lost_unlisted_bytes: done.lost.unlisted_bytes,
@@ -220,7 +221,7 @@ fn lost_reports(lost: &Lost) -> Vec<LostReport> {
     let report = |range: &LostRange| LostReport {
         start: range.offset_bytes,
         length: range.len_bytes,
-        reason: range.reason.clone(),
+        reason: switches::told(&range.reason),
     };
     lost.ranges.iter().map(report).collect()
 }

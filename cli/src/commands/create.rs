@@ -8,9 +8,10 @@ use crate::{
     ntfs,
     options::{FormatArg, TypeArg},
     sizes::{self, Human},
+    switches,
 };
 use clap::Args;
-use diskwright_disk::{CreateRequest, Disk, OpenOptions, Reach, in_a_file, size_note};
+use diskwright_disk::{CreateRequest, Disk, OpenOptions, Reach, require_file, size_note};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{io::Write, path::PathBuf};
@@ -74,7 +75,7 @@ impl Document for Report {
 
 /// Creates the disk, and prints what was made.
 pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
-    in_a_file(&args.file, "create")?;
+    require_file(&args.file, "create")?;
     let request = CreateRequest {
         size_bytes: args.size,
         format: context.global.format.map(FormatArg::format),
@@ -105,7 +106,7 @@ pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
         made.remarks.push(note);
     }
     if context.global.json {
-        context.print_json(&Report { made, warnings })?;
+        context.print_json(&Report { made, warnings: switches::all_told(&warnings) })?;
     } else {
         let blocks = made.block_size.map(|bytes| format!(", blocks of {}", Human(bytes))).unwrap_or_default();
         let file = printable(&json::path(&args.file));

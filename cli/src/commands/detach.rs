@@ -6,7 +6,7 @@ use crate::{
     json::{self, Document},
 };
 use clap::Args;
-use diskwright_serve::attach::{self, Detach, Registry};
+use diskwright_serve::attach::{self, DetachOptions, Registry};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ impl Document for Report {
 
 /// Detaches, and prints what was detached.
 pub fn run(context: &mut Context, args: &DetachArgs) -> Outcome {
-    let how = Detach { unmount: args.unmount, force: args.force };
+    let how = DetachOptions { unmount: args.unmount, force: args.force };
     let record = attach::detach(&Registry::open()?, &args.target, how)?;
     if context.global.json {
         let device = record.device.as_deref().map(json::path);

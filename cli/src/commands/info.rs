@@ -11,10 +11,11 @@ use crate::{
     json::Document,
     options::ShareArgs,
     style::{FAINT, GREEN, RED, YELLOW},
+    switches,
     table::Fields,
 };
 use clap::Args;
-use diskwright_disk::{DiskError, Layer, OpenOptions, Opened, Reach, parent_time_doubt};
+use diskwright_disk::{DiskError, Layer, OpenOptions, Opened, Reach, parent_timestamp_warning};
 use diskwright_store::Files;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -86,7 +87,7 @@ pub struct Link {
 /// Prints the description.
 pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
     let options = OpenOptions { force_share: args.share.force_share, ..context.global.open_options(false) };
-    let disk = match context.open(&args.file, &OpenOptions { reach: Reach::Found, ..options })? {
+    let disk = match context.open(&args.file, &OpenOptions { reach: Reach::Available, ..options })? {
         Opened::Disk(disk) => disk,
         Opened::Export(export) => return describe_export(context, &ExportReport::from(&*export)),
     };
@@ -109,10 +110,10 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
                 .map(|trouble| state_above(disk.layers().len(), trouble))
                 .or(top.parent.as_ref().map(|_| "ok")),
             top,
-            parent_error: trouble.filter(|_| disk.layers().len() == 1).map(ToString::to_string),
-            chain_error: trouble.map(ToString::to_string),
+            parent_error: trouble.filter(|_| disk.layers().len() == 1).map(switches::told),
+            chain_error: trouble.map(switches::told),
             chain_length: trouble.is_none().then(|| disk.layers().len()),
-            warnings: disk.warnings().to_vec(),
+            warnings: switches::all_told(disk.warnings()),
             chain,
         };
         context.print_json(&report)?;
@@ -146,7 +147,7 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
 fn timestamps(layers: &[Layer], ignored: bool) -> Vec<Option<bool>> {
     let of_link = |pair: &[Layer]| {
         let link = pair[0].image.info().parent.as_ref().filter(|link| !ignored && link.modified_seconds.is_some())?;
-        Some(parent_time_doubt(&Files::default(), link, &pair[1].path).is_none())
+        Some(parent_timestamp_warning(&Files::default(), link, &pair[1].path).is_none())
     };
     iter::once(None).chain(layers.windows(2).map(of_link)).collect()
 }
@@ -211,7 +212,7 @@ fn draw_chain(
             state => format!("parent {state}"),
         };
         writeln!(out, "{}  {}{}", "?".repeat(number_width), branch(layers.len()), style.paint(RED, what))?;
-        writeln!(out, "{}", printable(&trouble.to_string()))?;
+        writeln!(out, "{}", printable(&switches::told(trouble)))?;
     }
     Ok(())
 }

@@ -18,6 +18,7 @@ use crate::{
     context::{Context, say},
     exit::{self, Failure, Outcome},
     json::{self, Document},
+    switches,
 };
 use clap::Args;
 use diskwright_store::Blocking;
@@ -122,7 +123,7 @@ pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
                 });
                 (done, error)
             }
-            Err(error) => (transfer::Transfer::default(), Some(error)),
+            Err(error) => (transfer::Transfer::default(), Some(switches::told(error))),
         };
         if patience.should_stop() {
             return Err(Failure::Stopped);
@@ -179,7 +180,7 @@ pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
         ended = given.into_iter().try_for_each(|(text, command)| carry_out(context, text, Ok(command)));
     }
     drop(queue);
-    let warnings = disk.warnings().to_vec();
+    let warnings = switches::all_told(disk.warnings());
     disk.close()?;
     ended?;
     let code = if results.iter().all(|done| done.ok) { exit::OK } else { exit::FAILED };

@@ -16,6 +16,7 @@ use crate::{
     signals::Patience,
     sizes::{Exact, Human},
     style::BOLD,
+    switches,
     table::{Align, Columns},
 };
 use clap::Args;
@@ -155,7 +156,7 @@ pub fn run(context: &mut Context, args: &MapArgs) -> Outcome {
         (true, as_json) => {
             let drawing = draw(context, &disk, &patience)?;
             if as_json {
-                print_drawing_json(context, &args.file, &drawing, &names, disk.warnings())?
+                print_drawing_json(context, &args.file, &drawing, &names, &switches::all_told(disk.warnings()))?
             } else {
                 print_drawing(context, &drawing, &names)?
             }
@@ -247,7 +248,8 @@ fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &Names, p
     let size_bytes = disk.device().geometry().size_bytes;
     let quoted = |text: &str| serde_json::to_string(text).map_err(|error| Failure::new(error.to_string()));
     let file = quoted(&json::path(file))?;
-    let warnings = serde_json::to_string(disk.warnings()).map_err(|error| Failure::new(error.to_string()))?;
+    let warnings =
+        serde_json::to_string(&switches::all_told(disk.warnings())).map_err(|error| Failure::new(error.to_string()))?;
     write!(
         context.out,
         "{{\n  \"schema\": \"{}\",\n  \"file\": {file},\n  \"virtual_size\": {size_bytes},\n  \"warnings\": {warnings},\n  \"extents\": [",

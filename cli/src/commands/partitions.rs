@@ -7,6 +7,7 @@ use crate::{
     json::{self, Document},
     options::ShareArgs,
     sizes::Human,
+    switches,
     table::{Align, Columns},
 };
 use clap::Args;
@@ -115,7 +116,7 @@ pub fn run(context: &mut Context, args: &PartitionsArgs) -> Outcome {
             table: layout.table.to_string(),
             problem,
             volumes,
-            warnings: disk.warnings().to_vec(),
+            warnings: switches::all_told(disk.warnings()),
         })?;
         return Ok(exit::OK);
     }

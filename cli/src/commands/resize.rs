@@ -8,7 +8,7 @@ use crate::{
     sizes::{self, Exact, Human},
 };
 use clap::Args;
-use diskwright_disk::{Disk, OpenOptions, Reach, in_a_file, resize};
+use diskwright_disk::{Disk, OpenOptions, Reach, require_file, resize};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{io::Write, path::PathBuf};
@@ -73,7 +73,7 @@ impl Document for Report {
 
 /// Enlarges.
 pub fn run(context: &mut Context, args: &ResizeArgs) -> Outcome {
-    in_a_file(&args.file, "resize")?;
+    require_file(&args.file, "resize")?;
     let options = context.global.open_options(true);
     let size = match args.size {
         NewSize::Whole(size) => size,

@@ -21,13 +21,14 @@ use crate::{
     json::{self, Document},
     options,
     sizes::Human,
+    switches,
 };
 use clap::Args;
 use diskwright_disk::{Disk, DiskError, Layer, Opened};
 use diskwright_nbd::tls::TlsError;
 use diskwright_serve::{
     ephemeral,
-    nbd::{Address, Export, Listener, NbdServer, Options, export},
+    nbd::{Address, Export, Listener, NbdServer, ServerOptions, export},
     scrape::{Page, Scrape},
 };
 use diskwright_store::BlockDevice;
@@ -108,10 +109,10 @@ pub struct ServeArgs {
     #[arg(long)]
     insecure_writes: bool,
     /// Most connections at a time.
-    #[arg(long, value_name = "N", default_value_t = Options::default().connections_max, value_parser = options::at_least_one)]
+    #[arg(long, value_name = "N", default_value_t = ServerOptions::default().connections_max, value_parser = options::at_least_one)]
     connections: usize,
     /// Most requests in flight for each connection.
-    #[arg(long, value_name = "N", default_value_t = Options::default().requests_max, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, value_name = "N", default_value_t = ServerOptions::default().requests_max, value_parser = clap::value_parser!(u32).range(1..=4096))]
     requests: u32,
     /// Threads that serve. [default: one for each processor, at most 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -201,7 +202,7 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
             device: Arc::clone(&served.disk) as Arc<dyn BlockDevice>,
         })
         .collect();
-    let options = Options {
+    let options = ServerOptions {
         workers: args.threads.unwrap_or(0).into(),
         connections_max: args.connections,
         requests_max: args.requests,
@@ -209,7 +210,7 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
         tls_on_unix: args.tls_on_unix,
         allowed: args.allow.clone(),
         insecure_writes: args.insecure_writes,
-        ..Options::default()
+        ..ServerOptions::default()
     };
     let server = NbdServer::start(exports, listeners, options).map_err(sentence)?;
     let scrape = match &args.metrics {
@@ -274,7 +275,7 @@ fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
         })?;
         disk.warnings().iter().for_each(|warning| context.warn(warning));
         if args.ephemeral {
-            let dir = args.ephemeral_dir.clone().unwrap_or_else(ephemeral::usual_dir);
+            let dir = args.ephemeral_dir.clone().unwrap_or_else(ephemeral::default_dir);
             disk = ephemeral::on_top_of(&disk, &dir, options.cache).map_err(sentence)?;
         }
         served.push(Served { name, path, disk });
@@ -387,7 +388,7 @@ fn announce(
                 read_only: geometry.read_only,
                 ephemeral: args.ephemeral,
                 uris: server.addresses().iter().map(|address| uri(address, name, tls(address))).collect(),
-                warnings: disk.warnings().to_vec(),
+                warnings: switches::all_told(disk.warnings()),
             }
         })
         .collect();

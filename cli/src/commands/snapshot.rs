@@ -6,12 +6,13 @@ use crate::{
     exit::{self, Failure, Outcome},
     json::{self, Document},
     sizes::Human,
+    switches,
     table::{Align, Columns},
     timestamp,
 };
 use clap::{Args, Subcommand};
 use diskwright_disk::{
-    Family, FoundParent, Left, Snapshot, SnapshotOptions, in_a_file, remove_snapshot, revert, snapshot,
+    Family, FoundParent, Left, Snapshot, SnapshotOptions, remove_snapshot, require_file, revert, snapshot,
 };
 use diskwright_load::clock;
 use schemars::JsonSchema;
@@ -201,7 +202,7 @@ pub fn run(context: &mut Context, args: &SnapshotArgs) -> Outcome {
 }
 
 fn options(context: &Context, file: &Path, naming: &Naming) -> Outcome<SnapshotOptions> {
-    in_a_file(file, "freeze")?;
+    require_file(file, "freeze")?;
     Ok(SnapshotOptions {
         name: naming.name.clone().unwrap_or_else(clock::compact_utc_now),
         open: context.global.open_options(true),
@@ -269,7 +270,7 @@ fn list(context: &mut Context, place: &Path) -> Outcome {
     let family = Family::of(folder, &context.global.open_options(false))?;
     let trouble = |parent: &FoundParent| match parent {
         FoundParent::Missing(places) => Some(format!("its parent is missing: looked for {}", places.join(", "))),
-        FoundParent::Wrong(why) => Some(why.clone()),
+        FoundParent::Wrong(why) => Some(switches::told(why)),
         FoundParent::None | FoundParent::Here(_) | FoundParent::Elsewhere(_) => None,
     };
     if context.global.json {

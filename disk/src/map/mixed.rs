@@ -367,8 +367,8 @@ mod tests {
         assert!(!mixed.end_fold(&map, 0, fold, Some(&mut owners)));
         assert!(!mixed.end_decide(&map, 1, decide, Some(vec![all(Owner::Absent)])));
         assert!(mixed.end_fold(&map, 0, fold_again, Some(&mut owners)) && owners == [Owner::Absent; 4]);
-        assert!(mixed.end_decide(&map, 1, decide_again, Some(vec![all(Owner::Packed { layer: 0 })])));
-        assert_eq!(map.word(1), Some(Owner::Packed { layer: 0 }));
+        assert!(mixed.end_decide(&map, 1, decide_again, Some(vec![all(Owner::Compressed { layer: 0 })])));
+        assert_eq!(map.word(1), Some(Owner::Compressed { layer: 0 }));
         assert!(mixed.folding.is_empty() && mixed.deciding.is_empty());
     }
 

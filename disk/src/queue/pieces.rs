@@ -9,7 +9,7 @@
 use super::{Cookie, DURABLE, DiskQueue, Kept};
 use crate::{epoch::Parity, map::SourceId, plan::Pending};
 use diskwright_image::ImageWriter;
-use diskwright_store::{Operation, Request, all_zero};
+use diskwright_store::{Operation, Request};
 
 impl DiskQueue {
     /// Starts a read or write of several segments whose file offset the map knows.
@@ -41,16 +41,4 @@ impl DiskQueue {
         }
         self.engine.end(slot);
     }
-}
-
-/// Whether a request is a write whose payload is all zeros.
-pub(super) fn writes_zeros(request: &Request) -> bool {
-    if request.operation != Operation::Write {
-        return false;
-    }
-    if let Some(segments) = &request.segments {
-        return segments.is_zero(request.buf_range());
-    }
-    let payload = request.buf.as_ref().and_then(|buf| buf.get(request.buf_range())).unwrap_or_default();
-    !payload.is_empty() && all_zero(payload)
 }

@@ -8,7 +8,7 @@ use diskwright_image::{
     BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, ParentLink, Reservation, Result,
     SectorBitmap,
 };
-use diskwright_store::{MemoryStore, Store, testing::PassesOn};
+use diskwright_store::{MemoryStore, Store, testing::ForwardingStore};
 use std::{
     io,
     ops::Range,
@@ -96,7 +96,7 @@ impl Gated {
     }
 }
 
-impl PassesOn for Gated {
+impl ForwardingStore for Gated {
     fn inner(&self) -> &dyn Store {
         &self.inner
     }

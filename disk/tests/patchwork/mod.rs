@@ -119,7 +119,7 @@ impl Image for Patchwork {
         })
     }
 
-    fn read_packed(&self, block: u64, within_bytes: u64, out: &mut [u8]) -> Result<()> {
+    fn read_compressed(&self, block: u64, within_bytes: u64, out: &mut [u8]) -> Result<()> {
         self.unpacked.fetch_add(1, Ordering::Relaxed);
         for (at, byte) in (within_bytes..).zip(out) {
             *byte = packed_byte(block, at);

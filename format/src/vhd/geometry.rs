@@ -45,7 +45,7 @@ impl Chs {
     }
 
     /// Number of sectors.
-    pub const fn total_sectors(self) -> u64 {
+    const fn total_sectors(self) -> u64 {
         self.cylinders as u64 * self.heads as u64 * self.sectors as u64
     }
 

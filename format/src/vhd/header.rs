@@ -10,7 +10,7 @@
 //!   a locator:   0 platform code   4 data space   8 data length   12 reserved   16 data offset
 //! ```
 
-use super::{Fault, LocatorKind, SECTOR_BYTES, VERSION, VhdError, checksum, field};
+use super::{Fault, LocatorEntry, SECTOR_BYTES, VERSION, VhdError, checksum, field};
 use uuid::Uuid;
 
 /// Length of a dynamic header in bytes.
@@ -26,37 +26,6 @@ const LOCATORS_AT: usize = 576;
 const LOCATOR_ENTRY_BYTES: usize = 24;
 const LOCATORS_END: usize = LOCATORS_AT + LOCATOR_COUNT * LOCATOR_ENTRY_BYTES;
 const STRUCTURE: &str = "dynamic disk header";
-
-/// A parent locator entry: the place of a locator's data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct LocatorEntry {
-    /// The platform code as stored; [`LocatorKind::from_code`] decodes it.
-    pub code: u32,
-    /// Space reserved for the data: in sectors by the specification, in bytes as Windows writes it.
-    pub data_space: u32,
-    /// Length of the data in bytes.
-    pub data_length_bytes: u32,
-    /// Offset of the data in the file, in bytes.
-    pub data_offset: u64,
-}
-
-impl LocatorEntry {
-    /// Space reserved for the data in bytes. A value too small to be bytes is taken as sectors.
-    pub fn space_bytes(&self) -> u64 {
-        let space = u64::from(self.data_space);
-        if self.data_space >= self.data_length_bytes { space } else { space * SECTOR_BYTES }
-    }
-
-    /// Whether the entry is in use.
-    pub fn is_used(&self) -> bool {
-        self.code != 0
-    }
-
-    /// The decoded platform code; `None` for a code that is unknown or unused.
-    pub fn kind(&self) -> Option<LocatorKind> {
-        LocatorKind::from_code(self.code)
-    }
-}
 
 /// A dynamic disk header.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,11 +6,7 @@
 //! MacX  file URL in UTF-8, as XenServer writes it       Mac   alias record, only usable on a Mac
 //! ```
 
-use super::{Fault, LocatorEntry, VhdError};
-
-/// Maximum length of a locator's data that is read, in bytes: the longest path of Windows in
-/// UTF-16, with its terminator.
-pub const MAX_LOCATOR_BYTES: u32 = 65536;
+use super::{Fault, MAX_LOCATOR_BYTES, SECTOR_BYTES, VhdError};
 
 /// Platform codes whose data can be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -71,7 +67,36 @@ impl LocatorData {
     }
 }
 
+/// A parent locator entry: the place of a locator's data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LocatorEntry {
+    /// The platform code as stored; [`LocatorKind::from_code`] decodes it.
+    pub code: u32,
+    /// Space reserved for the data: in sectors by the specification, in bytes as Windows writes it.
+    pub data_space: u32,
+    /// Length of the data in bytes.
+    pub data_length_bytes: u32,
+    /// Offset of the data in the file, in bytes.
+    pub data_offset: u64,
+}
+
 impl LocatorEntry {
+    /// Space reserved for the data in bytes. A value too small to be bytes is taken as sectors.
+    pub fn space_bytes(&self) -> u64 {
+        let space = u64::from(self.data_space);
+        if self.data_space >= self.data_length_bytes { space } else { space * SECTOR_BYTES }
+    }
+
+    /// Whether the entry is in use.
+    pub fn is_used(&self) -> bool {
+        self.code != 0
+    }
+
+    /// The decoded platform code; `None` for a code that is unknown or unused.
+    pub fn kind(&self) -> Option<LocatorKind> {
+        LocatorKind::from_code(self.code)
+    }
+
     /// The number of bytes to read for this locator's data.
     ///
     /// # Errors

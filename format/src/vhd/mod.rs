@@ -39,8 +39,8 @@ pub use footer::{
     OLD_FOOTER_BYTES,
 };
 pub use geometry::Chs;
-pub use header::{DynamicHeader, HEADER_BYTES, LOCATOR_COUNT, LocatorEntry};
-pub use locator::{LocatorData, LocatorKind, MAX_LOCATOR_BYTES, encode_path};
+pub use header::{DynamicHeader, HEADER_BYTES, LOCATOR_COUNT};
+pub use locator::{LocatorData, LocatorEntry, LocatorKind, encode_path};
 pub use time::{seconds_from_unix, seconds_to_unix};
 
 /// Sector size of the format in bytes, whatever the disk's.
@@ -55,6 +55,10 @@ pub const VERSION: u32 = 0x0001_0000;
 /// Maximum size of a dynamic or differencing disk in bytes: 2040 GiB, the range of 32-bit sector
 /// numbers minus what Windows reserves for metadata.
 pub const MAX_DYNAMIC_BYTES: u64 = 2040 << 30;
+
+/// Maximum length of a locator's data that is read, in bytes: the longest path of Windows in
+/// UTF-16, with its terminator.
+pub const MAX_LOCATOR_BYTES: u32 = 65536;
 
 /// The usual block size in bytes.
 pub const DEFAULT_BLOCK_BYTES: u32 = 2 << 20;

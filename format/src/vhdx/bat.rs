@@ -168,7 +168,7 @@ impl BatGeometry {
     }
 
     /// Number of payload blocks in a chunk.
-    pub fn chunk_ratio(&self) -> u64 {
+    fn chunk_ratio(&self) -> u64 {
         (u64::from(self.logical_sector_bytes) << 23) / self.block_bytes()
     }
 

@@ -120,7 +120,7 @@ pub(crate) static KNOWN: &[Known] = &[
 
 /// The format that the extension of a path indicates, in any case of letters. `None` for `.img`,
 /// `.bin`, an unknown extension or none.
-pub fn promised(path: &Path) -> Option<&'static Known> {
+pub fn by_extension(path: &Path) -> Option<&'static Known> {
     let extension = path.extension()?.to_str()?.to_ascii_lowercase();
     KNOWN.iter().find(|known| known.extensions.contains(&extension.as_str()))
 }
@@ -153,7 +153,7 @@ mod tests {
         let mut extensions = HashSet::new();
         for known in KNOWN {
             for &extension in known.extensions {
-                assert_eq!(promised(Path::new(&format!("a.{}", extension.to_uppercase()))), Some(known));
+                assert_eq!(by_extension(Path::new(&format!("a.{}", extension.to_uppercase()))), Some(known));
                 assert!(extensions.insert(extension), "{extension} belongs to two formats");
             }
             for signature in known.signatures {
@@ -167,7 +167,7 @@ mod tests {
             }
         }
         for name in ["a.img", "a.bin", "a.dd", "a", "vhdx", ".vhd"] {
-            assert_eq!(promised(Path::new(name)), None, "{name}");
+            assert_eq!(by_extension(Path::new(name)), None, "{name}");
         }
     }
 

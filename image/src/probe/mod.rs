@@ -37,16 +37,16 @@ use std::{path::Path, sync::Arc};
 
 /// A detected format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Verdict {
+pub struct DetectedFormat {
     /// The format.
     pub format: Format,
     /// Whether only the contents indicate the format. A guest may have written them.
     pub is_guess: bool,
 }
 
-impl Verdict {
+impl DetectedFormat {
     /// A format that the user named, or that follows from the file that refers to this one.
-    pub fn told(format: Format) -> Self {
+    pub fn certain(format: Format) -> Self {
         Self { format, is_guess: false }
     }
 }
@@ -54,7 +54,7 @@ impl Verdict {
 /// The format of a new file with this name; `None` if the extension indicates none. A new `.img`,
 /// `.bin` or `.dd` file is raw. For an existing file these extensions indicate nothing.
 pub fn format_of_extension(path: &Path) -> Option<Format> {
-    if let Some(promised) = known::promised(path) {
+    if let Some(promised) = known::by_extension(path) {
         return promised.format;
     }
     let extension = path.extension()?.to_str()?.to_ascii_lowercase();
@@ -67,28 +67,28 @@ pub fn format_of_extension(path: &Path) -> Option<Format> {
 /// `NotAnImage` if the extension indicates a format of which the file has no signature;
 /// `Unsupported` for a foreign format; `FormatUnclear` if name and contents contradict each other,
 /// or if a guess is not enough; `Io`.
-pub fn probe(store: &dyn Store, writable: bool) -> Result<Verdict> {
+pub fn probe(store: &dyn Store, writable: bool) -> Result<DetectedFormat> {
     if store.is_block_device() {
-        return Ok(Verdict::told(Format::Raw));
+        return Ok(DetectedFormat::certain(Format::Raw));
     }
-    let promised = known::promised(store.name());
+    let promised = known::by_extension(store.name());
     if promised.is_some_and(|known| known.format == Some(Format::Raw)) {
-        return Ok(Verdict::told(Format::Raw));
+        return Ok(DetectedFormat::certain(Format::Raw));
     }
     let found = contents(store, store)?;
     if let Some(promised) = promised {
         return match promised.format {
-            Some(format) if found.contains(&promised) => Ok(Verdict::told(format)),
+            Some(format) if found.contains(&promised) => Ok(DetectedFormat::certain(format)),
             _ if found.is_empty() || found.contains(&promised) => Err(not_as_promised(store, promised, &found)),
             _ => Err(contradiction(store, promised, &found)),
         };
     }
     match found[..] {
-        [] => Ok(Verdict::told(Format::Raw)),
+        [] => Ok(DetectedFormat::certain(Format::Raw)),
         [Known { format: Some(format), .. }] if writable => {
             Err(guess_refused(store, *format, "the disk is to be opened for writing"))
         }
-        [Known { format: Some(format), .. }] => Ok(Verdict { format: *format, is_guess: true }),
+        [Known { format: Some(format), .. }] => Ok(DetectedFormat { format: *format, is_guess: true }),
         [foreign] => Err(unsupported(store, foreign, "the file is")),
         _ => Err(ImageError::FormatUnclear {
             path: store.name().to_owned(),
@@ -102,9 +102,9 @@ pub fn probe(store: &dyn Store, writable: bool) -> Result<Verdict> {
 }
 
 /// Hint how to name the format.
-const SAY_WHICH: &str = "say which it is with --format (--source-format of convert, --second-format of compare)";
+const SAY_WHICH: &str = "say which it is with `OpenOptions::format`";
 /// Hint how to open the file as raw.
-const SAY_RAW: &str = "if these are the bytes of a raw disk, say so (--format raw, or --source-format raw of convert)";
+const SAY_RAW: &str = "if these are the bytes of a raw disk, say so with `OpenOptions::format` = raw";
 
 /// The formats whose signatures are at the start of `first` or the end of `last`. These are the
 /// same file, or two parts of a disk.
@@ -126,10 +126,10 @@ fn contents(first: &dyn Store, last: &dyn Store) -> Result<Vec<&'static Known>> 
 ///
 /// # Errors
 /// `Unsupported` if the joined contents are those of an image; `Io`.
-pub fn probe_parts(first: &dyn Store, last: &dyn Store) -> Result<Verdict> {
+pub fn probe_parts(first: &dyn Store, last: &dyn Store) -> Result<DetectedFormat> {
     let found = contents(first, last)?;
     if found.is_empty() {
-        return Ok(Verdict::told(Format::Raw));
+        return Ok(DetectedFormat::certain(Format::Raw));
     }
     Err(ImageError::Unsupported {
         path: first.name().to_owned(),
@@ -192,7 +192,7 @@ fn guess_refused(store: &dyn Store, format: Format, why: &str) -> ImageError {
         what: format!(
             "the contents look like {format}, but the extension does not say so, and {why}: the file may be a raw disk into which a guest wrote this data"
         ),
-        hint: format!("say which it is: --format {format} or --format raw (--source-format of convert)"),
+        hint: format!("say which it is with `OpenOptions::format` = {format} or raw"),
     }
 }
 
@@ -207,7 +207,7 @@ pub fn open(
     writable: bool,
     raw_sector_bytes: u32,
 ) -> Result<Arc<dyn Image>> {
-    let verdict = format.map_or_else(|| probe(&*store, writable), |format| Ok(Verdict::told(format)))?;
+    let verdict = format.map_or_else(|| probe(&*store, writable), |format| Ok(DetectedFormat::certain(format)))?;
     open_as(store, verdict, writable, raw_sector_bytes)
 }
 
@@ -216,9 +216,9 @@ pub fn open(
 ///
 /// # Errors
 /// Errors of the format's `open`; `FormatUnclear`.
-pub fn open_as(
+fn open_as(
     store: Arc<dyn Store>,
-    verdict: Verdict,
+    verdict: DetectedFormat,
     writable: bool,
     raw_sector_bytes: u32,
 ) -> Result<Arc<dyn Image>> {
@@ -229,14 +229,15 @@ pub fn open_as(
     Ok(image)
 }
 
-/// Opens a disk in several files, in order. With a single file this is [`open_as`].
+/// Opens a disk in several files, in order. A single file is opened as the format in
+/// `verdict` says.
 ///
 /// # Errors
-/// Errors of [`open_as`] and of [`SplitRawImage::new`]; `Unsupported` for several files of a format
-/// other than raw.
+/// Errors of the format's `open` and of [`SplitRawImage::new`]; `Unsupported` for several files of
+/// a format other than raw.
 pub fn open_parts(
     mut parts: Vec<Arc<dyn Store>>,
-    verdict: Verdict,
+    verdict: DetectedFormat,
     writable: bool,
     raw_sector_bytes: u32,
 ) -> Result<Arc<dyn Image>> {

@@ -3,7 +3,7 @@ use crate::{CreateOptions, DiskType, ParentLink};
 use diskwright_store::MemoryStore;
 use uuid::Uuid;
 
-fn probed(name: &str, bytes: Vec<u8>, writable: bool) -> Result<Verdict> {
+fn probed(name: &str, bytes: Vec<u8>, writable: bool) -> Result<DetectedFormat> {
     probe(&MemoryStore::with_bytes(name, bytes), writable)
 }
 
@@ -13,8 +13,8 @@ fn with(len: usize, at: usize, signature: &[u8]) -> Vec<u8> {
     bytes
 }
 
-fn told(format: Format) -> Verdict {
-    Verdict::told(format)
+fn told(format: Format) -> DetectedFormat {
+    DetectedFormat::certain(format)
 }
 
 /// A new image in memory.
@@ -62,7 +62,7 @@ fn contents_never_override_the_extension() {
         assert!(matches!(error, ImageError::FormatUnclear { .. }), "{name}: {error}");
         let told = error.to_string();
         assert!(told.contains("is that of vhd") && told.contains("contents are those of"), "{told}");
-        assert!(told.contains("--format"), "{told}");
+        assert!(told.contains("with `OpenOptions::format`"), "{told}");
     }
     for name in ["a.vhd", "a.AVHD", "a.vhdx", "b/c.Avhdx"] {
         assert!(matches!(probed(name, vec![0; 4096], false), Err(ImageError::NotAnImage { .. })), "{name}");
@@ -77,7 +77,7 @@ fn without_a_known_extension_our_formats_open_read_only() {
         for name in ["a", "a.img", "a.bin", "a.dd", "a.iso"] {
             assert!(probed(name, with(4096, at, bytes), false).unwrap().is_guess, "{name}");
             let error = probed(name, with(4096, at, bytes), true).unwrap_err().to_string();
-            assert!(error.contains("--format vhd") && error.contains("--format raw"), "{error}");
+            assert!(error.contains("with `OpenOptions::format` = vhd"), "{error}");
         }
     }
     for len in 0..20 {
@@ -125,7 +125,7 @@ fn foreign_formats_are_refused_unless_the_user_says_raw() {
             assert!(matches!(error, ImageError::Unsupported { .. }), "{error}");
             let text = error.to_string();
             assert!(text.contains(&format!("is a {told} image; {told} is not supported")), "{text}");
-            assert!(text.contains("--format raw"), "{text}");
+            assert!(text.contains("`OpenOptions::format` = raw"), "{text}");
         }
         let store = Arc::new(MemoryStore::with_bytes(name, with(4096, at, bytes)));
         assert_eq!(open(store, Some(Format::Raw), true, 512).unwrap().info().format, Format::Raw);

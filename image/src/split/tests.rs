@@ -1,5 +1,5 @@
 use super::*;
-use diskwright_store::{MemoryStore, testing::PassesOn};
+use diskwright_store::{MemoryStore, testing::ForwardingStore};
 use std::sync::{OnceLock, Weak};
 
 const MIB: u64 = 1 << 20;
@@ -139,7 +139,7 @@ struct Slow {
     of: OnceLock<Weak<SplitWriter>>,
 }
 
-impl PassesOn for Slow {
+impl ForwardingStore for Slow {
     fn inner(&self) -> &dyn Store {
         &*self.inner
     }

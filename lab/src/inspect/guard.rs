@@ -168,7 +168,10 @@ mod tests {
         sector[100] = 1;
         write(&device, 20 << 20, &sector);
         let error = ask(&device, None, &all, false).unwrap_err().to_string();
-        assert!(error.contains(&((20 << 20) + 100).to_string()) && error.contains("--destroy-data"), "{error}");
+        assert!(
+            error.contains(&((20 << 20) + 100).to_string()) && error.contains("`PrepareOptions::destroy_data`"),
+            "{error}"
+        );
         // Outside of what would be written it does no harm.
         ask(&device, None, &[0..20 << 20, 21 << 20..32 << 20], false).unwrap();
         ask(&device, None, &all, true).unwrap();
@@ -182,7 +185,7 @@ mod tests {
         sector[..4].copy_from_slice(b"XFSB");
         write(&device, 0, &sector);
         let error = ask(&device, None, &one(16 << 20..32 << 20), false).unwrap_err().to_string();
-        assert!(error.contains("an XFS file system") && error.contains("--destroy-data"), "{error}");
+        assert!(error.contains("an XFS file system") && error.contains("`PrepareOptions::destroy_data`"), "{error}");
     }
 
     #[test]

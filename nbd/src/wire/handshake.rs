@@ -1,15 +1,13 @@
-//! The handshake: greeting, client flags, and the headers of options and their replies.
+//! The handshake: greeting, client flags, and the answer to `EXPORT_NAME`.
 
-use super::{ClientFlags, Decoded, HandshakeFlags, OptionCode, ReplyCode, TransmissionFlags, WireError, bytes::Fields};
+use super::{ClientFlags, Decoded, HandshakeFlags, TransmissionFlags, WireError, bytes::Fields};
 
 /// `NBDMAGIC`, the first word of a greeting.
 pub const GREETING_MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// `IHAVEOPT`, the second word of a newstyle greeting and the first of each option.
-const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
+pub(crate) const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
 /// The second word of an oldstyle greeting.
 pub(crate) const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
-/// The first word of each reply to an option.
-const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
 /// Zeros after an export's summary, unless `NO_ZEROES` was negotiated.
 const PADDING_BYTES: usize = 124;
@@ -90,92 +88,6 @@ impl ClientFlags {
             None => Decoded::Need(Self::WIRE_BYTES - bytes.len()),
             Some(bits) => Decoded::Value(Self::from_bits_retain(bits), Self::WIRE_BYTES),
         }
-    }
-}
-
-/// The header before the data of an option.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OptionHeader {
-    /// The option.
-    pub option: OptionCode,
-    /// Length of the data that follows. Check this number of the peer against
-    /// [`OPTION_BYTES_MAX`](super::OPTION_BYTES_MAX) before gathering the data.
-    pub data_bytes: u32,
-}
-
-impl OptionHeader {
-    /// Size on the wire.
-    pub const WIRE_BYTES: usize = 16;
-
-    /// Encodes the header.
-    pub fn encode(self) -> [u8; Self::WIRE_BYTES] {
-        let mut out = [0; Self::WIRE_BYTES];
-        out[..8].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
-        out[8..12].copy_from_slice(&self.option.0.to_be_bytes());
-        out[12..].copy_from_slice(&self.data_bytes.to_be_bytes());
-        out
-    }
-
-    /// Decodes a header.
-    ///
-    /// # Errors
-    /// [`WireError::Magic`] if this is not an option.
-    pub fn decode(bytes: &[u8]) -> Result<Decoded<Self>, WireError> {
-        let mut fields = Fields(bytes);
-        if let Some(found) = fields.u64()
-            && found != OPTION_MAGIC
-        {
-            return Err(WireError::Magic { what: "an option", found, expected: "\"IHAVEOPT\"" });
-        }
-        let (Some(option), Some(data_bytes)) = (fields.u32(), fields.u32()) else {
-            return Ok(Decoded::Need(Self::WIRE_BYTES - bytes.len()));
-        };
-        Ok(Decoded::Value(Self { option: OptionCode(option), data_bytes }, Self::WIRE_BYTES))
-    }
-}
-
-/// The header before the data of a reply to an option.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OptionReplyHeader {
-    /// The option that is answered.
-    pub option: OptionCode,
-    /// The kind of reply.
-    pub code: ReplyCode,
-    /// Length of the data that follows. Check this number of the peer against
-    /// [`OPTION_REPLY_BYTES_MAX`](super::OPTION_REPLY_BYTES_MAX) before gathering the data.
-    pub data_bytes: u32,
-}
-
-impl OptionReplyHeader {
-    /// Size on the wire.
-    pub const WIRE_BYTES: usize = 20;
-
-    /// Encodes the header.
-    pub fn encode(self) -> [u8; Self::WIRE_BYTES] {
-        let mut out = [0; Self::WIRE_BYTES];
-        out[..8].copy_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
-        out[8..12].copy_from_slice(&self.option.0.to_be_bytes());
-        out[12..16].copy_from_slice(&self.code.0.to_be_bytes());
-        out[16..].copy_from_slice(&self.data_bytes.to_be_bytes());
-        out
-    }
-
-    /// Decodes a header.
-    ///
-    /// # Errors
-    /// [`WireError::Magic`] if this is not a reply to an option.
-    pub fn decode(bytes: &[u8]) -> Result<Decoded<Self>, WireError> {
-        let mut fields = Fields(bytes);
-        if let Some(found) = fields.u64()
-            && found != OPTION_REPLY_MAGIC
-        {
-            return Err(WireError::Magic { what: "the reply to an option", found, expected: "0x3e889045565a9" });
-        }
-        let (Some(option), Some(code), Some(data_bytes)) = (fields.u32(), fields.u32(), fields.u32()) else {
-            return Ok(Decoded::Need(Self::WIRE_BYTES - bytes.len()));
-        };
-        let (option, code) = (OptionCode(option), ReplyCode(code));
-        Ok(Decoded::Value(Self { option, code, data_bytes }, Self::WIRE_BYTES))
     }
 }
 

@@ -39,9 +39,9 @@ pub use flags::{
     AllocationFlags, ChunkFlags, ClientFlags, CommandFlags, HandshakeFlags, INFO_BLOCK_SIZE, INFO_DESCRIPTION,
     INFO_EXPORT, INFO_NAME, TransmissionFlags,
 };
-pub use handshake::{ExportSummary, Greeting, OptionHeader, OptionReplyHeader};
-pub use option::{ClientOption, ContextQuery, ExportQuery, OptionCode};
-pub use option_reply::{BlockSizes, Info, OptionReply, ReplyCode};
+pub use handshake::{ExportSummary, Greeting};
+pub use option::{ClientOption, ContextQuery, ExportQuery, OptionCode, OptionHeader};
+pub use option_reply::{BlockSizes, Info, OptionReply, OptionReplyHeader, ReplyCode};
 pub use reply::{Answering, ChunkKind, EncodedHeader, ReplyHeader};
 pub use request::{Command, RequestHeader};
 

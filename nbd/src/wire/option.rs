@@ -1,8 +1,9 @@
 //! Options: the client's requests during the handshake.
 
 use super::{
-    OptionHeader, WireError,
+    Decoded, WireError,
     bytes::{Fields, put_string, text},
+    handshake::OPTION_MAGIC,
 };
 use std::fmt;
 
@@ -62,6 +63,47 @@ impl fmt::Display for OptionCode {
             Some(name) => f.write_str(name),
             None => write!(f, "option {}", self.0),
         }
+    }
+}
+
+/// The header before the data of an option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OptionHeader {
+    /// The option.
+    pub option: OptionCode,
+    /// Length of the data that follows. Check this number of the peer against
+    /// [`OPTION_BYTES_MAX`](super::OPTION_BYTES_MAX) before gathering the data.
+    pub data_bytes: u32,
+}
+
+impl OptionHeader {
+    /// Size on the wire.
+    pub const WIRE_BYTES: usize = 16;
+
+    /// Encodes the header.
+    pub fn encode(self) -> [u8; Self::WIRE_BYTES] {
+        let mut out = [0; Self::WIRE_BYTES];
+        out[..8].copy_from_slice(&OPTION_MAGIC.to_be_bytes());
+        out[8..12].copy_from_slice(&self.option.0.to_be_bytes());
+        out[12..].copy_from_slice(&self.data_bytes.to_be_bytes());
+        out
+    }
+
+    /// Decodes a header.
+    ///
+    /// # Errors
+    /// [`WireError::Magic`] if this is not an option.
+    pub fn decode(bytes: &[u8]) -> Result<Decoded<Self>, WireError> {
+        let mut fields = Fields(bytes);
+        if let Some(found) = fields.u64()
+            && found != OPTION_MAGIC
+        {
+            return Err(WireError::Magic { what: "an option", found, expected: "\"IHAVEOPT\"" });
+        }
+        let (Some(option), Some(data_bytes)) = (fields.u32(), fields.u32()) else {
+            return Ok(Decoded::Need(Self::WIRE_BYTES - bytes.len()));
+        };
+        Ok(Decoded::Value(Self { option: OptionCode(option), data_bytes }, Self::WIRE_BYTES))
     }
 }
 

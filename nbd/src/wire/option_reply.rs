@@ -1,11 +1,13 @@
 //! Replies to options.
 
 use super::{
-    INFO_BLOCK_SIZE, INFO_DESCRIPTION, INFO_EXPORT, INFO_NAME, OptionCode, OptionReplyHeader, TransmissionFlags,
-    WireError,
+    Decoded, INFO_BLOCK_SIZE, INFO_DESCRIPTION, INFO_EXPORT, INFO_NAME, OptionCode, TransmissionFlags, WireError,
     bytes::{Fields, put_string, text},
 };
 use std::fmt;
+
+/// The first word of each reply to an option.
+const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
 /// The code of a reply to an option. Section "Option reply types".
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -73,6 +75,51 @@ impl fmt::Display for ReplyCode {
             Self::ERR_EXT_HEADER_REQD => "the server requires extended headers",
             Self(other) => return write!(f, "reply {other:#x}"),
         })
+    }
+}
+
+/// The header before the data of a reply to an option.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OptionReplyHeader {
+    /// The option that is answered.
+    pub option: OptionCode,
+    /// The kind of reply.
+    pub code: ReplyCode,
+    /// Length of the data that follows. Check this number of the peer against
+    /// [`OPTION_REPLY_BYTES_MAX`](super::OPTION_REPLY_BYTES_MAX) before gathering the data.
+    pub data_bytes: u32,
+}
+
+impl OptionReplyHeader {
+    /// Size on the wire.
+    pub const WIRE_BYTES: usize = 20;
+
+    /// Encodes the header.
+    pub fn encode(self) -> [u8; Self::WIRE_BYTES] {
+        let mut out = [0; Self::WIRE_BYTES];
+        out[..8].copy_from_slice(&OPTION_REPLY_MAGIC.to_be_bytes());
+        out[8..12].copy_from_slice(&self.option.0.to_be_bytes());
+        out[12..16].copy_from_slice(&self.code.0.to_be_bytes());
+        out[16..].copy_from_slice(&self.data_bytes.to_be_bytes());
+        out
+    }
+
+    /// Decodes a header.
+    ///
+    /// # Errors
+    /// [`WireError::Magic`] if this is not a reply to an option.
+    pub fn decode(bytes: &[u8]) -> Result<Decoded<Self>, WireError> {
+        let mut fields = Fields(bytes);
+        if let Some(found) = fields.u64()
+            && found != OPTION_REPLY_MAGIC
+        {
+            return Err(WireError::Magic { what: "the reply to an option", found, expected: "0x3e889045565a9" });
+        }
+        let (Some(option), Some(code), Some(data_bytes)) = (fields.u32(), fields.u32(), fields.u32()) else {
+            return Ok(Decoded::Need(Self::WIRE_BYTES - bytes.len()));
+        };
+        let (option, code) = (OptionCode(option), ReplyCode(code));
+        Ok(Decoded::Value(Self { option, code, data_bytes }, Self::WIRE_BYTES))
     }
 }
 

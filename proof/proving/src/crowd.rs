@@ -100,7 +100,7 @@ impl Crowd {
                     top += 1;
                     let layer = self.disk.make_next_top(world, disk, top)?;
                     tell(top, 0);
-                    disk.push_top(layer).map_err(|error| format!("push_top failed: {error}"))?;
+                    disk.push_layer(layer).map_err(|error| format!("push_layer failed: {error}"))?;
                 }
                 Changes::Relinks => {
                     let number = u32::try_from(turn).map_err(|error| error.to_string())?;

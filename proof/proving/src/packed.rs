@@ -154,7 +154,7 @@ impl PackedImage {
     fn state(entry: u64) -> BlockState {
         match entry {
             ABSENT => BlockState::Absent,
-            PACKED => BlockState::Packed,
+            PACKED => BlockState::Compressed,
             ZERO => BlockState::Zero,
             data => BlockState::Data { store: 1, offset_bytes: data & !3 },
         }
@@ -215,7 +215,7 @@ impl Image for PackedImage {
         Ok(())
     }
 
-    fn read_packed(&self, block: u64, within_bytes: u64, out: &mut [u8]) -> Result<()> {
+    fn read_compressed(&self, block: u64, within_bytes: u64, out: &mut [u8]) -> Result<()> {
         let first = (block * self.info.block_bytes + within_bytes) / SECTOR_BYTES;
         for (sector, bytes) in (first..).zip(out.chunks_mut(SECTOR_BYTES as usize)) {
             stamp(bytes, sector, packed_version(sector));

@@ -89,8 +89,8 @@ impl Image for RuleBreaker {
         self.inner.sector_bitmap(block)
     }
 
-    fn read_packed(&self, block: u64, within_bytes: u64, out: &mut [u8]) -> Result<()> {
-        self.inner.read_packed(block, within_bytes, out)
+    fn read_compressed(&self, block: u64, within_bytes: u64, out: &mut [u8]) -> Result<()> {
+        self.inner.read_compressed(block, within_bytes, out)
     }
 
     fn size_bytes(&self) -> u64 {

@@ -221,7 +221,7 @@ fn images_are_added(case: DiskCase) -> impl Scene {
                 let mut formers = Vec::new();
                 for number in 1..=2 {
                     let layer = case.make_next_top(&world, &disk, number)?;
-                    disk.push_top(layer).map_err(|error| error.to_string())?;
+                    disk.push_layer(layer).map_err(|error| error.to_string())?;
                     let path = case.path_of(number - 1);
                     formers.push((world.snapshot().file(&path).cloned(), path));
                 }

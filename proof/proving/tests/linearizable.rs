@@ -228,7 +228,7 @@ fn soak_with_snapshots(format: Format, size_bytes: u64, block_bytes: [u32; 2]) {
             };
             made.map_err(|error| error.to_string())?;
             let image = probe::open(store, Some(format), true, 512).map_err(|error| error.to_string())?;
-            disk.push_top(Layer { path, image }).map_err(|error| error.to_string())?;
+            disk.push_layer(Layer { path, image }).map_err(|error| error.to_string())?;
         }
         Ok(())
     };

@@ -1,7 +1,7 @@
 //! How `detach` talks to the supervisor of a disk: a request and an answer, one line of JSON each,
 //! over a unix socket that only its owner can reach.
 
-use crate::attach::{error::AttachError, record::RecordDir, release::Detach};
+use crate::attach::{error::AttachError, record::RecordDir, release::DetachOptions};
 use serde::{Deserialize, Serialize};
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -32,7 +32,7 @@ pub(crate) enum Answer {
 ///
 /// # Errors
 /// The supervisor's error, or that it cannot be reached.
-pub(crate) fn ask(home: &RecordDir, detach: Detach) -> Result<(), AttachError> {
+pub(crate) fn ask(home: &RecordDir, detach: DetachOptions) -> Result<(), AttachError> {
     let path = home.control();
     let failed = |source: io::Error| AttachError::State {
         doing: "talk to the supervisor over",
@@ -49,7 +49,7 @@ pub(crate) fn ask(home: &RecordDir, detach: Detach) -> Result<(), AttachError> {
 }
 
 /// Reads the request of a client that has connected.
-pub(crate) fn question(stream: &UnixStream) -> io::Result<Detach> {
+pub(crate) fn question(stream: &UnixStream) -> io::Result<DetachOptions> {
     stream.set_read_timeout(Some(PATIENCE))?;
     receive(stream)
 }
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn a_request_and_its_answer() {
         let (mut ours, mut theirs) = UnixStream::pair().unwrap();
-        let detach = Detach { unmount: true, force: false };
+        let detach = DetachOptions { unmount: true, force: false };
         send(&mut ours, &detach).unwrap();
         assert_eq!(question(&theirs).unwrap(), detach);
         let refused = Answer::Refused("it is in use".into());

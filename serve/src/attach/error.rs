@@ -1,7 +1,10 @@
 //! Errors of attaching and detaching.
 
 use crate::{attach::usage::Use, fuse::FuseError, ublk::UblkError};
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 /// Why a disk was not attached, or not detached.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +58,7 @@ pub enum AttachError {
         target: PathBuf,
     },
     /// The disk is in use.
-    #[error("{} is {}; end this use first{hint}, or detach with --force", place.display(), sentence_of(uses))]
+    #[error("{} is {}; end this use first{hint}, or detach with `DetachOptions::force`", place.display(), sentence_of(uses))]
     InUse {
         /// The device.
         place: PathBuf,
@@ -101,6 +104,10 @@ pub enum AttachError {
     /// The supervisor did not do what it was asked to do.
     #[error("{0}")]
     Supervisor(String),
+}
+
+pub(crate) fn state_error(doing: &'static str, path: &Path, source: io::Error) -> AttachError {
+    AttachError::State { doing, path: path.to_owned(), source, hint: "" }
 }
 
 /// "mounted at /mnt, and open in dd (process 12, /dev/loop0)".

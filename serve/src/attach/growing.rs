@@ -22,7 +22,7 @@ use std::{
 const MIB: u64 = 1 << 20;
 
 /// The server's output: each line becomes a message.
-struct Lines(Sender<ServerSays>);
+struct Lines(Sender<ServerMessage>);
 
 impl Write for Lines {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
@@ -35,7 +35,7 @@ impl Write for Lines {
     }
 }
 
-fn next_message(said: &Receiver<ServerSays>) -> ServerSays {
+fn next_message(said: &Receiver<ServerMessage>) -> ServerMessage {
     said.recv_timeout(Duration::from_secs(60)).expect("the server sends a message")
 }
 
@@ -50,12 +50,12 @@ fn the_loop_device_of_a_disk_that_grows_has_the_new_size() {
         fs::write(&point, b"").unwrap();
         let (say, said) = channel();
         let server = {
-            let (disk, at) = (Arc::clone(&disk), At::Mount(point.clone()));
+            let (disk, at) = (Arc::clone(&disk), ServeAs::FuseFile(point.clone()));
             thread::spawn(move || serve_disk(disk, &at, EngineKind::Auto, &mut Lines(say)))
         };
         match next_message(&said) {
-            ServerSays::Ready { size, .. } => assert_eq!(size, 8 * MIB),
-            ServerSays::Failed { error, machine: true } => return println!("skipped: {error}"),
+            ServerMessage::Ready { size, .. } => assert_eq!(size, 8 * MIB),
+            ServerMessage::Failed { error, machine: true } => return println!("skipped: {error}"),
             other => panic!("{other:?}"),
         }
         let options = LoopOptions {
@@ -85,7 +85,7 @@ fn the_loop_device_of_a_disk_that_grows_has_the_new_size() {
         file.write_all_at(&[1; 4096], 8 * MIB - 4096).unwrap();
 
         disk.grow(20 * MIB).unwrap();
-        assert_eq!(next_message(&said), ServerSays::Resized { size: 20 * MIB });
+        assert_eq!(next_message(&said), ServerMessage::Resized { size: 20 * MIB });
         assert_eq!(fs::metadata(&point).unwrap().len(), 20 * MIB, "{name}: the FUSE file has grown");
         loop_device::follow_size(&device, &point).unwrap();
         assert_eq!(shown_bytes(), 20 * MIB, "{name}: the loop device has grown");
@@ -103,8 +103,8 @@ fn the_loop_device_of_a_disk_that_grows_has_the_new_size() {
         drop(io);
         assert!(loop_device::free(&device).unwrap());
         fuse::unmount(&point, false).unwrap();
-        assert_eq!(next_message(&said), ServerSays::Closing);
-        assert_eq!(next_message(&said), ServerSays::Closed { error: None });
+        assert_eq!(next_message(&said), ServerMessage::Closing);
+        assert_eq!(next_message(&said), ServerMessage::Closed { error: None });
         server.join().unwrap().unwrap();
         drop(disk);
         assert_eq!(Disk::open(&path, &OpenOptions::default()).unwrap().geometry().size_bytes, 20 * MIB);

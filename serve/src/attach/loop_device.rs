@@ -110,10 +110,10 @@ pub fn set_up(options: &LoopOptions<'_>) -> Result<PathBuf, AttachError> {
 fn hint_of(errno: Errno) -> &'static str {
     match errno {
         Errno::ACCESS | Errno::PERM => {
-            "; block devices need root: run as root, or use --fuse DIR, which shows the disk as a file"
+            "; block devices need root: run as root, or use `AttachOptions::fuse_dir`, which shows the disk as a file"
         }
         Errno::NOENT | Errno::NODEV | Errno::NXIO | Errno::NOTTY => {
-            "; there is no loop driver: load it (modprobe loop), pass its devices through to the container, or use --fuse DIR"
+            "; there is no loop driver: load it (modprobe loop), pass its devices through to the container, or use `AttachOptions::fuse_dir`"
         }
         Errno::NOSPC | Errno::NOMEM => "; all loop devices are in use (see losetup --list)",
         _ => "",

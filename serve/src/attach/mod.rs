@@ -46,8 +46,8 @@ mod usage;
 pub use error::AttachError;
 pub use process::Process;
 pub use record::{MountRecord, PartitionRecord, Record, RecordDir, Registry, RegistryLock, ShownBy};
-pub use release::Detach;
-pub use server::{At, ServerSays, serve_disk};
+pub use release::DetachOptions;
+pub use server::{ServeAs, ServerMessage, serve_disk};
 pub use supervisor::{Attached, attach};
 
 pub(crate) use loop_device::wait_until;
@@ -92,7 +92,7 @@ pub(super) const END_PATIENCE: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// [`AttachError`]. After most of them the disk is still attached.
-pub fn detach(registry: &Registry, target: &Path, how: Detach) -> Result<Record, AttachError> {
+pub fn detach(registry: &Registry, target: &Path, how: DetachOptions) -> Result<Record, AttachError> {
     let (home, record) = registry.find(target)?;
     if record.is_supervised() {
         control::ask(&home, how)?;
@@ -113,7 +113,7 @@ pub fn detach(registry: &Registry, target: &Path, how: Detach) -> Result<Record,
     let server = record.server;
     let ours: Vec<u32> = std::iter::once(std::process::id()).chain(server.map(|server| server.pid)).collect();
     let was_alive = server.is_some_and(Process::is_alive);
-    let how = Detach { force: how.force || !was_alive, ..how };
+    let how = DetachOptions { force: how.force || !was_alive, ..how };
     release::release(&home, &mut record, how, &ours)?;
     if let Some(server) = server
         && !wait_until(END_PATIENCE, || !server.is_alive())
@@ -163,7 +163,7 @@ fn clear_if_stale(home: &RecordDir, mut record: Record, lock: &RegistryLock) -> 
     if record.is_supervised() || record.server.is_some_and(Process::is_alive) {
         return Err(Box::new(record));
     }
-    let force = Detach { unmount: true, force: true };
+    let force = DetachOptions { unmount: true, force: true };
     let released = release::release(home, &mut record, force, &[]);
     if released.is_err() || home.remove(lock).is_err() {
         return Err(Box::new(record));

@@ -48,10 +48,10 @@ pub fn mount(
         let hint = match errno {
             Errno::NODEV => format!("this kernel does not support {file_system}; mount the disk on a system that does"),
             Errno::ROFS | Errno::ACCESS if record.read_only => {
-                "the file system was not unmounted cleanly, and its journal must be replayed; attach with --ephemeral instead of --read-only".into()
+                "the file system was not unmounted cleanly, and its journal must be replayed; attach with `AttachOptions::ephemeral` instead of read-only".into()
             }
             Errno::INVAL if file_system == "xfs" => {
-                "if another XFS with the same UUID is mounted (a copy, or another child of the same disk), attach without --mount and mount the device with `-o nouuid`; otherwise it may be damaged: see the kernel's log (dmesg)".into()
+                "if another XFS with the same UUID is mounted (a copy, or another child of the same disk), attach without `AttachOptions::mount` and mount the device with `-o nouuid`; otherwise it may be damaged: see the kernel's log (dmesg)".into()
             }
             Errno::INVAL | Errno::UCLEAN | Errno::IO => {
                 "the file system may be damaged; see the kernel's log (dmesg), and try to repair it (fsck)".into()
@@ -110,7 +110,7 @@ fn choose(
             Err(format!("no partition has a file system that can be mounted; the disk has {}", inventory(record)))
         }
         (Some(_), Some(_)) => Err(format!(
-            "several partitions have a file system; choose one with --partition; the disk has {}",
+            "several partitions have a file system; choose one with `AttachOptions::partition`; the disk has {}",
             inventory(record)
         )),
     }
@@ -185,7 +185,7 @@ mod tests {
         let several = choose(&record(&[Some("xfs"), Some("ext4")]), &[Some("xfs"), Some("ext4")], None, None);
         assert_eq!(
             several.unwrap_err(),
-            "several partitions have a file system; choose one with --partition; the disk has partition 1 (xfs), partition 2 (ext4)"
+            "several partitions have a file system; choose one with `AttachOptions::partition`; the disk has partition 1 (xfs), partition 2 (ext4)"
         );
         let none = choose(&record(&[]), &[], None, None).unwrap_err();
         assert!(none.contains("no partitions, and no known content"), "{none}");

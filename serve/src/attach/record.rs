@@ -20,7 +20,7 @@
 //! that acts on another supervisor's record must read it under the lock.
 
 use crate::attach::{
-    error::AttachError,
+    error::{AttachError, state_error},
     process::Process,
     run_dir::{self, Kept, RunDir},
 };
@@ -399,10 +399,6 @@ impl RecordDir {
             _ => Ok(()),
         }
     }
-}
-
-pub(crate) fn state_error(doing: &'static str, path: &Path, source: io::Error) -> AttachError {
-    AttachError::State { doing, path: path.to_owned(), source, hint: "" }
 }
 
 #[cfg(test)]

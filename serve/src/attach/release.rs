@@ -51,7 +51,7 @@ const FORCE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Options of detach.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Detach {
+pub struct DetachOptions {
     /// Unmount the disk's file systems, if they are not in use.
     pub unmount: bool,
     /// Detach even if the disk is in use or cannot be flushed.
@@ -63,7 +63,7 @@ pub struct Detach {
 ///
 /// # Errors
 /// [`AttachError::InUse`] and [`AttachError::Flush`] unless forced; errors of the system.
-pub fn release(home: &RecordDir, record: &mut Record, how: Detach, ours: &[u32]) -> Result<(), AttachError> {
+pub fn release(home: &RecordDir, record: &mut Record, how: DetachOptions, ours: &[u32]) -> Result<(), AttachError> {
     let mut ublk = Ublk::of(record)?;
     let is_loop = record.by == ShownBy::Loop;
     let loops: Vec<PathBuf> = record
@@ -130,7 +130,7 @@ impl Ublk {
 }
 
 /// Makes sure that the devices are unused and that all written data is on the disk.
-fn empty_devices(devices: &[PathBuf], record: &Record, how: Detach, ours: &[u32]) -> Result<(), AttachError> {
+fn empty_devices(devices: &[PathBuf], record: &Record, how: DetachOptions, ours: &[u32]) -> Result<(), AttachError> {
     let place = record.place().to_owned();
     let numbers = Devices::of(devices);
     if how.force {
@@ -146,7 +146,7 @@ fn empty_devices(devices: &[PathBuf], record: &Record, how: Detach, ours: &[u32]
     let failed = |source| AttachError::State { doing: "read", path: "/proc".into(), source, hint: "" };
     let uses = usage::uses(&numbers, ours).map_err(failed)?;
     let hint = match uses.first() {
-        Some(Use::Mounted(_)) if !how.unmount => " (or let --unmount do it)",
+        Some(Use::Mounted(_)) if !how.unmount => " (or let `DetachOptions::unmount` do it)",
         _ => "",
     };
     if !uses.is_empty() {
@@ -156,7 +156,7 @@ fn empty_devices(devices: &[PathBuf], record: &Record, how: Detach, ours: &[u32]
         File::open(device).and_then(|device| device.sync_all()).map_err(|error| AttachError::Flush {
             place: place.clone(),
             what: format!(
-                "what was written last cannot be flushed: {error}; the disk stays attached: remove the cause and try again, or lose the data with --force"
+                "what was written last cannot be flushed: {error}; the disk stays attached: remove the cause and try again, or lose the data with `DetachOptions::force`"
             ),
         })?;
     }
@@ -206,7 +206,7 @@ fn claim(device: &Path) -> Result<Option<OwnedFd>, AttachError> {
     }
 }
 
-fn free(device: &Path, how: Detach) -> Result<(), AttachError> {
+fn free(device: &Path, how: DetachOptions) -> Result<(), AttachError> {
     let gone = loop_device::free(device).map_err(|source| AttachError::Loop {
         doing: "free",
         path: device.to_owned(),
@@ -241,7 +241,7 @@ fn unmount_all(devices: &[PathBuf], numbers: &Devices, force: bool) -> Result<()
     Ok(())
 }
 
-fn release_fuse(record: &Record, how: Detach, ours: &[u32]) -> Result<(), AttachError> {
+fn release_fuse(record: &Record, how: DetachOptions, ours: &[u32]) -> Result<(), AttachError> {
     if record.fuse_mount.as_os_str().is_empty() {
         return Ok(());
     }

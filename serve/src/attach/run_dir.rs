@@ -16,7 +16,7 @@
 //!
 //! `XDG_RUNTIME_DIR` is ignored if it belongs to another user, because `su` does not change it.
 
-use crate::attach::{error::AttachError, record::state_error};
+use crate::attach::error::{AttachError, state_error};
 use rustix::fs::FlockOperation;
 use std::{
     fs::{self, File},

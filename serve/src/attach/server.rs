@@ -2,10 +2,10 @@
 //! mounts it as a FUSE file, and does its I/O until the device is stopped or the file is unmounted.
 //!
 //! It reports to the supervisor on its standard output, one line of JSON for each message
-//! ([`ServerSays`]): first that the disk is available (or why not), then each new size of the disk,
-//! and at the end that the disk is closed (or what was lost). It ends when its device is stopped or
-//! its file is unmounted. It does nothing else, so nothing else can crash it. If it dies anyway,
-//! the supervisor sees the end of its output.
+//! ([`ServerMessage`]): first that the disk is available (or why not), then each new size of the
+//! disk, and at the end that the disk is closed (or what was lost). It ends when its device is
+//! stopped or its file is unmounted. It does nothing else, so nothing else can crash it. If it dies
+//! anyway, the supervisor sees the end of its output.
 
 use crate::{
     attach::error::AttachError,
@@ -25,9 +25,9 @@ use std::{
 
 /// How the server makes the disk available.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum At {
+pub enum ServeAs {
     /// As a FUSE file, at this mount point.
-    Mount(PathBuf),
+    FuseFile(PathBuf),
     /// As a ublk device with this mark.
     Ublk(u64),
 }
@@ -45,7 +45,7 @@ pub enum Shown {
 /// A message of the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum ServerSays {
+pub enum ServerMessage {
     /// The disk is available.
     Ready {
         /// Where.
@@ -82,7 +82,7 @@ pub enum ServerSays {
     },
 }
 
-impl ServerSays {
+impl ServerMessage {
     /// Writes the message. Errors are ignored: there is no one left to report them to.
     pub fn say(&self, out: &mut dyn Write) {
         if let Ok(mut line) = serde_json::to_vec(self) {
@@ -104,7 +104,7 @@ pub(crate) fn now_seconds() -> u64 {
 /// The error that the last message has already reported.
 pub fn serve_disk(
     disk: Arc<Disk>,
-    at: &At,
+    at: &ServeAs,
     engine: EngineKind,
     out: &mut (dyn Write + Send),
 ) -> Result<(), AttachError> {
@@ -113,14 +113,14 @@ pub fn serve_disk(
     // user space.
     let _ = rustix::process::configure_io_flusher_behavior(true);
     let out = Mutex::new(out);
-    let say = |says: ServerSays| says.say(&mut **out.lock().unwrap_or_else(PoisonError::into_inner));
+    let say = |says: ServerMessage| says.say(&mut **out.lock().unwrap_or_else(PoisonError::into_inner));
     let (tell, told) = channel();
     let watcher: Arc<SizeWatcher> = Arc::new(move |size| {
         let _ = tell.send(size);
     });
     disk.watch_size(&watcher);
     thread::scope(|scope| {
-        scope.spawn(|| told.into_iter().for_each(|size| say(ServerSays::Resized { size })));
+        scope.spawn(|| told.into_iter().for_each(|size| say(ServerMessage::Resized { size })));
         let result = serve_and_close(&disk, at, engine, &say);
         // This drops the sender of the channel, so the thread ends.
         drop(watcher);
@@ -128,14 +128,19 @@ pub fn serve_disk(
     })
 }
 
-fn serve_and_close(disk: &Arc<Disk>, at: &At, engine: EngineKind, say: &dyn Fn(ServerSays)) -> Result<(), AttachError> {
+fn serve_and_close(
+    disk: &Arc<Disk>,
+    at: &ServeAs,
+    engine: EngineKind,
+    say: &dyn Fn(ServerMessage),
+) -> Result<(), AttachError> {
     let mut is_ready = false;
     let served = match at {
-        At::Mount(point) => serve_file(disk, point, engine, &mut |says| {
+        ServeAs::FuseFile(point) => serve_file(disk, point, engine, &mut |says| {
             is_ready = true;
             say(says);
         }),
-        At::Ublk(mark) => {
+        ServeAs::Ublk(mark) => {
             let device: Arc<dyn BlockDevice> = disk.clone();
             let served = ublk::serve(device, *mark, engine, |number| {
                 is_ready = true;
@@ -148,19 +153,19 @@ fn serve_and_close(disk: &Arc<Disk>, at: &At, engine: EngineKind, say: &dyn Fn(S
         && !is_ready
     {
         let machine = matches!(error, AttachError::Fuse(FuseError::NoDevice { .. } | FuseError::Mount { .. }));
-        say(ServerSays::Failed { error: error.to_string(), machine });
+        say(ServerMessage::Failed { error: error.to_string(), machine });
         return served;
     }
-    say(ServerSays::Closing);
+    say(ServerMessage::Closing);
     let closed = disk.close().map_err(|error| AttachError::Server(error.to_string()));
     let result = served.and(closed);
-    say(ServerSays::Closed { error: result.as_ref().err().map(ToString::to_string) });
+    say(ServerMessage::Closed { error: result.as_ref().err().map(ToString::to_string) });
     result
 }
 
-fn ready(disk: &Disk, shown: Shown) -> ServerSays {
+fn ready(disk: &Disk, shown: Shown) -> ServerMessage {
     let geometry = disk.geometry();
-    ServerSays::Ready {
+    ServerMessage::Ready {
         shown,
         size: geometry.size_bytes,
         sector_size: geometry.logical_sector_bytes,
@@ -173,7 +178,7 @@ fn serve_file(
     disk: &Arc<Disk>,
     point: &Path,
     engine: EngineKind,
-    say: &mut dyn FnMut(ServerSays),
+    say: &mut dyn FnMut(ServerMessage),
 ) -> Result<(), AttachError> {
     let geometry = disk.geometry();
     let shape = fuse::shape_of(point)?;

@@ -17,14 +17,14 @@
 use crate::attach::{
     AttachOptions, DeviceKind,
     control::{self, Answer},
-    error::AttachError,
+    error::{AttachError, state_error},
     loop_device::{self, Found, LoopOptions},
     mounting,
     process::Process,
-    record::{PartitionRecord, Record, RecordDir, Registry, ShownBy, state_error},
-    release::{self, Detach},
+    record::{PartitionRecord, Record, RecordDir, Registry, ShownBy},
+    release::{self, DetachOptions},
     run_dir::Kept,
-    server::{At, ServerSays, Shown, now_seconds},
+    server::{ServeAs, ServerMessage, Shown, now_seconds},
     usage,
 };
 use crate::ublk::{self, UblkError};
@@ -48,7 +48,7 @@ const HOLD_PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 enum Event {
-    Server(ServerSays),
+    Server(ServerMessage),
     /// The server's output has ended.
     ServerGone,
     Asked(UnixStream),
@@ -82,13 +82,13 @@ pub struct Attached {
 pub fn attach(
     registry: &Registry,
     options: &AttachOptions,
-    server: &dyn Fn(&At) -> Command,
+    server: &dyn Fn(&ServeAs) -> Command,
 ) -> Result<Attached, AttachError> {
     let file = options.file.canonicalize().map_err(|source| state_error("open", &options.file, source))?;
     if options.fuse_dir.is_none() && !rustix::process::geteuid().is_root() {
         return Err(AttachError::BadOptions {
             what: format!("{}: block devices need root", options.file.display()),
-            hint: "run as root, or use --fuse DIR, which shows the disk as a file",
+            hint: "run as root, or use `AttachOptions::fuse_dir`, which shows the disk as a file",
         });
     }
     let home = registry.dir_of(&file)?;
@@ -193,7 +193,7 @@ fn choose(options: &AttachOptions) -> Result<(ShownBy, Option<UblkError>), Attac
 fn start(
     home: &RecordDir,
     record: &Record,
-    server: &dyn Fn(&At) -> Command,
+    server: &dyn Fn(&ServeAs) -> Command,
 ) -> Result<(Child, Receiver<Event>), AttachError> {
     let control = home.control();
     let _ = std::fs::remove_file(&control);
@@ -201,7 +201,7 @@ fn start(
     let log = home.log();
     let log =
         File::options().create(true).append(true).open(&log).map_err(|source| state_error("write", &log, source))?;
-    let at = record.ublk_mark.map_or_else(|| At::Mount(record.fuse_mount.clone()), At::Ublk);
+    let at = record.ublk_mark.map_or_else(|| ServeAs::FuseFile(record.fuse_mount.clone()), ServeAs::Ublk);
     let mut child = server(&at)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -272,7 +272,7 @@ impl Attached {
     fn wait_for_server(&mut self) -> Result<Shown, AttachError> {
         loop {
             match self.events.recv() {
-                Ok(Event::Server(ServerSays::Ready { shown, size, sector_size, read_only, warnings })) => {
+                Ok(Event::Server(ServerMessage::Ready { shown, size, sector_size, read_only, warnings })) => {
                     if let Shown::File(fuse_file) = &shown {
                         self.record.fuse_file.clone_from(fuse_file);
                     }
@@ -282,12 +282,14 @@ impl Attached {
                     self.warnings.extend(warnings);
                     return Ok(shown);
                 }
-                Ok(Event::Server(ServerSays::Failed { error, machine: true })) => {
+                Ok(Event::Server(ServerMessage::Failed { error, machine: true })) => {
                     return Err(AttachError::Machine(error));
                 }
-                Ok(Event::Server(ServerSays::Failed { error, .. })) => return Err(AttachError::Server(error)),
+                Ok(Event::Server(ServerMessage::Failed { error, .. })) => return Err(AttachError::Server(error)),
                 // A size change before `Ready` is included in `Ready`.
-                Ok(Event::Server(ServerSays::Resized { .. } | ServerSays::Closing | ServerSays::Closed { .. })) => {}
+                Ok(Event::Server(
+                    ServerMessage::Resized { .. } | ServerMessage::Closing | ServerMessage::Closed { .. },
+                )) => {}
                 Ok(Event::Asked(mut stream)) => {
                     let refused = Answer::Refused("the disk is being attached; try again in a moment".into());
                     let _ = control::answer(&mut stream, &refused);
@@ -381,7 +383,7 @@ impl Attached {
             }
             if !stopped && should_stop() {
                 stopped = true;
-                match self.detach(Detach { unmount: true, force: false }) {
+                match self.detach(DetachOptions { unmount: true, force: false }) {
                     Ok(result) => return self.tell(result),
                     Err(error) => say(&error.to_string()),
                 }
@@ -401,7 +403,7 @@ impl Attached {
 
     /// Detaches. `Err`: the disk is still attached. `Ok(Err)`: the disk is detached, but data was
     /// lost.
-    fn detach(&mut self, how: Detach) -> Result<Result<(), AttachError>, AttachError> {
+    fn detach(&mut self, how: DetachOptions) -> Result<Result<(), AttachError>, AttachError> {
         let ours = [std::process::id(), self.child.id()];
         release::release(&self.home, &mut self.record, how, &ours)?;
         self.wait_for_end(how)?;
@@ -439,12 +441,12 @@ impl Attached {
         }
     }
 
-    fn handle(&mut self, says: ServerSays) {
+    fn handle(&mut self, says: ServerMessage) {
         match says {
-            ServerSays::Resized { size } => self.follow_size(size),
-            ServerSays::Closing => self.closing = true,
-            ServerSays::Closed { error } => self.closed = Some(error),
-            ServerSays::Ready { .. } | ServerSays::Failed { .. } => {}
+            ServerMessage::Resized { size } => self.follow_size(size),
+            ServerMessage::Closing => self.closing = true,
+            ServerMessage::Closed { error } => self.closed = Some(error),
+            ServerMessage::Ready { .. } | ServerMessage::Failed { .. } => {}
         }
     }
 
@@ -452,7 +454,7 @@ impl Attached {
     /// the server does not begin to close while a program holds the unmounted file system: one in
     /// another mount namespace or, after force, one inside it. With force the server is killed
     /// after a time limit.
-    fn wait_for_end(&mut self, how: Detach) -> Result<(), AttachError> {
+    fn wait_for_end(&mut self, how: DetachOptions) -> Result<(), AttachError> {
         let mut deadline = Instant::now() + HOLD_PATIENCE;
         let (mut force, mut is_ended) = (how.force, false);
         loop {
@@ -470,15 +472,16 @@ impl Attached {
                     }
                 }
                 Ok(Event::Asked(mut stream)) => match control::question(&stream) {
-                    Ok(Detach { force: true, .. }) => {
+                    Ok(DetachOptions { force: true, .. }) => {
                         self.force_waiters.push(stream);
                         if !force {
                             (force, deadline) = (true, Instant::now() + HOLD_PATIENCE);
                         }
                     }
                     Ok(_) => {
-                        let refused =
-                            Answer::Refused("the disk is being detached; detach with --force to end it now".into());
+                        let refused = Answer::Refused(
+                            "the disk is being detached; detach with `DetachOptions::force` to end it now".into(),
+                        );
                         let _ = control::answer(&mut stream, &refused);
                     }
                     Err(_) => {}
@@ -490,7 +493,7 @@ impl Attached {
                 }
                 Err(RecvTimeoutError::Timeout) => {
                     return Err(AttachError::Supervisor(format!(
-                        "{}: unmounted here, but still in use: a container or another mount namespace has it mounted (lsns -t mnt lists them), or the server waits for a slow disk; it will be detached when that ends, or at once with detach --force, which gives its users I/O errors",
+                        "{}: unmounted here, but still in use: a container or another mount namespace has it mounted (lsns -t mnt lists them), or the server waits for a slow disk; it will be detached when that ends, or at once when it is detached with `DetachOptions::force`, which gives its users I/O errors",
                         self.record.file.display()
                     )));
                 }
@@ -520,7 +523,7 @@ impl Attached {
             None => format!("the server process {how}"),
         };
         let place = self.record.place().to_owned();
-        let force = Detach { unmount: true, force: true };
+        let force = DetachOptions { unmount: true, force: true };
         let released = release::release(&self.home, &mut self.record, force, &[std::process::id()]);
         let mut what = format!("{why}; the disk was detached, and writes that were not flushed may be lost");
         if let Err(error) = released {
@@ -533,7 +536,7 @@ impl Attached {
 
     /// Undoes an attach that has failed half-way.
     fn roll_back(&mut self) {
-        let force = Detach { unmount: true, force: true };
+        let force = DetachOptions { unmount: true, force: true };
         let _ = release::release(&self.home, &mut self.record, force, &[std::process::id()]);
         // If nothing was mounted yet, no unmount has told the server to end. Collects its exit
         // status if it has ended.

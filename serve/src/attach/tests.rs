@@ -56,7 +56,7 @@ fn detach_of_a_dead_record_keeps_a_newer_attachment() {
     let lock = registry.lock().unwrap();
     let anew = Record { supervisor: Process::this(), lost: None, ..old.clone() };
     thread::scope(|scope| {
-        let detaches = scope.spawn(|| detach(&registry, &old.file, Detach::default()));
+        let detaches = scope.spawn(|| detach(&registry, &old.file, DetachOptions::default()));
         // The thread has read the old record by now.
         until_somebody_waits(dir.path());
         home.remove(&lock).unwrap();
@@ -75,7 +75,7 @@ fn detach_of_a_record_that_was_cleared_meanwhile_is_an_error() {
     let (dir, registry, home, old) = orphan();
     let lock = registry.lock().unwrap();
     thread::scope(|scope| {
-        let detaches = scope.spawn(|| detach(&registry, &old.file, Detach::default()));
+        let detaches = scope.spawn(|| detach(&registry, &old.file, DetachOptions::default()));
         until_somebody_waits(dir.path());
         home.remove(&lock).unwrap();
         drop(lock);

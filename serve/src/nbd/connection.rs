@@ -20,30 +20,13 @@ use super::{
     flights::{ClientRequest, Contents},
     handshake::{Handshake, Session},
     outbox::{Outbox, Share},
+    peer::Peer,
     pool::{HEADER_ROOM_BYTES, PIECE_BYTES, Pool},
     secure::{RAW_BYTES, Secure},
     window::{Retired, Window},
 };
 use diskwright_store::{IoBuf, Piece, Segments, StreamId};
-use std::{collections::VecDeque, fmt, io, sync::Arc};
-
-/// The client's address.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Peer {
-    Tcp(std::net::SocketAddr),
-    /// Process id and user id of the client, if the kernel knows them.
-    Unix(Option<(i32, u32)>),
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp(address) => address.fmt(f),
-            Self::Unix(Some((process, user))) => write!(f, "process {process} of user {user}"),
-            Self::Unix(None) => f.write_str("a local process"),
-        }
-    }
-}
+use std::{collections::VecDeque, io, sync::Arc};
 
 #[derive(Debug)]
 pub(crate) enum Phase {

@@ -1,6 +1,6 @@
 //! Exports: disks with names, and what the server tells clients about them.
 
-use super::connection::Peer;
+use super::peer::Peer;
 use diskwright_nbd::wire::{BlockSizes, PAYLOAD_BYTES_DEFAULT, STRING_BYTES_MAX, TransmissionFlags};
 use diskwright_store::{BlockDevice, Geometry};
 use std::sync::Arc;

@@ -10,7 +10,7 @@
 //! that was woken finds the message. One wake-up may stand for several messages, or for none if
 //! they were taken already. So a woken thread takes all messages, and an empty list is normal.
 
-use super::{connection::Peer, handshake::TlsNeed};
+use super::{handshake::TlsNeed, peer::Peer};
 use rustix::event::EventfdFlags;
 use std::{
     io,

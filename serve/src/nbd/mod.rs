@@ -9,7 +9,7 @@
 //!     pool.rs         registered buffers             └─ status.rs      extents ─▶ block status
 //!     export.rs       disks with names               flights.rs        requests in flight
 //!     inbox.rs        messages to a thread           settings.rs       options of the server
-//!     window.rs       received bytes
+//!     window.rs       received bytes                 peer.rs         who a client is
 //! ```
 //!
 //! The wire format is in `diskwright_nbd::wire`. The server needs io_uring, because its sockets and
@@ -27,6 +27,7 @@ mod handshake;
 mod inbox;
 mod listen;
 mod outbox;
+mod peer;
 mod pool;
 mod replies;
 mod secure;
@@ -39,4 +40,4 @@ mod worker;
 pub use export::{Export, ExportError};
 pub use listen::{Address, ListenError, Listener};
 pub use server::{NbdServer, ServeError};
-pub use settings::Options;
+pub use settings::ServerOptions;

@@ -10,21 +10,19 @@
 //! The front thread has a ring of its own and does no disk I/O.
 
 use super::{
-    Export, ExportError, Listener, Options,
-    connection::Peer,
+    Export, ExportError, Listener, ServerOptions,
     export::Exports,
     inbox::{Inbox, Message},
     listen::{Address, Leftover},
+    peer::Peer,
     settings::Settings,
     worker::Worker,
 };
 use crate::{contained::contained, metrics::Metrics};
 use diskwright_store::{Blocking, EngineKind, IoBuf, SharedRing, StreamEnd, StreamId, Streams};
-use rustix::net::sockopt;
 use std::{
     io,
-    net::SocketAddr,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::OwnedFd,
     sync::{Arc, atomic::Ordering, mpsc},
     thread::{self, JoinHandle},
     time::Duration,
@@ -47,11 +45,11 @@ pub enum ServeError {
     #[error(transparent)]
     Exports(#[from] ExportError),
     /// There are no listeners.
-    #[error("there is no address to listen on; name one with --nbd")]
+    #[error("there is no address to listen on; name at least one")]
     NoListener,
-    /// Writable exports on TCP need TLS, unless [`Options::insecure_writes`] is set.
+    /// Writable exports on TCP need TLS, unless [`ServerOptions::insecure_writes`] is set.
     #[error(
-        "export {export:?} is writable, and {address} is TCP without TLS: every program that can reach the address could change the disk; use --read-only, --ephemeral, a unix socket or --tls-certificates, or allow it with --insecure-writes"
+        "export {export:?} is writable, and {address} is TCP without TLS: every program that can reach the address could change the disk; make the export read-only or ephemeral, listen on a unix socket, use TLS (`ServerOptions::tls`), or allow it with `ServerOptions::insecure_writes`"
     )]
     Insecure {
         /// The export.
@@ -108,7 +106,7 @@ impl NbdServer {
     ///
     /// # Errors
     /// [`ServeError`].
-    pub fn start(exports: Vec<Export>, listeners: Vec<Listener>, options: Options) -> Result<Self, ServeError> {
+    pub fn start(exports: Vec<Export>, listeners: Vec<Listener>, options: ServerOptions) -> Result<Self, ServeError> {
         if listeners.is_empty() {
             return Err(ServeError::NoListener);
         }
@@ -330,7 +328,7 @@ impl Front {
     }
 
     fn admit(&self, fd: OwnedFd, on_tcp: bool) {
-        let peer = match peer_of(&fd, on_tcp) {
+        let peer = match Peer::of(&fd, on_tcp) {
             Ok(peer) => peer,
             // The client has disconnected already.
             Err(error) => return tracing::debug!(%error, "a client disconnected before its connection was accepted"),
@@ -353,16 +351,4 @@ impl Front {
         self.metrics.worker(index).connections.fetch_add(1, Ordering::Relaxed);
         self.workers[index].put(Message::Client(fd, peer, self.settings.tls_need(on_tcp)));
     }
-}
-
-fn peer_of(fd: &OwnedFd, on_tcp: bool) -> io::Result<Peer> {
-    if !on_tcp {
-        let found = sockopt::socket_peercred(fd.as_fd()).ok();
-        return Ok(Peer::Unix(found.map(|found| (found.pid.as_raw_nonzero().get(), found.uid.as_raw()))));
-    }
-    // TCP_NODELAY sends small replies at once. Keep-alive detects a client whose machine has died.
-    sockopt::set_tcp_nodelay(fd, true)?;
-    sockopt::set_socket_keepalive(fd, true)?;
-    let address = rustix::net::getpeername(fd)?.ok_or_else(|| io::Error::other("the socket has no peer address"))?;
-    Ok(Peer::Tcp(SocketAddr::try_from(address)?))
 }

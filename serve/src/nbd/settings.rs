@@ -12,7 +12,7 @@ use std::{
 
 /// Options of an [`NbdServer`](super::NbdServer).
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct ServerOptions {
     /// Number of worker threads; 0 means one for each processor, at most 8.
     pub workers: usize,
     /// Most connections at a time. Further ones are closed at once.
@@ -36,7 +36,7 @@ pub struct Options {
     pub drain_time: Duration,
 }
 
-impl Default for Options {
+impl Default for ServerOptions {
     fn default() -> Self {
         Self {
             workers: 0,
@@ -69,7 +69,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    pub(crate) fn new(exports: Exports, options: Options) -> Self {
+    pub(crate) fn new(exports: Exports, options: ServerOptions) -> Self {
         Self {
             exports: Arc::new(exports),
             share: ShareLimit { requests: options.requests_max.max(1), bytes: options.request_bytes_max.max(1) },

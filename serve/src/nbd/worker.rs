@@ -13,11 +13,12 @@
 //! The front thread passes connections and messages through an [`Inbox`].
 
 use super::{
-    connection::{Connection, Peer, Phase, State, loss},
+    connection::{Connection, Phase, State, loss},
     dispatch::{Dispatcher, QUEUE_DEPTH, SessionEnd},
     flights::{Completed, Table},
     handshake::{Handshake, Next, TlsNeed},
     inbox::{Inbox, Message},
+    peer::Peer,
     secure::Secure,
     settings::Settings,
 };

@@ -9,7 +9,9 @@ pub enum UblkError {
     #[error("cannot use {}: {source}{}", path.display(), hint_of(source))]
     NoDriver { path: PathBuf, source: io::Error },
     /// The driver refused a control command.
-    #[error("cannot {doing} a ublk device: {source}; see the kernel's log (dmesg), or attach with --by loop")]
+    #[error(
+        "cannot {doing} a ublk device: {source}; see the kernel's log (dmesg), or attach with `AttachOptions::by` = loop"
+    )]
     Device {
         /// The command, as in "add".
         doing: &'static str,
@@ -17,7 +19,7 @@ pub enum UblkError {
     },
     /// The device node did not appear.
     #[error(
-        "{}: the device node did not appear; in a container, pass ublk devices through to /dev, or attach with --by loop", path.display()
+        "{}: the device node did not appear; in a container, pass ublk devices through to /dev, or attach with `AttachOptions::by` = loop", path.display()
     )]
     NoNode { path: PathBuf },
     /// Requests can no longer be fetched from the kernel.
@@ -41,9 +43,11 @@ impl UblkError {
 fn hint_of(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::NotFound => {
-            "; the kernel has no ublk driver, or it is not loaded (modprobe ublk_drv); or attach with --by loop"
+            "; the kernel has no ublk driver, or it is not loaded (modprobe ublk_drv); or attach with `AttachOptions::by` = loop"
         }
-        io::ErrorKind::PermissionDenied => "; ublk devices need root; --fuse DIR shows the disk as a file without root",
-        _ => "; or attach with --by loop",
+        io::ErrorKind::PermissionDenied => {
+            "; ublk devices need root; `AttachOptions::fuse_dir` shows the disk as a file without root"
+        }
+        _ => "; or attach with `AttachOptions::by` = loop",
     }
 }

@@ -5,7 +5,7 @@ use diskwright_nbd::wire::{
     Chunk, ChunkFlags, ClientFlags, Command, CommandFlags, Decoded, ErrorCode, Framing, Greeting, OptionCode,
     OptionReplyHeader, ReplyCode, ReplyHeader, RequestHeader, option,
 };
-use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, Options, ServeError};
+use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions};
 use diskwright_store::{BlockDevice, CacheMode, MemoryStore, RawDevice};
 use std::{
     io::{self, Read, Write},
@@ -48,7 +48,7 @@ impl Served {
 }
 
 /// Serves devices under names. Prints that the test is skipped and returns `None` without io_uring.
-pub fn serve(devices: Vec<(&str, Arc<dyn BlockDevice>)>, options: Options) -> Option<Served> {
+pub fn serve(devices: Vec<(&str, Arc<dyn BlockDevice>)>, options: ServerOptions) -> Option<Served> {
     let dir = tempfile::tempdir().unwrap();
     let exports = devices
         .into_iter()

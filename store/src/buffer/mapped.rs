@@ -17,7 +17,7 @@
 
 #![allow(unsafe_code)]
 
-use crate::store::FileRange;
+use crate::range::FileRange;
 use rustix::{
     fs::SealFlags,
     io::Errno,

@@ -25,8 +25,7 @@
 //! such a unit, the unit is gathered: copied into a buffer of the engine. A read is split wherever
 //! segments meet.
 
-use super::{IoBuf, MappedMemory};
-use crate::part::Span;
+use super::{IoBuf, MappedMemory, span::Span};
 use std::{fmt, io, ops::Range, sync::Arc};
 
 /// Maximum number of segments of a request: what the kernel accepts in one vector (`UIO_MAXIOV`).

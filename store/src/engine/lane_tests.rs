@@ -4,7 +4,7 @@
 use super::*;
 use crate::{
     Access, DataFile, FileStore, Front, LaneOp, Loan, MemoryStore, OverlayStore, lane::Lane, overlay::PAGE_BYTES,
-    testing::PassesOn,
+    testing::ForwardingStore,
 };
 use rustix::event::EventfdFlags;
 use std::{
@@ -89,7 +89,7 @@ impl Lane for Remote {
 #[derive(Debug)]
 pub(super) struct RemoteStore(pub(super) Arc<Remote>);
 
-impl PassesOn for RemoteStore {
+impl ForwardingStore for RemoteStore {
     fn inner(&self) -> &dyn Store {
         &self.0.memory
     }
@@ -124,7 +124,7 @@ impl Slow {
     }
 }
 
-impl PassesOn for Slow {
+impl ForwardingStore for Slow {
     fn inner(&self) -> &dyn Store {
         &self.inner
     }
@@ -486,7 +486,7 @@ fn a_ring_that_fails_ends_its_requests_as_lost() {
         inner: MemoryStore,
         reader: OwnedFd,
     }
-    impl PassesOn for Pipe {
+    impl ForwardingStore for Pipe {
         fn inner(&self) -> &dyn Store {
             &self.inner
         }
@@ -544,7 +544,7 @@ struct Panics {
     never_blocks: bool,
 }
 
-impl PassesOn for Panics {
+impl ForwardingStore for Panics {
     fn inner(&self) -> &dyn Store {
         &self.inner
     }

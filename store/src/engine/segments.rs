@@ -19,8 +19,9 @@
 use super::{Engine, TargetId, overlapping_parts};
 use crate::{
     IoBuf,
+    buffer::Span,
     buffer::{Cursor, Cut, copy_from_foreign, copy_to_foreign},
-    part::{Action, Part, Span},
+    part::{Action, Part},
     slots::Bounce,
 };
 use std::{io, ops::Range, sync::Arc};

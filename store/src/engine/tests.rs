@@ -1,5 +1,5 @@
 use super::*;
-use crate::{CacheMode, FileStore, LockMode, MemoryStore, OpenOptions, testing::PassesOn};
+use crate::{CacheMode, FileStore, LockMode, MemoryStore, OpenOptions, testing::ForwardingStore};
 use proptest::prelude::*;
 use std::{fs, path::Path, thread, time::Duration};
 
@@ -32,6 +32,13 @@ pub(super) fn engine(kind: EngineKind, depth: usize, slab: Option<&Slab>) -> Opt
 pub(super) fn engines(depth: usize) -> impl Iterator<Item = Engine> {
     let own = KINDS.into_iter().filter_map(move |kind| engine(kind, depth, None));
     own.chain(SharedRing::new(depth, None).ok().map(|ring| Engine::on(&ring)))
+}
+
+/// A request of one sync.
+fn sync_one(engine: &mut Engine, tag: u64, target: TargetId) {
+    let slot = engine.begin(tag, 0, None);
+    engine.sync(&slot, target);
+    engine.end(slot);
 }
 
 fn filled(len_bytes: usize, byte: u8) -> IoBuf {
@@ -193,12 +200,12 @@ fn errors_are_reported_and_leave_the_engine_usable() {
 #[derive(Debug)]
 struct FailsSyncs(FileStore, std::sync::atomic::AtomicUsize);
 
-impl PassesOn for FailsSyncs {
+impl ForwardingStore for FailsSyncs {
     fn inner(&self) -> &dyn Store {
         &self.0
     }
     fn sync_data(&self) -> io::Result<()> {
-        PassesOn::settle_sync(self, self.0.sync_data())
+        ForwardingStore::settle_sync(self, self.0.sync_data())
     }
 
     fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
@@ -222,7 +229,7 @@ fn the_store_decides_the_result_of_a_sync() {
         let target = engine.add_target(&(Arc::clone(&store) as Arc<dyn Store>)).unwrap();
         engine.write_one(1, 0, target, 0, IoBuf::new(4096), 0..4096, false);
         only(&mut engine).result.unwrap();
-        engine.sync_one(2, 0, target);
+        sync_one(&mut engine, 2, target);
         assert_eq!(only(&mut engine).result.unwrap_err().to_string(), "lost");
         assert_eq!(store.1.load(std::sync::atomic::Ordering::Relaxed), 1);
     }
@@ -236,7 +243,7 @@ fn a_slot_of_another_engine_is_noticed() {
     let mut ours = Engine::new(EngineKind::Sync, 1, None).unwrap();
     let mut theirs = Engine::new(EngineKind::Sync, 1, None).unwrap();
     let target = ours.add_target(&store).unwrap();
-    ours.sync_one(0, 0, target);
+    sync_one(&mut ours, 0, target);
     let foreign = theirs.begin(0, 0, None);
     ours.sync(&foreign, target);
 }
@@ -559,7 +566,7 @@ fn check_against_model(make: impl FnOnce(&Slab) -> Option<Engine>, cache: CacheM
                 }
             }
         }
-        engine.sync_one(u64::MAX, 0, target);
+        sync_one(&mut engine, u64::MAX, target);
         for ended in reap_all(&mut engine) {
             ended.result.unwrap_or_else(|error| panic!("{error} in {batch:?}"));
             let Some(buf) = ended.buf else { continue };

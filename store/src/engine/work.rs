@@ -17,9 +17,10 @@
 
 use super::{Engine, overlapping_parts};
 use crate::{
+    buffer::Loan,
     external::Origin,
     link::Link,
-    part::{Carrier, Loan, Part, Route, Target, Verdict},
+    part::{Carrier, Part, Route, Target, Verdict},
     pool,
     ring::{Answer, CANCEL, FIRST_LANE, WAKE},
 };

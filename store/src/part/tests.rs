@@ -1,5 +1,5 @@
 use super::*;
-use crate::{MemoryStore, testing::PassesOn};
+use crate::{MemoryStore, testing::ForwardingStore};
 use std::{os::fd::AsFd, sync::Mutex};
 
 /// A file that records the results of the syncs reported to it.
@@ -10,7 +10,7 @@ struct RecordsSyncs {
     syncs: Mutex<Vec<Option<i32>>>,
 }
 
-impl PassesOn for RecordsSyncs {
+impl ForwardingStore for RecordsSyncs {
     fn inner(&self) -> &dyn Store {
         &self.inner
     }

@@ -16,7 +16,7 @@ use crate::{
     stage::Outcome,
     world::World,
 };
-use diskwright_disk::{Disk, Layer, Named, check_parts, parts_of};
+use diskwright_disk::{Disk, Layer, PartRole, check_parts, parts_of};
 use diskwright_image::{CheckReport, Format, Image, probe};
 use diskwright_store::{Engine, EngineKind, FileSystem, LockMode, OpenOptions, Store};
 use std::{path::Path, sync::Arc};
@@ -130,7 +130,7 @@ impl DiskCase {
         let files = world.files();
         let first = world.open(&self.path(), &OpenOptions::default()).map_err(|error| error.to_string())?;
         match parts_of(&files, &self.path()).map_err(|error| error.to_string())? {
-            Named::First(parts) => {
+            PartRole::First(parts) => {
                 check_parts(&files, first, &parts, LockMode::Shared).map_err(|error| error.to_string())
             }
             other => Err(format!("the disk in several files is recognized as {other:?}")),

@@ -2,7 +2,7 @@
 //! or its link to the parent changes (`relinks.rs`).
 //!
 //! ```text
-//!   snapshot   new image, durable ─▶ truth recorded ─▶ Disk::push_top ─▶ all earlier writes are
+//!   snapshot   new image, durable ─▶ truth recorded ─▶ Disk::push_layer ─▶ all earlier writes are
 //!              durable
 //!   grow       truth recorded ─▶ Disk::grow ─▶ the new size is durable
 //! ```
@@ -223,7 +223,7 @@ impl DiskCase {
         stage.record(truth.clone());
         let mark = truth.ledger.mark();
         stage.world.phase(Some(Phase::Snapshot));
-        session.disk.push_top(layer).map_err(|error| format!("push_top failed: {error}"))?;
+        session.disk.push_layer(layer).map_err(|error| format!("push_layer failed: {error}"))?;
         stage.world.phase(None);
         // As after a flush: all writes to the former top are durable.
         truth.ledger.flushed(mark);

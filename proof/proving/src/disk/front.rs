@@ -13,7 +13,7 @@ use super::DiskCase;
 use crate::{rule_breaker::BrokenRule, stage::Outcome};
 use diskwright_disk::Disk;
 use diskwright_nbd::{NbdDevice, NbdUri};
-use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, Options, ServeError};
+use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions};
 use diskwright_store::{
     BlockDevice, BlockQueue, Completion, Extent, Geometry, IoBuf, MemoryStore, Operation, PushError, QueueOptions,
     RawDevice, Request,
@@ -61,7 +61,7 @@ impl Served {
         let listener = Listener::bind(&Address::Unix(socket.clone())).map_err(|error| error.to_string())?;
         let writable = !device.geometry().read_only;
         let export = Export { name: "disk".into(), description: String::new(), device };
-        let options = Options { workers: 1, ..Options::default() };
+        let options = ServerOptions { workers: 1, ..ServerOptions::default() };
         let server = NbdServer::start(vec![export], vec![listener], options).map_err(|error| match error {
             ServeError::Ring { source } => format!("the NBD server needs io_uring: {source}"),
             other => other.to_string(),

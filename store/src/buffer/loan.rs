@@ -19,7 +19,7 @@
 
 #![allow(unsafe_code)]
 
-use super::Span;
+use super::span::Span;
 use crate::external::{Externals, Origin};
 use std::{io, sync::Arc};
 

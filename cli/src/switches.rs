@@ -1,0 +1,106 @@
+//! What the libraries' options are called on the command line.
+//!
+//! ```text
+//!   error or warning of a library                      standard error, --json
+//!   "… with `ParentPolicy::allowed_dirs` = /images"  ─▶  "… with --allow-parent-dir /images"
+//! ```
+//!
+//! The libraries name their own options in texts (`store/src/option_names.rs`), since programs in
+//! Rust and Python show the same texts. [`SWITCHES`] is the one table of what this program calls
+//! them. `exit.rs` passes every failure through [`told`], `context.rs` every sentence on standard
+//! error, and commands the sentences that they print as results or put into JSON. To apply it twice
+//! changes nothing.
+//!
+//! The tests read the sources of the libraries: no text names a switch, every option that a text
+//! names has a row, and every row has a use and names a switch that the command has.
+
+use diskwright_disk::{ConvertOptions, CreateRequest, OpenOptions, ParentPolicy};
+use diskwright_lab::prepare::PrepareOptions;
+use diskwright_serve::{
+    attach::{AttachOptions, DetachOptions},
+    nbd::ServerOptions,
+};
+use diskwright_store::rename_options;
+use std::{fmt::Display, sync::OnceLock};
+
+/// One option.
+struct Switch {
+    /// As the libraries write it.
+    option: &'static str,
+    /// As it is typed.
+    switch: &'static str,
+    /// Commands that have another switch for it.
+    elsewhere: &'static [(&'static str, &'static str)],
+}
+
+/// Makes the table. A row whose field does not exist does not compile.
+macro_rules! switches {
+    ($($owner:ident::$field:ident => $switch:literal $(, $command:literal => $other:literal)*;)*) => {
+        const SWITCHES: &[Switch] = &[$(Switch {
+            option: concat!(stringify!($owner), "::", stringify!($field)),
+            switch: $switch,
+            elsewhere: &[$(($command, $other)),*],
+        }),*];
+        $(const _: fn(&$owner) = |options| { let _ = &options.$field; };)*
+    };
+}
+
+switches! {
+    OpenOptions::allow_parent_write => "--allow-parent-write";
+    // `--format` of convert is the format of the copy.
+    OpenOptions::format => "--format", "convert" => "--source-format", "compare" => "--format or --second-format";
+    ParentPolicy::allow_any => "--allow-any-parent";
+    ParentPolicy::allow_devices => "--allow-devices";
+    ParentPolicy::allowed_dirs => "--allow-parent-dir";
+    ParentPolicy::drives => "--map-drive";
+    ParentPolicy::ignore_timestamp => "--ignore-parent-timestamp";
+    CreateRequest::block_bytes => "--block-size";
+    CreateRequest::disk_type => "--type";
+    CreateRequest::format => "--format";
+    CreateRequest::logical_sector_bytes => "--sector-size";
+    CreateRequest::parent => "--parent";
+    CreateRequest::preallocate => "--preallocate";
+    CreateRequest::size_bytes => "--size";
+    ConvertOptions::skip_damaged => "--skip-damaged";
+    PrepareOptions::destroy_data => "--destroy-data";
+    AttachOptions::by => "--by";
+    AttachOptions::ephemeral => "--ephemeral";
+    AttachOptions::fuse_dir => "--fuse DIR";
+    AttachOptions::mount => "--mount";
+    AttachOptions::partition => "--partition";
+    DetachOptions::force => "--force";
+    DetachOptions::unmount => "--unmount";
+    ServerOptions::insecure_writes => "--insecure-writes";
+    ServerOptions::tls => "--tls-certificates";
+}
+
+/// The command that this process runs.
+static COMMAND: OnceLock<&'static str> = OnceLock::new();
+
+/// Says which command this process runs. To be called once, before anything is told.
+pub fn set_command(name: &'static str) {
+    let _ = COMMAND.set(name);
+}
+
+/// A sentence of a library, with the switches of this command for the options in it.
+pub fn told(sentence: impl Display) -> String {
+    told_by(COMMAND.get().copied().unwrap_or_default(), &sentence.to_string())
+}
+
+/// The same for several sentences.
+pub fn all_told<T: Display>(sentences: &[T]) -> Vec<String> {
+    sentences.iter().map(told).collect()
+}
+
+fn told_by(command: &str, sentence: &str) -> String {
+    rename_options(sentence, |option, has_value| {
+        let row = SWITCHES.iter().find(|row| row.option == option)?;
+        let elsewhere = row.elsewhere.iter().find(|(name, _)| *name == command);
+        let switch = elsewhere.map_or(row.switch, |(_, switch)| switch);
+        Some(if has_value { format!("{switch} ") } else { switch.to_owned() })
+    })
+}
+
+#[cfg(test)]
+#[path = "switches_tests.rs"]
+mod tests;
