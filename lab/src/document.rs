@@ -12,10 +12,11 @@
 
 use crate::{
     bench::{self, BenchReport},
+    cells::{Cell, Cells},
     comparison::{COMPARISON_SCHEMA, ComparisonRecord},
-    result::{CONTAINERS_SCHEMA, ContainersResult},
     study::{
         access_paths::{self, AccessPathsResult},
+        containers::{self, ContainersResult},
         queue_depth::record::{QueueDepthResult, SCHEMA as QUEUE_DEPTH_SCHEMA},
         raw_and_file::{self, RawAndFileResult},
         zero_payload::{self, ZeroPayloadResult},
@@ -73,7 +74,7 @@ impl Document {
         match self {
             Self::Run(run) => Some(&run.started_utc),
             Self::Sweep(record) => Some(&record.started_utc),
-            Self::Containers(result) => Some(&result.started_utc),
+            Self::Containers(result) => Some(&result.head.started_utc),
             Self::QueueDepth(result) => Some(&result.started_utc),
             Self::RawAndFile(result) => Some(&result.started_utc),
             Self::ZeroPayload(result) => Some(&result.started_utc),
@@ -95,6 +96,23 @@ impl Document {
             Self::Comparison(_) => "a comparison",
             Self::AccessPaths(_) => "a study of access paths",
             Self::Bench(_) => "a bench",
+        }
+    }
+}
+
+impl Cells for Document {
+    fn cells(&self) -> Cow<'_, [Cell]> {
+        match self {
+            Self::Run(run) => run.cells(),
+            Self::Sweep(record) => record.cells(),
+            Self::Containers(result) => result.cells(),
+            Self::QueueDepth(result) => result.cells(),
+            Self::RawAndFile(result) => result.cells(),
+            Self::ZeroPayload(result) => result.cells(),
+            Self::Comparison(record) => record.cells(),
+            Self::AccessPaths(result) => result.cells(),
+            // It judges figures of many units and has no cells.
+            Self::Bench(_) => Cow::default(),
         }
     }
 }
@@ -326,7 +344,7 @@ fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
             Document::Run(Box::new(run))
         }
         SWEEP_SCHEMA => Document::Sweep(Box::new(fields(path, schema, bytes)?)),
-        CONTAINERS_SCHEMA => Document::Containers(Box::new(fields(path, schema, bytes)?)),
+        containers::SCHEMA => Document::Containers(Box::new(fields(path, schema, bytes)?)),
         QUEUE_DEPTH_SCHEMA => Document::QueueDepth(Box::new(fields(path, schema, bytes)?)),
         raw_and_file::SCHEMA => Document::RawAndFile(Box::new(fields(path, schema, bytes)?)),
         zero_payload::SCHEMA => Document::ZeroPayload(Box::new(fields(path, schema, bytes)?)),
@@ -349,7 +367,7 @@ fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
 const KINDS: [&str; 10] = [
     RUN_SCHEMA,
     SWEEP_SCHEMA,
-    CONTAINERS_SCHEMA,
+    containers::SCHEMA,
     QUEUE_DEPTH_SCHEMA,
     raw_and_file::SCHEMA,
     zero_payload::SCHEMA,
@@ -482,6 +500,19 @@ mod tests {
             let bundle = Bundle { schema: BUNDLE_SCHEMA, results: vec![&document, &document] };
             let json = serde_json::to_vec(&bundle).unwrap();
             assert_eq!(parse(Path::new("r.json"), &json).unwrap(), [document.clone(), document]);
+        }
+    }
+
+    #[test]
+    fn every_kind_of_result_has_cells_with_rounds() {
+        for (name, document) in example::all() {
+            let cells = document.cells();
+            assert_eq!(cells.is_empty(), matches!(document, Document::Bench(_)), "{name}");
+            for cell in cells.iter().filter(|cell| !cell.rounds.is_empty()) {
+                let summary = cell.summary().unwrap();
+                assert!(summary.medians.iops > 0.0 && !cell.subject.is_empty() && !cell.load.is_empty(), "{name}");
+                assert!(cell.more.values().all(|values| values.len() == cell.rounds.len()), "{name}: {cell:?}");
+            }
         }
     }
 

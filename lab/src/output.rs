@@ -251,7 +251,7 @@ mod tests {
         document::{BUNDLE_SCHEMA, Bundle},
         export::{self, CsvTable},
         report::{self, Named, example},
-        result::ContainersRecord,
+        study::containers::ContainersRecord,
     };
     use tempfile::TempDir;
 

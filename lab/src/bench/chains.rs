@@ -5,7 +5,7 @@ use crate::{
     bench::{Bar, Bench, Check, Found},
     chain::{CHILDREN_MAX, Chain, ChainPlan},
     fill,
-    measure::{self, Plan, Steps},
+    measure::{self, Plan, Ratio, Steps},
     progress::{Progress, report},
     targets::open_target,
 };
@@ -43,9 +43,10 @@ pub(crate) fn reads(bench: &Bench<'_>, progress: &mut dyn Progress) -> Result<Fo
         let plan = Plan { rounds, warm_up: Duration::ZERO, measured: Duration::ZERO, engine: how.engine, seed: 7 }
             .with_cell(bench.cell());
         let mut steps = Steps { progress, phase: "measure", done: 0, total: 2 * rounds as u64 };
-        let result = measure::compare(&targets, &workload, &plan, &mut steps)?;
-        let ratio = result.cells[1].iops_ratio.as_ref();
-        found.checks.extend(ratio.map(|ratio| Check::of_ratio(format!("{}: IOPS", workload.name), ratio, READ_BAR)));
+        let measured = measure::interleaved(&targets, &workload, &plan, &mut steps, &mut |_| Ok(()))?;
+        let iops = |index: usize| measured[index].iter().map(|round| round.iops).collect::<Vec<f64>>();
+        let ratio = Ratio::of(&iops(1), &iops(0));
+        found.checks.extend(ratio.map(|ratio| Check::of_ratio(format!("{}: IOPS", workload.name), &ratio, READ_BAR)));
     }
     Ok(found)
 }

@@ -8,7 +8,7 @@ use super::{Circumstances, Group, Side};
 use crate::{
     LabError, Result,
     document::{self, Document},
-    result::ContainersResult,
+    study::containers::{ContainersResult, record::CONTAINERS},
     sweep::SweepRecord,
 };
 use diskwright_load::{
@@ -176,23 +176,21 @@ fn of_sweep(sweep: SweepRecord) -> Side {
 }
 
 fn of_containers(result: ContainersResult) -> Side {
-    let groups = result.workloads.iter().flat_map(|compared| {
-        let workload = &compared.result.workload;
-        compared.result.cells.iter().map(move |cell| Group {
-            name: format!("{} at {}, {}", workload.name, workload.queue_depth, cell.target),
-            workload: format!("{} at {}", workload.name, workload.queue_depth),
-            rounds: cell.rounds.clone(),
-            stretches: Vec::new(),
-        })
+    let compared = result.cells.iter().filter(|cell| cell.part == CONTAINERS);
+    let groups = compared.map(|cell| Group {
+        name: format!("{}, {}", cell.title(), cell.subject),
+        workload: cell.title(),
+        rounds: cell.rounds.clone(),
+        stretches: Vec::new(),
     });
     let groups = groups.collect();
     side(
         Circumstances {
-            machine: machine_of(&result.machine),
+            machine: machine_of(&result.head.machine),
             cache: result.options.cache.clone(),
-            version: version_of(&result.versions),
-            partial: result.partial,
-            warnings: result.warnings,
+            version: version_of(&result.head.versions),
+            partial: result.head.end != End::Complete,
+            warnings: result.head.warnings,
         },
         groups,
     )

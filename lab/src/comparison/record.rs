@@ -1,11 +1,13 @@
 //! What a comparison found.
 
+use crate::cells::{Cell, Cells};
 use diskwright_load::{
     figures::{Figures, Metric},
     warning::Warning,
 };
 use diskwright_stats::inference::{Design, Shift};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// Schema of [`ComparisonRecord`].
 pub const COMPARISON_SCHEMA: &str = "diskwright.lab.compare/1";
@@ -140,5 +142,18 @@ impl ComparisonRecord {
         } else {
             self.comparisons.len()
         }
+    }
+}
+
+impl Cells for ComparisonRecord {
+    fn cells(&self) -> Cow<'_, [Cell]> {
+        let of = |side: &Side| -> Vec<Cell> {
+            let cell = |group: &Group| {
+                let depth = group.rounds.first().map_or(0, |round| round.queue_depth);
+                Cell::new(&group.name, &group.workload, &side.name, depth).with_rounds(group.rounds.clone())
+            };
+            side.groups.iter().map(cell).collect()
+        };
+        self.sides.iter().flat_map(of).collect()
     }
 }

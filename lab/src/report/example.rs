@@ -5,8 +5,7 @@ use crate::{
     bench::BenchReport,
     comparison::ComparisonRecord,
     document::Document,
-    result::ContainersResult,
-    study::zero_payload::ZeroPayloadResult,
+    study::{containers::ContainersResult, zero_payload::ZeroPayloadResult},
     sweep::{Axis, Coordinate, KneeRow, Knob, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord},
 };
 use diskwright_load::{

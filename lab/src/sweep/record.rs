@@ -9,6 +9,7 @@ use super::{
     array::ArrayOptions,
     axis::{Axis, Coordinate},
 };
+use crate::cells::{Cell, Cells};
 use diskwright_load::{
     figures::{Figures, Metric},
     job::{Job, Span},
@@ -18,6 +19,7 @@ use diskwright_load::{
 };
 use diskwright_stats::knee::{Knee, Sample};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// Schema of [`SweepRecord`]. A reader refuses a later number, and says so.
 pub const SWEEP_SCHEMA: &str = "diskwright.lab.sweep/1";
@@ -101,6 +103,17 @@ pub struct SweepCell {
     /// The paper's figures for an array, where [`SweepOptions::array`] asks for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub array: Option<super::array::ArrayFigures>,
+}
+
+impl Cells for SweepRecord {
+    fn cells(&self) -> Cow<'_, [Cell]> {
+        let targets: Vec<&str> = self.targets.iter().map(|target| target.name.as_str()).collect();
+        let of = |cell: &SweepCell| {
+            Cell::new("", &super::plan::title(&cell.point), &targets.join(", "), cell.total_depth)
+                .with_rounds(cell.rounds.clone())
+        };
+        self.cells.iter().map(of).collect()
+    }
 }
 
 impl SweepCell {

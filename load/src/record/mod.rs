@@ -20,8 +20,10 @@
 //! made counts with the time that it had waited by then ([`ThreadRecord::overdue`]). So there may
 //! be more or fewer response times than requests.
 
+mod head;
 mod latency;
 
+pub use head::Head;
 pub use latency::{DirectionRecord, LatencyRecord};
 
 use crate::{

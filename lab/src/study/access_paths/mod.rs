@@ -32,6 +32,7 @@ mod ways;
 
 use crate::{
     LabError, Result,
+    cells::{Cell, Cells},
     measure::Ratio,
     progress::{Progress, report as tell},
     scratch::Scratch,
@@ -49,6 +50,7 @@ use diskwright_store::CacheMode;
 use measure::Plan;
 use serde::{Deserialize, Serialize};
 use std::{
+    borrow::Cow,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -249,6 +251,23 @@ pub struct RoundRecord {
     /// CPU time of the server's process for each request, nanoseconds; none where there is no
     /// server.
     pub server_cpu_ns: Option<f64>,
+}
+
+impl Cells for AccessPathsResult {
+    fn cells(&self) -> Cow<'_, [Cell]> {
+        let of = |load: &LoadRecord| -> Vec<Cell> {
+            let title = format!("{} load, {} clients with {} outstanding", load.name, load.clients, load.outstanding);
+            let of_way = |record: &CellRecord| {
+                let rounds: Vec<Figures> = record.rounds.iter().map(|round| round.figures).collect();
+                let depth = rounds.first().map_or(0, |round| round.queue_depth);
+                let mut cell = Cell::new("", &title, record.way.name(), depth).with_rounds(rounds);
+                record.rounds.iter().for_each(|round| cell.push_more("server_cpu_ns_per_io", round.server_cpu_ns));
+                cell
+            };
+            load.cells.iter().map(of_way).collect()
+        };
+        self.loads.iter().flat_map(of).collect()
+    }
 }
 
 /// Runs the study and saves its result. Servers, devices and the scratch folder are gone when it

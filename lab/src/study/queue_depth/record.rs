@@ -1,13 +1,17 @@
 //! What the study `queue-depth` found: the one form that is saved, continued, shown and plotted.
 
 use super::{findings::Finding, settings::Settings};
-use crate::sweep::SweepRecord;
+use crate::{
+    cells::{Cell, Cells},
+    sweep::SweepRecord,
+};
 use diskwright_load::{
     machine::{Machine, Place, Versions},
     record::{End, Run, TargetRecord},
     warning::Warning,
 };
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// Schema of [`QueueDepthResult`].
 pub const SCHEMA: &str = "diskwright.study.queue-depth/1";
@@ -95,4 +99,16 @@ pub struct QueueDepthResult {
     pub warnings: Vec<Warning>,
     /// How it ended.
     pub end: End,
+}
+
+impl Cells for QueueDepthResult {
+    fn cells(&self) -> Cow<'_, [Cell]> {
+        let runs = self.pre_test.iter().flat_map(|run| run.cells().into_owned());
+        let pre_test = runs.map(|cell| Cell { part: "pre-test".into(), ..cell });
+        let stages = self.stages.iter().flat_map(|record| {
+            let cells = record.sweep.cells().into_owned().into_iter();
+            cells.map(|cell| Cell { part: record.stage.name().into(), ..cell })
+        });
+        pre_test.chain(stages).collect()
+    }
 }

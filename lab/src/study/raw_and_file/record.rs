@@ -1,7 +1,10 @@
 //! What the study found: the form that is saved, printed and drawn.
 
 use super::{Overall, Pattern, TestBedRecord};
-use crate::measure::Ratio;
+use crate::{
+    cells::{Cell, Cells},
+    measure::Ratio,
+};
 use diskwright_load::{
     figures::Figures,
     job::Bytes,
@@ -11,6 +14,7 @@ use diskwright_load::{
 };
 use diskwright_stats::summary::Summary;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// The study, whole or as far as it is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -125,4 +129,18 @@ pub(crate) fn sides(rounds: Vec<Vec<Figures>>) -> Vec<SideRecord> {
         }
     };
     rounds.into_iter().enumerate().map(side).collect()
+}
+
+impl Cells for RawAndFileResult {
+    fn cells(&self) -> Cow<'_, [Cell]> {
+        let of = |workload: &WorkloadRecord| -> Vec<Cell> {
+            let sides = workload.sides.iter().zip(&self.subjects);
+            let cell = |(side, subject): (&SideRecord, &TargetRecord)| {
+                Cell::new("", &workload.name(), &subject.name, workload.queue_depth.into())
+                    .with_rounds(side.rounds.clone())
+            };
+            sides.map(cell).collect()
+        };
+        self.workloads.iter().flat_map(of).collect()
+    }
 }

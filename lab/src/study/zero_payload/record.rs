@@ -1,6 +1,9 @@
 //! What the study found, as it is saved.
 
-use crate::measure::Ratio;
+use crate::{
+    cells::{Cell, Cells},
+    measure::Ratio,
+};
 use diskwright_load::{
     figures::Figures,
     machine::{Machine, Place, Versions},
@@ -9,6 +12,7 @@ use diskwright_load::{
 };
 use diskwright_stats::summary::Summary;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// Schema of [`ZeroPayloadResult`].
 pub const SCHEMA: &str = "diskwright.study.zero-payload/1";
@@ -107,4 +111,19 @@ pub struct SideRecord {
     pub not_stored_each: Vec<f64>,
     /// Every round as it was measured.
     pub rounds: Vec<Figures>,
+}
+
+impl Cells for ZeroPayloadResult {
+    fn cells(&self) -> Cow<'_, [Cell]> {
+        let of = |test: &TestRecord| {
+            let part = if test.payload == Payload::Zeros { "zeros" } else { "data" };
+            [("dynamic", &test.dynamic), ("fixed", &test.fixed)].map(|(subject, side)| {
+                let depth = side.rounds.first().map_or(0, |round| round.queue_depth);
+                let mut cell = Cell::new(part, &test.name, subject, depth).with_rounds(side.rounds.clone());
+                side.not_stored_each.iter().for_each(|share| cell.push_more("not_stored_share", Some(*share)));
+                cell
+            })
+        };
+        self.tests.iter().flat_map(of).collect()
+    }
 }
