@@ -77,9 +77,9 @@ impl Document {
             Self::Containers(result) => Some(&result.head.started_utc),
             Self::QueueDepth(result) => Some(&result.started_utc),
             Self::RawAndFile(result) => Some(&result.started_utc),
-            Self::ZeroPayload(result) => Some(&result.started_utc),
+            Self::ZeroPayload(result) => Some(&result.head.started_utc),
             Self::Comparison(_) => None,
-            Self::AccessPaths(result) => Some(&result.started_utc),
+            Self::AccessPaths(result) => Some(&result.head.started_utc),
             Self::Bench(report) => Some(&report.started_utc),
         }
     }
