@@ -76,7 +76,7 @@ impl Document {
             Self::Sweep(record) => Some(&record.started_utc),
             Self::Containers(result) => Some(&result.head.started_utc),
             Self::QueueDepth(result) => Some(&result.started_utc),
-            Self::RawAndFile(result) => Some(&result.started_utc),
+            Self::RawAndFile(result) => Some(&result.head.started_utc),
             Self::ZeroPayload(result) => Some(&result.head.started_utc),
             Self::Comparison(_) => None,
             Self::AccessPaths(result) => Some(&result.head.started_utc),
