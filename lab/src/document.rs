@@ -23,7 +23,7 @@ use crate::{
     },
     sweep::{SWEEP_SCHEMA, SweepRecord},
 };
-use diskwright_load::record::{LatencyRecord, RUN_SCHEMA, Run};
+use diskwright_load::record::{Head, LatencyRecord, RUN_SCHEMA, Run};
 use serde::{
     Deserialize, Serialize,
     de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
@@ -69,18 +69,28 @@ pub enum Document {
 }
 
 impl Document {
-    /// When it began, as in `20261120T221749Z`; a comparison of results does not say.
-    pub fn started_utc(&self) -> Option<&str> {
+    /// What every result begins with. A bench has a head of its own, and a run has the same fields
+    /// without a conclusion.
+    pub fn head(&self) -> Option<&Head> {
         match self {
-            Self::Run(run) => Some(&run.started_utc),
-            Self::Sweep(record) => Some(&record.started_utc),
-            Self::Containers(result) => Some(&result.head.started_utc),
-            Self::QueueDepth(result) => Some(&result.started_utc),
-            Self::RawAndFile(result) => Some(&result.head.started_utc),
-            Self::ZeroPayload(result) => Some(&result.head.started_utc),
-            Self::Comparison(_) => None,
-            Self::AccessPaths(result) => Some(&result.head.started_utc),
-            Self::Bench(report) => Some(&report.started_utc),
+            Self::Sweep(record) => Some(&record.head),
+            Self::Containers(result) => Some(&result.head),
+            Self::QueueDepth(result) => Some(&result.head),
+            Self::RawAndFile(result) => Some(&result.head),
+            Self::ZeroPayload(result) => Some(&result.head),
+            Self::Comparison(record) => Some(&record.head),
+            Self::AccessPaths(result) => Some(&result.head),
+            Self::Run(_) | Self::Bench(_) => None,
+        }
+    }
+
+    /// When it began, as in `20261120T221749Z`.
+    pub fn started_utc(&self) -> &str {
+        match (self, self.head()) {
+            (_, Some(head)) => &head.started_utc,
+            (Self::Run(run), _) => &run.started_utc,
+            (Self::Bench(report), _) => &report.started_utc,
+            _ => "",
         }
     }
 
@@ -200,7 +210,7 @@ pub enum ReadError {
 }
 
 #[derive(Deserialize)]
-struct Head {
+struct AnySchema {
     schema: Option<serde_json::Value>,
 }
 
@@ -305,10 +315,10 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Vec<Document>, ReadError> {
 fn schema_of(path: &Path, bytes: &[u8]) -> Result<String, ReadError> {
     let path = || path.to_owned();
     let no_result = |found: String| ReadError::NoResult { path: path(), found };
-    match serde_json::from_slice::<Head>(bytes) {
-        Ok(Head { schema: Some(serde_json::Value::String(schema)) }) => Ok(schema),
-        Ok(Head { schema: Some(_) }) => Err(no_result("its \"schema\" is no text".into())),
-        Ok(Head { schema: None }) => Err(no_result("it has no \"schema\"".into())),
+    match serde_json::from_slice::<AnySchema>(bytes) {
+        Ok(AnySchema { schema: Some(serde_json::Value::String(schema)) }) => Ok(schema),
+        Ok(AnySchema { schema: Some(_) }) => Err(no_result("its \"schema\" is no text".into())),
+        Ok(AnySchema { schema: None }) => Err(no_result("it has no \"schema\"".into())),
         Err(error) if error.is_eof() && !bytes.trim_ascii().is_empty() => {
             Err(ReadError::CutOff { path: path(), line: error.line() })
         }

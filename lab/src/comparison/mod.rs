@@ -23,6 +23,6 @@ mod verdict;
 
 pub use fail::{Certainty, FailIf};
 pub use judge::{JudgeOptions, judge};
-pub use live::{LiveOptions, live};
+pub use live::{LiveOptions, MeasureOne, live};
 pub use read::read_side;
 pub use record::{COMPARISON_SCHEMA, Circumstances, ComparisonRecord, FigureChange, Group, Said, Side};

@@ -56,9 +56,7 @@ pub fn csv(results: &[Named<'_>], table: CsvTable) -> Result<String> {
             (Document::Run(run), CsvTable::Latencies) => runs::latencies(&mut csv, name, run),
             (Document::Comparison(record), CsvTable::Figures) => judged::comparison(&mut csv, name, record),
             (Document::Bench(report), CsvTable::Figures) => judged::bench(&mut csv, name, report),
-            (document, CsvTable::Figures) => {
-                cells::rows(&mut csv, name, document.started_utc().unwrap_or_default(), cells, &more)
-            }
+            (document, CsvTable::Figures) => cells::rows(&mut csv, name, document.started_utc(), cells, &more),
             _ => {
                 return Err(LabError::BadOptions {
                     what: format!("{name} has no time series and no histograms of its own"),

@@ -76,15 +76,6 @@ impl StudyOptions {
         }
     }
 
-    /// Where the study of this name saves what it will find.
-    ///
-    /// # Errors
-    /// As [`Output::check`].
-    pub(crate) fn place(&self, study: &str, started_utc: &str) -> Result<Output> {
-        let usual = || PathBuf::from(format!("diskwright-{study}-{started_utc}.json"));
-        Output::check(&self.output.clone().unwrap_or_else(usual), Kind::Result)
-    }
-
     /// Begins a study: looks at machine and clock, and asks where the result may be saved, before
     /// anything is made.
     ///

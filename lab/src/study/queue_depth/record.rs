@@ -5,16 +5,12 @@ use crate::{
     cells::{Cell, Cells},
     sweep::SweepRecord,
 };
-use diskwright_load::{
-    machine::{Machine, Place, Versions},
-    record::{End, Run, TargetRecord},
-    warning::Warning,
-};
+use diskwright_load::record::{Head, Run, TargetRecord};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
 /// Schema of [`QueueDepthResult`].
-pub const SCHEMA: &str = "diskwright.study.queue-depth/1";
+pub const SCHEMA: &str = "diskwright.study.queue-depth/2";
 
 /// A step of the procedure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -62,7 +58,7 @@ impl Stage {
 /// A stage and its sweep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StageRecord {
-    /// Which.
+    /// The stage.
     pub stage: Stage,
     /// What was measured.
     pub sweep: SweepRecord,
@@ -71,21 +67,11 @@ pub struct StageRecord {
 /// The study, whole or as far as it is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct QueueDepthResult {
-    /// [`SCHEMA`].
-    pub schema: String,
-    /// The conclusion.
-    pub verdict: String,
-    /// When it first began.
-    pub started_utc: String,
-    /// How long it took over all its sittings, nanoseconds.
-    pub took_ns: u64,
-    /// On what.
-    pub machine: Machine,
-    /// Where its own files lay.
-    pub place: Option<Place>,
-    /// By which programs.
-    pub versions: Versions,
-    /// What was asked.
+    /// When, where and by what it was measured, and the conclusion. It has no place where the
+    /// targets were given.
+    #[serde(flatten)]
+    pub head: Head,
+    /// The options in force.
     pub settings: Settings,
     /// The targets, as they were found.
     pub targets: Vec<TargetRecord>,
@@ -93,12 +79,8 @@ pub struct QueueDepthResult {
     pub pre_test: Option<Run>,
     /// Those that were begun, in order.
     pub stages: Vec<StageRecord>,
-    /// How much load is enough.
+    /// How much load is enough: the conclusion, computed from the stages.
     pub findings: Vec<Finding>,
-    /// Reasons for doubt.
-    pub warnings: Vec<Warning>,
-    /// How it ended.
-    pub end: End,
 }
 
 impl Cells for QueueDepthResult {
