@@ -120,6 +120,8 @@ pub fn title(load: &str, in_flight: u64) -> String {
 /// The cells of one part under one load. The first is the base of the ratios.
 #[derive(Debug, Clone)]
 pub struct Compared<'a> {
+    /// See [`Cell::part`].
+    pub part: &'a str,
     /// See [`Cell::load`].
     pub load: &'a str,
     /// See [`Cell::in_flight`].
@@ -129,22 +131,34 @@ pub struct Compared<'a> {
 }
 
 impl<'a> Compared<'a> {
-    /// The loads of a part in the order of their first cells.
-    pub fn of_part(cells: &'a [Cell], part: &str) -> Vec<Self> {
+    /// All parts and loads in the order of their first cells.
+    pub fn all(cells: &'a [Cell]) -> Vec<Self> {
         let mut loads: Vec<Self> = Vec::new();
-        for cell in cells.iter().filter(|cell| cell.part == part) {
-            let known = loads.iter_mut().find(|one| (one.load, one.in_flight) == (&cell.load, cell.in_flight));
-            match known {
+        for cell in cells {
+            let Cell { part, load, in_flight, .. } = cell;
+            match loads.iter_mut().find(|one| (one.part, one.load, one.in_flight) == (part, load, *in_flight)) {
                 Some(known) => known.cells.push(cell),
-                None => loads.push(Self { load: &cell.load, in_flight: cell.in_flight, cells: vec![cell] }),
+                None => loads.push(Self { part, load, in_flight: *in_flight, cells: vec![cell] }),
             }
         }
         loads
     }
 
+    /// The loads of one part.
+    pub fn of_part(cells: &'a [Cell], part: &str) -> Vec<Self> {
+        Self::all(cells).into_iter().filter(|one| one.part == part).collect()
+    }
+
     /// The cell of a subject.
     pub fn cell(&self, subject: &str) -> Option<&'a Cell> {
         self.cells.iter().copied().find(|cell| cell.subject == subject)
+    }
+
+    /// A figure of the rounds of a subject as a ratio to the base's; `None` for the base, and for a
+    /// subject that was not measured.
+    pub fn ratio(&self, subject: &str, figure: impl Fn(&Cell) -> Vec<f64>) -> Option<Ratio> {
+        let (base, cell) = (self.cells.first()?, self.cell(subject)?);
+        if std::ptr::eq(*base, cell) { None } else { Ratio::of(&figure(cell), &figure(base)) }
     }
 
     /// Every cell but the base, with a figure as a ratio to the base's.
@@ -303,6 +317,9 @@ mod tests {
             [("read", 2), ("write", 3)]
         );
         assert_eq!(loads[0].median_ratios(|round| round.iops), [None, Some(0.5)]);
+        let iops = |cell: &Cell| cell.each(|round| round.iops);
+        assert_eq!(loads[0].ratio("vhdx", iops).unwrap().median(), 0.5);
+        assert!(loads[0].ratio("raw file", iops).is_none() && loads[0].ratio("vhd", iops).is_none());
         assert_eq!(loads[1].median_ratios(|round| round.iops), [None, Some(0.9), None]);
         assert_eq!(loads[1].cell("vhdx").unwrap().title(), "write at QD 8");
         assert!(Compared::of_part(&cells, "none").is_empty());
@@ -324,7 +341,7 @@ mod tests {
     fn the_summary_of_a_run_has_what_the_screen_shows() {
         let run = crate::report::example::run();
         let json = serde_json::to_value(WithSummary::of(&run)).unwrap();
-        assert_eq!(json["schema"].as_str().unwrap(), run.schema);
+        assert_eq!(json["schema"].as_str().unwrap(), run.head.schema);
         let summary = json["summary"].as_array().unwrap();
         assert_eq!(summary.len(), run.phases.len());
         assert_eq!(summary[0]["part"], run.phases[0].name);

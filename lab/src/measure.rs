@@ -26,18 +26,18 @@ use diskwright_load::{
 use diskwright_store::EngineKind;
 use std::{slice, time::Duration};
 
-/// How to measure a cell.
+/// Rounds, times and seed with which the cells of a workload are measured.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
     /// How often each target is measured.
     pub rounds: usize,
-    /// Before each window.
+    /// Length of the warm-up before each window.
     pub warm_up: Duration,
-    /// The window.
+    /// Length of the measured window.
     pub measured: Duration,
     /// How I/O is submitted.
     pub engine: EngineKind,
-    /// Of orders and offsets.
+    /// Seed of orders and offsets.
     pub seed: u64,
 }
 

@@ -19,16 +19,16 @@ use diskwright_stats::{
     summary::{Interval, median},
 };
 
-/// How to compare.
+/// Figures, confidence and conditions of a comparison.
 #[derive(Debug, Clone)]
 pub struct JudgeOptions {
-    /// What to compare; all when empty.
+    /// The figures to compare; all when empty.
     pub metrics: Vec<Metric>,
     /// Confidence of the intervals.
     pub confidence: f64,
     /// Whether round n of each side was measured in turn with round n of the others.
     pub paired: bool,
-    /// What makes the comparison fail.
+    /// Conditions under which the comparison fails.
     pub fail_if: Vec<FailIf>,
 }
 

@@ -18,7 +18,7 @@ use diskwright_load::{
     run::Watch,
 };
 
-/// How to measure.
+/// Rounds and range of a live comparison.
 #[derive(Debug, Clone, Copy)]
 pub struct LiveOptions {
     /// How often each target is measured. Few rounds cannot show a difference: see
@@ -58,7 +58,7 @@ pub fn live(
     let mut window = |at: Window, watch: &dyn Watch| {
         let job = rounds::job_of(job, &job.name, at.round, Some(options.smallest_bytes));
         let run = measure(at.cell, &job, watch)?;
-        match run.end {
+        match run.head.end {
             End::Complete => add(&mut sides[at.cell], run, &machine),
             End::Stopped => return Err(LabError::Stopped),
             End::Failed { first, errors } => {
@@ -87,7 +87,7 @@ fn add(side: &mut Side, run: Run, machine: &Machine) {
     side.circumstances.machine = machine_of(machine);
     side.circumstances.cache = cache_of(&run.targets);
     side.circumstances.version = version_of(&Versions::detect());
-    for warning in run.warnings {
+    for warning in run.head.warnings {
         if !side.circumstances.warnings.contains(&warning) {
             side.circumstances.warnings.push(warning);
         }

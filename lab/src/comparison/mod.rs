@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   saved results ──read.rs──▶ sides of rounds ─┐
-//!   two targets ───live.rs───▶ rounds in pairs ─┴─judge.rs──▶ comparisons ──▶ record.rs, verdict.rs
-//!                                                                         └──▶ fail.rs: an exit code for CI
+//!   two targets ───live.rs───▶ rounds in pairs ─┴─judge.rs──▶ changes ──▶ record.rs, verdict.rs
+//!                                                                    └──▶ fail.rs: exit code
 //! ```
 //!
 //! The first side is the base; each other one is compared with it, figure by figure, group by group

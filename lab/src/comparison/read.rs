@@ -125,7 +125,7 @@ pub fn workload_of(job: &Job, phase: &str) -> String {
 }
 
 fn of_run(run: Run, path: &str) -> Result<Side> {
-    if let End::Failed { first, errors } = &run.end {
+    if let End::Failed { first, errors } = &run.head.end {
         return Err(LabError::BadOptions {
             what: format!("{path} is a failed run ({errors} requests; the first: {first})"),
             hint: "an average over a failing device means nothing: mend it and measure again".into(),
@@ -136,16 +136,7 @@ fn of_run(run: Run, path: &str) -> Result<Side> {
         ..Group::new(&phase.name, &workload_of(&run.job, &phase.name), vec![Figures::of(phase)])
     });
     let groups = groups.collect();
-    Ok(side(
-        Circumstances {
-            machine: machine_of(&run.machine),
-            cache: cache_of(&run.targets),
-            version: version_of(&run.versions),
-            partial: run.end == End::Stopped,
-            warnings: run.warnings,
-        },
-        groups,
-    ))
+    Ok(side(circumstances(run.head, cache_of(&run.targets)), groups))
 }
 
 fn of_sweep(sweep: SweepRecord) -> Side {

@@ -46,7 +46,7 @@ pub struct Side {
     pub name: String,
     /// The files, or the target.
     pub sources: Vec<String>,
-    /// Under which circumstances it was measured.
+    /// Machine, cache mode and version with which it was measured.
     pub circumstances: Circumstances,
     /// What was measured.
     pub groups: Vec<Group>,
@@ -154,7 +154,7 @@ impl ComparisonRecord {
         design.fewest(self.family(comparison))
     }
 
-    /// How many comparisons the correction of `comparison` reckoned with.
+    /// Number of comparisons for which `comparison` was corrected.
     pub fn family(&self, comparison: &FigureChange) -> usize {
         if comparison.group.is_empty() && !self.overall.is_empty() {
             self.overall.len()

@@ -9,7 +9,7 @@ use crate::{
 use diskwright_load::{
     figures::{Figures, Metric},
     job::{Job, Load, Span},
-    machine::{Machine, Versions},
+    machine::Machine,
     null::NullDevice,
     record::{
         CpuRecord, DirectionRecord, End, Head, LatencyRecord, PhaseRecord, RUN_SCHEMA, Run, SeriesPoint, ThreadRecord,
@@ -366,12 +366,8 @@ fn run(iops: u64, seconds: u64, seed: u64) -> Run {
         steady: None,
     };
     Run {
-        schema: RUN_SCHEMA.into(),
-        started_utc: "20260101T000000Z".into(),
-        took_ns: 0,
+        head: Head { machine: Machine::default(), end: End::Complete, ..Head::begin(RUN_SCHEMA) },
         job: Job::simple("j", Load::default(), Span::from_secs(1), Span::from_secs(seconds)),
-        machine: Machine::default(),
-        versions: Versions::default(),
         targets: vec![diskwright_load::OpenTarget::record(&open_target(
             "null:",
             "null",
@@ -379,10 +375,15 @@ fn run(iops: u64, seconds: u64, seed: u64) -> Run {
             CacheMode::Direct,
         ))],
         phases: vec![phase],
-        warnings: Vec::new(),
-        end: End::Complete,
         labels: Vec::new(),
     }
+}
+
+/// A run with a change.
+fn changed(change: impl FnOnce(&mut Run)) -> Run {
+    let mut run = run(1000, 5, 1);
+    change(&mut run);
+    run
 }
 
 #[test]
@@ -411,12 +412,12 @@ fn saved_runs_are_read_joined_and_refused() {
         ("old", 3, 0)
     );
     let refused = |path: std::path::PathBuf| read_side("", &[path]).unwrap_err().to_string();
-    let newer = save("newer.json", &Run { schema: "diskwright.lab.run/3".into(), ..run(1000, 5, 1) });
+    let newer = save("newer.json", &changed(|run| run.head.schema = "diskwright.lab.run/3".into()));
     assert!(refused(newer).contains("written by a newer Diskwright: its schema is diskwright.lab.run/3"));
     let failed = End::Failed { first: "the read at offset 0 failed".into(), errors: 7 };
-    let failed = save("failed.json", &Run { end: failed, ..run(1000, 5, 1) });
+    let failed = save("failed.json", &changed(|run| run.head.end = failed));
     assert!(refused(failed).contains("is a failed run (7 requests"));
-    let other = save("other.json", &Run { schema: "something.else/1".into(), ..run(1000, 5, 1) });
+    let other = save("other.json", &changed(|run| run.head.schema = "something.else/1".into()));
     assert!(refused(other).contains("no result of the lab"));
     let text = dir.path().join("text.json");
     std::fs::write(&text, "hello").unwrap();
@@ -460,7 +461,7 @@ fn a_live_comparison_takes_turns_and_keeps_whole_rounds() {
         live(&names, &job, &LiveOptions { rounds: 8, smallest_bytes: 1 << 30 }, &mut measure, &mut patience).unwrap();
     assert!(sides.iter().all(|side| side.groups[0].cell.rounds.len() == 3 && side.circumstances.partial));
     let mut failing = |_: usize, _: &Job, _: &dyn Watch| {
-        Ok(Run { end: End::Failed { first: "offset 4096".into(), errors: 2 }, ..run(1000, 5, 1) })
+        Ok(changed(|run| run.head.end = End::Failed { first: "offset 4096".into(), errors: 2 }))
     };
     let error =
         live(&names, &job, &LiveOptions { rounds: 2, smallest_bytes: 1 << 30 }, &mut failing, &mut Silent).unwrap_err();

@@ -22,7 +22,7 @@ use crate::{
 use diskwright_outline::Csv;
 use std::{borrow::Cow, collections::BTreeSet, io};
 
-/// Which table.
+/// A table of a CSV file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CsvTable {
     /// Rates, latencies, errors.

@@ -5,9 +5,9 @@ use super::{
     parts::{self, how_measured},
 };
 use crate::{
-    cells::Cell as Measured,
+    cells::{Cell as Measured, Compared},
     study::access_paths::{
-        AccessPathsResult, AtLoad, CLIENTS, PAPER_WITHIN, SERVER_CPU_NS, Way,
+        AccessPathsResult, CLIENTS, PAPER_WITHIN, SERVER_CPU_NS, Way,
         record::{self, OfCell},
         verdict::relative,
     },
@@ -31,7 +31,7 @@ impl Told for AccessPathsResult {
 
 fn chapter(result: &AccessPathsResult, id: &str, name: &str) -> Chapter {
     let mut blocks = Vec::new();
-    let loads = AtLoad::all(&result.cells);
+    let loads = Compared::all(&result.cells);
     if let Some(heavy) = loads.last() {
         blocks.push(Block::Heading("On the paper’s scale".into()));
         blocks.push(Block::Plots(vec![
@@ -77,12 +77,12 @@ const LATENCY: OnScale = OnScale {
     of: record::mean_ns,
 };
 
-fn scale_bars(loads: &[AtLoad<'_>], id: &str, figure: &OnScale) -> Markup {
+fn scale_bars(loads: &[Compared<'_>], id: &str, figure: &OnScale) -> Markup {
     let mut bars = Vec::new();
     for load in loads {
         for way in Way::ALL {
-            let Some(ratio) = load.ratio(way, figure.of) else { continue };
-            let name = format!("{}, {}", load.name, way.name());
+            let Some(ratio) = load.ratio(way.name(), figure.of) else { continue };
+            let name = format!("{}, {}", load.part, way.name());
             bars.push(Bar {
                 parts: vec![Part { value: 100.0 * ratio.median(), style: 0 }],
                 range: Some((100.0 * ratio.summary.min, 100.0 * ratio.summary.max)),
@@ -111,9 +111,8 @@ fn scale_bars(loads: &[AtLoad<'_>], id: &str, figure: &OnScale) -> Markup {
 }
 
 /// CPU time of client and server for each request, and what the kernel's own threads add.
-fn cpu_bars(load: &AtLoad<'_>, id: &str) -> Markup {
+fn cpu_bars(load: &Compared<'_>, id: &str) -> Markup {
     let bars: Vec<Bar> = load
-        .ways
         .cells
         .iter()
         .filter_map(|cell| {
@@ -141,7 +140,7 @@ fn cpu_bars(load: &AtLoad<'_>, id: &str) -> Markup {
         .collect();
     BarChart {
         id: id.into(),
-        title: format!("CPU time for each request, {} load", load.name),
+        title: format!("CPU time for each request, {} load", load.part),
         description: bars.iter().map(|bar| bar.says.clone()).collect::<Vec<_>>().join("; "),
         axis: "CPU time for each request (median of the rounds)",
         write: &short_time,
@@ -158,21 +157,21 @@ fn server_cpu_ns(cell: &Measured) -> Option<f64> {
 }
 
 /// The ways that were measured at the first load.
-fn ways_of(loads: &[AtLoad<'_>]) -> Vec<Way> {
-    Way::ALL.into_iter().filter(|way| loads.first().is_some_and(|load| load.cell(*way).is_some())).collect()
+fn ways_of(loads: &[Compared<'_>]) -> Vec<Way> {
+    Way::ALL.into_iter().filter(|way| loads.first().is_some_and(|load| load.cell(way.name()).is_some())).collect()
 }
 
-fn curve(loads: &[AtLoad<'_>], id: &str) -> Markup {
+fn curve(loads: &[Compared<'_>], id: &str) -> Markup {
     let series: Vec<Series> = ways_of(loads)
         .iter()
         .enumerate()
         .map(|(style, way)| {
             let points = loads.iter().filter_map(|load| {
-                let medians = load.cell(*way)?.medians()?;
+                let medians = load.cell(way.name())?.medians()?;
                 let says = format!(
                     "{}, {} load: {} IOPS, mean response time {}",
                     way.name(),
-                    load.name,
+                    load.part,
                     rate(medians.iops),
                     time(medians.mean_ns)
                 );
@@ -206,17 +205,19 @@ fn curve(loads: &[AtLoad<'_>], id: &str) -> Markup {
     .render()
 }
 
-fn scale_table(loads: &[AtLoad<'_>]) -> Table {
+fn scale_table(loads: &[Compared<'_>]) -> Table {
     let mut table = Table::new("As a ratio to the disk in process in the same round, times 100", &["way"]);
     for load in loads {
-        table.heads.extend([format!("IOPS, {}", load.name), format!("response time, {}", load.name)]);
+        table.heads.extend([format!("IOPS, {}", load.part), format!("response time, {}", load.part)]);
     }
     for way in ways_of(loads) {
         let mut row = vec![Cell::text(way.name())];
         for load in loads {
             let of = |figure: &OnScale| {
                 // The base is 100.
-                let ratio = load.cell(way).map(|_| load.ratio(way, figure.of).map_or(1.0, |ratio| ratio.median()));
+                let ratio = load
+                    .cell(way.name())
+                    .map(|_| load.ratio(way.name(), figure.of).map_or(1.0, |ratio| ratio.median()));
                 Cell::maybe(ratio.map(|ratio| 100.0 * ratio), |value| format!("{value:.0}"))
             };
             row.extend([of(&IOPS), of(&LATENCY)]);
@@ -226,11 +227,12 @@ fn scale_table(loads: &[AtLoad<'_>]) -> Table {
     table
 }
 
-fn details(load: &AtLoad<'_>) -> Table {
+fn details(load: &Compared<'_>) -> Table {
     let mut table = Table::new(
         format!(
             "{} load: {CLIENTS} clients with {} outstanding each; medians of the rounds",
-            load.name, load.outstanding
+            load.part,
+            load.in_flight / u64::from(CLIENTS)
         ),
         &[
             "way",
@@ -247,7 +249,7 @@ fn details(load: &AtLoad<'_>) -> Table {
         ],
     );
     for way in Way::ALL {
-        let Some(cell) = load.cell(way) else { continue };
+        let Some(cell) = load.cell(way.name()) else { continue };
         let (Some(medians), Some(iops)) = (cell.medians(), cell.summary_of(|round| round.iops)) else { continue };
         table.row(vec![
             Cell::text(way.name()),
@@ -260,7 +262,9 @@ fn details(load: &AtLoad<'_>) -> Table {
             Cell::figure(medians.cpu_ns_per_io, time),
             Cell::maybe(server_cpu_ns(cell), time),
             Cell::figure(medians.machine_cpu_ns_per_io, time),
-            Cell::maybe(load.ratio(way, record::cpu_ns).map(|ratio| ratio.median()), |ratio| format!("{ratio:.2}")),
+            Cell::maybe(load.ratio(way.name(), record::cpu_ns).map(|ratio| ratio.median()), |ratio| {
+                format!("{ratio:.2}")
+            }),
         ]);
     }
     table

@@ -68,7 +68,7 @@ mod tests {
     fn rounds_that_lie_apart_are_told_by_the_worst() {
         let ratio = |name: &str, each: &[f64]| (name.to_owned(), Ratio::of(each, &vec![1.0; each.len()]).unwrap());
         let near = ratio("VHD fixed, 4K random read", &[0.95, 1.0, 1.04]);
-        assert_eq!(spread(&[near.clone()]), None);
+        assert_eq!(spread(std::slice::from_ref(&near)), None);
         assert_eq!(spread(&[]), None);
         let far = ratio("VHD dynamic, 4K random read", &[0.7, 0.9, 1.1]);
         let found = spread(&[near.clone(), far, ratio("x", &[0.9, 1.0, 1.1])]);

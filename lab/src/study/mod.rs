@@ -10,7 +10,7 @@
 //!   doubts.rs       reasons for doubt that every study looks for
 //! ```
 //!
-//! What all of them are told is [`StudyOptions`], what all of them give back is a [`StudyReport`].
+//! All of them take [`StudyOptions`] and give back a [`StudyReport`].
 //! A study that is stopped while it measures keeps what it has, saves it, and says so in its first
 //! line; one that is stopped before has nothing to say and ends with [`LabError::Stopped`]. Either
 //! way its scratch folder goes.
@@ -92,7 +92,7 @@ impl StudyOptions {
 /// A study that has begun.
 #[derive(Debug)]
 pub(crate) struct Begun {
-    /// When.
+    /// The moment at which it began.
     pub start: Instant,
     /// The head of its result, as far as it is known.
     pub head: Head,

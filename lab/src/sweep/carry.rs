@@ -1,8 +1,8 @@
 //! Carrying a sweep out: rounds interleaved over the cells, each measured window kept at once.
 //!
 //! The rounds are those of [`rounds::interleave`]. After each window the record is handed to
-//! `keep`, which saves it; whoever begins with such a record goes on where it ended, in the same
-//! order.
+//! `keep`, which saves it; a sweep that begins with such a record goes on where it ended, in the
+//! same order.
 
 use super::{
     SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord,
@@ -151,10 +151,10 @@ fn measure_all(
         let began = Instant::now();
         let run = measure(&job, cell.files as usize, watch)?;
         record.head.took_ns = record.head.took_ns.saturating_add(began.elapsed().as_nanos() as u64);
-        for warning in run.warnings {
+        for warning in run.head.warnings {
             doubts::of_cell(&mut record.head.warnings, name, warning);
         }
-        match run.end {
+        match run.head.end {
             End::Complete => {}
             // Half a window, or one with failures, is no round.
             End::Stopped => return Err(LabError::Stopped),

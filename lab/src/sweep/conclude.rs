@@ -1,8 +1,8 @@
 //! From cells to conclusions: the marked points, the best combination, the array's figures, and a
 //! sentence.
 //!
-//! Whatever is concluded is reckoned anew from the cells each time, so that a sweep that goes on
-//! never carries an old conclusion.
+//! Every conclusion is computed from all cells each time, so a sweep that goes on never keeps an
+//! old conclusion.
 
 use super::{BestCells, Coordinate, KneeRow, Knob, SweepRecord, doubts, plan};
 use diskwright_load::{figures::Metric, record::End, warning::Warning};
@@ -14,7 +14,7 @@ use diskwright_stats::{
 /// Fewer rounds than this give intervals that are hardly better than none.
 const FEW_ROUNDS: u32 = 3;
 
-/// Reckons everything that follows from the cells.
+/// Computes everything that follows from the cells.
 pub fn conclude(record: &mut SweepRecord) {
     record.knees = knees(record);
     record.best = if record.knees.is_empty() { best(record) } else { None };

@@ -3,7 +3,8 @@
 //!
 //! The file is written whole after each measured window. A sweep that was broken off is a record in
 //! which some cells have fewer rounds than [`SweepOptions::rounds`]; going on means measuring
-//! those. Everything under `knees` is reckoned from the cells and may be reckoned anew.
+//! those. Everything under `knees` is computed from the cells, and computed again when the sweep
+//! goes on.
 
 use super::{
     array::{ArrayFigures, ArrayOptions},
@@ -124,7 +125,7 @@ pub struct KneeRow {
 /// The best of combinations that are no line of loads.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BestCells {
-    /// By which figure.
+    /// The figure by which the cells were compared.
     pub metric: Metric,
     /// The one with the highest median.
     pub cell: usize,

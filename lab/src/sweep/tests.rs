@@ -7,9 +7,9 @@ use crate::{
 };
 use diskwright_load::{
     job::{Caching, Job, Span},
-    machine::{Machine, Versions},
+    machine::Machine,
     record::{
-        CpuRecord, DirectionRecord, End, LatencyRecord, PhaseRecord, RUN_SCHEMA, Run, TargetRecord, ThreadRecord,
+        CpuRecord, DirectionRecord, End, Head, LatencyRecord, PhaseRecord, RUN_SCHEMA, Run, TargetRecord, ThreadRecord,
     },
     run::Watch,
     seeds,
@@ -85,16 +85,15 @@ pub(crate) fn simulated_by(servers: u64, job: &Job, files: usize) -> Run {
         steady: None,
     };
     Run {
-        schema: RUN_SCHEMA.into(),
-        started_utc: "20260101T000000Z".into(),
-        took_ns: 1_000_000_000,
+        head: Head {
+            took_ns: 1_000_000_000,
+            machine: Machine::default(),
+            end: End::Complete,
+            ..Head::begin(RUN_SCHEMA)
+        },
         job: job.clone(),
-        machine: Machine::default(),
-        versions: Versions::default(),
         targets: vec![target("disk.raw")],
         phases: vec![phase],
-        warnings: Vec::new(),
-        end: End::Complete,
         labels: Vec::new(),
     }
 }
@@ -232,7 +231,9 @@ fn requests_that_fail_end_the_sweep_and_keep_what_was_there() {
         } else {
             End::Complete
         };
-        Ok(Run { end, ..simulated(job, files) })
+        let mut run = simulated(job, files);
+        run.head.end = end;
+        Ok(run)
     };
     carry_out(&mut record, "sweep", &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
     assert_eq!(record.cells.iter().map(|cell| cell.measured.rounds.len()).sum::<usize>(), 19);

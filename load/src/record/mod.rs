@@ -2,7 +2,8 @@
 //! plots and exports read.
 //!
 //! ```text
-//!   Run ──┬─ job, machine, versions, targets (what they are, how they were found), warnings, how it ended
+//!   Run ──┬─ head: machine, versions, warnings, how it ended
+//!         ├─ job; targets (what they are, how they were found)
 //!         └─ phases ──┬─ threads: for each thread and target, reads, writes and flushes, each with its latencies
 //!                     ├─ series: each interval, over all threads
 //!                     └─ cpu: the generator's and the machine's
@@ -29,8 +30,7 @@ pub use latency::{DirectionRecord, LatencyRecord};
 use crate::{
     behind::Behind,
     job::{Caching, Job},
-    machine::{Machine, Place, Versions},
-    warning::Warning,
+    machine::Place,
 };
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -38,29 +38,19 @@ use std::path::PathBuf;
 /// Schema of [`Run`]. A reader refuses another number, and says so.
 pub const RUN_SCHEMA: &str = "diskwright.lab.run/2";
 
-/// See the module.
+/// A run, whole or as far as it came.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// [`RUN_SCHEMA`].
-    pub schema: String,
-    /// When it began, as in `20261120T221749Z`.
-    pub started_utc: String,
-    /// How long it took in all, preparation included, nanoseconds.
-    pub took_ns: u64,
+    /// When and by what it was measured, and how it ended. A run has no verdict, and each target
+    /// has a place of its own.
+    #[serde(flatten)]
+    pub head: Head,
     /// What was run, with everything that was left open filled in.
     pub job: Job,
-    /// On what machine.
-    pub machine: Machine,
-    /// By which programs.
-    pub versions: Versions,
     /// The targets, in the order that loads number them.
     pub targets: Vec<TargetRecord>,
     /// The phases that were measured, in order.
     pub phases: Vec<PhaseRecord>,
-    /// Reasons for doubt, the gravest first.
-    pub warnings: Vec<Warning>,
-    /// How it ended.
-    pub end: End,
     /// Free labels, as given by the user (`--label key=value`).
     #[serde(default)]
     pub labels: Vec<(String, String)>,

@@ -76,7 +76,7 @@ pub(super) fn measure(disks: &Disks, ways: &[Way], plan: &Plan, progress: &mut d
         cells[at.cell].push_more(SERVER_CPU_NS, server_cpu_ns);
         if matches!(way, Way::InProcess | Way::RawFile) {
             alone += 1;
-            for warning in &run.warnings {
+            for warning in &run.head.warnings {
                 match warning {
                     Warning::OtherLoad { cpus } => others_cpus += cpus,
                     Warning::StolenTime { cpus } => stolen_cpus += cpus,
@@ -123,7 +123,7 @@ fn window(disks: &Disks, way: Way, job: &Job, watch: &dyn Watch) -> Result<(Figu
     let run = run::run(job, slice::from_ref(&open.target), &RunOptions::default(), watch)?;
     let spent_ns = cpu_ns()?.zip(before_ns).map(|(after_ns, before_ns)| after_ns.saturating_sub(before_ns));
     open.close()?;
-    match run.end {
+    match run.head.end {
         End::Complete => {}
         End::Stopped => return Err(LabError::Stopped),
         End::Failed { first, .. } => {

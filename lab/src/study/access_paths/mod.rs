@@ -15,8 +15,8 @@
 //! Every cell finds the disk as it was filled: what it writes goes to a temporary child that is
 //! dropped with its server. (The raw file is overwritten in place; it holds data that cannot be
 //! compressed before and after.) Servers are this program's own children, so what they cost is read
-//! from their clocks; the kernel's threads behind a loop device are in nobody's account but the
-//! machine's.
+//! from their clocks; the CPU time of the kernel's threads behind a loop device is in the machine's
+//! figure only.
 //!
 //! | file | idea |
 //! |---|---|
@@ -32,10 +32,11 @@ pub mod record;
 pub mod verdict;
 mod ways;
 
-pub use record::{AccessPathsResult, AtLoad, SCHEMA, SERVER_CPU_NS, Way, WayRecord};
+pub use record::{AccessPathsResult, SCHEMA, SERVER_CPU_NS, Way, WayRecord};
 
 use crate::{
     LabError, Result,
+    cells::Compared,
     progress::{Progress, report as tell},
     ratio::Ratio,
     scratch::Scratch,
@@ -193,13 +194,11 @@ fn doubts_of(measured: &Measured, ways: &[WayRecord], cache: CacheMode) -> Vec<W
             warnings.push(Warning::LeftOut { what: record.way.name().into(), why: why.clone() });
         }
     }
-    let ratios: Vec<(String, Ratio)> = AtLoad::all(&measured.cells)
+    let loads = Compared::all(&measured.cells);
+    let ratios: Vec<(String, Ratio)> = loads
         .iter()
-        .flat_map(|load| {
-            let named =
-                |way: Way| Some((format!("{}, {} load", way.name(), load.name), load.ratio(way, record::iops)?));
-            Way::ALL.into_iter().filter_map(named).collect::<Vec<_>>()
-        })
+        .flat_map(|load| load.ratios(|round| round.iops))
+        .filter_map(|(cell, ratio)| Some((format!("{}, {} load", cell.subject, cell.part), ratio?)))
         .collect();
     warnings.extend(doubts::spread(&ratios));
     // Of the cells that have no server, whose work would count as that of others.

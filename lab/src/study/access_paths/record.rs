@@ -1,9 +1,8 @@
 //! What the study found, as it is saved, and what follows from it.
 
-use super::{CLIENTS, LOADS};
+use super::CLIENTS;
 use crate::{
-    cells::{Cell, Cells, Compared},
-    ratio::Ratio,
+    cells::{Cell, Cells},
     targets::Container,
 };
 use diskwright_load::{figures::Figures, record::Head};
@@ -118,40 +117,6 @@ pub struct WayRecord {
 pub(crate) fn cell(load: &str, outstanding: u32, way: Way) -> Cell {
     let title = format!("{load} load, {CLIENTS} clients with {outstanding} outstanding");
     Cell::new(load, &title, way.name(), u64::from(CLIENTS * outstanding))
-}
-
-/// All ways at one load. The first is the base of the ratios.
-#[derive(Debug, Clone)]
-pub struct AtLoad<'a> {
-    /// "light", "medium", "heavy".
-    pub name: &'static str,
-    /// Requests in flight for each client.
-    pub outstanding: u32,
-    /// The ways that were measured.
-    pub ways: Compared<'a>,
-}
-
-impl<'a> AtLoad<'a> {
-    /// The loads that were measured, from light to heavy.
-    pub fn all(cells: &'a [Cell]) -> Vec<Self> {
-        let of = |(name, outstanding)| {
-            Some(Self { name, outstanding, ways: Compared::of_part(cells, name).into_iter().next()? })
-        };
-        LOADS.into_iter().filter_map(of).collect()
-    }
-
-    /// The cell of a way, if it was measured.
-    pub fn cell(&self, way: Way) -> Option<&'a Cell> {
-        self.ways.cell(way.name())
-    }
-
-    /// A figure of each round as a ratio to the base's; `None` for the base and for ways that were
-    /// not measured.
-    pub fn ratio(&self, way: Way, figure: OfCell) -> Option<Ratio> {
-        let base = *self.ways.cells.first()?;
-        let cell = self.cell(way).filter(|cell| cell.subject != base.subject)?;
-        Ratio::of(&figure(cell), &figure(base))
-    }
 }
 
 /// A figure of each round of a cell.

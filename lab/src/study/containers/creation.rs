@@ -24,7 +24,7 @@ const SLACK_BYTES: u64 = 1 << 30;
 const ROUNDS: usize = 3;
 
 /// Creates each type a few times, and deletes it at once. Types that do not fit are left out with a
-/// warning, also when somebody else has taken the space meanwhile.
+/// warning, also when another program has taken the space meanwhile.
 pub(crate) fn measure(
     scratch: &Scratch,
     size_bytes: u64,

@@ -67,8 +67,8 @@ const SIDE_CELL: Duration = Duration::from_millis(120);
 /// What to do. [`ContainersOptions::default`] is the full study; `quick` the one of two minutes.
 #[derive(Debug, Clone, Default)]
 pub struct ContainersOptions {
-    /// Rounds: 5 unless said. Time of one cell: 2 s unless said; quick runs reckon it from the time
-    /// that is left.
+    /// Rounds: 5 unless said. Time of one cell: 2 s unless said; quick runs compute it from the
+    /// time that is left.
     pub study: StudyOptions,
     /// Page cache or O_DIRECT; O_DIRECT unless said.
     pub cache: Option<CacheMode>,

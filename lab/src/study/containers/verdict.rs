@@ -15,7 +15,7 @@ use diskwright_stats::summary::median;
 const GOOD_RATIO: f64 = 0.95;
 /// With fewer requests in a round, its 99th percentile rests on less than one of them.
 const FEW_REQUESTS: u64 = 100;
-/// A window shorter than this is told of.
+/// A window shorter than this gives a warning.
 const SHORT_WINDOW_NS: u64 = 50_000_000;
 
 /// A ratio of IOPS to the raw file's, and what it is of.

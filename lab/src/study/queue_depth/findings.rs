@@ -7,7 +7,7 @@
 //! ```
 //!
 //! For small random I/O the paper looks where latency begins to outpace throughput; that is what
-//! *efficient* reckons, and the paper's own rule reads off a graph. For sequential I/O latency is
+//! *efficient* computes, and the paper's own rule reads off a graph. For sequential I/O latency is
 //! "arguably less important", and the paper looks where more stops to bring more: *saturation*.
 //! Where one cannot be told the others are asked in turn, and the finding says which it was.
 
@@ -60,7 +60,7 @@ pub struct Finding {
     pub why: Option<Doubt>,
 }
 
-/// See [`Finding`]. Figures are medians over the rounds of the cell that stands for it.
+/// A load that is enough. Figures are medians over the rounds of the cell that stands for it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Found {
     /// By what the load was chosen.
@@ -112,7 +112,7 @@ pub struct Peak {
     pub mb_per_s: f64,
 }
 
-/// What the paper settled at for a kind of load, reckoned as ours.
+/// What the paper settled at for a kind of load, computed like our figures.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Papers {
     /// The line of its table.

@@ -220,12 +220,12 @@ impl Study<'_> {
         let job = plan::pre_test(settings, made.volume_bytes)?;
         crate::progress::report(progress, "pre-test", 0, 1, "8 threads x 12, until the steady state")?;
         let ended = run::run(&job, &made.targets[..1], &RunOptions::default(), progress.watch())?;
-        match &ended.end {
+        match &ended.head.end {
             End::Complete => {}
             End::Stopped => return Err(LabError::Stopped),
-            End::Failed { .. } => self.result.head.end = ended.end.clone(),
+            End::Failed { .. } => self.result.head.end = ended.head.end.clone(),
         }
-        let goes_on = ended.end == End::Complete;
+        let goes_on = ended.head.end == End::Complete;
         self.result.pre_test = Some(ended);
         // What ends here is saved at the end.
         if goes_on {
@@ -248,8 +248,8 @@ impl Study<'_> {
         let records = |count: usize| targets.iter().take(count).map(OpenTarget::record).collect::<Vec<_>>();
         let mut record = match self.result.stage(stage) {
             Some(StageRecord { sweep: saved, .. }) => {
-                // What was begun goes on as it was begun; only what is reckoned afterwards may be
-                // asked anew.
+                // What was begun goes on as it was begun; only the limit and the array, which
+                // are used after measuring, may change.
                 let mut options = saved.options.clone();
                 (options.max_p99, options.array) = (settings.max_p99, settings.array);
                 let records = records(options.targets.len());
@@ -285,11 +285,11 @@ impl Study<'_> {
         Ok(goes_on)
     }
 
-    /// Reckons everything that follows from the stages.
+    /// Computes everything that follows from the stages.
     fn conclude(&mut self) {
         let result = &mut *self.result;
         result.findings = findings::findings(&result.stages, result.settings.array);
-        let of_runs = result.pre_test.iter().flat_map(|run| &run.warnings);
+        let of_runs = result.pre_test.iter().flat_map(|run| &run.head.warnings);
         let of_stage = |record: &StageRecord| {
             let named = |warning: &Warning| warning.clone().in_cells_of(record.stage.name());
             record.sweep.head.warnings.iter().map(named).collect::<Vec<_>>()
@@ -327,7 +327,8 @@ impl Study<'_> {
     }
 }
 
-/// What is true of every stage is said once, and depths that were not reached are told by the load.
+/// Whether two warnings say the same. Those of the machine are told once for all stages; of depths
+/// that were not reached, each load has its own.
 fn is_same(a: &Warning, b: &Warning) -> bool {
     use Warning::{DepthNotReached, InCells, LeftOut};
     let by_kind = |warning: &Warning| !matches!(warning, DepthNotReached { .. } | LeftOut { .. } | InCells { .. });
@@ -342,7 +343,7 @@ fn budget(settings: &Settings, start: Instant) -> Budget {
 }
 
 /// Windows from `stage` to the end. Of the combinations, those that divide the total are not known
-/// beforehand: all are reckoned with.
+/// beforehand: all are counted.
 fn windows_left(settings: &Settings, stage: Stage) -> usize {
     let stages = Stage::ALL.into_iter().skip_while(|other| *other != stage);
     let cells: usize = stages.map(|stage| plan::values(stage, settings.quick).len()).sum();

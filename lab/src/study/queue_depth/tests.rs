@@ -40,7 +40,7 @@ fn concluded(mut sweep: SweepRecord) -> SweepRecord {
 
 /// The study as it would be of that device.
 pub(crate) fn result() -> QueueDepthResult {
-    let machine = example::run();
+    let example = example::run();
     let settings = Settings {
         threads: 8,
         rounds: 3,
@@ -60,8 +60,8 @@ pub(crate) fn result() -> QueueDepthResult {
     let head = Head {
         started_utc: "20261121T120000Z".into(),
         took_ns: 3_600_000_000_000,
-        machine: machine.machine,
-        versions: machine.versions,
+        machine: example.head.machine,
+        versions: example.head.versions,
         end: End::Complete,
         ..Head::begin(SCHEMA)
     };

@@ -364,7 +364,7 @@ fn measure(subjects: &[Subject], settings: &Settings, progress: &mut dyn Progres
             let job = rounds::job_of(&job, &cells::title(&name, depth), at.round, Some(settings.size_bytes));
             let run = window(&job, subject, watch)?;
             let of_cell = format!("{name}, {}", subject.target.name);
-            for warning in run.warnings {
+            for warning in run.head.warnings {
                 sweep::add_warning_of_cell(&mut found.warnings, &of_cell, warning);
             }
             found.tsc_hz = run.phases[0].cpu.tsc_hz;
@@ -392,7 +392,7 @@ fn measure(subjects: &[Subject], settings: &Settings, progress: &mut dyn Progres
 /// [`LabError::BadOptions`] when a request failed, [`LabError::Stopped`] when it was stopped.
 fn window(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<Run> {
     let run = run::run(job, slice::from_ref(&subject.target), &RunOptions::default(), watch)?;
-    match run.end {
+    match run.head.end {
         End::Complete => Ok(run),
         End::Stopped => Err(LabError::Stopped),
         End::Failed { first, .. } => Err(LabError::BadOptions {
