@@ -450,6 +450,16 @@ fn a_live_comparison_takes_turns_and_keeps_whole_rounds() {
     assert!(order.chunks(2).all(|pair| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1));
     assert_eq!(firsts.iter().sum::<usize>(), 4);
     assert_eq!(judge(sides, &paired()).comparisons[0].said, Said::Worse);
+    // A sequential stream begins somewhere else in each round, and within the smallest target.
+    let stream = Load { random_percent: 0.0, ..Load::default() };
+    let stream = Job::simple("s", stream, Span::default(), Span::from_secs(1));
+    let mut starts = Vec::new();
+    let mut measure = |_: usize, job: &Job, _: &dyn Watch| {
+        starts.push(job.phases[0].loads[0].stream_start.0);
+        Ok(run(1000, 5, 1))
+    };
+    live(&names, &stream, &LiveOptions { rounds: 2, smallest_bytes: 1 << 20 }, &mut measure, &mut Silent).unwrap();
+    assert!(starts[0] == starts[1] && starts[0] != starts[2] && starts.iter().all(|start| *start < 1 << 20));
     // Stopped in the fourth round: three are whole.
     let mut steps = 0;
     let mut patience = |_: Step<'_>| {

@@ -1,5 +1,5 @@
-//! Results for tests: files as a run, a bench, a comparison and two studies wrote them, and results
-//! of simulated devices.
+//! Results for tests: files in the form in which results are saved, and results of simulated
+//! devices.
 
 use crate::{
     bench::BenchReport,

@@ -101,11 +101,16 @@ pub(crate) struct Begun {
 }
 
 impl Begun {
+    /// Time since it began, nanoseconds.
+    pub fn took_ns(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
     /// The head of the result, when all is measured or the user has stopped it.
     pub fn end(&self, verdict: String, stopped: bool) -> Head {
         Head {
             verdict,
-            took_ns: u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            took_ns: self.took_ns(),
             end: if stopped { End::Stopped } else { End::Complete },
             ..self.head.clone()
         }

@@ -316,8 +316,7 @@ impl Study<'_> {
     }
 
     fn write(&mut self) -> Result<()> {
-        let spent = u64::try_from(self.begun.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.result.head.took_ns = self.before_ns.saturating_add(spent);
+        self.result.head.took_ns = self.before_ns.saturating_add(self.begun.took_ns());
         if self.result.head.verdict.is_empty() {
             self.result.head.verdict = findings::verdict(self.result);
         }

@@ -276,6 +276,7 @@ pub fn run(options: &RawAndFileOptions, progress: &mut dyn Progress) -> Result<S
     result.head.verdict = conclude::verdict(&result);
     drop(subjects);
     test_bed.end()?;
+    result.head.took_ns = begun.took_ns();
     Ok(StudyReport::save(result, &begun.output, measured.stopped))
 }
 
