@@ -11,7 +11,7 @@ use diskwright_load::run::{Snapshot, Watch};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::{
     io::{self, IsTerminal, Write},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -20,13 +20,13 @@ const LINE_EVERY: Duration = Duration::from_secs(5);
 /// The display of one run. Dropped, it wipes its bar.
 #[derive(Debug)]
 pub struct StepDisplay {
-    cells: Arc<CellDisplay>,
+    cells: CellDisplay,
 }
 
 /// Shows the current measurement: the part of a [`StepDisplay`] that can be used while the lab has
 /// the rest borrowed.
 #[derive(Debug)]
-pub struct CellDisplay {
+struct CellDisplay {
     bar: Option<ProgressBar>,
     lines: bool,
     patience: Patience,
@@ -47,12 +47,7 @@ impl StepDisplay {
         let bar = (!quiet && terminal).then(new_bar);
         let state = State { phase: String::new(), message: String::new(), next: Instant::now() };
         let cells = CellDisplay { bar, lines: !quiet && !terminal, patience, state: Mutex::new(state) };
-        Self { cells: Arc::new(cells) }
-    }
-
-    /// The display of a measurement outside the lab's steps.
-    pub fn cells(&self) -> Arc<CellDisplay> {
-        Arc::clone(&self.cells)
+        Self { cells }
     }
 }
 
@@ -81,7 +76,7 @@ impl Progress for StepDisplay {
     }
 
     fn watch(&self) -> &dyn Watch {
-        &*self.cells
+        &self.cells
     }
 }
 

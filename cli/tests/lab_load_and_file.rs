@@ -18,7 +18,7 @@ fn queue_depth_is_studied_saved_and_reported() {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     let json: serde_json::Value = serde_json::from_slice(&fs::read(shop.path("q.json")).unwrap()).unwrap();
-    assert_eq!(json["schema"], "diskwright.study.queue-depth/1");
+    assert_eq!(json["schema"], "diskwright.study.queue-depth/2");
     assert_eq!(json["stages"].as_array().unwrap().len(), 5);
     // All is measured: the same command only reckons anew, and may be told of another array.
     let again = shop.json(&QUEUE_DEPTH.replace("--write-back", "--write-back --copies 3 --devices 4"));
@@ -61,7 +61,7 @@ fn raw_and_file_are_compared_and_reported() {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     let json: serde_json::Value = serde_json::from_slice(&fs::read(shop.path("r.json")).unwrap()).unwrap();
-    assert_eq!(json["schema"], "diskwright.study.raw-and-file/1");
+    assert_eq!(json["schema"], "diskwright.study.raw-and-file/2");
     shop.ok("lab report r.json -o r.html");
     assert!(fs::read_to_string(shop.path("r.html")).unwrap().contains("the ext4 file gives"));
     assert!(shop.ok("lab report r.json --as csv -o -").contains("\r\nr.json,"));

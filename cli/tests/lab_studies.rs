@@ -76,8 +76,9 @@ fn a_study_that_is_hung_up_while_it_measures_keeps_what_it_has_and_says_that_it_
     let printed = String::from_utf8(output.stdout).unwrap();
     assert!(printed.starts_with("Stopped: ") && printed.contains("saved to found.json"), "{printed}");
     let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(shop.path("found.json")).unwrap()).unwrap();
-    assert_eq!(saved["partial"], true);
-    assert!(saved["chain"].is_object() && saved["workloads"].as_array().unwrap().len() < 19, "{saved}");
+    assert_eq!(saved["end"]["kind"], "stopped");
+    let compared = saved["cells"].as_array().unwrap().iter().filter(|cell| cell["part"] == "containers");
+    assert!(saved["chain"].is_object() && compared.count() < 19 * 7, "{saved}");
     // What was kept can be shown.
     assert!(shop.ok("lab report found.json --as md").contains("partial"));
 }

@@ -189,7 +189,7 @@ fn results(text: &mut String, number: usize, span: &TimeSpan, phase: Option<&Pha
     if span.requests_in_all > 0 {
         writeln!(text, "request count:\t\t{}", span.requests_in_all)?;
     }
-    writeln!(text, "proc count:\t\t{}", run.machine.logical_cpus)?;
+    writeln!(text, "proc count:\t\t{}", run.head.machine.logical_cpus)?;
     cpu(text, &phase.cpu)?;
     for (name, section) in [("Total IO", Section::Both), ("Read IO", Section::Reads), ("Write IO", Section::Writes)] {
         writeln!(text, "\n{name}")?;

@@ -74,13 +74,13 @@ fn system(xml: &mut Xml, run: &Run) {
         xml.value("ComputerName", std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim());
         xml.within("Tool", |xml| {
             xml.value("Name", "diskwright");
-            xml.value("Version", &run.versions.diskwright);
+            xml.value("Version", &run.head.versions.diskwright);
         });
-        xml.value("RunTime", moment(&run.started_utc));
+        xml.value("RunTime", moment(&run.head.started_utc));
         xml.within("ProcessorTopology", |xml| {
             xml.line(&format!(
                 "<Group Group=\"0\" MaximumProcessors=\"{0}\" ActiveProcessors=\"{0}\"/>",
-                run.machine.logical_cpus
+                run.head.machine.logical_cpus
             ));
         });
     });
@@ -203,7 +203,7 @@ fn time_span(xml: &mut Xml, span: &TimeSpan, phase: Option<&PhaseRecord>, run: &
     xml.value("TestTimeSeconds", format_args!("{:.2}", phase.window_s()));
     xml.value("ThreadCount", threads);
     xml.value("RequestCount", span.requests_in_all);
-    xml.value("ProcCount", run.machine.logical_cpus);
+    xml.value("ProcCount", run.head.machine.logical_cpus);
     cpu(xml, phase);
     if span.measure_latency {
         latency(xml, &phase.total());

@@ -2,35 +2,31 @@
 //! with the figures of each round.
 //!
 //! ```text
-//!   Run, SweepRecord, studies, ComparisonRecord ──▶ Vec<Cell> ──▶ summary: medians, for `--json`
-//!                                                          └─▶ rows: one a round, for CSV
+//!   result ──▶ cells ──┬─▶ medians, ratios to a base: chapters, verdicts
+//!                      ├─▶ summary: what `--json` prints beside the result
+//!                      └─▶ rows: one a round, for CSV
 //! ```
 //!
-//! A script that wants the IOPS of a run reads `summary[0].iops`, whatever was run.
+//! Results store cells and nothing that follows from them. A script that wants the IOPS of a
+//! measurement reads `summary[0].iops`, whatever was measured.
 
-use crate::{
-    comparison::ComparisonRecord,
-    document::Document,
-    measure::WorkloadResult,
-    result::ContainersResult,
-    study::{
-        access_paths::AccessPathsResult,
-        queue_depth::QueueDepthResult,
-        raw_and_file::RawAndFileResult,
-        zero_payload::{Payload, ZeroPayloadResult},
-    },
-    sweep::{self, SweepRecord},
+use crate::ratio::Ratio;
+use diskwright_load::{Run, figures::Figures, record::PhaseRecord};
+use diskwright_outline::Csv;
+use diskwright_stats::summary::{Summary, median};
+use serde::{Deserialize, Serialize};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+    io,
 };
-use diskwright_load::{Run, figures::Figures};
-use diskwright_stats::summary::median;
-use serde::Serialize;
-use std::io;
 
 /// A subject under a load.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
     /// Which part of the experiment: a phase, a stage, an experiment of a study; empty where there
     /// is only one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub part: String,
     /// The workload, as people name it.
     pub load: String,
@@ -38,16 +34,151 @@ pub struct Cell {
     pub subject: String,
     /// Requests in flight at most, over all threads.
     pub in_flight: u64,
-    /// The rounds in their order.
+    /// The rounds in their order. Round `n` was measured near to round `n` of the other cells.
     pub rounds: Vec<Figures>,
-    /// Figures that only this experiment has, one for each round.
-    pub more: Vec<(&'static str, Vec<Option<f64>>)>,
+    /// Figures that only this experiment has, one for each round, by their names in CSV.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub more: BTreeMap<String, Vec<Option<f64>>>,
+}
+
+impl Cell {
+    /// A cell without rounds.
+    pub fn new(part: &str, load: &str, subject: &str, in_flight: u64) -> Self {
+        let [part, load, subject] = [part, load, subject].map(str::to_owned);
+        Self { part, load, subject, in_flight, ..Self::default() }
+    }
+
+    /// The same cell with these rounds.
+    pub fn with_rounds(self, rounds: Vec<Figures>) -> Self {
+        Self { rounds, ..self }
+    }
+
+    /// Drops all rounds but the first `whole`.
+    pub fn truncate(&mut self, whole: usize) {
+        self.rounds.truncate(whole);
+        self.more.values_mut().for_each(|values| values.truncate(whole));
+    }
+
+    /// A figure of each round.
+    pub fn each(&self, figure: impl Fn(&Figures) -> f64) -> Vec<f64> {
+        self.rounds.iter().map(figure).collect()
+    }
+
+    /// Median, extremes and deviation of a figure; `None` before the first round.
+    pub fn summary_of(&self, figure: impl Fn(&Figures) -> f64) -> Option<Summary> {
+        Summary::of(&self.each(figure))
+    }
+
+    /// The median of a figure; `None` before the first round.
+    pub fn median(&self, figure: impl Fn(&Figures) -> f64) -> Option<f64> {
+        median(&self.each(figure))
+    }
+
+    /// The medians of all figures; `None` before the first round.
+    pub fn medians(&self) -> Option<Figures> {
+        Figures::medians(&self.rounds)
+    }
+
+    /// A figure as a ratio to that of `base` in the same round; `None` where no round has both.
+    pub fn ratio(&self, base: &Self, figure: impl Fn(&Figures) -> f64) -> Option<Ratio> {
+        Ratio::of(&self.each(&figure), &base.each(&figure))
+    }
+
+    /// The figure of [`Cell::more`] with this name in each round; `None` where a round lacks it.
+    pub fn more(&self, name: &str) -> Option<Vec<f64>> {
+        self.more.get(name)?.iter().copied().collect()
+    }
+
+    /// Keeps a figure of the latest round under this name.
+    pub fn push_more(&mut self, name: &str, value: Option<f64>) {
+        self.more.entry(name.to_owned()).or_default().push(value);
+    }
+
+    /// The load with its queue depth: `4K random read at QD 32`.
+    pub fn title(&self) -> String {
+        title(&self.load, self.in_flight)
+    }
+
+    /// The medians under the names of the cell, for scripts; `None` before the first round.
+    pub fn summary(&self) -> Option<CellSummary> {
+        Some(CellSummary {
+            part: self.part.clone(),
+            load: self.load.clone(),
+            subject: self.subject.clone(),
+            in_flight: self.in_flight,
+            rounds: self.rounds.len(),
+            medians: self.medians()?,
+        })
+    }
+}
+
+/// A load with its queue depth: `4K random read at QD 32`.
+pub fn title(load: &str, in_flight: u64) -> String {
+    format!("{load} at QD {in_flight}")
+}
+
+/// The cells of one part under one load. The first is the base of the ratios.
+#[derive(Debug, Clone)]
+pub struct Compared<'a> {
+    /// See [`Cell::part`].
+    pub part: &'a str,
+    /// See [`Cell::load`].
+    pub load: &'a str,
+    /// See [`Cell::in_flight`].
+    pub in_flight: u64,
+    /// The cells, one for each subject.
+    pub cells: Vec<&'a Cell>,
+}
+
+impl<'a> Compared<'a> {
+    /// All parts and loads in the order of their first cells.
+    pub fn all(cells: &'a [Cell]) -> Vec<Self> {
+        let mut loads: Vec<Self> = Vec::new();
+        for cell in cells {
+            let Cell { part, load, in_flight, .. } = cell;
+            match loads.iter_mut().find(|one| (one.part, one.load, one.in_flight) == (part, load, *in_flight)) {
+                Some(known) => known.cells.push(cell),
+                None => loads.push(Self { part, load, in_flight: *in_flight, cells: vec![cell] }),
+            }
+        }
+        loads
+    }
+
+    /// The loads of one part.
+    pub fn of_part(cells: &'a [Cell], part: &str) -> Vec<Self> {
+        Self::all(cells).into_iter().filter(|one| one.part == part).collect()
+    }
+
+    /// The cell of a subject.
+    pub fn cell(&self, subject: &str) -> Option<&'a Cell> {
+        self.cells.iter().copied().find(|cell| cell.subject == subject)
+    }
+
+    /// A figure of the rounds of a subject as a ratio to the base's; `None` for the base, and for a
+    /// subject that was not measured.
+    pub fn ratio(&self, subject: &str, figure: impl Fn(&Cell) -> Vec<f64>) -> Option<Ratio> {
+        let (base, cell) = (self.cells.first()?, self.cell(subject)?);
+        if std::ptr::eq(*base, cell) { None } else { Ratio::of(&figure(cell), &figure(base)) }
+    }
+
+    /// Every cell but the base, with a figure as a ratio to the base's.
+    pub fn ratios(&self, figure: impl Fn(&Figures) -> f64 + Copy) -> impl Iterator<Item = (&'a Cell, Option<Ratio>)> {
+        let base = self.cells.first().copied();
+        let others = self.cells.clone().into_iter().skip(1);
+        others.map(move |cell| (cell, base.and_then(|base| cell.ratio(base, figure))))
+    }
+
+    /// Medians of the ratios to the base, in the order of the cells; `None` for the base.
+    pub fn median_ratios(&self, figure: impl Fn(&Figures) -> f64 + Copy) -> Vec<Option<f64>> {
+        let ratios = self.ratios(figure).map(|(_, ratio)| ratio.as_ref().map(Ratio::median));
+        std::iter::once(None).chain(ratios).collect()
+    }
 }
 
 /// A result that consists of cells.
 pub trait Cells {
     /// All cells, in the order in which they are told.
-    fn cells(&self) -> Vec<Cell>;
+    fn cells(&self) -> Cow<'_, [Cell]>;
 }
 
 /// What people read off a screen: the medians of the rounds of a cell.
@@ -60,56 +191,13 @@ pub struct CellSummary {
     pub load: String,
     /// See [`Cell::subject`].
     pub subject: String,
-    /// Requests in flight at most.
+    /// See [`Cell::in_flight`].
     pub in_flight: u64,
     /// How many rounds the medians are of.
     pub rounds: usize,
-    /// Requests a second.
-    pub iops: f64,
-    /// Millions of bytes (10^6) a second.
-    pub mb_per_s: f64,
-    /// Mean latency.
-    pub mean_ns: f64,
-    /// Median latency.
-    pub p50_ns: f64,
-    /// 99th percentile of the latency.
-    pub p99_ns: f64,
-    /// 99.9th percentile of the latency.
-    pub p999_ns: f64,
-    /// The longest latency of all rounds.
-    pub max_ns: f64,
-    /// CPU time of the generator for each request.
-    pub cpu_ns_per_io: f64,
-    /// Requests that failed, in all rounds.
-    pub errors: u64,
-}
-
-impl Cell {
-    fn new(part: &str, load: String, subject: &str, rounds: &[Figures]) -> Self {
-        let in_flight = rounds.first().map_or(0, |round| round.queue_depth);
-        Self { part: part.into(), load, subject: subject.into(), in_flight, rounds: rounds.to_vec(), more: Vec::new() }
-    }
-
-    /// The medians; `None` before the first round.
-    pub fn summary(&self) -> Option<CellSummary> {
-        let of = |figure: fn(&Figures) -> f64| median(&self.rounds.iter().map(figure).collect::<Vec<_>>());
-        Some(CellSummary {
-            part: self.part.clone(),
-            load: self.load.clone(),
-            subject: self.subject.clone(),
-            in_flight: self.in_flight,
-            rounds: self.rounds.len(),
-            iops: of(|round| round.iops)?,
-            mb_per_s: of(|round| round.mb_per_s)?,
-            mean_ns: of(|round| round.mean_ns)?,
-            p50_ns: of(|round| round.p50_ns)?,
-            p99_ns: of(|round| round.p99_ns)?,
-            p999_ns: of(|round| round.p999_ns)?,
-            max_ns: self.rounds.iter().map(|round| round.max_ns).fold(0.0, f64::max),
-            cpu_ns_per_io: of(|round| round.cpu_ns_per_io)?,
-            errors: self.rounds.iter().map(|round| round.errors).sum(),
-        })
-    }
+    /// See [`Figures::medians`].
+    #[serde(flatten)]
+    pub medians: Figures,
 }
 
 /// A result with its summary, as `--json` prints it.
@@ -127,8 +215,20 @@ impl<'a, T: Serialize + Cells> WithSummary<'a, T> {
     }
 }
 
-/// One CSV record for each round of each cell, behind the result's name and time.
-pub(crate) fn rows(csv: &mut diskwright_outline::Csv, name: &str, started_utc: &str, cells: &[Cell]) -> io::Result<()> {
+/// The names of all figures that some of `cells` have besides the usual ones.
+pub(crate) fn names_of_more(cells: &[Cell]) -> BTreeSet<String> {
+    cells.iter().flat_map(|cell| cell.more.keys().cloned()).collect()
+}
+
+/// One CSV record for each round of each cell, behind the result's name and time. `more` names the
+/// last columns; see [`names_of_more`].
+pub(crate) fn rows(
+    csv: &mut Csv,
+    name: &str,
+    started_utc: &str,
+    cells: &[Cell],
+    more: &BTreeSet<String>,
+) -> io::Result<()> {
     for cell in cells {
         for (number, round) in cell.rounds.iter().enumerate() {
             let text = |value: f64| value.to_string();
@@ -155,11 +255,10 @@ pub(crate) fn rows(csv: &mut diskwright_outline::Csv, name: &str, started_utc: &
                 ("machine_cpu_ns_per_io", text(round.machine_cpu_ns_per_io)),
                 ("depth_reached", text(round.depth_reached)),
             ];
-            record.extend(
-                cell.more.iter().map(|(head, values)| {
-                    (*head, values.get(number).copied().flatten().map_or_else(String::new, text))
-                }),
-            );
+            record.extend(more.iter().map(|head| {
+                let value = cell.more.get(head).and_then(|values| *values.get(number)?);
+                (head.as_str(), value.map_or_else(String::new, text))
+            }));
             csv.record(&record)?;
         }
     }
@@ -167,154 +266,82 @@ pub(crate) fn rows(csv: &mut diskwright_outline::Csv, name: &str, started_utc: &
 }
 
 impl Cells for Run {
-    fn cells(&self) -> Vec<Cell> {
+    fn cells(&self) -> Cow<'_, [Cell]> {
         let targets: Vec<&str> = self.targets.iter().map(|target| target.name.as_str()).collect();
         let subject = targets.join(", ");
-        let of = |phase: &diskwright_load::record::PhaseRecord| {
+        let of = |phase: &PhaseRecord| {
             let planned = self.job.phases.iter().find(|planned| planned.name == phase.name);
             let loads: Vec<String> =
                 planned.iter().flat_map(|planned| &planned.loads).map(|load| load.title()).collect();
             let load = if loads.is_empty() { self.job.name.clone() } else { loads.join(" beside ") };
-            Cell::new(&phase.name, load, &subject, &[Figures::of(phase)])
+            let figures = Figures::of(phase);
+            Cell::new(&phase.name, &load, &subject, figures.queue_depth).with_rounds(vec![figures])
         };
         self.phases.iter().map(of).collect()
-    }
-}
-
-impl Cells for SweepRecord {
-    fn cells(&self) -> Vec<Cell> {
-        of_sweep("", self)
-    }
-}
-
-fn of_sweep(part: &str, record: &SweepRecord) -> Vec<Cell> {
-    let targets: Vec<&str> = record.targets.iter().map(|target| target.name.as_str()).collect();
-    let of = |cell: &sweep::SweepCell| Cell {
-        in_flight: cell.total_depth,
-        ..Cell::new(part, sweep::title(&cell.point), &targets.join(", "), &cell.rounds)
-    };
-    record.cells.iter().map(of).collect()
-}
-
-fn of_workload<'a>(part: &'a str, result: &'a WorkloadResult) -> impl Iterator<Item = Cell> + 'a {
-    let workload = &result.workload;
-    result.cells.iter().map(move |cell| Cell {
-        in_flight: u64::from(workload.queue_depth),
-        ..Cell::new(part, format!("{} at QD {}", workload.name, workload.queue_depth), &cell.target, &cell.rounds)
-    })
-}
-
-impl Cells for ContainersResult {
-    fn cells(&self) -> Vec<Cell> {
-        let main = self.workloads.iter().flat_map(|compared| of_workload("containers", &compared.result));
-        let chain = self.chain.iter().flat_map(|chain| &chain.reads).flat_map(|result| of_workload("chain", result));
-        let expanding = self.expanding.iter().flat_map(|record| of_workload("expanding", &record.result));
-        let sizes = self.block_sizes.iter().flat_map(|record| &record.workloads);
-        main.chain(chain).chain(expanding).chain(sizes.flat_map(|result| of_workload("block size", result))).collect()
-    }
-}
-
-impl Cells for QueueDepthResult {
-    fn cells(&self) -> Vec<Cell> {
-        let pre_test = self.pre_test.iter().flat_map(Run::cells).map(|cell| Cell { part: "pre-test".into(), ..cell });
-        let stages = self.stages.iter().flat_map(|record| of_sweep(record.stage.name(), &record.sweep));
-        pre_test.chain(stages).collect()
-    }
-}
-
-impl Cells for RawAndFileResult {
-    fn cells(&self) -> Vec<Cell> {
-        let of = |workload: &crate::study::raw_and_file::WorkloadRecord| -> Vec<Cell> {
-            let sides = workload.sides.iter().zip(&self.subjects);
-            let load = format!("{} at QD {}", workload.name(), workload.queue_depth);
-            sides.map(|(side, subject)| Cell::new("", load.clone(), &subject.name, &side.rounds)).collect()
-        };
-        self.workloads.iter().flat_map(of).collect()
-    }
-}
-
-impl Cells for ZeroPayloadResult {
-    fn cells(&self) -> Vec<Cell> {
-        let of = |test: &crate::study::zero_payload::TestRecord| {
-            let part = if test.payload == Payload::Zeros { "zeros" } else { "data" };
-            [("dynamic", &test.dynamic), ("fixed", &test.fixed)].map(|(subject, side)| Cell {
-                more: vec![("not_stored_share", side.not_stored_each.iter().copied().map(Some).collect())],
-                ..Cell::new(part, test.name.clone(), subject, &side.rounds)
-            })
-        };
-        self.tests.iter().flat_map(of).collect()
-    }
-}
-
-impl Cells for AccessPathsResult {
-    fn cells(&self) -> Vec<Cell> {
-        let of = |load: &crate::study::access_paths::LoadRecord| -> Vec<Cell> {
-            let title = format!("{} load, {} clients with {} outstanding", load.name, load.clients, load.outstanding);
-            let of_way = |cell: &crate::study::access_paths::CellRecord| {
-                let rounds: Vec<Figures> = cell.rounds.iter().map(|round| round.figures).collect();
-                Cell {
-                    more: vec![("server_cpu_ns_per_io", cell.rounds.iter().map(|round| round.server_cpu_ns).collect())],
-                    ..Cell::new("", title.clone(), cell.way.name(), &rounds)
-                }
-            };
-            load.cells.iter().map(of_way).collect()
-        };
-        self.loads.iter().flat_map(of).collect()
-    }
-}
-
-impl Cells for ComparisonRecord {
-    fn cells(&self) -> Vec<Cell> {
-        let of = |side: &crate::comparison::Side| -> Vec<Cell> {
-            side.groups
-                .iter()
-                .map(|group| Cell::new(&group.name, group.workload.clone(), &side.name, &group.rounds))
-                .collect()
-        };
-        self.sides.iter().flat_map(of).collect()
-    }
-}
-
-impl Cells for Document {
-    fn cells(&self) -> Vec<Cell> {
-        match self {
-            Self::Run(run) => run.cells(),
-            Self::Sweep(record) => record.cells(),
-            Self::Containers(result) => result.cells(),
-            Self::QueueDepth(result) => result.cells(),
-            Self::RawAndFile(result) => result.cells(),
-            Self::ZeroPayload(result) => result.cells(),
-            Self::Comparison(record) => record.cells(),
-            Self::AccessPaths(result) => result.cells(),
-            // Its checks are figures of many units, not cells.
-            Self::Acceptance(_) => Vec::new(),
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::example;
+
+    fn cell(load: &str, subject: &str, iops: &[f64]) -> Cell {
+        let round = |iops: &f64| Figures { iops: *iops, cpu_ns_per_io: 1e6 / iops, ..Figures::default() };
+        Cell::new("main", load, subject, 8).with_rounds(iops.iter().map(round).collect())
+    }
 
     #[test]
-    fn every_kind_of_result_has_cells_with_rounds() {
-        for (name, document) in example::all() {
-            let cells = document.cells();
-            assert_eq!(cells.is_empty(), matches!(document, Document::Acceptance(_)), "{name}");
-            for cell in cells.iter().filter(|cell| !cell.rounds.is_empty()) {
-                let summary = cell.summary().unwrap();
-                assert!(summary.iops > 0.0 && !cell.subject.is_empty() && !cell.load.is_empty(), "{name}: {cell:?}");
-                assert!(cell.more.iter().all(|(_, values)| values.len() == cell.rounds.len()), "{name}: {cell:?}");
-            }
-        }
+    fn ratios_are_taken_within_rounds() {
+        // The machine halves its speed after the first round.
+        let (base, ours) = (cell("read", "raw file", &[100.0, 50.0]), cell("read", "vhdx", &[90.0, 45.0]));
+        let ratio = |figure: fn(&Figures) -> f64| ours.ratio(&base, figure).unwrap();
+        assert!((ratio(|round| round.iops).median() - 0.9).abs() < 1e-12);
+        assert!((ratio(|round| round.cpu_ns_per_io).summary.spread()).abs() < 1e-9);
+        assert_eq!(ours.median(|round| round.iops), Some(67.5));
+        assert!(cell("read", "vhd", &[]).ratio(&base, |round| round.iops).is_none());
+    }
+
+    #[test]
+    fn cells_of_one_load_are_compared_with_the_first() {
+        let cells = [
+            cell("read", "raw file", &[100.0]),
+            cell("read", "vhdx", &[50.0]),
+            cell("write", "raw file", &[10.0]),
+            Cell { part: "other".into(), ..cell("read", "raw file", &[1.0]) },
+            cell("write", "vhdx", &[9.0]),
+            cell("write", "new", &[]),
+        ];
+        let loads = Compared::of_part(&cells, "main");
+        assert_eq!(
+            loads.iter().map(|one| (one.load, one.cells.len())).collect::<Vec<_>>(),
+            [("read", 2), ("write", 3)]
+        );
+        assert_eq!(loads[0].median_ratios(|round| round.iops), [None, Some(0.5)]);
+        let iops = |cell: &Cell| cell.each(|round| round.iops);
+        assert_eq!(loads[0].ratio("vhdx", iops).unwrap().median(), 0.5);
+        assert!(loads[0].ratio("raw file", iops).is_none() && loads[0].ratio("vhd", iops).is_none());
+        assert_eq!(loads[1].median_ratios(|round| round.iops), [None, Some(0.9), None]);
+        assert_eq!(loads[1].cell("vhdx").unwrap().title(), "write at QD 8");
+        assert!(Compared::of_part(&cells, "none").is_empty());
+    }
+
+    #[test]
+    fn a_cell_that_is_cut_keeps_its_figures_together() {
+        let mut cell = cell("read", "vhdx", &[90.0, 45.0]);
+        cell.push_more("server_cpu_ns_per_io", Some(3.0));
+        cell.push_more("server_cpu_ns_per_io", None);
+        assert_eq!(cell.more("server_cpu_ns_per_io"), None);
+        cell.truncate(1);
+        assert_eq!((cell.rounds.len(), cell.more("server_cpu_ns_per_io")), (1, Some(vec![3.0])));
+        let json = serde_json::to_string(&cell).unwrap();
+        assert_eq!(serde_json::from_str::<Cell>(&json).unwrap(), cell);
     }
 
     #[test]
     fn the_summary_of_a_run_has_what_the_screen_shows() {
-        let run = example::run();
+        let run = crate::report::example::run();
         let json = serde_json::to_value(WithSummary::of(&run)).unwrap();
-        assert_eq!(json["schema"], run.schema);
+        assert_eq!(json["schema"].as_str().unwrap(), run.head.schema);
         let summary = json["summary"].as_array().unwrap();
         assert_eq!(summary.len(), run.phases.len());
         assert_eq!(summary[0]["part"], run.phases[0].name);

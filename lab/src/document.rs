@@ -2,7 +2,7 @@
 //! words.
 //!
 //! ```text
-//!   file ──▶ JSON? ──▶ "schema"? ──▶ a kind known here? ──▶ its version? ──▶ its fields? ──▶ sound? ──▶ Document
+//!   file ──▶ JSON? ──▶ "schema"? ──▶ known kind? ──▶ version? ──▶ fields? ──▶ sound? ──▶ Document
 //! ```
 //!
 //! A file comes from anywhere, and may be a disk that was named by mistake. Its first 64 KiB must
@@ -12,17 +12,18 @@
 
 use crate::{
     acceptance::{self, AcceptanceRecord},
+    cells::{Cell, Cells},
     comparison::{COMPARISON_SCHEMA, ComparisonRecord},
-    result::{CONTAINERS_SCHEMA, ContainersResult},
     study::{
         access_paths::{self, AccessPathsResult},
+        containers::{self, ContainersResult},
         queue_depth::record::{QueueDepthResult, SCHEMA as QUEUE_DEPTH_SCHEMA},
         raw_and_file::{self, RawAndFileResult},
         zero_payload::{self, ZeroPayloadResult},
     },
     sweep::{SWEEP_SCHEMA, SweepRecord},
 };
-use diskwright_load::record::{LatencyRecord, RUN_SCHEMA, Run};
+use diskwright_load::record::{Head, LatencyRecord, RUN_SCHEMA, Run};
 use serde::{
     Deserialize, Serialize,
     de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
@@ -43,7 +44,7 @@ const LONGEST_BYTES: u64 = 1 << 30;
 /// those whose keys another program has sorted have it after their cells or phases.
 const BYTES_WITHOUT_SCHEMA: [u64; 2] = [64 << 10, 64 << 20];
 
-/// Any result.
+/// A result of any kind.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Document {
@@ -68,22 +69,31 @@ pub enum Document {
 }
 
 impl Document {
-    /// When it began, as in `20261120T221749Z`; a comparison of results does not say.
-    pub fn started_utc(&self) -> Option<&str> {
+    /// What every result begins with; `None` of a bench, which has a head of its own.
+    pub fn head(&self) -> Option<&Head> {
         match self {
-            Self::Run(run) => Some(&run.started_utc),
-            Self::Sweep(record) => Some(&record.started_utc),
-            Self::Containers(result) => Some(&result.started_utc),
-            Self::QueueDepth(result) => Some(&result.started_utc),
-            Self::RawAndFile(result) => Some(&result.started_utc),
-            Self::ZeroPayload(result) => Some(&result.started_utc),
-            Self::Comparison(_) => None,
-            Self::AccessPaths(result) => Some(&result.started_utc),
-            Self::Acceptance(record) => Some(&record.started_utc),
+            Self::Sweep(record) => Some(&record.head),
+            Self::Containers(result) => Some(&result.head),
+            Self::QueueDepth(result) => Some(&result.head),
+            Self::RawAndFile(result) => Some(&result.head),
+            Self::ZeroPayload(result) => Some(&result.head),
+            Self::Comparison(record) => Some(&record.head),
+            Self::AccessPaths(result) => Some(&result.head),
+            Self::Run(run) => Some(&run.head),
+            Self::Acceptance(_) => None,
         }
     }
 
-    /// What it is, in words.
+    /// When it began, as in `20261120T221749Z`.
+    pub fn started_utc(&self) -> &str {
+        match (self, self.head()) {
+            (_, Some(head)) => &head.started_utc,
+            (Self::Acceptance(record), _) => &record.started_utc,
+            _ => "",
+        }
+    }
+
+    /// The kind of result, in words.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Run(_) => "a run",
@@ -95,6 +105,23 @@ impl Document {
             Self::Comparison(_) => "a comparison",
             Self::AccessPaths(_) => "a study of access paths",
             Self::Acceptance(_) => "an acceptance run",
+        }
+    }
+}
+
+impl Cells for Document {
+    fn cells(&self) -> Cow<'_, [Cell]> {
+        match self {
+            Self::Run(run) => run.cells(),
+            Self::Sweep(record) => record.cells(),
+            Self::Containers(result) => result.cells(),
+            Self::QueueDepth(result) => result.cells(),
+            Self::RawAndFile(result) => result.cells(),
+            Self::ZeroPayload(result) => result.cells(),
+            Self::Comparison(record) => record.cells(),
+            Self::AccessPaths(result) => result.cells(),
+            // It judges figures of many units and has no cells.
+            Self::Acceptance(_) => Cow::default(),
         }
     }
 }
@@ -111,78 +138,88 @@ pub struct Bundle<'a> {
 /// Why a file is not a result that can be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The system would not give it.
+    /// The system could not open or read the file.
     #[error("cannot read the result {}: {source}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
     },
-    /// Too long to be one.
+    /// The file is longer than any result.
     #[error("{} is longer than 1 GiB and so no result of the lab; give a JSON file that the lab wrote", path.display())]
     TooLong {
-        /// Which.
+        /// The file.
         path: PathBuf,
     },
-    /// It ends in the middle.
+    /// The JSON ends in the middle.
     #[error("{} ends in the middle of line {line}: it was cut off, or its run has not ended; copy it again or run again", path.display())]
     CutOff {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Where.
+        /// The last line, from 1.
         line: usize,
     },
     /// Not JSON.
     #[error("{} is not JSON (line {line}, column {column}); give a result that the lab saved as JSON, not a report made from it", path.display())]
     NotJson {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Where.
+        /// The line of the first error, from 1.
         line: usize,
-        /// Where in the line.
+        /// The column of the first error, from 1.
         column: usize,
     },
-    /// JSON, but of something else.
+    /// The file is JSON, but no result of the lab.
     #[error("{} is JSON but no result of the lab: {found}; give what `lab run`, `lab study`, `lab sweep` or `lab selftest` saved", path.display())]
     NoResult {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What it has for a schema.
+        /// What stands in the place of the schema, in words.
         found: String,
     },
-    /// Of a later version.
+    /// The schema has a later version than this program knows.
     #[error("{} was written by a newer Diskwright: its schema is {found}, this one ({}) reads up to {known}; read it with the newer one", path.display(), env!("CARGO_PKG_VERSION"))]
     Newer {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Its schema.
+        /// Schema of the file.
         found: String,
-        /// Ours.
+        /// The schema of this kind that this program reads.
         known: &'static str,
     },
-    /// A bundle, where one result is wanted.
+    /// The schema has an earlier version than this program reads.
+    #[error("{} was written by an older Diskwright: its schema is {found}, this one ({}) reads {known} only; measure again, or read it with the older one", path.display(), env!("CARGO_PKG_VERSION"))]
+    Older {
+        /// The file.
+        path: PathBuf,
+        /// Schema of the file.
+        found: String,
+        /// The schema of this kind that this program reads.
+        known: &'static str,
+    },
+    /// The file is a bundle of several results, where one is wanted.
     #[error("{} holds {results} results, and one is wanted; give the file of that one, as it was saved", path.display())]
     Several {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// How many.
+        /// Number of results in it.
         results: usize,
     },
-    /// Its fields are not those of its schema, or contradict each other.
+    /// The fields are not those of the schema, or contradict each other.
     #[error("{} says that it is {schema}, but it is damaged: {what}; it was edited or harmed after it was written: copy it again or run again", path.display())]
     Damaged {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What it says it is.
+        /// Schema of the file.
         schema: String,
-        /// What is wrong, and where.
+        /// The first field that is wrong, and what is wrong with it.
         what: String,
     },
 }
 
 #[derive(Deserialize)]
-struct Head {
+struct AnySchema {
     schema: Option<serde_json::Value>,
 }
 
@@ -287,10 +324,10 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<Vec<Document>, ReadError> {
 fn schema_of(path: &Path, bytes: &[u8]) -> Result<String, ReadError> {
     let path = || path.to_owned();
     let no_result = |found: String| ReadError::NoResult { path: path(), found };
-    match serde_json::from_slice::<Head>(bytes) {
-        Ok(Head { schema: Some(serde_json::Value::String(schema)) }) => Ok(schema),
-        Ok(Head { schema: Some(_) }) => Err(no_result("its \"schema\" is no text".into())),
-        Ok(Head { schema: None }) => Err(no_result("it has no \"schema\"".into())),
+    match serde_json::from_slice::<AnySchema>(bytes) {
+        Ok(AnySchema { schema: Some(serde_json::Value::String(schema)) }) => Ok(schema),
+        Ok(AnySchema { schema: Some(_) }) => Err(no_result("its \"schema\" is no text".into())),
+        Ok(AnySchema { schema: None }) => Err(no_result("it has no \"schema\"".into())),
         Err(error) if error.is_eof() && !bytes.trim_ascii().is_empty() => {
             Err(ReadError::CutOff { path: path(), line: error.line() })
         }
@@ -326,7 +363,7 @@ fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
             Document::Run(Box::new(run))
         }
         SWEEP_SCHEMA => Document::Sweep(Box::new(fields(path, schema, bytes)?)),
-        CONTAINERS_SCHEMA => Document::Containers(Box::new(fields(path, schema, bytes)?)),
+        containers::SCHEMA => Document::Containers(Box::new(fields(path, schema, bytes)?)),
         QUEUE_DEPTH_SCHEMA => Document::QueueDepth(Box::new(fields(path, schema, bytes)?)),
         raw_and_file::SCHEMA => Document::RawAndFile(Box::new(fields(path, schema, bytes)?)),
         zero_payload::SCHEMA => Document::ZeroPayload(Box::new(fields(path, schema, bytes)?)),
@@ -349,7 +386,7 @@ fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
 const KINDS: [&str; 10] = [
     RUN_SCHEMA,
     SWEEP_SCHEMA,
-    CONTAINERS_SCHEMA,
+    containers::SCHEMA,
     QUEUE_DEPTH_SCHEMA,
     raw_and_file::SCHEMA,
     zero_payload::SCHEMA,
@@ -376,7 +413,8 @@ fn known(path: &Path, found: &str) -> Result<&'static str, ReadError> {
             Err(ReadError::Newer { path: path.to_owned(), found: found.into(), known })
         }
         Some((known, our_version)) if version == our_version => Ok(known),
-        _ => Err(unknown()),
+        Some((known, _)) => Err(ReadError::Older { path: path.to_owned(), found: found.into(), known }),
+        None => Err(unknown()),
     }
 }
 
@@ -388,7 +426,7 @@ fn fields<T: DeserializeOwned>(path: &Path, schema: &str, bytes: &[u8]) -> Resul
     })
 }
 
-/// Comparisons are of sides that are there.
+/// Checks that every comparison is of a side in the list.
 fn check_comparison(record: &ComparisonRecord) -> Result<(), String> {
     let all = record.overall.iter().chain(&record.comparisons);
     match all.into_iter().find(|comparison| comparison.side == 0 || comparison.side >= record.sides.len()) {
@@ -397,7 +435,7 @@ fn check_comparison(record: &ComparisonRecord) -> Result<(), String> {
     }
 }
 
-/// What later code relies on.
+/// Checks the numbers that later code adds up and indexes with.
 pub(crate) fn check_run(run: &Run) -> Result<(), String> {
     // What is added up stays far below 2^63 in any run that ever was; a sum that does not is no
     // measurement.
@@ -486,6 +524,19 @@ mod tests {
     }
 
     #[test]
+    fn every_kind_of_result_has_cells_with_rounds() {
+        for (name, document) in example::all() {
+            let cells = document.cells();
+            assert_eq!(cells.is_empty(), matches!(document, Document::Acceptance(_)), "{name}");
+            for cell in cells.iter().filter(|cell| !cell.rounds.is_empty()) {
+                let summary = cell.summary().unwrap();
+                assert!(summary.medians.iops > 0.0 && !cell.subject.is_empty() && !cell.load.is_empty(), "{name}");
+                assert!(cell.more.values().all(|values| values.len() == cell.rounds.len()), "{name}: {cell:?}");
+            }
+        }
+    }
+
+    #[test]
     fn every_wrong_file_has_its_own_words() {
         assert!(message("# Report").contains("is not JSON (line 1, column 1)"));
         assert!(message("").contains("is not JSON"));
@@ -499,6 +550,9 @@ mod tests {
             newer.contains("newer Diskwright: its schema is diskwright.lab.run/3") && newer.contains("run/2"),
             "{newer}"
         );
+        let older = message("{\"schema\": \"diskwright.lab.sweep/1\", \"past\": true}");
+        assert!(older.contains("older Diskwright: its schema is diskwright.lab.sweep/1"), "{older}");
+        assert!(older.contains("reads diskwright.lab.sweep/2 only; measure again"), "{older}");
         let damaged = message("{\"schema\": \"diskwright.lab.run/2\", \"took_ns\": \"soon\"}");
         assert!(damaged.contains("it is damaged") && damaged.contains("column"), "{damaged}");
         let missing = read(Path::new("/nonexistent/r.json")).unwrap_err().to_string();

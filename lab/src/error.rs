@@ -37,7 +37,7 @@ pub enum LabError {
     Void {
         /// The first failure, with target, offset and length.
         first: String,
-        /// How many.
+        /// Number of requests that failed.
         errors: u64,
     },
     /// One request failed while a target was prepared.
@@ -45,11 +45,11 @@ pub enum LabError {
     Request {
         /// The target.
         target: String,
-        /// What was asked of it.
+        /// The operation.
         operation: Operation,
-        /// Where.
+        /// Offset of the request.
         offset_bytes: u64,
-        /// How much.
+        /// Length of the request.
         len_bytes: u64,
         /// Requests that had succeeded before.
         completed: u64,
@@ -83,21 +83,21 @@ pub enum LabError {
     NoSpace {
         /// The folder.
         dir: PathBuf,
-        /// For what.
+        /// What needs the space.
         what: String,
-        /// How much.
+        /// Bytes that are needed.
         needed_bytes: u64,
-        /// How much there is.
+        /// Bytes that are free.
         free_bytes: u64,
     },
-    /// A target that is to be written is used by somebody else.
+    /// A target that is to be written is in use: mounted, or open in another program.
     #[error(
         "{target} would be written, but it is in use: {users}; end that use first (`PrepareOptions::destroy_data` does not change this)"
     )]
     InUse {
         /// The target.
         target: String,
-        /// By whom, as in "/dev/vdb1 is mounted at /home".
+        /// The users, as in "/dev/vdb1 is mounted at /home".
         users: String,
     },
     /// A target that is to be written holds data.
@@ -115,11 +115,11 @@ pub enum LabError {
     NoSpaceToFill {
         /// The target.
         target: String,
-        /// How much it lacks.
+        /// Bytes of it that have no space yet.
         needed_bytes: u64,
-        /// Where it lies.
+        /// The folder in which it lies.
         dir: PathBuf,
-        /// How much there is.
+        /// Bytes that are free there.
         free_bytes: u64,
     },
     /// A result that was saved cannot be used.

@@ -21,7 +21,7 @@ use std::{io, ops::Range, slice};
 
 /// Requests in flight.
 pub const DEPTH: usize = 16;
-/// Bytes of each.
+/// Bytes of a request.
 pub const PIECE_BYTES: usize = 1 << 20;
 /// Extents are asked for by windows of this, so that a shredded disk of any size takes little
 /// memory.
@@ -162,7 +162,7 @@ pub fn for_extents(
     Ok(())
 }
 
-/// What is done with a piece.
+/// What a pass does with each piece.
 enum Action<'a, 'b> {
     Write(&'a mut Make<'b>),
     Compare(u64),

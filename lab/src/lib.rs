@@ -4,25 +4,26 @@
 //!   targets: open, inspect, fill        diskwright_load: job ──▶ run ──▶ record, figures
 //!            │                                    ▲
 //!            ▼                                    │ a window
-//!   measure.rs, sweep/, comparison/, study/, selftest/ ┘ rounds in turns; conclusions by diskwright_stats
+//!   rounds.rs ─▶ measure.rs, sweep/, comparison/, study/, selftest/ ┘ conclusions by diskwright_stats
 //!            │
 //!            ▼
-//!   results: document.rs, cells.rs ──▶ report/ (chapters) ──▶ diskwright_outline: terminal, page, Markdown
-//!                                  └─▶ export/ (CSV, JSON)
+//!   results: head, options, cells ──▶ report/ (chapters) ──▶ diskwright_outline (terminal, page)
+//!                                 └─▶ export/ (CSV, JSON)
 //! ```
 //!
 //! | file | room |
 //! |---|---|
-//! | `open.rs`, `behind.rs` | what a user named, as a target; what it shows that is no file |
-//! | `prepare.rs`, `inspect/`, `fill.rs` | whether a target may be written, what it holds, who uses it; filling it |
-//! | `targets.rs`, `chain.rs`, `child.rs` | the containers under comparison; chains; opening in a fresh process |
+//! | `open.rs`, `behind.rs` | what a user named, as a target; the image or server behind a device |
+//! | `prepare.rs`, `inspect/`, `fill.rs` | may a target be written, what it holds; filling it |
+//! | `targets.rs`, `chain.rs`, `child.rs` | the containers; chains; opening in a fresh process |
 //! | `peer.rs`, `server.rs`, `traffic.rs` | other programs; servers; bytes that reached storage |
-//! | `measure.rs` | targets in turns, ratios within rounds |
+//! | `rounds.rs` | the loop in which cells are measured by turns: order, seeds, stop |
+//! | `cells.rs`, `ratio.rs` | what was measured; medians, and ratios within rounds |
+//! | `measure.rs` | one workload on several targets |
 //! | `sweep/`, `comparison/` | a workload over a range of loads; A against B |
 //! | `study/`, `paper.rs` | the papers' experiments; the papers' own figures |
 //! | `acceptance/`, `selftest/` | figures against what is promised; the load generator against fio |
-//! | `result.rs`, `document.rs`, `cells.rs` | results as files; the cells of any result |
-//! | `output.rs` | which file may be written, and how |
+//! | `document.rs`, `output.rs` | results as files; which file may be written, and how |
 //! | `report/`, `export/` | a chapter for each kind of result; CSV and JSON |
 //!
 //! Three rules hold throughout. A target is compared with its base *within a round*, never across.
@@ -33,16 +34,22 @@
 //! # Running a study
 //!
 //! ```no_run
-//! use diskwright_lab::{ChildLauncher, ContainersOptions, Step, StudyOptions, report::{self, TextOptions}, study};
+//! use diskwright_lab::{
+//!     ChildLauncher, ContainersOptions, Step, StudyOptions,
+//!     report::{self, TextOptions},
+//!     study,
+//! };
 //!
 //! # fn main() -> diskwright_lab::Result<()> {
 //! let options = ContainersOptions {
 //!     study: StudyOptions { quick: true, ..StudyOptions::default() },
-//!     // The program must answer `<itself> measuring-child ARGS...` by printing `child_main(ARGS)?` on standard output.
+//!     // The program must answer `<itself> measuring-child ARGS...` by printing `child_main(ARGS)?` on
+//!     // standard output.
 //!     launcher: Some(ChildLauncher::current_exe(["measuring-child"])?),
 //!     ..ContainersOptions::default()
 //! };
-//! // Called between cells, never while one is measured. `false` stops the run: it cleans up and ends with `LabError::Stopped`.
+//! // Called between windows, never while one is measured. `false` stops the study: it keeps the
+//! // whole rounds that there are, or ends with `LabError::Stopped` where there is none.
 //! let mut progress = |step: Step<'_>| {
 //!     eprintln!("{} {}/{} {}", step.phase, step.done, step.total, step.message);
 //!     true
@@ -74,8 +81,9 @@ pub mod paper;
 pub mod peer;
 pub mod prepare;
 pub mod progress;
+pub mod ratio;
 pub mod report;
-pub mod result;
+pub mod rounds;
 pub mod scratch;
 pub mod selftest;
 pub mod server;

@@ -1,13 +1,19 @@
-//! One workload on several targets, round by round, and what the rounds say together.
+//! One workload on several targets, round by round.
 //!
-//! Every round measures every target once, in an order that changes ([`summary::round_order`]); a
-//! target is compared with the base *within* each round. So a machine that slows down, a cloud disk
-//! that throttles, a neighbour that wakes up hits all alike, and the ratio survives what the
+//! ```text
+//!   workload, plan ──▶ job of a round (rounds.rs: seed) ──▶ window on a target ──▶ Figures of the round ──▶ Cell
+//! ```
+//!
+//! A target is compared with the base *within* each round. So a machine that slows down, a cloud
+//! disk that throttles, a neighbour that wakes up hits all alike, and the ratio survives what the
 //! absolute figures do not.
+
+pub use crate::{ratio::Ratio, rounds::Steps};
 
 use crate::{
     LabError, Result,
-    progress::{Progress, report},
+    cells::{self, Cell},
+    rounds::{self, Done, Rounds, Window},
 };
 use diskwright_load::{
     OpenTarget,
@@ -15,26 +21,23 @@ use diskwright_load::{
     job::{IoEngine, Job},
     record::{End, PhaseRecord},
     run::{self, RunOptions, Watch},
-    seeds,
     workload::Workload,
 };
-use diskwright_stats::summary::{self, Interval, Summary};
 use diskwright_store::EngineKind;
-use serde::{Deserialize, Serialize};
 use std::{slice, time::Duration};
 
-/// How to measure a cell.
+/// Rounds, times and seed with which the cells of a workload are measured.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
     /// How often each target is measured.
     pub rounds: usize,
-    /// Before each window.
+    /// Length of the warm-up before each window.
     pub warm_up: Duration,
-    /// The window.
+    /// Length of the measured window.
     pub measured: Duration,
-    /// What moves the bytes.
+    /// How I/O is submitted.
     pub engine: EngineKind,
-    /// Of orders and offsets.
+    /// Seed of orders and offsets.
     pub seed: u64,
 }
 
@@ -47,14 +50,12 @@ impl Plan {
 }
 
 impl Plan {
-    /// The job of one round: `workload` is the cell of [`seeds`].
+    /// The job of one round.
     fn job(&self, workload: &Workload, target: &OpenTarget, round: usize) -> Job {
         let mut job = Job::simple(&workload.name, workload.load(), self.warm_up.into(), self.measured.into());
-        let cell = format!("{} at QD {}", workload.name, workload.queue_depth);
-        job.seed = seeds::of_window(self.seed, &cell, round);
-        (job.cache, job.engine) = (target.cache, IoEngine::from(self.engine));
-        seeds::begin_streams(&mut job, target.device.geometry().size_bytes);
-        job
+        (job.seed, job.cache, job.engine) = (self.seed, target.cache, IoEngine::from(self.engine));
+        let cell = cells::title(&workload.name, workload.queue_depth.into());
+        rounds::job_of(&job, &cell, round, Some(target.device.geometry().size_bytes))
     }
 }
 
@@ -72,18 +73,6 @@ pub fn window(job: &Job, target: &OpenTarget, options: &RunOptions, watch: &dyn 
     }
 }
 
-/// Where a comparison stands in a longer run, for those who watch.
-pub struct Steps<'a> {
-    /// Who watches.
-    pub progress: &'a mut dyn Progress,
-    /// The part of the run.
-    pub phase: &'a str,
-    /// Cells of that part that are done.
-    pub done: u64,
-    /// Cells that it has in all.
-    pub total: u64,
-}
-
 /// What has to be done before each window on the target with this number.
 pub type Before<'a> = dyn FnMut(usize) -> Result<()> + 'a;
 
@@ -91,7 +80,7 @@ pub type Before<'a> = dyn FnMut(usize) -> Result<()> + 'a;
 /// for each target, one round after the other.
 ///
 /// # Errors
-/// As [`window`].
+/// As [`window`]; [`LabError::Stopped`] when not all rounds are whole.
 pub fn interleaved(
     targets: &[OpenTarget],
     workload: &Workload,
@@ -99,153 +88,57 @@ pub fn interleaved(
     steps: &mut Steps<'_>,
     before: &mut Before<'_>,
 ) -> Result<Vec<Vec<Figures>>> {
-    let mut all: Vec<Vec<Figures>> = targets.iter().map(|_| Vec::with_capacity(plan.rounds)).collect();
-    let options = RunOptions::default();
-    for round in 0..plan.rounds {
-        for index in summary::round_order(targets.len(), round, plan.seed) {
-            let target = &targets[index];
-            let message = format!("{} at QD {}, {}", workload.name, workload.queue_depth, target.name);
-            report(steps.progress, steps.phase, steps.done, steps.total, &message)?;
-            before(index)?;
-            let job = plan.job(workload, target, round);
-            all[index].push(Figures::of(&window(&job, target, &options, steps.progress.watch())?));
-            steps.done += 1;
-        }
-    }
-    Ok(all)
+    let (all, done) = whole_rounds(targets, workload, plan, steps, before)?;
+    done.or_stopped().map(|()| all)
 }
 
-/// A ratio to the base, round by round.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Ratio {
-    /// Median, extremes and deviation of the rounds' ratios.
-    #[serde(flatten)]
-    pub summary: Summary,
-    /// 95 % confidence interval of the median ([`summary::median_interval`], over the logarithms);
-    /// `None` of a single round, or where a ratio is 0.
-    pub confidence: Option<Interval>,
-    /// Each round's ratio.
-    pub each: Vec<f64>,
-}
-
-impl Ratio {
-    /// Of `ours` to `base`, round by round. `None` when no round has both.
-    pub fn of(ours: &[f64], base: &[f64]) -> Option<Self> {
-        let each = summary::ratios(ours, base);
-        let summary = Summary::of(&each)?;
-        let logarithms: Vec<f64> = each.iter().map(|ratio| ratio.ln()).collect();
-        let confidence = summary::median_interval(&logarithms, 0.95)
-            .map(|ends| Interval { low: ends.low.exp(), high: ends.high.exp() });
-        Some(Self { summary, confidence, each })
-    }
-
-    /// The median.
-    pub fn median(&self) -> f64 {
-        self.summary.median
-    }
-}
-
-/// What one target did with one workload.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct CellResult {
-    /// The target.
-    pub target: String,
-    /// Requests a second.
-    pub iops: Summary,
-    /// Millions of bytes a second.
-    pub mb_per_s: Summary,
-    /// Mean latency, nanoseconds.
-    pub latency_mean_ns: Summary,
-    /// Median latency, nanoseconds.
-    pub latency_p50_ns: Summary,
-    /// 99th percentile of the latency, nanoseconds.
-    pub latency_p99_ns: Summary,
-    /// CPU time of this process for each request, nanoseconds.
-    pub cpu_ns_per_io: Summary,
-    /// IOPS as a ratio to the base's in the same round; none for the base.
-    pub iops_ratio: Option<Ratio>,
-    /// CPU time for each request as a ratio to the base's in the same round.
-    pub cpu_ratio: Option<Ratio>,
-    /// Every round as it was measured.
-    pub rounds: Vec<Figures>,
-}
-
-impl CellResult {
-    /// Sums up the rounds of `target` against those of `base`, if there is one.
-    ///
-    /// # Errors
-    /// [`LabError::BadOptions`] when there was no round.
-    pub fn new(target: &str, rounds: Vec<Figures>, base: Option<&[Figures]>) -> Result<Self> {
-        let of = |figure: &dyn Fn(&Figures) -> f64| -> Vec<f64> { rounds.iter().map(figure).collect() };
-        let summary = |figure: &dyn Fn(&Figures) -> f64| {
-            Summary::of(&of(figure)).ok_or_else(|| LabError::BadOptions {
-                what: format!("{target}: it was measured in no round"),
-                hint: "use at least one round".into(),
-            })
-        };
-        let ratio = |figure: &dyn Fn(&Figures) -> f64| {
-            let base: Vec<f64> = base?.iter().map(figure).collect();
-            Ratio::of(&of(figure), &base)
-        };
-        Ok(Self {
-            target: target.to_owned(),
-            iops: summary(&|round| round.iops)?,
-            mb_per_s: summary(&|round| round.mb_per_s)?,
-            latency_mean_ns: summary(&|round| round.mean_ns)?,
-            latency_p50_ns: summary(&|round| round.p50_ns)?,
-            latency_p99_ns: summary(&|round| round.p99_ns)?,
-            cpu_ns_per_io: summary(&|round| round.cpu_ns_per_io)?,
-            iops_ratio: ratio(&|round| round.iops),
-            cpu_ratio: ratio(&|round| round.cpu_ns_per_io),
-            rounds,
-        })
-    }
-}
-
-/// One workload on all targets.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct WorkloadResult {
-    /// The workload.
-    pub workload: Workload,
-    /// Length of the measured window, nanoseconds.
-    pub window_ns: u64,
-    /// One for each target; the base is the first.
-    pub cells: Vec<CellResult>,
-}
-
-/// Measures `workload` and sums up, the first target being the base.
-///
-/// # Errors
-/// As [`interleaved`].
-pub fn compare(
-    targets: &[OpenTarget],
-    workload: &Workload,
-    plan: &Plan,
-    steps: &mut Steps<'_>,
-) -> Result<WorkloadResult> {
-    compare_after(targets, workload, plan, steps, &mut |_| Ok(()))
-}
-
-/// As [`compare`], with something to be done before each window.
-///
-/// # Errors
-/// As [`interleaved`], and what `before` says.
-pub fn compare_after(
+/// The whole rounds that there are, and how far they have come.
+fn whole_rounds(
     targets: &[OpenTarget],
     workload: &Workload,
     plan: &Plan,
     steps: &mut Steps<'_>,
     before: &mut Before<'_>,
-) -> Result<WorkloadResult> {
-    let all = interleaved(targets, workload, plan, steps, before)?;
-    let base = all.first().cloned().unwrap_or_default();
-    let cells = targets
-        .iter()
-        .zip(all)
-        .enumerate()
-        .map(|(index, (target, rounds))| CellResult::new(&target.name, rounds, (index > 0).then_some(&base)))
-        .collect::<Result<_>>()?;
-    Ok(WorkloadResult { workload: workload.clone(), window_ns: plan.measured.as_nanos() as u64, cells })
+) -> Result<(Vec<Vec<Figures>>, Done)> {
+    let mut all: Vec<Vec<Figures>> = targets.iter().map(|_| Vec::with_capacity(plan.rounds)).collect();
+    let options = RunOptions::default();
+    let title = |at: Window| {
+        let cell = cells::title(&workload.name, workload.queue_depth.into());
+        Some(format!("{cell}, {}", targets[at.cell].name))
+    };
+    let mut measure = |at: Window, watch: &dyn Watch| {
+        before(at.cell)?;
+        let target = &targets[at.cell];
+        let job = plan.job(workload, target, at.round);
+        all[at.cell].push(Figures::of(&window(&job, target, &options, watch)?));
+        Ok(())
+    };
+    let rounds = Rounds::new(plan.rounds, plan.seed);
+    let done = rounds::interleave(&rounds, targets.len(), steps, &title, &mut measure)?;
+    all.iter_mut().for_each(|rounds| rounds.truncate(done.whole));
+    Ok((all, done))
+}
+
+/// Measures `workload` on each of `targets`, interleaved, and adds a cell of `part` for each to
+/// `found`. When the user stops it, the cells have the whole rounds that there are.
+///
+/// # Errors
+/// As [`window`]; [`LabError::Stopped`] when not all rounds are whole.
+pub fn compare(
+    part: &str,
+    targets: &[OpenTarget],
+    workload: &Workload,
+    plan: &Plan,
+    steps: &mut Steps<'_>,
+    found: &mut Vec<Cell>,
+) -> Result<()> {
+    let (all, done) = whole_rounds(targets, workload, plan, steps, &mut |_| Ok(()))?;
+    if done.whole > 0 {
+        found.extend(targets.iter().zip(all).map(|(target, rounds)| {
+            Cell::new(part, &workload.name, &target.name, workload.queue_depth.into()).with_rounds(rounds)
+        }));
+    }
+    done.or_stopped()
 }
 
 #[cfg(test)]
@@ -289,13 +182,15 @@ mod tests {
         let mut steps = Steps { progress: &mut progress, phase: "measure", done: 5, total: 17 };
         // Long enough that a busy machine lets each of them do something.
         let plan = Plan { measured: Duration::from_millis(100), ..plan(4) };
-        let result = compare(&targets, &random_read(), &plan, &mut steps).unwrap();
-        assert_eq!(result.cells.iter().map(|cell| cell.rounds.len()).collect::<Vec<_>>(), [4, 4, 4]);
+        let mut cells = Vec::new();
+        compare("main", &targets, &random_read(), &plan, &mut steps, &mut cells).unwrap();
+        assert_eq!(cells.iter().map(|cell| cell.rounds.len()).collect::<Vec<_>>(), [4, 4, 4]);
         let rounds: Vec<&[String]> = seen.chunks(3).collect();
         assert!(rounds.iter().all(|round| ["a", "b", "c"].iter().all(|name| round.iter().any(|seen| seen == name))));
         assert_eq!(rounds[0].iter().rev().collect::<Vec<_>>(), rounds[1].iter().collect::<Vec<_>>());
-        assert!(result.cells[0].iops_ratio.is_none());
-        assert!(result.cells[1].iops_ratio.as_ref().is_some_and(|ratio| ratio.median() > 0.0 && ratio.each.len() == 4));
+        let ratio = cells[1].ratio(&cells[0], |round| round.iops).unwrap();
+        assert!(ratio.median() > 0.0 && ratio.each.len() == 4);
+        assert_eq!((cells[2].subject.as_str(), cells[2].in_flight), ("c", 4));
     }
 
     #[test]
@@ -315,8 +210,15 @@ mod tests {
     fn a_comparison_is_stopped_between_cells_and_within_one() {
         let mut never = |_: Step<'_>| false;
         let mut steps = Steps { progress: &mut never, phase: "measure", done: 0, total: 1 };
-        let stopped = compare(&[null("a")], &random_read(), &plan(1), &mut steps);
+        let mut cells = Vec::new();
+        let stopped = compare("main", &[null("a")], &random_read(), &plan(1), &mut steps, &mut cells);
+        assert!(matches!(stopped, Err(LabError::Stopped)) && cells.is_empty());
+        // Stopped in the third round: two are whole.
+        let mut patience = |step: Step<'_>| step.done < 5;
+        let mut steps = Steps { progress: &mut patience, phase: "measure", done: 0, total: 8 };
+        let stopped = compare("main", &["a", "b"].map(null), &random_read(), &plan(4), &mut steps, &mut cells);
         assert!(matches!(stopped, Err(LabError::Stopped)));
+        assert_eq!(cells.iter().map(|cell| cell.rounds.len()).collect::<Vec<_>>(), [2, 2]);
         let long = Plan { measured: Duration::from_secs(3600), ..plan(1) }.job(&random_read(), &null("a"), 0);
         let stopped = window(&long, &null("a"), &RunOptions::default(), &|_: &Snapshot<'_>| false);
         assert!(matches!(stopped, Err(LabError::Stopped)));
@@ -326,7 +228,7 @@ mod tests {
     fn a_failing_target_voids_the_comparison() {
         let tiny = open_target("tiny", "null", Arc::new(NullDevice::new(512)), CacheMode::Direct);
         let mut steps = Steps { progress: &mut Silent, phase: "measure", done: 0, total: 1 };
-        let error = compare(&[tiny], &random_read(), &plan(1), &mut steps).unwrap_err();
+        let error = compare("main", &[tiny], &random_read(), &plan(1), &mut steps, &mut Vec::new()).unwrap_err();
         assert!(matches!(error, LabError::Load(LoadError::BlockTooLarge { .. })), "{error}");
     }
 
@@ -335,15 +237,5 @@ mod tests {
         let plan = plan(1).with_cell(Duration::from_millis(600));
         assert_eq!((plan.warm_up, plan.measured), (Duration::from_millis(100), Duration::from_millis(500)));
         assert_eq!(plan.with_cell(Duration::from_secs(60)).warm_up, Duration::from_secs(1));
-    }
-
-    #[test]
-    fn ratios_are_taken_within_rounds() {
-        let round = |iops, cpu_ns_per_io| Figures { iops, cpu_ns_per_io, ..Figures::default() };
-        let base = [round(100.0, 10.0), round(50.0, 10.0)];
-        let cell = CellResult::new("x", vec![round(90.0, 11.0), round(45.0, 11.0)], Some(&base)).unwrap();
-        assert!((cell.iops_ratio.unwrap().median() - 0.9).abs() < 1e-12);
-        assert!((cell.cpu_ratio.unwrap().median() - 1.1).abs() < 1e-12);
-        assert!(CellResult::new("x", Vec::new(), None).is_err());
     }
 }

@@ -25,12 +25,12 @@ use std::{error::Error, path::Path, sync::Arc};
 /// Size of a `null:` target that names none.
 const NULL_BYTES: u64 = 1 << 40;
 
-/// How to open.
+/// Access, cache mode and options with which a target is opened.
 #[derive(Debug, Clone, Default)]
 pub struct OpenHow {
-    /// For writing as well.
+    /// Whether the target is opened for writing as well.
     pub writable: bool,
-    /// Cache mode that is asked for.
+    /// The cache mode that is asked for. The target may get another one.
     pub cache: Caching,
     /// All else of a disk: its format where that is not to be found out, which parents may be
     /// opened, what may be written to. The two fields above replace what stands in it.
@@ -38,7 +38,7 @@ pub struct OpenHow {
 }
 
 impl OpenHow {
-    /// As the engine takes it.
+    /// The options of the engine.
     fn options(&self) -> OpenOptions {
         OpenOptions { writable: self.writable, cache: self.cache.mode(), ..self.disk.clone() }
     }
@@ -263,7 +263,7 @@ mod tests {
         job.phases[0].count = Some(500);
         job.contents = Contents::Zero;
         let found = run(&job, &targets, &RunOptions::default(), &Unwatched).unwrap();
-        assert_eq!(found.end, End::Complete);
+        assert_eq!(found.head.end, End::Complete);
         assert_eq!(found.targets.iter().map(|target| target.size_bytes).collect::<Vec<_>>(), [1 << 20, 8 << 20]);
         assert!(found.targets[0].place.is_some() && found.phases[0].cpu.tsc_hz > 0.0);
         let blocks = fs::read(&raw).unwrap();

@@ -2,8 +2,8 @@
 //! them.
 //!
 //! ```text
-//!   Output::check   before anything is made or measured: may a file of this name be replaced, and can one be made?
-//!   save, write     when there is something, as often as need be: NAME.saving, whole ──▶ renamed to NAME
+//!   Output::check   before anything is measured: may NAME be replaced, and can a file be made there?
+//!   save, write     as often as needed: NAME.saving, whole ──▶ renamed to NAME
 //! ```
 //!
 //! What is there already is replaced where it is empty, or has the marks of a file of the same kind
@@ -14,13 +14,13 @@
 //! | result | its first field, `"schema"`, which names a kind of result, in whatever version |
 //! | page | its doctype, and the `generator` in its head |
 //! | SVG | its first element, and the comment behind it |
-//! | Markdown | its heading, and its last line, which says who made it |
-//! | CSV | the names of its first columns, and the CRLF behind them, which tables that were reckoned from ours seldom have |
+//! | Markdown | its heading, and its last line, which names the program |
+//! | CSV | the names of its first columns, and the CRLF behind them, which tables computed from ours seldom have |
 //! | profile | its first line, [`PROFILE_MARK`] |
 //!
 //! Everything else stays as it is, and the user is told. So does a report stay where a result is to
 //! be saved, and a result where a report is. A file is looked at again right before it is replaced,
-//! for between the check and the end of a run somebody else may have taken the name.
+//! because another program may have taken the name between the check and the end of a run.
 //!
 //! A name that is a link stays one: the file that it leads to is replaced. `/dev/stdout` and its
 //! like are links as well, but what they lead to is open already and is written by others, so they
@@ -251,7 +251,7 @@ mod tests {
         document::{BUNDLE_SCHEMA, Bundle},
         export::{self, CsvTable},
         report::{self, Named, example},
-        result::ContainersRecord,
+        study::containers::ContainersRecord,
     };
     use tempfile::TempDir;
 

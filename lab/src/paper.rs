@@ -4,7 +4,7 @@
 //! Only what is printed there is here. The chart of container types has no 4K sequential and no 32K
 //! random workloads, so for those there is no ratio, and none is made up.
 
-use diskwright_load::workload::Workload;
+use diskwright_load::workload::{Workload, paper_applications, paper_monolithic};
 
 /// The queue depth of the charts that compare container types.
 pub const QUEUE_DEPTH: u32 = 64;
@@ -91,6 +91,12 @@ pub fn ratio(workload: &Workload, container: PaperContainer) -> Option<f64> {
     Some(values[column] / values[0])
 }
 
+/// The paper's workload of this name, at [`QUEUE_DEPTH`].
+pub fn workload(name: &str) -> Option<Workload> {
+    let mut all = paper_monolithic(QUEUE_DEPTH).into_iter().chain(paper_applications(QUEUE_DEPTH));
+    all.find(|workload| workload.name == name)
+}
+
 /// "Peak IOPS ... for a fully populated 2040GB dynamically expanding VHD": share of reads and of
 /// random requests, KiB; then Windows Server 2008, whose blocks are of 512 KiB, and R2, whose
 /// blocks are of 2 MiB.
@@ -162,7 +168,7 @@ pub const CHAIN_4K_RANDOM_READ: [ChainPoint; 7] = [
     chain(64, 0.521876, 10.486612),
 ];
 
-/// "Fixed VHD Creation Speed FigureChange (VHD Size: 2040GB)", MB/s: Windows Server 2008.
+/// "Fixed VHD Creation Speed Comparison (VHD Size: 2040GB)", MB/s: Windows Server 2008.
 pub const FIXED_CREATION_WS2008_MB_PER_S: f64 = 49.0;
 /// The same: Windows Server 2008 R2.
 pub const FIXED_CREATION_R2_MB_PER_S: f64 = 419.0;
@@ -178,7 +184,7 @@ pub fn chain_ratios(points: &[ChainPoint], length: u32) -> Option<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use diskwright_load::workload::{Direction, Pattern, paper_applications, paper_monolithic};
+    use diskwright_load::workload::{Direction, Pattern};
 
     #[test]
     fn ratios_are_those_of_the_charts() {

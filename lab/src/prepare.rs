@@ -38,7 +38,7 @@ use std::{
     time::Instant,
 };
 
-/// How to prepare.
+/// What may be done to targets before they are measured.
 #[derive(Debug, Clone, Default)]
 pub struct PrepareOptions {
     /// Make each target that is not there: a file of this size, or a dynamic disk where the name
@@ -46,16 +46,16 @@ pub struct PrepareOptions {
     pub create_bytes: Option<u64>,
     /// Fill the working sets first, whatever they hold.
     pub fill: bool,
-    /// Overwrite data.
+    /// Allow data of a target to be overwritten.
     pub destroy_data: bool,
-    /// How to open; what is to be written is opened for writing.
+    /// Cache mode and options. A target that is to be written is opened for writing.
     pub open: OpenHow,
 }
 
 /// Targets that may be measured, and what must be said of them.
 #[derive(Debug)]
 pub struct Prepared {
-    /// In the order in which they were named.
+    /// The open targets, in the order in which they were named.
     pub targets: Vec<OpenTarget>,
     /// What was seen, where it casts doubt on a measurement.
     pub warnings: Vec<Warning>,

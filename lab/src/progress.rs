@@ -1,8 +1,8 @@
 //! How a long run tells what it is doing, and how it is told to stop.
 //!
-//! The lab never draws. It reports to a [`Progress`] between cells; a cell that lasts long enough
-//! to be looked at is shown to that one's [`Watch`], by the thread that conducts it and never by
-//! one that measures. So a screen costs no measurement anything.
+//! The lab draws nothing. It reports to a [`Progress`] between windows. A window that lasts long
+//! enough is shown to the [`Watch`] of that progress, by the thread that conducts the window and
+//! never by one that measures, so the display does not slow a measurement down.
 
 use crate::{LabError, Result};
 use diskwright_load::run::{Unwatched, Watch};
@@ -20,7 +20,7 @@ pub struct Step<'a> {
     pub message: &'a str,
 }
 
-/// Told how far a run has come.
+/// Is told how far a run has come, and may stop it.
 pub trait Progress {
     /// Returns `false` to stop the run; it then cleans up and ends with [`LabError::Stopped`].
     fn step(&mut self, step: Step<'_>) -> bool;

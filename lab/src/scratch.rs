@@ -106,7 +106,7 @@ impl Drop for Scratch {
         if self.keep {
             return;
         }
-        // There is nobody to tell, and what was measured is no less true for a leftover.
+        // The result is valid whether or not the folder could be removed.
         let _ = std::fs::remove_dir_all(&self.path);
         for folder in &self.made_parents {
             // Goes only if it is empty.

@@ -68,6 +68,11 @@ impl Container {
         }
     }
 
+    /// The container with this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|container| container.name() == name)
+    }
+
     /// Its format.
     pub fn format(self) -> Format {
         match self {

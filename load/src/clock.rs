@@ -136,7 +136,7 @@ const FAST_SOURCES: [&str; 4] = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_pag
 
 /// Whether this clock source of the kernel is fast to read. Reading a slow one (`hpet`, `acpi_pm`,
 /// `hyperv_clocksource_msr`) takes a system call or an exit to the hypervisor, about a microsecond.
-pub(crate) fn is_fast(source: &str) -> bool {
+pub fn is_fast(source: &str) -> bool {
     FAST_SOURCES.contains(&source)
 }
 

@@ -5,6 +5,7 @@
 //! windows.
 
 use crate::record::PhaseRecord;
+use diskwright_stats::summary::median;
 use serde::{Deserialize, Serialize};
 
 /// One measured window, summed over its threads and targets.
@@ -66,6 +67,31 @@ impl Figures {
             queue_depth: total.queue_depth,
             depth_reached: phase.depth_reached(),
         }
+    }
+
+    /// The medians of several windows of one cell; `None` of no window. Counts of requests and of
+    /// errors are sums, and the longest latency is that of all windows.
+    pub fn medians(rounds: &[Self]) -> Option<Self> {
+        let first = rounds.first()?;
+        let of = |figure: fn(&Self) -> f64| median(&rounds.iter().map(figure).collect::<Vec<_>>());
+        let sum = |count: fn(&Self) -> u64| rounds.iter().map(count).fold(0, u64::saturating_add);
+        Some(Self {
+            window_ns: of(|round| round.window_ns as f64)? as u64,
+            reads: sum(|round| round.reads),
+            writes: sum(|round| round.writes),
+            errors: sum(|round| round.errors),
+            iops: of(|round| round.iops)?,
+            mb_per_s: of(|round| round.mb_per_s)?,
+            mean_ns: of(|round| round.mean_ns)?,
+            p50_ns: of(|round| round.p50_ns)?,
+            p99_ns: of(|round| round.p99_ns)?,
+            p999_ns: of(|round| round.p999_ns)?,
+            max_ns: rounds.iter().map(|round| round.max_ns).fold(0.0, f64::max),
+            cpu_ns_per_io: of(|round| round.cpu_ns_per_io)?,
+            machine_cpu_ns_per_io: of(|round| round.machine_cpu_ns_per_io)?,
+            queue_depth: first.queue_depth,
+            depth_reached: of(|round| round.depth_reached)?,
+        })
     }
 
     /// Requests completed.
@@ -202,6 +228,15 @@ mod tests {
         assert_eq!((figures.iops, figures.mean_ns, figures.p50_ns), (4000.0, 1.6e6, 1e6));
         assert_eq!((figures.p99_ns, figures.queue_depth, figures.cpu_ns_per_io), (3e6, 8, 2000.0));
         assert!((figures.read_share() - 0.7).abs() < 1e-12 && (figures.depth_reached - 6.4).abs() < 1e-9);
+    }
+
+    #[test]
+    fn medians_are_of_rates_and_sums_are_of_counts() {
+        let round =
+            |iops: f64, max_ns: f64| Figures { reads: iops as u64, iops, max_ns, errors: 1, ..Figures::default() };
+        let found = Figures::medians(&[round(90.0, 5.0), round(10.0, 9.0), round(100.0, 7.0)]).unwrap();
+        assert_eq!((found.iops, found.reads, found.errors, found.max_ns), (90.0, 200, 3, 9.0));
+        assert_eq!(Figures::medians(&[]), None);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::io;
 /// A CSV table in memory.
 #[derive(Debug)]
 pub struct Csv {
-    heads: Vec<&'static str>,
+    heads: Vec<String>,
     rows: ::csv::Writer<Vec<u8>>,
 }
 
@@ -25,13 +25,13 @@ impl Csv {
     ///
     /// # Errors
     /// When the columns differ from those of the first record.
-    pub fn record(&mut self, fields: &[(&'static str, String)]) -> io::Result<()> {
+    pub fn record(&mut self, fields: &[(&str, String)]) -> io::Result<()> {
         let heads = || fields.iter().map(|(head, _)| *head);
         if self.heads.is_empty() {
-            self.heads = heads().collect();
+            self.heads = heads().map(str::to_owned).collect();
             self.rows.write_record(&self.heads)?;
         }
-        if !heads().eq(self.heads.iter().copied()) {
+        if !heads().eq(self.heads.iter().map(String::as_str)) {
             let found = heads().collect::<Vec<_>>().join(",");
             return Err(io::Error::other(format!("a record has the columns {found}, not {}", self.heads.join(","))));
         }

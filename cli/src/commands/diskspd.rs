@@ -122,13 +122,13 @@ fn carry_out(context: &mut Context, args: &DiskspdArgs, mut command: Command) ->
     let closed = targets::close(context, &prepared.targets);
     let mut run = outcome?;
     if let Err(error) = closed {
-        run.end = run.end.failing(error.to_string(), 1);
+        run.head.end = run.head.end.failing(error.to_string(), 1);
     }
-    run.warnings.splice(0..0, prepared.warnings);
-    Warning::sort(&mut run.warnings);
+    run.head.warnings.splice(0..0, prepared.warnings);
+    Warning::sort(&mut run.head.warnings);
     // A result that cannot be saved is printed all the same.
     let saved = output.map_or(Ok(()), |output| output.save(&run));
-    for warning in &run.warnings {
+    for warning in &run.head.warnings {
         context.warn(&diskspd::with_diskspds_switches(&warning.to_string()));
     }
     if context.global.json {
@@ -143,7 +143,7 @@ fn carry_out(context: &mut Context, args: &DiskspdArgs, mut command: Command) ->
         context.out.write_all(lines.join("\t").as_bytes())?;
     }
     saved?;
-    Ok(match &run.end {
+    Ok(match &run.head.end {
         End::Complete => exit::OK,
         End::Stopped => exit::STOPPED,
         End::Failed { first, errors } => {

@@ -12,14 +12,14 @@ use diskwright_load::figures::Metric;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// See the module.
+/// A condition: a figure is worse than the base by more than a share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FailIf {
-    /// Which figure; IOPS where the user named none.
+    /// The figure; IOPS where the user named none.
     pub metric: Metric,
     /// By what share it must be worse: 0.05 is 5 %.
     pub worse_by: f64,
-    /// How sure that must be.
+    /// How sure the loss must be.
     pub certainty: Certainty,
 }
 
@@ -27,10 +27,10 @@ pub struct FailIf {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Certainty {
-    /// The whole interval lies beyond, and the corrected test sees a difference.
+    /// The whole interval is worse than the limit, and the corrected test sees a difference.
     #[default]
     Shown,
-    /// The estimate lies beyond.
+    /// The estimate is worse than the limit.
     Estimate,
     /// The interval does not rule it out.
     Possible,

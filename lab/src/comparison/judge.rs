@@ -8,11 +8,10 @@
 //! MB/s is left out where all requests are alike in size: it says what IOPS say, and each question
 //! asked makes every answer dearer.
 
-use super::{
-    ComparisonRecord, FailIf, FigureChange, Group, Said, Side, fail::Unjudged, record::COMPARISON_SCHEMA, verdict,
-};
+use super::{ComparisonRecord, FailIf, FigureChange, Group, Said, Side, fail::Unjudged, verdict};
 use diskwright_load::{
     figures::{Figures, Metric},
+    record::{End, Head},
     warning::Warning,
 };
 use diskwright_stats::{
@@ -20,16 +19,16 @@ use diskwright_stats::{
     summary::{Interval, median},
 };
 
-/// How to compare.
+/// Figures, confidence and conditions of a comparison.
 #[derive(Debug, Clone)]
 pub struct JudgeOptions {
-    /// What to compare; all when empty.
+    /// The figures to compare; all when empty.
     pub metrics: Vec<Metric>,
     /// Confidence of the intervals.
     pub confidence: f64,
     /// Whether round n of each side was measured in turn with round n of the others.
     pub paired: bool,
-    /// What makes the comparison fail.
+    /// Conditions under which the comparison fails.
     pub fail_if: Vec<FailIf>,
 }
 
@@ -39,24 +38,22 @@ impl Default for JudgeOptions {
     }
 }
 
-/// Compares each side with the first.
-pub fn judge(sides: Vec<Side>, options: &JudgeOptions) -> ComparisonRecord {
+/// Compares each side with the first. `head` is that of the comparison, without its conclusion.
+pub fn judge(head: Head, sides: Vec<Side>, options: &JudgeOptions) -> ComparisonRecord {
     let mut record = ComparisonRecord {
-        schema: COMPARISON_SCHEMA.into(),
-        verdict: String::new(),
+        head: Head { end: End::Complete, ..head },
         paired: options.paired,
         overall: Vec::new(),
         comparisons: Vec::new(),
         failed: Vec::new(),
         unjudged: Vec::new(),
         undecided: false,
-        warnings: Vec::new(),
         sides,
     };
     let mut within = false;
     if let Some((base, others)) = record.sides.split_first() {
         for (index, side) in others.iter().enumerate() {
-            let matched = matched(base, side, &mut record.warnings);
+            let matched = matched(base, side, &mut record.head.warnings);
             for metric in metrics(options, &matched) {
                 let mut found = Vec::new();
                 for (base_group, group) in &matched {
@@ -65,16 +62,16 @@ pub fn judge(sides: Vec<Side>, options: &JudgeOptions) -> ComparisonRecord {
                     let values = (values(base_rounds, metric), values(rounds, metric));
                     let (Some(base), Some(ours)) = values else { continue };
                     if let Some((test, change)) = test(&base, &ours, options) {
-                        found.push(comparison(index + 1, &group.name, metric, (&base, &ours), test, change, options));
+                        found.push(comparison(index + 1, group.name(), metric, (&base, &ours), test, change, options));
                     }
                 }
                 record.comparisons.extend(found);
             }
-            circumstances(base, side, &mut record.warnings);
+            circumstances(base, side, &mut record.head.warnings);
         }
     }
     if within {
-        record.warnings.push(Warning::WithinRun);
+        record.head.warnings.push(Warning::WithinRun);
     }
     record.overall = overall(&record.comparisons, options);
     // Groups together are pairs of medians, whatever their rounds are.
@@ -85,7 +82,7 @@ pub fn judge(sides: Vec<Side>, options: &JudgeOptions) -> ComparisonRecord {
     let unjudged: Vec<Unjudged> = options.fail_if.iter().filter_map(|condition| condition.unjudged(&record)).collect();
     record.undecided = unjudged.iter().any(|condition| condition.undecided);
     record.unjudged = unjudged.into_iter().map(|condition| condition.why).collect();
-    record.verdict = verdict::verdict(&record);
+    record.head.verdict = verdict::verdict(&record);
     record
 }
 
@@ -95,14 +92,13 @@ fn matched<'a>(base: &'a Side, side: &'a Side, warnings: &mut Vec<Warning>) -> V
         ([one], [other]) => vec![(one, other)],
         (groups, others) => groups
             .iter()
-            .filter_map(|group| Some((group, others.iter().find(|other| other.name == group.name)?)))
+            .filter_map(|group| Some((group, others.iter().find(|other| other.name() == group.name())?)))
             .collect(),
     };
     for (of, there, absent) in [(base, side, false), (side, base, true)] {
         let taken =
             |group: &Group| pairs.iter().any(|(base, ours)| std::ptr::eq(if absent { *ours } else { *base }, group));
-        let alone: Vec<&str> =
-            of.groups.iter().filter(|group| !taken(group)).map(|group| group.name.as_str()).collect();
+        let alone: Vec<&str> = of.groups.iter().filter(|group| !taken(group)).map(|group| group.name()).collect();
         if let Some(first) = alone.first() {
             let more = if alone.len() > 1 { format!(" and {} more", alone.len() - 1) } else { String::new() };
             warnings.push(Warning::LeftOut {
@@ -111,11 +107,11 @@ fn matched<'a>(base: &'a Side, side: &'a Side, warnings: &mut Vec<Warning>) -> V
             });
         }
     }
-    if let Some((one, other)) = pairs.iter().find(|(one, other)| one.workload != other.workload) {
+    if let Some((one, other)) = pairs.iter().find(|(one, other)| one.cell.load != other.cell.load) {
         warnings.push(Warning::NotAlike {
             what: "workload".into(),
-            first: format!("{}: {}", base.name, one.workload),
-            second: format!("{}: {}", side.name, other.workload),
+            first: format!("{}: {}", base.name, one.cell.load),
+            second: format!("{}: {}", side.name, other.cell.load),
         });
     }
     pairs
@@ -158,7 +154,7 @@ fn metrics(options: &JudgeOptions, groups: &[(&Group, &Group)]) -> Vec<Metric> {
     }
     let sizes = |groups: &(&Group, &Group)| {
         let of = |group: &Group| -> Vec<f64> {
-            group.rounds.iter().filter(|round| round.iops > 0.0).map(|round| round.mb_per_s / round.iops).collect()
+            group.cell.rounds.iter().filter(|round| round.iops > 0.0).map(|round| round.mb_per_s / round.iops).collect()
         };
         [of(groups.0), of(groups.1)].concat()
     };
@@ -173,11 +169,11 @@ fn metrics(options: &JudgeOptions, groups: &[(&Group, &Group)]) -> Vec<Metric> {
 
 /// The rounds to compare, and whether they are stretches of single runs.
 fn rounds_of<'a>(base: &'a Group, ours: &'a Group, paired: bool) -> (&'a [Figures], &'a [Figures], bool) {
-    let single = base.rounds.len() == 1 && ours.rounds.len() == 1;
+    let single = base.cell.rounds.len() == 1 && ours.cell.rounds.len() == 1;
     if single && !paired && base.stretches.len() > 1 && ours.stretches.len() > 1 {
         return (&base.stretches, &ours.stretches, true);
     }
-    (&base.rounds, &ours.rounds, false)
+    (&base.cell.rounds, &ours.cell.rounds, false)
 }
 
 /// Logarithms; `None` where there is none, as of a figure that was not taken.

@@ -3,28 +3,33 @@
 
 use super::{
     Circumstances, Group, Side,
-    read::{cache_of, machine_of, workload_of},
+    read::{cache_of, machine_of, version_of, workload_of},
 };
 use crate::{
     LabError, Result,
-    progress::{Progress, report},
+    progress::Progress,
+    rounds::{self, Rounds, Steps, Window},
 };
 use diskwright_load::{
     figures::Figures,
     job::Job,
     machine::{Machine, Versions},
     record::{End, Run},
-    seeds,
+    run::Watch,
 };
-use diskwright_stats::summary;
 
-/// How to measure.
+/// Rounds and range of a live comparison.
 #[derive(Debug, Clone, Copy)]
 pub struct LiveOptions {
     /// How often each target is measured. Few rounds cannot show a difference: see
     /// `inference::Design::fewest`.
     pub rounds: usize,
+    /// Size of the smallest target. Sequential streams begin within it, in each round elsewhere.
+    pub smallest_bytes: u64,
 }
+
+/// Measures a job on the target with this number.
+pub type MeasureOne<'a> = dyn FnMut(usize, &Job, &dyn Watch) -> Result<Run> + 'a;
 
 /// Measures `job` on each of `names`; `measure` is told which. A stop by the user keeps the whole
 /// rounds that there are.
@@ -36,7 +41,7 @@ pub fn live(
     names: &[String],
     job: &Job,
     options: &LiveOptions,
-    measure: &mut dyn FnMut(usize, &Job) -> Result<Run>,
+    measure: &mut MeasureOne<'_>,
     progress: &mut dyn Progress,
 ) -> Result<Vec<Side>> {
     let machine = Machine::detect();
@@ -49,39 +54,31 @@ pub fn live(
             groups: Vec::new(),
         })
         .collect();
-    let all = (options.rounds * names.len()) as u64;
-    let mut done = 0;
-    let mut whole = 0;
-    'rounds: for round in 0..options.rounds {
-        for index in summary::round_order(names.len(), round, job.seed) {
-            let message = format!("round {} of {}, {}", round + 1, options.rounds, names[index]);
-            match report(progress, "compare", done, all, &message) {
-                Err(LabError::Stopped) => break 'rounds,
-                other => other?,
-            }
-            // Each round makes other requests, and the same ones on all targets.
-            let job = Job { seed: seeds::of_window(job.seed, &job.name, round), ..job.clone() };
-            let run = measure(index, &job)?;
-            done += 1;
-            match run.end {
-                End::Complete => add(&mut sides[index], run, &machine),
-                End::Stopped => break 'rounds,
-                End::Failed { first, errors } => {
-                    return Err(LabError::BadOptions {
-                        what: format!("{}: {errors} requests failed; the first: {first}", names[index]),
-                        hint: "an average over a failing device means nothing: mend it and compare again".into(),
-                    });
-                }
+    let title = |at: Window| Some(format!("round {} of {}, {}", at.round + 1, options.rounds, names[at.cell]));
+    let mut window = |at: Window, watch: &dyn Watch| {
+        let job = rounds::job_of(job, &job.name, at.round, Some(options.smallest_bytes));
+        let run = measure(at.cell, &job, watch)?;
+        match run.head.end {
+            End::Complete => add(&mut sides[at.cell], run, &machine),
+            End::Stopped => return Err(LabError::Stopped),
+            End::Failed { first, errors } => {
+                return Err(LabError::BadOptions {
+                    what: format!("{}: {errors} requests failed; the first: {first}", names[at.cell]),
+                    hint: "an average over a failing device means nothing: mend it and compare again".into(),
+                });
             }
         }
-        whole = round + 1;
-    }
-    if whole == 0 {
+        Ok(())
+    };
+    let mut steps = Steps::new(progress, "compare", options.rounds * names.len());
+    let done =
+        rounds::interleave(&Rounds::new(options.rounds, job.seed), names.len(), &mut steps, &title, &mut window)?;
+    if done.whole == 0 {
         return Err(LabError::Stopped);
     }
     for side in &mut sides {
-        side.groups.iter_mut().for_each(|group| group.rounds.truncate(whole));
-        side.circumstances.partial = whole < options.rounds;
+        side.groups.iter_mut().for_each(|group| group.cell.truncate(done.whole));
+        side.circumstances.partial = done.whole < options.rounds;
     }
     Ok(sides)
 }
@@ -89,23 +86,21 @@ pub fn live(
 fn add(side: &mut Side, run: Run, machine: &Machine) {
     side.circumstances.machine = machine_of(machine);
     side.circumstances.cache = cache_of(&run.targets);
-    let versions = Versions::detect();
-    side.circumstances.version = format!("{}{}", versions.diskwright, if versions.optimised { "" } else { " (debug)" });
-    for warning in run.warnings {
+    side.circumstances.version = version_of(&Versions::detect());
+    for warning in run.head.warnings {
         if !side.circumstances.warnings.contains(&warning) {
             side.circumstances.warnings.push(warning);
         }
     }
     for phase in &run.phases {
         let figures = Figures::of(phase);
-        match side.groups.iter_mut().find(|group| group.name == phase.name) {
-            Some(group) => group.rounds.push(figures),
-            None => side.groups.push(Group {
-                name: phase.name.clone(),
-                workload: workload_of(&run.job, &phase.name),
-                rounds: vec![figures],
-                stretches: Vec::new(),
-            }),
+        match side.groups.iter_mut().find(|group| group.name() == phase.name) {
+            Some(group) => group.cell.rounds.push(figures),
+            None => {
+                let mut group = Group::new(&phase.name, &workload_of(&run.job, &phase.name), vec![figures]);
+                group.cell.subject.clone_from(&side.name);
+                side.groups.push(group);
+            }
         }
     }
 }

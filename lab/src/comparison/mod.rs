@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   saved results ──read.rs──▶ sides of rounds ─┐
-//!   two targets ───live.rs───▶ rounds in pairs ─┴─judge.rs──▶ comparisons ──▶ record.rs, verdict.rs
-//!                                                                         └──▶ fail.rs: an exit code for CI
+//!   two targets ───live.rs───▶ rounds in pairs ─┴─judge.rs──▶ changes ──▶ record.rs, verdict.rs
+//!                                                                    └──▶ fail.rs: exit code
 //! ```
 //!
 //! The first side is the base; each other one is compared with it, figure by figure, group by group
@@ -23,6 +23,6 @@ mod verdict;
 
 pub use fail::{Certainty, FailIf};
 pub use judge::{JudgeOptions, judge};
-pub use live::{LiveOptions, live};
+pub use live::{LiveOptions, MeasureOne, live};
 pub use read::read_side;
 pub use record::{COMPARISON_SCHEMA, Circumstances, ComparisonRecord, FigureChange, Group, Said, Side};

@@ -8,14 +8,14 @@ use super::{Circumstances, Group, Side};
 use crate::{
     LabError, Result,
     document::{self, Document},
-    result::ContainersResult,
+    study::containers::{ContainersResult, record::CONTAINERS},
     sweep::SweepRecord,
 };
 use diskwright_load::{
     figures::Figures,
     job::{Caching, Job},
     machine::{Machine, Versions},
-    record::{End, PhaseRecord, Run, SeriesPoint, TargetRecord},
+    record::{End, Head, PhaseRecord, Run, SeriesPoint, TargetRecord},
 };
 use diskwright_stats::summary::median;
 use std::path::{Path, PathBuf};
@@ -37,23 +37,23 @@ pub fn read_side(name: &str, files: &[PathBuf]) -> Result<Side> {
         return Err(LabError::BadOptions { what: "a side without a file".into(), hint: "name a result".into() });
     };
     for other in sides {
-        if other.groups.iter().map(|group| &group.name).ne(side.groups.iter().map(|group| &group.name)) {
+        if other.groups.iter().map(Group::name).ne(side.groups.iter().map(Group::name)) {
             return Err(LabError::BadOptions {
                 what: format!("{} is not the same experiment as {}", other.sources.join(","), side.sources.join(",")),
                 hint: "join only repetitions of one thing by commas".into(),
             });
         }
         for (group, more) in side.groups.iter_mut().zip(other.groups) {
-            if group.workload != more.workload {
+            if group.cell.load != more.cell.load {
                 return Err(LabError::BadOptions {
                     what: format!("{} has another workload than {}", other.sources.join(","), side.sources.join(",")),
                     hint: format!(
                         "join only repetitions of one thing by commas ({}; {})",
-                        group.workload, more.workload
+                        group.cell.load, more.cell.load
                     ),
                 });
             }
-            group.rounds.extend(more.rounds);
+            group.cell.rounds.extend(more.cell.rounds);
             group.stretches.clear();
         }
         side.sources.extend(other.sources);
@@ -61,10 +61,7 @@ pub fn read_side(name: &str, files: &[PathBuf]) -> Result<Side> {
         let known = side.circumstances.warnings.clone();
         side.circumstances.warnings.extend(other.circumstances.warnings.into_iter().filter(|w| !known.contains(w)));
     }
-    if !name.is_empty() {
-        side.name = name.to_owned();
-    }
-    Ok(side)
+    Ok(if name.is_empty() { side } else { side.named(name) })
 }
 
 fn read(path: &Path) -> Result<Side> {
@@ -86,9 +83,9 @@ fn read(path: &Path) -> Result<Side> {
             hint: "let it run to its end".into(),
         });
     }
-    side.name = path.file_stem().map_or_else(|| shown.clone(), |stem| stem.to_string_lossy().into_owned());
+    let name = path.file_stem().map_or_else(|| shown.clone(), |stem| stem.to_string_lossy().into_owned());
     side.sources = vec![shown];
-    Ok(side)
+    Ok(side.named(&name))
 }
 
 /// Without its memory, which a machine does not always tell alike.
@@ -96,7 +93,7 @@ pub(super) fn machine_of(machine: &Machine) -> String {
     format!("{} x {}, {}", machine.logical_cpus, machine.cpu_model, machine.kernel)
 }
 
-fn version_of(versions: &Versions) -> String {
+pub(super) fn version_of(versions: &Versions) -> String {
     format!("{}{}", versions.diskwright, if versions.optimised { "" } else { " (debug)" })
 }
 
@@ -128,74 +125,47 @@ pub fn workload_of(job: &Job, phase: &str) -> String {
 }
 
 fn of_run(run: Run, path: &str) -> Result<Side> {
-    if let End::Failed { first, errors } = &run.end {
+    if let End::Failed { first, errors } = &run.head.end {
         return Err(LabError::BadOptions {
             what: format!("{path} is a failed run ({errors} requests; the first: {first})"),
             hint: "an average over a failing device means nothing: mend it and measure again".into(),
         });
     }
     let groups = run.phases.iter().map(|phase| Group {
-        name: phase.name.clone(),
-        workload: workload_of(&run.job, &phase.name),
-        rounds: vec![Figures::of(phase)],
         stretches: stretches(phase),
+        ..Group::new(&phase.name, &workload_of(&run.job, &phase.name), vec![Figures::of(phase)])
     });
     let groups = groups.collect();
-    Ok(side(
-        Circumstances {
-            machine: machine_of(&run.machine),
-            cache: cache_of(&run.targets),
-            version: version_of(&run.versions),
-            partial: run.end == End::Stopped,
-            warnings: run.warnings,
-        },
-        groups,
-    ))
+    Ok(side(circumstances(run.head, cache_of(&run.targets)), groups))
 }
 
 fn of_sweep(sweep: SweepRecord) -> Side {
-    let groups = sweep.cells.iter().filter(|cell| !cell.rounds.is_empty()).map(|cell| Group {
-        name: crate::sweep::plan::title(&cell.point),
-        workload: crate::sweep::plan::job(&sweep.options, cell, 0).phases.first().map_or_else(String::new, |phase| {
-            phase.loads.iter().map(|load| load.title()).collect::<Vec<_>>().join(" with ")
-        }),
-        rounds: cell.rounds.clone(),
-        stretches: Vec::new(),
+    let groups = sweep.cells.iter().filter(|cell| !cell.measured.rounds.is_empty()).map(|cell| {
+        let job = crate::sweep::plan::job(&sweep.options, cell);
+        let workload = job.phases.first().map_or_else(String::new, |phase| workload_of(&job, &phase.name));
+        Group::new(&cell.measured.load, &workload, cell.measured.rounds.clone())
     });
     let groups = groups.collect();
-    side(
-        Circumstances {
-            machine: machine_of(&sweep.machine),
-            cache: cache_of(&sweep.targets),
-            version: version_of(&sweep.versions),
-            partial: sweep.end != End::Complete,
-            warnings: sweep.warnings,
-        },
-        groups,
-    )
+    side(circumstances(sweep.head, cache_of(&sweep.targets)), groups)
+}
+
+/// The circumstances of a result with this head.
+fn circumstances(head: Head, cache: String) -> Circumstances {
+    Circumstances {
+        machine: machine_of(&head.machine),
+        cache,
+        version: version_of(&head.versions),
+        partial: head.end != End::Complete,
+        warnings: head.warnings,
+    }
 }
 
 fn of_containers(result: ContainersResult) -> Side {
-    let groups = result.workloads.iter().flat_map(|compared| {
-        let workload = &compared.result.workload;
-        compared.result.cells.iter().map(move |cell| Group {
-            name: format!("{} at {}, {}", workload.name, workload.queue_depth, cell.target),
-            workload: format!("{} at {}", workload.name, workload.queue_depth),
-            rounds: cell.rounds.clone(),
-            stretches: Vec::new(),
-        })
-    });
+    let compared = result.cells.iter().filter(|cell| cell.part == CONTAINERS);
+    let groups = compared
+        .map(|cell| Group::new(&format!("{}, {}", cell.title(), cell.subject), &cell.title(), cell.rounds.clone()));
     let groups = groups.collect();
-    side(
-        Circumstances {
-            machine: machine_of(&result.machine),
-            cache: result.options.cache.clone(),
-            version: version_of(&result.versions),
-            partial: result.partial,
-            warnings: result.warnings,
-        },
-        groups,
-    )
+    side(circumstances(result.head, result.options.cache), groups)
 }
 
 /// The measured window in stretches, each long enough that one hardly tells of the next.
@@ -217,7 +187,7 @@ fn stretches(phase: &PhaseRecord) -> Vec<Figures> {
             return Vec::new();
         }
         let iops: Vec<f64> = cut.iter().map(|figures| figures.iops).collect();
-        if echo(&iops) < 2.0 / (iops.len() as f64).sqrt() || cut.len() / 2 < FEWEST_STRETCHES {
+        if lag1_autocorrelation(&iops) < 2.0 / (iops.len() as f64).sqrt() || cut.len() / 2 < FEWEST_STRETCHES {
             return cut;
         }
         length *= 2;
@@ -246,8 +216,8 @@ fn stretch(points: &[&SeriesPoint], interval_ns: u64) -> Figures {
     }
 }
 
-/// How much each value tells of the next: the correlation of neighbours.
-fn echo(values: &[f64]) -> f64 {
+/// Correlation of each value with the next one; 0 for independent samples.
+fn lag1_autocorrelation(values: &[f64]) -> f64 {
     let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
     let all: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
     let neighbours: f64 = values.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum();

@@ -1,22 +1,25 @@
 //! What a comparison found.
 
+use crate::cells::{Cell, Cells};
 use diskwright_load::{
     figures::{Figures, Metric},
+    record::Head,
     warning::Warning,
 };
 use diskwright_stats::inference::{Design, Shift};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// Schema of [`ComparisonRecord`].
-pub const COMPARISON_SCHEMA: &str = "diskwright.lab.compare/1";
+pub const COMPARISON_SCHEMA: &str = "diskwright.lab.compare/2";
 
-/// See the module.
+/// A comparison: what was compared, and by how much each side differs from the first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ComparisonRecord {
-    /// [`COMPARISON_SCHEMA`].
-    pub schema: String,
-    /// The conclusion.
-    pub verdict: String,
+    /// When and on which machine it was compared, and the conclusion. The machines that measured
+    /// are in [`Side::circumstances`].
+    #[serde(flatten)]
+    pub head: Head,
     /// What was compared; the first is the base.
     pub sides: Vec<Side>,
     /// Whether round for round was compared.
@@ -34,8 +37,6 @@ pub struct ComparisonRecord {
     /// figure. Of a condition that was judged over all measurements together this is false.
     #[serde(default)]
     pub undecided: bool,
-    /// Reasons for doubt.
-    pub warnings: Vec<Warning>,
 }
 
 /// One of those that are compared.
@@ -45,7 +46,7 @@ pub struct Side {
     pub name: String,
     /// The files, or the target.
     pub sources: Vec<String>,
-    /// Under which circumstances it was measured.
+    /// Machine, cache mode and version with which it was measured.
     pub circumstances: Circumstances,
     /// What was measured.
     pub groups: Vec<Group>,
@@ -66,18 +67,38 @@ pub struct Circumstances {
     pub partial: bool,
 }
 
-/// The rounds of one thing.
+/// The rounds of one cell of a side.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Group {
-    /// By what it is matched with the other side's.
-    pub name: String,
-    /// The workload, as far as it should be alike.
-    pub workload: String,
-    /// Its rounds.
-    pub rounds: Vec<Figures>,
+    /// The cell. It is matched with the cell of the other side that has the same part; the load
+    /// should be alike, and the subject is the side.
+    #[serde(flatten)]
+    pub cell: Cell,
     /// Stretches of a single run, where there is only one round: IOPS, MB/s and latencies, no CPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stretches: Vec<Figures>,
+}
+
+impl Group {
+    /// A group with this name and these rounds of a workload. Its side gives it the subject.
+    pub fn new(name: &str, workload: &str, rounds: Vec<Figures>) -> Self {
+        let in_flight = rounds.first().map_or(0, |round| round.queue_depth);
+        Self { cell: Cell::new(name, workload, "", in_flight).with_rounds(rounds), stretches: Vec::new() }
+    }
+
+    /// By what it is matched with the other side's.
+    pub fn name(&self) -> &str {
+        &self.cell.part
+    }
+}
+
+impl Side {
+    /// The same side under this name.
+    pub fn named(mut self, name: &str) -> Self {
+        name.clone_into(&mut self.name);
+        self.groups.iter_mut().for_each(|group| name.clone_into(&mut group.cell.subject));
+        self
+    }
 }
 
 /// One figure of one group of one side, against the base.
@@ -95,11 +116,11 @@ pub struct FigureChange {
     pub ours: f64,
     /// By how much the side lies above the base, as a share: 0.05 is 5 % more.
     pub change: Shift,
-    /// Of the rank test.
+    /// p-value of the rank test.
     pub p: f64,
-    /// The same, corrected for the number of comparisons.
+    /// The p-value, corrected for the number of comparisons.
     pub p_corrected: f64,
-    /// What follows.
+    /// What may be concluded.
     pub said: Said,
     /// Rounds of the base and of the side, or pairs.
     pub rounds: (usize, usize),
@@ -133,12 +154,18 @@ impl ComparisonRecord {
         design.fewest(self.family(comparison))
     }
 
-    /// How many comparisons the correction of `comparison` reckoned with.
+    /// Number of comparisons for which `comparison` was corrected.
     pub fn family(&self, comparison: &FigureChange) -> usize {
         if comparison.group.is_empty() && !self.overall.is_empty() {
             self.overall.len()
         } else {
             self.comparisons.len()
         }
+    }
+}
+
+impl Cells for ComparisonRecord {
+    fn cells(&self) -> Cow<'_, [Cell]> {
+        self.sides.iter().flat_map(|side| &side.groups).map(|group| group.cell.clone()).collect()
     }
 }

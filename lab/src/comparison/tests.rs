@@ -1,6 +1,6 @@
 //! Comparisons whose answer is known.
 
-use super::*;
+use super::{judge as judge_with_head, *};
 use crate::{
     output::{Kind, Output},
     progress::{Silent, Step},
@@ -9,9 +9,12 @@ use crate::{
 use diskwright_load::{
     figures::{Figures, Metric},
     job::{Job, Load, Span},
-    machine::{Machine, Versions},
+    machine::Machine,
     null::NullDevice,
-    record::{CpuRecord, DirectionRecord, End, LatencyRecord, PhaseRecord, RUN_SCHEMA, Run, SeriesPoint, ThreadRecord},
+    record::{
+        CpuRecord, DirectionRecord, End, Head, LatencyRecord, PhaseRecord, RUN_SCHEMA, Run, SeriesPoint, ThreadRecord,
+    },
+    run::Watch,
     warning::Warning,
 };
 use diskwright_store::CacheMode;
@@ -46,18 +49,18 @@ fn round(iops: f64) -> Figures {
     }
 }
 
+fn judge(sides: Vec<Side>, options: &JudgeOptions) -> ComparisonRecord {
+    judge_with_head(Head::begin(COMPARISON_SCHEMA), sides, options)
+}
+
 fn side(name: &str, rounds: Vec<Figures>) -> Side {
     Side {
         name: name.into(),
         sources: vec![format!("{name}.json")],
         circumstances: Circumstances { machine: "2 x CPU".into(), cache: "direct".into(), ..Circumstances::default() },
-        groups: vec![Group {
-            name: "main".into(),
-            workload: "4K random read, 1 x 32".into(),
-            rounds,
-            stretches: Vec::new(),
-        }],
+        groups: vec![Group::new("main", "4K random read, 1 x 32", rounds)],
     }
+    .named(name)
 }
 
 /// `n` rounds around `iops`; `drift` falls on both sides of a pair alike when they have the same
@@ -80,9 +83,9 @@ fn a_slower_side_is_slower_by_what_it_is_slower() {
     assert_eq!((iops.metric, iops.said), (Metric::Iops, Said::Worse));
     assert!((iops.change.estimate + 0.1).abs() < 0.02 && iops.change.interval.high < -0.08, "{iops:?}");
     assert!(
-        record.verdict.starts_with("new is slower than old: IOPS -9.9 % (95 % interval -10.7 % to -8.9 %)"),
+        record.head.verdict.starts_with("new is slower than old: IOPS -9.9 % (95 % interval -10.7 % to -8.9 %)"),
         "{}",
-        record.verdict
+        record.head.verdict
     );
     // MB/s would say the same again; CPU is the same to the last digit.
     assert!(record.comparisons.iter().all(|comparison| comparison.metric != Metric::MbPerS));
@@ -105,7 +108,11 @@ fn what_does_not_differ_is_seldom_called_different() {
         let record = judge(sides, &paired());
         called += u32::from(record.comparisons.iter().any(|comparison| comparison.said != Said::NoDifference));
         if called == 0 && seed == 0 {
-            assert!(record.verdict.starts_with("No difference seen between b and a: IOPS "), "{}", record.verdict);
+            assert!(
+                record.head.verdict.starts_with("No difference seen between b and a: IOPS "),
+                "{}",
+                record.head.verdict
+            );
         }
     }
     // 5 in 100 would be 10.
@@ -127,12 +134,12 @@ fn few_rounds_say_that_they_are_few() {
     let three = |iops| rounds(3, iops, 0.001, 1, 0.0);
     let record = judge(vec![side("a", three(100_000.0)), side("b", three(50_000.0))], &JudgeOptions::default());
     assert_eq!(record.comparisons[0].said, Said::TooFewRounds);
-    assert!(record.verdict.contains("3 and 3 rounds cannot show a difference"), "{}", record.verdict);
+    assert!(record.head.verdict.contains("3 and 3 rounds cannot show a difference"), "{}", record.head.verdict);
     let five = |iops| rounds(5, iops, 0.001, 1, 0.0);
     let record = judge(vec![side("a", five(100_000.0)), side("b", five(50_000.0))], &paired());
     assert_eq!(record.comparisons[0].said, Said::TooFewRounds);
     // Two to the minus seven, times two, times five comparisons.
-    assert!(record.verdict.contains("at least 8 rounds of each"), "{}", record.verdict);
+    assert!(record.head.verdict.contains("at least 8 rounds of each"), "{}", record.head.verdict);
 }
 
 /// Three rounds of 4.60 and 4.31: no "-6.5 %" stands by itself in the verdict.
@@ -142,11 +149,15 @@ fn a_change_that_so_few_rounds_cannot_show_is_not_printed_as_a_finding() {
     let record = judge(sides, &paired());
     let change = record.comparisons[0].change;
     assert!((change.estimate + 0.063).abs() < 0.003 && change.confidence == 0.75, "{change:?}");
-    assert!(record.verdict.contains("measure at least 8 rounds of each (not shown: IOPS -6."), "{}", record.verdict);
+    assert!(
+        record.head.verdict.contains("measure at least 8 rounds of each (not shown: IOPS -6."),
+        "{}",
+        record.head.verdict
+    );
     // One round has no interval at all.
     let alone =
         judge(vec![side("a", rounds(1, 4600.0, 0.0, 1, 0.0)), side("b", rounds(1, 4310.0, 0.0, 2, 0.0))], &paired());
-    assert!(alone.verdict.contains("-6.3 % (one round has no interval)"), "{}", alone.verdict);
+    assert!(alone.head.verdict.contains("-6.3 % (one round has no interval)"), "{}", alone.head.verdict);
 }
 
 #[test]
@@ -169,7 +180,11 @@ fn conditions_hold_as_surely_as_asked_for() {
     assert!(fails("slower-than 5%", Certainty::Possible, 96_000.0));
     assert!(!fails("slower-than 5%", Certainty::Possible, 110_000.0));
     let record = judge_with("slower-than 5%", Certainty::Shown, 80_000.0);
-    assert!(record.verdict.starts_with("FAILED: b, main: IOPS is worse than --fail-if allows"), "{}", record.verdict);
+    assert!(
+        record.head.verdict.starts_with("FAILED: b, main: IOPS is worse than --fail-if allows"),
+        "{}",
+        record.head.verdict
+    );
 }
 
 #[test]
@@ -220,9 +235,10 @@ fn what_was_not_made_alike_is_told() {
     other.circumstances.machine = "8 x CPU".into();
     other.circumstances.cache = "cached".into();
     other.circumstances.partial = true;
-    other.groups[0].workload = "8K random read, 1 x 32".into();
+    other.groups[0].cell.load = "8K random read, 1 x 32".into();
     let record = judge(vec![base, other], &JudgeOptions::default());
     let kinds: Vec<&str> = record
+        .head
         .warnings
         .iter()
         .filter_map(|warning| match warning {
@@ -239,11 +255,9 @@ fn many_cells_are_judged_together_too() {
     let cells = |iops: f64, seed| {
         let mut made = side("x", Vec::new());
         made.groups = (1..=12_u32)
-            .map(|depth| Group {
-                name: format!("queue-depth {depth}"),
-                workload: format!("1 x {depth}"),
-                rounds: rounds(3, iops * f64::from(depth), 0.02, seed + u64::from(depth), 0.0),
-                stretches: Vec::new(),
+            .map(|depth| {
+                let rounds = rounds(3, iops * f64::from(depth), 0.02, seed + u64::from(depth), 0.0);
+                Group::new(&format!("queue-depth {depth}"), &format!("1 x {depth}"), rounds)
             })
             .collect();
         made
@@ -254,9 +268,10 @@ fn many_cells_are_judged_together_too() {
     // Three rounds show nothing of one cell, eleven cells that all say the same do.
     assert_eq!(record.comparisons[0].said, Said::TooFewRounds);
     assert_eq!((record.overall[0].metric, record.overall[0].said), (Metric::Iops, Said::Worse));
-    assert!(record.verdict.contains("is slower than x over all"), "{}", record.verdict);
+    assert!(record.head.verdict.contains("is slower than x over all"), "{}", record.head.verdict);
     assert!(
         record
+            .head
             .warnings
             .iter()
             .any(|warning| matches!(warning, Warning::LeftOut { what, .. } if what.contains("queue-depth 12")))
@@ -267,11 +282,9 @@ fn many_cells_are_judged_together_too() {
 fn of_cells(groups: u32, rounds_each: usize, iops: f64, seed: u64) -> Side {
     let mut made = side("x", Vec::new());
     made.groups = (1..=groups)
-        .map(|depth| Group {
-            name: format!("queue-depth {depth}"),
-            workload: format!("1 x {depth}"),
-            rounds: rounds(rounds_each, iops * f64::from(depth), 0.01, seed + u64::from(depth), 0.0),
-            stretches: Vec::new(),
+        .map(|depth| {
+            let rounds = rounds(rounds_each, iops * f64::from(depth), 0.01, seed + u64::from(depth), 0.0);
+            Group::new(&format!("queue-depth {depth}"), &format!("1 x {depth}"), rounds)
         })
         .collect();
     made
@@ -288,7 +301,7 @@ fn cells_are_judged_together_only_where_that_can_show_anything() {
     for cells in [6, 7] {
         let record = judged(cells, &[]);
         assert!(record.overall.is_empty(), "{cells} cells: {:?}", record.overall);
-        assert!(!record.verdict.contains(&format!("{cells} and {cells} rounds")), "{}", record.verdict);
+        assert!(!record.head.verdict.contains(&format!("{cells} and {cells} rounds")), "{}", record.head.verdict);
     }
     let record = judged(8, &[]);
     assert!(record.overall.len() == 5 && record.overall[0].said == Said::Worse, "{:?}", record.overall);
@@ -353,12 +366,8 @@ fn run(iops: u64, seconds: u64, seed: u64) -> Run {
         steady: None,
     };
     Run {
-        schema: RUN_SCHEMA.into(),
-        started_utc: "20260101T000000Z".into(),
-        took_ns: 0,
+        head: Head { machine: Machine::default(), end: End::Complete, ..Head::begin(RUN_SCHEMA) },
         job: Job::simple("j", Load::default(), Span::from_secs(1), Span::from_secs(seconds)),
-        machine: Machine::default(),
-        versions: Versions::default(),
         targets: vec![diskwright_load::OpenTarget::record(&open_target(
             "null:",
             "null",
@@ -366,10 +375,15 @@ fn run(iops: u64, seconds: u64, seed: u64) -> Run {
             CacheMode::Direct,
         ))],
         phases: vec![phase],
-        warnings: Vec::new(),
-        end: End::Complete,
         labels: Vec::new(),
     }
+}
+
+/// A run with a change.
+fn changed(change: impl FnOnce(&mut Run)) -> Run {
+    let mut run = run(1000, 5, 1);
+    change(&mut run);
+    run
 }
 
 #[test]
@@ -387,20 +401,23 @@ fn saved_runs_are_read_joined_and_refused() {
         &JudgeOptions::default(),
     );
     // One run of each is cut into stretches, with a warning; CPU time is not known by stretch.
-    assert!(single.warnings.contains(&Warning::WithinRun));
+    assert!(single.head.warnings.contains(&Warning::WithinRun));
     assert_eq!(single.comparisons[0].said, Said::Worse);
     assert!(single.comparisons[0].rounds.0 >= 5, "{:?}", single.comparisons[0].rounds);
     assert!(single.comparisons.iter().all(|comparison| comparison.metric != Metric::CpuPerIo));
     // Several runs of each are rounds.
     let joined = read_side("old", &[a.clone(), b.clone(), a.clone()]).unwrap();
-    assert_eq!((joined.name.as_str(), joined.groups[0].rounds.len(), joined.groups[0].stretches.len()), ("old", 3, 0));
+    assert_eq!(
+        (joined.name.as_str(), joined.groups[0].cell.rounds.len(), joined.groups[0].stretches.len()),
+        ("old", 3, 0)
+    );
     let refused = |path: std::path::PathBuf| read_side("", &[path]).unwrap_err().to_string();
-    let newer = save("newer.json", &Run { schema: "diskwright.lab.run/3".into(), ..run(1000, 5, 1) });
+    let newer = save("newer.json", &changed(|run| run.head.schema = "diskwright.lab.run/3".into()));
     assert!(refused(newer).contains("written by a newer Diskwright: its schema is diskwright.lab.run/3"));
     let failed = End::Failed { first: "the read at offset 0 failed".into(), errors: 7 };
-    let failed = save("failed.json", &Run { end: failed, ..run(1000, 5, 1) });
+    let failed = save("failed.json", &changed(|run| run.head.end = failed));
     assert!(refused(failed).contains("is a failed run (7 requests"));
-    let other = save("other.json", &Run { schema: "something.else/1".into(), ..run(1000, 5, 1) });
+    let other = save("other.json", &changed(|run| run.head.schema = "something.else/1".into()));
     assert!(refused(other).contains("no result of the lab"));
     let text = dir.path().join("text.json");
     std::fs::write(&text, "hello").unwrap();
@@ -421,28 +438,42 @@ fn a_live_comparison_takes_turns_and_keeps_whole_rounds() {
     let names = ["a".to_owned(), "b".to_owned()];
     let job = Job::simple("j", Load::default(), Span::default(), Span::from_secs(1));
     let mut order = Vec::new();
-    let mut measure = |index: usize, job: &Job| {
+    let mut measure = |index: usize, job: &Job, _: &dyn Watch| {
         order.push((job.seed, index));
         Ok(run(if index == 0 { 100_000 } else { 80_000 }, 5, job.seed * 2 + index as u64))
     };
-    let sides = live(&names, &job, &LiveOptions { rounds: 8 }, &mut measure, &mut Silent).unwrap();
-    assert!(sides.iter().all(|side| side.groups[0].rounds.len() == 8));
+    let sides =
+        live(&names, &job, &LiveOptions { rounds: 8, smallest_bytes: 1 << 30 }, &mut measure, &mut Silent).unwrap();
+    assert!(sides.iter().all(|side| side.groups[0].cell.rounds.len() == 8));
     // Every round has both, and neither is always first.
     let firsts: Vec<usize> = order.chunks(2).map(|pair| pair[0].1).collect();
     assert!(order.chunks(2).all(|pair| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1));
     assert_eq!(firsts.iter().sum::<usize>(), 4);
     assert_eq!(judge(sides, &paired()).comparisons[0].said, Said::Worse);
+    // A sequential stream begins somewhere else in each round, and within the smallest target.
+    let stream = Load { random_percent: 0.0, ..Load::default() };
+    let stream = Job::simple("s", stream, Span::default(), Span::from_secs(1));
+    let mut starts = Vec::new();
+    let mut measure = |_: usize, job: &Job, _: &dyn Watch| {
+        starts.push(job.phases[0].loads[0].stream_start.0);
+        Ok(run(1000, 5, 1))
+    };
+    live(&names, &stream, &LiveOptions { rounds: 2, smallest_bytes: 1 << 20 }, &mut measure, &mut Silent).unwrap();
+    assert!(starts[0] == starts[1] && starts[0] != starts[2] && starts.iter().all(|start| *start < 1 << 20));
     // Stopped in the fourth round: three are whole.
     let mut steps = 0;
     let mut patience = |_: Step<'_>| {
         steps += 1;
         steps <= 7
     };
-    let mut measure = |_: usize, _: &Job| Ok(run(1000, 5, 1));
-    let sides = live(&names, &job, &LiveOptions { rounds: 8 }, &mut measure, &mut patience).unwrap();
-    assert!(sides.iter().all(|side| side.groups[0].rounds.len() == 3 && side.circumstances.partial));
-    let mut failing =
-        |_: usize, _: &Job| Ok(Run { end: End::Failed { first: "offset 4096".into(), errors: 2 }, ..run(1000, 5, 1) });
-    let error = live(&names, &job, &LiveOptions { rounds: 2 }, &mut failing, &mut Silent).unwrap_err();
+    let mut measure = |_: usize, _: &Job, _: &dyn Watch| Ok(run(1000, 5, 1));
+    let sides =
+        live(&names, &job, &LiveOptions { rounds: 8, smallest_bytes: 1 << 30 }, &mut measure, &mut patience).unwrap();
+    assert!(sides.iter().all(|side| side.groups[0].cell.rounds.len() == 3 && side.circumstances.partial));
+    let mut failing = |_: usize, _: &Job, _: &dyn Watch| {
+        Ok(changed(|run| run.head.end = End::Failed { first: "offset 4096".into(), errors: 2 }))
+    };
+    let error =
+        live(&names, &job, &LiveOptions { rounds: 2, smallest_bytes: 1 << 30 }, &mut failing, &mut Silent).unwrap_err();
     assert!(error.to_string().contains("2 requests failed; the first: offset 4096"), "{error}");
 }

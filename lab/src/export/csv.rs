@@ -15,14 +15,14 @@
 use super::{judged, runs};
 use crate::{
     LabError, Result,
-    cells::{self, Cells},
+    cells::{self, Cell, Cells},
     document::Document,
     report::Named,
 };
 use diskwright_outline::Csv;
-use std::io;
+use std::{borrow::Cow, collections::BTreeSet, io};
 
-/// Which table.
+/// A table of a CSV file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum CsvTable {
     /// Rates, latencies, errors.
@@ -46,17 +46,17 @@ pub fn csv(results: &[Named<'_>], table: CsvTable) -> Result<String> {
             hint: "make a CSV file of each kind".into(),
         });
     }
+    let cells: Vec<Cow<'_, [Cell]>> = results.iter().map(|(_, document)| document.cells()).collect();
+    let more: BTreeSet<String> = cells.iter().flat_map(|cells| cells::names_of_more(cells)).collect();
     let mut csv = Csv::default();
-    for (name, document) in results {
+    for ((name, document), cells) in results.iter().zip(&cells) {
         let written = match (document, table) {
             (Document::Run(run), CsvTable::Figures) => runs::figures(&mut csv, name, run),
             (Document::Run(run), CsvTable::Series) => runs::series(&mut csv, name, run),
             (Document::Run(run), CsvTable::Latencies) => runs::latencies(&mut csv, name, run),
             (Document::Comparison(record), CsvTable::Figures) => judged::comparison(&mut csv, name, record),
             (Document::Acceptance(record), CsvTable::Figures) => judged::acceptance(&mut csv, name, record),
-            (document, CsvTable::Figures) => {
-                cells::rows(&mut csv, name, document.started_utc().unwrap_or_default(), &document.cells())
-            }
+            (document, CsvTable::Figures) => cells::rows(&mut csv, name, document.started_utc(), cells, &more),
             _ => {
                 return Err(LabError::BadOptions {
                     what: format!("{name} has no time series and no histograms of its own"),

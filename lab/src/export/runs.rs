@@ -59,7 +59,7 @@ const LATENCIES: [&str; 7] = ["result", "phase", "direction", "latency_kind", "u
 
 pub(super) fn figures(csv: &mut Csv, name: &str, run: &Run) -> io::Result<()> {
     for phase in &run.phases {
-        let lead = |scope: &str| [name, &run.started_utc, &phase.name, scope].map(str::to_owned).to_vec();
+        let lead = |scope: &str| [name, &run.head.started_utc, &phase.name, scope].map(str::to_owned).to_vec();
         for thread in &phase.threads {
             let target = run.targets.get(thread.target as usize);
             let directions = [("read", &thread.reads), ("write", &thread.writes), ("flush", &thread.flushes)];

@@ -11,11 +11,11 @@
 //! *Stored* means: by the top layer. A new child over a full parent holds nothing, and writing to
 //! it destroys nothing, so a copy of a precious disk can be measured by giving it a child. All that
 //! the job may write is read, if need be to its end: a sample would find a file system, but could
-//! miss the one file that somebody kept.
+//! miss a single small file.
 //!
 //! A file that the lab made carries an extended attribute, and may be used again by the next run
 //! without being asked for. It is looked at all the same: when a file system, a table of partitions
-//! or an image lies in it, somebody has put it to use.
+//! or an image lies in it, it counts as used by others.
 
 use super::{
     magic,
@@ -81,7 +81,7 @@ pub fn allow(target: &Writing<'_>, destroy_data: bool, tick: &mut Tick<'_>) -> R
     }
 }
 
-/// Refuses what somebody uses. It need not be open for that, nor be openable.
+/// Refuses a device or a file that is in use. It need not be open for that, nor be openable.
 ///
 /// # Errors
 /// [`LabError::InUse`].

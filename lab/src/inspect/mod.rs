@@ -1,4 +1,5 @@
-//! Looking before measuring, so that nobody is fooled and nothing is lost.
+//! What a target holds and who uses it, found before it is measured: no data are overwritten by
+//! mistake, and no figure is taken for one of storage that is not.
 //!
 //! ```text
 //!   contents.rs   how much of the working set has space, how much of a sample is zeros or copies

@@ -23,11 +23,11 @@ use std::{
 /// One use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Use {
-    /// It, or a partition of it, is mounted.
+    /// The device, or a partition of it, is mounted.
     Mounted {
         /// Which device.
         device: String,
-        /// Where.
+        /// The mount point.
         at: PathBuf,
     },
     /// The kernel swaps to it, or to a partition of it.
@@ -39,7 +39,7 @@ pub enum Use {
     Held {
         /// Which device.
         device: String,
-        /// By which, as in `dm-0`.
+        /// The other device, as in `dm-0`.
         by: String,
     },
     /// A loop device shows it.

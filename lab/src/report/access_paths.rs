@@ -1,22 +1,26 @@
 //! The chapter of the study `access-paths`.
 
-use super::Told;
-use super::parts::doubts;
-use super::parts::measured_on;
-use super::parts::subtitle;
+use super::{
+    Told,
+    parts::{self, how_measured},
+};
 use crate::{
-    measure::Ratio,
+    cells::{Cell as Measured, Compared},
     study::access_paths::{
-        AccessPathsResult, CellRecord, LoadRecord, PAPER_WITHIN, Way,
-        verdict::{cell_of, relative},
+        AccessPathsResult, CLIENTS, PAPER_WITHIN, SERVER_CPU_NS, Way,
+        record::{self, OfCell},
+        verdict::relative,
     },
 };
+use diskwright_load::record::End;
 use diskwright_outline::{
     Block, Cell, Chapter, Table, Tone,
     plot::{Axis, Bar, BarChart, LineChart, Part, Point, Scale, Series},
 };
-use diskwright_stats::numbers::bytes;
-use diskwright_stats::numbers::{duration as time, figure as rate, short, short_time};
+use diskwright_stats::{
+    numbers::{bytes, duration as time, figure as rate, short, short_time},
+    summary::median,
+};
 use maud::Markup;
 
 impl Told for AccessPathsResult {
@@ -27,69 +31,58 @@ impl Told for AccessPathsResult {
 
 fn chapter(result: &AccessPathsResult, id: &str, name: &str) -> Chapter {
     let mut blocks = Vec::new();
-    if let Some(heavy) = result.loads.last() {
+    let loads = Compared::all(&result.cells);
+    if let Some(heavy) = loads.last() {
         blocks.push(Block::Heading("On the paper’s scale".into()));
         blocks.push(Block::Plots(vec![
-            scale_bars(result, &format!("{id}-iops"), &IOPS),
-            scale_bars(result, &format!("{id}-latency"), &LATENCY),
+            scale_bars(&loads, &format!("{id}-iops"), &IOPS),
+            scale_bars(&loads, &format!("{id}-latency"), &LATENCY),
         ]));
-        blocks.push(Block::Table(scale_table(result)));
+        blocks.push(Block::Table(scale_table(&loads)));
         blocks.push(Block::Text(format!(
             "The paper compares Fibre Channel (100), iSCSI and SMB 3.0 on one storage system. In its words all lie within {:.0} % of one another in throughput and within {:.0} % in latency at every load, and their CPU use is not significantly different; the figures of its charts are not in its text.",
             100.0 * PAPER_WITHIN.0,
             100.0 * PAPER_WITHIN.1
         )));
         blocks.push(Block::Heading("Throughput against response time".into()));
-        blocks.push(Block::Plots(vec![curve(result, &format!("{id}-curve")), cpu_bars(heavy, &format!("{id}-cpu"))]));
+        blocks.push(Block::Plots(vec![curve(&loads, &format!("{id}-curve")), cpu_bars(heavy, &format!("{id}-cpu"))]));
     }
-    for load in &result.loads {
+    for load in &loads {
         blocks.push(Block::Table(details(load)));
     }
     blocks.push(Block::Table(ways(result)));
-    blocks.extend(measured_on(&result.machine, &result.versions, Some(&result.place), facts(result)));
-    let mut badges = vec![(Tone::Plain, format!("{} rounds", result.rounds))];
-    if result.stopped {
-        badges.push((Tone::Bad, format!("stopped, {} rounds were asked for", result.rounds_asked)));
+    blocks.extend(how_measured(&result.head, facts(result)));
+    let mut badges = parts::badges(&result.head, result.rounds_measured(), result.quick);
+    if result.head.end == End::Stopped {
+        badges.push((Tone::Bad, format!("stopped, {} rounds were asked for", result.rounds)));
     }
-    if result.quick {
-        badges.push((Tone::Doubt, "quick".into()));
-    }
-    Chapter {
-        id: id.to_owned(),
-        title: "Study of access paths".into(),
-        source: name.to_owned(),
-        subtitle: subtitle(&result.started_utc, result.took_ns),
-        verdict: result.verdict.clone(),
-        badges,
-        doubts: doubts(&result.warnings),
-        blocks,
-    }
+    parts::chapter(&result.head, (id, name), "Study of access paths", badges, blocks)
 }
 
 /// A figure that is set on the paper's scale.
 struct OnScale {
     title: &'static str,
     axis: &'static str,
-    of: fn(&CellRecord) -> Option<&Ratio>,
+    of: OfCell,
 }
 
 const IOPS: OnScale = OnScale {
     title: "Throughput, the disk in process = 100",
     axis: "IOPS (in process = 100; whiskers: the rounds' range)",
-    of: |cell| cell.iops_ratio.as_ref(),
+    of: record::iops,
 };
 const LATENCY: OnScale = OnScale {
     title: "Response time, the disk in process = 100",
     axis: "mean response time (in process = 100; whiskers: the rounds' range)",
-    of: |cell| cell.mean_ratio.as_ref(),
+    of: record::mean_ns,
 };
 
-fn scale_bars(result: &AccessPathsResult, id: &str, figure: &OnScale) -> Markup {
+fn scale_bars(loads: &[Compared<'_>], id: &str, figure: &OnScale) -> Markup {
     let mut bars = Vec::new();
-    for load in &result.loads {
-        for cell in &load.cells {
-            let Some(ratio) = (figure.of)(cell) else { continue };
-            let name = format!("{}, {}", load.name, cell.way.name());
+    for load in loads {
+        for way in Way::ALL {
+            let Some(ratio) = load.ratio(way.name(), figure.of) else { continue };
+            let name = format!("{}, {}", load.part, way.name());
             bars.push(Bar {
                 parts: vec![Part { value: 100.0 * ratio.median(), style: 0 }],
                 range: Some((100.0 * ratio.summary.min, 100.0 * ratio.summary.max)),
@@ -118,15 +111,17 @@ fn scale_bars(result: &AccessPathsResult, id: &str, figure: &OnScale) -> Markup 
 }
 
 /// CPU time of client and server for each request, and what the kernel's own threads add.
-fn cpu_bars(load: &LoadRecord, id: &str) -> Markup {
+fn cpu_bars(load: &Compared<'_>, id: &str) -> Markup {
     let bars: Vec<Bar> = load
         .cells
         .iter()
-        .map(|cell| {
-            let (client, server) = (cell.client_cpu_ns.median, cell.server_cpu_ns.map_or(0.0, |server| server.median));
-            let rest = (cell.machine_cpu_ns.median - client - server).max(0.0);
-            Bar {
-                name: cell.way.name().into(),
+        .filter_map(|cell| {
+            let (name, medians) = (&cell.subject, cell.medians()?);
+            let client = medians.cpu_ns_per_io;
+            let server = server_cpu_ns(cell).unwrap_or(0.0);
+            let rest = (medians.machine_cpu_ns_per_io - client - server).max(0.0);
+            Some(Bar {
+                name: name.clone(),
                 parts: [client, server, rest]
                     .into_iter()
                     .enumerate()
@@ -135,18 +130,17 @@ fn cpu_bars(load: &LoadRecord, id: &str) -> Markup {
                 range: None,
                 figure: short_time(client + server + rest),
                 says: format!(
-                    "{}: client {}, server {}, the rest of the machine {}",
-                    cell.way.name(),
+                    "{name}: client {}, server {}, the rest of the machine {}",
                     time(client),
                     time(server),
                     time(rest)
                 ),
-            }
+            })
         })
         .collect();
     BarChart {
         id: id.into(),
-        title: format!("CPU time for each request, {} load", load.name),
+        title: format!("CPU time for each request, {} load", load.part),
         description: bars.iter().map(|bar| bar.says.clone()).collect::<Vec<_>>().join("; "),
         axis: "CPU time for each request (median of the rounds)",
         write: &short_time,
@@ -157,22 +151,31 @@ fn cpu_bars(load: &LoadRecord, id: &str) -> Markup {
     .render()
 }
 
-fn curve(result: &AccessPathsResult, id: &str) -> Markup {
-    let ways: Vec<Way> = result.loads.first().into_iter().flat_map(|load| &load.cells).map(|cell| cell.way).collect();
-    let series: Vec<Series> = ways
+/// The median of the server's CPU time for each request; `None` where there is no server.
+fn server_cpu_ns(cell: &Measured) -> Option<f64> {
+    median(&cell.more(SERVER_CPU_NS)?)
+}
+
+/// The ways that were measured at the first load.
+fn ways_of(loads: &[Compared<'_>]) -> Vec<Way> {
+    Way::ALL.into_iter().filter(|way| loads.first().is_some_and(|load| load.cell(way.name()).is_some())).collect()
+}
+
+fn curve(loads: &[Compared<'_>], id: &str) -> Markup {
+    let series: Vec<Series> = ways_of(loads)
         .iter()
         .enumerate()
         .map(|(style, way)| {
-            let points = result.loads.iter().filter_map(|load| {
-                let cell = cell_of(load, *way)?;
+            let points = loads.iter().filter_map(|load| {
+                let medians = load.cell(way.name())?.medians()?;
                 let says = format!(
                     "{}, {} load: {} IOPS, mean response time {}",
                     way.name(),
-                    load.name,
-                    rate(cell.iops.median),
-                    time(cell.mean_ns.median)
+                    load.part,
+                    rate(medians.iops),
+                    time(medians.mean_ns)
                 );
-                Some(Point { x: cell.iops.median, y: cell.mean_ns.median, says })
+                Some(Point { x: medians.iops, y: medians.mean_ns, says })
             });
             Series { name: way.name().into(), points: points.collect(), style, line: true }
         })
@@ -202,16 +205,19 @@ fn curve(result: &AccessPathsResult, id: &str) -> Markup {
     .render()
 }
 
-fn scale_table(result: &AccessPathsResult) -> Table {
+fn scale_table(loads: &[Compared<'_>]) -> Table {
     let mut table = Table::new("As a ratio to the disk in process in the same round, times 100", &["way"]);
-    for load in &result.loads {
-        table.heads.extend([format!("IOPS, {}", load.name), format!("response time, {}", load.name)]);
+    for load in loads {
+        table.heads.extend([format!("IOPS, {}", load.part), format!("response time, {}", load.part)]);
     }
-    for way in result.loads.first().into_iter().flat_map(|load| &load.cells).map(|cell| cell.way) {
+    for way in ways_of(loads) {
         let mut row = vec![Cell::text(way.name())];
-        for load in &result.loads {
+        for load in loads {
             let of = |figure: &OnScale| {
-                let ratio = cell_of(load, way).map(|cell| (figure.of)(cell).map_or(1.0, Ratio::median));
+                // The base is 100.
+                let ratio = load
+                    .cell(way.name())
+                    .map(|_| load.ratio(way.name(), figure.of).map_or(1.0, |ratio| ratio.median()));
                 Cell::maybe(ratio.map(|ratio| 100.0 * ratio), |value| format!("{value:.0}"))
             };
             row.extend([of(&IOPS), of(&LATENCY)]);
@@ -221,11 +227,12 @@ fn scale_table(result: &AccessPathsResult) -> Table {
     table
 }
 
-fn details(load: &LoadRecord) -> Table {
+fn details(load: &Compared<'_>) -> Table {
     let mut table = Table::new(
         format!(
-            "{} load: {} clients with {} outstanding each; medians of the rounds",
-            load.name, load.clients, load.outstanding
+            "{} load: {CLIENTS} clients with {} outstanding each; medians of the rounds",
+            load.part,
+            load.in_flight / u64::from(CLIENTS)
         ),
         &[
             "way",
@@ -241,19 +248,23 @@ fn details(load: &LoadRecord) -> Table {
             "client and server, ratio",
         ],
     );
-    for cell in &load.cells {
+    for way in Way::ALL {
+        let Some(cell) = load.cell(way.name()) else { continue };
+        let (Some(medians), Some(iops)) = (cell.medians(), cell.summary_of(|round| round.iops)) else { continue };
         table.row(vec![
-            Cell::text(cell.way.name()),
-            Cell::figure(cell.iops.median, rate),
-            Cell::figure(cell.iops.min, rate),
-            Cell::figure(cell.iops.max, rate),
-            Cell::figure(cell.mb_per_s.median, rate),
-            Cell::figure(cell.mean_ns.median, time),
-            Cell::figure(cell.p99_ns.median, time),
-            Cell::figure(cell.client_cpu_ns.median, time),
-            Cell::maybe(cell.server_cpu_ns.map(|server| server.median), time),
-            Cell::figure(cell.machine_cpu_ns.median, time),
-            Cell::maybe(cell.cpu_ratio.as_ref().map(Ratio::median), |ratio| format!("{ratio:.2}")),
+            Cell::text(way.name()),
+            Cell::figure(iops.median, rate),
+            Cell::figure(iops.min, rate),
+            Cell::figure(iops.max, rate),
+            Cell::figure(medians.mb_per_s, rate),
+            Cell::figure(medians.mean_ns, time),
+            Cell::figure(medians.p99_ns, time),
+            Cell::figure(medians.cpu_ns_per_io, time),
+            Cell::maybe(server_cpu_ns(cell), time),
+            Cell::figure(medians.machine_cpu_ns_per_io, time),
+            Cell::maybe(load.ratio(way.name(), record::cpu_ns).map(|ratio| ratio.median()), |ratio| {
+                format!("{ratio:.2}")
+            }),
         ]);
     }
     table

@@ -1,7 +1,6 @@
 //! The chapter of a comparison: which side is faster, by how much, and how sure that is.
 
-use super::Told;
-use super::parts::doubts;
+use super::{Told, parts};
 use crate::comparison::{ComparisonRecord, FigureChange, Said};
 use diskwright_load::figures::Metric;
 use diskwright_outline::{
@@ -38,16 +37,10 @@ fn chapter(record: &ComparisonRecord, id: &str, name: &str) -> Chapter {
     blocks.push(Block::Heading("What was compared".into()));
     blocks.push(Block::Table(sides(record)));
     let names: Vec<String> = record.sides.iter().map(|side| side.name.clone()).collect();
-    Chapter {
-        id: id.to_owned(),
-        title: format!("FigureChange of {}", list(&names)),
-        source: name.to_owned(),
-        subtitle: String::new(),
-        verdict: record.verdict.clone(),
-        badges: badges(record),
-        doubts: doubts(&record.warnings),
-        blocks,
-    }
+    let chapter =
+        parts::chapter(&record.head, (id, name), format!("Comparison of {}", list(&names)), badges(record), blocks);
+    // Results that were saved have times of their own.
+    if record.paired { chapter } else { Chapter { subtitle: String::new(), ..chapter } }
 }
 
 fn badges(record: &ComparisonRecord) -> Vec<(Tone, String)> {
@@ -204,7 +197,7 @@ fn sides(record: &ComparisonRecord) -> Table {
         &["side", "measurements", "rounds", "from", "cache", "machine", "version"],
     );
     for side in &record.sides {
-        let rounds = side.groups.iter().map(|group| group.rounds.len()).min().unwrap_or(0);
+        let rounds = side.groups.iter().map(|group| group.cell.rounds.len()).min().unwrap_or(0);
         let circumstances = &side.circumstances;
         table.row(vec![
             Cell::text(&side.name),

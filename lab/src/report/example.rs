@@ -1,18 +1,18 @@
-//! Results for tests. They are files as they were written in November 2026, so that every test that
-//! uses them also proves that those still read.
+//! Results for tests: files in the form in which results are saved, and results of simulated
+//! devices.
 
 use crate::{
     acceptance::AcceptanceRecord,
+    cells::Cell,
     comparison::ComparisonRecord,
     document::Document,
-    result::ContainersResult,
-    study::zero_payload::ZeroPayloadResult,
-    sweep::{Axis, Coordinate, KneeRow, Knob, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord},
+    study::{containers::ContainersResult, zero_payload::ZeroPayloadResult},
+    sweep::{self, Axis, Coordinate, KneeRow, Knob, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord},
 };
 use diskwright_load::{
     figures::Figures,
     job::Span,
-    record::{End, LatencyRecord, Run},
+    record::{End, Head, LatencyRecord, Run},
 };
 use diskwright_stats::knee::{self, LoadRounds};
 
@@ -70,8 +70,8 @@ pub fn sweep_of_two() -> SweepRecord {
         Axis { knob: Knob::Threads, values: vec![1, 2, 4] },
         Axis { knob: Knob::QueueDepth, values: vec![1, 2, 4, 8, 16] },
     ]);
-    sweep.cells.last_mut().expect("a cell").rounds.clear();
-    sweep.end = End::Stopped;
+    sweep.cells.last_mut().expect("a cell").measured.rounds.clear();
+    sweep.head.end = End::Stopped;
     sweep
 }
 
@@ -94,19 +94,27 @@ fn sweep_over(axes: Vec<Axis>) -> SweepRecord {
             let numbers: Vec<usize> = (row * line..(row + 1) * line).collect();
             let rounds: Vec<LoadRounds> = numbers
                 .iter()
-                .map(|index| LoadRounds { load: cells[*index].total_depth as f64, rounds: cells[*index].samples() })
+                .map(|index| LoadRounds {
+                    load: cells[*index].measured.in_flight as f64,
+                    rounds: cells[*index].samples(),
+                })
                 .collect();
             let first = &cells[numbers[0]].point;
             KneeRow { fixed: first[..first.len() - 1].to_vec(), knee: knee::knee(&rounds, Some(1e6)), cells: numbers }
         })
         .collect();
     SweepRecord {
-        schema: SWEEP_SCHEMA.into(),
-        verdict: "8 in flight are enough: 80,000 IOPS at 100 us.".into(),
-        started_utc: run.started_utc,
-        took_ns: 90_000_000_000,
-        machine: run.machine,
-        versions: run.versions,
+        head: Head {
+            schema: SWEEP_SCHEMA.into(),
+            verdict: "8 in flight are enough: 80,000 IOPS at 100 us.".into(),
+            started_utc: run.head.started_utc,
+            took_ns: 90_000_000_000,
+            machine: run.head.machine,
+            place: None,
+            versions: run.head.versions,
+            warnings: vec![],
+            end: End::Complete,
+        },
         targets: run.targets,
         options: SweepOptions {
             job: run.job,
@@ -120,8 +128,6 @@ fn sweep_over(axes: Vec<Axis>) -> SweepRecord {
         cells,
         knees,
         best: None,
-        warnings: vec![],
-        end: End::Complete,
         labels: vec![],
     }
 }
@@ -155,10 +161,8 @@ fn cell(point: Vec<Coordinate>) -> SweepCell {
         threads: threads as u32,
         queue_depth: depth as u32,
         files: 1,
-        total_depth: total,
-        rounds: (0..3).map(round).collect(),
+        measured: Cell::new("", &sweep::title(&point), "golden.vhdx", total).with_rounds((0..3).map(round).collect()),
         latency: LatencyRecord::default(),
-        array: None,
         point,
     }
 }

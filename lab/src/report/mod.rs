@@ -205,7 +205,7 @@ mod tests {
             let total = phase.total();
             let wanted = [phase.iops(), phase.mb_per_s(), total.both.latency().mean_ns(), phase.cpu_ns_per_io()];
             for value in wanted {
-                // The same figure may be reckoned in another order.
+                // The same figure may be computed in another order.
                 assert!(shown.iter().any(|shown| (shown / value - 1.0).abs() < 1e-12), "{value} is not in the page");
             }
         }
@@ -214,10 +214,10 @@ mod tests {
     #[test]
     fn a_run_that_failed_says_so_before_its_figures() {
         let mut run = example::run();
-        run.end =
+        run.head.end =
             diskwright_load::record::End::Failed { first: "golden.vhdx: write at 4096: I/O error".into(), errors: 12 };
         assert!(verdict(&run).starts_with("Failed, 12 requests were not carried out"), "{}", verdict(&run));
-        run.end = diskwright_load::record::End::Stopped;
+        run.head.end = diskwright_load::record::End::Stopped;
         assert!(verdict(&run).starts_with("Partial"), "{}", verdict(&run));
         run.phases.clear();
         assert!(verdict(&run).ends_with("nothing was measured."), "{}", verdict(&run));

@@ -72,7 +72,9 @@ fn badges(runs: &[(&str, &Run)]) -> Vec<(Tone, String)> {
     };
     tell(alike(&|a, b| plain(&a.job) == plain(&b.job)), "same job", "different jobs");
     tell(
-        alike(&|a, b| a.machine.cpu_model == b.machine.cpu_model && a.machine.kernel == b.machine.kernel),
+        alike(&|a, b| {
+            a.head.machine.cpu_model == b.head.machine.cpu_model && a.head.machine.kernel == b.head.machine.kernel
+        }),
         "same machine and kernel",
         "different machines or kernels",
     );

@@ -2,11 +2,45 @@
 
 use diskwright_load::{
     machine::{Machine, Place, Versions},
-    record::End,
+    record::{End, Head},
     warning::Warning,
 };
-use diskwright_outline::{Block, Doubt, Tone};
+use diskwright_outline::{Block, Chapter, Doubt, Tone};
 use diskwright_stats::numbers::{bytes, duration, grouped, moment};
+
+/// The chapter of a result with this head. `(id, name)` are those of [`super::Told::chapter`].
+pub fn chapter(
+    head: &Head,
+    (id, name): (&str, &str),
+    title: impl Into<String>,
+    badges: Vec<(Tone, String)>,
+    blocks: Vec<Block>,
+) -> Chapter {
+    Chapter {
+        id: id.to_owned(),
+        title: title.into(),
+        source: name.to_owned(),
+        subtitle: subtitle(&head.started_utc, head.took_ns),
+        verdict: head.verdict.clone(),
+        badges,
+        doubts: doubts_with_end(&head.end, &head.warnings),
+        blocks,
+    }
+}
+
+/// How it ended, how many rounds it has, and whether it was the short form.
+pub fn badges(head: &Head, rounds: usize, quick: bool) -> Vec<(Tone, String)> {
+    let mut badges = vec![end_badge(&head.end), (Tone::Plain, format!("{rounds} rounds"))];
+    if quick {
+        badges.push((Tone::Doubt, "quick".into()));
+    }
+    badges
+}
+
+/// See [`measured_on`].
+pub fn how_measured(head: &Head, more: Vec<(String, String)>) -> Vec<Block> {
+    measured_on(&head.machine, &head.versions, head.place.as_ref(), more)
+}
 
 /// When a result was measured and how long that took.
 pub fn subtitle(started_utc: &str, took_ns: u64) -> String {

@@ -1,11 +1,11 @@
 //! The chapter of the study `queue-depth`: how much load is enough, and each stage beside the
 //! paper's own figures.
 
-use super::Told;
-use super::parts::doubts_with_end;
-use super::parts::measured_on;
-use super::parts::{end_badge, subtitle};
-use super::sweep;
+use super::{
+    Told,
+    parts::{self, how_measured},
+    sweep,
+};
 use crate::study::queue_depth::{
     Finding, QueueDepthResult, Stage, StageRecord,
     findings::{self, beside, load_name},
@@ -17,8 +17,7 @@ use diskwright_outline::{
     Block, Cell, Chapter, Row, Table, Tile, Tone,
     plot::{Axis, Bar, BarChart, LineChart, Part, Point, Scale, Series},
 };
-use diskwright_stats::numbers::bytes;
-use diskwright_stats::numbers::{duration as time, figure as rate, grouped as count, list, ratio, short};
+use diskwright_stats::numbers::{bytes, duration as time, figure as rate, grouped as count, list, ratio, short};
 use maud::Markup;
 
 impl Told for QueueDepthResult {
@@ -47,7 +46,7 @@ fn chapter(result: &QueueDepthResult, id: &str, name: &str) -> Chapter {
         if !record.sweep.knees.is_empty() {
             blocks.push(Block::Table(sweep::marked_points(&record.sweep)));
         } else if record.sweep.best.is_some() {
-            blocks.push(Block::Text(record.sweep.verdict.clone()));
+            blocks.push(Block::Text(record.sweep.head.verdict.clone()));
         }
         blocks.push(Block::Table(cells(record)));
     }
@@ -55,25 +54,13 @@ fn chapter(result: &QueueDepthResult, id: &str, name: &str) -> Chapter {
         blocks.push(Block::Heading("Pre-test 1: the load of the paper’s first command".into()));
         blocks.push(Block::Table(pre_test(run)));
     }
-    blocks.extend(measured_on(&result.machine, &result.versions, result.place.as_ref(), facts(result)));
-    Chapter {
-        id: id.to_owned(),
-        title: "Study of queue depth".into(),
-        source: name.to_owned(),
-        subtitle: subtitle(&result.started_utc, result.took_ns),
-        verdict: result.verdict.clone(),
-        badges: badges(result),
-        doubts: doubts_with_end(&result.end, &result.warnings),
-        blocks,
-    }
+    blocks.extend(how_measured(&result.head, facts(result)));
+    parts::chapter(&result.head, (id, name), "Study of queue depth", badges(result), blocks)
 }
 
 fn badges(result: &QueueDepthResult) -> Vec<(Tone, String)> {
-    let mut badges = vec![end_badge(&result.end)];
-    badges.push((Tone::Plain, format!("{} rounds", result.settings.rounds)));
-    if result.settings.quick {
-        badges.push((Tone::Doubt, "quick".into()));
-    }
+    let settings = &result.settings;
+    let mut badges = parts::badges(&result.head, settings.rounds as usize, settings.quick);
     let steady = result.pre_test.as_ref().and_then(|run| run.phases.first()?.steady.clone());
     if let Some(steady) = steady {
         let holds = steady.reached_ns.is_some() && steady.left_ns.is_none();
@@ -190,9 +177,9 @@ fn bars(record: &StageRecord, id: &str) -> Markup {
         .iter()
         .enumerate()
         .filter_map(|(index, cell)| {
-            let iops = cell.median(|round| round.iops)?;
-            let mean_ns = cell.median(|round| round.mean_ns)?;
-            let all = || cell.rounds.iter().map(|round| round.iops);
+            let iops = cell.measured.median(|round| round.iops)?;
+            let mean_ns = cell.measured.median(|round| round.mean_ns)?;
+            let all = || cell.measured.rounds.iter().map(|round| round.iops);
             let word = if best.is_some_and(|best| best.cell == index) { " (best)" } else { "" };
             let split = format!("{} × {}", cell.threads, cell.queue_depth);
             let files = if cell.files == 1 { "1 file".to_owned() } else { format!("{} files", cell.files) };
@@ -201,7 +188,7 @@ fn bars(record: &StageRecord, id: &str) -> Markup {
                 says: format!("{name}: {} IOPS at {}", rate(iops), time(mean_ns)),
                 name: format!("{name}{word}"),
                 parts: vec![Part { value: iops, style: 0 }],
-                range: (cell.rounds.len() > 1)
+                range: (cell.measured.rounds.len() > 1)
                     .then(|| (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max))),
                 figure: rate(iops),
             })
@@ -210,7 +197,7 @@ fn bars(record: &StageRecord, id: &str) -> Markup {
     BarChart {
         id: format!("{id}-bars"),
         title: if record.stage == Stage::Files { "IOPS by files" } else { "IOPS by threads × outstanding" }.into(),
-        description: format!("{} combinations; {}", bars.len(), record.sweep.verdict),
+        description: format!("{} combinations; {}", bars.len(), record.sweep.head.verdict),
         axis: "IOPS, median of the rounds (line: lowest to highest)",
         write: &short,
         parts: vec![],
@@ -227,8 +214,8 @@ fn grown(record: &StageRecord, id: &str) -> Option<Markup> {
         let cells = record.sweep.cells.iter().zip(&pairs);
         cells
             .filter_map(|(cell, pair)| {
-                let (x, y) = (cell.total_depth as f64, pick(pair.as_ref()?)?);
-                Some(Point { x, y, says: format!("{} in flight: {whose} × {}", cell.total_depth, ratio(y)) })
+                let (x, y) = (cell.measured.in_flight as f64, pick(pair.as_ref()?)?);
+                Some(Point { x, y, says: format!("{} in flight: {whose} × {}", cell.measured.in_flight, ratio(y)) })
             })
             .collect()
     };

@@ -1,22 +1,22 @@
 //! The chapter of the study `raw-and-file`: a file, and virtual disks on it, against the bare
 //! device.
 
-use super::Told;
-use super::parts::doubts;
-use super::parts::measured_on;
-use super::parts::{end_badge, subtitle};
+use super::{
+    Told,
+    parts::{self, how_measured},
+};
 use crate::study::raw_and_file::{
-    Figure, Part, RawAndFileResult,
+    Figure, Measured, Overall, Part, RawAndFileResult,
     conclude::{self, find, is_file},
     paper,
     told::{mhz_per_iops, said, test_bed},
 };
+use diskwright_load::record::ContentsRecord;
 use diskwright_outline::{
     Block, Cell, Chapter, Table, Tile, Tone,
     plot::{Bar, BarChart, Part as Piece},
 };
-use diskwright_stats::numbers::bytes;
-use diskwright_stats::numbers::{duration as time, figure as rate, ratio, short};
+use diskwright_stats::numbers::{bytes, duration as time, figure as rate, ratio, short};
 use maud::Markup;
 
 impl Told for RawAndFileResult {
@@ -26,14 +26,17 @@ impl Told for RawAndFileResult {
 }
 
 fn chapter(result: &RawAndFileResult, id: &str, name: &str) -> Chapter {
+    let workloads = Measured::all(&result.cells);
+    let all = conclude::overall(&workloads);
     let mut blocks = Vec::new();
-    let tiles: Vec<Tile> = (1..result.subjects.len()).flat_map(|subject| tiles(result, subject)).collect();
+    let tiles: Vec<Tile> = (1..result.subjects.len()).flat_map(|subject| tiles(result, &all, subject)).collect();
     if !tiles.is_empty() {
         blocks.push(Block::Tiles(tiles));
     }
     for figure in [Figure::Throughput, Figure::MachineCpu] {
-        let plots: Vec<Markup> =
-            (1..result.subjects.len()).filter_map(|subject| bars(result, subject, figure, id)).collect();
+        let plots: Vec<Markup> = (1..result.subjects.len())
+            .filter_map(|subject| bars(result, (&workloads, &all), subject, figure, id))
+            .collect();
         if !plots.is_empty() {
             let heading = match figure {
                 Figure::Throughput => "Throughput as a ratio to the block device",
@@ -44,34 +47,21 @@ fn chapter(result: &RawAndFileResult, id: &str, name: &str) -> Chapter {
         }
     }
     blocks.push(Block::Heading("All workloads together".into()));
-    blocks.push(Block::Table(overall(result)));
+    blocks.push(Block::Table(overall(result, &workloads, &all)));
     blocks.push(Block::Heading("Each workload".into()));
-    blocks.push(Block::Table(workloads(result)));
+    blocks.push(Block::Table(each_workload(result, &workloads)));
     let mut facts = Vec::new();
     facts.push(("Device".into(), test_bed(result)));
     facts.push(("Each disk".into(), format!("{}, full of data, driven past the page cache", bytes(result.size_bytes))));
     facts.push(("Rounds".into(), result.rounds.to_string()));
     facts.push(("Busy while nothing was measured".into(), format!("{:.2} processors", result.idle_cpus)));
-    blocks.extend(measured_on(&result.machine, &result.versions, Some(&result.place), facts));
-    Chapter {
-        id: id.to_owned(),
-        title: "Study of device and file".into(),
-        source: name.to_owned(),
-        subtitle: subtitle(&result.started_utc, result.took_ns),
-        verdict: result.verdict.clone(),
-        badges: badges(result),
-        doubts: doubts(&result.warnings),
-        blocks,
-    }
+    blocks.extend(how_measured(&result.head, facts));
+    parts::chapter(&result.head, (id, name), "Study of device and file", badges(result), blocks)
 }
 
 fn badges(result: &RawAndFileResult) -> Vec<(Tone, String)> {
-    let mut badges = vec![end_badge(&result.end)];
-    badges.push((Tone::Plain, format!("{} rounds", result.rounds)));
-    if result.quick {
-        badges.push((Tone::Doubt, "quick".into()));
-    }
-    let full = |contents: &diskwright_load::record::ContentsRecord| contents.allocated >= 1.0 && contents.zero == 0.0;
+    let mut badges = parts::badges(&result.head, result.rounds, result.quick);
+    let full = |contents: &ContentsRecord| contents.allocated >= 1.0 && contents.zero == 0.0;
     if result.subjects.iter().all(|subject| subject.contents.as_ref().is_some_and(full)) {
         badges.push((Tone::Good, "every byte allocated and filled".into()));
     }
@@ -82,9 +72,9 @@ fn name_of(result: &RawAndFileResult, subject: usize) -> &str {
     result.subjects.get(subject).map_or("", |subject| subject.name.as_str())
 }
 
-fn tiles(result: &RawAndFileResult, subject: usize) -> Vec<Tile> {
+fn tiles(result: &RawAndFileResult, all: &[Overall], subject: usize) -> Vec<Tile> {
     let name = name_of(result, subject);
-    let of = |figure| find(result, subject, Part::All, figure);
+    let of = |figure| find(all, subject, Part::All, figure);
     let tile = |figure, what: &str| {
         of(figure).map(|one| Tile {
             name: format!("{name}: {what}"),
@@ -98,14 +88,20 @@ fn tiles(result: &RawAndFileResult, subject: usize) -> Vec<Tile> {
         .collect()
 }
 
-fn bars(result: &RawAndFileResult, subject: usize, figure: Figure, id: &str) -> Option<Markup> {
+fn bars(
+    result: &RawAndFileResult,
+    (workloads, all): (&[Measured<'_>], &[Overall]),
+    subject: usize,
+    figure: Figure,
+    id: &str,
+) -> Option<Markup> {
     let name = name_of(result, subject);
     let in_paper = is_file(name, result.test_bed.file_system);
-    let bars: Vec<Bar> = result
-        .workloads
+    let bars: Vec<Bar> = workloads
         .iter()
-        .filter_map(|workload| {
-            let found = figure.of(workload.sides.get(subject)?)?;
+        .filter_map(|measured| {
+            let (workload, load) = (measured.workload, measured.loads.load);
+            let found = measured.ratio(subject, figure)?;
             let papers = in_paper
                 .then(|| match figure {
                     Figure::Throughput => paper::throughput_ratio(workload.pattern, workload.block_bytes),
@@ -115,13 +111,12 @@ fn bars(result: &RawAndFileResult, subject: usize, figure: Figure, id: &str) -> 
                 .flatten();
             let papers = papers.map_or_else(String::new, |papers| format!(" (paper {})", ratio(papers)));
             Some(Bar {
-                name: workload.name(),
+                name: load.to_owned(),
                 parts: vec![Piece { value: found.median(), style: 0 }],
                 range: Some((found.summary.min, found.summary.max)),
                 figure: format!("{}{papers}", ratio(found.median())),
                 says: format!(
-                    "{} on {name}: {} in the median round, {} to {}{papers}",
-                    workload.name(),
+                    "{load} on {name}: {} in the median round, {} to {}{papers}",
                     ratio(found.median()),
                     ratio(found.summary.min),
                     ratio(found.summary.max)
@@ -132,7 +127,7 @@ fn bars(result: &RawAndFileResult, subject: usize, figure: Figure, id: &str) -> 
     if bars.is_empty() {
         return None;
     }
-    let together = find(result, subject, Part::All, figure).map_or_else(String::new, |one| ratio(one.ratio));
+    let together = find(all, subject, Part::All, figure).map_or_else(String::new, |one| ratio(one.ratio));
     let what = if figure == Figure::Throughput { "throughput" } else { "CPU time for each request" };
     let part = Figure::ALL.iter().position(|other| *other == figure).unwrap_or(0);
     Some(
@@ -150,7 +145,7 @@ fn bars(result: &RawAndFileResult, subject: usize, figure: Figure, id: &str) -> 
     )
 }
 
-fn overall(result: &RawAndFileResult) -> Table {
+fn overall(result: &RawAndFileResult, workloads: &[Measured<'_>], all: &[Overall]) -> Table {
     let mut table = Table::new(
         "Ratios to the block device. Ratio: Hodges and Lehmann’s middle of the workloads. Beyond chance: Wilcoxon’s signed ranks, corrected by Holm. The paper’s: VMFS to RDM (P).",
         &[
@@ -168,11 +163,11 @@ fn overall(result: &RawAndFileResult) -> Table {
         ],
     )
     .keys(4);
-    for one in &result.overall {
+    for one in all {
         let name = name_of(result, one.subject);
-        let papers = conclude::papers(&result.workloads, one.part, one.figure)
-            .filter(|_| is_file(name, result.test_bed.file_system));
-        let word = said(result, one);
+        let papers =
+            conclude::papers(workloads, one.part, one.figure).filter(|_| is_file(name, result.test_bed.file_system));
+        let word = said(all, one);
         let tone = match word {
             "yes, worse" => Tone::Bad,
             "yes, better" => Tone::Good,
@@ -195,7 +190,7 @@ fn overall(result: &RawAndFileResult) -> Table {
     table
 }
 
-fn workloads(result: &RawAndFileResult) -> Table {
+fn each_workload(result: &RawAndFileResult, workloads: &[Measured<'_>]) -> Table {
     let mut table = Table::new(
         "Medians of the rounds, 64 in flight; ratios are to the block device in the same round. CPU is the whole machine’s, as the paper has it, and the generator’s alone.",
         &[
@@ -216,29 +211,31 @@ fn workloads(result: &RawAndFileResult) -> Table {
         ],
     )
     .keys(2);
-    for workload in &result.workloads {
-        for (index, side) in workload.sides.iter().enumerate() {
+    for measured in workloads {
+        let workload = measured.workload;
+        for (index, cell) in measured.loads.cells.iter().enumerate() {
+            let Some(medians) = cell.medians() else { continue };
             let name = name_of(result, index);
             let in_paper = is_file(name, result.test_bed.file_system);
             let of = |figure: Figure| {
-                let found = figure.of(side).map(crate::measure::Ratio::median);
+                let found = measured.ratio(index, figure).map(|ratio| ratio.median());
                 if index == 0 { Cell::figure(1.0, ratio).toned(Tone::Faint) } else { Cell::maybe(found, ratio) }
             };
             let papers = |value: Option<f64>| Cell::maybe(value.filter(|_| in_paper), ratio).toned(Tone::Faint);
-            let machine_ns = side.machine_cpu_ns_per_io.median;
+            let machine_ns = medians.machine_cpu_ns_per_io;
             table.row(vec![
-                Cell::text(if index == 0 { workload.name() } else { String::new() }),
+                Cell::text(if index == 0 { measured.loads.load } else { "" }),
                 Cell::text(name),
-                Cell::figure(side.iops.median, rate),
-                Cell::figure(side.mb_per_s.median, rate),
+                Cell::figure(medians.iops, rate),
+                Cell::figure(medians.mb_per_s, rate),
                 of(Figure::Throughput),
                 papers(paper::throughput_ratio(workload.pattern, workload.block_bytes)),
-                Cell::figure(side.latency_mean_ns.median, time),
-                Cell::figure(side.latency_p99_ns.median, time),
+                Cell::figure(medians.mean_ns, time),
+                Cell::figure(medians.p99_ns, time),
                 Cell::figure(machine_ns, time),
                 of(Figure::MachineCpu),
                 papers(Some(paper::cpu_ratio(workload.pattern))),
-                Cell::figure(side.cpu_ns_per_io.median, time),
+                Cell::figure(medians.cpu_ns_per_io, time),
                 of(Figure::Cpu),
                 Cell::maybe(mhz_per_iops(machine_ns, result.tsc_hz), |mhz| format!("{mhz:.4}")),
             ]);

@@ -1,11 +1,9 @@
 //! The chapter of one run: verdict, figures, plots, threads, targets, machine, and the profile that
 //! repeats it.
 
-use super::Told;
-use super::parts::doubts_with_end;
-use super::parts::measured_on;
-use super::parts::{end_badge, subtitle};
 use super::{
+    Told,
+    parts::{self, end_badge, how_measured},
     run_plots,
     run_tables::{by_target, cpu_table, direction_table, percentile_table, thread_table},
 };
@@ -18,7 +16,7 @@ use diskwright_stats::numbers::{bytes, duration as time, figure as rate, grouped
 
 /// The conclusion of a run, in a sentence or two. What went wrong comes first.
 pub fn verdict(run: &Run) -> String {
-    let mut text = match &run.end {
+    let mut text = match &run.head.end {
         End::Complete => String::new(),
         End::Stopped => "Partial, stopped before its time: ".into(),
         End::Failed { errors: 1, first } => format!("Failed, one request was not carried out ({first}): "),
@@ -93,7 +91,7 @@ fn chapter(run: &Run, id: &str, name: &str) -> Chapter {
     blocks.push(Block::Table(cpu_table(run)));
     blocks.push(Block::Heading("Targets".into()));
     blocks.push(Block::Facts(run.targets.iter().map(target_fact).collect()));
-    blocks.extend(measured_on(&run.machine, &run.versions, None, facts(run)));
+    blocks.extend(how_measured(&run.head, facts(run)));
     blocks.push(Block::Heading("The profile that repeats it".into()));
     blocks.push(Block::Code {
         name: format!(
@@ -103,16 +101,8 @@ fn chapter(run: &Run, id: &str, name: &str) -> Chapter {
         text: run.job.to_toml(),
         language: "toml",
     });
-    Chapter {
-        id: id.to_owned(),
-        title: format!("Run of “{}”", run.job.name),
-        source: name.to_owned(),
-        subtitle: subtitle(&run.started_utc, run.took_ns),
-        verdict: verdict(run),
-        badges: badges(run),
-        doubts: doubts_with_end(&run.end, &run.warnings),
-        blocks,
-    }
+    let title = format!("Run of “{}”", run.job.name);
+    Chapter { verdict: verdict(run), ..parts::chapter(&run.head, (id, name), title, badges(run), blocks) }
 }
 
 fn file_word(name: &str) -> String {
@@ -122,7 +112,7 @@ fn file_word(name: &str) -> String {
 }
 
 fn badges(run: &Run) -> Vec<(Tone, String)> {
-    let mut badges = vec![end_badge(&run.end)];
+    let mut badges = vec![end_badge(&run.head.end)];
     let steady: Vec<_> = run.phases.iter().filter_map(|phase| phase.steady.as_ref()).collect();
     if steady.iter().any(|steady| steady.reached_ns.is_none()) {
         badges.push((Tone::Doubt, "steady state not reached".into()));
@@ -131,7 +121,7 @@ fn badges(run: &Run) -> Vec<(Tone, String)> {
     } else if !steady.is_empty() {
         badges.push((Tone::Good, "steady state".into()));
     }
-    match run.warnings.len() {
+    match run.head.warnings.len() {
         0 => {}
         1 => badges.push((Tone::Doubt, "1 reason for doubt".into())),
         several => badges.push((Tone::Doubt, format!("{several} reasons for doubt"))),

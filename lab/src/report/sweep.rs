@@ -1,19 +1,19 @@
 //! The chapter of a sweep: throughput against latency with the marked points, or heat maps where
 //! two things were varied.
 
-use super::Told;
-use super::parts::doubts_with_end;
-use super::parts::measured_on;
-use super::parts::{end_badge, subtitle};
+use super::{
+    Told,
+    parts::{self, end_badge, how_measured},
+};
 use crate::sweep::{Coordinate, KneeRow, SweepCell, SweepRecord};
 use diskwright_load::{figures::Figures, record::End};
 use diskwright_outline::{
     Block, Cell, Chapter, Table, Tone,
     plot::{self, Axis, HeatMap, LineChart, Point, Scale, Series},
 };
-use diskwright_stats::knee::{Mark, MarkedPoint};
-use diskwright_stats::numbers::{
-    bytes, duration as time, figure as rate, grouped as count, list, percent, ratio, short, short_time,
+use diskwright_stats::{
+    knee::{Mark, MarkedPoint},
+    numbers::{bytes, duration as time, figure as rate, grouped as count, list, percent, ratio, short, short_time},
 };
 use maud::Markup;
 
@@ -52,34 +52,23 @@ fn chapter(sweep: &SweepRecord, id: &str, name: &str) -> Chapter {
     }
     blocks.push(Block::Heading("Every cell".into()));
     blocks.push(Block::Table(cells(sweep)));
-    match &sweep.end {
+    match &sweep.head.end {
         End::Complete => {}
         End::Stopped => blocks.push(Block::Text("Stopped before it was done; the same command continues it.".into())),
         End::Failed { .. } => {
             blocks.push(Block::Text("Ended because requests failed; what was measured before is kept.".into()));
         }
     }
-    blocks.extend(measured_on(&sweep.machine, &sweep.versions, None, facts(sweep)));
+    blocks.extend(how_measured(&sweep.head, facts(sweep)));
     blocks.push(Block::Heading("The workload from which every cell departs".into()));
     blocks.push(Block::Code {
         name: "As a profile; the axes above were varied.".into(),
         text: sweep.options.job.to_toml(),
         language: "toml",
     });
-    Chapter {
-        id: id.to_owned(),
-        title: format!(
-            "Sweep of {} over {}",
-            sweep.options.job.name,
-            list(&sweep.options.axes.iter().map(|axis| axis.knob.name().to_owned()).collect::<Vec<_>>())
-        ),
-        source: name.to_owned(),
-        subtitle: subtitle(&sweep.started_utc, sweep.took_ns),
-        verdict: sweep.verdict.clone(),
-        badges: vec![end_badge(&sweep.end)],
-        doubts: doubts_with_end(&sweep.end, &sweep.warnings),
-        blocks,
-    }
+    let axes: Vec<String> = sweep.options.axes.iter().map(|axis| axis.knob.name().to_owned()).collect();
+    let title = format!("Sweep of {} over {}", sweep.options.job.name, list(&axes));
+    parts::chapter(&sweep.head, (id, name), title, vec![end_badge(&sweep.head.end)], blocks)
 }
 
 fn facts(sweep: &SweepRecord) -> Vec<(String, String)> {
@@ -139,7 +128,10 @@ pub fn throughput(sweeps: &[(String, &SweepRecord)], id: &str) -> Markup {
             let points: Vec<Point> = cells
                 .iter()
                 .filter_map(|cell| {
-                    let (x, y) = (cell.median(|figures| figures.iops)?, cell.median(|figures| figures.mean_ns)?);
+                    let (x, y) = (
+                        cell.measured.median(|figures| figures.iops)?,
+                        cell.measured.median(|figures| figures.mean_ns)?,
+                    );
                     let says = format!("{}: {} IOPS, mean latency {}", place(&cell.point), rate(x), time(y));
                     (y > 0.0).then_some(Point { x, y, says })
                 })
@@ -211,7 +203,7 @@ pub fn against_load(sweep: &SweepRecord, id: &str) -> Vec<Markup> {
     let places: Vec<f64> = sweep.cells.iter().filter_map(|cell| Some(cell.point.first()?.value as f64)).collect();
     let line = |name: &str, style, figure: fn(&Figures) -> f64, write: fn(f64) -> String| {
         let points = sweep.cells.iter().filter_map(|cell| {
-            let (at, y) = (cell.point.first()?, cell.median(figure)?);
+            let (at, y) = (cell.point.first()?, cell.measured.median(figure)?);
             Some(Point { x: at.value as f64, y, says: format!("{}: {name} {}", place(&cell.point), write(y)) })
         });
         Series { name: name.into(), points: points.collect(), style, line: true }
@@ -305,7 +297,7 @@ fn heat_map(sweep: &SweepRecord, (y_title, x_title): (&str, &str), map: &Map<'_>
     };
     let cells: Vec<Vec<Option<f64>>> = rows
         .iter()
-        .map(|row| columns.iter().map(|column| sweep.cells[find(row, column)?].median(map.figure)).collect())
+        .map(|row| columns.iter().map(|column| sweep.cells[find(row, column)?].measured.median(map.figure)).collect())
         .collect();
     let mut marks = Vec::new();
     for (name, index) in sweep.knees.iter().flat_map(|row| {
@@ -397,7 +389,7 @@ pub fn cells(sweep: &SweepRecord) -> Table {
     }
     let heads = ["in flight", "IOPS", "range", "MB/s", "mean", "p50", "p99", "CPU/IO", "power", "point"];
     table.heads.extend(heads.map(str::to_owned));
-    let array = sweep.cells.iter().any(|cell| cell.array.is_some());
+    let array = sweep.cells.iter().any(|cell| cell.array(&sweep.options).is_some());
     if array {
         table.heads.extend(["amplification", "depth per device", "IOPS per device"].map(str::to_owned));
     }
@@ -407,8 +399,9 @@ pub fn cells(sweep: &SweepRecord) -> Table {
         |figures| figures.p99_ns,
         |figures| figures.cpu_ns_per_io,
     ];
-    let power =
-        |cell: &SweepCell| cell.median(|round| if round.mean_ns > 0.0 { round.iops / round.mean_ns } else { 0.0 });
+    let power = |cell: &SweepCell| {
+        cell.measured.median(|round| if round.mean_ns > 0.0 { round.iops / round.mean_ns } else { 0.0 })
+    };
     let most = sweep.cells.iter().filter_map(power).fold(0.0, f64::max);
     for (index, cell) in sweep.cells.iter().enumerate() {
         let mut row: Vec<Cell> =
@@ -416,19 +409,20 @@ pub fn cells(sweep: &SweepRecord) -> Table {
         if split {
             row.push(Cell::text(format!("{} × {}", cell.threads, cell.queue_depth)));
         }
-        row.push(Cell::figure(cell.total_depth as f64, count));
-        row.push(Cell::maybe(cell.median(|figures| figures.iops), rate));
+        row.push(Cell::figure(cell.measured.in_flight as f64, count));
+        row.push(Cell::maybe(cell.measured.median(|figures| figures.iops), rate));
         row.push(Cell::text(range(cell)).toned(Tone::Faint));
-        row.push(Cell::maybe(cell.median(|figures| figures.mb_per_s), rate));
+        row.push(Cell::maybe(cell.measured.median(|figures| figures.mb_per_s), rate));
         for figure in times {
-            row.push(Cell::maybe(cell.median(figure), time));
+            row.push(Cell::maybe(cell.measured.median(figure), time));
         }
         row.push(Cell::maybe(power(cell), |value| percent(value / most.max(f64::MIN_POSITIVE))));
         row.push(Cell::text(points(sweep, index)).toned(Tone::Good));
         if array {
-            row.push(Cell::maybe(cell.array.map(|array| array.amplification), ratio));
-            row.push(Cell::maybe(cell.array.map(|array| array.depth_per_device), rate));
-            row.push(Cell::maybe(cell.array.map(|array| array.iops_per_device), rate));
+            let array = cell.array(&sweep.options);
+            row.push(Cell::maybe(array.map(|array| array.amplification), ratio));
+            row.push(Cell::maybe(array.map(|array| array.depth_per_device), rate));
+            row.push(Cell::maybe(array.map(|array| array.iops_per_device), rate));
         }
         table.row(row);
     }
@@ -437,11 +431,11 @@ pub fn cells(sweep: &SweepRecord) -> Table {
 
 /// The lowest and the highest IOPS of the rounds.
 fn range(cell: &SweepCell) -> String {
-    match cell.rounds.len() {
+    match cell.measured.rounds.len() {
         0 => "not measured".into(),
         1 => String::new(),
         _ => {
-            let each = || cell.rounds.iter().map(|round| round.iops);
+            let each = || cell.measured.rounds.iter().map(|round| round.iops);
             format!("{}..{}", rate(each().fold(f64::INFINITY, f64::min)), rate(each().fold(0.0, f64::max)))
         }
     }
@@ -466,7 +460,7 @@ fn points(sweep: &SweepRecord, index: usize) -> String {
 
 /// The chapter of several sweeps in one plot.
 pub fn overlay(sweeps: &[(String, &SweepRecord)], id: &str) -> Chapter {
-    let told: Vec<String> = sweeps.iter().map(|(name, sweep)| format!("{name}: {}", sweep.verdict)).collect();
+    let told: Vec<String> = sweeps.iter().map(|(name, sweep)| format!("{name}: {}", sweep.head.verdict)).collect();
     Chapter {
         id: id.to_owned(),
         title: format!("{} sweeps side by side", sweeps.len()),

@@ -1,17 +1,20 @@
 //! The chapter of the study `zero-payload`: what is fast because nothing is stored, and what is
 //! fast.
 
-use super::Told;
-use super::parts::doubts;
-use super::parts::measured_on;
-use super::parts::subtitle;
-use crate::study::zero_payload::{PAPER_64K_READ_IOPS, Payload, SideRecord, TestRecord, ZeroPayloadResult};
+use super::{
+    Told,
+    parts::{self, how_measured},
+};
+use crate::{
+    cells::Cell as Measured,
+    study::zero_payload::{PAPER_64K_READ_IOPS, Payload, Test, ZeroPayloadResult, not_stored},
+};
+use diskwright_load::figures::Figures;
 use diskwright_outline::{
     Block, Cell, Chapter, Table, Tone,
     plot::{Bar, BarChart, Part},
 };
-use diskwright_stats::numbers::bytes;
-use diskwright_stats::numbers::{duration as time, figure as rate, percent, ratio, short};
+use diskwright_stats::numbers::{bytes, duration as time, figure as rate, percent, ratio, short};
 use maud::Markup;
 
 impl Told for ZeroPayloadResult {
@@ -38,21 +41,9 @@ fn chapter(result: &ZeroPayloadResult, id: &str, name: &str) -> Chapter {
     let mut facts = Vec::new();
     facts.push(("Each disk".into(), format!("VHDX of {}", bytes(result.size_bytes))));
     facts.push(("Rounds".into(), format!("{}, cells of {}", result.rounds, time(result.cell_ns as f64))));
-    blocks.extend(measured_on(&result.machine, &result.versions, Some(&result.place), facts));
-    let mut badges = vec![(Tone::Plain, format!("{} rounds", result.rounds))];
-    if result.quick {
-        badges.push((Tone::Doubt, "quick".into()));
-    }
-    Chapter {
-        id: id.to_owned(),
-        title: "Study of zero payload".into(),
-        source: name.to_owned(),
-        subtitle: subtitle(&result.started_utc, result.took_ns),
-        verdict: result.verdict.clone(),
-        badges,
-        doubts: doubts(&result.warnings),
-        blocks,
-    }
+    blocks.extend(how_measured(&result.head, facts));
+    let badges = parts::badges(&result.head, result.rounds, result.quick);
+    parts::chapter(&result.head, (id, name), "Study of zero payload", badges, blocks)
 }
 
 fn title(payload: Payload) -> &'static str {
@@ -62,34 +53,29 @@ fn title(payload: Payload) -> &'static str {
     }
 }
 
-fn of(result: &ZeroPayloadResult, payload: Payload) -> impl Iterator<Item = &TestRecord> {
-    result.tests.iter().filter(move |test| test.payload == payload)
-}
-
 fn bars(result: &ZeroPayloadResult, payload: Payload, id: &str) -> Markup {
-    let bars: Vec<Bar> = of(result, payload)
-        .map(|test| {
-            let never = percent(test.dynamic.never_reached.median);
-            Bar {
-                name: test.name.clone(),
-                parts: vec![Part { value: test.ratio.median(), style: 0 }],
-                range: Some((test.ratio.summary.min, test.ratio.summary.max)),
-                figure: format!("{} ({never} not stored)", ratio(test.ratio.median())),
+    let bars: Vec<Bar> = Test::all(&result.cells, payload)
+        .iter()
+        .filter_map(|test| {
+            let never = percent(not_stored(test.dynamic)?);
+            let found = test.ratio()?;
+            Some(Bar {
+                name: test.name.to_owned(),
+                parts: vec![Part { value: found.median(), style: 0 }],
+                range: Some((found.summary.min, found.summary.max)),
+                figure: format!("{} ({never} not stored)", ratio(found.median())),
                 says: format!(
                     "{}: {} IOPS on the dynamic disk, {} on the fixed one; {never} of the dynamic disk’s bytes never reached the store",
                     test.name,
-                    rate(test.dynamic.iops.median),
-                    rate(test.fixed.iops.median)
+                    rate(test.dynamic.median(|round| round.iops)?),
+                    rate(test.fixed.median(|round| round.iops)?)
                 ),
-            }
+            })
         })
         .collect();
-    let (part, what) = match payload {
-        Payload::Zeros => ("zeros", "zeros"),
-        Payload::Data => ("data", "data"),
-    };
+    let what = payload.name();
     BarChart {
-        id: format!("{id}-{part}"),
+        id: format!("{id}-{what}"),
         title: format!("IOPS of the dynamic disk to the fixed one’s, {what}"),
         description: format!("{} tests; 1 is as fast as the fixed disk.", bars.len()),
         axis: "ratio in the same round: median, lowest to highest",
@@ -107,25 +93,27 @@ fn tests(result: &ZeroPayloadResult, payload: Payload) -> Table {
         &["test", "disk", "IOPS", "MB/s", "mean", "p99", "not stored", "ratio", "range"],
     )
     .keys(2);
-    for test in of(result, payload) {
-        let side = |name: &str, disk: &str, side: &SideRecord| {
-            let never = side.never_reached.median;
+    for test in Test::all(&result.cells, payload) {
+        let side = |name: &str, cell: &Measured| {
+            let never = not_stored(cell).unwrap_or_default();
+            let of = |figure: fn(&Figures) -> f64| cell.median(figure);
             vec![
                 Cell::text(name),
-                Cell::text(disk),
-                Cell::figure(side.iops.median, rate),
-                Cell::figure(side.mb_per_s.median, rate),
-                Cell::figure(side.latency_mean_ns.median, time),
-                Cell::figure(side.latency_p99_ns.median, time),
+                Cell::text(&cell.subject),
+                Cell::maybe(of(|round| round.iops), rate),
+                Cell::maybe(of(|round| round.mb_per_s), rate),
+                Cell::maybe(of(|round| round.mean_ns), time),
+                Cell::maybe(of(|round| round.p99_ns), time),
                 Cell::figure(never, percent).toned(if never >= 0.01 { Tone::Bad } else { Tone::Good }),
             ]
         };
-        let mut row = side(&test.name, "dynamic", &test.dynamic);
-        row.push(Cell::figure(test.ratio.median(), ratio));
-        let range = format!("{}..{}", ratio(test.ratio.summary.min), ratio(test.ratio.summary.max));
-        row.push(Cell::text(range).toned(Tone::Faint));
+        let mut row = side(test.name, test.dynamic);
+        let found = test.ratio();
+        let range = found.as_ref().map(|found| format!("{}..{}", ratio(found.summary.min), ratio(found.summary.max)));
+        row.push(Cell::maybe(found.map(|found| found.median()), ratio));
+        row.push(Cell::text(range.unwrap_or_default()).toned(Tone::Faint));
         table.row(row);
-        let mut row = side("", "fixed", &test.fixed);
+        let mut row = side("", test.fixed);
         row.push(Cell::default());
         table.row(row);
     }

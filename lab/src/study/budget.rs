@@ -1,6 +1,6 @@
 //! How a run that must end in time spends it.
 //!
-//! The time of a cell is reckoned anew before each workload from what is left and how many cells
+//! The time of a cell is computed before each workload from what is left and how many cells
 //! are to come, so a slow preparation or a slow disk shortens the cells, not the list of workloads.
 
 use std::time::{Duration, Instant};

@@ -7,9 +7,10 @@
 //!   queue_depth/    how much load is enough: the Storage Spaces paper's procedure
 //!   raw_and_file/   a file system, and virtual disks on it, against the bare device
 //!   budget.rs       how a run that must end in time spends it
+//!   doubts.rs       reasons for doubt that every study looks for
 //! ```
 //!
-//! What all of them are told is [`StudyOptions`], what all of them give back is a [`StudyReport`].
+//! All of them take [`StudyOptions`] and give back a [`StudyReport`].
 //! A study that is stopped while it measures keeps what it has, saves it, and says so in its first
 //! line; one that is stopped before has nothing to say and ends with [`LabError::Stopped`]. Either
 //! way its scratch folder goes.
@@ -17,6 +18,7 @@
 pub mod access_paths;
 mod budget;
 pub mod containers;
+mod doubts;
 pub mod queue_depth;
 pub mod raw_and_file;
 pub mod zero_payload;
@@ -27,9 +29,13 @@ use crate::{
     LabError, Result,
     output::{Kind, Output},
 };
+use diskwright_load::record::{End, Head};
 use diskwright_store::EngineKind;
 use serde::Serialize;
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 /// What every study is told, whatever it measures.
 #[derive(Debug, Clone, Default)]
@@ -38,7 +44,7 @@ pub struct StudyOptions {
     pub quick: bool,
     /// Where to make the scratch folder; the current folder unless said.
     pub dir: Option<PathBuf>,
-    /// What moves the bytes.
+    /// How I/O is submitted.
     pub engine: EngineKind,
     /// Rounds; each study has its own number unless said.
     pub rounds: Option<usize>,
@@ -70,13 +76,44 @@ impl StudyOptions {
         }
     }
 
-    /// Where the study of this name saves what it will find. It asks before it makes anything.
+    /// Begins a study: looks at machine and clock, and asks where the result may be saved, before
+    /// anything is made.
     ///
     /// # Errors
     /// As [`Output::check`].
-    pub(crate) fn place(&self, study: &str, started_utc: &str) -> Result<Output> {
-        let usual = || PathBuf::from(format!("diskwright-{study}-{started_utc}.json"));
-        Output::check(&self.output.clone().unwrap_or_else(usual), Kind::Result)
+    pub(crate) fn begin(&self, study: &str, schema: &str) -> Result<Begun> {
+        let (start, head) = (Instant::now(), Head::begin(schema));
+        let usual = || PathBuf::from(format!("diskwright-{study}-{}.json", head.started_utc));
+        let output = Output::check(&self.output.clone().unwrap_or_else(usual), Kind::Result)?;
+        Ok(Begun { start, head, output })
+    }
+}
+
+/// A study that has begun.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    /// The moment at which it began.
+    pub start: Instant,
+    /// The head of its result, as far as it is known.
+    pub head: Head,
+    /// Where the result will be saved.
+    pub output: Output,
+}
+
+impl Begun {
+    /// Time since it began, nanoseconds.
+    pub fn took_ns(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// The head of the result, when all is measured or the user has stopped it.
+    pub fn end(&self, verdict: String, stopped: bool) -> Head {
+        Head {
+            verdict,
+            took_ns: self.took_ns(),
+            end: if stopped { End::Stopped } else { End::Complete },
+            ..self.head.clone()
+        }
     }
 }
 
@@ -108,7 +145,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r.json");
         let options = StudyOptions { output: Some(path.clone()), ..StudyOptions::default() };
-        let output = options.place("zero-payload", "20261122T101500Z").unwrap();
+        let begun = options.begin("zero-payload", "diskwright.study.zero-payload/2").unwrap();
+        assert_eq!((begun.end(String::new(), true).end, begun.head.end.clone()), (End::Stopped, End::Stopped));
+        let output = begun.output;
         let report = StudyReport::save(7, &output, false);
         assert_eq!(report.saved.unwrap(), path);
         // Somebody took the name while the study ran.
@@ -117,6 +156,6 @@ mod tests {
         assert_eq!(report.result, 7);
         assert!(report.saved.unwrap_err().to_string().contains("no result"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
-        assert!(options.place("zero-payload", "20261122T101500Z").is_err());
+        assert!(options.begin("zero-payload", "diskwright.study.zero-payload/2").is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The reckoning of the Storage Spaces paper: what a mirrored space asks of each device below it.
+//! What a mirrored space asks of each device below it, as the Storage Spaces paper computes it.
 //!
 //! ```text
 //!   amplification      = reads x 1 + writes x copies           (shares from 0 to 1)
@@ -9,7 +9,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What lies below the target.
+/// The array below the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArrayOptions {
     /// Copies of the data that the space keeps: 2 for a two-way mirror. At least 1.
@@ -18,7 +18,7 @@ pub struct ArrayOptions {
     pub devices: u32,
 }
 
-/// What that makes of a cell.
+/// Load and throughput of each device of the array.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ArrayFigures {
     /// Transfers for each request, on average.

@@ -99,7 +99,7 @@ impl fmt::Display for Knob {
 /// A value on an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Coordinate {
-    /// Which axis.
+    /// What varies along the axis.
     pub knob: Knob,
     /// Bytes, percent, or a number of them.
     pub value: u64,
@@ -114,7 +114,7 @@ impl fmt::Display for Coordinate {
 /// One thing that varies, and its values in the order given; no value twice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Axis {
-    /// What.
+    /// What varies.
     pub knob: Knob,
     /// Bytes, percent, or a number of them.
     pub values: Vec<u64>,

@@ -1,9 +1,8 @@
 //! Carrying a sweep out: rounds interleaved over the cells, each measured window kept at once.
 //!
-//! In every round each cell is measured once, in an order that changes ([`summary::round_order`]),
-//! so that a drift of the machine falls on all loads alike. After each window the record is handed
-//! to `keep`, which saves it; whoever begins with such a record goes on where it ended, in the same
-//! order.
+//! The rounds are those of [`rounds::interleave`]. After each window the record is handed to
+//! `keep`, which saves it; a sweep that begins with such a record goes on where it ended, in the
+//! same order.
 
 use super::{
     SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord,
@@ -13,22 +12,21 @@ use super::{
 use crate::{
     LabError, Result,
     document::{self, Document},
-    progress::{Progress, report},
+    progress::Progress,
+    rounds::{self, Rounds, Steps, Window},
 };
 use diskwright_load::{
-    clock,
     figures::Figures,
     job::Job,
-    machine::{Machine, Versions},
-    record::{End, Run, TargetRecord},
-    seeds,
+    machine::Machine,
+    record::{End, Head, LatencyRecord, Run, TargetRecord},
+    run::Watch,
     warning::Warning,
 };
-use diskwright_stats::summary;
 use std::{path::Path, time::Instant};
 
 /// Measures a job on the first so many targets.
-pub type Measure<'a> = dyn FnMut(&Job, usize) -> Result<Run> + 'a;
+pub type Measure<'a> = dyn FnMut(&Job, usize, &dyn Watch) -> Result<Run> + 'a;
 /// Saves the record as it is.
 pub type Keep<'a> = dyn FnMut(&SweepRecord) -> Result<()> + 'a;
 
@@ -38,22 +36,8 @@ pub type Keep<'a> = dyn FnMut(&SweepRecord) -> Result<()> + 'a;
 /// As [`plan::cells`].
 pub fn begin(options: SweepOptions, targets: Vec<TargetRecord>, labels: Vec<(String, String)>) -> Result<SweepRecord> {
     let cells = plan::cells(&options)?;
-    let mut record = SweepRecord {
-        schema: SWEEP_SCHEMA.into(),
-        verdict: String::new(),
-        started_utc: clock::compact_utc_now(),
-        took_ns: 0,
-        machine: Machine::detect(),
-        versions: Versions::detect(),
-        targets,
-        options,
-        cells,
-        knees: Vec::new(),
-        best: None,
-        warnings: Vec::new(),
-        end: End::Stopped,
-        labels,
-    };
+    let mut record =
+        SweepRecord { head: Head::begin(SWEEP_SCHEMA), targets, options, cells, knees: Vec::new(), best: None, labels };
     conclude(&mut record);
     Ok(record)
 }
@@ -108,34 +92,35 @@ pub fn resume(mut saved: SweepRecord, options: SweepOptions, targets: &[TargetRe
             return differs(&format!("the target {}", is.name), shown(was), shown(is));
         }
     }
-    if saved.cells.iter().any(|cell| cell.rounds.len() > options.rounds as usize) {
+    if saved.cells.iter().any(|cell| cell.measured.rounds.len() > options.rounds as usize) {
         return differs("more rounds", was.rounds.to_string(), options.rounds.to_string());
     }
     let here = Machine::detect();
-    if (&saved.machine.cpu_model, &saved.machine.kernel) != (&here.cpu_model, &here.kernel) {
+    if (&saved.head.machine.cpu_model, &saved.head.machine.kernel) != (&here.cpu_model, &here.kernel) {
         let machine = |machine: &Machine| format!("{}, {}", machine.cpu_model, machine.kernel);
         doubts::of_all(
-            &mut saved.warnings,
-            Warning::NotAlike { what: "machine".into(), first: machine(&saved.machine), second: machine(&here) },
+            &mut saved.head.warnings,
+            Warning::NotAlike { what: "machine".into(), first: machine(&saved.head.machine), second: machine(&here) },
         );
     }
     saved.options = options;
     Ok(saved)
 }
 
-/// Measures what `record` lacks. Returns when all is measured, when a run was stopped, and when
-/// requests failed; [`SweepRecord::end`] says which. The record can be shown however it ends, with
-/// an error too.
+/// Measures what `record` lacks; `phase` is what is shown meanwhile. Returns when all is measured,
+/// when the user has stopped it, and when requests failed; the end in [`SweepRecord::head`] says
+/// which. The record can be shown however it ends, with an error too.
 ///
 /// # Errors
 /// Whatever `measure` and `keep` return.
 pub fn carry_out(
     record: &mut SweepRecord,
+    phase: &str,
     measure: &mut Measure<'_>,
     keep: &mut Keep<'_>,
     progress: &mut dyn Progress,
 ) -> Result<()> {
-    let measured = measure_all(record, measure, keep, progress);
+    let measured = measure_all(record, phase, measure, keep, progress);
     conclude(record);
     measured?;
     keep(record)
@@ -143,57 +128,56 @@ pub fn carry_out(
 
 fn measure_all(
     record: &mut SweepRecord,
+    phase: &str,
     measure: &mut Measure<'_>,
     keep: &mut Keep<'_>,
     progress: &mut dyn Progress,
 ) -> Result<()> {
     let rounds = record.options.rounds as usize;
-    let all = (record.cells.len() * rounds) as u64;
-    record.end = End::Stopped;
-    for round in 0..rounds {
-        for index in summary::round_order(record.cells.len(), round, record.options.job.seed) {
-            if record.cells[index].rounds.len() > round {
-                continue;
-            }
-            let mut job = plan::job(&record.options, &record.cells[index], round);
-            let sizes = record.targets.iter().map(|target| target.size_bytes);
-            seeds::begin_streams(&mut job, sizes.min().unwrap_or(0));
-            let done: usize = record.cells.iter().map(|cell| cell.rounds.len()).sum();
-            let message = format!("round {} of {rounds}, {}", round + 1, plan::title(&record.cells[index].point));
-            match report(progress, "sweep", done as u64, all, &message) {
-                Err(LabError::Stopped) => return Ok(()),
-                other => other?,
-            }
-            let began = Instant::now();
-            let run = measure(&job, record.cells[index].files as usize)?;
-            record.took_ns = record.took_ns.saturating_add(began.elapsed().as_nanos() as u64);
-            let cell = plan::title(&record.cells[index].point);
-            for warning in run.warnings {
-                doubts::of_cell(&mut record.warnings, &cell, warning);
-            }
-            match run.end {
-                End::Complete => {}
-                // Half a window, or one with failures, is no round.
-                End::Stopped => return Ok(()),
-                End::Failed { first, errors } => {
-                    let first = format!("{}: {first}", plan::title(&record.cells[index].point));
-                    record.end = End::Failed { first, errors };
-                    return Ok(());
-                }
-            }
-            let Some(phase) = run.phases.first() else { continue };
-            add_round(&mut record.cells[index], Figures::of(phase), phase.total().both.latency());
-            // Concluding takes a moment, and everything that follows from the cells can be had
-            // later.
-            record.verdict = unfinished(record);
-            keep(record)?;
+    let names: Vec<String> = record.cells.iter().map(|cell| cell.measured.load.clone()).collect();
+    let had: Vec<usize> = record.cells.iter().map(|cell| cell.measured.rounds.len()).collect();
+    let smallest_bytes = record.targets.iter().map(|target| target.size_bytes).min().unwrap_or(0);
+    record.head.end = End::Stopped;
+    let title = |at: Window| {
+        let is_new = had[at.cell] <= at.round;
+        is_new.then(|| format!("round {} of {rounds}, {}", at.round + 1, names[at.cell]))
+    };
+    let order = Rounds::new(rounds, record.options.job.seed);
+    let done = had.iter().sum::<usize>() as u64;
+    let mut steps = Steps { done, ..Steps::new(progress, phase, names.len() * rounds) };
+    let mut window = |at: Window, watch: &dyn Watch| {
+        let (cell, name) = (&record.cells[at.cell], &names[at.cell]);
+        let job = rounds::job_of(&plan::job(&record.options, cell), name, at.round, Some(smallest_bytes));
+        let began = Instant::now();
+        let run = measure(&job, cell.files as usize, watch)?;
+        record.head.took_ns = record.head.took_ns.saturating_add(began.elapsed().as_nanos() as u64);
+        for warning in run.head.warnings {
+            doubts::of_cell(&mut record.head.warnings, name, warning);
         }
+        match run.head.end {
+            End::Complete => {}
+            // Half a window, or one with failures, is no round.
+            End::Stopped => return Err(LabError::Stopped),
+            End::Failed { first, errors } => {
+                record.head.end = End::Failed { first: format!("{name}: {first}"), errors };
+                return Err(LabError::Stopped);
+            }
+        }
+        if let Some(phase) = run.phases.first() {
+            add_round(&mut record.cells[at.cell], Figures::of(phase), phase.total().both.latency());
+        }
+        // Concluding takes a moment, and everything that follows from the cells can be had later.
+        record.head.verdict = unfinished(record);
+        keep(record)
+    };
+    let done = rounds::interleave(&order, names.len(), &mut steps, &title, &mut window)?;
+    if !done.stopped {
+        record.head.end = End::Complete;
     }
-    record.end = End::Complete;
     Ok(())
 }
 
-fn add_round(cell: &mut SweepCell, figures: Figures, latency: &diskwright_load::record::LatencyRecord) {
-    cell.rounds.push(figures);
+fn add_round(cell: &mut SweepCell, figures: Figures, latency: &LatencyRecord) {
+    cell.measured.rounds.push(figures);
     cell.latency.add(latency);
 }

@@ -1,8 +1,8 @@
 //! From cells to conclusions: the marked points, the best combination, the array's figures, and a
 //! sentence.
 //!
-//! Whatever is concluded is reckoned anew from the cells each time, so that a sweep that goes on
-//! never carries an old conclusion.
+//! Every conclusion is computed from all cells each time, so a sweep that goes on never keeps an
+//! old conclusion.
 
 use super::{BestCells, Coordinate, KneeRow, Knob, SweepRecord, doubts, plan};
 use diskwright_load::{figures::Metric, record::End, warning::Warning};
@@ -14,24 +14,16 @@ use diskwright_stats::{
 /// Fewer rounds than this give intervals that are hardly better than none.
 const FEW_ROUNDS: u32 = 3;
 
-/// Reckons everything that follows from the cells.
+/// Computes everything that follows from the cells.
 pub fn conclude(record: &mut SweepRecord) {
-    let array = record.options.array;
-    for cell in &mut record.cells {
-        let medians = cell.median(|round| round.iops).zip(cell.median(|round| round.mb_per_s));
-        let reads = cell.median(|round| round.read_share());
-        cell.array = array
-            .zip(medians)
-            .map(|(array, (iops, mb_per_s))| array.figures(reads.unwrap_or(1.0), cell.total_depth, iops, mb_per_s));
-    }
     record.knees = knees(record);
     record.best = if record.knees.is_empty() { best(record) } else { None };
-    doubts::settle(&mut record.warnings, record.cells.len());
-    record.warnings.retain(|warning| !matches!(warning, Warning::FewRounds { .. }));
+    doubts::settle(&mut record.head.warnings, record.cells.len());
+    record.head.warnings.retain(|warning| !matches!(warning, Warning::FewRounds { .. }));
     if record.options.rounds < FEW_ROUNDS {
-        record.warnings.push(Warning::FewRounds { rounds: record.options.rounds });
+        record.head.warnings.push(Warning::FewRounds { rounds: record.options.rounds });
     }
-    record.verdict = verdict(record);
+    record.head.verdict = verdict(record);
 }
 
 /// The axis along which the load grows: queue depth before threads; none where the total is held.
@@ -54,7 +46,7 @@ fn knees(record: &SweepRecord) -> Vec<KneeRow> {
     let limit_ns = record.options.max_p99.map(|span| span.as_nanos() as f64);
     rows.into_iter()
         .map(|(fixed, mut cells)| {
-            cells.sort_by_key(|index| record.cells[*index].total_depth);
+            cells.sort_by_key(|index| record.cells[*index].measured.in_flight);
             let line: Vec<LoadRounds> = cells.iter().map(|index| rounds_of(record, *index)).collect();
             let knee = knee::knee(&line, limit_ns);
             KneeRow { fixed, cells, knee }
@@ -64,7 +56,7 @@ fn knees(record: &SweepRecord) -> Vec<KneeRow> {
 
 fn rounds_of(record: &SweepRecord, index: usize) -> LoadRounds {
     let cell = &record.cells[index];
-    LoadRounds { load: cell.total_depth as f64, rounds: cell.samples() }
+    LoadRounds { load: cell.measured.in_flight as f64, rounds: cell.samples() }
 }
 
 fn best(record: &SweepRecord) -> Option<BestCells> {
@@ -72,8 +64,8 @@ fn best(record: &SweepRecord) -> Option<BestCells> {
     let by_bytes = record.options.axes.iter().any(|axis| axis.knob == Knob::BlockSize);
     let metric = if by_bytes { Metric::MbPerS } else { Metric::Iops };
     let measured: Vec<usize> =
-        (0..record.cells.len()).filter(|index| !record.cells[*index].rounds.is_empty()).collect();
-    let values = |index: &usize| record.cells[*index].rounds.iter().map(|round| metric.of(round)).collect();
+        (0..record.cells.len()).filter(|index| !record.cells[*index].measured.rounds.is_empty()).collect();
+    let values = |index: &usize| record.cells[*index].measured.each(|round| metric.of(round));
     let (best, rivals) = knee::best(&measured.iter().map(values).collect::<Vec<Vec<f64>>>())?;
     Some(BestCells {
         metric,
@@ -83,11 +75,11 @@ fn best(record: &SweepRecord) -> Option<BestCells> {
 }
 
 fn verdict(record: &SweepRecord) -> String {
-    let mut text = match &record.end {
+    let mut text = match &record.head.end {
         End::Failed { first, errors } => format!("Requests failed ({errors}): {first}."),
         _ => unfinished(record),
     };
-    if record.cells.iter().all(|cell| cell.rounds.is_empty()) {
+    if record.cells.iter().all(|cell| cell.measured.rounds.is_empty()) {
         return text;
     }
     if !text.is_empty() {
@@ -103,14 +95,14 @@ fn verdict(record: &SweepRecord) -> String {
 
 /// How far it is; nothing when all is measured.
 pub fn unfinished(record: &SweepRecord) -> String {
-    let done: usize = record.cells.iter().map(|cell| cell.rounds.len()).sum();
+    let done: usize = record.cells.iter().map(|cell| cell.measured.rounds.len()).sum();
     let all = record.cells.len() * record.options.rounds as usize;
     if done < all { format!("Unfinished: {done} of {all} windows are measured.") } else { String::new() }
 }
 
 fn sentence_of_best(record: &SweepRecord, best: &BestCells) -> String {
     let cell = &record.cells[best.cell];
-    let value = cell.median(|round| best.metric.of(round)).unwrap_or(0.0);
+    let value = cell.measured.median(|round| best.metric.of(round)).unwrap_or(0.0);
     let mut text = format!(
         "The best of {} combinations is {}: {} {}",
         record.cells.len(),
@@ -118,7 +110,7 @@ fn sentence_of_best(record: &SweepRecord, best: &BestCells) -> String {
         figure(value),
         best.metric.title(),
     );
-    if let Some(mean_ns) = cell.median(|round| round.mean_ns) {
+    if let Some(mean_ns) = cell.measured.median(|round| round.mean_ns) {
         text.push_str(&format!(" at {}", duration(mean_ns)));
     }
     match &best.rivals {

@@ -5,7 +5,7 @@
 //!   plan.rs      axes ──▶ cells ──▶ the job of a cell
 //!   carry.rs     rounds interleaved over the cells; kept after each window; taken up again
 //!   conclude.rs  cells ──▶ marked points (knee/), best combination, a sentence
-//!   array.rs     the Storage Spaces paper's reckoning for mirrored arrays
+//!   array.rs     queue depth and throughput per device of a mirrored array
 //!   record.rs    what is saved
 //! ```
 //!

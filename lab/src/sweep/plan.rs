@@ -1,11 +1,10 @@
 //! From what was asked to cells, and from a cell to the job that measures it.
 
 use super::{Axis, Coordinate, Knob, SweepCell, SweepOptions};
-use crate::{LabError, Result};
+use crate::{LabError, Result, cells::Cell};
 use diskwright_load::{
     job::{Bytes, Job},
     record::LatencyRecord,
-    seeds,
 };
 use std::collections::HashSet;
 
@@ -132,19 +131,11 @@ fn cell(options: &SweepOptions, point: Vec<Coordinate>) -> Result<Option<SweepCe
     else {
         return bad("a value does not fit into 32 bits", "use smaller ones");
     };
-    let mut cell = SweepCell {
-        point,
-        threads,
-        queue_depth,
-        files,
-        total_depth: 0,
-        rounds: Vec::new(),
-        latency: LatencyRecord::default(),
-        array: None,
-    };
-    let job = job(options, &cell, 0);
+    let mut cell =
+        SweepCell { point, threads, queue_depth, files, measured: Cell::default(), latency: LatencyRecord::default() };
+    let job = job(options, &cell);
     job.validate().map_err(|error| LabError::BadOptions { what: title(&cell.point), hint: error.to_string() })?;
-    cell.total_depth = job.phases[0]
+    let in_flight = job.phases[0]
         .loads
         .iter()
         .map(|load| {
@@ -152,6 +143,8 @@ fn cell(options: &SweepOptions, point: Vec<Coordinate>) -> Result<Option<SweepCe
             on * u64::from(load.threads) * u64::from(load.queue_depth)
         })
         .sum();
+    let targets: Vec<&str> = options.targets.iter().map(String::as_str).take(files as usize).collect();
+    cell.measured = Cell::new("", &title(&cell.point), &targets.join(", "), in_flight);
     Ok(Some(cell))
 }
 
@@ -180,12 +173,11 @@ pub fn title(point: &[Coordinate]) -> String {
     point.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The job that measures `cell` in `round`. Cells and rounds make different requests; see
-/// [`seeds`].
-pub fn job(options: &SweepOptions, cell: &SweepCell, round: usize) -> Job {
+/// The job that measures `cell`, with the seed of the sweep; for that of a round see
+/// [`crate::rounds::job_of`].
+pub fn job(options: &SweepOptions, cell: &SweepCell) -> Job {
     let mut job = options.job.clone();
     job.name = format!("{}: {}", options.job.name, title(&cell.point));
-    job.seed = seeds::of_window(job.seed, &title(&cell.point), round);
     for load in job.phases.iter_mut().flat_map(|phase| &mut phase.loads) {
         for Coordinate { knob, value } in &cell.point {
             knob.set(load, *value);
@@ -209,6 +201,7 @@ pub fn job(options: &SweepOptions, cell: &SweepCell, round: usize) -> Job {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::rounds::job_of;
     use diskwright_load::job::{Load, Span};
 
     pub fn options(axes: &[&str]) -> SweepOptions {
@@ -226,7 +219,7 @@ pub(super) mod tests {
 
     fn made(options: &SweepOptions) -> Vec<(u32, u32, u32, u64)> {
         let cells = cells(options).unwrap();
-        cells.iter().map(|cell| (cell.files, cell.threads, cell.queue_depth, cell.total_depth)).collect()
+        cells.iter().map(|cell| (cell.files, cell.threads, cell.queue_depth, cell.measured.in_flight)).collect()
     }
 
     #[test]
@@ -234,14 +227,17 @@ pub(super) mod tests {
         let options = options(&["threads=1,2", "queue-depth=4,8"]);
         assert_eq!(made(&options), [(1, 1, 4, 4), (1, 1, 8, 8), (1, 2, 4, 8), (1, 2, 8, 16)]);
         let cells = cells(&options).unwrap();
-        let job = job(&options, &cells[3], 2);
+        let job = job(&options, &cells[3]);
         let load = &job.phases[0].loads[0];
         assert_eq!((load.threads, load.queue_depth), (2, 8));
         // No cell repeats the requests of another one, which a cache would answer, and no round
         // those of another round.
         let seeds: HashSet<u64> = cells
             .iter()
-            .flat_map(|cell| (0..3).map(|round| super::job(&options, cell, round).seed).collect::<Vec<_>>())
+            .flat_map(|cell| {
+                let of = |round| job_of(&super::job(&options, cell), &cell.measured.load, round, None).seed;
+                (0..3).map(of).collect::<Vec<_>>()
+            })
             .collect();
         assert_eq!(seeds.len(), 12);
         assert_eq!(job.name, "oltp: threads 2, queue-depth 8");
@@ -254,7 +250,7 @@ pub(super) mod tests {
         options.total_depth = Some(120);
         let papers = [1, 2, 3, 4, 5, 6, 8, 10, 12, 15, 20, 24].map(|threads| (1, threads, 120 / threads, 120));
         assert_eq!(made(&options), papers);
-        assert_eq!(job(&options, &cells(&options).unwrap()[1], 0).phases[0].loads[0].queue_depth, 60);
+        assert_eq!(job(&options, &cells(&options).unwrap()[1]).phases[0].loads[0].queue_depth, 60);
     }
 
     /// The paper's Pre-Test 2: 1, 2, 4 files; 8, 4, 2 threads each; 64, 32, 16 GB each.
@@ -266,7 +262,7 @@ pub(super) mod tests {
         options.job.phases[0].loads[0].working_set = Bytes(64 << 30);
         assert_eq!(made(&options), [(1, 8, 12, 96), (2, 4, 12, 96), (4, 2, 12, 96)]);
         let sets = cells(&options).unwrap();
-        let sets = sets.iter().map(|cell| job(&options, cell, 0).phases[0].loads[0].working_set.0 >> 30);
+        let sets = sets.iter().map(|cell| job(&options, cell).phases[0].loads[0].working_set.0 >> 30);
         assert_eq!(sets.collect::<Vec<_>>(), [64, 32, 16]);
     }
 

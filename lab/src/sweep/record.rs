@@ -3,40 +3,33 @@
 //!
 //! The file is written whole after each measured window. A sweep that was broken off is a record in
 //! which some cells have fewer rounds than [`SweepOptions::rounds`]; going on means measuring
-//! those. Everything under `knees` is reckoned from the cells and may be reckoned anew.
+//! those. Everything under `knees` is computed from the cells, and computed again when the sweep
+//! goes on.
 
 use super::{
-    array::ArrayOptions,
+    array::{ArrayFigures, ArrayOptions},
     axis::{Axis, Coordinate},
 };
+use crate::cells::{Cell, Cells};
 use diskwright_load::{
     figures::{Figures, Metric},
     job::{Job, Span},
-    machine::{Machine, Versions},
-    record::{End, LatencyRecord, TargetRecord},
-    warning::Warning,
+    record::{Head, LatencyRecord, TargetRecord},
 };
 use diskwright_stats::knee::{Knee, Sample};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// Schema of [`SweepRecord`]. A reader refuses a later number, and says so.
-pub const SWEEP_SCHEMA: &str = "diskwright.lab.sweep/1";
+pub const SWEEP_SCHEMA: &str = "diskwright.lab.sweep/2";
 
-/// See the module.
+/// A sweep, whole or as far as it is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SweepRecord {
-    /// [`SWEEP_SCHEMA`].
-    pub schema: String,
-    /// The conclusion, in a sentence or two; of an unfinished sweep, how far it is.
-    pub verdict: String,
-    /// When it first began, as in `20261120T221749Z`.
-    pub started_utc: String,
-    /// Time spent in all, over all its sittings, nanoseconds.
-    pub took_ns: u64,
-    /// On what machine.
-    pub machine: Machine,
-    /// By which programs.
-    pub versions: Versions,
+    /// When and by what it was measured, and the conclusion. The verdict of an unfinished sweep
+    /// says how far it is; the time is that of the measured windows.
+    #[serde(flatten)]
+    pub head: Head,
     /// The targets.
     pub targets: Vec<TargetRecord>,
     /// What was asked. A sweep goes on only with the same.
@@ -49,10 +42,6 @@ pub struct SweepRecord {
     /// The best combination, where no axis is a load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<BestCells>,
-    /// Reasons for doubt.
-    pub warnings: Vec<Warning>,
-    /// How it ended.
-    pub end: End,
     /// Free labels.
     #[serde(default)]
     pub labels: Vec<(String, String)>,
@@ -92,27 +81,32 @@ pub struct SweepCell {
     pub queue_depth: u32,
     /// Targets that take part.
     pub files: u32,
-    /// Requests in flight at most, over all threads and targets.
-    pub total_depth: u64,
-    /// One for each round that was measured.
-    pub rounds: Vec<Figures>,
+    /// What was measured. The load is the point in words, the subject the targets that take part.
+    #[serde(flatten)]
+    pub measured: Cell,
     /// Latencies of all rounds together, reads and writes.
     pub latency: LatencyRecord,
-    /// The paper's figures for an array, where [`SweepOptions::array`] asks for them.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub array: Option<super::array::ArrayFigures>,
+}
+
+impl Cells for SweepRecord {
+    fn cells(&self) -> Cow<'_, [Cell]> {
+        self.cells.iter().map(|cell| cell.measured.clone()).collect()
+    }
 }
 
 impl SweepCell {
     /// The rounds as the search for a knee takes them.
     pub fn samples(&self) -> Vec<Sample> {
         let sample = |round: &Figures| Sample { iops: round.iops, mean_ns: round.mean_ns, p99_ns: round.p99_ns };
-        self.rounds.iter().map(sample).collect()
+        self.measured.rounds.iter().map(sample).collect()
     }
 
-    /// The median over the rounds of a figure; `None` before the first round.
-    pub fn median(&self, figure: impl Fn(&Figures) -> f64) -> Option<f64> {
-        diskwright_stats::summary::median(&self.rounds.iter().map(figure).collect::<Vec<_>>())
+    /// The Storage Spaces paper's figures for the array that [`SweepOptions::array`] describes;
+    /// `None` without one, and before the first round.
+    pub fn array(&self, options: &SweepOptions) -> Option<ArrayFigures> {
+        let (array, medians) = (options.array?, self.measured.medians()?);
+        let read_share = self.measured.median(Figures::read_share)?;
+        Some(array.figures(read_share, self.measured.in_flight, medians.iops, medians.mb_per_s))
     }
 }
 
@@ -131,7 +125,7 @@ pub struct KneeRow {
 /// The best of combinations that are no line of loads.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BestCells {
-    /// By which figure.
+    /// The figure by which the cells were compared.
     pub metric: Metric,
     /// The one with the highest median.
     pub cell: usize,

@@ -7,10 +7,11 @@ use crate::{
 };
 use diskwright_load::{
     job::{Caching, Job, Span},
-    machine::{Machine, Versions},
+    machine::Machine,
     record::{
-        CpuRecord, DirectionRecord, End, LatencyRecord, PhaseRecord, RUN_SCHEMA, Run, TargetRecord, ThreadRecord,
+        CpuRecord, DirectionRecord, End, Head, LatencyRecord, PhaseRecord, RUN_SCHEMA, Run, TargetRecord, ThreadRecord,
     },
+    run::Watch,
     seeds,
 };
 use diskwright_stats::knee::Mark;
@@ -84,23 +85,23 @@ pub(crate) fn simulated_by(servers: u64, job: &Job, files: usize) -> Run {
         steady: None,
     };
     Run {
-        schema: RUN_SCHEMA.into(),
-        started_utc: "20260101T000000Z".into(),
-        took_ns: 1_000_000_000,
+        head: Head {
+            took_ns: 1_000_000_000,
+            machine: Machine::default(),
+            end: End::Complete,
+            ..Head::begin(RUN_SCHEMA)
+        },
         job: job.clone(),
-        machine: Machine::default(),
-        versions: Versions::default(),
         targets: vec![target("disk.raw")],
         phases: vec![phase],
-        warnings: Vec::new(),
-        end: End::Complete,
         labels: Vec::new(),
     }
 }
 
 fn swept(options: SweepOptions) -> SweepRecord {
     let mut record = begin(options, vec![target("disk.raw")], Vec::new()).unwrap();
-    carry_out(&mut record, &mut |job, files| Ok(simulated(job, files)), &mut |_| Ok(()), &mut Silent).unwrap();
+    let mut measure = |job: &Job, files: usize, _: &dyn Watch| Ok(simulated(job, files));
+    carry_out(&mut record, "sweep", &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
     record
 }
 
@@ -115,17 +116,21 @@ fn depths() -> SweepOptions {
 
 /// The same on every machine.
 fn steady(mut record: SweepRecord) -> SweepRecord {
-    record.machine =
+    record.head.machine =
         Machine { cpu_model: "Simulated CPU".into(), logical_cpus: 2, kernel: "Linux 6".into(), ..Machine::default() };
-    record.took_ns = 0;
+    record.head.took_ns = 0;
     record
 }
 
 #[test]
 fn a_sweep_finds_the_knee_and_says_so_first() {
     let record = steady(swept(depths()));
-    assert_eq!((record.cells.len(), &record.end), (16, &End::Complete));
-    assert!(record.cells.iter().all(|cell| cell.rounds.len() == 3 && cell.latency.count > 20_000));
+    assert_eq!((record.cells.len(), &record.head.end), (16, &End::Complete));
+    assert!(record.cells.iter().all(|cell| cell.measured.rounds.len() == 3 && cell.latency.count > 20_000));
+    assert_eq!((record.cells[3].measured.load.as_str(), record.cells[3].measured.in_flight), ("queue-depth 4", 4));
+    // Four in flight, all of them reads, on eight devices.
+    let array = record.cells[3].array(&record.options).unwrap();
+    assert_eq!((array.amplification, array.depth_per_device), (1.0, 0.5));
     let knee = &record.knees[0].knee;
     for mark in [&knee.efficient, &knee.saturation, &knee.paper] {
         let Mark::Found(point) = mark else { panic!("{mark:?}") };
@@ -139,7 +144,7 @@ fn a_sweep_that_was_broken_off_goes_on_and_ends_like_one_that_was_not() {
     let mut record = begin(depths(), vec![target("disk.raw")], Vec::new()).unwrap();
     let mut saved = String::new();
     let mut sittings = 0;
-    while record.end != End::Complete {
+    while record.head.end != End::Complete {
         // Each sitting is stopped by the user after eleven windows.
         let mut steps = 0;
         let mut patience = |_: Step<'_>| {
@@ -150,17 +155,22 @@ fn a_sweep_that_was_broken_off_goes_on_and_ends_like_one_that_was_not() {
             saved = serde_json::to_string(record).unwrap();
             Ok(())
         };
-        carry_out(&mut record, &mut |job, files| Ok(simulated(job, files)), &mut keep, &mut patience).unwrap();
+        let mut measure = |job: &Job, files: usize, _: &dyn Watch| Ok(simulated(job, files));
+        carry_out(&mut record, "sweep", &mut measure, &mut keep, &mut patience).unwrap();
         let read: SweepRecord = serde_json::from_str(&saved).unwrap();
         assert!(read == record, "what is saved is what there is");
         record = resume(read, depths(), &[target("disk.raw")]).unwrap();
         sittings += 1;
-        if record.end == End::Stopped {
-            assert!(record.verdict.starts_with(&format!("Unfinished: {} of 48", sittings * 11)), "{}", record.verdict);
+        if record.head.end == End::Stopped {
+            assert!(
+                record.head.verdict.starts_with(&format!("Unfinished: {} of 48", sittings * 11)),
+                "{}",
+                record.head.verdict
+            );
         }
     }
     assert_eq!(sittings, 5);
-    assert_eq!((&record.cells, &record.knees, &record.verdict), (&whole.cells, &whole.knees, &whole.verdict));
+    assert_eq!((&record.cells, &record.knees, &record.head.verdict), (&whole.cells, &whole.knees, &whole.head.verdict));
 }
 
 #[test]
@@ -171,11 +181,12 @@ fn a_sweep_that_cannot_be_saved_can_be_shown() {
         windows += 1;
         if windows < 30 { Ok(()) } else { Err(LabError::Stopped) }
     };
-    let kept = carry_out(&mut record, &mut |job, files| Ok(simulated(job, files)), &mut keep, &mut Silent);
+    let mut measure = |job: &Job, files: usize, _: &dyn Watch| Ok(simulated(job, files));
+    let kept = carry_out(&mut record, "sweep", &mut measure, &mut keep, &mut Silent);
     assert!(kept.is_err());
     let mut concluded = record.clone();
     conclude::conclude(&mut concluded);
-    assert!(record == concluded && record.verdict.starts_with("Unfinished: 30 of 48"), "{}", record.verdict);
+    assert!(record == concluded && record.head.verdict.starts_with("Unfinished: 30 of 48"), "{}", record.head.verdict);
 }
 
 #[test]
@@ -185,12 +196,12 @@ fn another_sweep_is_refused_and_more_rounds_are_welcome() {
     (more.rounds, more.max_p99) = (5, None);
     let mut record = resume(saved.clone(), more, &[target("disk.raw")]).unwrap();
     let mut measured = 0;
-    let mut measure = |job: &Job, files: usize| {
+    let mut measure = |job: &Job, files: usize, _: &dyn Watch| {
         measured += 1;
         Ok(simulated(job, files))
     };
-    carry_out(&mut record, &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
-    assert_eq!((measured, record.cells[3].rounds.len()), (32, 5));
+    carry_out(&mut record, "sweep", &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
+    assert_eq!((measured, record.cells[3].measured.rounds.len()), (32, 5));
     type Change = fn(&mut SweepOptions);
     let changes: [(Change, &str); 5] = [
         (|options| options.job.phases[0].loads[0].read_percent = 50.0, "read_percent"),
@@ -213,25 +224,28 @@ fn another_sweep_is_refused_and_more_rounds_are_welcome() {
 fn requests_that_fail_end_the_sweep_and_keep_what_was_there() {
     let mut record = begin(depths(), vec![target("disk.raw")], Vec::new()).unwrap();
     let mut windows = 0;
-    let mut measure = |job: &Job, files: usize| {
+    let mut measure = |job: &Job, files: usize, _: &dyn Watch| {
         windows += 1;
         let end = if windows == 20 {
             End::Failed { first: "disk.raw: the read of 4096 bytes at offset 8192 failed".into(), errors: 3 }
         } else {
             End::Complete
         };
-        Ok(Run { end, ..simulated(job, files) })
+        let mut run = simulated(job, files);
+        run.head.end = end;
+        Ok(run)
     };
-    carry_out(&mut record, &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
-    assert_eq!(record.cells.iter().map(|cell| cell.rounds.len()).sum::<usize>(), 19);
+    carry_out(&mut record, "sweep", &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
+    assert_eq!(record.cells.iter().map(|cell| cell.measured.rounds.len()).sum::<usize>(), 19);
     assert!(
-        matches!(&record.end, End::Failed { errors: 3, first } if first.contains("queue-depth") && first.contains("8192"))
+        matches!(&record.head.end, End::Failed { errors: 3, first } if first.contains("queue-depth") && first.contains("8192"))
     );
-    assert!(record.verdict.starts_with("Requests failed (3)"), "{}", record.verdict);
+    assert!(record.head.verdict.starts_with("Requests failed (3)"), "{}", record.head.verdict);
     // A target that vanishes altogether is an error, and the record is as it was kept last.
-    let mut gone = |_: &Job, _: usize| Err(LabError::BadOptions { what: "gone".into(), hint: String::new() });
-    assert!(carry_out(&mut record, &mut gone, &mut |_| Ok(()), &mut Silent).is_err());
-    assert_eq!(record.cells.iter().map(|cell| cell.rounds.len()).sum::<usize>(), 19);
+    let mut gone =
+        |_: &Job, _: usize, _: &dyn Watch| Err(LabError::BadOptions { what: "gone".into(), hint: String::new() });
+    assert!(carry_out(&mut record, "sweep", &mut gone, &mut |_| Ok(()), &mut Silent).is_err());
+    assert_eq!(record.cells.iter().map(|cell| cell.measured.rounds.len()).sum::<usize>(), 19);
 }
 
 #[test]
@@ -245,7 +259,7 @@ fn two_axes_give_a_knee_for_each_value_of_the_other() {
         let point = row.knee.efficient.found().unwrap();
         assert!((7.0..=10.0).contains(&point.load), "{point:?}");
     }
-    assert!(record.verdict.starts_with("Threads 1: most efficient"), "{}", record.verdict);
+    assert!(record.head.verdict.starts_with("Threads 1: most efficient"), "{}", record.head.verdict);
 }
 
 #[test]
@@ -258,10 +272,10 @@ fn combinations_of_one_total_have_a_best_and_no_knee() {
     assert_eq!((best.metric, record.cells.len()), (diskwright_load::figures::Metric::Iops, 12));
     // All are equally good on this device, and it says so.
     assert!(best.rivals.as_ref().is_some_and(|rivals| !rivals.is_empty()), "{best:?}");
-    assert!(record.verdict.contains("chance cannot tell it from"), "{}", record.verdict);
+    assert!(record.head.verdict.contains("chance cannot tell it from"), "{}", record.head.verdict);
     let blocks = swept(plan::tests::options(&["block-size=4K..64K*2"]));
     assert_eq!(blocks.best.unwrap().cell, 4);
-    assert!(blocks.verdict.starts_with("The best of 5 combinations is block-size 64K"), "{}", blocks.verdict);
+    assert!(blocks.head.verdict.starts_with("The best of 5 combinations is block-size 64K"), "{}", blocks.head.verdict);
 }
 
 #[test]
@@ -269,6 +283,6 @@ fn one_round_has_no_intervals_and_says_so() {
     let mut options = depths();
     options.rounds = 1;
     let record = swept(options);
-    assert!(record.verdict.contains("measured once"), "{}", record.verdict);
-    assert!(record.warnings.iter().any(|warning| warning.to_string().contains("1 rounds are too few")));
+    assert!(record.head.verdict.contains("measured once"), "{}", record.head.verdict);
+    assert!(record.head.warnings.iter().any(|warning| warning.to_string().contains("1 rounds are too few")));
 }

@@ -2,7 +2,8 @@
 //! this form only.
 //!
 //! ```text
-//!   Run ──┬─ job, machine, versions, targets, warnings, end
+//!   Run ──┬─ head: machine, versions, warnings, how it ended
+//!         ├─ job; targets (what they are, how they were found)
 //!         └─ phases ──┬─ threads: reads, writes and flushes of each thread and target
 //!                     ├─ series: each interval, over all threads
 //!                     └─ cpu: of the generator and of the machine
@@ -20,15 +21,16 @@
 //! for, and a request that was never made counts with the time that it had waited by then
 //! ([`ThreadRecord::overdue`]). There may therefore be more or fewer response times than requests.
 
+mod head;
 mod latency;
 
+pub use head::Head;
 pub use latency::{DirectionRecord, LatencyRecord};
 
 use crate::{
     behind::Behind,
     job::{Caching, Job},
-    machine::{Machine, Place, Versions},
-    warning::Warning,
+    machine::Place,
 };
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -39,26 +41,16 @@ pub const RUN_SCHEMA: &str = "diskwright.lab.run/2";
 /// The record of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// [`RUN_SCHEMA`].
-    pub schema: String,
-    /// Start of the run, as in `20261120T221749Z`.
-    pub started_utc: String,
-    /// Duration of the run, nanoseconds.
-    pub took_ns: u64,
+    /// When and by what it was measured, and how it ended. A run has no verdict, and each target
+    /// has a place of its own.
+    #[serde(flatten)]
+    pub head: Head,
     /// The job that was run.
     pub job: Job,
-    /// The machine that ran the load generator.
-    pub machine: Machine,
-    /// Versions of the programs.
-    pub versions: Versions,
     /// The targets, in the order in which loads number them.
     pub targets: Vec<TargetRecord>,
     /// The phases that were measured, in order.
     pub phases: Vec<PhaseRecord>,
-    /// Warnings; those that void the result come first.
-    pub warnings: Vec<Warning>,
-    /// How the run ended.
-    pub end: End,
     /// Labels given by the user (`--label key=value`).
     #[serde(default)]
     pub labels: Vec<(String, String)>,

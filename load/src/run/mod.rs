@@ -59,11 +59,11 @@ pub use watch::{Nearness, Snapshot, Stage, Unwatched, Watch};
 
 use crate::{
     LoadError, Result,
-    clock::{self, Moment},
+    clock::Moment,
     data,
     job::{Contents, Job, Phase},
-    machine::{Machine, OtherLoad, Versions},
-    record::{End, PhaseRecord, RUN_SCHEMA, Run},
+    machine::OtherLoad,
+    record::{End, Head, PhaseRecord, RUN_SCHEMA, Run},
     target::OpenTarget,
 };
 use conductor::Progress;
@@ -115,11 +115,10 @@ pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn 
     let start = Moment::now();
     check(job, targets)?;
     let generations = generations(job, targets);
-    let started_utc = clock::compact_utc_now();
-    let machine = Machine::detect();
+    let head = Head::begin(RUN_SCHEMA);
     let other_load = OtherLoad::watch();
     let mut phases = Vec::new();
-    let mut warnings = RunWarnings::before(&machine, targets, job);
+    let mut warnings = RunWarnings::before(&head.machine, targets, job);
     let mut end = End::Complete;
     for index in 0..job.phases.len() {
         let ended = phase::run(job, progress(job, index), targets, &generations, options, watch)?;
@@ -132,16 +131,10 @@ pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn 
         }
     }
     Ok(Run {
-        schema: RUN_SCHEMA.into(),
-        started_utc,
-        took_ns: start.elapsed_ns(),
+        head: Head { took_ns: start.elapsed_ns(), warnings: warnings.after_all(&other_load, &start), end, ..head },
         job: job.clone(),
-        machine,
-        versions: Versions::detect(),
         targets: targets.iter().map(OpenTarget::record).collect(),
         phases,
-        warnings: warnings.after_all(&other_load, &start),
-        end,
         labels: options.labels.clone(),
     })
 }

@@ -63,7 +63,7 @@ fn a_count_is_kept_exactly_by_every_thread() {
         let load = Load { threads, queue_depth, read_percent: 50.0, ..Load::default() };
         let found = go(&counted(load, count), &[target("x", device.clone())]);
         let (total, noted) = (found.phases[0].total(), device.noted());
-        assert_eq!(found.end, End::Complete);
+        assert_eq!(found.head.end, End::Complete);
         assert_eq!(total.both.ios, count * u64::from(threads));
         assert_eq!(noted.len() as u64, total.both.ios);
         let reads = noted.iter().filter(|noted| noted.operation == Operation::Read).count() as u64;
@@ -158,7 +158,7 @@ fn a_failed_flush_is_counted_as_a_flush() {
     let found = go(&counted(load, 23), &[target("disk X", device)]);
     let total = found.phases[0].total();
     assert_eq!((total.flushes.errors, total.flushes.ios, total.both.errors), (1, 0, 0));
-    let End::Failed { first, .. } = &found.end else { panic!("{:?}", found.end) };
+    let End::Failed { first, .. } = &found.head.end else { panic!("{:?}", found.head.end) };
     assert_eq!(first, "disk X: the flush failed: broken sector");
 }
 
@@ -167,12 +167,12 @@ fn a_failure_is_recorded_with_its_offset_and_ends_the_run() {
     let device = Simulated { fails: Some((20, |_| true)), ..Simulated::new(SIZE) };
     let load = Load { queue_depth: 4, random_percent: 0.0, ..Load::default() };
     let found = go(&timed(load, 0, 60_000), &[target("disk X", device.clone())]);
-    let End::Failed { first, errors } = &found.end else { panic!("{:?}", found.end) };
+    let End::Failed { first, errors } = &found.head.end else { panic!("{:?}", found.head.end) };
     assert_eq!(first, "disk X: the read of 4096 bytes at offset 81920 failed: broken sector");
     assert!((1..=8).contains(errors), "{errors}");
     let total = found.phases[0].total();
     assert_eq!((total.reads.ios, total.reads.errors), (20, *errors), "failed requests are counted separately");
-    assert!(found.took_ns < 30_000_000_000);
+    assert!(found.head.took_ns < 30_000_000_000);
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn a_run_with_keep_going_continues_after_failures() {
     let load = Load { queue_depth: 4, random_percent: 0.0, ..Load::default() };
     let options = RunOptions { keep_going: true, ..RunOptions::default() };
     let found = run(&counted(load, 100), &[target("x", device)], &options, &Unwatched).unwrap();
-    assert!(matches!(&found.end, End::Failed { errors: 50, .. }), "{:?}", found.end);
+    assert!(matches!(&found.head.end, End::Failed { errors: 50, .. }), "{:?}", found.head.end);
     let total = found.phases[0].total();
     assert_eq!((total.reads.ios, total.reads.errors, total.reads.service.count), (50, 50, 50));
 }
@@ -192,10 +192,10 @@ fn a_failed_queue_ends_the_run_and_keeps_what_was_measured() {
     let options = RunOptions { keep_going: true, ..RunOptions::default() };
     let targets = [target("gone", device), target("there", NullDevice::new(SIZE))];
     let found = run(&timed(Load::default(), 0, 60_000), &targets, &options, &Unwatched).unwrap();
-    let End::Failed { first, .. } = &found.end else { panic!("{:?}", found.end) };
+    let End::Failed { first, .. } = &found.head.end else { panic!("{:?}", found.head.end) };
     assert_eq!(first, "gone: its queue failed: the device is gone");
     assert!(found.phases[0].total_where(|thread| thread.target == 0).reads.ios > 0);
-    assert!(found.took_ns < 30_000_000_000);
+    assert!(found.head.took_ns < 30_000_000_000);
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn a_watcher_can_stop_a_run_and_what_was_measured_is_kept() {
     };
     let job = timed(Load::default(), 0, 60_000);
     let found = run(&job, &[target("x", NullDevice::new(SIZE))], &RunOptions::default(), &watch).unwrap();
-    assert_eq!(found.end, End::Stopped);
+    assert_eq!(found.head.end, End::Stopped);
     assert_eq!(looks.load(Ordering::Relaxed), 3);
     let phase = &found.phases[0];
     assert!(phase.total().both.ios > 0 && phase.window_ns > 0 && phase.window_ns < 30_000_000_000);
@@ -278,7 +278,7 @@ fn a_rate_that_is_not_kept_gives_a_warning() {
     let device = Simulated { service: Duration::from_millis(2), ..Simulated::new(SIZE) };
     let load = Load { queue_depth: 1, rate: Some(Rate::Iops { per_thread: 5000.0 }), ..Load::default() };
     let found = go(&timed(load, 0, 100), &[target("x", device)]);
-    let said = found.warnings.iter().find_map(|warning| match warning {
+    let said = found.head.warnings.iter().find_map(|warning| match warning {
         Warning::RateNotKept { share, overdue, .. } => Some((*share, *overdue)),
         _ => None,
     });
@@ -356,7 +356,7 @@ fn latencies_are_those_of_the_device_and_littles_law_holds() {
     let reads = phase.total().reads;
     assert!(reads.service.min_ns >= 2_000_000, "{}", reads.service.min_ns);
     assert!(phase.depth_reached() > 3.0 && phase.depth_reached() < 4.2, "{}", phase.depth_reached());
-    assert!(found.warnings.iter().all(|warning| !matches!(warning, Warning::DepthNotReached { .. })));
+    assert!(found.head.warnings.iter().all(|warning| !matches!(warning, Warning::DepthNotReached { .. })));
 }
 
 #[test]

@@ -106,13 +106,13 @@ fn verified(fault: Fault) -> Run {
 #[test]
 fn a_disk_without_faults_passes_with_all_requests() {
     let found = verified(Fault::None);
-    assert_eq!(found.end, End::Complete);
+    assert_eq!(found.head.end, End::Complete);
     assert_eq!(found.phases[0].total().both.ios, 10_000);
 }
 
 #[test]
 fn each_fault_of_a_write_is_found_and_named() {
-    let said = |fault| match verified(fault).end {
+    let said = |fault| match verified(fault).head.end {
         End::Failed { first, .. } => first,
         end => panic!("{fault:?}: {end:?}"),
     };
@@ -137,10 +137,10 @@ fn generations_are_kept_from_phase_to_phase() {
     // Other sizes than those of the writes, in the same units.
     read.loads = vec![Load { read_percent: 100.0, block: Blocks::One(Bytes(16 << 10)), ..write }];
     job.phases.push(read);
-    assert_eq!(go(&job, &[target("disk", Faulty::new(Fault::None))]).end, End::Complete);
+    assert_eq!(go(&job, &[target("disk", Faulty::new(Fault::None))]).head.end, End::Complete);
     let device = Faulty::new(Fault::Lost);
     device.writes.store(500 - 40, Ordering::Relaxed);
-    let End::Failed { first, .. } = go(&job, &[target("disk", device)]).end else { panic!("it was not found") };
+    let End::Failed { first, .. } = go(&job, &[target("disk", device)]).head.end else { panic!("it was not found") };
     assert!(first.contains("the read of 16384 bytes") && first.contains("offset 163840"), "{first}");
 }
 
@@ -154,7 +154,7 @@ fn prepared_contents_are_checked() {
     bytes[5 * 4096 + 100] ^= 1;
     diskwright_store::Store::write_at(&*store, &bytes, 0).unwrap();
     let device = RawDevice::new(store, true, 512).unwrap();
-    let End::Failed { first, .. } = go(&job, &[target("disk", device)]).end else { panic!("it was not found") };
+    let End::Failed { first, .. } = go(&job, &[target("disk", device)]).head.end else { panic!("it was not found") };
     assert!(first.contains("damaged") && first.contains("offset 20480"), "{first}");
 }
 
@@ -178,6 +178,6 @@ fn the_window_opens_when_the_steady_state_is_reached() {
         .map(|point| point.read_ios)
         .sum();
     assert_eq!(phase.total().both.ios, inside);
-    let doubted = found.warnings.iter().any(|warning| matches!(warning, Warning::NotSteady { .. }));
+    let doubted = found.head.warnings.iter().any(|warning| matches!(warning, Warning::NotSteady { .. }));
     assert_eq!(doubted, steady.reached_ns.is_none() || steady.left_ns.is_some());
 }

@@ -57,8 +57,8 @@ fn a_stall_at_the_end_of_the_window_is_in_the_latencies_and_gives_a_warning() {
     // The two that were not made had waited from 1.98 and 1.99 s to the end of the stall.
     assert_eq!(longer_than(response, 250_000_000), 3);
     // 98.5 % of the rate is above the limit of that warning, but overdue requests also give one.
-    let said = found.warnings.iter().find(|warning| matches!(warning, Warning::RateNotKept { overdue: 2, .. }));
-    assert!(said.is_some(), "{:?}", found.warnings);
+    let said = found.head.warnings.iter().find(|warning| matches!(warning, Warning::RateNotKept { overdue: 2, .. }));
+    assert!(said.is_some(), "{:?}", found.head.warnings);
     let told = said.unwrap().to_string();
     assert!(told.contains("2 requests due in the measured time were not made or not finished"), "{told}");
     let json = serde_json::to_value(&found).unwrap();
@@ -100,7 +100,9 @@ fn a_target_that_keeps_the_rate_has_no_overdue_requests() {
             let response = thread.reads.response.as_ref().unwrap();
             assert_eq!((response.count, thread.overdue), (200, 0), "{across_targets}");
         }
-        assert!(!found.warnings.iter().any(|warning| matches!(warning, Warning::RateNotKept { overdue: 1.., .. })));
+        assert!(
+            !found.head.warnings.iter().any(|warning| matches!(warning, Warning::RateNotKept { overdue: 1.., .. }))
+        );
     }
 }
 
@@ -129,7 +131,7 @@ fn requests_that_a_failed_queue_does_not_complete_are_overdue() {
     // Four requests of a second each are in flight when the queue fails.
     let device = Simulated { service: Duration::from_secs(1), servers: 4, breaks: Some(3), ..Simulated::new(SIZE) };
     let found = go(&timed(at_rate(1000.0, 4), 0, 60_000), &[target("x", device)]);
-    assert!(matches!(found.end, End::Failed { .. }));
+    assert!(matches!(found.head.end, End::Failed { .. }));
     let total = found.phases[0].total();
     assert!(total.overdue >= 4, "{}", total.overdue);
     assert_eq!((total.reads.ios, total.reads.response.as_ref().unwrap().count), (0, total.overdue));

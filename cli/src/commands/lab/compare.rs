@@ -10,17 +10,18 @@ use crate::{
 };
 use clap::{Args, ValueEnum};
 use diskwright_lab::{
-    comparison::{self, Certainty, ComparisonRecord, FailIf, JudgeOptions, LiveOptions, Side},
+    comparison::{self, COMPARISON_SCHEMA, Certainty, ComparisonRecord, FailIf, JudgeOptions, LiveOptions, Side},
     output::{Kind, Output},
 };
 use diskwright_load::{
     Job,
     figures::Metric,
-    run::{self, RunOptions},
+    record::Head,
+    run::{self, RunOptions, Watch},
     warning::Warning,
 };
 use diskwright_stats::inference::Design;
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Instant};
 
 /// Arguments of `lab compare`.
 #[derive(Debug, Args)]
@@ -100,8 +101,10 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
         ..JudgeOptions::default()
     };
     let output = args.output.as_deref().map(|path| Output::check(path, Kind::Result)).transpose()?;
+    let (start, mut head) = (Instant::now(), Head::begin(COMPARISON_SCHEMA));
     let sides = if args.live { live(context, args)? } else { saved(&args.sides)? };
-    let record = comparison::judge(sides, &options);
+    head.took_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let record = comparison::judge(head, sides, &options);
     // What was found is shown though it cannot be saved.
     let saved = output.map_or(Ok(()), |output| output.save(&record));
     print(context, &record)?;
@@ -159,12 +162,13 @@ fn live(context: &mut Context, args: &CompareArgs) -> Outcome<Vec<Side>> {
     for name in &args.sides {
         prepared.push(args.prepare.prepare(context, &job, std::slice::from_ref(name))?);
     }
+    let sizes = prepared.iter().flat_map(|one| &one.targets).map(|target| target.device.geometry().size_bytes);
+    let how = LiveOptions { rounds: args.rounds, smallest_bytes: sizes.min().unwrap_or(0) };
     let mut steps = context.steps();
-    let cells = steps.cells();
-    let mut measure =
-        |index: usize, job: &_| Ok(run::run(job, &prepared[index].targets, &RunOptions::default(), &*cells)?);
-    let mut sides =
-        comparison::live(&args.sides, &job, &LiveOptions { rounds: args.rounds }, &mut measure, &mut steps)?;
+    let mut measure = |index: usize, job: &_, watch: &dyn Watch| {
+        Ok(run::run(job, &prepared[index].targets, &RunOptions::default(), watch)?)
+    };
+    let mut sides = comparison::live(&args.sides, &job, &how, &mut measure, &mut steps)?;
     drop(steps);
     for prepared in &prepared {
         targets::close(context, &prepared.targets)?;

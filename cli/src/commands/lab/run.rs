@@ -87,10 +87,10 @@ pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
     let closed = targets::close(context, &prepared.targets);
     let mut run = outcome?;
     if let Err(error) = closed {
-        run.end = run.end.failing(error.to_string(), 1);
+        run.head.end = run.head.end.failing(error.to_string(), 1);
     }
-    run.warnings.splice(0..0, prepared.warnings);
-    Warning::sort(&mut run.warnings);
+    run.head.warnings.splice(0..0, prepared.warnings);
+    Warning::sort(&mut run.head.warnings);
     // What was measured is shown though it cannot be saved.
     let saved = places.as_ref().map_or(Ok(()), |places| places.save(&run));
     let shown = places.as_ref().filter(|_| saved.is_ok());
@@ -101,7 +101,7 @@ pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
         print_profile(context, args, &run, shown)?;
     }
     saved?;
-    Ok(match run.end {
+    Ok(match run.head.end {
         End::Complete => exit::OK,
         End::Failed { .. } => exit::FAILED,
         End::Stopped => exit::STOPPED,

@@ -19,7 +19,7 @@ use diskwright_load::{
     OpenTarget,
     job::Span,
     record::{End, TargetRecord},
-    run::{self, RunOptions},
+    run::{self, RunOptions, Watch},
     warning::Warning,
 };
 use std::{io::Write, path::PathBuf};
@@ -109,20 +109,20 @@ pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
         None => sweep::begin(options, records, args.label.clone())?,
     };
     for warning in prepared.warnings {
-        if !record.warnings.contains(&warning) {
-            record.warnings.push(warning);
+        if !record.head.warnings.contains(&warning) {
+            record.head.warnings.push(warning);
         }
     }
-    Warning::sort(&mut record.warnings);
+    Warning::sort(&mut record.head.warnings);
     let swept = carry_out(context, &mut record, &prepared.targets, &output);
     let closed = targets::close(context, &prepared.targets);
-    let has_figures = record.cells.iter().any(|cell| !cell.rounds.is_empty());
+    let has_figures = record.cells.iter().any(|cell| !cell.measured.rounds.is_empty());
     let swept = match (swept, closed) {
         // What was measured is shown, whatever came then: a window that could not be measured, or
         // one that could not be saved.
         (Err(error), _) if has_figures => Err(error),
         (Ok(()), Err(error)) => {
-            record.end = record.end.failing(error.to_string(), 1);
+            record.head.end = record.head.end.failing(error.to_string(), 1);
             output.save(&record).map_err(Failure::from)
         }
         (swept, _) => Ok(swept?),
@@ -136,7 +136,7 @@ pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
         }
     }
     swept?;
-    match record.end {
+    match record.head.end {
         End::Complete => Ok(exit::OK),
         End::Failed { .. } => Ok(exit::FAILED),
         End::Stopped => Ok(exit::STOPPED),
@@ -150,9 +150,8 @@ fn carry_out(
     output: &Output,
 ) -> Result<(), Failure> {
     let mut steps = context.steps();
-    // Shows the window that is measured; a signal ends that as well, not only the sweep after it.
-    let cells = steps.cells();
-    let mut measure = |job: &_, files: usize| Ok(run::run(job, &targets[..files], &RunOptions::default(), &*cells)?);
+    let mut measure =
+        |job: &_, files: usize, watch: &dyn Watch| Ok(run::run(job, &targets[..files], &RunOptions::default(), watch)?);
     let mut keep = |record: &SweepRecord| output.save(record);
-    sweep::carry_out(record, &mut measure, &mut keep, &mut steps).map_err(Failure::from)
+    sweep::carry_out(record, "sweep", &mut measure, &mut keep, &mut steps).map_err(Failure::from)
 }

@@ -1,7 +1,14 @@
 //! The chain-length experiment: two plots and a table.
 
-use super::{iops_ratio, marked};
-use crate::{paper, result::ChainRecord};
+use super::marked;
+use crate::{
+    cells::{Cell as Measured, Compared},
+    paper,
+    study::containers::{
+        ChainRecord,
+        record::{CHAIN, chain_name},
+    },
+};
 use diskwright_outline::{
     Cell, Table, Tone,
     plot::{Axis, LineChart, Point, Scale, Series},
@@ -10,29 +17,52 @@ use diskwright_stats::numbers::bytes;
 use diskwright_stats::numbers::{duration as time, figure as rate, grouped as count, ratio, short, short_time};
 use maud::Markup;
 
-pub(super) fn plots(chain: &ChainRecord, id: &str) -> Vec<Markup> {
+/// Reads of one kind through chains of all lengths.
+pub(super) struct Reads<'a> {
+    load: &'a str,
+    /// For each length, MB/s and the IOPS as a ratio to a chain of one.
+    lengths: Vec<Option<(f64, f64)>>,
+}
+
+impl<'a> Reads<'a> {
+    /// All kinds that were measured.
+    pub(super) fn of(chain: &ChainRecord, cells: &'a [Measured]) -> Vec<Self> {
+        let loads = Compared::of_part(cells, CHAIN);
+        let reads = loads.iter().map(|load| {
+            let first = load.cells.first().copied();
+            let at = |children: u32| {
+                let cell = load.cell(&chain_name(children))?;
+                // The chain of one is the base of the ratios.
+                let ratio = cell.ratio(first?, |round| round.iops).map_or(1.0, |ratio| ratio.median());
+                Some((cell.median(|round| round.mb_per_s)?, ratio))
+            };
+            Self { load: load.load, lengths: chain.lengths.iter().map(|length| at(length.children)).collect() }
+        });
+        reads.collect()
+    }
+}
+
+pub(super) fn plots(chain: &ChainRecord, reads: &[Reads<'_>], id: &str) -> Vec<Markup> {
     let lengths: Vec<f64> = chain.lengths.iter().map(|length| f64::from(length.children)).collect();
     let x = |title| Axis { title, scale: Scale::log_around(lengths.clone()), write: &short, at: Some(lengths.clone()) };
-    let reads: Vec<Series> = chain
-        .reads
+    let reads: Vec<Series> = reads
         .iter()
         .enumerate()
         .map(|(style, reads)| {
-            let points = lengths.iter().zip(&reads.cells).map(|(children, cell)| {
-                // The chain of one is the base of the ratios.
-                let value = iops_ratio(cell).unwrap_or(1.0);
-                Point {
+            let points = lengths.iter().zip(&reads.lengths).filter_map(|(children, found)| {
+                let (mb_per_s, value) = (*found)?;
+                Some(Point {
                     x: *children,
                     y: value,
                     says: format!(
                         "{}, {children} children: {} of a chain of one, {} MB/s",
-                        reads.workload.name,
+                        reads.load,
                         ratio(value),
-                        rate(cell.mb_per_s.median)
+                        rate(mb_per_s)
                     ),
-                }
+                })
             });
-            Series { name: reads.workload.name.clone(), points: points.collect(), style, line: true }
+            Series { name: reads.load.to_owned(), points: points.collect(), style, line: true }
         })
         .collect();
     let opening = Series {
@@ -97,7 +127,7 @@ pub(super) fn plots(chain: &ChainRecord, id: &str) -> Vec<Markup> {
     ]
 }
 
-pub(super) fn table(chain: &ChainRecord) -> Table {
+pub(super) fn table(chain: &ChainRecord, reads: &[Reads<'_>]) -> Table {
     let mut table = Table::new(
         format!(
             "Data in the base ({}), read through the top; paper: its ratios to its own chain of one",
@@ -105,23 +135,17 @@ pub(super) fn table(chain: &ChainRecord) -> Table {
         ),
         &["children"],
     );
-    for reads in &chain.reads {
-        table.heads.extend([
-            format!("{} MB/s", reads.workload.name),
-            "ratio".into(),
-            "paper, 2008".into(),
-            "paper, R2".into(),
-        ]);
+    for reads in reads {
+        table.heads.extend([format!("{} MB/s", reads.load), "ratio".into(), "paper, 2008".into(), "paper, R2".into()]);
     }
     table.heads.extend(["open".into(), "read one block".into(), "peak memory".into()]);
     for (index, length) in chain.lengths.iter().enumerate() {
         let mut row = vec![Cell::figure(f64::from(length.children), count)];
-        for (reads, points) in chain.reads.iter().zip([&paper::CHAIN_4K_RANDOM_READ, &paper::CHAIN_64K_SEQUENTIAL_READ])
-        {
-            let cell = reads.cells.get(index);
+        for (reads, points) in reads.iter().zip([&paper::CHAIN_4K_RANDOM_READ, &paper::CHAIN_64K_SEQUENTIAL_READ]) {
+            let (mb_per_s, value) = reads.lengths.get(index).copied().flatten().unzip();
             let (old, new) = paper::chain_ratios(points, length.children).unzip();
-            row.push(Cell::maybe(cell.map(|cell| cell.mb_per_s.median), rate));
-            row.push(marked(cell.map(|cell| iops_ratio(cell).unwrap_or(1.0))));
+            row.push(Cell::maybe(mb_per_s, rate));
+            row.push(marked(value));
             row.extend([old, new].map(|value| Cell::maybe(value, ratio).toned(Tone::Faint)));
         }
         row.push(Cell::figure(length.open.open_ns as f64, time));

@@ -1,27 +1,34 @@
 //! Writes into empty disks, and blocks of other sizes.
 
-use super::{cpu_ratio, iops_ratio, marked};
+use super::marked;
 use crate::{
-    measure::Ratio,
-    result::{BlockSizeRecord, ExpandingRecord},
+    cells::Cell as Measured,
+    paper,
+    ratio::Ratio,
+    study::containers::{BlockSizeRecord, expanding::Pair, record::FLUSH_NS},
+    targets::Container,
 };
+use diskwright_load::figures::Figures;
 use diskwright_outline::{
     Block, Cell, Table, Tone,
     plot::{Bar, BarChart, Part},
 };
-use diskwright_stats::numbers::bytes;
-use diskwright_stats::numbers::{duration as time, figure as rate, ratio, short};
+use diskwright_stats::{
+    numbers::{bytes, duration as time, figure as rate, ratio, short},
+    summary::median,
+};
 use maud::Markup;
 
 /// The blocks of the expanding experiment; none where it was not made.
-pub(super) fn expanding(records: &[ExpandingRecord], id: &str) -> Vec<Block> {
-    if records.is_empty() {
+pub(super) fn expanding(cells: &[Measured], id: &str) -> Vec<Block> {
+    let pairs = Pair::all(cells);
+    if pairs.is_empty() {
         return Vec::new();
     }
     vec![
         Block::Heading("Writing into empty disks".into()),
-        Block::Plots(vec![expanding_bars(records, &format!("{id}-expanding"))]),
-        Block::Table(expanding_table(records)),
+        Block::Plots(vec![expanding_bars(&pairs, &format!("{id}-expanding"))]),
+        Block::Table(expanding_table(&pairs)),
         Block::Text(
             "The paper has no figures for this, only a warning: “that gap may be widened if the VHD has to expand itself first before taking any user data”."
                 .into(),
@@ -30,13 +37,13 @@ pub(super) fn expanding(records: &[ExpandingRecord], id: &str) -> Vec<Block> {
 }
 
 /// Speed of the empty disks, the flush included, where the full ones have 1.
-fn expanding_bars(records: &[ExpandingRecord], id: &str) -> Markup {
-    let bars: Vec<Bar> = records
+fn expanding_bars(pairs: &[Pair<'_>], id: &str) -> Markup {
+    let bars: Vec<Bar> = pairs
         .iter()
-        .map(|record| {
-            let Ratio { summary, .. } = &record.ratio_with_flush;
-            let name = format!("{}, {}", record.target, record.result.workload.name);
-            Bar {
+        .filter_map(|pair| {
+            let Ratio { summary, .. } = pair.ratio_with_flush()?;
+            let name = format!("{}, {}", pair.target(), pair.full.load);
+            Some(Bar {
                 parts: vec![Part { value: summary.median, style: 0 }],
                 range: Some((summary.min, summary.max)),
                 figure: ratio(summary.median),
@@ -47,7 +54,7 @@ fn expanding_bars(records: &[ExpandingRecord], id: &str) -> Markup {
                     ratio(summary.max)
                 ),
                 name,
-            }
+            })
         })
         .collect();
     BarChart {
@@ -63,7 +70,7 @@ fn expanding_bars(records: &[ExpandingRecord], id: &str) -> Markup {
     .render()
 }
 
-fn expanding_table(records: &[ExpandingRecord]) -> Table {
+fn expanding_table(pairs: &[Pair<'_>]) -> Table {
     let heads = [
         "disk",
         "workload",
@@ -78,33 +85,41 @@ fn expanding_table(records: &[ExpandingRecord]) -> Table {
     ];
     let mut table =
         Table::new("The same writes into a full disk and into an empty one, in turns (medians of the rounds)", &heads);
-    for record in records {
-        let [full, empty] = &record.result.cells[..] else { continue };
+    for pair in pairs {
+        let Pair { full, empty } = pair;
+        let median_of = |cell: &Measured| median(&cell.more(FLUSH_NS)?);
+        let of_pair = |figure: fn(&Figures) -> f64| empty.ratio(full, figure).map(|ratio| ratio.median());
         table.row(vec![
-            Cell::text(&record.target),
-            Cell::text(&record.result.workload.name),
-            Cell::figure(record.writes as f64, rate),
-            Cell::figure(full.iops.median, rate),
-            Cell::figure(empty.iops.median, rate),
-            marked(iops_ratio(empty)),
-            Cell::maybe(cpu_ratio(empty), ratio),
-            Cell::figure(record.flush_full_ns.median, time),
-            Cell::figure(record.flush_empty_ns.median, time),
-            marked(Some(record.ratio_with_flush.median())),
+            Cell::text(pair.target()),
+            Cell::text(&full.load),
+            Cell::maybe(full.rounds.first().map(|round| round.writes as f64), rate),
+            Cell::maybe(full.median(|round| round.iops), rate),
+            Cell::maybe(empty.median(|round| round.iops), rate),
+            marked(of_pair(|round| round.iops)),
+            Cell::maybe(of_pair(|round| round.cpu_ns_per_io), ratio),
+            Cell::maybe(median_of(full), time),
+            Cell::maybe(median_of(empty), time),
+            marked(pair.ratio_with_flush().map(|ratio| ratio.median())),
         ]);
     }
     table
 }
 
 /// The block of one kind of disk with several sizes of blocks.
-pub(super) fn block_sizes(record: &BlockSizeRecord) -> Vec<Block> {
-    let Some(first) = record.workloads.first() else { return Vec::new() };
+pub(super) fn block_sizes(record: &BlockSizeRecord, cells: &[Measured]) -> Vec<Block> {
+    let workloads = record.compared(cells);
+    let Some(first) = workloads.first() else { return Vec::new() };
     let sizes: Vec<String> = record.block_bytes.iter().map(|size| bytes(*size)).collect();
     let usual = sizes.first().cloned().unwrap_or_default();
-    let has_paper = record.paper_ratios.iter().any(Option::is_some);
+    // The paper has them for dynamic VHDs only.
+    let papers = |load: &str| {
+        let of_paper = record.container == Container::VhdDynamic;
+        of_paper.then(|| paper::block_size_ratio(&paper::workload(load)?)).flatten()
+    };
+    let has_paper = workloads.iter().any(|workload| papers(workload.load).is_some());
     let caption = format!(
         "Full disks at queue depth {}: IOPS with blocks of {usual}, and others as a ratio to that{}",
-        first.workload.queue_depth,
+        first.in_flight,
         if has_paper {
             ". Paper: peak IOPS of 512 KiB on Windows Server 2008 against 2 MiB on R2, block size and software together"
         } else {
@@ -117,12 +132,12 @@ pub(super) fn block_sizes(record: &BlockSizeRecord) -> Vec<Block> {
     if has_paper {
         table.heads.push("paper’s ratio".into());
     }
-    for (result, paper) in record.workloads.iter().zip(&record.paper_ratios) {
-        let mut row = vec![Cell::text(&result.workload.name)];
-        row.extend(result.cells.first().map(|cell| Cell::figure(cell.iops.median, rate)));
-        row.extend(result.cells.iter().skip(1).map(|cell| marked(iops_ratio(cell))));
+    for workload in &workloads {
+        let mut row = vec![Cell::text(workload.load)];
+        row.extend(workload.cells.first().map(|cell| Cell::maybe(cell.median(|round| round.iops), rate)));
+        row.extend(workload.median_ratios(|round| round.iops).into_iter().skip(1).map(marked));
         if has_paper {
-            row.push(Cell::maybe(*paper, ratio).toned(Tone::Faint));
+            row.push(Cell::maybe(papers(workload.load), ratio).toned(Tone::Faint));
         }
         table.row(row);
     }

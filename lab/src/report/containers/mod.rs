@@ -3,21 +3,25 @@
 mod chain;
 mod growth;
 
-use super::Told;
-use super::parts::doubts;
-use super::parts::measured_on;
-use super::parts::subtitle;
-use crate::{
-    measure::CellResult,
-    paper,
-    result::{ComparedWorkload, ContainersRecord, ContainersResult, CreationRecord},
+use super::{
+    Told,
+    parts::{self, how_measured},
 };
+use crate::{
+    cells::{Cell as Measured, Compared},
+    paper,
+    study::containers::{ContainersRecord, ContainersResult, CreationRecord, record::CONTAINERS},
+    targets::Container,
+};
+use diskwright_load::figures::Figures;
 use diskwright_outline::{
     Block, Cell, Chapter, Table, Tone,
     plot::{Axis, Bar, BarChart, HeatMap, LineChart, Part, Point, Scale, Series},
 };
-use diskwright_stats::numbers::bytes;
-use diskwright_stats::numbers::{duration as time, figure as rate, list, ratio, short, short_time};
+use diskwright_stats::{
+    numbers::{bytes, duration as time, figure as rate, list, ratio, short, short_time},
+    summary::Summary,
+};
 use maud::Markup;
 
 /// A ratio of IOPS below this is marked.
@@ -32,12 +36,13 @@ impl Told for ContainersResult {
 }
 
 fn chapter(result: &ContainersResult, id: &str, name: &str) -> Chapter {
-    let mut depths: Vec<u32> = result.workloads.iter().map(|compared| compared.result.workload.queue_depth).collect();
+    let workloads = Compared::of_part(&result.cells, CONTAINERS);
+    let mut depths: Vec<u64> = workloads.iter().map(|compared| compared.in_flight).collect();
     depths.sort_unstable();
     depths.dedup();
     let told = if depths.contains(&32) { 32 } else { depths.first().copied().unwrap_or(0) };
-    let at = |depth: u32| -> Vec<&ComparedWorkload> {
-        result.workloads.iter().filter(|compared| compared.result.workload.queue_depth == depth).collect()
+    let at = |depth: u64| -> Vec<&Compared<'_>> {
+        workloads.iter().filter(|compared| compared.in_flight == depth).collect()
     };
     let mut blocks = Vec::new();
     if !at(told).is_empty() {
@@ -57,7 +62,7 @@ fn chapter(result: &ContainersResult, id: &str, name: &str) -> Chapter {
     }
     if depths.len() > 1 {
         blocks.push(Block::Heading("By queue depth".into()));
-        blocks.push(Block::Plots(by_depth(result, id)));
+        blocks.push(Block::Plots(by_depth(&workloads, id)));
     }
     let each: Vec<Block> = at(told).into_iter().map(|compared| Block::Table(details(compared, told))).collect();
     if !each.is_empty() {
@@ -70,57 +75,40 @@ fn chapter(result: &ContainersResult, id: &str, name: &str) -> Chapter {
     }
     if let Some(chain) = &result.chain {
         blocks.push(Block::Heading("Chains of differencing disks".into()));
-        blocks.push(Block::Plots(chain::plots(chain, id)));
-        blocks.push(Block::Table(chain::table(chain)));
+        let reads = chain::Reads::of(chain, &result.cells);
+        blocks.push(Block::Plots(chain::plots(chain, &reads, id)));
+        blocks.push(Block::Table(chain::table(chain, &reads)));
     }
-    blocks.extend(growth::expanding(&result.expanding, id));
-    result.block_sizes.iter().for_each(|record| blocks.extend(growth::block_sizes(record)));
+    blocks.extend(growth::expanding(&result.cells, id));
+    result.block_sizes.iter().for_each(|record| blocks.extend(growth::block_sizes(record, &result.cells)));
     blocks.push(Block::Folded {
         name: "How each disk was prepared and proved".into(),
         blocks: vec![Block::Table(preparation(result))],
     });
-    blocks.extend(measured_on(&result.machine, &result.versions, Some(&result.place), facts(result)));
-    Chapter {
-        id: id.to_owned(),
-        title: "Study of containers".into(),
-        source: name.to_owned(),
-        subtitle: subtitle(&result.started_utc, result.took_ns),
-        verdict: result.verdict.clone(),
-        badges: badges(result),
-        doubts: doubts(&result.warnings),
-        blocks,
-    }
+    blocks.extend(how_measured(&result.head, facts(result)));
+    parts::chapter(&result.head, (id, name), "Study of containers", badges(result), blocks)
 }
 
 fn badges(result: &ContainersResult) -> Vec<(Tone, String)> {
-    let mut badges = vec![(Tone::Plain, format!("{} rounds", result.options.rounds))];
-    if result.options.quick {
-        badges.push((Tone::Doubt, "quick".into()));
-    }
-    if result.partial {
-        badges.push((Tone::Bad, "partial: it was stopped".into()));
-    }
+    let mut badges = parts::badges(&result.head, result.options.rounds, result.options.quick);
     if !result.preparation.is_empty() && result.preparation.iter().all(|record| record.populated) {
         badges.push((Tone::Good, "every byte allocated and verified".into()));
     }
     badges
 }
 
-fn iops_ratio(cell: &CellResult) -> Option<f64> {
-    cell.iops_ratio.as_ref().map(|ratio| ratio.median())
-}
-
-fn cpu_ratio(cell: &CellResult) -> Option<f64> {
-    cell.cpu_ratio.as_ref().map(|ratio| ratio.median())
+/// Medians of the ratios of the IOPS to the raw file's; `None` for the raw file.
+fn iops_ratios(compared: &Compared<'_>) -> Vec<Option<f64>> {
+    compared.median_ratios(|round| round.iops)
 }
 
 /// Workloads by containers; the raw file, which is what the others are compared with, is left out.
-fn iops_map(workloads: &[&ComparedWorkload], depth: u32, id: &str) -> Markup {
+fn iops_map(workloads: &[&Compared<'_>], depth: u64, id: &str) -> Markup {
     let columns: Vec<String> = workloads.first().map_or(vec![], |first| targets(first).skip(1).collect());
     // The first workload on top.
-    let rows: Vec<&&ComparedWorkload> = workloads.iter().rev().collect();
+    let rows: Vec<&&Compared<'_>> = workloads.iter().rev().collect();
     let cells: Vec<Vec<Option<f64>>> =
-        rows.iter().map(|compared| compared.result.cells.iter().skip(1).map(iops_ratio).collect()).collect();
+        rows.iter().map(|compared| iops_ratios(compared).into_iter().skip(1).collect()).collect();
     let lowest = cells.iter().flatten().flatten().copied().fold(f64::INFINITY, f64::min);
     let below = cells.iter().flatten().flatten().filter(|ratio| **ratio < LOW).count();
     HeatMap {
@@ -136,7 +124,7 @@ fn iops_map(workloads: &[&ComparedWorkload], depth: u32, id: &str) -> Markup {
         y_title: "workload",
         z_title: "IOPS, ratio to the raw file",
         columns,
-        rows: rows.iter().map(|compared| compared.result.workload.name.clone()).collect(),
+        rows: rows.iter().map(|compared| compared.load.to_owned()).collect(),
         cells,
         write: &ratio,
         log: false,
@@ -145,21 +133,21 @@ fn iops_map(workloads: &[&ComparedWorkload], depth: u32, id: &str) -> Markup {
     .render()
 }
 
-fn targets(compared: &ComparedWorkload) -> impl Iterator<Item = String> {
-    compared.result.cells.iter().map(|cell| cell.target.clone())
+fn targets(compared: &Compared<'_>) -> impl Iterator<Item = String> {
+    compared.cells.iter().map(|cell| cell.subject.clone())
 }
 
 /// CPU time for each request of every container, the median over the workloads, with the range over
 /// them.
-fn cpu_bars(workloads: &[&ComparedWorkload], depth: u32, id: &str) -> Markup {
+fn cpu_bars(workloads: &[&Compared<'_>], depth: u64, id: &str) -> Markup {
     let names: Vec<String> = workloads.first().map_or(vec![], |first| targets(first).collect());
     let bars: Vec<Bar> = names
         .iter()
         .enumerate()
         .filter_map(|(index, name)| {
-            let each = workloads.iter().filter_map(|compared| compared.result.cells.get(index));
-            let times: Vec<f64> = each.map(|cell| cell.cpu_ns_per_io.median).collect();
-            let summary = diskwright_stats::summary::Summary::of(&times)?;
+            let each = workloads.iter().filter_map(|compared| compared.cells.get(index));
+            let times: Vec<f64> = each.filter_map(|cell| cell.median(|round| round.cpu_ns_per_io)).collect();
+            let summary = Summary::of(&times)?;
             Some(Bar {
                 name: name.clone(),
                 parts: vec![Part { value: summary.median, style: 0 }],
@@ -187,30 +175,26 @@ fn cpu_bars(workloads: &[&ComparedWorkload], depth: u32, id: &str) -> Markup {
     .render()
 }
 
-fn by_depth(result: &ContainersResult, id: &str) -> Vec<Markup> {
+fn by_depth(workloads: &[Compared<'_>], id: &str) -> Vec<Markup> {
     let mut names: Vec<&str> = Vec::new();
-    for compared in &result.workloads {
-        let name = compared.result.workload.name.as_str();
-        if !names.contains(&name) {
-            names.push(name);
+    for compared in workloads {
+        if !names.contains(&compared.load) {
+            names.push(compared.load);
         }
     }
     let plot = |(number, name): (usize, &&str)| {
         let mut series: Vec<Series> = Vec::new();
-        for compared in result.workloads.iter().filter(|compared| compared.result.workload.name == **name) {
-            let depth = compared.result.workload.queue_depth;
-            for cell in &compared.result.cells {
-                let says = format!(
-                    "{}, queue depth {depth}: {} IOPS, mean latency {}",
-                    cell.target,
-                    rate(cell.iops.median),
-                    time(cell.latency_mean_ns.median)
-                );
-                let point = Point { x: cell.iops.median, y: cell.latency_mean_ns.median, says };
-                match series.iter_mut().find(|line| line.name == cell.target) {
+        for compared in workloads.iter().filter(|compared| compared.load == *name) {
+            for cell in &compared.cells {
+                let Some(Figures { iops, mean_ns, .. }) = cell.medians() else { continue };
+                let (target, depth) = (&cell.subject, compared.in_flight);
+                let says =
+                    format!("{target}, queue depth {depth}: {} IOPS, mean latency {}", rate(iops), time(mean_ns));
+                let point = Point { x: iops, y: mean_ns, says };
+                match series.iter_mut().find(|line| line.name == *target) {
                     Some(line) => line.points.push(point),
                     None => series.push(Series {
-                        name: cell.target.clone(),
+                        name: target.clone(),
                         points: vec![point],
                         style: series.len(),
                         line: true,
@@ -250,7 +234,7 @@ fn marked(value: Option<f64>) -> Cell {
     Cell::maybe(value, ratio).toned(tone)
 }
 
-fn overview(workloads: &[&ComparedWorkload], depth: u32) -> Table {
+fn overview(workloads: &[&Compared<'_>], depth: u64) -> Table {
     let mut table = Table::new(
         format!(
             "IOPS at queue depth {depth}: of the raw file, and the others as a ratio to it (median of the ratios within rounds)"
@@ -261,36 +245,44 @@ fn overview(workloads: &[&ComparedWorkload], depth: u32) -> Table {
     let short = |name: String| name.replace("differencing", "diff.");
     table.heads.extend(workloads.first().into_iter().flat_map(|first| targets(first).skip(1)).map(short));
     for compared in workloads {
-        let cells = &compared.result.cells;
-        let mut row = vec![Cell::text(&compared.result.workload.name)];
-        row.extend(cells.first().map(|raw| Cell::figure(raw.iops.median, rate)));
-        row.extend(cells.iter().skip(1).map(|cell| marked(iops_ratio(cell))));
+        let mut row = vec![Cell::text(compared.load)];
+        row.extend(compared.cells.first().map(|raw| Cell::maybe(raw.median(|round| round.iops), rate)));
+        row.extend(iops_ratios(compared).into_iter().skip(1).map(marked));
         table.row(row);
     }
     table
 }
 
-fn details(compared: &ComparedWorkload, depth: u32) -> Table {
+/// The paper's ratio of this container to the physical disk (Windows Server 2008 R2, queue depth
+/// 64), where its tables have one.
+fn papers_ratio(cell: &Measured) -> Option<f64> {
+    paper::ratio(&paper::workload(&cell.load)?, Container::from_name(&cell.subject)?.in_paper()?)
+}
+
+fn details(compared: &Compared<'_>, depth: u64) -> Table {
     let mut table = Table::new(
-        format!("{}, queue depth {depth}", compared.result.workload.name),
+        format!("{}, queue depth {depth}", compared.load),
         &["target", "IOPS", "MB/s", "mean", "p50", "p99", "CPU", "IOPS ratio", "rounds", "CPU ratio", "paper’s ratio"],
     );
-    for (cell, paper) in compared.result.cells.iter().zip(&compared.paper_ratios) {
-        let rounds =
-            cell.iops_ratio.as_ref().map(|ratio| format!("{:.2}..{:.2}", ratio.summary.min, ratio.summary.max));
-        let dear = cpu_ratio(cell).is_some_and(|ratio| ratio > DEAR);
+    let Some(base) = compared.cells.first() else { return table };
+    for (index, cell) in compared.cells.iter().enumerate() {
+        let Some(medians) = cell.medians() else { continue };
+        let iops = cell.ratio(base, |round| round.iops).filter(|_| index > 0);
+        let cpu = cell.ratio(base, |round| round.cpu_ns_per_io).filter(|_| index > 0).map(|ratio| ratio.median());
+        let rounds = iops.as_ref().map(|ratio| format!("{:.2}..{:.2}", ratio.summary.min, ratio.summary.max));
+        let dear = cpu.is_some_and(|ratio| ratio > DEAR);
         table.row(vec![
-            Cell::text(&cell.target),
-            Cell::figure(cell.iops.median, rate),
-            Cell::figure(cell.mb_per_s.median, rate),
-            Cell::figure(cell.latency_mean_ns.median, time),
-            Cell::figure(cell.latency_p50_ns.median, time),
-            Cell::figure(cell.latency_p99_ns.median, time),
-            Cell::figure(cell.cpu_ns_per_io.median, time),
-            marked(iops_ratio(cell)),
+            Cell::text(&cell.subject),
+            Cell::figure(medians.iops, rate),
+            Cell::figure(medians.mb_per_s, rate),
+            Cell::figure(medians.mean_ns, time),
+            Cell::figure(medians.p50_ns, time),
+            Cell::figure(medians.p99_ns, time),
+            Cell::figure(medians.cpu_ns_per_io, time),
+            marked(iops.map(|ratio| ratio.median())),
             Cell::text(rounds.unwrap_or_default()).toned(Tone::Faint),
-            Cell::maybe(cpu_ratio(cell), ratio).toned(if dear { Tone::Bad } else { Tone::Plain }),
-            Cell::maybe(*paper, ratio).toned(Tone::Faint),
+            Cell::maybe(cpu, ratio).toned(if dear { Tone::Bad } else { Tone::Plain }),
+            Cell::maybe(papers_ratio(cell), ratio).toned(Tone::Faint),
         ]);
     }
     table
@@ -299,18 +291,15 @@ fn details(compared: &ComparedWorkload, depth: u32) -> Table {
 fn creation_bars(records: &[CreationRecord], id: &str) -> Markup {
     let bars: Vec<Bar> = records
         .iter()
-        .map(|record| Bar {
-            name: record.target.clone(),
-            parts: vec![Part { value: record.wall_ns.median, style: 0 }],
-            range: Some((record.wall_ns.min, record.wall_ns.max)),
-            figure: time(record.wall_ns.median),
-            says: format!(
-                "{}: {}, from {} to {}",
-                record.target,
-                time(record.wall_ns.median),
-                time(record.wall_ns.min),
-                time(record.wall_ns.max)
-            ),
+        .filter_map(|record| {
+            let (name, times) = (record.container.name(), Summary::of(&record.wall_ns)?);
+            Some(Bar {
+                name: name.into(),
+                parts: vec![Part { value: times.median, style: 0 }],
+                range: Some((times.min, times.max)),
+                figure: time(times.median),
+                says: format!("{name}: {}, from {} to {}", time(times.median), time(times.min), time(times.max)),
+            })
         })
         .collect();
     BarChart {
@@ -338,12 +327,13 @@ fn creation_table(records: &[CreationRecord]) -> Table {
     let mut table = Table::new(caption, &["target", "size", "time", "shortest", "longest", "takes"]);
     for record in records {
         let size = |value: u64| Cell::figure(value as f64, |value| bytes(value as u64));
+        let Some(times) = Summary::of(&record.wall_ns) else { continue };
         table.row(vec![
-            Cell::text(&record.target),
+            Cell::text(record.container.name()),
             size(record.size_bytes),
-            Cell::figure(record.wall_ns.median, time),
-            Cell::figure(record.wall_ns.min, time),
-            Cell::figure(record.wall_ns.max, time),
+            Cell::figure(times.median, time),
+            Cell::figure(times.min, time),
+            Cell::figure(times.max, time),
             size(record.file_allocated_bytes),
         ]);
     }
@@ -356,7 +346,7 @@ fn preparation(result: &ContainersResult) -> Table {
     for record in &result.preparation {
         let size = |value: u64| Cell::figure(value as f64, |value| bytes(value as u64));
         table.row(vec![
-            Cell::text(&record.target),
+            Cell::text(record.container.name()),
             Cell::text(&record.cache),
             size(record.filled_bytes),
             Cell::figure(record.fill_ns as f64, time),

@@ -1,20 +1,16 @@
 //! The conclusion of the study `access-paths`, in one sentence.
 
-use super::{CellRecord, LoadRecord, PAPER_WITHIN, Way, WayRecord};
-use crate::measure::Ratio;
+use super::{PAPER_WITHIN, Way, WayRecord, record};
+use crate::cells::{Cell, Compared};
 
 /// On the paper's scale.
 pub(crate) fn relative(ratio: f64) -> String {
     format!("{:.0}", 100.0 * ratio)
 }
 
-/// The cell of a way, if it was measured.
-pub(crate) fn cell_of(load: &LoadRecord, way: Way) -> Option<&CellRecord> {
-    load.cells.iter().find(|cell| cell.way == way)
-}
-
 /// The conclusion. `partial` is how many rounds there are, and of how many.
-pub(super) fn verdict(loads: &[LoadRecord], ways: &[WayRecord], partial: Option<(usize, usize)>) -> String {
+pub(super) fn verdict(cells: &[Cell], ways: &[WayRecord], partial: Option<(usize, usize)>) -> String {
+    let loads = Compared::all(cells);
     let partial = partial.map_or_else(String::new, |(whole, asked)| format!("Partial, {whole} of {asked} rounds: "));
     let outside: Vec<Way> = [Way::Nbd, Way::Attach]
         .into_iter()
@@ -23,8 +19,8 @@ pub(super) fn verdict(loads: &[LoadRecord], ways: &[WayRecord], partial: Option<
     let (Some(light), Some(heavy), false) = (loads.first(), loads.last(), outside.is_empty()) else {
         return format!("{partial}no way from outside could be measured; what follows is the disk in process.");
     };
-    let at = |load: &LoadRecord, way: Way, of: fn(&CellRecord) -> Option<&Ratio>| {
-        cell_of(load, way).and_then(of).map_or(f64::NAN, Ratio::median)
+    let at = |load: &Compared<'_>, way: Way, of: record::OfCell| {
+        load.ratio(way.name(), of).map_or(f64::NAN, |ratio| ratio.median())
     };
     let said: Vec<String> = outside
         .iter()
@@ -32,11 +28,11 @@ pub(super) fn verdict(loads: &[LoadRecord], ways: &[WayRecord], partial: Option<
             format!(
                 "{} gives {} at {} load and {} at {}, with {:.1} times the CPU for each request",
                 way.name(),
-                relative(at(light, *way, |cell| cell.iops_ratio.as_ref())),
-                light.name,
-                relative(at(heavy, *way, |cell| cell.iops_ratio.as_ref())),
-                heavy.name,
-                at(heavy, *way, |cell| cell.cpu_ratio.as_ref())
+                relative(at(light, *way, record::iops)),
+                light.part,
+                relative(at(heavy, *way, record::iops)),
+                heavy.part,
+                at(heavy, *way, record::cpu_ns)
             )
         })
         .collect();
@@ -49,42 +45,35 @@ pub(super) fn verdict(loads: &[LoadRecord], ways: &[WayRecord], partial: Option<
 
 #[cfg(test)]
 mod tests {
-    use super::super::{
-        LOADS,
-        example::cells,
-        measure::{Cells, loads},
-    };
-    use super::*;
+    use super::{super::example::cells, *};
 
     #[test]
     fn ratios_are_of_the_same_round_and_on_the_papers_scale() {
-        let (ways, cells) = cells();
-        let found = loads(&ways, &cells).unwrap();
-        assert_eq!(found.iter().map(|load| load.outstanding).collect::<Vec<_>>(), [2, 4, 6]);
-        let nbd = cell_of(&found[0], Way::Nbd).unwrap();
-        let ratio = nbd.iops_ratio.as_ref().unwrap();
+        let cells = cells();
+        let found = Compared::all(&cells);
+        assert_eq!(found.iter().map(|load| load.in_flight).collect::<Vec<_>>(), [40, 80, 120]);
+        let nbd = Way::Nbd.name();
+        let ratio = found[0].ratio(nbd, record::iops).unwrap();
         // The slow round is none in the ratio, though it is one in the figure.
-        assert_eq!((ratio.summary.min, ratio.summary.max, nbd.iops.min), (0.75, 0.75, 15_000.0));
-        assert!((nbd.cpu_ratio.as_ref().unwrap().median() - 2.0).abs() < 1e-9, "client and server together");
-        assert!(cell_of(&found[0], Way::InProcess).unwrap().iops_ratio.is_none());
-        let none = Cells { rounds: vec![vec![Vec::new(); 3]; LOADS.len()], ..Cells::default() };
-        assert!(loads(&ways, &none).is_err());
+        let slowest = found[0].cell(nbd).unwrap().summary_of(|round| round.iops).unwrap().min;
+        assert_eq!((ratio.summary.min, ratio.summary.max, slowest), (0.75, 0.75, 15_000.0));
+        let cpu = found[0].ratio(nbd, record::cpu_ns).unwrap();
+        assert!((cpu.median() - 2.0).abs() < 1e-9, "client and server together");
     }
 
     #[test]
     fn the_verdict_is_one_sentence_and_says_what_is_missing() {
-        let (ways, cells) = cells();
-        let loads = loads(&ways, &cells).unwrap();
+        let cells = cells();
         let record = |way, skipped: Option<&str>| WayRecord { way, skipped: skipped.map(str::to_owned) };
         let all = [record(Way::InProcess, None), record(Way::Nbd, None), record(Way::Attach, None)];
         assert_eq!(
-            verdict(&loads, &all, None),
+            verdict(&cells, &all, None),
             "Where the disk in process gives 100 requests, NBD gives 75 at light load and 75 at heavy, with 2.0 times the CPU for each request; \
              attach gives 50 at light load and 50 at heavy, with 2.5 times the CPU for each request; the paper's three protocols lie within 9 % of \
              each other."
         );
-        let partial = verdict(&loads, &[record(Way::Nbd, None), record(Way::Attach, Some("not root"))], Some((2, 3)));
+        let partial = verdict(&cells, &[record(Way::Nbd, None), record(Way::Attach, Some("not root"))], Some((2, 3)));
         assert!(partial.starts_with("Partial, 2 of 3 rounds: Where") && !partial.contains("attach"), "{partial}");
-        assert!(verdict(&loads, &[record(Way::Nbd, Some("x"))], None).starts_with("no way from outside"));
+        assert!(verdict(&cells, &[record(Way::Nbd, Some("x"))], None).starts_with("no way from outside"));
     }
 }

@@ -5,12 +5,12 @@
 //! two as they came, block size and software together. VHDX has blocks of 1 to 256 MiB, and Windows
 //! takes 32 MiB. The disks of 2 MiB are those of the study.
 
+use super::record::{BLOCK_SIZE, BlockSizeRecord, name_of_size};
 use crate::{
     LabError, Result,
+    cells::Cell,
     measure::{self, Plan, Steps},
-    paper,
     progress::{Progress, report},
-    result::BlockSizeRecord,
     scratch::Scratch,
     study::budget::Budget,
     targets::{self, Container, Preparation, Target},
@@ -19,7 +19,6 @@ use diskwright_load::{
     OpenTarget,
     workload::{Workload, paper_monolithic},
 };
-use diskwright_stats::numbers;
 use std::{os::unix::fs::MetadataExt, path::Path, time::Instant};
 
 /// The blocks of the study's other disks.
@@ -47,11 +46,6 @@ pub(crate) fn workloads(queue_depth: u32, quick: bool) -> Vec<Workload> {
     all
 }
 
-/// The name of a disk whose blocks are not the usual ones.
-fn name(container: Container, block_bytes: u32) -> String {
-    format!("{}, {}", container.name(), numbers::bytes(block_bytes.into()))
-}
-
 impl OtherBlocks {
     /// Makes, fills and proves a disk of each of these sizes.
     pub(crate) fn prepare(
@@ -65,7 +59,7 @@ impl OtherBlocks {
         scratch.need("disks with other blocks", sizes.len() as u64 * how.size_bytes + (1 << 30))?;
         let mut disks = Vec::new();
         for (index, &block_bytes) in sizes.iter().enumerate() {
-            let name = name(container, block_bytes);
+            let name = name_of_size(container, block_bytes.into());
             let dir = scratch.folder(&format!("blocks-{block_bytes}"))?;
             let before = 2 * index as u64 * how.size_bytes;
             let path = targets::make_filled_with_blocks(container, &dir, how, Some(block_bytes), &mut |done| {
@@ -90,46 +84,33 @@ impl OtherBlocks {
     }
 }
 
-/// Measures `usual` and the others in turns; a workload is in `record` when it is finished.
+/// Adds the disks to `sizes` and measures them in turns; the cells are added to `cells`.
 pub(crate) fn measure(
     usual: &Target,
     others: &OtherBlocks,
     workloads: &[Workload],
     (plan, budget): (Plan, Budget),
-    results: &mut Vec<BlockSizeRecord>,
+    (sizes, cells): (&mut Vec<BlockSizeRecord>, &mut Vec<Cell>),
     progress: &mut dyn Progress,
 ) -> Result<()> {
     let container = usual.container;
     let mut usual_target = usual.to_measure();
-    usual_target.name = name(container, USUAL_BYTES);
+    usual_target.name = name_of_size(container, USUAL_BYTES.into());
     let targets: Vec<OpenTarget> =
         std::iter::once(usual_target).chain(others.disks.iter().map(|(_, disk)| disk.to_measure())).collect();
     let paths = std::iter::once(&usual.path).chain(others.disks.iter().map(|(_, disk)| &disk.path));
     let allocated = |path| Ok(std::fs::metadata(path).map_err(LabError::file("examine", path))?.blocks() * 512);
-    results.push(BlockSizeRecord {
+    let block_bytes = std::iter::once(USUAL_BYTES).chain(others.disks.iter().map(|(size, _)| *size));
+    sizes.push(BlockSizeRecord {
         container,
-        block_bytes: std::iter::once(USUAL_BYTES)
-            .chain(others.disks.iter().map(|(size, _)| *size))
-            .map(u64::from)
-            .collect(),
+        block_bytes: block_bytes.map(u64::from).collect(),
         file_allocated_bytes: paths.map(allocated).collect::<Result<_>>()?,
-        workloads: Vec::new(),
-        paper_ratios: Vec::new(),
     });
-    let per_workload = targets.len() * plan.rounds;
-    let total = workloads.len() * per_workload;
-    for (index, workload) in workloads.iter().enumerate() {
-        let before = index * per_workload;
-        let plan = plan.with_cell(budget.cell(Instant::now(), total - before));
-        let mut steps =
-            Steps { progress: &mut *progress, phase: "block sizes", done: before as u64, total: total as u64 };
-        let result = measure::compare(&targets, workload, &plan, &mut steps)?;
-        if let Some(record) = results.last_mut() {
-            record.workloads.push(result);
-            record
-                .paper_ratios
-                .push((container == Container::VhdDynamic).then(|| paper::block_size_ratio(workload)).flatten());
-        }
+    let total = workloads.len() * targets.len() * plan.rounds;
+    let mut steps = Steps::new(progress, "block sizes", total);
+    for workload in workloads {
+        let plan = plan.with_cell(budget.cell(Instant::now(), (steps.total - steps.done) as usize));
+        measure::compare(BLOCK_SIZE, &targets, workload, &plan, &mut steps, cells)?;
     }
     Ok(())
 }

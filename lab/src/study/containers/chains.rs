@@ -4,14 +4,15 @@
 //! the ratio to a chain of one is taken within the round. The paper went to 64; this goes on to the
 //! longest chain that Windows allows.
 
+use super::record::{CHAIN, ChainLength, ChainRecord, chain_name};
 use crate::{
     LabError, Result,
+    cells::Cell,
     chain::{CHILDREN_MAX, Chain, ChainPlan},
     child::{self, ChildLauncher},
     fill,
     measure::{self, Plan, Steps},
     progress::{Progress, report},
-    result::{ChainLength, ChainRecord},
     scratch::Scratch,
     study::budget::Budget,
     targets::{Preparation, open_target},
@@ -54,8 +55,14 @@ pub(crate) struct ChainExperiment<'a> {
 }
 
 impl ChainExperiment<'_> {
-    /// Makes the chain, proves that its longest form reads right, and measures every length.
-    pub(crate) fn run(&self, warnings: &mut Vec<Warning>, progress: &mut dyn Progress) -> Result<ChainRecord> {
+    /// Makes the chain, proves that its longest form reads right, and measures every length. What
+    /// was opened is in `found` before the first read is measured; the cells are added to `cells`.
+    pub(crate) fn run(
+        &self,
+        (found, cells): (&mut Option<ChainRecord>, &mut Vec<Cell>),
+        warnings: &mut Vec<Warning>,
+        progress: &mut dyn Progress,
+    ) -> Result<()> {
         let dir = self.scratch.folder("chain")?;
         let children = self.lengths.iter().copied().max().unwrap_or(0);
         let plan = ChainPlan { how: self.how, filled_bytes: self.how.size_bytes, children, with_own_data: 0 };
@@ -78,7 +85,7 @@ impl ChainExperiment<'_> {
             match self.open(&chain, children) {
                 Ok((length, disk)) => {
                     lengths.push(length);
-                    disks.push((format!("chain of {children}"), disk));
+                    disks.push((chain_name(children), disk));
                 }
                 Err(error) => {
                     // A signal from the keyboard ends the child as well, and is not its failure.
@@ -100,10 +107,10 @@ impl ChainExperiment<'_> {
             }
             None => 0,
         };
-        let reads = self.reads(&disks, progress)?;
+        *found = Some(ChainRecord { size_bytes: self.how.size_bytes, verified_bytes, made_in_ns, lengths });
+        self.reads(&disks, cells, progress)?;
         drop(disks);
-        std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
-        Ok(ChainRecord { size_bytes: self.how.size_bytes, verified_bytes, made_in_ns, lengths, reads })
+        std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))
     }
 
     fn open(&self, chain: &Chain, children: u32) -> Result<(ChainLength, Arc<Disk>)> {
@@ -116,22 +123,17 @@ impl ChainExperiment<'_> {
         Ok((ChainLength { children, open, in_child_process: self.launcher.is_some() }, disk))
     }
 
-    fn reads(
-        &self,
-        disks: &[(String, Arc<Disk>)],
-        progress: &mut dyn Progress,
-    ) -> Result<Vec<measure::WorkloadResult>> {
+    fn reads(&self, disks: &[(String, Arc<Disk>)], cells: &mut Vec<Cell>, progress: &mut dyn Progress) -> Result<()> {
         let targets: Vec<OpenTarget> =
             disks.iter().map(|(name, disk)| open_target(name, "vhdx chain", disk.clone(), self.how.cache)).collect();
         let budget = self.budget.at_most(QUICK_CELL);
-        let total = (targets.len() * 2 * self.plan.rounds) as u64;
-        let mut results = Vec::new();
-        for (index, workload) in workloads(self.queue_depth).iter().enumerate() {
-            let before = (index * targets.len() * self.plan.rounds) as u64;
-            let plan = self.plan.with_cell(budget.cell(Instant::now(), total as usize));
-            let mut steps = Steps { progress: &mut *progress, phase: "chain length", done: before, total };
-            results.push(measure::compare(&targets, workload, &plan, &mut steps)?);
+        let workloads = workloads(self.queue_depth);
+        let total = targets.len() * workloads.len() * self.plan.rounds;
+        let mut steps = Steps::new(progress, "chain length", total);
+        for workload in &workloads {
+            let plan = self.plan.with_cell(budget.cell(Instant::now(), total));
+            measure::compare(CHAIN, &targets, workload, &plan, &mut steps, cells)?;
         }
-        Ok(results)
+        Ok(())
     }
 }

@@ -4,16 +4,16 @@
 //! 2008 and 419 MB/s on R2. Here its space is reserved and reads as zeros without a byte written.
 //! Times are those of `create` whole, its syncs included.
 
+use super::record::CreationRecord;
 use crate::{
     LabError, Result,
     progress::{Progress, report},
-    result::CreationRecord,
     scratch::Scratch,
     targets::{Container, create_empty},
 };
 use diskwright_image::DiskType;
 use diskwright_load::warning::Warning;
-use diskwright_stats::{numbers::bytes, summary::Summary};
+use diskwright_stats::numbers::bytes;
 use std::{error::Error, iter::successors, os::unix::fs::MetadataExt, time::Instant};
 
 /// Size of the disks that are created: a usual system disk.
@@ -24,7 +24,7 @@ const SLACK_BYTES: u64 = 1 << 30;
 const ROUNDS: usize = 3;
 
 /// Creates each type a few times, and deletes it at once. Types that do not fit are left out with a
-/// warning, also when somebody else has taken the space meanwhile.
+/// warning, also when another program has taken the space meanwhile.
 pub(crate) fn measure(
     scratch: &Scratch,
     size_bytes: u64,
@@ -73,13 +73,8 @@ pub(crate) fn times(
         std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
         file_allocated_bytes = file_allocated_bytes.min(examined?.blocks() * 512);
     }
-    Ok(Summary::of(&times).map(|wall_ns| CreationRecord {
-        container,
-        target: container.name().into(),
-        size_bytes,
-        wall_ns,
-        file_allocated_bytes,
-    }))
+    let record = CreationRecord { container, size_bytes, wall_ns: times, file_allocated_bytes };
+    Ok((rounds > 0).then_some(record))
 }
 
 #[cfg(test)]

@@ -14,11 +14,13 @@
 //! The paper has no figures for this, only a warning: "that gap may be widened if the VHD has to
 //! expand itself first".
 
+use super::record::{EXPANDING, FLUSH_NS, expanding_name};
 use crate::{
     LabError, Result,
-    measure::{self, CellResult, Ratio, Steps, WorkloadResult},
-    progress::report,
-    result::ExpandingRecord,
+    cells::{Cell, Compared},
+    measure,
+    ratio::Ratio,
+    rounds::{self, Rounds, Steps, Window},
     scratch::Scratch,
     targets::{self, Preparation, Target},
 };
@@ -27,10 +29,8 @@ use diskwright_load::{
     figures::Figures,
     job::{Job, Span},
     run::{RunOptions, Watch},
-    seeds,
     workload::{Direction, Pattern, Workload},
 };
-use diskwright_stats::summary::{Summary, round_order};
 use diskwright_store::Blocking;
 use std::time::Instant;
 
@@ -53,17 +53,38 @@ pub(crate) struct Expanding<'a> {
     pub(crate) streamed_bytes: u64,
 }
 
-/// What one disk did in one round.
-struct Round {
-    figures: Figures,
-    flush_ns: f64,
+/// The same writes into a full disk and into an empty one.
+pub(crate) struct Pair<'a> {
+    pub(crate) full: &'a Cell,
+    pub(crate) empty: &'a Cell,
 }
 
-impl Round {
-    /// Writes a second, the flush included.
-    fn rate_with_flush(&self) -> f64 {
-        self.figures.ios() as f64 * 1e9 / (self.figures.window_ns as f64 + self.flush_ns).max(1.0)
+impl<'a> Pair<'a> {
+    /// All pairs among the cells of a result.
+    pub(crate) fn all(cells: &'a [Cell]) -> Vec<Self> {
+        let mut pairs = Vec::new();
+        for load in Compared::of_part(cells, EXPANDING) {
+            pairs.extend(load.cells.chunks_exact(2).map(|pair| Self { full: pair[0], empty: pair[1] }));
+        }
+        pairs
     }
+
+    /// The kind of disk.
+    pub(crate) fn target(&self) -> &'a str {
+        self.full.subject.rsplit_once(", ").map_or("", |(target, _)| target)
+    }
+
+    /// Speed of the empty disk with the flush in it, as a ratio to the full one's.
+    pub(crate) fn ratio_with_flush(&self) -> Option<Ratio> {
+        Ratio::of(&rates_with_flush(self.empty)?, &rates_with_flush(self.full)?)
+    }
+}
+
+/// Writes a second in each round, the flush included.
+fn rates_with_flush(cell: &Cell) -> Option<Vec<f64>> {
+    let rate =
+        |(round, flush_ns): (&Figures, f64)| round.ios() as f64 * 1e9 / (round.window_ns as f64 + flush_ns).max(1.0);
+    Some(cell.rounds.iter().zip(cell.more(FLUSH_NS)?).map(rate).collect())
 }
 
 impl Expanding<'_> {
@@ -83,47 +104,50 @@ impl Expanding<'_> {
         (subjects * 2 * 2 * self.rounds) as u64
     }
 
-    /// Measures both workloads on `subject`.
-    pub(crate) fn measure(
-        &self,
-        subject: &Subject<'_>,
-        results: &mut Vec<ExpandingRecord>,
-        steps: &mut Steps<'_>,
-    ) -> Result<()> {
+    /// Measures both workloads on `subject`, and adds a pair of cells for each to `cells`.
+    pub(crate) fn measure(&self, subject: &Subject<'_>, cells: &mut Vec<Cell>, steps: &mut Steps<'_>) -> Result<()> {
         let full = subject.full.to_measure();
+        let states = ["full", "empty"];
         for (workload, writes) in self.workloads(subject.block_bytes) {
-            let mut rounds = [Vec::new(), Vec::new()];
-            for round in 0..self.rounds {
-                for who in round_order(2, round, self.how.seed) {
-                    let state = if who == 0 { "full" } else { "empty" };
-                    let message = format!("{}, {} {state}", workload.name, full.name);
-                    report(steps.progress, steps.phase, steps.done, steps.total, &message)?;
-                    let mut job = Job::simple(&workload.name, workload.load(), Span::default(), Span::from_secs(1));
-                    job.phases[0].count = Some(writes);
-                    job.seed = seeds::of_window(self.how.seed, &workload.name, round);
-                    (job.engine, job.cache) = (self.how.engine.into(), full.cache);
-                    let watch = steps.progress.watch();
-                    rounds[who].push(match who {
-                        0 => self.write(&job, &full, watch)?,
-                        _ => self.write_into_new(&job, subject, watch)?,
-                    });
-                    steps.done += 1;
-                }
+            let mut pair = states.map(|state| {
+                Cell::new(EXPANDING, &workload.name, &expanding_name(&full.name, state), self.queue_depth.into())
+            });
+            let mut job = Job::simple(&workload.name, workload.load(), Span::default(), Span::from_secs(1));
+            job.phases[0].count = Some(writes);
+            (job.seed, job.engine, job.cache) = (self.how.seed, self.how.engine.into(), full.cache);
+            let title = |at: Window| Some(format!("{}, {} {}", workload.name, full.name, states[at.cell]));
+            let mut measure = |at: Window, watch: &dyn Watch| {
+                // The streams begin at the first block: they end before the disk does.
+                let job = rounds::job_of(&job, &workload.name, at.round, None);
+                let (figures, flush_ns) = match at.cell {
+                    0 => self.write(&job, &full, watch)?,
+                    _ => self.write_into_new(&job, subject, watch)?,
+                };
+                pair[at.cell].rounds.push(figures);
+                pair[at.cell].push_more(FLUSH_NS, Some(flush_ns));
+                Ok(())
+            };
+            let rounds = Rounds::new(self.rounds, self.how.seed);
+            let done = rounds::interleave(&rounds, states.len(), steps, &title, &mut measure)?;
+            pair.iter_mut().for_each(|cell| cell.truncate(done.whole));
+            if done.whole > 0 {
+                cells.extend(pair);
             }
-            results.push(record(subject, workload, writes, rounds)?);
+            done.or_stopped()?;
         }
         Ok(())
     }
 
-    fn write(&self, job: &Job, target: &OpenTarget, watch: &dyn Watch) -> Result<Round> {
+    /// The window, and the time of the flush after it in nanoseconds.
+    fn write(&self, job: &Job, target: &OpenTarget, watch: &dyn Watch) -> Result<(Figures, f64)> {
         let phase = measure::window(job, target, &RunOptions::default(), watch)?;
         let start = Instant::now();
         let flushed = Blocking::open(&*target.device, self.how.engine).and_then(|mut device| device.flush());
         flushed.map_err(|source| LoadError::Queue { target: target.name.clone(), doing: "flush".into(), source })?;
-        Ok(Round { figures: Figures::of(&phase), flush_ns: start.elapsed().as_nanos() as f64 })
+        Ok((Figures::of(&phase), start.elapsed().as_nanos() as f64))
     }
 
-    fn write_into_new(&self, job: &Job, subject: &Subject<'_>, watch: &dyn Watch) -> Result<Round> {
+    fn write_into_new(&self, job: &Job, subject: &Subject<'_>, watch: &dyn Watch) -> Result<(Figures, f64)> {
         let container = subject.full.container;
         let dir = self.scratch.folder("expanding")?;
         let path = targets::create_with_blocks(container, &dir, self.how.size_bytes, Some(subject.block_bytes))?;
@@ -135,38 +159,6 @@ impl Expanding<'_> {
         self.scratch.settle()?;
         Ok(round)
     }
-}
-
-fn record(
-    subject: &Subject<'_>,
-    workload: Workload,
-    writes: u64,
-    [full, empty]: [Vec<Round>; 2],
-) -> Result<ExpandingRecord> {
-    let name = subject.full.name();
-    let of = |rounds: &[Round], figure: fn(&Round) -> f64| rounds.iter().map(figure).collect::<Vec<f64>>();
-    let nothing =
-        || LabError::BadOptions { what: format!("{name}: nothing was written"), hint: "use more rounds".into() };
-    let flush = |rounds: &[Round]| Summary::of(&of(rounds, |round| round.flush_ns)).ok_or_else(nothing);
-    let (flush_full_ns, flush_empty_ns) = (flush(&full)?, flush(&empty)?);
-    let ratio_with_flush =
-        Ratio::of(&of(&empty, Round::rate_with_flush), &of(&full, Round::rate_with_flush)).ok_or_else(nothing)?;
-    let [full, empty] = [full, empty].map(|rounds| rounds.into_iter().map(|round| round.figures).collect::<Vec<_>>());
-    let window_ns = full.iter().chain(&empty).map(|round| round.window_ns).min().unwrap_or(0);
-    let cells = vec![
-        CellResult::new(&format!("{name}, full"), full.clone(), None)?,
-        CellResult::new(&format!("{name}, empty"), empty, Some(&full))?,
-    ];
-    Ok(ExpandingRecord {
-        container: subject.full.container,
-        target: name.to_owned(),
-        block_bytes: subject.block_bytes.into(),
-        writes,
-        result: WorkloadResult { workload, window_ns, cells },
-        flush_full_ns,
-        flush_empty_ns,
-        ratio_with_flush,
-    })
 }
 
 #[cfg(test)]
@@ -183,21 +175,22 @@ mod tests {
         let path = targets::make_filled(Container::VhdDynamic, scratch.path(), &how, &mut |_| Ok(())).unwrap();
         let full = targets::open_verified(Container::VhdDynamic, path, &how, &mut |_| Ok(())).unwrap();
         let experiment = Expanding { scratch: &scratch, how, rounds: 2, queue_depth: 4, streamed_bytes: 8 << 20 };
-        let mut results = Vec::new();
+        let mut cells = Vec::new();
         let total = experiment.cells(1);
         let mut steps = Steps { progress: &mut Silent, phase: "expanding", done: 0, total };
         let subject = Subject { full: &full, block_bytes: 512 << 10 };
-        experiment.measure(&subject, &mut results, &mut steps).unwrap();
-        assert_eq!((steps.done, results.len()), (total, 2));
-        assert_eq!(results.iter().map(|record| record.writes).collect::<Vec<_>>(), [128, 256]);
-        for record in &results {
-            assert_eq!((record.container, record.block_bytes), (Container::VhdDynamic, 512 << 10));
-            let names: Vec<&str> = record.result.cells.iter().map(|cell| cell.target.as_str()).collect();
-            assert_eq!(names, ["VHD dynamic, full", "VHD dynamic, empty"]);
-            let rounds = record.result.cells.iter().flat_map(|cell| &cell.rounds);
-            assert!(rounds.into_iter().all(|round| round.writes == record.writes && round.reads == 0));
+        experiment.measure(&subject, &mut cells, &mut steps).unwrap();
+        let pairs = Pair::all(&cells);
+        assert_eq!((steps.done, pairs.len()), (total, 2));
+        for (pair, writes) in pairs.iter().zip([128, 256]) {
+            assert_eq!((pair.target(), pair.full.subject.as_str()), ("VHD dynamic", "VHD dynamic, full"));
+            assert_eq!(pair.empty.subject, "VHD dynamic, empty");
+            let rounds = [pair.full, pair.empty].into_iter().flat_map(|cell| &cell.rounds);
+            assert!(rounds.into_iter().all(|round| round.writes == writes && round.reads == 0));
             // With the flush in it, a disk is slower than without.
-            assert!(record.ratio_with_flush.each.len() == 2 && record.flush_empty_ns.min > 0.0);
+            let rates = rates_with_flush(pair.empty).unwrap();
+            assert!(rates.iter().zip(&pair.empty.rounds).all(|(rate, round)| *rate < round.iops), "{rates:?}");
+            assert_eq!(pair.ratio_with_flush().unwrap().each.len(), 2);
         }
         full.close().unwrap();
         assert!(!scratch.path().join("expanding").exists());

@@ -18,24 +18,27 @@
 mod block_sizes;
 mod chains;
 pub(crate) mod creation;
-mod expanding;
+pub(crate) mod expanding;
 mod prepare;
+pub(crate) mod record;
 mod settings;
 mod verdict;
 
+pub use record::{
+    BlockSizeRecord, ChainLength, ChainRecord, ContainersRecord, ContainersResult, CreationRecord, PreparedRecord,
+    SCHEMA,
+};
+
 use crate::{
     LabError, Result,
+    cells::Cell,
     child::ChildLauncher,
-    measure::{self, Steps},
+    measure,
     open::{self, OpenHow},
-    paper,
     progress::Progress,
-    result::{
-        BlockSizeRecord, CONTAINERS_SCHEMA, ChainRecord, ComparedWorkload, ContainersResult, CreationRecord,
-        ExpandingRecord,
-    },
+    rounds::Steps,
     scratch::Scratch,
-    study::{StudyOptions, StudyReport},
+    study::{StudyOptions, StudyReport, doubts},
     targets::{Preparation, Target},
 };
 use block_sizes::OtherBlocks;
@@ -44,7 +47,8 @@ use diskwright_image::DiskType;
 use diskwright_load::{
     OpenTarget,
     job::{Job, Span},
-    machine::{Machine, OtherLoad, Place, Versions},
+    machine::{OtherLoad, Place},
+    record::Head,
     run::{RunOptions, Unwatched},
     warning::Warning,
     workload::{Direction, Pattern, Workload},
@@ -59,14 +63,12 @@ use std::time::{Duration, Instant};
 const CHAIN_BYTES: u64 = 1 << 30;
 /// Longest cell of the experiments beside the main one, where the whole run must end in time.
 const SIDE_CELL: Duration = Duration::from_millis(120);
-/// Processors busy with something else above which a warning is given.
-const BUSY_CPUS: f64 = 0.25;
 
 /// What to do. [`ContainersOptions::default`] is the full study; `quick` the one of two minutes.
 #[derive(Debug, Clone, Default)]
 pub struct ContainersOptions {
-    /// Rounds: 5 unless said. Time of one cell: 2 s unless said; quick runs reckon it from the time
-    /// that is left.
+    /// Rounds: 5 unless said. Time of one cell: 2 s unless said; quick runs compute it from the
+    /// time that is left.
     pub study: StudyOptions,
     /// Page cache or O_DIRECT; O_DIRECT unless said.
     pub cache: Option<CacheMode>,
@@ -90,14 +92,11 @@ pub struct ContainersOptions {
 /// Anything that would make the result untrue: a target that fails, reads back wrong bytes or is
 /// not populated; no space; [`LabError::Stopped`].
 pub fn run(options: &ContainersOptions, progress: &mut dyn Progress) -> Result<StudyReport<ContainersResult>> {
-    let start = Instant::now();
-    let started_utc = diskwright_load::clock::compact_utc_now();
-    let mut settings = Settings::new(options, start)?;
-    let output = options.study.place("containers", &started_utc)?;
-    let machine = Machine::detect();
+    let begun = options.study.begin("containers", SCHEMA)?;
+    let mut settings = Settings::new(options, begun.start)?;
     let scratch = Scratch::new(options.study.dir.as_deref(), options.study.keep)?;
     let place = Place::detect(scratch.path());
-    let mut warnings = warnings_before(&machine);
+    let mut warnings = doubts::of_machine(&begun.head.machine);
 
     let (targets, preparation) = prepare::prepare(&mut settings, &scratch, &mut warnings, progress)?;
     let watch = OtherLoad::watch();
@@ -105,43 +104,30 @@ pub fn run(options: &ContainersOptions, progress: &mut dyn Progress) -> Result<S
     let outcome = measure_all(&settings, options, &scratch, &targets, &mut found, &mut warnings, progress);
     let stopped = match outcome {
         Ok(()) => false,
-        Err(LabError::Stopped) if found.is_worth_telling() => true,
+        // Creation times alone are nothing that anybody waited for.
+        Err(LabError::Stopped) if !found.cells.is_empty() => true,
         Err(error) => return Err(error),
     };
-    let (busy, stolen) = watch.since();
+    warnings.extend(doubts::since(&watch));
     for target in targets {
         target.close()?;
     }
-
-    if busy > BUSY_CPUS {
-        warnings.push(Warning::OtherLoad { cpus: busy });
-    }
-    if stolen > BUSY_CPUS / 5.0 {
-        warnings.push(Warning::StolenTime { cpus: stolen });
-    }
-    let Found { creation, chain, expanding, block_sizes, workloads } = found;
-    warnings.extend(verdict::warnings(&workloads));
+    let Found { creation, chain, block_sizes, cells } = found;
+    warnings.extend(verdict::warnings(&cells));
+    let generator_ns_per_io = ceiling(settings.depths[0])?;
+    let head = begun.end(verdict::whole(stopped, &cells), stopped);
     let result = ContainersResult {
-        schema: CONTAINERS_SCHEMA.into(),
-        verdict: verdict::whole(stopped, &workloads, &expanding),
-        started_utc,
-        took_ns: start.elapsed().as_nanos() as u64,
-        machine,
-        place,
-        versions: Versions::detect(),
+        head: Head { place: Some(place), warnings, ..head },
         options: settings.record(),
-        generator_ns_per_io: ceiling(settings.depths[0])?,
+        generator_ns_per_io,
         preparation,
         creation,
         chain,
-        workloads,
-        expanding,
         block_sizes,
+        cells,
         left_out: settings.left_out(),
-        warnings,
-        partial: stopped,
     };
-    Ok(StudyReport::save(result, &output, stopped))
+    Ok(StudyReport::save(result, &begun.output, stopped))
 }
 
 /// What has been measured so far.
@@ -149,16 +135,8 @@ pub fn run(options: &ContainersOptions, progress: &mut dyn Progress) -> Result<S
 struct Found {
     creation: Vec<CreationRecord>,
     chain: Option<ChainRecord>,
-    expanding: Vec<ExpandingRecord>,
     block_sizes: Vec<BlockSizeRecord>,
-    workloads: Vec<ComparedWorkload>,
-}
-
-impl Found {
-    /// Creation times alone are nothing that anybody waited for.
-    fn is_worth_telling(&self) -> bool {
-        self.chain.is_some() || !self.expanding.is_empty() || !self.workloads.is_empty()
-    }
+    cells: Vec<Cell>,
 }
 
 /// One experiment after the other; what is finished is in `found`, however this ends.
@@ -183,9 +161,9 @@ fn measure_all(
         launcher: options.launcher.as_ref(),
         lengths: options.chain_lengths.as_deref().unwrap_or(&LENGTHS),
     };
-    found.chain = Some(chain.run(warnings, progress)?);
+    chain.run((&mut found.chain, &mut found.cells), warnings, progress)?;
     scratch.settle()?;
-    measure_expanding(settings, scratch, targets, &mut found.expanding, progress)?;
+    measure_expanding(settings, scratch, targets, &mut found.cells, progress)?;
     for target in targets {
         let sizes = block_sizes::sizes_of(target.container, settings.quick);
         if !sizes.is_empty() {
@@ -193,12 +171,13 @@ fn measure_all(
             scratch.settle()?;
             let workloads = block_sizes::workloads(settings.depth_of_side_experiments(), settings.quick);
             let time = (settings.plan(), settings.budget.at_most(SIDE_CELL));
-            block_sizes::measure(target, &others, &workloads, time, &mut found.block_sizes, progress)?;
+            let places = (&mut found.block_sizes, &mut found.cells);
+            block_sizes::measure(target, &others, &workloads, time, places, progress)?;
             others.remove()?;
             scratch.settle()?;
         }
     }
-    measure_workloads(settings, targets, &mut found.workloads, progress)
+    measure_workloads(settings, targets, &mut found.cells, progress)
 }
 
 /// Writes into empty disks against writes into these.
@@ -206,7 +185,7 @@ fn measure_expanding(
     settings: &Settings,
     scratch: &Scratch,
     targets: &[Target],
-    results: &mut Vec<ExpandingRecord>,
+    cells: &mut Vec<Cell>,
     progress: &mut dyn Progress,
 ) -> Result<()> {
     let grows = |target: &&Target| match target.container.disk_type() {
@@ -225,42 +204,23 @@ fn measure_expanding(
     };
     let total = experiment.cells(subjects.len());
     let mut steps = Steps { progress, phase: "expanding", done: 0, total };
-    subjects.iter().try_for_each(|subject| experiment.measure(subject, results, &mut steps))
-}
-
-/// Doubts that can be had before anything is measured.
-fn warnings_before(machine: &Machine) -> Vec<Warning> {
-    let mut warnings = Vec::new();
-    if cfg!(debug_assertions) {
-        warnings.push(Warning::DebugBuild);
-    }
-    if matches!(machine.clock_source.as_str(), "hpet" | "acpi_pm" | "jiffies") {
-        warnings.push(Warning::SlowClock { source: machine.clock_source.clone() });
-    }
-    warnings
+    subjects.iter().try_for_each(|subject| experiment.measure(subject, cells, &mut steps))
 }
 
 /// Every workload at every depth on all targets.
 fn measure_workloads(
     settings: &Settings,
     targets: &[Target],
-    results: &mut Vec<ComparedWorkload>,
+    cells: &mut Vec<Cell>,
     progress: &mut dyn Progress,
 ) -> Result<()> {
     let open: Vec<OpenTarget> = targets.iter().map(Target::to_measure).collect();
     let workloads = settings.workloads();
-    let per_workload = open.len() * settings.rounds;
-    let total = workloads.len() * per_workload;
-    for (index, workload) in workloads.iter().enumerate() {
-        let before = index * per_workload;
-        let plan = settings.plan().with_cell(settings.budget.cell(Instant::now(), total - before));
-        let mut steps = Steps { progress: &mut *progress, phase: "measure", done: before as u64, total: total as u64 };
-        let result = measure::compare(&open, workload, &plan, &mut steps)?;
-        let paper_ratios = targets
-            .iter()
-            .map(|target| target.container.in_paper().and_then(|container| paper::ratio(workload, container)))
-            .collect();
-        results.push(ComparedWorkload { result, paper_ratios });
+    let mut steps = Steps::new(progress, "measure", workloads.len() * open.len() * settings.rounds);
+    for workload in &workloads {
+        let left = (steps.total - steps.done) as usize;
+        let plan = settings.plan().with_cell(settings.budget.cell(Instant::now(), left));
+        measure::compare(record::CONTAINERS, &open, workload, &plan, &mut steps, cells)?;
     }
     Ok(())
 }
@@ -276,7 +236,8 @@ fn ceiling(queue_depth: u32) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::progress::Step;
+    use crate::{cells::Compared, progress::Step};
+    use diskwright_load::record::End;
 
     fn small(dir: &std::path::Path) -> ContainersOptions {
         ContainersOptions {
@@ -310,20 +271,18 @@ mod tests {
         };
         let report = run(&small(home.path()), &mut watch).unwrap();
         let result = &report.result;
-        assert_eq!(result.workloads.len(), 16 + 3);
-        assert_eq!((result.expanding.len(), result.block_sizes.len()), (4, 1));
+        let workloads = Compared::of_part(&result.cells, record::CONTAINERS);
+        assert_eq!(workloads.len(), 16 + 3);
+        assert!(workloads.iter().all(|workload| workload.cells.len() == 7));
+        assert_eq!((expanding::Pair::all(&result.cells).len(), result.block_sizes.len()), (4, 1));
         assert_eq!(result.block_sizes[0].block_bytes, [2 << 20, 512 << 10]);
-        assert!(
-            result.block_sizes[0].workloads.len() == 4
-                && result.block_sizes[0].paper_ratios.iter().all(Option::is_some)
-        );
+        assert_eq!(result.block_sizes[0].compared(&result.cells).len(), 4);
         assert!(result.left_out.iter().any(|what| what.contains("queue depths")), "{:?}", result.left_out);
-        assert!(result.workloads.iter().all(|workload| workload.result.cells.len() == 7));
         assert!(result.preparation.iter().all(|record| record.verified_bytes == 32 << 20 && record.populated));
-        assert!(result.verdict.starts_with("Populated"), "{}", result.verdict);
+        assert!(result.head.verdict.starts_with("Populated"), "{}", result.head.verdict);
         let saved: ContainersResult =
             serde_json::from_slice(&std::fs::read(report.saved.as_ref().unwrap()).unwrap()).unwrap();
-        assert_eq!((saved.schema.as_str(), saved.workloads.len()), (CONTAINERS_SCHEMA, 19));
+        assert_eq!((saved.head.schema.as_str(), saved.cells.len()), (SCHEMA, result.cells.len()));
         assert_eq!(result.options.asked_bytes, Some(1), "rounded up, and the result says so");
         assert_eq!(phases.first().map(String::as_str), Some("prepare"));
         assert_eq!(phases.last().map(String::as_str), Some("measure"));
@@ -334,10 +293,10 @@ mod tests {
     fn a_study_that_is_stopped_while_it_measures_keeps_what_it_has() {
         let home = tempfile::tempdir().unwrap();
         let report = run(&small(home.path()), &mut |step: Step<'_>| step.phase != "measure" || step.done < 15).unwrap();
-        assert!(report.stopped && report.result.partial);
-        assert_eq!(report.result.workloads.len(), 2, "the third was not finished");
+        assert!(report.stopped && report.result.head.end == End::Stopped);
+        let workloads = Compared::of_part(&report.result.cells, record::CONTAINERS);
+        assert_eq!(workloads.len(), 2, "the third has no whole round");
         assert!(report.result.chain.is_some());
-        // Before the first workload was finished there is no length of its cells to tell.
         assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "only the result is left");
     }
 

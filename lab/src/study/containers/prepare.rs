@@ -7,13 +7,13 @@
 
 use super::{
     CHAIN_BYTES,
+    record::PreparedRecord,
     settings::{SIZE_STEP_BYTES, Settings},
 };
 use crate::{
     LabError, Result,
     child::cache_word,
     progress::{Progress, report},
-    result::PreparedRecord,
     scratch::Scratch,
     targets::{self, Container, Target},
 };
@@ -60,7 +60,6 @@ pub(crate) fn prepare(
         let metadata = std::fs::metadata(&target.path).map_err(LabError::file("examine", &target.path))?;
         records.push(PreparedRecord {
             container,
-            target: container.name().into(),
             cache: cache_word(target.cache).into(),
             filled_bytes: size_bytes,
             fill_ns: filled.took.as_nanos() as u64,

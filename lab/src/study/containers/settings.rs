@@ -1,11 +1,10 @@
 //! The options of the study with everything filled in: what quick is, and what full is.
 
-use super::ContainersOptions;
+use super::{ContainersOptions, record::ContainersRecord};
 use crate::{
     LabError, Result,
     child::{cache_word, engine_word},
     measure::Plan,
-    result::ContainersRecord,
     study::budget::Budget,
     targets::Preparation,
 };

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! For small random I/O the paper looks where latency begins to outpace throughput; that is what
-//! *efficient* reckons, and the paper's own rule reads off a graph. For sequential I/O latency is
+//! *efficient* computes, and the paper's own rule reads off a graph. For sequential I/O latency is
 //! "arguably less important", and the paper looks where more stops to bring more: *saturation*.
 //! Where one cannot be told the others are asked in turn, and the finding says which it was.
 
@@ -17,7 +17,6 @@ use diskwright_load::{figures::Figures, record::End};
 use diskwright_stats::{
     knee::{Knee, LoadInterval, Mark, MarkedPoint, Reason},
     numbers::{duration, figure, grouped},
-    summary::Summary,
 };
 use serde::{Deserialize, Serialize};
 
@@ -61,7 +60,7 @@ pub struct Finding {
     pub why: Option<Reason>,
 }
 
-/// See [`Finding`]. Figures are medians over the rounds of the cell that stands for it.
+/// A load that is enough. Figures are medians over the rounds of the cell that stands for it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Found {
     /// By what the load was chosen.
@@ -113,7 +112,7 @@ pub struct Peak {
     pub mb_per_s: f64,
 }
 
-/// What the paper settled at for a kind of load, reckoned as ours.
+/// What the paper settled at for a kind of load, computed like our figures.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Papers {
     /// The line of its table.
@@ -208,9 +207,9 @@ pub(super) fn findings(stages: &[StageRecord], array: Option<ArrayOptions>) -> V
 
 /// The cell with the most throughput.
 fn peak(cells: &[SweepCell]) -> Option<Peak> {
-    let measured = cells
-        .iter()
-        .filter_map(|cell| Some(Peak { in_flight: cell.total_depth, mb_per_s: cell.median(|round| round.mb_per_s)? }));
+    let measured = cells.iter().filter_map(|cell| {
+        Some(Peak { in_flight: cell.measured.in_flight, mb_per_s: cell.measured.median(|round| round.mb_per_s)? })
+    });
     measured.max_by(|a, b| a.mb_per_s.total_cmp(&b.mb_per_s))
 }
 
@@ -222,28 +221,27 @@ fn found(
     array: Option<ArrayOptions>,
     peak: Option<Peak>,
 ) -> Option<Found> {
-    let median = |figure: fn(&Figures) -> f64| cell.median(figure);
-    let (iops, mb_per_s) = (median(|round| round.iops)?, median(|round| round.mb_per_s)?);
-    let read_share = median(|round| round.read_share())?;
+    let Figures { iops, mb_per_s, mean_ns, p99_ns, cpu_ns_per_io, .. } = cell.measured.medians()?;
+    let read_share = cell.measured.median(Figures::read_share)?;
     Some(Found {
         rule,
         chosen: point.load,
         interval: point.interval,
-        in_flight: cell.total_depth,
+        in_flight: cell.measured.in_flight,
         files: cell.files,
         threads: cell.threads,
         queue_depth: cell.queue_depth,
         as_good,
         iops,
         mb_per_s,
-        mean_ns: median(|round| round.mean_ns)?,
-        p99_ns: median(|round| round.p99_ns)?,
-        cpu_ns_per_io: median(|round| round.cpu_ns_per_io)?,
-        scatter: Summary::of(&cell.rounds.iter().map(|round| round.mb_per_s).collect::<Vec<_>>())?.spread(),
+        mean_ns,
+        p99_ns,
+        cpu_ns_per_io,
+        scatter: cell.measured.summary_of(|round| round.mb_per_s)?.spread(),
         peak: peak.filter(|peak| peak.mb_per_s > mb_per_s * (1.0 + NEAR_THE_PEAK)),
         array: array.unwrap_or(ArrayOptions { copies: 1, devices: 1 }).figures(
             read_share,
-            cell.total_depth,
+            cell.measured.in_flight,
             iops,
             mb_per_s,
         ),
@@ -261,7 +259,7 @@ pub fn load_name(stage: Stage) -> &'static str {
 
 /// The conclusion in a sentence, after how it ended.
 pub(super) fn verdict(result: &QueueDepthResult) -> String {
-    let mut text = match &result.end {
+    let mut text = match &result.head.end {
         End::Complete => String::new(),
         End::Stopped => "Partial: it was stopped before all was measured. ".into(),
         End::Failed { first, errors } => format!("Requests failed ({errors}): {first}. "),
@@ -364,10 +362,10 @@ pub fn beside(record: &StageRecord) -> Vec<Option<Beside>> {
             // Its axis stands for eight threads.
             Stage::Depths => {
                 let threads = u64::from(paper::THREADS);
-                cell.total_depth.is_multiple_of(threads).then(|| cell.total_depth / threads)
+                cell.measured.in_flight.is_multiple_of(threads).then(|| cell.measured.in_flight / threads)
             }
             Stage::Combinations => Some(u64::from(cell.threads) * u64::from(cell.files)),
-            Stage::Reads | Stage::Writes => Some(cell.total_depth),
+            Stage::Reads | Stage::Writes => Some(cell.measured.in_flight),
         }
     };
     let pairs: Vec<Option<(f64, Option<f64>)>> = record
@@ -375,7 +373,7 @@ pub fn beside(record: &StageRecord) -> Vec<Option<Beside>> {
         .cells
         .iter()
         .map(|cell| {
-            let ours = cell.median(|round| round.iops).filter(|iops| *iops > 0.0)?;
+            let ours = cell.measured.median(|round| round.iops).filter(|iops| *iops > 0.0)?;
             let papers = place(cell).and_then(|place| paper::at(record.stage, place)).map(|point| point.iops);
             Some((ours, papers))
         })

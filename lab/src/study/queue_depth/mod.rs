@@ -34,18 +34,17 @@ pub use settings::Settings;
 use crate::{
     LabError, Result,
     document::{self, Document},
-    output::Output,
     prepare::PrepareOptions,
-    progress::{Progress, Step},
+    progress::Progress,
     scratch::Scratch,
-    study::{StudyOptions, StudyReport, budget::Budget},
+    study::{Begun, StudyOptions, StudyReport, budget::Budget},
     sweep::{self, ArrayOptions, SweepRecord},
 };
 use diskwright_load::{
-    OpenTarget, clock,
+    OpenTarget,
     job::{Caching, Span},
-    machine::{Machine, Place, Versions},
-    record::End,
+    machine::Place,
+    record::{End, Head},
     run::{self, RunOptions, Watch},
     warning::Warning,
 };
@@ -93,27 +92,20 @@ pub struct QueueDepthOptions {
 /// # Errors
 /// Options that cannot be; no space; targets that may not be written; a saved study that was asked
 /// something else; [`LabError::Stopped`] when it was stopped before anything was measured.
-pub fn run(
-    options: &QueueDepthOptions,
-    watch: &dyn Watch,
-    progress: &mut dyn Progress,
-) -> Result<StudyReport<QueueDepthResult>> {
-    let start = Instant::now();
-    let started_utc = clock::compact_utc_now();
+pub fn run(options: &QueueDepthOptions, progress: &mut dyn Progress) -> Result<StudyReport<QueueDepthResult>> {
     let settings = Settings::new(options)?;
-    let output = options.study.place("queue-depth", &started_utc)?;
+    let begun = options.study.begin("queue-depth", SCHEMA)?;
     let mut result = match options.study.output.as_deref().filter(|path| path.exists()) {
         Some(path) => go_on(path, settings)?,
-        None => QueueDepthResult::begin(settings, started_utc),
+        None => QueueDepthResult::begin(settings, begun.head.clone()),
     };
     let scratch = Scratch::new(options.study.dir.as_deref(), options.study.keep)?;
-    let before_ns = result.took_ns;
-    let mut study =
-        Study { result: &mut result, output: &output, saved: Instant::now(), unsaved: None, start, before_ns, watch };
+    let before_ns = result.head.took_ns;
+    let mut study = Study { result: &mut result, begun: &begun, saved: Instant::now(), unsaved: None, before_ns };
     let outcome = study.carry_out(options, &scratch, progress);
     match outcome {
         // Something is there to keep.
-        Err(LabError::Stopped) if study.result.pre_test.is_some() => study.result.end = End::Stopped,
+        Err(LabError::Stopped) if study.result.pre_test.is_some() => study.result.head.end = End::Stopped,
         other => other?,
     }
     study.conclude();
@@ -121,9 +113,9 @@ pub fn run(
     // again.
     let saved = match study.unsaved.take() {
         Some(error) => Err(error),
-        None => study.write().map(|()| output.path().to_owned()),
+        None => study.write().map(|()| begun.output.path().to_owned()),
     };
-    let stopped = result.end == End::Stopped;
+    let stopped = result.head.end == End::Stopped;
     Ok(StudyReport { result, saved, stopped })
 }
 
@@ -150,23 +142,8 @@ fn go_on(path: &Path, settings: Settings) -> Result<QueueDepthResult> {
 }
 
 impl QueueDepthResult {
-    fn begin(settings: Settings, started_utc: String) -> Self {
-        Self {
-            schema: SCHEMA.into(),
-            verdict: String::new(),
-            started_utc,
-            took_ns: 0,
-            machine: Machine::detect(),
-            place: None,
-            versions: Versions::detect(),
-            settings,
-            targets: Vec::new(),
-            pre_test: None,
-            stages: Vec::new(),
-            findings: Vec::new(),
-            warnings: Vec::new(),
-            end: End::Stopped,
-        }
+    fn begin(settings: Settings, head: Head) -> Self {
+        Self { head, settings, targets: Vec::new(), pre_test: None, stages: Vec::new(), findings: Vec::new() }
     }
 
     /// The record of a stage, once it has begun.
@@ -176,8 +153,9 @@ impl QueueDepthResult {
 
     /// The sweep of a stage that has been measured to its end.
     fn complete(&self, stage: Stage) -> Option<&SweepRecord> {
-        let all =
-            |sweep: &&SweepRecord| sweep.cells.iter().all(|cell| cell.rounds.len() >= sweep.options.rounds as usize);
+        let all = |sweep: &&SweepRecord| {
+            sweep.cells.iter().all(|cell| cell.measured.rounds.len() >= sweep.options.rounds as usize)
+        };
         self.stage(stage).map(|record| &record.sweep).filter(all)
     }
 }
@@ -185,14 +163,14 @@ impl QueueDepthResult {
 /// A study under way.
 struct Study<'a> {
     result: &'a mut QueueDepthResult,
-    output: &'a Output,
+    /// Of this sitting.
+    begun: &'a Begun,
+    /// When it was saved last.
     saved: Instant,
     /// Why it could not be saved. It ends then, for what cannot be kept need not be measured.
     unsaved: Option<LabError>,
-    start: Instant,
     /// Time of earlier sittings.
     before_ns: u64,
-    watch: &'a dyn Watch,
 }
 
 impl Study<'_> {
@@ -200,14 +178,14 @@ impl Study<'_> {
         let settings = self.result.settings.clone();
         let files_known = self.result.complete(Stage::Files).map(findings::files);
         let mut made = files::make(&settings, options, files_known, scratch, progress)?;
-        self.result.place = settings.targets.is_empty().then(|| Place::detect(scratch.path()));
+        self.result.head.place = settings.targets.is_empty().then(|| Place::detect(scratch.path()));
         self.result.targets = made.targets.iter().map(OpenTarget::record).collect();
-        self.result.warnings = made.warnings.clone();
+        self.result.head.warnings = made.warnings.clone();
         scratch.settle()?;
         if self.result.pre_test.is_none() && !self.pre_test(&settings, &made, progress)? {
             return Ok(());
         }
-        let budget = budget(&settings, self.start);
+        let budget = budget(&settings, self.begun.start);
         let mut test_bed = TestBed {
             files: u32::try_from(made.targets.len()).unwrap_or(u32::MAX),
             volume_bytes: made.volume_bytes,
@@ -233,7 +211,7 @@ impl Study<'_> {
                 _ => {}
             }
         }
-        self.result.end = End::Complete;
+        self.result.head.end = End::Complete;
         Ok(())
     }
 
@@ -241,13 +219,13 @@ impl Study<'_> {
     fn pre_test(&mut self, settings: &Settings, made: &files::Made, progress: &mut dyn Progress) -> Result<bool> {
         let job = plan::pre_test(settings, made.volume_bytes)?;
         crate::progress::report(progress, "pre-test", 0, 1, "8 threads x 12, until the steady state")?;
-        let ended = run::run(&job, &made.targets[..1], &RunOptions::default(), self.watch)?;
-        match &ended.end {
+        let ended = run::run(&job, &made.targets[..1], &RunOptions::default(), progress.watch())?;
+        match &ended.head.end {
             End::Complete => {}
             End::Stopped => return Err(LabError::Stopped),
-            End::Failed { .. } => self.result.end = ended.end.clone(),
+            End::Failed { .. } => self.result.head.end = ended.head.end.clone(),
         }
-        let goes_on = ended.end == End::Complete;
+        let goes_on = ended.head.end == End::Complete;
         self.result.pre_test = Some(ended);
         // What ends here is saved at the end.
         if goes_on {
@@ -270,8 +248,8 @@ impl Study<'_> {
         let records = |count: usize| targets.iter().take(count).map(OpenTarget::record).collect::<Vec<_>>();
         let mut record = match self.result.stage(stage) {
             Some(StageRecord { sweep: saved, .. }) => {
-                // What was begun goes on as it was begun; only what is reckoned afterwards may be
-                // asked anew.
+                // What was begun goes on as it was begun; only the limit and the array, which
+                // are used after measuring, may change.
                 let mut options = saved.options.clone();
                 (options.max_p99, options.array) = (settings.max_p99, settings.array);
                 let records = records(options.targets.len());
@@ -285,47 +263,48 @@ impl Study<'_> {
                 record
             }
         };
-        let watch = self.watch;
-        let mut measure = |job: &_, files: usize| Ok(run::run(job, &targets[..files], &RunOptions::default(), watch)?);
+        let mut measure = |job: &_, files: usize, watch: &dyn Watch| {
+            Ok(run::run(job, &targets[..files], &RunOptions::default(), watch)?)
+        };
         let mut keep = |now: &SweepRecord| {
             if let Some(record) = self.result.stages.iter_mut().find(|record| record.stage == stage) {
                 record.sweep = now.clone();
             }
             if self.saved.elapsed() >= SAVE_EVERY { self.save() } else { Ok(()) }
         };
-        let mut named = |step: Step<'_>| progress.step(Step { phase: stage.name(), ..step });
-        sweep::carry_out(&mut record, &mut measure, &mut keep, &mut named)?;
-        match &record.end {
+        sweep::carry_out(&mut record, stage.name(), &mut measure, &mut keep, progress)?;
+        match &record.head.end {
             End::Complete => {}
             End::Stopped => return Err(LabError::Stopped),
-            End::Failed { .. } => self.result.end = record.end.clone(),
+            End::Failed { .. } => self.result.head.end = record.head.end.clone(),
         }
-        let goes_on = record.end == End::Complete;
+        let goes_on = record.head.end == End::Complete;
         if goes_on {
             self.save()?;
         }
         Ok(goes_on)
     }
 
-    /// Reckons everything that follows from the stages.
+    /// Computes everything that follows from the stages.
     fn conclude(&mut self) {
         let result = &mut *self.result;
         result.findings = findings::findings(&result.stages, result.settings.array);
-        let of_runs = result.pre_test.iter().flat_map(|run| &run.warnings);
+        let of_runs = result.pre_test.iter().flat_map(|run| &run.head.warnings);
         let of_stage = |record: &StageRecord| {
             let named = |warning: &Warning| warning.clone().in_cells_of(record.stage.name());
-            record.sweep.warnings.iter().map(named).collect::<Vec<_>>()
+            record.sweep.head.warnings.iter().map(named).collect::<Vec<_>>()
         };
         let found: Vec<Warning> = of_runs.cloned().chain(result.stages.iter().flat_map(of_stage)).collect();
         // Those of cells are told anew, as far as their stages have come.
-        result.warnings.retain(|warning| !matches!(warning, Warning::InCells { .. }));
+        let warnings = &mut result.head.warnings;
+        warnings.retain(|warning| !matches!(warning, Warning::InCells { .. }));
         for warning in found {
-            if !result.warnings.iter().any(|known| is_same(known, &warning)) {
-                result.warnings.push(warning);
+            if !warnings.iter().any(|known| is_same(known, &warning)) {
+                warnings.push(warning);
             }
         }
-        Warning::sort(&mut result.warnings);
-        result.verdict = findings::verdict(result);
+        Warning::sort(warnings);
+        result.head.verdict = findings::verdict(result);
     }
 
     /// Keeps what there is, or ends the study.
@@ -337,18 +316,18 @@ impl Study<'_> {
     }
 
     fn write(&mut self) -> Result<()> {
-        let spent = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.result.took_ns = self.before_ns.saturating_add(spent);
-        if self.result.verdict.is_empty() {
-            self.result.verdict = findings::verdict(self.result);
+        self.result.head.took_ns = self.before_ns.saturating_add(self.begun.took_ns());
+        if self.result.head.verdict.is_empty() {
+            self.result.head.verdict = findings::verdict(self.result);
         }
-        self.output.save(&*self.result)?;
+        self.begun.output.save(&*self.result)?;
         self.saved = Instant::now();
         Ok(())
     }
 }
 
-/// What is true of every stage is said once, and depths that were not reached are told by the load.
+/// Whether two warnings say the same. Those of the machine are told once for all stages; of depths
+/// that were not reached, each load has its own.
 fn is_same(a: &Warning, b: &Warning) -> bool {
     use Warning::{DepthNotReached, InCells, LeftOut};
     let by_kind = |warning: &Warning| !matches!(warning, DepthNotReached { .. } | LeftOut { .. } | InCells { .. });
@@ -363,7 +342,7 @@ fn budget(settings: &Settings, start: Instant) -> Budget {
 }
 
 /// Windows from `stage` to the end. Of the combinations, those that divide the total are not known
-/// beforehand: all are reckoned with.
+/// beforehand: all are counted.
 fn windows_left(settings: &Settings, stage: Stage) -> usize {
     let stages = Stage::ALL.into_iter().skip_while(|other| *other != stage);
     let cells: usize = stages.map(|stage| plan::values(stage, settings.quick).len()).sum();

@@ -151,7 +151,7 @@ mod tests {
         sweep::plan::cells(&options)
             .unwrap()
             .iter()
-            .map(|cell| (cell.files, cell.threads, cell.queue_depth, cell.total_depth))
+            .map(|cell| (cell.files, cell.threads, cell.queue_depth, cell.measured.in_flight))
             .collect()
     }
 

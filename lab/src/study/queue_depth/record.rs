@@ -1,16 +1,16 @@
 //! What the study `queue-depth` found: the one form that is saved, continued, shown and plotted.
 
 use super::{findings::Finding, settings::Settings};
-use crate::sweep::SweepRecord;
-use diskwright_load::{
-    machine::{Machine, Place, Versions},
-    record::{End, Run, TargetRecord},
-    warning::Warning,
+use crate::{
+    cells::{Cell, Cells},
+    sweep::SweepRecord,
 };
+use diskwright_load::record::{Head, Run, TargetRecord};
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// Schema of [`QueueDepthResult`].
-pub const SCHEMA: &str = "diskwright.study.queue-depth/1";
+pub const SCHEMA: &str = "diskwright.study.queue-depth/2";
 
 /// A step of the procedure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -58,7 +58,7 @@ impl Stage {
 /// A stage and its sweep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StageRecord {
-    /// Which.
+    /// The stage.
     pub stage: Stage,
     /// What was measured.
     pub sweep: SweepRecord,
@@ -67,21 +67,11 @@ pub struct StageRecord {
 /// The study, whole or as far as it is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct QueueDepthResult {
-    /// [`SCHEMA`].
-    pub schema: String,
-    /// The conclusion.
-    pub verdict: String,
-    /// When it first began.
-    pub started_utc: String,
-    /// How long it took over all its sittings, nanoseconds.
-    pub took_ns: u64,
-    /// On what.
-    pub machine: Machine,
-    /// Where its own files lay.
-    pub place: Option<Place>,
-    /// By which programs.
-    pub versions: Versions,
-    /// What was asked.
+    /// When, where and by what it was measured, and the conclusion. It has no place where the
+    /// targets were given.
+    #[serde(flatten)]
+    pub head: Head,
+    /// The options in force.
     pub settings: Settings,
     /// The targets, as they were found.
     pub targets: Vec<TargetRecord>,
@@ -89,10 +79,18 @@ pub struct QueueDepthResult {
     pub pre_test: Option<Run>,
     /// Those that were begun, in order.
     pub stages: Vec<StageRecord>,
-    /// How much load is enough.
+    /// How much load is enough: the conclusion, computed from the stages.
     pub findings: Vec<Finding>,
-    /// Reasons for doubt.
-    pub warnings: Vec<Warning>,
-    /// How it ended.
-    pub end: End,
+}
+
+impl Cells for QueueDepthResult {
+    fn cells(&self) -> Cow<'_, [Cell]> {
+        let runs = self.pre_test.iter().flat_map(|run| run.cells().into_owned());
+        let pre_test = runs.map(|cell| Cell { part: "pre-test".into(), ..cell });
+        let stages = self.stages.iter().flat_map(|record| {
+            let cells = record.sweep.cells().into_owned().into_iter();
+            cells.map(|cell| Cell { part: record.stage.name().into(), ..cell })
+        });
+        pre_test.chain(stages).collect()
+    }
 }

@@ -2,16 +2,16 @@
 
 use super::{findings::papers, *};
 use crate::{
-    progress::Silent,
+    progress::{Silent, Step},
     report::example,
     sweep::tests::{simulated_by, target},
 };
-use diskwright_load::{record::End, run::Unwatched};
+use diskwright_load::{Job, record::End};
 use diskwright_stats::knee::Reason;
 
 /// Serves 40 random requests at once, 12 sequential reads or 6 sequential writes; each takes 100
 /// us.
-fn device(job: &diskwright_load::Job, files: usize) -> diskwright_load::Run {
+fn device(job: &Job, files: usize) -> diskwright_load::Run {
     let load = &job.phases[0].loads[0];
     let servers = match (load.random_percent, load.read_percent) {
         (0.0, 100.0) => 12,
@@ -26,13 +26,21 @@ fn measured(stage: Stage, settings: &Settings, test_bed: TestBed) -> StageRecord
     let options = plan::sweep(stage, settings, test_bed, Duration::from_secs(3), &names).unwrap();
     let targets = options.targets.iter().map(|name| target(name)).collect();
     let mut sweep = sweep::begin(options, targets, Vec::new()).unwrap();
-    sweep::carry_out(&mut sweep, &mut |job, files| Ok(device(job, files)), &mut |_| Ok(()), &mut Silent).unwrap();
+    let mut measure = |job: &Job, files: usize, _: &dyn Watch| Ok(device(job, files));
+    sweep::carry_out(&mut sweep, stage.name(), &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
     StageRecord { stage, sweep }
+}
+
+/// A sweep of which all is measured, concluded anew.
+fn concluded(mut sweep: SweepRecord) -> SweepRecord {
+    let mut measure = |_: &Job, _: usize, _: &dyn Watch| unreachable!("all is measured");
+    sweep::carry_out(&mut sweep, "again", &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
+    sweep
 }
 
 /// The study as it would be of that device.
 pub(crate) fn result() -> QueueDepthResult {
-    let machine = example::run();
+    let example = example::run();
     let settings = Settings {
         threads: 8,
         rounds: 3,
@@ -49,19 +57,22 @@ pub(crate) fn result() -> QueueDepthResult {
     for stage in [Stage::Combinations, Stage::Reads, Stage::Writes] {
         stages.push(measured(stage, &settings, test_bed));
     }
-    let mut result = QueueDepthResult {
+    let head = Head {
         started_utc: "20261121T120000Z".into(),
-        machine: machine.machine,
-        versions: machine.versions,
+        took_ns: 3_600_000_000_000,
+        machine: example.head.machine,
+        versions: example.head.versions,
+        end: End::Complete,
+        ..Head::begin(SCHEMA)
+    };
+    let mut result = QueueDepthResult {
         targets: vec![target("test1.dat")],
         pre_test: Some(simulated_by(40, &plan::pre_test(&settings, 64 << 30).unwrap(), 1)),
         findings: findings::findings(&stages, settings.array),
         stages,
-        end: End::Complete,
-        took_ns: 3_600_000_000_000,
-        ..QueueDepthResult::begin(settings, "20261122T101500Z".into())
+        ..QueueDepthResult::begin(settings, head)
     };
-    result.verdict = findings::verdict(&result);
+    result.head.verdict = findings::verdict(&result);
     result
 }
 
@@ -78,11 +89,11 @@ fn what_the_device_can_do_is_found() {
     assert_eq!((reads.array.depth_per_device, writes.array.depth_per_device), (1.5, 1.5));
     assert!((writes.array.amplification - 2.0).abs() < 1e-9);
     assert!(
-        result.verdict.starts_with("Random 8K (70 % read) is most efficient with 36 in flight"),
+        result.head.verdict.starts_with("Random 8K (70 % read) is most efficient with 36 in flight"),
         "{}",
-        result.verdict
+        result.head.verdict
     );
-    assert!(result.verdict.ends_with("the paper's eight SSDs wanted 120, 31 and 15."), "{}", result.verdict);
+    assert!(result.head.verdict.ends_with("the paper's eight SSDs wanted 120, 31 and 15."), "{}", result.head.verdict);
 }
 
 #[test]
@@ -93,12 +104,10 @@ fn files_that_are_no_faster_are_not_taken() {
     assert_eq!(result.stages[1].sweep.options.targets, ["test1.dat"]);
     // Two files that are surely faster are.
     let mut faster = result.stages[0].sweep.clone();
-    for round in faster.cells.iter_mut().filter(|cell| cell.files == 2).flat_map(|cell| &mut cell.rounds) {
+    for round in faster.cells.iter_mut().filter(|cell| cell.files == 2).flat_map(|cell| &mut cell.measured.rounds) {
         round.iops *= 1.5;
     }
-    let mut done = faster.clone();
-    sweep::carry_out(&mut done, &mut |_, _| unreachable!("all is measured"), &mut |_| Ok(()), &mut Silent).unwrap();
-    assert_eq!(findings::files(&done), 2);
+    assert_eq!(findings::files(&concluded(faster)), 2);
 }
 
 #[test]
@@ -126,9 +135,7 @@ fn where_no_rule_tells_a_depth_the_reason_is_told() {
     let writes = result.stages.iter_mut().find(|record| record.stage == Stage::Writes).unwrap();
     writes.sweep.cells.truncate(3);
     writes.sweep.options.axes[0].values.truncate(3);
-    let mut done = writes.sweep.clone();
-    sweep::carry_out(&mut done, &mut |_, _| unreachable!("all is measured"), &mut |_| Ok(()), &mut Silent).unwrap();
-    writes.sweep = done;
+    writes.sweep = concluded(writes.sweep.clone());
     result.findings = findings::findings(&result.stages, None);
     assert_eq!(result.findings[2].why, Some(Reason::FewLoads { loads: 3, fewest: 4 }));
     let verdict = findings::verdict(&result);
@@ -136,7 +143,7 @@ fn where_no_rule_tells_a_depth_the_reason_is_told() {
         verdict.contains("for 512K sequential writes no depth can be named (the sweep has only 3 loads"),
         "{verdict}"
     );
-    result.end = End::Stopped;
+    result.head.end = End::Stopped;
     assert!(findings::verdict(&result).starts_with("Partial: "), "a stopped study says so first");
     result.findings.clear();
     assert!(findings::verdict(&result).ends_with("No depth can be named yet."));
@@ -156,7 +163,7 @@ fn the_most_efficient_depth_is_not_called_the_best() {
     // Rounds that scatter: from the cells, not by hand.
     let writes = result.stages.iter_mut().find(|record| record.stage == Stage::Writes).unwrap();
     for cell in &mut writes.sweep.cells {
-        cell.rounds[0].mb_per_s *= 1.4;
+        cell.measured.rounds[0].mb_per_s *= 1.4;
     }
     let found = findings::findings(&result.stages, None)[2].found.clone().unwrap();
     assert!((found.scatter - 0.4).abs() < 0.05 && found.peak.is_none(), "{found:?}");
@@ -165,8 +172,8 @@ fn the_most_efficient_depth_is_not_called_the_best() {
     // The peak is that of the stage.
     let writes = result.stages.iter_mut().find(|record| record.stage == Stage::Writes).unwrap();
     let last = writes.sweep.cells.last_mut().unwrap();
-    last.rounds.iter_mut().for_each(|round| round.mb_per_s *= 2.0);
-    let in_flight = last.total_depth;
+    last.measured.rounds.iter_mut().for_each(|round| round.mb_per_s *= 2.0);
+    let in_flight = last.measured.in_flight;
     let peak = findings::findings(&result.stages, None)[2].found.clone().unwrap().peak.unwrap();
     assert_eq!(peak.in_flight, in_flight);
 }
@@ -201,10 +208,10 @@ fn a_study_that_cannot_be_saved_ends_and_can_be_shown() {
         }
         true
     };
-    let report = run(&small(home.path(), &output), &Unwatched, &mut take_the_name).unwrap();
+    let report = run(&small(home.path(), &output), &mut take_the_name).unwrap();
     assert!(report.saved.unwrap_err().to_string().contains("that is no file"));
     assert!(report.stopped && report.result.complete(Stage::Combinations).is_some());
-    assert!(report.result.verdict.starts_with("Partial: "), "{}", report.result.verdict);
+    assert!(report.result.head.verdict.starts_with("Partial: "), "{}", report.result.head.verdict);
     assert_eq!(std::fs::read_dir(&output).unwrap().count(), 0);
 }
 
@@ -214,23 +221,24 @@ fn a_study_is_carried_out_broken_off_and_gone_on_with() {
     let output = home.path().join("result.json");
     let options = small(home.path(), &output);
     // Stopped before anything is measured: nothing is left.
-    let stopped = run(&options, &Unwatched, &mut |_: Step<'_>| false);
+    let stopped = run(&options, &mut |_: Step<'_>| false);
     assert!(matches!(stopped, Err(LabError::Stopped)));
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
     // Stopped in the middle: what was measured is there, and says that it is partial.
     let mut until_reads = |step: Step<'_>| step.phase != "reads";
-    let partial = run(&options, &Unwatched, &mut until_reads).unwrap();
-    assert!(partial.stopped && partial.result.verdict.starts_with("Partial: "), "{}", partial.result.verdict);
+    let partial = run(&options, &mut until_reads).unwrap();
+    assert!(partial.stopped && partial.result.head.verdict.starts_with("Partial: "), "{}", partial.result.head.verdict);
     let kept: QueueDepthResult = serde_json::from_slice(&std::fs::read(&output).unwrap()).unwrap();
     assert!(kept.complete(Stage::Combinations).is_some() && kept.complete(Stage::Reads).is_none());
     // Something else is not gone on with.
     let other = QueueDepthOptions { size_bytes: Some(16 << 20), ..options.clone() };
-    let error = run(&other, &Unwatched, &mut Silent).unwrap_err().to_string();
+    let error = run(&other, &mut Silent).unwrap_err().to_string();
     assert!(error.contains("was asked something else"), "{error}");
     // The rest is measured; what was there is as it was.
-    let whole = run(&options, &Unwatched, &mut Silent).unwrap();
-    assert!(!whole.stopped && whole.result.end == End::Complete);
-    let rounds = |result: &QueueDepthResult| result.stage(Stage::Depths).unwrap().sweep.cells[3].rounds.clone();
+    let whole = run(&options, &mut Silent).unwrap();
+    assert!(!whole.stopped && whole.result.head.end == End::Complete);
+    let rounds =
+        |result: &QueueDepthResult| result.stage(Stage::Depths).unwrap().sweep.cells[3].measured.rounds.clone();
     assert_eq!(rounds(&whole.result), rounds(&kept));
     assert_eq!(whole.result.stages.len(), 5);
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 1, "only the result is left");

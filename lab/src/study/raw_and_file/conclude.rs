@@ -7,23 +7,18 @@
 //! workloads, corrected by Holm for the number of questions; with too few workloads for that number
 //! no answer is possible ([`Design::fewest`]).
 
-use super::{FileSystem, Pattern, RawAndFileResult, SideRecord, WorkloadRecord, paper};
-use crate::measure::Ratio;
-use diskwright_load::{record::End, warning::Warning};
+use super::{FileSystem, Measured, Pattern, RawAndFileResult, paper};
+use diskwright_load::{figures::Figures, record::End, warning::Warning};
 use diskwright_stats::{
     inference::{self, Design, SIGNIFICANT},
     summary::Interval,
 };
-use serde::{Deserialize, Serialize};
 
 /// A throughput that is nearer to 1 than this is called the same, sure or not.
 const ALIKE: f64 = 0.02;
-/// Rounds that lie further apart than this, as a share of their median, are told.
-const FAR_APART: f64 = 0.2;
 
-/// Which figure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+/// A figure that is compared with the device's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Figure {
     /// Requests (and bytes) a second.
     Throughput,
@@ -46,19 +41,18 @@ impl Figure {
         }
     }
 
-    /// Of one side, against the device.
-    pub fn of(self, side: &SideRecord) -> Option<&Ratio> {
+    /// Its value in a round.
+    pub fn of(self, round: &Figures) -> f64 {
         match self {
-            Self::Throughput => side.throughput_ratio.as_ref(),
-            Self::MachineCpu => side.machine_cpu_ratio.as_ref(),
-            Self::Cpu => side.cpu_ratio.as_ref(),
+            Self::Throughput => round.iops,
+            Self::MachineCpu => round.machine_cpu_ns_per_io,
+            Self::Cpu => round.cpu_ns_per_io,
         }
     }
 }
 
-/// Which workloads.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+/// Workloads that are concluded about together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// All of them.
     All,
@@ -91,13 +85,13 @@ impl Part {
 }
 
 /// One figure of one subject over several workloads, as a ratio to the device.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Overall {
     /// Number of the subject; the device is 0 and has none.
     pub subject: usize,
-    /// Over which workloads.
+    /// The workloads.
     pub part: Part,
-    /// Of what.
+    /// The figure.
     pub figure: Figure,
     /// Hodges and Lehmann's middle of the workloads' ratios.
     pub ratio: f64,
@@ -122,15 +116,15 @@ impl Overall {
 }
 
 /// Whether so many workloads can show a difference at all: the tests over all workloads are
-/// corrected together.
-pub(crate) fn can_show(result: &RawAndFileResult, one: &Overall) -> bool {
-    let tests = result.overall.iter().filter(|overall| overall.p_corrected.is_some()).count();
+/// corrected together. `all` is what [`overall`] found.
+pub(crate) fn can_show(all: &[Overall], one: &Overall) -> bool {
+    let tests = all.iter().filter(|overall| overall.p_corrected.is_some()).count();
     Design::Paired.can_show(one.workloads, one.workloads, tests)
 }
 
 /// Every subject, part and figure.
-pub fn overall(workloads: &[WorkloadRecord]) -> Vec<Overall> {
-    let subjects = workloads.iter().map(|workload| workload.sides.len()).min().unwrap_or(0);
+pub fn overall(workloads: &[Measured<'_>]) -> Vec<Overall> {
+    let subjects = workloads.iter().map(|workload| workload.loads.cells.len()).min().unwrap_or(0);
     let mut found = Vec::new();
     for subject in 1..subjects {
         for part in Part::ALL {
@@ -150,9 +144,9 @@ pub fn overall(workloads: &[WorkloadRecord]) -> Vec<Overall> {
     found
 }
 
-fn one(workloads: &[WorkloadRecord], subject: usize, part: Part, figure: Figure) -> Option<Overall> {
-    let of_part = workloads.iter().filter(|workload| part.has(workload.pattern));
-    let ratios = of_part.filter_map(|workload| Some(figure.of(workload.sides.get(subject)?)?.median()));
+fn one(workloads: &[Measured<'_>], subject: usize, part: Part, figure: Figure) -> Option<Overall> {
+    let of_part = workloads.iter().filter(|measured| part.has(measured.workload.pattern));
+    let ratios = of_part.filter_map(|measured| Some(measured.ratio(subject, figure)?.median()));
     let logarithms: Vec<f64> = ratios.filter(|ratio| *ratio > 0.0 && ratio.is_finite()).map(f64::ln).collect();
     let shift = inference::paired_shift(&logarithms, 0.95)?;
     Some(Overall {
@@ -173,8 +167,8 @@ fn one(workloads: &[WorkloadRecord], subject: usize, part: Part, figure: Figure)
 
 /// The paper's ratio of its file to its device, over the workloads that were measured; none for
 /// what it did not have.
-pub fn papers(workloads: &[WorkloadRecord], part: Part, figure: Figure) -> Option<f64> {
-    let of_part = workloads.iter().filter(|workload| part.has(workload.pattern));
+pub fn papers(workloads: &[Measured<'_>], part: Part, figure: Figure) -> Option<f64> {
+    let of_part = workloads.iter().map(|measured| measured.workload).filter(|workload| part.has(workload.pattern));
     let logarithms: Vec<f64> = of_part
         .filter_map(|workload| match figure {
             Figure::Throughput => paper::throughput_ratio(workload.pattern, workload.block_bytes),
@@ -186,47 +180,29 @@ pub fn papers(workloads: &[WorkloadRecord], part: Part, figure: Figure) -> Optio
     inference::hodges_lehmann(&logarithms).map(f64::exp)
 }
 
-/// A warning where the rounds of a throughput's ratio lie far apart. `names` are the subjects'.
-pub(super) fn spread(workloads: &[WorkloadRecord], names: &[&str]) -> Option<Warning> {
-    let mut all: Vec<(f64, String)> = Vec::new();
-    for workload in workloads {
-        for (side, name) in workload.sides.iter().zip(names) {
-            let ratio = side.throughput_ratio.as_ref();
-            all.extend(ratio.map(|ratio| (ratio.summary.spread(), format!("{name}, {}", workload.name()))));
-        }
-    }
-    let far = all.iter().filter(|(spread, _)| *spread > FAR_APART).count();
-    let (worst_spread, worst) = all.iter().max_by(|a, b| a.0.total_cmp(&b.0))?;
-    (far > 0).then(|| Warning::Spread {
-        cells: far,
-        of: all.len(),
-        threshold: FAR_APART,
-        worst: worst.clone(),
-        worst_spread: *worst_spread,
-    })
-}
-
 /// Finds one of [`overall`].
-pub fn find(result: &RawAndFileResult, subject: usize, part: Part, figure: Figure) -> Option<&Overall> {
+pub fn find(all: &[Overall], subject: usize, part: Part, figure: Figure) -> Option<&Overall> {
     let is_it = |one: &&Overall| one.subject == subject && one.part == part && one.figure == figure;
-    result.overall.iter().find(is_it)
+    all.iter().find(is_it)
 }
 
 /// The conclusion in a sentence, after how it ended.
 pub(super) fn verdict(result: &RawAndFileResult) -> String {
-    let mut text = match &result.end {
+    let workloads = Measured::all(&result.cells);
+    let all = overall(&workloads);
+    let mut text = match &result.head.end {
         End::Complete => String::new(),
         End::Stopped => "Partial: it was stopped before all was measured. ".into(),
         End::Failed { first, errors } => format!("Requests failed ({errors}): {first}. "),
     };
     // Where others keep the machine busy, its CPU time is theirs as well.
-    let is_busy = result.warnings.iter().any(|warning| matches!(warning, Warning::OtherLoad { .. }));
+    let is_busy = result.head.warnings.iter().any(|warning| matches!(warning, Warning::OtherLoad { .. }));
     let cpu = if is_busy { Figure::Cpu } else { Figure::MachineCpu };
     let whose = if is_busy { "the generator's CPU time" } else { "the CPU time" };
     let parts: Vec<String> = (1..result.subjects.len())
         .filter_map(|subject| {
-            let throughput = find(result, subject, Part::All, Figure::Throughput)?;
-            let cost = find(result, subject, Part::All, cpu)?;
+            let throughput = find(&all, subject, Part::All, Figure::Throughput)?;
+            let cost = find(&all, subject, Part::All, cpu)?;
             let name = the(&result.subjects[subject].name, result.test_bed.file_system);
             let verb = if subject == 1 { " gives" } else { "" };
             Some(format!("{name}{verb} {:.2} at {:.2}", throughput.ratio, cost.ratio))
@@ -239,18 +215,17 @@ pub(super) fn verdict(result: &RawAndFileResult) -> String {
     text.push_str(&format!(
         "Of the bare device's throughput (1.00) {} times {whose} for each request; {}; the paper's VMFS had {} at {}.",
         parts.join(", "),
-        surely(result),
-        papers(&result.workloads, Part::All, Figure::Throughput)
-            .map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}")),
-        cpu_of_paper(result),
+        surely(result, &all),
+        papers(&workloads, Part::All, Figure::Throughput).map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}")),
+        cpu_of_paper(&workloads),
     ));
     text
 }
 
 /// Which differences of throughput are none of chance.
-fn surely(result: &RawAndFileResult) -> String {
+fn surely(result: &RawAndFileResult, all: &[Overall]) -> String {
     let throughputs: Vec<&Overall> =
-        (1..result.subjects.len()).filter_map(|subject| find(result, subject, Part::All, Figure::Throughput)).collect();
+        (1..result.subjects.len()).filter_map(|subject| find(all, subject, Part::All, Figure::Throughput)).collect();
     if throughputs.iter().all(|one| !one.differs()) {
         return "no difference of throughput is seen beyond chance".into();
     }
@@ -273,8 +248,8 @@ fn the(name: &str, file_system: FileSystem) -> String {
     if is_file(name, file_system) { format!("the {name}") } else { name.to_owned() }
 }
 
-fn cpu_of_paper(result: &RawAndFileResult) -> String {
-    let of = |part| papers(&result.workloads, part, Figure::MachineCpu).map(|ratio| format!("{ratio:.2}"));
+fn cpu_of_paper(workloads: &[Measured<'_>]) -> String {
+    let of = |part| papers(workloads, part, Figure::MachineCpu).map(|ratio| format!("{ratio:.2}"));
     match (of(Part::Random), of(Part::Sequential)) {
         (Some(random), Some(sequential)) => format!("{random} (random) and {sequential} (sequential)"),
         (Some(only), None) | (None, Some(only)) => only,

@@ -26,32 +26,34 @@ pub(crate) mod tests;
 pub(crate) mod told;
 
 pub use conclude::{Figure, Overall, Part};
-pub use record::{RawAndFileResult, SideRecord, WorkloadRecord};
+pub use record::{Measured, RawAndFileResult, SCHEMA, Workload};
 pub use test_bed::{Halves, TestBedRecord};
 
 use crate::{
-    LabError, Result, fill, inspect,
+    LabError, Result,
+    cells::{self, Cell},
+    fill, inspect,
     open::{self, OpenHow},
     progress::{Progress, report as tell},
+    ratio::Ratio,
+    rounds::{self, Rounds, Steps, Window},
     scratch::Scratch,
-    study::{StudyOptions, StudyReport, budget::Budget},
+    study::{StudyOptions, StudyReport, budget::Budget, doubts},
     sweep,
     targets::{self, Container},
 };
 use diskwright_disk::OpenOptions;
 use diskwright_image::Format;
 use diskwright_load::{
-    OpenTarget, clock,
+    OpenTarget,
     figures::Figures,
     job::{Blocks, Bytes, Caching, IoEngine, Job, Load},
-    machine::{Machine, OtherLoad, Place, Versions},
+    machine::{OtherLoad, Place},
     profiles,
-    record::{End, TargetRecord},
+    record::{End, Head, Run, TargetRecord},
     run::{self, RunOptions, Watch},
-    seeds,
     warning::Warning,
 };
-use diskwright_stats::summary;
 use diskwright_store::EngineKind;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -61,9 +63,6 @@ use std::{
     time::{Duration, Instant},
 };
 use test_bed::{TestBed, Wanted};
-
-/// Schema of [`RawAndFileResult`].
-pub const SCHEMA: &str = "diskwright.study.raw-and-file/1";
 
 /// The paper's disk.
 const FULL_BYTES: u64 = 20 << 30;
@@ -83,8 +82,6 @@ const WARM_UP_OF_CELL: u32 = 6;
 const SEED: u64 = 0x766d_6673;
 /// How long the machine is watched while nothing is measured.
 const IDLE_LOOK: Duration = Duration::from_millis(400);
-/// Processors busy with something else above which a warning is given.
-const BUSY_CPUS: f64 = 0.25;
 
 /// What to do. The default is the full study on loop devices over a file.
 #[derive(Debug, Clone, Default)]
@@ -179,6 +176,7 @@ impl Pattern {
         !matches!(self, Self::SequentialRead | Self::SequentialWrite)
     }
 
+    /// The pattern of a load of the profile.
     fn of(load: &Load) -> Self {
         match (load.random_percent > 0.0, load.read_percent) {
             (true, 100.0) => Self::RandomRead,
@@ -233,15 +231,9 @@ impl Settings {
 /// # Errors
 /// Nobody but root can; no space; a device that is in use or holds data; a disk that fails;
 /// [`LabError::Stopped`] when it was stopped before anything was measured.
-pub fn run(
-    options: &RawAndFileOptions,
-    watch: &dyn Watch,
-    progress: &mut dyn Progress,
-) -> Result<StudyReport<RawAndFileResult>> {
-    let start = Instant::now();
-    let started_utc = clock::compact_utc_now();
-    let settings = Settings::new(options, start)?;
-    let output = options.study.place("raw-and-file", &started_utc)?;
+pub fn run(options: &RawAndFileOptions, progress: &mut dyn Progress) -> Result<StudyReport<RawAndFileResult>> {
+    let begun = options.study.begin("raw-and-file", SCHEMA)?;
+    let settings = Settings::new(options, begun.start)?;
     let scratch = Scratch::new(options.study.dir.as_deref(), options.study.keep)?;
     let place = Place::detect(scratch.path());
     let wanted = Wanted {
@@ -260,28 +252,18 @@ pub fn run(
     crate::scratch::settle(&test_bed.folder)?;
     scratch.settle()?;
     let idle_before = idle_cpus();
-    let measured = measure(&subjects, &settings, watch, progress)?;
+    let measured = measure(&subjects, &settings, progress)?;
     let idle_cpus = idle_before.max(idle_cpus());
     // What the kernel's threads did for the study itself was seen as the work of others.
     warnings.extend(measured.warnings.into_iter().filter(|warning| !matches!(warning, Warning::OtherLoad { .. })));
-    if idle_cpus > BUSY_CPUS {
-        warnings.push(Warning::OtherLoad { cpus: idle_cpus });
-    }
+    warnings.extend(doubts::of_others(idle_cpus, 0.0));
     if test_bed.record.loop_direct == Some(false) {
         warnings.push(Warning::DirectNotHonoured { targets: vec!["the loop devices".into()] });
     }
-    let names: Vec<&str> = subjects.iter().map(|subject| subject.target.name.as_str()).collect();
-    warnings.extend(conclude::spread(&measured.workloads, &names));
+    warnings.extend(spread(&measured.cells));
     Warning::sort(&mut warnings);
-    let overall = conclude::overall(&measured.workloads);
     let mut result = RawAndFileResult {
-        schema: SCHEMA.into(),
-        verdict: String::new(),
-        started_utc,
-        took_ns: 0,
-        machine: Machine::detect(),
-        place,
-        versions: Versions::detect(),
+        head: Head { place: Some(place), warnings, ..begun.end(String::new(), measured.stopped) },
         quick: settings.quick,
         size_bytes: settings.size_bytes,
         rounds: settings.rounds,
@@ -289,17 +271,23 @@ pub fn run(
         subjects: subjects.iter().map(|subject| subject.record.clone()).collect(),
         tsc_hz: measured.tsc_hz,
         idle_cpus,
-        workloads: measured.workloads,
-        overall,
-        warnings,
-        end: measured.end,
+        cells: measured.cells,
     };
+    result.head.verdict = conclude::verdict(&result);
     drop(subjects);
     test_bed.end()?;
-    result.verdict = conclude::verdict(&result);
-    result.took_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    let stopped = result.end == End::Stopped;
-    Ok(StudyReport::save(result, &output, stopped))
+    result.head.took_ns = begun.took_ns();
+    Ok(StudyReport::save(result, &begun.output, measured.stopped))
+}
+
+/// A warning where the rounds of a throughput's ratio lie far apart.
+fn spread(cells: &[Cell]) -> Option<Warning> {
+    let mut ratios: Vec<(String, Ratio)> = Vec::new();
+    for workload in Measured::all(cells) {
+        let named = workload.loads.ratios(|round| round.iops);
+        ratios.extend(named.filter_map(|(cell, ratio)| Some((format!("{}, {}", cell.subject, cell.load), ratio?))));
+    }
+    doubts::spread(&ratios)
 }
 
 /// Opens the device, makes the file and the disks, fills all of them, proves that they are full,
@@ -346,86 +334,72 @@ fn prepare(
     Ok((subjects, warnings))
 }
 
-/// What was measured.
-struct Measured {
-    workloads: Vec<WorkloadRecord>,
+/// What the rounds found.
+struct Found {
+    cells: Vec<Cell>,
     warnings: Vec<Warning>,
     tsc_hz: f64,
-    end: End,
+    stopped: bool,
 }
 
-fn measure(
-    subjects: &[Subject],
-    settings: &Settings,
-    watch: &dyn Watch,
-    progress: &mut dyn Progress,
-) -> Result<Measured> {
+/// Measures every workload on every subject.
+///
+/// # Errors
+/// [`LabError::Stopped`] when it was stopped before a round was whole.
+fn measure(subjects: &[Subject], settings: &Settings, progress: &mut dyn Progress) -> Result<Found> {
     let jobs = jobs(settings.quick, settings.engine)?;
-    let mut measured = Measured { workloads: Vec::new(), warnings: Vec::new(), tsc_hz: 0.0, end: End::Complete };
-    let cells = jobs.len() * subjects.len();
-    let all = cells * settings.rounds;
-    let mut done = 0;
+    let mut found = Found { cells: Vec::new(), warnings: Vec::new(), tsc_hz: 0.0, stopped: false };
+    let all = jobs.len() * subjects.len();
+    let mut steps = Steps::new(progress, "measure", all * settings.rounds);
     for job in jobs {
-        let cell = settings.budget.cell(Instant::now(), all - done);
-        let job = with_cell(job, cell, settings.size_bytes);
+        let left = (steps.total - steps.done) as usize;
+        let job = with_cell(job, settings.budget.cell(Instant::now(), left), settings.size_bytes);
         let load = &job.phases[0].loads[0];
-        let mut record = WorkloadRecord {
-            pattern: Pattern::of(load),
-            block_bytes: load.block.largest_bytes(),
-            queue_depth: load.queue_depth,
-            window_ns: job.phases[0].duration.as_nanos(),
-            sides: Vec::new(),
-        };
-        let name = record.name();
-        let mut rounds: Vec<Vec<Figures>> = vec![Vec::new(); subjects.len()];
-        'rounds: for round in 0..settings.rounds {
-            for index in summary::round_order(subjects.len(), round, SEED) {
-                let subject = &subjects[index];
-                let message = format!("{name}, {}", subject.target.name);
-                let went_on = tell(progress, "measure", done as u64, all as u64, &message);
-                let of_cell = format!("{name} at QD {}", record.queue_depth);
-                let mut job = Job { seed: seeds::of_window(SEED, &of_cell, round), ..job.clone() };
-                seeds::begin_streams(&mut job, settings.size_bytes);
-                let ended = match went_on {
-                    Err(LabError::Stopped) => None,
-                    Err(error) => return Err(error),
-                    Ok(()) => Some(measure_cell(&job, subject, watch)?),
-                };
-                let Some(ended) = ended.filter(|ended| ended.end != End::Stopped) else {
-                    measured.end = End::Stopped;
-                    break 'rounds;
-                };
-                for warning in ended.warnings {
-                    sweep::add_warning_of_cell(&mut measured.warnings, &message, warning);
-                }
-                measured.tsc_hz = ended.phases[0].cpu.tsc_hz;
-                rounds[index].push(Figures::of(&ended.phases[0]));
-                done += 1;
+        let name = Workload::of(load).name();
+        let depth = u64::from(load.queue_depth);
+        let of = |subject: &Subject| Cell::new("", &name, &subject.target.name, depth);
+        let mut cells: Vec<Cell> = subjects.iter().map(of).collect();
+        let title = |at: Window| Some(format!("{name}, {}", subjects[at.cell].target.name));
+        let mut measure = |at: Window, watch: &dyn Watch| {
+            let subject = &subjects[at.cell];
+            let job = rounds::job_of(&job, &cells::title(&name, depth), at.round, Some(settings.size_bytes));
+            let run = window(&job, subject, watch)?;
+            let of_cell = format!("{name}, {}", subject.target.name);
+            for warning in run.head.warnings {
+                sweep::add_warning_of_cell(&mut found.warnings, &of_cell, warning);
             }
+            found.tsc_hz = run.phases[0].cpu.tsc_hz;
+            cells[at.cell].rounds.push(Figures::of(&run.phases[0]));
+            Ok(())
+        };
+        let rounds = Rounds::new(settings.rounds, SEED);
+        let done = rounds::interleave(&rounds, subjects.len(), &mut steps, &title, &mut measure)?;
+        cells.iter_mut().for_each(|cell| cell.truncate(done.whole));
+        if done.whole > 0 {
+            found.cells.extend(cells);
         }
-        // Only rounds that everything has had can be compared.
-        let whole = rounds.iter().map(Vec::len).min().unwrap_or(0);
-        rounds.iter_mut().for_each(|rounds| rounds.truncate(whole));
-        if whole > 0 {
-            record.sides = record::sides(rounds);
-            measured.workloads.push(record);
-        }
-        if measured.end == End::Stopped {
+        found.stopped = done.stopped;
+        if found.stopped {
             break;
         }
     }
-    sweep::settle_warnings(&mut measured.warnings, cells);
-    if measured.workloads.is_empty() { Err(LabError::Stopped) } else { Ok(measured) }
+    sweep::settle_warnings(&mut found.warnings, all);
+    if found.cells.is_empty() { Err(LabError::Stopped) } else { Ok(found) }
 }
 
-fn measure_cell(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<diskwright_load::record::Run> {
-    let ended = run::run(job, slice::from_ref(&subject.target), &RunOptions::default(), watch)?;
-    match ended.end {
+/// One window on one subject.
+///
+/// # Errors
+/// [`LabError::BadOptions`] when a request failed, [`LabError::Stopped`] when it was stopped.
+fn window(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<Run> {
+    let run = run::run(job, slice::from_ref(&subject.target), &RunOptions::default(), watch)?;
+    match run.head.end {
+        End::Complete => Ok(run),
+        End::Stopped => Err(LabError::Stopped),
         End::Failed { first, .. } => Err(LabError::BadOptions {
             what: format!("{}: {first}", subject.target.name),
             hint: "check the disk beneath".into(),
         }),
-        _ => Ok(ended),
     }
 }
 
@@ -455,6 +429,7 @@ fn with_cell(mut job: Job, cell: Duration, size_bytes: u64) -> Job {
     (phase.warm_up, phase.duration) =
         (warm_up.into(), cell.saturating_sub(warm_up).max(Duration::from_millis(1)).into());
     phase.loads[0].working_set = Bytes(size_bytes);
+    job.seed = SEED;
     job
 }
 

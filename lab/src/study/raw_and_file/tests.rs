@@ -1,11 +1,10 @@
 //! The study with figures that are known, and small on a real device.
 
-use super::{record::sides, *};
+use super::*;
 use crate::{
     progress::{Silent, Step},
     report::example,
 };
-use diskwright_load::run::Unwatched;
 
 /// Rounds of a subject that has `throughput` of the device's IOPS at `cost` times its CPU time.
 /// Rounds differ by a drift that hits all alike.
@@ -30,33 +29,38 @@ fn rounds(throughput: f64, cost: f64) -> Vec<Figures> {
     [1.0, 0.7, 0.9].map(round).to_vec()
 }
 
+const NAMES: [&str; 4] = ["block device", "ext4 file", "VHDX fixed", "VHDX dynamic"];
+
+/// Every workload on subjects of which each has `throughput` and `cost`; see [`rounds`].
+fn cells(subjects: [(f64, f64); 4]) -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for job in jobs(true, EngineKind::Auto).unwrap() {
+        let load = &job.phases[0].loads[0];
+        for (name, (throughput, cost)) in NAMES.iter().zip(subjects) {
+            let cell = Cell::new("", &Workload::of(load).name(), name, load.queue_depth.into());
+            cells.push(cell.with_rounds(rounds(throughput, cost)));
+        }
+    }
+    cells
+}
+
 /// The study on a device on which a file costs 4 % of throughput and 6 % of CPU, and a VHDX a
 /// little more.
 pub(crate) fn result() -> RawAndFileResult {
     let example = example::run();
-    let jobs = jobs(true, EngineKind::Auto).unwrap();
-    let workloads: Vec<WorkloadRecord> = jobs
-        .iter()
-        .map(|job| {
-            let load = &job.phases[0].loads[0];
-            WorkloadRecord {
-                pattern: Pattern::of(load),
-                block_bytes: load.block.largest_bytes(),
-                queue_depth: load.queue_depth,
-                window_ns: 500_000_000,
-                sides: sides(vec![rounds(1.0, 1.0), rounds(0.96, 1.06), rounds(0.95, 1.08), rounds(1.0, 1.1)]),
-            }
-        })
-        .collect();
-    let names = ["block device", "ext4 file", "VHDX fixed", "VHDX dynamic"];
+    let place = Place { file_system: "ext4".into(), device: "/dev/vda".into(), ..Place::default() };
     let mut result = RawAndFileResult {
-        schema: SCHEMA.into(),
-        verdict: String::new(),
-        started_utc: "20261121T120000Z".into(),
-        took_ns: 100_000_000_000,
-        machine: example.machine,
-        place: Place { file_system: "ext4".into(), device: "/dev/vda".into(), ..Place::default() },
-        versions: example.versions,
+        head: Head {
+            schema: SCHEMA.into(),
+            verdict: String::new(),
+            started_utc: "20261121T120000Z".into(),
+            took_ns: 100_000_000_000,
+            machine: example.head.machine,
+            place: Some(place),
+            versions: example.head.versions,
+            warnings: Vec::new(),
+            end: End::Complete,
+        },
         quick: true,
         size_bytes: 1 << 30,
         rounds: 3,
@@ -68,29 +72,28 @@ pub(crate) fn result() -> RawAndFileResult {
             file_system_bytes: FileSystem::Ext4.bytes_for(3 << 30),
             loop_direct: Some(true),
         },
-        subjects: names.map(sweep::tests::target).to_vec(),
+        subjects: NAMES.map(sweep::tests::target).to_vec(),
         tsc_hz: 2.5e9,
         idle_cpus: 0.05,
-        overall: conclude::overall(&workloads),
-        workloads,
-        warnings: Vec::new(),
-        end: End::Complete,
+        cells: cells([(1.0, 1.0), (0.96, 1.06), (0.95, 1.08), (1.0, 1.1)]),
     };
-    result.verdict = conclude::verdict(&result);
+    result.head.verdict = conclude::verdict(&result);
     result
 }
 
 #[test]
 fn ratios_are_within_rounds_and_all_workloads_agree() {
     let result = result();
-    assert_eq!(result.workloads.len(), 10);
+    let workloads = Measured::all(&result.cells);
+    assert_eq!(workloads.len(), 10);
     // The drift of 30 % does not show in any ratio.
-    for workload in &result.workloads {
-        let ratio = workload.sides[1].throughput_ratio.as_ref().unwrap();
+    for workload in &workloads {
+        let ratio = workload.ratio(1, Figure::Throughput).unwrap();
         assert!((ratio.summary.min - 0.96).abs() < 1e-9 && (ratio.summary.max - 0.96).abs() < 1e-9, "{ratio:?}");
-        assert!(workload.sides[0].throughput_ratio.is_none());
+        assert!(workload.ratio(0, Figure::Throughput).is_none());
     }
-    let of = |subject, part, figure| *conclude::find(&result, subject, part, figure).unwrap();
+    let all = conclude::overall(&workloads);
+    let of = |subject, part, figure| *conclude::find(&all, subject, part, figure).unwrap();
     let file = of(1, Part::All, Figure::Throughput);
     assert!((file.ratio - 0.96).abs() < 1e-9 && file.differs() && file.workloads == 10, "{file:?}");
     assert!((of(3, Part::All, Figure::MachineCpu).ratio - 1.1).abs() < 1e-9);
@@ -98,7 +101,7 @@ fn ratios_are_within_rounds_and_all_workloads_agree() {
     // Nothing is asked of four workloads: they could not show it.
     assert_eq!(of(1, Part::Sequential, Figure::Cpu).p_corrected, None);
     assert_eq!(
-        result.verdict,
+        result.head.verdict,
         "Of the bare device's throughput (1.00) the ext4 file gives 0.96 at 1.06, VHDX fixed 0.95 at 1.08, VHDX dynamic 1.00 at 1.10 times the CPU time for each request; beyond chance the ext4 file is slower, VHDX fixed is slower; the paper's VMFS had 1.00 at 1.05 (random) and 1.08 (sequential)."
     );
 }
@@ -106,12 +109,10 @@ fn ratios_are_within_rounds_and_all_workloads_agree() {
 #[test]
 fn rounds_that_lie_apart_are_told_by_the_worst() {
     let mut result = result();
-    let names = ["block device", "ext4 file", "VHDX fixed", "VHDX dynamic"];
-    assert_eq!(conclude::spread(&result.workloads, &names), None);
-    let mut spoilt = vec![rounds(1.0, 1.0); 4];
-    spoilt[2][1].iops /= 4.0;
-    result.workloads[3].sides = sides(spoilt);
-    let Some(Warning::Spread { cells: 1, of: 30, worst, .. }) = conclude::spread(&result.workloads, &names) else {
+    assert_eq!(spread(&result.cells), None);
+    let spoilt = result.cells.iter_mut().find(|cell| cell.load == "64K random read" && cell.subject == NAMES[2]);
+    spoilt.unwrap().rounds[1].iops /= 4.0;
+    let Some(Warning::Spread { cells: 1, of: 30, worst, .. }) = spread(&result.cells) else {
         panic!("it was not told");
     };
     assert_eq!(worst, "VHDX fixed, 64K random read");
@@ -120,14 +121,20 @@ fn rounds_that_lie_apart_are_told_by_the_worst() {
 #[test]
 fn no_difference_and_a_busy_machine_are_told() {
     let mut result = result();
-    for workload in &mut result.workloads {
-        workload.sides = sides(vec![rounds(1.0, 1.0); 4]);
-    }
-    result.overall = conclude::overall(&result.workloads);
-    result.warnings.push(Warning::OtherLoad { cpus: 1.0 });
+    result.cells = cells([(1.0, 1.0); 4]);
+    result.head.warnings.push(Warning::OtherLoad { cpus: 1.0 });
     let verdict = conclude::verdict(&result);
     assert!(verdict.contains("no difference of throughput is seen beyond chance"), "{verdict}");
     assert!(verdict.contains("times the generator's CPU time"), "{verdict}");
+}
+
+#[test]
+fn a_workload_is_found_by_its_name() {
+    for job in jobs(false, EngineKind::Auto).unwrap() {
+        let workload = Workload::of(&job.phases[0].loads[0]);
+        assert_eq!(Workload::from_name(&workload.name()), Some(workload));
+    }
+    assert!(["", "4K", "4K write", "x random read"].into_iter().all(|name| Workload::from_name(name).is_none()));
 }
 
 /// The paper's formula: 50 % of four cores of 3,000 MHz at 10,000 IOPS are 0.6 MHz for each I/O a
@@ -170,7 +177,7 @@ fn a_small_study_ends_with_nothing_mounted() {
         ..RawAndFileOptions::default()
     };
     if !nix::unistd::geteuid().is_root() || std::fs::File::open("/dev/loop-control").is_err() {
-        let error = run(&options, &Unwatched, &mut Silent).unwrap_err().to_string();
+        let error = run(&options, &mut Silent).unwrap_err().to_string();
         println!("skipped: a device and a mount: {error}");
         return;
     }
@@ -181,18 +188,18 @@ fn a_small_study_ends_with_nothing_mounted() {
     };
     // Stopped while it fills the file on the new file system.
     let mut begun = 0;
-    let stopped = run(&options, &Unwatched, &mut |step: Step<'_>| {
+    let stopped = run(&options, &mut |step: Step<'_>| {
         begun += usize::from(step.message == "ext4 file");
         begun == 0
     });
     assert!(matches!(stopped, Err(LabError::Stopped)), "{stopped:?}");
     assert_eq!(leftovers(), (false, 0));
-    let report = run(&options, &Unwatched, &mut Silent).unwrap();
+    let report = run(&options, &mut Silent).unwrap();
     let result = &report.result;
-    assert_eq!((result.subjects.len(), result.workloads.len()), (4, 10));
+    assert_eq!((result.subjects.len(), Measured::all(&result.cells).len()), (4, 10));
     // On a busy machine a window as short as this may see no request end.
-    let sides = || result.workloads.iter().flat_map(|workload| &workload.sides);
-    assert!(sides().all(|side| side.rounds.len() == 1) && sides().any(|side| side.iops.median > 0.0));
+    let rounds = || result.cells.iter().map(|cell| &cell.rounds);
+    assert!(rounds().all(|rounds| rounds.len() == 1) && rounds().any(|rounds| rounds[0].iops > 0.0));
     assert!(result.subjects.iter().all(|subject| subject.contents.is_some_and(|seen| seen.allocated >= 1.0)));
     assert_eq!(leftovers(), (false, 1), "only the result is left");
 }

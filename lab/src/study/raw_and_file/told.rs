@@ -9,11 +9,11 @@ use diskwright_stats::numbers::bytes;
 /// What the device was.
 pub(crate) fn test_bed(result: &RawAndFileResult) -> String {
     let test_bed = &result.test_bed;
+    let place = result.head.place.clone().unwrap_or_default();
     let halves = match test_bed.halves {
-        Halves::LoopsOverFile => format!(
-            "loop devices over the halves of {} ({} on {})",
-            test_bed.of, result.place.file_system, result.place.device
-        ),
+        Halves::LoopsOverFile => {
+            format!("loop devices over the halves of {} ({} on {})", test_bed.of, place.file_system, place.device)
+        }
         Halves::Partitions => format!("partitions of {}", test_bed.of),
         Halves::LoopsOverDevice => {
             format!("loop devices over the halves of {}, which takes no partitions", test_bed.of)
@@ -27,14 +27,15 @@ pub(crate) fn test_bed(result: &RawAndFileResult) -> String {
     )
 }
 
-/// Whether a ratio is chance, in a word; nothing where nobody asked.
-pub(crate) fn said(result: &RawAndFileResult, one: &Overall) -> &'static str {
+/// Whether a ratio differs from 1 beyond chance, in a word; nothing where no test was made. `all`
+/// is what [`conclude::overall`] found.
+pub(crate) fn said(all: &[Overall], one: &Overall) -> &'static str {
     let worse = (one.figure == Figure::Throughput) == (one.ratio < 1.0);
     match (one.p_corrected, one.differs(), worse) {
         (None, ..) => "",
         (_, true, true) => "yes, worse",
         (_, true, false) => "yes, better",
-        (_, false, _) if !conclude::can_show(result, one) => "too few to tell",
+        (_, false, _) if !conclude::can_show(all, one) => "too few to tell",
         (_, false, _) => "no",
     }
 }

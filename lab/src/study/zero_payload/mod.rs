@@ -19,38 +19,33 @@
 mod record;
 pub mod verdict;
 
-pub use record::{DiskRecord, Payload, SCHEMA, SideRecord, TestRecord, ZeroPayloadResult};
+pub use record::{DiskRecord, NOT_STORED, Payload, SCHEMA, Test, ZeroPayloadResult, not_stored};
 
 use crate::{
     LabError, Result,
+    cells::Cell,
     fill::{self, Tick},
-    inspect,
-    measure::{self, Ratio},
+    inspect, measure,
     progress::{Progress, report as tell},
+    rounds::{self, Rounds, Steps, Window},
     scratch::Scratch,
-    study::{StudyOptions, StudyReport},
+    study::{StudyOptions, StudyReport, doubts},
     targets::open_target,
     traffic::Traffic,
 };
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{DiskType, Format};
 use diskwright_load::{
-    OpenTarget, clock,
+    OpenTarget,
     figures::Figures,
     job::{Blocks, Bytes, Caching, Contents, Job, Load, Span},
-    machine::{Machine, OtherLoad, Place, Versions},
+    machine::{OtherLoad, Place},
+    record::Head,
     run::{RunOptions, Watch},
-    seeds,
     warning::Warning,
 };
-use diskwright_stats::summary::{self, Summary};
 use diskwright_store::{CacheMode, EngineKind};
-use std::{
-    path::PathBuf,
-    slice,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{path::PathBuf, slice, sync::Arc, time::Duration};
 
 /// The paper's only figures in its text: 64K random reads, dynamic and fixed, requests a second
 /// ("almost 37,000" and 1,865).
@@ -62,8 +57,6 @@ const QUICK_BYTES: u64 = 1 << 30;
 /// The paper's file.
 const FULL_BYTES: u64 = 20 << 30;
 const SEED: u64 = 0x7a65_726f;
-/// Processors busy with something else above which a warning is given.
-const BUSY_CPUS: f64 = 0.25;
 
 /// What to do. The default is the full study; `quick` takes less than two minutes.
 #[derive(Debug, Clone, Default)]
@@ -77,13 +70,11 @@ pub struct ZeroPayloadOptions {
 /// One of the four disks.
 struct Subject {
     payload: Payload,
+    disk_type: DiskType,
     disk: Arc<Disk>,
     target: OpenTarget,
     path: PathBuf,
 }
-
-/// A window, and the share of its bytes that never reached the store.
-type Measured = (Figures, f64);
 
 /// Runs the study and saves its result. The scratch folder is removed whatever happens, unless it
 /// is to be kept.
@@ -92,14 +83,11 @@ type Measured = (Figures, f64);
 /// No space; a disk that fails; [`LabError::Stopped`].
 pub fn run(options: &ZeroPayloadOptions, progress: &mut dyn Progress) -> Result<StudyReport<ZeroPayloadResult>> {
     let study = &options.study;
-    let start = Instant::now();
-    let started_utc = clock::compact_utc_now();
+    let begun = study.begin("zero-payload", SCHEMA)?;
     let wanted_bytes = options.size_bytes.unwrap_or(study.pick(QUICK_BYTES, FULL_BYTES));
     let size_bytes = wanted_bytes.max(1).next_multiple_of(32 << 20);
     let rounds = study.rounds_or(study.pick(3, 5))?;
     let cell = study.cell.unwrap_or(Duration::from_millis(study.pick(700, 10_000)));
-    let output = study.place("zero-payload", &started_utc)?;
-    let machine = Machine::detect();
     let scratch = Scratch::new(study.dir.as_deref(), study.keep)?;
     let place = Place::detect(scratch.path());
     // Three disks that are full, one that stays empty.
@@ -111,39 +99,34 @@ pub fn run(options: &ZeroPayloadOptions, progress: &mut dyn Progress) -> Result<
         disks.push(look(subject, study.engine)?);
     }
     let watch = OtherLoad::watch();
-    let mut tests = Vec::new();
-    let stopped = match measure_all(&subjects, rounds, cell, study.engine, &mut tests, progress) {
+    let mut cells = Vec::new();
+    let stopped = match measure_all(&subjects, rounds, cell, study.engine, &mut cells, progress) {
         Ok(()) => false,
-        Err(LabError::Stopped) if !tests.is_empty() => true,
+        Err(LabError::Stopped) if !cells.is_empty() => true,
         Err(error) => return Err(error),
     };
-    let warnings = doubts(&watch, &subjects);
+    let mut warnings = doubts::of_machine(&begun.head.machine);
+    warnings.extend(cached(&subjects));
+    warnings.extend(doubts::since(&watch));
     for Subject { disk, target, .. } in subjects {
         drop(target);
         disk.close()?;
     }
+    let head = begun.end(verdict::verdict(&cells, stopped), stopped);
     let result = ZeroPayloadResult {
-        schema: SCHEMA.into(),
-        verdict: verdict::verdict(&tests, stopped),
-        took_ns: start.elapsed().as_nanos() as u64,
-        machine,
-        place,
-        versions: Versions::detect(),
+        head: Head { place: Some(place), warnings, ..head },
         quick: study.quick,
         size_bytes,
         cell_ns: cell.as_nanos() as u64,
         rounds,
         disks,
-        tests,
-        warnings,
-        partial: stopped,
-        started_utc,
+        cells,
     };
-    Ok(StudyReport::save(result, &output, stopped))
+    Ok(StudyReport::save(result, &begun.output, stopped))
 }
 
 fn name_of(payload: Payload, disk_type: DiskType) -> String {
-    format!("{disk_type}, {}", if payload == Payload::Zeros { "zeros" } else { "data" })
+    format!("{disk_type}, {}", payload.name())
 }
 
 /// Makes the four disks and writes each from end to end.
@@ -193,7 +176,7 @@ fn prepare(
         let cache = crate::open::top_cache_mode(&disk);
         let kind = format!("vhdx {disk_type}");
         let target = OpenTarget { path: Some(path.clone()), ..open_target(&name, &kind, disk.clone(), cache) };
-        subjects.push(Subject { payload, disk, target, path });
+        subjects.push(Subject { payload, disk_type, disk, target, path });
     }
     Ok(subjects)
 }
@@ -217,10 +200,10 @@ fn look(subject: &Subject, engine: EngineKind) -> Result<DiskRecord> {
 }
 
 /// Name, bytes of a request, share of reads.
-type Test = (&'static str, u64, f64);
+type TestLoad = (&'static str, u64, f64);
 
 /// Half of SQLIO's eight; the other half is the other disk.
-fn tests() -> [Test; 4] {
+fn tests() -> [TestLoad; 4] {
     [
         ("8K random write", 8 << 10, 0.0),
         ("8K random read", 8 << 10, 100.0),
@@ -229,7 +212,7 @@ fn tests() -> [Test; 4] {
     ]
 }
 
-fn job((name, block_bytes, read_percent): &Test, payload: Payload, cell: Duration, engine: EngineKind) -> Job {
+fn job((name, block_bytes, read_percent): &TestLoad, payload: Payload, cell: Duration, engine: EngineKind) -> Job {
     let load = Load {
         block: Blocks::One(Bytes(*block_bytes)),
         read_percent: *read_percent,
@@ -239,43 +222,47 @@ fn job((name, block_bytes, read_percent): &Test, payload: Payload, cell: Duratio
     // No warm-up: the kernel's account is of the whole cell, and so must the requests be.
     let mut job = Job::simple(name, load, Span::default(), cell.into());
     job.contents = if payload == Payload::Zeros { Contents::Zero } else { Contents::Incompressible };
-    job.engine = engine.into();
+    (job.seed, job.engine) = (SEED, engine.into());
     job
 }
 
-/// A test is in `records` when all disks have had all their rounds of it.
+/// Adds a cell for each test on each disk to `cells`.
 fn measure_all(
     subjects: &[Subject],
     rounds: usize,
     cell: Duration,
     engine: EngineKind,
-    records: &mut Vec<TestRecord>,
+    cells: &mut Vec<Cell>,
     progress: &mut dyn Progress,
 ) -> Result<()> {
-    let total = (tests().len() * rounds * subjects.len()) as u64;
-    let mut done = 0;
+    let mut steps = Steps::new(progress, "measure", tests().len() * rounds * subjects.len());
     for test in tests() {
-        let mut measured: Vec<Vec<Measured>> = vec![Vec::new(); subjects.len()];
-        for round in 0..rounds {
-            for index in summary::round_order(subjects.len(), round, SEED) {
-                let subject = &subjects[index];
-                let message = format!("{}, {}", test.0, subject.target.name);
-                tell(progress, "measure", done, total, &message)?;
-                let mut job = job(&test, subject.payload, cell, engine);
-                job.seed = seeds::of_window(SEED, test.0, round);
-                measured[index].push(measure_cell(&job, subject, progress.watch())?);
-                done += 1;
-            }
+        let of = |subject: &Subject| {
+            Cell::new(subject.payload.name(), test.0, &subject.disk_type.to_string(), QUEUE_DEPTH.into())
+        };
+        let mut found: Vec<Cell> = subjects.iter().map(of).collect();
+        let title = |at: Window| Some(format!("{}, {}", test.0, subjects[at.cell].target.name));
+        let mut measure = |at: Window, watch: &dyn Watch| {
+            let subject = &subjects[at.cell];
+            let job = job(&test, subject.payload, cell, engine);
+            let job = rounds::job_of(&job, test.0, at.round, None);
+            let (figures, not_stored) = measure_cell(&job, subject, watch)?;
+            found[at.cell].rounds.push(figures);
+            found[at.cell].push_more(NOT_STORED, Some(not_stored));
+            Ok(())
+        };
+        let done = rounds::interleave(&Rounds::new(rounds, SEED), subjects.len(), &mut steps, &title, &mut measure)?;
+        found.iter_mut().for_each(|cell| cell.truncate(done.whole));
+        if done.whole > 0 {
+            cells.extend(found);
         }
-        for (payload, pair) in [Payload::Zeros, Payload::Data].into_iter().zip(measured.chunks(2)) {
-            let [dynamic, fixed] = pair else { continue };
-            records.extend(record(test.0, payload, dynamic, fixed));
-        }
+        done.or_stopped()?;
     }
     Ok(())
 }
 
-fn measure_cell(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<Measured> {
+/// The window, and the share of its bytes that never reached the store.
+fn measure_cell(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<(Figures, f64)> {
     let before = Traffic::of_process()?;
     let phase = measure::window(job, &subject.target, &RunOptions::default(), watch)?;
     let traffic = Traffic::of_process()? - before;
@@ -286,48 +273,9 @@ fn measure_cell(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<Measu
     Ok((Figures::of(&phase), (1.0 - moved_bytes as f64 / asked_bytes as f64).clamp(0.0, 1.0)))
 }
 
-fn record(name: &str, payload: Payload, dynamic: &[Measured], fixed: &[Measured]) -> Option<TestRecord> {
-    let side = |rounds: &[Measured]| -> Option<SideRecord> {
-        let of = |figure: fn(&Measured) -> f64| Summary::of(&rounds.iter().map(figure).collect::<Vec<_>>());
-        Some(SideRecord {
-            iops: of(|(round, _)| round.iops)?,
-            mb_per_s: of(|(round, _)| round.mb_per_s)?,
-            latency_mean_ns: of(|(round, _)| round.mean_ns)?,
-            latency_p99_ns: of(|(round, _)| round.p99_ns)?,
-            never_reached: of(|(_, not_stored)| *not_stored)?,
-            not_stored_each: rounds.iter().map(|(_, not_stored)| *not_stored).collect(),
-            rounds: rounds.iter().map(|(round, _)| *round).collect(),
-        })
-    };
-    let iops = |rounds: &[Measured]| rounds.iter().map(|(round, _)| round.iops).collect::<Vec<_>>();
-    Some(TestRecord {
-        name: name.to_owned(),
-        payload,
-        dynamic: side(dynamic)?,
-        fixed: side(fixed)?,
-        ratio: Ratio::of(&iops(dynamic), &iops(fixed))?,
-    })
-}
-
-fn doubts(watch: &OtherLoad, subjects: &[Subject]) -> Vec<Warning> {
-    let mut warnings = Vec::new();
-    if cfg!(debug_assertions) {
-        warnings.push(Warning::DebugBuild);
-    }
-    let cached: Vec<String> = subjects
-        .iter()
-        .filter(|subject| subject.target.cache != Caching::Direct)
-        .map(|subject| subject.target.name.clone())
-        .collect();
-    if !cached.is_empty() {
-        warnings.push(Warning::DirectNotHonoured { targets: cached });
-    }
-    let (busy, stolen) = watch.since();
-    if busy > BUSY_CPUS {
-        warnings.push(Warning::OtherLoad { cpus: busy });
-    }
-    if stolen > BUSY_CPUS / 5.0 {
-        warnings.push(Warning::StolenTime { cpus: stolen });
-    }
-    warnings
+/// A warning where disks are in the page cache though O_DIRECT was asked for.
+fn cached(subjects: &[Subject]) -> Option<Warning> {
+    let cached = subjects.iter().filter(|subject| subject.target.cache != Caching::Direct);
+    let targets: Vec<String> = cached.map(|subject| subject.target.name.clone()).collect();
+    (!targets.is_empty()).then_some(Warning::DirectNotHonoured { targets })
 }

@@ -1,62 +1,68 @@
 //! What the study found, as it is saved.
 
-use crate::measure::Ratio;
+use crate::{
+    cells::{Cell, Cells, Compared},
+    ratio::Ratio,
+};
 use diskwright_load::{
-    figures::Figures,
-    machine::{Machine, Place, Versions},
-    record::ContentsRecord,
+    record::{ContentsRecord, Head},
     warning::Warning,
 };
-use diskwright_stats::summary::Summary;
+use diskwright_stats::summary::median;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// Schema of [`ZeroPayloadResult`].
-pub const SCHEMA: &str = "diskwright.study.zero-payload/1";
+pub const SCHEMA: &str = "diskwright.study.zero-payload/2";
 
-/// The study, whole.
+/// Name of the figure in [`Cell::more`]: share of the bytes asked for that never reached the store,
+/// by the kernel's account, from 0 to 1.
+pub const NOT_STORED: &str = "not_stored_share";
+
+/// The study, whole or as far as it is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ZeroPayloadResult {
-    /// [`SCHEMA`].
-    pub schema: String,
-    /// The conclusion.
-    pub verdict: String,
-    /// When it began.
-    pub started_utc: String,
-    /// How long it took, nanoseconds.
-    pub took_ns: u64,
-    /// On what.
-    pub machine: Machine,
-    /// Where the disks lay.
-    pub place: Place,
-    /// By which programs.
-    pub versions: Versions,
+    /// When, where and by what it was measured, and the conclusion.
+    #[serde(flatten)]
+    pub head: Head,
     /// Whether it was the short form.
     pub quick: bool,
     /// Size of each disk.
     pub size_bytes: u64,
     /// Length of a cell, nanoseconds.
     pub cell_ns: u64,
-    /// Rounds.
+    /// Rounds that were asked for.
     pub rounds: usize,
     /// The disks, as they were found before measuring.
     pub disks: Vec<DiskRecord>,
-    /// The eight tests, with zeros and with data.
-    pub tests: Vec<TestRecord>,
-    /// Reasons for doubt.
-    pub warnings: Vec<Warning>,
-    /// Whether it was stopped before all tests were made; those that were are there.
-    #[serde(default)]
-    pub partial: bool,
+    /// Each test on each disk: the part is the payload, the subject the type of the disk.
+    pub cells: Vec<Cell>,
 }
 
-/// What is written.
+impl Cells for ZeroPayloadResult {
+    fn cells(&self) -> Cow<'_, [Cell]> {
+        Cow::from(&self.cells)
+    }
+}
+
+/// Contents of the disks and of what is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Payload {
-    /// As SQLIO did.
+    /// Zeros, as SQLIO wrote them.
     Zeros,
-    /// That cannot be compressed.
+    /// Data that cannot be compressed.
     Data,
+}
+
+impl Payload {
+    /// The word for it, and the part of its cells.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Zeros => "zeros",
+            Self::Data => "data",
+        }
+    }
 }
 
 /// A disk before it is measured.
@@ -75,36 +81,32 @@ pub struct DiskRecord {
 }
 
 /// One test with one payload, on both disks.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct TestRecord {
+#[derive(Debug, Clone, Copy)]
+pub struct Test<'a> {
     /// "64K random read".
-    pub name: String,
-    /// What the disks hold, and what is written.
-    pub payload: Payload,
+    pub name: &'a str,
     /// On the dynamic disk.
-    pub dynamic: SideRecord,
+    pub dynamic: &'a Cell,
     /// On the fixed one.
-    pub fixed: SideRecord,
-    /// IOPS of the dynamic disk as a ratio to the fixed one's in the same round.
-    pub ratio: Ratio,
+    pub fixed: &'a Cell,
 }
 
-/// A test on one disk.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SideRecord {
-    /// Requests a second.
-    pub iops: Summary,
-    /// Millions of bytes a second.
-    pub mb_per_s: Summary,
-    /// Mean latency, nanoseconds.
-    pub latency_mean_ns: Summary,
-    /// 99th percentile, nanoseconds.
-    pub latency_p99_ns: Summary,
-    /// Share of the bytes asked for that never reached the store, by the kernel's account, from 0
-    /// to 1.
-    pub never_reached: Summary,
-    /// The same for each round.
-    pub not_stored_each: Vec<f64>,
-    /// Every round as it was measured.
-    pub rounds: Vec<Figures>,
+impl<'a> Test<'a> {
+    /// All tests with this payload that have a round on both disks.
+    pub fn all(cells: &'a [Cell], payload: Payload) -> Vec<Self> {
+        let of = |load: &Compared<'a>| {
+            Some(Self { name: load.load, dynamic: load.cell("dynamic")?, fixed: load.cell("fixed")? })
+        };
+        Compared::of_part(cells, payload.name()).iter().filter_map(of).collect()
+    }
+
+    /// IOPS of the dynamic disk as a ratio to the fixed one's in the same round.
+    pub fn ratio(&self) -> Option<Ratio> {
+        self.dynamic.ratio(self.fixed, |round| round.iops)
+    }
+}
+
+/// The median of [`NOT_STORED`].
+pub fn not_stored(cell: &Cell) -> Option<f64> {
+    median(&cell.more(NOT_STORED)?)
 }

@@ -1,24 +1,26 @@
 //! The conclusion of the study `zero-payload`.
 
-use super::{Payload, TestRecord};
+use super::{Payload, Test, not_stored};
+use crate::cells::Cell;
 
 /// A dynamic disk that is this much faster than the fixed one has not done the work.
 const TOO_GOOD: f64 = 1.5;
 
 /// The conclusion, and first of all whether it is of everything.
-pub(super) fn verdict(tests: &[TestRecord], stopped: bool) -> String {
-    let text = conclusion(tests);
+pub(super) fn verdict(cells: &[Cell], stopped: bool) -> String {
+    let text = conclusion(cells);
     if stopped { format!("Stopped: this is what was measured until then. {text}") } else { text }
 }
 
-fn conclusion(tests: &[TestRecord]) -> String {
-    let ends = |payload, figure: fn(&TestRecord) -> f64| {
-        let of = tests.iter().filter(|test| test.payload == payload).map(figure);
-        of.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
+fn conclusion(cells: &[Cell]) -> String {
+    let ends = |payload, figure: fn(&Test<'_>) -> Option<f64>| {
+        let tests = Test::all(cells, payload);
+        let figures = tests.iter().filter_map(figure);
+        figures.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
     };
-    let ratio = |test: &TestRecord| test.ratio.median();
+    let ratio = |test: &Test<'_>| test.ratio().map(|ratio| ratio.median());
     let ((low, high), (real_low, real_high)) = (ends(Payload::Zeros, ratio), ends(Payload::Data, ratio));
-    let (least, most) = ends(Payload::Zeros, |test| 100.0 * test.dynamic.never_reached.median);
+    let (least, most) = ends(Payload::Zeros, |test| not_stored(test.dynamic).map(|share| 100.0 * share));
     let share =
         if least.round() == most.round() { format!("{most:.0} %") } else { format!("{least:.0} to {most:.0} %") };
     let spread = |low: f64, high: f64| format!("{} to {}", times(low), times(high));

@@ -19,7 +19,6 @@ use diskwright_lab::{
 use diskwright_load::{
     job::{Caching, Span},
     record::End,
-    run::Snapshot,
 };
 use diskwright_store::CacheMode;
 
@@ -107,12 +106,9 @@ pub fn run(context: &mut Context, args: &QueueDepthArgs) -> Outcome {
         },
     };
     let mut steps = context.steps();
-    let patience = context.signals.patient();
-    // A signal ends the window as well, not only the stage after it.
-    let watch = |_: &Snapshot<'_>| !patience.should_stop();
-    let report = queue_depth::run(&options, &watch, &mut steps);
+    let report = queue_depth::run(&options, &mut steps);
     drop(steps);
-    let has_failed = report.as_ref().is_ok_and(|report| matches!(report.result.end, End::Failed { .. }));
+    let has_failed = report.as_ref().is_ok_and(|report| matches!(report.result.head.end, End::Failed { .. }));
     let code = experiment::conclude(context, report)?;
     Ok(if has_failed { exit::FAILED } else { code })
 }

@@ -8,7 +8,6 @@ use crate::{
 };
 use clap::{Args, ValueEnum};
 use diskwright_lab::study::raw_and_file::{self, FileSystem, RawAndFileOptions};
-use diskwright_load::run::Snapshot;
 use std::path::PathBuf;
 
 /// Arguments of `lab study raw-and-file`.
@@ -77,9 +76,7 @@ pub fn run(context: &mut Context, args: &RawAndFileArgs) -> Outcome {
         destroy_data: args.destroy_data,
     };
     let mut steps = context.steps();
-    let patience = context.signals.patient();
-    let watch = |_: &Snapshot<'_>| !patience.should_stop();
-    let report = raw_and_file::run(&options, &watch, &mut steps);
+    let report = raw_and_file::run(&options, &mut steps);
     drop(steps);
     experiment::conclude(context, report)
 }

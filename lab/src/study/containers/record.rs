@@ -1,65 +1,69 @@
-//! Results as they are saved: complete, with everything that made them, under a schema that has a
-//! version.
+//! What the study found, as it is saved: how the disks were prepared, and the cells of four parts.
 
 use crate::{
+    cells::{Cell, Cells, Compared},
     child::OpenCost,
-    measure::{Ratio, WorkloadResult},
     targets::Container,
 };
-use diskwright_load::{
-    machine::{Machine, Place, Versions},
-    warning::Warning,
-};
-use diskwright_stats::summary::Summary;
+use diskwright_load::record::Head;
+use diskwright_stats::numbers::bytes;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 
 /// Schema of [`ContainersResult`].
-pub const CONTAINERS_SCHEMA: &str = "diskwright.study.containers/2";
+pub const SCHEMA: &str = "diskwright.study.containers/3";
 
-/// The study `containers`, whole.
+/// Part of the cells: every container under every workload. The first is the raw file.
+pub const CONTAINERS: &str = "containers";
+/// Part of the cells: reads of the top of chains, in the order of [`ChainRecord::lengths`].
+pub const CHAIN: &str = "chain";
+/// Part of the cells: the same writes into a full disk and into an empty one, in pairs.
+pub const EXPANDING: &str = "expanding";
+/// Part of the cells: disks with blocks of several sizes, in the order of
+/// [`BlockSizeRecord::block_bytes`].
+pub const BLOCK_SIZE: &str = "block size";
+/// Name of the figure in [`Cell::more`]: the flush after the writes, which makes new blocks
+/// durable, nanoseconds.
+pub const FLUSH_NS: &str = "flush_ns";
+
+/// The study, whole or as far as it is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContainersResult {
-    /// [`CONTAINERS_SCHEMA`].
-    pub schema: String,
-    /// The conclusion, in a sentence or two.
-    pub verdict: String,
-    /// When it began, as in `20261120T221749Z`.
-    pub started_utc: String,
-    /// How long it took, nanoseconds.
-    pub took_ns: u64,
-    /// On what.
-    pub machine: Machine,
-    /// Where the disks lay.
-    pub place: Place,
-    /// By which programs.
-    pub versions: Versions,
-    /// How.
+    /// When, where and by what it was measured, and the conclusion.
+    #[serde(flatten)]
+    pub head: Head,
+    /// The options in force.
     pub options: ContainersRecord,
-    /// What the generator itself costs for each request, on `null:` at the first depth,
-    /// nanoseconds.
+    /// Time of the generator itself for each request, on `null:` at the first depth, nanoseconds.
     pub generator_ns_per_io: f64,
     /// How each target was prepared and proved.
     pub preparation: Vec<PreparedRecord>,
     /// Creation times.
     pub creation: Vec<CreationRecord>,
-    /// The chain-length experiment.
+    /// The chains of the chain-length experiment.
     pub chain: Option<ChainRecord>,
-    /// Each workload at each depth, on every target.
-    pub workloads: Vec<ComparedWorkload>,
-    /// Writes into empty disks, that must find space first, against writes into full ones.
-    #[serde(default)]
-    pub expanding: Vec<ExpandingRecord>,
-    /// Full disks with blocks of one size against those with blocks of another.
-    #[serde(default)]
+    /// The disks that differ only in the size of their blocks.
     pub block_sizes: Vec<BlockSizeRecord>,
+    /// Everything that was measured.
+    pub cells: Vec<Cell>,
     /// What the long form measures and this one did not, a phrase each.
-    #[serde(default)]
     pub left_out: Vec<String>,
-    /// Reasons for doubt.
-    pub warnings: Vec<Warning>,
-    /// Whether it was stopped before everything was measured; what was measured is there.
-    #[serde(default)]
-    pub partial: bool,
+}
+
+impl Cells for ContainersResult {
+    fn cells(&self) -> Cow<'_, [Cell]> {
+        Cow::from(&self.cells)
+    }
+}
+
+/// The name of the top of a chain of so many differencing disks.
+pub(crate) fn chain_name(children: u32) -> String {
+    format!("chain of {children}")
+}
+
+/// The name of the target with the full disk of the expanding experiment, or with the empty one.
+pub(crate) fn expanding_name(target: &str, state: &str) -> String {
+    format!("{target}, {state}")
 }
 
 /// The options in force.
@@ -89,10 +93,8 @@ pub struct ContainersRecord {
 /// How one target was prepared.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PreparedRecord {
-    /// Which.
+    /// The container.
     pub container: Container,
-    /// Its name.
-    pub target: String,
     /// The cache mode in force.
     pub cache: String,
     /// Bytes written to it through the block queue.
@@ -113,14 +115,12 @@ pub struct PreparedRecord {
 /// How long it took to create an empty disk.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CreationRecord {
-    /// Which.
+    /// The container.
     pub container: Container,
-    /// Its name.
-    pub target: String,
     /// Virtual size.
     pub size_bytes: u64,
-    /// Times, nanoseconds.
-    pub wall_ns: Summary,
+    /// Time of each creation, nanoseconds.
+    pub wall_ns: Vec<f64>,
     /// Space that the new file takes.
     pub file_allocated_bytes: u64,
 }
@@ -134,11 +134,8 @@ pub struct ChainRecord {
     pub verified_bytes: u64,
     /// How long it took to make all its files, nanoseconds.
     pub made_in_ns: u64,
-    /// Each length: differencing disks above the base.
+    /// Each length, ascending.
     pub lengths: Vec<ChainLength>,
-    /// Each workload; its cells are in the order of `lengths`, the first being the base of the
-    /// ratios.
-    pub reads: Vec<WorkloadResult>,
 }
 
 /// One length of chain.
@@ -152,52 +149,34 @@ pub struct ChainLength {
     pub in_child_process: bool,
 }
 
-/// Writes into an empty disk against the same writes into a full one of its kind, in turns.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ExpandingRecord {
-    /// Which kind.
-    pub container: Container,
-    /// Its name, with the size of its blocks where that is not the usual one.
-    pub target: String,
-    /// Size of its blocks.
-    pub block_bytes: u64,
-    /// Writes in each round.
-    pub writes: u64,
-    /// The full disk, which is the base of the ratios, and the empty one.
-    pub result: WorkloadResult,
-    /// The flush after the writes, which makes the new blocks durable: on the full disk,
-    /// nanoseconds.
-    pub flush_full_ns: Summary,
-    /// The same on the empty one.
-    pub flush_empty_ns: Summary,
-    /// Speed of the empty disk with that flush in it, as a ratio to the full one's.
-    pub ratio_with_flush: Ratio,
-}
-
 /// Full disks that differ only in the size of their blocks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BlockSizeRecord {
-    /// Which kind.
+    /// Format and type of all of them.
     pub container: Container,
-    /// Sizes of blocks, in the order of the cells; the first is the usual one, and the base of the
-    /// ratios.
+    /// Sizes of blocks; the first is the usual one, and the base of the ratios.
     pub block_bytes: Vec<u64>,
     /// Space that each file takes.
     pub file_allocated_bytes: Vec<u64>,
-    /// The workloads.
-    pub workloads: Vec<WorkloadResult>,
-    /// For each workload, the paper's ratio of its 512 KiB (on Windows Server 2008) to its 2 MiB
-    /// (on R2), where it has one.
-    pub paper_ratios: Vec<Option<f64>>,
 }
 
-/// A workload on all targets, with the paper's figures.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct ComparedWorkload {
-    /// What was measured.
-    #[serde(flatten)]
-    pub result: WorkloadResult,
-    /// For each cell, the paper's ratio to the physical disk (Windows Server 2008 R2, queue depth
-    /// 64), where its tables have one.
-    pub paper_ratios: Vec<Option<f64>>,
+impl BlockSizeRecord {
+    /// The name of the disk with blocks of this size.
+    pub fn name(&self, block_bytes: u64) -> String {
+        name_of_size(self.container, block_bytes)
+    }
+
+    /// The cells of these disks: one row for each workload.
+    pub fn compared<'a>(&self, cells: &'a [Cell]) -> Vec<Compared<'a>> {
+        let names: Vec<String> = self.block_bytes.iter().map(|size| self.name(*size)).collect();
+        let mut loads = Compared::of_part(cells, BLOCK_SIZE);
+        loads.iter_mut().for_each(|load| load.cells.retain(|cell| names.contains(&cell.subject)));
+        loads.retain(|load| !load.cells.is_empty());
+        loads
+    }
+}
+
+/// The name of a disk by the size of its blocks.
+pub(crate) fn name_of_size(container: Container, block_bytes: u64) -> String {
+    format!("{}, {}", container.name(), bytes(block_bytes))
 }

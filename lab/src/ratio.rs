@@ -1,0 +1,34 @@
+//! A figure as a ratio to that of a base in the same round.
+
+use diskwright_stats::summary::{self, Interval, Summary};
+use serde::{Deserialize, Serialize};
+
+/// A ratio to the base, round by round.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ratio {
+    /// Median, extremes and deviation of the rounds' ratios.
+    #[serde(flatten)]
+    pub summary: Summary,
+    /// 95 % confidence interval of the median ([`summary::median_interval`], over the logarithms);
+    /// `None` of a single round, or where a ratio is 0.
+    pub confidence: Option<Interval>,
+    /// Each round's ratio.
+    pub each: Vec<f64>,
+}
+
+impl Ratio {
+    /// Of `ours` to `base`, round by round. `None` when no round has both.
+    pub fn of(ours: &[f64], base: &[f64]) -> Option<Self> {
+        let each = summary::ratios(ours, base);
+        let summary = Summary::of(&each)?;
+        let logarithms: Vec<f64> = each.iter().map(|ratio| ratio.ln()).collect();
+        let confidence = summary::median_interval(&logarithms, 0.95)
+            .map(|ends| Interval { low: ends.low.exp(), high: ends.high.exp() });
+        Some(Self { summary, confidence, each })
+    }
+
+    /// The median of the rounds' ratios.
+    pub fn median(&self) -> f64 {
+        self.summary.median
+    }
+}

@@ -1,0 +1,226 @@
+//! The loop in which cells are measured by turns.
+//!
+//! ```text
+//!   round 1: every cell once ──▶ round 2: every cell once, the other way round ──▶ ...
+//!            └─ report ─▶ measure                          stop: by the user, or out of time
+//! ```
+//!
+//! Every study, sweep and comparison measures in this loop, so three rules hold for all of them:
+//!
+//! - **Order.** A round measures each cell once, in an order that changes from round to round
+//!   ([`summary::round_order`]). A drift of the machine then falls on all cells alike.
+//! - **Seeds.** The requests of a window depend on the seed of the experiment, the cell and the
+//!   round ([`job_of`]), and never on the target.
+//! - **Stop.** When the user stops it, in a window or between two, only whole rounds count. A run
+//!   that must end in time begins no round that would end too late, but always the first.
+
+use crate::{
+    LabError, Result,
+    progress::{Progress, report},
+};
+use diskwright_load::{Job, run::Watch, seeds};
+use diskwright_stats::summary;
+use std::time::Instant;
+
+/// How often, in which order, and until when.
+#[derive(Debug, Clone, Copy)]
+pub struct Rounds {
+    /// How often each cell is measured.
+    pub rounds: usize,
+    /// Seed of the orders.
+    pub seed: u64,
+    /// So many neighbouring cells are measured one after the other, because they are compared with
+    /// each other; `None`: all cells are mixed.
+    pub together: Option<usize>,
+    /// No round begins that would end after this, if it takes as long as the one before.
+    pub until: Option<Instant>,
+}
+
+impl Rounds {
+    /// So many rounds, all cells mixed, however long they take.
+    pub fn new(rounds: usize, seed: u64) -> Self {
+        Self { rounds, seed, together: None, until: None }
+    }
+
+    /// The numbers of the cells in the order of `round`.
+    fn order(&self, cells: usize, round: usize) -> Vec<usize> {
+        let together = self.together.unwrap_or(cells).max(1);
+        let groups = (0..cells).step_by(together).enumerate();
+        let of_group = |(number, first): (usize, usize)| {
+            let order = summary::round_order(together.min(cells - first), round, self.seed ^ ((number as u64) << 32));
+            order.into_iter().map(move |index| first + index)
+        };
+        groups.flat_map(of_group).collect()
+    }
+}
+
+/// One cell in one round, each by its number from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// The cell.
+    pub cell: usize,
+    /// The round.
+    pub round: usize,
+}
+
+/// How far the rounds have come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Done {
+    /// Rounds that every cell has had.
+    pub whole: usize,
+    /// Whether the user has stopped it.
+    pub stopped: bool,
+}
+
+impl Done {
+    /// # Errors
+    /// [`LabError::Stopped`] where the user has stopped it.
+    pub fn or_stopped(self) -> Result<()> {
+        if self.stopped { Err(LabError::Stopped) } else { Ok(()) }
+    }
+}
+
+/// Where the rounds stand in a longer run, for those who watch.
+pub struct Steps<'a> {
+    /// Who watches.
+    pub progress: &'a mut dyn Progress,
+    /// The part of the run.
+    pub phase: &'a str,
+    /// Windows of that part that are done.
+    pub done: u64,
+    /// Windows that it has in all.
+    pub total: u64,
+}
+
+impl<'a> Steps<'a> {
+    /// Of a part of which nothing is done.
+    pub fn new(progress: &'a mut dyn Progress, phase: &'a str, total: usize) -> Self {
+        Self { progress, phase, done: 0, total: total as u64 }
+    }
+}
+
+/// Measures `cells` cells in turns. `title` is what is shown while a window is measured; a window
+/// for which it is `None` was measured in an earlier sitting and is left out. `measure` keeps what
+/// it finds.
+///
+/// # Errors
+/// Whatever `measure` returns, but for [`LabError::Stopped`], which ends the rounds and is in
+/// [`Done`].
+pub fn interleave(
+    rounds: &Rounds,
+    cells: usize,
+    steps: &mut Steps<'_>,
+    title: &dyn Fn(Window) -> Option<String>,
+    measure: &mut dyn FnMut(Window, &dyn Watch) -> Result<()>,
+) -> Result<Done> {
+    for round in 0..rounds.rounds {
+        let begun = Instant::now();
+        for cell in rounds.order(cells, round) {
+            let window = Window { cell, round };
+            let Some(title) = title(window) else { continue };
+            let measured = report(steps.progress, steps.phase, steps.done, steps.total, &title)
+                .and_then(|()| measure(window, steps.progress.watch()));
+            match measured {
+                Err(LabError::Stopped) => return Ok(Done { whole: round, stopped: true }),
+                measured => measured?,
+            }
+            steps.done += 1;
+        }
+        if rounds.until.is_some_and(|until| Instant::now() + begun.elapsed() > until) {
+            return Ok(Done { whole: round + 1, stopped: false });
+        }
+    }
+    Ok(Done { whole: rounds.rounds, stopped: false })
+}
+
+/// The job of one window: `job`, whose seed is that of the experiment, with the requests of `cell`
+/// in `round`. With the size of the smallest target, sequential streams begin somewhere else in
+/// each round; see [`seeds`].
+pub fn job_of(job: &Job, cell: &str, round: usize, size_bytes: Option<u64>) -> Job {
+    let mut job = Job { seed: seeds::of_window(job.seed, cell, round), ..job.clone() };
+    if let Some(size_bytes) = size_bytes {
+        seeds::begin_streams(&mut job, size_bytes);
+    }
+    job
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::progress::{Silent, Step};
+    use std::time::Duration;
+
+    /// The windows in the order in which they were measured, and how it ended. The user stops
+    /// before window number `patience`.
+    fn measured(rounds: &Rounds, cells: usize, patience: u64) -> (Vec<(usize, usize)>, Done) {
+        let mut seen = Vec::new();
+        let mut progress = |step: Step<'_>| step.done < patience;
+        let mut steps = Steps::new(&mut progress, "measure", cells * rounds.rounds);
+        let mut measure = |window: Window, _: &dyn Watch| {
+            seen.push((window.round, window.cell));
+            Ok(())
+        };
+        let done = interleave(rounds, cells, &mut steps, &|_| Some(String::new()), &mut measure).unwrap();
+        (seen, done)
+    }
+
+    #[test]
+    fn every_round_has_every_cell_and_an_odd_one_runs_backwards() {
+        let (seen, done) = measured(&Rounds::new(4, 7), 5, u64::MAX);
+        assert_eq!(done, Done { whole: 4, stopped: false });
+        let order = |round: usize| seen[round * 5..][..5].iter().map(|(_, cell)| *cell).collect::<Vec<_>>();
+        for round in 0..4 {
+            let mut all = order(round);
+            all.sort_unstable();
+            assert_eq!(all, [0, 1, 2, 3, 4]);
+        }
+        assert!(order(0).iter().eq(order(1).iter().rev()) && order(0) != order(2), "{seen:?}");
+    }
+
+    #[test]
+    fn cells_that_are_compared_with_each_other_stay_together() {
+        let (seen, _) = measured(&Rounds { together: Some(3), ..Rounds::new(2, 7) }, 6, u64::MAX);
+        let groups: Vec<Vec<usize>> =
+            seen.chunks(3).map(|group| group.iter().map(|(_, cell)| cell / 3).collect()).collect();
+        assert_eq!(groups, [[0; 3], [1; 3], [0; 3], [1; 3]], "{seen:?}");
+        assert!((0..6).all(|cell| seen[..6].contains(&(0, cell))));
+    }
+
+    #[test]
+    fn a_stop_between_windows_or_within_one_keeps_whole_rounds() {
+        assert_eq!(measured(&Rounds::new(4, 7), 3, 7).1, Done { whole: 2, stopped: true });
+        let mut measure =
+            |window: Window, _: &dyn Watch| if window.round < 1 { Ok(()) } else { Err(LabError::Stopped) };
+        let mut silent = Silent;
+        let mut steps = Steps::new(&mut silent, "measure", 6);
+        let title = |_| Some(String::new());
+        let done = interleave(&Rounds::new(2, 7), 3, &mut steps, &title, &mut measure).unwrap();
+        assert_eq!((done, steps.done), (Done { whole: 1, stopped: true }, 3));
+        assert!(matches!(done.or_stopped(), Err(LabError::Stopped)));
+        // Every other error is one.
+        let mut fails = |_: Window, _: &dyn Watch| Err(LabError::Void { first: String::new(), errors: 1 });
+        assert!(interleave(&Rounds::new(2, 7), 3, &mut steps, &title, &mut fails).is_err());
+    }
+
+    #[test]
+    fn a_round_that_would_end_too_late_is_not_begun_but_the_first_always_is() {
+        let late = Rounds { until: Some(Instant::now()), ..Rounds::new(3, 7) };
+        assert_eq!(measured(&late, 2, u64::MAX).1, Done { whole: 1, stopped: false });
+        let in_time = Rounds { until: Some(Instant::now() + Duration::from_secs(600)), ..late };
+        assert_eq!(measured(&in_time, 2, u64::MAX).1, Done { whole: 3, stopped: false });
+    }
+
+    #[test]
+    fn windows_of_an_earlier_sitting_are_left_out() {
+        let mut seen = Vec::new();
+        let mut measure = |window: Window, _: &dyn Watch| {
+            seen.push((window.round, window.cell));
+            Ok(())
+        };
+        let mut silent = Silent;
+        let mut steps = Steps { done: 3, ..Steps::new(&mut silent, "measure", 4) };
+        let title = |window: Window| (window.round == 1 && window.cell == 0).then(String::new);
+        interleave(&Rounds::new(2, 7), 2, &mut steps, &title, &mut measure).unwrap();
+        assert_eq!((steps.done, seen), (4, vec![(1, 0)]));
+    }
+}
