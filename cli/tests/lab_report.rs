@@ -152,7 +152,7 @@ fn diskspd_makes_its_files_and_writes_no_others() {
 #[test]
 fn diskspd_names_the_switch_that_is_wrong() {
     let shop = Workshop::new();
-    assert!(shop.fails(2, "diskspd -r -k7 null:").contains("-k7 is no switch"));
+    assert!(shop.fails(2, "diskspd -r -k7 null:").contains("-k7 is not a DiskSpd switch"));
     assert!(shop.fails(2, "diskspd -w101 null:").contains("-w101"));
     assert!(shop.fails(2, "diskspd -ePROCESS null:").contains("-ePROCESS is not supported"));
     assert!(shop.ok("diskspd -?").contains("-b<size>"));
@@ -187,7 +187,7 @@ fn diskspd_c_refuses_a_disk_that_is_smaller_and_names_its_own_switches() {
     let sentence = shop.fails(1, "diskspd -c4M -f8M -r -d1 -W0 small.dat");
     assert!(sentence.contains("(-f, -B)") && !sentence.contains("--"), "{sentence}");
     let ended = shop.run("diskspd -r -d1 -W0 -b4K small.vhdx");
-    assert!(ended.stderr.contains("let -c make it") && !ended.stderr.contains("--fill"), "{ended:?}");
+    assert!(ended.stderr.contains("let -c create it") && !ended.stderr.contains("--fill"), "{ended:?}");
 }
 
 /// The processors of each measuring thread of a run, as the kernel tells them.
