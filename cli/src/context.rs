@@ -20,6 +20,7 @@ use diskwright_lab::{
     report::{TextOptions, Told, text},
 };
 use diskwright_outline::wrap;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
     borrow::Cow,
@@ -80,12 +81,12 @@ impl Context {
     }
 
     /// Prints a result of the lab as JSON; it has its own `schema`.
-    pub fn print_result(&mut self, result: &impl Serialize) -> Outcome<()> {
+    pub fn print_result(&mut self, result: &(impl Serialize + JsonSchema)) -> Outcome<()> {
         Ok(diskwright_outline::json::write(&mut self.out, result)?)
     }
 
     /// The same with a `summary`: the figures of each cell that the screen shows.
-    pub fn print_measured<T: Serialize + Cells>(&mut self, result: &T) -> Outcome<()> {
+    pub fn print_measured<T: Serialize + JsonSchema + Cells>(&mut self, result: &T) -> Outcome<()> {
         self.print_result(&WithSummary::of(result))
     }
 

@@ -15,6 +15,20 @@ use crate::{
     export::ExportReport,
     json::Document,
 };
+use diskwright_lab::{
+    acceptance::{self, AcceptanceRecord},
+    cells::WithSummary,
+    comparison::{COMPARISON_SCHEMA, ComparisonRecord},
+    study::{
+        access_paths::{self, AccessPathsResult},
+        containers::{self, ContainersResult},
+        queue_depth::{self, QueueDepthResult},
+        raw_and_file::{self, RawAndFileResult},
+        zero_payload::{self, ZeroPayloadResult},
+    },
+    sweep::{SWEEP_SCHEMA, SweepRecord},
+};
+use diskwright_load::record::{RUN_SCHEMA, Run};
 use schemars::{JsonSchema, Schema, generate::SchemaSettings};
 use serde_json::{Value, json};
 use std::{fs, path::PathBuf};
@@ -43,8 +57,27 @@ fn complete<T: JsonSchema>(name: &str, enveloped: bool) -> Schema {
     schema
 }
 
+/// The schema of a result of the lab, which has the field `schema` itself. What is printed has a
+/// summary, and a saved file has none.
+fn of_result<T: JsonSchema>(name: &'static str) -> Named {
+    let mut schema = complete::<T>(name, false);
+    if let Some(Value::Array(required)) = schema.get_mut("required") {
+        required.retain(|field| field != "summary");
+    }
+    (name, schema)
+}
+
 fn all() -> Vec<Named> {
     vec![
+        of_result::<AcceptanceRecord>(acceptance::SCHEMA),
+        of_result::<WithSummary<'_, AccessPathsResult>>(access_paths::SCHEMA),
+        of_result::<WithSummary<'_, ComparisonRecord>>(COMPARISON_SCHEMA),
+        of_result::<WithSummary<'_, ContainersResult>>(containers::SCHEMA),
+        of_result::<WithSummary<'_, QueueDepthResult>>(queue_depth::SCHEMA),
+        of_result::<WithSummary<'_, RawAndFileResult>>(raw_and_file::SCHEMA),
+        of_result::<WithSummary<'_, Run>>(RUN_SCHEMA),
+        of_result::<WithSummary<'_, SweepRecord>>(SWEEP_SCHEMA),
+        of_result::<WithSummary<'_, ZeroPayloadResult>>(zero_payload::SCHEMA),
         of::<attach::Report>(),
         of::<attached::Report>(),
         of::<check::Report>(),

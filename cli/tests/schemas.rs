@@ -29,7 +29,21 @@ const LINES: &[&str] = &[
 ];
 
 /// Documents that other tests print: those need root, a server, or minutes.
-const ELSEWHERE: &[&str] = &["attach-1", "detach-1", "serve-1", "info-export-1"];
+const ELSEWHERE: &[&str] = &[
+    "attach-1",
+    "detach-1",
+    "info-export-1",
+    "lab.acceptance-1",
+    "lab.compare-2",
+    "lab.run-2",
+    "lab.sweep-2",
+    "serve-1",
+    "study.access-paths-2",
+    "study.containers-3",
+    "study.queue-depth-2",
+    "study.raw-and-file-2",
+    "study.zero-payload-2",
+];
 
 #[test]
 fn every_schema_belongs_to_a_document() {

@@ -22,7 +22,7 @@ use std::{
 };
 
 /// A subject under a load.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Cell {
     /// Which part of the experiment: a phase, a stage, an experiment of a study; empty where there
     /// is only one.
@@ -182,7 +182,7 @@ pub trait Cells {
 }
 
 /// What people read off a screen: the medians of the rounds of a cell.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct CellSummary {
     /// See [`Cell::part`]; left out where it is empty.
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -201,10 +201,11 @@ pub struct CellSummary {
 }
 
 /// A result with its summary, as `--json` prints it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct WithSummary<'a, T: Serialize> {
     #[serde(flatten)]
     result: &'a T,
+    /// The medians of each cell, as they are on the screen. Only printed, not saved.
     summary: Vec<CellSummary>,
 }
 

@@ -89,7 +89,7 @@ impl ChildLauncher {
 }
 
 /// What it cost to open a disk and to read one piece of it.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct OpenCost {
     /// Images in the chain.
     pub images: u32,
@@ -127,7 +127,7 @@ pub fn open_cost(path: &Path, offset_bytes: u64, len_bytes: u64, cache: CacheMod
 }
 
 /// What it cost to make many requests of nothing.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct RunCost {
     /// Requests whose latency was taken.
     pub requests: u64,

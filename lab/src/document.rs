@@ -45,7 +45,7 @@ const LONGEST_BYTES: u64 = 1 << 30;
 const BYTES_WITHOUT_SCHEMA: [u64; 2] = [64 << 10, 64 << 20];
 
 /// A result of any kind.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, schemars::JsonSchema)]
 #[serde(untagged)]
 pub enum Document {
     /// Of `lab run` and `diskspd`.
@@ -127,7 +127,7 @@ impl Cells for Document {
 }
 
 /// Several results, as `lab report --as json` writes them.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct Bundle<'a> {
     /// [`BUNDLE_SCHEMA`].
     pub schema: &'static str,

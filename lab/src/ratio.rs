@@ -4,7 +4,7 @@ use diskwright_stats::summary::{self, Interval, Summary};
 use serde::{Deserialize, Serialize};
 
 /// A ratio to the base, round by round.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Ratio {
     /// Median, extremes and deviation of the rounds' ratios.
     #[serde(flatten)]

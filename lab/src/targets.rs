@@ -24,7 +24,7 @@ use std::{
 };
 
 /// What holds the blocks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Container {
     /// A preallocated file, its bytes those of the disk: what the others are measured against.

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::{fmt, path::PathBuf};
 
 /// The image, export or file that a target shows.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Behind {
     /// An export of an NBD server.
@@ -33,7 +33,7 @@ pub enum Behind {
 }
 
 /// An NBD export and the properties that its server announced.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ExportRecord {
     /// Host and port, or the path of the socket.
     pub server: String,

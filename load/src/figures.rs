@@ -9,7 +9,7 @@ use diskwright_stats::summary::median;
 use serde::{Deserialize, Serialize};
 
 /// One measured window, summed over its threads and targets.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Figures {
     /// Length of the window, nanoseconds.
     pub window_ns: u64,
@@ -106,7 +106,7 @@ impl Figures {
 }
 
 /// A figure by which windows are compared.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Metric {
     /// Requests per second.

@@ -13,7 +13,7 @@ use std::{
 };
 
 /// The machine on which a result was measured.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Machine {
     /// Model name of the processor, from `/proc/cpuinfo`.
     pub cpu_model: String,
@@ -56,7 +56,7 @@ impl fmt::Display for Machine {
 }
 
 /// The file system and device of a target.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Place {
     /// Canonical path of the target.
     pub path: PathBuf,
@@ -126,7 +126,7 @@ pub fn free_bytes(path: &Path) -> u64 {
 }
 
 /// Versions of the programs of a measurement.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Versions {
     /// Version of Diskwright.
     pub diskwright: String,

@@ -7,7 +7,7 @@ use std::fmt;
 const CELLS_SHOWN: usize = 3;
 
 /// A reason why the figures of a result may mislead.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Warning {
     /// The program was built without optimisation.

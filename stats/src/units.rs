@@ -2,7 +2,7 @@
 //! `24h`.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use std::{fmt, str::FromStr, time::Duration};
+use std::{borrow::Cow, fmt, str::FromStr, time::Duration};
 
 /// A size in bytes. It is printed with the largest unit of 1024 that divides it, as in `8K`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -170,6 +170,28 @@ enum Written {
     Number(u64),
     Real(f64),
     Text(String),
+}
+
+impl schemars::JsonSchema for Bytes {
+    fn schema_name() -> Cow<'static, str> {
+        "Bytes".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let description = "A size: a number with K, M, G or T (powers of 1024), as in 64K.";
+        schemars::json_schema!({ "type": "string", "description": description })
+    }
+}
+
+impl schemars::JsonSchema for Span {
+    fn schema_name() -> Cow<'static, str> {
+        "Span".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let description = "A length of time: a number with h, m, s, ms, us or ns, as in 30s.";
+        schemars::json_schema!({ "type": "string", "description": description })
+    }
 }
 
 impl Serialize for Bytes {

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 const INTERVAL_CONFIDENCE: f64 = 0.99;
 
 /// The outcome of a check or a row, the worst first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
     /// The bar was missed, or the measurement could not be carried out.
@@ -25,7 +25,7 @@ pub enum Outcome {
 }
 
 /// What a figure must reach.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Bar {
     /// The figure must be at least this.
@@ -53,7 +53,7 @@ impl Bar {
 }
 
 /// One figure and its bar.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Check {
     /// What was measured: "VHDX dynamic, 4K random read: IOPS".
     pub name: String,

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub const SCHEMA: &str = "diskwright.lab.acceptance/1";
 
 /// What one row found.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct RowResult {
     /// [`Row::name`](super::Row::name).
     pub row: String,
@@ -28,7 +28,7 @@ pub struct RowResult {
 }
 
 /// All rows of a run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct AcceptanceRecord {
     /// [`SCHEMA`].
     pub schema: String,

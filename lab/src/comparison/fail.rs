@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
 /// A condition: a figure is worse than the base by more than a share.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct FailIf {
     /// The figure; IOPS where the user named none.
     pub metric: Metric,
@@ -24,7 +24,7 @@ pub struct FailIf {
 }
 
 /// How sure a loss must be.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Certainty {
     /// The whole interval is worse than the limit, and the corrected test sees a difference.

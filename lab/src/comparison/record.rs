@@ -14,7 +14,7 @@ use std::borrow::Cow;
 pub const COMPARISON_SCHEMA: &str = "diskwright.lab.compare/2";
 
 /// A comparison: what was compared, and by how much each side differs from the first.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ComparisonRecord {
     /// When and on which machine it was compared, and the conclusion. The machines that measured
     /// are in [`Side::circumstances`].
@@ -40,7 +40,7 @@ pub struct ComparisonRecord {
 }
 
 /// One of those that are compared.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Side {
     /// As shown to people.
     pub name: String,
@@ -53,7 +53,7 @@ pub struct Side {
 }
 
 /// What two sides should have alike.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Circumstances {
     /// Processors, memory, kernel.
     pub machine: String,
@@ -68,7 +68,7 @@ pub struct Circumstances {
 }
 
 /// The rounds of one cell of a side.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Group {
     /// The cell. It is matched with the cell of the other side that has the same part; the load
     /// should be alike, and the subject is the side.
@@ -102,7 +102,7 @@ impl Side {
 }
 
 /// One figure of one group of one side, against the base.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct FigureChange {
     /// Number of the side, from 1: 0 is the base.
     pub side: usize,
@@ -127,7 +127,7 @@ pub struct FigureChange {
 }
 
 /// What a comparison says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Said {
     /// Better than the base.

@@ -10,7 +10,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The array below the target.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ArrayOptions {
     /// Copies of the data that the space keeps: 2 for a two-way mirror. At least 1.
     pub copies: u32,
@@ -19,7 +19,7 @@ pub struct ArrayOptions {
 }
 
 /// Load and throughput of each device of the array.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ArrayFigures {
     /// Transfers for each request, on average.
     pub amplification: f64,

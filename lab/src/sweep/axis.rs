@@ -16,7 +16,7 @@ use std::{fmt, str::FromStr};
 pub const VALUES_MAX: usize = 1024;
 
 /// What can vary.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Knob {
     /// Requests in flight for each thread on its target.
@@ -97,7 +97,7 @@ impl fmt::Display for Knob {
 }
 
 /// A value on an axis.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Coordinate {
     /// What varies along the axis.
     pub knob: Knob,
@@ -112,7 +112,7 @@ impl fmt::Display for Coordinate {
 }
 
 /// One thing that varies, and its values in the order given; no value twice.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Axis {
     /// What varies.
     pub knob: Knob,

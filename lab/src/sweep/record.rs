@@ -24,7 +24,7 @@ use std::borrow::Cow;
 pub const SWEEP_SCHEMA: &str = "diskwright.lab.sweep/2";
 
 /// A sweep, whole or as far as it is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct SweepRecord {
     /// When and by what it was measured, and the conclusion. The verdict of an unfinished sweep
     /// says how far it is; the time is that of the measured windows.
@@ -48,7 +48,7 @@ pub struct SweepRecord {
 }
 
 /// What a sweep is to do.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct SweepOptions {
     /// The workload from which every cell departs.
     pub job: Job,
@@ -71,7 +71,7 @@ pub struct SweepOptions {
 }
 
 /// One combination.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct SweepCell {
     /// Its place, a value for each axis, in the order of the axes.
     pub point: Vec<Coordinate>,
@@ -111,7 +111,7 @@ impl SweepCell {
 }
 
 /// The marked points of one line through the sweep.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct KneeRow {
     /// What is the same along the line; empty in a sweep over one axis.
     pub fixed: Vec<Coordinate>,
@@ -123,7 +123,7 @@ pub struct KneeRow {
 }
 
 /// The best of combinations that are no line of loads.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct BestCells {
     /// The figure by which the cells were compared.
     pub metric: Metric,

@@ -8,7 +8,7 @@ use super::{Bytes, JobError, Span};
 use serde::{Deserialize, Serialize};
 
 /// Sizes of requests: one size, or several with weights.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(untagged)]
 pub enum Blocks {
     /// All requests have this size.
@@ -18,7 +18,7 @@ pub enum Blocks {
 }
 
 /// One size of a mix.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SizeShare {
     /// Bytes of one request.
@@ -52,7 +52,7 @@ impl Blocks {
 }
 
 /// Distribution of the offsets of random requests over the working set.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, tag = "kind")]
 pub enum Distribution {
     /// Every block with the same probability.
@@ -79,7 +79,7 @@ pub enum Distribution {
 }
 
 /// One range of [`Distribution::Spots`].
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Spot {
     /// Share of the requests, percent.
@@ -94,7 +94,7 @@ pub struct Spot {
 
 /// A request rate, kept by an absolute schedule. The intended start of each request is fixed before
 /// the run, so that a stall of the target counts for all requests that were due during the stall.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, tag = "kind")]
 pub enum Rate {
     /// Requests per second.
@@ -110,7 +110,7 @@ pub enum Rate {
 }
 
 /// Bursts: a thread makes `requests` requests without a limit, then none for `pause`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Burst {
     /// Requests of a burst, at least 1.
@@ -120,7 +120,7 @@ pub struct Burst {
 }
 
 /// A load of a phase: the requests of some threads.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Load {
     /// Name in reports; when it is empty, [`Load::title`] makes one.

@@ -23,7 +23,7 @@ use diskwright_store::{CacheMode, EngineKind};
 use serde::{Deserialize, Serialize};
 
 /// Cache mode and durability of writes; DiskSpd's `-S`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Caching {
     /// Page cache.
@@ -65,7 +65,7 @@ impl Caching {
 }
 
 /// How I/O is submitted: io_uring, or `pread` and `pwrite`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum IoEngine {
     /// io_uring where the kernel has it, else `pread` and `pwrite`.
@@ -98,7 +98,7 @@ impl From<IoEngine> for EngineKind {
 }
 
 /// Payload of writes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields, tag = "kind")]
 pub enum Contents {
     /// Pseudorandom bytes that cannot be compressed or deduplicated.
@@ -119,7 +119,7 @@ pub enum Contents {
 }
 
 /// A phase of a run. Latencies and rates are those of its measured part.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Phase {
     /// Name in reports; unique in its job.
@@ -146,7 +146,7 @@ pub struct Phase {
 }
 
 /// The complete description of a run, without its targets.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Job {
     /// Name in reports, and the name of a profile.

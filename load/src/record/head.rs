@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// The first fields of every result. In JSON they stand beside the fields of the result, the schema
 /// first.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Head {
     /// Kind and version of the result, as in `diskwright.lab.sweep/2`.
     pub schema: String,

@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Reads, writes or flushes.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct DirectionRecord {
     /// Requests completed in the window.
     pub ios: u64,
@@ -24,7 +24,7 @@ pub struct DirectionRecord {
 }
 
 /// Latencies, nanoseconds.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct LatencyRecord {
     /// Number of latencies.
     pub count: u64,

@@ -39,7 +39,7 @@ use std::path::PathBuf;
 pub const RUN_SCHEMA: &str = "diskwright.lab.run/2";
 
 /// The record of a run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Run {
     /// When and by what it was measured, and how it ended. A run has no verdict, and each target
     /// has a place of its own.
@@ -57,7 +57,7 @@ pub struct Run {
 }
 
 /// How a run ended.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum End {
     /// All phases ran to their end.
@@ -85,7 +85,7 @@ impl End {
 }
 
 /// A target of a run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct TargetRecord {
     /// Name as given by the user.
     pub name: String,
@@ -116,7 +116,7 @@ impl TargetRecord {
 }
 
 /// Sampled contents of a target. Shares are from 0 to 1.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ContentsRecord {
     /// Share of the working set that is allocated (not sparse, not trimmed).
     pub allocated: f64,
@@ -131,7 +131,7 @@ pub struct ContentsRecord {
 }
 
 /// The record of a phase.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct PhaseRecord {
     /// Name of the phase in the job.
     pub name: String,
@@ -152,7 +152,7 @@ pub struct PhaseRecord {
 }
 
 /// One thread on one target.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ThreadRecord {
     /// Number of the thread in its phase, from 0.
     pub thread: u32,
@@ -182,7 +182,7 @@ pub struct ThreadRecord {
 
 /// Standard deviation of the requests per second over the whole intervals inside the window. The
 /// intervals have the length that the job asks for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct IopsStdDev {
     /// Standard deviation of reads per second.
     pub reads: f64,
@@ -193,7 +193,7 @@ pub struct IopsStdDev {
 }
 
 /// The sum over several threads.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Total {
     /// Reads.
     pub reads: DirectionRecord,
@@ -284,7 +284,7 @@ impl PhaseRecord {
 }
 
 /// One interval of the time series, over all threads.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct SeriesPoint {
     /// Start of the interval, from the start of the phase, nanoseconds.
     pub start_ns: u64,
@@ -310,7 +310,7 @@ pub struct SeriesPoint {
 }
 
 /// CPU time in a window.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CpuRecord {
     /// CPU time of the generator's process in user mode, nanoseconds.
     pub process_user_ns: u64,
@@ -326,7 +326,7 @@ pub struct CpuRecord {
 }
 
 /// CPU time of one core in a window, nanoseconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CoreRecord {
     /// User mode, nice included.
     pub user_ns: u64,
@@ -343,7 +343,7 @@ pub struct CoreRecord {
 }
 
 /// Steady state by the rule of the SNIA test specification ([`crate::steady`]).
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct SteadyRecord {
     /// Time at which the steady state was reached, from the start of the phase, nanoseconds;
     /// `None`: not reached.

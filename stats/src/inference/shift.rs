@@ -15,7 +15,7 @@ use crate::summary::{Interval, median};
 use serde::{Deserialize, Serialize};
 
 /// An estimated shift with its confidence interval, in the unit of the values.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Shift {
     /// Hodges-Lehmann estimate.
     pub estimate: f64,

@@ -60,7 +60,7 @@ const FEWEST_LOADS: usize = 4;
 const STILL_RISING: f64 = 0.05;
 
 /// The points of one line.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Knee {
     /// The load with the largest power (IOPS divided by mean latency).
     pub efficient: Mark,
@@ -77,7 +77,7 @@ pub struct Knee {
 }
 
 /// A point, or the reason why it is undetermined.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Mark {
     /// The point was found.
@@ -100,7 +100,7 @@ impl Mark {
 }
 
 /// A load of the sweep, with the medians of its rounds.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct MarkedPoint {
     /// Index of the load in the line.
     pub cell: usize,
@@ -119,7 +119,7 @@ pub struct MarkedPoint {
 }
 
 /// Confidence interval of a point. Both ends are loads of the sweep.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct LoadInterval {
     /// Lower end, requests in flight.
     pub low: f64,

@@ -6,7 +6,7 @@ use std::fmt;
 
 /// Why a point is undetermined. Loads are requests in flight; displayed as a sentence with what to
 /// do.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "reason")]
 pub enum Reason {
     /// The sweep has too few loads.

@@ -55,7 +55,6 @@ pub struct Listed {
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct OneProfile {
     /// The profile, as `lab run --profile` takes it from a file.
-    #[schemars(with = "serde_json::Value")]
     profile: diskwright_load::job::Job,
 }
 

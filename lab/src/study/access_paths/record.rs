@@ -17,7 +17,7 @@ pub const SCHEMA: &str = "diskwright.study.access-paths/2";
 pub const SERVER_CPU_NS: &str = "server_cpu_ns_per_io";
 
 /// A way to a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
     /// The engine in the generator's own process: what the others are measured against.
@@ -69,7 +69,7 @@ impl Way {
 }
 
 /// The study, whole or as far as it is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct AccessPathsResult {
     /// When, where and by what it was measured, and the conclusion.
     #[serde(flatten)]
@@ -105,7 +105,7 @@ impl Cells for AccessPathsResult {
 }
 
 /// Whether a way was measured.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct WayRecord {
     /// The way.
     pub way: Way,

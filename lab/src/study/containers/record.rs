@@ -27,7 +27,7 @@ pub const BLOCK_SIZE: &str = "block size";
 pub const FLUSH_NS: &str = "flush_ns";
 
 /// The study, whole or as far as it is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ContainersResult {
     /// When, where and by what it was measured, and the conclusion.
     #[serde(flatten)]
@@ -67,7 +67,7 @@ pub(crate) fn expanding_name(target: &str, state: &str) -> String {
 }
 
 /// The options in force.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ContainersRecord {
     /// Two minutes at most.
     pub quick: bool,
@@ -91,7 +91,7 @@ pub struct ContainersRecord {
 }
 
 /// How one target was prepared.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct PreparedRecord {
     /// The container.
     pub container: Container,
@@ -113,7 +113,7 @@ pub struct PreparedRecord {
 }
 
 /// How long it took to create an empty disk.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CreationRecord {
     /// The container.
     pub container: Container,
@@ -126,7 +126,7 @@ pub struct CreationRecord {
 }
 
 /// The chain-length experiment.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ChainRecord {
     /// Size of each disk, and of the data in the base.
     pub size_bytes: u64,
@@ -139,7 +139,7 @@ pub struct ChainRecord {
 }
 
 /// One length of chain.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ChainLength {
     /// Differencing disks above the base.
     pub children: u32,
@@ -150,7 +150,7 @@ pub struct ChainLength {
 }
 
 /// Full disks that differ only in the size of their blocks.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct BlockSizeRecord {
     /// Format and type of all of them.
     pub container: Container,

@@ -26,7 +26,7 @@ const FAR_APART: f64 = 0.2;
 const NEAR_THE_PEAK: f64 = 0.05;
 
 /// By what a point was chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
     /// Largest power.
@@ -49,7 +49,7 @@ impl Rule {
 }
 
 /// How much load is enough for one kind of load.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Finding {
     /// Depths (for small random I/O), reads, or writes.
     pub stage: Stage,
@@ -61,7 +61,7 @@ pub struct Finding {
 }
 
 /// A load that is enough. Figures are medians over the rounds of the cell that stands for it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Found {
     /// By what the load was chosen.
     pub rule: Rule,
@@ -104,7 +104,7 @@ pub struct Found {
 }
 
 /// See [`Found::peak`].
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Peak {
     /// Requests in flight.
     pub in_flight: u64,

@@ -13,7 +13,7 @@ use std::borrow::Cow;
 pub const SCHEMA: &str = "diskwright.study.queue-depth/2";
 
 /// A step of the procedure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
     /// Pre-test 2: number of files.
@@ -56,7 +56,7 @@ impl Stage {
 }
 
 /// A stage and its sweep.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct StageRecord {
     /// The stage.
     pub stage: Stage,
@@ -65,7 +65,7 @@ pub struct StageRecord {
 }
 
 /// The study, whole or as far as it is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct QueueDepthResult {
     /// When, where and by what it was measured, and the conclusion. It has no place where the
     /// targets were given.

@@ -17,7 +17,7 @@ const QUICK_ROUNDS: usize = 3;
 const SIZE_STEP_BYTES: u64 = 4 << 20;
 
 /// What was asked, as far as a study that goes on must be asked the same; the last two may change.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Settings {
     /// The short form.
     pub quick: bool,

@@ -100,7 +100,7 @@ pub struct RawAndFileOptions {
 }
 
 /// A file system that can be made.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FileSystem {
     /// Debian's own.
@@ -140,7 +140,7 @@ impl fmt::Display for FileSystem {
 }
 
 /// One of the paper's five.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Pattern {
     /// Half reads, half writes, anywhere.

@@ -16,7 +16,7 @@ use std::borrow::Cow;
 pub const SCHEMA: &str = "diskwright.study.raw-and-file/2";
 
 /// The study, whole or as far as it is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct RawAndFileResult {
     /// When, where and by what it was measured, and the conclusion.
     #[serde(flatten)]

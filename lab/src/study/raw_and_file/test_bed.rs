@@ -41,7 +41,7 @@ const ALIGN_BYTES: u64 = 1 << 20;
 const SECTOR_BYTES: u64 = 512;
 
 /// What the test bed was made of.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct TestBedRecord {
     /// Which device, or the file below.
     pub of: String,
@@ -58,7 +58,7 @@ pub struct TestBedRecord {
 }
 
 /// See [`TestBedRecord`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Halves {
     /// Loop devices over a file.

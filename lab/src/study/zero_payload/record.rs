@@ -20,7 +20,7 @@ pub const SCHEMA: &str = "diskwright.study.zero-payload/2";
 pub const NOT_STORED: &str = "not_stored_share";
 
 /// The study, whole or as far as it is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ZeroPayloadResult {
     /// When, where and by what it was measured, and the conclusion.
     #[serde(flatten)]
@@ -46,7 +46,7 @@ impl Cells for ZeroPayloadResult {
 }
 
 /// Contents of the disks and of what is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Payload {
     /// Zeros, as SQLIO wrote them.
@@ -66,7 +66,7 @@ impl Payload {
 }
 
 /// A disk before it is measured.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct DiskRecord {
     /// "dynamic, zeros".
     pub name: String,
