@@ -145,7 +145,13 @@ fn every_field_says_what_it_means() {
     fn look(value: &Value, place: &str, silent: &mut Vec<String>) {
         match value {
             Value::Object(map) => {
-                if let Some(Value::Object(properties)) = map.get("properties") {
+                // A variant of one field, which is described as a whole.
+                let is_variant = |properties: &serde_json::Map<String, Value>| {
+                    properties.len() == 1 && map.contains_key("description") && !map.contains_key("$defs")
+                };
+                if let Some(Value::Object(properties)) = map.get("properties")
+                    && !is_variant(properties)
+                {
                     for (name, property) in properties {
                         // The tag of a variant is described by its variant.
                         let is_tag = property.get("const").is_some();

@@ -20,6 +20,7 @@ use diskwright_lab::{
     report::Told,
     study::{StudyOptions, StudyReport},
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::{io::Write, path::PathBuf, time::Duration};
 
@@ -65,7 +66,7 @@ impl ExperimentArgs {
 }
 
 /// Prints the result of a study, also of a study that was stopped, and when it cannot be saved.
-pub fn conclude<T: Serialize + Told + Cells>(
+pub fn conclude<T: Serialize + JsonSchema + Told + Cells>(
     context: &mut Context,
     report: diskwright_lab::Result<StudyReport<T>>,
 ) -> Outcome {

@@ -84,8 +84,8 @@ fn converting() {
 
 #[test]
 fn freezing_and_going_back() {
-    // A few kinds: the files and names are the same for all.
-    for case in life::snapshots().iter().step_by(3) {
+    // One kind of each format: files and names are the same for all.
+    for case in life::snapshots().iter().step_by(2).take(2) {
         at_every_operation(case);
     }
 }
