@@ -8,7 +8,7 @@ use std::{error::Error, io, path::PathBuf};
 pub type Result<T, E = LoadError> = std::result::Result<T, E>;
 
 /// A job that could not be run. Failed requests are not an error of this type: they are recorded in
-/// [`Run::end`](crate::Run::end).
+/// [`Head::end`](crate::record::Head::end).
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// A target could not be closed.

@@ -110,7 +110,7 @@ pub fn check(job: &Job, targets: &[OpenTarget]) -> Result<()> {
 ///
 /// # Errors
 /// A job that is not valid or does not fit the targets; queues that cannot be opened. Failed
-/// requests are not an error of this function: they are in [`Run::end`].
+/// requests are not an error of this function: they are in [`Head::end`].
 pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn Watch) -> Result<Run> {
     let start = Moment::now();
     check(job, targets)?;
