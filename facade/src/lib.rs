@@ -16,6 +16,10 @@
 //! | copy a disk into another format, file or export | [`convert()`] |
 //! | compare two disks; find damage | [`compare()`], [`check()`] |
 //! | see which layer holds which range | [`BlockDevice::extents`] |
+//! | freeze a disk, go back, remove a snapshot | [`snapshot()`], [`revert()`], [`remove_snapshot()`] |
+//! | make many children; enlarge a disk | [`clone_disk()`], [`resize()`] |
+//! | the images of a folder as a tree | [`Family::of`] |
+//! | partitions, file systems, what is free in them | [`layout()`] |
 //! | serve disks to NBD clients | [`serve`] |
 //! | match an error | [`DiskError::code`], [`DiskError::code_of`] |
 //!
@@ -138,9 +142,10 @@ pub mod serve;
 mod stream;
 
 pub use diskwright_disk::{
-    Checked, CompareOutcome, ConvertOptions, ConvertOutcome, CreateRequest, Disk, DiskError, Layer, Lost, LostRange,
-    MAP_MEMORY_BYTES, OpenOptions, Opened, ParentPolicy, Place, Progress, Reach, Result, check, compare, convert,
-    create,
+    Checked, CompareOutcome, ConvertOptions, ConvertOutcome, CreateRequest, Disk, DiskError, Family, FoundParent,
+    Layer, Left, Lost, LostRange, MAP_MEMORY_BYTES, OpenOptions, Opened, ParentPolicy, Place, Progress, Reach,
+    Relative, Resized, Result, Snapshot, SnapshotOptions, check, clone_disk, compare, convert, create, layout,
+    remove_snapshot, resize, revert, snapshot, volume,
 };
 pub use diskwright_image::{
     CheckReport, DiskType, Finding, Format, Image, ImageError, ImageInfo, LogState, ParentLink, Severity,
