@@ -18,21 +18,24 @@
 //! of the extents of each block group is the group's own count, and the sum over the groups that of
 //! the superblock.
 
+mod chunk_tree;
 mod chunks;
+mod key;
 mod superblock;
 mod tree;
 
 use crate::{
-    bytes::{le32, le64},
+    bytes::le64,
+    identity::Identity,
     read::Window,
     reason::{LeftAlone, Stop},
-    signature::Identity,
     sink::Sink,
 };
-use chunks::{Chunk, Chunks};
+use chunks::Chunk;
+use key::{Key, Tree};
 use std::ops::Range;
 use superblock::Superblock;
-use tree::{Key, Reader, Tree};
+use tree::Reader;
 
 const EXTENT_TREE: u64 = 2;
 const BLOCK_GROUP_TREE: u64 = 11;
@@ -55,7 +58,7 @@ pub(crate) fn identify(window: &Window<'_>) -> Option<Identity> {
 /// Sends what is free on the device to `sink`.
 pub(crate) fn scan(window: &Window<'_>, sink: &mut Sink<'_>) -> Result<(), Stop> {
     let superblock = Superblock::read(window)?;
-    let chunks = Chunks::read(window, &superblock)?;
+    let chunks = chunk_tree::read(window, &superblock)?;
     let reader = Reader { window, superblock: &superblock, chunks: &chunks };
     let extents = find_tree(&reader, EXTENT_TREE)?;
     let groups = if superblock.has_block_group_tree { find_tree(&reader, BLOCK_GROUP_TREE)? } else { extents };
@@ -158,36 +161,4 @@ fn free_beside_superblocks(range: Range<u64>, sink: &mut Sink<'_>) -> Result<(),
         }
     }
     if at < range.end { sink.free(at..range.end) } else { Ok(()) }
-}
-
-/// Length of a chunk's description with so many stripes.
-const fn chunk_item_bytes(stripes: usize) -> usize {
-    48 + 32 * stripes
-}
-
-/// Reads a chunk from its description.
-fn parse_chunk(logical_bytes: u64, item: &[u8], superblock: &Superblock) -> Result<Chunk, LeftAlone> {
-    let wrong = |what: &str| LeftAlone::damaged(format!("chunk {logical_bytes} of btrfs {what}"));
-    let stripes = usize::from(crate::bytes::le16(item, 44));
-    let (len_bytes, flags) = (le64(item, 0), le64(item, 24));
-    // RAID0, RAID1, RAID10, RAID5, RAID6, RAID1C3, RAID1C4 and what is not known yet.
-    if flags & !0x27 != 0 || stripes != if flags & 0x20 != 0 { 2 } else { 1 } {
-        return Err(LeftAlone::unsupported(format!("a chunk of btrfs with profile {flags:#x} in {stripes} stripes")));
-    }
-    if item.len() < chunk_item_bytes(stripes) || len_bytes == 0 || logical_bytes.checked_add(len_bytes).is_none() {
-        return Err(wrong("has an impossible length"));
-    }
-    let mut places = Vec::new();
-    for stripe in 0..stripes {
-        let at = chunk_item_bytes(stripe);
-        let (device, place_bytes) = (le64(item, at), le64(item, at + 8));
-        if device != superblock.device || le32(item, at + 16) != superblock.device_uuid_head {
-            return Err(wrong("lies on another device"));
-        }
-        if place_bytes.checked_add(len_bytes).is_none_or(|end| end > superblock.device_bytes) {
-            return Err(wrong("reaches beyond the device"));
-        }
-        places.push(place_bytes);
-    }
-    Ok(Chunk { logical_bytes, len_bytes, places })
 }

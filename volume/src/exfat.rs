@@ -8,9 +8,9 @@
 
 use crate::{
     bytes::{le16, le32, le64, utf16, zero_runs},
+    identity::Identity,
     read::Window,
     reason::{LeftAlone, Stop, Why},
-    signature::Identity,
     sink::Sink,
 };
 

@@ -12,9 +12,9 @@
 
 use crate::{
     bytes::{le16, le32, text},
+    identity::Identity,
     read::Window,
     reason::{LeftAlone, Stop, Why},
-    signature::Identity,
     sink::Sink,
 };
 

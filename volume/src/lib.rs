@@ -38,6 +38,7 @@ mod bytes;
 mod exfat;
 mod ext;
 mod fat;
+mod identity;
 mod lvm;
 mod ntfs;
 mod read;
@@ -51,8 +52,8 @@ mod xfs;
 
 pub use read::{Extent, ReadAt};
 pub use reason::{LeftAlone, Why};
-pub use table::TableKind;
-pub use volume::{Layout, Place, Volume, free_ranges, volumes};
+pub use table::{Place, TableKind};
+pub use volume::{Layout, Volume, free_ranges, volumes};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

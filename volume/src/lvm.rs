@@ -15,12 +15,14 @@ mod text;
 
 use crate::{
     bytes::{get, le32, le64},
-    read::{Extent, Window},
+    read::Window,
     reason::LeftAlone,
 };
+use group::SECTOR_BYTES;
 use std::ops::Range;
 
-const SECTOR_BYTES: u64 = 512;
+pub(crate) use group::Logical;
+
 /// A label may be in any of the first sectors.
 const LABEL_SECTORS: u64 = 4;
 /// Most bytes of metadata. A metadata area is of 1 MiB unless its maker wanted otherwise.
@@ -29,14 +31,6 @@ const MOST_AREAS: usize = 8;
 const AREA_MAGIC: &[u8; 16] = b" LVM2 x[5A%r0N*>";
 /// Flag of a metadata area that is not in use.
 const IGNORED: u32 = 1;
-
-/// A logical volume: its extents on the physical volume, or why it is left alone.
-#[derive(Debug)]
-pub(crate) struct Logical {
-    pub(crate) group: String,
-    pub(crate) name: String,
-    pub(crate) extents: Result<Vec<Extent>, LeftAlone>,
-}
 
 /// What the label says.
 struct Label {

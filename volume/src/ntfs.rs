@@ -17,35 +17,20 @@
 
 mod boot;
 mod file;
+mod numbers;
 mod record;
 mod state;
 
 use crate::{
     bytes::{le64, utf16, zero_runs},
+    identity::Identity,
     read::Window,
     reason::{LeftAlone, Stop},
-    signature::Identity,
     sink::Sink,
 };
 use boot::Boot;
 use file::Files;
-
-/// Numbers of the system files in the MFT.
-const MFT: u64 = 0;
-const MFT_MIRROR: u64 = 1;
-const LOG_FILE: u64 = 2;
-const VOLUME: u64 = 3;
-const ROOT: u64 = 5;
-const BITMAP: u64 = 6;
-const BOOT: u64 = 7;
-
-/// Types of attributes.
-const VOLUME_NAME: u32 = 0x60;
-const VOLUME_INFORMATION: u32 = 0x70;
-const DATA: u32 = 0x80;
-const INDEX_ROOT: u32 = 0x90;
-const INDEX_ALLOCATION: u32 = 0xa0;
-const INDEX_BITMAP: u32 = 0xb0;
+use numbers::{BITMAP, BOOT, DATA, INDEX_ALLOCATION, LOG_FILE, MFT, MFT_MIRROR, ROOT, VOLUME, VOLUME_NAME};
 
 /// Bytes of $Bitmap that are read at once.
 const PIECE_BYTES: usize = 64 << 10;

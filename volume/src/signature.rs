@@ -6,19 +6,14 @@
 //! that a second signature beside a known one is noticed.
 
 use crate::{
-    btrfs, exfat, ext, fat, lvm, ntfs,
+    btrfs, exfat, ext, fat,
+    identity::{BTRFS, Identity, LVM, SWAP},
+    lvm, ntfs,
     read::Window,
     reason::{LeftAlone, Stop, Why},
     sink::Sink,
     swap, table, xfs,
 };
-
-/// Contents of a swap area.
-pub(crate) const SWAP: &str = "swap";
-/// Contents of a btrfs.
-pub(crate) const BTRFS: &str = "btrfs";
-/// Contents of a physical volume of LVM2.
-pub(crate) const LVM: &str = "LVM2 physical volume";
 
 /// Kind of a volume's contents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,19 +30,6 @@ pub(crate) enum Kind {
     Named(&'static str),
     /// Encrypted, known by name only.
     Encrypted(&'static str),
-}
-
-/// What a volume's contents call themselves.
-pub(crate) struct Identity {
-    pub(crate) name: &'static str,
-    pub(crate) label: Option<String>,
-    pub(crate) uuid: Option<String>,
-}
-
-impl Identity {
-    fn named(name: &'static str) -> Self {
-        Self { name, label: None, uuid: None }
-    }
 }
 
 impl Kind {

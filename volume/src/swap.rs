@@ -6,9 +6,9 @@
 
 use crate::{
     bytes::{le32, text, uuid_text},
+    identity::{Identity, SWAP},
     read::Window,
     reason::{LeftAlone, Stop, Why},
-    signature::{Identity, SWAP},
     sink::Sink,
 };
 

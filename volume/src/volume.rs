@@ -17,12 +17,12 @@
 //!   that the system has not unmounted it. A btrfs alone on its disk is believed.
 
 use crate::{
-    lvm,
+    identity, lvm,
     read::{Extent, ReadAt, Window, one_extent, size_of},
     reason::{LeftAlone, Stop, Why},
     signature::{self, Kind},
     sink::Sink,
-    table::{self, TableKind},
+    table::{self, Place, TableKind},
 };
 use std::ops::{ControlFlow, Range};
 
@@ -35,23 +35,6 @@ pub struct Layout {
     pub problem: Option<LeftAlone>,
     /// The volumes, in the order of the table; logical volumes follow their physical volume.
     pub volumes: Vec<Volume>,
-}
-
-/// Where a volume lies.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Place {
-    /// The whole disk: there is no partition table.
-    Disk,
-    /// A partition, by the number that Linux gives it (logical partitions from 5 on).
-    Partition(u32),
-    /// A logical volume of LVM2.
-    Logical {
-        /// Name of the volume group.
-        group: String,
-        /// Name of the logical volume.
-        name: String,
-    },
 }
 
 /// A volume of a disk, and what is free in it.
@@ -273,17 +256,17 @@ fn judge_by_the_others(volumes: &mut [Volume]) {
         }
         return;
     }
-    let is_silent = |volume: &Volume| matches!(volume.contents, Some(signature::SWAP | signature::BTRFS));
+    let is_silent = |volume: &Volume| matches!(volume.contents, Some(identity::SWAP | identity::BTRFS));
     let running = volumes.iter().find(|volume| is(volume, Why::Dirty)).map(Volume::name);
     // The FAT of the firmware (ESP) is not mounted most of the time, so it is no witness.
-    let is_witness = |name: &str| !name.starts_with("FAT") && name != signature::LVM;
+    let is_witness = |name: &str| !name.starts_with("FAT") && name != identity::LVM;
     let says_shut_down =
         |volume: &Volume| volume.free_bytes.is_ok() && !is_silent(volume) && volume.contents.is_some_and(is_witness);
     let shut_down = volumes.iter().any(says_shut_down);
     for volume in volumes.iter_mut().filter(|volume| is_silent(volume) && volume.free_bytes.is_ok()) {
         let sentence = match &running {
             Some(name) => format!("it may be in use, because {name} was not unmounted cleanly"),
-            None if volume.contents == Some(signature::SWAP) && !shut_down => {
+            None if volume.contents == Some(identity::SWAP) && !shut_down => {
                 "the swap area may be in use by a system that is saved or paused: \
                  no file system on this disk shows that the system was shut down"
                     .to_owned()

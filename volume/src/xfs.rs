@@ -18,7 +18,7 @@ mod log;
 mod superblock;
 mod tree;
 
-use crate::{read::Window, reason::Stop, signature::Identity, sink::Sink};
+use crate::{identity::Identity, read::Window, reason::Stop, sink::Sink};
 use superblock::Superblock;
 
 /// Label and UUID, as far as the superblock can be read.

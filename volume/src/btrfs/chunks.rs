@@ -1,15 +1,13 @@
 //! The chunks: where logical addresses lie on the device.
 
 use super::{
-    chunk_item_bytes, parse_chunk,
+    key::{KEY_BYTES, Key},
     superblock::Superblock,
-    tree::{KEY_BYTES, Key, Reader},
 };
-use crate::{bytes::le16, read::Window, reason::LeftAlone};
-
-const CHUNK_ITEM: u8 = 228;
-/// Object that all chunk items belong to.
-const CHUNK_OBJECT: u64 = 256;
+use crate::{
+    bytes::{le16, le32, le64},
+    reason::LeftAlone,
+};
 
 /// A range of logical addresses, once or twice on the device.
 #[derive(Debug, Clone)]
@@ -37,38 +35,8 @@ pub(super) struct Piece<'a> {
 pub(super) struct Chunks(Vec<Chunk>);
 
 impl Chunks {
-    /// Reads the chunk tree through the system chunks of the superblock.
-    pub(super) fn read(window: &Window<'_>, superblock: &Superblock) -> Result<Self, LeftAlone> {
-        let system = Self::system(superblock)?;
-        let reader = Reader { window, superblock, chunks: &system };
-        let mut chunks = Vec::new();
-        reader.walk(&superblock.chunk_root, CHUNK_OBJECT..CHUNK_OBJECT + 1, &mut |key, item| {
-            if key.kind == CHUNK_ITEM {
-                chunks.push(parse_chunk(key.offset, item, superblock)?);
-            }
-            Ok(())
-        })?;
-        let chunks = Self::ordered(chunks)?;
-        let mut end_bytes = 0;
-        let mut used_bytes = 0;
-        for piece in chunks.pieces() {
-            if piece.place_bytes < end_bytes {
-                return Err(LeftAlone::damaged("two chunks of btrfs overlap on the device"));
-            }
-            end_bytes = piece.place_bytes + piece.chunk.len_bytes;
-            used_bytes += piece.chunk.len_bytes;
-        }
-        if used_bytes != superblock.device_used_bytes {
-            let claimed = superblock.device_used_bytes;
-            return Err(LeftAlone::damaged(format!(
-                "the chunks of btrfs take {used_bytes} bytes, and the superblock says {claimed}"
-            )));
-        }
-        Ok(chunks)
-    }
-
     /// The chunks in the superblock itself.
-    fn system(superblock: &Superblock) -> Result<Self, LeftAlone> {
+    pub(super) fn system(superblock: &Superblock) -> Result<Self, LeftAlone> {
         let mut rest = superblock.system_chunks.as_slice();
         let mut chunks = Vec::new();
         while !rest.is_empty() {
@@ -82,7 +50,7 @@ impl Chunks {
         Self::ordered(chunks)
     }
 
-    fn ordered(mut chunks: Vec<Chunk>) -> Result<Self, LeftAlone> {
+    pub(super) fn ordered(mut chunks: Vec<Chunk>) -> Result<Self, LeftAlone> {
         chunks.sort_by_key(|chunk| chunk.logical_bytes);
         if chunks.windows(2).any(|pair| pair[0].end_bytes() > pair[1].logical_bytes) {
             return Err(LeftAlone::damaged("two chunks of btrfs have the same addresses"));
@@ -114,4 +82,36 @@ impl Chunks {
             .and_then(|chunk| Some(chunk.places.first()? + (logical_bytes - chunk.logical_bytes)))
             .ok_or_else(|| LeftAlone::damaged(format!("no chunk of btrfs has the address {logical_bytes}")))
     }
+}
+
+/// Length of a chunk's description with so many stripes.
+const fn chunk_item_bytes(stripes: usize) -> usize {
+    48 + 32 * stripes
+}
+
+/// Reads a chunk from its description.
+pub(super) fn parse_chunk(logical_bytes: u64, item: &[u8], superblock: &Superblock) -> Result<Chunk, LeftAlone> {
+    let wrong = |what: &str| LeftAlone::damaged(format!("chunk {logical_bytes} of btrfs {what}"));
+    let stripes = usize::from(le16(item, 44));
+    let (len_bytes, flags) = (le64(item, 0), le64(item, 24));
+    // RAID0, RAID1, RAID10, RAID5, RAID6, RAID1C3, RAID1C4 and what is not known yet.
+    if flags & !0x27 != 0 || stripes != if flags & 0x20 != 0 { 2 } else { 1 } {
+        return Err(LeftAlone::unsupported(format!("a chunk of btrfs with profile {flags:#x} in {stripes} stripes")));
+    }
+    if item.len() < chunk_item_bytes(stripes) || len_bytes == 0 || logical_bytes.checked_add(len_bytes).is_none() {
+        return Err(wrong("has an impossible length"));
+    }
+    let mut places = Vec::new();
+    for stripe in 0..stripes {
+        let at = chunk_item_bytes(stripe);
+        let (device, place_bytes) = (le64(item, at), le64(item, at + 8));
+        if device != superblock.device || le32(item, at + 16) != superblock.device_uuid_head {
+            return Err(wrong("lies on another device"));
+        }
+        if place_bytes.checked_add(len_bytes).is_none_or(|end| end > superblock.device_bytes) {
+            return Err(wrong("reaches beyond the device"));
+        }
+        places.push(place_bytes);
+    }
+    Ok(Chunk { logical_bytes, len_bytes, places })
 }

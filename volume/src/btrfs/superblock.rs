@@ -1,11 +1,11 @@
 //! The superblock. What is not known to be safe is refused here.
 
-use super::tree::Tree;
+use super::key::Tree;
 use crate::{
     bytes::{get, le16, le32, le64, text, uuid_text},
+    identity::{BTRFS, Identity},
     read::Window,
     reason::{LeftAlone, Why},
-    signature::{BTRFS, Identity},
 };
 
 const OFFSET_BYTES: u64 = 64 << 10;

@@ -4,7 +4,11 @@
 //! parent names. Keys must ascend strictly over the whole walk, so that blocks that point to one
 //! another end it.
 
-use super::{chunks::Chunks, superblock::Superblock};
+use super::{
+    chunks::Chunks,
+    key::{KEY_BYTES, Key, Tree},
+    superblock::Superblock,
+};
 use crate::{
     bytes::{get, le32, le64},
     read::Window,
@@ -12,37 +16,10 @@ use crate::{
 };
 use std::ops::Range;
 
-/// Length of a key on the disk.
-pub(super) const KEY_BYTES: usize = 17;
 const HEADER_BYTES: usize = 101;
 const ITEM_BYTES: usize = KEY_BYTES + 8;
 const POINTER_BYTES: usize = KEY_BYTES + 16;
 const MOST_LEVEL: u8 = 7;
-
-/// A key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key {
-    pub(super) object: u64,
-    pub(super) kind: u8,
-    pub(super) offset: u64,
-}
-
-impl Key {
-    pub(super) fn parse(bytes: &[u8]) -> Self {
-        Self { object: le64(bytes, 0), kind: get::<1>(bytes, 8)[0], offset: le64(bytes, 9) }
-    }
-}
-
-/// The root of a tree.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Tree {
-    /// Number of the tree, which its blocks carry.
-    pub(super) owner: u64,
-    /// Logical address of the root.
-    pub(super) block: u64,
-    pub(super) level: u8,
-    pub(super) generation: u64,
-}
 
 /// Reads trees.
 pub(super) struct Reader<'a> {

@@ -3,9 +3,9 @@
 
 use crate::{
     bytes::{crc32c_raw, get, le16, le32, text, uuid_text},
+    identity::Identity,
     read::Window,
     reason::{LeftAlone, Why},
-    signature::Identity,
 };
 
 const OFFSET_BYTES: u64 = 1024;

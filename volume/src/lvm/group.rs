@@ -1,11 +1,21 @@
 //! A volume group: which logical volumes are linear, and where they lie.
 
-use super::{Logical, SECTOR_BYTES, text::Value};
+use super::text::Value;
 use crate::{read::Extent, reason::LeftAlone};
 use std::ops::Range;
 
+/// The unit of LVM's figures.
+pub(super) const SECTOR_BYTES: u64 = 512;
 /// Most pieces of one logical volume.
 const MOST_SEGMENTS: u64 = 256;
+
+/// A logical volume: its extents on the physical volume, or why it is left alone.
+#[derive(Debug)]
+pub(crate) struct Logical {
+    pub(crate) group: String,
+    pub(crate) name: String,
+    pub(crate) extents: Result<Vec<Extent>, LeftAlone>,
+}
 
 /// The physical volume, as the group describes it.
 struct Physical<'a> {

@@ -4,8 +4,8 @@
 //! piece is in a record that the pieces before have made readable.
 
 use super::{
-    DATA, MFT,
     boot::Boot,
+    numbers::{DATA, MFT},
     record::{Run, attributes, is_text, undo_fixups},
 };
 use crate::{

@@ -1,8 +1,8 @@
 //! Whether a volume is at rest: nothing to replay, no hibernated system, no shadow copies.
 
 use super::{
-    DATA, INDEX_ALLOCATION, INDEX_BITMAP, INDEX_ROOT, LOG_FILE, ROOT, VOLUME, VOLUME_INFORMATION,
     file::Files,
+    numbers::{DATA, INDEX_ALLOCATION, INDEX_BITMAP, INDEX_ROOT, LOG_FILE, ROOT, VOLUME, VOLUME_INFORMATION},
     record::{is_text, undo_fixups},
 };
 use crate::{

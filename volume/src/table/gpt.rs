@@ -3,9 +3,8 @@
 //! wrong, the partitions of the other are shown and left alone.
 
 use super::{
-    Found, Partition, TableKind,
     mbr::{self, Entry},
-    partition,
+    partition::{Found, Partition, TableKind, partition},
 };
 use crate::{
     bytes::{get, le32, le64, utf16},

@@ -1,7 +1,7 @@
 //! The master boot record: four entries, one of which may be an extended partition: a chain of
 //! tables, each with one logical partition and the place of the next table.
 
-use super::{Found, Partition, TableKind, partition};
+use super::partition::{Found, Partition, TableKind, partition};
 use crate::{
     bytes::le32,
     read::Window,

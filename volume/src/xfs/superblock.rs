@@ -2,9 +2,9 @@
 
 use crate::{
     bytes::{be16, be32, be64, get, le32, text, uuid_text},
+    identity::Identity,
     read::Window,
     reason::{LeftAlone, Why},
-    signature::Identity,
 };
 
 const CRC_AT: usize = 224;
