@@ -14,6 +14,7 @@
 use crate::{
     LabError, Result,
     open::{self, OpenHow},
+    peer,
 };
 use diskwright_disk::{Disk, OpenOptions};
 use diskwright_load::{
@@ -74,17 +75,9 @@ impl ChildLauncher {
     pub fn ask<T: DeserializeOwned, W: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = W>) -> Result<T> {
         let mut command = Command::new(&self.program);
         command.args(&self.args).args(words);
-        let output = command.output().map_err(LabError::file("start", &self.program))?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        let failed = |why: &str| LabError::Program {
-            command: format!("{command:?}"),
-            status: output.status.to_string(),
-            output: format!("{why} {}", String::from_utf8_lossy(&output.stderr).trim()),
-        };
-        if !output.status.success() {
-            return Err(failed("it said:"));
-        }
-        serde_json::from_str(said.trim()).map_err(|error| failed(&format!("its answer is not understood ({error}):")))
+        peer::answer(&mut command, |said| {
+            serde_json::from_str(said.trim()).map_err(|error| format!("its answer is not understood ({error}):"))
+        })
     }
 }
 

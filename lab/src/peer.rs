@@ -37,6 +37,24 @@ pub struct Cost {
     pub cpu: CpuTime,
 }
 
+/// Runs a program to its end, and reads what it prints on standard output by `read`, which says why
+/// it cannot.
+///
+/// # Errors
+/// [`LabError::File`] when it cannot be started; [`LabError::Program`] when it fails, or `read` does.
+pub fn answer<T>(command: &mut Command, read: impl FnOnce(&str) -> Result<T, String>) -> Result<T> {
+    let output = command.output().map_err(LabError::file("start", command.get_program()))?;
+    let failed = |why: &str| LabError::Program {
+        command: format!("{command:?}"),
+        status: output.status.to_string(),
+        output: format!("{why} {}", String::from_utf8_lossy(&output.stderr).trim()),
+    };
+    if !output.status.success() {
+        return Err(failed("it said:"));
+    }
+    read(&String::from_utf8_lossy(&output.stdout)).map_err(|why| failed(&why))
+}
+
 /// Runs a program to its end; `input` is the file for its standard input.
 ///
 /// # Errors

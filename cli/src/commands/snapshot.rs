@@ -221,15 +221,13 @@ fn tell(context: &mut Context, action: &'static str, done: &Snapshot, dry_run: b
         };
         context.print_json(&report)?;
     } else if !context.global.quiet {
-        let beside = |path: &Path| match (done.disk.parent(), path.file_name()) {
-            // In the disk's own folder, a path is shown as the disk's was given.
-            (Some(dir), Some(name)) if dir.canonicalize().is_ok_and(|dir| path.parent() == Some(&dir)) => {
-                dir.join(name)
-            }
-            (Some(dir), Some(name)) if dir.as_os_str().is_empty() && is_here(path) => name.into(),
-            _ => path.to_owned(),
+        // In the disk's own folder, a path is shown as the disk's was given.
+        let dir = done.disk.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let dir = dir.canonicalize().ok();
+        let name = |path: &Path| {
+            let shown = path.file_name().filter(|_| path.parent() == dir.as_deref());
+            printable(&json::path(&shown.map_or_else(|| path.to_owned(), |name| done.disk.with_file_name(name))))
         };
-        let name = |path: &Path| printable(&json::path(&beside(path)));
         let file = printable(&json::path(&done.disk));
         let (verb, end) = if dry_run { ("would become", "; nothing was changed") } else { ("is now", "") };
         let kept = match &done.frozen {
@@ -241,11 +239,6 @@ fn tell(context: &mut Context, action: &'static str, done: &Snapshot, dry_run: b
         writeln!(context.out, "{file} {verb} a new child of {}{kept}{end}", name(&done.parent))?;
     }
     Ok(exit::OK)
-}
-
-/// Whether a path without symbolic links lies in the present folder.
-fn is_here(path: &Path) -> bool {
-    std::env::current_dir().and_then(|dir| dir.canonicalize()).is_ok_and(|dir| path.parent() == Some(&dir))
 }
 
 fn tell_removal(context: &mut Context, file: &Path, dry_run: bool) -> Outcome {

@@ -1,6 +1,6 @@
 //! fio as a peer: runs a load by its io_uring engine, and reads the figures from its JSON.
 
-use crate::{LabError, Result, acceptance::SEED, peer};
+use crate::{Result, acceptance::SEED, peer};
 use diskwright_load::{run::SUBMIT_EVERY, seeds};
 use serde::Deserialize;
 use std::{
@@ -135,17 +135,7 @@ pub fn run(program: &Path, file: &Path, load: &FioLoad, length: Duration) -> Res
 /// # Errors
 /// As [`run`].
 pub fn finish(mut command: Command) -> Result<FioFound> {
-    let output = command.output().map_err(LabError::file("start", command.get_program()))?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    let failed = |why: &str| LabError::Program {
-        command: format!("{command:?}"),
-        status: output.status.to_string(),
-        output: format!("{why} {}", String::from_utf8_lossy(&output.stderr).trim()),
-    };
-    if !output.status.success() {
-        return Err(failed("it said:"));
-    }
-    parse(&said).ok_or_else(|| failed("its answer is not understood"))
+    peer::answer(&mut command, |said| parse(said).ok_or_else(|| "its answer is not understood".into()))
 }
 
 /// Reads fio's JSON, before which fio may print warnings.
@@ -171,6 +161,7 @@ pub fn find() -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::LabError;
 
     #[test]
     fn its_json_is_understood_also_behind_a_warning() {

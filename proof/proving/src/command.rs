@@ -7,7 +7,6 @@ use crate::{
     fault::OpKind,
     faulty::{FaultyCase, Reported},
     history::Snapshot,
-    ledger::{Ledger, Version},
     mutation::{Mutation, Phase},
     stage::{Case, Depth, Outcome, Stage},
     world::World,
@@ -97,21 +96,6 @@ impl ConvertCase {
         format!("/d/copy.{}", self.dest.format.unwrap_or(Format::Raw)).into()
     }
 
-    /// The contents of the source: the first half of each window.
-    fn ledger(&self) -> Ledger {
-        let mut ledger = self.source.fresh_ledger();
-        for (version, first, count) in self.writes() {
-            let write = ledger.announce(first, count, version);
-            ledger.acknowledge(write, true);
-        }
-        ledger
-    }
-
-    fn writes(&self) -> Vec<(Version, u64, u64)> {
-        let windows = self.source.windows.iter();
-        (1..).zip(windows).map(|(version, window)| (version, window.first, (window.count / 2).max(1))).collect()
-    }
-
     fn options(&self, world: &World) -> ConvertOptions {
         let files = world.files();
         ConvertOptions {
@@ -129,7 +113,7 @@ impl ConvertCase {
         let case = DiskCase { format, broken_rule: None, damage: None, ..self.source.clone() };
         case.check(world, path)?;
         let shown = case.read_at(world, path)?;
-        self.ledger().judge(&shown, false).map(drop)
+        self.source.half_full_ledger().judge(&shown, false).map(drop)
     }
 }
 
@@ -142,7 +126,7 @@ impl Case for ConvertCase {
 
     fn prepare(&self, world: &World, _seed: u64) -> Outcome {
         self.source.make(world)?;
-        self.source.fill(world, &self.writes())
+        self.source.fill_half(world)
     }
 
     fn run(&self, stage: &Stage<Ended>, _seed: u64) -> Outcome {

@@ -6,7 +6,6 @@ use crate::{
     disk::DiskCase,
     fault::OpKind,
     faulty::{FaultyCase, Reported},
-    ledger::{Ledger, Version},
     mutation::{Mutation, Phase},
     stage::{Case, Depth, Outcome, Stage},
     world::World,
@@ -23,20 +22,6 @@ pub struct SnapshotCase(pub DiskCase);
 pub type Layers = usize;
 
 impl SnapshotCase {
-    fn writes(&self) -> Vec<(Version, u64, u64)> {
-        let windows = self.0.windows.iter();
-        (1..).zip(windows).map(|(version, window)| (version, window.first, (window.count / 2).max(1))).collect()
-    }
-
-    fn ledger(&self) -> Ledger {
-        let mut ledger = self.0.fresh_ledger();
-        for (version, first, count) in self.writes() {
-            let write = ledger.announce(first, count, version);
-            ledger.acknowledge(write, true);
-        }
-        ledger
-    }
-
     fn options(world: &World, name: &str) -> SnapshotOptions {
         let open = OpenOptions { engine: EngineKind::Sync, files: world.files(), ..OpenOptions::default() };
         SnapshotOptions { name: name.into(), open, dry_run: false }
@@ -67,7 +52,7 @@ impl Case for SnapshotCase {
 
     fn prepare(&self, world: &World, _seed: u64) -> Outcome {
         self.0.make(world)?;
-        self.0.fill(world, &self.writes())
+        self.0.fill_half(world)
     }
 
     fn run(&self, stage: &Stage<Layers>, _seed: u64) -> Outcome {
@@ -82,7 +67,7 @@ impl Case for SnapshotCase {
         let check = |when: &str| -> Outcome<usize> {
             let layers = self.layers(world).map_err(|error| format!("{when}: {error}"))?;
             let shown = self.0.read_at(world, &self.0.path()).map_err(|error| format!("{when}: {error}"))?;
-            self.ledger().judge(&shown, false).map_err(|error| format!("{when}: {error}"))?;
+            self.0.half_full_ledger().judge(&shown, false).map_err(|error| format!("{when}: {error}"))?;
             Ok(layers)
         };
         let layers = check("after the cut")?;

@@ -2,7 +2,7 @@
 //! power cuts at every step.
 
 use super::{
-    sparse::{Change, Cut, Sectors},
+    cuts::{Tear, cuts_during},
     *,
 };
 use std::{
@@ -168,19 +168,6 @@ fn a_failed_growth_leaves_the_disk_unchanged() {
     }
 }
 
-/// The contents after a power cut: of the unsynced changes, those for which `keep` is true.
-pub(super) fn left(cut: &Cut, keep: &mut dyn FnMut() -> bool) -> Sectors {
-    let mut left = cut.durable.clone();
-    for change in &cut.changes {
-        match change {
-            Change::Write(offset, bytes) if keep() => left.write(bytes, *offset),
-            Change::Length(len) if keep() => left.set_len(*len),
-            Change::Write(..) | Change::Length(_) => {}
-        }
-    }
-    left
-}
-
 /// Cuts the power at every sync of a growth and tears unsynced writes. The syncs with the numbers
 /// in `lost` do nothing. Returns the number of syncs.
 fn cut_at_every_sync(disk_type: DiskType, size_bytes: u64, new_bytes: u64, lost: &[usize]) -> usize {
@@ -197,27 +184,12 @@ fn cut_at_every_sync(disk_type: DiskType, size_bytes: u64, new_bytes: u64, lost:
     let disk = TestDisk::open(store.clone(), true, Vec::new());
     write(&disk, 700, 3);
     disk.flush();
-    store.records_cuts.store(true, Ordering::Relaxed);
-    disk.store().sync_data().unwrap();
-    store.take_cuts();
-    disk.image.writer().unwrap().resize(new_bytes).unwrap();
-    let mut cuts = store.take_cuts();
-    let syncs = cuts.len();
-    cuts.push(store.cut());
-    for &lost in lost {
-        let mut changes = cuts[lost].changes.clone();
-        changes.append(&mut cuts[lost + 1].changes);
-        cuts[lost + 1] = Cut { durable: cuts[lost].durable.clone(), changes };
-    }
-    let mut number = 7u64;
+    let (cuts, syncs) = cuts_during(&disk, &store, lost, || disk.image.writer().unwrap().resize(new_bytes).unwrap());
+    let mut tear = Tear::default();
     for (index, cut) in cuts.iter().enumerate() {
         for odds in [0, 30, 50, 50, 50, 50, 50, 50, 70, 90, 100] {
-            let mut keep = || {
-                number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                (number >> 33) % 100 < odds
-            };
             let what = format!("{disk_type} to {new_bytes}: sync {index}, {odds} % kept");
-            let left = Arc::new(SparseStore::with("disk.vhd", left(cut, &mut keep)));
+            let left = Arc::new(SparseStore::with("disk.vhd", tear.left(cut, odds)));
             assert_nothing_corrupt(&left, &what);
             let held = |disk: &TestDisk| {
                 for (sector, version) in [(1, 1), (300, 2), (700, 3), (4, 0)] {

@@ -2,6 +2,7 @@
 //! cuts are tested in `proof/proving/`, except those during growth.)
 
 mod bitmaps;
+mod cuts;
 mod damage;
 mod foreign;
 mod grow;

@@ -2,8 +2,8 @@
 //! every step. (`image/src/parent_links.rs` has the tests that VHDX shares.)
 
 use super::{
-    grow::{assert_nothing_corrupt, left},
-    sparse::Cut,
+    cuts::{Tear, cuts_during},
+    grow::assert_nothing_corrupt,
     *,
 };
 use crate::{ImageError, vhd};
@@ -231,27 +231,12 @@ fn cut_at_every_sync(new: &ParentLink, lost: &[usize]) -> usize {
     let disk = TestDisk::open(store.clone(), true, Vec::new());
     disk.write(700 * SECTOR, &tagged(700, 2));
     disk.flush();
-    store.records_cuts.store(true, Ordering::Relaxed);
-    disk.store().sync_data().unwrap();
-    store.take_cuts();
-    disk.image.writer().unwrap().set_parent_link(new).unwrap();
-    let mut cuts = store.take_cuts();
-    let syncs = cuts.len();
-    cuts.push(store.cut());
-    for &lost in lost {
-        let mut changes = cuts[lost].changes.clone();
-        changes.append(&mut cuts[lost + 1].changes);
-        cuts[lost + 1] = Cut { durable: cuts[lost].durable.clone(), changes };
-    }
-    let mut number = 7u64;
+    let (cuts, syncs) = cuts_during(&disk, &store, lost, || disk.image.writer().unwrap().set_parent_link(new).unwrap());
+    let mut tear = Tear::default();
     for (index, cut) in cuts.iter().enumerate() {
         for odds in [0, 10, 30, 50, 50, 50, 50, 50, 50, 50, 50, 70, 90, 90, 100] {
-            let mut keep = || {
-                number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                (number >> 33) % 100 < odds
-            };
             let what = format!("sync {index}, {odds} % kept");
-            let left = Arc::new(SparseStore::with("disk.vhd", left(cut, &mut keep)));
+            let left = Arc::new(SparseStore::with("disk.vhd", tear.left(cut, odds)));
             assert_nothing_corrupt(&left, &what);
             // Whoever reads only one of two valid footers reads the same disk.
             let footers = [0, left.len_bytes().unwrap() - 512].map(|at| footer_at(&left, at));

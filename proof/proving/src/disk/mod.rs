@@ -223,6 +223,30 @@ impl DiskCase {
         create(self.path(), &request).map(drop).map_err(|error| error.to_string())
     }
 
+    /// The first half of each window, each with a version of its own.
+    fn half_of_windows(&self) -> Vec<(Version, u64, u64)> {
+        let windows = self.windows.iter();
+        (1..).zip(windows).map(|(version, window)| (version, window.first, (window.count / 2).max(1))).collect()
+    }
+
+    /// The ledger of a new disk after [`DiskCase::fill_half`].
+    pub fn half_full_ledger(&self) -> Ledger {
+        let mut ledger = self.fresh_ledger();
+        for (version, first, count) in self.half_of_windows() {
+            let write = ledger.announce(first, count, version);
+            ledger.acknowledge(write, true);
+        }
+        ledger
+    }
+
+    /// Writes the first half of each window, in a session of its own.
+    ///
+    /// # Errors
+    /// What went wrong.
+    pub fn fill_half(&self, world: &World) -> Outcome {
+        self.fill(world, &self.half_of_windows())
+    }
+
     /// Writes versions to ranges of sectors (version, first, count), in a session of its own.
     ///
     /// # Errors
