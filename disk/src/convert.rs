@@ -6,39 +6,33 @@
 //!                                    └─ data ─▶ read ─▶ all zero? skip : write
 //! ```
 //!
-//! Two workers (`convert/copy.rs`) take windows in turn, each with a queue to both disks and
-//! several requests in flight, so that reads, writes and checks for zeros overlap. With `verify`,
-//! the new file is reopened and compared with the source.
+//! `copy.rs` does the copying. With `verify`, the new file is reopened and compared with the source.
 //!
 //! The copy is written under a temporary name (`DEST.partial`) and renamed, durably, when it is
 //! complete and durable. So after a power cut or a `kill -9` no incomplete copy exists under the
 //! final name. If anything fails, or the user stops it, the file is removed again.
 //!
 //! A range whose table entry is damaged (`ExtentKind::Damaged`) ends the conversion. With
-//! `skip_damaged` the range stays zero in the copy and is listed (`convert/lost.rs`).
+//! `skip_damaged` the range stays zero in the copy and is listed (`copy/lost.rs`).
 //!
 //! An export is written in place. It has its size and old contents, so ranges that are zero in the
 //! source are zeroed there.
 
-mod copy;
-mod lost;
 mod notes;
 
 use crate::{
     CompareOutcome, CreateRequest, Disk, DiskError, OpenOptions, Opened, Place, Progress, Result,
     compare::{Damage, compare_with},
+    copy::{Dest, Failure, Job, Lost, Outcome, file_of},
     create::{create_as, format_for, is_there},
     error::file_error,
     error::from_io,
 };
-use copy::{Failure, Job, Outcome};
 use diskwright_image::Format;
-use diskwright_store::{BlockDevice, CacheMode, ExtentKind};
-pub use lost::{Lost, LostRange};
+use diskwright_store::{BlockDevice, CacheMode};
 pub use notes::size_note;
 use std::{
     io,
-    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -266,7 +260,8 @@ fn copy(
 ) -> Result<ConvertOutcome> {
     let size_bytes = source.device().geometry().size_bytes;
     let free_bytes = diskwright_store::free_bytes(dest_path);
-    let job = Job::new(source, dest, options.source.engine, !options.no_reflink, options.skip_damaged);
+    let holds = if dest.disk().is_some() { Dest::Empty } else { Dest::OldData };
+    let job = Job::new(source, (dest, holds), options.source.engine, !options.no_reflink, options.skip_damaged);
     match job.run(progress) {
         Outcome::Done => {}
         Outcome::Stopped => return Err(DiskError::Stopped),
@@ -293,21 +288,4 @@ fn copy(
         warnings: source.warnings().to_vec(),
         lost,
     })
-}
-
-/// The file of the chain that holds a range; the source's own path if several files do, or if that
-/// is unknown.
-fn file_of(source: &Opened, source_path: &Path, range: Range<u64>) -> PathBuf {
-    let Some(disk) = source.disk() else { return source_path.to_owned() };
-    let mut extents = Vec::new();
-    // Errors are ignored: the extents only improve the path in another error.
-    let _ = disk.extents(range.start, range.end - range.start, &mut extents);
-    let mut places = extents
-        .iter()
-        .filter(|extent| extent.kind == ExtentKind::Data)
-        .map(|extent| (extent.depth as usize, extent.file));
-    match places.next().filter(|&first| places.all(|place| place == first)) {
-        Some((depth, file)) if (depth, file) != (0, 0) => disk.layers()[depth].file_path(file).to_owned(),
-        _ => source_path.to_owned(),
-    }
 }

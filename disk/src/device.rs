@@ -10,7 +10,7 @@
 
 use crate::{
     DiskError, OpenOptions, Result,
-    chain::{Chain, Layer},
+    chain::{Chain, Layer, Member},
     claims::COPY_UP,
     error,
     guard::guarded,
@@ -19,7 +19,7 @@ use crate::{
     queue::DiskQueue,
     shared::Shared,
 };
-use diskwright_image::{Commit, DiskType};
+use diskwright_image::{BlockState, Commit, DiskType};
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{
@@ -29,6 +29,9 @@ use std::{io, path::Path, sync::Arc};
 
 /// Default memory limit for the map and the images' tables, in bytes.
 pub const MAP_MEMORY_BYTES: u64 = 64 << 20;
+
+/// Parts of a block are shared in multiples of this: 64 KiB.
+const SHARED_PART_BYTES: u64 = 64 << 10;
 
 /// An open virtual disk.
 #[derive(Debug)]
@@ -200,9 +203,9 @@ impl Disk {
     }
 
     /// Shares `len_bytes` at `file_offset_bytes` of `source` into this disk at `offset_bytes` by
-    /// reflink. Only whole blocks are shared (whole sectors, if the image has no blocks). Returns
-    /// the start and end of the shared range of the disk; it is empty if the range has no whole
-    /// block. No other thread may write to the disk.
+    /// reflink. Only whole blocks are shared, and parts of blocks that have all their data already
+    /// (whole sectors, if the image has no blocks). Returns the start and end of the shared range
+    /// of the disk; it is empty if nothing can be shared. No other thread may write to the disk.
     ///
     /// # Errors
     /// `Unsupported` and the like if the file systems cannot share. The contents of the range are
@@ -217,15 +220,14 @@ impl Disk {
         let shared = &self.shared;
         let chain = shared.chain();
         let top = chain.top();
-        let info = top.image.info();
         let end = offset_bytes + len_bytes;
-        let (from, to) = if info.has_blocks {
-            let from = offset_bytes.next_multiple_of(top.block_bytes);
-            let to = if end == top.size_bytes { end } else { end - end % top.block_bytes };
-            (from, to.max(from))
-        } else {
-            (offset_bytes, end)
+        let (from, to) = match top.image.info().has_blocks {
+            true => Self::shareable(top, offset_bytes, end)?,
+            false => (offset_bytes, end),
         };
+        if from == to {
+            return Ok((from, to));
+        }
         top.begin_writing()?;
         let mut places: Vec<Run> = Vec::new();
         let mut blocks = Vec::new();
@@ -260,6 +262,26 @@ impl Disk {
             shared.commit_blocking(top, block, Commit::Whole)?;
         }
         cloned.map(|()| (from, to))
+    }
+
+    /// The part of a range of the top image into which bytes can be shared.
+    fn shareable(top: &Member, start: u64, end: u64) -> io::Result<(u64, u64)> {
+        let has_data = |at_bytes: u64| -> io::Result<bool> {
+            let mut state = [BlockState::Absent];
+            top.image.block_states(at_bytes / top.block_bytes, &mut state)?;
+            Ok(matches!(state[0], BlockState::Data { .. }))
+        };
+        let mut from = start.next_multiple_of(top.block_bytes);
+        let mut to = if end == top.size_bytes { end } else { end - end % top.block_bytes };
+        // A part of a block costs a call of its own, which does not pay for a few sectors.
+        let (first, last) = (start.next_multiple_of(SHARED_PART_BYTES), end - end % SHARED_PART_BYTES);
+        if first < from.min(last) && has_data(first)? {
+            from = first;
+        }
+        if last > to.max(first) && has_data(last - 1)? {
+            to = last;
+        }
+        Ok((from, to.max(from)))
     }
 
     /// Appends the extents of a run. Holes of fixed images become extents of zeros.

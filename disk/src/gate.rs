@@ -21,6 +21,7 @@ use std::{
     path::{Path, PathBuf},
     time::{Duration, UNIX_EPOCH},
 };
+use uuid::Uuid;
 
 /// 2000-01-01 00:00 UTC, in seconds since 1970.
 const VHD_EPOCH_SECONDS: u64 = 946_684_800;
@@ -159,37 +160,60 @@ pub(crate) struct Siblings {
 /// `most`. Reads only parent links. Files that are not images do not count as children; files that
 /// cannot be read are counted as not asked.
 pub(crate) fn children_of(files: &Files, path: &Path, info: &ImageInfo, most: usize) -> Siblings {
-    let Some(linkage) = info.linkage_id else { return Siblings::default() };
-    let Ok(real) = files.canonical(path) else { return Siblings::default() };
-    let Some(listed) = real.parent().and_then(|dir| files.list(dir).ok()) else { return Siblings::default() };
-    let is_sibling = |path: &PathBuf| *path != real && probe::format_of_extension(path) == Some(info.format);
-    let mut siblings: Vec<PathBuf> = listed.into_iter().filter(is_sibling).collect();
-    let mut found = Siblings { not_asked: siblings.len().saturating_sub(SIBLINGS_MAX), ..Siblings::default() };
+    let (Some(linkage), Ok(real)) = (info.linkage_id, files.canonical(path)) else { return Siblings::default() };
+    let Some(dir) = real.parent().map(Path::to_owned) else { return Siblings::default() };
+    let Ok((found, not_asked)) = children_in(files, &dir, info.format, &[(real, linkage)], most) else {
+        return Siblings::default();
+    };
+    Siblings { children: found.into_iter().map(|(child, _)| child).collect(), not_asked }
+}
+
+/// The images of a format in the folder `dir` that name one of `parents` (paths without symbolic
+/// links, and identities), each with the index of that parent, at most `most`; and how many images
+/// could not be asked.
+///
+/// # Errors
+/// If the folder cannot be listed.
+pub(crate) fn children_in(
+    files: &Files,
+    dir: &Path,
+    format: Format,
+    parents: &[(PathBuf, Uuid)],
+    most: usize,
+) -> io::Result<(Vec<(PathBuf, usize)>, usize)> {
+    let mut siblings: Vec<PathBuf> =
+        files.list(dir)?.into_iter().filter(|path| probe::format_of_extension(path) == Some(format)).collect();
+    let mut not_asked = siblings.len().saturating_sub(SIBLINGS_MAX);
     siblings.truncate(SIBLINGS_MAX);
+    let mut found = Vec::new();
     for sibling in siblings {
-        let link = match parent_link(files, &sibling, info.format) {
+        let link = match parent_link(files, &sibling, format) {
             Ok(Some(link)) => link,
             Ok(None) => continue,
             Err(Unread) => {
-                found.not_asked += 1;
+                not_asked += 1;
                 continue;
             }
         };
-        if link.linkage != linkage && link.linkage2 != Some(linkage) {
+        let has_identity = |id: &Uuid| link.linkage == *id || link.linkage2 == Some(*id);
+        if !parents.iter().any(|(_, id)| has_identity(id)) {
             continue;
         }
         // The real parent may be a copy of this image elsewhere. So the paths decide, if they lead
         // to a file.
         let named: Vec<PathBuf> =
             named_paths(&sibling, &link, &[]).into_iter().filter_map(|path| files.canonical(&path).ok()).collect();
-        if named.is_empty() || named.contains(&real) {
-            found.children.push(sibling);
-            if found.children.len() == most {
+        let is_parent = |(path, id): &(PathBuf, Uuid)| {
+            *path != sibling && has_identity(id) && (named.is_empty() || named.contains(path))
+        };
+        if let Some(parent) = parents.iter().position(is_parent) {
+            found.push((sibling, parent));
+            if found.len() == most {
                 break;
             }
         }
     }
-    found
+    Ok((found, not_asked))
 }
 
 /// A file could not be read, so what it names is not known.

@@ -25,11 +25,14 @@
 //!   place.rs      opens a FILE or a URI: a disk or an export
 //!   inside.rs     an image inside an export of an NBD server
 //!   convert.rs    copies one disk into another
+//!   copy.rs       the copying itself: two workers, many requests in flight
 //!   check.rs      damage in an image, and broken links to its parents
 //!   compare.rs    compares the contents of two disks
 //!   resize.rs     enlarges a disk
 //!   clones.rs     creates many children of one image
 //!   snapshot.rs   freezes a disk, goes back to a snapshot, removes one
+//!   merge.rs      merges an image into one of its ancestors
+//!   merge_mark.rs the marks that a merge leaves in a child
 //!   family.rs     the images of a folder and their parents
 //!   volumes.rs    partitions and file systems on a disk
 //! ```
@@ -44,6 +47,7 @@ mod clerk;
 mod clones;
 mod compare;
 mod convert;
+mod copy;
 mod create;
 mod device;
 mod epoch;
@@ -55,6 +59,8 @@ mod holes;
 mod image_file;
 mod inside;
 mod map;
+mod merge;
+mod merge_mark;
 mod mutation;
 mod open;
 mod options;
@@ -74,12 +80,14 @@ pub use chain::Layer;
 pub use check::{Checked, check, check_image};
 pub use clones::clone_disk;
 pub use compare::{CompareOutcome, compare};
-pub use convert::{ConvertOptions, ConvertOutcome, Lost, LostRange, convert, size_note};
+pub use convert::{ConvertOptions, ConvertOutcome, convert, size_note};
+pub use copy::{Lost, LostRange};
 pub use create::{CreateRequest, create};
 pub use device::{Disk, MAP_MEMORY_BYTES};
 pub use diskwright_volume as volume;
 pub use error::{DiskError, Result};
 pub use family::{FAMILY_MAX, Family, FoundParent, Node, Relative};
+pub use merge::{KeptName, MergeOptions, Merged, merge};
 pub use open::{parent_timestamp_warning, read_without_lock};
 pub use options::{OpenOptions, ParentPolicy, Reach};
 pub use parts::{PartRole, Parts, check_parts, parts_of};

@@ -25,12 +25,14 @@ use crate::{
     error::{braced, file_error},
     gate::{self, Candidate, Gate, SIBLINGS_MAX, Siblings},
     image_file::{Access, Referred, open_image},
+    merge_mark as mark,
 };
 use diskwright_image::{DiskType, ImageInfo, ParentLink, probe, probe::DetectedFormat};
-use diskwright_store::Files;
+use diskwright_store::{Files, Store};
 use std::{
     collections::HashSet,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 /// Tolerance for a parent's time stamp, as file systems and copies round it.
@@ -83,12 +85,13 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
         seen: top_stores.iter().filter_map(|store| store.identity()).collect(),
         layers: vec![Layer { path: path.to_owned(), image: top }],
         real,
+        locks_parents: false,
         warnings,
     };
     let mut broken = None;
     while options.reach != Reach::Top && descent.expects_parent() {
         match descent.step() {
-            Ok(()) => {}
+            Ok(_stores) => {}
             Err(error) if options.reach == Reach::Available => {
                 broken = Some(error);
                 break;
@@ -105,6 +108,49 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     Ok(Chain { layers, warnings, broken })
 }
 
+/// A chain whose upper images are locked for writing.
+pub(crate) struct LockedChain {
+    pub(crate) layers: Vec<Layer>,
+    /// The files of the locked images, open for writing. (A VHDX whose log was replayed in memory
+    /// reads through another store.)
+    pub(crate) stores: Vec<Vec<Arc<dyn Store>>>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Opens the image at `path` (without symbolic links) and its parents read-only. The images down to
+/// the first one at a path for which `is_last` holds get the lock of a writer, so that no other
+/// program has them open. `None` if there is none.
+pub(crate) fn open_locked(
+    path: &Path,
+    options: &OpenOptions,
+    is_last: &dyn Fn(&Path) -> bool,
+) -> Result<Option<LockedChain>> {
+    // As in `open_chain`.
+    let _ = diskwright_store::raise_open_file_limit();
+    let mut warnings = Vec::new();
+    let access = Access { writable: true, ..Access::of_top(options) };
+    let (top, top_stores) = open_image(&options.files, path, &access, &mut warnings)?;
+    let mut descent = Descent {
+        options,
+        gate: Gate::new(&options.files, path, &options.parents)?,
+        seen: top_stores.iter().filter_map(|store| store.identity()).collect(),
+        layers: vec![Layer { path: path.to_owned(), image: top }],
+        real: path.to_owned(),
+        locks_parents: true,
+        warnings,
+    };
+    let mut stores = vec![top_stores];
+    while descent.expects_parent() {
+        let of_parent = descent.step()?;
+        if descent.locks_parents {
+            stores.push(of_parent);
+            descent.locks_parents = !is_last(&descent.real);
+        }
+    }
+    let Descent { layers, warnings, locks_parents, .. } = descent;
+    Ok((!locks_parents).then_some(LockedChain { layers, stores, warnings }))
+}
+
 /// State of the walk from the top to the base.
 struct Descent<'a> {
     options: &'a OpenOptions,
@@ -114,12 +160,15 @@ struct Descent<'a> {
     layers: Vec<Layer>,
     /// The path of the lowest layer, without symbolic links.
     real: PathBuf,
+    /// Whether the next parent gets the lock of a writer.
+    locks_parents: bool,
     warnings: Vec<String>,
 }
 
 /// A parent that was opened and identified.
 struct Proved {
     layer: Layer,
+    stores: Vec<Arc<dyn Store>>,
     identity: Option<(u64, u64)>,
     warnings: Vec<String>,
 }
@@ -130,9 +179,9 @@ impl Descent<'_> {
         self.layers.last().is_some_and(|child| child.image.info().disk_type == DiskType::Differencing)
     }
 
-    /// Finds, opens and identifies the parent of the lowest layer.
-    fn step(&mut self) -> Result<()> {
-        let Some(child) = self.layers.last() else { return Ok(()) };
+    /// Finds, opens and identifies the parent of the lowest layer. Returns its files.
+    fn step(&mut self) -> Result<Vec<Arc<dyn Store>>> {
+        let Some(child) = self.layers.last() else { return Ok(Vec::new()) };
         if self.layers.len() >= CHAIN_MAX {
             return Err(too_long(&self.layers[0].path));
         }
@@ -150,7 +199,7 @@ impl Descent<'_> {
                         self.warnings.extend(proved.warnings);
                         self.layers.push(proved.layer);
                         self.real = real;
-                        return Ok(());
+                        return Ok(proved.stores);
                     }
                     Err(error) => refused.push(error),
                 },
@@ -179,20 +228,29 @@ impl Descent<'_> {
             return Err(is_loop());
         }
         let access = Access {
+            writable: self.locks_parents,
             format: Some(child.image.info().format),
             referred: Some(Referred { allow_devices: options.parents.allow_devices }),
             ..Access::of_top(options)
         };
         let mut warnings = Vec::new();
-        let (image, _) = open_image(files, path, &access, &mut warnings)
+        let (image, stores) = open_image(files, path, &access, &mut warnings)
             .map_err(|error| explain_parent(error, &child.path, path))?;
         let identity = image.store().identity();
         if identity.is_some_and(|identity| self.seen.contains(&identity)) {
             return Err(is_loop());
         }
         check_linkage(&child.path, child.image.info(), link, path, image.info())?;
-        check_timestamp(&child.path, link, path, options, self.layers.len() == 1, &mut warnings)?;
-        Ok(Proved { layer: Layer { path: path.to_owned(), image }, identity, warnings })
+        let is_top = self.layers.len() == 1;
+        let is_written = self.locks_parents || options.writable && is_top;
+        if mark::is_merged(child.image.info(), link) {
+            if is_top && !self.locks_parents {
+                warn_of_merged(&child.path, path, is_written, &mut warnings)?;
+            }
+        } else {
+            check_timestamp(&child.path, link, path, options, is_written, &mut warnings)?;
+        }
+        Ok(Proved { layer: Layer { path: path.to_owned(), image }, stores, identity, warnings })
     }
 }
 
@@ -279,6 +337,20 @@ pub fn parent_timestamp_warning(files: &Files, link: &ParentLink, parent_path: &
     })
 }
 
+/// An image whose data was merged into its parent, but which was not removed, can be read. It cannot
+/// be written, as the end of the merge removes it.
+fn warn_of_merged(child: &Path, parent: &Path, is_written: bool, warnings: &mut Vec<String>) -> Result<()> {
+    let what = format!(
+        "its data was merged into {}, and then the merge was interrupted; merge it again, which removes it",
+        parent.display()
+    );
+    if is_written {
+        return Err(DiskError::BadChain { path: child.to_owned(), what });
+    }
+    warnings.push(format!("{}: {what}", child.display()));
+    Ok(())
+}
+
 /// A VHD keeps its unique id when it is written, so its child also records the time of the parent's
 /// last change. A copy that did not keep the time looks the same as a changed parent. For this
 /// reason a read-only open only warns.
@@ -287,12 +359,12 @@ fn check_timestamp(
     link: &ParentLink,
     parent_path: &Path,
     options: &OpenOptions,
-    is_top: bool,
+    is_written: bool,
     warnings: &mut Vec<String>,
 ) -> Result<()> {
     let told = parent_timestamp_warning(&options.files, link, parent_path);
     let Some(what) = told.filter(|_| !options.parents.ignore_timestamp) else { return Ok(()) };
-    if options.writable && is_top {
+    if is_written {
         return Err(DiskError::BadChain {
             path: child_path.to_owned(),
             what: format!("{what}; if the parent was only copied, use `ParentPolicy::ignore_timestamp`"),

@@ -90,7 +90,7 @@ pub use queue::{
 };
 pub use raw::RawDevice;
 pub use shared::SharedRing;
-pub use shortage::{explain as explain_shortage, free_bytes};
+pub use shortage::{explain as explain_shortage, free_bytes, may_reflink};
 pub use store::{Access, DataFile, FileRange, Front, Store, Zeroing, is_full};
 pub use streams::{StreamEnd, StreamId, Streams};
 pub use sys::cycle_counter;

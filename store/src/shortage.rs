@@ -73,6 +73,14 @@ impl fmt::Display for Size {
     }
 }
 
+/// Whether the file system of `path` is of a kind whose files can share data by reflink. It may
+/// still refuse to.
+pub fn may_reflink(path: &Path) -> bool {
+    /// btrfs, XFS, bcachefs, OCFS2.
+    const KINDS: [i64; 4] = [0x9123_683e, 0x5846_5342, 0xca45_1a4e, 0x7461_636f];
+    rustix::fs::statfs(folder_of(path)).is_ok_and(|found| KINDS.contains(&found.f_type))
+}
+
 /// Bytes free for this user on the file system of `path`, which need not exist; `None` if unknown.
 pub fn free_bytes(path: &Path) -> Option<u64> {
     available_bytes(rustix::fs::statvfs(folder_of(path)))

@@ -47,6 +47,7 @@ pub mod history;
 pub mod ledger;
 pub mod life;
 pub mod linear;
+pub mod merge;
 pub mod mutation;
 pub mod opinion;
 pub mod packed;

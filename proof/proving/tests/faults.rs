@@ -1,7 +1,7 @@
 //! Every operation on the files below the disk fails, one after the other, with every kind of
 //! fault: see `faulty`.
 
-use diskwright_proving::{command, disk, disk::silence, faulty::at_every_operation, life};
+use diskwright_proving::{command, disk, disk::silence, faulty::at_every_operation, life, merge};
 
 fn fail_every_operation(names: &[&str]) {
     for name in names {
@@ -79,6 +79,15 @@ fn creating() {
 fn converting() {
     for case in command::conversions() {
         at_every_operation(&case);
+    }
+}
+
+#[test]
+fn merging() {
+    // One of each format, and each name kept once: two steps are two of these.
+    let cases = merge::merges();
+    for number in [1, 3] {
+        at_every_operation(&cases[number]);
     }
 }
 

@@ -6,7 +6,7 @@ use diskwright_proving::{
     campaign::hunt,
     command,
     crowd::Crowd,
-    disk, faulty, life,
+    disk, faulty, life, merge,
     mutation::{Mutation, Phase},
     rule_breaker::BrokenRule,
     stage::Case,
@@ -182,6 +182,19 @@ fn commands_make_files_and_names_durable_in_order() {
     for case in life::snapshots() {
         must_be_caught("the new names are durable", &case, Some(Mutation::NoDirectorySync));
         must_be_caught("a new child is durable", &case, Some(Mutation::NotDurable(Phase::Command)));
+    }
+}
+
+#[test]
+fn merges_are_durable_in_order() {
+    for case in merge::merges() {
+        must_be_caught("a merge is durable", &case, Some(Mutation::NotDurable(Phase::Command)));
+        must_be_caught(
+            "a merged child goes when its parent has all data",
+            &case,
+            Some(Mutation::Disordered(Phase::Command)),
+        );
+        must_be_caught("a merged child's removal is durable", &case, Some(Mutation::NoDirectorySync));
     }
 }
 

@@ -259,6 +259,23 @@ impl DiskCase {
         session.close()
     }
 
+    /// Writes versions (version 0: zeros) to ranges of sectors of the disk at `path`, in a session of
+    /// its own.
+    ///
+    /// # Errors
+    /// What went wrong.
+    pub fn fill_at(&self, world: &World, path: &Path, writes: &[(Version, u64, u64)]) -> Outcome {
+        let disk = Disk::open(path, &self.open_options(world, true)).map_err(|error| error.to_string())?;
+        let mut session = Session::of(self, disk)?;
+        for &(version, first, count) in writes {
+            match version {
+                0 => session.zero(first, count, false, false)?,
+                _ => session.write(first, count, version, false)?,
+            }
+        }
+        session.close()
+    }
+
     /// Reads the windows of the disk at `path`.
     ///
     /// # Errors

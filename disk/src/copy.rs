@@ -1,22 +1,26 @@
-//! The workers of a conversion. They read windows of the source and write what is not zero.
+//! Copies the data of one disk into another, for `convert` and `merge`.
 //!
 //! ```text
 //!   next_window() ─┬─ a hole of any length (no layer has a block in it) ─▶ counted as zeros
-//!                  └─ 64 MiB ─▶ extents ─▶ data: copied   zeros: skipped or wiped
-//!                                          damaged: an error, or listed
+//!                  └─ 64 MiB ─▶ extents ─▶ data: shared by reflink, else copied
+//!                                          zeros: skipped or wiped   damaged: an error, or listed
 //! ```
 //!
-//! A mutex guards only the start of the next window.
+//! Two workers take windows in turn. Each has a queue to both disks and several requests in flight,
+//! so that reads, writes and checks for zeros overlap. [`Dest`] says what becomes of the source's
+//! zeros. A mutex guards only the start of the next window.
 
-use super::lost::{Lost, Tally, damage_of};
+mod lost;
+
 use crate::{Disk, DiskError, Opened, Progress, error::to_io, holes::next_known};
 use diskwright_image::ImageError;
 use diskwright_store::{
-    BlockQueue, Completion, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab, all_zero,
+    BlockDevice, BlockQueue, Completion, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab, all_zero,
 };
 use std::{
     io,
     ops::Range,
+    path::{Path, PathBuf},
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -25,6 +29,10 @@ use std::{
     thread,
     time::Duration,
 };
+
+use lost::Tally;
+pub(crate) use lost::damage_of;
+pub use lost::{Lost, LostRange};
 
 /// Length of a window, for which the extents are read at once.
 const WINDOW_BYTES: u64 = 64 << 20;
@@ -39,14 +47,27 @@ const WORKERS: usize = 2;
 /// How often `progress` is called.
 const TELL_EVERY: Duration = Duration::from_millis(100);
 
+/// What the destination holds before the copy. Decides what becomes of the source's zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dest {
+    /// Zeros, as a new image does: zeros of the source are skipped.
+    Empty,
+    /// Old data, as an export does: all of it is replaced, also beyond the end of the source.
+    OldData,
+    /// The data of the source's parent: zeros of the source replace it, and ranges that the source
+    /// does not have keep it.
+    ParentData,
+}
+
 /// State shared by the workers.
-pub(super) struct Job<'a> {
+pub(crate) struct Job<'a> {
     source: &'a Opened,
     dest: &'a Opened,
     engine: EngineKind,
     size_bytes: u64,
-    /// The destination has old contents, so zeros of the source must be written.
-    wipe: bool,
+    holds: Dest,
+    /// What progress counts to: the source's size, or for [`Dest::ParentData`] its data.
+    total_bytes: u64,
     /// Start of the next window: a multiple of [`WINDOW_BYTES`].
     next_bytes: Mutex<u64>,
     skip_damaged: bool,
@@ -54,16 +75,16 @@ pub(super) struct Job<'a> {
     reflink: AtomicBool,
     can_reflink: OnceLock<bool>,
     stop: AtomicBool,
-    pub(super) copied_bytes: AtomicU64,
-    pub(super) cloned_bytes: AtomicU64,
-    pub(super) zero_bytes: AtomicU64,
+    pub(crate) copied_bytes: AtomicU64,
+    pub(crate) cloned_bytes: AtomicU64,
+    pub(crate) zero_bytes: AtomicU64,
     lost_bytes: AtomicU64,
     failure: Mutex<Option<Failure>>,
 }
 
 /// The disk that failed.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// The source, while this range was read.
     Source(Range<u64>, io::Error),
     /// The destination.
@@ -82,7 +103,7 @@ impl Failure {
 }
 
 /// How the copy ended.
-pub(super) enum Outcome {
+pub(crate) enum Outcome {
     /// Everything was copied.
     Done,
     /// `progress` stopped it.
@@ -92,21 +113,22 @@ pub(super) enum Outcome {
 }
 
 impl<'a> Job<'a> {
-    /// A copy of `source` into `dest`, which must be at least as large. A new image reads as zeros;
-    /// an export does not.
-    pub(super) fn new(
+    /// A copy of `source` into `dest`, which must be at least as large.
+    pub(crate) fn new(
         source: &'a Opened,
-        dest: &'a Opened,
+        (dest, holds): (&'a Opened, Dest),
         engine: EngineKind,
         reflink: bool,
         skip_damaged: bool,
     ) -> Self {
+        let size_bytes = source.device().geometry().size_bytes;
         Self {
             source,
             dest,
             engine,
-            size_bytes: source.device().geometry().size_bytes,
-            wipe: dest.disk().is_none(),
+            size_bytes,
+            holds,
+            total_bytes: size_bytes,
             next_bytes: Mutex::new(0),
             skip_damaged,
             lost: Mutex::default(),
@@ -122,7 +144,7 @@ impl<'a> Job<'a> {
     }
 
     /// Runs the workers and reports to `progress`.
-    pub(super) fn run(&self, progress: &mut Progress<'_>) -> Outcome {
+    pub(crate) fn run(&self, progress: &mut Progress<'_>) -> Outcome {
         let mut stopped = false;
         thread::scope(|scope| {
             let (done, all_done) = mpsc::channel::<()>();
@@ -143,7 +165,7 @@ impl<'a> Job<'a> {
             drop(done);
             // Nothing is sent on the channel. It closes when the last worker is done.
             while all_done.recv_timeout(TELL_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
-                if !progress(self.done_bytes(), self.size_bytes) {
+                if !progress(self.done_bytes(), self.total_bytes) {
                     stopped = true;
                     self.stop.store(true, Ordering::Relaxed);
                 }
@@ -158,13 +180,23 @@ impl<'a> Job<'a> {
         }
     }
 
+    /// Progress counts only the source's data, of which there are `data_bytes`.
+    pub(crate) fn counting_data(self, data_bytes: u64) -> Self {
+        Self { total_bytes: data_bytes, ..self }
+    }
+
     fn done_bytes(&self) -> u64 {
         let counted = [&self.copied_bytes, &self.cloned_bytes, &self.zero_bytes, &self.lost_bytes];
         counted.iter().map(|bytes| bytes.load(Ordering::Relaxed)).sum()
     }
 
+    /// Whether the destination's data must be replaced where the source reads as zeros.
+    fn wipes(&self) -> bool {
+        self.holds != Dest::Empty
+    }
+
     /// The lost ranges. Must be called after all workers are done.
-    pub(super) fn lost(&self) -> Lost {
+    pub(crate) fn lost(&self) -> Lost {
         std::mem::take(&mut *lock(&self.lost)).finish()
     }
 
@@ -173,12 +205,13 @@ impl<'a> Job<'a> {
     fn next_window(&self) -> Result<Option<(Range<u64>, bool)>, Failure> {
         let mut next = lock(&self.next_bytes);
         let start = *next;
-        let end_bytes = if self.wipe { self.dest.device().geometry().size_bytes } else { self.size_bytes };
+        let all = self.holds == Dest::OldData;
+        let end_bytes = if all { self.dest.device().geometry().size_bytes } else { self.size_bytes };
         if start >= end_bytes || self.stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
         let known = match self.source.disk() {
-            Some(disk) if !self.wipe => next_known(&disk.layers(), start, self.size_bytes)
+            Some(disk) if !all => next_known(&disk.layers(), start, self.size_bytes)
                 .map_err(|error| Failure::Source(start..self.size_bytes, to_io(error)))?,
             _ => start,
         };
@@ -213,7 +246,7 @@ impl<'a> Job<'a> {
     }
 
     /// Bytes of the source that hold data; `None` if its extents cannot be read.
-    pub(super) fn data_bytes(&self) -> Option<u64> {
+    pub(crate) fn data_bytes(&self) -> Option<u64> {
         let mut extents = Vec::new();
         let mut data_bytes = 0;
         for start in (0..self.size_bytes).step_by(COUNT_BYTES as usize) {
@@ -226,8 +259,33 @@ impl<'a> Job<'a> {
         Some(data_bytes)
     }
 
+    /// Counts a range that the source has as zeros, or not at all. Where progress counts data, it
+    /// does not count.
+    fn count_zeros(&self, bytes: u64) {
+        if self.holds != Dest::ParentData {
+            Self::count(&self.zero_bytes, bytes);
+        }
+    }
+
     fn count(counter: &AtomicU64, bytes: u64) {
         counter.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// The file of the chain that holds a range; the source's own path if several files do, or if that
+/// is unknown.
+pub(crate) fn file_of(source: &Opened, source_path: &Path, range: Range<u64>) -> PathBuf {
+    let Some(disk) = source.disk() else { return source_path.to_owned() };
+    let mut extents = Vec::new();
+    // Errors are ignored: the extents only improve the path in another error.
+    let _ = disk.extents(range.start, range.end - range.start, &mut extents);
+    let mut places = extents
+        .iter()
+        .filter(|extent| extent.kind == ExtentKind::Data)
+        .map(|extent| (extent.depth as usize, extent.file));
+    match places.next().filter(|&first| places.all(|place| place == first)) {
+        Some((depth, file)) if (depth, file) != (0, 0) => disk.layers()[depth].file_path(file).to_owned(),
+        _ => source_path.to_owned(),
     }
 }
 
@@ -253,7 +311,7 @@ fn work(job: &Job<'_>) -> Result<(), Failure> {
     loop {
         let Some((Range { start, end: window_end }, is_hole)) = job.next_window()? else { return pipe.drain(job) };
         if is_hole {
-            Job::count(&job.zero_bytes, window_end - start);
+            job.count_zeros(window_end - start);
             continue;
         }
         let len = WINDOW_BYTES.min(job.size_bytes.saturating_sub(start));
@@ -275,17 +333,18 @@ fn work(job: &Job<'_>) -> Result<(), Failure> {
                 if extent.kind == ExtentKind::Damaged {
                     job.lose(extent)?;
                 } else {
-                    Job::count(&job.zero_bytes, extent.len_bytes);
+                    job.count_zeros(extent.len_bytes);
                 }
                 let stop = extent.offset_bytes + extent.len_bytes;
-                if job.wipe {
+                let is_parents = job.holds == Dest::ParentData && extent.kind == ExtentKind::Unallocated;
+                if job.wipes() && !is_parents {
                     pipe.wipe(job, extent.offset_bytes.next_multiple_of(sector_bytes).max(copied_to), stop)?;
                 }
             }
         }
         // The range of the destination beyond the end of the source must be zero.
         let behind = job.size_bytes.next_multiple_of(sector_bytes).max(start);
-        if job.wipe && behind < window_end {
+        if job.holds == Dest::OldData && behind < window_end {
             pipe.wipe(job, behind, window_end)?;
         }
     }
@@ -425,7 +484,7 @@ impl Pipe {
                 let padded = len.next_multiple_of(sector_bytes) as usize;
                 if all_zero(&buf[..len as usize]) {
                     Job::count(&job.zero_bytes, len);
-                    if job.wipe {
+                    if job.wipes() {
                         self.push_wipe(offset_bytes, padded as u64, buf)?;
                     } else {
                         self.free.push(buf);

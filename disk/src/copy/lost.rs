@@ -71,7 +71,7 @@ impl Tally {
 }
 
 /// The error of a damaged extent of a disk.
-pub(super) fn damage_of(disk: &Disk, extent: &Extent) -> DiskError {
+pub(crate) fn damage_of(disk: &Disk, extent: &Extent) -> DiskError {
     let image = &disk.layers()[extent.depth as usize].image;
     match image.damage(extent.offset_bytes / image.info().block_bytes) {
         Ok(error) | Err(error) => DiskError::Image(error),

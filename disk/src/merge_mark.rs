@@ -1,0 +1,57 @@
+//! The marks that a merge leaves in the child's link to its parent.
+//!
+//! ```text
+//!               VHDX: linkage, linkage2              VHD: time stamp of the parent
+//!   before      the parent's identity, none          when the parent was changed
+//!   copying     the identity before, the coming one  0: unknown
+//!   merged      the present one, a mark              1
+//! ```
+//!
+//! While data is copied, the parent changes, and the child still reads right, since it keeps its
+//! own data. So its link must lead to the parent before and after the change of identity. From the
+//! mark on the parent has all data of the child, and the child is only to be removed.
+//!
+//! The mark of a VHDX is made of both images' identities. A program that writes to the child gives
+//! it another identity, and the mark is void then: what was written would be lost otherwise. A VHD
+//! keeps its identity. Its mark is a time at which no parent was changed, so that other programs
+//! refuse the child.
+
+use diskwright_image::{ImageInfo, ParentLink};
+use uuid::Uuid;
+
+/// "Unknown", for the time stamp of a parent.
+const UNKNOWN_SECONDS: u32 = 0;
+/// One second after the beginning of the time that a VHD can record.
+const MERGED_SECONDS: u32 = 1;
+
+/// The link of a child while its data is copied into the parent, whose identity will be `coming`.
+pub(crate) fn copying(link: ParentLink, present: Uuid, coming: Uuid) -> ParentLink {
+    ParentLink {
+        linkage: present,
+        linkage2: Some(coming),
+        modified_seconds: link.modified_seconds.map(|_| UNKNOWN_SECONDS),
+        ..link
+    }
+}
+
+/// The link of a child whose parent has all of its data.
+pub(crate) fn merged(link: ParentLink, child: &ImageInfo, parent: Uuid) -> ParentLink {
+    ParentLink {
+        linkage: parent,
+        linkage2: child.linkage_id.map(|id| both(id, parent)),
+        modified_seconds: link.modified_seconds.map(|_| MERGED_SECONDS),
+        ..link
+    }
+}
+
+/// Whether the parent has all data of the child, by the child's link.
+pub(crate) fn is_merged(child: &ImageInfo, link: &ParentLink) -> bool {
+    match link.modified_seconds {
+        Some(seconds) => seconds == MERGED_SECONDS,
+        None => link.linkage2.is_some() && link.linkage2 == child.linkage_id.map(|id| both(id, link.linkage)),
+    }
+}
+
+fn both(one: Uuid, other: Uuid) -> Uuid {
+    Uuid::from_u128(one.as_u128() ^ other.as_u128())
+}
