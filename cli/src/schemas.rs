@@ -9,8 +9,8 @@
 
 use crate::{
     commands::{
-        attach, attached, check, clone, compare, convert, create, detach, info, io, lab, map, partitions, resize,
-        serve, snapshot,
+        attach, attached, check, clone, compare, convert, create, detach, info, io, lab, map, merge, partitions,
+        resize, serve, snapshot,
     },
     export::ExportReport,
     json::Document,
@@ -94,6 +94,7 @@ fn all() -> Vec<Named> {
         of::<lab::report::Written<'_>>(),
         of::<map::DrawingReport<'_>>(),
         of::<map::Report<'_>>(),
+        of::<merge::Report>(),
         of::<partitions::Report>(),
         of::<resize::Report>(),
         of::<serve::Report>(),

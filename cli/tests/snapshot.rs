@@ -26,7 +26,7 @@ fn a_disk_is_frozen_listed_and_taken_back() {
     shop.ok("io vm.vhdx -c 'read -P 1 0 64K'");
     shop.ok("io vm_tuesday.avhdx -c 'read -P 2 0 64K' --quiet");
     let refused = shop.fails(1, "snapshot delete vm_monday.avhdx");
-    assert!(refused.contains("as its parent"), "{refused}");
+    assert!(refused.contains("as their parent"), "{refused}");
     assert_eq!(shop.ok("snapshot delete vm_tuesday.avhdx"), "vm_tuesday.avhdx is removed\n");
     assert_eq!(
         shop.ok("snapshot revert vm.vhdx --discard --to other.vhdx"),
@@ -34,6 +34,66 @@ fn a_disk_is_frozen_listed_and_taken_back() {
     );
     assert_eq!(shop.json("snapshot list vm.vhdx")["images"].as_array().unwrap().len(), 3);
     shop.ok("check vm.vhdx --chain");
+}
+
+#[test]
+fn a_child_is_merged() {
+    let shop = Workshop::new();
+    shop.ok("create base.vhdx --size 64M");
+    shop.ok("io base.vhdx -c 'write -P 1 0 64K'");
+    shop.ok("clone base.vhdx low.avhdx");
+    shop.ok("io low.avhdx -c 'write -P 2 4M 64K'");
+    shop.ok("clone low.avhdx top.vhdx");
+    shop.ok("io top.vhdx -c 'write -P 3 0 4K'");
+    assert_eq!(
+        shop.ok("merge low.avhdx --dry-run"),
+        "base.vhdx would get 64 KiB of data from low.avhdx\n\
+         its file would grow by up to 2 MiB (2097152 bytes)\n\
+         to be removed: low.avhdx\nto get a new link to the parent: top.vhdx\nnothing was changed\n"
+    );
+    assert_eq!(fs::read_dir(shop.path("")).unwrap().count(), 3);
+    let refused = shop.fails(1, "merge low.avhdx --into top.vhdx");
+    assert!(refused.contains("not among its ancestors"), "{refused}");
+    let said = shop.ok("merge low.avhdx");
+    assert!(said.starts_with("base.vhdx has 64 KiB of data from low.avhdx"), "{said}");
+    assert!(said.ends_with("removed: low.avhdx\nnew link to the parent: top.vhdx\n"), "{said}");
+    shop.ok("io top.vhdx -c 'read -P 2 4M 64K' --quiet");
+    let whole = shop.ok("merge top.vhdx --to whole.vhd --type fixed");
+    assert!(whole.starts_with("whole.vhd is a disk of 64 MiB"), "{whole}");
+    shop.ok("compare top.vhdx whole.vhd");
+    let done = shop.json("merge top.vhdx --keep-name");
+    assert_eq!((done["data_bytes"].as_u64(), done["old_size"].as_u64()), (Some(4096), Some(64 << 20)));
+    shop.ok("compare top.vhdx whole.vhd");
+    assert!(shop.fails(1, "merge top.vhdx").contains("no parent"));
+    assert!(shop.fails(2, "merge nbd://host/x").contains("only a disk in a file"));
+    assert!(shop.fails(1, "merge top.vhdx --to whole.vhd").contains("exists"));
+    shop.fails(2, "merge top.vhdx --to a.vhd --into b.vhd");
+    let mut names: Vec<_> = fs::read_dir(shop.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["top.vhdx", "whole.vhd"]);
+}
+
+#[test]
+fn a_snapshot_with_one_child_is_merged_with_it() {
+    for extension in ["vhd", "vhdx"] {
+        let shop = Workshop::new();
+        shop.ok(&format!("create vm.{extension} --size 64M"));
+        for (number, name) in ["monday", "tuesday", "wednesday"].into_iter().enumerate() {
+            shop.ok(&format!("io vm.{extension} -c 'write -P {} {number}M 64K'", number + 1));
+            shop.ok(&format!("snapshot vm.{extension} --name {name}"));
+        }
+        let tuesday = format!("vm_tuesday.a{extension}");
+        let would = shop.ok(&format!("snapshot delete vm_monday.a{extension} --dry-run"));
+        assert!(would.starts_with(&format!("{tuesday} would get 64 KiB of data")), "{would}");
+        let said = shop.ok(&format!("snapshot delete vm_monday.a{extension}"));
+        assert!(said.starts_with(&format!("{tuesday} has ")), "{said}");
+        shop.ok(&format!("io vm.{extension} -c 'read -P 1 0 64K' -c 'read -P 2 1M 64K' -c 'read -P 3 2M 64K' --quiet"));
+        let done = shop.json(&format!("snapshot delete vm_wednesday.a{extension}"));
+        assert!(done["merged_into"].as_str().unwrap().ends_with(&format!("vm.{extension}")), "{done}");
+        shop.ok(&format!("io vm.{extension} -c 'write -P 4 3M 64K' -c 'read -P 3 2M 64K' --quiet"));
+        assert_eq!(fs::read_dir(shop.path("")).unwrap().count(), 2);
+        shop.ok(&format!("check vm.{extension} --chain"));
+    }
 }
 
 #[test]

@@ -170,7 +170,7 @@ pub(crate) fn children_of(files: &Files, path: &Path, info: &ImageInfo, most: us
 
 /// The images of a format in the folder `dir` that name one of `parents` (paths without symbolic
 /// links, and identities), each with the index of that parent, at most `most`; and how many images
-/// could not be asked.
+/// could not be asked. The parents themselves are not asked.
 ///
 /// # Errors
 /// If the folder cannot be listed.
@@ -183,6 +183,7 @@ pub(crate) fn children_in(
 ) -> io::Result<(Vec<(PathBuf, usize)>, usize)> {
     let mut siblings: Vec<PathBuf> =
         files.list(dir)?.into_iter().filter(|path| probe::format_of_extension(path) == Some(format)).collect();
+    siblings.retain(|path| parents.iter().all(|(parent, _)| parent != path));
     let mut not_asked = siblings.len().saturating_sub(SIBLINGS_MAX);
     siblings.truncate(SIBLINGS_MAX);
     let mut found = Vec::new();
@@ -203,9 +204,7 @@ pub(crate) fn children_in(
         // to a file.
         let named: Vec<PathBuf> =
             named_paths(&sibling, &link, &[]).into_iter().filter_map(|path| files.canonical(&path).ok()).collect();
-        let is_parent = |(path, id): &(PathBuf, Uuid)| {
-            *path != sibling && has_identity(id) && (named.is_empty() || named.contains(path))
-        };
+        let is_parent = |(path, id): &(PathBuf, Uuid)| has_identity(id) && (named.is_empty() || named.contains(path));
         if let Some(parent) = parents.iter().position(is_parent) {
             found.push((sibling, parent));
             if found.len() == most {

@@ -198,7 +198,7 @@ impl<'a> Merge<'a> {
         let Some(chain) = open_locked(&real, &options.open, &is_target)? else {
             let (what, hint) = match &options.into {
                 Some(into) => {
-                    (format!("{} is not among its ancestors", into.display()), "its chain is listed by `Disk::layers`")
+                    (format!("{} is not among its ancestors", into.display()), "name an image of its chain below it")
                 }
                 None => ("it has no parent into which it could be merged".into(), "only differencing disks have one"),
             };
@@ -245,9 +245,6 @@ impl<'a> Merge<'a> {
             images.iter().filter_map(|image| Some((image.path.clone(), image.info.linkage_id?))).collect();
         let (mut children, mut leftovers) = (Vec::new(), Vec::new());
         for (child, parent) in self.children_in(&dirs, &parents)? {
-            if images.iter().any(|image| image.path == child) {
-                continue;
-            }
             if parent == top {
                 children.push(child);
                 continue;

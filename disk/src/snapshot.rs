@@ -24,13 +24,14 @@
 //! temporary name also keeps two of these operations apart: only one of them can create it.
 
 use crate::{
-    DiskError, OpenOptions, Reach, Result,
+    DiskError, OpenOptions, Progress, Reach, Result,
     chain::{CHAIN_MAX, too_long},
     create,
     device::Disk,
     error::file_error,
     gate,
     image_file::{Access, open_image},
+    merge::{KeptName, MergeOptions, Merged, merge},
 };
 use diskwright_image::{Format, ImageInfo, ParentLink};
 use diskwright_store::Files;
@@ -145,25 +146,57 @@ pub fn revert(path: impl AsRef<Path>, to: Option<&Path>, left: Left, options: &S
     Ok(Snapshot { disk: path.to_owned(), parent, frozen })
 }
 
-/// Removes a snapshot, or any other image, that no image has as its parent. What only it stores is
-/// lost. Durable on return.
+/// Removes a snapshot, or any other image. If no image has it as its parent, what only it stores is
+/// lost. If one image has, that child is merged into it, and the result has the child's name:
+/// returns how. Durable on return.
 ///
 /// # Errors
-/// [`DiskError::HasChildren`] if a child is found in its folder; [`DiskError::InUse`] if a program
-/// has it open; [`DiskError::BadOptions`] if the folder has too many images to rule out a child.
-pub fn remove_snapshot(path: impl AsRef<Path>, options: &SnapshotOptions) -> Result<()> {
+/// [`DiskError::BadOptions`] for several children, or if the folder has too many images to rule out
+/// a child; [`DiskError::InUse`] if a program has it open; as [`merge`](crate::merge()).
+pub fn remove_snapshot(
+    path: impl AsRef<Path>,
+    options: &SnapshotOptions,
+    progress: &mut Progress<'_>,
+) -> Result<Option<Merged>> {
     let path = path.as_ref();
     let files = &options.open.files;
     let real = files.canonical(path).map_err(|source| file_error("find", path, source))?;
     // With the lock of a writer, so that no program reads it. Its own parents need not be there.
     let access = Access { writable: true, ..Access::of_top(&options.open) };
-    let (image, _locked) = open_image(files, &real, &access, &mut Vec::new())?;
-    refuse_if_parent(files, path, &real, image.info())?;
-    if options.dry_run {
-        return Ok(());
+    let (image, locked) = open_image(files, &real, &access, &mut Vec::new())?;
+    let found = gate::children_of(files, &real, image.info(), usize::MAX);
+    match &found.children[..] {
+        [] => refuse_if_parent(files, path, &real, image.info())?,
+        [child] => {
+            // The merge takes the locks itself.
+            drop((image, locked));
+            let merging = MergeOptions {
+                into: Some(real),
+                keep: KeptName::Childs,
+                open: options.open.clone(),
+                dry_run: options.dry_run,
+                ..MergeOptions::default()
+            };
+            return merge(child, &merging, progress).map(Some);
+        }
+        [first, second, ..] => {
+            return Err(DiskError::BadOptions {
+                what: format!(
+                    "{}: {} images have it as their parent, such as {} and {}",
+                    path.display(),
+                    found.children.len(),
+                    first.display(),
+                    second.display()
+                ),
+                hint: "only an image with one child can be merged with it; remove the other children first".into(),
+            });
+        }
     }
-    files.remove(&real).map_err(|source| file_error("remove", path, source))?;
-    files.sync_directory_of(&real).map_err(|source| file_error("make its removal durable", path, source))
+    if !options.dry_run {
+        files.remove(&real).map_err(|source| file_error("remove", path, source))?;
+        files.sync_directory_of(&real).map_err(|source| file_error("make its removal durable", path, source))?;
+    }
+    Ok(None)
 }
 
 fn refuse_if_parent(files: &Files, path: &Path, real: &Path, info: &ImageInfo) -> Result<()> {

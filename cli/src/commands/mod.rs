@@ -16,6 +16,7 @@ pub mod io;
 pub mod lab;
 pub mod man;
 pub mod map;
+pub mod merge;
 pub mod partitions;
 pub mod resize;
 pub mod serve;

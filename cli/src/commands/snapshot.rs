@@ -12,7 +12,7 @@ use crate::{
 };
 use clap::{Args, Subcommand};
 use diskwright_disk::{
-    Family, FoundParent, Left, Snapshot, SnapshotOptions, remove_snapshot, require_file, revert, snapshot,
+    Family, FoundParent, Left, Merged, Snapshot, SnapshotOptions, remove_snapshot, require_file, revert, snapshot,
 };
 use diskwright_load::clock;
 use schemars::JsonSchema;
@@ -93,9 +93,10 @@ EXAMPLES
         #[command(flatten)]
         naming: Naming,
     },
-    /// Remove a snapshot that no image has as its parent.
+    /// Remove a snapshot; if an image has it as its parent, both are merged.
     #[command(after_help = "\
-What only this image stores is lost. An image with children is refused.
+If no image has the snapshot as its parent, what only it stores is lost. If one image has, that image keeps its name and its contents, and gets \
+the data of the snapshot (as `merge CHILD --keep-name` does). An image with several children is refused.
 
 EXAMPLES
   diskwright snapshot delete vm_given-up.avhdx
@@ -120,6 +121,8 @@ pub struct Report {
     parent: Option<String>,
     /// The name that the image has now which was the disk; `null` if it was removed.
     frozen: Option<String>,
+    /// Of a deletion: the child that has its data now; `null` if it had none.
+    merged_into: Option<String>,
     /// Whether it was only checked what would be done.
     dry_run: bool,
 }
@@ -190,8 +193,18 @@ pub fn run(context: &mut Context, args: &SnapshotArgs) -> Outcome {
         }
         (Some(Action::Delete { file, dry_run }), _) => {
             let naming = Naming { name: None, dry_run: *dry_run };
-            remove_snapshot(file, &options(context, file, &naming)?)?;
-            tell_removal(context, file, *dry_run)
+            let options = options(context, file, &naming)?;
+            let mut display = context.progress("merging");
+            let removed = remove_snapshot(file, &options, &mut |done, total| display.update(done, total))?;
+            let elapsed = display.elapsed();
+            drop(display);
+            match removed {
+                Some(merged) if !context.global.json && !context.global.quiet => {
+                    super::merge::tell(context, file, &merged, *dry_run, elapsed)?;
+                    Ok(exit::OK)
+                }
+                merged => tell_removal(context, file, merged.as_ref(), *dry_run),
+            }
         }
         (None, Some(file)) => {
             let done = snapshot(file, &options(context, file, &args.naming)?)?;
@@ -217,6 +230,7 @@ fn tell(context: &mut Context, action: &'static str, done: &Snapshot, dry_run: b
             file: json::path(&done.disk),
             parent: Some(json::path(&done.parent)),
             frozen: done.frozen.as_deref().map(json::path),
+            merged_into: None,
             dry_run,
         };
         context.print_json(&report)?;
@@ -241,10 +255,16 @@ fn tell(context: &mut Context, action: &'static str, done: &Snapshot, dry_run: b
     Ok(exit::OK)
 }
 
-fn tell_removal(context: &mut Context, file: &Path, dry_run: bool) -> Outcome {
+fn tell_removal(context: &mut Context, file: &Path, merged: Option<&Merged>, dry_run: bool) -> Outcome {
     if context.global.json {
-        let file = json::path(file);
-        context.print_json(&Report { action: "delete", file, parent: None, frozen: None, dry_run })?;
+        context.print_json(&Report {
+            action: "delete",
+            file: json::path(file),
+            parent: None,
+            frozen: None,
+            merged_into: merged.map(|merged| json::path(&merged.disk)),
+            dry_run,
+        })?;
     } else if !context.global.quiet {
         let what = if dry_run { "would be removed; nothing was changed" } else { "is removed" };
         writeln!(context.out, "{} {what}", printable(&json::path(file)))?;

@@ -190,7 +190,7 @@ impl Comparison<'_> {
 }
 
 /// Reads all of a file into the page cache, or drops it from there.
-fn warm_or_cool(path: &Path, hot: bool) -> Result<()> {
+pub(crate) fn warm_or_cool(path: &Path, hot: bool) -> Result<()> {
     if hot {
         return peer::warm(path);
     }

@@ -13,6 +13,7 @@
 //!   discard.rs     reads during a discard of 1 TiB
 //!   allocate.rs    unallocated blocks against qemu-io; random writes into an empty disk
 //!   convert.rs     against qemu-img, and with reflinks on XFS (xfs.rs)
+//!   merge.rs       merging against cp, and with reflinks on XFS
 //!   serve/         disks served by NBD, or attached, against other servers
 //!   fio.rs         fio as a client of servers
 //!   ours.rs        the program under test as a child
@@ -31,6 +32,7 @@ mod convert;
 mod discard;
 mod fio;
 mod large;
+mod merge;
 mod ours;
 mod populated;
 mod rows;

@@ -1,10 +1,10 @@
 //! The table of all rows.
 
-use crate::{allocate, chains, convert, discard, large, populated, serve};
+use crate::{allocate, chains, convert, discard, large, merge, populated, serve};
 use diskwright_lab::{acceptance::Row, selftest};
 
 /// The rows about disks and servers.
-const OWN: [Row; 18] = [
+const OWN: [Row; 20] = [
     Row {
         name: "workloads",
         title: "populated dynamic and differencing disks against the raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU in 126 of 128 comparisons",
@@ -64,6 +64,16 @@ const OWN: [Row; 18] = [
         name: "reflink",
         title: "convert on XFS with reflinks against qemu-img: 20 times as fast",
         measure: convert::shared,
+    },
+    Row {
+        name: "merge",
+        title: "merging 4 GiB of changed data into the parent against cp of 4 GiB: 0.8 of the speed",
+        measure: merge::copied,
+    },
+    Row {
+        name: "merge-reflink",
+        title: "merging on XFS with reflinks against merging by copying: 20 times as fast",
+        measure: merge::shared,
     },
     Row {
         name: "nbd-io",

@@ -1,0 +1,297 @@
+//! `diskwright merge CHILD`: an image into its parent, or a whole chain into a new file.
+
+use crate::{
+    context::Context,
+    describe::printable,
+    exit::{self, Outcome},
+    json::{self, Document},
+    progress,
+    sizes::{Exact, Human},
+    switches,
+};
+use clap::{Args, ValueEnum};
+use diskwright_disk::{
+    ConvertOptions, CreateRequest, Disk, DiskError, KeptName, MergeOptions, Merged, convert, merge, require_file,
+};
+use diskwright_image::DiskType;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// Arguments of `merge`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+CHILD's data goes into its parent, and CHILD is removed. The parent keeps its name, unless --keep-name is given. With --into an ancestor takes all \
+images above it, one by one, the nearest first. Children of CHILD get a new link to the merged image. No other copy is made: the parent's file grows \
+by what it did not have, which --dry-run shows. Data is shared instead of copied where the file system has reflinks.
+
+With --to the whole chain is copied into a new disk without a parent, and CHILD and its parents stay as they are.
+
+A merge is refused while a program has one of the images open, and if another image has the parent, or an image between, as its parent: it would \
+read other data afterwards. Such images are searched in the folders of the images, and in those given by --search.
+
+A merge that was stopped, or cut off by a power failure, leaves CHILD as it was, and the same command finishes it.
+
+EXAMPLES
+  diskwright merge vm.avhdx
+  diskwright merge vm.vhdx --into vm_monday.avhdx --keep-name
+  diskwright merge vm.avhdx --dry-run
+  diskwright merge vm.avhdx --to whole.vhd --type fixed")]
+pub struct MergeArgs {
+    /// The differencing disk to merge.
+    child: PathBuf,
+    /// The ancestor that takes the data. [default: the parent]
+    #[arg(long, value_name = "ANCESTOR")]
+    into: Option<PathBuf>,
+    /// The merged image gets CHILD's name, and its own name is gone.
+    #[arg(long)]
+    keep_name: bool,
+    /// A further folder in which images may have one of these as their parent.
+    #[arg(long, value_name = "DIR")]
+    search: Vec<PathBuf>,
+    /// Copy the whole chain into this new disk instead. Its format comes from its extension.
+    #[arg(long, value_name = "NEW", conflicts_with_all = ["into", "keep_name", "search"])]
+    to: Option<PathBuf>,
+    /// How NEW allocates its space. [default: dynamic; raw is always fixed]
+    #[arg(long = "type", value_enum, value_name = "TYPE", requires = "to")]
+    disk_type: Option<NewType>,
+    /// Copy every byte, even where the file system could share it.
+    #[arg(long)]
+    no_reflink: bool,
+    /// Check whether it can be done, and show what would be done.
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Disk types without a parent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum NewType {
+    /// Full length from the start.
+    Fixed,
+    /// Space is allocated when a block is first written.
+    Dynamic,
+}
+
+/// What `merge --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
+    /// The disk that was merged.
+    file: String,
+    /// The image that has all data afterwards.
+    disk: String,
+    /// The images whose data went into it, the nearest first. They are removed, unless a new disk
+    /// was made.
+    merged: Vec<String>,
+    /// Children of the merged disk, which have a new link to `disk`.
+    relinked: Vec<String>,
+    /// What interrupted merges had left, and was removed.
+    leftovers: Vec<String>,
+    /// Bytes of data that had to go into `disk`; of a new disk what was found to be data.
+    data_bytes: u64,
+    /// Bytes that were copied.
+    copied_bytes: u64,
+    /// Bytes that the file system shares (reflinks).
+    cloned_bytes: u64,
+    /// By how much the file of `disk` may grow, in bytes; `null` for a new disk.
+    growth_bytes: Option<u64>,
+    /// Virtual size of `disk` before, in bytes; `null` for a new disk.
+    old_size: Option<u64>,
+    /// Virtual size of `disk` afterwards, in bytes.
+    new_size: u64,
+    /// Warnings, a sentence each.
+    warnings: Vec<String>,
+    /// Whether it was only checked what would be done.
+    dry_run: bool,
+    /// Time of the merge.
+    seconds: f64,
+}
+
+impl Document for Report {
+    const SCHEMA: &'static str = "diskwright.merge/1";
+}
+
+/// Merges.
+pub fn run(context: &mut Context, args: &MergeArgs) -> Outcome {
+    require_file(&args.child, "merge")?;
+    match &args.to {
+        Some(new) => into_new(context, args, new),
+        None => into_ancestor(context, args),
+    }
+}
+
+fn into_ancestor(context: &mut Context, args: &MergeArgs) -> Outcome {
+    let options = MergeOptions {
+        into: args.into.clone(),
+        keep: if args.keep_name { KeptName::Childs } else { KeptName::Parents },
+        search_dirs: args.search.clone(),
+        no_reflink: args.no_reflink,
+        open: context.global.open_options(true),
+        dry_run: args.dry_run,
+    };
+    let mut display = context.progress("merging");
+    let merged = merge(&args.child, &options, &mut |done, total| display.update(done, total));
+    let elapsed = display.elapsed();
+    drop(display);
+    let merged = merged.inspect_err(|error| {
+        if matches!(error, DiskError::Stopped) {
+            context.warn(&format!("{}: it reads as before; the same command finishes the merge", args.child.display()));
+        }
+    })?;
+    merged.warnings.iter().for_each(|warning| context.warn(warning));
+    if context.global.json {
+        context.print_json(&report(&args.child, &merged, args.dry_run, elapsed))?;
+    } else if !context.global.quiet {
+        tell(context, &args.child, &merged, args.dry_run, elapsed)?;
+    }
+    Ok(exit::OK)
+}
+
+/// The JSON of a merge into an ancestor.
+fn report(child: &Path, merged: &Merged, dry_run: bool, elapsed: Duration) -> Report {
+    let paths = |paths: &[PathBuf]| paths.iter().map(|path| json::path(path)).collect();
+    Report {
+        file: json::path(child),
+        disk: json::path(&merged.disk),
+        merged: paths(&merged.merged),
+        relinked: paths(&merged.relinked),
+        leftovers: paths(&merged.leftovers),
+        data_bytes: merged.data_bytes,
+        copied_bytes: merged.copied_bytes,
+        cloned_bytes: merged.cloned_bytes,
+        growth_bytes: Some(merged.growth_bytes),
+        old_size: Some(merged.size_bytes.0),
+        new_size: merged.size_bytes.1,
+        warnings: switches::all_told(&merged.warnings),
+        dry_run,
+        seconds: elapsed.as_secs_f64(),
+    }
+}
+
+/// Prints a merge into an ancestor.
+pub fn tell(context: &mut Context, child: &Path, merged: &Merged, dry_run: bool, elapsed: Duration) -> Outcome<()> {
+    let name = |path: &Path| printable(&json::path(&beside(child, path)));
+    let names = |paths: &[PathBuf]| paths.iter().map(|path| name(path)).collect::<Vec<_>>().join(", ");
+    let (gone, disk) = (names(&merged.merged), name(&merged.disk));
+    let data = Human(merged.data_bytes);
+    if dry_run {
+        writeln!(context.out, "{disk} would get {data} of data from {gone}")?;
+        writeln!(context.out, "its file would grow by up to {}", Exact(merged.growth_bytes))?;
+    } else {
+        let copied = progress::rate(merged.copied_bytes + merged.cloned_bytes, elapsed);
+        let shared = match merged.cloned_bytes {
+            0 => String::new(),
+            bytes => format!(", {} of them shared", Human(bytes)),
+        };
+        let took = progress::duration(elapsed);
+        writeln!(context.out, "{disk} has {data} of data from {gone}{shared}, in {took} ({}/s)", Human(copied))?;
+    }
+    let (old, new) = merged.size_bytes;
+    if old != new {
+        writeln!(
+            context.out,
+            "its virtual size {} {} (it was {})",
+            word(dry_run, "is", "would be"),
+            Exact(new),
+            Exact(old)
+        )?;
+    }
+    let mut removed: Vec<PathBuf> = merged.leftovers.iter().chain(&merged.merged).cloned().collect();
+    removed.retain(|path| *path != merged.disk);
+    if !removed.is_empty() {
+        writeln!(context.out, "{}: {}", word(dry_run, "removed", "to be removed"), names(&removed))?;
+    }
+    if !merged.relinked.is_empty() {
+        let what = word(dry_run, "new link to the parent", "to get a new link to the parent");
+        writeln!(context.out, "{what}: {}", names(&merged.relinked))?;
+    }
+    if dry_run {
+        writeln!(context.out, "nothing was changed")?;
+    }
+    Ok(())
+}
+
+fn word(dry_run: bool, done: &'static str, would: &'static str) -> &'static str {
+    if dry_run { would } else { done }
+}
+
+/// A path in the folder of `given` is shown as `given` was.
+fn beside(given: &Path, path: &Path) -> PathBuf {
+    let dir = given.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match path.file_name() {
+        Some(name) if dir.canonicalize().ok().as_deref() == path.parent() => given.with_file_name(name),
+        _ => path.to_owned(),
+    }
+}
+
+fn into_new(context: &mut Context, args: &MergeArgs, new: &Path) -> Outcome {
+    require_file(new, "merge into")?;
+    let source = context.global.open_options(false);
+    let disk_type = args.disk_type.map(|word| match word {
+        NewType::Fixed => DiskType::Fixed,
+        NewType::Dynamic => DiskType::Dynamic,
+    });
+    let size_bytes = {
+        let disk = Disk::open(&args.child, &source)?;
+        disk.layers()[0].image.size_bytes()
+    };
+    let mut done = diskwright_disk::ConvertOutcome { size_bytes, ..Default::default() };
+    let mut elapsed = Duration::ZERO;
+    if args.dry_run {
+        if new.exists() {
+            return Err(DiskError::Exists { path: new.to_owned() }.into());
+        }
+    } else {
+        let options = ConvertOptions {
+            source,
+            dest: CreateRequest { disk_type, ..CreateRequest::default() },
+            no_reflink: args.no_reflink,
+            ..ConvertOptions::default()
+        };
+        let mut display = context.progress("merging");
+        let result = convert(&args.child, new, &options, &mut |done, total| display.update(done, total));
+        elapsed = display.elapsed();
+        drop(display);
+        done = result?;
+    }
+    done.warnings.iter().for_each(|warning| context.warn(warning));
+    let data_bytes = done.copied_bytes + done.cloned_bytes;
+    if context.global.json {
+        context.print_json(&Report {
+            file: json::path(&args.child),
+            disk: json::path(new),
+            merged: vec![json::path(&args.child)],
+            relinked: Vec::new(),
+            leftovers: Vec::new(),
+            data_bytes,
+            copied_bytes: done.copied_bytes,
+            cloned_bytes: done.cloned_bytes,
+            growth_bytes: None,
+            old_size: None,
+            new_size: done.size_bytes,
+            warnings: switches::all_told(&done.warnings),
+            dry_run: args.dry_run,
+            seconds: elapsed.as_secs_f64(),
+        })?;
+    } else if !context.global.quiet {
+        let (child, new) = (printable(&json::path(&args.child)), printable(&json::path(new)));
+        match args.dry_run {
+            true => writeln!(
+                context.out,
+                "{new} would be a disk of {} with the data of {child}; nothing was changed",
+                Exact(done.size_bytes)
+            )?,
+            false => writeln!(
+                context.out,
+                "{new} is a disk of {} with the data of {child}: {}, in {}",
+                Exact(done.size_bytes),
+                Human(data_bytes),
+                progress::duration(elapsed)
+            )?,
+        }
+    }
+    Ok(exit::OK)
+}
