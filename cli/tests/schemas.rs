@@ -22,7 +22,7 @@ const LINES: &[&str] = &[
     "snapshot list .",
     "clone child_one.avhdx sibling.vhdx",
     "resize copy.vhd +1M",
-    "merge sibling.vhdx",
+    "merge child.vhdx --to merged.vhdx",
     "attached",
     "lab profiles",
     "lab profiles vhd-applications",

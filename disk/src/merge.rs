@@ -84,6 +84,8 @@ pub struct MergeOptions {
 pub struct Merged {
     /// The image that has all data afterwards, by its name then.
     pub disk: PathBuf,
+    /// Its name before.
+    pub target: PathBuf,
     /// The images whose data went into it, the nearest first. They are gone.
     pub merged: Vec<PathBuf>,
     /// Children of the merged image, whose parent is now `disk`.
@@ -208,7 +210,8 @@ impl<'a> Merge<'a> {
         let locked = chain.layers.iter().zip(chain.stores);
         let mut steps: Vec<Locked> = locked.map(|(layer, stores)| Locked::new(layer, stores)).collect();
         let Some(target) = steps.pop() else { unreachable!("a chain has at least two images here") };
-        let outcome = Merged { disk: target.path.clone(), warnings: chain.warnings, ..Merged::default() };
+        let (disk, before) = (target.path.clone(), target.path.clone());
+        let outcome = Merged { disk, target: before, warnings: chain.warnings, ..Merged::default() };
         let mut merge =
             Self { options, steps, target, below, children: Vec::new(), leftovers: Vec::new(), done_bytes: 0, outcome };
         merge.find_children()?;

@@ -337,8 +337,8 @@ pub fn parent_timestamp_warning(files: &Files, link: &ParentLink, parent_path: &
     })
 }
 
-/// An image whose data was merged into its parent, but which was not removed, can be read. It cannot
-/// be written, as the end of the merge removes it.
+/// An image whose data was merged into its parent, but which was not removed, can be read. It
+/// cannot be written, as the end of the merge removes it.
 fn warn_of_merged(child: &Path, parent: &Path, is_written: bool, warnings: &mut Vec<String>) -> Result<()> {
     let what = format!(
         "its data was merged into {}, and then the merge was interrupted; merge it again, which removes it",

@@ -175,19 +175,26 @@ fn report(child: &Path, merged: &Merged, dry_run: bool, elapsed: Duration) -> Re
 pub fn tell(context: &mut Context, child: &Path, merged: &Merged, dry_run: bool, elapsed: Duration) -> Outcome<()> {
     let name = |path: &Path| printable(&json::path(&beside(child, path)));
     let names = |paths: &[PathBuf]| paths.iter().map(|path| name(path)).collect::<Vec<_>>().join(", ");
-    let (gone, disk) = (names(&merged.merged), name(&merged.disk));
+    let (gone, target) = (names(&merged.merged), name(&merged.target));
     let data = Human(merged.data_bytes);
+    let named = match merged.disk == merged.target {
+        true => String::new(),
+        false => format!(" and {} {}", word(dry_run, "is now", "would become"), name(&merged.disk)),
+    };
     if dry_run {
-        writeln!(context.out, "{disk} would get {data} of data from {gone}")?;
-        writeln!(context.out, "its file would grow by up to {}", Exact(merged.growth_bytes))?;
+        writeln!(context.out, "{target} would get {data} of data from {gone}{named}")?;
+        match merged.growth_bytes {
+            0 => writeln!(context.out, "its file would not grow")?,
+            bytes => writeln!(context.out, "its file would grow by up to {}", Exact(bytes))?,
+        }
     } else {
-        let copied = progress::rate(merged.copied_bytes + merged.cloned_bytes, elapsed);
+        let rate = Human(progress::rate(merged.copied_bytes + merged.cloned_bytes, elapsed));
         let shared = match merged.cloned_bytes {
             0 => String::new(),
-            bytes => format!(", {} of them shared", Human(bytes)),
+            bytes => format!(", {} of it shared", Human(bytes)),
         };
         let took = progress::duration(elapsed);
-        writeln!(context.out, "{disk} has {data} of data from {gone}{shared}, in {took} ({}/s)", Human(copied))?;
+        writeln!(context.out, "{target} got {data} of data from {gone}{named}{shared}, in {took} ({rate}/s)")?;
     }
     let (old, new) = merged.size_bytes;
     if old != new {
