@@ -77,15 +77,20 @@ fn a_revert_keeps_or_discards() {
     let other = revert(&path, back.frozen.as_deref(), Left::Discarded, &named("unused")).unwrap();
     assert_eq!((read(&path, 0), other.frozen), (2, None));
     assert_eq!(files(dir.path()), ["vm.vhdx", "vm_one.avhdx", "vm_two.avhdx"]);
-    // An image with children stays; one without goes.
-    for parent in [&first.parent, back.frozen.as_ref().unwrap()] {
-        let refused = remove_snapshot(parent, &named("x"), &mut |_, _| true).unwrap_err();
-        assert!(refused.to_string().contains("2 images have it as their parent"), "{refused}");
-    }
+    // An image with two children stays; one without goes; one with a single child is merged with it.
+    let third = path.with_file_name("third.vhdx");
+    create(&third, &CreateRequest { parent: Some(first.parent.clone()), ..CreateRequest::default() }).unwrap();
+    let refused = remove_snapshot(&first.parent, &named("x"), &mut |_, _| true).unwrap_err();
+    assert!(refused.to_string().contains("2 images have it as their parent"), "{refused}");
+    assert!(remove_snapshot(&third, &named("x"), &mut |_, _| true).unwrap().is_none());
+    let merged = remove_snapshot(&first.parent, &named("x"), &mut |_, _| true).unwrap().unwrap();
+    assert_eq!((Some(&merged.disk), &merged.target), (back.frozen.as_ref(), &first.parent));
+    assert_eq!((read(&path, 0), files(dir.path())), (2, vec!["vm.vhdx".into(), "vm_two.avhdx".into()]));
+    snapshot(&path, &named("one")).unwrap();
+    let first = revert(&path, None, Left::Discarded, &named("unused")).unwrap();
     revert(&path, Some(&first.parent), Left::Discarded, &named("unused")).unwrap();
-    assert!(remove_snapshot(back.frozen.as_ref().unwrap(), &named("x"), &mut |_, _| true).unwrap().is_none());
-    assert_eq!(files(dir.path()), ["vm.vhdx", "vm_one.avhdx"]);
-    assert_eq!(read(&path, 0), 1);
+    assert_eq!(files(dir.path()), ["vm.vhdx", "vm_one.avhdx", "vm_two.avhdx"]);
+    assert_eq!(read(&path, 0), 2);
 }
 
 #[test]
