@@ -1,5 +1,4 @@
-//! Which parents may be opened, where they are looked for, and which images name an image as their
-//! parent.
+//! Which parents may be opened, and where they are looked for.
 //!
 //! A child names its parent by paths, and it can lie: an image from an untrusted source may name
 //! `/etc/shadow` or another customer's disk. So a parent is opened only beneath the folder of an
@@ -14,21 +13,15 @@
 //! parent does not stop the search (see `open`).
 
 use crate::{ParentPolicy, error::file_error};
-use diskwright_image::{Format, ImageError, ImageInfo, ParentLink, probe};
-use diskwright_store::{CacheMode, Files, LockMode, OpenError, OpenOptions};
+use diskwright_image::ParentLink;
+use diskwright_store::Files;
 use std::{
-    io,
     path::{Path, PathBuf},
     time::{Duration, UNIX_EPOCH},
 };
-use uuid::Uuid;
 
 /// 2000-01-01 00:00 UTC, in seconds since 1970.
 const VHD_EPOCH_SECONDS: u64 = 946_684_800;
-
-/// Maximum number of images in a folder whose parent link is read before an image is opened for
-/// writing.
-pub(crate) const SIBLINGS_MAX: usize = 4096;
 
 /// Decides which parents may be opened.
 #[derive(Debug)]
@@ -144,97 +137,6 @@ pub(crate) fn modified_seconds(files: &Files, path: &Path) -> Option<u32> {
     let modified = files.facts(path).ok()?.modified?;
     let since = modified.duration_since(UNIX_EPOCH + Duration::from_secs(VHD_EPOCH_SECONDS)).ok()?;
     u32::try_from(since.as_secs()).ok()
-}
-
-/// Result of the search for children of an image in its folder.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Siblings {
-    /// Images that name this one as their parent, by paths without symbolic links.
-    pub(crate) children: Vec<PathBuf>,
-    /// Number of images that were not checked: they could not be read, or the folder has more than
-    /// [`SIBLINGS_MAX`].
-    pub(crate) not_asked: usize,
-}
-
-/// Looks for images in the same folder that name the image at `path` as their parent, and stops at
-/// `most`. Reads only parent links. Files that are not images do not count as children; files that
-/// cannot be read are counted as not asked.
-pub(crate) fn children_of(files: &Files, path: &Path, info: &ImageInfo, most: usize) -> Siblings {
-    let (Some(linkage), Ok(real)) = (info.linkage_id, files.canonical(path)) else { return Siblings::default() };
-    let Some(dir) = real.parent().map(Path::to_owned) else { return Siblings::default() };
-    let Ok((found, not_asked)) = children_in(files, &dir, info.format, &[(real, linkage)], most) else {
-        return Siblings::default();
-    };
-    Siblings { children: found.into_iter().map(|(child, _)| child).collect(), not_asked }
-}
-
-/// The images of a format in the folder `dir` that name one of `parents` (paths without symbolic
-/// links, and identities), each with the index of that parent, at most `most`; and how many images
-/// could not be asked. The parents themselves are not asked.
-///
-/// # Errors
-/// If the folder cannot be listed.
-pub(crate) fn children_in(
-    files: &Files,
-    dir: &Path,
-    format: Format,
-    parents: &[(PathBuf, Uuid)],
-    most: usize,
-) -> io::Result<(Vec<(PathBuf, usize)>, usize)> {
-    let mut siblings: Vec<PathBuf> =
-        files.list(dir)?.into_iter().filter(|path| probe::format_of_extension(path) == Some(format)).collect();
-    siblings.retain(|path| parents.iter().all(|(parent, _)| parent != path));
-    let mut not_asked = siblings.len().saturating_sub(SIBLINGS_MAX);
-    siblings.truncate(SIBLINGS_MAX);
-    let mut found = Vec::new();
-    for sibling in siblings {
-        let link = match parent_link(files, &sibling, format) {
-            Ok(Some(link)) => link,
-            Ok(None) => continue,
-            Err(Unread) => {
-                not_asked += 1;
-                continue;
-            }
-        };
-        let has_identity = |id: &Uuid| link.linkage == *id || link.linkage2 == Some(*id);
-        if !parents.iter().any(|(_, id)| has_identity(id)) {
-            continue;
-        }
-        // The real parent may be a copy of this image elsewhere. So the paths decide, if they lead
-        // to a file.
-        let named: Vec<PathBuf> =
-            named_paths(&sibling, &link, &[]).into_iter().filter_map(|path| files.canonical(&path).ok()).collect();
-        let is_parent = |(path, id): &(PathBuf, Uuid)| has_identity(id) && (named.is_empty() || named.contains(path));
-        if let Some(parent) = parents.iter().position(is_parent) {
-            found.push((sibling, parent));
-            if found.len() == most {
-                break;
-            }
-        }
-    }
-    Ok((found, not_asked))
-}
-
-/// A file could not be read, so what it names is not known.
-pub(crate) struct Unread;
-
-/// The parent that an image names. Read without a lock, as another program may be writing to the
-/// image. While that program changes the link, this is the old one or the new one.
-pub(crate) fn parent_link(files: &Files, path: &Path, format: Format) -> Result<Option<ParentLink>, Unread> {
-    let options = OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::None };
-    let store = match files.open_canonical(path, false, &options) {
-        Ok(store) => store,
-        // Removed meanwhile, or no regular file.
-        Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(OpenError::Io { .. }) => return Err(Unread),
-        Err(_) => return Ok(None),
-    };
-    match format.driver().parent_link(&*store) {
-        Ok(link) => Ok(link),
-        Err(ImageError::Io { .. }) => Err(Unread),
-        // No image of this format, or a damaged one, which cannot be opened above this one either.
-        Err(_) => Ok(None),
-    }
 }
 
 #[cfg(test)]

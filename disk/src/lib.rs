@@ -6,7 +6,8 @@
 //!   open.rs       path -> chain of images; finds each parent, checks policy and identity
 //!   image_file.rs opens one image with its files
 //!   parts.rs      the files of a raw disk in several parts
-//!   gate.rs       which parents may be opened; which images name this one as their parent
+//!   gate.rs       which parents may be opened, and where they are looked for
+//!   siblings.rs   which images of the folder name this one as their parent
 //!   chain.rs      the images with their ids, the map over them, the geometry; immutable
 //!   map.rs        owner of each unit of the disk, folded over the chain once, lock-free look-up
 //!   holes.rs      finds the next block that any layer has, for walks over nearly empty disks
@@ -72,6 +73,7 @@ mod resize;
 #[cfg(all(test, feature = "shuttle"))]
 mod schedules;
 mod shared;
+mod siblings;
 mod snapshot;
 mod volumes;
 mod work;

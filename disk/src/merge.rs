@@ -41,6 +41,7 @@ use crate::{
     image_file::{Access, open_image},
     merge_mark as mark,
     open::open_locked,
+    siblings,
 };
 use diskwright_image::{Image, ImageInfo, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::Store;
@@ -284,7 +285,7 @@ impl<'a> Merge<'a> {
     fn children_in(&self, dirs: &[PathBuf], parents: &[(PathBuf, Uuid)]) -> Result<Vec<(PathBuf, usize)>> {
         let mut all = Vec::new();
         for dir in dirs {
-            let found = gate::children_in(&self.options.open.files, dir, self.target.info.format, parents, usize::MAX);
+            let found = siblings::children_in(&self.options.open.files, dir, self.target.info.format, parents);
             let (found, not_asked) = found.map_err(|source| file_error("search for children in", dir, source))?;
             if not_asked > 0 {
                 return Err(DiskError::BadOptions {

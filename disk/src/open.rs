@@ -23,9 +23,10 @@ use crate::{
     DiskError, OpenOptions, Reach, Result,
     chain::{CHAIN_MAX, Layer, too_long},
     error::{braced, file_error},
-    gate::{self, Candidate, Gate, SIBLINGS_MAX, Siblings},
+    gate::{self, Candidate, Gate},
     image_file::{Access, Referred, open_image},
     merge_mark as mark,
+    siblings::{self, SIBLINGS_MAX, Siblings},
 };
 use diskwright_image::{DiskType, ImageInfo, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::{Files, Store};
@@ -67,7 +68,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     let access = Access { writable: options.writable, ..Access::of_top(options) };
     let (top, top_stores) = open_image(&options.files, path, &access, &mut warnings)?;
     if options.writable && !options.allow_parent_write {
-        let Siblings { children, not_asked } = gate::children_of(&options.files, path, top.info(), 1);
+        let Siblings { children, not_asked } = siblings::children_of(&options.files, path, top.info());
         if let Some(child) = children.into_iter().next() {
             return Err(DiskError::HasChildren { path: path.to_owned(), child });
         }

@@ -32,6 +32,7 @@ use crate::{
     gate,
     image_file::{Access, open_image},
     merge::{KeptName, MergeOptions, Merged, merge},
+    siblings,
 };
 use diskwright_image::{Format, ImageInfo, ParentLink};
 use diskwright_store::Files;
@@ -164,7 +165,7 @@ pub fn remove_snapshot(
     // With the lock of a writer, so that no program reads it. Its own parents need not be there.
     let access = Access { writable: true, ..Access::of_top(&options.open) };
     let (image, locked) = open_image(files, &real, &access, &mut Vec::new())?;
-    let found = gate::children_of(files, &real, image.info(), usize::MAX);
+    let found = siblings::children_of(files, &real, image.info());
     match &found.children[..] {
         [] => refuse_if_parent(files, path, &real, image.info())?,
         [child] => {
@@ -200,7 +201,7 @@ pub fn remove_snapshot(
 }
 
 fn refuse_if_parent(files: &Files, path: &Path, real: &Path, info: &ImageInfo) -> Result<()> {
-    let found = gate::children_of(files, real, info, 1);
+    let found = siblings::children_of(files, real, info);
     if let Some(child) = found.children.into_iter().next() {
         return Err(DiskError::HasChildren { path: path.to_owned(), child });
     }

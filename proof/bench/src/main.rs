@@ -9,6 +9,7 @@
 //!   rows.rs        the table of all rows
 //!   populated.rs   populated disks against the raw file; the same from the page cache
 //!   chains.rs      a chain of 1,024 against a chain of one; opening it
+//!   clones.rs      a thousand clones in one process
 //!   large.rs       64 TiB: opening, and memory of the map; creating 40 GiB
 //!   discard.rs     reads during a discard of 1 TiB
 //!   allocate.rs    unallocated blocks against qemu-io; random writes into an empty disk
@@ -28,6 +29,7 @@
 
 mod allocate;
 mod chains;
+mod clones;
 mod convert;
 mod discard;
 mod fio;
@@ -97,6 +99,7 @@ fn main() -> ExitCode {
     let arguments: Vec<_> = env::args_os().collect();
     match arguments.get(1).and_then(|word| word.to_str()) {
         Some(ours::PROGRAM) => diskwright_cli::run(arguments.into_iter().skip(1)),
+        Some(clones::CHILD) => clones::child(&arguments[2..]),
         Some(touch::CHILD) => touch::child(&arguments[2..]),
         _ => bench(Args::parse_from(arguments)),
     }

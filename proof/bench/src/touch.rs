@@ -53,7 +53,12 @@ pub(crate) fn child(words: &[OsString]) -> ExitCode {
         eprintln!("diskwright-bench: {CHILD} is for this program's own use: it takes a disk and a limit in bytes");
         return ExitCode::from(2);
     };
-    match touch(Path::new(path), limit_bytes).map(|cost| serde_json::to_string(&cost)) {
+    answer(touch(Path::new(path), limit_bytes))
+}
+
+/// Prints what a child has found, or why it failed.
+pub(crate) fn answer(cost: Result<impl Serialize>) -> ExitCode {
+    match cost.map(|cost| serde_json::to_string(&cost)) {
         Ok(Ok(cost)) => {
             println!("{cost}");
             ExitCode::SUCCESS
