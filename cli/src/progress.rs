@@ -30,6 +30,8 @@ enum Show {
 pub struct ProgressDisplay {
     doing: &'static str,
     then: Option<&'static str>,
+    /// What is counted: `None` for bytes.
+    unit: Option<&'static str>,
     show: Show,
     patience: Patience,
     started: Instant,
@@ -51,6 +53,7 @@ impl ProgressDisplay {
         Self {
             doing,
             then: None,
+            unit: None,
             show,
             patience,
             started,
@@ -64,6 +67,12 @@ impl ProgressDisplay {
     /// Names the second phase, which begins when the count of bytes starts again.
     pub fn then(mut self, doing: &'static str) -> Self {
         self.then = Some(doing);
+        self
+    }
+
+    /// Counts things ("clones") instead of bytes.
+    pub fn counting(mut self, unit: &'static str) -> Self {
+        self.unit = Some(unit);
         self
     }
 
@@ -89,8 +98,9 @@ impl ProgressDisplay {
                 Show::Nothing => {}
                 Show::Bar(bar) => {
                     self.next = now + DRAW_EVERY;
-                    let bar = bar
-                        .get_or_insert_with(|| new_bar(self.doing, total_bytes).with_elapsed(now - self.phase_started));
+                    let bar = bar.get_or_insert_with(|| {
+                        new_bar(self.doing, self.unit, total_bytes).with_elapsed(now - self.phase_started)
+                    });
                     bar.set_length(total_bytes);
                     bar.set_position(done_bytes);
                 }
@@ -99,7 +109,7 @@ impl ProgressDisplay {
                     let _ = writeln!(
                         io::stderr(),
                         "diskwright: {}",
-                        line(self.doing, done_bytes, total_bytes, now - self.started)
+                        line(self.doing, self.unit, done_bytes, total_bytes, now - self.started)
                     );
                 }
             }
@@ -126,21 +136,27 @@ impl Drop for ProgressDisplay {
     }
 }
 
-fn new_bar(doing: &'static str, total_bytes: u64) -> ProgressBar {
+fn new_bar(doing: &'static str, unit: Option<&'static str>, total_bytes: u64) -> ProgressBar {
     let bar = ProgressBar::with_draw_target(Some(total_bytes), ProgressDrawTarget::stderr());
-    let template =
-        "{msg} {wide_bar} {percent:>3} %  {binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}  {eta} left";
-    if let Ok(style) = ProgressStyle::with_template(template) {
+    let counts = match unit {
+        None => "{binary_bytes} of {binary_total_bytes}  {binary_bytes_per_sec}".to_owned(),
+        Some(unit) => format!("{{pos}} of {{len}} {unit}  {{per_sec}}"),
+    };
+    let template = format!("{{msg}} {{wide_bar}} {{percent:>3}} %  {counts}  {{eta}} left");
+    if let Ok(style) = ProgressStyle::with_template(&template) {
         bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
     }
     bar.with_message(doing)
 }
 
-fn line(doing: &str, done_bytes: u64, total_bytes: u64, elapsed: Duration) -> String {
+fn line(doing: &str, unit: Option<&str>, done_bytes: u64, total_bytes: u64, elapsed: Duration) -> String {
     let percent =
         if total_bytes == 0 { 100 } else { (u128::from(done_bytes) * 100 / u128::from(total_bytes)).min(100) };
     let rate = rate(done_bytes, elapsed);
-    let mut line = format!("{doing}: {percent} %, {} of {}, {}/s", Human(done_bytes), Human(total_bytes), Human(rate));
+    let mut line = match unit {
+        None => format!("{doing}: {percent} %, {} of {}, {}/s", Human(done_bytes), Human(total_bytes), Human(rate)),
+        Some(unit) => format!("{doing}: {percent} %, {done_bytes} of {total_bytes} {unit}, {rate}/s"),
+    };
     if let Some(seconds) = total_bytes.saturating_sub(done_bytes).checked_div(rate) {
         line.push_str(&format!(", {} left", whole_seconds(seconds)));
     }
@@ -175,14 +191,16 @@ mod tests {
 
     #[test]
     fn a_line_tells_rate_and_rest() {
-        let text = line("converting", 1 << 30, 4 << 30, Duration::from_secs(2));
+        let text = line("converting", None, 1 << 30, 4 << 30, Duration::from_secs(2));
         assert_eq!(text, "converting: 25 %, 1 GiB of 4 GiB, 512 MiB/s, 6 s left");
+        let text = line("making", Some("clones"), 30, 90, Duration::from_secs(3));
+        assert_eq!(text, "making: 33 %, 30 of 90 clones, 10/s, 6 s left");
         assert_eq!(
-            line("converting", 0, 4 << 30, Duration::from_secs(2)),
+            line("converting", None, 0, 4 << 30, Duration::from_secs(2)),
             "converting: 0 %, 0 bytes of 4 GiB, 0 bytes/s"
         );
         assert_eq!(
-            line("converting", 0, 0, Duration::from_secs(2)),
+            line("converting", None, 0, 0, Duration::from_secs(2)),
             "converting: 100 %, 0 bytes of 0 bytes, 0 bytes/s"
         );
     }

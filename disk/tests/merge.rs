@@ -2,6 +2,7 @@
 //! refusals, and merges that were stopped.
 
 mod common;
+mod small_fs;
 
 use common::{Kind, Step, Twin};
 use diskwright_disk::{
@@ -243,16 +244,8 @@ fn bad_requests_change_nothing() {
     let request = CreateRequest { parent: Some(big), size_bytes: Some(8 * MIB), ..CreateRequest::default() };
     create(&small, &request).unwrap();
     says(plain(&small), "larger disk");
-    // An image in the folder that cannot be read may be a child.
-    if rustix_is_root() {
-        println!("skipped: an unreadable image, as root reads all files");
-    }
     assert!((fs::read(&base).unwrap(), fs::read(&top).unwrap()) == held);
     assert_eq!(names.len() + 2, files(dir.path()).len());
-}
-
-fn rustix_is_root() -> bool {
-    fs::metadata("/proc/self").is_ok_and(|found| std::os::unix::fs::MetadataExt::uid(&found) == 0)
 }
 
 /// A merge that is stopped at any moment leaves a child that reads as before, and the same call
@@ -323,6 +316,35 @@ fn a_child_that_was_merged_cannot_be_written() {
         assert!(read_all(&later) == held);
         assert_eq!(files(dir.path()), [format!("base.{extension}"), format!("later.{extension}")]);
     }
+}
+
+/// Needs root.
+#[test]
+fn too_little_space_and_a_read_only_folder_change_nothing() {
+    let small = match small_fs::Small::new("ext4", 160 * MIB) {
+        Ok(small) => small,
+        Err(what) => return println!("skipped: a merge on a full file system: {what}"),
+    };
+    let base = small.mount.canonicalize().unwrap().join("base.vhdx");
+    create(&base, &CreateRequest { size_bytes: Some(64 * MIB), ..CreateRequest::default() }).unwrap();
+    let top = child(&base, "top.vhdx");
+    write(&top, 0, 3, 40 << 20);
+    let held = (fs::read(&base).unwrap(), fs::read(&top).unwrap());
+    small_fs::eat_all(&small.mount.join("filler"));
+    let error = plain(&top).unwrap_err().to_string();
+    assert!(error.contains("needs up to 41943040 bytes") && error.contains("are free"), "{error}");
+    fs::remove_file(small.mount.join("filler")).unwrap();
+    let remount = |how: &str| {
+        let done = std::process::Command::new("mount").args(["-o", how]).arg(&small.mount).status().unwrap();
+        assert!(done.success(), "{how}");
+    };
+    remount("remount,ro");
+    let error = plain(&top).unwrap_err();
+    assert_eq!(error.code().as_str(), "read_only", "{error}");
+    remount("remount,rw");
+    assert!((fs::read(&base).unwrap(), fs::read(&top).unwrap()) == held);
+    plain(&top).unwrap();
+    assert_eq!(read_all(&base)[40 * MIB as usize - 1], 3);
 }
 
 #[test]

@@ -62,9 +62,10 @@ pub fn run(context: &mut Context, args: &CloneArgs) -> Outcome {
         parents: context.global.parents(),
         ..CreateRequest::default()
     };
-    let patience = context.signals.patient();
-    let mut go_on = |_made, _all| !patience.should_stop();
-    let warnings = clone_disk(&args.parent, &args.names, &request, args.dry_run, &mut go_on)?;
+    let mut display = context.progress("making").counting("clones");
+    let mut tell = |made, all| display.update(made, all);
+    let warnings = clone_disk(&args.parent, &args.names, &request, args.dry_run, &mut tell)?;
+    drop(display);
     warnings.iter().for_each(|warning| context.warn(warning));
     if context.global.json {
         let clones = args.names.iter().map(|name| json::path(name)).collect();
