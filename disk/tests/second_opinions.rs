@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Kind, Step, Twin};
-use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
+use diskwright_disk::{CreateRequest, Disk, MergeOptions, OpenOptions, create, merge};
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use rand_xoshiro::{
@@ -100,6 +100,31 @@ fn qemu_img_reads_what_we_write() {
         same_file(&raw, &twin.model);
         if kind.format == Format::Vhdx {
             must("qemu-img", &["check", "-f", "vhdx", &image]);
+        }
+    }
+}
+
+/// Children with random contents, merged one after the other.
+#[test]
+fn qemu_img_reads_what_was_merged() {
+    for (index, (format, block_bytes)) in [(Format::Vhd, 64 << 10), (Format::Vhdx, 1 << 20)].into_iter().enumerate() {
+        let mut twin = Twin::new(Kind::new(format, DiskType::Differencing, Some(block_bytes)), 12 * MIB);
+        for round in 0..3 {
+            scribble(&mut twin, 70 + index as u64 + 10 * round, 30);
+            twin.apply(Step::Child);
+        }
+        twin.close();
+        let base = twin.chain[0].clone();
+        let into = MergeOptions { into: Some(base.clone()), ..MergeOptions::default() };
+        merge(twin.chain.last().unwrap(), &into, &mut |_, _| true).unwrap();
+        let (base, raw) = (base.to_str().unwrap(), twin.dir.path().join("out.raw"));
+        let name = qemu_name(format);
+        if must("qemu-img", &["convert", "-f", name, "-O", "raw", base, raw.to_str().unwrap()]).is_none() {
+            return;
+        }
+        same_file(&raw, &twin.model);
+        if format == Format::Vhdx {
+            must("qemu-img", &["check", "-f", "vhdx", base]);
         }
     }
 }

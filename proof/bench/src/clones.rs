@@ -13,7 +13,7 @@ use diskwright_lab::{
     targets::{Container, Target, create_empty},
 };
 use diskwright_load::machine;
-use diskwright_store::{Blocking, CacheMode, EngineKind};
+use diskwright_store::{BlockDevice, Blocking, CacheMode, EngineKind, IoBuf, QueueOptions, Request};
 use serde::{Deserialize, Serialize};
 use std::{
     ffi::OsString,
@@ -96,11 +96,20 @@ fn open_all(dir: &Path) -> Result<Cost> {
     }
     let open_ns = start.elapsed().as_nanos() as u64;
     let (resident_open_bytes, _) = machine::resident_bytes();
-    let mut queues = Vec::new();
+    let (mut queues, mut buf) = (Vec::new(), Some(IoBuf::new(4096)));
+    let options = QueueOptions { depth: 1, engine: EngineKind::Sync, slab: None, ring: None };
     for (number, disk) in disks.iter().enumerate() {
         let failed = || LabError::file("read from", dir);
-        let mut queue = Blocking::open(&**disk, EngineKind::Sync).map_err(failed())?;
-        queue.read((number as u64 % 1024) << 16, &mut [0; 4096]).map_err(failed())?;
+        let mut queue = disk.open_queue(&options).map_err(failed())?;
+        let buffer = buf.take().unwrap_or_else(|| IoBuf::new(4096));
+        let request = Request::read((number as u64 % 1024) << 16, 4096, buffer, 0);
+        queue.push(request).map_err(|refused| refused.reason).map_err(failed())?;
+        let mut done = Vec::new();
+        queue.reap(1, &mut done).map_err(failed())?;
+        for completion in done {
+            completion.result.map_err(failed())?;
+            buf = completion.buf;
+        }
         queues.push(queue);
     }
     let (_, resident_peak_bytes) = machine::resident_bytes();
