@@ -64,6 +64,8 @@ pub enum Command {
     Snapshot(commands::snapshot::SnapshotArgs),
     /// Make children of a disk.
     Clone(commands::clone::CloneArgs),
+    /// Give back the space that disks do not need, and make their files small.
+    Compact(commands::compact::CompactArgs),
     /// Enlarge a disk.
     Resize(commands::resize::ResizeArgs),
     /// Read, write, discard and flush ranges of a disk, by qemu-io's commands.
@@ -90,7 +92,7 @@ pub enum Command {
 }
 
 /// What each command uses of the options about disks. The others use none of them.
-const USED: [(&[&str], Used); 25] = [
+const USED: [(&[&str], Used); 26] = [
     (&["create"], Used::Parents),
     (&["info"], Used::Reading),
     (&["map"], Used::Reading),
@@ -102,6 +104,7 @@ const USED: [(&[&str], Used); 25] = [
     (&["snapshot", "revert"], Used::Reading),
     (&["snapshot", "delete"], Used::Reading),
     (&["clone"], Used::Parents),
+    (&["compact"], Used::Reading),
     (&["resize"], Used::Reading),
     (&["io"], Used::Writing),
     (&["serve"], Used::Writing),

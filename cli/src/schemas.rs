@@ -9,8 +9,8 @@
 
 use crate::{
     commands::{
-        attach, attached, check, clone, compare, convert, create, detach, info, io, lab, map, partitions, resize,
-        serve, snapshot,
+        attach, attached, check, clone, compact, compare, convert, create, detach, info, io, lab, map, partitions,
+        resize, serve, snapshot,
     },
     export::ExportReport,
     json::Document,
@@ -95,6 +95,7 @@ fn all() -> Vec<Named> {
         of::<map::DrawingReport<'_>>(),
         of::<map::Report<'_>>(),
         of::<partitions::Report>(),
+        of::<compact::Report>(),
         of::<resize::Report>(),
         of::<serve::Report>(),
         of::<snapshot::Listing>(),

@@ -192,6 +192,17 @@ pub(crate) fn children_of(files: &Files, path: &Path, info: &ImageInfo, most: us
     found
 }
 
+/// The refusal to change an image of which [`Siblings::not_asked`] others may be children.
+pub(crate) fn cannot_rule_out_children(path: &Path, not_asked: usize) -> crate::DiskError {
+    crate::DiskError::BadOptions {
+        what: format!(
+            "{}: {not_asked} images in its folder could not be checked for children of this image",
+            path.display()
+        ),
+        hint: "make them readable, or move the images that belong together into a folder of their own".into(),
+    }
+}
+
 /// A file could not be read, so what it names is not known.
 pub(crate) struct Unread;
 

@@ -27,6 +27,7 @@
 //!   convert.rs    copies one disk into another
 //!   check.rs      damage in an image, and broken links to its parents
 //!   compare.rs    compares the contents of two disks
+//!   compact.rs    gives back space, and makes the file as small as possible
 //!   resize.rs     enlarges a disk
 //!   clones.rs     creates many children of one image
 //!   snapshot.rs   freezes a disk, goes back to a snapshot, removes one
@@ -42,6 +43,7 @@ mod check;
 mod claims;
 mod clerk;
 mod clones;
+mod compact;
 mod compare;
 mod convert;
 mod create;
@@ -73,6 +75,7 @@ mod work;
 pub use chain::Layer;
 pub use check::{Checked, check, check_image};
 pub use clones::clone_disk;
+pub use compact::{CompactOptions, Compacted, VolumeGain, compact};
 pub use compare::{CompareOutcome, compare};
 pub use convert::{ConvertOptions, ConvertOutcome, Lost, LostRange, convert, size_note};
 pub use create::{CreateRequest, create};

@@ -4,7 +4,7 @@
 
 use diskwright_proving::{
     campaign::hunt,
-    command,
+    command, compacting,
     crowd::Crowd,
     disk, faulty, life,
     mutation::{Mutation, Phase},
@@ -182,6 +182,14 @@ fn commands_make_files_and_names_durable_in_order() {
     for case in life::snapshots() {
         must_be_caught("the new names are durable", &case, Some(Mutation::NoDirectorySync));
         must_be_caught("a new child is durable", &case, Some(Mutation::NotDurable(Phase::Command)));
+    }
+}
+
+#[test]
+fn a_moved_block_is_durable_before_its_mapping() {
+    for case in compacting::compactions() {
+        let broken = Some(Mutation::Disordered(Phase::Command));
+        must_be_caught("a copy is durable before its mapping, and that before the space is reused", &case, broken);
     }
 }
 

@@ -2,7 +2,7 @@
 //! data, and the disk can be used again. The number of states is set in `campaign`. Each test
 //! prints what it has done.
 
-use diskwright_proving::{campaign::power_cuts, command, crowd, disk, life};
+use diskwright_proving::{campaign::power_cuts, command, compacting, crowd, disk, life};
 
 /// Number of shares of the states: each kind of disk has one, all creations together one, all
 /// conversions one, all snapshots one, all crowds eight.
@@ -94,6 +94,14 @@ fn converting() {
 #[test]
 fn freezing_and_going_back() {
     let cases = life::snapshots();
+    for case in &cases {
+        power_cuts(case, shares() * cases.len() as u64);
+    }
+}
+
+#[test]
+fn compacting_and_going_on() {
+    let cases = compacting::compactions();
     for case in &cases {
         power_cuts(case, shares() * cases.len() as u64);
     }
