@@ -75,12 +75,12 @@ pub(super) fn answer(
     let (mut next, mut decided_bytes) = (0, 0);
     let mut done: Vec<Completion> = Vec::new();
     loop {
-        for slot in 0..slots.len() {
+        for (slot, answering) in slots.iter_mut().enumerate() {
             // A question without anything to read is decided at once.
-            while slots[slot].is_none() && next < questions.len() {
+            while answering.is_none() && next < questions.len() {
                 let question = questions[next];
                 if reader.ask(slot, question.next(question.range.start))? {
-                    slots[slot] = Some(next);
+                    *answering = Some(next);
                 } else {
                     is_zero[next] = true;
                 }
