@@ -12,6 +12,7 @@
 //!   large.rs       64 TiB: opening, and memory of the map; creating 40 GiB
 //!   discard.rs     reads during a discard of 1 TiB
 //!   allocate.rs    unallocated blocks against qemu-io; random writes into an empty disk
+//!   compact.rs     compacting disks with real file systems
 //!   convert.rs     against qemu-img, and with reflinks on XFS (xfs.rs)
 //!   serve/         disks served by NBD, or attached, against other servers
 //!   fio.rs         fio as a client of servers
@@ -27,6 +28,7 @@
 
 mod allocate;
 mod chains;
+mod compact;
 mod convert;
 mod discard;
 mod fio;
