@@ -53,7 +53,7 @@ use std::{
 };
 
 /// Number of blocks with space that are judged at once: it bounds the memory.
-const WINDOW_BLOCKS: usize = 1 << 20;
+const WINDOW_BLOCKS: usize = 1 << 18;
 
 /// How a disk is compacted.
 #[derive(Debug, Clone, Default)]

@@ -9,6 +9,8 @@
 //!        ▲                                                                           │
 //!        └──────────────────────── commit(Zero | Discard) ◀──────────────────────────┘
 //!                         (space is quarantined until flush + recycle)
+//!
+//!   Partial / Data ─ reserve_move() ─▶ lower place ─ payload copied ─ commit(Moved) ─▶ as before
 //! ```
 //!
 //! `commit` changes only memory. [`ImageWriter::flush`] makes the change durable: first the

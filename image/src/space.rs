@@ -153,9 +153,9 @@ impl Space {
         Ok(Some(offset_bytes))
     }
 
-    /// Takes the lowest free piece of exactly `len_bytes` that begins below `limit_bytes`. The piece
-    /// may hold stale data: the caller overwrites all of it before anything refers to it. `None` if
-    /// there is no such piece.
+    /// Takes the lowest free piece of exactly `len_bytes` that begins below `limit_bytes`. The
+    /// piece may hold stale data: the caller overwrites all of it before anything refers to it.
+    /// `None` if there is no such piece.
     pub fn take_for_move(&mut self, len_bytes: u64, limit_bytes: u64) -> Option<u64> {
         let lists = [&self.free, &self.ready].map(|pieces| pieces.first(len_bytes).unwrap_or(u64::MAX));
         let from = if lists[0] < lists[1] { &mut self.free } else { &mut self.ready };

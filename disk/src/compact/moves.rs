@@ -20,7 +20,7 @@ use diskwright_store::{
 use std::{cmp::Reverse, collections::BinaryHeap, io, sync::Arc};
 
 /// Number of blocks that are gathered at once; then they are gathered again.
-const GATHERED_BLOCKS: usize = 4 << 20;
+const GATHERED_BLOCKS: usize = 1 << 20;
 /// Number of states that are read by one call.
 const STATES: u64 = 1024;
 /// Bytes that are moved between two flushes.

@@ -2,7 +2,7 @@
 
 use crate::lab::{Kind, Lab, MIB, compacted, have, read_all, writable};
 use diskwright_disk::{CompactOptions, CreateRequest, Disk, DiskError, OpenOptions, compact, create};
-use diskwright_image::{DiskType, Format};
+use diskwright_image::{DiskType, Format, Severity};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use std::{fs, path::Path};
 
@@ -189,4 +189,36 @@ fn space_that_was_reserved_is_given_up() {
         assert!(fs::metadata(&path).unwrap().len() > 64 * MIB);
         assert!(compacted(&path).new_file_bytes < 9 * MIB, "{name}");
     }
+}
+
+/// Its blocks have no pad before their bitmap, so they are moved as they are.
+#[test]
+fn a_vhd_of_another_program_is_compacted() {
+    if !have("a_vhd_of_another_program_is_compacted", &["qemu-img"]) {
+        return;
+    }
+    let lab = Lab::new();
+    let mut raw: Vec<u8> = (0..40 * MIB / 8).flat_map(|at| (at | 1 << 60).to_le_bytes()).collect();
+    fs::write(lab.path("disk.raw"), &raw).unwrap();
+    lab.run("qemu-img convert -f raw -O vpc -o subformat=dynamic,force_size=on disk.raw disk.vhd");
+    let path = lab.path("disk.vhd");
+    let disk = Disk::open(&path, &writable()).unwrap();
+    let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+    for at in [0, 6, 8, 20].map(|mib| mib * MIB) {
+        io.write(at, &vec![0; 2 * MIB as usize], false).unwrap();
+        raw[at as usize..][..2 << 20].fill(0);
+    }
+    drop(io);
+    disk.close().unwrap();
+    drop(disk);
+    let before = fs::metadata(&path).unwrap().len();
+    let done = try_compact(&path).unwrap();
+    assert_eq!((done.zero_bytes, done.moved_bytes), (8 * MIB, 8 * MIB), "{done:?}");
+    // Each block with its bitmap of a sector.
+    assert_eq!(done.new_file_bytes, before - 4 * (2 * MIB + 512));
+    assert!(read_all(&path) == raw);
+    lab.run("qemu-img convert -f vpc -O raw disk.vhd theirs.raw");
+    assert!(fs::read(lab.path("theirs.raw")).unwrap()[..raw.len()] == raw);
+    let (_, report) = diskwright_disk::check_image(&path, &OpenOptions::default()).unwrap();
+    assert!(report.worst() < Some(Severity::Leak), "{:?}", report.findings);
 }

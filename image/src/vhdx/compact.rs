@@ -1,7 +1,7 @@
 //! Makes a file smaller: blocks and sector bitmap blocks move to lower places.
 //!
 //! ```text
-//!   begin_compacting   survey; space that entries without data keep is freed      writes, flush later
+//!   begin_compacting   survey; space that entries without data keep is freed      writes
 //!   reserve_move       lowest free piece of a block's length ─▶ State::moving     memory only
 //!   (the disk copies the payload)
 //!   commit Moved       entry ─▶ the new place; old space quarantined              memory only
