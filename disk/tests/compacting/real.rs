@@ -28,6 +28,9 @@ const CHILDREN: [Kind; 4] = [
     Kind::OverNothing(Format::Vhd),
 ];
 
+/// Files with their contents, by path.
+type Files = BTreeMap<PathBuf, Vec<u8>>;
+
 /// The bytes of a raw disk.
 struct Bytes(Vec<u8>);
 
@@ -53,7 +56,7 @@ struct FileSystem<'a> {
     /// The line that checks the file `back.raw`.
     check: &'a str,
     /// The files in a raw file.
-    files: &'a dyn Fn(&Lab, &str) -> BTreeMap<PathBuf, Vec<u8>>,
+    files: &'a dyn Fn(&Lab, &str) -> Files,
 }
 
 impl FileSystem<'_> {
@@ -162,7 +165,7 @@ fn same_but_for(found: &[u8], expected: &[u8], free: &[Range<u64>], what: &str) 
 }
 
 /// All files below a folder.
-fn tree(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+fn tree(folder: &Path) -> Files {
     let mut found = BTreeMap::new();
     let mut todo = vec![folder.to_owned()];
     while let Some(next) = todo.pop() {
@@ -213,7 +216,7 @@ fn fill_and_delete(folder: &Path) {
     });
 }
 
-fn files_by_mount(lab: &Lab, options: &str, image: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+fn files_by_mount(lab: &Lab, options: &str, image: &str) -> Files {
     let mut files = BTreeMap::new();
     assert!(mounted(lab, options, image, |folder| files = tree(folder)));
     files
@@ -231,7 +234,7 @@ fn make_ext(lab: &Lab, options: &str) -> bool {
     true
 }
 
-fn files_by_debugfs(lab: &Lab, image: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+fn files_by_debugfs(lab: &Lab, image: &str) -> Files {
     let _ = fs::remove_dir_all(lab.path("out"));
     fs::create_dir(lab.path("out")).unwrap();
     fs::write(lab.path("commands"), "rdump / out\n").unwrap();
