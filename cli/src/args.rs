@@ -66,6 +66,8 @@ pub enum Command {
     Clone(commands::clone::CloneArgs),
     /// Merge a child into its parent or another ancestor, or its chain into a new disk.
     Merge(commands::merge::MergeArgs),
+    /// Give back the space that disks do not need, and make their files small.
+    Compact(commands::compact::CompactArgs),
     /// Enlarge a disk.
     Resize(commands::resize::ResizeArgs),
     /// Read, write, discard and flush ranges of a disk, by qemu-io's commands.
@@ -92,7 +94,7 @@ pub enum Command {
 }
 
 /// What each command uses of the options about disks. The others use none of them.
-const USED: [(&[&str], Used); 26] = [
+const USED: [(&[&str], Used); 27] = [
     (&["create"], Used::Parents),
     (&["info"], Used::Reading),
     (&["map"], Used::Reading),
@@ -105,6 +107,7 @@ const USED: [(&[&str], Used); 26] = [
     (&["snapshot", "delete"], Used::Reading),
     (&["clone"], Used::Parents),
     (&["merge"], Used::Writing),
+    (&["compact"], Used::Reading),
     (&["resize"], Used::Reading),
     (&["io"], Used::Writing),
     (&["serve"], Used::Writing),

@@ -9,8 +9,8 @@
 
 use crate::{
     commands::{
-        attach, attached, check, clone, compare, convert, create, detach, info, io, lab, map, merge, partitions,
-        resize, serve, snapshot,
+        attach, attached, check, clone, compact, compare, convert, create, detach, info, io, lab, map, merge,
+        partitions, resize, serve, snapshot,
     },
     export::ExportReport,
     json::Document,
@@ -96,6 +96,7 @@ fn all() -> Vec<Named> {
         of::<map::Report<'_>>(),
         of::<merge::Report>(),
         of::<partitions::Report>(),
+        of::<compact::Report>(),
         of::<resize::Report>(),
         of::<serve::Report>(),
         of::<snapshot::Listing>(),

@@ -21,6 +21,7 @@ const LINES: &[&str] = &[
     "snapshot child.vhdx --name one",
     "snapshot list .",
     "clone child_one.avhdx sibling.vhdx",
+    "compact copy.vhd",
     "resize copy.vhd +1M",
     "merge child.vhdx --to merged.vhdx",
     "attached",

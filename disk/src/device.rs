@@ -65,6 +65,11 @@ impl Disk {
         Ok(Self { shared: Arc::new(shared) })
     }
 
+    /// The state that the disk shares with its queues.
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// The current layers, the top first.
     pub fn layers(&self) -> Arc<[Layer]> {
         Arc::clone(self.shared.chain().layers())

@@ -29,6 +29,7 @@
 //!   copy.rs       the copying itself: two workers, many requests in flight
 //!   check.rs      damage in an image, and broken links to its parents
 //!   compare.rs    compares the contents of two disks
+//!   compact.rs    gives back space, and makes the file as small as possible
 //!   resize.rs     enlarges a disk
 //!   clones.rs     creates many children of one image
 //!   snapshot.rs   freezes a disk, goes back to a snapshot, removes one
@@ -46,6 +47,7 @@ mod check;
 mod claims;
 mod clerk;
 mod clones;
+mod compact;
 mod compare;
 mod convert;
 mod copy;
@@ -81,6 +83,7 @@ mod work;
 pub use chain::Layer;
 pub use check::{Checked, check, check_image};
 pub use clones::clone_disk;
+pub use compact::{CompactOptions, Compacted, VolumeGain, compact};
 pub use compare::{CompareOutcome, compare};
 pub use convert::{ConvertOptions, ConvertOutcome, convert, size_note};
 pub use copy::{Lost, LostRange};

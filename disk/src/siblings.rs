@@ -17,7 +17,7 @@
 //!
 //! One mutex guards the kept links. It is not held while links are read.
 
-use crate::gate::named_paths;
+use crate::{DiskError, gate::named_paths};
 use diskwright_image::{Format, ImageError, ImageInfo, ParentLink, probe};
 use diskwright_store::{CacheMode, Files, LockMode, OpenError, OpenOptions, files::FileFacts, sync::Mutex};
 use std::{
@@ -88,6 +88,17 @@ pub(crate) fn children_in(
 ) -> io::Result<(Vec<(PathBuf, usize)>, usize)> {
     let links = Links::read(files, dir, format)?;
     Ok((links.children_of(files, parents), links.not_asked))
+}
+
+/// The refusal to change an image of which [`Siblings::not_asked`] others may be children.
+pub(crate) fn cannot_rule_out_children(path: &Path, not_asked: usize) -> DiskError {
+    DiskError::BadOptions {
+        what: format!(
+            "{}: {not_asked} images in its folder could not be checked for children of this image",
+            path.display()
+        ),
+        hint: "make them readable, or move the images that belong together into a folder of their own".into(),
+    }
 }
 
 /// The links of the folder, as they were read a moment ago if it has not changed since.
@@ -176,7 +187,7 @@ fn parent_link(files: &Files, path: &Path, format: Format) -> Result<Option<Pare
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CreateRequest, Disk, DiskError, OpenOptions, create};
+    use crate::{CreateRequest, Disk, OpenOptions, create};
 
     /// Links that are kept from one open to the next never hide a child that was made meanwhile.
     #[test]

@@ -206,14 +206,7 @@ fn refuse_if_parent(files: &Files, path: &Path, real: &Path, info: &ImageInfo) -
         return Err(DiskError::HasChildren { path: path.to_owned(), child });
     }
     if found.not_asked > 0 {
-        return Err(DiskError::BadOptions {
-            what: format!(
-                "{}: {} images in its folder could not be checked for children of this image",
-                path.display(),
-                found.not_asked
-            ),
-            hint: "make them readable, or move the images that belong together into a folder of their own".into(),
-        });
+        return Err(siblings::cannot_rule_out_children(path, found.not_asked));
     }
     Ok(())
 }

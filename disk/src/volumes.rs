@@ -21,12 +21,11 @@ const PIECE_BYTES: u64 = 64 << 10;
 /// # Errors
 /// The queue cannot be opened. A range that cannot be read only leaves its volume alone.
 pub fn layout(device: &dyn BlockDevice, engine: EngineKind) -> io::Result<Layout> {
-    let queue = Blocking::open(device, engine)?;
-    let piece = Piece { start_bytes: u64::MAX, bytes: Vec::new() };
-    Ok(volumes(&Reader { geometry: queue.geometry(), state: RefCell::new((queue, piece)) }))
+    Ok(volumes(&Reader::open(device, engine)?))
 }
 
-struct Reader {
+/// Reads a disk through a queue of its own.
+pub(crate) struct Reader {
     geometry: diskwright_store::Geometry,
     state: RefCell<(Blocking, Piece)>,
 }
@@ -35,6 +34,15 @@ struct Reader {
 struct Piece {
     start_bytes: u64,
     bytes: Vec<u8>,
+}
+
+impl Reader {
+    /// Opens the queue.
+    pub(crate) fn open(device: &dyn BlockDevice, engine: EngineKind) -> io::Result<Self> {
+        let queue = Blocking::open(device, engine)?;
+        let piece = Piece { start_bytes: u64::MAX, bytes: Vec::new() };
+        Ok(Self { geometry: queue.geometry(), state: RefCell::new((queue, piece)) })
+    }
 }
 
 impl ReadAt for Reader {

@@ -143,10 +143,11 @@ pub mod serve;
 mod stream;
 
 pub use diskwright_disk::{
-    Checked, CompareOutcome, ConvertOptions, ConvertOutcome, CreateRequest, Disk, DiskError, Family, FoundParent,
-    KeptName, Layer, Left, Lost, LostRange, MAP_MEMORY_BYTES, MergeOptions, Merged, OpenOptions, Opened, ParentPolicy,
-    Place, Progress, Reach, Relative, Resized, Result, Snapshot, SnapshotOptions, check, clone_disk, compare, convert,
-    create, layout, merge, remove_snapshot, resize, revert, snapshot, volume,
+    Checked, CompactOptions, Compacted, CompareOutcome, ConvertOptions, ConvertOutcome, CreateRequest, Disk, DiskError,
+    Family, FoundParent, KeptName, Layer, Left, Lost, LostRange, MAP_MEMORY_BYTES, MergeOptions, Merged, OpenOptions,
+    Opened, ParentPolicy, Place, Progress, Reach, Relative, Resized, Result, Snapshot, SnapshotOptions, VolumeGain,
+    check, clone_disk, compact, compare, convert, create, layout, merge, remove_snapshot, resize, revert, snapshot,
+    volume,
 };
 pub use diskwright_image::{
     CheckReport, DiskType, Finding, Format, Image, ImageError, ImageInfo, LogState, ParentLink, Severity,

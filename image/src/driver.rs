@@ -38,6 +38,11 @@ pub struct Driver {
     /// Whether a differencing image keeps its parent's disk id, so that the guest sees the same
     /// disk.
     pub child_keeps_disk_id: bool,
+    /// Whether a differencing image can record a block as zeros without payload. If not, a block
+    /// without space reads the parent's data.
+    pub child_records_zeros: bool,
+    /// Whether a child records when its parent's file was last changed.
+    pub child_records_time: bool,
     open: Open,
     create: fn(Arc<dyn Store>, &CreateOptions) -> Result<()>,
     check: fn(Arc<dyn Store>) -> Result<CheckReport>,
@@ -54,6 +59,8 @@ static RAW: Driver = Driver {
     sectors_because: "a raw file records none, and readers take 512",
     physical_sector_bytes: 4096,
     child_keeps_disk_id: false,
+    child_records_zeros: false,
+    child_records_time: false,
     open: |store, writable, sector_bytes| Ok(Arc::new(RawImage::new(store, writable, sector_bytes)?)),
     create: create_raw,
     check: |_| Ok(CheckReport::default()),
@@ -71,6 +78,8 @@ static VHD: Driver = Driver {
     physical_sector_bytes: 512,
     // The VHD unique id identifies the file, not the disk.
     child_keeps_disk_id: false,
+    child_records_zeros: false,
+    child_records_time: true,
     open: |store, writable, _| Ok(Arc::new(vhd::open(store, writable)?)),
     create: vhd::create,
     check: vhd::check,
@@ -88,6 +97,8 @@ static VHDX: Driver = Driver {
     physical_sector_bytes: 4096,
     // MS-VHDX 2.6.1.2.
     child_keeps_disk_id: true,
+    child_records_zeros: true,
+    child_records_time: false,
     open: |store, writable, _| Ok(Arc::new(vhdx::open(store, writable)?)),
     create: vhdx::create,
     check: vhdx::check,

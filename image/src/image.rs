@@ -9,6 +9,8 @@
 //!        ▲                                                                           │
 //!        └──────────────────────── commit(Zero | Discard) ◀──────────────────────────┘
 //!                         (space is quarantined until flush + recycle)
+//!
+//!   Partial / Data ─ reserve_move() ─▶ lower place ─ payload copied ─ commit(Moved) ─▶ as before
 //! ```
 //!
 //! `commit` changes only memory. [`ImageWriter::flush`] makes the change durable: first the
@@ -283,6 +285,34 @@ pub enum Commit {
     Zero,
     /// The block was discarded. Its space is freed, and here too the block reads as zeros.
     Discard,
+    /// The block has no data in this layer any more: it reads the parent's data, or zeros if there
+    /// is no parent. Its space is freed.
+    Absent,
+    /// The block's payload was copied to the place of [`ImageWriter::reserve_move`]. The block
+    /// keeps its state and its sectors. Its former space is freed.
+    Moved,
+}
+
+/// A lower place in the file for a block that has space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MovePlace {
+    /// Index into [`Image::stores`].
+    pub store: u16,
+    /// Present offset of the block's payload.
+    pub from_bytes: u64,
+    /// Offset to which the payload is copied. The range may hold stale data.
+    pub to_bytes: u64,
+    /// Length of the payload: the block's length, or less for the last block of some files.
+    pub len_bytes: u64,
+}
+
+/// Where a block can be moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MoveTo {
+    /// No free space lies below the block, or the block has no space.
+    Stay,
+    /// This place is reserved for the block.
+    Place(MovePlace),
 }
 
 /// One open image. Shared by several threads.
@@ -366,6 +396,16 @@ pub trait Image: Send + Sync + fmt::Debug {
     /// [`ImageWriter::set_parent_link`].
     fn parent_link(&self) -> Option<ParentLink> {
         self.info().parent.clone()
+    }
+
+    /// The length in bytes that the first of the image's files has at least if `blocks` blocks have
+    /// space: without gaps, and with all tables where they are. `None` for an image that does not
+    /// allocate by the block.
+    ///
+    /// # Errors
+    /// `Io` when the table cannot be read.
+    fn packed_len_bytes(&self, _blocks: u64) -> Result<Option<u64>> {
+        Ok(None)
     }
 
     /// The sector bitmap of a `Partial` block.
@@ -528,6 +568,50 @@ pub trait ImageWriter: Send + Sync {
     /// reach the space is in flight. The blocks are returned to the file system where possible.
     /// That blocks on I/O, so the caller must not hold a lock.
     fn recycle(&self, generation: u64);
+
+    /// Prepares a session in which the file is made smaller. Space that was reserved for blocks
+    /// without data is given up, and [`ImageWriter::close`] cuts the file after its last block. The
+    /// contents of the disk do not change. The caller must not hold a lock.
+    ///
+    /// # Errors
+    /// `Unsupported` for an image whose blocks cannot be moved; `Corrupt` for tables that make it
+    /// impossible to find free space; `Io`.
+    fn begin_compacting(&self) -> Result<()> {
+        Err(ImageError::Unsupported {
+            path: Default::default(),
+            what: "compacting an image of this format and type".into(),
+            hint: "convert it to a dynamic disk".into(),
+        })
+    }
+
+    /// Reserves the lowest free place in the file for the payload of a block, if it lies below the
+    /// block's present place. Never accesses the store. `None` as for [`ImageWriter::reserve`].
+    ///
+    /// The caller prevents writes to the block from now on, copies the payload, and then calls
+    /// [`ImageWriter::commit`] with [`Commit::Moved`]. As for every commit, a flush makes the
+    /// payload durable before the mapping. The former space is reused only after
+    /// [`ImageWriter::recycle`]. A place that was never committed is free again after close.
+    ///
+    /// # Errors
+    /// As [`ImageWriter::reserve`].
+    fn reserve_move(&self, _block: u64) -> Result<Option<MoveTo>> {
+        Ok(Some(MoveTo::Stay))
+    }
+
+    /// Moves tables that lie between the blocks (VHDX: sector bitmap blocks) to lower places. Other
+    /// threads may read, commit and flush at the same time. The caller must not hold a lock.
+    ///
+    /// # Errors
+    /// `Io`, `Corrupt`.
+    fn move_tables(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Like [`ImageWriter::recycle`], but the space of the blocks stays allocated in the file until
+    /// [`ImageWriter::close`], because blocks will be moved into it.
+    fn recycle_for_moves(&self, generation: u64) {
+        self.recycle(generation);
+    }
 
     /// Flushes, cuts unused space off the end of the file and leaves the log empty. Must be called
     /// once, when no request is in flight and none will follow.

@@ -38,7 +38,7 @@ pub use driver::Driver;
 pub use error::{ImageError, Result};
 pub use image::{
     BlockState, CheckReport, Commit, CreateOptions, DiskType, Finding, Format, Image, ImageInfo, ImageWriter, LogState,
-    ParentLink, Reservation, SectorBitmap, Severity,
+    MovePlace, MoveTo, ParentLink, Reservation, SectorBitmap, Severity,
 };
 
 #[cfg(doctest)]

@@ -290,7 +290,7 @@ impl ImageWriter for FlatWriter {
     fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {
         match change {
             Commit::Whole | Commit::Sectors { .. } => Ok(Some(BlockState::data(self.place(block)?))),
-            Commit::Zero | Commit::Discard => Err(ImageError::Unsupported {
+            Commit::Zero | Commit::Discard | Commit::Absent | Commit::Moved => Err(ImageError::Unsupported {
                 path: self.store.name().to_owned(),
                 what: "a block without payload in a disk that has no block table".into(),
                 hint: "write zeros over the range instead".into(),

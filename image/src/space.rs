@@ -72,6 +72,13 @@ impl Pieces {
         self.0.get(&len_bytes)?.first().copied()
     }
 
+    /// Takes the first piece of this length, if it begins below `limit_bytes`.
+    fn take_below(&mut self, len_bytes: u64, limit_bytes: u64) -> Option<u64> {
+        let offset_bytes = self.first(len_bytes).filter(|&offset_bytes| offset_bytes < limit_bytes)?;
+        self.remove(offset_bytes, len_bytes);
+        Some(offset_bytes)
+    }
+
     /// Offset and length of the piece that ends at `end_bytes`.
     fn ending_at(&self, end_bytes: u64) -> Option<(u64, u64)> {
         self.0.iter().find_map(|(&len_bytes, offsets)| {
@@ -94,6 +101,8 @@ pub struct Space {
     /// Sorted by generation.
     quarantined: VecDeque<Quarantined>,
     generation: u64,
+    /// Free pieces may still have blocks of the file system ([`Space::recycle_for_moves`]).
+    free_has_blocks: bool,
 }
 
 fn overflow() -> io::Error {
@@ -117,6 +126,7 @@ impl Space {
             free: Pieces::default(),
             quarantined: VecDeque::new(),
             generation: 0,
+            free_has_blocks: false,
         }
     }
 
@@ -141,6 +151,29 @@ impl Space {
         }
         self.used_end_bytes = end_bytes;
         Ok(Some(offset_bytes))
+    }
+
+    /// Takes the lowest free piece of exactly `len_bytes` that begins below `limit_bytes`. The
+    /// piece may hold stale data: the caller overwrites all of it before anything refers to it.
+    /// `None` if there is no such piece.
+    pub fn take_for_move(&mut self, len_bytes: u64, limit_bytes: u64) -> Option<u64> {
+        let lists = [&self.free, &self.ready].map(|pieces| pieces.first(len_bytes).unwrap_or(u64::MAX));
+        let from = if lists[0] < lists[1] { &mut self.free } else { &mut self.ready };
+        from.take_below(len_bytes, limit_bytes)
+    }
+
+    /// Like [`Space::take_for_move`], but cuts the piece off a longer one if there is none of this
+    /// length. The rest of the longer piece stays free.
+    pub fn cut_for_move(&mut self, len_bytes: u64, limit_bytes: u64) -> Option<u64> {
+        if let Some(offset_bytes) = self.take_for_move(len_bytes, limit_bytes) {
+            return Some(offset_bytes);
+        }
+        let longer_bytes: Vec<u64> = self.free.0.range(len_bytes..).map(|(&longer_bytes, _)| longer_bytes).collect();
+        longer_bytes.into_iter().find_map(|longer_bytes| {
+            let offset_bytes = self.free.take_below(longer_bytes, limit_bytes)?;
+            self.free.add(offset_bytes + len_bytes, longer_bytes - len_bytes);
+            Some(offset_bytes)
+        })
     }
 
     /// The offset that the next [`Space::take`] of `len_bytes` returns.
@@ -214,13 +247,28 @@ impl Space {
         Punching::of(pieces.map(|piece| FileRange { offset_bytes: piece.offset_bytes, len_bytes: piece.len_bytes }))
     }
 
+    /// Like [`Space::recycled`], but makes the pieces free at once: no hole is punched. Blocks will
+    /// be moved into them, so the file system keeps its blocks until [`Space::free_all`].
+    pub fn recycle_for_moves(&mut self, generation: u64) {
+        let count = self.quarantined.partition_point(|piece| piece.generation <= generation);
+        for piece in self.quarantined.drain(..count) {
+            self.free.add(piece.offset_bytes, piece.len_bytes);
+        }
+        self.free_has_blocks |= count > 0;
+    }
+
     /// For close: marks all quarantined and ready pieces as free. Returns those pieces, as the file
     /// system may still have blocks allocated for them. After [`Space::release_tail`] the caller
     /// punches the returned pieces below [`Space::used_end_bytes`].
     pub fn free_all(&mut self) -> Vec<FileRange> {
-        let ready = std::mem::take(&mut self.ready).0;
-        let ready =
-            ready.into_iter().flat_map(|(len_bytes, offsets)| offsets.into_iter().map(move |at| (at, len_bytes)));
+        let mut ready = vec![std::mem::take(&mut self.ready)];
+        if std::mem::take(&mut self.free_has_blocks) {
+            ready.push(std::mem::take(&mut self.free));
+        }
+        let ready = ready
+            .into_iter()
+            .flat_map(|pieces| pieces.0)
+            .flat_map(|(len_bytes, offsets)| offsets.into_iter().map(move |at| (at, len_bytes)));
         let freed = self.quarantined.drain(..).map(|piece| (piece.offset_bytes, piece.len_bytes));
         let all: Vec<_> =
             ready.chain(freed).map(|(offset_bytes, len_bytes)| FileRange { offset_bytes, len_bytes }).collect();

@@ -4,6 +4,7 @@ pub mod attach;
 pub mod attached;
 pub mod check;
 pub mod clone;
+pub mod compact;
 pub mod compare;
 pub mod completions;
 pub mod convert;

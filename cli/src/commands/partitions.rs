@@ -81,6 +81,15 @@ pub struct VolumeReport {
     free_unknown_because: Option<String>,
 }
 
+/// Where a volume lies: `disk`, `partition 2`, `group/name` of a logical volume.
+pub(crate) fn place_text(place: &Place) -> String {
+    match place {
+        Place::Partition(number) => format!("partition {number}"),
+        Place::Logical { group, name } => format!("{group}/{name}"),
+        _ => "disk".to_owned(),
+    }
+}
+
 /// Lists.
 pub fn run(context: &mut Context, args: &PartitionsArgs) -> Outcome {
     let options = OpenOptions { force_share: args.share.force_share, ..context.global.open_options(false) };
@@ -91,11 +100,7 @@ pub fn run(context: &mut Context, args: &PartitionsArgs) -> Outcome {
         .volumes
         .iter()
         .map(|volume| VolumeReport {
-            place: match &volume.place {
-                Place::Partition(number) => format!("partition {number}"),
-                Place::Logical { group, name } => format!("{group}/{name}"),
-                _ => "disk".to_owned(),
-            },
+            place: place_text(&volume.place),
             partition: if let Place::Partition(number) = volume.place { Some(number) } else { None },
             start: volume.extents.first().map_or(0, |extent| extent.disk_offset_bytes),
             length: volume.size_bytes(),

@@ -176,6 +176,7 @@ impl ImageWriter for Patchwork {
                 Some(offset_bytes) => BlockState::Data { store: 1, offset_bytes },
                 None => inner.states[block as usize],
             },
+            Commit::Absent | Commit::Moved => panic!("no block is moved"),
             Commit::Sectors { .. } => panic!("this image does not track sectors"),
         };
         inner.states[block as usize] = state;

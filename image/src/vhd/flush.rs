@@ -3,6 +3,7 @@
 //! ```text
 //!   snapshot (state mutex, in memory)        all commits before this instant
 //!   pass 1   bitmaps of new dynamic blocks   not visible before their BAT entry, so in any order
+//!            bitmaps of moved blocks         the same
 //!            sync                            payload and those bitmaps are durable
 //!   pass 2   bitmaps of differencing blocks; BAT entries: all refer to what pass 1 made durable
 //!            sync                            (left out if nothing was written)
@@ -30,10 +31,14 @@ use std::{
 };
 
 /// The changes that one flush writes.
+#[derive(Default)]
 struct Batch {
     /// Pass 1: (offset, bytes).
     init: Vec<(u64, Arc<IoBuf>)>,
     init_blocks: Vec<(u64, Piece)>,
+    /// Pass 1: bitmaps of moved blocks, as (offset, bytes).
+    moved: Vec<(u64, Vec<u8>)>,
+    moved_blocks: Vec<(u64, Piece)>,
     /// Pass 2: bitmaps and BAT sectors.
     bitmaps: Vec<BitmapWrite>,
     sectors: Vec<TableSector>,
@@ -53,6 +58,9 @@ impl Writing {
     fn first_pass(&self, batch: &Batch) -> Result<()> {
         for (offset_bytes, bytes) in &batch.init {
             self.write(bytes, *offset_bytes, "write the bitmap of a new block")?;
+        }
+        for (offset_bytes, bytes) in &batch.moved {
+            self.write(bytes, *offset_bytes, "write the bitmap of a moved block")?;
         }
         Ok(self.barrier.sync("make the written data durable")?)
     }
@@ -87,6 +95,8 @@ impl Writing {
             if first_failed {
                 let init = batch.init_blocks.iter().copied();
                 state.uninitialised.extend(init.filter(|(block, _)| !freed.contains(block)));
+                let moved = batch.moved_blocks.iter().copied();
+                state.moved.extend(moved.filter(|(block, _)| !freed.contains(block)));
             }
         }
         result
@@ -94,7 +104,7 @@ impl Writing {
 
     /// Takes all dirty state, as of this instant.
     fn take_batch(&self, state: &mut State) -> Batch {
-        let mut batch = Batch { init: Vec::new(), init_blocks: Vec::new(), bitmaps: Vec::new(), sectors: Vec::new() };
+        let mut batch = Batch::default();
         let committed: Vec<_> = state
             .uninitialised
             .iter()
@@ -106,6 +116,10 @@ impl Writing {
             state.uninitialised.remove(&block);
         }
         batch.init_blocks = committed;
+        for (block, piece) in std::mem::take(&mut state.moved) {
+            batch.moved.push(self.moved_bitmap(state, block, &piece));
+            batch.moved_blocks.push((block, piece));
+        }
         for (block, piece) in std::mem::take(&mut state.dirty_bitmaps) {
             if let Some(bits) = state.bitmaps.get(&block) {
                 let bytes = bitmap::to_file(bits, self.blocks.bitmap_bytes as usize);

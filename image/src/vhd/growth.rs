@@ -103,6 +103,14 @@ impl Unpadded {
             Self::Below(end) => payload_offset < *end,
         }
     }
+
+    /// Adds a block that was moved to the place of one of them.
+    fn add(&mut self, payload_offset: u64) {
+        match self {
+            Self::Few(offsets) => drop(offsets.insert(payload_offset)),
+            Self::Below(end) => *end = (*end).max(payload_offset + 1),
+        }
+    }
 }
 
 /// Result of the walk over the blocks.
@@ -353,15 +361,63 @@ impl Growth {
         }
     }
 
+    /// The lowest free place for a block that is at `piece` now: `None` if there is none below it.
+    /// The place may hold stale data.
+    pub fn take_for_move(&mut self, piece: &Piece) -> Option<Piece> {
+        let limit_bytes = piece.bitmap_offset;
+        if let Some(offset_bytes) = self.space.take_for_move(self.piece_bytes, limit_bytes) {
+            return Some(self.piece_at(offset_bytes));
+        }
+        let unpadded_bytes = self.unpadded_bytes();
+        if unpadded_bytes == self.piece_bytes {
+            return None;
+        }
+        let offset_bytes = self.space.take_for_move(unpadded_bytes, limit_bytes)?;
+        let payload_offset = offset_bytes + self.bitmap_bytes;
+        self.unpadded.add(payload_offset);
+        Some(Piece { bitmap_offset: offset_bytes, payload_offset, end: offset_bytes + unpadded_bytes })
+    }
+
+    /// Length of a block without a pad: bitmap and payload.
+    fn unpadded_bytes(&self) -> u64 {
+        self.piece_bytes - self.area_bytes + self.bitmap_bytes
+    }
+
+    /// Whether a block has no pad before its bitmap.
+    pub fn is_unpadded(&self, piece: &Piece) -> bool {
+        self.unpadded.has(piece.payload_offset)
+    }
+
+    /// From now on the file is cut after its last block, also if space was reserved for all blocks.
+    pub fn give_up_room(&mut self) {
+        self.keep_end_bytes = 0;
+    }
+
+    /// See [`Space::recycle_for_moves`].
+    pub fn recycle_for_moves(&mut self, generation: u64) {
+        self.space.recycle_for_moves(generation);
+    }
+
     /// Frees the space of a block. It is not reused before [`Growth::recycled`].
     pub fn free(&mut self, piece: &Piece) {
-        if self.unpadded.has(piece.payload_offset) {
-            // Rounded inwards to whole pages this space is shorter than a piece. It is not reused
-            // for a new piece, only cut off at the end of the file.
-            let start = piece.bitmap_offset.next_multiple_of(PAGE_BYTES);
-            self.space.quarantine(start, piece.end.saturating_sub(start));
+        let (offset_bytes, len_bytes) = self.extent_of(piece);
+        self.space.quarantine(offset_bytes, len_bytes);
+    }
+
+    /// Returns a place of [`Growth::take_for_move`] to which nothing refers.
+    pub fn give_back(&mut self, piece: &Piece) {
+        let (offset_bytes, len_bytes) = self.extent_of(piece);
+        self.space.add_free(offset_bytes, len_bytes);
+    }
+
+    /// Offset and length of the space of a block. Without a pad it is shorter than a piece: then it
+    /// is not reused for a new piece, only for a block that is moved, or cut off at the end of the
+    /// file.
+    fn extent_of(&self, piece: &Piece) -> (u64, u64) {
+        if self.is_unpadded(piece) {
+            (piece.bitmap_offset, self.unpadded_bytes())
         } else {
-            self.space.quarantine(piece.payload_offset - self.area_bytes, self.piece_bytes);
+            (piece.payload_offset - self.area_bytes, self.piece_bytes)
         }
     }
 

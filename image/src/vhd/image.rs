@@ -257,6 +257,18 @@ impl Image for VhdImage {
         Ok(())
     }
 
+    fn packed_len_bytes(&self, blocks: u64) -> Result<Option<u64>> {
+        let current = match &self.kind {
+            Kind::Fixed(_) => return Ok(None),
+            Kind::Writable(writing) => writing.blocks(),
+            Kind::ReadOnly { blocks, .. } => Arc::new((**blocks).clone()),
+        };
+        let tables_bytes = current.tables_end_bytes(u64::MAX);
+        // A block begins at a page, the footer at a sector.
+        let tables_bytes = if blocks > 0 { tables_bytes.next_multiple_of(PAGE_BYTES) } else { tables_bytes };
+        Ok(Some(tables_bytes.saturating_add(blocks.saturating_mul(current.piece_bytes())).saturating_add(SECTOR_BYTES)))
+    }
+
     fn damage(&self, block: u64) -> Result<ImageError> {
         match &self.kind {
             Kind::Fixed(_) => Err(ImageError::Unsupported {

@@ -13,6 +13,7 @@
 //!   reads.rs     block states and bitmaps of a writable image
 //!   flush.rs     the two ordered passes that make changes durable
 //!   grow.rs      enlarges an open disk
+//!   compact.rs   moves blocks to lower places, so that the file can be cut
 //!   link.rs      a link to a parent -> parent locators; the time stamp of a parent
 //!   relink.rs    replaces the link of an open disk to its parent
 //!   growth.rs    the end of the file: space for new blocks, and the footer that moves with it
@@ -41,6 +42,7 @@ mod batmap;
 mod bitmap;
 mod check;
 mod check_batmap;
+mod compact;
 mod create;
 mod findings;
 mod flush;

@@ -30,7 +30,9 @@ use super::{
     layout::{Blocks, Piece},
     table::Table,
 };
-use crate::{BlockState, Commit, ImageError, ImageWriter, ParentLink, Reservation, Result, SectorBitmap, needs::Needs};
+use crate::{
+    BlockState, Commit, ImageError, ImageWriter, MoveTo, ParentLink, Reservation, Result, SectorBitmap, needs::Needs,
+};
 use diskwright_format::vhd::{BAT_UNUSED, SECTOR_BYTES};
 use diskwright_store::{
     Barrier, IoBuf, Store,
@@ -117,6 +119,10 @@ pub(super) struct State {
     pub(super) reserved: HashMap<u64, Piece>,
     /// Dynamic: blocks whose bitmap may not be written yet.
     pub(super) uninitialised: BTreeMap<u64, Piece>,
+    /// Blocks that are being moved, with their new space.
+    pub(super) moving: HashMap<u64, Piece>,
+    /// Blocks that were moved since the last flush: their bitmaps must be durable before the BAT.
+    pub(super) moved: BTreeMap<u64, Piece>,
     /// Bitmaps that were read or changed. None if all are known to be full
     /// ([`Blocks::bitmaps_are_full`]).
     pub(super) bitmaps: HashMap<u64, SectorBitmap>,
@@ -143,6 +149,8 @@ impl Writing {
             len_bytes,
             reserved: HashMap::new(),
             uninitialised: BTreeMap::new(),
+            moving: HashMap::new(),
+            moved: BTreeMap::new(),
             bitmaps: HashMap::new(),
             dirty_bitmaps: BTreeMap::new(),
             freed: None,
@@ -170,7 +178,7 @@ impl Writing {
         Arc::clone(&self.lock().blocks)
     }
 
-    fn misuse(&self, block: u64, what: &str) -> ImageError {
+    pub(super) fn misuse(&self, block: u64, what: &str) -> ImageError {
         let error = io::Error::new(io::ErrorKind::InvalidInput, format!("block {block} {what}"));
         ImageError::io("change a block", &*self.store, self.blocks.entry_offset(block), error)
     }
@@ -260,8 +268,8 @@ impl Writing {
     }
 
     /// Removes a block's mapping. `None` if something is not in memory.
-    fn commit_nothing(&self, state: &mut State, block: u64) -> Result<Option<()>> {
-        if self.blocks.is_differencing {
+    fn commit_nothing(&self, state: &mut State, block: u64, change: Commit) -> Result<Option<()>> {
+        if self.blocks.is_differencing && change != Commit::Absent {
             return Err(ImageError::Unsupported {
                 path: self.store.name().to_owned(),
                 what: "a block of zeros without space in a differencing VHD (its sectors would read the parent's data)"
@@ -292,6 +300,7 @@ impl Writing {
         }
         state.reserved.remove(&block);
         state.uninitialised.remove(&block);
+        state.moved.remove(&block);
         state.dirty_bitmaps.remove(&block);
         if let Some(freed) = &mut state.freed {
             freed.insert(block);
@@ -363,7 +372,8 @@ impl ImageWriter for Writing {
         let done = match change {
             Commit::Whole => self.commit_payload(&mut state, block, 0, self.blocks.sectors)?,
             Commit::Sectors { first, count } => self.commit_payload(&mut state, block, first, count)?,
-            Commit::Zero | Commit::Discard => self.commit_nothing(&mut state, block)?,
+            Commit::Zero | Commit::Discard | Commit::Absent => self.commit_nothing(&mut state, block, change)?,
+            Commit::Moved => self.commit_moved(&mut state, block)?,
         };
         if done.is_some() { self.state_of(&state, block) } else { Ok(None) }
     }
@@ -402,14 +412,28 @@ impl ImageWriter for Writing {
         self.recycle_pieces(generation);
     }
 
+    fn begin_compacting(&self) -> Result<()> {
+        self.begin_compacting_file()
+    }
+
+    fn reserve_move(&self, block: u64) -> Result<Option<MoveTo>> {
+        self.reserve_move_of(&mut self.lock(), block)
+    }
+
+    fn recycle_for_moves(&self, generation: u64) {
+        if let Some(growth) = &mut self.lock().growth {
+            growth.recycle_for_moves(generation);
+        }
+    }
+
     fn close(&self) -> Result<()> {
         self.flush()?;
-        let (growth, reserved) = {
+        let (growth, reserved, moving) = {
             let mut state = self.lock();
-            (state.growth.take(), std::mem::take(&mut state.reserved))
+            (state.growth.take(), std::mem::take(&mut state.reserved), std::mem::take(&mut state.moving))
         };
         let Some(mut growth) = growth else { return Ok(()) };
-        reserved.values().for_each(|piece| growth.free(piece));
+        reserved.values().chain(moving.values()).for_each(|piece| growth.free(piece));
         let trimmed = growth.trim(&*self.store, &self.blocks());
         self.lock().growth = Some(growth);
         trimmed?;

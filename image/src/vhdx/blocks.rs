@@ -64,7 +64,8 @@ impl VhdxImage {
         self.barrier.check()?;
         let Some(current) = self.current(state, block)? else { return Ok(None) };
         match change {
-            Commit::Zero | Commit::Discard => self.commit_zero(state, block, current, change == Commit::Discard),
+            Commit::Zero | Commit::Discard | Commit::Absent => self.commit_zero(state, block, current, change),
+            Commit::Moved => self.commit_moved(state, block, current),
             Commit::Sectors { first, count } if self.layout.has_parent => {
                 let sectors = state.layout.geometry.sectors_per_block();
                 if count == 0 || first.checked_add(count).is_none_or(|end| end > sectors) {
@@ -234,7 +235,7 @@ impl VhdxImage {
         state: &mut State,
         block: u64,
         current: EntryState,
-        discard: bool,
+        change: Commit,
     ) -> Result<Option<EntryState>> {
         if self.layout.fixed {
             return Err(ImageError::Unsupported {
@@ -245,10 +246,11 @@ impl VhdxImage {
         }
         let place = self.payload_entry_bytes(state, block);
         let found = state.entry(place).payload_state();
+        let (discard, absent) = (change == Commit::Discard, change == Commit::Absent);
         let nothing_to_do = match current {
             // Every implementation reads an absent block as zeros if there is no parent.
-            EntryState::Absent => !self.layout.has_parent,
-            EntryState::Zero => (discard && !self.layout.has_parent) || found == Ok(PayloadState::Zero),
+            EntryState::Absent => absent || !self.layout.has_parent,
+            EntryState::Zero => !absent && ((discard && !self.layout.has_parent) || found == Ok(PayloadState::Zero)),
             EntryState::Data { .. } | EntryState::Partial { .. } => false,
         };
         if nothing_to_do && !state.reserved.contains_key(&block) {
@@ -275,10 +277,14 @@ impl VhdxImage {
         // A read of an UNMAPPED block may return the block's previous data (MS-VHDX 2.5.1.1).
         // Without a file offset that is zeros. In a child it may be the parent's data, so a discard
         // in a child is recorded as ZERO.
-        let next = if discard && !self.layout.has_parent { PayloadState::Unmapped } else { PayloadState::Zero };
+        let (next, is_now) = match change {
+            Commit::Absent => (PayloadState::NotPresent, EntryState::Absent),
+            Commit::Discard if !self.layout.has_parent => (PayloadState::Unmapped, EntryState::Zero),
+            _ => (PayloadState::Zero, EntryState::Zero),
+        };
         state.set_entry(place, BatEntry::payload(next, 0));
         state.cleared.remove(&block);
-        Ok(Some(EntryState::Zero))
+        Ok(Some(is_now))
     }
 
     /// Takes space for a block without space. The space reads as zeros. `None` if none is ready.
@@ -345,7 +351,7 @@ impl VhdxImage {
         Err(state.layout.corrupt_entry(&**self.barrier.store(), *index, invalid))
     }
 
-    fn misuse(&self, what: String) -> ImageError {
+    pub(super) fn misuse(&self, what: String) -> ImageError {
         self.io(
             "change the mapping of a block",
             self.layout.bat_offset_bytes,

@@ -109,6 +109,7 @@ impl VhdxImage {
             let mut state = lock(&writing.state);
             let state = &mut *state;
             self.release_reserved(state);
+            self.release_moving(state);
             let Some(space) = &mut state.space else { return Ok(()) };
             let mut freed = space.free_all();
             let used_bytes = space.release_tail();

@@ -112,7 +112,7 @@ impl VhdxImage {
     }
 
     /// The current tables.
-    fn tables(&self) -> Tables<'_> {
+    pub(super) fn tables(&self) -> Tables<'_> {
         Tables::now(&**self.barrier.store(), self.writing.as_ref().map(|writing| &writing.state))
     }
 
@@ -172,13 +172,22 @@ impl VhdxImage {
         if block >= geometry.payload_blocks() || !layout.has_parent {
             return Ok(bitmap);
         }
-        let place = match self.bitmap_block_of(layout, block)? {
-            Ok(place) => place,
-            Err((index, invalid)) => return Err(layout.corrupt_entry(tables.store(), index, invalid)),
+        let place = || match self.bitmap_block_of(layout, block)? {
+            Ok(place) => Ok(place),
+            Err((index, invalid)) => Err(layout.corrupt_entry(tables.store(), index, invalid)),
         };
         let (within, len_bytes) = geometry.bitmap_place(block);
         let mut bytes = vec![0; len_bytes as usize];
-        tables.read(READ_BITMAP, &mut bytes, place + within)?;
+        let mut at_bytes = place()?;
+        loop {
+            tables.read(READ_BITMAP, &mut bytes, at_bytes + within)?;
+            // The bitmap block may have moved meanwhile (`compact.rs`).
+            let now_bytes = place()?;
+            if now_bytes == at_bytes {
+                break;
+            }
+            at_bytes = now_bytes;
+        }
         for (word, raw) in bitmap.words.iter_mut().zip(bytes.as_chunks::<8>().0) {
             *word = u64::from_le_bytes(*raw);
         }
@@ -288,6 +297,10 @@ impl Image for VhdxImage {
 
     fn next_block(&self, first_block: u64, end_block: u64) -> Result<Option<u64>> {
         self.retry_if_moved(|layout| self.next_entry(layout, first_block, end_block))
+    }
+
+    fn packed_len_bytes(&self, blocks: u64) -> Result<Option<u64>> {
+        self.packed_bytes(blocks).map(Some)
     }
 
     fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {

@@ -12,6 +12,7 @@
 //!   survey.rs   which parts of the file are in use (marks.rs); once per session
 //!   flush.rs    makes table pages durable through the log (log_writer.rs); close
 //!   grow.rs     enlarges an open disk
+//!   compact.rs  moves blocks to lower places, so that the file can be cut
 //!   link.rs     a link to a parent <-> the parent locator
 //!   relink.rs   replaces the link of an open disk to its parent
 //!   header.rs   header updates; writes and syncs of metadata
@@ -24,6 +25,7 @@
 
 mod blocks;
 mod check;
+mod compact;
 mod create;
 mod flush;
 mod grow;

@@ -39,6 +39,8 @@ pub(super) struct State {
     pub(super) reserved: HashMap<u64, u64>,
     /// Blocks whose kept space was zeroed and not handed out since.
     pub(super) cleared: HashSet<u64>,
+    /// Blocks that are being moved, with the offset of their new space.
+    pub(super) moving: HashMap<u64, u64>,
     pub(super) needs: Needs<Need>,
 }
 
@@ -54,6 +56,7 @@ impl State {
             keep_end_bytes: 0,
             reserved: HashMap::new(),
             cleared: HashSet::new(),
+            moving: HashMap::new(),
             needs: Needs::default(),
         }
     }

@@ -3,7 +3,7 @@
 use super::{image::VhdxImage, lock};
 use crate::{
     error::Result,
-    image::{BlockState, Commit, ImageWriter, ParentLink, Reservation},
+    image::{BlockState, Commit, ImageWriter, MoveTo, ParentLink, Reservation},
 };
 use diskwright_store::sync::atomic::Ordering;
 use std::ops::Range;
@@ -85,6 +85,27 @@ impl ImageWriter for VhdxImage {
     fn recycle(&self, generation: u64) {
         if let Some(writing) = &self.writing {
             self.recycle_pieces(writing, generation);
+        }
+    }
+
+    fn begin_compacting(&self) -> Result<()> {
+        self.begin_compacting_file(self.writing()?)
+    }
+
+    fn reserve_move(&self, block: u64) -> Result<Option<MoveTo>> {
+        let writing = self.writing()?;
+        self.reserve_move_of(&mut lock(&writing.state), block)
+    }
+
+    fn move_tables(&self) -> Result<()> {
+        self.move_bitmap_blocks(self.writing()?)
+    }
+
+    fn recycle_for_moves(&self, generation: u64) {
+        if let Some(writing) = &self.writing
+            && let Some(space) = &mut lock(&writing.state).space
+        {
+            space.recycle_for_moves(generation);
         }
     }
 

@@ -13,6 +13,7 @@
 //!   large.rs       64 TiB: opening, and memory of the map; creating 40 GiB
 //!   discard.rs     reads during a discard of 1 TiB
 //!   allocate.rs    unallocated blocks against qemu-io; random writes into an empty disk
+//!   compact.rs     compacting disks with real file systems
 //!   convert.rs     against qemu-img, and with reflinks on XFS (xfs.rs)
 //!   merge.rs       merging against cp, and with reflinks on XFS
 //!   serve/         disks served by NBD, or attached, against other servers
@@ -30,6 +31,7 @@
 mod allocate;
 mod chains;
 mod clones;
+mod compact;
 mod convert;
 mod discard;
 mod fio;

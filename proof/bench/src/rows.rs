@@ -1,10 +1,10 @@
 //! The table of all rows.
 
-use crate::{allocate, chains, clones, convert, discard, large, merge, populated, serve};
+use crate::{allocate, chains, clones, compact, convert, discard, large, merge, populated, serve};
 use diskwright_lab::{acceptance::Row, selftest};
 
 /// The rows about disks and servers.
-const OWN: [Row; 21] = [
+const OWN: [Row; 22] = [
     Row {
         name: "workloads",
         title: "populated dynamic and differencing disks against the raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU in 126 of 128 comparisons",
@@ -79,6 +79,11 @@ const OWN: [Row; 21] = [
         name: "merge-reflink",
         title: "merging on XFS with reflinks against merging by copying: 20 times as fast",
         measure: merge::shared,
+    },
+    Row {
+        name: "compact",
+        title: "compacting a dynamic VHDX of 64 GiB with ext4, NTFS and XFS, 40 GiB allocated and 5 GiB in use: under 10 s, within 3 % of the smallest possible file",
+        measure: compact::measure,
     },
     Row {
         name: "nbd-io",

@@ -10,6 +10,7 @@
 //!   disk/            every kind of disk as a case
 //!   command.rs       create and convert as cases
 //!   life.rs          snapshot and revert as cases
+//!   compacting.rs    compact as a case
 //!   crowd.rs         several queues of one disk at the same time, as a case
 //!   packed.rs        a made-up image format: two files, packed blocks, no sector bitmaps
 //!
@@ -36,6 +37,7 @@
 
 pub mod campaign;
 pub mod command;
+pub mod compacting;
 pub mod contents;
 pub mod crowd;
 pub mod cut;

@@ -292,6 +292,9 @@ impl ImageWriter for PackedImage {
                 space.reserved.remove(&block);
                 ZERO
             }
+            Commit::Absent | Commit::Moved => {
+                return Err(self.io("move or remove a block", io::ErrorKind::Unsupported.into()));
+            }
             // There are no sector bitmaps: the caller has filled the rest of the block.
             Commit::Whole | Commit::Sectors { .. } => match space.reserved.remove(&block) {
                 Some(offset_bytes) => offset_bytes | DATA,

@@ -2,7 +2,7 @@
 //! that the files below cannot break.
 
 use diskwright_image::{
-    BlockState, Commit, Image, ImageInfo, ImageWriter, ParentLink, Reservation, Result, SectorBitmap,
+    BlockState, Commit, Image, ImageInfo, ImageWriter, MoveTo, ParentLink, Reservation, Result, SectorBitmap,
 };
 use diskwright_store::Store;
 use std::sync::Arc;
@@ -99,6 +99,10 @@ impl Image for RuleBreaker {
 
     fn linkage_id(&self) -> Option<Uuid> {
         self.inner.linkage_id()
+    }
+
+    fn packed_len_bytes(&self, blocks: u64) -> Result<Option<u64>> {
+        self.inner.packed_len_bytes(blocks)
     }
 
     fn parent_link(&self) -> Option<ParentLink> {
@@ -202,6 +206,24 @@ impl ImageWriter for RuleBreaker {
     fn recycle(&self, generation: u64) {
         if let Ok(writer) = self.writing() {
             writer.recycle(generation);
+        }
+    }
+
+    fn begin_compacting(&self) -> Result<()> {
+        self.writing()?.begin_compacting()
+    }
+
+    fn reserve_move(&self, block: u64) -> Result<Option<MoveTo>> {
+        self.writing()?.reserve_move(block)
+    }
+
+    fn move_tables(&self) -> Result<()> {
+        self.writing()?.move_tables()
+    }
+
+    fn recycle_for_moves(&self, generation: u64) {
+        if let Ok(writer) = self.writing() {
+            writer.recycle_for_moves(generation);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Every operation on the files below the disk fails, one after the other, with every kind of
 //! fault: see `faulty`.
 
-use diskwright_proving::{command, disk, disk::silence, faulty::at_every_operation, life, merge};
+use diskwright_proving::{command, compacting, disk, disk::silence, faulty::at_every_operation, life, merge};
 
 fn fail_every_operation(names: &[&str]) {
     for name in names {
@@ -95,6 +95,14 @@ fn merging() {
 fn freezing_and_going_back() {
     // One kind of each format: files and names are the same for all.
     for case in life::snapshots().iter().step_by(2).take(2) {
+        at_every_operation(case);
+    }
+}
+
+#[test]
+fn compacting_a_disk() {
+    // One of each format, a child and a disk without a parent.
+    for case in compacting::compactions().iter().skip(1).take(2) {
         at_every_operation(case);
     }
 }

@@ -4,7 +4,7 @@
 
 use diskwright_proving::{
     campaign::hunt,
-    command,
+    command, compacting,
     crowd::Crowd,
     disk, faulty, life, merge,
     mutation::{Mutation, Phase},
@@ -195,6 +195,14 @@ fn merges_are_durable_in_order() {
             Some(Mutation::Disordered(Phase::Command)),
         );
         must_be_caught("a merged child's removal is durable", &case, Some(Mutation::NoDirectorySync));
+    }
+}
+
+#[test]
+fn a_moved_block_is_durable_before_its_mapping() {
+    for case in compacting::compactions() {
+        let broken = Some(Mutation::Disordered(Phase::Command));
+        must_be_caught("a copy is durable before its mapping, and that before the space is reused", &case, broken);
     }
 }
 

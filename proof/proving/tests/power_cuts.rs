@@ -2,12 +2,12 @@
 //! data, and the disk can be used again. The number of states is set in `campaign`. Each test
 //! prints what it has done.
 
-use diskwright_proving::{campaign::power_cuts, command, crowd, disk, life, merge};
+use diskwright_proving::{campaign::power_cuts, command, compacting, crowd, disk, life, merge};
 
 /// Number of shares of the states: each kind of disk has one, all creations together one, all
-/// conversions one, all snapshots one, all merges one, all crowds eight.
+/// conversions one, all snapshots one, all merges one, all compactions one, all crowds eight.
 fn shares() -> u64 {
-    disk::all().len() as u64 + 12
+    disk::all().len() as u64 + 13
 }
 
 fn of_kind(name: &str) {
@@ -102,6 +102,14 @@ fn freezing_and_going_back() {
 #[test]
 fn merging() {
     let cases = merge::merges();
+    for case in &cases {
+        power_cuts(case, shares() * cases.len() as u64);
+    }
+}
+
+#[test]
+fn compacting_and_going_on() {
+    let cases = compacting::compactions();
     for case in &cases {
         power_cuts(case, shares() * cases.len() as u64);
     }

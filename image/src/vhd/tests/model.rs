@@ -1,6 +1,7 @@
 //! Random sessions against an array of bytes.
 
 use super::*;
+use crate::{ImageWriter, MoveTo};
 use proptest::prelude::*;
 
 const BLOCK: u64 = 8192;
@@ -15,6 +16,8 @@ enum Step {
     Discard { block: u64 },
     Flush { recycle: bool },
     Reserve { block: u64 },
+    Move { block: u64, commit: bool },
+    Forget { block: u64 },
     Reopen { close: bool },
 }
 
@@ -25,8 +28,19 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..BLOCKS).prop_map(|block| Step::Discard { block }),
         2 => any::<bool>().prop_map(|recycle| Step::Flush { recycle }),
         1 => (0..BLOCKS).prop_map(|block| Step::Reserve { block }),
+        4 => (0..BLOCKS, any::<bool>()).prop_map(|(block, commit)| Step::Move { block, commit }),
+        1 => (0..BLOCKS).prop_map(|block| Step::Forget { block }),
         1 => any::<bool>().prop_map(|close| Step::Reopen { close }),
     ]
+}
+
+fn reserve_move(writer: &dyn ImageWriter, block: u64) -> MoveTo {
+    loop {
+        if let Some(answer) = writer.reserve_move(block).unwrap() {
+            return answer;
+        }
+        writer.prepare(block..block + 1).unwrap();
+    }
 }
 
 fn run(disk_type: DiskType, steps: Vec<Step>, parent: Vec<u8>) {
@@ -53,8 +67,10 @@ fn run(disk_type: DiskType, steps: Vec<Step>, parent: Vec<u8>) {
             Step::Flush { recycle } => {
                 let generation = disk.image.writer().unwrap().freed_generation();
                 disk.flush();
-                if recycle {
-                    disk.image.writer().unwrap().recycle(generation);
+                match (recycle, version % 2) {
+                    (true, 0) => disk.image.writer().unwrap().recycle(generation),
+                    (true, _) => disk.image.writer().unwrap().recycle_for_moves(generation),
+                    (false, _) => {}
                 }
             }
             Step::Reserve { block } => {
@@ -62,6 +78,25 @@ fn run(disk_type: DiskType, steps: Vec<Step>, parent: Vec<u8>) {
                 let second = disk.image.writer().unwrap().reserve_waiting(block).unwrap();
                 assert_eq!(first.offset_bytes, second.offset_bytes);
                 assert!(second.init.is_none());
+            }
+            Step::Move { block, commit } => {
+                let writer = disk.image.writer().unwrap();
+                if let MoveTo::Place(place) = reserve_move(writer, block) {
+                    assert!(place.to_bytes < place.from_bytes);
+                    let mut payload = vec![0; place.len_bytes as usize];
+                    store.read_at(&mut payload, place.from_bytes).unwrap();
+                    store.write_at(&payload, place.to_bytes).unwrap();
+                    if commit {
+                        writer.commit_waiting(block, Commit::Moved).unwrap();
+                    }
+                }
+            }
+            Step::Forget { block } => {
+                disk.image.writer().unwrap().commit_waiting(block, Commit::Absent).unwrap();
+                let (start, end) = ((block * BLOCK) as usize, ((block + 1) * BLOCK).min(SIZE) as usize);
+                model[start..end].fill(0);
+                let shown = parent.get(start..parent.len().min(end)).unwrap_or_default();
+                model[start..start + shown.len()].copy_from_slice(shown);
             }
             Step::Reopen { close } => {
                 if close {

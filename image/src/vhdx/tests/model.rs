@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    ImageError, Severity,
+    ImageError, MoveTo, Severity,
     image::{LogState, SectorBitmap},
     vhdx::check,
 };
@@ -15,8 +15,11 @@ enum Step {
     Whole { block: u64, tag: u8 },
     Zero { block: u64 },
     Discard { block: u64 },
+    Move { block: u64, commit: bool },
+    MoveTables,
+    Forget { block: u64 },
     Flush,
-    FlushAndRecycle,
+    FlushAndRecycle { for_moves: bool },
     Reopen,
 }
 
@@ -29,8 +32,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (0..BLOCKS, 1u8..40).prop_map(|(block, tag)| Step::Whole { block, tag }),
         1 => (0..BLOCKS).prop_map(|block| Step::Zero { block }),
         1 => (0..BLOCKS).prop_map(|block| Step::Discard { block }),
+        4 => (0..BLOCKS, any::<bool>()).prop_map(|(block, commit)| Step::Move { block, commit }),
+        1 => Just(Step::MoveTables),
+        1 => (0..BLOCKS).prop_map(|block| Step::Forget { block }),
         1 => Just(Step::Flush),
-        2 => Just(Step::FlushAndRecycle),
+        2 => any::<bool>().prop_map(|for_moves| Step::FlushAndRecycle { for_moves }),
         1 => Just(Step::Reopen),
     ];
     prop::collection::vec(step, 1..40)
@@ -39,6 +45,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 fn assert_sound(store: &Arc<TestStore>) {
     let report = check(Arc::clone(store) as Arc<dyn Store>).unwrap();
     assert!(report.worst() < Some(Severity::Corrupt), "{:#?}", report.findings);
+}
+
+fn reserve_move(writer: &dyn ImageWriter, block: u64) -> MoveTo {
+    loop {
+        if let Some(answer) = writer.reserve_move(block).unwrap() {
+            return answer;
+        }
+        writer.prepare(block..block + 1).unwrap();
+    }
 }
 
 fn run(disk_type: DiskType, steps: Vec<Step>) {
@@ -91,10 +106,34 @@ fn run(disk_type: DiskType, steps: Vec<Step>) {
                 driver.writer().flush().unwrap();
                 assert!(!driver.writer().is_dirty());
             }
-            Step::FlushAndRecycle => {
+            Step::FlushAndRecycle { for_moves } => {
                 let generation = driver.writer().freed_generation();
                 driver.writer().flush().unwrap();
-                driver.writer().recycle(generation);
+                match for_moves {
+                    true => driver.writer().recycle_for_moves(generation),
+                    false => driver.writer().recycle(generation),
+                }
+            }
+            Step::Move { block, commit } => {
+                if let MoveTo::Place(place) = reserve_move(driver.writer(), block) {
+                    assert!(place.to_bytes < place.from_bytes);
+                    let mut payload = vec![0; place.len_bytes as usize];
+                    store.read_at(&mut payload, place.from_bytes).unwrap();
+                    store.write_at(&payload, place.to_bytes).unwrap();
+                    if commit {
+                        driver.writer().commit_waiting(block, Commit::Moved).unwrap();
+                    }
+                }
+            }
+            Step::MoveTables => driver.writer().move_tables().unwrap(),
+            Step::Forget { .. } if !driver.writer().can_store_zero() => {}
+            Step::Forget { block } => {
+                driver.writer().commit_waiting(block, Commit::Absent).unwrap();
+                let start = block * u64::from(SECTORS);
+                for sector in start..sectors.min(start + u64::from(SECTORS)) {
+                    let is_child = disk_type == DiskType::Differencing;
+                    model[sector as usize] = if is_child { parent_tag(sector) } else { 0 };
+                }
             }
             Step::Reopen => {
                 driver.writer().close().unwrap();

@@ -55,7 +55,7 @@ fn programs() -> std::result::Result<Programs, String> {
 
 /// A disk as a block device, until it is stopped.
 #[derive(Debug)]
-struct Device {
+pub(crate) struct Device {
     /// Dropped before the server that it uses.
     looped: Option<Looped>,
     server: Server,
@@ -63,7 +63,11 @@ struct Device {
 }
 
 impl Device {
-    fn stop(self) -> Result<()> {
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn stop(self) -> Result<()> {
         drop(self.looped);
         self.server.stop()
     }
@@ -85,7 +89,7 @@ impl Drop for Looped {
 }
 
 /// Attaches by our program: the supervisor in the foreground, with a registry of its own.
-fn attach(disk: &Path, dir: &Path) -> Result<Device> {
+pub(crate) fn attach(disk: &Path, dir: &Path) -> Result<Device> {
     let mut command = ours::command()?;
     command
         .arg("attach")
