@@ -64,7 +64,7 @@ pub enum Command {
     Snapshot(commands::snapshot::SnapshotArgs),
     /// Make children of a disk.
     Clone(commands::clone::CloneArgs),
-    /// Enlarge a disk.
+    /// Give a disk another size.
     Resize(commands::resize::ResizeArgs),
     /// Read, write, discard and flush ranges of a disk, by qemu-io's commands.
     Io(commands::io::IoArgs),

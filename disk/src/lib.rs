@@ -27,7 +27,7 @@
 //!   convert.rs    copies one disk into another
 //!   check.rs      damage in an image, and broken links to its parents
 //!   compare.rs    compares the contents of two disks
-//!   resize.rs     enlarges a disk
+//!   resize.rs     gives a disk another size
 //!   clones.rs     creates many children of one image
 //!   snapshot.rs   freezes a disk, goes back to a snapshot, removes one
 //!   family.rs     the images of a folder and their parents
@@ -84,7 +84,7 @@ pub use open::{parent_timestamp_warning, read_without_lock};
 pub use options::{OpenOptions, ParentPolicy, Reach};
 pub use parts::{PartRole, Parts, check_parts, parts_of};
 pub use place::{Opened, Place, require_file};
-pub use resize::{Resized, resize};
+pub use resize::{NewSize, ResizeOptions, Resized, resize};
 pub use snapshot::{Left, Snapshot, SnapshotOptions, remove_snapshot, revert, snapshot};
 pub use volumes::layout;
 

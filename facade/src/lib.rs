@@ -17,7 +17,7 @@
 //! | compare two disks; find damage | [`compare()`], [`check()`] |
 //! | see which layer holds which range | [`BlockDevice::extents`] |
 //! | freeze a disk, go back, remove a snapshot | [`snapshot()`], [`revert()`], [`remove_snapshot()`] |
-//! | make many children; enlarge a disk | [`clone_disk()`], [`resize()`] |
+//! | make many children; give a disk another size | [`clone_disk()`], [`resize()`] |
 //! | the images of a folder as a tree | [`Family::of`] |
 //! | partitions, file systems, what is free in them | [`layout()`] |
 //! | serve disks to NBD clients | [`serve`] |
@@ -143,9 +143,9 @@ mod stream;
 
 pub use diskwright_disk::{
     Checked, CompareOutcome, ConvertOptions, ConvertOutcome, CreateRequest, Disk, DiskError, Family, FoundParent,
-    Layer, Left, Lost, LostRange, MAP_MEMORY_BYTES, OpenOptions, Opened, ParentPolicy, Place, Progress, Reach,
-    Relative, Resized, Result, Snapshot, SnapshotOptions, check, clone_disk, compare, convert, create, layout,
-    remove_snapshot, resize, revert, snapshot, volume,
+    Layer, Left, Lost, LostRange, MAP_MEMORY_BYTES, NewSize, OpenOptions, Opened, ParentPolicy, Place, Progress, Reach,
+    Relative, ResizeOptions, Resized, Result, Snapshot, SnapshotOptions, check, clone_disk, compare, convert, create,
+    layout, remove_snapshot, resize, revert, snapshot, volume,
 };
 pub use diskwright_image::{
     CheckReport, DiskType, Finding, Format, Image, ImageError, ImageInfo, LogState, ParentLink, Severity,

@@ -13,6 +13,7 @@
 //!   reads.rs     block states and bitmaps of a writable image
 //!   flush.rs     the two ordered passes that make changes durable
 //!   grow.rs      enlarges an open disk
+//!   shrink.rs    makes a disk smaller
 //!   link.rs      a link to a parent -> parent locators; the time stamp of a parent
 //!   relink.rs    replaces the link of an open disk to its parent
 //!   growth.rs    the end of the file: space for new blocks, and the footer that moves with it
@@ -54,6 +55,7 @@ mod order;
 mod prepare;
 mod reads;
 mod relink;
+mod shrink;
 mod table;
 mod write;
 

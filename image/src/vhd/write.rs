@@ -28,6 +28,7 @@ use super::{
     PAGE_BYTES, bitmap,
     growth::{FooterPlace, Growth, entry_of},
     layout::{Blocks, Piece},
+    shrink,
     table::Table,
 };
 use crate::{BlockState, Commit, ImageError, ImageWriter, ParentLink, Reservation, Result, SectorBitmap, needs::Needs};
@@ -370,6 +371,14 @@ impl ImageWriter for Writing {
 
     fn resize(&self, size_bytes: u64) -> Result<()> {
         self.grow(size_bytes)
+    }
+
+    fn check_shrink(&self, size_bytes: u64) -> Result<()> {
+        shrink::check_smaller(&*self.store, &self.blocks(), size_bytes).map(drop)
+    }
+
+    fn shrink(&self, size_bytes: u64) -> Result<()> {
+        self.make_smaller(size_bytes)
     }
 
     fn can_store_zero(&self) -> bool {

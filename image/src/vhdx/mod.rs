@@ -12,6 +12,7 @@
 //!   survey.rs   which parts of the file are in use (marks.rs); once per session
 //!   flush.rs    makes table pages durable through the log (log_writer.rs); close
 //!   grow.rs     enlarges an open disk
+//!   shrink.rs   makes a disk smaller
 //!   link.rs     a link to a parent <-> the parent locator
 //!   relink.rs   replaces the link of an open disk to its parent
 //!   header.rs   header updates; writes and syncs of metadata
@@ -38,6 +39,7 @@ mod open;
 mod pages;
 mod prepare;
 mod relink;
+mod shrink;
 mod state;
 mod survey;
 mod tables;
