@@ -123,7 +123,9 @@ fn a_gpt_moves_with_the_end_of_the_disk() {
 
         let done = shop.json(&format!("resize {disk} --to-minimum"));
         assert_eq!((&done["new_size"], &done["changed_table"]), (&least.into(), &"GPT".into()));
-        assert!(done["new_file_size"].as_u64() < done["old_file_size"].as_u64() || extension == "vhdx", "{done}");
+        // The block of the new second copy is the last one in the file of a dynamic disk.
+        let is_fixed = extension == "raw" || how.contains("fixed");
+        assert!(!is_fixed || done["new_file_size"].as_u64() < done["old_file_size"].as_u64(), "{done}");
         verify_table(&shop, &disk, true);
         verify_ext4(&shop, 9 * MIB, 31 * MIB);
         verify_size(&shop, &disk, least);
@@ -229,12 +231,13 @@ fn a_bare_file_system_ends_by_its_superblock() {
         let shop = Workshop::new();
         shop.ok("create disk.raw --size 400M");
         let said = tool(&shop, line, "").unwrap();
-        let found = shop.json("resize disk.raw --to-minimum");
-        assert_eq!(found["new_size"], least, "{line}: {said}");
+        let found = shop.json("resize disk.raw --to-minimum")["new_size"].as_u64().unwrap();
+        // mkfs.vfat rounds down to whole tracks.
+        assert!(found == least || make == "mkfs.vfat" && found + 64 * 512 > least, "{line}: {found}, {said}");
         tool(&shop, check, "").unwrap();
         let said = shop.fails(1, "resize disk.raw 16M");
         assert!(said.contains("on the whole disk lies there"), "{line}: {said}");
-        assert_eq!(fs::metadata(shop.path("disk.raw")).unwrap().len(), least);
+        assert_eq!(fs::metadata(shop.path("disk.raw")).unwrap().len(), found);
     }
 }
 

@@ -215,9 +215,9 @@ impl Disk {
         Ok(writer.check_shrink(size_bytes)?)
     }
 
-    /// Makes the disk smaller: what lies beyond the new end is lost. No queue may be open. Durable on
-    /// return; after a power cut during the call the disk has its old size or the new one. With the
-    /// present size, gives back what an interrupted call has left unused in the file.
+    /// Makes the disk smaller: what lies beyond the new end is lost. No queue may be open. Durable
+    /// on return; after a power cut during the call the disk has its old size or the new one. With
+    /// the present size, gives back what an interrupted call has left unused in the file.
     pub(crate) fn shrink(&self, size_bytes: u64) -> Result<()> {
         let shared = &self.shared;
         let _turn = shared.begin_change();

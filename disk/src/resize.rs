@@ -87,7 +87,8 @@ struct Plan {
 /// # Errors
 /// [`DiskError::InUse`] if another program has it open; [`DiskError::HasChildren`] for a parent;
 /// [`DiskError::BadOptions`] if the size or the partition is refused: then nothing was changed;
-/// [`DiskError::Stopped`]; as [`Disk::grow`](crate::Disk::grow). After other errors repeat the call.
+/// [`DiskError::Stopped`]; as [`Disk::grow`](crate::Disk::grow). After other errors repeat the
+/// call.
 pub fn resize(path: impl AsRef<Path>, options: &ResizeOptions, progress: &mut Progress<'_>) -> Result<Resized> {
     let path = path.as_ref();
     let open = OpenOptions { writable: true, reach: Reach::Whole, ..options.open.clone() };
@@ -159,7 +160,7 @@ fn plan(
         if let Some(reason) = reason {
             return Err(refused(path, &format!("cannot be made smaller, to {new_bytes} bytes"), &reason));
         }
-    } else {
+    } else if new_bytes > old_bytes {
         disk.check_growth(new_bytes)?;
     }
     let mut change = None;

@@ -4,8 +4,8 @@
 //!   diskwright-volume ─▶ Reader: bytes at any offset ─▶ sectors ─▶ queue of the disk or export
 //! ```
 //!
-//! The readers of `diskwright-volume` ask for many small structures. The last piece that was read is
-//! kept, so neighbouring structures cost one request.
+//! The readers of `diskwright-volume` ask for many small structures. The last piece that was read
+//! is kept, so neighbouring structures cost one request.
 
 use crate::{DiskError, Progress};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};

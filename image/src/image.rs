@@ -518,8 +518,8 @@ pub trait ImageWriter: Send + Sync {
     ///
     /// # Errors
     /// `Unsupported` if the image cannot have this size, or it is larger than the present one: then
-    /// nothing was changed. `Corrupt` for a table that makes it impossible to find free space; `Io`,
-    /// which leaves the old size or the new one: repeat the call.
+    /// nothing was changed. `Corrupt` for a table that makes it impossible to find free space;
+    /// `Io`, which leaves the old size or the new one: repeat the call.
     fn shrink(&self, size_bytes: u64) -> Result<()> {
         self.check_shrink(size_bytes)
     }

@@ -213,7 +213,8 @@ pub(crate) enum Trailer {
 
 /// Moves the data that follows a disk.
 pub(crate) trait MoveTrailer: Send + Sync + fmt::Debug {
-    /// Changes the disk's size from `from_bytes` to `to_bytes`, durably. A new range reads as zeros.
+    /// Changes the disk's size from `from_bytes` to `to_bytes`, durably. A new range reads as
+    /// zeros.
     ///
     /// # Errors
     /// On an error the disk keeps its old size, unless only the last sync failed.

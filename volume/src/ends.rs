@@ -76,12 +76,12 @@ pub fn ends(disk: &dyn ReadAt) -> Ends {
 }
 
 /// What is written to the partition table when the disk gets `size_bytes`, a multiple of its
-/// sector. If the disk grows, the steps are carried out after that; if it shrinks, before. Each must
-/// be durable before the next (`table/gpt_change.rs`). With `enlarge` the last partition, which must
-/// have that number, reaches the new end.
+/// sector. If the disk grows, the steps are carried out after that; if it shrinks, before. Each
+/// must be durable before the next (`table/gpt_change.rs`). With `enlarge` the last partition,
+/// which must have that number, reaches the new end.
 ///
-/// The second copy of a GPT always moves to the new end. Other tables, and disks without one, change
-/// only with `enlarge`.
+/// The second copy of a GPT always moves to the new end. Other tables, and disks without one,
+/// change only with `enlarge`.
 ///
 /// # Errors
 /// If the table is in doubt or has no room, or the partition cannot be enlarged.

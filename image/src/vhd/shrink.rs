@@ -12,16 +12,16 @@
 //!   6  a new walk over the blocks; close cuts the file after the last one (growth.rs)
 //! ```
 //!
-//! Why a power cut does no harm: after step 2 the disk has the new size. A table that is longer than
-//! needed is valid, and entries beyond the end of the disk are ignored. The size goes first, because
-//! a disk of the old size without its last blocks would have lost data.
+//! Why a power cut does no harm: after step 2 the disk has the new size. A table that is longer
+//! than needed is valid, and entries beyond the end of the disk are ignored. The size goes first,
+//! because a disk of the old size without its last blocks would have lost data.
 //!
 //! A call with the present size finishes a shrink that was interrupted: it repeats steps 3 to 6 if
 //! the table has entries beyond the end that are in use. It punches nothing: the space of an entry
 //! that was left behind may belong to another block by now.
 //!
-//! Fixed (`grow.rs`, [`super::grow::FixedFooter`]): the new footer is written at the new end, inside
-//! the part that goes; sync; the file is cut after it, which is the atomic change; sync.
+//! Fixed (`grow.rs`, [`super::grow::FixedFooter`]): the new footer is written at the new end,
+//! inside the part that goes; sync; the file is cut after it, which is the atomic change; sync.
 
 use super::{
     layout::{Blocks, Piece},

@@ -15,10 +15,10 @@
 //! bring an ignored entry back. The file is cut when the log is empty, as a replay requires the
 //! length that its entries record.
 //!
-//! The size goes first, because a disk of the old size without its last blocks would have lost data.
-//! A call with the present size finishes a shrink that was interrupted: it repeats steps 3 to 5 if
-//! entries beyond the end or unused space at the end of the file are found. It punches nothing: the
-//! space of an entry that was left behind may belong to another block by now.
+//! The size goes first, because a disk of the old size without its last blocks would have lost
+//! data. A call with the present size finishes a shrink that was interrupted: it repeats steps 3 to
+//! 5 if entries beyond the end or unused space at the end of the file are found. It punches
+//! nothing: the space of an entry that was left behind may belong to another block by now.
 //!
 //! A fixed disk, and one that was created with room for all its blocks, keeps room for those that
 //! have no space.

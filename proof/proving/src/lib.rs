@@ -10,6 +10,7 @@
 //!   disk/            every kind of disk as a case
 //!   command.rs       create and convert as cases
 //!   life.rs          snapshot and revert as cases
+//!   sizes.rs         smaller and larger disks with a GPT as cases
 //!   crowd.rs         several queues of one disk at the same time, as a case
 //!   packed.rs        a made-up image format: two files, packed blocks, no sector bitmaps
 //!
@@ -52,6 +53,7 @@ pub mod opinion;
 pub mod packed;
 pub mod player;
 pub mod rule_breaker;
+pub mod sizes;
 pub mod stage;
 pub mod watchdog;
 pub mod world;

@@ -1,7 +1,7 @@
 //! Every operation on the files below the disk fails, one after the other, with every kind of
 //! fault: see `faulty`.
 
-use diskwright_proving::{command, disk, disk::silence, faulty::at_every_operation, life};
+use diskwright_proving::{command, disk, disk::silence, faulty::at_every_operation, life, sizes};
 
 fn fail_every_operation(names: &[&str]) {
     for name in names {
@@ -86,6 +86,15 @@ fn converting() {
 fn freezing_and_going_back() {
     // One kind of each format: files and names are the same for all.
     for case in life::snapshots().iter().step_by(2).take(2) {
+        at_every_operation(case);
+    }
+}
+
+#[test]
+fn resizing() {
+    // One kind with blocks, and one without, of each format.
+    let kinds = ["vhd fixed", "vhd dynamic 16K", "vhdx fixed 1M", "vhdx dynamic 1M"];
+    for case in sizes::resizes().iter().filter(|case| kinds.contains(&case.0.name)) {
         at_every_operation(case);
     }
 }

@@ -2,12 +2,12 @@
 //! data, and the disk can be used again. The number of states is set in `campaign`. Each test
 //! prints what it has done.
 
-use diskwright_proving::{campaign::power_cuts, command, crowd, disk, life};
+use diskwright_proving::{campaign::power_cuts, command, crowd, disk, life, sizes};
 
 /// Number of shares of the states: each kind of disk has one, all creations together one, all
-/// conversions one, all snapshots one, all crowds eight.
+/// conversions one, all snapshots one, all resizes two, all crowds eight.
 fn shares() -> u64 {
-    disk::all().len() as u64 + 11
+    disk::all().len() as u64 + 13
 }
 
 fn of_kind(name: &str) {
@@ -96,6 +96,14 @@ fn freezing_and_going_back() {
     let cases = life::snapshots();
     for case in &cases {
         power_cuts(case, shares() * cases.len() as u64);
+    }
+}
+
+#[test]
+fn resizing() {
+    let cases = sizes::resizes();
+    for case in &cases {
+        power_cuts(case, shares() * cases.len() as u64 / 2);
     }
 }
 

@@ -57,7 +57,7 @@ pub(crate) fn end_of(disk: &dyn ReadAt, found: &Found) -> Result<u64, LeftAlone>
     let window = Window::new(disk, &whole);
     let sector_bytes = u64::from(window.sector_bytes());
     if found.kind == TableKind::Gpt {
-        return Ok(Gpt::read(&window, &[])?.least_sectors() * sector_bytes);
+        return Ok(Gpt::read(&window, &[], None)?.least_sectors() * sector_bytes);
     }
     check(found)?;
     let last = found.partitions.iter().map(|partition| partition.range_bytes.end).max().unwrap_or(0);
@@ -81,7 +81,7 @@ pub(crate) fn change(
     let window = Window::new(disk, &whole);
     let sectors = size_bytes / u64::from(window.sector_bytes());
     match (found.kind, enlarge) {
-        (TableKind::Gpt, _) => Gpt::read(&window, &[sectors])?.change(&window, sectors, enlarge),
+        (TableKind::Gpt, _) => Gpt::read(&window, &[sectors], enlarge)?.change(&window, sectors, enlarge),
         (_, None) => Ok(Change::default()),
         (TableKind::None, Some(_)) => Err(LeftAlone::new(Why::Unknown, "the disk has no partition table")),
         (TableKind::Mbr, Some(number)) => {

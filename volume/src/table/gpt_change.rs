@@ -21,6 +21,9 @@
 //! - The first copy is valid and the second one is not: by the specification (UEFI 2.10, 5.3.2) the
 //!   first one counts, and the second is restored from it. If both are valid and differ, nothing is
 //!   changed.
+//! - Both are valid, and differ only in what this change writes to the second copy first: the state
+//!   after step 1, where the new second copy lies in the place of the old one. The end of a
+//!   partition may differ only if the same partition is to be enlarged again.
 //! - The first header is valid, its array has the wrong checksum, and a second copy at the end of
 //!   the disk has exactly this array: the state between steps 2 and 3.
 
@@ -51,9 +54,9 @@ pub(super) struct Gpt {
 }
 
 impl Gpt {
-    /// Reads a table. `ends` are other sizes of the disk, in sectors, at whose end a second copy may
-    /// be.
-    pub(super) fn read(window: &Window<'_>, ends: &[u64]) -> Result<Self, LeftAlone> {
+    /// Reads a table. `ends` are other sizes of the disk, in sectors, at whose end a second copy
+    /// may be. `enlarge` is the number of the partition that will be enlarged.
+    pub(super) fn read(window: &Window<'_>, ends: &[u64], enlarge: Option<u32>) -> Result<Self, LeftAlone> {
         let sector_bytes = u64::from(window.sector_bytes());
         let Some(entries) = mbr::primary_entries(&window.bytes(0, 512)?) else {
             return Err(LeftAlone::new(Why::Ambiguous, "a GPT without a protective MBR: repair the table with gdisk"));
@@ -78,6 +81,7 @@ impl Gpt {
             let second = gpt::copy(window, header.other_lba).ok();
             if let Some(second) = &second
                 && let Some(reason) = gpt::disagreement(&(header, array.clone()), second)
+                && !is_ahead(&header, &array, second, enlarge)
             {
                 return Err(reason);
             }
@@ -227,6 +231,20 @@ fn is_twin(first: &Header, second: &Header) -> bool {
         ..*second
     };
     mirrored == *first && second.other_lba == first.my_lba
+}
+
+/// Whether the second copy differs from the first only by a change that was not finished: the last
+/// usable sector, and the end of the partition `enlarge`.
+fn is_ahead(first: &Header, array: &[u8], second: &(Header, Vec<u8>), enlarge: Option<u32>) -> bool {
+    let (header, other) = second;
+    let end_at = enlarge.map(|number| (number as usize).wrapping_sub(1).saturating_mul(first.entry_bytes as usize));
+    let mut expected = array.to_vec();
+    if let Some(start) = end_at.and_then(|at| at.checked_add(40))
+        && let (Some(end), Some(new)) = (expected.get_mut(start..start + 8), other.get(start..start + 8))
+    {
+        end.copy_from_slice(new);
+    }
+    header.my_lba == first.other_lba && is_twin(first, header) && expected == *other
 }
 
 /// The protective MBR, where it must cover another number of sectors. One that covers the largest
