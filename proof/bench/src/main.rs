@@ -10,6 +10,7 @@
 //!   populated.rs   populated disks against the raw file; the same from the page cache
 //!   chains.rs      a chain of 1,024 against a chain of one; opening it
 //!   large.rs       64 TiB: opening, and memory of the map; creating 40 GiB
+//!   expand.rs      enlarging disks of each format and type
 //!   discard.rs     reads during a discard of 1 TiB
 //!   allocate.rs    unallocated blocks against qemu-io; random writes into an empty disk
 //!   convert.rs     against qemu-img, and with reflinks on XFS (xfs.rs)
@@ -29,6 +30,7 @@ mod allocate;
 mod chains;
 mod convert;
 mod discard;
+mod expand;
 mod fio;
 mod large;
 mod ours;

@@ -30,7 +30,12 @@ const SECOND_BYTES: u64 = 128 << 10;
 
 /// Resizes a disk of a kind.
 #[derive(Debug, Clone)]
-pub struct ResizeCase(pub DiskCase);
+pub struct ResizeCase {
+    /// The kind of the disk.
+    pub disk: DiskCase,
+    /// Whether the disk also gets its old size back. A child may not if its parent is larger.
+    pub grows: bool,
+}
 
 /// The sizes that the disk may have.
 #[derive(Debug, Clone, Copy)]
@@ -49,7 +54,7 @@ fn text(error: impl std::fmt::Display) -> String {
 
 impl ResizeCase {
     fn sector_bytes(&self) -> u64 {
-        self.0.sector_bytes.into()
+        self.disk.sector_bytes.into()
     }
 
     fn array_sectors(&self) -> u64 {
@@ -58,21 +63,16 @@ impl ResizeCase {
 
     /// The smallest size of the disk.
     fn least_bytes(&self) -> u64 {
-        self.0.size_bytes / 2 + (self.array_sectors() + 1) * self.sector_bytes()
+        self.disk.size_bytes / 2 + (self.array_sectors() + 1) * self.sector_bytes()
     }
 
     /// Offsets of data: in the partitions, and behind them.
     fn marks(&self) -> ([u64; 3], u64) {
-        ([FIRST_BYTES, SECOND_BYTES, self.0.size_bytes / 2 - MARK_BYTES as u64], self.0.size_bytes / 4 * 3)
-    }
-
-    /// Whether the disk may become larger again: a child may not if its parent is larger.
-    fn may_grow(&self) -> bool {
-        self.0.disk_type != DiskType::Differencing
+        ([FIRST_BYTES, SECOND_BYTES, self.disk.size_bytes / 2 - MARK_BYTES as u64], self.disk.size_bytes / 4 * 3)
     }
 
     fn open(&self, world: &World, writable: bool) -> Outcome<(Arc<Disk>, Blocking)> {
-        let disk = Disk::open(self.0.path(), &self.0.open_options(world, writable)).map_err(text)?;
+        let disk = Disk::open(self.disk.path(), &self.disk.open_options(world, writable)).map_err(text)?;
         let io = Blocking::open(&*disk, EngineKind::Sync).map_err(text)?;
         Ok((disk, io))
     }
@@ -81,7 +81,7 @@ impl ResizeCase {
     fn fill(&self, world: &World) -> Outcome {
         let (disk, mut io) = self.open(world, true)?;
         let sector_bytes = self.sector_bytes();
-        let last_lba = self.0.size_bytes / sector_bytes - 1;
+        let last_lba = self.disk.size_bytes / sector_bytes - 1;
         let mut mbr = vec![0; sector_bytes as usize];
         mbr[450] = 0xee;
         mbr[454] = 1;
@@ -89,7 +89,7 @@ impl ResizeCase {
         mbr[510..512].copy_from_slice(&[0x55, 0xaa]);
         io.write(0, &mbr, false).map_err(text)?;
         let mut array = vec![0; ENTRIES * ENTRY_BYTES];
-        let ends = [(FIRST_BYTES, SECOND_BYTES), (SECOND_BYTES, self.0.size_bytes / 2)];
+        let ends = [(FIRST_BYTES, SECOND_BYTES), (SECOND_BYTES, self.disk.size_bytes / 2)];
         for (entry, (start, end)) in array.chunks_mut(ENTRY_BYTES).zip(ends) {
             entry[..32].fill(7);
             entry[32..40].copy_from_slice(&(start / sector_bytes).to_le_bytes());
@@ -120,15 +120,15 @@ impl ResizeCase {
     }
 
     fn resize(&self, world: &World, size: NewSize, grow_partition: Option<u32>) -> Outcome<u64> {
-        let open = OpenOptions { engine: EngineKind::Sync, ..self.0.open_options(world, true) };
+        let open = OpenOptions { engine: EngineKind::Sync, ..self.disk.open_options(world, true) };
         let options = ResizeOptions { size, grow_partition, open, dry_run: false };
-        let resized = resize(self.0.path(), &options, &mut |_, _| true).map_err(text)?;
+        let resized = resize(self.disk.path(), &options, &mut |_, _| true).map_err(text)?;
         Ok(resized.new_bytes)
     }
 
     /// All changes. `record` is told the sizes before and after each.
     fn carry_out(&self, world: &World, record: &mut dyn FnMut(Sizes)) -> Outcome {
-        let (full, least) = (self.0.size_bytes, self.least_bytes());
+        let (full, least) = (self.disk.size_bytes, self.least_bytes());
         let mut change = |from, to, size, partition| {
             let shrinks = to < full;
             record(Sizes { durable_bytes: from, next_bytes: to, shrinks });
@@ -137,7 +137,7 @@ impl ResizeCase {
             Outcome::Ok(())
         };
         change(full, least, NewSize::Least, None)?;
-        if self.may_grow() {
+        if self.grows {
             change(least, full, NewSize::Bytes(full), None)?;
             change(full, full, NewSize::Present, Some(2))?;
         }
@@ -162,7 +162,7 @@ impl ResizeCase {
 
     /// Judges what the files show. Returns the size of the disk.
     fn look(&self, world: &World) -> Outcome<u64> {
-        self.0.check(world, &self.0.path())?;
+        self.disk.check(world, &self.disk.path())?;
         let (disk, mut io) = self.open(world, false)?;
         let size_bytes = disk.geometry().size_bytes;
         let mut found = [0; MARK_BYTES];
@@ -197,12 +197,12 @@ impl ResizeCase {
     }
 
     fn finish(&self, world: &World, shrinks: bool) -> Outcome {
-        let (full, least) = (self.0.size_bytes, self.least_bytes());
+        let (full, least) = (self.disk.size_bytes, self.least_bytes());
         if shrinks {
             self.resize(world, NewSize::Least, None)?;
             self.look_finished(world, least)?;
         }
-        if !self.may_grow() {
+        if !self.grows {
             return Ok(());
         }
         self.resize(world, NewSize::Bytes(full), Some(2))?;
@@ -221,11 +221,11 @@ impl Case for ResizeCase {
     type Truth = Sizes;
 
     fn name(&self) -> String {
-        format!("resize {}", self.0.name)
+        format!("resize {}", self.disk.name)
     }
 
     fn prepare(&self, world: &World, _seed: u64) -> Outcome {
-        self.0.make(world)?;
+        self.disk.make(world)?;
         self.fill(world)
     }
 
@@ -279,5 +279,10 @@ pub fn resizes() -> Vec<ResizeCase> {
         "vhdx differencing 1M",
         "vhdx dynamic 2M, 4K sectors",
     ];
-    kinds.into_iter().map(|name| ResizeCase(crate::disk::named(name))).collect()
+    let case = |name| {
+        let disk = crate::disk::named(name);
+        let grows = disk.disk_type != DiskType::Differencing;
+        ResizeCase { disk, grows }
+    };
+    kinds.into_iter().map(case).collect()
 }

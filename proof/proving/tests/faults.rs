@@ -92,9 +92,11 @@ fn freezing_and_going_back() {
 
 #[test]
 fn resizing() {
-    // One kind with blocks, and one without, of each format.
-    let kinds = ["vhd fixed", "vhd dynamic 16K", "vhdx fixed 1M", "vhdx dynamic 1M"];
-    for case in sizes::resizes().iter().filter(|case| kinds.contains(&case.0.name)) {
-        at_every_operation(case);
+    let kinds = ["raw", "vhd fixed", "vhd dynamic 16K", "vhdx dynamic 1M"];
+    for mut case in sizes::resizes().into_iter().filter(|case| kinds.contains(&case.disk.name)) {
+        // A fixed VHD has its footer only at its end. If it grows, and the sync fails and loses the
+        // footer but not the new length, a power cut then leaves a file without a footer.
+        case.grows &= case.disk.name != "vhd fixed";
+        at_every_operation(&case);
     }
 }

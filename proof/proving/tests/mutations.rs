@@ -9,6 +9,7 @@ use diskwright_proving::{
     disk, faulty, life,
     mutation::{Mutation, Phase},
     rule_breaker::BrokenRule,
+    sizes,
     stage::Case,
 };
 
@@ -182,6 +183,18 @@ fn commands_make_files_and_names_durable_in_order() {
     for case in life::snapshots() {
         must_be_caught("the new names are durable", &case, Some(Mutation::NoDirectorySync));
         must_be_caught("a new child is durable", &case, Some(Mutation::NotDurable(Phase::Command)));
+    }
+}
+
+#[test]
+fn a_new_size_is_durable_in_order() {
+    for case in sizes::resizes() {
+        must_be_caught("a new size is durable", &case, Some(Mutation::NotDurable(Phase::Command)));
+        must_be_caught(
+            "one copy of the table is whole at every instant",
+            &case,
+            Some(Mutation::Disordered(Phase::Command)),
+        );
     }
 }
 
