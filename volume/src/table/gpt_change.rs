@@ -75,7 +75,8 @@ impl Gpt {
             let Some((second, _)) = second else {
                 return Err(LeftAlone::damaged("the checksum of the GPT's entries does not match"));
             };
-            header.array_crc = second.array_crc;
+            // The entries are already those of the second copy.
+            header = Header { array_crc: second.array_crc, last_usable_lba: second.last_usable_lba, ..header };
             Some(second)
         } else {
             let second = gpt::copy(window, header.other_lba).ok();
