@@ -68,7 +68,7 @@ pub enum Command {
     Merge(commands::merge::MergeArgs),
     /// Give back the space that disks do not need, and make their files small.
     Compact(commands::compact::CompactArgs),
-    /// Enlarge a disk.
+    /// Give a disk another size.
     Resize(commands::resize::ResizeArgs),
     /// Read, write, discard and flush ranges of a disk, by qemu-io's commands.
     Io(commands::io::IoArgs),

@@ -207,6 +207,49 @@ impl Disk {
         Ok(present_bytes)
     }
 
+    /// Whether the top image can have a smaller size of `size_bytes`. What lies on the disk is not
+    /// considered.
+    pub(crate) fn check_shrink(&self, size_bytes: u64) -> Result<()> {
+        let chain = self.shared.chain();
+        let path = &chain.layers()[0].path;
+        let writer = chain.top().writer().map_err(|error| error::from_io("make it smaller", path, error))?;
+        let sector_bytes = u64::from(chain.geometry.logical_sector_bytes);
+        if !size_bytes.is_multiple_of(sector_bytes) {
+            return Err(DiskError::BadOptions {
+                what: format!("{}: cannot have a size of {size_bytes} bytes", path.display()),
+                hint: format!("name a multiple of the sector of {sector_bytes} bytes"),
+            });
+        }
+        Ok(writer.check_shrink(size_bytes)?)
+    }
+
+    /// Makes the disk smaller: what lies beyond the new end is lost. No queue may be open. Durable
+    /// on return; after a power cut during the call the disk has its old size or the new one. With
+    /// the present size, gives back what an interrupted call has left unused in the file.
+    pub(crate) fn shrink(&self, size_bytes: u64) -> Result<()> {
+        let shared = &self.shared;
+        let _turn = shared.begin_change();
+        let chain = shared.chain();
+        let path = &chain.layers()[0].path;
+        let io_error = |error: io::Error| error::from_io("make it smaller", path, error);
+        if shared.has_queues() {
+            return Err(DiskError::BadOptions {
+                what: format!("{}: the disk cannot be made smaller while queues are open", path.display()),
+                hint: "drop the queues first".into(),
+            });
+        }
+        shared.flush_blocking().map_err(io_error)?;
+        shared.wait_for_grace().map_err(io_error)?;
+        if size_bytes < chain.geometry.size_bytes {
+            chain.top().begin_writing().map_err(io_error)?;
+        }
+        chain.top().writer().map_err(io_error)?.shrink(size_bytes)?;
+        let mut mutation = shared.lock();
+        let smaller = mutation.chain.measured_anew()?;
+        shared.publish(&mut mutation, smaller);
+        Ok(())
+    }
+
     /// Shares `len_bytes` at `file_offset_bytes` of `source` into this disk at `offset_bytes` by
     /// reflink. Only whole blocks are shared, and parts of blocks that have all their data already
     /// (whole sectors, if the image has no blocks). Returns the start and end of the shared range

@@ -30,7 +30,7 @@
 //!   check.rs      damage in an image, and broken links to its parents
 //!   compare.rs    compares the contents of two disks
 //!   compact.rs    gives back space, and makes the file as small as possible
-//!   resize.rs     enlarges a disk
+//!   resize.rs     gives a disk another size
 //!   clones.rs     creates many children of one image
 //!   snapshot.rs   freezes a disk, goes back to a snapshot, removes one
 //!   merge.rs      merges an image into one of its ancestors
@@ -97,7 +97,7 @@ pub use open::{parent_timestamp_warning, read_without_lock};
 pub use options::{OpenOptions, ParentPolicy, Reach};
 pub use parts::{PartRole, Parts, check_parts, parts_of};
 pub use place::{Opened, Place, require_file};
-pub use resize::{Resized, resize};
+pub use resize::{NewSize, ResizeOptions, Resized, resize};
 pub use snapshot::{Left, Snapshot, SnapshotOptions, remove_snapshot, revert, snapshot};
 pub use volumes::layout;
 

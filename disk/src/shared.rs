@@ -267,6 +267,11 @@ impl Shared {
         Ok(())
     }
 
+    /// Whether a queue is open.
+    pub(crate) fn has_queues(&self) -> bool {
+        lock(&self.closing).queues > 0
+    }
+
     /// Ends the count of a queue.
     pub(crate) fn queue_closed(&self) {
         lock(&self.closing).queues -= 1;

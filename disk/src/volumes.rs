@@ -4,9 +4,10 @@
 //!   diskwright-volume ─▶ Reader: bytes at any offset ─▶ sectors ─▶ queue of the disk or export
 //! ```
 //!
-//! The readers of `diskwright-volume` ask for many small structures. The last piece that was read is
-//! kept, so neighbouring structures cost one request.
+//! The readers of `diskwright-volume` ask for many small structures. The last piece that was read
+//! is kept, so neighbouring structures cost one request.
 
+use crate::{DiskError, Progress};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use diskwright_volume::{Layout, ReadAt, volumes};
 use std::{cell::RefCell, io};
@@ -21,13 +22,41 @@ const PIECE_BYTES: u64 = 64 << 10;
 /// # Errors
 /// The queue cannot be opened. A range that cannot be read only leaves its volume alone.
 pub fn layout(device: &dyn BlockDevice, engine: EngineKind) -> io::Result<Layout> {
-    Ok(volumes(&Reader::open(device, engine)?))
+    let mut found = None;
+    examine(device, engine, &mut |_, _| true, &mut |reader| found = Some(volumes(reader)))?;
+    found.ok_or_else(|| io::Error::other(DiskError::Stopped))
 }
 
-/// Reads a disk through a queue of its own.
-pub(crate) struct Reader {
+/// Passes a reader of the whole device to `what`. `progress` is told the offset of each piece that
+/// is read, and the size of the device.
+///
+/// # Errors
+/// The queue cannot be opened. [`DiskError::Stopped`] if `progress` has returned `false`: what was
+/// found is not reliable then.
+pub(crate) fn examine(
+    device: &dyn BlockDevice,
+    engine: EngineKind,
+    progress: &mut Progress<'_>,
+    what: &mut dyn FnMut(&dyn ReadAt),
+) -> io::Result<()> {
+    let queue = Blocking::open(device, engine)?;
+    let piece = Piece { start_bytes: u64::MAX, bytes: Vec::new() };
+    let watch = RefCell::new(Watch { progress, is_stopped: false });
+    let reader = Reader { geometry: queue.geometry(), state: RefCell::new((queue, piece)), watch };
+    what(&reader);
+    if reader.watch.into_inner().is_stopped { Err(io::Error::other(DiskError::Stopped)) } else { Ok(()) }
+}
+
+struct Reader<'a, 'p> {
     geometry: diskwright_store::Geometry,
     state: RefCell<(Blocking, Piece)>,
+    watch: RefCell<Watch<'a, 'p>>,
+}
+
+/// Who is told of each piece.
+struct Watch<'a, 'p> {
+    progress: &'a mut Progress<'p>,
+    is_stopped: bool,
 }
 
 /// The bytes that were read last.
@@ -36,16 +65,7 @@ struct Piece {
     bytes: Vec<u8>,
 }
 
-impl Reader {
-    /// Opens the queue.
-    pub(crate) fn open(device: &dyn BlockDevice, engine: EngineKind) -> io::Result<Self> {
-        let queue = Blocking::open(device, engine)?;
-        let piece = Piece { start_bytes: u64::MAX, bytes: Vec::new() };
-        Ok(Self { geometry: queue.geometry(), state: RefCell::new((queue, piece)) })
-    }
-}
-
-impl ReadAt for Reader {
+impl ReadAt for Reader<'_, '_> {
     fn size_bytes(&self) -> u64 {
         self.geometry.size_bytes
     }
@@ -61,6 +81,11 @@ impl ReadAt for Reader {
             let at = offset_bytes + done as u64;
             let start_bytes = at - at % PIECE_BYTES;
             if piece.start_bytes != start_bytes {
+                let watch = &mut *self.watch.borrow_mut();
+                watch.is_stopped |= !(watch.progress)(start_bytes, self.geometry.size_bytes);
+                if watch.is_stopped {
+                    return Err(io::Error::other(DiskError::Stopped));
+                }
                 let len_bytes = PIECE_BYTES.min(self.geometry.size_bytes.saturating_sub(start_bytes));
                 piece.start_bytes = u64::MAX;
                 piece.bytes.resize(len_bytes as usize, 0);

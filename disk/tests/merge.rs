@@ -6,8 +6,8 @@ mod small_fs;
 
 use common::{Kind, Step, Twin};
 use diskwright_disk::{
-    CreateRequest, Disk, DiskError, KeptName, MergeOptions, Merged, OpenOptions, ParentPolicy, check, create, merge,
-    resize,
+    CreateRequest, Disk, DiskError, KeptName, MergeOptions, Merged, NewSize, OpenOptions, ParentPolicy, ResizeOptions,
+    check, create, merge, resize,
 };
 use diskwright_image::{DiskType, Format, Severity};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
@@ -161,7 +161,8 @@ fn a_dry_run_changes_nothing() {
 fn a_larger_child_enlarges_its_parent() {
     for extension in ["vhd", "vhdx"] {
         let (_dir, base, top) = pair(extension);
-        resize(&top, 32 * MIB, &OpenOptions::default(), false).unwrap();
+        let larger = ResizeOptions { size: NewSize::Bytes(32 * MIB), ..ResizeOptions::default() };
+        resize(&top, &larger, &mut |_, _| true).unwrap();
         write(&top, 31 * MIB, 9, 4096);
         assert_eq!(plain(&top).unwrap().size_bytes, (16 * MIB, 32 * MIB));
         let held = read_all(&base);

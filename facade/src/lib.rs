@@ -17,7 +17,7 @@
 //! | compare two disks; find damage | [`compare()`], [`check()`] |
 //! | see which layer holds which range | [`BlockDevice::extents`] |
 //! | freeze a disk, go back, remove a snapshot | [`snapshot()`], [`revert()`], [`remove_snapshot()`] |
-//! | make many children; enlarge a disk | [`clone_disk()`], [`resize()`] |
+//! | make many children; give a disk another size | [`clone_disk()`], [`resize()`] |
 //! | merge an image into its parent or another ancestor | [`merge()`] |
 //! | the images of a folder as a tree | [`Family::of`] |
 //! | partitions, file systems, what is free in them | [`layout()`] |
@@ -144,10 +144,10 @@ mod stream;
 
 pub use diskwright_disk::{
     Checked, CompactOptions, Compacted, CompareOutcome, ConvertOptions, ConvertOutcome, CreateRequest, Disk, DiskError,
-    Family, FoundParent, KeptName, Layer, Left, Lost, LostRange, MAP_MEMORY_BYTES, MergeOptions, Merged, OpenOptions,
-    Opened, ParentPolicy, Place, Progress, Reach, Relative, Resized, Result, Snapshot, SnapshotOptions, VolumeGain,
-    check, clone_disk, compact, compare, convert, create, layout, merge, remove_snapshot, resize, revert, snapshot,
-    volume,
+    Family, FoundParent, KeptName, Layer, Left, Lost, LostRange, MAP_MEMORY_BYTES, MergeOptions, Merged, NewSize,
+    OpenOptions, Opened, ParentPolicy, Place, Progress, Reach, Relative, ResizeOptions, Resized, Result, Snapshot,
+    SnapshotOptions, VolumeGain, check, clone_disk, compact, compare, convert, create, layout, merge, remove_snapshot,
+    resize, revert, snapshot, volume,
 };
 pub use diskwright_image::{
     CheckReport, DiskType, Finding, Format, Image, ImageError, ImageInfo, LogState, ParentLink, Severity,

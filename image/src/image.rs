@@ -536,6 +536,34 @@ pub trait ImageWriter: Send + Sync {
         })
     }
 
+    /// Whether [`ImageWriter::shrink`] can give the disk this size.
+    ///
+    /// # Errors
+    /// `Unsupported` if not.
+    fn check_shrink(&self, size_bytes: u64) -> Result<()> {
+        Err(ImageError::Unsupported {
+            path: Default::default(),
+            what: format!("a smaller size of {size_bytes} bytes for an image of this format"),
+            hint: "convert the disk to an image of the wanted size".into(),
+        })
+    }
+
+    /// Makes the virtual disk smaller. What lies beyond the new end is lost, and reads as zeros if
+    /// the disk is enlarged again. Durable on return. A power cut during the call leaves the old
+    /// size or the new one. A call with the present size gives back what an interrupted call has
+    /// left unused in the file.
+    ///
+    /// The caller must be alone: no request is in flight, and none follows before the call returns.
+    /// The caller has flushed, and has checked that nothing beyond the new end is needed.
+    ///
+    /// # Errors
+    /// `Unsupported` if the image cannot have this size, or it is larger than the present one: then
+    /// nothing was changed. `Corrupt` for a table that makes it impossible to find free space;
+    /// `Io`, which leaves the old size or the new one: repeat the call.
+    fn shrink(&self, size_bytes: u64) -> Result<()> {
+        self.check_shrink(size_bytes)
+    }
+
     /// Whether a block can be recorded as zeros without payload (false for a differencing VHD).
     fn can_store_zero(&self) -> bool;
 

@@ -120,7 +120,11 @@ pub(crate) fn measure(store: Arc<dyn Store>, logical_sector_bytes: u32) -> Resul
         "The file's length of {len_bytes} bytes is not a multiple of the {logical_sector_bytes}-byte sector; the disk ends in {} bytes of zeros that the file does not have.",
         size_bytes - len_bytes
     );
-    let padded = PaddedStore { inner: store, padded_len_bytes: size_bytes, held_bytes: AtomicU64::new(len_bytes) };
+    let padded = PaddedStore {
+        inner: store,
+        padded_len_bytes: AtomicU64::new(size_bytes),
+        held_bytes: AtomicU64::new(len_bytes),
+    };
     Ok(Measured { store: Arc::new(padded), size_bytes, padding_end_bytes: Some(size_bytes), remark: Some(remark) })
 }
 
@@ -190,10 +194,10 @@ pub(crate) fn flat_bitmap(sector_bytes: u32) -> SectorBitmap {
 pub(crate) struct FlatWriter {
     store: Arc<dyn Store>,
     size_bytes: AtomicU64,
-    /// Length in bytes to which the store must be extended before the first write.
-    padding_end_bytes: Option<u64>,
+    /// Length in bytes to which the store must be extended before the first write; 0 if not needed.
+    padding_end_bytes: AtomicU64,
     trailer: Trailer,
-    /// Held while the disk grows.
+    /// Held while the size changes.
     growing: Mutex<()>,
     barrier: Barrier,
 }
@@ -203,16 +207,17 @@ pub(crate) struct FlatWriter {
 pub(crate) enum Trailer {
     /// The store ends with the disk.
     None,
-    /// Data that must move when the disk grows, as a VHD footer.
+    /// Data that must move when the size changes, as a VHD footer.
     Moves(Box<dyn MoveTrailer>),
 }
 
 /// Moves the data that follows a disk.
 pub(crate) trait MoveTrailer: Send + Sync + fmt::Debug {
-    /// Enlarges the disk from `from_bytes` to `to_bytes`, durably. The new range reads as zeros.
+    /// Changes the disk's size from `from_bytes` to `to_bytes`, durably. A new range reads as
+    /// zeros.
     ///
     /// # Errors
-    /// On an error the disk keeps its old size.
+    /// On an error the disk keeps its old size, unless only the last sync failed.
     fn move_trailer(&self, barrier: &Barrier, from_bytes: u64, to_bytes: u64) -> Result<()>;
 }
 
@@ -224,6 +229,7 @@ impl FlatWriter {
         trailer: Trailer,
     ) -> Self {
         let (barrier, size_bytes) = (Barrier::new(Arc::clone(&store)), AtomicU64::new(size_bytes));
+        let padding_end_bytes = AtomicU64::new(padding_end_bytes.unwrap_or(0));
         Self { barrier, store, size_bytes, padding_end_bytes, trailer, growing: Mutex::default() }
     }
 
@@ -242,7 +248,10 @@ impl FlatWriter {
 
 impl ImageWriter for FlatWriter {
     fn begin_writing(&self) -> Result<()> {
-        self.padding_end_bytes.map_or(Ok(()), |end_bytes| extend_to_sector(&self.barrier, end_bytes))
+        match self.padding_end_bytes.load(Ordering::Acquire) {
+            0 => Ok(()),
+            end_bytes => extend_to_sector(&self.barrier, end_bytes),
+        }
     }
 
     fn prepare(&self, _blocks: Range<u64>) -> Result<()> {
@@ -281,6 +290,43 @@ impl ImageWriter for FlatWriter {
         let io = |doing| move |error| ImageError::io(doing, &*self.store, present, error);
         if self.store.len_bytes().map_err(io("get the length of the file"))? < size_bytes {
             self.store.set_len(size_bytes).map_err(io("make the disk larger"))?;
+            self.barrier.sync("make the file's new length durable")?;
+        }
+        self.size_bytes.store(size_bytes, Ordering::Release);
+        Ok(())
+    }
+
+    fn check_shrink(&self, size_bytes: u64) -> Result<()> {
+        let present = self.size_bytes();
+        let hint = if size_bytes > present || size_bytes == 0 || !size_bytes.is_multiple_of(512) {
+            "the size must be a multiple of 512 above 0, and at most the present one"
+        } else if size_bytes < present && self.store.is_block_device() {
+            "a block device cannot be cut; copy the disk into an image"
+        } else {
+            return Ok(());
+        };
+        Err(ImageError::Unsupported {
+            path: self.store.name().to_owned(),
+            what: format!("a new size of {size_bytes} bytes for this open disk of {present} bytes"),
+            hint: hint.into(),
+        })
+    }
+
+    fn shrink(&self, size_bytes: u64) -> Result<()> {
+        let _turn = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.barrier.check()?;
+        self.check_shrink(size_bytes)?;
+        let present = self.size_bytes();
+        if size_bytes == present {
+            return Ok(());
+        }
+        if let Trailer::Moves(trailer) = &self.trailer {
+            trailer.move_trailer(&self.barrier, present, size_bytes)?;
+        } else {
+            let cut = self.store.set_len(size_bytes);
+            cut.map_err(|error| ImageError::io("cut the file at the disk's new end", &*self.store, size_bytes, error))?;
+            // The padding of the last sector is gone.
+            self.padding_end_bytes.store(0, Ordering::Release);
             self.barrier.sync("make the file's new length durable")?;
         }
         self.size_bytes.store(size_bytes, Ordering::Release);
@@ -331,7 +377,7 @@ impl ImageWriter for FlatWriter {
 #[derive(Debug)]
 struct PaddedStore {
     inner: Arc<dyn Store>,
-    padded_len_bytes: u64,
+    padded_len_bytes: AtomicU64,
     /// Length of the file when last measured, in bytes.
     held_bytes: AtomicU64,
 }
@@ -349,7 +395,7 @@ impl Store for PaddedStore {
     }
 
     fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.inner.len_bytes()?.max(self.padded_len_bytes))
+        Ok(self.inner.len_bytes()?.max(self.padded_len_bytes.load(Ordering::Acquire)))
     }
 
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
@@ -358,7 +404,7 @@ impl Store for PaddedStore {
         if end <= held_end {
             return self.inner.read_at(buf, offset_bytes);
         }
-        if end > self.padded_len_bytes {
+        if end > self.padded_len_bytes.load(Ordering::Acquire) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let held_bytes = held_end.saturating_sub(offset_bytes) as usize;
@@ -373,6 +419,8 @@ impl Store for PaddedStore {
 
     fn set_len(&self, len_bytes: u64) -> io::Result<()> {
         self.inner.set_len(len_bytes)?;
+        // A whole file has no padding any more.
+        self.padded_len_bytes.store(len_bytes, Ordering::Release);
         self.measure()
     }
 

@@ -55,6 +55,11 @@ pub(crate) fn identify(window: &Window<'_>) -> Option<Identity> {
     superblock::identify(window)
 }
 
+/// First byte after the device, as btrfs sees it.
+pub(crate) fn end_bytes(window: &Window<'_>) -> Result<u64, LeftAlone> {
+    Ok(Superblock::read(window)?.device_bytes)
+}
+
 /// Sends what is free on the device to `sink`.
 pub(crate) fn scan(window: &Window<'_>, sink: &mut Sink<'_>) -> Result<(), Stop> {
     let superblock = Superblock::read(window)?;

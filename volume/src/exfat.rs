@@ -31,6 +31,7 @@ struct Boot {
     fat_start_bytes: u64,
     heap_start_bytes: u64,
     root_cluster: u32,
+    size_bytes: u64,
     serial: u32,
     flags: u16,
 }
@@ -50,6 +51,11 @@ pub(crate) fn identify(window: &Window<'_>) -> Option<Identity> {
     let label = boot.as_ref().and_then(|boot| Root::read(window, boot).ok()).and_then(|root| root.label);
     let uuid = boot.map(|boot| format!("{:04X}-{:04X}", boot.serial >> 16, boot.serial & 0xffff));
     Some(Identity { name: "exFAT", label, uuid })
+}
+
+/// First byte after the file system.
+pub(crate) fn end_bytes(window: &Window<'_>) -> Result<u64, LeftAlone> {
+    Ok(Boot::read(window)?.size_bytes)
 }
 
 /// Sends the free clusters to `sink`.
@@ -136,6 +142,7 @@ impl Boot {
             fat_start_bytes: fat * sector_bytes,
             heap_start_bytes: heap * sector_bytes,
             root_cluster: le32(&raw, 0x60),
+            size_bytes: sectors * sector_bytes,
             serial: le32(&raw, 0x64),
             flags: le16(&raw, 0x6a),
         })

@@ -18,12 +18,23 @@
 mod groups;
 mod superblock;
 
-use crate::{identity::Identity, read::Window, reason::Stop, sink::Sink};
+use crate::{
+    identity::Identity,
+    read::Window,
+    reason::{LeftAlone, Stop},
+    sink::Sink,
+};
 use superblock::Superblock;
 
 /// Name, label and UUID, as far as the superblock can be read.
 pub(crate) fn identify(window: &Window<'_>) -> Option<Identity> {
     superblock::identify(window)
+}
+
+/// First byte after the file system.
+pub(crate) fn end_bytes(window: &Window<'_>) -> Result<u64, LeftAlone> {
+    let superblock = Superblock::read(window)?;
+    Ok(superblock.blocks * superblock.block_bytes)
 }
 
 /// Sends the free clusters to `sink`.

@@ -40,6 +40,7 @@ struct Boot {
     tables: u64,
     data_start_bytes: u64,
     root_cluster: u64,
+    size_bytes: u64,
     /// The flags of Windows NT in the boot sector; bit 0 is "dirty".
     flags: u8,
 }
@@ -67,6 +68,11 @@ pub(crate) fn identify(window: &Window<'_>) -> Option<Identity> {
     let label = text(&raw[at + 4..at + 15]).filter(|label| label != "NO NAME");
     let serial = le32(&raw, at);
     Some(Identity { name, label, uuid: Some(format!("{:04X}-{:04X}", serial >> 16, serial & 0xffff)) })
+}
+
+/// First byte after the file system.
+pub(crate) fn end_bytes(window: &Window<'_>) -> Result<u64, LeftAlone> {
+    Ok(Boot::parse(&window.bytes(0, 512)?, window.size_bytes())?.size_bytes)
 }
 
 /// Sends the free clusters to `sink`.
@@ -173,6 +179,7 @@ impl Boot {
             tables,
             data_start_bytes: before_data * sector_bytes,
             root_cluster,
+            size_bytes: sectors * sector_bytes,
             flags: raw[if is_32 { 0x41 } else { 0x25 }],
         })
     }

@@ -4,6 +4,8 @@
 //! ```text
 //!   volumes()      partition table ─▶ signatures ─▶ one reader: name, label, size, free bytes
 //!   free_ranges()  the free ranges of one of these volumes
+//!   ends()         how small the disk can be without losing anything (ends.rs)
+//!   table_change() what the partition table becomes on a disk of another size (ends.rs)
 //!       │
 //!       ▼
 //!   volume.rs      puts the parts together; rules between volumes (swap areas)
@@ -35,6 +37,7 @@
 
 mod btrfs;
 mod bytes;
+mod ends;
 mod exfat;
 mod ext;
 mod fat;
@@ -50,9 +53,10 @@ mod table;
 mod volume;
 mod xfs;
 
+pub use ends::{Ends, Enlarged, TableChange, ends, table_change};
 pub use read::{Extent, ReadAt};
 pub use reason::{LeftAlone, Why};
-pub use table::{Place, TableKind};
+pub use table::{Place, Step, TableKind};
 pub use volume::{Layout, Volume, free_ranges, volumes};
 
 #[cfg(doctest)]

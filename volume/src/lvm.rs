@@ -36,6 +36,8 @@ const IGNORED: u32 = 1;
 struct Label {
     /// UUID of the physical volume: 32 letters and digits.
     uuid: [u8; 32],
+    /// Size of the physical volume.
+    size_bytes: u64,
     areas: Vec<Range<u64>>,
 }
 
@@ -59,6 +61,13 @@ pub(crate) fn uuid(window: &Window<'_>) -> Option<String> {
 /// The logical volumes of the physical volume.
 pub(crate) fn logical_volumes(window: &Window<'_>) -> Result<Vec<Logical>, LeftAlone> {
     let label = Label::read(window)?;
+    let metadata = metadata(window, &label)?;
+    let root = text::parse(&metadata)?;
+    group::logical_volumes(&root, &label.uuid, &label.areas, window.size_bytes())
+}
+
+/// The text that all metadata areas hold.
+fn metadata(window: &Window<'_>, label: &Label) -> Result<Vec<u8>, LeftAlone> {
     let mut metadata: Option<Vec<u8>> = None;
     for area in &label.areas {
         let Some(found) = read_area(window, area)? else { continue };
@@ -67,9 +76,21 @@ pub(crate) fn logical_volumes(window: &Window<'_>) -> Result<Vec<Logical>, LeftA
         }
         metadata = Some(found);
     }
-    let metadata = metadata.ok_or_else(|| LeftAlone::damaged("the physical volume of LVM has no metadata"))?;
+    metadata.ok_or_else(|| LeftAlone::damaged("the physical volume of LVM has no metadata"))
+}
+
+/// First byte after the physical volume: LVM wants all of the size that the volume was given.
+pub(crate) fn end_bytes(window: &Window<'_>) -> Result<u64, LeftAlone> {
+    let label = Label::read(window)?;
+    let metadata = metadata(window, &label)?;
     let root = text::parse(&metadata)?;
-    group::logical_volumes(&root, &label.uuid, &label.areas, window.size_bytes())
+    let extents_end = group::end_bytes(&root, &label.uuid, &label.areas, window.size_bytes())?;
+    let areas_end = label.areas.iter().map(|area| area.end).max().unwrap_or(0);
+    let end = label.size_bytes.max(extents_end).max(areas_end);
+    if end > window.size_bytes() {
+        return Err(LeftAlone::damaged(format!("the physical volume of LVM has {end} bytes, more than its place")));
+    }
+    Ok(end)
 }
 
 /// First byte of the label.
@@ -103,7 +124,8 @@ impl Label {
             Some(end) if end <= window.size_bytes() && len > SECTOR_BYTES => Ok(start..end),
             _ => Err(LeftAlone::damaged("a metadata area of LVM reaches beyond the volume")),
         });
-        Ok(Self { uuid: get(header, 0), areas: areas.collect::<Result<_, _>>()? })
+        let size_bytes = le64(header, 32);
+        Ok(Self { uuid: get(header, 0), size_bytes, areas: areas.collect::<Result<_, _>>()? })
     }
 }
 

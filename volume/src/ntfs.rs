@@ -47,6 +47,12 @@ pub(crate) fn identify(window: &Window<'_>) -> Option<Identity> {
     Some(Identity { name: "NTFS", label, uuid: Some(format!("{serial:016X}")) })
 }
 
+/// First byte after the copy of the boot sector, which follows the volume.
+pub(crate) fn end_bytes(window: &Window<'_>) -> Result<u64, LeftAlone> {
+    let boot = Boot::read(window)?;
+    Ok((boot.volume_bytes + boot.sector_bytes).min(window.size_bytes()))
+}
+
 /// Sends the free clusters to `sink`.
 pub(crate) fn scan(window: &Window<'_>, sink: &mut Sink<'_>) -> Result<(), Stop> {
     let boot = Boot::read(window)?;

@@ -186,6 +186,23 @@ pub(crate) fn identify(window: &Window<'_>, kind: Kind) -> Identity {
     identity.unwrap_or(Identity::named(kind.name()))
 }
 
+/// First byte after the contents of a volume of this kind. The volume's map was read and believed.
+pub(crate) fn end_bytes(window: &Window<'_>, kind: Kind) -> Result<u64, LeftAlone> {
+    match kind {
+        Kind::Ext => ext::end_bytes(window),
+        Kind::Ntfs => ntfs::end_bytes(window),
+        Kind::Xfs => xfs::end_bytes(window),
+        Kind::Fat => fat::end_bytes(window),
+        Kind::ExFat => exfat::end_bytes(window),
+        Kind::Swap => swap::end_bytes(window),
+        Kind::Btrfs => btrfs::end_bytes(window),
+        Kind::Lvm => lvm::end_bytes(window),
+        Kind::Named(name) | Kind::Encrypted(name) => {
+            Err(LeftAlone::new(Why::Unknown, format!("{name}: where it ends is not known")))
+        }
+    }
+}
+
 /// Sends the free ranges of a volume of this kind to `sink`.
 pub(crate) fn scan(window: &Window<'_>, kind: Kind, sink: &mut Sink<'_>) -> Result<(), Stop> {
     match kind {

@@ -11,6 +11,7 @@ use crate::{
     reason::{LeftAlone, Stop, Why},
     sink::Sink,
 };
+use std::ops::Range;
 
 /// Sizes of a page on machines that run Linux.
 const PAGES: [u64; 5] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
@@ -51,23 +52,32 @@ pub(crate) fn identify(window: &Window<'_>) -> Option<Identity> {
 
 /// Sends all pages but the first to `sink`.
 pub(crate) fn scan(window: &Window<'_>, sink: &mut Sink<'_>) -> Result<(), Stop> {
+    let pages = area(window)?;
+    sink.free(pages)
+}
+
+/// First byte after the area.
+pub(crate) fn end_bytes(window: &Window<'_>) -> Result<u64, LeftAlone> {
+    Ok(area(window)?.end)
+}
+
+/// All pages but the first, in bytes.
+fn area(window: &Window<'_>) -> Result<Range<u64>, LeftAlone> {
     let page_bytes = match mark(window) {
         Some((page_bytes, Mark::Area)) => page_bytes,
         Some((_, Mark::Suspended)) => {
-            return Err(LeftAlone::new(Why::Hibernated, "a suspended system is saved in the swap area").into());
+            return Err(LeftAlone::new(Why::Hibernated, "a suspended system is saved in the swap area"));
         }
-        _ => return Err(LeftAlone::unsupported("the old format of swap areas").into()),
+        _ => return Err(LeftAlone::unsupported("the old format of swap areas")),
     };
     let raw = window.bytes(1024, 64)?;
     let (version, last_page, bad_pages) = (le32(&raw, 0), u64::from(le32(&raw, 4)), le32(&raw, 8));
     if version != 1 || bad_pages != 0 {
-        return Err(
-            LeftAlone::unsupported(format!("a swap area of version {version} with {bad_pages} bad pages")).into()
-        );
+        return Err(LeftAlone::unsupported(format!("a swap area of version {version} with {bad_pages} bad pages")));
     }
     let end = (last_page + 1) * page_bytes;
     if last_page == 0 || end > window.size_bytes() {
-        return Err(LeftAlone::damaged(format!("a swap area of {last_page} pages of {page_bytes} bytes")).into());
+        return Err(LeftAlone::damaged(format!("a swap area of {last_page} pages of {page_bytes} bytes")));
     }
-    sink.free(page_bytes..end)
+    Ok(page_bytes..end)
 }

@@ -6,10 +6,14 @@
 //!               other entries    ─▶ mbr.rs   four entries; logical ones in a chain of tables
 //! ```
 //!
+//! change.rs and gpt_change.rs say how a table changes with the size of its disk.
+//!
 //! A table in doubt is still shown as far as it can be read, with the reason why nothing of the
 //! disk is given up. Partitions that overlap or leave the disk are left alone.
 
+mod change;
 mod gpt;
+mod gpt_change;
 mod mbr;
 mod partition;
 
@@ -17,6 +21,8 @@ use crate::{
     read::{ReadAt, Window, one_extent},
     reason::{LeftAlone, Why},
 };
+pub use change::Step;
+pub(crate) use change::{change, end_of};
 pub(crate) use partition::{Found, Partition};
 pub use partition::{Place, TableKind};
 

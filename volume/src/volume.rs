@@ -160,7 +160,7 @@ fn ascending_runs(extents: &[Extent]) -> impl Iterator<Item = &[Extent]> {
 }
 
 /// A disk with a partition table must have no other signature outside of its partitions.
-fn beside_the_table(disk: &dyn ReadAt, kind: TableKind) -> Option<LeftAlone> {
+pub(crate) fn beside_the_table(disk: &dyn ReadAt, kind: TableKind) -> Option<LeftAlone> {
     let whole = one_extent(0..disk.size_bytes());
     let found = signature::find(&Window::new(disk, &whole));
     let name = found.iter().find(|kind| !signature::INNER_TABLES.contains(kind))?.name();
@@ -219,7 +219,7 @@ fn examine(disk: &dyn ReadAt, volume: &mut Volume, refused: Option<&LeftAlone>) 
 }
 
 /// The only signature of a volume.
-fn one_signature(window: &Window<'_>) -> Result<Kind, LeftAlone> {
+pub(crate) fn one_signature(window: &Window<'_>) -> Result<Kind, LeftAlone> {
     match signature::find(window).as_slice() {
         [] => Err(LeftAlone::new(Why::Unknown, "no known file system: all of it counts as used")),
         [kind] => Ok(*kind),
@@ -235,7 +235,7 @@ fn one_signature(window: &Window<'_>) -> Result<Kind, LeftAlone> {
 }
 
 /// Reads the map from one end to the other. Returns the number of free bytes.
-fn count(window: &Window<'_>, kind: Kind) -> Result<u64, LeftAlone> {
+pub(crate) fn count(window: &Window<'_>, kind: Kind) -> Result<u64, LeftAlone> {
     let mut give = |_| ControlFlow::Continue(());
     let mut sink = Sink::new(window.size_bytes(), &mut give);
     match signature::scan(window, kind, &mut sink).and_then(|()| sink.finish()) {

@@ -1,4 +1,4 @@
-//! `diskwright resize FILE SIZE`: a larger disk.
+//! `diskwright resize FILE SIZE`: a larger or a smaller disk.
 
 use crate::{
     context::Context,
@@ -8,45 +8,54 @@ use crate::{
     sizes::{self, Exact, Human},
 };
 use clap::Args;
-use diskwright_disk::{Disk, OpenOptions, Reach, require_file, resize};
+use diskwright_disk::{NewSize, ResizeOptions, Resized, require_file, resize, volume::Enlarged};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::{io::Write, path::PathBuf};
+use std::{cmp::Ordering, io::Write, path::PathBuf};
 
 /// Arguments of `resize`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The disk is enlarged in place. The new range reads as zeros, and takes space only where it is written (a fixed disk gets its whole \
-length). Partitions and file systems keep their size: enlarge them in the guest, for example by growpart and resize2fs.
+LARGER: the disk is enlarged in place. The new range reads as zeros, and takes space only where it is written (a fixed disk gets its \
+whole length). The second copy of a GPT moves to the new end, so that the guest can use it. Partitions keep their size, but \
+--grow-partition N lets the last one reach the new end; the file system inside keeps its size, and the output names the tool that \
+enlarges it.
 
-A disk that another program has open is refused, and so is a disk with children: they would keep the old size. Disks cannot be made \
-smaller yet.
+SMALLER: only space behind the last partition goes. What is less is refused, with the smallest size. The second copy of a GPT moves to \
+the new end first. A file system, swap area or physical volume of LVM on a disk without partitions must end before the new end: make it \
+smaller first, by its own tools. A disk whose contents are not known, not clean or in doubt keeps its size.
+
+A disk that another program has open is refused, and so is a disk with children. A child may become smaller than its parent, but cannot \
+be enlarged after that: the parent's data would become visible.
+
+If the command is interrupted, the disk has its old size or the new one; the same command finishes the rest.
 
 EXAMPLES
   diskwright resize disk.vhdx 80G
-  diskwright resize disk.vhdx +20G
-  diskwright resize disk.vhdx 80G --dry-run")]
+  diskwright resize disk.vhdx +20G --grow-partition 2
+  diskwright resize disk.vhdx 30G --dry-run
+  diskwright resize disk.vhdx --to-minimum")]
 pub struct ResizeArgs {
     /// The disk.
     file: PathBuf,
     /// The new virtual size, or with + in front what is added to it.
-    #[arg(value_name = "[+]SIZE", value_parser = new_size)]
-    size: NewSize,
+    #[arg(value_name = "[+]SIZE", value_parser = new_size, required_unless_present_any = ["to_minimum", "grow_partition"])]
+    size: Option<NewSize>,
+    /// Make the disk as small as it can be without losing anything.
+    #[arg(long, conflicts_with_all = ["size", "grow_partition"])]
+    to_minimum: bool,
+    /// Let partition N, the last one on the disk, reach the disk's end.
+    #[arg(long, value_name = "N")]
+    grow_partition: Option<u32>,
     /// Check whether it can be done, and change nothing.
     #[arg(long)]
     dry_run: bool,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum NewSize {
-    Whole(u64),
-    Added(u64),
-}
-
 fn new_size(text: &str) -> Result<NewSize, String> {
     match text.strip_prefix('+') {
-        Some(added) => sizes::parse(added).map(NewSize::Added),
-        None => sizes::parse(text).map(NewSize::Whole),
+        Some(added) => sizes::parse(added).map(NewSize::More),
+        None => sizes::parse(text).map(NewSize::Bytes),
     }
 }
 
@@ -65,48 +74,105 @@ pub struct Report {
     new_file_size: Option<u64>,
     /// Whether it was only checked what would be done.
     dry_run: bool,
+    /// Kind of the partition table that was changed: `MBR` or `GPT`; `null` if none was.
+    changed_table: Option<String>,
+    /// Why the partition table of a disk that grows was left as it is.
+    table_left_because: Option<String>,
+    /// The partition that was enlarged.
+    enlarged_partition: Option<PartitionReport>,
+}
+
+/// A partition that was enlarged.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct PartitionReport {
+    /// Its number, as Linux counts.
+    number: u32,
+    /// Its size before, in bytes.
+    old_size: u64,
+    /// Its size after, in bytes.
+    new_size: u64,
+    /// The file system, or what else it holds; `null` if nothing known.
+    contents: Option<String>,
+    /// The tool that enlarges the contents; `null` if none is known.
+    tool: Option<String>,
 }
 
 impl Document for Report {
     const SCHEMA: &'static str = "diskwright.resize/1";
 }
 
-/// Enlarges.
+/// Changes the size.
 pub fn run(context: &mut Context, args: &ResizeArgs) -> Outcome {
     require_file(&args.file, "resize")?;
-    let options = context.global.open_options(true);
-    let size = match args.size {
-        NewSize::Whole(size) => size,
-        NewSize::Added(added) => {
-            let present =
-                Disk::open(&args.file, &OpenOptions { writable: false, reach: Reach::Top, ..options.clone() })?
-                    .layers()[0]
-                    .image
-                    .size_bytes();
-            present.saturating_add(added)
-        }
+    let options = ResizeOptions {
+        size: if args.to_minimum { NewSize::Least } else { args.size.unwrap_or_default() },
+        grow_partition: args.grow_partition,
+        open: context.global.open_options(true),
+        dry_run: args.dry_run,
     };
-    let resized = resize(&args.file, size, &options, args.dry_run)?;
+    let mut display = context.progress("examining");
+    let resized = resize(&args.file, &options, &mut |done, total| display.update(done, total))?;
+    drop(display);
+    if let Some(reason) = &resized.table_left {
+        context.warn(&format!("{}: the partition table was left as it is: {reason}", args.file.display()));
+    }
     if context.global.json {
-        context.print_json(&Report {
-            file: json::path(&args.file),
-            old_size: resized.old_bytes,
-            new_size: resized.new_bytes,
-            old_file_size: resized.old_file_bytes,
-            new_file_size: resized.new_file_bytes,
-            dry_run: args.dry_run,
-        })?;
+        context.print_json(&report(args, &resized))?;
     } else if !context.global.quiet {
         let file = printable(&json::path(&args.file));
-        let (old, new) = (Exact(resized.old_bytes), Exact(resized.new_bytes));
-        match resized.new_file_bytes {
-            None => writeln!(context.out, "{file}: would be enlarged from {old} to {new}; nothing was changed")?,
-            Some(bytes) => {
-                writeln!(context.out, "{file}: enlarged from {old} to {new}; its file has {}", Human(bytes))?
-            }
+        writeln!(context.out, "{file}: {}", summary(&resized))?;
+        let would = if args.dry_run { "would be" } else { "was" };
+        if let Some(table) = resized.table {
+            writeln!(context.out, "the partition table ({table}) {would} changed for the new size")?;
+        }
+        if let Some(partition) = &resized.enlarged {
+            writeln!(context.out, "{}", partition_line(partition, would))?;
         }
     }
     Ok(exit::OK)
+}
+
+fn summary(resized: &Resized) -> String {
+    let (old, new) = (Exact(resized.old_bytes), Exact(resized.new_bytes));
+    match (resized.new_bytes.cmp(&resized.old_bytes), resized.new_file_bytes) {
+        (Ordering::Greater, None) => format!("would be enlarged from {old} to {new}; nothing was changed"),
+        (Ordering::Less, None) => format!("would be made smaller, from {old} to {new}; nothing was changed"),
+        (Ordering::Equal, None) => format!("would keep its size of {old}; nothing was changed"),
+        (Ordering::Greater, Some(bytes)) => format!("enlarged from {old} to {new}; its file has {}", Human(bytes)),
+        (Ordering::Less, Some(bytes)) => format!("made smaller, from {old} to {new}; its file has {}", Human(bytes)),
+        (Ordering::Equal, Some(bytes)) => format!("has {old}; its file has {}", Human(bytes)),
+    }
+}
+
+fn partition_line(partition: &Enlarged, would: &str) -> String {
+    let Enlarged { number, old_bytes, new_bytes, contents, tool } = *partition;
+    let name = contents.map_or_else(String::new, |contents| format!(" ({contents})"));
+    let then = match (contents, tool) {
+        (_, Some(tool)) => format!("; what is inside keeps its size: enlarge it with {tool}"),
+        (Some(_), None) => "; what is inside keeps its size".to_owned(),
+        (None, None) => String::new(),
+    };
+    format!("partition {number}{name} {would} enlarged from {} to {}{then}", Human(old_bytes), Human(new_bytes))
+}
+
+fn report(args: &ResizeArgs, resized: &Resized) -> Report {
+    Report {
+        file: json::path(&args.file),
+        old_size: resized.old_bytes,
+        new_size: resized.new_bytes,
+        old_file_size: resized.old_file_bytes,
+        new_file_size: resized.new_file_bytes,
+        dry_run: args.dry_run,
+        changed_table: resized.table.map(|table| table.to_string()),
+        table_left_because: resized.table_left.as_ref().map(ToString::to_string),
+        enlarged_partition: resized.enlarged.map(|partition| PartitionReport {
+            number: partition.number,
+            old_size: partition.old_bytes,
+            new_size: partition.new_bytes,
+            contents: partition.contents.map(str::to_owned),
+            tool: partition.tool.map(str::to_owned),
+        }),
+    }
 }
 
 #[cfg(test)]
@@ -115,8 +181,8 @@ mod tests {
 
     #[test]
     fn a_size_is_whole_or_added() {
-        assert_eq!(new_size("80G"), Ok(NewSize::Whole(80 << 30)));
-        assert_eq!(new_size("+1G"), Ok(NewSize::Added(1 << 30)));
+        assert_eq!(new_size("80G"), Ok(NewSize::Bytes(80 << 30)));
+        assert_eq!(new_size("+1G"), Ok(NewSize::More(1 << 30)));
         assert!(new_size("-1G").is_err() && new_size("+").is_err());
     }
 }

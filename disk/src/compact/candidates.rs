@@ -10,10 +10,10 @@
 //! more blocks than a window has is judged in several windows, and the maps are read for each.
 
 use super::{Verdict, VolumeGain, Work, zeros, zeros::Question};
-use crate::{DiskError, Result, device::Disk, volumes::Reader};
+use crate::{DiskError, Result, device::Disk, volumes::examine};
 use diskwright_image::BlockState;
 use diskwright_store::BlockDevice;
-use diskwright_volume::free_ranges;
+use diskwright_volume::{ReadAt, free_ranges};
 use std::{
     ops::{ControlFlow, Range},
     sync::Arc,
@@ -104,13 +104,19 @@ impl<'a> Candidates<'a> {
     /// Reads what is free in the volumes. A volume whose map fails is left alone from now on, and
     /// nothing that its map has said counts.
     pub(super) fn mark_free(&self, volumes: &mut [VolumeGain]) -> Result<Free> {
-        let options = &self.work.options.open;
-        let reader = Reader::open(&*self.work.disk, options.engine).map_err(self.work.failed("read it"))?;
+        let engine = self.work.options.open.engine;
+        let mut free = None;
+        examine(&*self.work.disk, engine, &mut |_, _| true, &mut |reader| free = Some(self.free_in(reader, volumes)))
+            .map_err(self.work.failed("read it"))?;
+        Ok(free.unwrap_or_else(|| Free(vec![0; self.window.len()])))
+    }
+
+    fn free_in(&self, reader: &dyn ReadAt, volumes: &mut [VolumeGain]) -> Free {
         loop {
             let mut free = vec![0; self.window.len()];
             let mut failed = false;
             for gain in volumes.iter_mut().filter(|gain| gain.volume.free_bytes.is_ok()) {
-                let found = free_ranges(&reader, &gain.volume, &mut |range| {
+                let found = free_ranges(reader, &gain.volume, &mut |range| {
                     self.mark(&range, &mut free);
                     ControlFlow::Continue(())
                 });
@@ -121,7 +127,7 @@ impl<'a> Candidates<'a> {
                 }
             }
             if !failed {
-                return Ok(Free(free));
+                return Free(free);
             }
         }
     }

@@ -57,7 +57,7 @@ const STEP_BYTES: u64 = 1 << 20;
 /// For error messages.
 const WRITE_TABLE: &str = "write the block allocation table";
 
-fn refused(store: &dyn Store, size_bytes: u64, present_bytes: u64, hint: String) -> ImageError {
+pub(super) fn refused(store: &dyn Store, size_bytes: u64, present_bytes: u64, hint: String) -> ImageError {
     ImageError::Unsupported {
         path: store.name().to_owned(),
         what: format!("a new size of {size_bytes} bytes for this open disk of {present_bytes} bytes"),
@@ -92,6 +92,9 @@ impl FixedFooter {
 impl MoveTrailer for FixedFooter {
     fn move_trailer(&self, barrier: &Barrier, from_bytes: u64, to_bytes: u64) -> Result<()> {
         let store = &**barrier.store();
+        if to_bytes < from_bytes {
+            return self.move_back(barrier, to_bytes);
+        }
         check_size(store, to_bytes, from_bytes, MAX_FIXED_BYTES)?;
         barrier.check()?;
         let mut footer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -107,6 +110,22 @@ impl MoveTrailer for FixedFooter {
             .write(&[0; FOOTER_BYTES], from_bytes)
             .map_err(|e| ImageError::io("clear the old footer", store, from_bytes, e))?;
         Ok(barrier.sync("clear the old footer durably")?)
+    }
+}
+
+impl FixedFooter {
+    /// Makes the disk smaller (`shrink.rs`).
+    fn move_back(&self, barrier: &Barrier, to_bytes: u64) -> Result<()> {
+        let store = &**barrier.store();
+        barrier.check()?;
+        let mut footer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = Footer::resized(&footer, to_bytes);
+        let io = |doing| move |error| ImageError::io(doing, store, to_bytes, error);
+        barrier.write(&new, to_bytes).map_err(io("write the footer at the disk's new end"))?;
+        barrier.sync("make the footer at the disk's new end durable")?;
+        store.set_len(to_bytes + FOOTER_BYTES as u64).map_err(io("cut the file after its footer"))?;
+        *footer = new;
+        Ok(barrier.sync("make the disk's new size durable")?)
     }
 }
 
@@ -166,7 +185,7 @@ impl Writing {
 
     /// Zeroes the last block's bytes beyond the end of the disk. A program that shrank the disk may
     /// have left stale data there.
-    fn clear_tail(&self, blocks: &Blocks) -> Result<()> {
+    pub(super) fn clear_tail(&self, blocks: &Blocks) -> Result<()> {
         let within_bytes = u64::from(blocks.last_sectors) * SECTOR_BYTES;
         let mut state = [BlockState::Absent];
         if within_bytes < blocks.block_bytes {
@@ -184,7 +203,7 @@ impl Writing {
 
     /// Whether the table can have `count` entries at its present offset: within its sectors, and
     /// without overlapping a block.
-    fn fits_in_place(&self, blocks: &Blocks, count: u64) -> Result<bool> {
+    pub(super) fn fits_in_place(&self, blocks: &Blocks, count: u64) -> Result<bool> {
         let claimed_bytes = (u64::from(blocks.header.max_table_entries) * 4).next_multiple_of(SECTOR_BYTES);
         let range = blocks.table_offset + blocks.table_bytes()..blocks.table_offset + count * 4;
         if count * 4 > claimed_bytes {

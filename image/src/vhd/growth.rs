@@ -185,6 +185,28 @@ impl Growth {
     /// flush may have removed a block from the BAT without making that durable. So the file is
     /// synced before its free space is written.
     pub fn prepare(store: &dyn Store, blocks: &Blocks, footer: &FooterPlace, barrier: &Barrier) -> Result<Self> {
+        Self::surveyed(store, blocks, footer, barrier, false)
+    }
+
+    /// Surveys the file again, after the disk was made smaller. If space was reserved for all
+    /// blocks, the space for those that are left stays.
+    pub fn anew(&self, store: &dyn Store, blocks: &Blocks, footer: &FooterPlace, barrier: &Barrier) -> Result<Self> {
+        let footer = FooterPlace {
+            bytes: self.footer,
+            tail_offset_bytes: Some(self.space.file_end_bytes()),
+            copy_is_right: true,
+            is_ours: footer.is_ours,
+        };
+        Self::surveyed(store, blocks, &footer, barrier, self.keep_end_bytes > 0)
+    }
+
+    fn surveyed(
+        store: &dyn Store,
+        blocks: &Blocks,
+        footer: &FooterPlace,
+        barrier: &Barrier,
+        keeps_room: bool,
+    ) -> Result<Self> {
         let io_error = |doing, at| move |e| ImageError::io(doing, store, at, e);
         let len_bytes = store.len_bytes().map_err(io_error("get the length of the file", 0))?;
         let Survey { blocks: placed, blocks_end_bytes, used_end_bytes, holes, unpadded, first_block_bytes } =
@@ -215,7 +237,15 @@ impl Growth {
         for &hole in &holes {
             space.add_free(hole, piece_bytes);
         }
-        let is_reserved = blocks.is_reserved(used_end_bytes, footer_offset, placed + holes.len() as u64);
+        let placed = placed + holes.len() as u64;
+        let keep_end_bytes = if blocks.is_reserved(used_end_bytes, footer_offset, placed) {
+            footer_offset
+        } else if keeps_room && blocks.count > placed {
+            let room_bytes = (blocks.count - placed) * piece_bytes;
+            (used_end_bytes.next_multiple_of(PAGE_BYTES) + room_bytes).min(footer_offset)
+        } else {
+            0
+        };
         let unpadded =
             if unpadded.len() > MAX_UNPADDED { Unpadded::Below(used_end_bytes) } else { Unpadded::Few(unpadded) };
         Ok(Self {
@@ -225,7 +255,7 @@ impl Growth {
             bitmap_bytes: blocks.bitmap_bytes,
             area_bytes,
             unpadded,
-            keep_end_bytes: if is_reserved { footer_offset } else { 0 },
+            keep_end_bytes,
             first_block_bytes,
         })
     }

@@ -14,6 +14,7 @@
 //!   flush.rs     the two ordered passes that make changes durable
 //!   grow.rs      enlarges an open disk
 //!   compact.rs   moves blocks to lower places, so that the file can be cut
+//!   shrink.rs    makes a disk smaller
 //!   link.rs      a link to a parent -> parent locators; the time stamp of a parent
 //!   relink.rs    replaces the link of an open disk to its parent
 //!   growth.rs    the end of the file: space for new blocks, and the footer that moves with it
@@ -56,6 +57,7 @@ mod order;
 mod prepare;
 mod reads;
 mod relink;
+mod shrink;
 mod table;
 mod write;
 

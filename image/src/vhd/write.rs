@@ -28,6 +28,7 @@ use super::{
     PAGE_BYTES, bitmap,
     growth::{FooterPlace, Growth, entry_of},
     layout::{Blocks, Piece},
+    shrink,
     table::Table,
 };
 use crate::{
@@ -380,6 +381,14 @@ impl ImageWriter for Writing {
 
     fn resize(&self, size_bytes: u64) -> Result<()> {
         self.grow(size_bytes)
+    }
+
+    fn check_shrink(&self, size_bytes: u64) -> Result<()> {
+        shrink::check_smaller(&*self.store, &self.blocks(), size_bytes).map(drop)
+    }
+
+    fn shrink(&self, size_bytes: u64) -> Result<()> {
+        self.make_smaller(size_bytes)
     }
 
     fn can_store_zero(&self) -> bool {

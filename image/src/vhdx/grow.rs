@@ -55,14 +55,14 @@ const COPY_BYTES: u64 = MIB;
 /// For error messages.
 const GROW: &str = "make the disk larger";
 
-/// A planned growth.
-struct Plan {
-    before: Arc<Layout>,
-    after: Layout,
+/// A planned change of the size.
+pub(super) struct Plan {
+    pub(super) before: Arc<Layout>,
+    pub(super) after: Layout,
     /// Length of the new BAT region in bytes; `None` if the present one is long enough.
-    new_region_bytes: Option<u32>,
+    pub(super) new_region_bytes: Option<u32>,
     /// Offset of the first new block of a fixed disk.
-    first_block_bytes: Option<u64>,
+    pub(super) first_block_bytes: Option<u64>,
 }
 
 impl Plan {
@@ -171,7 +171,7 @@ impl VhdxImage {
 
     /// Zeroes the last block's bytes beyond the end of the disk. A program that shrank the disk may
     /// have left stale data there.
-    fn clear_tail(&self, layout: &Layout) -> Result<()> {
+    pub(super) fn clear_tail(&self, layout: &Layout) -> Result<()> {
         let geometry = &layout.geometry;
         let within_bytes = geometry.size_bytes() % geometry.block_bytes();
         let mut state = [BlockState::Absent];
@@ -271,7 +271,7 @@ impl VhdxImage {
     }
 
     /// Steps 3 to 6.
-    fn commit_size(&self, writing: &Writing, plan: Plan, taken: &mut Vec<(u64, u64)>) -> Result<()> {
+    pub(super) fn commit_size(&self, writing: &Writing, plan: Plan, taken: &mut Vec<(u64, u64)>) -> Result<()> {
         let mut log = lock(&writing.log);
         if plan.new_region_bytes.is_some() {
             self.copy_table(&plan)?;

@@ -13,6 +13,7 @@
 //!   flush.rs    makes table pages durable through the log (log_writer.rs); close
 //!   grow.rs     enlarges an open disk
 //!   compact.rs  moves blocks to lower places, so that the file can be cut
+//!   shrink.rs   makes a disk smaller
 //!   link.rs     a link to a parent <-> the parent locator
 //!   relink.rs   replaces the link of an open disk to its parent
 //!   header.rs   header updates; writes and syncs of metadata
@@ -40,6 +41,7 @@ mod open;
 mod pages;
 mod prepare;
 mod relink;
+mod shrink;
 mod state;
 mod survey;
 mod tables;

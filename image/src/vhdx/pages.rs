@@ -191,6 +191,13 @@ impl PageCache {
         self.drops += 1;
     }
 
+    /// Drops all pages. None may be dirty or in flight.
+    pub(super) fn drop_all(&mut self) {
+        debug_assert!(!self.is_dirty(), "a change would be lost");
+        self.pages.clear();
+        self.drops += 1;
+    }
+
     /// Copies of all dirty pages, by ascending offset. The pages are in flight from now on.
     pub(super) fn snapshot(&mut self) -> Vec<Page> {
         self.in_flight = std::mem::take(&mut self.dirty);

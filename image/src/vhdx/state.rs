@@ -90,6 +90,13 @@ impl State {
         self.damaged = Some(damaged);
     }
 
+    /// Forgets what the survey has found. The next change surveys the file again.
+    pub(super) fn forget_survey(&mut self) {
+        (self.space, self.damaged, self.keep_end_bytes) = (None, None, 0);
+        self.contested = Marks::default();
+        self.cleared.clear();
+    }
+
     /// Records that the kept space of a block reads as zeros.
     pub(super) fn set_cleared(&mut self, block: u64) {
         self.cleared.insert(block);

@@ -60,6 +60,14 @@ impl ImageWriter for VhdxImage {
         self.grow(self.writing()?, size_bytes)
     }
 
+    fn check_shrink(&self, size_bytes: u64) -> Result<()> {
+        self.smaller(&self.layout(), size_bytes).map(drop)
+    }
+
+    fn shrink(&self, size_bytes: u64) -> Result<()> {
+        self.make_smaller(self.writing()?, size_bytes)
+    }
+
     fn limit_tables(&self, bytes: u64) {
         if let Some(writing) = &self.writing {
             lock(&writing.state).pages.limit(bytes);

@@ -11,6 +11,7 @@
 //!   chains.rs      a chain of 1,024 against a chain of one; opening it
 //!   clones.rs      a thousand clones in one process
 //!   large.rs       64 TiB: opening, and memory of the map; creating 40 GiB
+//!   expand.rs      enlarging disks of each format and type
 //!   discard.rs     reads during a discard of 1 TiB
 //!   allocate.rs    unallocated blocks against qemu-io; random writes into an empty disk
 //!   compact.rs     compacting disks with real file systems
@@ -34,6 +35,7 @@ mod clones;
 mod compact;
 mod convert;
 mod discard;
+mod expand;
 mod fio;
 mod large;
 mod merge;

@@ -1,10 +1,10 @@
 //! The table of all rows.
 
-use crate::{allocate, chains, clones, compact, convert, discard, large, merge, populated, serve};
+use crate::{allocate, chains, clones, compact, convert, discard, expand, large, merge, populated, serve};
 use diskwright_lab::{acceptance::Row, selftest};
 
 /// The rows about disks and servers.
-const OWN: [Row; 22] = [
+const OWN: [Row; 23] = [
     Row {
         name: "workloads",
         title: "populated dynamic and differencing disks against the raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU in 126 of 128 comparisons",
@@ -59,6 +59,11 @@ const OWN: [Row; 22] = [
         name: "create-fixed",
         title: "creating a fixed disk of 40 GiB with its space allocated: under 1 s",
         measure: large::create_fixed,
+    },
+    Row {
+        name: "expand",
+        title: "enlarging a disk of any format and type, to 64 TiB: under 1 s",
+        measure: expand::any_amount,
     },
     Row {
         name: "convert",

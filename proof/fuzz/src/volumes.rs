@@ -5,6 +5,7 @@
 //!        │  an overlay of changed sectors; checksums repaired if the input says so
 //!        ▼
 //!   volumes(), free_ranges()    no panic; order, bounds and sums; bounded memory and time
+//!   ends(), table_change()      nothing of a partition is lost or overwritten
 //! ```
 //!
 //! Where every structure has a CRC-32C that is not repaired (XFS, btrfs), damage must not make
@@ -12,7 +13,7 @@
 
 use crate::mutation::Value;
 use arbitrary::{Arbitrary, Unstructured};
-use diskwright_volume::{ReadAt, free_ranges, volumes as volumes_of};
+use diskwright_volume::{Place, ReadAt, ends, free_ranges, table_change, volumes as volumes_of};
 use std::{
     collections::BTreeMap,
     io,
@@ -239,7 +240,42 @@ fn free_of(disk: &Damaged<'_>) -> Vec<Range<u64>> {
     all
 }
 
-/// Asks for the free space of a damaged disk.
+/// A new size takes nothing from a partition: neither the smallest size, nor what is written to the
+/// table for it, or for a disk of twice the size whose last partition is enlarged.
+fn resize(disk: &Damaged<'_>) {
+    let size_bytes = disk.size_bytes();
+    let volumes = volumes_of(disk).volumes;
+    let partitions: Vec<_> = volumes.iter().filter(|volume| matches!(volume.place, Place::Partition(_))).collect();
+    let ranges: Vec<Range<u64>> = partitions
+        .iter()
+        .filter_map(|volume| volume.extents.first())
+        .map(|extent| extent.disk_offset_bytes..extent.disk_offset_bytes + extent.len_bytes)
+        .collect();
+    let least_bytes = ends(disk).least_bytes.unwrap_or(size_bytes);
+    assert!(least_bytes <= size_bytes && least_bytes.is_multiple_of(SECTOR_BYTES as u64));
+    assert!(ranges.iter().all(|range| range.end <= least_bytes), "a partition is cut");
+    for (new_bytes, number) in
+        [least_bytes, size_bytes * 2].into_iter().flat_map(|size| (0..6).map(move |one| (size, one)))
+    {
+        let enlarge = (number > 0).then_some(number);
+        let Ok(change) = table_change(disk, new_bytes, enlarge) else { continue };
+        for step in &change.steps {
+            let written = step.offset_bytes..step.offset_bytes + step.bytes.len() as u64;
+            assert!(
+                written.start.is_multiple_of(SECTOR_BYTES as u64) && written.end.is_multiple_of(SECTOR_BYTES as u64)
+            );
+            assert!(written.end <= new_bytes, "a write beyond the end");
+            let touches = |range: &Range<u64>| written.start < range.end && range.start < written.end;
+            // A partition over the table itself is refused elsewhere.
+            assert!(!ranges.iter().any(touches), "{written:?} is in a partition");
+        }
+        if let Some(enlarged) = change.enlarged {
+            assert!(enlarged.new_bytes >= enlarged.old_bytes && enlarged.new_bytes <= new_bytes);
+        }
+    }
+}
+
+/// Asks for the free space of a damaged disk, and how it could be resized.
 pub fn volumes(data: &[u8]) {
     let Ok(damage) = Damage::arbitrary(&mut Unstructured::new(data)) else { return };
     let all = samples();
@@ -249,6 +285,7 @@ pub fn volumes(data: &[u8]) {
     if damage.seal {
         disk.seal();
     }
+    resize(&disk);
     let free = free_of(&disk);
     if !damage.seal && matches!(sample.name, "xfs" | "btrfs") {
         let was_free = |range: &Range<u64>| {
@@ -267,6 +304,15 @@ mod tests {
         for sample in samples() {
             let free_bytes: u64 = sample.free.iter().map(|range| range.end - range.start).sum();
             assert!(free_bytes > sample.size_bytes / 8, "{}: {free_bytes}", sample.name);
+        }
+    }
+
+    #[test]
+    fn every_sample_can_be_made_smaller_or_says_why() {
+        for sample in samples() {
+            let disk = Damaged { sample, changed: BTreeMap::new() };
+            resize(&disk);
+            assert!(ends(&disk).least_bytes.is_ok(), "{}: {:?}", sample.name, ends(&disk).least_bytes);
         }
     }
 

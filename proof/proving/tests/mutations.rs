@@ -9,6 +9,7 @@ use diskwright_proving::{
     disk, faulty, life, merge,
     mutation::{Mutation, Phase},
     rule_breaker::BrokenRule,
+    sizes,
     stage::Case,
 };
 
@@ -203,6 +204,18 @@ fn a_moved_block_is_durable_before_its_mapping() {
     for case in compacting::compactions() {
         let broken = Some(Mutation::Disordered(Phase::Command));
         must_be_caught("a copy is durable before its mapping, and that before the space is reused", &case, broken);
+    }
+}
+
+#[test]
+fn a_new_size_is_durable_in_order() {
+    for case in sizes::resizes() {
+        must_be_caught("a new size is durable", &case, Some(Mutation::NotDurable(Phase::Command)));
+        must_be_caught(
+            "one copy of the table is whole at every instant",
+            &case,
+            Some(Mutation::Disordered(Phase::Command)),
+        );
     }
 }
 

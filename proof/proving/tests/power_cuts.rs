@@ -2,12 +2,13 @@
 //! data, and the disk can be used again. The number of states is set in `campaign`. Each test
 //! prints what it has done.
 
-use diskwright_proving::{campaign::power_cuts, command, compacting, crowd, disk, life, merge};
+use diskwright_proving::{campaign::power_cuts, command, compacting, crowd, disk, life, merge, sizes};
 
 /// Number of shares of the states: each kind of disk has one, all creations together one, all
-/// conversions one, all snapshots one, all merges one, all compactions one, all crowds eight.
+/// conversions one, all snapshots one, all merges one, all compactions one, all resizes two, all
+/// crowds eight.
 fn shares() -> u64 {
-    disk::all().len() as u64 + 13
+    disk::all().len() as u64 + 15
 }
 
 fn of_kind(name: &str) {
@@ -112,6 +113,14 @@ fn compacting_and_going_on() {
     let cases = compacting::compactions();
     for case in &cases {
         power_cuts(case, shares() * cases.len() as u64);
+    }
+}
+
+#[test]
+fn resizing() {
+    let cases = sizes::resizes();
+    for case in &cases {
+        power_cuts(case, shares() * cases.len() as u64 / 2);
     }
 }
 

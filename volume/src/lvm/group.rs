@@ -34,14 +34,8 @@ pub(super) fn logical_volumes(
     areas: &[Range<u64>],
     size_bytes: u64,
 ) -> Result<Vec<Logical>, LeftAlone> {
-    let mut groups = root.fields().iter().filter(|(_, value)| matches!(value, Value::Section(_)));
-    let (Some((group_name, group)), None) = (groups.next(), groups.next()) else {
-        return Err(LeftAlone::damaged("the metadata of LVM has no group, or two"));
-    };
-    if group.get("lock_type").is_some() || group.lists("status", "CLUSTERED") || group.lists("status", "EXPORTED") {
-        return Err(LeftAlone::unsupported(format!("the group {group_name} of LVM, which other systems share,")));
-    }
-    let physical = Physical::find(group, uuid, areas, size_bytes)?;
+    let (group_name, group) = only_group(root)?;
+    let physical = physical_of(group_name, group, uuid, areas, size_bytes)?;
     let volumes = group.get("logical_volumes").map_or(&[][..], Value::fields);
     let mut found: Vec<Logical> = volumes
         .iter()
@@ -53,6 +47,44 @@ pub(super) fn logical_volumes(
         .collect();
     refuse_overlaps(&mut found);
     Ok(found)
+}
+
+/// First byte after the extents of the physical volume, and after the size that LVM gives it.
+pub(super) fn end_bytes(
+    root: &Value,
+    uuid: &[u8; 32],
+    areas: &[Range<u64>],
+    size_bytes: u64,
+) -> Result<u64, LeftAlone> {
+    let (name, group) = only_group(root)?;
+    let physical = physical_of(name, group, uuid, areas, size_bytes)?;
+    let fields = group.get("physical_volumes").map_or(&[][..], Value::fields);
+    let sectors = fields.first().and_then(|(_, volume)| volume.number("dev_size")).unwrap_or(0);
+    let device_end = sectors.saturating_mul(SECTOR_BYTES);
+    Ok(device_end.max(physical.start_bytes + physical.extents * physical.extent_bytes))
+}
+
+/// The group, if it is the only one.
+fn only_group(root: &Value) -> Result<(&String, &Value), LeftAlone> {
+    let mut groups = root.fields().iter().filter(|(_, value)| matches!(value, Value::Section(_)));
+    match (groups.next(), groups.next()) {
+        (Some((name, group)), None) => Ok((name, group)),
+        _ => Err(LeftAlone::damaged("the metadata of LVM has no group, or two")),
+    }
+}
+
+/// The physical volume of a group that no other system uses.
+fn physical_of<'a>(
+    name: &str,
+    group: &'a Value,
+    uuid: &[u8; 32],
+    areas: &[Range<u64>],
+    size_bytes: u64,
+) -> Result<Physical<'a>, LeftAlone> {
+    if group.get("lock_type").is_some() || group.lists("status", "CLUSTERED") || group.lists("status", "EXPORTED") {
+        return Err(LeftAlone::unsupported(format!("the group {name} of LVM, which other systems share,")));
+    }
+    Physical::find(group, uuid, areas, size_bytes)
 }
 
 impl<'a> Physical<'a> {

@@ -16,6 +16,9 @@ pub(super) struct Boot {
     pub(super) record_bytes: usize,
     /// First cluster of the MFT.
     pub(super) mft_cluster: u64,
+    /// Size of the volume in bytes. The copy of the boot sector follows.
+    pub(super) volume_bytes: u64,
+    pub(super) sector_bytes: u64,
 }
 
 impl Boot {
@@ -53,6 +56,13 @@ impl Boot {
         if mft_cluster >= clusters {
             return Err(wrong(format!("the MFT in cluster {mft_cluster} of {clusters}")));
         }
-        Ok(Self { cluster_bytes, clusters, record_bytes: record_bytes as usize, mft_cluster })
+        Ok(Self {
+            cluster_bytes,
+            clusters,
+            record_bytes: record_bytes as usize,
+            mft_cluster,
+            volume_bytes: total_sectors * sector_bytes,
+            sector_bytes,
+        })
     }
 }

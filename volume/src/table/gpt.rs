@@ -25,17 +25,24 @@ const MANAGED: [(Uuid, &str); 4] = [
 ];
 
 /// A header whose checksum is right.
-#[derive(Debug, PartialEq, Eq)]
-struct Header {
-    my_lba: u64,
-    other_lba: u64,
-    first_usable_lba: u64,
-    last_usable_lba: u64,
-    disk_id: [u8; 16],
-    array_lba: u64,
-    entries: u32,
-    entry_bytes: u32,
-    array_crc: u32,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Header {
+    pub(super) my_lba: u64,
+    pub(super) other_lba: u64,
+    pub(super) first_usable_lba: u64,
+    pub(super) last_usable_lba: u64,
+    pub(super) disk_id: [u8; 16],
+    pub(super) array_lba: u64,
+    pub(super) entries: u32,
+    pub(super) entry_bytes: u32,
+    pub(super) array_crc: u32,
+}
+
+impl Header {
+    /// Length of the array of entries in bytes: at most 64 KiB.
+    pub(super) fn array_bytes(&self) -> u64 {
+        u64::from(self.entries) * u64::from(self.entry_bytes)
+    }
 }
 
 /// Whether the signature of a header is at this byte.
@@ -68,20 +75,41 @@ fn one_copy(which: &str, reason: &LeftAlone) -> LeftAlone {
 }
 
 /// Where both copies are valid but do not say the same.
-fn disagreement((first, one): &(Header, Vec<u8>), (second, other): &(Header, Vec<u8>)) -> Option<LeftAlone> {
+pub(super) fn disagreement((first, one): &(Header, Vec<u8>), (second, other): &(Header, Vec<u8>)) -> Option<LeftAlone> {
     let mirrored = Header { my_lba: second.other_lba, other_lba: second.my_lba, array_lba: first.array_lba, ..*second };
     (mirrored != *first || one != other)
         .then(|| LeftAlone::new(Why::Ambiguous, "the two copies of the GPT do not agree: repair the table with gdisk"))
 }
 
 /// The copy whose header is in this sector, with its array.
-fn copy(window: &Window<'_>, lba: u64) -> Result<(Header, Vec<u8>), LeftAlone> {
-    let sector_bytes = u64::from(window.sector_bytes());
-    let place = |lba: u64| {
-        lba.checked_mul(sector_bytes).ok_or_else(|| LeftAlone::damaged(format!("the GPT points to sector {lba}")))
-    };
-    let sector = window.bytes(place(lba)?, 512)?;
-    let wrong = |what: &str| LeftAlone::damaged(format!("GPT header in sector {lba}: {what}"));
+pub(super) fn copy(window: &Window<'_>, lba: u64) -> Result<(Header, Vec<u8>), LeftAlone> {
+    let header = header_at(window, lba)?;
+    let array = array_of(window, &header)?;
+    if crc32fast::hash(&array) != header.array_crc {
+        return Err(wrong(lba, "the checksum of the entries does not match"));
+    }
+    Ok((header, array))
+}
+
+fn wrong(lba: u64, what: &str) -> LeftAlone {
+    LeftAlone::damaged(format!("GPT header in sector {lba}: {what}"))
+}
+
+/// First byte of a sector.
+fn place(window: &Window<'_>, lba: u64) -> Result<u64, LeftAlone> {
+    lba.checked_mul(window.sector_bytes().into())
+        .ok_or_else(|| LeftAlone::damaged(format!("the GPT points to sector {lba}")))
+}
+
+/// The array that a header names. Its checksum is not verified.
+pub(super) fn array_of(window: &Window<'_>, header: &Header) -> Result<Vec<u8>, LeftAlone> {
+    window.bytes(place(window, header.array_lba)?, header.array_bytes() as usize)
+}
+
+/// The header in this sector. Its own checksum is right.
+pub(super) fn header_at(window: &Window<'_>, lba: u64) -> Result<Header, LeftAlone> {
+    let sector = window.bytes(place(window, lba)?, 512)?;
+    let wrong = |what: &str| wrong(lba, what);
     if sector[..8] != *b"EFI PART" {
         return Err(wrong("no signature"));
     }
@@ -108,18 +136,15 @@ fn copy(window: &Window<'_>, lba: u64) -> Result<(Header, Vec<u8>), LeftAlone> {
     if header.my_lba != lba {
         return Err(wrong("it names another sector as its own"));
     }
-    let array_bytes = u64::from(header.entries) * u64::from(header.entry_bytes);
+    let array_bytes = header.array_bytes();
     if header.entry_bytes < 128 || !header.entry_bytes.is_multiple_of(8) || array_bytes > MOST_ARRAY_BYTES {
         return Err(wrong("the array of entries has an unknown shape"));
     }
-    let array = window.bytes(place(header.array_lba)?, array_bytes as usize)?;
-    if crc32fast::hash(&array) != header.array_crc {
-        return Err(wrong("the checksum of the entries does not match"));
-    }
-    Ok((header, array))
+    Ok(header)
 }
 
-fn partitions(window: &Window<'_>, header: &Header, array: &[u8]) -> Vec<Partition> {
+/// The partitions of an array.
+pub(super) fn partitions(window: &Window<'_>, header: &Header, array: &[u8]) -> Vec<Partition> {
     let mut partitions = Vec::new();
     for (index, entry) in array.chunks_exact(header.entry_bytes as usize).enumerate() {
         let kind = Uuid::from_bytes_le(get(entry, 0));

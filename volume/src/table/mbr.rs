@@ -28,7 +28,7 @@ impl Entry {
         self.type_byte != 0
     }
 
-    fn is_extended(&self) -> bool {
+    pub(super) fn is_extended(&self) -> bool {
         matches!(self.type_byte, 0x05 | 0x0f | 0x85)
     }
 
@@ -57,6 +57,11 @@ pub(super) fn primary_entries(sector: &[u8]) -> Option<[Entry; 4]> {
     });
     let any = entries.iter().any(|(_, entry)| entry.is_used());
     (plausible && any).then(|| entries.map(|(_, entry)| entry))
+}
+
+/// First sector after all partitions, extended ones included.
+pub(super) fn end_sector(primary: &[Entry; 4]) -> u64 {
+    primary.iter().filter(|entry| entry.is_used()).map(|entry| entry.end_sector(0)).max().unwrap_or(0)
 }
 
 /// Whether an MBR beside a GPT has anything but the protective entry.

@@ -1,7 +1,7 @@
 //! LVM2, made by its own tools without the kernel's help.
 
 use crate::lab::{MIB, Scratch, damage_each_byte, free_of, have};
-use diskwright_volume::{Layout, Place, Why};
+use diskwright_volume::{Layout, Place, Why, ends};
 
 const TOOLS: [&str; 6] = ["losetup", "pvcreate", "vgcreate", "lvcreate", "lvextend", "mke2fs"];
 
@@ -112,4 +112,31 @@ fn no_damaged_byte_of_lvm_moves_a_volume() {
     let text = 4096 + u64::from_le_bytes(header[40..48].try_into().unwrap()) as usize;
     let refused = damage_each_byte(scratch.bytes(), &[512..512 + 140, 4096..4096 + 64, text..text + 60], &free, true);
     assert!(refused > 500, "{refused}");
+}
+
+/// LVM wants all of the size that it gave the physical volume.
+#[test]
+fn a_physical_volume_ends_where_lvm_says() {
+    let test = "a_physical_volume_ends_where_lvm_says";
+    if !have(test, &TOOLS) {
+        return;
+    }
+    let scratch = Scratch::new(96 * MIB);
+    let Some(device) = Loop::new(&scratch) else {
+        println!("skipped: {test}: no loop device");
+        return;
+    };
+    let size = "--setphysicalvolumesize 64m -y";
+    let (status, text) = scratch.try_run(&format!("pvcreate -q {size} --devices {0} {0}", device.device));
+    if status != Some(0) {
+        println!("skipped: {test}: {text}");
+        return;
+    }
+    let common =
+        format!("--devices {} --driverloaded n --config 'activation{{udev_sync=0 udev_rules=0}}'", device.device);
+    scratch.run(&format!("vgcreate -q {common} size{} {}", std::process::id(), device.device));
+    drop(device);
+    let found = ends(&scratch.disk());
+    assert_eq!(found.least_bytes, Ok(64 * MIB), "{found:?}");
+    assert!(found.refusal(64 * MIB - 512).unwrap().to_string().contains("LVM"), "{found:?}");
 }

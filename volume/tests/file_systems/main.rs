@@ -8,6 +8,7 @@
 //! A test whose tool is not installed prints `skipped:` with the tool's name.
 
 mod btrfs;
+mod ends;
 mod ext;
 mod fat;
 mod lab;
