@@ -10,7 +10,7 @@
 use crate::{
     commands::{
         attach, attached, check, clone, compare, convert, create, detach, info, io, lab, map, partitions, resize,
-        serve, snapshot,
+        serve, serve_ctl, snapshot,
     },
     export::ExportReport,
     json::Document,
@@ -97,6 +97,9 @@ fn all() -> Vec<Named> {
         of::<partitions::Report>(),
         of::<resize::Report>(),
         of::<serve::Report>(),
+        of::<serve_ctl::Counted>(),
+        of::<serve_ctl::Drained>(),
+        of::<serve_ctl::Listing>(),
         of::<snapshot::Listing>(),
         of::<snapshot::Report>(),
     ]

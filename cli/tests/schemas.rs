@@ -23,6 +23,7 @@ const LINES: &[&str] = &[
     "clone child_one.avhdx sibling.vhdx",
     "resize copy.vhd +1M",
     "attached",
+    "serve-ctl list",
     "lab profiles",
     "lab profiles vhd-applications",
     "lab report run.json -o run.html",
@@ -31,6 +32,8 @@ const LINES: &[&str] = &[
 /// Documents that other tests print: those need root, a server, or minutes.
 const ELSEWHERE: &[&str] = &[
     "attach-1",
+    "control-drain-1",
+    "control-statistics-1",
     "detach-1",
     "info-export-1",
     "lab.acceptance-1",

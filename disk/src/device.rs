@@ -25,7 +25,11 @@ use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{
     BlockDevice, BlockQueue, Extent, ExtentKind, Geometry, QueueOptions, Store, resize::SizeWatcher, store::FileRange,
 };
-use std::{io, path::Path, sync::Arc};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// Default memory limit for the map and the images' tables, in bytes.
 pub const MAP_MEMORY_BYTES: u64 = 64 << 20;
@@ -34,6 +38,16 @@ pub const MAP_MEMORY_BYTES: u64 = 64 << 20;
 #[derive(Debug)]
 pub struct Disk {
     shared: Arc<Shared>,
+    /// Where the disk was opened; `None` for a disk of images that were open before.
+    origin: Option<Origin>,
+}
+
+/// Where a disk was opened.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    /// The path of the disk, absolute and without symbolic links. The disk keeps this name when it
+    /// gets a snapshot.
+    pub(crate) file: PathBuf,
 }
 
 impl Disk {
@@ -49,7 +63,9 @@ impl Disk {
         let grows = shared.chain().top().image.info().disk_type != DiskType::Fixed;
         shared.detect_zeroes = options.detect_zeroes && grows;
         shared.broken = chain.broken;
-        Ok(Arc::new(Self { shared: Arc::new(shared) }))
+        let file = options.files.canonical(path.as_ref());
+        let origin = file.ok().map(|file| Origin { file });
+        Ok(Arc::new(Self { shared: Arc::new(shared), origin }))
     }
 
     /// A disk of images that are already open, the top first, with [`MAP_MEMORY_BYTES`]. For tests,
@@ -59,7 +75,13 @@ impl Disk {
     /// [`DiskError::BadOptions`] for no images; [`DiskError::BadChain`] for more than 1,024.
     pub fn from_layers(layers: Vec<Layer>, warnings: Vec<String>) -> Result<Self> {
         let shared = Shared::new(Chain::new(layers, MAP_MEMORY_BYTES)?, warnings);
-        Ok(Self { shared: Arc::new(shared) })
+        Ok(Self { shared: Arc::new(shared), origin: None })
+    }
+
+    /// The file of the disk, an absolute path without symbolic links; `None` if the disk was made
+    /// of images that were open before.
+    pub fn file(&self) -> Option<&Path> {
+        self.origin.as_ref().map(|origin| origin.file.as_path())
     }
 
     /// The current layers, the top first.
@@ -173,7 +195,10 @@ impl Disk {
 
     /// Whether [`Disk::grow`] may give the disk this size, as far as its chain decides. Returns the
     /// present size in bytes.
-    pub(crate) fn check_growth(&self, size_bytes: u64) -> Result<u64> {
+    ///
+    /// # Errors
+    /// [`DiskError::BadOptions`], as [`Disk::grow`].
+    pub fn check_growth(&self, size_bytes: u64) -> Result<u64> {
         let chain = self.shared.chain();
         let path = &chain.layers()[0].path;
         let present_bytes = chain.geometry.size_bytes;

@@ -19,4 +19,5 @@ pub mod map;
 pub mod partitions;
 pub mod resize;
 pub mod serve;
+pub mod serve_ctl;
 pub mod snapshot;

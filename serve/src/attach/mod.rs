@@ -44,13 +44,14 @@ mod supervisor;
 mod usage;
 
 pub use error::AttachError;
-pub use process::Process;
+pub use process::{Process, name_of};
 pub use record::{MountRecord, PartitionRecord, Record, RecordDir, Registry, RegistryLock, ShownBy};
 pub use release::DetachOptions;
 pub use server::{ServeAs, ServerMessage, serve_disk};
 pub use supervisor::{Attached, attach};
 
 pub(crate) use loop_device::wait_until;
+pub(crate) use run_dir::{RunDir, make_private};
 
 use std::{
     path::{Path, PathBuf},

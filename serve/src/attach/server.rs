@@ -9,6 +9,7 @@
 
 use crate::{
     attach::error::AttachError,
+    control::{Channel, Held, Host},
     fuse::{self, DISK_NAME, FuseError, MountOptions, Shape, View},
     ublk,
 };
@@ -119,12 +120,33 @@ pub fn serve_disk(
         let _ = tell.send(size);
     });
     disk.watch_size(&watcher);
+    let channel = open_channel(&disk);
     thread::scope(|scope| {
         scope.spawn(|| told.into_iter().for_each(|size| say(ServerMessage::Resized { size })));
-        let result = serve_and_close(&disk, at, engine, &say);
+        let result = serve_and_close(&disk, at, engine, &say, channel.as_ref());
+        if let Some(channel) = channel {
+            channel.end(result.as_ref().copied().map_err(ToString::to_string));
+        }
         // This drops the sender of the channel, so the thread ends.
         drop(watcher);
         result
+    })
+}
+
+/// The control channel of a disk that is open for writing. Without it the disk is served all the
+/// same.
+fn open_channel(disk: &Arc<Disk>) -> Option<Channel> {
+    let file = disk.file()?;
+    let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let hint = format!(
+        "{}: an attached disk is closed by detaching it, which also unmounts it: `diskwright detach {}`",
+        file.display(),
+        file.display()
+    );
+    let host = Host { command: "attach", metrics: None, on_drain: Err(hint) };
+    Channel::open(vec![Held { name, disk: Arc::clone(disk) }], host).unwrap_or_else(|error| {
+        tracing::warn!(%error, "there is no control channel, so the disk cannot be changed while it is attached");
+        None
     })
 }
 
@@ -133,6 +155,7 @@ fn serve_and_close(
     at: &ServeAs,
     engine: EngineKind,
     say: &dyn Fn(ServerMessage),
+    channel: Option<&Channel>,
 ) -> Result<(), AttachError> {
     let mut is_ready = false;
     let served = match at {
@@ -157,6 +180,7 @@ fn serve_and_close(
         return served;
     }
     say(ServerMessage::Closing);
+    channel.into_iter().for_each(Channel::close_gate);
     let closed = disk.close().map_err(|error| AttachError::Server(error.to_string()));
     let result = served.and(closed);
     say(ServerMessage::Closed { error: result.as_ref().err().map(ToString::to_string) });
