@@ -30,6 +30,7 @@
 //!   resize.rs     enlarges a disk
 //!   clones.rs     creates many children of one image
 //!   snapshot.rs   freezes a disk, goes back to a snapshot, removes one
+//!   live_snapshot.rs  freezes a disk in use
 //!   family.rs     the images of a folder and their parents
 //!   volumes.rs    partitions and file systems on a disk
 //! ```
@@ -54,6 +55,7 @@ mod guard;
 mod holes;
 mod image_file;
 mod inside;
+mod live_snapshot;
 mod map;
 mod mutation;
 mod open;
@@ -80,6 +82,7 @@ pub use device::{Disk, MAP_MEMORY_BYTES};
 pub use diskwright_volume as volume;
 pub use error::{DiskError, Result};
 pub use family::{FAMILY_MAX, Family, FoundParent, Node, Relative};
+pub use live_snapshot::SnapshotWatch;
 pub use open::{parent_timestamp_warning, read_without_lock};
 pub use options::{OpenOptions, ParentPolicy, Reach};
 pub use parts::{PartRole, Parts, check_parts, parts_of};
