@@ -70,7 +70,7 @@ pub enum Command {
     Io(commands::io::IoArgs),
     /// Serve disks to other programs and machines by NBD.
     Serve(commands::serve::ServeArgs),
-    /// Control disks that are served or attached: list, statistics, drain, resize.
+    /// Control disks that are served or attached: list, statistics, drain, resize, snapshot.
     ServeCtl(commands::serve_ctl::ServeCtlArgs),
     /// Attach a disk as a block device of this machine, or show it as a file.
     Attach(commands::attach::AttachArgs),

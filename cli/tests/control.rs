@@ -1,16 +1,26 @@
 //! `serve-ctl`, and the commands that reach a disk in use by its control channel.
 
+mod attaching;
 mod common;
 mod serving;
 
+use attaching::{Place as Attaching, run_ok};
 use common::{Running, Workshop};
+use diskwright_nbd::{NbdDevice, NbdUri};
+use diskwright_store::{Blocking, EngineKind};
 use nix::sys::signal::Signal;
 use serving::{PATIENCE, Serving, program, wait_until};
 use std::{
     fs,
     os::unix::net::UnixStream,
+    path::Path,
     process::{Command, Stdio},
-    time::Instant,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
 };
 
 /// A shop whose processes have a run-time folder of their own.
@@ -229,4 +239,168 @@ fn the_disk_of_another_user_is_refused_with_a_reason() {
     }
     place.ok("serve-ctl disk.vhdx statistics");
     assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+}
+
+/// A client that writes numbered blocks all the time: what the last number of each block is.
+fn numbered_blocks(uri: &str, stop: &AtomicBool) -> Vec<u64> {
+    let device = NbdDevice::open(&NbdUri::parse(uri).unwrap(), true).unwrap();
+    let mut io = Blocking::open(&device, EngineKind::Auto).unwrap();
+    let mut held = vec![0; 512];
+    let mut number = 0u64;
+    while !stop.load(Ordering::Relaxed) {
+        number += 1;
+        let at = (number.wrapping_mul(2_654_435_761) % 512) as usize;
+        held[at] = number;
+        let bytes: Vec<u8> = number.to_le_bytes().repeat(512);
+        io.write(at as u64 * 65_536, &bytes, number.is_multiple_of(32)).unwrap();
+        let mut found = [0; 4096];
+        io.read(at as u64 * 65_536, &mut found).unwrap();
+        assert!(found[..] == bytes[..], "its own write");
+    }
+    io.flush().unwrap();
+    held
+}
+
+/// The number of each block.
+fn numbers_in(path: &Path) -> Vec<u64> {
+    let disk = diskwright_disk::Disk::open(path, &diskwright_disk::OpenOptions::default()).unwrap();
+    let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+    let mut found = [0; 4096];
+    let mut number_at = |at: u64| {
+        io.read(at * 65_536, &mut found).unwrap();
+        let number = u64::from_le_bytes(found[..8].try_into().unwrap());
+        assert!(found[..] == number.to_le_bytes().repeat(512)[..], "block {at} is torn");
+        number
+    };
+    (0..512).map(&mut number_at).collect()
+}
+
+#[test]
+fn a_disk_is_frozen_while_a_client_writes() {
+    let place = Place::with(&["disk.vhdx", "disk.vhd"]);
+    let Some(server) = place.serve("disk.vhdx disk.vhd --nbd ./s") else { return };
+    let stop = AtomicBool::new(false);
+    let held: Vec<Vec<u64>> = thread::scope(|scope| {
+        let clients = ["disk.vhdx", "disk.vhd"].map(|name| {
+            let (uri, stop) = (server.uri(name), &stop);
+            scope.spawn(move || numbered_blocks(&uri, stop))
+        });
+        for number in 0..3 {
+            thread::sleep(Duration::from_millis(150));
+            let said = place.json(&format!("snapshot disk.vhdx --name s{number}"));
+            assert_eq!((&said["in_use"], &said["action"]), (&true.into(), &"snapshot".into()), "{said}");
+            place.ok(&format!("serve-ctl disk.vhd snapshot s{number}"));
+            // The disk's file leads to the same process, also by its new inode.
+            place.ok("serve-ctl disk.vhdx statistics");
+        }
+        let error = place.fails("snapshot disk.vhdx --name s1");
+        assert!(error.contains("file exists"), "{error}");
+        let said = place.json("serve-ctl disk.vhd statistics");
+        assert_eq!(said["chain"].as_array().unwrap().len(), 4, "{said}");
+        stop.store(true, Ordering::Relaxed);
+        clients.map(|client| client.join().unwrap()).into()
+    });
+    place.ok("serve-ctl disk.vhdx drain");
+    assert_eq!(server.wait(), Some(0));
+    for (extension, held) in ["vhdx", "vhd"].into_iter().zip(&held) {
+        assert!(numbers_in(&place.shop.path(&format!("disk.{extension}"))) == *held, "{extension}: all is there");
+        let frozen: Vec<Vec<u64>> =
+            (0..3).map(|n| numbers_in(&place.shop.path(&format!("disk_s{n}.a{extension}")))).collect();
+        // Each later one has more. And as the client waits for each write, a frozen image has all
+        // writes up to one of them.
+        for numbers in &frozen {
+            let last = *numbers.iter().max().unwrap();
+            let mut expected = vec![0; 512];
+            (1..=last).for_each(|number: u64| expected[(number.wrapping_mul(2_654_435_761) % 512) as usize] = number);
+            assert!(*numbers == expected, "{extension}: writes up to {last}, and no others");
+        }
+        assert!(frozen.windows(2).all(|two| two[0].iter().max() < two[1].iter().max()));
+        place.shop.ok(&format!("check disk.{extension} --chain"));
+        place.shop.ok(&format!("io disk.{extension} -c 'write 0 4k'"));
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_during_snapshots_leaves_a_disk() {
+    let place = Place::with(&["disk.vhdx"]);
+    for round in 0..6u64 {
+        let Some(server) = place.serve(&format!("disk.vhdx --nbd ./s{round}")) else { return };
+        let uri = server.uri("disk.vhdx");
+        place.shop.ok(&format!("io '{uri}' -c 'write -P {} {round}M 64k' -c flush", round + 1));
+        let snapshots = thread::scope(|scope| {
+            let snapshots = scope
+                .spawn(|| (0..40).all(|n| place.run(&format!("snapshot disk.vhdx --name r{round}n{n}")).0 == Some(0)));
+            thread::sleep(Duration::from_millis(15 + 17 * round));
+            server.stop(Signal::SIGKILL);
+            snapshots.join().unwrap()
+        });
+        assert!(snapshots || place.shop.path("disk.vhdx").exists());
+        wait_until("the kernel has closed its files", || place.run("io disk.vhdx -c flush").0 == Some(0));
+        for before in 0..=round {
+            place.shop.ok(&format!("io disk.vhdx -c 'read -P {} {before}M 64k'", before + 1));
+        }
+        // Space may have leaked, as after any kill.
+        let checked = place.shop.run("check disk.vhdx --chain");
+        assert!(matches!(checked.code, Some(0 | 3)), "{checked:?}");
+        // The next snapshot removes what is left of the one that was cut off.
+        place.shop.ok(&format!("snapshot disk.vhdx --name round{round}"));
+        let left = |name: &str| name.contains("new-child");
+        let names = fs::read_dir(place.shop.path("")).unwrap().map(|at| at.unwrap().file_name());
+        assert!(!names.into_iter().any(|name| left(&name.to_string_lossy())), "a temporary file is left");
+    }
+}
+
+/// A frozen image whose file system was frozen first needs no repair and no replay.
+#[test]
+fn a_mounted_file_system_is_frozen_for_the_moment_of_a_snapshot() {
+    let Some(place) = Attaching::as_root(&["mkfs.ext4", "fsck.ext4", "dumpe2fs"]) else { return };
+    place.ok("create disk.vhdx --size 256M");
+    let device = place.attach("disk.vhdx");
+    run_ok("mkfs.ext4", &["-q", &device]);
+    let dir = place.dir("mnt");
+    run_ok("mount", &[&device, &dir]);
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = {
+        let (dir, stop) = (dir.clone(), Arc::clone(&stop));
+        thread::spawn(move || {
+            let mut number = 0u32;
+            while !stop.load(Ordering::Relaxed) {
+                number += 1;
+                let path = Path::new(&dir).join(format!("file{}", number % 50));
+                fs::write(&path, number.to_le_bytes().repeat(2000)).unwrap();
+                if number.is_multiple_of(7) {
+                    fs::remove_file(&path).unwrap();
+                }
+            }
+        })
+    };
+    for number in 0..3 {
+        thread::sleep(Duration::from_millis(200));
+        let said = place.json(&format!("snapshot disk.vhdx --name s{number}"));
+        assert_eq!(said["file_systems"], serde_json::json!([dir]), "{said}");
+        // It is thawed: files can be written at once.
+        let path = Path::new(&dir).join("after");
+        let written = attaching::within(Duration::from_secs(20), move || fs::write(path, b"x"));
+        written.expect("the file system is thawed").unwrap();
+    }
+    assert_eq!(place.record("disk.vhdx")["frozen"], serde_json::json!([]));
+    // A snapshot that fails thaws too, and one of a disk that the user has frozen leaves it frozen.
+    assert!(place.fails("snapshot disk.vhdx --name s1").contains("file exists"));
+    stop.store(true, Ordering::Relaxed);
+    writer.join().unwrap();
+    run_ok("fsfreeze", &["-f", &dir]);
+    let ended = place.run("snapshot disk.vhdx --name users");
+    assert!(ended.code == Some(0) && ended.stderr.contains("was not frozen"), "{ended:?}");
+    run_ok("fsfreeze", &["-u", &dir]);
+    assert!(place.fails("serve-ctl disk.vhdx drain").contains("diskwright detach"));
+    run_ok("umount", &[&dir]);
+    place.ok("detach disk.vhdx");
+    for name in ["disk_s0.avhdx", "disk_s1.avhdx", "disk_s2.avhdx", "disk.vhdx"] {
+        let device = place.ok(&format!("attach {name} --read-only")).trim_end().to_owned();
+        run_ok("fsck.ext4", &["-fn", &device]);
+        let state = Command::new("dumpe2fs").args(["-h", &device]).output().unwrap();
+        let state = String::from_utf8_lossy(&state.stdout).into_owned();
+        assert!(!state.contains("needs_recovery"), "{name}: the journal is empty: {state}");
+        place.ok(&format!("detach {name}"));
+    }
 }

@@ -15,8 +15,8 @@
 //! 3. A flush, so that little is left to be made durable at the end.
 //! 4. The present image gets its second name, and the child is renamed over the disk's name, each
 //!    followed by a sync of the folder: the order of `snapshot.rs`.
-//! 5. The child goes on top ([`Disk::put_on_top`]). This is the moment of the snapshot. No client is
-//!    paused: each request belongs to the time before or after it, by its epoch.
+//! 5. The child goes on top ([`Disk::put_on_top`]). This is the moment of the snapshot. No client
+//!    is paused: each request belongs to the time before or after it, by its epoch.
 //! 6. When the requests from before have ended, the former top is flushed and closed, and its lock
 //!    becomes a shared one. A VHD's child gets the time of its parent.
 //!
@@ -81,8 +81,8 @@ impl SnapshotWatch for () {}
 impl Disk {
     /// Freezes the disk and goes on in a new child, while queues are open and requests in flight.
     /// The disk keeps its name, which leads to the child from now on; the frozen image gets the
-    /// name that [`snapshot`](crate::snapshot) would give it, and a shared lock. Everything that was
-    /// acknowledged before is in the frozen image, and durable on return. Waits for requests in
+    /// name that [`snapshot`](crate::snapshot) would give it, and a shared lock. Everything that
+    /// was acknowledged before is in the frozen image, and durable on return. Waits for requests in
     /// flight, so a thread with requests in flight must not call it.
     ///
     /// # Errors

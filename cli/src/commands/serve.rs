@@ -268,6 +268,7 @@ fn open_channel(context: &Context, server: &NbdServer, served: &[Served]) -> Opt
         command: "serve",
         metrics: Some(Arc::clone(server.metrics())),
         on_drain: Ok(Box::new(move || signals.stop())),
+        freezer: None,
     };
     Channel::open(held.collect(), host).unwrap_or_else(|error| {
         tracing::warn!(%error, "there is no control channel, so serve-ctl does not reach these disks");

@@ -2,7 +2,10 @@
 //! channel.
 
 use crate::{
-    commands::resize::{self, NewSize},
+    commands::{
+        resize::{self, NewSize},
+        snapshot,
+    },
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
@@ -12,6 +15,8 @@ use crate::{
     table::{Align, Columns},
 };
 use clap::{Args, Subcommand};
+use diskwright_disk::Snapshot;
+use diskwright_load::clock;
 use diskwright_serve::control::{self, Client, Done, Operation, ProcessReport, Resized, Statistics};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -36,6 +41,7 @@ EXAMPLES
   diskwright serve-ctl list
   diskwright serve-ctl disk.vhdx statistics
   diskwright serve-ctl db resize +20G
+  diskwright serve-ctl db snapshot before-update
   diskwright serve-ctl disk.vhdx drain")]
 pub struct ServeCtlArgs {
     /// The disk; or `list`, which lists all disks that are open for writing.
@@ -72,6 +78,20 @@ EXAMPLES
         /// The new virtual size, or with + in front what is added to it.
         #[arg(value_name = "[+]SIZE", value_parser = resize::new_size)]
         size: NewSize,
+        /// Check whether it can be done, and change nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Freeze the disk while it is in use, and go on in a new child that has its name.
+    #[command(after_help = "\
+As `snapshot` does it with a disk in use: see there.
+
+EXAMPLES
+  diskwright serve-ctl disk.vhdx snapshot
+  diskwright serve-ctl db snapshot before-update --dry-run")]
+    Snapshot {
+        /// What is appended to the disk's name to name the frozen image. [default: the time]
+        name: Option<String>,
         /// Check whether it can be done, and change nothing.
         #[arg(long)]
         dry_run: bool,
@@ -120,7 +140,7 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
     match &args.action {
         None if args.disk.as_os_str() == LIST => list(context),
         None => Err(Failure::usage(format!(
-            "say what to do with {}: statistics, drain or resize",
+            "say what to do with {}: statistics, drain, resize or snapshot",
             printable(&json::path(&args.disk))
         ))),
         Some(Action::Statistics) => {
@@ -132,6 +152,10 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
         Some(Action::Resize { size, dry_run }) => {
             let (file, client) = find(&args.disk)?;
             enlarge(context, &file, &client, *size, *dry_run)
+        }
+        Some(Action::Snapshot { name, dry_run }) => {
+            let (file, client) = find(&args.disk)?;
+            freeze(context, &file, &client, name.clone().unwrap_or_else(clock::compact_utc_now), *dry_run)
         }
     }
 }
@@ -315,4 +339,16 @@ pub fn enlarge(context: &mut Context, file: &Path, client: &Client, size: NewSiz
         context,
         resize::Report { file: json::path(file), old_size, new_size, old_file_size, new_file_size, dry_run },
     )
+}
+
+/// Freezes a disk in use, for `snapshot` too.
+pub fn freeze(context: &mut Context, file: &Path, client: &Client, name: String, dry_run: bool) -> Outcome {
+    let Done::Frozen(done) = call(client, Operation::Snapshot { name, dry_run })? else {
+        return Err(unexpected(client));
+    };
+    done.warnings.iter().for_each(|warning| context.warn(warning));
+    let frozen = Some(done.frozen.clone());
+    let snapshot = Snapshot { disk: file.to_owned(), parent: done.frozen, frozen };
+    let file_systems = done.file_systems.iter().map(|dir| json::path(dir)).collect();
+    snapshot::tell(context, "snapshot", &snapshot, dry_run, Some(file_systems))
 }

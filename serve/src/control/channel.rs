@@ -49,6 +49,23 @@ pub struct Held {
 /// Makes the process end as by a signal: requests in flight are finished, and the disks closed.
 pub type OnDrain = Box<dyn Fn() + Send + Sync>;
 
+/// File systems on a disk that are frozen, and sentences about those that are not.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Quiet {
+    /// Where they are mounted.
+    pub file_systems: Vec<PathBuf>,
+    /// Sentences for the user.
+    pub warnings: Vec<String>,
+}
+
+/// Freezes the file systems on the disk for the moment of a snapshot.
+pub trait Freezer: Send + Sync {
+    /// Freezes them. [`Freezer::thaw`] is called afterwards in any case.
+    fn freeze(&self) -> Quiet;
+    /// Thaws them. Returns sentences for the user.
+    fn thaw(&self) -> Vec<String>;
+}
+
 /// What the process tells about itself, and how it ends.
 pub struct Host {
     /// The command that the process runs: `serve` or `attach`.
@@ -57,6 +74,8 @@ pub struct Host {
     pub metrics: Option<Arc<Metrics>>,
     /// How to end the process, or the sentence why it is not ended this way.
     pub on_drain: Result<OnDrain, String>,
+    /// Who freezes file systems on the disk, if the disk is a device of this machine.
+    pub freezer: Option<Box<dyn Freezer>>,
 }
 
 impl fmt::Debug for Host {
@@ -98,8 +117,8 @@ pub(super) struct Shared {
     pub(super) disks: Vec<Entry>,
     pub(super) host: Host,
     pub(super) opened_at: Instant,
-    folder: Folder,
-    socket: PathBuf,
+    pub(super) folder: Folder,
+    pub(super) socket: PathBuf,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -211,7 +230,7 @@ impl Drop for Channel {
 }
 
 /// The identity of the file that is written now.
-fn id_of(disk: &Disk) -> Option<FileId> {
+pub(super) fn id_of(disk: &Disk) -> Option<FileId> {
     disk.file()?;
     disk.layers().first()?.image.store().identity().map(Into::into)
 }

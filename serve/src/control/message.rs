@@ -52,6 +52,13 @@ pub enum Operation {
         /// Check whether it can be done, and change nothing.
         dry_run: bool,
     },
+    /// Freeze the disk, and go on in a new child that has its name.
+    Snapshot {
+        /// What is appended to the disk's name to name the frozen image.
+        name: String,
+        /// Check whether it can be done, and change nothing.
+        dry_run: bool,
+    },
 }
 
 /// One request.
@@ -109,6 +116,8 @@ pub enum Done {
     },
     /// The disk has its new size.
     Resized(Resized),
+    /// The disk goes on in a new child.
+    Frozen(Frozen),
 }
 
 /// A process with a control channel.
@@ -202,4 +211,17 @@ pub struct Resized {
     pub old_file_size: u64,
     /// Length of its file after; `None` if nothing was changed.
     pub new_file_size: Option<u64>,
+}
+
+/// A snapshot of a disk in use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frozen {
+    /// The file that is the disk: the new child.
+    pub disk: PathBuf,
+    /// The frozen image, which is the child's parent.
+    pub frozen: PathBuf,
+    /// Mount points of the file systems that were frozen for the moment of the snapshot.
+    pub file_systems: Vec<PathBuf>,
+    /// Sentences for the user.
+    pub warnings: Vec<String>,
 }

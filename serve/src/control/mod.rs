@@ -47,9 +47,11 @@ mod message;
 mod operation;
 mod stream;
 
-pub use channel::{Channel, Held, Host};
+pub use channel::{Channel, Freezer, Held, Host, Quiet};
 pub use client::{Client, Found, Listing, Peer, find, find_by_name, list};
-pub use message::{CommandCount, DiskReport, Done, Operation, ProcessReport, Resized, Statistics, Traffic, VERSION};
+pub use message::{
+    CommandCount, DiskReport, Done, Frozen, Operation, ProcessReport, Resized, Statistics, Traffic, VERSION,
+};
 
 use diskwright_store::ErrorCode;
 use std::{io, path::PathBuf};

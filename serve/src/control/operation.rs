@@ -6,11 +6,11 @@
 
 use super::{
     ControlError,
-    channel::Shared,
-    message::{CommandCount, DiskReport, Done, Operation, ProcessReport, Resized, Statistics, Traffic},
+    channel::{Quiet, Shared, id_of},
+    message::{CommandCount, DiskReport, Done, FileId, Frozen, Operation, ProcessReport, Resized, Statistics, Traffic},
 };
 use crate::metrics::{COMMANDS, Metrics};
-use diskwright_disk::{Disk, DiskError};
+use diskwright_disk::{Disk, DiskError, SnapshotWatch};
 use diskwright_store::{BlockDevice, ErrorCode};
 
 /// What the channel must know of an operation before it carries it out.
@@ -37,6 +37,8 @@ pub(super) fn rule(operation: &Operation) -> Rule {
         // Durable as a whole, and over in a moment: the image is enlarged whether or not the client
         // waits.
         Operation::Resize { .. } => rule("resize", true, true, false),
+        // Until the names change, nothing is done that must stay.
+        Operation::Snapshot { .. } => rule("snapshot", true, true, true),
     }
 }
 
@@ -48,7 +50,7 @@ pub(super) fn carry_out(
     shared: &Shared,
     disk: Option<usize>,
     operation: Operation,
-    _report: &mut Report<'_>,
+    report: &mut Report<'_>,
 ) -> Result<Done, ControlError> {
     let missing = || refused(ErrorCode::InvalidInput, "the request names no disk");
     match (operation, disk) {
@@ -56,6 +58,7 @@ pub(super) fn carry_out(
         (_, None) => Err(missing()),
         (Operation::Statistics, Some(index)) => Ok(Done::Counted(statistics(shared, index))),
         (Operation::Drain, Some(_)) => shared.drain(),
+        (Operation::Snapshot { name, dry_run }, Some(index)) => snapshot(shared, index, &name, dry_run, report),
         (Operation::Resize { size, dry_run }, Some(index)) => resize(&shared.disks[index].held.disk, size, dry_run),
     }
 }
@@ -130,4 +133,63 @@ fn resize(disk: &Disk, size: u64, dry_run: bool) -> Result<Done, ControlError> {
         new_file_size = Some(file_size()?);
     }
     Ok(Done::Resized(Resized { old_size, new_size: size, old_file_size, new_file_size }))
+}
+
+/// Looks on while a disk is frozen: the file of the child leads to this process before it has the
+/// disk's name, and file systems on the disk are frozen for the moment of the snapshot.
+struct Watch<'a, 'r> {
+    shared: &'a Shared,
+    report: &'a mut Report<'r>,
+    child: Option<FileId>,
+    quiet: Quiet,
+}
+
+impl SnapshotWatch for Watch<'_, '_> {
+    fn goes_on(&mut self, done: u64, total: u64) -> bool {
+        (self.report)(done, total)
+    }
+
+    fn child_is_made(&mut self, identity: Option<(u64, u64)>) -> diskwright_disk::Result<()> {
+        let Some(id) = identity.map(FileId::from) else { return Ok(()) };
+        self.shared.folder.publish(id, &self.shared.socket).map_err(|error| DiskError::BadOptions {
+            what: format!("the new child would not be reached by the control channel: {error}"),
+            hint: "nothing was changed; make the run-time folder writable".into(),
+        })?;
+        self.child = Some(id);
+        Ok(())
+    }
+
+    fn quiesce(&mut self) {
+        if let Some(freezer) = &self.shared.host.freezer {
+            self.quiet = freezer.freeze();
+        }
+    }
+
+    fn resume(&mut self) {
+        if let Some(freezer) = &self.shared.host.freezer {
+            self.quiet.warnings.extend(freezer.thaw());
+        }
+    }
+}
+
+fn snapshot(
+    shared: &Shared,
+    index: usize,
+    name: &str,
+    dry_run: bool,
+    report: &mut Report<'_>,
+) -> Result<Done, ControlError> {
+    let disk = &shared.disks[index].held.disk;
+    let before = id_of(disk);
+    let mut watch = Watch { shared, report, child: None, quiet: Quiet::default() };
+    let done = disk.snapshot(name, dry_run, &mut watch);
+    let Watch { child, quiet, .. } = watch;
+    // Also after an error the disk may have its child.
+    let now = id_of(disk);
+    for left in [before, child].into_iter().flatten().filter(|id| Some(*id) != now) {
+        shared.folder.withdraw(left, &shared.socket);
+    }
+    let done = done.map_err(of_disk)?;
+    let Quiet { file_systems, warnings } = quiet;
+    Ok(Done::Frozen(Frozen { disk: done.disk, frozen: done.parent, file_systems, warnings }))
 }

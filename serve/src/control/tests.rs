@@ -44,7 +44,7 @@ impl Scene {
     }
 
     fn open(&self, disks: Vec<Held>, on_drain: Result<channel::OnDrain, String>) -> Channel {
-        let host = Host { command: "serve", metrics: None, on_drain };
+        let host = Host { command: "serve", metrics: None, on_drain, freezer: None };
         Channel::open_in(self.folder.clone(), disks, host).unwrap()
     }
 
