@@ -1,10 +1,10 @@
 //! A snapshot of a disk that is in use: its clients go on while it is frozen.
 //!
 //! ```text
-//!   writes of clients ─▶ old top ............................│ new child ..................
-//!   begin_writing │ child, durable │ flush │ link, sync │ rename, sync │ put_on_top │ settle, close
-//!                                                       ▲              ▲
-//!                                 from here the name leads to the child │ the moment of the snapshot
+//!   writes of clients ─▶ old top .......................................│ new child ........
+//!   child, durable │ flush │ link, sync folder │ rename, sync folder │ put_on_top │ settle
+//!                    from here the name leads to the child ─────────┘      └─ the moment
+//!                                                                             of the snapshot
 //! ```
 //!
 //! 1. The top's identity becomes final for this open (`begin_writing`), so the child records the

@@ -1,8 +1,8 @@
 //! Freezing the file systems of an attached disk for the moment of a snapshot.
 //!
 //! ```text
-//!   server: the moment is near ── Freeze ─▶ supervisor: record, FIFREEZE ── Frozen ─▶ snapshot
-//!           it is over         ── Thaw   ─▶ supervisor: FITHAW, record   ── Thawed ─▶ clients go on
+//!   server: moment is near ── Freeze ─▶ supervisor: record, FIFREEZE ── Frozen ─▶ snapshot
+//!           it is over     ── Thaw   ─▶ supervisor: FITHAW, record   ── Thawed ─▶ clients go on
 //! ```
 //!
 //! The supervisor does it, and not the server: FIFREEZE waits until the server has carried out
