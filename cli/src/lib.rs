@@ -8,6 +8,7 @@
 //!   exit.rs        exit codes and failures       signals.rs   Ctrl-C and SIGTERM
 //!   progress.rs    progress of long operations   style.rs     terminal width, colour
 //!   extents.rs     a disk's extents, in windows  draw.rs      a disk on one screen
+//!   in_use.rs      disks that a process of this program has open
 //!   describe.rs    an image as text and JSON     steps.rs     progress of a run of the lab
 //!   export.rs      an NBD export, the same       live.rs      a run while it is measured
 //!   ntfs.rs        holes that Windows refuses
@@ -32,6 +33,7 @@ mod draw;
 mod exit;
 mod export;
 mod extents;
+mod in_use;
 mod json;
 mod live;
 mod ntfs;
@@ -109,6 +111,7 @@ fn dispatch(context: &mut Context, command: &Command) -> Outcome {
         Command::Resize(args) => commands::resize::run(context, args),
         Command::Io(args) => commands::io::run(context, args),
         Command::Serve(args) => commands::serve::run(context, args),
+        Command::ServeCtl(args) => commands::serve_ctl::run(context, args),
         Command::Attach(args) => commands::attach::run(context, args),
         Command::Detach(args) => commands::detach::run(context, args),
         Command::Attached(args) => commands::attached::run(context, args),

@@ -10,7 +10,7 @@
 use crate::{
     commands::{
         attach, attached, check, clone, compact, compare, convert, create, detach, info, io, lab, map, merge,
-        partitions, resize, serve, snapshot,
+        partitions, resize, serve, serve_ctl, snapshot,
     },
     export::ExportReport,
     json::Document,
@@ -99,6 +99,9 @@ fn all() -> Vec<Named> {
         of::<compact::Report>(),
         of::<resize::Report>(),
         of::<serve::Report>(),
+        of::<serve_ctl::Counted>(),
+        of::<serve_ctl::Drained>(),
+        of::<serve_ctl::Listing>(),
         of::<snapshot::Listing>(),
         of::<snapshot::Report>(),
     ]

@@ -93,6 +93,12 @@ impl Signals {
         Patience { state: Arc::clone(&self.state) }
     }
 
+    /// Sets the flag as a first signal does. A later signal then still counts as the first one.
+    pub fn stop(&self) {
+        self.state.stop.store(true, Ordering::SeqCst);
+        self.state.ring();
+    }
+
     /// Whether a signal came.
     pub fn came(&self) -> bool {
         self.state.stop.load(Ordering::SeqCst)

@@ -25,6 +25,7 @@ const LINES: &[&str] = &[
     "resize copy.vhd +1M",
     "merge child.vhdx --to merged.vhdx",
     "attached",
+    "serve-ctl list",
     "lab profiles",
     "lab profiles vhd-applications",
     "lab report run.json -o run.html",
@@ -33,6 +34,8 @@ const LINES: &[&str] = &[
 /// Documents that other tests print: those need root, a server, or minutes.
 const ELSEWHERE: &[&str] = &[
     "attach-1",
+    "control-drain-1",
+    "control-statistics-1",
     "detach-1",
     "info-export-1",
     "lab.acceptance-1",

@@ -170,14 +170,17 @@ impl Chain {
         Self::assemble(layers, members, sources, None, memory_bytes)
     }
 
-    /// This chain with another layer on top.
+    /// This chain with another layer on top. The former top's file may have another path by then.
     ///
     /// # Errors
     /// As [`Chain::new`].
-    pub(crate) fn with_top(&self, top: Layer) -> Result<Self> {
+    pub(crate) fn with_top(&self, top: Layer, former_path: Option<&Path>) -> Result<Self> {
         let mut sources = self.sources.clone();
         let member = join(&top, self.depths.len(), &mut sources)?;
-        let layers = std::iter::once(top).chain(self.layers.iter().cloned()).collect();
+        let mut layers: Vec<Layer> = std::iter::once(top).chain(self.layers.iter().cloned()).collect();
+        if let (Some(path), Some(former)) = (former_path, layers.get_mut(1)) {
+            former.path = path.to_owned();
+        }
         let members = std::iter::once(member).chain(self.members.iter().cloned()).collect();
         Self::assemble(layers, members, sources, Some(self), self.memory_bytes)
     }

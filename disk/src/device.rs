@@ -11,7 +11,8 @@
 use crate::{
     DiskError, OpenOptions, Result,
     chain::{Chain, Layer, Member},
-    claims::COPY_UP,
+    claims::{COPY_UP, Key},
+    epoch::Grace,
     error,
     guard::guarded,
     map::{Owner, Run, push_joined},
@@ -24,8 +25,13 @@ use diskwright_image::{BlockState, Commit, DiskType};
 use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{
     BlockDevice, BlockQueue, Extent, ExtentKind, Geometry, QueueOptions, Store, resize::SizeWatcher, store::FileRange,
+    sync::MutexGuard,
 };
-use std::{io, path::Path, sync::Arc};
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// Default memory limit for the map and the images' tables, in bytes.
 pub const MAP_MEMORY_BYTES: u64 = 64 << 20;
@@ -36,7 +42,27 @@ const SHARED_PART_BYTES: u64 = 64 << 10;
 /// An open virtual disk.
 #[derive(Debug)]
 pub struct Disk {
-    shared: Arc<Shared>,
+    pub(crate) shared: Arc<Shared>,
+    /// Where and how the disk was opened; `None` for a disk of images that were open before.
+    pub(crate) origin: Option<Origin>,
+}
+
+/// Where and how a disk was opened.
+#[derive(Debug)]
+pub(crate) struct Origin {
+    /// The path of the disk, absolute and without symbolic links. The disk keeps this name when it
+    /// gets a snapshot.
+    pub(crate) file: PathBuf,
+    pub(crate) options: OpenOptions,
+}
+
+/// An image was put on top, and requests may still write to the former top.
+pub(crate) struct Pushed {
+    before: Arc<Chain>,
+    copy_up: Key,
+    grace: Grace,
+    /// The path of the former top.
+    path: PathBuf,
 }
 
 impl Disk {
@@ -52,7 +78,9 @@ impl Disk {
         let grows = shared.chain().top().image.info().disk_type != DiskType::Fixed;
         shared.detect_zeroes = options.detect_zeroes && grows;
         shared.broken = chain.broken;
-        Ok(Arc::new(Self { shared: Arc::new(shared) }))
+        let file = options.files.canonical(path.as_ref());
+        let origin = file.ok().map(|file| Origin { file, options: options.clone() });
+        Ok(Arc::new(Self { shared: Arc::new(shared), origin }))
     }
 
     /// A disk of images that are already open, the top first, with [`MAP_MEMORY_BYTES`]. For tests,
@@ -62,7 +90,13 @@ impl Disk {
     /// [`DiskError::BadOptions`] for no images; [`DiskError::BadChain`] for more than 1,024.
     pub fn from_layers(layers: Vec<Layer>, warnings: Vec<String>) -> Result<Self> {
         let shared = Shared::new(Chain::new(layers, MAP_MEMORY_BYTES)?, warnings);
-        Ok(Self { shared: Arc::new(shared) })
+        Ok(Self { shared: Arc::new(shared), origin: None })
+    }
+
+    /// The file of the disk, an absolute path without symbolic links; `None` if the disk was made
+    /// of images that were open before.
+    pub fn file(&self) -> Option<&Path> {
+        self.origin.as_ref().map(|origin| origin.file.as_path())
     }
 
     /// The state that the disk shares with its queues.
@@ -96,48 +130,87 @@ impl Disk {
     }
 
     /// Puts an image on top of the chain. Queues may be open and requests in flight. From now on
-    /// the new image is written, and the former top becomes its parent. When this returns, the
-    /// former top's file is no longer written: its data is durable, and it was closed cleanly. The
-    /// file stays open for reading. Waits for requests in flight, so a thread with requests in
-    /// flight must not call it.
+    /// the new image is written, and the former top becomes its parent. All requests that ended
+    /// before one moment of the call have written to the former top; all that begin after that
+    /// moment write to the new one. When this returns, the former top's file is no longer written:
+    /// its data is durable, and it was closed cleanly. The file stays open for reading. Waits for
+    /// requests in flight, so a thread with requests in flight must not call it.
     ///
     /// # Errors
     /// [`DiskError::BadOptions`] for an image that is not writable, not differencing, or differs
-    /// from the disk in size or sector: nothing has changed then. [`DiskError::File`] if the flush
-    /// of the former top fails: the image is on top then, and every later flush of the disk fails.
+    /// from the disk in size or sector; [`DiskError::File`] if a request of the disk was lost
+    /// earlier: nothing has changed then. [`DiskError::File`] if the flush of the former top fails:
+    /// the image is on top then, and every later flush of the disk fails.
     pub fn push_layer(&self, top: Layer) -> Result<()> {
+        let turn = self.shared.begin_change();
+        self.check_top(&top)?;
+        let pushed = self.put_on_top(&turn, top, None)?;
+        self.settle_former_top(pushed)
+    }
+
+    /// Whether the image can be put on top.
+    pub(crate) fn check_top(&self, top: &Layer) -> Result<()> {
+        let chain = self.shared.chain();
+        let (was, info) = (chain.geometry, top.image.info());
+        let fits = top.image.writer().is_some()
+            && info.disk_type == DiskType::Differencing
+            && top.image.size_bytes() == was.size_bytes
+            && info.logical_sector_bytes == was.logical_sector_bytes;
+        if !fits || was.read_only {
+            return Err(DiskError::BadOptions {
+                what: format!("{}: cannot go on top of a disk that is open", top.path.display()),
+                hint: format!(
+                    "the disk must be open for writing, and the new image a writable differencing one of {} bytes with sectors of {} bytes",
+                    was.size_bytes, was.logical_sector_bytes
+                ),
+            });
+        }
+        // Ids may be used up, and the chain too long.
+        chain.with_top(top.clone(), None).map(drop)
+    }
+
+    /// Puts an image on top that [`Disk::check_top`] has allowed in this turn. After an error
+    /// nothing has changed. Waits for a grace period of others, but for no request of its own
+    /// period: those are waited for by [`Disk::settle_former_top`], which must follow.
+    pub(crate) fn put_on_top(
+        &self,
+        _turn: &MutexGuard<'_, ()>,
+        top: Layer,
+        former_path: Option<&Path>,
+    ) -> Result<Pushed> {
         let shared = &self.shared;
-        let _turn = shared.begin_change();
-        let (before, copy_up) = {
-            let mut mutation = shared.lock();
+        let path = former_path.map_or_else(|| shared.chain().layers()[0].path.clone(), Path::to_owned);
+        let mut put = None;
+        // One moment for all queues: a chain that counts before the period begins would let one
+        // queue write to the new top, and another one, whose request begins after that write has
+        // ended, to the former top. The frozen image would then have the later write alone.
+        let begun = shared.begin_grace(|mutation| {
             let before = Arc::clone(&mutation.chain);
-            let (was, info) = (before.geometry, top.image.info());
-            let fits = top.image.writer().is_some()
-                && info.disk_type == DiskType::Differencing
-                && top.image.size_bytes() == was.size_bytes
-                && info.logical_sector_bytes == was.logical_sector_bytes;
-            if !fits || was.read_only {
-                return Err(DiskError::BadOptions {
-                    what: format!("{}: cannot go on top of a disk that is open", top.path.display()),
-                    hint: format!(
-                        "the disk must be open for writing, and the new image a writable differencing one of {} bytes with sectors of {} bytes",
-                        was.size_bytes, was.logical_sector_bytes
-                    ),
-                });
-            }
-            let chain = before.with_top(top)?;
-            let copy_up = (chain.top().id, COPY_UP);
-            mutation.claims.exclude(copy_up);
-            shared.publish(&mut mutation, chain);
-            (before, copy_up)
-        };
+            put = Some(before.with_top(top, former_path).map(|chain| {
+                let copy_up = (chain.top().id, COPY_UP);
+                mutation.claims.exclude(copy_up);
+                shared.publish(mutation, chain);
+                (before, copy_up)
+            }));
+        });
+        let grace = begun.map_err(|error| error::from_io("put an image on top of it", &path, error))?;
+        match put {
+            Some(Ok((before, copy_up))) => Ok(Pushed { before, copy_up, grace, path }),
+            Some(Err(error)) => Err(error),
+            None => Err(error::from_io("put an image on top of it", &path, io::ErrorKind::Other.into())),
+        }
+    }
+
+    /// Waits for the requests that may write to the former top, and makes it durable.
+    pub(crate) fn settle_former_top(&self, pushed: Pushed) -> Result<()> {
+        let shared = &self.shared;
+        let Pushed { before, copy_up, grace, path } = pushed;
         #[cfg(feature = "shuttle")]
-        let at_rest = if is_broken(Rule::FormerTopIsAtRest) { Ok(()) } else { shared.wait_for_grace() };
+        let at_rest = if is_broken(Rule::FormerTopIsAtRest) { Ok(()) } else { shared.wait_for(grace) };
         #[cfg(not(feature = "shuttle"))]
-        let at_rest = shared.wait_for_grace();
+        let at_rest = shared.wait_for(grace);
         shared.lock().claims.end_exclusion(copy_up);
         let former = before.top();
-        let path = before.layers()[0].path.clone();
         let closed = at_rest.and_then(|()| shared.check_poison(former)).and_then(|()| Ok(former.writer()?.close()?));
         if let Err(source) = closed {
             shared.poison.set();
@@ -181,7 +254,10 @@ impl Disk {
 
     /// Whether [`Disk::grow`] may give the disk this size, as far as its chain decides. Returns the
     /// present size in bytes.
-    pub(crate) fn check_growth(&self, size_bytes: u64) -> Result<u64> {
+    ///
+    /// # Errors
+    /// [`DiskError::BadOptions`], as [`Disk::grow`].
+    pub fn check_growth(&self, size_bytes: u64) -> Result<u64> {
         let chain = self.shared.chain();
         let path = &chain.layers()[0].path;
         let present_bytes = chain.geometry.size_bytes;

@@ -35,6 +35,7 @@
 //!   snapshot.rs   freezes a disk, goes back to a snapshot, removes one
 //!   merge.rs      merges an image into one of its ancestors
 //!   merge_mark.rs the marks that a merge leaves in a child
+//!   live_snapshot.rs  freezes a disk in use
 //!   family.rs     the images of a folder and their parents
 //!   volumes.rs    partitions and file systems on a disk
 //! ```
@@ -61,6 +62,7 @@ mod guard;
 mod holes;
 mod image_file;
 mod inside;
+mod live_snapshot;
 mod map;
 mod merge;
 mod merge_mark;
@@ -92,6 +94,7 @@ pub use device::{Disk, MAP_MEMORY_BYTES};
 pub use diskwright_volume as volume;
 pub use error::{DiskError, Result};
 pub use family::{FAMILY_MAX, Family, FoundParent, Node, Relative};
+pub use live_snapshot::SnapshotWatch;
 pub use merge::{KeptName, MergeOptions, Merged, merge};
 pub use open::{parent_timestamp_warning, read_without_lock};
 pub use options::{OpenOptions, ParentPolicy, Reach};

@@ -19,7 +19,7 @@ use crate::{
     DiskError, Result,
     chain::{Chain, Member},
     clerk::{Clerk, Since},
-    epoch::Epochs,
+    epoch::{Epochs, Grace},
     guard::{Poison, guarded},
     mutation::{Mutation, Period},
 };
@@ -131,33 +131,50 @@ impl Shared {
     /// # Errors
     /// If a request was lost, as it is unknown when it ends.
     pub(crate) fn wait_for_grace(self: &Arc<Self>) -> io::Result<()> {
-        let pause = || {
-            pause();
-            if self.epochs.is_stuck() {
-                return Err(io::Error::other(
-                    "an earlier request of this disk was never answered, and may still be under way: close the disk, check it, open it again",
-                ));
-            }
-            Ok(())
-        };
-        let grace = loop {
+        let grace = self.begin_grace(|_| {})?;
+        self.wait_for(grace)
+    }
+
+    /// Begins a grace period when no other one runs. `change` is called once, under the mutation
+    /// lock, at the moment at which the period begins: a request that is planned later has been
+    /// counted before, or sees the change and is counted later.
+    ///
+    /// # Errors
+    /// As [`Shared::wait_for_grace`]; `change` was not called then.
+    pub(crate) fn begin_grace(self: &Arc<Self>, change: impl FnOnce(&mut Mutation)) -> io::Result<Grace> {
+        loop {
             let mut mutation = self.lock();
             self.try_recycle(&mut mutation);
             if mutation.grace.is_none() {
+                change(&mut mutation);
                 let grace = self.epochs.begin_grace();
                 mutation.grace = Some(Period { grace, recycles: None });
-                break grace;
+                return Ok(grace);
             }
             drop(mutation);
-            pause()?;
-        };
+            self.pause()?;
+        }
+    }
+
+    /// Waits for the end of a grace period, as [`Shared::wait_for_grace`].
+    pub(crate) fn wait_for(self: &Arc<Self>, grace: Grace) -> io::Result<()> {
         while !self.epochs.grace_over(grace) {
-            pause()?;
+            self.pause()?;
         }
         self.try_recycle(&mut self.lock());
         // A request is counted until the loader has its work.
         self.loader.settle();
         self.recycler.settle();
+        Ok(())
+    }
+
+    fn pause(&self) -> io::Result<()> {
+        pause();
+        if self.epochs.is_stuck() {
+            return Err(io::Error::other(
+                "an earlier request of this disk was never answered, and may still be under way: close the disk, check it, open it again",
+            ));
+        }
         Ok(())
     }
 
@@ -357,8 +374,8 @@ fn same(result: &io::Result<()>) -> io::Result<()> {
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests {
     use super::*;
-    use crate::chain::Layer;
-    use diskwright_image::{Format, probe};
+    use crate::{chain::Layer, device::Disk};
+    use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe};
     use diskwright_store::{MemoryStore, Store};
 
     #[test]
@@ -376,5 +393,42 @@ mod tests {
             let error = shared.wait_for_grace().unwrap_err().to_string();
             assert!(error.contains("was never answered"), "{error}");
         }
+    }
+
+    fn layer(name: &str, disk_type: DiskType) -> Layer {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new(name));
+        let parent = (disk_type == DiskType::Differencing)
+            .then(|| ParentLink { relative_path: Some(".\\base".into()), ..ParentLink::default() });
+        let options = CreateOptions {
+            disk_type,
+            size_bytes: 8 << 20,
+            block_bytes: Some(1 << 20),
+            logical_sector_bytes: 512,
+            physical_sector_bytes: 4096,
+            parent,
+            preallocate: false,
+            disk_id: None,
+        };
+        Format::Vhdx.driver().create(Arc::clone(&store), &options).unwrap();
+        Layer { path: name.into(), image: probe::open(store, Some(Format::Vhdx), true, 512).unwrap() }
+    }
+
+    /// A chain that changes before its grace period begins would send some requests to the new top,
+    /// and others, which begin after those have ended, to the former one.
+    #[test]
+    fn a_layer_joins_at_the_moment_at_which_its_grace_period_begins() {
+        let disk = Disk::from_layers(vec![layer("base", DiskType::Dynamic)], Vec::new()).unwrap();
+        let queue = disk.shared.epochs.join();
+        let request = queue.enter();
+        disk.shared.begin_grace(|_| {}).unwrap();
+        thread::scope(|scope| {
+            let pushing = scope.spawn(|| disk.push_layer(layer("top", DiskType::Differencing)));
+            thread::sleep(std::time::Duration::from_millis(50));
+            let layers_before = disk.layers().len();
+            queue.leave(request.parity);
+            pushing.join().unwrap().unwrap();
+            assert_eq!(layers_before, 1, "its period cannot begin yet");
+        });
+        assert_eq!(disk.layers().len(), 2);
     }
 }

@@ -1,4 +1,5 @@
-//! Snapshots of a disk that nobody has open: freeze, go back, delete.
+//! Snapshots of a disk that nobody has open: freeze, go back, delete. `live_snapshot.rs` freezes a
+//! disk in use, by the same names in the same order.
 //!
 //! ```text
 //!   before                      snapshot "monday"                revert
@@ -25,7 +26,7 @@
 
 use crate::{
     DiskError, OpenOptions, Progress, Reach, Result,
-    chain::{CHAIN_MAX, too_long},
+    chain::{CHAIN_MAX, Layer, too_long},
     create,
     device::Disk,
     error::file_error,
@@ -40,6 +41,7 @@ use std::{
     ffi::OsStr,
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 /// The longest name of a file, in bytes, on the usual file systems.
@@ -81,7 +83,7 @@ pub fn snapshot(path: impl AsRef<Path>, options: &SnapshotOptions) -> Result<Sna
     let frozen = place.name_for_frozen(&options.name)?;
     let files = &options.open.files;
     let modified_seconds = gate::modified_seconds(files, &place.real);
-    if place.disk.layers().len() >= CHAIN_MAX {
+    if place.layers.len() >= CHAIN_MAX {
         return Err(too_long(path));
     }
     let link = create::link_to(&frozen, &place.info, modified_seconds, path, place.dir())?;
@@ -109,7 +111,7 @@ pub fn revert(path: impl AsRef<Path>, to: Option<&Path>, left: Left, options: &S
     let path = path.as_ref();
     let place = Place::open(path, options)?;
     let files = &options.open.files;
-    let layers = place.disk.layers();
+    let layers = &place.layers;
     let parent = match to {
         Some(to) => files.canonical(to).map_err(|source| file_error("find the snapshot", to, source))?,
         None => layers.get(1).map(|layer| layer.path.clone()).ok_or_else(|| DiskError::BadOptions {
@@ -216,15 +218,16 @@ fn reading(open: &OpenOptions) -> OpenOptions {
 }
 
 /// A disk that is locked, and the folder in which its file is replaced.
-struct Place<'a> {
+pub(crate) struct Place<'a> {
     /// The path that the user gave.
-    shown: &'a Path,
+    pub(crate) shown: &'a Path,
     /// The same file without symbolic links.
-    real: PathBuf,
-    /// Closed, but its locks are held until it is dropped.
-    disk: std::sync::Arc<Disk>,
-    info: ImageInfo,
-    files: &'a Files,
+    pub(crate) real: PathBuf,
+    /// The locks of the images are held until these are dropped. The disk is closed, unless it gets
+    /// its snapshot while it is in use.
+    pub(crate) layers: Arc<[Layer]>,
+    pub(crate) info: ImageInfo,
+    pub(crate) files: &'a Files,
 }
 
 impl<'a> Place<'a> {
@@ -233,29 +236,35 @@ impl<'a> Place<'a> {
         let real = files.canonical(shown).map_err(|source| file_error("find", shown, source))?;
         let open = OpenOptions { writable: true, reach: Reach::Whole, ..options.open.clone() };
         let disk = Disk::open(&real, &open)?;
-        let info = disk.layers()[0].image.info().clone();
-        if info.linkage_id.is_none() {
+        let layers = disk.layers();
+        let place = Self { shown, real, info: layers[0].image.info().clone(), layers, files };
+        place.can_be_frozen()?;
+        // Leaves an empty log, and nothing to be written later.
+        disk.close()?;
+        Ok(place)
+    }
+
+    /// Whether the disk can become a parent, and is none yet.
+    pub(crate) fn can_be_frozen(&self) -> Result<()> {
+        if self.info.linkage_id.is_none() {
             return Err(DiskError::BadOptions {
                 what: format!(
                     "{}: a {} disk has no identity that a child could record, so it cannot be frozen",
-                    shown.display(),
-                    info.format
+                    self.shown.display(),
+                    self.info.format
                 ),
                 hint: "convert it to VHDX first".into(),
             });
         }
-        refuse_if_parent(files, shown, &real, &info)?;
-        // Leaves an empty log, and nothing to be written later.
-        disk.close()?;
-        Ok(Self { shown, real, disk, info, files })
+        refuse_if_parent(self.files, self.shown, &self.real, &self.info)
     }
 
-    fn dir(&self) -> &Path {
+    pub(crate) fn dir(&self) -> &Path {
         self.real.parent().unwrap_or(Path::new("/"))
     }
 
     /// `vm_monday.avhdx` for `vm.vhdx`. A file of that name must not exist.
-    fn name_for_frozen(&self, name: &str) -> Result<PathBuf> {
+    pub(crate) fn name_for_frozen(&self, name: &str) -> Result<PathBuf> {
         let stem = self.real.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let extension = match self.info.format {
             Format::Vhd => "avhd",
@@ -280,7 +289,7 @@ impl<'a> Place<'a> {
     }
 
     /// The name of the child while it is made. Fixed, so that only one child is made at a time.
-    fn temporary(&self) -> PathBuf {
+    pub(crate) fn temporary(&self) -> PathBuf {
         let mut name = std::ffi::OsString::from(".");
         name.push(self.real.file_name().unwrap_or(OsStr::new("disk")));
         name.push(".new-child");
@@ -308,8 +317,8 @@ impl<'a> Place<'a> {
 
     /// Whether the disk's name still leads to the file that is locked. Another of these operations
     /// may have replaced it between its open and its lock.
-    fn check_identity(&self) -> Result<()> {
-        let expected = self.disk.layers()[0].image.store().identity();
+    pub(crate) fn check_identity(&self) -> Result<()> {
+        let expected = self.layers[0].image.store().identity();
         let found = self.files.facts(&self.real).map_err(self.failed("find the disk"))?.identity;
         if Some(found) != expected {
             return Err(DiskError::BadOptions {
@@ -320,7 +329,7 @@ impl<'a> Place<'a> {
         Ok(())
     }
 
-    fn swap(&self, temporary: &Path, frozen: Option<&Path>) -> Result<()> {
+    pub(crate) fn swap(&self, temporary: &Path, frozen: Option<&Path>) -> Result<()> {
         self.check_identity()?;
         if let Some(frozen) = frozen {
             self.files.link(&self.real, frozen).map_err(|source| match source.kind() {
@@ -353,7 +362,7 @@ impl<'a> Place<'a> {
 
     /// Removes what an operation has left that was cut off: its temporary file, and the second
     /// names of the disk's own file. No data is lost: the file keeps the disk's name.
-    fn remove_leftovers(&self) -> Result<()> {
+    pub(crate) fn remove_leftovers(&self) -> Result<()> {
         let temporary = self.temporary();
         if self.files.facts(&temporary).is_err() {
             return Ok(());

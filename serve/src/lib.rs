@@ -6,6 +6,7 @@
 //!   ublk/          the disk as a block device, by the kernel's ublk driver
 //!   fuse/          the disk as a file, by the FUSE protocol on the block queue
 //!   ephemeral.rs   a disk whose writes are dropped when it is closed
+//!   control/       other programs ask the process that has a disk open: statistics, drain, resize
 //!   metrics.rs     counters and latency histograms   scrape.rs   the Prometheus endpoint
 //!   turn.rs        how many requests a worker answers in one turn
 //!   reserve.rs     holds back a few reads from a disk that completes requests in batches
@@ -20,6 +21,7 @@
 
 pub mod attach;
 mod contained;
+pub mod control;
 pub mod ephemeral;
 mod fuse;
 pub mod metrics;

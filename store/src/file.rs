@@ -64,7 +64,7 @@ pub(crate) const ZEROING_UNIT_BYTES: u64 = 4096;
 /// An open file or block device; see the module documentation.
 #[derive(Debug)]
 pub struct FileStore {
-    path: PathBuf,
+    names: Names,
     meta: OwnedFd,
     direct: OnceLock<Option<DirectFile>>,
     wanted: CacheMode,
@@ -75,6 +75,29 @@ pub struct FileStore {
     touched_page_cache: AtomicBool,
     /// The error number of the first failed sync, or 0.
     lost_writes: AtomicI32,
+}
+
+/// The names that a file has had, the oldest first. A store lends its name, so no name is dropped
+/// before the store. A disk's file is renamed once when it joins a chain and once when it is frozen.
+#[derive(Debug)]
+struct Names {
+    path: PathBuf,
+    next: OnceLock<Box<Names>>,
+}
+
+impl Names {
+    fn last(&self) -> &Self {
+        let mut last = self;
+        while let Some(next) = last.next.get() {
+            last = next;
+        }
+        last
+    }
+
+    fn add(&self, path: &Path) {
+        // Only another thread that renames the same file at this moment makes this fail.
+        let _ = self.last().next.set(Box::new(Self { path: path.to_owned(), next: OnceLock::new() }));
+    }
 }
 
 impl FileStore {
@@ -99,7 +122,7 @@ impl FileStore {
     fn open_by(path: &Path, resolution: PathResolution, options: &OpenOptions) -> Result<Self, OpenError> {
         let Opened { fd, is_block_device, identity, sectors } = Opened::new(path, resolution, options)?;
         let store = Self {
-            path: path.to_owned(),
+            names: Names { path: path.to_owned(), next: OnceLock::new() },
             meta: fd,
             direct: OnceLock::new(),
             wanted: options.cache,
@@ -142,7 +165,7 @@ impl FileStore {
             return None;
         }
         self.direct
-            .get_or_init(|| DirectFile::open(self.meta.as_fd(), &self.path, self.writable, self.is_block_device))
+            .get_or_init(|| DirectFile::open(self.meta.as_fd(), self.name(), self.writable, self.is_block_device))
             .as_ref()
     }
 
@@ -211,7 +234,7 @@ impl Drop for FileStore {
 
 impl Store for FileStore {
     fn name(&self) -> &Path {
-        &self.path
+        &self.names.last().path
     }
 
     fn len_bytes(&self) -> io::Result<u64> {
@@ -230,7 +253,7 @@ impl Store for FileStore {
     }
 
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
-        let explained = |error| explain_shortage(error, &self.path, Some(buf.len() as u64), None);
+        let explained = |error| explain_shortage(error, self.name(), Some(buf.len() as u64), None);
         if let Some(file) = self.direct_metadata() {
             let route = file.write_at(self.meta.as_fd(), buf, offset_bytes).map_err(explained)?;
             if route == Route::TouchedPageCache {
@@ -252,7 +275,7 @@ impl Store for FileStore {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         retry_on_intr(|| rustix::fs::ftruncate(&self.meta, len_bytes))
-            .map_err(|errno| explain_shortage(errno.into(), &self.path, None, None))?;
+            .map_err(|errno| explain_shortage(errno.into(), self.name(), None, None))?;
         // The file system zeroed the rest of the last block through the page cache.
         self.touched_page_cache.store(true, Ordering::Relaxed);
         Ok(())
@@ -278,7 +301,7 @@ impl Store for FileStore {
                 Ok(()) => return Ok(()),
                 Err(errno) if cannot(errno) => {}
                 Err(errno) => {
-                    return Err(explain_shortage(errno.into(), &self.path, Some(range.len_bytes), free_bytes));
+                    return Err(explain_shortage(errno.into(), self.name(), Some(range.len_bytes), free_bytes));
                 }
             }
         }
@@ -338,7 +361,7 @@ impl Store for FileStore {
                 let first = io::Error::from_raw_os_error(errno);
                 let what = format!(
                     "a sync of {} has failed ({first}), and earlier writes may be lost; check the disk below",
-                    self.path.display()
+                    self.name().display()
                 );
                 Err(io::Error::new(first.kind(), what))
             }
@@ -417,6 +440,14 @@ impl Store for FileStore {
 
     fn identity(&self) -> Option<(u64, u64)> {
         Some(self.identity)
+    }
+
+    fn share_lock(&self) -> io::Result<()> {
+        lock::share(self.meta.as_fd())
+    }
+
+    fn was_renamed(&self, to: &Path) {
+        self.names.add(to);
     }
 
     fn sector_bytes(&self) -> SectorSizes {

@@ -100,6 +100,18 @@ pub(crate) fn acquire(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal>
     taken
 }
 
+/// Turns the lock of a writer into that of a reader.
+pub(crate) fn share(fd: BorrowedFd<'_>) -> io::Result<()> {
+    for permission in [WRITE, WRITE_UNCHANGED, RESIZE] {
+        match fcntl(fd, FcntlArg::F_OFD_SETLK(&one_byte(libc::F_UNLCK, HELD_BASE + permission))) {
+            // As in `acquire`: no lock is held there.
+            Ok(_) | Err(Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
 /// Releases all locks of the open file description. Closing its last descriptor would do that too,
 /// but a worker of an io_uring may keep the file open for a moment after its last completion was
 /// seen.

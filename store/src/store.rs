@@ -159,6 +159,15 @@ pub trait Store: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Turns an exclusive lock into a shared one: other programs may read the file from now on. The
+    /// caller no longer writes to the store.
+    fn share_lock(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Tells the store that its file was renamed, for [`Store::name`].
+    fn was_renamed(&self, _to: &Path) {}
+
     /// Whether the lock requested at opening is held and keeps other programs away.
     fn is_locked(&self) -> bool {
         true

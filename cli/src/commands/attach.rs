@@ -286,7 +286,7 @@ fn serve(context: &mut Context, args: &AttachArgs) -> Outcome {
         }
     };
     let _ = env::set_current_dir("/");
-    attach::serve_disk(disk, &at, context.global.engine(), &mut context.out)?;
+    attach::serve_disk(disk, &at, context.global.engine(), &mut context.out, io::stdin())?;
     Ok(exit::OK)
 }
 

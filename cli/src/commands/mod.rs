@@ -21,4 +21,5 @@ pub mod merge;
 pub mod partitions;
 pub mod resize;
 pub mod serve;
+pub mod serve_ctl;
 pub mod snapshot;

@@ -1,17 +1,23 @@
 //! `diskwright resize FILE SIZE`: a larger or a smaller disk.
 
 use crate::{
+    commands::serve_ctl,
     context::Context,
     describe::printable,
-    exit::{self, Outcome},
+    exit::{self, Failure, Outcome},
+    in_use,
     json::{self, Document},
     sizes::{self, Exact, Human},
 };
 use clap::Args;
-use diskwright_disk::{NewSize, ResizeOptions, Resized, require_file, resize, volume::Enlarged};
+use diskwright_disk::{NewSize, ResizeOptions, Resized, require_file, resize};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::{cmp::Ordering, io::Write, path::PathBuf};
+use std::{
+    cmp::Ordering,
+    io::Write,
+    path::{Path, PathBuf},
+};
 
 /// Arguments of `resize`.
 #[derive(Debug, Args)]
@@ -25,7 +31,8 @@ SMALLER: only space behind the last partition goes. What is less is refused, wit
 the new end first. A file system, swap area or physical volume of LVM on a disk without partitions must end before the new end: make it \
 smaller first, by its own tools. A disk whose contents are not known, not clean or in doubt keeps its size.
 
-A disk that another program has open is refused, and so is a disk with children. A child may become smaller than its parent, but cannot \
+A disk that `serve` or `attach` has open is enlarged by that process, in use; it is not made smaller, and its partition table stays as it is. \
+A disk that any other program has open is refused, and so is a disk with children. A child may become smaller than its parent, but cannot \
 be enlarged after that: the parent's data would become visible.
 
 If the command is interrupted, the disk has its old size or the new one; the same command finishes the rest.
@@ -52,7 +59,11 @@ pub struct ResizeArgs {
     dry_run: bool,
 }
 
-fn new_size(text: &str) -> Result<NewSize, String> {
+/// Reads `80G` or `+20G`.
+///
+/// # Errors
+/// A sentence for clap.
+pub fn new_size(text: &str) -> Result<NewSize, String> {
     match text.strip_prefix('+') {
         Some(added) => sizes::parse(added).map(NewSize::More),
         None => sizes::parse(text).map(NewSize::Bytes),
@@ -110,31 +121,46 @@ pub fn run(context: &mut Context, args: &ResizeArgs) -> Outcome {
         open: context.global.open_options(true),
         dry_run: args.dry_run,
     };
+    if let Some(client) = in_use::client(&args.file)? {
+        if options.size == NewSize::Least || options.grow_partition.is_some() {
+            return Err(Failure::new(format!(
+                "{}: {} has the disk open; a disk in use can only be enlarged, and its partitions stay as they are: end that program first",
+                args.file.display(),
+                client.peer
+            )));
+        }
+        return serve_ctl::enlarge(context, &args.file, &client, options.size, args.dry_run);
+    }
     let mut display = context.progress("examining");
-    let resized = resize(&args.file, &options, &mut |done, total| display.update(done, total))?;
+    let resized = resize(&args.file, &options, &mut |done, total| display.update(done, total));
     drop(display);
-    if let Some(reason) = &resized.table_left {
-        context.warn(&format!("{}: the partition table was left as it is: {reason}", args.file.display()));
+    let report = report(args, &resized.map_err(in_use::explain)?);
+    tell(context, report)
+}
+
+/// Prints what was done.
+pub(crate) fn tell(context: &mut Context, report: Report) -> Outcome {
+    if let Some(reason) = &report.table_left_because {
+        context.warn(&format!("{}: the partition table was left as it is: {reason}", report.file));
     }
     if context.global.json {
-        context.print_json(&report(args, &resized))?;
+        context.print_json(&report)?;
     } else if !context.global.quiet {
-        let file = printable(&json::path(&args.file));
-        writeln!(context.out, "{file}: {}", summary(&resized))?;
-        let would = if args.dry_run { "would be" } else { "was" };
-        if let Some(table) = resized.table {
+        writeln!(context.out, "{}: {}", printable(&report.file), summary(&report))?;
+        let would = if report.dry_run { "would be" } else { "was" };
+        if let Some(table) = &report.changed_table {
             writeln!(context.out, "the partition table ({table}) {would} changed for the new size")?;
         }
-        if let Some(partition) = &resized.enlarged {
+        if let Some(partition) = &report.enlarged_partition {
             writeln!(context.out, "{}", partition_line(partition, would))?;
         }
     }
     Ok(exit::OK)
 }
 
-fn summary(resized: &Resized) -> String {
-    let (old, new) = (Exact(resized.old_bytes), Exact(resized.new_bytes));
-    match (resized.new_bytes.cmp(&resized.old_bytes), resized.new_file_bytes) {
+fn summary(report: &Report) -> String {
+    let (old, new) = (Exact(report.old_size), Exact(report.new_size));
+    match (report.new_size.cmp(&report.old_size), report.new_file_size) {
         (Ordering::Greater, None) => format!("would be enlarged from {old} to {new}; nothing was changed"),
         (Ordering::Less, None) => format!("would be made smaller, from {old} to {new}; nothing was changed"),
         (Ordering::Equal, None) => format!("would keep its size of {old}; nothing was changed"),
@@ -144,25 +170,19 @@ fn summary(resized: &Resized) -> String {
     }
 }
 
-fn partition_line(partition: &Enlarged, would: &str) -> String {
-    let Enlarged { number, old_bytes, new_bytes, contents, tool } = *partition;
-    let name = contents.map_or_else(String::new, |contents| format!(" ({contents})"));
+fn partition_line(partition: &PartitionReport, would: &str) -> String {
+    let PartitionReport { number, old_size, new_size, contents, tool } = partition;
+    let name = contents.as_ref().map_or_else(String::new, |contents| format!(" ({contents})"));
     let then = match (contents, tool) {
         (_, Some(tool)) => format!("; what is inside keeps its size: enlarge it with {tool}"),
         (Some(_), None) => "; what is inside keeps its size".to_owned(),
         (None, None) => String::new(),
     };
-    format!("partition {number}{name} {would} enlarged from {} to {}{then}", Human(old_bytes), Human(new_bytes))
+    format!("partition {number}{name} {would} enlarged from {} to {}{then}", Human(*old_size), Human(*new_size))
 }
 
 fn report(args: &ResizeArgs, resized: &Resized) -> Report {
     Report {
-        file: json::path(&args.file),
-        old_size: resized.old_bytes,
-        new_size: resized.new_bytes,
-        old_file_size: resized.old_file_bytes,
-        new_file_size: resized.new_file_bytes,
-        dry_run: args.dry_run,
         changed_table: resized.table.map(|table| table.to_string()),
         table_left_because: resized.table_left.as_ref().map(ToString::to_string),
         enlarged_partition: resized.enlarged.map(|partition| PartitionReport {
@@ -172,6 +192,30 @@ fn report(args: &ResizeArgs, resized: &Resized) -> Report {
             contents: partition.contents.map(str::to_owned),
             tool: partition.tool.map(str::to_owned),
         }),
+        ..Report::of_size(
+            &args.file,
+            (resized.old_bytes, resized.new_bytes),
+            (resized.old_file_bytes, resized.new_file_bytes),
+            args.dry_run,
+        )
+    }
+}
+
+impl Report {
+    /// A disk whose size has changed from one to the other, and its file; no partition table was
+    /// looked at.
+    pub(crate) fn of_size(file: &Path, sizes: (u64, u64), file_sizes: (u64, Option<u64>), dry_run: bool) -> Self {
+        Self {
+            file: json::path(file),
+            old_size: sizes.0,
+            new_size: sizes.1,
+            old_file_size: file_sizes.0,
+            new_file_size: file_sizes.1,
+            dry_run,
+            changed_table: None,
+            table_left_because: None,
+            enlarged_partition: None,
+        }
     }
 }
 

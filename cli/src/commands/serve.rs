@@ -27,6 +27,7 @@ use clap::Args;
 use diskwright_disk::{Disk, DiskError, Layer, Opened};
 use diskwright_nbd::tls::TlsError;
 use diskwright_serve::{
+    control::{Channel, Held, Host},
     ephemeral,
     nbd::{Address, Export, Listener, NbdServer, ServerOptions, export},
     scrape::{Page, Scrape},
@@ -64,6 +65,8 @@ its extension names no format (.img) and its contents look like VHD or VHDX.
 
 TLS: the folder holds ca-cert.pem, server-cert.pem and server-key.pem, as for qemu and libnbd. With it, clients on TCP must use TLS and show a \
 certificate that the CA vouches for. SIGHUP reads the folder anew.
+
+serve-ctl reaches disks that are served for writing: statistics, more size, and their end (drain).
 
 SIGTERM or Ctrl-C: requests in flight are finished, everything is flushed, and the exit code is 0. A second signal ends the server at once (130).
 
@@ -217,6 +220,7 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
         Some(address) => Some(Scrape::start(address, page(&server, &served)).map_err(sentence)?),
         None => None,
     };
+    let channel = open_channel(context, &server, &served);
     announce(context, args, &server, &served, scrape.as_ref())?;
     notify(&[NotifyState::Ready]);
     let mut live = args.progress.then(LiveLine::new);
@@ -241,16 +245,35 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
     drop(live);
     notify(&[NotifyState::Stopping]);
     tracing::info!("stopping");
-    let stopped = server.stop().map_err(sentence);
+    channel.iter().for_each(Channel::close_gate);
+    let mut ended = server.stop().map_err(sentence);
     drop(scrape);
-    let mut closed = Ok(());
     for Served { disk, .. } in served {
-        closed = closed.and(disk.close().map_err(Failure::from));
+        ended = ended.and(disk.close().map_err(Failure::from));
     }
-    stopped?;
-    closed?;
+    if let Some(channel) = channel {
+        channel.end(ended.as_ref().copied().map_err(ToString::to_string));
+    }
+    ended?;
     tracing::info!("stopped");
     Ok(exit::OK)
+}
+
+/// The control channel, if a disk is open for writing. Without it the disks are served all the
+/// same.
+fn open_channel(context: &Context, server: &NbdServer, served: &[Served]) -> Option<Channel> {
+    let held = served.iter().map(|Served { name, disk, .. }| Held { name: name.clone(), disk: Arc::clone(disk) });
+    let signals = context.signals.clone();
+    let host = Host {
+        command: "serve",
+        metrics: Some(Arc::clone(server.metrics())),
+        on_drain: Ok(Box::new(move || signals.stop())),
+        freezer: None,
+    };
+    Channel::open(held.collect(), host).unwrap_or_else(|error| {
+        tracing::warn!(%error, "there is no control channel, so serve-ctl does not reach these disks");
+        None
+    })
 }
 
 fn sentence(error: impl std::error::Error) -> Failure {

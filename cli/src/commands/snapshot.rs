@@ -1,9 +1,11 @@
 //! `diskwright snapshot`: freeze a disk, list what belongs together, go back, remove.
 
 use crate::{
+    commands::serve_ctl,
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
+    in_use,
     json::{self, Document},
     sizes::Human,
     switches,
@@ -28,7 +30,10 @@ use std::{
     args_conflicts_with_subcommands = true,
     after_help = "\
 FILE is frozen under a new name beside it (vm.vhdx as vm_monday.avhdx), and FILE becomes a new, empty differencing disk above it. So the \
-name of the disk stays, and leads to what is written from now on. No data is copied. A disk that another program has open is refused.
+name of the disk stays, and leads to what is written from now on. No data is copied.
+
+A disk that `serve` or `attach` has open is frozen by that process, while its clients go on. File systems that are mounted from an attached disk are \
+frozen for that moment, so that the frozen image needs no repair. A disk that any other program has open is refused.
 
 The change is one rename: after a power cut there is the old disk or the new one.
 
@@ -125,6 +130,10 @@ pub struct Report {
     merged_into: Option<String>,
     /// Whether it was only checked what would be done.
     dry_run: bool,
+    /// Whether the disk was in use, and was changed by the process that has it open.
+    in_use: bool,
+    /// Where the file systems are mounted that were frozen for the moment of the snapshot.
+    file_systems: Vec<String>,
 }
 
 impl Document for Report {
@@ -189,7 +198,7 @@ pub fn run(context: &mut Context, args: &SnapshotArgs) -> Outcome {
             let left = if *discard { Left::Discarded } else { Left::Kept };
             let options = options(context, file, naming)?;
             let done = revert(file, to.as_deref(), left, &options)?;
-            tell(context, "revert", &done, naming.dry_run)
+            tell(context, "revert", &done, naming.dry_run, None)
         }
         (Some(Action::Delete { file, dry_run }), _) => {
             let naming = Naming { name: None, dry_run: *dry_run };
@@ -207,8 +216,12 @@ pub fn run(context: &mut Context, args: &SnapshotArgs) -> Outcome {
             }
         }
         (None, Some(file)) => {
-            let done = snapshot(file, &options(context, file, &args.naming)?)?;
-            tell(context, "snapshot", &done, args.naming.dry_run)
+            let options = options(context, file, &args.naming)?;
+            if let Some(client) = in_use::client(file)? {
+                return serve_ctl::freeze(context, file, &client, options.name, options.dry_run);
+            }
+            let done = snapshot(file, &options).map_err(in_use::explain)?;
+            tell(context, "snapshot", &done, args.naming.dry_run, None)
         }
         (None, None) => Err(Failure::usage("name the disk to freeze")),
     }
@@ -223,7 +236,15 @@ fn options(context: &Context, file: &Path, naming: &Naming) -> Outcome<SnapshotO
     })
 }
 
-fn tell(context: &mut Context, action: &'static str, done: &Snapshot, dry_run: bool) -> Outcome {
+/// Prints what was done. `file_systems`: those that were frozen while the disk was in use; `None`
+/// for a disk that was not.
+pub(crate) fn tell(
+    context: &mut Context,
+    action: &'static str,
+    done: &Snapshot,
+    dry_run: bool,
+    file_systems: Option<Vec<String>>,
+) -> Outcome {
     if context.global.json {
         let report = Report {
             action,
@@ -232,6 +253,8 @@ fn tell(context: &mut Context, action: &'static str, done: &Snapshot, dry_run: b
             frozen: done.frozen.as_deref().map(json::path),
             merged_into: None,
             dry_run,
+            in_use: file_systems.is_some(),
+            file_systems: file_systems.unwrap_or_default(),
         };
         context.print_json(&report)?;
     } else if !context.global.quiet {
@@ -264,6 +287,8 @@ fn tell_removal(context: &mut Context, file: &Path, merged: Option<&Merged>, dry
             frozen: None,
             merged_into: merged.map(|merged| json::path(&merged.disk)),
             dry_run,
+            in_use: false,
+            file_systems: Vec::new(),
         })?;
     } else if !context.global.quiet {
         let what = if dry_run { "would be removed; nothing was changed" } else { "is removed" };

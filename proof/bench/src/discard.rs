@@ -173,7 +173,7 @@ fn read_until(
 
 /// Keeps `depth` requests of `next` in flight on a queue of its own until it gives none any more.
 /// Returns every latency.
-fn drive(
+pub(crate) fn drive(
     device: &dyn BlockDevice,
     engine: EngineKind,
     depth: usize,

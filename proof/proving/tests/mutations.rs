@@ -239,6 +239,10 @@ fn snapshots_and_growth_are_durable() {
         );
         broken_below("the name of an added image is durable", case, Mutation::NoDirectorySync);
     }
+    for case in ["vhd dynamic 16K, frozen in use", "vhdx dynamic 1M, frozen in use"] {
+        broken_below("a frozen image and the new child are durable", case, Mutation::NotDurable(Phase::Snapshot));
+        broken_below("the names of a disk frozen in use are durable", case, Mutation::NoDirectorySync);
+    }
     broken_below("a new size is durable", "raw, growing", Mutation::NotDurable(Phase::Grow));
 }
 

@@ -51,7 +51,7 @@ fn the_loop_device_of_a_disk_that_grows_has_the_new_size() {
         let (say, said) = channel();
         let server = {
             let (disk, at) = (Arc::clone(&disk), ServeAs::FuseFile(point.clone()));
-            thread::spawn(move || serve_disk(disk, &at, EngineKind::Auto, &mut Lines(say)))
+            thread::spawn(move || serve_disk(disk, &at, EngineKind::Auto, &mut Lines(say), io::empty()))
         };
         match next_message(&said) {
             ServerMessage::Ready { size, .. } => assert_eq!(size, 8 * MIB),

@@ -13,6 +13,7 @@
 //!   control.rs      requests to the supervisor
 //!   loop_device.rs  loop devices and partition nodes            partitions.rs  tables, pure
 //!   mounting.rs     what to mount, and mounting it              contents.rs    signatures, pure
+//!   freezing.rs     file systems frozen for a snapshot
 //!   usage.rs        who uses a device                           process.rs     pid and start time
 //! ```
 //!
@@ -32,6 +33,7 @@
 mod contents;
 mod control;
 mod error;
+mod freezing;
 mod loop_device;
 mod mounting;
 mod partitions;
@@ -44,13 +46,14 @@ mod supervisor;
 mod usage;
 
 pub use error::AttachError;
-pub use process::Process;
+pub use process::{Process, name_of};
 pub use record::{MountRecord, PartitionRecord, Record, RecordDir, Registry, RegistryLock, ShownBy};
 pub use release::DetachOptions;
-pub use server::{ServeAs, ServerMessage, serve_disk};
+pub use server::{ServeAs, ServerMessage, SupervisorMessage, serve_disk};
 pub use supervisor::{Attached, attach};
 
 pub(crate) use loop_device::wait_until;
+pub(crate) use run_dir::{RunDir, make_private};
 
 use std::{
     path::{Path, PathBuf},

@@ -124,6 +124,9 @@ pub struct Record {
     pub partitions: Vec<PartitionRecord>,
     /// Mounts that attach has made.
     pub mounts: Vec<MountRecord>,
+    /// Folders whose file systems are frozen now, for the moment of a snapshot.
+    #[serde(default)]
+    pub frozen: Vec<PathBuf>,
     /// Time of the attachment, in seconds since 1970.
     pub attached_at: u64,
     /// Why the disk is no longer attached, if its server ended unexpectedly.
@@ -152,6 +155,7 @@ impl Record {
             content: None,
             partitions: Vec::new(),
             mounts: Vec::new(),
+            frozen: Vec::new(),
             attached_at,
             lost: None,
         }

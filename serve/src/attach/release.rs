@@ -17,7 +17,7 @@
 use crate::{
     attach::{
         error::AttachError,
-        loop_device,
+        freezing, loop_device,
         process::Process,
         record::{Record, RecordDir, ShownBy},
         usage::{self, Devices, Mount, Use},
@@ -64,6 +64,10 @@ pub struct DetachOptions {
 /// # Errors
 /// [`AttachError::InUse`] and [`AttachError::Flush`] unless forced; errors of the system.
 pub fn release(home: &RecordDir, record: &mut Record, how: DetachOptions, ours: &[u32]) -> Result<(), AttachError> {
+    // A frozen file system cannot be unmounted.
+    for sentence in freezing::thaw(&std::mem::take(&mut record.frozen)) {
+        tracing::warn!("{sentence}");
+    }
     let mut ublk = Ublk::of(record)?;
     let is_loop = record.by == ShownBy::Loop;
     let loops: Vec<PathBuf> = record

@@ -8,7 +8,8 @@
 //! anyway, the supervisor sees the end of its output.
 
 use crate::{
-    attach::error::AttachError,
+    attach::{error::AttachError, freezing},
+    control::{self, Channel, Held, Host},
     fuse::{self, DISK_NAME, FuseError, MountOptions, Shape, View},
     ublk,
 };
@@ -16,9 +17,12 @@ use diskwright_disk::Disk;
 use diskwright_store::{BlockDevice, EngineKind, resize::SizeWatcher};
 use serde::{Deserialize, Serialize};
 use std::{
-    io::Write,
+    io::{BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, mpsc::channel},
+    sync::{
+        Arc, Mutex, PoisonError,
+        mpsc::{Receiver, Sender, channel},
+    },
     thread,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -72,6 +76,11 @@ pub enum ServerMessage {
         /// Size in bytes.
         size: u64,
     },
+    /// A snapshot is near: freeze the file systems. The answer is [`SupervisorMessage::Frozen`].
+    Freeze,
+    /// The snapshot was taken or has failed: thaw the file systems. The answer is
+    /// [`SupervisorMessage::Thawed`].
+    Thaw,
     /// The file was unmounted or the device stopped. No more requests can arrive, and the disk is
     /// being closed.
     Closing,
@@ -79,6 +88,24 @@ pub enum ServerMessage {
     Closed {
         /// Why the close failed.
         error: Option<String>,
+    },
+}
+
+/// An answer of the supervisor, on the server's standard input.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SupervisorMessage {
+    /// The file systems are frozen.
+    Frozen {
+        /// Where they are mounted.
+        dirs: Vec<PathBuf>,
+        /// Sentences about those that are not.
+        warnings: Vec<String>,
+    },
+    /// No file system is frozen any more.
+    Thawed {
+        /// Sentences about those that were thawed too early or not at all.
+        warnings: Vec<String>,
     },
 }
 
@@ -98,7 +125,7 @@ pub(crate) fn now_seconds() -> u64 {
 }
 
 /// Makes `disk` available, serves it until it is unmounted or stopped, and closes it. All messages
-/// go to `out`.
+/// go to `out`; the supervisor's answers come from `answers`.
 ///
 /// # Errors
 /// The error that the last message has already reported.
@@ -107,6 +134,7 @@ pub fn serve_disk(
     at: &ServeAs,
     engine: EngineKind,
     out: &mut (dyn Write + Send),
+    answers: impl Read + Send + 'static,
 ) -> Result<(), AttachError> {
     // Memory reclaim must not wait for this process, because reclaim may write to this very disk.
     // Without the privilege (PR_SET_IO_FLUSHER), that deadlock remains possible, as for any disk in
@@ -115,17 +143,96 @@ pub fn serve_disk(
     let out = Mutex::new(out);
     let say = |says: ServerMessage| says.say(&mut **out.lock().unwrap_or_else(PoisonError::into_inner));
     let (tell, told) = channel();
+    let freezer = Freezer { tell: tell.clone(), answers: Mutex::new(heard(answers)), frozen: Mutex::default() };
     let watcher: Arc<SizeWatcher> = Arc::new(move |size| {
-        let _ = tell.send(size);
+        let _ = tell.send(ServerMessage::Resized { size });
     });
     disk.watch_size(&watcher);
+    let channel = open_channel(&disk, freezer);
     thread::scope(|scope| {
-        scope.spawn(|| told.into_iter().for_each(|size| say(ServerMessage::Resized { size })));
-        let result = serve_and_close(&disk, at, engine, &say);
+        scope.spawn(|| told.into_iter().for_each(&say));
+        let result = serve_and_close(&disk, at, engine, &say, channel.as_ref());
+        if let Some(channel) = channel {
+            channel.end(result.as_ref().copied().map_err(ToString::to_string));
+        }
         // This drops the sender of the channel, so the thread ends.
         drop(watcher);
         result
     })
+}
+
+/// The control channel of a disk that is open for writing. Without it the disk is served all the
+/// same.
+fn open_channel(disk: &Arc<Disk>, freezer: Freezer) -> Option<Channel> {
+    let file = disk.file()?;
+    let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let hint = format!(
+        "{}: an attached disk is closed by detaching it, which also unmounts it: `diskwright detach {}`",
+        file.display(),
+        file.display()
+    );
+    let host = Host { command: "attach", metrics: None, on_drain: Err(hint), freezer: Some(Box::new(freezer)) };
+    Channel::open(vec![Held { name, disk: Arc::clone(disk) }], host).unwrap_or_else(|error| {
+        tracing::warn!(%error, "there is no control channel, so the disk cannot be changed while it is attached");
+        None
+    })
+}
+
+/// The lines of the supervisor. The channel is closed when the supervisor is gone.
+fn heard(answers: impl Read + Send + 'static) -> Receiver<SupervisorMessage> {
+    let (sender, receiver) = channel();
+    thread::spawn(move || {
+        for line in BufReader::new(answers).lines() {
+            let Ok(line) = line else { return };
+            if let Ok(answer) = serde_json::from_str(&line)
+                && sender.send(answer).is_err()
+            {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+/// Has the supervisor freeze the file systems on the disk.
+struct Freezer {
+    tell: Sender<ServerMessage>,
+    answers: Mutex<Receiver<SupervisorMessage>>,
+    /// What is frozen, for the case that the supervisor dies meanwhile.
+    frozen: Mutex<Vec<PathBuf>>,
+}
+
+impl Freezer {
+    fn ask(&self, question: ServerMessage) -> Option<SupervisorMessage> {
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        self.tell.send(question).ok()?;
+        answers.recv().ok()
+    }
+}
+
+impl control::Freezer for Freezer {
+    fn freeze(&self) -> control::Quiet {
+        match self.ask(ServerMessage::Freeze) {
+            Some(SupervisorMessage::Frozen { dirs, warnings }) => {
+                self.frozen.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&dirs);
+                control::Quiet { file_systems: dirs, warnings }
+            }
+            _ => control::Quiet {
+                file_systems: Vec::new(),
+                warnings: vec![
+                    "file systems on the disk were not frozen, as the process that supervises it is gone: the frozen image is as after a power cut".into(),
+                ],
+            },
+        }
+    }
+
+    fn thaw(&self) -> Vec<String> {
+        let frozen = std::mem::take(&mut *self.frozen.lock().unwrap_or_else(PoisonError::into_inner));
+        match self.ask(ServerMessage::Thaw) {
+            Some(SupervisorMessage::Thawed { warnings }) => warnings,
+            _ => freezing::thaw(&frozen),
+        }
+    }
 }
 
 fn serve_and_close(
@@ -133,6 +240,7 @@ fn serve_and_close(
     at: &ServeAs,
     engine: EngineKind,
     say: &dyn Fn(ServerMessage),
+    channel: Option<&Channel>,
 ) -> Result<(), AttachError> {
     let mut is_ready = false;
     let served = match at {
@@ -157,6 +265,7 @@ fn serve_and_close(
         return served;
     }
     say(ServerMessage::Closing);
+    channel.into_iter().for_each(Channel::close_gate);
     let closed = disk.close().map_err(|error| AttachError::Server(error.to_string()));
     let result = served.and(closed);
     say(ServerMessage::Closed { error: result.as_ref().err().map(ToString::to_string) });

@@ -18,19 +18,20 @@ use crate::attach::{
     AttachOptions, DeviceKind,
     control::{self, Answer},
     error::{AttachError, state_error},
+    freezing,
     loop_device::{self, Found, LoopOptions},
     mounting,
     process::Process,
     record::{PartitionRecord, Record, RecordDir, Registry, ShownBy},
     release::{self, DetachOptions},
     run_dir::Kept,
-    server::{ServeAs, ServerMessage, Shown, now_seconds},
+    server::{ServeAs, ServerMessage, Shown, SupervisorMessage, now_seconds},
     usage,
 };
 use crate::ublk::{self, UblkError};
 use std::{
     fs::File,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write},
     os::unix::{
         net::{UnixListener, UnixStream},
         process::{CommandExt, ExitStatusExt},
@@ -62,6 +63,10 @@ pub struct Attached {
     record: Record,
     child: Child,
     events: Receiver<Event>,
+    /// When file systems were frozen for a snapshot.
+    frozen_at: Option<Instant>,
+    /// Sentences about file systems that were thawed without the server's asking.
+    thawed_early: Vec<String>,
     /// Whether the server has said that no more requests can reach the disk.
     closing: bool,
     /// The server's last message: `Some(None)` if the disk was closed without an error.
@@ -131,6 +136,8 @@ pub fn attach(
         record,
         child,
         events,
+        frozen_at: None,
+        thawed_early: Vec::new(),
         closing: false,
         closed: None,
         force_waiters: Vec::new(),
@@ -203,7 +210,7 @@ fn start(
         File::options().create(true).append(true).open(&log).map_err(|source| state_error("write", &log, source))?;
     let at = record.ublk_mark.map_or_else(|| ServeAs::FuseFile(record.fuse_mount.clone()), ServeAs::Ublk);
     let mut child = server(&at)
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(log)
         // Signals of the terminal go to the supervisor only.
@@ -288,7 +295,11 @@ impl Attached {
                 Ok(Event::Server(ServerMessage::Failed { error, .. })) => return Err(AttachError::Server(error)),
                 // A size change before `Ready` is included in `Ready`.
                 Ok(Event::Server(
-                    ServerMessage::Resized { .. } | ServerMessage::Closing | ServerMessage::Closed { .. },
+                    ServerMessage::Resized { .. }
+                    | ServerMessage::Freeze
+                    | ServerMessage::Thaw
+                    | ServerMessage::Closing
+                    | ServerMessage::Closed { .. },
                 )) => {}
                 Ok(Event::Asked(mut stream)) => {
                     let refused = Answer::Refused("the disk is being attached; try again in a moment".into());
@@ -381,6 +392,7 @@ impl Attached {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
             }
+            self.thaw_in_time();
             if !stopped && should_stop() {
                 stopped = true;
                 match self.detach(DetachOptions { unmount: true, force: false }) {
@@ -444,9 +456,61 @@ impl Attached {
     fn handle(&mut self, says: ServerMessage) {
         match says {
             ServerMessage::Resized { size } => self.follow_size(size),
+            ServerMessage::Freeze => self.freeze(),
+            ServerMessage::Thaw => {
+                let mut warnings = std::mem::take(&mut self.thawed_early);
+                warnings.extend(self.thaw());
+                self.answer_server(&SupervisorMessage::Thawed { warnings });
+            }
             ServerMessage::Closing => self.closing = true,
             ServerMessage::Closed { error } => self.closed = Some(error),
             ServerMessage::Ready { .. } | ServerMessage::Failed { .. } => {}
+        }
+    }
+
+    /// Freezes the file systems on the disk. The record says so before, so that they are thawed
+    /// whatever happens to this process.
+    fn freeze(&mut self) {
+        let dirs = freezing::folders_of(&self.record);
+        self.record.frozen.clone_from(&dirs);
+        let (frozen, warnings) = match self.home.write(&self.record) {
+            Ok(()) => freezing::freeze(&dirs),
+            Err(error) => (Vec::new(), vec![format!("no file system was frozen: {error}")]),
+        };
+        self.record.frozen.clone_from(&frozen);
+        self.frozen_at = (!frozen.is_empty()).then(Instant::now);
+        self.answer_server(&SupervisorMessage::Frozen { dirs: frozen, warnings });
+    }
+
+    /// Thaws what is frozen. Returns sentences about failures.
+    fn thaw(&mut self) -> Vec<String> {
+        self.frozen_at = None;
+        let failed = freezing::thaw(&std::mem::take(&mut self.record.frozen));
+        if let Err(error) = self.home.write(&self.record) {
+            tracing::warn!("the end of a freeze could not be recorded: {error}");
+        }
+        failed
+    }
+
+    /// Thaws file systems whose snapshot takes too long.
+    fn thaw_in_time(&mut self) {
+        if self.frozen_at.is_some_and(|since| since.elapsed() > freezing::FROZEN_MAX) {
+            let dirs: Vec<String> = self.record.frozen.iter().map(|dir| dir.display().to_string()).collect();
+            self.thawed_early.push(format!(
+                "{}: thawed after {} s, before the snapshot was taken: the frozen image is as after a power cut",
+                dirs.join(", "),
+                freezing::FROZEN_MAX.as_secs()
+            ));
+            let failed = self.thaw();
+            self.thawed_early.extend(failed);
+        }
+    }
+
+    /// A server that is gone needs no answer.
+    fn answer_server(&mut self, answer: &SupervisorMessage) {
+        if let (Some(input), Ok(mut line)) = (&mut self.child.stdin, serde_json::to_vec(answer)) {
+            line.push(b'\n');
+            let _ = input.write_all(&line).and_then(|()| input.flush());
         }
     }
 

@@ -4,9 +4,11 @@
 //!   cycles.rs         the processor's cycle counter
 //!   reflink.rs        sharing a range between files
 //!   loop_device.rs    loop devices, and adding partitions
+//!   freeze.rs         freezing and thawing file systems
 //! ```
 
 mod cycles;
+pub mod freeze;
 pub mod loop_device;
 mod reflink;
 

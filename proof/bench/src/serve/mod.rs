@@ -10,6 +10,7 @@
 //!   io.rs        fio over a unix socket: populated, empty, from the page cache, VHD
 //!   copy.rs      nbdcopy to null:
 //!   carrier.rs   a disk through a socket without a server
+//!   snapshot.rs  a snapshot while a client writes
 //!   attach.rs    fio on a loop device over a FUSE file
 //! ```
 
@@ -17,6 +18,7 @@ pub(crate) mod attach;
 mod carrier;
 pub(crate) mod copy;
 pub(crate) mod io;
+pub(crate) mod snapshot;
 
 use crate::{
     fio::{FioLoad, Setup},

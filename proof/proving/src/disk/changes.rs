@@ -32,6 +32,8 @@ pub enum Changes {
     None,
     /// Images are added on top.
     Snapshots,
+    /// The disk is frozen and goes on in a new child that has its name.
+    FrozenInUse,
     /// The disk grows from this size to its `size_bytes`.
     Grows {
         /// Virtual size at the start, in bytes.
@@ -196,7 +198,8 @@ impl DiskCase {
         dice: &mut Dice,
     ) -> Outcome {
         match self.changes {
-            Changes::None => Ok(()),
+            // `freezing.rs` does that.
+            Changes::None | Changes::FrozenInUse => Ok(()),
             Changes::Snapshots if truth.changed.top >= JOIN_MAX => Ok(()),
             Changes::Snapshots => self.play_snapshot(stage, session, truth),
             Changes::Relinks => self.play_relink(stage, session, truth),

@@ -174,6 +174,14 @@ pub fn all() -> Vec<DiskCase> {
             ..kind("vhdx dynamic 1M, with snapshots", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 40])
         },
         DiskCase {
+            changes: Changes::FrozenInUse,
+            ..kind("vhd dynamic 16K, frozen in use", Format::Vhd, DiskType::Dynamic, 16 * kib, 4 * m, &[0, 1, 128, 255])
+        },
+        DiskCase {
+            changes: Changes::FrozenInUse,
+            ..kind("vhdx dynamic 1M, frozen in use", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 40])
+        },
+        DiskCase {
             changes: Changes::Relinks,
             ..kind(
                 "vhd differencing 16K, relinked",

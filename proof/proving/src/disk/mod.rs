@@ -15,7 +15,7 @@
 //!
 //! A disk lies on one file, several files, a store that answers late, or an image of the made-up
 //! format ([`Backing`]). Some disks change while they are in use (`changes.rs`,
-//! `relinks.rs`).
+//! `freezing.rs`, `relinks.rs`).
 //!
 //! `kinds.rs` lists the kinds; `front.rs` puts a server in between; `session.rs` uses one open
 //! disk; `play.rs` runs random sessions; `faults.rs` runs the short session for faults;
@@ -24,6 +24,7 @@
 mod backing;
 mod changes;
 mod faults;
+mod freezing;
 mod front;
 mod kinds;
 mod play;
@@ -509,7 +510,7 @@ impl Case for DiskCase {
             Err(error) => Opinion::Disagrees(format!("as {who} reads it, {error}")),
         };
         // The other programs can read one image, or a child and its parent.
-        if self.top_of(&world) > 0 || self.backing == Backing::Packed {
+        if self.top_of(&world) > 0 || self.backing == Backing::Packed || self.changes == Changes::FrozenInUse {
             return None;
         }
         // qemu-img supports no sectors of 4096 bytes, and no VHD without the copy of its footer.

@@ -32,6 +32,10 @@ impl DiskCase {
         world.phase(None);
         for _ in 0..steps {
             *version += 1;
+            if self.changes == Changes::FrozenInUse && dice.percent(10) {
+                self.play_freezing(stage, &mut session, truth, dice, version)?;
+                continue;
+            }
             if self.changes != Changes::None && dice.percent(10) {
                 self.play_change(stage, &mut session, truth, dice)?;
                 continue;
@@ -97,7 +101,7 @@ impl DiskCase {
     }
 
     /// Opens the disk after a kill, and records what it shows.
-    fn after_kill<'a>(&'a self, stage: &Stage<DiskTruth>, truth: &mut DiskTruth) -> Outcome<Session<'a>> {
+    pub(super) fn after_kill<'a>(&'a self, stage: &Stage<DiskTruth>, truth: &mut DiskTruth) -> Outcome<Session<'a>> {
         let world = &stage.world;
         world.phase(None);
         let visible = {
@@ -124,7 +128,7 @@ impl DiskCase {
     }
 
     /// A random range of sectors within one window.
-    fn some_range(&self, dice: &mut Dice, disk: &Disk, most: u64) -> (u64, u64) {
+    pub(super) fn some_range(&self, dice: &mut Dice, disk: &Disk, most: u64) -> (u64, u64) {
         let unit = if self.libvhdi_safe { 8 } else { u64::from(self.sector_bytes) / SECTOR_BYTES };
         let window = self.some_window(dice, disk);
         let units = window.count / unit;

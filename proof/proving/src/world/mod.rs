@@ -359,7 +359,8 @@ impl FileSystem for World {
         let (life, late) = (state.life, state.late);
         drop(state);
         let (world, writable, lock) = (self.clone(), options.writable, options.lock);
-        let mut store = WorldStore { world, name: path.clone(), file, writable, lock, life, lane: None };
+        let mut store =
+            WorldStore { world, name: path.clone(), file, writable, lock, shares: false.into(), life, lane: None };
         if let Some(seed) = late {
             store.lane = Some(Arc::new(LateLane::new(store.unlocked(), seed).map_err(failed)?));
         }

@@ -10,7 +10,10 @@ use diskwright_store::{DataFile, FileRange, LockMode, Store, Zeroing, lane::Lane
 use std::{
     fmt, io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 /// An open file of a [`World`].
@@ -20,6 +23,8 @@ pub(super) struct WorldStore {
     pub(super) file: FileId,
     pub(super) writable: bool,
     pub(super) lock: LockMode,
+    /// An exclusive lock was turned into a shared one.
+    pub(super) shares: AtomicBool,
     pub(super) life: u64,
     /// Present in a world that answers late.
     pub(super) lane: Option<Arc<LateLane>>,
@@ -40,8 +45,8 @@ impl Drop for WorldStore {
         let Some(holders) = state.locks.get_mut(&self.file) else { return };
         match self.lock {
             LockMode::None => {}
-            LockMode::Shared => holders.readers -= 1,
-            LockMode::Exclusive => holders.writer = false,
+            LockMode::Exclusive if !self.shares.load(Ordering::Relaxed) => holders.writer = false,
+            LockMode::Shared | LockMode::Exclusive => holders.readers -= 1,
         }
     }
 }
@@ -55,7 +60,7 @@ impl WorldStore {
     pub(super) fn unlocked(&self) -> Self {
         let (world, name) = (self.world.clone(), self.name.clone());
         let (file, writable, life) = (self.file, self.writable, self.life);
-        Self { world, name, file, writable, lock: LockMode::None, life, lane: None }
+        Self { world, name, file, writable, lock: LockMode::None, shares: AtomicBool::new(false), life, lane: None }
     }
 
     fn check_writable(&self) -> io::Result<()> {
@@ -73,6 +78,19 @@ impl WorldStore {
 }
 
 impl Store for WorldStore {
+    fn share_lock(&self) -> io::Result<()> {
+        let mut state = self.world.state();
+        if state.life == self.life
+            && self.lock == LockMode::Exclusive
+            && !self.shares.swap(true, Ordering::Relaxed)
+            && let Some(holders) = state.locks.get_mut(&self.file)
+        {
+            holders.writer = false;
+            holders.readers += 1;
+        }
+        Ok(())
+    }
+
     fn name(&self) -> &Path {
         &self.name
     }

@@ -1,0 +1,349 @@
+//! `diskwright serve-ctl`: asks the process that has a disk open for writing, over its control
+//! channel.
+
+use crate::{
+    commands::{resize, snapshot},
+    context::Context,
+    describe::printable,
+    exit::{self, Failure, Outcome},
+    in_use,
+    json::{self, Document},
+    sizes::{Exact, Human},
+    table::{Align, Columns},
+};
+use clap::{Args, Subcommand};
+use diskwright_disk::{NewSize, Snapshot};
+use diskwright_load::clock;
+use diskwright_serve::control::{self, Client, Done, Operation, ProcessReport, Resized, Statistics};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+/// The word that lists the disks, in the place of a disk.
+const LIST: &str = "list";
+
+/// Arguments of `serve-ctl`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Every `diskwright serve` and `attach` that has a disk open for writing listens on a socket which only its user and root reach, in the folder control/ \
+of the run-time folder (/run/diskwright for root, diskwright/ in $XDG_RUNTIME_DIR or /run/user/UID for others, or $DISKWRIGHT_RUN_DIR). The disk's file leads to it.
+
+A disk is named by its FILE, or by the NAME of its export. For a disk with the name \"list\" write ./list.
+
+EXAMPLES
+  diskwright serve-ctl list
+  diskwright serve-ctl disk.vhdx statistics
+  diskwright serve-ctl db resize +20G
+  diskwright serve-ctl db snapshot before-update
+  diskwright serve-ctl disk.vhdx drain")]
+pub struct ServeCtlArgs {
+    /// The disk; or `list`, which lists all disks that are open for writing.
+    #[arg(value_name = "FILE|NAME|list")]
+    disk: PathBuf,
+    #[command(subcommand)]
+    action: Option<Action>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Show what the process does for its clients, and what the disk takes.
+    #[command(after_help = "\
+EXAMPLES
+  diskwright serve-ctl disk.vhdx statistics
+  diskwright serve-ctl db statistics --json | jq '.traffic.commands[] | {command, requests}'")]
+    Statistics,
+    /// Finish the requests in flight, refuse new clients, close all disks of the process, and end
+    /// it.
+    #[command(after_help = "\
+Returns when the disks are closed. Fails if something could not be flushed. An attached disk is closed by detach.
+
+EXAMPLES
+  diskwright serve-ctl disk.vhdx drain")]
+    Drain,
+    /// Enlarge the disk while it is in use.
+    #[command(after_help = "\
+Clients of an NBD server see the new size when they connect again; the device of an attached disk grows at once.
+
+EXAMPLES
+  diskwright serve-ctl disk.vhdx resize 80G
+  diskwright serve-ctl db resize +20G --dry-run")]
+    Resize {
+        /// The new virtual size, or with + in front what is added to it.
+        #[arg(value_name = "[+]SIZE", value_parser = resize::new_size)]
+        size: NewSize,
+        /// Check whether it can be done, and change nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Freeze the disk while it is in use, and go on in a new child that has its name.
+    #[command(after_help = "\
+As `snapshot` does it with a disk in use: see there.
+
+EXAMPLES
+  diskwright serve-ctl disk.vhdx snapshot
+  diskwright serve-ctl db snapshot before-update --dry-run")]
+    Snapshot {
+        /// What is appended to the disk's name to name the frozen image. [default: the time]
+        name: Option<String>,
+        /// Check whether it can be done, and change nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// What `serve-ctl list --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Listing {
+    /// The processes of this user that have disks open for writing.
+    processes: Vec<ProcessReport>,
+    /// Processes that are there and do not answer, a sentence each.
+    silent: Vec<String>,
+}
+
+impl Document for Listing {
+    const SCHEMA: &'static str = "diskwright.control-list/1";
+}
+
+/// What `serve-ctl DISK statistics --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Counted {
+    #[serde(flatten)]
+    statistics: Statistics,
+}
+
+impl Document for Counted {
+    const SCHEMA: &'static str = "diskwright.control-statistics/1";
+}
+
+/// What `serve-ctl DISK drain --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Drained {
+    /// The number of the process that has ended.
+    pid: u32,
+    /// The files of the disks that it had open for writing. All are closed.
+    files: Vec<String>,
+}
+
+impl Document for Drained {
+    const SCHEMA: &'static str = "diskwright.control-drain/1";
+}
+
+/// Asks.
+pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
+    match &args.action {
+        None if args.disk.as_os_str() == LIST => list(context),
+        None => Err(Failure::usage(format!(
+            "say what to do with {}: statistics, drain, resize or snapshot",
+            printable(&json::path(&args.disk))
+        ))),
+        Some(Action::Statistics) => {
+            let (_, client) = find(&args.disk)?;
+            let statistics = statistics(&client)?;
+            tell_statistics(context, statistics)
+        }
+        Some(Action::Drain) => drain(context, &find(&args.disk)?.1),
+        Some(Action::Resize { size, dry_run }) => {
+            let (file, client) = find(&args.disk)?;
+            enlarge(context, &file, &client, *size, *dry_run)
+        }
+        Some(Action::Snapshot { name, dry_run }) => {
+            let (file, client) = find(&args.disk)?;
+            freeze(context, &file, &client, name.clone().unwrap_or_else(clock::compact_utc_now), *dry_run)
+        }
+    }
+}
+
+/// The disk with this path or export name, and the way to its process.
+fn find(named: &Path) -> Outcome<(PathBuf, Client)> {
+    if named.exists() {
+        return match in_use::client(named)? {
+            Some(client) => Ok((named.to_owned(), client)),
+            None => Err(nobody(named)),
+        };
+    }
+    let mut found = control::find_by_name(&named.to_string_lossy())?;
+    match (found.pop(), found.pop()) {
+        (Some(only), None) => Ok((only.file, only.client)),
+        (Some(one), Some(other)) => Err(Failure::new(format!(
+            "several disks are served under the name {}: {} and {}; name the file",
+            named.display(),
+            one.file.display(),
+            other.file.display()
+        ))),
+        (None, _) => Err(Failure::new(format!(
+            "{}: no such file, and no disk that is open for writing has this name; `diskwright serve-ctl list` lists them",
+            named.display()
+        ))),
+    }
+}
+
+/// Why the file leads to no process.
+fn nobody(file: &Path) -> Failure {
+    use diskwright_store::{LockMode, OpenError, OpenOptions, file::FileStore};
+    let options = OpenOptions { lock: LockMode::Shared, ..OpenOptions::default() };
+    match FileStore::open(file, &options) {
+        Err(OpenError::Locked { holder, .. }) => Failure::new(format!(
+            "{}: it is in use{}, which has no control channel that you can reach: only `diskwright serve` and `attach` have one, when they have opened the disk for writing, for their own user and root",
+            file.display(),
+            if holder.is_empty() { " by a program that is not visible here".into() } else { holder }
+        )),
+        _ => Failure::new(format!(
+            "{}: no process has it open for writing, so there is nothing to control; `diskwright serve-ctl list` lists the disks in use",
+            file.display()
+        )),
+    }
+}
+
+fn unexpected(client: &Client) -> Failure {
+    Failure::new(format!("{} answered something else than it was asked; is it another version?", client.peer))
+}
+
+fn call(client: &Client, operation: Operation) -> Outcome<Done> {
+    Ok(client.call(operation, &mut |_, _| {})?)
+}
+
+fn statistics(client: &Client) -> Outcome<Statistics> {
+    match call(client, Operation::Statistics)? {
+        Done::Counted(statistics) => Ok(statistics),
+        _ => Err(unexpected(client)),
+    }
+}
+
+fn list(context: &mut Context) -> Outcome {
+    let control::Listing { processes, silent } = control::list();
+    let silent: Vec<String> = silent.iter().map(ToString::to_string).collect();
+    if context.global.json {
+        context.print_json(&Listing { processes, silent })?;
+        return Ok(exit::OK);
+    }
+    silent.iter().for_each(|sentence| context.warn(sentence));
+    if processes.is_empty() {
+        return Ok(exit::OK);
+    }
+    let mut table = Columns::new(&[
+        ("name", Align::Left),
+        ("size", Align::Right),
+        ("process", Align::Right),
+        ("by", Align::Left),
+        ("file", Align::Left),
+    ]);
+    for ProcessReport { pid, command, disks, .. } in &processes {
+        for disk in disks {
+            table.row(vec![
+                printable(&disk.name),
+                Human(disk.virtual_size).to_string(),
+                pid.to_string(),
+                printable(command),
+                printable(&json::path(&disk.file)),
+            ]);
+        }
+    }
+    table.write(&mut context.out)?;
+    Ok(exit::OK)
+}
+
+fn tell_statistics(context: &mut Context, statistics: Statistics) -> Outcome {
+    if context.global.json {
+        context.print_json(&Counted { statistics })?;
+        return Ok(exit::OK);
+    }
+    let Statistics { process, disk, chain, size_on_disk, open_seconds, traffic } = &statistics;
+    let out = &mut context.out;
+    let file = printable(&json::path(&disk.file));
+    writeln!(out, "{file}: {}, served as {:?}", Exact(disk.virtual_size), printable(&disk.name))?;
+    writeln!(
+        out,
+        "  process {} ({}, version {}), open for {} s",
+        process.pid,
+        printable(&process.command),
+        printable(&process.version),
+        open_seconds
+    )?;
+    if let Some(bytes) = size_on_disk {
+        writeln!(out, "  {} on disk, {} in the chain", Human(*bytes), images(chain.len()))?;
+    }
+    if let Some(operation) = &disk.busy_with {
+        writeln!(out, "  {} is under way", printable(operation))?;
+    }
+    let Some(traffic) = traffic else { return Ok(exit::OK) };
+    writeln!(
+        out,
+        "  {} connections, {} requests in flight; {} accepted and {} refused so far",
+        traffic.connections, traffic.in_flight, traffic.accepted, traffic.refused
+    )?;
+    let mut table = Columns::new(&[
+        ("command", Align::Left),
+        ("requests", Align::Right),
+        ("bytes", Align::Right),
+        ("errors", Align::Right),
+        ("mean", Align::Right),
+    ]);
+    for count in traffic.commands.iter().filter(|count| count.requests > 0) {
+        let mean = count.mean_latency_ns.map(|nanoseconds| format!("{:?}", rounded(nanoseconds)));
+        table.row(vec![
+            printable(&count.command),
+            count.requests.to_string(),
+            Human(count.bytes).to_string(),
+            count.errors.to_string(),
+            mean.unwrap_or_default(),
+        ]);
+    }
+    if traffic.commands.iter().any(|count| count.requests > 0) {
+        writeln!(out)?;
+        table.write(out)?;
+    }
+    Ok(exit::OK)
+}
+
+fn images(count: usize) -> String {
+    if count == 1 { "one image".into() } else { format!("{count} images") }
+}
+
+/// To microseconds.
+fn rounded(nanoseconds: u64) -> Duration {
+    Duration::from_micros(nanoseconds.div_ceil(1000))
+}
+
+fn drain(context: &mut Context, client: &Client) -> Outcome {
+    let Done::Drained { files } = call(client, Operation::Drain)? else { return Err(unexpected(client)) };
+    let files: Vec<String> = files.iter().map(|file| json::path(file)).collect();
+    if context.global.json {
+        context.print_json(&Drained { pid: client.peer.pid, files })?;
+    } else if !context.global.quiet {
+        for file in files {
+            writeln!(context.out, "{}: closed by {}", printable(&file), printable(&client.peer.to_string()))?;
+        }
+    }
+    Ok(exit::OK)
+}
+
+/// Enlarges a disk in use, for `resize` too.
+pub fn enlarge(context: &mut Context, file: &Path, client: &Client, size: NewSize, dry_run: bool) -> Outcome {
+    let size = match size {
+        NewSize::Bytes(size) => size,
+        NewSize::More(added) => statistics(client)?.disk.virtual_size.saturating_add(added),
+        NewSize::Present | NewSize::Least => statistics(client)?.disk.virtual_size,
+    };
+    let Done::Resized(Resized { old_size, new_size, old_file_size, new_file_size }) =
+        call(client, Operation::Resize { size, dry_run })?
+    else {
+        return Err(unexpected(client));
+    };
+    resize::tell(context, resize::Report::of_size(file, (old_size, new_size), (old_file_size, new_file_size), dry_run))
+}
+
+/// Freezes a disk in use, for `snapshot` too.
+pub fn freeze(context: &mut Context, file: &Path, client: &Client, name: String, dry_run: bool) -> Outcome {
+    let Done::Frozen(done) = call(client, Operation::Snapshot { name, dry_run })? else {
+        return Err(unexpected(client));
+    };
+    done.warnings.iter().for_each(|warning| context.warn(warning));
+    let frozen = Some(done.frozen.clone());
+    let snapshot = Snapshot { disk: file.to_owned(), parent: done.frozen, frozen };
+    let file_systems = done.file_systems.iter().map(|dir| json::path(dir)).collect();
+    snapshot::tell(context, "snapshot", &snapshot, dry_run, Some(file_systems))
+}

@@ -1,0 +1,120 @@
+//! A snapshot of a disk while a client writes to it by NBD: how long the client's longest request
+//! is, against a window of the same length without a snapshot.
+//!
+//! The client writes 4 KiB at random at QD 8 for a second; in the middle of every second window
+//! `diskwright snapshot` freezes the disk. Windows with and without take turns on the same server.
+//! A window begins with the chain that the last one has left, so both kinds write into young
+//! children.
+
+use super::{Exported, Who, serve};
+use crate::{discard::drive, ours};
+use diskwright_disk::{OpenOptions, Opened};
+use diskwright_lab::{
+    LabError, Result,
+    acceptance::{Bar, Check, Context, Found, SEED},
+    progress::{Progress, report},
+    targets::{self, Container},
+};
+use diskwright_stats::{
+    numbers::{bytes, duration, grouped},
+    summary::round_order,
+};
+use diskwright_store::{CacheMode, Request};
+use rand_xoshiro::{
+    Xoshiro256PlusPlus,
+    rand_core::{Rng, SeedableRng},
+};
+use std::{
+    path::Path,
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
+
+const WRITE_BYTES: u64 = 4096;
+const QUEUE_DEPTH: usize = 8;
+/// The clients' pause beyond their longest request, in milliseconds.
+const BAR: Bar = Bar::AtMost(10.0);
+
+pub(crate) fn pause(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let size_bytes: u64 = context.pick(256 << 20, 2 << 30);
+    context.scratch.need("this disk and its children", 2 * size_bytes + (1 << 30))?;
+    let rounds = context.rounds(context.pick(5, 15));
+    let window = context.options.cell.unwrap_or(Duration::from_secs(1));
+    let dir = context.scratch.folder("frozen")?;
+    let how = context.preparation(size_bytes, CacheMode::Direct);
+    let mut tick = |done| report(progress, "prepare", done, size_bytes, "filling the disk");
+    let path = targets::make_filled(Container::VhdxDynamic, &dir, &how, &mut tick)?;
+    let served = serve(Who::Ours, &Exported::of(Container::VhdxDynamic, &path, CacheMode::Direct), &dir)?;
+    let opened = Opened::open(Path::new(&served.uri), &OpenOptions { writable: true, ..OpenOptions::default() });
+    let device = opened?.shared();
+    let (mut with, mut without, mut beyond, mut took) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut requests = 0;
+    for round in 0..rounds {
+        let mut longest = [0.0; 2];
+        for index in round_order(2, round, 9) {
+            let what = ["without a snapshot", "with a snapshot"][index];
+            report(progress, "measure", round as u64, rounds as u64, what)?;
+            let freezing = (index == 1).then(|| {
+                let (path, name) = (path.clone(), format!("r{round}"));
+                thread::spawn(move || {
+                    thread::sleep(window / 2);
+                    freeze(&path, &name)
+                })
+            });
+            let mut dice = Xoshiro256PlusPlus::seed_from_u64(SEED + 2 * round as u64 + index as u64);
+            let end = Instant::now() + window;
+            let mut next = |buf, tag| {
+                let offset_bytes = dice.next_u64() % (size_bytes / WRITE_BYTES) * WRITE_BYTES;
+                (Instant::now() < end).then(|| Request::write(offset_bytes, WRITE_BYTES as usize, buf, tag))
+            };
+            let written = drive(&*device, context.options.engine, QUEUE_DEPTH, &mut next);
+            if let Some(freezing) = freezing {
+                let time = freezing.join().expect("a snapshot does not panic")?;
+                took.push(time.as_secs_f64() * 1e3);
+            }
+            let latencies_ns = written.map_err(LabError::file("write to", &path))?;
+            requests += latencies_ns.len();
+            longest[index] = latencies_ns.iter().max().map_or(0.0, |ns| *ns as f64 / 1e6);
+            context.scratch.settle()?;
+        }
+        without.push(longest[0]);
+        with.push(longest[1]);
+        beyond.push(longest[1] - longest[0]);
+    }
+    drop(device);
+    served.server.stop()?;
+    let median = |values: &[f64]| diskwright_stats::summary::median(values).unwrap_or(0.0) * 1e6;
+    let name = "longest 4K random write at QD 8 by NBD while the disk is frozen, beyond the longest without";
+    Ok(Found {
+        checks: vec![Check::absolute(name, "ms", &beyond, BAR)],
+        notes: vec![
+            format!(
+                "VHDX dynamic of {}, O_DIRECT, one connection; {rounds} rounds in turns, windows of {}, {} writes",
+                bytes(size_bytes),
+                duration(window.as_nanos() as f64),
+                grouped(requests as f64)
+            ),
+            format!(
+                "longest request, median of the rounds: {} with a snapshot, {} without; the command took {}",
+                duration(median(&with)),
+                duration(median(&without)),
+                duration(median(&took))
+            ),
+        ],
+        ..Found::default()
+    })
+}
+
+/// Runs `diskwright snapshot`. Returns its time.
+fn freeze(path: &Path, name: &str) -> Result<Duration> {
+    let mut command = ours::command()?;
+    command.arg("snapshot").arg(path).args(["--name", name, "--quiet"]).stdin(Stdio::null());
+    let start = Instant::now();
+    let output = command.output().map_err(LabError::file("freeze", path))?;
+    if !output.status.success() {
+        let what = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(LabError::BadOptions { what, hint: "see why the disk cannot be frozen".into() });
+    }
+    Ok(start.elapsed())
+}

@@ -1,0 +1,417 @@
+//! The side of the process that has the disks open: a socket, one thread that accepts, and one
+//! short-lived thread for each client.
+//!
+//! ```text
+//!   open ─▶ socket, a link for each disk ─▶ accept ─▶ peer's user, one request ─▶ operation
+//!   drain:  request ─▶ Host::on_drain ─▶ the process ends as by a signal ─┐
+//!   close_gate: no new operation, the running ones end, links go ◀────────┘
+//!           ─▶ the process closes its disks ─▶ end: who asked for the drain gets the answer
+//! ```
+
+use super::{
+    ControlError,
+    folder::Folder,
+    message::{Done, Event, FileId, Request, VERSION, Versioned},
+    operation::{self, refused},
+    stream::{Lines, PATIENCE},
+};
+use crate::metrics::Metrics;
+use diskwright_disk::Disk;
+use diskwright_store::{BlockDevice, ErrorCode};
+use rustix::net::sockopt;
+use std::{
+    fmt, fs, io,
+    os::unix::net::{UnixListener, UnixStream},
+    path::PathBuf,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+/// Most clients at a time.
+const CLIENTS_MAX: usize = 16;
+
+/// Pause after a failed accept, when descriptors or memory have probably run out.
+const PAUSE: Duration = Duration::from_millis(200);
+
+/// A disk that the process has open.
+#[derive(Debug, Clone)]
+pub struct Held {
+    /// The export name; of an attached disk, the name of its file.
+    pub name: String,
+    /// The disk.
+    pub disk: Arc<Disk>,
+}
+
+/// Makes the process end as by a signal: requests in flight are finished, and the disks closed.
+pub type OnDrain = Box<dyn Fn() + Send + Sync>;
+
+/// File systems on a disk that are frozen, and sentences about those that are not.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Quiet {
+    /// Where they are mounted.
+    pub file_systems: Vec<PathBuf>,
+    /// Sentences for the user.
+    pub warnings: Vec<String>,
+}
+
+/// Freezes the file systems on the disk for the moment of a snapshot.
+pub trait Freezer: Send + Sync {
+    /// Freezes them. [`Freezer::thaw`] is called afterwards in any case.
+    fn freeze(&self) -> Quiet;
+    /// Thaws them. Returns sentences for the user.
+    fn thaw(&self) -> Vec<String>;
+}
+
+/// What the process tells about itself, and how it ends.
+pub struct Host {
+    /// The command that the process runs: `serve` or `attach`.
+    pub command: &'static str,
+    /// The counters of its server.
+    pub metrics: Option<Arc<Metrics>>,
+    /// How to end the process, or the sentence why it is not ended this way.
+    pub on_drain: Result<OnDrain, String>,
+    /// Who freezes file systems on the disk, if the disk is a device of this machine.
+    pub freezer: Option<Box<dyn Freezer>>,
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Host({})", self.command)
+    }
+}
+
+/// A disk, and the operation that changes it.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) held: Held,
+    busy: Mutex<Option<&'static str>>,
+}
+
+impl Entry {
+    pub(super) fn busy_with(&self) -> Option<&'static str> {
+        *lock(&self.busy)
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Connections that are open.
+    clients: usize,
+    /// Clients whose request was taken and not answered.
+    answering: usize,
+    /// Operations that change a disk now.
+    changing: usize,
+    /// No operation may begin.
+    is_closing: bool,
+    /// How the process has closed its disks.
+    ended: Option<Result<(), String>>,
+}
+
+/// What the threads of a channel share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) disks: Vec<Entry>,
+    pub(super) host: Host,
+    pub(super) opened_at: Instant,
+    pub(super) folder: Folder,
+    pub(super) socket: PathBuf,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// The control channel of this process. Dropped, it is gone, and whoever waits for a drain is told
+/// that it failed: see [`Channel::end`].
+#[derive(Debug)]
+pub struct Channel {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Channel {
+    /// Opens the channel for those of `disks` that are files open for writing; `None` if there is
+    /// none. Call it after the disks are opened: their locks are what makes this process the one
+    /// that answers for them.
+    ///
+    /// # Errors
+    /// [`ControlError`]: the run-time folder cannot be used. The disks can be served all the same.
+    pub fn open(disks: Vec<Held>, host: Host) -> Result<Option<Self>, ControlError> {
+        let is_ours = |held: &Held| !held.disk.geometry().read_only && id_of(&held.disk).is_some();
+        let disks: Vec<Held> = disks.into_iter().filter(is_ours).collect();
+        if disks.is_empty() {
+            return Ok(None);
+        }
+        Self::open_in(Folder::make()?, disks, host).map(Some)
+    }
+
+    pub(super) fn open_in(folder: Folder, disks: Vec<Held>, host: Host) -> Result<Self, ControlError> {
+        static CHANNELS: AtomicU32 = AtomicU32::new(0);
+        let (listener, socket) = folder.bind(CHANNELS.fetch_add(1, Ordering::Relaxed))?;
+        let disks = disks.into_iter().map(|held| Entry { held, busy: Mutex::default() }).collect();
+        let shared = Arc::new(Shared {
+            disks,
+            host,
+            opened_at: Instant::now(),
+            folder,
+            socket: socket.clone(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        // From here on, dropping the channel removes its socket and links.
+        let mut channel = Self { shared: Arc::clone(&shared), thread: None };
+        for entry in &shared.disks {
+            if let Some(id) = id_of(&entry.held.disk) {
+                shared.folder.publish(id, &shared.socket)?;
+            }
+        }
+        let accepting = thread::Builder::new().name("control".into()).spawn(move || accept(&shared, &listener));
+        let failed = |source| ControlError::Socket { doing: "start the thread of", path: socket, source };
+        channel.thread = Some(accepting.map_err(failed)?);
+        Ok(channel)
+    }
+
+    /// Ends the operations: no new one begins, the running ones are waited for, and the files no
+    /// longer lead to this process. To be called before the disks are closed.
+    pub fn close_gate(&self) {
+        let shared = &self.shared;
+        let mut state = lock(&shared.state);
+        state.is_closing = true;
+        while state.changing > 0 {
+            state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(state);
+        for entry in &shared.disks {
+            if let Some(id) = id_of(&entry.held.disk) {
+                shared.folder.withdraw(id, &shared.socket);
+            }
+        }
+    }
+
+    /// Tells whoever waits for a drain how the disks were closed, and ends the channel. `closed` is
+    /// a sentence if data may be lost.
+    pub fn end(mut self, closed: Result<(), String>) {
+        self.finish(closed);
+    }
+
+    fn finish(&mut self, closed: Result<(), String>) {
+        let Some(thread) = self.thread.take() else { return };
+        self.close_gate();
+        let shared = &self.shared;
+        lock(&shared.state).ended = Some(closed);
+        shared.changed.notify_all();
+        // Connects once, so that the thread returns from `accept` and sees the end.
+        if UnixStream::connect(&shared.socket).is_ok() {
+            let _ = thread.join();
+        }
+        let _ = fs::remove_file(&shared.socket);
+        // Answers are given up after a time, so this ends.
+        let deadline = Instant::now() + PATIENCE;
+        let mut state = lock(&shared.state);
+        while state.answering > 0 && Instant::now() < deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            state = shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        self.finish(Err("the process ended before it had closed its disks".into()));
+        // Without a thread, `finish` had nothing to do.
+        let _ = fs::remove_file(&self.shared.socket);
+    }
+}
+
+/// The identity of the file that is written now.
+pub(super) fn id_of(disk: &Disk) -> Option<FileId> {
+    disk.file()?;
+    disk.layers().first()?.image.store().identity().map(Into::into)
+}
+
+fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
+    loop {
+        let accepted = listener.accept();
+        if lock(&shared.state).ended.is_some() {
+            return;
+        }
+        match accepted {
+            Ok((stream, _)) => admit(shared, stream),
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a client of the control channel");
+                thread::sleep(PAUSE);
+            }
+        }
+    }
+}
+
+/// Counts a client while it exists.
+struct Admitted(Arc<Shared>);
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        lock(&self.0.state).clients -= 1;
+    }
+}
+
+fn admit(shared: &Arc<Shared>, stream: UnixStream) {
+    let is_full = {
+        let mut state = lock(&shared.state);
+        let is_full = state.clients >= CLIENTS_MAX;
+        state.clients += usize::from(!is_full);
+        is_full
+    };
+    if is_full {
+        // The socket's buffer is empty, so this does not block.
+        let busy = format!("the control channel has {CLIENTS_MAX} clients already; try again");
+        let _ = Lines::new(stream).send(&Event::error(ErrorCode::Locked, busy));
+        return;
+    }
+    let admitted = Admitted(Arc::clone(shared));
+    let spawned = thread::Builder::new().name("control-client".into()).spawn(move || {
+        if let Err(error) = converse(&admitted.0, stream) {
+            tracing::debug!(%error, "a client of the control channel went away");
+        }
+    });
+    if let Err(error) = spawned {
+        tracing::warn!(%error, "cannot start a thread for a client of the control channel");
+    }
+}
+
+/// One request and its answer.
+fn converse(shared: &Shared, stream: UnixStream) -> io::Result<()> {
+    let mut lines = Lines::new(stream);
+    let user = sockopt::socket_peercred(lines.stream())?.uid;
+    if !(user.is_root() || user == rustix::process::geteuid()) {
+        let sentence = "only the user who runs this process, and root, may control its disks";
+        return lines.send(&Event::error(ErrorCode::PermissionDenied, sentence));
+    }
+    let line = lines.receive(Some(PATIENCE))?;
+    let _answering = Answering::begin(shared);
+    let event = match answer(shared, &line, &mut lines) {
+        Ok(done) => Event::Result(Box::new(done)),
+        Err(error) => Event::error(error.code(), error.to_string()),
+    };
+    lines.send(&event)
+}
+
+/// Counts a client that waits for its answer.
+struct Answering<'a>(&'a Shared);
+
+impl<'a> Answering<'a> {
+    fn begin(shared: &'a Shared) -> Self {
+        lock(&shared.state).answering += 1;
+        Self(shared)
+    }
+}
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).answering -= 1;
+        self.0.changed.notify_all();
+    }
+}
+
+fn answer(shared: &Shared, line: &[u8], lines: &mut Lines) -> Result<Done, ControlError> {
+    let unreadable = |error| refused(ErrorCode::Protocol, format!("the request cannot be read: {error}"));
+    let Versioned { version } = serde_json::from_slice(line).map_err(unreadable)?;
+    if version != VERSION {
+        let sentence = format!(
+            "the request has version {version}, and this process (version {} of the program) answers version {VERSION}; use the program that the process runs",
+            env!("CARGO_PKG_VERSION")
+        );
+        return Err(refused(ErrorCode::Unsupported, sentence));
+    }
+    let request: Request = serde_json::from_slice(line).map_err(|error| {
+        let sentence = format!(
+            "this process (version {} of the program) does not know the operation: {error}",
+            env!("CARGO_PKG_VERSION")
+        );
+        refused(ErrorCode::Unsupported, sentence)
+    })?;
+    let rule = operation::rule(&request.operation);
+    let disk = match (rule.needs_disk, request.disk) {
+        (false, _) => None,
+        (true, Some(id)) => Some(shared.index_of(id)?),
+        (true, None) => return Err(refused(ErrorCode::InvalidInput, format!("{} needs a disk", rule.name))),
+    };
+    let _changing = disk.filter(|_| rule.changes_disk).map(|index| Changing::begin(shared, index, rule.name));
+    let _changing = _changing.transpose()?;
+    let mut is_there = true;
+    operation::carry_out(shared, disk, request.operation, &mut |done, total| {
+        is_there = is_there && lines.send(&Event::Progress { done, total }).is_ok();
+        is_there || !rule.ends_with_client
+    })
+}
+
+impl Shared {
+    /// The disk whose top is this file now.
+    fn index_of(&self, id: FileId) -> Result<usize, ControlError> {
+        let is_it = |entry: &Entry| id_of(&entry.held.disk) == Some(id);
+        self.disks.iter().position(is_it).ok_or_else(|| {
+            refused(
+                ErrorCode::NotFound,
+                format!("process {} does not write to that file (any more)", std::process::id()),
+            )
+        })
+    }
+
+    /// Asks the process to end, and waits until it has closed its disks.
+    pub(super) fn drain(&self) -> Result<Done, ControlError> {
+        match &self.host.on_drain {
+            Ok(end) => end(),
+            Err(sentence) => return Err(refused(ErrorCode::Unsupported, sentence.clone())),
+        }
+        let files = self.disks.iter().filter_map(|entry| entry.held.disk.file().map(Into::into)).collect();
+        let mut state = lock(&self.state);
+        loop {
+            match &state.ended {
+                Some(Ok(())) => return Ok(Done::Drained { files }),
+                Some(Err(sentence)) => return Err(refused(ErrorCode::Io, sentence.clone())),
+                None => state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}
+
+/// Excludes other operations on a disk while it exists.
+struct Changing<'a> {
+    shared: &'a Shared,
+    index: usize,
+}
+
+impl<'a> Changing<'a> {
+    fn begin(shared: &'a Shared, index: usize, name: &'static str) -> Result<Self, ControlError> {
+        let entry = &shared.disks[index];
+        let mut state = lock(&shared.state);
+        if state.is_closing {
+            let sentence = format!("{}: its process is ending", entry.held.name);
+            return Err(refused(ErrorCode::Locked, sentence));
+        }
+        let mut busy = lock(&entry.busy);
+        if let Some(other) = *busy {
+            let sentence =
+                format!("{}: {other} is under way on this disk; try again when it has ended", entry.held.name);
+            return Err(refused(ErrorCode::Locked, sentence));
+        }
+        *busy = Some(name);
+        state.changing += 1;
+        Ok(Self { shared, index })
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.shared.state);
+        *lock(&self.shared.disks[self.index].busy) = None;
+        state.changing -= 1;
+        drop(state);
+        self.shared.changed.notify_all();
+    }
+}

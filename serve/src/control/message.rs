@@ -1,0 +1,227 @@
+//! Requests and events of the control channel, as JSON. A request is one line; the answer is any
+//! number of `progress` events and then one `result` or `error`.
+//!
+//! ```text
+//!   > {"version":1,"disk":{"device":65025,"inode":71},"operation":"resize","size":85899345920}
+//!   < {"event":"progress","done":1,"total":4}
+//!   < {"event":"result","kind":"resized","old_size":...}
+//!   < {"event":"error","code":"locked","message":"..."}
+//! ```
+//!
+//! A process refuses a request of another version, and an operation that it does not know, with a
+//! sentence that names both sides. New fields may join an event without a new version.
+
+use diskwright_store::ErrorCode;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The version of the messages.
+pub const VERSION: u32 = 1;
+
+/// The longest line that either side reads.
+pub const LINE_BYTES_MAX: usize = 64 << 10;
+
+/// A file by device and inode number; a block device by its number and 0. The same as
+/// [`Store::identity`](diskwright_store::Store::identity).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileId {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+}
+
+impl From<(u64, u64)> for FileId {
+    fn from((device, inode): (u64, u64)) -> Self {
+        Self { device, inode }
+    }
+}
+
+/// What a process is asked to do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "operation", rename_all = "kebab-case")]
+pub enum Operation {
+    /// Tell which disks the process has open for writing.
+    List,
+    /// Tell what the process has done for its clients, and what the disk takes.
+    Statistics,
+    /// Finish the requests in flight, refuse new clients, close all disks, and end.
+    Drain,
+    /// Enlarge the disk.
+    Resize {
+        /// The new virtual size in bytes.
+        size: u64,
+        /// Check whether it can be done, and change nothing.
+        dry_run: bool,
+    },
+    /// Freeze the disk, and go on in a new child that has its name.
+    Snapshot {
+        /// What is appended to the disk's name to name the frozen image.
+        name: String,
+        /// Check whether it can be done, and change nothing.
+        dry_run: bool,
+    },
+}
+
+/// One request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Request {
+    pub(crate) version: u32,
+    /// The disk; `None` for an operation on the whole process.
+    #[serde(default)]
+    pub(crate) disk: Option<FileId>,
+    #[serde(flatten)]
+    pub(crate) operation: Operation,
+}
+
+/// Only the version of a request, which decides how the rest is read.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Versioned {
+    pub(crate) version: u32,
+}
+
+/// A line of an answer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub(crate) enum Event {
+    /// The operation goes on: `done` of `total`, in bytes or steps.
+    Progress { done: u64, total: u64 },
+    /// The operation is done.
+    Result(Box<Done>),
+    /// The operation was refused or failed.
+    Error { code: String, message: String },
+}
+
+impl Event {
+    pub(crate) fn error(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self::Error { code: code.as_str().into(), message: message.into() }
+    }
+}
+
+/// The code with this name; [`ErrorCode::Io`] for a name that this program does not know.
+pub(crate) fn code_named(name: &str) -> ErrorCode {
+    ErrorCode::ALL.iter().copied().find(|code| code.as_str() == name).unwrap_or(ErrorCode::Io)
+}
+
+/// What an operation has done.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum Done {
+    /// The answer to [`Operation::List`].
+    Listed(ProcessReport),
+    /// The answer to [`Operation::Statistics`].
+    Counted(Statistics),
+    /// The process has closed its disks and ends now.
+    Drained {
+        /// The files of all disks that it had open for writing.
+        files: Vec<PathBuf>,
+    },
+    /// The disk has its new size.
+    Resized(Resized),
+    /// The disk goes on in a new child.
+    Frozen(Frozen),
+}
+
+/// A process with a control channel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct ProcessReport {
+    /// Its number.
+    pub pid: u32,
+    /// The command that it runs: `serve` or `attach`.
+    pub command: String,
+    /// The version of the program.
+    pub version: String,
+    /// The disks that it has open for writing.
+    pub disks: Vec<DiskReport>,
+}
+
+/// A disk that a process has open for writing.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct DiskReport {
+    /// The export name; of an attached disk, the name of its file.
+    pub name: String,
+    /// The image, an absolute path without symbolic links.
+    pub file: PathBuf,
+    /// Virtual size in bytes.
+    pub virtual_size: u64,
+    /// The operation that is changing the disk now.
+    pub busy_with: Option<String>,
+}
+
+/// What a process tells about one of its disks.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct Statistics {
+    /// The process.
+    pub process: ProcessReport,
+    /// The disk that was asked for.
+    pub disk: DiskReport,
+    /// The images of its chain, the top first.
+    pub chain: Vec<PathBuf>,
+    /// Space that the top image takes on its file system, in bytes; `null` if the file system does
+    /// not say.
+    pub size_on_disk: Option<u64>,
+    /// Seconds since the process has opened its disks.
+    pub open_seconds: u64,
+    /// What clients have asked for, all disks of the process together; `null` for an attached disk,
+    /// which the kernel counts (`/sys/block/DEVICE/stat`).
+    pub traffic: Option<Traffic>,
+}
+
+/// Counters of a server.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct Traffic {
+    /// Open connections.
+    pub connections: u64,
+    /// Requests taken and not answered.
+    pub in_flight: u64,
+    /// Connections accepted so far.
+    pub accepted: u64,
+    /// Connections refused so far.
+    pub refused: u64,
+    /// Counters of each command.
+    pub commands: Vec<CommandCount>,
+}
+
+/// Counters of one command.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct CommandCount {
+    /// `read`, `write`, `flush`, `trim`, `cache`, `write_zeroes` or `block_status`.
+    pub command: String,
+    /// Requests answered.
+    pub requests: u64,
+    /// Bytes of those that succeeded.
+    pub bytes: u64,
+    /// Requests that failed.
+    pub errors: u64,
+    /// Mean time to answer, in nanoseconds; `null` without a request.
+    pub mean_latency_ns: Option<u64>,
+}
+
+/// A disk's size before and after.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resized {
+    /// Virtual size before, in bytes.
+    pub old_size: u64,
+    /// Virtual size after, in bytes.
+    pub new_size: u64,
+    /// Length of its file before, in bytes.
+    pub old_file_size: u64,
+    /// Length of its file after; `None` if nothing was changed.
+    pub new_file_size: Option<u64>,
+}
+
+/// A snapshot of a disk in use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Frozen {
+    /// The file that is the disk: the new child.
+    pub disk: PathBuf,
+    /// The frozen image, which is the child's parent.
+    pub frozen: PathBuf,
+    /// Mount points of the file systems that were frozen for the moment of the snapshot.
+    pub file_systems: Vec<PathBuf>,
+    /// Sentences for the user.
+    pub warnings: Vec<String>,
+}

@@ -1,0 +1,195 @@
+//! What can be asked for over a control channel: the one table, and how each operation is carried
+//! out.
+//!
+//! A further operation needs a variant of [`Operation`], a row in [`rule`], an arm in
+//! [`carry_out`], and a variant of [`Done`] for its result.
+
+use super::{
+    ControlError,
+    channel::{Quiet, Shared, id_of},
+    message::{CommandCount, DiskReport, Done, FileId, Frozen, Operation, ProcessReport, Resized, Statistics, Traffic},
+};
+use crate::metrics::{COMMANDS, Metrics};
+use diskwright_disk::{Disk, DiskError, SnapshotWatch};
+use diskwright_store::{BlockDevice, ErrorCode};
+
+/// What the channel must know of an operation before it carries it out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rule {
+    /// Its name, for messages.
+    pub(super) name: &'static str,
+    /// Whether the request must name a disk.
+    pub(super) needs_disk: bool,
+    /// Whether it changes the disk, so that no other such operation may run on the same disk.
+    pub(super) changes_disk: bool,
+    /// Whether it is stopped when its client goes away, at a point where nothing is half done.
+    pub(super) ends_with_client: bool,
+}
+
+/// The table of operations.
+pub(super) fn rule(operation: &Operation) -> Rule {
+    let rule =
+        |name, needs_disk, changes_disk, ends_with_client| Rule { name, needs_disk, changes_disk, ends_with_client };
+    match operation {
+        Operation::List => rule("list", false, false, false),
+        Operation::Statistics => rule("statistics", true, false, false),
+        Operation::Drain => rule("drain", true, false, false),
+        // Durable as a whole, and over in a moment: the image is enlarged whether or not the client
+        // waits.
+        Operation::Resize { .. } => rule("resize", true, true, false),
+        // Until the names change, nothing is done that must stay.
+        Operation::Snapshot { .. } => rule("snapshot", true, true, true),
+    }
+}
+
+/// Reports progress to the client. Returns whether the operation shall go on.
+pub(super) type Report<'a> = dyn FnMut(u64, u64) -> bool + 'a;
+
+/// Carries out an operation on the disk with this index. The caller has checked the [`Rule`].
+pub(super) fn carry_out(
+    shared: &Shared,
+    disk: Option<usize>,
+    operation: Operation,
+    report: &mut Report<'_>,
+) -> Result<Done, ControlError> {
+    let missing = || refused(ErrorCode::InvalidInput, "the request names no disk");
+    match (operation, disk) {
+        (Operation::List, _) => Ok(Done::Listed(process(shared))),
+        (_, None) => Err(missing()),
+        (Operation::Statistics, Some(index)) => Ok(Done::Counted(statistics(shared, index))),
+        (Operation::Drain, Some(_)) => shared.drain(),
+        (Operation::Snapshot { name, dry_run }, Some(index)) => snapshot(shared, index, &name, dry_run, report),
+        (Operation::Resize { size, dry_run }, Some(index)) => resize(&shared.disks[index].held.disk, size, dry_run),
+    }
+}
+
+pub(super) fn refused(code: ErrorCode, message: impl Into<String>) -> ControlError {
+    ControlError::Refused { code, message: message.into() }
+}
+
+fn of_disk(error: DiskError) -> ControlError {
+    refused(error.code(), error.to_string())
+}
+
+fn process(shared: &Shared) -> ProcessReport {
+    ProcessReport {
+        pid: std::process::id(),
+        command: shared.host.command.into(),
+        version: env!("CARGO_PKG_VERSION").into(),
+        disks: (0..shared.disks.len()).map(|index| disk_report(shared, index)).collect(),
+    }
+}
+
+fn disk_report(shared: &Shared, index: usize) -> DiskReport {
+    let entry = &shared.disks[index];
+    let disk = &entry.held.disk;
+    DiskReport {
+        name: entry.held.name.clone(),
+        file: disk.file().map(Into::into).unwrap_or_default(),
+        virtual_size: disk.geometry().size_bytes,
+        busy_with: entry.busy_with().map(Into::into),
+    }
+}
+
+fn statistics(shared: &Shared, index: usize) -> Statistics {
+    let layers = shared.disks[index].held.disk.layers();
+    Statistics {
+        process: process(shared),
+        disk: disk_report(shared, index),
+        chain: layers.iter().map(|layer| layer.path.clone()).collect(),
+        size_on_disk: layers.first().and_then(|top| top.allocated_bytes().ok()),
+        open_seconds: shared.opened_at.elapsed().as_secs(),
+        traffic: shared.host.metrics.as_deref().map(traffic),
+    }
+}
+
+fn traffic(metrics: &Metrics) -> Traffic {
+    let totals = metrics.totals();
+    let commands = COMMANDS.iter().zip(&totals.commands).map(|((name, _), count)| CommandCount {
+        command: (*name).into(),
+        requests: count.requests,
+        bytes: count.bytes,
+        errors: count.errors,
+        mean_latency_ns: count.latency_ns.checked_div(count.requests),
+    });
+    Traffic {
+        connections: totals.connections,
+        in_flight: totals.in_flight,
+        accepted: totals.accepted,
+        refused: totals.refused,
+        commands: commands.collect(),
+    }
+}
+
+fn resize(disk: &Disk, size: u64, dry_run: bool) -> Result<Done, ControlError> {
+    let layers = disk.layers();
+    let file_size =
+        || layers[0].files_len_bytes().map_err(|error| refused(ErrorCode::of_system(&error), error.to_string()));
+    let old_file_size = file_size()?;
+    let old_size = disk.check_growth(size).map_err(of_disk)?;
+    let mut new_file_size = None;
+    if !dry_run {
+        disk.grow(size).map_err(of_disk)?;
+        new_file_size = Some(file_size()?);
+    }
+    Ok(Done::Resized(Resized { old_size, new_size: size, old_file_size, new_file_size }))
+}
+
+/// Looks on while a disk is frozen: the file of the child leads to this process before it has the
+/// disk's name, and file systems on the disk are frozen for the moment of the snapshot.
+struct Watch<'a, 'r> {
+    shared: &'a Shared,
+    report: &'a mut Report<'r>,
+    child: Option<FileId>,
+    quiet: Quiet,
+}
+
+impl SnapshotWatch for Watch<'_, '_> {
+    fn goes_on(&mut self, done: u64, total: u64) -> bool {
+        (self.report)(done, total)
+    }
+
+    fn child_is_made(&mut self, identity: Option<(u64, u64)>) -> diskwright_disk::Result<()> {
+        let Some(id) = identity.map(FileId::from) else { return Ok(()) };
+        self.shared.folder.publish(id, &self.shared.socket).map_err(|error| DiskError::BadOptions {
+            what: format!("the new child would not be reached by the control channel: {error}"),
+            hint: "nothing was changed; make the run-time folder writable".into(),
+        })?;
+        self.child = Some(id);
+        Ok(())
+    }
+
+    fn quiesce(&mut self) {
+        if let Some(freezer) = &self.shared.host.freezer {
+            self.quiet = freezer.freeze();
+        }
+    }
+
+    fn resume(&mut self) {
+        if let Some(freezer) = &self.shared.host.freezer {
+            self.quiet.warnings.extend(freezer.thaw());
+        }
+    }
+}
+
+fn snapshot(
+    shared: &Shared,
+    index: usize,
+    name: &str,
+    dry_run: bool,
+    report: &mut Report<'_>,
+) -> Result<Done, ControlError> {
+    let disk = &shared.disks[index].held.disk;
+    let before = id_of(disk);
+    let mut watch = Watch { shared, report, child: None, quiet: Quiet::default() };
+    let done = disk.snapshot(name, dry_run, &mut watch);
+    let Watch { child, quiet, .. } = watch;
+    // Also after an error the disk may have its child.
+    let now = id_of(disk);
+    for left in [before, child].into_iter().flatten().filter(|id| Some(*id) != now) {
+        shared.folder.withdraw(left, &shared.socket);
+    }
+    let done = done.map_err(of_disk)?;
+    let Quiet { file_systems, warnings } = quiet;
+    Ok(Done::Frozen(Frozen { disk: done.disk, frozen: done.parent, file_systems, warnings }))
+}
