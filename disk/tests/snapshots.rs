@@ -1,8 +1,8 @@
 //! Snapshots, clones and growth of disks in files: names, data, refusals, leftovers.
 
 use diskwright_disk::{
-    CreateRequest, Disk, DiskError, Family, FoundParent, Left, OpenOptions, SnapshotOptions, clone_disk, create,
-    remove_snapshot, resize, revert, snapshot,
+    CreateRequest, Disk, DiskError, Family, FoundParent, Left, NewSize, OpenOptions, ResizeOptions, SnapshotOptions,
+    clone_disk, create, remove_snapshot, resize, revert, snapshot,
 };
 use diskwright_store::{Blocking, EngineKind};
 use std::{
@@ -188,19 +188,29 @@ fn a_family_has_siblings_orphans_and_damaged_links() {
 }
 
 #[test]
-fn a_disk_grows_in_place_and_never_shrinks() {
+fn a_disk_grows_in_place_and_never_shrinks_into_unknown_contents() {
     for extension in ["vhdx", "vhd", "raw"] {
         let (_dir, path) = made(extension);
         write(&path, SIZE - 4096, 3);
-        let open = OpenOptions::default();
-        let dry = resize(&path, 2 * SIZE, &open, true).unwrap();
+        let resized = |bytes, dry_run| {
+            let options = ResizeOptions { size: NewSize::Bytes(bytes), dry_run, ..ResizeOptions::default() };
+            resize(&path, &options, &mut |_, _| true)
+        };
+        let dry = resized(2 * SIZE, true).unwrap();
         assert_eq!((dry.old_bytes, dry.new_bytes, dry.new_file_bytes), (SIZE, 2 * SIZE, None));
-        let done = resize(&path, 2 * SIZE, &open, false).unwrap();
+        let done = resized(2 * SIZE, false).unwrap();
         assert_eq!((done.old_bytes, done.new_bytes), (SIZE, 2 * SIZE));
         assert!(done.new_file_bytes.is_some());
         assert_eq!((read(&path, SIZE - 4096), read(&path, 2 * SIZE - 4096)), (3, 0), "{extension}");
-        let refused = resize(&path, SIZE, &open, false).unwrap_err();
+        let refused = resized(SIZE, false).unwrap_err();
         assert!(matches!(refused, DiskError::BadOptions { .. }), "{refused}");
-        assert!(matches!(resize(&path, SIZE, &open, true), Err(DiskError::BadOptions { .. })));
+        assert!(matches!(resized(SIZE, true), Err(DiskError::BadOptions { .. })));
     }
+}
+
+#[test]
+fn an_examination_can_be_stopped() {
+    let (_dir, path) = made("vhdx");
+    let options = ResizeOptions { size: NewSize::Least, ..ResizeOptions::default() };
+    assert!(matches!(resize(&path, &options, &mut |_, _| false), Err(DiskError::Stopped)));
 }
