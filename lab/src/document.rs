@@ -10,6 +10,10 @@
 //! What later code adds up or indexes with is checked here once: sums that do not overflow,
 //! histograms that rise, numbers of targets that exist.
 
+mod read_error;
+
+pub use read_error::ReadError;
+
 use crate::{
     acceptance::{self, AcceptanceRecord},
     cells::{Cell, Cells},
@@ -28,13 +32,7 @@ use serde::{
     Deserialize, Serialize,
     de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
 };
-use std::{
-    borrow::Cow,
-    fmt,
-    fs::File,
-    io::{self, Read},
-    path::{Path, PathBuf},
-};
+use std::{borrow::Cow, fmt, fs::File, io::Read, path::Path};
 
 /// Schema of several results in one file.
 pub const BUNDLE_SCHEMA: &str = "diskwright.lab.results/1";
@@ -133,89 +131,6 @@ pub struct Bundle<'a> {
     pub schema: &'static str,
     /// Each with its own schema.
     pub results: Vec<&'a Document>,
-}
-
-/// Why a file is not a result that can be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ReadError {
-    /// The system could not open or read the file.
-    #[error("cannot read the result {}: {source}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The file is longer than any result.
-    #[error("{} is longer than 1 GiB and so no result of the lab; give a JSON file that the lab wrote", path.display())]
-    TooLong {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The JSON ends in the middle.
-    #[error("{} ends in the middle of line {line}: it was cut off, or its run has not ended; copy it again or run again", path.display())]
-    CutOff {
-        /// The file.
-        path: PathBuf,
-        /// The last line, from 1.
-        line: usize,
-    },
-    /// Not JSON.
-    #[error("{} is not JSON (line {line}, column {column}); give a result that the lab saved as JSON, not a report made from it", path.display())]
-    NotJson {
-        /// The file.
-        path: PathBuf,
-        /// The line of the first error, from 1.
-        line: usize,
-        /// The column of the first error, from 1.
-        column: usize,
-    },
-    /// The file is JSON, but no result of the lab.
-    #[error("{} is JSON but no result of the lab: {found}; give what `lab run`, `lab study`, `lab sweep` or `lab selftest` saved", path.display())]
-    NoResult {
-        /// The file.
-        path: PathBuf,
-        /// What stands in the place of the schema, in words.
-        found: String,
-    },
-    /// The schema has a later version than this program knows.
-    #[error("{} was written by a newer Diskwright: its schema is {found}, this one ({}) reads up to {known}; read it with the newer one", path.display(), env!("CARGO_PKG_VERSION"))]
-    Newer {
-        /// The file.
-        path: PathBuf,
-        /// Schema of the file.
-        found: String,
-        /// The schema of this kind that this program reads.
-        known: &'static str,
-    },
-    /// The schema has an earlier version than this program reads.
-    #[error("{} was written by an older Diskwright: its schema is {found}, this one ({}) reads {known} only; measure again, or read it with the older one", path.display(), env!("CARGO_PKG_VERSION"))]
-    Older {
-        /// The file.
-        path: PathBuf,
-        /// Schema of the file.
-        found: String,
-        /// The schema of this kind that this program reads.
-        known: &'static str,
-    },
-    /// The file is a bundle of several results, where one is wanted.
-    #[error("{} holds {results} results, and one is wanted; give the file of that one, as it was saved", path.display())]
-    Several {
-        /// The file.
-        path: PathBuf,
-        /// Number of results in it.
-        results: usize,
-    },
-    /// The fields are not those of the schema, or contradict each other.
-    #[error("{} says that it is {schema}, but it is damaged: {what}; it was edited or harmed after it was written: copy it again or run again", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// Schema of the file.
-        schema: String,
-        /// The first field that is wrong, and what is wrong with it.
-        what: String,
-    },
 }
 
 #[derive(Deserialize)]
@@ -498,6 +413,7 @@ fn check_latencies(latencies: &LatencyRecord) -> Result<(), &'static str> {
 mod tests {
     use super::*;
     use crate::report::example;
+    use std::io;
 
     fn message(text: &str) -> String {
         parse(Path::new("r.json"), text.as_bytes()).unwrap_err().to_string()

@@ -28,20 +28,16 @@ mod run;
 mod run_plots;
 mod run_tables;
 mod sweep;
+mod told;
 mod zero_payload;
 
 pub use run::verdict;
+pub use told::Told;
 
 use crate::{LabError, Result, document::Document, output::made_by, sweep::SweepRecord};
 use diskwright_load::record::Run;
 pub use diskwright_outline::TextOptions;
 use diskwright_outline::{Block, Chapter, Markup, plot::standalone};
-
-/// A result that can be told as a chapter of a report.
-pub trait Told {
-    /// The chapter. `id` is unique in the report; `name` is that of the result's file.
-    fn chapter(&self, id: &str, name: &str) -> Chapter;
-}
 
 /// A result as text for a terminal.
 pub fn text(result: &impl Told, options: &TextOptions) -> String {
@@ -100,13 +96,6 @@ pub fn svg(results: &[Named<'_>], number: usize) -> Result<String> {
         what: format!("there is no plot {number}"),
         hint: format!("choose one from 1 to {}, in the order of the HTML page", all.len()),
     })
-}
-
-impl Told for Chapter {
-    /// As it is, under whatever name it was made.
-    fn chapter(&self, _id: &str, _name: &str) -> Chapter {
-        self.clone()
-    }
 }
 
 impl Told for Document {

@@ -1,6 +1,6 @@
 //! The chain-length experiment: two plots and a table.
 
-use super::marked;
+use super::marked::marked;
 use crate::{
     cells::{Cell as Measured, Compared},
     paper,

@@ -1,6 +1,6 @@
 //! Writes into empty disks, and blocks of other sizes.
 
-use super::marked;
+use super::marked::marked;
 use crate::{
     cells::Cell as Measured,
     paper,

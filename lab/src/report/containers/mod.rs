@@ -2,6 +2,7 @@
 
 mod chain;
 mod growth;
+mod marked;
 
 use super::{
     Told,
@@ -22,10 +23,9 @@ use diskwright_stats::{
     numbers::{bytes, duration as time, figure as rate, list, ratio, short, short_time},
     summary::Summary,
 };
+use marked::{LOW, marked};
 use maud::Markup;
 
-/// A ratio of IOPS below this is marked.
-const LOW: f64 = 0.95;
 /// A ratio of CPU time above this is marked.
 const DEAR: f64 = 1.10;
 
@@ -227,11 +227,6 @@ fn by_depth(workloads: &[Compared<'_>], id: &str) -> Vec<Markup> {
         .render()
     };
     names.iter().enumerate().map(plot).collect()
-}
-
-fn marked(value: Option<f64>) -> Cell {
-    let tone = value.map_or(Tone::Faint, |ratio| if ratio < LOW { Tone::Bad } else { Tone::Plain });
-    Cell::maybe(value, ratio).toned(tone)
 }
 
 fn overview(workloads: &[&Compared<'_>], depth: u64) -> Table {

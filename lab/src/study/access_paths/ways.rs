@@ -5,7 +5,7 @@
 //! means that the device is let go; the child with what was written has no name, so its space goes
 //! with the process that has it open.
 
-use super::{AccessPathsOptions, CLIENTS, Way, WayRecord};
+use super::{CLIENTS, Way, WayRecord};
 use crate::{
     LabError, Result,
     open::{self, OpenHow},
@@ -218,14 +218,4 @@ impl Disks {
 /// A line that is a loop device and nothing else.
 fn device_in(line: &str) -> Option<PathBuf> {
     line.strip_suffix('\n').filter(|line| line.starts_with("/dev/loop")).map(PathBuf::from)
-}
-
-impl AccessPathsOptions {
-    /// With this program as its own server.
-    ///
-    /// # Errors
-    /// [`LabError::File`] when the system cannot tell which program is running.
-    pub fn own_program() -> Result<PathBuf> {
-        std::env::current_exe().map_err(LabError::file("find the running program", "/proc/self/exe"))
-    }
 }

@@ -28,17 +28,17 @@ pub use record::{
     BlockSizeRecord, ChainLength, ChainRecord, ContainersRecord, ContainersResult, CreationRecord, PreparedRecord,
     SCHEMA,
 };
+pub use settings::{ContainersOptions, disk_bytes};
 
 use crate::{
     LabError, Result,
     cells::Cell,
-    child::ChildLauncher,
     measure,
     open::{self, OpenHow},
     progress::Progress,
     rounds::Steps,
     scratch::Scratch,
-    study::{StudyOptions, StudyReport, doubts},
+    study::{StudyReport, doubts},
     targets::{Preparation, Target},
 };
 use block_sizes::OtherBlocks;
@@ -53,37 +53,12 @@ use diskwright_load::{
     warning::Warning,
     workload::{Direction, Pattern, Workload},
 };
-use diskwright_store::CacheMode;
 use expanding::{Expanding, Subject};
-use settings::Settings;
-pub use settings::disk_bytes;
+use settings::{CHAIN_BYTES, Settings};
 use std::time::{Duration, Instant};
 
-/// The base of the chain; quick runs use a disk no larger than the other ones.
-const CHAIN_BYTES: u64 = 1 << 30;
 /// Longest cell of the experiments beside the main one, where the whole run must end in time.
 const SIDE_CELL: Duration = Duration::from_millis(120);
-
-/// What to do. [`ContainersOptions::default`] is the full study; `quick` the one of two minutes.
-#[derive(Debug, Clone, Default)]
-pub struct ContainersOptions {
-    /// Rounds: 5 unless said. Time of one cell: 2 s unless said; quick runs compute it from the
-    /// time that is left.
-    pub study: StudyOptions,
-    /// Page cache or O_DIRECT; O_DIRECT unless said.
-    pub cache: Option<CacheMode>,
-    /// Size of each disk, rounded up to 32 MiB: 512 MiB quick, 4 GiB full.
-    pub size_bytes: Option<u64>,
-    /// Size of the disks whose creation is timed: 40 GiB unless said.
-    pub creation_bytes: Option<u64>,
-    /// Queue depths: 32 quick; 1, 2, 4 to 256 full.
-    pub queue_depths: Option<Vec<u32>>,
-    /// Lengths of the chain-length experiment, ascending: 1, 2, 4 to 64, 256 and 1,023 unless said.
-    pub chain_lengths: Option<Vec<u32>>,
-    /// How to measure opening in a fresh process; without it, it is measured in this one and the
-    /// memory is that of the whole program.
-    pub launcher: Option<ChildLauncher>,
-}
 
 /// Runs the study and saves its result. The scratch folder is removed whatever happens, unless it
 /// is to be kept.
@@ -236,8 +211,9 @@ fn ceiling(queue_depth: u32) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{cells::Compared, progress::Step};
+    use crate::{cells::Compared, progress::Step, study::StudyOptions};
     use diskwright_load::record::End;
+    use diskwright_store::CacheMode;
 
     fn small(dir: &std::path::Path) -> ContainersOptions {
         ContainersOptions {

@@ -18,31 +18,33 @@
 //! from truth.
 
 mod files;
+mod finding;
 pub mod findings;
 pub mod paper;
 mod plan;
 pub(crate) mod record;
 mod settings;
+mod stage;
 #[cfg(test)]
 pub(crate) mod tests;
 pub(crate) mod told;
 
-pub use findings::{Beside, Finding, Found, Rule};
-pub use record::{QueueDepthResult, SCHEMA, Stage, StageRecord};
-pub use settings::Settings;
+pub use finding::{Finding, Found, Peak, Rule};
+pub use findings::Beside;
+pub use record::{QueueDepthResult, SCHEMA, StageRecord};
+pub use settings::{QueueDepthOptions, Settings};
+pub use stage::Stage;
 
 use crate::{
     LabError, Result,
     document::{self, Document},
-    prepare::PrepareOptions,
     progress::Progress,
     scratch::Scratch,
-    study::{Begun, StudyOptions, StudyReport, budget::Budget},
-    sweep::{self, ArrayOptions, SweepRecord},
+    study::{Begun, StudyReport, budget::Budget},
+    sweep::{self, SweepRecord},
 };
 use diskwright_load::{
     OpenTarget,
-    job::{Caching, Span},
     machine::Place,
     record::{End, Head},
     run::{self, RunOptions, Watch},
@@ -59,31 +61,6 @@ const QUICK_TOTAL: Duration = Duration::from_secs(108);
 const QUICK_CELLS: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(1000));
 /// The result is saved after a window, but not more often than this.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
-
-/// What to do. The default is the full study on files of its own.
-#[derive(Debug, Clone, Default)]
-pub struct QueueDepthOptions {
-    /// What every study is told. An existing `output` of an unfinished study is gone on with.
-    pub study: StudyOptions,
-    /// Bytes under test: 64 GiB as in the paper, 2 GiB quick; of targets that are given, all of the
-    /// smallest.
-    pub size_bytes: Option<u64>,
-    /// Threads for random I/O: 8 as in the paper.
-    pub threads: Option<u32>,
-    /// Requests in flight of the combinations; what test 1 finds unless said.
-    pub target_depth: Option<u32>,
-    /// What lies below the target.
-    pub array: Option<ArrayOptions>,
-    /// The 99th percentile that is still bearable.
-    pub max_p99: Option<Span>,
-    /// How requests reach the store; past the cache and durable when they complete, as in the
-    /// paper, unless said.
-    pub cache: Option<Caching>,
-    /// Targets to measure instead of files of its own.
-    pub targets: Vec<String>,
-    /// How those are prepared.
-    pub prepare: PrepareOptions,
-}
 
 /// Runs the study, or goes on with it, and saves its result after each stage. A stop keeps what was
 /// measured, and so does a result that cannot be saved, which ends the study. The scratch folder is

@@ -1,7 +1,7 @@
 //! What a study was asked, with everything that was left open filled in.
 
-use super::{QueueDepthOptions, paper};
-use crate::{LabError, Result, sweep::ArrayOptions};
+use super::paper;
+use crate::{LabError, Result, prepare::PrepareOptions, study::StudyOptions, sweep::ArrayOptions};
 use diskwright_load::job::{Caching, IoEngine, Span, THREADS_MAX};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -15,6 +15,31 @@ const FULL_ROUNDS: usize = 5;
 const QUICK_ROUNDS: usize = 3;
 /// Files are whole multiples of this, so that a quarter is whole as well.
 const SIZE_STEP_BYTES: u64 = 4 << 20;
+
+/// What to do. The default is the full study on files of its own.
+#[derive(Debug, Clone, Default)]
+pub struct QueueDepthOptions {
+    /// What every study is told. An existing `output` of an unfinished study is gone on with.
+    pub study: StudyOptions,
+    /// Bytes under test: 64 GiB as in the paper, 2 GiB quick; of targets that are given, all of the
+    /// smallest.
+    pub size_bytes: Option<u64>,
+    /// Threads for random I/O: 8 as in the paper.
+    pub threads: Option<u32>,
+    /// Requests in flight of the combinations; what test 1 finds unless said.
+    pub target_depth: Option<u32>,
+    /// What lies below the target.
+    pub array: Option<ArrayOptions>,
+    /// The 99th percentile that is still bearable.
+    pub max_p99: Option<Span>,
+    /// How requests reach the store; past the cache and durable when they complete, as in the
+    /// paper, unless said.
+    pub cache: Option<Caching>,
+    /// Targets to measure instead of files of its own.
+    pub targets: Vec<String>,
+    /// How those are prepared.
+    pub prepare: PrepareOptions,
+}
 
 /// What was asked, as far as a study that goes on must be asked the same; the last two may change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]

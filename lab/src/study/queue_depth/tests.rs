@@ -4,9 +4,14 @@ use super::{findings::papers, *};
 use crate::{
     progress::{Silent, Step},
     report::example,
+    study::StudyOptions,
+    sweep::ArrayOptions,
     sweep::tests::{simulated_by, target},
 };
-use diskwright_load::{Job, record::End};
+use diskwright_load::{
+    Job,
+    job::{Caching, Span},
+};
 use diskwright_stats::knee::Reason;
 
 /// Serves 40 random requests at once, 12 sequential reads or 6 sequential writes; each takes 100
@@ -155,7 +160,7 @@ fn the_most_efficient_depth_is_not_called_the_best() {
     let mut result = result();
     let found = result.findings[2].found.as_mut().unwrap();
     (found.rule, found.in_flight, found.mb_per_s) = (Rule::Efficient, 1, 2378.0);
-    found.peak = Some(findings::Peak { in_flight: 3, mb_per_s: 2978.0 });
+    found.peak = Some(Peak { in_flight: 3, mb_per_s: 2978.0 });
     let words =
         "512K sequential writes are most efficient with 1 in flight (2,378 MB/s; the most is 2,978 MB/s with 3);";
     let verdict = findings::verdict(&result);
