@@ -81,7 +81,7 @@ fn results_are_compared_and_a_condition_decides_the_exit_code() {
     shop.ok(one);
     let ended = shop.run("lab compare a:few.json b:few.json --fail-if 'slower-than 5%' --quiet --json");
     assert_eq!(ended.code, Some(2), "{ended:#?}");
-    assert!(ended.stderr.contains("--fail-if 'iops worse-than 5%' could not be judged"), "{ended:#?}");
+    assert!(ended.stderr.contains("the condition 'iops worse-than 5%' could not be judged"), "{ended:#?}");
     assert!(ended.stderr.contains("measure at least 5 rounds of each"), "{ended:#?}");
     let found: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!(found["unjudged"].as_array().map(Vec::len), Some(1), "{found}");

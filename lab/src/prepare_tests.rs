@@ -114,7 +114,7 @@ fn a_virtual_disk_smaller_than_asked_for_is_refused() {
         for destroy_data in [false, true] {
             let asked = |size| PrepareOptions { create_bytes: Some(size), destroy_data, ..options() };
             let error = go(&writing(), &spec, &asked(16 * MIB)).unwrap_err().to_string();
-            for said in [name, "8388608", "16777216", "--create-size"] {
+            for said in [name, "8388608", "16777216", "`PrepareOptions::create_bytes`"] {
                 assert!(error.contains(said), "{said}: {error}");
             }
             assert_eq!(fs::read(&spec).unwrap(), before);
@@ -137,7 +137,7 @@ fn a_raw_file_gets_the_size_asked_for_where_its_data_may_be_lost() {
         let spec = folder.sparse(&format!("raw-{len_bytes}.dat"), len_bytes);
         let asked = PrepareOptions { create_bytes: Some(asked_bytes), ..options() };
         let error = go(&job(Load::default()), &spec, &asked).unwrap_err().to_string();
-        assert!(error.contains("--destroy-data"), "{error}");
+        assert!(error.contains("`PrepareOptions::destroy_data`"), "{error}");
         assert_eq!(fs::metadata(&spec).unwrap().len(), len_bytes);
         let prepared =
             go(&job(Load::default()), &spec, &PrepareOptions { destroy_data: true, ..asked.clone() }).unwrap();

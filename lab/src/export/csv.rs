@@ -60,7 +60,7 @@ pub fn csv(results: &[Named<'_>], table: CsvTable) -> Result<String> {
             _ => {
                 return Err(LabError::BadOptions {
                     what: format!("{name} has no time series and no histograms of its own"),
-                    hint: "leave out --table".into(),
+                    hint: "export its figures instead".into(),
                 });
             }
         };

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   in use (mounted, swap, held, shown by a loop device) ──────────────▶ refused, whatever is allowed
-//!   the lab's own file (made by --create-size, and marked) ─┐
+//!   the lab's own file (made on request, and marked) ─┐
 //!   --destroy-data ─────────────────────────────────────────┼─────────▶ written
 //!   every stored byte that would be overwritten is zero ────┘
 //!   else ──────────────────────────────────────────────────────────────▶ refused: what is there, and where

@@ -195,7 +195,7 @@ fn check_table(caption: &str, checks: &[&Check]) -> Table {
 /// The reason of an outcome that the figures do not explain.
 fn remark(check: &Check) -> Option<String> {
     let open = match check.outcome {
-        Outcome::Unsure => Some("the bar lies inside the interval; more rounds (--rounds) or longer cells would tell"),
+        Outcome::Unsure => Some("the bar lies inside the interval; more rounds or longer cells would decide"),
         _ if check.is_close() => Some("the rounds are too scattered to be sure"),
         _ => None,
     };

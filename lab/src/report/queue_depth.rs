@@ -34,8 +34,7 @@ fn chapter(result: &QueueDepthResult, id: &str, name: &str) -> Chapter {
         blocks.push(Block::Table(findings_table(result)));
         if result.settings.array.is_none() {
             blocks.push(Block::Text(
-                "Nothing was said of the devices below, so one device without copies is taken (--copies, --devices)."
-                    .into(),
+                "The devices below the target were not described; one device without copies is assumed.".into(),
             ));
         }
     }

@@ -366,7 +366,7 @@ fn facts(result: &ContainersResult) -> Vec<(String, String)> {
     add("The generator itself", format!("{} for each request, on `null:`", time(result.generator_ns_per_io)));
     add("Seed", options.seed.to_string());
     if !result.left_out.is_empty() {
-        add("Left out by --quick", result.left_out.join("; "));
+        add("Left out of the quick form", result.left_out.join("; "));
     }
     facts
 }

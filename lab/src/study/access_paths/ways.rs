@@ -154,7 +154,7 @@ impl Disks {
         let base = Disk::open(&self.disk, &options)?;
         let disk = ephemeral::on_top_of(&base, &self.dir, CacheMode::Direct).map_err(|error| LabError::BadOptions {
             what: format!("there is no place for what the study writes: {error}"),
-            hint: "use another folder (--dir)".into(),
+            hint: "use another folder (`StudyOptions::dir`)".into(),
         })?;
         let kind = self.container.name().to_lowercase();
         let target = open_target(Way::InProcess.name(), &kind, disk, CacheMode::Direct);
@@ -207,7 +207,7 @@ impl Disks {
     fn target(&self, spec: Option<&str>, format: Option<Format>) -> Result<OpenTarget> {
         let spec = spec.ok_or_else(|| LabError::BadOptions {
             what: format!("the name of the scratch folder {} is not UTF-8", self.dir.display()),
-            hint: "use another folder (--dir)".into(),
+            hint: "use another folder (`StudyOptions::dir`)".into(),
         })?;
         let disk = OpenOptions { engine: self.engine, format, ..OpenOptions::default() };
         let how = OpenHow { writable: true, disk, ..OpenHow::default() };

@@ -83,10 +83,16 @@ impl Settings {
         }
         let wanted_bytes = options.size_bytes.unwrap_or(if quick { QUICK_BYTES } else { FULL_BYTES });
         if wanted_bytes == 0 {
-            return bad("a size of 0 measures nothing", "use a --size of some gigabytes, or leave it out");
+            return bad(
+                "a size of 0 measures nothing",
+                "use some gigabytes (`ContainersOptions::size_bytes`), or leave it out",
+            );
         }
         let Some(size_bytes) = disk_bytes(wanted_bytes) else {
-            return bad("that size is beyond what any disk can have", "use a smaller --size");
+            return bad(
+                "that size is beyond what any disk can have",
+                "use a smaller one (`ContainersOptions::size_bytes`)",
+            );
         };
         let how = Preparation {
             size_bytes,

@@ -103,7 +103,7 @@ fn go_on(path: &Path, settings: Settings) -> Result<QueueDepthResult> {
         other => {
             return Err(LabError::BadOptions {
                 what: format!("{} is {} and no study of queue depth", path.display(), other.kind()),
-                hint: "give another file (--output)".into(),
+                hint: "give another file (`StudyOptions::output`)".into(),
             });
         }
     };
@@ -111,7 +111,8 @@ fn go_on(path: &Path, settings: Settings) -> Result<QueueDepthResult> {
     if same != settings {
         return Err(LabError::BadOptions {
             what: format!("the study in {} was asked something else", path.display()),
-            hint: "use the same options to go on with it, or another file (--output) to begin anew".into(),
+            hint: "use the same options to go on with it, or another file (`StudyOptions::output`) to begin anew"
+                .into(),
         });
     }
     saved.settings = settings;

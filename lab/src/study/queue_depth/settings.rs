@@ -80,16 +80,19 @@ impl Settings {
         let rounds = study.rounds_or(pick(QUICK_ROUNDS, FULL_ROUNDS))?;
         let threads = options.threads.unwrap_or(paper::THREADS);
         if !(1..=THREADS_MAX).contains(&threads) {
-            return bad("the threads are not between 1 and 1024", "8 are the paper's (--threads)");
+            return bad("the threads are not between 1 and 1024", "the paper uses 8 (`QueueDepthOptions::threads`)");
         }
         if options.target_depth == Some(0) {
-            return bad("a target depth of 0 moves nothing", "use at least 1 (--target-depth), or leave it out");
+            return bad(
+                "a target depth of 0 moves nothing",
+                "use at least 1 (`QueueDepthOptions::target_depth`), or leave it out",
+            );
         }
         if options.array.is_some_and(|array| array.copies == 0 || array.devices == 0) {
-            return bad("an array of no copies or no devices", "give both as 1 or more (--copies, --devices)");
+            return bad("an array of no copies or no devices", "give both as 1 or more (`QueueDepthOptions::array`)");
         }
         if study.cell.is_some_and(|cell| cell.is_zero()) {
-            return bad("a cell of no time measures nothing", "use at least some milliseconds (--cell)");
+            return bad("a cell of no time measures nothing", "use at least some milliseconds (`StudyOptions::cell`)");
         }
         let own = options.targets.is_empty();
         let size_bytes = match options.size_bytes {

@@ -127,7 +127,7 @@ impl Settings {
             Some(cell) if cell.is_zero() => {
                 return Err(LabError::BadOptions {
                     what: "a cell of no time measures nothing".into(),
-                    hint: "use at least some milliseconds (--cell)".into(),
+                    hint: "use at least some milliseconds (`StudyOptions::cell`)".into(),
                 });
             }
             Some(cell) => Budget::fixed(cell),

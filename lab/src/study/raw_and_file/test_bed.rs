@@ -173,7 +173,7 @@ impl TestBed {
                     numbers::bytes(size_bytes),
                     numbers::bytes(wanted.bare_bytes + wanted.file_system_bytes + 2 * ALIGN_BYTES)
                 ),
-                hint: "use a larger device, or smaller disks (--size)".into(),
+                hint: "use a larger device, or smaller disks (`RawAndFileOptions::size_bytes`)".into(),
             });
         }
         self.record.file_system_bytes = rest_bytes;
@@ -333,7 +333,7 @@ fn allowed(device: &Path, wanted: &Wanted<'_>, progress: &mut dyn Progress) -> R
     if !folder.exists() {
         return bad(
             format!("{name} is no block device"),
-            "name one (--device /dev/...), or leave it out for a file in the scratch folder",
+            "name one (`RawAndFileOptions::device` = /dev/...), or leave it out for a file in the scratch folder",
         );
     }
     let parts = fs::read_dir(&folder).into_iter().flatten().flatten();
