@@ -13,7 +13,7 @@
 //!
 //! | file | room |
 //! |---|---|
-//! | `open.rs`, `behind.rs` | what a user named, as a target; the image or server behind a device |
+//! | `open.rs`, `backing.rs` | what a user named, as a target; the image or server behind a device |
 //! | `prepare.rs`, `inspect/`, `fill.rs` | may a target be written, what it holds; filling it |
 //! | `targets.rs`, `chain.rs`, `child.rs` | the containers; chains; opening in a fresh process |
 //! | `peer.rs`, `server.rs`, `traffic.rs` | other programs; servers; bytes that reached storage |
@@ -64,7 +64,7 @@
 #![forbid(unsafe_code)]
 
 pub mod acceptance;
-pub mod behind;
+pub mod backing;
 pub mod cells;
 pub mod chain;
 pub mod child;

@@ -12,7 +12,7 @@
 //! refuses for whatever it has claimed itself. This module finds out beforehand, so that the error
 //! can say by whom.
 
-use crate::behind;
+use crate::backing;
 use diskwright_serve::attach::{self, Record};
 use rustix::fs::{FileType, Stat, stat};
 use std::{
@@ -87,7 +87,7 @@ pub fn uses(path: &Path) -> Vec<Use> {
         uses.extend(swap_paths(&swaps).into_iter().filter(|path| *path == real).map(|path| Use::Swap { path }));
     }
     uses.extend(loops(Path::new("/sys/block"), &real).into_iter().map(|by| Use::Loop { by }));
-    if let Some(record) = behind::attached(&real) {
+    if let Some(record) = backing::attached(&real) {
         let more = uses_of_attached(&record, &real, &uses);
         uses.extend(more);
     }

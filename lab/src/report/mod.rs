@@ -98,22 +98,6 @@ pub fn svg(results: &[Named<'_>], number: usize) -> Result<String> {
     })
 }
 
-impl Told for Document {
-    fn chapter(&self, id: &str, name: &str) -> Chapter {
-        match self {
-            Self::Run(run) => run.chapter(id, name),
-            Self::Sweep(record) => record.chapter(id, name),
-            Self::Containers(result) => result.chapter(id, name),
-            Self::QueueDepth(result) => result.chapter(id, name),
-            Self::RawAndFile(result) => result.chapter(id, name),
-            Self::ZeroPayload(result) => result.chapter(id, name),
-            Self::Comparison(record) => record.chapter(id, name),
-            Self::AccessPaths(result) => result.chapter(id, name),
-            Self::Acceptance(record) => record.chapter(id, name),
-        }
-    }
-}
-
 /// The report as Markdown.
 pub fn markdown(results: &[Named<'_>]) -> String {
     diskwright_outline::markdown(&chapters(results), &made_by())

@@ -39,7 +39,7 @@ pub fn chapter(runs: &[(&str, &Run)], id: &str) -> Chapter {
         subtitle: list(&runs.iter().map(|(name, _)| (*name).to_owned()).collect::<Vec<_>>()),
         verdict: verdict(&phases),
         badges: badges(runs),
-        doubts: vec![],
+        warnings: vec![],
         blocks,
     }
 }
@@ -68,7 +68,7 @@ fn badges(runs: &[(&str, &Run)]) -> Vec<(Tone, String)> {
         |same: &dyn Fn(&Run, &Run) -> bool| first.is_none_or(|first| runs.iter().all(|(_, run)| same(first, run)));
     let mut badges = Vec::new();
     let mut tell = |same: bool, yes: &str, no: &str| {
-        badges.push(if same { (Tone::Good, yes.to_owned()) } else { (Tone::Doubt, no.to_owned()) });
+        badges.push(if same { (Tone::Good, yes.to_owned()) } else { (Tone::Warning, no.to_owned()) });
     };
     tell(alike(&|a, b| plain(&a.job) == plain(&b.job)), "same job", "different jobs");
     tell(

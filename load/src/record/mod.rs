@@ -30,7 +30,7 @@ pub use head::Head;
 pub use latency::{DirectionRecord, LatencyRecord};
 
 use crate::{
-    behind::Behind,
+    backing::Backing,
     job::{Caching, Job},
     machine::Place,
 };
@@ -75,7 +75,7 @@ pub struct TargetRecord {
     pub path: Option<PathBuf>,
     /// The image, export or file that the target shows; `None` where the target itself is measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub behind: Option<Behind>,
+    pub behind: Option<Backing>,
     /// File system and device of `path`.
     pub place: Option<Place>,
     /// Contents that were sampled before the run; `None` where none were (`null:`).

@@ -7,7 +7,7 @@
 //!
 //! Everything here only reads. What cannot be found out is left out.
 
-use diskwright_load::behind::{Behind, ExportRecord};
+use diskwright_load::backing::{Backing, ExportRecord};
 use diskwright_nbd::{NbdDevice, wire::TransmissionFlags};
 use diskwright_serve::attach::{Record, Registry};
 use rustix::fs::{FileType, major, minor, stat};
@@ -17,11 +17,11 @@ use std::{
 };
 
 /// What the server of an export told.
-pub fn of_export(device: &NbdDevice) -> Behind {
+pub fn of_export(device: &NbdDevice) -> Backing {
     let export = device.export();
     let has = |flag| export.flags.contains(flag);
     let sizes = export.block_sizes;
-    Behind::Export(ExportRecord {
+    Backing::Export(ExportRecord {
         server: device.uri().endpoint.to_string(),
         export: export.name.clone(),
         description: export.description.clone(),
@@ -36,13 +36,13 @@ pub fn of_export(device: &NbdDevice) -> Behind {
 }
 
 /// What the block device at `path` shows, where that can be found out.
-pub fn of_device(path: &Path) -> Option<Behind> {
+pub fn of_device(path: &Path) -> Option<Backing> {
     let real = path.canonicalize().ok()?;
     let found = stat(&real).ok().filter(|found| FileType::from_raw_mode(found.st_mode).is_block_device())?;
     if let Some(record) = attached(&real) {
         let is_it = |device: &Option<PathBuf>| device.as_deref() == Some(&*real);
         let partition = record.partitions.iter().find(|partition| is_it(&partition.device));
-        return Some(Behind::Attached {
+        return Some(Backing::Attached {
             partition: partition.map(|partition| partition.number),
             ephemeral: record.ephemeral,
             server_pid: record.server.map(|server| server.pid),
@@ -50,7 +50,7 @@ pub fn of_device(path: &Path) -> Option<Behind> {
         });
     }
     let folder = format!("/sys/dev/block/{}:{}", major(found.st_rdev), minor(found.st_rdev));
-    loop_file(Path::new(&folder)).map(|file| Behind::Loop { file })
+    loop_file(Path::new(&folder)).map(|file| Backing::Loop { file })
 }
 
 /// The attached disk that `path` belongs to, by its image, its device or one of its partitions'.

@@ -11,7 +11,7 @@ use std::{fmt, path::PathBuf};
 /// The image, export or file that a target shows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Behind {
+pub enum Backing {
     /// An export of an NBD server.
     Export(ExportRecord),
     /// A disk attached by `diskwright attach`.
@@ -57,7 +57,7 @@ pub struct ExportRecord {
     pub tls: Option<String>,
 }
 
-impl Behind {
+impl Backing {
     /// The export; `None` when the target is not an export.
     pub fn export(&self) -> Option<&ExportRecord> {
         match self {
@@ -67,7 +67,7 @@ impl Behind {
     }
 }
 
-impl fmt::Display for Behind {
+impl fmt::Display for Backing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Export(export) => {
@@ -113,23 +113,27 @@ mod tests {
             block_bytes: [1, 4096, 32 << 20],
             tls: Some("TLS 1.3".into()),
         };
-        let attached =
-            Behind::Attached { image: "/a/disk.vhdx".into(), partition: Some(2), ephemeral: true, server_pid: Some(7) };
+        let attached = Backing::Attached {
+            image: "/a/disk.vhdx".into(),
+            partition: Some(2),
+            ephemeral: true,
+            server_pid: Some(7),
+        };
         for (behind, words) in [
             (
-                Behind::Export(export.clone()),
+                Backing::Export(export.clone()),
                 "the default export of the server at /run/s.sock, up to 4 connections, TLS 1.3",
             ),
             (
-                Behind::Export(ExportRecord { export: "db".into(), connections_max: 1, tls: None, ..export }),
+                Backing::Export(ExportRecord { export: "db".into(), connections_max: 1, tls: None, ..export }),
                 "\"db\" of the server at /run/s.sock, one connection",
             ),
             (attached, "partition 2 of /a/disk.vhdx, attached by diskwright, writes are dropped"),
-            (Behind::Loop { file: "/x.raw".into() }, "a loop device over /x.raw"),
+            (Backing::Loop { file: "/x.raw".into() }, "a loop device over /x.raw"),
         ] {
             assert_eq!(behind.to_string(), words);
             let json = serde_json::to_string(&behind).unwrap();
-            assert_eq!(serde_json::from_str::<Behind>(&json).unwrap(), behind, "{json}");
+            assert_eq!(serde_json::from_str::<Backing>(&json).unwrap(), behind, "{json}");
         }
     }
 }

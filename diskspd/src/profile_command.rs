@@ -10,7 +10,7 @@ use super::{
 
 /// A command line with `-X`.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Composed {
+pub struct ProfileCommand {
     /// Path of the profile.
     pub file: String,
     given: Given,
@@ -18,7 +18,7 @@ pub struct Composed {
     command_line: String,
 }
 
-impl Composed {
+impl ProfileCommand {
     /// Parses a command line; `None` when it has no `-X`.
     ///
     /// # Errors
