@@ -1,8 +1,8 @@
 //! Translates hints of errors and warnings for users of `diskspd`: the options of `lab run` are
 //! replaced by DiskSpd's switches with the same effect.
 //!
-//! Options of the library (`PrepareOptions::create_bytes`) are not replaced here: the program's table
-//! of switches does that.
+//! Options of the library (`PrepareOptions::create_bytes`) are not replaced here: the program's
+//! table of switches does that.
 
 /// Pairs of a text in a message of `lab run` and its replacement.
 const HINTS: [(&str, &str); 15] = [

@@ -1,17 +1,16 @@
-//! From what a user named to targets that may be measured: made, guarded, opened, filled, looked
-//! at.
+//! Prepares the targets that a user named: creates, guards, opens, fills and inspects them.
 //!
 //! ```text
-//!   spec ─▶ make it ─▶ open for reading ─▶ may it be written? (inspect/guard.rs)
-//!                                                            │ nothing has been changed up to here, but what was made
-//!        ┌───────────────────────────────────────────────────┘
+//!   spec ─▶ create it, if asked for ─▶ open for reading ─▶ may it be written? (inspect/guard.rs)
+//!                                                            │ until here nothing has changed
+//!        ┌───────────────────────────────────────────────────┘ but files that were created
 //!        ▼
-//!   open as the job needs it ─▶ fill the working set, where that is asked for or the file is the lab's own
-//!                             ─▶ prove by its extents that all of it has space ─▶ look at it ─▶ doubts
+//!   open as the job needs it ─▶ fill the working set, if asked for or if the file is the lab's
+//!        ─▶ check by its extents that all of it is allocated ─▶ sample its contents ─▶ warnings
 //! ```
 //!
-//! Invariant: when this fails, or is stopped, files that were there before hold what they held,
-//! unless they were allowed to be overwritten; files that it made are gone.
+//! Invariant: when preparing fails or is stopped, files that existed before are unchanged, unless
+//! they may be overwritten, and files that were created here are removed.
 
 use crate::{
     LabError, Result, fill,

@@ -34,7 +34,8 @@ pub struct ComparisonRecord {
     #[serde(default)]
     pub unjudged: Vec<String>,
     /// Whether a condition is neither met nor ruled out, because there are too few rounds or the
-    /// figure was not compared. Of a condition that was judged over all measurements together this is false.
+    /// figure was not compared. Of a condition that was judged over all measurements together this
+    /// is false.
     #[serde(default)]
     pub undecided: bool,
 }

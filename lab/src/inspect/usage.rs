@@ -1,16 +1,18 @@
 //! Who uses a device or a file: mounts, swap, other devices on top of it.
 //!
 //! ```text
-//!   /dev/vdb ─▶ device numbers: itself and its partitions (sysfs) ─┬─▶ mounted?      /proc/self/mountinfo, by number and by source
-//!                                                                  ├─▶ swap?         /proc/swaps
-//!                                                                  └─▶ held?         holders/ in sysfs: LVM, RAID, encryption, multipath
-//!   a file ──▶ swap?  backing of a loop device?  (/sys/block/loop*/loop/backing_file)
-//!   both   ──▶ attached by `diskwright attach`: the image by its device, the device by what is mounted from any of its partitions
+//!   /dev/vdb ─▶ device numbers: its own and its partitions' (sysfs)
+//!                 ├─▶ mounted?   /proc/self/mountinfo, by number and by source
+//!                 ├─▶ swap?      /proc/swaps
+//!                 └─▶ held?      holders/ in sysfs: LVM, RAID, encryption, multipath
+//!   a file ──▶ swap? file of a loop device? (/sys/block/loop*/loop/backing_file)
+//!   both   ──▶ attached by `diskwright attach`? an image by its device,
+//!              a device by what is mounted from its partitions
 //! ```
 //!
-//! The kernel has the last word: a block device is opened for writing with `O_EXCL`, which it
-//! refuses for whatever it has claimed itself. This module finds out beforehand, so that the error
-//! can say by whom.
+//! The kernel decides in the end: a block device is opened for writing with `O_EXCL`, which fails
+//! when the kernel itself uses the device. This module looks beforehand, so that the error can name
+//! the user.
 
 use crate::backing;
 use diskwright_serve::attach::{self, Record};

@@ -1,18 +1,18 @@
-//! Reports: what results say, as a page for people. The verdict comes first, then figures, plots,
-//! doubts, and how to repeat it.
+//! Reports: results as pages for people. The conclusion comes first, then figures, plots, warnings,
+//! and how to repeat the measurement.
 //!
 //! ```text
-//!   document (files) ──▶ chapters, one for each result ──▶ diskwright_outline: terminal, page, Markdown
+//!   document (files) ──▶ chapters, one for each result ──▶ diskwright_outline
+//!                                                             └─▶ terminal, HTML, Markdown
 //! ```
 //!
-//! | file | room |
-//! |---|---|
-//! | `run.rs`, `overlay.rs`, `sweep.rs`, `comparison.rs`, `acceptance.rs` | one kind of result each; several runs side by side |
-//! | `containers.rs`, `queue_depth.rs`, `raw_and_file.rs`, `zero_payload.rs`, `access_paths.rs` | a study each |
-//! | `parts.rs` | what all chapters have in common |
+//! `run.rs`, `sweep.rs`, `comparison.rs` and `acceptance.rs` make the chapter of one kind of
+//! result, and `overlay.rs` that of several runs side by side. `containers/`, `queue_depth.rs`,
+//! `raw_and_file.rs`, `zero_payload.rs` and `access_paths.rs` make that of a study. `parts.rs` has
+//! what all chapters share.
 //!
-//! Everything here is pure: results in, text out. Names in results come from files and are written
-//! as text, never as markup; the page forbids itself scripts and the network besides.
+//! Nothing here does I/O. Names in results come from files, so they are written as text and never
+//! as markup. A page also forbids scripts and network access.
 
 mod acceptance;
 mod access_paths;

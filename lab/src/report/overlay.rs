@@ -44,7 +44,7 @@ pub fn chapter(runs: &[(&str, &Run)], id: &str) -> Chapter {
     }
 }
 
-/// Each run was made once, so nothing here can tell a difference from chance; the sentence says so.
+/// Each run has one round only, so no difference can be tested; the sentence says this.
 fn verdict(phases: &[(String, &PhaseRecord)]) -> String {
     let by_iops = |a: &&(String, &PhaseRecord), b: &&(String, &PhaseRecord)| a.1.iops().total_cmp(&b.1.iops());
     match (phases.iter().max_by(by_iops), phases.iter().min_by(by_iops)) {

@@ -1,4 +1,4 @@
-//! What the chapters of all results have in common: subtitle, badge, reasons for doubt, machine.
+//! What the chapters of all results have in common: subtitle, badge, warnings, machine.
 
 use diskwright_load::{
     machine::{Machine, Place, Versions},

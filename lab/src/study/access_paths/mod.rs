@@ -20,9 +20,9 @@
 //!
 //! | file | idea |
 //! |---|---|
-//! | `options.rs`, `paper.rs` | what the study is told; the paper's load and figures |
+//! | `options.rs`, `paper.rs` | options of the study; the paper's load and figures |
 //! | `record.rs` | what is saved, and what follows from it |
-//! | `ways.rs` | each way to the disk: set up anew for a cell, and taken down whatever happens |
+//! | `ways.rs` | each way to the disk: set up for each cell, torn down in any case |
 //! | `measure.rs` | a cell; rounds in turns |
 //! | `verdict.rs` | the conclusion |
 

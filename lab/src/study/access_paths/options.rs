@@ -1,9 +1,9 @@
-//! What the study is told.
+//! The options of the study.
 
 use crate::{LabError, Result, study::StudyOptions, targets::Container};
 use std::path::PathBuf;
 
-/// What to do.
+/// Options of the study.
 #[derive(Debug, Clone, Default)]
 pub struct AccessPathsOptions {
     /// Rounds: 5 unless said, 3 quick. Time of one cell, warm-up included: 30 s unless said, 1 s

@@ -1,4 +1,4 @@
-//! Each way to the disk, set up anew for a cell and taken down when it is dropped.
+//! Each way to the disk. It is set up for each cell and torn down when it is dropped.
 //!
 //! What is dropped first is the target, with its connections and descriptors, then the server: a
 //! server that has clients waits for them. A server is asked to end by SIGTERM, which for `attach`

@@ -1,19 +1,19 @@
 //! The study `containers`: what a virtual disk costs against a raw file.
 //!
 //! ```text
-//!   prepare   create, fill with incompressible data, flush, close        each of the seven containers
-//!   verify    open again, read everything back, compare, check extents   all equal, all data, or the study ends
+//!   prepare   create, fill with incompressible data, flush, close: each of the seven containers
+//!   verify    open, read everything back, compare, check extents; a difference ends the study
 //!   create    creation time of each type at 40 GiB
-//!   chain     lengths 1 to 64 as in the paper, on to 1,023
+//!   chain     lengths 1 to 64 as in the paper, then up to 1,023
 //!   expanding writes into empty disks against writes into full ones
 //!   blocks    full disks with blocks of 512 KiB, 1 MiB and 32 MiB against 2 MiB
-//!   measure   workload x depth: rounds in which every container is measured once, in changing order
+//!   measure   workload x depth: in each round every container is measured once, in changing order
 //!   conclude  verdict, tables, warnings, JSON
 //! ```
 //!
 //! With `quick` the measuring gets what is left of the time, so it comes last; the run ends within
 //! two minutes unless the disk is so slow that preparing alone takes as long. Writes go to the same
-//! disks as reads: every byte of them is allocated, and stays so.
+//! disks as reads: every byte of them is and stays allocated.
 
 mod block_sizes;
 mod chains;
@@ -60,8 +60,8 @@ use std::time::{Duration, Instant};
 /// Longest cell of the experiments beside the main one, where the whole run must end in time.
 const SIDE_CELL: Duration = Duration::from_millis(120);
 
-/// Runs the study and saves its result. The scratch folder is removed whatever happens, unless it
-/// is to be kept.
+/// Runs the study and saves its result. The scratch folder is removed in any case, unless `keep`
+/// is set.
 ///
 /// # Errors
 /// Anything that would make the result untrue: a target that fails, reads back wrong bytes or is
@@ -79,7 +79,7 @@ pub fn run(options: &ContainersOptions, progress: &mut dyn Progress) -> Result<S
     let outcome = measure_all(&settings, options, &scratch, &targets, &mut found, &mut warnings, progress);
     let stopped = match outcome {
         Ok(()) => false,
-        // Creation times alone are nothing that anybody waited for.
+        // Creation times alone are not worth a result.
         Err(LabError::Stopped) if !found.cells.is_empty() => true,
         Err(error) => return Err(error),
     };

@@ -27,7 +27,7 @@ const FULL_CELL: Duration = Duration::from_secs(2);
 /// As in the paper.
 const FULL_DEPTHS: [u32; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 /// Size classes of disks are whole multiples of this, so that they are a whole number of
-/// everybody's blocks.
+/// blocks in every format.
 pub(crate) const SIZE_STEP_BYTES: u64 = 32 << 20;
 
 /// The base of the chain; quick runs use a disk no larger than the other ones.
@@ -54,8 +54,8 @@ pub struct ContainersOptions {
     pub launcher: Option<ChildLauncher>,
 }
 
-/// The size of each disk where this one is asked for: the next that is a whole number of
-/// everybody's blocks; `None` beyond what any disk can have.
+/// The size of each disk where this one is asked for: the next one that is a whole
+/// number of blocks in every format; `None` above the largest disk.
 pub fn disk_bytes(asked_bytes: u64) -> Option<u64> {
     asked_bytes.checked_next_multiple_of(SIZE_STEP_BYTES)
 }
@@ -128,7 +128,7 @@ impl Settings {
         if self.quick { self.rounds.min(3) } else { self.rounds }
     }
 
-    /// How far a stream of writes goes in that.
+    /// Bytes that the stream of writes of that experiment covers.
     pub(crate) fn streamed_bytes(&self) -> u64 {
         if self.quick { 128 << 20 } else { 2 << 30 }
     }

@@ -2,8 +2,9 @@
 //! what that asks of a device.
 //!
 //! ```text
-//!   depths ─▶ knee ─▶ a point, by the first rule that tells one ─▶ target depth ─▶ combinations ─▶ the best of them ─▶ finding
-//!   reads, writes ─▶ knee ─▶ a point ─────────────────────────────────────────────────────────────────────────────────▶ finding
+//!   depths ─▶ knee ─▶ point, by the first rule that gives one ─▶ target depth
+//!                                                        └─▶ combinations ─▶ best ─▶ finding
+//!   reads, writes ─▶ knee ─▶ point ─▶ finding
 //! ```
 //!
 //! For small random I/O the paper looks where latency begins to outpace throughput; that is what

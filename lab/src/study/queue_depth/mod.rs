@@ -2,13 +2,15 @@
 //! paper.
 //!
 //! ```text
-//!   make          files full of data that cannot be compressed: one of the size under test, and what pre-test 2 needs beside it   (files.rs)
-//!   pre-test 1    8 threads x 12, until the steady state is reached; what keeps changing is told
+//!   make          files of incompressible data: one of the size under test, the smaller ones of
+//!                 pre-test 2                                                          (files.rs)
+//!   pre-test 1    8 threads x 12, until the steady state is reached; unsteady figures are reported
 //!   files         pre-test 2: the same data and the same load on 1, 2 and 4 files
 //!   depths        test 1: 1 to 24 outstanding per thread ──▶ knee ──▶ a total depth
 //!   combinations  test 2: threads x outstanding for that total
 //!   reads, writes 512K sequential, one thread
-//!   conclude      findings as in the paper's Table 5, figures per device, the paper's beside ours   (findings.rs, paper.rs)
+//!   conclude      findings as in the paper's Table 5, figures per device, and the paper's
+//!                                                                      (findings.rs, paper.rs)
 //! ```
 //!
 //! Each stage is a sweep (`sweep/`), so its rounds take turns, its knee has an interval, and a
@@ -64,7 +66,7 @@ const SAVE_EVERY: Duration = Duration::from_secs(5);
 
 /// Runs the study, or goes on with it, and saves its result after each stage. A stop keeps what was
 /// measured, and so does a result that cannot be saved, which ends the study. The scratch folder is
-/// removed whatever happens, unless it is to be kept.
+/// removed in any case, unless `keep` is set.
 ///
 /// # Errors
 /// Options that cannot be; no space; targets that may not be written; a saved study that was asked
@@ -86,8 +88,7 @@ pub fn run(options: &QueueDepthOptions, progress: &mut dyn Progress) -> Result<S
         other => other?,
     }
     study.conclude();
-    // What could not be saved on the way ended the study, and is told though there may be space
-    // again.
+    // A failure to save ends the study, and is reported even if there is space again.
     let saved = match study.unsaved.take() {
         Some(error) => Err(error),
         None => study.write().map(|()| begun.output.path().to_owned()),
@@ -273,7 +274,7 @@ impl Study<'_> {
             record.sweep.head.warnings.iter().map(named).collect::<Vec<_>>()
         };
         let found: Vec<Warning> = of_runs.cloned().chain(result.stages.iter().flat_map(of_stage)).collect();
-        // Those of cells are told anew, as far as their stages have come.
+        // Warnings of cells are computed again from the stages.
         let warnings = &mut result.head.warnings;
         warnings.retain(|warning| !matches!(warning, Warning::InCells { .. }));
         for warning in found {
@@ -304,8 +305,8 @@ impl Study<'_> {
     }
 }
 
-/// Whether two warnings say the same. Those of the machine are told once for all stages; of depths
-/// that were not reached, each load has its own.
+/// Whether two warnings are the same. A warning about the machine is kept once for all stages; of
+/// depths that were not reached, each load has its own.
 fn is_same(a: &Warning, b: &Warning) -> bool {
     use Warning::{DepthNotReached, InCells, LeftOut};
     let by_kind = |warning: &Warning| !matches!(warning, DepthNotReached { .. } | LeftOut { .. } | InCells { .. });

@@ -16,10 +16,11 @@ const QUICK_ROUNDS: usize = 3;
 /// Files are whole multiples of this, so that a quarter is whole as well.
 const SIZE_STEP_BYTES: u64 = 4 << 20;
 
-/// What to do. The default is the full study on files of its own.
+/// Options of the study. The default is the full study on files of its own.
 #[derive(Debug, Clone, Default)]
 pub struct QueueDepthOptions {
-    /// What every study is told. An existing `output` of an unfinished study is gone on with.
+    /// Options of every study. If `output` is the file of an unfinished study, that study
+    /// continues.
     pub study: StudyOptions,
     /// Bytes under test: 64 GiB as in the paper, 2 GiB quick; of targets that are given, all of the
     /// smallest.
@@ -58,7 +59,7 @@ pub struct Settings {
     pub cache: Caching,
     /// What moves the bytes.
     pub engine: IoEngine,
-    /// Requests in flight of the combinations, where the user said so.
+    /// Requests in flight of the combinations, where the user chose it.
     pub target_depth: Option<u32>,
     /// Targets that were given; none: files of its own.
     pub targets: Vec<String>,

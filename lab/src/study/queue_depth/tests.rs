@@ -36,7 +36,7 @@ fn measured(stage: Stage, settings: &Settings, test_bed: TestBed) -> StageRecord
     StageRecord { stage, sweep }
 }
 
-/// A sweep of which all is measured, concluded anew.
+/// A complete sweep with its conclusions computed again.
 fn concluded(mut sweep: SweepRecord) -> SweepRecord {
     let mut measure = |_: &Job, _: usize, _: &dyn Watch| unreachable!("all is measured");
     sweep::carry_out(&mut sweep, "again", &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
@@ -235,7 +235,7 @@ fn a_study_is_carried_out_broken_off_and_gone_on_with() {
     assert!(partial.stopped && partial.result.head.verdict.starts_with("Partial: "), "{}", partial.result.head.verdict);
     let kept: QueueDepthResult = serde_json::from_slice(&std::fs::read(&output).unwrap()).unwrap();
     assert!(kept.complete(Stage::Combinations).is_some() && kept.complete(Stage::Reads).is_none());
-    // Something else is not gone on with.
+    // A study with other options is not continued.
     let other = QueueDepthOptions { size_bytes: Some(16 << 20), ..options.clone() };
     let error = run(&other, &mut Silent).unwrap_err().to_string();
     assert!(error.contains("was asked something else"), "{error}");

@@ -6,10 +6,11 @@
 //! the paper's five sizes and five patterns, 64 outstanding:
 //!
 //! ```text
-//!   halve     one block device: bare in the one half, a file system in the other                     (test_bed.rs)
-//!   prepare   the bare half; a file; a fixed and a dynamic VHDX: alike in size, full of data of the same kind
-//!   measure   each workload in rounds in which everything is measured once, in changing order
-//!   conclude  throughput and CPU cost as ratios to the device in the same round, the paper's beside   (conclude.rs, paper.rs)
+//!   halve     one block device: one half bare, a file system on the other         (test_bed.rs)
+//!   prepare   the bare half, a file, a fixed and a dynamic VHDX: of one size, filled alike
+//!   measure   each workload in rounds; in each, everything is measured once, in changing order
+//!   conclude  throughput and CPU cost as ratios to the device in the same round, and the paper's
+//!                                                                   (conclude.rs, paper.rs)
 //! ```
 //!
 //! The paper's CPU cost is the whole machine's, and so is the one that counts here: under a loop
@@ -87,10 +88,10 @@ const SEED: u64 = 0x766d_6673;
 /// How long the machine is watched while nothing is measured.
 const IDLE_LOOK: Duration = Duration::from_millis(400);
 
-/// What to do. The default is the full study on loop devices over a file.
+/// Options of the study. The default is the full study on loop devices over a file.
 #[derive(Debug, Clone, Default)]
 pub struct RawAndFileOptions {
-    /// What every study is told.
+    /// Options of every study.
     pub study: StudyOptions,
     /// Size of each disk: 20 GiB as in the paper, 1 GiB quick.
     pub size_bytes: Option<u64>,
