@@ -128,6 +128,7 @@ fn switches_of(command: &Command) -> &'static str {
     match command {
         Command::Convert(_) => "convert",
         Command::Compare(_) => "compare",
+        Command::Diskspd(_) => "diskspd",
         _ => "",
     }
 }

@@ -15,7 +15,14 @@
 //! names has a row, and every row has a use and names a switch that the command has.
 
 use diskwright_disk::{ConvertOptions, CreateRequest, OpenOptions, ParentPolicy};
-use diskwright_lab::prepare::PrepareOptions;
+use diskwright_lab::{
+    comparison::{FailIf, JudgeOptions},
+    prepare::PrepareOptions,
+    study::{
+        StudyOptions, containers::ContainersOptions, queue_depth::QueueDepthOptions, raw_and_file::RawAndFileOptions,
+    },
+    sweep::SweepOptions,
+};
 use diskwright_serve::{
     attach::{AttachOptions, DetachOptions},
     nbd::ServerOptions,
@@ -62,7 +69,23 @@ switches! {
     CreateRequest::preallocate => "--preallocate";
     CreateRequest::size_bytes => "--size";
     ConvertOptions::skip_damaged => "--skip-damaged";
+    PrepareOptions::create_bytes => "--create-size", "diskspd" => "-c";
     PrepareOptions::destroy_data => "--destroy-data";
+    SweepOptions::axes => "--vary";
+    SweepOptions::total_depth => "--total-depth";
+    JudgeOptions::metrics => "--figures";
+    FailIf::certainty => "--fail-when";
+    StudyOptions::cell => "--cell";
+    StudyOptions::dir => "--dir";
+    StudyOptions::keep => "--keep";
+    StudyOptions::output => "--output";
+    ContainersOptions::size_bytes => "--size";
+    QueueDepthOptions::array => "--copies and --devices";
+    QueueDepthOptions::target_depth => "--target-depth";
+    QueueDepthOptions::targets => "--target";
+    QueueDepthOptions::threads => "--threads";
+    RawAndFileOptions::device => "--device";
+    RawAndFileOptions::size_bytes => "--size";
     AttachOptions::by => "--by";
     AttachOptions::ephemeral => "--ephemeral";
     AttachOptions::fuse_dir => "--fuse DIR";

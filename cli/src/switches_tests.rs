@@ -9,9 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The libraries that other programs use. Of the lab, which writes reports of this program, only
-/// the errors.
-const SOURCES: [&str; 9] = [
+/// The libraries that other programs use.
+const SOURCES: [&str; 12] = [
     "store/src",
     "format/src",
     "nbd/src",
@@ -19,8 +18,11 @@ const SOURCES: [&str; 9] = [
     "disk/src",
     "serve/src",
     "facade/src",
+    "stats/src",
     "load/src",
-    "lab/src/error.rs",
+    "outline/src",
+    "diskspd/src",
+    "lab/src",
 ];
 
 #[test]
@@ -42,6 +44,7 @@ fn no_text_of_a_library_names_a_switch() {
     }
     let mut wrong = Vec::new();
     each_text(|path, text| {
+        let text = without_command_lines(text);
         for (at, _) in text.match_indices("--") {
             let name: String = text[at..].chars().take_while(|c| c.is_ascii_lowercase() || *c == '-').collect();
             if ours.contains(&name) {
@@ -75,10 +78,19 @@ fn every_row_names_a_switch_that_the_command_has() {
         for (command, switches) in row.elsewhere {
             let command = commands.iter().find(|other| other.get_name() == *command).unwrap();
             for name in switches.split(" or ") {
-                assert!(switches_of(command).contains(name), "{} has no {name}", command.get_name());
+                // DiskSpd's own switches have one dash, and `diskspd` reads them itself.
+                let is_diskspds = command.get_name() == "diskspd" && !name.starts_with("--");
+                assert!(is_diskspds || switches_of(command).contains(name), "{} has no {name}", command.get_name());
             }
         }
     }
+}
+
+#[test]
+fn command_lines_in_texts_are_no_options() {
+    assert_eq!(without_command_lines("--cache=direct"), "");
+    assert_eq!(without_command_lines("--cache direct is better"), "--cache direct is better");
+    assert_eq!(without_command_lines("`diskwright serve --force` or `--force`"), " or `--force`");
 }
 
 #[test]
@@ -108,6 +120,17 @@ fn commands() -> Vec<clap::Command> {
         next += 1;
     }
     found
+}
+
+/// A text without the command lines in it, which begin with the name of a program. A text that is
+/// an argument of another process is a command line too.
+fn without_command_lines(text: &str) -> String {
+    if text.starts_with("--") && !text.contains(' ') {
+        return String::new();
+    }
+    let is_command = |part: &&str| part.starts_with("diskwright ") || part.starts_with("qemu-nbd ");
+    let commands = text.split('`').skip(1).step_by(2).filter(is_command);
+    commands.fold(text.to_owned(), |text, command| text.replace(&format!("`{command}`"), ""))
 }
 
 fn switches_of(command: &clap::Command) -> BTreeSet<String> {

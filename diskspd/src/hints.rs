@@ -1,12 +1,11 @@
 //! Translates hints of errors and warnings for users of `diskspd`: the options of `lab run` are
 //! replaced by DiskSpd's switches with the same effect.
 //!
-//! `--destroy-data` is not replaced, because `diskspd` has it too.
+//! Options of the library (`PrepareOptions::create_bytes`) are not replaced here: the program's
+//! table of switches does that.
 
 /// Pairs of a text in a message of `lab run` and its replacement.
-const HINTS: [(&str, &str); 17] = [
-    ("(--create-size)", "(-c)"),
-    ("leave --create-size out", "omit -c"),
+const HINTS: [(&str, &str); 15] = [
     ("or use a smaller working set", "or use less of it (-f)"),
     ("fill it first", "name a file that does not exist and let -c create it, since such files are filled"),
     (", such as incompressible ones", " (-Zr, or no -Z)"),

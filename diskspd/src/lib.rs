@@ -14,10 +14,10 @@
 
 #![forbid(unsafe_code)]
 
-mod composed;
 mod hints;
 mod job;
 mod profile;
+mod profile_command;
 mod profile_error;
 mod switches;
 #[cfg(test)]
@@ -27,10 +27,10 @@ mod xml;
 mod xml_profile;
 mod xml_tree;
 
-pub use composed::Composed;
 pub use hints::with_diskspds_switches;
 pub use job::job;
 pub use profile::{Order, Processor, Profile, ResultForm, Target, Throughput, TimeSpan, WriteContents};
+pub use profile_command::ProfileCommand;
 pub use profile_error::ProfileError;
 pub use switches::{SwitchError, parse};
 pub use text::report;

@@ -42,7 +42,7 @@ pub enum SwitchError {
 
 type Result<T, E = SwitchError> = std::result::Result<T, E>;
 
-/// Parses the words after `diskspd`. [`super::Composed`] parses a command line with `-X`.
+/// Parses the words after `diskspd`. [`super::ProfileCommand`] parses a command line with `-X`.
 ///
 /// # Errors
 /// [`SwitchError`].

@@ -322,7 +322,7 @@ fn a_profile_may_be_utf_8_or_utf_16_with_a_byte_order_mark() {
 }
 
 fn composed(line: &str, xml: &str) -> Result<Profile, String> {
-    let composed = Composed::parse(&words(line)).map_err(|error| error.to_string())?.expect("it has -X");
+    let composed = ProfileCommand::parse(&words(line)).map_err(|error| error.to_string())?.expect("it has -X");
     let profile = read_xml_profile(xml, "").map_err(|error| error.to_string())?;
     composed.apply(profile).map_err(|error| error.to_string())
 }
@@ -343,9 +343,9 @@ fn switches_with_x_override_the_profile() {
         assert!(composed(refused, &xml).unwrap_err().starts_with(&format!("{switch} cannot be used with -X")));
     }
     for wrong in ["-X", "-Xa -Xb", "-Xa -d0", "-Xa -Rjson", "x -Xa"] {
-        assert!(Composed::parse(&words(wrong)).is_err(), "{wrong}");
+        assert!(ProfileCommand::parse(&words(wrong)).is_err(), "{wrong}");
     }
-    assert_eq!(Composed::parse(&words("-r x")), Ok(None));
+    assert_eq!(ProfileCommand::parse(&words("-r x")), Ok(None));
 }
 
 #[test]

@@ -177,7 +177,7 @@ impl<'a> Compared<'a> {
 
 /// A result that consists of cells.
 pub trait Cells {
-    /// All cells, in the order in which they are told.
+    /// All cells, in the order in which reports show them.
     fn cells(&self) -> Cow<'_, [Cell]>;
 }
 

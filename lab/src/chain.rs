@@ -1,11 +1,12 @@
-//! Chains of differencing disks: made once, opened at any length.
+//! Chains of differencing disks: created once, opened at any length.
 //!
 //! ```text
-//!   base.vhdx ◀── 0001.vhdx ◀── 0002.vhdx ◀── ... ◀── 1023.vhdx        opening number n opens a chain of n children on the base
+//!   base.vhdx ◀── 0001.vhdx ◀── 0002.vhdx ◀── ... ◀── 1023.vhdx
+//!   opening file number n opens a chain of n children on the base
 //! ```
 //!
-//! The data lie in the base and every read goes through the top, so that each child on the way is
-//! one more place in which a read might have been answered. The length of a chain is counted as in
+//! The data is in the base, and every read begins at the top, so each child adds one image in which
+//! the read could have been answered. The length of a chain is counted as in
 //! the paper: differencing disks above the base.
 
 use crate::{
@@ -45,7 +46,7 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Makes the files in `dir`. `tick` is told how many are made.
+    /// Creates the files in `dir`. `tick` gets the number of files so far.
     ///
     /// # Errors
     /// [`LabError::BadOptions`] for more children than a chain may have; whatever fails.

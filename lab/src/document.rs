@@ -10,10 +10,15 @@
 //! What later code adds up or indexes with is checked here once: sums that do not overflow,
 //! histograms that rise, numbers of targets that exist.
 
+mod read_error;
+
+pub use read_error::ReadError;
+
 use crate::{
     acceptance::{self, AcceptanceRecord},
     cells::{Cell, Cells},
     comparison::{COMPARISON_SCHEMA, ComparisonRecord},
+    report::Told,
     study::{
         access_paths::{self, AccessPathsResult},
         containers::{self, ContainersResult},
@@ -24,17 +29,12 @@ use crate::{
     sweep::{SWEEP_SCHEMA, SweepRecord},
 };
 use diskwright_load::record::{Head, LatencyRecord, RUN_SCHEMA, Run};
+use diskwright_outline::Chapter;
 use serde::{
     Deserialize, Serialize,
     de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
 };
-use std::{
-    borrow::Cow,
-    fmt,
-    fs::File,
-    io::{self, Read},
-    path::{Path, PathBuf},
-};
+use std::{borrow::Cow, fmt, fs::File, io::Read, path::Path};
 
 /// Schema of several results in one file.
 pub const BUNDLE_SCHEMA: &str = "diskwright.lab.results/1";
@@ -44,85 +44,142 @@ const LONGEST_BYTES: u64 = 1 << 30;
 /// those whose keys another program has sorted have it after their cells or phases.
 const BYTES_WITHOUT_SCHEMA: [u64; 2] = [64 << 10, 64 << 20];
 
-/// A result of any kind.
-#[derive(Debug, Clone, PartialEq, Serialize, schemars::JsonSchema)]
-#[serde(untagged)]
-pub enum Document {
-    /// Of `lab run` and `diskspd`.
-    Run(Box<Run>),
-    /// Of `lab sweep`.
-    Sweep(Box<SweepRecord>),
-    /// Of `lab study containers`.
-    Containers(Box<ContainersResult>),
-    /// Of `lab study queue-depth`.
-    QueueDepth(Box<QueueDepthResult>),
-    /// Of `lab study raw-and-file`.
-    RawAndFile(Box<RawAndFileResult>),
-    /// Of `lab study zero-payload`.
-    ZeroPayload(Box<ZeroPayloadResult>),
-    /// Of `lab compare`.
-    Comparison(Box<ComparisonRecord>),
-    /// Of `lab study access-paths`.
-    AccessPaths(Box<AccessPathsResult>),
-    /// Of `lab selftest` and `diskwright-bench`.
-    Acceptance(Box<AcceptanceRecord>),
-}
-
-impl Document {
+/// What each kind of result can do, beside becoming a chapter and a list of cells.
+trait Kind: Cells + Told + DeserializeOwned {
     /// What every result begins with; `None` of a bench, which has a head of its own.
-    pub fn head(&self) -> Option<&Head> {
-        match self {
-            Self::Sweep(record) => Some(&record.head),
-            Self::Containers(result) => Some(&result.head),
-            Self::QueueDepth(result) => Some(&result.head),
-            Self::RawAndFile(result) => Some(&result.head),
-            Self::ZeroPayload(result) => Some(&result.head),
-            Self::Comparison(record) => Some(&record.head),
-            Self::AccessPaths(result) => Some(&result.head),
-            Self::Run(run) => Some(&run.head),
-            Self::Acceptance(_) => None,
-        }
-    }
+    fn head(&self) -> Option<&Head>;
 
     /// When it began, as in `20261120T221749Z`.
-    pub fn started_utc(&self) -> &str {
-        match (self, self.head()) {
-            (_, Some(head)) => &head.started_utc,
-            (Self::Acceptance(record), _) => &record.started_utc,
-            _ => "",
-        }
+    fn started_utc(&self) -> &str {
+        self.head().map_or("", |head| &head.started_utc)
     }
 
-    /// The kind of result, in words.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            Self::Run(_) => "a run",
-            Self::Sweep(_) => "a sweep",
-            Self::Containers(_) => "a study of containers",
-            Self::QueueDepth(_) => "a study of queue depth",
-            Self::RawAndFile(_) => "a study of device and file",
-            Self::ZeroPayload(_) => "a study of zero payload",
-            Self::Comparison(_) => "a comparison",
-            Self::AccessPaths(_) => "a study of access paths",
-            Self::Acceptance(_) => "an acceptance run",
-        }
+    /// The first contradiction among its figures.
+    fn check(&self) -> Result<(), String> {
+        Ok(())
     }
 }
 
-impl Cells for Document {
-    fn cells(&self) -> Cow<'_, [Cell]> {
-        match self {
-            Self::Run(run) => run.cells(),
-            Self::Sweep(record) => record.cells(),
-            Self::Containers(result) => result.cells(),
-            Self::QueueDepth(result) => result.cells(),
-            Self::RawAndFile(result) => result.cells(),
-            Self::ZeroPayload(result) => result.cells(),
-            Self::Comparison(record) => record.cells(),
-            Self::AccessPaths(result) => result.cells(),
-            // It judges figures of many units and has no cells.
-            Self::Acceptance(_) => Cow::default(),
+/// Makes [`Document`] from the table of all kinds.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident($result:ty), $schema:path, $words:literal;)*) => {
+        /// A result of any kind.
+        #[derive(Debug, Clone, PartialEq, Serialize, schemars::JsonSchema)]
+        #[serde(untagged)]
+        pub enum Document {
+            $($(#[$doc])* $kind(Box<$result>),)*
         }
+
+        /// The schemas of all kinds of results, and that of a bundle.
+        const KINDS: &[&str] = &[$($schema,)* BUNDLE_SCHEMA];
+
+        impl Document {
+            /// What every result begins with; `None` of a bench, which has a head of its own.
+            pub fn head(&self) -> Option<&Head> {
+                match self { $(Self::$kind(result) => Kind::head(&**result),)* }
+            }
+
+            /// When it began, as in `20261120T221749Z`.
+            pub fn started_utc(&self) -> &str {
+                match self { $(Self::$kind(result) => Kind::started_utc(&**result),)* }
+            }
+
+            /// The kind of result, in words.
+            pub fn kind(&self) -> &'static str {
+                match self { $(Self::$kind(_) => $words,)* }
+            }
+
+            /// The result of the schema `known`, which is one of [`KINDS`].
+            fn read(known: &str, path: &Path, bytes: &[u8]) -> Result<Self, ReadError> {
+                $(if known == $schema {
+                    return Ok(Self::$kind(Box::new(checked(path, known, bytes)?)));
+                })*
+                Err(ReadError::NoResult { path: path.to_owned(), found: "it is a bundle in a bundle".into() })
+            }
+        }
+
+        impl Cells for Document {
+            fn cells(&self) -> Cow<'_, [Cell]> {
+                match self { $(Self::$kind(result) => result.cells(),)* }
+            }
+        }
+
+        impl Told for Document {
+            fn chapter(&self, id: &str, name: &str) -> Chapter {
+                match self { $(Self::$kind(result) => result.chapter(id, name),)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// Of `lab run` and `diskspd`.
+    Run(Run), RUN_SCHEMA, "a run";
+    /// Of `lab sweep`.
+    Sweep(SweepRecord), SWEEP_SCHEMA, "a sweep";
+    /// Of `lab study containers`.
+    Containers(ContainersResult), containers::SCHEMA, "a study of containers";
+    /// Of `lab study queue-depth`.
+    QueueDepth(QueueDepthResult), QUEUE_DEPTH_SCHEMA, "a study of queue depth";
+    /// Of `lab study raw-and-file`.
+    RawAndFile(RawAndFileResult), raw_and_file::SCHEMA, "a study of device and file";
+    /// Of `lab study zero-payload`.
+    ZeroPayload(ZeroPayloadResult), zero_payload::SCHEMA, "a study of zero payload";
+    /// Of `lab compare`.
+    Comparison(ComparisonRecord), COMPARISON_SCHEMA, "a comparison";
+    /// Of `lab study access-paths`.
+    AccessPaths(AccessPathsResult), access_paths::SCHEMA, "a study of access paths";
+    /// Of `lab selftest` and `diskwright-bench`.
+    Acceptance(AcceptanceRecord), acceptance::SCHEMA, "an acceptance run";
+}
+
+/// Results whose figures are checked by their types alone.
+macro_rules! with_head {
+    ($($result:ty),*) => {
+        $(impl Kind for $result {
+            fn head(&self) -> Option<&Head> {
+                Some(&self.head)
+            }
+        })*
+    };
+}
+
+with_head!(SweepRecord, ContainersResult, QueueDepthResult, RawAndFileResult, ZeroPayloadResult, AccessPathsResult);
+
+impl Kind for Run {
+    fn head(&self) -> Option<&Head> {
+        Some(&self.head)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        check_run(self)
+    }
+}
+
+impl Kind for ComparisonRecord {
+    fn head(&self) -> Option<&Head> {
+        Some(&self.head)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        check_comparison(self)
+    }
+}
+
+impl Kind for AcceptanceRecord {
+    fn head(&self) -> Option<&Head> {
+        None
+    }
+
+    fn started_utc(&self) -> &str {
+        &self.started_utc
+    }
+}
+
+impl Cells for AcceptanceRecord {
+    /// It judges figures of many units and has no cells.
+    fn cells(&self) -> Cow<'_, [Cell]> {
+        Cow::default()
     }
 }
 
@@ -133,89 +190,6 @@ pub struct Bundle<'a> {
     pub schema: &'static str,
     /// Each with its own schema.
     pub results: Vec<&'a Document>,
-}
-
-/// Why a file is not a result that can be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ReadError {
-    /// The system could not open or read the file.
-    #[error("cannot read the result {}: {source}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The file is longer than any result.
-    #[error("{} is longer than 1 GiB and so no result of the lab; give a JSON file that the lab wrote", path.display())]
-    TooLong {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The JSON ends in the middle.
-    #[error("{} ends in the middle of line {line}: it was cut off, or its run has not ended; copy it again or run again", path.display())]
-    CutOff {
-        /// The file.
-        path: PathBuf,
-        /// The last line, from 1.
-        line: usize,
-    },
-    /// Not JSON.
-    #[error("{} is not JSON (line {line}, column {column}); give a result that the lab saved as JSON, not a report made from it", path.display())]
-    NotJson {
-        /// The file.
-        path: PathBuf,
-        /// The line of the first error, from 1.
-        line: usize,
-        /// The column of the first error, from 1.
-        column: usize,
-    },
-    /// The file is JSON, but no result of the lab.
-    #[error("{} is JSON but no result of the lab: {found}; give what `lab run`, `lab study`, `lab sweep` or `lab selftest` saved", path.display())]
-    NoResult {
-        /// The file.
-        path: PathBuf,
-        /// What stands in the place of the schema, in words.
-        found: String,
-    },
-    /// The schema has a later version than this program knows.
-    #[error("{} was written by a newer Diskwright: its schema is {found}, this one ({}) reads up to {known}; read it with the newer one", path.display(), env!("CARGO_PKG_VERSION"))]
-    Newer {
-        /// The file.
-        path: PathBuf,
-        /// Schema of the file.
-        found: String,
-        /// The schema of this kind that this program reads.
-        known: &'static str,
-    },
-    /// The schema has an earlier version than this program reads.
-    #[error("{} was written by an older Diskwright: its schema is {found}, this one ({}) reads {known} only; measure again, or read it with the older one", path.display(), env!("CARGO_PKG_VERSION"))]
-    Older {
-        /// The file.
-        path: PathBuf,
-        /// Schema of the file.
-        found: String,
-        /// The schema of this kind that this program reads.
-        known: &'static str,
-    },
-    /// The file is a bundle of several results, where one is wanted.
-    #[error("{} holds {results} results, and one is wanted; give the file of that one, as it was saved", path.display())]
-    Several {
-        /// The file.
-        path: PathBuf,
-        /// Number of results in it.
-        results: usize,
-    },
-    /// The fields are not those of the schema, or contradict each other.
-    #[error("{} says that it is {schema}, but it is damaged: {what}; it was edited or harmed after it was written: copy it again or run again", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// Schema of the file.
-        schema: String,
-        /// The first field that is wrong, and what is wrong with it.
-        what: String,
-    },
 }
 
 #[derive(Deserialize)]
@@ -352,49 +326,16 @@ pub fn read_one(path: &Path) -> Result<Document, ReadError> {
 }
 
 fn one(path: &Path, schema: &str, bytes: &[u8]) -> Result<Document, ReadError> {
-    let document = match known(path, schema)? {
-        RUN_SCHEMA => {
-            let run: Run = fields(path, schema, bytes)?;
-            check_run(&run).map_err(|what| ReadError::Damaged {
-                path: path.to_owned(),
-                schema: schema.into(),
-                what,
-            })?;
-            Document::Run(Box::new(run))
-        }
-        SWEEP_SCHEMA => Document::Sweep(Box::new(fields(path, schema, bytes)?)),
-        containers::SCHEMA => Document::Containers(Box::new(fields(path, schema, bytes)?)),
-        QUEUE_DEPTH_SCHEMA => Document::QueueDepth(Box::new(fields(path, schema, bytes)?)),
-        raw_and_file::SCHEMA => Document::RawAndFile(Box::new(fields(path, schema, bytes)?)),
-        zero_payload::SCHEMA => Document::ZeroPayload(Box::new(fields(path, schema, bytes)?)),
-        COMPARISON_SCHEMA => {
-            let comparison: ComparisonRecord = fields(path, schema, bytes)?;
-            check_comparison(&comparison).map_err(|what| ReadError::Damaged {
-                path: path.to_owned(),
-                schema: schema.into(),
-                what,
-            })?;
-            Document::Comparison(Box::new(comparison))
-        }
-        access_paths::SCHEMA => Document::AccessPaths(Box::new(fields(path, schema, bytes)?)),
-        _ => Document::Acceptance(Box::new(fields(path, schema, bytes)?)),
-    };
-    Ok(document)
+    Document::read(known(path, schema)?, path, bytes)
 }
 
-/// The schemas of all kinds of results.
-const KINDS: [&str; 10] = [
-    RUN_SCHEMA,
-    SWEEP_SCHEMA,
-    containers::SCHEMA,
-    QUEUE_DEPTH_SCHEMA,
-    raw_and_file::SCHEMA,
-    zero_payload::SCHEMA,
-    COMPARISON_SCHEMA,
-    access_paths::SCHEMA,
-    acceptance::SCHEMA,
-    BUNDLE_SCHEMA,
-];
+fn checked<T: Kind>(path: &Path, schema: &str, bytes: &[u8]) -> Result<T, ReadError> {
+    let result: T = fields(path, schema, bytes)?;
+    match result.check() {
+        Ok(()) => Ok(result),
+        Err(what) => Err(ReadError::Damaged { path: path.to_owned(), schema: schema.into(), what }),
+    }
+}
 
 /// The schema of ours that `found` is.
 fn known(path: &Path, found: &str) -> Result<&'static str, ReadError> {
@@ -404,7 +345,7 @@ fn known(path: &Path, found: &str) -> Result<&'static str, ReadError> {
     };
     let unknown = || ReadError::NoResult { path: path.to_owned(), found: format!("its schema is \"{found}\"") };
     let (kind, version) = parts(found).ok_or_else(unknown)?;
-    let ours = KINDS.into_iter().find_map(|known| {
+    let ours = KINDS.iter().copied().find_map(|known| {
         let (our_kind, our_version) = parts(known)?;
         (our_kind == kind).then_some((known, our_version))
     });
@@ -498,6 +439,7 @@ fn check_latencies(latencies: &LatencyRecord) -> Result<(), &'static str> {
 mod tests {
     use super::*;
     use crate::report::example;
+    use std::io;
 
     fn message(text: &str) -> String {
         parse(Path::new("r.json"), text.as_bytes()).unwrap_err().to_string()

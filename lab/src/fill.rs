@@ -1,15 +1,15 @@
-//! Filling a target through its block queue, proving that it reads back the same bytes, and finding
-//! what is in it.
+//! Fills a target through its block queue, verifies that it reads back the same bytes, and finds
+//! the data in it.
 //!
 //! ```text
-//!   free buffer ─ contents of the offset ───▶ push write ─▶ reap ─▶ free buffer ...              fill, then flush
-//!   free buffer ────────────────────────────▶ push read  ─▶ reap ─▶ compare with (seed, offset)  verify
-//!   free buffer ────────────────────────────▶ push read  ─▶ reap ─▶ look for a byte above 0      find data
+//!   fill     free buffer ─ contents of the offset ─▶ push write ─▶ reap ─▶ ... ─▶ flush
+//!   verify   free buffer ─▶ push read ─▶ reap ─▶ compare with the contents of (seed, offset)
+//!   find     free buffer ─▶ push read ─▶ reap ─▶ look for a byte that is not 0
 //! ```
 //!
-//! All keep sixteen requests of 1 MiB in flight, so verifying is itself a test of the queue: parts
-//! that went to the wrong buffer or the wrong place show. Ranges are taken in the order given, and
-//! pieces never cross their ends.
+//! Each keeps sixteen requests of 1 MiB in flight. Verifying therefore also tests the queue: it
+//! finds parts of requests that went to a wrong buffer or a wrong offset. Ranges are processed in
+//! the order given, and no request crosses the end of a range.
 
 use crate::{LabError, Result};
 use diskwright_load::LoadError;
@@ -27,7 +27,7 @@ pub const PIECE_BYTES: usize = 1 << 20;
 /// memory.
 const EXTENT_WINDOW_BYTES: u64 = 1 << 30;
 
-/// Told after each piece how many bytes are done; an error stops the work.
+/// Called after each request with the number of bytes done so far; an error stops the work.
 pub type Tick<'a> = dyn FnMut(u64) -> Result<()> + 'a;
 
 /// Makes what belongs at an offset (a multiple of 4096 unless the range's start is none).

@@ -1,19 +1,20 @@
-//! The laboratory: what a disk costs, measured so that the answer can be believed.
+//! The laboratory: measures disks, and reports figures with their confidence intervals.
 //!
 //! ```text
-//!   targets: open, inspect, fill        diskwright_load: job ──▶ run ──▶ record, figures
-//!            │                                    ▲
-//!            ▼                                    │ a window
-//!   rounds.rs ─▶ measure.rs, sweep/, comparison/, study/, selftest/ ┘ conclusions by diskwright_stats
-//!            │
-//!            ▼
-//!   results: head, options, cells ──▶ report/ (chapters) ──▶ diskwright_outline (terminal, page)
-//!                                 └─▶ export/ (CSV, JSON)
+//!   targets: open, inspect, fill          diskwright_load: job ──▶ run ──▶ record, figures
+//!            │                                               ▲
+//!            ▼                                               │ a window
+//!   rounds.rs ─▶ measure.rs, sweep/, comparison/, study/, selftest/
+//!            │                                               │ statistics
+//!            ▼                                               ▼
+//!   results: head, options, cells                        diskwright_stats
+//!            ├──▶ report/ (chapters) ──▶ diskwright_outline (terminal, page)
+//!            └──▶ export/ (CSV, JSON)
 //! ```
 //!
 //! | file | room |
 //! |---|---|
-//! | `open.rs`, `behind.rs` | what a user named, as a target; the image or server behind a device |
+//! | `open.rs`, `backing.rs` | opens targets; the image or server behind a device |
 //! | `prepare.rs`, `inspect/`, `fill.rs` | may a target be written, what it holds; filling it |
 //! | `targets.rs`, `chain.rs`, `child.rs` | the containers; chains; opening in a fresh process |
 //! | `peer.rs`, `server.rs`, `traffic.rs` | other programs; servers; bytes that reached storage |
@@ -22,14 +23,13 @@
 //! | `measure.rs` | one workload on several targets |
 //! | `sweep/`, `comparison/` | a workload over a range of loads; A against B |
 //! | `study/`, `paper.rs` | the papers' experiments; the papers' own figures |
-//! | `acceptance/`, `selftest/` | figures against what is promised; the load generator against fio |
+//! | `acceptance/`, `selftest/` | figures against promises; the load generator against fio |
 //! | `document.rs`, `output.rs` | results as files; which file may be written, and how |
 //! | `report/`, `export/` | a chapter for each kind of result; CSV and JSON |
 //!
-//! Three rules hold throughout. A target is compared with its base *within a round*, never across.
-//! A target is filled, read back and found allocated before it is measured, or it is not measured.
-//! What could not be measured is left out by name, and what makes a figure doubtful is said beside
-//! it.
+//! Three rules hold everywhere. A target is compared with its base *within a round*. A target is
+//! measured only after it was filled, read back and found to be allocated. A result names what
+//! could not be measured, and has a warning for each circumstance that makes a figure doubtful.
 //!
 //! # Running a study
 //!
@@ -43,8 +43,8 @@
 //! # fn main() -> diskwright_lab::Result<()> {
 //! let options = ContainersOptions {
 //!     study: StudyOptions { quick: true, ..StudyOptions::default() },
-//!     // The program must answer `<itself> measuring-child ARGS...` by printing `child_main(ARGS)?` on
-//!     // standard output.
+//!     // The program must answer `<itself> measuring-child ARGS...` by
+//!     // printing `child_main(ARGS)?` on standard output.
 //!     launcher: Some(ChildLauncher::current_exe(["measuring-child"])?),
 //!     ..ContainersOptions::default()
 //! };
@@ -64,7 +64,7 @@
 #![forbid(unsafe_code)]
 
 pub mod acceptance;
-pub mod behind;
+pub mod backing;
 pub mod cells;
 pub mod chain;
 pub mod child;

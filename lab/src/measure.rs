@@ -1,12 +1,13 @@
 //! One workload on several targets, round by round.
 //!
 //! ```text
-//!   workload, plan ──▶ job of a round (rounds.rs: seed) ──▶ window on a target ──▶ Figures of the round ──▶ Cell
+//!   workload, plan ──▶ job of a round (rounds.rs: seed) ──▶ window on a target
+//!                                                               └─▶ figures of the round ──▶ Cell
 //! ```
 //!
-//! A target is compared with the base *within* each round. So a machine that slows down, a cloud
-//! disk that throttles, a neighbour that wakes up hits all alike, and the ratio survives what the
-//! absolute figures do not.
+//! A target is compared with the base *within* each round. A slower processor, a throttled cloud
+//! disk or load of other programs affects all targets of a round alike, so it changes the figures
+//! but not the ratio.
 
 pub use crate::{ratio::Ratio, rounds::Steps};
 

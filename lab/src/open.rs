@@ -8,7 +8,7 @@
 //! opened the image already.
 
 use crate::{
-    LabError, Result, behind,
+    LabError, Result, backing,
     progress::{Progress, Step},
 };
 use diskwright_disk::{Disk, OpenOptions, Opened, PartRole, parts_of};
@@ -106,7 +106,7 @@ pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
         device,
         closes,
         cache: how.cache.in_force(mode),
-        behind: behind::of_device(path),
+        behind: backing::of_device(path),
         contents: None,
     })
 }
@@ -114,7 +114,7 @@ pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
 fn open_export(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
     let opened = Opened::open(Path::new(spec), &how.options())?;
     let behind = match &opened {
-        Opened::Export(export) => Some(behind::of_export(export)),
+        Opened::Export(export) => Some(backing::of_export(export)),
         Opened::Disk(_) => None,
     };
     Ok(OpenTarget {

@@ -1,12 +1,11 @@
-//! Where a command writes what it found: results, reports made from them, and the profiles beside
-//! them.
+//! The files that commands write: results, reports made from them, and profiles.
 //!
 //! ```text
-//!   Output::check   before anything is measured: may NAME be replaced, and can a file be made there?
-//!   save, write     as often as needed: NAME.saving, whole ──▶ renamed to NAME
+//!   Output::check   before anything is measured: may NAME be replaced, or be created?
+//!   save, write     as often as needed: NAME.saving, complete ──▶ renamed to NAME
 //! ```
 //!
-//! What is there already is replaced where it is empty, or has the marks of a file of the same kind
+//! An existing file is replaced if it is empty, or if it has the marks of a file of the same kind
 //! that this program wrote:
 //!
 //! | kind | known by |
@@ -15,16 +14,15 @@
 //! | page | its doctype, and the `generator` in its head |
 //! | SVG | its first element, and the comment behind it |
 //! | Markdown | its heading, and its last line, which names the program |
-//! | CSV | the names of its first columns, and the CRLF behind them, which tables computed from ours seldom have |
+//! | CSV | the names of its first columns, and CRLF line ends |
 //! | profile | its first line, [`PROFILE_MARK`] |
 //!
-//! Everything else stays as it is, and the user is told. So does a report stay where a result is to
-//! be saved, and a result where a report is. A file is looked at again right before it is replaced,
-//! because another program may have taken the name between the check and the end of a run.
+//! Any other file is left alone, and the command fails with an error. A result never replaces a
+//! report, and a report never replaces a result. A file is inspected again right before it is
+//! replaced, because another program may have created it between the check and the end of a run.
 //!
-//! A name that is a link stays one: the file that it leads to is replaced. `/dev/stdout` and its
-//! like are links as well, but what they lead to is open already and is written by others, so they
-//! are no place for a file.
+//! If the name is a symbolic link, its target is replaced. Links in `/dev` and `/proc`, such as
+//! `/dev/stdout`, are refused: their targets are open already.
 
 use crate::{LabError, Result};
 use diskwright_outline::json;
@@ -342,7 +340,7 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         let error = Output::check(&dir.path().join("missing/r.json"), Kind::Result).unwrap_err();
         assert!(error.to_string().contains("r.json"), "{error}");
-        // What was taken by somebody else in the meantime stays.
+        // A file that another program created in the meantime stays.
         fs::write(&path, "mine").unwrap();
         assert!(output.save(&1).unwrap_err().to_string().contains("no result"));
         assert_eq!(fs::read_to_string(&path).unwrap(), "mine");

@@ -41,7 +41,8 @@ pub struct Cost {
 /// it cannot.
 ///
 /// # Errors
-/// [`LabError::File`] when it cannot be started; [`LabError::Program`] when it fails, or `read` does.
+/// [`LabError::File`] when it cannot be started; [`LabError::Program`] when it fails, or `read`
+/// does.
 pub fn answer<T>(command: &mut Command, read: impl FnOnce(&str) -> Result<T, String>) -> Result<T> {
     let output = command.output().map_err(LabError::file("start", command.get_program()))?;
     let failed = |why: &str| LabError::Program {

@@ -1,17 +1,16 @@
-//! From what a user named to targets that may be measured: made, guarded, opened, filled, looked
-//! at.
+//! Prepares the targets that a user named: creates, guards, opens, fills and inspects them.
 //!
 //! ```text
-//!   spec ─▶ make it (--create-size) ─▶ open for reading ─▶ may it be written? (inspect/guard.rs)
-//!                                                            │ nothing has been changed up to here, but what was made
-//!        ┌───────────────────────────────────────────────────┘
+//!   spec ─▶ create it, if asked for ─▶ open for reading ─▶ may it be written? (inspect/guard.rs)
+//!                                                            │ until here nothing has changed
+//!        ┌───────────────────────────────────────────────────┘ but files that were created
 //!        ▼
-//!   open as the job needs it ─▶ fill the working set, where that is asked for or the file is the lab's own
-//!                             ─▶ prove by its extents that all of it has space ─▶ look at it ─▶ doubts
+//!   open as the job needs it ─▶ fill the working set, if asked for or if the file is the lab's
+//!        ─▶ check by its extents that all of it is allocated ─▶ sample its contents ─▶ warnings
 //! ```
 //!
-//! Invariant: when this fails, or is stopped, files that were there before hold what they held,
-//! unless they were allowed to be overwritten; files that it made are gone.
+//! Invariant: when preparing fails or is stopped, files that existed before are unchanged, unless
+//! they may be overwritten, and files that were created here are removed.
 
 use crate::{
     LabError, Result, fill,
@@ -186,7 +185,8 @@ fn refuse_smaller(target: &OpenTarget, options: &PrepareOptions) -> Result<()> {
     match (options.create_bytes, &target.path) {
         (Some(asked_bytes), Some(path)) if path.is_file() && size_bytes < asked_bytes => Err(LabError::BadOptions {
             what: format!(
-                "{} exists and has {size_bytes} bytes, fewer than the {asked_bytes} asked for (--create-size); \
+                "{} exists and has {size_bytes} bytes, fewer than the {asked_bytes} asked for \
+                 (`PrepareOptions::create_bytes`); \
                  a virtual disk that exists is not made larger",
                 target.name
             ),
@@ -299,16 +299,22 @@ impl Made {
         let Some(size_bytes) = options.create_bytes else { return Ok(()) };
         let bad = |what: String, hint: &str| Err(LabError::BadOptions { what, hint: hint.into() });
         if size_bytes == 0 || !size_bytes.is_multiple_of(4096) {
-            return bad(format!("cannot make a file of {size_bytes} bytes"), "use a multiple of 4K (--create-size)");
+            return bad(
+                format!("cannot make a file of {size_bytes} bytes"),
+                "use a multiple of 4K (`PrepareOptions::create_bytes`)",
+            );
         }
         let path = Path::new(spec);
         if spec.starts_with("null:") || open::names_export(spec) {
-            return bad(format!("{spec} cannot be made"), "leave --create-size out");
+            return bad(format!("{spec} cannot be made"), "leave `PrepareOptions::create_bytes` out");
         }
         let is_disk = path.extension().is_some_and(|extension| extension == "vhd" || extension == "vhdx");
         match fs::metadata(path) {
             Ok(found) if !found.is_file() => {
-                return bad(format!("{spec} is no file and cannot be made"), "leave --create-size out");
+                return bad(
+                    format!("{spec} is no file and cannot be made"),
+                    "leave `PrepareOptions::create_bytes` out",
+                );
             }
             // The length of the file is not the size of the disk: `refuse_smaller` looks when the
             // disk is open.
@@ -335,7 +341,7 @@ impl Made {
                 );
                 return bad(
                     what,
-                    "use another name, its own size, --destroy-data to make it anew, or leave --create-size out",
+                    "use another name, its own size, `PrepareOptions::destroy_data` to make it anew, or leave `PrepareOptions::create_bytes` out",
                 );
             }
             Err(_) => {}

@@ -56,7 +56,7 @@ fn a_sparse_file_is_told_and_a_filled_one_is_not() {
     assert_eq!((contents.allocated, contents.zero, contents.filled_bytes), (1.0, 0.0, 8 * MIB));
     assert!(!prepared.warnings.iter().any(|warning| matches!(warning, Warning::Unallocated { .. })));
     drop(prepared);
-    // Now it holds data, which nobody allowed to be overwritten; reading it is free.
+    // Now it holds data that may not be overwritten; reading is allowed.
     assert!(matches!(go(&writing(), &spec, &options()), Err(LabError::HoldsData { .. })));
     go(&writing(), &spec, &PrepareOptions { destroy_data: true, ..options() }).unwrap();
     go(&job(Load::default()), &spec, &options()).unwrap();
@@ -97,7 +97,7 @@ fn a_file_that_is_made_is_filled_and_used_again() {
         let again = go(&writing(), &spec, &making).unwrap();
         assert_eq!(again.targets[0].contents.unwrap().filled_bytes, 0, "{name} was filled already");
     }
-    // Another size is made anew, for it is the lab's own.
+    // A file of the lab with another size is created again.
     let larger = PrepareOptions { create_bytes: Some(12 * MIB), ..options() };
     let prepared = go(&writing(), &folder.spec("own.dat"), &larger).unwrap();
     assert_eq!(prepared.targets[0].device.geometry().size_bytes, 12 * MIB);
@@ -114,7 +114,7 @@ fn a_virtual_disk_smaller_than_asked_for_is_refused() {
         for destroy_data in [false, true] {
             let asked = |size| PrepareOptions { create_bytes: Some(size), destroy_data, ..options() };
             let error = go(&writing(), &spec, &asked(16 * MIB)).unwrap_err().to_string();
-            for said in [name, "8388608", "16777216", "--create-size"] {
+            for said in [name, "8388608", "16777216", "`PrepareOptions::create_bytes`"] {
                 assert!(error.contains(said), "{said}: {error}");
             }
             assert_eq!(fs::read(&spec).unwrap(), before);
@@ -137,7 +137,7 @@ fn a_raw_file_gets_the_size_asked_for_where_its_data_may_be_lost() {
         let spec = folder.sparse(&format!("raw-{len_bytes}.dat"), len_bytes);
         let asked = PrepareOptions { create_bytes: Some(asked_bytes), ..options() };
         let error = go(&job(Load::default()), &spec, &asked).unwrap_err().to_string();
-        assert!(error.contains("--destroy-data"), "{error}");
+        assert!(error.contains("`PrepareOptions::destroy_data`"), "{error}");
         assert_eq!(fs::metadata(&spec).unwrap().len(), len_bytes);
         let prepared =
             go(&job(Load::default()), &spec, &PrepareOptions { destroy_data: true, ..asked.clone() }).unwrap();
@@ -160,7 +160,7 @@ fn what_was_made_for_a_run_that_cannot_be_is_removed() {
     let stopped = prepare(&writing(), &[folder.spec("new.dat")], &making, &mut stop);
     assert!(matches!(stopped, Err(LabError::Stopped)));
     assert!(!Path::new(&folder.spec("new.dat")).exists());
-    // A file of somebody else's is not resized.
+    // A file that the lab did not create is not resized.
     fs::write(folder.spec("precious"), b"precious").unwrap();
     assert!(go(&writing(), &folder.spec("precious"), &making).is_err());
     assert_eq!(fs::read(folder.spec("precious")).unwrap(), b"precious");

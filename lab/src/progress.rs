@@ -1,4 +1,4 @@
-//! How a long run tells what it is doing, and how it is told to stop.
+//! How a long run reports its progress, and how it is stopped.
 //!
 //! The lab draws nothing. It reports to a [`Progress`] between windows. A window that lasts long
 //! enough is shown to the [`Watch`] of that progress, by the thread that conducts the window and

@@ -5,7 +5,7 @@
 //! its servers down itself. It hears the signals that are blocked here, so a server that others
 //! wrote ends by SIGTERM too.
 //!
-//! A server counts as up when the kernel's table says that somebody listens on its socket.
+//! A server counts as up when the kernel lists its socket as listening.
 //! Connecting would tell as well, but some servers take one client and go. The CPU time of a server
 //! is that of its process with all its threads, io_uring's workers among them, read while it runs:
 //! what it cost to start, and to end, is not in the difference of two readings.
@@ -162,7 +162,7 @@ pub fn cost_of<T>(server: &Server, work: impl FnOnce() -> Result<T>) -> Result<(
     Ok((value, server.cpu_ns()?.saturating_sub(before)))
 }
 
-/// Whether somebody listens on a socket (`__SO_ACCEPTCON`).
+/// Whether a socket is listening (`__SO_ACCEPTCON`).
 fn listens(socket: &Path) -> bool {
     let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
     let path = socket.to_string_lossy();

@@ -273,7 +273,7 @@ pub struct Preparation {
     pub engine: EngineKind,
 }
 
-/// Creates, fills, flushes and closes a container. `tick` is told the bytes written.
+/// Creates, fills, flushes and closes a container. `tick` gets the number of bytes written so far.
 ///
 /// # Errors
 /// Whatever fails; the file stays in `dir`, which the caller removes.
@@ -314,7 +314,7 @@ pub struct Filled {
 /// Creates, fills, flushes and closes several containers, each in its folder, a stretch of each in
 /// turns. So all of them lie all over the same part of the disk: files that are made one after the
 /// other differ by their place alone. For the same reason fixed disks are not given their space
-/// beforehand. `tick` is told the bytes written to all.
+/// beforehand. `tick` gets the number of bytes written to all of them.
 ///
 /// # Errors
 /// Whatever fails; the files stay where they are.
@@ -352,7 +352,7 @@ pub fn make_filled_side_by_side(
 }
 
 /// Opens a filled container again, reads all of it back, and checks its size and that all of it is
-/// data of its own. `tick` is told the bytes read.
+/// data of its own. `tick` gets the number of bytes read so far.
 ///
 /// # Errors
 /// [`LabError::WrongData`], [`LabError::NotPopulated`], or whatever fails.

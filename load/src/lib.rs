@@ -39,7 +39,7 @@
 
 #![forbid(unsafe_code)]
 
-pub mod behind;
+pub mod backing;
 pub mod clock;
 pub mod data;
 pub mod error;

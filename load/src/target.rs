@@ -5,7 +5,7 @@
 
 use crate::{
     LoadError, Result,
-    behind::Behind,
+    backing::Backing,
     job::Caching,
     machine::Place,
     record::{ContentsRecord, TargetRecord},
@@ -39,7 +39,7 @@ pub struct OpenTarget {
     /// O_DIRECT. For an export it is the mode asked for, since the mode of the server is not known.
     pub cache: Caching,
     /// The image, export or file that the target shows; `None` where the target itself is measured.
-    pub behind: Option<Behind>,
+    pub behind: Option<Backing>,
     /// Contents that were sampled before the run; `None` where none were.
     pub contents: Option<ContentsRecord>,
 }

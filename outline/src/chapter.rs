@@ -17,7 +17,7 @@ pub enum Tone {
     /// A bad result, or a warning that voids a result.
     Bad,
     /// A warning.
-    Doubt,
+    Warning,
     /// Less important text.
     Faint,
 }
@@ -160,8 +160,8 @@ pub enum Block {
 
 /// A warning about the result.
 #[derive(Debug, Clone)]
-pub struct Doubt {
-    /// [`Tone::Bad`] for a warning that voids the result, else [`Tone::Doubt`].
+pub struct Warning {
+    /// [`Tone::Bad`] for a warning that voids the result, else [`Tone::Warning`].
     pub tone: Tone,
     /// The sentence.
     pub sentence: String,
@@ -183,7 +183,7 @@ pub struct Chapter {
     /// Short labels: complete, stopped, steady state.
     pub badges: Vec<(Tone, String)>,
     /// Warnings; those that void the result come first.
-    pub doubts: Vec<Doubt>,
+    pub warnings: Vec<Warning>,
     /// The content after verdict and warnings.
     pub blocks: Vec<Block>,
 }

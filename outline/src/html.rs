@@ -1,7 +1,7 @@
 //! Chapters as one self-contained HTML page, without network access, scripts and fonts. The page
 //! has light and dark colours, and styles for narrow screens and for printing.
 
-use crate::chapter::{Block, Cell, Chapter, Doubt, Table, Tile, Tone};
+use crate::chapter::{Block, Cell, Chapter, Table, Tile, Tone, Warning};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 const STYLE: &str = include_str!("style.css");
@@ -62,9 +62,9 @@ fn head(chapter: &Chapter) -> Markup {
     html! {
         p class="verdict" { (chapter.verdict) }
         p class="soft" { @for (tone, word) in &chapter.badges { span class={ "badge " (class(*tone)) } { (word) } } (chapter.origin()) }
-        @if !chapter.doubts.is_empty() {
-            ul class="warnings" aria-label="Before you believe this" {
-                @for Doubt { tone, sentence } in &chapter.doubts { li class=(class(*tone)) { (sentence) } }
+        @if !chapter.warnings.is_empty() {
+            ul class="warnings" aria-label="Warnings" {
+                @for Warning { tone, sentence } in &chapter.warnings { li class=(class(*tone)) { (sentence) } }
             }
         }
     }
@@ -141,7 +141,7 @@ fn class(tone: Tone) -> &'static str {
         Tone::Plain => "",
         Tone::Good => "good",
         Tone::Bad => "bad",
-        Tone::Doubt => "doubt",
+        Tone::Warning => "doubt",
         Tone::Faint => "faint",
     }
 }
@@ -160,7 +160,7 @@ mod tests {
             subtitle: "a run".into(),
             verdict: "It did well.".into(),
             badges: vec![(Tone::Good, "complete".into())],
-            doubts: vec![Doubt { tone: Tone::Bad, sentence: "it was a debug build".into() }],
+            warnings: vec![Warning { tone: Tone::Bad, sentence: "it was a debug build".into() }],
             blocks: vec![Block::Table(table)],
         }
     }

@@ -46,7 +46,7 @@ pub mod plot;
 mod text;
 mod text_table;
 
-pub use chapter::{Block, Cell, Chapter, Doubt, Row, Table, Tile, Tone};
+pub use chapter::{Block, Cell, Chapter, Row, Table, Tile, Tone, Warning};
 pub use csv::Csv;
 pub use html::page;
 pub use lines::{paint, wrap};

@@ -32,7 +32,7 @@ pub fn paint(text: &str, tone: Tone, colour: bool) -> String {
     let code = match tone {
         Tone::Good => "32",
         Tone::Bad => "31",
-        Tone::Doubt => "33",
+        Tone::Warning => "33",
         Tone::Faint => "2",
         Tone::Plain => "",
     };

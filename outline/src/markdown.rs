@@ -17,9 +17,9 @@ fn write_chapter(text: &mut String, chapter: &Chapter) {
     let _ = writeln!(text, "# {}\n\n**{}**\n", escape(&chapter.title), escape(&chapter.verdict));
     let badges: Vec<&str> = chapter.badges.iter().map(|(_, word)| word.as_str()).collect();
     let _ = writeln!(text, "{} ({})\n", escape(&chapter.origin()), escape(&badges.join(", ")));
-    for doubt in &chapter.doubts {
-        let word = if doubt.tone == Tone::Bad { "Wrong" } else { "Before you believe this" };
-        let _ = writeln!(text, "> **{word}:** {}\n", escape(&doubt.sentence));
+    for warning in &chapter.warnings {
+        let word = if warning.tone == Tone::Bad { "Wrong" } else { "Warning" };
+        let _ = writeln!(text, "> **{word}:** {}\n", escape(&warning.sentence));
     }
     for block in &chapter.blocks {
         write_block(text, block);

@@ -5,7 +5,7 @@
 //!   verdict                         the conclusion
 //!   title, subtitle, badges         what was measured, and when
 //!   headings, sentences, tables     without plots, tiles and code
-//!   Before you believe this         the other warnings, last, next to the prompt
+//!   Warnings                        the other warnings, last, next to the prompt
 //! ```
 //!
 //! A heading is printed only when a visible block follows it.
@@ -41,8 +41,8 @@ impl Default for TextOptions {
 /// Renders a chapter. The text ends with a line feed.
 pub fn text(chapter: &Chapter, options: &TextOptions) -> String {
     let mut page = Page { lines: Vec::new(), headings: Vec::new(), options: *options };
-    for doubt in chapter.doubts.iter().filter(|doubt| doubt.tone == Tone::Bad) {
-        page.paragraph(&doubt.sentence, "", Tone::Bad);
+    for warning in chapter.warnings.iter().filter(|warning| warning.tone == Tone::Bad) {
+        page.paragraph(&warning.sentence, "", Tone::Bad);
     }
     page.paragraph(&chapter.verdict, "", Tone::Plain);
     let badges: Vec<&str> = chapter.badges.iter().map(|(_, word)| word.as_str()).collect();
@@ -55,13 +55,13 @@ pub fn text(chapter: &Chapter, options: &TextOptions) -> String {
     }
     page.paragraph(&title, INDENT, Tone::Faint);
     chapter.blocks.iter().for_each(|block| page.block(block));
-    let doubts: Vec<_> = chapter.doubts.iter().filter(|doubt| doubt.tone != Tone::Bad).collect();
-    if !doubts.is_empty() {
+    let warnings: Vec<_> = chapter.warnings.iter().filter(|warning| warning.tone != Tone::Bad).collect();
+    if !warnings.is_empty() {
         page.headings.clear();
-        page.headings.push("Before you believe this".into());
+        page.headings.push("Warnings".into());
         page.begin();
-        for doubt in doubts {
-            page.hanging("! ", &doubt.sentence, Tone::Bad);
+        for warning in warnings {
+            page.hanging("! ", &warning.sentence, Tone::Bad);
         }
     }
     let mut text = page.lines.join("\n");
@@ -156,12 +156,12 @@ impl Page {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chapter::{Cell, Doubt, Table};
+    use crate::chapter::{Cell, Table, Warning};
 
     fn chapter() -> Chapter {
         let mut table = Table::new("Medians of the rounds", &["target", "IOPS"]);
         table.row(vec![Cell::text("raw file"), Cell::figure(58_071.0, |iops| format!("{iops}"))]);
-        let doubt = |tone, sentence: &str| Doubt { tone, sentence: sentence.into() };
+        let warning = |tone, sentence: &str| Warning { tone, sentence: sentence.into() };
         Chapter {
             id: "r1".into(),
             title: "Run of oltp".into(),
@@ -171,9 +171,9 @@ mod tests {
                 "The disk did 58,071 IOPS with a queue of 32 and a working set that no cache of this machine holds."
                     .into(),
             badges: vec![(Tone::Good, "complete".into())],
-            doubts: vec![
-                doubt(Tone::Doubt, "The page cache can hold all that is under test; use --cache direct."),
-                doubt(Tone::Bad, "NOT STORAGE: it was a debug build."),
+            warnings: vec![
+                warning(Tone::Warning, "The page cache can hold all that is under test; use --cache direct."),
+                warning(Tone::Bad, "NOT STORAGE: it was a debug build."),
             ],
             blocks: vec![
                 Block::Heading("Figures".into()),

@@ -1,9 +1,8 @@
 //! The class `Disk`.
 
 use crate::{
-    cache_mode,
     error::{Failure, refused, told},
-    reading,
+    options::{cache_mode, reading},
     values::{Extent, Layer, layers_of},
     worker::{self, Requests},
 };

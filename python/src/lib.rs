@@ -4,54 +4,29 @@
 //!   diskwright/__init__.py   names, the file-like object (io.RawIOBase), map() and open()
 //!   lib.rs                   functions: create, info, convert, check
 //!   disk.rs                  the class Disk
+//!   options.rs               options of diskwright_lib from keyword arguments
 //!   worker.rs                the thread that has a disk's queue
 //!   values.rs                what is returned: extents, images, findings
 //!   error.rs                 DiskError with its code
 //! ```
 //!
 //! The GIL is released while anything waits for a disk. Options are turned into those of
-//! `diskwright_lib` here and nowhere else.
+//! `diskwright_lib` in `lib.rs`, `options.rs` and `disk.rs`.
 
 #![forbid(unsafe_code)]
 
 mod disk;
 mod error;
+mod options;
 mod values;
 mod worker;
 
-use diskwright_lib::{
-    CacheMode, ConvertOptions, CreateRequest, DiskType, Format, OpenOptions, Opened, ParentPolicy, Reach,
-};
-use error::{Failure, refused, told};
+use diskwright_lib::{ConvertOptions, CreateRequest, OpenOptions, Opened, Reach};
+use error::{Failure, told};
+use options::{format_named, reading, type_named};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use values::{Checked, Converted, Info};
-
-/// Where the parents of a disk may lie, and how its files are read: the options that `open`,
-/// `info`, `check` and `convert` share.
-fn reading(
-    format: Option<&str>,
-    force_share: bool,
-    allow_parent_dirs: Vec<PathBuf>,
-    allow_any_parent: bool,
-) -> Result<OpenOptions, Failure> {
-    let parents =
-        ParentPolicy { allowed_dirs: allow_parent_dirs, allow_any: allow_any_parent, ..ParentPolicy::default() };
-    let format = format.map(format_named).transpose()?;
-    Ok(OpenOptions { format, force_share, parents, ..OpenOptions::default() })
-}
-
-fn format_named(name: &str) -> Result<Format, Failure> {
-    let all = [Format::Raw, Format::Vhd, Format::Vhdx];
-    let found = all.into_iter().find(|format| format.to_string() == name);
-    found.ok_or_else(|| refused(format!("{name:?} is not a format; use 'raw', 'vhd' or 'vhdx'")))
-}
-
-fn type_named(name: &str) -> Result<DiskType, Failure> {
-    let all = [DiskType::Fixed, DiskType::Dynamic, DiskType::Differencing];
-    let found = all.into_iter().find(|disk_type| disk_type.to_string() == name);
-    found.ok_or_else(|| refused(format!("{name:?} is not a disk type; use 'fixed', 'dynamic' or 'differencing'")))
-}
 
 /// Make a new image. Returns warnings.
 #[pyfunction]
@@ -174,10 +149,6 @@ fn convert(
         Some(error) => Err(Failure::Python(error)),
         None => outcome.map(Converted::from).map_err(|error| Failure::of_convert(&error)),
     }
-}
-
-fn cache_mode(direct: bool) -> CacheMode {
-    if direct { CacheMode::Direct } else { CacheMode::PageCache }
 }
 
 /// The native part of the module `diskwright`.

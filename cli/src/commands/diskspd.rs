@@ -13,7 +13,7 @@ use crate::{
     live::LiveDisplay,
 };
 use clap::{ArgAction, Args, Command};
-use diskwright_diskspd::{self as diskspd, Composed, Profile, ResultForm, SwitchError};
+use diskwright_diskspd::{self as diskspd, Profile, ProfileCommand, ResultForm, SwitchError};
 use diskwright_lab::output::{Kind, Output};
 use diskwright_load::{
     job::Bytes,
@@ -190,7 +190,7 @@ impl Own {
 
 /// The profile of the switches, or of the file behind `-X` with the switches beside it.
 fn profile(words: &[String]) -> Outcome<Result<Profile, SwitchError>> {
-    let composed = match Composed::parse(words) {
+    let composed = match ProfileCommand::parse(words) {
         Ok(Some(composed)) => composed,
         Ok(None) => return Ok(diskspd::parse(words)),
         Err(error) => return Ok(Err(error)),

@@ -90,7 +90,7 @@ impl FailIf {
         let each: Vec<&FigureChange> = record.comparisons.iter().filter(of_metric).collect();
         if each.is_empty() {
             let why = format!(
-                "--fail-if '{self}' could not be judged: the {} was not compared, for not both sides have it, or --figures leaves it out",
+                "the condition '{self}' could not be judged: the {} was not compared, because one side does not have it, or because `JudgeOptions::metrics` leaves it out",
                 self.metric.title()
             );
             return Some(Unjudged { why, undecided: true });
@@ -108,7 +108,7 @@ impl FailIf {
         };
         let ((base, ours), family) = (first.rounds, record.family(first));
         let why = format!(
-            "--fail-if '{self}' {judged}: {base} and {ours} rounds cannot show a difference with {family} comparisons; measure at least {} rounds of each, compare fewer figures, or be content with --fail-when estimate or possible",
+            "the condition '{self}' {judged}: {base} and {ours} rounds cannot show a difference with {family} comparisons; measure at least {} rounds of each, compare fewer figures, or accept less certainty with `FailIf::certainty` = estimate or possible",
             record.fewest_rounds(first)
         );
         Some(Unjudged { why, undecided: !together })
@@ -122,7 +122,7 @@ impl FailIf {
                 let side = record.sides.get(comparison.side).map_or("", |side| side.name.as_str());
                 let of = if comparison.group.is_empty() { "overall".to_owned() } else { comparison.group.clone() };
                 format!(
-                    "{side}, {of}: {} is worse than --fail-if allows ({} of at most {:.1} %)",
+                    "{side}, {of}: {} is worse than the condition allows ({} of at most {:.1} %)",
                     self.metric.title(),
                     super::verdict::change(comparison),
                     self.worse_by * 100.0

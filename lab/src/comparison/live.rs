@@ -31,7 +31,7 @@ pub struct LiveOptions {
 /// Measures a job on the target with this number.
 pub type MeasureOne<'a> = dyn FnMut(usize, &Job, &dyn Watch) -> Result<Run> + 'a;
 
-/// Measures `job` on each of `names`; `measure` is told which. A stop by the user keeps the whole
+/// Measures `job` on each of `names`; `measure` gets its index. A stop by the user keeps the whole
 /// rounds that there are.
 ///
 /// # Errors

@@ -28,13 +28,14 @@ pub struct ComparisonRecord {
     pub overall: Vec<FigureChange>,
     /// Group by group; corrected among themselves.
     pub comparisons: Vec<FigureChange>,
-    /// Conditions of `--fail-if` that hold, in words.
+    /// Conditions that hold, in words.
     pub failed: Vec<String>,
-    /// Conditions of `--fail-if` that could not be judged, or not of everything, and why.
+    /// Conditions that could not be judged, or not of everything, and why.
     #[serde(default)]
     pub unjudged: Vec<String>,
-    /// Whether a condition of `--fail-if` is neither met nor ruled out for want of rounds or of the
-    /// figure. Of a condition that was judged over all measurements together this is false.
+    /// Whether a condition is neither met nor ruled out, because there are too few rounds or the
+    /// figure was not compared. Of a condition that was judged over all measurements together this
+    /// is false.
     #[serde(default)]
     pub undecided: bool,
 }

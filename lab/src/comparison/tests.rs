@@ -181,7 +181,7 @@ fn conditions_hold_as_surely_as_asked_for() {
     assert!(!fails("slower-than 5%", Certainty::Possible, 110_000.0));
     let record = judge_with("slower-than 5%", Certainty::Shown, 80_000.0);
     assert!(
-        record.head.verdict.starts_with("FAILED: b, main: IOPS is worse than --fail-if allows"),
+        record.head.verdict.starts_with("FAILED: b, main: IOPS is worse than the condition allows"),
         "{}",
         record.head.verdict
     );
@@ -199,7 +199,10 @@ fn a_condition_that_cannot_be_judged_is_told() {
     let few = judged(3, slower.clone(), &[]);
     assert!(few.failed.is_empty() && few.undecided);
     let [told] = &few.unjudged[..] else { panic!("{:?}", few.unjudged) };
-    assert!(told.starts_with("--fail-if 'iops worse-than 5%' could not be judged: 3 and 3 rounds cannot"), "{told}");
+    assert!(
+        told.starts_with("the condition 'iops worse-than 5%' could not be judged: 3 and 3 rounds cannot"),
+        "{told}"
+    );
     assert!(told.contains("with 5 comparisons; measure at least 5 rounds of each"), "{told}");
     // As many as it says are enough, and so are fewer figures, or less than proof.
     let enough = judged(5, slower.clone(), &[]);

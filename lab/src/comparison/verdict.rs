@@ -5,7 +5,7 @@ use diskwright_load::figures::Metric;
 use diskwright_stats::numbers::figure;
 use std::fmt::Write as _;
 
-/// More groups than this are told by their extremes.
+/// Of more groups than this, the verdict names only the extremes.
 const TOLD_IN_VERDICT: usize = 4;
 
 /// The conclusion, in sentences.

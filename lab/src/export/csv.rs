@@ -2,11 +2,11 @@
 //! row, one variable a column, units in the names of the columns, no totals among the rows unless a
 //! column says so.
 //!
-//! | table | a row is |
-//! |---|---|
-//! | `figures` | reads, writes or flushes (where there are any) of one thread on one target in one phase; rows whose `scope` is `phase` sum a phase up, because percentiles of parts do not add up |
-//! | `series` | one interval of one phase |
-//! | `latencies` | one bucket of the histogram of one direction of one phase: `up_to_ns` is the longest latency in it |
+//! - `figures`: a row is the reads, writes or flushes of one thread on one target in one phase.
+//!   Rows whose `scope` is `phase` sum a phase up, because percentiles of parts do not add up.
+//! - `series`: a row is one interval of one phase.
+//! - `latencies`: a row is one bucket of the histogram of one direction of one phase; `up_to_ns` is
+//!   the longest latency in it.
 //!
 //! These are the tables of runs (`runs.rs`). Sweeps and studies have `figures` only, with one row
 //! for each round of each cell (`cells.rs`); a comparison has a row for each figure compared, an
@@ -60,7 +60,7 @@ pub fn csv(results: &[Named<'_>], table: CsvTable) -> Result<String> {
             _ => {
                 return Err(LabError::BadOptions {
                     what: format!("{name} has no time series and no histograms of its own"),
-                    hint: "leave out --table".into(),
+                    hint: "export its figures instead".into(),
                 });
             }
         };

@@ -2,7 +2,7 @@
 //!
 //! A little of everything is normal: a formatted disk has holes, a database has pages that are
 //! zero. So each share has a bar below which it is not worth a word, and zeros that merely lie
-//! where no space is are told once, as missing space.
+//! where no space is allocated are reported once, as missing space.
 
 use diskwright_load::{
     job::{Caching, Contents, Job, Load},
@@ -13,7 +13,7 @@ use std::ops::Range;
 
 /// Below this share of space, reads are called reads of metadata.
 const ALLOCATED_MIN: f64 = 0.99;
-/// Above this share of the samples, zeros and copies are told.
+/// Above this share of the samples, zeros and copies are reported.
 const ODD_MAX: f64 = 0.05;
 
 /// The parts of target number `target` that loads for which `which` holds go to, ascending and

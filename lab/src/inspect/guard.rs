@@ -1,21 +1,20 @@
-//! Whether a target may be written: the one place that decides it.
+//! Decides whether a target may be written. No other code decides this.
 //!
 //! ```text
-//!   in use (mounted, swap, held, shown by a loop device) ──────────────▶ refused, whatever is allowed
-//!   the lab's own file (made by --create-size, and marked) ─┐
-//!   --destroy-data ─────────────────────────────────────────┼─────────▶ written
-//!   every stored byte that would be overwritten is zero ────┘
-//!   else ──────────────────────────────────────────────────────────────▶ refused: what is there, and where
+//!   in use (mounted, swap, held, shown by a loop device) ─▶ refused, whatever is allowed
+//!   file of the lab (created on request, and marked) ─┐
+//!   `PrepareOptions::destroy_data` ───────────────────┼───▶ written
+//!   all stored bytes to be overwritten are zero ──────┘
+//!   else ─────────────────────────────────────────────────▶ refused: what was found, and where
 //! ```
 //!
-//! *Stored* means: by the top layer. A new child over a full parent holds nothing, and writing to
-//! it destroys nothing, so a copy of a precious disk can be measured by giving it a child. All that
-//! the job may write is read, if need be to its end: a sample would find a file system, but could
-//! miss a single small file.
+//! *Stored* means stored by the top layer. A new child of a full parent stores nothing, and a write
+//! to it destroys nothing, so a disk with data can be measured through a child. Everything that the
+//! job may write is read, because a sample would find a file system but could miss a small file.
 //!
-//! A file that the lab made carries an extended attribute, and may be used again by the next run
-//! without being asked for. It is looked at all the same: when a file system, a table of partitions
-//! or an image lies in it, it counts as used by others.
+//! A file that the lab created has an extended attribute, and later runs may write it without
+//! `destroy_data`. It is inspected as well: with a file system, a partition table or an image in
+//! it, it counts as in use by others.
 
 use super::{
     magic,
@@ -48,7 +47,7 @@ pub struct Writing<'a> {
     pub engine: EngineKind,
 }
 
-/// Refuses unless the target may be written. `tick` is told the bytes searched.
+/// Refuses unless the target may be written. `tick` gets the number of bytes searched so far.
 ///
 /// # Errors
 /// [`LabError::InUse`], [`LabError::HoldsData`]; what reading it gives.

@@ -1,18 +1,20 @@
 //! Who uses a device or a file: mounts, swap, other devices on top of it.
 //!
 //! ```text
-//!   /dev/vdb ─▶ device numbers: itself and its partitions (sysfs) ─┬─▶ mounted?      /proc/self/mountinfo, by number and by source
-//!                                                                  ├─▶ swap?         /proc/swaps
-//!                                                                  └─▶ held?         holders/ in sysfs: LVM, RAID, encryption, multipath
-//!   a file ──▶ swap?  backing of a loop device?  (/sys/block/loop*/loop/backing_file)
-//!   both   ──▶ attached by `diskwright attach`: the image by its device, the device by what is mounted from any of its partitions
+//!   /dev/vdb ─▶ device numbers: its own and its partitions' (sysfs)
+//!                 ├─▶ mounted?   /proc/self/mountinfo, by number and by source
+//!                 ├─▶ swap?      /proc/swaps
+//!                 └─▶ held?      holders/ in sysfs: LVM, RAID, encryption, multipath
+//!   a file ──▶ swap? file of a loop device? (/sys/block/loop*/loop/backing_file)
+//!   both   ──▶ attached by `diskwright attach`? an image by its device,
+//!              a device by what is mounted from its partitions
 //! ```
 //!
-//! The kernel has the last word: a block device is opened for writing with `O_EXCL`, which it
-//! refuses for whatever it has claimed itself. This module finds out beforehand, so that the error
-//! can say by whom.
+//! The kernel decides in the end: a block device is opened for writing with `O_EXCL`, which fails
+//! when the kernel itself uses the device. This module looks beforehand, so that the error can name
+//! the user.
 
-use crate::behind;
+use crate::backing;
 use diskwright_serve::attach::{self, Record};
 use rustix::fs::{FileType, Stat, stat};
 use std::{
@@ -87,7 +89,7 @@ pub fn uses(path: &Path) -> Vec<Use> {
         uses.extend(swap_paths(&swaps).into_iter().filter(|path| *path == real).map(|path| Use::Swap { path }));
     }
     uses.extend(loops(Path::new("/sys/block"), &real).into_iter().map(|by| Use::Loop { by }));
-    if let Some(record) = behind::attached(&real) {
+    if let Some(record) = backing::attached(&real) {
         let more = uses_of_attached(&record, &real, &uses);
         uses.extend(more);
     }

@@ -1,9 +1,9 @@
 //! The chapter of an acceptance run: which promises are kept.
 
 use super::Told;
-use super::parts::doubts;
 use super::parts::measured_on;
 use super::parts::subtitle;
+use super::parts::warnings_of;
 use crate::acceptance::{self, AcceptanceRecord, Check, Outcome, RowResult};
 use diskwright_outline::{
     Block, Cell, Chapter, Table, Tone,
@@ -44,7 +44,7 @@ fn chapter(record: &AcceptanceRecord, id: &str, name: &str) -> Chapter {
         _ => (Tone::Bad, format!("{broken} broken")),
     }];
     if record.quick {
-        badges.push((Tone::Doubt, "quick: a look, not a proof".into()));
+        badges.push((Tone::Warning, "quick: a look, not a proof".into()));
     }
     Chapter {
         id: id.to_owned(),
@@ -56,7 +56,7 @@ fn chapter(record: &AcceptanceRecord, id: &str, name: &str) -> Chapter {
             record.rows.len()
         ),
         badges,
-        doubts: doubts(&record.warnings),
+        warnings: warnings_of(&record.warnings),
         blocks,
     }
 }
@@ -65,7 +65,7 @@ fn word(outcome: Outcome) -> Cell {
     match outcome {
         Outcome::Pass => Cell::text("kept").toned(Tone::Good),
         Outcome::Fail => Cell::text("broken").toned(Tone::Bad),
-        Outcome::Unsure => Cell::text("open").toned(Tone::Doubt),
+        Outcome::Unsure => Cell::text("open").toned(Tone::Warning),
         Outcome::Skipped => Cell::text("skipped").toned(Tone::Faint),
     }
 }
@@ -107,7 +107,7 @@ fn margins(row: &RowResult, id: &str) -> Markup {
                 parts: vec![Part { value: *margin, style: 0 }],
                 range: None,
                 figure: ratio(*margin),
-                says: format!(
+                tooltip: format!(
                     "{}: measured {}, promised {}",
                     check.name,
                     check.figure.map(|figure| value(figure.median)).unwrap_or_default(),
@@ -195,7 +195,7 @@ fn check_table(caption: &str, checks: &[&Check]) -> Table {
 /// The reason of an outcome that the figures do not explain.
 fn remark(check: &Check) -> Option<String> {
     let open = match check.outcome {
-        Outcome::Unsure => Some("the bar lies inside the interval; more rounds (--rounds) or longer cells would tell"),
+        Outcome::Unsure => Some("the bar lies inside the interval; more rounds or longer cells would decide"),
         _ if check.is_close() => Some("the rounds are too scattered to be sure"),
         _ => None,
     };

@@ -87,7 +87,7 @@ fn scale_bars(loads: &[Compared<'_>], id: &str, figure: &OnScale) -> Markup {
                 parts: vec![Part { value: 100.0 * ratio.median(), style: 0 }],
                 range: Some((100.0 * ratio.summary.min, 100.0 * ratio.summary.max)),
                 figure: relative(ratio.median()),
-                says: format!(
+                tooltip: format!(
                     "{name}: {}, from {} to {}",
                     relative(ratio.median()),
                     relative(ratio.summary.min),
@@ -100,7 +100,7 @@ fn scale_bars(loads: &[Compared<'_>], id: &str, figure: &OnScale) -> Markup {
     BarChart {
         id: id.into(),
         title: figure.title.into(),
-        description: bars.iter().map(|bar| bar.says.clone()).collect::<Vec<_>>().join("; "),
+        description: bars.iter().map(|bar| bar.tooltip.clone()).collect::<Vec<_>>().join("; "),
         axis: figure.axis,
         write: &short,
         parts: vec![],
@@ -129,7 +129,7 @@ fn cpu_bars(load: &Compared<'_>, id: &str) -> Markup {
                     .collect(),
                 range: None,
                 figure: short_time(client + server + rest),
-                says: format!(
+                tooltip: format!(
                     "{name}: client {}, server {}, the rest of the machine {}",
                     time(client),
                     time(server),
@@ -141,7 +141,7 @@ fn cpu_bars(load: &Compared<'_>, id: &str) -> Markup {
     BarChart {
         id: id.into(),
         title: format!("CPU time for each request, {} load", load.part),
-        description: bars.iter().map(|bar| bar.says.clone()).collect::<Vec<_>>().join("; "),
+        description: bars.iter().map(|bar| bar.tooltip.clone()).collect::<Vec<_>>().join("; "),
         axis: "CPU time for each request (median of the rounds)",
         write: &short_time,
         parts: vec!["client".into(), "server".into(), "kernel threads and others".into()],
@@ -168,14 +168,14 @@ fn curve(loads: &[Compared<'_>], id: &str) -> Markup {
         .map(|(style, way)| {
             let points = loads.iter().filter_map(|load| {
                 let medians = load.cell(way.name())?.medians()?;
-                let says = format!(
+                let tooltip = format!(
                     "{}, {} load: {} IOPS, mean response time {}",
                     way.name(),
                     load.part,
                     rate(medians.iops),
                     time(medians.mean_ns)
                 );
-                Some(Point { x: medians.iops, y: medians.mean_ns, says })
+                Some(Point { x: medians.iops, y: medians.mean_ns, tooltip })
             });
             Series { name: way.name().into(), points: points.collect(), style, line: true }
         })
@@ -278,7 +278,7 @@ fn ways(result: &AccessPathsResult) -> Table {
             Cell::text(record.way.description()),
             match &record.skipped {
                 None => Cell::text("yes"),
-                Some(why) => Cell::text(format!("no: {why}")).toned(Tone::Doubt),
+                Some(why) => Cell::text(format!("no: {why}")).toned(Tone::Warning),
             },
         ]);
     }

@@ -50,7 +50,7 @@ fn badges(record: &ComparisonRecord) -> Vec<(Tone, String)> {
     }
     if !record.unjudged.is_empty() {
         let text = if record.undecided { "a condition is undecided" } else { "a condition was judged in part" };
-        badges.push((Tone::Doubt, text.to_owned()));
+        badges.push((Tone::Warning, text.to_owned()));
     }
     badges.push(match record.paired {
         true => (Tone::Good, "rounds took turns".into()),
@@ -88,7 +88,7 @@ fn bars(record: &ComparisonRecord, side: usize, metric: Metric, id: &str) -> Opt
                     Said::TooFewRounds => word(comparison.said).1.into(),
                     said => format!("{} ({})", percent(change.estimate), word(said).1),
                 },
-                says: format!(
+                tooltip: format!(
                     "{}: {} against {}, {} to {} with {:.0} % confidence",
                     comparison.group,
                     metric.show(comparison.ours),

@@ -1,18 +1,18 @@
-//! Reports: what results say, as a page for people. The verdict comes first, then figures, plots,
-//! doubts, and how to repeat it.
+//! Reports: results as pages for people. The conclusion comes first, then figures, plots, warnings,
+//! and how to repeat the measurement.
 //!
 //! ```text
-//!   document (files) ──▶ chapters, one for each result ──▶ diskwright_outline: terminal, page, Markdown
+//!   document (files) ──▶ chapters, one for each result ──▶ diskwright_outline
+//!                                                             └─▶ terminal, HTML, Markdown
 //! ```
 //!
-//! | file | room |
-//! |---|---|
-//! | `run.rs`, `overlay.rs`, `sweep.rs`, `comparison.rs`, `acceptance.rs` | one kind of result each; several runs side by side |
-//! | `containers.rs`, `queue_depth.rs`, `raw_and_file.rs`, `zero_payload.rs`, `access_paths.rs` | a study each |
-//! | `parts.rs` | what all chapters have in common |
+//! `run.rs`, `sweep.rs`, `comparison.rs` and `acceptance.rs` make the chapter of one kind of
+//! result, and `overlay.rs` that of several runs side by side. `containers/`, `queue_depth.rs`,
+//! `raw_and_file.rs`, `zero_payload.rs` and `access_paths.rs` make that of a study. `parts.rs` has
+//! what all chapters share.
 //!
-//! Everything here is pure: results in, text out. Names in results come from files and are written
-//! as text, never as markup; the page forbids itself scripts and the network besides.
+//! Nothing here does I/O. Names in results come from files, so they are written as text and never
+//! as markup. A page also forbids scripts and network access.
 
 mod acceptance;
 mod access_paths;
@@ -28,20 +28,16 @@ mod run;
 mod run_plots;
 mod run_tables;
 mod sweep;
+mod told;
 mod zero_payload;
 
 pub use run::verdict;
+pub use told::Told;
 
 use crate::{LabError, Result, document::Document, output::made_by, sweep::SweepRecord};
 use diskwright_load::record::Run;
 pub use diskwright_outline::TextOptions;
 use diskwright_outline::{Block, Chapter, Markup, plot::standalone};
-
-/// A result that can be told as a chapter of a report.
-pub trait Told {
-    /// The chapter. `id` is unique in the report; `name` is that of the result's file.
-    fn chapter(&self, id: &str, name: &str) -> Chapter;
-}
 
 /// A result as text for a terminal.
 pub fn text(result: &impl Told, options: &TextOptions) -> String {
@@ -100,29 +96,6 @@ pub fn svg(results: &[Named<'_>], number: usize) -> Result<String> {
         what: format!("there is no plot {number}"),
         hint: format!("choose one from 1 to {}, in the order of the HTML page", all.len()),
     })
-}
-
-impl Told for Chapter {
-    /// As it is, under whatever name it was made.
-    fn chapter(&self, _id: &str, _name: &str) -> Chapter {
-        self.clone()
-    }
-}
-
-impl Told for Document {
-    fn chapter(&self, id: &str, name: &str) -> Chapter {
-        match self {
-            Self::Run(run) => run.chapter(id, name),
-            Self::Sweep(record) => record.chapter(id, name),
-            Self::Containers(result) => result.chapter(id, name),
-            Self::QueueDepth(result) => result.chapter(id, name),
-            Self::RawAndFile(result) => result.chapter(id, name),
-            Self::ZeroPayload(result) => result.chapter(id, name),
-            Self::Comparison(record) => record.chapter(id, name),
-            Self::AccessPaths(result) => result.chapter(id, name),
-            Self::Acceptance(record) => record.chapter(id, name),
-        }
-    }
 }
 
 /// The report as Markdown.

@@ -39,12 +39,12 @@ pub fn chapter(runs: &[(&str, &Run)], id: &str) -> Chapter {
         subtitle: list(&runs.iter().map(|(name, _)| (*name).to_owned()).collect::<Vec<_>>()),
         verdict: verdict(&phases),
         badges: badges(runs),
-        doubts: vec![],
+        warnings: vec![],
         blocks,
     }
 }
 
-/// Each run was made once, so nothing here can tell a difference from chance; the sentence says so.
+/// Each run has one round only, so no difference can be tested; the sentence says this.
 fn verdict(phases: &[(String, &PhaseRecord)]) -> String {
     let by_iops = |a: &&(String, &PhaseRecord), b: &&(String, &PhaseRecord)| a.1.iops().total_cmp(&b.1.iops());
     match (phases.iter().max_by(by_iops), phases.iter().min_by(by_iops)) {
@@ -68,7 +68,7 @@ fn badges(runs: &[(&str, &Run)]) -> Vec<(Tone, String)> {
         |same: &dyn Fn(&Run, &Run) -> bool| first.is_none_or(|first| runs.iter().all(|(_, run)| same(first, run)));
     let mut badges = Vec::new();
     let mut tell = |same: bool, yes: &str, no: &str| {
-        badges.push(if same { (Tone::Good, yes.to_owned()) } else { (Tone::Doubt, no.to_owned()) });
+        badges.push(if same { (Tone::Good, yes.to_owned()) } else { (Tone::Warning, no.to_owned()) });
     };
     tell(alike(&|a, b| plain(&a.job) == plain(&b.job)), "same job", "different jobs");
     tell(

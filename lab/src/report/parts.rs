@@ -1,11 +1,11 @@
-//! What the chapters of all results have in common: subtitle, badge, reasons for doubt, machine.
+//! What the chapters of all results have in common: subtitle, badge, warnings, machine.
 
 use diskwright_load::{
     machine::{Machine, Place, Versions},
     record::{End, Head},
     warning::Warning,
 };
-use diskwright_outline::{Block, Chapter, Doubt, Tone};
+use diskwright_outline::{self as outline, Block, Chapter, Tone};
 use diskwright_stats::numbers::{bytes, duration, grouped, moment};
 
 /// The chapter of a result with this head. `(id, name)` are those of [`super::Told::chapter`].
@@ -23,7 +23,7 @@ pub fn chapter(
         subtitle: subtitle(&head.started_utc, head.took_ns),
         verdict: head.verdict.clone(),
         badges,
-        doubts: doubts_with_end(&head.end, &head.warnings),
+        warnings: warnings_with_end(&head.end, &head.warnings),
         blocks,
     }
 }
@@ -32,7 +32,7 @@ pub fn chapter(
 pub fn badges(head: &Head, rounds: usize, quick: bool) -> Vec<(Tone, String)> {
     let mut badges = vec![end_badge(&head.end), (Tone::Plain, format!("{rounds} rounds"))];
     if quick {
-        badges.push((Tone::Doubt, "quick".into()));
+        badges.push((Tone::Warning, "quick".into()));
     }
     badges
 }
@@ -51,15 +51,15 @@ pub fn subtitle(started_utc: &str, took_ns: u64) -> String {
 pub fn end_badge(end: &End) -> (Tone, String) {
     match end {
         End::Complete => (Tone::Good, "complete".into()),
-        End::Stopped => (Tone::Doubt, "partial".into()),
+        End::Stopped => (Tone::Warning, "partial".into()),
         End::Failed { .. } => (Tone::Bad, "failed".into()),
     }
 }
 
 /// What failed, then each warning as a sentence.
-pub fn doubts_with_end(end: &End, warnings: &[Warning]) -> Vec<Doubt> {
+pub fn warnings_with_end(end: &End, warnings: &[Warning]) -> Vec<outline::Warning> {
     let failed = match end {
-        End::Failed { errors, first } => Some(Doubt {
+        End::Failed { errors, first } => Some(outline::Warning {
             tone: Tone::Bad,
             sentence: format!(
                 "FAILED: {} failed; the first: {first}. The figures are those of the requests that succeeded and say little about the device.",
@@ -68,14 +68,14 @@ pub fn doubts_with_end(end: &End, warnings: &[Warning]) -> Vec<Doubt> {
         }),
         _ => None,
     };
-    failed.into_iter().chain(doubts(warnings)).collect()
+    failed.into_iter().chain(warnings_of(warnings)).collect()
 }
 
 /// Each warning as a sentence. A warning that voids the result says so in capitals.
-pub fn doubts(warnings: &[Warning]) -> Vec<Doubt> {
+pub fn warnings_of(warnings: &[Warning]) -> Vec<outline::Warning> {
     let of = |warning: &Warning| match warning.voids() {
-        true => Doubt { tone: Tone::Bad, sentence: format!("NOT STORAGE: {warning}") },
-        false => Doubt { tone: Tone::Doubt, sentence: warning.to_string() },
+        true => outline::Warning { tone: Tone::Bad, sentence: format!("NOT STORAGE: {warning}") },
+        false => outline::Warning { tone: Tone::Warning, sentence: warning.to_string() },
     };
     warnings.iter().map(of).collect()
 }

@@ -34,8 +34,7 @@ fn chapter(result: &QueueDepthResult, id: &str, name: &str) -> Chapter {
         blocks.push(Block::Table(findings_table(result)));
         if result.settings.array.is_none() {
             blocks.push(Block::Text(
-                "Nothing was said of the devices below, so one device without copies is taken (--copies, --devices)."
-                    .into(),
+                "The devices below the target were not described; one device without copies is assumed.".into(),
             ));
         }
     }
@@ -64,7 +63,11 @@ fn badges(result: &QueueDepthResult) -> Vec<(Tone, String)> {
     let steady = result.pre_test.as_ref().and_then(|run| run.phases.first()?.steady.clone());
     if let Some(steady) = steady {
         let holds = steady.reached_ns.is_some() && steady.left_ns.is_none();
-        badges.push(if holds { (Tone::Good, "steady state".into()) } else { (Tone::Doubt, "no steady state".into()) });
+        badges.push(if holds {
+            (Tone::Good, "steady state".into())
+        } else {
+            (Tone::Warning, "no steady state".into())
+        });
     }
     badges
 }
@@ -185,7 +188,7 @@ fn bars(record: &StageRecord, id: &str) -> Markup {
             let files = if cell.files == 1 { "1 file".to_owned() } else { format!("{} files", cell.files) };
             let name = if record.stage == Stage::Files { format!("{files}, {split}") } else { split };
             Some(Bar {
-                says: format!("{name}: {} IOPS at {}", rate(iops), time(mean_ns)),
+                tooltip: format!("{name}: {} IOPS at {}", rate(iops), time(mean_ns)),
                 name: format!("{name}{word}"),
                 parts: vec![Part { value: iops, style: 0 }],
                 range: (cell.measured.rounds.len() > 1)
@@ -215,7 +218,7 @@ fn grown(record: &StageRecord, id: &str) -> Option<Markup> {
         cells
             .filter_map(|(cell, pair)| {
                 let (x, y) = (cell.measured.in_flight as f64, pick(pair.as_ref()?)?);
-                Some(Point { x, y, says: format!("{} in flight: {whose} × {}", cell.measured.in_flight, ratio(y)) })
+                Some(Point { x, y, tooltip: format!("{} in flight: {whose} × {}", cell.measured.in_flight, ratio(y)) })
             })
             .collect()
     };

@@ -115,7 +115,7 @@ fn bars(
                 parts: vec![Piece { value: found.median(), style: 0 }],
                 range: Some((found.summary.min, found.summary.max)),
                 figure: format!("{}{papers}", ratio(found.median())),
-                says: format!(
+                tooltip: format!(
                     "{load} on {name}: {} in the median round, {} to {}{papers}",
                     ratio(found.median()),
                     ratio(found.summary.min),

@@ -115,16 +115,16 @@ fn badges(run: &Run) -> Vec<(Tone, String)> {
     let mut badges = vec![end_badge(&run.head.end)];
     let steady: Vec<_> = run.phases.iter().filter_map(|phase| phase.steady.as_ref()).collect();
     if steady.iter().any(|steady| steady.reached_ns.is_none()) {
-        badges.push((Tone::Doubt, "steady state not reached".into()));
+        badges.push((Tone::Warning, "steady state not reached".into()));
     } else if steady.iter().any(|steady| steady.left_ns.is_some()) {
-        badges.push((Tone::Doubt, "steady state left".into()));
+        badges.push((Tone::Warning, "steady state left".into()));
     } else if !steady.is_empty() {
         badges.push((Tone::Good, "steady state".into()));
     }
     match run.head.warnings.len() {
         0 => {}
-        1 => badges.push((Tone::Doubt, "1 reason for doubt".into())),
-        several => badges.push((Tone::Doubt, format!("{several} reasons for doubt"))),
+        1 => badges.push((Tone::Warning, "1 warning".into())),
+        several => badges.push((Tone::Warning, format!("{several} warnings"))),
     }
     badges
 }

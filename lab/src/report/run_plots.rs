@@ -84,9 +84,9 @@ fn percentile_points(name: &str, latency: &LatencyRecord) -> Vec<Point> {
     }
     // A latency of 0 has no place on a logarithmic axis.
     places.retain(|(_, ns)| *ns > 0.0);
-    let says =
+    let tooltip =
         |share: f64, ns: f64| format!("{name}: {} % within {}", percentile((share * 1e7).round() / 1e7), time(ns));
-    downsample(&places, 400).into_iter().map(|(x, y)| Point { x, y, says: says(x, y) }).collect()
+    downsample(&places, 400).into_iter().map(|(x, y)| Point { x, y, tooltip: tooltip(x, y) }).collect()
 }
 
 /// IOPS over time, and latency over time.
@@ -125,7 +125,7 @@ pub fn series(phase: &PhaseRecord, id: &str) -> Vec<Markup> {
             .map(|point| Point {
                 x: middle(point),
                 y: figure(point),
-                says: format!("{} s: {name} {}", short(seconds(point.start_ns)), write(figure(point))),
+                tooltip: format!("{} s: {name} {}", short(seconds(point.start_ns)), write(figure(point))),
             })
             .collect(),
         style,
@@ -214,7 +214,7 @@ pub fn cores(phase: &PhaseRecord, id: &str) -> Markup {
                 parts: shares.iter().enumerate().map(|(style, share)| Part { value: share * 100.0, style }).collect(),
                 range: None,
                 figure: percent(busy),
-                says: format!(
+                tooltip: format!(
                     "core {index}: user {}, kernel {}, interrupts {}, stolen {}, waiting for I/O {}",
                     percent(shares[0]),
                     percent(shares[1]),
@@ -258,7 +258,7 @@ pub fn cpu_cost(runs: &[(&str, &Run)], id: &str) -> Markup {
             };
             bars.push(Bar {
                 figure: time(user + system),
-                says: format!(
+                tooltip: format!(
                     "{label}: {} user and {} kernel of the generator, {} of everything else on the machine, for each request",
                     time(user),
                     time(system),
@@ -273,7 +273,7 @@ pub fn cpu_cost(runs: &[(&str, &Run)], id: &str) -> Markup {
     BarChart {
         id: id.into(),
         title: "CPU time of the generator for each request".into(),
-        description: bars.iter().map(|bar| bar.says.clone()).collect::<Vec<_>>().join("; "),
+        description: bars.iter().map(|bar| bar.tooltip.clone()).collect::<Vec<_>>().join("; "),
         axis: "CPU time for each request",
         write: &short_time,
         parts: ["user", "kernel"].map(str::to_owned).into(),
@@ -296,8 +296,8 @@ pub fn scatter(points: &[(String, &PhaseRecord)], id: &str) -> Markup {
                     None => latency.mean_ns(),
                     Some(share) => latency.quantile_ns(share).filter(|_| latency.count >= 1000)? as f64,
                 };
-                let says = format!("{label}: {} IOPS, {name} latency {}", rate(phase.iops()), time(ns));
-                (ns > 0.0).then(|| Point { x: phase.iops(), y: ns, says })
+                let tooltip = format!("{label}: {} IOPS, {name} latency {}", rate(phase.iops()), time(ns));
+                (ns > 0.0).then(|| Point { x: phase.iops(), y: ns, tooltip })
             })
             .collect();
         series.push(Series { name: format!("{name} latency"), points, style, line: false });
@@ -305,7 +305,7 @@ pub fn scatter(points: &[(String, &PhaseRecord)], id: &str) -> Markup {
     let marks = points
         .iter()
         .zip(&series[0].points)
-        .map(|((label, _), point)| Mark { x: point.x, y: point.y, name: label.clone(), says: point.says.clone() })
+        .map(|((label, _), point)| Mark { x: point.x, y: point.y, name: label.clone(), tooltip: point.tooltip.clone() })
         .collect();
     let highest = points.iter().map(|(_, phase)| phase.iops()).fold(0.0, f64::max);
     LineChart {
@@ -314,7 +314,7 @@ pub fn scatter(points: &[(String, &PhaseRecord)], id: &str) -> Markup {
         description: series
             .iter()
             .flat_map(|line| &line.points)
-            .map(|point| point.says.clone())
+            .map(|point| point.tooltip.clone())
             .collect::<Vec<_>>()
             .join("; "),
         x: Axis { title: "IOPS", scale: Scale::from_zero(highest * 1.05), write: &short, at: None },

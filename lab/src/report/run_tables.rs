@@ -34,7 +34,7 @@ pub(super) fn direction_table(phase: &PhaseRecord) -> Table {
     let Total { reads, writes, both, flushes, .. } = &total;
     for (name, direction) in [("reads", reads), ("writes", writes), ("both", both), ("flushes", flushes)] {
         let is_made = |direction: &DirectionRecord| direction.ios + direction.errors > 0;
-        // Both are told where there are both, or neither.
+        // Both are shown, or neither.
         let is_shown = if name == "both" { is_made(reads) == is_made(writes) } else { is_made(direction) };
         if !is_shown {
             continue;

@@ -132,8 +132,8 @@ pub fn throughput(sweeps: &[(String, &SweepRecord)], id: &str) -> Markup {
                         cell.measured.median(|figures| figures.iops)?,
                         cell.measured.median(|figures| figures.mean_ns)?,
                     );
-                    let says = format!("{}: {} IOPS, mean latency {}", place(&cell.point), rate(x), time(y));
-                    (y > 0.0).then_some(Point { x, y, says })
+                    let tooltip = format!("{}: {} IOPS, mean latency {}", place(&cell.point), rate(x), time(y));
+                    (y > 0.0).then_some(Point { x, y, tooltip })
                 })
                 .collect();
             series.push(Series { name: label, points, style: series.len(), line: row.is_some() });
@@ -143,13 +143,13 @@ pub fn throughput(sweeps: &[(String, &SweepRecord)], id: &str) -> Markup {
                 match marks.iter_mut().find(|other| (other.x, other.y) == (point.iops, point.mean_ns)) {
                     Some(other) => {
                         other.name = format!("{}, {name}", other.name);
-                        other.says = format!("{}; {}", other.says, told(name, point));
+                        other.tooltip = format!("{}; {}", other.tooltip, told(name, point));
                     }
                     None => marks.push(plot::Mark {
                         x: point.iops,
                         y: point.mean_ns,
                         name: name.into(),
-                        says: told(name, point),
+                        tooltip: told(name, point),
                     }),
                 }
             }
@@ -160,7 +160,7 @@ pub fn throughput(sweeps: &[(String, &SweepRecord)], id: &str) -> Markup {
         marks.clear();
     }
     let all = || series.iter().flat_map(|line| &line.points);
-    let said: Vec<String> = marks.iter().map(|mark| mark.says.clone()).collect();
+    let said: Vec<String> = marks.iter().map(|mark| mark.tooltip.clone()).collect();
     LineChart {
         id: id.into(),
         title: "Throughput against latency".into(),
@@ -204,7 +204,7 @@ pub fn against_load(sweep: &SweepRecord, id: &str) -> Vec<Markup> {
     let line = |name: &str, style, figure: fn(&Figures) -> f64, write: fn(f64) -> String| {
         let points = sweep.cells.iter().filter_map(|cell| {
             let (at, y) = (cell.point.first()?, cell.measured.median(figure)?);
-            Some(Point { x: at.value as f64, y, says: format!("{}: {name} {}", place(&cell.point), write(y)) })
+            Some(Point { x: at.value as f64, y, tooltip: format!("{}: {name} {}", place(&cell.point), write(y)) })
         });
         Series { name: name.into(), points: points.collect(), style, line: true }
     };
@@ -468,7 +468,7 @@ pub fn overlay(sweeps: &[(String, &SweepRecord)], id: &str) -> Chapter {
         subtitle: list(&sweeps.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>()),
         verdict: told.join(" "),
         badges: vec![],
-        doubts: vec![],
+        warnings: vec![],
         blocks: vec![Block::Plots(vec![throughput(sweeps, &format!("{id}-tl"))])],
     }
 }

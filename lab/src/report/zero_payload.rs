@@ -64,7 +64,7 @@ fn bars(result: &ZeroPayloadResult, payload: Payload, id: &str) -> Markup {
                 parts: vec![Part { value: found.median(), style: 0 }],
                 range: Some((found.summary.min, found.summary.max)),
                 figure: format!("{} ({never} not stored)", ratio(found.median())),
-                says: format!(
+                tooltip: format!(
                     "{}: {} IOPS on the dynamic disk, {} on the fixed one; {never} of the dynamic disk’s bytes never reached the store",
                     test.name,
                     rate(test.dynamic.median(|round| round.iops)?),

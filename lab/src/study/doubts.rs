@@ -12,7 +12,7 @@ use diskwright_load::{
 const BUSY_CPUS: f64 = 0.25;
 /// Processors' worth of time given to other guests above which a warning is given.
 const STOLEN_CPUS: f64 = BUSY_CPUS / 5.0;
-/// Rounds that lie further apart than this, as a share of their median, are told.
+/// Rounds that lie further apart than this, as a share of their median, get a warning.
 const SPREAD_MAX: f64 = 0.10;
 
 /// What is known before anything is measured: a build without optimisation, a slow clock.

@@ -7,13 +7,12 @@
 //!   queue_depth/    how much load is enough: the Storage Spaces paper's procedure
 //!   raw_and_file/   a file system, and virtual disks on it, against the bare device
 //!   budget.rs       how a run that must end in time spends it
-//!   doubts.rs       reasons for doubt that every study looks for
+//!   doubts.rs       warnings that every study looks for
 //! ```
 //!
-//! All of them take [`StudyOptions`] and give back a [`StudyReport`].
-//! A study that is stopped while it measures keeps what it has, saves it, and says so in its first
-//! line; one that is stopped before has nothing to say and ends with [`LabError::Stopped`]. Either
-//! way its scratch folder goes.
+//! All of them take [`StudyOptions`] and give back a [`StudyReport`]. A study that is stopped while
+//! it measures saves what it has measured, and its verdict says that it is partial. A study that is
+//! stopped earlier ends with [`LabError::Stopped`]. Its scratch folder is removed in both cases.
 
 pub mod access_paths;
 mod budget;
@@ -37,7 +36,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What every study is told, whatever it measures.
+/// Options of every study.
 #[derive(Debug, Clone, Default)]
 pub struct StudyOptions {
     /// End within two minutes.
@@ -52,7 +51,7 @@ pub struct StudyOptions {
     pub cell: Option<Duration>,
     /// Where to save the JSON; `diskwright-<study>-<time>.json` in the current folder unless said.
     pub output: Option<PathBuf>,
-    /// Leave the scratch folder.
+    /// Keep the scratch folder.
     pub keep: bool,
 }
 
@@ -150,7 +149,7 @@ mod tests {
         let output = begun.output;
         let report = StudyReport::save(7, &output, false);
         assert_eq!(report.saved.unwrap(), path);
-        // Somebody took the name while the study ran.
+        // Another program created the file while the study ran.
         std::fs::write(&path, "mine").unwrap();
         let report = StudyReport::save(7, &output, false);
         assert_eq!(report.result, 7);

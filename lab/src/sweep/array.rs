@@ -1,10 +1,10 @@
 //! What a mirrored space asks of each device below it, as the Storage Spaces paper computes it.
 //!
 //! ```text
-//!   amplification      = reads x 1 + writes x copies           (shares from 0 to 1)
+//!   amplification      = reads x 1 + writes x copies        (shares from 0 to 1)
 //!   queue depth/device = files x threads x depth x amplification / devices
-//!   IOPS/device        = IOPS / devices                        (the guest's, as in the paper's graphs)
-//!   MB/s/device        = MB/s x amplification / devices        (the device's, as in the paper's Table 5)
+//!   IOPS/device        = IOPS / devices                     (the guest's, as in its graphs)
+//!   MB/s/device        = MB/s x amplification / devices     (the device's, as in its Table 5)
 //! ```
 
 use serde::{Deserialize, Serialize};

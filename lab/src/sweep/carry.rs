@@ -66,7 +66,7 @@ pub fn resume(mut saved: SweepRecord, options: SweepOptions, targets: &[TargetRe
     let differs = |what: &str, was: String, is: String| {
         Err(LabError::BadOptions {
             what: format!("the saved sweep has {what} {was}, and this one {is}"),
-            hint: "use the same options to go on with it, or another file (--output) to begin anew".into(),
+            hint: "use the same options to go on with it, or another file to begin anew".into(),
         })
     };
     let axes = |options: &SweepOptions| options.axes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");

@@ -1,14 +1,16 @@
-//! The warnings of many windows as the few of a sweep.
+//! Condenses the warnings of many windows into the few of a sweep.
 //!
 //! ```text
-//!   window of a cell ──▶ warning ──▶ true of the machine? ──▶ one for the sweep, the heaviest
-//!                                    as another cell's?   ──▶ the cell joins it
-//!                                    as this cell's, but for numbers (an earlier round)? ──▶ dropped
-//!                                    else                 ──▶ a warning of its own; beyond eight of a kind only its cell is kept
-//!   the end          ──▶ what is true of all cells names none
+//!   warning of a window of a cell ──▶ is the same known?
+//!      of the machine ──────────────────▶ one for the sweep, the worst
+//!      of another cell ─────────────────▶ the cell joins it
+//!      of this cell, in another round ──▶ dropped
+//!      no ──────────────────────────────▶ a new warning; above eight of a kind, only its cell
+//!   at the end ──▶ a warning that holds for all cells names none
 //! ```
 //!
-//! What is kept is bounded by the number of cells and kinds, not by the number of windows.
+//! The number of kept warnings is bounded by the number of cells and kinds, whatever the number of
+//! windows.
 
 use diskwright_load::warning::Warning;
 use std::mem::discriminant;

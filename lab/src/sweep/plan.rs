@@ -44,7 +44,9 @@ pub fn cells(options: &SweepOptions) -> Result<Vec<SweepCell>> {
             format!("no combination has exactly {depth} requests in flight"),
             "choose threads, depths and files that divide the total",
         ),
-        (true, None) => bad("there is nothing to vary", "name at least one value: --vary queue-depth=1..24"),
+        (true, None) => {
+            bad("there is nothing to vary", "name at least one value: `SweepOptions::axes` = queue-depth=1..24")
+        }
         (false, _) => Ok(cells),
     }
 }
@@ -57,12 +59,12 @@ fn check(options: &SweepOptions) -> Result<()> {
     if !(1..=2).contains(&options.axes.len()) {
         return bad(
             format!("a sweep varies one or two things, not {}", options.axes.len()),
-            "give --vary once or twice, as in --vary queue-depth=1..24",
+            "give one or two axes, as in `SweepOptions::axes` = queue-depth=1..24",
         );
     }
     let mut seen = HashSet::new();
     if let Some(axis) = options.axes.iter().find(|axis| !seen.insert(axis.knob)) {
-        return bad(format!("{} is varied twice", axis.knob), "put all its values into one --vary");
+        return bad(format!("{} is varied twice", axis.knob), "put all its values into one axis");
     }
     if options.rounds == 0 {
         return bad("a sweep of no rounds measures nothing", "use at least one round; five give intervals");
@@ -74,7 +76,7 @@ fn check(options: &SweepOptions) -> Result<()> {
                 options.job.name,
                 options.job.phases.len()
             ),
-            "name one of them: --profile NAME/PHASE",
+            "choose one of them, as NAME/PHASE",
         );
     };
     let varies = |knob: Knob| options.axes.iter().any(|axis| axis.knob == knob);
@@ -90,11 +92,11 @@ fn check(options: &SweepOptions) -> Result<()> {
     }
     if options.total_depth.is_some() {
         if phase.loads.len() != 1 {
-            return bad("the profile has several loads at the same time", "leave out --total-depth");
+            return bad("the profile has several loads at the same time", "leave out `SweepOptions::total_depth`");
         }
         if !varies(Knob::QueueDepth) && !varies(Knob::Threads) && !varies(Knob::Files) {
             return bad(
-                "--total-depth holds something fixed that nothing changes",
+                "`SweepOptions::total_depth` needs an axis that changes the number of requests in flight",
                 "vary threads, queue-depth or files",
             );
         }
@@ -292,7 +294,7 @@ pub(super) mod tests {
             (options(&["threads=2000"]), "threads"),
             (two("threads=1..50", "queue-depth=1..50"), "2500 combinations"),
             (phases, "2 phases"),
-            (idle, "--total-depth"),
+            (idle, "`SweepOptions::total_depth`"),
             (odd, "exactly 7 requests in flight"),
             (none, "no rounds"),
         ] {

@@ -20,7 +20,7 @@ use diskwright_stats::knee::{Knee, Sample};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// Schema of [`SweepRecord`]. A reader refuses a later number, and says so.
+/// Schema of [`SweepRecord`]. A reader rejects a later number.
 pub const SWEEP_SCHEMA: &str = "diskwright.lab.sweep/2";
 
 /// A sweep, whole or as far as it is.

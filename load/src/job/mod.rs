@@ -14,9 +14,11 @@
 //! Invariant: a job that has passed [`Job::validate`] can run on any target that is large enough.
 //! Nothing here does I/O.
 
+mod error;
 mod load;
 
 pub use diskwright_stats::units::{Bytes, Span};
+pub use error::JobError;
 pub use load::{Blocks, Burst, Distribution, Load, QUEUE_DEPTH_MAX, Rate, SizeShare, Spot, THREADS_MAX};
 
 use diskwright_store::{CacheMode, EngineKind};
@@ -176,18 +178,6 @@ pub struct Job {
 
 fn one() -> u64 {
     1
-}
-
-/// A job that is not valid.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{place}: {what}; {hint}")]
-pub struct JobError {
-    /// The field of the job: `phase "main", load 2, block`.
-    pub place: String,
-    /// What is wrong with the field.
-    pub what: String,
-    /// A valid value, or what to do.
-    pub hint: String,
 }
 
 impl Job {

@@ -21,14 +21,16 @@
 //! for, and a request that was never made counts with the time that it had waited by then
 //! ([`ThreadRecord::overdue`]). There may therefore be more or fewer response times than requests.
 
+mod end;
 mod head;
 mod latency;
 
+pub use end::End;
 pub use head::Head;
 pub use latency::{DirectionRecord, LatencyRecord};
 
 use crate::{
-    behind::Behind,
+    backing::Backing,
     job::{Caching, Job},
     machine::Place,
 };
@@ -56,34 +58,6 @@ pub struct Run {
     pub labels: Vec<(String, String)>,
 }
 
-/// How a run ended.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case", tag = "kind")]
-pub enum End {
-    /// All phases ran to their end.
-    Complete,
-    /// The user stopped the run; the record has what was measured until then.
-    Stopped,
-    /// Requests failed; the record has what was measured until the run ended.
-    Failed {
-        /// The first error, with target, offset and length.
-        first: String,
-        /// Number of failed requests.
-        errors: u64,
-    },
-}
-
-impl End {
-    /// Adds `errors` failed requests. `first` is recorded unless an earlier error is.
-    #[must_use]
-    pub fn failing(self, first: String, errors: u64) -> Self {
-        match self {
-            Self::Failed { first, errors: before } => Self::Failed { first, errors: before.saturating_add(errors) },
-            _ => Self::Failed { first, errors },
-        }
-    }
-}
-
 /// A target of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct TargetRecord {
@@ -101,7 +75,7 @@ pub struct TargetRecord {
     pub path: Option<PathBuf>,
     /// The image, export or file that the target shows; `None` where the target itself is measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub behind: Option<Behind>,
+    pub behind: Option<Backing>,
     /// File system and device of `path`.
     pub place: Option<Place>,
     /// Contents that were sampled before the run; `None` where none were (`null:`).

@@ -10,6 +10,7 @@
 //!
 //! | file | content |
 //! |---|---|
+//! | `options.rs` | options of a run that are not part of the job |
 //! | `plan.rs` | the threads and their lanes; checks that the job fits the targets |
 //! | `requests.rs`, `distribution.rs`, `random.rs` | size, direction and offset of a request |
 //! | `pace.rs` | rate, bursts and think time: when the next request may be made |
@@ -38,6 +39,7 @@ mod cpu;
 mod distribution;
 mod histogram;
 mod lane;
+mod options;
 mod pace;
 mod phase;
 mod plan;
@@ -54,6 +56,7 @@ mod watch;
 
 pub use aggregator::POINTS_MAX;
 pub use buffers::Buffers;
+pub use options::RunOptions;
 pub use plan::SUBMIT_EVERY;
 pub use watch::{Nearness, Snapshot, Stage, Unwatched, Watch};
 
@@ -70,25 +73,6 @@ use conductor::Progress;
 use run_warnings::RunWarnings;
 use std::sync::Arc;
 use verify::Generations;
-
-/// Options of a run that are not part of the job.
-#[derive(Debug, Clone)]
-pub struct RunOptions {
-    /// Continue when requests fail. The run still ends as [`End::Failed`].
-    pub keep_going: bool,
-    /// Record latencies. `false` is for measuring the cost of recording.
-    pub record_latency: bool,
-    /// Labels for the record.
-    pub labels: Vec<(String, String)>,
-    /// Buffers that are kept from one run to the next.
-    pub buffers: Buffers,
-}
-
-impl Default for RunOptions {
-    fn default() -> Self {
-        Self { keep_going: false, record_latency: true, labels: Vec::new(), buffers: Buffers::default() }
-    }
-}
 
 /// Checks that a job is valid and fits its targets. The caller does so before it fills a target.
 ///

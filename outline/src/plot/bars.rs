@@ -29,7 +29,7 @@ pub struct Bar {
     /// Figure on the right of the bar.
     pub figure: String,
     /// Tooltip.
-    pub says: String,
+    pub tooltip: String,
 }
 
 /// A bar chart.
@@ -127,7 +127,7 @@ fn draw(bar: &Bar, row: f64, left: f64, x: &dyn Fn(f64) -> f64) -> Markup {
     let end = bar.range.map_or(x(from), |(_, high)| x(high).max(x(from)));
     html! {
         g class="point" {
-            title { (bar.says) }
+            title { (bar.tooltip) }
             rect class="hit" x="0" y=(px(row)) width=(px(WIDTH)) height=(px(ROW)) {}
             text text-anchor="end" x=(px(left - 7.0)) y=(px(middle + 4.0)) { (shortened(&bar.name)) }
             @for (begin, wide, style) in &parts {
@@ -165,7 +165,7 @@ mod tests {
             parts: vec![Part { value: user, style: 0 }, Part { value: system, style: 1 }],
             range: Some((user, user + system + 1.0)),
             figure: format!("{} µs", user + system),
-            says: format!("{name}: user {user}, system {system}"),
+            tooltip: format!("{name}: user {user}, system {system}"),
         };
         let chart = BarChart {
             id: "b".into(),

@@ -32,7 +32,7 @@ pub struct Point {
     /// Value on the vertical axis.
     pub y: f64,
     /// Tooltip, as in "queue depth 8: 41,200 IOPS, 194 us".
-    pub says: String,
+    pub tooltip: String,
 }
 
 /// A series of data points.
@@ -71,7 +71,7 @@ pub struct Mark {
     /// Label.
     pub name: String,
     /// Tooltip.
-    pub says: String,
+    pub tooltip: String,
 }
 
 /// A vertical line across the plot.
@@ -254,7 +254,7 @@ impl LineChart<'_> {
                 }
                 @for (point, (x, y)) in series.points.iter().zip(&places).step_by(if marked { 1 } else { every }) {
                     g class="point" {
-                        title { (point.says) }
+                        title { (point.tooltip) }
                         // Invisible and larger than the marker, so that it is easy to point at.
                         circle class="hit" cx=(px(*x)) cy=(px(*y)) r="9" {}
                         @if marked { (marker(series.style, *x, *y, 4.0)) }
@@ -293,7 +293,7 @@ impl LineChart<'_> {
                 @for (mark, x, row, at) in &placed {
                     @let y = self.y(area, mark.y);
                     g class="point" {
-                        title { (mark.says) }
+                        title { (mark.tooltip) }
                         line class="lead" x1=(px(*x)) y1=(px(y)) x2=(px(*at)) y2=(px(if *row < y { row + 4.0 } else { row - 11.0 })) {}
                         circle class="ring" cx=(px(*x)) cy=(px(y)) r="7.5" {}
                         text class="mark-name" text-anchor="middle" x=(px(*at)) y=(px(*row)) { (mark.name) }
@@ -326,7 +326,7 @@ mod tests {
 
     fn chart(points: usize) -> LineChart<'static> {
         let points =
-            (0..points).map(|n| Point { x: n as f64, y: (n * n) as f64, says: format!("point {n}") }).collect();
+            (0..points).map(|n| Point { x: n as f64, y: (n * n) as f64, tooltip: format!("point {n}") }).collect();
         LineChart {
             id: "c".into(),
             title: "A title".into(),
@@ -335,7 +335,7 @@ mod tests {
             y: Axis { title: "y (IOPS)", scale: Scale::from_zero(81.0), write: &plain, at: None },
             series: vec![Series { name: "one".into(), points, style: 0, line: true }],
             bands: vec![Band { from: 0.0, to: 5.0, name: "warm-up".into(), class: "warm" }],
-            marks: vec![Mark { x: 3.0, y: 9.0, name: "knee".into(), says: "the knee".into() }],
+            marks: vec![Mark { x: 3.0, y: 9.0, name: "knee".into(), tooltip: "the knee".into() }],
             rules: vec![],
         }
     }

@@ -7,6 +7,7 @@ use super::{
 use crate::{
     context::Context,
     exit::{self, Failure, Outcome},
+    switches::all_told,
 };
 use clap::{Args, ValueEnum};
 use diskwright_lab::{
@@ -104,7 +105,8 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
     let (start, mut head) = (Instant::now(), Head::begin(COMPARISON_SCHEMA));
     let sides = if args.live { live(context, args)? } else { saved(&args.sides)? };
     head.took_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-    let record = comparison::judge(head, sides, &options);
+    let mut record = comparison::judge(head, sides, &options);
+    record.unjudged = all_told(&record.unjudged);
     // What was found is shown though it cannot be saved.
     let saved = output.map_or(Ok(()), |output| output.save(&record));
     print(context, &record)?;

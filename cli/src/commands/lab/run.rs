@@ -126,7 +126,7 @@ impl Places {
             )));
         }
         let result = Output::check(&json, Kind::Result)?;
-        // A profile that somebody wrote, perhaps the one that this run was told, stays as it is.
+        // A profile that a user wrote, perhaps the profile of this run, is not replaced.
         let [first, second] = ["toml", "run.toml"].map(|extension| json.with_extension(extension));
         let profile = Output::check(&first, Kind::Profile).or_else(|_| Output::check(&second, Kind::Profile));
         let profile = profile.map_err(|_| LabError::BadOptions {

@@ -29,7 +29,7 @@ use std::{io::Write, path::PathBuf};
 #[command(after_help = "\
 Measures the workload at each value, in rounds that take turns, and marks the points that matter: efficient (largest power: IOPS divided by \
 mean latency), saturation (first at 95 % of the peak), limit (most IOPS with p99 within --max-p99), and what the Storage Spaces paper's \
-rule says. Each comes with a 95 % interval, or with the reason why it cannot be told.
+rule says. Each comes with a 95 % interval, or with the reason why it is undetermined.
 
 Every finished window is saved at once. The same command goes on where it was stopped; more --rounds, another --max-p99, --copies \
 or --devices may be given then, and nothing else.
@@ -91,7 +91,8 @@ pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
         max_p99: args.max_p99,
         array: args.devices.map(|devices| ArrayOptions { copies: args.copies.unwrap_or(1), devices }),
     };
-    // What cannot be saved, swept, or gone on with, is said before anything is filled.
+    // Options that cannot be swept, and a file that cannot be saved or continued, fail before a
+    // target is filled.
     let output = Output::check(&args.output, Kind::Result)?;
     let saved = if args.output.exists() { Some(sweep::read(&args.output)?) } else { None };
     let widest = sweep::plan::widest_job(&options)?;

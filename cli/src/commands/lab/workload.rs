@@ -3,7 +3,8 @@
 //!
 //! ```text
 //!   --profile ─▶ Job ─┐
-//!   (or 4K random reads) ─▶ each option that was given replaces what the job has, in every load and phase ─▶ Job, validated
+//!   or 4K random ─────┴─▶ each option that was given replaces its field in every load and phase
+//!   reads                     └─▶ Job, validated
 //! ```
 
 use super::words;
@@ -53,19 +54,19 @@ pub struct WorkloadArgs {
     /// depth. [default: 1]
     #[arg(long, value_name = "N")]
     pub batch: Option<u32>,
-    /// Measure for so long: 30s, 2m, 500ms. [default: 30s]
+    /// Measure for this long: 30s, 2m, 500ms. [default: 30s]
     #[arg(long, short, value_name = "TIME", value_parser = words::span)]
     pub duration: Option<Span>,
     /// Measure exactly so many requests for each thread, without a warm-up.
     #[arg(long, value_name = "N", conflicts_with_all = ["duration", "warm_up", "wait_steady"])]
     pub count: Option<u64>,
-    /// Run so long before measuring. [default: 5s]
+    /// Run the load for this long before measuring. [default: 5s]
     #[arg(long, value_name = "TIME", value_parser = words::span)]
     pub warm_up: Option<Span>,
-    /// Go on so long behind it.
+    /// Continue the load for this long after measuring.
     #[arg(long, value_name = "TIME", value_parser = words::span)]
     pub cool_down: Option<Span>,
-    /// Wait at most so long for the steady state (SNIA: five rounds, range within 20 %, slope
+    /// Wait at most this long for the steady state (SNIA: five rounds, range within 20 %, slope
     /// within 10 %) before measuring.
     #[arg(long, value_name = "TIME", value_parser = words::span)]
     pub wait_steady: Option<Span>,

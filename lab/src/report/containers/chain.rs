@@ -1,6 +1,6 @@
 //! The chain-length experiment: two plots and a table.
 
-use super::marked;
+use super::marked::marked;
 use crate::{
     cells::{Cell as Measured, Compared},
     paper,
@@ -54,7 +54,7 @@ pub(super) fn plots(chain: &ChainRecord, reads: &[Reads<'_>], id: &str) -> Vec<M
                 Some(Point {
                     x: *children,
                     y: value,
-                    says: format!(
+                    tooltip: format!(
                         "{}, {children} children: {} of a chain of one, {} MB/s",
                         reads.load,
                         ratio(value),
@@ -75,7 +75,7 @@ pub(super) fn plots(chain: &ChainRecord, reads: &[Reads<'_>], id: &str) -> Vec<M
                 Point {
                     x: f64::from(length.children),
                     y: ns,
-                    says: format!(
+                    tooltip: format!(
                         "{} children: {}, peak memory {}",
                         length.children,
                         time(ns),
@@ -87,7 +87,7 @@ pub(super) fn plots(chain: &ChainRecord, reads: &[Reads<'_>], id: &str) -> Vec<M
         style: 0,
         line: true,
     };
-    let told = |line: &Series| line.points.last().map(|point| point.says.clone()).unwrap_or_default();
+    let told = |line: &Series| line.points.last().map(|point| point.tooltip.clone()).unwrap_or_default();
     let highest = reads.iter().flat_map(|line| &line.points).map(|point| point.y).fold(1.0, f64::max);
     vec![
         LineChart {

@@ -1,6 +1,6 @@
 //! Writes into empty disks, and blocks of other sizes.
 
-use super::marked;
+use super::marked::marked;
 use crate::{
     cells::Cell as Measured,
     paper,
@@ -47,7 +47,7 @@ fn expanding_bars(pairs: &[Pair<'_>], id: &str) -> Markup {
                 parts: vec![Part { value: summary.median, style: 0 }],
                 range: Some((summary.min, summary.max)),
                 figure: ratio(summary.median),
-                says: format!(
+                tooltip: format!(
                     "{name}: {} of the full disk, from {} to {}",
                     ratio(summary.median),
                     ratio(summary.min),
@@ -60,7 +60,7 @@ fn expanding_bars(pairs: &[Pair<'_>], id: &str) -> Markup {
     BarChart {
         id: id.into(),
         title: "Speed of writes into empty disks, as a ratio to full ones".into(),
-        description: bars.iter().map(|bar| bar.says.clone()).collect::<Vec<_>>().join("; "),
+        description: bars.iter().map(|bar| bar.tooltip.clone()).collect::<Vec<_>>().join("; "),
         axis: "ratio to the full disk, the flush included (whiskers: range of the rounds)",
         write: &short,
         parts: vec![],

@@ -2,6 +2,7 @@
 
 mod chain;
 mod growth;
+mod marked;
 
 use super::{
     Told,
@@ -22,10 +23,9 @@ use diskwright_stats::{
     numbers::{bytes, duration as time, figure as rate, list, ratio, short, short_time},
     summary::Summary,
 };
+use marked::{LOW, marked};
 use maud::Markup;
 
-/// A ratio of IOPS below this is marked.
-const LOW: f64 = 0.95;
 /// A ratio of CPU time above this is marked.
 const DEAR: f64 = 1.10;
 
@@ -153,7 +153,7 @@ fn cpu_bars(workloads: &[&Compared<'_>], depth: u64, id: &str) -> Markup {
                 parts: vec![Part { value: summary.median, style: 0 }],
                 range: Some((summary.min, summary.max)),
                 figure: time(summary.median),
-                says: format!(
+                tooltip: format!(
                     "{name}: {} of CPU for each request, from {} to {}",
                     time(summary.median),
                     time(summary.min),
@@ -165,7 +165,7 @@ fn cpu_bars(workloads: &[&Compared<'_>], depth: u64, id: &str) -> Markup {
     BarChart {
         id: id.into(),
         title: format!("CPU time for each request, queue depth {depth}"),
-        description: bars.iter().map(|bar| bar.says.clone()).collect::<Vec<_>>().join("; "),
+        description: bars.iter().map(|bar| bar.tooltip.clone()).collect::<Vec<_>>().join("; "),
         axis: "CPU time of this process for each request (median of the workloads; whiskers: their range)",
         write: &short_time,
         parts: vec![],
@@ -188,9 +188,9 @@ fn by_depth(workloads: &[Compared<'_>], id: &str) -> Vec<Markup> {
             for cell in &compared.cells {
                 let Some(Figures { iops, mean_ns, .. }) = cell.medians() else { continue };
                 let (target, depth) = (&cell.subject, compared.in_flight);
-                let says =
+                let tooltip =
                     format!("{target}, queue depth {depth}: {} IOPS, mean latency {}", rate(iops), time(mean_ns));
-                let point = Point { x: iops, y: mean_ns, says };
+                let point = Point { x: iops, y: mean_ns, tooltip };
                 match series.iter_mut().find(|line| line.name == *target) {
                     Some(line) => line.points.push(point),
                     None => series.push(Series {
@@ -227,11 +227,6 @@ fn by_depth(workloads: &[Compared<'_>], id: &str) -> Vec<Markup> {
         .render()
     };
     names.iter().enumerate().map(plot).collect()
-}
-
-fn marked(value: Option<f64>) -> Cell {
-    let tone = value.map_or(Tone::Faint, |ratio| if ratio < LOW { Tone::Bad } else { Tone::Plain });
-    Cell::maybe(value, ratio).toned(tone)
 }
 
 fn overview(workloads: &[&Compared<'_>], depth: u64) -> Table {
@@ -298,7 +293,7 @@ fn creation_bars(records: &[CreationRecord], id: &str) -> Markup {
                 parts: vec![Part { value: times.median, style: 0 }],
                 range: Some((times.min, times.max)),
                 figure: time(times.median),
-                says: format!("{name}: {}, from {} to {}", time(times.median), time(times.min), time(times.max)),
+                tooltip: format!("{name}: {}, from {} to {}", time(times.median), time(times.min), time(times.max)),
             })
         })
         .collect();
@@ -308,7 +303,7 @@ fn creation_bars(records: &[CreationRecord], id: &str) -> Markup {
             "Time to create an empty disk of {}",
             bytes(records.first().map_or(0, |record| record.size_bytes))
         ),
-        description: bars.iter().map(|bar| bar.says.clone()).collect::<Vec<_>>().join("; "),
+        description: bars.iter().map(|bar| bar.tooltip.clone()).collect::<Vec<_>>().join("; "),
         axis: "time (median of the rounds; whiskers: their range)",
         write: &short_time,
         parts: vec![],
@@ -371,7 +366,7 @@ fn facts(result: &ContainersResult) -> Vec<(String, String)> {
     add("The generator itself", format!("{} for each request, on `null:`", time(result.generator_ns_per_io)));
     add("Seed", options.seed.to_string());
     if !result.left_out.is_empty() {
-        add("Left out by --quick", result.left_out.join("; "));
+        add("Left out of the quick form", result.left_out.join("; "));
     }
     facts
 }

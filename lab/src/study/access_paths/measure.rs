@@ -130,7 +130,7 @@ fn window(disks: &Disks, way: Way, job: &Job, watch: &dyn Watch) -> Result<(Figu
             return Err(LabError::BadOptions {
                 what: format!("{}: {first}", way.name()),
                 hint:
-                    "check the disk beneath the scratch folder, and what the server said (--keep leaves its log there)"
+                    "check the disk below the scratch folder, and the log of the server, which `StudyOptions::keep` leaves there"
                         .into(),
             });
         }
@@ -140,7 +140,7 @@ fn window(disks: &Disks, way: Way, job: &Job, watch: &dyn Watch) -> Result<(Figu
     if both.ios == 0 {
         return Err(LabError::BadOptions {
             what: format!("{}: no request was completed in {}", way.name(), numbers::duration(phase.window_ns as f64)),
-            hint: "use longer cells (--cell)".into(),
+            hint: "use longer cells (`StudyOptions::cell`)".into(),
         });
     }
     let made: u64 = phase.series.iter().map(|point| point.read_ios + point.write_ios).sum();

@@ -20,18 +20,23 @@
 //!
 //! | file | idea |
 //! |---|---|
+//! | `options.rs`, `paper.rs` | options of the study; the paper's load and figures |
 //! | `record.rs` | what is saved, and what follows from it |
-//! | `ways.rs` | each way to the disk: set up anew for a cell, and taken down whatever happens |
+//! | `ways.rs` | each way to the disk: set up for each cell, torn down in any case |
 //! | `measure.rs` | a cell; rounds in turns |
 //! | `verdict.rs` | the conclusion |
 
 #[cfg(test)]
 pub(crate) mod example;
 mod measure;
+mod options;
+mod paper;
 pub mod record;
 pub mod verdict;
 mod ways;
 
+pub use options::AccessPathsOptions;
+pub use paper::{CLIENTS, LOADS, PAPER_WITHIN};
 pub use record::{AccessPathsResult, SCHEMA, SERVER_CPU_NS, Way, WayRecord};
 
 use crate::{
@@ -40,7 +45,7 @@ use crate::{
     progress::{Progress, report as tell},
     ratio::Ratio,
     scratch::Scratch,
-    study::{StudyOptions, StudyReport, doubts},
+    study::{StudyReport, doubts},
     targets::{self, Container, Preparation},
 };
 use diskwright_load::{
@@ -56,17 +61,6 @@ use std::{
 };
 use ways::Disks;
 
-/// The paper has twenty virtual machines.
-pub const CLIENTS: u32 = 20;
-
-/// Its three loads: what they are called, and outstanding requests of each client (section 4.6,
-/// table 7).
-pub const LOADS: [(&str, u32); 3] = [("light", 2), ("medium", 4), ("heavy", 6)];
-
-/// "All protocols perform within 9% of one another" in throughput, and within 10 % in latency
-/// (section 5). The charts' own figures are not in its text.
-pub const PAPER_WITHIN: (f64, f64) = (0.09, 0.10);
-
 /// More would take longer to give back between cells than to measure: random writes leave a child
 /// of many extents.
 const QUICK_BYTES: u64 = 256 << 20;
@@ -74,22 +68,6 @@ const FULL_BYTES: u64 = 16 << 30;
 /// When a quick study begins no more rounds.
 const QUICK_TIME: Duration = Duration::from_secs(100);
 const SEED: u64 = 0x7061_7468;
-
-/// What to do.
-#[derive(Debug, Clone, Default)]
-pub struct AccessPathsOptions {
-    /// Rounds: 5 unless said, 3 quick. Time of one cell, warm-up included: 30 s unless said, 1 s
-    /// quick.
-    pub study: StudyOptions,
-    /// Size of the disk: 16 GiB, 256 MiB quick.
-    pub size_bytes: Option<u64>,
-    /// What the disk is; a populated dynamic VHDX unless said. It cannot be a differencing one: the
-    /// temporary child is.
-    pub disk: Option<Container>,
-    /// This program, to be started as a server. Without it, nothing can be measured but what is in
-    /// process.
-    pub program: Option<PathBuf>,
-}
 
 /// Runs the study and saves its result. Servers, devices and the scratch folder are gone when it
 /// returns, however it ends.

@@ -1,11 +1,11 @@
-//! Each way to the disk, set up anew for a cell and taken down when it is dropped.
+//! Each way to the disk. It is set up for each cell and torn down when it is dropped.
 //!
 //! What is dropped first is the target, with its connections and descriptors, then the server: a
 //! server that has clients waits for them. A server is asked to end by SIGTERM, which for `attach`
 //! means that the device is let go; the child with what was written has no name, so its space goes
 //! with the process that has it open.
 
-use super::{AccessPathsOptions, CLIENTS, Way, WayRecord};
+use super::{CLIENTS, Way, WayRecord};
 use crate::{
     LabError, Result,
     open::{self, OpenHow},
@@ -154,7 +154,7 @@ impl Disks {
         let base = Disk::open(&self.disk, &options)?;
         let disk = ephemeral::on_top_of(&base, &self.dir, CacheMode::Direct).map_err(|error| LabError::BadOptions {
             what: format!("there is no place for what the study writes: {error}"),
-            hint: "use another folder (--dir)".into(),
+            hint: "use another folder (`StudyOptions::dir`)".into(),
         })?;
         let kind = self.container.name().to_lowercase();
         let target = open_target(Way::InProcess.name(), &kind, disk, CacheMode::Direct);
@@ -207,7 +207,7 @@ impl Disks {
     fn target(&self, spec: Option<&str>, format: Option<Format>) -> Result<OpenTarget> {
         let spec = spec.ok_or_else(|| LabError::BadOptions {
             what: format!("the name of the scratch folder {} is not UTF-8", self.dir.display()),
-            hint: "use another folder (--dir)".into(),
+            hint: "use another folder (`StudyOptions::dir`)".into(),
         })?;
         let disk = OpenOptions { engine: self.engine, format, ..OpenOptions::default() };
         let how = OpenHow { writable: true, disk, ..OpenHow::default() };
@@ -218,14 +218,4 @@ impl Disks {
 /// A line that is a loop device and nothing else.
 fn device_in(line: &str) -> Option<PathBuf> {
     line.strip_suffix('\n').filter(|line| line.starts_with("/dev/loop")).map(PathBuf::from)
-}
-
-impl AccessPathsOptions {
-    /// With this program as its own server.
-    ///
-    /// # Errors
-    /// [`LabError::File`] when the system cannot tell which program is running.
-    pub fn own_program() -> Result<PathBuf> {
-        std::env::current_exe().map_err(LabError::file("find the running program", "/proc/self/exe"))
-    }
 }

@@ -1,15 +1,16 @@
 //! Writes that must find space first, against the same writes where all space is found.
 //!
 //! ```text
-//!   each round, in changing order:   full disk    writes, flush
-//!                                    empty disk   make it, writes, flush, remove it, let the file system finish
+//!   each round, in changing order:
+//!      full disk    writes, flush
+//!      empty disk   create it, writes, flush, remove it, wait for the file system
 //! ```
 //!
 //! Two ways of growing: streaming writes, which fill block after block, and small writes all over
 //! the disk, each of which may be the first in its block. The number of writes is such that most
 //! blocks are new; after that the empty disk is a full one and there is nothing to compare. Writes
-//! and the flush behind them are told apart, for an engine may gather metadata until the flush, or
-//! write it at once.
+//! and the flush behind them are measured separately, because an engine may gather metadata until
+//! the flush, or write it at once.
 //!
 //! The paper has no figures for this, only a warning: "that gap may be widened if the VHD has to
 //! expand itself first".

@@ -1,19 +1,19 @@
 //! The study `containers`: what a virtual disk costs against a raw file.
 //!
 //! ```text
-//!   prepare   create, fill with incompressible data, flush, close        each of the seven containers
-//!   verify    open again, read everything back, compare, check extents   all equal, all data, or the study ends
+//!   prepare   create, fill with incompressible data, flush, close: each of the seven containers
+//!   verify    open, read everything back, compare, check extents; a difference ends the study
 //!   create    creation time of each type at 40 GiB
-//!   chain     lengths 1 to 64 as in the paper, on to 1,023
+//!   chain     lengths 1 to 64 as in the paper, then up to 1,023
 //!   expanding writes into empty disks against writes into full ones
 //!   blocks    full disks with blocks of 512 KiB, 1 MiB and 32 MiB against 2 MiB
-//!   measure   workload x depth: rounds in which every container is measured once, in changing order
+//!   measure   workload x depth: in each round every container is measured once, in changing order
 //!   conclude  verdict, tables, warnings, JSON
 //! ```
 //!
 //! With `quick` the measuring gets what is left of the time, so it comes last; the run ends within
 //! two minutes unless the disk is so slow that preparing alone takes as long. Writes go to the same
-//! disks as reads: every byte of them is allocated, and stays so.
+//! disks as reads: every byte of them is and stays allocated.
 
 mod block_sizes;
 mod chains;
@@ -28,17 +28,17 @@ pub use record::{
     BlockSizeRecord, ChainLength, ChainRecord, ContainersRecord, ContainersResult, CreationRecord, PreparedRecord,
     SCHEMA,
 };
+pub use settings::{ContainersOptions, disk_bytes};
 
 use crate::{
     LabError, Result,
     cells::Cell,
-    child::ChildLauncher,
     measure,
     open::{self, OpenHow},
     progress::Progress,
     rounds::Steps,
     scratch::Scratch,
-    study::{StudyOptions, StudyReport, doubts},
+    study::{StudyReport, doubts},
     targets::{Preparation, Target},
 };
 use block_sizes::OtherBlocks;
@@ -53,40 +53,15 @@ use diskwright_load::{
     warning::Warning,
     workload::{Direction, Pattern, Workload},
 };
-use diskwright_store::CacheMode;
 use expanding::{Expanding, Subject};
-use settings::Settings;
-pub use settings::disk_bytes;
+use settings::{CHAIN_BYTES, Settings};
 use std::time::{Duration, Instant};
 
-/// The base of the chain; quick runs use a disk no larger than the other ones.
-const CHAIN_BYTES: u64 = 1 << 30;
 /// Longest cell of the experiments beside the main one, where the whole run must end in time.
 const SIDE_CELL: Duration = Duration::from_millis(120);
 
-/// What to do. [`ContainersOptions::default`] is the full study; `quick` the one of two minutes.
-#[derive(Debug, Clone, Default)]
-pub struct ContainersOptions {
-    /// Rounds: 5 unless said. Time of one cell: 2 s unless said; quick runs compute it from the
-    /// time that is left.
-    pub study: StudyOptions,
-    /// Page cache or O_DIRECT; O_DIRECT unless said.
-    pub cache: Option<CacheMode>,
-    /// Size of each disk, rounded up to 32 MiB: 512 MiB quick, 4 GiB full.
-    pub size_bytes: Option<u64>,
-    /// Size of the disks whose creation is timed: 40 GiB unless said.
-    pub creation_bytes: Option<u64>,
-    /// Queue depths: 32 quick; 1, 2, 4 to 256 full.
-    pub queue_depths: Option<Vec<u32>>,
-    /// Lengths of the chain-length experiment, ascending: 1, 2, 4 to 64, 256 and 1,023 unless said.
-    pub chain_lengths: Option<Vec<u32>>,
-    /// How to measure opening in a fresh process; without it, it is measured in this one and the
-    /// memory is that of the whole program.
-    pub launcher: Option<ChildLauncher>,
-}
-
-/// Runs the study and saves its result. The scratch folder is removed whatever happens, unless it
-/// is to be kept.
+/// Runs the study and saves its result. The scratch folder is removed in any case, unless `keep`
+/// is set.
 ///
 /// # Errors
 /// Anything that would make the result untrue: a target that fails, reads back wrong bytes or is
@@ -104,7 +79,7 @@ pub fn run(options: &ContainersOptions, progress: &mut dyn Progress) -> Result<S
     let outcome = measure_all(&settings, options, &scratch, &targets, &mut found, &mut warnings, progress);
     let stopped = match outcome {
         Ok(()) => false,
-        // Creation times alone are nothing that anybody waited for.
+        // Creation times alone are not worth a result.
         Err(LabError::Stopped) if !found.cells.is_empty() => true,
         Err(error) => return Err(error),
     };
@@ -236,8 +211,9 @@ fn ceiling(queue_depth: u32) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{cells::Compared, progress::Step};
+    use crate::{cells::Compared, progress::Step, study::StudyOptions};
     use diskwright_load::record::End;
+    use diskwright_store::CacheMode;
 
     fn small(dir: &std::path::Path) -> ContainersOptions {
         ContainersOptions {

@@ -6,9 +6,8 @@
 //! would take too long.
 
 use super::{
-    CHAIN_BYTES,
     record::PreparedRecord,
-    settings::{SIZE_STEP_BYTES, Settings},
+    settings::{CHAIN_BYTES, SIZE_STEP_BYTES, Settings},
 };
 use crate::{
     LabError, Result,

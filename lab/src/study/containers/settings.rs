@@ -1,11 +1,12 @@
-//! The options of the study with everything filled in: what quick is, and what full is.
+//! The options of the study, and the same with everything filled in: what quick is, and what full
+//! is.
 
-use super::{ContainersOptions, record::ContainersRecord};
+use super::record::ContainersRecord;
 use crate::{
     LabError, Result,
-    child::{cache_word, engine_word},
+    child::{ChildLauncher, cache_word, engine_word},
     measure::Plan,
-    study::budget::Budget,
+    study::{StudyOptions, budget::Budget},
     targets::Preparation,
 };
 use diskwright_load::workload::{Workload, paper_applications, paper_monolithic};
@@ -26,11 +27,35 @@ const FULL_CELL: Duration = Duration::from_secs(2);
 /// As in the paper.
 const FULL_DEPTHS: [u32; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 /// Size classes of disks are whole multiples of this, so that they are a whole number of
-/// everybody's blocks.
+/// blocks in every format.
 pub(crate) const SIZE_STEP_BYTES: u64 = 32 << 20;
 
-/// The size of each disk where this one is asked for: the next that is a whole number of
-/// everybody's blocks; `None` beyond what any disk can have.
+/// The base of the chain; quick runs use a disk no larger than the other ones.
+pub(crate) const CHAIN_BYTES: u64 = 1 << 30;
+
+/// What to do. [`ContainersOptions::default`] is the full study; `quick` the one of two minutes.
+#[derive(Debug, Clone, Default)]
+pub struct ContainersOptions {
+    /// Rounds: 5 unless said. Time of one cell: 2 s unless said; quick runs compute it from the
+    /// time that is left.
+    pub study: StudyOptions,
+    /// Page cache or O_DIRECT; O_DIRECT unless said.
+    pub cache: Option<CacheMode>,
+    /// Size of each disk, rounded up to 32 MiB: 512 MiB quick, 4 GiB full.
+    pub size_bytes: Option<u64>,
+    /// Size of the disks whose creation is timed: 40 GiB unless said.
+    pub creation_bytes: Option<u64>,
+    /// Queue depths: 32 quick; 1, 2, 4 to 256 full.
+    pub queue_depths: Option<Vec<u32>>,
+    /// Lengths of the chain-length experiment, ascending: 1, 2, 4 to 64, 256 and 1,023 unless said.
+    pub chain_lengths: Option<Vec<u32>>,
+    /// How to measure opening in a fresh process; without it, it is measured in this one and the
+    /// memory is that of the whole program.
+    pub launcher: Option<ChildLauncher>,
+}
+
+/// The size of each disk where this one is asked for: the next one that is a whole
+/// number of blocks in every format; `None` above the largest disk.
 pub fn disk_bytes(asked_bytes: u64) -> Option<u64> {
     asked_bytes.checked_next_multiple_of(SIZE_STEP_BYTES)
 }
@@ -58,10 +83,16 @@ impl Settings {
         }
         let wanted_bytes = options.size_bytes.unwrap_or(if quick { QUICK_BYTES } else { FULL_BYTES });
         if wanted_bytes == 0 {
-            return bad("a size of 0 measures nothing", "use a --size of some gigabytes, or leave it out");
+            return bad(
+                "a size of 0 measures nothing",
+                "use some gigabytes (`ContainersOptions::size_bytes`), or leave it out",
+            );
         }
         let Some(size_bytes) = disk_bytes(wanted_bytes) else {
-            return bad("that size is beyond what any disk can have", "use a smaller --size");
+            return bad(
+                "that size is beyond what any disk can have",
+                "use a smaller one (`ContainersOptions::size_bytes`)",
+            );
         };
         let how = Preparation {
             size_bytes,
@@ -97,7 +128,7 @@ impl Settings {
         if self.quick { self.rounds.min(3) } else { self.rounds }
     }
 
-    /// How far a stream of writes goes in that.
+    /// Bytes that the stream of writes of that experiment covers.
     pub(crate) fn streamed_bytes(&self) -> u64 {
         if self.quick { 128 << 20 } else { 2 << 30 }
     }

@@ -1,4 +1,4 @@
-//! The files under test: made, filled and looked at as `lab run --create-size` would; or the
+//! The files under test: made, filled and looked at as `prepare` makes them; or the
 //! targets that the user gave.
 //!
 //! Pre-test 2 spreads the same volume of data over one, two and four files, so beside the file of
@@ -71,7 +71,7 @@ pub(super) fn make(
         if prepared.targets.len() == 1 {
             warnings.push(Warning::LeftOut {
                 what: "pre-test 2 (number of files)".into(),
-                why: "one target was given; give --target two or four times".into(),
+                why: "one target was given; two or four are needed".into(),
             });
         }
         return Ok(Made { targets: prepared.targets, warnings, volume_bytes, own: Vec::new() });
@@ -99,7 +99,7 @@ pub(super) fn make(
     if made.targets.is_empty() {
         return Err(LabError::BadOptions {
             what: "there is nothing to measure".into(),
-            hint: "give a --target".into(),
+            hint: "name at least one target (`QueueDepthOptions::targets`)".into(),
         });
     }
     Ok(made)

@@ -2,8 +2,9 @@
 //! what that asks of a device.
 //!
 //! ```text
-//!   depths ─▶ knee ─▶ a point, by the first rule that tells one ─▶ target depth ─▶ combinations ─▶ the best of them ─▶ finding
-//!   reads, writes ─▶ knee ─▶ a point ─────────────────────────────────────────────────────────────────────────────────▶ finding
+//!   depths ─▶ knee ─▶ point, by the first rule that gives one ─▶ target depth
+//!                                                        └─▶ combinations ─▶ best ─▶ finding
+//!   reads, writes ─▶ knee ─▶ point ─▶ finding
 //! ```
 //!
 //! For small random I/O the paper looks where latency begins to outpace throughput; that is what
@@ -11,106 +12,18 @@
 //! "arguably less important", and the paper looks where more stops to bring more: *saturation*.
 //! Where one cannot be told the others are asked in turn, and the finding says which it was.
 
-use super::{QueueDepthResult, Stage, StageRecord, paper, plan};
+use super::{Finding, Found, Peak, QueueDepthResult, Rule, Stage, StageRecord, paper, plan};
 use crate::sweep::{ArrayFigures, ArrayOptions, SweepCell, SweepRecord};
 use diskwright_load::{figures::Figures, record::End};
 use diskwright_stats::{
-    knee::{Knee, LoadInterval, Mark, MarkedPoint, Reason},
+    knee::{Knee, Mark, MarkedPoint, Reason},
     numbers::{duration, figure, grouped},
 };
-use serde::{Deserialize, Serialize};
 
 /// Rounds that lie further apart than this, as a share of their median, leave a depth unsure.
 const FAR_APART: f64 = 0.2;
 /// A throughput within this share of the most is not told to be below it: saturation is at 95 %.
 const NEAR_THE_PEAK: f64 = 0.05;
-
-/// By what a point was chosen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Rule {
-    /// Largest power.
-    Efficient,
-    /// First at 95 % of the peak.
-    Saturation,
-    /// The paper's: where latency begins to outpace throughput.
-    Paper,
-}
-
-impl Rule {
-    /// As shown to people.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Efficient => "efficient",
-            Self::Saturation => "saturation",
-            Self::Paper => "the paper's rule",
-        }
-    }
-}
-
-/// How much load is enough for one kind of load.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-pub struct Finding {
-    /// Depths (for small random I/O), reads, or writes.
-    pub stage: Stage,
-    /// The answer; none where no rule gives one.
-    pub found: Option<Found>,
-    /// Why there is none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub why: Option<Reason>,
-}
-
-/// A load that is enough. Figures are medians over the rounds of the cell that stands for it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-pub struct Found {
-    /// By what the load was chosen.
-    pub rule: Rule,
-    /// The load that the rule chose, requests in flight.
-    pub chosen: f64,
-    /// Where it lies, by bootstrap.
-    pub interval: Option<LoadInterval>,
-    /// Requests in flight of the cell below: the chosen load, or for random I/O a total near it
-    /// that threads can share.
-    pub in_flight: u64,
-    /// Files of that cell.
-    pub files: u32,
-    /// Threads for each file.
-    pub threads: u32,
-    /// Requests in flight for each thread.
-    pub queue_depth: u32,
-    /// Other combinations that chance cannot tell from it; none where there is nothing to choose
-    /// from, or only one round.
-    pub as_good: Option<usize>,
-    /// Requests a second.
-    pub iops: f64,
-    /// Millions of bytes a second.
-    pub mb_per_s: f64,
-    /// Mean latency.
-    pub mean_ns: f64,
-    /// 99th percentile.
-    pub p99_ns: f64,
-    /// CPU time of the generator for each request.
-    pub cpu_ns_per_io: f64,
-    /// How far the rounds of that cell lie apart, as a share of their median throughput.
-    #[serde(default)]
-    pub scatter: f64,
-    /// The load of this stage with the most throughput, where that is above the throughput here by
-    /// more than 5 %.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub peak: Option<Peak>,
-    /// What it asks of each device below; of one device without copies where nothing is known of
-    /// them.
-    pub array: ArrayFigures,
-}
-
-/// See [`Found::peak`].
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-pub struct Peak {
-    /// Requests in flight.
-    pub in_flight: u64,
-    /// Millions of bytes a second, median over the rounds.
-    pub mb_per_s: f64,
-}
 
 /// What the paper settled at for a kind of load, computed like our figures.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -2,13 +2,15 @@
 //! paper.
 //!
 //! ```text
-//!   make          files full of data that cannot be compressed: one of the size under test, and what pre-test 2 needs beside it   (files.rs)
-//!   pre-test 1    8 threads x 12, until the steady state is reached; what keeps changing is told
+//!   make          files of incompressible data: one of the size under test, the smaller ones of
+//!                 pre-test 2                                                          (files.rs)
+//!   pre-test 1    8 threads x 12, until the steady state is reached; unsteady figures are reported
 //!   files         pre-test 2: the same data and the same load on 1, 2 and 4 files
 //!   depths        test 1: 1 to 24 outstanding per thread ──▶ knee ──▶ a total depth
 //!   combinations  test 2: threads x outstanding for that total
 //!   reads, writes 512K sequential, one thread
-//!   conclude      findings as in the paper's Table 5, figures per device, the paper's beside ours   (findings.rs, paper.rs)
+//!   conclude      findings as in the paper's Table 5, figures per device, and the paper's
+//!                                                                      (findings.rs, paper.rs)
 //! ```
 //!
 //! Each stage is a sweep (`sweep/`), so its rounds take turns, its knee has an interval, and a
@@ -18,31 +20,33 @@
 //! from truth.
 
 mod files;
+mod finding;
 pub mod findings;
 pub mod paper;
 mod plan;
 pub(crate) mod record;
 mod settings;
+mod stage;
 #[cfg(test)]
 pub(crate) mod tests;
 pub(crate) mod told;
 
-pub use findings::{Beside, Finding, Found, Rule};
-pub use record::{QueueDepthResult, SCHEMA, Stage, StageRecord};
-pub use settings::Settings;
+pub use finding::{Finding, Found, Peak, Rule};
+pub use findings::Beside;
+pub use record::{QueueDepthResult, SCHEMA, StageRecord};
+pub use settings::{QueueDepthOptions, Settings};
+pub use stage::Stage;
 
 use crate::{
     LabError, Result,
     document::{self, Document},
-    prepare::PrepareOptions,
     progress::Progress,
     scratch::Scratch,
-    study::{Begun, StudyOptions, StudyReport, budget::Budget},
-    sweep::{self, ArrayOptions, SweepRecord},
+    study::{Begun, StudyReport, budget::Budget},
+    sweep::{self, SweepRecord},
 };
 use diskwright_load::{
     OpenTarget,
-    job::{Caching, Span},
     machine::Place,
     record::{End, Head},
     run::{self, RunOptions, Watch},
@@ -60,34 +64,9 @@ const QUICK_CELLS: (Duration, Duration) = (Duration::from_millis(150), Duration:
 /// The result is saved after a window, but not more often than this.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
 
-/// What to do. The default is the full study on files of its own.
-#[derive(Debug, Clone, Default)]
-pub struct QueueDepthOptions {
-    /// What every study is told. An existing `output` of an unfinished study is gone on with.
-    pub study: StudyOptions,
-    /// Bytes under test: 64 GiB as in the paper, 2 GiB quick; of targets that are given, all of the
-    /// smallest.
-    pub size_bytes: Option<u64>,
-    /// Threads for random I/O: 8 as in the paper.
-    pub threads: Option<u32>,
-    /// Requests in flight of the combinations; what test 1 finds unless said.
-    pub target_depth: Option<u32>,
-    /// What lies below the target.
-    pub array: Option<ArrayOptions>,
-    /// The 99th percentile that is still bearable.
-    pub max_p99: Option<Span>,
-    /// How requests reach the store; past the cache and durable when they complete, as in the
-    /// paper, unless said.
-    pub cache: Option<Caching>,
-    /// Targets to measure instead of files of its own.
-    pub targets: Vec<String>,
-    /// How those are prepared.
-    pub prepare: PrepareOptions,
-}
-
 /// Runs the study, or goes on with it, and saves its result after each stage. A stop keeps what was
 /// measured, and so does a result that cannot be saved, which ends the study. The scratch folder is
-/// removed whatever happens, unless it is to be kept.
+/// removed in any case, unless `keep` is set.
 ///
 /// # Errors
 /// Options that cannot be; no space; targets that may not be written; a saved study that was asked
@@ -109,8 +88,7 @@ pub fn run(options: &QueueDepthOptions, progress: &mut dyn Progress) -> Result<S
         other => other?,
     }
     study.conclude();
-    // What could not be saved on the way ended the study, and is told though there may be space
-    // again.
+    // A failure to save ends the study, and is reported even if there is space again.
     let saved = match study.unsaved.take() {
         Some(error) => Err(error),
         None => study.write().map(|()| begun.output.path().to_owned()),
@@ -126,7 +104,7 @@ fn go_on(path: &Path, settings: Settings) -> Result<QueueDepthResult> {
         other => {
             return Err(LabError::BadOptions {
                 what: format!("{} is {} and no study of queue depth", path.display(), other.kind()),
-                hint: "give another file (--output)".into(),
+                hint: "give another file (`StudyOptions::output`)".into(),
             });
         }
     };
@@ -134,7 +112,8 @@ fn go_on(path: &Path, settings: Settings) -> Result<QueueDepthResult> {
     if same != settings {
         return Err(LabError::BadOptions {
             what: format!("the study in {} was asked something else", path.display()),
-            hint: "use the same options to go on with it, or another file (--output) to begin anew".into(),
+            hint: "use the same options to go on with it, or another file (`StudyOptions::output`) to begin anew"
+                .into(),
         });
     }
     saved.settings = settings;
@@ -295,7 +274,7 @@ impl Study<'_> {
             record.sweep.head.warnings.iter().map(named).collect::<Vec<_>>()
         };
         let found: Vec<Warning> = of_runs.cloned().chain(result.stages.iter().flat_map(of_stage)).collect();
-        // Those of cells are told anew, as far as their stages have come.
+        // Warnings of cells are computed again from the stages.
         let warnings = &mut result.head.warnings;
         warnings.retain(|warning| !matches!(warning, Warning::InCells { .. }));
         for warning in found {
@@ -326,8 +305,8 @@ impl Study<'_> {
     }
 }
 
-/// Whether two warnings say the same. Those of the machine are told once for all stages; of depths
-/// that were not reached, each load has its own.
+/// Whether two warnings are the same. A warning about the machine is kept once for all stages; of
+/// depths that were not reached, each load has its own.
 fn is_same(a: &Warning, b: &Warning) -> bool {
     use Warning::{DepthNotReached, InCells, LeftOut};
     let by_kind = |warning: &Warning| !matches!(warning, DepthNotReached { .. } | LeftOut { .. } | InCells { .. });

@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | files | pre-test 2 | files 1, 2, 4 | 96 in flight, the volume of data |
 //! | depths | random small I/O, test 1 | 1 to 24 outstanding per thread | 8 threads |
-//! | combinations | random small I/O, test 2 | threads x outstanding | what test 1 found, in flight |
+//! | combinations | random small I/O, test 2 | threads x outstanding | in flight, from test 1 |
 //! | reads, writes | sequential large I/O | 1 to 36 and 1 to 32 outstanding | one thread |
 //!
 //! The loads are those of the profile `storage-spaces`. Sequential I/O begins at 1 outstanding,

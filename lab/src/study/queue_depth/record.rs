@@ -1,6 +1,6 @@
 //! What the study `queue-depth` found: the one form that is saved, continued, shown and plotted.
 
-use super::{findings::Finding, settings::Settings};
+use super::{Finding, Settings, Stage};
 use crate::{
     cells::{Cell, Cells},
     sweep::SweepRecord,
@@ -11,49 +11,6 @@ use std::borrow::Cow;
 
 /// Schema of [`QueueDepthResult`].
 pub const SCHEMA: &str = "diskwright.study.queue-depth/2";
-
-/// A step of the procedure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Stage {
-    /// Pre-test 2: number of files.
-    Files,
-    /// Test 1: outstanding per thread.
-    Depths,
-    /// Test 2: threads x outstanding for a total.
-    Combinations,
-    /// Sequential reads.
-    Reads,
-    /// Sequential writes.
-    Writes,
-}
-
-impl Stage {
-    /// In the paper's order.
-    pub const ALL: [Self; 5] = [Self::Files, Self::Depths, Self::Combinations, Self::Reads, Self::Writes];
-
-    /// One word, for summaries and CSV.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Files => "files",
-            Self::Depths => "depths",
-            Self::Combinations => "combinations",
-            Self::Reads => "reads",
-            Self::Writes => "writes",
-        }
-    }
-
-    /// As shown to people.
-    pub fn title(self) -> &'static str {
-        match self {
-            Self::Files => "Pre-test 2: number of files",
-            Self::Depths => "Random 8K, test 1: outstanding per thread",
-            Self::Combinations => "Random 8K, test 2: threads x outstanding for one total",
-            Self::Reads => "512K sequential reads, one thread",
-            Self::Writes => "512K sequential writes, one thread",
-        }
-    }
-}
 
 /// A stage and its sweep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]

@@ -4,9 +4,14 @@ use super::{findings::papers, *};
 use crate::{
     progress::{Silent, Step},
     report::example,
+    study::StudyOptions,
+    sweep::ArrayOptions,
     sweep::tests::{simulated_by, target},
 };
-use diskwright_load::{Job, record::End};
+use diskwright_load::{
+    Job,
+    job::{Caching, Span},
+};
 use diskwright_stats::knee::Reason;
 
 /// Serves 40 random requests at once, 12 sequential reads or 6 sequential writes; each takes 100
@@ -31,7 +36,7 @@ fn measured(stage: Stage, settings: &Settings, test_bed: TestBed) -> StageRecord
     StageRecord { stage, sweep }
 }
 
-/// A sweep of which all is measured, concluded anew.
+/// A complete sweep with its conclusions computed again.
 fn concluded(mut sweep: SweepRecord) -> SweepRecord {
     let mut measure = |_: &Job, _: usize, _: &dyn Watch| unreachable!("all is measured");
     sweep::carry_out(&mut sweep, "again", &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
@@ -155,7 +160,7 @@ fn the_most_efficient_depth_is_not_called_the_best() {
     let mut result = result();
     let found = result.findings[2].found.as_mut().unwrap();
     (found.rule, found.in_flight, found.mb_per_s) = (Rule::Efficient, 1, 2378.0);
-    found.peak = Some(findings::Peak { in_flight: 3, mb_per_s: 2978.0 });
+    found.peak = Some(Peak { in_flight: 3, mb_per_s: 2978.0 });
     let words =
         "512K sequential writes are most efficient with 1 in flight (2,378 MB/s; the most is 2,978 MB/s with 3);";
     let verdict = findings::verdict(&result);
@@ -230,7 +235,7 @@ fn a_study_is_carried_out_broken_off_and_gone_on_with() {
     assert!(partial.stopped && partial.result.head.verdict.starts_with("Partial: "), "{}", partial.result.head.verdict);
     let kept: QueueDepthResult = serde_json::from_slice(&std::fs::read(&output).unwrap()).unwrap();
     assert!(kept.complete(Stage::Combinations).is_some() && kept.complete(Stage::Reads).is_none());
-    // Something else is not gone on with.
+    // A study with other options is not continued.
     let other = QueueDepthOptions { size_bytes: Some(16 << 20), ..options.clone() };
     let error = run(&other, &mut Silent).unwrap_err().to_string();
     assert!(error.contains("was asked something else"), "{error}");

@@ -7,8 +7,8 @@
 //! workloads, corrected by Holm for the number of questions; with too few workloads for that number
 //! no answer is possible ([`Design::fewest`]).
 
-use super::{FileSystem, Measured, Pattern, RawAndFileResult, paper};
-use diskwright_load::{figures::Figures, record::End, warning::Warning};
+use super::{Figure, FileSystem, Measured, Pattern, RawAndFileResult, paper};
+use diskwright_load::{record::End, warning::Warning};
 use diskwright_stats::{
     inference::{self, Design, SIGNIFICANT},
     summary::Interval,
@@ -16,40 +16,6 @@ use diskwright_stats::{
 
 /// A throughput that is nearer to 1 than this is called the same, sure or not.
 const ALIKE: f64 = 0.02;
-
-/// A figure that is compared with the device's.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Figure {
-    /// Requests (and bytes) a second.
-    Throughput,
-    /// CPU time of the whole machine for each request: the paper's.
-    MachineCpu,
-    /// CPU time of the generator for each request.
-    Cpu,
-}
-
-impl Figure {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Throughput, Self::MachineCpu, Self::Cpu];
-
-    /// As shown to people.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Throughput => "throughput",
-            Self::MachineCpu => "CPU, machine",
-            Self::Cpu => "CPU, generator",
-        }
-    }
-
-    /// Its value in a round.
-    pub fn of(self, round: &Figures) -> f64 {
-        match self {
-            Self::Throughput => round.iops,
-            Self::MachineCpu => round.machine_cpu_ns_per_io,
-            Self::Cpu => round.cpu_ns_per_io,
-        }
-    }
-}
 
 /// Workloads that are concluded about together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

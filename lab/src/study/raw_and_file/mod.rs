@@ -6,10 +6,11 @@
 //! the paper's five sizes and five patterns, 64 outstanding:
 //!
 //! ```text
-//!   halve     one block device: bare in the one half, a file system in the other                     (test_bed.rs)
-//!   prepare   the bare half; a file; a fixed and a dynamic VHDX: alike in size, full of data of the same kind
-//!   measure   each workload in rounds in which everything is measured once, in changing order
-//!   conclude  throughput and CPU cost as ratios to the device in the same round, the paper's beside   (conclude.rs, paper.rs)
+//!   halve     one block device: one half bare, a file system on the other         (test_bed.rs)
+//!   prepare   the bare half, a file, a fixed and a dynamic VHDX: of one size, filled alike
+//!   measure   each workload in rounds; in each, everything is measured once, in changing order
+//!   conclude  throughput and CPU cost as ratios to the device in the same round, and the paper's
+//!                                                                   (conclude.rs, paper.rs)
 //! ```
 //!
 //! The paper's CPU cost is the whole machine's, and so is the one that counts here: under a loop
@@ -18,14 +19,20 @@
 //! before and after, when the study itself does nothing.
 
 pub mod conclude;
+mod figure;
+mod file_system;
 pub mod paper;
+mod pattern;
 mod record;
 mod test_bed;
 #[cfg(test)]
 pub(crate) mod tests;
 pub(crate) mod told;
 
-pub use conclude::{Figure, Overall, Part};
+pub use conclude::{Overall, Part};
+pub use figure::Figure;
+pub use file_system::FileSystem;
+pub use pattern::Pattern;
 pub use record::{Measured, RawAndFileResult, SCHEMA, Workload};
 pub use test_bed::{Halves, TestBedRecord};
 
@@ -55,9 +62,8 @@ use diskwright_load::{
     warning::Warning,
 };
 use diskwright_store::EngineKind;
-use serde::{Deserialize, Serialize};
+use file_system::SIZE_STEP_BYTES;
 use std::{
-    fmt,
     path::PathBuf,
     slice, thread,
     time::{Duration, Instant},
@@ -76,17 +82,16 @@ const QUICK_TOTAL: Duration = Duration::from_secs(104);
 const QUICK_CELLS: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(900));
 /// Sizes that a quick study leaves the other ones out for.
 const QUICK_SIZES: [u64; 2] = [4 << 10, 64 << 10];
-const SIZE_STEP_BYTES: u64 = 16 << 20;
 /// A warm-up of a minute before five.
 const WARM_UP_OF_CELL: u32 = 6;
 const SEED: u64 = 0x766d_6673;
 /// How long the machine is watched while nothing is measured.
 const IDLE_LOOK: Duration = Duration::from_millis(400);
 
-/// What to do. The default is the full study on loop devices over a file.
+/// Options of the study. The default is the full study on loop devices over a file.
 #[derive(Debug, Clone, Default)]
 pub struct RawAndFileOptions {
-    /// What every study is told.
+    /// Options of every study.
     pub study: StudyOptions,
     /// Size of each disk: 20 GiB as in the paper, 1 GiB quick.
     pub size_bytes: Option<u64>,
@@ -97,95 +102,6 @@ pub struct RawAndFileOptions {
     pub device: Option<PathBuf>,
     /// Whether what is on it may be lost.
     pub destroy_data: bool,
-}
-
-/// A file system that can be made.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum FileSystem {
-    /// Debian's own.
-    #[default]
-    Ext4,
-    /// Red Hat's own.
-    Xfs,
-}
-
-impl FileSystem {
-    /// As the kernel calls it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ext4 => "ext4",
-            Self::Xfs => "xfs",
-        }
-    }
-
-    /// Room for disks of `payload_bytes` and its own tables and journal.
-    fn bytes_for(self, payload_bytes: u64) -> u64 {
-        let own_bytes = match self {
-            Self::Ext4 => 64 << 20,
-            // mkfs.xfs makes none that is smaller.
-            Self::Xfs => 320 << 20,
-        };
-        // Journals grow with the file system, to a gigabyte at most; tables of inodes take a part
-        // of it.
-        let journal_bytes = (payload_bytes / 8).min(1 << 30);
-        (payload_bytes + payload_bytes / 20 + journal_bytes + own_bytes).next_multiple_of(SIZE_STEP_BYTES)
-    }
-}
-
-impl fmt::Display for FileSystem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// One of the paper's five.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Pattern {
-    /// Half reads, half writes, anywhere.
-    RandomMix,
-    /// Reads anywhere.
-    RandomRead,
-    /// Writes anywhere.
-    RandomWrite,
-    /// Reads one after the other.
-    SequentialRead,
-    /// Writes one after the other.
-    SequentialWrite,
-}
-
-impl Pattern {
-    /// In the paper's order.
-    pub const ALL: [Self; 5] =
-        [Self::RandomMix, Self::RandomRead, Self::RandomWrite, Self::SequentialRead, Self::SequentialWrite];
-
-    /// As shown to people.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::RandomMix => "random mix",
-            Self::RandomRead => "random read",
-            Self::RandomWrite => "random write",
-            Self::SequentialRead => "sequential read",
-            Self::SequentialWrite => "sequential write",
-        }
-    }
-
-    /// Whether it goes anywhere.
-    pub fn is_random(self) -> bool {
-        !matches!(self, Self::SequentialRead | Self::SequentialWrite)
-    }
-
-    /// The pattern of a load of the profile.
-    fn of(load: &Load) -> Self {
-        match (load.random_percent > 0.0, load.read_percent) {
-            (true, 100.0) => Self::RandomRead,
-            (true, 0.0) => Self::RandomWrite,
-            (true, _) => Self::RandomMix,
-            (false, 100.0) => Self::SequentialRead,
-            (false, _) => Self::SequentialWrite,
-        }
-    }
 }
 
 /// Something that is compared.
@@ -212,7 +128,7 @@ impl Settings {
             Some(cell) if cell.is_zero() => {
                 return Err(LabError::BadOptions {
                     what: "a cell of no time measures nothing".into(),
-                    hint: "use at least some milliseconds (--cell)".into(),
+                    hint: "use at least some milliseconds (`StudyOptions::cell`)".into(),
                 });
             }
             Some(cell) => Budget::fixed(cell),

@@ -2,9 +2,9 @@
 //! system in the other.
 //!
 //! ```text
-//!   a file of the scratch folder ──▶ two loop devices over its halves, O_DIRECT ─┬─▶ the bare half
-//!   --device, which can have them ─▶ two partitions, told to the kernel only ────┤
-//!   --device, which cannot (zram) ─▶ two loop devices over its halves ───────────┴─▶ mkfs, mount in the scratch folder
+//!   a file in the scratch folder ─▶ two loop devices over its halves, O_DIRECT ─┬─▶ the bare half
+//!   a device that has partitions ─▶ two partitions, known to the kernel only ───┤
+//!   a device without (zram) ──────▶ two loop devices over its halves ───────────┴─▶ mkfs, mount
 //! ```
 //!
 //! Both halves are reached the same way, so what differs between them is the file system. No table
@@ -36,7 +36,7 @@ use std::{
 
 /// How long the kernel may take to show a node.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
-/// Partitions begin here, as everybody's do.
+/// Start of the first partition, as usual partitioning programs choose it.
 const ALIGN_BYTES: u64 = 1 << 20;
 const SECTOR_BYTES: u64 = 512;
 
@@ -173,7 +173,7 @@ impl TestBed {
                     numbers::bytes(size_bytes),
                     numbers::bytes(wanted.bare_bytes + wanted.file_system_bytes + 2 * ALIGN_BYTES)
                 ),
-                hint: "use a larger device, or smaller disks (--size)".into(),
+                hint: "use a larger device, or smaller disks (`RawAndFileOptions::size_bytes`)".into(),
             });
         }
         self.record.file_system_bytes = rest_bytes;
@@ -333,7 +333,7 @@ fn allowed(device: &Path, wanted: &Wanted<'_>, progress: &mut dyn Progress) -> R
     if !folder.exists() {
         return bad(
             format!("{name} is no block device"),
-            "name one (--device /dev/...), or leave it out for a file in the scratch folder",
+            "name one (`RawAndFileOptions::device` = /dev/...), or leave it out for a file in the scratch folder",
         );
     }
     let parts = fs::read_dir(&folder).into_iter().flatten().flatten();

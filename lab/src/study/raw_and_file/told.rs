@@ -1,8 +1,8 @@
 //! Words and figures that the report of the study `raw-and-file` and its conclusion share.
 
 use super::{
-    Halves, RawAndFileResult,
-    conclude::{self, Figure, Overall},
+    Figure, Halves, RawAndFileResult,
+    conclude::{self, Overall},
 };
 use diskwright_stats::numbers::bytes;
 

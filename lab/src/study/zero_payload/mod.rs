@@ -5,12 +5,13 @@
 //! not store zeros. Here both are run with zeros and with real data:
 //!
 //! ```text
-//!   prepare   dynamic and fixed VHDX, written from end to end: two with zeros, two with data that cannot be compressed
-//!             (the dynamic disk looks for zeros, as Hyper-V's does)
-//!   look      what `lab run` would have said of each before measuring
-//!   measure   8K and 64K random reads and writes, rounds in which every disk is measured once, in changing order;
-//!             beside each cell, the bytes that the kernel saw this process read and write   (io.rs)
-//!   conclude  dynamic against fixed, with zeros and with data; the share of requests that never reached the store
+//!   prepare   dynamic and fixed VHDX, written from end to end: two with zeros, two with
+//!             incompressible data (the dynamic disk detects zeros, as Hyper-V's does)
+//!   look      the warnings that `lab run` would print for each of them
+//!   measure   8K and 64K random reads and writes; in each round every disk is measured once, in
+//!             changing order; for each cell, the bytes that this process read and wrote (io.rs)
+//!   conclude  dynamic against fixed, with zeros and with data; the share of requests that never
+//!             reached the store
 //! ```
 //!
 //! The last figure is no word of our own engine: it is the kernel's account of the process
@@ -76,8 +77,8 @@ struct Subject {
     path: PathBuf,
 }
 
-/// Runs the study and saves its result. The scratch folder is removed whatever happens, unless it
-/// is to be kept.
+/// Runs the study and saves its result. The scratch folder is removed in any case, unless `keep`
+/// is set.
 ///
 /// # Errors
 /// No space; a disk that fails; [`LabError::Stopped`].

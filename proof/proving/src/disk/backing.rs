@@ -7,7 +7,7 @@
 //!   Packed   two files of the made-up format (`packed.rs`), over a parent in a raw file
 //! ```
 
-use super::{Changes, DiskCase};
+use super::{Backing, Changes, DiskCase};
 use crate::{
     contents::SECTOR_BYTES,
     ledger::{PARENT, stamp},
@@ -20,19 +20,6 @@ use diskwright_disk::{Disk, Layer, PartRole, check_parts, parts_of};
 use diskwright_image::{CheckReport, Format, Image, probe};
 use diskwright_store::{Engine, EngineKind, FileSystem, LockMode, OpenOptions, Store};
 use std::{path::Path, sync::Arc};
-
-/// What a disk lies on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Backing {
-    /// One file, and perhaps a parent.
-    File,
-    /// A store that answers late. It needs io_uring.
-    Late,
-    /// Several files with these lengths in bytes.
-    Parts(&'static [u64]),
-    /// The made-up format.
-    Packed,
-}
 
 const PARENT_OF_PACKED: &str = "/d/parent.raw";
 const BLOCKS_OF_PACKED: &str = "/d/disk.blocks";

@@ -12,7 +12,7 @@
 //! chains show what the user may rely on. If it does not open or does not exist, the old chain
 //! counts.
 
-use super::{DiskCase, DiskTruth, session::Session};
+use super::{Changed, Changes, DiskCase, DiskTruth, session::Session};
 use crate::{
     contents::SECTOR_BYTES,
     dice::Dice,
@@ -25,24 +25,6 @@ use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, 
 use diskwright_store::{BlockDevice, FileSystem, LockMode, OpenOptions};
 use std::path::{Path, PathBuf};
 
-/// How a disk changes while it is in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Changes {
-    /// The disk does not change.
-    None,
-    /// Images are added on top.
-    Snapshots,
-    /// The disk is frozen and goes on in a new child that has its name.
-    FrozenInUse,
-    /// The disk grows from this size to its `size_bytes`.
-    Grows {
-        /// Virtual size at the start, in bytes.
-        from_bytes: u64,
-    },
-    /// The link to the parent changes.
-    Relinks,
-}
-
 /// Most images that are added, so that chains stay short.
 const JOIN_MAX: u32 = 6;
 /// Sizes are multiples of this, so that a window is completely within the disk or beyond its end.
@@ -50,23 +32,6 @@ const GROWTH_BYTES: u64 = 64 << 10;
 /// Modification time of every file of a [`World`], in a VHD's seconds. A child stores the
 /// modification time of its parent.
 pub(super) const PARENT_MODIFIED_SECONDS: u32 = 1_700_000_000 - 946_684_800;
-
-/// How a disk has changed so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Changed {
-    /// Number of the image that is certainly the top: the number of images that were added.
-    pub top: u32,
-    /// Number of an image that may exist already, without contents.
-    pub next_top: u32,
-    /// The durable size in bytes.
-    pub size_bytes: u64,
-    /// The size that the disk may have already, in bytes.
-    pub next_size_bytes: u64,
-    /// Number of the durable link to the parent: 0 for the first one.
-    pub link: u32,
-    /// Number of the link that the disk may have already.
-    pub next_link: u32,
-}
 
 impl Changed {
     /// State of a new disk.

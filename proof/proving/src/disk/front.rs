@@ -9,7 +9,7 @@
 //! the run here too. To test another server, add a variant to [`Front`] and a case to
 //! [`Served::start`], which takes a disk and returns a block device that reaches it over the wire.
 
-use super::DiskCase;
+use super::{DiskCase, Front};
 use crate::{rule_breaker::BrokenRule, stage::Outcome};
 use diskwright_disk::Disk;
 use diskwright_nbd::{NbdDevice, NbdUri};
@@ -20,15 +20,6 @@ use diskwright_store::{
 };
 use std::{io, sync::Arc};
 use tempfile::TempDir;
-
-/// The interface through which a disk is used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Front {
-    /// The disk's own queue.
-    Queue,
-    /// An NBD server with one worker, and our own client.
-    Nbd,
-}
 
 impl Front {
     /// What this machine lacks, for a skip by name. `None` if it can be used.

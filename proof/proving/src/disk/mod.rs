@@ -17,11 +17,12 @@
 //! format ([`Backing`]). Some disks change while they are in use (`changes.rs`,
 //! `freezing.rs`, `relinks.rs`).
 //!
-//! `kinds.rs` lists the kinds; `front.rs` puts a server in between; `session.rs` uses one open
-//! disk; `play.rs` runs random sessions; `faults.rs` runs the short session for faults;
-//! `silence.rs` runs the one for stores that never answer.
+//! `case.rs` has the values; `kinds.rs` lists the kinds; `front.rs` puts a server in between;
+//! `session.rs` uses one open disk; `play.rs` runs random sessions; `faults.rs` runs the short
+//! session for faults; `silence.rs` runs the one for stores that never answer.
 
 mod backing;
+mod case;
 mod changes;
 mod faults;
 mod freezing;
@@ -32,17 +33,14 @@ mod relinks;
 mod session;
 pub mod silence;
 
-pub use backing::Backing;
-pub use changes::{Changed, Changes};
-pub use front::Front;
+pub use case::{Backing, Changed, Changes, Damage, DiskCase, DiskTruth, Front, SessionStart};
 pub use kinds::{all, named};
 
 use crate::{
-    contents::Contents,
     cut::{CUT_MODES, Cutter, points},
     dice::Dice,
     history::{self, Snapshot},
-    ledger::{Ledger, PARENT, Version, Window},
+    ledger::{Ledger, PARENT, Version},
     opinion::{self, Opinion},
     rule_breaker::{BrokenRule, RuleBreaker},
     stage::{Case, Depth, Outcome, Stage},
@@ -56,86 +54,12 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use uuid::Uuid;
 
 /// The headers of a VHDX, which change together with the identities.
 const VHDX_HEADERS: std::ops::Range<u64> = 64 << 10..192 << 10;
 
 /// Seed of the stores that answer late.
 const LATE_SEED: u64 = 7;
-
-/// Damage that exists before a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Damage {
-    /// A VHD's copy of the footer is overwritten.
-    FooterCopy,
-    /// The length of a raw file is not a multiple of a sector.
-    PartialSector,
-}
-
-/// A kind of disk, and how it is tested.
-#[derive(Debug, Clone)]
-pub struct DiskCase {
-    /// Name for messages.
-    pub name: &'static str,
-    /// Its format.
-    pub format: Format,
-    /// Its type.
-    pub disk_type: DiskType,
-    /// Size of a payload block; `None` if the format has no blocks.
-    pub block_bytes: Option<u32>,
-    /// Logical sector size.
-    pub sector_bytes: u32,
-    /// Virtual size. A disk that grows is smaller at first.
-    pub size_bytes: u64,
-    /// The watched ranges. Whole blocks are best.
-    pub windows: Vec<Window>,
-    /// Use only writes in multiples of 8 sectors, which libvhdi reads correctly.
-    pub libvhdi_safe: bool,
-    /// Long sessions in which blocks are freed and reused.
-    pub churns: bool,
-    /// Damage that exists before a run.
-    pub damage: Option<Damage>,
-    /// What the disk lies on.
-    pub backing: Backing,
-    /// How the disk changes while it is in use.
-    pub changes: Changes,
-    /// Whether the whole disk is discarded now and then, which the disk does in stages.
-    pub sweeps: bool,
-    /// The interface for writing sessions: the disk's queue or a server.
-    pub front: Front,
-    /// Steps of a run.
-    pub steps: u64,
-    /// The rule that is broken between the disk and its image.
-    pub broken_rule: Option<BrokenRule>,
-}
-
-/// State of the files when a session begins.
-#[derive(Debug)]
-pub struct SessionStart {
-    /// Number of the top image, see [`DiskCase::path_of`].
-    top: u32,
-    file: Contents,
-    file_write_id: Option<Uuid>,
-    linkage_id: Option<Uuid>,
-    visible: Vec<Version>,
-}
-
-impl SessionStart {
-    /// Without the identities: if not all visible data is durable, a cut may leave an earlier state
-    /// whose identities are not known here.
-    fn without_identities(self) -> Self {
-        Self { file_write_id: None, linkage_id: None, ..self }
-    }
-}
-
-/// What the user of a disk may rely on.
-#[derive(Debug, Clone)]
-pub struct DiskTruth {
-    ledger: Ledger,
-    session: Arc<SessionStart>,
-    changed: Changed,
-}
 
 impl DiskCase {
     /// The first file of the disk.

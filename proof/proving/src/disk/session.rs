@@ -1,8 +1,8 @@
 //! One open disk, used through one queue, one request after the other.
 
 use super::{
-    DiskCase, DiskTruth,
-    front::{Front, Served, device_of},
+    DiskCase, DiskTruth, Front,
+    front::{Served, device_of},
 };
 use crate::{
     contents::SECTOR_BYTES,

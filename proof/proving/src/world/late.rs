@@ -13,7 +13,10 @@
 //!
 //! Tried and rejected: a thread that answers after a pause. A seed would not reproduce its order.
 
-use super::{World, WorldStore};
+use super::{
+    state::{Silent, World},
+    store::WorldStore,
+};
 use crate::{dice::Dice, mutation::Mutation};
 use diskwright_store::{FileRange, LaneOp, Loan, Store, lane::Lane};
 use std::{
@@ -57,13 +60,6 @@ pub(super) struct LateLane {
     bell: UnixStream,
 }
 
-/// An operation that is never answered, with its memory.
-pub(super) struct Silent {
-    below: WorldStore,
-    op: LaneOp,
-    loan: Loan,
-}
-
 impl fmt::Debug for LateLane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "LateLane({:?})", self.below)
@@ -92,7 +88,7 @@ impl LateLane {
 }
 
 /// Carries out an operation by the store's own methods.
-fn carry_out(below: &WorldStore, op: LaneOp, loan: &mut Loan) -> io::Result<()> {
+fn carry_out(below: &dyn Store, op: LaneOp, loan: &mut Loan) -> io::Result<()> {
     match op {
         LaneOp::Read { offset_bytes } => below.read_at(loan.bytes_mut(), offset_bytes),
         LaneOp::Write { offset_bytes, durable } => {
@@ -107,7 +103,7 @@ fn carry_out(below: &WorldStore, op: LaneOp, loan: &mut Loan) -> io::Result<()> 
 impl Lane for LateLane {
     fn start(&self, op: LaneOp, mut loan: Loan) {
         if self.below.world.falls_silent() {
-            let silent = Silent { below: self.below.unlocked(), op, loan };
+            let silent = Silent { below: Box::new(self.below.unlocked()), op, loan };
             return self.below.world.state().silent.push(silent);
         }
         if let LaneOp::Write { offset_bytes, .. } = op
@@ -173,26 +169,6 @@ pub enum Afterwards {
 }
 
 impl World {
-    /// If a seed is given, stores that are opened from now on have a lane that answers late.
-    pub fn answer_late(&self, seed: Option<u64>) {
-        self.state().late = seed;
-    }
-
-    /// Operations of lanes since the last [`World::plan`].
-    pub fn lane_operations(&self) -> u64 {
-        self.state().lane_operations
-    }
-
-    /// Counts an operation of a lane. Returns whether it is never answered.
-    fn falls_silent(&self) -> bool {
-        let mut state = self.state();
-        state.lane_operations += 1;
-        let number = state.lane_operations;
-        let falls = state.fault.as_ref().is_some_and(|fault| fault.silences(number));
-        state.struck += u64::from(falls);
-        falls
-    }
-
     /// The memory of the operations without an answer.
     pub fn silent_memory(&self) -> Vec<std::ops::Range<*const u8>> {
         self.state().silent.iter().map(|silent| silent.loan.bytes().as_ptr_range()).collect()
@@ -205,7 +181,7 @@ impl World {
         for Silent { below, op, mut loan } in silent {
             match afterwards {
                 Afterwards::CarriedOut => {
-                    let result = carry_out(&below, op, &mut loan);
+                    let result = carry_out(&*below, op, &mut loan);
                     loan.complete(result);
                 }
                 Afterwards::Failed => loan.complete(Err(io::Error::from_raw_os_error(5))),

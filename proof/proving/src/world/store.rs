@@ -1,6 +1,6 @@
 //! An open file of a [`World`].
 
-use super::{DEVICE, World, late::LateLane};
+use super::state::{DEVICE, World};
 use crate::{
     contents::{Change, Contents},
     fault::{FaultKind, OpKind},
@@ -27,7 +27,7 @@ pub(super) struct WorldStore {
     pub(super) shares: AtomicBool,
     pub(super) life: u64,
     /// Present in a world that answers late.
-    pub(super) lane: Option<Arc<LateLane>>,
+    pub(super) lane: Option<Arc<dyn Lane>>,
 }
 
 impl fmt::Debug for WorldStore {
@@ -181,7 +181,7 @@ impl Store for WorldStore {
     }
 
     fn lane(&self) -> Option<Arc<dyn Lane>> {
-        self.lane.as_ref().map(|lane| Arc::clone(lane) as Arc<dyn Lane>)
+        self.lane.clone()
     }
 
     fn never_blocks(&self) -> bool {

@@ -36,7 +36,7 @@ use diskwright_store::CacheMode;
     after_help = "\
 Goes through the whole procedure of the Storage Spaces paper: pre-tests (steady state; 1, 2 and 4 files), 1 to 24 outstanding I/Os for each of 8 \
 threads, the splits of the depth that was found over threads, sequential reads and writes of 512K. Tells how much load is enough for each, with a 95 % \
-interval or the reason why it cannot be told, what that asks of each device of an array (--copies, --devices), and the paper's figures beside. \
+interval or the reason why it is undetermined, what that asks of each device of an array (--copies, --devices), and the paper's figures beside. \
 Requests go past the page cache and writes are durable when they complete, as with the paper's -h. The long form takes a day; what was \
 measured is saved as it goes, and the same command with the same --output goes on with it.
 

@@ -1,0 +1,110 @@
+//! `lab study access-paths`, as the user types it, in moments: what it leaves, what it leaves out,
+//! what its result becomes.
+
+use crate::common::{Running, Workshop, without_summary};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+const TINY: &str = "lab study access-paths --quick --dir scratch --size 32M";
+
+/// The study, with a list of attached disks of its own.
+fn command(shop: &Workshop, line: &str) -> Command {
+    let words: Vec<&str> = line.split(' ').collect();
+    let mut command = shop.command(&words);
+    command.env("DISKWRIGHT_RUN_DIR", shop.path("run"));
+    command
+}
+
+/// Nothing of the study is left: no scratch files, no servers, no devices.
+fn assert_clean(shop: &Workshop) {
+    let scratch = shop.path("scratch");
+    let left: Vec<_> = fs::read_dir(&scratch).into_iter().flatten().flatten().map(|entry| entry.file_name()).collect();
+    assert!(left.is_empty(), "{left:?}");
+    let records = fs::read_dir(shop.path("run")).into_iter().flatten().flatten().filter(|entry| entry.path().is_dir());
+    assert_eq!(records.count(), 0, "something is still attached");
+    let mark = scratch.to_string_lossy().into_owned();
+    for process in fs::read_dir("/proc").unwrap().flatten() {
+        let line = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        assert!(!String::from_utf8_lossy(&line).contains(&mark), "{:?} still runs", String::from_utf8_lossy(&line));
+    }
+    for device in fs::read_dir("/sys/block").unwrap().flatten() {
+        let file = fs::read_to_string(device.path().join("loop/backing_file")).unwrap_or_default();
+        assert!(!file.contains(shop.path("run").to_str().unwrap()), "{device:?} shows {file}");
+    }
+}
+
+#[test]
+fn every_way_is_measured_or_left_out_by_name_and_nothing_stays() {
+    let shop = Workshop::new();
+    let output =
+        command(&shop, &format!("{TINY} --rounds 1 --cell 0.6 --output r.json --json")).output().expect("it starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(result["schema"], "diskwright.study.access-paths/2");
+    let ways = result["ways"].as_array().unwrap();
+    assert_eq!(ways.len(), 5);
+    for way in ways {
+        if let Some(why) = way["skipped"].as_str() {
+            println!("skipped: the way {}: {why}", way["way"]);
+        }
+    }
+    let is_measured = |way: &str| ways.iter().any(|record| record["way"] == way && record["skipped"].is_null());
+    assert!(["in_process", "raw_file", "nbd"].into_iter().all(is_measured), "{ways:?}");
+    let cells = result["cells"].as_array().unwrap();
+    for (load, in_flight) in [("light", 40), ("medium", 80), ("heavy", 120)] {
+        let of_load: Vec<&Value> = cells.iter().filter(|cell| cell["part"] == load).collect();
+        assert!(of_load.len() >= 3 && of_load.iter().all(|cell| cell["in_flight"] == in_flight), "{of_load:?}");
+    }
+    for cell in cells {
+        assert!(cell["rounds"][0]["iops"].as_f64().unwrap() > 0.0, "{cell}");
+        let has_server = ["NBD", "attach", "qemu-nbd, raw"].contains(&cell["subject"].as_str().unwrap());
+        let server_ns = cell["more"]["server_cpu_ns_per_io"][0].as_f64();
+        assert_eq!(server_ns.is_some_and(|ns| ns > 0.0), has_server, "{cell}");
+    }
+    assert!(
+        result["verdict"].as_str().unwrap().starts_with("Where the disk in process gives 100 requests, NBD gives ")
+    );
+    assert_clean(&shop);
+
+    let saved: Value = serde_json::from_slice(&fs::read(shop.path("r.json")).unwrap()).unwrap();
+    assert_eq!(saved, without_summary(result.clone()));
+    shop.ok("lab report r.json -o r.html");
+    let page = fs::read_to_string(shop.path("r.html")).unwrap();
+    assert!(page.contains("On the paper’s scale") && page.contains("in process = 100"), "the page has no scale");
+    let csv = shop.ok("lab report r.json --as csv");
+    assert_eq!(csv.lines().count(), 1 + cells.len());
+    assert!(shop.ok("lab report r.json --as md").contains("| in process |"));
+}
+
+#[test]
+fn a_signal_ends_it_and_takes_servers_and_devices_with_it() {
+    let shop = Workshop::new();
+    let mut command = command(&shop, &format!("{TINY} --rounds 500 --cell 0.2 --output r.json"));
+    let mut child = Running::start(command.stdout(Stdio::null()).stderr(Stdio::piped()));
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let measuring = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("measure")));
+    assert!(measuring.is_some(), "it ended before it measured");
+    std::thread::sleep(Duration::from_millis(700));
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    let start = Instant::now();
+    let status = child.wait().unwrap();
+    assert_eq!(status.code(), Some(130), "{status} after {:?}", start.elapsed());
+    assert_clean(&shop);
+}
+
+#[test]
+fn what_cannot_be_studied_is_refused() {
+    let shop = Workshop::new();
+    assert!(shop.fails(2, "lab study access-paths --rounds 0").contains("above 0"));
+    shop.fails(2, "lab study access-paths --disk vhdx-differencing");
+    assert_eq!(fs::read_dir(shop.path("")).unwrap().count(), 0);
+}

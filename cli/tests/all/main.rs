@@ -1,0 +1,49 @@
+//! All tests of the program but the soak, in one binary: each binary links the whole program.
+
+#[path = "../attaching/mod.rs"]
+mod attaching;
+#[path = "../../../nbd/tests/certificates/mod.rs"]
+mod certificates;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../guest_machine/mod.rs"]
+mod guest_machine;
+#[path = "../killing/mod.rs"]
+mod killing;
+#[path = "../serving/mod.rs"]
+mod serving;
+#[path = "../../../disk/tests/small_fs/mod.rs"]
+mod small_fs;
+
+mod attach;
+mod attach_file_systems;
+mod compact;
+mod control;
+mod convert_compare_check;
+mod create_info;
+mod face;
+mod formats;
+mod guest;
+mod guest_ublk;
+mod io;
+mod kill;
+mod lab_access_paths;
+mod lab_conclusions;
+mod lab_exports;
+mod lab_load_and_file;
+mod lab_report;
+mod lab_run;
+mod lab_saving;
+mod lab_studies;
+mod map;
+mod nbd;
+mod partitions;
+mod readme;
+mod resize;
+mod schemas;
+mod serve;
+mod serve_clients;
+mod serve_tls;
+mod snapshot;
+mod split_raw;
+mod told;

@@ -1,0 +1,65 @@
+//! Every schema in `docs/schemas/` is that of a document which a command prints.
+
+use crate::common::{Workshop, schemas};
+use std::{collections::BTreeSet, fs};
+
+/// Commands that print a document each, in an order in which they can be run. `attach`, `detach` and
+/// `serve` are looked at by the tests that start them.
+const LINES: &[&str] = &[
+    "create base.vhdx --size 16M",
+    "io base.vhdx -c 'write -P 7 1M 64K' -c flush",
+    "create child.vhdx --parent base.vhdx",
+    "info child.vhdx --chain",
+    "map child.vhdx",
+    "map child.vhdx --draw",
+    "partitions child.vhdx",
+    "check child.vhdx --chain",
+    "convert child.vhdx copy.vhd --verify",
+    "compare child.vhdx copy.vhd",
+    "snapshot child.vhdx --name one",
+    "snapshot list .",
+    "clone child_one.avhdx sibling.vhdx",
+    "compact copy.vhd",
+    "resize copy.vhd +1M",
+    "merge child.vhdx --to merged.vhdx",
+    "attached",
+    "serve-ctl list",
+    "lab profiles",
+    "lab profiles vhd-applications",
+    "lab report run.json -o run.html",
+];
+
+/// Documents that other tests print: those need root, a server, or minutes.
+const ELSEWHERE: &[&str] = &[
+    "attach-1",
+    "control-drain-1",
+    "control-statistics-1",
+    "detach-1",
+    "info-export-1",
+    "lab.acceptance-1",
+    "lab.compare-2",
+    "lab.run-2",
+    "lab.sweep-2",
+    "serve-1",
+    "study.access-paths-2",
+    "study.containers-3",
+    "study.queue-depth-2",
+    "study.raw-and-file-2",
+    "study.zero-payload-2",
+];
+
+#[test]
+fn every_schema_belongs_to_a_document() {
+    let shop = Workshop::new();
+    shop.ok("lab run null: --count 1000 --output run.json");
+    let printed = LINES.iter().map(|line| schemas::validate(&shop.ok(&format!("{line} --json"))));
+    let mut seen: BTreeSet<String> =
+        printed.map(|name| name.trim_start_matches("diskwright.").replace('/', "-")).collect();
+    seen.extend(ELSEWHERE.iter().map(|name| (*name).to_owned()));
+    let folder = schemas::file_of("x/1");
+    let files: BTreeSet<String> = fs::read_dir(folder.parent().unwrap())
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().into_string().unwrap().strip_suffix(".json").map(str::to_owned))
+        .collect();
+    assert_eq!(seen, files);
+}

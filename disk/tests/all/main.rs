@@ -1,0 +1,42 @@
+//! The tests of disks, in one binary: each binary links the whole library. Tests that measure the memory
+//! of their process have binaries of their own, and so has `races`, which the thread sanitizer runs.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../damage/mod.rs"]
+mod damage;
+#[path = "../images/mod.rs"]
+mod images;
+#[path = "../meddled/mod.rs"]
+mod meddled;
+#[path = "../patchwork/mod.rs"]
+mod patchwork;
+#[path = "../small_fs/mod.rs"]
+mod small_fs;
+
+mod bad_input;
+mod bad_places;
+mod chains;
+mod changing;
+mod damaged_blocks;
+mod durable_writes;
+mod failed_syncs;
+mod foreign_vhd;
+mod formats;
+mod full_disk;
+mod late_lanes;
+mod late_syncs;
+mod live_snapshots;
+mod merge;
+mod model;
+mod odd_sizes;
+mod other_formats;
+mod panics;
+mod pieces;
+mod resizing;
+mod second_opinions;
+mod snapshots;
+mod split_raw;
+mod threads;
+mod waiting;
+mod who_is_blamed;

@@ -1,0 +1,35 @@
+//! Options of `diskwright_lib` from keyword arguments.
+
+use crate::error::{Failure, refused};
+use diskwright_lib::{CacheMode, DiskType, Format, OpenOptions, ParentPolicy};
+use std::path::PathBuf;
+
+/// Where the parents of a disk may lie, and how its files are read: the options that `open`,
+/// `info`, `check` and `convert` share.
+pub(crate) fn reading(
+    format: Option<&str>,
+    force_share: bool,
+    allow_parent_dirs: Vec<PathBuf>,
+    allow_any_parent: bool,
+) -> Result<OpenOptions, Failure> {
+    let parents =
+        ParentPolicy { allowed_dirs: allow_parent_dirs, allow_any: allow_any_parent, ..ParentPolicy::default() };
+    let format = format.map(format_named).transpose()?;
+    Ok(OpenOptions { format, force_share, parents, ..OpenOptions::default() })
+}
+
+pub(crate) fn format_named(name: &str) -> Result<Format, Failure> {
+    let all = [Format::Raw, Format::Vhd, Format::Vhdx];
+    let found = all.into_iter().find(|format| format.to_string() == name);
+    found.ok_or_else(|| refused(format!("{name:?} is not a format; use 'raw', 'vhd' or 'vhdx'")))
+}
+
+pub(crate) fn type_named(name: &str) -> Result<DiskType, Failure> {
+    let all = [DiskType::Fixed, DiskType::Dynamic, DiskType::Differencing];
+    let found = all.into_iter().find(|disk_type| disk_type.to_string() == name);
+    found.ok_or_else(|| refused(format!("{name:?} is not a disk type; use 'fixed', 'dynamic' or 'differencing'")))
+}
+
+pub(crate) fn cache_mode(direct: bool) -> CacheMode {
+    if direct { CacheMode::Direct } else { CacheMode::PageCache }
+}
