@@ -3,7 +3,7 @@
 
 use crate::exit::{Failure, Outcome};
 use diskwright_disk::DiskError;
-use diskwright_serve::control::{self, Client, ControlError};
+use diskwright_serve::control::{self, Client, ControlError, Done, Operation, Statistics};
 use std::path::Path;
 
 /// The process that has the disk open for writing, if it is `serve` or `attach`. `None` for a disk
@@ -24,6 +24,24 @@ pub fn explain(error: DiskError) -> Failure {
             "{error}; only `diskwright serve` and `diskwright attach` change a disk while it is in use, when they have opened it for writing"
         )),
         other => other.into(),
+    }
+}
+
+/// The failure for an answer to another question.
+pub fn unexpected(client: &Client) -> Failure {
+    Failure::new(format!("{} answered something else than it was asked; is it another version?", client.peer))
+}
+
+/// Asks, and shows no progress.
+pub fn call(client: &Client, operation: Operation) -> Outcome<Done> {
+    Ok(client.call(operation, &mut |_, _| {})?)
+}
+
+/// What the process tells of the disk.
+pub fn statistics(client: &Client) -> Outcome<Statistics> {
+    match call(client, Operation::Statistics)? {
+        Done::Counted(statistics) => Ok(statistics),
+        _ => Err(unexpected(client)),
     }
 }
 

@@ -37,78 +37,28 @@
 
 mod candidates;
 mod moves;
+mod work;
 mod zeros;
 
-use crate::{
-    DiskError, OpenOptions, Progress, Reach, Result, device::Disk, error::file_error, error::from_io, siblings, volumes,
-};
+use crate::{Progress, Result, volumes};
 use candidates::{Candidate, Candidates, Free};
-use diskwright_image::{Commit, DiskType, Image, ImageInfo, ImageWriter};
-use diskwright_store::{BlockDevice, CacheMode};
-use diskwright_volume::Volume;
-use std::{
-    io,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use diskwright_image::Commit;
+use diskwright_store::BlockDevice;
+use std::path::Path;
+pub use work::{CompactOptions, Compacted, VolumeGain};
+use work::{Verdict, Work};
 
 /// Number of blocks with space that are judged at once: it bounds the memory.
 const WINDOW_BLOCKS: usize = 1 << 18;
-
-/// How a disk is compacted.
-#[derive(Debug, Clone, Default)]
-pub struct CompactOptions {
-    /// How the disk is opened: its format, which parents are allowed, the engine. `writable`,
-    /// `reach` and `cache` are ignored.
-    pub open: OpenOptions,
-    /// Only find out what would be gained. The disk is opened read-only, and nothing is changed.
-    pub estimate: bool,
-    /// Check everything, as for writing, and change nothing.
-    pub dry_run: bool,
-}
-
-/// What a partition, or another volume, has given back.
-#[derive(Debug, Clone)]
-pub struct VolumeGain {
-    /// The volume, with what its file system has free, or why it was left alone.
-    pub volume: Volume,
-    /// Bytes of the blocks that begin in it and were given back.
-    pub given_back_bytes: u64,
-}
-
-/// What was done, or would be done.
-#[derive(Debug, Clone, Default)]
-pub struct Compacted {
-    /// Virtual size of the disk in bytes.
-    pub size_bytes: u64,
-    /// Length of a block in bytes.
-    pub block_bytes: u64,
-    /// Length of the file before, in bytes.
-    pub old_file_bytes: u64,
-    /// Length of the file after; with `estimate` and `dry_run` as far as it can be foretold.
-    pub new_file_bytes: u64,
-    /// Bytes of the blocks that were given back because the file system inside has them free.
-    pub free_bytes: u64,
-    /// Bytes of the blocks that were given back because they read as zeros.
-    pub zero_bytes: u64,
-    /// Bytes of the blocks that were moved; with `estimate` and `dry_run` at least so many.
-    pub moved_bytes: u64,
-    /// A child of the image. Because of it only zeros were given back.
-    pub child: Option<PathBuf>,
-    /// The volumes on the disk. Empty if the image has a child.
-    pub volumes: Vec<VolumeGain>,
-    /// Warnings for the user, one sentence each.
-    pub warnings: Vec<String>,
-}
 
 /// Compacts the disk at `path`. Durable on return. `progress` counts bytes of blocks that were
 /// examined, and begins again at 0 for those that are moved.
 ///
 /// # Errors
-/// [`DiskError::InUse`] if another program has it open; [`DiskError::BadOptions`] for a fixed disk,
-/// for a VHD with children, and if a child cannot be ruled out; [`DiskError::Image`] for a damaged
-/// table; [`DiskError::File`] if it cannot be read or written, also for lack of space;
-/// [`DiskError::Stopped`]. After every error the disk is whole, and its contents are those that it
+/// [`DiskError::InUse`](crate::DiskError::InUse) if another program has it open; [`DiskError::BadOptions`](crate::DiskError::BadOptions) for a fixed disk,
+/// for a VHD with children, and if a child cannot be ruled out; [`DiskError::Image`](crate::DiskError::Image) for a damaged
+/// table; [`DiskError::File`](crate::DiskError::File) if it cannot be read or written, also for lack of space;
+/// [`DiskError::Stopped`](crate::DiskError::Stopped). After every error the disk is whole, and its contents are those that it
 /// would have if it had been done.
 pub fn compact(path: impl AsRef<Path>, options: &CompactOptions, progress: &mut Progress<'_>) -> Result<Compacted> {
     let work = Work::open(path.as_ref(), options)?;
@@ -128,7 +78,7 @@ pub fn compact(path: impl AsRef<Path>, options: &CompactOptions, progress: &mut 
     if changes {
         work.writer()?.begin_compacting()?;
     }
-    let result = work.give_back(changes, &mut found, progress).and_then(|kept| match changes {
+    let result = give_back(&work, changes, &mut found, progress).and_then(|kept| match changes {
         true => moves::move_down(&work, &mut found, progress).map(|()| kept),
         false => Ok(kept),
     });
@@ -143,17 +93,6 @@ pub fn compact(path: impl AsRef<Path>, options: &CompactOptions, progress: &mut 
     found.new_file_bytes = work.file_bytes()?;
     progress(found.moved_bytes, found.moved_bytes);
     Ok(found)
-}
-
-/// A disk that is being compacted.
-struct Work<'a> {
-    path: &'a Path,
-    options: &'a CompactOptions,
-    disk: Arc<Disk>,
-    /// The top image of the disk.
-    image: Arc<dyn Image>,
-    info: ImageInfo,
-    child: Option<PathBuf>,
 }
 
 /// The blocks that stay.
@@ -175,138 +114,66 @@ impl Kept {
     }
 }
 
-impl<'a> Work<'a> {
-    fn open(path: &'a Path, options: &'a CompactOptions) -> Result<Self> {
-        let open = OpenOptions {
-            writable: !options.estimate,
-            reach: Reach::Whole,
-            cache: CacheMode::Direct,
-            allow_parent_write: true,
-            ..options.open.clone()
+/// Gives back what is free or zero, if `changes`; counts it in any case. Returns what stays.
+fn give_back(work: &Work<'_>, changes: bool, found: &mut Compacted, progress: &mut Progress<'_>) -> Result<Kept> {
+    let mut kept = Kept::default();
+    let mut candidates = Candidates::new(work);
+    let (mut done_bytes, total_bytes) = (0, found.old_file_bytes);
+    while candidates.next_window(WINDOW_BLOCKS)? {
+        let free = match work.child {
+            None => candidates.mark_free(&mut found.volumes)?,
+            Some(_) => Free::default(),
         };
-        let disk = Disk::open(path, &open)?;
-        let image = Arc::clone(&disk.layers()[0].image);
-        let info = image.info().clone();
-        if info.disk_type == DiskType::Fixed {
-            return Err(DiskError::BadOptions {
-                what: format!(
-                    "{}: it is a fixed disk, which keeps the space of all its blocks, so there is nothing to compact",
-                    path.display()
-                ),
-                hint: "convert it to a dynamic disk, and compact that".into(),
-            });
+        let judged =
+            candidates.judge(&free, &mut |bytes| progress((done_bytes + bytes).min(total_bytes), total_bytes))?;
+        done_bytes += judged.len() as u64 * found.block_bytes;
+        if changes {
+            commit(work, &judged)?;
         }
-        let real = options.open.files.canonical(path).map_err(|source| file_error("find", path, source))?;
-        let siblings = siblings::children_of(&options.open.files, &real, &info);
-        if siblings.not_asked > 0 {
-            return Err(siblings::cannot_rule_out_children(path, siblings.not_asked));
-        }
-        let child = siblings.children.into_iter().next();
-        if let Some(child) = child.as_ref().filter(|_| info.format.driver().child_records_time) {
-            return Err(DiskError::BadOptions {
-                what: format!(
-                    "{}: {} is its child and has recorded when this file was last changed, so it would no longer fit",
-                    path.display(),
-                    child.display()
-                ),
-                hint: "merge or convert the child first".into(),
-            });
-        }
-        Ok(Self { path, options, disk, image, info, child })
-    }
-
-    fn file_bytes(&self) -> Result<u64> {
-        self.disk.layers()[0].files_len_bytes().map_err(self.failed("examine it"))
-    }
-
-    fn failed(&self, doing: &'static str) -> impl Fn(io::Error) -> DiskError + use<> {
-        let path = self.path.to_owned();
-        move |error| from_io(doing, &path, error)
-    }
-
-    /// The image's interface for writes.
-    fn writer(&self) -> Result<&dyn ImageWriter> {
-        let read_only = || (self.failed("write to it"))(io::ErrorKind::ReadOnlyFilesystem.into());
-        self.image.writer().ok_or_else(read_only)
-    }
-
-    /// Gives back what is free or zero, if `changes`; counts it in any case. Returns what stays.
-    fn give_back(&self, changes: bool, found: &mut Compacted, progress: &mut Progress<'_>) -> Result<Kept> {
-        let mut kept = Kept::default();
-        let mut candidates = Candidates::new(self);
-        let (mut done_bytes, total_bytes) = (0, found.old_file_bytes);
-        while candidates.next_window(WINDOW_BLOCKS)? {
-            let free = match self.child {
-                None => candidates.mark_free(&mut found.volumes)?,
-                Some(_) => Free::default(),
-            };
-            let judged =
-                candidates.judge(&free, &mut |bytes| progress((done_bytes + bytes).min(total_bytes), total_bytes))?;
-            done_bytes += judged.len() as u64 * found.block_bytes;
-            if changes {
-                self.commit(&judged)?;
-            }
-            for (candidate, verdict) in &judged {
-                match verdict {
-                    Verdict::Keep => {
-                        kept.blocks += 1;
-                        if kept.offsets_bytes.len() < WINDOW_BLOCKS {
-                            kept.offsets_bytes.push(candidate.offset_bytes);
-                        }
-                        continue;
+        for (candidate, verdict) in &judged {
+            match verdict {
+                Verdict::Keep => {
+                    kept.blocks += 1;
+                    if kept.offsets_bytes.len() < WINDOW_BLOCKS {
+                        kept.offsets_bytes.push(candidate.offset_bytes);
                     }
-                    Verdict::Free => found.free_bytes += found.block_bytes,
-                    Verdict::Zero => found.zero_bytes += found.block_bytes,
+                    continue;
                 }
-                if let Some(gain) = volume_at(&mut found.volumes, candidate.block * found.block_bytes) {
-                    gain.given_back_bytes += found.block_bytes;
-                }
+                Verdict::Free => found.free_bytes += found.block_bytes,
+                Verdict::Zero => found.zero_bytes += found.block_bytes,
+            }
+            if let Some(gain) = volume_at(&mut found.volumes, candidate.block * found.block_bytes) {
+                gain.given_back_bytes += found.block_bytes;
             }
         }
-        Ok(kept)
     }
-
-    /// Removes the mappings of blocks that are given back, durably. Their space is free afterwards.
-    fn commit(&self, judged: &[(Candidate, Verdict)]) -> Result<()> {
-        let failed = self.failed("give back space");
-        let shared = self.disk.shared();
-        let chain = shared.chain();
-        let top = chain.top();
-        if judged.iter().any(|(_, verdict)| *verdict == Verdict::Free) {
-            // The contents change, and children that were not found must not be used any more.
-            top.begin_writing().map_err(&failed)?;
-        }
-        let writer = self.writer()?;
-        for (candidate, verdict) in judged {
-            let change = match verdict {
-                Verdict::Keep => continue,
-                _ if !self.records_zeros() => Commit::Absent,
-                Verdict::Free => Commit::Discard,
-                Verdict::Zero => Commit::Zero,
-            };
-            shared.commit_blocking(top, candidate.block, change).map_err(&failed)?;
-        }
-        let generation = writer.freed_generation();
-        writer.flush()?;
-        writer.recycle_for_moves(generation);
-        Ok(())
-    }
-
-    /// Whether a block without space reads as zeros.
-    fn records_zeros(&self) -> bool {
-        self.info.disk_type != DiskType::Differencing || self.info.format.driver().child_records_zeros
-    }
+    Ok(kept)
 }
 
-/// What becomes of a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
-    /// It stays.
-    Keep,
-    /// The file system has all of it free.
-    Free,
-    /// It reads as zeros, apart from what is free.
-    Zero,
+/// Removes the mappings of blocks that are given back, durably. Their space is free afterwards.
+fn commit(work: &Work<'_>, judged: &[(Candidate, Verdict)]) -> Result<()> {
+    let failed = work.failed("give back space");
+    let shared = work.disk.shared();
+    let chain = shared.chain();
+    let top = chain.top();
+    if judged.iter().any(|(_, verdict)| *verdict == Verdict::Free) {
+        // The contents change, and children that were not found must not be used any more.
+        top.begin_writing().map_err(&failed)?;
+    }
+    let writer = work.writer()?;
+    for (candidate, verdict) in judged {
+        let change = match verdict {
+            Verdict::Keep => continue,
+            _ if !work.records_zeros() => Commit::Absent,
+            Verdict::Free => Commit::Discard,
+            Verdict::Zero => Commit::Zero,
+        };
+        shared.commit_blocking(top, candidate.block, change).map_err(&failed)?;
+    }
+    let generation = writer.freed_generation();
+    writer.flush()?;
+    writer.recycle_for_moves(generation);
+    Ok(())
 }
 
 /// The volume in which a byte of the disk lies. Logical volumes come before the physical volume

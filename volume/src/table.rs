@@ -16,15 +16,16 @@ mod gpt;
 mod gpt_change;
 mod mbr;
 mod partition;
+mod steps;
 
 use crate::{
     read::{ReadAt, Window, one_extent},
     reason::{LeftAlone, Why},
 };
-pub use change::Step;
 pub(crate) use change::{change, end_of};
 pub(crate) use partition::{Found, Partition};
 pub use partition::{Place, TableKind};
+pub use steps::Step;
 
 /// Reads the partition table.
 pub(crate) fn find(disk: &dyn ReadAt) -> Found {

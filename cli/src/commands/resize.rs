@@ -1,7 +1,6 @@
 //! `diskwright resize FILE SIZE`: a larger or a smaller disk.
 
 use crate::{
-    commands::serve_ctl,
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
@@ -11,6 +10,7 @@ use crate::{
 };
 use clap::Args;
 use diskwright_disk::{NewSize, ResizeOptions, Resized, require_file, resize};
+use diskwright_serve::control::{self, Client, Done, Operation};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
@@ -129,7 +129,7 @@ pub fn run(context: &mut Context, args: &ResizeArgs) -> Outcome {
                 client.peer
             )));
         }
-        return serve_ctl::enlarge(context, &args.file, &client, options.size, args.dry_run);
+        return enlarge(context, &args.file, &client, options.size, args.dry_run);
     }
     let mut display = context.progress("examining");
     let resized = resize(&args.file, &options, &mut |done, total| display.update(done, total));
@@ -138,8 +138,23 @@ pub fn run(context: &mut Context, args: &ResizeArgs) -> Outcome {
     tell(context, report)
 }
 
+/// Enlarges a disk in use, for `serve-ctl` too.
+pub fn enlarge(context: &mut Context, file: &Path, client: &Client, size: NewSize, dry_run: bool) -> Outcome {
+    let size = match size {
+        NewSize::Bytes(size) => size,
+        NewSize::More(added) => in_use::statistics(client)?.disk.virtual_size.saturating_add(added),
+        NewSize::Present | NewSize::Least => in_use::statistics(client)?.disk.virtual_size,
+    };
+    let Done::Resized(control::Resized { old_size, new_size, old_file_size, new_file_size }) =
+        in_use::call(client, Operation::Resize { size, dry_run })?
+    else {
+        return Err(in_use::unexpected(client));
+    };
+    tell(context, Report::of_size(file, (old_size, new_size), (old_file_size, new_file_size), dry_run))
+}
+
 /// Prints what was done.
-pub(crate) fn tell(context: &mut Context, report: Report) -> Outcome {
+fn tell(context: &mut Context, report: Report) -> Outcome {
     if let Some(reason) = &report.table_left_because {
         context.warn(&format!("{}: the partition table was left as it is: {reason}", report.file));
     }
@@ -204,7 +219,7 @@ fn report(args: &ResizeArgs, resized: &Resized) -> Report {
 impl Report {
     /// A disk whose size has changed from one to the other, and its file; no partition table was
     /// looked at.
-    pub(crate) fn of_size(file: &Path, sizes: (u64, u64), file_sizes: (u64, Option<u64>), dry_run: bool) -> Self {
+    fn of_size(file: &Path, sizes: (u64, u64), file_sizes: (u64, Option<u64>), dry_run: bool) -> Self {
         Self {
             file: json::path(file),
             old_size: sizes.0,

@@ -12,9 +12,9 @@ use crate::{
     table::{Align, Columns},
 };
 use clap::{Args, Subcommand};
-use diskwright_disk::{NewSize, Snapshot};
+use diskwright_disk::NewSize;
 use diskwright_load::clock;
-use diskwright_serve::control::{self, Client, Done, Operation, ProcessReport, Resized, Statistics};
+use diskwright_serve::control::{self, Client, Done, Operation, ProcessReport, Statistics};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
@@ -142,17 +142,17 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
         ))),
         Some(Action::Statistics) => {
             let (_, client) = find(&args.disk)?;
-            let statistics = statistics(&client)?;
+            let statistics = in_use::statistics(&client)?;
             tell_statistics(context, statistics)
         }
         Some(Action::Drain) => drain(context, &find(&args.disk)?.1),
         Some(Action::Resize { size, dry_run }) => {
             let (file, client) = find(&args.disk)?;
-            enlarge(context, &file, &client, *size, *dry_run)
+            resize::enlarge(context, &file, &client, *size, *dry_run)
         }
         Some(Action::Snapshot { name, dry_run }) => {
             let (file, client) = find(&args.disk)?;
-            freeze(context, &file, &client, name.clone().unwrap_or_else(clock::compact_utc_now), *dry_run)
+            snapshot::freeze(context, &file, &client, name.clone().unwrap_or_else(clock::compact_utc_now), *dry_run)
         }
     }
 }
@@ -195,21 +195,6 @@ fn nobody(file: &Path) -> Failure {
             "{}: no process has it open for writing, so there is nothing to control; `diskwright serve-ctl list` lists the disks in use",
             file.display()
         )),
-    }
-}
-
-fn unexpected(client: &Client) -> Failure {
-    Failure::new(format!("{} answered something else than it was asked; is it another version?", client.peer))
-}
-
-fn call(client: &Client, operation: Operation) -> Outcome<Done> {
-    Ok(client.call(operation, &mut |_, _| {})?)
-}
-
-fn statistics(client: &Client) -> Outcome<Statistics> {
-    match call(client, Operation::Statistics)? {
-        Done::Counted(statistics) => Ok(statistics),
-        _ => Err(unexpected(client)),
     }
 }
 
@@ -309,7 +294,9 @@ fn rounded(nanoseconds: u64) -> Duration {
 }
 
 fn drain(context: &mut Context, client: &Client) -> Outcome {
-    let Done::Drained { files } = call(client, Operation::Drain)? else { return Err(unexpected(client)) };
+    let Done::Drained { files } = in_use::call(client, Operation::Drain)? else {
+        return Err(in_use::unexpected(client));
+    };
     let files: Vec<String> = files.iter().map(|file| json::path(file)).collect();
     if context.global.json {
         context.print_json(&Drained { pid: client.peer.pid, files })?;
@@ -319,31 +306,4 @@ fn drain(context: &mut Context, client: &Client) -> Outcome {
         }
     }
     Ok(exit::OK)
-}
-
-/// Enlarges a disk in use, for `resize` too.
-pub fn enlarge(context: &mut Context, file: &Path, client: &Client, size: NewSize, dry_run: bool) -> Outcome {
-    let size = match size {
-        NewSize::Bytes(size) => size,
-        NewSize::More(added) => statistics(client)?.disk.virtual_size.saturating_add(added),
-        NewSize::Present | NewSize::Least => statistics(client)?.disk.virtual_size,
-    };
-    let Done::Resized(Resized { old_size, new_size, old_file_size, new_file_size }) =
-        call(client, Operation::Resize { size, dry_run })?
-    else {
-        return Err(unexpected(client));
-    };
-    resize::tell(context, resize::Report::of_size(file, (old_size, new_size), (old_file_size, new_file_size), dry_run))
-}
-
-/// Freezes a disk in use, for `snapshot` too.
-pub fn freeze(context: &mut Context, file: &Path, client: &Client, name: String, dry_run: bool) -> Outcome {
-    let Done::Frozen(done) = call(client, Operation::Snapshot { name, dry_run })? else {
-        return Err(unexpected(client));
-    };
-    done.warnings.iter().for_each(|warning| context.warn(warning));
-    let frozen = Some(done.frozen.clone());
-    let snapshot = Snapshot { disk: file.to_owned(), parent: done.frozen, frozen };
-    let file_systems = done.file_systems.iter().map(|dir| json::path(dir)).collect();
-    snapshot::tell(context, "snapshot", &snapshot, dry_run, Some(file_systems))
 }

@@ -1,7 +1,6 @@
 //! `diskwright snapshot`: freeze a disk, list what belongs together, go back, remove.
 
 use crate::{
-    commands::serve_ctl,
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
@@ -17,6 +16,7 @@ use diskwright_disk::{
     Family, FoundParent, Left, Merged, Snapshot, SnapshotOptions, remove_snapshot, require_file, revert, snapshot,
 };
 use diskwright_load::clock;
+use diskwright_serve::control::{Client, Done, Operation};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
@@ -218,7 +218,7 @@ pub fn run(context: &mut Context, args: &SnapshotArgs) -> Outcome {
         (None, Some(file)) => {
             let options = options(context, file, &args.naming)?;
             if let Some(client) = in_use::client(file)? {
-                return serve_ctl::freeze(context, file, &client, options.name, options.dry_run);
+                return freeze(context, file, &client, options.name, options.dry_run);
             }
             let done = snapshot(file, &options).map_err(in_use::explain)?;
             tell(context, "snapshot", &done, args.naming.dry_run, None)
@@ -238,7 +238,7 @@ fn options(context: &Context, file: &Path, naming: &Naming) -> Outcome<SnapshotO
 
 /// Prints what was done. `file_systems`: those that were frozen while the disk was in use; `None`
 /// for a disk that was not.
-pub(crate) fn tell(
+fn tell(
     context: &mut Context,
     action: &'static str,
     done: &Snapshot,
@@ -276,6 +276,18 @@ pub(crate) fn tell(
         writeln!(context.out, "{file} {verb} a new child of {}{kept}{end}", name(&done.parent))?;
     }
     Ok(exit::OK)
+}
+
+/// Freezes a disk in use, for `serve-ctl` too.
+pub fn freeze(context: &mut Context, file: &Path, client: &Client, name: String, dry_run: bool) -> Outcome {
+    let Done::Frozen(done) = in_use::call(client, Operation::Snapshot { name, dry_run })? else {
+        return Err(in_use::unexpected(client));
+    };
+    done.warnings.iter().for_each(|warning| context.warn(warning));
+    let frozen = Some(done.frozen.clone());
+    let snapshot = Snapshot { disk: file.to_owned(), parent: done.frozen, frozen };
+    let file_systems = done.file_systems.iter().map(|dir| json::path(dir)).collect();
+    tell(context, "snapshot", &snapshot, dry_run, Some(file_systems))
 }
 
 fn tell_removal(context: &mut Context, file: &Path, merged: Option<&Merged>, dry_run: bool) -> Outcome {

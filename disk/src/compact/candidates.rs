@@ -9,7 +9,10 @@
 //! A slice is free only if all of it is. Memory is bounded by the length of a window. A disk with
 //! more blocks than a window has is judged in several windows, and the maps are read for each.
 
-use super::{Verdict, VolumeGain, Work, zeros, zeros::Question};
+use super::{
+    work::{Verdict, VolumeGain, Work},
+    zeros::{self, Question},
+};
 use crate::{DiskError, Result, device::Disk, volumes::examine};
 use diskwright_image::BlockState;
 use diskwright_store::BlockDevice;

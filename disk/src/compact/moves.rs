@@ -11,7 +11,7 @@
 //!
 //! A copy is shared by reflink where the file system can.
 
-use super::{Compacted, Work};
+use super::work::{Compacted, Work};
 use crate::{DiskError, Progress, Result};
 use diskwright_image::{BlockState, Commit, MovePlace, MoveTo};
 use diskwright_store::{

@@ -38,7 +38,9 @@ use super::{
     PAGE_BYTES,
     create::{MAX_FIXED_BYTES, MAX_TABLE_BYTES, fits},
     layout::Blocks,
-    overlaps, table,
+    overlaps,
+    sizes::refused,
+    table,
     write::Writing,
 };
 use crate::{BlockState, ImageError, Result, raw::MoveTrailer};
@@ -56,14 +58,6 @@ const STEP_BYTES: u64 = 1 << 20;
 
 /// For error messages.
 const WRITE_TABLE: &str = "write the block allocation table";
-
-pub(super) fn refused(store: &dyn Store, size_bytes: u64, present_bytes: u64, hint: String) -> ImageError {
-    ImageError::Unsupported {
-        path: store.name().to_owned(),
-        what: format!("a new size of {size_bytes} bytes for this open disk of {present_bytes} bytes"),
-        hint,
-    }
-}
 
 /// Fails for a size that a disk with at most `max_bytes` cannot grow to.
 fn check_size(store: &dyn Store, size_bytes: u64, present_bytes: u64, max_bytes: u64) -> Result<()> {

@@ -15,6 +15,7 @@
 //!   grow.rs      enlarges an open disk
 //!   compact.rs   moves blocks to lower places, so that the file can be cut
 //!   shrink.rs    makes a disk smaller
+//!   sizes.rs     which sizes a disk can get
 //!   link.rs      a link to a parent -> parent locators; the time stamp of a parent
 //!   relink.rs    replaces the link of an open disk to its parent
 //!   growth.rs    the end of the file: space for new blocks, and the footer that moves with it
@@ -58,6 +59,7 @@ mod prepare;
 mod reads;
 mod relink;
 mod shrink;
+mod sizes;
 mod table;
 mod write;
 

@@ -25,6 +25,7 @@
 
 use super::{
     layout::{Blocks, Piece},
+    sizes::check_smaller,
     table,
     write::Writing,
 };
@@ -167,22 +168,6 @@ impl Writing {
 fn punch(store: &dyn Store, piece: &Piece) {
     let range = FileRange { offset_bytes: piece.bitmap_offset, len_bytes: piece.end - piece.bitmap_offset };
     let _ = store.zero_range(range, Zeroing::Deallocate);
-}
-
-/// Number of blocks of a disk of `size_bytes`. Fails if the disk cannot have that size.
-pub(super) fn check_smaller(store: &dyn Store, before: &Blocks, size_bytes: u64) -> Result<u64> {
-    let hint = if size_bytes > before.size_bytes() {
-        "the size must be at most the present one"
-    } else if size_bytes == 0 || !size_bytes.is_multiple_of(SECTOR_BYTES) {
-        "the size must be a multiple of 512 bytes above 0"
-    } else if before.batmap.is_some() {
-        "XenServer's batmap describes the blocks of the whole disk; convert it to a new disk of that size"
-    } else if !before.header_offset_bytes.is_multiple_of(SECTOR_BYTES) {
-        "its header does not lie at a multiple of 512; convert it to a new disk of that size"
-    } else {
-        return Ok(size_bytes.div_ceil(before.block_bytes));
-    };
-    Err(super::grow::refused(store, size_bytes, before.size_bytes(), hint.into()))
 }
 
 fn smaller(before: &Blocks, size_bytes: u64, count: u64) -> Blocks {

@@ -28,7 +28,7 @@ use super::{
     PAGE_BYTES, bitmap,
     growth::{FooterPlace, Growth, entry_of},
     layout::{Blocks, Piece},
-    shrink,
+    sizes,
     table::Table,
 };
 use crate::{
@@ -384,7 +384,7 @@ impl ImageWriter for Writing {
     }
 
     fn check_shrink(&self, size_bytes: u64) -> Result<()> {
-        shrink::check_smaller(&*self.store, &self.blocks(), size_bytes).map(drop)
+        sizes::check_smaller(&*self.store, &self.blocks(), size_bytes).map(drop)
     }
 
     fn shrink(&self, size_bytes: u64) -> Result<()> {

@@ -101,7 +101,7 @@ struct Latency {
 /// Runs fio on `file` for about `length`.
 ///
 /// # Errors
-/// [`LabError::Program`] when fio fails, or its answer is not understood.
+/// [`LabError::Program`](crate::LabError::Program) when fio fails, or its answer is not understood.
 pub fn run(program: &Path, file: &Path, load: &FioLoad, length: Duration) -> Result<FioFound> {
     let mut command = Command::new(program);
     command.arg("--name=diskwright").arg(format!("--filename={}", file.display()));

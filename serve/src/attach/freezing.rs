@@ -20,7 +20,7 @@
 //! Frozen is what is mounted from the disk's devices in this mount namespace, by attach or by
 //! others. A file system that is frozen already is left to whoever froze it.
 
-use super::{Record, mounted_from};
+use super::{mounted::mounted_from, record::Record};
 use diskwright_store::sys::freeze as system;
 use rustix::{
     fs::{Mode, OFlags},

@@ -35,6 +35,7 @@ mod control;
 mod error;
 mod freezing;
 mod loop_device;
+mod mounted;
 mod mounting;
 mod partitions;
 mod process;
@@ -46,6 +47,7 @@ mod supervisor;
 mod usage;
 
 pub use error::AttachError;
+pub use mounted::mounted_from;
 pub use process::{Process, name_of};
 pub use record::{MountRecord, PartitionRecord, Record, RecordDir, Registry, RegistryLock, ShownBy};
 pub use release::DetachOptions;
@@ -130,13 +132,6 @@ pub fn detach(registry: &Registry, target: &Path, how: DetachOptions) -> Result<
     }
     home.remove(&lock)?;
     Ok(record)
-}
-
-/// All directories on which a file system of the disk is mounted, by attach or by others.
-pub fn mounted_from(record: &Record) -> Vec<PathBuf> {
-    let devices = usage::Devices::of(record.device.iter().chain(&record.more_devices));
-    let mounts = usage::mounts().unwrap_or_default();
-    mounts.into_iter().filter(|mount| devices.carry(mount)).map(|mount| mount.dir).collect()
 }
 
 /// Clears up disks whose processes have died. Returns a sentence about each.

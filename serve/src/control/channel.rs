@@ -11,20 +11,19 @@
 use super::{
     ControlError,
     folder::Folder,
+    host::{Held, Host},
     message::{Done, Event, FileId, Request, VERSION, Versioned},
     operation::{self, refused},
+    shared::{Entry, Shared, id_of, lock},
     stream::{Lines, PATIENCE},
 };
-use crate::metrics::Metrics;
-use diskwright_disk::Disk;
 use diskwright_store::{BlockDevice, ErrorCode};
 use rustix::net::sockopt;
 use std::{
-    fmt, fs, io,
+    fs, io,
     os::unix::net::{UnixListener, UnixStream},
-    path::PathBuf,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
     thread::{self, JoinHandle},
@@ -37,102 +36,12 @@ const CLIENTS_MAX: usize = 16;
 /// Pause after a failed accept, when descriptors or memory have probably run out.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// A disk that the process has open.
-#[derive(Debug, Clone)]
-pub struct Held {
-    /// The export name; of an attached disk, the name of its file.
-    pub name: String,
-    /// The disk.
-    pub disk: Arc<Disk>,
-}
-
-/// Makes the process end as by a signal: requests in flight are finished, and the disks closed.
-pub type OnDrain = Box<dyn Fn() + Send + Sync>;
-
-/// File systems on a disk that are frozen, and sentences about those that are not.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Quiet {
-    /// Where they are mounted.
-    pub file_systems: Vec<PathBuf>,
-    /// Sentences for the user.
-    pub warnings: Vec<String>,
-}
-
-/// Freezes the file systems on the disk for the moment of a snapshot.
-pub trait Freezer: Send + Sync {
-    /// Freezes them. [`Freezer::thaw`] is called afterwards in any case.
-    fn freeze(&self) -> Quiet;
-    /// Thaws them. Returns sentences for the user.
-    fn thaw(&self) -> Vec<String>;
-}
-
-/// What the process tells about itself, and how it ends.
-pub struct Host {
-    /// The command that the process runs: `serve` or `attach`.
-    pub command: &'static str,
-    /// The counters of its server.
-    pub metrics: Option<Arc<Metrics>>,
-    /// How to end the process, or the sentence why it is not ended this way.
-    pub on_drain: Result<OnDrain, String>,
-    /// Who freezes file systems on the disk, if the disk is a device of this machine.
-    pub freezer: Option<Box<dyn Freezer>>,
-}
-
-impl fmt::Debug for Host {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Host({})", self.command)
-    }
-}
-
-/// A disk, and the operation that changes it.
-#[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) held: Held,
-    busy: Mutex<Option<&'static str>>,
-}
-
-impl Entry {
-    pub(super) fn busy_with(&self) -> Option<&'static str> {
-        *lock(&self.busy)
-    }
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// Connections that are open.
-    clients: usize,
-    /// Clients whose request was taken and not answered.
-    answering: usize,
-    /// Operations that change a disk now.
-    changing: usize,
-    /// No operation may begin.
-    is_closing: bool,
-    /// How the process has closed its disks.
-    ended: Option<Result<(), String>>,
-}
-
-/// What the threads of a channel share.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) disks: Vec<Entry>,
-    pub(super) host: Host,
-    pub(super) opened_at: Instant,
-    pub(super) folder: Folder,
-    pub(super) socket: PathBuf,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
 /// The control channel of this process. Dropped, it is gone, and whoever waits for a drain is told
 /// that it failed: see [`Channel::end`].
 #[derive(Debug)]
 pub struct Channel {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Channel {
@@ -227,12 +136,6 @@ impl Drop for Channel {
         // Without a thread, `finish` had nothing to do.
         let _ = fs::remove_file(&self.shared.socket);
     }
-}
-
-/// The identity of the file that is written now.
-pub(super) fn id_of(disk: &Disk) -> Option<FileId> {
-    disk.file()?;
-    disk.layers().first()?.image.store().identity().map(Into::into)
 }
 
 fn accept(shared: &Arc<Shared>, listener: &UnixListener) {

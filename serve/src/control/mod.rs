@@ -43,12 +43,15 @@
 mod channel;
 mod client;
 mod folder;
+mod host;
 mod message;
 mod operation;
+mod shared;
 mod stream;
 
-pub use channel::{Channel, Freezer, Held, Host, Quiet};
+pub use channel::Channel;
 pub use client::{Client, Found, Listing, Peer, find, find_by_name, list};
+pub use host::{Freezer, Held, Host, Quiet};
 pub use message::{
     CommandCount, DiskReport, Done, Frozen, Operation, ProcessReport, Resized, Statistics, Traffic, VERSION,
 };

@@ -6,8 +6,9 @@
 
 use super::{
     ControlError,
-    channel::{Quiet, Shared, id_of},
+    host::Quiet,
     message::{CommandCount, DiskReport, Done, FileId, Frozen, Operation, ProcessReport, Resized, Statistics, Traffic},
+    shared::{Shared, id_of},
 };
 use crate::metrics::{COMMANDS, Metrics};
 use diskwright_disk::{Disk, DiskError, SnapshotWatch};

@@ -43,7 +43,7 @@ impl Scene {
         Held { name: name.into(), disk }
     }
 
-    fn open(&self, disks: Vec<Held>, on_drain: Result<channel::OnDrain, String>) -> Channel {
+    fn open(&self, disks: Vec<Held>, on_drain: Result<host::OnDrain, String>) -> Channel {
         let host = Host { command: "serve", metrics: None, on_drain, freezer: None };
         Channel::open_in(self.folder.clone(), disks, host).unwrap()
     }
@@ -54,7 +54,7 @@ impl Scene {
     }
 }
 
-fn no_drain() -> Result<channel::OnDrain, String> {
+fn no_drain() -> Result<host::OnDrain, String> {
     Err("it cannot be drained".into())
 }
 
@@ -104,7 +104,7 @@ fn a_drain_is_answered_when_the_disks_are_closed() {
     let scene = Scene::new();
     let held = scene.disk("one.vhdx");
     let (tell, told) = mpsc::channel();
-    let on_drain: channel::OnDrain = Box::new(move || tell.send(()).unwrap());
+    let on_drain: host::OnDrain = Box::new(move || tell.send(()).unwrap());
     let channel = scene.open(vec![held.clone()], Ok(on_drain));
     let client = scene.find("one.vhdx").unwrap().unwrap();
     let waiting = thread::spawn(move || call(&client, Operation::Drain));
@@ -123,7 +123,7 @@ fn a_drain_is_answered_when_the_disks_are_closed() {
 fn a_drain_that_loses_data_says_so() {
     let scene = Scene::new();
     let (tell, told) = mpsc::channel();
-    let on_drain: channel::OnDrain = Box::new(move || tell.send(()).unwrap());
+    let on_drain: host::OnDrain = Box::new(move || tell.send(()).unwrap());
     let channel = scene.open(vec![scene.disk("one.vhdx")], Ok(on_drain));
     let client = scene.find("one.vhdx").unwrap().unwrap();
     let waiting = thread::spawn(move || call(&client, Operation::Drain));

@@ -10,9 +10,10 @@
 //! A table in doubt is not changed.
 
 use super::{
-    Found, Partition, Place, TableKind,
+    Found, TableKind,
     gpt_change::Gpt,
     mbr::{self, Entry},
+    steps::{Change, Larger, Step, aligned_end, check_last},
 };
 use crate::{
     read::{ReadAt, Window, one_extent},
@@ -20,35 +21,8 @@ use crate::{
 };
 use std::ops::Range;
 
-/// A partition that is enlarged ends at a multiple of this, as tools of partition tables want.
-const END_ALIGNMENT_BYTES: u64 = 1 << 20;
-
 /// Most sectors that an entry of an MBR can address.
 const MOST_MBR_SECTORS: u64 = u32::MAX as u64;
-
-/// A write of whole sectors. It must be durable before the next one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step {
-    /// First byte on the disk.
-    pub offset_bytes: u64,
-    /// What is written there.
-    pub bytes: Vec<u8>,
-}
-
-/// A partition that reaches the new end of its disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Larger {
-    pub(crate) start_bytes: u64,
-    pub(crate) old_bytes: u64,
-    pub(crate) new_bytes: u64,
-}
-
-/// What changes in a table.
-#[derive(Debug, Default)]
-pub(crate) struct Change {
-    pub(crate) steps: Vec<Step>,
-    pub(crate) larger: Option<Larger>,
-}
 
 /// First byte after everything that the table needs: the smallest size of the disk, a multiple of
 /// the sector.
@@ -96,26 +70,6 @@ fn check(found: &Found) -> Result<(), LeftAlone> {
     let problem =
         found.problem.iter().chain(found.partitions.iter().filter_map(|partition| partition.problem.as_ref()));
     problem.into_iter().next().map_or(Ok(()), |reason| Err(reason.clone()))
-}
-
-/// Refuses a partition that is not there, or has another one behind it.
-pub(super) fn check_last(partitions: &[Partition], number: u32) -> Result<&Partition, LeftAlone> {
-    let numbered = |partition: &&Partition| partition.place == Place::Partition(number);
-    let Some(wanted) = partitions.iter().find(numbered) else {
-        return Err(LeftAlone::new(Why::Unknown, format!("there is no partition {number}")));
-    };
-    let behind = partitions.iter().find(|other| other.range_bytes.start >= wanted.range_bytes.end);
-    if let Some(Partition { place: Place::Partition(other), .. }) = behind {
-        return Err(LeftAlone::unsupported(format!(
-            "partition {number} cannot be enlarged, because partition {other} follows it: moving a partition"
-        )));
-    }
-    Ok(wanted)
-}
-
-/// Where a partition ends that may reach `limit_bytes`, and now ends at `old_bytes`.
-pub(super) fn aligned_end(old_bytes: u64, limit_bytes: u64) -> u64 {
-    (limit_bytes - limit_bytes % END_ALIGNMENT_BYTES).max(old_bytes)
 }
 
 /// Enlarges a partition of the four entries.

@@ -29,9 +29,9 @@
 
 use super::{
     Partition,
-    change::{Change, Larger, Step, aligned_end, check_last},
     gpt::{self, Header},
     mark_overlaps, mbr,
+    steps::{Change, Larger, Step, aligned_end, check_last},
 };
 use crate::{
     read::Window,

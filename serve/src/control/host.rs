@@ -1,0 +1,52 @@
+//! The process behind a control channel: its disks, how it ends, who freezes file systems.
+
+use crate::metrics::Metrics;
+use diskwright_disk::Disk;
+use std::{fmt, path::PathBuf, sync::Arc};
+
+/// A disk that the process has open.
+#[derive(Debug, Clone)]
+pub struct Held {
+    /// The export name; of an attached disk, the name of its file.
+    pub name: String,
+    /// The disk.
+    pub disk: Arc<Disk>,
+}
+
+/// Makes the process end as by a signal: requests in flight are finished, and the disks closed.
+pub type OnDrain = Box<dyn Fn() + Send + Sync>;
+
+/// File systems on a disk that are frozen, and sentences about those that are not.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Quiet {
+    /// Where they are mounted.
+    pub file_systems: Vec<PathBuf>,
+    /// Sentences for the user.
+    pub warnings: Vec<String>,
+}
+
+/// Freezes the file systems on the disk for the moment of a snapshot.
+pub trait Freezer: Send + Sync {
+    /// Freezes them. [`Freezer::thaw`] is called afterwards in any case.
+    fn freeze(&self) -> Quiet;
+    /// Thaws them. Returns sentences for the user.
+    fn thaw(&self) -> Vec<String>;
+}
+
+/// What the process tells about itself, and how it ends.
+pub struct Host {
+    /// The command that the process runs: `serve` or `attach`.
+    pub command: &'static str,
+    /// The counters of its server.
+    pub metrics: Option<Arc<Metrics>>,
+    /// How to end the process, or the sentence why it is not ended this way.
+    pub on_drain: Result<OnDrain, String>,
+    /// Who freezes file systems on the disk, if the disk is a device of this machine.
+    pub freezer: Option<Box<dyn Freezer>>,
+}
+
+impl fmt::Debug for Host {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Host({})", self.command)
+    }
+}

@@ -1,0 +1,63 @@
+//! What the threads of a control channel share. One mutex guards the state; another one in each disk
+//! guards which operation changes it.
+
+use super::{
+    folder::Folder,
+    host::{Held, Host},
+    message::FileId,
+};
+use diskwright_disk::Disk;
+use std::{
+    path::PathBuf,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+/// A disk, and the operation that changes it.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) held: Held,
+    pub(super) busy: Mutex<Option<&'static str>>,
+}
+
+impl Entry {
+    pub(super) fn busy_with(&self) -> Option<&'static str> {
+        *lock(&self.busy)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    /// Connections that are open.
+    pub(super) clients: usize,
+    /// Clients whose request was taken and not answered.
+    pub(super) answering: usize,
+    /// Operations that change a disk now.
+    pub(super) changing: usize,
+    /// No operation may begin.
+    pub(super) is_closing: bool,
+    /// How the process has closed its disks.
+    pub(super) ended: Option<Result<(), String>>,
+}
+
+/// What the threads of a channel share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) disks: Vec<Entry>,
+    pub(super) host: Host,
+    pub(super) opened_at: Instant,
+    pub(super) folder: Folder,
+    pub(super) socket: PathBuf,
+    pub(super) state: Mutex<State>,
+    pub(super) changed: Condvar,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The identity of the file that is written now.
+pub(super) fn id_of(disk: &Disk) -> Option<FileId> {
+    disk.file()?;
+    disk.layers().first()?.image.store().identity().map(Into::into)
+}
