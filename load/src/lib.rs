@@ -14,7 +14,7 @@
 //! | [`figures`], [`steady`] | the figures that are compared; the steady state rule of SNIA |
 //! | [`data`] | pseudorandom contents that can be checked from a seed and an offset |
 //! | [`seeds`] | seeds of the measured windows of an experiment |
-//! | [`machine`], [`clock`], [`behind`], [`warning`] | machine and target facts; warnings |
+//! | [`machine`], [`clock`], [`backing`], [`warning`] | machine and target facts; warnings |
 //!
 //! # Example: run a job and print its 99th percentile
 //!
