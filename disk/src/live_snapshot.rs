@@ -97,7 +97,12 @@ impl Disk {
         let turn = self.shared.begin_change();
         let freezing = Freezing::new(self, origin)?;
         let frozen = freezing.place.name_for_frozen(name)?;
-        let done = Snapshot { disk: origin.file.clone(), parent: frozen.clone(), frozen: Some(frozen.clone()) };
+        let mut done = Snapshot {
+            disk: origin.file.clone(),
+            parent: frozen.clone(),
+            frozen: Some(frozen.clone()),
+            warnings: Vec::new(),
+        };
         let link = freezing.link_to(&frozen)?;
         if dry_run {
             return Ok(done);
@@ -118,7 +123,7 @@ impl Disk {
         let former = &freezing.place.layers[0];
         former.image.stores().iter().for_each(|store| store.was_renamed(&frozen));
         self.settle_former_top(pushed)?;
-        freezing.record_time(&child, &frozen, link);
+        done.warnings.extend(freezing.record_time(&child, &frozen, link));
         for store in former.image.stores() {
             // If it fails, the frozen image stays locked until the disk is closed.
             let _ = store.share_lock();
@@ -232,11 +237,11 @@ impl<'a> Freezing<'a> {
     }
 
     /// A VHD records when its parent was last changed, which is certain now. Without a time the
-    /// child accepts every one, so a failure costs only that check.
-    fn record_time(&self, child: &Layer, frozen: &Path, link: ParentLink) {
+    /// child accepts every one, so a failure costs only that check: a sentence says so.
+    fn record_time(&self, child: &Layer, frozen: &Path, link: ParentLink) -> Option<String> {
         let modified_seconds = gate::modified_seconds(self.place.files, frozen);
-        if let (Some(writer), Format::Vhd) = (child.image.writer(), self.place.info.format) {
-            let _ = writer.set_parent_link(&ParentLink { modified_seconds, ..link });
-        }
+        let (Some(writer), Format::Vhd) = (child.image.writer(), self.place.info.format) else { return None };
+        let error = writer.set_parent_link(&ParentLink { modified_seconds, ..link }).err()?;
+        Some(format!("the child could not record when its parent was last changed, so it accepts any time: {error}"))
     }
 }

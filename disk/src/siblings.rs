@@ -67,9 +67,7 @@ static KEPT: Mutex<Option<Kept>> = Mutex::new(None);
 /// The images in the folder of the image at `path` that name it as their parent.
 pub(crate) fn children_of(files: &Files, path: &Path, info: &ImageInfo) -> Siblings {
     let (Some(linkage), Ok(real)) = (info.linkage_id, files.canonical(path)) else { return Siblings::default() };
-    let Some(links) = real.parent().and_then(|dir| recent_links(files, dir, info.format).ok()) else {
-        return Siblings::default();
-    };
+    let Ok(links) = recent_links(files, &real, info.format) else { return Siblings::default() };
     let children = links.children_of(files, &[(real, linkage)]);
     Siblings { children: children.into_iter().map(|(child, _)| child).collect(), not_asked: links.not_asked }
 }
@@ -86,7 +84,7 @@ pub(crate) fn children_in(
     format: Format,
     parents: &[(PathBuf, Uuid)],
 ) -> io::Result<(Vec<(PathBuf, usize)>, usize)> {
-    let links = Links::read(files, dir, format)?;
+    let links = Links::read(files, dir, format, None)?;
     Ok((links.children_of(files, parents), links.not_asked))
 }
 
@@ -101,8 +99,10 @@ pub(crate) fn cannot_rule_out_children(path: &Path, not_asked: usize) -> DiskErr
     }
 }
 
-/// The links of the folder, as they were read a moment ago if it has not changed since.
-fn recent_links(files: &Files, dir: &Path, format: Format) -> io::Result<Arc<Links>> {
+/// The links in the folder of the image at `real`, as they were read a moment ago if the folder has
+/// not changed since.
+fn recent_links(files: &Files, real: &Path, format: Format) -> io::Result<Arc<Links>> {
+    let dir = real.parent().unwrap_or(Path::new("/"));
     let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = files.facts(dir).ok().filter(|folder| folder.modified.is_some());
     let is_same = |kept: &&Kept| {
@@ -112,23 +112,27 @@ fn recent_links(files: &Files, dir: &Path, format: Format) -> io::Result<Arc<Lin
         return Ok(Arc::clone(&kept.links));
     }
     let (read_at, now) = (Instant::now(), SystemTime::now());
-    let links = Arc::new(Links::read(files, dir, format)?);
     let is_at_rest = |folder: &FileFacts| {
         let unchanged_for = folder.modified.and_then(|modified| now.duration_since(modified).ok());
         unchanged_for.is_some_and(|time| time >= AT_REST_FOR)
     };
-    if let Some(folder) = folder.filter(is_at_rest) {
+    let folder = folder.filter(is_at_rest);
+    // Links that are used again serve other images too, so they include that of this image.
+    let except = if folder.is_some() { None } else { Some(real) };
+    let links = Arc::new(Links::read(files, dir, format, except)?);
+    if let Some(folder) = folder {
         *kept() = Some(Kept { folder, format, read_at, links: Arc::clone(&links) });
     }
     Ok(links)
 }
 
 impl Links {
-    fn read(files: &Files, dir: &Path, format: Format) -> io::Result<Self> {
-        let listed = files.list(dir)?.into_iter();
+    /// Reads them, but not that of the image `except`.
+    fn read(files: &Files, dir: &Path, format: Format, except: Option<&Path>) -> io::Result<Self> {
+        let listed = files.list(dir)?.into_iter().filter(|path| Some(&**path) != except);
         let mut images: Vec<PathBuf> = listed.filter(|path| probe::format_of_extension(path) == Some(format)).collect();
-        // One of them is the image itself.
-        let most = SIBLINGS_MAX + 1;
+        // One of them is the image itself, unless it was left out.
+        let most = SIBLINGS_MAX + usize::from(except.is_none());
         let mut links = Self { not_asked: images.len().saturating_sub(most), ..Self::default() };
         images.truncate(most);
         for image in images {

@@ -68,6 +68,8 @@ pub struct Snapshot {
     pub parent: PathBuf,
     /// The new name of the image that was the disk; `None` if it was discarded.
     pub frozen: Option<PathBuf>,
+    /// What did not work without harm to the disk, one sentence each.
+    pub warnings: Vec<String>,
 }
 
 /// Freezes the disk at `path` and goes on in a new child. Durable on return.
@@ -90,7 +92,7 @@ pub fn snapshot(path: impl AsRef<Path>, options: &SnapshotOptions) -> Result<Sna
     if !options.dry_run {
         place.replace(&place.info, link, Some(&frozen))?;
     }
-    Ok(Snapshot { disk: path.to_owned(), parent: frozen.clone(), frozen: Some(frozen) })
+    Ok(Snapshot { disk: path.to_owned(), parent: frozen.clone(), frozen: Some(frozen), warnings: Vec::new() })
 }
 
 /// What becomes of the image that a revert leaves.
@@ -146,7 +148,7 @@ pub fn revert(path: impl AsRef<Path>, to: Option<&Path>, left: Left, options: &S
     if !options.dry_run {
         place.replace(&info, link, frozen.as_deref())?;
     }
-    Ok(Snapshot { disk: path.to_owned(), parent, frozen })
+    Ok(Snapshot { disk: path.to_owned(), parent, frozen, warnings: Vec::new() })
 }
 
 /// Removes a snapshot, or any other image. If no image has it as its parent, what only it stores is

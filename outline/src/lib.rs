@@ -27,7 +27,7 @@
 //!     subtitle: "2026-11-20 22:17:49 UTC".into(),
 //!     verdict: "The disk did 58,071 IOPS.".into(),
 //!     badges: vec![],
-//!     doubts: vec![],
+//!     warnings: vec![],
 //!     blocks: vec![Block::Table(table)],
 //! };
 //! let shown = text(&chapter, &TextOptions { width: 80, ..TextOptions::default() });

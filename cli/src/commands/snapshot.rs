@@ -285,7 +285,7 @@ pub fn freeze(context: &mut Context, file: &Path, client: &Client, name: String,
     };
     done.warnings.iter().for_each(|warning| context.warn(warning));
     let frozen = Some(done.frozen.clone());
-    let snapshot = Snapshot { disk: file.to_owned(), parent: done.frozen, frozen };
+    let snapshot = Snapshot { disk: file.to_owned(), parent: done.frozen, frozen, warnings: Vec::new() };
     let file_systems = done.file_systems.iter().map(|dir| json::path(dir)).collect();
     tell(context, "snapshot", &snapshot, dry_run, Some(file_systems))
 }

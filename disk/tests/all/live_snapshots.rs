@@ -64,7 +64,12 @@ fn a_disk_in_use_goes_on_in_a_child_that_has_its_name() {
         assert_eq!(done, dry);
         assert_eq!(
             done,
-            Snapshot { disk: path.clone(), parent: done.parent.clone(), frozen: Some(done.parent.clone()) }
+            Snapshot {
+                disk: path.clone(),
+                parent: done.parent.clone(),
+                frozen: Some(done.parent.clone()),
+                warnings: Vec::new()
+            }
         );
         assert_eq!(names(dir.path()), [format!("vm.{extension}"), frozen.to_owned()]);
         io.write(0, &[2; 4096], false).unwrap();

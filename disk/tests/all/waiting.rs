@@ -159,13 +159,14 @@ fn space_is_not_reused_while_a_request_older_than_a_chain_change_is_in_flight() 
     });
 }
 
-/// A chain that is published while its epoch cannot begin, because a slow read delays the previous
-/// grace period.
+/// A new chain begins together with its epoch, so it waits while a slow read delays the previous
+/// grace period. Until then all queues use the former chain, afterwards all see writes to the new top.
 #[test]
-fn queues_of_the_previous_epoch_see_writes_to_a_new_top() {
+fn a_new_top_waits_for_the_previous_grace_period() {
     within_seconds(60, "push_layer", || {
         let store = Gated::new("base");
         let base = image(store.clone(), Format::Vhdx, DiskType::Dynamic, SIZE);
+        let former_top = Arc::clone(&base);
         let disk = Disk::from_layers(vec![Layer { path: "base".into(), image: base }], Vec::new()).unwrap();
         let mut writer = Blocking::open(&disk, EngineKind::Auto).unwrap();
         writer.write(0, &vec![1; 2 * MIB as usize], false).unwrap();
@@ -180,22 +181,30 @@ fn queues_of_the_previous_epoch_see_writes_to_a_new_top() {
         writer.read(4 * MIB, &mut [0; 512]).unwrap();
         let child = layer("child", DiskType::Differencing, SIZE);
         let new_top = Arc::clone(&child.image);
+        let mut expect_at_5_mib = |fill| {
+            let mut found = [0; 4096];
+            reads.read(5 * MIB, &mut found).unwrap();
+            assert_eq!(found, [fill; 4096]);
+        };
         thread::scope(|scope| {
             let pushes = scope.spawn(|| disk.push_layer(child).unwrap());
-            while disk.layers().len() < 2 {
-                thread::sleep(Duration::from_millis(1));
-            }
-            assert!(!pushes.is_finished());
-            // The block has no space, so the write goes to the new top.
+            thread::sleep(Duration::from_millis(20));
+            let before = disk.layers().len();
             writer.write(5 * MIB, &vec![7; MIB as usize], false).unwrap();
+            flushes.flush().unwrap();
+            let is_durable = !former_top.writer().unwrap().is_dirty();
+            // Nothing may panic before this, or the other thread would wait for ever.
+            store.reads.open();
+            slow.reap(1, &mut Vec::new()).unwrap();
+            pushes.join().unwrap();
+            assert_eq!((before, disk.layers().len()), (1, 2));
+            assert!(is_durable, "a completed write was not made durable");
+            expect_at_5_mib(7);
+            writer.write(5 * MIB, &vec![8; MIB as usize], false).unwrap();
             assert!(new_top.writer().unwrap().is_dirty());
             flushes.flush().unwrap();
             assert!(!new_top.writer().unwrap().is_dirty(), "a completed write was not made durable");
-            let mut found = [0; 4096];
-            reads.read(5 * MIB, &mut found).unwrap();
-            assert_eq!(found, [7; 4096]);
-            store.reads.open();
-            slow.reap(1, &mut Vec::new()).unwrap();
+            expect_at_5_mib(8);
         });
     });
 }

@@ -191,6 +191,7 @@ fn snapshot(
         shared.folder.withdraw(left, &shared.socket);
     }
     let done = done.map_err(of_disk)?;
-    let Quiet { file_systems, warnings } = quiet;
+    let Quiet { file_systems, mut warnings } = quiet;
+    warnings.extend(done.warnings);
     Ok(Done::Frozen(Frozen { disk: done.disk, frozen: done.parent, file_systems, warnings }))
 }

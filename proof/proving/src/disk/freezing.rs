@@ -101,11 +101,11 @@ impl DiskCase {
         stage.world.phase(Some(Phase::Snapshot));
         let frozen = session.disk.snapshot(&name, false, watch);
         stage.world.phase(None);
-        frozen.map_err(|error| format!("a snapshot failed: {error}"))?;
+        let frozen = frozen.map_err(|error| format!("a snapshot failed: {error}"))?;
         // As after a flush: all writes to the former top are durable.
         truth.ledger.flushed(mark);
         stage.record(truth.clone());
-        Ok(())
+        frozen.warnings.into_iter().next().map_or(Ok(()), Err)
     }
 
     /// Freezes the disk. Sometimes another queue writes between two steps of the snapshot, and
