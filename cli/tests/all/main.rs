@@ -24,6 +24,7 @@ mod create_info;
 mod face;
 mod formats;
 mod guest;
+mod guest_life;
 mod guest_ublk;
 mod io;
 mod kill;

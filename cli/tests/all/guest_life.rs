@@ -1,0 +1,133 @@
+//! A guest works on a disk that we serve, while the disk is changed under it: it writes, deletes and
+//! trims files; meanwhile snapshots are taken and the disk is enlarged. Afterwards the file system
+//! is clean, and every file holds what the guest wrote.
+
+use crate::control::Place;
+use crate::guest_machine::{Guest, HOST, find};
+use nix::sys::signal::Signal;
+use std::{
+    collections::BTreeMap,
+    net::TcpListener,
+    panic::AssertUnwindSafe,
+    path::Path,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// A virtio network card, NBD, ext4.
+const MODULES: [&str; 6] = ["virtio_pci", "virtio_net", "nbd", "crc32c_generic", "crc32c_intel", "ext4"];
+
+/// How long the guest may take until it writes.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// The next operation begins after so many more writes, or after this time.
+const WRITES_BETWEEN: u64 = 40;
+const TIME_BETWEEN: Duration = Duration::from_secs(10);
+
+/// What is done to the disk while the guest works, as the user types it.
+const OPERATIONS: [&str; 3] =
+    ["snapshot disk.vhdx --name first", "resize disk.vhdx +64M", "snapshot disk.vhdx --name second"];
+
+/// The guest keeps at most sixteen files, and goes on until this machine listens at the port.
+fn script(disk_port: u16, stop_port: u16) -> String {
+    format!(
+        "/programs/nbd-client -N disk.vhdx -C 2 -b 512 {HOST} {disk_port} /dev/nbd0 >/tmp/nbd.log 2>&1 || {{ cat /tmp/nbd.log; false; }}\n\
+         /programs/mke2fs -q -t ext4 -b 4096 /dev/nbd0\n\
+         mount -t ext4 /dev/nbd0 /mnt\n\
+         i=0\n\
+         until nc -w 1 {HOST} {stop_port} </dev/null >/dev/null 2>&1; do\n\
+           dd if=/dev/urandom of=/mnt/f$((i%16)) bs=4097 count=$((i%7*60+1)) 2>/dev/null\n\
+           [ $((i%3)) -ne 2 ] || sync\n\
+           [ $((i%5)) -ne 4 ] || {{ rm -f /mnt/f$(((i+3)%16)); fstrim /mnt; }}\n\
+           i=$((i+1))\n\
+         done\n\
+         sync\n\
+         cd /mnt; find . -type f | sort | xargs sha256sum | sed 's/^/GUEST: sum /'; cd /\n\
+         echo GUEST: rounds $i\n\
+         umount /mnt\n\
+         /programs/nbd-client -d /dev/nbd0 >/dev/null\n"
+    )
+}
+
+#[test]
+fn a_guest_works_on_while_its_disk_is_changed() {
+    let Some(guest) = Guest::new(&MODULES, &["nbd-client", "mke2fs"]) else { return };
+    for program in ["e2fsck", "debugfs", "sha256sum"] {
+        if find(program).is_none() {
+            println!("skipped: a guest: {program} is not installed");
+            return;
+        }
+    }
+    let place = Place::with(&[]);
+    place.ok("create disk.vhdx --size 128M");
+    let free_port = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (disk_port, stop_port) = (free_port(), free_port());
+    let Some(server) = place.serve(&format!("disk.vhdx --nbd 127.0.0.1:{disk_port} --insecure-writes")) else {
+        return;
+    };
+    let script = script(disk_port, stop_port);
+    let console = thread::scope(|scope| {
+        let works = scope.spawn(|| guest.run(&script));
+        // A panic here must not leave the guest at work until its time is over.
+        let changed = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            let writes = || {
+                let statistics = place.json("serve-ctl disk.vhdx statistics");
+                let commands = statistics["traffic"]["commands"].as_array().unwrap();
+                let writes = commands.iter().find(|command| command["command"] == "write");
+                writes.map_or(0, |write| write["requests"].as_u64().unwrap())
+            };
+            let goes_on = |patience: Duration| {
+                let (from, begun) = (writes(), Instant::now());
+                while writes() < from + WRITES_BETWEEN && !works.is_finished() && begun.elapsed() < patience {
+                    thread::sleep(Duration::from_millis(50));
+                }
+            };
+            goes_on(PATIENCE);
+            for operation in OPERATIONS.iter().filter(|_| !works.is_finished()) {
+                let begun = Instant::now();
+                place.ok(operation);
+                println!("{operation}: {:?}", begun.elapsed());
+                goes_on(TIME_BETWEEN);
+            }
+        }));
+        // The guest stops when it is let in.
+        let stop = TcpListener::bind(("127.0.0.1", stop_port)).unwrap();
+        stop.set_nonblocking(true).unwrap();
+        while !works.is_finished() {
+            drop(stop.accept());
+            thread::sleep(Duration::from_millis(50));
+        }
+        let console = works.join().unwrap();
+        changed.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        console
+    });
+    let Some(console) = console else { return };
+    println!("{console}");
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+    let said = |word: &str| -> Vec<Vec<String>> {
+        let lines = console.lines().filter_map(|line| line.split_once("GUEST: ")?.1.strip_prefix(word));
+        lines.map(|line| line.split_whitespace().map(str::to_owned).collect()).collect()
+    };
+    println!("{} rounds in the guest", said("rounds")[0][0]);
+    let sums: BTreeMap<String, String> =
+        said("sum").into_iter().map(|words| (words[1].clone(), words[0].clone())).collect();
+    assert!(sums.len() > 2, "{console}");
+    place.ok("check disk.vhdx");
+    place.ok("convert disk.vhdx disk.raw");
+    let raw = place.shop.path("disk.raw");
+    tool("e2fsck", &["-fn"], &raw);
+    for (name, sum) in &sums {
+        let copy = place.shop.path("copy");
+        tool("debugfs", &["-R", &format!("dump {} {}", name.trim_start_matches('.'), copy.display())], &raw);
+        let output = Command::new("sha256sum").arg(&copy).output().unwrap();
+        let found = String::from_utf8_lossy(&output.stdout);
+        assert_eq!(found.split_whitespace().next(), Some(sum.as_str()), "{name} differs");
+        std::fs::remove_file(&copy).unwrap();
+    }
+}
+
+#[track_caller]
+fn tool(name: &str, args: &[&str], file: &Path) {
+    let output = Command::new(find(name).unwrap()).args(args).arg(file).output().unwrap();
+    assert!(output.status.success(), "{name} {args:?}: {output:?}");
+}
