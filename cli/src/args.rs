@@ -68,6 +68,8 @@ pub enum Command {
     Merge(commands::merge::MergeArgs),
     /// Give back the space that disks do not need, and make their files small.
     Compact(commands::compact::CompactArgs),
+    /// Connect a child to its parent's new place, or search lost parents.
+    Reconnect(commands::reconnect::ReconnectArgs),
     /// Give a disk another size.
     Resize(commands::resize::ResizeArgs),
     /// Read, write, discard and flush ranges of a disk, by qemu-io's commands.
@@ -96,7 +98,7 @@ pub enum Command {
 }
 
 /// What each command uses of the options about disks. The others use none of them.
-const USED: [(&[&str], Used); 27] = [
+const USED: [(&[&str], Used); 28] = [
     (&["create"], Used::Parents),
     (&["info"], Used::Reading),
     (&["map"], Used::Reading),
@@ -110,6 +112,7 @@ const USED: [(&[&str], Used); 27] = [
     (&["clone"], Used::Parents),
     (&["merge"], Used::Writing),
     (&["compact"], Used::Reading),
+    (&["reconnect"], Used::Reading),
     (&["resize"], Used::Reading),
     (&["io"], Used::Writing),
     (&["serve"], Used::Writing),

@@ -10,7 +10,7 @@
 use crate::{
     commands::{
         attach, attached, check, clone, compact, compare, convert, create, detach, info, io, lab, map, merge,
-        partitions, resize, serve, serve_ctl, snapshot,
+        partitions, reconnect, resize, serve, serve_ctl, snapshot,
     },
     export::ExportReport,
     json::Document,
@@ -97,6 +97,7 @@ fn all() -> Vec<Named> {
         of::<merge::Report>(),
         of::<partitions::Report>(),
         of::<compact::Report>(),
+        of::<reconnect::Report>(),
         of::<resize::Report>(),
         of::<serve::Report>(),
         of::<serve_ctl::Counted>(),

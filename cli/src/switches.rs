@@ -14,7 +14,7 @@
 //! The tests read the sources of the libraries: no text names a switch, every option that a text
 //! names has a row, and every row has a use and names a switch that the command has.
 
-use diskwright_disk::{ConvertOptions, CreateRequest, OpenOptions, ParentPolicy};
+use diskwright_disk::{ConvertOptions, CreateRequest, OpenOptions, ParentPolicy, ReconnectOptions};
 use diskwright_lab::{
     comparison::{FailIf, JudgeOptions},
     prepare::PrepareOptions,
@@ -71,6 +71,9 @@ switches! {
     ConvertOptions::skip_damaged => "--skip-damaged";
     PrepareOptions::create_bytes => "--create-size", "diskspd" => "-c";
     PrepareOptions::destroy_data => "--destroy-data";
+    ReconnectOptions::ignore_id_mismatch => "--ignore-id-mismatch";
+    ReconnectOptions::parent => "--parent";
+    ReconnectOptions::search_dirs => "--search";
     SweepOptions::axes => "--vary";
     SweepOptions::total_depth => "--total-depth";
     JudgeOptions::metrics => "--figures";

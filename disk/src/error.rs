@@ -41,7 +41,7 @@ pub enum DiskError {
         holder: String,
     },
     /// No file exists at any of the paths that the child has for its parent.
-    #[error("{child}: its parent was not found; looked for {}; put it back in one of these places", looked_for.join(", "))]
+    #[error("{child}: its parent was not found; looked for {}; put it back in one of these places, or reconnect the image to the parent's new place", looked_for.join(", "))]
     ParentMissing {
         /// The child.
         child: PathBuf,

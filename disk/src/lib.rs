@@ -36,6 +36,7 @@
 //!   merge.rs      merges an image into one of its ancestors
 //!   merge_mark.rs the marks that a merge leaves in a child
 //!   live_snapshot.rs  freezes a disk in use
+//!   reconnect.rs gives an image another link to its parent, and finds lost parents
 //!   family.rs     the images of a folder and their parents
 //!   volumes.rs    partitions and file systems on a disk
 //! ```
@@ -73,6 +74,7 @@ mod parts;
 mod place;
 mod plan;
 mod queue;
+mod reconnect;
 mod resize;
 #[cfg(all(test, feature = "shuttle"))]
 mod schedules;
@@ -100,6 +102,7 @@ pub use open::{parent_timestamp_warning, read_without_lock};
 pub use options::{OpenOptions, ParentPolicy, Reach};
 pub use parts::{PartRole, Parts, check_parts, parts_of};
 pub use place::{Opened, Place, require_file};
+pub use reconnect::{ReconnectOptions, Reconnected, Relinked, reconnect};
 pub use resize::{NewSize, ResizeOptions, Resized, resize};
 pub use snapshot::{Left, Snapshot, SnapshotOptions, remove_snapshot, revert, snapshot};
 pub use volumes::layout;

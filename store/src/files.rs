@@ -95,6 +95,13 @@ pub trait FileSystem: Send + Sync + fmt::Debug {
 
     /// The regular files in a directory, in no order. Entries that cannot be examined are left out.
     fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>>;
+
+    /// The directories in a directory, in no order, without symbolic links. Entries that cannot be
+    /// examined are left out. The default implementation is for file systems without directories.
+    fn folders(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        let _ = directory;
+        Ok(Vec::new())
+    }
 }
 
 /// Shared handle to a [`FileSystem`]; by default the machine's own.
@@ -185,6 +192,11 @@ impl FileSystem for LocalFiles {
     fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
         let is_file = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_file());
         Ok(fs::read_dir(directory)?.flatten().filter(is_file).map(|entry| entry.path()).collect())
+    }
+
+    fn folders(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
+        let is_folder = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+        Ok(fs::read_dir(directory)?.flatten().filter(is_folder).map(|entry| entry.path()).collect())
     }
 }
 

@@ -19,6 +19,7 @@ pub mod man;
 pub mod map;
 pub mod merge;
 pub mod partitions;
+pub mod reconnect;
 pub mod resize;
 pub mod serve;
 pub mod serve_ctl;

@@ -40,6 +40,7 @@ mod map;
 mod nbd;
 mod partitions;
 mod readme;
+mod reconnect;
 mod resize;
 mod schemas;
 mod serve;

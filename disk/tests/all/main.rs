@@ -33,6 +33,7 @@ mod odd_sizes;
 mod other_formats;
 mod panics;
 mod pieces;
+mod reconnect;
 mod resizing;
 mod second_opinions;
 mod snapshots;
