@@ -17,6 +17,7 @@
 //!   work.rs       the I/O that a plan needs first: tables read, space prepared, blocks filled
 //!   carry_out.rs  does that I/O, without the lock
 //!   claims.rs     blocks that are being changed, and requests that wait for them
+//!   held.rs      keeps blocks still while clients work, so that they can be copied or moved
 //!   guard.rs      turns a panic into an error of its request, and poisons the disk
 //!   clerk.rs      background threads of a disk, for I/O that must not block a queue
 //!   device.rs     Disk: the BlockDevice
@@ -59,6 +60,7 @@ mod error;
 mod family;
 mod gate;
 mod guard;
+mod held;
 mod holes;
 mod image_file;
 mod inside;

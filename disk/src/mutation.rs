@@ -11,7 +11,7 @@ use crate::{
     map::Mixed,
 };
 use diskwright_image::{BlockState, Commit};
-use std::{io, sync::Arc};
+use std::{io, ops::Range, sync::Arc};
 
 /// The state that the mutation lock guards.
 #[derive(Debug)]
@@ -38,6 +38,17 @@ pub(crate) struct Period {
 impl Mutation {
     pub(crate) fn new(chain: Arc<Chain>) -> Self {
         Self { chain, mixed: Mixed::default(), claims: Claims::default(), grace: None, recycled_generation: 0 }
+    }
+
+    /// Keeps look-ups without a lock from finding the owners of these ranges of the disk, and of no
+    /// others.
+    pub(crate) fn hide(&mut self, ranges: &[Range<u64>]) {
+        self.mixed.hide(&self.chain, ranges);
+    }
+
+    /// Ends [`Mutation::hide`].
+    pub(crate) fn show(&mut self) {
+        self.mixed.show(&self.chain);
     }
 
     /// Commits a change of a block's mapping, and updates the map. `None`: the image must be

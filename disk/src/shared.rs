@@ -168,7 +168,11 @@ impl Shared {
         Ok(())
     }
 
-    fn pause(&self) -> io::Result<()> {
+    /// Waits a moment for requests in flight.
+    ///
+    /// # Errors
+    /// If a request was lost.
+    pub(crate) fn pause(&self) -> io::Result<()> {
         pause();
         if self.epochs.is_stuck() {
             return Err(io::Error::other(
