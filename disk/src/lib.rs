@@ -37,12 +37,15 @@
 //!   merge.rs      merges an image into one of its ancestors
 //!   merge_mark.rs the marks that a merge leaves in a child
 //!   live_snapshot.rs  freezes a disk in use
+//!   absorb.rs     merges a disk in use into its parent
+//!   left.rs       the blocks that are still to be merged then
 //!   family.rs     the images of a folder and their parents
 //!   volumes.rs    partitions and file systems on a disk
 //! ```
 
 #![forbid(unsafe_code)]
 
+mod absorb;
 mod carry_out;
 mod chain;
 mod check;
@@ -64,6 +67,7 @@ mod held;
 mod holes;
 mod image_file;
 mod inside;
+mod left;
 mod live_snapshot;
 mod map;
 mod merge;
@@ -84,6 +88,7 @@ mod snapshot;
 mod volumes;
 mod work;
 
+pub use absorb::{AbsorbOptions, Absorbed};
 pub use chain::Layer;
 pub use check::{Checked, check, check_image};
 pub use clones::clone_disk;

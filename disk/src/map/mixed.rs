@@ -204,8 +204,8 @@ impl Mixed {
         let is_top = chain.top().id == member.id;
         let units = map.unit_of(block_start)..=map.unit_of(block_end - 1);
         for unit in units {
-            if !is_top {
-                // A layer above may own parts of the unit: the tables must be read.
+            if !is_top && self.may_be_above(chain, member, unit) {
+                // The tables must be read.
                 self.forget(map, unit, chain.top().id);
                 continue;
             }
@@ -224,18 +224,37 @@ impl Mixed {
                 Some((from, to, Some(owner))) => {
                     if from < to {
                         let run = Run { start_bytes: from, len_bytes: to - from, owner };
-                        self.part_changed(map, unit, member.id, run);
+                        self.part_changed(map, unit, chain.top().id, run);
                     }
                 }
                 _ => {
                     let owner = match Chain::owner_by(member, state, start - block_start) {
-                        Some(owner) => owner,
                         None if chain.members().len() == 1 => Owner::Absent,
-                        None => Owner::Lazy { layer: member.id },
+                        // An image below the top commits: the top may get a part of the unit later.
+                        None | Some(Owner::Lazy { .. }) => Owner::Lazy { layer: chain.top().id },
+                        Some(owner) => owner,
                     };
                     self.whole_changed(map, unit, owner);
                 }
             }
+        }
+    }
+
+    /// Whether a layer above `member` may own a part of the unit.
+    fn may_be_above(&self, chain: &Chain, member: &Member, unit: u64) -> bool {
+        let depth = chain.depth_of(member.id).unwrap_or(0);
+        let is_above = |owner: Owner| match owner {
+            Owner::Absent => false,
+            Owner::Data { source, .. } => chain.members()[..depth].iter().any(|above| above.has_source(source)),
+            Owner::Zero { layer } | Owner::Compressed { layer } | Owner::Damaged { layer } => {
+                chain.depth_of(layer).is_none_or(|of_owner| of_owner < depth)
+            }
+            Owner::Lazy { .. } => true,
+        };
+        match (chain.map.word(unit), self.units.get(&unit)) {
+            (None, _) | (Some(Owner::Lazy { .. }), None) => true,
+            (Some(Owner::Lazy { .. }), Some(runs)) => runs.iter().any(|run| is_above(run.owner)),
+            (Some(owner), _) => is_above(owner),
         }
     }
 
