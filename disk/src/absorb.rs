@@ -50,6 +50,7 @@ use crate::{
     merge_mark as mark,
     mutation::Mutation,
     shared::Shared,
+    snapshot::Place,
 };
 use batch::Copier;
 use diskwright_image::{BlockState, Commit, ParentLink};
@@ -144,6 +145,7 @@ impl Disk {
             absorbing.done.data_bytes = absorbing.find_blocks(&mut |_| {})?;
             return Ok(absorbing.done);
         }
+        absorbing.remove_leftovers()?;
         parent.join(shared).map_err(failed)?;
         let moved = absorbing.begin().and_then(|()| absorbing.move_blocks(progress)).and_then(|()| absorbing.rename());
         if let Err(error) = moved {
@@ -183,6 +185,15 @@ struct Absorbing<'a> {
 impl Absorbing<'_> {
     fn failed(&self, source: io::Error) -> DiskError {
         error::from_io("merge it into its parent", &self.origin.file, source)
+    }
+
+    /// Removes what a snapshot has left that was cut off: a second name of the top would be left
+    /// without a parent.
+    fn remove_leftovers(&self) -> Result<()> {
+        let layers = self.shared.chain().layers().clone();
+        let (shown, files) = (&*self.origin.file, &self.origin.options.files);
+        let info = layers[0].image.info().clone();
+        Place { shown, real: shown.to_owned(), layers, info, files }.remove_leftovers()
     }
 
     /// Calls `found` for each block that the top has. Returns the bytes of the disk in them.
@@ -430,3 +441,6 @@ fn rest(took: Duration) {
     #[cfg(feature = "shuttle")]
     (0..u32::from(!sleep.is_zero())).for_each(|_| diskwright_store::sync::thread::yield_now());
 }
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests;

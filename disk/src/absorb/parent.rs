@@ -181,7 +181,10 @@ fn check_siblings(chain: &Chain, origin: &Origin, search_dirs: &[PathBuf]) -> Re
     for dir in dirs {
         let found = siblings::children_in(files, &dir, format, &images);
         let (found, not_asked) = found.map_err(|source| file_error("search for children in", &dir, source))?;
-        if let Some((child, of)) = found.into_iter().next() {
+        // A snapshot that was cut off may have left the top a second name.
+        let own = chain.top().image.store().identity();
+        let is_other = |child: &PathBuf| own.is_none() || files.facts(child).ok().map(|facts| facts.identity) != own;
+        if let Some((child, of)) = found.into_iter().find(|(child, _)| is_other(child)) {
             return Err(DiskError::BadOptions {
                 what: format!(
                     "{} also has {} as its parent, and would read other data after the merge",
