@@ -23,8 +23,10 @@
 //! - A flush makes the parent durable before the top.
 //!
 //! So after a power cut at any moment the top over the parent reads right, and [`merge`] of both
-//! finishes what was begun. Nothing marks a top without blocks as merged: it shows its parent, so
-//! it can be opened and written like any other.
+//! finishes what was begun. When the program is killed, what clients wrote to the parent may be in
+//! the page cache only: the next writable open of the disk syncs the parent (`open.rs`). Nothing
+//! marks a top without blocks as merged: it shows its parent, so it can be opened and written like
+//! any other.
 //!
 //! Locks: the turn to change the chain is held from beginning to end. `left.rs` knows, under the
 //! mutation lock, which blocks the top has. While a batch is held, reads go on, and writes to its
@@ -398,7 +400,10 @@ impl Absorbing<'_> {
         let at_rest = mutation.chain.with_at_rest(parent.id)?;
         shared.publish(&mut mutation, at_rest);
         drop(mutation);
-        self.record_parent(top, parent);
+        // Otherwise the parent's identity is uncertain, and the link accepts both.
+        if parent.has_begun_writing() {
+            self.record_parent(top, parent);
+        }
         for store in parent.image.stores() {
             // If it fails, the parent stays locked until the disk is closed.
             let _ = store.share_lock();

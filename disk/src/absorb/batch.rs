@@ -3,8 +3,9 @@
 //! ```text
 //!   block of the top ─┬─ data ──────── all sectors ─┐
 //!                     ├─ partial ───── by bitmap ───┼─▶ pieces within blocks of the parent
-//!                     └─ zeros ────────────────────┘      ├ has space  ─▶ written in place
-//!                                                         └ has none   ─▶ reserved, written, committed
+//!                     └─ zeros ────────────────────┘      ├ has space ─▶ written in place
+//!                                                         └ has none  ─▶ reserved, written,
+//!                                                                        committed
 //! ```
 //!
 //! The blocks of a batch cover whole blocks of the parent too, and all of them are held. So nobody

@@ -53,8 +53,8 @@ impl Drop for Locks {
 }
 
 impl Parent {
-    /// Opens the parent of the disk. Refuses what cannot be merged. Other children of the parent are
-    /// searched in the disk's folder and in `search_dirs`.
+    /// Opens the parent of the disk. Refuses what cannot be merged. Other children of the parent
+    /// are searched in the disk's folder and in `search_dirs`.
     pub(super) fn open(chain: &Chain, origin: &Origin, search_dirs: &[PathBuf]) -> Result<Self> {
         check(chain, origin)?;
         let layer = &chain.layers()[1];
