@@ -38,13 +38,13 @@ impl Shared {
     /// Does a plan's work. May block on I/O; the caller must not hold a lock.
     pub(crate) fn carry_out(&self, chain: &Arc<Chain>, work: &Work) -> io::Result<()> {
         match work {
-            Work::Begin => chain.top().begin_writing(),
+            Work::Begin { layer } => written(chain, *layer)?.begin_writing(),
             Work::Fold { page } => self.folded(chain, *page, true).map(drop),
             Work::Decide { unit, layer } => self.decide(chain, *unit, *layer),
-            Work::Prepare { blocks } => Ok(chain.top().writer()?.prepare(blocks.clone())?),
-            Work::CopyUp { block } => {
-                let exclusion = Exclusion { shared: self, key: (chain.top().id, *block) };
-                let copied = self.copy_up(chain, *block);
+            Work::Prepare { layer, blocks } => Ok(written(chain, *layer)?.writer()?.prepare(blocks.clone())?),
+            Work::CopyUp { layer, block } => {
+                let exclusion = Exclusion { shared: self, key: (*layer, *block) };
+                let copied = self.copy_up(chain, *layer, *block);
                 drop(exclusion);
                 copied
             }
@@ -221,14 +221,14 @@ impl Shared {
         outcome
     }
 
-    /// Copy-up: fills a block from the layers below, so that the top has all its sectors. The
+    /// Copy-up: fills a block from the layers below, so that the layer has all its sectors. The
     /// caller has excluded the block. Reads of the block in flight use the old mapping.
-    fn copy_up(&self, chain: &Arc<Chain>, block: u64) -> io::Result<()> {
-        let top = chain.top();
+    fn copy_up(&self, chain: &Arc<Chain>, layer: LayerId, block: u64) -> io::Result<()> {
+        let top = written(chain, layer)?;
         let (start, end) = top.block_range(block, chain.geometry.size_bytes);
         let mut runs = Vec::new();
         let now = self.runs_blocking(start, end, &mut runs)?;
-        if now.top().id != top.id || now.geometry != chain.geometry {
+        if !now.takes_writes(layer) || now.geometry != chain.geometry {
             // An image has joined on top, or the last block has grown: the request is planned
             // again.
             return Ok(());
@@ -282,6 +282,11 @@ impl Shared {
         }
         self.commit_blocking(top, block, Commit::Whole)
     }
+}
+
+/// The layer that takes writes, by its id.
+fn written(chain: &Chain, layer: LayerId) -> io::Result<&Member> {
+    chain.member(layer).ok_or_else(|| io::Error::other("a layer has left the chain"))
 }
 
 fn decompress(chain: &Chain, layer: LayerId, block: u64, into: &Decoded) -> io::Result<()> {

@@ -147,6 +147,8 @@ pub(crate) struct Chain {
     pub(crate) geometry: Geometry,
     /// Whether a flush must sync only one file.
     pub(crate) writes_one_file: bool,
+    /// Whether the top's parent takes the writes where the top has no block (`absorb.rs`).
+    pub(crate) absorbs: bool,
     /// Memory limit for the map and for the tables of writable images.
     memory_bytes: u64,
 }
@@ -167,7 +169,7 @@ impl Chain {
         for (id, layer) in layers.iter().enumerate() {
             members.push(join(layer, id, &mut sources)?);
         }
-        Self::assemble(layers, members, sources, None, memory_bytes)
+        Self::assemble(layers, members, sources, (None, false), memory_bytes)
     }
 
     /// This chain with another layer on top. The former top's file may have another path by then.
@@ -182,7 +184,7 @@ impl Chain {
             former.path = path.to_owned();
         }
         let members = std::iter::once(member).chain(self.members.iter().cloned()).collect();
-        Self::assemble(layers, members, sources, Some(self), self.memory_bytes)
+        Self::assemble(layers, members, sources, (Some(self), true), self.memory_bytes)
     }
 
     /// This chain with the current sizes of its layers.
@@ -194,7 +196,7 @@ impl Chain {
         for member in &mut members {
             member.size_bytes = member.image.size_bytes();
         }
-        Self::assemble(self.layers.to_vec(), members, self.sources.clone(), Some(self), self.memory_bytes)
+        Self::assemble(self.layers.to_vec(), members, self.sources.clone(), (Some(self), true), self.memory_bytes)
     }
 
     /// This chain, with the layer `id` marked as no longer written.
@@ -204,14 +206,63 @@ impl Chain {
     pub(crate) fn with_at_rest(&self, id: LayerId) -> Result<Self> {
         let mut members = self.members.clone();
         members.iter_mut().filter(|member| member.id == id).for_each(|member| member.is_at_rest = true);
-        Self::assemble(self.layers.to_vec(), members, self.sources.clone(), Some(self), self.memory_bytes)
+        Self::assemble(self.layers.to_vec(), members, self.sources.clone(), (Some(self), true), self.memory_bytes)
+    }
+
+    /// This chain, whose top's parent is open as `parent` now: the same file, open for writing. It
+    /// counts as at rest. The chain has a new map.
+    ///
+    /// # Errors
+    /// As [`Chain::new`].
+    pub(crate) fn with_parent(&self, parent: Layer) -> Result<Self> {
+        let mut sources = self.sources.clone();
+        let mut member = join(&parent, self.depths.len(), &mut sources)?;
+        member.is_at_rest = true;
+        let (mut layers, mut members) = (self.layers.to_vec(), self.members.clone());
+        if let (Some(layer), Some(before)) = (layers.get_mut(1), members.get_mut(1)) {
+            forget_sources(before, &mut sources);
+            (*layer, *before) = (parent, member);
+        }
+        Self::assemble(layers, members, sources, (Some(self), false), self.memory_bytes)
+    }
+
+    /// This chain, in which the top's parent takes writes, or no longer does. It is written either
+    /// way, until [`Chain::with_at_rest`]. Has the current sizes of the layers, and a new map if
+    /// one has changed.
+    ///
+    /// # Errors
+    /// As [`Chain::new`].
+    pub(crate) fn with_absorbing(&self, absorbs: bool) -> Result<Self> {
+        let mut members = self.members.clone();
+        let mut same_sizes = true;
+        for member in &mut members {
+            same_sizes &= member.size_bytes == member.image.size_bytes();
+            member.size_bytes = member.image.size_bytes();
+        }
+        members.iter_mut().skip(1).take(1).for_each(|parent| parent.is_at_rest = false);
+        // Words say where a layer ends.
+        let before = (Some(self), same_sizes);
+        let chain = Self::assemble(self.layers.to_vec(), members, self.sources.clone(), before, self.memory_bytes)?;
+        Ok(Self { absorbs, ..chain })
+    }
+
+    /// This chain without its top, whose parent has the path `path` now. The chain has a new map.
+    ///
+    /// # Errors
+    /// As [`Chain::new`]; `BadOptions` if the top has no parent.
+    pub(crate) fn without_top(&self, path: &Path) -> Result<Self> {
+        let mut sources = self.sources.clone();
+        forget_sources(self.top(), &mut sources);
+        let (mut layers, members) = (self.layers[1..].to_vec(), self.members[1..].to_vec());
+        layers.iter_mut().take(1).for_each(|layer| layer.path = path.to_owned());
+        Self::assemble(layers, members, sources, (Some(self), false), self.memory_bytes)
     }
 
     fn assemble(
         layers: Vec<Layer>,
         members: Vec<Member>,
         sources: Vec<Option<Arc<dyn Store>>>,
-        before: Option<&Self>,
+        (before, keeps_map): (Option<&Self>, bool),
         memory_bytes: u64,
     ) -> Result<Self> {
         let (Some(top), Some(top_layer)) = (members.first(), layers.first()) else {
@@ -233,7 +284,7 @@ impl Chain {
         let unit_bytes = members.iter().map(|member| member.block_bytes).min().unwrap_or(info.block_bytes);
         let same_units =
             |before: &&Self| before.geometry.size_bytes == geometry.size_bytes && before.map.unit_bytes() == unit_bytes;
-        let map = match before.filter(same_units) {
+        let map = match before.filter(|before| keeps_map && same_units(before)) {
             Some(before) => Arc::clone(&before.map),
             None => Arc::new(Map::new(geometry.size_bytes, unit_bytes, map_share(memory_bytes))),
         };
@@ -249,7 +300,17 @@ impl Chain {
         writers.iter().for_each(|writer| writer.limit_tables(tables_bytes));
         let written = members.iter().filter(|member| !member.is_at_rest).count();
         let writes_one_file = written <= 1 && members[0].stores == 1;
-        Ok(Self { layers: layers.into(), members, depths, sources, map, geometry, writes_one_file, memory_bytes })
+        Ok(Self {
+            layers: layers.into(),
+            members,
+            depths,
+            sources,
+            map,
+            geometry,
+            writes_one_file,
+            absorbs: false,
+            memory_bytes,
+        })
     }
 
     /// The images with their paths, the top first.
@@ -266,6 +327,31 @@ impl Chain {
     #[inline]
     pub(crate) fn top(&self) -> &Member {
         &self.members[0]
+    }
+
+    /// The images that take writes: the top, and its parent while that absorbs the top.
+    pub(crate) fn written(&self) -> &[Member] {
+        &self.members[..if self.absorbs { 2 } else { 1 }]
+    }
+
+    /// Whether a layer takes writes.
+    pub(crate) fn takes_writes(&self, id: LayerId) -> bool {
+        self.written().iter().any(|member| member.id == id)
+    }
+
+    /// The image that takes writes and has this store; `None` if none has.
+    #[inline]
+    pub(crate) fn written_with(&self, source: SourceId) -> Option<&Member> {
+        match self.top().has_source(source) {
+            true => Some(self.top()),
+            false if self.absorbs => self.members.get(1).filter(|parent| parent.has_source(source)),
+            false => None,
+        }
+    }
+
+    /// Whether the layer is the lowest one.
+    pub(crate) fn is_lowest(&self, id: LayerId) -> bool {
+        self.members.last().is_some_and(|member| member.id == id)
     }
 
     /// Number of layers above the layer `id`; `None` if it left the chain.
@@ -327,6 +413,15 @@ pub(crate) fn too_long(top: &Path) -> DiskError {
         what: format!(
             "its chain of parents is longer than {CHAIN_MAX} disks; convert a disk further down the chain to a new image and build on that"
         ),
+    }
+}
+
+/// Removes the stores of a layer that leaves the chain.
+fn forget_sources(member: &Member, sources: &mut [Option<Arc<dyn Store>>]) {
+    for source in (0..member.stores).map(|store| member.source(store)) {
+        if let Some(store) = sources.get_mut(usize::from(source)) {
+            *store = None;
+        }
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   share    a write whose mapping is committed later; many at once; its space is not freed
-//!   exclude  copy-up or move of a block; one holder; new writes of the block wait
+//!   exclude  copy-up of a block; one holder; new writes of the block wait
+//!   close    the same, while changes in flight still end (`held.rs`)
 //!   wait     the ticket of a request that found it claimed; completed when the block is free
 //! ```
 //!
@@ -76,6 +77,13 @@ impl Claims {
         let free = free || is_broken(Rule::ExcludedAlone) && !claim.excluded;
         claim.excluded |= free;
         free
+    }
+
+    /// Excludes a block from new changes, unless it is excluded already. Changes in flight go on:
+    /// the block is free when it is no longer shared. Returns whether the caller has it now.
+    pub(crate) fn close(&mut self, key: Key) -> bool {
+        let claim = self.blocks.entry(key).or_default();
+        !std::mem::replace(&mut claim.excluded, true)
     }
 
     /// Ends an exclusion.

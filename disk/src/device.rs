@@ -211,7 +211,7 @@ impl Disk {
         let at_rest = shared.wait_for(grace);
         shared.lock().claims.end_exclusion(copy_up);
         let former = before.top();
-        let closed = at_rest.and_then(|()| shared.check_poison(former)).and_then(|()| Ok(former.writer()?.close()?));
+        let closed = at_rest.and_then(|()| shared.check_poison(&before)).and_then(|()| Ok(former.writer()?.close()?));
         if let Err(source) = closed {
             shared.poison.set();
             return Err(DiskError::File { doing: "make the former top durable", path, source });

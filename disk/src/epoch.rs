@@ -80,6 +80,14 @@ impl Epochs {
         Grace { old: self.current.fetch_add(1, Ordering::SeqCst) }
     }
 
+    /// Number of requests that are counted now, in all queues.
+    pub(crate) fn in_flight(&self) -> u64 {
+        let queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let counted =
+            |counters: Arc<Counters>| counters.0.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>();
+        queues.iter().filter_map(Weak::upgrade).map(counted).sum()
+    }
+
     /// Whether no grace period can end any more, because a request was lost.
     pub(crate) fn is_stuck(&self) -> bool {
         self.is_stuck.load(Ordering::Acquire)

@@ -22,6 +22,8 @@ pub(crate) struct Access {
     pub(crate) format: Option<Format>,
     /// Whether the store is opened for writing. (The image is always opened for reading.)
     pub(crate) writable: bool,
+    /// The store is opened for writing, but with the lock of a reader for now.
+    pub(crate) locks_later: bool,
     pub(crate) cache: CacheMode,
     /// Take no lock, unless the store is opened for writing.
     pub(crate) force_share: bool,
@@ -53,7 +55,8 @@ pub(crate) type OpenImage = (Arc<dyn Image>, Vec<Arc<dyn Store>>);
 pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: &mut Vec<String>) -> Result<OpenImage> {
     let &Access { writable, cache, .. } = access;
     let lock = match (writable, access.force_share) {
-        (true, _) => LockMode::Exclusive,
+        (true, _) if !access.locks_later => LockMode::Exclusive,
+        (true, _) => LockMode::Shared,
         (false, false) => LockMode::Shared,
         (false, true) => LockMode::None,
     };

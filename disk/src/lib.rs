@@ -17,6 +17,7 @@
 //!   work.rs       the I/O that a plan needs first: tables read, space prepared, blocks filled
 //!   carry_out.rs  does that I/O, without the lock
 //!   claims.rs     blocks that are being changed, and requests that wait for them
+//!   held.rs      keeps blocks still while clients work, so that they can be copied or moved
 //!   guard.rs      turns a panic into an error of its request, and poisons the disk
 //!   clerk.rs      background threads of a disk, for I/O that must not block a queue
 //!   device.rs     Disk: the BlockDevice
@@ -37,12 +38,15 @@
 //!   merge_mark.rs the marks that a merge leaves in a child
 //!   live_snapshot.rs  freezes a disk in use
 //!   reconnect.rs gives an image another link to its parent, and finds lost parents
+//!   absorb.rs     merges a disk in use into its parent
+//!   left.rs       the blocks that are still to be merged then
 //!   family.rs     the images of a folder and their parents
 //!   volumes.rs    partitions and file systems on a disk
 //! ```
 
 #![forbid(unsafe_code)]
 
+mod absorb;
 mod carry_out;
 mod chain;
 mod check;
@@ -60,9 +64,11 @@ mod error;
 mod family;
 mod gate;
 mod guard;
+mod held;
 mod holes;
 mod image_file;
 mod inside;
+mod left;
 mod live_snapshot;
 mod map;
 mod merge;
@@ -84,6 +90,7 @@ mod snapshot;
 mod volumes;
 mod work;
 
+pub use absorb::{AbsorbOptions, Absorbed};
 pub use chain::Layer;
 pub use check::{Checked, check, check_image};
 pub use clones::clone_disk;

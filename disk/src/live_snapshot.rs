@@ -156,7 +156,7 @@ impl<'a> Freezing<'a> {
         }
         place.can_be_frozen()?;
         place.check_identity()?;
-        let checked = disk.shared.check_poison(disk.shared.chain().top());
+        let checked = disk.shared.check_poison(&disk.shared.chain());
         checked.map_err(|source| error::from_io("freeze the disk", &origin.file, source))?;
         let temporary = place.temporary();
         Ok(Self { disk, origin, place, temporary })

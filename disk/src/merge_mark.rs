@@ -52,6 +52,14 @@ pub(crate) fn is_merged(child: &ImageInfo, link: &ParentLink) -> bool {
     }
 }
 
+/// Whether a merge may have begun to change the parent, by the child's link.
+pub(crate) fn may_be_copying(link: &ParentLink) -> bool {
+    match link.modified_seconds {
+        Some(seconds) => seconds == UNKNOWN_SECONDS,
+        None => link.linkage2.is_some(),
+    }
+}
+
 fn both(one: Uuid, other: Uuid) -> Uuid {
     Uuid::from_u128(one.as_u128() ^ other.as_u128())
 }

@@ -8,10 +8,11 @@ use crate::{
     chain::{Chain, Member},
     claims::Claims,
     epoch::Grace,
-    map::Mixed,
+    left::Left,
+    map::{LayerId, Mixed},
 };
 use diskwright_image::{BlockState, Commit};
-use std::{io, sync::Arc};
+use std::{collections::HashMap, io, ops::Range, sync::Arc};
 
 /// The state that the mutation lock guards.
 #[derive(Debug)]
@@ -22,28 +23,51 @@ pub(crate) struct Mutation {
     /// The current grace period. Only one runs at a time: see
     /// [`Epochs::begin_grace`](crate::epoch::Epochs::begin_grace).
     pub(crate) grace: Option<Period>,
-    /// The generation up to which freed space of the top image was recycled.
-    pub(crate) recycled_generation: u64,
+    /// The generation up to which freed space of each image was recycled.
+    pub(crate) recycled: HashMap<LayerId, u64>,
+    /// The blocks that the top has, and the top's id, while its parent absorbs it.
+    pub(crate) left: Option<(LayerId, Left)>,
 }
 
 /// A grace period and the action after it.
 #[derive(Debug)]
 pub(crate) struct Period {
     pub(crate) grace: Grace,
-    /// The image and the generation to recycle at the end. `None` if a thread waits for the end
+    /// The images and the generations to recycle at the end. Empty if a thread waits for the end
     /// itself.
-    pub(crate) recycles: Option<(Member, u64)>,
+    pub(crate) recycles: Vec<(Member, u64)>,
 }
 
 impl Mutation {
     pub(crate) fn new(chain: Arc<Chain>) -> Self {
-        Self { chain, mixed: Mixed::default(), claims: Claims::default(), grace: None, recycled_generation: 0 }
+        Self {
+            chain,
+            mixed: Mixed::default(),
+            claims: Claims::default(),
+            grace: None,
+            recycled: HashMap::new(),
+            left: None,
+        }
+    }
+
+    /// Keeps look-ups without a lock from finding the owners of these ranges of the disk, and of no
+    /// others.
+    pub(crate) fn hide(&mut self, ranges: &[Range<u64>]) {
+        self.mixed.hide(&self.chain, ranges);
+    }
+
+    /// Ends [`Mutation::hide`].
+    pub(crate) fn show(&mut self) {
+        self.mixed.show(&self.chain);
     }
 
     /// Commits a change of a block's mapping, and updates the map. `None`: the image must be
     /// prepared first.
     pub(crate) fn commit(&mut self, member: &Member, block: u64, change: Commit) -> io::Result<Option<BlockState>> {
         let Some(state) = member.writer()?.commit(block, change)? else { return Ok(None) };
+        if let Some((_, left)) = self.left.as_mut().filter(|(top, _)| *top == member.id) {
+            left.set(block, state != BlockState::Absent);
+        }
         let chain = Arc::clone(&self.chain);
         self.mixed.changed(&chain, member, block, change, state);
         Ok(Some(state))

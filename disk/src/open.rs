@@ -92,7 +92,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     let mut broken = None;
     while options.reach != Reach::Top && descent.expects_parent() {
         match descent.step() {
-            Ok(_stores) => {}
+            Ok(stores) => sync_after_merge(options.writable, &descent.layers, &stores)?,
             Err(error) if options.reach == Reach::Available => {
                 broken = Some(error);
                 break;
@@ -107,6 +107,18 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
         layers[0].image = probe::open_parts(top_stores, DetectedFormat::certain(format), true, sector_bytes)?;
     }
     Ok(Chain { layers, warnings, broken })
+}
+
+/// A program that merged the disk while it was in use may have been killed. Its clients' writes are
+/// in the parent then, perhaps in the page cache only, and a later flush of the disk reaches only
+/// the top. `layers` end with the parent, whose files are `stores`.
+fn sync_after_merge(writable: bool, layers: &[Layer], stores: &[Arc<dyn Store>]) -> Result<()> {
+    let [top, parent] = layers else { return Ok(()) };
+    if writable && top.image.info().parent.as_ref().is_some_and(mark::may_be_copying) {
+        let synced = stores.iter().try_for_each(|store| store.sync_data());
+        synced.map_err(|source| file_error("make it durable", &parent.path, source))?;
+    }
+    Ok(())
 }
 
 /// A chain whose upper images are locked for writing.

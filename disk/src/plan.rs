@@ -7,6 +7,10 @@
 //!                                    ─▶ Busy:  a block is claimed; planned again when it is free
 //! ```
 //!
+//! A write goes to the top image. While the top's parent absorbs it (`absorb.rs`), a write goes to
+//! the parent where the top has no block. A request that touches both is planned in stages, one
+//! image each.
+//!
 //! How writes stay correct:
 //! - A block whose other sectors read as zeros is mapped when its space is reserved. Fresh space
 //!   reads as zeros too, so no reader sees a difference. The mapping becomes durable only in a
@@ -39,7 +43,7 @@ use diskwright_store::{
     IoBuf,
     store::{FileRange, Zeroing},
 };
-use std::{io, sync::Arc};
+use std::{io, ops::Range, sync::Arc};
 
 /// Number of blocks planned under one hold of the mutation lock when a large range is zeroed.
 #[cfg(not(feature = "shuttle"))]
@@ -110,14 +114,14 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// Starts a plan whose commits are for `top`. If an earlier plan was for another top, that plan
-    /// is dropped. Its reservations stay with the other image.
-    fn is_for(&mut self, mutation: &mut Mutation, top: &Member) {
-        if self.pending.member.as_ref().is_some_and(|member| member.id == top.id) {
+    /// Starts a plan whose commits are for `image`. If an earlier plan was for another image, that
+    /// plan is dropped. Its reservations stay with the other image.
+    fn is_for(&mut self, mutation: &mut Mutation, image: &Member) {
+        if self.pending.member.as_ref().is_some_and(|member| member.id == image.id) {
             return;
         }
         self.start_over(mutation);
-        self.pending.member = Some(top.clone());
+        self.pending.member = Some(image.clone());
     }
 
     /// Drops the plan and releases all blocks.
@@ -186,7 +190,48 @@ pub(crate) fn plan_read(mutation: &Mutation, start: u64, end: u64, draft: &mut D
     Next::Ready
 }
 
-/// The part of a range that lies in its first block of the top image.
+/// The image that a write of `start..end` goes to, and the end of the range for which that holds.
+/// That is the end of a block of the top, if another image takes what follows.
+fn taker<'a>(mutation: &Mutation, chain: &'a Chain, start: u64, end: u64) -> (&'a Member, u64) {
+    let (top, parent) = match chain.written() {
+        [top, parent] => (top, parent),
+        _ => return (chain.top(), end),
+    };
+    let Some((_, left)) = &mutation.left else { return (top, end) };
+    let is_in_top = |at: u64| left.contains(at / top.block_bytes);
+    let block_end = |at: u64| top.block_range(at / top.block_bytes, chain.geometry.size_bytes).1;
+    let (in_top, mut stop) = (is_in_top(start), block_end(start));
+    while stop < end && is_in_top(stop) == in_top {
+        stop = block_end(stop);
+    }
+    (if in_top { top } else { parent }, stop.min(end))
+}
+
+/// A block that is excluded from changes, and that a piece in `image` would change. That may be a
+/// block of the top that has nothing: it is held while the parent's data around it is completed.
+fn excluded(mutation: &Mutation, chain: &Chain, image: &Member, piece: &Piece) -> Option<claims::Key> {
+    let key = (image.id, piece.block);
+    let top = chain.top();
+    let above =
+        if image.id == top.id { 0..0 } else { piece.start / top.block_bytes..piece.stop.div_ceil(top.block_bytes) };
+    let keys = std::iter::once(key).chain(above.map(|block| (top.id, block)));
+    keys.into_iter().find(|&key| mutation.claims.is_excluded(key))
+}
+
+/// The first unit of a piece whose owner must be read from the tables. Commits of an image below
+/// the top leave such units.
+fn undecided(mutation: &Mutation, chain: &Chain, image: &Member, piece: &Piece) -> Option<Work> {
+    if image.id == chain.top().id {
+        return None;
+    }
+    let map = &*chain.map;
+    (map.unit_of(piece.start)..=map.unit_of(piece.stop - 1)).find_map(|unit| match map.word(unit) {
+        Some(Owner::Lazy { layer }) if mutation.mixed.get(unit).is_none() => Some(Work::Decide { unit, layer }),
+        _ => None,
+    })
+}
+
+/// The part of a range that lies in its first block of an image.
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     block: u64,
@@ -198,9 +243,9 @@ struct Piece {
 }
 
 impl Piece {
-    fn first_of(chain: &Chain, start: u64, end: u64) -> Self {
-        let block = start / chain.top().block_bytes;
-        let (block_start, block_end) = chain.top().block_range(block, chain.geometry.size_bytes);
+    fn first_of(chain: &Chain, image: &Member, start: u64, end: u64) -> Self {
+        let block = start / image.block_bytes;
+        let (block_start, block_end) = image.block_range(block, chain.geometry.size_bytes);
         let stop = end.min(block_end);
         Self { block, block_start, start, stop, whole: start == block_start && stop == block_end }
     }
@@ -219,9 +264,9 @@ impl Piece {
 
 /// The owner of a piece.
 enum Found {
-    /// The piece is in the top image, at this offset.
+    /// The piece is in the image, at this offset.
     Own { source: SourceId, offset_bytes: u64 },
-    /// The whole block reads as zeros: the top image says so, or no layer has it.
+    /// The whole block reads as zeros: the image says so, or no layer has it.
     Zero,
     /// Any other case, with the first owner.
     Other(Owner),
@@ -229,9 +274,9 @@ enum Found {
     Missing(Work),
 }
 
-fn look_up(chain: &Chain, piece: &Piece) -> Found {
+/// Looks a piece up in the map, where no layer above `image` has any of it.
+fn look_up(chain: &Chain, image: &Member, piece: &Piece) -> Found {
     let map = &*chain.map;
-    let top = chain.top();
     let mut first = None;
     let (from, to) = (map.unit_of(piece.start), map.unit_of(piece.stop - 1));
     for unit in from..=to {
@@ -240,13 +285,13 @@ fn look_up(chain: &Chain, piece: &Piece) -> Found {
         };
         let owner = word.advanced(piece.start.saturating_sub(map.unit_range(unit).0));
         match (owner, first) {
-            (Owner::Data { source, .. }, None) if top.has_source(source) => first = Some(owner),
-            // All units of a block in the top image are contiguous in the file.
+            (Owner::Data { source, .. }, None) if image.has_source(source) => first = Some(owner),
+            // All units of a block in the image are contiguous in the file.
             (Owner::Data { source, offset_bytes }, Some(Owner::Data { offset_bytes: first_offset, .. }))
-                if top.has_source(source)
+                if image.has_source(source)
                     && offset_bytes == first_offset + (map.unit_range(unit).0.max(piece.start) - piece.start) => {}
-            (Owner::Zero { layer }, None) if layer == top.id => return Found::Zero,
-            (Owner::Absent, None) if chain.members().len() == 1 => return Found::Zero,
+            (Owner::Zero { layer }, None) if layer == image.id => return Found::Zero,
+            (Owner::Absent, None) if chain.is_lowest(image.id) => return Found::Zero,
             (other, _) => return Found::Other(other),
         }
     }
@@ -258,10 +303,15 @@ fn look_up(chain: &Chain, piece: &Piece) -> Found {
 
 /// The step that must precede the write of a piece if its block needs a copy-up; `None` if it needs
 /// none.
-fn copy_up_first(mutation: &mut Mutation, chain: &Chain, piece: &Piece, owner: Owner) -> io::Result<Option<Next>> {
-    let top = chain.top();
-    let is_compressed = matches!(owner, Owner::Compressed { layer } if layer == top.id);
-    if piece.whole || !is_compressed && top.writer()?.tracks_sectors() {
+fn copy_up_first(
+    mutation: &mut Mutation,
+    chain: &Chain,
+    image: &Member,
+    piece: &Piece,
+    owner: Owner,
+) -> io::Result<Option<Next>> {
+    let is_compressed = matches!(owner, Owner::Compressed { layer } if layer == image.id);
+    if piece.whole || !is_compressed && image.writer()?.tracks_sectors() {
         return Ok(None);
     }
     if let Owner::Lazy { layer } = owner {
@@ -271,13 +321,13 @@ fn copy_up_first(mutation: &mut Mutation, chain: &Chain, piece: &Piece, owner: O
             return Ok(Some(Next::Work(Work::Decide { unit, layer })));
         }
     }
-    let copy_up = (top.id, claims::COPY_UP);
+    let copy_up = (image.id, claims::COPY_UP);
     if mutation.claims.is_excluded(copy_up) {
         return Ok(Some(Next::Busy(copy_up)));
     }
-    let key = (top.id, piece.block);
+    let key = (image.id, piece.block);
     Ok(Some(if mutation.claims.exclude(key) {
-        Next::Work(Work::CopyUp { block: piece.block })
+        Next::Work(Work::CopyUp { layer: image.id, block: piece.block })
     } else {
         Next::Busy(key)
     }))
@@ -286,58 +336,79 @@ fn copy_up_first(mutation: &mut Mutation, chain: &Chain, piece: &Piece, owner: O
 /// Reserves space for a piece. The inner `Err` is the step that must come first.
 fn reserve(
     mutation: &mut Mutation,
-    top: &Member,
+    image: &Member,
     piece: &Piece,
     last_block: u64,
     draft: &mut Draft,
 ) -> io::Result<Result<(SourceId, u64), Next>> {
-    let Some(reservation) = top.writer()?.reserve(piece.block)? else {
-        return Ok(Err(Next::Work(Work::Prepare { blocks: piece.block..last_block + 1 })));
+    let Some(reservation) = image.writer()?.reserve(piece.block)? else {
+        return Ok(Err(Next::Work(Work::Prepare { layer: image.id, blocks: piece.block..last_block + 1 })));
     };
-    let source = top.source(reservation.store);
+    let source = image.source(reservation.store);
     if let Some((file_offset_bytes, bytes)) = reservation.init {
         draft.parts.push(Part::Shared { source, file_offset_bytes, bytes });
         draft.pending.initialised.push(piece.block);
-        mutation.claims.share((top.id, piece.block));
+        mutation.claims.share((image.id, piece.block));
     }
     Ok(Ok((source, reservation.offset_bytes)))
 }
 
-/// Plans a write, block by block: where the payload goes and what is committed afterwards.
-pub(crate) fn plan_write(mutation: &mut Mutation, start: u64, end: u64, draft: &mut Draft) -> io::Result<Next> {
-    let next = plan_blocks(mutation, start, end, draft)?;
-    if !matches!(next, Next::Ready) {
+/// Plans a write, block by block: where the payload goes and what is committed afterwards. Plans
+/// the part from `at` that goes to one image, and advances `at`. The payload begins with that of
+/// `start`.
+pub(crate) fn plan_write(
+    mutation: &mut Mutation,
+    start: u64,
+    at: &mut u64,
+    end: u64,
+    draft: &mut Draft,
+) -> io::Result<Next> {
+    let chain = Arc::clone(&mutation.chain);
+    let (image, stop) = taker(mutation, &chain, *at, end);
+    let next = plan_blocks(mutation, &chain, image, start, *at..stop, draft)?;
+    if matches!(next, Next::Ready) {
+        *at = stop;
+    } else {
         draft.start_over(mutation);
     }
     Ok(next)
 }
 
-fn plan_blocks(mutation: &mut Mutation, start: u64, end: u64, draft: &mut Draft) -> io::Result<Next> {
-    let chain = Arc::clone(&mutation.chain);
-    let top = chain.top();
-    top.writer()?;
-    if !top.has_begun_writing() {
-        return Ok(Next::Work(Work::Begin));
+fn plan_blocks(
+    mutation: &mut Mutation,
+    chain: &Chain,
+    image: &Member,
+    start: u64,
+    range: Range<u64>,
+    draft: &mut Draft,
+) -> io::Result<Next> {
+    image.writer()?;
+    if !image.has_begun_writing() {
+        return Ok(Next::Work(Work::Begin { layer: image.id }));
     }
-    draft.is_for(mutation, top);
-    let last_block = (end - 1) / top.block_bytes;
+    draft.is_for(mutation, image);
+    let Range { start: mut at, end } = range;
+    let last_block = (end - 1) / image.block_bytes;
     // First check all blocks for missing state. Nothing is committed before everything is in
     // memory.
     let mut places = Vec::new();
-    let mut at = start;
     while at < end {
-        let piece = Piece::first_of(&chain, at, end);
+        let piece = Piece::first_of(chain, image, at, end);
         at = piece.stop;
-        let key = (top.id, piece.block);
-        if mutation.claims.is_excluded(key) {
+        if let Some(key) = excluded(mutation, chain, image, &piece) {
             return Ok(Next::Busy(key));
         }
-        let found = look_up(&chain, &piece);
+        if let Some(work) = undecided(mutation, chain, image, &piece) {
+            return Ok(Next::Work(work));
+        }
+        let found = look_up(chain, image, &piece);
         let reserved = match &found {
             Found::Missing(_) => None,
             Found::Own { source, offset_bytes } => Some((*source, *offset_bytes)),
-            Found::Other(Owner::Damaged { layer }) if *layer == top.id => return Err(chain.damage(*layer, piece.start)),
-            Found::Other(owner) => match copy_up_first(mutation, &chain, &piece, *owner)? {
+            Found::Other(Owner::Damaged { layer }) if *layer == image.id => {
+                return Err(chain.damage(*layer, piece.start));
+            }
+            Found::Other(owner) => match copy_up_first(mutation, chain, image, &piece, *owner)? {
                 Some(next) => return Ok(next),
                 None => None,
             },
@@ -346,7 +417,7 @@ fn plan_blocks(mutation: &mut Mutation, start: u64, end: u64, draft: &mut Draft)
         let place = match (found, reserved) {
             (Found::Missing(work), _) => return Ok(Next::Work(work)),
             (_, Some(place)) => (place, None),
-            (found, None) => match reserve(mutation, top, &piece, last_block, draft)? {
+            (found, None) => match reserve(mutation, image, &piece, last_block, draft)? {
                 Err(next) => return Ok(next),
                 Ok((source, offset_bytes)) => {
                     let at_once = matches!(found, Found::Zero);
@@ -357,18 +428,20 @@ fn plan_blocks(mutation: &mut Mutation, start: u64, end: u64, draft: &mut Draft)
         places.push((piece, place));
     }
     for (piece, ((source, file_offset_bytes), mapping)) in places {
-        let change = piece.commit(&chain);
+        let change = piece.commit(chain);
         match mapping {
             None => {}
-            Some(true) if mutation.commit(top, piece.block, Commit::Whole)?.is_some() => {}
-            Some(true) => return Ok(Next::Work(Work::Prepare { blocks: piece.block..last_block + 1 })),
+            Some(true) if mutation.commit(image, piece.block, Commit::Whole)?.is_some() => {}
+            Some(true) => {
+                return Ok(Next::Work(Work::Prepare { layer: image.id, blocks: piece.block..last_block + 1 }));
+            }
             Some(false) => {
                 #[cfg(feature = "shuttle")]
                 if is_broken(Rule::MappedAfterPayload) {
-                    mutation.commit(top, piece.block, change)?;
+                    mutation.commit(image, piece.block, change)?;
                 }
                 draft.pending.commits.push((piece.block, change));
-                mutation.claims.share((top.id, piece.block));
+                mutation.claims.share((image.id, piece.block));
             }
         }
         let (start, len) = ((piece.start - start) as usize, (piece.stop - piece.start) as usize);
@@ -378,7 +451,8 @@ fn plan_blocks(mutation: &mut Mutation, start: u64, end: u64, draft: &mut Draft)
 }
 
 /// Plans the zeroing of a range: as metadata, as zeros in the file, or not at all if it reads as
-/// zeros already. Starts at `at`, handles at most [`BLOCKS_PER_HOLD`] blocks, and advances `at`.
+/// zeros already. Starts at `at`, handles at most [`BLOCKS_PER_HOLD`] blocks of one image, and
+/// advances `at`.
 pub(crate) fn plan_zero(
     mutation: &mut Mutation,
     at: &mut u64,
@@ -387,26 +461,27 @@ pub(crate) fn plan_zero(
     draft: &mut Draft,
 ) -> io::Result<Next> {
     let chain = Arc::clone(&mutation.chain);
-    let top = chain.top();
-    let writer = top.writer()?;
-    if !top.has_begun_writing() {
-        return Ok(Next::Work(Work::Begin));
+    let most = |image: &Member| at.saturating_add(image.block_bytes.saturating_mul(BLOCKS_PER_HOLD)).min(end);
+    let (image, stop) = taker(mutation, &chain, *at, most(chain.top()));
+    let hold_end = most(image).min(stop);
+    let writer = image.writer()?;
+    if !image.has_begun_writing() {
+        return Ok(Next::Work(Work::Begin { layer: image.id }));
     }
-    draft.is_for(mutation, top);
-    let info = top.image.info();
+    draft.is_for(mutation, image);
+    let info = image.image.info();
     // A discard in a fixed image must keep its space, so it only zeroes. A discard in a raw file
     // deallocates.
     let promises_space = info.disk_type == DiskType::Fixed && info.format.driver().promises_space;
     let how = if discard && !promises_space { Zeroing::Deallocate } else { Zeroing::Keep };
     let whole_commit = if discard { Commit::Discard } else { Commit::Zero };
-    let hold_end = at.saturating_add(top.block_bytes.saturating_mul(BLOCKS_PER_HOLD)).min(end);
-    let last_block = (hold_end - 1) / top.block_bytes;
-    let prepare = |block: u64| Ok(Next::Work(Work::Prepare { blocks: block..last_block + 1 }));
+    let last_block = (hold_end - 1) / image.block_bytes;
+    let prepare = |block: u64| Ok(Next::Work(Work::Prepare { layer: image.id, blocks: block..last_block + 1 }));
     let mut runs = Vec::new();
     while *at < hold_end {
-        let piece = Piece::first_of(&chain, *at, hold_end);
-        let key = (top.id, piece.block);
-        if mutation.claims.is_excluded(key) {
+        let piece = Piece::first_of(&chain, image, *at, hold_end);
+        let key = (image.id, piece.block);
+        if let Some(key) = excluded(mutation, &chain, image, &piece) {
             return Ok(Next::Busy(key));
         }
         let shared = mutation.claims.is_shared(key);
@@ -414,25 +489,25 @@ pub(crate) fn plan_zero(
             if shared {
                 return Ok(Next::Busy(key));
             }
-            match zero_words(&chain, &piece) {
+            match zero_words(&chain, image, &piece) {
                 Words::Missing(work) => return Ok(Next::Work(work)),
                 // Records the whole block as ZERO. This also covers blocks whose zeros other
                 // programs may read differently, such as UNMAPPED blocks with a file offset. The
                 // image ignores the commit if the block is recorded so already.
-                Words::Zero { by_top: true } | Words::Other => {
-                    if mutation.commit(top, piece.block, whole_commit)?.is_none() {
+                Words::Zero { by_image: true } | Words::Other => {
+                    if mutation.commit(image, piece.block, whole_commit)?.is_none() {
                         return prepare(piece.block);
                     }
                 }
-                Words::Zero { by_top: false } => {}
+                Words::Zero { by_image: false } => {}
             }
             *at = piece.stop;
             continue;
         }
-        match zero_words(&chain, &piece) {
+        match zero_words(&chain, image, &piece) {
             Words::Missing(work) => return Ok(Next::Work(work)),
-            Words::Zero { by_top } if !shared => {
-                if by_top && writer.can_store_zero() && mutation.commit(top, piece.block, whole_commit)?.is_none() {
+            Words::Zero { by_image } if !shared => {
+                if by_image && writer.can_store_zero() && mutation.commit(image, piece.block, whole_commit)?.is_none() {
                     return prepare(piece.block);
                 }
                 *at = piece.stop;
@@ -448,17 +523,17 @@ pub(crate) fn plan_zero(
             *at = piece.stop;
             continue;
         }
-        let (source, offset_bytes) = match look_up(&chain, &piece) {
+        let (source, offset_bytes) = match look_up(&chain, image, &piece) {
             Found::Missing(work) => return Ok(Next::Work(work)),
             Found::Own { source, offset_bytes } => (source, offset_bytes),
-            Found::Other(Owner::Damaged { layer }) if layer == top.id => return Err(chain.damage(layer, piece.start)),
+            Found::Other(Owner::Damaged { layer }) if layer == image.id => return Err(chain.damage(layer, piece.start)),
             found => {
                 if let Found::Other(owner) = found
-                    && let Some(next) = copy_up_first(mutation, &chain, &piece, owner)?
+                    && let Some(next) = copy_up_first(mutation, &chain, image, &piece, owner)?
                 {
                     return Ok(next);
                 }
-                let (source, offset_bytes) = match reserve(mutation, top, &piece, last_block, draft)? {
+                let (source, offset_bytes) = match reserve(mutation, image, &piece, last_block, draft)? {
                     Err(next) => return Ok(next),
                     Ok(place) => place,
                 };
@@ -476,26 +551,26 @@ pub(crate) fn plan_zero(
 
 /// Whether the words of a piece say zeros.
 enum Words {
-    /// All units read as zeros. `by_top`: the top image says so for at least one of them.
+    /// All units read as zeros. `by_image`: the image says so for at least one of them.
     Zero {
-        by_top: bool,
+        by_image: bool,
     },
     Other,
     Missing(Work),
 }
 
-fn zero_words(chain: &Chain, piece: &Piece) -> Words {
+fn zero_words(chain: &Chain, image: &Member, piece: &Piece) -> Words {
     let map = &*chain.map;
-    let mut by_top = false;
+    let mut by_image = false;
     for unit in map.unit_of(piece.start)..=map.unit_of(piece.stop - 1) {
         match map.word(unit) {
             None => return Words::Missing(Work::Fold { page: map.page_of(map.unit_range(unit).0) }),
-            Some(Owner::Zero { layer }) => by_top |= layer == chain.top().id,
+            Some(Owner::Zero { layer }) => by_image |= layer == image.id,
             Some(Owner::Absent) => {}
             Some(_) => return Words::Other,
         }
     }
-    Words::Zero { by_top }
+    Words::Zero { by_image }
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]

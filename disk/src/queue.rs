@@ -19,10 +19,10 @@
 //! A *resting* request is an external ticket of the engine. Completing the ticket wakes the queue's
 //! thread, and the request is planned again. A resting request is counted in no epoch, so it delays
 //! no grace period, and it holds no block. A large discard is planned in stages of some blocks
-//! each, and may rest between two stages. A resting request may wait for a block that another
-//! request of the same queue holds until `reap` sees its completion. So while a request rests,
-//! `reap` waits for one completion at a time, and a queue that is dropped fails its resting
-//! requests.
+//! each, and may rest between two stages. So is a write that goes to two images (`plan.rs`). A
+//! resting request may wait for a block that another request of the same queue holds until `reap`
+//! sees its completion. So while a request rests, `reap` waits for one completion at a time, and a
+//! queue that is dropped fails its resting requests.
 //!
 //! Invariant: a request is counted in `in_flight` from its push until [`DiskQueue::finish`] returns
 //! its completion, and in the epoch of its parity while anything that it looked up is in use.
@@ -83,19 +83,21 @@ type Payload = (Option<IoBuf>, Option<Box<Segments>>);
 struct Task {
     request: Request,
     draft: Draft,
-    /// Zeroing only: the offset at which the next stage begins.
+    /// Writes and zeroing: the offset at which the next stage begins.
     at: u64,
+    /// Whether an earlier stage was carried out.
+    is_continued: bool,
     /// The payload is all zeros, so the write becomes zeroing. Checked once, because a guest may
     /// change its memory later.
     is_zeros: bool,
 }
 
 impl Task {
-    /// Whether the request is zeroing, which is planned some blocks at a time.
+    /// Whether the request may be planned some blocks at a time: zeroing always, a write if it goes
+    /// to two images.
     fn goes_in_stages(&self) -> bool {
         match self.request.operation {
-            Operation::WriteZeroes | Operation::Discard => true,
-            Operation::Write => self.is_zeros,
+            Operation::WriteZeroes | Operation::Discard | Operation::Write => true,
             Operation::Read | Operation::Flush => false,
         }
     }
@@ -282,15 +284,15 @@ impl DiskQueue {
     fn write(&mut self, mut request: Request, parity: Option<Parity>) {
         if let Some(Owner::Data { source, offset_bytes: file_offset_bytes }) =
             self.chain.map.lookup(request.offset_bytes, request.len_bytes)
-            && self.chain.top().has_source(source)
-            && self.chain.top().has_begun_writing()
+            && let Some(image) = self.chain.written_with(source)
+            && image.has_begun_writing()
         {
             let Some(buf) = request.buf.take() else {
                 return self.transfer_pieces(request, parity, source, file_offset_bytes);
             };
             let (tag, fua, range) = (request.tag, request.fua, request.buf_range());
-            let ready = if fua { self.shared.check_poison(self.chain.top()) } else { Ok(()) };
-            let dirty = fua && self.chain.top().image.writer().is_some_and(ImageWriter::is_dirty);
+            let ready = if fua { self.shared.check_poison(&self.chain) } else { Ok(()) };
+            let dirty = fua && image.image.writer().is_some_and(ImageWriter::is_dirty);
             match ready.and_then(|()| self.target(source)) {
                 Ok(target) => {
                     let mut kept = if fua { DURABLE } else { 0 };
@@ -310,7 +312,7 @@ impl DiskQueue {
     fn begin_task(&mut self, request: Request, parity: Option<Parity>, is_zeros: bool) {
         let at = request.offset_bytes;
         let draft = std::mem::take(&mut self.spare);
-        self.advance(Task { request, draft, at, is_zeros }, parity);
+        self.advance(Task { request, draft, at, is_continued: false, is_zeros }, parity);
     }
 
     /// Plans a task, again after each piece of work, until it can be issued, rests or fails.
@@ -337,7 +339,7 @@ impl DiskQueue {
                 }
                 Operation::Write | Operation::Flush => {
                     let start = task.request.offset_bytes;
-                    plan::plan_write(&mut mutation, start, end, &mut task.draft)
+                    plan::plan_write(&mut mutation, start, &mut task.at, end, &mut task.draft)
                 }
             });
             if !self.chain.geometry.read_only {
@@ -362,8 +364,8 @@ impl DiskQueue {
                     // is not done now.
                     #[cfg(feature = "shuttle")]
                     let next = if is_broken(Rule::ExclusionEnds) { Next::Ready } else { next };
-                    if let Next::Work(Work::CopyUp { block }) = next {
-                        mutation.claims.end_exclusion((self.chain.top().id, block));
+                    if let Next::Work(Work::CopyUp { layer, block }) = next {
+                        mutation.claims.end_exclusion((layer, block));
                     }
                     drop(mutation);
                     return self.issue(task, parity, Ok(()), true);
@@ -412,7 +414,9 @@ impl DiskQueue {
         let in_one = payload.1.as_ref().is_none_or(|segments| segments.count() <= 1);
         let mut pending = std::mem::take(&mut task.draft.pending);
         pending.flush_after = fua && !continues && !is_read;
-        let durable = planned.is_ok() && in_one && self.is_durable_alone(&pending, &task.draft.parts);
+        let alone = planned.is_ok() && in_one && !task.is_continued;
+        let durable = alone && self.is_durable_alone(&pending, &task.draft.parts);
+        task.is_continued = true;
         (pending.flush_after, pending.is_durable) = (pending.flush_after && !durable, durable);
         let mut draft = std::mem::take(&mut task.draft);
         let offset_bytes = task.request.offset_bytes;
@@ -471,8 +475,8 @@ impl DiskQueue {
             && pending.commits.is_empty()
             && pending.initialised.is_empty()
             && matches!(parts, [Part::Payload { .. }])
-            && self.shared.check_poison(self.chain.top()).is_ok()
-            && self.chain.top().image.writer().is_some_and(|writer| !writer.is_dirty())
+            && self.shared.check_poison(&self.chain).is_ok()
+            && pending.member.as_ref().and_then(|image| image.image.writer()).is_some_and(|writer| !writer.is_dirty())
     }
 
     fn flush(&mut self, tag: u64, parity: Option<Parity>) {
@@ -483,7 +487,7 @@ impl DiskQueue {
         // The flush must also cover what another queue has written and completed on a new top,
         // although this request was counted in the previous epoch.
         self.chain = self.shared.chain();
-        if let Err(error) = self.shared.check_poison(self.chain.top()) {
+        if let Err(error) = self.shared.check_poison(&self.chain) {
             return self.end_with(tag, plain, (None, None), Err(error));
         }
         // Several files, or dirty metadata: the flush needs several ordered steps.
@@ -554,7 +558,7 @@ impl DiskQueue {
         // Another sync may have failed during this one. The kernel may have dropped pages that this
         // sync did not see.
         if is_durable && result.is_ok() {
-            result = self.shared.check_poison(self.chain.top());
+            result = self.shared.check_poison(&self.chain);
         }
         if !lost {
             self.leave(cookie.parity());

@@ -113,9 +113,6 @@ impl Shared {
             mutation.chain.map.clear();
             mutation.mixed.start_over();
         }
-        if chain.top().id != mutation.chain.top().id {
-            mutation.recycled_generation = 0;
-        }
         mutation.chain = Arc::clone(&chain);
         *lock(&self.current) = chain;
     }
@@ -148,7 +145,7 @@ impl Shared {
             if mutation.grace.is_none() {
                 change(&mut mutation);
                 let grace = self.epochs.begin_grace();
-                mutation.grace = Some(Period { grace, recycles: None });
+                mutation.grace = Some(Period { grace, recycles: Vec::new() });
                 return Ok(grace);
             }
             drop(mutation);
@@ -168,7 +165,11 @@ impl Shared {
         Ok(())
     }
 
-    fn pause(&self) -> io::Result<()> {
+    /// Waits a moment for requests in flight.
+    ///
+    /// # Errors
+    /// If a request was lost.
+    pub(crate) fn pause(&self) -> io::Result<()> {
         pause();
         if self.epochs.is_stuck() {
             return Err(io::Error::other(
@@ -178,15 +179,15 @@ impl Shared {
         Ok(())
     }
 
-    /// Fails once a sync of the disk or of its top image has failed.
-    pub(crate) fn check_poison(&self, top: &Member) -> io::Result<()> {
+    /// Fails once a sync of the disk, or of an image of `chain` that takes writes, has failed.
+    pub(crate) fn check_poison(&self, chain: &Chain) -> io::Result<()> {
         if self.poison.is_set() {
             return Err(io::Error::other(
                 "an earlier flush of this disk failed, so nothing can be called durable any more: close it, check it, open it again",
             ));
         }
         // An image also syncs when it allocates space for a block.
-        if let Some(writer) = top.image.writer() {
+        for writer in chain.written().iter().filter_map(|member| member.image.writer()) {
             writer.check_syncs()?;
         }
         Ok(())
@@ -202,65 +203,83 @@ impl Shared {
         self.flusher.request(self, ticket);
     }
 
-    /// Flushes payload and metadata of the top, and of a former top that is not closed yet. Blocks
-    /// on I/O.
+    /// Flushes payload and metadata of the top, of a parent that absorbs it, and of a former top
+    /// that is not closed yet: the lowest first. Blocks on I/O.
     pub(crate) fn flush_blocking(self: &Arc<Self>) -> io::Result<()> {
         let chain = self.chain();
-        self.check_poison(chain.top())?;
-        let top = chain.top();
-        let mut freed = 0;
+        self.check_poison(&chain)?;
+        let mut freed = Vec::new();
         for member in chain.members().iter().rev().filter(|member| !member.is_at_rest) {
-            let Some(writer) = member.image.writer() else { continue };
-            let generation = writer.freed_generation();
-            if let Err(error) = writer.flush().map_err(io::Error::from) {
-                // A table that found no space on the file system stays in memory, and the next
-                // flush writes it. (If a sync failed for lack of space, the image itself fails from
-                // now on.)
-                if !diskwright_store::is_full(&error) {
-                    self.poison.set();
-                }
-                return Err(error);
-            }
-            if member.id == top.id {
-                freed = generation;
+            let generation = self.flush_member(member)?;
+            if chain.takes_writes(member.id) {
+                freed.push((member.clone(), generation));
             }
         }
         // A sync by a queue may have failed meanwhile, and the kernel may have dropped pages that
         // this flush did not see.
-        self.check_poison(top)?;
+        self.check_poison(&chain)?;
         #[cfg(feature = "shuttle")]
         if is_broken(Rule::FreedBeforeTheFlush) {
-            freed = top.writer()?.freed_generation();
+            for (member, generation) in &mut freed {
+                *generation = member.writer()?.freed_generation();
+            }
         }
+        self.recycle_after_grace(freed);
+        Ok(())
+    }
+
+    /// Flushes one image. Returns the generation of freed space whose removal is durable now.
+    /// Blocks on I/O.
+    pub(crate) fn flush_member(&self, member: &Member) -> io::Result<u64> {
+        let Some(writer) = member.image.writer() else { return Ok(0) };
+        let generation = writer.freed_generation();
+        writer.flush().map_err(io::Error::from).inspect_err(|error| {
+            // A table that found no space on the file system stays in memory, and the next flush
+            // writes it. (If a sync failed for lack of space, the image itself fails from now on.)
+            if !diskwright_store::is_full(error) {
+                self.poison.set();
+            }
+        })?;
+        Ok(generation)
+    }
+
+    /// Begins a grace period after which space that images have freed up to these generations is
+    /// used again. Does nothing if another period runs: a later flush comes back to it.
+    pub(crate) fn recycle_after_grace(self: &Arc<Self>, freed: Vec<(Member, u64)>) {
         let mut mutation = self.lock();
         self.try_recycle(&mut mutation);
-        if mutation.grace.is_none() && freed > mutation.recycled_generation && mutation.chain.top().id == top.id {
-            mutation.grace = Some(Period { grace: self.epochs.begin_grace(), recycles: Some((top.clone(), freed)) });
+        if mutation.grace.is_some() {
+            return;
+        }
+        let is_new = |(member, generation): &(Member, u64)| {
+            mutation.chain.takes_writes(member.id)
+                && *generation > mutation.recycled.get(&member.id).copied().unwrap_or(0)
+        };
+        let recycles: Vec<_> = freed.into_iter().filter(is_new).collect();
+        if !recycles.is_empty() {
+            mutation.grace = Some(Period { grace: self.epochs.begin_grace(), recycles });
             self.try_recycle(&mut mutation);
         }
-        Ok(())
     }
 
     /// If the grace period is over, passes the freed space to the recycler, as the file system may
     /// be slow.
     pub(crate) fn try_recycle(self: &Arc<Self>, mutation: &mut Mutation) {
         let Some(over) = mutation.grace.take_if(|period| self.epochs.grace_over(period.grace)) else { return };
-        let Some((member, generation)) = over.recycles else { return };
-        // Another image may be the top by now. Its generations start again from 0.
-        if member.id == mutation.chain.top().id {
-            mutation.recycled_generation = generation;
+        for (member, generation) in over.recycles {
+            mutation.recycled.insert(member.id, generation);
+            let recycle = move |shared: &Arc<Self>| {
+                // After a panic the disk is poisoned, and the space stays unused until the disk is
+                // reopened.
+                let _ = guarded(&shared.poison, || {
+                    if let Some(writer) = member.image.writer() {
+                        writer.recycle(generation);
+                    }
+                    Ok(())
+                });
+            };
+            self.recycler.request(self, Box::new(recycle));
         }
-        let recycle = move |shared: &Arc<Self>| {
-            // After a panic the disk is poisoned, and the space stays unused until the disk is
-            // reopened.
-            let _ = guarded(&shared.poison, || {
-                if let Some(writer) = member.image.writer() {
-                    writer.recycle(generation);
-                }
-                Ok(())
-            });
-        };
-        self.recycler.request(self, Box::new(recycle));
     }
 
     /// Waits until the clerks have done all requested jobs and hold no reference to the disk. Must
@@ -312,10 +331,12 @@ impl Shared {
             self.settle_clerks();
         }
         // Former tops were closed when another image joined. They must not be written: a child may
-        // have recorded when its parent was last changed.
-        for (member, layer) in chain.members().iter().zip(chain.layers().iter()).take(1) {
+        // have recorded when its parent was last changed. A parent that could not be closed after
+        // it had absorbed blocks is closed before its child.
+        let written = chain.members().iter().zip(chain.layers().iter()).filter(|(member, _)| !member.is_at_rest);
+        for (member, layer) in written.rev() {
             let Some(writer) = member.image.writer() else { continue };
-            self.check_poison(member).map_err(|source| DiskError::File {
+            self.check_poison(&chain).map_err(|source| DiskError::File {
                 doing: "close the disk cleanly",
                 path: layer.path.clone(),
                 source,

@@ -15,17 +15,17 @@ pub(crate) type Decoded = Arc<OnceLock<Box<[u8]>>>;
 /// I/O to do before a request can be planned.
 #[derive(Debug)]
 pub(crate) enum Work {
-    /// Call `begin_writing` of the top image.
-    Begin,
+    /// Call `begin_writing` of an image that takes writes.
+    Begin { layer: LayerId },
     /// Fold a page of the map.
     Fold { page: u64 },
     /// Read the sector bitmaps of a unit, from `layer` down.
     Decide { unit: u64, layer: LayerId },
-    /// Prepare the top image to reserve and commit these blocks.
-    Prepare { blocks: Range<u64> },
-    /// Copy-up: fill the sectors that the top image does not have in this block from the layers
-    /// below. The caller has excluded the block.
-    CopyUp { block: u64 },
+    /// Prepare an image that takes writes to reserve and commit these blocks.
+    Prepare { layer: LayerId, blocks: Range<u64> },
+    /// Copy-up: fill the sectors that the image does not have in this block from the layers below.
+    /// The caller has excluded the block.
+    CopyUp { layer: LayerId, block: u64 },
     /// Decompress a block.
     Decompress { layer: LayerId, block: u64, into: Decoded },
 }

@@ -29,6 +29,7 @@
 pub use crate::open::{CacheMode, OpenError, OpenOptions, SectorSizes};
 
 use crate::{
+    LockMode,
     direct::{self, DirectFile, Route},
     explain_shortage, lock,
     open::{Opened, PathResolution},
@@ -78,7 +79,8 @@ pub struct FileStore {
 }
 
 /// The names that a file has had, the oldest first. A store lends its name, so no name is dropped
-/// before the store. A disk's file is renamed once when it joins a chain and once when it is frozen.
+/// before the store. A disk's file is renamed once when it joins a chain and once when it is
+/// frozen.
 #[derive(Debug)]
 struct Names {
     path: PathBuf,
@@ -444,6 +446,10 @@ impl Store for FileStore {
 
     fn share_lock(&self) -> io::Result<()> {
         lock::share(self.meta.as_fd())
+    }
+
+    fn relock(&self, mode: LockMode) -> io::Result<bool> {
+        lock::replace(self.meta.as_fd(), mode)
     }
 
     fn was_renamed(&self, to: &Path) {

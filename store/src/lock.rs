@@ -66,6 +66,11 @@ pub(crate) enum Refusal {
 
 /// Takes the lock. If it fails, nothing stays locked.
 pub(crate) fn acquire(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal> {
+    set(fd, mode).inspect_err(|_| release(fd))
+}
+
+/// Takes the lock. If it fails, parts of it stay.
+fn set(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal> {
     let held: &[i64] = match mode {
         LockMode::None => return Ok(()),
         LockMode::Shared => &[CONSISTENT_READ],
@@ -73,31 +78,50 @@ pub(crate) fn acquire(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal>
     };
     let locks = || held.iter().map(|n| HELD_BASE + n).chain(UNSHARED.map(|n| UNSHARED_BASE + n));
     let tests = || held.iter().map(|n| UNSHARED_BASE + n).chain(UNSHARED.map(|n| HELD_BASE + n));
-    let taken = (|| {
-        for byte in locks() {
-            match fcntl(fd, FcntlArg::F_OFD_SETLK(&one_byte(libc::F_RDLCK, byte))) {
-                Ok(_) => {}
-                Err(Errno::EAGAIN | Errno::EACCES) => return Err(Refusal::Held),
-                // ENOLCK, EOPNOTSUPP, ENOSYS, EINVAL: the file system or the kernel does not
-                // support these locks.
-                Err(Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL) => return Ok(()),
-                Err(errno) => return Err(Refusal::Io(errno.into())),
-            }
+    for byte in locks() {
+        match fcntl(fd, FcntlArg::F_OFD_SETLK(&one_byte(libc::F_RDLCK, byte))) {
+            Ok(_) => {}
+            Err(Errno::EAGAIN | Errno::EACCES) => return Err(Refusal::Held),
+            // ENOLCK, EOPNOTSUPP, ENOSYS, EINVAL: the file system or the kernel does not support
+            // these locks.
+            Err(Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL) => return Ok(()),
+            Err(errno) => return Err(Refusal::Io(errno.into())),
         }
-        for byte in tests() {
-            let mut found = one_byte(libc::F_WRLCK, byte);
-            match fcntl(fd, FcntlArg::F_OFD_GETLK(&mut found)) {
-                Ok(_) if found.l_type == libc::F_UNLCK as libc::c_short => {}
-                Ok(_) => return Err(Refusal::Held),
-                Err(errno) => return Err(Refusal::Io(errno.into())),
-            }
-        }
-        Ok(())
-    })();
-    if taken.is_err() {
-        release(fd);
     }
-    taken
+    for byte in tests() {
+        let mut found = one_byte(libc::F_WRLCK, byte);
+        match fcntl(fd, FcntlArg::F_OFD_GETLK(&mut found)) {
+            Ok(_) if found.l_type == libc::F_UNLCK as libc::c_short => {}
+            Ok(_) => return Err(Refusal::Held),
+            Err(errno) => return Err(Refusal::Io(errno.into())),
+        }
+    }
+    Ok(())
+}
+
+/// Replaces the lock. `false` if the locks of others do not allow the new one: a reader's lock is
+/// left then, if they allow that.
+///
+/// # Errors
+/// The system's error.
+pub(crate) fn replace(fd: BorrowedFd<'_>, mode: LockMode) -> io::Result<bool> {
+    if mode == LockMode::None {
+        release(fd);
+        return Ok(true);
+    }
+    match set(fd, mode) {
+        Ok(()) if mode == LockMode::Shared => share(fd).map(|()| true),
+        Ok(()) => Ok(true),
+        Err(Refusal::Held) => {
+            // Not `release`: another writer could take the lock at that moment.
+            share(fd)?;
+            Ok(false)
+        }
+        Err(Refusal::Io(error)) => {
+            share(fd)?;
+            Err(error)
+        }
+    }
 }
 
 /// Turns the lock of a writer into that of a reader.

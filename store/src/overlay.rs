@@ -7,6 +7,7 @@
 //! covers payload is therefore shown as replay would leave it. Writes never reach the file.
 
 use crate::{
+    LockMode,
     lane::Lane,
     store::{Access, DataFile, FileRange, Front, Store, Zeroing},
 };
@@ -142,6 +143,10 @@ impl Store for OverlayStore {
 
     fn identity(&self) -> Option<(u64, u64)> {
         self.inner.identity()
+    }
+
+    fn relock(&self, mode: LockMode) -> io::Result<bool> {
+        self.inner.relock(mode)
     }
 
     fn allocated_bytes(&self) -> io::Result<u64> {

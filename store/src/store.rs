@@ -22,7 +22,7 @@
 
 pub use crate::range::{FileRange, Zeroing};
 
-use crate::{lane::Lane, open::SectorSizes};
+use crate::{LockMode, lane::Lane, open::SectorSizes};
 use std::{fmt, io, os::fd::BorrowedFd, path::Path, sync::Arc, time::SystemTime};
 
 /// Whether `error` means that the store has no room. The bytes that did not fit are unchanged; a
@@ -163,6 +163,15 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// caller no longer writes to the store.
     fn share_lock(&self) -> io::Result<()> {
         Ok(())
+    }
+
+    /// Replaces the lock. Returns whether the store has the new one. If other programs' locks do
+    /// not allow it, a store that had a lock keeps, or gets, a shared one.
+    ///
+    /// # Errors
+    /// The system's error; the store has a shared lock then, or none.
+    fn relock(&self, _mode: LockMode) -> io::Result<bool> {
+        Ok(true)
     }
 
     /// Tells the store that its file was renamed, for [`Store::name`].

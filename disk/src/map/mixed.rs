@@ -10,12 +10,15 @@
 //!   changed(...): a commit updates words, runs, and all reads in progress
 //! ```
 //!
+//! The words of hidden ranges are `Lazy`, and their runs are cached here even if there is only one.
+//! So requests find the owner under the lock only (`held.rs`).
+//!
 //! Everything here is guarded by the disk's mutation lock.
 
 use super::{LayerId, Map, Owner, Run, push_joined};
 use crate::chain::{Chain, Member};
 use diskwright_image::{BlockState, Commit};
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, ops::Range, sync::Arc};
 
 /// Maximum number of cached runs: 24 MiB.
 const MIXED_RUNS_MAX: usize = 1 << 20;
@@ -28,6 +31,25 @@ pub(crate) struct Mixed {
     runs: usize,
     folding: HashMap<u64, Reading<(u64, Owner)>>,
     deciding: HashMap<u64, Reading<Run>>,
+    hidden: Hidden,
+}
+
+/// Ranges of the disk whose words stay `Lazy`.
+#[derive(Debug, Default)]
+struct Hidden {
+    /// The layer that the words name.
+    top: LayerId,
+    /// In bytes.
+    ranges: Vec<Range<u64>>,
+}
+
+impl Hidden {
+    /// The owner that the unit's word must have meanwhile.
+    fn word(&self, map: &Map, unit: u64) -> Option<Owner> {
+        let (start, end) = map.unit_range(unit);
+        let is_in = |range: &Range<u64>| range.start < end && start < range.end;
+        self.ranges.iter().any(is_in).then_some(Owner::Lazy { layer: self.top })
+    }
 }
 
 /// A page or a unit whose tables are being read, perhaps by several threads.
@@ -109,6 +131,9 @@ impl Mixed {
                     *place = owner;
                 }
             }
+            for (unit, owner) in (first_unit..).zip(owners) {
+                *owner = self.hidden.word(map, unit).unwrap_or(*owner);
+            }
         }
         reading.readers -= 1;
         if reading.readers == 0 {
@@ -160,7 +185,7 @@ impl Mixed {
     /// Sets a unit's runs. A single run becomes the unit's word, several are cached.
     fn set_runs(&mut self, map: &Map, unit: u64, runs: Vec<Run>) {
         match &*runs {
-            [only] => {
+            [only] if self.hidden.word(map, unit).is_none() => {
                 self.remove(unit);
                 map.set(unit, only.owner);
             }
@@ -179,8 +204,8 @@ impl Mixed {
         let is_top = chain.top().id == member.id;
         let units = map.unit_of(block_start)..=map.unit_of(block_end - 1);
         for unit in units {
-            if !is_top {
-                // A layer above may own parts of the unit: the tables must be read.
+            if !is_top && self.may_be_above(chain, member, unit) {
+                // The tables must be read.
                 self.forget(map, unit, chain.top().id);
                 continue;
             }
@@ -199,14 +224,15 @@ impl Mixed {
                 Some((from, to, Some(owner))) => {
                     if from < to {
                         let run = Run { start_bytes: from, len_bytes: to - from, owner };
-                        self.part_changed(map, unit, member.id, run);
+                        self.part_changed(map, unit, chain.top().id, run);
                     }
                 }
                 _ => {
                     let owner = match Chain::owner_by(member, state, start - block_start) {
-                        Some(owner) => owner,
                         None if chain.members().len() == 1 => Owner::Absent,
-                        None => Owner::Lazy { layer: member.id },
+                        // An image below the top commits: the top may get a part of the unit later.
+                        None | Some(Owner::Lazy { .. }) => Owner::Lazy { layer: chain.top().id },
+                        Some(owner) => owner,
                     };
                     self.whole_changed(map, unit, owner);
                 }
@@ -214,18 +240,67 @@ impl Mixed {
         }
     }
 
+    /// Whether a layer above `member` may own a part of the unit.
+    fn may_be_above(&self, chain: &Chain, member: &Member, unit: u64) -> bool {
+        let depth = chain.depth_of(member.id).unwrap_or(0);
+        let is_above = |owner: Owner| match owner {
+            Owner::Absent => false,
+            Owner::Data { source, .. } => chain.members()[..depth].iter().any(|above| above.has_source(source)),
+            Owner::Zero { layer } | Owner::Compressed { layer } | Owner::Damaged { layer } => {
+                chain.depth_of(layer).is_none_or(|of_owner| of_owner < depth)
+            }
+            Owner::Lazy { .. } => true,
+        };
+        match (chain.map.word(unit), self.units.get(&unit)) {
+            (None, _) | (Some(Owner::Lazy { .. }), None) => true,
+            (Some(Owner::Lazy { .. }), Some(runs)) => runs.iter().any(|run| is_above(run.owner)),
+            (Some(owner), _) => is_above(owner),
+        }
+    }
+
     /// Records that a whole unit has another owner.
     fn whole_changed(&mut self, map: &Map, unit: u64, owner: Owner) {
+        let (start_bytes, end) = map.unit_range(unit);
+        let run = Run { start_bytes, len_bytes: end - start_bytes, owner };
+        let is_lazy = matches!(owner, Owner::Lazy { .. });
+        let word = self.hidden.word(map, unit);
         self.remove(unit);
-        map.set(unit, owner);
-        if let Some(reading) = self.folding.get_mut(&map.page_of(map.unit_range(unit).0)) {
-            reading.changes.push((unit, owner));
+        if word.is_some() && !is_lazy {
+            self.insert(unit, [run].into());
+        }
+        let word = word.unwrap_or(owner);
+        map.set(unit, word);
+        if let Some(reading) = self.folding.get_mut(&map.page_of(start_bytes)) {
+            reading.changes.push((unit, word));
         }
         if let Some(reading) = self.deciding.get_mut(&unit) {
-            let (start_bytes, end) = map.unit_range(unit);
-            match owner {
-                Owner::Lazy { .. } => reading.break_off(),
-                owner => reading.changes.push(Run { start_bytes, len_bytes: end - start_bytes, owner }),
+            if is_lazy {
+                reading.break_off();
+            } else {
+                reading.changes.push(run);
+            }
+        }
+    }
+
+    /// Makes the words of these ranges `Lazy` until [`Mixed::show`].
+    pub(crate) fn hide(&mut self, chain: &Chain, ranges: &[Range<u64>]) {
+        self.hidden = Hidden { top: chain.top().id, ranges: ranges.to_vec() };
+        for unit in units_of(&chain.map, ranges) {
+            // A unit with several owners is `Lazy` already, and its runs are cached.
+            match chain.map.word(unit) {
+                None | Some(Owner::Lazy { .. }) => {}
+                Some(owner) => self.whole_changed(&chain.map, unit, owner),
+            }
+        }
+    }
+
+    /// Ends [`Mixed::hide`]. Words of units whose single owner is known lead to it again.
+    pub(crate) fn show(&mut self, chain: &Chain) {
+        let Hidden { ranges, .. } = std::mem::take(&mut self.hidden);
+        for unit in units_of(&chain.map, &ranges) {
+            if let Some([only]) = self.units.get(&unit).map(|runs| &**runs) {
+                let owner = only.owner;
+                self.whole_changed(&chain.map, unit, owner);
             }
         }
     }
@@ -274,6 +349,14 @@ impl Mixed {
         self.folding.values_mut().for_each(Reading::break_off);
         self.deciding.values_mut().for_each(Reading::break_off);
     }
+}
+
+/// The units of these ranges of the disk.
+fn units_of<'a>(map: &'a Map, ranges: &'a [Range<u64>]) -> impl Iterator<Item = u64> + use<'a> {
+    ranges
+        .iter()
+        .filter(|range| !range.is_empty())
+        .flat_map(|range| map.unit_of(range.start)..=map.unit_of(range.end - 1))
 }
 
 /// Replaces the range of `over` in the runs, which cover that range without gaps.

@@ -30,7 +30,7 @@ fn a_write_that_must_wait_holds_no_block() {
     let [first, second] = [0, 1].map(|block| (chain.top().id, block));
     let mut draft = Draft::default();
     let plan = |draft: &mut Draft| loop {
-        let next = plan_write(&mut shared.lock(), 0, 2 * BLOCK, draft).unwrap();
+        let next = plan_write(&mut shared.lock(), 0, &mut 0, 2 * BLOCK, draft).unwrap();
         let Next::Work(work) = next else { return next };
         assert!(!shared.lock().claims.is_shared(first), "{work:?}");
         shared.carry_out(&chain, &work).unwrap();

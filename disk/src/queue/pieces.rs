@@ -23,9 +23,9 @@ impl DiskQueue {
         let (tag, range, segments) = (request.tag, request.buf_range(), request.segments.take());
         let is_write = request.operation == Operation::Write;
         let fua = is_write && request.fua;
-        let top = self.chain.top();
-        let ready = if fua { self.shared.check_poison(top) } else { Ok(()) };
-        let dirty = top.image.writer().is_some_and(ImageWriter::is_dirty);
+        let ready = if fua { self.shared.check_poison(&self.chain) } else { Ok(()) };
+        let image = self.chain.written_with(source);
+        let dirty = image.is_some_and(|image| image.image.writer().is_some_and(ImageWriter::is_dirty));
         // For several parts one flush is cheaper than one RWF_DSYNC each.
         let flush_after = fua && (dirty || segments.as_ref().is_some_and(|segments| segments.count() > 1));
         let kept = if flush_after {

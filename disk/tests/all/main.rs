@@ -1,5 +1,6 @@
-//! The tests of disks, in one binary: each binary links the whole library. Tests that measure the memory
-//! of their process have binaries of their own, and so has `races`, which the thread sanitizer runs.
+//! The tests of disks, in one binary: each binary links the whole library. Tests that measure the
+//! memory of their process have binaries of their own, and so has `races`, which the thread
+//! sanitizer runs.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -14,6 +15,7 @@ mod patchwork;
 #[path = "../small_fs/mod.rs"]
 mod small_fs;
 
+mod absorb;
 mod bad_input;
 mod bad_places;
 mod chains;

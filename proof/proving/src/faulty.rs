@@ -72,7 +72,8 @@ fn must_be_reported(kind: FaultKind, op_kind: OpKind, phase: Option<Phase>) -> b
     match (kind, op_kind) {
         (FaultKind::Slow | FaultKind::Silent, _) | (_, OpKind::Punch | OpKind::Share) => false,
         (FaultKind::Full | FaultKind::Short, OpKind::Length) => false,
-        (_, OpKind::Read) => phase != Some(Phase::Open),
+        // What an open reads first is in two places. A merge in use opens the parent again.
+        (_, OpKind::Read) => !matches!(phase, Some(Phase::Open | Phase::Absorb)),
         _ => true,
     }
 }

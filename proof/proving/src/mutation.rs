@@ -21,6 +21,8 @@ pub enum Phase {
     Flush,
     /// An image is added on top of a disk in use.
     Snapshot,
+    /// A disk in use is merged into its parent.
+    Absorb,
     /// A disk in use grows.
     Grow,
     /// A disk in use gets another link to its parent.

@@ -46,6 +46,11 @@ fn disks_that_change_while_in_use() {
 }
 
 #[test]
+fn disks_that_are_merged_while_in_use() {
+    fail_every_operation(&["vhd dynamic 16K, absorbed in use", "vhdx dynamic 1M, absorbed in use"]);
+}
+
+#[test]
 fn a_store_that_answers_late() {
     fail_every_operation(&["raw, late", "vhd dynamic 16K, late", "vhdx differencing 1M, late"]);
 }

@@ -5,7 +5,7 @@
 //! it high), `DISKWRIGHT_SOAK_SEED` the first seed. `DISKWRIGHT_SOAK_ENGINE=pread` uses no
 //! io_uring, for the thread sanitizer, which cannot see what the kernel does (`.ci/tsan`).
 
-use diskwright_disk::{CreateRequest, Disk, Layer, OpenOptions, create};
+use diskwright_disk::{AbsorbOptions, CreateRequest, Disk, Layer, OpenOptions, create};
 use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
 use diskwright_proving::{
     linear::{Mix, Plan, Tally, round, round_beside},
@@ -245,6 +245,38 @@ fn vhd_with_snapshots() {
 #[test]
 fn vhdx_with_snapshots() {
     soak_with_snapshots(Format::Vhdx, 4 << 20, [2 << 20, 1 << 20]);
+}
+
+/// The disk is frozen and merged again while it is in use, each time with the same names.
+fn soak_with_merges(format: Format, size_bytes: u64, block_bytes: u32) {
+    let dir = tempfile::tempdir().unwrap();
+    let request =
+        CreateRequest { size_bytes: Some(size_bytes), block_bytes: Some(block_bytes), ..CreateRequest::default() };
+    let disk = made(&dir.path().join(format!("disk.{format}")), &request);
+    let mut merged_bytes = 0;
+    let mut beside = |disk: &Disk| {
+        for _ in 0..2 {
+            thread::sleep(Duration::from_millis(5));
+            disk.snapshot("frozen", false, &mut ()).map_err(|error| error.to_string())?;
+            thread::sleep(Duration::from_millis(5));
+            let absorbed = disk.absorb(&AbsorbOptions::default(), &mut |_, _| true);
+            merged_bytes += absorbed.map_err(|error| error.to_string())?.data_bytes;
+        }
+        Ok(())
+    };
+    let plan = Plan { block_sectors: u64::from(block_bytes) / 512, ..PLAN };
+    soak_on(&format!("{format} dynamic, merged in use"), &disk, plan, &mut beside);
+    assert!(disk.layers().len() == 1 && merged_bytes > 0);
+}
+
+#[test]
+fn vhd_merged_in_use() {
+    soak_with_merges(Format::Vhd, 1 << 20, 32 << 10);
+}
+
+#[test]
+fn vhdx_merged_in_use() {
+    soak_with_merges(Format::Vhdx, 4 << 20, 1 << 20);
 }
 
 #[test]

@@ -2,7 +2,10 @@
 //! data, and the disk can be used again. The number of states is set in `campaign`. Each test
 //! prints what it has done.
 
-use diskwright_proving::{campaign::power_cuts, command, compacting, crowd, disk, life, merge, sizes};
+use diskwright_proving::{
+    campaign::{Tally, Thoroughness, cut_one, power_cuts},
+    command, compacting, crowd, disk, life, merge, sizes,
+};
 
 /// Number of shares of the states: each kind of disk has one, all creations together one, all
 /// conversions one, all snapshots one, all merges one, all compactions one, all resizes two, all
@@ -69,6 +72,8 @@ kinds! {
     vhdx_dynamic_with_snapshots: "vhdx dynamic 1M, with snapshots",
     vhd_dynamic_frozen_in_use: "vhd dynamic 16K, frozen in use",
     vhdx_dynamic_frozen_in_use: "vhdx dynamic 1M, frozen in use",
+    vhd_dynamic_absorbed_in_use: "vhd dynamic 16K, absorbed in use",
+    vhdx_dynamic_absorbed_in_use: "vhdx dynamic 1M, absorbed in use",
     vhd_differencing_relinked: "vhd differencing 16K, relinked",
     vhdx_differencing_relinked: "vhdx differencing 1M, relinked",
     packed: "packed 16K, over a parent",
@@ -76,6 +81,15 @@ kinds! {
     raw_late: "raw, late",
     vhd_dynamic_late: "vhd dynamic 16K, late",
     vhdx_differencing_late: "vhdx differencing 1M, late",
+}
+
+/// What clients wrote to the parent of a killed merge is in the page cache only. In this history
+/// the next session sees it and flushes, and then the power fails.
+#[test]
+fn a_killed_merge_in_use_is_durable_after_the_next_flush() {
+    let case = disk::named("vhd dynamic 16K, absorbed in use");
+    let thoroughness = Thoroughness { modes: 5, resume: true, opinions: 0 };
+    cut_one(&case, 148, None, &mut Tally::default(), thoroughness).unwrap();
 }
 
 #[test]

@@ -93,6 +93,30 @@ fn a_refused_lock_leaves_nothing_locked() {
     drop(reader);
 }
 
+/// A lock moves from a file that is open for reading to the same file, open for writing, and back.
+#[test]
+fn a_lock_is_replaced_and_a_refused_one_leaves_that_of_a_reader() {
+    use crate::Store;
+    let directory = tempfile::tempdir().unwrap();
+    let path = image(directory.path());
+    let options = |lock| OpenOptions { writable: true, create_new: false, cache: CacheMode::PageCache, lock };
+    let (reader, writer) =
+        (open(&path, LockMode::Shared).unwrap(), FileStore::open(&path, &options(LockMode::Shared)).unwrap());
+    assert!(!writer.relock(LockMode::Exclusive).unwrap(), "another reader is there");
+    assert_eq!(holder_of(&path, LockMode::Shared), None, "a reader's lock is left");
+    assert!(reader.relock(LockMode::None).unwrap());
+    assert!(holder_of(&path, LockMode::Exclusive).is_some(), "a reader's lock is left");
+    assert!(writer.relock(LockMode::Exclusive).unwrap());
+    assert!(holder_of(&path, LockMode::Shared).is_some());
+    assert!(!reader.relock(LockMode::Shared).unwrap());
+    assert!(writer.relock(LockMode::Shared).unwrap() && reader.relock(LockMode::Shared).unwrap());
+    assert_eq!(holder_of(&path, LockMode::Shared), None);
+    drop(writer);
+    assert!(holder_of(&path, LockMode::Exclusive).is_some());
+    drop(reader);
+    assert_eq!(holder_of(&path, LockMode::Exclusive), None);
+}
+
 /// A qemu-io process that has a file open until it is dropped.
 struct QemuIo(Child);
 

@@ -105,6 +105,8 @@ pub enum Changes {
     Snapshots,
     /// The disk is frozen and goes on in a new child that has its name.
     FrozenInUse,
+    /// As [`Changes::FrozenInUse`], and merged into its parent while it is in use.
+    AbsorbedInUse,
     /// The disk grows from this size to its `size_bytes`.
     Grows {
         /// Virtual size at the start, in bytes.
@@ -112,6 +114,13 @@ pub enum Changes {
     },
     /// The link to the parent changes.
     Relinks,
+}
+
+impl Changes {
+    /// Whether the disk is frozen while it is in use.
+    pub(crate) fn freezes(self) -> bool {
+        matches!(self, Self::FrozenInUse | Self::AbsorbedInUse)
+    }
 }
 
 /// The interface through which a disk is used.

@@ -55,7 +55,12 @@ impl FaultyCase for DiskCase {
             // After the first failure, the change is tried again. (A VHDX is slow here, and the
             // code of its snapshots is the same as a VHD's.)
             let times = if self.format == Format::Vhdx { 1 } else { 3 };
-            [7, 7, 4][3 - times..].iter().for_each(|&at| steps.insert(at, FaultyStep::Change));
+            let places: &[usize] = match self.changes {
+                // Frozen early, then merged with what was written since.
+                Changes::AbsorbedInUse => &[9, 9, 3][2 - times.min(2)..],
+                _ => &[7, 7, 4][3 - times..],
+            };
+            places.iter().for_each(|&at| steps.insert(at, FaultyStep::Change));
         }
         if let Some(both) = self.windows.get(1).filter(|_| matches!(self.backing, Backing::Parts(_))) {
             steps.splice(
@@ -122,6 +127,10 @@ impl DiskCase {
             Changes::None => Ok(()),
             Changes::Snapshots => self.play_snapshot(stage, session, truth),
             Changes::FrozenInUse => self.freeze_once(stage, session, truth, &mut ()),
+            Changes::AbsorbedInUse if self.has_snapshot(&session.disk) => {
+                self.absorb_once(stage, session, truth, &mut |_, _| true).map(drop)
+            }
+            Changes::AbsorbedInUse => self.freeze_once(stage, session, truth, &mut ()),
             Changes::Relinks => self.play_relink(stage, session, truth),
             Changes::Grows { .. } => self.play_growth(stage, session, truth, truth.changed.size_bytes + (256 << 10)),
         }

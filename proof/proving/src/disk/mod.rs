@@ -15,12 +15,13 @@
 //!
 //! A disk lies on one file, several files, a store that answers late, or an image of the made-up
 //! format ([`Backing`]). Some disks change while they are in use (`changes.rs`,
-//! `freezing.rs`, `relinks.rs`).
+//! `freezing.rs`, `absorbing.rs`, `relinks.rs`).
 //!
 //! `case.rs` has the values; `kinds.rs` lists the kinds; `front.rs` puts a server in between;
 //! `session.rs` uses one open disk; `play.rs` runs random sessions; `faults.rs` runs the short
 //! session for faults; `silence.rs` runs the one for stores that never answer.
 
+mod absorbing;
 mod backing;
 mod case;
 mod changes;
@@ -380,6 +381,7 @@ impl Case for DiskCase {
         if !depth.resume {
             return Ok(0);
         }
+        self.judge_merge(world, truth)?;
         // Another session begins here. What is visible now must not be lost.
         world.settle();
         let stage = Stage::new(world.clone());
@@ -434,7 +436,7 @@ impl Case for DiskCase {
             Err(error) => Opinion::Disagrees(format!("as {who} reads it, {error}")),
         };
         // The other programs can read one image, or a child and its parent.
-        if self.top_of(&world) > 0 || self.backing == Backing::Packed || self.changes == Changes::FrozenInUse {
+        if self.top_of(&world) > 0 || self.backing == Backing::Packed || self.changes.freezes() {
             return None;
         }
         // qemu-img supports no sectors of 4096 bytes, and no VHD without the copy of its footer.

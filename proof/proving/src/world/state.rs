@@ -7,7 +7,7 @@ use crate::{
     mutation::{Mutation, Phase},
 };
 use diskwright_store::{
-    Files, LaneOp, Loan, Store,
+    Files, LaneOp, Loan, LockMode, Store,
     sync::{Mutex, MutexGuard, thread},
 };
 use std::{
@@ -83,6 +83,33 @@ pub struct Suspended(Option<Fault>, u64);
 pub(super) struct Holders {
     pub(super) readers: u32,
     pub(super) writer: bool,
+}
+
+impl Holders {
+    /// Whether another holder can have this lock.
+    pub(super) fn allow(&self, mode: LockMode) -> bool {
+        match mode {
+            LockMode::None => true,
+            LockMode::Shared => !self.writer,
+            LockMode::Exclusive => !self.writer && self.readers == 0,
+        }
+    }
+
+    pub(super) fn take(&mut self, mode: LockMode) {
+        match mode {
+            LockMode::None => {}
+            LockMode::Shared => self.readers += 1,
+            LockMode::Exclusive => self.writer = true,
+        }
+    }
+
+    pub(super) fn release(&mut self, mode: LockMode) {
+        match mode {
+            LockMode::None => {}
+            LockMode::Shared => self.readers -= 1,
+            LockMode::Exclusive => self.writer = false,
+        }
+    }
 }
 
 impl fmt::Debug for World {

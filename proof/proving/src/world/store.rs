@@ -10,10 +10,7 @@ use diskwright_store::{DataFile, FileRange, LockMode, Store, Zeroing, lane::Lane
 use std::{
     fmt, io,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// An open file of a [`World`].
@@ -22,9 +19,8 @@ pub(super) struct WorldStore {
     pub(super) name: PathBuf,
     pub(super) file: FileId,
     pub(super) writable: bool,
-    pub(super) lock: LockMode,
-    /// An exclusive lock was turned into a shared one.
-    pub(super) shares: AtomicBool,
+    /// The present lock.
+    pub(super) lock: Mutex<LockMode>,
     pub(super) life: u64,
     /// Present in a world that answers late.
     pub(super) lane: Option<Arc<dyn Lane>>,
@@ -43,11 +39,7 @@ impl Drop for WorldStore {
             return;
         }
         let Some(holders) = state.locks.get_mut(&self.file) else { return };
-        match self.lock {
-            LockMode::None => {}
-            LockMode::Exclusive if !self.shares.load(Ordering::Relaxed) => holders.writer = false,
-            LockMode::Shared | LockMode::Exclusive => holders.readers -= 1,
-        }
+        holders.release(*self.lock());
     }
 }
 
@@ -60,7 +52,11 @@ impl WorldStore {
     pub(super) fn unlocked(&self) -> Self {
         let (world, name) = (self.world.clone(), self.name.clone());
         let (file, writable, life) = (self.file, self.writable, self.life);
-        Self { world, name, file, writable, lock: LockMode::None, shares: AtomicBool::new(false), life, lane: None }
+        Self { world, name, file, writable, lock: LockMode::None.into(), life, lane: None }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LockMode> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn check_writable(&self) -> io::Result<()> {
@@ -79,16 +75,21 @@ impl WorldStore {
 
 impl Store for WorldStore {
     fn share_lock(&self) -> io::Result<()> {
+        self.relock(LockMode::Shared).map(drop)
+    }
+
+    fn relock(&self, mode: LockMode) -> io::Result<bool> {
         let mut state = self.world.state();
-        if state.life == self.life
-            && self.lock == LockMode::Exclusive
-            && !self.shares.swap(true, Ordering::Relaxed)
-            && let Some(holders) = state.locks.get_mut(&self.file)
-        {
-            holders.writer = false;
-            holders.readers += 1;
+        if state.life != self.life {
+            return Ok(true);
         }
-        Ok(())
+        let holders = state.locks.entry(self.file).or_default();
+        let mut lock = self.lock();
+        holders.release(*lock);
+        let is_free = holders.allow(mode);
+        *lock = if is_free { mode } else { LockMode::Shared };
+        holders.take(*lock);
+        Ok(is_free)
     }
 
     fn name(&self) -> &Path {
