@@ -165,7 +165,9 @@ impl Chain {
         let mut members = Vec::with_capacity(layers.len());
         let mut sources = Vec::new();
         for (id, layer) in layers.iter().enumerate() {
-            members.push(join(layer, id, &mut sources)?);
+            let member = join(layer, id, &mut sources)?;
+            // The disk writes only to its top. A parent may be a former top that was closed.
+            members.push(Member { is_at_rest: member.is_at_rest || id > 0, ..member });
         }
         Self::assemble(layers, members, sources, None, memory_bytes)
     }
@@ -183,6 +185,26 @@ impl Chain {
         }
         let members = std::iter::once(member).chain(self.members.iter().cloned()).collect();
         Self::assemble(layers, members, sources, Some(self), self.memory_bytes)
+    }
+
+    /// This chain with `parent` in the place of the `count` layers from `depth` on, which are not at
+    /// the top. It has a new map: words of the old one name the layers that left.
+    ///
+    /// # Errors
+    /// As [`Chain::new`].
+    pub(crate) fn with_parent(&self, depth: usize, count: usize, parent: Layer) -> Result<Self> {
+        let (mut layers, mut members) = (self.layers.to_vec(), self.members.clone());
+        let mut sources = self.sources.clone();
+        let member = Member { is_at_rest: true, ..join(&parent, self.depths.len(), &mut sources)? };
+        let replaced = depth.max(1).min(members.len())..(depth + count).min(members.len());
+        for gone in members.splice(replaced.clone(), [member]) {
+            let first = usize::from(gone.first_source);
+            sources[first..first + usize::from(gone.stores)].fill(None);
+        }
+        layers.splice(replaced, [parent]);
+        let chain = Self::assemble(layers, members, sources, Some(self), self.memory_bytes)?;
+        let map = Map::new(chain.geometry.size_bytes, chain.map.unit_bytes(), map_share(chain.memory_bytes));
+        Ok(Self { map: Arc::new(map), ..chain })
     }
 
     /// This chain with the current sizes of its layers.

@@ -74,6 +74,14 @@ impl Epochs {
         QueueEpoch { current: Arc::clone(&self.current), is_stuck: Arc::clone(&self.is_stuck), counters }
     }
 
+    /// Number of requests in flight.
+    pub(crate) fn in_flight(&self) -> u64 {
+        let queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let of_queue =
+            |counters: Arc<Counters>| counters.0.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>();
+        queues.iter().filter_map(Weak::upgrade).map(of_queue).sum()
+    }
+
     /// Begins a grace period. The previous one must be over. With two at a time each would wait for
     /// only one parity, and both would miss older requests of the other parity.
     pub(crate) fn begin_grace(&self) -> Grace {
@@ -152,7 +160,9 @@ mod tests {
         queue.leave(before);
         assert!(epochs.grace_over(grace));
         assert_ne!(before, after);
+        assert_eq!(epochs.in_flight(), 1);
         queue.leave(after);
+        assert_eq!(epochs.in_flight(), 0);
     }
 
     #[test]

@@ -37,6 +37,7 @@
 //!   merge.rs      merges an image into one of its ancestors
 //!   merge_mark.rs the marks that a merge leaves in a child
 //!   live_snapshot.rs  freezes a disk in use
+//!   live_merge.rs merges frozen images of a disk in use
 //!   family.rs     the images of a folder and their parents
 //!   volumes.rs    partitions and file systems on a disk
 //! ```
@@ -64,6 +65,7 @@ mod held;
 mod holes;
 mod image_file;
 mod inside;
+mod live_merge;
 mod live_snapshot;
 mod map;
 mod merge;

@@ -66,6 +66,20 @@ pub(crate) enum Refusal {
 
 /// Takes the lock. If it fails, nothing stays locked.
 pub(crate) fn acquire(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal> {
+    take(fd, mode).inspect_err(|_| release(fd))
+}
+
+/// Turns the lock of a reader into that of a writer, without a moment in which another program
+/// could take the file. If it fails, the lock of the reader stays.
+pub(crate) fn exclude(fd: BorrowedFd<'_>) -> Result<(), Refusal> {
+    take(fd, LockMode::Exclusive).inspect_err(|_| {
+        // The first error is returned. The bytes of a writer keep readers away for longer.
+        let _ = share(fd);
+    })
+}
+
+/// Takes the lock, and leaves a part of it if that fails.
+fn take(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal> {
     let held: &[i64] = match mode {
         LockMode::None => return Ok(()),
         LockMode::Shared => &[CONSISTENT_READ],
@@ -73,31 +87,25 @@ pub(crate) fn acquire(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal>
     };
     let locks = || held.iter().map(|n| HELD_BASE + n).chain(UNSHARED.map(|n| UNSHARED_BASE + n));
     let tests = || held.iter().map(|n| UNSHARED_BASE + n).chain(UNSHARED.map(|n| HELD_BASE + n));
-    let taken = (|| {
-        for byte in locks() {
-            match fcntl(fd, FcntlArg::F_OFD_SETLK(&one_byte(libc::F_RDLCK, byte))) {
-                Ok(_) => {}
-                Err(Errno::EAGAIN | Errno::EACCES) => return Err(Refusal::Held),
-                // ENOLCK, EOPNOTSUPP, ENOSYS, EINVAL: the file system or the kernel does not
-                // support these locks.
-                Err(Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL) => return Ok(()),
-                Err(errno) => return Err(Refusal::Io(errno.into())),
-            }
+    for byte in locks() {
+        match fcntl(fd, FcntlArg::F_OFD_SETLK(&one_byte(libc::F_RDLCK, byte))) {
+            Ok(_) => {}
+            Err(Errno::EAGAIN | Errno::EACCES) => return Err(Refusal::Held),
+            // ENOLCK, EOPNOTSUPP, ENOSYS, EINVAL: the file system or the kernel does not support
+            // these locks.
+            Err(Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL) => return Ok(()),
+            Err(errno) => return Err(Refusal::Io(errno.into())),
         }
-        for byte in tests() {
-            let mut found = one_byte(libc::F_WRLCK, byte);
-            match fcntl(fd, FcntlArg::F_OFD_GETLK(&mut found)) {
-                Ok(_) if found.l_type == libc::F_UNLCK as libc::c_short => {}
-                Ok(_) => return Err(Refusal::Held),
-                Err(errno) => return Err(Refusal::Io(errno.into())),
-            }
-        }
-        Ok(())
-    })();
-    if taken.is_err() {
-        release(fd);
     }
-    taken
+    for byte in tests() {
+        let mut found = one_byte(libc::F_WRLCK, byte);
+        match fcntl(fd, FcntlArg::F_OFD_GETLK(&mut found)) {
+            Ok(_) if found.l_type == libc::F_UNLCK as libc::c_short => {}
+            Ok(_) => return Err(Refusal::Held),
+            Err(errno) => return Err(Refusal::Io(errno.into())),
+        }
+    }
+    Ok(())
 }
 
 /// Turns the lock of a writer into that of a reader.

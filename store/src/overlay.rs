@@ -8,6 +8,8 @@
 
 use crate::{
     lane::Lane,
+    lock::LockMode,
+    open::OpenError,
     store::{Access, DataFile, FileRange, Front, Store, Zeroing},
 };
 use std::{collections::BTreeMap, io, path::Path, sync::Arc};
@@ -142,6 +144,14 @@ impl Store for OverlayStore {
 
     fn identity(&self) -> Option<(u64, u64)> {
         self.inner.identity()
+    }
+
+    fn share_lock(&self) -> io::Result<()> {
+        self.inner.share_lock()
+    }
+
+    fn relock(&self, mode: LockMode) -> Result<(), OpenError> {
+        self.inner.relock(mode)
     }
 
     fn allocated_bytes(&self) -> io::Result<u64> {

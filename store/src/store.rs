@@ -22,7 +22,11 @@
 
 pub use crate::range::{FileRange, Zeroing};
 
-use crate::{lane::Lane, open::SectorSizes};
+use crate::{
+    lane::Lane,
+    lock::LockMode,
+    open::{OpenError, SectorSizes},
+};
 use std::{fmt, io, os::fd::BorrowedFd, path::Path, sync::Arc, time::SystemTime};
 
 /// Whether `error` means that the store has no room. The bytes that did not fit are unchanged; a
@@ -162,6 +166,16 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Turns an exclusive lock into a shared one: other programs may read the file from now on. The
     /// caller no longer writes to the store.
     fn share_lock(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Takes the lock `mode` instead of the present one. From [`LockMode::Shared`] to
+    /// [`LockMode::Exclusive`] there is no moment without the shared lock, so no other program can
+    /// write to the file in between. The store itself need not be writable.
+    ///
+    /// # Errors
+    /// [`OpenError::Locked`] with the program that has the file: the present lock stays then.
+    fn relock(&self, _mode: LockMode) -> Result<(), OpenError> {
         Ok(())
     }
 

@@ -25,13 +25,13 @@ use crate::{
     history::{Event, NameChange},
     mutation::Mutation,
 };
-use diskwright_store::{FileFacts, FileSystem, LockMode, OpenError, OpenOptions, Store};
+use diskwright_store::{FileFacts, FileSystem, OpenError, OpenOptions, Store};
 use late::LateLane;
 use state::DEVICE;
 use std::{
     io,
     path::{Component, Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, UNIX_EPOCH},
 };
 use store::WorldStore;
@@ -78,25 +78,15 @@ impl FileSystem for World {
         };
         let mut state = self.state();
         let holders = state.locks.entry(file).or_default();
-        let refused = match options.lock {
-            LockMode::None => false,
-            LockMode::Shared => holders.writer,
-            LockMode::Exclusive => holders.writer || holders.readers > 0,
-        };
-        if refused {
+        let Some(with_us) = holders.with(options.lock) else {
             let purpose = if options.writable { "writing" } else { "reading" };
             return Err(OpenError::Locked { path, purpose, holder: " by this test".into() });
-        }
-        match options.lock {
-            LockMode::None => {}
-            LockMode::Shared => holders.readers += 1,
-            LockMode::Exclusive => holders.writer = true,
-        }
+        };
+        *holders = with_us;
         let (life, late) = (state.life, state.late);
         drop(state);
-        let (world, writable, lock) = (self.clone(), options.writable, options.lock);
-        let mut store =
-            WorldStore { world, name: path.clone(), file, writable, lock, shares: false.into(), life, lane: None };
+        let (world, writable, lock) = (self.clone(), options.writable, Mutex::new(options.lock));
+        let mut store = WorldStore { world, name: path.clone(), file, writable, lock, life, lane: None };
         if let Some(seed) = late {
             store.lane = Some(Arc::new(LateLane::new(store.unlocked(), seed).map_err(failed)?));
         }

@@ -7,7 +7,7 @@ use crate::{
     mutation::{Mutation, Phase},
 };
 use diskwright_store::{
-    Files, LaneOp, Loan, Store,
+    Files, LaneOp, Loan, LockMode, Store,
     sync::{Mutex, MutexGuard, thread},
 };
 use std::{
@@ -79,10 +79,31 @@ pub(super) struct Silent {
 #[derive(Debug, Clone, Copy)]
 pub struct Suspended(Option<Fault>, u64);
 
-#[derive(Default)]
+/// Who has locked a file.
+#[derive(Clone, Copy, Default)]
 pub(super) struct Holders {
     pub(super) readers: u32,
     pub(super) writer: bool,
+}
+
+impl Holders {
+    /// With one more holder; `None` if the others do not allow that.
+    pub(super) fn with(self, lock: LockMode) -> Option<Self> {
+        match lock {
+            LockMode::None => Some(self),
+            LockMode::Shared => (!self.writer).then_some(Self { readers: self.readers + 1, ..self }),
+            LockMode::Exclusive => (!self.writer && self.readers == 0).then_some(Self { writer: true, ..self }),
+        }
+    }
+
+    /// Without the holder of such a lock.
+    pub(super) fn without(self, lock: LockMode) -> Self {
+        match lock {
+            LockMode::None => self,
+            LockMode::Shared => Self { readers: self.readers.saturating_sub(1), ..self },
+            LockMode::Exclusive => Self { writer: false, ..self },
+        }
+    }
 }
 
 impl fmt::Debug for World {

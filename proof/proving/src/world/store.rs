@@ -6,14 +6,11 @@ use crate::{
     fault::{FaultKind, OpKind},
     history::FileId,
 };
-use diskwright_store::{DataFile, FileRange, LockMode, Store, Zeroing, lane::Lane};
+use diskwright_store::{DataFile, FileRange, LockMode, OpenError, Store, Zeroing, lane::Lane};
 use std::{
     fmt, io,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
 };
 
 /// An open file of a [`World`].
@@ -22,9 +19,8 @@ pub(super) struct WorldStore {
     pub(super) name: PathBuf,
     pub(super) file: FileId,
     pub(super) writable: bool,
-    pub(super) lock: LockMode,
-    /// An exclusive lock was turned into a shared one.
-    pub(super) shares: AtomicBool,
+    /// The lock that it holds.
+    pub(super) lock: Mutex<LockMode>,
     pub(super) life: u64,
     /// Present in a world that answers late.
     pub(super) lane: Option<Arc<dyn Lane>>,
@@ -38,16 +34,7 @@ impl fmt::Debug for WorldStore {
 
 impl Drop for WorldStore {
     fn drop(&mut self) {
-        let mut state = self.world.state();
-        if state.life != self.life {
-            return;
-        }
-        let Some(holders) = state.locks.get_mut(&self.file) else { return };
-        match self.lock {
-            LockMode::None => {}
-            LockMode::Exclusive if !self.shares.load(Ordering::Relaxed) => holders.writer = false,
-            LockMode::Shared | LockMode::Exclusive => holders.readers -= 1,
-        }
+        let _ = self.relock(LockMode::None);
     }
 }
 
@@ -60,7 +47,7 @@ impl WorldStore {
     pub(super) fn unlocked(&self) -> Self {
         let (world, name) = (self.world.clone(), self.name.clone());
         let (file, writable, life) = (self.file, self.writable, self.life);
-        Self { world, name, file, writable, lock: LockMode::None, shares: AtomicBool::new(false), life, lane: None }
+        Self { world, name, file, writable, lock: Mutex::new(LockMode::None), life, lane: None }
     }
 
     fn check_writable(&self) -> io::Result<()> {
@@ -79,15 +66,24 @@ impl WorldStore {
 
 impl Store for WorldStore {
     fn share_lock(&self) -> io::Result<()> {
+        let is_exclusive = *self.lock.lock().unwrap_or_else(PoisonError::into_inner) == LockMode::Exclusive;
+        if is_exclusive { self.relock(LockMode::Shared).map_err(io::Error::other) } else { Ok(()) }
+    }
+
+    fn relock(&self, mode: LockMode) -> Result<(), OpenError> {
+        let mut held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.world.state();
-        if state.life == self.life
-            && self.lock == LockMode::Exclusive
-            && !self.shares.swap(true, Ordering::Relaxed)
-            && let Some(holders) = state.locks.get_mut(&self.file)
-        {
-            holders.writer = false;
-            holders.readers += 1;
+        if state.life != self.life {
+            return Ok(());
         }
+        let holders = state.locks.entry(self.file).or_default();
+        let others = holders.without(*held);
+        *holders = others.with(mode).ok_or_else(|| OpenError::Locked {
+            path: self.name.clone(),
+            purpose: if mode == LockMode::Exclusive { "writing" } else { "reading" },
+            holder: " by this test".into(),
+        })?;
+        *held = mode;
         Ok(())
     }
 
