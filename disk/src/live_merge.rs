@@ -73,8 +73,10 @@ impl Disk {
         let open = OpenOptions { writable: false, force_share: false, ..origin.options.clone() };
         let options = MergeOptions { open, ..options.clone() };
         let task = Task::new(self, origin, path.as_ref(), &options)?;
-        let grips = task.taking_part().map(|layer| Grip::take(layer, &options.open)).collect::<Result<Vec<_>>>()?;
-        let in_use = InUse::new(self, grips, &options);
+        let mut in_use = InUse::new(self, &options);
+        for layer in task.taking_part() {
+            in_use.grips.push(Grip::take(layer, &options.open)?);
+        }
         let steps = match &task.leftover {
             Some(leftover) => vec![lock(leftover, &task.layers[task.into], &options.open)?],
             None => task.layers[task.from..task.into].iter().map(|layer| in_use.of(layer)).collect::<Result<_>>()?,
@@ -241,12 +243,20 @@ impl Grip {
     }
 }
 
-impl Drop for Grip {
-    /// The image becomes a frozen one again. The disk may read it through either file.
-    fn drop(&mut self) {
+impl Grip {
+    /// The image becomes a frozen one again, if it is still in the chain. The disk reads it through
+    /// one of the two files, which keeps a shared lock. The other one may stay open for as long as a
+    /// queue is idle, and must not keep the next merge away.
+    fn let_go(&self, layers: &[Layer]) {
         let _ = self.held.share_lock();
-        if self.written.relock(LockMode::Shared).is_err() {
-            // Then the lock of the other file must stay for as long as the program runs.
+        if layers.iter().any(|layer| Arc::ptr_eq(layer.image.store(), &self.held)) {
+            return;
+        }
+        let is_there = layers.iter().any(|layer| layer.image.store().identity() == self.held.identity());
+        // If the second lock cannot be taken, the first one must stay.
+        if !is_there || self.written.relock(LockMode::Shared).is_ok() {
+            let _ = self.held.relock(LockMode::None);
+        } else {
             std::mem::forget(Arc::clone(&self.held));
         }
     }
@@ -267,9 +277,9 @@ impl fmt::Debug for InUse<'_> {
 }
 
 impl<'a> InUse<'a> {
-    fn new(disk: &'a Disk, grips: Vec<Grip>, options: &'a MergeOptions) -> Self {
+    fn new(disk: &'a Disk, options: &'a MergeOptions) -> Self {
         let clients_wait = Box::new(|| disk.shared.epochs.in_flight() > 0);
-        Self { disk, grips, options, clients_wait }
+        Self { disk, grips: Vec::new(), options, clients_wait }
     }
 
     /// A frozen image of the disk that takes part.
@@ -290,6 +300,13 @@ impl<'a> InUse<'a> {
         drop(mutation);
         let waited = shared.wait_for_grace();
         waited.map_err(|source| error::from_io("change its chain", &parent.path, source))
+    }
+}
+
+impl Drop for InUse<'_> {
+    fn drop(&mut self) {
+        let layers = self.disk.layers();
+        self.grips.iter().for_each(|grip| grip.let_go(&layers));
     }
 }
 

@@ -35,6 +35,7 @@ mod lab_report;
 mod lab_run;
 mod lab_saving;
 mod lab_studies;
+mod live_merge;
 mod map;
 mod nbd;
 mod partitions;

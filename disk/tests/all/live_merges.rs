@@ -2,7 +2,7 @@
 //! locks, merges that were stopped, and refusals.
 
 use diskwright_disk::{
-    CreateRequest, Disk, DiskError, KeptName, MergeOptions, Merged, OpenOptions, Result, check, create,
+    CreateRequest, Disk, DiskError, KeptName, MergeOptions, Merged, OpenOptions, Result, check, create, merge,
 };
 use diskwright_image::Severity;
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
@@ -143,6 +143,15 @@ fn chain(dir: &Path, extension: &str, layers: usize, dice: &mut Dice) -> (Vec<Pa
     (paths, model)
 }
 
+/// Stops the clients, also after a failed assertion.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Clients write, discard and read all the time while frozen images are merged into ancestors, in
 /// any order, until one frozen image is left. Some merges are stopped and called again.
 fn under_load(extension: &str, seeds: std::ops::Range<u64>) {
@@ -178,6 +187,7 @@ fn under_load(extension: &str, seeds: std::ops::Range<u64>) {
                     disk.extents(0, disk.geometry().size_bytes, &mut Vec::new()).unwrap();
                 }
             });
+            let _stop = Stop(&stop);
             while disk.layers().len() > 2 {
                 let before: Vec<PathBuf> = disk.layers().iter().map(|layer| layer.path.clone()).collect();
                 let from = 1 + dice.below(before.len() as u64 - 2) as usize;
@@ -215,7 +225,6 @@ fn under_load(extension: &str, seeds: std::ops::Range<u64>) {
                 let now: Vec<PathBuf> = disk.layers().iter().map(|layer| layer.path.clone()).collect();
                 assert_eq!(now, wanted, "seed {seed}");
             }
-            stop.store(true, Ordering::Relaxed);
         });
         disk.close().unwrap();
         let left = disk.layers().iter().map(|layer| layer.path.clone()).collect::<Vec<_>>();
@@ -236,4 +245,181 @@ fn clients_of_a_vhdx_read_what_they_wrote_while_its_images_are_merged() {
 #[test]
 fn clients_of_a_vhd_read_what_they_wrote_while_its_images_are_merged() {
     under_load("vhd", 100..114);
+}
+
+/// A chain of three images, each with a block of its own; the last one is not open.
+fn three(extension: &str) -> (TempDir, [PathBuf; 3]) {
+    let (dir, folder) = folder();
+    let paths = ["base", "middle", "top"].map(|name| folder.join(format!("{name}.{extension}")));
+    for (number, path) in paths.iter().enumerate() {
+        let parent = number.checked_sub(1).map(|below| paths[below].clone());
+        create(path, &CreateRequest { size_bytes: Some(16 * MIB), parent, ..CreateRequest::default() }).unwrap();
+        write(path, number as u64 * 4 * MIB, &vec![number as u8 + 1; MIB as usize]);
+        // The child records this time, so every later change of the file shows.
+        let file = fs::File::options().write(true).open(path).unwrap();
+        file.set_modified(std::time::SystemTime::now() - std::time::Duration::from_secs(1000)).unwrap();
+    }
+    (dir, paths)
+}
+
+fn contents() -> Vec<u8> {
+    let mut bytes = vec![0; 16 * MIB as usize];
+    for number in 0..3 {
+        bytes[number * 4 * MIB as usize..][..MIB as usize].fill(number as u8 + 1);
+    }
+    bytes
+}
+
+fn shown(disk: &Disk) -> Vec<u8> {
+    let mut bytes = vec![0xEE; 16 * MIB as usize];
+    blocking(disk).read(0, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn images_are_locked_while_they_are_merged() {
+    for extension in ["vhdx", "vhd"] {
+        let (dir, [base, middle, top]) = three(extension);
+        let disk = open(&top, true).unwrap();
+        let reader = open(&base, false).unwrap();
+        // Someone reads the parent.
+        let error = live(&disk, &middle, &MergeOptions::default()).unwrap_err();
+        assert!(matches!(&error, DiskError::InUse { path, .. } if *path == base), "{error}");
+        drop(reader);
+        let reader = open(&middle, false).expect("a refused merge leaves the locks of a reader");
+        drop(reader);
+        let mut tries = 0;
+        let done = disk
+            .merge(&middle, &MergeOptions::default(), &mut |_, _| {
+                for image in [&middle, &base] {
+                    assert!(matches!(open(image, false), Err(DiskError::InUse { .. })), "{}", image.display());
+                }
+                tries += 1;
+                true
+            })
+            .unwrap();
+        assert!(tries > 0);
+        assert_eq!((&done.disk, &done.merged[..], &done.relinked[..]), (&base, &[middle][..], &[top.clone()][..]));
+        assert_eq!(names(dir.path()).len(), 2);
+        assert!(shown(&disk) == contents(), "{extension}");
+        // Afterwards the parent has the lock of a reader again.
+        drop(open(&base, false).unwrap());
+        let writing = OpenOptions { writable: true, allow_parent_write: true, ..OpenOptions::default() };
+        assert!(matches!(Disk::open(&base, &writing), Err(DiskError::InUse { .. })));
+        // And again: the disk goes on, is frozen, and what was frozen is merged. A queue that is idle
+        // all the time still has the files of before open.
+        let mut idle = blocking(&disk);
+        idle.read(0, &mut [0; 512]).unwrap();
+        disk.snapshot("next", false, &mut ()).unwrap();
+        blocking(&disk).write(12 * MIB, &[9; 4096], false).unwrap();
+        let frozen = disk.layers()[1].path.clone();
+        live(&disk, &frozen, &MergeOptions::default()).unwrap();
+        disk.snapshot("last", false, &mut ()).unwrap();
+        live(&disk, &disk.layers()[1].path.clone(), &MergeOptions::default()).unwrap();
+        drop((idle, disk));
+        let mut expected = contents();
+        expected[12 * MIB as usize..][..4096].fill(9);
+        assert!(read_all(&top) == expected, "{extension}");
+        write(&top, 0, &[1; 512]);
+    }
+}
+
+/// The marks of a merge change the file of the merged image, and its child has recorded when it was
+/// last changed.
+#[test]
+fn a_merge_that_was_stopped_leaves_a_disk_that_can_be_written_and_merged_offline() {
+    for extension in ["vhdx", "vhd"] {
+        for stops_at in 1..3 {
+            let (dir, [base, middle, top]) = three(extension);
+            let disk = open(&top, true).unwrap();
+            let mut calls = 0;
+            let stopped =
+                disk.merge(&middle, &MergeOptions { no_reflink: true, ..MergeOptions::default() }, &mut |_, _| {
+                    calls += 1;
+                    calls < stops_at
+                });
+            // The second call may be the last one, which cannot stop it any more.
+            if stopped.is_err() {
+                assert!(matches!(stopped, Err(DiskError::Stopped)), "{stopped:?}");
+                assert!(shown(&disk) == contents());
+                drop(disk);
+                write(&top, 8 * MIB, &[3; 512]);
+                assert!(read_all(&top) == contents());
+                merge(&middle, &MergeOptions::default(), &mut |_, _| true).unwrap();
+            } else {
+                drop(disk);
+            }
+            assert_eq!(names(dir.path()).len(), 2);
+            assert!(read_all(&top) == contents());
+            write(&top, 8 * MIB, &[3; 512]);
+            sound(&base);
+        }
+    }
+}
+
+/// As after a power cut between the change of the top's link and the removal of the merged image.
+#[test]
+fn the_same_merge_removes_an_image_that_only_its_name_is_left_of() {
+    for extension in ["vhdx", "vhd"] {
+        let (dir, [base, middle, top]) = three(extension);
+        let disk = open(&top, true).unwrap();
+        let kept = dir.path().join("kept");
+        fs::hard_link(&middle, &kept).unwrap();
+        live(&disk, &middle, &MergeOptions::default()).unwrap();
+        fs::rename(&kept, &middle).unwrap();
+        let done = live(&disk, &middle, &MergeOptions::default()).unwrap();
+        assert_eq!((&done.disk, &done.merged[..], done.copied_bytes), (&base, &[middle.clone()][..], 0));
+        assert_eq!(names(dir.path()).len(), 2);
+        assert!(shown(&disk) == contents());
+        drop(disk);
+        assert!(read_all(&top) == contents());
+        write(&top, 0, &[1; 512]);
+    }
+}
+
+#[test]
+fn images_that_cannot_be_merged_in_use_say_why() {
+    let (dir, [base, middle, top]) = three("vhdx");
+    let disk = open(&top, true).unwrap();
+    let plain = MergeOptions::default();
+    let refused = |path: &Path, options: &MergeOptions| live(&disk, path, options).unwrap_err().to_string();
+    assert!(refused(&top, &plain).contains("writes to this image"));
+    assert!(refused(&base, &plain).contains("no parent"));
+    let upwards = MergeOptions { into: Some(middle.clone()), ..MergeOptions::default() };
+    assert!(refused(&base, &upwards).contains("not among its ancestors"));
+    let other = dir.path().join("other.vhdx");
+    create(&other, &CreateRequest { size_bytes: Some(MIB), ..CreateRequest::default() }).unwrap();
+    assert!(refused(&other, &plain).contains("not in the chain of"));
+    assert!(refused(&dir.path().join("nothing.vhdx"), &plain).contains("nothing.vhdx"));
+    // A child that is not in the chain.
+    let sibling = dir.path().join("sibling.vhdx");
+    create(&sibling, &CreateRequest { parent: Some(base.clone()), ..CreateRequest::default() }).unwrap();
+    let error = refused(&middle, &plain);
+    assert!(error.contains("sibling.vhdx") && error.contains("would read other data"), "{error}");
+    fs::remove_file(&sibling).unwrap();
+    // Another child of the merged image gets a link to the parent, unless a program has it open.
+    create(&sibling, &CreateRequest { parent: Some(middle.clone()), ..CreateRequest::default() }).unwrap();
+    let reader = open(&sibling, false).unwrap();
+    assert!(refused(&middle, &plain).contains("in use"));
+    drop(reader);
+    // A dry run changes nothing.
+    let before = fs::read(&middle).unwrap();
+    let dry = live(&disk, &middle, &MergeOptions { dry_run: true, ..MergeOptions::default() }).unwrap();
+    assert_eq!((dry.data_bytes, dry.copied_bytes, dry.relinked.len()), (MIB, 0, 2));
+    assert!(fs::read(&middle).unwrap() == before && disk.layers().len() == 3);
+    // A folder in which no name can be removed.
+    if std::process::Command::new("chattr").arg("+i").arg(dir.path()).status().is_ok_and(|status| status.success()) {
+        let error = refused(&middle, &plain);
+        std::process::Command::new("chattr").arg("-i").arg(dir.path()).status().unwrap();
+        assert!(error.contains("remove images that were merged"), "{error}");
+        assert!(fs::read(&middle).unwrap() == before && disk.layers().len() == 3);
+    } else {
+        println!("skipped: a folder that cannot be changed: no chattr here");
+    }
+    live(&disk, &middle, &plain).unwrap();
+    assert!(read_all(&sibling)[..MIB as usize] == contents()[..MIB as usize]);
+    drop(disk);
+    let disk = open(&top, false).unwrap();
+    let error = live(&disk, &base, &plain).unwrap_err().to_string();
+    assert!(error.contains("read-only"), "{error}");
 }

@@ -69,6 +69,8 @@ kinds! {
     vhdx_dynamic_with_snapshots: "vhdx dynamic 1M, with snapshots",
     vhd_dynamic_frozen_in_use: "vhd dynamic 16K, frozen in use",
     vhdx_dynamic_frozen_in_use: "vhdx dynamic 1M, frozen in use",
+    vhd_dynamic_merged_in_use: "vhd dynamic 16K, merged in use",
+    vhdx_differencing_merged_in_use: "vhdx differencing 1M, merged in use",
     vhd_differencing_relinked: "vhd differencing 16K, relinked",
     vhdx_differencing_relinked: "vhdx differencing 1M, relinked",
     packed: "packed 16K, over a parent",

@@ -176,3 +176,29 @@ fn qemu_refuses_files_that_we_have_open() {
         assert!(run("qemu-io", &["-c", "write 0 512"]).status.success());
     }
 }
+
+#[test]
+fn a_reader_becomes_a_writer_unless_another_program_reads() {
+    use crate::Store;
+    let directory = tempfile::tempdir().unwrap();
+    let path = image(directory.path());
+    let reader = open(&path, LockMode::Shared).unwrap();
+    let other = open(&path, LockMode::Shared).unwrap();
+    assert!(matches!(reader.relock(LockMode::Exclusive), Err(OpenError::Locked { purpose: "writing", .. })));
+    // The refused one is a reader as before: others may read, and nobody may write.
+    assert_eq!(holder_of(&path, LockMode::Shared), None);
+    drop(other);
+    assert!(holder_of(&path, LockMode::Exclusive).is_some());
+    reader.relock(LockMode::Exclusive).unwrap();
+    assert!(holder_of(&path, LockMode::Shared).is_some());
+    // Another open file of the same program, without a lock, takes over.
+    let next = open(&path, LockMode::None).unwrap();
+    assert!(next.relock(LockMode::Shared).is_err(), "the writer is still there");
+    reader.share_lock().unwrap();
+    next.relock(LockMode::Shared).unwrap();
+    drop(reader);
+    assert_eq!(holder_of(&path, LockMode::Shared), None);
+    assert!(holder_of(&path, LockMode::Exclusive).is_some());
+    next.relock(LockMode::None).unwrap();
+    assert_eq!(holder_of(&path, LockMode::Exclusive), None);
+}

@@ -105,6 +105,8 @@ pub enum Changes {
     Snapshots,
     /// The disk is frozen and goes on in a new child that has its name.
     FrozenInUse,
+    /// The same, and frozen images are merged.
+    MergedInUse,
     /// The disk grows from this size to its `size_bytes`.
     Grows {
         /// Virtual size at the start, in bytes.
@@ -112,6 +114,13 @@ pub enum Changes {
     },
     /// The link to the parent changes.
     Relinks,
+}
+
+impl Changes {
+    /// Whether the disk is frozen while it is in use, and keeps its name.
+    pub(super) fn freezes_in_use(self) -> bool {
+        matches!(self, Self::FrozenInUse | Self::MergedInUse)
+    }
 }
 
 /// The interface through which a disk is used.

@@ -55,6 +55,8 @@ impl FaultyCase for DiskCase {
             // After the first failure, the change is tried again. (A VHDX is slow here, and the
             // code of its snapshots is the same as a VHD's.)
             let times = if self.format == Format::Vhdx { 1 } else { 3 };
+            // Two snapshots come before the first merge.
+            let times = if self.changes == Changes::MergedInUse { 3 } else { times };
             [7, 7, 4][3 - times..].iter().for_each(|&at| steps.insert(at, FaultyStep::Change));
         }
         if let Some(both) = self.windows.get(1).filter(|_| matches!(self.backing, Backing::Parts(_))) {
@@ -122,6 +124,7 @@ impl DiskCase {
             Changes::None => Ok(()),
             Changes::Snapshots => self.play_snapshot(stage, session, truth),
             Changes::FrozenInUse => self.freeze_once(stage, session, truth, &mut ()),
+            Changes::MergedInUse => self.merge_or_freeze(stage, session, truth),
             Changes::Relinks => self.play_relink(stage, session, truth),
             Changes::Grows { .. } => self.play_growth(stage, session, truth, truth.changed.size_bytes + (256 << 10)),
         }

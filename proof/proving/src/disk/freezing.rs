@@ -11,7 +11,7 @@
 //! the child. Both must show the same, so nothing but the disk's name is needed to judge it.
 
 use super::{
-    Changes, DiskCase, DiskTruth,
+    DiskCase, DiskTruth,
     session::{Session, write_by_another},
 };
 use crate::{
@@ -118,7 +118,7 @@ impl DiskCase {
         dice: &mut Dice,
         version: &mut Version,
     ) -> Outcome {
-        if self.changes != Changes::FrozenInUse || session.disk.layers().len() >= LAYERS_MAX {
+        if !self.changes.freezes_in_use() || session.disk.layers().len() >= LAYERS_MAX {
             return Ok(());
         }
         let world = &stage.world;

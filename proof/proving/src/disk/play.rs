@@ -32,7 +32,11 @@ impl DiskCase {
         world.phase(None);
         for _ in 0..steps {
             *version += 1;
-            if self.changes == Changes::FrozenInUse && dice.percent(10) {
+            if self.changes == Changes::MergedInUse && dice.percent(14) {
+                self.play_merging(stage, &mut session, truth, dice, version)?;
+                continue;
+            }
+            if self.changes.freezes_in_use() && dice.percent(10) {
                 self.play_freezing(stage, &mut session, truth, dice, version)?;
                 continue;
             }
