@@ -4,7 +4,30 @@
 use crate::exit::{Failure, Outcome};
 use diskwright_disk::DiskError;
 use diskwright_serve::control::{self, Client, ControlError, Done, Operation, Statistics};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+/// A disk in use with an image of its chain.
+#[derive(Debug)]
+pub struct Below {
+    /// The way to its process.
+    pub client: Client,
+    /// The images of its chain, the top first.
+    pub chain: Vec<PathBuf>,
+    /// Which of them was looked for; 0 is the one that is written.
+    pub depth: usize,
+}
+
+/// The disk in use with the image `file` in its chain. `None` as for [`client`].
+pub fn chain_with(file: &Path) -> Outcome<Option<Below>> {
+    if let Some(client) = client(file)? {
+        let chain = statistics(&client)?.chain;
+        return Ok(Some(Below { client, chain, depth: 0 }));
+    }
+    let Some((found, Statistics { chain, .. })) = control::find_by_frozen(file)? else { return Ok(None) };
+    let real = file.canonicalize().ok();
+    let depth = chain.iter().position(|image| image.canonicalize().ok() == real).unwrap_or(0);
+    Ok(Some(Below { client: found.client, chain, depth }))
+}
 
 /// The process that has the disk open for writing, if it is `serve` or `attach`. `None` for a disk
 /// that is not open, that another program has open, or whose file does not exist: whoever opens it
@@ -34,7 +57,7 @@ pub fn unexpected(client: &Client) -> Failure {
 
 /// Asks, and shows no progress.
 pub fn call(client: &Client, operation: Operation) -> Outcome<Done> {
-    Ok(client.call(operation, &mut |_, _| {})?)
+    Ok(client.call(operation, &mut |_, _| true)?)
 }
 
 /// What the process tells of the disk.
@@ -47,6 +70,9 @@ pub fn statistics(client: &Client) -> Outcome<Statistics> {
 
 impl From<ControlError> for Failure {
     fn from(error: ControlError) -> Self {
-        Self::new(error.to_string())
+        match error {
+            ControlError::Stopped { .. } => Self::Stopped,
+            other => Self::new(other.to_string()),
+        }
     }
 }

@@ -49,17 +49,19 @@ use crate::{
     error::{self, file_error},
     gate,
     held::Held,
+    merge::survey::missing_bytes,
     merge_mark as mark,
     mutation::Mutation,
     shared::Shared,
     snapshot::Place,
 };
 use batch::Copier;
-use diskwright_image::{BlockState, Commit, ParentLink};
+use diskwright_image::{BlockState, Commit, Image, ParentLink};
 use diskwright_store::sync::MutexGuard;
 use parent::Parent;
 use std::{
     io,
+    ops::Range,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -107,6 +109,8 @@ pub struct Absorbed {
     pub copied_bytes: u64,
     /// Bytes shared by reflink; 0 with `dry_run`.
     pub cloned_bytes: u64,
+    /// By how much the parent's file may grow, in bytes, unless data is shared.
+    pub growth_bytes: u64,
     /// Virtual size of the parent before and after, in bytes.
     pub size_bytes: (u64, u64),
     /// Warnings for the user, one sentence each.
@@ -143,8 +147,8 @@ impl Disk {
         absorbing.done.disk.clone_from(&origin.file);
         absorbing.done.parent.clone_from(&parent.layer().path);
         absorbing.done.size_bytes = (parent.layer().image.size_bytes(), shared.chain().geometry.size_bytes);
+        absorbing.check_space(&*parent.layer().image)?;
         if options.dry_run {
-            absorbing.done.data_bytes = absorbing.find_blocks(&mut |_| {})?;
             return Ok(absorbing.done);
         }
         absorbing.remove_leftovers()?;
@@ -196,6 +200,32 @@ impl Absorbing<'_> {
         let (shown, files) = (&*self.origin.file, &self.origin.options.files);
         let info = layers[0].image.info().clone();
         Place { shown, real: shown.to_owned(), layers, info, files }.remove_leftovers()
+    }
+
+    /// Finds what the top has, and whether the parent's file system has space for it.
+    fn check_space(&mut self, parent: &dyn Image) -> Result<()> {
+        let block_bytes = self.shared.chain().top().block_bytes;
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        self.done.data_bytes = self.find_blocks(&mut |block| {
+            let (start, end) = (block * block_bytes, (block + 1) * block_bytes);
+            match ranges.last_mut().filter(|last| last.end == start) {
+                Some(last) => last.end = end,
+                None => ranges.push(start..end),
+            }
+        })?;
+        self.done.growth_bytes = missing_bytes(parent, ranges)?;
+        let (path, needed_bytes) = (&self.done.parent, self.done.growth_bytes);
+        let may_share = !self.options.no_reflink && diskwright_store::may_reflink(path);
+        match diskwright_store::free_bytes(path) {
+            Some(free_bytes) if free_bytes < needed_bytes && !may_share => Err(DiskError::BadOptions {
+                what: format!(
+                    "{}: the merge needs up to {needed_bytes} bytes on its file system, and {free_bytes} are free",
+                    path.display()
+                ),
+                hint: "free some space there, and try again".into(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Calls `found` for each block that the top has. Returns the bytes of the disk in them.

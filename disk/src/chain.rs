@@ -167,7 +167,9 @@ impl Chain {
         let mut members = Vec::with_capacity(layers.len());
         let mut sources = Vec::new();
         for (id, layer) in layers.iter().enumerate() {
-            members.push(join(layer, id, &mut sources)?);
+            let member = join(layer, id, &mut sources)?;
+            // The disk writes only to its top. A parent may be a former top that was closed.
+            members.push(Member { is_at_rest: member.is_at_rest || id > 0, ..member });
         }
         Self::assemble(layers, members, sources, (None, false), memory_bytes)
     }
@@ -185,6 +187,24 @@ impl Chain {
         }
         let members = std::iter::once(member).chain(self.members.iter().cloned()).collect();
         Self::assemble(layers, members, sources, (Some(self), true), self.memory_bytes)
+    }
+
+    /// This chain with `parent` in the place of the `count` layers from `depth` on, which are not at
+    /// the top. It counts as at rest. The chain has a new map: words of the old one name the layers
+    /// that left.
+    ///
+    /// # Errors
+    /// As [`Chain::new`].
+    pub(crate) fn with_parent(&self, depth: usize, count: usize, parent: Layer) -> Result<Self> {
+        let (mut layers, mut members) = (self.layers.to_vec(), self.members.clone());
+        let mut sources = self.sources.clone();
+        let member = Member { is_at_rest: true, ..join(&parent, self.depths.len(), &mut sources)? };
+        let replaced = depth.max(1).min(members.len())..(depth + count).min(members.len());
+        for gone in members.splice(replaced.clone(), [member]) {
+            forget_sources(&gone, &mut sources);
+        }
+        layers.splice(replaced, [parent]);
+        Self::assemble(layers, members, sources, (Some(self), false), self.memory_bytes)
     }
 
     /// This chain with the current sizes of its layers.
@@ -207,23 +227,6 @@ impl Chain {
         let mut members = self.members.clone();
         members.iter_mut().filter(|member| member.id == id).for_each(|member| member.is_at_rest = true);
         Self::assemble(self.layers.to_vec(), members, self.sources.clone(), (Some(self), true), self.memory_bytes)
-    }
-
-    /// This chain, whose top's parent is open as `parent` now: the same file, open for writing. It
-    /// counts as at rest. The chain has a new map.
-    ///
-    /// # Errors
-    /// As [`Chain::new`].
-    pub(crate) fn with_parent(&self, parent: Layer) -> Result<Self> {
-        let mut sources = self.sources.clone();
-        let mut member = join(&parent, self.depths.len(), &mut sources)?;
-        member.is_at_rest = true;
-        let (mut layers, mut members) = (self.layers.to_vec(), self.members.clone());
-        if let (Some(layer), Some(before)) = (layers.get_mut(1), members.get_mut(1)) {
-            forget_sources(before, &mut sources);
-            (*layer, *before) = (parent, member);
-        }
-        Self::assemble(layers, members, sources, (Some(self), false), self.memory_bytes)
     }
 
     /// This chain, in which the top's parent takes writes, or no longer does. It is written either

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Two workers take windows in turn. Each has a queue to both disks and several requests in flight,
-//! so that reads, writes and checks for zeros overlap. [`Dest`] says what becomes of the source's
+//! so that reads, writes and checks for zeros overlap. A copy beside clients ([`Job::beside`]) has
+//! one worker, which pauses while they wait. [`Dest`] says what becomes of the source's
 //! zeros. A mutex guards only the start of the next window.
 
 mod lost;
@@ -27,7 +28,7 @@ use std::{
         mpsc,
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use lost::Tally;
@@ -44,6 +45,11 @@ const CHUNK_BYTES: u64 = 1 << 20;
 const BUFFERS: usize = 8;
 /// Number of workers: one reads while the other writes.
 const WORKERS: usize = 2;
+/// Time for which a copy beside clients works before it looks whether they wait.
+const SLICE: Duration = Duration::from_millis(5);
+/// Length of its pause, if they wait, as a multiple of the time that it has worked. A client then
+/// has the device for itself for three quarters of the time.
+const PAUSE: u32 = 3;
 /// How often `progress` is called.
 const TELL_EVERY: Duration = Duration::from_millis(100);
 
@@ -75,6 +81,8 @@ pub(crate) struct Job<'a> {
     reflink: AtomicBool,
     can_reflink: OnceLock<bool>,
     stop: AtomicBool,
+    /// Whether clients of another disk on the same device wait for an answer.
+    clients_wait: Option<&'a (dyn Fn() -> bool + Sync)>,
     pub(crate) copied_bytes: AtomicU64,
     pub(crate) cloned_bytes: AtomicU64,
     pub(crate) zero_bytes: AtomicU64,
@@ -135,6 +143,7 @@ impl<'a> Job<'a> {
             reflink: AtomicBool::new(reflink && source.disk().is_some() && dest.disk().is_some()),
             can_reflink: OnceLock::new(),
             stop: AtomicBool::new(false),
+            clients_wait: None,
             copied_bytes: AtomicU64::new(0),
             cloned_bytes: AtomicU64::new(0),
             zero_bytes: AtomicU64::new(0),
@@ -148,7 +157,7 @@ impl<'a> Job<'a> {
         let mut stopped = false;
         thread::scope(|scope| {
             let (done, all_done) = mpsc::channel::<()>();
-            for _ in 0..WORKERS {
+            for _ in 0..if self.clients_wait.is_some() { 1 } else { WORKERS } {
                 let done = done.clone();
                 scope.spawn(move || {
                     let _done = done;
@@ -183,6 +192,12 @@ impl<'a> Job<'a> {
     /// Progress counts only the source's data, of which there are `data_bytes`.
     pub(crate) fn counting_data(self, data_bytes: u64) -> Self {
         Self { total_bytes: data_bytes, ..self }
+    }
+
+    /// The copy leaves most of the device's time to clients, as long as `clients_wait` says that
+    /// they wait for answers.
+    pub(crate) fn beside(self, clients_wait: Option<&'a (dyn Fn() -> bool + Sync)>) -> Self {
+        Self { clients_wait, ..self }
     }
 
     fn done_bytes(&self) -> u64 {
@@ -302,6 +317,7 @@ fn work(job: &Job<'_>) -> Result<(), Failure> {
         dest: job.dest.device().open_queue(&queue_options).map_err(Failure::Dest)?,
         free: slab.take_all(),
         done: Vec::new(),
+        slice: Instant::now(),
     };
     let mut extents: Vec<Extent> = Vec::new();
     // The destination's sectors may be larger than the granularity of the source's extents. Windows
@@ -321,6 +337,7 @@ fn work(job: &Job<'_>) -> Result<(), Failure> {
             found.map_err(|error| Failure::Source(start..start + len, error))?;
         }
         for extent in &extents {
+            pipe.give_way(job)?;
             if extent.kind == ExtentKind::Data {
                 let mut rest = share(job, extent).map_err(Failure::Dest)?;
                 for (start, stop) in &mut rest {
@@ -392,6 +409,8 @@ struct Pipe {
     dest: Box<dyn BlockQueue>,
     free: Vec<IoBuf>,
     done: Vec<Completion>,
+    /// When the present slice of a copy beside clients began.
+    slice: Instant,
 }
 
 impl Pipe {
@@ -415,8 +434,25 @@ impl Pipe {
                     break;
                 }
                 self.turn(job)?;
+                self.give_way(job)?;
             }
         }
+        Ok(())
+    }
+
+    /// Pauses at the end of a slice if clients wait. Nothing is in flight during the pause.
+    fn give_way(&mut self, job: &Job<'_>) -> Result<(), Failure> {
+        let Some(clients_wait) = job.clients_wait.filter(|_| self.slice.elapsed() >= SLICE) else { return Ok(()) };
+        if clients_wait() {
+            self.drain(job)?;
+            let end = Instant::now() + self.slice.elapsed() * PAUSE;
+            while !job.stop.load(Ordering::Relaxed)
+                && let Some(left) = end.checked_duration_since(Instant::now())
+            {
+                thread::sleep(left.min(TELL_EVERY));
+            }
+        }
+        self.slice = Instant::now();
         Ok(())
     }
 

@@ -160,7 +160,9 @@ mod tests {
         queue.leave(before);
         assert!(epochs.grace_over(grace));
         assert_ne!(before, after);
+        assert_eq!(epochs.in_flight(), 1);
         queue.leave(after);
+        assert_eq!(epochs.in_flight(), 0);
     }
 
     #[test]

@@ -40,6 +40,7 @@
 //!   reconnect.rs gives an image another link to its parent, and finds lost parents
 //!   absorb.rs     merges a disk in use into its parent
 //!   left.rs       the blocks that are still to be merged then
+//!   live_merge.rs merges frozen images of a disk in use
 //!   family.rs     the images of a folder and their parents
 //!   volumes.rs    partitions and file systems on a disk
 //! ```
@@ -69,6 +70,7 @@ mod holes;
 mod image_file;
 mod inside;
 mod left;
+mod live_merge;
 mod live_snapshot;
 mod map;
 mod merge;

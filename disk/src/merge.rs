@@ -1,4 +1,5 @@
-//! Merges an image into its parent, or into another ancestor. Nobody else may have them open.
+//! Merges an image into its parent, or into another ancestor. Nobody else may have them open: a
+//! disk in use takes part by [`Users`] (`live_merge.rs`).
 //!
 //! ```text
 //!   before                     merge c.avhdx into its parent        merge d.vhdx --into a.vhdx
@@ -12,6 +13,7 @@
 //! complete by itself:
 //!
 //! 1. The child's link names the parent's present identity and the coming one (`merge_mark.rs`).
+//!    Before that, a VHD that is a child of the child accepts any time of the child's last change.
 //! 2. The parent gets the coming identity, and the child's size if that is larger.
 //! 3. The child's data goes into the parent, by reflink where both files can (`copy.rs`). Zeros of
 //!    the child replace the parent's data. The parent is flushed and closed.
@@ -28,7 +30,8 @@
 //! would read other data afterwards. Such images are searched in the folders of all images that
 //! take part, and in others that the caller names. Children of the merged image itself may exist.
 
-mod survey;
+mod locked;
+pub(crate) mod survey;
 
 use crate::{
     DiskError, OpenOptions, Opened, Progress, Result,
@@ -43,8 +46,8 @@ use crate::{
     open::open_locked,
     siblings,
 };
-use diskwright_image::{Image, ImageInfo, ParentLink, probe, probe::DetectedFormat};
-use diskwright_store::Store;
+use diskwright_image::ParentLink;
+pub(crate) use locked::{Locked, Users};
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering},
@@ -115,60 +118,14 @@ pub struct Merged {
 /// errors of the chain. Nothing has changed then. [`DiskError::Stopped`] and errors of reading and
 /// writing leave a child that reads as before: the same call finishes the merge.
 pub fn merge(path: impl AsRef<Path>, options: &MergeOptions, progress: &mut Progress<'_>) -> Result<Merged> {
-    let mut merge = Merge::open(path.as_ref(), options)?;
-    merge.survey()?;
-    if !options.dry_run {
-        merge.remove_leftovers()?;
-        while let Some(child) = merge.steps.pop() {
-            merge.step(child, progress)?;
-        }
-    }
-    Ok(merge.outcome)
-}
-
-/// An image that is locked for this merge.
-#[derive(Debug)]
-struct Locked {
-    path: PathBuf,
-    /// Its files, open for writing.
-    stores: Vec<Arc<dyn Store>>,
-    /// As of the open.
-    info: ImageInfo,
-}
-
-impl Locked {
-    fn new(layer: &Layer, stores: Vec<Arc<dyn Store>>) -> Self {
-        Self { path: layer.path.clone(), stores, info: layer.image.info().clone() }
-    }
-
-    /// Opens the image on its locked files.
-    fn image(&self, writable: bool) -> Result<Arc<dyn Image>> {
-        let verdict = DetectedFormat::certain(self.info.format);
-        Ok(probe::open_parts(self.stores.clone(), verdict, writable, self.info.logical_sector_bytes)?)
-    }
-
-    fn layer(&self, writable: bool) -> Result<Layer> {
-        Ok(Layer { path: self.path.clone(), image: self.image(writable)? })
-    }
-
-    fn identity(&self) -> Result<Uuid> {
-        let has_none = || DiskError::BadChain { path: self.path.clone(), what: "it has no identity".into() };
-        self.image(false)?.linkage_id().ok_or_else(has_none)
-    }
-
-    /// Changes the link to the parent, durably.
-    fn relink(&self, change: impl FnOnce(ParentLink) -> ParentLink) -> Result<()> {
-        let image = self.image(true)?;
-        let Some(writer) = image.writer() else { return Ok(()) };
-        writer.set_parent_link(&change(image.parent_link().unwrap_or_default()))?;
-        Ok(writer.close()?)
-    }
+    Merge::open(path.as_ref(), options)?.run(progress)
 }
 
 /// A merge whose images are locked.
 #[derive(Debug)]
-struct Merge<'a> {
+pub(crate) struct Merge<'a> {
     options: &'a MergeOptions,
+    users: &'a dyn Users,
     /// The images that are still to be merged, the nearest to the target last.
     steps: Vec<Locked>,
     target: Locked,
@@ -211,31 +168,60 @@ impl<'a> Merge<'a> {
         let locked = chain.layers.iter().zip(chain.stores);
         let mut steps: Vec<Locked> = locked.map(|(layer, stores)| Locked::new(layer, stores)).collect();
         let Some(target) = steps.pop() else { unreachable!("a chain has at least two images here") };
+        let mut merge = Self::of(steps, target, below, None, options, &())?;
+        merge.outcome.warnings = chain.warnings;
+        Ok(merge)
+    }
+
+    /// A merge of `steps`, the top first, into `target`, whose ancestors are `below`. `child` is a
+    /// child of the first step, besides those that will be found. Refuses what cannot be merged.
+    pub(crate) fn of(
+        steps: Vec<Locked>,
+        target: Locked,
+        below: Vec<Layer>,
+        child: Option<PathBuf>,
+        options: &'a MergeOptions,
+        users: &'a dyn Users,
+    ) -> Result<Self> {
         let (disk, before) = (target.path.clone(), target.path.clone());
-        let outcome = Merged { disk, target: before, warnings: chain.warnings, ..Merged::default() };
-        let mut merge =
-            Self { options, steps, target, below, children: Vec::new(), leftovers: Vec::new(), done_bytes: 0, outcome };
-        merge.find_children()?;
+        let outcome = Merged { disk, target: before, ..Merged::default() };
+        let (children, leftovers) = (Vec::new(), Vec::new());
+        let mut merge = Self { options, users, steps, target, below, children, leftovers, done_bytes: 0, outcome };
+        merge.find_children(child)?;
         merge.check_sizes()?;
+        merge.check_folders()?;
         if options.keep == KeptName::Childs {
+            let real = &merge.steps[0].path;
             if merge.target.path.parent() != real.parent() {
                 return Err(DiskError::BadOptions {
                     what: format!("{} and {} are in different folders", real.display(), merge.target.path.display()),
                     hint: "a parent gets the name of its child only within one folder: keep the parent's name".into(),
                 });
             }
-            merge.outcome.disk = real;
+            merge.outcome.disk = real.clone();
         }
         Ok(merge)
     }
 
+    /// Merges, or with `dry_run` finds what a merge would do.
+    pub(crate) fn run(mut self, progress: &mut Progress<'_>) -> Result<Merged> {
+        self.survey()?;
+        if !self.options.dry_run {
+            self.remove_leftovers()?;
+            while let Some(child) = self.steps.pop() {
+                self.step(child, progress)?;
+            }
+        }
+        Ok(self.outcome)
+    }
+
     /// Whether the child that is merged next was marked by an earlier merge.
-    fn is_marked(child: &Locked) -> bool {
+    pub(crate) fn is_marked(child: &Locked) -> bool {
         child.info.parent.as_ref().is_some_and(|link| mark::is_merged(&child.info, link))
     }
 
     /// Finds the children of all images, locks those that get another link, and refuses others.
-    fn find_children(&mut self) -> Result<()> {
+    fn find_children(&mut self, known: Option<PathBuf>) -> Result<()> {
         let files = &self.options.open.files;
         let images: Vec<&Locked> = self.steps.iter().chain([&self.target]).collect();
         let (top, target) = (0, images.len() - 1);
@@ -247,7 +233,7 @@ impl<'a> Merge<'a> {
         dirs.dedup();
         let parents: Vec<(PathBuf, Uuid)> =
             images.iter().filter_map(|image| Some((image.path.clone(), image.info.linkage_id?))).collect();
-        let (mut children, mut leftovers) = (Vec::new(), Vec::new());
+        let (mut children, mut leftovers): (Vec<PathBuf>, _) = (known.into_iter().collect(), Vec::new());
         for (child, parent) in self.children_in(&dirs, &parents)? {
             if parent == top {
                 children.push(child);
@@ -275,6 +261,7 @@ impl<'a> Merge<'a> {
             }
         }
         children.sort();
+        children.dedup();
         self.children = children.iter().map(|child| self.lock(child)).collect::<Result<_>>()?;
         self.leftovers = leftovers;
         self.outcome.relinked = children;
@@ -311,10 +298,24 @@ impl<'a> Merge<'a> {
     }
 
     fn lock(&self, path: &Path) -> Result<Locked> {
+        if let Some(held) = self.users.held(path)? {
+            return Ok(held);
+        }
         let access =
             Access { format: Some(self.target.info.format), writable: true, ..Access::of_top(&self.options.open) };
         let (image, stores) = open_image(&self.options.open.files, path, &access, &mut Vec::new())?;
         Ok(Locked::new(&Layer { path: path.to_owned(), image }, stores))
+    }
+
+    /// Names of merged images are removed at the end. A folder in which that is impossible is
+    /// refused before anything is changed.
+    fn check_folders(&self) -> Result<()> {
+        for path in self.steps.iter().map(|image| &image.path) {
+            let dir = path.parent().unwrap_or(Path::new("/"));
+            let checked = self.options.open.files.check_names_in(dir);
+            checked.map_err(|source| file_error("remove images that were merged from this folder", dir, source))?;
+        }
+        Ok(())
     }
 
     /// The target must get the size of the top, which is refused here before anything is changed.
@@ -388,6 +389,9 @@ impl<'a> Merge<'a> {
     /// One step: `child` into the target.
     fn step(&mut self, child: Locked, progress: &mut Progress<'_>) -> Result<()> {
         if !Self::is_marked(&child) {
+            if self.steps.is_empty() {
+                self.forget_times()?;
+            }
             self.copy(&child, progress)?;
             let identity = self.target.identity()?;
             child.relink(|link| mark::merged(link, &child.info, identity))?;
@@ -396,17 +400,27 @@ impl<'a> Merge<'a> {
             Some(next) => {
                 let link = self.link_from(next, &self.target.path)?;
                 next.relink(|_| link)?;
-                remove(&self.options.open, &child.path)
+                remove(&self.options.open, &child.path)?;
             }
-            None if self.options.keep == KeptName::Childs => self.rename(&child),
+            None if self.options.keep == KeptName::Childs => self.rename(&child)?,
             None => {
                 for image in &self.children {
                     let link = self.link_from(image, &self.target.path)?;
                     image.relink(|_| link)?;
                 }
-                remove(&self.options.open, &child.path)
+                remove(&self.options.open, &child.path)?;
             }
         }
+        self.users.leave_out(&child, &self.target.layer(false)?)
+    }
+
+    /// The marks change the file of the last child, and its children may have recorded when it was
+    /// last changed. One of them may be opened for writing after a power cut.
+    fn forget_times(&self) -> Result<()> {
+        for image in self.children.iter().filter(|image| image.info.parent.as_ref().is_some_and(mark::has_time)) {
+            image.relink(mark::of_any_time)?;
+        }
+        Ok(())
     }
 
     /// Steps 1 to 3.
@@ -416,6 +430,7 @@ impl<'a> Merge<'a> {
         let present = self.target.identity()?;
         child.relink(|link| mark::copying(link, present, coming))?;
         let layer = self.target.layer(true)?;
+        self.users.before_writing(&layer)?;
         if let Some(writer) = layer.image.writer() {
             writer.begin_writing_as(coming)?;
         }
@@ -432,7 +447,9 @@ impl<'a> Merge<'a> {
         let (before, total) = (self.done_bytes, self.outcome.data_bytes);
         let mut tell = |done: u64, _: u64| progress(before + done, total.max(before + done));
         let into = (&opened, Dest::ParentData);
-        let job = Job::new(&source, into, options.open.engine, !options.no_reflink, false).counting_data(data_bytes);
+        let job = Job::new(&source, into, options.open.engine, !options.no_reflink, false)
+            .counting_data(data_bytes)
+            .beside(self.users.clients_wait());
         let ended = if tell(0, 0) { job.run(&mut tell) } else { Outcome::Stopped };
         let closed = dest.close();
         self.outcome.copied_bytes += job.copied_bytes.load(Ordering::Relaxed);
@@ -473,7 +490,7 @@ impl<'a> Merge<'a> {
         renamed.map_err(|source| file_error("give the merged image its name", &child.path, source))?;
         let synced = files.sync_directory_of(&child.path);
         synced.map_err(|source| file_error("make its new name durable", &child.path, source))?;
-        self.target.path = child.path.clone();
+        self.target.was_renamed(&child.path);
         for image in &self.children {
             let link = self.link_from(image, &child.path)?;
             image.relink(|_| link)?;

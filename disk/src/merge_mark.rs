@@ -34,6 +34,17 @@ pub(crate) fn copying(link: ParentLink, present: Uuid, coming: Uuid) -> ParentLi
     }
 }
 
+/// The link of a child that accepts any time of its parent's last change: the parent's own link is
+/// about to be changed. A VHD that recorded a time could not be written afterwards.
+pub(crate) fn of_any_time(link: ParentLink) -> ParentLink {
+    ParentLink { modified_seconds: link.modified_seconds.map(|_| UNKNOWN_SECONDS), ..link }
+}
+
+/// Whether the link records when the parent was last changed.
+pub(crate) fn has_time(link: &ParentLink) -> bool {
+    link.modified_seconds.is_some_and(|seconds| seconds != UNKNOWN_SECONDS)
+}
+
 /// The link of a child whose parent has all of its data.
 pub(crate) fn merged(link: ParentLink, child: &ImageInfo, parent: Uuid) -> ParentLink {
     ParentLink {

@@ -29,10 +29,10 @@
 pub use crate::open::{CacheMode, OpenError, OpenOptions, SectorSizes};
 
 use crate::{
-    LockMode,
     direct::{self, DirectFile, Route},
-    explain_shortage, lock,
-    open::{Opened, PathResolution},
+    explain_shortage,
+    lock::{self, LockMode},
+    open::{self, Opened, PathResolution},
     shortage,
     store::{Access, DataFile, FileRange, Store, Zeroing},
     sys,
@@ -448,8 +448,18 @@ impl Store for FileStore {
         lock::share(self.meta.as_fd())
     }
 
-    fn relock(&self, mode: LockMode) -> io::Result<bool> {
-        lock::replace(self.meta.as_fd(), mode)
+    fn relock(&self, mode: LockMode) -> Result<(), OpenError> {
+        let fd = self.meta.as_fd();
+        match mode {
+            LockMode::None => lock::release(fd),
+            LockMode::Shared => {
+                // A part of an exclusive lock that is not given up keeps other programs away.
+                let _ = lock::share(fd);
+                open::take_lock(self.name(), fd, "reading", &|| lock::acquire(fd, LockMode::Shared))?;
+            }
+            LockMode::Exclusive => open::take_lock(self.name(), fd, "writing", &|| lock::exclude(fd))?,
+        }
+        Ok(())
     }
 
     fn was_renamed(&self, to: &Path) {

@@ -21,7 +21,7 @@ use crate::{
     store::Store,
 };
 use rustix::{
-    fs::{CWD, RenameFlags},
+    fs::{Access, CWD, RenameFlags},
     io::Errno,
 };
 use std::{
@@ -86,6 +86,16 @@ pub trait FileSystem: Send + Sync + fmt::Debug {
 
     /// Makes the creation, renaming or removal of the file at `path` durable.
     fn sync_directory_of(&self, path: &Path) -> io::Result<()>;
+
+    /// Whether this process may create and remove names in a directory. The default implementation
+    /// is for file systems without permissions.
+    ///
+    /// # Errors
+    /// The system's reason why not.
+    fn check_names_in(&self, directory: &Path) -> io::Result<()> {
+        let _ = directory;
+        Ok(())
+    }
 
     /// The absolute path without symbolic links, `.` and `..`. The file must exist.
     fn canonical(&self, path: &Path) -> io::Result<PathBuf>;
@@ -176,6 +186,10 @@ impl FileSystem for LocalFiles {
 
     fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
         open::sync_directory_of(path)
+    }
+
+    fn check_names_in(&self, directory: &Path) -> io::Result<()> {
+        Ok(rustix::fs::access(directory, Access::WRITE_OK | Access::EXEC_OK)?)
     }
 
     fn canonical(&self, path: &Path) -> io::Result<PathBuf> {

@@ -66,11 +66,20 @@ pub(crate) enum Refusal {
 
 /// Takes the lock. If it fails, nothing stays locked.
 pub(crate) fn acquire(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal> {
-    set(fd, mode).inspect_err(|_| release(fd))
+    take(fd, mode).inspect_err(|_| release(fd))
 }
 
-/// Takes the lock. If it fails, parts of it stay.
-fn set(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal> {
+/// Turns the lock of a reader into that of a writer, without a moment in which another program
+/// could take the file. If it fails, the lock of the reader stays.
+pub(crate) fn exclude(fd: BorrowedFd<'_>) -> Result<(), Refusal> {
+    take(fd, LockMode::Exclusive).inspect_err(|_| {
+        // The first error is returned. The bytes of a writer keep readers away for longer.
+        let _ = share(fd);
+    })
+}
+
+/// Takes the lock, and leaves a part of it if that fails.
+fn take(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal> {
     let held: &[i64] = match mode {
         LockMode::None => return Ok(()),
         LockMode::Shared => &[CONSISTENT_READ],
@@ -97,31 +106,6 @@ fn set(fd: BorrowedFd<'_>, mode: LockMode) -> Result<(), Refusal> {
         }
     }
     Ok(())
-}
-
-/// Replaces the lock. `false` if the locks of others do not allow the new one: a reader's lock is
-/// left then, if they allow that.
-///
-/// # Errors
-/// The system's error.
-pub(crate) fn replace(fd: BorrowedFd<'_>, mode: LockMode) -> io::Result<bool> {
-    if mode == LockMode::None {
-        release(fd);
-        return Ok(true);
-    }
-    match set(fd, mode) {
-        Ok(()) if mode == LockMode::Shared => share(fd).map(|()| true),
-        Ok(()) => Ok(true),
-        Err(Refusal::Held) => {
-            // Not `release`: another writer could take the lock at that moment.
-            share(fd)?;
-            Ok(false)
-        }
-        Err(Refusal::Io(error)) => {
-            share(fd)?;
-            Err(error)
-        }
-    }
 }
 
 /// Turns the lock of a writer into that of a reader.

@@ -27,7 +27,7 @@ use rustix::{
 };
 use std::{
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Component, Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -209,28 +209,8 @@ impl Opened {
         let set_flags = rustix::fs::fcntl_getfl(&fd).map_err(examining)?;
         rustix::fs::fcntl_setfl(&fd, set_flags - OFlags::NONBLOCK).map_err(examining)?;
 
-        let start = Instant::now();
-        loop {
-            match lock::acquire(fd.as_fd(), options.lock) {
-                Ok(()) => break,
-                Err(Refusal::Io(source)) => return Err(failed("lock", source)),
-                Err(Refusal::Held) => {}
-            }
-            let holder = lock::holder((stat.st_dev, stat.st_ino), fd.as_fd());
-            let timeout = match &holder {
-                None => UNSEEN_HOLDER_TIMEOUT,
-                Some(Holder { pid, .. }) if *pid == std::process::id() => Duration::ZERO,
-                Some(_) => VISIBLE_HOLDER_TIMEOUT,
-            };
-            if start.elapsed() >= timeout {
-                return Err(OpenError::Locked {
-                    path: path.to_owned(),
-                    purpose: if options.writable { "writing" } else { "reading" },
-                    holder: holder.map_or_else(String::new, |holder| holder.to_string()),
-                });
-            }
-            std::thread::sleep(LOCK_PAUSE);
-        }
+        let purpose = if options.writable { "writing" } else { "reading" };
+        take_lock(path, fd.as_fd(), purpose, &|| lock::acquire(fd.as_fd(), options.lock))?;
         let sectors = if is_block_device {
             let logical_bytes = rustix::fs::ioctl_blksszget(&fd).map_err(examining)?;
             let physical_bytes = rustix::fs::ioctl_blkpbszget(&fd).unwrap_or(logical_bytes);
@@ -240,6 +220,39 @@ impl Opened {
         };
         let identity = if is_block_device { (stat.st_rdev, 0) } else { (stat.st_dev, stat.st_ino) };
         Ok(Self { fd, is_block_device, identity, sectors })
+    }
+}
+
+/// Repeats `take`, which locks `fd`, while the program that has the file may be about to end.
+pub(crate) fn take_lock(
+    path: &Path,
+    fd: BorrowedFd<'_>,
+    purpose: &'static str,
+    take: &dyn Fn() -> Result<(), Refusal>,
+) -> Result<(), OpenError> {
+    let failed = |doing: &'static str, source: io::Error| OpenError::Io { doing, path: path.to_owned(), source };
+    let start = Instant::now();
+    loop {
+        match take() {
+            Ok(()) => return Ok(()),
+            Err(Refusal::Io(source)) => return Err(failed("lock", source)),
+            Err(Refusal::Held) => {}
+        }
+        let stat = rustix::fs::fstat(fd).map_err(|errno| failed("examine", errno.into()))?;
+        let holder = lock::holder((stat.st_dev, stat.st_ino), fd);
+        let timeout = match &holder {
+            None => UNSEEN_HOLDER_TIMEOUT,
+            Some(Holder { pid, .. }) if *pid == std::process::id() => Duration::ZERO,
+            Some(_) => VISIBLE_HOLDER_TIMEOUT,
+        };
+        if start.elapsed() >= timeout {
+            return Err(OpenError::Locked {
+                path: path.to_owned(),
+                purpose,
+                holder: holder.map_or_else(String::new, |holder| holder.to_string()),
+            });
+        }
+        std::thread::sleep(LOCK_PAUSE);
     }
 }
 

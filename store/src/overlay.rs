@@ -7,8 +7,9 @@
 //! covers payload is therefore shown as replay would leave it. Writes never reach the file.
 
 use crate::{
-    LockMode,
     lane::Lane,
+    lock::LockMode,
+    open::OpenError,
     store::{Access, DataFile, FileRange, Front, Store, Zeroing},
 };
 use std::{collections::BTreeMap, io, path::Path, sync::Arc};
@@ -145,7 +146,11 @@ impl Store for OverlayStore {
         self.inner.identity()
     }
 
-    fn relock(&self, mode: LockMode) -> io::Result<bool> {
+    fn share_lock(&self) -> io::Result<()> {
+        self.inner.share_lock()
+    }
+
+    fn relock(&self, mode: LockMode) -> Result<(), OpenError> {
         self.inner.relock(mode)
     }
 

@@ -22,7 +22,11 @@
 
 pub use crate::range::{FileRange, Zeroing};
 
-use crate::{LockMode, lane::Lane, open::SectorSizes};
+use crate::{
+    lane::Lane,
+    lock::LockMode,
+    open::{OpenError, SectorSizes},
+};
 use std::{fmt, io, os::fd::BorrowedFd, path::Path, sync::Arc, time::SystemTime};
 
 /// Whether `error` means that the store has no room. The bytes that did not fit are unchanged; a
@@ -165,13 +169,14 @@ pub trait Store: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Replaces the lock. Returns whether the store has the new one. If other programs' locks do
-    /// not allow it, a store that had a lock keeps, or gets, a shared one.
+    /// Takes the lock `mode` instead of the present one. From [`LockMode::Shared`] to
+    /// [`LockMode::Exclusive`] there is no moment without the shared lock, so no other program can
+    /// write to the file in between. The store itself need not be writable.
     ///
     /// # Errors
-    /// The system's error; the store has a shared lock then, or none.
-    fn relock(&self, _mode: LockMode) -> io::Result<bool> {
-        Ok(true)
+    /// [`OpenError::Locked`] with the program that has the file: the present lock stays then.
+    fn relock(&self, _mode: LockMode) -> Result<(), OpenError> {
+        Ok(())
     }
 
     /// Tells the store that its file was renamed, for [`Store::name`].

@@ -3,7 +3,8 @@
 use crate::{
     context::Context,
     describe::printable,
-    exit::{self, Outcome},
+    exit::{self, Failure, Outcome},
+    in_use,
     json::{self, Document},
     progress,
     sizes::{Exact, Human},
@@ -14,6 +15,8 @@ use diskwright_disk::{
     ConvertOptions, CreateRequest, Disk, DiskError, KeptName, MergeOptions, Merged, convert, merge, require_file,
 };
 use diskwright_image::DiskType;
+use diskwright_serve::control::{Client, ControlError, Done, Operation};
+use diskwright_store::ErrorCode;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
@@ -31,7 +34,10 @@ by what it did not have, which --dry-run shows. Data is shared instead of copied
 
 With --to the whole chain is copied into a new disk without a parent, and CHILD and its parents stay as they are.
 
-A merge is refused while a program has one of the images open, and if another image has the parent, or an image between, as its parent: it would \
+Frozen images of a disk that `serve` or `attach` has open are merged by that process, while its clients go on. The merge pauses while they wait for \
+answers, so that they keep most of their speed. The image that clients write is merged when the disk is closed.
+
+A merge is refused while another program has one of the images open, and if another image has the parent, or an image between, as its parent: it would \
 read other data afterwards. Such images are searched in the folders of the images, and in those given by --search.
 
 A merge that was stopped, or cut off by a power failure, leaves CHILD as it was, and the same command finishes it.
@@ -39,6 +45,7 @@ A merge that was stopped, or cut off by a power failure, leaves CHILD as it was,
 EXAMPLES
   diskwright merge vm.avhdx
   diskwright merge vm.vhdx --into vm_monday.avhdx --keep-name
+  diskwright merge vm_monday.avhdx
   diskwright merge vm.avhdx --dry-run
   diskwright merge vm.avhdx --to whole.vhd --type fixed")]
 pub struct MergeArgs {
@@ -106,6 +113,8 @@ pub struct Report {
     warnings: Vec<String>,
     /// Whether it was only checked what would be done.
     dry_run: bool,
+    /// Whether the disk was in use, and was changed by the process that has it open.
+    in_use: bool,
     /// Time of the merge.
     seconds: f64,
 }
@@ -136,22 +145,108 @@ fn into_ancestor(context: &mut Context, args: &MergeArgs) -> Outcome {
     let merged = merge(&args.child, &options, &mut |done, total| display.update(done, total));
     let elapsed = display.elapsed();
     drop(display);
-    let merged = merged.inspect_err(|error| {
-        if matches!(error, DiskError::Stopped) {
-            context.warn(&format!("{}: it reads as before; the same command finishes the merge", args.child.display()));
-        }
-    })?;
-    merged.warnings.iter().for_each(|warning| context.warn(warning));
-    if context.global.json {
-        context.print_json(&report(&args.child, &merged, args.dry_run, elapsed))?;
-    } else if !context.global.quiet {
-        tell(context, &args.child, &merged, args.dry_run, elapsed)?;
+    if let Err(DiskError::InUse { path, .. }) = &merged
+        && let Some(below) = in_use::chain_with(path)?
+    {
+        return in_process(context, &args.child, &below.client, Wish::of(&options)?);
     }
+    let merged = merged.map_err(|error| match error {
+        DiskError::Stopped => stopped(context, &args.child),
+        other => in_use::explain(other),
+    })?;
+    show(context, &args.child, &merged, args.dry_run, elapsed, false)?;
     Ok(exit::OK)
 }
 
+fn stopped(context: &mut Context, child: &Path) -> Failure {
+    context.warn(&format!("{}: it reads as before; the same command finishes the merge", child.display()));
+    Failure::Stopped
+}
+
+/// What a process is asked to merge. Paths are absolute, as it has another working directory.
+#[derive(Debug)]
+pub struct Wish {
+    into: Option<PathBuf>,
+    keep_name: bool,
+    search: Vec<PathBuf>,
+    no_reflink: bool,
+    dry_run: bool,
+}
+
+impl Wish {
+    /// The wish with these options.
+    ///
+    /// # Errors
+    /// A path that does not exist.
+    pub fn of(options: &MergeOptions) -> Outcome<Self> {
+        Ok(Self {
+            into: options.into.as_deref().map(absolute).transpose()?,
+            keep_name: options.keep == KeptName::Childs,
+            search: options.search_dirs.iter().map(|dir| absolute(dir)).collect::<Outcome<_>>()?,
+            no_reflink: options.no_reflink,
+            dry_run: options.dry_run,
+        })
+    }
+}
+
+fn absolute(path: &Path) -> Outcome<PathBuf> {
+    path.canonicalize().map_err(|error| Failure::doing(format!("cannot find {}", path.display()), error))
+}
+
+/// Merges an image of a disk in use, for `serve-ctl` too.
+pub fn in_process(context: &mut Context, child: &Path, client: &Client, wish: Wish) -> Outcome {
+    let (merged, elapsed) = ask(context, child, client, &wish)?;
+    show(context, child, &merged, wish.dry_run, elapsed, true)?;
+    Ok(exit::OK)
+}
+
+/// Asks the process, and shows its progress.
+pub fn ask(context: &mut Context, child: &Path, client: &Client, wish: &Wish) -> Outcome<(Merged, Duration)> {
+    let Wish { into, keep_name, search, no_reflink, dry_run } = wish;
+    let operation = Operation::Merge {
+        child: absolute(child)?,
+        into: into.clone(),
+        keep_name: *keep_name,
+        search: search.clone(),
+        no_reflink: *no_reflink,
+        dry_run: *dry_run,
+    };
+    let mut display = context.progress("merging");
+    let done = client.call(operation, &mut |done, total| display.update(done, total));
+    let elapsed = display.elapsed();
+    drop(display);
+    match done {
+        Ok(Done::Merged(merged)) => Ok((merged.into(), elapsed)),
+        Ok(_) => Err(in_use::unexpected(client)),
+        Err(ControlError::Stopped { .. }) => Err(stopped(context, child)),
+        Err(ControlError::Refused { code: ErrorCode::Stopped, .. }) => Err(Failure::new(format!(
+            "{}: {} ends, and has stopped the merge; the disk reads as before, and the same command finishes it",
+            child.display(),
+            client.peer
+        ))),
+        Err(other) => Err(other.into()),
+    }
+}
+
+fn show(
+    context: &mut Context,
+    child: &Path,
+    merged: &Merged,
+    dry_run: bool,
+    elapsed: Duration,
+    in_use: bool,
+) -> Outcome<()> {
+    merged.warnings.iter().for_each(|warning| context.warn(warning));
+    if context.global.json {
+        context.print_json(&report(child, merged, dry_run, elapsed, in_use))?;
+    } else if !context.global.quiet {
+        tell(context, child, merged, dry_run, elapsed)?;
+    }
+    Ok(())
+}
+
 /// The JSON of a merge into an ancestor.
-fn report(child: &Path, merged: &Merged, dry_run: bool, elapsed: Duration) -> Report {
+fn report(child: &Path, merged: &Merged, dry_run: bool, elapsed: Duration, in_use: bool) -> Report {
     let paths = |paths: &[PathBuf]| paths.iter().map(|path| json::path(path)).collect();
     Report {
         file: json::path(child),
@@ -167,6 +262,7 @@ fn report(child: &Path, merged: &Merged, dry_run: bool, elapsed: Duration) -> Re
         new_size: merged.size_bytes.1,
         warnings: switches::all_told(&merged.warnings),
         dry_run,
+        in_use,
         seconds: elapsed.as_secs_f64(),
     }
 }
@@ -281,6 +377,7 @@ fn into_new(context: &mut Context, args: &MergeArgs, new: &Path) -> Outcome {
             new_size: done.size_bytes,
             warnings: switches::all_told(&done.warnings),
             dry_run: args.dry_run,
+            in_use: false,
             seconds: elapsed.as_secs_f64(),
         })?;
     } else if !context.global.quiet {

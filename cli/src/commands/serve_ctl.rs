@@ -2,7 +2,7 @@
 //! channel.
 
 use crate::{
-    commands::{resize, snapshot},
+    commands::{merge, resize, snapshot},
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
@@ -12,7 +12,7 @@ use crate::{
     table::{Align, Columns},
 };
 use clap::{Args, Subcommand};
-use diskwright_disk::NewSize;
+use diskwright_disk::{KeptName, MergeOptions, NewSize};
 use diskwright_load::clock;
 use diskwright_serve::control::{self, Client, Done, Operation, ProcessReport, Statistics};
 use schemars::JsonSchema;
@@ -39,6 +39,7 @@ EXAMPLES
   diskwright serve-ctl disk.vhdx statistics
   diskwright serve-ctl db resize +20G
   diskwright serve-ctl db snapshot before-update
+  diskwright serve-ctl db merge disk_monday.avhdx
   diskwright serve-ctl disk.vhdx drain")]
 pub struct ServeCtlArgs {
     /// The disk; or `list`, which lists all disks that are open for writing.
@@ -93,6 +94,32 @@ EXAMPLES
         #[arg(long)]
         dry_run: bool,
     },
+    /// Merge a frozen image of the disk into one of its ancestors while the disk is in use.
+    #[command(after_help = "\
+As `merge` does it with a disk in use: see there.
+
+EXAMPLES
+  diskwright serve-ctl disk.vhdx merge disk_monday.avhdx
+  diskwright serve-ctl db merge disk_monday.avhdx --into disk_sunday.avhdx --keep-name")]
+    Merge {
+        /// The frozen image.
+        child: PathBuf,
+        /// The ancestor that takes the data. [default: the parent]
+        #[arg(long, value_name = "ANCESTOR")]
+        into: Option<PathBuf>,
+        /// The merged image gets CHILD's name, and its own name is gone.
+        #[arg(long)]
+        keep_name: bool,
+        /// A further folder in which images may have one of these as their parent.
+        #[arg(long, value_name = "DIR")]
+        search: Vec<PathBuf>,
+        /// Copy every byte, even where the file system could share it.
+        #[arg(long)]
+        no_reflink: bool,
+        /// Check whether it can be done, and show what would be done.
+        #[arg(long)]
+        dry_run: bool,
+    },
 }
 
 /// What `serve-ctl list --json` prints.
@@ -137,7 +164,7 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
     match &args.action {
         None if args.disk.as_os_str() == LIST => list(context),
         None => Err(Failure::usage(format!(
-            "say what to do with {}: statistics, drain, resize or snapshot",
+            "say what to do with {}: statistics, drain, resize, snapshot or merge",
             printable(&json::path(&args.disk))
         ))),
         Some(Action::Statistics) => {
@@ -149,6 +176,18 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
         Some(Action::Resize { size, dry_run }) => {
             let (file, client) = find(&args.disk)?;
             resize::enlarge(context, &file, &client, *size, *dry_run)
+        }
+        Some(Action::Merge { child, into, keep_name, search, no_reflink, dry_run }) => {
+            let (_, client) = find(&args.disk)?;
+            let options = MergeOptions {
+                into: into.clone(),
+                keep: if *keep_name { KeptName::Childs } else { KeptName::Parents },
+                search_dirs: search.clone(),
+                no_reflink: *no_reflink,
+                dry_run: *dry_run,
+                ..MergeOptions::default()
+            };
+            merge::in_process(context, child, &client, merge::Wish::of(&options)?)
         }
         Some(Action::Snapshot { name, dry_run }) => {
             let (file, client) = find(&args.disk)?;

@@ -1,6 +1,7 @@
 //! `diskwright snapshot`: freeze a disk, list what belongs together, go back, remove.
 
 use crate::{
+    commands::merge,
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
@@ -13,7 +14,8 @@ use crate::{
 };
 use clap::{Args, Subcommand};
 use diskwright_disk::{
-    Family, FoundParent, Left, Merged, Snapshot, SnapshotOptions, remove_snapshot, require_file, revert, snapshot,
+    DiskError, Family, FoundParent, KeptName, Left, MergeOptions, Merged, Snapshot, SnapshotOptions, remove_snapshot,
+    require_file, revert, snapshot,
 };
 use diskwright_load::clock;
 use diskwright_serve::control::{Client, Done, Operation};
@@ -22,6 +24,7 @@ use serde::Serialize;
 use std::{
     io::Write,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 /// Arguments of `snapshot`.
@@ -102,6 +105,8 @@ EXAMPLES
     #[command(after_help = "\
 If no image has the snapshot as its parent, what only it stores is lost. If one image has, that image keeps its name and its contents, and gets \
 the data of the snapshot (as `merge CHILD --keep-name` does). An image with several children is refused.
+
+The snapshot of a disk that `serve` or `attach` has open is merged by that process while its clients go on, if its child is frozen too.
 
 EXAMPLES
   diskwright snapshot delete vm_given-up.avhdx
@@ -203,17 +208,7 @@ pub fn run(context: &mut Context, args: &SnapshotArgs) -> Outcome {
         (Some(Action::Delete { file, dry_run }), _) => {
             let naming = Naming { name: None, dry_run: *dry_run };
             let options = options(context, file, &naming)?;
-            let mut display = context.progress("merging");
-            let removed = remove_snapshot(file, &options, &mut |done, total| display.update(done, total))?;
-            let elapsed = display.elapsed();
-            drop(display);
-            match removed {
-                Some(merged) if !context.global.json && !context.global.quiet => {
-                    super::merge::tell(context, file, &merged, *dry_run, elapsed)?;
-                    Ok(exit::OK)
-                }
-                merged => tell_removal(context, file, merged.as_ref(), *dry_run),
-            }
+            delete(context, file, &options)
         }
         (None, Some(file)) => {
             let options = options(context, file, &args.naming)?;
@@ -290,7 +285,43 @@ pub fn freeze(context: &mut Context, file: &Path, client: &Client, name: String,
     tell(context, "snapshot", &snapshot, dry_run, Some(file_systems))
 }
 
-fn tell_removal(context: &mut Context, file: &Path, merged: Option<&Merged>, dry_run: bool) -> Outcome {
+/// Removes a snapshot.
+fn delete(context: &mut Context, file: &Path, options: &SnapshotOptions) -> Outcome {
+    let dry_run = options.dry_run;
+    let mut display = context.progress("merging");
+    let removed = remove_snapshot(file, options, &mut |done, total| display.update(done, total));
+    let elapsed = display.elapsed();
+    drop(display);
+    if let Err(DiskError::InUse { path, .. }) = &removed
+        && let Some(below) = in_use::chain_with(path)?
+        && let Some(child) = below.depth.checked_sub(1).map(|above| &below.chain[above])
+    {
+        let merging =
+            MergeOptions { into: Some(path.clone()), keep: KeptName::Childs, dry_run, ..MergeOptions::default() };
+        let (merged, elapsed) = merge::ask(context, child, &below.client, &merge::Wish::of(&merging)?)?;
+        return tell_deleted(context, file, Some(&merged), dry_run, elapsed, true);
+    }
+    tell_deleted(context, file, removed.map_err(in_use::explain)?.as_ref(), dry_run, elapsed, false)
+}
+
+fn tell_deleted(
+    context: &mut Context,
+    file: &Path,
+    merged: Option<&Merged>,
+    dry_run: bool,
+    elapsed: Duration,
+    in_use: bool,
+) -> Outcome {
+    match merged {
+        Some(merged) if !context.global.json && !context.global.quiet => {
+            merge::tell(context, file, merged, dry_run, elapsed)?;
+            Ok(exit::OK)
+        }
+        merged => tell_removal(context, file, merged, dry_run, in_use),
+    }
+}
+
+fn tell_removal(context: &mut Context, file: &Path, merged: Option<&Merged>, dry_run: bool, in_use: bool) -> Outcome {
     if context.global.json {
         context.print_json(&Report {
             action: "delete",
@@ -299,7 +330,7 @@ fn tell_removal(context: &mut Context, file: &Path, merged: Option<&Merged>, dry
             frozen: None,
             merged_into: merged.map(|merged| json::path(&merged.disk)),
             dry_run,
-            in_use: false,
+            in_use,
             file_systems: Vec::new(),
         })?;
     } else if !context.global.quiet {

@@ -238,7 +238,7 @@ fn the_disk_of_another_user_is_refused_with_a_reason() {
 }
 
 /// A client that writes numbered blocks all the time: what the last number of each block is.
-fn numbered_blocks(uri: &str, stop: &AtomicBool) -> Vec<u64> {
+pub fn numbered_blocks(uri: &str, stop: &AtomicBool) -> Vec<u64> {
     let device = NbdDevice::open(&NbdUri::parse(uri).unwrap(), true).unwrap();
     let mut io = Blocking::open(&device, EngineKind::Auto).unwrap();
     let mut held = vec![0; 512];
@@ -258,7 +258,7 @@ fn numbered_blocks(uri: &str, stop: &AtomicBool) -> Vec<u64> {
 }
 
 /// The number of each block.
-fn numbers_in(path: &Path) -> Vec<u64> {
+pub fn numbers_in(path: &Path) -> Vec<u64> {
     let disk = diskwright_disk::Disk::open(path, &diskwright_disk::OpenOptions::default()).unwrap();
     let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
     let mut found = [0; 4096];

@@ -36,6 +36,7 @@ mod lab_report;
 mod lab_run;
 mod lab_saving;
 mod lab_studies;
+mod live_merge;
 mod map;
 mod nbd;
 mod partitions;

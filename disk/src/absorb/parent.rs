@@ -79,7 +79,7 @@ impl Parent {
             return Err(replaced(&layer.path));
         }
         let locks = Locks { readers: layer.image.stores().to_vec(), writers: stores, are_kept: false };
-        lock(&layer.path, &locks)?;
+        lock(&locks)?;
         check_siblings(chain, origin, search_dirs)?;
         let format = DetectedFormat::certain(info.format);
         let image = probe::open_parts(locks.writers.clone(), format, true, info.logical_sector_bytes)?;
@@ -94,7 +94,7 @@ impl Parent {
     pub(super) fn join(self, shared: &Arc<Shared>) -> io::Result<()> {
         let Self { layer, locks: Some(mut locks) } = self else { return Ok(()) };
         let mut changed = Ok(());
-        let grace = shared.begin_grace(|mutation| match mutation.chain.with_parent(layer) {
+        let grace = shared.begin_grace(|mutation| match mutation.chain.with_parent(1, 1, layer) {
             Ok(chain) => shared.publish(mutation, chain),
             Err(error) => changed = Err(to_io(error)),
         })?;
@@ -202,15 +202,12 @@ fn check_siblings(chain: &Chain, origin: &Origin, search_dirs: &[PathBuf]) -> Re
 }
 
 /// Moves the lock to the files that are open for writing.
-fn lock(path: &Path, locks: &Locks) -> Result<()> {
-    let failed = |source| DiskError::File { doing: "lock it for writing", path: path.to_owned(), source };
+fn lock(locks: &Locks) -> Result<()> {
     for store in &locks.readers {
-        store.relock(LockMode::None).map_err(failed)?;
+        store.relock(LockMode::None)?;
     }
     for store in &locks.writers {
-        if !store.relock(LockMode::Exclusive).map_err(failed)? {
-            return Err(DiskError::InUse { path: path.to_owned(), purpose: "writing", holder: String::new() });
-        }
+        store.relock(LockMode::Exclusive)?;
     }
     Ok(())
 }

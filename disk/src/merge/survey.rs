@@ -70,7 +70,7 @@ impl Survey {
 }
 
 /// The bytes of those `ranges` for which the image has no space yet. They may overlap.
-pub(super) fn missing_bytes(image: &dyn Image, mut ranges: Vec<Range<u64>>) -> Result<u64> {
+pub(crate) fn missing_bytes(image: &dyn Image, mut ranges: Vec<Range<u64>>) -> Result<u64> {
     let block_bytes = image.info().block_bytes;
     ranges.sort_unstable_by_key(|range| range.start);
     let (mut next_block, mut missing_blocks) = (0, 0);

@@ -28,6 +28,7 @@ mod formats;
 mod full_disk;
 mod late_lanes;
 mod late_syncs;
+mod live_merges;
 mod live_snapshots;
 mod merge;
 mod model;

@@ -90,8 +90,10 @@ impl Crowd {
     fn change(&self, world: &World, disk: &Disk, done: &AtomicU64, tell: &dyn Fn(u32, u64)) -> Outcome {
         let all = self.requests * self.windows.len() as u64;
         let mut top = self.disk.top_of(world);
-        for turn in 1..=CHANGES {
-            while done.load(Ordering::SeqCst) < all * turn / (CHANGES + 2) {
+        // Two snapshots come before the first merge.
+        let changes = if self.disk.changes == Changes::MergedInUse { 2 * CHANGES } else { CHANGES };
+        for turn in 1..=changes {
+            while done.load(Ordering::SeqCst) < all * turn / (changes + 2) {
                 thread::yield_now();
             }
             match self.disk.changes {
@@ -104,6 +106,7 @@ impl Crowd {
                 }
                 Changes::FrozenInUse => self.disk.freeze(world, disk)?,
                 Changes::AbsorbedInUse => self.disk.freeze_or_absorb(world, disk)?,
+                Changes::MergedInUse => self.disk.merge_or_freeze_under(world, disk)?,
                 Changes::Relinks => {
                     let number = u32::try_from(turn).map_err(|error| error.to_string())?;
                     self.disk.relink(disk, number)?;
@@ -246,6 +249,8 @@ pub fn crowds() -> Vec<Crowd> {
         Crowd::on(kind("vhdx dynamic 1M, with snapshots"), 1 << 20, 24),
         Crowd::on(kind("vhd differencing 16K, relinked"), 64 << 10, 24),
         Crowd::on(kind("vhdx differencing 1M, relinked"), 1 << 20, 24),
+        Crowd::on(kind("vhd dynamic 16K, merged in use"), 64 << 10, 24),
+        Crowd::on(kind("vhdx differencing 1M, merged in use"), 1 << 20, 24),
         Crowd::on(kind("packed 16K, over a parent"), 64 << 10, 24),
         Crowd::on(kind("vhd dynamic 16K, late"), 64 << 10, 24),
     ]

@@ -25,6 +25,8 @@ pub enum Phase {
     Absorb,
     /// A disk in use grows.
     Grow,
+    /// Frozen images of a disk in use are merged.
+    Merge,
     /// A disk in use gets another link to its parent.
     Relink,
     /// Closing.

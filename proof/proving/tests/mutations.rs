@@ -247,6 +247,10 @@ fn snapshots_and_growth_are_durable() {
         broken_below("a merge in use is durable", case, Mutation::NotDurable(Phase::Absorb));
         broken_below("the parent is durable before the top loses a block", case, Mutation::Disordered(Phase::Absorb));
     }
+    for case in ["vhd dynamic 16K, merged in use", "vhdx differencing 1M, merged in use"] {
+        broken_below("a merge of a disk in use is durable", case, Mutation::NotDurable(Phase::Merge));
+        broken_below("a child that is merged in use goes last", case, Mutation::Disordered(Phase::Merge));
+    }
     broken_below("a new size is durable", "raw, growing", Mutation::NotDurable(Phase::Grow));
 }
 

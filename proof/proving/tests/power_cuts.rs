@@ -74,6 +74,8 @@ kinds! {
     vhdx_dynamic_frozen_in_use: "vhdx dynamic 1M, frozen in use",
     vhd_dynamic_absorbed_in_use: "vhd dynamic 16K, absorbed in use",
     vhdx_dynamic_absorbed_in_use: "vhdx dynamic 1M, absorbed in use",
+    vhd_dynamic_merged_in_use: "vhd dynamic 16K, merged in use",
+    vhdx_differencing_merged_in_use: "vhdx differencing 1M, merged in use",
     vhd_differencing_relinked: "vhd differencing 16K, relinked",
     vhdx_differencing_relinked: "vhdx differencing 1M, relinked",
     packed: "packed 16K, over a parent",

@@ -86,8 +86,8 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Ends the operations: no new one begins, the running ones are waited for, and the files no
-    /// longer lead to this process. To be called before the disks are closed.
+    /// Ends the operations: no new one begins, those that can be stopped are, the others are waited
+    /// for, and the files no longer lead to this process. To be called before the disks are closed.
     pub fn close_gate(&self) {
         let shared = &self.shared;
         let mut state = lock(&shared.state);
@@ -249,7 +249,8 @@ fn answer(shared: &Shared, line: &[u8], lines: &mut Lines) -> Result<Done, Contr
     let mut is_there = true;
     operation::carry_out(shared, disk, request.operation, &mut |done, total| {
         is_there = is_there && lines.send(&Event::Progress { done, total }).is_ok();
-        is_there || !rule.ends_with_client
+        // The process that ends does not wait for a long operation that can be finished later.
+        is_there && !lock(&shared.state).is_closing || !rule.ends_with_client
     })
 }
 

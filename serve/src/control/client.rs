@@ -5,7 +5,7 @@
 //! is gone is as if it were not there.
 
 use super::{
-    ControlError, Done, Operation, ProcessReport, VERSION,
+    ControlError, Done, Operation, ProcessReport, Statistics, VERSION,
     folder::{self, Folder, process_of},
     message::{Event, FileId, Request, code_named},
     stream::{Lines, PATIENCE},
@@ -68,7 +68,7 @@ pub(super) fn find_at(socket: PathBuf, disk: FileId) -> Result<Option<Client>, C
     let Some((lines, peer)) = connect(&socket)? else { return Ok(None) };
     let client = Client { socket, disk, peer };
     // The number of an inode may have been given to another file since the link was made.
-    match client.ask(lines, Some(disk), Operation::Statistics, &mut |_, _| {}) {
+    match client.ask(lines, Some(disk), Operation::Statistics, &mut |_, _| true) {
         Ok(_) => Ok(Some(client)),
         Err(ControlError::Refused { code: ErrorCode::NotFound, .. }) => Ok(None),
         Err(error) => Err(error),
@@ -89,6 +89,24 @@ pub fn find_by_name(name: &str) -> Result<Vec<Found>, ControlError> {
         }
     }
     Ok(found)
+}
+
+/// A disk in use that has the file at `path` as a frozen image of its chain: the first one found.
+///
+/// # Errors
+/// The file does not exist.
+pub fn find_by_frozen(path: &Path) -> Result<Option<(Found, Statistics)>, ControlError> {
+    let wanted = folder::identity(path).map_err(folder::failed("find", path))?;
+    for disk in list().processes.into_iter().flat_map(|process| process.disks) {
+        // A process that does not answer, or has just closed the disk, is passed over.
+        let Ok(Some(client)) = find(&disk.file) else { continue };
+        let Ok(Done::Counted(statistics)) = client.call(Operation::Statistics, &mut |_, _| true) else { continue };
+        let is_wanted = |image: &PathBuf| folder::identity(image).is_ok_and(|id| id == wanted);
+        if statistics.chain.iter().skip(1).any(is_wanted) {
+            return Ok(Some((Found { file: disk.file, client }, statistics)));
+        }
+    }
+    Ok(None)
 }
 
 /// What [`list`] has found.
@@ -120,7 +138,7 @@ pub(super) fn list_in(folder: &Folder) -> Listing {
 fn list_at(socket: &Path) -> Result<Option<ProcessReport>, ControlError> {
     let Some((lines, peer)) = connect(socket)? else { return Ok(None) };
     let client = Client { socket: socket.to_owned(), disk: FileId { device: 0, inode: 0 }, peer };
-    match client.ask(lines, None, Operation::List, &mut |_, _| {})? {
+    match client.ask(lines, None, Operation::List, &mut |_, _| true)? {
         Done::Listed(process) => Ok(Some(process)),
         _ => Err(client.silent("answered something else than it was asked")),
     }
@@ -149,11 +167,12 @@ fn connect(socket: &Path) -> Result<Option<(Lines, Peer)>, ControlError> {
 
 impl Client {
     /// Asks the process to carry out an operation on the disk. Waits for the end of an operation
-    /// that changes the disk or ends the process as long as the process lives.
+    /// that changes the disk or ends the process as long as the process lives. `progress` answers
+    /// `false` to stop waiting, which ends operations that can be ended.
     ///
     /// # Errors
     /// [`ControlError`].
-    pub fn call(&self, operation: Operation, progress: &mut dyn FnMut(u64, u64)) -> Result<Done, ControlError> {
+    pub fn call(&self, operation: Operation, progress: &mut dyn FnMut(u64, u64) -> bool) -> Result<Done, ControlError> {
         let Some((lines, _)) = connect(&self.socket)? else { return Err(self.silent("has ended")) };
         self.ask(lines, Some(self.disk), operation, progress)
     }
@@ -167,11 +186,11 @@ impl Client {
         mut lines: Lines,
         disk: Option<FileId>,
         operation: Operation,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Done, ControlError> {
         let patience = match operation {
             Operation::List | Operation::Statistics => Some(PATIENCE),
-            Operation::Drain | Operation::Resize { .. } | Operation::Snapshot { .. } => None,
+            Operation::Drain | Operation::Resize { .. } | Operation::Snapshot { .. } | Operation::Merge { .. } => None,
         };
         let lost = |error: io::Error| match error.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => self.silent("does not answer"),
@@ -183,7 +202,8 @@ impl Client {
             let line = lines.receive(patience).map_err(lost)?;
             let event = serde_json::from_slice(&line);
             match event.map_err(|error| self.silent(format!("sent an answer that cannot be read ({error})")))? {
-                Event::Progress { done, total } => progress(done, total),
+                Event::Progress { done, total } if progress(done, total) => {}
+                Event::Progress { .. } => return Err(ControlError::Stopped { peer: self.peer.to_string() }),
                 Event::Result(done) => return Ok(*done),
                 Event::Error { code, message } => {
                     return Err(ControlError::Refused { code: code_named(&code), message });

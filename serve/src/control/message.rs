@@ -59,6 +59,21 @@ pub enum Operation {
         /// Check whether it can be done, and change nothing.
         dry_run: bool,
     },
+    /// Merge an image of the disk's chain into one of its ancestors. All paths are absolute.
+    Merge {
+        /// The image.
+        child: PathBuf,
+        /// The ancestor; `None` for the parent.
+        into: Option<PathBuf>,
+        /// The merged image gets the name of the child.
+        keep_name: bool,
+        /// More folders in which children of the images are searched.
+        search: Vec<PathBuf>,
+        /// Always copy, never share by reflink.
+        no_reflink: bool,
+        /// Check whether it can be done, and change nothing.
+        dry_run: bool,
+    },
 }
 
 /// One request.
@@ -118,6 +133,8 @@ pub enum Done {
     Resized(Resized),
     /// The disk goes on in a new child.
     Frozen(Frozen),
+    /// An image of the disk was merged.
+    Merged(Merged),
 }
 
 /// A process with a control channel.
@@ -211,6 +228,72 @@ pub struct Resized {
     pub old_file_size: u64,
     /// Length of its file after; `None` if nothing was changed.
     pub new_file_size: Option<u64>,
+}
+
+/// A merge of a disk in use, as [`diskwright_disk::Merged`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Merged {
+    /// The image that has all data afterwards, by its name then.
+    pub disk: PathBuf,
+    /// Its name before.
+    pub target: PathBuf,
+    /// The images whose data went into it, the nearest first.
+    pub merged: Vec<PathBuf>,
+    /// Images whose parent is `disk` now.
+    pub relinked: Vec<PathBuf>,
+    /// What earlier merges had left, and is removed.
+    pub leftovers: Vec<PathBuf>,
+    /// Bytes of data that had to go into `disk`.
+    pub data_bytes: u64,
+    /// Bytes read and written.
+    pub copied_bytes: u64,
+    /// Bytes shared by reflink.
+    pub cloned_bytes: u64,
+    /// By how much the file of `disk` may grow, in bytes.
+    pub growth_bytes: u64,
+    /// Virtual size of `disk` before, in bytes.
+    pub old_size: u64,
+    /// Virtual size of `disk` after, in bytes.
+    pub new_size: u64,
+    /// Sentences for the user.
+    pub warnings: Vec<String>,
+}
+
+impl From<diskwright_disk::Merged> for Merged {
+    fn from(merged: diskwright_disk::Merged) -> Self {
+        Self {
+            disk: merged.disk,
+            target: merged.target,
+            merged: merged.merged,
+            relinked: merged.relinked,
+            leftovers: merged.leftovers,
+            data_bytes: merged.data_bytes,
+            copied_bytes: merged.copied_bytes,
+            cloned_bytes: merged.cloned_bytes,
+            growth_bytes: merged.growth_bytes,
+            old_size: merged.size_bytes.0,
+            new_size: merged.size_bytes.1,
+            warnings: merged.warnings,
+        }
+    }
+}
+
+impl From<Merged> for diskwright_disk::Merged {
+    fn from(merged: Merged) -> Self {
+        Self {
+            disk: merged.disk,
+            target: merged.target,
+            merged: merged.merged,
+            relinked: merged.relinked,
+            leftovers: merged.leftovers,
+            data_bytes: merged.data_bytes,
+            copied_bytes: merged.copied_bytes,
+            cloned_bytes: merged.cloned_bytes,
+            growth_bytes: merged.growth_bytes,
+            size_bytes: (merged.old_size, merged.new_size),
+            warnings: merged.warnings,
+        }
+    }
 }
 
 /// A snapshot of a disk in use.

@@ -34,7 +34,9 @@
 //!   there are at most a few clients at once. No lock of the disk is held while a client is read
 //!   from or written to, and no I/O of the disk's users passes through this module.
 //! - One operation at a time changes a disk; a second one is refused with the name of the first.
-//! - A client that goes away stops its operation only where the operation says so
+//! - Frozen images of a disk have no links, as several processes may have one as a parent. They are
+//!   found by the chains that the processes tell ([`find_by_frozen`]).
+//! - A client that goes away, and the end of the process, stop an operation only where it says so
 //!   ([`operation::Rule`]); otherwise the operation runs to its end, as nothing is half done then.
 //!
 //! Locks: `disks` of a channel guards which operation runs on which disk, and `state` how the
@@ -50,10 +52,10 @@ mod shared;
 mod stream;
 
 pub use channel::Channel;
-pub use client::{Client, Found, Listing, Peer, find, find_by_name, list};
+pub use client::{Client, Found, Listing, Peer, find, find_by_frozen, find_by_name, list};
 pub use host::{Freezer, Held, Host, Quiet};
 pub use message::{
-    CommandCount, DiskReport, Done, Frozen, Operation, ProcessReport, Resized, Statistics, Traffic, VERSION,
+    CommandCount, DiskReport, Done, Frozen, Merged, Operation, ProcessReport, Resized, Statistics, Traffic, VERSION,
 };
 
 use diskwright_store::ErrorCode;
@@ -83,6 +85,14 @@ pub enum ControlError {
         /// What it did.
         what: String,
     },
+    /// The caller has stopped waiting.
+    #[error(
+        "stopped; {peer} ends the operation at a point where nothing is half done, and the same command finishes it"
+    )]
+    Stopped {
+        /// The process, as in "diskwright (process 12)".
+        peer: String,
+    },
     /// The process refused the operation, or the operation failed.
     #[error("{message}")]
     Refused {
@@ -100,6 +110,7 @@ impl ControlError {
             Self::Folder(_) => ErrorCode::PermissionDenied,
             Self::Socket { source, .. } => ErrorCode::of_system(source),
             Self::Silent { .. } => ErrorCode::Connection,
+            Self::Stopped { .. } => ErrorCode::Stopped,
             Self::Refused { code, .. } => *code,
         }
     }

@@ -5,14 +5,15 @@
 //! [`carry_out`], and a variant of [`Done`] for its result.
 
 use super::{
-    ControlError,
+    ControlError, folder,
     host::Quiet,
     message::{CommandCount, DiskReport, Done, FileId, Frozen, Operation, ProcessReport, Resized, Statistics, Traffic},
     shared::{Shared, id_of},
 };
 use crate::metrics::{COMMANDS, Metrics};
-use diskwright_disk::{Disk, DiskError, SnapshotWatch};
+use diskwright_disk::{Disk, DiskError, KeptName, Layer, MergeOptions, SnapshotWatch};
 use diskwright_store::{BlockDevice, ErrorCode};
+use std::path::Path;
 
 /// What the channel must know of an operation before it carries it out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +41,8 @@ pub(super) fn rule(operation: &Operation) -> Rule {
         Operation::Resize { .. } => rule("resize", true, true, false),
         // Until the names change, nothing is done that must stay.
         Operation::Snapshot { .. } => rule("snapshot", true, true, true),
+        // What is half done reads right, and the same operation finishes it.
+        Operation::Merge { .. } => rule("merge", true, true, true),
     }
 }
 
@@ -60,6 +63,12 @@ pub(super) fn carry_out(
         (Operation::Statistics, Some(index)) => Ok(Done::Counted(statistics(shared, index))),
         (Operation::Drain, Some(_)) => shared.drain(),
         (Operation::Snapshot { name, dry_run }, Some(index)) => snapshot(shared, index, &name, dry_run, report),
+        (Operation::Merge { child, into, keep_name, search, no_reflink, dry_run }, Some(index)) => {
+            let keep = if keep_name { KeptName::Childs } else { KeptName::Parents };
+            let options =
+                MergeOptions { into, keep, search_dirs: search, no_reflink, dry_run, ..MergeOptions::default() };
+            merge(shared, index, &child, &options, report)
+        }
         (Operation::Resize { size, dry_run }, Some(index)) => resize(&shared.disks[index].held.disk, size, dry_run),
     }
 }
@@ -186,12 +195,51 @@ fn snapshot(
     let done = disk.snapshot(name, dry_run, &mut watch);
     let Watch { child, quiet, .. } = watch;
     // Also after an error the disk may have its child.
-    let now = id_of(disk);
-    for left in [before, child].into_iter().flatten().filter(|id| Some(*id) != now) {
-        shared.folder.withdraw(left, &shared.socket);
-    }
+    withdraw_former(shared, disk, [before, child]);
     let done = done.map_err(of_disk)?;
     let Quiet { file_systems, mut warnings } = quiet;
     warnings.extend(done.warnings);
     Ok(Done::Frozen(Frozen { disk: done.disk, frozen: done.parent, file_systems, warnings }))
+}
+
+/// Those of `files` that are not the disk's file any more no longer lead to this process.
+fn withdraw_former(shared: &Shared, disk: &Disk, files: [Option<FileId>; 2]) {
+    let now = id_of(disk);
+    for left in files.into_iter().flatten().filter(|id| Some(*id) != now) {
+        shared.folder.withdraw(left, &shared.socket);
+    }
+}
+
+/// Merges an image of the chain. If it is the one that is written, the disk goes on in an ancestor's
+/// file, which leads to this process before it has the disk's name.
+fn merge(
+    shared: &Shared,
+    index: usize,
+    child: &Path,
+    options: &MergeOptions,
+    report: &mut Report<'_>,
+) -> Result<Done, ControlError> {
+    let disk = &shared.disks[index].held.disk;
+    let before = id_of(disk);
+    let id_of_layer = |layer: &Layer| layer.image.store().identity().map(FileId::from);
+    let candidates: Vec<FileId> = if folder::identity(child).ok() == before {
+        disk.layers().iter().skip(1).filter_map(id_of_layer).collect()
+    } else {
+        Vec::new()
+    };
+    for id in &candidates {
+        shared.folder.publish(*id, &shared.socket).map_err(|error| {
+            let text = format!(
+                "the merged disk would not be reached by the control channel: {error}; nothing was changed; make the run-time folder writable"
+            );
+            refused(ErrorCode::Io, text)
+        })?;
+    }
+    let merged = disk.merge(child, options, report);
+    // Also after an error the disk may have another file.
+    let now = id_of(disk);
+    for left in candidates.into_iter().chain(before).filter(|id| Some(*id) != now) {
+        shared.folder.withdraw(left, &shared.socket);
+    }
+    merged.map(|merged| Done::Merged(merged.into())).map_err(of_disk)
 }

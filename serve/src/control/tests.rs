@@ -59,7 +59,7 @@ fn no_drain() -> Result<host::OnDrain, String> {
 }
 
 fn call(client: &Client, operation: Operation) -> Result<Done, ControlError> {
-    client.call(operation, &mut |_, _| {})
+    client.call(operation, &mut |_, _| true)
 }
 
 #[test]

@@ -102,14 +102,15 @@ fn a_lock_is_replaced_and_a_refused_one_leaves_that_of_a_reader() {
     let options = |lock| OpenOptions { writable: true, create_new: false, cache: CacheMode::PageCache, lock };
     let (reader, writer) =
         (open(&path, LockMode::Shared).unwrap(), FileStore::open(&path, &options(LockMode::Shared)).unwrap());
-    assert!(!writer.relock(LockMode::Exclusive).unwrap(), "another reader is there");
+    assert!(writer.relock(LockMode::Exclusive).is_err(), "another reader is there");
     assert_eq!(holder_of(&path, LockMode::Shared), None, "a reader's lock is left");
-    assert!(reader.relock(LockMode::None).unwrap());
+    reader.relock(LockMode::None).unwrap();
     assert!(holder_of(&path, LockMode::Exclusive).is_some(), "a reader's lock is left");
-    assert!(writer.relock(LockMode::Exclusive).unwrap());
+    writer.relock(LockMode::Exclusive).unwrap();
     assert!(holder_of(&path, LockMode::Shared).is_some());
-    assert!(!reader.relock(LockMode::Shared).unwrap());
-    assert!(writer.relock(LockMode::Shared).unwrap() && reader.relock(LockMode::Shared).unwrap());
+    assert!(reader.relock(LockMode::Shared).is_err());
+    writer.relock(LockMode::Shared).unwrap();
+    reader.relock(LockMode::Shared).unwrap();
     assert_eq!(holder_of(&path, LockMode::Shared), None);
     drop(writer);
     assert!(holder_of(&path, LockMode::Exclusive).is_some());
@@ -199,4 +200,30 @@ fn qemu_refuses_files_that_we_have_open() {
         drop(reader);
         assert!(run("qemu-io", &["-c", "write 0 512"]).status.success());
     }
+}
+
+#[test]
+fn a_reader_becomes_a_writer_unless_another_program_reads() {
+    use crate::Store;
+    let directory = tempfile::tempdir().unwrap();
+    let path = image(directory.path());
+    let reader = open(&path, LockMode::Shared).unwrap();
+    let other = open(&path, LockMode::Shared).unwrap();
+    assert!(matches!(reader.relock(LockMode::Exclusive), Err(OpenError::Locked { purpose: "writing", .. })));
+    // The refused one is a reader as before: others may read, and nobody may write.
+    assert_eq!(holder_of(&path, LockMode::Shared), None);
+    drop(other);
+    assert!(holder_of(&path, LockMode::Exclusive).is_some());
+    reader.relock(LockMode::Exclusive).unwrap();
+    assert!(holder_of(&path, LockMode::Shared).is_some());
+    // Another open file of the same program, without a lock, takes over.
+    let next = open(&path, LockMode::None).unwrap();
+    assert!(next.relock(LockMode::Shared).is_err(), "the writer is still there");
+    reader.share_lock().unwrap();
+    next.relock(LockMode::Shared).unwrap();
+    drop(reader);
+    assert_eq!(holder_of(&path, LockMode::Shared), None);
+    assert!(holder_of(&path, LockMode::Exclusive).is_some());
+    next.relock(LockMode::None).unwrap();
+    assert_eq!(holder_of(&path, LockMode::Exclusive), None);
 }

@@ -52,9 +52,12 @@ impl DiskCase {
     pub(super) fn size_at_first(&self) -> u64 {
         match self.changes {
             Changes::Grows { from_bytes } => from_bytes,
-            Changes::None | Changes::Snapshots | Changes::FrozenInUse | Changes::AbsorbedInUse | Changes::Relinks => {
-                self.size_bytes
-            }
+            Changes::None
+            | Changes::Snapshots
+            | Changes::FrozenInUse
+            | Changes::AbsorbedInUse
+            | Changes::MergedInUse
+            | Changes::Relinks => self.size_bytes,
         }
     }
 

@@ -107,6 +107,8 @@ pub enum Changes {
     FrozenInUse,
     /// As [`Changes::FrozenInUse`], and merged into its parent while it is in use.
     AbsorbedInUse,
+    /// As [`Changes::FrozenInUse`], and frozen images are merged.
+    MergedInUse,
     /// The disk grows from this size to its `size_bytes`.
     Grows {
         /// Virtual size at the start, in bytes.
@@ -117,9 +119,9 @@ pub enum Changes {
 }
 
 impl Changes {
-    /// Whether the disk is frozen while it is in use.
-    pub(crate) fn freezes(self) -> bool {
-        matches!(self, Self::FrozenInUse | Self::AbsorbedInUse)
+    /// Whether the disk is frozen while it is in use, and keeps its name.
+    pub(crate) fn freezes_in_use(self) -> bool {
+        matches!(self, Self::FrozenInUse | Self::AbsorbedInUse | Self::MergedInUse)
     }
 }
 

@@ -58,6 +58,8 @@ impl FaultyCase for DiskCase {
             let places: &[usize] = match self.changes {
                 // Frozen early, then merged with what was written since.
                 Changes::AbsorbedInUse => &[9, 9, 3][2 - times.min(2)..],
+                // Two snapshots come before the first merge.
+                Changes::MergedInUse => &[7, 7, 4],
                 _ => &[7, 7, 4][3 - times..],
             };
             places.iter().for_each(|&at| steps.insert(at, FaultyStep::Change));
@@ -131,6 +133,7 @@ impl DiskCase {
                 self.absorb_once(stage, session, truth, &mut |_, _| true).map(drop)
             }
             Changes::AbsorbedInUse => self.freeze_once(stage, session, truth, &mut ()),
+            Changes::MergedInUse => self.merge_or_freeze(stage, session, truth),
             Changes::Relinks => self.play_relink(stage, session, truth),
             Changes::Grows { .. } => self.play_growth(stage, session, truth, truth.changed.size_bytes + (256 << 10)),
         }

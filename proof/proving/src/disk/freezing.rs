@@ -118,7 +118,7 @@ impl DiskCase {
         dice: &mut Dice,
         version: &mut Version,
     ) -> Outcome {
-        if !self.changes.freezes() || session.disk.layers().len() >= LAYERS_MAX {
+        if !self.changes.freezes_in_use() || session.disk.layers().len() >= LAYERS_MAX {
             return Ok(());
         }
         let world = &stage.world;

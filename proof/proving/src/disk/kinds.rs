@@ -197,6 +197,23 @@ pub fn all() -> Vec<DiskCase> {
             ..kind("vhdx dynamic 1M, absorbed in use", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 40])
         },
         DiskCase {
+            changes: Changes::MergedInUse,
+            steps: 40,
+            ..kind("vhd dynamic 16K, merged in use", Format::Vhd, DiskType::Dynamic, 16 * kib, 4 * m, &[0, 1, 128, 255])
+        },
+        DiskCase {
+            changes: Changes::MergedInUse,
+            steps: 40,
+            ..kind(
+                "vhdx differencing 1M, merged in use",
+                Format::Vhdx,
+                DiskType::Differencing,
+                mib,
+                64 * m,
+                &[0, 1, 40],
+            )
+        },
+        DiskCase {
             changes: Changes::Relinks,
             ..kind(
                 "vhd differencing 16K, relinked",

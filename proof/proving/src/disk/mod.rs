@@ -15,7 +15,7 @@
 //!
 //! A disk lies on one file, several files, a store that answers late, or an image of the made-up
 //! format ([`Backing`]). Some disks change while they are in use (`changes.rs`,
-//! `freezing.rs`, `absorbing.rs`, `relinks.rs`).
+//! `freezing.rs`, `absorbing.rs`, `merging.rs`, `relinks.rs`).
 //!
 //! `case.rs` has the values; `kinds.rs` lists the kinds; `front.rs` puts a server in between;
 //! `session.rs` uses one open disk; `play.rs` runs random sessions; `faults.rs` runs the short
@@ -29,6 +29,7 @@ mod faults;
 mod freezing;
 mod front;
 mod kinds;
+mod merging;
 mod play;
 mod relinks;
 mod session;
@@ -185,8 +186,8 @@ impl DiskCase {
         session.close()
     }
 
-    /// Writes versions (version 0: zeros) to ranges of sectors of the disk at `path`, in a session of
-    /// its own.
+    /// Writes versions (version 0: zeros) to ranges of sectors of the disk at `path`, in a session
+    /// of its own.
     ///
     /// # Errors
     /// What went wrong.
@@ -436,7 +437,7 @@ impl Case for DiskCase {
             Err(error) => Opinion::Disagrees(format!("as {who} reads it, {error}")),
         };
         // The other programs can read one image, or a child and its parent.
-        if self.top_of(&world) > 0 || self.backing == Backing::Packed || self.changes.freezes() {
+        if self.top_of(&world) > 0 || self.backing == Backing::Packed || self.changes.freezes_in_use() {
             return None;
         }
         // qemu-img supports no sectors of 4096 bytes, and no VHD without the copy of its footer.

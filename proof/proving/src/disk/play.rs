@@ -36,7 +36,11 @@ impl DiskCase {
                 self.play_absorbing(stage, &mut session, truth, dice, version)?;
                 continue;
             }
-            if self.changes.freezes() && dice.percent(10) {
+            if self.changes == Changes::MergedInUse && dice.percent(14) {
+                self.play_merging(stage, &mut session, truth, dice, version)?;
+                continue;
+            }
+            if self.changes.freezes_in_use() && dice.percent(10) {
                 self.play_freezing(stage, &mut session, truth, dice, version)?;
                 continue;
             }

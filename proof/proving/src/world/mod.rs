@@ -31,7 +31,7 @@ use state::DEVICE;
 use std::{
     io,
     path::{Component, Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, UNIX_EPOCH},
 };
 use store::WorldStore;
@@ -78,14 +78,14 @@ impl FileSystem for World {
         };
         let mut state = self.state();
         let holders = state.locks.entry(file).or_default();
-        if !holders.allow(options.lock) {
+        let Some(with_us) = holders.with(options.lock) else {
             let purpose = if options.writable { "writing" } else { "reading" };
             return Err(OpenError::Locked { path, purpose, holder: " by this test".into() });
-        }
-        holders.take(options.lock);
+        };
+        *holders = with_us;
         let (life, late) = (state.life, state.late);
         drop(state);
-        let (world, writable, lock) = (self.clone(), options.writable, options.lock.into());
+        let (world, writable, lock) = (self.clone(), options.writable, Mutex::new(options.lock));
         let mut store = WorldStore { world, name: path.clone(), file, writable, lock, life, lane: None };
         if let Some(seed) = late {
             store.lane = Some(Arc::new(LateLane::new(store.unlocked(), seed).map_err(failed)?));

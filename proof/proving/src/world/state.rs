@@ -79,35 +79,29 @@ pub(super) struct Silent {
 #[derive(Debug, Clone, Copy)]
 pub struct Suspended(Option<Fault>, u64);
 
-#[derive(Default)]
+/// Who has locked a file.
+#[derive(Clone, Copy, Default)]
 pub(super) struct Holders {
     pub(super) readers: u32,
     pub(super) writer: bool,
 }
 
 impl Holders {
-    /// Whether another holder can have this lock.
-    pub(super) fn allow(&self, mode: LockMode) -> bool {
-        match mode {
-            LockMode::None => true,
-            LockMode::Shared => !self.writer,
-            LockMode::Exclusive => !self.writer && self.readers == 0,
+    /// With one more holder; `None` if the others do not allow that.
+    pub(super) fn with(self, lock: LockMode) -> Option<Self> {
+        match lock {
+            LockMode::None => Some(self),
+            LockMode::Shared => (!self.writer).then_some(Self { readers: self.readers + 1, ..self }),
+            LockMode::Exclusive => (!self.writer && self.readers == 0).then_some(Self { writer: true, ..self }),
         }
     }
 
-    pub(super) fn take(&mut self, mode: LockMode) {
-        match mode {
-            LockMode::None => {}
-            LockMode::Shared => self.readers += 1,
-            LockMode::Exclusive => self.writer = true,
-        }
-    }
-
-    pub(super) fn release(&mut self, mode: LockMode) {
-        match mode {
-            LockMode::None => {}
-            LockMode::Shared => self.readers -= 1,
-            LockMode::Exclusive => self.writer = false,
+    /// Without the holder of such a lock.
+    pub(super) fn without(self, lock: LockMode) -> Self {
+        match lock {
+            LockMode::None => self,
+            LockMode::Shared => Self { readers: self.readers.saturating_sub(1), ..self },
+            LockMode::Exclusive => Self { writer: false, ..self },
         }
     }
 }

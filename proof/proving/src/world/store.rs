@@ -6,11 +6,11 @@ use crate::{
     fault::{FaultKind, OpKind},
     history::FileId,
 };
-use diskwright_store::{DataFile, FileRange, LockMode, Store, Zeroing, lane::Lane};
+use diskwright_store::{DataFile, FileRange, LockMode, OpenError, Store, Zeroing, lane::Lane};
 use std::{
     fmt, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 /// An open file of a [`World`].
@@ -19,7 +19,7 @@ pub(super) struct WorldStore {
     pub(super) name: PathBuf,
     pub(super) file: FileId,
     pub(super) writable: bool,
-    /// The present lock.
+    /// The lock that it holds.
     pub(super) lock: Mutex<LockMode>,
     pub(super) life: u64,
     /// Present in a world that answers late.
@@ -34,12 +34,7 @@ impl fmt::Debug for WorldStore {
 
 impl Drop for WorldStore {
     fn drop(&mut self) {
-        let mut state = self.world.state();
-        if state.life != self.life {
-            return;
-        }
-        let Some(holders) = state.locks.get_mut(&self.file) else { return };
-        holders.release(*self.lock());
+        let _ = self.relock(LockMode::None);
     }
 }
 
@@ -52,11 +47,7 @@ impl WorldStore {
     pub(super) fn unlocked(&self) -> Self {
         let (world, name) = (self.world.clone(), self.name.clone());
         let (file, writable, life) = (self.file, self.writable, self.life);
-        Self { world, name, file, writable, lock: LockMode::None.into(), life, lane: None }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, LockMode> {
-        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+        Self { world, name, file, writable, lock: Mutex::new(LockMode::None), life, lane: None }
     }
 
     fn check_writable(&self) -> io::Result<()> {
@@ -75,21 +66,25 @@ impl WorldStore {
 
 impl Store for WorldStore {
     fn share_lock(&self) -> io::Result<()> {
-        self.relock(LockMode::Shared).map(drop)
+        let is_exclusive = *self.lock.lock().unwrap_or_else(PoisonError::into_inner) == LockMode::Exclusive;
+        if is_exclusive { self.relock(LockMode::Shared).map_err(io::Error::other) } else { Ok(()) }
     }
 
-    fn relock(&self, mode: LockMode) -> io::Result<bool> {
+    fn relock(&self, mode: LockMode) -> Result<(), OpenError> {
+        let mut held = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.world.state();
         if state.life != self.life {
-            return Ok(true);
+            return Ok(());
         }
         let holders = state.locks.entry(self.file).or_default();
-        let mut lock = self.lock();
-        holders.release(*lock);
-        let is_free = holders.allow(mode);
-        *lock = if is_free { mode } else { LockMode::Shared };
-        holders.take(*lock);
-        Ok(is_free)
+        let others = holders.without(*held);
+        *holders = others.with(mode).ok_or_else(|| OpenError::Locked {
+            path: self.name.clone(),
+            purpose: if mode == LockMode::Exclusive { "writing" } else { "reading" },
+            holder: " by this test".into(),
+        })?;
+        *held = mode;
+        Ok(())
     }
 
     fn name(&self) -> &Path {
