@@ -34,8 +34,8 @@ by what it did not have, which --dry-run shows. Data is shared instead of copied
 
 With --to the whole chain is copied into a new disk without a parent, and CHILD and its parents stay as they are.
 
-Frozen images of a disk that `serve` or `attach` has open are merged by that process, while its clients go on. The merge pauses while they wait for \
-answers, so that they keep most of their speed. The image that clients write is merged when the disk is closed.
+Images of a disk that `serve` or `attach` has open are merged by that process, while its clients go on. The merge pauses while they wait for \
+answers, so that they keep most of their speed. If CHILD is the disk itself, which clients write, the disk keeps its name.
 
 A merge is refused while another program has one of the images open, and if another image has the parent, or an image between, as its parent: it would \
 read other data afterwards. Such images are searched in the folders of the images, and in those given by --search.

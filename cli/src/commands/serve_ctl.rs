@@ -94,7 +94,7 @@ EXAMPLES
         #[arg(long)]
         dry_run: bool,
     },
-    /// Merge a frozen image of the disk into one of its ancestors while the disk is in use.
+    /// Merge an image of the disk into one of its ancestors while the disk is in use.
     #[command(after_help = "\
 As `merge` does it with a disk in use: see there.
 
@@ -102,7 +102,7 @@ EXAMPLES
   diskwright serve-ctl disk.vhdx merge disk_monday.avhdx
   diskwright serve-ctl db merge disk_monday.avhdx --into disk_sunday.avhdx --keep-name")]
     Merge {
-        /// The frozen image.
+        /// The image: a frozen one, or the disk itself.
         child: PathBuf,
         /// The ancestor that takes the data. [default: the parent]
         #[arg(long, value_name = "ANCESTOR")]

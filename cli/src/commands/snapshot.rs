@@ -106,7 +106,7 @@ EXAMPLES
 If no image has the snapshot as its parent, what only it stores is lost. If one image has, that image keeps its name and its contents, and gets \
 the data of the snapshot (as `merge CHILD --keep-name` does). An image with several children is refused.
 
-The snapshot of a disk that `serve` or `attach` has open is merged by that process while its clients go on, if its child is frozen too.
+The snapshot of a disk that `serve` or `attach` has open is merged by that process while its clients go on.
 
 EXAMPLES
   diskwright snapshot delete vm_given-up.avhdx
