@@ -85,6 +85,13 @@ impl Epochs {
         self.is_stuck.load(Ordering::Acquire)
     }
 
+    /// Whether a request is in flight.
+    pub(crate) fn is_busy(&self) -> bool {
+        let queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut counters = queues.iter().filter_map(Weak::upgrade);
+        counters.any(|counters| counters.0.iter().any(|counter| counter.load(Ordering::Relaxed) > 0))
+    }
+
     /// Whether every request that began before the grace period has ended.
     pub(crate) fn grace_over(&self, grace: Grace) -> bool {
         #[cfg(feature = "shuttle")]
@@ -150,9 +157,10 @@ mod tests {
         let after = queue.enter().parity;
         assert!(!epochs.grace_over(grace));
         queue.leave(before);
-        assert!(epochs.grace_over(grace));
+        assert!(epochs.grace_over(grace) && epochs.is_busy());
         assert_ne!(before, after);
         queue.leave(after);
+        assert!(!epochs.is_busy());
     }
 
     #[test]
