@@ -4,6 +4,7 @@
 use crate::exit::{Failure, Outcome};
 use diskwright_disk::DiskError;
 use diskwright_serve::control::{self, Client, ControlError, Done, Operation, Statistics};
+use diskwright_store::ErrorCode;
 use std::path::Path;
 
 /// The process that has the disk open for writing, if it is `serve` or `attach`. `None` for a disk
@@ -47,6 +48,9 @@ pub fn statistics(client: &Client) -> Outcome<Statistics> {
 
 impl From<ControlError> for Failure {
     fn from(error: ControlError) -> Self {
-        Self::new(error.to_string())
+        match error.code() {
+            ErrorCode::Stopped => Self::Stopped,
+            _ => Self::new(error.to_string()),
+        }
     }
 }

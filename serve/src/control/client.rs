@@ -68,7 +68,7 @@ pub(super) fn find_at(socket: PathBuf, disk: FileId) -> Result<Option<Client>, C
     let Some((lines, peer)) = connect(&socket)? else { return Ok(None) };
     let client = Client { socket, disk, peer };
     // The number of an inode may have been given to another file since the link was made.
-    match client.ask(lines, Some(disk), Operation::Statistics, &mut |_, _| {}) {
+    match client.ask(lines, Some(disk), Operation::Statistics, &mut |_, _| true) {
         Ok(_) => Ok(Some(client)),
         Err(ControlError::Refused { code: ErrorCode::NotFound, .. }) => Ok(None),
         Err(error) => Err(error),
@@ -120,7 +120,7 @@ pub(super) fn list_in(folder: &Folder) -> Listing {
 fn list_at(socket: &Path) -> Result<Option<ProcessReport>, ControlError> {
     let Some((lines, peer)) = connect(socket)? else { return Ok(None) };
     let client = Client { socket: socket.to_owned(), disk: FileId { device: 0, inode: 0 }, peer };
-    match client.ask(lines, None, Operation::List, &mut |_, _| {})? {
+    match client.ask(lines, None, Operation::List, &mut |_, _| true)? {
         Done::Listed(process) => Ok(Some(process)),
         _ => Err(client.silent("answered something else than it was asked")),
     }
@@ -154,6 +154,23 @@ impl Client {
     /// # Errors
     /// [`ControlError`].
     pub fn call(&self, operation: Operation, progress: &mut dyn FnMut(u64, u64)) -> Result<Done, ControlError> {
+        self.call_while(operation, &mut |done, total| {
+            progress(done, total);
+            true
+        })
+    }
+
+    /// As [`Client::call`]. If `progress` returns `false`, the connection is closed, and the
+    /// process stops the operation at a point where nothing is half done, if the operation can be
+    /// stopped.
+    ///
+    /// # Errors
+    /// [`ControlError`]; with [`ErrorCode::Stopped`] if `progress` has stopped it.
+    pub fn call_while(
+        &self,
+        operation: Operation,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Done, ControlError> {
         let Some((lines, _)) = connect(&self.socket)? else { return Err(self.silent("has ended")) };
         self.ask(lines, Some(self.disk), operation, progress)
     }
@@ -167,11 +184,13 @@ impl Client {
         mut lines: Lines,
         disk: Option<FileId>,
         operation: Operation,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Done, ControlError> {
         let patience = match operation {
             Operation::List | Operation::Statistics => Some(PATIENCE),
-            Operation::Drain | Operation::Resize { .. } | Operation::Snapshot { .. } => None,
+            Operation::Drain | Operation::Resize { .. } | Operation::Snapshot { .. } | Operation::Compact { .. } => {
+                None
+            }
         };
         let lost = |error: io::Error| match error.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => self.silent("does not answer"),
@@ -183,7 +202,11 @@ impl Client {
             let line = lines.receive(patience).map_err(lost)?;
             let event = serde_json::from_slice(&line);
             match event.map_err(|error| self.silent(format!("sent an answer that cannot be read ({error})")))? {
-                Event::Progress { done, total } => progress(done, total),
+                Event::Progress { done, total } if progress(done, total) => {}
+                Event::Progress { .. } => {
+                    let message = format!("stopped before it was done, and so will {} be", self.peer);
+                    return Err(ControlError::Refused { code: ErrorCode::Stopped, message });
+                }
                 Event::Result(done) => return Ok(*done),
                 Event::Error { code, message } => {
                     return Err(ControlError::Refused { code: code_named(&code), message });

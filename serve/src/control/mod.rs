@@ -36,6 +36,7 @@
 //! - One operation at a time changes a disk; a second one is refused with the name of the first.
 //! - A client that goes away stops its operation only where the operation says so
 //!   ([`operation::Rule`]); otherwise the operation runs to its end, as nothing is half done then.
+//!   Such an operation is stopped too when the process ends.
 //!
 //! Locks: `disks` of a channel guards which operation runs on which disk, and `state` how the
 //! process ends. Neither is held during an operation or I/O.
@@ -53,7 +54,8 @@ pub use channel::Channel;
 pub use client::{Client, Found, Listing, Peer, find, find_by_name, list};
 pub use host::{Freezer, Held, Host, Quiet};
 pub use message::{
-    CommandCount, DiskReport, Done, Frozen, Operation, ProcessReport, Resized, Statistics, Traffic, VERSION,
+    CommandCount, CompactedInUse, DiskReport, Done, Frozen, Operation, ProcessReport, Resized, Statistics, Traffic,
+    VERSION,
 };
 
 use diskwright_store::ErrorCode;

@@ -7,12 +7,19 @@
 use super::{
     ControlError,
     host::Quiet,
-    message::{CommandCount, DiskReport, Done, FileId, Frozen, Operation, ProcessReport, Resized, Statistics, Traffic},
+    message::{
+        CommandCount, CompactedInUse, DiskReport, Done, FileId, Frozen, Operation, ProcessReport, Resized, Statistics,
+        Traffic,
+    },
     shared::{Shared, id_of},
 };
 use crate::metrics::{COMMANDS, Metrics};
 use diskwright_disk::{Disk, DiskError, SnapshotWatch};
 use diskwright_store::{BlockDevice, ErrorCode};
+use std::time::{Duration, Instant};
+
+/// Least interval between two reports of progress to a client.
+const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// What the channel must know of an operation before it carries it out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +47,8 @@ pub(super) fn rule(operation: &Operation) -> Rule {
         Operation::Resize { .. } => rule("resize", true, true, false),
         // Until the names change, nothing is done that must stay.
         Operation::Snapshot { .. } => rule("snapshot", true, true, true),
+        // Each batch of blocks is complete in itself.
+        Operation::Compact { .. } => rule("compact", true, true, true),
     }
 }
 
@@ -60,6 +69,7 @@ pub(super) fn carry_out(
         (Operation::Statistics, Some(index)) => Ok(Done::Counted(statistics(shared, index))),
         (Operation::Drain, Some(_)) => shared.drain(),
         (Operation::Snapshot { name, dry_run }, Some(index)) => snapshot(shared, index, &name, dry_run, report),
+        (Operation::Compact { dry_run }, Some(index)) => compact(&shared.disks[index].held.disk, dry_run, report),
         (Operation::Resize { size, dry_run }, Some(index)) => resize(&shared.disks[index].held.disk, size, dry_run),
     }
 }
@@ -134,6 +144,29 @@ fn resize(disk: &Disk, size: u64, dry_run: bool) -> Result<Done, ControlError> {
         new_file_size = Some(file_size()?);
     }
     Ok(Done::Resized(Resized { old_size, new_size: size, old_file_size, new_file_size }))
+}
+
+fn compact(disk: &Disk, dry_run: bool, report: &mut Report<'_>) -> Result<Done, ControlError> {
+    let mut next = Instant::now();
+    let mut goes_on = true;
+    let done = disk.compact(dry_run, &mut |done, total| {
+        let now = Instant::now();
+        if now >= next || done == total {
+            next = now + REPORT_EVERY;
+            goes_on = report(done, total);
+        }
+        goes_on
+    });
+    let done = done.map_err(of_disk)?;
+    Ok(Done::Compacted(CompactedInUse {
+        virtual_size: done.size_bytes,
+        block_size: done.block_bytes,
+        old_file_size: done.old_file_bytes,
+        new_file_size: done.new_file_bytes,
+        zero_bytes: done.zero_bytes,
+        moved_bytes: done.moved_bytes,
+        warnings: done.warnings,
+    }))
 }
 
 /// Looks on while a disk is frozen: the file of the child leads to this process before it has the
