@@ -92,8 +92,7 @@ pub struct DiskReport {
     moved_bytes: u64,
     /// A child of the disk: because of it only zeros were given back.
     child: Option<String>,
-    /// Whether a process had the disk open and has compacted it in use. The maps of file systems
-    /// are not read then.
+    /// Whether it was compacted in use, by the process that has it open.
     in_use: bool,
     /// The volumes on the disk; none are looked for if it has a child or is in use.
     volumes: Vec<VolumeReport>,
