@@ -103,6 +103,7 @@ impl Crowd {
                     disk.push_layer(layer).map_err(|error| format!("push_layer failed: {error}"))?;
                 }
                 Changes::FrozenInUse => self.disk.freeze(world, disk)?,
+                Changes::CompactedInUse => DiskCase::compact_in_use(disk)?,
                 Changes::Relinks => {
                     let number = u32::try_from(turn).map_err(|error| error.to_string())?;
                     self.disk.relink(disk, number)?;

@@ -52,7 +52,9 @@ impl DiskCase {
     pub(super) fn size_at_first(&self) -> u64 {
         match self.changes {
             Changes::Grows { from_bytes } => from_bytes,
-            Changes::None | Changes::Snapshots | Changes::FrozenInUse | Changes::Relinks => self.size_bytes,
+            Changes::None | Changes::Snapshots | Changes::FrozenInUse | Changes::Relinks | Changes::CompactedInUse => {
+                self.size_bytes
+            }
         }
     }
 

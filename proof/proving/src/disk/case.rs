@@ -112,6 +112,8 @@ pub enum Changes {
     },
     /// The link to the parent changes.
     Relinks,
+    /// The disk is compacted.
+    CompactedInUse,
 }
 
 /// The interface through which a disk is used.

@@ -163,8 +163,8 @@ impl DiskCase {
         dice: &mut Dice,
     ) -> Outcome {
         match self.changes {
-            // `freezing.rs` does that.
-            Changes::None | Changes::FrozenInUse => Ok(()),
+            // `freezing.rs` and `compacting_in_use.rs` do that.
+            Changes::None | Changes::FrozenInUse | Changes::CompactedInUse => Ok(()),
             Changes::Snapshots if truth.changed.top >= JOIN_MAX => Ok(()),
             Changes::Snapshots => self.play_snapshot(stage, session, truth),
             Changes::Relinks => self.play_relink(stage, session, truth),

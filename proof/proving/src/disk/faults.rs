@@ -123,6 +123,7 @@ impl DiskCase {
             Changes::Snapshots => self.play_snapshot(stage, session, truth),
             Changes::FrozenInUse => self.freeze_once(stage, session, truth, &mut ()),
             Changes::Relinks => self.play_relink(stage, session, truth),
+            Changes::CompactedInUse => self.compact_once(stage, session, truth),
             Changes::Grows { .. } => self.play_growth(stage, session, truth, truth.changed.size_bytes + (256 << 10)),
         }
     }

@@ -15,7 +15,7 @@
 //!
 //! A disk lies on one file, several files, a store that answers late, or an image of the made-up
 //! format ([`Backing`]). Some disks change while they are in use (`changes.rs`,
-//! `freezing.rs`, `relinks.rs`).
+//! `freezing.rs`, `relinks.rs`, `compacting_in_use.rs`).
 //!
 //! `case.rs` has the values; `kinds.rs` lists the kinds; `front.rs` puts a server in between;
 //! `session.rs` uses one open disk; `play.rs` runs random sessions; `faults.rs` runs the short
@@ -24,6 +24,7 @@
 mod backing;
 mod case;
 mod changes;
+mod compacting_in_use;
 mod faults;
 mod freezing;
 mod front;
@@ -184,8 +185,8 @@ impl DiskCase {
         session.close()
     }
 
-    /// Writes versions (version 0: zeros) to ranges of sectors of the disk at `path`, in a session of
-    /// its own.
+    /// Writes versions (version 0: zeros) to ranges of sectors of the disk at `path`, in a session
+    /// of its own.
     ///
     /// # Errors
     /// What went wrong.
