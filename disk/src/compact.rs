@@ -30,19 +30,20 @@
 //! removal of its mapping is durable. What is not finished is slack in the file: running the
 //! operation again gives it back.
 //!
-//! The disk is locked for writing, so nobody has it open. Nothing here depends on that but the maps
-//! of file systems: for a disk in use, each batch of `moves.rs` has to exclude its blocks
-//! (`claims.rs`), wait for a grace period before it copies, and pass the old space on by the usual
-//! way of `shared.rs`.
+//! The disk is locked for writing, so nobody else has it open. [`Disk::compact`] does the same to a
+//! disk in use, without the maps of file systems (`live.rs`).
+//!
+//! [`Disk::compact`]: crate::Disk::compact
 
 mod candidates;
+mod live;
 mod moves;
 mod work;
 mod zeros;
 
 use crate::{Progress, Result, volumes};
 use candidates::{Candidate, Candidates, Free};
-use diskwright_image::Commit;
+use diskwright_image::{Commit, Image};
 use diskwright_store::BlockDevice;
 use std::path::Path;
 pub use work::{CompactOptions, Compacted, VolumeGain};
@@ -55,11 +56,12 @@ const WINDOW_BLOCKS: usize = 1 << 18;
 /// examined, and begins again at 0 for those that are moved.
 ///
 /// # Errors
-/// [`DiskError::InUse`](crate::DiskError::InUse) if another program has it open; [`DiskError::BadOptions`](crate::DiskError::BadOptions) for a fixed disk,
-/// for a VHD with children, and if a child cannot be ruled out; [`DiskError::Image`](crate::DiskError::Image) for a damaged
-/// table; [`DiskError::File`](crate::DiskError::File) if it cannot be read or written, also for lack of space;
-/// [`DiskError::Stopped`](crate::DiskError::Stopped). After every error the disk is whole, and its contents are those that it
-/// would have if it had been done.
+/// [`DiskError::InUse`](crate::DiskError::InUse) if another program has it open;
+/// [`DiskError::BadOptions`](crate::DiskError::BadOptions) for a fixed disk, for a VHD with
+/// children, and if a child cannot be ruled out; [`DiskError::Image`](crate::DiskError::Image) for
+/// a damaged table; [`DiskError::File`](crate::DiskError::File) if it cannot be read or written,
+/// also for lack of space; [`DiskError::Stopped`](crate::DiskError::Stopped). After every error the
+/// disk is whole, and its contents are those that it would have if it had been done.
 pub fn compact(path: impl AsRef<Path>, options: &CompactOptions, progress: &mut Progress<'_>) -> Result<Compacted> {
     let work = Work::open(path.as_ref(), options)?;
     let mut found = Compacted {
@@ -83,7 +85,7 @@ pub fn compact(path: impl AsRef<Path>, options: &CompactOptions, progress: &mut 
         false => Ok(kept),
     });
     if !changes {
-        result?.foretell(&work, &mut found)?;
+        result?.foretell(&*work.image, &mut found)?;
         return Ok(found);
     }
     // Also after a stop and after an error: what was done so far makes the file shorter.
@@ -104,9 +106,16 @@ struct Kept {
 }
 
 impl Kept {
+    fn add(&mut self, candidate: &Candidate) {
+        self.blocks += 1;
+        if self.offsets_bytes.len() < WINDOW_BLOCKS {
+            self.offsets_bytes.push(candidate.offset_bytes);
+        }
+    }
+
     /// Fills in what a compaction will reach.
-    fn foretell(&self, work: &Work<'_>, found: &mut Compacted) -> Result<()> {
-        let packed_bytes = work.image.packed_len_bytes(self.blocks)?;
+    fn foretell(&self, image: &dyn Image, found: &mut Compacted) -> Result<()> {
+        let packed_bytes = image.packed_len_bytes(self.blocks)?;
         found.new_file_bytes = packed_bytes.unwrap_or(found.old_file_bytes).min(found.old_file_bytes);
         let is_above = |offset_bytes: &&u64| **offset_bytes + found.block_bytes > found.new_file_bytes;
         found.moved_bytes = self.offsets_bytes.iter().filter(is_above).count() as u64 * found.block_bytes;
@@ -133,10 +142,7 @@ fn give_back(work: &Work<'_>, changes: bool, found: &mut Compacted, progress: &m
         for (candidate, verdict) in &judged {
             match verdict {
                 Verdict::Keep => {
-                    kept.blocks += 1;
-                    if kept.offsets_bytes.len() < WINDOW_BLOCKS {
-                        kept.offsets_bytes.push(candidate.offset_bytes);
-                    }
+                    kept.add(candidate);
                     continue;
                 }
                 Verdict::Free => found.free_bytes += found.block_bytes,

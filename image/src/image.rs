@@ -641,6 +641,40 @@ pub trait ImageWriter: Send + Sync {
         self.recycle(generation);
     }
 
+    /// Like [`ImageWriter::begin_compacting`], while other threads read, reserve, commit and flush.
+    /// Space that blocks without data keep stays theirs: the caller frees it block by block
+    /// ([`ImageWriter::blocks_with_kept_space`]).
+    ///
+    /// # Errors
+    /// As [`ImageWriter::begin_compacting`].
+    fn begin_compacting_in_use(&self) -> Result<()> {
+        self.begin_compacting()
+    }
+
+    /// Some of the blocks from `first_block` on that have no data and keep space, in ascending
+    /// order; empty if there are none. [`Commit::Zero`] frees the space of such a block, if the
+    /// block still has no data. The caller must not hold a lock.
+    ///
+    /// # Errors
+    /// `Io` when the table cannot be read.
+    fn blocks_with_kept_space(&self, _first_block: u64) -> Result<Vec<u64>> {
+        Ok(Vec::new())
+    }
+
+    /// Frees the places of [`ImageWriter::reserve_move`] that were not committed. No copy to them
+    /// may be in flight.
+    fn give_up_moves(&self) {}
+
+    /// Cuts free space off the end of the file, while other threads read, reserve, commit and
+    /// flush. Quarantined space is kept. Without [`ImageWriter::begin_compacting_in_use`] a file
+    /// that was created with room for all its blocks is not cut. The caller must not hold a lock.
+    ///
+    /// # Errors
+    /// `Io`; the space is free then.
+    fn cut_free_tail(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Flushes, cuts unused space off the end of the file and leaves the log empty. Must be called
     /// once, when no request is in flight and none will follow.
     fn close(&self) -> Result<()>;

@@ -304,16 +304,60 @@ impl Space {
     /// `take`, as those pieces may hold stale data.
     pub fn release_tail(&mut self) -> u64 {
         loop {
-            let end_bytes = self.used_end_bytes;
-            let last = self.free.ending_at(end_bytes).or_else(|| self.ready.ending_at(end_bytes));
-            let Some((offset_bytes, len_bytes)) = last else { return end_bytes };
+            let Some((offset_bytes, len_bytes)) = self.last_piece() else { return self.used_end_bytes };
             let _ = self.free.remove(offset_bytes, len_bytes) || self.ready.remove(offset_bytes, len_bytes);
             self.used_end_bytes = offset_bytes;
         }
     }
 
+    /// Takes everything unused at the end out of the allocator: free pieces, and the slack. `None`
+    /// if there is nothing. The caller cuts the file at [`Tail::start_bytes`], and calls
+    /// [`Space::put_back`] if that fails. No other thread may grow the file or zero pieces
+    /// meanwhile.
+    pub fn take_tail(&mut self) -> Option<Tail> {
+        let slack =
+            FileRange { offset_bytes: self.used_end_bytes, len_bytes: self.file_end_bytes - self.used_end_bytes };
+        let mut pieces: Vec<_> = Some(slack).filter(|slack| slack.len_bytes > 0).into_iter().collect();
+        while let Some((offset_bytes, len_bytes)) = self.last_piece() {
+            let _ = self.free.remove(offset_bytes, len_bytes) || self.ready.remove(offset_bytes, len_bytes);
+            self.used_end_bytes = offset_bytes;
+            pieces.push(FileRange { offset_bytes, len_bytes });
+        }
+        self.file_end_bytes = self.used_end_bytes;
+        (!pieces.is_empty()).then_some(Tail { pieces })
+    }
+
+    /// Returns a tail at which the file could not be cut. All of it counts as free space that may
+    /// hold stale data.
+    pub fn put_back(&mut self, tail: Tail) {
+        for piece in tail.pieces.into_iter().rev() {
+            self.free.add(piece.offset_bytes, piece.len_bytes);
+            self.used_end_bytes = piece.offset_bytes + piece.len_bytes;
+        }
+        self.file_end_bytes = self.used_end_bytes;
+    }
+
+    /// Offset and length of the free piece at the very end.
+    fn last_piece(&self) -> Option<(u64, u64)> {
+        self.free.ending_at(self.used_end_bytes).or_else(|| self.ready.ending_at(self.used_end_bytes))
+    }
+
     fn align_up(&self, bytes: u64) -> io::Result<u64> {
         bytes.checked_next_multiple_of(self.alignment_bytes).ok_or_else(overflow)
+    }
+}
+
+/// The unused end of a file, which is about to be cut off.
+#[derive(Debug)]
+pub struct Tail {
+    /// Adjacent, the last one first.
+    pieces: Vec<FileRange>,
+}
+
+impl Tail {
+    /// Where the file is cut.
+    pub fn start_bytes(&self) -> u64 {
+        self.pieces.last().map_or(0, |piece| piece.offset_bytes)
     }
 }
 

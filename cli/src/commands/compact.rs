@@ -5,6 +5,7 @@ use crate::{
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
+    in_use,
     json::{self, Document},
     progress,
     sizes::Human,
@@ -13,6 +14,7 @@ use crate::{
 };
 use clap::Args;
 use diskwright_disk::{CompactOptions, Compacted, compact, require_file};
+use diskwright_serve::control::{Client, Done, Operation};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
@@ -31,10 +33,15 @@ No second copy of the disk is made. After a power cut or Ctrl-C the disk is whol
 A file system that is not unmounted, damaged, encrypted or unknown is left alone, and named: there only zeros are given back. That is so \
 for a disk with children too (a VHD with children is refused). Fixed and raw disks are refused: they keep their space.
 
+A disk that `serve` or `attach` has open is compacted by that process, while its clients go on: a write to a block that moves waits some \
+milliseconds. File systems' maps are not read then. So run fstrim inside first, or mount with the option discard: blocks that are \
+discarded are given back at once, and compact makes the file small. Blocks of zeros are given back too.
+
 EXAMPLES
   diskwright compact vm.vhdx
   diskwright compact vm.vhdx --estimate
-  diskwright compact *.vhdx --dry-run")]
+  diskwright compact *.vhdx --dry-run
+  fstrim /mnt && diskwright compact vm.vhdx")]
 pub struct CompactArgs {
     /// The disks: dynamic and differencing images.
     #[arg(required = true, value_name = "FILE")]
@@ -85,7 +92,9 @@ pub struct DiskReport {
     moved_bytes: u64,
     /// A child of the disk: because of it only zeros were given back.
     child: Option<String>,
-    /// The volumes on the disk; none are looked for if it has a child.
+    /// Whether it was compacted in use, by the process that has it open.
+    in_use: bool,
+    /// The volumes on the disk; none are looked for if it has a child or is in use.
     volumes: Vec<VolumeReport>,
     /// Warnings, a sentence each.
     warnings: Vec<String>,
@@ -143,22 +152,58 @@ pub fn run(context: &mut Context, args: &CompactArgs) -> Outcome {
 }
 
 fn one(context: &mut Context, args: &CompactArgs, file: &Path) -> Outcome<DiskReport> {
+    let changed = !(args.estimate || args.dry_run);
+    if let Some(client) = in_use::client(file)? {
+        return compact_in_use(context, file, &client, !changed);
+    }
     let open = context.global.open_options(false);
     let options = CompactOptions { open, estimate: args.estimate, dry_run: args.dry_run };
     let mut display = context.progress("examining").then("moving");
-    let done = compact(file, &options, &mut |done, total| display.update(done, total))?;
+    let done = compact(file, &options, &mut |done, total| display.update(done, total)).map_err(in_use::explain)?;
     let elapsed = display.elapsed();
     drop(display);
     done.warnings.iter().for_each(|warning| context.warn(warning));
-    let report = report_of(file, &done, elapsed);
+    told(context, report_of(file, &done, false, elapsed), changed, elapsed)
+}
+
+/// Compacts a disk that `serve-ctl` names.
+pub fn one_in_use(context: &mut Context, file: &Path, client: &Client, dry_run: bool) -> Outcome {
+    let disk = compact_in_use(context, file, client, dry_run)?;
+    if context.global.json {
+        context.print_json(&Report { disks: vec![disk], failed: Vec::new(), estimate: false, dry_run })?;
+    }
+    Ok(exit::OK)
+}
+
+/// Asks the process that has the disk open.
+fn compact_in_use(context: &mut Context, file: &Path, client: &Client, dry_run: bool) -> Outcome<DiskReport> {
+    let mut display = context.progress("examining").then("moving");
+    let answer = client.call(Operation::Compact { dry_run }, &mut |done, total| display.update(done, total));
+    let elapsed = display.elapsed();
+    drop(display);
+    let Done::Compacted(done) = answer? else { return Err(in_use::unexpected(client)) };
+    let done = Compacted {
+        size_bytes: done.virtual_size,
+        block_bytes: done.block_size,
+        old_file_bytes: done.old_file_size,
+        new_file_bytes: done.new_file_size,
+        zero_bytes: done.zero_bytes,
+        moved_bytes: done.moved_bytes,
+        warnings: done.warnings,
+        ..Compacted::default()
+    };
+    done.warnings.iter().for_each(|warning| context.warn(warning));
+    told(context, report_of(file, &done, true, elapsed), !dry_run, elapsed)
+}
+
+fn told(context: &mut Context, report: DiskReport, changed: bool, elapsed: Duration) -> Outcome<DiskReport> {
     if !context.global.json && !context.global.quiet {
-        let changed = !(args.estimate || args.dry_run);
         show(context, &report, changed, elapsed)?;
     }
     Ok(report)
 }
 
-fn report_of(file: &Path, done: &Compacted, elapsed: Duration) -> DiskReport {
+fn report_of(file: &Path, done: &Compacted, in_use: bool, elapsed: Duration) -> DiskReport {
     let volumes = done.volumes.iter().map(|gain| VolumeReport {
         place: place_text(&gain.volume.place),
         contents: gain.volume.contents.map(str::to_owned),
@@ -177,6 +222,7 @@ fn report_of(file: &Path, done: &Compacted, elapsed: Duration) -> DiskReport {
         zero_bytes: done.zero_bytes,
         moved_bytes: done.moved_bytes,
         child: done.child.as_deref().map(json::path),
+        in_use,
         volumes: volumes.collect(),
         warnings: switches::all_told(&done.warnings),
         seconds: elapsed.as_secs_f64(),
@@ -216,6 +262,11 @@ fn show(context: &mut Context, disk: &DiskReport, changed: bool, elapsed: Durati
     notes.extend(disk.child.as_ref().map(|child| {
         format!("{child} is a child of this disk, so only blocks of zeros are given back: the contents must not change")
     }));
+    if disk.in_use {
+        notes.push(
+            "the disk is in use, so file systems' maps were not read: fstrim inside lets more be given back".to_owned(),
+        );
+    }
     if !notes.is_empty() {
         writeln!(context.out)?;
     }

@@ -2,7 +2,7 @@
 //! channel.
 
 use crate::{
-    commands::{merge, resize, snapshot},
+    commands::{compact, merge, resize, snapshot},
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
@@ -40,6 +40,7 @@ EXAMPLES
   diskwright serve-ctl db resize +20G
   diskwright serve-ctl db snapshot before-update
   diskwright serve-ctl db merge disk_monday.avhdx
+  diskwright serve-ctl db compact
   diskwright serve-ctl disk.vhdx drain")]
 pub struct ServeCtlArgs {
     /// The disk; or `list`, which lists all disks that are open for writing.
@@ -120,6 +121,18 @@ EXAMPLES
         #[arg(long)]
         dry_run: bool,
     },
+    /// Give back blocks of zeros and make the file small while the disk is in use.
+    #[command(after_help = "\
+As `compact` does it with a disk in use: see there.
+
+EXAMPLES
+  diskwright serve-ctl disk.vhdx compact
+  diskwright serve-ctl db compact --dry-run")]
+    Compact {
+        /// Find out what would be gained, and change nothing.
+        #[arg(long)]
+        dry_run: bool,
+    },
 }
 
 /// What `serve-ctl list --json` prints.
@@ -164,7 +177,7 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
     match &args.action {
         None if args.disk.as_os_str() == LIST => list(context),
         None => Err(Failure::usage(format!(
-            "say what to do with {}: statistics, drain, resize, snapshot or merge",
+            "say what to do with {}: statistics, drain, resize, snapshot, merge or compact",
             printable(&json::path(&args.disk))
         ))),
         Some(Action::Statistics) => {
@@ -192,6 +205,10 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
         Some(Action::Snapshot { name, dry_run }) => {
             let (file, client) = find(&args.disk)?;
             snapshot::freeze(context, &file, &client, name.clone().unwrap_or_else(clock::compact_utc_now), *dry_run)
+        }
+        Some(Action::Compact { dry_run }) => {
+            let (file, client) = find(&args.disk)?;
+            compact::one_in_use(context, &file, &client, *dry_run)
         }
     }
 }

@@ -18,6 +18,7 @@ mod small_fs;
 mod attach;
 mod attach_file_systems;
 mod compact;
+mod compact_in_use;
 mod control;
 mod convert_compare_check;
 mod create_info;

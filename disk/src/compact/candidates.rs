@@ -14,7 +14,7 @@ use super::{
     zeros::{self, Question},
 };
 use crate::{DiskError, Result, device::Disk, volumes::examine};
-use diskwright_image::BlockState;
+use diskwright_image::{BlockState, Image};
 use diskwright_store::BlockDevice;
 use diskwright_volume::{ReadAt, free_ranges};
 use std::{
@@ -36,7 +36,31 @@ pub(super) struct Candidate {
     /// Offset of its payload in the image's first file.
     pub(super) offset_bytes: u64,
     /// Whether all its sectors are in this image.
-    is_whole: bool,
+    pub(super) is_whole: bool,
+}
+
+/// The next blocks with space, in the order of the disk, at most `most` and some more; empty at the
+/// end. `next_block` is the block at which to begin, and afterwards the one at which to go on.
+pub(super) fn blocks_with_space(image: &dyn Image, next_block: &mut u64, most: usize) -> Result<Vec<Candidate>> {
+    let mut found = Vec::new();
+    let blocks = image.size_bytes().div_ceil(image.info().block_bytes);
+    while found.len() < most {
+        let Some(first) = image.next_block(*next_block, blocks)? else {
+            *next_block = blocks;
+            break;
+        };
+        let mut states = vec![BlockState::Absent; STATES.min(blocks - first) as usize];
+        image.block_states(first, &mut states)?;
+        for (block, state) in (first..).zip(&states) {
+            if let BlockState::Data { store: 0, offset_bytes } | BlockState::Partial { store: 0, offset_bytes } = *state
+            {
+                let is_whole = matches!(state, BlockState::Data { .. });
+                found.push(Candidate { block, offset_bytes, is_whole });
+            }
+        }
+        *next_block = first + states.len() as u64;
+    }
+    Ok(found)
 }
 
 /// The free slices of each candidate of a window, a bit for each; empty if nothing is free.
@@ -66,26 +90,7 @@ impl<'a> Candidates<'a> {
 
     /// Goes on to the next blocks with space, at most `most` and some more. `false` at the end.
     pub(super) fn next_window(&mut self, most: usize) -> Result<bool> {
-        self.window.clear();
-        let blocks = self.size_bytes.div_ceil(self.block_bytes);
-        let image = &self.work.image;
-        while self.window.len() < most {
-            let Some(first) = image.next_block(self.next_block, blocks)? else {
-                self.next_block = blocks;
-                break;
-            };
-            let mut states = vec![BlockState::Absent; STATES.min(blocks - first) as usize];
-            image.block_states(first, &mut states)?;
-            for (block, state) in (first..).zip(&states) {
-                if let BlockState::Data { store: 0, offset_bytes } | BlockState::Partial { store: 0, offset_bytes } =
-                    *state
-                {
-                    let is_whole = matches!(state, BlockState::Data { .. });
-                    self.window.push(Candidate { block, offset_bytes, is_whole });
-                }
-            }
-            self.next_block = first + states.len() as u64;
-        }
+        self.window = blocks_with_space(&*self.work.image, &mut self.next_block, most)?;
         Ok(!self.window.is_empty())
     }
 

@@ -13,14 +13,14 @@
 
 use super::work::{Compacted, Work};
 use crate::{DiskError, Progress, Result};
-use diskwright_image::{BlockState, Commit, MovePlace, MoveTo};
+use diskwright_image::{BlockState, Commit, Image, MovePlace, MoveTo};
 use diskwright_store::{
     BlockDevice, BlockQueue, Completion, EngineKind, FileRange, IoBuf, QueueOptions, RawDevice, Request, Slab, Store,
 };
 use std::{cmp::Reverse, collections::BinaryHeap, io, sync::Arc};
 
 /// Number of blocks that are gathered at once; then they are gathered again.
-const GATHERED_BLOCKS: usize = 1 << 20;
+pub(super) const GATHERED_BLOCKS: usize = 1 << 20;
 /// Number of states that are read by one call.
 const STATES: u64 = 1024;
 /// Bytes that are moved between two flushes.
@@ -42,7 +42,7 @@ pub(super) fn move_down(work: &Work<'_>, found: &mut Compacted, progress: &mut P
     let file = work.image.store();
     let mut copier = Copier::new(file, work.options.open.engine).map_err(work.failed("open a queue on its file"))?;
     loop {
-        let blocks = highest_blocks(work)?;
+        let blocks = highest_blocks(&*work.image)?;
         let packed_bytes = work.image.packed_len_bytes(blocks.len() as u64)?.unwrap_or(0);
         let is_above = |(offset_bytes, _): &&(u64, u64)| offset_bytes + found.block_bytes > packed_bytes;
         let total_bytes = found.moved_bytes + blocks.iter().filter(is_above).count() as u64 * found.block_bytes;
@@ -58,6 +58,7 @@ pub(super) fn move_down(work: &Work<'_>, found: &mut Compacted, progress: &mut P
             let before = found.moved_bytes;
             let mut tell = |bytes: u64| progress((before + bytes).min(total_bytes), total_bytes);
             let copied = copier.copy(&batch, &mut tell).map_err(work.failed("move its blocks"))?;
+            copied.failure.map_or(Ok(()), Err).map_err(work.failed("move its blocks"))?;
             let shared = work.disk.shared();
             let chain = shared.chain();
             for (block, _) in batch.iter().zip(&copied.is_done).filter(|(_, is_done)| **is_done).map(|(one, _)| one) {
@@ -102,10 +103,10 @@ fn reserve_batch(
     Ok(batch)
 }
 
-/// Offsets and numbers of the blocks that lie highest in the file, the highest first.
-fn highest_blocks(work: &Work<'_>) -> Result<Vec<(u64, u64)>> {
-    let image = &work.image;
-    let blocks = image.size_bytes().div_ceil(work.info.block_bytes);
+/// Offsets and numbers of the blocks that lie highest in the file, the highest first; at most
+/// [`GATHERED_BLOCKS`].
+pub(super) fn highest_blocks(image: &dyn Image) -> Result<Vec<(u64, u64)>> {
+    let blocks = image.size_bytes().div_ceil(image.info().block_bytes);
     let mut highest = BinaryHeap::new();
     let mut at = 0;
     while let Some(first) = image.next_block(at, blocks)? {
@@ -124,11 +125,13 @@ fn highest_blocks(work: &Work<'_>) -> Result<Vec<(u64, u64)>> {
     Ok(highest.into_sorted_vec().into_iter().map(|Reverse(place)| place).collect())
 }
 
-/// What became of a batch.
-struct Copied {
+/// What became of a batch. Nothing is in flight any more.
+pub(super) struct Copied {
     /// For each block, whether its whole payload is at the new place.
-    is_done: Vec<bool>,
-    is_stopped: bool,
+    pub(super) is_done: Vec<bool>,
+    pub(super) is_stopped: bool,
+    /// The first error. Blocks that were begun later are not done.
+    pub(super) failure: Option<io::Error>,
 }
 
 /// A chunk that is read or written.
@@ -142,19 +145,27 @@ struct Chunk {
 }
 
 /// A queue on the image's file.
-struct Copier {
+pub(super) struct Copier {
     file: Arc<dyn Store>,
     queue: Box<dyn BlockQueue>,
     free: Vec<IoBuf>,
     can_share: bool,
+    /// Length of the file when the queue was opened: the queue reaches no further.
+    file_bytes: u64,
 }
 
 impl Copier {
-    fn new(file: &Arc<dyn Store>, engine: EngineKind) -> io::Result<Self> {
+    pub(super) fn new(file: &Arc<dyn Store>, engine: EngineKind) -> io::Result<Self> {
         let slab = Slab::new(DEPTH, CHUNK_BYTES as usize);
         let device = RawDevice::new(Arc::clone(file), true, SECTOR_BYTES)?;
         let queue = device.open_queue(&QueueOptions { depth: DEPTH, engine, slab: Some(&slab), ring: None })?;
-        Ok(Self { file: Arc::clone(file), queue, free: slab.take_all(), can_share: true })
+        let file_bytes = device.geometry().size_bytes;
+        Ok(Self { file: Arc::clone(file), queue, free: slab.take_all(), can_share: true, file_bytes })
+    }
+
+    /// Whether all places lie within the file as it was when the queue was opened.
+    pub(super) fn reaches(&self, batch: &[(u64, MovePlace)]) -> bool {
+        batch.iter().all(|(_, place)| place.from_bytes.max(place.to_bytes) + place.len_bytes <= self.file_bytes)
     }
 
     /// Shares the payload of a block by reflink.
@@ -166,7 +177,10 @@ impl Copier {
 
     /// Copies the payload of the blocks of a batch. `tell` gets the bytes that were copied; if it
     /// returns `false`, no further block is begun.
-    fn copy(&mut self, batch: &[(u64, MovePlace)], tell: &mut dyn FnMut(u64) -> bool) -> io::Result<Copied> {
+    ///
+    /// # Errors
+    /// If the queue fails. Then it is unknown what is in flight.
+    pub(super) fn copy(&mut self, batch: &[(u64, MovePlace)], tell: &mut dyn FnMut(u64) -> bool) -> io::Result<Copied> {
         let mut left_bytes: Vec<u64> = batch.iter().map(|(_, place)| place.len_bytes).collect();
         let mut is_begun = vec![false; batch.len()];
         let mut chunks = vec![Chunk::default(); DEPTH];
@@ -202,12 +216,8 @@ impl Copier {
                 }
             }
             if idle.len() == DEPTH {
-                // Nothing is in flight any more.
-                if let Some(error) = failure {
-                    return Err(error);
-                }
                 let is_done = left_bytes.iter().zip(is_begun).map(|(&left, is_begun)| is_begun && left == 0).collect();
-                return Ok(Copied { is_done, is_stopped });
+                return Ok(Copied { is_done, is_stopped, failure });
             }
             self.queue.reap(1, &mut done)?;
             for completion in done.drain(..) {

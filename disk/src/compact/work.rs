@@ -79,15 +79,7 @@ impl<'a> Work<'a> {
         let disk = Disk::open(path, &open)?;
         let image = Arc::clone(&disk.layers()[0].image);
         let info = image.info().clone();
-        if info.disk_type == DiskType::Fixed {
-            return Err(DiskError::BadOptions {
-                what: format!(
-                    "{}: it is a fixed disk, which keeps the space of all its blocks, so there is nothing to compact",
-                    path.display()
-                ),
-                hint: "convert it to a dynamic disk, and compact that".into(),
-            });
-        }
+        refuse_fixed(path, &info)?;
         let real = options.open.files.canonical(path).map_err(|source| file_error("find", path, source))?;
         let siblings = siblings::children_of(&options.open.files, &real, &info);
         if siblings.not_asked > 0 {
@@ -124,8 +116,27 @@ impl<'a> Work<'a> {
 
     /// Whether a block without space reads as zeros.
     pub(super) fn records_zeros(&self) -> bool {
-        self.info.disk_type != DiskType::Differencing || self.info.format.driver().child_records_zeros
+        records_zeros(&self.info)
     }
+}
+
+/// Refuses an image whose blocks keep their space.
+pub(super) fn refuse_fixed(path: &Path, info: &ImageInfo) -> Result<()> {
+    if info.disk_type != DiskType::Fixed {
+        return Ok(());
+    }
+    Err(DiskError::BadOptions {
+        what: format!(
+            "{}: it is a fixed disk, which keeps the space of all its blocks, so there is nothing to compact",
+            path.display()
+        ),
+        hint: "convert it to a dynamic disk, and compact that".into(),
+    })
+}
+
+/// Whether a block without space reads as zeros.
+pub(super) fn records_zeros(info: &ImageInfo) -> bool {
+    info.disk_type != DiskType::Differencing || info.format.driver().child_records_zeros
 }
 
 /// What becomes of a block.

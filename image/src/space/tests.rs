@@ -121,6 +121,35 @@ fn the_tail_is_released_as_far_as_it_is_free() {
 }
 
 #[test]
+fn the_tail_is_cut_off_or_put_back() {
+    let store = MemoryStore::new("m");
+    let mut space = Space::new(0, MIB);
+    let offsets: Vec<u64> = (0..4).map(|_| obtain(&mut space, &store, MIB).unwrap()).collect();
+    let file_end_bytes = space.file_end_bytes();
+    assert!(file_end_bytes > 4 * MIB, "there is slack");
+    for index in [1, 3, 2] {
+        space.add_free(offsets[index], MIB);
+    }
+    store.write_at(&vec![7; 3 * MIB as usize], MIB).unwrap();
+    let tail = space.take_tail().unwrap();
+    assert_eq!((tail.start_bytes(), space.used_end_bytes(), space.file_end_bytes()), (MIB, MIB, MIB));
+    // Meanwhile nothing of it can be taken.
+    assert_eq!((space.take(MIB).unwrap(), space.take_to_zero(MIB)), (None, Vec::new()));
+    space.put_back(tail);
+    assert_eq!((space.used_end_bytes(), space.file_end_bytes()), (file_end_bytes, file_end_bytes));
+    let again = obtain(&mut space, &store, MIB).unwrap();
+    let mut found = vec![1; MIB as usize];
+    store.read_at(&mut found, again).unwrap();
+    assert_eq!((again, found.iter().all(|&byte| byte == 0)), (MIB, true), "it was zeroed");
+    let tail = space.take_tail().unwrap();
+    assert_eq!(tail.start_bytes(), 2 * MIB);
+    store.set_len(tail.start_bytes()).unwrap();
+    drop(tail);
+    assert!(space.take_tail().is_none());
+    assert_eq!(obtain(&mut space, &store, MIB).unwrap(), 2 * MIB, "the file grows again");
+}
+
+#[test]
 fn a_piece_is_not_handed_out_while_it_is_punched_or_zeroed() {
     let store = MemoryStore::new("m");
     let mut space = Space::new(0, MIB);

@@ -18,7 +18,7 @@
 
 use super::{
     bitmap,
-    growth::entry_of,
+    growth::{Growth, entry_of},
     layout::Piece,
     write::{Need, State, Writing},
 };
@@ -26,6 +26,8 @@ use crate::{
     ImageError, Result,
     image::{MovePlace, MoveTo},
 };
+use diskwright_format::vhd::FOOTER_BYTES;
+use std::sync::PoisonError;
 
 impl Writing {
     /// Surveys the file, and gives up space that was reserved for blocks without data.
@@ -43,6 +45,29 @@ impl Writing {
             growth.give_up_room();
         }
         Ok(())
+    }
+
+    /// Cuts free space off the end of the file, while the disk is in use. The footer is durable at
+    /// its new place before the file is cut: what a cut without it left there could be data of the
+    /// guest that looks like a footer.
+    pub(super) fn cut_tail(&self) -> Result<()> {
+        self.barrier.check()?;
+        let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((tail, footer)) = self.lock().growth.as_mut().and_then(Growth::take_tail) else { return Ok(()) };
+        let end_bytes = tail.start_bytes();
+        let io_error = |error| ImageError::io("cut the file after its last block", &*self.store, end_bytes, error);
+        let cut = self
+            .store
+            .write_at(&footer, end_bytes)
+            .map_err(io_error)
+            .and_then(|()| Ok(self.barrier.sync("make the footer durable before the file is cut")?))
+            .and_then(|()| self.store.set_len(end_bytes + FOOTER_BYTES as u64).map_err(io_error));
+        if cut.is_err()
+            && let Some(growth) = &mut self.lock().growth
+        {
+            growth.put_back(tail);
+        }
+        cut
     }
 
     pub(super) fn reserve_move_of(&self, state: &mut State, block: u64) -> Result<Option<MoveTo>> {

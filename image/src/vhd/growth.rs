@@ -36,7 +36,7 @@ use super::{
 };
 use crate::{
     ImageError, Result,
-    space::{Extension, Punching, Space, zero_pieces},
+    space::{Extension, Punching, Space, Tail, zero_pieces},
 };
 use diskwright_format::vhd::{BAT_UNUSED, FOOTER_BYTES, SECTOR_BYTES};
 use diskwright_store::{Barrier, FileRange, Store, Zeroing};
@@ -85,6 +85,8 @@ pub(super) struct Growth {
     keep_end_bytes: u64,
     /// No block begins below this offset, and none is ever placed there.
     first_block_bytes: u64,
+    /// The file was cut in this session, so the footer may be a little after the last block.
+    was_cut: bool,
 }
 
 /// Payload offsets of blocks without a pad of ours before the bitmap: other programs placed them.
@@ -257,6 +259,7 @@ impl Growth {
             unpadded,
             keep_end_bytes,
             first_block_bytes,
+            was_cut: false,
         })
     }
 
@@ -423,6 +426,22 @@ impl Growth {
         self.keep_end_bytes = 0;
     }
 
+    /// Takes the unused end of the file out of the allocator, with the footer to write at its
+    /// start: see [`Space::take_tail`]. `None` too while room for all blocks is kept.
+    pub fn take_tail(&mut self) -> Option<(Tail, [u8; FOOTER_BYTES])> {
+        if self.keep_end_bytes > 0 {
+            return None;
+        }
+        let tail = self.space.take_tail()?;
+        self.was_cut = true;
+        Some((tail, self.footer))
+    }
+
+    /// See [`Space::put_back`].
+    pub fn put_back(&mut self, tail: Tail) {
+        self.space.put_back(tail);
+    }
+
     /// See [`Space::recycle_for_moves`].
     pub fn recycle_for_moves(&mut self, generation: u64) {
         self.space.recycle_for_moves(generation);
@@ -477,7 +496,7 @@ impl Growth {
         let used_end = self.space.used_end_bytes();
         let mut new_end = self.space.release_tail();
         freed.retain(|piece| piece.offset_bytes < self.space.used_end_bytes());
-        if new_end < used_end {
+        if new_end < used_end || self.was_cut {
             // The released space began at a page. The block or table before it may end earlier.
             new_end = blocks.tables_end_bytes(old_end);
             table::scan(store, blocks, blocks.count, |_, entry| {

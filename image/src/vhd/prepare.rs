@@ -109,11 +109,11 @@ impl Writing {
                 (self.piece(&state, block)?.flatten(), state.drops)
             };
             let Some(piece) = piece else { return Ok(()) };
-            let bits = bitmap::read(&*self.store, &self.blocks, &piece)?;
+            let read = bitmap::read(&*self.store, &self.blocks, &piece);
             let mut state = self.lock();
             if state.drops == drops {
                 if !state.bitmaps.contains_key(&block) {
-                    self.remember(&mut state, block, bits);
+                    self.remember(&mut state, block, read?);
                 }
                 return Ok(());
             }

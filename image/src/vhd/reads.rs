@@ -93,14 +93,16 @@ impl Writing {
                 Ok(bits) => return Ok(bits),
                 Err(piece) => piece,
             };
-            let bits = bitmap::read(&*self.store, &self.blocks, &piece)?;
+            let read = bitmap::read(&*self.store, &self.blocks, &piece);
             let mut state = self.lock();
             if state.drops != drops {
                 continue;
             }
             return Ok(match self.bits_in_memory(&state, block) {
+                // Also if the block has moved and the file was cut before the read.
                 Some(newer) => newer,
                 None => {
+                    let bits = read?;
                     self.remember(&mut state, block, bits.clone());
                     bits
                 }

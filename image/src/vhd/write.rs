@@ -435,6 +435,18 @@ impl ImageWriter for Writing {
         }
     }
 
+    fn give_up_moves(&self) {
+        let mut state = self.lock();
+        let moving = std::mem::take(&mut state.moving);
+        if let Some(growth) = &mut state.growth {
+            moving.values().for_each(|piece| growth.give_back(piece));
+        }
+    }
+
+    fn cut_free_tail(&self) -> Result<()> {
+        self.cut_tail()
+    }
+
     fn close(&self) -> Result<()> {
         self.flush()?;
         let (growth, reserved, moving) = {

@@ -8,6 +8,7 @@
 //!   move_tables        copy of a bitmap block; its entry; cached pages move along
 //!   flush              payload and copies durable, then the entries through the log (`flush.rs`)
 //!   close              the file is cut after its last block
+//!   cut_free_tail      the same while the disk is in use: the log is emptied first
 //! ```
 //!
 //! Why a power cut does no harm: a moved block is a new mapping like any other, so `flush.rs` makes
@@ -20,7 +21,7 @@
 //! replayed once that space is reused, because a flush with the new entry came in between.
 
 use super::{
-    header::write,
+    header::{sync, write},
     image::{VhdxImage, Writing},
     layout::EntryState,
     lock,
@@ -30,6 +31,7 @@ use super::{
 use crate::{
     error::{ImageError, Result},
     image::{Commit, ImageWriter, MovePlace, MoveTo},
+    space::Space,
 };
 use diskwright_format::vhdx::{
     BITMAP_BLOCK_BYTES, BatEntry, BitmapState, MIB, PayloadState,
@@ -43,6 +45,20 @@ const BATCH_BLOCKS: usize = 4096;
 impl VhdxImage {
     /// Surveys the file, and frees what only blocks without data keep.
     pub(super) fn begin_compacting_file(&self, writing: &Writing) -> Result<()> {
+        self.survey_for_compacting(writing)?;
+        let mut first_block = 0;
+        loop {
+            let blocks = self.kept_blocks(writing, first_block)?;
+            let Some(last) = blocks.last() else { return Ok(()) };
+            first_block = last + 1;
+            for block in blocks {
+                self.commit_waiting(block, Commit::Zero)?;
+            }
+        }
+    }
+
+    /// Surveys the file. From now on it may be cut after its last block.
+    pub(super) fn survey_for_compacting(&self, writing: &Writing) -> Result<()> {
         self.barrier.check()?;
         if self.layout.fixed {
             return Err(ImageError::Unsupported {
@@ -51,45 +67,62 @@ impl VhdxImage {
                 hint: "convert it to a dynamic disk".into(),
             });
         }
-        {
-            let _turn = lock(&writing.preparing);
-            self.begin_change(writing)?;
-            let mut state = lock(&writing.state);
-            self.check_undamaged(&state)?;
-            state.keep_end_bytes = 0;
-        }
-        self.free_kept_space(writing)
+        let _turn = lock(&writing.preparing);
+        self.begin_change(writing)?;
+        let mut state = lock(&writing.state);
+        self.check_undamaged(&state)?;
+        state.keep_end_bytes = 0;
+        Ok(())
     }
 
-    /// Frees the space of blocks that have no data and keep their space.
-    fn free_kept_space(&self, writing: &Writing) -> Result<()> {
+    /// The first blocks from `first_block` on that have no data and keep their space.
+    pub(super) fn kept_blocks(&self, writing: &Writing, first_block: u64) -> Result<Vec<u64>> {
         let layout = writing.layout();
         let geometry = &layout.geometry;
-        let mut first_index = 0;
-        while first_index < layout.entries() {
-            let mut found = Vec::new();
-            let mut next_index = layout.entries();
-            let tables = Tables::now(&**self.barrier.store(), Some(&writing.state));
-            let file_bytes = tables.file_bytes()?;
-            layout.each_entry(&tables, first_index..layout.entries(), &mut |index, entry| {
-                if found.len() == BATCH_BLOCKS {
-                    next_index = index;
-                    return Ok(ControlFlow::Break(()));
-                }
-                if let EntryKind::Payload { block } = geometry.what_is(index)
-                    && block < geometry.payload_blocks()
-                    && layout.kept_place(entry, file_bytes).is_some()
-                {
-                    found.push(block);
-                }
-                Ok(ControlFlow::Continue(()))
-            })?;
-            for block in found {
-                self.commit_waiting(block, Commit::Zero)?;
-            }
-            first_index = next_index;
+        let mut found = Vec::new();
+        if first_block >= geometry.payload_blocks() {
+            return Ok(found);
         }
-        Ok(())
+        let tables = Tables::now(&**self.barrier.store(), Some(&writing.state));
+        let file_bytes = tables.file_bytes()?;
+        layout.each_entry(&tables, geometry.payload_index(first_block)..layout.entries(), &mut |index, entry| {
+            if let EntryKind::Payload { block } = geometry.what_is(index)
+                && block < geometry.payload_blocks()
+                && layout.kept_place(entry, file_bytes).is_some()
+            {
+                found.push(block);
+            }
+            Ok(if found.len() == BATCH_BLOCKS { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        Ok(found)
+    }
+
+    /// Cuts free space off the end of the file, while the disk is in use.
+    ///
+    /// Log entries record the length of the file, and their replay requires it. So the log is
+    /// emptied first, after the pages of the last flush are durable in place, and no flush begins
+    /// before the cut. Reservations that need a longer file wait for `preparing`.
+    pub(super) fn cut_tail(&self, writing: &Writing) -> Result<()> {
+        self.barrier.check()?;
+        let _turn = lock(&writing.preparing);
+        let mut log = lock(&writing.log);
+        let tail = {
+            let mut state = lock(&writing.state);
+            let may_cut = state.keep_end_bytes == 0;
+            state.space.as_mut().filter(|_| may_cut).and_then(Space::take_tail)
+        };
+        let Some(tail) = tail else { return Ok(()) };
+        let end_bytes = tail.start_bytes();
+        let cut = sync(&self.barrier).and_then(|()| log.clear(&self.barrier, &writing.headers)).and_then(|()| {
+            let cut = self.barrier.store().set_len(end_bytes);
+            cut.map_err(|error| self.io("cut the file after its last block", end_bytes, error))
+        });
+        if cut.is_err()
+            && let Some(space) = &mut lock(&writing.state).space
+        {
+            space.put_back(tail);
+        }
+        cut
     }
 
     pub(super) fn reserve_move_of(&self, state: &mut State, block: u64) -> Result<Option<MoveTo>> {
@@ -151,7 +184,7 @@ impl VhdxImage {
         Ok(Some(next))
     }
 
-    /// Frees places that were reserved for a move and never committed. Called at close.
+    /// Frees places that were reserved for a move and never committed.
     pub(super) fn release_moving(&self, state: &mut State) {
         let block_bytes = state.layout.geometry.block_bytes();
         for (_, to_bytes) in std::mem::take(&mut state.moving) {

@@ -180,10 +180,12 @@ impl VhdxImage {
         let mut bytes = vec![0; len_bytes as usize];
         let mut at_bytes = place()?;
         loop {
-            tables.read(READ_BITMAP, &mut bytes, at_bytes + within)?;
-            // The bitmap block may have moved meanwhile (`compact.rs`).
+            let read = tables.read(READ_BITMAP, &mut bytes, at_bytes + within);
+            // The bitmap block may have moved meanwhile, and the file may have been cut
+            // (`compact.rs`).
             let now_bytes = place()?;
             if now_bytes == at_bytes {
+                read?;
                 break;
             }
             at_bytes = now_bytes;
@@ -198,8 +200,16 @@ impl VhdxImage {
     /// and what is wrong with it.
     fn bitmap_block_of(&self, layout: &Layout, block: u64) -> Result<Result<u64, (u64, Invalid)>> {
         let index = layout.geometry.bitmap_index(layout.geometry.chunk_of(block));
-        let entry = self.entry_at(layout, index)?;
-        let place = layout.bitmap_place(entry, self.tables().file_bytes()?);
+        let mut entry = self.entry_at(layout, index)?;
+        let place = loop {
+            let place = layout.bitmap_place(entry, self.tables().file_bytes()?);
+            // The block may have moved, and the file may have been cut, after the entry was read.
+            let before =
+                if place.is_ok() { entry } else { std::mem::replace(&mut entry, self.entry_at(layout, index)?) };
+            if entry == before {
+                break place;
+            }
+        };
         let missing = || {
             let expected = format!("one, as block {block} is partially present");
             Invalid::new("BAT entry", 0, "no sector bitmap block", expected)

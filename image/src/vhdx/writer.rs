@@ -117,6 +117,24 @@ impl ImageWriter for VhdxImage {
         }
     }
 
+    fn begin_compacting_in_use(&self) -> Result<()> {
+        self.survey_for_compacting(self.writing()?)
+    }
+
+    fn blocks_with_kept_space(&self, first_block: u64) -> Result<Vec<u64>> {
+        self.kept_blocks(self.writing()?, first_block)
+    }
+
+    fn give_up_moves(&self) {
+        if let Some(writing) = &self.writing {
+            self.release_moving(&mut lock(&writing.state));
+        }
+    }
+
+    fn cut_free_tail(&self) -> Result<()> {
+        self.cut_tail(self.writing()?)
+    }
+
     fn close(&self) -> Result<()> {
         self.close_file(self.writing()?)
     }

@@ -107,6 +107,7 @@ impl Crowd {
                 Changes::FrozenInUse => self.disk.freeze(world, disk)?,
                 Changes::AbsorbedInUse => self.disk.freeze_or_absorb(world, disk)?,
                 Changes::MergedInUse => self.disk.merge_or_freeze_under(world, disk)?,
+                Changes::CompactedInUse => DiskCase::compact_in_use(disk)?,
                 Changes::Relinks => {
                     let number = u32::try_from(turn).map_err(|error| error.to_string())?;
                     self.disk.relink(disk, number)?;

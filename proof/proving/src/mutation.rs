@@ -29,6 +29,8 @@ pub enum Phase {
     Merge,
     /// A disk in use gets another link to its parent.
     Relink,
+    /// A disk in use is compacted.
+    Compact,
     /// Closing.
     Close,
     /// A command: create or convert.

@@ -227,6 +227,24 @@ impl ImageWriter for RuleBreaker {
         }
     }
 
+    fn begin_compacting_in_use(&self) -> Result<()> {
+        self.writing()?.begin_compacting_in_use()
+    }
+
+    fn blocks_with_kept_space(&self, first_block: u64) -> Result<Vec<u64>> {
+        self.writing()?.blocks_with_kept_space(first_block)
+    }
+
+    fn give_up_moves(&self) {
+        if let Ok(writer) = self.writing() {
+            writer.give_up_moves();
+        }
+    }
+
+    fn cut_free_tail(&self) -> Result<()> {
+        self.writing()?.cut_free_tail()
+    }
+
     fn close(&self) -> Result<()> {
         self.writing()?.close()
     }

@@ -190,7 +190,11 @@ impl Client {
     ) -> Result<Done, ControlError> {
         let patience = match operation {
             Operation::List | Operation::Statistics => Some(PATIENCE),
-            Operation::Drain | Operation::Resize { .. } | Operation::Snapshot { .. } | Operation::Merge { .. } => None,
+            Operation::Drain
+            | Operation::Resize { .. }
+            | Operation::Snapshot { .. }
+            | Operation::Merge { .. }
+            | Operation::Compact { .. } => None,
         };
         let lost = |error: io::Error| match error.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => self.silent("does not answer"),

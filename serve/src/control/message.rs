@@ -74,6 +74,11 @@ pub enum Operation {
         /// Check whether it can be done, and change nothing.
         dry_run: bool,
     },
+    /// Give back blocks of zeros, and make the file as small as possible.
+    Compact {
+        /// Find out what would be gained, and change nothing.
+        dry_run: bool,
+    },
 }
 
 /// One request.
@@ -135,6 +140,8 @@ pub enum Done {
     Frozen(Frozen),
     /// An image of the disk was merged.
     Merged(Merged),
+    /// The file of the disk is smaller.
+    Compacted(CompactedInUse),
 }
 
 /// A process with a control channel.
@@ -305,6 +312,25 @@ pub struct Frozen {
     pub frozen: PathBuf,
     /// Mount points of the file systems that were frozen for the moment of the snapshot.
     pub file_systems: Vec<PathBuf>,
+    /// Sentences for the user.
+    pub warnings: Vec<String>,
+}
+
+/// A disk that was compacted in use, or would be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CompactedInUse {
+    /// Virtual size in bytes.
+    pub virtual_size: u64,
+    /// Length of a block in bytes.
+    pub block_size: u64,
+    /// Length of its file before, in bytes.
+    pub old_file_size: u64,
+    /// Length of its file after, in bytes; foretold for a dry run.
+    pub new_file_size: u64,
+    /// Bytes of the blocks of zeros that were given back.
+    pub zero_bytes: u64,
+    /// Bytes of the blocks that were moved.
+    pub moved_bytes: u64,
     /// Sentences for the user.
     pub warnings: Vec<String>,
 }

@@ -55,7 +55,8 @@ pub use channel::Channel;
 pub use client::{Client, Found, Listing, Peer, find, find_by_frozen, find_by_name, list};
 pub use host::{Freezer, Held, Host, Quiet};
 pub use message::{
-    CommandCount, DiskReport, Done, Frozen, Merged, Operation, ProcessReport, Resized, Statistics, Traffic, VERSION,
+    CommandCount, CompactedInUse, DiskReport, Done, Frozen, Merged, Operation, ProcessReport, Resized, Statistics,
+    Traffic, VERSION,
 };
 
 use diskwright_store::ErrorCode;

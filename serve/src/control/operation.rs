@@ -7,13 +7,22 @@
 use super::{
     ControlError, folder,
     host::Quiet,
-    message::{CommandCount, DiskReport, Done, FileId, Frozen, Operation, ProcessReport, Resized, Statistics, Traffic},
+    message::{
+        CommandCount, CompactedInUse, DiskReport, Done, FileId, Frozen, Operation, ProcessReport, Resized, Statistics,
+        Traffic,
+    },
     shared::{Shared, id_of},
 };
 use crate::metrics::{COMMANDS, Metrics};
 use diskwright_disk::{Disk, DiskError, KeptName, Layer, MergeOptions, SnapshotWatch};
 use diskwright_store::{BlockDevice, ErrorCode};
-use std::path::Path;
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+/// Least interval between two reports of progress to a client.
+const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// What the channel must know of an operation before it carries it out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +52,8 @@ pub(super) fn rule(operation: &Operation) -> Rule {
         Operation::Snapshot { .. } => rule("snapshot", true, true, true),
         // What is half done reads right, and the same operation finishes it.
         Operation::Merge { .. } => rule("merge", true, true, true),
+        // Each batch of blocks is complete in itself.
+        Operation::Compact { .. } => rule("compact", true, true, true),
     }
 }
 
@@ -69,6 +80,7 @@ pub(super) fn carry_out(
                 MergeOptions { into, keep, search_dirs: search, no_reflink, dry_run, ..MergeOptions::default() };
             merge(shared, index, &child, &options, report)
         }
+        (Operation::Compact { dry_run }, Some(index)) => compact(&shared.disks[index].held.disk, dry_run, report),
         (Operation::Resize { size, dry_run }, Some(index)) => resize(&shared.disks[index].held.disk, size, dry_run),
     }
 }
@@ -143,6 +155,29 @@ fn resize(disk: &Disk, size: u64, dry_run: bool) -> Result<Done, ControlError> {
         new_file_size = Some(file_size()?);
     }
     Ok(Done::Resized(Resized { old_size, new_size: size, old_file_size, new_file_size }))
+}
+
+fn compact(disk: &Disk, dry_run: bool, report: &mut Report<'_>) -> Result<Done, ControlError> {
+    let mut next = Instant::now();
+    let mut goes_on = true;
+    let done = disk.compact(dry_run, &mut |done, total| {
+        let now = Instant::now();
+        if now >= next || done == total {
+            next = now + REPORT_EVERY;
+            goes_on = report(done, total);
+        }
+        goes_on
+    });
+    let done = done.map_err(of_disk)?;
+    Ok(Done::Compacted(CompactedInUse {
+        virtual_size: done.size_bytes,
+        block_size: done.block_bytes,
+        old_file_size: done.old_file_bytes,
+        new_file_size: done.new_file_bytes,
+        zero_bytes: done.zero_bytes,
+        moved_bytes: done.moved_bytes,
+        warnings: done.warnings,
+    }))
 }
 
 /// Looks on while a disk is frozen: the file of the child leads to this process before it has the

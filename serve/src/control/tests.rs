@@ -7,7 +7,7 @@ use super::{
     *,
 };
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
-use diskwright_store::BlockDevice;
+use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use std::{
     fs,
     io::{Read, Write},
@@ -259,4 +259,35 @@ fn two_operations_do_not_change_one_disk() {
     }
     channel.end(Ok(()));
     assert!(call(&client, Operation::Statistics).unwrap_err().to_string().contains("has ended"));
+}
+
+#[test]
+fn a_compaction_is_stopped_with_its_client_and_done_by_the_next_one() {
+    let scene = Scene::new();
+    let held = scene.disk("one.vhdx");
+    let mut io = Blocking::open(&*held.disk, EngineKind::Auto).unwrap();
+    io.write(0, &vec![7; 8 * MIB as usize], false).unwrap();
+    io.discard(0, 4 * MIB).unwrap();
+    let channel = scene.open(vec![held], no_drain());
+    let client = scene.find("one.vhdx").unwrap().unwrap();
+    let dry = call(&client, Operation::Compact { dry_run: true }).unwrap();
+    let Done::Compacted(dry) = dry else { panic!("{dry:?}") };
+    assert!(dry.new_file_size + 4 * MIB <= dry.old_file_size && dry.virtual_size == 8 * MIB, "{dry:?}");
+    let stopped = client.call(Operation::Compact { dry_run: false }, &mut |_, _| false).unwrap_err();
+    assert_eq!(stopped.code(), ErrorCode::Stopped, "{stopped}");
+    // The process stops at its next report, or has ended by then.
+    let done = loop {
+        match call(&client, Operation::Compact { dry_run: false }) {
+            Ok(done) => break done,
+            Err(error) => assert!(error.to_string().contains("compact is under way"), "{error}"),
+        }
+    };
+    let Done::Compacted(done) = done else { panic!("{done:?}") };
+    assert_eq!(done.new_file_size, dry.new_file_size);
+    assert_eq!(fs::metadata(scene.dir.path().join("one.vhdx")).unwrap().len(), dry.new_file_size);
+    let mut found = vec![0; 8 * MIB as usize];
+    io.read(0, &mut found).unwrap();
+    let half = 4 * MIB as usize;
+    assert!(found[..half].iter().all(|byte| *byte == 0) && found[half..].iter().all(|byte| *byte == 7));
+    channel.end(Ok(()));
 }

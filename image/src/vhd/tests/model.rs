@@ -17,6 +17,8 @@ enum Step {
     Flush { recycle: bool },
     Reserve { block: u64 },
     Move { block: u64, commit: bool },
+    GiveUpMoves,
+    CutTail,
     Forget { block: u64 },
     Reopen { close: bool },
 }
@@ -29,6 +31,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => any::<bool>().prop_map(|recycle| Step::Flush { recycle }),
         1 => (0..BLOCKS).prop_map(|block| Step::Reserve { block }),
         4 => (0..BLOCKS, any::<bool>()).prop_map(|(block, commit)| Step::Move { block, commit }),
+        1 => Just(Step::GiveUpMoves),
+        2 => Just(Step::CutTail),
         1 => (0..BLOCKS).prop_map(|block| Step::Forget { block }),
         1 => any::<bool>().prop_map(|close| Step::Reopen { close }),
     ]
@@ -90,6 +94,14 @@ fn run(disk_type: DiskType, steps: Vec<Step>, parent: Vec<u8>) {
                         writer.commit_waiting(block, Commit::Moved).unwrap();
                     }
                 }
+            }
+            Step::GiveUpMoves => disk.image.writer().unwrap().give_up_moves(),
+            Step::CutTail => {
+                let writer = disk.image.writer().unwrap();
+                writer.begin_compacting_in_use().unwrap();
+                writer.cut_free_tail().unwrap();
+                // Durably, nothing uses what was cut off. The file must be sound as it is.
+                assert_sound(store.clone());
             }
             Step::Forget { block } => {
                 disk.image.writer().unwrap().commit_waiting(block, Commit::Absent).unwrap();

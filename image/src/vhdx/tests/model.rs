@@ -17,6 +17,8 @@ enum Step {
     Discard { block: u64 },
     Move { block: u64, commit: bool },
     MoveTables,
+    GiveUpMoves,
+    CutTail,
     Forget { block: u64 },
     Flush,
     FlushAndRecycle { for_moves: bool },
@@ -34,6 +36,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..BLOCKS).prop_map(|block| Step::Discard { block }),
         4 => (0..BLOCKS, any::<bool>()).prop_map(|(block, commit)| Step::Move { block, commit }),
         1 => Just(Step::MoveTables),
+        1 => Just(Step::GiveUpMoves),
+        2 => Just(Step::CutTail),
         1 => (0..BLOCKS).prop_map(|block| Step::Forget { block }),
         1 => Just(Step::Flush),
         2 => any::<bool>().prop_map(|for_moves| Step::FlushAndRecycle { for_moves }),
@@ -124,6 +128,13 @@ fn run(disk_type: DiskType, steps: Vec<Step>) {
                         driver.writer().commit_waiting(block, Commit::Moved).unwrap();
                     }
                 }
+            }
+            Step::GiveUpMoves => driver.writer().give_up_moves(),
+            Step::CutTail => {
+                if disk_type != DiskType::Fixed {
+                    driver.writer().begin_compacting_in_use().unwrap();
+                }
+                driver.writer().cut_free_tail().unwrap();
             }
             Step::MoveTables => driver.writer().move_tables().unwrap(),
             Step::Forget { .. } if !driver.writer().can_store_zero() => {}

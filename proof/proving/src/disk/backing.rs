@@ -57,6 +57,7 @@ impl DiskCase {
             | Changes::FrozenInUse
             | Changes::AbsorbedInUse
             | Changes::MergedInUse
+            | Changes::CompactedInUse
             | Changes::Relinks => self.size_bytes,
         }
     }

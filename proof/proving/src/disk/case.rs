@@ -116,6 +116,8 @@ pub enum Changes {
     },
     /// The link to the parent changes.
     Relinks,
+    /// The disk is compacted.
+    CompactedInUse,
 }
 
 impl Changes {

@@ -163,8 +163,12 @@ impl DiskCase {
         dice: &mut Dice,
     ) -> Outcome {
         match self.changes {
-            // `freezing.rs`, `absorbing.rs` and `merging.rs` do that.
-            Changes::None | Changes::FrozenInUse | Changes::AbsorbedInUse | Changes::MergedInUse => Ok(()),
+            // `freezing.rs`, `absorbing.rs`, `merging.rs` and `compacting_in_use.rs` do that.
+            Changes::None
+            | Changes::FrozenInUse
+            | Changes::AbsorbedInUse
+            | Changes::MergedInUse
+            | Changes::CompactedInUse => Ok(()),
             Changes::Snapshots if truth.changed.top >= JOIN_MAX => Ok(()),
             Changes::Snapshots => self.play_snapshot(stage, session, truth),
             Changes::Relinks => self.play_relink(stage, session, truth),

@@ -135,6 +135,7 @@ impl DiskCase {
             Changes::AbsorbedInUse => self.freeze_once(stage, session, truth, &mut ()),
             Changes::MergedInUse => self.merge_or_freeze(stage, session, truth),
             Changes::Relinks => self.play_relink(stage, session, truth),
+            Changes::CompactedInUse => self.compact_once(stage, session, truth),
             Changes::Grows { .. } => self.play_growth(stage, session, truth, truth.changed.size_bytes + (256 << 10)),
         }
     }

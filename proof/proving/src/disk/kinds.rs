@@ -182,6 +182,46 @@ pub fn all() -> Vec<DiskCase> {
             ..kind("vhdx dynamic 1M, frozen in use", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 40])
         },
         DiskCase {
+            changes: Changes::CompactedInUse,
+            churns: true,
+            ..kind(
+                "vhd dynamic 16K, compacted in use",
+                Format::Vhd,
+                DiskType::Dynamic,
+                16 * kib,
+                4 * m,
+                &[0, 1, 2, 128, 255],
+            )
+        },
+        DiskCase {
+            changes: Changes::CompactedInUse,
+            ..kind(
+                "vhd differencing 16K, compacted in use",
+                Format::Vhd,
+                DiskType::Differencing,
+                16 * kib,
+                4 * m,
+                &[0, 1, 128, 255],
+            )
+        },
+        DiskCase {
+            changes: Changes::CompactedInUse,
+            churns: true,
+            ..kind("vhdx dynamic 1M, compacted in use", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 40])
+        },
+        DiskCase {
+            changes: Changes::CompactedInUse,
+            churns: true,
+            ..kind(
+                "vhdx differencing 1M, compacted in use",
+                Format::Vhdx,
+                DiskType::Differencing,
+                mib,
+                64 * m,
+                &[0, 1, 40],
+            )
+        },
+        DiskCase {
             changes: Changes::AbsorbedInUse,
             ..kind(
                 "vhd dynamic 16K, absorbed in use",

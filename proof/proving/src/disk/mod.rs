@@ -15,7 +15,7 @@
 //!
 //! A disk lies on one file, several files, a store that answers late, or an image of the made-up
 //! format ([`Backing`]). Some disks change while they are in use (`changes.rs`,
-//! `freezing.rs`, `absorbing.rs`, `merging.rs`, `relinks.rs`).
+//! `freezing.rs`, `absorbing.rs`, `merging.rs`, `relinks.rs`, `compacting_in_use.rs`).
 //!
 //! `case.rs` has the values; `kinds.rs` lists the kinds; `front.rs` puts a server in between;
 //! `session.rs` uses one open disk; `play.rs` runs random sessions; `faults.rs` runs the short
@@ -25,6 +25,7 @@ mod absorbing;
 mod backing;
 mod case;
 mod changes;
+mod compacting_in_use;
 mod faults;
 mod freezing;
 mod front;

@@ -44,6 +44,10 @@ impl DiskCase {
                 self.play_freezing(stage, &mut session, truth, dice, version)?;
                 continue;
             }
+            if self.changes == Changes::CompactedInUse && dice.percent(10) {
+                self.play_compaction(stage, &mut session, truth, dice)?;
+                continue;
+            }
             if self.changes != Changes::None && dice.percent(10) {
                 self.play_change(stage, &mut session, truth, dice)?;
                 continue;
