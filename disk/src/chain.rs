@@ -187,8 +187,8 @@ impl Chain {
         Self::assemble(layers, members, sources, Some(self), self.memory_bytes)
     }
 
-    /// This chain with `parent` in the place of the `count` layers from `depth` on, which are not at
-    /// the top. It has a new map: words of the old one name the layers that left.
+    /// This chain with `parent` in the place of the `count` layers from `depth` on, which are not
+    /// at the top. It has a new map: words of the old one name the layers that left.
     ///
     /// # Errors
     /// As [`Chain::new`].

@@ -62,8 +62,8 @@ impl Disk {
     /// requests in flight must not call it; other changes of the chain wait until it has ended.
     ///
     /// # Errors
-    /// As [`merge`](crate::merge()); [`DiskError::BadOptions`] for an image that is not in the chain,
-    /// for the image that is written, and for a disk that is open read-only.
+    /// As [`merge`](crate::merge()); [`DiskError::BadOptions`] for an image that is not in the
+    /// chain, for the image that is written, and for a disk that is open read-only.
     pub fn merge(&self, path: impl AsRef<Path>, options: &MergeOptions, progress: &mut Progress<'_>) -> Result<Merged> {
         let origin = self.origin.as_ref().ok_or_else(|| DiskError::BadOptions {
             what: "the images of a disk without a file of its own cannot be merged".into(),
@@ -245,8 +245,8 @@ impl Grip {
 
 impl Grip {
     /// The image becomes a frozen one again, if it is still in the chain. The disk reads it through
-    /// one of the two files, which keeps a shared lock. The other one may stay open for as long as a
-    /// queue is idle, and must not keep the next merge away.
+    /// one of the two files, which keeps a shared lock. The other one may stay open for as long as
+    /// a queue is idle, and must not keep the next merge away.
     fn let_go(&self, layers: &[Layer]) {
         let _ = self.held.share_lock();
         if layers.iter().any(|layer| Arc::ptr_eq(layer.image.store(), &self.held)) {
