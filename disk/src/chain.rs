@@ -189,9 +189,9 @@ impl Chain {
         Self::assemble(layers, members, sources, (Some(self), true), self.memory_bytes)
     }
 
-    /// This chain with `parent` in the place of the `count` layers from `depth` on, which are not at
-    /// the top. It counts as at rest. The chain has a new map: words of the old one name the layers
-    /// that left.
+    /// This chain with `parent` in the place of the `count` layers from `depth` on, which are not
+    /// at the top. It counts as at rest. The chain has a new map: words of the old one name the
+    /// layers that left.
     ///
     /// # Errors
     /// As [`Chain::new`].

@@ -66,8 +66,8 @@ impl Disk {
     /// merged into the ancestor first. The disk keeps its name then, whatever `options.keep` says.
     ///
     /// # Errors
-    /// As [`merge`](crate::merge()) and [`Disk::absorb`]; [`DiskError::BadOptions`] for an image that
-    /// is not in the chain, and for a disk that is open read-only.
+    /// As [`merge`](crate::merge()) and [`Disk::absorb`]; [`DiskError::BadOptions`] for an image
+    /// that is not in the chain, and for a disk that is open read-only.
     pub fn merge(&self, path: impl AsRef<Path>, options: &MergeOptions, progress: &mut Progress<'_>) -> Result<Merged> {
         let origin = self.origin.as_ref().ok_or_else(|| DiskError::BadOptions {
             what: "the images of a disk without a file of its own cannot be merged".into(),
@@ -293,8 +293,8 @@ impl Grip {
 
 impl Grip {
     /// The image becomes a frozen one again, if it is still in the chain. The disk reads it through
-    /// one of the two files, which keeps a shared lock. The other one may stay open for as long as a
-    /// queue is idle, and must not keep the next merge away.
+    /// one of the two files, which keeps a shared lock. The other one may stay open for as long as
+    /// a queue is idle, and must not keep the next merge away.
     fn let_go(&self, layers: &[Layer]) {
         let _ = self.held.share_lock();
         if layers.iter().any(|layer| Arc::ptr_eq(layer.image.store(), &self.held)) {

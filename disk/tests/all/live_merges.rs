@@ -306,8 +306,8 @@ fn images_are_locked_while_they_are_merged() {
         drop(open(&base, false).unwrap());
         let writing = OpenOptions { writable: true, allow_parent_write: true, ..OpenOptions::default() };
         assert!(matches!(Disk::open(&base, &writing), Err(DiskError::InUse { .. })));
-        // And again: the disk goes on, is frozen, and what was frozen is merged. A queue that is idle
-        // all the time still has the files of before open.
+        // And again: the disk goes on, is frozen, and what was frozen is merged. A queue that is
+        // idle all the time still has the files of before open.
         let mut idle = blocking(&disk);
         idle.read(0, &mut [0; 512]).unwrap();
         disk.snapshot("next", false, &mut ()).unwrap();
