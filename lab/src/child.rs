@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_fails_is_reported_with_what_it_said() {
+    fn a_child_that_fails_is_reported_with_its_output() {
         let launcher = ChildLauncher {
             program: "/bin/sh".into(),
             args: ["-c", "echo broken >&2; exit 3"].map(Into::into).to_vec(),

@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_given_for_a_result_is_hardly_read() {
+    fn a_disk_given_as_a_result_is_read_only_at_its_start() {
         let refused = |begins: &str, filled_with: u8| {
             let disk = begins.as_bytes().chain(io::repeat(filled_with).take(2 << 30));
             let mut counting = Counting(disk, 0);

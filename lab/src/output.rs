@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_stays() {
+    fn files_of_other_programs_are_kept() {
         for bytes in [
             b"{\"name\": \"x\", \"version\": \"1.0.0\"}".as_slice(),
             b"{\"version\": 1, \"schema\": \"diskwright.lab.run/2\"}",

@@ -184,7 +184,7 @@ fn refuse_smaller(target: &OpenTarget, options: &PrepareOptions) -> Result<()> {
     match (options.create_bytes, &target.path) {
         (Some(asked_bytes), Some(path)) if path.is_file() && size_bytes < asked_bytes => Err(LabError::BadOptions {
             what: format!(
-                "{} has {size_bytes} bytes, fewer than the requested {asked_bytes} \
+                "{} exists and has {size_bytes} bytes, fewer than the requested {asked_bytes} \
                  (`PrepareOptions::create_bytes`); \
                  an existing virtual disk is not enlarged",
                 target.name

@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_ends_is_reported_with_what_it_said() {
+    fn a_server_that_ends_is_reported_with_its_output() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
         let error = Server::listening(shell("echo no disk >&2; exit 3"), &socket, "shell").unwrap_err().to_string();

@@ -72,7 +72,7 @@ fn raw_and_file_are_compared_and_reported() {
 fn a_comparison_is_reported() {
     let shop = Workshop::new();
     let few = shop.run("lab compare --live null: null:1G --rounds 3 --warm-up 0 --duration 20ms --output c.json");
-    assert!(few.stderr.contains("3 rounds cannot show a difference in 5 comparisons"), "{few:#?}");
+    assert!(few.stderr.contains("3 rounds cannot show a difference with 5 comparisons"), "{few:#?}");
     assert!(few.stderr.contains("use --rounds 8"), "{few:#?}");
     shop.ok("lab report c.json -o c.html");
     let page = fs::read_to_string(shop.path("c.html")).unwrap();

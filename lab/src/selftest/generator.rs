@@ -300,7 +300,7 @@ pub(super) fn null(context: &Context<'_>, progress: &mut dyn Progress) -> Result
         report(progress, "measure", round as u64, rounds as u64, "null:")?;
         iops.push(ours.run(&RANDOM_READ, true, round)?.iops());
     }
-    let name = "null:, 4K random read, QD 32, all latencies recorded: IOPS on one core";
+    let name = "null:, 4K random read, QD 32, all latencies taken: IOPS on one core";
     Ok(Found { checks: vec![Check::absolute(name, "IOPS", &iops, Bar::AtLeast(10e6))], ..Found::default() })
 }
 

@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_saved_is_there_to_be_shown() {
+    fn a_result_that_cannot_be_saved_is_returned() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r.json");
         let options = StudyOptions { output: Some(path.clone()), ..StudyOptions::default() };

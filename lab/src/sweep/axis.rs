@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_reported() {
+    fn invalid_axes_are_refused() {
         for (text, word) in [
             ("queue-depth", "has no values"),
             ("depth=1..3", "queue-depth, threads"),

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_left_out_and_reported() {
+    fn containers_that_do_not_fit_are_left_out_with_a_warning() {
         let home = tempfile::tempdir().unwrap();
         let scratch = Scratch::new(Some(home.path()), false).unwrap();
         let mut warnings = Vec::new();

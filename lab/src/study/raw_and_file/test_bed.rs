@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_device_is_refused() {
+    fn a_file_that_is_not_a_device_is_refused() {
         if !is_root() {
             return;
         }
