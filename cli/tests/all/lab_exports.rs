@@ -63,8 +63,7 @@ fn an_export_is_measured_and_the_record_says_what_it_is_and_whose_cache() {
     let cached = shop.json(&format!("lab run {uri} --cache page {SHORT} --no-save"));
     assert!(!has_warning(&cached, "memory") && !has_warning(&cached, "cache_of_server"), "{}", cached["warnings"]);
     let text = flat(&shop.ok(&format!("lab run {uri} {SHORT} --no-save")));
-    for part in
-        ["nbd export, 16 MiB, \"disk.vhdx\" of the server at", "cache mode of its server", "cannot be enforced"]
+    for part in ["nbd export, 16 MiB, \"disk.vhdx\" of the server at", "cache mode of its server", "cannot be enforced"]
     {
         assert!(text.contains(part), "{part} is missing:\n{text}");
     }

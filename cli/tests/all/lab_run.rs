@@ -132,7 +132,10 @@ fn what_is_mounted_is_never_written() {
         tool("umount", &[folder]).expect("it can be unmounted");
     }
     tool("losetup", &["--detach", &device]).expect("it can be detached");
-    assert!(by_file.code == Some(1) && by_file.stderr.contains(&format!("{device} is a loop device on it")), "{by_file:?}");
+    assert!(
+        by_file.code == Some(1) && by_file.stderr.contains(&format!("{device} is a loop device on it")),
+        "{by_file:?}"
+    );
     if !mounted {
         println!("skipped: no file system can be mounted here");
         return;

@@ -98,10 +98,7 @@ fn a_report_replaces_a_report_and_nothing_else() {
         fs::write(shop.path(name), bytes).unwrap();
         for form in ["html", "md", "csv", "json"] {
             let error = shop.fails(1, &format!("lab report x.json --as {form} -o {name}"));
-            assert!(
-                error.contains("file exists and is not a re") && error.contains("nothing was changed"),
-                "{error}"
-            );
+            assert!(error.contains("file exists and is not a re") && error.contains("nothing was changed"), "{error}");
         }
         assert!(fs::read(shop.path(name)).unwrap() == bytes, "{name}");
     }
