@@ -17,7 +17,7 @@ use crate::{
 use diskwright_disk::{OpenOptions, Opened};
 use diskwright_lab::{
     cells::{Cells, WithSummary},
-    report::{TextOptions, Told, text},
+    report::{TextOptions, ToChapter, text},
 };
 use diskwright_outline::wrap;
 use schemars::JsonSchema;
@@ -101,7 +101,7 @@ impl Context {
 
     /// Prints a result of the lab as a chapter, as wide as the terminal. `details` shows what an
     /// HTML page folds, such as each thread.
-    pub fn print_chapter(&mut self, result: &impl Told, details: bool) -> Outcome<()> {
+    pub fn print_chapter(&mut self, result: &impl ToChapter, details: bool) -> Outcome<()> {
         let width = self.style.columns;
         self.print_screen(|colour| text(result, &TextOptions { width, colour, details }))
     }

@@ -1,11 +1,11 @@
-//! Finds out what a target shows that is not a file of its own.
+//! Finds out what is behind a target: the export's server, or the file behind a block device.
 //!
 //! ```text
-//!   nbd://HOST/EXPORT ─▶ what the server told when it was connected to
+//!   nbd://HOST/EXPORT ─▶ what the server reported in the handshake
 //!   /dev/loop3        ─▶ the record of attached disks, else the file that sysfs names
 //! ```
 //!
-//! Everything here only reads. What cannot be found out is left out.
+//! This module only reads. Unknown facts are left out.
 
 use diskwright_load::backing::{Backing, ExportRecord};
 use diskwright_nbd::{NbdDevice, wire::TransmissionFlags};
@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What the server of an export told.
+/// Facts that the server of an export reported.
 pub fn of_export(device: &NbdDevice) -> Backing {
     let export = device.export();
     let has = |flag| export.flags.contains(flag);
@@ -35,7 +35,7 @@ pub fn of_export(device: &NbdDevice) -> Backing {
     })
 }
 
-/// What the block device at `path` shows, where that can be found out.
+/// What is behind the block device at `path`; `None` if unknown.
 pub fn of_device(path: &Path) -> Option<Backing> {
     let real = path.canonicalize().ok()?;
     let found = stat(&real).ok().filter(|found| FileType::from_raw_mode(found.st_mode).is_block_device())?;
@@ -53,14 +53,14 @@ pub fn of_device(path: &Path) -> Option<Backing> {
     loop_file(Path::new(&folder)).map(|file| Backing::Loop { file })
 }
 
-/// The attached disk that `path` belongs to, by its image, its device or one of its partitions'.
-/// Records that cannot be read are none.
+/// The attached disk of `path`, which may be its image, its device or one of its partitions.
+/// Records that cannot be read are ignored.
 pub fn attached(path: &Path) -> Option<Record> {
     let (_, record) = Registry::existing()?.find(path).ok()?;
     record.is_supervised().then_some(record)
 }
 
-/// The file of the loop device whose folder in sysfs this is, or of which it is a partition.
+/// The backing file of a loop device, or of the loop device of a partition. `folder` is in sysfs.
 fn loop_file(folder: &Path) -> Option<PathBuf> {
     let folder = folder.canonicalize().ok()?;
     let whole = if folder.join("partition").exists() { folder.parent()? } else { &folder };

@@ -1,14 +1,14 @@
-//! What was measured, in one form for every kind of result: a *cell* is a subject under a load,
-//! with the figures of each round.
+//! The common form of measured figures: a *cell* is a subject under a load, with the figures of
+//! each round.
 //!
 //! ```text
 //!   result ──▶ cells ──┬─▶ medians, ratios to a base: chapters, verdicts
-//!                      ├─▶ summary: what `--json` prints beside the result
-//!                      └─▶ rows: one a round, for CSV
+//!                      ├─▶ summary: printed by `--json` with the result
+//!                      └─▶ rows: one per round, for CSV
 //! ```
 //!
-//! Results store cells and nothing that follows from them. A script that wants the IOPS of a
-//! measurement reads `summary[0].iops`, whatever was measured.
+//! Results store cells and no figures derived from them. A script finds the IOPS of every kind of
+//! measurement in `summary[0].iops`.
 
 use crate::ratio::Ratio;
 use diskwright_load::{Run, figures::Figures, record::PhaseRecord};
@@ -24,19 +24,20 @@ use std::{
 /// A subject under a load.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Cell {
-    /// Which part of the experiment: a phase, a stage, an experiment of a study; empty where there
-    /// is only one.
+    /// The part of the measurement: a phase, a stage, an experiment of a study. Empty if there is
+    /// only one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub part: String,
-    /// The workload, as people name it.
+    /// Name of the workload.
     pub load: String,
     /// What was measured: a target, a container, a way to a disk.
     pub subject: String,
-    /// Requests in flight at most, over all threads.
+    /// Configured queue depth, summed over all threads.
     pub in_flight: u64,
-    /// The rounds in their order. Round `n` was measured near to round `n` of the other cells.
+    /// The rounds in their order. With interleaved rounds, round `n` of all cells was measured at
+    /// about the same time.
     pub rounds: Vec<Figures>,
-    /// Figures that only this experiment has, one for each round, by their names in CSV.
+    /// Figures that only this experiment has, one per round, by their names in CSV.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub more: BTreeMap<String, Vec<Option<f64>>>,
 }
@@ -48,12 +49,12 @@ impl Cell {
         Self { part, load, subject, in_flight, ..Self::default() }
     }
 
-    /// The same cell with these rounds.
+    /// The cell with these rounds.
     pub fn with_rounds(self, rounds: Vec<Figures>) -> Self {
         Self { rounds, ..self }
     }
 
-    /// Drops all rounds but the first `whole`.
+    /// Removes all rounds after the first `whole`.
     pub fn truncate(&mut self, whole: usize) {
         self.rounds.truncate(whole);
         self.more.values_mut().for_each(|values| values.truncate(whole));
@@ -64,32 +65,32 @@ impl Cell {
         self.rounds.iter().map(figure).collect()
     }
 
-    /// Median, extremes and deviation of a figure; `None` before the first round.
+    /// Median, min, max and standard deviation of a figure; `None` without a round.
     pub fn summary_of(&self, figure: impl Fn(&Figures) -> f64) -> Option<Summary> {
         Summary::of(&self.each(figure))
     }
 
-    /// The median of a figure; `None` before the first round.
+    /// The median of a figure; `None` without a round.
     pub fn median(&self, figure: impl Fn(&Figures) -> f64) -> Option<f64> {
         median(&self.each(figure))
     }
 
-    /// The medians of all figures; `None` before the first round.
+    /// The medians of all figures; `None` without a round.
     pub fn medians(&self) -> Option<Figures> {
         Figures::medians(&self.rounds)
     }
 
-    /// A figure as a ratio to that of `base` in the same round; `None` where no round has both.
+    /// A figure as a ratio to the same round of `base`; `None` if no round has both.
     pub fn ratio(&self, base: &Self, figure: impl Fn(&Figures) -> f64) -> Option<Ratio> {
         Ratio::of(&self.each(&figure), &base.each(&figure))
     }
 
-    /// The figure of [`Cell::more`] with this name in each round; `None` where a round lacks it.
+    /// The figure of [`Cell::more`] with this name in each round; `None` if any round lacks it.
     pub fn more(&self, name: &str) -> Option<Vec<f64>> {
         self.more.get(name)?.iter().copied().collect()
     }
 
-    /// Keeps a figure of the latest round under this name.
+    /// Adds a figure of the latest round under this name.
     pub fn push_more(&mut self, name: &str, value: Option<f64>) {
         self.more.entry(name.to_owned()).or_default().push(value);
     }
@@ -99,7 +100,7 @@ impl Cell {
         title(&self.load, self.in_flight)
     }
 
-    /// The medians under the names of the cell, for scripts; `None` before the first round.
+    /// The names of the cell with the medians, for scripts; `None` without a round.
     pub fn summary(&self) -> Option<CellSummary> {
         Some(CellSummary {
             part: self.part.clone(),
@@ -117,16 +118,16 @@ pub fn title(load: &str, in_flight: u64) -> String {
     format!("{load} at QD {in_flight}")
 }
 
-/// The cells of one part under one load. The first is the base of the ratios.
+/// All cells of one part under one load. The first is the base of the ratios.
 #[derive(Debug, Clone)]
 pub struct Compared<'a> {
-    /// See [`Cell::part`].
+    /// Part of the cells, see [`Cell::part`].
     pub part: &'a str,
-    /// See [`Cell::load`].
+    /// Load of the cells, see [`Cell::load`].
     pub load: &'a str,
-    /// See [`Cell::in_flight`].
+    /// Queue depth of the cells, see [`Cell::in_flight`].
     pub in_flight: u64,
-    /// The cells, one for each subject.
+    /// The cells, one per subject.
     pub cells: Vec<&'a Cell>,
 }
 
@@ -149,19 +150,19 @@ impl<'a> Compared<'a> {
         Self::all(cells).into_iter().filter(|one| one.part == part).collect()
     }
 
-    /// The cell of a subject.
+    /// The cell of a subject; `None` if it was not measured.
     pub fn cell(&self, subject: &str) -> Option<&'a Cell> {
         self.cells.iter().copied().find(|cell| cell.subject == subject)
     }
 
-    /// A figure of the rounds of a subject as a ratio to the base's; `None` for the base, and for a
+    /// A figure of a subject as a ratio to the base, round by round; `None` for the base, and for a
     /// subject that was not measured.
     pub fn ratio(&self, subject: &str, figure: impl Fn(&Cell) -> Vec<f64>) -> Option<Ratio> {
         let (base, cell) = (self.cells.first()?, self.cell(subject)?);
         if std::ptr::eq(*base, cell) { None } else { Ratio::of(&figure(cell), &figure(base)) }
     }
 
-    /// Every cell but the base, with a figure as a ratio to the base's.
+    /// Every cell except the base, with a figure as a ratio to the base.
     pub fn ratios(&self, figure: impl Fn(&Figures) -> f64 + Copy) -> impl Iterator<Item = (&'a Cell, Option<Ratio>)> {
         let base = self.cells.first().copied();
         let others = self.cells.clone().into_iter().skip(1);
@@ -181,21 +182,21 @@ pub trait Cells {
     fn cells(&self) -> Cow<'_, [Cell]>;
 }
 
-/// What people read off a screen: the medians of the rounds of a cell.
+/// Medians of the rounds of a cell.
 #[derive(Debug, Clone, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct CellSummary {
-    /// See [`Cell::part`]; left out where it is empty.
+    /// Part of the measurement; left out if it is empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub part: String,
-    /// See [`Cell::load`].
+    /// Name of the workload.
     pub load: String,
-    /// See [`Cell::subject`].
+    /// The measured target, container or way to a disk.
     pub subject: String,
-    /// See [`Cell::in_flight`].
+    /// Configured queue depth, summed over all threads.
     pub in_flight: u64,
-    /// How many rounds the medians are of.
+    /// Number of rounds.
     pub rounds: usize,
-    /// See [`Figures::medians`].
+    /// Median of each figure over the rounds.
     #[serde(flatten)]
     pub medians: Figures,
 }
@@ -205,24 +206,24 @@ pub struct CellSummary {
 pub struct WithSummary<'a, T: Serialize> {
     #[serde(flatten)]
     result: &'a T,
-    /// The medians of each cell, as they are on the screen. Only printed, not saved.
+    /// Medians of each cell. Only printed, not saved.
     summary: Vec<CellSummary>,
 }
 
 impl<'a, T: Serialize + Cells> WithSummary<'a, T> {
-    /// Beside a result that is printed.
+    /// Adds the summary to a result.
     pub fn of(result: &'a T) -> Self {
         Self { result, summary: result.cells().iter().filter_map(Cell::summary).collect() }
     }
 }
 
-/// The names of all figures that some of `cells` have besides the usual ones.
+/// Names of all additional figures ([`Cell::more`]) of `cells`.
 pub(crate) fn names_of_more(cells: &[Cell]) -> BTreeSet<String> {
     cells.iter().flat_map(|cell| cell.more.keys().cloned()).collect()
 }
 
-/// One CSV record for each round of each cell, behind the result's name and time. `more` names the
-/// last columns; see [`names_of_more`].
+/// Writes one CSV record per round of each cell, with the result's name and time first. `more`
+/// names the last columns; see [`names_of_more`].
 pub(crate) fn rows(
     csv: &mut Csv,
     name: &str,
@@ -293,7 +294,7 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_within_rounds() {
-        // The machine halves its speed after the first round.
+        // The machine's speed is halved after the first round.
         let (base, ours) = (cell("read", "raw file", &[100.0, 50.0]), cell("read", "vhdx", &[90.0, 45.0]));
         let ratio = |figure: fn(&Figures) -> f64| ours.ratio(&base, figure).unwrap();
         assert!((ratio(|round| round.iops).median() - 0.9).abs() < 1e-12);

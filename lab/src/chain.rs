@@ -5,9 +5,9 @@
 //!   opening file number n opens a chain of n children on the base
 //! ```
 //!
-//! The data is in the base, and every read begins at the top, so each child adds one image in which
-//! the read could have been answered. The length of a chain is counted as in
-//! the paper: differencing disks above the base.
+//! The data is in the base, and every read begins at the top, so each child is one more image to
+//! look up. As in the paper, the length of a chain is the number of differencing disks above the
+//! base.
 
 use crate::{
     LabError, Result,
@@ -22,20 +22,20 @@ use std::{
     sync::Arc,
 };
 
-/// The longest chain: 1,024 disks, the base among them.
+/// The longest chain has 1,024 disks, base included.
 pub const CHILDREN_MAX: u32 = 1023;
 
-/// A chain to make.
+/// The chain to make.
 #[derive(Debug, Clone, Copy)]
 pub struct ChainPlan {
-    /// Disks, contents, cache mode and engine. Its size is that of every disk of the chain.
+    /// Size of every disk, contents, cache mode and engine.
     pub how: Preparation,
-    /// Bytes of the base that are filled, from its beginning.
+    /// Bytes of the base that are filled, from its start.
     pub filled_bytes: u64,
     /// Differencing disks above the base.
     pub children: u32,
-    /// So many of the lowest children get data of their own: 4 KiB in each of eight blocks of the
-    /// disk's second half. Few, for to write to a child its whole chain must be opened.
+    /// This many of the lowest children get data of their own: 4 KiB in each of eight blocks of the
+    /// disk's second half. Keep it small: writing to a child opens its whole chain.
     pub with_own_data: u32,
 }
 
@@ -46,14 +46,14 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Creates the files in `dir`. `tick` gets the number of files so far.
+    /// Creates the files in `dir`. `tick` gets the number of children made so far.
     ///
     /// # Errors
-    /// [`LabError::BadOptions`] for more children than a chain may have; whatever fails.
+    /// [`LabError::BadOptions`] for more than [`CHILDREN_MAX`] children; any other failure.
     pub fn make(dir: &Path, plan: &ChainPlan, tick: &mut Tick<'_>) -> Result<Self> {
         if plan.children > CHILDREN_MAX {
             return Err(LabError::BadOptions {
-                what: format!("a chain of {} children on a base is too long", plan.children),
+                what: format!("a chain of {} children is too long", plan.children),
                 hint: format!("a chain has at most {CHILDREN_MAX} children"),
             });
         }
@@ -91,7 +91,7 @@ impl Chain {
         Ok(Self { paths })
     }
 
-    /// The file to open for a chain of `children` (at most as many as were made).
+    /// The file to open for a chain of `children`, at most the number that was made.
     pub fn top(&self, children: u32) -> &Path {
         &self.paths[(children as usize).min(self.paths.len() - 1)]
     }
@@ -116,8 +116,7 @@ fn write_own_data(path: &Path, child: u32, plan: &ChainPlan) -> Result<()> {
         let mut device = Blocking::open(&*disk, plan.how.engine).map_err(failed)?;
         let half_blocks = (disk.geometry().size_bytes / 2) >> 21;
         for place in 0..8_u64.min(half_blocks) {
-            // Strides that share no factor with a power of two spread the children's blocks over
-            // the half.
+            // Strides with large prime factors spread the children's blocks over the second half.
             let block = (u64::from(child) * 7919 + place * 104_729) % half_blocks;
             let mut sector = [0; 4096];
             let offset_bytes = (half_blocks + block) << 21;

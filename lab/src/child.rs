@@ -1,14 +1,15 @@
-//! Measuring in a fresh process: opening a disk, or a long run.
+//! Runs one operation in a fresh process to measure its cost: opening a disk, or a long run.
 //!
-//! Time and memory of one operation can only be measured in a process that does nothing else: an
-//! allocator keeps the memory that earlier work freed, and the peak of a process never falls. So
-//! the program starts itself again with a hidden argument, and the child does its one operation and
-//! prints its cost as JSON.
+//! Time and memory of one operation can be measured only in a process that does nothing else: an
+//! allocator keeps freed memory, and the peak memory of a process never falls. So the program
+//! starts itself again with a hidden argument. The child process runs one operation and prints its
+//! cost as JSON.
 //!
 //! ```text
 //!   ChildLauncher::open ──────▶ PROGRAM ARGS... open PATH OFFSET LENGTH direct|page ─┐
 //!   ChildLauncher::long_run ──▶ PROGRAM ARGS... run REQUESTS ────────────────────────┴▶ child_main
-//!   ChildLauncher::ask ───────▶ PROGRAM ARGS... WORDS...     a caller's own child; JSON comes back
+//!   ChildLauncher::ask ───────▶ PROGRAM ARGS... WORDS...     a caller's own child process; returns
+//!                                                            its JSON
 //! ```
 
 use crate::{
@@ -31,10 +32,10 @@ use std::{
     time::Instant,
 };
 
-/// Most that a child reads.
+/// Largest read of a child process.
 const READ_MAX_BYTES: u64 = 64 << 20;
 
-/// How to start the program again such that it calls [`child_main`].
+/// The command that starts a program which calls [`child_main`].
 #[derive(Debug, Clone)]
 pub struct ChildLauncher {
     program: PathBuf,
@@ -42,25 +43,26 @@ pub struct ChildLauncher {
 }
 
 impl ChildLauncher {
-    /// The running program, with `args` before those of the child: `["measuring-child"]`.
+    /// The running program, with `args` before the arguments of the child: `["measuring-child"]`.
     ///
     /// # Errors
-    /// [`LabError::File`] when the system cannot tell which program is running.
+    /// [`LabError::File`] if the system does not report which program is running.
     pub fn current_exe<A: Into<OsString>>(args: impl IntoIterator<Item = A>) -> Result<Self> {
         let program = std::env::current_exe().map_err(LabError::file("find the running program", "/proc/self/exe"))?;
         Ok(Self { program, args: args.into_iter().map(Into::into).collect() })
     }
 
-    /// Opens `path` read-only in a child and reads `len_bytes` at `offset_bytes`.
+    /// Opens `path` read-only in a child process and reads `len_bytes` at `offset_bytes`.
     ///
     /// # Errors
-    /// [`LabError::Program`] with what the child said when it fails.
+    /// [`LabError::Program`] with the output of a child process that fails.
     pub fn open(&self, path: &Path, offset_bytes: u64, len_bytes: u64, cache: CacheMode) -> Result<OpenCost> {
         let place = [offset_bytes, len_bytes].map(|number| number.to_string());
         self.ask(["open".as_ref(), path.as_os_str(), place[0].as_ref(), place[1].as_ref(), cache_word(cache).as_ref()])
     }
 
-    /// Makes so many requests of nothing in a child, by one thread that takes every latency.
+    /// Makes this many requests to `null:` in a child process, with one thread that records every
+    /// latency.
     ///
     /// # Errors
     /// As [`ChildLauncher::open`].
@@ -68,40 +70,40 @@ impl ChildLauncher {
         self.ask(["run", &requests.to_string()])
     }
 
-    /// Runs a child with `words` to its end, and reads its answer.
+    /// Runs a child process with `words` as arguments, and parses the JSON that it prints.
     ///
     /// # Errors
     /// As [`ChildLauncher::open`].
     pub fn ask<T: DeserializeOwned, W: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = W>) -> Result<T> {
         let mut command = Command::new(&self.program);
         command.args(&self.args).args(words);
-        peer::answer(&mut command, |said| {
-            serde_json::from_str(said.trim()).map_err(|error| format!("its answer is not understood ({error}):"))
+        peer::answer(&mut command, |output| {
+            serde_json::from_str(output.trim()).map_err(|error| format!("its output cannot be parsed ({error}):"))
         })
     }
 }
 
-/// What it cost to open a disk and to read one piece of it.
+/// Cost of opening a disk and reading from it once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct OpenCost {
     /// Images in the chain.
     pub images: u32,
-    /// Virtual size.
+    /// Virtual size, bytes.
     pub size_bytes: u64,
-    /// Opening, nanoseconds.
+    /// Time of opening, nanoseconds.
     pub open_ns: u64,
-    /// Opening a queue and reading the piece, nanoseconds.
+    /// Time of opening a queue and reading, nanoseconds.
     pub read_ns: u64,
-    /// Resident memory of the process before.
+    /// Resident memory of the process before opening, bytes.
     pub resident_before_bytes: u64,
-    /// Its highest resident memory until the end (`VmHWM`), the program itself included.
+    /// Peak resident memory of the process (`VmHWM`), bytes; includes the program itself.
     pub resident_peak_bytes: u64,
 }
 
-/// Opens `path` in this process and reads one piece of it.
+/// Opens `path` in this process and reads `len_bytes` from it.
 ///
 /// # Errors
-/// [`LabError::Disk`] when it cannot be opened, [`LabError::File`] when it cannot be read.
+/// [`LabError::Disk`] if it cannot be opened, [`LabError::File`] if it cannot be read.
 pub fn open_cost(path: &Path, offset_bytes: u64, len_bytes: u64, cache: CacheMode) -> Result<OpenCost> {
     let (resident_before_bytes, _) = machine::resident_bytes();
     let start = Instant::now();
@@ -119,26 +121,26 @@ pub fn open_cost(path: &Path, offset_bytes: u64, len_bytes: u64, cache: CacheMod
     Ok(OpenCost { images, size_bytes, open_ns, read_ns, resident_before_bytes, resident_peak_bytes })
 }
 
-/// What it cost to make many requests of nothing.
+/// Cost of many requests to `null:`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct RunCost {
-    /// Requests whose latency was taken.
+    /// Requests with a recorded latency.
     pub requests: u64,
-    /// Nines that so many support.
+    /// Nines of percentiles that this number of requests supports.
     pub nines: u32,
-    /// Points of the time series that was written: as many as a series ever has.
+    /// Points of the time series that was written: the largest possible number.
     pub points: u64,
-    /// How long the requests took, nanoseconds.
+    /// Time of the requests, nanoseconds.
     pub took_ns: u64,
-    /// Highest resident memory of the process (`VmHWM`), the program itself included.
+    /// Peak resident memory of the process (`VmHWM`), bytes; includes the program itself.
     pub resident_peak_bytes: u64,
 }
 
-/// Makes `requests` requests of `null:` in this process by one thread that takes every latency, and
-/// writes what it found as a run does, with a time series as long as a run of weeks has it.
+/// Makes `requests` requests to `null:` in this process, with one thread that records every
+/// latency. Then writes the result like a run does, with the longest possible time series.
 ///
 /// # Errors
-/// Whatever the run fails with.
+/// Any error of the run.
 pub fn run_cost(requests: u64) -> Result<RunCost> {
     let mut job = Job::simple("long", Load::default(), Span::default(), Span::from_secs(1));
     job.phases[0].count = Some(requests);
@@ -154,15 +156,15 @@ pub fn run_cost(requests: u64) -> Result<RunCost> {
     Ok(RunCost { requests: latencies.count, nines: latencies.nines(), points, took_ns, resident_peak_bytes })
 }
 
-/// What the hidden command does with its arguments. Returns the JSON to print on standard output.
+/// Runs the hidden command. Returns the JSON to print on standard output.
 ///
 /// # Errors
-/// [`LabError::BadOptions`] for arguments that a [`ChildLauncher`] does not give; whatever the open
-/// fails with.
+/// [`LabError::BadOptions`] for arguments that [`ChildLauncher`] does not pass; any error of the
+/// operation.
 pub fn child_main(args: &[OsString]) -> Result<String> {
     let bad = || LabError::BadOptions {
-        what: "these arguments are not those of a measuring child".into(),
-        hint: "this command is for diskwright's own use".into(),
+        what: "the arguments of the measuring child process are invalid".into(),
+        hint: "this command is for internal use".into(),
     };
     let number = |text: &OsString| text.to_str().and_then(|text| text.parse().ok()).ok_or_else(bad);
     let cost = match args {
@@ -177,12 +179,12 @@ pub fn child_main(args: &[OsString]) -> Result<String> {
         _ => return Err(bad()),
     };
     cost.map_err(|error| LabError::BadOptions {
-        what: format!("the result cannot be written: {error}"),
+        what: format!("the result cannot be serialised: {error}"),
         hint: "please report this".into(),
     })
 }
 
-/// A cache mode in one word, for results and for children.
+/// The name of a cache mode in results and in arguments of child processes.
 pub fn cache_word(cache: CacheMode) -> &'static str {
     match cache {
         CacheMode::Direct => "direct",
@@ -190,7 +192,7 @@ pub fn cache_word(cache: CacheMode) -> &'static str {
     }
 }
 
-/// An engine in one word, for results.
+/// The name of an engine in results.
 pub fn engine_word(engine: EngineKind) -> &'static str {
     match engine {
         EngineKind::Auto => "auto",
@@ -223,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cost_of_an_open_is_told() {
+    fn the_cost_of_an_open_is_reported() {
         let dir = tempfile::tempdir().unwrap();
         let path = create_empty(Container::VhdxDifferencing, dir.path(), 64 << 20).unwrap();
         let args: Vec<OsString> = ["open".into(), path.into(), "1048576".into(), "4096".into(), "page".into()].to_vec();
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cost_of_a_long_run_is_told() {
+    fn the_cost_of_a_long_run_is_reported() {
         let args = ["run", "2000"].map(OsString::from);
         let cost: RunCost = serde_json::from_str(&child_main(&args).unwrap()).unwrap();
         assert_eq!((cost.requests, cost.nines, cost.points), (2000, 2, run::POINTS_MAX as u64));
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_fails_is_told_with_what_it_said() {
+    fn a_child_that_fails_is_reported_with_its_output() {
         let launcher = ChildLauncher {
             program: "/bin/sh".into(),
             args: ["-c", "echo broken >&2; exit 3"].map(Into::into).to_vec(),

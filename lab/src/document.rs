@@ -1,14 +1,14 @@
-//! Results as files: which kind a file holds, and why it cannot be read, each reason in its own
-//! words.
+//! Reads results from files: finds the kind of a file, and gives a reason for each file that cannot
+//! be read.
 //!
 //! ```text
 //!   file ──▶ JSON? ──▶ "schema"? ──▶ known kind? ──▶ version? ──▶ fields? ──▶ sound? ──▶ Document
 //! ```
 //!
-//! A file comes from anywhere, and may be a disk that was named by mistake. Its first 64 KiB must
-//! begin a JSON object with a schema that is known here; only then is the rest read, up to a limit.
-//! What later code adds up or indexes with is checked here once: sums that do not overflow,
-//! histograms that rise, numbers of targets that exist.
+//! A file may come from anywhere, and may be a disk that was named by mistake. Its first 64 KiB
+//! must begin a JSON object with a known schema; only then is the rest read, up to a limit. Values
+//! that later code sums or uses as indices are checked here once: no overflowing sums, histograms
+//! in ascending order, existing targets.
 
 mod read_error;
 
@@ -18,7 +18,7 @@ use crate::{
     acceptance::{self, AcceptanceRecord},
     cells::{Cell, Cells},
     comparison::{COMPARISON_SCHEMA, ComparisonRecord},
-    report::Told,
+    report::ToChapter,
     study::{
         access_paths::{self, AccessPathsResult},
         containers::{self, ContainersResult},
@@ -36,31 +36,31 @@ use serde::{
 };
 use std::{borrow::Cow, fmt, fs::File, io::Read, path::Path};
 
-/// Schema of several results in one file.
+/// Schema of a file with several results.
 pub const BUNDLE_SCHEMA: &str = "diskwright.lab.results/1";
-/// Files longer than this are no results: a run of a week has a tenth of it.
+/// Longer files are refused. A result of a run of a week is a tenth as long.
 const LONGEST_BYTES: u64 = 1 << 30;
-/// How much is read before the file is known to hold a result: our files begin with the schema;
-/// those whose keys another program has sorted have it after their cells or phases.
+/// Bytes in which the schema must be found. Our files begin with it. If another program has sorted
+/// the keys, it follows the cells or phases.
 const BYTES_WITHOUT_SCHEMA: [u64; 2] = [64 << 10, 64 << 20];
 
-/// What each kind of result can do, beside becoming a chapter and a list of cells.
-trait Kind: Cells + Told + DeserializeOwned {
-    /// What every result begins with; `None` of a bench, which has a head of its own.
+/// What a kind of result implements, beside its chapter and its list of cells.
+trait Kind: Cells + ToChapter + DeserializeOwned {
+    /// The head; `None` for an acceptance run, which has other fields.
     fn head(&self) -> Option<&Head>;
 
-    /// When it began, as in `20261120T221749Z`.
+    /// Start of the measurement, as in `20261120T221749Z`.
     fn started_utc(&self) -> &str {
         self.head().map_or("", |head| &head.started_utc)
     }
 
-    /// The first contradiction among its figures.
+    /// Checks its figures; the error names the first contradiction.
     fn check(&self) -> Result<(), String> {
         Ok(())
     }
 }
 
-/// Makes [`Document`] from the table of all kinds.
+/// Makes [`Document`] from the table of kinds.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident($result:ty), $schema:path, $words:literal;)*) => {
         /// A result of any kind.
@@ -74,27 +74,27 @@ macro_rules! kinds {
         const KINDS: &[&str] = &[$($schema,)* BUNDLE_SCHEMA];
 
         impl Document {
-            /// What every result begins with; `None` of a bench, which has a head of its own.
+            /// The head of the result; `None` for an acceptance run, which has other fields.
             pub fn head(&self) -> Option<&Head> {
                 match self { $(Self::$kind(result) => Kind::head(&**result),)* }
             }
 
-            /// When it began, as in `20261120T221749Z`.
+            /// Start of the measurement, as in `20261120T221749Z`.
             pub fn started_utc(&self) -> &str {
                 match self { $(Self::$kind(result) => Kind::started_utc(&**result),)* }
             }
 
-            /// The kind of result, in words.
+            /// The kind of result as a phrase, for example "a sweep".
             pub fn kind(&self) -> &'static str {
                 match self { $(Self::$kind(_) => $words,)* }
             }
 
-            /// The result of the schema `known`, which is one of [`KINDS`].
+            /// Reads a result of the schema `known`, one of [`KINDS`].
             fn read(known: &str, path: &Path, bytes: &[u8]) -> Result<Self, ReadError> {
                 $(if known == $schema {
                     return Ok(Self::$kind(Box::new(checked(path, known, bytes)?)));
                 })*
-                Err(ReadError::NoResult { path: path.to_owned(), found: "it is a bundle in a bundle".into() })
+                Err(ReadError::NoResult { path: path.to_owned(), found: "it is a bundle within a bundle".into() })
             }
         }
 
@@ -104,7 +104,7 @@ macro_rules! kinds {
             }
         }
 
-        impl Told for Document {
+        impl ToChapter for Document {
             fn chapter(&self, id: &str, name: &str) -> Chapter {
                 match self { $(Self::$kind(result) => result.chapter(id, name),)* }
             }
@@ -113,27 +113,27 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Of `lab run` and `diskspd`.
+    /// Result of `lab run` and `diskspd`.
     Run(Run), RUN_SCHEMA, "a run";
-    /// Of `lab sweep`.
+    /// Result of `lab sweep`.
     Sweep(SweepRecord), SWEEP_SCHEMA, "a sweep";
-    /// Of `lab study containers`.
+    /// Result of `lab study containers`.
     Containers(ContainersResult), containers::SCHEMA, "a study of containers";
-    /// Of `lab study queue-depth`.
+    /// Result of `lab study queue-depth`.
     QueueDepth(QueueDepthResult), QUEUE_DEPTH_SCHEMA, "a study of queue depth";
-    /// Of `lab study raw-and-file`.
+    /// Result of `lab study raw-and-file`.
     RawAndFile(RawAndFileResult), raw_and_file::SCHEMA, "a study of device and file";
-    /// Of `lab study zero-payload`.
+    /// Result of `lab study zero-payload`.
     ZeroPayload(ZeroPayloadResult), zero_payload::SCHEMA, "a study of zero payload";
-    /// Of `lab compare`.
+    /// Result of `lab compare`.
     Comparison(ComparisonRecord), COMPARISON_SCHEMA, "a comparison";
-    /// Of `lab study access-paths`.
+    /// Result of `lab study access-paths`.
     AccessPaths(AccessPathsResult), access_paths::SCHEMA, "a study of access paths";
-    /// Of `lab selftest` and `diskwright-bench`.
+    /// Result of `lab selftest` and `diskwright-bench`.
     Acceptance(AcceptanceRecord), acceptance::SCHEMA, "an acceptance run";
 }
 
-/// Results whose figures are checked by their types alone.
+/// Results that need no check beyond their types.
 macro_rules! with_head {
     ($($result:ty),*) => {
         $(impl Kind for $result {
@@ -177,18 +177,18 @@ impl Kind for AcceptanceRecord {
 }
 
 impl Cells for AcceptanceRecord {
-    /// It judges figures of many units and has no cells.
+    /// Empty: an acceptance run has figures of many units and no cells.
     fn cells(&self) -> Cow<'_, [Cell]> {
         Cow::default()
     }
 }
 
-/// Several results, as `lab report --as json` writes them.
+/// Several results in one file, as `lab report --as json` writes them.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct Bundle<'a> {
     /// [`BUNDLE_SCHEMA`].
     pub schema: &'static str,
-    /// Each with its own schema.
+    /// The results, each with its own schema.
     pub results: Vec<&'a Document>,
 }
 
@@ -205,19 +205,19 @@ struct BundleBody {
 /// Reads a file: one result, or a bundle of them.
 ///
 /// # Errors
-/// [`ReadError`], each reason its own.
+/// [`ReadError`].
 pub fn read(path: &Path) -> Result<Vec<Document>, ReadError> {
     let file = File::open(path).map_err(|source| ReadError::File { path: path.to_owned(), source })?;
     parse(path, &whole(path, file)?)
 }
 
-/// All bytes of a result: the rest is read only once the beginning shows that it is one.
+/// Reads a whole file, but stops early if its beginning is not that of a result.
 fn whole(path: &Path, mut from: impl Read) -> Result<Vec<u8>, ReadError> {
     let mut bytes = Vec::new();
     let mut read_up_to = |limit: u64, bytes: &mut Vec<u8>| {
         let more = limit - bytes.len() as u64;
         let read = from.by_ref().take(more).read_to_end(bytes);
-        // Whether this is all of it.
+        // Whether the end of the file was reached.
         read.map(|read| (read as u64) < more).map_err(|source| ReadError::File { path: path.to_owned(), source })
     };
     for limit in BYTES_WITHOUT_SCHEMA {
@@ -234,19 +234,19 @@ fn whole(path: &Path, mut from: impl Read) -> Result<Vec<u8>, ReadError> {
     Err(ReadError::NoResult { path: path.to_owned(), found })
 }
 
-/// The schema of an object of which `bytes` are the beginning; `None` where it may come later.
+/// The schema of an object that begins with `bytes`; `None` if it may come later.
 ///
 /// # Errors
-/// [`ReadError::NotJson`] and [`ReadError::NoResult`], where `bytes` cannot begin such an object.
+/// [`ReadError::NotJson`] and [`ReadError::NoResult`] if `bytes` cannot begin such an object.
 fn schema_at_beginning(path: &Path, bytes: &[u8]) -> Result<Option<String>, ReadError> {
     let mut schema = None;
     let mut deserializer = serde_json::Deserializer::from_slice(bytes);
     let object = serde::Deserializer::deserialize_map(&mut deserializer, SchemaOf(&mut schema));
-    // Behind an object there is nothing.
+    // Nothing may follow the object.
     match object.and_then(|()| deserializer.end()) {
         Err(error) if schema.is_none() && error.is_data() => Err(ReadError::NoResult {
             path: path.to_owned(),
-            found: "it is not an object with a text for \"schema\"".into(),
+            found: "it is not an object whose \"schema\" is a string".into(),
         }),
         Err(error) if schema.is_none() && !error.is_eof() => {
             Err(ReadError::NotJson { path: path.to_owned(), line: error.line(), column: error.column() })
@@ -255,7 +255,7 @@ fn schema_at_beginning(path: &Path, bytes: &[u8]) -> Result<Option<String>, Read
     }
 }
 
-/// Keeps the schema of an object even if the object then breaks off.
+/// Stores the schema of an object, also if the object is incomplete.
 struct SchemaOf<'a>(&'a mut Option<String>);
 
 impl<'de> Visitor<'de> for SchemaOf<'_> {
@@ -277,7 +277,7 @@ impl<'de> Visitor<'de> for SchemaOf<'_> {
     }
 }
 
-/// The same for bytes; `path` is for messages.
+/// Reads results from bytes; `path` is for messages.
 ///
 /// # Errors
 /// As [`read`].
@@ -300,12 +300,12 @@ fn schema_of(path: &Path, bytes: &[u8]) -> Result<String, ReadError> {
     let no_result = |found: String| ReadError::NoResult { path: path(), found };
     match serde_json::from_slice::<AnySchema>(bytes) {
         Ok(AnySchema { schema: Some(serde_json::Value::String(schema)) }) => Ok(schema),
-        Ok(AnySchema { schema: Some(_) }) => Err(no_result("its \"schema\" is no text".into())),
+        Ok(AnySchema { schema: Some(_) }) => Err(no_result("its \"schema\" is not a string".into())),
         Ok(AnySchema { schema: None }) => Err(no_result("it has no \"schema\"".into())),
         Err(error) if error.is_eof() && !bytes.trim_ascii().is_empty() => {
             Err(ReadError::CutOff { path: path(), line: error.line() })
         }
-        // An array is taken for a structure's fields, and is one too many or too few.
+        // serde reads an array as the fields of the structure.
         Err(_) if serde_json::from_slice::<IgnoredAny>(bytes).is_ok() => {
             Err(no_result("it is not an object with a \"schema\"".into()))
         }
@@ -313,10 +313,10 @@ fn schema_of(path: &Path, bytes: &[u8]) -> Result<String, ReadError> {
     }
 }
 
-/// Reads a file that is to hold one result.
+/// Reads a file that must hold one result.
 ///
 /// # Errors
-/// As [`read`]; [`ReadError::Several`] for a bundle of several.
+/// As [`read`]; [`ReadError::Several`] for a bundle with several.
 pub fn read_one(path: &Path) -> Result<Document, ReadError> {
     let mut documents = read(path)?;
     match (documents.pop(), documents.len()) {
@@ -337,7 +337,7 @@ fn checked<T: Kind>(path: &Path, schema: &str, bytes: &[u8]) -> Result<T, ReadEr
     }
 }
 
-/// The schema of ours that `found` is.
+/// The known schema that equals `found`.
 fn known(path: &Path, found: &str) -> Result<&'static str, ReadError> {
     let parts = |schema: &str| {
         let (kind, version) = schema.rsplit_once('/')?;
@@ -367,19 +367,18 @@ fn fields<T: DeserializeOwned>(path: &Path, schema: &str, bytes: &[u8]) -> Resul
     })
 }
 
-/// Checks that every comparison is of a side in the list.
+/// Checks that every comparison refers to an existing side.
 fn check_comparison(record: &ComparisonRecord) -> Result<(), String> {
     let all = record.overall.iter().chain(&record.comparisons);
     match all.into_iter().find(|comparison| comparison.side == 0 || comparison.side >= record.sides.len()) {
-        Some(comparison) => Err(format!("a comparison is of side {}, which is not in the list", comparison.side)),
+        Some(comparison) => Err(format!("a comparison refers to side {}, which does not exist", comparison.side)),
         None => Ok(()),
     }
 }
 
-/// Checks the numbers that later code adds up and indexes with.
+/// Checks the numbers that later code sums or uses as indices.
 pub(crate) fn check_run(run: &Run) -> Result<(), String> {
-    // What is added up stays far below 2^63 in any run that ever was; a sum that does not is no
-    // measurement.
+    // Sums of any real run stay far below 2^62.
     let mut sum = 0_u64;
     let mut add = |value: u64| {
         sum = sum.checked_add(value).filter(|sum| *sum < 1 << 62)?;
@@ -388,15 +387,15 @@ pub(crate) fn check_run(run: &Run) -> Result<(), String> {
     for phase in &run.phases {
         let place = |what: &str| format!("phase \"{}\": {what}", phase.name);
         if phase.threads.iter().any(|thread| thread.target as usize >= run.targets.len()) {
-            return Err(place("a thread ran on a target that is not in the list"));
+            return Err(place("a thread refers to a target that does not exist"));
         }
         for thread in &phase.threads {
             for direction in [&thread.reads, &thread.writes, &thread.flushes] {
                 let counts = [direction.ios, direction.bytes, direction.errors];
-                counts.into_iter().try_for_each(&mut add).ok_or_else(|| place("its counts do not add up"))?;
+                counts.into_iter().try_for_each(&mut add).ok_or_else(|| place("the sum of its counts is too large"))?;
                 for latencies in std::iter::once(&direction.service).chain(&direction.response) {
                     check_latencies(latencies).map_err(&place)?;
-                    add(latencies.count).ok_or_else(|| place("its counts do not add up"))?;
+                    add(latencies.count).ok_or_else(|| place("the sum of its counts is too large"))?;
                 }
             }
         }
@@ -405,7 +404,7 @@ pub(crate) fn check_run(run: &Run) -> Result<(), String> {
                 [core.user_ns, core.system_ns, core.irq_ns, core.iowait_ns, core.idle_ns, core.stolen_ns]
             });
         let process = [phase.cpu.process_user_ns, phase.cpu.process_system_ns, phase.window_ns, phase.window_start_ns];
-        cores.chain(process).try_for_each(&mut add).ok_or_else(|| place("its times do not add up"))?;
+        cores.chain(process).try_for_each(&mut add).ok_or_else(|| place("the sum of its times is too large"))?;
         for point in &phase.series {
             let counts = [point.start_ns, point.read_ios, point.write_ios, point.read_bytes, point.write_bytes];
             let mut total = 0_u64;
@@ -414,7 +413,7 @@ pub(crate) fn check_run(run: &Run) -> Result<(), String> {
                 total < 1 << 62
             });
             if !fits {
-                return Err(place("a step of its time series does not add up"));
+                return Err(place("the values of its time series are too large"));
             }
         }
     }
@@ -424,13 +423,13 @@ pub(crate) fn check_run(run: &Run) -> Result<(), String> {
 fn check_latencies(latencies: &LatencyRecord) -> Result<(), &'static str> {
     let mut sum = 0_u64;
     for (_, count) in &latencies.buckets {
-        sum = sum.checked_add(*count).ok_or("a histogram's counts do not add up")?;
+        sum = sum.checked_add(*count).ok_or("the sum of a histogram's counts is too large")?;
     }
     if !latencies.buckets.is_empty() && sum != latencies.count {
-        return Err("a histogram holds another number of requests than it says");
+        return Err("a histogram's counts differ from its number of requests");
     }
     if latencies.buckets.windows(2).any(|pair| pair[0].0 >= pair[1].0) {
-        return Err("a histogram's buckets do not rise");
+        return Err("a histogram's buckets are not in ascending order");
     }
     Ok(())
 }
@@ -484,8 +483,8 @@ mod tests {
         assert!(message("").contains("is not JSON"));
         assert!(message("{\"schema\": \"diskwright.lab.run/2\", ").contains("ends in the middle of line 1"));
         assert!(message("{\"a\": 1}").contains("it has no \"schema\""));
-        assert!(message("[1, 2]").contains("no result of the lab"));
-        assert!(message("{\"schema\": 7}").contains("its \"schema\" is no text"));
+        assert!(message("[1, 2]").contains("not a result of the lab"));
+        assert!(message("{\"schema\": 7}").contains("its \"schema\" is not a string"));
         assert!(message("{\"schema\": \"fio/3\"}").contains("its schema is \"fio/3\""));
         let newer = message("{\"schema\": \"diskwright.lab.run/3\", \"future\": true}");
         assert!(
@@ -494,14 +493,14 @@ mod tests {
         );
         let older = message("{\"schema\": \"diskwright.lab.sweep/1\", \"past\": true}");
         assert!(older.contains("older Diskwright: its schema is diskwright.lab.sweep/1"), "{older}");
-        assert!(older.contains("reads diskwright.lab.sweep/2 only; measure again"), "{older}");
+        assert!(older.contains("reads only diskwright.lab.sweep/2; measure again"), "{older}");
         let damaged = message("{\"schema\": \"diskwright.lab.run/2\", \"took_ns\": \"soon\"}");
         assert!(damaged.contains("it is damaged") && damaged.contains("column"), "{damaged}");
         let missing = read(Path::new("/nonexistent/r.json")).unwrap_err().to_string();
         assert!(missing.starts_with("cannot read the result /nonexistent/r.json"), "{missing}");
     }
 
-    /// A reader that counts what is read of it.
+    /// A reader that counts the bytes read from it.
     struct Counting<R>(R, u64);
 
     impl<R: Read> Read for Counting<R> {
@@ -513,27 +512,26 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_given_for_a_result_is_hardly_read() {
+    fn a_disk_given_as_a_result_is_read_only_at_its_start() {
         let refused = |begins: &str, filled_with: u8| {
             let disk = begins.as_bytes().chain(io::repeat(filled_with).take(2 << 30));
             let mut counting = Counting(disk, 0);
             let error = whole(Path::new("big.raw"), &mut counting).unwrap_err().to_string();
             (error, counting.1)
         };
-        // A disk of zeros, one with a boot sector, text, another program's JSON, and an object that
-        // breaks off.
+        // A disk of zeros, one with a boot sector, text, other JSON, and an incomplete object.
         for (begins, words) in [
             ("", "big.raw is not JSON (line 1, column 1)"),
             ("\u{eb}X", "is not JSON (line 1, column 1)"),
-            ("[1, 2, 3, ", "it is not an object with"),
+            ("[1, 2, 3, ", "it is not an object whose"),
             ("{\"schema\": \"fio/3\", ", "its schema is \"fio/3\""),
             ("{\"jobs\": 1}", "is not JSON (line 1, column 12)"),
-            ("{\"schema\": 7, ", "it is not an object with a text"),
+            ("{\"schema\": 7, ", "it is not an object whose"),
         ] {
             let (error, read) = refused(begins, 0);
             assert!(error.contains(words) && read == 64 << 10, "{begins}: {error}, {read} bytes read");
         }
-        // An object without end, all of it spaces.
+        // An object of spaces without an end.
         let (error, read) = refused("{", b' ');
         assert!(error.contains("no \"schema\" in its first 64 MiB") && read == 64 << 20, "{error}, {read} bytes read");
     }
@@ -545,7 +543,7 @@ mod tests {
         run.phases.resize(400, phase);
         let document = Document::Run(Box::new(run));
         let first = serde_json::to_string(&document).unwrap();
-        // Keys in the order of the alphabet: "schema" comes after "phases".
+        // Keys in alphabetical order: "schema" comes after "phases".
         let sorted = serde_json::to_value(&document).unwrap().to_string();
         for json in [first, sorted] {
             assert!(json.len() > 256 << 10, "{} bytes are no test", json.len());
@@ -559,16 +557,16 @@ mod tests {
         let mut cases: Vec<(&str, Run)> = Vec::new();
         let mut run = example::run();
         run.phases[0].threads[0].target = 9;
-        cases.push(("target that is not in the list", run));
+        cases.push(("target that does not exist", run));
         let mut run = example::run();
         run.phases[0].threads[0].reads.ios = u64::MAX;
-        cases.push(("do not add up", run));
+        cases.push(("the sum of its counts is too large", run));
         let mut run = example::run();
         run.phases[0].threads[0].reads.service.buckets[0].1 += 1;
-        cases.push(("another number of requests", run));
+        cases.push(("counts differ from its number of requests", run));
         let mut run = example::run();
         run.phases[0].threads[0].reads.service.buckets.swap(0, 1);
-        cases.push(("do not rise", run));
+        cases.push(("not in ascending order", run));
         for (words, run) in cases {
             let text = message(&serde_json::to_string(&run).unwrap());
             assert!(text.contains(words), "{words}: {text}");

@@ -1,4 +1,4 @@
-//! What can go wrong in the lab, told so that a user can act on it.
+//! Errors of the lab, as sentences that say what to do.
 
 use crate::document::ReadError;
 use diskwright_disk::DiskError;
@@ -6,13 +6,13 @@ use diskwright_load::{LoadError, error::verb};
 use diskwright_store::{OpenError, Operation};
 use std::{io, path::PathBuf};
 
-/// Result of a lab operation.
+/// Result of an operation of the lab.
 pub type Result<T, E = LabError> = std::result::Result<T, E>;
 
-/// Why a measurement could not be made.
+/// Why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// A job cannot be run, or its targets do not suit it.
+    /// A job cannot be run, or does not fit its targets.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// A virtual disk could not be created, opened or closed.
@@ -21,27 +21,27 @@ pub enum LabError {
     /// A raw file or device could not be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// A file or folder.
+    /// An operation on a file or folder failed.
     #[error("cannot {doing} {}: {source}{}", path.display(), hint_for(source))]
     File {
-        /// As in "create the scratch folder".
+        /// The failed operation, for example "create the scratch folder".
         doing: &'static str,
-        /// Which one.
+        /// The file or folder.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// Requests failed while they were measured. What was measured until then is not reported, for
-    /// an average over a failing device means nothing.
-    #[error("{first} ({errors} failed in all); the measurement is void: look at the device below")]
+    /// Requests failed while they were measured. The figures so far are not returned, because those
+    /// of a failing device are meaningless.
+    #[error("{first} ({errors} requests failed); the measurement is void: check the device")]
     Void {
         /// The first failure, with target, offset and length.
         first: String,
         /// Number of requests that failed.
         errors: u64,
     },
-    /// One request failed while a target was prepared.
-    #[error("{target}: the {} of {len_bytes} bytes at offset {offset_bytes} failed after {completed} good requests: {source}; the run is void", verb(*operation))]
+    /// A request failed while a target was prepared.
+    #[error("{target}: the {} of {len_bytes} bytes at offset {offset_bytes} failed after {completed} successful requests: {source}; the run is void", verb(*operation))]
     Request {
         /// The target.
         target: String,
@@ -53,12 +53,12 @@ pub enum LabError {
         len_bytes: u64,
         /// Requests that had succeeded before.
         completed: u64,
-        /// What the device said.
+        /// Error of the device.
         source: io::Error,
     },
-    /// A target returned other bytes than were written to it.
+    /// A target did not return the bytes that were written to it.
     #[error(
-        "{target}: the byte at offset {offset_bytes} is not the one that was written there; do not trust this disk, and please report this with the output of `diskwright check`"
+        "{target}: the byte at offset {offset_bytes} differs from the one that was written; do not use this disk, and please report this with the output of `diskwright check`"
     )]
     WrongData {
         /// The target.
@@ -66,19 +66,19 @@ pub enum LabError {
         /// First byte that differs.
         offset_bytes: u64,
     },
-    /// A target is not allocated as its preparation should have left it.
+    /// A target is not fully allocated after it was filled.
     #[error(
-        "{target}: {found_bytes} of its {size_bytes} bytes are data, but it was filled completely; a measurement would tell of metadata, not of storage"
+        "{target}: only {found_bytes} of its {size_bytes} bytes are allocated, although it was filled; reads of the rest would measure metadata, not storage"
     )]
     NotPopulated {
         /// The target.
         target: String,
-        /// Bytes that its extents call data.
+        /// Bytes that are allocated.
         found_bytes: u64,
-        /// Its size.
+        /// Its size, bytes.
         size_bytes: u64,
     },
-    /// The scratch folder's file system is too small.
+    /// The file system of the scratch folder has too little free space.
     #[error("{}: {what} needs {needed_bytes} bytes, but only {free_bytes} are free; use another folder or smaller disks", dir.display())]
     NoSpace {
         /// The folder.
@@ -90,19 +90,19 @@ pub enum LabError {
         /// Bytes that are free.
         free_bytes: u64,
     },
-    /// A target that is to be written is in use: mounted, or open in another program.
+    /// A target that the job writes is in use: mounted, or used by another device.
     #[error(
-        "{target} would be written, but it is in use: {users}; end that use first (`PrepareOptions::destroy_data` does not change this)"
+        "{target} is in use and must not be written: {users}; end this use first (`PrepareOptions::destroy_data` does not override this)"
     )]
     InUse {
         /// The target.
         target: String,
-        /// The users, as in "/dev/vdb1 is mounted at /home".
+        /// The users, for example "/dev/vdb1 is mounted at /home".
         users: String,
     },
-    /// A target that is to be written holds data.
+    /// A target that the job writes holds data.
     #[error(
-        "{target} would be overwritten, but it holds {what}; use `PrepareOptions::destroy_data` if that may be lost, or another target"
+        "{target} would be overwritten, but holds {what}; use `PrepareOptions::destroy_data` if these data may be lost, or use another target"
     )]
     HoldsData {
         /// The target.
@@ -110,22 +110,22 @@ pub enum LabError {
         /// What was found, and where.
         what: String,
     },
-    /// There is no room to fill a target.
-    #[error("{target}: {needed_bytes} bytes of it have no space yet, but on {} only {free_bytes} are free; make room there, or use a smaller working set", dir.display())]
+    /// There is too little free space to fill a target.
+    #[error("{target}: {needed_bytes} bytes are not allocated yet, but {} has only {free_bytes} bytes free; free some space, or use a smaller working set", dir.display())]
     NoSpaceToFill {
         /// The target.
         target: String,
-        /// Bytes of it that have no space yet.
+        /// Bytes of it that are not allocated.
         needed_bytes: u64,
-        /// The folder in which it lies.
+        /// The folder of the target.
         dir: PathBuf,
-        /// Bytes that are free there.
+        /// Bytes that are free on the folder's file system.
         free_bytes: u64,
     },
-    /// A result that was saved cannot be used.
+    /// A saved result cannot be used.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// Options that cannot be.
+    /// Invalid options.
     #[error("{what}; {hint}")]
     BadOptions {
         /// What is wrong.
@@ -138,18 +138,18 @@ pub enum LabError {
     Program {
         /// The command line.
         command: String,
-        /// How it ended.
+        /// Its exit status, or why it was ended.
         status: String,
-        /// The last of what it said.
+        /// The end of its output.
         output: String,
     },
-    /// The user, or a signal, stopped it.
-    #[error("stopped before it was done; the scratch files are removed")]
+    /// The user or a signal stopped the operation.
+    #[error("stopped before the end; the scratch files are removed")]
     Stopped,
 }
 
 impl LabError {
-    /// For `map_err` around a file operation.
+    /// Makes the conversion of an `io::Error` for `map_err`.
     pub fn file(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
         move |source| Self::File { doing, path, source }

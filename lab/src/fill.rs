@@ -1,15 +1,15 @@
-//! Fills a target through its block queue, verifies that it reads back the same bytes, and finds
-//! the data in it.
+//! Fills a target through its block queue, verifies that the same bytes are read back, and searches
+//! a target for data.
 //!
 //! ```text
 //!   fill     free buffer ─ contents of the offset ─▶ push write ─▶ reap ─▶ ... ─▶ flush
 //!   verify   free buffer ─▶ push read ─▶ reap ─▶ compare with the contents of (seed, offset)
-//!   find     free buffer ─▶ push read ─▶ reap ─▶ look for a byte that is not 0
+//!   find     free buffer ─▶ push read ─▶ reap ─▶ search for a byte that is not 0
 //! ```
 //!
-//! Each keeps sixteen requests of 1 MiB in flight. Verifying therefore also tests the queue: it
-//! finds parts of requests that went to a wrong buffer or a wrong offset. Ranges are processed in
-//! the order given, and no request crosses the end of a range.
+//! Each pass keeps sixteen requests of 1 MiB in flight. So verifying also tests the queue: it
+//! detects parts of requests that used a wrong buffer or a wrong offset. Ranges are processed in
+//! the given order, and no request crosses the end of a range.
 
 use crate::{LabError, Result};
 use diskwright_load::LoadError;
@@ -21,28 +21,28 @@ use std::{io, ops::Range, slice};
 
 /// Requests in flight.
 pub const DEPTH: usize = 16;
-/// Bytes of a request.
+/// Bytes per request.
 pub const PIECE_BYTES: usize = 1 << 20;
-/// Extents are asked for by windows of this, so that a shredded disk of any size takes little
-/// memory.
+/// Extents are listed in windows of this length. This bounds the memory for a fragmented disk.
 const EXTENT_WINDOW_BYTES: u64 = 1 << 30;
 
-/// Called after each request with the number of bytes done so far; an error stops the work.
+/// Called with the number of bytes done so far, whenever requests complete. An error ends the pass.
 pub type Tick<'a> = dyn FnMut(u64) -> Result<()> + 'a;
 
-/// Makes what belongs at an offset (a multiple of 4096 unless the range's start is none).
+/// Makes the contents for an offset. Offsets are multiples of 4096, if the starts of the ranges
+/// are.
 pub type Make<'a> = dyn FnMut(u64, &mut [u8]) + 'a;
 
-/// Writes the contents of `seed` all over `device`, and flushes.
+/// Writes the contents of `seed` to all of `device`, and flushes.
 ///
 /// # Errors
-/// [`LoadError::Queue`] and [`LabError::Request`] when the device fails; whatever `tick` returns.
+/// [`LoadError::Queue`] and [`LabError::Request`] if the device fails; any error of `tick`.
 pub fn fill(name: &str, device: &dyn BlockDevice, seed: u64, engine: EngineKind, tick: &mut Tick<'_>) -> Result<()> {
     fill_front(name, device, u64::MAX, seed, engine, tick)
 }
 
-/// Writes the contents of `seed` over the first `len_bytes` of `device`, or over all of a smaller
-/// one, and flushes.
+/// Writes the contents of `seed` to the first `len_bytes` of `device`, or to all of a smaller
+/// device, and flushes.
 ///
 /// # Errors
 /// As [`fill`].
@@ -58,7 +58,7 @@ pub fn fill_front(
     fill_ranges(name, device, slice::from_ref(&front), engine, &mut |offset, buf| data::fill(seed, offset, buf), tick)
 }
 
-/// Writes what `make` makes over `ranges`, and flushes.
+/// Writes the contents of `make` to `ranges`, and flushes.
 ///
 /// # Errors
 /// As [`fill`].
@@ -78,14 +78,14 @@ pub fn fill_ranges(
 /// Reads all of `device` and compares it with the contents of `seed`.
 ///
 /// # Errors
-/// [`LabError::WrongData`] with the first byte found to differ; else as [`fill`].
+/// [`LabError::WrongData`] with the first difference that was found; else as [`fill`].
 pub fn verify(name: &str, device: &dyn BlockDevice, seed: u64, engine: EngineKind, tick: &mut Tick<'_>) -> Result<()> {
     let all = 0..device.geometry().size_bytes;
     Pass::new(name, device, engine)?.run(slice::from_ref(&all), &mut Action::Compare(seed), tick)
 }
 
-/// Reads `ranges` until a byte that is not 0 is found. Returns about the first such offset: none of
-/// the pieces before the one that it lies in has any.
+/// Reads `ranges` until a byte that is not 0 is found. Returns the lowest such offset among the
+/// requests that were read: the first one, if the ranges are ascending.
 ///
 /// # Errors
 /// As [`fill`].
@@ -101,16 +101,17 @@ pub fn find_data(
     Ok(found)
 }
 
-/// Checks that every byte of `device` is data of its top layer, or of any layer with `any_layer`.
+/// Checks that every byte of `device` is allocated in its top layer, or in any layer with
+/// `any_layer`.
 ///
 /// # Errors
-/// [`LabError::NotPopulated`]; [`LoadError::Queue`] when the device cannot tell.
+/// [`LabError::NotPopulated`]; [`LoadError::Queue`] if extents cannot be reported.
 pub fn check_populated(name: &str, device: &dyn BlockDevice, any_layer: bool) -> Result<()> {
     let all = 0..device.geometry().size_bytes;
     check_populated_ranges(name, device, slice::from_ref(&all), any_layer)
 }
 
-/// Checks the same of `ranges`.
+/// Like [`check_populated`], for `ranges`.
 ///
 /// # Errors
 /// As [`check_populated`].
@@ -134,10 +135,10 @@ pub fn check_populated_ranges(
     Err(LabError::NotPopulated { target: name.to_owned(), found_bytes, size_bytes })
 }
 
-/// Tells `each` the extents of `ranges`.
+/// Calls `each` for the extents of `ranges`, in order.
 ///
 /// # Errors
-/// [`LoadError::Queue`] when the device cannot tell.
+/// [`LoadError::Queue`] if extents cannot be reported.
 pub fn for_extents(
     name: &str,
     device: &dyn BlockDevice,
@@ -174,7 +175,7 @@ struct Pass<'a> {
     name: &'a str,
     queue: Box<dyn BlockQueue>,
     free: Vec<(usize, IoBuf)>,
-    /// Of each slot, which is the tag of its request: where its piece begins, and how long it is.
+    /// Offset and length of each slot's piece. A slot's number is the tag of its request.
     pieces: [(u64, usize); DEPTH],
     done: Vec<Completion>,
     completed: u64,
@@ -228,7 +229,7 @@ impl<'a> Pass<'a> {
             }
             self.done = done;
             if matches!(action, Action::FindData(Some(_))) {
-                // What is in flight may lie before it; nothing more is asked for.
+                // Pieces in flight may be before the found byte. No further pieces are requested.
                 left = [].iter().cloned();
                 range = 0..0;
             }
@@ -236,7 +237,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Takes a completed piece. Returns its length.
+    /// Handles a completed piece. Returns its length.
     fn finish(&mut self, completion: Completion, action: &mut Action<'_, '_>) -> Result<u64> {
         let slot = completion.tag as usize;
         let (offset_bytes, len) = self.pieces[slot];
@@ -290,8 +291,8 @@ impl<'a> Pass<'a> {
     }
 }
 
-/// Where the first byte above 0 is. Whole words first: most of what is searched is zeros, or has
-/// one at its very front.
+/// Index of the first byte that is not 0. Compares 64 bytes at a time, because most searched bytes
+/// are zeros.
 fn first_byte(buf: &[u8]) -> Option<usize> {
     let (words, _) = buf.as_chunks::<64>();
     let start = words.iter().position(|word| *word != [0; 64]).map_or(words.len() * 64, |index| index * 64);
@@ -314,15 +315,15 @@ mod tests {
 
     #[test]
     fn what_was_filled_verifies_and_one_wrong_byte_is_found() {
-        // Not a whole number of pieces, so that the last one is short.
+        // Not a whole number of pieces, so the last piece is short.
         let (_dir, device) = raw(5 * PIECE_BYTES as u64 + 12_288);
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         fill("disk", &device, 3, EngineKind::Auto, &mut |done| {
-            told.push(done);
+            reported.push(done);
             Ok(())
         })
         .unwrap();
-        assert_eq!(told.last(), Some(&device.geometry().size_bytes));
+        assert_eq!(reported.last(), Some(&device.geometry().size_bytes));
         verify("disk", &device, 3, EngineKind::Auto, &mut |_| Ok(())).unwrap();
         check_populated("disk", &device, false).unwrap();
 
@@ -369,7 +370,7 @@ mod tests {
         assert!(matches!(error, LabError::NotPopulated { found_bytes, .. } if found_bytes == asked as u64), "{error}");
         let find =
             |ranges: &[Range<u64>]| find_data("disk", &device, ranges, EngineKind::Auto, &mut |_| Ok(())).unwrap();
-        // Whatever the contents are, one of the first bytes is not 0.
+        // One of the first bytes is not 0, whatever the contents are.
         let (all, end) = (0..8 << 20, 6 << 20..8 << 20);
         assert!(
             find(slice::from_ref(&all)).is_some_and(|at| at.abs_diff(1 << 20) < 8),

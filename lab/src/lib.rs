@@ -12,24 +12,25 @@
 //!            └──▶ export/ (CSV, JSON)
 //! ```
 //!
-//! | file | room |
+//! | file | contents |
 //! |---|---|
 //! | `open.rs`, `backing.rs` | opens targets; the image or server behind a device |
-//! | `prepare.rs`, `inspect/`, `fill.rs` | may a target be written, what it holds; filling it |
-//! | `targets.rs`, `chain.rs`, `child.rs` | the containers; chains; opening in a fresh process |
-//! | `peer.rs`, `server.rs`, `traffic.rs` | other programs; servers; bytes that reached storage |
-//! | `rounds.rs` | the loop in which cells are measured by turns: order, seeds, stop |
-//! | `cells.rs`, `ratio.rs` | what was measured; medians, and ratios within rounds |
+//! | `prepare.rs`, `inspect/`, `fill.rs` | prepares targets; checks before writing; fills them |
+//! | `targets.rs`, `chain.rs`, `child.rs` | containers; chains; one operation in a fresh process |
+//! | `peer.rs`, `server.rs`, `traffic.rs` | other programs; servers; bytes moved by the kernel |
+//! | `rounds.rs` | the loop of interleaved rounds: order, seeds, stop |
+//! | `cells.rs`, `ratio.rs` | measured figures; medians; ratios within rounds |
 //! | `measure.rs` | one workload on several targets |
-//! | `sweep/`, `comparison/` | a workload over a range of loads; A against B |
-//! | `study/`, `paper.rs` | the papers' experiments; the papers' own figures |
-//! | `acceptance/`, `selftest/` | figures against promises; the load generator against fio |
-//! | `document.rs`, `output.rs` | results as files; which file may be written, and how |
-//! | `report/`, `export/` | a chapter for each kind of result; CSV and JSON |
+//! | `sweep/`, `comparison/` | a workload over a range of loads; A/B comparison |
+//! | `study/`, `paper.rs` | experiments of papers; figures of the VHD paper |
+//! | `acceptance/`, `selftest/` | figures compared to promised limits; the load generator itself |
+//! | `document.rs`, `output.rs` | results read from files; which file may be written, and how |
+//! | `report/`, `export/` | a chapter for each kind of result; CSV, JSON, Markdown |
 //!
-//! Three rules hold everywhere. A target is compared with its base *within a round*. A target is
-//! measured only after it was filled, read back and found to be allocated. A result names what
-//! could not be measured, and has a warning for each circumstance that makes a figure doubtful.
+//! Three rules hold everywhere. A target is compared with its base *within a round*. Before a
+//! target is measured, its allocation is checked, and targets of the user that are not fully
+//! allocated give a warning. A result names what could not be measured, and has a warning for each
+//! reason to doubt a figure.
 //!
 //! # Running a study
 //!
@@ -48,8 +49,8 @@
 //!     launcher: Some(ChildLauncher::current_exe(["measuring-child"])?),
 //!     ..ContainersOptions::default()
 //! };
-//! // Called between windows, never while one is measured. `false` stops the study: it keeps the
-//! // whole rounds that there are, or ends with `LabError::Stopped` where there is none.
+//! // Called between windows. Returning `false` stops the study: it returns its whole rounds, or
+//! // `LabError::Stopped` if there is none.
 //! let mut progress = |step: Step<'_>| {
 //!     eprintln!("{} {}/{} {}", step.phase, step.done, step.total, step.message);
 //!     true

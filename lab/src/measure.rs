@@ -1,13 +1,13 @@
-//! One workload on several targets, round by round.
+//! Measures one workload on several targets in interleaved rounds.
 //!
 //! ```text
 //!   workload, plan ──▶ job of a round (rounds.rs: seed) ──▶ window on a target
 //!                                                               └─▶ figures of the round ──▶ Cell
 //! ```
 //!
-//! A target is compared with the base *within* each round. A slower processor, a throttled cloud
-//! disk or load of other programs affects all targets of a round alike, so it changes the figures
-//! but not the ratio.
+//! A target is compared with the base *within* each round. A slower CPU, a throttled cloud disk or
+//! the load of other programs affects all targets of a round alike, so it changes the figures but
+//! not the ratio.
 
 pub use crate::{ratio::Ratio, rounds::Steps};
 
@@ -27,10 +27,10 @@ use diskwright_load::{
 use diskwright_store::EngineKind;
 use std::{slice, time::Duration};
 
-/// Rounds, times and seed with which the cells of a workload are measured.
+/// Rounds, times and seed to measure the cells of a workload.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// How often each target is measured.
+    /// Rounds of each target.
     pub rounds: usize,
     /// Length of the warm-up before each window.
     pub warm_up: Duration,
@@ -38,12 +38,12 @@ pub struct Plan {
     pub measured: Duration,
     /// How I/O is submitted.
     pub engine: EngineKind,
-    /// Seed of orders and offsets.
+    /// Seed of the order of cells and of offsets.
     pub seed: u64,
 }
 
 impl Plan {
-    /// The same plan with cells that last `cell` in all: a sixth, and at most a second, to warm up.
+    /// The plan with cells of this length. A sixth of a cell is warm-up, at most a second.
     pub fn with_cell(self, cell: Duration) -> Self {
         let warm_up = (cell / 6).min(Duration::from_secs(1));
         Self { warm_up, measured: cell.saturating_sub(warm_up), ..self }
@@ -60,11 +60,11 @@ impl Plan {
     }
 }
 
-/// Carries out a job of one phase on one target, and nothing less than all of it.
+/// Measures a job of one phase on one target, to its end.
 ///
 /// # Errors
-/// [`LabError::Void`] when a request failed, for an average over a failing target means nothing;
-/// [`LabError::Stopped`] when `watch` has ended it; what [`run::run`] says.
+/// [`LabError::Void`] if a request failed, because the figures of a failing target are meaningless;
+/// [`LabError::Stopped`] if `watch` ended it; errors of [`run::run`].
 pub fn window(job: &Job, target: &OpenTarget, options: &RunOptions, watch: &dyn Watch) -> Result<PhaseRecord> {
     let (phase, end) = run::phase(job, 0, slice::from_ref(target), options, watch)?;
     match end {
@@ -74,14 +74,14 @@ pub fn window(job: &Job, target: &OpenTarget, options: &RunOptions, watch: &dyn 
     }
 }
 
-/// What has to be done before each window on the target with this number.
+/// Called before each window with the index of the target.
 pub type Before<'a> = dyn FnMut(usize) -> Result<()> + 'a;
 
-/// Measures `workload` on each of `targets`, interleaved, after `before`. The result has one list
-/// for each target, one round after the other.
+/// Measures `workload` on each of `targets` in interleaved rounds, and calls `before` before each
+/// window. Returns the rounds of each target.
 ///
 /// # Errors
-/// As [`window`]; [`LabError::Stopped`] when not all rounds are whole.
+/// As [`window`]; [`LabError::Stopped`] if not all rounds were measured.
 pub fn interleaved(
     targets: &[OpenTarget],
     workload: &Workload,
@@ -93,7 +93,7 @@ pub fn interleaved(
     done.or_stopped().map(|()| all)
 }
 
-/// The whole rounds that there are, and how far they have come.
+/// Measures until the end or a stop. Returns the whole rounds of each target.
 fn whole_rounds(
     targets: &[OpenTarget],
     workload: &Workload,
@@ -120,11 +120,11 @@ fn whole_rounds(
     Ok((all, done))
 }
 
-/// Measures `workload` on each of `targets`, interleaved, and adds a cell of `part` for each to
-/// `found`. When the user stops it, the cells have the whole rounds that there are.
+/// Measures `workload` on each of `targets` in interleaved rounds, and adds a cell of `part` per
+/// target to `found`. If the user stops it, the cells have the whole rounds.
 ///
 /// # Errors
-/// As [`window`]; [`LabError::Stopped`] when not all rounds are whole.
+/// As [`window`]; [`LabError::Stopped`] if not all rounds were measured.
 pub fn compare(
     part: &str,
     targets: &[OpenTarget],
@@ -181,7 +181,7 @@ mod tests {
             true
         };
         let mut steps = Steps { progress: &mut progress, phase: "measure", done: 5, total: 17 };
-        // Long enough that a busy machine lets each of them do something.
+        // Long enough that each completes requests on a busy machine.
         let plan = Plan { measured: Duration::from_millis(100), ..plan(4) };
         let mut cells = Vec::new();
         compare("main", &targets, &random_read(), &plan, &mut steps, &mut cells).unwrap();

@@ -1,11 +1,11 @@
-//! Opening what a user named: an image by the engine, a raw file, a block device, an export of an
-//! NBD server, or `null:`.
+//! Opens the targets that a user names: images, raw files, block devices, exports of NBD servers,
+//! and `null:`.
 //!
-//! A file is a raw disk, a VHD or a VHDX by the rules of `diskwright_image::probe`: name and
-//! contents must agree, or the user says the format. VHD and VHDX are opened as virtual disks, with
-//! their parents, and a raw disk in several files as one disk. A block device is always raw: what
-//! lies on it may look like an image and not be meant as one. So is an export; its server has
-//! opened the image already.
+//! `diskwright_image::probe` decides whether a file is raw, VHD or VHDX: its name and contents must
+//! agree, or the user gives the format. VHD and VHDX are opened as virtual disks with their
+//! parents, and a raw disk in several files as one disk. A block device is always raw, because its
+//! contents may look like an image by accident. An export is raw too, because its server has
+//! already opened the image.
 
 use crate::{
     LabError, Result, backing,
@@ -22,7 +22,7 @@ use diskwright_stats::numbers::short_size;
 use diskwright_store::{BlockDevice, CacheMode, FileStore, Files, LockMode, RawDevice, Store};
 use std::{error::Error, path::Path, sync::Arc};
 
-/// Size of a `null:` target that names none.
+/// Size of a `null:` target without a size.
 const NULL_BYTES: u64 = 1 << 40;
 
 /// Access, cache mode and options with which a target is opened.
@@ -30,26 +30,26 @@ const NULL_BYTES: u64 = 1 << 40;
 pub struct OpenHow {
     /// Whether the target is opened for writing as well.
     pub writable: bool,
-    /// The cache mode that is asked for. The target may get another one.
+    /// The requested cache mode. The target may get another one.
     pub cache: Caching,
-    /// All else of a disk: its format where that is not to be found out, which parents may be
-    /// opened, what may be written to. The two fields above replace what stands in it.
+    /// All other options of a disk: format, permitted parents, what may be written. Its fields
+    /// `writable` and `cache` are ignored.
     pub disk: OpenOptions,
 }
 
 impl OpenHow {
-    /// The options of the engine.
+    /// The options for `Disk::open`.
     fn options(&self) -> OpenOptions {
         OpenOptions { writable: self.writable, cache: self.cache.mode(), ..self.disk.clone() }
     }
 }
 
-/// How a virtual disk is closed.
+/// The `Close` of a virtual disk.
 pub(crate) fn closes(disk: Arc<Disk>) -> Arc<dyn Close> {
     Arc::new(Closer(disk))
 }
 
-/// Closes a virtual disk: a flush alone would leave its files open and its log unclean.
+/// Closes a virtual disk. A flush alone would leave its files open and its log unclean.
 #[derive(Debug)]
 struct Closer(Arc<Disk>);
 
@@ -59,16 +59,17 @@ impl Close for Closer {
     }
 }
 
-/// Whether `spec` names an export, and not something on this machine.
+/// Whether `spec` is the URI of an export.
 pub fn names_export(spec: &str) -> bool {
     NbdUri::looks_like(spec.as_ref())
 }
 
-/// Opens the target that `spec` names: a path, the URI of an export, or `null:` with a size if it
-/// is to have another one than 1T (`null:64G`).
+/// Opens the target `spec`: a path, the URI of an export, or `null:`, optionally with a size
+/// (`null:64G`; default 1T).
 ///
 /// # Errors
-/// [`LabError::Open`] and [`LabError::Disk`]; [`LabError::BadOptions`] for a `null:` of no size.
+/// [`LabError::Open`] and [`LabError::Disk`]; [`LabError::BadOptions`] for a `null:` that is too
+/// small.
 pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
     if let Some(size) = spec.strip_prefix("null:") {
         return open_null(spec, size, how.cache);
@@ -132,14 +133,14 @@ fn open_export(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
 fn open_null(spec: &str, size: &str, cache: Caching) -> Result<OpenTarget> {
     let bad = |what: String| LabError::BadOptions {
         what,
-        hint: format!("say null: or, for example, null:{}", short_size(NULL_BYTES)),
+        hint: format!("use null: or, for example, null:{}", short_size(NULL_BYTES)),
     };
     let size_bytes = match size {
         "" => NULL_BYTES,
         size => size.parse::<Bytes>().map_err(|error| bad(format!("{spec}: {error}")))?.0,
     };
     if size_bytes < 4096 {
-        return Err(bad(format!("{spec}: a target of {size_bytes} bytes holds nothing")));
+        return Err(bad(format!("{spec}: a size of {size_bytes} bytes is below 4096")));
     }
     Ok(OpenTarget {
         name: spec.to_owned(),
@@ -153,11 +154,10 @@ fn open_null(spec: &str, size: &str, cache: Caching) -> Result<OpenTarget> {
     })
 }
 
-/// Makes durable what was written to `targets`, and closes them: all of them, whatever fails, and
-/// whatever `progress` answers.
+/// Flushes and closes all `targets`, also after a failure. The answer of `progress` is ignored.
 ///
 /// # Errors
-/// The first failure. What was measured was measured, but may not be there.
+/// The first failure. The figures are valid, but written data may be lost.
 pub fn close(targets: &[OpenTarget], progress: &mut dyn Progress) -> Result<()> {
     let mut outcome = Ok(());
     for (number, target) in targets.iter().enumerate() {
@@ -173,11 +173,11 @@ pub fn close(targets: &[OpenTarget], progress: &mut dyn Progress) -> Result<()> 
 enum Found {
     BlockDevice,
     RawFile,
-    /// Opened by the engine: a format other than raw, or a raw disk in several files.
+    /// Opened by `Disk`: a format other than raw, or a raw disk in several files.
     Image(Format),
 }
 
-/// Looks at the bytes, unless the format is given.
+/// The given format, or else the format found by probing the file.
 fn format_of(path: &Path, how: &OpenHow) -> Result<Found> {
     let options = diskwright_store::OpenOptions { lock: LockMode::None, ..diskwright_store::OpenOptions::default() };
     let store = FileStore::open(path, &options)?;
@@ -194,8 +194,8 @@ fn format_of(path: &Path, how: &OpenHow) -> Result<Found> {
     Ok(Found::Image(format))
 }
 
-/// A file driven by O_DIRECT has an alignment; a file in the page cache has none. Where the top has
-/// several files, one in the page cache is enough for [`CacheMode::PageCache`].
+/// The cache mode of the top layer. A file with direct I/O has an alignment, one in the page cache
+/// has none. If any of several files uses the page cache, the mode is [`CacheMode::PageCache`].
 pub(crate) fn top_cache_mode(disk: &Disk) -> CacheMode {
     let layers = disk.layers();
     let stores = layers.first().map_or(&[][..], |layer| layer.image.stores());
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn all_targets_are_closed_and_the_first_failure_is_told() {
+    fn all_targets_are_closed_and_the_first_failure_is_reported() {
         let closed = Arc::new(Mutex::new(Vec::new()));
         let target = |name: &'static str, fails| OpenTarget {
             kind: "raw file".into(),
@@ -238,14 +238,14 @@ mod tests {
             ..OpenTarget::new(name, NullDevice::new(1 << 20))
         };
         let targets = [target("a", false), target("b", true), target("c", true), target("d", false)];
-        let mut told = Vec::new();
-        // Also where the user wants it to end.
+        let mut reported = Vec::new();
+        // The same if the user stops it.
         let error = close(&targets, &mut |step: Step<'_>| {
-            told.push(step.message.to_owned());
+            reported.push(step.message.to_owned());
             false
         });
         assert_eq!(error.unwrap_err().to_string(), "b is broken");
-        assert_eq!((closed.lock().unwrap().as_slice(), told.len()), (["a", "b", "c", "d"].as_slice(), 4));
+        assert_eq!((closed.lock().unwrap().as_slice(), reported.len()), (["a", "b", "c", "d"].as_slice(), 4));
     }
 
     #[test]

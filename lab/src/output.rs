@@ -1,25 +1,25 @@
-//! The files that commands write: results, reports made from them, and profiles.
+//! Files that commands write: results, reports and profiles.
 //!
 //! ```text
-//!   Output::check   before anything is measured: may NAME be replaced, or be created?
+//!   Output::check   before measuring: may NAME be replaced or created?
 //!   save, write     as often as needed: NAME.saving, complete ──▶ renamed to NAME
 //! ```
 //!
-//! An existing file is replaced if it is empty, or if it has the marks of a file of the same kind
-//! that this program wrote:
+//! An existing file is replaced if it is empty, or if it is a file of the same kind that this
+//! program wrote:
 //!
-//! | kind | known by |
+//! | kind | recognised by |
 //! |---|---|
-//! | result | its first field, `"schema"`, which names a kind of result, in whatever version |
+//! | result | its first field, `"schema"`, with a kind of result in any version |
 //! | page | its doctype, and the `generator` in its head |
 //! | SVG | its first element, and the comment behind it |
 //! | Markdown | its heading, and its last line, which names the program |
 //! | CSV | the names of its first columns, and CRLF line ends |
 //! | profile | its first line, [`PROFILE_MARK`] |
 //!
-//! Any other file is left alone, and the command fails with an error. A result never replaces a
-//! report, and a report never replaces a result. A file is inspected again right before it is
-//! replaced, because another program may have created it between the check and the end of a run.
+//! Any other file is kept, and the command fails. A result never replaces a report, and a report
+//! never replaces a result. A file is inspected again right before it is replaced, because another
+//! program may have created it during the run.
 //!
 //! If the name is a symbolic link, its target is replaced. Links in `/dev` and `/proc`, such as
 //! `/dev/stdout`, are refused: their targets are open already.
@@ -33,13 +33,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// First line of the profiles that are saved beside results.
-pub const PROFILE_MARK: &str = "# What `diskwright lab run` was told. Copy it to change it: this file is written anew.";
+/// First line of the profiles that are saved with results.
+pub const PROFILE_MARK: &str =
+    "# Options of a `diskwright lab run`. Copy this file before you change it: the next run replaces it.";
 
-/// So much of a file's start and of its end tells what it is.
+/// Bytes of a file's start and of its end that are inspected.
 const LOOK_BYTES: u64 = 2048;
 
-/// How the CSV tables of `export/` begin.
+/// First columns of the CSV tables of `export/`.
 const TABLES: [&str; 4] = [
     "result,started_utc,",
     "result,phase,start_s,interval_s,",
@@ -47,54 +48,55 @@ const TABLES: [&str; 4] = [
     "result,scope,base,side,measurement,",
 ];
 
-/// How the schemas of results begin.
+/// Prefixes of the schemas of results.
 const SCHEMAS: [&str; 2] = ["diskwright.lab.", "diskwright.study."];
 
-/// How every report says which program made it, before the version. Reports are known again by
-/// this.
+/// Marks every report with the program that made it; the version follows. Reports are recognised by
+/// it.
 pub(crate) const MADE_BY: &str = "Made by diskwright ";
 
-/// Which program made a report.
+/// Program and version for a report.
 pub(crate) fn made_by() -> String {
     format!("{MADE_BY}{}", env!("CARGO_PKG_VERSION"))
 }
 
-const OTHER_NAME: &str = "take another name";
+const OTHER_NAME: &str = "choose another name";
 
-/// What a file holds.
+/// Kind of file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// What was measured, as JSON.
+    /// A result as JSON.
     Result,
-    /// A rendering of results: a page, Markdown, CSV.
+    /// A report: a page, Markdown, SVG or CSV.
     Report,
-    /// A job, beside the result of its run.
+    /// A job, saved with the result of its run.
     Profile,
 }
 
-/// A name under which something may be written.
+/// A checked name for an output file.
 #[derive(Debug, Clone)]
 pub struct Output {
-    /// As the user said it.
+    /// The name that the user gave.
     path: PathBuf,
-    /// Where links lead.
+    /// The name after following symbolic links.
     real: PathBuf,
-    /// Its name until it is whole.
+    /// Temporary name until the file is complete.
     saving: PathBuf,
     kind: Kind,
 }
 
 impl Output {
-    /// Asks whether a file of this kind may be written at `path`, and tries whether one can be made
-    /// there. What is there stays as it is; what a save that was broken off left beside it goes.
+    /// Checks whether a file of this kind may be written at `path`, by creating and removing a
+    /// temporary file beside it. A temporary file of an interrupted save is removed; `path` itself
+    /// is not changed.
     ///
     /// # Errors
-    /// [`LabError::BadOptions`] where something else is there, [`LabError::File`] where no file can
-    /// be made.
+    /// [`LabError::BadOptions`] if another kind of file exists, [`LabError::File`] if no file can
+    /// be created.
     pub fn check(path: &Path, kind: Kind) -> Result<Self> {
         let of_the_system = path.is_symlink() && ["/dev", "/proc"].iter().any(|dir| path.starts_with(dir));
         if of_the_system {
-            return Err(kind.refusal(path, "that is no file", OTHER_NAME));
+            return Err(kind.refusal(path, "not a regular file", OTHER_NAME));
         }
         let real = match path.canonicalize() {
             Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
@@ -109,20 +111,20 @@ impl Output {
         Ok(output)
     }
 
-    /// The name as the user said it.
+    /// The name that the user gave.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes `value` as JSON. The file is complete or as it was.
+    /// Writes `value` as JSON. After an error the file is unchanged.
     ///
     /// # Errors
-    /// As [`Self::check`]; whatever the system says of writing.
+    /// As [`Self::check`], and errors of writing.
     pub fn save<T: Serialize>(&self, value: &T) -> Result<()> {
         self.replace(|file| json::write(file, value))
     }
 
-    /// Writes `text`. The file is complete or as it was.
+    /// Writes `text`. After an error the file is unchanged.
     ///
     /// # Errors
     /// As [`Self::save`].
@@ -135,14 +137,13 @@ impl Output {
         let mut file = BufWriter::new(self.begin()?);
         let written = write(&mut file).and_then(|()| file.flush()).and_then(|()| fs::rename(&self.saving, &self.real));
         if written.is_err() {
-            // The error to tell is the first.
+            // The first error is returned.
             let _ = fs::remove_file(&self.saving);
         }
         written.map_err(self.kind.failure(&self.path))
     }
 
-    /// A new file under the name that it has until it is whole. What a save that was broken off
-    /// left there goes.
+    /// Creates the temporary file. One of an interrupted save is removed first.
     fn begin(&self) -> Result<File> {
         self.look(&self.saving, &self.saving)?;
         match fs::remove_file(&self.saving) {
@@ -152,19 +153,21 @@ impl Output {
         .map_err(self.kind.failure(&self.path))
     }
 
-    /// Refuses what must stay. `name` is for the sentence.
+    /// Returns an error if the file at `path` must not be replaced. The message calls it `name`.
     fn look(&self, path: &Path, name: &Path) -> Result<()> {
         let kind = self.kind;
         match fs::metadata(path) {
-            Ok(found) if !found.is_file() => Err(kind.refusal(name, "that is no file", OTHER_NAME)),
+            Ok(found) if !found.is_file() => Err(kind.refusal(name, "not a regular file", OTHER_NAME)),
             Ok(_) if kind.is_replaceable(path).map_err(kind.failure(name))? => Ok(()),
             Ok(_) => Err(kind.refusal(
                 name,
-                &format!("something is there that is no {}", kind.word()),
-                "remove it, or take another name",
+                &format!("file exists and is not a {}", kind.word()),
+                "remove it, or choose another name",
             )),
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(kind.failure(name)(error)),
-            Err(_) if path.is_symlink() => Err(kind.refusal(name, "a link is there that leads nowhere", OTHER_NAME)),
+            Err(_) if path.is_symlink() => {
+                Err(kind.refusal(name, "it is a symbolic link without a target", OTHER_NAME))
+            }
             Err(_) => Ok(()),
         }
     }
@@ -195,14 +198,14 @@ impl Kind {
         LabError::file(doing, path.to_owned())
     }
 
-    /// Whether nothing is in the file, or it has the marks of this kind.
+    /// Whether the file is empty or of this kind.
     fn is_replaceable(self, path: &Path) -> io::Result<bool> {
         let mut file = File::open(path)?;
         let (mut start, mut end) = (Vec::new(), Vec::new());
         (&mut file).take(LOOK_BYTES).read_to_end(&mut start)?;
         file.seek(SeekFrom::Start(file.metadata()?.len().saturating_sub(LOOK_BYTES)))?;
         file.take(LOOK_BYTES).read_to_end(&mut end)?;
-        // The bounds may lie within a character. The marks are of ASCII.
+        // The cuts may be within a character. The marks are ASCII.
         let (start, end) = (String::from_utf8_lossy(&start), String::from_utf8_lossy(&end));
         Ok(start.is_empty()
             || match self {
@@ -261,7 +264,7 @@ mod tests {
         (dir, path)
     }
 
-    /// The kinds that may replace a file of these bytes. The others leave it as it is.
+    /// The kinds that may replace a file with these bytes. Other kinds leave it unchanged.
     fn replacing(bytes: impl AsRef<[u8]>) -> Vec<Kind> {
         let (dir, path) = holding(&bytes);
         let may = |kind: &Kind| match Output::check(&path, *kind) {
@@ -307,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_stays() {
+    fn files_of_other_programs_are_kept() {
         for bytes in [
             b"{\"name\": \"x\", \"version\": \"1.0.0\"}".as_slice(),
             b"{\"version\": 1, \"schema\": \"diskwright.lab.run/2\"}",
@@ -340,13 +343,13 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         let error = Output::check(&dir.path().join("missing/r.json"), Kind::Result).unwrap_err();
         assert!(error.to_string().contains("r.json"), "{error}");
-        // A file that another program created in the meantime stays.
+        // A file that another program created in the meantime is kept.
         fs::write(&path, "mine").unwrap();
-        assert!(output.save(&1).unwrap_err().to_string().contains("no result"));
+        assert!(output.save(&1).unwrap_err().to_string().contains("is not a result"));
         assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
-        assert!(output.write("").unwrap_err().to_string().contains("no file"));
+        assert!(output.write("").unwrap_err().to_string().contains("not a regular file"));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
 
@@ -358,7 +361,7 @@ mod tests {
         let error = Output::check(&path, Kind::Result).unwrap_err().to_string();
         assert!(error.contains("there.saving"), "{error}");
         assert_eq!(fs::read_to_string(&saving).unwrap(), "mine");
-        // A save that was killed left this.
+        // As an interrupted save leaves it.
         fs::write(&saving, "{\n  \"schema\": \"diskwright.lab.sweep/1\",\n  \"verd").unwrap();
         Output::check(&path, Kind::Result).unwrap().write("x").unwrap();
         assert!(!saving.exists());
@@ -377,10 +380,10 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "x");
         fs::remove_file(&path).unwrap();
         let error = Output::check(&link, Kind::Result).unwrap_err().to_string();
-        assert!(error.contains("leads nowhere"), "{error}");
+        assert!(error.contains("a symbolic link without a target"), "{error}");
         for name in ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "/dev/null"] {
             let error = Output::check(Path::new(name), Kind::Result).unwrap_err().to_string();
-            assert!(error.contains("that is no file"), "{error}");
+            assert!(error.contains("not a regular file"), "{error}");
         }
     }
 }

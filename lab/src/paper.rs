@@ -1,27 +1,27 @@
-//! The VHD paper's own figures, as data: `papers/vhd-performance-windows-2008r2.txt`, the numbers
-//! behind its charts.
+//! The figures of the VHD paper: `papers/vhd-performance-windows-2008r2.txt`, the numbers behind
+//! its charts.
 //!
-//! Only what is printed there is here. The chart of container types has no 4K sequential and no 32K
-//! random workloads, so for those there is no ratio, and none is made up.
+//! Only printed figures are here. The paper compares container types without 4K sequential and 32K
+//! random workloads, so these have no ratio.
 
 use diskwright_load::workload::{Workload, paper_applications, paper_monolithic};
 
-/// The queue depth of the charts that compare container types.
+/// The queue depth of the paper's charts that compare container types.
 pub const QUEUE_DEPTH: u32 = 64;
 
-/// A container type of the paper.
+/// A container type in the paper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PaperContainer {
     /// "FixedVHD".
     Fixed,
     /// "DynamicVHD", fully populated, blocks of 2 MiB.
     Dynamic,
-    /// "DifferencingVHD", fully populated, its parent an empty dynamic disk.
+    /// "DifferencingVHD", fully populated; its parent is an empty dynamic disk.
     Differencing,
 }
 
-/// One workload: bytes of a request, share of reads, share of random requests; then physical disk,
-/// fixed, dynamic, differencing.
+/// One workload: bytes per request, percentage of reads, percentage of random requests; then the
+/// figures of physical disk, fixed, dynamic and differencing.
 type Row = (u32, f64, f64, [f64; 4]);
 
 const SR: (f64, f64) = (100.0, 0.0);
@@ -50,13 +50,12 @@ const NATIVE_R2: [Row; 12] = [
     row(RW, 64, [2415.432095, 2408.297461, 2142.463685, 2166.091892]),
 ];
 
-/// An application workload by its name in the profile; then physical disk, fixed, dynamic,
-/// differencing.
+/// The name of an application workload in the profile; then the figures of physical disk, fixed,
+/// dynamic and differencing.
 type NamedRow = (&'static str, [f64; 4]);
 
 /// "WS08 R2 Real Apps Workload Throughput (Native Mode)", IOPS; queue depth 64; rounded to a
-/// millionth. "SQL Server Log" is the load of a 64K sequential write, and yet has figures of its
-/// own.
+/// millionth. "SQL Server Log" is the same load as a 64K sequential write, but has its own figures.
 const APPLICATIONS_R2: [NamedRow; 12] = [
     ("Web file server 4K", [3700.743228, 3725.768419, 3573.336901, 3559.130357]),
     ("Web file server 8K", [3619.563463, 3628.384313, 3478.234491, 3475.591361]),
@@ -72,8 +71,8 @@ const APPLICATIONS_R2: [NamedRow; 12] = [
     ("Video on demand", [1030.502531, 1039.766639, 937.595707, 938.214248]),
 ];
 
-/// The paper's ratio of a container to the physical disk, Windows Server 2008 R2, queue depth 64.
-/// `None` where its tables do not have the workload.
+/// The paper's ratio of a container to the physical disk (Windows Server 2008 R2, queue depth 64).
+/// `None` if its tables do not have the workload.
 pub fn ratio(workload: &Workload, container: PaperContainer) -> Option<f64> {
     let is_it = |(block_bytes, read, random, _): &&Row| {
         *block_bytes == workload.block_bytes && *read == workload.read_percent && *random == workload.random_percent
@@ -91,15 +90,15 @@ pub fn ratio(workload: &Workload, container: PaperContainer) -> Option<f64> {
     Some(values[column] / values[0])
 }
 
-/// The paper's workload of this name, at [`QUEUE_DEPTH`].
+/// The paper's workload with this name, at [`QUEUE_DEPTH`].
 pub fn workload(name: &str) -> Option<Workload> {
     let mut all = paper_monolithic(QUEUE_DEPTH).into_iter().chain(paper_applications(QUEUE_DEPTH));
     all.find(|workload| workload.name == name)
 }
 
-/// "Peak IOPS ... for a fully populated 2040GB dynamically expanding VHD": share of reads and of
-/// random requests, KiB; then Windows Server 2008, whose blocks are of 512 KiB, and R2, whose
-/// blocks are of 2 MiB.
+/// "Peak IOPS ... for a fully populated 2040GB dynamically expanding VHD": percentages of reads and
+/// of random requests, KiB; then Windows Server 2008 with blocks of 512 KiB, and R2 with blocks of
+/// 2 MiB.
 type PeakRow = ((f64, f64), u32, f64, f64);
 
 const DYNAMIC_PEAKS: [PeakRow; 16] = [
@@ -122,8 +121,8 @@ const DYNAMIC_PEAKS: [PeakRow; 16] = [
 ];
 
 /// The paper's peak IOPS of a full dynamic VHD with blocks of 512 KiB on Windows Server 2008, as a
-/// ratio to one with 2 MiB on R2: block size and software together, for the paper never changes one
-/// alone. `None` for a workload that it does not have.
+/// ratio to one with 2 MiB on R2. Block size and software differ together: the paper never changes
+/// only one of them. `None` for a workload that the paper does not have.
 pub fn block_size_ratio(workload: &Workload) -> Option<f64> {
     let (.., old, new) = DYNAMIC_PEAKS.iter().find(|((read, random), kib, ..)| {
         *kib << 10 == workload.block_bytes && *read == workload.read_percent && *random == workload.random_percent
@@ -131,7 +130,7 @@ pub fn block_size_ratio(workload: &Workload) -> Option<f64> {
     Some(old / new)
 }
 
-/// Reads of the top disk of a chain.
+/// Throughput of reads from the top disk of a chain.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ChainPoint {
     /// Differencing disks above the base.
@@ -170,11 +169,11 @@ pub const CHAIN_4K_RANDOM_READ: [ChainPoint; 7] = [
 
 /// "Fixed VHD Creation Speed Comparison (VHD Size: 2040GB)", MB/s: Windows Server 2008.
 pub const FIXED_CREATION_WS2008_MB_PER_S: f64 = 49.0;
-/// The same: Windows Server 2008 R2.
+/// "Fixed VHD Creation Speed Comparison (VHD Size: 2040GB)", MB/s: Windows Server 2008 R2.
 pub const FIXED_CREATION_R2_MB_PER_S: f64 = 419.0;
 
-/// A chain length's throughput against that of length 1: Windows Server 2008, and R2. `None` where
-/// the paper has no such length.
+/// Throughput of a chain length relative to length 1: Windows Server 2008, and R2. `None` if the
+/// paper does not have the length.
 pub fn chain_ratios(points: &[ChainPoint], length: u32) -> Option<(f64, f64)> {
     let first = points.first()?;
     let point = points.iter().find(|point| point.length == length)?;
@@ -194,8 +193,7 @@ mod tests {
         let close = |found: Option<f64>, wanted: f64| {
             assert!((found.unwrap() - wanted).abs() < 5e-4, "{found:?} is not {wanted}")
         };
-        // The paper's point: random 4K writes lose four tenths on a dynamic disk, reads lose
-        // nothing.
+        // The paper's result: random 4K writes on a dynamic disk lose 40 %, reads lose nothing.
         close(at(Pattern::Random, Direction::Write, 4, PaperContainer::Dynamic), 0.6139);
         close(at(Pattern::Random, Direction::Read, 4, PaperContainer::Dynamic), 0.9980);
         close(at(Pattern::Sequential, Direction::Write, 64, PaperContainer::Differencing), 0.7714);

@@ -1,4 +1,4 @@
-//! Other programs: finding them, running them, and measuring what they cost.
+//! Other programs: finds them, runs them, and measures their cost.
 
 use crate::{LabError, Result};
 use diskwright_load::clock::CpuTime;
@@ -12,37 +12,36 @@ use std::{
     time::Instant,
 };
 
-/// Characters of a failed program's output that are shown: the last ones.
-const SAID_MAX: usize = 400;
+/// Characters of a failed program's output that are shown, from its end.
+const OUTPUT_MAX: usize = 400;
 
-/// Finds a program in `PATH`, or in the folders of administrators' programs, which a user's `PATH`
-/// may lack.
+/// Finds a program in `PATH`, or in `/usr/sbin` and `/sbin`, which a user's `PATH` may lack.
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = std::env::split_paths(&path).chain(["/usr/sbin", "/sbin"].map(PathBuf::from));
     folders.map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
-/// The sentence for a program that is not installed.
+/// The sentence that a program is not installed.
 pub fn missing(name: &str, package: &str) -> String {
     format!("{name} is not installed (apt-get install {package})")
 }
 
-/// What a program cost.
+/// Cost of running a program.
 #[derive(Debug, Clone, Copy)]
 pub struct Cost {
-    /// From start to end, nanoseconds.
+    /// Wall-clock time, nanoseconds.
     pub wall_ns: u64,
     /// CPU time of the program and its children.
     pub cpu: CpuTime,
 }
 
-/// Runs a program to its end, and reads what it prints on standard output by `read`, which says why
-/// it cannot.
+/// Runs a program and parses its standard output with `read`, whose error is a phrase for the
+/// message.
 ///
 /// # Errors
-/// [`LabError::File`] when it cannot be started; [`LabError::Program`] when it fails, or `read`
-/// does.
+/// [`LabError::File`] if it cannot be started; [`LabError::Program`] if the program or `read`
+/// fails.
 pub fn answer<T>(command: &mut Command, read: impl FnOnce(&str) -> Result<T, String>) -> Result<T> {
     let output = command.output().map_err(LabError::file("start", command.get_program()))?;
     let failed = |why: &str| LabError::Program {
@@ -51,16 +50,15 @@ pub fn answer<T>(command: &mut Command, read: impl FnOnce(&str) -> Result<T, Str
         output: format!("{why} {}", String::from_utf8_lossy(&output.stderr).trim()),
     };
     if !output.status.success() {
-        return Err(failed("it said:"));
+        return Err(failed("error output:"));
     }
     read(&String::from_utf8_lossy(&output.stdout)).map_err(|why| failed(&why))
 }
 
-/// Runs a program to its end; `input` is the file for its standard input.
+/// Runs a program; `input` is the file for its standard input.
 ///
 /// # Errors
-/// [`LabError::Program`] when the program fails, or prints that something failed: qemu-io ends with
-/// 0 then.
+/// [`LabError::Program`] if the program fails, or prints "failed": qemu-io then exits with 0.
 pub fn run<A: AsRef<OsStr>>(program: &Path, args: &[A], input: Option<&Path>) -> Result<Cost> {
     let mut command = Command::new(program);
     command.args(args);
@@ -72,11 +70,11 @@ pub fn run<A: AsRef<OsStr>>(program: &Path, args: &[A], input: Option<&Path>) ->
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let output = spawn(&mut command).and_then(Child::wait_with_output).map_err(LabError::file("start", program))?;
     let cost = Cost { wall_ns: start.elapsed().as_nanos() as u64, cpu: CpuTime::of_children() - cpu };
-    let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    if output.status.success() && !said.contains("failed") {
+    let output_text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if output.status.success() && !output_text.contains("failed") {
         return Ok(cost);
     }
-    let tail: String = said.chars().rev().take(SAID_MAX).collect::<Vec<_>>().into_iter().rev().collect();
+    let tail: String = output_text.chars().rev().take(OUTPUT_MAX).collect::<Vec<_>>().into_iter().rev().collect();
     Err(LabError::Program {
         command: format!("{command:?}"),
         status: output.status.to_string(),
@@ -84,12 +82,12 @@ pub fn run<A: AsRef<OsStr>>(program: &Path, args: &[A], input: Option<&Path>) ->
     })
 }
 
-/// Starts a program with no signal blocked. This process blocks some and takes them in a thread; a
-/// child inherits the signal mask of the thread that starts it, and a server could then only be
-/// killed.
+/// Starts a program with no signal blocked. This process blocks some signals and handles them in a
+/// thread. A child process inherits the signal mask of the thread that starts it, so without this a
+/// server could not be ended by SIGTERM.
 ///
 /// # Errors
-/// When the program cannot be started.
+/// If the program cannot be started.
 pub fn spawn(command: &mut Command) -> io::Result<Child> {
     let blocked = SigSet::thread_get_mask()?;
     SigSet::empty().thread_set_mask()?;
@@ -98,7 +96,7 @@ pub fn spawn(command: &mut Command) -> io::Result<Child> {
     spawned
 }
 
-/// The first line of `qemu-img --version`, where it is installed.
+/// The first line of `qemu-img --version`; `None` if it is not installed.
 pub fn qemu_version() -> Option<String> {
     let output = Command::new(find("qemu-img")?).arg("--version").output().ok()?;
     String::from_utf8_lossy(&output.stdout).lines().next().map(str::to_owned)
@@ -121,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_found_run_and_their_failures_told() {
+    fn programs_are_found_run_and_their_failures_reported() {
         let shell = find("sh").unwrap();
         assert_eq!(find("no-such-program-anywhere"), None);
         run(&shell, &["-c", "exit 0"], None).unwrap();

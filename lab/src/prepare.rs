@@ -1,27 +1,27 @@
-//! Prepares the targets that a user named: creates, guards, opens, fills and inspects them.
+//! Prepares the targets that a user named: creates, checks, opens, fills and inspects them.
 //!
 //! ```text
-//!   spec ─▶ create it, if asked for ─▶ open for reading ─▶ may it be written? (inspect/guard.rs)
+//!   spec ─▶ create it, if requested ─▶ open for reading ─▶ may it be written? (inspect/guard.rs)
 //!                                                            │ until here nothing has changed
 //!        ┌───────────────────────────────────────────────────┘ but files that were created
 //!        ▼
-//!   open as the job needs it ─▶ fill the working set, if asked for or if the file is the lab's
-//!        ─▶ check by its extents that all of it is allocated ─▶ sample its contents ─▶ warnings
+//!   open as the job needs it ─▶ fill the working set, if requested or if the lab made the file
+//!        ─▶ check that all of it is allocated ─▶ sample its contents ─▶ warnings
 //! ```
 //!
-//! Invariant: when preparing fails or is stopped, files that existed before are unchanged, unless
+//! Invariant: if preparing fails or is stopped, files that existed before are unchanged, unless
 //! they may be overwritten, and files that were created here are removed.
 
 use crate::{
     LabError, Result, fill,
-    inspect::{self, Writing, doubts, guard, usage},
+    inspect::{self, Writing, guard, usage, warnings},
     open::{self, OpenHow},
     progress::{Progress, report},
 };
 use diskwright_disk::{CreateRequest, create};
 use diskwright_load::{
     LoadError, OpenTarget, data,
-    job::{Contents, Job},
+    job::{Contents, Job, Load},
     machine::{Machine, free_bytes},
     run,
     warning::Warning,
@@ -37,39 +37,38 @@ use std::{
     time::Instant,
 };
 
-/// What may be done to targets before they are measured.
+/// What may be done to targets before measuring.
 #[derive(Debug, Clone, Default)]
 pub struct PrepareOptions {
-    /// Make each target that is not there: a file of this size, or a dynamic disk where the name
-    /// says `.vhd` or `.vhdx`.
+    /// Create each target that does not exist: a raw file of this size, or a dynamic disk if the
+    /// name ends in `.vhd` or `.vhdx`.
     pub create_bytes: Option<u64>,
-    /// Fill the working sets first, whatever they hold.
+    /// Fill the working sets, whatever they hold.
     pub fill: bool,
-    /// Allow data of a target to be overwritten.
+    /// Allow data on a target to be overwritten.
     pub destroy_data: bool,
-    /// Cache mode and options. A target that is to be written is opened for writing.
+    /// Cache mode and options. Targets that the job writes are opened for writing.
     pub open: OpenHow,
 }
 
-/// Targets that may be measured, and what must be said of them.
+/// Targets that may be measured, with warnings about them.
 #[derive(Debug)]
 pub struct Prepared {
     /// The open targets, in the order in which they were named.
     pub targets: Vec<OpenTarget>,
-    /// What was seen, where it casts doubt on a measurement.
+    /// Warnings about the targets and the job.
     pub warnings: Vec<Warning>,
 }
 
 /// Prepares the targets that `specs` name for `job`.
 ///
 /// # Errors
-/// What is wrong with the job or with a target; [`LabError::InUse`] and [`LabError::HoldsData`]
-/// where writing is not allowed; [`LabError::NoSpaceToFill`]; [`LabError::Stopped`] when `progress`
-/// says so.
+/// Errors of the job or of a target; [`LabError::InUse`] and [`LabError::HoldsData`] if a target
+/// must not be written; [`LabError::NoSpaceToFill`]; [`LabError::Stopped`] if `progress` stops it.
 pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: &mut dyn Progress) -> Result<Prepared> {
     job.validate().map_err(LoadError::from)?;
     if job.phases.iter().any(|phase| phase.loads.is_empty()) || specs.is_empty() {
-        return Err(LabError::BadOptions { what: "there is no target".into(), hint: "name at least one".into() });
+        return Err(LabError::BadOptions { what: "no target was named".into(), hint: "name at least one".into() });
     }
     let mut made = Made::default();
     for spec in specs {
@@ -77,12 +76,12 @@ pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: 
     }
     let mut connected: Vec<Option<OpenTarget>> = specs.iter().map(|_| None).collect();
     for (number, spec) in specs.iter().enumerate() {
-        let writes = job.phases.iter().flat_map(|phase| &phase.loads).any(doubts::writes);
+        let writes = job.phases.iter().flat_map(|phase| &phase.loads).any(Load::writes);
         if writes || options.fill {
-            // Before it is opened, for what is in use may not even be opened.
+            // Before the target is opened: one that is in use should not be opened at all.
             guard::refuse_used(spec, Path::new(spec))?;
-            // An export is connected to once: a server may end with its first client. To connect
-            // for writing changes nothing there.
+            // An export is connected only once, because a server may end with its first client.
+            // Connecting for writing does not change the export.
             let is_export = open::names_export(spec);
             let writable = is_export && (is_written(job, number) || options.fill);
             let target = open::open(spec, &OpenHow { writable, ..options.open.clone() })?;
@@ -110,8 +109,8 @@ pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: 
         if target.kind == "null" {
             continue;
         }
-        let sets = doubts::working_sets(job, number, target.device.geometry().size_bytes, |_| true);
-        // What the memory of this machine holds says nothing of an export's server.
+        let sets = warnings::working_sets(job, number, target.device.geometry().size_bytes, |_| true);
+        // This machine's memory does not cache an export's storage on its server.
         if !target.is_export() {
             in_all_bytes += sets.iter().map(|set| set.end - set.start).sum::<u64>();
         }
@@ -121,7 +120,7 @@ pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: 
         let mut seen = None;
         if !options.fill && is_own {
             let contents = look(target)?;
-            seen = doubts::of_target(job, number, &target.name, &contents).is_empty().then_some(contents);
+            seen = warnings::of_target(job, number, &target.name, &contents).is_empty().then_some(contents);
         }
         if (options.fill || is_own) && seen.is_none() {
             let filled_bytes = fill_sets(job, target, &sets, options, progress)?;
@@ -130,7 +129,7 @@ pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: 
             seen = Some(contents);
         }
         let contents = seen.map_or_else(|| look(target), Ok)?;
-        warnings.extend(doubts::of_target(job, number, &target.name, &contents));
+        warnings.extend(warnings::of_target(job, number, &target.name, &contents));
         if let Some(path) = &target.path
             && !is_written(job, number)
         {
@@ -142,7 +141,7 @@ pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: 
         target.contents = Some(contents);
     }
     if in_all_bytes > 0 {
-        warnings.extend(doubts::of_job(job, in_all_bytes, Machine::detect().memory_bytes));
+        warnings.extend(warnings::of_job(job, in_all_bytes, Machine::detect().memory_bytes));
     }
     made.keep();
     Ok(Prepared { targets, warnings })
@@ -150,10 +149,10 @@ pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: 
 
 fn is_written(job: &Job, number: usize) -> bool {
     let loads = job.phases.iter().flat_map(|phase| &phase.loads);
-    loads.filter(|load| load.targets.is_empty() || load.targets.contains(&number)).any(doubts::writes)
+    loads.filter(|load| load.targets.is_empty() || load.targets.contains(&number)).any(Load::writes)
 }
 
-/// Whether the job may write this target, and fill it.
+/// Returns an error unless the job may write this target and fill it.
 fn allow(
     job: &Job,
     number: usize,
@@ -162,7 +161,7 @@ fn allow(
     progress: &mut dyn Progress,
 ) -> Result<()> {
     let size_bytes = target.device.geometry().size_bytes;
-    let ranges = doubts::working_sets(job, number, size_bytes, |load| options.fill || doubts::writes(load));
+    let ranges = warnings::working_sets(job, number, size_bytes, |load| options.fill || load.writes());
     if ranges.is_empty() || target.kind == "null" {
         return Ok(());
     }
@@ -174,30 +173,29 @@ fn allow(
         ranges: &ranges,
         engine: options.open.disk.engine,
     };
-    let message = format!("{}: whether there is data in it", target.name);
-    inspect::allow(&writing, options.destroy_data, &mut |done| report(progress, "look", done, total, &message))
+    let message = format!("searching {} for data", target.name);
+    inspect::allow(&writing, options.destroy_data, &mut |done| report(progress, "inspect", done, total, &message))
 }
 
-/// Refuses a virtual disk that exists and is smaller than asked for: the job would run on the
-/// smaller one.
+/// Returns an error if an existing virtual disk is smaller than requested: the job would run on the
+/// smaller disk.
 fn refuse_smaller(target: &OpenTarget, options: &PrepareOptions) -> Result<()> {
     let size_bytes = target.device.geometry().size_bytes;
     match (options.create_bytes, &target.path) {
         (Some(asked_bytes), Some(path)) if path.is_file() && size_bytes < asked_bytes => Err(LabError::BadOptions {
             what: format!(
-                "{} exists and has {size_bytes} bytes, fewer than the {asked_bytes} asked for \
+                "{} exists and has {size_bytes} bytes, fewer than the requested {asked_bytes} \
                  (`PrepareOptions::create_bytes`); \
-                 a virtual disk that exists is not made larger",
+                 an existing virtual disk is not enlarged",
                 target.name
             ),
-            hint: "ask for its own size or less, use another name, or remove the file to have it created anew".into(),
+            hint: "request its own size or less, use another name, or remove the file".into(),
         }),
         _ => Ok(()),
     }
 }
 
-/// Fills the working sets, and proves by the extents that they have space. Returns the bytes
-/// written.
+/// Fills the working sets, and checks that they are allocated. Returns the number of bytes written.
 fn fill_sets(
     job: &Job,
     target: &OpenTarget,
@@ -226,8 +224,8 @@ fn fill_sets(
     Ok(total_bytes)
 }
 
-/// Refuses when the file system has less room than the target lacks. What lies on a device has all
-/// its space.
+/// Returns an error if the file system has too little space for the unallocated part of the target.
+/// Block devices have all their space.
 fn need_space(target: &OpenTarget, sets: &[Range<u64>]) -> Result<()> {
     let Some(path) = target.path.as_deref().filter(|path| path.is_file()) else { return Ok(()) };
     let lacking = |sets: &[Range<u64>]| {
@@ -244,8 +242,7 @@ fn need_space(target: &OpenTarget, sets: &[Range<u64>]) -> Result<()> {
     if needed_bytes <= free_bytes {
         return Ok(());
     }
-    // Space that was set aside for the file beforehand (fallocate) reads as a hole, and is there
-    // all the same.
+    // Preallocated space (fallocate) is reported as a hole, but is available.
     let size_bytes = target.device.geometry().size_bytes;
     let all = 0..size_bytes;
     let stored_bytes = size_bytes - lacking(slice::from_ref(&all))?;
@@ -260,7 +257,7 @@ fn folder_of(path: &Path) -> PathBuf {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_owned()
 }
 
-/// What belongs at an offset, for contents of each kind.
+/// A function that makes the contents for an offset.
 fn contents_of(contents: Contents, seed: u64) -> Box<fill::Make<'static>> {
     match contents {
         Contents::Zero => Box::new(|_, buf| buf.fill(0)),
@@ -270,7 +267,7 @@ fn contents_of(contents: Contents, seed: u64) -> Box<fill::Make<'static>> {
             let kept = (data::SECTOR_BYTES as f64 * (1.0 - compressible_percent / 100.0)).round() as usize;
             for (index, block) in buf.chunks_mut(data::SECTOR_BYTES).enumerate() {
                 let at = offset + (index * data::SECTOR_BYTES) as u64;
-                // One of eight patterns, for as many blocks in a hundred as are to be copies.
+                // One of eight patterns, for this percentage of the blocks.
                 let number = at / data::SECTOR_BYTES as u64;
                 let is_copy = (number.wrapping_mul(61) % 100) as f64 + 0.5 < duplicate_percent;
                 let pattern = (number % 8) * data::SECTOR_BYTES as u64;
@@ -287,7 +284,7 @@ fn resize(path: &Path, size_bytes: u64) -> Result<()> {
     resized.map_err(LabError::file("resize", path))
 }
 
-/// Files that were made here. Dropped, it removes them, unless they are to be kept.
+/// Files that were created here. They are removed when this is dropped, unless kept.
 #[derive(Debug, Default)]
 struct Made {
     files: Vec<PathBuf>,
@@ -300,48 +297,48 @@ impl Made {
         let bad = |what: String, hint: &str| Err(LabError::BadOptions { what, hint: hint.into() });
         if size_bytes == 0 || !size_bytes.is_multiple_of(4096) {
             return bad(
-                format!("cannot make a file of {size_bytes} bytes"),
+                format!("cannot create a file of {size_bytes} bytes"),
                 "use a multiple of 4K (`PrepareOptions::create_bytes`)",
             );
         }
         let path = Path::new(spec);
         if spec.starts_with("null:") || open::names_export(spec) {
-            return bad(format!("{spec} cannot be made"), "leave `PrepareOptions::create_bytes` out");
+            return bad(format!("{spec} cannot be created"), "leave `PrepareOptions::create_bytes` out");
         }
         let is_disk = path.extension().is_some_and(|extension| extension == "vhd" || extension == "vhdx");
         match fs::metadata(path) {
             Ok(found) if !found.is_file() => {
                 return bad(
-                    format!("{spec} is no file and cannot be made"),
+                    format!("{spec} is not a regular file and cannot be created"),
                     "leave `PrepareOptions::create_bytes` out",
                 );
             }
-            // The length of the file is not the size of the disk: `refuse_smaller` looks when the
-            // disk is open.
+            // The length of the file is not the size of the disk. `refuse_smaller` checks the size
+            // of the open disk.
             Ok(_) if is_disk => return Ok(()),
             Ok(found) if found.len() == size_bytes => return Ok(()),
             Ok(_) if guard::is_own(path) => return resize(path, size_bytes),
             Ok(_) if options.destroy_data => {
                 guard::refuse_used(spec, path)?;
-                // A virtual disk with an unusual name would be torn by a new length.
+                // Resizing the file would damage a virtual disk with another file extension.
                 let found = open::open(spec, &OpenHow { writable: false, ..options.open.clone() })?;
                 if found.kind != "raw file" {
                     return Ok(());
                 }
                 drop(found);
                 resize(path, size_bytes)?;
-                // Filled like a file that was created here.
+                // The file is filled, like one that was created here.
                 guard::mark_own(path);
                 return Ok(());
             }
             Ok(found) => {
                 let what = format!(
-                    "{spec} exists with {} bytes, not with the {size_bytes} asked for, and was not made by the lab",
+                    "{spec} exists with {} bytes instead of {size_bytes}, and the lab did not create it",
                     found.len()
                 );
                 return bad(
                     what,
-                    "use another name, its own size, `PrepareOptions::destroy_data` to make it anew, or leave `PrepareOptions::create_bytes` out",
+                    "use another name, its own size, or `PrepareOptions::destroy_data` to replace it, or leave `PrepareOptions::create_bytes` out",
                 );
             }
             Err(_) => {}
@@ -369,7 +366,7 @@ impl Drop for Made {
     fn drop(&mut self) {
         if !self.kept {
             for file in &self.files {
-                // The error that led here is the one to tell.
+                // The error that led here is returned.
                 let _ = fs::remove_file(file);
             }
         }

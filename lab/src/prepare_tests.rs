@@ -1,6 +1,6 @@
 use super::*;
 use crate::progress::{Silent, Step};
-use diskwright_load::job::{Bytes, Load, Span};
+use diskwright_load::job::{Bytes, Span};
 use diskwright_store::Blocking;
 
 const MIB: u64 = 1 << 20;
@@ -44,7 +44,7 @@ fn go(job: &Job, spec: &str, options: &PrepareOptions) -> Result<Prepared> {
 }
 
 #[test]
-fn a_sparse_file_is_told_and_a_filled_one_is_not() {
+fn a_sparse_file_gives_a_warning_and_a_filled_one_does_not() {
     let folder = Folder::new();
     let spec = folder.sparse("disk.raw", 8 * MIB);
     let prepared = go(&writing(), &spec, &options()).unwrap();
@@ -56,7 +56,7 @@ fn a_sparse_file_is_told_and_a_filled_one_is_not() {
     assert_eq!((contents.allocated, contents.zero, contents.filled_bytes), (1.0, 0.0, 8 * MIB));
     assert!(!prepared.warnings.iter().any(|warning| matches!(warning, Warning::Unallocated { .. })));
     drop(prepared);
-    // Now it holds data that may not be overwritten; reading is allowed.
+    // The file holds data now, which must not be overwritten. Reading is allowed.
     assert!(matches!(go(&writing(), &spec, &options()), Err(LabError::HoldsData { .. })));
     go(&writing(), &spec, &PrepareOptions { destroy_data: true, ..options() }).unwrap();
     go(&job(Load::default()), &spec, &options()).unwrap();
@@ -65,7 +65,7 @@ fn a_sparse_file_is_told_and_a_filled_one_is_not() {
 }
 
 #[test]
-fn only_the_working_set_is_filled_and_looked_at() {
+fn only_the_working_set_is_filled_and_inspected() {
     let folder = Folder::new();
     let spec = folder.sparse("disk.raw", 16 * MIB);
     let load = Load { start: Bytes(4 * MIB), working_set: Bytes(2 * MIB), ..Load::default() };
@@ -97,7 +97,7 @@ fn a_file_that_is_made_is_filled_and_used_again() {
         let again = go(&writing(), &spec, &making).unwrap();
         assert_eq!(again.targets[0].contents.unwrap().filled_bytes, 0, "{name} was filled already");
     }
-    // A file of the lab with another size is created again.
+    // A file of the lab with another size is resized.
     let larger = PrepareOptions { create_bytes: Some(12 * MIB), ..options() };
     let prepared = go(&writing(), &folder.spec("own.dat"), &larger).unwrap();
     assert_eq!(prepared.targets[0].device.geometry().size_bytes, 12 * MIB);
@@ -114,15 +114,15 @@ fn a_virtual_disk_smaller_than_asked_for_is_refused() {
         for destroy_data in [false, true] {
             let asked = |size| PrepareOptions { create_bytes: Some(size), destroy_data, ..options() };
             let error = go(&writing(), &spec, &asked(16 * MIB)).unwrap_err().to_string();
-            for said in [name, "8388608", "16777216", "`PrepareOptions::create_bytes`"] {
-                assert!(error.contains(said), "{said}: {error}");
+            for text in [name, "8388608", "16777216", "`PrepareOptions::create_bytes`"] {
+                assert!(error.contains(text), "{text}: {error}");
             }
             assert_eq!(fs::read(&spec).unwrap(), before);
             for enough in [4 * MIB, 8 * MIB] {
                 go(&job(Load::default()), &spec, &asked(enough)).unwrap();
             }
         }
-        // With another name it is still no raw file whose length may be changed.
+        // With another name it is still not a raw file that may be resized.
         fs::rename(&spec, folder.spec(other_name)).unwrap();
         let asked = PrepareOptions { create_bytes: Some(16 * MIB), destroy_data: true, ..options() };
         go(&writing(), &folder.spec(other_name), &asked).unwrap_err();
@@ -131,7 +131,7 @@ fn a_virtual_disk_smaller_than_asked_for_is_refused() {
 }
 
 #[test]
-fn a_raw_file_gets_the_size_asked_for_where_its_data_may_be_lost() {
+fn a_raw_file_is_resized_if_its_data_may_be_destroyed() {
     let folder = Folder::new();
     for (len_bytes, asked_bytes) in [(4 * MIB, 8 * MIB), (8 * MIB, 4 * MIB)] {
         let spec = folder.sparse(&format!("raw-{len_bytes}.dat"), len_bytes);
@@ -149,13 +149,13 @@ fn a_raw_file_gets_the_size_asked_for_where_its_data_may_be_lost() {
 }
 
 #[test]
-fn what_was_made_for_a_run_that_cannot_be_is_removed() {
+fn files_created_for_an_impossible_run_are_removed() {
     let folder = Folder::new();
     let too_large = job(Load { working_set: Bytes(1 << 30), ..Load::default() });
     let making = PrepareOptions { create_bytes: Some(MIB), ..options() };
     assert!(go(&too_large, &folder.spec("new.dat"), &making).is_err());
     assert!(!Path::new(&folder.spec("new.dat")).exists());
-    // So it is when the filling is stopped.
+    // The same if filling is stopped.
     let mut stop = |step: Step<'_>| step.phase != "fill";
     let stopped = prepare(&writing(), &[folder.spec("new.dat")], &making, &mut stop);
     assert!(matches!(stopped, Err(LabError::Stopped)));
@@ -171,7 +171,7 @@ fn what_was_made_for_a_run_that_cannot_be_is_removed() {
 }
 
 #[test]
-fn null_is_neither_guarded_nor_looked_at() {
+fn null_is_neither_checked_nor_inspected() {
     let prepared = go(&writing(), "null:1G", &options()).unwrap();
     assert_eq!((prepared.targets[0].contents, prepared.warnings.len()), (None, 0));
 }
@@ -188,8 +188,7 @@ fn a_target_that_is_not_there_is_named() {
 #[test]
 fn there_must_be_room_to_fill() {
     let folder = Folder::new();
-    // More than any disk of a test machine has, and less than its file systems allow a file to
-    // have.
+    // Larger than any disk of a test machine, but small enough for a sparse file.
     let spec = folder.sparse("huge.raw", 8 << 40);
     let error = go(&writing(), &spec, &PrepareOptions { fill: true, ..options() }).unwrap_err();
     assert!(matches!(error, LabError::NoSpaceToFill { .. }), "{error}");

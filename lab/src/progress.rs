@@ -1,37 +1,37 @@
-//! How a long run reports its progress, and how it is stopped.
+//! Progress of long operations, and how they are stopped.
 //!
-//! The lab draws nothing. It reports to a [`Progress`] between windows. A window that lasts long
-//! enough is shown to the [`Watch`] of that progress, by the thread that conducts the window and
-//! never by one that measures, so the display does not slow a measurement down.
+//! The lab draws nothing itself. It reports to a [`Progress`] between windows. During a long
+//! window, the thread that controls the window also calls the [`Watch`] of that progress. The
+//! measuring threads never do, so a display does not slow the measurement.
 
 use crate::{LabError, Result};
 use diskwright_load::run::{Unwatched, Watch};
 
-/// How far a run has come.
+/// A progress report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step<'a> {
     /// The part of the run: "prepare", "verify", "measure".
     pub phase: &'a str,
-    /// Units of the phase done.
+    /// Finished units of the phase.
     pub done: u64,
-    /// Units in all; 0 where that is not known.
+    /// All units of the phase; 0 if unknown.
     pub total: u64,
-    /// What is going on now: a target, a workload.
+    /// The current target or workload.
     pub message: &'a str,
 }
 
-/// Is told how far a run has come, and may stop it.
+/// Receives progress reports, and can stop the operation.
 pub trait Progress {
-    /// Returns `false` to stop the run; it then cleans up and ends with [`LabError::Stopped`].
+    /// Returns `false` to stop. The operation then cleans up and ends with [`LabError::Stopped`].
     fn step(&mut self, step: Step<'_>) -> bool;
 
-    /// Who looks at the cells while they are measured, and may end one.
+    /// Receives the figures of a window while it is measured, and can end it.
     fn watch(&self) -> &dyn Watch {
         &Unwatched
     }
 }
 
-/// Says nothing and never stops.
+/// Ignores all reports and never stops.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 
@@ -47,7 +47,7 @@ impl<F: FnMut(Step<'_>) -> bool> Progress for F {
     }
 }
 
-/// Reports a step, and turns a refusal into an error for `?`.
+/// Reports a step. Converts a stop into an error for `?`.
 ///
 /// # Errors
 /// [`LabError::Stopped`].

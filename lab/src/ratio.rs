@@ -1,4 +1,4 @@
-//! A figure as a ratio to that of a base in the same round.
+//! A figure as a ratio to the base in the same round.
 
 use diskwright_stats::summary::{self, Interval, Summary};
 use serde::{Deserialize, Serialize};
@@ -6,18 +6,18 @@ use serde::{Deserialize, Serialize};
 /// A ratio to the base, round by round.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Ratio {
-    /// Median, extremes and deviation of the rounds' ratios.
+    /// Median, min, max and standard deviation of the rounds' ratios.
     #[serde(flatten)]
     pub summary: Summary,
-    /// 95 % confidence interval of the median ([`summary::median_interval`], over the logarithms);
-    /// `None` of a single round, or where a ratio is 0.
+    /// 95 % confidence interval of the median ([`summary::median_interval`] over the logarithms).
+    /// `None` with one round, or if a ratio is 0.
     pub confidence: Option<Interval>,
-    /// Each round's ratio.
+    /// The ratio of each round.
     pub each: Vec<f64>,
 }
 
 impl Ratio {
-    /// Of `ours` to `base`, round by round. `None` when no round has both.
+    /// The ratio of `ours` to `base`, round by round. `None` if no round has both.
     pub fn of(ours: &[f64], base: &[f64]) -> Option<Self> {
         let each = summary::ratios(ours, base);
         let summary = Summary::of(&each)?;

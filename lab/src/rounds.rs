@@ -1,18 +1,18 @@
-//! The loop in which cells are measured by turns.
+//! The loop that measures cells in interleaved rounds.
 //!
 //! ```text
-//!   round 1: every cell once ──▶ round 2: every cell once, the other way round ──▶ ...
-//!            └─ report ─▶ measure                          stop: by the user, or out of time
+//!   round 1: every cell once ──▶ round 2: every cell once, in another order ──▶ ...
+//!            └─ report ─▶ measure                          stop: by the user, or by the deadline
 //! ```
 //!
 //! Every study, sweep and comparison measures in this loop, so three rules hold for all of them:
 //!
 //! - **Order.** A round measures each cell once, in an order that changes from round to round
-//!   ([`summary::round_order`]). A drift of the machine then falls on all cells alike.
+//!   ([`summary::round_order`]). So a drift of the machine's speed affects all cells alike.
 //! - **Seeds.** The requests of a window depend on the seed of the experiment, the cell and the
 //!   round ([`job_of`]), and never on the target.
-//! - **Stop.** When the user stops it, in a window or between two, only whole rounds count. A run
-//!   that must end in time begins no round that would end too late, but always the first.
+//! - **Stop.** If the user stops it, during a window or between windows, only whole rounds count.
+//!   With a deadline no round begins that would end too late, except the first.
 
 use crate::{
     LabError, Result,
@@ -22,27 +22,27 @@ use diskwright_load::{Job, run::Watch, seeds};
 use diskwright_stats::summary;
 use std::time::Instant;
 
-/// How often, in which order, and until when.
+/// Number, order and deadline of the rounds.
 #[derive(Debug, Clone, Copy)]
 pub struct Rounds {
-    /// How often each cell is measured.
+    /// Rounds of each cell.
     pub rounds: usize,
-    /// Seed of the orders.
+    /// Seed of the order of cells.
     pub seed: u64,
-    /// So many neighbouring cells are measured one after the other, because they are compared with
-    /// each other; `None`: all cells are mixed.
+    /// Groups of this many neighbouring cells are measured without interruption, because their
+    /// cells are compared with each other. `None`: all cells are one group.
     pub together: Option<usize>,
-    /// No round begins that would end after this, if it takes as long as the one before.
+    /// Deadline: no round begins that would end later, if it takes as long as the round before.
     pub until: Option<Instant>,
 }
 
 impl Rounds {
-    /// So many rounds, all cells mixed, however long they take.
+    /// This many rounds without a deadline; all cells are one group.
     pub fn new(rounds: usize, seed: u64) -> Self {
         Self { rounds, seed, together: None, until: None }
     }
 
-    /// The numbers of the cells in the order of `round`.
+    /// Indices of the cells in the order of `round`.
     fn order(&self, cells: usize, round: usize) -> Vec<usize> {
         let together = self.together.unwrap_or(cells).max(1);
         let groups = (0..cells).step_by(together).enumerate();
@@ -54,58 +54,58 @@ impl Rounds {
     }
 }
 
-/// One cell in one round, each by its number from 0.
+/// A cell in a round. Both count from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// The cell.
+    /// Index of the cell.
     pub cell: usize,
-    /// The round.
+    /// Index of the round.
     pub round: usize,
 }
 
-/// How far the rounds have come.
+/// How the rounds ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Done {
-    /// Rounds that every cell has had.
+    /// Rounds in which every cell was measured.
     pub whole: usize,
-    /// Whether the user has stopped it.
+    /// Whether the user stopped it.
     pub stopped: bool,
 }
 
 impl Done {
     /// # Errors
-    /// [`LabError::Stopped`] where the user has stopped it.
+    /// [`LabError::Stopped`] if the user stopped it.
     pub fn or_stopped(self) -> Result<()> {
         if self.stopped { Err(LabError::Stopped) } else { Ok(()) }
     }
 }
 
-/// Where the rounds stand in a longer run, for those who watch.
+/// Progress of the rounds as part of a longer operation.
 pub struct Steps<'a> {
-    /// Who watches.
+    /// Receives the reports.
     pub progress: &'a mut dyn Progress,
-    /// The part of the run.
+    /// Name of the part.
     pub phase: &'a str,
-    /// Windows of that part that are done.
+    /// Finished windows of the part.
     pub done: u64,
-    /// Windows that it has in all.
+    /// All windows of the part.
     pub total: u64,
 }
 
 impl<'a> Steps<'a> {
-    /// Of a part of which nothing is done.
+    /// A part without finished windows.
     pub fn new(progress: &'a mut dyn Progress, phase: &'a str, total: usize) -> Self {
         Self { progress, phase, done: 0, total: total as u64 }
     }
 }
 
-/// Measures `cells` cells in turns. `title` is what is shown while a window is measured; a window
-/// for which it is `None` was measured in an earlier sitting and is left out. `measure` keeps what
-/// it finds.
+/// Measures `cells` cells in interleaved rounds. Progress shows `title` during a window. A window
+/// without a title is skipped: it was measured before, and the measurement is resumed. `measure`
+/// stores the figures.
 ///
 /// # Errors
-/// Whatever `measure` returns, but for [`LabError::Stopped`], which ends the rounds and is in
-/// [`Done`].
+/// Any error of `measure`, except [`LabError::Stopped`], which ends the rounds and sets
+/// [`Done::stopped`].
 pub fn interleave(
     rounds: &Rounds,
     cells: usize,
@@ -133,9 +133,9 @@ pub fn interleave(
     Ok(Done { whole: rounds.rounds, stopped: false })
 }
 
-/// The job of one window: `job`, whose seed is that of the experiment, with the requests of `cell`
-/// in `round`. With the size of the smallest target, sequential streams begin somewhere else in
-/// each round; see [`seeds`].
+/// The job of a window: `job`, which has the seed of the experiment, with the seed of `cell` in
+/// `round`. With `size_bytes`, the size of the smallest target, sequential streams begin at another
+/// offset in each round; see [`seeds`].
 pub fn job_of(job: &Job, cell: &str, round: usize, size_bytes: Option<u64>) -> Job {
     let mut job = Job { seed: seeds::of_window(job.seed, cell, round), ..job.clone() };
     if let Some(size_bytes) = size_bytes {
@@ -150,8 +150,8 @@ mod tests {
     use crate::progress::{Silent, Step};
     use std::time::Duration;
 
-    /// The windows in the order in which they were measured, and how it ended. The user stops
-    /// before window number `patience`.
+    /// The windows in measured order, and how the rounds ended. The user stops before window number
+    /// `patience`.
     fn measured(rounds: &Rounds, cells: usize, patience: u64) -> (Vec<(usize, usize)>, Done) {
         let mut seen = Vec::new();
         let mut progress = |step: Step<'_>| step.done < patience;
@@ -197,7 +197,7 @@ mod tests {
         let done = interleave(&Rounds::new(2, 7), 3, &mut steps, &title, &mut measure).unwrap();
         assert_eq!((done, steps.done), (Done { whole: 1, stopped: true }, 3));
         assert!(matches!(done.or_stopped(), Err(LabError::Stopped)));
-        // Every other error is one.
+        // All other errors are returned.
         let mut fails = |_: Window, _: &dyn Watch| Err(LabError::Void { first: String::new(), errors: 1 });
         assert!(interleave(&Rounds::new(2, 7), 3, &mut steps, &title, &mut fails).is_err());
     }

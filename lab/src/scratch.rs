@@ -1,11 +1,11 @@
-//! A folder for the files of a run, gone when the run is over, however it ends.
+//! The scratch folder for the files of a measurement. It is removed at the end in all cases.
 
 use crate::{LabError, Result};
 use diskwright_load::machine;
 use diskwright_store::{FileRange, FileStore, LockMode, OpenOptions, Store, Zeroing};
 use std::path::{Path, PathBuf};
 
-/// A folder of its own. Dropped, it is removed with all that is in it, unless it is to be kept.
+/// A new folder. Dropping this removes it with its contents, unless it is to be kept.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
@@ -14,12 +14,12 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes `diskwright-scratch-<process id>` in `parent` (the current folder unless said), which
-    /// is made if need be. Never uses a folder that exists: what it removes at the end is only what
-    /// it has made.
+    /// Creates `diskwright-scratch-<process id>` in `parent` (default: the current folder). Missing
+    /// parents are created too. An existing folder is never used, so that only new files are
+    /// removed at the end.
     ///
     /// # Errors
-    /// [`LabError::File`] when the folder cannot be made, or is there already.
+    /// [`LabError::File`] if the folder cannot be created.
     pub fn new(parent: Option<&Path>, keep: bool) -> Result<Self> {
         let parent = parent.unwrap_or(Path::new("."));
         let mut made_parents = Vec::new();
@@ -48,18 +48,18 @@ impl Scratch {
         &self.path
     }
 
-    /// Makes a folder in it.
+    /// Creates a folder in it.
     ///
     /// # Errors
-    /// [`LabError::File`] when it cannot be made.
+    /// [`LabError::File`] if it cannot be created.
     pub fn folder(&self, name: &str) -> Result<PathBuf> {
         let path = self.path.join(name);
         std::fs::create_dir_all(&path).map_err(LabError::file("create the scratch folder", &path))?;
         Ok(path)
     }
 
-    /// Lets the file system finish what deleting and writing have left to do, so that it does not
-    /// fall into a measurement.
+    /// Waits until the file system has finished earlier writes and deletions, so that they do not
+    /// slow a measurement.
     ///
     /// # Errors
     /// [`LabError::File`].
@@ -67,7 +67,7 @@ impl Scratch {
         settle(&self.path)
     }
 
-    /// Refuses when the file system has less than `needed_bytes` free.
+    /// Returns an error if the file system has less than `needed_bytes` free.
     ///
     /// # Errors
     /// [`LabError::NoSpace`].
@@ -80,7 +80,7 @@ impl Scratch {
     }
 }
 
-/// Makes everything on the file system of the folder `dir` durable.
+/// Syncs the file system of the folder `dir`.
 ///
 /// # Errors
 /// [`LabError::File`].
@@ -89,9 +89,10 @@ pub fn settle(dir: &Path) -> Result<()> {
     rustix::fs::syncfs(&folder).map_err(|errno| LabError::file("sync", dir)(errno.into()))
 }
 
-/// Makes one run of extents of a file of many, so that deleting it takes no minute: after random
-/// writes into reserved space ext4 has an extent for nearly every write, and gives each back by
-/// itself. The contents are lost. Only saves time, so what fails here is not told.
+/// Converts the many extents of a file into few, so that deleting it is fast. After random writes
+/// into preallocated space ext4 has an extent for nearly every write, and deletes them one by one,
+/// which can take a minute. The contents are lost. Errors are ignored, because this only saves
+/// time.
 pub fn simplify_before_removal(path: &Path) {
     let options = OpenOptions { writable: true, lock: LockMode::Exclusive, ..OpenOptions::default() };
     if let Ok(store) = FileStore::open(path, &options)
@@ -106,10 +107,10 @@ impl Drop for Scratch {
         if self.keep {
             return;
         }
-        // The result is valid whether or not the folder could be removed.
+        // A folder that cannot be removed does not affect the result.
         let _ = std::fs::remove_dir_all(&self.path);
         for folder in &self.made_parents {
-            // Goes only if it is empty.
+            // Removed only if it is empty.
             let _ = std::fs::remove_dir(folder);
         }
     }
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_file_system_is_told() {
+    fn a_full_file_system_is_reported() {
         let home = tempfile::tempdir().unwrap();
         let scratch = Scratch::new(Some(home.path()), false).unwrap();
         scratch.need("nothing", 0).unwrap();

@@ -1,14 +1,13 @@
-//! Servers as children: ours and the peers', each on a unix socket in the scratch folder, and what
-//! they cost while they serve.
+//! Runs servers as child processes, ours and those of peers, each on a unix socket in the scratch
+//! folder. Measures their CPU time.
 //!
-//! A child is in a process group of its own: Ctrl-C is for the study or the row, which then takes
-//! its servers down itself. It hears the signals that are blocked here, so a server that others
-//! wrote ends by SIGTERM too.
+//! A server is in its own process group: Ctrl-C goes to the study, which then stops its servers. A
+//! server starts with no signal blocked, so SIGTERM ends it.
 //!
-//! A server counts as up when the kernel lists its socket as listening.
-//! Connecting would tell as well, but some servers take one client and go. The CPU time of a server
-//! is that of its process with all its threads, io_uring's workers among them, read while it runs:
-//! what it cost to start, and to end, is not in the difference of two readings.
+//! A server is ready when the kernel lists its socket as listening. A test connection would not do,
+//! because some servers end after their first client. The CPU time of a server is that of its
+//! process, with all threads and io_uring workers. It is read while the server runs, so the
+//! difference of two readings excludes starting and ending.
 
 use crate::{LabError, Result, peer};
 use nix::{
@@ -25,11 +24,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a server may take to listen, and to end.
+/// Longest time for a server to listen, and to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL_PAUSE: Duration = Duration::from_millis(5);
 
-/// A process that serves. Dropped, it is made to end.
+/// A server process. Dropping it ends the process.
 #[derive(Debug)]
 pub struct Server {
     child: Child,
@@ -38,10 +37,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a program in the folder `dir`, with its output in `NAME.log` there.
+    /// Starts a program in the folder `dir`, with its output in `NAME.log` in that folder.
     ///
     /// # Errors
-    /// [`LabError::File`] when it cannot be started.
+    /// [`LabError::File`] if it cannot be started.
     pub fn start(mut command: Command, dir: &Path, name: &str) -> Result<Self> {
         let log = dir.join(format!("{name}.log"));
         let failed = || LabError::file("create the log", &log);
@@ -52,21 +51,22 @@ impl Server {
         Ok(Self { child, command: format!("{command:?}"), log })
     }
 
-    /// Starts a program that listens on `socket`, and waits until it does.
+    /// Starts a program that listens on `socket`, and waits until it listens.
     ///
     /// # Errors
-    /// [`LabError::Program`] with what it said, when it ends instead, or does not listen in time.
+    /// [`LabError::Program`] with its output, if it ends or does not listen in time.
     pub fn listening(command: Command, socket: &Path, name: &str) -> Result<Self> {
         let dir = socket.parent().unwrap_or(Path::new("."));
         let mut server = Self::start(command, dir, name)?;
-        server.wait_until("it does not listen", || listens(socket))?;
+        server.wait_until("it did not listen in time", || listens(socket))?;
         Ok(server)
     }
 
-    /// Waits until it is so, and the server still runs.
+    /// Waits until `is_so` returns true while the server runs. `otherwise` is the phrase for the
+    /// error.
     ///
     /// # Errors
-    /// [`LabError::Program`].
+    /// [`LabError::Program`] if the server ends first, or after 60 s.
     pub fn wait_until(&mut self, otherwise: &str, mut is_so: impl FnMut() -> bool) -> Result<()> {
         let start = Instant::now();
         while !is_so() {
@@ -79,15 +79,15 @@ impl Server {
         Ok(())
     }
 
-    /// CPU time that its process has used so far, in nanoseconds.
+    /// CPU time of the server process so far, in nanoseconds.
     ///
     /// # Errors
-    /// [`LabError::Program`] when it has ended.
+    /// [`LabError::Program`] if it has ended.
     pub fn cpu_ns(&self) -> Result<u64> {
         self.cpu_ns_of(self.child.id())
     }
 
-    /// That of another process which works for it.
+    /// CPU time of another process of the server so far, in nanoseconds.
     ///
     /// # Errors
     /// As [`Server::cpu_ns`].
@@ -97,24 +97,24 @@ impl Server {
         Ok(Duration::from(time).as_nanos() as u64)
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Ends the server with SIGTERM, and waits for its end.
     ///
     /// # Errors
-    /// [`LabError::Program`] when it does not, or ends badly.
+    /// [`LabError::Program`] if it does not end, or fails.
     pub fn stop(mut self) -> Result<()> {
         match self.end().map_err(LabError::file("wait for", &self.log))? {
-            // Some leave the signal to the system.
+            // Servers without a handler are ended by the signal itself.
             Some(status) if status.success() || status.signal() == Some(Signal::SIGTERM as i32) => Ok(()),
-            ended => Err(self.failed(ended, "it does not end")),
+            ended => Err(self.failed(ended, "it did not end in time")),
         }
     }
 
-    /// Sends it SIGTERM, and waits: some have a device to let go of first.
+    /// Sends SIGTERM and waits for the end: a server may have to detach a device first.
     fn end(&mut self) -> io::Result<Option<ExitStatus>> {
         if let Some(status) = self.child.try_wait()? {
             return Ok(Some(status));
         }
-        // It cannot have gone: it is our child, and was not waited for.
+        // The process exists: it is our child, and we have not waited for it.
         let _ = kill(self.pid(), Signal::SIGTERM);
         let start = Instant::now();
         loop {
@@ -125,7 +125,7 @@ impl Server {
         }
     }
 
-    /// The file with what it prints.
+    /// The file with the server's output.
     pub fn log(&self) -> &Path {
         &self.log
     }
@@ -152,17 +152,17 @@ impl Drop for Server {
     }
 }
 
-/// What `work` cost a server, in nanoseconds of CPU time.
+/// Runs `work`. Returns its value, and the CPU time of the server in the meantime in nanoseconds.
 ///
 /// # Errors
-/// Those of [`Server::cpu_ns`], and of the work.
+/// Errors of [`Server::cpu_ns`] and of `work`.
 pub fn cost_of<T>(server: &Server, work: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
     let before = server.cpu_ns()?;
     let value = work()?;
     Ok((value, server.cpu_ns()?.saturating_sub(before)))
 }
 
-/// Whether a socket is listening (`__SO_ACCEPTCON`).
+/// Whether a unix socket is listening (`__SO_ACCEPTCON`).
 fn listens(socket: &Path) -> bool {
     let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
     let path = socket.to_string_lossy();
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_ends_is_told_with_what_it_said() {
+    fn a_server_that_ends_is_reported_with_its_output() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("socket");
         let error = Server::listening(shell("echo no disk >&2; exit 3"), &socket, "shell").unwrap_err().to_string();

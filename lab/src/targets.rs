@@ -1,9 +1,8 @@
-//! The containers under comparison: made, filled, proved, opened.
+//! The containers that are compared: created, filled, verified and opened.
 //!
-//! Preparation is the same for all: create, fill through the block queue with incompressible data,
-//! flush, close, open again, read everything back and compare, and check that the extents say
-//! "data" from end to end. A target that would measure metadata instead of storage never reaches a
-//! measurement.
+//! All are prepared alike: create, fill through the block queue with incompressible data, flush,
+//! close, open again, read everything back and compare, and check that all of it is allocated. So
+//! no target is measured that would answer reads from metadata.
 
 use crate::{
     LabError, Result,
@@ -23,28 +22,28 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What holds the blocks.
+/// Format and type of a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Container {
-    /// A preallocated file, its bytes those of the disk: what the others are measured against.
+    /// A preallocated raw file; the base of the ratios.
     Raw,
-    /// VHD, all space from the start.
+    /// VHD with all space allocated at creation.
     VhdFixed,
-    /// VHD, blocks of 2 MiB, populated.
+    /// VHD with blocks of 2 MiB, fully allocated.
     VhdDynamic,
-    /// VHD, populated, over an empty dynamic parent as in the paper.
+    /// VHD, fully allocated, on an empty dynamic parent as in the paper.
     VhdDifferencing,
-    /// VHDX, all space from the start.
+    /// VHDX with all space allocated at creation.
     VhdxFixed,
-    /// VHDX, blocks of the default size, populated.
+    /// VHDX with blocks of the default size, fully allocated.
     VhdxDynamic,
-    /// VHDX, populated, over an empty dynamic parent.
+    /// VHDX, fully allocated, on an empty dynamic parent.
     VhdxDifferencing,
 }
 
 impl Container {
-    /// All of them, the raw file first.
+    /// All containers, the raw file first.
     pub const ALL: [Self; 7] = [
         Self::Raw,
         Self::VhdFixed,
@@ -55,7 +54,7 @@ impl Container {
         Self::VhdxDifferencing,
     ];
 
-    /// As shown to people.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw file",
@@ -91,7 +90,7 @@ impl Container {
         }
     }
 
-    /// The paper's container of this format and type; it knows only VHD.
+    /// The paper's container of this type; `None` for raw and VHDX, which the paper does not have.
     pub fn in_paper(self) -> Option<PaperContainer> {
         match self {
             Self::VhdFixed => Some(PaperContainer::Fixed),
@@ -101,14 +100,14 @@ impl Container {
         }
     }
 
-    /// Its file in a scratch folder.
+    /// Name of its file in a scratch folder.
     pub fn file_name(self) -> String {
         format!("{}.{}", self.name().replace(' ', "-").to_lowercase(), self.format())
     }
 }
 
-/// Makes an empty disk in `dir` (and an empty dynamic parent beside a differencing one). Raw files
-/// and fixed disks have their space allocated.
+/// Creates an empty disk in `dir`, and an empty dynamic parent for a differencing disk. Raw files
+/// and fixed disks are preallocated.
 ///
 /// # Errors
 /// [`LabError::Disk`].
@@ -116,10 +115,10 @@ pub fn create_empty(container: Container, dir: &Path, size_bytes: u64) -> Result
     create_with_blocks(container, dir, size_bytes, None)
 }
 
-/// The same, with blocks of another size than the format's usual one.
+/// Like [`create_empty`], with another block size than the default.
 ///
 /// # Errors
-/// [`LabError::Disk`], also for a size that the format cannot have.
+/// [`LabError::Disk`], also for an unsupported block size.
 pub fn create_with_blocks(
     container: Container,
     dir: &Path,
@@ -155,21 +154,21 @@ fn create_as(
     Ok(path)
 }
 
-/// A container, open for measuring.
+/// An open container.
 #[derive(Debug)]
 pub struct Target {
-    /// What it is.
+    /// Format and type.
     pub container: Container,
     /// Its file.
     pub path: PathBuf,
-    /// The cache mode in force, which is not the one asked for where the file system has no
-    /// O_DIRECT.
+    /// The cache mode in force. It differs from the requested mode if the file system does not
+    /// support O_DIRECT.
     pub cache: CacheMode,
     open: OpenTarget,
 }
 
 impl Target {
-    /// Opens a container for reading and writing. A raw file is opened as such, whatever is in it.
+    /// Opens a container for reading and writing. A raw file is opened as raw, whatever it holds.
     ///
     /// # Errors
     /// [`LabError::Disk`] or [`LabError::Open`].
@@ -177,7 +176,7 @@ impl Target {
         Self::open_with(container, path, cache, engine, true)
     }
 
-    /// The same, for reading only unless `writable`.
+    /// Like [`Target::open`], but read-only unless `writable`.
     ///
     /// # Errors
     /// As [`Target::open`].
@@ -212,13 +211,13 @@ impl Target {
         Ok(Self { container, path, cache, open })
     }
 
-    /// The same target under another name, as it stands in tables.
+    /// The target with another name.
     pub fn named(mut self, name: &str) -> Self {
         name.clone_into(&mut self.open.name);
         self
     }
 
-    /// Its name, for tables and messages.
+    /// Name for tables and messages.
     pub fn name(&self) -> &str {
         &self.open.name
     }
@@ -228,12 +227,12 @@ impl Target {
         &*self.open.device
     }
 
-    /// As a run takes it.
+    /// The target in the form that a run needs.
     pub fn to_measure(&self) -> OpenTarget {
         self.open.clone()
     }
 
-    /// Closes it cleanly.
+    /// Flushes and closes the target.
     ///
     /// # Errors
     /// As [`OpenTarget::close`].
@@ -242,7 +241,7 @@ impl Target {
     }
 }
 
-/// A device that was opened in some other way, as a run takes it.
+/// An open device in the form that a run needs.
 pub fn open_target(name: &str, kind: &str, device: Arc<dyn BlockDevice>, cache: CacheMode) -> OpenTarget {
     let cache = match cache {
         CacheMode::Direct => Caching::Direct,
@@ -260,28 +259,28 @@ pub fn open_target(name: &str, kind: &str, device: Arc<dyn BlockDevice>, cache: 
     }
 }
 
-/// How targets are prepared.
+/// How containers are prepared.
 #[derive(Debug, Clone, Copy)]
 pub struct Preparation {
-    /// Size of each disk.
+    /// Size of each disk, bytes.
     pub size_bytes: u64,
-    /// Of the contents.
+    /// Seed of the contents.
     pub seed: u64,
-    /// How they are opened.
+    /// Requested cache mode.
     pub cache: CacheMode,
-    /// What moves the bytes.
+    /// How I/O is submitted.
     pub engine: EngineKind,
 }
 
 /// Creates, fills, flushes and closes a container. `tick` gets the number of bytes written so far.
 ///
 /// # Errors
-/// Whatever fails; the file stays in `dir`, which the caller removes.
+/// Any failure. The file stays in `dir`; the caller removes it.
 pub fn make_filled(container: Container, dir: &Path, how: &Preparation, tick: &mut Tick<'_>) -> Result<PathBuf> {
     make_filled_with_blocks(container, dir, how, None, tick)
 }
 
-/// The same, with blocks of another size than the format's usual one.
+/// Like [`make_filled`], with another block size than the default.
 ///
 /// # Errors
 /// As [`make_filled`] and [`create_with_blocks`].
@@ -299,25 +298,25 @@ pub fn make_filled_with_blocks(
     Ok(path)
 }
 
-/// Bytes of one file before the next one's turn, where several are filled side by side.
+/// Bytes written to one file before the next file's turn, if several are filled side by side.
 const STRETCH_BYTES: u64 = 64 << 20;
 
-/// A container that was filled.
+/// A filled container.
 #[derive(Debug)]
 pub struct Filled {
     /// Its file.
     pub path: PathBuf,
-    /// What creating, filling and flushing it took.
+    /// Time of creating, filling, flushing and closing it.
     pub took: Duration,
 }
 
-/// Creates, fills, flushes and closes several containers, each in its folder, a stretch of each in
-/// turns. So all of them lie all over the same part of the disk: files that are made one after the
-/// other differ by their place alone. For the same reason fixed disks are not given their space
-/// beforehand. `tick` gets the number of bytes written to all of them.
+/// Creates, fills, flushes and closes several containers, each in its own folder, writing a stretch
+/// of each in turn. So all of them are spread over the same part of the storage; files that are
+/// written one after the other would differ in their place. For the same reason fixed disks are not
+/// preallocated here. `tick` gets the number of bytes written to all of them.
 ///
 /// # Errors
-/// Whatever fails; the files stay where they are.
+/// Any failure. The files are not removed.
 pub fn make_filled_side_by_side(
     wanted: &[(Container, &Path)],
     how: &Preparation,
@@ -351,11 +350,11 @@ pub fn make_filled_side_by_side(
     Ok(filled)
 }
 
-/// Opens a filled container again, reads all of it back, and checks its size and that all of it is
-/// data of its own. `tick` gets the number of bytes read so far.
+/// Opens a filled container again, verifies all of it, and checks its size and that all of it is
+/// allocated. `tick` gets the number of bytes read so far.
 ///
 /// # Errors
-/// [`LabError::WrongData`], [`LabError::NotPopulated`], or whatever fails.
+/// [`LabError::WrongData`], [`LabError::NotPopulated`], or any other failure.
 pub fn open_verified(container: Container, path: PathBuf, how: &Preparation, tick: &mut Tick<'_>) -> Result<Target> {
     let target = Target::open(container, path, how.cache, how.engine)?;
     let found_bytes = target.device().geometry().size_bytes;
@@ -398,7 +397,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let others = dir.path().join("others");
         std::fs::create_dir(&others).unwrap();
-        // Two stretches, the second a part.
+        // Two stretches, of which the second is short.
         let size_bytes = STRETCH_BYTES + (3 << 20);
         let how = Preparation { size_bytes, seed: 5, cache: CacheMode::PageCache, engine: EngineKind::Auto };
         let wanted = [
@@ -407,13 +406,13 @@ mod tests {
             (Container::VhdxDynamic, dir.path()),
             (Container::Raw, &*others),
         ];
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         let filled = make_filled_side_by_side(&wanted, &how, &mut |done| {
-            told.push(done);
+            reported.push(done);
             Ok(())
         })
         .unwrap();
-        assert!(told.is_sorted() && told.last() == Some(&(4 * size_bytes)), "{told:?}");
+        assert!(reported.is_sorted() && reported.last() == Some(&(4 * size_bytes)), "{reported:?}");
         for ((container, _), Filled { path, took }) in wanted.into_iter().zip(filled) {
             assert!(took > Duration::ZERO);
             open_verified(container, path, &how, &mut |_| Ok(())).unwrap().close().unwrap();

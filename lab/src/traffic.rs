@@ -1,15 +1,15 @@
-//! What the kernel saw this process move between memory and storage: `/proc/self/io`.
+//! Bytes that this process moved to and from storage, by the kernel's account `/proc/self/io`.
 //!
-//! `read_bytes` and `write_bytes` are counted where a transfer is handed to the block layer (for
-//! the page cache: where a page is made dirty), so a request that an engine answers from its tables
-//! is not in them, nor is a read that the page cache answers.
+//! The kernel counts `read_bytes` and `write_bytes` when a transfer is passed to the block layer,
+//! or, for writes to the page cache, when a page becomes dirty. So requests that an image answers
+//! from metadata are not counted, and neither are reads from the page cache.
 
 use crate::{LabError, Result};
 use std::{io, ops::Sub, path::Path};
 
 const ACCOUNT: &str = "/proc/self/io";
 
-/// Bytes since the process began, or between two looks.
+/// Bytes since the process started, or between two readings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traffic {
     /// Read from storage.
@@ -19,10 +19,10 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// So far, by all threads, those that have ended included.
+    /// Bytes of all threads so far, including threads that have ended.
     ///
     /// # Errors
-    /// [`LabError::File`] when the kernel's account cannot be read.
+    /// [`LabError::File`] if the kernel's account cannot be read.
     pub fn of_process() -> Result<Self> {
         let failed = LabError::file("read the kernel's account of this process from", Path::new(ACCOUNT));
         std::fs::read_to_string(ACCOUNT).and_then(|text| Self::parse(&text)).map_err(failed)
@@ -32,7 +32,7 @@ impl Traffic {
         let field = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
             line.and_then(|value| value.trim().parse().ok())
-                .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("it has no number {name}")))
+                .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("the number {name} is missing")))
         };
         Ok(Self { read_bytes: field("read_bytes")?, written_bytes: field("write_bytes")? })
     }

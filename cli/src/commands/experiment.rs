@@ -1,9 +1,9 @@
-//! What is common to the commands that prepare disks, measure and clean up: the studies,
-//! `lab selftest`, and the program `diskwright-bench`.
+//! Shared code of the commands that prepare disks, measure and clean up: the studies, `lab
+//! selftest`, and the program `diskwright-bench`.
 //!
-//! The arguments are the same everywhere, but their defaults are not: a command states its own by
-//! `#[command(mut_arg("rounds", |arg| arg.help("...")))]`. [`conclude`] ends every study,
-//! [`acceptance`] carries out and ends the other two.
+//! All have the same arguments with different defaults. A command states its defaults with
+//! `#[command(mut_arg("rounds", |arg| arg.help("...")))]`. [`conclude`] prints and saves the result
+//! of a study; [`acceptance`] runs an acceptance run, then prints and saves its record.
 
 use crate::{
     context::Context,
@@ -17,14 +17,14 @@ use diskwright_lab::{
     acceptance::{self, AcceptanceOptions, Row},
     cells::Cells,
     output::{Kind, Output},
-    report::Told,
+    report::ToChapter,
     study::{StudyOptions, StudyReport},
 };
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{io::Write, path::PathBuf, time::Duration};
 
-/// Name of the hidden command by which the program measures in a fresh process.
+/// Name of the hidden command that measures in a fresh process.
 pub const CHILD_COMMAND: &str = "measuring-child";
 
 /// Arguments of an experiment.
@@ -39,10 +39,10 @@ pub struct ExperimentArgs {
     /// Save the result to this file.
     #[arg(long, short, value_name = "FILE.json")]
     pub output: Option<PathBuf>,
-    /// How often each cell is measured.
+    /// Rounds of each cell.
     #[arg(long, value_name = "N", value_parser = options::at_least_one)]
     pub rounds: Option<usize>,
-    /// Seconds that a cell takes.
+    /// Seconds per cell.
     #[arg(long, value_name = "SECONDS", value_parser = options::seconds)]
     pub cell: Option<Duration>,
     /// Keep the scratch folder.
@@ -51,7 +51,7 @@ pub struct ExperimentArgs {
 }
 
 impl ExperimentArgs {
-    /// The same as options of a study.
+    /// The arguments as options of a study.
     pub fn study(&self, global: &GlobalOptions) -> StudyOptions {
         StudyOptions {
             quick: self.quick,
@@ -65,13 +65,13 @@ impl ExperimentArgs {
     }
 }
 
-/// Prints the result of a study, also of a study that was stopped, and when it cannot be saved.
-pub fn conclude<T: Serialize + JsonSchema + Told + Cells>(
+/// Prints the result of a study, also if the study was stopped or the result cannot be saved.
+pub fn conclude<T: Serialize + JsonSchema + ToChapter + Cells>(
     context: &mut Context,
     report: diskwright_lab::Result<StudyReport<T>>,
 ) -> Outcome {
     let report = match report {
-        // A signal from the keyboard reaches the children as well; their failure is not the reason.
+        // Ctrl-C also ends the child processes; their failure is not the reason.
         Err(_) if context.signals.came() => return Err(Failure::Stopped),
         report => report?,
     };
@@ -87,11 +87,11 @@ pub fn conclude<T: Serialize + JsonSchema + Told + Cells>(
     if report.stopped { Err(Failure::Stopped) } else { Ok(exit::OK) }
 }
 
-/// Carries out the rows of an acceptance run, saves and prints the record, also of a run that was
+/// Runs the rows of an acceptance run, then prints and saves the record, also if the run was
 /// stopped. `title` names the run in its report.
 ///
 /// # Errors
-/// When the record cannot be saved or printed, and [`Failure::Stopped`].
+/// If the record cannot be saved or printed; [`Failure::Stopped`].
 pub fn acceptance(
     context: &mut Context,
     title: &str,
@@ -108,13 +108,13 @@ pub fn acceptance(
         launcher: Some(launcher),
         keep: args.keep,
     };
-    // Refused before anything is measured.
+    // Fails before anything is measured.
     let output = args.output.as_deref().map(|path| Output::check(path, Kind::Result)).transpose()?;
     let mut steps = context.steps();
     let record = acceptance::run(title, rows, &options, &mut steps);
     drop(steps);
     let mut record = match record {
-        // A signal from the keyboard reaches the children as well; their failure is not the reason.
+        // Ctrl-C also ends the child processes; their failure is not the reason.
         Err(_) if context.signals.came() => return Err(Failure::Stopped),
         record => record?,
     };
@@ -124,7 +124,7 @@ pub fn acceptance(
             return Err(Failure::Stopped);
         }
     }
-    // A record that cannot be saved is printed all the same.
+    // The record is printed also if it cannot be saved.
     let saved = output.map(|output| output.save(&record).map(|()| output.path().to_owned())).transpose();
     if context.global.json {
         context.print_result(&record)?;

@@ -1,4 +1,4 @@
-//! `diskwright lab`: the laboratory.
+//! `diskwright lab`: measuring disks.
 
 mod compare;
 pub mod profiles;
@@ -27,24 +27,23 @@ pub struct LabArgs {
 
 #[derive(Debug, Subcommand)]
 enum LabCommand {
-    /// Measure targets by a workload: IOPS, MB/s, latency, CPU for each request.
+    /// Measure targets with a workload: IOPS, MB/s, latency, CPU time per request.
     Run(Box<run::RunArgs>),
-    /// Saved results as a page with plots, or as CSV, Markdown, JSON.
+    /// Show saved results as text or as a page with plots, or export CSV, Markdown, JSON.
     Report(report::ReportArgs),
-    /// Measure a workload over a range of loads, and mark the points that matter.
+    /// Measure a workload over a range of loads, and find the knee.
     Sweep(Box<sweep::SweepArgs>),
-    /// Tell which of several results, or of several targets, is faster, by how much, and how sure
-    /// that is.
+    /// Compare saved results or targets: which is faster, by how much, and is it significant.
     Compare(Box<compare::CompareArgs>),
-    /// One of the papers' experiments, from preparation to report.
+    /// Run an experiment of a published paper, from preparation to report.
     Study(study::StudyArgs),
     /// List the built-in profiles, or print one.
     Profiles(profiles::ProfilesArgs),
-    /// What the generator itself costs, beside fio.
+    /// Measure the load generator itself, compared to fio.
     Selftest(selftest::SelftestArgs),
 }
 
-/// Arguments of the hidden command.
+/// Arguments of the hidden command `measuring-child`.
 #[derive(Debug, Args)]
 pub struct ChildArgs {
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -52,7 +51,7 @@ pub struct ChildArgs {
 }
 
 impl LabArgs {
-    /// With what the command ends that has failed.
+    /// The exit codes of failures.
     pub fn codes(&self) -> Codes {
         match self.command {
             LabCommand::Compare(_) => Codes::COMPARE,
@@ -61,7 +60,6 @@ impl LabArgs {
     }
 }
 
-/// Runs what was asked for.
 pub fn run(context: &mut Context, args: &LabArgs) -> Outcome {
     match &args.command {
         LabCommand::Run(args) => run::run(context, args),
@@ -74,7 +72,7 @@ pub fn run(context: &mut Context, args: &LabArgs) -> Outcome {
     }
 }
 
-/// The other side of the lab's `ChildLauncher`.
+/// Runs one operation in this fresh process, for the lab's `ChildLauncher`.
 pub fn measuring_child(context: &mut Context, args: &ChildArgs) -> Outcome {
     let cost = diskwright_lab::child::child_main(&args.arguments)?;
     writeln!(context.out, "{cost}")?;

@@ -70,16 +70,17 @@ fn every_way_is_measured_or_left_out_by_name_and_nothing_stays() {
         let server_ns = cell["more"]["server_cpu_ns_per_io"][0].as_f64();
         assert_eq!(server_ns.is_some_and(|ns| ns > 0.0), has_server, "{cell}");
     }
-    assert!(
-        result["verdict"].as_str().unwrap().starts_with("Where the disk in process gives 100 requests, NBD gives ")
-    );
+    assert!(result["verdict"].as_str().unwrap().starts_with("Relative to 100 for the disk in process, NBD reaches "));
     assert_clean(&shop);
 
     let saved: Value = serde_json::from_slice(&fs::read(shop.path("r.json")).unwrap()).unwrap();
     assert_eq!(saved, without_summary(result.clone()));
     shop.ok("lab report r.json -o r.html");
     let page = fs::read_to_string(shop.path("r.html")).unwrap();
-    assert!(page.contains("On the paper’s scale") && page.contains("in process = 100"), "the page has no scale");
+    assert!(
+        page.contains("Relative to the disk in process") && page.contains("in process = 100"),
+        "the page has no scale"
+    );
     let csv = shop.ok("lab report r.json --as csv");
     assert_eq!(csv.lines().count(), 1 + cells.len());
     assert!(shop.ok("lab report r.json --as md").contains("| in process |"));

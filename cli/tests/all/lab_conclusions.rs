@@ -26,7 +26,7 @@ fn a_sweep_is_saved_goes_on_and_refuses_to_be_another() {
     let kept = std::fs::read(shop.path("s.json")).unwrap();
     let error = shop.fails(1, &format!("{SWEEP} -b 8K"));
     assert!(
-        error.contains("the saved sweep has the workload") && error.contains("another file to begin anew"),
+        error.contains("the saved sweep has the workload") && error.contains("another file to begin a new sweep"),
         "{error}"
     );
     assert_eq!(std::fs::read(shop.path("s.json")).unwrap(), kept);
@@ -54,7 +54,7 @@ fn what_cannot_be_swept_is_refused_before_anything_is_made() {
     shop.fails(2, "lab sweep x.raw --create-size 1M --vary depth=1..3");
     shop.fails(2, "lab sweep x.raw --create-size 1M");
     let error = shop.fails(1, "lab sweep x.raw --create-size 1M --vary files=1,2");
-    assert!(error.contains("2 files are to take part, but 1"), "{error}");
+    assert!(error.contains("2 files are needed, but 1"), "{error}");
     assert!(!shop.path("x.raw").exists());
 }
 
@@ -70,7 +70,7 @@ fn results_are_compared_and_a_condition_decides_the_exit_code() {
     assert_eq!(found["schema"], "diskwright.lab.compare/2");
     assert!(found["warnings"].as_array().unwrap().iter().any(|warning| warning["what"] == "workload"), "{found}");
     let text = shop.ok(sides);
-    assert!(text.contains("Mann-Whitney") && text.contains("corrected by Holm"), "{text}");
+    assert!(text.contains("Mann-Whitney") && text.contains("Holm’s correction"), "{text}");
     // The latency of sixteen requests at once on nothing is far above that of one.
     let line = "lab compare slow.json fast.json --figures mean --fail-if 'mean worse-than 50%'";
     let ended = shop.run(line);

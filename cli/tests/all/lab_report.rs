@@ -107,7 +107,7 @@ fn what_is_no_result_is_told_and_nothing_is_written() {
     for (file, words) in [
         ("newer.json", "written by a newer Diskwright"),
         ("cut.json", "ends in the middle"),
-        ("other.json", "no result of the lab"),
+        ("other.json", "not a result of the lab"),
         ("page.json", "is not JSON"),
         ("missing.json", "No such file"),
     ] {

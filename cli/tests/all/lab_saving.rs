@@ -53,7 +53,7 @@ fn what_was_measured_is_shown_though_it_cannot_be_saved() {
         let (ended, printed, error) = taken_meanwhile(line, phase);
         assert_eq!(ended, Some(code), "{line}: {error}");
         assert!(printed.contains(shown) && !printed.contains("saved to"), "{line}: {printed}");
-        assert!(error.contains("r.json: that is no file; nothing was changed"), "{line}: {error}");
+        assert!(error.contains("r.json: not a regular file; nothing was changed"), "{line}: {error}");
     }
 }
 
@@ -71,7 +71,7 @@ fn a_place_is_looked_at_before_anything_is_made() {
         "lab study zero-payload --cell 3600",
     ] {
         let error = shop.fails(1, &format!("{line} -o package.json"));
-        assert!(error.contains("package.json: something is there that is no result; nothing was changed"), "{error}");
+        assert!(error.contains("package.json: file exists and is not a result; nothing was changed"), "{error}");
         let error = shop.fails(1, &format!("{line} -o nowhere/x.json"));
         assert!(error.contains("cannot write the result to nowhere/x.json: No such file"), "{error}");
     }
@@ -98,10 +98,7 @@ fn a_report_replaces_a_report_and_nothing_else() {
         fs::write(shop.path(name), bytes).unwrap();
         for form in ["html", "md", "csv", "json"] {
             let error = shop.fails(1, &format!("lab report x.json --as {form} -o {name}"));
-            assert!(
-                error.contains("something is there that is no re") && error.contains("nothing was changed"),
-                "{error}"
-            );
+            assert!(error.contains("file exists and is not a re") && error.contains("nothing was changed"), "{error}");
         }
         assert!(fs::read(shop.path(name)).unwrap() == bytes, "{name}");
     }
@@ -112,7 +109,7 @@ fn a_report_replaces_a_report_and_nothing_else() {
     }
     // What was measured is not replaced by a page of something else.
     let error = shop.fails(1, "lab report x.json --as html -o r.json");
-    assert!(error.contains("no report"), "{error}");
+    assert!(error.contains("not a report"), "{error}");
 }
 
 #[test]
@@ -129,7 +126,7 @@ fn the_names_of_a_run_are_chosen_before_it() {
     fs::write(shop.path("x.run.toml"), "mine").unwrap();
     fs::remove_file(shop.path("x.json")).unwrap();
     let error = shop.fails(1, &line);
-    assert!(error.contains("neither as x.toml nor as x.run.toml; nothing was changed"), "{error}");
+    assert!(error.contains("cannot be saved as x.toml or as x.run.toml; nothing was changed"), "{error}");
     assert!(!shop.path("x.json").exists(), "it was measured, and saved without a profile");
     assert_eq!(fs::read_to_string(shop.path("x.run.toml")).unwrap(), "mine");
 }

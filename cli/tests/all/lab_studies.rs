@@ -72,7 +72,7 @@ fn a_study_that_is_hung_up_while_it_measures_keeps_what_it_has_and_says_that_it_
     assert_eq!(output.status.code(), Some(130), "{rest:?}");
     assert_eq!(names(&shop.path("")), ["found.json"], "scratch files were left behind");
     let printed = String::from_utf8(output.stdout).unwrap();
-    assert!(printed.starts_with("Stopped: ") && printed.contains("saved to found.json"), "{printed}");
+    assert!(printed.starts_with("Partial: ") && printed.contains("saved to found.json"), "{printed}");
     let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(shop.path("found.json")).unwrap()).unwrap();
     assert_eq!(saved["end"]["kind"], "stopped");
     let compared = saved["cells"].as_array().unwrap().iter().filter(|cell| cell["part"] == "containers");
@@ -110,10 +110,10 @@ fn a_small_study_says_what_it_found_and_what_it_left_out() {
         .ok("lab study containers --quick --size 32M --cell 0.01 --rounds 1 --chain-length 1,2 --output found.json");
     for part in [
         "Populated dynamic and differencing disks",
-        "Left out of the quick form",
+        "Not measured in the quick study",
         "OLTP database",
         "Writing into empty disks",
-        "Size of blocks, VHD dynamic",
+        "Block size, VHD dynamic",
         "Chains of differencing disks",
         "saved to found.json",
     ] {
@@ -122,7 +122,7 @@ fn a_small_study_says_what_it_found_and_what_it_left_out() {
     assert_eq!(names(&shop.path("")), ["found.json"]);
     shop.ok("lab report found.json -o page.html");
     let page = std::fs::read_to_string(shop.path("page.html")).unwrap();
-    assert!(page.contains("Writing into empty disks") && page.contains("Size of blocks, VHD dynamic"));
+    assert!(page.contains("Writing into empty disks") && page.contains("Block size, VHD dynamic"));
     let rows = shop.ok("lab report found.json --as csv");
     for experiment in ["containers", "chain", "expanding", "block size"] {
         assert!(rows.lines().any(|row| row.contains(&format!(",{experiment},"))), "{experiment}:\n{rows}");

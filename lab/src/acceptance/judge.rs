@@ -1,4 +1,4 @@
-//! Bars, and the outcome of a measured figure against one.
+//! Limits ("bars") of figures, and the outcome of a check against a limit.
 
 use crate::measure::Ratio;
 use diskwright_stats::{
@@ -7,24 +7,23 @@ use diskwright_stats::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Confidence of the intervals of [`Check::of_interval`].
 const INTERVAL_CONFIDENCE: f64 = 0.99;
 
 /// The outcome of a check or a row, the worst first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
-    /// The bar was missed, or the measurement could not be carried out.
+    /// The limit was missed, or the measurement failed.
     Fail,
-    /// The bar lies inside the confidence interval: more rounds would tell.
+    /// The limit is within the confidence interval; more rounds would decide.
     Unsure,
-    /// Not measured: something that it needs is missing here.
+    /// Not measured, because this machine lacks something that the check needs.
     Skipped,
-    /// The bar was reached.
+    /// The limit was kept.
     Pass,
 }
 
-/// What a figure must reach.
+/// A limit that a figure must keep.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Bar {
@@ -42,8 +41,8 @@ impl Bar {
         }
     }
 
-    /// Distance of `value` from the bar as a factor; below 1 the bar is missed. Checks of different
-    /// units are sorted by it.
+    /// Distance of `value` from the limit as a factor; below 1 the limit is missed. Sorts checks of
+    /// different units.
     pub(crate) fn margin(self, value: f64) -> f64 {
         match self {
             Self::AtLeast(bar) => value / bar,
@@ -52,25 +51,25 @@ impl Bar {
     }
 }
 
-/// One figure and its bar.
+/// A figure with its limit and outcome.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Check {
-    /// What was measured: "VHDX dynamic, 4K random read: IOPS".
+    /// The figure's name, for example "VHDX dynamic, 4K random read: IOPS".
     pub name: String,
-    /// Unit of the figure that is judged: "ratio", "ns", "bytes" or "IOPS".
+    /// Unit of `figure` and `bar`: "ratio", "ns", "bytes" or "IOPS".
     pub unit: String,
     /// Unit of `ours` and `peer`.
     pub sides_unit: String,
-    /// The figure that is judged, over the rounds. `None` where nothing was measured.
+    /// The judged figure over the rounds. `None` if it was not measured.
     pub figure: Option<Summary>,
-    /// Confidence interval of the median (95 %), or the one that [`Check::of_interval`] judges
-    /// (99 %). `None` with too few rounds.
+    /// Confidence interval: 95 % of the median, or 99 % in a check of [`Check::of_interval`].
+    /// `None` with too few rounds.
     pub confidence: Option<Interval>,
-    /// Our side of a ratio.
+    /// Our figure, in a check of a ratio.
     pub ours: Option<Summary>,
-    /// The peer's side of a ratio.
+    /// The peer's figure, in a check of a ratio.
     pub peer: Option<Summary>,
-    /// What the figure must reach.
+    /// The limit.
     pub bar: Option<Bar>,
     /// The outcome.
     pub outcome: Outcome,
@@ -79,7 +78,7 @@ pub struct Check {
 }
 
 impl Check {
-    /// A ratio of ours to the peer's, round by round.
+    /// Checks the ratio of our figure to the peer's, round by round.
     pub fn ratio(name: impl Into<String>, sides_unit: &str, ours: &[f64], peer: &[f64], bar: Bar) -> Self {
         let name = name.into();
         let Some(ratio) = Ratio::of(ours, peer) else { return Self::broken(&name, "nothing was measured") };
@@ -91,17 +90,16 @@ impl Check {
         }
     }
 
-    /// A ratio whose rounds were put together before.
+    /// Checks a ratio that was computed before.
     pub fn of_ratio(name: impl Into<String>, ratio: &Ratio, bar: Bar) -> Self {
         let confidence = ratio.confidence.filter(|_| ratio.each.len() >= 3);
         Self { confidence, ..Self::judged(name.into(), "ratio", Some(ratio.summary), bar) }
     }
 
-    /// A ratio that is judged by its confidence interval: a pass when the whole interval reaches
-    /// the bar, a failure when none of it does, else unsure. It is the Hodges-Lehmann interval over
-    /// the logarithms of the rounds' ratios. Its level is 99 %, so that a comparison may be judged
-    /// up to five times, with more rounds each time, and still be wrong in fewer than 1 of 40
-    /// cases.
+    /// Checks a ratio by its confidence interval. It passes if the whole interval keeps the limit,
+    /// fails if none of it does, and is else unsure. The interval is the Hodges-Lehmann interval
+    /// over the logarithms of the rounds' ratios. Its level is 99 %: a comparison may be judged up
+    /// to five times, with more rounds each time, and is wrong in fewer than 1 of 40 cases.
     pub fn of_interval(name: impl Into<String>, ratio: &Ratio, bar: Bar) -> Self {
         let logarithms: Vec<f64> = ratio.each.iter().map(|ratio| ratio.ln()).collect();
         let Some(shift) = paired_shift(&logarithms, INTERVAL_CONFIDENCE) else {
@@ -117,16 +115,16 @@ impl Check {
         Self { confidence: Some(interval), outcome, ..Self::judged(name.into(), "ratio", Some(ratio.summary), bar) }
     }
 
-    /// Whether a ratio is 1 within `factor` either way (1.05): a ratio below 1 is inverted, and the
-    /// result is judged as by [`Self::of_interval`]. Noise widens the interval, so it leaves the
-    /// check open and never makes it a pass.
+    /// Checks whether a ratio is 1 within `factor` in both directions (for example 1.05). A ratio
+    /// below 1 is inverted. The interval is judged as by [`Self::of_interval`]: noise widens it, so
+    /// noise can make the check unsure but never a pass.
     pub(crate) fn alike(name: &str, ratio: &Ratio, factor: f64) -> Self {
         let logarithms: Vec<f64> = ratio.each.iter().map(|ratio| ratio.ln()).collect();
         let Some(shift) = paired_shift(&logarithms, INTERVAL_CONFIDENCE) else {
             return Self::broken(name, "nothing was measured");
         };
         let (low, high) = (shift.interval.low, shift.interval.high);
-        // The distance from 1; 0 where 1 lies inside the interval.
+        // The distance from 1; 0 if 1 is within the interval.
         let nearest = if low <= 0.0 && high >= 0.0 { 0.0 } else { low.abs().min(high.abs()) };
         let interval = Interval { low: nearest.exp(), high: low.abs().max(high.abs()).exp() };
         let bar = Bar::AtMost(factor);
@@ -141,7 +139,7 @@ impl Check {
         Self { confidence: Some(interval), outcome, ..Self::judged(name.to_owned(), "ratio", figure, bar) }
     }
 
-    /// An absolute figure, round by round, in `unit`.
+    /// Checks an absolute figure in `unit`, round by round.
     pub fn absolute(name: impl Into<String>, unit: &str, values: &[f64], bar: Bar) -> Self {
         Self::judged(name.into(), unit, Summary::of(values), bar)
     }
@@ -163,12 +161,12 @@ impl Check {
         }
     }
 
-    /// Not measured: something that the check needs is missing here.
+    /// A check that was not measured, because this machine lacks something that it needs.
     pub fn skipped(name: &str, why: impl Into<String>) -> Self {
         Self::without_figure(name, Outcome::Skipped, why.into())
     }
 
-    /// The measurement could not be carried out.
+    /// A check whose measurement failed.
     pub fn broken(name: &str, why: impl Into<String>) -> Self {
         Self::without_figure(name, Outcome::Fail, why.into())
     }
@@ -188,7 +186,7 @@ impl Check {
         }
     }
 
-    /// Whether the rounds are too scattered to be sure of the outcome: the bar lies inside the
+    /// Whether the rounds scatter too much for a certain outcome: the limit is within the
     /// confidence interval.
     pub fn is_close(&self) -> bool {
         if self.outcome == Outcome::Unsure {
@@ -200,14 +198,14 @@ impl Check {
         confidence.low < bar && bar < confidence.high
     }
 
-    /// [`Bar::margin`] of the median; 0, the worst, without a figure.
+    /// [`Bar::margin`] of the median; 0 (the worst) without a figure.
     pub(crate) fn margin(&self) -> f64 {
         self.bar.zip(self.figure).map_or(0.0, |(bar, figure)| bar.margin(figure.median))
     }
 }
 
-/// The worst outcome, after up to `may_miss` checks that failed or are unsure have been left out,
-/// the worst first. A row without checks was skipped.
+/// The worst outcome, ignoring up to `may_miss` failed or unsure checks, the worst of them. A row
+/// without checks is skipped.
 pub(super) fn worst(checks: &[Check], may_miss: usize) -> Outcome {
     let mut outcomes: Vec<Outcome> = checks.iter().map(|check| check.outcome).collect();
     outcomes.sort_unstable();
@@ -254,7 +252,7 @@ mod tests {
         assert_eq!(judged(&near(1.0, 15), Bar::AtMost(1.1)), Outcome::Pass);
         assert_eq!(judged(&near(1.2, 15), Bar::AtMost(1.1)), Outcome::Fail);
         assert_eq!(judged(&near(1.0, 5), Bar::AtLeast(0.95)), Outcome::Unsure, "five rounds are never so sure");
-        // One round in four that is a disaster does not decide, as it would for a mean.
+        // The median ignores one bad round in four; a mean would not.
         let mut disturbed = near(1.0, 24);
         disturbed.iter_mut().step_by(4).for_each(|ratio| *ratio *= 0.5);
         assert_ne!(judged(&disturbed, Bar::AtLeast(0.95)), Outcome::Fail);

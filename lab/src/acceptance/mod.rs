@@ -1,9 +1,9 @@
-//! Acceptance runs: figures measured against what is promised of them.
+//! Acceptance runs: compares measured figures with promised limits.
 //!
-//! A [`Row`] is one promise: it prepares its files, measures ours and the peer's in turns over
-//! several rounds, and judges each figure against a [`Bar`]. [`run`] carries out a list of rows.
-//! The lab has the rows about its own load generator ([`crate::selftest`]); the program
-//! `diskwright-bench` has the rows about disks and servers.
+//! A [`Row`] is one promise. It prepares its files, measures our side and the peer in interleaved
+//! rounds, and checks each figure against a [`Bar`]. [`run`] runs a list of rows. The lab has the
+//! rows about its load generator ([`crate::selftest`]); the program `diskwright-bench` has the rows
+//! about disks and servers.
 //!
 //! ```text
 //!   rows ──▶ run ──▶ a row: files in the scratch folder, rounds ──▶ Check (figure, Bar, Outcome)
@@ -12,12 +12,12 @@
 //!
 //! | file | room |
 //! |---|---|
-//! | `judge.rs` | bars, and the outcome of a figure |
+//! | `judge.rs` | limits, and outcomes of checks |
 //! | `record.rs` | the record of a run |
 //!
-//! A row whose peer is not installed, or which needs what this machine does not have, is *skipped
-//! by name* and never counted as passed. A row that fails to run counts as failed, and the others
-//! go on.
+//! A row is *skipped* if its peer is not installed, or if the machine lacks something that it
+//! needs. It is never counted as passed. A row that cannot be run counts as failed; the other rows
+//! are run.
 
 mod judge;
 mod record;
@@ -50,91 +50,91 @@ pub const SEED: u64 = 0x6265_6e63;
 /// Measures one row.
 pub type MeasureRow = fn(&Context<'_>, &mut dyn Progress) -> Result<Found>;
 
-/// One promise.
+/// A promise, and how it is measured.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
-    /// The name by which the row is selected.
+    /// Name to select the row.
     pub name: &'static str,
-    /// The promise, in words.
+    /// The promise as a sentence.
     pub title: &'static str,
-    /// Measures the row in a scratch folder that is empty when the row begins.
+    /// Measures the row. Its scratch folder is empty when it begins.
     pub measure: MeasureRow,
 }
 
-/// How to run.
+/// Options of an acceptance run.
 #[derive(Debug, Clone, Default)]
 pub struct AcceptanceOptions {
-    /// Smaller disks, fewer blocks, shorter cells: a look, not a proof.
+    /// Smaller disks, fewer rounds, shorter cells; the outcome is less certain.
     pub quick: bool,
-    /// Where to make the scratch folder. `None` is the current folder.
+    /// Parent of the scratch folder. `None`: the current folder.
     pub dir: Option<PathBuf>,
-    /// Rounds of each comparison. `None` is each row's own number.
+    /// Rounds of each comparison. `None`: the row's own number.
     pub rounds: Option<usize>,
-    /// Time of one cell, warm-up included. `None` is each row's own time.
+    /// Time of one cell, warm-up included. `None`: the row's own time.
     pub cell: Option<Duration>,
-    /// The I/O engine of our side.
+    /// I/O engine of our side.
     pub engine: EngineKind,
-    /// How to measure in a fresh process. Without it, the rows that need one are skipped.
+    /// Starts fresh processes to measure in. If `None`, rows that need one are skipped.
     pub launcher: Option<ChildLauncher>,
     /// Keep the scratch folder.
     pub keep: bool,
 }
 
-/// What every row is given.
+/// Input of every row.
 #[derive(Debug)]
 pub struct Context<'a> {
     /// The user's options.
     pub options: &'a AcceptanceOptions,
-    /// The folder for the row's files.
+    /// Folder for the row's files.
     pub scratch: Scratch,
 }
 
-/// What a row gives back.
+/// Result of a row.
 #[derive(Debug, Default)]
 pub struct Found {
-    /// The figures that were judged.
+    /// Figures with their limits and outcomes.
     pub checks: Vec<Check>,
-    /// What a reader must know.
+    /// Notes for the reader.
     pub notes: Vec<String>,
-    /// Number of checks that may fail or stay open while the row still passes.
+    /// Number of checks that may fail or be unsure while the row still passes.
     pub may_miss: usize,
 }
 
 impl Found {
-    /// A row that cannot be run on this machine.
+    /// A row that this machine cannot run.
     pub fn skipped(name: &str, why: impl Into<String>) -> Self {
         Self { checks: vec![Check::skipped(name, why)], ..Self::default() }
     }
 }
 
 impl Context<'_> {
-    /// `quick` with the option of that name, else `full`.
+    /// `quick` in a quick run, else `full`.
     pub fn pick<T>(&self, quick: T, full: T) -> T {
         if self.options.quick { quick } else { full }
     }
 
-    /// Number of rounds: the user's, else `usual`; at least 1.
+    /// Number of rounds: the option, else `usual`; at least 1.
     pub fn rounds(&self, usual: usize) -> usize {
         self.options.rounds.unwrap_or(usual).max(1)
     }
 
-    /// Time of one cell: the user's, else 0.1 s with `quick` and 0.25 s without.
+    /// Time of one cell: the option, else 0.1 s in a quick run and 0.25 s in a full one.
     pub fn cell(&self) -> Duration {
         self.options.cell.unwrap_or_else(|| Duration::from_millis(self.pick(100, 250)))
     }
 
-    /// How a disk of `size_bytes` is filled and opened.
+    /// Options to fill and open a disk of `size_bytes`.
     pub fn preparation(&self, size_bytes: u64, cache: CacheMode) -> Preparation {
         Preparation { size_bytes, seed: SEED, cache, engine: self.options.engine }
     }
 }
 
-/// Runs `rows` one after the other; `title` is [`AcceptanceRecord::title`]. A row that fails to run
-/// counts as failed, with the reason, and the others go on. When `progress` stops the run, the rows
-/// that were finished are kept ([`AcceptanceRecord::stopped`]).
+/// Runs `rows` in turn; `title` is [`AcceptanceRecord::title`]. A row that cannot be run counts as
+/// failed, with its error, and the other rows are run. If `progress` stops the run, the finished
+/// rows are kept ([`AcceptanceRecord::stopped`]).
 ///
 /// # Errors
-/// When the scratch folder cannot be made, or cannot be emptied between rows.
+/// If the scratch folder cannot be created, or cannot be emptied between rows.
 pub fn run(
     title: &str,
     rows: &[Row],
@@ -205,7 +205,8 @@ fn run_row(row: &Row, context: &Context<'_>, progress: &mut dyn Progress) -> Res
     })
 }
 
-/// Empties the scratch folder for the next row, and lets the file system finish its work.
+/// Empties the scratch folder for the next row, and waits until the file system has freed the
+/// space.
 fn remove_contents(context: &Context<'_>) -> Result<()> {
     if context.options.keep {
         return Ok(());
@@ -239,7 +240,7 @@ mod tests {
     const BROKEN: MeasureRow = |_, _| Err(LabError::BadOptions { what: "no disk".into(), hint: "add one".into() });
     const SKIPPED: MeasureRow = |_, _| Ok(Found::skipped("a figure", "no peer"));
 
-    /// Runs rows in a folder that must be empty afterwards.
+    /// Runs rows in a folder that is empty afterwards.
     fn run_in_a_folder(rows: &[Row], progress: &mut dyn Progress) -> AcceptanceRecord {
         let home = tempfile::tempdir().unwrap();
         let options =
@@ -274,7 +275,7 @@ mod tests {
         let first_row_only = &mut |step: Step<'_>| step.phase != "row" || step.done == 0;
         let mut record = run_in_a_folder(&[row("kept", KEPT), row("again", KEPT)], first_row_only);
         assert!(record.stopped && record.rows.len() == 1);
-        // A signal reaches the peers too: a last row that failed says nothing.
+        // A signal may also end the peers, so a failure of the last row does not count.
         record.stopped_by_signal();
         assert_eq!(record.rows.len(), 1);
         record.rows[0].outcome = Outcome::Fail;

@@ -1,4 +1,4 @@
-//! The record of an acceptance run: every row, every check, and what it was measured on.
+//! The record of an acceptance run: rows, checks, machine.
 
 use super::judge::{Check, Outcome};
 use diskwright_load::{
@@ -10,29 +10,29 @@ use serde::{Deserialize, Serialize};
 /// Schema of [`AcceptanceRecord`].
 pub const SCHEMA: &str = "diskwright.lab.acceptance/1";
 
-/// What one row found.
+/// The result of one row.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct RowResult {
     /// [`Row::name`](super::Row::name).
     pub row: String,
     /// [`Row::title`](super::Row::title).
     pub title: String,
-    /// The worst outcome of the checks, after those that the row may miss.
+    /// The worst outcome of its checks, without those that the row may miss.
     pub outcome: Outcome,
-    /// Every figure that was judged.
+    /// All checks.
     pub checks: Vec<Check>,
-    /// What a reader must know: sizes, rounds, what was left out.
+    /// Notes for the reader: sizes, rounds, what was left out.
     pub notes: Vec<String>,
     /// Time that the row took, nanoseconds.
     pub took_ns: u64,
 }
 
-/// All rows of a run.
+/// The result of an acceptance run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct AcceptanceRecord {
     /// [`SCHEMA`].
     pub schema: String,
-    /// What the rows are about: "Self-test", "Bench".
+    /// Subject of the rows: "Self-test", "Bench".
     pub title: String,
     /// Start of the run, UTC, as in `20261120T221749Z`.
     pub started_utc: String,
@@ -44,13 +44,13 @@ pub struct AcceptanceRecord {
     pub place: Place,
     /// Versions of this program and of qemu-img.
     pub versions: Versions,
-    /// Whether disks were smaller and cells shorter than usual.
+    /// Whether disks were smaller and cells shorter than in a full run.
     pub quick: bool,
     /// I/O engine: "auto", "io_uring" or "pread".
     pub engine: String,
     /// The rows that were measured.
     pub rows: Vec<RowResult>,
-    /// Reasons to doubt the figures.
+    /// Warnings about the figures.
     pub warnings: Vec<Warning>,
     /// Whether the user stopped the run before all rows were measured.
     #[serde(default)]
@@ -58,13 +58,13 @@ pub struct AcceptanceRecord {
 }
 
 impl AcceptanceRecord {
-    /// Whether no row failed. Rows that were skipped or left open count as neither.
+    /// Whether no row failed. Skipped and unsure rows count as neither passed nor failed.
     pub fn passed(&self) -> bool {
         self.rows.iter().all(|row| row.outcome != Outcome::Fail)
     }
 
-    /// Marks a run that a signal ended. The signal reaches the peers of the row under way too, so
-    /// a failure of the last row says nothing, and that row is left out.
+    /// Marks a run that a signal ended. The signal also reaches the peers, so a last row that
+    /// failed is removed.
     pub fn stopped_by_signal(&mut self) {
         self.stopped = true;
         if self.rows.last().is_some_and(|row| row.outcome == Outcome::Fail) {

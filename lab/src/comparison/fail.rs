@@ -1,38 +1,39 @@
-//! A condition under which a comparison ends with exit code 1, as written on a command line:
+//! Conditions under which a comparison ends with exit code 1, and their command-line syntax:
 //! `slower-than 5%`, `p99 worse-than 10%`.
 //!
-//! How sure it must be is the user's choice ([`Certainty`]): a gate that holds back every change
-//! that *may* be slower fails good ones when rounds are few, and one that waits for proof lets
-//! small losses through; the default waits for proof. Where there are too few rounds for any proof
-//! it would let everything through. Such a condition is undecided ([`FailIf::unjudged`]), and the
-//! command does not end as one that has passed.
+//! The user chooses how certain a loss must be ([`Certainty`]). A condition that fails on a
+//! *possible* loss rejects good changes when rounds are few. A condition that needs a significant
+//! loss lets small losses pass; this is the default. Too few rounds can never show a significant
+//! loss. Then the condition is undecided ([`FailIf::unjudged`]), and the exit code is not that of
+//! success.
 
-use super::{ComparisonRecord, FigureChange, Said};
+use super::{ComparisonRecord, Conclusion, FigureChange};
 use diskwright_load::figures::Metric;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// A condition: a figure is worse than the base by more than a share.
+/// A condition: a figure is worse than the base by more than a given share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct FailIf {
-    /// The figure; IOPS where the user named none.
+    /// The figure; IOPS if the user named none.
     pub metric: Metric,
-    /// By what share it must be worse: 0.05 is 5 %.
+    /// The share by which it must be worse: 0.05 is 5 %.
     pub worse_by: f64,
-    /// How sure the loss must be.
+    /// How certain the loss must be.
     pub certainty: Certainty,
 }
 
-/// How sure a loss must be.
+/// How certain a loss must be.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Certainty {
-    /// The whole interval is worse than the limit, and the corrected test sees a difference.
+    /// The whole confidence interval is worse than the limit, and the corrected test is
+    /// significant.
     #[default]
     Shown,
     /// The estimate is worse than the limit.
     Estimate,
-    /// The interval does not rule it out.
+    /// Some of the confidence interval is worse than the limit.
     Possible,
 }
 
@@ -42,7 +43,7 @@ impl FromStr for FailIf {
     fn from_str(text: &str) -> Result<Self, String> {
         let usage = || {
             format!(
-                "\"{text}\" is no condition; write for example 'slower-than 5%', or 'p99 worse-than 10%' with one of {}",
+                "\"{text}\" is not a condition; write for example 'slower-than 5%', or 'p99 worse-than 10%' with one of {}",
                 Metric::ALL.map(Metric::name).join(", ")
             )
         };
@@ -56,25 +57,24 @@ impl FromStr for FailIf {
         if !["slower-than", "worse-than"].contains(&verb) || !(0.0..=10_000.0).contains(&percent) {
             return Err(usage());
         }
-        // Nothing has fewer than no IOPS.
+        // A figure of which more is better can fall by less than 100 %.
         if metric.more_is_better() && percent >= 100.0 {
-            return Err(format!("\"{text}\" can never be: nothing loses 100 % of its {}", metric.title()));
+            return Err(format!("\"{text}\" can never be true: the {} cannot fall by 100 %", metric.title()));
         }
         Ok(Self { metric, worse_by: percent / 100.0, certainty: Certainty::default() })
     }
 }
 
-/// A condition that could not be judged of everything.
+/// A condition that could not be judged, or not for every measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unjudged {
-    /// Why, of what, and what to do.
+    /// The reason, with what to do.
     pub why: String,
-    /// Whether nothing else decides the condition: a loss may be there, and so few rounds cannot
-    /// show it.
+    /// Whether the condition remains undecided, because no other result decides it.
     pub undecided: bool,
 }
 
-/// As it is written: `p99 worse-than 10%`.
+/// The condition in its syntax: `p99 worse-than 10%`.
 impl fmt::Display for FailIf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let percent = (self.worse_by * 1e6).round() / 1e4;
@@ -83,26 +83,26 @@ impl fmt::Display for FailIf {
 }
 
 impl FailIf {
-    /// Why, and of what, it could not be judged; `None` where it was judged of everything.
+    /// Why the condition could not be judged for every measurement; `None` if it could.
     pub fn unjudged(&self, record: &ComparisonRecord) -> Option<Unjudged> {
         let of_metric = |comparison: &&FigureChange| comparison.metric == self.metric;
-        let blind = |comparison: &&FigureChange| comparison.said == Said::TooFewRounds;
+        let blind = |comparison: &&FigureChange| comparison.said == Conclusion::TooFewRounds;
         let each: Vec<&FigureChange> = record.comparisons.iter().filter(of_metric).collect();
         if each.is_empty() {
             let why = format!(
-                "the condition '{self}' could not be judged: the {} was not compared, because one side does not have it, or because `JudgeOptions::metrics` leaves it out",
+                "the condition '{self}' could not be judged: the {} was not compared, because a side does not have it, or `JudgeOptions::metrics` leaves it out",
                 self.metric.title()
             );
             return Some(Unjudged { why, undecided: true });
         }
-        // An estimate and an interval are there however few the rounds are.
+        // Estimates and intervals exist for any number of rounds; only the test needs more.
         let first = each.iter().copied().find(blind).filter(|_| self.certainty == Certainty::Shown)?;
         let (seen, all) = (each.iter().copied().filter(|one| !blind(one)).count(), each.len());
         let together = record.overall.iter().filter(of_metric).any(|one| !blind(&one));
         let judged = if together {
-            "could be judged over all measurements only".to_owned()
+            "could be judged only over all measurements together".to_owned()
         } else if seen > 0 {
-            format!("could be judged of {seen} of {all} measurements only")
+            format!("could be judged only for {seen} of {all} measurements")
         } else {
             "could not be judged".to_owned()
         };
@@ -114,7 +114,7 @@ impl FailIf {
         Some(Unjudged { why, undecided: !together })
     }
 
-    /// Where it holds, in words; one sentence for each side and group.
+    /// The measurements in which the condition is true; one sentence for each side and group.
     pub fn holding(&self, record: &ComparisonRecord) -> Vec<String> {
         let all = record.overall.iter().chain(&record.comparisons);
         all.filter(|comparison| comparison.metric == self.metric && self.holds(comparison))
@@ -132,15 +132,15 @@ impl FailIf {
     }
 
     fn holds(&self, comparison: &FigureChange) -> bool {
-        // How much worse each end is; the first is the better end.
+        // How much worse each end of the interval is.
         let change = &comparison.change;
         let worse = |share: f64| if self.metric.more_is_better() { -share } else { share };
         let (one, other) = (worse(change.interval.low), worse(change.interval.high));
-        let (least, most) = (one.min(other), one.max(other));
+        let (min, max) = (one.min(other), one.max(other));
         match self.certainty {
-            Certainty::Shown => comparison.said == Said::Worse && least > self.worse_by,
+            Certainty::Shown => comparison.said == Conclusion::Worse && min > self.worse_by,
             Certainty::Estimate => worse(change.estimate) > self.worse_by,
-            Certainty::Possible => most > self.worse_by,
+            Certainty::Possible => max > self.worse_by,
         }
     }
 }
@@ -168,7 +168,7 @@ mod tests {
         ] {
             assert!(read(text).is_err(), "{text}");
         }
-        assert!(read("iops worse-than 100%").unwrap_err().contains("can never be"));
+        assert!(read("iops worse-than 100%").unwrap_err().contains("can never be true"));
         assert!(read("p99 worse-than 100%").is_ok());
         assert_eq!(read("slower-than 7%").unwrap().to_string(), "iops worse-than 7%");
         assert_eq!(tail.to_string(), "p99 worse-than 12.5%");

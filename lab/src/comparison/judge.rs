@@ -1,14 +1,14 @@
-//! From sides to comparisons. Pure.
+//! Compares sides: rounds to changes with their significance. Pure computation.
 //!
-//! What is compared is the logarithm of a figure, so a shift is a ratio. A group is compared with
-//! the test that its rounds allow: signed ranks where rounds were interleaved, Mann-Whitney
-//! otherwise; a single run on each side is cut into stretches, which say how a run scatters within
-//! itself and not how the next one would have been, so that comes with a warning.
+//! The statistics use the logarithm of a figure, so a shift is a ratio. Interleaved rounds are
+//! compared in pairs by Wilcoxon's signed-rank test, others by the Mann-Whitney test. A single run
+//! on each side is cut into stretches. These show the scatter within a run but not from run to run,
+//! so a warning is added.
 //!
-//! MB/s is left out where all requests are alike in size: it says what IOPS say, and each question
-//! asked makes every answer dearer.
+//! MB/s is left out if all requests have one size: it repeats the IOPS, and Holm's correction grows
+//! with the number of tests.
 
-use super::{ComparisonRecord, FailIf, FigureChange, Group, Said, Side, fail::Unjudged, verdict};
+use super::{ComparisonRecord, Conclusion, FailIf, FigureChange, Group, Side, fail::Unjudged, verdict};
 use diskwright_load::{
     figures::{Figures, Metric},
     record::{End, Head},
@@ -19,14 +19,14 @@ use diskwright_stats::{
     summary::{Interval, median},
 };
 
-/// Figures, confidence and conditions of a comparison.
+/// Options of a comparison.
 #[derive(Debug, Clone)]
 pub struct JudgeOptions {
-    /// The figures to compare; all when empty.
+    /// The figures to compare; empty for all.
     pub metrics: Vec<Metric>,
-    /// Confidence of the intervals.
+    /// Confidence level of the intervals, for example 0.95.
     pub confidence: f64,
-    /// Whether round n of each side was measured in turn with round n of the others.
+    /// Whether round n of each side was interleaved with round n of the others.
     pub paired: bool,
     /// Conditions under which the comparison fails.
     pub fail_if: Vec<FailIf>,
@@ -38,7 +38,7 @@ impl Default for JudgeOptions {
     }
 }
 
-/// Compares each side with the first. `head` is that of the comparison, without its conclusion.
+/// Compares each side with the first. `head` is the comparison's head without its verdict.
 pub fn judge(head: Head, sides: Vec<Side>, options: &JudgeOptions) -> ComparisonRecord {
     let mut record = ComparisonRecord {
         head: Head { end: End::Complete, ..head },
@@ -74,7 +74,7 @@ pub fn judge(head: Head, sides: Vec<Side>, options: &JudgeOptions) -> Comparison
         record.head.warnings.push(Warning::WithinRun);
     }
     record.overall = overall(&record.comparisons, options);
-    // Groups together are pairs of medians, whatever their rounds are.
+    // Overall, each group gives a pair of medians, even if its rounds are not paired.
     correct(&mut record.overall, Design::Paired);
     let design = record.design();
     correct(&mut record.comparisons, design);
@@ -86,7 +86,7 @@ pub fn judge(head: Head, sides: Vec<Side>, options: &JudgeOptions) -> Comparison
     record
 }
 
-/// Groups that both have. Two that have one group each are compared whatever it is called.
+/// Pairs of groups with the same name. Two single groups are paired whatever their names.
 fn matched<'a>(base: &'a Side, side: &'a Side, warnings: &mut Vec<Warning>) -> Vec<(&'a Group, &'a Group)> {
     let pairs: Vec<(&Group, &Group)> = match (&base.groups[..], &side.groups[..]) {
         ([one], [other]) => vec![(one, other)],
@@ -103,7 +103,7 @@ fn matched<'a>(base: &'a Side, side: &'a Side, warnings: &mut Vec<Warning>) -> V
             let more = if alone.len() > 1 { format!(" and {} more", alone.len() - 1) } else { String::new() };
             warnings.push(Warning::LeftOut {
                 what: format!("{first}{more} of {}", of.name),
-                why: format!("{} has nothing of this name", there.name),
+                why: format!("{} has no measurement of this name", there.name),
             });
         }
     }
@@ -139,15 +139,15 @@ fn circumstances(base: &Side, side: &Side, warnings: &mut Vec<Warning>) {
         let grave =
             side.circumstances.warnings.iter().filter(|warning| warning.voids() || **warning == Warning::DebugBuild);
         for warning in grave {
-            let told = Warning::OfSide { side: side.name.clone(), warning: warning.to_string() };
-            if !warnings.contains(&told) {
-                warnings.push(told);
+            let reported = Warning::OfSide { side: side.name.clone(), warning: warning.to_string() };
+            if !warnings.contains(&reported) {
+                warnings.push(reported);
             }
         }
     }
 }
 
-/// The figures to compare, without MB/s where it is IOPS in other words.
+/// The figures to compare; without MB/s if it only repeats the IOPS.
 fn metrics(options: &JudgeOptions, groups: &[(&Group, &Group)]) -> Vec<Metric> {
     if !options.metrics.is_empty() {
         return options.metrics.clone();
@@ -162,7 +162,7 @@ fn metrics(options: &JudgeOptions, groups: &[(&Group, &Group)]) -> Vec<Metric> {
         let sizes = sizes(group);
         sizes.iter().all(|size| (size - sizes[0]).abs() <= sizes[0] * 1e-3)
     });
-    // A condition is judged also where it says what another would.
+    // A figure of a condition is always compared.
     let is_asked = |metric: Metric| options.fail_if.iter().any(|condition| condition.metric == metric);
     Metric::ALL.into_iter().filter(|&metric| !(alike && metric == Metric::MbPerS) || is_asked(metric)).collect()
 }
@@ -176,7 +176,7 @@ fn rounds_of<'a>(base: &'a Group, ours: &'a Group, paired: bool) -> (&'a [Figure
     (&base.cell.rounds, &ours.cell.rounds, false)
 }
 
-/// Logarithms; `None` where there is none, as of a figure that was not taken.
+/// Logarithms of a figure; `None` if it was not measured, or is 0 in some round.
 fn values(rounds: &[Figures], metric: Metric) -> Option<Vec<f64>> {
     let values: Vec<f64> = rounds.iter().map(|round| metric.of(round)).collect();
     let sound = !values.is_empty() && values.iter().all(|value| *value > 0.0 && value.is_finite());
@@ -216,14 +216,14 @@ fn comparison(
         change,
         p: test.p,
         p_corrected: test.p,
-        said: Said::NoDifference,
+        said: Conclusion::NoDifference,
         rounds: if options.paired { (pairs, pairs) } else { (base.len(), ours.len()) },
     }
 }
 
-/// All groups together, for each side and figure: whether their ratios lie on one side of 1. Each
-/// group is one value, so a group that scatters counts no more than another. Only sides and figures
-/// that have groups enough for the corrected test to reject.
+/// Tests over all groups together, for each side and figure. Each group is one value, so a group
+/// that scatters counts no more than another. Sides and figures with too few groups for a
+/// significant result are left out.
 fn overall(comparisons: &[FigureChange], options: &JudgeOptions) -> Vec<FigureChange> {
     let mut families: Vec<(usize, Metric, Vec<&FigureChange>)> = Vec::new();
     for one in comparisons {
@@ -243,7 +243,7 @@ fn together(side: usize, metric: Metric, groups: &[&FigureChange], options: &Jud
     let base = vec![0.0; ours.len()];
     let (test, change) = test(&base, &ours, &options)?;
     let mut comparison = comparison(side, "", metric, (&base, &ours), test, change, &options);
-    // There is no such thing as the IOPS of all cells; the ratio is what there is.
+    // Cells have no common IOPS, so only the ratio is given.
     (comparison.base, comparison.ours) = (1.0, 1.0 + change.estimate);
     Some(comparison)
 }
@@ -255,12 +255,12 @@ fn correct(comparisons: &mut [FigureChange], design: Design) {
         comparison.p_corrected = p;
         let more = comparison.change.estimate > 0.0;
         comparison.said = if p < SIGNIFICANT {
-            if more == comparison.metric.more_is_better() { Said::Better } else { Said::Worse }
+            if more == comparison.metric.more_is_better() { Conclusion::Better } else { Conclusion::Worse }
         } else if design.can_show(comparison.rounds.0, comparison.rounds.1, family) {
-            Said::NoDifference
+            Conclusion::NoDifference
         } else {
-            // Not even rounds that do not overlap at all would have shown it.
-            Said::TooFewRounds
+            // Even rounds without any overlap would not be significant.
+            Conclusion::TooFewRounds
         };
     }
 }

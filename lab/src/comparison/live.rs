@@ -1,5 +1,5 @@
-//! An A/B of targets that are there: each round measures every one once, in an order that changes,
-//! so that rounds can be compared in pairs and a drift of the machine falls on all alike.
+//! A live A/B comparison: measures several targets in interleaved rounds. Rounds are compared in
+//! pairs, so a drift of the machine's speed affects all targets alike.
 
 use super::{
     Circumstances, Group, Side,
@@ -21,22 +21,23 @@ use diskwright_load::{
 /// Rounds and range of a live comparison.
 #[derive(Debug, Clone, Copy)]
 pub struct LiveOptions {
-    /// How often each target is measured. Few rounds cannot show a difference: see
+    /// Rounds of each target. Too few rounds cannot show a difference: see
     /// `inference::Design::fewest`.
     pub rounds: usize,
-    /// Size of the smallest target. Sequential streams begin within it, in each round elsewhere.
+    /// Size of the smallest target. Sequential streams begin within it, at another offset in each
+    /// round.
     pub smallest_bytes: u64,
 }
 
-/// Measures a job on the target with this number.
+/// Measures a job on the target with this index.
 pub type MeasureOne<'a> = dyn FnMut(usize, &Job, &dyn Watch) -> Result<Run> + 'a;
 
-/// Measures `job` on each of `names`; `measure` gets its index. A stop by the user keeps the whole
-/// rounds that there are.
+/// Measures `job` on each of `names`; `measure` gets the index of the name. If the user stops it,
+/// the whole rounds are kept.
 ///
 /// # Errors
-/// Whatever `measure` returns; [`LabError::BadOptions`] when requests failed; [`LabError::Stopped`]
-/// when there is no whole round.
+/// Any error of `measure`; [`LabError::BadOptions`] if requests failed; [`LabError::Stopped`]
+/// without a whole round.
 pub fn live(
     names: &[String],
     job: &Job,
@@ -64,7 +65,7 @@ pub fn live(
             End::Failed { first, errors } => {
                 return Err(LabError::BadOptions {
                     what: format!("{}: {errors} requests failed; the first: {first}", names[at.cell]),
-                    hint: "an average over a failing device means nothing: mend it and compare again".into(),
+                    hint: "figures of a failing device are meaningless: repair it and compare again".into(),
                 });
             }
         }

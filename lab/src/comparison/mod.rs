@@ -1,16 +1,17 @@
-//! Which is faster, by how much, and how sure that is.
+//! Compares measurements: which side is faster, by how much, and whether that is significant.
 //!
 //! ```text
-//!   saved results ──read.rs──▶ sides of rounds ─┐
-//!   two targets ───live.rs───▶ rounds in pairs ─┴─judge.rs──▶ changes ──▶ record.rs, verdict.rs
-//!                                                                    └──▶ fail.rs: exit code
+//!   saved results ──read.rs──▶ sides with rounds ─┐
+//!   live targets ──live.rs───▶ interleaved rounds ┴─judge.rs──▶ changes ──▶ record.rs, verdict.rs
+//!                                                                     └──▶ fail.rs: exit code
 //! ```
 //!
-//! The first side is the base; each other one is compared with it, figure by figure, group by group
-//! (a group is what both have: a phase, a cell of a sweep, a workload on a container). Everything
-//! is a ratio, so that a percent means the same for IOPS and latencies. Rounds that were
-//! interleaved are compared in pairs, others as two groups; p-values are corrected for the number
-//! of comparisons; "no difference seen" comes with how large a difference may have been missed.
+//! The first side is the base. Every other side is compared with it, figure by figure and group by
+//! group. A group is a measurement that both sides have: a phase of a run, a cell of a sweep, a
+//! workload on a container. Changes are ratios, so a percentage means the same for IOPS and
+//! latencies. Interleaved rounds are compared in pairs, others as two independent samples. p values
+//! are corrected for the number of comparisons. If no difference is significant, the confidence
+//! interval shows how large a difference may be missed.
 
 mod fail;
 mod judge;
@@ -25,4 +26,4 @@ pub use fail::{Certainty, FailIf};
 pub use judge::{JudgeOptions, judge};
 pub use live::{LiveOptions, MeasureOne, live};
 pub use read::read_side;
-pub use record::{COMPARISON_SCHEMA, Circumstances, ComparisonRecord, FigureChange, Group, Said, Side};
+pub use record::{COMPARISON_SCHEMA, Circumstances, ComparisonRecord, Conclusion, FigureChange, Group, Side};

@@ -1,8 +1,7 @@
-//! Reading what was saved: runs, sweeps, the study `containers`.
+//! Reads saved results as sides of a comparison: runs, sweeps, the study `containers`.
 //!
-//! A side may be several files of the same thing: each is then a round (of a run), or adds its
-//! rounds (of a sweep). A schema from a newer version is refused, for what it means is not known
-//! here.
+//! Several files may form one side, if they repeat the same measurement: each run is one round, and
+//! a sweep adds its rounds. A schema of a newer version is refused, because its meaning is unknown.
 
 use super::{Circumstances, Group, Side};
 use crate::{
@@ -20,27 +19,29 @@ use diskwright_load::{
 use diskwright_stats::summary::median;
 use std::path::{Path, PathBuf};
 
-/// Stretches of one run that are compared: about so many, and never fewer than a few seconds' worth
-/// of intervals allow.
+/// A run is cut into at most this many stretches.
 const STRETCHES: usize = 20;
-/// Fewer intervals cannot be cut.
+/// A run that cannot be cut into this many stretches is not cut.
 const FEWEST_STRETCHES: usize = 5;
 
-/// Reads the files of one side. `name` is shown; empty: the file's name.
+/// Reads the files of one side. If `name` is empty, the first file's name is used.
 ///
 /// # Errors
-/// [`LabError::Read`] when one cannot be used; [`LabError::BadOptions`] when it is of a kind that
-/// cannot be compared, failed, or is not of the same kind as the first.
+/// [`LabError::Read`] if a file cannot be used; [`LabError::BadOptions`] if its kind cannot be
+/// compared, if it failed, or if it is not the same measurement as the first file.
 pub fn read_side(name: &str, files: &[PathBuf]) -> Result<Side> {
     let mut sides = files.iter().map(|file| read(file)).collect::<Result<Vec<_>>>()?.into_iter();
     let Some(mut side) = sides.next() else {
-        return Err(LabError::BadOptions { what: "a side without a file".into(), hint: "name a result".into() });
+        return Err(LabError::BadOptions {
+            what: "a side of the comparison has no file".into(),
+            hint: "name a saved result".into(),
+        });
     };
     for other in sides {
         if other.groups.iter().map(Group::name).ne(side.groups.iter().map(Group::name)) {
             return Err(LabError::BadOptions {
-                what: format!("{} is not the same experiment as {}", other.sources.join(","), side.sources.join(",")),
-                hint: "join only repetitions of one thing by commas".into(),
+                what: format!("{} is not the same measurement as {}", other.sources.join(","), side.sources.join(",")),
+                hint: "join only repetitions of the same measurement with commas".into(),
             });
         }
         for (group, more) in side.groups.iter_mut().zip(other.groups) {
@@ -48,7 +49,7 @@ pub fn read_side(name: &str, files: &[PathBuf]) -> Result<Side> {
                 return Err(LabError::BadOptions {
                     what: format!("{} has another workload than {}", other.sources.join(","), side.sources.join(",")),
                     hint: format!(
-                        "join only repetitions of one thing by commas ({}; {})",
+                        "join only repetitions of the same measurement with commas ({}; {})",
                         group.cell.load, more.cell.load
                     ),
                 });
@@ -80,7 +81,7 @@ fn read(path: &Path) -> Result<Side> {
     if side.groups.is_empty() {
         return Err(LabError::BadOptions {
             what: format!("{shown} has no measured window"),
-            hint: "let it run to its end".into(),
+            hint: "repeat the measurement and let it finish".into(),
         });
     }
     let name = path.file_stem().map_or_else(|| shown.clone(), |stem| stem.to_string_lossy().into_owned());
@@ -88,7 +89,7 @@ fn read(path: &Path) -> Result<Side> {
     Ok(side.named(&name))
 }
 
-/// Without its memory, which a machine does not always tell alike.
+/// The machine without its memory size, which may differ slightly after a restart.
 pub(super) fn machine_of(machine: &Machine) -> String {
     format!("{} x {}, {}", machine.logical_cpus, machine.cpu_model, machine.kernel)
 }
@@ -117,7 +118,7 @@ fn side(circumstances: Circumstances, groups: Vec<Group>) -> Side {
     Side { name: String::new(), sources: Vec::new(), circumstances, groups }
 }
 
-/// The workload of a phase, in words: what two sides should have alike.
+/// The workload of a phase as text. It should be the same on both sides.
 pub fn workload_of(job: &Job, phase: &str) -> String {
     let phase = job.phases.iter().find(|other| other.name == phase);
     let loads = phase.iter().flat_map(|phase| &phase.loads).map(|load| load.title());
@@ -128,7 +129,7 @@ fn of_run(run: Run, path: &str) -> Result<Side> {
     if let End::Failed { first, errors } = &run.head.end {
         return Err(LabError::BadOptions {
             what: format!("{path} is a failed run ({errors} requests; the first: {first})"),
-            hint: "an average over a failing device means nothing: mend it and measure again".into(),
+            hint: "figures of a failing device are meaningless: repair it and measure again".into(),
         });
     }
     let groups = run.phases.iter().map(|phase| Group {
@@ -149,7 +150,7 @@ fn of_sweep(sweep: SweepRecord) -> Side {
     side(circumstances(sweep.head, cache_of(&sweep.targets)), groups)
 }
 
-/// The circumstances of a result with this head.
+/// The circumstances in the head of a result.
 fn circumstances(head: Head, cache: String) -> Circumstances {
     Circumstances {
         machine: machine_of(&head.machine),
@@ -168,8 +169,8 @@ fn of_containers(result: ContainersResult) -> Side {
     side(circumstances(result.head, result.options.cache), groups)
 }
 
-/// The measured window in stretches, each long enough that one hardly tells of the next.
-/// Percentiles of a stretch are the medians of its intervals' percentiles; CPU time is not known by
+/// Cuts the measured window into stretches, so long that neighbours are hardly correlated.
+/// Percentiles of a stretch are medians of its intervals' percentiles. CPU time is not recorded by
 /// interval.
 fn stretches(phase: &PhaseRecord) -> Vec<Figures> {
     let window = phase.window_start_ns..=phase.window_start_ns.saturating_add(phase.window_ns);

@@ -1,4 +1,4 @@
-//! What a comparison found.
+//! The result of a comparison.
 
 use crate::cells::{Cell, Cells};
 use diskwright_load::{
@@ -13,88 +13,87 @@ use std::borrow::Cow;
 /// Schema of [`ComparisonRecord`].
 pub const COMPARISON_SCHEMA: &str = "diskwright.lab.compare/2";
 
-/// A comparison: what was compared, and by how much each side differs from the first.
+/// A comparison: its sides, and how each differs from the first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ComparisonRecord {
-    /// When and on which machine it was compared, and the conclusion. The machines that measured
-    /// are in [`Side::circumstances`].
+    /// When and on which machine it was compared, and the conclusion. [`Side::circumstances`] names
+    /// the machines that measured.
     #[serde(flatten)]
     pub head: Head,
-    /// What was compared; the first is the base.
+    /// The compared sides; the first is the base.
     pub sides: Vec<Side>,
-    /// Whether round for round was compared.
+    /// Whether rounds were compared in pairs.
     pub paired: bool,
-    /// Over all groups together, where there are enough of them; corrected among themselves.
+    /// Changes over all groups together, if there are enough groups; corrected among themselves.
     pub overall: Vec<FigureChange>,
-    /// Group by group; corrected among themselves.
+    /// Changes of each group; corrected among themselves.
     pub comparisons: Vec<FigureChange>,
-    /// Conditions that hold, in words.
+    /// The conditions that are true, each as a sentence.
     pub failed: Vec<String>,
-    /// Conditions that could not be judged, or not of everything, and why.
+    /// Conditions that could not be judged, or not for every measurement, and why.
     #[serde(default)]
     pub unjudged: Vec<String>,
-    /// Whether a condition is neither met nor ruled out, because there are too few rounds or the
-    /// figure was not compared. Of a condition that was judged over all measurements together this
-    /// is false.
+    /// Whether some condition is undecided, because there are too few rounds or the figure was not
+    /// compared. A condition that is judged over all measurements together is decided.
     #[serde(default)]
     pub undecided: bool,
 }
 
-/// One of those that are compared.
+/// A side of the comparison.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Side {
-    /// As shown to people.
+    /// Name for reports.
     pub name: String,
-    /// The files, or the target.
+    /// Its files, or its target.
     pub sources: Vec<String>,
-    /// Machine, cache mode and version with which it was measured.
+    /// How it was measured: machine, cache mode and version.
     pub circumstances: Circumstances,
-    /// What was measured.
+    /// Its measurements.
     pub groups: Vec<Group>,
 }
 
-/// What two sides should have alike.
+/// How a side was measured; should be the same for both sides.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Circumstances {
-    /// Processors, memory, kernel.
+    /// Processors and kernel.
     pub machine: String,
-    /// "direct", "cached"; of several targets, all of them.
+    /// Cache mode, for example "direct" or "cached"; those of all targets if they differ.
     pub cache: String,
-    /// The program's version, and whether it was optimised.
+    /// Version of the program, and whether it is a debug build.
     pub version: String,
-    /// Reasons for doubt that its own result has.
+    /// Warnings of its own result.
     pub warnings: Vec<Warning>,
-    /// Whether it was broken off.
+    /// Whether it was stopped before its end.
     pub partial: bool,
 }
 
-/// The rounds of one cell of a side.
+/// A measurement of a side.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Group {
-    /// The cell. It is matched with the cell of the other side that has the same part; the load
-    /// should be alike, and the subject is the side.
+    /// The cell. It is compared with the other side's cell of the same part. The loads should be
+    /// equal. The subject is the side.
     #[serde(flatten)]
     pub cell: Cell,
-    /// Stretches of a single run, where there is only one round: IOPS, MB/s and latencies, no CPU.
+    /// Stretches of the run, if there is only one round: IOPS, MB/s and latencies, no CPU time.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stretches: Vec<Figures>,
 }
 
 impl Group {
-    /// A group with this name and these rounds of a workload. Its side gives it the subject.
+    /// A group with these rounds. Its side sets the subject.
     pub fn new(name: &str, workload: &str, rounds: Vec<Figures>) -> Self {
         let in_flight = rounds.first().map_or(0, |round| round.queue_depth);
         Self { cell: Cell::new(name, workload, "", in_flight).with_rounds(rounds), stretches: Vec::new() }
     }
 
-    /// By what it is matched with the other side's.
+    /// The name by which it is paired with the other side's group.
     pub fn name(&self) -> &str {
         &self.cell.part
     }
 }
 
 impl Side {
-    /// The same side under this name.
+    /// The side with another name.
     pub fn named(mut self, name: &str) -> Self {
         name.clone_into(&mut self.name);
         self.groups.iter_mut().for_each(|group| name.clone_into(&mut group.cell.subject));
@@ -102,60 +101,60 @@ impl Side {
     }
 }
 
-/// One figure of one group of one side, against the base.
+/// The change of one figure of one group of one side, compared to the base.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct FigureChange {
-    /// Number of the side, from 1: 0 is the base.
+    /// Index of the side, from 1; the base is 0.
     pub side: usize,
-    /// Name of the group; empty for all together.
+    /// Name of the group; empty for all groups together.
     pub group: String,
-    /// The figure.
+    /// The compared figure.
     pub metric: Metric,
     /// The base's median.
     pub base: f64,
     /// The side's median.
     pub ours: f64,
-    /// By how much the side lies above the base, as a share: 0.05 is 5 % more.
+    /// The change relative to the base: 0.05 is 5 % more.
     pub change: Shift,
-    /// p-value of the rank test.
+    /// p value of the rank test.
     pub p: f64,
-    /// The p-value, corrected for the number of comparisons.
+    /// p value, corrected for the number of comparisons.
     pub p_corrected: f64,
-    /// What may be concluded.
-    pub said: Said,
-    /// Rounds of the base and of the side, or pairs.
+    /// The conclusion.
+    pub said: Conclusion,
+    /// Rounds of the base and of the side.
     pub rounds: (usize, usize),
 }
 
-/// What a comparison says.
+/// The conclusion from one change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
-    /// Better than the base.
+pub enum Conclusion {
+    /// Significantly better than the base.
     Better,
-    /// Worse than the base.
+    /// Significantly worse than the base.
     Worse,
-    /// No difference seen.
+    /// No significant difference.
     NoDifference,
-    /// So few rounds could not show any difference.
+    /// The rounds are too few to show any difference.
     TooFewRounds,
 }
 
 impl ComparisonRecord {
-    /// How the rounds of two sides belong together.
+    /// Whether the rounds are paired.
     pub fn design(&self) -> Design {
         if self.paired { Design::Paired } else { Design::Unpaired }
     }
 
-    /// Rounds of each side (groups, of all together) with which a comparison like this one can show
-    /// a difference.
+    /// Rounds of each side that are needed to show a difference; for a change over all groups, the
+    /// number of groups.
     pub fn fewest_rounds(&self, comparison: &FigureChange) -> usize {
         let together = comparison.group.is_empty() && !self.overall.is_empty();
         let design = if together { Design::Paired } else { self.design() };
         design.fewest(self.family(comparison))
     }
 
-    /// Number of comparisons for which `comparison` was corrected.
+    /// Number of comparisons that were corrected together with `comparison`.
     pub fn family(&self, comparison: &FigureChange) -> usize {
         if comparison.group.is_empty() && !self.overall.is_empty() {
             self.overall.len()

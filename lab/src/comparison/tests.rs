@@ -1,4 +1,4 @@
-//! Comparisons whose answer is known.
+//! Comparisons with known results.
 
 use super::{judge as judge_with_head, *};
 use crate::{
@@ -24,14 +24,14 @@ use rand_xoshiro::{
 };
 use std::sync::Arc;
 
-struct Chance(Xoshiro256PlusPlus);
+struct Noise(Xoshiro256PlusPlus);
 
-impl Chance {
+impl Noise {
     fn with_seed(seed: u64) -> Self {
         Self(Xoshiro256PlusPlus::seed_from_u64(seed))
     }
 
-    /// About normal, of deviation 1.
+    /// Approximately normal, with mean 0 and standard deviation 1.
     fn normal(&mut self) -> f64 {
         (0..12).map(|_| (self.0.next_u64() >> 11) as f64 / (1_u64 << 53) as f64).sum::<f64>() - 6.0
     }
@@ -63,11 +63,10 @@ fn side(name: &str, rounds: Vec<Figures>) -> Side {
     .named(name)
 }
 
-/// `n` rounds around `iops`; `drift` falls on both sides of a pair alike when they have the same
-/// seed for it.
+/// `n` rounds around `iops`. The drift is the same for all calls; the noise depends on `seed`.
 fn rounds(n: usize, iops: f64, noise: f64, seed: u64, drift: f64) -> Vec<Figures> {
-    let (mut chance, mut drifting) = (Chance::with_seed(seed), Chance::with_seed(99));
-    (0..n).map(|_| round(iops * (noise * chance.normal() + drift * drifting.normal()).exp())).collect()
+    let (mut own, mut drifting) = (Noise::with_seed(seed), Noise::with_seed(99));
+    (0..n).map(|_| round(iops * (noise * own.normal() + drift * drifting.normal()).exp())).collect()
 }
 
 fn paired() -> JudgeOptions {
@@ -75,30 +74,29 @@ fn paired() -> JudgeOptions {
 }
 
 #[test]
-fn a_slower_side_is_slower_by_what_it_is_slower() {
+fn the_estimate_of_a_slower_side_is_right() {
     let base = side("old", rounds(10, 100_000.0, 0.01, 1, 0.2));
     let ours = side("new", rounds(10, 90_000.0, 0.01, 2, 0.2));
     let record = judge(vec![base.clone(), ours.clone()], &paired());
     let iops = &record.comparisons[0];
-    assert_eq!((iops.metric, iops.said), (Metric::Iops, Said::Worse));
+    assert_eq!((iops.metric, iops.said), (Metric::Iops, Conclusion::Worse));
     assert!((iops.change.estimate + 0.1).abs() < 0.02 && iops.change.interval.high < -0.08, "{iops:?}");
     assert!(
         record.head.verdict.starts_with("new is slower than old: IOPS -9.9 % (95 % interval -10.7 % to -8.9 %)"),
         "{}",
         record.head.verdict
     );
-    // MB/s would say the same again; CPU is the same to the last digit.
+    // MB/s would repeat the IOPS. The CPU time is equal on both sides.
     assert!(record.comparisons.iter().all(|comparison| comparison.metric != Metric::MbPerS));
-    assert_eq!(record.comparisons[4].said, Said::NoDifference);
+    assert_eq!(record.comparisons[4].said, Conclusion::NoDifference);
     assert!((iops.p_corrected - iops.p * 5.0).abs() < 1e-12);
-    // The same rounds not taken in pairs: the drift, which fell on both alike, hides the
-    // difference.
+    // The same rounds compared without pairs: the drift hides the difference.
     let apart = judge(vec![base, ours], &JudgeOptions::default());
-    assert_eq!(apart.comparisons[0].said, Said::NoDifference);
+    assert_eq!(apart.comparisons[0].said, Conclusion::NoDifference);
 }
 
 #[test]
-fn what_does_not_differ_is_seldom_called_different() {
+fn false_positives_are_rare() {
     let mut called = 0;
     for seed in 0..200 {
         let sides = vec![
@@ -106,43 +104,43 @@ fn what_does_not_differ_is_seldom_called_different() {
             side("b", rounds(10, 100_000.0, 0.03, 2 * seed + 2, 0.1)),
         ];
         let record = judge(sides, &paired());
-        called += u32::from(record.comparisons.iter().any(|comparison| comparison.said != Said::NoDifference));
+        called += u32::from(record.comparisons.iter().any(|comparison| comparison.said != Conclusion::NoDifference));
         if called == 0 && seed == 0 {
             assert!(
-                record.head.verdict.starts_with("No difference seen between b and a: IOPS "),
+                record.head.verdict.starts_with("No significant difference between b and a: IOPS "),
                 "{}",
                 record.head.verdict
             );
         }
     }
-    // 5 in 100 would be 10.
+    // The expected number is at most 10 (5 %).
     assert!(called <= 18, "{called} of 200");
 }
 
 #[test]
-fn a_true_difference_is_nearly_always_seen() {
+fn a_true_difference_is_nearly_always_significant() {
     let seen = (0..100).filter(|seed| {
         let base = side("a", rounds(10, 100_000.0, 0.02, 2 * seed + 1, 0.1));
         let ours = side("b", rounds(10, 106_000.0, 0.02, 2 * seed + 2, 0.1));
-        judge(vec![base, ours], &paired()).comparisons[0].said == Said::Better
+        judge(vec![base, ours], &paired()).comparisons[0].said == Conclusion::Better
     });
     assert!(seen.count() >= 85);
 }
 
 #[test]
-fn few_rounds_say_that_they_are_few() {
+fn the_verdict_says_that_rounds_are_too_few() {
     let three = |iops| rounds(3, iops, 0.001, 1, 0.0);
     let record = judge(vec![side("a", three(100_000.0)), side("b", three(50_000.0))], &JudgeOptions::default());
-    assert_eq!(record.comparisons[0].said, Said::TooFewRounds);
+    assert_eq!(record.comparisons[0].said, Conclusion::TooFewRounds);
     assert!(record.head.verdict.contains("3 and 3 rounds cannot show a difference"), "{}", record.head.verdict);
     let five = |iops| rounds(5, iops, 0.001, 1, 0.0);
     let record = judge(vec![side("a", five(100_000.0)), side("b", five(50_000.0))], &paired());
-    assert_eq!(record.comparisons[0].said, Said::TooFewRounds);
-    // Two to the minus seven, times two, times five comparisons.
+    assert_eq!(record.comparisons[0].said, Conclusion::TooFewRounds);
+    // The smallest p value of 8 pairs, 2 x 2^-8, times five comparisons is below 0.05.
     assert!(record.head.verdict.contains("at least 8 rounds of each"), "{}", record.head.verdict);
 }
 
-/// Three rounds of 4.60 and 4.31: no "-6.5 %" stands by itself in the verdict.
+/// Three rounds of 4,600 and 4,310 IOPS: the verdict does not present -6.3 % as a finding.
 #[test]
 fn a_change_that_so_few_rounds_cannot_show_is_not_printed_as_a_finding() {
     let sides = vec![side("a", rounds(3, 4600.0, 0.001, 1, 0.0)), side("b", rounds(3, 4310.0, 0.001, 2, 0.0))];
@@ -150,7 +148,7 @@ fn a_change_that_so_few_rounds_cannot_show_is_not_printed_as_a_finding() {
     let change = record.comparisons[0].change;
     assert!((change.estimate + 0.063).abs() < 0.003 && change.confidence == 0.75, "{change:?}");
     assert!(
-        record.head.verdict.contains("measure at least 8 rounds of each (not shown: IOPS -6."),
+        record.head.verdict.contains("measure at least 8 rounds of each (not significant: IOPS -6."),
         "{}",
         record.head.verdict
     );
@@ -161,7 +159,7 @@ fn a_change_that_so_few_rounds_cannot_show_is_not_printed_as_a_finding() {
 }
 
 #[test]
-fn conditions_hold_as_surely_as_asked_for() {
+fn conditions_need_the_certainty_that_was_asked_for() {
     let judge_with = |text: &str, certainty, ours: f64| {
         let condition = FailIf { certainty, ..text.parse().unwrap() };
         let options = JudgeOptions { fail_if: vec![condition], ..paired() };
@@ -172,10 +170,10 @@ fn conditions_hold_as_surely_as_asked_for() {
     assert!(fails("slower-than 5%", Certainty::Shown, 85_000.0));
     assert!(fails("p99 worse-than 5%", Certainty::Shown, 85_000.0));
     assert!(!fails("slower-than 5%", Certainty::Shown, 110_000.0));
-    // Six percent slower, known to two percent: an estimate beyond five, and no proof.
+    // 6 % slower within about 2 %: the estimate is beyond 5 %, the whole interval is not.
     assert!(!fails("slower-than 5%", Certainty::Shown, 94_000.0));
     assert!(fails("slower-than 5%", Certainty::Estimate, 94_000.0));
-    // Four percent slower: five cannot be ruled out.
+    // 4 % slower: the interval includes 5 %.
     assert!(!fails("slower-than 5%", Certainty::Estimate, 96_000.0));
     assert!(fails("slower-than 5%", Certainty::Possible, 96_000.0));
     assert!(!fails("slower-than 5%", Certainty::Possible, 110_000.0));
@@ -188,7 +186,7 @@ fn conditions_hold_as_surely_as_asked_for() {
 }
 
 #[test]
-fn a_condition_that_cannot_be_judged_is_told() {
+fn a_condition_that_cannot_be_judged_is_reported() {
     let judged = |count: usize, condition: FailIf, metrics: &[Metric]| {
         let sides =
             vec![side("a", rounds(count, 100_000.0, 0.02, 1, 0.0)), side("b", rounds(count, 50_000.0, 0.02, 2, 0.0))];
@@ -198,41 +196,41 @@ fn a_condition_that_cannot_be_judged_is_told() {
     let slower: FailIf = "slower-than 5%".parse().unwrap();
     let few = judged(3, slower.clone(), &[]);
     assert!(few.failed.is_empty() && few.undecided);
-    let [told] = &few.unjudged[..] else { panic!("{:?}", few.unjudged) };
+    let [reported] = &few.unjudged[..] else { panic!("{:?}", few.unjudged) };
     assert!(
-        told.starts_with("the condition 'iops worse-than 5%' could not be judged: 3 and 3 rounds cannot"),
-        "{told}"
+        reported.starts_with("the condition 'iops worse-than 5%' could not be judged: 3 and 3 rounds cannot"),
+        "{reported}"
     );
-    assert!(told.contains("with 5 comparisons; measure at least 5 rounds of each"), "{told}");
-    // As many as it says are enough, and so are fewer figures, or less than proof.
+    assert!(reported.contains("with 5 comparisons; measure at least 5 rounds of each"), "{reported}");
+    // The recommended number of rounds is enough; so are fewer figures, or less certainty.
     let enough = judged(5, slower.clone(), &[]);
     assert!(enough.unjudged.is_empty() && enough.failed.len() == 1 && !enough.undecided, "{:?}", enough.unjudged);
     assert!(judged(4, slower.clone(), &[Metric::Iops]).unjudged.is_empty());
     let estimate = judged(3, FailIf { certainty: Certainty::Estimate, ..slower.clone() }, &[]);
     assert!(estimate.unjudged.is_empty() && estimate.failed.len() == 1);
-    // A figure that is not among those that are compared.
+    // A figure that was not compared.
     let absent = judged(6, slower, &[Metric::P99]);
     assert!(
         absent.undecided && absent.failed.is_empty() && absent.unjudged[0].contains("IOPS was not compared"),
         "{:?}",
         absent.unjudged
     );
-    // Cells of three rounds cannot decide it, twelve of them together can.
+    // Three rounds of each cell are too few, but twelve cells together decide the condition.
     let sides = vec![of_cells(12, 3, 10_000.0, 1), of_cells(12, 3, 10_000.0, 100)];
     let together =
         judge(sides, &JudgeOptions { fail_if: vec!["slower-than 5%".parse().unwrap()], ..JudgeOptions::default() });
     assert!(
-        together.unjudged[0].contains("over all measurements only") && !together.undecided,
+        together.unjudged[0].contains("only over all measurements together") && !together.undecided,
         "{:?}",
         together.unjudged
     );
-    // MB/s is left out where it is IOPS in other words, but not where it is asked for.
+    // MB/s is left out if it repeats the IOPS, but not if a condition names it.
     let megabytes = judged(6, "mb worse-than 5%".parse().unwrap(), &[]);
     assert!(megabytes.unjudged.is_empty() && megabytes.failed.len() == 1, "{:?}", megabytes.unjudged);
 }
 
 #[test]
-fn what_was_not_made_alike_is_told() {
+fn different_circumstances_are_reported() {
     let base = side("a", rounds(6, 1e5, 0.01, 1, 0.0));
     let mut other = side("b", rounds(6, 1e5, 0.01, 2, 0.0));
     other.circumstances.machine = "8 x CPU".into();
@@ -268,10 +266,10 @@ fn many_cells_are_judged_together_too() {
     let mut ours = cells(9_300.0, 100);
     ours.groups.pop();
     let record = judge(vec![cells(10_000.0, 1), ours], &JudgeOptions::default());
-    // Three rounds show nothing of one cell, eleven cells that all say the same do.
-    assert_eq!(record.comparisons[0].said, Said::TooFewRounds);
-    assert_eq!((record.overall[0].metric, record.overall[0].said), (Metric::Iops, Said::Worse));
-    assert!(record.head.verdict.contains("is slower than x over all"), "{}", record.head.verdict);
+    // Three rounds show nothing for one cell, but eleven cells together do.
+    assert_eq!(record.comparisons[0].said, Conclusion::TooFewRounds);
+    assert_eq!((record.overall[0].metric, record.overall[0].said), (Metric::Iops, Conclusion::Worse));
+    assert!(record.head.verdict.contains("is slower than x overall"), "{}", record.head.verdict);
     assert!(
         record
             .head
@@ -281,7 +279,7 @@ fn many_cells_are_judged_together_too() {
     );
 }
 
-/// A side of `groups` cells, each of a few rounds.
+/// A side of `groups` cells with `rounds_each` rounds.
 fn of_cells(groups: u32, rounds_each: usize, iops: f64, seed: u64) -> Side {
     let mut made = side("x", Vec::new());
     made.groups = (1..=groups)
@@ -293,10 +291,10 @@ fn of_cells(groups: u32, rounds_each: usize, iops: f64, seed: u64) -> Side {
     made
 }
 
-/// Five figures over seven cells: Holm asks for p below 0.01, and the smallest p-value of seven
-/// pairs is 0.0156.
+/// Five figures over seven cells: Holm's correction needs p below 0.01, but the smallest p value of
+/// seven pairs is 0.0156.
 #[test]
-fn cells_are_judged_together_only_where_that_can_show_anything() {
+fn cells_are_judged_together_only_if_that_can_be_significant() {
     let judged = |cells, metrics: &[Metric]| {
         let sides = vec![of_cells(cells, 5, 10_000.0, 1), of_cells(cells, 5, 5_000.0, 100)];
         judge(sides, &JudgeOptions { metrics: metrics.to_vec(), ..JudgeOptions::default() })
@@ -307,21 +305,21 @@ fn cells_are_judged_together_only_where_that_can_show_anything() {
         assert!(!record.head.verdict.contains(&format!("{cells} and {cells} rounds")), "{}", record.head.verdict);
     }
     let record = judged(8, &[]);
-    assert!(record.overall.len() == 5 && record.overall[0].said == Said::Worse, "{:?}", record.overall);
-    // One figure needs six cells, two need seven.
+    assert!(record.overall.len() == 5 && record.overall[0].said == Conclusion::Worse, "{:?}", record.overall);
+    // One figure needs six cells, two figures need seven.
     for (cells, metrics) in [(6, &[Metric::Iops][..]), (7, &[Metric::Iops, Metric::P99])] {
         let record = judged(cells, metrics);
-        assert!(record.overall.iter().all(|one| one.said == Said::Worse), "{:?}", record.overall);
+        assert!(record.overall.iter().all(|one| one.said == Conclusion::Worse), "{:?}", record.overall);
         assert_eq!(record.overall.len(), metrics.len());
         assert!(judged(cells - 1, metrics).overall.is_empty());
     }
 }
 
 fn run(iops: u64, seconds: u64, seed: u64) -> Run {
-    let mut chance = Chance::with_seed(seed);
+    let mut noise = Noise::with_seed(seed);
     let series: Vec<SeriesPoint> = (0..seconds + 2)
         .map(|second| {
-            let ios = (iops as f64 * (0.01 * chance.normal()).exp()) as u64;
+            let ios = (iops as f64 * (0.01 * noise.normal()).exp()) as u64;
             SeriesPoint {
                 start_ns: second * 1_000_000_000,
                 read_ios: ios,
@@ -382,7 +380,6 @@ fn run(iops: u64, seconds: u64, seed: u64) -> Run {
     }
 }
 
-/// A run with a change.
 fn changed(change: impl FnOnce(&mut Run)) -> Run {
     let mut run = run(1000, 5, 1);
     change(&mut run);
@@ -403,12 +400,12 @@ fn saved_runs_are_read_joined_and_refused() {
         vec![read_side("", std::slice::from_ref(&a)).unwrap(), read_side("", std::slice::from_ref(&b)).unwrap()],
         &JudgeOptions::default(),
     );
-    // One run of each is cut into stretches, with a warning; CPU time is not known by stretch.
+    // A single run on each side is cut into stretches, with a warning. Stretches have no CPU time.
     assert!(single.head.warnings.contains(&Warning::WithinRun));
-    assert_eq!(single.comparisons[0].said, Said::Worse);
+    assert_eq!(single.comparisons[0].said, Conclusion::Worse);
     assert!(single.comparisons[0].rounds.0 >= 5, "{:?}", single.comparisons[0].rounds);
     assert!(single.comparisons.iter().all(|comparison| comparison.metric != Metric::CpuPerIo));
-    // Several runs of each are rounds.
+    // Several files of a side are rounds.
     let joined = read_side("old", &[a.clone(), b.clone(), a.clone()]).unwrap();
     assert_eq!(
         (joined.name.as_str(), joined.groups[0].cell.rounds.len(), joined.groups[0].stretches.len()),
@@ -421,7 +418,7 @@ fn saved_runs_are_read_joined_and_refused() {
     let failed = save("failed.json", &changed(|run| run.head.end = failed));
     assert!(refused(failed).contains("is a failed run (7 requests"));
     let other = save("other.json", &changed(|run| run.head.schema = "something.else/1".into()));
-    assert!(refused(other).contains("no result of the lab"));
+    assert!(refused(other).contains("not a result of the lab"));
     let text = dir.path().join("text.json");
     std::fs::write(&text, "hello").unwrap();
     assert!(refused(text.clone()).contains("is not JSON"));
@@ -448,12 +445,12 @@ fn a_live_comparison_takes_turns_and_keeps_whole_rounds() {
     let sides =
         live(&names, &job, &LiveOptions { rounds: 8, smallest_bytes: 1 << 30 }, &mut measure, &mut Silent).unwrap();
     assert!(sides.iter().all(|side| side.groups[0].cell.rounds.len() == 8));
-    // Every round has both, and neither is always first.
+    // Every round has both targets, and neither is always first.
     let firsts: Vec<usize> = order.chunks(2).map(|pair| pair[0].1).collect();
     assert!(order.chunks(2).all(|pair| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1));
     assert_eq!(firsts.iter().sum::<usize>(), 4);
-    assert_eq!(judge(sides, &paired()).comparisons[0].said, Said::Worse);
-    // A sequential stream begins somewhere else in each round, and within the smallest target.
+    assert_eq!(judge(sides, &paired()).comparisons[0].said, Conclusion::Worse);
+    // A sequential stream begins at another offset in each round, within the smallest target.
     let stream = Load { random_percent: 0.0, ..Load::default() };
     let stream = Job::simple("s", stream, Span::default(), Span::from_secs(1));
     let mut starts = Vec::new();

@@ -1,33 +1,32 @@
-//! The conclusion of a comparison, in sentences.
+//! The verdict of a comparison.
 
-use super::{ComparisonRecord, FigureChange, Said};
+use super::{ComparisonRecord, Conclusion, FigureChange};
 use diskwright_load::figures::Metric;
 use diskwright_stats::numbers::figure;
 use std::fmt::Write as _;
 
-/// Of more groups than this, the verdict names only the extremes.
-const TOLD_IN_VERDICT: usize = 4;
+/// The verdict describes at most this many groups.
+const GROUPS_IN_VERDICT: usize = 4;
 
-/// The conclusion, in sentences.
 pub fn verdict(record: &ComparisonRecord) -> String {
-    let told: Vec<&FigureChange> =
+    let shown: Vec<&FigureChange> =
         if record.overall.is_empty() { record.comparisons.iter().collect() } else { record.overall.iter().collect() };
     let mut sentences: Vec<String> = record.failed.iter().map(|failed| format!("FAILED: {failed}.")).collect();
     for side in 1..record.sides.len() {
         let mut groups: Vec<&str> = Vec::new();
-        for comparison in told.iter().filter(|comparison| comparison.side == side) {
+        for comparison in shown.iter().filter(|comparison| comparison.side == side) {
             if !groups.contains(&comparison.group.as_str()) {
                 groups.push(&comparison.group);
             }
         }
         if groups.is_empty() {
             sentences.push(format!(
-                "{} and {} have nothing in common to compare.",
+                "{} and {} have no measurement in common.",
                 record.sides[side].name, record.sides[0].name
             ));
         }
-        for group in groups.iter().take(TOLD_IN_VERDICT) {
-            let of: Vec<&FigureChange> = told
+        for group in groups.iter().take(GROUPS_IN_VERDICT) {
+            let of: Vec<&FigureChange> = shown
                 .iter()
                 .filter(|comparison| comparison.side == side && comparison.group == *group)
                 .copied()
@@ -35,8 +34,8 @@ pub fn verdict(record: &ComparisonRecord) -> String {
             let lead = if groups.len() > 1 { format!("{group}: ") } else { String::new() };
             sentences.push(format!("{lead}{}", sentence(record, side, &of)));
         }
-        if groups.len() > TOLD_IN_VERDICT {
-            sentences.push(format!("{} more below.", groups.len() - TOLD_IN_VERDICT));
+        if groups.len() > GROUPS_IN_VERDICT {
+            sentences.push(format!("{} more groups are in the table.", groups.len() - GROUPS_IN_VERDICT));
         }
     }
     sentences.join(" ")
@@ -46,14 +45,14 @@ fn sentence(record: &ComparisonRecord, side: usize, of: &[&FigureChange]) -> Str
     let (base, ours) = (&record.sides[0].name, &record.sides[side].name);
     let Some(first) = of.first() else { return String::new() };
     let mut text = match first.said {
-        Said::Better | Said::Worse => {
+        Conclusion::Better | Conclusion::Worse => {
             let word = match (first.metric, first.said) {
-                (Metric::CpuPerIo, Said::Better) => "cheaper",
-                (Metric::CpuPerIo, _) => "dearer",
-                (_, Said::Better) => "faster",
+                (Metric::CpuPerIo, Conclusion::Better) => "cheaper in CPU time",
+                (Metric::CpuPerIo, _) => "more expensive in CPU time",
+                (_, Conclusion::Better) => "faster",
                 _ => "slower",
             };
-            let than = if first.group.is_empty() { " over all" } else { "" };
+            let than = if first.group.is_empty() { " overall" } else { "" };
             format!(
                 "{ours} is {word} than {base}{than}: {} {} (p = {})",
                 first.metric.title(),
@@ -61,14 +60,14 @@ fn sentence(record: &ComparisonRecord, side: usize, of: &[&FigureChange]) -> Str
                 p(first.p_corrected)
             )
         }
-        Said::NoDifference => {
-            format!("No difference seen between {ours} and {base}: {} {}", first.metric.title(), change(first))
+        Conclusion::NoDifference => {
+            format!("No significant difference between {ours} and {base}: {} {}", first.metric.title(), change(first))
         }
-        Said::TooFewRounds => {
+        Conclusion::TooFewRounds => {
             let (n, m) = first.rounds;
             let family = record.family(first);
             format!(
-                "{n} and {m} rounds cannot show a difference between {ours} and {base} with {family} comparisons, whatever they are; measure at least {} rounds of each (not shown: {} {})",
+                "{n} and {m} rounds cannot show a difference between {ours} and {base} with {family} comparisons; measure at least {} rounds of each (not significant: {} {})",
                 record.fewest_rounds(first),
                 first.metric.title(),
                 change(first),
@@ -78,7 +77,7 @@ fn sentence(record: &ComparisonRecord, side: usize, of: &[&FigureChange]) -> Str
     let also: Vec<String> = of
         .iter()
         .skip(1)
-        .filter(|comparison| matches!(comparison.said, Said::Better | Said::Worse))
+        .filter(|comparison| matches!(comparison.said, Conclusion::Better | Conclusion::Worse))
         .map(|comparison| format!("{} {}", comparison.metric.title(), estimate(comparison)))
         .collect();
     if !also.is_empty() {
@@ -88,7 +87,7 @@ fn sentence(record: &ComparisonRecord, side: usize, of: &[&FigureChange]) -> Str
     text
 }
 
-/// `+5.2 % (95 % interval +4.1 % to +6.3 %)`.
+/// The change as text: `+5.2 % (95 % interval +4.1 % to +6.3 %)`.
 pub fn change(comparison: &FigureChange) -> String {
     let shift = &comparison.change;
     if shift.confidence == 0.0 {

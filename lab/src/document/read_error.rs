@@ -1,11 +1,11 @@
-//! Why a file is not a result that can be used.
+//! Reasons why a file cannot be read as a result.
 
 use std::{io, path::PathBuf};
 
-/// Why a file is not a result that can be used.
+/// A reason why a file cannot be read as a result.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The system could not open or read the file.
+    /// The file could not be opened or read.
     #[error("cannot read the result {}: {source}", path.display())]
     File {
         /// The file.
@@ -14,13 +14,13 @@ pub enum ReadError {
         source: io::Error,
     },
     /// The file is longer than any result.
-    #[error("{} is longer than 1 GiB and so no result of the lab; give a JSON file that the lab wrote", path.display())]
+    #[error("{} is longer than 1 GiB, so it is not a result of the lab; give a JSON file that the lab wrote", path.display())]
     TooLong {
         /// The file.
         path: PathBuf,
     },
     /// The JSON ends in the middle.
-    #[error("{} ends in the middle of line {line}: it was cut off, or its run has not ended; copy it again or run again", path.display())]
+    #[error("{} ends in the middle of line {line}: it is incomplete; copy it again, or repeat the measurement", path.display())]
     CutOff {
         /// The file.
         path: PathBuf,
@@ -37,16 +37,16 @@ pub enum ReadError {
         /// The column of the first error, from 1.
         column: usize,
     },
-    /// The file is JSON, but no result of the lab.
-    #[error("{} is JSON but no result of the lab: {found}; give what `lab run`, `lab study`, `lab sweep` or `lab selftest` saved", path.display())]
+    /// The file is JSON, but not a result of the lab.
+    #[error("{} is JSON but not a result of the lab: {found}; give a file that `lab run`, `lab study`, `lab sweep` or `lab selftest` saved", path.display())]
     NoResult {
         /// The file.
         path: PathBuf,
-        /// What stands in the place of the schema, in words.
+        /// What was found instead of the schema.
         found: String,
     },
     /// The schema has a later version than this program knows.
-    #[error("{} was written by a newer Diskwright: its schema is {found}, this one ({}) reads up to {known}; read it with the newer one", path.display(), env!("CARGO_PKG_VERSION"))]
+    #[error("{} was written by a newer Diskwright: its schema is {found}, this version ({}) reads up to {known}; use the newer version", path.display(), env!("CARGO_PKG_VERSION"))]
     Newer {
         /// The file.
         path: PathBuf,
@@ -56,7 +56,7 @@ pub enum ReadError {
         known: &'static str,
     },
     /// The schema has an earlier version than this program reads.
-    #[error("{} was written by an older Diskwright: its schema is {found}, this one ({}) reads {known} only; measure again, or read it with the older one", path.display(), env!("CARGO_PKG_VERSION"))]
+    #[error("{} was written by an older Diskwright: its schema is {found}, this version ({}) reads only {known}; measure again, or use the older version", path.display(), env!("CARGO_PKG_VERSION"))]
     Older {
         /// The file.
         path: PathBuf,
@@ -65,8 +65,8 @@ pub enum ReadError {
         /// The schema of this kind that this program reads.
         known: &'static str,
     },
-    /// The file is a bundle of several results, where one is wanted.
-    #[error("{} holds {results} results, and one is wanted; give the file of that one, as it was saved", path.display())]
+    /// The file is a bundle of several results, but one is needed.
+    #[error("{} holds {results} results, but one is needed; give the file with that result alone", path.display())]
     Several {
         /// The file.
         path: PathBuf,
@@ -74,13 +74,13 @@ pub enum ReadError {
         results: usize,
     },
     /// The fields are not those of the schema, or contradict each other.
-    #[error("{} says that it is {schema}, but it is damaged: {what}; it was edited or harmed after it was written: copy it again or run again", path.display())]
+    #[error("{} says that it is {schema}, but it is damaged: {what}; it was changed after it was written; copy it again, or repeat the measurement", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
         /// Schema of the file.
         schema: String,
-        /// The first field that is wrong, and what is wrong with it.
+        /// The first wrong field, and what is wrong with it.
         what: String,
     },
 }

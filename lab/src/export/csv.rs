@@ -1,16 +1,15 @@
-//! Results as CSV (RFC 4180: commas, CRLF, quotes where they are needed), tidy: one observation a
-//! row, one variable a column, units in the names of the columns, no totals among the rows unless a
-//! column says so.
+//! Results as CSV (RFC 4180: commas, CRLF, quotes where needed) in tidy form: one observation per
+//! row, one variable per column, units in the column names. A column says which rows are totals.
 //!
-//! - `figures`: a row is the reads, writes or flushes of one thread on one target in one phase.
-//!   Rows whose `scope` is `phase` sum a phase up, because percentiles of parts do not add up.
-//! - `series`: a row is one interval of one phase.
-//! - `latencies`: a row is one bucket of the histogram of one direction of one phase; `up_to_ns` is
-//!   the longest latency in it.
+//! - `figures`: one row for the reads, writes or flushes of one thread on one target in one phase.
+//!   Rows with the `scope` `phase` are totals of a phase, because percentiles cannot be added.
+//! - `series`: one row per interval of a phase.
+//! - `latencies`: one row per bucket of the histogram of one direction of a phase; `up_to_ns` is
+//!   the largest latency of the bucket.
 //!
-//! These are the tables of runs (`runs.rs`). Sweeps and studies have `figures` only, with one row
-//! for each round of each cell (`cells.rs`); a comparison has a row for each figure compared, an
-//! acceptance run one for each check. A column that has no figure is left empty.
+//! Only runs have all three tables (`runs.rs`). Sweeps and studies have `figures`, with one row per
+//! round of each cell (`cells.rs`). A comparison has one row per compared figure, an acceptance run
+//! one per check. A column without a figure is empty.
 
 use super::{judged, runs};
 use crate::{
@@ -34,15 +33,15 @@ pub enum CsvTable {
     Latencies,
 }
 
-/// Results as one CSV table. All must be of one kind, for each kind has its own columns.
+/// Results as one CSV table. All must be of one kind, because each kind has its own columns.
 ///
 /// # Errors
-/// [`LabError::BadOptions`] when the kinds are mixed, or the kind has no such table.
+/// [`LabError::BadOptions`] if the kinds are mixed, or if the kind does not have this table.
 pub fn csv(results: &[Named<'_>], table: CsvTable) -> Result<String> {
     let kind = |document: &Document| std::mem::discriminant(document);
     if results.windows(2).any(|pair| kind(pair[0].1) != kind(pair[1].1)) {
         return Err(LabError::BadOptions {
-            what: "these results are of several kinds, and each kind has its own columns".into(),
+            what: "the results are of several kinds, and each kind has its own columns".into(),
             hint: "make a CSV file of each kind".into(),
         });
     }
@@ -59,7 +58,7 @@ pub fn csv(results: &[Named<'_>], table: CsvTable) -> Result<String> {
             (document, CsvTable::Figures) => cells::rows(&mut csv, name, document.started_utc(), cells, &more),
             _ => {
                 return Err(LabError::BadOptions {
-                    what: format!("{name} has no time series and no histograms of its own"),
+                    what: format!("{name} has no time series and no histograms"),
                     hint: "export its figures instead".into(),
                 });
             }
@@ -102,7 +101,7 @@ mod tests {
         let both = rows.iter().find(|row| row["phase"] == "main" && row["direction"] == "both").unwrap();
         assert_eq!(both["ios"], sum.to_string());
         assert_eq!(both["iops"].parse::<f64>().unwrap(), run.phases[0].iops());
-        // 40,000 requests support three nines, not four.
+        // 40,000 requests support three nines.
         assert!(!both["p99.9_ns"].is_empty() && both["p99.99_ns"].is_empty(), "{both:?}");
     }
 

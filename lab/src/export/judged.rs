@@ -1,5 +1,4 @@
-//! CSV of what was judged: comparisons and acceptance runs. A row is one figure of one side, or
-//! one check.
+//! CSV of comparisons and acceptance runs: one row per compared figure, or per check.
 
 use crate::{
     acceptance::{AcceptanceRecord, Bar},
@@ -12,7 +11,7 @@ pub(super) fn comparison(csv: &mut Csv, name: &str, record: &ComparisonRecord) -
     let side = |index: usize| record.sides.get(index).map_or_else(String::new, |side| side.name.clone());
     let row = |scope: &str, comparison: &FigureChange| {
         let change = &comparison.change;
-        // There are no IOPS of all measurements together.
+        // All measurements together have no IOPS of their own.
         let known = |value: f64| if scope == "overall" { String::new() } else { value.to_string() };
         [
             ("result", name.to_owned()),

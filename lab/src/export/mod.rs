@@ -1,5 +1,4 @@
-//! Results for other programs: CSV for spreadsheets and statistics, Markdown for texts. The JSON of
-//! a result is the result itself.
+//! Results for other programs: CSV, and Markdown. The JSON of a result is the result itself.
 
 mod csv;
 mod judged;
@@ -11,10 +10,10 @@ pub use csv::{CsvTable, csv};
 use crate::document::{BUNDLE_SCHEMA, Bundle, Document};
 use diskwright_outline::json::to_text;
 
-/// Results as JSON: one as it is, several in a bundle that can be read back.
+/// Results as JSON: a single result unchanged, several as a bundle that can be read back.
 ///
 /// # Errors
-/// When a result cannot be said in JSON.
+/// If a result cannot be serialised.
 pub fn json(results: &[crate::report::Named<'_>]) -> std::io::Result<String> {
     let documents: Vec<&Document> = results.iter().map(|(_, document)| *document).collect();
     match documents.as_slice() {

@@ -1,4 +1,4 @@
-//! Runs as CSV: figures by thread and direction, the time series, the histograms.
+//! Runs as CSV: figures by thread and direction, time series, histograms.
 
 use diskwright_load::record::{DirectionRecord, LatencyRecord, PhaseRecord, Run, Total};
 use diskwright_outline::Csv;
@@ -63,7 +63,7 @@ pub(super) fn figures(csv: &mut Csv, name: &str, run: &Run) -> io::Result<()> {
         for thread in &phase.threads {
             let target = run.targets.get(thread.target as usize);
             let directions = [("read", &thread.reads), ("write", &thread.writes), ("flush", &thread.flushes)];
-            for (word, direction) in directions.into_iter().filter(stands) {
+            for (word, direction) in directions.into_iter().filter(is_written) {
                 let mut row = lead("thread");
                 row.extend([
                     thread.load.to_string(),
@@ -82,7 +82,7 @@ pub(super) fn figures(csv: &mut Csv, name: &str, run: &Run) -> io::Result<()> {
         let total = phase.total();
         let Total { reads, writes, both, flushes, queue_depth, .. } = &total;
         let directions = [("read", reads), ("write", writes), ("both", both), ("flush", flushes)];
-        for (word, direction) in directions.into_iter().filter(stands) {
+        for (word, direction) in directions.into_iter().filter(is_written) {
             let mut row = lead("phase");
             row.extend(["", "", "", "", word].map(str::to_owned));
             row.push(queue_depth.to_string());
@@ -95,13 +95,12 @@ pub(super) fn figures(csv: &mut Csv, name: &str, run: &Run) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes one record.
 fn put(csv: &mut Csv, heads: &[&'static str], row: Vec<String>) -> io::Result<()> {
     csv.record(&heads.iter().copied().zip(row).collect::<Vec<_>>())
 }
 
-/// Whether this is no flush, or there are flushes.
-fn stands((word, direction): &(&str, &DirectionRecord)) -> bool {
+/// Whether the row is written: flushes only if there were any.
+fn is_written((word, direction): &(&str, &DirectionRecord)) -> bool {
     *word != "flush" || direction.ios + direction.errors > 0
 }
 
@@ -129,7 +128,7 @@ fn direction_row(row: &mut Vec<String>, phase: &PhaseRecord, direction: &Directi
     row.push(when(any, latency.max_ns.to_string()));
 }
 
-/// p50, p90, then one for each nine; empty where fewer than ten requests lie beyond.
+/// p50, p90, then one percentile per nine; empty if fewer than ten requests are slower.
 fn quantiles(latency: &LatencyRecord) -> impl Iterator<Item = String> {
     let nines = latency.nines();
     let at = move |share: f64, known: bool| {

@@ -1,15 +1,15 @@
-//! What a target holds where it will be measured: how much of it has space, and what a sample of it
-//! looks like.
+//! Inspects the contents of a target: how much of the working set is allocated, and how much of a
+//! sample is zeros or copies.
 //!
-//! Reads of what was never written are answered from tables, zeros may be answered by a device
-//! without touching its media, and copies by a layer that deduplicates. Each makes a disk look
-//! faster than it is, by up to a factor of twenty (the paper on SQLIO and dynamic disks). So before
-//! a run the extents of the working set are added up, and a few hundred blocks of it, drawn by the
-//! job's seed, are read and looked at.
+//! Reads of unallocated blocks are answered from metadata. A device may answer reads of zeros
+//! without touching its media, and a deduplicating layer answers reads of copies from its cache.
+//! All three make a disk look faster than it is, by up to a factor of twenty (the paper on SQLIO
+//! and dynamic disks). So before a run the extents of the working set are added up, and 256 blocks,
+//! drawn with the job's seed, are read.
 //!
-//! Where this is weak: extents tell what the layers know that Diskwright sees. A thin volume or an
-//! SSD below knows more, and shows it only by the zeros that it returns. A sample of 256 finds a
-//! share of 1 % with a chance of 92 %.
+//! Limits: extents show only the layers that Diskwright knows. A thin volume or an SSD below may
+//! have unallocated blocks too; these show only as zeros. A sample of 256 blocks finds a share of 1
+//! % with a probability of 92 %.
 
 use crate::{LabError, Result, fill};
 use diskwright_load::LoadError;
@@ -24,16 +24,16 @@ use std::{
     ops::Range,
 };
 
-/// Blocks that are looked at.
+/// Blocks in a sample.
 pub const SAMPLES: usize = 256;
-/// Bytes of each; more where the sector is larger.
+/// Bytes of each sampled block; more if the sector is larger.
 pub const SAMPLE_BYTES: u64 = 4096;
 
-/// Looks at `ranges` of a device.
+/// Inspects `ranges` of a device.
 ///
 /// # Errors
-/// [`LoadError::Queue`] when it cannot tell its extents, [`LabError::Request`] when a sample cannot
-/// be read.
+/// [`LoadError::Queue`] if extents cannot be reported, [`LabError::Request`] if a sampled block
+/// cannot be read.
 pub fn look(
     name: &str,
     device: &dyn BlockDevice,
@@ -103,7 +103,8 @@ fn sample(
     Ok(sampled)
 }
 
-/// Which blocks to read, ascending and each once: all of few, else [`SAMPLES`] drawn by `seed`.
+/// Offsets of the sampled blocks, ascending: all blocks if they are few, else [`SAMPLES`] drawn
+/// with `seed`.
 fn draw(ranges: &[Range<u64>], block_bytes: u64, seed: u64) -> BTreeSet<u64> {
     let whole: Vec<Range<u64>> = ranges
         .iter()
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sparse_file_a_filled_one_and_a_half_filled_one_are_told_apart() {
+    fn a_sparse_file_a_filled_one_and_a_half_filled_one_are_reported_apart() {
         let (_dir, device) = raw(16 << 20);
         let sparse = look_at(&device, 0..16 << 20);
         assert_eq!((sparse.allocated, sparse.zero, sparse.sampled), (0.0, 1.0, SAMPLES as u64));

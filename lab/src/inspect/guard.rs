@@ -1,4 +1,4 @@
-//! Decides whether a target may be written. No other code decides this.
+//! Decides whether a target may be written. No other code makes this decision.
 //!
 //! ```text
 //!   in use (mounted, swap, held, shown by a loop device) ─▶ refused, whatever is allowed
@@ -8,13 +8,13 @@
 //!   else ─────────────────────────────────────────────────▶ refused: what was found, and where
 //! ```
 //!
-//! *Stored* means stored by the top layer. A new child of a full parent stores nothing, and a write
-//! to it destroys nothing, so a disk with data can be measured through a child. Everything that the
-//! job may write is read, because a sample would find a file system but could miss a small file.
+//! *Stored* means stored in the top layer. A new child of a full parent stores nothing, and writing
+//! to the child destroys nothing, so a disk with data can be measured through a child. All bytes
+//! that the job may write are read: a sample would find a file system but could miss a small file.
 //!
 //! A file that the lab created has an extended attribute, and later runs may write it without
-//! `destroy_data`. It is inspected as well: with a file system, a partition table or an image in
-//! it, it counts as in use by others.
+//! `destroy_data`. It is inspected too: if it holds a file system, a partition table or an image,
+//! it is refused.
 
 use super::{
     magic,
@@ -29,28 +29,29 @@ use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use rustix::fs::XattrFlags;
 use std::{ops::Range, path::Path};
 
-/// Marks a file as made by the lab.
+/// Extended attribute of files that the lab created.
 const OWN_MARK: &str = "user.diskwright.lab";
 
-/// A target that is to be written.
+/// A target that the job will write.
 #[derive(Debug, Clone, Copy)]
 pub struct Writing<'a> {
-    /// As given by the user.
+    /// Name that the user gave.
     pub name: &'a str,
-    /// Its file or device, where it has one.
+    /// Its file or device; `None` for an export.
     pub path: Option<&'a Path>,
-    /// Open for reading at least.
+    /// The target, open at least for reading.
     pub device: &'a dyn BlockDevice,
-    /// What may be written.
+    /// Ranges that the job may write.
     pub ranges: &'a [Range<u64>],
-    /// What moves the bytes.
+    /// How I/O is submitted.
     pub engine: EngineKind,
 }
 
-/// Refuses unless the target may be written. `tick` gets the number of bytes searched so far.
+/// Returns an error unless the target may be written. `tick` gets the number of bytes searched so
+/// far.
 ///
 /// # Errors
-/// [`LabError::InUse`], [`LabError::HoldsData`]; what reading it gives.
+/// [`LabError::InUse`], [`LabError::HoldsData`], and errors of reading.
 pub fn allow(target: &Writing<'_>, destroy_data: bool, tick: &mut Tick<'_>) -> Result<()> {
     if let Some(path) = target.path {
         refuse_used(target.name, path)?;
@@ -80,7 +81,7 @@ pub fn allow(target: &Writing<'_>, destroy_data: bool, tick: &mut Tick<'_>) -> R
     }
 }
 
-/// Refuses a device or a file that is in use. It need not be open for that, nor be openable.
+/// Returns an error if a device or a file is in use. It need not be open.
 ///
 /// # Errors
 /// [`LabError::InUse`].
@@ -92,7 +93,7 @@ pub fn refuse_used(name: &str, path: &Path) -> Result<()> {
     Err(LabError::InUse { target: name.to_owned(), users: sentence(&users) })
 }
 
-/// The front of the target, if its top layer stores any of it.
+/// The first bytes of the target; `None` if its top layer stores none of them.
 fn front(target: &Writing<'_>) -> Result<Option<Vec<u8>>> {
     let sector_bytes = u64::from(target.device.geometry().logical_sector_bytes);
     let len_bytes = target.device.geometry().size_bytes.min(magic::FRONT_BYTES as u64).next_multiple_of(sector_bytes);
@@ -105,18 +106,19 @@ fn front(target: &Writing<'_>) -> Result<Option<Vec<u8>>> {
         return Ok(None);
     }
     let mut bytes = vec![0; range.end as usize];
-    let failed = |source| LoadError::Queue { target: target.name.to_owned(), doing: "read its front".into(), source };
+    let failed =
+        |source| LoadError::Queue { target: target.name.to_owned(), doing: "read its first bytes".into(), source };
     Blocking::open(target.device, target.engine).and_then(|mut hand| hand.read(0, &mut bytes)).map_err(failed)?;
     Ok(Some(bytes))
 }
 
-/// Marks the file at `path` as the lab's own. Best effort: where there are no extended attributes,
-/// the next run asks.
+/// Marks the file at `path` as created by the lab. Errors are ignored: without the extended
+/// attribute, the next run needs `destroy_data`.
 pub fn mark_own(path: &Path) {
     let _ = rustix::fs::setxattr(path, OWN_MARK, b"1", XattrFlags::empty());
 }
 
-/// Whether the lab made the file at `path`.
+/// Whether the lab created the file at `path`.
 pub fn is_own(path: &Path) -> bool {
     let mut value = [0_u8; 1];
     rustix::fs::getxattr(path, OWN_MARK, &mut value).is_ok_and(|len| len == 1 && value == *b"1")
@@ -160,7 +162,7 @@ mod tests {
         let device = raw(dir.path(), "disk", 32 << 20);
         let all = one(0..32 << 20);
         ask(&device, None, &all, false).unwrap();
-        // Zeros that are stored are no data.
+        // Stored zeros do not count as data.
         write(&device, 5 << 20, &[0; 4096]);
         ask(&device, None, &all, false).unwrap();
         let mut sector = [0; 512];
@@ -171,7 +173,7 @@ mod tests {
             error.contains(&((20 << 20) + 100).to_string()) && error.contains("`PrepareOptions::destroy_data`"),
             "{error}"
         );
-        // Outside of what would be written it does no harm.
+        // Data outside the written ranges do not matter.
         ask(&device, None, &[0..20 << 20, 21 << 20..32 << 20], false).unwrap();
         ask(&device, None, &all, true).unwrap();
     }

@@ -1,13 +1,14 @@
-//! What a disk holds, by the marks at its front: file systems, partition tables, containers.
+//! Identifies what a disk holds by signatures in its first bytes: file systems, partition tables,
+//! images.
 //!
-//! Only names for an error message depend on this, never whether something may be overwritten: a
-//! disk without a known mark may hold data all the same.
+//! Only the words of an error depend on this module, never whether a target may be overwritten: a
+//! disk without a known signature may hold data too.
 
-/// How much of the front is looked at.
+/// Number of first bytes that are examined.
 pub const FRONT_BYTES: usize = 132 << 10;
 
-/// Marks: where, which bytes, what they mean. The first that fits is told, so what is more telling
-/// stands before the more general.
+/// Signatures: offset, bytes, meaning. The first match counts, so specific signatures come before
+/// general ones.
 const MARKS: &[(usize, &[u8], &str)] = &[
     (0, b"LUKS\xba\xbe", "a LUKS encrypted volume"),
     (0, b"XFSB", "an XFS file system"),
@@ -40,16 +41,16 @@ const MARKS: &[(usize, &[u8], &str)] = &[
     (4096, b"EFI PART", "a GPT partition table"),
 ];
 
-/// Where the four entries of a master boot record begin, and how long each is.
+/// Offset of the four entries of a master boot record, and their length.
 const MBR_ENTRIES: (usize, usize) = (446, 16);
 
-/// What a disk that begins with `front` holds, as far as its marks tell.
+/// What a disk with these first bytes holds; `None` without a known signature.
 pub fn identify(front: &[u8]) -> Option<&'static str> {
     let fits = |(at, mark, _): &&(usize, &[u8], &str)| front.get(*at..at + mark.len()) == Some(*mark);
     if let Some((_, _, what)) = MARKS.iter().find(fits) {
         return Some(what);
     }
-    // Boot sectors of all kinds end like this; a partition table has an entry with a type as well.
+    // All boot sectors have this signature. A partition table also has an entry with a type.
     let entries = front.get(MBR_ENTRIES.0..MBR_ENTRIES.0 + 4 * MBR_ENTRIES.1)?;
     let has_entry = entries.chunks(MBR_ENTRIES.1).any(|entry| entry[4] != 0);
     (front.get(510..512) == Some(b"\x55\xaa") && has_entry).then_some("a partition table (MBR)")
@@ -67,7 +68,7 @@ mod tests {
             assert_eq!(identify(&front), Some(*what));
             front[*at] ^= 0xff;
             assert_eq!(identify(&front), None, "{what}");
-            // A disk that ends within the mark.
+            // A disk that ends within a signature.
             assert_eq!(identify(&front[..*at]), None, "{what}");
         }
     }
@@ -83,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_is_told_rather_than_the_table_around_it() {
+    fn a_file_system_is_reported_rather_than_the_table_around_it() {
         // A FAT boot sector has the signature of an MBR too.
         let mut front = vec![0xff; 512];
         front[82..90].copy_from_slice(b"FAT32   ");

@@ -1,4 +1,4 @@
-//! Who uses a device or a file: mounts, swap, other devices on top of it.
+//! Finds the users of a device or a file: mounts, swap, other devices on top of it.
 //!
 //! ```text
 //!   /dev/vdb ─▶ device numbers: its own and its partitions' (sysfs)
@@ -10,9 +10,8 @@
 //!              a device by what is mounted from its partitions
 //! ```
 //!
-//! The kernel decides in the end: a block device is opened for writing with `O_EXCL`, which fails
-//! when the kernel itself uses the device. This module looks beforehand, so that the error can name
-//! the user.
+//! The kernel has the last word: a block device is opened for writing with `O_EXCL`, which fails if
+//! the kernel uses the device. This module looks earlier, so that the error can name the user.
 
 use crate::backing;
 use diskwright_serve::attach::{self, Record};
@@ -22,36 +21,36 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// One use.
+/// One use of a device or file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Use {
     /// The device, or a partition of it, is mounted.
     Mounted {
-        /// Which device.
+        /// The device or partition.
         device: String,
         /// The mount point.
         at: PathBuf,
     },
-    /// The kernel swaps to it, or to a partition of it.
+    /// The kernel swaps to the device, to a partition of it, or to the file.
     Swap {
-        /// Which device or file.
+        /// The device, partition or file.
         path: PathBuf,
     },
-    /// Another device is made of it, or of a partition of it.
+    /// Another device is built on the device or on a partition of it.
     Held {
-        /// Which device.
+        /// The device or partition.
         device: String,
-        /// The other device, as in `dm-0`.
+        /// Name of the other device, for example `dm-0`.
         by: String,
     },
-    /// A loop device shows it.
+    /// A loop device uses it as its backing file.
     Loop {
-        /// As in `/dev/loop0`.
+        /// The loop device, for example `/dev/loop0`.
         by: String,
     },
-    /// `diskwright attach` shows it.
+    /// `diskwright attach` has attached it.
     Attached {
-        /// As which device, or file.
+        /// The attached device or file.
         by: PathBuf,
     },
 }
@@ -62,13 +61,13 @@ impl std::fmt::Display for Use {
             Self::Mounted { device, at } => write!(f, "{device} is mounted at {}", at.display()),
             Self::Swap { path } => write!(f, "{} is swap space", path.display()),
             Self::Held { device, by } => write!(f, "{device} is part of {by}"),
-            Self::Loop { by } => write!(f, "{by} shows it"),
+            Self::Loop { by } => write!(f, "{by} is a loop device on it"),
             Self::Attached { by } => write!(f, "it is attached as {0} (`diskwright detach {0}`)", by.display()),
         }
     }
 }
 
-/// Every use of the device or file at `path` that can be seen. Nothing for what is not there.
+/// All known uses of the device or file at `path`. Empty if it does not exist.
 pub fn uses(path: &Path) -> Vec<Use> {
     let Ok(found) = stat(path) else { return Vec::new() };
     let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -96,8 +95,8 @@ pub fn uses(path: &Path) -> Vec<Use> {
     uses
 }
 
-/// What is known of an attached disk beyond what the kernel tells of `path`: partitions that the
-/// kernel does not see have loop devices of their own.
+/// Uses of an attached disk that the kernel does not report for `path`: partitions may have loop
+/// devices of their own.
 fn uses_of_attached(record: &Record, path: &Path, known: &[Use]) -> Vec<Use> {
     if record.file == path {
         return vec![Use::Attached { by: record.place().to_owned() }];
@@ -110,16 +109,16 @@ fn uses_of_attached(record: &Record, path: &Path, known: &[Use]) -> Vec<Use> {
     mounted.map(|at| Use::Mounted { device: format!("a partition of {}", path.display()), at }).collect()
 }
 
-/// A block device, by its number.
+/// A block device, identified by its number.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Device {
     number: u64,
-    /// As in `/dev/vda1`.
+    /// Path, for example `/dev/vda1`.
     name: String,
     holders: Vec<String>,
 }
 
-/// The device of this number and its partitions, as sysfs has them.
+/// The device with this number and its partitions, from sysfs.
 fn with_partitions(sys_dev_block: &Path, number: u64) -> Vec<Device> {
     let folder = sys_dev_block.join(format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number)));
     let Ok(folder) = folder.canonicalize() else {
@@ -142,14 +141,14 @@ fn with_partitions(sys_dev_block: &Path, number: u64) -> Vec<Device> {
     devices
 }
 
-/// `major:minor`, as sysfs and mountinfo write it.
+/// Parses `major:minor`, as in sysfs and mountinfo.
 fn parse_number(text: &str) -> Option<u64> {
     let (major, minor) = text.trim().split_once(':')?;
     Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// Mounts of one of `devices`: by the number of the mounted file system, and, because btrfs and
-/// some others have numbers of their own, by the source that was given.
+/// Mounts of one of `devices`: found by the number of the mounted file system, or by its source,
+/// because btrfs and others have numbers of their own.
 fn mounts<'a>(mountinfo: &str, devices: &'a [Device], is_one: impl Fn(&Path) -> Option<&'a Device>) -> Vec<Use> {
     let mut found = Vec::new();
     for line in mountinfo.lines() {
@@ -170,7 +169,7 @@ fn swap_paths(swaps: &str) -> Vec<PathBuf> {
     paths.map(|path| diskwright_load::machine::unescape(path).into()).collect()
 }
 
-/// Loop devices that show the file at `real`.
+/// Loop devices whose backing file is `real`.
 fn loops(sys_block: &Path, real: &Path) -> Vec<String> {
     let mut found = Vec::new();
     for folder in entries(sys_block) {
@@ -278,10 +277,11 @@ mod tests {
 
     #[test]
     fn the_disk_below_the_root_is_in_use() {
-        // On a machine whose root lies on no block device (a container) there is nothing to find.
+        // If the root file system is not on a block device (in a container), there is nothing to
+        // find.
         let place = diskwright_load::machine::Place::detect(Path::new("/"));
         if block_number(Path::new(&place.device)).is_none() {
-            println!("skipped: the root file system lies on no block device that can be seen here");
+            println!("skipped: the root file system is not on a visible block device");
             return;
         }
         let found = uses(Path::new(&place.device));

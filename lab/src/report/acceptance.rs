@@ -1,6 +1,6 @@
-//! The chapter of an acceptance run: which promises are kept.
+//! The chapter of an acceptance run.
 
-use super::Told;
+use super::ToChapter;
 use super::parts::measured_on;
 use super::parts::subtitle;
 use super::parts::warnings_of;
@@ -14,10 +14,10 @@ use diskwright_stats::numbers::{duration as time, ratio, short};
 use diskwright_stats::summary::Summary;
 use maud::Markup;
 
-/// A row with more checks than this shows only those that are not kept and the closest ones.
+/// A row with more checks than this shows only those that failed and those closest to their limits.
 const CHECKS_SHOWN: usize = 12;
 
-impl Told for AcceptanceRecord {
+impl ToChapter for AcceptanceRecord {
     fn chapter(&self, id: &str, name: &str) -> Chapter {
         chapter(self, id, name)
     }
@@ -27,7 +27,7 @@ fn chapter(record: &AcceptanceRecord, id: &str, name: &str) -> Chapter {
     let count = |outcome| record.rows.iter().filter(|row| row.outcome == outcome).count();
     let (kept, broken, skipped) =
         (count(Outcome::Pass), count(Outcome::Fail), count(Outcome::Skipped) + count(Outcome::Unsure));
-    let stopped = if record.stopped { "Stopped: these are the rows that were finished. " } else { "" };
+    let stopped = if record.stopped { "Partial: stopped after these rows. " } else { "" };
     let mut blocks = vec![Block::Table(overview(record))];
     for (index, row) in record.rows.iter().enumerate() {
         blocks.push(Block::Heading(format!("{}: {}", row.row, row.title)));
@@ -44,7 +44,7 @@ fn chapter(record: &AcceptanceRecord, id: &str, name: &str) -> Chapter {
         _ => (Tone::Bad, format!("{broken} broken")),
     }];
     if record.quick {
-        badges.push((Tone::Warning, "quick: a look, not a proof".into()));
+        badges.push((Tone::Warning, "quick: fewer rounds, less certain".into()));
     }
     Chapter {
         id: id.to_owned(),
@@ -52,7 +52,7 @@ fn chapter(record: &AcceptanceRecord, id: &str, name: &str) -> Chapter {
         source: name.to_owned(),
         subtitle: subtitle(&record.started_utc, record.took_ns),
         verdict: format!(
-            "{stopped}{kept} of {} promises kept, {broken} broken, {skipped} not measured in full.",
+            "{stopped}{kept} of {} promises kept, {broken} broken, {skipped} undecided or skipped.",
             record.rows.len()
         ),
         badges,
@@ -65,7 +65,7 @@ fn word(outcome: Outcome) -> Cell {
     match outcome {
         Outcome::Pass => Cell::text("kept").toned(Tone::Good),
         Outcome::Fail => Cell::text("broken").toned(Tone::Bad),
-        Outcome::Unsure => Cell::text("open").toned(Tone::Warning),
+        Outcome::Unsure => Cell::text("undecided").toned(Tone::Warning),
         Outcome::Skipped => Cell::text("skipped").toned(Tone::Faint),
     }
 }
@@ -85,14 +85,14 @@ fn overview(record: &AcceptanceRecord) -> Table {
     table
 }
 
-/// The figure as a ratio to its bar, inverted for a bar from above: 1 just reaches it, more is
-/// better.
+/// The measured figure as a ratio to its limit, inverted for an upper limit: 1 is just at the
+/// limit, more is better.
 fn margin(check: &Check) -> Option<f64> {
     let measured = check.figure?.median;
     Some(check.bar?.margin(measured)).filter(|margin| margin.is_finite())
 }
 
-/// A bar chart of the checks that are closest to their bars.
+/// A bar chart of the checks closest to their limits.
 fn margins(row: &RowResult, id: &str) -> Markup {
     const SHOWN: usize = 16;
     let mut all: Vec<(&Check, f64)> = row.checks.iter().filter_map(|check| Some((check, margin(check)?))).collect();
@@ -118,14 +118,14 @@ fn margins(row: &RowResult, id: &str) -> Markup {
         .collect();
     BarChart {
         id: id.into(),
-        title: format!("How far {} is beyond what is promised", row.row),
+        title: format!("Figures of {} relative to the promised limits", row.row),
         description: format!(
-            "{} of {} checks, the closest first; 1 is just what is promised, more is better. The closest is {}.",
+            "{} of {} checks, the closest to its limit first; 1 is the promised limit, more is better. The closest is {}.",
             shown.len(),
             all.len(),
             shown.first().map_or_else(String::new, |(check, margin)| format!("{}, {}", check.name, ratio(*margin)))
         ),
-        axis: "measured against promised (ratio; more is better)",
+        axis: "measured relative to promised (more is better)",
         write: &short,
         parts: vec![],
         bars,
@@ -134,8 +134,8 @@ fn margins(row: &RowResult, id: &str) -> Markup {
     .render()
 }
 
-/// The checks that were not kept, and those closest to their bars. Where there are more, all of
-/// them follow, folded.
+/// The checks that failed, and those closest to their limits. If there are more, all follow in a
+/// folded block.
 fn checks(row: &RowResult) -> Vec<Block> {
     let mut order: Vec<&Check> = row.checks.iter().collect();
     let all = order.len();
@@ -147,7 +147,7 @@ fn checks(row: &RowResult) -> Vec<Block> {
     let not_kept = order.iter().filter(|check| check.outcome < Outcome::Skipped).count();
     let shown = &order[..not_kept.max(CHECKS_SHOWN).min(all)];
     let kept = row.checks.iter().filter(|check| check.outcome == Outcome::Pass).count();
-    let caption = format!("{kept} of {all} checks are kept. Shown: those that are not, and the closest ones");
+    let caption = format!("{kept} of {all} checks passed. Shown: those that failed, and those closest to their limits");
     let every: Vec<&Check> = row.checks.iter().collect();
     vec![
         Block::Table(check_table(&caption, shown)),
@@ -192,11 +192,11 @@ fn check_table(caption: &str, checks: &[&Check]) -> Table {
     table
 }
 
-/// The reason of an outcome that the figures do not explain.
+/// An explanation of an outcome that the figures alone do not give.
 fn remark(check: &Check) -> Option<String> {
     let open = match check.outcome {
-        Outcome::Unsure => Some("the bar lies inside the interval; more rounds or longer cells would decide"),
-        _ if check.is_close() => Some("the rounds are too scattered to be sure"),
+        Outcome::Unsure => Some("the limit is within the confidence interval; use more rounds or longer cells"),
+        _ if check.is_close() => Some("the rounds scatter too much for a certain result"),
         _ => None,
     };
     match (&check.why, open) {

@@ -1,7 +1,7 @@
 //! The chapter of the study `access-paths`.
 
 use super::{
-    Told,
+    ToChapter,
     parts::{self, how_measured},
 };
 use crate::{
@@ -23,7 +23,7 @@ use diskwright_stats::{
 };
 use maud::Markup;
 
-impl Told for AccessPathsResult {
+impl ToChapter for AccessPathsResult {
     fn chapter(&self, id: &str, name: &str) -> Chapter {
         chapter(self, id, name)
     }
@@ -33,14 +33,14 @@ fn chapter(result: &AccessPathsResult, id: &str, name: &str) -> Chapter {
     let mut blocks = Vec::new();
     let loads = Compared::all(&result.cells);
     if let Some(heavy) = loads.last() {
-        blocks.push(Block::Heading("On the paper’s scale".into()));
+        blocks.push(Block::Heading("Relative to the disk in process".into()));
         blocks.push(Block::Plots(vec![
             scale_bars(&loads, &format!("{id}-iops"), &IOPS),
             scale_bars(&loads, &format!("{id}-latency"), &LATENCY),
         ]));
         blocks.push(Block::Table(scale_table(&loads)));
         blocks.push(Block::Text(format!(
-            "The paper compares Fibre Channel (100), iSCSI and SMB 3.0 on one storage system. In its words all lie within {:.0} % of one another in throughput and within {:.0} % in latency at every load, and their CPU use is not significantly different; the figures of its charts are not in its text.",
+            "The paper compares Fibre Channel (100), iSCSI and SMB 3.0 on one storage system. According to the paper, all are within {:.0} % of one another in throughput and within {:.0} % in latency at every load, and their CPU use is not significantly different; the charts’ figures are not in the text.",
             100.0 * PAPER_WITHIN.0,
             100.0 * PAPER_WITHIN.1
         )));
@@ -59,7 +59,7 @@ fn chapter(result: &AccessPathsResult, id: &str, name: &str) -> Chapter {
     parts::chapter(&result.head, (id, name), "Study of access paths", badges, blocks)
 }
 
-/// A figure that is set on the paper's scale.
+/// A figure on the paper’s scale, where the base is 100.
 struct OnScale {
     title: &'static str,
     axis: &'static str,
@@ -110,7 +110,7 @@ fn scale_bars(loads: &[Compared<'_>], id: &str, figure: &OnScale) -> Markup {
     .render()
 }
 
-/// CPU time of client and server for each request, and what the kernel's own threads add.
+/// CPU time of client, server and the rest of the machine per request.
 fn cpu_bars(load: &Compared<'_>, id: &str) -> Markup {
     let bars: Vec<Bar> = load
         .cells
@@ -140,23 +140,23 @@ fn cpu_bars(load: &Compared<'_>, id: &str) -> Markup {
         .collect();
     BarChart {
         id: id.into(),
-        title: format!("CPU time for each request, {} load", load.part),
+        title: format!("CPU time per request, {} load", load.part),
         description: bars.iter().map(|bar| bar.tooltip.clone()).collect::<Vec<_>>().join("; "),
-        axis: "CPU time for each request (median of the rounds)",
+        axis: "CPU time per request (median of the rounds)",
         write: &short_time,
-        parts: vec!["client".into(), "server".into(), "kernel threads and others".into()],
+        parts: vec!["client".into(), "server".into(), "kernel threads and other processes".into()],
         reference: None,
         bars,
     }
     .render()
 }
 
-/// The median of the server's CPU time for each request; `None` where there is no server.
+/// Median of the server's CPU time per request, nanoseconds; `None` for a way without a server.
 fn server_cpu_ns(cell: &Measured) -> Option<f64> {
     median(&cell.more(SERVER_CPU_NS)?)
 }
 
-/// The ways that were measured at the first load.
+/// The ways measured at the first load.
 fn ways_of(loads: &[Compared<'_>]) -> Vec<Way> {
     Way::ALL.into_iter().filter(|way| loads.first().is_some_and(|load| load.cell(way.name()).is_some())).collect()
 }
@@ -184,7 +184,7 @@ fn curve(loads: &[Compared<'_>], id: &str) -> Markup {
     LineChart {
         id: id.into(),
         title: "Throughput against response time".into(),
-        description: "A line is a way to the disk, its points are light, medium and heavy load.".into(),
+        description: "Each line is a way to the disk; its points are light, medium and heavy load.".into(),
         x: Axis {
             title: "IOPS",
             scale: Scale::from_zero(all().map(|point| point.x).fold(0.0, f64::max)),
@@ -206,7 +206,7 @@ fn curve(loads: &[Compared<'_>], id: &str) -> Markup {
 }
 
 fn scale_table(loads: &[Compared<'_>]) -> Table {
-    let mut table = Table::new("As a ratio to the disk in process in the same round, times 100", &["way"]);
+    let mut table = Table::new("Relative to the disk in process in the same round (= 100)", &["way"]);
     for load in loads {
         table.heads.extend([format!("IOPS, {}", load.part), format!("response time, {}", load.part)]);
     }
@@ -237,15 +237,15 @@ fn details(load: &Compared<'_>) -> Table {
         &[
             "way",
             "IOPS",
-            "lowest",
-            "highest",
+            "min",
+            "max",
             "MB/s",
             "mean",
             "p99",
             "CPU, client",
             "CPU, server",
             "CPU, machine",
-            "client and server, ratio",
+            "client + server, ratio",
         ],
     );
     for way in Way::ALL {
@@ -271,7 +271,7 @@ fn details(load: &Compared<'_>) -> Table {
 }
 
 fn ways(result: &AccessPathsResult) -> Table {
-    let mut table = Table::new("The ways to the disk", &["way", "what it is", "measured"]);
+    let mut table = Table::new("The ways to the disk", &["way", "description", "measured"]);
     for record in &result.ways {
         table.row(vec![
             Cell::text(record.way.name()),
@@ -288,9 +288,9 @@ fn ways(result: &AccessPathsResult) -> Table {
 fn facts(result: &AccessPathsResult) -> Vec<(String, String)> {
     let mut facts = Vec::new();
     let mut add = |name: &str, value: String| facts.push((name.to_owned(), value));
-    add("Disk", format!("{}, {}, populated", result.disk.name(), bytes(result.size_bytes)));
-    add("Workload", "8K random, 70 % reads, contents that cannot be compressed".into());
-    add("Cell", format!("{}, a fifth of it to warm up", time(result.cell_ns as f64)));
-    add("Between cells", "the disk is as it was filled: writes went to a child that is dropped".into());
+    add("Disk", format!("{}, {}, fully allocated", result.disk.name(), bytes(result.size_bytes)));
+    add("Workload", "8K random, 70 % reads, incompressible contents".into());
+    add("Cell", format!("{}, a fifth of it warm-up", time(result.cell_ns as f64)));
+    add("Between cells", "the ephemeral child with the writes is dropped".into());
     facts
 }

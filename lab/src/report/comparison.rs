@@ -1,7 +1,7 @@
-//! The chapter of a comparison: which side is faster, by how much, and how sure that is.
+//! The chapter of a comparison.
 
-use super::{Told, parts};
-use crate::comparison::{ComparisonRecord, FigureChange, Said};
+use super::{ToChapter, parts};
+use crate::comparison::{ComparisonRecord, Conclusion, FigureChange};
 use diskwright_load::figures::Metric;
 use diskwright_outline::{
     Block, Cell, Chapter, Table, Tone,
@@ -10,10 +10,10 @@ use diskwright_outline::{
 use diskwright_stats::numbers::{list, short};
 use maud::Markup;
 
-/// More bars than this in one plot cannot be read.
+/// Largest number of bars in a plot.
 const BARS_MOST: usize = 40;
 
-impl Told for ComparisonRecord {
+impl ToChapter for ComparisonRecord {
     fn chapter(&self, id: &str, name: &str) -> Chapter {
         chapter(self, id, name)
     }
@@ -29,7 +29,7 @@ fn chapter(record: &ComparisonRecord, id: &str, name: &str) -> Chapter {
         blocks.push(Block::Plots(plots));
     }
     if !record.overall.is_empty() {
-        blocks.push(Block::Heading("Over all measurements".into()));
+        blocks.push(Block::Heading("All measurements together".into()));
         blocks.push(Block::Table(table(record, &record.overall)));
     }
     blocks.push(Block::Heading("Each measurement".into()));
@@ -39,7 +39,7 @@ fn chapter(record: &ComparisonRecord, id: &str, name: &str) -> Chapter {
     let names: Vec<String> = record.sides.iter().map(|side| side.name.clone()).collect();
     let chapter =
         parts::chapter(&record.head, (id, name), format!("Comparison of {}", list(&names)), badges(record), blocks);
-    // Results that were saved have times of their own.
+    // A comparison of saved results has no measuring time of its own; the results have.
     if record.paired { chapter } else { Chapter { subtitle: String::new(), ..chapter } }
 }
 
@@ -49,12 +49,12 @@ fn badges(record: &ComparisonRecord) -> Vec<(Tone, String)> {
         badges.push((Tone::Bad, "failed".to_owned()));
     }
     if !record.unjudged.is_empty() {
-        let text = if record.undecided { "a condition is undecided" } else { "a condition was judged in part" };
+        let text = if record.undecided { "a condition is undecided" } else { "a condition was judged only in part" };
         badges.push((Tone::Warning, text.to_owned()));
     }
     badges.push(match record.paired {
-        true => (Tone::Good, "rounds took turns".into()),
-        false => (Tone::Plain, "measured apart".into()),
+        true => (Tone::Good, "interleaved rounds".into()),
+        false => (Tone::Plain, "measured separately".into()),
     });
     badges
 }
@@ -63,7 +63,7 @@ fn base_name(record: &ComparisonRecord) -> &str {
     record.sides.first().map_or("the base", |side| side.name.as_str())
 }
 
-/// One figure of one side: each measurement as a ratio to the base.
+/// A plot of one figure of one side: each measurement as a ratio to the base.
 fn bars(record: &ComparisonRecord, side: usize, metric: Metric, id: &str) -> Option<Markup> {
     let side_name = &record.sides.get(side)?.name;
     let found: Vec<&FigureChange> = record
@@ -85,7 +85,7 @@ fn bars(record: &ComparisonRecord, side: usize, metric: Metric, id: &str) -> Opt
                 parts: vec![Part { value: 1.0 + change.estimate, style: 0 }],
                 range: Some(((1.0 + change.interval.low).max(0.0), 1.0 + change.interval.high)),
                 figure: match comparison.said {
-                    Said::TooFewRounds => word(comparison.said).1.into(),
+                    Conclusion::TooFewRounds => word(comparison.said).1.into(),
                     said => format!("{} ({})", percent(change.estimate), word(said).1),
                 },
                 tooltip: format!(
@@ -105,8 +105,8 @@ fn bars(record: &ComparisonRecord, side: usize, metric: Metric, id: &str) -> Opt
         BarChart {
             id: format!("{id}-s{side}-m{number}"),
             title: format!("{} of {side_name} as a ratio to {}", metric.title(), base_name(record)),
-            description: format!("{} measurements with their intervals; {better}.", found.len()),
-            axis: "ratio to the base, with its interval",
+            description: format!("{} measurements with their confidence intervals; {better}.", found.len()),
+            axis: "ratio to the base, with its confidence interval",
             write: &short,
             parts: vec![],
             bars,
@@ -116,16 +116,16 @@ fn bars(record: &ComparisonRecord, side: usize, metric: Metric, id: &str) -> Opt
     )
 }
 
-fn word(said: Said) -> (Tone, &'static str) {
+fn word(said: Conclusion) -> (Tone, &'static str) {
     match said {
-        Said::Better => (Tone::Good, "better"),
-        Said::Worse => (Tone::Bad, "worse"),
-        Said::NoDifference => (Tone::Faint, "no difference seen"),
-        Said::TooFewRounds => (Tone::Faint, "too few rounds to tell"),
+        Conclusion::Better => (Tone::Good, "better"),
+        Conclusion::Worse => (Tone::Bad, "worse"),
+        Conclusion::NoDifference => (Tone::Faint, "no significant difference"),
+        Conclusion::TooFewRounds => (Tone::Faint, "too few rounds"),
     }
 }
 
-/// With its sign.
+/// A share as a percentage with its sign.
 fn percent(share: f64) -> String {
     format!("{:+.1} %", share * 100.0)
 }
@@ -133,12 +133,8 @@ fn percent(share: f64) -> String {
 fn table(record: &ComparisonRecord, comparisons: &[FigureChange]) -> Table {
     let table = Table::new(
         format!(
-            "Changes are median ratios to the base ({}). p: {} test, corrected by Holm for {} comparisons.",
-            if record.paired {
-                "Hodges-Lehmann over rounds in pairs"
-            } else {
-                "Hodges-Lehmann over all pairs of rounds"
-            },
+            "Changes are median ratios to the base ({}). p: {} test with Holm’s correction for {} comparisons.",
+            if record.paired { "Hodges-Lehmann over paired rounds" } else { "Hodges-Lehmann over all pairs of rounds" },
             if record.paired { "Wilcoxon’s signed rank" } else { "Mann-Whitney" },
             comparisons.len()
         ),
@@ -151,10 +147,10 @@ fn table(record: &ComparisonRecord, comparisons: &[FigureChange]) -> Table {
     let mut table = table.keys(keys.len());
     table
         .heads
-        .extend(keys.iter().chain(&["base", "side’s", "change", "interval", "p", "said"]).map(|head| (*head).into()));
+        .extend(keys.iter().chain(&["base", "side", "change", "interval", "p", "result"]).map(|head| (*head).into()));
     for comparison in comparisons {
         let show = |value: f64| {
-            // There is no such thing as the IOPS of all measurements.
+            // The ratio over all measurements has no IOPS of its own.
             let known = (!comparison.group.is_empty()).then_some(value);
             Cell::maybe(known, |value| comparison.metric.show(value))
         };
@@ -171,9 +167,9 @@ fn table(record: &ComparisonRecord, comparisons: &[FigureChange]) -> Table {
             Cell::text(comparison.metric.title()),
             show(comparison.base),
             show(comparison.ours),
-            // So few rounds show no change, only an interval of little confidence.
+            // With too few rounds the change is not significant; only its interval is shown.
             match comparison.said {
-                Said::TooFewRounds => Cell::text("not shown").toned(Tone::Faint),
+                Conclusion::TooFewRounds => Cell::text("not significant").toned(Tone::Faint),
                 _ => Cell::figure(comparison.change.estimate, percent),
             },
             Cell::text(match comparison.change.confidence {
@@ -193,7 +189,7 @@ fn table(record: &ComparisonRecord, comparisons: &[FigureChange]) -> Table {
 
 fn sides(record: &ComparisonRecord) -> Table {
     let mut table = Table::new(
-        "The first is the base. Rounds: the fewest of any measurement",
+        "The first is the base. Rounds: the smallest number of any measurement",
         &["side", "measurements", "rounds", "from", "cache", "machine", "version"],
     );
     for side in &record.sides {
@@ -217,7 +213,7 @@ mod tests {
     use super::*;
     use crate::report::example;
 
-    /// The example has one round a side: whatever it measured, no change is shown.
+    /// The example has one round per side, so no change is shown.
     #[test]
     fn a_change_that_so_few_rounds_cannot_show_is_not_in_the_page() {
         let mut record = example::comparison();
@@ -230,12 +226,12 @@ mod tests {
             (table(record, &record.comparisons[..1]), plot.unwrap())
         };
         record.comparisons[0].change.estimate = -0.4321;
-        record.comparisons[0].said = Said::NoDifference;
+        record.comparisons[0].said = Conclusion::NoDifference;
         let (table, plot) = of(&record);
         assert!(format!("{table:?}").contains("-43.2 %") && plot.contains("-43.2 %"), "{table:?}");
-        record.comparisons[0].said = Said::TooFewRounds;
+        record.comparisons[0].said = Conclusion::TooFewRounds;
         let (table, plot) = of(&record);
         assert!(!format!("{table:?}").contains("-43.2 %") && !plot.contains("-43.2 %"), "{table:?}");
-        assert!(format!("{table:?}").contains("too few rounds to tell"));
+        assert!(format!("{table:?}").contains("too few rounds"));
     }
 }

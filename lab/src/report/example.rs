@@ -1,5 +1,4 @@
-//! Results for tests: files in the form in which results are saved, and results of simulated
-//! devices.
+//! Example results for tests: saved files, and results of simulated devices.
 
 use crate::{
     acceptance::AcceptanceRecord,
@@ -16,7 +15,7 @@ use diskwright_load::{
 };
 use diskwright_stats::knee::{self, LoadRounds};
 
-/// Every kind of result, and several of a kind.
+/// Results of every kind, of some kinds several.
 pub fn all() -> Vec<(&'static str, Document)> {
     vec![
         ("run.json", Document::Run(Box::new(run()))),
@@ -33,12 +32,12 @@ pub fn all() -> Vec<(&'static str, Document)> {
     ]
 }
 
-/// Two phases on two targets: one as fast as it goes, one by a schedule.
+/// Two phases on two targets: one at full speed, one with a schedule.
 pub fn run() -> Run {
     serde_json::from_str(include_str!("../../tests/results/run.json")).expect("an example of a run")
 }
 
-/// A study of containers, small.
+/// A small study of containers.
 pub fn containers() -> ContainersResult {
     serde_json::from_str(include_str!("../../tests/results/containers.json")).expect("an example of a study")
 }
@@ -48,23 +47,22 @@ pub fn acceptance() -> AcceptanceRecord {
     serde_json::from_str(include_str!("../../tests/results/acceptance.json")).expect("an example of an acceptance run")
 }
 
-/// A study of zeros, small.
+/// A small study of zeros.
 pub fn zero_payload() -> ZeroPayloadResult {
     serde_json::from_str(include_str!("../../tests/results/zero-payload.json")).expect("an example of a study")
 }
 
-/// Two depths against each other, in turns.
+/// Two queue depths compared in interleaved rounds.
 pub fn comparison() -> ComparisonRecord {
     serde_json::from_str(include_str!("../../tests/results/compare.json")).expect("an example of a comparison")
 }
 
-/// A device that serves eight requests at once, in 100 us each: IOPS rise until eight are in
-/// flight, then the latency does.
+/// A sweep on a device that serves eight requests at once, in 100 us each.
 pub fn sweep() -> SweepRecord {
     sweep_over(vec![Axis { knob: Knob::QueueDepth, values: vec![1, 2, 4, 8, 16, 32, 64] }])
 }
 
-/// The same with one to four threads; the last cell is missing.
+/// A sweep with one to four threads, of which the last cell is not measured.
 pub fn sweep_of_two() -> SweepRecord {
     let mut sweep = sweep_over(vec![
         Axis { knob: Knob::Threads, values: vec![1, 2, 4] },

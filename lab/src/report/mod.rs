@@ -1,9 +1,9 @@
-//! Reports: results as pages for people. The conclusion comes first, then figures, plots, warnings,
-//! and how to repeat the measurement.
+//! Reports: results as pages. The verdict comes first, then figures, plots, warnings, and how to
+//! repeat the measurement.
 //!
 //! ```text
-//!   document (files) ──▶ chapters, one for each result ──▶ diskwright_outline
-//!                                                             └─▶ terminal, HTML, Markdown
+//!   document (files) ──▶ chapters, one per result ──▶ diskwright_outline
+//!                                                        └─▶ terminal, HTML, Markdown
 //! ```
 //!
 //! `run.rs`, `sweep.rs`, `comparison.rs` and `acceptance.rs` make the chapter of one kind of
@@ -11,8 +11,8 @@
 //! `raw_and_file.rs`, `zero_payload.rs` and `access_paths.rs` make that of a study. `parts.rs` has
 //! what all chapters share.
 //!
-//! Nothing here does I/O. Names in results come from files, so they are written as text and never
-//! as markup. A page also forbids scripts and network access.
+//! This module does no I/O. Names in results come from files, so they are written as text and never
+//! as markup. A page forbids scripts and network access.
 
 mod acceptance;
 mod access_paths;
@@ -28,11 +28,11 @@ mod run;
 mod run_plots;
 mod run_tables;
 mod sweep;
-mod told;
+mod to_chapter;
 mod zero_payload;
 
 pub use run::verdict;
-pub use told::Told;
+pub use to_chapter::ToChapter;
 
 use crate::{LabError, Result, document::Document, output::made_by, sweep::SweepRecord};
 use diskwright_load::record::Run;
@@ -40,14 +40,14 @@ pub use diskwright_outline::TextOptions;
 use diskwright_outline::{Block, Chapter, Markup, plot::standalone};
 
 /// A result as text for a terminal.
-pub fn text(result: &impl Told, options: &TextOptions) -> String {
+pub fn text(result: &impl ToChapter, options: &TextOptions) -> String {
     diskwright_outline::text(&result.chapter("r1", ""), options)
 }
 
-/// A result and the name by which readers know it: its file's.
+/// A result with the name of its file.
 pub type Named<'a> = (&'a str, &'a Document);
 
-/// The chapters of a report: with several runs, first all of them side by side.
+/// The chapters of a report. Several runs, or several sweeps, also get a chapter side by side.
 pub fn chapters(results: &[Named<'_>]) -> Vec<Chapter> {
     let runs: Vec<(&str, &Run)> = results
         .iter()
@@ -77,7 +77,7 @@ pub fn chapters(results: &[Named<'_>]) -> Vec<Chapter> {
     chapters
 }
 
-/// The plots of a report in their order, those of folded parts left out.
+/// The plots of a report in their order, without those in folded blocks.
 fn plots(chapters: Vec<Chapter>) -> impl Iterator<Item = Markup> {
     chapters.into_iter().flat_map(|chapter| chapter.blocks).flat_map(|block| match block {
         Block::Plots(plots) => plots,
@@ -85,15 +85,15 @@ fn plots(chapters: Vec<Chapter>) -> impl Iterator<Item = Markup> {
     })
 }
 
-/// Plot number `number` of a report, from 1, as an SVG file of its own.
+/// Plot `number` of a report, from 1, as an SVG file.
 ///
 /// # Errors
-/// [`LabError::BadOptions`] when there are not so many plots.
+/// [`LabError::BadOptions`] if there are fewer plots.
 pub fn svg(results: &[Named<'_>], number: usize) -> Result<String> {
     let all: Vec<Markup> = plots(chapters(results)).collect();
     let drawn = number.checked_sub(1).and_then(|index| standalone(all.get(index)?, &made_by()));
     drawn.ok_or_else(|| LabError::BadOptions {
-        what: format!("there is no plot {number}"),
+        what: format!("plot {number} does not exist"),
         hint: format!("choose one from 1 to {}, in the order of the HTML page", all.len()),
     })
 }
@@ -116,14 +116,14 @@ mod tests {
         documents.iter().map(|(name, document)| (*name, document)).collect()
     }
 
-    /// The text of each kind of result, as on a terminal of 80 columns.
+    /// The text of each kind of result on a terminal of 80 columns.
     #[test]
     fn the_text_of_every_kind_fits_a_terminal() {
         let options = TextOptions::default();
         for (name, document) in example::all() {
             let text = diskwright_outline::text(&document.chapter("r1", name), &options);
             for line in text.lines().filter(|line| line.chars().count() > options.width) {
-                // A path or a name that has no space cannot be broken.
+                // A path or a name without spaces cannot be broken.
                 let longest = line.split(' ').map(|word| word.chars().count()).max().unwrap_or(0);
                 assert!(longest > 40, "{name}: {line}");
             }
@@ -159,7 +159,7 @@ mod tests {
         let plots = page.matches("<svg role=\"img\"").count();
         assert!(plots > 30, "{plots}");
         assert_eq!(plots, page.matches("<desc id=").count());
-        // Identifiers are unique, or a plot would be named by another's title.
+        // Identifiers are unique, so that each plot refers to its own title.
         let mut ids: Vec<&str> = page.split(" id=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
         let all = ids.len();
         ids.sort_unstable();
@@ -189,12 +189,12 @@ mod tests {
         let mut run = example::run();
         run.head.end =
             diskwright_load::record::End::Failed { first: "golden.vhdx: write at 4096: I/O error".into(), errors: 12 };
-        assert!(verdict(&run).starts_with("Failed, 12 requests were not carried out"), "{}", verdict(&run));
+        assert!(verdict(&run).starts_with("Failed: 12 requests failed"), "{}", verdict(&run));
         run.head.end = diskwright_load::record::End::Stopped;
         assert!(verdict(&run).starts_with("Partial"), "{}", verdict(&run));
         run.phases.clear();
-        assert!(verdict(&run).ends_with("nothing was measured."), "{}", verdict(&run));
+        assert!(verdict(&run).ends_with("no phase was measured."), "{}", verdict(&run));
         let document = Document::Run(Box::new(run));
-        assert!(html(&[("empty.json", &document)]).contains("nothing was measured"));
+        assert!(html(&[("empty.json", &document)]).contains("no phase was measured"));
     }
 }

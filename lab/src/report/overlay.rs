@@ -1,4 +1,4 @@
-//! The chapter of several runs side by side.
+//! The chapter with several runs side by side.
 
 use super::run_plots;
 use diskwright_load::{
@@ -8,7 +8,7 @@ use diskwright_load::{
 use diskwright_outline::{Block, Cell, Chapter, Table, Tone};
 use diskwright_stats::numbers::{duration as time, figure as rate, grouped as count, list, ratio};
 
-/// More lines than this in one plot cannot be told apart.
+/// Largest number of lines in a plot.
 const LINES_MOST: usize = 16;
 
 /// The chapter of `runs`, each with the name of its file.
@@ -44,24 +44,24 @@ pub fn chapter(runs: &[(&str, &Run)], id: &str) -> Chapter {
     }
 }
 
-/// Each run has one round only, so no difference can be tested; the sentence says this.
+/// Each run has only one round, so no difference can be tested; the verdict says this.
 fn verdict(phases: &[(String, &PhaseRecord)]) -> String {
     let by_iops = |a: &&(String, &PhaseRecord), b: &&(String, &PhaseRecord)| a.1.iops().total_cmp(&b.1.iops());
     match (phases.iter().max_by(by_iops), phases.iter().min_by(by_iops)) {
         (Some(most), Some(fewest)) if most.0 != fewest.0 && fewest.1.iops() > 0.0 => format!(
-            "Most IOPS had {} ({}), {} times those of {} ({}). One run of each cannot tell a small difference from chance: “diskwright lab compare” can.",
+            "{} has the most IOPS ({}), {} times those of {} ({}). One run of each cannot show a small difference; use “diskwright lab compare”.",
             most.0,
             rate(most.1.iops()),
             ratio(most.1.iops() / fewest.1.iops()),
             fewest.0,
             rate(fewest.1.iops())
         ),
-        _ => "There is nothing to set side by side.".into(),
+        _ => "No two runs can be compared.".into(),
     }
 }
 
 fn badges(runs: &[(&str, &Run)]) -> Vec<(Tone, String)> {
-    // Names and descriptions say nothing about what is run.
+    // Names and descriptions do not change what is run.
     let plain = |job: &Job| Job { name: String::new(), description: String::new(), ..job.clone() };
     let first = runs.first().map(|(_, run)| run);
     let alike =
@@ -82,9 +82,8 @@ fn badges(runs: &[(&str, &Run)]) -> Vec<(Tone, String)> {
 }
 
 fn table(phases: &[(String, &PhaseRecord)]) -> Table {
-    let heads =
-        ["run", "IOPS", "to the first", "MB/s", "mean", "p50", "p99", "longest", "CPU for each", "depth", "errors"];
-    let mut table = Table::new("All runs; ratios are to the first", &heads);
+    let heads = ["run", "IOPS", "ratio", "MB/s", "mean", "p50", "p99", "max", "CPU/IO", "depth", "errors"];
+    let mut table = Table::new("All runs; ratio: IOPS relative to the first", &heads);
     let base = phases.first().map_or(0.0, |(_, phase)| phase.iops());
     for (name, phase) in phases {
         let total = phase.total();

@@ -1,4 +1,4 @@
-//! What the chapters of all results have in common: subtitle, badge, warnings, machine.
+//! Parts that the chapters of all results share: subtitle, badges, warnings, machine.
 
 use diskwright_load::{
     machine::{Machine, Place, Versions},
@@ -8,7 +8,7 @@ use diskwright_load::{
 use diskwright_outline::{self as outline, Block, Chapter, Tone};
 use diskwright_stats::numbers::{bytes, duration, grouped, moment};
 
-/// The chapter of a result with this head. `(id, name)` are those of [`super::Told::chapter`].
+/// The chapter of a result with this head. `(id, name)` are those of [`super::ToChapter::chapter`].
 pub fn chapter(
     head: &Head,
     (id, name): (&str, &str),
@@ -28,7 +28,7 @@ pub fn chapter(
     }
 }
 
-/// How it ended, how many rounds it has, and whether it was the short form.
+/// Badges for the end, the number of rounds, and a quick study.
 pub fn badges(head: &Head, rounds: usize, quick: bool) -> Vec<(Tone, String)> {
     let mut badges = vec![end_badge(&head.end), (Tone::Plain, format!("{rounds} rounds"))];
     if quick {
@@ -37,17 +37,17 @@ pub fn badges(head: &Head, rounds: usize, quick: bool) -> Vec<(Tone, String)> {
     badges
 }
 
-/// See [`measured_on`].
+/// The block [`measured_on`] for a head.
 pub fn how_measured(head: &Head, more: Vec<(String, String)>) -> Vec<Block> {
     measured_on(&head.machine, &head.versions, head.place.as_ref(), more)
 }
 
-/// When a result was measured and how long that took.
+/// When a result was measured, and how long it took.
 pub fn subtitle(started_utc: &str, took_ns: u64) -> String {
-    format!("{}, {} in all", moment(started_utc), duration(took_ns as f64))
+    format!("{}, took {}", moment(started_utc), duration(took_ns as f64))
 }
 
-/// How something ended, as a badge.
+/// A badge for the end of a measurement.
 pub fn end_badge(end: &End) -> (Tone, String) {
     match end {
         End::Complete => (Tone::Good, "complete".into()),
@@ -56,13 +56,13 @@ pub fn end_badge(end: &End) -> (Tone, String) {
     }
 }
 
-/// What failed, then each warning as a sentence.
+/// A sentence about failed requests, then each warning as a sentence.
 pub fn warnings_with_end(end: &End, warnings: &[Warning]) -> Vec<outline::Warning> {
     let failed = match end {
         End::Failed { errors, first } => Some(outline::Warning {
             tone: Tone::Bad,
             sentence: format!(
-                "FAILED: {} failed; the first: {first}. The figures are those of the requests that succeeded and say little about the device.",
+                "FAILED: {} failed; the first: {first}. The figures are only of requests that succeeded.",
                 if *errors == 1 { "1 request".into() } else { format!("{} requests", grouped(*errors as f64)) }
             ),
         }),
@@ -71,7 +71,7 @@ pub fn warnings_with_end(end: &End, warnings: &[Warning]) -> Vec<outline::Warnin
     failed.into_iter().chain(warnings_of(warnings)).collect()
 }
 
-/// Each warning as a sentence. A warning that voids the result says so in capitals.
+/// Each warning as a sentence. A warning that voids the result begins in capitals.
 pub fn warnings_of(warnings: &[Warning]) -> Vec<outline::Warning> {
     let of = |warning: &Warning| match warning.voids() {
         true => outline::Warning { tone: Tone::Bad, sentence: format!("NOT STORAGE: {warning}") },
@@ -80,7 +80,7 @@ pub fn warnings_of(warnings: &[Warning]) -> Vec<outline::Warning> {
     warnings.iter().map(of).collect()
 }
 
-/// What it was measured on, in a line, and all about machine and options, folded away.
+/// One line about the machine, and a folded block with all facts about machine and programs.
 pub fn measured_on(
     machine: &Machine,
     versions: &Versions,
@@ -93,14 +93,11 @@ pub fn measured_on(
     vec![
         Block::Heading("How it was measured".into()),
         Block::Facts(short),
-        Block::Folded {
-            name: "The machine and the programs".into(),
-            blocks: vec![Block::Facts(facts(machine, versions))],
-        },
+        Block::Folded { name: "Machine and programs".into(), blocks: vec![Block::Facts(facts(machine, versions))] },
     ]
 }
 
-/// What it was measured on and by which programs.
+/// Facts about machine and programs.
 fn facts(machine: &Machine, versions: &Versions) -> Vec<(String, String)> {
     let mut facts = Vec::new();
     let mut add = |name: &str, value: String| {
@@ -119,11 +116,11 @@ fn facts(machine: &Machine, versions: &Versions) -> Vec<(String, String)> {
     facts
 }
 
-/// Where files lay.
+/// The file system with the disks.
 fn place(place: &Place) -> (String, String) {
     let scheduler = place.scheduler.as_ref().map_or_else(String::new, |name| format!(", scheduler {name}"));
     (
-        "Disks lay on".into(),
+        "Disks are on".into(),
         format!(
             "{} on {} ({}), {} free{scheduler}",
             place.file_system,

@@ -1,16 +1,14 @@
-//! The chapter of the study `queue-depth`: how much load is enough, and each stage beside the
-//! paper's own figures.
+//! The chapter of the study `queue-depth`: the findings, and each stage beside the paper's figures.
 
 use super::{
-    Told,
+    ToChapter,
     parts::{self, how_measured},
     sweep,
 };
 use crate::study::queue_depth::{
     Finding, QueueDepthResult, Stage, StageRecord,
     findings::{self, beside, load_name},
-    paper,
-    told::how,
+    method, paper,
 };
 use diskwright_load::{figures::Figures, record::Run};
 use diskwright_outline::{
@@ -20,7 +18,7 @@ use diskwright_outline::{
 use diskwright_stats::numbers::{bytes, duration as time, figure as rate, grouped as count, list, ratio, short};
 use maud::Markup;
 
-impl Told for QueueDepthResult {
+impl ToChapter for QueueDepthResult {
     fn chapter(&self, id: &str, name: &str) -> Chapter {
         chapter(self, id, name)
     }
@@ -34,7 +32,7 @@ fn chapter(result: &QueueDepthResult, id: &str, name: &str) -> Chapter {
         blocks.push(Block::Table(findings_table(result)));
         if result.settings.array.is_none() {
             blocks.push(Block::Text(
-                "The devices below the target were not described; one device without copies is assumed.".into(),
+                "The array below the target is not known; one device without copies is assumed.".into(),
             ));
         }
     }
@@ -50,7 +48,7 @@ fn chapter(result: &QueueDepthResult, id: &str, name: &str) -> Chapter {
         blocks.push(Block::Table(cells(record)));
     }
     if let Some(run) = &result.pre_test {
-        blocks.push(Block::Heading("Pre-test 1: the load of the paper’s first command".into()));
+        blocks.push(Block::Heading("Pre-test 1: 8 threads × 12, in the steady state".into()));
         blocks.push(Block::Table(pre_test(run)));
     }
     blocks.extend(how_measured(&result.head, facts(result)));
@@ -86,22 +84,22 @@ fn tile(finding: &Finding) -> Tile {
             unit: "in flight".into(),
         },
         None => {
-            Tile { name: format!("{name}: no depth can be named"), cell: Cell::maybe(None, count), unit: String::new() }
+            Tile { name: format!("{name}: no queue depth found"), cell: Cell::maybe(None, count), unit: String::new() }
         }
     }
 }
 
 const FINDINGS: [&str; 13] = [
     "load",
-    "whose",
-    "by",
+    "source",
+    "rule",
     "in flight",
-    "between",
+    "95 % interval",
     "threads × depth",
     "IOPS",
     "MB/s",
     "mean",
-    "transfers for each",
+    "amplification",
     "devices",
     "MB/s per device",
     "depth per device",
@@ -109,7 +107,7 @@ const FINDINGS: [&str; 13] = [
 
 fn findings_table(result: &QueueDepthResult) -> Table {
     let mut table = Table::new(
-        "The load that is enough, ours and the paper’s. Between: 95 % interval of the load that the rule chose. Transfers for each: reads plus writes times copies (the paper’s amplification). Depth per device: in flight × transfers / devices. MB are 10⁶ bytes.",
+        "The queue depth that each load needs, ours and the paper’s. 95 % interval: of the load that the rule chose. Amplification: transfers per request, which are reads plus writes times copies. Depth per device: in flight × amplification / devices. MB are 10⁶ bytes.",
         &FINDINGS,
     )
     .keys(2);
@@ -144,7 +142,7 @@ fn findings_table(result: &QueueDepthResult) -> Table {
         let settled = papers.settled;
         table.row(vec![
             Cell::default(),
-            Cell::text("the paper’s").toned(Tone::Faint),
+            Cell::text("paper").toned(Tone::Faint),
             Cell::default(),
             Cell::figure(settled.in_flight as f64, count).toned(Tone::Faint),
             Cell::default(),
@@ -171,7 +169,7 @@ fn plots(record: &StageRecord, id: &str) -> Vec<Markup> {
     plots
 }
 
-/// IOPS of combinations, which are no line.
+/// A bar chart of combinations, which have no load axis.
 fn bars(record: &StageRecord, id: &str) -> Markup {
     let best = record.sweep.best.as_ref();
     let bars: Vec<Bar> = record
@@ -201,7 +199,7 @@ fn bars(record: &StageRecord, id: &str) -> Markup {
         id: format!("{id}-bars"),
         title: if record.stage == Stage::Files { "IOPS by files" } else { "IOPS by threads × outstanding" }.into(),
         description: format!("{} combinations; {}", bars.len(), record.sweep.head.verdict),
-        axis: "IOPS, median of the rounds (line: lowest to highest)",
+        axis: "IOPS, median of the rounds (line: range)",
         write: &short,
         parts: vec![],
         bars,
@@ -210,19 +208,23 @@ fn bars(record: &StageRecord, id: &str) -> Markup {
     .render()
 }
 
-/// How throughput grows with the load, ours and the paper's, each from its first.
+/// A plot of the growth of throughput with the load, ours and the paper's.
 fn grown(record: &StageRecord, id: &str) -> Option<Markup> {
     let pairs = beside(record);
-    let points = |pick: fn(&findings::Beside) -> Option<f64>, whose: &str| -> Vec<Point> {
+    let points = |pick: fn(&findings::BesidePaper) -> Option<f64>, whose: &str| -> Vec<Point> {
         let cells = record.sweep.cells.iter().zip(&pairs);
         cells
             .filter_map(|(cell, pair)| {
                 let (x, y) = (cell.measured.in_flight as f64, pick(pair.as_ref()?)?);
-                Some(Point { x, y, tooltip: format!("{} in flight: {whose} × {}", cell.measured.in_flight, ratio(y)) })
+                Some(Point {
+                    x,
+                    y,
+                    tooltip: format!("{} in flight: {whose}, factor {}", cell.measured.in_flight, ratio(y)),
+                })
             })
             .collect()
     };
-    let (ours, papers) = (points(|pair| Some(pair.ours), "ours"), points(|pair| pair.papers, "the paper’s"));
+    let (ours, papers) = (points(|pair| Some(pair.ours), "ours"), points(|pair| pair.papers, "paper"));
     if papers.len() < 2 {
         return None;
     }
@@ -230,16 +232,15 @@ fn grown(record: &StageRecord, id: &str) -> Option<Markup> {
     let most = ours.iter().map(|point| point.x).fold(0.0, f64::max);
     let series = vec![
         Series { name: "ours".into(), points: ours, style: 0, line: true },
-        Series { name: "the paper’s".into(), points: papers, style: 1, line: true },
+        Series { name: "paper".into(), points: papers, style: 1, line: true },
     ];
     Some(
         LineChart {
             id: id.into(),
-            title: "IOPS as they grow, beside the paper’s".into(),
-            description: "IOPS as multiples of those at the first load that both have, against requests in flight."
-                .into(),
+            title: "Growth of IOPS, ours and the paper’s".into(),
+            description: "IOPS relative to the first load that both have, against requests in flight.".into(),
             x: Axis { title: "in flight", scale: Scale::from_zero(most), write: &short, at: None },
-            y: Axis { title: "multiple of the first", scale: Scale::from_zero(highest), write: &short, at: None },
+            y: Axis { title: "relative to the first", scale: Scale::from_zero(highest), write: &short, at: None },
             series,
             bands: vec![],
             marks: vec![],
@@ -249,15 +250,15 @@ fn grown(record: &StageRecord, id: &str) -> Option<Markup> {
     )
 }
 
-/// The cells of a stage with the paper's beside them.
+/// The cells of a stage beside the paper's.
 fn cells(record: &StageRecord) -> Table {
     let mut table = sweep::cells(&record.sweep);
     let pairs = beside(record);
     if pairs.iter().flatten().all(|pair| pair.papers.is_none()) {
         return table;
     }
-    table.caption = "Medians of the rounds. Grown: IOPS to those of the first load that both have.".into();
-    table.heads.extend(["grown", "the paper’s grown", "ours : the paper’s"].map(str::to_owned));
+    table.caption = "Medians of the rounds. Growth: IOPS relative to the first load that both have.".into();
+    table.heads.extend(["growth", "paper’s growth", "ratio to paper"].map(str::to_owned));
     for (Row { cells, .. }, pair) in table.rows.iter_mut().zip(&pairs) {
         cells.extend([
             Cell::maybe(pair.map(|pair| pair.ours), ratio),
@@ -270,8 +271,8 @@ fn cells(record: &StageRecord) -> Table {
 
 fn pre_test(run: &Run) -> Table {
     let mut table = Table::new(
-        "Random 8K, 70 % read; measured once, after the steady state or the time that was given for it",
-        &["whose", "threads × depth", "IOPS", "MB/s", "mean", "p99", "in flight on average"],
+        "Random 8K, 70 % read; measured once, from the steady state, or from the end of the time to reach it",
+        &["source", "threads × depth", "IOPS", "MB/s", "mean", "p99", "mean in flight"],
     );
     if let Some((phase, load)) = run.phases.first().zip(run.job.phases.first().and_then(|phase| phase.loads.first())) {
         let figures = Figures::of(phase);
@@ -287,7 +288,7 @@ fn pre_test(run: &Run) -> Table {
     }
     let papers = paper::PRE_TEST;
     table.row(vec![
-        Cell::text("the paper’s"),
+        Cell::text("paper"),
         Cell::text(format!("{} × {}", paper::THREADS, paper::PRE_TEST_DEPTH)).toned(Tone::Faint),
         Cell::figure(papers.iops, rate).toned(Tone::Faint),
         Cell::figure(papers.iops * 8192.0 / 1e6, rate).toned(Tone::Faint),
@@ -306,7 +307,7 @@ fn facts(result: &QueueDepthResult) -> Vec<(String, String)> {
         .map(|target| format!("{} ({}, {})", target.name, target.kind, bytes(target.size_bytes)))
         .collect();
     facts.push(("Targets".into(), list(&targets)));
-    facts.push(("How".into(), how(result)));
+    facts.push(("Method".into(), method::line(result)));
     facts.extend(
         result
             .settings

@@ -1,15 +1,14 @@
-//! The chapter of the study `raw-and-file`: a file, and virtual disks on it, against the bare
-//! device.
+//! The chapter of the study `raw-and-file`.
 
 use super::{
-    Told,
+    ToChapter,
     parts::{self, how_measured},
 };
 use crate::study::raw_and_file::{
     Figure, Measured, Overall, Part, RawAndFileResult,
     conclude::{self, find, is_file},
+    labels::{mhz_per_iops, significance, test_bed},
     paper,
-    told::{mhz_per_iops, said, test_bed},
 };
 use diskwright_load::record::ContentsRecord;
 use diskwright_outline::{
@@ -19,7 +18,7 @@ use diskwright_outline::{
 use diskwright_stats::numbers::{bytes, duration as time, figure as rate, ratio, short};
 use maud::Markup;
 
-impl Told for RawAndFileResult {
+impl ToChapter for RawAndFileResult {
     fn chapter(&self, id: &str, name: &str) -> Chapter {
         chapter(self, id, name)
     }
@@ -40,7 +39,7 @@ fn chapter(result: &RawAndFileResult, id: &str, name: &str) -> Chapter {
         if !plots.is_empty() {
             let heading = match figure {
                 Figure::Throughput => "Throughput as a ratio to the block device",
-                _ => "CPU time for each request as a ratio to the block device",
+                _ => "CPU time per request as a ratio to the block device",
             };
             blocks.push(Block::Heading(heading.into()));
             blocks.push(Block::Plots(plots));
@@ -52,9 +51,9 @@ fn chapter(result: &RawAndFileResult, id: &str, name: &str) -> Chapter {
     blocks.push(Block::Table(each_workload(result, &workloads)));
     let mut facts = Vec::new();
     facts.push(("Device".into(), test_bed(result)));
-    facts.push(("Each disk".into(), format!("{}, full of data, driven past the page cache", bytes(result.size_bytes))));
+    facts.push(("Each disk".into(), format!("{}, full of data, direct I/O", bytes(result.size_bytes))));
     facts.push(("Rounds".into(), result.rounds.to_string()));
-    facts.push(("Busy while nothing was measured".into(), format!("{:.2} processors", result.idle_cpus)));
+    facts.push(("Load of other programs".into(), format!("{:.2} CPUs", result.idle_cpus)));
     blocks.extend(how_measured(&result.head, facts));
     parts::chapter(&result.head, (id, name), "Study of device and file", badges(result), blocks)
 }
@@ -79,10 +78,10 @@ fn tiles(result: &RawAndFileResult, all: &[Overall], subject: usize) -> Vec<Tile
         of(figure).map(|one| Tile {
             name: format!("{name}: {what}"),
             cell: Cell::figure(one.ratio, ratio),
-            unit: "of the device".into(),
+            unit: "times the device".into(),
         })
     };
-    [tile(Figure::Throughput, "throughput"), tile(Figure::MachineCpu, "CPU for each request")]
+    [tile(Figure::Throughput, "throughput"), tile(Figure::MachineCpu, "CPU per request")]
         .into_iter()
         .flatten()
         .collect()
@@ -116,7 +115,7 @@ fn bars(
                 range: Some((found.summary.min, found.summary.max)),
                 figure: format!("{}{papers}", ratio(found.median())),
                 tooltip: format!(
-                    "{load} on {name}: {} in the median round, {} to {}{papers}",
+                    "{load} on {name}: median {}, range {} to {}{papers}",
                     ratio(found.median()),
                     ratio(found.summary.min),
                     ratio(found.summary.max)
@@ -128,14 +127,14 @@ fn bars(
         return None;
     }
     let together = find(all, subject, Part::All, figure).map_or_else(String::new, |one| ratio(one.ratio));
-    let what = if figure == Figure::Throughput { "throughput" } else { "CPU time for each request" };
+    let what = if figure == Figure::Throughput { "throughput" } else { "CPU time per request" };
     let part = Figure::ALL.iter().position(|other| *other == figure).unwrap_or(0);
     Some(
         BarChart {
             id: format!("{id}-s{subject}-f{part}"),
             title: format!("{name}: {what}"),
-            description: format!("{} workloads; all together {together} of the device.", bars.len()),
-            axis: "ratio to the device in the same round: median, lowest to highest",
+            description: format!("{} workloads; over all {together} times the device.", bars.len()),
+            axis: "ratio to the device in the same round (median; line: range)",
             write: &short,
             parts: vec![],
             bars,
@@ -147,19 +146,19 @@ fn bars(
 
 fn overall(result: &RawAndFileResult, workloads: &[Measured<'_>], all: &[Overall]) -> Table {
     let mut table = Table::new(
-        "Ratios to the block device. Ratio: Hodges and Lehmann’s middle of the workloads. Beyond chance: Wilcoxon’s signed ranks, corrected by Holm. The paper’s: VMFS to RDM (P).",
+        "Ratios to the block device. Ratio: Hodges-Lehmann estimate over the workloads. Significant: Wilcoxon’s signed-rank test with Holm’s correction. Paper: VMFS relative to RDM (P).",
         &[
-            "on",
+            "subject",
             "workloads",
-            "of them",
+            "number",
             "figure",
             "ratio",
             "interval",
-            "lowest",
-            "highest",
+            "min",
+            "max",
             "p",
-            "beyond chance",
-            "the paper’s",
+            "significant",
+            "paper",
         ],
     )
     .keys(4);
@@ -167,7 +166,7 @@ fn overall(result: &RawAndFileResult, workloads: &[Measured<'_>], all: &[Overall
         let name = name_of(result, one.subject);
         let papers =
             conclude::papers(workloads, one.part, one.figure).filter(|_| is_file(name, result.test_bed.file_system));
-        let word = said(all, one);
+        let word = significance(all, one);
         let tone = match word {
             "yes, worse" => Tone::Bad,
             "yes, better" => Tone::Good,
@@ -192,20 +191,20 @@ fn overall(result: &RawAndFileResult, workloads: &[Measured<'_>], all: &[Overall
 
 fn each_workload(result: &RawAndFileResult, workloads: &[Measured<'_>]) -> Table {
     let mut table = Table::new(
-        "Medians of the rounds, 64 in flight; ratios are to the block device in the same round. CPU is the whole machine’s, as the paper has it, and the generator’s alone.",
+        "Medians of the rounds, 64 in flight; ratios are to the block device in the same round. CPU/IO: of the whole machine, as in the paper; generator: of the load generator alone.",
         &[
             "workload",
-            "on",
+            "subject",
             "IOPS",
             "MB/s",
             "ratio",
-            "the paper’s",
+            "paper",
             "mean",
             "p99",
-            "CPU for each",
+            "CPU/IO",
             "ratio",
-            "the paper’s",
-            "generator’s",
+            "paper",
+            "generator",
             "ratio",
             "machine’s MHz per IOPS",
         ],

@@ -1,8 +1,7 @@
-//! The chapter of one run: verdict, figures, plots, threads, targets, machine, and the profile that
-//! repeats it.
+//! The chapter of one run.
 
 use super::{
-    Told,
+    ToChapter,
     parts::{self, end_badge, how_measured},
     run_plots,
     run_tables::{by_target, cpu_table, direction_table, percentile_table, thread_table},
@@ -14,29 +13,29 @@ use diskwright_load::{
 use diskwright_outline::{Block, Cell, Chapter, Tile, Tone};
 use diskwright_stats::numbers::{bytes, duration as time, figure as rate, grouped as count, list, percent, ratio};
 
-/// The conclusion of a run, in a sentence or two. What went wrong comes first.
+/// The verdict of a run. Failures come first.
 pub fn verdict(run: &Run) -> String {
     let mut text = match &run.head.end {
         End::Complete => String::new(),
-        End::Stopped => "Partial, stopped before its time: ".into(),
-        End::Failed { errors: 1, first } => format!("Failed, one request was not carried out ({first}): "),
+        End::Stopped => "Partial, stopped: ".into(),
+        End::Failed { errors: 1, first } => format!("Failed: 1 request failed ({first}). "),
         End::Failed { errors, first } => {
-            format!("Failed, {} requests were not carried out (the first: {first}): ", count(*errors as f64))
+            format!("Failed: {} requests failed (the first: {first}). ", count(*errors as f64))
         }
     };
     let Some(phase) = run.phases.first() else {
-        return text + "nothing was measured.";
+        return text + "no phase was measured.";
     };
     let total = phase.total();
     let titles: Vec<String> = load_titles(run, phase);
     let targets: Vec<String> = used_targets(run, phase)
         .into_iter()
-        // A colon follows it.
+        // The name is followed by a colon.
         .map(|target| target.name.trim_end_matches(':').to_owned())
         .collect();
     let latency = total.both.latency();
     text.push_str(&format!(
-        "{} on {}: {} IOPS and {} MB/s at {} on average",
+        "{} on {}: {} IOPS and {} MB/s, mean latency {}",
         list(&titles),
         if targets.len() > 3 { format!("{} targets", targets.len()) } else { list(&targets) },
         rate(phase.iops()),
@@ -46,7 +45,7 @@ pub fn verdict(run: &Run) -> String {
     if latency.nines() >= 2 || latency.count >= 1000 {
         text.push_str(&format!(", 99 % within {}", time(latency.quantile_ns(0.99).unwrap_or(0) as f64)));
     }
-    text.push_str(&format!("; each request took {} of the generator's CPU.", time(phase.cpu_ns_per_io())));
+    text.push_str(&format!("; {} of the load generator's CPU time per request.", time(phase.cpu_ns_per_io())));
     if run.phases.len() > 1 {
         text.push_str(
             &format!(" {} more phases are below.", run.phases.len() - 1)
@@ -56,7 +55,7 @@ pub fn verdict(run: &Run) -> String {
     text
 }
 
-/// Titles of the loads of a phase; the job is found by the phase's name.
+/// Titles of the loads of a phase. The job's phase is found by its name.
 fn load_titles(run: &Run, phase: &PhaseRecord) -> Vec<String> {
     let planned = run.job.phases.iter().find(|planned| planned.name == phase.name);
     match planned.map(|planned| planned.loads.as_slice()) {
@@ -72,7 +71,7 @@ fn used_targets<'a>(run: &'a Run, phase: &PhaseRecord) -> Vec<&'a TargetRecord> 
     run.targets.iter().enumerate().filter(|(index, _)| used(*index)).map(|(_, target)| target).collect()
 }
 
-impl Told for Run {
+impl ToChapter for Run {
     fn chapter(&self, id: &str, name: &str) -> Chapter {
         chapter(self, id, name)
     }
@@ -92,7 +91,7 @@ fn chapter(run: &Run, id: &str, name: &str) -> Chapter {
     blocks.push(Block::Heading("Targets".into()));
     blocks.push(Block::Facts(run.targets.iter().map(target_fact).collect()));
     blocks.extend(how_measured(&run.head, facts(run)));
-    blocks.push(Block::Heading("The profile that repeats it".into()));
+    blocks.push(Block::Heading("Profile to repeat the run".into()));
     blocks.push(Block::Code {
         name: format!(
             "Save this as {}.toml and run `diskwright lab run TARGET... --profile {0}.toml`.",
@@ -134,16 +133,16 @@ fn tiles(phase: &PhaseRecord) -> Block {
     let latency = total.both.latency();
     let tile = |name: &str, cell: Cell, unit: &str| Tile { name: name.into(), cell, unit: unit.into() };
     let mut tiles = vec![
-        tile("requests a second", Cell::figure(phase.iops(), rate), "IOPS"),
+        tile("requests per second", Cell::figure(phase.iops(), rate), "IOPS"),
         tile("throughput", Cell::figure(phase.mb_per_s(), rate), "MB/s"),
         tile("mean latency", Cell::figure(latency.mean_ns(), time), ""),
     ];
     if latency.count >= 1000 {
         tiles.push(tile("99 % within", Cell::maybe(latency.quantile_ns(0.99).map(|ns| ns as f64), time), ""));
     }
-    tiles.push(tile("CPU for each request", Cell::figure(phase.cpu_ns_per_io(), time), ""));
+    tiles.push(tile("CPU per request", Cell::figure(phase.cpu_ns_per_io(), time), ""));
     tiles.push(tile(
-        "requests in flight, on average",
+        "mean requests in flight",
         Cell::figure(phase.depth_reached(), rate),
         &format!("of {}", count(total.queue_depth as f64)),
     ));
@@ -187,7 +186,7 @@ fn window_sentence(phase: &PhaseRecord) -> String {
     );
     if let Some(steady) = &phase.steady {
         let judged = format!(
-            "range {} and slope {} of the mean over the deciding rounds",
+            "range {} and slope {} of the mean over the last rounds",
             percent(steady.range),
             percent(steady.slope)
         );
@@ -195,21 +194,18 @@ fn window_sentence(phase: &PhaseRecord) -> String {
             (None, _) => format!(" The steady state was not reached ({judged}; the rule allows 20 % and 10 %)."),
             (Some(at), None) => format!(" The steady state was reached after {} ({judged}).", time(at as f64)),
             (Some(at), Some(left)) => format!(
-                " The steady state was reached after {} ({judged}), and left again after {}: the mean is of two states.",
+                " The steady state was reached after {} ({judged}), and left after {}: the mean is over two states.",
                 time(at as f64),
                 time(left as f64)
             ),
         });
     }
     if phase.threads.iter().any(|thread| thread.reads.response.is_some() || thread.writes.response.is_some()) {
-        text.push_str(
-            " Requests had a schedule: latency is the response time, from the moment at which a request should have begun.",
-        );
+        text.push_str(" Requests had a schedule: latency is the response time, from the scheduled start of a request.");
     }
     text
 }
 
-/// A cache mode in words.
 pub(crate) fn caching(cache: Caching) -> &'static str {
     match cache {
         Caching::Cached => "page cache",
@@ -221,7 +217,7 @@ pub(crate) fn caching(cache: Caching) -> &'static str {
 
 fn facts(run: &Run) -> Vec<(String, String)> {
     let engine = match run.job.engine {
-        IoEngine::Auto => "io_uring where the kernel has it",
+        IoEngine::Auto => "io_uring if the kernel supports it",
         IoEngine::IoUring => "io_uring",
         IoEngine::Pread => "pread and pwrite",
     };
@@ -238,7 +234,7 @@ fn facts(run: &Run) -> Vec<(String, String)> {
     let mut facts = Vec::new();
     let mut add = |name: &str, value: String| facts.push((name.to_owned(), value));
     add("Engine", engine.into());
-    add("Cache asked for", caching(run.job.cache).into());
+    add("Requested cache mode", caching(run.job.cache).into());
     add("Data written", contents);
     add("Seed", run.job.seed.to_string());
     if !run.job.description.is_empty() {
@@ -250,17 +246,17 @@ fn facts(run: &Run) -> Vec<(String, String)> {
     let asked: u64 = run.phases.iter().map(|phase| phase.total().queue_depth).max().unwrap_or(0);
     if let Some(reached) = run.phases.first().map(PhaseRecord::depth_reached).filter(|_| asked > 0) {
         let share = reached / run.phases[0].total().queue_depth.max(1) as f64;
-        add("Depth reached", format!("{} ({} of what was asked, by Little's law)", rate(reached), ratio(share)));
+        add("Depth reached", format!("{} ({} of the configured depth, by Little's law)", rate(reached), ratio(share)));
     }
     facts
 }
 
-/// A target: what it is, where it lies, what a look at its contents found.
+/// A target: kind, size, place, and the result of inspecting its contents.
 fn target_fact(target: &TargetRecord) -> (String, String) {
     let mut parts = vec![target.kind.clone(), bytes(target.size_bytes)];
     parts.extend(target.behind.as_ref().map(ToString::to_string));
     if target.kind != "null" {
-        parts.push(if target.is_export() { "cached as its server likes".into() } else { caching(target.cache).into() });
+        parts.push(if target.is_export() { "cache mode of its server".into() } else { caching(target.cache).into() });
     }
     if let Some(place) = &target.place {
         let scheduler = place.scheduler.as_ref().map_or_else(String::new, |name| format!(", scheduler {name}"));
@@ -270,7 +266,7 @@ fn target_fact(target: &TargetRecord) -> (String, String) {
     if let Some(contents) = &target.contents {
         parts.push(format!("{} allocated", percent(contents.allocated)));
         parts.push(format!(
-            "of {} samples {} zeros and {} repeated",
+            "{} samples: {} zeros, {} repeated",
             contents.sampled,
             percent(contents.zero),
             percent(contents.repeated)

@@ -7,8 +7,8 @@ use diskwright_outline::plot::{
 use diskwright_stats::numbers::{duration as time, figure as rate, percent, percentile, short, short_time};
 use maud::Markup;
 
-/// Latency against percentile, of one phase (reads, writes, flushes; response and service time
-/// where they differ) or of several (both directions).
+/// Latency by percentile. One phase has a line for reads, writes and flushes, and for service times
+/// that differ from response times. Several phases have a line each.
 pub fn percentiles(phases: &[(String, &PhaseRecord)], id: &str) -> Markup {
     let mut lines: Vec<(String, LatencyRecord)> = Vec::new();
     for (name, phase) in phases {
@@ -40,15 +40,15 @@ pub fn percentiles(phases: &[(String, &PhaseRecord)], id: &str) -> Markup {
         .iter()
         .map(|(name, latency)| {
             let at = |share: f64| time(latency.quantile_ns(share).unwrap_or(0) as f64);
-            format!("{name}: half within {}, 90 % within {}, longest {}", at(0.5), at(0.9), time(latency.max_ns as f64))
+            format!("{name}: half within {}, 90 % within {}, max {}", at(0.5), at(0.9), time(latency.max_ns as f64))
         })
         .collect();
     LineChart {
         id: id.into(),
         title: "Latency by percentile".into(),
-        description: format!("{}. Drawn as far as ten requests lie beyond.", description.join("; ")),
+        description: format!("{}. Percentiles with at least ten slower requests are drawn.", description.join("; ")),
         x: Axis {
-            title: "percentile (%; each nine takes the same length)",
+            title: "percentile (%; logarithmic in 100 % minus it)",
             scale: Scale::Nines { nines },
             write: &percentile,
             at: None,
@@ -67,7 +67,7 @@ pub fn percentiles(phases: &[(String, &PhaseRecord)], id: &str) -> Markup {
     .render()
 }
 
-/// One point for each bucket, up to the last nine that the sample supports.
+/// One point per bucket, up to the last nine that the number of requests supports.
 fn percentile_points(name: &str, latency: &LatencyRecord) -> Vec<Point> {
     let last = 1.0 - 10_f64.powi(-(latency.nines().max(1) as i32));
     let mut seen = 0;
@@ -82,7 +82,7 @@ fn percentile_points(name: &str, latency: &LatencyRecord) -> Vec<Point> {
         }
         places.push((share, ns));
     }
-    // A latency of 0 has no place on a logarithmic axis.
+    // A logarithmic axis has no 0.
     places.retain(|(_, ns)| *ns > 0.0);
     let tooltip =
         |share: f64, ns: f64| format!("{name}: {} % within {}", percentile((share * 1e7).round() / 1e7), time(ns));
@@ -93,10 +93,10 @@ fn percentile_points(name: &str, latency: &LatencyRecord) -> Vec<Point> {
 pub fn series(phase: &PhaseRecord, id: &str) -> Vec<Markup> {
     let seconds = |ns: u64| ns as f64 / 1e9;
     let interval_s = seconds(phase.interval_ns).max(1e-9);
-    // The last interval may have been cut short.
+    // The last interval may be shorter.
     let length = |point: &SeriesPoint| if point.len_ns > 0 { seconds(point.len_ns) } else { interval_s };
     let end = phase.series.last().map_or(0.0, |point| seconds(point.start_ns) + length(point));
-    // An interval is shown at its middle.
+    // An interval is drawn at its middle.
     let middle = |point: &SeriesPoint| seconds(point.start_ns) + length(point) / 2.0;
     let (begin, until) =
         (seconds(phase.window_start_ns), seconds(phase.window_start_ns.saturating_add(phase.window_ns)));
@@ -150,7 +150,7 @@ pub fn series(phase: &PhaseRecord, id: &str) -> Vec<Markup> {
     let latencies = vec![
         line("p50", 0, &|point| point.p50_ns as f64, time),
         line("p99", 1, &|point| point.p99_ns as f64, time),
-        line("longest", 2, &|point| point.max_ns as f64, time),
+        line("max", 2, &|point| point.max_ns as f64, time),
     ];
     let highest =
         |lines: &[Series]| lines.iter().flat_map(|line| &line.points).map(|point| point.y).fold(0.0, f64::max);
@@ -181,7 +181,9 @@ pub fn series(phase: &PhaseRecord, id: &str) -> Vec<Markup> {
         LineChart {
             id: format!("{id}-times"),
             title: "Latency over time".into(),
-            description: format!("Median, 99th percentile and longest latency in each interval of {interval_s} s."),
+            description: format!(
+                "Median, 99th percentile and maximum of the latency in each interval of {interval_s} s."
+            ),
             x: x(),
             y: Axis { title: "latency (log scale)", scale: latency_scale, write: &short_time, at: None },
             series: latencies,
@@ -193,7 +195,7 @@ pub fn series(phase: &PhaseRecord, id: &str) -> Vec<Markup> {
     ]
 }
 
-/// How busy each core was.
+/// Share of the time in which each core was busy.
 pub fn cores(phase: &PhaseRecord, id: &str) -> Markup {
     let mut busiest = (0, 0.0);
     let bars = phase
@@ -242,7 +244,7 @@ pub fn cores(phase: &PhaseRecord, id: &str) -> Markup {
     .render()
 }
 
-/// CPU time for each request, of every phase of every run.
+/// CPU time per request of every phase of every run.
 pub fn cpu_cost(runs: &[(&str, &Run)], id: &str) -> Markup {
     let mut bars = Vec::new();
     for (name, run) in runs {
@@ -259,7 +261,7 @@ pub fn cpu_cost(runs: &[(&str, &Run)], id: &str) -> Markup {
             bars.push(Bar {
                 figure: time(user + system),
                 tooltip: format!(
-                    "{label}: {} user and {} kernel of the generator, {} of everything else on the machine, for each request",
+                    "{label}: {} user and {} kernel time of the load generator, {} of the rest of the machine, per request",
                     time(user),
                     time(system),
                     time(others)
@@ -272,9 +274,9 @@ pub fn cpu_cost(runs: &[(&str, &Run)], id: &str) -> Markup {
     }
     BarChart {
         id: id.into(),
-        title: "CPU time of the generator for each request".into(),
+        title: "CPU time of the load generator per request".into(),
         description: bars.iter().map(|bar| bar.tooltip.clone()).collect::<Vec<_>>().join("; "),
-        axis: "CPU time for each request",
+        axis: "CPU time per request",
         write: &short_time,
         parts: ["user", "kernel"].map(str::to_owned).into(),
         bars,
@@ -283,7 +285,7 @@ pub fn cpu_cost(runs: &[(&str, &Run)], id: &str) -> Markup {
     .render()
 }
 
-/// Throughput against latency of several phases, each a point.
+/// Throughput against latency; each phase is a point.
 pub fn scatter(points: &[(String, &PhaseRecord)], id: &str) -> Markup {
     let mut series = Vec::new();
     for (style, (name, figure)) in [("mean", None), ("p99", Some(0.99))].into_iter().enumerate() {

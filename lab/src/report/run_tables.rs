@@ -1,12 +1,11 @@
-//! The tables of a run: by direction, by percentile, by target and thread; what a request cost;
-//! what it was measured on.
+//! The tables of a run: by direction, percentile, target and thread; CPU time per request.
 
 use diskwright_load::record::{DirectionRecord, LatencyRecord, PhaseRecord, Run, Total};
 use diskwright_outline::{Cell, Table, Tone};
 use diskwright_stats::numbers::{duration as time, figure as rate, grouped as count};
 
-/// Latencies of a sample, as cells: mean, standard deviation where it is asked for, median, 99th
-/// percentile, maximum. The table of percentiles has the others.
+/// Latency cells: mean, optional standard deviation, median, 99th percentile, maximum. The
+/// percentile table has more.
 fn latency_cells(latency: &LatencyRecord, with_std_dev: bool) -> Vec<Cell> {
     let any = latency.count > 0;
     let quantile = |share: f64, needed: u64| {
@@ -28,13 +27,12 @@ pub(super) fn direction_table(phase: &PhaseRecord) -> Table {
     if has_errors {
         heads.push("errors");
     }
-    let mut table =
-        Table::new("Reads, writes and both; a percentile stands where ten requests or more lie beyond it", &heads);
+    let mut table = Table::new("Reads, writes and both; percentiles with at least ten slower requests", &heads);
     let seconds = phase.window_s().max(1e-9);
     let Total { reads, writes, both, flushes, .. } = &total;
     for (name, direction) in [("reads", reads), ("writes", writes), ("both", both), ("flushes", flushes)] {
         let is_made = |direction: &DirectionRecord| direction.ios + direction.errors > 0;
-        // Both are shown, or neither.
+        // "both" is shown if reads and writes were made, or neither.
         let is_shown = if name == "both" { is_made(reads) == is_made(writes) } else { is_made(direction) };
         if !is_shown {
             continue;
@@ -55,7 +53,7 @@ pub(super) fn direction_table(phase: &PhaseRecord) -> Table {
     table
 }
 
-/// Percentiles of a phase down to the nines that the samples support: names and shares.
+/// Names and shares of percentiles, up to this number of nines.
 fn shares(nines: u32) -> Vec<(String, f64)> {
     let mut shares: Vec<(String, f64)> =
         [25.0, 50.0, 75.0, 90.0, 95.0].map(|p: f64| (format!("p{p}"), p / 100.0)).into();
@@ -80,7 +78,7 @@ pub(super) fn percentile_table(phase: &PhaseRecord) -> Table {
     .filter(|(name, latency)| latency.count > 0 && (scheduled || *name != "both, service time"))
     .collect();
     let heads: Vec<&str> = std::iter::once("percentile").chain(columns.iter().map(|(name, _)| *name)).collect();
-    let mut table = Table::new("Latency by percentile, as far as the sample supports", &heads);
+    let mut table = Table::new("Latency by percentile, with at least ten slower requests", &heads);
     let nines = columns.iter().map(|(_, latency)| latency.nines()).max().unwrap_or(0);
     let row = |name: &str, value: &dyn Fn(&LatencyRecord) -> Option<f64>| {
         let cells = columns.iter().map(|(_, latency)| Cell::maybe(value(latency), time));
@@ -142,7 +140,7 @@ pub(super) fn thread_table(run: &Run, phase: &PhaseRecord) -> Table {
 
 pub(super) fn cpu_table(run: &Run) -> Table {
     let mut table = Table::new(
-        "CPU time for each request. Generator: this process. Cycles: the generator’s CPU time times the rate of the time-stamp counter. MHz per IOPS: CPU time of the whole machine for each request, times that rate, as in the VMFS paper",
+        "CPU time per request. Generator: this process. Cycles: its CPU time times the frequency of the time-stamp counter. MHz per IOPS: CPU time of the whole machine per request, times that frequency, as in the VMFS paper",
         &["phase", "generator", "user", "system", "whole machine", "generator’s cycles", "machine’s MHz per IOPS"],
     );
     for phase in &run.phases {
@@ -171,8 +169,8 @@ mod tests {
     use crate::report::example;
     use diskwright_load::record::CoreRecord;
 
-    /// The machine is busy for ten times what the generator is: page and terminal must mean the
-    /// same one.
+    /// The machine uses ten times the generator's CPU time. Page and terminal must both show the
+    /// machine's.
     #[test]
     fn mhz_per_iops_is_the_machines_in_the_page_and_on_a_terminal() {
         let mut run = example::run();

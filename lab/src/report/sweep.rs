@@ -1,8 +1,8 @@
-//! The chapter of a sweep: throughput against latency with the marked points, or heat maps where
-//! two things were varied.
+//! The chapter of a sweep: throughput against latency with the marked loads; heat maps for two
+//! axes.
 
 use super::{
-    Told,
+    ToChapter,
     parts::{self, end_badge, how_measured},
 };
 use crate::sweep::{Coordinate, KneeRow, SweepCell, SweepRecord};
@@ -17,7 +17,7 @@ use diskwright_stats::{
 };
 use maud::Markup;
 
-impl Told for SweepRecord {
+impl ToChapter for SweepRecord {
     fn chapter(&self, id: &str, name: &str) -> Chapter {
         chapter(self, id, name)
     }
@@ -31,13 +31,7 @@ fn chapter(sweep: &SweepRecord, id: &str, name: &str) -> Chapter {
         let maps = [
             map("IOPS", "IOPS", |figures| figures.iops, &short as &dyn Fn(f64) -> String, false),
             map("Mean latency", "mean latency", |figures| figures.mean_ns, &time, true),
-            map(
-                "CPU time for each request",
-                "CPU time for each request",
-                |figures| figures.cpu_ns_per_io,
-                &time,
-                false,
-            ),
+            map("CPU time per request", "CPU time per request", |figures| figures.cpu_ns_per_io, &time, false),
         ];
         for (number, map) in maps.iter().enumerate() {
             plots.push(heat_map(sweep, (rows.knob.name(), columns.knob.name()), map, &format!("{id}-map{number}")));
@@ -47,22 +41,22 @@ fn chapter(sweep: &SweepRecord, id: &str, name: &str) -> Chapter {
     }
     blocks.push(Block::Plots(plots));
     if !sweep.knees.is_empty() {
-        blocks.push(Block::Heading("Marked points".into()));
+        blocks.push(Block::Heading("Marked loads".into()));
         blocks.push(Block::Table(marked_points(sweep)));
     }
-    blocks.push(Block::Heading("Every cell".into()));
+    blocks.push(Block::Heading("All cells".into()));
     blocks.push(Block::Table(cells(sweep)));
     match &sweep.head.end {
         End::Complete => {}
-        End::Stopped => blocks.push(Block::Text("Stopped before it was done; the same command continues it.".into())),
+        End::Stopped => blocks.push(Block::Text("Stopped before its end; the same command resumes it.".into())),
         End::Failed { .. } => {
-            blocks.push(Block::Text("Ended because requests failed; what was measured before is kept.".into()));
+            blocks.push(Block::Text("Ended because requests failed; earlier windows are kept.".into()));
         }
     }
     blocks.extend(how_measured(&sweep.head, facts(sweep)));
-    blocks.push(Block::Heading("The workload from which every cell departs".into()));
+    blocks.push(Block::Heading("The workload that the cells vary".into()));
     blocks.push(Block::Code {
-        name: "As a profile; the axes above were varied.".into(),
+        name: "A profile; the sweep varied the axes above.".into(),
         text: sweep.options.job.to_toml(),
         language: "toml",
     });
@@ -96,7 +90,7 @@ fn place(point: &[Coordinate]) -> String {
     list(&point.iter().map(|at| format!("{} {}", at.knob.name(), at.knob.show(at.value))).collect::<Vec<_>>())
 }
 
-/// The lines of a sweep: cells in ascending load; where no axis is a load, all cells in one.
+/// The lines of a sweep: cells in ascending load; without a load axis, all cells as one line.
 fn lines(sweep: &SweepRecord) -> Vec<(String, Vec<&SweepCell>, Option<&KneeRow>)> {
     if sweep.knees.is_empty() {
         return vec![("cells".into(), sweep.cells.iter().collect(), None)];
@@ -111,8 +105,8 @@ fn lines(sweep: &SweepRecord) -> Vec<(String, Vec<&SweepCell>, Option<&KneeRow>)
         .collect()
 }
 
-/// Throughput against latency, a line for each row of each sweep, with the marked points where
-/// there is one line only.
+/// Throughput against latency, with a line for each row of each sweep. A single line also has its
+/// marked loads.
 pub fn throughput(sweeps: &[(String, &SweepRecord)], id: &str) -> Markup {
     let mut series: Vec<Series> = Vec::new();
     let mut marks: Vec<plot::Mark> = Vec::new();
@@ -139,32 +133,32 @@ pub fn throughput(sweeps: &[(String, &SweepRecord)], id: &str) -> Markup {
             series.push(Series { name: label, points, style: series.len(), line: row.is_some() });
             for (name, mark) in row.into_iter().flat_map(named_marks) {
                 let Some(point) = mark.found() else { continue };
-                // Several points may be the same cell; one ring then carries all their names.
+                // Several marks may be at the same cell; then one ring has all their names.
                 match marks.iter_mut().find(|other| (other.x, other.y) == (point.iops, point.mean_ns)) {
                     Some(other) => {
                         other.name = format!("{}, {name}", other.name);
-                        other.tooltip = format!("{}; {}", other.tooltip, told(name, point));
+                        other.tooltip = format!("{}; {}", other.tooltip, mark_tooltip(name, point));
                     }
                     None => marks.push(plot::Mark {
                         x: point.iops,
                         y: point.mean_ns,
                         name: name.into(),
-                        tooltip: told(name, point),
+                        tooltip: mark_tooltip(name, point),
                     }),
                 }
             }
         }
     }
-    // With several lines the words would hide them; the table and the heat maps have them.
+    // The names of marks on several lines would overlap; the table and the heat maps have them.
     if series.len() > 1 {
         marks.clear();
     }
     let all = || series.iter().flat_map(|line| &line.points);
-    let said: Vec<String> = marks.iter().map(|mark| mark.tooltip.clone()).collect();
+    let tooltips: Vec<String> = marks.iter().map(|mark| mark.tooltip.clone()).collect();
     LineChart {
         id: id.into(),
         title: "Throughput against latency".into(),
-        description: format!("Each point is a cell of the sweep, at the medians of its rounds. {}", said.join("; ")),
+        description: format!("Each point is a cell of the sweep (medians of the rounds). {}", tooltips.join("; ")),
         x: Axis {
             title: "IOPS",
             scale: Scale::from_zero(all().map(|point| point.x).fold(0.0, f64::max) * 1.06),
@@ -193,11 +187,11 @@ fn named_marks(row: &KneeRow) -> Vec<(&'static str, &Mark)> {
     marks
 }
 
-fn told(name: &str, point: &MarkedPoint) -> String {
+fn mark_tooltip(name: &str, point: &MarkedPoint) -> String {
     format!("{name}: {} in flight, {} IOPS, mean latency {}", short(point.load), rate(point.iops), time(point.mean_ns))
 }
 
-/// IOPS and latency against what was varied.
+/// IOPS, latency and CPU time against the first axis.
 pub fn against_load(sweep: &SweepRecord, id: &str) -> Vec<Markup> {
     let Some(axis) = sweep.options.axes.first() else { return vec![] };
     let places: Vec<f64> = sweep.cells.iter().filter_map(|cell| Some(cell.point.first()?.value as f64)).collect();
@@ -208,12 +202,12 @@ pub fn against_load(sweep: &SweepRecord, id: &str) -> Vec<Markup> {
         });
         Series { name: name.into(), points: points.collect(), style, line: true }
     };
-    let spread = places.iter().copied().fold(f64::INFINITY, f64::min) > 0.0;
+    let above_zero = places.iter().copied().fold(f64::INFINITY, f64::min) > 0.0;
     let (low, high) =
         (places.iter().copied().fold(f64::INFINITY, f64::min), places.iter().copied().fold(0.0, f64::max));
-    // Powers of two stand evenly on a logarithmic axis; percentages from 0 have no place on one.
+    // A logarithmic axis suits powers of two, but has no 0.
     let scale = || {
-        if spread && high / low > 12.0 {
+        if above_zero && high / low > 12.0 {
             Scale::log_around(places.clone())
         } else {
             Scale::between(low.min(high), high)
@@ -260,9 +254,9 @@ pub fn against_load(sweep: &SweepRecord, id: &str) -> Vec<Markup> {
         ),
         chart(
             "cpu",
-            "CPU time for each request",
+            "CPU time per request",
             Axis {
-                title: "CPU time for each request",
+                title: "CPU time per request",
                 scale: Scale::from_zero(highest(&cpu)),
                 write: &short_time,
                 at: None,
@@ -321,7 +315,7 @@ fn heat_map(sweep: &SweepRecord, (y_title, x_title): (&str, &str), map: &Map<'_>
         id: id.into(),
         title: format!("{} by {y_title} and {x_title}", map.title),
         description: format!(
-            "{} cells were measured; {} lies between {} and {}.",
+            "{} measured cells; {} from {} to {}.",
             found.len(),
             map.what,
             (map.write)(low),
@@ -340,11 +334,11 @@ fn heat_map(sweep: &SweepRecord, (y_title, x_title): (&str, &str), map: &Map<'_>
     .render()
 }
 
-/// The points of each line, or why they cannot be told.
+/// The marked loads of each line, or why there is none.
 pub fn marked_points(sweep: &SweepRecord) -> Table {
-    let heads = ["point", "line", "in flight", "between", "IOPS", "mean", "p99", "remark"];
+    let heads = ["rule", "line", "in flight", "95 % interval", "IOPS", "mean", "p99", "remark"];
     let mut table = Table::new(
-        "Efficient: most IOPS for their latency. Saturation: first at 95 % of the peak. Limit: most IOPS with p99 under the limit. Between: 95 % interval by bootstrap.",
+        "Efficient: largest ratio of IOPS to latency. Saturation: first load at 95 % of the peak. Limit: most IOPS with p99 under the limit. 95 % interval: by bootstrap.",
         &heads,
     );
     for row in &sweep.knees {
@@ -361,7 +355,7 @@ pub fn marked_points(sweep: &SweepRecord) -> Table {
                     Cell::figure(point.iops, rate),
                     Cell::figure(point.mean_ns, time),
                     Cell::figure(point.p99_ns, time),
-                    Cell::text(if point.open_above { "may lie beyond the last load" } else { "" }),
+                    Cell::text(if point.open_above { "may be above the largest load" } else { "" }),
                 ]),
                 Mark::Undetermined { why } => {
                     let mut cells = vec![Cell::text(name), Cell::text(line)];
@@ -375,10 +369,9 @@ pub fn marked_points(sweep: &SweepRecord) -> Table {
     table
 }
 
-/// All cells.
 pub fn cells(sweep: &SweepRecord) -> Table {
     let mut table = Table::new(
-        "Medians of the rounds; range: lowest and highest round. Power: IOPS divided by mean latency, as a share of the highest.",
+        "Medians of the rounds; range: over the rounds. Power: IOPS divided by mean latency, as a share of the largest.",
         &[],
     )
     .keys(sweep.options.axes.len());
@@ -387,7 +380,7 @@ pub fn cells(sweep: &SweepRecord) -> Table {
     if split {
         table.heads.push("threads × depth".into());
     }
-    let heads = ["in flight", "IOPS", "range", "MB/s", "mean", "p50", "p99", "CPU/IO", "power", "point"];
+    let heads = ["in flight", "IOPS", "range", "MB/s", "mean", "p50", "p99", "CPU/IO", "power", "mark"];
     table.heads.extend(heads.map(str::to_owned));
     let array = sweep.cells.iter().any(|cell| cell.array(&sweep.options).is_some());
     if array {
@@ -429,7 +422,7 @@ pub fn cells(sweep: &SweepRecord) -> Table {
     table
 }
 
-/// The lowest and the highest IOPS of the rounds.
+/// The range of the IOPS over the rounds.
 fn range(cell: &SweepCell) -> String {
     match cell.measured.rounds.len() {
         0 => "not measured".into(),
@@ -441,7 +434,7 @@ fn range(cell: &SweepCell) -> String {
     }
 }
 
-/// The names of the marked points that a cell is.
+/// The names of the marks at a cell.
 fn points(sweep: &SweepRecord, index: usize) -> String {
     let mut names = Vec::new();
     for row in &sweep.knees {
@@ -458,15 +451,15 @@ fn points(sweep: &SweepRecord, index: usize) -> String {
     names.join(", ")
 }
 
-/// The chapter of several sweeps in one plot.
+/// The chapter with several sweeps in one plot.
 pub fn overlay(sweeps: &[(String, &SweepRecord)], id: &str) -> Chapter {
-    let told: Vec<String> = sweeps.iter().map(|(name, sweep)| format!("{name}: {}", sweep.head.verdict)).collect();
+    let verdicts: Vec<String> = sweeps.iter().map(|(name, sweep)| format!("{name}: {}", sweep.head.verdict)).collect();
     Chapter {
         id: id.to_owned(),
         title: format!("{} sweeps side by side", sweeps.len()),
         source: String::new(),
         subtitle: list(&sweeps.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>()),
-        verdict: told.join(" "),
+        verdict: verdicts.join(" "),
         badges: vec![],
         warnings: vec![],
         blocks: vec![Block::Plots(vec![throughput(sweeps, &format!("{id}-tl"))])],

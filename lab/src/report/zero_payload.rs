@@ -1,8 +1,7 @@
-//! The chapter of the study `zero-payload`: what is fast because nothing is stored, and what is
-//! fast.
+//! The chapter of the study `zero-payload`.
 
 use super::{
-    Told,
+    ToChapter,
     parts::{self, how_measured},
 };
 use crate::{
@@ -17,7 +16,7 @@ use diskwright_outline::{
 use diskwright_stats::numbers::{bytes, duration as time, figure as rate, percent, ratio, short};
 use maud::Markup;
 
-impl Told for ZeroPayloadResult {
+impl ToChapter for ZeroPayloadResult {
     fn chapter(&self, id: &str, name: &str) -> Chapter {
         chapter(self, id, name)
     }
@@ -31,12 +30,12 @@ fn chapter(result: &ZeroPayloadResult, id: &str, name: &str) -> Chapter {
     }
     let (dynamic, fixed) = PAPER_64K_READ_IOPS;
     blocks.push(Block::Text(format!(
-        "The paper’s only figures in its text: {} IOPS on the dynamic disk against {} on the fixed one, 64K random reads; a ratio of {}.",
+        "The paper’s only figures in its text: 64K random reads, {} IOPS on the dynamic disk and {} on the fixed disk, a ratio of {}.",
         rate(dynamic),
         rate(fixed),
         ratio(dynamic / fixed)
     )));
-    blocks.push(Block::Heading("What a look at the disks found before anything was measured".into()));
+    blocks.push(Block::Heading("Inspection of the disks before measuring".into()));
     blocks.push(Block::Table(disks(result)));
     let mut facts = Vec::new();
     facts.push(("Each disk".into(), format!("VHDX of {}", bytes(result.size_bytes))));
@@ -48,8 +47,8 @@ fn chapter(result: &ZeroPayloadResult, id: &str, name: &str) -> Chapter {
 
 fn title(payload: Payload) -> &'static str {
     match payload {
-        Payload::Zeros => "Zeros, on disks that were written with zeros: what SQLIO measured",
-        Payload::Data => "Data that cannot be compressed, on disks full of it: what storage does",
+        Payload::Zeros => "Zeros, on disks filled with zeros, as SQLIO measured",
+        Payload::Data => "Incompressible data, on disks filled with it",
     }
 }
 
@@ -65,7 +64,7 @@ fn bars(result: &ZeroPayloadResult, payload: Payload, id: &str) -> Markup {
                 range: Some((found.summary.min, found.summary.max)),
                 figure: format!("{} ({never} not stored)", ratio(found.median())),
                 tooltip: format!(
-                    "{}: {} IOPS on the dynamic disk, {} on the fixed one; {never} of the dynamic disk’s bytes never reached the store",
+                    "{}: {} IOPS on the dynamic disk, {} on the fixed disk; {never} of the dynamic disk’s bytes never reached storage",
                     test.name,
                     rate(test.dynamic.median(|round| round.iops)?),
                     rate(test.fixed.median(|round| round.iops)?)
@@ -76,9 +75,9 @@ fn bars(result: &ZeroPayloadResult, payload: Payload, id: &str) -> Markup {
     let what = payload.name();
     BarChart {
         id: format!("{id}-{what}"),
-        title: format!("IOPS of the dynamic disk to the fixed one’s, {what}"),
+        title: format!("IOPS of the dynamic disk relative to the fixed disk, {what}"),
         description: format!("{} tests; 1 is as fast as the fixed disk.", bars.len()),
-        axis: "ratio in the same round: median, lowest to highest",
+        axis: "ratio in the same round (median; line: range)",
         write: &short,
         parts: vec![],
         bars,
@@ -89,7 +88,7 @@ fn bars(result: &ZeroPayloadResult, payload: Payload, id: &str) -> Markup {
 
 fn tests(result: &ZeroPayloadResult, payload: Payload) -> Table {
     let mut table = Table::new(
-        "Medians of the rounds. Not stored: share of the bytes that the kernel never saw this process move.",
+        "Medians of the rounds. Not stored: share of the bytes that this process did not read or write, by the kernel’s account.",
         &["test", "disk", "IOPS", "MB/s", "mean", "p99", "not stored", "ratio", "range"],
     )
     .keys(2);
@@ -121,23 +120,21 @@ fn tests(result: &ZeroPayloadResult, payload: Payload) -> Table {
 }
 
 fn disks(result: &ZeroPayloadResult) -> Table {
-    let mut table = Table::new(
-        "What “lab run” would have said first",
-        &["disk", "space of its file", "zeros", "with space", "said"],
-    );
+    let mut table =
+        Table::new("Warnings of “lab run” for these disks", &["disk", "file takes", "zeros", "allocated", "warnings"]);
     for disk in &result.disks {
-        let said: Vec<String> = disk.said.iter().map(ToString::to_string).collect();
-        let told = if said.is_empty() {
-            Cell::text("nothing: it is full of data").toned(Tone::Good)
+        let warnings: Vec<String> = disk.said.iter().map(ToString::to_string).collect();
+        let text = if warnings.is_empty() {
+            Cell::text("none: it is full of data").toned(Tone::Good)
         } else {
-            Cell::text(said.join(" ")).toned(Tone::Bad)
+            Cell::text(warnings.join(" ")).toned(Tone::Bad)
         };
         table.row(vec![
             Cell::text(&disk.name),
             Cell::figure(disk.file_allocated_bytes as f64, |value| bytes(value as u64)),
             Cell::figure(disk.contents.zero, percent),
             Cell::figure(disk.contents.allocated, percent),
-            told,
+            text,
         ]);
     }
     table

@@ -1,4 +1,4 @@
-//! fio as a peer: runs a load by its io_uring engine, and reads the figures from its JSON.
+//! Runs fio as a peer with its io_uring engine, and parses its JSON output.
 
 use crate::{Result, acceptance::SEED, peer};
 use diskwright_load::{run::SUBMIT_EVERY, seeds};
@@ -9,34 +9,34 @@ use std::{
     time::Duration,
 };
 
-/// A load for fio and for our generator.
+/// A load that fio and our load generator can run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FioLoad {
-    /// fio's word for the direction: `randread`, `write`, `randrw`.
+    /// fio's name of the direction: `randread`, `write`, `randrw`.
     pub rw: &'static str,
-    /// Share of reads, for `rw` and `randrw`.
+    /// Percentage of reads, for `rw` and `randrw`.
     pub read_percent: u32,
-    /// Size of each request.
+    /// Bytes per request.
     pub block_bytes: u32,
     /// Requests in flight.
     pub queue_depth: u32,
-    /// Whether to go past the page cache, with O_DIRECT.
+    /// Whether to use direct I/O.
     pub direct: bool,
     /// How fio is set up.
     pub setup: Setup,
 }
 
-/// How fio is set up.
+/// fio's settings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Setup {
     /// fio's defaults.
     Defaults,
-    /// Registered files and buffers, and this many requests submitted and completed at once.
+    /// Registered files and buffers; this many requests are submitted and completed at once.
     Batched(u32),
-    /// As our generator, in all that a device notices. Files and buffers are registered. Buffers
-    /// lie in huge pages: a megabyte is one segment then, not 256. Each run draws other offsets,
-    /// each as likely as any other: fio by default repeats them, and a cache below has them. As
-    /// many requests are submitted together.
+    /// Like our load generator in everything that a device can notice: registered files, registered
+    /// buffers in huge pages (so a megabyte is one segment, not 256), the same number of requests
+    /// submitted together. Each run draws different offsets, all equally likely. fio by default
+    /// repeats the offsets, which a cache below would then hold.
     AsOurs {
         /// Seed of the offsets.
         seed: u64,
@@ -52,22 +52,22 @@ impl FioLoad {
 }
 
 impl Setup {
-    /// Completions that each wait asks for.
+    /// Completions that each wait requests.
     pub fn batch(self) -> u32 {
         if let Self::Batched(batch) = self { batch } else { 1 }
     }
 }
 
-/// What fio measured.
+/// Figures that fio measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FioFound {
-    /// Requests a second.
+    /// Requests per second.
     pub iops: f64,
     /// Number of requests.
     pub requests: f64,
-    /// Mean latency from submission to completion.
+    /// Mean latency from submission to completion, nanoseconds.
     pub mean_ns: f64,
-    /// CPU time of the job for each request, user and kernel.
+    /// CPU time of the job per request, user and kernel, nanoseconds.
     pub cpu_ns_per_io: f64,
 }
 
@@ -101,7 +101,7 @@ struct Latency {
 /// Runs fio on `file` for about `length`.
 ///
 /// # Errors
-/// [`LabError::Program`](crate::LabError::Program) when fio fails, or its answer is not understood.
+/// [`LabError::Program`](crate::LabError::Program) if fio fails or its output cannot be parsed.
 pub fn run(program: &Path, file: &Path, load: &FioLoad, length: Duration) -> Result<FioFound> {
     let mut command = Command::new(program);
     command.arg("--name=diskwright").arg(format!("--filename={}", file.display()));
@@ -130,17 +130,17 @@ pub fn run(program: &Path, file: &Path, load: &FioLoad, length: Duration) -> Res
     finish(command)
 }
 
-/// Runs fio's `command`, which must ask for JSON, to its end.
+/// Runs a `command` of fio, which must request JSON output.
 ///
 /// # Errors
 /// As [`run`].
 pub fn finish(mut command: Command) -> Result<FioFound> {
-    peer::answer(&mut command, |said| parse(said).ok_or_else(|| "its answer is not understood".into()))
+    peer::answer(&mut command, |output| parse(output).ok_or_else(|| "its output cannot be parsed".into()))
 }
 
-/// Reads fio's JSON, before which fio may print warnings.
-fn parse(said: &str) -> Option<FioFound> {
-    let output: Output = serde_json::from_str(&said[said.find('{')?..]).ok()?;
+/// Parses fio's JSON. fio may print warnings before it.
+fn parse(text: &str) -> Option<FioFound> {
+    let output: Output = serde_json::from_str(&text[text.find('{')?..]).ok()?;
     let job = output.jobs.first().filter(|job| job.error == 0)?;
     let ios = job.read.total_ios + job.write.total_ios;
     let sum_ns = job.read.lat_ns.mean * job.read.total_ios + job.write.lat_ns.mean * job.write.total_ios;
@@ -153,7 +153,7 @@ fn parse(said: &str) -> Option<FioFound> {
     })
 }
 
-/// Path of fio, if it is installed.
+/// Path of fio; `None` if it is not installed.
 pub fn find() -> Option<PathBuf> {
     peer::find("fio")
 }

@@ -1,10 +1,10 @@
-//! The load generator beside fio: its IOPS and CPU time, what recording latencies costs, its rate
-//! against `null:`, its memory, and whether both measure the same.
+//! Measures the load generator: IOPS and CPU time compared to fio, the cost of recording latencies,
+//! its rate on `null:`, its memory, and whether its figures agree with fio's.
 //!
-//! Both run on one processor, the same one (fio inherits our CPU affinity), in turns: each round
-//! has every variant once, and ratios are taken within rounds. The third variant is a bare ring
-//! that does nothing else: the least that any generator costs. IOPS are judged where the processor
-//! is the bottleneck (the page cache), CPU time per I/O where the device is.
+//! Both sides run on the same single CPU (fio inherits our CPU affinity) in interleaved rounds, and
+//! ratios are taken within rounds. A third side is a bare ring without any bookkeeping, the lower
+//! bound of the cost. IOPS are judged where the CPU is the bottleneck (page cache), CPU time per
+//! I/O where the device is.
 
 use crate::{
     LabError, Result,
@@ -31,11 +31,11 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::{path::PathBuf, time::Duration};
 
 const QUEUE_DEPTH: u32 = 32;
-/// Requests submitted and completed at once, in the setting with batching in both.
+/// Requests submitted and completed at once, in the setting with batching on both sides.
 const BATCH: u32 = 16;
-/// So many requests that ten latencies lie beyond the eighth nine.
+/// Number of requests with which ten latencies are beyond the eighth nine.
 const EIGHT_NINES: u64 = 1_000_000_000;
-/// Limit for each thread; here for the whole process.
+/// The limit is per thread; here the whole process must keep it.
 const MEMORY_BYTES: f64 = 64.0 * 1024.0 * 1024.0;
 const RANDOM_READ: FioLoad = FioLoad {
     rw: "randread",
@@ -46,11 +46,11 @@ const RANDOM_READ: FioLoad = FioLoad {
     setup: Setup::Defaults,
 };
 
-/// Ours and fio's figures agree within this factor.
+/// Our figures and fio's must agree within this factor.
 const ALIKE: f64 = 1.05;
-/// Rounds of the agreement; an interval of 99 % needs eight or more.
+/// Rounds of the agreement. A 99 % confidence interval needs at least eight.
 const AGREEMENT_ROUNDS: usize = 9;
-/// The workloads of which both must measure the same.
+/// Workloads for which both must measure the same.
 const AGREEMENT: [FioLoad; 10] = [
     of("randread", 100, 4 << 10, 1),
     of("randread", 100, 4 << 10, 8),
@@ -68,11 +68,11 @@ const fn of(rw: &'static str, read_percent: u32, block_bytes: u32, queue_depth: 
     FioLoad { rw, read_percent, block_bytes, queue_depth, direct: true, setup: Setup::Defaults }
 }
 
-/// Pins this thread, and the processes that it starts, to one processor until it is dropped.
+/// Pins this thread, and the processes that it starts, to one CPU until it is dropped.
 struct Pinned(Option<CpuSet>);
 
 impl Pinned {
-    /// Pins to the last processor that the thread may use: interrupts tend to be on the first.
+    /// Pins to the last CPU that the thread may use: interrupts tend to be on the first.
     fn to_one() -> Self {
         let Ok(allowed) = sched_getaffinity(None) else { return Self(None) };
         let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| allowed.is_set(*cpu));
@@ -85,13 +85,12 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if let Some(allowed) = &self.0 {
-            // Nothing to do about a failure: the thread stays pinned.
+            // A failure cannot be handled: the thread stays pinned.
             let _ = sched_setaffinity(None, allowed);
         }
     }
 }
 
-/// Our side of a comparison.
 struct Ours {
     target: OpenTarget,
     length: Duration,
@@ -115,7 +114,7 @@ impl Ours {
     }
 }
 
-/// A filled raw file, and how it is measured.
+/// A filled raw file, with the time and number of its measurements.
 struct Prepared {
     path: PathBuf,
     cell: Duration,
@@ -128,7 +127,7 @@ impl Prepared {
         let how = context.preparation(size_bytes, cache);
         let mut tick = |done| report(progress, "prepare", done, 2 * size_bytes, "raw file");
         let path = targets::make_filled(Container::Raw, context.scratch.path(), &how, &mut tick)?;
-        // Also reads the file into the page cache, for the rows that measure that.
+        // This also reads the file into the page cache, for the rows that measure the page cache.
         let mut tick = |done| report(progress, "prepare", size_bytes + done, 2 * size_bytes, "raw file");
         targets::open_verified(Container::Raw, path.clone(), &how, &mut tick)?;
         context.scratch.settle()?;
@@ -139,7 +138,7 @@ impl Prepared {
     fn ours(&self, cache: Caching, writable: bool) -> Result<Ours> {
         let how = OpenHow { writable, cache, ..OpenHow::default() };
         let name = self.path.to_str().ok_or_else(|| LabError::BadOptions {
-            what: format!("{} is no name in UTF-8", self.path.display()),
+            what: format!("the name {} is not UTF-8", self.path.display()),
             hint: "use another scratch folder".into(),
         })?;
         Ok(Ours { target: open::open(name, &how)?, length: self.cell, buffers: Buffers::default() })
@@ -157,14 +156,14 @@ impl Prepared {
 
     fn note(&self, found: &mut Found) {
         found.notes.push(format!(
-            "one processor for both, {} rounds in turns, cells of {}",
+            "both on the same CPU, {} interleaved rounds, cells of {}",
             self.rounds,
             duration(self.cell.as_nanos() as f64)
         ));
     }
 }
 
-/// IOPS from the page cache, against fio.
+/// IOPS from the page cache, compared to fio.
 pub(super) fn page_cache(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let bars = [("fio's defaults", Bar::AtLeast(1.6)), ("registered and batched in both", Bar::AtLeast(1.3))];
     let measure = Measure {
@@ -177,7 +176,7 @@ pub(super) fn page_cache(context: &Context<'_>, progress: &mut dyn Progress) -> 
     against_fio(context, progress, false, bars, &measure)
 }
 
-/// CPU time past the page cache, against fio.
+/// CPU time with direct I/O, compared to fio.
 pub(super) fn direct(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let bars = [("fio's defaults", Bar::AtMost(0.8)), ("registered and batched in both", Bar::AtMost(0.9))];
     let measure = Measure {
@@ -190,28 +189,28 @@ pub(super) fn direct(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
     against_fio(context, progress, true, bars, &measure)
 }
 
-/// The three sides of one setting: a figure for each round.
+/// A figure of each side, for each round, in one setting.
 #[derive(Default)]
 struct Sides {
     ours: Vec<f64>,
     fio: Vec<f64>,
-    /// A bare ring: the least that any generator costs.
+    /// A bare ring, the lower bound of the cost.
     bare: Vec<f64>,
 }
 
 impl Sides {
-    /// Ours and fio's as ratios to the bare ring.
+    /// A note with our figure and fio's as ratios to the bare ring.
     fn note(&self, name: &str) -> Option<String> {
         let of_bare = |side: &[f64]| Some(Ratio::of(side, &self.bare)?.median());
         Some(format!(
-            "{name}: against a bare ring that reads no clock and counts nothing else, ours is {:.2} and fio {:.2}",
+            "{name}: relative to a bare ring without clock and bookkeeping, ours is {:.2} and fio {:.2}",
             of_bare(&self.ours)?,
             of_bare(&self.fio)?
         ))
     }
 }
 
-/// The figure that is compared, and how each side tells it.
+/// The compared figure, and how it is read from each side.
 struct Measure {
     what: &'static str,
     unit: &'static str,
@@ -247,7 +246,7 @@ fn against_fio(
                     1 => sides.fio.push((measure.fio)(&fio::run(&program, &prepared.path, &load, prepared.cell)?)),
                     _ => match bare_ring(&prepared.path, &prepared.bare(&load, mode)) {
                         Ok(found) => sides.bare.push((measure.bare)(&found)),
-                        Err(refused) => no_floor = Some(format!("no bare ring to compare with: {refused}")),
+                        Err(refused) => no_floor = Some(format!("the bare ring could not be measured: {refused}")),
                     },
                 }
             }
@@ -264,7 +263,7 @@ fn against_fio(
     Ok(found)
 }
 
-/// CPU time per I/O with all latencies recorded, against none.
+/// CPU time per I/O with all latencies recorded, compared to recording none.
 pub(super) fn recording(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let prepared = Prepared::new(context, context.pick(256 << 20, 512 << 20), CacheMode::PageCache, progress)?;
     let ours = prepared.ours(Caching::Cached, false)?;
@@ -280,7 +279,7 @@ pub(super) fn recording(context: &Context<'_>, progress: &mut dyn Progress) -> R
     }
     let mut found = Found::default();
     found.checks.push(Check::ratio(
-        "CPU time per I/O with all latencies, against none; 4K random read from the page cache",
+        "CPU time per I/O, all latencies recorded relative to none; 4K random read from the page cache",
         "ns",
         &with,
         &without,
@@ -290,7 +289,7 @@ pub(super) fn recording(context: &Context<'_>, progress: &mut dyn Progress) -> R
     Ok(found)
 }
 
-/// IOPS against `null:`.
+/// IOPS on `null:`.
 pub(super) fn null(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let length = context.options.cell.unwrap_or_else(|| Duration::from_millis(context.pick(200, 1000)));
     let ours = Ours { target: open::open("null:", &OpenHow::default())?, length, buffers: Buffers::default() };
@@ -305,23 +304,23 @@ pub(super) fn null(context: &Context<'_>, progress: &mut dyn Progress) -> Result
     Ok(Found { checks: vec![Check::absolute(name, "IOPS", &iops, Bar::AtLeast(10e6))], ..Found::default() })
 }
 
-/// Memory of a run of 10^9 latencies, in a process of its own: the peak of a process never falls.
+/// Memory of a run with 10^9 latencies. It needs a fresh process, because the peak memory of a
+/// process never falls.
 pub(super) fn memory(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let Some(launcher) = &context.options.launcher else {
-        return Ok(Found::skipped("a fresh process", "the caller gave no way to start a fresh process to measure in"));
+        return Ok(Found::skipped("a fresh process", "the caller set no launcher to start a fresh process"));
     };
     let requests = context.pick(20_000_000, EIGHT_NINES);
     report(progress, "measure", 0, 1, &format!("{} requests of null:", grouped(requests as f64)))?;
     let cost = launcher.long_run(requests)?;
-    let name =
-        format!("one thread, {} latencies, all nines they support: peak of the process", grouped(requests as f64));
+    let name = format!("one thread, {} latencies, all nines they support: peak memory", grouped(requests as f64));
     let check = match (cost.requests, cost.nines) {
-        (taken, _) if taken != requests => Check::broken(&name, format!("{taken} of them were taken")),
-        (EIGHT_NINES.., nines) if nines < 8 => Check::broken(&name, format!("it told {nines} nines")),
+        (taken, _) if taken != requests => Check::broken(&name, format!("only {taken} were recorded")),
+        (EIGHT_NINES.., nines) if nines < 8 => Check::broken(&name, format!("only {nines} nines were reported")),
         _ => Check::absolute(name, "bytes", &[cost.resident_peak_bytes as f64], Bar::AtMost(MEMORY_BYTES)),
     };
     let notes = vec![format!(
-        "{} nines in {}; with a time series of {} points, as many as one ever has",
+        "{} nines in {}; with a time series of {} points, the largest number",
         cost.nines,
         duration(cost.took_ns as f64),
         grouped(cost.points as f64)
@@ -329,7 +328,7 @@ pub(super) fn memory(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
     Ok(Found { checks: vec![check], notes, ..Found::default() })
 }
 
-/// Whether the generator measures what fio measures.
+/// Whether the load generator and fio measure the same.
 pub(super) fn agreement(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let Some(program) = fio::find() else { return Ok(Found::skipped("fio", peer::missing("fio", "fio"))) };
     let mut prepared = Prepared::new(context, context.pick(256 << 20, 1 << 30), CacheMode::Direct, progress)?;
@@ -367,15 +366,15 @@ pub(super) fn agreement(context: &Context<'_>, progress: &mut dyn Progress) -> R
     }
     prepared.note(&mut found);
     found.notes.push(
-        "what a device sees is the same: registered buffers in huge pages, other places in each round, as many requests submitted together".into(),
+        "both look the same to the device: registered buffers in huge pages, other offsets in each round, equal numbers of requests submitted together".into(),
     );
     found.notes.push(
-        "the figure is the ratio of ours to fio's within rounds, turned so that it is above 1; judged is its 99 % interval, which a noisy fio widens".into(),
+        "the figure is the ratio of ours to fio's within rounds, inverted if below 1; its 99 % interval is judged, which noise of fio widens".into(),
     );
     Ok(found)
 }
 
-/// Judges whether ours is fio's figure within [`ALIKE`] either way.
+/// Checks whether our figure is fio's within [`ALIKE`] in both directions.
 fn agrees(name: &str, ours: &[f64], theirs: &[f64]) -> Check {
     let Some(ratio) = Ratio::of(ours, theirs) else { return Check::broken(name, "nothing was measured") };
     Check { ours: Summary::of(ours), peer: Summary::of(theirs), ..Check::alike(name, &ratio, ALIKE) }
@@ -388,7 +387,7 @@ mod tests {
 
     #[test]
     fn a_noisy_fio_leaves_the_agreement_open_and_never_makes_it_pass() {
-        // Each round of fio is off by up to `noise`, ours by none.
+        // Each round of fio is off by up to `noise`, ours are exact.
         let outcome = |ours: f64, noise: f64, rounds: usize| {
             let off = |round: usize| 1.0 + noise * (2.0 * round as f64 / (rounds - 1) as f64 - 1.0);
             let theirs: Vec<f64> = (0..rounds).map(|round| 1000.0 * off(round)).collect();
@@ -396,15 +395,15 @@ mod tests {
         };
         assert_eq!(outcome(1.0, 0.01, 9), Outcome::Pass);
         assert_eq!(outcome(0.98, 0.01, 9), Outcome::Pass);
-        // Both too slow and too fast disagree.
+        // Too slow and too fast both disagree.
         assert_eq!([0.8, 1.3].map(|ours| outcome(ours, 0.01, 9)), [Outcome::Fail; 2]);
-        // Judged by the spread of fio, these would pass.
+        // Judged by fio's scatter, these would pass.
         assert_eq!(outcome(0.9, 0.3, 9), Outcome::Unsure);
         assert_eq!(outcome(1.0, 0.3, 9), Outcome::Unsure);
         assert_ne!(outcome(0.5, 0.6, 9), Outcome::Pass);
-        // With enough rounds a noisy fio is as good as a quiet one.
+        // With enough rounds a noisy fio gives a result too.
         assert_eq!(outcome(1.0, 0.1, 60), Outcome::Pass);
-        // Five rounds never give an interval of 99 %.
+        // Five rounds are too few for a 99 % confidence interval.
         assert_eq!(outcome(1.0, 0.0, 5), Outcome::Unsure);
         assert_eq!(agrees("x", &[], &[100.0]).outcome, Outcome::Fail);
     }

@@ -1,10 +1,10 @@
-//! What the load generator itself costs: measure the instrument before measuring with it.
+//! Measures the cost and the accuracy of the load generator itself.
 //!
 //! The rows of `lab selftest`. `diskwright-bench` carries them out too.
 //!
 //! ```text
-//!   generator.rs   IOPS and CPU time beside fio's, cost of recording, null:, memory; agreement
-//!   fio.rs         running fio on a file or a device, and reading its answer
+//!   generator.rs   IOPS and CPU time compared to fio, recording, null:, memory; agreement
+//!   fio.rs         runs fio on a file or a device, and parses its output
 //! ```
 
 pub mod fio;
@@ -16,36 +16,36 @@ use crate::acceptance::Row;
 pub const ROWS: [Row; 5] = [
     Row {
         name: "generator",
-        title: "the generator against fio's io_uring engine, 4K random read from the page cache, QD 32, one core: 1.6 times the IOPS of its defaults, 1.3 with registered files and buffers and batching in both",
+        title: "compared to fio's io_uring engine, 4K random read from the page cache, QD 32, one core: 1.6 times the IOPS of fio's defaults, 1.3 times with registered files and buffers and batching in both",
         measure: generator::page_cache,
     },
     Row {
         name: "generator-cpu",
-        title: "the generator against fio's io_uring engine, 4K random read with O_DIRECT: 0.8 of the CPU time per I/O of its defaults, 0.9 with registered files and buffers and batching in both",
+        title: "compared to fio's io_uring engine, 4K random read with O_DIRECT: at most 0.8 of the CPU time per I/O of fio's defaults, 0.9 with registered files and buffers and batching in both",
         measure: generator::direct,
     },
     Row {
         name: "recording",
-        title: "recording every latency: within 5 % of the CPU time per I/O without",
+        title: "recording every latency costs at most 5 % of CPU time per I/O",
         measure: generator::recording,
     },
     Row {
         name: "null",
-        title: "the generator against nothing: 10 million requests a second on one core",
+        title: "the load generator on null: 10 million requests per second on one core",
         measure: generator::null,
     },
     Row {
         name: "memory",
-        title: "memory of a run of eight nines, of any length: under 64 MiB for each thread",
+        title: "memory of a run with eight nines, of any length: below 64 MiB per thread",
         measure: generator::memory,
     },
 ];
 
-/// Whether the generator finds what fio finds. It takes some minutes, so `lab selftest` has it only
-/// with `--full`.
+/// Whether the load generator and fio measure the same. It takes some minutes, so `lab selftest`
+/// runs it only with `--full`.
 pub const AGREEMENT: Row = Row {
     name: "agreement",
-    title: "the generator and fio on ten workloads on a raw file: IOPS and mean latency within 5 % of fio's, beyond chance",
+    title: "ten workloads on a raw file: IOPS and mean latency significantly within 5 % of fio's",
     measure: generator::agreement,
 };
 

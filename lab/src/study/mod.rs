@@ -1,25 +1,25 @@
-//! The studies: an experiment of a paper, from preparation to conclusion.
+//! The studies: experiments of published papers, from preparation to verdict.
 //!
 //! ```text
 //!   containers/     raw file, fixed, dynamic, differencing; VHD and VHDX
-//!   access_paths/   what it costs to reach a disk by NBD, or as an attached device
-//!   zero_payload/   SQLIO's surprise: zeros that are never stored
-//!   queue_depth/    how much load is enough: the Storage Spaces paper's procedure
+//!   access_paths/   the cost of NBD and of an attached loop device
+//!   zero_payload/   writes of zeros against writes of data, on storage that does not store zeros
+//!   queue_depth/    the queue depth that a target needs: the Storage Spaces paper's procedure
 //!   raw_and_file/   a file system, and virtual disks on it, against the bare device
-//!   budget.rs       how a run that must end in time spends it
-//!   doubts.rs       warnings that every study looks for
+//!   budget.rs       the time budget of a quick study
+//!   warnings.rs     warnings that several studies share
 //! ```
 //!
-//! All of them take [`StudyOptions`] and give back a [`StudyReport`]. A study that is stopped while
-//! it measures saves what it has measured, and its verdict says that it is partial. A study that is
-//! stopped earlier ends with [`LabError::Stopped`]. Its scratch folder is removed in both cases.
+//! All studies take [`StudyOptions`] and return a [`StudyReport`]. A study that is stopped after
+//! its first measurement saves a partial result, and its verdict says so. A study that is stopped
+//! earlier ends with [`LabError::Stopped`]. Its scratch folder is removed in both cases.
 
 pub mod access_paths;
 mod budget;
 pub mod containers;
-mod doubts;
 pub mod queue_depth;
 pub mod raw_and_file;
+mod warnings;
 pub mod zero_payload;
 
 pub use containers::{ContainersOptions, run};
@@ -39,32 +39,32 @@ use std::{
 /// Options of every study.
 #[derive(Debug, Clone, Default)]
 pub struct StudyOptions {
-    /// End within two minutes.
+    /// Choose sizes and rounds so that the study ends within two minutes.
     pub quick: bool,
-    /// Where to make the scratch folder; the current folder unless said.
+    /// Parent of the scratch folder. Default: the current folder.
     pub dir: Option<PathBuf>,
     /// How I/O is submitted.
     pub engine: EngineKind,
-    /// Rounds; each study has its own number unless said.
+    /// Rounds of each cell. Default: chosen by the study.
     pub rounds: Option<usize>,
-    /// Time of one cell, warm-up included; each study has its own unless said.
+    /// Time of one cell, warm-up included. Default: chosen by the study.
     pub cell: Option<Duration>,
-    /// Where to save the JSON; `diskwright-<study>-<time>.json` in the current folder unless said.
+    /// File for the JSON result. Default: `diskwright-<study>-<time>.json` in the current folder.
     pub output: Option<PathBuf>,
     /// Keep the scratch folder.
     pub keep: bool,
 }
 
 impl StudyOptions {
-    /// Chosen by `quick`.
+    /// `quick` if the study is quick, else `full`.
     pub(crate) fn pick<T>(&self, quick: T, full: T) -> T {
         if self.quick { quick } else { full }
     }
 
-    /// Rounds, unless the user says otherwise.
+    /// The number of rounds: the option, or else `usual`.
     ///
     /// # Errors
-    /// [`LabError::BadOptions`] for none.
+    /// [`LabError::BadOptions`] for 0 rounds.
     pub(crate) fn rounds_or(&self, usual: usize) -> Result<usize> {
         match self.rounds.unwrap_or(usual) {
             0 => Err(LabError::BadOptions {
@@ -75,8 +75,8 @@ impl StudyOptions {
         }
     }
 
-    /// Begins a study: looks at machine and clock, and asks where the result may be saved, before
-    /// anything is made.
+    /// Begins a study before it makes any file: examines machine and clock, and checks that the
+    /// result can be saved.
     ///
     /// # Errors
     /// As [`Output::check`].
@@ -88,14 +88,14 @@ impl StudyOptions {
     }
 }
 
-/// A study that has begun.
+/// Start, head and output of a study that has begun.
 #[derive(Debug)]
 pub(crate) struct Begun {
-    /// The moment at which it began.
+    /// When it began.
     pub start: Instant,
-    /// The head of its result, as far as it is known.
+    /// The head of its result, with the machine and no verdict yet.
     pub head: Head,
-    /// Where the result will be saved.
+    /// File for the result.
     pub output: Output,
 }
 
@@ -105,7 +105,7 @@ impl Begun {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// The head of the result, when all is measured or the user has stopped it.
+    /// The head of the complete or stopped result.
     pub fn end(&self, verdict: String, stopped: bool) -> Head {
         Head {
             verdict,
@@ -116,19 +116,19 @@ impl Begun {
     }
 }
 
-/// What a study found, and where it is saved.
+/// The result of a study, and where it is saved.
 #[derive(Debug)]
 pub struct StudyReport<T> {
-    /// The result.
+    /// The result, also if it could not be saved.
     pub result: T,
-    /// Its file, or why it could not be saved: what was measured is there to be shown all the same.
+    /// The saved file, or the error of saving. `result` is complete in both cases.
     pub saved: Result<PathBuf>,
-    /// Whether it was stopped in the middle; the result says so too.
+    /// Whether the study was stopped before its end. The result's head says so too.
     pub stopped: bool,
 }
 
 impl<T: Serialize> StudyReport<T> {
-    /// Saves what was found, if it can be saved.
+    /// Saves the result. A failed save is recorded in `saved`.
     fn save(result: T, output: &Output, stopped: bool) -> Self {
         let saved = output.save(&result).map(|()| output.path().to_owned());
         Self { result, saved, stopped }
@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_saved_is_there_to_be_shown() {
+    fn a_result_that_cannot_be_saved_is_returned() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r.json");
         let options = StudyOptions { output: Some(path.clone()), ..StudyOptions::default() };
@@ -153,7 +153,7 @@ mod tests {
         std::fs::write(&path, "mine").unwrap();
         let report = StudyReport::save(7, &output, false);
         assert_eq!(report.result, 7);
-        assert!(report.saved.unwrap_err().to_string().contains("no result"));
+        assert!(report.saved.unwrap_err().to_string().contains("is not a result"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
         assert!(options.begin("zero-payload", "diskwright.study.zero-payload/2").is_err());
     }

@@ -1,44 +1,45 @@
-//! What a mirrored space asks of each device below it, as the Storage Spaces paper computes it.
+//! The load and throughput of each device below a mirrored space, computed as in the Storage Spaces
+//! paper.
 //!
 //! ```text
 //!   amplification      = reads x 1 + writes x copies        (shares from 0 to 1)
 //!   queue depth/device = files x threads x depth x amplification / devices
-//!   IOPS/device        = IOPS / devices                     (the guest's, as in its graphs)
-//!   MB/s/device        = MB/s x amplification / devices     (the device's, as in its Table 5)
+//!   IOPS/device        = IOPS / devices                  (the guest's, as in the paper's graphs)
+//!   MB/s/device        = MB/s x amplification / devices  (the device's, as in its Table 5)
 //! ```
 
 use serde::{Deserialize, Serialize};
 
-/// The array below the target.
+/// The mirrored array below the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ArrayOptions {
     /// Copies of the data that the space keeps: 2 for a two-way mirror. At least 1.
     pub copies: u32,
-    /// Devices below it. At least 1.
+    /// Devices of the array. At least 1.
     pub devices: u32,
 }
 
 /// Load and throughput of each device of the array.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ArrayFigures {
-    /// Transfers for each request, on average.
+    /// Transfers to devices per request, on average.
     pub amplification: f64,
     /// Requests in flight on each device.
     pub depth_per_device: f64,
-    /// The guest's requests a second for each device.
+    /// The guest's requests per second, divided by the number of devices.
     pub iops_per_device: f64,
-    /// What each device moves, millions of bytes a second.
+    /// Throughput of each device in MB/s (10^6 bytes), copies included.
     pub mb_per_s_per_device: f64,
 }
 
 impl ArrayOptions {
-    /// Transfers for each request when `read_share` (0 to 1) of them are reads.
+    /// Transfers to devices per request, if `read_share` (0 to 1) of the requests are reads.
     pub fn amplification(&self, read_share: f64) -> f64 {
         let reads = read_share.clamp(0.0, 1.0);
         reads + (1.0 - reads) * f64::from(self.copies)
     }
 
-    /// The figures of a cell with `depth` requests in flight in all.
+    /// The figures per device of a cell with `depth` requests in flight in total.
     pub fn figures(&self, read_share: f64, depth: u64, iops: f64, mb_per_s: f64) -> ArrayFigures {
         let amplification = self.amplification(read_share);
         let devices = f64::from(self.devices.max(1));
@@ -55,7 +56,7 @@ impl ArrayOptions {
 mod tests {
     use super::*;
 
-    /// The figures that the paper gives, from the settings that it gives.
+    // The paper's figures, from the paper's settings.
     #[test]
     fn the_papers_own_examples() {
         let space = ArrayOptions { copies: 2, devices: 8 };

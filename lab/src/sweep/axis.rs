@@ -1,42 +1,42 @@
-//! What varies in a sweep, as written on a command line: `queue-depth=1..24`, `threads=1,2,4,8`,
+//! The axes of a sweep and their command-line syntax: `queue-depth=1..24`, `threads=1,2,4,8`,
 //! `block-size=4K..1M*2`.
 //!
 //! ```text
 //!   1..24      every whole number from 1 to 24
-//!   2..24+2    every second
-//!   1..256*2   doubling
-//!   1,2,4      as listed; pieces may be mixed: 1..4,8,16
+//!   2..24+2    every second number
+//!   1..256*2   each number twice the one before
+//!   1,2,4      a list; its items may be ranges: 1..4,8,16
 //! ```
 
 use diskwright_load::job::{Blocks, Bytes, Load};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// Most values of one axis.
+/// Largest number of values of one axis.
 pub const VALUES_MAX: usize = 1024;
 
-/// What can vary.
+/// A setting of the load that a sweep can vary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Knob {
-    /// Requests in flight for each thread on its target.
+    /// Requests in flight per thread.
     QueueDepth,
-    /// Threads for each target.
+    /// Threads per target.
     Threads,
-    /// Bytes of a request.
+    /// Bytes per request.
     BlockSize,
-    /// Share of reads.
+    /// Percentage of reads.
     ReadPercent,
-    /// Share of random requests.
+    /// Percentage of random requests.
     RandomPercent,
-    /// How many of the targets take part.
+    /// How many of the targets are used.
     Files,
-    /// Length of the working set.
+    /// Length of the working set, bytes.
     WorkingSet,
 }
 
 impl Knob {
-    /// All of them.
+    /// All knobs, in the order of the help text.
     pub const ALL: [Self; 7] = [
         Self::QueueDepth,
         Self::Threads,
@@ -47,7 +47,7 @@ impl Knob {
         Self::WorkingSet,
     ];
 
-    /// As written on a command line.
+    /// The name in the command-line syntax.
     pub fn name(self) -> &'static str {
         match self {
             Self::QueueDepth => "queue-depth",
@@ -60,22 +60,23 @@ impl Knob {
         }
     }
 
-    /// Whether more of it is more load on the targets, so that a knee can be looked for along it.
+    /// Whether a larger value puts more load on the targets, so that the sweep looks for a knee
+    /// along it.
     pub fn is_load(self) -> bool {
         matches!(self, Self::QueueDepth | Self::Threads)
     }
 
-    /// Whether it is a number of bytes.
+    /// Whether its values are numbers of bytes.
     pub fn is_bytes(self) -> bool {
         matches!(self, Self::BlockSize | Self::WorkingSet)
     }
 
-    /// A value of it as people write it: `4K`, `32`, `70`.
+    /// A value as text: `4K`, `32`, `70`.
     pub fn show(self, value: u64) -> String {
         if self.is_bytes() { Bytes(value).to_string() } else { value.to_string() }
     }
 
-    /// Sets it in `load`. [`Knob::Files`] is no property of a load: nothing is set.
+    /// Sets the value in `load`. [`Knob::Files`] is not part of a load and sets nothing.
     pub fn set(self, load: &mut Load, value: u64) {
         let small = u32::try_from(value).unwrap_or(u32::MAX);
         match self {
@@ -96,12 +97,12 @@ impl fmt::Display for Knob {
     }
 }
 
-/// A value on an axis.
+/// The value of one knob in a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Coordinate {
     /// What varies along the axis.
     pub knob: Knob,
-    /// Bytes, percent, or a number of them.
+    /// Value in the knob's unit: bytes, percent, or a count.
     pub value: u64,
 }
 
@@ -111,12 +112,12 @@ impl fmt::Display for Coordinate {
     }
 }
 
-/// One thing that varies, and its values in the order given; no value twice.
+/// A setting that the sweep varies, and its values in the given order, each once.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Axis {
-    /// What varies.
+    /// What varies along the axis.
     pub knob: Knob,
-    /// Bytes, percent, or a number of them.
+    /// Values in the knob's unit: bytes, percent, or counts.
     pub values: Vec<u64>,
 }
 
@@ -133,12 +134,12 @@ impl FromStr for Axis {
     fn from_str(text: &str) -> Result<Self, String> {
         let names = || Knob::ALL.map(Knob::name).join(", ");
         let (name, pieces) = text.split_once('=').ok_or_else(|| {
-            format!("\"{text}\" does not say which values: write for example queue-depth=1..24, or threads=1,2,4")
+            format!("\"{text}\" has no values: write for example queue-depth=1..24, or threads=1,2,4")
         })?;
         let knob = Knob::ALL
             .into_iter()
             .find(|knob| knob.name() == name.trim())
-            .ok_or_else(|| format!("\"{name}\" cannot be varied; these can: {}", names()))?;
+            .ok_or_else(|| format!("\"{name}\" is not supported; use one of: {}", names()))?;
         let mut values = Vec::new();
         for piece in pieces.split(',') {
             add_piece(knob, piece.trim(), &mut values)?;
@@ -149,7 +150,7 @@ impl FromStr for Axis {
     }
 }
 
-/// Adds what `4`, `1..24`, `2..24+2` or `1..256*2` stands for.
+/// Adds the values of one item: `4`, `1..24`, `2..24+2` or `1..256*2`.
 fn add_piece(knob: Knob, piece: &str, values: &mut Vec<u64>) -> Result<(), String> {
     let mut push = |value: u64| {
         let sound = match knob {
@@ -160,7 +161,7 @@ fn add_piece(knob: Knob, piece: &str, values: &mut Vec<u64>) -> Result<(), Strin
             return Err(format!("{knob} cannot be {}", knob.show(value)));
         }
         if values.len() == VALUES_MAX {
-            return Err(format!("{knob} has more than {VALUES_MAX} values; widen its steps, as in 1..4096*2"));
+            return Err(format!("{knob} has more than {VALUES_MAX} values; use larger steps, as in 1..4096*2"));
         }
         values.push(value);
         Ok(())
@@ -174,7 +175,7 @@ fn add_piece(knob: Knob, piece: &str, values: &mut Vec<u64>) -> Result<(), Strin
     };
     let (first, last) = (number(knob, first)?, number(knob, last)?);
     if first > last {
-        return Err(format!("{piece} runs backwards; give the smaller end first"));
+        return Err(format!("{piece} is reversed; give the smaller value first"));
     }
     let next: Box<dyn Fn(u64) -> Option<u64>> = match step {
         Some((b'*', factor)) => {
@@ -211,7 +212,7 @@ fn number(knob: Knob, text: &str) -> Result<u64, String> {
     if knob.is_bytes() {
         return text.parse::<Bytes>().map(|bytes| bytes.0);
     }
-    text.parse().map_err(|_| format!("\"{text}\" is not a whole number, as {knob} needs"))
+    text.parse().map_err(|_| format!("{knob} needs a whole number, not \"{text}\""))
 }
 
 #[cfg(test)]
@@ -230,18 +231,19 @@ mod tests {
         assert_eq!(values("threads= 1..3, 8 ,2"), [1, 2, 3, 8]);
         assert_eq!(values("block-size=4K..64K*4"), [4096, 16384, 65536]);
         assert_eq!(values("read-percent=0..100+50"), [0, 50, 100]);
-        // An end that no step meets is not passed, and a number that overflows ends the range.
+        // The range ends at the last value that does not exceed its end, also if the next value
+        // overflows.
         assert_eq!(values("queue-depth=1..10*3"), [1, 3, 9]);
         assert_eq!(values("working-set=9223372036854775808..18446744073709551615*2"), [1 << 63]);
     }
 
     #[test]
-    fn what_cannot_be_is_told() {
+    fn invalid_axes_are_refused() {
         for (text, word) in [
-            ("queue-depth", "which values"),
+            ("queue-depth", "has no values"),
             ("depth=1..3", "queue-depth, threads"),
             ("queue-depth=0..3", "cannot be 0"),
-            ("queue-depth=5..3", "backwards"),
+            ("queue-depth=5..3", "reversed"),
             ("queue-depth=1..8*1", "never ends"),
             ("read-percent=0..8*2", "never ends"),
             ("queue-depth=1..8+0", "never ends"),

@@ -1,24 +1,22 @@
-//! From cells to conclusions: the marked points, the best combination, the array's figures, and a
-//! sentence.
+//! Computes the conclusions from the cells: knees, the best combination, and the verdict.
 //!
-//! Every conclusion is computed from all cells each time, so a sweep that goes on never keeps an
-//! old conclusion.
+//! All conclusions are computed again from all cells, so a resumed sweep has no outdated ones.
 
-use super::{BestCells, Coordinate, KneeRow, Knob, SweepRecord, doubts, plan};
+use super::{BestCells, Coordinate, KneeRow, Knob, SweepRecord, plan, warnings};
 use diskwright_load::{figures::Metric, record::End, warning::Warning};
 use diskwright_stats::{
     knee::{self, LoadRounds, Mark, MarkedPoint},
     numbers::{duration, figure, grouped},
 };
 
-/// Fewer rounds than this give intervals that are hardly better than none.
+/// Fewer rounds give a warning: their confidence intervals are of little use.
 const FEW_ROUNDS: u32 = 3;
 
-/// Computes everything that follows from the cells.
+/// Computes knees, best combination, warnings and verdict.
 pub fn conclude(record: &mut SweepRecord) {
     record.knees = knees(record);
     record.best = if record.knees.is_empty() { best(record) } else { None };
-    doubts::settle(&mut record.head.warnings, record.cells.len());
+    warnings::settle(&mut record.head.warnings, record.cells.len());
     record.head.warnings.retain(|warning| !matches!(warning, Warning::FewRounds { .. }));
     if record.options.rounds < FEW_ROUNDS {
         record.head.warnings.push(Warning::FewRounds { rounds: record.options.rounds });
@@ -26,7 +24,8 @@ pub fn conclude(record: &mut SweepRecord) {
     record.head.verdict = verdict(record);
 }
 
-/// The axis along which the load grows: queue depth before threads; none where the total is held.
+/// The axis of growing load, to look for a knee: queue depth, else threads. `None` if all cells
+/// have the same total depth.
 pub fn load_axis(record: &SweepRecord) -> Option<Knob> {
     let varied = |knob: &Knob| record.options.axes.iter().any(|axis| axis.knob == *knob);
     let held = record.options.total_depth.is_some();
@@ -60,7 +59,8 @@ fn rounds_of(record: &SweepRecord, index: usize) -> LoadRounds {
 }
 
 fn best(record: &SweepRecord) -> Option<BestCells> {
-    // More bytes at once are fewer requests: over block sizes, bytes tell.
+    // Larger blocks give fewer requests per second, so block sizes are compared by bytes per
+    // second.
     let by_bytes = record.options.axes.iter().any(|axis| axis.knob == Knob::BlockSize);
     let metric = if by_bytes { Metric::MbPerS } else { Metric::Iops };
     let measured: Vec<usize> =
@@ -93,11 +93,11 @@ fn verdict(record: &SweepRecord) -> String {
     text
 }
 
-/// How far it is; nothing when all is measured.
+/// How many windows are measured; empty if all are.
 pub fn unfinished(record: &SweepRecord) -> String {
     let done: usize = record.cells.iter().map(|cell| cell.measured.rounds.len()).sum();
     let all = record.cells.len() * record.options.rounds as usize;
-    if done < all { format!("Unfinished: {done} of {all} windows are measured.") } else { String::new() }
+    if done < all { format!("Unfinished: {done} of {all} windows measured.") } else { String::new() }
 }
 
 fn sentence_of_best(record: &SweepRecord, best: &BestCells) -> String {
@@ -114,14 +114,14 @@ fn sentence_of_best(record: &SweepRecord, best: &BestCells) -> String {
         text.push_str(&format!(" at {}", duration(mean_ns)));
     }
     match &best.rivals {
-        None => text.push_str("; measured once, so chance may have chosen it"),
-        Some(rivals) if rivals.is_empty() => text.push_str("; no other comes near it beyond chance"),
+        None => text.push_str("; with one round, the difference may be noise"),
+        Some(rivals) if rivals.is_empty() => text.push_str("; all others are significantly slower"),
         Some(rivals) => {
             let shown: Vec<String> =
                 rivals.iter().take(4).map(|index| plan::title(&record.cells[*index].point)).collect();
             let more = rivals.len().saturating_sub(shown.len());
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            text.push_str(&format!("; chance cannot tell it from {}{more}", shown.join("; ")));
+            text.push_str(&format!("; not significantly different: {}{more}", shown.join("; ")));
         }
     }
     text.push('.');
@@ -140,39 +140,39 @@ fn sentence_of_row(row: &KneeRow) -> String {
             interval(point)
         )
     };
-    // What is true of every point is said once.
+    // A reason that holds for both points is given once.
     if let (Mark::Undetermined { why }, Mark::Undetermined { why: other }) = (&knee.efficient, &knee.saturation)
         && why == other
     {
-        return format!("{lead}the knee cannot be told: {why}.");
+        return format!("{lead}no knee found: {why}.");
     }
     let mut parts = vec![match &knee.efficient {
         Mark::Found(point) => format!("most efficient at {}", at(point)),
-        Mark::Undetermined { why } => format!("the efficient point cannot be told: {why}"),
+        Mark::Undetermined { why } => format!("no most efficient load found: {why}"),
     }];
     parts.push(match &knee.saturation {
         Mark::Found(point) => format!("saturated from {}", at(point)),
-        Mark::Undetermined { why } => format!("saturation cannot be told: {why}"),
+        Mark::Undetermined { why } => format!("no saturation found: {why}"),
     });
     match &knee.limit {
         Some(Mark::Found(point)) => {
-            parts.push(format!("most within the limit at {}, p99 {}", at(point), duration(point.p99_ns)));
+            parts.push(format!("largest load within the limit: {}, p99 {}", at(point), duration(point.p99_ns)));
         }
-        Some(Mark::Undetermined { why }) => parts.push(format!("no load keeps the limit: {why}")),
+        Some(Mark::Undetermined { why }) => parts.push(format!("no load within the limit: {why}")),
         None => {}
     }
     if let Mark::Found(point) = &knee.paper {
-        parts.push(format!("the paper's rule says {}", point.load));
+        parts.push(format!("by the paper's rule {}", point.load));
     }
     if let Some(share) = knee.falls {
-        parts.push(format!("beyond the peak IOPS fall by {} %", figure(share * 100.0)));
+        parts.push(format!("above the peak, IOPS fall by {} %", figure(share * 100.0)));
     }
     let text = format!("{lead}{}.", parts.join("; "));
     let mut letters = text.chars();
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
 
-/// `, 95 % interval 7 to 9`, or that there is none.
+/// `, 95 % interval 7 to 9`, or `, measured once` with one round.
 pub fn interval(point: &MarkedPoint) -> String {
     match point.interval {
         Some(ends) => {

@@ -1,30 +1,31 @@
-//! A workload over a range of loads, block sizes, mixes or files, and what that says.
+//! Sweeps: one workload over a range of loads, block sizes, mixes or files, with conclusions.
 //!
 //! ```text
-//!   axis.rs      what varies, as written on a command line
+//!   axis.rs      the varied settings, and their command-line syntax
 //!   plan.rs      axes ──▶ cells ──▶ the job of a cell
-//!   carry.rs     rounds interleaved over the cells; kept after each window; taken up again
-//!   conclude.rs  cells ──▶ marked points (knee/), best combination, a sentence
+//!   run.rs       interleaved rounds over the cells; saves after each window; resumes
+//!   conclude.rs  cells ──▶ knees, best combination, verdict
+//!   warnings.rs  condenses the windows' warnings
 //!   array.rs     queue depth and throughput per device of a mirrored array
-//!   record.rs    what is saved
+//!   record.rs    the saved result
 //! ```
 //!
-//! The sweep does not measure: it is handed a function that does, so that the same code runs on
-//! devices that are simulated.
+//! A function parameter does the measuring, so that tests can run the same code on simulated
+//! devices.
 
 pub mod array;
 pub mod axis;
-mod carry;
 mod conclude;
-mod doubts;
 pub mod plan;
 pub mod record;
+mod run;
 #[cfg(test)]
 pub(crate) mod tests;
+mod warnings;
 
 pub use array::{ArrayFigures, ArrayOptions};
 pub use axis::{Axis, Coordinate, Knob};
-pub use carry::{Keep, Measure, begin, carry_out, read, resume};
-pub(crate) use doubts::{of_cell as add_warning_of_cell, settle as settle_warnings};
 pub use plan::title;
 pub use record::{BestCells, KneeRow, SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord};
+pub use run::{Keep, Measure, begin, read, resume, run};
+pub(crate) use warnings::{of_cell as add_warning_of_cell, settle as settle_warnings};

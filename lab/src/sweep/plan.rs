@@ -1,4 +1,4 @@
-//! From what was asked to cells, and from a cell to the job that measures it.
+//! Plans a sweep: options to cells, and a cell to the job that measures it.
 
 use super::{Axis, Coordinate, Knob, SweepCell, SweepOptions};
 use crate::{LabError, Result, cells::Cell};
@@ -8,13 +8,13 @@ use diskwright_load::{
 };
 use std::collections::HashSet;
 
-/// Most cells of a sweep.
+/// Largest number of cells of a sweep.
 pub const CELLS_MAX: usize = 1000;
 
-/// Every combination of the axes that can be run, without rounds; the last axis runs fastest.
+/// Every combination of the axes that is possible, without rounds. The last axis varies fastest.
 ///
 /// # Errors
-/// [`LabError::BadOptions`]: what cannot be swept, and what could.
+/// [`LabError::BadOptions`] for options that no sweep can have.
 pub fn cells(options: &SweepOptions) -> Result<Vec<SweepCell>> {
     check(options)?;
     let mut points: Vec<Vec<Coordinate>> = vec![Vec::new()];
@@ -41,11 +41,11 @@ pub fn cells(options: &SweepOptions) -> Result<Vec<SweepCell>> {
     }
     match (cells.is_empty(), options.total_depth) {
         (true, Some(depth)) => bad(
-            format!("no combination has exactly {depth} requests in flight"),
+            format!("no combination gives exactly {depth} requests in flight"),
             "choose threads, depths and files that divide the total",
         ),
         (true, None) => {
-            bad("there is nothing to vary", "name at least one value: `SweepOptions::axes` = queue-depth=1..24")
+            bad("the axes have no values", "name at least one value: `SweepOptions::axes` = queue-depth=1..24")
         }
         (false, _) => Ok(cells),
     }
@@ -58,35 +58,31 @@ fn bad<T>(what: impl Into<String>, hint: impl Into<String>) -> Result<T> {
 fn check(options: &SweepOptions) -> Result<()> {
     if !(1..=2).contains(&options.axes.len()) {
         return bad(
-            format!("a sweep varies one or two things, not {}", options.axes.len()),
+            format!("a sweep has one or two axes, not {}", options.axes.len()),
             "give one or two axes, as in `SweepOptions::axes` = queue-depth=1..24",
         );
     }
     let mut seen = HashSet::new();
     if let Some(axis) = options.axes.iter().find(|axis| !seen.insert(axis.knob)) {
-        return bad(format!("{} is varied twice", axis.knob), "put all its values into one axis");
+        return bad(format!("two axes vary {}", axis.knob), "put all its values into one axis");
     }
     if options.rounds == 0 {
-        return bad("a sweep of no rounds measures nothing", "use at least one round; five give intervals");
+        return bad("a sweep of 0 rounds measures nothing", "use at least 1 round; 5 give confidence intervals");
     }
     let [phase] = &options.job.phases[..] else {
         return bad(
-            format!(
-                "the profile {} has {} phases, and a sweep repeats one",
-                options.job.name,
-                options.job.phases.len()
-            ),
-            "choose one of them, as NAME/PHASE",
+            format!("a sweep repeats one phase, but the profile {} has {}", options.job.name, options.job.phases.len()),
+            "choose one phase, as NAME/PHASE",
         );
     };
     let varies = |knob: Knob| options.axes.iter().any(|axis| axis.knob == knob);
     if varies(Knob::Files) && phase.loads.iter().any(|load| !load.targets.is_empty()) {
-        return bad("the profile says which targets its loads use", "vary something else than files");
+        return bad("the profile fixes the targets of its loads", "vary something else than files");
     }
     let most = options.axes.iter().filter(|axis| axis.knob == Knob::Files).flat_map(|axis| &axis.values).max();
     if let Some(most) = most.filter(|most| **most > options.targets.len() as u64) {
         return bad(
-            format!("{most} files are to take part, but {} were named", options.targets.len()),
+            format!("{most} files are needed, but {} targets were named", options.targets.len()),
             "name as many targets as the largest value of files",
         );
     }
@@ -102,12 +98,12 @@ fn check(options: &SweepOptions) -> Result<()> {
         }
     }
     if options.array.is_some_and(|array| array.copies == 0 || array.devices == 0) {
-        return bad("an array of no copies or no devices", "give both as 1 or more");
+        return bad("an array with 0 copies or 0 devices", "give both as 1 or more");
     }
     Ok(())
 }
 
-/// The cell at `point`; `None` when it cannot have the total depth that all are to have.
+/// The cell at `point`; `None` if it cannot have the total depth.
 fn cell(options: &SweepOptions, point: Vec<Coordinate>) -> Result<Option<SweepCell>> {
     let value = |knob: Knob| point.iter().find(|at| at.knob == knob).map(|at| at.value);
     let files = value(Knob::Files).unwrap_or(options.targets.len() as u64);
@@ -117,8 +113,8 @@ fn cell(options: &SweepOptions, point: Vec<Coordinate>) -> Result<Option<SweepCe
         value(Knob::QueueDepth).unwrap_or(u64::from(first.queue_depth)),
     );
     if let Some(total) = options.total_depth.map(u64::from) {
-        // What is not varied is fitted: the depth to the threads, else the threads to the depth and
-        // the files.
+        // A setting that is not varied is computed: the depth from the threads, or the threads from
+        // depth and files.
         if value(Knob::QueueDepth).is_none() && value(Knob::Threads).is_some() {
             queue_depth = total / files.saturating_mul(threads).max(1);
         } else if value(Knob::Threads).is_none() {
@@ -131,7 +127,7 @@ fn cell(options: &SweepOptions, point: Vec<Coordinate>) -> Result<Option<SweepCe
     }
     let (Ok(threads), Ok(queue_depth), Ok(files)) = (threads.try_into(), queue_depth.try_into(), files.try_into())
     else {
-        return bad("a value does not fit into 32 bits", "use smaller ones");
+        return bad("a value does not fit into 32 bits", "use smaller values");
     };
     let mut cell =
         SweepCell { point, threads, queue_depth, files, measured: Cell::default(), latency: LatencyRecord::default() };
@@ -150,7 +146,7 @@ fn cell(options: &SweepOptions, point: Vec<Coordinate>) -> Result<Option<SweepCe
     Ok(Some(cell))
 }
 
-/// A job that touches and writes whatever any cell will: for preparing targets.
+/// A job that covers the ranges and writes of all cells, for preparing the targets.
 ///
 /// # Errors
 /// As [`cells`].
@@ -170,13 +166,13 @@ pub fn widest_job(options: &SweepOptions) -> Result<Job> {
     Ok(job)
 }
 
-/// A place in words: `queue-depth 4, block-size 8K`.
+/// The coordinates as text: `queue-depth 4, block-size 8K`.
 pub fn title(point: &[Coordinate]) -> String {
     point.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// The job that measures `cell`, with the seed of the sweep; for that of a round see
-/// [`crate::rounds::job_of`].
+/// The job that measures `cell`, with the seed of the sweep. [`crate::rounds::job_of`] derives the
+/// job of a round.
 pub fn job(options: &SweepOptions, cell: &SweepCell) -> Job {
     let mut job = options.job.clone();
     job.name = format!("{}: {}", options.job.name, title(&cell.point));
@@ -187,10 +183,10 @@ pub fn job(options: &SweepOptions, cell: &SweepCell) -> Job {
         if options.total_depth.is_some() {
             (load.threads, load.queue_depth) = (cell.threads, cell.queue_depth);
         }
-        // A name from a profile says what the load was.
+        // The load's name in the profile would no longer be true.
         load.name.clear();
-        // A file of a share of the data: what is under test stays the same when it is spread over
-        // more files.
+        // The data is divided among the files, so that its total size is the same for any number of
+        // files.
         if options.total_depth.is_some() && cell.point.iter().any(|at| at.knob == Knob::Files) && load.working_set.0 > 0
         {
             let share = load.working_set.0 / u64::from(cell.files.max(1));
@@ -232,8 +228,8 @@ pub(super) mod tests {
         let job = job(&options, &cells[3]);
         let load = &job.phases[0].loads[0];
         assert_eq!((load.threads, load.queue_depth), (2, 8));
-        // No cell repeats the requests of another one, which a cache would answer, and no round
-        // those of another round.
+        // All seeds differ: no cell or round repeats the requests of another one, which a cache
+        // might answer.
         let seeds: HashSet<u64> = cells
             .iter()
             .flat_map(|cell| {
@@ -277,7 +273,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_cannot_be_swept_is_told() {
+    fn options_that_cannot_be_swept_are_refused() {
         let two = |a: &str, b: &str| options(&[a, b]);
         let mut phases = options(&["threads=1"]);
         phases.job.phases.push(phases.job.phases[0].clone());
@@ -288,15 +284,15 @@ pub(super) mod tests {
         let mut none = options(&["threads=1"]);
         none.rounds = 0;
         for (options, word) in [
-            (options(&[]), "one or two things"),
-            (two("threads=1", "threads=2"), "varied twice"),
-            (options(&["files=1,2"]), "2 files are to take part, but 1"),
+            (options(&[]), "one or two axes"),
+            (two("threads=1", "threads=2"), "two axes vary threads"),
+            (options(&["files=1,2"]), "2 files are needed, but 1"),
             (options(&["threads=2000"]), "threads"),
             (two("threads=1..50", "queue-depth=1..50"), "2500 combinations"),
-            (phases, "2 phases"),
+            (phases, "one phase, but the profile oltp has 2"),
             (idle, "`SweepOptions::total_depth`"),
             (odd, "exactly 7 requests in flight"),
-            (none, "no rounds"),
+            (none, "0 rounds"),
         ] {
             let error = cells(&options).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");

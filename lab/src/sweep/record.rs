@@ -1,10 +1,8 @@
-//! What a sweep found, and what it was asked: the one form that is saved, continued, shown and
-//! plotted.
+//! The result of a sweep with its options, as it is saved, resumed and reported.
 //!
-//! The file is written whole after each measured window. A sweep that was broken off is a record in
-//! which some cells have fewer rounds than [`SweepOptions::rounds`]; going on means measuring
-//! those. Everything under `knees` is computed from the cells, and computed again when the sweep
-//! goes on.
+//! The whole file is written after each window. In an unfinished sweep some cells have fewer rounds
+//! than [`SweepOptions::rounds`]; resuming measures those. Knees and the best combination are
+//! computed from the cells, and again when the sweep is resumed.
 
 use super::{
     array::{ArrayFigures, ArrayOptions},
@@ -20,71 +18,72 @@ use diskwright_stats::knee::{Knee, Sample};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// Schema of [`SweepRecord`]. A reader rejects a later number.
+/// Schema of [`SweepRecord`]. A reader rejects higher versions.
 pub const SWEEP_SCHEMA: &str = "diskwright.lab.sweep/2";
 
-/// A sweep, whole or as far as it is.
+/// The result of a sweep; in a partial result cells lack rounds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct SweepRecord {
-    /// When and by what it was measured, and the conclusion. The verdict of an unfinished sweep
-    /// says how far it is; the time is that of the measured windows.
+    /// When and by which program it was measured, and the conclusion. The verdict of an unfinished
+    /// sweep gives its progress. The time is the sum of the measured windows.
     #[serde(flatten)]
     pub head: Head,
-    /// The targets.
+    /// The targets, as they were when the sweep began.
     pub targets: Vec<TargetRecord>,
-    /// What was asked. A sweep goes on only with the same.
+    /// The options. A sweep resumes only with the same options, but for rounds, limit and array.
     pub options: SweepOptions,
-    /// Every combination of the axes, the last axis running fastest.
+    /// Every combination of the axes. The last axis varies fastest.
     pub cells: Vec<SweepCell>,
-    /// The marked points: one row for each value of the axis that is not a load; none where no axis
-    /// is one.
+    /// The knees: one row for each value of the axis that is not a load. Empty if no axis is a
+    /// load.
     pub knees: Vec<KneeRow>,
-    /// The best combination, where no axis is a load.
+    /// The best combination, if no axis is a load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<BestCells>,
-    /// Free labels.
+    /// Labels that the user gave.
     #[serde(default)]
     pub labels: Vec<(String, String)>,
 }
 
-/// What a sweep is to do.
+/// Options of a sweep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct SweepOptions {
-    /// The workload from which every cell departs.
+    /// The workload that the cells vary.
     pub job: Job,
-    /// The targets, as given by the user.
+    /// The targets' names, as given.
     pub targets: Vec<String>,
-    /// What varies: one or two.
+    /// The one or two axes.
     pub axes: Vec<Axis>,
-    /// How often each cell is measured.
+    /// Rounds of each cell.
     pub rounds: u32,
-    /// Requests in flight over all threads and targets that every cell must have; combinations that
-    /// cannot are left out.
+    /// Requests in flight, over all threads and targets, that every cell must have. Combinations
+    /// that cannot have it are left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_depth: Option<u32>,
-    /// The limit for the 99th percentile.
+    /// The largest acceptable 99th percentile latency.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_p99: Option<Span>,
-    /// What lies below a mirrored space.
+    /// Copies and devices below a mirrored space, for figures per device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub array: Option<ArrayOptions>,
 }
 
-/// One combination.
+/// One combination of the axes' values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct SweepCell {
-    /// Its place, a value for each axis, in the order of the axes.
+    /// Its coordinates in the order of the axes.
     pub point: Vec<Coordinate>,
-    /// Threads for each target.
+    /// Threads per target.
     pub threads: u32,
-    /// Requests in flight for each thread on its target.
+    /// Requests in flight per thread.
     pub queue_depth: u32,
-    /// Targets that take part.
+    /// Targets used.
     pub files: u32,
-    /// What was measured. The load is the point in words, the subject the targets that take part.
+    /// The measured cell. Its load is the coordinates as text, its subject the names of the
+    /// targets.
     #[serde(flatten)]
     pub measured: Cell,
-    /// Latencies of all rounds together, reads and writes.
+    /// Latencies of all rounds, reads and writes together.
     pub latency: LatencyRecord,
 }
 
@@ -95,14 +94,13 @@ impl Cells for SweepRecord {
 }
 
 impl SweepCell {
-    /// The rounds as the search for a knee takes them.
+    /// The rounds as samples for the knee.
     pub fn samples(&self) -> Vec<Sample> {
         let sample = |round: &Figures| Sample { iops: round.iops, mean_ns: round.mean_ns, p99_ns: round.p99_ns };
         self.measured.rounds.iter().map(sample).collect()
     }
 
-    /// The Storage Spaces paper's figures for the array that [`SweepOptions::array`] describes;
-    /// `None` without one, and before the first round.
+    /// Figures per device for [`SweepOptions::array`]; `None` without an array or a round.
     pub fn array(&self, options: &SweepOptions) -> Option<ArrayFigures> {
         let (array, medians) = (options.array?, self.measured.medians()?);
         let read_share = self.measured.median(Figures::read_share)?;
@@ -110,25 +108,25 @@ impl SweepCell {
     }
 }
 
-/// The marked points of one line through the sweep.
+/// The knee along the load axis, with the other axis fixed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct KneeRow {
-    /// What is the same along the line; empty in a sweep over one axis.
+    /// Coordinates of the other axis; empty in a sweep over one axis.
     pub fixed: Vec<Coordinate>,
-    /// Its cells, by their number in [`SweepRecord::cells`], in ascending load. [`Knee`]'s indices
-    /// count along this list.
+    /// Indices into [`SweepRecord::cells`], in ascending load. Indices in [`Knee`] refer to this
+    /// list.
     pub cells: Vec<usize>,
-    /// The points.
+    /// The marked loads.
     pub knee: Knee,
 }
 
-/// The best of combinations that are no line of loads.
+/// The best of combinations that have no load axis.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct BestCells {
-    /// The figure by which the cells were compared.
+    /// The figure that is compared.
     pub metric: Metric,
-    /// The one with the highest median.
+    /// Index of the cell with the highest median.
     pub cell: usize,
-    /// Those that chance cannot tell from it; none when everything was measured only once.
+    /// Indices of cells that are not significantly different from it. `None` with one round.
     pub rivals: Option<Vec<usize>>,
 }

@@ -1,4 +1,4 @@
-//! A sweep over simulated devices: carried out, broken off, taken up, concluded.
+//! Sweeps over simulated devices.
 
 use super::{plan::tests::options, *};
 use crate::{
@@ -30,17 +30,16 @@ pub(crate) fn target(name: &str) -> TargetRecord {
     }
 }
 
-/// A run of a device that serves eight at once in 100 us each.
+/// A run on a device that serves 8 requests at once in 100 us each.
 fn simulated(job: &Job, files: usize) -> Run {
     simulated_by(8, job, files)
 }
 
-/// A run of a device that serves `servers` at once in 100 us each.
+/// A run on a device that serves `servers` requests at once in 100 us each.
 pub(crate) fn simulated_by(servers: u64, job: &Job, files: usize) -> Run {
     let load = &job.phases[0].loads[0];
     let in_flight = u64::from(load.threads) * u64::from(load.queue_depth) * files as u64;
-    // A hundredth of noise that is the same whenever the same round is measured. A sweep's seed
-    // tells which round of a cell it is.
+    // About 1 % of noise, always the same for the same round. The round is found from the seed.
     let cell = job.name.rsplit_once(": ").map_or("", |(_, cell)| cell);
     let round = (0..100).find(|round| seeds::of_window(1, cell, *round) == job.seed);
     let seed = round.map_or(job.seed, |round| 1 + round as u64);
@@ -101,7 +100,7 @@ pub(crate) fn simulated_by(servers: u64, job: &Job, files: usize) -> Run {
 fn swept(options: SweepOptions) -> SweepRecord {
     let mut record = begin(options, vec![target("disk.raw")], Vec::new()).unwrap();
     let mut measure = |job: &Job, files: usize, _: &dyn Watch| Ok(simulated(job, files));
-    carry_out(&mut record, "sweep", &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
+    run(&mut record, "sweep", &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
     record
 }
 
@@ -114,7 +113,7 @@ fn depths() -> SweepOptions {
     options
 }
 
-/// The same on every machine.
+/// The record with a fixed machine and time.
 fn steady(mut record: SweepRecord) -> SweepRecord {
     record.head.machine =
         Machine { cpu_model: "Simulated CPU".into(), logical_cpus: 2, kernel: "Linux 6".into(), ..Machine::default() };
@@ -139,13 +138,13 @@ fn a_sweep_finds_the_knee_and_says_so_first() {
 }
 
 #[test]
-fn a_sweep_that_was_broken_off_goes_on_and_ends_like_one_that_was_not() {
+fn a_resumed_sweep_ends_like_an_uninterrupted_one() {
     let whole = swept(depths());
     let mut record = begin(depths(), vec![target("disk.raw")], Vec::new()).unwrap();
     let mut saved = String::new();
-    let mut sittings = 0;
+    let mut runs = 0;
     while record.head.end != End::Complete {
-        // Each sitting is stopped by the user after eleven windows.
+        // Each run is stopped by the user after eleven windows.
         let mut steps = 0;
         let mut patience = |_: Step<'_>| {
             steps += 1;
@@ -156,25 +155,25 @@ fn a_sweep_that_was_broken_off_goes_on_and_ends_like_one_that_was_not() {
             Ok(())
         };
         let mut measure = |job: &Job, files: usize, _: &dyn Watch| Ok(simulated(job, files));
-        carry_out(&mut record, "sweep", &mut measure, &mut keep, &mut patience).unwrap();
+        run(&mut record, "sweep", &mut measure, &mut keep, &mut patience).unwrap();
         let read: SweepRecord = serde_json::from_str(&saved).unwrap();
-        assert!(read == record, "what is saved is what there is");
+        assert!(read == record, "the saved record is complete");
         record = resume(read, depths(), &[target("disk.raw")]).unwrap();
-        sittings += 1;
+        runs += 1;
         if record.head.end == End::Stopped {
             assert!(
-                record.head.verdict.starts_with(&format!("Unfinished: {} of 48", sittings * 11)),
+                record.head.verdict.starts_with(&format!("Unfinished: {} of 48", runs * 11)),
                 "{}",
                 record.head.verdict
             );
         }
     }
-    assert_eq!(sittings, 5);
+    assert_eq!(runs, 5);
     assert_eq!((&record.cells, &record.knees, &record.head.verdict), (&whole.cells, &whole.knees, &whole.head.verdict));
 }
 
 #[test]
-fn a_sweep_that_cannot_be_saved_can_be_shown() {
+fn a_sweep_that_cannot_be_saved_still_has_conclusions() {
     let mut record = begin(depths(), vec![target("disk.raw")], Vec::new()).unwrap();
     let mut windows = 0;
     let mut keep = |_: &SweepRecord| {
@@ -182,7 +181,7 @@ fn a_sweep_that_cannot_be_saved_can_be_shown() {
         if windows < 30 { Ok(()) } else { Err(LabError::Stopped) }
     };
     let mut measure = |job: &Job, files: usize, _: &dyn Watch| Ok(simulated(job, files));
-    let kept = carry_out(&mut record, "sweep", &mut measure, &mut keep, &mut Silent);
+    let kept = run(&mut record, "sweep", &mut measure, &mut keep, &mut Silent);
     assert!(kept.is_err());
     let mut concluded = record.clone();
     conclude::conclude(&mut concluded);
@@ -190,7 +189,7 @@ fn a_sweep_that_cannot_be_saved_can_be_shown() {
 }
 
 #[test]
-fn another_sweep_is_refused_and_more_rounds_are_welcome() {
+fn other_options_are_refused_and_more_rounds_are_accepted() {
     let saved = swept(depths());
     let mut more = depths();
     (more.rounds, more.max_p99) = (5, None);
@@ -200,7 +199,7 @@ fn another_sweep_is_refused_and_more_rounds_are_welcome() {
         measured += 1;
         Ok(simulated(job, files))
     };
-    carry_out(&mut record, "sweep", &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
+    run(&mut record, "sweep", &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
     assert_eq!((measured, record.cells[3].measured.rounds.len()), (32, 5));
     type Change = fn(&mut SweepOptions);
     let changes: [(Change, &str); 5] = [
@@ -221,7 +220,7 @@ fn another_sweep_is_refused_and_more_rounds_are_welcome() {
 }
 
 #[test]
-fn requests_that_fail_end_the_sweep_and_keep_what_was_there() {
+fn failed_requests_end_the_sweep_and_keep_earlier_windows() {
     let mut record = begin(depths(), vec![target("disk.raw")], Vec::new()).unwrap();
     let mut windows = 0;
     let mut measure = |job: &Job, files: usize, _: &dyn Watch| {
@@ -235,16 +234,16 @@ fn requests_that_fail_end_the_sweep_and_keep_what_was_there() {
         run.head.end = end;
         Ok(run)
     };
-    carry_out(&mut record, "sweep", &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
+    run(&mut record, "sweep", &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
     assert_eq!(record.cells.iter().map(|cell| cell.measured.rounds.len()).sum::<usize>(), 19);
     assert!(
         matches!(&record.head.end, End::Failed { errors: 3, first } if first.contains("queue-depth") && first.contains("8192"))
     );
     assert!(record.head.verdict.starts_with("Requests failed (3)"), "{}", record.head.verdict);
-    // A target that vanishes altogether is an error, and the record is as it was kept last.
+    // An error of `measure` leaves the record as it was kept last.
     let mut gone =
         |_: &Job, _: usize, _: &dyn Watch| Err(LabError::BadOptions { what: "gone".into(), hint: String::new() });
-    assert!(carry_out(&mut record, "sweep", &mut gone, &mut |_| Ok(()), &mut Silent).is_err());
+    assert!(run(&mut record, "sweep", &mut gone, &mut |_| Ok(()), &mut Silent).is_err());
     assert_eq!(record.cells.iter().map(|cell| cell.measured.rounds.len()).sum::<usize>(), 19);
 }
 
@@ -255,7 +254,7 @@ fn two_axes_give_a_knee_for_each_value_of_the_other() {
     let record = swept(options);
     assert_eq!(record.knees.len(), 2);
     for row in &record.knees {
-        // Sixteen requests of two threads are as much load as sixteen of one.
+        // Sixteen requests of two threads are the same load as sixteen of one.
         let point = row.knee.efficient.found().unwrap();
         assert!((7.0..=10.0).contains(&point.load), "{point:?}");
     }
@@ -270,9 +269,9 @@ fn combinations_of_one_total_have_a_best_and_no_knee() {
     assert!(record.knees.is_empty());
     let best = record.best.as_ref().unwrap();
     assert_eq!((best.metric, record.cells.len()), (diskwright_load::figures::Metric::Iops, 12));
-    // All are equally good on this device, and it says so.
+    // All are equally fast on this device.
     assert!(best.rivals.as_ref().is_some_and(|rivals| !rivals.is_empty()), "{best:?}");
-    assert!(record.head.verdict.contains("chance cannot tell it from"), "{}", record.head.verdict);
+    assert!(record.head.verdict.contains("not significantly different:"), "{}", record.head.verdict);
     let blocks = swept(plan::tests::options(&["block-size=4K..64K*2"]));
     assert_eq!(blocks.best.unwrap().cell, 4);
     assert!(blocks.head.verdict.starts_with("The best of 5 combinations is block-size 64K"), "{}", blocks.head.verdict);

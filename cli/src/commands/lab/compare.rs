@@ -1,4 +1,4 @@
-//! `diskwright lab compare`: which is faster, by how much, and how sure that is.
+//! `diskwright lab compare`: compares saved results or live targets.
 
 use super::{
     targets::{self, TargetArgs},
@@ -27,17 +27,19 @@ use std::{path::PathBuf, time::Instant};
 /// Arguments of `lab compare`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The first RESULT is the base. Results of `lab run`, `lab sweep` and `lab study containers` can be compared. Several runs of one thing are \
-its rounds: join their files by commas (old1.json,old2.json,old3.json new1.json,new2.json,new3.json); NAME:FILE,... gives them a name. \
-Of a single run on each side, stretches of it are compared, with a warning.
+The first RESULT is the base. Results of `lab run`, `lab sweep` and `lab study containers` can be \
+compared. Several runs of the same measurement are its rounds: join their files with commas \
+(old1.json,old2.json,old3.json new1.json,new2.json,new3.json). NAME:FILE,... gives them a name. If \
+each side is a single run, stretches of the runs are compared, with a warning.
 
-With --live the arguments are targets, which are measured in rounds that take turns and compared round for round: that sees smaller \
-differences, because what slows the machine slows both.
+With --live the arguments are targets. They are measured in interleaved rounds and compared round \
+by round. This finds smaller differences, because a slower machine affects both sides alike.
 
-\"No difference seen\" comes with the interval in which a difference may still lie. p-values are corrected for the number of comparisons.
+If no difference is significant, the confidence interval shows how large a difference may be \
+missed. p values are corrected for the number of comparisons.
 
-EXIT CODES  0 compared, and no --fail-if holds; 1 a --fail-if holds; 2 could not compare, or a --fail-if could not be decided (standard \
-error says why, and how many rounds it takes); 130 stopped
+EXIT CODES  0 compared, and no --fail-if is true; 1 a --fail-if is true; 2 could not compare, or a \
+--fail-if is undecided (standard error says why, and how many rounds are needed); 130 stopped
 
 EXAMPLES
   diskwright lab compare old.json new.json
@@ -45,23 +47,23 @@ EXAMPLES
   diskwright lab compare before.json after.json --fail-if 'p99 worse-than 10%' --fail-when possible
   diskwright lab compare --live disk.raw disk.vhdx --rounds 12 --duration 5s --queue-depth 8")]
 pub struct CompareArgs {
-    /// Results, the base first; with --live, targets.
+    /// Results, the base first; targets with --live.
     #[arg(required = true, num_args = 2.., value_name = "RESULT|TARGET")]
     sides: Vec<String>,
-    /// Measure targets now, in rounds that take turns.
+    /// Measure targets now, in interleaved rounds.
     #[arg(long)]
     live: bool,
-    /// How often each target is measured. Fewer than 8 cannot show a difference in five figures.
+    /// Rounds of each target. Fewer than 8 cannot show a difference in five figures.
     #[arg(long, value_name = "N", default_value_t = 10, requires = "live")]
     rounds: usize,
-    /// Compare these figures only: iops, mb, mean, p50, p99, cpu.
+    /// Compare only these figures: iops, mb, mean, p50, p99, cpu.
     #[arg(long, value_name = "FIGURE,...", value_delimiter = ',', value_parser = metric)]
     figures: Vec<Metric>,
-    /// End with exit code 1 when this holds: 'slower-than 5%', 'p99 worse-than 10%' (may be
+    /// End with exit code 1 if this is true: 'slower-than 5%', 'p99 worse-than 10%' (may be
     /// repeated).
     #[arg(long, value_name = "CONDITION")]
     fail_if: Vec<FailIf>,
-    /// How sure the loss must be for that.
+    /// How certain the loss of --fail-if must be.
     #[arg(long, value_enum, value_name = "SURE", default_value_t = FailWhen::Shown)]
     fail_when: FailWhen,
     #[command(flatten)]
@@ -75,20 +77,20 @@ pub struct CompareArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum FailWhen {
-    /// The whole interval lies beyond, and the corrected test sees a difference.
+    /// The whole confidence interval is worse than the limit, and the corrected test is
+    /// significant.
     Shown,
-    /// The estimate lies beyond.
+    /// The estimate is worse than the limit.
     Estimate,
-    /// The interval does not rule it out.
+    /// Some of the confidence interval is worse than the limit.
     Possible,
 }
 
 fn metric(text: &str) -> Result<Metric, String> {
     Metric::from_name(text)
-        .ok_or_else(|| format!("\"{text}\" is no figure; these are: {}", Metric::ALL.map(Metric::name).join(", ")))
+        .ok_or_else(|| format!("\"{text}\" is not a figure; use one of: {}", Metric::ALL.map(Metric::name).join(", ")))
 }
 
-/// Compares, prints.
 pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
     let certainty = match args.fail_when {
         FailWhen::Shown => Certainty::Shown,
@@ -107,17 +109,16 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
     head.took_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let mut record = comparison::judge(head, sides, &options);
     record.unjudged = all_told(&record.unjudged);
-    // What was found is shown though it cannot be saved.
+    // The comparison is shown also if it cannot be saved.
     let saved = output.map_or(Ok(()), |output| output.save(&record));
     print(context, &record)?;
-    // Also with --quiet: a gate that lets everything through must not look like one that has
-    // looked.
+    // Also with --quiet: an undecided condition must not look like one that passed.
     record.unjudged.iter().for_each(|sentence| context.warn_always(sentence));
     saved?;
     Ok(match (record.comparisons.is_empty(), record.failed.is_empty(), record.undecided) {
         (true, ..) => exit::NOT_COMPARED,
         (_, false, _) => exit::FAILED,
-        // What so few rounds cannot decide has not passed.
+        // An undecided condition has not passed.
         (_, _, true) => exit::NOT_COMPARED,
         _ => exit::OK,
     })
@@ -126,7 +127,7 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
 fn saved(sides: &[String]) -> Outcome<Vec<Side>> {
     let mut read = Vec::with_capacity(sides.len());
     for side in sides {
-        // A colon makes a name, unless the whole is a file.
+        // The text before a colon is a name, unless the whole is the name of a file.
         let (name, files) = match side.split_once(':') {
             Some((name, files)) if !std::path::Path::new(side).exists() => (name, files),
             _ => ("", side.as_str()),
@@ -141,17 +142,17 @@ fn saved(sides: &[String]) -> Outcome<Vec<Side>> {
     Ok(read)
 }
 
-/// What is compared where the user names no figures: IOPS, three latencies, CPU time.
+/// Number of compared figures without --figures: IOPS, three latencies, CPU time.
 const USUAL_FIGURES: usize = 5;
 
-/// Says before anything is measured that no outcome of so few rounds can show a difference.
+/// Warns before measuring if the rounds are too few to show any difference.
 fn warn_of_few_rounds(context: &mut Context, args: &CompareArgs, job: &Job) {
     let figures = if args.figures.is_empty() { USUAL_FIGURES } else { args.figures.len() };
     let comparisons = figures * job.phases.len() * (args.sides.len() - 1);
     let fewest = Design::Paired.fewest(comparisons);
     if args.rounds < fewest {
         context.warn(&format!(
-            "{} rounds cannot show a difference in {comparisons} comparisons, whatever they measure; use --rounds {fewest}, or fewer figures (--figures iops)",
+            "{} rounds cannot show a difference with {comparisons} comparisons; use --rounds {fewest}, or fewer figures (--figures iops)",
             args.rounds
         ));
     }

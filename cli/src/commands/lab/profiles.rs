@@ -1,4 +1,4 @@
-//! `diskwright lab profiles`: which profiles come with the program, and what they say.
+//! `diskwright lab profiles`: lists the built-in profiles, or prints one.
 
 use crate::{
     context::Context,
@@ -15,8 +15,8 @@ use std::io::Write;
 /// Arguments of `lab profiles`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A profile is a job in TOML. Print one, change it, and run it: every line of it can be changed, and a key that is not known is an error that \
-names it. One phase of a profile is NAME/PHASE.
+A profile is a job in TOML. Print one, change it, and run it. Every line can be changed; an unknown \
+key is an error. NAME/PHASE is one phase of a profile.
 
 EXAMPLES
   diskwright lab profiles
@@ -24,12 +24,12 @@ EXAMPLES
   diskwright lab profiles vhd-applications/oltp-db > mine.toml
   diskwright lab run disk.vhdx --profile mine.toml")]
 pub struct ProfilesArgs {
-    /// Print the TOML of this one: NAME, or NAME/PHASE. [default: list them all]
+    /// Print the TOML of this profile: NAME, or NAME/PHASE. [default: list all]
     #[arg(value_name = "NAME")]
     name: Option<String>,
 }
 
-/// What `lab profiles --json` prints.
+/// Output of `lab profiles --json`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Listing {
     /// The built-in profiles.
@@ -43,18 +43,18 @@ impl Document for Listing {
 /// A built-in profile.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Listed {
-    /// Its name.
+    /// Name of the profile.
     name: &'static str,
-    /// What it imitates.
+    /// The workload that it imitates.
     description: String,
-    /// The names of its phases.
+    /// Names of its phases.
     phases: Vec<String>,
 }
 
-/// What `lab profiles NAME --json` prints.
+/// Output of `lab profiles NAME --json`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct OneProfile {
-    /// The profile, as `lab run --profile` takes it from a file.
+    /// The profile as a job; `lab run --profile` reads the same fields from TOML.
     profile: diskwright_load::job::Job,
 }
 
@@ -62,7 +62,7 @@ impl Document for OneProfile {
     const SCHEMA: &'static str = "diskwright.lab.profile/1";
 }
 
-/// Lists them, or prints one.
+/// Lists the profiles, or prints one.
 pub fn run(context: &mut Context, args: &ProfilesArgs) -> Outcome {
     match &args.name {
         Some(name) => print_one(context, name)?,
@@ -76,7 +76,7 @@ fn print_one(context: &mut Context, name: &str) -> Outcome<()> {
     if context.global.json {
         return context.print_json(&OneProfile { profile: job });
     }
-    // The text as it was written has remarks, which tell where its figures come from.
+    // The original text has comments with the sources of its figures.
     let text = Profile::find(name).map_or_else(|| job.to_toml(), |profile| profile.toml.to_owned());
     Ok(context.out.write_all(text.as_bytes())?)
 }
@@ -93,7 +93,7 @@ fn list(context: &mut Context) -> Outcome<()> {
     if context.global.json {
         return context.print_json(&Listing { profiles: all });
     }
-    let mut table = Columns::new(&[("profile", Align::Left), ("phases", Align::Right), ("what it is", Align::Left)]);
+    let mut table = Columns::new(&[("profile", Align::Left), ("phases", Align::Right), ("description", Align::Left)]);
     for one in all {
         table.row(vec![one.name.to_owned(), one.phases.len().to_string(), one.description]);
     }

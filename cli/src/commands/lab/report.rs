@@ -1,4 +1,4 @@
-//! `diskwright lab report`: results as a page for people, or as files for other programs.
+//! `diskwright lab report`: shows saved results, or exports them for other programs.
 
 use crate::{
     context::Context,
@@ -23,12 +23,15 @@ use std::{
 /// Arguments of `lab report`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Takes what `lab run`, `lab study`, `lab sweep`, `lab selftest` and `diskspd` saved as JSON, one or several. Without -o it prints them as text. \
-An HTML page needs nothing else: no network, no script; it reads well on light and dark screens and on paper. Several runs are set \
-side by side first. An older report of that name is replaced when the new one is complete; any other file stays.
+Reads one or several results that `lab run`, `lab study`, `lab sweep`, `lab selftest` or `diskspd` \
+saved as JSON. Without -o it prints them as text. An HTML page is self-contained: it needs no \
+network and no scripts, and is readable on light and dark screens and on paper. Several runs are \
+first compared side by side. An older report of the same name is replaced when the new one is \
+complete. Any other file is kept.
 
-CSV is tidy: one row for each thread, target and direction, and rows whose `scope` is `phase` for the sums; `--table` takes the time series \
-or the histograms instead. JSON is the result as it is, complete; several go into one file that `lab report` reads again.
+CSV is tidy: one row per thread, target and direction, and rows with the `scope` `phase` for totals. \
+`--table` selects the time series or the histograms. JSON is the complete result; several results \
+go into one file that `lab report` can read.
 
 EXAMPLES
   diskwright lab report oltp.json
@@ -42,35 +45,35 @@ pub struct ReportArgs {
     /// Saved results.
     #[arg(value_name = "RESULT", required = true)]
     results: Vec<PathBuf>,
-    /// Where to write; "-" is standard output. [default: standard output]
+    /// Output file; "-" is standard output. [default: standard output]
     #[arg(long, short, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// What to write. [default: by the file's extension; text on standard output]
+    /// Format of the report. [default: by the file's extension; text on standard output]
     #[arg(long = "as", value_enum, value_name = "FORM")]
     form: Option<Form>,
-    /// Which table a CSV file holds.
+    /// The table of a CSV file.
     #[arg(long, value_enum, value_name = "TABLE")]
     table: Option<Table>,
-    /// Which plot an SVG file holds, in the order of the page. [default: 1]
+    /// The plot of an SVG file, in the order of the page. [default: 1]
     #[arg(long, value_name = "N")]
     plot: Option<usize>,
 }
 
-/// The form of a report.
+/// Format of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
-    /// What the command that measured has printed.
+    /// The text that the measuring command prints.
     Text,
-    /// One self-contained page with plots.
+    /// A self-contained page with plots.
     Html,
-    /// A table for spreadsheets and statistics.
+    /// A table for spreadsheets and statistics programs.
     Csv,
-    /// Text with tables.
+    /// Markdown with tables.
     Md,
-    /// One of the plots.
+    /// One plot.
     Svg,
-    /// The results themselves.
+    /// The results as JSON.
     Json,
 }
 
@@ -94,17 +97,17 @@ impl Table {
     }
 }
 
-/// What `lab report --json -o FILE` prints.
+/// Output of `lab report --json -o FILE`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Written<'a> {
-    /// The report.
+    /// Path of the report.
     written: &'a Path,
-    /// Its form.
+    /// Format of the report.
     form: Form,
-    /// Its length in bytes.
+    /// Length of the report in bytes.
     bytes: usize,
-    /// The results in it.
-    results: Vec<Told<'a>>,
+    /// The results in the report.
+    results: Vec<ReportedResult<'a>>,
 }
 
 impl json::Document for Written<'_> {
@@ -113,28 +116,28 @@ impl json::Document for Written<'_> {
 
 /// A result in a report.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct Told<'a> {
-    /// The file from which it was read.
+pub struct ReportedResult<'a> {
+    /// The file with the result.
     file: &'a Path,
-    /// Its conclusion.
+    /// Verdict of the result.
     verdict: String,
 }
 
-/// Reads the results, writes the report.
+/// Reads the results and writes the report.
 pub fn run(context: &mut Context, args: &ReportArgs) -> Outcome {
     let form = form(args)?;
     if args.table.is_some() && form != Form::Csv {
-        return Err(Failure::new("--table chooses a table of a CSV file; add --as csv"));
+        return Err(Failure::new("--table selects the table of a CSV file; add --as csv"));
     }
     let to_file = args.output.as_deref().filter(|path| *path != Path::new("-"));
     if args.plot.is_some() && form != Form::Svg {
-        return Err(Failure::new("--plot chooses a plot of an SVG file; add --as svg"));
+        return Err(Failure::new("--plot selects the plot of an SVG file; add --as svg"));
     }
     if to_file.is_some() && form == Form::Text {
-        return Err(Failure::new("--as text goes to standard output; for a file choose html, md, csv, svg or json"));
+        return Err(Failure::new("--as text is only for standard output; for a file use html, md, csv, svg or json"));
     }
     if to_file.is_none() && context.global.json {
-        return Err(Failure::new("--json tells about the file that was written: add -o FILE"));
+        return Err(Failure::new("--json describes the written file: add -o FILE"));
     }
     let mut documents: Vec<(&Path, Document)> = Vec::new();
     for path in &args.results {
@@ -142,7 +145,7 @@ pub fn run(context: &mut Context, args: &ReportArgs) -> Outcome {
         documents.extend(read.into_iter().map(|document| (path.as_path(), document)));
     }
     if documents.is_empty() {
-        return Err(Failure::new("there is no result in what was given: the bundles are empty"));
+        return Err(Failure::new("the given files contain no results"));
     }
     let output = to_file.map(|path| place(path, form, &args.results)).transpose()?;
     let names = names(&documents);
@@ -166,15 +169,18 @@ pub fn run(context: &mut Context, args: &ReportArgs) -> Outcome {
         return Ok(exit::OK);
     };
     output.write(&text)?;
-    let told = report::chapters(&named).into_iter().map(|chapter| chapter.verdict);
+    let verdicts = report::chapters(&named).into_iter().map(|chapter| chapter.verdict);
     if context.global.json {
         let skipped =
             if named.iter().filter(|(_, document)| matches!(document, Document::Run(_))).count() > 1 { 1 } else { 0 };
-        let results =
-            documents.iter().zip(told.skip(skipped)).map(|((file, _), verdict)| Told { file, verdict }).collect();
+        let results = documents
+            .iter()
+            .zip(verdicts.skip(skipped))
+            .map(|((file, _), verdict)| ReportedResult { file, verdict })
+            .collect();
         context.print_json(&Written { written: output.path(), form, bytes: text.len(), results })?;
     } else {
-        for verdict in told.take(1) {
+        for verdict in verdicts.take(1) {
             writeln!(context.out, "{}", printable_lines(&verdict))?;
         }
         writeln!(context.out, "written to {}", printable(&json::path(output.path())))?;
@@ -201,26 +207,25 @@ fn form(args: &ReportArgs) -> Outcome<Form> {
         Some("json") => Ok(Form::Json),
         Some("svg") => Ok(Form::Svg),
         _ => Err(Failure::new(format!(
-            "the name {} does not tell what to write: end it in .html, .csv, .md, .svg or .json, or add --as",
+            "the format of {} is unknown: use the extension .html, .csv, .md, .svg or .json, or add --as",
             path.display()
         ))),
     }
 }
 
-/// Where the report is written. It must not replace what it was made from.
+/// Checks the output file. It must not be one of the results.
 fn place(path: &Path, form: Form, sources: &[PathBuf]) -> Outcome<Output> {
     let real = path.canonicalize();
     let is_path = |source: &&PathBuf| real.as_ref().is_ok_and(|real| source.canonicalize().is_ok_and(|it| it == *real));
     if let Some(source) = sources.iter().find(is_path) {
-        return Err(Failure::new(format!("{} is one of the results; write to another file", source.display())));
+        return Err(Failure::new(format!("{} is one of the results; choose another file", source.display())));
     }
-    // As JSON a report is a result again.
+    // A report as JSON is a result file.
     let kind = if form == Form::Json { Kind::Result } else { Kind::Report };
     Ok(Output::check(path, kind)?)
 }
 
-/// File names where they tell the results apart, else whole paths; results of one bundle are
-/// numbered.
+/// Names of the results: file names if they differ, else paths. Results of one bundle are numbered.
 fn names(documents: &[(&Path, Document)]) -> Vec<String> {
     let file_name = |path: &Path| {
         path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned())

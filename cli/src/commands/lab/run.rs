@@ -1,4 +1,4 @@
-//! `diskwright lab run`: one job on some targets, from looking to conclusion.
+//! `diskwright lab run`: runs one job on some targets.
 
 use super::{
     targets::{self, TargetArgs},
@@ -27,20 +27,24 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A profile of more lines than this is named, not printed.
+/// A longer profile is not printed, only its file is named.
 const PROFILE_LINES_MAX: usize = 60;
 
 /// Arguments of `lab run`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A TARGET is a virtual disk (opened by the engine), a raw file, a block device, an export of an NBD server (nbd://HOST/EXPORT, \
-nbd+unix:///EXPORT?socket=PATH), or null: (null:64G) for the generator against nothing. What an export keeps in memory is its server's affair. \
-Before a run it is looked at: what has no space, or is zeros, would measure metadata, and the result says so in its first line; \
---fill mends it. A target with data in it is written only with --destroy-data, and one that is mounted or otherwise in use never.
+A TARGET is a virtual disk, a raw file, a block device, an export of an NBD server \
+(nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH), or null: (null:64G), which measures the load \
+generator alone. The cache of an export is that of its server. Targets are inspected before a run: \
+reads of unallocated blocks or of zeros would measure metadata, and the result then begins with a \
+warning; use --fill. A target that holds data is written only with --destroy-data. A target that is \
+mounted or otherwise in use is never written.
 
-The result is saved as JSON with everything that made it, and beside it the profile that repeats the run.
+The result is saved as JSON with machine, options and versions. A profile to repeat the run is saved \
+with it.
 
-EXIT CODES  0 done, 1 a request failed, a target could not be closed, or the run could not be made, 130 stopped (what was measured is saved, and says that it is partial)
+EXIT CODES  0 done; 1 a request failed, a target could not be closed, or the run could not be made; \
+130 stopped (the figures so far are saved as a partial result)
 
 EXAMPLES
   diskwright lab run disk.vhdx
@@ -50,32 +54,32 @@ EXAMPLES
   diskwright lab run 'nbd+unix:///?socket=/tmp/disk.sock' --threads 4 --queue-depth 8
   diskwright lab run null: --duration 2s --json")]
 pub struct RunArgs {
-    /// What to measure.
+    /// Target to measure (may be repeated).
     #[arg(required = true, value_name = "TARGET")]
     targets: Vec<String>,
     #[command(flatten)]
     prepare: TargetArgs,
     #[command(flatten)]
     workload: WorkloadArgs,
-    /// Where to save the result; the profile gets the same name and .toml. [default:
+    /// File for the result; the profile has the same name with .toml. [default:
     /// diskwright-run-TIME.json in the current folder]
     #[arg(long, short, value_name = "FILE.json", conflicts_with = "no_save")]
     output: Option<PathBuf>,
-    /// Save nothing.
+    /// Do not save the result.
     #[arg(long)]
     no_save: bool,
-    /// Show each thread.
+    /// Show the figures of each thread.
     #[arg(long)]
     per_thread: bool,
-    /// Go on when requests fail; the run has failed all the same.
+    /// Continue when requests fail. The run still counts as failed.
     #[arg(long)]
     keep_going: bool,
-    /// A label for the result: key=value (may be repeated).
+    /// Label for the result: key=value (may be repeated).
     #[arg(long, value_name = "KEY=VALUE", value_parser = words::label)]
     label: Vec<(String, String)>,
 }
 
-/// Runs the job, saves and prints what it found.
+/// Runs the job, then saves and prints the result.
 pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
     let job = args.workload.job(&context.global)?;
     let places = if args.no_save { None } else { Some(Places::choose(args)?) };
@@ -91,7 +95,7 @@ pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
     }
     run.head.warnings.splice(0..0, prepared.warnings);
     Warning::sort(&mut run.head.warnings);
-    // What was measured is shown though it cannot be saved.
+    // The result is shown also if it cannot be saved.
     let saved = places.as_ref().map_or(Ok(()), |places| places.save(&run));
     let shown = places.as_ref().filter(|_| saved.is_ok());
     if context.global.json {
@@ -108,29 +112,29 @@ pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
     })
 }
 
-/// Where a run is saved: its result, and beside it its profile.
+/// Output files of a run.
 struct Places {
     result: Output,
     profile: Output,
 }
 
 impl Places {
-    /// Chosen before the run, so that nothing is measured that cannot be saved.
+    /// Checks the files before the run, so that nothing is measured that cannot be saved.
     fn choose(args: &RunArgs) -> Outcome<Self> {
         let json =
             args.output.clone().unwrap_or_else(|| format!("diskwright-run-{}.json", clock::compact_utc_now()).into());
         if json.extension().is_some_and(|extension| extension == "toml") {
             return Err(Failure::usage(format!(
-                "{} is the profile's name, not the result's; use a name that ends in .json",
+                "{} has the extension of a profile; use a name that ends in .json",
                 json.display()
             )));
         }
         let result = Output::check(&json, Kind::Result)?;
-        // A profile that a user wrote, perhaps the profile of this run, is not replaced.
+        // A profile that the user wrote is not replaced; it may be the profile of this run.
         let [first, second] = ["toml", "run.toml"].map(|extension| json.with_extension(extension));
         let profile = Output::check(&first, Kind::Profile).or_else(|_| Output::check(&second, Kind::Profile));
         let profile = profile.map_err(|_| LabError::BadOptions {
-            what: format!("the profile can be saved neither as {} nor as {}", first.display(), second.display()),
+            what: format!("the profile cannot be saved as {} or as {}", first.display(), second.display()),
             hint: "nothing was changed; choose another name for the result (-o)".into(),
         })?;
         Ok(Self { result, profile })
@@ -144,7 +148,7 @@ impl Places {
 
 fn print_profile(context: &mut Context, args: &RunArgs, run: &Run, saved: Option<&Places>) -> Outcome<()> {
     let text = run.job.to_toml();
-    writeln!(context.out, "\nThe profile that repeats it")?;
+    writeln!(context.out, "\nProfile to repeat the run")?;
     if text.lines().count() <= PROFILE_LINES_MAX || saved.is_none() {
         for line in text.lines() {
             writeln!(context.out, "{}", format!("  {line}").trim_end())?;
@@ -164,7 +168,7 @@ fn print_profile(context: &mut Context, args: &RunArgs, run: &Run, saved: Option
     Ok(())
 }
 
-/// As a shell takes it for one word.
+/// The text as one word for a shell.
 fn shell_word(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=+@,".contains(c);
     if !text.is_empty() && text.chars().all(plain) {

@@ -1,4 +1,4 @@
-//! `diskwright lab selftest`: what the load generator itself costs.
+//! `diskwright lab selftest`: measures the load generator itself.
 
 use crate::{
     commands::experiment::{self, CHILD_COMMAND, ExperimentArgs},
@@ -11,15 +11,16 @@ use diskwright_lab::{ChildLauncher, selftest};
 /// Arguments of `lab selftest`.
 #[derive(Debug, Args)]
 #[command(
-    mut_arg("quick", |arg| arg.help("Shorter cells and fewer rounds: a look, not a proof")),
-    mut_arg("rounds", |arg| arg.help("How often each comparison is made. [default: 9; 5 with --quick]")),
-    mut_arg("cell", |arg| arg.help("Seconds that a cell takes. [default: 1; 0.3 with --quick]")),
+    mut_arg("quick", |arg| arg.help("Shorter cells and fewer rounds; less certain")),
+    mut_arg("rounds", |arg| arg.help("Rounds of each comparison. [default: 9; 5 with --quick]")),
+    mut_arg("cell", |arg| arg.help("Seconds per cell. [default: 1; 0.3 with --quick]")),
     after_help = "\
-Measures the load generator before you measure with it: IOPS from the page cache and CPU time per I/O beside fio's io_uring engine, the cost of \
-recording every latency, the rate against null:, and the memory of a run of eight nines. Without fio (apt-get install fio) its rows are skipped by name. \
-Use a release build on a machine that does nothing else.
+Measures the load generator: IOPS from the page cache and CPU time per I/O compared to fio's io_uring \
+engine, the cost of recording every latency, the rate on null:, and the memory of a run with eight \
+nines. Without fio (apt-get install fio) its rows are skipped. Use a release build on an idle \
+machine.
 
-EXIT CODES  0 no promise was broken, 1 one was
+EXIT CODES  0 no promise was broken; 1 a promise was broken
 
 EXAMPLES
   diskwright lab selftest --quick
@@ -28,12 +29,11 @@ EXAMPLES
 pub struct SelftestArgs {
     #[command(flatten)]
     experiment: ExperimentArgs,
-    /// Compare ten workloads with fio as well, which takes some minutes.
+    /// Also compare ten workloads with fio, which takes some minutes.
     #[arg(long)]
     full: bool,
 }
 
-/// Measures, and prints the record.
 pub fn run(context: &mut Context, args: &SelftestArgs) -> Outcome {
     let mut rows = selftest::ROWS.to_vec();
     rows.extend(args.full.then_some(selftest::AGREEMENT));

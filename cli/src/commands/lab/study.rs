@@ -1,5 +1,5 @@
-//! `diskwright lab study`: the papers' experiments. A new study is a module, a variant, and a line
-//! in [`run`].
+//! `diskwright lab study`: experiments of published papers. A new study needs a module, a variant,
+//! and a line in [`run`].
 
 mod access_paths;
 mod containers;
@@ -19,19 +19,18 @@ pub struct StudyArgs {
 
 #[derive(Debug, Subcommand)]
 enum Study {
-    /// What fixed, dynamic and differencing disks cost against a raw file, in VHD and in VHDX.
+    /// Cost of fixed, dynamic and differencing disks compared to a raw file, in VHD and VHDX.
     Containers(containers::ContainersArgs),
-    /// How much load is enough: queue depth, threads, files, as the Storage Spaces paper finds out.
+    /// Queue depth, threads and files that a target needs, by the Storage Spaces paper's procedure.
     QueueDepth(Box<queue_depth::QueueDepthArgs>),
-    /// What a file system, and virtual disks on it, cost over the bare device.
+    /// Cost of a file system, and of virtual disks on it, compared to the block device.
     RawAndFile(raw_and_file::RawAndFileArgs),
-    /// What it costs to reach a disk by NBD, or as an attached device, instead of in process.
+    /// Cost of NBD and of an attached device, compared to the disk in process.
     AccessPaths(access_paths::AccessPathsArgs),
-    /// Why a dynamic disk full of zeros seems many times as fast as a fixed one.
+    /// Why a dynamic disk full of zeros seems many times faster than a fixed one.
     ZeroPayload(zero_payload::ZeroPayloadArgs),
 }
 
-/// Runs the study that was asked for.
 pub fn run(context: &mut Context, args: &StudyArgs) -> Outcome {
     match &args.study {
         Study::Containers(args) => containers::run(context, args),

@@ -1,4 +1,4 @@
-//! `diskwright lab sweep`: a workload over a range of loads, and the points that matter on it.
+//! `diskwright lab sweep`: measures a workload over a range of loads and finds the knee.
 
 use super::{
     targets::{self, TargetArgs},
@@ -27,17 +27,19 @@ use std::{io::Write, path::PathBuf};
 /// Arguments of `lab sweep`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Measures the workload at each value, in rounds that take turns, and marks the points that matter: efficient (largest power: IOPS divided by \
-mean latency), saturation (first at 95 % of the peak), limit (most IOPS with p99 within --max-p99), and what the Storage Spaces paper's \
-rule says. Each comes with a 95 % interval, or with the reason why it is undetermined.
+Measures the workload at each value in interleaved rounds, and marks these loads: efficient (largest \
+power: IOPS divided by mean latency), saturation (first at 95 % of the peak), limit (most IOPS with \
+p99 within --max-p99), and the load by the Storage Spaces paper's rule. Each has a 95 % confidence \
+interval, or a reason why it is undetermined.
 
-Every finished window is saved at once. The same command goes on where it was stopped; more --rounds, another --max-p99, --copies \
-or --devices may be given then, and nothing else.
+Every finished window is saved at once. The same command resumes a stopped sweep; only --rounds (more), \
+--max-p99, --copies and --devices may change.
 
-What can vary: queue-depth, threads, block-size, read-percent, random-percent, files, working-set. One or two of them; values as in \
-1..24 (each), 2..24+2 (steps), 1..256*2 (doubling), 1,2,4 (listed).
+One or two of these can vary: queue-depth, threads, block-size, read-percent, random-percent, files, \
+working-set. Values: 1..24 (each), 2..24+2 (steps), 1..256*2 (doubling), 1,2,4 (list).
 
-EXIT CODES  0 done, 1 a request failed or the sweep could not be made, 130 stopped (what was measured is saved)
+EXIT CODES  0 done; 1 a request failed or the sweep could not be made; 130 stopped (the figures so far \
+are saved)
 
 EXAMPLES
   diskwright lab sweep disk.vhdx --vary queue-depth=1..24
@@ -46,23 +48,23 @@ EXAMPLES
   diskwright lab sweep test.dat -b 8K --vary threads=1..24 --total-depth 120
   diskwright lab sweep disk.vhdx --vary block-size=4K..1M*2 --vary queue-depth=1..32*2")]
 pub struct SweepArgs {
-    /// What to measure.
+    /// Target to measure (may be repeated).
     #[arg(required = true, value_name = "TARGET")]
     targets: Vec<String>,
-    /// What varies, and its values (may be given twice).
+    /// The varied setting and its values (may be given twice).
     #[arg(long, required = true, value_name = "WHAT=VALUES")]
     vary: Vec<Axis>,
-    /// How often each combination is measured.
+    /// Rounds of each combination.
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: u32,
-    /// Keep so many requests in flight over all threads and targets; what is not varied is fitted,
-    /// and what does not divide is left out.
+    /// Requests in flight over all threads and targets. Threads or depth are computed from it;
+    /// combinations that do not divide it are left out.
     #[arg(long, value_name = "N")]
     total_depth: Option<u32>,
-    /// The 99th percentile that is still bearable: 2ms.
+    /// Largest acceptable 99th percentile, for example 2ms.
     #[arg(long, value_name = "TIME", value_parser = words::span)]
     max_p99: Option<Span>,
-    /// Copies of the data that the array below keeps: reckon per device as the paper does.
+    /// Copies of the data in the array below, for figures per device.
     #[arg(long, value_name = "N", requires = "devices")]
     copies: Option<u32>,
     /// Devices of the array below.
@@ -72,15 +74,15 @@ pub struct SweepArgs {
     prepare: TargetArgs,
     #[command(flatten)]
     workload: WorkloadArgs,
-    /// Where to save the result, and to go on with it.
+    /// File for the result. If it is an unfinished sweep, the sweep is resumed.
     #[arg(long, short, value_name = "FILE.json", default_value = "diskwright-sweep.json")]
     output: PathBuf,
-    /// A label for the result: key=value (may be repeated).
+    /// Label for the result: key=value (may be repeated).
     #[arg(long, value_name = "KEY=VALUE", value_parser = words::label)]
     label: Vec<(String, String)>,
 }
 
-/// Sweeps, saves, prints.
+/// Runs or resumes the sweep, then saves and prints it.
 pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
     let options = SweepOptions {
         job: args.workload.job(&context.global)?,
@@ -91,8 +93,7 @@ pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
         max_p99: args.max_p99,
         array: args.devices.map(|devices| ArrayOptions { copies: args.copies.unwrap_or(1), devices }),
     };
-    // Options that cannot be swept, and a file that cannot be saved or continued, fail before a
-    // target is filled.
+    // Bad options, and a file that cannot be saved or resumed, fail before a target is filled.
     let output = Output::check(&args.output, Kind::Result)?;
     let saved = if args.output.exists() { Some(sweep::read(&args.output)?) } else { None };
     let widest = sweep::plan::widest_job(&options)?;
@@ -104,7 +105,7 @@ pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
     let mut record = match saved {
         Some(saved) => {
             let record = sweep::resume(saved, options, &records)?;
-            context.warn(&format!("going on with {}", args.output.display()));
+            context.warn(&format!("resuming {}", args.output.display()));
             record
         }
         None => sweep::begin(options, records, args.label.clone())?,
@@ -115,12 +116,11 @@ pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
         }
     }
     Warning::sort(&mut record.head.warnings);
-    let swept = carry_out(context, &mut record, &prepared.targets, &output);
+    let swept = measure(context, &mut record, &prepared.targets, &output);
     let closed = targets::close(context, &prepared.targets);
     let has_figures = record.cells.iter().any(|cell| !cell.measured.rounds.is_empty());
     let swept = match (swept, closed) {
-        // What was measured is shown, whatever came then: a window that could not be measured, or
-        // one that could not be saved.
+        // The figures so far are shown, also if a window could not be measured or saved.
         (Err(error), _) if has_figures => Err(error),
         (Ok(()), Err(error)) => {
             record.head.end = record.head.end.failing(error.to_string(), 1);
@@ -144,7 +144,7 @@ pub fn run(context: &mut Context, args: &SweepArgs) -> Outcome {
     }
 }
 
-fn carry_out(
+fn measure(
     context: &mut Context,
     record: &mut SweepRecord,
     targets: &[OpenTarget],
@@ -154,5 +154,5 @@ fn carry_out(
     let mut measure =
         |job: &_, files: usize, watch: &dyn Watch| Ok(run::run(job, &targets[..files], &RunOptions::default(), watch)?);
     let mut keep = |record: &SweepRecord| output.save(record);
-    sweep::carry_out(record, "sweep", &mut measure, &mut keep, &mut steps).map_err(Failure::from)
+    sweep::run(record, "sweep", &mut measure, &mut keep, &mut steps).map_err(Failure::from)
 }

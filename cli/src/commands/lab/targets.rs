@@ -1,5 +1,4 @@
-//! Which targets, and what may be done to them before they are measured: shared by every command
-//! that measures.
+//! Options for targets and their preparation, shared by all measuring commands.
 
 use super::words;
 use crate::{context::Context, exit::Outcome};
@@ -10,27 +9,27 @@ use diskwright_lab::{
 };
 use diskwright_load::{Job, OpenTarget, job::Bytes};
 
-/// Arguments that say how targets are prepared.
+/// Options for preparing targets.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Targets")]
 pub struct TargetArgs {
-    /// Make targets that are not there: a file of this size, or a dynamic disk where the name ends
-    /// in .vhd or .vhdx. They are filled, and the lab's own from then on.
+    /// Create targets that do not exist: a raw file of this size, or a dynamic disk if the name
+    /// ends in .vhd or .vhdx. The lab fills them, and later runs may write them.
     #[arg(long, value_name = "SIZE", value_parser = words::size)]
     pub create_size: Option<Bytes>,
-    /// Fill the working set first, with progress, and prove that all of it has space.
+    /// Fill the working set first, and check that all of it is allocated.
     #[arg(long)]
     pub fill: bool,
-    /// Overwrite whatever data the targets hold.
+    /// Allow data on the targets to be overwritten.
     #[arg(long)]
     pub destroy_data: bool,
 }
 
 impl TargetArgs {
-    /// Makes, guards, opens, fills and looks at the targets, and shows how far that is.
+    /// Creates, checks, opens, fills and inspects the targets, and shows the progress.
     ///
     /// # Errors
-    /// Whatever the lab says of them.
+    /// Errors of the lab.
     pub fn prepare(&self, context: &Context, job: &Job, targets: &[String]) -> Outcome<Prepared> {
         let options = PrepareOptions {
             create_bytes: self.create_size.map(|size| size.0),
@@ -43,10 +42,10 @@ impl TargetArgs {
     }
 }
 
-/// Makes durable what was written to the targets, closes them, and shows which that is.
+/// Flushes and closes the targets, and shows the progress.
 ///
 /// # Errors
-/// The first failure; the others are closed all the same.
+/// The first failure. All targets are closed in any case.
 pub fn close(context: &Context, targets: &[OpenTarget]) -> diskwright_lab::Result<()> {
     let mut steps = context.steps();
     open::close(targets, &mut steps)

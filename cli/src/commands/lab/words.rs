@@ -1,12 +1,12 @@
-//! What a workload's options take: sizes and mixes, distributions, rates, bursts, contents, labels.
+//! Parses the values of workload options: sizes and mixes, distributions, rates, bursts, contents,
+//! labels.
 //!
-//! Each word is read on its own and becomes a value of the lab's; what is wrong with it is a
-//! sentence that clap puts behind the option's name.
+//! The error of a value is a sentence that clap prints after the option's name.
 
 use crate::sizes;
 use diskwright_load::job::{Blocks, Burst, Bytes, Contents, Distribution, Rate, SizeShare, Span, Spot};
 
-/// `8K`, or sizes with weights: `4K:60,64K:40`.
+/// Parses `8K`, or sizes with weights: `4K:60,64K:40`.
 pub fn blocks(text: &str) -> Result<Blocks, String> {
     if !text.contains([':', ',']) {
         return Ok(Blocks::One(Bytes(sizes::parse(text)?)));
@@ -14,7 +14,7 @@ pub fn blocks(text: &str) -> Result<Blocks, String> {
     let share = |part: &str| {
         let (size, weight) = part
             .split_once(':')
-            .ok_or_else(|| format!("{part:?} is not a size and its weight; write for example 4K:60,64K:40"))?;
+            .ok_or_else(|| format!("{part:?} is not a size with a weight; write for example 4K:60,64K:40"))?;
         Ok(SizeShare {
             size: Bytes(sizes::parse(size)?),
             weight: number(weight, "weight")?,
@@ -25,24 +25,24 @@ pub fn blocks(text: &str) -> Result<Blocks, String> {
     Ok(Blocks::Mix(text.split(',').map(share).collect::<Result<_, String>>()?))
 }
 
-/// A size as the lab keeps it.
+/// Parses a size.
 pub fn size(text: &str) -> Result<Bytes, String> {
     sizes::parse(text).map(Bytes)
 }
 
-/// A length of time: `30s`, `500ms`, `2m`; seconds without a unit.
+/// Parses a time: `30s`, `500ms`, `2m`; seconds without a unit.
 pub fn span(text: &str) -> Result<Span, String> {
     text.parse()
 }
 
-/// A share from 0 to 100, with or without the sign.
+/// Parses a percentage from 0 to 100, with or without `%`.
 pub fn percent(text: &str) -> Result<f64, String> {
     let value = number(text.trim_end_matches('%').trim_end(), "percentage")?;
     if (0.0..=100.0).contains(&value) { Ok(value) } else { Err(format!("{text} is not between 0 and 100")) }
 }
 
-/// `uniform`, `zipf:THETA`, `pareto:H`, or shares of the requests to shares (or lengths) of the
-/// working set, as DiskSpd's `-rdpct` and `-rdabs`: `90/10:5/20`, `90/4G:5/20G`.
+/// Parses `uniform`, `zipf:THETA`, `pareto:H`, or shares of the requests with shares (or lengths)
+/// of the working set, like DiskSpd's `-rdpct` and `-rdabs`: `90/10:5/20`, `90/4G:5/20G`.
 pub fn distribution(text: &str) -> Result<Distribution, String> {
     let (law, value) = text.split_once(':').map_or((text, None), |(law, value)| (law, Some(value)));
     match law {
@@ -53,7 +53,7 @@ pub fn distribution(text: &str) -> Result<Distribution, String> {
     }
     let spot = |part: &str| {
         let (io, target) = part.split_once('/').ok_or_else(|| {
-            format!("{text:?} is no distribution; write uniform, zipf:1.2, pareto:0.2, or shares of requests and of the working set as in 90/10:5/20")
+            format!("{text:?} is not a distribution; write uniform, zipf:1.2, pareto:0.2, or shares of requests and of the working set as in 90/10:5/20")
         })?;
         let io_percent = percent(io)?;
         let in_bytes = target.ends_with(|c: char| c.is_ascii_alphabetic());
@@ -66,11 +66,12 @@ pub fn distribution(text: &str) -> Result<Distribution, String> {
     Ok(Distribution::Spots { spots: text.split(':').map(spot).collect::<Result<_, String>>()? })
 }
 
-/// Requests a second (`5000`), or bytes a second (`100M`, `100M/s`).
+/// Parses requests per second (`5000`), or bytes per second (`100M`, `100M/s`).
 pub fn rate(text: &str) -> Result<Rate, String> {
     let bare = text.strip_suffix("/s").unwrap_or(text);
-    let wrong =
-        || format!("{text:?} is no rate above 0; write requests a second as in 5000, or bytes a second as in 100M");
+    let wrong = || {
+        format!("{text:?} is not a rate above 0; write requests per second as in 5000, or bytes per second as in 100M")
+    };
     let rate = if bare.ends_with(|c: char| c.is_ascii_alphabetic()) && !bare.ends_with("iops") {
         Rate::Throughput { per_thread: size(bare).map_err(|_| wrong())? }
     } else {
@@ -83,15 +84,15 @@ pub fn rate(text: &str) -> Result<Rate, String> {
     }
 }
 
-/// `32:100ms`: so many requests, then so long a pause.
+/// Parses `32:100ms`: a number of requests, then a pause.
 pub fn burst(text: &str) -> Result<Burst, String> {
-    let wrong = || format!("{text:?} is no burst; write requests and a pause, as in 32:100ms");
+    let wrong = || format!("{text:?} is not a burst; write requests and a pause, as in 32:100ms");
     let (requests, pause) = text.split_once(':').ok_or_else(wrong)?;
     let requests = requests.parse().ok().filter(|count| *count > 0).ok_or_else(wrong)?;
     Ok(Burst { requests, pause: span(pause)? })
 }
 
-/// `incompressible`, `zero`, `verified`, or shares: `compressible=50,duplicate=20`.
+/// Parses `incompressible`, `zero`, `verified`, or percentages: `compressible=50,duplicate=20`.
 pub fn contents(text: &str) -> Result<Contents, String> {
     match text {
         "incompressible" | "random" => return Ok(Contents::Incompressible),
@@ -106,7 +107,7 @@ pub fn contents(text: &str) -> Result<Contents, String> {
             Some(("duplicate", share)) => duplicate_percent = percent(share)?,
             _ => {
                 return Err(format!(
-                    "{text:?} is none of incompressible, zero, verified, nor shares in percent as in compressible=50,duplicate=20"
+                    "{text:?} is not supported; use incompressible, zero, verified, or percentages as in compressible=50,duplicate=20"
                 ));
             }
         }
@@ -114,11 +115,11 @@ pub fn contents(text: &str) -> Result<Contents, String> {
     Ok(Contents::Mixed { compressible_percent, duplicate_percent })
 }
 
-/// `key=value`.
+/// Parses `key=value`.
 pub fn label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err(format!("{text:?} is no label; write for example firmware=1.2")),
+        _ => Err(format!("{text:?} is not a label; write for example firmware=1.2")),
     }
 }
 

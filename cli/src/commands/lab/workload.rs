@@ -1,9 +1,9 @@
-//! The options that describe a workload, shared by every command that runs one, and how they become
-//! a job.
+//! Options that describe a workload, shared by all measuring commands, and their conversion to a
+//! job.
 //!
 //! ```text
 //!   --profile ─▶ Job ─┐
-//!   or 4K random ─────┴─▶ each option that was given replaces its field in every load and phase
+//!   or 4K random ─────┴─▶ each given option replaces its field in every load and phase
 //!   reads                     └─▶ Job, validated
 //! ```
 
@@ -19,45 +19,44 @@ use diskwright_load::{
     profiles,
 };
 
-/// Arguments that describe a workload. None of them has a default of its own, so that those which
-/// were given can be told.
+/// Options of a workload. None has a default in clap, so that given options can be distinguished.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Workload")]
 pub struct WorkloadArgs {
-    /// Begin from a built-in profile (NAME or NAME/PHASE, see `lab profiles`) or from a file. The
-    /// options below replace what it says.
+    /// Start from a built-in profile (NAME or NAME/PHASE, see `lab profiles`) or from a file. The
+    /// options below replace its values.
     #[arg(long, value_name = "NAME|FILE")]
     pub profile: Option<String>,
-    /// Size of a request, or sizes with weights: 8K, 4K:60,64K:40. [default: 4K]
+    /// Size of requests, or sizes with weights: 8K, 4K:60,64K:40. [default: 4K]
     #[arg(long, short, value_name = "SIZE", value_parser = words::blocks)]
     pub block_size: Option<Blocks>,
-    /// Share of reads; the rest are writes. [default: 100]
+    /// Percentage of reads; the rest are writes. [default: 100]
     #[arg(long, value_name = "PERCENT", value_parser = words::percent)]
     pub read_percent: Option<f64>,
-    /// Share of requests that go to a random place; the rest go on behind the one before. [default:
+    /// Percentage of requests at random offsets; the others follow the request before. [default:
     /// 100]
     #[arg(long, value_name = "PERCENT", value_parser = words::percent, conflicts_with = "sequential")]
     pub random_percent: Option<f64>,
-    /// The same as --random-percent 0.
+    /// Same as --random-percent 0.
     #[arg(long)]
     pub sequential: bool,
-    /// Threads for each target. [default: 1]
+    /// Threads per target. [default: 1]
     #[arg(long, short, value_name = "N")]
     pub threads: Option<u32>,
-    /// Let every thread drive all targets; --threads is then the number of all.
+    /// Let every thread use all targets; --threads is then the total number.
     #[arg(long)]
     pub across_targets: bool,
-    /// Requests in flight for each thread on its target. [default: 32]
+    /// Requests in flight per thread and target. [default: 32]
     #[arg(long, value_name = "N")]
     pub queue_depth: Option<u32>,
-    /// Completions that a thread waits for before it makes new requests: fewer system calls, less
-    /// depth. [default: 1]
+    /// Completions that a thread waits for before it makes new requests. Saves system calls, but
+    /// lowers the depth reached. [default: 1]
     #[arg(long, value_name = "N")]
     pub batch: Option<u32>,
     /// Measure for this long: 30s, 2m, 500ms. [default: 30s]
     #[arg(long, short, value_name = "TIME", value_parser = words::span)]
     pub duration: Option<Span>,
-    /// Measure exactly so many requests for each thread, without a warm-up.
+    /// Measure exactly this many requests per thread, without warm-up.
     #[arg(long, value_name = "N", conflicts_with_all = ["duration", "warm_up", "wait_steady"])]
     pub count: Option<u64>,
     /// Run the load for this long before measuring. [default: 5s]
@@ -70,52 +69,52 @@ pub struct WorkloadArgs {
     /// within 10 %) before measuring.
     #[arg(long, value_name = "TIME", value_parser = words::span)]
     pub wait_steady: Option<Span>,
-    /// Step of the time series. [default: 1s]
+    /// Interval of the time series. [default: 1s]
     #[arg(long, value_name = "TIME", value_parser = words::span)]
     pub interval: Option<Span>,
-    /// Use only so much of each target. [default: all]
+    /// Use only this much of each target. [default: all]
     #[arg(long, value_name = "SIZE", value_parser = words::size)]
     pub working_set: Option<Bytes>,
-    /// Where the working set begins. [default: 0]
+    /// Start of the working set. [default: 0]
     #[arg(long, value_name = "SIZE", value_parser = words::size)]
     pub start: Option<Bytes>,
-    /// How far each next thread starts behind the one before, in sequential streams.
+    /// Distance between the starts of the threads' sequential streams.
     #[arg(long, value_name = "SIZE", value_parser = words::size)]
     pub thread_start: Option<Bytes>,
-    /// Random places are multiples of this. [default: the block]
+    /// Random offsets are multiples of this. [default: the request size]
     #[arg(long, value_name = "SIZE", value_parser = words::size)]
     pub align: Option<Bytes>,
-    /// Distance between the beginnings of sequential requests. [default: the block]
+    /// Distance between the starts of sequential requests. [default: the request size]
     #[arg(long, value_name = "SIZE", value_parser = words::size)]
     pub stride: Option<Bytes>,
     /// Let the threads of a target share one sequential stream.
     #[arg(long)]
     pub interlocked: bool,
-    /// Where random requests go: uniform, zipf:THETA, pareto:H, or shares of requests to shares of
-    /// the target as in 90/10:5/20.
+    /// Distribution of random offsets: uniform, zipf:THETA, pareto:H, or shares of requests with
+    /// shares of the working set as in 90/10:5/20.
     #[arg(long, value_name = "LAW", value_parser = words::distribution)]
     pub distribution: Option<Distribution>,
-    /// Keep to a rate for each thread, by an absolute schedule: requests a second (5000) or bytes a
-    /// second (100M).
+    /// Rate per thread, by an absolute schedule: requests per second (5000) or bytes per second
+    /// (100M).
     #[arg(long, value_name = "RATE", value_parser = words::rate)]
     pub rate: Option<Rate>,
-    /// Pause between a completion and the next request in its place.
+    /// Pause between a completion and the request that replaces it.
     #[arg(long, value_name = "TIME", value_parser = words::span)]
     pub think_time: Option<Span>,
-    /// So many requests one after the other, then a pause: 32:100ms.
+    /// This many requests, then a pause: 32:100ms.
     #[arg(long, value_name = "N:TIME", value_parser = words::burst)]
     pub burst: Option<Burst>,
-    /// Flush after so many writes of a thread.
+    /// Flush after this many writes of a thread.
     #[arg(long, value_name = "N")]
     pub flush_every: Option<u64>,
-    /// Each write is durable when it completes (O_DSYNC or FUA).
+    /// Make each write durable when it completes (O_DSYNC or FUA).
     #[arg(long)]
     pub write_through: bool,
-    /// What is written: incompressible, zero, verified, or compressible=50,duplicate=20. [default:
+    /// Written data: incompressible, zero, verified, or compressible=50,duplicate=20. [default:
     /// incompressible]
     #[arg(long, value_name = "WHAT", value_parser = words::contents)]
     pub contents: Option<Contents>,
-    /// Seed of contents, offsets and orders. [default: 1]
+    /// Seed of contents, offsets and the order of cells. [default: 1]
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
 }
@@ -124,7 +123,7 @@ impl WorkloadArgs {
     /// The job that these options describe.
     ///
     /// # Errors
-    /// A profile that cannot be read; options that cannot be together.
+    /// A profile that cannot be read; options that exclude each other.
     pub fn job(&self, global: &GlobalOptions) -> Outcome<Job> {
         let mut job = match &self.profile {
             Some(profile) => profiles::load(profile)?,
@@ -183,7 +182,7 @@ impl WorkloadArgs {
         set(&mut load.think_time, &self.think_time);
         load.burst = self.burst.or(load.burst);
         set(&mut load.flush_every, &self.flush_every);
-        // A name from a profile says what the load is; with other sizes or shares it would lie.
+        // The load's name in the profile would no longer be true.
         if self.block_size.is_some() || self.read_percent.is_some() || self.random_percent.is_some() || self.sequential
         {
             load.name.clear();
@@ -197,7 +196,7 @@ fn set<T: Clone>(field: &mut T, given: &Option<T>) {
     }
 }
 
-/// The two halves of a cache mode: where requests go, and when a write has completed.
+/// Combines direct I/O or page cache with durable writes.
 fn caching(job: Caching, global: Option<CacheArg>, write_through: bool) -> Caching {
     let direct = match global {
         Some(CacheArg::Direct) => true,

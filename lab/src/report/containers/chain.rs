@@ -1,4 +1,4 @@
-//! The chain-length experiment: two plots and a table.
+//! The plots and the table of the chain-length experiment.
 
 use super::marked::marked;
 use crate::{
@@ -17,15 +17,14 @@ use diskwright_stats::numbers::bytes;
 use diskwright_stats::numbers::{duration as time, figure as rate, grouped as count, ratio, short, short_time};
 use maud::Markup;
 
-/// Reads of one kind through chains of all lengths.
+/// One read workload through chains of all lengths.
 pub(super) struct Reads<'a> {
     load: &'a str,
-    /// For each length, MB/s and the IOPS as a ratio to a chain of one.
+    /// MB/s of each length, and its IOPS as a ratio to a chain of one.
     lengths: Vec<Option<(f64, f64)>>,
 }
 
 impl<'a> Reads<'a> {
-    /// All kinds that were measured.
     pub(super) fn of(chain: &ChainRecord, cells: &'a [Measured]) -> Vec<Self> {
         let loads = Compared::of_part(cells, CHAIN);
         let reads = loads.iter().map(|load| {
@@ -55,7 +54,7 @@ pub(super) fn plots(chain: &ChainRecord, reads: &[Reads<'_>], id: &str) -> Vec<M
                     x: *children,
                     y: value,
                     tooltip: format!(
-                        "{}, {children} children: {} of a chain of one, {} MB/s",
+                        "{}, {children} children: {} times a chain of one, {} MB/s",
                         reads.load,
                         ratio(value),
                         rate(mb_per_s)
@@ -87,13 +86,13 @@ pub(super) fn plots(chain: &ChainRecord, reads: &[Reads<'_>], id: &str) -> Vec<M
         style: 0,
         line: true,
     };
-    let told = |line: &Series| line.points.last().map(|point| point.tooltip.clone()).unwrap_or_default();
+    let longest = |line: &Series| line.points.last().map(|point| point.tooltip.clone()).unwrap_or_default();
     let highest = reads.iter().flat_map(|line| &line.points).map(|point| point.y).fold(1.0, f64::max);
     vec![
         LineChart {
             id: format!("{id}-chain"),
             title: "Reading through a chain".into(),
-            description: reads.iter().map(told).collect::<Vec<_>>().join("; "),
+            description: reads.iter().map(longest).collect::<Vec<_>>().join("; "),
             x: x("differencing disks above the base (log scale)"),
             y: Axis {
                 title: "IOPS, ratio to a chain of one",
@@ -110,7 +109,7 @@ pub(super) fn plots(chain: &ChainRecord, reads: &[Reads<'_>], id: &str) -> Vec<M
         LineChart {
             id: format!("{id}-open"),
             title: "Opening a chain".into(),
-            description: told(&opening),
+            description: longest(&opening),
             x: x("differencing disks above the base (log scale)"),
             y: Axis {
                 title: "time (log scale)",
@@ -130,7 +129,7 @@ pub(super) fn plots(chain: &ChainRecord, reads: &[Reads<'_>], id: &str) -> Vec<M
 pub(super) fn table(chain: &ChainRecord, reads: &[Reads<'_>]) -> Table {
     let mut table = Table::new(
         format!(
-            "Data in the base ({}), read through the top; paper: its ratios to its own chain of one",
+            "Data in the base ({}), read through the top; paper: ratios to the paper’s chain of one",
             bytes(chain.size_bytes)
         ),
         &["children"],

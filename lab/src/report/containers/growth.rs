@@ -1,4 +1,4 @@
-//! Writes into empty disks, and blocks of other sizes.
+//! The blocks of the experiments `expanding` and block size.
 
 use super::marked::marked;
 use crate::{
@@ -19,7 +19,7 @@ use diskwright_stats::{
 };
 use maud::Markup;
 
-/// The blocks of the expanding experiment; none where it was not made.
+/// The blocks of the expanding experiment; empty if it was not measured.
 pub(super) fn expanding(cells: &[Measured], id: &str) -> Vec<Block> {
     let pairs = Pair::all(cells);
     if pairs.is_empty() {
@@ -36,7 +36,7 @@ pub(super) fn expanding(cells: &[Measured], id: &str) -> Vec<Block> {
     ]
 }
 
-/// Speed of the empty disks, the flush included, where the full ones have 1.
+/// Speed of writes into empty disks relative to full ones, flush included.
 fn expanding_bars(pairs: &[Pair<'_>], id: &str) -> Markup {
     let bars: Vec<Bar> = pairs
         .iter()
@@ -48,7 +48,7 @@ fn expanding_bars(pairs: &[Pair<'_>], id: &str) -> Markup {
                 range: Some((summary.min, summary.max)),
                 figure: ratio(summary.median),
                 tooltip: format!(
-                    "{name}: {} of the full disk, from {} to {}",
+                    "{name}: {} times the full disk, range {} to {}",
                     ratio(summary.median),
                     ratio(summary.min),
                     ratio(summary.max)
@@ -61,7 +61,7 @@ fn expanding_bars(pairs: &[Pair<'_>], id: &str) -> Markup {
         id: id.into(),
         title: "Speed of writes into empty disks, as a ratio to full ones".into(),
         description: bars.iter().map(|bar| bar.tooltip.clone()).collect::<Vec<_>>().join("; "),
-        axis: "ratio to the full disk, the flush included (whiskers: range of the rounds)",
+        axis: "ratio to the full disk, flush included (whiskers: range of the rounds)",
         write: &short,
         parts: vec![],
         bars,
@@ -84,7 +84,7 @@ fn expanding_table(pairs: &[Pair<'_>]) -> Table {
         "ratio with flush",
     ];
     let mut table =
-        Table::new("The same writes into a full disk and into an empty one, in turns (medians of the rounds)", &heads);
+        Table::new("The same writes into a full and an empty disk, in interleaved rounds (medians)", &heads);
     for pair in pairs {
         let Pair { full, empty } = pair;
         let median_of = |cell: &Measured| median(&cell.more(FLUSH_NS)?);
@@ -105,13 +105,13 @@ fn expanding_table(pairs: &[Pair<'_>]) -> Table {
     table
 }
 
-/// The block of one kind of disk with several sizes of blocks.
+/// The blocks of one container with several block sizes.
 pub(super) fn block_sizes(record: &BlockSizeRecord, cells: &[Measured]) -> Vec<Block> {
     let workloads = record.compared(cells);
     let Some(first) = workloads.first() else { return Vec::new() };
     let sizes: Vec<String> = record.block_bytes.iter().map(|size| bytes(*size)).collect();
     let usual = sizes.first().cloned().unwrap_or_default();
-    // The paper has them for dynamic VHDs only.
+    // The paper compares block sizes only for dynamic VHDs.
     let papers = |load: &str| {
         let of_paper = record.container == Container::VhdDynamic;
         of_paper.then(|| paper::block_size_ratio(&paper::workload(load)?)).flatten()
@@ -147,7 +147,7 @@ pub(super) fn block_sizes(record: &BlockSizeRecord, cells: &[Measured]) -> Vec<B
         .map(|(size, taken)| format!("{} with blocks of {size}", bytes(*taken)))
         .collect();
     vec![
-        Block::Heading(format!("Size of blocks, {}", record.container.name())),
+        Block::Heading(format!("Block size, {}", record.container.name())),
         Block::Table(table),
         Block::Text(format!("The files take {}.", files.join(", "))),
     ]

@@ -5,7 +5,7 @@ mod growth;
 mod marked;
 
 use super::{
-    Told,
+    ToChapter,
     parts::{self, how_measured},
 };
 use crate::{
@@ -26,10 +26,10 @@ use diskwright_stats::{
 use marked::{LOW, marked};
 use maud::Markup;
 
-/// A ratio of CPU time above this is marked.
-const DEAR: f64 = 1.10;
+/// Ratios of CPU time above this are marked.
+const HIGH_CPU: f64 = 1.10;
 
-impl Told for ContainersResult {
+impl ToChapter for ContainersResult {
     fn chapter(&self, id: &str, name: &str) -> Chapter {
         chapter(self, id, name)
     }
@@ -40,21 +40,21 @@ fn chapter(result: &ContainersResult, id: &str, name: &str) -> Chapter {
     let mut depths: Vec<u64> = workloads.iter().map(|compared| compared.in_flight).collect();
     depths.sort_unstable();
     depths.dedup();
-    let told = if depths.contains(&32) { 32 } else { depths.first().copied().unwrap_or(0) };
+    let shown = if depths.contains(&32) { 32 } else { depths.first().copied().unwrap_or(0) };
     let at = |depth: u64| -> Vec<&Compared<'_>> {
         workloads.iter().filter(|compared| compared.in_flight == depth).collect()
     };
     let mut blocks = Vec::new();
-    if !at(told).is_empty() {
-        blocks.push(Block::Heading(format!("Against the raw file, queue depth {told}")));
+    if !at(shown).is_empty() {
+        blocks.push(Block::Heading(format!("Relative to the raw file, queue depth {shown}")));
         blocks.push(Block::Plots(vec![
-            iops_map(&at(told), told, &format!("{id}-iops")),
-            cpu_bars(&at(told), told, &format!("{id}-cpu")),
+            iops_map(&at(shown), shown, &format!("{id}-iops")),
+            cpu_bars(&at(shown), shown, &format!("{id}-cpu")),
         ]));
     }
     for depth in &depths {
         let table = Block::Table(overview(&at(*depth), *depth));
-        blocks.push(if *depth == told {
+        blocks.push(if *depth == shown {
             table
         } else {
             Block::Folded { name: format!("Queue depth {depth}"), blocks: vec![table] }
@@ -64,9 +64,9 @@ fn chapter(result: &ContainersResult, id: &str, name: &str) -> Chapter {
         blocks.push(Block::Heading("By queue depth".into()));
         blocks.push(Block::Plots(by_depth(&workloads, id)));
     }
-    let each: Vec<Block> = at(told).into_iter().map(|compared| Block::Table(details(compared, told))).collect();
+    let each: Vec<Block> = at(shown).into_iter().map(|compared| Block::Table(details(compared, shown))).collect();
     if !each.is_empty() {
-        blocks.push(Block::Folded { name: format!("Each workload at queue depth {told} in full"), blocks: each });
+        blocks.push(Block::Folded { name: format!("Details of each workload at queue depth {shown}"), blocks: each });
     }
     if !result.creation.is_empty() {
         blocks.push(Block::Heading("Creating an empty disk".into()));
@@ -82,7 +82,7 @@ fn chapter(result: &ContainersResult, id: &str, name: &str) -> Chapter {
     blocks.extend(growth::expanding(&result.cells, id));
     result.block_sizes.iter().for_each(|record| blocks.extend(growth::block_sizes(record, &result.cells)));
     blocks.push(Block::Folded {
-        name: "How each disk was prepared and proved".into(),
+        name: "How each disk was prepared and verified".into(),
         blocks: vec![Block::Table(preparation(result))],
     });
     blocks.extend(how_measured(&result.head, facts(result)));
@@ -97,12 +97,11 @@ fn badges(result: &ContainersResult) -> Vec<(Tone, String)> {
     badges
 }
 
-/// Medians of the ratios of the IOPS to the raw file's; `None` for the raw file.
 fn iops_ratios(compared: &Compared<'_>) -> Vec<Option<f64>> {
     compared.median_ratios(|round| round.iops)
 }
 
-/// Workloads by containers; the raw file, which is what the others are compared with, is left out.
+/// Ratios of workloads by containers, without the raw file, which is their base.
 fn iops_map(workloads: &[&Compared<'_>], depth: u64, id: &str) -> Markup {
     let columns: Vec<String> = workloads.first().map_or(vec![], |first| targets(first).skip(1).collect());
     // The first workload on top.
@@ -137,8 +136,7 @@ fn targets(compared: &Compared<'_>) -> impl Iterator<Item = String> {
     compared.cells.iter().map(|cell| cell.subject.clone())
 }
 
-/// CPU time for each request of every container, the median over the workloads, with the range over
-/// them.
+/// CPU time per request of every container: median and range over the workloads.
 fn cpu_bars(workloads: &[&Compared<'_>], depth: u64, id: &str) -> Markup {
     let names: Vec<String> = workloads.first().map_or(vec![], |first| targets(first).collect());
     let bars: Vec<Bar> = names
@@ -154,7 +152,7 @@ fn cpu_bars(workloads: &[&Compared<'_>], depth: u64, id: &str) -> Markup {
                 range: Some((summary.min, summary.max)),
                 figure: time(summary.median),
                 tooltip: format!(
-                    "{name}: {} of CPU for each request, from {} to {}",
+                    "{name}: {} of CPU per request, from {} to {}",
                     time(summary.median),
                     time(summary.min),
                     time(summary.max)
@@ -164,9 +162,9 @@ fn cpu_bars(workloads: &[&Compared<'_>], depth: u64, id: &str) -> Markup {
         .collect();
     BarChart {
         id: id.into(),
-        title: format!("CPU time for each request, queue depth {depth}"),
+        title: format!("CPU time per request, queue depth {depth}"),
         description: bars.iter().map(|bar| bar.tooltip.clone()).collect::<Vec<_>>().join("; "),
-        axis: "CPU time of this process for each request (median of the workloads; whiskers: their range)",
+        axis: "CPU time of this process per request (median of the workloads; whiskers: their range)",
         write: &short_time,
         parts: vec![],
         reference: bars.first().map(|bar| (bar.parts[0].value, bar.name.clone())),
@@ -206,7 +204,7 @@ fn by_depth(workloads: &[Compared<'_>], id: &str) -> Vec<Markup> {
         LineChart {
             id: format!("{id}-depth{number}"),
             title: format!("{name}: throughput against latency"),
-            description: "Each point is a queue depth; a line is a container.".into(),
+            description: "Each line is a container; its points are queue depths.".into(),
             x: Axis {
                 title: "IOPS",
                 scale: Scale::from_zero(all().map(|point| point.x).fold(0.0, f64::max)),
@@ -232,11 +230,11 @@ fn by_depth(workloads: &[Compared<'_>], id: &str) -> Vec<Markup> {
 fn overview(workloads: &[&Compared<'_>], depth: u64) -> Table {
     let mut table = Table::new(
         format!(
-            "IOPS at queue depth {depth}: of the raw file, and the others as a ratio to it (median of the ratios within rounds)"
+            "IOPS of the raw file at queue depth {depth}, and of the others as a ratio to it (median of the ratios within rounds)"
         ),
         &["workload", "raw file IOPS"],
     );
-    // As short as a table of seven columns on a terminal needs.
+    // Shortened, so that the table fits a terminal of 80 columns.
     let short = |name: String| name.replace("differencing", "diff.");
     table.heads.extend(workloads.first().into_iter().flat_map(|first| targets(first).skip(1)).map(short));
     for compared in workloads {
@@ -249,7 +247,7 @@ fn overview(workloads: &[&Compared<'_>], depth: u64) -> Table {
 }
 
 /// The paper's ratio of this container to the physical disk (Windows Server 2008 R2, queue depth
-/// 64), where its tables have one.
+/// 64), if its tables have one.
 fn papers_ratio(cell: &Measured) -> Option<f64> {
     paper::ratio(&paper::workload(&cell.load)?, Container::from_name(&cell.subject)?.in_paper()?)
 }
@@ -265,7 +263,7 @@ fn details(compared: &Compared<'_>, depth: u64) -> Table {
         let iops = cell.ratio(base, |round| round.iops).filter(|_| index > 0);
         let cpu = cell.ratio(base, |round| round.cpu_ns_per_io).filter(|_| index > 0).map(|ratio| ratio.median());
         let rounds = iops.as_ref().map(|ratio| format!("{:.2}..{:.2}", ratio.summary.min, ratio.summary.max));
-        let dear = cpu.is_some_and(|ratio| ratio > DEAR);
+        let is_high = cpu.is_some_and(|ratio| ratio > HIGH_CPU);
         table.row(vec![
             Cell::text(&cell.subject),
             Cell::figure(medians.iops, rate),
@@ -276,7 +274,7 @@ fn details(compared: &Compared<'_>, depth: u64) -> Table {
             Cell::figure(medians.cpu_ns_per_io, time),
             marked(iops.map(|ratio| ratio.median())),
             Cell::text(rounds.unwrap_or_default()).toned(Tone::Faint),
-            Cell::maybe(cpu, ratio).toned(if dear { Tone::Bad } else { Tone::Plain }),
+            Cell::maybe(cpu, ratio).toned(if is_high { Tone::Bad } else { Tone::Plain }),
             Cell::maybe(papers_ratio(cell), ratio).toned(Tone::Faint),
         ]);
     }
@@ -319,7 +317,7 @@ fn creation_table(records: &[CreationRecord]) -> Table {
         paper::FIXED_CREATION_WS2008_MB_PER_S,
         paper::FIXED_CREATION_R2_MB_PER_S
     );
-    let mut table = Table::new(caption, &["target", "size", "time", "shortest", "longest", "takes"]);
+    let mut table = Table::new(caption, &["target", "size", "time", "min", "max", "file takes"]);
     for record in records {
         let size = |value: u64| Cell::figure(value as f64, |value| bytes(value as u64));
         let Some(times) = Summary::of(&record.wall_ns) else { continue };
@@ -336,8 +334,8 @@ fn creation_table(records: &[CreationRecord]) -> Table {
 }
 
 fn preparation(result: &ContainersResult) -> Table {
-    let heads = ["target", "cache", "written", "in", "read back and right", "in", "every byte allocated", "file takes"];
-    let mut table = Table::new("How each disk was prepared and proved", &heads);
+    let heads = ["target", "cache", "written", "time", "verified", "time", "fully allocated", "file takes"];
+    let mut table = Table::new("How each disk was prepared and verified", &heads);
     for record in &result.preparation {
         let size = |value: u64| Cell::figure(value as f64, |value| bytes(value as u64));
         table.row(vec![
@@ -363,15 +361,15 @@ fn facts(result: &ContainersResult) -> Vec<(String, String)> {
     add("Queue depths", list(&options.queue_depths.iter().map(u32::to_string).collect::<Vec<_>>()));
     add("Cache", if options.cache == "direct" { "O_DIRECT".into() } else { "page cache".into() });
     add("Engine", options.engine.clone());
-    add("The generator itself", format!("{} for each request, on `null:`", time(result.generator_ns_per_io)));
+    add("Load generator alone", format!("{} per request, on `null:`", time(result.generator_ns_per_io)));
     add("Seed", options.seed.to_string());
     if !result.left_out.is_empty() {
-        add("Left out of the quick form", result.left_out.join("; "));
+        add("Not measured in the quick study", result.left_out.join("; "));
     }
     facts
 }
 
-/// Behind a size: which one was asked for, where it is another.
+/// The requested size in brackets, if the size was rounded up.
 fn rounded(options: &ContainersRecord) -> String {
     options.asked_bytes.map_or_else(String::new, |asked| format!(" (rounded up from {})", bytes(asked)))
 }

@@ -1,4 +1,4 @@
-//! A made-up result, for tests: three rounds, in the last of which the machine has half its speed.
+//! An example result for tests: three rounds. In the last one the machine has half its speed.
 
 use super::{AccessPathsResult, LOADS, SCHEMA, SERVER_CPU_NS, Way, WayRecord, record, verdict::verdict};
 use crate::{cells::Cell, targets::Container};
@@ -24,7 +24,7 @@ fn round(iops: f64, mean_us: f64, client_us: f64, server_us: Option<f64>) -> Fig
     }
 }
 
-/// What was measured, by loads and ways.
+/// Cells of three ways at each load.
 pub(super) fn cells() -> Vec<Cell> {
     let ways = [
         (Way::InProcess, 40_000.0, 1000.0, 10.0, None),
@@ -45,7 +45,7 @@ pub(super) fn cells() -> Vec<Cell> {
     cells
 }
 
-/// The whole result.
+/// A complete result in which two ways were skipped.
 pub(crate) fn result() -> AccessPathsResult {
     let cells = cells();
     let missing = "qemu-nbd is not installed (apt-get install qemu-utils)";

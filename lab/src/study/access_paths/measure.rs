@@ -1,10 +1,10 @@
-//! A window, and the rounds in which the ways take turns.
+//! Measures the ways in interleaved rounds.
 //!
-//! Within a round the ways of one load are measured one after the other, in an order that changes;
-//! a way is compared with the base of its own round. The server's CPU time is read before the first
-//! and after the last request, and divided by all requests between, those of the warm-up among
-//! them: the two readings cannot be put where the window opens and closes. What is not a whole
-//! round is left out.
+//! Within a round the ways of one load are measured one after the other, in an order that changes
+//! from round to round. A way is compared with the base of its own round. The server's CPU time is
+//! read before the first and after the last request, because it cannot be read when the window
+//! opens and closes. It is divided by all requests in between, warm-up included. Incomplete rounds
+//! are left out.
 
 use super::{CLIENTS, LOADS, SERVER_CPU_NS, Way, record, ways::Disks};
 use crate::{
@@ -27,35 +27,34 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How to measure.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Plan {
     pub rounds: usize,
-    /// With its warm-up.
+    /// Length of a cell, warm-up included.
     pub cell: Duration,
     pub engine: EngineKind,
     pub seed: u64,
-    /// No round is begun that would not end before; the first always is.
+    /// No round begins that would end later. The first round always begins.
     pub until: Option<Instant>,
 }
 
-/// What was measured.
 #[derive(Debug)]
 pub(super) struct Measured {
-    /// For each load, for each way, the whole rounds.
+    /// For each load and way, the whole rounds.
     pub cells: Vec<Cell>,
-    /// How far the rounds have come; one is whole at least.
+    /// The number of whole rounds, at least 1, and whether the user stopped the study.
     pub done: Done,
-    /// Processors kept busy by other programs, on average over the windows that have no server.
+    /// CPUs that other programs kept busy, averaged over the windows without a server.
     pub others_cpus: f64,
-    /// Processors' worth of time given to other guests, on the same average.
+    /// CPUs' worth of time that the hypervisor gave to other guests, averaged over the same
+    /// windows.
     pub stolen_cpus: f64,
 }
 
-/// Measures every way at every load, round by round.
+/// Measures every way at every load in interleaved rounds.
 ///
 /// # Errors
-/// Whatever fails; [`LabError::Stopped`] when it is stopped before a round is whole.
+/// Any failure; [`LabError::Stopped`] if the study is stopped before the first whole round.
 pub(super) fn measure(disks: &Disks, ways: &[Way], plan: &Plan, progress: &mut dyn Progress) -> Result<Measured> {
     let all: Vec<(&str, u32, Way)> = LOADS
         .into_iter()
@@ -106,8 +105,7 @@ fn job(outstanding: u32, plan: &Plan) -> Job {
         queue_depth: outstanding,
         ..Load::default()
     };
-    // The child of a fresh way has nothing yet; a fifth of the cell is enough for most of its
-    // blocks to come into being.
+    // The ephemeral child is empty at first. A fifth of the cell allocates most of its blocks.
     let warm_up = (plan.cell / 5).min(Duration::from_secs(30));
     let mut job = Job::simple("access paths", load, warm_up.into(), plan.cell.saturating_sub(warm_up).into());
     job.interval = Span::from_millis(250).min(plan.cell.max(Duration::from_millis(10)).into());
@@ -115,7 +113,8 @@ fn job(outstanding: u32, plan: &Plan) -> Job {
     job
 }
 
-/// The figures, CPU time of the server for each request in nanoseconds, and the run.
+/// Measures one window. Returns its figures, the server's CPU time per request in nanoseconds, and
+/// the run.
 fn window(disks: &Disks, way: Way, job: &Job, watch: &dyn Watch) -> Result<(Figures, Option<f64>, Run)> {
     let open = disks.open(way)?;
     let cpu_ns = || open.server.as_ref().map(|server| server.cpu_ns()).transpose();
@@ -129,9 +128,8 @@ fn window(disks: &Disks, way: Way, job: &Job, watch: &dyn Watch) -> Result<(Figu
         End::Failed { first, .. } => {
             return Err(LabError::BadOptions {
                 what: format!("{}: {first}", way.name()),
-                hint:
-                    "check the disk below the scratch folder, and the log of the server, which `StudyOptions::keep` leaves there"
-                        .into(),
+                hint: "check the storage of the scratch folder, and the server's log, which `StudyOptions::keep` keeps there"
+                    .into(),
             });
         }
     }

@@ -1,8 +1,8 @@
-//! The study `access-paths`: what it costs to reach a disk from outside.
+//! The study `access-paths`: the cost of reaching a disk over NBD or as an attached device.
 //!
-//! The paper ("Measuring SMB 3.0, iSCSI, and FC Protocols") sets three protocols side by side on
-//! one storage system, by an OLTP load of twenty clients, on a scale on which the first is 100.
-//! Here the same populated disk is reached in four ways, and a raw file beside it in two:
+//! The paper ("Measuring SMB 3.0, iSCSI, and FC Protocols") compares three protocols on one storage
+//! system with an OLTP load of twenty clients. Its scale sets the first protocol to 100. This study
+//! reaches the same fully allocated disk in three ways, and a raw file in two:
 //!
 //! ```text
 //!   in process   generator ─▶ engine ─▶ disk                                        = 100
@@ -12,19 +12,18 @@
 //!   qemu-nbd     generator ─▶ client ─▶ unix socket ─▶ qemu-nbd ─▶ raw file          peer
 //! ```
 //!
-//! Every cell finds the disk as it was filled: what it writes goes to a temporary child that is
-//! dropped with its server. (The raw file is overwritten in place; it holds data that cannot be
-//! compressed before and after.) Servers are this program's own children, so what they cost is read
-//! from their clocks; the CPU time of the kernel's threads behind a loop device is in the machine's
-//! figure only.
+//! Each cell begins with the disk as it was filled: writes go to an ephemeral child that is dropped
+//! with its server. The raw file is overwritten in place with incompressible data. Servers are
+//! child processes of this program, so their CPU time can be read. The CPU time of kernel threads
+//! behind a loop device is only in the machine's figure.
 //!
 //! | file | idea |
 //! |---|---|
 //! | `options.rs`, `paper.rs` | options of the study; the paper's load and figures |
-//! | `record.rs` | what is saved, and what follows from it |
-//! | `ways.rs` | each way to the disk: set up for each cell, torn down in any case |
-//! | `measure.rs` | a cell; rounds in turns |
-//! | `verdict.rs` | the conclusion |
+//! | `record.rs` | the saved result, and figures computed from it |
+//! | `ways.rs` | sets up a way for each cell, and always takes it down |
+//! | `measure.rs` | one cell; interleaved rounds |
+//! | `verdict.rs` | the verdict |
 
 #[cfg(test)]
 pub(crate) mod example;
@@ -42,10 +41,10 @@ pub use record::{AccessPathsResult, SCHEMA, SERVER_CPU_NS, Way, WayRecord};
 use crate::{
     LabError, Result,
     cells::Compared,
-    progress::{Progress, report as tell},
+    progress::{Progress, report},
     ratio::Ratio,
     scratch::Scratch,
-    study::{StudyReport, doubts},
+    study::{StudyReport, warnings as shared},
     targets::{self, Container, Preparation},
 };
 use diskwright_load::{
@@ -61,27 +60,27 @@ use std::{
 };
 use ways::Disks;
 
-/// More would take longer to give back between cells than to measure: random writes leave a child
-/// of many extents.
+/// Small, because random writes leave a child with many extents. On a larger disk, freeing the
+/// child between cells would take longer than measuring.
 const QUICK_BYTES: u64 = 256 << 20;
 const FULL_BYTES: u64 = 16 << 30;
-/// When a quick study begins no more rounds.
+/// After this time a quick study begins no more rounds.
 const QUICK_TIME: Duration = Duration::from_secs(100);
 const SEED: u64 = 0x7061_7468;
 
-/// Runs the study and saves its result. Servers, devices and the scratch folder are gone when it
-/// returns, however it ends.
+/// Runs the study and saves its result. Servers, devices and the scratch folder are removed in all
+/// cases.
 ///
 /// # Errors
-/// No space; a disk or a server that fails; [`LabError::Stopped`] when it was stopped before a
-/// round was whole.
+/// No space; a disk or a server that fails; [`LabError::Stopped`] if it is stopped before the first
+/// whole round.
 pub fn run(options: &AccessPathsOptions, progress: &mut dyn Progress) -> Result<StudyReport<AccessPathsResult>> {
     let study = &options.study;
     let container = options.disk.unwrap_or(Container::VhdxDynamic);
     if container.disk_type() == diskwright_image::DiskType::Differencing {
         return Err(LabError::BadOptions {
             what: format!(
-                "{} cannot be the disk of this study: what is written goes to a child of its own",
+                "{} cannot be the disk of this study: the study creates its own child for writes",
                 container.name()
             ),
             hint: "use a fixed or a dynamic disk, or raw".into(),
@@ -99,19 +98,19 @@ pub fn run(options: &AccessPathsOptions, progress: &mut dyn Progress) -> Result<
     };
     let scratch = Scratch::new(study.dir.as_deref(), study.keep)?;
     let place = Place::detect(scratch.path());
-    // The disk, the raw file, and a child that may become as large.
+    // The disk, the raw file, and a child that may grow as large as the disk.
     scratch.need("the study", 3 * size_bytes + (1 << 30))?;
     let disks = prepare(&scratch, container, size_bytes, options, progress)?;
     scratch.settle()?;
     let ways = disks.probe(progress)?;
     let to_measure: Vec<Way> = ways.iter().filter(|record| record.skipped.is_none()).map(|record| record.way).collect();
     let measured = measure::measure(&disks, &to_measure, &plan, progress)?;
-    let mut warnings = doubts::of_machine(&begun.head.machine);
-    warnings.extend(doubts_of(&measured, &ways, disks.cache));
+    let mut warnings = shared::of_machine(&begun.head.machine);
+    warnings.extend(warnings_of(&measured, &ways, disks.cache));
     let (whole, stopped) = (measured.done.whole, measured.done.stopped);
     if whole < plan.rounds && !stopped {
         let what = format!("{} of {} rounds", plan.rounds - whole, plan.rounds);
-        let why = "a quick study has to end within two minutes, and this machine is slow or busy".into();
+        let why = "the time budget of two minutes ended; the machine is slow or busy".into();
         warnings.push(Warning::LeftOut { what, why });
     }
     let verdict = verdict::verdict(&measured.cells, &ways, stopped.then_some((whole, plan.rounds)));
@@ -130,7 +129,7 @@ pub fn run(options: &AccessPathsOptions, progress: &mut dyn Progress) -> Result<
     Ok(StudyReport::save(result, &begun.output, stopped))
 }
 
-/// Makes the disk and the raw file, fills both with the same data, reads them back.
+/// Creates the disk and the raw file, fills both with the same data, and verifies both.
 fn prepare(
     scratch: &Scratch,
     container: Container,
@@ -144,10 +143,10 @@ fn prepare(
     let how = Preparation { size_bytes, seed: SEED, cache: CacheMode::Direct, engine };
     let mut done = 0;
     let mut make = |container: Container, dir: &Path| -> Result<(PathBuf, CacheMode)> {
-        let mut tick = |filled| tell(progress, "prepare", done + filled, 4 * size_bytes, container.name());
+        let mut tick = |filled| report(progress, "prepare", done + filled, 4 * size_bytes, container.name());
         let path = targets::make_filled(container, dir, &how, &mut tick)?;
         done += size_bytes;
-        let mut tick = |read| tell(progress, "prepare", done + read, 4 * size_bytes, container.name());
+        let mut tick = |read| report(progress, "prepare", done + read, 4 * size_bytes, container.name());
         let target = targets::open_verified(container, path.clone(), &how, &mut tick)?;
         done += size_bytes;
         let cache = target.cache;
@@ -161,8 +160,8 @@ fn prepare(
     Ok(Disks { container, disk, raw, dir, cache, engine, program: options.program.clone() })
 }
 
-/// Doubts about what was measured.
-fn doubts_of(measured: &Measured, ways: &[WayRecord], cache: CacheMode) -> Vec<Warning> {
+/// Warnings about the measured cells.
+fn warnings_of(measured: &Measured, ways: &[WayRecord], cache: CacheMode) -> Vec<Warning> {
     let mut warnings = Vec::new();
     if cache == CacheMode::PageCache {
         warnings.push(Warning::DirectNotHonoured { targets: vec!["the disk".into(), "the raw file".into()] });
@@ -178,8 +177,8 @@ fn doubts_of(measured: &Measured, ways: &[WayRecord], cache: CacheMode) -> Vec<W
         .flat_map(|load| load.ratios(|round| round.iops))
         .filter_map(|(cell, ratio)| Some((format!("{}, {} load", cell.subject, cell.part), ratio?)))
         .collect();
-    warnings.extend(doubts::spread(&ratios));
-    // Of the cells that have no server, whose work would count as that of others.
-    warnings.extend(doubts::of_others(measured.others_cpus, measured.stolen_cpus));
+    warnings.extend(shared::spread(&ratios));
+    // From cells without a server: the server's CPU time would count as that of other programs.
+    warnings.extend(shared::of_others(measured.others_cpus, measured.stolen_cpus));
     warnings
 }

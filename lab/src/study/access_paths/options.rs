@@ -1,29 +1,25 @@
-//! The options of the study.
-
 use crate::{LabError, Result, study::StudyOptions, targets::Container};
 use std::path::PathBuf;
 
 /// Options of the study.
 #[derive(Debug, Clone, Default)]
 pub struct AccessPathsOptions {
-    /// Rounds: 5 unless said, 3 quick. Time of one cell, warm-up included: 30 s unless said, 1 s
-    /// quick.
+    /// Default: 5 rounds, 3 if quick; cells of 30 s, 1 s if quick.
     pub study: StudyOptions,
-    /// Size of the disk: 16 GiB, 256 MiB quick.
+    /// Size of the disk, rounded up to a multiple of 32 MiB. Default: 16 GiB, 256 MiB if quick.
     pub size_bytes: Option<u64>,
-    /// What the disk is; a populated dynamic VHDX unless said. It cannot be a differencing one: the
-    /// temporary child is.
+    /// Format and type of the disk. Default: dynamic VHDX. Differencing is not supported, because
+    /// the study creates its own child.
     pub disk: Option<Container>,
-    /// This program, to be started as a server. Without it, nothing can be measured but what is in
-    /// process.
+    /// The executable to start as a server. If `None`, the ways that need a server are skipped.
     pub program: Option<PathBuf>,
 }
 
 impl AccessPathsOptions {
-    /// With this program as its own server.
+    /// The path of the running program, for [`Self::program`].
     ///
     /// # Errors
-    /// [`LabError::File`] when the system cannot tell which program is running.
+    /// [`LabError::File`] if the system does not report it.
     pub fn own_program() -> Result<PathBuf> {
         std::env::current_exe().map_err(LabError::file("find the running program", "/proc/self/exe"))
     }

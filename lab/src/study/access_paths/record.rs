@@ -1,4 +1,4 @@
-//! What the study found, as it is saved, and what follows from it.
+//! The saved result of the study, and figures computed from it.
 
 use super::CLIENTS;
 use crate::{
@@ -12,31 +12,31 @@ use std::borrow::Cow;
 /// Schema of [`AccessPathsResult`].
 pub const SCHEMA: &str = "diskwright.study.access-paths/2";
 
-/// Name of the figure in [`Cell::more`]: CPU time of the server's process for each request,
-/// nanoseconds; `None` where there is no server.
+/// Name of the figure in [`Cell::more`]: CPU time of the server process per request, nanoseconds;
+/// `None` for a way without a server.
 pub const SERVER_CPU_NS: &str = "server_cpu_ns_per_io";
 
-/// A way to a disk.
+/// A way to reach a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
-    /// The engine in the generator's own process: what the others are measured against.
+    /// The disk in the process of the load generator; the base of the ratios.
     InProcess,
-    /// NBD over a unix socket, our server and our client.
+    /// Our NBD server and our NBD client over a unix socket.
     Nbd,
-    /// A loop device over a FUSE file.
+    /// A loop device on a FUSE file.
     Attach,
-    /// A raw file in process.
+    /// A raw file in the process of the load generator.
     RawFile,
-    /// The raw file by `qemu-nbd` and our client.
+    /// The raw file, served by `qemu-nbd` to our NBD client.
     QemuNbd,
 }
 
 impl Way {
-    /// All of them, what the others are measured against first.
+    /// All ways; the base of the ratios is the first.
     pub const ALL: [Self; 5] = [Self::InProcess, Self::Nbd, Self::Attach, Self::RawFile, Self::QemuNbd];
 
-    /// As shown to people.
+    /// Name in reports, and the subject of its cells.
     pub fn name(self) -> &'static str {
         match self {
             Self::InProcess => "in process",
@@ -47,20 +47,20 @@ impl Way {
         }
     }
 
-    /// Whether it leads to the raw file.
+    /// Whether it reaches the raw file.
     pub fn is_raw(self) -> bool {
         matches!(self, Self::RawFile | Self::QemuNbd)
     }
 
-    /// A sentence that describes it.
+    /// One sentence for the report.
     pub fn description(self) -> &'static str {
         match self {
-            Self::InProcess => "The engine in the process of the generator; writes go to a temporary child.",
+            Self::InProcess => "The disk in the process of the load generator; writes go to an ephemeral child.",
             Self::Nbd => {
-                "`diskwright serve --ephemeral` and the NBD client over a unix socket, a connection for each of the clients."
+                "`diskwright serve --ephemeral` and the NBD client over a unix socket, one connection per client."
             }
             Self::Attach => "`diskwright attach --ephemeral`: a loop device with direct I/O over a FUSE file.",
-            Self::RawFile => "A raw file in the process of the generator, overwritten in place.",
+            Self::RawFile => "A raw file in the process of the load generator, overwritten in place.",
             Self::QemuNbd => {
                 "`qemu-nbd -f raw --cache=none --aio=io_uring` and the NBD client over a unix socket; overwritten in place."
             }
@@ -68,31 +68,31 @@ impl Way {
     }
 }
 
-/// The study, whole or as far as it is.
+/// The result of the study; a partial result has fewer rounds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct AccessPathsResult {
-    /// When, where and by what it was measured, and the conclusion.
+    /// When, where and by which program it was measured, and the conclusion.
     #[serde(flatten)]
     pub head: Head,
-    /// Whether it was the short form.
+    /// Whether this is the quick study.
     pub quick: bool,
     /// Format and type of the disk.
     pub disk: Container,
-    /// Size of the disk.
+    /// Size of the disk, bytes.
     pub size_bytes: u64,
-    /// Length of a cell with its warm-up, nanoseconds.
+    /// Length of a cell, warm-up included, nanoseconds.
     pub cell_ns: u64,
-    /// Rounds that were asked for.
+    /// Requested rounds.
     pub rounds: usize,
-    /// The ways, those that could not be measured too.
+    /// All ways, also those that were skipped.
     pub ways: Vec<WayRecord>,
-    /// Each way at each load: the part is the load, the subject the way. CPU time is that of the
-    /// generator's process, with the NBD client in it.
+    /// Each way at each load: the part is the load, the subject is the way. CPU time is that of the
+    /// load generator's process, which contains the NBD client.
     pub cells: Vec<Cell>,
 }
 
 impl AccessPathsResult {
-    /// Rounds that were measured in full.
+    /// Whole rounds that were measured.
     pub fn rounds_measured(&self) -> usize {
         self.cells.iter().map(|cell| cell.rounds.len()).min().unwrap_or(0)
     }
@@ -104,35 +104,35 @@ impl Cells for AccessPathsResult {
     }
 }
 
-/// Whether a way was measured.
+/// A way, and whether it was skipped.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct WayRecord {
-    /// The way.
+    /// Which way.
     pub way: Way,
-    /// Why it was not measured.
+    /// Why it was skipped; `None` if it was measured.
     pub skipped: Option<String>,
 }
 
-/// A cell that has no round yet.
+/// A cell without rounds.
 pub(crate) fn cell(load: &str, outstanding: u32, way: Way) -> Cell {
     let title = format!("{load} load, {CLIENTS} clients with {outstanding} outstanding");
     Cell::new(load, &title, way.name(), u64::from(CLIENTS * outstanding))
 }
 
-/// A figure of each round of a cell.
+/// A function that returns one figure for each round of a cell.
 pub type OfCell = fn(&Cell) -> Vec<f64>;
 
-/// Requests a second.
+/// Requests per second of each round.
 pub fn iops(cell: &Cell) -> Vec<f64> {
     cell.each(|round| round.iops)
 }
 
-/// Mean response time, nanoseconds.
+/// Mean response time of each round, nanoseconds.
 pub fn mean_ns(cell: &Cell) -> Vec<f64> {
     cell.each(|round| round.mean_ns)
 }
 
-/// CPU time of client and server together for each request, nanoseconds.
+/// CPU time of client and server together per request, of each round, nanoseconds.
 pub fn cpu_ns(cell: &Cell) -> Vec<f64> {
     let servers = cell.more.get(SERVER_CPU_NS);
     let server = |round: usize| servers.and_then(|servers| *servers.get(round)?).unwrap_or(0.0);

@@ -1,14 +1,14 @@
-//! The conclusion of the study `access-paths`, in one sentence.
+//! The verdict of the study `access-paths`.
 
 use super::{PAPER_WITHIN, Way, WayRecord, record};
 use crate::cells::{Cell, Compared};
 
-/// On the paper's scale.
+/// A ratio on the paper's scale, where the base is 100.
 pub(crate) fn relative(ratio: f64) -> String {
     format!("{:.0}", 100.0 * ratio)
 }
 
-/// The conclusion. `partial` is how many rounds there are, and of how many.
+/// The verdict. `partial` is the number of whole rounds and of requested rounds, if it was stopped.
 pub(super) fn verdict(cells: &[Cell], ways: &[WayRecord], partial: Option<(usize, usize)>) -> String {
     let loads = Compared::all(cells);
     let partial = partial.map_or_else(String::new, |(whole, asked)| format!("Partial, {whole} of {asked} rounds: "));
@@ -17,7 +17,9 @@ pub(super) fn verdict(cells: &[Cell], ways: &[WayRecord], partial: Option<(usize
         .filter(|way| ways.iter().any(|record| record.way == *way && record.skipped.is_none()))
         .collect();
     let (Some(light), Some(heavy), false) = (loads.first(), loads.last(), outside.is_empty()) else {
-        return format!("{partial}no way from outside could be measured; what follows is the disk in process.");
+        return format!(
+            "{partial}neither NBD nor an attached device could be measured; the figures are of the disk in process."
+        );
     };
     let at = |load: &Compared<'_>, way: Way, of: record::OfCell| {
         load.ratio(way.name(), of).map_or(f64::NAN, |ratio| ratio.median())
@@ -26,7 +28,7 @@ pub(super) fn verdict(cells: &[Cell], ways: &[WayRecord], partial: Option<(usize
         .iter()
         .map(|way| {
             format!(
-                "{} gives {} at {} load and {} at {}, with {:.1} times the CPU for each request",
+                "{} reaches {} at {} load and {} at {}, with {:.1} times the CPU time per request",
                 way.name(),
                 relative(at(light, *way, record::iops)),
                 light.part,
@@ -37,7 +39,7 @@ pub(super) fn verdict(cells: &[Cell], ways: &[WayRecord], partial: Option<(usize
         })
         .collect();
     format!(
-        "{partial}Where the disk in process gives 100 requests, {}; the paper's three protocols lie within {:.0} % of each other.",
+        "{partial}Relative to 100 for the disk in process, {}; the paper's three protocols are within {:.0} % of each other.",
         said.join("; "),
         100.0 * PAPER_WITHIN.0
     )
@@ -54,7 +56,7 @@ mod tests {
         assert_eq!(found.iter().map(|load| load.in_flight).collect::<Vec<_>>(), [40, 80, 120]);
         let nbd = Way::Nbd.name();
         let ratio = found[0].ratio(nbd, record::iops).unwrap();
-        // The slow round is none in the ratio, though it is one in the figure.
+        // The slow round does not change the ratio, only the figure.
         let slowest = found[0].cell(nbd).unwrap().summary_of(|round| round.iops).unwrap().min;
         assert_eq!((ratio.summary.min, ratio.summary.max, slowest), (0.75, 0.75, 15_000.0));
         let cpu = found[0].ratio(nbd, record::cpu_ns).unwrap();
@@ -68,12 +70,14 @@ mod tests {
         let all = [record(Way::InProcess, None), record(Way::Nbd, None), record(Way::Attach, None)];
         assert_eq!(
             verdict(&cells, &all, None),
-            "Where the disk in process gives 100 requests, NBD gives 75 at light load and 75 at heavy, with 2.0 times the CPU for each request; \
-             attach gives 50 at light load and 50 at heavy, with 2.5 times the CPU for each request; the paper's three protocols lie within 9 % of \
+            "Relative to 100 for the disk in process, NBD reaches 75 at light load and 75 at heavy, with 2.0 times the CPU time per request; \
+             attach reaches 50 at light load and 50 at heavy, with 2.5 times the CPU time per request; the paper's three protocols are within 9 % of \
              each other."
         );
         let partial = verdict(&cells, &[record(Way::Nbd, None), record(Way::Attach, Some("not root"))], Some((2, 3)));
-        assert!(partial.starts_with("Partial, 2 of 3 rounds: Where") && !partial.contains("attach"), "{partial}");
-        assert!(verdict(&cells, &[record(Way::Nbd, Some("x"))], None).starts_with("no way from outside"));
+        assert!(partial.starts_with("Partial, 2 of 3 rounds: Relative") && !partial.contains("attach"), "{partial}");
+        assert!(
+            verdict(&cells, &[record(Way::Nbd, Some("x"))], None).starts_with("neither NBD nor an attached device")
+        );
     }
 }

@@ -1,16 +1,15 @@
-//! Each way to the disk. It is set up for each cell and torn down when it is dropped.
+//! Sets up each way to the disk for a cell, and takes it down when it is dropped.
 //!
-//! What is dropped first is the target, with its connections and descriptors, then the server: a
-//! server that has clients waits for them. A server is asked to end by SIGTERM, which for `attach`
-//! means that the device is let go; the child with what was written has no name, so its space goes
-//! with the process that has it open.
+//! The target, with its connections and descriptors, is dropped before the server, because a server
+//! waits for its clients. SIGTERM ends a server; for `attach` it also detaches the device. The
+//! ephemeral child is an unlinked file, so its space is freed when the server's process ends.
 
 use super::{CLIENTS, Way, WayRecord};
 use crate::{
     LabError, Result,
     open::{self, OpenHow},
     peer,
-    progress::{Progress, report as tell},
+    progress::{Progress, report},
     server::Server,
     targets::{Container, open_target},
 };
@@ -27,40 +26,40 @@ use std::{
     process::Command,
 };
 
-/// What the ways lead to.
+/// The files that the ways reach, and how.
 #[derive(Debug)]
 pub(super) struct Disks {
     pub container: Container,
     pub disk: PathBuf,
     pub raw: PathBuf,
-    /// A whole path: for sockets, logs, and what is written.
+    /// Absolute path of the folder for sockets, logs and ephemeral children.
     pub dir: PathBuf,
     /// The cache mode in force.
     pub cache: CacheMode,
     pub engine: EngineKind,
-    /// This program.
+    /// The executable to start as a server.
     pub program: Option<PathBuf>,
 }
 
-/// A way, open. The target stands before its server, and so is dropped first.
+/// A way that is set up. The field order matters: the target is dropped before its server.
 #[derive(Debug)]
 pub(super) struct Open {
     pub target: OpenTarget,
     pub server: Option<Serving>,
 }
 
-/// A process that is asked to end, and the process of it that moves the bytes.
+/// A server that is stopped by a signal, and the process of it that does the I/O.
 #[derive(Debug)]
 pub(super) struct Serving {
     server: Server,
-    /// Where that is another one than `server`.
-    mover: Option<u32>,
+    /// Process that does the I/O, if it is not `server` itself.
+    io_pid: Option<u32>,
 }
 
 impl Serving {
-    /// CPU time that the moving of bytes has cost so far, in nanoseconds.
+    /// CPU time of the process that does the I/O, in nanoseconds.
     pub(super) fn cpu_ns(&self) -> Result<u64> {
-        match self.mover {
+        match self.io_pid {
             None => self.server.cpu_ns(),
             Some(pid) => self.server.cpu_ns_of(pid),
         }
@@ -68,7 +67,7 @@ impl Serving {
 }
 
 impl Open {
-    /// Takes it down, and says if that does not go well.
+    /// Takes the way down, and returns the server's error.
     pub(super) fn close(self) -> Result<()> {
         drop(self.target);
         self.server.map_or(Ok(()), |serving| serving.server.stop())
@@ -76,18 +75,18 @@ impl Open {
 }
 
 impl Disks {
-    /// Tries every way once: those that this machine does not have are left out by name.
+    /// Tries each way once. A way that this machine does not support is recorded as skipped.
     ///
     /// # Errors
-    /// [`LabError::Stopped`]; a way that should be there and fails.
+    /// [`LabError::Stopped`]; a supported way that fails.
     pub(super) fn probe(&self, progress: &mut dyn Progress) -> Result<Vec<WayRecord>> {
         let mut ways = Vec::new();
         for (index, way) in Way::ALL.into_iter().enumerate() {
-            tell(progress, "probe", index as u64, Way::ALL.len() as u64, way.name())?;
+            report(progress, "probe", index as u64, Way::ALL.len() as u64, way.name())?;
             let skipped = match (self.missing(way), way) {
                 (Some(missing), _) => Some(missing),
-                // What a machine has against loop devices (a container, most often) shows only when
-                // one is made.
+                // A loop device may be unusable (in a container for example), and this shows only
+                // when one is made.
                 (None, Way::Attach) => self.open(way).and_then(Open::close).err().map(|error| error.to_string()),
                 (None, _) => {
                     self.open(way)?.close()?;
@@ -99,7 +98,7 @@ impl Disks {
         Ok(ways)
     }
 
-    /// What this machine lacks for a way.
+    /// Why this machine does not support a way; `None` if it does.
     fn missing(&self, way: Way) -> Option<String> {
         let no_program = || "the caller gave no way to start this program as a server".to_owned();
         match way {
@@ -109,15 +108,15 @@ impl Disks {
             Way::Attach if !nix::unistd::geteuid().is_root() => Some("block devices need root (use sudo)".into()),
             Way::Attach => ["/dev/fuse", "/dev/loop-control"]
                 .into_iter()
-                .find_map(|device| Some(format!("no {device} here: {}", fs::File::open(device).err()?))),
+                .find_map(|device| Some(format!("{device} cannot be opened: {}", fs::File::open(device).err()?))),
             Way::QemuNbd => peer::find("qemu-nbd").is_none().then(|| peer::missing("qemu-nbd", "qemu-utils")),
         }
     }
 
-    /// Sets a way up, with the disk as it was filled.
+    /// Sets a way up. The disk is as it was filled.
     ///
     /// # Errors
-    /// Whatever cannot be opened or started.
+    /// Anything that cannot be opened or started.
     pub(super) fn open(&self, way: Way) -> Result<Open> {
         match way {
             Way::InProcess => self.in_process(),
@@ -153,7 +152,7 @@ impl Disks {
         };
         let base = Disk::open(&self.disk, &options)?;
         let disk = ephemeral::on_top_of(&base, &self.dir, CacheMode::Direct).map_err(|error| LabError::BadOptions {
-            what: format!("there is no place for what the study writes: {error}"),
+            what: format!("the ephemeral child for writes could not be created: {error}"),
             hint: "use another folder (`StudyOptions::dir`)".into(),
         })?;
         let kind = self.container.name().to_lowercase();
@@ -161,7 +160,7 @@ impl Disks {
         Ok(Open { target, server: None })
     }
 
-    /// A command of this program, on the disk's terms.
+    /// The command line of this program for a subcommand, with the options of the disk.
     fn own(&self, word: &str) -> Command {
         let mut command = Command::new(self.program.as_deref().unwrap_or(Path::new("diskwright")));
         command.args([word, "--quiet", "--cache=direct"]).env("TMPDIR", &self.dir);
@@ -184,7 +183,7 @@ impl Disks {
     fn over_nbd(&self, server: Server, socket: &Path) -> Result<Open> {
         let uri = NbdUri { connections: Some(CLIENTS as usize), ..NbdUri::unix(socket, "") };
         let target = self.target(Some(&uri.to_string()), None)?;
-        Ok(Open { target, server: Some(Serving { server, mover: None }) })
+        Ok(Open { target, server: Some(Serving { server, io_pid: None }) })
     }
 
     fn attach(&self) -> Result<Open> {
@@ -193,15 +192,15 @@ impl Disks {
         let mut server = Server::start(command, &self.dir, "attach")?;
         let log = server.log().to_owned();
         let mut device = None;
-        server.wait_until("no device comes", || {
+        server.wait_until("no device appeared", || {
             device = fs::read_to_string(&log).unwrap_or_default().split_inclusive('\n').find_map(device_in);
             device.is_some()
         })?;
         let device = device.unwrap_or_default();
         let record = Registry::existing().and_then(|registry| registry.find(&device).ok());
-        let mover = record.and_then(|(_, record)| record.server).map(|server| server.pid);
+        let io_pid = record.and_then(|(_, record)| record.server).map(|server| server.pid);
         let target = self.target(device.to_str(), None)?;
-        Ok(Open { target, server: Some(Serving { server, mover }) })
+        Ok(Open { target, server: Some(Serving { server, io_pid }) })
     }
 
     fn target(&self, spec: Option<&str>, format: Option<Format>) -> Result<OpenTarget> {
@@ -215,7 +214,7 @@ impl Disks {
     }
 }
 
-/// A line that is a loop device and nothing else.
+/// The path of a loop device, if the line is nothing else.
 fn device_in(line: &str) -> Option<PathBuf> {
     line.strip_suffix('\n').filter(|line| line.starts_with("/dev/loop")).map(PathBuf::from)
 }

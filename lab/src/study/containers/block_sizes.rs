@@ -1,9 +1,9 @@
-//! Full disks that differ only in the size of their blocks: 512 KiB against 2 MiB in VHD; 1, 2 and
-//! 32 MiB in VHDX.
+//! Full disks that differ only in their block size: 512 KiB against 2 MiB in VHD; 1, 2 and 32 MiB
+//! in VHDX.
 //!
-//! Windows Server 2008 made VHDs with blocks of 512 KiB, R2 with 2 MiB, and the paper compares the
-//! two as they came, block size and software together. VHDX has blocks of 1 to 256 MiB, and Windows
-//! takes 32 MiB. The disks of 2 MiB are those of the study.
+//! Windows Server 2008 made VHDs with blocks of 512 KiB, R2 with 2 MiB. The paper compares the two
+//! releases, so block size and software change together. VHDX allows blocks of 1 to 256 MiB;
+//! Windows uses 32 MiB. The disks with 2 MiB are the study's own disks.
 
 use super::record::{BLOCK_SIZE, BlockSizeRecord, name_of_size};
 use crate::{
@@ -21,15 +21,15 @@ use diskwright_load::{
 };
 use std::{os::unix::fs::MetadataExt, path::Path, time::Instant};
 
-/// The blocks of the study's other disks.
+/// Block size of the study's other disks.
 pub(crate) const USUAL_BYTES: u32 = 2 << 20;
 
-/// Disks with other blocks than usual, filled and proved.
+/// Disks with other block sizes, filled and verified.
 pub(crate) struct OtherBlocks {
     pub(crate) disks: Vec<(u32, Target)>,
 }
 
-/// What a run in a hurry leaves out is what a reader can guess from the rest.
+/// The other block sizes of a container. Quick studies measure only VHD.
 pub(crate) fn sizes_of(container: Container, quick: bool) -> &'static [u32] {
     match container {
         Container::VhdDynamic => &[512 << 10],
@@ -38,7 +38,7 @@ pub(crate) fn sizes_of(container: Container, quick: bool) -> &'static [u32] {
     }
 }
 
-/// Four of the sixteen in a hurry: small and large, reads and writes.
+/// Workloads of this experiment: all sixteen, or four if quick (small and large, reads and writes).
 pub(crate) fn workloads(queue_depth: u32, quick: bool) -> Vec<Workload> {
     let mut all = paper_monolithic(queue_depth);
     let few = ["4K random read", "4K random write", "64K sequential read", "64K sequential write"];
@@ -47,7 +47,7 @@ pub(crate) fn workloads(queue_depth: u32, quick: bool) -> Vec<Workload> {
 }
 
 impl OtherBlocks {
-    /// Makes, fills and proves a disk of each of these sizes.
+    /// Makes, fills and verifies a disk of each size.
     pub(crate) fn prepare(
         scratch: &Scratch,
         container: Container,
@@ -73,7 +73,7 @@ impl OtherBlocks {
         Ok(Self { disks })
     }
 
-    /// Closes and removes them.
+    /// Closes and removes the disks.
     pub(crate) fn remove(self) -> Result<()> {
         for (_, disk) in self.disks {
             let dir = disk.path.parent().map(Path::to_owned).unwrap_or_default();
@@ -84,7 +84,7 @@ impl OtherBlocks {
     }
 }
 
-/// Adds the disks to `sizes` and measures them in turns; the cells are added to `cells`.
+/// Measures all disks in interleaved rounds. Adds the disks to `sizes` and the cells to `cells`.
 pub(crate) fn measure(
     usual: &Target,
     others: &OtherBlocks,

@@ -1,8 +1,8 @@
-//! The chain-length experiment: how reads and opening fare as a chain of differencing disks grows.
+//! The chain-length experiment: reads and opening times for growing chains of differencing disks.
 //!
-//! As in the paper, reads go to the top of the chain; all lengths are measured in every round, so
-//! the ratio to a chain of one is taken within the round. The paper went to 64; this goes on to the
-//! longest chain that Windows allows.
+//! As in the paper, reads go to the top of the chain. All lengths are measured in every round, and
+//! the ratio to a chain of one is taken within the round. The paper ends at 64 differencing disks;
+//! this experiment ends at the longest chain that Windows allows.
 
 use super::record::{CHAIN, ChainLength, ChainRecord, chain_name};
 use crate::{
@@ -28,10 +28,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The paper's lengths, and on to the longest.
+/// The paper's lengths, 256, and the longest chain that Windows allows.
 pub(crate) const LENGTHS: [u32; 9] = [1, 2, 4, 8, 16, 32, 64, 256, CHILDREN_MAX];
 
-/// Longest cell where the whole run must end in time: there are many, and what they show is coarse.
+/// Longest cell if the study has a time budget: there are many cells, and short ones suffice.
 const QUICK_CELL: Duration = Duration::from_millis(120);
 
 /// The two workloads of the paper's chain charts.
@@ -42,7 +42,7 @@ pub(crate) fn workloads(queue_depth: u32) -> [Workload; 2] {
     ]
 }
 
-/// What the experiment needs to know.
+/// Inputs of the experiment.
 pub(crate) struct ChainExperiment<'a> {
     pub(crate) scratch: &'a Scratch,
     pub(crate) how: Preparation,
@@ -55,8 +55,8 @@ pub(crate) struct ChainExperiment<'a> {
 }
 
 impl ChainExperiment<'_> {
-    /// Makes the chain, proves that its longest form reads right, and measures every length. What
-    /// was opened is in `found` before the first read is measured; the cells are added to `cells`.
+    /// Makes the chain, verifies the longest length, and measures every length. `found` is set
+    /// before the first read is measured; the cells are added to `cells`.
     pub(crate) fn run(
         &self,
         (found, cells): (&mut Option<ChainRecord>, &mut Vec<Cell>),
@@ -88,9 +88,10 @@ impl ChainExperiment<'_> {
                     disks.push((chain_name(children), disk));
                 }
                 Err(error) => {
-                    // A signal from the keyboard ends the child as well, and is not its failure.
+                    // Ctrl-C also kills the child process. Then `report` ends the study, and no
+                    // warning is needed.
                     report(progress, "open chains", disks.len() as u64, self.lengths.len() as u64, "")?;
-                    // Most likely the limit of open files: the shorter lengths still say something.
+                    // Most likely the limit of open files. The shorter lengths are still measured.
                     let what = format!("chains of {children} and longer");
                     warnings.push(Warning::LeftOut { what, why: error.to_string() });
                     break;

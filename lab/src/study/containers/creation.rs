@@ -1,8 +1,8 @@
-//! How long it takes to create each type of disk.
+//! Creation time of each type of disk.
 //!
-//! In the paper a fixed disk is created by writing zeros all over it, at 49 MB/s on Windows Server
-//! 2008 and 419 MB/s on R2. Here its space is reserved and reads as zeros without a byte written.
-//! Times are those of `create` whole, its syncs included.
+//! In the paper a fixed disk is created by writing zeros to all of it, at 49 MB/s on Windows Server
+//! 2008 and 419 MB/s on R2. Diskwright reserves the space, which reads as zeros, and writes no
+//! payload. The time is that of the whole `create` call, its syncs included.
 
 use super::record::CreationRecord;
 use crate::{
@@ -16,15 +16,15 @@ use diskwright_load::warning::Warning;
 use diskwright_stats::numbers::bytes;
 use std::{error::Error, iter::successors, os::unix::fs::MetadataExt, time::Instant};
 
-/// Size of the disks that are created: a usual system disk.
+/// Size of the created disks: that of a common system disk.
 pub(crate) const SIZE_BYTES: u64 = 40 << 30;
-/// Left free on the file system while a fixed disk exists.
+/// Space that must stay free on the file system while a fixed disk exists.
 const SLACK_BYTES: u64 = 1 << 30;
-/// How often each type is created.
+/// Creations of each type.
 const ROUNDS: usize = 3;
 
-/// Creates each type a few times, and deletes it at once. Types that do not fit are left out with a
-/// warning, also when another program has taken the space meanwhile.
+/// Creates each type [`ROUNDS`] times and deletes each disk at once. A type that does not fit on
+/// the file system is left out with a warning.
 pub(crate) fn measure(
     scratch: &Scratch,
     size_bytes: u64,
@@ -48,7 +48,7 @@ pub(crate) fn measure(
     Ok(records)
 }
 
-/// Whether a file system had no space left.
+/// Whether the error is "no space left".
 fn is_full(error: &LabError) -> bool {
     let mut causes = successors(Some(error as &dyn Error), |&cause| cause.source());
     causes.any(|cause| cause.downcast_ref().is_some_and(diskwright_store::is_full))
@@ -69,7 +69,7 @@ pub(crate) fn times(
         let created = create_empty(container, &dir, size_bytes);
         times.push(start.elapsed().as_nanos() as f64);
         let examined = created.and_then(|path| path.metadata().map_err(LabError::file("examine", &path)));
-        // What was begun takes space as well.
+        // A failed creation may leave a file: removed too.
         std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
         file_allocated_bytes = file_allocated_bytes.min(examined?.blocks() * 512);
     }
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_file_system_is_told_from_other_failures() {
+    fn a_full_file_system_is_distinguished_from_other_failures() {
         let failed = |kind: io::ErrorKind| LabError::file("write", "x")(io::Error::from(kind));
         assert!(is_full(&failed(io::ErrorKind::StorageFull)) && is_full(&failed(io::ErrorKind::QuotaExceeded)));
         assert!(!is_full(&failed(io::ErrorKind::PermissionDenied)));
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_left_out_and_told() {
+    fn containers_that_do_not_fit_are_left_out_with_a_warning() {
         let home = tempfile::tempdir().unwrap();
         let scratch = Scratch::new(Some(home.path()), false).unwrap();
         let mut warnings = Vec::new();

@@ -1,4 +1,4 @@
-//! Writes that must find space first, against the same writes where all space is found.
+//! Writes that allocate space, against the same writes on a full disk.
 //!
 //! ```text
 //!   each round, in changing order:
@@ -6,11 +6,10 @@
 //!      empty disk   create it, writes, flush, remove it, wait for the file system
 //! ```
 //!
-//! Two ways of growing: streaming writes, which fill block after block, and small writes all over
-//! the disk, each of which may be the first in its block. The number of writes is such that most
-//! blocks are new; after that the empty disk is a full one and there is nothing to compare. Writes
-//! and the flush behind them are measured separately, because an engine may gather metadata until
-//! the flush, or write it at once.
+//! Two workloads: sequential writes, which allocate block after block, and small random writes,
+//! most of which allocate a block. The number of writes is limited so that most of them meet a new
+//! block. Writes and the flush after them are timed separately, because an image may write its
+//! metadata at once or in the flush.
 //!
 //! The paper has no figures for this, only a warning: "that gap may be widened if the VHD has to
 //! expand itself first".
@@ -35,22 +34,22 @@ use diskwright_load::{
 use diskwright_store::Blocking;
 use std::time::Instant;
 
-/// Small writes for each block: all but a few of the blocks then get one.
+/// Small random writes per block. With 4 almost every block (98 %) gets at least one.
 const WRITES_PER_BLOCK: u64 = 4;
 
-/// A full disk, and what its empty twin is made with.
+/// A full disk, and the block size of its empty twin.
 pub(crate) struct Subject<'a> {
     pub(crate) full: &'a Target,
     pub(crate) block_bytes: u32,
 }
 
-/// What the experiment needs to know.
+/// Inputs of the experiment.
 pub(crate) struct Expanding<'a> {
     pub(crate) scratch: &'a Scratch,
     pub(crate) how: Preparation,
     pub(crate) rounds: usize,
     pub(crate) queue_depth: u32,
-    /// Streaming writes end after so many bytes.
+    /// Bytes that the sequential writes cover.
     pub(crate) streamed_bytes: u64,
 }
 
@@ -75,13 +74,13 @@ impl<'a> Pair<'a> {
         self.full.subject.rsplit_once(", ").map_or("", |(target, _)| target)
     }
 
-    /// Speed of the empty disk with the flush in it, as a ratio to the full one's.
+    /// Speed of the empty disk as a ratio to the full disk; the time includes the flush.
     pub(crate) fn ratio_with_flush(&self) -> Option<Ratio> {
         Ratio::of(&rates_with_flush(self.empty)?, &rates_with_flush(self.full)?)
     }
 }
 
-/// Writes a second in each round, the flush included.
+/// Writes per second of each round; the time includes the flush.
 fn rates_with_flush(cell: &Cell) -> Option<Vec<f64>> {
     let rate =
         |(round, flush_ns): (&Figures, f64)| round.ios() as f64 * 1e9 / (round.window_ns as f64 + flush_ns).max(1.0);
@@ -89,7 +88,7 @@ fn rates_with_flush(cell: &Cell) -> Option<Vec<f64>> {
 }
 
 impl Expanding<'_> {
-    /// The workloads, and how many writes of each go to a disk with these blocks.
+    /// The workloads and their numbers of writes, for a disk with this block size.
     fn workloads(&self, block_bytes: u32) -> [(Workload, u64); 2] {
         let writes = |pattern, len_bytes| Workload::new(pattern, Direction::Write, len_bytes, self.queue_depth);
         let blocks = self.how.size_bytes.div_ceil(u64::from(block_bytes));
@@ -100,7 +99,7 @@ impl Expanding<'_> {
         ]
     }
 
-    /// How many cells `subjects` take.
+    /// Cells for this number of subjects.
     pub(crate) fn cells(&self, subjects: usize) -> u64 {
         (subjects * 2 * 2 * self.rounds) as u64
     }
@@ -118,7 +117,7 @@ impl Expanding<'_> {
             (job.seed, job.engine, job.cache) = (self.how.seed, self.how.engine.into(), full.cache);
             let title = |at: Window| Some(format!("{}, {} {}", workload.name, full.name, states[at.cell]));
             let mut measure = |at: Window, watch: &dyn Watch| {
-                // The streams begin at the first block: they end before the disk does.
+                // No change of the start offset: a sequential stream must begin at the first block.
                 let job = rounds::job_of(&job, &workload.name, at.round, None);
                 let (figures, flush_ns) = match at.cell {
                     0 => self.write(&job, &full, watch)?,
@@ -139,7 +138,7 @@ impl Expanding<'_> {
         Ok(())
     }
 
-    /// The window, and the time of the flush after it in nanoseconds.
+    /// Writes once. Returns the window, and the time of the flush after it in nanoseconds.
     fn write(&self, job: &Job, target: &OpenTarget, watch: &dyn Watch) -> Result<(Figures, f64)> {
         let phase = measure::window(job, target, &RunOptions::default(), watch)?;
         let start = Instant::now();
@@ -156,7 +155,7 @@ impl Expanding<'_> {
         let round = self.write(job, &target.to_measure(), watch)?;
         target.close()?;
         std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
-        // Else giving the file back falls into the next round.
+        // Wait until the file system has freed the file, so that this does not slow the next round.
         self.scratch.settle()?;
         Ok(round)
     }

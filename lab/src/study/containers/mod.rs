@@ -1,4 +1,4 @@
-//! The study `containers`: what a virtual disk costs against a raw file.
+//! The study `containers`: the cost of a virtual disk compared to a raw file.
 //!
 //! ```text
 //!   prepare   create, fill with incompressible data, flush, close: each of the seven containers
@@ -11,9 +11,9 @@
 //!   conclude  verdict, tables, warnings, JSON
 //! ```
 //!
-//! With `quick` the measuring gets what is left of the time, so it comes last; the run ends within
-//! two minutes unless the disk is so slow that preparing alone takes as long. Writes go to the same
-//! disks as reads: every byte of them is and stays allocated.
+//! With `quick` the main measurement comes last and gets the time that is left, so that the study
+//! ends within two minutes. It takes longer only if the storage is so slow that preparing takes two
+//! minutes. Reads and writes use the same disks: all their blocks are allocated before and after.
 
 mod block_sizes;
 mod chains;
@@ -38,7 +38,7 @@ use crate::{
     progress::Progress,
     rounds::Steps,
     scratch::Scratch,
-    study::{StudyReport, doubts},
+    study::{StudyReport, warnings},
     targets::{Preparation, Target},
 };
 use block_sizes::OtherBlocks;
@@ -57,37 +57,37 @@ use expanding::{Expanding, Subject};
 use settings::{CHAIN_BYTES, Settings};
 use std::time::{Duration, Instant};
 
-/// Longest cell of the experiments beside the main one, where the whole run must end in time.
+/// Longest cell of the block-size experiment if the study has a time budget.
 const SIDE_CELL: Duration = Duration::from_millis(120);
 
-/// Runs the study and saves its result. The scratch folder is removed in any case, unless `keep`
+/// Runs the study and saves its result. The scratch folder is removed in all cases, unless `keep`
 /// is set.
 ///
 /// # Errors
-/// Anything that would make the result untrue: a target that fails, reads back wrong bytes or is
-/// not populated; no space; [`LabError::Stopped`].
+/// Whatever would make the result untrue: a target that fails, reads back wrong bytes or is not
+/// fully allocated. Also no space, and [`LabError::Stopped`].
 pub fn run(options: &ContainersOptions, progress: &mut dyn Progress) -> Result<StudyReport<ContainersResult>> {
     let begun = options.study.begin("containers", SCHEMA)?;
     let mut settings = Settings::new(options, begun.start)?;
     let scratch = Scratch::new(options.study.dir.as_deref(), options.study.keep)?;
     let place = Place::detect(scratch.path());
-    let mut warnings = doubts::of_machine(&begun.head.machine);
+    let mut warnings = warnings::of_machine(&begun.head.machine);
 
     let (targets, preparation) = prepare::prepare(&mut settings, &scratch, &mut warnings, progress)?;
     let watch = OtherLoad::watch();
-    let mut found = Found::default();
+    let mut found = Measured::default();
     let outcome = measure_all(&settings, options, &scratch, &targets, &mut found, &mut warnings, progress);
     let stopped = match outcome {
         Ok(()) => false,
-        // Creation times alone are not worth a result.
+        // Without a cell there is no result: creation times alone are not saved.
         Err(LabError::Stopped) if !found.cells.is_empty() => true,
         Err(error) => return Err(error),
     };
-    warnings.extend(doubts::since(&watch));
+    warnings.extend(warnings::since(&watch));
     for target in targets {
         target.close()?;
     }
-    let Found { creation, chain, block_sizes, cells } = found;
+    let Measured { creation, chain, block_sizes, cells } = found;
     warnings.extend(verdict::warnings(&cells));
     let generator_ns_per_io = ceiling(settings.depths[0])?;
     let head = begun.end(verdict::whole(stopped, &cells), stopped);
@@ -105,22 +105,22 @@ pub fn run(options: &ContainersOptions, progress: &mut dyn Progress) -> Result<S
     Ok(StudyReport::save(result, &begun.output, stopped))
 }
 
-/// What has been measured so far.
+/// What the experiments have measured so far.
 #[derive(Debug, Default)]
-struct Found {
+struct Measured {
     creation: Vec<CreationRecord>,
     chain: Option<ChainRecord>,
     block_sizes: Vec<BlockSizeRecord>,
     cells: Vec<Cell>,
 }
 
-/// One experiment after the other; what is finished is in `found`, however this ends.
+/// Runs the experiments in turn. On an error `found` keeps the finished ones.
 fn measure_all(
     settings: &Settings,
     options: &ContainersOptions,
     scratch: &Scratch,
     targets: &[Target],
-    found: &mut Found,
+    found: &mut Measured,
     warnings: &mut Vec<Warning>,
     progress: &mut dyn Progress,
 ) -> Result<()> {
@@ -155,7 +155,7 @@ fn measure_all(
     measure_workloads(settings, targets, &mut found.cells, progress)
 }
 
-/// Writes into empty disks against writes into these.
+/// Runs the experiment `expanding` on the disks that grow.
 fn measure_expanding(
     settings: &Settings,
     scratch: &Scratch,
@@ -182,7 +182,6 @@ fn measure_expanding(
     subjects.iter().try_for_each(|subject| experiment.measure(subject, cells, &mut steps))
 }
 
-/// Every workload at every depth on all targets.
 fn measure_workloads(
     settings: &Settings,
     targets: &[Target],
@@ -200,7 +199,7 @@ fn measure_workloads(
     Ok(())
 }
 
-/// What the generator costs for each request: its own time on a device that does nothing.
+/// Time that the load generator itself takes per request, measured on `null:`, nanoseconds.
 fn ceiling(queue_depth: u32) -> Result<f64> {
     let workload = Workload::new(Pattern::Random, Direction::Read, 4096, queue_depth);
     let job = Job::simple("ceiling", workload.load(), Span::from_millis(10), Span::from_millis(40));

@@ -1,9 +1,9 @@
-//! The seven containers: made, filled, proved.
+//! Prepares the seven containers: creates, fills and verifies them.
 //!
-//! All are filled side by side, so that no disk has a better place than another. All are filled
-//! before the first is read back, so that none is proved out of what the page cache or the device
-//! remember of its writing. A quick run first fills one raw file, and makes smaller disks where all
-//! would take too long.
+//! All disks are filled at the same time, so that no disk gets a better place on the storage. All
+//! are filled before the first is read back, so that the page cache or the device's cache does not
+//! hold what is verified. A quick study first fills one raw file. If that takes too long, it makes
+//! smaller disks.
 
 use super::{
     record::PreparedRecord,
@@ -22,11 +22,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// A quick run gives no more than this to filling one disk; else it makes the disks smaller.
+/// Longest time to fill one disk in a quick study; on slower storage the disks are smaller.
 const QUICK_FILL: Duration = Duration::from_secs(3);
 const QUICK_MIN_BYTES: u64 = 64 << 20;
 
-/// Makes, fills, and proves every target. A quick run on a slow disk makes smaller ones.
+/// Creates, fills and verifies every target. A quick study on slow storage makes smaller disks.
 pub(crate) fn prepare(
     settings: &mut Settings,
     scratch: &Scratch,
@@ -34,7 +34,7 @@ pub(crate) fn prepare(
     progress: &mut dyn Progress,
 ) -> Result<(Vec<Target>, Vec<PreparedRecord>)> {
     let count = Container::ALL.len() as u64;
-    // The disks, the base of the chain, and room for metadata and for the chain's many small files.
+    // The disks, the base of the chain, and 4 GiB for metadata and for the many files of the chain.
     let usual_bytes = settings.how.size_bytes;
     scratch.need("the study", count * usual_bytes + usual_bytes.min(CHAIN_BYTES) + (4 << 30))?;
     if settings.quick && settings.asked_bytes.is_none() && usual_bytes > QUICK_MIN_BYTES {
@@ -77,14 +77,14 @@ pub(crate) fn prepare(
     Ok((targets, records))
 }
 
-/// The size of disk that can be filled in [`QUICK_FILL`], at most the usual one: told by filling
-/// one raw file, which is removed.
+/// The disk size that can be filled in [`QUICK_FILL`], at most the usual size. Measured by filling
+/// one raw file, which is then removed.
 fn quick_size(settings: &Settings, scratch: &Scratch, progress: &mut dyn Progress) -> Result<u64> {
     let usual_bytes = settings.how.size_bytes;
     let dir = scratch.folder("probe")?;
     let start = Instant::now();
     targets::make_filled(Container::Raw, &dir, &settings.how, &mut |done| {
-        report(progress, "prepare", done, usual_bytes, "a look at the disk")
+        report(progress, "prepare", done, usual_bytes, "measuring the write speed")
     })?;
     let took = start.elapsed();
     std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;

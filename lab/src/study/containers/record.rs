@@ -1,4 +1,5 @@
-//! What the study found, as it is saved: how the disks were prepared, and the cells of four parts.
+//! The result of the study `containers`: how the disks were prepared, and the cells of its four
+//! parts.
 
 use crate::{
     cells::{Cell, Cells, Compared},
@@ -26,27 +27,28 @@ pub const BLOCK_SIZE: &str = "block size";
 /// durable, nanoseconds.
 pub const FLUSH_NS: &str = "flush_ns";
 
-/// The study, whole or as far as it is.
+/// The result of the study; a partial result lacks experiments.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ContainersResult {
-    /// When, where and by what it was measured, and the conclusion.
+    /// When, where and by which program it was measured, and the conclusion.
     #[serde(flatten)]
     pub head: Head,
     /// The options in force.
     pub options: ContainersRecord,
-    /// Time of the generator itself for each request, on `null:` at the first depth, nanoseconds.
+    /// Time that the load generator itself takes per request, on `null:` at the first depth,
+    /// nanoseconds.
     pub generator_ns_per_io: f64,
-    /// How each target was prepared and proved.
+    /// How each target was prepared and verified.
     pub preparation: Vec<PreparedRecord>,
     /// Creation times.
     pub creation: Vec<CreationRecord>,
     /// The chains of the chain-length experiment.
     pub chain: Option<ChainRecord>,
-    /// The disks that differ only in the size of their blocks.
+    /// Disks that differ only in their block size.
     pub block_sizes: Vec<BlockSizeRecord>,
-    /// Everything that was measured.
+    /// All measured cells.
     pub cells: Vec<Cell>,
-    /// What the long form measures and this one did not, a phrase each.
+    /// What the full study measures and a quick one does not, a phrase each.
     pub left_out: Vec<String>,
 }
 
@@ -56,12 +58,12 @@ impl Cells for ContainersResult {
     }
 }
 
-/// The name of the top of a chain of so many differencing disks.
+/// The name of the top of a chain with this many differencing disks.
 pub(crate) fn chain_name(children: u32) -> String {
     format!("chain of {children}")
 }
 
-/// The name of the target with the full disk of the expanding experiment, or with the empty one.
+/// The name of a target in the expanding experiment; `state` is "full" or "empty".
 pub(crate) fn expanding_name(target: &str, state: &str) -> String {
     format!("{target}, {state}")
 }
@@ -69,16 +71,16 @@ pub(crate) fn expanding_name(target: &str, state: &str) -> String {
 /// The options in force.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ContainersRecord {
-    /// Two minutes at most.
+    /// Whether this is the quick study of two minutes.
     pub quick: bool,
     /// Size of every disk.
     pub size_bytes: u64,
-    /// The size that was asked for, where it was rounded up to that.
+    /// The size that was asked for, if it was rounded up to `size_bytes`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_bytes: Option<u64>,
-    /// Payload block of the dynamic and differencing disks: the formats' default, 2 MiB.
+    /// Block size of the dynamic and differencing disks: the formats' default, 2 MiB.
     pub block_bytes: u64,
-    /// Rounds.
+    /// Rounds of each cell.
     pub rounds: usize,
     /// Queue depths.
     pub queue_depths: Vec<u32>,
@@ -86,7 +88,7 @@ pub struct ContainersRecord {
     pub cache: String,
     /// "auto", "io_uring" or "pread".
     pub engine: String,
-    /// Seed of contents, offsets and orders.
+    /// Seed of contents, offsets and the order of cells.
     pub seed: u64,
 }
 
@@ -97,18 +99,18 @@ pub struct PreparedRecord {
     pub container: Container,
     /// The cache mode in force.
     pub cache: String,
-    /// Bytes written to it through the block queue.
+    /// Bytes written through the block queue.
     pub filled_bytes: u64,
-    /// How long that took, nanoseconds.
+    /// Time of filling, nanoseconds.
     pub fill_ns: u64,
-    /// Bytes read back, after closing and opening it again, and found equal to what was written:
-    /// all of them, or the study would have ended with an error.
+    /// Bytes that were read back after closing and opening the disk, and were correct. Always the
+    /// whole disk: a difference ends the study with an error.
     pub verified_bytes: u64,
-    /// How long that took, nanoseconds.
+    /// Time of verifying, nanoseconds.
     pub verify_ns: u64,
-    /// Whether its extents called every byte data of its own.
+    /// Whether the disk reported every byte as allocated data of its own.
     pub populated: bool,
-    /// Space that its file takes.
+    /// Space that its file takes, bytes.
     pub file_allocated_bytes: u64,
 }
 
@@ -121,7 +123,7 @@ pub struct CreationRecord {
     pub size_bytes: u64,
     /// Time of each creation, nanoseconds.
     pub wall_ns: Vec<f64>,
-    /// Space that the new file takes.
+    /// Space that the new file takes, bytes.
     pub file_allocated_bytes: u64,
 }
 
@@ -130,38 +132,39 @@ pub struct CreationRecord {
 pub struct ChainRecord {
     /// Size of each disk, and of the data in the base.
     pub size_bytes: u64,
-    /// Bytes of the longest chain that were read back through its top and found right.
+    /// Bytes of the longest chain that were read back through its top and were correct.
     pub verified_bytes: u64,
-    /// How long it took to make all its files, nanoseconds.
+    /// Time to make all its files, nanoseconds.
     pub made_in_ns: u64,
     /// Each length, ascending.
     pub lengths: Vec<ChainLength>,
 }
 
-/// One length of chain.
+/// One chain length.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ChainLength {
     /// Differencing disks above the base.
     pub children: u32,
-    /// What it cost to open it and read one block.
+    /// Cost of opening the chain and reading one block.
     pub open: OpenCost,
-    /// Whether that was in a fresh process; else the memory is that of the whole program.
+    /// Whether it was opened in a fresh process; else the memory figure is that of the whole
+    /// program.
     pub in_child_process: bool,
 }
 
-/// Full disks that differ only in the size of their blocks.
+/// Full disks that differ only in their block size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct BlockSizeRecord {
     /// Format and type of all of them.
     pub container: Container,
-    /// Sizes of blocks; the first is the usual one, and the base of the ratios.
+    /// Block sizes. The first is the default, and the base of the ratios.
     pub block_bytes: Vec<u64>,
-    /// Space that each file takes.
+    /// Space that each file takes, bytes.
     pub file_allocated_bytes: Vec<u64>,
 }
 
 impl BlockSizeRecord {
-    /// The name of the disk with blocks of this size.
+    /// The name of the disk with this block size.
     pub fn name(&self, block_bytes: u64) -> String {
         name_of_size(self.container, block_bytes)
     }
@@ -176,7 +179,7 @@ impl BlockSizeRecord {
     }
 }
 
-/// The name of a disk by the size of its blocks.
+/// The name of a disk with its block size.
 pub(crate) fn name_of_size(container: Container, block_bytes: u64) -> String {
     format!("{}, {}", container.name(), bytes(block_bytes))
 }

@@ -1,5 +1,4 @@
-//! The options of the study, and the same with everything filled in: what quick is, and what full
-//! is.
+//! The options of the study, and the settings of its quick and full forms.
 
 use super::record::ContainersRecord;
 use crate::{
@@ -13,54 +12,51 @@ use diskwright_load::workload::{Workload, paper_applications, paper_monolithic};
 use diskwright_store::CacheMode;
 use std::time::{Duration, Instant};
 
-/// When a quick run should be over, counted from its start: two minutes less what a slow machine
-/// may need to clean up.
+/// Time budget of a quick study: two minutes less the time that a slow machine needs to clean up.
 const QUICK_TOTAL: Duration = Duration::from_secs(100);
 const QUICK_CELLS: (Duration, Duration) = (Duration::from_millis(30), Duration::from_millis(350));
 const QUICK_BYTES: u64 = 512 << 20;
 const QUICK_DEPTHS: [u32; 1] = [32];
-/// Reads that stream, a log, a database: of the applications for which the paper has a chart, the
-/// ones that differ most.
+/// Three of the applications for which the paper has a chart, chosen to differ: streaming reads, a
+/// database, a mail server.
 const QUICK_APPLICATIONS: [&str; 3] = ["Media streaming", "OLTP database", "Exchange server"];
 const FULL_BYTES: u64 = 4 << 30;
 const FULL_CELL: Duration = Duration::from_secs(2);
-/// As in the paper.
+/// The paper's queue depths.
 const FULL_DEPTHS: [u32; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
-/// Size classes of disks are whole multiples of this, so that they are a whole number of
-/// blocks in every format.
+/// Disk sizes are multiples of this, so that they are a whole number of blocks in every format.
 pub(crate) const SIZE_STEP_BYTES: u64 = 32 << 20;
 
-/// The base of the chain; quick runs use a disk no larger than the other ones.
+/// Largest base of the chain; smaller if the study's disks are smaller.
 pub(crate) const CHAIN_BYTES: u64 = 1 << 30;
 
-/// What to do. [`ContainersOptions::default`] is the full study; `quick` the one of two minutes.
+/// Options of the study. [`ContainersOptions::default`] is the full study.
 #[derive(Debug, Clone, Default)]
 pub struct ContainersOptions {
-    /// Rounds: 5 unless said. Time of one cell: 2 s unless said; quick runs compute it from the
-    /// time that is left.
+    /// Default: 5 rounds, cells of 2 s. Quick studies compute the cells from the time budget.
     pub study: StudyOptions,
-    /// Page cache or O_DIRECT; O_DIRECT unless said.
+    /// Page cache or direct I/O. Default: direct I/O.
     pub cache: Option<CacheMode>,
-    /// Size of each disk, rounded up to 32 MiB: 512 MiB quick, 4 GiB full.
+    /// Size of each disk, rounded up to a multiple of 32 MiB. Default: 4 GiB, 512 MiB if quick.
     pub size_bytes: Option<u64>,
-    /// Size of the disks whose creation is timed: 40 GiB unless said.
+    /// Size of the disks whose creation is timed. Default: 40 GiB.
     pub creation_bytes: Option<u64>,
-    /// Queue depths: 32 quick; 1, 2, 4 to 256 full.
+    /// Queue depths. Default: 1, 2, 4 to 256; 32 if quick.
     pub queue_depths: Option<Vec<u32>>,
-    /// Lengths of the chain-length experiment, ascending: 1, 2, 4 to 64, 256 and 1,023 unless said.
+    /// Chain lengths, ascending. Default: 1, 2, 4 to 64, 256 and 1,023.
     pub chain_lengths: Option<Vec<u32>>,
-    /// How to measure opening in a fresh process; without it, it is measured in this one and the
-    /// memory is that of the whole program.
+    /// Opens disks in a fresh process to measure the memory of opening. If `None`, this process
+    /// opens them, and the memory figure is that of the whole program.
     pub launcher: Option<ChildLauncher>,
 }
 
-/// The size of each disk where this one is asked for: the next one that is a whole
-/// number of blocks in every format; `None` above the largest disk.
+/// The disk size for a requested size: rounded up to a multiple of 32 MiB, a whole number of blocks
+/// in every format. `None` on overflow.
 pub fn disk_bytes(asked_bytes: u64) -> Option<u64> {
     asked_bytes.checked_next_multiple_of(SIZE_STEP_BYTES)
 }
 
-/// The options with everything filled in.
+/// The options with defaults filled in.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) quick: bool,
@@ -79,7 +75,7 @@ impl Settings {
         let depths =
             options.queue_depths.clone().unwrap_or(if quick { QUICK_DEPTHS.into() } else { FULL_DEPTHS.into() });
         if depths.is_empty() || depths.contains(&0) {
-            return bad("a queue depth of 0 measures nothing", "use depths of at least 1");
+            return bad("a queue depth of 0 makes no requests", "use depths of at least 1");
         }
         let wanted_bytes = options.size_bytes.unwrap_or(if quick { QUICK_BYTES } else { FULL_BYTES });
         if wanted_bytes == 0 {
@@ -90,7 +86,7 @@ impl Settings {
         }
         let Some(size_bytes) = disk_bytes(wanted_bytes) else {
             return bad(
-                "that size is beyond what any disk can have",
+                "the size is larger than any disk format allows",
                 "use a smaller one (`ContainersOptions::size_bytes`)",
             );
         };
@@ -108,7 +104,7 @@ impl Settings {
         Ok(Self { quick, how, asked_bytes: options.size_bytes, rounds, depths, budget })
     }
 
-    /// The workloads that are compared, depth by depth.
+    /// The workloads of the main measurement, depth by depth.
     pub(crate) fn workloads(&self) -> Vec<Workload> {
         let applications = |depth| {
             let mut all = paper_applications(depth);
@@ -118,22 +114,23 @@ impl Settings {
         self.depths.iter().flat_map(|depth| paper_monolithic(*depth).into_iter().chain(applications(*depth))).collect()
     }
 
-    /// The queue depth of the experiments that are made at one.
+    /// The queue depth of the experiments that use only one.
     pub(crate) fn depth_of_side_experiments(&self) -> u32 {
         self.depths[0].max(32)
     }
 
-    /// Rounds of the expanding experiment, each of which makes its own disk.
+    /// Rounds of the expanding experiment. Each round creates a disk, so quick studies use at most
+    /// 3.
     pub(crate) fn expanding_rounds(&self) -> usize {
         if self.quick { self.rounds.min(3) } else { self.rounds }
     }
 
-    /// Bytes that the stream of writes of that experiment covers.
+    /// Bytes that the sequential writes of the expanding experiment cover.
     pub(crate) fn streamed_bytes(&self) -> u64 {
         if self.quick { 128 << 20 } else { 2 << 30 }
     }
 
-    /// What the long form measures and this one does not.
+    /// What the full study measures and a quick one does not.
     pub(crate) fn left_out(&self) -> Vec<String> {
         if !self.quick {
             return Vec::new();

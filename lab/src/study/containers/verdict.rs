@@ -1,51 +1,52 @@
-//! From figures to a sentence, and to warnings.
+//! Computes the verdict and the warnings from the cells.
 
 use super::{expanding::Pair, record::CONTAINERS};
 use crate::{
     cells::{Cell, Compared},
     ratio::Ratio,
-    study::doubts,
+    study::warnings as shared,
     targets::Container,
 };
 use diskwright_image::DiskType;
 use diskwright_load::{figures::Figures, warning::Warning};
 use diskwright_stats::summary::median;
 
-/// A target that reaches this share of the raw file's IOPS costs nothing that matters.
+/// A target that reaches this share of the raw file's IOPS counts as equal.
 const GOOD_RATIO: f64 = 0.95;
-/// With fewer requests in a round, its 99th percentile rests on less than one of them.
+/// Fewer requests in a round give a warning: the slowest 1 % is less than one request.
 const FEW_REQUESTS: u64 = 100;
-/// A window shorter than this gives a warning.
+/// Shorter windows give a warning.
 const SHORT_WINDOW_NS: u64 = 50_000_000;
 
-/// A ratio of IOPS to the raw file's, and what it is of.
-struct Found<'a> {
+/// IOPS of a target as a ratio to the raw file's, for one workload.
+struct IopsRatio<'a> {
     target: &'a str,
     workload: String,
     ratio: Ratio,
 }
 
-fn iops_ratios(cells: &[Cell]) -> Vec<Found<'_>> {
+fn iops_ratios(cells: &[Cell]) -> Vec<IopsRatio<'_>> {
     let loads = Compared::of_part(cells, CONTAINERS);
     let found = loads.iter().flat_map(|load| {
-        load.ratios(|round| round.iops)
-            .filter_map(|(cell, ratio)| Some(Found { target: &cell.subject, workload: cell.title(), ratio: ratio? }))
+        load.ratios(|round| round.iops).filter_map(|(cell, ratio)| {
+            Some(IopsRatio { target: &cell.subject, workload: cell.title(), ratio: ratio? })
+        })
     });
     found.collect()
 }
 
-/// All there is to say, first of all that it is not all.
+/// The whole verdict. Says first whether the study was stopped.
 pub(crate) fn whole(stopped: bool, cells: &[Cell]) -> String {
     let mut text = String::new();
     if stopped {
-        text.push_str("Stopped: this is what was measured until then. ");
+        text.push_str("Partial: the study was stopped. ");
     }
     text.push_str(&sentence(cells));
     text.push_str(&growth(cells));
     text
 }
 
-/// The speed of writes into empty disks; nothing where there were none.
+/// The sentence about writes into empty disks; empty if none were measured.
 fn growth(cells: &[Cell]) -> String {
     let pairs = Pair::all(cells);
     let mut speeds: Vec<(f64, &Pair<'_>)> =
@@ -53,20 +54,19 @@ fn growth(cells: &[Cell]) -> String {
     speeds.sort_by(|a, b| a.0.total_cmp(&b.0));
     let (Some((low, slowest)), Some((high, _))) = (speeds.first(), speeds.last()) else { return String::new() };
     format!(
-        " Empty disks, which must find space first, take writes at {low:.2} ({}, {}) to {high:.2} times the speed of full ones, the flush included.",
+        " Writes into empty disks, which allocate space first, reach {low:.2} ({}, {}) to {high:.2} times the speed of full ones, the flush included.",
         slowest.target(),
         slowest.full.load,
     )
 }
 
-/// The conclusion: how the populated dynamic and differencing disks, and the fixed ones, stand
-/// against the raw file.
+/// The main sentence: dynamic and differencing disks, and fixed disks, compared to the raw file.
 pub(crate) fn sentence(cells: &[Cell]) -> String {
     let is_growing =
         |name: &str| Container::from_name(name).is_some_and(|container| container.disk_type() != DiskType::Fixed);
     let (growing, fixed): (Vec<_>, Vec<_>) = iops_ratios(cells).into_iter().partition(|found| is_growing(found.target));
     let (Some(growing_text), Some(fixed_text)) = (standing(&growing), standing(&fixed)) else {
-        return "Nothing was compared.".into();
+        return "No cells were compared.".into();
     };
     let cpu: Vec<f64> = Compared::of_part(cells, CONTAINERS)
         .iter()
@@ -75,21 +75,23 @@ pub(crate) fn sentence(cells: &[Cell]) -> String {
         .map(|ratio| ratio.median())
         .collect();
     let cpu = median(&cpu).map_or_else(String::new, |ratio| {
-        format!(" In the median they take {ratio:.2} times the raw file's CPU time for each I/O.")
+        format!(" Their median CPU time per I/O is {ratio:.2} times the raw file's.")
     });
     format!("Populated dynamic and differencing disks {growing_text}.{cpu} Fixed disks {fixed_text}.")
 }
 
-/// How a group of ratios stands: how many are good, the median, and the worst with how sure that
-/// is.
-fn standing(found: &[Found<'_>]) -> Option<String> {
+/// Describes a group of ratios: how many are good, the median, and the lowest with its range.
+fn standing(found: &[IopsRatio<'_>]) -> Option<String> {
     let worst = found.iter().min_by(|a, b| a.ratio.median().total_cmp(&b.ratio.median()))?;
     let medians: Vec<f64> = found.iter().map(|found| found.ratio.median()).collect();
     let middle = median(&medians)?;
     let good = medians.iter().filter(|ratio| **ratio >= GOOD_RATIO).count();
     let summary = &worst.ratio.summary;
-    let doubt =
-        if summary.max >= GOOD_RATIO && worst.ratio.median() < GOOD_RATIO { ", so chance may explain it" } else { "" };
+    let doubt = if summary.max >= GOOD_RATIO && worst.ratio.median() < GOOD_RATIO {
+        ", within the scatter of the rounds"
+    } else {
+        ""
+    };
     let place = format!(
         "{} with {}, {:.2} (rounds {:.2} to {:.2}{doubt})",
         worst.target,
@@ -110,11 +112,11 @@ fn standing(found: &[Found<'_>]) -> Option<String> {
     })
 }
 
-/// Doubts that the figures themselves raise.
+/// Warnings about the figures: rounds that scatter, short windows, few requests.
 pub(crate) fn warnings(cells: &[Cell]) -> Vec<Warning> {
-    let named = |found: Found<'_>| (format!("{}, {}", found.target, found.workload), found.ratio);
+    let named = |found: IopsRatio<'_>| (format!("{}, {}", found.target, found.workload), found.ratio);
     let ratios: Vec<(String, Ratio)> = iops_ratios(cells).into_iter().map(named).collect();
-    let mut warnings: Vec<Warning> = doubts::spread(&ratios).into_iter().collect();
+    let mut warnings: Vec<Warning> = shared::spread(&ratios).into_iter().collect();
     let compared = || cells.iter().filter(|cell| cell.part == CONTAINERS);
     let shortest_ns = compared().flat_map(|cell| &cell.rounds).map(|round| round.window_ns).min();
     if let Some(window_ns) = shortest_ns.filter(|window_ns| *window_ns < SHORT_WINDOW_NS) {
@@ -166,18 +168,18 @@ mod tests {
             text.contains("lowest VHD dynamic with 4K random write at QD 32, 0.91 (rounds 0.90 to 0.92)"),
             "{text}"
         );
-        assert!(text.contains("1.00 times the raw file's CPU time"), "{text}");
+        assert!(text.contains("CPU time per I/O is 1.00 times the raw file's"), "{text}");
         assert!(text.contains("Fixed disks reach at least 0.95 of the raw file's IOPS in all 1 comparisons"), "{text}");
         assert!(warnings(&measured).is_empty());
     }
 
     #[test]
-    fn a_low_median_whose_rounds_reach_the_mark_is_told_as_doubtful() {
+    fn a_low_median_whose_rounds_reach_the_mark_is_reported_as_doubtful() {
         let measured = compared(
             &[(Container::Raw, [1000; 3]), (Container::VhdFixed, [1000; 3]), (Container::VhdDynamic, [700, 900, 1100])],
             200_000_000,
         );
-        assert!(sentence(&measured).contains("so chance may explain it"), "{}", sentence(&measured));
+        assert!(sentence(&measured).contains("within the scatter of the rounds"), "{}", sentence(&measured));
         let [Warning::Spread { cells: 1, of: 2, worst, .. }] = &warnings(&measured)[..] else { panic!() };
         assert_eq!(worst, "VHD dynamic, 4K random write at QD 32");
     }
@@ -198,17 +200,17 @@ mod tests {
         ];
         assert_eq!(
             whole(true, &cells),
-            "Stopped: this is what was measured until then. Nothing was compared. Empty disks, which must find space first, take writes at 0.50 (VHDX dynamic, 4K random write) to 0.75 times the speed of full ones, the flush included."
+            "Partial: the study was stopped. No cells were compared. Writes into empty disks, which allocate space first, reach 0.50 (VHDX dynamic, 4K random write) to 0.75 times the speed of full ones, the flush included."
         );
-        assert_eq!(whole(false, &[]), "Nothing was compared.");
+        assert_eq!(whole(false, &[]), "No cells were compared.");
     }
 
     #[test]
-    fn short_windows_and_few_requests_are_told() {
+    fn short_windows_and_few_requests_are_reported() {
         let measured = compared(&[(Container::Raw, [50; 3]), (Container::VhdFixed, [50; 3])], 20_000_000);
         let found = warnings(&measured);
         assert!(found.contains(&Warning::ShortCells { window_ns: 20_000_000 }), "{found:?}");
         assert!(found.contains(&Warning::FewRequests { cells: 2, fewest: 50 }), "{found:?}");
-        assert_eq!(sentence(&[]), "Nothing was compared.");
+        assert_eq!(sentence(&[]), "No cells were compared.");
     }
 }

@@ -1,9 +1,9 @@
-//! The files under test: made, filled and looked at as `prepare` makes them; or the
-//! targets that the user gave.
+//! The targets of the study: files that it creates, fills and inspects, or targets that the user
+//! gave.
 //!
-//! Pre-test 2 spreads the same volume of data over one, two and four files, so beside the file of
-//! the whole volume there are one of half of it and two of a quarter. Those that no later stage
-//! needs go as soon as it is over.
+//! Pre-test 2 spreads the same volume of data over one, two and four files. So there is a file of
+//! the whole volume, one of half of it and two of a quarter. After pre-test 2, files that no later
+//! stage needs are removed.
 
 use super::{QueueDepthOptions, Settings};
 use crate::{
@@ -17,36 +17,36 @@ use diskwright_disk::OpenOptions;
 use diskwright_load::{OpenTarget, job::Bytes, warning::Warning};
 use std::{fs, path::PathBuf, time::Duration};
 
-/// Files of pre-test 2, as parts of the volume.
+/// Sizes of the files of pre-test 2, as divisors of the volume.
 const PARTS: [u64; 4] = [1, 2, 4, 4];
 
-/// Targets, ready to be measured.
+/// The prepared targets.
 pub(super) struct Made {
     pub targets: Vec<OpenTarget>,
-    /// What was seen that casts doubt.
+    /// Warnings of the preparation.
     pub warnings: Vec<Warning>,
     /// Bytes under test.
     pub volume_bytes: u64,
-    /// The study's own, which may be removed.
+    /// Files that the study created, which may be removed.
     own: Vec<PathBuf>,
 }
 
 impl Made {
-    /// Lets all but the first `files` go.
+    /// Closes all but the first `files` targets, and removes those that the study created.
     pub fn keep(&mut self, files: usize) {
         self.targets.truncate(files);
         for path in self.own.drain(files.min(self.own.len())..) {
-            // The scratch folder takes what is left.
+            // A file that remains is removed with the scratch folder.
             let _ = fs::remove_file(path);
         }
     }
 }
 
-/// Makes the files, of which the later stages need `files_known` where that is known already, or
-/// prepares what was given.
+/// Creates the files, or prepares the given targets. `files_known` is the number of files that
+/// later stages need, if pre-test 2 is complete.
 ///
 /// # Errors
-/// No space, a target that may not be written, [`LabError::Stopped`].
+/// No space, a target that must not be written, [`LabError::Stopped`].
 pub(super) fn make(
     settings: &Settings,
     options: &QueueDepthOptions,
@@ -56,7 +56,7 @@ pub(super) fn make(
 ) -> Result<Made> {
     let disk = OpenOptions { engine: options.study.engine, ..OpenOptions::default() };
     let open = OpenHow { cache: settings.cache, disk, ..OpenHow::default() };
-    // A load that reads and writes, so that everything is filled, guarded and looked at.
+    // A load that reads and writes, so that targets are filled, checked for data and inspected.
     let mut job = super::plan::job(super::Stage::Depths, settings, Duration::from_secs(1))?;
     if !settings.targets.is_empty() {
         job.phases[0].loads[0].working_set = Bytes(settings.size_bytes.unwrap_or(0));
@@ -91,14 +91,14 @@ pub(super) fn make(
         made.own.push(path);
         made.warnings.extend(prepared.warnings);
         for mut target in prepared.targets {
-            // The scratch folder has another name each time; the file has not.
+            // A name without the scratch folder, which is different in each run.
             target.name.clone_from(&name);
             made.targets.push(target);
         }
     }
     if made.targets.is_empty() {
         return Err(LabError::BadOptions {
-            what: "there is nothing to measure".into(),
+            what: "no target was named".into(),
             hint: "name at least one target (`QueueDepthOptions::targets`)".into(),
         });
     }

@@ -1,24 +1,24 @@
-//! A finding as it is saved: how much load is enough for one kind of load.
+//! A finding: the queue depth that one kind of load needs.
 
 use super::Stage;
 use crate::sweep::ArrayFigures;
 use diskwright_stats::knee::{LoadInterval, Reason};
 use serde::{Deserialize, Serialize};
 
-/// By what a point was chosen.
+/// The rule by which a load was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
-    /// Largest power.
+    /// The load with the largest power, which is throughput divided by latency.
     Efficient,
-    /// First at 95 % of the peak.
+    /// The smallest load that reaches 95 % of the largest throughput.
     Saturation,
-    /// The paper's: where latency begins to outpace throughput.
+    /// The paper's rule: the load from which latency grows faster than throughput.
     Paper,
 }
 
 impl Rule {
-    /// As shown to people.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Efficient => "efficient",
@@ -28,66 +28,65 @@ impl Rule {
     }
 }
 
-/// How much load is enough for one kind of load.
+/// The queue depth that one kind of load needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Finding {
-    /// Depths (for small random I/O), reads, or writes.
+    /// The kind of load: depths (small random I/O), reads, or writes.
     pub stage: Stage,
-    /// The answer; none where no rule gives one.
-    pub found: Option<Found>,
-    /// Why there is none.
+    /// The operating point; `None` if no rule gives one.
+    pub found: Option<OperatingPoint>,
+    /// Why no rule gives one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<Reason>,
 }
 
-/// A load that is enough. Figures are medians over the rounds of the cell that stands for it.
+/// A load that is enough. Figures are medians over the rounds of one cell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-pub struct Found {
-    /// By what the load was chosen.
+pub struct OperatingPoint {
+    /// The rule by which the load was chosen.
     pub rule: Rule,
-    /// The load that the rule chose, requests in flight.
+    /// The load that the rule chose, in requests in flight.
     pub chosen: f64,
-    /// Where it lies, by bootstrap.
+    /// 95 % confidence interval of the chosen load, by bootstrap.
     pub interval: Option<LoadInterval>,
-    /// Requests in flight of the cell below: the chosen load, or for random I/O a total near it
-    /// that threads can share.
+    /// Requests in flight of the reported cell. For random I/O this is a total near the chosen load
+    /// that can be split over threads.
     pub in_flight: u64,
-    /// Files of that cell.
+    /// Files of the reported cell.
     pub files: u32,
     /// Threads for each file.
     pub threads: u32,
     /// Requests in flight for each thread.
     pub queue_depth: u32,
-    /// Other combinations that chance cannot tell from it; none where there is nothing to choose
-    /// from, or only one round.
+    /// How many other combinations of threads and depth are not significantly different. `None`
+    /// without combinations, or with one round.
     pub as_good: Option<usize>,
-    /// Requests a second.
+    /// Requests per second.
     pub iops: f64,
-    /// Millions of bytes a second.
+    /// Throughput in MB/s (10^6 bytes).
     pub mb_per_s: f64,
-    /// Mean latency.
+    /// Mean latency, nanoseconds.
     pub mean_ns: f64,
-    /// 99th percentile.
+    /// 99th percentile of the latency, nanoseconds.
     pub p99_ns: f64,
-    /// CPU time of the generator for each request.
+    /// CPU time of the load generator per request, nanoseconds.
     pub cpu_ns_per_io: f64,
-    /// How far the rounds of that cell lie apart, as a share of their median throughput.
+    /// Range of the throughput over the rounds of the cell, as a share of the median.
     #[serde(default)]
     pub scatter: f64,
-    /// The load of this stage with the most throughput, where that is above the throughput here by
-    /// more than 5 %.
+    /// The load of this stage with the largest throughput, if that is more than 5 % above the
+    /// throughput here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peak: Option<Peak>,
-    /// What it asks of each device below; of one device without copies where nothing is known of
-    /// them.
+    /// The load on each device below. Without a known array: one device without copies.
     pub array: ArrayFigures,
 }
 
-/// See [`Found::peak`].
+/// The load of a stage with the largest throughput.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Peak {
     /// Requests in flight.
     pub in_flight: u64,
-    /// Millions of bytes a second, median over the rounds.
+    /// Throughput in MB/s (10^6 bytes), median over the rounds.
     pub mb_per_s: f64,
 }

@@ -1,18 +1,19 @@
-//! From the measured stages to the findings: how much load is enough, for each kind of load, and
-//! what that asks of a device.
+//! Computes the findings from the measured stages: the queue depth that each kind of load needs,
+//! and the load on each device below.
 //!
 //! ```text
-//!   depths ─▶ knee ─▶ point, by the first rule that gives one ─▶ target depth
+//!   depths ─▶ knee ─▶ load, by the first rule that gives one ─▶ target depth
 //!                                                        └─▶ combinations ─▶ best ─▶ finding
 //!   reads, writes ─▶ knee ─▶ point ─▶ finding
 //! ```
 //!
-//! For small random I/O the paper looks where latency begins to outpace throughput; that is what
-//! *efficient* computes, and the paper's own rule reads off a graph. For sequential I/O latency is
-//! "arguably less important", and the paper looks where more stops to bring more: *saturation*.
-//! Where one cannot be told the others are asked in turn, and the finding says which it was.
+//! For small random I/O the paper takes the load where latency begins to grow faster than
+//! throughput. The rule *efficient* (largest power) computes that load; the paper reads it off a
+//! graph. For sequential I/O the paper calls latency "arguably less important", and takes the load
+//! where more requests add no throughput: the rule *saturation*. If a rule gives no load, the other
+//! rules are tried in turn. The finding names the rule.
 
-use super::{Finding, Found, Peak, QueueDepthResult, Rule, Stage, StageRecord, paper, plan};
+use super::{Finding, OperatingPoint, Peak, QueueDepthResult, Rule, Stage, StageRecord, paper, plan};
 use crate::sweep::{ArrayFigures, ArrayOptions, SweepCell, SweepRecord};
 use diskwright_load::{figures::Figures, record::End};
 use diskwright_stats::{
@@ -20,24 +21,25 @@ use diskwright_stats::{
     numbers::{duration, figure, grouped},
 };
 
-/// Rounds that lie further apart than this, as a share of their median, leave a depth unsure.
+/// If the range of the rounds is above this share of their median, the verdict calls the depth
+/// uncertain.
 const FAR_APART: f64 = 0.2;
-/// A throughput within this share of the most is not told to be below it: saturation is at 95 %.
+/// A throughput within this share of the largest counts as equal to it. Saturation is at 95 %.
 const NEAR_THE_PEAK: f64 = 0.05;
 
-/// What the paper settled at for a kind of load, computed like our figures.
+/// The paper's finding for a kind of load, with figures computed like ours.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Papers {
-    /// The line of its table.
-    pub settled: paper::Settled,
-    /// Millions of bytes a second.
+pub struct PaperFinding {
+    /// The depth, the threads and the line of the paper's table.
+    pub settled: paper::PaperPoint,
+    /// Throughput in MB/s (10^6 bytes).
     pub mb_per_s: f64,
-    /// What it asked of each of its eight devices.
+    /// The load on each of the paper's eight devices.
     pub array: ArrayFigures,
 }
 
-/// The paper's finding beside ours.
-pub fn papers(stage: Stage) -> Option<Papers> {
+/// The paper's finding for a stage; `None` for the stage `Files`.
+pub fn papers(stage: Stage) -> Option<PaperFinding> {
     let settled = paper::settled(stage)?;
     let (block_bytes, read_share) = match stage {
         Stage::Reads => (512 << 10, 1.0),
@@ -46,10 +48,10 @@ pub fn papers(stage: Stage) -> Option<Papers> {
     };
     let mb_per_s = settled.point.iops * f64::from(block_bytes) / 1e6;
     let array = paper::ARRAY.figures(read_share, settled.in_flight, settled.point.iops, mb_per_s);
-    Some(Papers { settled, mb_per_s, array })
+    Some(PaperFinding { settled, mb_per_s, array })
 }
 
-/// The point of a knee that counts for a stage, or why none does.
+/// The load of a knee that counts for a stage, and the rule that gave it, or why no rule gives one.
 pub(super) fn chosen(stage: Stage, knee: &Knee) -> Result<(Rule, MarkedPoint), Reason> {
     let marks = if matches!(stage, Stage::Reads | Stage::Writes) {
         [(Rule::Saturation, &knee.saturation), (Rule::Efficient, &knee.efficient), (Rule::Paper, &knee.paper)]
@@ -63,31 +65,31 @@ pub(super) fn chosen(stage: Stage, knee: &Knee) -> Result<(Rule, MarkedPoint), R
     })
 }
 
-/// The only line of a stage in which one load varies.
+/// The knee of a sweep with one axis; `None` before it is computed.
 pub(super) fn knee_of(sweep: &SweepRecord) -> Option<&Knee> {
     sweep.knees.first().map(|row| &row.knee)
 }
 
-/// Requests in flight that the combinations are to have: what test 1 found, or the pre-test's where
-/// it found nothing.
+/// Total requests in flight for the combinations, from test 1. If test 1 has no result, the depth
+/// of the pre-test.
 pub(super) fn target_depth(depths: &SweepRecord, threads: u32) -> u32 {
-    let told = knee_of(depths).and_then(|knee| chosen(Stage::Depths, knee).ok());
-    let load = told.map_or(f64::from(threads * paper::PRE_TEST_DEPTH), |(_, point)| point.load);
+    let known = knee_of(depths).and_then(|knee| chosen(Stage::Depths, knee).ok());
+    let load = known.map_or(f64::from(threads * paper::PRE_TEST_DEPTH), |(_, point)| point.load);
     plan::divisible(load)
 }
 
-/// How many files the later stages take: more than one only where one is slower beyond chance.
+/// Number of files for the later stages. More than one only if one file is significantly slower.
 pub(super) fn files(stage: &SweepRecord) -> u32 {
     let Some(best) = &stage.best else { return 1 };
     let one = stage.cells.iter().position(|cell| cell.files == 1);
-    let surely = match (&best.rivals, one) {
+    let significant = match (&best.rivals, one) {
         (Some(rivals), Some(one)) => !rivals.contains(&one),
         _ => false,
     };
-    if surely { stage.cells[best.cell].files } else { 1 }
+    if significant { stage.cells[best.cell].files } else { 1 }
 }
 
-/// What the stages say, in their order.
+/// The findings of the stages, in their order.
 pub(super) fn findings(stages: &[StageRecord], array: Option<ArrayOptions>) -> Vec<Finding> {
     let find = |wanted: Stage| stages.iter().find(|record| record.stage == wanted).map(|record| &record.sweep);
     let mut findings = Vec::new();
@@ -118,7 +120,6 @@ pub(super) fn findings(stages: &[StageRecord], array: Option<ArrayOptions>) -> V
     findings
 }
 
-/// The cell with the most throughput.
 fn peak(cells: &[SweepCell]) -> Option<Peak> {
     let measured = cells.iter().filter_map(|cell| {
         Some(Peak { in_flight: cell.measured.in_flight, mb_per_s: cell.measured.median(|round| round.mb_per_s)? })
@@ -133,10 +134,10 @@ fn found(
     as_good: Option<usize>,
     array: Option<ArrayOptions>,
     peak: Option<Peak>,
-) -> Option<Found> {
+) -> Option<OperatingPoint> {
     let Figures { iops, mb_per_s, mean_ns, p99_ns, cpu_ns_per_io, .. } = cell.measured.medians()?;
     let read_share = cell.measured.median(Figures::read_share)?;
-    Some(Found {
+    Some(OperatingPoint {
         rule,
         chosen: point.load,
         interval: point.interval,
@@ -161,7 +162,7 @@ fn found(
     })
 }
 
-/// A stage's kind of load in words.
+/// The name of a stage's kind of load.
 pub fn load_name(stage: Stage) -> &'static str {
     match stage {
         Stage::Reads => "512K sequential reads",
@@ -170,15 +171,15 @@ pub fn load_name(stage: Stage) -> &'static str {
     }
 }
 
-/// The conclusion in a sentence, after how it ended.
+/// The verdict. Begins with how the measurement ended, if it is not complete.
 pub(super) fn verdict(result: &QueueDepthResult) -> String {
     let mut text = match &result.head.end {
         End::Complete => String::new(),
-        End::Stopped => "Partial: it was stopped before all was measured. ".into(),
+        End::Stopped => "Partial: stopped before all cells were measured. ".into(),
         End::Failed { first, errors } => format!("Requests failed ({errors}): {first}. "),
     };
     if result.findings.is_empty() {
-        text.push_str("No depth can be named yet.");
+        text.push_str("No queue depth can be given yet.");
         return text;
     }
     let parts: Vec<String> = result.findings.iter().map(clause).collect();
@@ -188,7 +189,7 @@ pub(super) fn verdict(result: &QueueDepthResult) -> String {
         .iter()
         .filter_map(|finding| Some(papers(finding.stage)?.settled.in_flight.to_string()))
         .collect();
-    text.push_str(&format!("; the paper's eight SSDs wanted {}.", and(&papers)));
+    text.push_str(&format!("; the paper's eight SSDs needed {}.", and(&papers)));
     let mut letters = text.chars();
     letters.next().map_or_else(String::new, |first| first.to_uppercase().chain(letters).collect())
 }
@@ -197,19 +198,19 @@ fn clause(finding: &Finding) -> String {
     let load = load_name(finding.stage);
     let Some(found) = &finding.found else {
         let why = finding.why.as_ref().map_or_else(|| "not measured".into(), ToString::to_string);
-        return format!("for {load} no depth can be named ({why})");
+        return format!("{load}: no queue depth can be given ({why})");
     };
     if finding.stage != Stage::Depths {
-        let said = match found.rule {
+        let needs = match found.rule {
             Rule::Efficient => "are most efficient with",
             Rule::Saturation => "are saturated from",
-            Rule::Paper => "by the paper's rule need",
+            Rule::Paper => "need, by the paper's rule,",
         };
         let peak = found.peak.map_or_else(String::new, |peak| {
-            format!("; the most is {} MB/s with {}", figure(peak.mb_per_s), peak.in_flight)
+            format!("; the largest is {} MB/s with {}", figure(peak.mb_per_s), peak.in_flight)
         });
         return format!(
-            "{load} {said} {} in flight ({} MB/s{peak}){}",
+            "{load} {needs} {} in flight ({} MB/s{peak}){}",
             found.in_flight,
             figure(found.mb_per_s),
             hedge(found)
@@ -218,15 +219,15 @@ fn clause(finding: &Finding) -> String {
     let files = if found.files > 1 { format!("{} files x ", found.files) } else { String::new() };
     let as_good = match found.as_good {
         Some(0) | None => String::new(),
-        Some(1) => ", one other split as good".into(),
-        Some(others) => format!(", {others} other splits as good"),
+        Some(1) => ", one other split is as good".into(),
+        Some(others) => format!(", {others} other splits are as good"),
     };
     format!(
         "{load} {} {} in flight, as {files}{} threads x {}{as_good}: {} IOPS at {}{}",
         match found.rule {
             Rule::Efficient => "is most efficient with",
             Rule::Saturation => "is saturated from",
-            Rule::Paper => "by the paper's rule needs",
+            Rule::Paper => "needs, by the paper's rule,",
         },
         found.in_flight,
         found.threads,
@@ -237,14 +238,15 @@ fn clause(finding: &Finding) -> String {
     )
 }
 
-/// What makes the depth unsure: rounds that lie far apart, and an interval of more than one load.
-fn hedge(found: &Found) -> String {
+/// Says why the depth is uncertain: rounds that scatter, and a confidence interval of several
+/// loads.
+fn hedge(found: &OperatingPoint) -> String {
     let scatter =
-        (found.scatter > FAR_APART).then(|| format!("its rounds lie {} % apart", figure(found.scatter * 100.0)));
+        (found.scatter > FAR_APART).then(|| format!("its rounds differ by {} %", figure(found.scatter * 100.0)));
     let ends = found.interval.filter(|ends| scatter.is_some() && ends.low < ends.high);
-    let interval = ends.map(|ends| format!("chance allows {} to {} in flight", ends.low, ends.high));
+    let interval = ends.map(|ends| format!("95 % confidence interval: {} to {} in flight", ends.low, ends.high));
     let why: Vec<String> = scatter.into_iter().chain(interval).collect();
-    if why.is_empty() { String::new() } else { format!(", unsure: {}", why.join(", ")) }
+    if why.is_empty() { String::new() } else { format!(", uncertain: {}", why.join(", ")) }
 }
 
 fn and(words: &[String]) -> String {
@@ -255,24 +257,25 @@ fn and(words: &[String]) -> String {
     }
 }
 
-/// A cell beside the paper's at the same place: how much each has grown from the first place that
-/// both have, and ours as a ratio to the paper's.
+/// A cell beside the paper's cell of the same load.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Beside {
-    /// Our IOPS to our first.
+pub struct BesidePaper {
+    /// Our IOPS relative to our first cell that the paper has too.
     pub ours: f64,
-    /// The paper's IOPS to its first; none where the paper has no figure for this place.
+    /// The paper's IOPS relative to its first cell that we have too; `None` if the paper has no
+    /// figure for this load.
     pub papers: Option<f64>,
-    /// Our IOPS to the paper's.
+    /// Our IOPS as a ratio to the paper's; `None` if the paper has no figure for this load.
     pub ratio: Option<f64>,
 }
 
-/// All cells of a stage beside the paper's.
-pub fn beside(record: &StageRecord) -> Vec<Option<Beside>> {
+/// All cells of a stage beside the paper's. `None` for a cell without figures, and for all cells if
+/// no load is in both.
+pub fn beside(record: &StageRecord) -> Vec<Option<BesidePaper>> {
     let place = |cell: &SweepCell| -> Option<u64> {
         match record.stage {
             Stage::Files => None,
-            // Its axis stands for eight threads.
+            // The paper's axis counts outstanding requests for each of eight threads.
             Stage::Depths => {
                 let threads = u64::from(paper::THREADS);
                 cell.measured.in_flight.is_multiple_of(threads).then(|| cell.measured.in_flight / threads)
@@ -296,7 +299,7 @@ pub fn beside(record: &StageRecord) -> Vec<Option<Beside>> {
         .iter()
         .map(|pair| {
             let ((ours, papers), (our_first, papers_first)) = ((*pair)?, first?);
-            Some(Beside {
+            Some(BesidePaper {
                 ours: ours / our_first,
                 papers: papers.map(|papers| papers / papers_first),
                 ratio: papers.map(|papers| ours / papers),

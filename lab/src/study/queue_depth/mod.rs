@@ -1,27 +1,30 @@
-//! The study `queue-depth`: how much load is enough, by the whole procedure of the Storage Spaces
-//! paper.
+//! The study `queue-depth`: how many requests in flight a target needs, found by the procedure of
+//! the Storage Spaces paper.
 //!
 //! ```text
 //!   make          files of incompressible data: one of the size under test, the smaller ones of
 //!                 pre-test 2                                                          (files.rs)
 //!   pre-test 1    8 threads x 12, until the steady state is reached; unsteady figures are reported
 //!   files         pre-test 2: the same data and the same load on 1, 2 and 4 files
-//!   depths        test 1: 1 to 24 outstanding per thread ──▶ knee ──▶ a total depth
+//!   depths        test 1: 1 to 24 outstanding per thread ──▶ knee ──▶ a total queue depth
 //!   combinations  test 2: threads x outstanding for that total
 //!   reads, writes 512K sequential, one thread
-//!   conclude      findings as in the paper's Table 5, figures per device, and the paper's
+//!   conclude      findings as in the paper's Table 5, figures per device, and the paper's own
 //!                                                                      (findings.rs, paper.rs)
 //! ```
 //!
-//! Each stage is a sweep (`sweep/`), so its rounds take turns, its knee has an interval, and a
-//! study that was broken off goes on where it ended when the same command is given the file that it
-//! saved. A cell of the full form lasts as long as one of the paper's in all, five minutes of
-//! warm-up and ten of measuring, but in five rounds that take turns: only so can chance be told
-//! from truth.
+//! Each stage is a sweep (`sweep/`): its cells are measured in interleaved rounds, and its knee has
+//! a 95 % confidence interval. The result is saved after each stage and every few seconds. If the
+//! output file is an unfinished study with the same settings, the study resumes.
+//!
+//! In the full study a cell takes fifteen minutes, as in the paper: a third is warm-up. Here these
+//! fifteen minutes are five interleaved rounds of three minutes, because a confidence interval
+//! needs several rounds.
 
 mod files;
 mod finding;
 pub mod findings;
+pub(crate) mod method;
 pub mod paper;
 mod plan;
 pub(crate) mod record;
@@ -29,10 +32,9 @@ mod settings;
 mod stage;
 #[cfg(test)]
 pub(crate) mod tests;
-pub(crate) mod told;
 
-pub use finding::{Finding, Found, Peak, Rule};
-pub use findings::Beside;
+pub use finding::{Finding, OperatingPoint, Peak, Rule};
+pub use findings::BesidePaper;
 pub use record::{QueueDepthResult, SCHEMA, StageRecord};
 pub use settings::{QueueDepthOptions, Settings};
 pub use stage::Stage;
@@ -58,37 +60,37 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// When a quick study should be over: two minutes less what cleaning up may need.
+/// Time budget of a quick study: two minutes less the time for cleaning up.
 const QUICK_TOTAL: Duration = Duration::from_secs(108);
 const QUICK_CELLS: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(1000));
-/// The result is saved after a window, but not more often than this.
+/// Shortest time between two saves while a stage is measured.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
 
-/// Runs the study, or goes on with it, and saves its result after each stage. A stop keeps what was
-/// measured, and so does a result that cannot be saved, which ends the study. The scratch folder is
-/// removed in any case, unless `keep` is set.
+/// Runs or resumes the study, and saves its result after each stage. If the result cannot be saved,
+/// the study ends and returns what it has measured. A stopped study also keeps what it has
+/// measured. The scratch folder is removed in all cases, unless `keep` is set.
 ///
 /// # Errors
-/// Options that cannot be; no space; targets that may not be written; a saved study that was asked
-/// something else; [`LabError::Stopped`] when it was stopped before anything was measured.
+/// Bad options; no space; targets that must not be written; a saved study with other settings;
+/// [`LabError::Stopped`] if the study was stopped before the first measurement.
 pub fn run(options: &QueueDepthOptions, progress: &mut dyn Progress) -> Result<StudyReport<QueueDepthResult>> {
     let settings = Settings::new(options)?;
     let begun = options.study.begin("queue-depth", SCHEMA)?;
     let mut result = match options.study.output.as_deref().filter(|path| path.exists()) {
-        Some(path) => go_on(path, settings)?,
+        Some(path) => resume(path, settings)?,
         None => QueueDepthResult::begin(settings, begun.head.clone()),
     };
     let scratch = Scratch::new(options.study.dir.as_deref(), options.study.keep)?;
     let before_ns = result.head.took_ns;
     let mut study = Study { result: &mut result, begun: &begun, saved: Instant::now(), unsaved: None, before_ns };
-    let outcome = study.carry_out(options, &scratch, progress);
+    let outcome = study.measure(options, &scratch, progress);
     match outcome {
-        // Something is there to keep.
+        // The pre-test is worth keeping.
         Err(LabError::Stopped) if study.result.pre_test.is_some() => study.result.head.end = End::Stopped,
         other => other?,
     }
     study.conclude();
-    // A failure to save ends the study, and is reported even if there is space again.
+    // A failed save ends the study. It is reported even if a later save would succeed.
     let saved = match study.unsaved.take() {
         Some(error) => Err(error),
         None => study.write().map(|()| begun.output.path().to_owned()),
@@ -97,22 +99,22 @@ pub fn run(options: &QueueDepthOptions, progress: &mut dyn Progress) -> Result<S
     Ok(StudyReport { result, saved, stopped })
 }
 
-/// Reads a study that was saved, to go on with it.
-fn go_on(path: &Path, settings: Settings) -> Result<QueueDepthResult> {
+/// Reads the saved study in `path` so that it resumes with `settings`.
+fn resume(path: &Path, settings: Settings) -> Result<QueueDepthResult> {
     let mut saved = match document::read_one(path)? {
         Document::QueueDepth(saved) => *saved,
         other => {
             return Err(LabError::BadOptions {
-                what: format!("{} is {} and no study of queue depth", path.display(), other.kind()),
-                hint: "give another file (`StudyOptions::output`)".into(),
+                what: format!("{} is {}, not a queue-depth study", path.display(), other.kind()),
+                hint: "name another output file (`StudyOptions::output`)".into(),
             });
         }
     };
     let same = Settings { max_p99: settings.max_p99, array: settings.array, ..saved.settings.clone() };
     if same != settings {
         return Err(LabError::BadOptions {
-            what: format!("the study in {} was asked something else", path.display()),
-            hint: "use the same options to go on with it, or another file (`StudyOptions::output`) to begin anew"
+            what: format!("the study saved in {} has other settings", path.display()),
+            hint: "give the same options to resume it, or another output file (`StudyOptions::output`) to start a new study"
                 .into(),
         });
     }
@@ -125,12 +127,12 @@ impl QueueDepthResult {
         Self { head, settings, targets: Vec::new(), pre_test: None, stages: Vec::new(), findings: Vec::new() }
     }
 
-    /// The record of a stage, once it has begun.
+    /// The record of a stage; `None` before the stage has begun.
     pub fn stage(&self, stage: Stage) -> Option<&StageRecord> {
         self.stages.iter().find(|record| record.stage == stage)
     }
 
-    /// The sweep of a stage that has been measured to its end.
+    /// The sweep of a stage; `None` before all its rounds are measured.
     fn complete(&self, stage: Stage) -> Option<&SweepRecord> {
         let all = |sweep: &&SweepRecord| {
             sweep.cells.iter().all(|cell| cell.measured.rounds.len() >= sweep.options.rounds as usize)
@@ -139,21 +141,21 @@ impl QueueDepthResult {
     }
 }
 
-/// A study under way.
+/// A running study.
 struct Study<'a> {
     result: &'a mut QueueDepthResult,
-    /// Of this sitting.
+    /// Start and output of this run of the program.
     begun: &'a Begun,
-    /// When it was saved last.
+    /// Time of the last save.
     saved: Instant,
-    /// Why it could not be saved. It ends then, for what cannot be kept need not be measured.
+    /// The error of a failed save. The study ends then: measuring on would lose the results.
     unsaved: Option<LabError>,
-    /// Time of earlier sittings.
+    /// Time that earlier runs of the program took.
     before_ns: u64,
 }
 
 impl Study<'_> {
-    fn carry_out(&mut self, options: &QueueDepthOptions, scratch: &Scratch, progress: &mut dyn Progress) -> Result<()> {
+    fn measure(&mut self, options: &QueueDepthOptions, scratch: &Scratch, progress: &mut dyn Progress) -> Result<()> {
         let settings = self.result.settings.clone();
         let files_known = self.result.complete(Stage::Files).map(findings::files);
         let mut made = files::make(&settings, options, files_known, scratch, progress)?;
@@ -194,7 +196,7 @@ impl Study<'_> {
         Ok(())
     }
 
-    /// Whether the study goes on.
+    /// Measures pre-test 1. Returns whether the study continues.
     fn pre_test(&mut self, settings: &Settings, made: &files::Made, progress: &mut dyn Progress) -> Result<bool> {
         let job = plan::pre_test(settings, made.volume_bytes)?;
         crate::progress::report(progress, "pre-test", 0, 1, "8 threads x 12, until the steady state")?;
@@ -206,14 +208,14 @@ impl Study<'_> {
         }
         let goes_on = ended.head.end == End::Complete;
         self.result.pre_test = Some(ended);
-        // What ends here is saved at the end.
+        // If the study ends here, `run` saves it.
         if goes_on {
             self.save()?;
         }
         Ok(goes_on)
     }
 
-    /// Measures what a stage lacks. Whether the study goes on.
+    /// Measures the missing cells of a stage. Returns whether the study continues.
     fn sweep(
         &mut self,
         stage: Stage,
@@ -227,8 +229,8 @@ impl Study<'_> {
         let records = |count: usize| targets.iter().take(count).map(OpenTarget::record).collect::<Vec<_>>();
         let mut record = match self.result.stage(stage) {
             Some(StageRecord { sweep: saved, .. }) => {
-                // What was begun goes on as it was begun; only the limit and the array, which
-                // are used after measuring, may change.
+                // A resumed sweep keeps its saved options. Only the p99 limit and the array may
+                // change: they are used after measuring.
                 let mut options = saved.options.clone();
                 (options.max_p99, options.array) = (settings.max_p99, settings.array);
                 let records = records(options.targets.len());
@@ -251,7 +253,7 @@ impl Study<'_> {
             }
             if self.saved.elapsed() >= SAVE_EVERY { self.save() } else { Ok(()) }
         };
-        sweep::carry_out(&mut record, stage.name(), &mut measure, &mut keep, progress)?;
+        sweep::run(&mut record, stage.name(), &mut measure, &mut keep, progress)?;
         match &record.head.end {
             End::Complete => {}
             End::Stopped => return Err(LabError::Stopped),
@@ -264,7 +266,7 @@ impl Study<'_> {
         Ok(goes_on)
     }
 
-    /// Computes everything that follows from the stages.
+    /// Computes findings, warnings and verdict from the stages.
     fn conclude(&mut self) {
         let result = &mut *self.result;
         result.findings = findings::findings(&result.stages, result.settings.array);
@@ -286,7 +288,7 @@ impl Study<'_> {
         result.head.verdict = findings::verdict(result);
     }
 
-    /// Keeps what there is, or ends the study.
+    /// Saves the result. A failed save ends the study.
     fn save(&mut self) -> Result<()> {
         self.write().map_err(|error| {
             self.unsaved = Some(error);
@@ -305,8 +307,8 @@ impl Study<'_> {
     }
 }
 
-/// Whether two warnings are the same. A warning about the machine is kept once for all stages; of
-/// depths that were not reached, each load has its own.
+/// Whether two warnings repeat each other. A warning about the machine is kept once for all stages.
+/// A warning about one load (`DepthNotReached`) is kept for each load.
 fn is_same(a: &Warning, b: &Warning) -> bool {
     use Warning::{DepthNotReached, InCells, LeftOut};
     let by_kind = |warning: &Warning| !matches!(warning, DepthNotReached { .. } | LeftOut { .. } | InCells { .. });
@@ -320,8 +322,8 @@ fn budget(settings: &Settings, start: Instant) -> Budget {
     }
 }
 
-/// Windows from `stage` to the end. Of the combinations, those that divide the total are not known
-/// beforehand: all are counted.
+/// Windows from `stage` to the end. Counts all combinations: which of them divide the total depth
+/// is known only after test 1.
 fn windows_left(settings: &Settings, stage: Stage) -> usize {
     let stages = Stage::ALL.into_iter().skip_while(|other| *other != stage);
     let cells: usize = stages.map(|stage| plan::values(stage, settings.quick).len()).sum();

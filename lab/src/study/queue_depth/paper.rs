@@ -1,25 +1,25 @@
 //! The Storage Spaces paper's own figures: `papers/storage-spaces-synthetic-workloads.txt`.
 //!
-//! Only what is printed there is here; the graphs from 13 to 24 outstanding per thread have no
-//! numbers. Its array has eight SSDs and keeps two copies, behind a virtual machine and SMB, so
-//! what compares is the shape of a line, not its height.
+//! Only printed figures are here: the paper's graphs from 13 to 24 outstanding per thread have no
+//! numbers. The paper's array has eight SSDs and two copies, behind a virtual machine and SMB. So
+//! the shape of a curve can be compared with ours, but not its height.
 
 use super::Stage;
 use crate::sweep::ArrayOptions;
 
-/// What lay below the paper's target: a two-way mirror on eight SSDs.
+/// The paper's array: a two-way mirror on eight SSDs.
 pub const ARRAY: ArrayOptions = ArrayOptions { copies: 2, devices: 8 };
-/// Threads on the paper's file, in pre-tests and in test 1.
+/// Threads on the paper's file in the pre-tests and in test 1.
 pub const THREADS: u32 = 8;
-/// Outstanding I/Os of each thread in its pre-tests.
+/// Outstanding requests of each thread in the paper's pre-tests.
 pub const PRE_TEST_DEPTH: u32 = 12;
 
-/// One line of a table.
+/// A row of a table of the paper.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Point {
-    /// Outstanding per thread, or threads per file, as the table counts.
+    /// Outstanding requests per thread, or threads, as the table counts.
     pub at: u64,
-    /// Requests a second.
+    /// Requests per second.
     pub iops: f64,
     /// Mean latency, milliseconds.
     pub mean_ms: f64,
@@ -29,9 +29,9 @@ const fn point(at: u64, iops: f64, mean_ms: f64) -> Point {
     Point { at, iops, mean_ms }
 }
 
-/// Pre-test 1, `-t8 -o12`: the total of the sample output.
+/// Pre-test 1, `-t8 -o12`: the total in the paper's sample output.
 pub const PRE_TEST: Point = point(12, 58_071.31, 1.652);
-/// Its 99th percentile, milliseconds.
+/// 99th percentile of pre-test 1, milliseconds.
 pub const PRE_TEST_P99_MS: f64 = 10.183;
 
 /// Random small I/O test 1, eight threads, by outstanding per thread.
@@ -50,7 +50,7 @@ const DEPTHS: [Point; 12] = [
     point(12, 55_232.28, 1.737),
 ];
 
-/// Table 4: random small I/O test 2, 120 outstanding in all, by threads.
+/// Table 4: random small I/O test 2, by threads; 120 outstanding in total.
 const COMBINATIONS: [Point; 12] = [
     point(1, 57_499.10, 2.086),
     point(2, 62_619.14, 1.915),
@@ -132,7 +132,7 @@ const WRITES: [Point; 29] = [
     point(32, 764.18, 41.874),
 ];
 
-/// The table of a stage; none where the paper prints no figures.
+/// The paper's table for a stage; empty if the paper prints no figures.
 pub fn table(stage: Stage) -> &'static [Point] {
     match stage {
         Stage::Files => &[],
@@ -143,32 +143,32 @@ pub fn table(stage: Stage) -> &'static [Point] {
     }
 }
 
-/// The line of a stage's table at a place on its axis.
+/// The row of a stage's table at this value of its axis.
 pub fn at(stage: Stage, place: u64) -> Option<Point> {
     table(stage).iter().find(|point| point.at == place).copied()
 }
 
-/// What the paper settled at.
+/// The depth that the paper found for a kind of load.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Settled {
+pub struct PaperPoint {
     /// Requests in flight on the space.
     pub in_flight: u64,
     /// Threads.
     pub threads: u64,
-    /// Its line there.
+    /// The table's row with this depth.
     pub point: Point,
 }
 
-/// The paper's findings: 2 x 60 for random I/O (its text and Table 4), 31 and 15 for sequential
-/// (Table 5, whose "30" for reads stands beside the figures of 31).
-pub fn settled(stage: Stage) -> Option<Settled> {
+/// The paper's findings: 2 x 60 for random I/O (text and Table 4), 31 reads and 15 writes for
+/// sequential I/O (Table 5, which says "30" for reads but has the figures of 31).
+pub fn settled(stage: Stage) -> Option<PaperPoint> {
     let (in_flight, threads, place) = match stage {
         Stage::Files => return None,
         Stage::Depths | Stage::Combinations => (120, 2, (Stage::Combinations, 2)),
         Stage::Reads => (31, 1, (Stage::Reads, 31)),
         Stage::Writes => (15, 1, (Stage::Writes, 15)),
     };
-    Some(Settled { in_flight, threads, point: at(place.0, place.1)? })
+    Some(PaperPoint { in_flight, threads, point: at(place.0, place.1)? })
 }
 
 #[cfg(test)]
@@ -177,8 +177,8 @@ mod tests {
 
     #[test]
     fn the_tables_keep_littles_law() {
-        // IOPS x latency is what is outstanding, in every line that the paper prints; a typing
-        // error would not keep it.
+        // Little's law: IOPS x latency is the number of outstanding requests. This finds typing
+        // errors in the tables.
         let asked = |stage: Stage, at: u64| match stage {
             Stage::Depths => at * 8,
             Stage::Combinations => 120,
@@ -196,7 +196,7 @@ mod tests {
 
     /// Table 5, with its own calculations.
     #[test]
-    fn what_the_paper_settled_at_gives_its_table_5() {
+    fn the_papers_depths_give_its_table_5() {
         let row = |stage, read_share| {
             let settled = settled(stage).unwrap();
             // The paper's MB are 2^20 bytes.

@@ -1,14 +1,14 @@
-//! From what was asked to the sweeps of the procedure, one for each stage.
+//! Builds the sweep of each stage from the settings and the results of earlier stages.
 //!
-//! | stage | the paper | varies | held |
+//! | stage | in the paper | varies | fixed |
 //! |---|---|---|---|
 //! | files | pre-test 2 | files 1, 2, 4 | 96 in flight, the volume of data |
 //! | depths | random small I/O, test 1 | 1 to 24 outstanding per thread | 8 threads |
 //! | combinations | random small I/O, test 2 | threads x outstanding | in flight, from test 1 |
 //! | reads, writes | sequential large I/O | 1 to 36 and 1 to 32 outstanding | one thread |
 //!
-//! The loads are those of the profile `storage-spaces`. Sequential I/O begins at 1 outstanding,
-//! where the paper's begins at 8 and 4: a device that is saturated by less shows it only there.
+//! The loads are those of the profile `storage-spaces`. Sequential tests begin at 1 outstanding.
+//! The paper begins at 8 and 4, and would miss the knee of a device that needs fewer.
 
 use super::{Settings, Stage, paper};
 use crate::{
@@ -21,25 +21,26 @@ use diskwright_load::{
 };
 use std::time::Duration;
 
-/// Totals that can be split over many numbers of threads: what the paper did when it went from
-/// 124.8 to 120.
+/// Total depths that can be split over many numbers of threads. The paper rounded 124.8 to 120 for
+/// the same reason.
 const DIVISIBLE: [u32; 20] = [1, 2, 4, 6, 8, 12, 16, 24, 36, 48, 60, 72, 96, 120, 144, 168, 180, 192, 240, 360];
 
-/// Warm-up as a part of a cell: the paper's five minutes of fifteen.
+/// A cell is this many times as long as its warm-up: 15 minutes to 5 in the paper.
 const WARM_UP_OF_CELL: u32 = 3;
 
-/// What a stage takes from those before it.
+/// What a stage takes from earlier stages.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TestBed {
-    /// Files that take part; of the stage that varies them, how many there are.
+    /// Files that the stage may use. The stage `Files` varies their number up to this.
     pub files: u32,
-    /// Bytes under test, over all of them.
+    /// Bytes under test, summed over the files.
     pub volume_bytes: u64,
-    /// Requests in flight that combinations are to have.
+    /// Total requests in flight for the stage `Combinations`.
     pub depth: u32,
 }
 
-/// The sweep of a stage, with cells of `cell`, the names of the targets being `targets`.
+/// The sweep of a stage. A cell takes `cell`, warm-up included; `targets` are the names of the
+/// targets.
 ///
 /// # Errors
 /// None for the built-in profile.
@@ -78,7 +79,7 @@ pub(super) fn sweep(
     })
 }
 
-/// The load of a stage as a job whose window is the rest of `cell` after its warm-up.
+/// The job of a stage. A third of `cell` is warm-up, the rest is measured.
 ///
 /// # Errors
 /// None for the built-in profile.
@@ -96,13 +97,14 @@ pub(super) fn job(stage: Stage, settings: &Settings, cell: Duration) -> Result<J
     Ok(job)
 }
 
-/// Pre-test 1: eight threads with twelve outstanding each, which waits for the steady state.
+/// Pre-test 1: 8 threads with 12 outstanding each. The measured window begins at the steady state.
 ///
 /// # Errors
 /// None for the built-in profile.
 pub(super) fn pre_test(settings: &Settings, volume_bytes: u64) -> Result<Job> {
     let mut job = job(Stage::Depths, settings, Duration::from_secs(1))?;
-    // The paper's five and ten minutes, or less where cells are short.
+    // 5 minutes to reach the steady state and 10 minutes of measuring, as in the paper; less if
+    // cells are short.
     let (within, measured) = match settings.cell.map(Duration::from) {
         Some(cell) => ((cell * 10).min(Duration::from_secs(300)), (cell * 5).min(Duration::from_secs(600))),
         None => (Duration::from_secs(5), Duration::from_secs(3)),
@@ -117,7 +119,8 @@ pub(super) fn pre_test(settings: &Settings, volume_bytes: u64) -> Result<Job> {
     Ok(job)
 }
 
-/// What a stage's axis has; fewer with `quick`, the paper's own ends and marks among them.
+/// The values on a stage's axis. With `quick` there are fewer, but the paper's own ends and
+/// findings are among them.
 pub(super) fn values(stage: Stage, quick: bool) -> Vec<u64> {
     match (stage, quick) {
         (Stage::Files, _) => vec![1, 2, 4],
@@ -131,7 +134,7 @@ pub(super) fn values(stage: Stage, quick: bool) -> Vec<u64> {
     }
 }
 
-/// A total near `load` that threads can share.
+/// The total of [`DIVISIBLE`] nearest to `load`, by ratio.
 pub(super) fn divisible(load: f64) -> u32 {
     let far = |total: &u32| (f64::from(*total) / load.max(1.0)).ln().abs();
     DIVISIBLE.into_iter().min_by(|a, b| far(a).total_cmp(&far(b))).unwrap_or(1)

@@ -1,4 +1,4 @@
-//! What the study `queue-depth` found: the one form that is saved, continued, shown and plotted.
+//! The result of the study `queue-depth`, as it is saved, resumed and reported.
 
 use super::{Finding, Settings, Stage};
 use crate::{
@@ -12,31 +12,31 @@ use std::borrow::Cow;
 /// Schema of [`QueueDepthResult`].
 pub const SCHEMA: &str = "diskwright.study.queue-depth/2";
 
-/// A stage and its sweep.
+/// A stage of the procedure with its sweep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct StageRecord {
-    /// The stage.
+    /// Which stage.
     pub stage: Stage,
-    /// What was measured.
+    /// The sweep with all its cells.
     pub sweep: SweepRecord,
 }
 
-/// The study, whole or as far as it is.
+/// The result of the study; a partial result has fewer stages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct QueueDepthResult {
-    /// When, where and by what it was measured, and the conclusion. It has no place where the
+    /// When, where and by which program it was measured, and the conclusion. It has no place if the
     /// targets were given.
     #[serde(flatten)]
     pub head: Head,
     /// The options in force.
     pub settings: Settings,
-    /// The targets, as they were found.
+    /// The targets, as they were when the measurement began.
     pub targets: Vec<TargetRecord>,
     /// Pre-test 1.
     pub pre_test: Option<Run>,
-    /// Those that were begun, in order.
+    /// The stages that have begun, in order.
     pub stages: Vec<StageRecord>,
-    /// How much load is enough: the conclusion, computed from the stages.
+    /// The queue depth that each kind of load needs, computed from the stages.
     pub findings: Vec<Finding>,
 }
 

@@ -1,4 +1,4 @@
-//! What a study was asked, with everything that was left open filled in.
+//! Settings of the study: the options, with defaults filled in.
 
 use super::paper;
 use crate::{LabError, Result, prepare::PrepareOptions, study::StudyOptions, sweep::ArrayOptions};
@@ -6,71 +6,70 @@ use diskwright_load::job::{Caching, IoEngine, Span, THREADS_MAX};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// The paper's file.
+/// Size of the paper's file.
 const FULL_BYTES: u64 = 64 << 30;
 pub(super) const QUICK_BYTES: u64 = 2 << 30;
-/// Five rounds of three minutes are the paper's fifteen.
+/// Five rounds of three minutes take as long as the paper's fifteen minutes.
 const FULL_CELL: Duration = Duration::from_secs(180);
 const FULL_ROUNDS: usize = 5;
 const QUICK_ROUNDS: usize = 3;
-/// Files are whole multiples of this, so that a quarter is whole as well.
+/// Sizes of files are multiples of this, so that a quarter of the size is a multiple of 1 MiB.
 const SIZE_STEP_BYTES: u64 = 4 << 20;
 
-/// Options of the study. The default is the full study on files of its own.
+/// Options of the study. The default is the full study on files that it makes.
 #[derive(Debug, Clone, Default)]
 pub struct QueueDepthOptions {
     /// Options of every study. If `output` is the file of an unfinished study, that study
     /// continues.
     pub study: StudyOptions,
-    /// Bytes under test: 64 GiB as in the paper, 2 GiB quick; of targets that are given, all of the
-    /// smallest.
+    /// Bytes under test. Default: 64 GiB as in the paper, 2 GiB if quick. With given targets: the
+    /// size of the smallest.
     pub size_bytes: Option<u64>,
-    /// Threads for random I/O: 8 as in the paper.
+    /// Threads for random I/O. Default: 8 as in the paper.
     pub threads: Option<u32>,
-    /// Requests in flight of the combinations; what test 1 finds unless said.
+    /// Total requests in flight for the thread combinations. Default: the result of test 1.
     pub target_depth: Option<u32>,
-    /// What lies below the target.
+    /// Copies and devices below the target, for figures per device.
     pub array: Option<ArrayOptions>,
-    /// The 99th percentile that is still bearable.
+    /// The largest acceptable 99th percentile latency.
     pub max_p99: Option<Span>,
-    /// How requests reach the store; past the cache and durable when they complete, as in the
-    /// paper, unless said.
+    /// Cache mode. Default: direct I/O with durable writes, as in the paper.
     pub cache: Option<Caching>,
-    /// Targets to measure instead of files of its own.
+    /// Targets to measure. If empty, the study makes its own files.
     pub targets: Vec<String>,
-    /// How those are prepared.
+    /// How the given targets are prepared.
     pub prepare: PrepareOptions,
 }
 
-/// What was asked, as far as a study that goes on must be asked the same; the last two may change.
+/// The options in force. A study resumes only with equal settings; the last two may change.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Settings {
-    /// The short form.
+    /// Whether this is the quick study.
     pub quick: bool,
-    /// Bytes under test; none: all of the targets.
+    /// Bytes under test; `None`: the size of the smallest given target.
     pub size_bytes: Option<u64>,
     /// Threads for random I/O, over all files.
     pub threads: u32,
-    /// How often each cell is measured.
+    /// Rounds of each cell.
     pub rounds: u32,
-    /// Length of a cell, its warm-up (a third) included; none: what the time allows.
+    /// Length of a cell, its warm-up (a third) included; `None`: computed from the time budget.
     pub cell: Option<Span>,
-    /// Asked for.
+    /// Cache mode.
     pub cache: Caching,
-    /// What moves the bytes.
+    /// How I/O is submitted.
     pub engine: IoEngine,
-    /// Requests in flight of the combinations, where the user chose it.
+    /// Total requests in flight for the combinations; `None`: the result of test 1.
     pub target_depth: Option<u32>,
-    /// Targets that were given; none: files of its own.
+    /// Given targets; empty: files that the study made.
     pub targets: Vec<String>,
-    /// The limit for the 99th percentile.
+    /// The largest acceptable 99th percentile latency.
     pub max_p99: Option<Span>,
-    /// What lies below the target.
+    /// Copies and devices below the target.
     pub array: Option<ArrayOptions>,
 }
 
 impl Settings {
-    /// Fills in what is left open.
+    /// Fills in the defaults and checks the options.
     ///
     /// # Errors
     /// [`LabError::BadOptions`].
@@ -81,19 +80,22 @@ impl Settings {
         let rounds = study.rounds_or(pick(QUICK_ROUNDS, FULL_ROUNDS))?;
         let threads = options.threads.unwrap_or(paper::THREADS);
         if !(1..=THREADS_MAX).contains(&threads) {
-            return bad("the threads are not between 1 and 1024", "the paper uses 8 (`QueueDepthOptions::threads`)");
+            return bad(
+                "the number of threads is not between 1 and 1024",
+                "the paper uses 8 (`QueueDepthOptions::threads`)",
+            );
         }
         if options.target_depth == Some(0) {
             return bad(
-                "a target depth of 0 moves nothing",
+                "a target depth of 0 makes no requests",
                 "use at least 1 (`QueueDepthOptions::target_depth`), or leave it out",
             );
         }
         if options.array.is_some_and(|array| array.copies == 0 || array.devices == 0) {
-            return bad("an array of no copies or no devices", "give both as 1 or more (`QueueDepthOptions::array`)");
+            return bad("an array with 0 copies or 0 devices", "give both as 1 or more (`QueueDepthOptions::array`)");
         }
         if study.cell.is_some_and(|cell| cell.is_zero()) {
-            return bad("a cell of no time measures nothing", "use at least some milliseconds (`StudyOptions::cell`)");
+            return bad("a cell of 0 s measures nothing", "use at least a few milliseconds (`StudyOptions::cell`)");
         }
         let own = options.targets.is_empty();
         let size_bytes = match options.size_bytes {
@@ -118,7 +120,6 @@ impl Settings {
         })
     }
 
-    /// The full study.
     #[cfg(test)]
     pub(super) fn example() -> Self {
         Self::new(&QueueDepthOptions::default()).expect("the defaults")

@@ -1,16 +1,16 @@
-//! The steps of the procedure.
+//! The stages of the procedure.
 
 use serde::{Deserialize, Serialize};
 
-/// A step of the procedure.
+/// A stage of the procedure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Stage {
     /// Pre-test 2: number of files.
     Files,
-    /// Test 1: outstanding per thread.
+    /// Test 1: outstanding requests per thread.
     Depths,
-    /// Test 2: threads x outstanding for a total.
+    /// Test 2: combinations of threads and outstanding requests with one total.
     Combinations,
     /// Sequential reads.
     Reads,
@@ -19,10 +19,10 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// In the paper's order.
+    /// All stages in the paper's order.
     pub const ALL: [Self; 5] = [Self::Files, Self::Depths, Self::Combinations, Self::Reads, Self::Writes];
 
-    /// One word, for summaries and CSV.
+    /// The stage in one word, for summaries and CSV.
     pub fn name(self) -> &'static str {
         match self {
             Self::Files => "files",
@@ -33,7 +33,7 @@ impl Stage {
         }
     }
 
-    /// As shown to people.
+    /// The heading of the stage.
     pub fn title(self) -> &'static str {
         match self {
             Self::Files => "Pre-test 2: number of files",

@@ -1,4 +1,4 @@
-//! The study over simulated devices whose answers are known.
+//! The study on simulated devices of known saturation.
 
 use super::{findings::papers, *};
 use crate::{
@@ -32,18 +32,18 @@ fn measured(stage: Stage, settings: &Settings, test_bed: TestBed) -> StageRecord
     let targets = options.targets.iter().map(|name| target(name)).collect();
     let mut sweep = sweep::begin(options, targets, Vec::new()).unwrap();
     let mut measure = |job: &Job, files: usize, _: &dyn Watch| Ok(device(job, files));
-    sweep::carry_out(&mut sweep, stage.name(), &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
+    sweep::run(&mut sweep, stage.name(), &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
     StageRecord { stage, sweep }
 }
 
-/// A complete sweep with its conclusions computed again.
+/// A complete sweep whose conclusions are computed again.
 fn concluded(mut sweep: SweepRecord) -> SweepRecord {
     let mut measure = |_: &Job, _: usize, _: &dyn Watch| unreachable!("all is measured");
-    sweep::carry_out(&mut sweep, "again", &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
+    sweep::run(&mut sweep, "again", &mut measure, &mut |_| Ok(()), &mut Silent).unwrap();
     sweep
 }
 
-/// The study as it would be of that device.
+/// A complete study of that device.
 pub(crate) fn result() -> QueueDepthResult {
     let example = example::run();
     let settings = Settings {
@@ -82,9 +82,9 @@ pub(crate) fn result() -> QueueDepthResult {
 }
 
 #[test]
-fn what_the_device_can_do_is_found() {
+fn the_saturation_of_the_simulated_device_is_found() {
     let result = result();
-    let found: Vec<&Found> = result.findings.iter().map(|finding| finding.found.as_ref().unwrap()).collect();
+    let found: Vec<&OperatingPoint> = result.findings.iter().map(|finding| finding.found.as_ref().unwrap()).collect();
     let [random, reads, writes] = found[..] else { panic!("{:?}", result.findings) };
     assert_eq!((random.rule, random.chosen, random.in_flight), (Rule::Efficient, 40.0, 36));
     assert!(random.interval.is_some_and(|ends| ends.low <= 40.0 && ends.high >= 40.0), "{random:?}");
@@ -98,16 +98,16 @@ fn what_the_device_can_do_is_found() {
         "{}",
         result.head.verdict
     );
-    assert!(result.head.verdict.ends_with("the paper's eight SSDs wanted 120, 31 and 15."), "{}", result.head.verdict);
+    assert!(result.head.verdict.ends_with("the paper's eight SSDs needed 120, 31 and 15."), "{}", result.head.verdict);
 }
 
 #[test]
-fn files_that_are_no_faster_are_not_taken() {
+fn more_files_are_used_only_if_they_are_significantly_faster() {
     let result = result();
-    // All of them reach the device's 40: chance alone decides, and one file is kept.
+    // All numbers of files reach the device's 40: no significant difference, so one file is used.
     assert_eq!(findings::files(&result.stages[0].sweep), 1);
     assert_eq!(result.stages[1].sweep.options.targets, ["test1.dat"]);
-    // Two files that are surely faster are.
+    // Two files are significantly faster.
     let mut faster = result.stages[0].sweep.clone();
     for round in faster.cells.iter_mut().filter(|cell| cell.files == 2).flat_map(|cell| &mut cell.measured.rounds) {
         round.iops *= 1.5;
@@ -116,12 +116,12 @@ fn files_that_are_no_faster_are_not_taken() {
 }
 
 #[test]
-fn the_papers_figures_stand_beside_ours_from_the_first_that_both_have() {
+fn ours_and_the_papers_figures_are_relative_to_their_first_common_cell() {
     let result = result();
     let depths = findings::beside(result.stage(Stage::Depths).unwrap());
     let at = |depth: usize| depths[depth - 1].unwrap();
     assert_eq!((at(1).ours, at(1).papers), (1.0, Some(1.0)));
-    // "55232.28 iops" at 12, "14411.29 iops" at 1; the graph beyond has no figures.
+    // "55232.28 iops" at 12, "14411.29 iops" at 1; the paper prints no figures beyond 12.
     assert!((at(12).papers.unwrap() - 3.8326).abs() < 1e-3 && at(13).papers.is_none());
     assert!((at(3).ratio.unwrap() - 240_000.0 / 30_649.46).abs() < 0.2, "{:?}", at(3));
     let reads = findings::beside(result.stage(Stage::Reads).unwrap());
@@ -134,9 +134,9 @@ fn the_papers_figures_stand_beside_ours_from_the_first_that_both_have() {
 }
 
 #[test]
-fn where_no_rule_tells_a_depth_the_reason_is_told() {
+fn a_finding_without_a_depth_has_a_reason() {
     let mut result = result();
-    // Writes whose throughput never changes.
+    // Three loads are too few for a knee.
     let writes = result.stages.iter_mut().find(|record| record.stage == Stage::Writes).unwrap();
     writes.sweep.cells.truncate(3);
     writes.sweep.options.axes[0].values.truncate(3);
@@ -145,16 +145,16 @@ fn where_no_rule_tells_a_depth_the_reason_is_told() {
     assert_eq!(result.findings[2].why, Some(Reason::FewLoads { loads: 3, fewest: 4 }));
     let verdict = findings::verdict(&result);
     assert!(
-        verdict.contains("for 512K sequential writes no depth can be named (the sweep has only 3 loads"),
+        verdict.contains("512K sequential writes: no queue depth can be given (the sweep has only 3 loads"),
         "{verdict}"
     );
     result.head.end = End::Stopped;
     assert!(findings::verdict(&result).starts_with("Partial: "), "a stopped study says so first");
     result.findings.clear();
-    assert!(findings::verdict(&result).ends_with("No depth can be named yet."));
+    assert!(findings::verdict(&result).ends_with("No queue depth can be given yet."));
 }
 
-/// A device that wants one write at a time, and gives a fourth more with three.
+/// The most efficient depth is 1, and the throughput with 3 is a quarter larger.
 #[test]
 fn the_most_efficient_depth_is_not_called_the_best() {
     let mut result = result();
@@ -162,10 +162,10 @@ fn the_most_efficient_depth_is_not_called_the_best() {
     (found.rule, found.in_flight, found.mb_per_s) = (Rule::Efficient, 1, 2378.0);
     found.peak = Some(Peak { in_flight: 3, mb_per_s: 2978.0 });
     let words =
-        "512K sequential writes are most efficient with 1 in flight (2,378 MB/s; the most is 2,978 MB/s with 3);";
+        "512K sequential writes are most efficient with 1 in flight (2,378 MB/s; the largest is 2,978 MB/s with 3);";
     let verdict = findings::verdict(&result);
     assert!(verdict.contains(words) && !verdict.contains("best"), "{verdict}");
-    // Rounds that scatter: from the cells, not by hand.
+    // Scatter is computed from the rounds of the cell.
     let writes = result.stages.iter_mut().find(|record| record.stage == Stage::Writes).unwrap();
     for cell in &mut writes.sweep.cells {
         cell.measured.rounds[0].mb_per_s *= 1.4;
@@ -173,8 +173,12 @@ fn the_most_efficient_depth_is_not_called_the_best() {
     let found = findings::findings(&result.stages, None)[2].found.clone().unwrap();
     assert!((found.scatter - 0.4).abs() < 0.05 && found.peak.is_none(), "{found:?}");
     result.findings = findings::findings(&result.stages, None);
-    assert!(findings::verdict(&result).contains(", unsure: its rounds lie 4"), "{}", findings::verdict(&result));
-    // The peak is that of the stage.
+    assert!(
+        findings::verdict(&result).contains(", uncertain: its rounds differ by 4"),
+        "{}",
+        findings::verdict(&result)
+    );
+    // The peak is the largest throughput of the stage.
     let writes = result.stages.iter_mut().find(|record| record.stage == Stage::Writes).unwrap();
     let last = writes.sweep.cells.last_mut().unwrap();
     last.measured.rounds.iter_mut().for_each(|round| round.mb_per_s *= 2.0);
@@ -206,7 +210,7 @@ fn a_study_that_cannot_be_saved_ends_and_can_be_shown() {
     let home = tempfile::tempdir().unwrap();
     let output = home.path().join("result.json");
     let mut take_the_name = |step: Step<'_>| {
-        assert_ne!(step.phase, "reads", "it should have ended");
+        assert_ne!(step.phase, "reads", "the study should have ended");
         if step.phase == "combinations" && !output.is_dir() {
             std::fs::remove_file(&output).unwrap();
             std::fs::create_dir(&output).unwrap();
@@ -214,32 +218,32 @@ fn a_study_that_cannot_be_saved_ends_and_can_be_shown() {
         true
     };
     let report = run(&small(home.path(), &output), &mut take_the_name).unwrap();
-    assert!(report.saved.unwrap_err().to_string().contains("that is no file"));
+    assert!(report.saved.unwrap_err().to_string().contains("not a regular file"));
     assert!(report.stopped && report.result.complete(Stage::Combinations).is_some());
     assert!(report.result.head.verdict.starts_with("Partial: "), "{}", report.result.head.verdict);
     assert_eq!(std::fs::read_dir(&output).unwrap().count(), 0);
 }
 
 #[test]
-fn a_study_is_carried_out_broken_off_and_gone_on_with() {
+fn a_stopped_study_is_resumed() {
     let home = tempfile::tempdir().unwrap();
     let output = home.path().join("result.json");
     let options = small(home.path(), &output);
-    // Stopped before anything is measured: nothing is left.
+    // Stopped before the first measurement: no file is left.
     let stopped = run(&options, &mut |_: Step<'_>| false);
     assert!(matches!(stopped, Err(LabError::Stopped)));
     assert_eq!(std::fs::read_dir(home.path()).unwrap().count(), 0);
-    // Stopped in the middle: what was measured is there, and says that it is partial.
+    // Stopped later: the result is partial.
     let mut until_reads = |step: Step<'_>| step.phase != "reads";
     let partial = run(&options, &mut until_reads).unwrap();
     assert!(partial.stopped && partial.result.head.verdict.starts_with("Partial: "), "{}", partial.result.head.verdict);
     let kept: QueueDepthResult = serde_json::from_slice(&std::fs::read(&output).unwrap()).unwrap();
     assert!(kept.complete(Stage::Combinations).is_some() && kept.complete(Stage::Reads).is_none());
-    // A study with other options is not continued.
+    // A study with other settings is not resumed.
     let other = QueueDepthOptions { size_bytes: Some(16 << 20), ..options.clone() };
     let error = run(&other, &mut Silent).unwrap_err().to_string();
-    assert!(error.contains("was asked something else"), "{error}");
-    // The rest is measured; what was there is as it was.
+    assert!(error.contains("has other settings"), "{error}");
+    // Resuming measures only what is missing.
     let whole = run(&options, &mut Silent).unwrap();
     assert!(!whole.stopped && whole.result.head.end == End::Complete);
     let rounds =

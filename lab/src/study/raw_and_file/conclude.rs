@@ -1,11 +1,10 @@
-//! From workloads to a conclusion: how a file and the disks on it fare against the device over all
-//! workloads together.
+//! Statistics over all workloads: the file and the virtual disks compared to the block device.
 //!
 //! Each workload counts once, by the median of its rounds' ratios, so a workload that scatters
-//! counts no more than another. What is compared is the logarithm, so that twice and half lie
-//! equally far from 1. Whether a ratio is chance is asked of Wilcoxon's signed ranks over the
-//! workloads, corrected by Holm for the number of questions; with too few workloads for that number
-//! no answer is possible ([`Design::fewest`]).
+//! counts no more than another. The statistics use the logarithm of the ratio, so that 2 and 0.5
+//! are equally far from 1. Wilcoxon's signed-rank test over the workloads tests each ratio, with
+//! Holm's correction for the number of tests. Too few workloads cannot show a difference
+//! ([`Design::fewest`]).
 
 use super::{Figure, FileSystem, Measured, Pattern, RawAndFileResult, paper};
 use diskwright_load::{record::End, warning::Warning};
@@ -14,25 +13,25 @@ use diskwright_stats::{
     summary::Interval,
 };
 
-/// A throughput that is nearer to 1 than this is called the same, sure or not.
+/// A throughput ratio this near to 1 is reported as equal, even if the difference is significant.
 const ALIKE: f64 = 0.02;
 
-/// Workloads that are concluded about together.
+/// A group of workloads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// All of them.
+    /// All workloads.
     All,
-    /// Random ones.
+    /// Random workloads.
     Random,
-    /// Sequential ones.
+    /// Sequential workloads.
     Sequential,
 }
 
 impl Part {
-    /// All of them.
+    /// All parts, the whole first.
     pub const ALL: [Self; 3] = [Self::All, Self::Random, Self::Sequential];
 
-    /// As shown to people.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::All => "all",
@@ -50,45 +49,44 @@ impl Part {
     }
 }
 
-/// One figure of one subject over several workloads, as a ratio to the device.
+/// One figure of one subject over a group of workloads, as a ratio to the block device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Overall {
-    /// Number of the subject; the device is 0 and has none.
+    /// Index of the subject, from 1; the block device is 0.
     pub subject: usize,
-    /// The workloads.
+    /// The group of workloads.
     pub part: Part,
-    /// The figure.
+    /// The compared figure.
     pub figure: Figure,
-    /// Hodges and Lehmann's middle of the workloads' ratios.
+    /// Hodges-Lehmann estimate over the workloads' ratios.
     pub ratio: f64,
-    /// 95 % interval, or of as much confidence as so few workloads allow.
+    /// 95 % confidence interval; less confidence if the workloads are too few for 95 %.
     pub interval: Interval,
-    /// Lowest of the workloads' ratios.
+    /// Smallest of the workloads' ratios.
     pub min: f64,
-    /// Highest.
+    /// Largest of the workloads' ratios.
     pub max: f64,
-    /// How many workloads.
+    /// Number of workloads.
     pub workloads: usize,
-    /// Of the rank test, corrected; only of all workloads, for random and sequential ones alone are
-    /// too few in a quick study.
+    /// p value of the signed-rank test with Holm's correction. Only for [`Part::All`], because the
+    /// parts alone have too few workloads in a quick study.
     pub p_corrected: Option<f64>,
 }
 
 impl Overall {
-    /// Whether it differs from 1 beyond chance.
+    /// Whether the ratio differs significantly from 1.
     pub fn differs(&self) -> bool {
         self.p_corrected.is_some_and(|p| p < SIGNIFICANT)
     }
 }
 
-/// Whether so many workloads can show a difference at all: the tests over all workloads are
-/// corrected together. `all` is what [`overall`] found.
+/// Whether this many workloads can show a difference. All tests in `all` are corrected together.
 pub(crate) fn can_show(all: &[Overall], one: &Overall) -> bool {
     let tests = all.iter().filter(|overall| overall.p_corrected.is_some()).count();
     Design::Paired.can_show(one.workloads, one.workloads, tests)
 }
 
-/// Every subject, part and figure.
+/// The statistics of every subject, part and figure.
 pub fn overall(workloads: &[Measured<'_>]) -> Vec<Overall> {
     let subjects = workloads.iter().map(|workload| workload.loads.cells.len()).min().unwrap_or(0);
     let mut found = Vec::new();
@@ -99,7 +97,8 @@ pub fn overall(workloads: &[Measured<'_>]) -> Vec<Overall> {
             }
         }
     }
-    // Each question that is asked makes every answer dearer, so only those about all workloads are.
+    // Holm's correction grows with the number of tests, so only the ratios over all workloads are
+    // tested.
     let asked: Vec<f64> = found.iter().filter_map(|overall| overall.p_corrected).collect();
     let answers = inference::holm(&asked);
     found
@@ -131,8 +130,8 @@ fn one(workloads: &[Measured<'_>], subject: usize, part: Part, figure: Figure) -
     })
 }
 
-/// The paper's ratio of its file to its device, over the workloads that were measured; none for
-/// what it did not have.
+/// The paper's ratio of VMFS to the raw device, over the measured workloads; `None` if the paper
+/// has no figure for any of them.
 pub fn papers(workloads: &[Measured<'_>], part: Part, figure: Figure) -> Option<f64> {
     let of_part = workloads.iter().map(|measured| measured.workload).filter(|workload| part.has(workload.pattern));
     let logarithms: Vec<f64> = of_part
@@ -146,54 +145,55 @@ pub fn papers(workloads: &[Measured<'_>], part: Part, figure: Figure) -> Option<
     inference::hodges_lehmann(&logarithms).map(f64::exp)
 }
 
-/// Finds one of [`overall`].
+/// The entry of [`overall`] for these three.
 pub fn find(all: &[Overall], subject: usize, part: Part, figure: Figure) -> Option<&Overall> {
     let is_it = |one: &&Overall| one.subject == subject && one.part == part && one.figure == figure;
     all.iter().find(is_it)
 }
 
-/// The conclusion in a sentence, after how it ended.
+/// The verdict. Begins with how the measurement ended, if it is not complete.
 pub(super) fn verdict(result: &RawAndFileResult) -> String {
     let workloads = Measured::all(&result.cells);
     let all = overall(&workloads);
     let mut text = match &result.head.end {
         End::Complete => String::new(),
-        End::Stopped => "Partial: it was stopped before all was measured. ".into(),
+        End::Stopped => "Partial: stopped before all cells were measured. ".into(),
         End::Failed { first, errors } => format!("Requests failed ({errors}): {first}. "),
     };
-    // Where others keep the machine busy, its CPU time is theirs as well.
+    // The machine's CPU time includes other programs. If they keep it busy, the generator's is
+    // used.
     let is_busy = result.head.warnings.iter().any(|warning| matches!(warning, Warning::OtherLoad { .. }));
     let cpu = if is_busy { Figure::Cpu } else { Figure::MachineCpu };
-    let whose = if is_busy { "the generator's CPU time" } else { "the CPU time" };
+    let whose = if is_busy { "the load generator's CPU time" } else { "the CPU time" };
     let parts: Vec<String> = (1..result.subjects.len())
         .filter_map(|subject| {
             let throughput = find(&all, subject, Part::All, Figure::Throughput)?;
             let cost = find(&all, subject, Part::All, cpu)?;
             let name = the(&result.subjects[subject].name, result.test_bed.file_system);
-            let verb = if subject == 1 { " gives" } else { "" };
-            Some(format!("{name}{verb} {:.2} at {:.2}", throughput.ratio, cost.ratio))
+            let verb = if subject == 1 { " reaches" } else { "" };
+            Some(format!("{name}{verb} {:.2} with {:.2}", throughput.ratio, cost.ratio))
         })
         .collect();
     if parts.is_empty() {
-        text.push_str("Nothing can be concluded yet.");
+        text.push_str("No workload has been measured yet.");
         return text;
     }
     text.push_str(&format!(
-        "Of the bare device's throughput (1.00) {} times {whose} for each request; {}; the paper's VMFS had {} at {}.",
+        "Relative to the bare device (1.00), throughput with CPU time: {} times {whose} per request; {}; the paper's VMFS had {} with {}.",
         parts.join(", "),
-        surely(result, &all),
+        significant(result, &all),
         papers(&workloads, Part::All, Figure::Throughput).map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}")),
         cpu_of_paper(&workloads),
     ));
     text
 }
 
-/// Which differences of throughput are none of chance.
-fn surely(result: &RawAndFileResult, all: &[Overall]) -> String {
+/// Names the significant differences in throughput.
+fn significant(result: &RawAndFileResult, all: &[Overall]) -> String {
     let throughputs: Vec<&Overall> =
         (1..result.subjects.len()).filter_map(|subject| find(all, subject, Part::All, Figure::Throughput)).collect();
     if throughputs.iter().all(|one| !one.differs()) {
-        return "no difference of throughput is seen beyond chance".into();
+        return "no difference in throughput is significant".into();
     }
     let slow: Vec<String> = throughputs
         .iter()
@@ -204,12 +204,12 @@ fn surely(result: &RawAndFileResult, all: &[Overall]) -> String {
         })
         .collect();
     if slow.is_empty() {
-        return "differences of throughput beyond chance are below 2 %".into();
+        return "the significant differences in throughput are below 2 %".into();
     }
-    format!("beyond chance {}", slow.join(", "))
+    format!("significantly, {}", slow.join(", "))
 }
 
-/// "the ext4 file", but "VHDX fixed".
+/// "the ext4 file", but "VHDX fixed" without an article.
 fn the(name: &str, file_system: FileSystem) -> String {
     if is_file(name, file_system) { format!("the {name}") } else { name.to_owned() }
 }
@@ -223,8 +223,8 @@ fn cpu_of_paper(workloads: &[Measured<'_>]) -> String {
     }
 }
 
-/// Whether a subject is the file of the file system, which the paper has, and no virtual disk on
-/// it.
+/// Whether a subject is the plain file on the file system, which the paper measured too, and not a
+/// virtual disk.
 pub(crate) fn is_file(name: &str, file_system: FileSystem) -> bool {
     name.strip_prefix(file_system.name()).is_some_and(|rest| rest == " file")
 }

@@ -1,23 +1,24 @@
-//! The figures in which everything is compared with the device.
+//! The compared figures of the study.
 
 use diskwright_load::figures::Figures;
 
-/// A figure that is compared with the device's.
+/// A figure that is compared with the block device's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Figure {
-    /// Requests (and bytes) a second.
+    /// Requests per second. All requests of a workload have one size, so this is also the ratio of
+    /// bytes.
     Throughput,
-    /// CPU time of the whole machine for each request: the paper's.
+    /// CPU time of the whole machine per request, as in the paper.
     MachineCpu,
-    /// CPU time of the generator for each request.
+    /// CPU time of the load generator's process per request.
     Cpu,
 }
 
 impl Figure {
-    /// All of them.
+    /// All figures, in the order of reports.
     pub const ALL: [Self; 3] = [Self::Throughput, Self::MachineCpu, Self::Cpu];
 
-    /// As shown to people.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Throughput => "throughput",
@@ -26,7 +27,7 @@ impl Figure {
         }
     }
 
-    /// Its value in a round.
+    /// The figure's value in a round: IOPS, or nanoseconds per request.
     pub fn of(self, round: &Figures) -> f64 {
         match self {
             Self::Throughput => round.iops,

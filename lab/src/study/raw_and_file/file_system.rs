@@ -1,24 +1,22 @@
-//! The file systems that the study can make.
-
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Sizes of disks and halves are multiples of this.
+/// Disk sizes and both halves are multiples of this.
 pub(super) const SIZE_STEP_BYTES: u64 = 16 << 20;
 
-/// A file system that can be made.
+/// A file system that the study can create.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FileSystem {
-    /// Debian's own.
+    /// ext4.
     #[default]
     Ext4,
-    /// Red Hat's own.
+    /// XFS.
     Xfs,
 }
 
 impl FileSystem {
-    /// As the kernel calls it.
+    /// The kernel's name of the file system.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ext4 => "ext4",
@@ -26,15 +24,15 @@ impl FileSystem {
         }
     }
 
-    /// Room for disks of `payload_bytes` and its own tables and journal.
+    /// Size of a file system with room for `payload_bytes`, its tables and its journal.
     pub(super) fn bytes_for(self, payload_bytes: u64) -> u64 {
         let own_bytes = match self {
             Self::Ext4 => 64 << 20,
-            // mkfs.xfs makes none that is smaller.
+            // mkfs.xfs refuses file systems below 300 MiB.
             Self::Xfs => 320 << 20,
         };
-        // Journals grow with the file system, to a gigabyte at most; tables of inodes take a part
-        // of it.
+        // The journal grows with the file system, up to 1 GiB. The inode tables take up to a
+        // twentieth.
         let journal_bytes = (payload_bytes / 8).min(1 << 30);
         (payload_bytes + payload_bytes / 20 + journal_bytes + own_bytes).next_multiple_of(SIZE_STEP_BYTES)
     }

@@ -1,33 +1,33 @@
-//! The study `raw-and-file`: what a file system, and a virtual disk on it, cost over the bare
-//! device.
+//! The study `raw-and-file`: the cost of a file system, and of a virtual disk on it, compared to
+//! the block device.
 //!
 //! The paper ("Performance Characterization of VMFS and RDM") gave a virtual machine the same LUN
-//! once as a raw device and once as a file of VMFS. Here four things on one device are measured by
-//! the paper's five sizes and five patterns, 64 outstanding:
+//! as a raw device and as a file on VMFS. This study measures four subjects on one device, with the
+//! paper's five sizes, five patterns and 64 outstanding requests:
 //!
 //! ```text
-//!   halve     one block device: one half bare, a file system on the other         (test_bed.rs)
-//!   prepare   the bare half, a file, a fixed and a dynamic VHDX: of one size, filled alike
-//!   measure   each workload in rounds; in each, everything is measured once, in changing order
+//!   halve     one block device: one half bare, a file system on the other half     (test_bed.rs)
+//!   prepare   the bare half, a file, a fixed and a dynamic VHDX: same size, same contents
+//!   measure   each workload in rounds; in each, every subject is measured once, in changing order
 //!   conclude  throughput and CPU cost as ratios to the device in the same round, and the paper's
 //!                                                                   (conclude.rs, paper.rs)
 //! ```
 //!
-//! The paper's CPU cost is the whole machine's, and so is the one that counts here: under a loop
-//! device, and under every driver that completes in the kernel's own threads, much of the work is
-//! not the generator's. It includes whatever else runs, so the machine is watched for a moment
-//! before and after, when the study itself does nothing.
+//! The CPU cost is that of the whole machine, as in the paper. With a loop device, or any driver
+//! that completes requests in kernel threads, much of the work is not in the load generator's
+//! process. Other programs count too, so the idle machine is observed shortly before and after
+//! measuring.
 
 pub mod conclude;
 mod figure;
 mod file_system;
+pub(crate) mod labels;
 pub mod paper;
 mod pattern;
 mod record;
 mod test_bed;
 #[cfg(test)]
 pub(crate) mod tests;
-pub(crate) mod told;
 
 pub use conclude::{Overall, Part};
 pub use figure::Figure;
@@ -41,11 +41,11 @@ use crate::{
     cells::{self, Cell},
     fill, inspect,
     open::{self, OpenHow},
-    progress::{Progress, report as tell},
+    progress::{Progress, report},
     ratio::Ratio,
     rounds::{self, Rounds, Steps, Window},
     scratch::Scratch,
-    study::{StudyOptions, StudyReport, budget::Budget, doubts},
+    study::{StudyOptions, StudyReport, budget::Budget, warnings as shared},
     sweep,
     targets::{self, Container},
 };
@@ -70,22 +70,22 @@ use std::{
 };
 use test_bed::{TestBed, Wanted};
 
-/// The paper's disk.
+/// Size of the paper's disk.
 const FULL_BYTES: u64 = 20 << 30;
 const QUICK_BYTES: u64 = 1 << 30;
-/// Five rounds of 72 s are the paper's minute of ramp-up and five minutes of running.
+/// Five rounds of 72 s take as long as the paper's minute of ramp-up and five minutes of measuring.
 const FULL_CELL: Duration = Duration::from_secs(72);
 const FULL_ROUNDS: usize = 5;
 const QUICK_ROUNDS: usize = 3;
-/// When a quick study should be over: two minutes less what unmounting and removing may need.
+/// Time budget of a quick study: two minutes less the time for unmounting and removing files.
 const QUICK_TOTAL: Duration = Duration::from_secs(104);
 const QUICK_CELLS: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(900));
-/// Sizes that a quick study leaves the other ones out for.
+/// The only request sizes of a quick study.
 const QUICK_SIZES: [u64; 2] = [4 << 10, 64 << 10];
-/// A warm-up of a minute before five.
+/// A cell is this many times as long as its warm-up: six minutes to one in the paper.
 const WARM_UP_OF_CELL: u32 = 6;
 const SEED: u64 = 0x766d_6673;
-/// How long the machine is watched while nothing is measured.
+/// How long the idle machine is observed.
 const IDLE_LOOK: Duration = Duration::from_millis(400);
 
 /// Options of the study. The default is the full study on loop devices over a file.
@@ -93,24 +93,25 @@ const IDLE_LOOK: Duration = Duration::from_millis(400);
 pub struct RawAndFileOptions {
     /// Options of every study.
     pub study: StudyOptions,
-    /// Size of each disk: 20 GiB as in the paper, 1 GiB quick.
+    /// Size of each disk, rounded up to a multiple of 16 MiB. Default: 20 GiB as in the paper, 1
+    /// GiB if quick.
     pub size_bytes: Option<u64>,
-    /// What is made on the second half.
+    /// File system on the second half.
     pub file_system: FileSystem,
-    /// A block device to take instead of a file in the scratch folder; it is overwritten from end
-    /// to end.
+    /// A block device to use instead of a file in the scratch folder. It is overwritten from end to
+    /// end.
     pub device: Option<PathBuf>,
-    /// Whether what is on it may be lost.
+    /// Whether data on the device may be destroyed.
     pub destroy_data: bool,
 }
 
-/// Something that is compared.
+/// A target that is compared: the block device, the file, or a virtual disk.
 struct Subject {
     target: OpenTarget,
     record: TargetRecord,
 }
 
-/// How long, how often, how large.
+/// The options with defaults filled in.
 struct Settings {
     quick: bool,
     size_bytes: u64,
@@ -127,8 +128,8 @@ impl Settings {
         let budget = match study.cell {
             Some(cell) if cell.is_zero() => {
                 return Err(LabError::BadOptions {
-                    what: "a cell of no time measures nothing".into(),
-                    hint: "use at least some milliseconds (`StudyOptions::cell`)".into(),
+                    what: "a cell of 0 s measures nothing".into(),
+                    hint: "use at least a few milliseconds (`StudyOptions::cell`)".into(),
                 });
             }
             Some(cell) => Budget::fixed(cell),
@@ -140,13 +141,13 @@ impl Settings {
     }
 }
 
-/// Runs the study and saves its result. A stop while it measures keeps the workloads that are
-/// whole. Whatever happens, the file system is unmounted, loop devices and partitions go, and the
-/// scratch folder is removed unless it is to be kept.
+/// Runs the study and saves its result. If it is stopped while it measures, the whole rounds are
+/// kept. In all cases the file system is unmounted, loop devices and partitions are removed, and
+/// the scratch folder is removed unless `keep` is set.
 ///
 /// # Errors
-/// Nobody but root can; no space; a device that is in use or holds data; a disk that fails;
-/// [`LabError::Stopped`] when it was stopped before anything was measured.
+/// Not root; no space; a device that is in use or holds data; a disk that fails;
+/// [`LabError::Stopped`] if it is stopped before the first whole round.
 pub fn run(options: &RawAndFileOptions, progress: &mut dyn Progress) -> Result<StudyReport<RawAndFileResult>> {
     let begun = options.study.begin("raw-and-file", SCHEMA)?;
     let settings = Settings::new(options, begun.start)?;
@@ -170,9 +171,10 @@ pub fn run(options: &RawAndFileOptions, progress: &mut dyn Progress) -> Result<S
     let idle_before = idle_cpus();
     let measured = measure(&subjects, &settings, progress)?;
     let idle_cpus = idle_before.max(idle_cpus());
-    // What the kernel's threads did for the study itself was seen as the work of others.
+    // The windows' own warnings of other load are dropped: they include kernel threads that work
+    // for the study.
     warnings.extend(measured.warnings.into_iter().filter(|warning| !matches!(warning, Warning::OtherLoad { .. })));
-    warnings.extend(doubts::of_others(idle_cpus, 0.0));
+    warnings.extend(shared::of_others(idle_cpus, 0.0));
     if test_bed.record.loop_direct == Some(false) {
         warnings.push(Warning::DirectNotHonoured { targets: vec!["the loop devices".into()] });
     }
@@ -196,18 +198,18 @@ pub fn run(options: &RawAndFileOptions, progress: &mut dyn Progress) -> Result<S
     Ok(StudyReport::save(result, &begun.output, measured.stopped))
 }
 
-/// A warning where the rounds of a throughput's ratio lie far apart.
+/// A warning if the rounds of some throughput ratio scatter.
 fn spread(cells: &[Cell]) -> Option<Warning> {
     let mut ratios: Vec<(String, Ratio)> = Vec::new();
     for workload in Measured::all(cells) {
         let named = workload.loads.ratios(|round| round.iops);
         ratios.extend(named.filter_map(|(cell, ratio)| Some((format!("{}, {}", cell.subject, cell.load), ratio?))));
     }
-    doubts::spread(&ratios)
+    shared::spread(&ratios)
 }
 
-/// Opens the device, makes the file and the disks, fills all of them, proves that they are full,
-/// and looks at them.
+/// Opens the device, creates the file and the disks, fills them, checks that all is allocated, and
+/// inspects them.
 fn prepare(
     test_bed: &TestBed,
     settings: &Settings,
@@ -215,22 +217,22 @@ fn prepare(
 ) -> Result<(Vec<Subject>, Vec<Warning>)> {
     let file_system = test_bed.record.file_system;
     let of_container = |container| targets::create_empty(container, &test_bed.folder, settings.size_bytes);
-    let things: [(String, PathBuf, Format); 4] = [
+    let specs: [(String, PathBuf, Format); 4] = [
         ("block device".into(), test_bed.bare.clone(), Format::Raw),
         (format!("{file_system} file"), of_container(Container::Raw)?, Format::Raw),
         ("VHDX fixed".into(), of_container(Container::VhdxFixed)?, Format::Vhdx),
         ("VHDX dynamic".into(), of_container(Container::VhdxDynamic)?, Format::Vhdx),
     ];
-    let total_bytes = things.len() as u64 * settings.size_bytes;
+    let total_bytes = specs.len() as u64 * settings.size_bytes;
     let (mut subjects, mut warnings): (Vec<Subject>, Vec<Warning>) = (Vec::new(), Vec::new());
-    for (name, path, format) in things {
+    for (name, path, format) in specs {
         let disk = OpenOptions { engine: settings.engine, format: Some(format), ..OpenOptions::default() };
         let how = OpenHow { writable: true, cache: Caching::Direct, disk };
         let mut target = open::open(&path.to_string_lossy(), &how)?;
         target.name = name;
         let before_bytes = subjects.len() as u64 * settings.size_bytes;
         let message = target.name.clone();
-        let mut tick = |done| tell(progress, "prepare", before_bytes + done, total_bytes, &message);
+        let mut tick = |done| report(progress, "prepare", before_bytes + done, total_bytes, &message);
         fill::fill(&target.name, &*target.device, SEED, settings.engine, &mut tick)?;
         fill::check_populated(&target.name, &*target.device, false)?;
         let all = 0..target.device.geometry().size_bytes;
@@ -238,33 +240,33 @@ fn prepare(
         contents.filled_bytes = all.end;
         target.contents = Some(contents);
         let reads = Job::simple(
-            "look",
+            "inspect",
             Load::default(),
             diskwright_load::job::Span::default(),
             diskwright_load::job::Span::from_secs(1),
         );
-        warnings.extend(inspect::doubts::of_target(&reads, 0, &target.name, &contents));
+        warnings.extend(inspect::warnings::of_target(&reads, 0, &target.name, &contents));
         let record = OpenTarget::record(&target);
         subjects.push(Subject { target, record });
     }
     Ok((subjects, warnings))
 }
 
-/// What the rounds found.
-struct Found {
+/// The measured cells of all workloads.
+struct AllCells {
     cells: Vec<Cell>,
     warnings: Vec<Warning>,
     tsc_hz: f64,
     stopped: bool,
 }
 
-/// Measures every workload on every subject.
+/// Measures every workload on every subject, in interleaved rounds.
 ///
 /// # Errors
-/// [`LabError::Stopped`] when it was stopped before a round was whole.
-fn measure(subjects: &[Subject], settings: &Settings, progress: &mut dyn Progress) -> Result<Found> {
+/// [`LabError::Stopped`] if it is stopped before the first whole round.
+fn measure(subjects: &[Subject], settings: &Settings, progress: &mut dyn Progress) -> Result<AllCells> {
     let jobs = jobs(settings.quick, settings.engine)?;
-    let mut found = Found { cells: Vec::new(), warnings: Vec::new(), tsc_hz: 0.0, stopped: false };
+    let mut found = AllCells { cells: Vec::new(), warnings: Vec::new(), tsc_hz: 0.0, stopped: false };
     let all = jobs.len() * subjects.len();
     let mut steps = Steps::new(progress, "measure", all * settings.rounds);
     for job in jobs {
@@ -303,10 +305,9 @@ fn measure(subjects: &[Subject], settings: &Settings, progress: &mut dyn Progres
     if found.cells.is_empty() { Err(LabError::Stopped) } else { Ok(found) }
 }
 
-/// One window on one subject.
 ///
 /// # Errors
-/// [`LabError::BadOptions`] when a request failed, [`LabError::Stopped`] when it was stopped.
+/// [`LabError::BadOptions`] if a request failed, [`LabError::Stopped`] if it was stopped.
 fn window(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<Run> {
     let run = run::run(job, slice::from_ref(&subject.target), &RunOptions::default(), watch)?;
     match run.head.end {
@@ -314,12 +315,12 @@ fn window(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<Run> {
         End::Stopped => Err(LabError::Stopped),
         End::Failed { first, .. } => Err(LabError::BadOptions {
             what: format!("{}: {first}", subject.target.name),
-            hint: "check the disk beneath".into(),
+            hint: "check the storage below it".into(),
         }),
     }
 }
 
-/// The profile's workloads, one job each; of a quick study its smallest and its largest size.
+/// One job for each workload of the profile. A quick study has only the sizes [`QUICK_SIZES`].
 fn jobs(quick: bool, engine: EngineKind) -> Result<Vec<Job>> {
     let profile = profiles::load("vmfs-and-rdm")?;
     let one = |phase: &diskwright_load::job::Phase| {
@@ -338,7 +339,7 @@ fn jobs(quick: bool, engine: EngineKind) -> Result<Vec<Job>> {
     Ok(profile.phases.iter().map(one).filter(wanted).collect())
 }
 
-/// The job in a cell, over the same range of every subject.
+/// The job with the times of a cell, over the first `size_bytes` of every subject.
 fn with_cell(mut job: Job, cell: Duration, size_bytes: u64) -> Job {
     let warm_up = cell / WARM_UP_OF_CELL;
     let phase = &mut job.phases[0];
@@ -349,7 +350,7 @@ fn with_cell(mut job: Job, cell: Duration, size_bytes: u64) -> Job {
     job
 }
 
-/// Processors that are busy while this study does nothing.
+/// CPUs that other programs keep busy while this study does nothing.
 fn idle_cpus() -> f64 {
     let watch = OtherLoad::watch();
     thread::sleep(IDLE_LOOK);

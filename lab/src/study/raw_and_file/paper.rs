@@ -1,13 +1,11 @@
 //! The figures of "Performance Characterization of VMFS and RDM" (ESX Server 3.5, 2008):
-//! `papers/vmfs-and-rdm-performance.txt`.
-//!
-//! Its throughputs are printed (Tables 2 and 3, MB/s); its CPU costs are printed as two averages
-//! only, the bars of figures 7 to 11 being pictures. A raw device mapping in physical mode, RDM
-//! (P), is its device; a VMFS file is its file of a file system.
+//! `papers/vmfs-and-rdm-performance.txt`. The paper prints its throughputs (Tables 2 and 3, MB/s).
+//! It prints only two averages of the CPU cost; figures 7 to 11 show the rest as bars. Its raw
+//! device is a raw device mapping in physical mode, RDM (P). Its file is on VMFS.
 
 use super::Pattern;
 
-/// A line: size in KiB, then VMFS, RDM (V) and RDM (P), MB/s.
+/// A row: size in KiB, then VMFS, RDM (V) and RDM (P) in MB/s.
 type Row = (u64, [f64; 3]);
 
 const RANDOM_MIX: [Row; 5] = [
@@ -57,12 +55,12 @@ fn row(pattern: Pattern, block_bytes: u64) -> Option<[f64; 3]> {
     rows.into_iter().find(|(kib, _)| kib << 10 == block_bytes).map(|(_, values)| values)
 }
 
-/// Throughput of VMFS as a ratio to RDM (P).
+/// Throughput of VMFS as a ratio to RDM (P); `None` for a size that the paper does not have.
 pub fn throughput_ratio(pattern: Pattern, block_bytes: u64) -> Option<f64> {
     row(pattern, block_bytes).map(|[vmfs, _, physical]| vmfs / physical)
 }
 
-/// Throughput of RDM (P), MB/s.
+/// Throughput of RDM (P), MB/s; `None` for a size that the paper does not have.
 pub fn device_mb_per_s(pattern: Pattern, block_bytes: u64) -> Option<f64> {
     row(pattern, block_bytes).map(|[_, _, physical]| physical)
 }
@@ -80,7 +78,7 @@ mod tests {
     #[test]
     fn the_ratios_are_those_of_the_tables() {
         let close = |found: Option<f64>, wanted: f64| assert!((found.unwrap() - wanted).abs() < 5e-4, "{found:?}");
-        // The only place where the paper sees a difference in throughput.
+        // The only difference in throughput that the paper reports.
         close(throughput_ratio(Pattern::SequentialRead, 4 << 10), 0.8968);
         close(throughput_ratio(Pattern::RandomWrite, 8 << 10), 1.0169);
         close(throughput_ratio(Pattern::SequentialWrite, 64 << 10), 0.9928);

@@ -1,30 +1,30 @@
-//! The paper's patterns of I/O.
+//! The paper's I/O patterns.
 
 use diskwright_load::job::Load;
 use serde::{Deserialize, Serialize};
 
-/// One of the paper's five.
+/// One of the paper's five I/O patterns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Pattern {
-    /// Half reads, half writes, anywhere.
+    /// Random, half reads and half writes.
     RandomMix,
-    /// Reads anywhere.
+    /// Random reads.
     RandomRead,
-    /// Writes anywhere.
+    /// Random writes.
     RandomWrite,
-    /// Reads one after the other.
+    /// Sequential reads.
     SequentialRead,
-    /// Writes one after the other.
+    /// Sequential writes.
     SequentialWrite,
 }
 
 impl Pattern {
-    /// In the paper's order.
+    /// All patterns in the paper's order.
     pub const ALL: [Self; 5] =
         [Self::RandomMix, Self::RandomRead, Self::RandomWrite, Self::SequentialRead, Self::SequentialWrite];
 
-    /// As shown to people.
+    /// Name in reports and in names of workloads.
     pub fn name(self) -> &'static str {
         match self {
             Self::RandomMix => "random mix",
@@ -35,12 +35,12 @@ impl Pattern {
         }
     }
 
-    /// Whether it goes anywhere.
+    /// Whether offsets are random; false for sequential patterns.
     pub fn is_random(self) -> bool {
         !matches!(self, Self::SequentialRead | Self::SequentialWrite)
     }
 
-    /// The pattern of a load of the profile.
+    /// The pattern of a load of the profile `vmfs-and-rdm`.
     pub(super) fn of(load: &Load) -> Self {
         match (load.random_percent > 0.0, load.read_percent) {
             (true, 100.0) => Self::RandomRead,

@@ -1,4 +1,4 @@
-//! What the study found, as it is saved.
+//! The saved result of the study.
 
 use super::{Figure, Pattern, TestBedRecord};
 use crate::{
@@ -15,26 +15,25 @@ use std::borrow::Cow;
 /// Schema of [`RawAndFileResult`].
 pub const SCHEMA: &str = "diskwright.study.raw-and-file/2";
 
-/// The study, whole or as far as it is.
+/// The result of the study; a partial result has fewer cells.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct RawAndFileResult {
-    /// When, where and by what it was measured, and the conclusion.
+    /// When, where and by which program it was measured, and the conclusion.
     #[serde(flatten)]
     pub head: Head,
-    /// Whether it was the short form.
+    /// Whether this is the quick study.
     pub quick: bool,
-    /// Size of each disk.
+    /// Size of each disk, bytes.
     pub size_bytes: u64,
-    /// Rounds that were asked for.
+    /// Requested rounds.
     pub rounds: usize,
-    /// The device and its halves.
+    /// The block device and its two halves.
     pub test_bed: TestBedRecord,
-    /// What was compared, as it was found before measuring; the device is the first.
+    /// The compared targets, as inspected before measuring; the block device is the first.
     pub subjects: Vec<TargetRecord>,
-    /// Cycles of the time-stamp counter in a second, by which CPU time becomes MHz; 0 where there
-    /// is none.
+    /// Frequency of the time-stamp counter, to show CPU time in MHz; 0 if the machine has none.
     pub tsc_hz: f64,
-    /// Processors kept busy while the study did nothing.
+    /// CPUs that other programs kept busy while the study measured nothing.
     pub idle_cpus: f64,
     /// Each workload on each subject, in the order of the subjects.
     pub cells: Vec<Cell>,
@@ -46,27 +45,26 @@ impl Cells for RawAndFileResult {
     }
 }
 
-/// A workload of the paper.
+/// A workload of the paper: a pattern with a request size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Workload {
-    /// Where requests go.
+    /// Direction and order of the requests.
     pub pattern: Pattern,
-    /// Bytes of a request.
+    /// Bytes per request.
     pub block_bytes: u64,
 }
 
 impl Workload {
-    /// Of a load of the profile.
     pub(super) fn of(load: &Load) -> Self {
         Self { pattern: Pattern::of(load), block_bytes: load.block.largest_bytes() }
     }
 
-    /// "4K random read".
+    /// The name, for example "4K random read".
     pub fn name(&self) -> String {
         format!("{} {}", Bytes(self.block_bytes), self.pattern.name())
     }
 
-    /// The workload with this name.
+    /// Parses [`Workload::name`]; `None` for other text.
     pub fn from_name(name: &str) -> Option<Self> {
         let (size, pattern) = name.split_once(' ')?;
         let pattern = Pattern::ALL.into_iter().find(|known| known.name() == pattern)?;
@@ -74,23 +72,23 @@ impl Workload {
     }
 }
 
-/// A workload on all subjects.
+/// The cells of a workload on all subjects.
 #[derive(Debug, Clone)]
 pub struct Measured<'a> {
-    /// The workload.
+    /// Pattern and request size.
     pub workload: Workload,
     /// Its cells in the order of the subjects.
     pub loads: Compared<'a>,
 }
 
 impl<'a> Measured<'a> {
-    /// All workloads that were measured.
+    /// All measured workloads.
     pub fn all(cells: &'a [Cell]) -> Vec<Self> {
         let loads = Compared::of_part(cells, "").into_iter();
         loads.filter_map(|loads| Some(Self { workload: Workload::from_name(loads.load)?, loads })).collect()
     }
 
-    /// A figure of a subject as a ratio to the device's; `None` for the device.
+    /// A figure of a subject as a ratio to the block device's; `None` for the device itself.
     pub fn ratio(&self, subject: usize, figure: Figure) -> Option<Ratio> {
         let (base, cell) = (self.loads.cells.first()?, self.loads.cells.get(subject)?);
         if subject == 0 { None } else { cell.ratio(base, |round| figure.of(round)) }

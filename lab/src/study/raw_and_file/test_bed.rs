@@ -1,18 +1,17 @@
-//! The test bed under the study: one block device in two halves, bare in the one, with a file
-//! system in the other.
+//! The test bed: one block device in two halves. One half is bare, the other has a file system.
 //!
 //! ```text
-//!   a file in the scratch folder ─▶ two loop devices over its halves, O_DIRECT ─┬─▶ the bare half
-//!   a device that has partitions ─▶ two partitions, known to the kernel only ───┤
-//!   a device without (zram) ──────▶ two loop devices over its halves ───────────┴─▶ mkfs, mount
+//!   a file in the scratch folder ─▶ two loop devices over its halves, direct I/O ┬─▶ the bare half
+//!   a device that supports partitions ─▶ two partitions, known to the kernel only┤
+//!   a device that does not (zram) ─▶ two loop devices over its halves ───────────┴─▶ mkfs, mount
 //! ```
 //!
-//! Both halves are reached the same way, so what differs between them is the file system. No table
-//! of partitions is written.
+//! Both halves are reached the same way, so the file system is the only difference. No partition
+//! table is written.
 //!
-//! Whatever was begun is undone in the opposite order when [`TestBed`] is dropped: on success, on
-//! an error, when the user stops it. Mounting and loop devices are left to the programs of
-//! util-linux, as `mkfs` is needed in any case.
+//! Dropping [`TestBed`] undoes all steps in reverse order: after success, after an error, and when
+//! the user stops the study. Programs of util-linux mount and set up loop devices; `mkfs` is needed
+//! as a program in any case.
 
 use super::FileSystem;
 use crate::{
@@ -34,30 +33,30 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long the kernel may take to show a node.
+/// How long to wait until a device node appears.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
-/// Start of the first partition, as usual partitioning programs choose it.
+/// Start of the first partition: 1 MiB, as common partitioning programs choose.
 const ALIGN_BYTES: u64 = 1 << 20;
 const SECTOR_BYTES: u64 = 512;
 
-/// What the test bed was made of.
+/// The block device and its two halves.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct TestBedRecord {
-    /// Which device, or the file below.
+    /// Path of the device, or a phrase for the file in the scratch folder.
     pub of: String,
-    /// How it was halved.
+    /// How the device was split in two.
     pub halves: Halves,
-    /// The file system of the second half.
+    /// File system on the second half.
     pub file_system: FileSystem,
-    /// Length of the bare half.
+    /// Length of the bare half, bytes.
     pub bare_bytes: u64,
-    /// Length of the half with the file system.
+    /// Length of the half with the file system, bytes.
     pub file_system_bytes: u64,
-    /// Whether the loop driver went past the page cache; none where there is none between.
+    /// Whether the loop devices use direct I/O; `None` without loop devices.
     pub loop_direct: Option<bool>,
 }
 
-/// See [`TestBedRecord`].
+/// How the device was split in two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Halves {
@@ -65,16 +64,16 @@ pub enum Halves {
     LoopsOverFile,
     /// Partitions of a device.
     Partitions,
-    /// Loop devices over a device that cannot have partitions.
+    /// Loop devices over a device that does not support partitions.
     LoopsOverDevice,
 }
 
-/// What is to be made.
+/// What to make.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wanted<'a> {
-    /// Of the bare half.
+    /// Length of the bare half.
     pub bare_bytes: u64,
-    /// Of the half with the file system, at least.
+    /// Smallest length of the half with the file system.
     pub file_system_bytes: u64,
     pub file_system: FileSystem,
     pub device: Option<&'a Path>,
@@ -82,19 +81,19 @@ pub(super) struct Wanted<'a> {
     pub engine: EngineKind,
 }
 
-/// The two halves, as long as they are there.
+/// The two halves. Dropping it removes them.
 #[derive(Debug)]
 pub(super) struct TestBed {
     pub record: TestBedRecord,
-    /// The node of the bare half.
+    /// Device node of the bare half.
     pub bare: PathBuf,
-    /// Where the file system is mounted.
+    /// Mount point of the file system.
     pub folder: PathBuf,
-    /// What has to be undone, the last first.
+    /// Steps to undo, the last one first.
     undo: Vec<Undo>,
 }
 
-/// Something that has been done.
+/// A step that was done and must be undone.
 #[derive(Debug)]
 enum Undo {
     Loop(PathBuf),
@@ -103,16 +102,17 @@ enum Undo {
 }
 
 impl TestBed {
-    /// Makes it.
+    /// Makes the two halves and mounts the file system.
     ///
     /// # Errors
-    /// Nobody but root can; a missing program; a device that is in use, holds data or is too small;
+    /// Not root; a missing program; a device that is in use, holds data or is too small;
     /// [`LabError::Stopped`].
     pub fn make(scratch: &Scratch, wanted: &Wanted<'_>, progress: &mut dyn Progress) -> Result<Self> {
         if !nix::unistd::geteuid().is_root() {
             return Err(LabError::BadOptions {
-                what: "block devices and mounts are root's alone, and this study compares a file with a block device".into(),
-                hint: "run it as root (sudo); `lab study containers` compares virtual disks with a file and needs no rights".into(),
+                what: "this study uses block devices and mounts, which only root may do".into(),
+                    hint: "run it as root (sudo), or use `lab study containers`, which compares virtual disks with a file and needs no root"
+                        .into(),
             });
         }
         for (name, package) in needed(wanted.file_system) {
@@ -145,10 +145,10 @@ impl TestBed {
         Ok(test_bed)
     }
 
-    /// Undoes everything, and tells the first thing that could not be undone.
+    /// Undoes all steps, also after an error.
     ///
     /// # Errors
-    /// [`LabError::Program`]; the rest has been undone all the same.
+    /// [`LabError::Program`]: the first step that could not be undone.
     pub fn end(mut self) -> Result<()> {
         self.undo_all()
     }
@@ -168,7 +168,7 @@ impl TestBed {
         if rest_bytes < wanted.file_system_bytes {
             return Err(LabError::BadOptions {
                 what: format!(
-                    "{} has {}, and the study needs {} of it",
+                    "{} has {}, but the study needs {}",
                     device.display(),
                     numbers::bytes(size_bytes),
                     numbers::bytes(wanted.bare_bytes + wanted.file_system_bytes + 2 * ALIGN_BYTES)
@@ -186,12 +186,13 @@ impl TestBed {
         self.bare = first;
         let second = self.partition(device, 2, ALIGN_BYTES + wanted.bare_bytes, rest_bytes)?;
         second.ok_or_else(|| LabError::BadOptions {
-            what: format!("{} takes one partition and no second", device.display()),
+            what: format!("{} accepted a first partition but not a second", device.display()),
             hint: "use another device".into(),
         })
     }
 
-    /// Tells the kernel of a partition. `None` where the device cannot have any.
+    /// Adds a partition in the kernel with `addpart`. `None` if the device does not support
+    /// partitions.
     fn partition(&mut self, device: &Path, number: u32, start_bytes: u64, len_bytes: u64) -> Result<Option<PathBuf>> {
         let [number_text, start, len] =
             [u64::from(number), start_bytes / SECTOR_BYTES, len_bytes / SECTOR_BYTES].map(|value| value.to_string());
@@ -206,9 +207,8 @@ impl TestBed {
         while !node.exists() {
             if began.elapsed() > NODE_PATIENCE {
                 return Err(LabError::BadOptions {
-                    what: format!("no node {} came for a partition of {shown}", node.display()),
-                    hint: "where /dev is not kept by the kernel (a container), let it have the device's partitions"
-                        .into(),
+                    what: format!("no device node {} appeared for a partition of {shown}", node.display()),
+                    hint: "in a container, make the device's partitions visible in /dev".into(),
                 });
             }
             thread::sleep(Duration::from_millis(5));
@@ -216,7 +216,7 @@ impl TestBed {
         Ok(Some(node))
     }
 
-    /// Two loop devices over the halves of a file or device; the second is returned.
+    /// Makes two loop devices over the halves of a file or device. Returns the second.
     fn loops(&mut self, over: &Path, bare_bytes: u64, rest_bytes: u64) -> Result<PathBuf> {
         self.bare = self.loop_device(over, 0, bare_bytes)?;
         let second = self.loop_device(over, bare_bytes, rest_bytes)?;
@@ -236,7 +236,8 @@ impl TestBed {
 
     fn mount(&mut self, device: &Path) -> Result<()> {
         let shown = device.to_string_lossy();
-        // Nothing is left to be initialised in the background while something is measured.
+        // Without lazy initialisation, so that mkfs does no work in the background while a cell is
+        // measured.
         match self.record.file_system {
             FileSystem::Ext4 => {
                 let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
@@ -260,8 +261,8 @@ impl TestBed {
                     let folder = folder.to_string_lossy();
                     let done = capture("umount", &[&folder]).map(drop);
                     if done.is_err() {
-                        // It goes when the last who uses it does; what lies below can then be
-                        // removed all the same.
+                        // The file system is unmounted when its last user closes it. What lies
+                        // below it can then be removed.
                         let _ = capture("umount", &["--lazy", &folder]);
                     }
                     done
@@ -279,12 +280,12 @@ impl TestBed {
 
 impl Drop for TestBed {
     fn drop(&mut self) {
-        // There is an error to tell already, or everything has been undone.
+        // After `end` nothing is left to undo. Otherwise the first error is already being returned.
         let _ = self.undo_all();
     }
 }
 
-/// Programs that are started, and the packages they come with.
+/// Programs that the study starts, with their packages.
 fn needed(file_system: FileSystem) -> [(&'static str, &'static str); 4] {
     let (mkfs, package) = match file_system {
         FileSystem::Ext4 => ("mkfs.ext4", "e2fsprogs"),
@@ -295,12 +296,12 @@ fn needed(file_system: FileSystem) -> [(&'static str, &'static str); 4] {
 
 fn program(name: &str, package: &str) -> Result<PathBuf> {
     peer::find(name).ok_or_else(|| LabError::BadOptions {
-        what: format!("{name}, which this study needs, is not installed"),
+        what: format!("this study needs {name}, which is not installed"),
         hint: format!("apt-get install {package}"),
     })
 }
 
-/// Runs a program and gives what it printed.
+/// Runs a program and returns its standard output.
 fn capture(name: &str, arguments: &[&str]) -> Result<String> {
     let program = program(name, "util-linux")?;
     let mut command = Command::new(&program);
@@ -316,14 +317,14 @@ fn capture(name: &str, arguments: &[&str]) -> Result<String> {
     })
 }
 
-/// Whether a loop device goes past the page cache.
+/// Whether a loop device uses direct I/O.
 fn is_direct(node: &Path) -> bool {
     let name = node.file_name().unwrap_or_default();
     let text = fs::read_to_string(Path::new("/sys/block").join(name).join("loop/dio")).unwrap_or_default();
     text.trim() == "1"
 }
 
-/// Asks whether the device may be overwritten from end to end, and gives its size.
+/// Checks that the device may be overwritten from end to end. Returns its size.
 fn allowed(device: &Path, wanted: &Wanted<'_>, progress: &mut dyn Progress) -> Result<u64> {
     let name = device.display().to_string();
     guard::refuse_used(&name, device)?;
@@ -332,7 +333,7 @@ fn allowed(device: &Path, wanted: &Wanted<'_>, progress: &mut dyn Progress) -> R
     let folder = Path::new("/sys/class/block").join(real.file_name().unwrap_or_default());
     if !folder.exists() {
         return bad(
-            format!("{name} is no block device"),
+            format!("{name} is not a block device"),
             "name one (`RawAndFileOptions::device` = /dev/...), or leave it out for a file in the scratch folder",
         );
     }
@@ -340,7 +341,7 @@ fn allowed(device: &Path, wanted: &Wanted<'_>, progress: &mut dyn Progress) -> R
     if parts.into_iter().any(|entry| entry.path().join("partition").exists()) {
         return bad(
             format!("{name} has partitions"),
-            "clear it first (wipefs --all, then blockdev --rereadpt), or name a device without any",
+            "remove them first (wipefs --all, then blockdev --rereadpt), or name a device without any",
         );
     }
     let open = RawDevice::open(device, false, CacheMode::Direct)?;
@@ -353,8 +354,8 @@ fn allowed(device: &Path, wanted: &Wanted<'_>, progress: &mut dyn Progress) -> R
         ranges: std::slice::from_ref(&all),
         engine: wanted.engine,
     };
-    let message = format!("{name}: whether there is data in it");
-    inspect::allow(&writing, wanted.destroy_data, &mut |done| report(progress, "look", done, size_bytes, &message))?;
+    let message = format!("searching {name} for data");
+    inspect::allow(&writing, wanted.destroy_data, &mut |done| report(progress, "inspect", done, size_bytes, &message))?;
     Ok(size_bytes)
 }
 
@@ -377,7 +378,7 @@ mod tests {
     fn is_root() -> bool {
         let root = nix::unistd::geteuid().is_root() && File::open("/dev/loop-control").is_ok();
         if !root {
-            println!("skipped: a block device and a mount: not root, or no loop devices");
+            println!("skipped: needs root and loop devices");
         }
         root
     }
@@ -403,15 +404,15 @@ mod tests {
         let folder = test_bed.folder.clone();
         test_bed.end().unwrap();
         assert!(!folder.join("file").exists());
-        // Whoever looks at all loop devices in that moment (other tests do) puts the end off until
-        // it has looked.
+        // A program that examines all loop devices at this moment (other tests do) delays the
+        // removal.
         let deadline = Instant::now() + Duration::from_secs(5);
         while shown_by_loops(scratch.path()) {
             assert!(Instant::now() < deadline, "the loop device is still there");
             thread::sleep(Duration::from_millis(10));
         }
-        // An error on the way leaves nothing either: there is no room for a file system of a
-        // sector.
+        // After an error nothing is left either: the file system would have one sector, which is
+        // too small.
         let scratch = Scratch::new(Some(home.path()), false).unwrap();
         let small = Wanted { file_system_bytes: 4096, ..wanted(None) };
         let error = TestBed::make(&scratch, &small, &mut Silent).unwrap_err();
@@ -435,7 +436,7 @@ mod tests {
             let test_bed = TestBed::make(&scratch, &wanted(Some(&device)), &mut Silent)?;
             let halves = test_bed.record.halves;
             test_bed.end()?;
-            // It has a file system now, in the second half.
+            // The second half has a file system now.
             Ok::<_, LabError>((halves, TestBed::make(&scratch, &wanted(Some(&device)), &mut Silent).map(drop)))
         })();
         let _ = capture("losetup", &["--detach", said.trim()]);
@@ -445,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_device_is_refused() {
+    fn a_file_that_is_not_a_device_is_refused() {
         if !is_root() {
             return;
         }
@@ -454,6 +455,6 @@ mod tests {
         let file = home.path().join("file");
         fs::write(&file, b"").unwrap();
         let error = TestBed::make(&scratch, &wanted(Some(&file)), &mut Silent).unwrap_err().to_string();
-        assert!(error.contains("is no block device"), "{error}");
+        assert!(error.contains("is not a block device"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! The study with figures that are known, and small on a real device.
+//! The study on known figures, and a small study on a real device.
 
 use super::*;
 use crate::{
@@ -6,8 +6,8 @@ use crate::{
     report::example,
 };
 
-/// Rounds of a subject that has `throughput` of the device's IOPS at `cost` times its CPU time.
-/// Rounds differ by a drift that hits all alike.
+/// Rounds of a subject with `throughput` times the device's IOPS and `cost` times its CPU time. The
+/// speed of the machine drifts from round to round.
 fn rounds(throughput: f64, cost: f64) -> Vec<Figures> {
     let round = |drift: f64| {
         let iops = 50_000.0 * throughput * drift;
@@ -31,7 +31,7 @@ fn rounds(throughput: f64, cost: f64) -> Vec<Figures> {
 
 const NAMES: [&str; 4] = ["block device", "ext4 file", "VHDX fixed", "VHDX dynamic"];
 
-/// Every workload on subjects of which each has `throughput` and `cost`; see [`rounds`].
+/// Every workload on subjects with these pairs of `throughput` and `cost`; see [`rounds`].
 fn cells(subjects: [(f64, f64); 4]) -> Vec<Cell> {
     let mut cells = Vec::new();
     for job in jobs(true, EngineKind::Auto).unwrap() {
@@ -44,8 +44,8 @@ fn cells(subjects: [(f64, f64); 4]) -> Vec<Cell> {
     cells
 }
 
-/// The study on a device on which a file costs 4 % of throughput and 6 % of CPU, and a VHDX a
-/// little more.
+/// A result in which the file has 4 % less throughput and 6 % more CPU time than the device, and a
+/// fixed VHDX a little more of both.
 pub(crate) fn result() -> RawAndFileResult {
     let example = example::run();
     let place = Place { file_system: "ext4".into(), device: "/dev/vda".into(), ..Place::default() };
@@ -98,34 +98,34 @@ fn ratios_are_within_rounds_and_all_workloads_agree() {
     assert!((file.ratio - 0.96).abs() < 1e-9 && file.differs() && file.workloads == 10, "{file:?}");
     assert!((of(3, Part::All, Figure::MachineCpu).ratio - 1.1).abs() < 1e-9);
     assert_eq!((of(1, Part::Random, Figure::Cpu).workloads, of(1, Part::Sequential, Figure::Cpu).workloads), (6, 4));
-    // Nothing is asked of four workloads: they could not show it.
+    // The parts are not tested: four workloads are too few.
     assert_eq!(of(1, Part::Sequential, Figure::Cpu).p_corrected, None);
     assert_eq!(
         result.head.verdict,
-        "Of the bare device's throughput (1.00) the ext4 file gives 0.96 at 1.06, VHDX fixed 0.95 at 1.08, VHDX dynamic 1.00 at 1.10 times the CPU time for each request; beyond chance the ext4 file is slower, VHDX fixed is slower; the paper's VMFS had 1.00 at 1.05 (random) and 1.08 (sequential)."
+        "Relative to the bare device (1.00), throughput with CPU time: the ext4 file reaches 0.96 with 1.06, VHDX fixed 0.95 with 1.08, VHDX dynamic 1.00 with 1.10 times the CPU time per request; significantly, the ext4 file is slower, VHDX fixed is slower; the paper's VMFS had 1.00 with 1.05 (random) and 1.08 (sequential)."
     );
 }
 
 #[test]
-fn rounds_that_lie_apart_are_told_by_the_worst() {
+fn the_warning_of_scattering_rounds_names_the_worst_cell() {
     let mut result = result();
     assert_eq!(spread(&result.cells), None);
     let spoilt = result.cells.iter_mut().find(|cell| cell.load == "64K random read" && cell.subject == NAMES[2]);
     spoilt.unwrap().rounds[1].iops /= 4.0;
     let Some(Warning::Spread { cells: 1, of: 30, worst, .. }) = spread(&result.cells) else {
-        panic!("it was not told");
+        panic!("no warning");
     };
     assert_eq!(worst, "VHDX fixed, 64K random read");
 }
 
 #[test]
-fn no_difference_and_a_busy_machine_are_told() {
+fn the_verdict_reports_no_difference_and_a_busy_machine() {
     let mut result = result();
     result.cells = cells([(1.0, 1.0); 4]);
     result.head.warnings.push(Warning::OtherLoad { cpus: 1.0 });
     let verdict = conclude::verdict(&result);
-    assert!(verdict.contains("no difference of throughput is seen beyond chance"), "{verdict}");
-    assert!(verdict.contains("times the generator's CPU time"), "{verdict}");
+    assert!(verdict.contains("no difference in throughput is significant"), "{verdict}");
+    assert!(verdict.contains("times the load generator's CPU time"), "{verdict}");
 }
 
 #[test]
@@ -137,14 +137,13 @@ fn a_workload_is_found_by_its_name() {
     assert!(["", "4K", "4K write", "x random read"].into_iter().all(|name| Workload::from_name(name).is_none()));
 }
 
-/// The paper's formula: 50 % of four cores of 3,000 MHz at 10,000 IOPS are 0.6 MHz for each I/O a
-/// second.
+/// The paper's formula: 50 % of four cores of 3,000 MHz at 10,000 IOPS are 0.6 MHz per IOPS.
 #[test]
 fn mhz_per_iops_is_the_papers() {
     let cpu_s_per_io = 0.5 * 4.0 / 10_000.0;
-    let found = told::mhz_per_iops(cpu_s_per_io * 1e9, 3e9).unwrap();
+    let found = labels::mhz_per_iops(cpu_s_per_io * 1e9, 3e9).unwrap();
     assert!((found - 0.5 * 3_000.0 * 4.0 / 10_000.0).abs() < 1e-12, "{found}");
-    assert_eq!(told::mhz_per_iops(1.0, 0.0), None);
+    assert_eq!(labels::mhz_per_iops(1.0, 0.0), None);
 }
 
 #[test]
@@ -178,7 +177,7 @@ fn a_small_study_ends_with_nothing_mounted() {
     };
     if !nix::unistd::geteuid().is_root() || std::fs::File::open("/dev/loop-control").is_err() {
         let error = run(&options, &mut Silent).unwrap_err().to_string();
-        println!("skipped: a device and a mount: {error}");
+        println!("skipped: needs root and loop devices: {error}");
         return;
     }
     let leftovers = || {
@@ -186,7 +185,7 @@ fn a_small_study_ends_with_nothing_mounted() {
         let here = home.path().to_string_lossy().into_owned();
         (mounts.contains(&here), std::fs::read_dir(home.path()).unwrap().count())
     };
-    // Stopped while it fills the file on the new file system.
+    // Stopped while the file on the new file system is filled.
     let mut begun = 0;
     let stopped = run(&options, &mut |step: Step<'_>| {
         begun += usize::from(step.message == "ext4 file");
@@ -197,7 +196,7 @@ fn a_small_study_ends_with_nothing_mounted() {
     let report = run(&options, &mut Silent).unwrap();
     let result = &report.result;
     assert_eq!((result.subjects.len(), Measured::all(&result.cells).len()), (4, 10));
-    // On a busy machine a window as short as this may see no request end.
+    // On a busy machine no request may complete in such a short window.
     let rounds = || result.cells.iter().map(|cell| &cell.rounds);
     assert!(rounds().all(|rounds| rounds.len() == 1) && rounds().any(|rounds| rounds[0].iops > 0.0));
     assert!(result.subjects.iter().all(|subject| subject.contents.is_some_and(|seen| seen.allocated >= 1.0)));

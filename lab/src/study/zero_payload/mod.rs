@@ -1,20 +1,20 @@
-//! The study `zero-payload`: SQLIO's surprise, reproduced, explained and refused.
+//! The study `zero-payload`: writes of zeros against writes of data.
 //!
-//! The paper ("Dynamic versus fixed") ran SQLIO inside a guest on a dynamic and on a fixed VHDX and
-//! found the dynamic one twenty times as fast. SQLIO's file was of zeros, and a dynamic disk need
-//! not store zeros. Here both are run with zeros and with real data:
+//! The paper ("Dynamic versus fixed") ran SQLIO inside a guest on a dynamic and on a fixed VHDX,
+//! and the dynamic one was twenty times as fast. SQLIO's file contained zeros, which a dynamic disk
+//! need not store. This study runs both disks with zeros and with real data:
 //!
 //! ```text
 //!   prepare   dynamic and fixed VHDX, written from end to end: two with zeros, two with
 //!             incompressible data (the dynamic disk detects zeros, as Hyper-V's does)
-//!   look      the warnings that `lab run` would print for each of them
+//!   inspect   the warnings that `lab run` would print for each of them
 //!   measure   8K and 64K random reads and writes; in each round every disk is measured once, in
-//!             changing order; for each cell, the bytes that this process read and wrote (io.rs)
-//!   conclude  dynamic against fixed, with zeros and with data; the share of requests that never
-//!             reached the store
+//!             changing order; for each cell, the bytes that this process read and wrote
+//!   conclude  dynamic against fixed, with zeros and with data; the share of bytes that never
+//!             reached storage
 //! ```
 //!
-//! The last figure is no word of our own engine: it is the kernel's account of the process
+//! The last figure does not come from our engine: it is the kernel's account of the process
 //! (`/proc/self/io`).
 
 mod record;
@@ -27,10 +27,10 @@ use crate::{
     cells::Cell,
     fill::{self, Tick},
     inspect, measure,
-    progress::{Progress, report as tell},
+    progress::{Progress, report},
     rounds::{self, Rounds, Steps, Window},
     scratch::Scratch,
-    study::{StudyOptions, StudyReport, doubts},
+    study::{StudyOptions, StudyReport, warnings as shared},
     targets::open_target,
     traffic::Traffic,
 };
@@ -48,23 +48,24 @@ use diskwright_load::{
 use diskwright_store::{CacheMode, EngineKind};
 use std::{path::PathBuf, slice, sync::Arc, time::Duration};
 
-/// The paper's only figures in its text: 64K random reads, dynamic and fixed, requests a second
-/// ("almost 37,000" and 1,865).
+/// The paper's only figures in its text: 64K random reads per second, dynamic and fixed ("almost
+/// 37,000" and 1,865).
 pub const PAPER_64K_READ_IOPS: (f64, f64) = (37_000.0, 1_865.0);
 
-/// SQLIO is run with eight outstanding by custom; the paper does not say.
+/// SQLIO's usual eight outstanding requests; the paper does not give its number.
 const QUEUE_DEPTH: u32 = 8;
 const QUICK_BYTES: u64 = 1 << 30;
-/// The paper's file.
+/// Size of the paper's file.
 const FULL_BYTES: u64 = 20 << 30;
 const SEED: u64 = 0x7a65_726f;
 
-/// What to do. The default is the full study; `quick` takes less than two minutes.
+/// Options of the study. The default is the full study; `quick` takes less than two minutes.
 #[derive(Debug, Clone, Default)]
 pub struct ZeroPayloadOptions {
-    /// Rounds: 5 unless said, 3 quick. Time of one cell: 10 s unless said, 0.7 s quick.
+    /// Default: 5 rounds, 3 if quick; cells of 10 s, 0.7 s if quick.
     pub study: StudyOptions,
-    /// Size of each disk: 20 GiB as in the paper, 1 GiB quick.
+    /// Size of each disk, rounded up to a multiple of 32 MiB. Default: 20 GiB as in the paper, 1
+    /// GiB if quick.
     pub size_bytes: Option<u64>,
 }
 
@@ -77,7 +78,7 @@ struct Subject {
     path: PathBuf,
 }
 
-/// Runs the study and saves its result. The scratch folder is removed in any case, unless `keep`
+/// Runs the study and saves its result. The scratch folder is removed in all cases, unless `keep`
 /// is set.
 ///
 /// # Errors
@@ -91,13 +92,13 @@ pub fn run(options: &ZeroPayloadOptions, progress: &mut dyn Progress) -> Result<
     let cell = study.cell.unwrap_or(Duration::from_millis(study.pick(700, 10_000)));
     let scratch = Scratch::new(study.dir.as_deref(), study.keep)?;
     let place = Place::detect(scratch.path());
-    // Three disks that are full, one that stays empty.
+    // Three full disks, and one that stays empty.
     scratch.need("the study", 3 * size_bytes + (1 << 30))?;
     let subjects = prepare(&scratch, size_bytes, study.engine, progress)?;
     scratch.settle()?;
     let mut disks = Vec::new();
     for subject in &subjects {
-        disks.push(look(subject, study.engine)?);
+        disks.push(inspect_disk(subject, study.engine)?);
     }
     let watch = OtherLoad::watch();
     let mut cells = Vec::new();
@@ -106,9 +107,9 @@ pub fn run(options: &ZeroPayloadOptions, progress: &mut dyn Progress) -> Result<
         Err(LabError::Stopped) if !cells.is_empty() => true,
         Err(error) => return Err(error),
     };
-    let mut warnings = doubts::of_machine(&begun.head.machine);
+    let mut warnings = shared::of_machine(&begun.head.machine);
     warnings.extend(cached(&subjects));
-    warnings.extend(doubts::since(&watch));
+    warnings.extend(shared::since(&watch));
     for Subject { disk, target, .. } in subjects {
         drop(target);
         disk.close()?;
@@ -130,7 +131,7 @@ fn name_of(payload: Payload, disk_type: DiskType) -> String {
     format!("{disk_type}, {}", payload.name())
 }
 
-/// Makes the four disks and writes each from end to end.
+/// Creates the four disks and writes each from end to end.
 fn prepare(
     scratch: &Scratch,
     size_bytes: u64,
@@ -166,7 +167,7 @@ fn prepare(
         let disk = Disk::open(&path, &open)?;
         let all = 0..size_bytes;
         let total = size_bytes * kinds.len() as u64;
-        let mut tick = |done| tell(progress, "prepare", index as u64 * size_bytes + done, total, &name);
+        let mut tick = |done| report(progress, "prepare", index as u64 * size_bytes + done, total, &name);
         let tick: &mut Tick<'_> = &mut tick;
         match payload {
             Payload::Zeros => {
@@ -182,8 +183,8 @@ fn prepare(
     Ok(subjects)
 }
 
-/// What the guard of `lab run` sees of a disk.
-fn look(subject: &Subject, engine: EngineKind) -> Result<DiskRecord> {
+/// Inspects a disk like `lab run` does before it measures.
+fn inspect_disk(subject: &Subject, engine: EngineKind) -> Result<DiskRecord> {
     use std::os::unix::fs::MetadataExt;
     let target = &subject.target;
     let size_bytes = target.device.geometry().size_bytes;
@@ -195,15 +196,15 @@ fn look(subject: &Subject, engine: EngineKind) -> Result<DiskRecord> {
         name: target.name.clone(),
         payload: subject.payload,
         file_allocated_bytes: metadata.blocks() * 512,
-        said: inspect::doubts::of_target(&read, 0, &target.name, &contents),
+        said: inspect::warnings::of_target(&read, 0, &target.name, &contents),
         contents,
     })
 }
 
-/// Name, bytes of a request, share of reads.
+/// Name, bytes per request, percentage of reads.
 type TestLoad = (&'static str, u64, f64);
 
-/// Half of SQLIO's eight; the other half is the other disk.
+/// Four of SQLIO's eight tests; the paper counts each test once for each of two disks.
 fn tests() -> [TestLoad; 4] {
     [
         ("8K random write", 8 << 10, 0.0),
@@ -220,14 +221,14 @@ fn job((name, block_bytes, read_percent): &TestLoad, payload: Payload, cell: Dur
         queue_depth: QUEUE_DEPTH,
         ..Load::default()
     };
-    // No warm-up: the kernel's account is of the whole cell, and so must the requests be.
+    // No warm-up: the kernel's account covers the whole cell, so the requests must too.
     let mut job = Job::simple(name, load, Span::default(), cell.into());
     job.contents = if payload == Payload::Zeros { Contents::Zero } else { Contents::Incompressible };
     (job.seed, job.engine) = (SEED, engine.into());
     job
 }
 
-/// Adds a cell for each test on each disk to `cells`.
+/// Measures each test on each disk, and adds the cells to `cells`.
 fn measure_all(
     subjects: &[Subject],
     rounds: usize,
@@ -262,19 +263,19 @@ fn measure_all(
     Ok(())
 }
 
-/// The window, and the share of its bytes that never reached the store.
+/// Measures one window. Returns its figures and the share of its bytes that never reached storage.
 fn measure_cell(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<(Figures, f64)> {
     let before = Traffic::of_process()?;
     let phase = measure::window(job, &subject.target, &RunOptions::default(), watch)?;
     let traffic = Traffic::of_process()? - before;
     let moved_bytes = if job.writes() { traffic.written_bytes } else { traffic.read_bytes };
-    // What was in flight at the end is in the account and not in the record: a hair more than all
-    // may have arrived.
+    // The account includes requests in flight at the end, the record does not: the share may be
+    // slightly below 0.
     let asked_bytes = phase.total().both.bytes.max(1);
     Ok((Figures::of(&phase), (1.0 - moved_bytes as f64 / asked_bytes as f64).clamp(0.0, 1.0)))
 }
 
-/// A warning where disks are in the page cache though O_DIRECT was asked for.
+/// A warning if a disk uses the page cache although direct I/O was requested.
 fn cached(subjects: &[Subject]) -> Option<Warning> {
     let cached = subjects.iter().filter(|subject| subject.target.cache != Caching::Direct);
     let targets: Vec<String> = cached.map(|subject| subject.target.name.clone()).collect();

@@ -1,4 +1,4 @@
-//! What the study found, as it is saved.
+//! The saved result of the study.
 
 use crate::{
     cells::{Cell, Cells, Compared},
@@ -15,27 +15,27 @@ use std::borrow::Cow;
 /// Schema of [`ZeroPayloadResult`].
 pub const SCHEMA: &str = "diskwright.study.zero-payload/2";
 
-/// Name of the figure in [`Cell::more`]: share of the bytes asked for that never reached the store,
-/// by the kernel's account, from 0 to 1.
+/// Name of the figure in [`Cell::more`]: share of the requested bytes that never reached storage by
+/// the kernel's account, from 0 to 1.
 pub const NOT_STORED: &str = "not_stored_share";
 
-/// The study, whole or as far as it is.
+/// The result of the study; a partial result has fewer cells.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ZeroPayloadResult {
-    /// When, where and by what it was measured, and the conclusion.
+    /// When, where and by which program it was measured, and the conclusion.
     #[serde(flatten)]
     pub head: Head,
-    /// Whether it was the short form.
+    /// Whether this is the quick study.
     pub quick: bool,
-    /// Size of each disk.
+    /// Size of each disk, bytes.
     pub size_bytes: u64,
     /// Length of a cell, nanoseconds.
     pub cell_ns: u64,
-    /// Rounds that were asked for.
+    /// Requested rounds.
     pub rounds: usize,
-    /// The disks, as they were found before measuring.
+    /// The disks, as inspected before measuring.
     pub disks: Vec<DiskRecord>,
-    /// Each test on each disk: the part is the payload, the subject the type of the disk.
+    /// Each test on each disk: the part is the payload, the subject is the type of the disk.
     pub cells: Vec<Cell>,
 }
 
@@ -45,18 +45,18 @@ impl Cells for ZeroPayloadResult {
     }
 }
 
-/// Contents of the disks and of what is written.
+/// Contents of the disks and of the writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Payload {
-    /// Zeros, as SQLIO wrote them.
+    /// Zeros, which SQLIO writes.
     Zeros,
-    /// Data that cannot be compressed.
+    /// Incompressible data.
     Data,
 }
 
 impl Payload {
-    /// The word for it, and the part of its cells.
+    /// The payload in one word; also the part of its cells.
     pub fn name(self) -> &'static str {
         match self {
             Self::Zeros => "zeros",
@@ -65,34 +65,34 @@ impl Payload {
     }
 }
 
-/// A disk before it is measured.
+/// A disk as inspected before measuring.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct DiskRecord {
-    /// "dynamic, zeros".
+    /// Name of the disk, for example "dynamic, zeros".
     pub name: String,
-    /// What it was filled with, from end to end.
+    /// Contents that were written from end to end.
     pub payload: Payload,
-    /// Space that its file takes after that.
+    /// Space that its file takes after writing, bytes.
     pub file_allocated_bytes: u64,
-    /// What a look at it found.
+    /// Result of the inspection.
     pub contents: ContentsRecord,
-    /// What `lab run` would say of it in its first lines.
+    /// Warnings that `lab run` would print for it.
     pub said: Vec<Warning>,
 }
 
-/// One test with one payload, on both disks.
+/// One test with one payload, on the dynamic and the fixed disk.
 #[derive(Debug, Clone, Copy)]
 pub struct Test<'a> {
-    /// "64K random read".
+    /// Name of the test, for example "64K random read".
     pub name: &'a str,
-    /// On the dynamic disk.
+    /// Its cell on the dynamic disk.
     pub dynamic: &'a Cell,
-    /// On the fixed one.
+    /// Its cell on the fixed disk.
     pub fixed: &'a Cell,
 }
 
 impl<'a> Test<'a> {
-    /// All tests with this payload that have a round on both disks.
+    /// All tests with this payload that were measured on both disks.
     pub fn all(cells: &'a [Cell], payload: Payload) -> Vec<Self> {
         let of = |load: &Compared<'a>| {
             Some(Self { name: load.load, dynamic: load.cell("dynamic")?, fixed: load.cell("fixed")? })
@@ -100,13 +100,13 @@ impl<'a> Test<'a> {
         Compared::of_part(cells, payload.name()).iter().filter_map(of).collect()
     }
 
-    /// IOPS of the dynamic disk as a ratio to the fixed one's in the same round.
+    /// IOPS of the dynamic disk as a ratio to the fixed disk in the same round.
     pub fn ratio(&self) -> Option<Ratio> {
         self.dynamic.ratio(self.fixed, |round| round.iops)
     }
 }
 
-/// The median of [`NOT_STORED`].
+/// Median of [`NOT_STORED`] over the rounds; `None` without a round.
 pub fn not_stored(cell: &Cell) -> Option<f64> {
     median(&cell.more(NOT_STORED)?)
 }

@@ -1,15 +1,15 @@
-//! The conclusion of the study `zero-payload`.
+//! The verdict of the study `zero-payload`.
 
 use super::{Payload, Test, not_stored};
 use crate::cells::Cell;
 
-/// A dynamic disk that is this much faster than the fixed one has not done the work.
+/// A dynamic disk that is this much faster than the fixed one did not do the work.
 const TOO_GOOD: f64 = 1.5;
 
-/// The conclusion, and first of all whether it is of everything.
+/// The verdict. Says first whether the study was stopped.
 pub(super) fn verdict(cells: &[Cell], stopped: bool) -> String {
     let text = conclusion(cells);
-    if stopped { format!("Stopped: this is what was measured until then. {text}") } else { text }
+    if stopped { format!("Partial: the study was stopped. {text}") } else { text }
 }
 
 fn conclusion(cells: &[Cell]) -> String {
@@ -20,19 +20,18 @@ fn conclusion(cells: &[Cell]) -> String {
     };
     let ratio = |test: &Test<'_>| test.ratio().map(|ratio| ratio.median());
     let ((low, high), (real_low, real_high)) = (ends(Payload::Zeros, ratio), ends(Payload::Data, ratio));
-    let (least, most) = ends(Payload::Zeros, |test| not_stored(test.dynamic).map(|share| 100.0 * share));
-    let share =
-        if least.round() == most.round() { format!("{most:.0} %") } else { format!("{least:.0} to {most:.0} %") };
+    let (min, max) = ends(Payload::Zeros, |test| not_stored(test.dynamic).map(|share| 100.0 * share));
+    let share = if min.round() == max.round() { format!("{max:.0} %") } else { format!("{min:.0} to {max:.0} %") };
     let spread = |low: f64, high: f64| format!("{} to {}", times(low), times(high));
     if high < TOO_GOOD {
         return format!(
-            "With zeros the dynamic disk reaches {} of the fixed one's IOPS, with real data {}; {share} of its requests for zeros never reached the store.",
+            "With zeros the dynamic disk reaches {} of the fixed disk's IOPS, with real data {}; {share} of its bytes of zeros never reached storage.",
             spread(low, high),
             spread(real_low, real_high)
         );
     }
     format!(
-        "With zeros the dynamic disk seems {} times as fast as the fixed one, but {share} of its requests never reached the store; with real data it is {} times as fast. The first figures measure look-ups in a table, not storage: do not use them.",
+        "With zeros the dynamic disk seems {} times as fast as the fixed disk, but {share} of its bytes never reached storage; with real data it is {} times as fast. The figures with zeros measure table look-ups, not storage: do not use them.",
         spread(low, high),
         spread(real_low, real_high)
     )

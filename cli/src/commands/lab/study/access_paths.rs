@@ -16,21 +16,24 @@ use diskwright_lab::{
 #[derive(Debug, Args)]
 #[command(
     mut_arg("output", |arg| arg.help(
-        "Where to save the result. [default: diskwright-access-paths-TIME.json in the current folder]"
+        "File for the result. [default: diskwright-access-paths-TIME.json in the current folder]"
     )),
-    mut_arg("rounds", |arg| arg.help("How often each cell is measured. [default: 5; 3 with --quick]")),
+    mut_arg("rounds", |arg| arg.help("Rounds of each cell. [default: 5; 3 with --quick]")),
     mut_arg("cell", |arg| arg.help(
-        "Seconds that a cell takes, a fifth of it (at most 30) to warm up. [default: 30; 1 with --quick]"
+        "Seconds per cell, a fifth of it (at most 30) warm-up. [default: 30; 1 with --quick]"
     )),
     after_help = "\
-Reaches one disk in several ways: by the engine in process (= 100), over NBD, as an attached block device; and beside it a raw file, in process and \
-by qemu-nbd. Twenty clients with 2, 4 and 6 outstanding requests each, 8K random, 70 % reads, as in NetApp's paper on SMB 3.0, iSCSI and FC. Tells \
-requests a second, response times, and the CPU time of client and server. Every cell finds the disk as it was filled. What needs root (attach) \
-or is not installed (qemu-nbd) is left out by name. Use a release build.
+Reaches one disk in several ways: in process (= 100), over NBD, and as an attached block device; for \
+comparison a raw file in process and with qemu-nbd. The load is that of NetApp's paper on SMB 3.0, \
+iSCSI and FC: twenty clients with 2, 4 and 6 outstanding requests each, 8K random, 70 % reads. \
+Reports requests per second, response times, and the CPU time of client and server. Every cell \
+begins with the disk as it was filled. Ways that need root (attach) or a missing program (qemu-nbd) \
+are skipped. Use a release build.
 
-The paper's own lengths: --cell 930 --rounds 2.
+The paper's cell length and rounds: --cell 930 --rounds 2.
 
-EXIT CODES  0 done, 1 it could not be measured, 130 stopped (whole rounds are kept and saved; servers, devices and scratch files are gone)
+EXIT CODES  0 done; 1 it could not be measured; 130 stopped (whole rounds are saved; servers, devices \
+and scratch files are removed)
 
 EXAMPLES
   sudo diskwright lab study access-paths --quick
@@ -40,7 +43,7 @@ EXAMPLES
 pub struct AccessPathsArgs {
     #[command(flatten)]
     experiment: ExperimentArgs,
-    /// What the disk is.
+    /// Format and type of the disk.
     #[arg(long, value_enum, default_value_t = Disk::VhdxDynamic)]
     disk: Disk,
     /// Size of the disk. [default: 16G; 256M with --quick]
@@ -50,11 +53,11 @@ pub struct AccessPathsArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Disk {
-    /// A dynamic VHDX, populated.
+    /// A fully allocated dynamic VHDX.
     VhdxDynamic,
     /// A fixed VHDX.
     VhdxFixed,
-    /// A dynamic VHD, populated.
+    /// A fully allocated dynamic VHD.
     VhdDynamic,
     /// A fixed VHD.
     VhdFixed,
@@ -74,7 +77,6 @@ impl Disk {
     }
 }
 
-/// Runs the study, prints its tables.
 pub fn run(context: &mut Context, args: &AccessPathsArgs) -> Outcome {
     let options = AccessPathsOptions {
         study: args.experiment.study(&context.global),

@@ -1,4 +1,4 @@
-//! `diskwright lab study containers`: the README's first command.
+//! `diskwright lab study containers`.
 
 use crate::{
     commands::experiment::{self, CHILD_COMMAND, ExperimentArgs},
@@ -18,16 +18,17 @@ use diskwright_lab::{
 #[command(
     mut_arg("quick", |arg| arg.help("End within two minutes: smaller disks, short cells, one queue depth")),
     mut_arg("output", |arg| arg.help(
-        "Where to save the result. [default: diskwright-containers-TIME.json in the current folder]"
+        "File for the result. [default: diskwright-containers-TIME.json in the current folder]"
     )),
-    mut_arg("rounds", |arg| arg.help("How often each cell is measured. [default: 5]")),
-    mut_arg("cell", |arg| arg.help("Seconds that a cell takes. [default: 2; with --quick what the time allows]")),
+    mut_arg("rounds", |arg| arg.help("Rounds of each cell. [default: 5]")),
+    mut_arg("cell", |arg| arg.help("Seconds per cell. [default: 2; with --quick computed from the time budget]")),
     after_help = "\
-Makes a raw file and fixed, dynamic and differencing disks in a scratch folder, fills them with incompressible data, proves that all read \
-back the same bytes, measures them side by side, and removes them again. The table stands beside the figures of the paper \
-of 2010; the result is saved as JSON with machine, kernel, options and versions. Use a release build.
+Creates a raw file and fixed, dynamic and differencing disks in a scratch folder, fills them with \
+incompressible data, verifies all of it, measures them in interleaved rounds, and removes them. The \
+report has the figures of the paper of 2010 for comparison. The result is saved as JSON with machine, \
+kernel, options and versions. Use a release build.
 
-EXIT CODES  0 done, 1 failed, 130 stopped (what was measured is printed and saved, and says that it is partial)
+EXIT CODES  0 done; 1 failed; 130 stopped (the figures so far are printed and saved as a partial result)
 
 EXAMPLES
   diskwright lab study containers --quick
@@ -43,12 +44,12 @@ pub struct ContainersArgs {
     /// Requests in flight, separated by commas. [default: 1,2,4,...,256; 32 with --quick]
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     queue_depth: Option<Vec<u32>>,
-    /// Children in the chain-length experiment, ascending. [default: 1,2,4,...,64,256,1023]
+    /// Differencing disks in the chain-length experiment, ascending. [default:
+    /// 1,2,4,...,64,256,1023]
     #[arg(long, value_name = "N,...", value_delimiter = ',')]
     chain_length: Option<Vec<u32>>,
 }
 
-/// Runs the study, prints its tables.
 pub fn run(context: &mut Context, args: &ContainersArgs) -> Outcome {
     let options = ContainersOptions {
         study: args.experiment.study(&context.global),
@@ -64,7 +65,7 @@ pub fn run(context: &mut Context, args: &ContainersArgs) -> Outcome {
         && !(asked_bytes == 0 || disk_bytes == asked_bytes)
     {
         context.warn(&format!(
-            "each disk will have {}, not {}: the size is rounded up, so that it is a whole number of every container's blocks",
+            "each disk will have {}, not {}: the size is rounded up to a multiple of 32M",
             Human(disk_bytes),
             Human(asked_bytes)
         ));

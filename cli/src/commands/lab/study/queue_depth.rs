@@ -27,20 +27,23 @@ use diskwright_store::CacheMode;
 #[command(
     mut_arg("quick", |arg| arg.help("End within two minutes: less data, fewer depths, short cells.")),
     mut_arg("output", |arg| arg.help(
-        "Where to save the result; an unfinished study that is there is gone on with. [default: diskwright-queue-depth-TIME.json in the current folder]"
+        "File for the result. If it is an unfinished study, the study is resumed. [default: diskwright-queue-depth-TIME.json in the current folder]"
     )),
-    mut_arg("rounds", |arg| arg.help("How often each cell is measured. [default: 5; 3 with --quick]")),
+    mut_arg("rounds", |arg| arg.help("Rounds of each cell. [default: 5; 3 with --quick]")),
     mut_arg("cell", |arg| arg.help(
-        "Seconds that a cell takes, a third of them to warm up. [default: 180, in five rounds the paper's 15 minutes; with --quick what the time allows]"
+        "Seconds per cell, a third of it warm-up. [default: 180, in five rounds the paper's 15 minutes; with --quick computed from the time budget]"
     )),
     after_help = "\
-Goes through the whole procedure of the Storage Spaces paper: pre-tests (steady state; 1, 2 and 4 files), 1 to 24 outstanding I/Os for each of 8 \
-threads, the splits of the depth that was found over threads, sequential reads and writes of 512K. Tells how much load is enough for each, with a 95 % \
-interval or the reason why it is undetermined, what that asks of each device of an array (--copies, --devices), and the paper's figures beside. \
-Requests go past the page cache and writes are durable when they complete, as with the paper's -h. The long form takes a day; what was \
-measured is saved as it goes, and the same command with the same --output goes on with it.
+Runs the procedure of the Storage Spaces paper: pre-tests (steady state; 1, 2 and 4 files), 1 to 24 \
+outstanding requests for each of 8 threads, combinations of threads and outstanding requests for the \
+depth that was found, sequential reads and writes of 512K. Reports the queue depth that each load \
+needs, with a 95 % confidence interval or the reason why it is undetermined, the load on each device \
+of an array (--copies, --devices), and the paper's figures. Direct I/O with durable writes is used, \
+like the paper's -h. The full study takes a day. It saves its result regularly, and the same command \
+with the same --output resumes it.
 
-EXIT CODES  0 done, 1 a request failed or the study could not be made, 130 stopped (what was measured is saved)
+EXIT CODES  0 done; 1 a request failed or the study could not be made; 130 stopped (the figures so far \
+are saved)
 
 EXAMPLES
   diskwright lab study queue-depth --quick
@@ -51,36 +54,35 @@ EXAMPLES
 pub struct QueueDepthArgs {
     #[command(flatten)]
     experiment: ExperimentArgs,
-    /// Bytes under test. [default: 64G, the paper's; 2G with --quick; all of a --target]
+    /// Bytes under test. [default: 64G as in the paper; 2G with --quick; all of a --target]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
     size: Option<u64>,
-    /// Threads for random I/O. [default: 8, the paper's]
+    /// Threads for random I/O. [default: 8 as in the paper]
     #[arg(long, value_name = "N")]
     threads: Option<u32>,
-    /// Requests in flight that threads x outstanding are to have. [default: what the depths show]
+    /// Total requests in flight for the combinations of threads and depth. [default: the result of
+    /// test 1]
     #[arg(long, value_name = "N")]
     target_depth: Option<u32>,
-    /// The 99th percentile that is still bearable: 2ms.
+    /// Largest acceptable 99th percentile, for example 2ms.
     #[arg(long, value_name = "TIME", value_parser = words::span)]
     max_p99: Option<Span>,
-    /// Copies of the data that the array below keeps.
+    /// Copies of the data in the array below.
     #[arg(long, value_name = "N", requires = "devices")]
     copies: Option<u32>,
     /// Devices of the array below.
     #[arg(long, value_name = "N")]
     devices: Option<u32>,
-    /// Writes need not be durable when they complete.
+    /// Do not make writes durable when they complete.
     #[arg(long)]
     write_back: bool,
-    /// Measure this instead of files of its own (may be repeated: pre-test 2 then takes 1, 2 and 4
-    /// of them).
+    /// Target to measure instead of new files (may be repeated: pre-test 2 needs 2 or 4).
     #[arg(long, value_name = "TARGET")]
     target: Vec<String>,
     #[command(flatten)]
     prepare: TargetArgs,
 }
 
-/// Runs the study, prints its tables.
 pub fn run(context: &mut Context, args: &QueueDepthArgs) -> Outcome {
     let through_cache = context.global.cache.is_some_and(|cache| cache.mode() == CacheMode::PageCache);
     let cache = match (through_cache, args.write_back) {

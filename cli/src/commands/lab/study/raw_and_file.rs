@@ -15,22 +15,25 @@ use std::path::PathBuf;
 #[command(
     mut_arg("quick", |arg| arg.help("End within two minutes: smaller disks, two of the five sizes, short cells.")),
     mut_arg("output", |arg| arg.help(
-        "Where to save the result. [default: diskwright-raw-and-file-TIME.json in the current folder]"
+        "File for the result. [default: diskwright-raw-and-file-TIME.json in the current folder]"
     )),
-    mut_arg("rounds", |arg| arg.help("How often each cell is measured. [default: 5; 3 with --quick]")),
+    mut_arg("rounds", |arg| arg.help("Rounds of each cell. [default: 5; 3 with --quick]")),
     mut_arg("cell", |arg| arg.help(
-        "Seconds that a cell takes, a sixth of them to warm up. [default: 72, in five rounds the paper's 6 minutes; with --quick what the time allows]"
+        "Seconds per cell, a sixth of it warm-up. [default: 72, in five rounds the paper's 6 minutes; with --quick computed from the time budget]"
     )),
     after_help = "\
-Measures the VMFS paper's workloads (five sizes by five patterns, 64 in flight) on a block device, on a file of a file system on it, and on a fixed and a \
-dynamic VHDX there: alike in size, full of the same kind of data, in rounds that take turns. Tells throughput and CPU time for each request as ratios to the \
-device, with the paper's beside.
+Measures the VMFS paper's workloads (five sizes, five patterns, 64 in flight) on a block device, on a \
+file in a file system on the device, and on a fixed and a dynamic VHDX in that file system. All have \
+the same size and the same kind of data, and are measured in interleaved rounds. Reports throughput \
+and CPU time per request as ratios to the device, with the paper's ratios.
 
-The device is a file in the scratch folder shown by loop devices that go past the page cache, or --device: a real one, or /dev/zram0 for memory. It is \
-halved: bare in the one half, with a new file system in the other, by partitions that only the kernel is told of. At the end, or on Ctrl-C, the file \
-system is unmounted and partitions and loop devices go; what was on the device is lost. Needs root.
+Without --device, the block devices are loop devices with direct I/O on a file in the scratch folder. \
+--device is a block device, or /dev/zram0 for memory. It is split in two halves, with partitions that \
+exist only in the kernel: one half is bare, the other gets a new file system. At the end, or on Ctrl-C, \
+the file system is unmounted, and partitions and loop devices are removed. The data on the device are \
+lost. Needs root.
 
-EXIT CODES  0 done, 1 it could not be done, 130 stopped (whole workloads are saved)
+EXIT CODES  0 done; 1 failed; 130 stopped (whole rounds are saved)
 
 EXAMPLES
   sudo diskwright lab study raw-and-file --quick
@@ -40,17 +43,16 @@ EXAMPLES
 pub struct RawAndFileArgs {
     #[command(flatten)]
     experiment: ExperimentArgs,
-    /// Size of each disk. [default: 20G, the paper's; 1G with --quick]
+    /// Size of each disk. [default: 20G as in the paper; 1G with --quick]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
     size: Option<u64>,
-    /// The file system that is made.
+    /// File system to create.
     #[arg(long = "fs", value_name = "NAME", value_enum, default_value = "ext4")]
     file_system: FileSystemArg,
-    /// A block device to take instead of a file in the scratch folder. All of it may be
-    /// overwritten.
+    /// Block device to use instead of a file in the scratch folder. All of it may be overwritten.
     #[arg(long, value_name = "DEVICE")]
     device: Option<PathBuf>,
-    /// Overwrite whatever data the device holds.
+    /// Allow data on the device to be overwritten.
     #[arg(long, requires = "device")]
     destroy_data: bool,
 }
@@ -63,7 +65,6 @@ enum FileSystemArg {
     Xfs,
 }
 
-/// Runs the study, prints its tables.
 pub fn run(context: &mut Context, args: &RawAndFileArgs) -> Outcome {
     let options = RawAndFileOptions {
         study: args.experiment.study(&context.global),

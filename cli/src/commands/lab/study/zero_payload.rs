@@ -13,13 +13,14 @@ use diskwright_lab::study::zero_payload::{self, ZeroPayloadOptions};
 #[derive(Debug, Args)]
 #[command(
     mut_arg("output", |arg| arg.help(
-        "Where to save the result. [default: diskwright-zero-payload-TIME.json in the current folder]"
+        "File for the result. [default: diskwright-zero-payload-TIME.json in the current folder]"
     )),
-    mut_arg("rounds", |arg| arg.help("How often each cell is measured. [default: 5; 3 with --quick]")),
-    mut_arg("cell", |arg| arg.help("Seconds that a cell takes. [default: 10; 0.7 with --quick]")),
+    mut_arg("rounds", |arg| arg.help("Rounds of each cell. [default: 5; 3 with --quick]")),
+    mut_arg("cell", |arg| arg.help("Seconds per cell. [default: 10; 0.7 with --quick]")),
     after_help = "\
-Repeats SQLIO's eight tests on a dynamic and on a fixed disk, once with zeros as the paper did and once with data that cannot be compressed, \
-and tells how many of the requests never reached the store. Use a release build.
+Runs SQLIO's tests of the paper on a dynamic and on a fixed disk, once with zeros as in the paper and \
+once with incompressible data. Reports the share of the bytes that never reached storage. Use a \
+release build.
 
 EXAMPLES
   diskwright lab study zero-payload --quick
@@ -28,12 +29,11 @@ EXAMPLES
 pub struct ZeroPayloadArgs {
     #[command(flatten)]
     experiment: ExperimentArgs,
-    /// Size of each disk. [default: 20G, the paper's; 1G with --quick]
+    /// Size of each disk. [default: 20G as in the paper; 1G with --quick]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse)]
     size: Option<u64>,
 }
 
-/// Runs the study, prints its tables.
 pub fn run(context: &mut Context, args: &ZeroPayloadArgs) -> Outcome {
     let options = ZeroPayloadOptions { study: args.experiment.study(&context.global), size_bytes: args.size };
     let mut steps = context.steps();

@@ -1,5 +1,4 @@
-//! Reasons for doubt that every study looks for: what the machine is, what else it does, and how
-//! far the rounds lie apart.
+//! Warnings that several studies share: about the machine, its other load, and rounds that scatter.
 
 use crate::ratio::Ratio;
 use diskwright_load::{
@@ -8,14 +7,14 @@ use diskwright_load::{
     warning::Warning,
 };
 
-/// Processors busy with something else above which a warning is given.
+/// A warning is given if other programs keep more CPUs busy than this.
 const BUSY_CPUS: f64 = 0.25;
-/// Processors' worth of time given to other guests above which a warning is given.
+/// A warning is given if the hypervisor gives more CPUs' worth of time than this to other guests.
 const STOLEN_CPUS: f64 = BUSY_CPUS / 5.0;
-/// Rounds that lie further apart than this, as a share of their median, get a warning.
+/// A warning is given if the range of the rounds is above this share of their median.
 const SPREAD_MAX: f64 = 0.10;
 
-/// What is known before anything is measured: a build without optimisation, a slow clock.
+/// Warnings before measuring: a debug build, a slow clock.
 pub(super) fn of_machine(machine: &Machine) -> Vec<Warning> {
     let mut warnings = Vec::new();
     if cfg!(debug_assertions) {
@@ -28,13 +27,13 @@ pub(super) fn of_machine(machine: &Machine) -> Vec<Warning> {
     warnings
 }
 
-/// What other programs and other guests took of the machine since `watch`.
+/// Warnings about the CPU time that other programs and other guests used since `watch`.
 pub(super) fn since(watch: &OtherLoad) -> Vec<Warning> {
     let (busy_cpus, stolen_cpus) = watch.since();
     of_others(busy_cpus, stolen_cpus)
 }
 
-/// The same for figures that are known.
+/// Warnings about the CPU time of other programs and of other guests.
 pub(super) fn of_others(busy_cpus: f64, stolen_cpus: f64) -> Vec<Warning> {
     let mut warnings = Vec::new();
     if busy_cpus > BUSY_CPUS {
@@ -46,7 +45,7 @@ pub(super) fn of_others(busy_cpus: f64, stolen_cpus: f64) -> Vec<Warning> {
     warnings
 }
 
-/// A warning where the rounds of some of these ratios, each with its name, lie far apart.
+/// A warning if the rounds of some of these ratios scatter. Each ratio has a name.
 pub(super) fn spread(ratios: &[(String, Ratio)]) -> Option<Warning> {
     let spread = |(_, ratio): &(String, Ratio)| ratio.summary.spread();
     let far = ratios.iter().filter(|named| spread(named) > SPREAD_MAX).count();
@@ -65,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rounds_that_lie_apart_are_told_by_the_worst() {
+    fn the_warning_of_scattering_rounds_names_the_worst_ratio() {
         let ratio = |name: &str, each: &[f64]| (name.to_owned(), Ratio::of(each, &vec![1.0; each.len()]).unwrap());
         let near = ratio("VHD fixed, 4K random read", &[0.95, 1.0, 1.04]);
         assert_eq!(spread(std::slice::from_ref(&near)), None);
@@ -77,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_busy_machine_and_a_slow_clock_are_told() {
+    fn a_busy_machine_and_a_slow_clock_are_reported() {
         assert!(of_others(0.2, 0.04).is_empty());
         assert_eq!(of_others(0.3, 0.06), [Warning::OtherLoad { cpus: 0.3 }, Warning::StolenTime { cpus: 0.06 }]);
         let of = |source: &str| of_machine(&Machine { clock_source: source.into(), ..Machine::default() });

@@ -1,24 +1,23 @@
-//! Condenses the warnings of many windows into the few of a sweep.
+//! Condenses the warnings of all windows into a few for the sweep.
 //!
 //! ```text
-//!   warning of a window of a cell ──▶ is the same known?
-//!      of the machine ──────────────────▶ one for the sweep, the worst
-//!      of another cell ─────────────────▶ the cell joins it
-//!      of this cell, in another round ──▶ dropped
-//!      no ──────────────────────────────▶ a new warning; above eight of a kind, only its cell
-//!   at the end ──▶ a warning that holds for all cells names none
+//!   warning of a window ──▶ known already?
+//!      yes, about the machine ───────────▶ one for the sweep, with the worst figure
+//!      yes, of another cell ─────────────▶ the cell is added to it
+//!      yes, of this cell ────────────────▶ dropped
+//!      no ───────────────────────────────▶ a new warning; after eight of a kind, only the cell
+//!   at the end ──▶ a warning of all cells names no cell
 //! ```
 //!
-//! The number of kept warnings is bounded by the number of cells and kinds, whatever the number of
-//! windows.
+//! So the number of warnings is bounded by the number of cells and kinds, not by that of windows.
 
 use diskwright_load::warning::Warning;
 use std::mem::discriminant;
 
-/// Warnings of one kind that differ and are kept in full.
+/// Different warnings of one kind that are kept in full.
 const OF_A_KIND_MAX: usize = 8;
 
-/// Adds what was found in a window of `cell`.
+/// Adds a warning of a window of `cell`.
 pub(crate) fn of_cell(warnings: &mut Vec<Warning>, cell: &str, warning: Warning) {
     if matches!(warning, Warning::OtherLoad { .. } | Warning::StolenTime { .. }) || warnings.contains(&warning) {
         return of_all(warnings, warning);
@@ -26,7 +25,7 @@ pub(crate) fn of_cell(warnings: &mut Vec<Warning>, cell: &str, warning: Warning)
     let (mut of_kind, mut last) = (0, None);
     for (index, known) in warnings.iter_mut().enumerate() {
         let Warning::InCells { cells, warning: same, alike } = known else {
-            // Settled as true of all cells before the sweep went on with more rounds.
+            // Known for all cells, from before the sweep was resumed with more rounds.
             if words(known) == words(&warning) {
                 return;
             }
@@ -53,7 +52,7 @@ pub(crate) fn of_cell(warnings: &mut Vec<Warning>, cell: &str, warning: Warning)
     }
 }
 
-/// Adds what is true of the sweep as a whole; of load by others the heaviest.
+/// Adds a warning about the whole sweep. Of warnings about other load, the largest figure is kept.
 pub(crate) fn of_all(warnings: &mut Vec<Warning>, warning: Warning) {
     for known in warnings.iter_mut() {
         match (known, &warning) {
@@ -70,7 +69,7 @@ pub(crate) fn of_all(warnings: &mut Vec<Warning>, warning: Warning) {
     }
 }
 
-/// What all of `cells` cells have names none of them.
+/// Replaces warnings that all of `cells` cells have by one that names no cell.
 pub(crate) fn settle(warnings: &mut [Warning], cells: usize) {
     for known in warnings {
         if let Warning::InCells { cells: of, warning, .. } = known
@@ -87,7 +86,7 @@ fn add(cells: &mut Vec<String>, cell: &str) {
     }
 }
 
-/// A warning without its numbers, which differ from round to round.
+/// A warning without its numbers: these differ from round to round.
 fn words(warning: &Warning) -> Option<serde_json::Value> {
     let mut value = serde_json::to_value(warning).ok()?;
     value.as_object_mut()?.retain(|_, field| !field.is_number());
@@ -117,12 +116,15 @@ mod tests {
             }
         }
         settle(&mut warnings, 3);
-        let told: Vec<String> = warnings.iter().map(ToString::to_string).collect();
-        assert_eq!(warnings.len(), 5, "{told:#?}");
-        assert!(warnings[0] == Warning::DebugBuild && warnings[1] == Warning::OtherLoad { cpus: 0.52 }, "{told:#?}");
-        assert!(told[2].starts_with("at queue-depth 16: 1 x 16: only 7.0 of 16"), "{told:#?}");
-        assert!(told[3].starts_with("at queue-depth 16; queue-depth 32: all: its threads poll"), "{told:#?}");
-        assert!(told[4].starts_with("at queue-depth 32: 1 x 32: only 7.0 of 32"), "{told:#?}");
+        let reported: Vec<String> = warnings.iter().map(ToString::to_string).collect();
+        assert_eq!(warnings.len(), 5, "{reported:#?}");
+        assert!(
+            warnings[0] == Warning::DebugBuild && warnings[1] == Warning::OtherLoad { cpus: 0.52 },
+            "{reported:#?}"
+        );
+        assert!(reported[2].starts_with("at queue-depth 16: 1 x 16: only 7.0 of 16"), "{reported:#?}");
+        assert!(reported[3].starts_with("at queue-depth 16; queue-depth 32: all: its threads poll"), "{reported:#?}");
+        assert!(reported[4].starts_with("at queue-depth 32: 1 x 32: only 7.0 of 32"), "{reported:#?}");
     }
 
     #[test]
@@ -137,7 +139,7 @@ mod tests {
         assert_eq!(warnings.len(), OF_A_KIND_MAX);
         let last = warnings[OF_A_KIND_MAX - 1].to_string();
         assert!(last.ends_with("(92 more cells have a warning of this kind)"), "{last}");
-        // It survives the file, and going on with the sweep adds nothing.
+        // The warnings are the same after saving, and resuming adds none.
         let json = serde_json::to_string(&warnings).unwrap();
         let mut read: Vec<Warning> = serde_json::from_str(&json).unwrap();
         of_cell(&mut read, "queue-depth 50", depth(1.0, 50.0));

@@ -1,8 +1,7 @@
-//! From what was seen of the targets to what must be said of the run.
+//! Computes warnings from the inspected contents of the targets and from the job.
 //!
-//! A little of everything is normal: a formatted disk has holes, a database has pages that are
-//! zero. So each share has a bar below which it is not worth a word, and zeros that merely lie
-//! where no space is allocated are reported once, as missing space.
+//! Small shares are normal: a formatted disk has holes, and a database has pages of zeros. So each
+//! share has a threshold. Zeros in unallocated space are reported only as unallocated space.
 
 use diskwright_load::{
     job::{Caching, Contents, Job, Load},
@@ -11,14 +10,14 @@ use diskwright_load::{
 };
 use std::ops::Range;
 
-/// Below this share of space, reads are called reads of metadata.
+/// Below this allocated share, a warning says that reads are answered from metadata.
 const ALLOCATED_MIN: f64 = 0.99;
-/// Above this share of the samples, zeros and copies are reported.
+/// Above this share of the sample, zeros and copies give a warning.
 const ODD_MAX: f64 = 0.05;
 
-/// The parts of target number `target` that loads for which `which` holds go to, ascending and
-/// without overlaps. What lies beyond the target's end is left out: that it does not fit is for the
-/// run to say.
+/// The ranges of target number `target` that the loads selected by `which` use, ascending and
+/// without overlaps. They end at the target's end; the run itself reports a working set that does
+/// not fit.
 pub fn working_sets(job: &Job, target: usize, size_bytes: u64, which: impl Fn(&Load) -> bool) -> Vec<Range<u64>> {
     let loads = job.phases.iter().flat_map(|phase| &phase.loads);
     let mut sets: Vec<Range<u64>> = loads
@@ -41,17 +40,7 @@ pub fn working_sets(job: &Job, target: usize, size_bytes: u64, which: impl Fn(&L
     merged
 }
 
-/// Whether a load writes.
-pub fn writes(load: &Load) -> bool {
-    load.writes()
-}
-
-/// Whether a load reads.
-pub fn reads(load: &Load) -> bool {
-    load.reads()
-}
-
-/// What must be said of one target.
+/// Warnings about one target.
 pub fn of_target(job: &Job, target: usize, name: &str, contents: &ContentsRecord) -> Vec<Warning> {
     let mut warnings = Vec::new();
     let name = || name.to_owned();
@@ -59,7 +48,7 @@ pub fn of_target(job: &Job, target: usize, name: &str, contents: &ContentsRecord
         warnings.push(Warning::Unallocated { target: name(), allocated: contents.allocated });
     }
     let for_it = |load: &&Load| load.targets.is_empty() || load.targets.contains(&target);
-    let is_read = job.phases.iter().flat_map(|phase| &phase.loads).filter(for_it).any(reads);
+    let is_read = job.phases.iter().flat_map(|phase| &phase.loads).filter(for_it).any(Load::reads);
     if is_read {
         if contents.zero > (1.0 - contents.allocated) + ODD_MAX {
             warnings.push(Warning::Zeros { target: name(), zero: contents.zero });
@@ -71,17 +60,15 @@ pub fn of_target(job: &Job, target: usize, name: &str, contents: &ContentsRecord
     warnings
 }
 
-/// What must be said of the job itself, on targets whose working sets have `working_set_bytes` in
-/// all.
+/// Warnings about the job. `working_set_bytes` is the sum over all targets.
 pub fn of_job(job: &Job, working_set_bytes: u64, memory_bytes: u64) -> Vec<Warning> {
     let mut warnings = Vec::new();
     if job.contents == Contents::Zero && job.writes() {
         warnings.push(Warning::ZeroPayload);
     }
     let through_cache = matches!(job.cache, Caching::Cached | Caching::WriteThrough);
-    // Writes that are durable when they complete reach the disk, whatever the cache holds; reads do
-    // not.
-    let is_hidden = job.cache == Caching::Cached || job.phases.iter().flat_map(|phase| &phase.loads).any(reads);
+    // Durable writes reach the device even through the page cache. Reads do not.
+    let is_hidden = job.cache == Caching::Cached || job.phases.iter().flat_map(|phase| &phase.loads).any(Load::reads);
     if through_cache && is_hidden && working_set_bytes > 0 && working_set_bytes < memory_bytes {
         warnings.push(Warning::Memory { working_set_bytes, memory_bytes });
     }
@@ -115,12 +102,12 @@ mod tests {
         assert_eq!(working_sets(&job, 0, 100 << 20, |_| true), [0..2 << 20, 4 << 20..7 << 20]);
         assert_eq!(working_sets(&job, 1, 100 << 20, |_| true), [0..2 << 20, 4 << 20..7 << 20, 8 << 20..100 << 20]);
         assert_eq!(working_sets(&job, 0, 6 << 20, |_| true), [0..2 << 20, 4 << 20..6 << 20]);
-        assert_eq!(working_sets(&job, 0, 100 << 20, writes), [Range { start: 1 << 20, end: 2 << 20 }].to_vec());
+        assert_eq!(working_sets(&job, 0, 100 << 20, Load::writes), [Range { start: 1 << 20, end: 2 << 20 }].to_vec());
         assert_eq!(working_sets(&job, 0, 0, |_| true), Vec::<Range<u64>>::new());
     }
 
     #[test]
-    fn missing_space_zeros_and_copies_are_told_and_only_once() {
+    fn missing_space_zeros_and_copies_are_reported_and_only_once() {
         let reading = job(vec![Load::default()]);
         let writing = job(vec![Load { read_percent: 0.0, ..Load::default() }]);
         let seen =
@@ -134,13 +121,13 @@ mod tests {
         );
         assert_eq!(kinds(&reading, seen(1.0, 0.9, 0.0)), [Warning::Zeros { target: "disk".into(), zero: 0.9 }]);
         assert_eq!(kinds(&reading, seen(1.0, 0.0, 0.5)), [Warning::Repeated { target: "disk".into(), repeated: 0.5 }]);
-        // What is there does not matter to a write, but whether there is space does.
+        // For writes the contents do not matter, but the allocated space does.
         assert_eq!(kinds(&writing, seen(1.0, 0.9, 0.5)), []);
         assert_eq!(kinds(&writing, seen(0.0, 1.0, 0.0)).len(), 1);
     }
 
     #[test]
-    fn zeros_as_payload_and_memory_under_test_are_told() {
+    fn zeros_as_payload_and_memory_under_test_are_reported() {
         let mut job = job(vec![Load { read_percent: 0.0, ..Load::default() }]);
         assert_eq!(of_job(&job, 1 << 30, 8 << 30), []);
         job.contents = Contents::Zero;

@@ -1,13 +1,12 @@
-//! Carrying a sweep out: rounds interleaved over the cells, each measured window kept at once.
+//! Runs a sweep: measures its cells in interleaved rounds and saves the record after each window.
 //!
-//! The rounds are those of [`rounds::interleave`]. After each window the record is handed to
-//! `keep`, which saves it; a sweep that begins with such a record goes on where it ended, in the
-//! same order.
+//! The loop is [`rounds::interleave`]. After each window the record is passed to `keep`, which
+//! saves it. A sweep that begins with a saved record measures what is missing, in the same order.
 
 use super::{
     SWEEP_SCHEMA, SweepCell, SweepOptions, SweepRecord,
     conclude::{conclude, unfinished},
-    doubts, plan,
+    plan, warnings,
 };
 use crate::{
     LabError, Result,
@@ -25,12 +24,12 @@ use diskwright_load::{
 };
 use std::{path::Path, time::Instant};
 
-/// Measures a job on the first so many targets.
+/// Measures a job on the given number of targets, from the first.
 pub type Measure<'a> = dyn FnMut(&Job, usize, &dyn Watch) -> Result<Run> + 'a;
-/// Saves the record as it is.
+/// Saves the record.
 pub type Keep<'a> = dyn FnMut(&SweepRecord) -> Result<()> + 'a;
 
-/// A sweep of which nothing is measured yet.
+/// A sweep without a measured round.
 ///
 /// # Errors
 /// As [`plan::cells`].
@@ -42,31 +41,31 @@ pub fn begin(options: SweepOptions, targets: Vec<TargetRecord>, labels: Vec<(Str
     Ok(record)
 }
 
-/// Reads a sweep that was saved.
+/// Reads a saved sweep.
 ///
 /// # Errors
-/// [`LabError::Read`] when the file cannot be used; [`LabError::BadOptions`] when it holds another
-/// kind of result.
+/// [`LabError::Read`] if the file cannot be used; [`LabError::BadOptions`] if it holds another kind
+/// of result.
 pub fn read(path: &Path) -> Result<SweepRecord> {
     match document::read_one(path)? {
         Document::Sweep(sweep) => Ok(*sweep),
         other => Err(LabError::BadOptions {
-            what: format!("{} is {} and no sweep", path.display(), other.kind()),
-            hint: "give the file of a sweep, or another file to begin one".into(),
+            what: format!("{} is {}, not a sweep", path.display(), other.kind()),
+            hint: "name the file of a sweep, or another file to begin a new one".into(),
         }),
     }
 }
 
-/// Takes `saved` up again for `options`: the same sweep, or the same with more rounds, another
-/// limit, another array.
+/// Resumes `saved` with `options`: the same options, or with more rounds, another p99 limit or
+/// another array.
 ///
 /// # Errors
-/// [`LabError::BadOptions`] that names what is not the same.
+/// [`LabError::BadOptions`] that names the first difference.
 pub fn resume(mut saved: SweepRecord, options: SweepOptions, targets: &[TargetRecord]) -> Result<SweepRecord> {
     let differs = |what: &str, was: String, is: String| {
         Err(LabError::BadOptions {
-            what: format!("the saved sweep has {what} {was}, and this one {is}"),
-            hint: "use the same options to go on with it, or another file to begin anew".into(),
+            what: format!("the saved sweep has {what} {was}, this one has {is}"),
+            hint: "give the same options to resume it, or another file to begin a new sweep".into(),
         })
     };
     let axes = |options: &SweepOptions| options.axes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ");
@@ -98,7 +97,7 @@ pub fn resume(mut saved: SweepRecord, options: SweepOptions, targets: &[TargetRe
     let here = Machine::detect();
     if (&saved.head.machine.cpu_model, &saved.head.machine.kernel) != (&here.cpu_model, &here.kernel) {
         let machine = |machine: &Machine| format!("{}, {}", machine.cpu_model, machine.kernel);
-        doubts::of_all(
+        warnings::of_all(
             &mut saved.head.warnings,
             Warning::NotAlike { what: "machine".into(), first: machine(&saved.head.machine), second: machine(&here) },
         );
@@ -107,13 +106,13 @@ pub fn resume(mut saved: SweepRecord, options: SweepOptions, targets: &[TargetRe
     Ok(saved)
 }
 
-/// Measures what `record` lacks; `phase` is what is shown meanwhile. Returns when all is measured,
-/// when the user has stopped it, and when requests failed; the end in [`SweepRecord::head`] says
-/// which. The record can be shown however it ends, with an error too.
+/// Measures the missing windows of `record`; progress shows them as `phase`. Returns when all are
+/// measured, when the user stops it, or when requests fail: [`Head::end`] says which. Conclusions
+/// are computed in all cases, also before an error is returned.
 ///
 /// # Errors
-/// Whatever `measure` and `keep` return.
-pub fn carry_out(
+/// Any error of `measure` and `keep`.
+pub fn run(
     record: &mut SweepRecord,
     phase: &str,
     measure: &mut Measure<'_>,
@@ -152,11 +151,11 @@ fn measure_all(
         let run = measure(&job, cell.files as usize, watch)?;
         record.head.took_ns = record.head.took_ns.saturating_add(began.elapsed().as_nanos() as u64);
         for warning in run.head.warnings {
-            doubts::of_cell(&mut record.head.warnings, name, warning);
+            warnings::of_cell(&mut record.head.warnings, name, warning);
         }
         match run.head.end {
             End::Complete => {}
-            // Half a window, or one with failures, is no round.
+            // An interrupted window, or one with failed requests, is not counted as a round.
             End::Stopped => return Err(LabError::Stopped),
             End::Failed { first, errors } => {
                 record.head.end = End::Failed { first: format!("{name}: {first}"), errors };
@@ -166,7 +165,8 @@ fn measure_all(
         if let Some(phase) = run.phases.first() {
             add_round(&mut record.cells[at.cell], Figures::of(phase), phase.total().both.latency());
         }
-        // Concluding takes a moment, and everything that follows from the cells can be had later.
+        // The rest of the conclusions takes longer to compute, and can be computed later from the
+        // cells.
         record.head.verdict = unfinished(record);
         keep(record)
     };

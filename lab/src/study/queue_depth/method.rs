@@ -1,11 +1,11 @@
-//! How the study `queue-depth` measured, in words.
+//! The method of the study `queue-depth` as one line of a report.
 
 use super::QueueDepthResult;
 use diskwright_load::job::Caching;
 use diskwright_stats::numbers::duration;
 
-/// Cache mode, rounds and cells.
-pub(crate) fn how(result: &QueueDepthResult) -> String {
+/// Cache mode, threads, rounds and windows.
+pub(crate) fn line(result: &QueueDepthResult) -> String {
     let settings = &result.settings;
     let cache = match settings.cache {
         Caching::Cached => "through the page cache",
@@ -19,8 +19,8 @@ pub(crate) fn how(result: &QueueDepthResult) -> String {
         .filter_map(|record| Some(record.sweep.options.job.phases.first()?.duration.as_nanos()))
         .collect();
     let windows = match (cells.iter().min(), cells.iter().max()) {
-        (Some(least), Some(most)) if least == most => format!(", windows of {}", duration(*least as f64)),
-        (Some(least), Some(most)) => format!(", windows of {} to {}", duration(*least as f64), duration(*most as f64)),
+        (Some(min), Some(max)) if min == max => format!(", windows of {}", duration(*min as f64)),
+        (Some(min), Some(max)) => format!(", windows of {} to {}", duration(*min as f64), duration(*max as f64)),
         _ => String::new(),
     };
     format!("{cache}; {} threads; {} rounds{windows}", settings.threads, settings.rounds)
