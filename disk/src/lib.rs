@@ -37,6 +37,10 @@
 //!   merge.rs      merges an image into one of its ancestors
 //!   merge_mark.rs the marks that a merge leaves in a child
 //!   live_snapshot.rs  freezes a disk in use
+//!   movable.rs    a disk that can be exchanged for another one while it is in use
+//!   move_plan.rs  where a disk moves to, and the names that are made and removed
+//!   move_copy.rs  copies a disk that clients write to
+//!   live_move.rs  moves a disk in use to another file
 //!   family.rs     the images of a folder and their parents
 //!   volumes.rs    partitions and file systems on a disk
 //! ```
@@ -64,10 +68,14 @@ mod held;
 mod holes;
 mod image_file;
 mod inside;
+mod live_move;
 mod live_snapshot;
 mod map;
 mod merge;
 mod merge_mark;
+mod movable;
+mod move_copy;
+mod move_plan;
 mod mutation;
 mod open;
 mod options;
@@ -98,6 +106,8 @@ pub use error::{DiskError, Result};
 pub use family::{FAMILY_MAX, Family, FoundParent, Node, Relative};
 pub use live_snapshot::SnapshotWatch;
 pub use merge::{KeptName, MergeOptions, Merged, merge};
+pub use movable::Movable;
+pub use move_plan::{MoveOptions, MoveWatch, Moved};
 pub use open::{parent_timestamp_warning, read_without_lock};
 pub use options::{OpenOptions, ParentPolicy, Reach};
 pub use parts::{PartRole, Parts, check_parts, parts_of};

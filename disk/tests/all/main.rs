@@ -29,6 +29,7 @@ mod late_syncs;
 mod live_snapshots;
 mod merge;
 mod model;
+mod moving;
 mod odd_sizes;
 mod other_formats;
 mod panics;
