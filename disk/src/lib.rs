@@ -41,6 +41,7 @@
 //!   move_plan.rs  where a disk moves to, and the names that are made and removed
 //!   move_copy.rs  copies a disk that clients write to
 //!   live_move.rs  moves a disk in use to another file
+//!   offline_move.rs  moves a disk that nobody has open
 //!   family.rs     the images of a folder and their parents
 //!   volumes.rs    partitions and file systems on a disk
 //! ```
@@ -77,6 +78,7 @@ mod movable;
 mod move_copy;
 mod move_plan;
 mod mutation;
+mod offline_move;
 mod open;
 mod options;
 mod parts;
@@ -108,6 +110,7 @@ pub use live_snapshot::SnapshotWatch;
 pub use merge::{KeptName, MergeOptions, Merged, merge};
 pub use movable::Movable;
 pub use move_plan::{MoveOptions, MoveWatch, Moved};
+pub use offline_move::move_disk;
 pub use open::{parent_timestamp_warning, read_without_lock};
 pub use options::{OpenOptions, ParentPolicy, Reach};
 pub use parts::{PartRole, Parts, check_parts, parts_of};

@@ -19,6 +19,7 @@ use diskwright_image::{DiskType, Format};
 use diskwright_store::{BlockDevice, CacheMode, Files, LockMode, OpenError, OpenOptions};
 use std::{
     ffi::OsString,
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -237,7 +238,7 @@ impl<'a> Plan<'a> {
     pub(crate) fn give_name(&self, made: &Disk) -> Result<()> {
         let failed = |source| file_error("give the new disk its name", &self.to, source);
         self.files.rename(&self.partial, &self.to, false).map_err(|source| match source.kind() {
-            std::io::ErrorKind::AlreadyExists => is_there(&self.to),
+            io::ErrorKind::AlreadyExists => is_there(&self.to),
             _ => failed(source),
         })?;
         if let Err(source) = self.files.sync_directory_of(&self.to) {
@@ -246,6 +247,28 @@ impl<'a> Plan<'a> {
         }
         made.layers()[0].image.stores().iter().for_each(|store| store.was_renamed(&self.to));
         Ok(())
+    }
+
+    /// Whether the old file may be renamed into the new one.
+    pub(crate) fn is_on_same_file_system(&self) -> bool {
+        let device = |path: &Path| self.files.facts(path).map(|facts| facts.identity.0).ok();
+        self.to.parent().is_some_and(|folder| device(folder) == device(&self.from))
+    }
+
+    /// Renames the old file into the new one, durably. `false` if they are on different file
+    /// systems after all.
+    pub(crate) fn rename_old(&self) -> Result<bool> {
+        match self.files.rename(&self.from, &self.to, false) {
+            Ok(()) => {}
+            Err(source) if source.kind() == io::ErrorKind::CrossesDevices => return Ok(false),
+            Err(source) if source.kind() == io::ErrorKind::AlreadyExists => return Err(is_there(&self.to)),
+            Err(source) => return Err(file_error("rename the disk", &self.to, source)),
+        }
+        for path in [&self.to, &self.from] {
+            let synced = self.files.sync_directory_of(path);
+            synced.map_err(|source| file_error("make its new name durable", &self.to, source))?;
+        }
+        Ok(true)
     }
 
     /// Removes the old files, durably. They may be open.
@@ -281,8 +304,8 @@ impl<'a> Plan<'a> {
             Some(free_bytes) if free_bytes < moved.data_bytes => Err(file_error(
                 "move the disk there",
                 &self.to,
-                std::io::Error::new(
-                    std::io::ErrorKind::StorageFull,
+                io::Error::new(
+                    io::ErrorKind::StorageFull,
                     format!(
                         "its {} bytes of data do not fit: {free_bytes} bytes are free; make room, or choose another file system",
                         moved.data_bytes

@@ -2,7 +2,7 @@
 //! channel.
 
 use crate::{
-    commands::{resize, snapshot},
+    commands::{move_, resize, snapshot},
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
@@ -39,6 +39,7 @@ EXAMPLES
   diskwright serve-ctl disk.vhdx statistics
   diskwright serve-ctl db resize +20G
   diskwright serve-ctl db snapshot before-update
+  diskwright serve-ctl db move /mnt/fast/
   diskwright serve-ctl disk.vhdx drain")]
 pub struct ServeCtlArgs {
     /// The disk; or `list`, which lists all disks that are open for writing.
@@ -93,6 +94,14 @@ EXAMPLES
         #[arg(long)]
         dry_run: bool,
     },
+    /// Move the disk to another file while it is in use.
+    #[command(after_help = "\
+As `move` does it with a disk in use: see there.
+
+EXAMPLES
+  diskwright serve-ctl disk.vhdx move /mnt/fast/
+  diskwright serve-ctl db move db.raw --keep-old")]
+    Move(move_::Destination),
 }
 
 /// What `serve-ctl list --json` prints.
@@ -137,7 +146,7 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
     match &args.action {
         None if args.disk.as_os_str() == LIST => list(context),
         None => Err(Failure::usage(format!(
-            "say what to do with {}: statistics, drain, resize or snapshot",
+            "say what to do with {}: statistics, drain, resize, snapshot or move",
             printable(&json::path(&args.disk))
         ))),
         Some(Action::Statistics) => {
@@ -153,6 +162,10 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
         Some(Action::Snapshot { name, dry_run }) => {
             let (file, client) = find(&args.disk)?;
             snapshot::freeze(context, &file, &client, name.clone().unwrap_or_else(clock::compact_utc_now), *dry_run)
+        }
+        Some(Action::Move(to)) => {
+            let (file, client) = find(&args.disk)?;
+            move_::move_in_use(context, &file, &client, to)
         }
     }
 }

@@ -17,6 +17,8 @@ use std::{
     fmt, io,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 /// A process that has disks open.
@@ -68,7 +70,7 @@ pub(super) fn find_at(socket: PathBuf, disk: FileId) -> Result<Option<Client>, C
     let Some((lines, peer)) = connect(&socket)? else { return Ok(None) };
     let client = Client { socket, disk, peer };
     // The number of an inode may have been given to another file since the link was made.
-    match client.ask(lines, Some(disk), Operation::Statistics, &mut |_, _| {}) {
+    match client.ask(lines, Some(disk), Operation::Statistics, &mut |_, _| true) {
         Ok(_) => Ok(Some(client)),
         Err(ControlError::Refused { code: ErrorCode::NotFound, .. }) => Ok(None),
         Err(error) => Err(error),
@@ -120,7 +122,7 @@ pub(super) fn list_in(folder: &Folder) -> Listing {
 fn list_at(socket: &Path) -> Result<Option<ProcessReport>, ControlError> {
     let Some((lines, peer)) = connect(socket)? else { return Ok(None) };
     let client = Client { socket: socket.to_owned(), disk: FileId { device: 0, inode: 0 }, peer };
-    match client.ask(lines, None, Operation::List, &mut |_, _| {})? {
+    match client.ask(lines, None, Operation::List, &mut |_, _| true)? {
         Done::Listed(process) => Ok(Some(process)),
         _ => Err(client.silent("answered something else than it was asked")),
     }
@@ -154,8 +156,43 @@ impl Client {
     /// # Errors
     /// [`ControlError`].
     pub fn call(&self, operation: Operation, progress: &mut dyn FnMut(u64, u64)) -> Result<Done, ControlError> {
+        self.call_until(operation, &mut |done, total| {
+            progress(done, total);
+            true
+        })
+    }
+
+    /// As [`Client::call`], until `progress` returns `false`. The process is left then, and undoes
+    /// an operation that ends with its client: [`Client::settle`] waits for that.
+    ///
+    /// # Errors
+    /// [`ControlError`]; with [`ErrorCode::Stopped`] if `progress` has stopped it.
+    pub fn call_until(
+        &self,
+        operation: Operation,
+        progress: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Result<Done, ControlError> {
         let Some((lines, _)) = connect(&self.socket)? else { return Err(self.silent("has ended")) };
         self.ask(lines, Some(self.disk), operation, progress)
+    }
+
+    /// Waits until no operation changes the disk, for a few seconds at most. Returns whether the
+    /// process still has this file open for writing.
+    ///
+    /// # Errors
+    /// The process does not answer.
+    pub fn settle(&self) -> Result<bool, ControlError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.call(Operation::Statistics, &mut |_, _| {}) {
+                Ok(Done::Counted(found)) if found.disk.busy_with.is_some() && Instant::now() < deadline => {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                Ok(_) => return Ok(true),
+                Err(ControlError::Refused { code: ErrorCode::NotFound, .. }) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     fn silent(&self, what: impl Into<String>) -> ControlError {
@@ -167,11 +204,11 @@ impl Client {
         mut lines: Lines,
         disk: Option<FileId>,
         operation: Operation,
-        progress: &mut dyn FnMut(u64, u64),
+        progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Done, ControlError> {
         let patience = match operation {
             Operation::List | Operation::Statistics => Some(PATIENCE),
-            Operation::Drain | Operation::Resize { .. } | Operation::Snapshot { .. } => None,
+            Operation::Drain | Operation::Resize { .. } | Operation::Snapshot { .. } | Operation::Move { .. } => None,
         };
         let lost = |error: io::Error| match error.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => self.silent("does not answer"),
@@ -183,7 +220,14 @@ impl Client {
             let line = lines.receive(patience).map_err(lost)?;
             let event = serde_json::from_slice(&line);
             match event.map_err(|error| self.silent(format!("sent an answer that cannot be read ({error})")))? {
-                Event::Progress { done, total } => progress(done, total),
+                Event::Progress { done, total } => {
+                    if !progress(done, total) {
+                        return Err(ControlError::Refused {
+                            code: ErrorCode::Stopped,
+                            message: "stopped before it was done".into(),
+                        });
+                    }
+                }
                 Event::Result(done) => return Ok(*done),
                 Event::Error { code, message } => {
                     return Err(ControlError::Refused { code: code_named(&code), message });

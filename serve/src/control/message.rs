@@ -59,6 +59,31 @@ pub enum Operation {
         /// Check whether it can be done, and change nothing.
         dry_run: bool,
     },
+    /// Move the disk to another file while its clients go on.
+    Move {
+        /// The new file or its folder, an absolute path.
+        to: PathBuf,
+        /// Properties of the new image.
+        #[serde(flatten)]
+        new: NewImage,
+        /// Keep the old file.
+        keep_old: bool,
+        /// Check whether it can be done, and change nothing.
+        dry_run: bool,
+    },
+}
+
+/// Properties of the image into which a disk moves. `None` is the default.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewImage {
+    /// `raw`, `vhd` or `vhdx`.
+    pub format: Option<String>,
+    /// `fixed` or `dynamic`.
+    pub disk_type: Option<String>,
+    /// Size of a payload block in bytes.
+    pub block_size: Option<u32>,
+    /// Reserve all space now.
+    pub preallocate: bool,
 }
 
 /// One request.
@@ -118,6 +143,8 @@ pub enum Done {
     Resized(Resized),
     /// The disk goes on in a new child.
     Frozen(Frozen),
+    /// The disk is in another file.
+    Moved(Moved),
 }
 
 /// A process with a control channel.
@@ -222,6 +249,29 @@ pub struct Frozen {
     pub frozen: PathBuf,
     /// Mount points of the file systems that were frozen for the moment of the snapshot.
     pub file_systems: Vec<PathBuf>,
+    /// Sentences for the user.
+    pub warnings: Vec<String>,
+}
+
+/// A disk in use that has moved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    /// The file that was the disk.
+    pub from: PathBuf,
+    /// The file that is the disk.
+    pub to: PathBuf,
+    /// Format of the new image.
+    pub format: String,
+    /// Virtual size in bytes.
+    pub virtual_size: u64,
+    /// Bytes of the disk that hold data.
+    pub data_bytes: u64,
+    /// Bytes that were copied, some several times because clients wrote meanwhile.
+    pub copied_bytes: u64,
+    /// Bytes free on the file system of the new file before the move; `None` if unknown.
+    pub free_bytes: Option<u64>,
+    /// The longest time for which writes of clients were held back, in nanoseconds.
+    pub pause_ns: u64,
     /// Sentences for the user.
     pub warnings: Vec<String>,
 }

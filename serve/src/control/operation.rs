@@ -8,6 +8,7 @@ use super::{
     ControlError,
     host::Quiet,
     message::{CommandCount, DiskReport, Done, FileId, Frozen, Operation, ProcessReport, Resized, Statistics, Traffic},
+    moving,
     shared::{Shared, id_of},
 };
 use crate::metrics::{COMMANDS, Metrics};
@@ -40,6 +41,8 @@ pub(super) fn rule(operation: &Operation) -> Rule {
         Operation::Resize { .. } => rule("resize", true, true, false),
         // Until the names change, nothing is done that must stay.
         Operation::Snapshot { .. } => rule("snapshot", true, true, true),
+        // Until the new disk is complete, the old one is whole.
+        Operation::Move { .. } => rule("move", true, true, true),
     }
 }
 
@@ -60,7 +63,11 @@ pub(super) fn carry_out(
         (Operation::Statistics, Some(index)) => Ok(Done::Counted(statistics(shared, index))),
         (Operation::Drain, Some(_)) => shared.drain(),
         (Operation::Snapshot { name, dry_run }, Some(index)) => snapshot(shared, index, &name, dry_run, report),
-        (Operation::Resize { size, dry_run }, Some(index)) => resize(&shared.disks[index].held.disk, size, dry_run),
+        (Operation::Move { to, new, keep_old, dry_run }, Some(index)) => {
+            let options = moving::options_of(&new, keep_old, dry_run).map_err(of_disk)?;
+            moving::move_disk(shared, index, &to, &options, report).map(Done::Moved).map_err(of_disk)
+        }
+        (Operation::Resize { size, dry_run }, Some(index)) => resize(&shared.disks[index].disk(), size, dry_run),
     }
 }
 
@@ -83,7 +90,7 @@ fn process(shared: &Shared) -> ProcessReport {
 
 fn disk_report(shared: &Shared, index: usize) -> DiskReport {
     let entry = &shared.disks[index];
-    let disk = &entry.held.disk;
+    let disk = entry.disk();
     DiskReport {
         name: entry.held.name.clone(),
         file: disk.file().map(Into::into).unwrap_or_default(),
@@ -93,7 +100,7 @@ fn disk_report(shared: &Shared, index: usize) -> DiskReport {
 }
 
 fn statistics(shared: &Shared, index: usize) -> Statistics {
-    let layers = shared.disks[index].held.disk.layers();
+    let layers = shared.disks[index].disk().layers();
     Statistics {
         process: process(shared),
         disk: disk_report(shared, index),
@@ -180,7 +187,7 @@ fn snapshot(
     dry_run: bool,
     report: &mut Report<'_>,
 ) -> Result<Done, ControlError> {
-    let disk = &shared.disks[index].held.disk;
+    let disk = &shared.disks[index].disk();
     let before = id_of(disk);
     let mut watch = Watch { shared, report, child: None, quiet: Quiet::default() };
     let done = disk.snapshot(name, dry_run, &mut watch);
