@@ -2,11 +2,11 @@
 //! system.
 //!
 //! ```text
-//!   phase      Open │ Tracked                               │ Closed              │ Settling │ Open
-//!   writes          │ to the old disk, which marks them     │ wait                │ new disk │
-//!   the copy        │ all data │ marked ranges, in rounds   │ the rest, flush     │ old file
-//!                   │          │                            │ new name, durable   │ removed
-//!                                        ▲        may fail, old disk goes on ──┘└─ exchange
+//!   phase    Open │ Tracked                             │ Closed            │ Settling │ Open
+//!   writes        │ to the old disk, marked             │ wait              │ new disk │
+//!   the copy      │ all data │ marked ranges, in rounds │ the rest, flush   │ old file │
+//!                 │          │                          │ new name, durable │ removed  │
+//!                    an error leaves the old disk in use ──────────────────┘└─ exchange
 //! ```
 //!
 //! The module `movable` says why no write is lost.

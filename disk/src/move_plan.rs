@@ -19,7 +19,8 @@ use diskwright_image::{DiskType, Format};
 use diskwright_store::{BlockDevice, CacheMode, Files, LockMode, OpenError, OpenOptions};
 use std::{
     ffi::OsString,
-    io,
+    fs, io,
+    os::unix::{self, fs::MetadataExt},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -113,8 +114,9 @@ impl<'a> Plan<'a> {
         if files.facts(&to).is_ok() {
             return Err(is_there(&to));
         }
-        let old_files: Vec<PathBuf> =
-            (0..top.image.stores().len()).map(|file| top.file_path(file as u16).to_owned()).collect();
+        // The paths of the layer may be relative to a folder that the process has left.
+        let later = top.image.stores().iter().skip(1).filter_map(|store| store.name().file_name());
+        let old_files = std::iter::once(from.to_owned()).chain(later.map(|name| from.with_file_name(name))).collect();
         if top.image.stores().iter().any(|store| store.is_block_device()) && !options.keep_old {
             return Err(DiskError::Usage {
                 what: format!("{}: it is a block device, which cannot be removed", from.display()),
@@ -181,10 +183,22 @@ impl<'a> Plan<'a> {
         self.remove_leftover()?;
         let shown = |error: DiskError| error.renamed(&self.partial, &self.to);
         create_as(&self.to, &self.partial, &self.request).map_err(shown)?;
+        self.keep_access();
         let open = crate::OpenOptions { writable: true, format: self.request.format, ..open.clone() };
         let made = Disk::open_as(&self.partial, &self.to, &open).map_err(shown);
         let checked = made.and_then(|made| self.check_geometry(disk, &made).map(|()| made));
         checked.inspect_err(|_| self.discard())
+    }
+
+    /// Gives the new file the owner and the permissions of the old one, as far as this user may: a
+    /// disk that only its owner could read stays so. Errors are ignored: the file belongs to this
+    /// user then.
+    fn keep_access(&self) {
+        let Ok(found) = fs::metadata(&self.from) else { return };
+        if found.is_file() {
+            let _ = unix::fs::chown(&self.partial, Some(found.uid()), Some(found.gid()));
+            let _ = fs::set_permissions(&self.partial, found.permissions());
+        }
     }
 
     /// Clients keep the sizes that they know.

@@ -21,8 +21,9 @@ use diskwright_image::DiskType;
 use diskwright_store::BlockDevice;
 use std::{path::Path, sync::Arc, time::Instant};
 
-/// Moves the disk at `path` to the file `to`, or into the folder `to`. Durable on return. `progress`
-/// counts bytes of the disk that hold data, and begins again at 0 when the copy is compared.
+/// Moves the disk at `path` to the file `to`, or into the folder `to`. Durable on return.
+/// `progress` counts bytes of the disk that hold data, and begins again at 0 when the copy is
+/// compared.
 ///
 /// # Errors
 /// [`DiskError::InUse`] if another program has it open; [`DiskError::HasChildren`];

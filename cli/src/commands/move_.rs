@@ -176,12 +176,23 @@ pub fn move_in_use(context: &mut Context, file: &Path, client: &Client, to: &Des
         dry_run: to.dry_run,
     };
     let mut display = context.progress("moving");
-    let called = client.call_until(operation, &mut |done, total| display.update(done, total));
+    let mut goes_on = true;
+    let called = client.call_until(operation, &mut |done, total| {
+        goes_on = display.update(done, total);
+        goes_on
+    });
     let elapsed = display.elapsed();
     drop(display);
     let moved = match called {
         Ok(Done::Moved(moved)) => moved,
         Ok(_) => return Err(in_use::unexpected(client)),
+        Err(ControlError::Refused { code: ErrorCode::Stopped, .. }) if goes_on => {
+            return Err(Failure::new(format!(
+                "{}: {} is ending, so the move was stopped, and the disk is where it was; run the command again",
+                file.display(),
+                client.peer
+            )));
+        }
         Err(ControlError::Refused { code: ErrorCode::Stopped, .. }) => {
             // The process notices that this client is gone, and undoes what it has begun.
             if client.settle()? {

@@ -20,12 +20,12 @@ use std::{
 };
 
 /// A shop whose processes have a run-time folder of their own.
-struct Place {
-    shop: Workshop,
+pub struct Place {
+    pub shop: Workshop,
 }
 
 impl Place {
-    fn with(names: &[&str]) -> Self {
+    pub fn with(names: &[&str]) -> Self {
         let shop = Workshop::new();
         for name in names {
             shop.ok(&format!("create {name} --size 64M"));
@@ -33,22 +33,22 @@ impl Place {
         Self { shop }
     }
 
-    fn run_dir(&self) -> String {
+    pub fn run_dir(&self) -> String {
         self.shop.path("run").to_str().unwrap().to_owned()
     }
 
-    fn command(&self, line: &str) -> Command {
+    pub fn command(&self, line: &str) -> Command {
         let words: Vec<&str> = line.split_whitespace().collect();
         let mut command = self.shop.command(&words);
         command.env("DISKWRIGHT_RUN_DIR", self.run_dir());
         command
     }
 
-    fn serve(&self, line: &str) -> Option<Serving> {
+    pub fn serve(&self, line: &str) -> Option<Serving> {
         Serving::started(&self.shop, self.command(&format!("serve {line}")))
     }
 
-    fn run(&self, line: &str) -> (Option<i32>, String, String) {
+    pub fn run(&self, line: &str) -> (Option<i32>, String, String) {
         let output = self.command(line).stdin(Stdio::null()).output().expect("diskwright starts");
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let printed = text(&output.stdout);
@@ -59,19 +59,19 @@ impl Place {
     }
 
     #[track_caller]
-    fn ok(&self, line: &str) -> String {
+    pub fn ok(&self, line: &str) -> String {
         let (code, printed, errors) = self.run(line);
         assert_eq!(code, Some(0), "`diskwright {line}` failed: {errors}");
         printed
     }
 
     #[track_caller]
-    fn json(&self, line: &str) -> serde_json::Value {
+    pub fn json(&self, line: &str) -> serde_json::Value {
         serde_json::from_str(&self.ok(&format!("{line} --json"))).expect("one JSON document")
     }
 
     #[track_caller]
-    fn fails(&self, line: &str) -> String {
+    pub fn fails(&self, line: &str) -> String {
         let (code, _, errors) = self.run(line);
         assert_eq!(code, Some(1), "`diskwright {line}`: {errors}");
         assert!(errors.starts_with("diskwright: "), "{errors}");
@@ -238,7 +238,7 @@ fn the_disk_of_another_user_is_refused_with_a_reason() {
 }
 
 /// A client that writes numbered blocks all the time: what the last number of each block is.
-fn numbered_blocks(uri: &str, stop: &AtomicBool) -> Vec<u64> {
+pub fn numbered_blocks(uri: &str, stop: &AtomicBool) -> Vec<u64> {
     let device = NbdDevice::open(&NbdUri::parse(uri).unwrap(), true).unwrap();
     let mut io = Blocking::open(&device, EngineKind::Auto).unwrap();
     let mut held = vec![0; 512];
@@ -258,7 +258,7 @@ fn numbered_blocks(uri: &str, stop: &AtomicBool) -> Vec<u64> {
 }
 
 /// The number of each block.
-fn numbers_in(path: &Path) -> Vec<u64> {
+pub fn numbers_in(path: &Path) -> Vec<u64> {
     let disk = diskwright_disk::Disk::open(path, &diskwright_disk::OpenOptions::default()).unwrap();
     let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
     let mut found = [0; 4096];

@@ -36,6 +36,7 @@ mod lab_run;
 mod lab_saving;
 mod lab_studies;
 mod map;
+mod moving;
 mod nbd;
 mod partitions;
 mod readme;

@@ -22,6 +22,7 @@ const LINES: &[&str] = &[
     "compact copy.vhd",
     "resize copy.vhd +1M",
     "merge child.vhdx --to merged.vhdx",
+    "move merged.vhdx moved.vhdx",
     "attached",
     "serve-ctl list",
     "lab profiles",

@@ -75,9 +75,16 @@ impl fmt::Debug for MovableQueue {
 impl MovableQueue {
     pub(crate) fn open(state: Arc<State>, options: &QueueOptions<'_>) -> io::Result<Self> {
         let (epoch, ended) = state.join();
-        let seen_epoch = epoch.now();
-        let Inside { disk, number, phase } = state.inside();
-        let current = disk.open_queue(options)?;
+        let (seen_epoch, number, phase, current) = loop {
+            let seen_epoch = epoch.now();
+            let Inside { disk, number, phase } = state.inside();
+            match disk.open_queue(options) {
+                Ok(current) => break (seen_epoch, number, phase, current),
+                // The disk was exchanged meanwhile, and the old one closed.
+                Err(_) if state.inside().number != number => {}
+                Err(error) => return Err(error),
+            }
+        };
         let ring = options.ring.filter(|_| options.engine != EngineKind::Sync);
         let mut queue = Self {
             current,

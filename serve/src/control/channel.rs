@@ -249,7 +249,8 @@ fn answer(shared: &Shared, line: &[u8], lines: &mut Lines) -> Result<Done, Contr
     let mut is_there = true;
     operation::carry_out(shared, disk, request.operation, &mut |done, total| {
         is_there = is_there && lines.send(&Event::Progress { done, total }).is_ok();
-        is_there || !rule.ends_with_client
+        let may_end = rule.ends_with_client && (!is_there || lock(&shared.state).is_closing);
+        !may_end
     })
 }
 

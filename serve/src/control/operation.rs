@@ -24,7 +24,8 @@ pub(super) struct Rule {
     pub(super) needs_disk: bool,
     /// Whether it changes the disk, so that no other such operation may run on the same disk.
     pub(super) changes_disk: bool,
-    /// Whether it is stopped when its client goes away, at a point where nothing is half done.
+    /// Whether it is stopped when its client goes away or the process ends, at a point where
+    /// nothing is half done.
     pub(super) ends_with_client: bool,
 }
 

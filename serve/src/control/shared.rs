@@ -1,5 +1,5 @@
-//! What the threads of a control channel share. One mutex guards the state; another one in each disk
-//! guards which operation changes it.
+//! What the threads of a control channel share. One mutex guards the state; another one in each
+//! disk guards which operation changes it.
 
 use super::{
     folder::Folder,
