@@ -2,10 +2,10 @@
 //! mounts it as a FUSE file, and does its I/O until the device is stopped or the file is unmounted.
 //!
 //! It reports to the supervisor on its standard output, one line of JSON for each message
-//! ([`ServerMessage`]): first that the disk is available (or why not), then each new size and
-//! file of the disk, and at the end that the disk is closed (or what was lost). It ends when its device is
-//! stopped or its file is unmounted. It does nothing else, so nothing else can crash it. If it dies
-//! anyway, the supervisor sees the end of its output.
+//! ([`ServerMessage`]): first that the disk is available (or why not), then each new size and file
+//! of the disk, and at the end that the disk is closed (or what was lost). It ends when its device
+//! is stopped or its file is unmounted. It does nothing else, so nothing else can crash it. If it
+//! dies anyway, the supervisor sees the end of its output.
 
 use crate::{
     attach::{error::AttachError, freezing},
