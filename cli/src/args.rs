@@ -66,6 +66,8 @@ pub enum Command {
     Clone(commands::clone::CloneArgs),
     /// Merge a child into its parent or another ancestor, or its chain into a new disk.
     Merge(commands::merge::MergeArgs),
+    /// Move a disk to another file, format, folder or file system, also while it is in use.
+    Move(commands::move_::MoveArgs),
     /// Give back the space that disks do not need, and make their files small.
     Compact(commands::compact::CompactArgs),
     /// Connect a child to its parent's new place, or search lost parents.
@@ -76,7 +78,8 @@ pub enum Command {
     Io(commands::io::IoArgs),
     /// Serve disks to other programs and machines by NBD.
     Serve(commands::serve::ServeArgs),
-    /// Control disks that are served or attached: list, statistics, drain, resize, snapshot.
+    /// Control disks that are served or attached: list, statistics, drain, resize, snapshot,
+    /// move.
     ServeCtl(commands::serve_ctl::ServeCtlArgs),
     /// Attach a disk as a block device of this machine, or show it as a file.
     Attach(commands::attach::AttachArgs),
@@ -98,7 +101,7 @@ pub enum Command {
 }
 
 /// What each command uses of the options about disks. The others use none of them.
-const USED: [(&[&str], Used); 28] = [
+const USED: [(&[&str], Used); 30] = [
     (&["create"], Used::Parents),
     (&["info"], Used::Reading),
     (&["map"], Used::Reading),
@@ -111,6 +114,8 @@ const USED: [(&[&str], Used); 28] = [
     (&["snapshot", "delete"], Used::Reading),
     (&["clone"], Used::Parents),
     (&["merge"], Used::Writing),
+    (&["move"], Used::Reading),
+    (&["serve-ctl", "move"], Used::Parents),
     (&["compact"], Used::Reading),
     (&["reconnect"], Used::Reading),
     (&["resize"], Used::Reading),

@@ -107,6 +107,7 @@ fn dispatch(context: &mut Context, command: &Command) -> Outcome {
         Command::Snapshot(args) => commands::snapshot::run(context, args),
         Command::Clone(args) => commands::clone::run(context, args),
         Command::Merge(args) => commands::merge::run(context, args),
+        Command::Move(args) => commands::move_::run(context, args),
         Command::Compact(args) => commands::compact::run(context, args),
         Command::Reconnect(args) => commands::reconnect::run(context, args),
         Command::Resize(args) => commands::resize::run(context, args),

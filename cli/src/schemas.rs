@@ -9,7 +9,7 @@
 
 use crate::{
     commands::{
-        attach, attached, check, clone, compact, compare, convert, create, detach, info, io, lab, map, merge,
+        attach, attached, check, clone, compact, compare, convert, create, detach, info, io, lab, map, merge, move_,
         partitions, reconnect, resize, serve, serve_ctl, snapshot,
     },
     export::ExportReport,
@@ -95,6 +95,7 @@ fn all() -> Vec<Named> {
         of::<map::DrawingReport<'_>>(),
         of::<map::Report<'_>>(),
         of::<merge::Report>(),
+        of::<move_::Report>(),
         of::<partitions::Report>(),
         of::<compact::Report>(),
         of::<reconnect::Report>(),

@@ -14,7 +14,7 @@
 //! The tests read the sources of the libraries: no text names a switch, every option that a text
 //! names has a row, and every row has a use and names a switch that the command has.
 
-use diskwright_disk::{ConvertOptions, CreateRequest, OpenOptions, ParentPolicy, ReconnectOptions};
+use diskwright_disk::{ConvertOptions, CreateRequest, MoveOptions, OpenOptions, ParentPolicy, ReconnectOptions};
 use diskwright_lab::{
     comparison::{FailIf, JudgeOptions},
     prepare::PrepareOptions,
@@ -55,12 +55,13 @@ macro_rules! switches {
 switches! {
     OpenOptions::allow_parent_write => "--allow-parent-write";
     // `--format` of convert is the format of the copy.
-    OpenOptions::format => "--format", "convert" => "--source-format", "compare" => "--format or --second-format";
+    OpenOptions::format => "--format", "convert" => "--source-format", "move" => "--source-format", "compare" => "--format or --second-format";
     ParentPolicy::allow_any => "--allow-any-parent";
     ParentPolicy::allow_devices => "--allow-devices";
     ParentPolicy::allowed_dirs => "--allow-parent-dir";
     ParentPolicy::drives => "--map-drive";
     ParentPolicy::ignore_timestamp => "--ignore-parent-timestamp";
+    MoveOptions::keep_old => "--keep-old";
     CreateRequest::block_bytes => "--block-size";
     CreateRequest::disk_type => "--type";
     CreateRequest::format => "--format";

@@ -72,15 +72,32 @@ impl Disk {
     /// For any problem with an image, its parents or their linkage; [`DiskError::InUse`] if another
     /// process has locked a file.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>> {
-        let chain = open::open_chain(path.as_ref(), options)?;
+        let path = path.as_ref();
+        let chain = open::open_chain(path, options)?;
+        Self::of_chain(chain, options.files.canonical(path).ok(), options)
+    }
+
+    /// Opens the disk at `path`, which will be renamed to `file`, an absolute path without symbolic
+    /// links. The disk has that name from the beginning.
+    pub(crate) fn open_as(path: &Path, file: &Path, options: &OpenOptions) -> Result<Arc<Self>> {
+        let mut chain = open::open_chain(path, options)?;
+        chain.layers[0].path = file.to_owned();
+        Self::of_chain(chain, Some(file.to_owned()), options)
+    }
+
+    fn of_chain(chain: open::Chain, file: Option<PathBuf>, options: &OpenOptions) -> Result<Arc<Self>> {
         let limit_bytes = options.map_memory_bytes.unwrap_or(MAP_MEMORY_BYTES);
         let mut shared = Shared::new(Chain::new(chain.layers, limit_bytes)?, chain.warnings);
         let grows = shared.chain().top().image.info().disk_type != DiskType::Fixed;
         shared.detect_zeroes = options.detect_zeroes && grows;
         shared.broken = chain.broken;
-        let file = options.files.canonical(path.as_ref());
-        let origin = file.ok().map(|file| Origin { file, options: options.clone() });
+        let origin = file.map(|file| Origin { file, options: options.clone() });
         Ok(Arc::new(Self { shared: Arc::new(shared), origin }))
+    }
+
+    /// Whether a request was lost, so that it is unknown when the requests of the disk end.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.shared.epochs.is_stuck()
     }
 
     /// A disk of images that are already open, the top first, with [`MAP_MEMORY_BYTES`]. For tests,

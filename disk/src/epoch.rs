@@ -109,6 +109,12 @@ impl Epochs {
 }
 
 impl QueueEpoch {
+    /// The current epoch, for a request that is not counted.
+    #[inline]
+    pub(crate) fn now(&self) -> u64 {
+        self.current.load(Ordering::SeqCst)
+    }
+
     /// Counts a request. Must be called before the request reads the map.
     #[inline]
     pub(crate) fn enter(&self) -> Entered {

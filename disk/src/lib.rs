@@ -41,6 +41,11 @@
 //!   absorb.rs     merges a disk in use into its parent
 //!   left.rs       the blocks that are still to be merged then
 //!   live_merge.rs merges frozen images of a disk in use
+//!   movable.rs    a disk that can be exchanged for another one while it is in use
+//!   move_plan.rs  where a disk moves to, and the names that are made and removed
+//!   move_copy.rs  copies a disk that clients write to
+//!   live_move.rs  moves a disk in use to another file
+//!   offline_move.rs  moves a disk that nobody has open
 //!   family.rs     the images of a folder and their parents
 //!   volumes.rs    partitions and file systems on a disk
 //! ```
@@ -71,11 +76,16 @@ mod image_file;
 mod inside;
 mod left;
 mod live_merge;
+mod live_move;
 mod live_snapshot;
 mod map;
 mod merge;
 mod merge_mark;
+mod movable;
+mod move_copy;
+mod move_plan;
 mod mutation;
+mod offline_move;
 mod open;
 mod options;
 mod parts;
@@ -107,6 +117,9 @@ pub use error::{DiskError, Result};
 pub use family::{FAMILY_MAX, Family, FoundParent, Node, Relative};
 pub use live_snapshot::SnapshotWatch;
 pub use merge::{KeptName, MergeOptions, Merged, merge};
+pub use movable::Movable;
+pub use move_plan::{MoveOptions, MoveWatch, Moved};
+pub use offline_move::move_disk;
 pub use open::{parent_timestamp_warning, read_without_lock};
 pub use options::{OpenOptions, ParentPolicy, Reach};
 pub use parts::{PartRole, Parts, check_parts, parts_of};

@@ -19,20 +19,21 @@
 //! is written, so the time of its last change counts too. An image keeps its own time of last
 //! change when its link is replaced: its children have recorded that time.
 
+mod found;
 mod search;
 
 use crate::{
     DiskError, OpenOptions, Progress, Result,
     chain::{CHAIN_MAX, too_long},
     create,
-    error::{braced, file_error},
+    error::braced,
     gate,
-    image_file::{Access, Referred, open_image},
+    image_file::{Access, open_image},
     merge_mark as mark,
     open::{check_linkage, parent_timestamp_warning},
 };
-use diskwright_image::{DiskType, ImageError, ImageInfo, ParentLink, probe, probe::DetectedFormat};
-use diskwright_store::Files;
+use diskwright_image::{ImageError, ParentLink, probe, probe::DetectedFormat};
+use found::Found;
 use search::Index;
 use std::path::{Path, PathBuf};
 
@@ -108,36 +109,6 @@ pub fn reconnect(
         has_identity: step.has_identity,
     });
     Ok(Reconnected { relinked: relinked.collect(), chain: plan.chain, warnings: plan.warnings })
-}
-
-/// An image of the chain.
-#[derive(Debug, Clone)]
-struct Found {
-    /// Without symbolic links.
-    path: PathBuf,
-    info: ImageInfo,
-}
-
-impl Found {
-    /// Reads what the image at `path` is. Takes no lock: only its header is read.
-    fn read(files: &Files, path: &Path, format: Option<diskwright_image::Format>) -> Result<Self> {
-        let access = Access { format, force_share: true, ..Access::default() };
-        let (image, _stores) = open_image(files, path, &access, &mut Vec::new())?;
-        let path = files.canonical(path).map_err(|source| file_error("find", path, source))?;
-        Ok(Self { path, info: image.info().clone() })
-    }
-
-    /// Reads the image at the path that another image names.
-    fn referred(open: &OpenOptions, path: &Path, format: diskwright_image::Format) -> Result<Self> {
-        let referred = Some(Referred { allow_devices: open.parents.allow_devices });
-        let access = Access { format: Some(format), force_share: true, referred, ..Access::default() };
-        let (image, _stores) = open_image(&open.files, path, &access, &mut Vec::new())?;
-        Ok(Self { path: path.to_owned(), info: image.info().clone() })
-    }
-
-    fn link(&self) -> Option<&ParentLink> {
-        self.info.parent.as_ref().filter(|_| self.info.disk_type == DiskType::Differencing)
-    }
 }
 
 /// A link that has to be replaced.

@@ -89,11 +89,21 @@ pub struct ConvertArgs {
 
 /// Disk types without a parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum StandaloneType {
+pub enum StandaloneType {
     /// Full length from the start; with --preallocate also its space.
     Fixed,
     /// Space is allocated when a block is first written.
     Dynamic,
+}
+
+impl StandaloneType {
+    /// The type.
+    pub fn disk_type(self) -> DiskType {
+        match self {
+            Self::Fixed => DiskType::Fixed,
+            Self::Dynamic => DiskType::Dynamic,
+        }
+    }
 }
 
 /// What `convert --json` prints.
@@ -160,10 +170,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         cache: context.global.cache.map(CacheArg::mode),
         dest: CreateRequest {
             format: context.global.format.map(FormatArg::format),
-            disk_type: args.disk_type.map(|word| match word {
-                StandaloneType::Fixed => DiskType::Fixed,
-                StandaloneType::Dynamic => DiskType::Dynamic,
-            }),
+            disk_type: args.disk_type.map(StandaloneType::disk_type),
             block_bytes: args.block_size,
             logical_sector_bytes: args.sector_size,
             physical_sector_bytes: args.physical_sector_size,

@@ -18,6 +18,7 @@ pub mod lab;
 pub mod man;
 pub mod map;
 pub mod merge;
+pub mod move_;
 pub mod partitions;
 pub mod reconnect;
 pub mod resize;

@@ -24,7 +24,7 @@ use crate::{
     switches,
 };
 use clap::Args;
-use diskwright_disk::{Disk, DiskError, Layer, Opened};
+use diskwright_disk::{Disk, DiskError, Layer, Movable, Opened};
 use diskwright_nbd::tls::TlsError;
 use diskwright_serve::{
     control::{Channel, Held, Host},
@@ -152,7 +152,7 @@ fn network(text: &str) -> Result<IpNet, String> {
 struct Served {
     name: String,
     path: PathBuf,
-    disk: Arc<Disk>,
+    disk: Arc<Movable>,
 }
 
 /// A disk that is served.
@@ -269,6 +269,7 @@ fn open_channel(context: &Context, server: &NbdServer, served: &[Served]) -> Opt
         metrics: Some(Arc::clone(server.metrics())),
         on_drain: Ok(Box::new(move || signals.stop())),
         freezer: None,
+        on_move: None,
     };
     Channel::open(held.collect(), host).unwrap_or_else(|error| {
         tracing::warn!(%error, "there is no control channel, so serve-ctl does not reach these disks");
@@ -301,7 +302,7 @@ fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
             let dir = args.ephemeral_dir.clone().unwrap_or_else(ephemeral::default_dir);
             disk = ephemeral::on_top_of(&disk, &dir, options.cache).map_err(sentence)?;
         }
-        served.push(Served { name, path, disk });
+        served.push(Served { name, path, disk: Arc::new(Movable::new(disk)) });
     }
     Ok(served)
 }
@@ -314,7 +315,7 @@ fn served_already(error: &DiskError, path: &Path, served: &[Served]) -> Option<S
     let wanted = identity(locked)?;
     for Served { path: other, disk, .. } in served {
         let is_it = |layer: &Layer| identity(&layer.path) == Some(wanted);
-        match disk.layers().iter().position(is_it) {
+        match disk.disk().layers().iter().position(is_it) {
             Some(0) if identity(path) == Some(wanted) => {
                 return Some(format!(
                     "{}: named twice in this command; name it once, or serve it --read-only under two names",
@@ -411,7 +412,7 @@ fn announce(
                 read_only: geometry.read_only,
                 ephemeral: args.ephemeral,
                 uris: server.addresses().iter().map(|address| uri(address, name, tls(address))).collect(),
-                warnings: switches::all_told(disk.warnings()),
+                warnings: switches::all_told(disk.disk().warnings()),
             }
         })
         .collect();
@@ -442,14 +443,14 @@ fn announce(
 /// The server's metrics, and for each export its size and the space of its file.
 fn page(server: &NbdServer, served: &[Served]) -> Page {
     let metrics = Arc::clone(server.metrics());
-    let disks: Vec<(String, Arc<Disk>)> =
+    let disks: Vec<(String, Arc<Movable>)> =
         served.iter().map(|served| (label(&served.name), Arc::clone(&served.disk))).collect();
     Arc::new(move || {
         let mut out = metrics.prometheus();
         let mut gauge = |name: &str, help: &str, of: &dyn Fn(&Disk) -> Option<u64>| {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge");
             for (export, disk) in &disks {
-                if let Some(value) = of(disk) {
+                if let Some(value) = of(&disk.disk()) {
                     let _ = writeln!(out, "{name}{{export=\"{export}\"}} {value}");
                 }
             }

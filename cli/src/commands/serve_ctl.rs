@@ -2,7 +2,7 @@
 //! channel.
 
 use crate::{
-    commands::{compact, merge, resize, snapshot},
+    commands::{compact, merge, move_, resize, snapshot},
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
@@ -41,6 +41,7 @@ EXAMPLES
   diskwright serve-ctl db snapshot before-update
   diskwright serve-ctl db merge disk_monday.avhdx
   diskwright serve-ctl db compact
+  diskwright serve-ctl db move /mnt/fast/
   diskwright serve-ctl disk.vhdx drain")]
 pub struct ServeCtlArgs {
     /// The disk; or `list`, which lists all disks that are open for writing.
@@ -133,6 +134,14 @@ EXAMPLES
         #[arg(long)]
         dry_run: bool,
     },
+    /// Move the disk to another file while it is in use.
+    #[command(after_help = "\
+As `move` does it with a disk in use: see there.
+
+EXAMPLES
+  diskwright serve-ctl disk.vhdx move /mnt/fast/
+  diskwright serve-ctl db move db.raw --keep-old")]
+    Move(move_::Destination),
 }
 
 /// What `serve-ctl list --json` prints.
@@ -177,7 +186,7 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
     match &args.action {
         None if args.disk.as_os_str() == LIST => list(context),
         None => Err(Failure::usage(format!(
-            "say what to do with {}: statistics, drain, resize, snapshot, merge or compact",
+            "say what to do with {}: statistics, drain, resize, snapshot, merge, compact or move",
             printable(&json::path(&args.disk))
         ))),
         Some(Action::Statistics) => {
@@ -209,6 +218,10 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
         Some(Action::Compact { dry_run }) => {
             let (file, client) = find(&args.disk)?;
             compact::one_in_use(context, &file, &client, *dry_run)
+        }
+        Some(Action::Move(to)) => {
+            let (file, client) = find(&args.disk)?;
+            move_::move_in_use(context, &file, &client, to)
         }
     }
 }

@@ -61,12 +61,12 @@ fn frozen_images_are_merged_while_a_client_writes() {
                 text.starts_with(&format!("{} got", frozen(3))) && text.contains(&format!("is now {disk}")),
                 "{text}"
             );
-            assert_eq!(chain_of(&place, &disk), [disk.clone()]);
+            assert_eq!(chain_of(&place, &disk), std::slice::from_ref(&disk));
             // The last snapshot, whose only child is the disk itself.
             place.ok(&format!("snapshot {disk} --name s4"));
             thread::sleep(Duration::from_millis(50));
             place.ok(&format!("snapshot delete {}", frozen(4)));
-            assert_eq!(chain_of(&place, &disk), [disk.clone()]);
+            assert_eq!(chain_of(&place, &disk), std::slice::from_ref(&disk));
             assert!(!place.shop.path(&frozen(3)).exists() && !place.shop.path(&frozen(4)).exists());
         }
         stop.store(true, Ordering::Relaxed);

@@ -39,6 +39,7 @@ mod lab_saving;
 mod lab_studies;
 mod live_merge;
 mod map;
+mod moving;
 mod nbd;
 mod partitions;
 mod readme;

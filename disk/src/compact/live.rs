@@ -159,7 +159,7 @@ impl<'a> Live<'a> {
         let engine = disk.origin.as_ref().map_or(EngineKind::Auto, |origin| origin.options.engine);
         let live = Self { disk, shared: &disk.shared, top, path, info, engine };
         live.writer()?;
-        live.shared.check_poison(&live.top).map_err(live.failed("compact it"))?;
+        live.shared.check_poison(&chain).map_err(live.failed("compact it"))?;
         Ok(live)
     }
 
@@ -430,7 +430,7 @@ impl<'a> Live<'a> {
             if mutation.chain.top().id != self.top.id {
                 return Err(End::OtherTop);
             }
-            if mutation.recycled_generation >= generation {
+            if mutation.recycled.get(&self.top.id).copied().unwrap_or(0) >= generation {
                 return Ok(());
             }
         }

@@ -3,7 +3,7 @@
 //! Every regular file is examined, whatever its name, except files whose name promises another
 //! format. Nothing is locked, and symbolic links are not followed.
 
-use super::Found;
+use super::found::Found;
 use crate::{DiskError, Progress, Result, error::file_error};
 use diskwright_store::Files;
 use std::{collections::HashSet, path::PathBuf};

@@ -32,6 +32,7 @@ mod live_merges;
 mod live_snapshots;
 mod merge;
 mod model;
+mod moving;
 mod odd_sizes;
 mod other_formats;
 mod panics;

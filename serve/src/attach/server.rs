@@ -2,18 +2,18 @@
 //! mounts it as a FUSE file, and does its I/O until the device is stopped or the file is unmounted.
 //!
 //! It reports to the supervisor on its standard output, one line of JSON for each message
-//! ([`ServerMessage`]): first that the disk is available (or why not), then each new size of the
-//! disk, and at the end that the disk is closed (or what was lost). It ends when its device is
-//! stopped or its file is unmounted. It does nothing else, so nothing else can crash it. If it dies
-//! anyway, the supervisor sees the end of its output.
+//! ([`ServerMessage`]): first that the disk is available (or why not), then each new size and file
+//! of the disk, and at the end that the disk is closed (or what was lost). It ends when its device
+//! is stopped or its file is unmounted. It does nothing else, so nothing else can crash it. If it
+//! dies anyway, the supervisor sees the end of its output.
 
 use crate::{
     attach::{error::AttachError, freezing},
-    control::{self, Channel, Held, Host},
+    control::{self, Channel, Held, Host, OnMove},
     fuse::{self, DISK_NAME, FuseError, MountOptions, Shape, View},
     ublk,
 };
-use diskwright_disk::Disk;
+use diskwright_disk::{Disk, Movable};
 use diskwright_store::{BlockDevice, EngineKind, resize::SizeWatcher};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -75,6 +75,11 @@ pub enum ServerMessage {
     Resized {
         /// Size in bytes.
         size: u64,
+    },
+    /// The disk is in another file.
+    Moved {
+        /// The file.
+        file: PathBuf,
     },
     /// A snapshot is near: freeze the file systems. The answer is [`SupervisorMessage::Frozen`].
     Freeze,
@@ -144,11 +149,16 @@ pub fn serve_disk(
     let say = |says: ServerMessage| says.say(&mut **out.lock().unwrap_or_else(PoisonError::into_inner));
     let (tell, told) = channel();
     let freezer = Freezer { tell: tell.clone(), answers: Mutex::new(heard(answers)), frozen: Mutex::default() };
+    let tell_move = tell.clone();
+    let on_move: OnMove = Box::new(move |file| {
+        let _ = tell_move.send(ServerMessage::Moved { file: file.to_owned() });
+    });
+    let disk = Arc::new(Movable::new(disk));
     let watcher: Arc<SizeWatcher> = Arc::new(move |size| {
         let _ = tell.send(ServerMessage::Resized { size });
     });
     disk.watch_size(&watcher);
-    let channel = open_channel(&disk, freezer);
+    let channel = open_channel(&disk, freezer, on_move);
     thread::scope(|scope| {
         scope.spawn(|| told.into_iter().for_each(&say));
         let result = serve_and_close(&disk, at, engine, &say, channel.as_ref());
@@ -163,15 +173,22 @@ pub fn serve_disk(
 
 /// The control channel of a disk that is open for writing. Without it the disk is served all the
 /// same.
-fn open_channel(disk: &Arc<Disk>, freezer: Freezer) -> Option<Channel> {
-    let file = disk.file()?;
+fn open_channel(disk: &Arc<Movable>, freezer: Freezer, on_move: OnMove) -> Option<Channel> {
+    let opened = disk.disk();
+    let file = opened.file()?;
     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let hint = format!(
         "{}: an attached disk is closed by detaching it, which also unmounts it: `diskwright detach {}`",
         file.display(),
         file.display()
     );
-    let host = Host { command: "attach", metrics: None, on_drain: Err(hint), freezer: Some(Box::new(freezer)) };
+    let host = Host {
+        command: "attach",
+        metrics: None,
+        on_drain: Err(hint),
+        freezer: Some(Box::new(freezer)),
+        on_move: Some(on_move),
+    };
     Channel::open(vec![Held { name, disk: Arc::clone(disk) }], host).unwrap_or_else(|error| {
         tracing::warn!(%error, "there is no control channel, so the disk cannot be changed while it is attached");
         None
@@ -236,7 +253,7 @@ impl control::Freezer for Freezer {
 }
 
 fn serve_and_close(
-    disk: &Arc<Disk>,
+    disk: &Arc<Movable>,
     at: &ServeAs,
     engine: EngineKind,
     say: &dyn Fn(ServerMessage),
@@ -272,19 +289,19 @@ fn serve_and_close(
     result
 }
 
-fn ready(disk: &Disk, shown: Shown) -> ServerMessage {
+fn ready(disk: &Movable, shown: Shown) -> ServerMessage {
     let geometry = disk.geometry();
     ServerMessage::Ready {
         shown,
         size: geometry.size_bytes,
         sector_size: geometry.logical_sector_bytes,
         read_only: geometry.read_only,
-        warnings: disk.warnings().to_vec(),
+        warnings: disk.disk().warnings().to_vec(),
     }
 }
 
 fn serve_file(
-    disk: &Arc<Disk>,
+    disk: &Arc<Movable>,
     point: &Path,
     engine: EngineKind,
     say: &mut dyn FnMut(ServerMessage),

@@ -293,6 +293,7 @@ impl Attached {
                     return Err(AttachError::Machine(error));
                 }
                 Ok(Event::Server(ServerMessage::Failed { error, .. })) => return Err(AttachError::Server(error)),
+                Ok(Event::Server(ServerMessage::Moved { file })) => self.record.file = file,
                 // A size change before `Ready` is included in `Ready`.
                 Ok(Event::Server(
                     ServerMessage::Resized { .. }
@@ -453,9 +454,19 @@ impl Attached {
         }
     }
 
+    /// Records the new file of the disk, so that it is found by that name. The folder of the record
+    /// keeps the name that it has after the old file.
+    fn follow_move(&mut self, file: std::path::PathBuf) {
+        self.record.file = file;
+        if let Err(error) = self.home.write(&self.record) {
+            tracing::warn!("the disk's new file could not be recorded: {error}");
+        }
+    }
+
     fn handle(&mut self, says: ServerMessage) {
         match says {
             ServerMessage::Resized { size } => self.follow_size(size),
+            ServerMessage::Moved { file } => self.follow_move(file),
             ServerMessage::Freeze => self.freeze(),
             ServerMessage::Thaw => {
                 let mut warnings = std::mem::take(&mut self.thawed_early);

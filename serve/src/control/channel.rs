@@ -52,7 +52,7 @@ impl Channel {
     /// # Errors
     /// [`ControlError`]: the run-time folder cannot be used. The disks can be served all the same.
     pub fn open(disks: Vec<Held>, host: Host) -> Result<Option<Self>, ControlError> {
-        let is_ours = |held: &Held| !held.disk.geometry().read_only && id_of(&held.disk).is_some();
+        let is_ours = |held: &Held| !held.disk.geometry().read_only && id_of(&held.disk.disk()).is_some();
         let disks: Vec<Held> = disks.into_iter().filter(is_ours).collect();
         if disks.is_empty() {
             return Ok(None);
@@ -76,7 +76,7 @@ impl Channel {
         // From here on, dropping the channel removes its socket and links.
         let mut channel = Self { shared: Arc::clone(&shared), thread: None };
         for entry in &shared.disks {
-            if let Some(id) = id_of(&entry.held.disk) {
+            if let Some(id) = entry.id() {
                 shared.folder.publish(id, &shared.socket)?;
             }
         }
@@ -97,7 +97,7 @@ impl Channel {
         }
         drop(state);
         for entry in &shared.disks {
-            if let Some(id) = id_of(&entry.held.disk) {
+            if let Some(id) = entry.id() {
                 shared.folder.withdraw(id, &shared.socket);
             }
         }
@@ -257,7 +257,7 @@ fn answer(shared: &Shared, line: &[u8], lines: &mut Lines) -> Result<Done, Contr
 impl Shared {
     /// The disk whose top is this file now.
     fn index_of(&self, id: FileId) -> Result<usize, ControlError> {
-        let is_it = |entry: &Entry| id_of(&entry.held.disk) == Some(id);
+        let is_it = |entry: &Entry| entry.id() == Some(id);
         self.disks.iter().position(is_it).ok_or_else(|| {
             refused(
                 ErrorCode::NotFound,
@@ -272,7 +272,7 @@ impl Shared {
             Ok(end) => end(),
             Err(sentence) => return Err(refused(ErrorCode::Unsupported, sentence.clone())),
         }
-        let files = self.disks.iter().filter_map(|entry| entry.held.disk.file().map(Into::into)).collect();
+        let files = self.disks.iter().filter_map(|entry| entry.disk().file().map(Into::into)).collect();
         let mut state = lock(&self.state);
         loop {
             match &state.ended {

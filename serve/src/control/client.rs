@@ -17,6 +17,8 @@ use std::{
     fmt, io,
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 /// A process that has disks open.
@@ -177,6 +179,25 @@ impl Client {
         self.ask(lines, Some(self.disk), operation, progress)
     }
 
+    /// Waits until no operation changes the disk, for a few seconds at most. Returns whether the
+    /// process still has this file open for writing.
+    ///
+    /// # Errors
+    /// The process does not answer.
+    pub fn settle(&self) -> Result<bool, ControlError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.call(Operation::Statistics, &mut |_, _| true) {
+                Ok(Done::Counted(found)) if found.disk.busy_with.is_some() && Instant::now() < deadline => {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                Ok(_) => return Ok(true),
+                Err(ControlError::Refused { code: ErrorCode::NotFound, .. }) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     fn silent(&self, what: impl Into<String>) -> ControlError {
         ControlError::Silent { peer: self.peer.to_string(), what: what.into() }
     }
@@ -194,7 +215,8 @@ impl Client {
             | Operation::Resize { .. }
             | Operation::Snapshot { .. }
             | Operation::Merge { .. }
-            | Operation::Compact { .. } => None,
+            | Operation::Compact { .. }
+            | Operation::Move { .. } => None,
         };
         let lost = |error: io::Error| match error.kind() {
             io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => self.silent("does not answer"),

@@ -1,16 +1,20 @@
 //! The process behind a control channel: its disks, how it ends, who freezes file systems.
 
 use crate::metrics::Metrics;
-use diskwright_disk::Disk;
-use std::{fmt, path::PathBuf, sync::Arc};
+use diskwright_disk::Movable;
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// A disk that the process has open.
 #[derive(Debug, Clone)]
 pub struct Held {
     /// The export name; of an attached disk, the name of its file.
     pub name: String,
-    /// The disk.
-    pub disk: Arc<Disk>,
+    /// The disk, on which all its queues are open. After a move it is in another file.
+    pub disk: Arc<Movable>,
 }
 
 /// Makes the process end as by a signal: requests in flight are finished, and the disks closed.
@@ -33,6 +37,9 @@ pub trait Freezer: Send + Sync {
     fn thaw(&self) -> Vec<String>;
 }
 
+/// Is told of the new file of a disk that has moved.
+pub type OnMove = Box<dyn Fn(&Path) + Send + Sync>;
+
 /// What the process tells about itself, and how it ends.
 pub struct Host {
     /// The command that the process runs: `serve` or `attach`.
@@ -43,6 +50,8 @@ pub struct Host {
     pub on_drain: Result<OnDrain, String>,
     /// Who freezes file systems on the disk, if the disk is a device of this machine.
     pub freezer: Option<Box<dyn Freezer>>,
+    /// Who must know that a disk is in another file.
+    pub on_move: Option<OnMove>,
 }
 
 impl fmt::Debug for Host {

@@ -79,6 +79,31 @@ pub enum Operation {
         /// Find out what would be gained, and change nothing.
         dry_run: bool,
     },
+    /// Move the disk to another file while its clients go on.
+    Move {
+        /// The new file or its folder, an absolute path.
+        to: PathBuf,
+        /// Properties of the new image.
+        #[serde(flatten)]
+        new: NewImage,
+        /// Keep the old file.
+        keep_old: bool,
+        /// Check whether it can be done, and change nothing.
+        dry_run: bool,
+    },
+}
+
+/// Properties of the image into which a disk moves. `None` is the default.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewImage {
+    /// `raw`, `vhd` or `vhdx`.
+    pub format: Option<String>,
+    /// `fixed` or `dynamic`.
+    pub disk_type: Option<String>,
+    /// Size of a payload block in bytes.
+    pub block_size: Option<u32>,
+    /// Reserve all space now.
+    pub preallocate: bool,
 }
 
 /// One request.
@@ -142,6 +167,8 @@ pub enum Done {
     Merged(Merged),
     /// The file of the disk is smaller.
     Compacted(CompactedInUse),
+    /// The disk is in another file.
+    Moved(Moved),
 }
 
 /// A process with a control channel.
@@ -331,6 +358,29 @@ pub struct CompactedInUse {
     pub zero_bytes: u64,
     /// Bytes of the blocks that were moved.
     pub moved_bytes: u64,
+    /// Sentences for the user.
+    pub warnings: Vec<String>,
+}
+
+/// A disk in use that has moved.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    /// The file that was the disk.
+    pub from: PathBuf,
+    /// The file that is the disk.
+    pub to: PathBuf,
+    /// Format of the new image.
+    pub format: String,
+    /// Virtual size in bytes.
+    pub virtual_size: u64,
+    /// Bytes of the disk that hold data.
+    pub data_bytes: u64,
+    /// Bytes that were copied, some several times because clients wrote meanwhile.
+    pub copied_bytes: u64,
+    /// Bytes free on the file system of the new file before the move; `None` if unknown.
+    pub free_bytes: Option<u64>,
+    /// The longest time for which writes of clients were held back, in nanoseconds.
+    pub pause_ns: u64,
     /// Sentences for the user.
     pub warnings: Vec<String>,
 }

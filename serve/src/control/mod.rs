@@ -12,6 +12,7 @@
 //!            progress ..., then `result` or `error`
 //!
 //!   message.rs    requests and events          operation.rs  what can be asked for, one table
+//!   moving.rs     moves a disk in use
 //!   folder.rs     sockets and links by name    channel.rs    the process's side
 //!   stream.rs     bounded lines, deadlines     client.rs     the other side
 //! ```
@@ -47,16 +48,17 @@ mod client;
 mod folder;
 mod host;
 mod message;
+mod moving;
 mod operation;
 mod shared;
 mod stream;
 
 pub use channel::Channel;
 pub use client::{Client, Found, Listing, Peer, find, find_by_frozen, find_by_name, list};
-pub use host::{Freezer, Held, Host, Quiet};
+pub use host::{Freezer, Held, Host, OnMove, Quiet};
 pub use message::{
-    CommandCount, CompactedInUse, DiskReport, Done, Frozen, Merged, Operation, ProcessReport, Resized, Statistics,
-    Traffic, VERSION,
+    CommandCount, CompactedInUse, DiskReport, Done, Frozen, Merged, Moved, NewImage, Operation, ProcessReport, Resized,
+    Statistics, Traffic, VERSION,
 };
 
 use diskwright_store::ErrorCode;

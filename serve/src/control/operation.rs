@@ -11,6 +11,7 @@ use super::{
         CommandCount, CompactedInUse, DiskReport, Done, FileId, Frozen, Operation, ProcessReport, Resized, Statistics,
         Traffic,
     },
+    moving,
     shared::{Shared, id_of},
 };
 use crate::metrics::{COMMANDS, Metrics};
@@ -33,7 +34,8 @@ pub(super) struct Rule {
     pub(super) needs_disk: bool,
     /// Whether it changes the disk, so that no other such operation may run on the same disk.
     pub(super) changes_disk: bool,
-    /// Whether it is stopped when its client goes away, at a point where nothing is half done.
+    /// Whether it is stopped when its client goes away or the process ends, at a point where
+    /// nothing is half done.
     pub(super) ends_with_client: bool,
 }
 
@@ -54,6 +56,8 @@ pub(super) fn rule(operation: &Operation) -> Rule {
         Operation::Merge { .. } => rule("merge", true, true, true),
         // Each batch of blocks is complete in itself.
         Operation::Compact { .. } => rule("compact", true, true, true),
+        // Until the new disk is complete, the old one is whole.
+        Operation::Move { .. } => rule("move", true, true, true),
     }
 }
 
@@ -80,8 +84,12 @@ pub(super) fn carry_out(
                 MergeOptions { into, keep, search_dirs: search, no_reflink, dry_run, ..MergeOptions::default() };
             merge(shared, index, &child, &options, report)
         }
-        (Operation::Compact { dry_run }, Some(index)) => compact(&shared.disks[index].held.disk, dry_run, report),
-        (Operation::Resize { size, dry_run }, Some(index)) => resize(&shared.disks[index].held.disk, size, dry_run),
+        (Operation::Compact { dry_run }, Some(index)) => compact(&shared.disks[index].disk(), dry_run, report),
+        (Operation::Move { to, new, keep_old, dry_run }, Some(index)) => {
+            let options = moving::options_of(&new, keep_old, dry_run).map_err(of_disk)?;
+            moving::move_disk(shared, index, &to, &options, report).map(Done::Moved).map_err(of_disk)
+        }
+        (Operation::Resize { size, dry_run }, Some(index)) => resize(&shared.disks[index].disk(), size, dry_run),
     }
 }
 
@@ -104,7 +112,7 @@ fn process(shared: &Shared) -> ProcessReport {
 
 fn disk_report(shared: &Shared, index: usize) -> DiskReport {
     let entry = &shared.disks[index];
-    let disk = &entry.held.disk;
+    let disk = entry.disk();
     DiskReport {
         name: entry.held.name.clone(),
         file: disk.file().map(Into::into).unwrap_or_default(),
@@ -114,7 +122,7 @@ fn disk_report(shared: &Shared, index: usize) -> DiskReport {
 }
 
 fn statistics(shared: &Shared, index: usize) -> Statistics {
-    let layers = shared.disks[index].held.disk.layers();
+    let layers = shared.disks[index].disk().layers();
     Statistics {
         process: process(shared),
         disk: disk_report(shared, index),
@@ -224,7 +232,7 @@ fn snapshot(
     dry_run: bool,
     report: &mut Report<'_>,
 ) -> Result<Done, ControlError> {
-    let disk = &shared.disks[index].held.disk;
+    let disk = &shared.disks[index].disk();
     let before = id_of(disk);
     let mut watch = Watch { shared, report, child: None, quiet: Quiet::default() };
     let done = disk.snapshot(name, dry_run, &mut watch);
@@ -254,7 +262,7 @@ fn merge(
     options: &MergeOptions,
     report: &mut Report<'_>,
 ) -> Result<Done, ControlError> {
-    let disk = &shared.disks[index].held.disk;
+    let disk = &*shared.disks[index].disk();
     let before = id_of(disk);
     let id_of_layer = |layer: &Layer| layer.image.store().identity().map(FileId::from);
     let candidates: Vec<FileId> = if folder::identity(child).ok() == before {

@@ -9,7 +9,7 @@ use super::{
 use diskwright_disk::Disk;
 use std::{
     path::PathBuf,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
@@ -21,6 +21,16 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    /// The disk as it is now.
+    pub(super) fn disk(&self) -> Arc<Disk> {
+        self.held.disk.disk()
+    }
+
+    /// The identity of the file that is written now.
+    pub(super) fn id(&self) -> Option<FileId> {
+        id_of(&self.disk())
+    }
+
     pub(super) fn busy_with(&self) -> Option<&'static str> {
         *lock(&self.busy)
     }

@@ -6,7 +6,7 @@ use super::{
     message::LINE_BYTES_MAX,
     *,
 };
-use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
+use diskwright_disk::{CreateRequest, Disk, Movable, OpenOptions, create};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use std::{
     fs,
@@ -40,11 +40,11 @@ impl Scene {
         let path = self.dir.path().join(name);
         create(&path, &CreateRequest { size_bytes: Some(8 * MIB), ..CreateRequest::default() }).unwrap();
         let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
-        Held { name: name.into(), disk }
+        Held { name: name.into(), disk: Arc::new(Movable::new(disk)) }
     }
 
     fn open(&self, disks: Vec<Held>, on_drain: Result<host::OnDrain, String>) -> Channel {
-        let host = Host { command: "serve", metrics: None, on_drain, freezer: None };
+        let host = Host { command: "serve", metrics: None, on_drain, freezer: None, on_move: None };
         Channel::open_in(self.folder.clone(), disks, host).unwrap()
     }
 
@@ -72,7 +72,7 @@ fn the_process_of_a_disk_is_found_and_asked() {
         assert_eq!(client.peer.pid, std::process::id());
         let Done::Counted(statistics) = call(&client, Operation::Statistics).unwrap() else { panic!("other answer") };
         assert_eq!(statistics.disk.name, name);
-        assert_eq!(Some(&*statistics.disk.file), held.disk.file());
+        assert_eq!(Some(&*statistics.disk.file), held.disk.disk().file());
         assert_eq!((statistics.disk.virtual_size, statistics.chain.len()), (8 * MIB, 1));
         assert_eq!(statistics.process.disks.len(), 2);
         let size = 16 * MIB;
@@ -116,7 +116,7 @@ fn a_drain_is_answered_when_the_disks_are_closed() {
     held.disk.close().unwrap();
     channel.end(Ok(()));
     let done = waiting.join().unwrap().unwrap();
-    assert_eq!(done, Done::Drained { files: vec![held.disk.file().unwrap().to_owned()] });
+    assert_eq!(done, Done::Drained { files: vec![held.disk.disk().file().unwrap().to_owned()] });
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn what_killed_processes_leave_is_nobody_and_goes() {
     // socket.
     let stale = control.join("4194303-1-0.sock");
     drop(UnixListener::bind(&stale).unwrap());
-    let id = identity(held.disk.file().unwrap()).unwrap();
+    let id = identity(held.disk.disk().file().unwrap()).unwrap();
     scene.folder.publish(id, &stale).unwrap();
     assert!(scene.find("one.vhdx").unwrap().is_none(), "nobody listens");
     assert!(list_in(&scene.folder).processes.is_empty());
@@ -162,7 +162,7 @@ fn a_socket_of_another_process_and_a_reused_inode_are_not_believed() {
     // This process listens on a socket with the name of process 1.
     let false_name = control.join("1-1-0.sock");
     let _listener = UnixListener::bind(&false_name).unwrap();
-    let id = identity(one.disk.file().unwrap()).unwrap();
+    let id = identity(one.disk.disk().file().unwrap()).unwrap();
     scene.folder.publish(id, &false_name).unwrap();
     let error = scene.find("one.vhdx").unwrap_err().to_string();
     assert!(error.contains("which is not its socket"), "{error}");
