@@ -1,6 +1,6 @@
 //! A guest works on a disk that we serve, while the disk is changed under it: it writes, deletes and
-//! trims files; meanwhile snapshots are taken and the disk is enlarged. Afterwards the file system
-//! is clean, and every file holds what the guest wrote.
+//! trims files; meanwhile the disk is frozen, enlarged, merged, compacted and moved. Afterwards the
+//! file system is clean, and every file holds what the guest wrote.
 
 use crate::control::Place;
 use crate::guest_machine::{Guest, HOST, find};
@@ -22,11 +22,18 @@ const MODULES: [&str; 6] = ["virtio_pci", "virtio_net", "nbd", "crc32c_generic",
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The next operation begins after so many more writes, or after this time.
 const WRITES_BETWEEN: u64 = 40;
-const TIME_BETWEEN: Duration = Duration::from_secs(10);
+const TIME_BETWEEN: Duration = Duration::from_secs(6);
 
-/// What is done to the disk while the guest works, as the user types it.
-const OPERATIONS: [&str; 3] =
-    ["snapshot disk.vhdx --name first", "resize disk.vhdx +64M", "snapshot disk.vhdx --name second"];
+/// What is done to the disk while the guest works, as the user types it; and its file afterwards.
+const OPERATIONS: [(&str, &str); 7] = [
+    ("snapshot disk.vhdx --name first", "disk.vhdx"),
+    ("resize disk.vhdx +64M", "disk.vhdx"),
+    ("snapshot disk.vhdx --name second", "disk.vhdx"),
+    ("merge disk_second.avhdx", "disk.vhdx"),
+    ("snapshot delete disk_first.avhdx", "disk.vhdx"),
+    ("compact disk.vhdx", "disk.vhdx"),
+    ("move disk.vhdx moved.vhdx", "moved.vhdx"),
+];
 
 /// The guest keeps at most sixteen files, and goes on until this machine listens at the port.
 fn script(disk_port: u16, stop_port: u16) -> String {
@@ -70,24 +77,24 @@ fn a_guest_works_on_while_its_disk_is_changed() {
         let works = scope.spawn(|| guest.run(&script));
         // A panic here must not leave the guest at work until its time is over.
         let changed = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            let writes = || {
-                let statistics = place.json("serve-ctl disk.vhdx statistics");
+            let writes = |file: &str| {
+                let statistics = place.json(&format!("serve-ctl {file} statistics"));
                 let commands = statistics["traffic"]["commands"].as_array().unwrap();
                 let writes = commands.iter().find(|command| command["command"] == "write");
                 writes.map_or(0, |write| write["requests"].as_u64().unwrap())
             };
-            let goes_on = |patience: Duration| {
-                let (from, begun) = (writes(), Instant::now());
-                while writes() < from + WRITES_BETWEEN && !works.is_finished() && begun.elapsed() < patience {
+            let goes_on = |file: &str, patience: Duration| {
+                let (from, begun) = (writes(file), Instant::now());
+                while writes(file) < from + WRITES_BETWEEN && !works.is_finished() && begun.elapsed() < patience {
                     thread::sleep(Duration::from_millis(50));
                 }
             };
-            goes_on(PATIENCE);
-            for operation in OPERATIONS.iter().filter(|_| !works.is_finished()) {
+            goes_on("disk.vhdx", PATIENCE);
+            for (operation, file) in OPERATIONS.iter().filter(|_| !works.is_finished()) {
                 let begun = Instant::now();
                 place.ok(operation);
                 println!("{operation}: {:?}", begun.elapsed());
-                goes_on(TIME_BETWEEN);
+                goes_on(file, TIME_BETWEEN);
             }
         }));
         // The guest stops when it is let in.
@@ -112,8 +119,8 @@ fn a_guest_works_on_while_its_disk_is_changed() {
     let sums: BTreeMap<String, String> =
         said("sum").into_iter().map(|words| (words[1].clone(), words[0].clone())).collect();
     assert!(sums.len() > 2, "{console}");
-    place.ok("check disk.vhdx");
-    place.ok("convert disk.vhdx disk.raw");
+    place.ok("check moved.vhdx");
+    place.ok("convert moved.vhdx disk.raw");
     let raw = place.shop.path("disk.raw");
     tool("e2fsck", &["-fn"], &raw);
     for (name, sum) in &sums {

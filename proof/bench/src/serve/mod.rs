@@ -11,6 +11,7 @@
 //!   copy.rs      nbdcopy to null:
 //!   carrier.rs   a disk through a socket without a server
 //!   snapshot.rs  a snapshot while a client writes
+//!   merge.rs     a merge while a client reads, or writes
 //!   attach.rs    fio on a loop device over a FUSE file
 //! ```
 
@@ -18,6 +19,7 @@ pub(crate) mod attach;
 mod carrier;
 pub(crate) mod copy;
 pub(crate) mod io;
+pub(crate) mod merge;
 pub(crate) mod snapshot;
 
 use crate::{
