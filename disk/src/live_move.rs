@@ -86,6 +86,7 @@ impl Movable {
                 hint: "open it for writing, or end the program that has it open and move it then".into(),
             });
         }
+        check_poison(&old, &origin.file)?;
         let plan = Plan::new(&old, &origin.file, &origin.options.files, to, options)?;
         let mut moved = plan.outcome(&old, data_bytes(&old)?);
         plan.check_room(&moved)?;
@@ -103,6 +104,12 @@ impl Movable {
         moving.finish(&mut moved);
         Ok(moved)
     }
+}
+
+/// Refuses a disk whose earlier flush has failed: the new disk would not know of it.
+fn check_poison(disk: &Disk, path: &Path) -> Result<()> {
+    let checked = disk.shared.check_poison(&disk.shared.chain());
+    checked.map_err(|source| error::from_io("move it", path, source))
 }
 
 /// A move under way.
@@ -147,6 +154,9 @@ impl Moving<'_> {
         copier.flush()?;
         moved.copied_bytes = copier.copied_bytes;
         drop(copier);
+        // What a failed flush may have lost was copied as it is now.
+        check_poison(self.old, &self.plan.from)?;
+        self.plan.check_old_names()?;
         self.plan.give_name(self.new)?;
         let phase = if self.plan.keep_old { Phase::Open } else { Phase::Settling };
         if let Err(error) = self.state.exchange(self.new, phase) {
@@ -241,7 +251,9 @@ impl Moving<'_> {
         let mut warn = |warning: String| moved.warnings.push(warning);
         if !self.plan.keep_old {
             if let Err(error) = self.plan.remove_old() {
-                warn(format!("the disk has moved, but its old file may still be there: {error}"));
+                warn(format!(
+                    "the disk has moved, but its old file may still be there: {error}; do not use it, as it gets no more writes"
+                ));
             }
             if let Err(error) = self.state.enter(Phase::Open) {
                 warn(error.to_string());

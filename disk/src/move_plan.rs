@@ -18,9 +18,9 @@ use crate::{
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{BlockDevice, CacheMode, Files, LockMode, OpenError, OpenOptions};
 use std::{
+    cell::Cell,
     ffi::OsString,
-    fs, io,
-    os::unix::{self, fs::MetadataExt},
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -88,17 +88,22 @@ pub trait MoveWatch {
 /// Nobody looks on.
 impl MoveWatch for () {}
 
+/// The identity of a file, as in [`FileFacts`](diskwright_store::files::FileFacts).
+type Identity = (u64, u64);
+
 /// What a move will do.
 #[derive(Debug)]
 pub(crate) struct Plan<'a> {
     pub(crate) files: &'a Files,
     /// The old file, without symbolic links.
     pub(crate) from: PathBuf,
-    /// All files of the old image.
-    old_files: Vec<PathBuf>,
+    /// All files of the old image, with the identities of the open files.
+    old_files: Vec<(PathBuf, Option<Identity>)>,
     /// The new file, in a folder without symbolic links.
     pub(crate) to: PathBuf,
     partial: PathBuf,
+    /// The identity of the new file, once it is made.
+    made: Cell<Option<Identity>>,
     pub(crate) request: CreateRequest,
     pub(crate) keep_old: bool,
 }
@@ -115,8 +120,10 @@ impl<'a> Plan<'a> {
             return Err(is_there(&to));
         }
         // The paths of the layer may be relative to a folder that the process has left.
-        let later = top.image.stores().iter().skip(1).filter_map(|store| store.name().file_name());
-        let old_files = std::iter::once(from.to_owned()).chain(later.map(|name| from.with_file_name(name))).collect();
+        let stores = top.image.stores();
+        let later = stores.iter().skip(1).filter_map(|store| store.name().file_name());
+        let paths = std::iter::once(from.to_owned()).chain(later.map(|name| from.with_file_name(name)));
+        let old_files = paths.zip(stores.iter().map(|store| store.identity())).collect();
         if top.image.stores().iter().any(|store| store.is_block_device()) && !options.keep_old {
             return Err(DiskError::Usage {
                 what: format!("{}: it is a block device, which cannot be removed", from.display()),
@@ -148,12 +155,38 @@ impl<'a> Plan<'a> {
             from: from.to_owned(),
             old_files,
             partial: temporary(&to),
+            made: Cell::new(None),
             to,
             request,
             keep_old: options.keep_old,
         };
+        plan.check_old_names()?;
         plan.check_children(disk)?;
+        if let Some(folder) = plan.from.parent().filter(|_| !plan.keep_old) {
+            let checked = files.check_names_in(folder);
+            checked.map_err(|source| file_error("remove the old file from its folder", folder, source))?;
+        }
         Ok(plan)
+    }
+
+    /// Refuses a disk whose file was renamed or replaced since it was opened: another file would be
+    /// removed.
+    pub(crate) fn check_old_names(&self) -> Result<()> {
+        for (file, identity) in &self.old_files {
+            self.check_old_name(file, *identity)?;
+        }
+        Ok(())
+    }
+
+    fn check_old_name(&self, file: &Path, identity: Option<Identity>) -> Result<()> {
+        let found = self.files.facts(file).map_err(|source| file_error("find the disk's file", file, source))?;
+        if identity.is_none_or(|identity| identity == found.identity) {
+            return Ok(());
+        }
+        Err(DiskError::BadOptions {
+            what: format!("{}: it is another file than the one that the disk has open", file.display()),
+            hint: "give the disk's file its name back, and try again".into(),
+        })
     }
 
     /// Refuses to remove an image that others need.
@@ -183,22 +216,19 @@ impl<'a> Plan<'a> {
         self.remove_leftover()?;
         let shown = |error: DiskError| error.renamed(&self.partial, &self.to);
         create_as(&self.to, &self.partial, &self.request).map_err(shown)?;
-        self.keep_access();
+        self.made.set(self.files.facts(&self.partial).ok().map(|facts| facts.identity));
         let open = crate::OpenOptions { writable: true, format: self.request.format, ..open.clone() };
         let made = Disk::open_as(&self.partial, &self.to, &open).map_err(shown);
-        let checked = made.and_then(|made| self.check_geometry(disk, &made).map(|()| made));
+        let checked = made.and_then(|made| {
+            let store = Arc::clone(made.layers()[0].image.store());
+            if store.identity() != self.made.get() {
+                return Err(is_there(&self.partial));
+            }
+            // Without the old file's owner the file belongs to this user.
+            let _ = store.take_access_of(&**disk.layers()[0].image.store());
+            self.check_geometry(disk, &made).map(|()| made)
+        });
         checked.inspect_err(|_| self.discard())
-    }
-
-    /// Gives the new file the owner and the permissions of the old one, as far as this user may: a
-    /// disk that only its owner could read stays so. Errors are ignored: the file belongs to this
-    /// user then.
-    fn keep_access(&self) {
-        let Ok(found) = fs::metadata(&self.from) else { return };
-        if found.is_file() {
-            let _ = unix::fs::chown(&self.partial, Some(found.uid()), Some(found.gid()));
-            let _ = fs::set_permissions(&self.partial, found.permissions());
-        }
     }
 
     /// Clients keep the sizes that they know.
@@ -243,14 +273,21 @@ impl<'a> Plan<'a> {
 
     /// Removes the new file, which has its temporary name.
     pub(crate) fn discard(&self) {
-        // The error that led here is returned. The file is ours.
-        let _ = self.files.remove(&self.partial);
+        // The error that led here is returned. Another move may have made a file of this name.
+        let found = self.files.facts(&self.partial).ok().map(|facts| facts.identity);
+        if found.is_some() && found == self.made.get() {
+            let _ = self.files.remove(&self.partial);
+        }
     }
 
     /// Gives the new file, which is complete and durable, its name, durably. After an error it has
     /// its temporary name still.
     pub(crate) fn give_name(&self, made: &Disk) -> Result<()> {
         let failed = |source| file_error("give the new disk its name", &self.to, source);
+        let found = self.files.facts(&self.partial).map_err(failed)?.identity;
+        if made.layers()[0].image.store().identity().is_some_and(|identity| identity != found) {
+            return Err(failed(io::Error::other("another file has its temporary name")));
+        }
         self.files.rename(&self.partial, &self.to, false).map_err(|source| match source.kind() {
             io::ErrorKind::AlreadyExists => is_there(&self.to),
             _ => failed(source),
@@ -287,7 +324,8 @@ impl<'a> Plan<'a> {
 
     /// Removes the old files, durably. They may be open.
     pub(crate) fn remove_old(&self) -> Result<()> {
-        for file in &self.old_files {
+        for (file, identity) in &self.old_files {
+            self.check_old_name(file, *identity)?;
             self.files.remove(file).map_err(|source| file_error("remove the old file", file, source))?;
         }
         self.files

@@ -462,6 +462,22 @@ impl Store for FileStore {
         Ok(())
     }
 
+    fn take_access_of(&self, other: &dyn Store) -> io::Result<()> {
+        let Some((owner, group, bits)) = other.access_bits() else { return Ok(()) };
+        let owner = rustix::fs::Uid::from_raw(owner);
+        let group = rustix::fs::Gid::from_raw(group);
+        let has_group = rustix::fs::fchown(&self.meta, Some(owner), Some(group)).is_ok()
+            || rustix::fs::fchown(&self.meta, None, Some(group)).is_ok();
+        let taken = if has_group { bits & 0o777 } else { bits & 0o700 };
+        Ok(rustix::fs::fchmod(&self.meta, rustix::fs::Mode::from_raw_mode(taken))?)
+    }
+
+    fn access_bits(&self) -> Option<(u32, u32, u32)> {
+        let found = rustix::fs::fstat(&self.meta).ok()?;
+        let is_file = rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::RegularFile;
+        is_file.then_some((found.st_uid, found.st_gid, found.st_mode & 0o7777))
+    }
+
     fn was_renamed(&self, to: &Path) {
         self.names.add(to);
     }

@@ -154,6 +154,14 @@ impl Store for OverlayStore {
         self.inner.relock(mode)
     }
 
+    fn take_access_of(&self, other: &dyn Store) -> io::Result<()> {
+        self.inner.take_access_of(other)
+    }
+
+    fn access_bits(&self) -> Option<(u32, u32, u32)> {
+        self.inner.access_bits()
+    }
+
     fn allocated_bytes(&self) -> io::Result<u64> {
         self.inner.allocated_bytes()
     }

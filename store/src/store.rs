@@ -179,6 +179,23 @@ pub trait Store: Send + Sync + fmt::Debug {
         Ok(())
     }
 
+    /// Gives the file the owner, the group and the permissions of the file of `other`, without bits
+    /// that change who runs it. Where the owner cannot be changed, the group is; where neither can,
+    /// only the owner's permissions are taken. Works on the open files, whatever their names lead
+    /// to. The default is for stores without owners.
+    ///
+    /// # Errors
+    /// The system's error.
+    fn take_access_of(&self, _other: &dyn Store) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// The owner, the group and the permissions (12 bits) of the file; `None` for stores that are
+    /// not regular files.
+    fn access_bits(&self) -> Option<(u32, u32, u32)> {
+        None
+    }
+
     /// Tells the store that its file was renamed, for [`Store::name`].
     fn was_renamed(&self, _to: &Path) {}
 

@@ -214,3 +214,19 @@ fn an_attached_disk_moves_and_is_detached_by_its_new_name() {
     assert_eq!(place.attached(), 0);
     assert!(fs::read(place.path("new.raw")).unwrap() == fs::read(copy).unwrap());
 }
+
+/// The file that the disk has left is another disk from then on.
+#[test]
+fn the_old_file_of_an_attached_disk_can_be_attached_too() {
+    let Some(place) = Attaching::as_root(&[]) else { return };
+    place.ok("create disk.vhdx --size 64M");
+    let device = place.attach("disk.vhdx");
+    place.ok("move disk.vhdx new.vhdx --keep-old");
+    let other = place.attach("disk.vhdx");
+    assert_ne!(device, other);
+    assert_eq!(place.attached(), 2);
+    place.ok("detach disk.vhdx");
+    assert_eq!(place.attached(), 1);
+    place.ok("detach new.vhdx");
+    assert_eq!(place.attached(), 0);
+}

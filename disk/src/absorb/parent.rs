@@ -47,7 +47,8 @@ impl Drop for Locks {
             return;
         }
         // Errors are ignored: then the file is read without a lock.
-        self.writers.iter().for_each(|store| drop(store.relock(LockMode::Shared)));
+        // Not `relock`, which could lose the lock to a program that is trying to get it.
+        self.writers.iter().for_each(|store| drop(store.share_lock()));
         self.readers.iter().for_each(|store| drop(store.relock(LockMode::Shared)));
     }
 }

@@ -34,6 +34,8 @@ struct Slot {
 struct Bell {
     engine: Engine,
     ended: Vec<EngineCompletion>,
+    /// How often all bells had rung when this one was last heard.
+    heard: u64,
 }
 
 /// A queue of a movable disk; see the module.
@@ -101,7 +103,7 @@ impl MovableQueue {
             done: Vec::new(),
             in_flight: 0,
             ended,
-            bell: ring.map(|ring| Bell { engine: Engine::on(ring), ended: Vec::new() }),
+            bell: ring.map(|ring| Bell { engine: Engine::on(ring), ended: Vec::new(), heard: 0 }),
             depth: options.depth.max(1),
             engine: options.engine,
             slab: options.slab.cloned(),
@@ -121,9 +123,15 @@ impl MovableQueue {
     /// Takes note of a bell that has rung.
     fn hear_bell(&mut self) -> io::Result<()> {
         let Some(bell) = &mut self.bell else { return Ok(()) };
+        let rings = self.state.rings();
+        if rings == bell.heard {
+            return Ok(());
+        }
         bell.engine.reap(0, &mut bell.ended)?;
+        // A bell that has not arrived yet, or was hung up after the ring, is looked for again.
         if !bell.ended.is_empty() {
             bell.ended.clear();
+            bell.heard = rings;
             // Before the epoch is looked at, so that the next change rings it again.
             self.hang_up_bell();
         }

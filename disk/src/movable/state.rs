@@ -51,6 +51,8 @@ pub(crate) struct State {
     /// Requests that were completed, a counter for each queue.
     ended: Mutex<Vec<Weak<AtomicU64>>>,
     bells: Mutex<Vec<ExternalTicket>>,
+    /// How often the bells have rung.
+    rings: AtomicU64,
     pub(crate) watchers: Arc<SizeWatchers>,
     /// Passes new sizes of the current disk on to `watchers`.
     follows: Arc<SizeWatcher>,
@@ -78,6 +80,7 @@ impl State {
             changing: Mutex::new(()),
             ended: Mutex::default(),
             bells: Mutex::default(),
+            rings: AtomicU64::new(0),
             watchers,
             follows,
         }
@@ -134,11 +137,15 @@ impl State {
     }
 
     /// The change is published before the epoch changes. So a request that is counted later sees
-    /// it, and the grace period waits for all that may not.
+    /// it, and the grace period waits for all that may not. Both happen while `inside` is locked: a
+    /// queue that fetches the change would otherwise use the new disk, and another one the old disk
+    /// for a request that begins after the first one's write has ended.
     fn change(&self, change: impl FnOnce(&mut Inside)) -> io::Result<()> {
         let _turn = lock(&self.changing);
-        change(&mut lock(&self.inside));
+        let mut inside = lock(&self.inside);
+        change(&mut inside);
         let grace = self.epochs.begin_grace();
+        drop(inside);
         self.ring_bells();
         while !self.epochs.grace_over(grace) {
             if self.epochs.is_stuck() || lock(&self.inside).disk.is_stuck() {
@@ -153,8 +160,15 @@ impl State {
 
     /// Wakes the queues that sleep in a ring.
     pub(crate) fn ring_bells(&self) {
+        // Before the bells, so that a queue that is woken takes note of them.
+        self.rings.fetch_add(1, Ordering::SeqCst);
         let bells = std::mem::take(&mut *lock(&self.bells));
         bells.into_iter().for_each(|bell| bell.complete(Ok(())));
+    }
+
+    /// How often the bells have rung.
+    pub(crate) fn rings(&self) -> u64 {
+        self.rings.load(Ordering::SeqCst)
     }
 
     /// Adds the bell of a queue that may sleep. It rings at the next change.

@@ -313,6 +313,56 @@ fn what_cannot_move_is_refused_and_stays() {
     assert!(error.contains("open read-only"), "{error}");
 }
 
+/// The disk's name leads to another file by now: that file is not the disk's, and stays.
+#[test]
+fn a_disk_whose_file_was_replaced_is_refused() {
+    let (_dir, dir) = folder();
+    let path = made(&dir, "vm.vhdx");
+    let disk = open(&path);
+    fs::rename(&path, dir.join("renamed.vhdx")).unwrap();
+    let error = disk.move_to(&dir.join("new.vhd"), &plain(), &mut ()).unwrap_err().to_string();
+    assert!(error.contains("find the disk's file"), "{error}");
+    fs::write(&path, "a backup").unwrap();
+    let error = disk.move_to(&dir.join("new.vhd"), &plain(), &mut ()).unwrap_err().to_string();
+    assert!(error.contains("another file than the one that the disk has open"), "{error}");
+    assert_eq!(fs::read(&path).unwrap(), b"a backup");
+    // Replaced while the disk is copied.
+    fs::remove_file(&path).unwrap();
+    fs::rename(dir.join("renamed.vhdx"), &path).unwrap();
+    struct Replaces(PathBuf);
+    impl MoveWatch for Replaces {
+        fn new_disk_is_made(&mut self, _: Option<(u64, u64)>) -> diskwright_disk::Result<()> {
+            fs::rename(&self.0, self.0.with_extension("old")).unwrap();
+            fs::write(&self.0, "a backup").unwrap();
+            Ok(())
+        }
+    }
+    let error = disk.move_to(&dir.join("new.vhd"), &plain(), &mut Replaces(path.clone())).unwrap_err().to_string();
+    assert!(error.contains("another file than the one"), "{error}");
+    assert_eq!(
+        (fs::read(&path).unwrap(), names(&dir)),
+        (b"a backup".to_vec(), vec!["vm.old".into(), "vm.vhdx".into()])
+    );
+}
+
+/// The new file belongs to the owner of the old one, and nobody else may read it who could not.
+#[test]
+fn owner_and_permissions_stay_without_special_bits() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let (_dir, dir) = folder();
+    let path = made(&dir, "vm.vhdx");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o4640)).unwrap();
+    let is_root = std::os::unix::fs::chown(&path, Some(1234), Some(4321)).is_ok();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o4640)).unwrap();
+    let disk = open(&path);
+    disk.move_to(&dir.join("new.vhd"), &plain(), &mut ()).unwrap();
+    let found = fs::metadata(dir.join("new.vhd")).unwrap();
+    assert_eq!(found.mode() & 0o7777, 0o640);
+    if is_root {
+        assert_eq!((found.uid(), found.gid()), (1234, 4321));
+    }
+}
+
 /// Stops at the n-th question.
 struct Stops(u64);
 

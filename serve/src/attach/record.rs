@@ -268,7 +268,22 @@ impl Registry {
         let found = fs::metadata(file).map_err(|source| state_error("open", file, source))?;
         let (first, second) =
             if found.file_type().is_block_device() { (found.rdev(), 0) } else { (found.dev(), found.ino()) };
-        Ok(RecordDir { dir: self.dir.join(format!("{first:x}-{second:x}")) })
+        let name = format!("{first:x}-{second:x}");
+        // A disk that was moved keeps its folder, and another file may have the number of the old
+        // one by now.
+        let is_of_another = |record: &Record| {
+            fs::metadata(&record.file).is_ok_and(|other| {
+                !found.file_type().is_block_device() && (other.dev(), other.ino()) != (first, second)
+            })
+        };
+        let mut home = RecordDir { dir: self.dir.join(&name) };
+        for number in 1.. {
+            match home.read()? {
+                Some(record) if is_of_another(&record) => home.dir = self.dir.join(format!("{name}-{number}")),
+                _ => break,
+            }
+        }
+        Ok(home)
     }
 
     /// All records, oldest first.
