@@ -43,7 +43,7 @@ mod parent;
 
 use crate::{
     DiskError, Progress, Result,
-    chain::{Chain, Member},
+    chain::{Chain, Layer, Member},
     claims::COPY_UP,
     device::{Disk, Origin},
     error::{self, file_error},
@@ -132,6 +132,17 @@ impl Disk {
     /// the disk goes on, and this call, or [`merge`](crate::merge()) when it is closed, finishes
     /// the merge. An error that names the durability of the new name leaves a merged disk.
     pub fn absorb(&self, options: &AbsorbOptions, progress: &mut Progress<'_>) -> Result<Absorbed> {
+        self.absorb_if(options, &|_| true, progress)
+    }
+
+    /// As [`Disk::absorb`], if the chain is the one that the caller means when no other change of it
+    /// is under way.
+    pub(crate) fn absorb_if(
+        &self,
+        options: &AbsorbOptions,
+        is_meant: &dyn Fn(&[Layer]) -> bool,
+        progress: &mut Progress<'_>,
+    ) -> Result<Absorbed> {
         let origin = self.origin.as_ref().ok_or_else(|| DiskError::BadOptions {
             what: "a disk without a file of its own cannot be merged while it is in use".into(),
             hint: "open the disk by its path".into(),
@@ -142,6 +153,12 @@ impl Disk {
         let _open = CountedOpen::new(shared).map_err(failed)?;
         let turn = shared.begin_change();
         shared.check_poison(&shared.chain()).map_err(failed)?;
+        if !is_meant(shared.chain().layers()) {
+            return Err(DiskError::BadOptions {
+                what: format!("{}: its chain was changed meanwhile", origin.file.display()),
+                hint: "look at it, and try again".into(),
+            });
+        }
         let parent = Parent::open(&shared.chain(), origin, &options.search_dirs)?;
         let mut absorbing = Absorbing { shared, turn, origin, options, done: Absorbed::default() };
         absorbing.done.disk.clone_from(&origin.file);
@@ -213,6 +230,7 @@ impl Absorbing<'_> {
                 None => ranges.push(start..end),
             }
         })?;
+        refuse_damaged(parent)?;
         self.done.growth_bytes = missing_bytes(parent, ranges)?;
         let (path, needed_bytes) = (&self.done.parent, self.done.growth_bytes);
         let may_share = !self.options.no_reflink && diskwright_store::may_reflink(path);
@@ -238,7 +256,10 @@ impl Absorbing<'_> {
             let mut states = vec![BlockState::Absent; STATES.min(blocks - first) as usize];
             top.image.block_states(first, &mut states)?;
             at = first + states.len() as u64;
-            for (block, _) in (first..).zip(states).filter(|(_, state)| *state != BlockState::Absent) {
+            for (block, state) in (first..).zip(states).filter(|(_, state)| *state != BlockState::Absent) {
+                if state == BlockState::Damaged {
+                    return Err(top.image.damage(block)?.into());
+                }
                 let (start, end) = top.block_range(block, top.size_bytes);
                 bytes += end - start;
                 found(block);
@@ -277,7 +298,9 @@ impl Absorbing<'_> {
         }
         // From now on commits of the top are recorded, so no block is missed that gets its data
         // while the tables are read.
-        self.shared.lock().left = Some((top.id, Default::default()));
+        if !chain.absorbs {
+            self.shared.lock().left = Some((top.id, Default::default()));
+        }
         let mut found = Vec::new();
         self.done.data_bytes = self.find_blocks(&mut |block| {
             found.push(block);
@@ -358,6 +381,9 @@ impl Absorbing<'_> {
     /// Moves what the top has of these blocks.
     fn move_batch(&self, copier: &mut Copier<'_>, blocks: &[u64]) -> io::Result<()> {
         let (shared, top, parent) = (self.shared, copier.top, copier.parent);
+        // What clients have written since the last flush does not count while blocks are held.
+        shared.flush_member(parent)?;
+        shared.flush_member(top)?;
         let held: Held<'_> = shared.hold(&self.turn, top, blocks.iter().copied())?;
         let here: Vec<u64> = {
             let mutation = shared.lock();
@@ -453,6 +479,21 @@ impl Absorbing<'_> {
         let modified_seconds = link.modified_seconds.map(|unknown| now.unwrap_or(unknown));
         let _ = writer.set_parent_link(&ParentLink { linkage, linkage2: None, modified_seconds, ..link });
     }
+}
+
+/// Refuses a parent with a damaged block: once it takes writes, clients would get the errors.
+fn refuse_damaged(image: &dyn Image) -> Result<()> {
+    let blocks = image.size_bytes().div_ceil(image.info().block_bytes.max(1));
+    let mut at = 0;
+    while let Some(first) = image.next_block(at, blocks)? {
+        let mut states = vec![BlockState::Absent; STATES.min(blocks - first) as usize];
+        image.block_states(first, &mut states)?;
+        at = first + states.len() as u64;
+        if let Some(place) = states.iter().position(|state| *state == BlockState::Damaged) {
+            return Err(image.damage(first + place as u64)?.into());
+        }
+    }
+    Ok(())
 }
 
 /// The size of the next batch after one that took this long.

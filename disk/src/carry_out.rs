@@ -128,6 +128,13 @@ impl Shared {
             if !map.is_resident(page) {
                 // Most pages of a nearly empty disk need not be folded.
                 let known = next_known(chain.layers(), at, end).map_err(error::to_io)?;
+                let now = self.chain();
+                if !Arc::ptr_eq(&now.map, &map) {
+                    // A layer has left, or another image object has its place: the tables that were
+                    // read may be out of date.
+                    chain = now;
+                    continue;
+                }
                 if known > at {
                     push_joined(out, Run { start_bytes: at, len_bytes: known - at, owner: Owner::Absent });
                     at = known;

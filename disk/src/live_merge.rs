@@ -73,10 +73,12 @@ impl Disk {
             what: "the images of a disk without a file of its own cannot be merged".into(),
             hint: "open the disk by its path".into(),
         })?;
-        if is_file(origin, &self.disk_image(), path.as_ref()) {
-            return self.merge_written(origin, options, progress);
+        let layers = self.layers();
+        if is_file(origin, &layers[0], path.as_ref()) {
+            return self.merge_written(origin, &layers, options, progress);
         }
         let _turn = self.shared.begin_change();
+        self.rest_parents()?;
         let open = OpenOptions { writable: false, force_share: false, ..origin.options.clone() };
         let options = MergeOptions { open, ..options.clone() };
         let task = Task::new(self, origin, path.as_ref(), &options)?;
@@ -94,8 +96,13 @@ impl Disk {
     }
 
     /// Merges the image that is written.
-    fn merge_written(&self, origin: &Origin, options: &MergeOptions, progress: &mut Progress<'_>) -> Result<Merged> {
-        let layers = self.layers();
+    fn merge_written(
+        &self,
+        origin: &Origin,
+        layers: &[Layer],
+        options: &MergeOptions,
+        progress: &mut Progress<'_>,
+    ) -> Result<Merged> {
         let depth = match &options.into {
             Some(into) => layers.iter().position(|layer| is_file(origin, layer, into)).filter(|depth| *depth > 0),
             None => Some(1),
@@ -119,7 +126,12 @@ impl Disk {
             dry_run: options.dry_run,
         };
         let (before, cloned) = (merged.copied_bytes, merged.cloned_bytes);
-        let done = self.absorb(&absorbing, progress)?;
+        let identity = |layer: &Layer| layer.image.store().identity();
+        let below = if options.dry_run { 1 } else { depth };
+        let parent = layers.get(below).map(identity);
+        let is_meant =
+            |now: &[Layer]| Arc::ptr_eq(&now[0].image, &layers[0].image) && now.get(1).map(identity) == parent;
+        let done = self.absorb_if(&absorbing, &is_meant, progress)?;
         merged.merged.push(done.disk.clone());
         merged.warnings.extend(done.warnings);
         let old_bytes = if depth > 1 { merged.size_bytes.0 } else { done.size_bytes.0 };
@@ -136,9 +148,22 @@ impl Disk {
         })
     }
 
-    /// The image that is written.
-    fn disk_image(&self) -> Layer {
-        self.layers()[0].clone()
+    /// Closes a parent that could not be closed when a merge into it failed: its tables may be in
+    /// memory only, and its file is opened anew for a merge.
+    fn rest_parents(&self) -> Result<()> {
+        let shared = &self.shared;
+        let chain = shared.chain();
+        for (member, layer) in chain.members().iter().zip(chain.layers().iter()).skip(1) {
+            if member.is_at_rest {
+                continue;
+            }
+            let closed = member.writer().and_then(|writer| Ok(writer.close()?));
+            closed.map_err(|source| error::from_io("make it durable", &layer.path, source))?;
+            let mut mutation = shared.lock();
+            let at_rest = mutation.chain.with_at_rest(member.id)?;
+            shared.publish(&mut mutation, at_rest);
+        }
+        Ok(())
     }
 }
 

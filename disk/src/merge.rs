@@ -456,7 +456,10 @@ impl<'a> Merge<'a> {
         self.outcome.cloned_bytes += job.cloned_bytes.load(Ordering::Relaxed);
         match ended {
             Outcome::Done => {}
-            Outcome::Stopped => return Err(DiskError::Stopped),
+            Outcome::Stopped => {
+                closed?;
+                return Err(DiskError::Stopped);
+            }
             Outcome::Failed(Failure::Source(_, error)) => return Err(from_io("read it", &child.path, error)),
             Outcome::Failed(Failure::Dest(error)) => {
                 let error = diskwright_store::explain_shortage(error, &self.target.path, None, free_bytes);

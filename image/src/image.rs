@@ -439,6 +439,11 @@ pub trait ImageWriter: Send + Sync {
         self.begin_writing()
     }
 
+    /// Whether any block can lose its space and leave its place to the parent ([`Commit::Absent`]).
+    fn can_forget_blocks(&self) -> bool {
+        true
+    }
+
     /// Replaces the link of a differencing image to its parent. Durable on return. A power cut
     /// during the call leaves the old link or the new one, each whole. The image's data and its own
     /// identity do not change: a VHDX gets a new FileWriteGuid and keeps its DataWriteGuid.

@@ -122,9 +122,9 @@ fn check(chain: &Chain, origin: &Origin) -> Result<()> {
             "open it for writing",
         );
     }
-    let tracks_sectors = top.image.writer().is_some_and(|writer| writer.tracks_sectors());
+    let can_be_emptied = top.image.writer().is_some_and(|writer| writer.tracks_sectors() && writer.can_forget_blocks());
     let blocks = top.size_bytes.div_ceil(top.block_bytes);
-    if top.image.info().disk_type != DiskType::Differencing || !tracks_sectors || blocks > BLOCKS_MAX {
+    if top.image.info().disk_type != DiskType::Differencing || !can_be_emptied || blocks > BLOCKS_MAX {
         return refused(
             format!(
                 "{}: a {} disk of {blocks} blocks cannot be merged while it is in use",

@@ -367,6 +367,10 @@ impl ImageWriter for Writing {
         self.blocks.is_differencing
     }
 
+    fn can_forget_blocks(&self) -> bool {
+        self.blocks.batmap.is_none()
+    }
+
     fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {
         let mut state = self.lock();
         state.blocks.check_block(&*self.store, block)?;
