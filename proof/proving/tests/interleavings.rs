@@ -459,8 +459,10 @@ fn broken_rules_of_chain_changes_are_found() {
 
 #[test]
 fn power_cuts_in_every_schedule() {
-    // Stores that answer late need a ring, which a scheduled thread does not have.
-    for crowd in crowds().into_iter().filter(|crowd| crowd.disk.engine() == EngineKind::Sync) {
+    // Stores that answer late need a ring, which a scheduled thread does not have. A merge in use
+    // copies with threads of the system (`disk/src/copy.rs`).
+    let fits = |crowd: &Crowd| crowd.disk.engine() == EngineKind::Sync && !crowd.disk.name.contains("merged in use");
+    for crowd in crowds().into_iter().filter(fits) {
         let what = format!("power cuts of {}", crowd.disk.name);
         all_schedules_are_right(&what, 20, "states", power_cuts(crowd, 3, true));
     }
