@@ -78,8 +78,8 @@ pub enum Command {
     Io(commands::io::IoArgs),
     /// Serve disks to other programs and machines by NBD.
     Serve(commands::serve::ServeArgs),
-    /// Control disks that are served or attached: list, statistics, drain, resize, snapshot,
-    /// move.
+    /// Control disks that are served or attached: list, statistics, drain, resize, snapshot, merge,
+    /// compact, move.
     ServeCtl(commands::serve_ctl::ServeCtlArgs),
     /// Attach a disk as a block device of this machine, or show it as a file.
     Attach(commands::attach::AttachArgs),

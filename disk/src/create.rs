@@ -63,7 +63,7 @@ pub fn create(path: impl AsRef<Path>, request: &CreateRequest) -> Result<Vec<Str
 
 /// A warning if the parent lies outside the child's folder. `create` accepts it, but a later open
 /// of the child searches only beneath the child's folder.
-fn parent_out_of_reach(files: &Files, child: &Path, parent: &Path) -> Option<String> {
+pub(crate) fn parent_out_of_reach(files: &Files, child: &Path, parent: &Path) -> Option<String> {
     let (child_real, parent_real) = (files.canonical(child).ok()?, files.canonical(parent).ok()?);
     let is_outside = !parent_real.starts_with(child_real.parent()?);
     is_outside.then(|| {

@@ -298,6 +298,14 @@ impl<'a> Plan<'a> {
         match &found[..] {
             [one] => {
                 let parent = (*one).clone();
+                if index.is_cut() {
+                    self.warnings.push(format!(
+                        "{}: {} was taken for its parent, but not all files were searched ({}), so another one may have the same identity",
+                        child.path.display(),
+                        parent.path.display(),
+                        index.extent()
+                    ));
+                }
                 self.accept(parent, link, true)
             }
             [] => Err(DiskError::ParentMissing {
@@ -337,6 +345,7 @@ impl<'a> Plan<'a> {
         let is_new = (&link.relative_path, &link.absolute_path) != (&new.relative_path, &new.absolute_path)
             || !has_identity
             || is_other_time;
+        self.warnings.extend(create::parent_out_of_reach(files, &child.path, &parent.path));
         if is_new {
             self.steps.push(Step {
                 child: child.clone(),

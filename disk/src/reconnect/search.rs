@@ -83,6 +83,11 @@ impl Index {
         Ok(paths)
     }
 
+    /// Whether files were left out or could not be read.
+    pub(super) fn is_cut(&self) -> bool {
+        self.left_out > 0 || self.unreadable > 0
+    }
+
     /// What was searched, for a message.
     pub(super) fn extent(&self) -> String {
         let mut text = format!("{} files were examined", self.examined);

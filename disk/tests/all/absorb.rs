@@ -2,7 +2,8 @@
 //! refusals, merges that are stopped, writers that rewrite everything, and reads meanwhile.
 
 use diskwright_disk::{
-    AbsorbOptions, Absorbed, CreateRequest, Disk, DiskError, MergeOptions, OpenOptions, Result, check, create, merge,
+    AbsorbOptions, Absorbed, CreateRequest, Disk, DiskError, MergeOptions, OpenOptions, Result, SnapshotWatch, check,
+    create, merge,
 };
 use diskwright_image::{DiskType, Severity};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
@@ -324,6 +325,63 @@ fn pair(dir: &Path) -> (PathBuf, PathBuf) {
         CreateRequest { parent: Some(parent.clone()), block_bytes: Some(MIB as u32), ..CreateRequest::default() };
     create(&top, &request).unwrap();
     (top, parent)
+}
+
+/// Once the parent takes writes, clients would get the errors of its tables.
+#[test]
+fn a_damaged_parent_or_top_is_refused_before_anything_changes() {
+    for damaged in ["parent.vhdx", "vm.vhdx"] {
+        let dir = folder();
+        let (path, parent) = pair(dir.path());
+        crate::damaged_blocks::break_entry(&dir.path().join(damaged), 40);
+        let before = fs::read(&parent).unwrap();
+        let disk = open(&path).unwrap();
+        for dry_run in [true, false] {
+            let options = AbsorbOptions { dry_run, ..AbsorbOptions::default() };
+            let error = disk.absorb(&options, &mut |_, _| true).unwrap_err().to_string();
+            assert!(error.contains(damaged), "{error}");
+        }
+        assert_eq!(disk.layers().len(), 2);
+        assert!(fs::read(&parent).unwrap() == before);
+    }
+}
+
+/// A snapshot that came in between is not what the caller wants to merge.
+#[test]
+fn a_chain_that_was_changed_meanwhile_is_left_alone() {
+    let dir = folder();
+    let (path, _) = pair(dir.path());
+    let disk = open(&path).unwrap();
+    let started = std::sync::Barrier::new(2);
+    thread::scope(|scope| {
+        // Holds the turn to change the chain until the merge waits for it.
+        let freezing = scope.spawn(|| {
+            let mut watch = Waits { started: &started, has_waited: false };
+            disk.snapshot("one", false, &mut watch).unwrap();
+        });
+        started.wait();
+        let merged = disk.merge(&path, &MergeOptions::default(), &mut |_, _| true);
+        freezing.join().unwrap();
+        let error = merged.unwrap_err().to_string();
+        assert!(error.contains("its chain was changed meanwhile"), "{error}");
+    });
+    assert_eq!(disk.layers().len(), 3);
+}
+
+/// Lets a merge begin while a snapshot is made, and gives it time to wait.
+struct Waits<'a> {
+    started: &'a std::sync::Barrier,
+    has_waited: bool,
+}
+
+impl SnapshotWatch for Waits<'_> {
+    fn goes_on(&mut self, _: u64, _: u64) -> bool {
+        if !std::mem::replace(&mut self.has_waited, true) {
+            self.started.wait();
+            thread::sleep(Duration::from_millis(100));
+        }
+        true
+    }
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn table(path: &Path) -> (u64, Vec<u8>) {
     (field(field(16) as usize + 16), 0x7000_0000_u32.to_be_bytes().to_vec())
 }
 
-fn break_entry(path: &Path, block: u64) {
+pub fn break_entry(path: &Path, block: u64) {
     let (table, entry) = table(path);
     let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
     file.write_all_at(&entry, table + block * entry.len() as u64).unwrap();

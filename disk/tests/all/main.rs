@@ -33,6 +33,7 @@ mod live_snapshots;
 mod merge;
 mod model;
 mod moving;
+mod moving_faults;
 mod odd_sizes;
 mod other_formats;
 mod panics;

@@ -1,5 +1,5 @@
-//! Moves of a disk in use: contents while several queues write, names, faults of the destination,
-//! stops, the moment at which flushes may go on.
+//! Moves of a disk in use: contents while several queues write, names, stops, idle queues.
+//! `moving_faults.rs` has failing and slow file systems.
 
 use crate::small_fs::Small;
 use diskwright_disk::{
@@ -8,48 +8,48 @@ use diskwright_disk::{
 };
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{
-    BlockDevice, BlockQueue, Blocking, Completion, EngineKind, FileFacts, FileSystem, Files, IoBuf, LocalFiles,
-    OpenError, Operation, QueueOptions, Request, SegmentMemory, Segments, SharedRing, Store, testing::ForwardingStore,
+    BlockDevice, BlockQueue, Blocking, Completion, EngineKind, Files, IoBuf, Operation, QueueOptions, Request,
+    SegmentMemory, Segments, SharedRing,
 };
 use std::{
     collections::HashMap,
     fs,
-    io::{self, Write},
+    io::Write,
     path::{Path, PathBuf},
     sync::{
-        Arc, Condvar, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc,
+        atomic::{AtomicBool, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 use tempfile::TempDir;
 
-const MIB: u64 = 1 << 20;
+pub const MIB: u64 = 1 << 20;
 const SIZE: u64 = 96 * MIB;
 const SECTOR: u64 = 512;
 
-fn folder() -> (TempDir, PathBuf) {
+pub fn folder() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = dir.path().canonicalize().unwrap();
     (dir, path)
 }
 
-fn made(dir: &Path, name: &str) -> PathBuf {
+pub fn made(dir: &Path, name: &str) -> PathBuf {
     let path = dir.join(name);
     create(&path, &CreateRequest { size_bytes: Some(SIZE), ..CreateRequest::default() }).unwrap();
     path
 }
 
-fn open_with(path: &Path, files: Files) -> Movable {
+pub fn open_with(path: &Path, files: Files) -> Movable {
     Movable::new(Disk::open(path, &OpenOptions { writable: true, files, ..OpenOptions::default() }).unwrap())
 }
 
-fn open(path: &Path) -> Movable {
+pub fn open(path: &Path) -> Movable {
     open_with(path, Files::default())
 }
 
-fn names(dir: &Path) -> Vec<String> {
+pub fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<String> =
         fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
@@ -181,7 +181,7 @@ impl Client {
 }
 
 /// Runs `moves` while clients work on the disk, then checks the contents of `expected_at`.
-fn beside_clients(disk: &Movable, moves: impl FnOnce(&Movable)) {
+pub fn beside_clients(disk: &Movable, moves: impl FnOnce(&Movable)) {
     let stop = AtomicBool::new(false);
     let clients: Vec<HashMap<u64, u8>> = thread::scope(|scope| {
         let (clients, stop) = (3, &stop);
@@ -218,7 +218,7 @@ fn beside_clients(disk: &Movable, moves: impl FnOnce(&Movable)) {
     }
 }
 
-fn plain() -> MoveOptions {
+pub fn plain() -> MoveOptions {
     MoveOptions::default()
 }
 
@@ -394,208 +394,6 @@ fn a_stop_leaves_the_disk_where_it_was() {
         }
         assert!(stopped >= 2, "{stopped}");
     });
-}
-
-/// A file system whose files with this in their names fail.
-#[derive(Debug)]
-struct Faulty {
-    name: &'static str,
-    /// Calls that still succeed.
-    left: Arc<AtomicU64>,
-    fault: io::ErrorKind,
-    /// The folder was synced once: the next time the file has its name.
-    has_its_name: AtomicBool,
-}
-
-#[derive(Debug)]
-struct FaultyStore {
-    inner: Arc<dyn Store>,
-    left: Arc<AtomicU64>,
-    fault: io::ErrorKind,
-}
-
-fn count_down(left: &AtomicU64, fault: io::ErrorKind) -> io::Result<()> {
-    match left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)) {
-        Ok(_) => Ok(()),
-        Err(_) => Err(fault.into()),
-    }
-}
-
-impl ForwardingStore for FaultyStore {
-    fn inner(&self) -> &dyn Store {
-        &*self.inner
-    }
-    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
-        count_down(&self.left, self.fault)?;
-        self.inner.write_at(buf, offset_bytes)
-    }
-    fn sync_data(&self) -> io::Result<()> {
-        count_down(&self.left, self.fault)?;
-        self.inner.sync_data()
-    }
-    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        count_down(&self.left, self.fault)?;
-        self.inner.set_len(len_bytes)
-    }
-}
-
-impl Faulty {
-    fn meets(&self, path: &Path) -> bool {
-        path.file_name().is_some_and(|name| name.to_string_lossy().contains(self.name))
-    }
-    fn count(&self, path: &Path) -> io::Result<()> {
-        if self.meets(path) { count_down(&self.left, self.fault) } else { Ok(()) }
-    }
-}
-
-impl FileSystem for Faulty {
-    fn open(&self, path: &Path, options: &diskwright_store::OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
-        let inner = LocalFiles.open(path, options)?;
-        if !self.meets(path) {
-            return Ok(inner);
-        }
-        Ok(Arc::new(FaultyStore { inner, left: Arc::clone(&self.left), fault: self.fault }))
-    }
-    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
-        self.count(to)?;
-        LocalFiles.rename(from, to, replace)
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        LocalFiles.remove(path)
-    }
-    fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
-        self.count(path)?;
-        LocalFiles.sync_directory_of(path)?;
-        if self.meets(path) && path.exists() && self.has_its_name.swap(true, Ordering::SeqCst) {
-            // Made, and renamed: from here on it is the disk.
-            self.left.store(u64::MAX, Ordering::SeqCst);
-        }
-        Ok(())
-    }
-    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
-        LocalFiles.canonical(path)
-    }
-    fn facts(&self, path: &Path) -> io::Result<FileFacts> {
-        LocalFiles.facts(path)
-    }
-    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
-        LocalFiles.list(directory)
-    }
-}
-
-/// A destination that fails at its n-th write or sync, whatever n: no client sees an error, and the
-/// disk stays where it was, until a destination lives long enough.
-#[test]
-fn no_fault_of_the_destination_reaches_a_client() {
-    for (fault, to) in [(io::ErrorKind::Other, "new.vhd"), (io::ErrorKind::StorageFull, "new.vhdx")] {
-        let (_dir, dir) = folder();
-        let path = made(&dir, "vm.vhdx");
-        let left = Arc::new(AtomicU64::new(0));
-        let faulty =
-            Arc::new(Faulty { name: "new", left: Arc::clone(&left), fault, has_its_name: AtomicBool::new(false) });
-        let disk = open_with(&path, Files::new(faulty.clone()));
-        Blocking::open(&disk, EngineKind::Auto).unwrap().write(40 * MIB, &vec![8; 1 << 20], true).unwrap();
-        Blocking::open(&disk, EngineKind::Auto).unwrap().discard(40 * MIB, MIB).unwrap();
-        beside_clients(&disk, |disk| {
-            let mut failed = 0;
-            for count in (0..24).chain((1..).map(|step| 24 * step * step)) {
-                left.store(count, Ordering::SeqCst);
-                faulty.has_its_name.store(false, Ordering::SeqCst);
-                let outcome = disk.move_to(&dir.join(to), &plain(), &mut ());
-                if outcome.is_ok() {
-                    break;
-                }
-                failed += 1;
-                assert_eq!((names(&dir), disk.disk().file()), (vec!["vm.vhdx".to_owned()], Some(&*path)));
-            }
-            assert!(failed >= 10, "{failed}");
-        });
-    }
-}
-
-/// A file system that lets no file with `name` be removed until it is told to.
-#[derive(Debug, Default)]
-struct Slow {
-    is_held: Mutex<bool>,
-    changed: Condvar,
-    removals: AtomicU64,
-}
-
-impl FileSystem for Slow {
-    fn open(&self, path: &Path, options: &diskwright_store::OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
-        LocalFiles.open(path, options)
-    }
-    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
-        LocalFiles.rename(from, to, replace)
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.removals.fetch_add(1, Ordering::SeqCst);
-        let held = self.is_held.lock().unwrap();
-        drop(self.changed.wait_while(held, |held| *held).unwrap());
-        LocalFiles.remove(path)
-    }
-    fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
-        LocalFiles.sync_directory_of(path)
-    }
-    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
-        LocalFiles.canonical(path)
-    }
-    fn facts(&self, path: &Path) -> io::Result<FileFacts> {
-        LocalFiles.facts(path)
-    }
-    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
-        LocalFiles.list(directory)
-    }
-}
-
-/// A power cut may bring the old name back until its removal is durable. So until then nothing is
-/// promised that only the new disk has; what promises nothing goes on.
-#[test]
-fn nothing_is_promised_before_the_old_name_is_gone() {
-    let (_dir, dir) = folder();
-    let path = made(&dir, "vm.vhdx");
-    let slow = Arc::new(Slow { is_held: Mutex::new(true), ..Slow::default() });
-    let files = Files::new(slow.clone());
-    let disk = open_with(&path, files);
-    for on_ring in [false, true] {
-        let ring = if on_ring { SharedRing::new(64, None).ok() } else { None };
-        *slow.is_held.lock().unwrap() = true;
-        slow.removals.store(0, Ordering::SeqCst);
-        let to = dir.join(format!("new-{on_ring}.vhdx"));
-        let mut queue =
-            disk.open_queue(&QueueOptions { depth: 8, ring: ring.as_ref(), ..QueueOptions::default() }).unwrap();
-        let mut done = Vec::new();
-        thread::scope(|scope| {
-            let moving = scope.spawn(|| disk.move_to(&to, &plain(), &mut ()).unwrap());
-            while slow.removals.load(Ordering::SeqCst) == 0 {
-                thread::sleep(Duration::from_millis(1));
-            }
-            let write = |tag, fua| Request { fua, ..Request::write(tag * 4096, 4096, IoBuf::new(4096), tag) };
-            queue.push(write(1, false)).unwrap();
-            queue.push(write(2, true)).unwrap();
-            queue.push(Request::flush(3)).unwrap();
-            queue.push(Request::discard(MIB, MIB, 4)).unwrap();
-            let until = Instant::now() + Duration::from_millis(200);
-            while Instant::now() < until {
-                ring.iter().for_each(|ring| ring.wait_for(Duration::from_millis(10)).unwrap());
-                queue.reap(0, &mut done).unwrap();
-            }
-            let mut tags: Vec<u64> = done.drain(..).map(|one| one.result.map(|()| one.tag).unwrap()).collect();
-            tags.sort_unstable();
-            assert_eq!(tags, [1, 4], "on a ring: {on_ring}");
-            *slow.is_held.lock().unwrap() = false;
-            slow.changed.notify_all();
-            while queue.in_flight() > 0 {
-                match &ring {
-                    Some(ring) => ring.wait().unwrap(),
-                    None => queue.reap(1, &mut done).unwrap(),
-                }
-                queue.reap(0, &mut done).unwrap();
-            }
-            assert_eq!(done.len(), 2);
-            assert!(moving.join().unwrap().warnings.is_empty());
-        });
-    }
 }
 
 /// A queue that nobody uses sleeps in its ring. It wakes, and lets the old disk go.

@@ -110,7 +110,7 @@ fn no_block_is_freed_in_a_file_with_a_batmap() {
     let disk = TestDisk::open(store.clone(), true, Vec::new());
     disk.write(0, &[1; 65536]);
     let writer = disk.image.writer().unwrap();
-    assert!(!writer.can_store_zero());
+    assert!(!writer.can_store_zero() && !writer.can_forget_blocks());
     let refused = writer.commit_waiting(0, Commit::Discard).unwrap_err();
     assert!(matches!(refused, ImageError::Unsupported { .. }) && refused.to_string().contains("batmap"), "{refused}");
     assert_eq!(disk.read(0, 65536), [1; 65536]);
