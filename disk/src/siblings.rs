@@ -15,15 +15,16 @@
 //! replaced within an image leaves the folder unchanged: a child that another program relinks to an
 //! image may be missed if that image is opened within that quarter of a second.
 //!
-//! One mutex guards the kept links. It is not held while links are read.
+//! One mutex of std guards the kept links: they outlive every scheduled run of the tests
+//! ([`diskwright_store::sync`]). It is not held while links are read.
 
 use crate::{DiskError, gate::named_paths};
 use diskwright_image::{Format, ImageError, ImageInfo, ParentLink, probe};
-use diskwright_store::{CacheMode, Files, LockMode, OpenError, OpenOptions, files::FileFacts, sync::Mutex};
+use diskwright_store::{CacheMode, Files, LockMode, OpenError, OpenOptions, files::FileFacts};
 use std::{
     io,
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
 use uuid::Uuid;
@@ -56,6 +57,7 @@ struct Links {
 
 /// Links that may be used again.
 struct Kept {
+    files: Files,
     folder: FileFacts,
     format: Format,
     read_at: Instant,
@@ -106,7 +108,10 @@ fn recent_links(files: &Files, real: &Path, format: Format) -> io::Result<Arc<Li
     let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = files.facts(dir).ok().filter(|folder| folder.modified.is_some());
     let is_same = |kept: &&Kept| {
-        Some(&kept.folder) == folder.as_ref() && kept.format == format && kept.read_at.elapsed() < KEPT_FOR
+        kept.files.is(files)
+            && Some(&kept.folder) == folder.as_ref()
+            && kept.format == format
+            && kept.read_at.elapsed() < KEPT_FOR
     };
     if let Some(kept) = kept().as_ref().filter(is_same) {
         return Ok(Arc::clone(&kept.links));
@@ -121,7 +126,7 @@ fn recent_links(files: &Files, real: &Path, format: Format) -> io::Result<Arc<Li
     let except = if folder.is_some() { None } else { Some(real) };
     let links = Arc::new(Links::read(files, dir, format, except)?);
     if let Some(folder) = folder {
-        *kept() = Some(Kept { folder, format, read_at, links: Arc::clone(&links) });
+        *kept() = Some(Kept { files: files.clone(), folder, format, read_at, links: Arc::clone(&links) });
     }
     Ok(links)
 }

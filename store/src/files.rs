@@ -29,7 +29,7 @@ use std::{
     ops::Deref,
     os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, LazyLock},
     time::SystemTime,
 };
 
@@ -123,11 +123,17 @@ impl Files {
     pub fn new(system: Arc<dyn FileSystem>) -> Self {
         Self(system)
     }
+
+    /// Whether both are handles to the same file system. All default handles are.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
 }
 
 impl Default for Files {
     fn default() -> Self {
-        Self(Arc::new(LocalFiles))
+        static LOCAL: LazyLock<Files> = LazyLock::new(|| Files::new(Arc::new(LocalFiles)));
+        LOCAL.clone()
     }
 }
 
