@@ -30,7 +30,9 @@ impl Scratch {
             made_parents.push(folder.to_owned());
         }
         std::fs::create_dir_all(parent).map_err(LabError::file("create the scratch folder", parent))?;
-        let mut path = parent.join(format!("diskwright-scratch-{}", std::process::id()));
+        // Other programs get its paths, and some of them run in another folder.
+        let absolute = std::path::absolute(parent).map_err(LabError::file("find the folder", parent))?;
+        let mut path = absolute.join(format!("diskwright-scratch-{}", std::process::id()));
         for attempt in 1.. {
             match std::fs::create_dir(&path) {
                 Ok(()) => break,
