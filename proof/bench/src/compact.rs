@@ -44,12 +44,32 @@ struct Kind {
     mkfs: (&'static str, &'static str),
     options: &'static [&'static str],
     mount: (&'static str, &'static str),
+    mount_options: &'static [&'static str],
 }
 
 const KINDS: [Kind; 3] = [
-    Kind { name: "ext4", mkfs: ("mkfs.ext4", "e2fsprogs"), options: &["-q", "-F"], mount: ("mount", "mount") },
-    Kind { name: "NTFS", mkfs: ("mkfs.ntfs", "ntfs-3g"), options: &["-Q", "-q", "-F"], mount: ("ntfs-3g", "ntfs-3g") },
-    Kind { name: "XFS", mkfs: ("mkfs.xfs", "xfsprogs"), options: &["-q", "-f"], mount: ("mount", "mount") },
+    Kind {
+        name: "ext4",
+        mkfs: ("mkfs.ext4", "e2fsprogs"),
+        options: &["-q", "-F"],
+        mount: ("mount", "mount"),
+        mount_options: &[],
+    },
+    Kind {
+        name: "NTFS",
+        mkfs: ("mkfs.ntfs", "ntfs-3g"),
+        options: &["-Q", "-q", "-F"],
+        mount: ("ntfs-3g", "ntfs-3g"),
+        // Without it FUSE passes on 4 KiB at a time.
+        mount_options: &["-o", "big_writes"],
+    },
+    Kind {
+        name: "XFS",
+        mkfs: ("mkfs.xfs", "xfsprogs"),
+        options: &["-q", "-f"],
+        mount: ("mount", "mount"),
+        mount_options: &[],
+    },
 ];
 
 /// Sizes of the disk, of what is written to it, and of what stays.
@@ -138,7 +158,8 @@ fn fill(kind: &Kind, device: &Path, dir: &Path, sizes: Sizes) -> Result<()> {
     peer::run(&tool(kind.mkfs.0), &[kind.options, &[&*device]].concat(), None)?;
     fs::create_dir(&point).map_err(LabError::file("create", &point))?;
     let point_text = point.to_string_lossy().into_owned();
-    peer::run(&tool(kind.mount.0), &[&*device, &*point_text], None)?;
+    let words = [kind.mount_options, &[&*device, &*point_text]].concat();
+    peer::run(&tool(kind.mount.0), &words, None)?;
     let written = write_and_delete(&point, sizes);
     let mut unmounted = Ok(());
     // A FUSE file system may be busy for a moment.
