@@ -179,7 +179,7 @@ impl Difference {
                         0 => None,
                         _ => Some(Own::Images(Disk::from_layers(layers[..above].to_vec(), Vec::new())?)),
                     };
-                    (images, between.fold(common_bytes, u64::min))
+                    (images, between.fold(common_bytes.min(size_bytes), u64::min))
                 }
             };
             Ok(Side { opened, path, size_bytes, own, through_bytes })
