@@ -108,9 +108,9 @@ fn merging() {
 
 #[test]
 fn applying_exports() {
-    // One of each format: a stream that makes its copy larger, and an image.
+    // One of each format, those with the fewest operations: the images below have their own tests.
     let cases = applying::applications();
-    for number in [0, 5] {
+    for number in [1, 4] {
         at_every_operation(&cases[number]);
     }
 }
