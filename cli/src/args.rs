@@ -34,7 +34,7 @@ nbds+unix:// require TLS. Behind \"?\", joined by \"&\", may stand timeout=SECON
 reconnect or reconnect=SECONDS, connections=N, and for TLS tls-certificates=DIR (ca-cert.pem, client-cert.pem, client-key.pem), \
 tls-hostname=NAME, tls-verify-peer=0.
 
-EXIT CODES are 0 done, 1 failed, 2 used wrongly, 130 stopped by a signal; `compare` and `check` have their own, \
+EXIT CODES are 0 done, 1 failed, 2 used wrongly, 130 stopped by a signal; `compare`, `diff` and `check` have their own, \
 as in qemu-img: see their help. Errors go to standard error as one sentence, with --json too.
 
 EXAMPLES
@@ -60,6 +60,9 @@ pub enum Command {
     Convert(commands::convert::ConvertArgs),
     /// Compare the contents of two disks.
     Compare(commands::compare::CompareArgs),
+    /// List what changed in a disk against its parent, an ancestor or another disk; export it, and
+    /// apply it to a copy.
+    Diff(commands::diff::DiffArgs),
     /// Freeze a disk and go on in a new child; list the tree, go back, delete.
     Snapshot(commands::snapshot::SnapshotArgs),
     /// Make children of a disk.
@@ -101,7 +104,7 @@ pub enum Command {
 }
 
 /// What each command uses of the options about disks. The others use none of them.
-const USED: [(&[&str], Used); 30] = [
+const USED: [(&[&str], Used); 31] = [
     (&["create"], Used::Parents),
     (&["info"], Used::Reading),
     (&["map"], Used::Reading),
@@ -109,6 +112,7 @@ const USED: [(&[&str], Used); 30] = [
     (&["check"], Used::Reading),
     (&["convert"], Used::Reading),
     (&["compare"], Used::Reading),
+    (&["diff"], Used::Writing),
     (&["snapshot"], Used::Reading),
     (&["snapshot", "revert"], Used::Reading),
     (&["snapshot", "delete"], Used::Reading),

@@ -3,6 +3,7 @@
 //! ```text
 //!              0             1                    2                       3              130
 //!   compare    same          different            could not compare       -              stopped
+//!   diff       same          different            could not compare       -              stopped
 //!   check      sound         could not check      corrupt                 leaks only     stopped
 //!   convert    done          failed               used wrongly (clap)     done, but      stopped
 //!                                                                         for damage
@@ -32,9 +33,9 @@ pub const OK: u8 = 0;
 pub const FAILED: u8 = 1;
 /// Used wrongly; could not compare; corrupt.
 pub const USAGE: u8 = 2;
-/// `compare`: the contents differ.
+/// `compare`, `diff`: the contents differ.
 pub const DIFFERENT: u8 = 1;
-/// `compare`: could not compare.
+/// `compare`, `diff`: could not compare.
 pub const NOT_COMPARED: u8 = 2;
 /// `check`: could not check.
 pub const NOT_CHECKED: u8 = 1;
@@ -72,7 +73,7 @@ impl Codes {
     pub const USUAL: Self = Self { failed: FAILED, usage: USAGE };
     /// The codes of `check`, whose 2 means "corrupt".
     pub const CHECK: Self = Self { failed: NOT_CHECKED, usage: NOT_CHECKED };
-    /// The codes of `compare` and `lab compare`, whose 1 means "different".
+    /// The codes of `compare`, `diff` and `lab compare`, whose 1 means "different".
     pub const COMPARE: Self = Self { failed: NOT_COMPARED, usage: USAGE };
 
     /// The code of a command line that clap refuses.

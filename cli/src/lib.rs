@@ -104,6 +104,7 @@ fn dispatch(context: &mut Context, command: &Command) -> Outcome {
         Command::Check(args) => commands::check::run(context, args),
         Command::Convert(args) => commands::convert::run(context, args),
         Command::Compare(args) => commands::compare::run(context, args),
+        Command::Diff(args) => commands::diff::run(context, args),
         Command::Snapshot(args) => commands::snapshot::run(context, args),
         Command::Clone(args) => commands::clone::run(context, args),
         Command::Merge(args) => commands::merge::run(context, args),
@@ -130,6 +131,7 @@ fn switches_of(command: &Command) -> &'static str {
     match command {
         Command::Convert(_) => "convert",
         Command::Compare(_) => "compare",
+        Command::Diff(_) => "diff",
         Command::Diskspd(_) => "diskspd",
         _ => "",
     }
@@ -139,6 +141,7 @@ fn codes(command: &Command) -> Codes {
     match command {
         Command::Check(_) => Codes::CHECK,
         Command::Compare(_) => Codes::COMPARE,
+        Command::Diff(args) => args.codes(),
         Command::Lab(args) => args.codes(),
         _ => Codes::USUAL,
     }

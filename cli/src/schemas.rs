@@ -9,8 +9,8 @@
 
 use crate::{
     commands::{
-        attach, attached, check, clone, compact, compare, convert, create, detach, info, io, lab, map, merge, move_,
-        partitions, reconnect, resize, serve, serve_ctl, snapshot,
+        attach, attached, check, clone, compact, compare, convert, create, detach, diff, info, io, lab, map, merge,
+        move_, partitions, reconnect, resize, serve, serve_ctl, snapshot,
     },
     export::ExportReport,
     json::Document,
@@ -86,6 +86,9 @@ fn all() -> Vec<Named> {
         of::<convert::Report>(),
         of::<create::Report>(),
         of::<detach::Report>(),
+        of::<diff::AppliedReport>(),
+        of::<diff::ExportedReport>(),
+        of::<diff::Report>(),
         of::<ExportReport>(),
         of::<info::Report>(),
         of::<io::Report>(),

@@ -14,7 +14,9 @@
 //! The tests read the sources of the libraries: no text names a switch, every option that a text
 //! names has a row, and every row has a use and names a switch that the command has.
 
-use diskwright_disk::{ConvertOptions, CreateRequest, MoveOptions, OpenOptions, ParentPolicy, ReconnectOptions};
+use diskwright_disk::{
+    ApplyOptions, ConvertOptions, CreateRequest, MoveOptions, OpenOptions, ParentPolicy, ReconnectOptions,
+};
 use diskwright_lab::{
     comparison::{FailIf, JudgeOptions},
     prepare::PrepareOptions,
@@ -55,7 +57,7 @@ macro_rules! switches {
 switches! {
     OpenOptions::allow_parent_write => "--allow-parent-write";
     // `--format` of convert is the format of the copy.
-    OpenOptions::format => "--format", "convert" => "--source-format", "move" => "--source-format", "compare" => "--format or --second-format";
+    OpenOptions::format => "--format", "convert" => "--source-format", "move" => "--source-format", "compare" => "--format or --second-format", "diff" => "--format or --second-format";
     ParentPolicy::allow_any => "--allow-any-parent";
     ParentPolicy::allow_devices => "--allow-devices";
     ParentPolicy::allowed_dirs => "--allow-parent-dir";
@@ -72,6 +74,7 @@ switches! {
     ConvertOptions::skip_damaged => "--skip-damaged";
     PrepareOptions::create_bytes => "--create-size", "diskspd" => "-c";
     PrepareOptions::destroy_data => "--destroy-data";
+    ApplyOptions::ignore_id_mismatch => "--ignore-id-mismatch";
     ReconnectOptions::ignore_id_mismatch => "--ignore-id-mismatch";
     ReconnectOptions::parent => "--parent";
     ReconnectOptions::search_dirs => "--search";

@@ -6,7 +6,8 @@
 //!                                    └─ data ─▶ read ─▶ all zero? skip : write
 //! ```
 //!
-//! `copy.rs` does the copying. With `verify`, the new file is reopened and compared with the source.
+//! `copy.rs` does the copying. With `verify`, the new file is reopened and compared with the
+//! source.
 //!
 //! The copy is written under a temporary name (`DEST.partial`) and renamed, durably, when it is
 //! complete and durable. So after a power cut or a `kill -9` no incomplete copy exists under the
@@ -167,8 +168,8 @@ pub fn convert(
     Ok(outcome)
 }
 
-/// The temporary name of a copy.
-fn partial_path(dest: &Path) -> PathBuf {
+/// The temporary name of a file until it is complete.
+pub(crate) fn partial_path(dest: &Path) -> PathBuf {
     let mut name = dest.file_name().unwrap_or_default().to_owned();
     name.push(".partial");
     dest.with_file_name(name)

@@ -151,6 +151,37 @@ pub enum DiskError {
         /// End of the affected range.
         end_bytes: u64,
     },
+    /// A disk is not the base to which an export applies.
+    #[error(
+        "{}: it is not the disk to which {} applies: its identity is {found}, the export expects {expected}; nothing was changed. If its contents are those of that disk all the same, apply it with `ApplyOptions::ignore_id_mismatch`; if they are not, the result is damaged",
+        copy.display(), export.display()
+    )]
+    WrongBase {
+        /// The disk.
+        copy: PathBuf,
+        /// The export.
+        export: PathBuf,
+        /// The disk's identity.
+        found: String,
+        /// The identity of the export's base.
+        expected: String,
+    },
+    /// An export is damaged or incomplete.
+    #[error("{}: {what}", path.display())]
+    BadExport {
+        /// The export.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// Changes were applied to a disk in part.
+    #[error("{error}; {} has a part of the changes, and the same command with the whole export finishes it", copy.display())]
+    AppliedInPart {
+        /// The disk.
+        copy: PathBuf,
+        /// Why the application ended.
+        error: Box<DiskError>,
+    },
     /// The user, or a signal, stopped the operation.
     #[error("stopped before it was done")]
     Stopped,
@@ -181,6 +212,9 @@ impl DiskError {
             Self::BadOptions { .. } | Self::Usage { .. } => ErrorCode::InvalidInput,
             Self::Exists { .. } => ErrorCode::Exists,
             Self::VerifyFailed { .. } => ErrorCode::VerifyFailed,
+            Self::WrongBase { .. } => ErrorCode::ParentChanged,
+            Self::BadExport { .. } => ErrorCode::Corrupt,
+            Self::AppliedInPart { error, .. } => error.code(),
             Self::Stopped => ErrorCode::Stopped,
         }
     }
@@ -308,6 +342,9 @@ mod tests {
             (DiskError::Exists { path: path() }, "exists"),
             (DiskError::VerifyFailed { dest: path(), source_path: path(), offset_bytes: 0 }, "verify_failed"),
             (DiskError::DamagedSource { error: corrupt(), offset_bytes: 0, end_bytes: 1 }, "corrupt"),
+            (DiskError::WrongBase { copy: path(), export: path(), found: text(), expected: text() }, "parent_changed"),
+            (DiskError::BadExport { path: path(), what: text() }, "corrupt"),
+            (DiskError::AppliedInPart { copy: path(), error: Box::new(DiskError::Stopped) }, "stopped"),
             (DiskError::Stopped, "stopped"),
         ] {
             assert_eq!(error.code().as_str(), code, "{error:?}");

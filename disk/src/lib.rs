@@ -30,6 +30,7 @@
 //!   copy.rs       the copying itself: two workers, many requests in flight
 //!   check.rs      damage in an image, and broken links to its parents
 //!   compare.rs    compares the contents of two disks
+//!   diff.rs       the ranges in which two disks differ; exports them, and applies exports
 //!   compact.rs    gives back space, and makes the file as small as possible
 //!   resize.rs     gives a disk another size
 //!   clones.rs     creates many children of one image
@@ -65,6 +66,7 @@ mod convert;
 mod copy;
 mod create;
 mod device;
+mod diff;
 mod epoch;
 mod error;
 mod family;
@@ -112,6 +114,10 @@ pub use convert::{ConvertOptions, ConvertOutcome, convert, size_note};
 pub use copy::{Lost, LostRange};
 pub use create::{CreateRequest, create};
 pub use device::{Disk, MAP_MEMORY_BYTES};
+pub use diff::{
+    Applied, ApplyOptions, Change, ChangeKind, Changes, Difference, DiskState, EachChange, Export, Exported, Increment,
+    Touched, apply,
+};
 pub use diskwright_volume as volume;
 pub use error::{DiskError, Result};
 pub use family::{FAMILY_MAX, Family, FoundParent, Node, Relative};

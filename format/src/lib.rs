@@ -1,12 +1,14 @@
 //! On-disk structures of virtual hard disks as Rust values. Pure: no I/O, no unsafe code, no
 //! allocation sized by input.
 //!
+//! - [`dwdiff`]: the stream of changes between two states of a disk; the program's own
 //! - [`vhd`]: footer, dynamic header, parent locators, time stamps, geometry (VHD Image Format
 //!   Specification 1.0)
 //! - [`vhdx`]: file identifier, headers, region table, metadata, BAT, log, parent locator (MS-VHDX)
 
 #![forbid(unsafe_code)]
 
+pub mod dwdiff;
 pub mod vhd;
 pub mod vhdx;
 

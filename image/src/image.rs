@@ -439,6 +439,26 @@ pub trait ImageWriter: Send + Sync {
         self.begin_writing()
     }
 
+    /// Gives the image the identity `linkage_id`: afterwards [`Image::linkage_id`] returns it.
+    /// Durable on return; a power cut during the call leaves the old identity or the new one.
+    /// Images that name the old one as their parent no longer accept this image. Later writes of
+    /// the session keep the identity. Other threads may read, reserve, commit and flush at the same
+    /// time. The caller must not hold a lock.
+    ///
+    /// The identity of another image means that both have the same contents. So the caller must
+    /// have made the contents durable before.
+    ///
+    /// # Errors
+    /// `Unsupported` for a format without an identity; `Io`, after which the image has the old
+    /// identity or the new one: repeat the call.
+    fn set_linkage_id(&self, _linkage_id: Uuid) -> Result<()> {
+        Err(ImageError::Unsupported {
+            path: Default::default(),
+            what: "an identity in an image of this format".into(),
+            hint: "convert the disk to VHDX or VHD".into(),
+        })
+    }
+
     /// Whether any block can lose its space and leave its place to the parent ([`Commit::Absent`]).
     fn can_forget_blocks(&self) -> bool {
         true

@@ -253,6 +253,51 @@ fn an_image_tells_the_identity_that_it_has_now() {
     }
 }
 
+/// An image takes the identity of another one, in the middle of a session, and keeps it. Its
+/// contents stay, and both footers of a VHD have it.
+#[test]
+fn an_image_takes_any_identity_and_keeps_it() {
+    let chosen = [Uuid::from_u128(0x33), Uuid::from_u128(0x44)];
+    for (format, disk_type) in FORMATS.into_iter().flat_map(|format| {
+        [DiskType::Fixed, DiskType::Dynamic, DiskType::Differencing].map(|disk_type| (format, disk_type))
+    }) {
+        let parent = ParentLink { relative_path: Some(".\\base.vhd".into()), ..ParentLink::default() };
+        let is_child = disk_type == DiskType::Differencing;
+        let plan = CreateOptions {
+            disk_type,
+            parent: is_child.then(|| parent.clone()),
+            block_bytes: (format == Format::Vhdx || disk_type != DiskType::Fixed).then_some(MIB as u32),
+            ..options(&parent)
+        };
+        let store = Arc::new(MemoryStore::new("image"));
+        format.driver().create(store.clone(), &plan).unwrap();
+        let image = opened(format, &store, true);
+        let writer = image.writer().unwrap();
+        for id in chosen {
+            writer.set_linkage_id(id).unwrap();
+            assert_eq!(image.linkage_id(), Some(id));
+            let found = opened(format, &store, false);
+            assert_eq!(found.info().linkage_id, Some(id), "{format} {disk_type}: durable");
+            assert!(found.info().remarks.is_empty(), "{:?}", found.info().remarks);
+            // A session that goes on keeps it.
+            writer.begin_writing().unwrap();
+            if disk_type != DiskType::Fixed {
+                write(&*image, 3, 0, 9);
+            }
+            writer.flush().unwrap();
+            assert_eq!(opened(format, &store, false).info().linkage_id, Some(id));
+        }
+        writer.resize(100 * MIB).unwrap();
+        writer.close().unwrap();
+        let found = opened(format, &store, false);
+        assert_eq!((found.info().linkage_id, found.size_bytes()), (Some(chosen[1]), 100 * MIB));
+        let report = format.driver().check(store).unwrap();
+        assert!(report.worst() < Some(Severity::Corrupt), "{format} {disk_type}: {:?}", report.findings);
+    }
+    let raw = Format::Raw.driver().open(Arc::new(MemoryStore::new("raw")), true, 512).unwrap();
+    assert!(raw.writer().unwrap().set_linkage_id(chosen[0]).unwrap_err().to_string().contains("an identity"));
+}
+
 /// A VHD child records the modification time of its parent's file in whole seconds.
 #[test]
 fn a_parent_can_get_the_time_back_that_its_children_recorded() {

@@ -29,6 +29,7 @@ use std::{
     path::Path,
     sync::{Arc, PoisonError},
 };
+use uuid::Uuid;
 
 /// Size of a pseudo-block in bytes.
 pub const PSEUDO_BLOCK_BYTES: u64 = 64 << 20;
@@ -197,8 +198,10 @@ pub(crate) struct FlatWriter {
     /// Length in bytes to which the store must be extended before the first write; 0 if not needed.
     padding_end_bytes: AtomicU64,
     trailer: Trailer,
-    /// Held while the size changes.
+    /// Held while the size or the identity changes.
     growing: Mutex<()>,
+    /// The identity, if it was changed since the open.
+    linkage_id: Mutex<Option<Uuid>>,
     barrier: Barrier,
 }
 
@@ -219,6 +222,12 @@ pub(crate) trait MoveTrailer: Send + Sync + fmt::Debug {
     /// # Errors
     /// On an error the disk keeps its old size, unless only the last sync failed.
     fn move_trailer(&self, barrier: &Barrier, from_bytes: u64, to_bytes: u64) -> Result<()>;
+
+    /// Records another identity, durably.
+    ///
+    /// # Errors
+    /// `Io`, after which the old identity or the new one is recorded.
+    fn set_linkage_id(&self, barrier: &Barrier, linkage_id: Uuid) -> Result<()>;
 }
 
 impl FlatWriter {
@@ -230,7 +239,13 @@ impl FlatWriter {
     ) -> Self {
         let (barrier, size_bytes) = (Barrier::new(Arc::clone(&store)), AtomicU64::new(size_bytes));
         let padding_end_bytes = AtomicU64::new(padding_end_bytes.unwrap_or(0));
-        Self { barrier, store, size_bytes, padding_end_bytes, trailer, growing: Mutex::default() }
+        let (growing, linkage_id) = (Mutex::default(), Mutex::default());
+        Self { barrier, store, size_bytes, padding_end_bytes, trailer, growing, linkage_id }
+    }
+
+    /// The identity, if it was changed since the open.
+    pub(crate) fn linkage_id(&self) -> Option<Uuid> {
+        *self.linkage_id.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn size_bytes(&self) -> u64 {
@@ -252,6 +267,20 @@ impl ImageWriter for FlatWriter {
             0 => Ok(()),
             end_bytes => extend_to_sector(&self.barrier, end_bytes),
         }
+    }
+
+    fn set_linkage_id(&self, linkage_id: Uuid) -> Result<()> {
+        let _turn = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let Trailer::Moves(trailer) = &self.trailer else {
+            return Err(ImageError::Unsupported {
+                path: self.store.name().to_owned(),
+                what: "an identity in a raw disk".into(),
+                hint: "convert the disk to VHDX or VHD".into(),
+            });
+        };
+        trailer.set_linkage_id(&self.barrier, linkage_id)?;
+        *self.linkage_id.lock().unwrap_or_else(PoisonError::into_inner) = Some(linkage_id);
+        Ok(())
     }
 
     fn prepare(&self, _blocks: Range<u64>) -> Result<()> {

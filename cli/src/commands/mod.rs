@@ -10,6 +10,7 @@ pub mod completions;
 pub mod convert;
 pub mod create;
 pub mod detach;
+pub mod diff;
 pub mod diskspd;
 pub mod experiment;
 pub mod info;

@@ -22,6 +22,7 @@ mod compact_in_use;
 mod control;
 mod convert_compare_check;
 mod create_info;
+mod diff;
 mod face;
 mod formats;
 mod guest;

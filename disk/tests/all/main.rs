@@ -21,6 +21,8 @@ mod bad_places;
 mod chains;
 mod changing;
 mod damaged_blocks;
+mod diff;
+mod diff_exports;
 mod durable_writes;
 mod failed_syncs;
 mod foreign_vhd;

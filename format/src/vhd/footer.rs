@@ -203,6 +203,15 @@ impl Footer {
         new
     }
 
+    /// The bytes of a valid footer, with another unique id.
+    pub fn with_unique_id(bytes: &[u8; FOOTER_BYTES], unique_id: Uuid) -> [u8; FOOTER_BYTES] {
+        let mut new = *bytes;
+        new[68..84].copy_from_slice(unique_id.as_bytes());
+        let sum = checksum(&new, CHECKSUM_AT..CHECKSUM_AT + 4);
+        new[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&sum.to_be_bytes());
+        new
+    }
+
     /// Whether this program created the file.
     pub fn is_ours(&self) -> bool {
         (self.creator_app, self.creator_version) == (CREATOR_APP, CREATOR_VERSION)
@@ -334,6 +343,13 @@ mod tests {
         fn another_data_offset_changes_nothing_else(footer in any_footer(), data_offset: u64) {
             let new = Footer::with_data_offset(&footer.to_bytes(), data_offset);
             prop_assert_eq!(Footer::parse(&new, 0).unwrap(), Footer { data_offset, ..footer });
+        }
+
+        #[test]
+        fn another_unique_id_changes_nothing_else(footer in any_footer(), id: u128) {
+            let unique_id = Uuid::from_u128(id);
+            let new = Footer::with_unique_id(&footer.to_bytes(), unique_id);
+            prop_assert_eq!(Footer::parse(&new, 0).unwrap(), Footer { unique_id, ..footer });
         }
 
         #[test]

@@ -52,6 +52,7 @@ use std::{
     ops::Range,
     sync::{Arc, PoisonError},
 };
+use uuid::Uuid;
 
 /// Bytes of a table copied or written by one call.
 const STEP_BYTES: u64 = 1 << 20;
@@ -75,11 +76,18 @@ fn check_size(store: &dyn Store, size_bytes: u64, present_bytes: u64, max_bytes:
 
 /// The footer of a fixed disk, which moves when the disk grows.
 #[derive(Debug)]
-pub(super) struct FixedFooter(Mutex<[u8; FOOTER_BYTES]>);
+pub(super) struct FixedFooter(Mutex<Placed>);
+
+/// A footer, and its offset in the file.
+#[derive(Debug)]
+struct Placed {
+    bytes: [u8; FOOTER_BYTES],
+    offset_bytes: u64,
+}
 
 impl FixedFooter {
-    pub fn new(bytes: [u8; FOOTER_BYTES]) -> Self {
-        Self(Mutex::new(bytes))
+    pub fn new(bytes: [u8; FOOTER_BYTES], offset_bytes: u64) -> Self {
+        Self(Mutex::new(Placed { bytes, offset_bytes }))
     }
 }
 
@@ -92,18 +100,29 @@ impl MoveTrailer for FixedFooter {
         check_size(store, to_bytes, from_bytes, MAX_FIXED_BYTES)?;
         barrier.check()?;
         let mut footer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = Footer::resized(&footer, to_bytes);
+        let new = Footer::resized(&footer.bytes, to_bytes);
         if let Err(error) = barrier.write(&new, to_bytes) {
             // A file system may have extended the file before it failed.
             let _ = store.set_len(from_bytes + FOOTER_BYTES as u64);
             return Err(ImageError::io("write the footer at the file's new end", store, to_bytes, error));
         }
         barrier.sync("make the disk's new size durable")?;
-        *footer = new;
+        *footer = Placed { bytes: new, offset_bytes: to_bytes };
         barrier
             .write(&[0; FOOTER_BYTES], from_bytes)
             .map_err(|e| ImageError::io("clear the old footer", store, from_bytes, e))?;
         Ok(barrier.sync("clear the old footer durably")?)
+    }
+
+    /// The footer is one sector, so it is never torn.
+    fn set_linkage_id(&self, barrier: &Barrier, linkage_id: Uuid) -> Result<()> {
+        barrier.check()?;
+        let mut footer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (new, at) = (Footer::with_unique_id(&footer.bytes, linkage_id), footer.offset_bytes);
+        let written = barrier.write(&new, at);
+        written.map_err(|e| ImageError::io("write the footer", &**barrier.store(), at, e))?;
+        footer.bytes = new;
+        Ok(barrier.sync("make the footer durable")?)
     }
 }
 
@@ -113,12 +132,12 @@ impl FixedFooter {
         let store = &**barrier.store();
         barrier.check()?;
         let mut footer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let new = Footer::resized(&footer, to_bytes);
+        let new = Footer::resized(&footer.bytes, to_bytes);
         let io = |doing| move |error| ImageError::io(doing, store, to_bytes, error);
         barrier.write(&new, to_bytes).map_err(io("write the footer at the disk's new end"))?;
         barrier.sync("make the footer at the disk's new end durable")?;
         store.set_len(to_bytes + FOOTER_BYTES as u64).map_err(io("cut the file after its footer"))?;
-        *footer = new;
+        *footer = Placed { bytes: new, offset_bytes: to_bytes };
         Ok(barrier.sync("make the disk's new size durable")?)
     }
 }

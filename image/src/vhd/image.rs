@@ -34,6 +34,7 @@ use diskwright_store::{
     sync::atomic::{AtomicU64, Ordering},
 };
 use std::sync::Arc;
+use uuid::Uuid;
 
 /// Smallest disk that Windows attaches, in bytes.
 const WINDOWS_MIN_BYTES: u64 = 3 << 20;
@@ -155,7 +156,8 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
     let (len_bytes, footer) = (layout.len_bytes, FooterPlace::of(&layout));
     let kind = match layout.blocks {
         None => Kind::Fixed(writable.then(|| {
-            let trailer = Trailer::Moves(Box::new(FixedFooter::new(layout.footer_bytes)));
+            let place = layout.tail_offset_bytes.unwrap_or(layout.size_bytes);
+            let trailer = Trailer::Moves(Box::new(FixedFooter::new(layout.footer_bytes, place)));
             FlatWriter::new(Arc::clone(&store), layout.size_bytes, None, trailer)
         })),
         Some(blocks) if writable => {
@@ -223,6 +225,15 @@ impl Image for VhdImage {
             Kind::Writable(writing) => writing.blocks().size_bytes(),
             Kind::Fixed(None) | Kind::ReadOnly { .. } => self.info.size_bytes,
         }
+    }
+
+    fn linkage_id(&self) -> Option<Uuid> {
+        let changed = match &self.kind {
+            Kind::Writable(writing) => writing.lock().unique_id,
+            Kind::Fixed(Some(writer)) => writer.linkage_id(),
+            Kind::Fixed(None) | Kind::ReadOnly { .. } => None,
+        };
+        changed.or(self.info.linkage_id)
     }
 
     fn parent_link(&self) -> Option<ParentLink> {

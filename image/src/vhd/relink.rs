@@ -1,4 +1,4 @@
-//! Replaces the link of an open disk to its parent.
+//! Replaces the link of an open disk to its parent, and the unique id of a disk.
 //!
 //! Only the unique id, the time stamp or the start of the name change:
 //!
@@ -40,8 +40,19 @@ use super::{
 use crate::{ImageError, ParentLink, Result};
 use diskwright_format::vhd::{DynamicHeader, FOOTER_BYTES, Footer, HEADER_BYTES, LocatorKind, SECTOR_BYTES};
 use std::sync::{Arc, PoisonError};
+use uuid::Uuid;
 
 impl Writing {
+    /// Gives the file another unique id, by steps 2 and 3 of this module: only the footers have it.
+    pub(super) fn replace_unique_id(&self, unique_id: Uuid) -> Result<()> {
+        self.barrier.check()?;
+        let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.begin_growth()?;
+        self.switch_footer(|old| Footer::with_unique_id(old, unique_id))?;
+        self.lock().unique_id = Some(unique_id);
+        self.restore_tail()
+    }
+
     /// Replaces the link to the parent, by the steps of this module.
     pub(super) fn replace_link(&self, link: &ParentLink) -> Result<()> {
         self.barrier.check()?;

@@ -45,6 +45,7 @@ use std::{
     ops::Range,
     sync::{Arc, PoisonError},
 };
+use uuid::Uuid;
 
 /// Limits for the memory of tables.
 #[derive(Debug)]
@@ -111,6 +112,8 @@ pub(super) struct State {
     pub(super) blocks: Arc<Blocks>,
     /// The link to the parent, if it was changed since the open.
     pub(super) link: Option<ParentLink>,
+    /// The unique id, if it was changed since the open.
+    pub(super) unique_id: Option<Uuid>,
     pub(super) table: Table,
     pub(super) limits: Limits,
     /// `None` until the first reservation or discard.
@@ -144,6 +147,7 @@ impl Writing {
         let state = State {
             blocks: Arc::clone(&blocks),
             link: None,
+            unique_id: None,
             table: Table::default(),
             limits: Limits::default(),
             growth: None,
@@ -321,6 +325,10 @@ impl ImageWriter for Writing {
             self.begin_growth_alone()?;
         }
         Ok(())
+    }
+
+    fn set_linkage_id(&self, linkage_id: Uuid) -> Result<()> {
+        self.replace_unique_id(linkage_id)
     }
 
     fn set_parent_link(&self, link: &ParentLink) -> Result<()> {

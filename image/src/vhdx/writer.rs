@@ -28,6 +28,10 @@ impl ImageWriter for VhdxImage {
         Ok(())
     }
 
+    fn set_linkage_id(&self, linkage_id: Uuid) -> Result<()> {
+        self.begin_writing_as(linkage_id)
+    }
+
     fn set_parent_link(&self, link: &ParentLink) -> Result<()> {
         self.replace_link(self.writing()?, link)
     }

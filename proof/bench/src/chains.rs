@@ -1,5 +1,6 @@
-//! A chain of 1,024 disks: reading through it, and opening it.
+//! A chain of 1,024 disks: reading through it, and opening it. A chain of 100: what changed in it.
 
+use diskwright_disk::{Changes, Difference};
 use diskwright_lab::{
     Result,
     acceptance::{Bar, Check, Context, Found},
@@ -11,11 +12,14 @@ use diskwright_lab::{
 };
 use diskwright_load::workload::{Direction, Pattern, Workload};
 use diskwright_stats::numbers::{bytes, duration};
-use diskwright_store::CacheMode;
-use std::time::Duration;
+use diskwright_store::{CacheMode, Files};
+use std::time::{Duration, Instant};
 
 const READ_BAR: Bar = Bar::AtLeast(0.95);
 const OPEN_NS: f64 = 1e9;
+const DIFF_NS: f64 = 1e9;
+/// Disks in the chain of `diff`, with the base.
+const DIFF_DISKS: u32 = 100;
 const OPEN_BYTES: f64 = 256.0 * 1024.0 * 1024.0;
 
 pub(crate) fn reads(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
@@ -80,6 +84,43 @@ pub(crate) fn open(context: &Context<'_>, progress: &mut dyn Progress) -> Result
         ],
         notes: vec![format!(
             "VHDX of 40 GiB each, 256 MiB in the base, data of their own in the lowest 64 children; {rounds} fresh processes, files in the page cache"
+        )],
+        ..Found::default()
+    })
+}
+
+/// Opening a chain and finding what changed above its base, as `diskwright diff --since` does.
+pub(crate) fn diff(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    context.scratch.need("the chain", 3 << 30)?;
+    let how = context.preparation(40 << 30, CacheMode::PageCache);
+    let children = DIFF_DISKS - 1;
+    let plan = ChainPlan { how, filled_bytes: 256 << 20, children, with_own_data: children };
+    let chain = make(context, &plan, progress)?;
+    let rounds = context.rounds(5);
+    let (mut times, mut ranges, mut data_bytes) = (Vec::new(), 0, 0);
+    for round in 0..rounds {
+        report(progress, "diff", round as u64, rounds as u64, "chain of 100")?;
+        let began = Instant::now();
+        let disk = chain.open(children, how.cache, how.engine)?;
+        let (top, base) = (chain.top(children), chain.top(0));
+        let mut difference = Difference::since((&disk, top), Some(base), &Files::default(), how.engine)?;
+        (ranges, data_bytes) = (0_u64, 0);
+        difference.for_each(&mut |_, _| true, &mut |change, _| {
+            ranges += 1;
+            data_bytes += change.len_bytes;
+            Ok(())
+        })?;
+        times.push(began.elapsed().as_nanos() as f64);
+        if difference.reads_contents() || ranges == 0 {
+            let why = "the contents of the disks were read, or nothing was found";
+            return Ok(Found { checks: vec![Check::broken("diff", why)], ..Found::default() });
+        }
+    }
+    Ok(Found {
+        checks: vec![Check::absolute("open and diff against the base", "ns", &times, Bar::AtMost(DIFF_NS))],
+        notes: vec![format!(
+            "VHDX of 40 GiB each, every child with data of its own: {ranges} ranges, {} in all, by tables and sector bitmaps alone; files in the page cache, {rounds} rounds",
+            bytes(data_bytes)
         )],
         ..Found::default()
     })

@@ -8,7 +8,7 @@
 //! ```text
 //!   rows.rs        the table of all rows
 //!   populated.rs   populated disks against the raw file; the same from the page cache
-//!   chains.rs      a chain of 1,024 against a chain of one; opening it
+//!   chains.rs      a chain of 1,024 against a chain of one; opening it; diff of a chain of 100
 //!   clones.rs      a thousand clones in one process
 //!   large.rs       64 TiB: opening, and memory of the map; creating 40 GiB
 //!   expand.rs      enlarging disks of each format and type

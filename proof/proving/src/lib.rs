@@ -10,6 +10,7 @@
 //!   disk/            every kind of disk as a case
 //!   command.rs       create and convert as cases
 //!   life.rs          snapshot and revert as cases
+//!   applying.rs      exports of changes that are applied to a copy, as cases
 //!   compacting.rs    compact as a case
 //!   sizes.rs         smaller and larger disks with a GPT as cases
 //!   crowd.rs         several queues of one disk at the same time, as a case
@@ -36,6 +37,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod applying;
 pub mod campaign;
 pub mod command;
 pub mod compacting;

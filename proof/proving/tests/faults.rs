@@ -1,7 +1,9 @@
 //! Every operation on the files below the disk fails, one after the other, with every kind of
 //! fault: see `faulty`.
 
-use diskwright_proving::{command, compacting, disk, disk::silence, faulty::at_every_operation, life, merge, sizes};
+use diskwright_proving::{
+    applying, command, compacting, disk, disk::silence, faulty::at_every_operation, life, merge, sizes,
+};
 
 fn fail_every_operation(names: &[&str]) {
     for name in names {
@@ -100,6 +102,15 @@ fn merging() {
     // One of each format, and each name kept once: two steps are two of these.
     let cases = merge::merges();
     for number in [1, 3] {
+        at_every_operation(&cases[number]);
+    }
+}
+
+#[test]
+fn applying_exports() {
+    // One of each format, those with the fewest operations: the images below have their own tests.
+    let cases = applying::applications();
+    for number in [1, 4] {
         at_every_operation(&cases[number]);
     }
 }

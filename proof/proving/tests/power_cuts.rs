@@ -3,15 +3,16 @@
 //! prints what it has done.
 
 use diskwright_proving::{
+    applying,
     campaign::{Tally, Thoroughness, cut_one, power_cuts},
     command, compacting, crowd, disk, life, merge, sizes,
 };
 
 /// Number of shares of the states: each kind of disk has one, all creations together one, all
-/// conversions one, all snapshots one, all merges one, all compactions one, all resizes two, all
+/// conversions one, all snapshots one, all merges one, all applications of exports one, all compactions one, all resizes two, all
 /// crowds eight.
 fn shares() -> u64 {
-    disk::all().len() as u64 + 15
+    disk::all().len() as u64 + 16
 }
 
 fn of_kind(name: &str) {
@@ -125,6 +126,14 @@ fn freezing_and_going_back() {
 #[test]
 fn merging() {
     let cases = merge::merges();
+    for case in &cases {
+        power_cuts(case, shares() * cases.len() as u64);
+    }
+}
+
+#[test]
+fn applying_exports() {
+    let cases = applying::applications();
     for case in &cases {
         power_cuts(case, shares() * cases.len() as u64);
     }
