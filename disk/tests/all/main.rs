@@ -12,6 +12,8 @@ mod images;
 mod meddled;
 #[path = "../patchwork/mod.rs"]
 mod patchwork;
+#[path = "../rescuing/mod.rs"]
+mod rescuing;
 #[path = "../small_fs/mod.rs"]
 mod small_fs;
 
@@ -39,6 +41,7 @@ mod other_formats;
 mod panics;
 mod pieces;
 mod reconnect;
+mod rescue;
 mod resizing;
 mod second_opinions;
 mod snapshots;
