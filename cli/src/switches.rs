@@ -14,7 +14,9 @@
 //! The tests read the sources of the libraries: no text names a switch, every option that a text
 //! names has a row, and every row has a use and names a switch that the command has.
 
-use diskwright_disk::{ConvertOptions, CreateRequest, MoveOptions, OpenOptions, ParentPolicy, ReconnectOptions};
+use diskwright_disk::{
+    ConvertOptions, CreateRequest, MoveOptions, OpenOptions, ParentPolicy, ReconnectOptions, RescueOptions,
+};
 use diskwright_lab::{
     comparison::{FailIf, JudgeOptions},
     prepare::PrepareOptions,
@@ -55,7 +57,7 @@ macro_rules! switches {
 switches! {
     OpenOptions::allow_parent_write => "--allow-parent-write";
     // `--format` of convert is the format of the copy.
-    OpenOptions::format => "--format", "convert" => "--source-format", "move" => "--source-format", "compare" => "--format or --second-format";
+    OpenOptions::format => "--format", "convert" => "--source-format", "move" => "--source-format", "rescue" => "--source-format", "compare" => "--format or --second-format";
     ParentPolicy::allow_any => "--allow-any-parent";
     ParentPolicy::allow_devices => "--allow-devices";
     ParentPolicy::allowed_dirs => "--allow-parent-dir";
@@ -75,6 +77,9 @@ switches! {
     ReconnectOptions::ignore_id_mismatch => "--ignore-id-mismatch";
     ReconnectOptions::parent => "--parent";
     ReconnectOptions::search_dirs => "--search";
+    RescueOptions::block_bytes => "--block-size";
+    RescueOptions::size_bytes => "--size";
+    RescueOptions::trust_absent => "--trust-table";
     SweepOptions::axes => "--vary";
     SweepOptions::total_depth => "--total-depth";
     JudgeOptions::metrics => "--figures";

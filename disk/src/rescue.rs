@@ -4,86 +4,37 @@
 //!   source.rs     file ─▶ what its tables still say (diskwright_image::salvage) ─▶ parents
 //!   search.rs     blocks that no entry names: where their own contents prove that they belong
 //!   transfer.rs   every readable byte ─▶ DEST.partial ─▶ DEST;   a read error is a lost range
-//!   ranges.rs     the map: what was read, what is lost and why
+//!   ranges.rs     the map: what was read, what is lost and why    outcome.rs, options.rs
 //! ```
 //!
-//! What must hold: the source is opened read-only. No byte is placed by a guess: a block whose entry
-//! is lost gets a place only if checksummed or self-addressed structures in it prove that place and
-//! nothing in it contradicts. A block of a child that is lost is *lost*, and never shows its
-//! parent's data, which would be stale. So a differencing image with data that no entry names loses
-//! all blocks that its table calls absent, unless the user trusts the table
+//! What must hold: the source is opened read-only. No byte is placed by a guess: a block whose
+//! entry is lost gets a place only if checksummed or self-addressed structures in it prove that
+//! place and nothing in it contradicts. A block of a child that is lost is *lost*, and never shows
+//! its parent's data, which would be stale. So a differencing image with data that no entry names
+//! loses all blocks that its table calls absent, unless the user trusts the table
 //! ([`RescueOptions::trust_absent`]).
 //!
 //! Memory is limited by the number of blocks with space; time by the file's length: it is read at
 //! most a few times.
 
+mod options;
+mod outcome;
 mod ranges;
 mod search;
 mod source;
 mod transfer;
 
 use crate::{
-    CreateRequest, DiskError, OpenOptions, Progress, Result,
-    convert::{give_name, partial_path, explain_partial},
+    DiskError, Progress, Result,
+    convert::{explain_partial, give_name, partial_path},
     create::{create_as, format_for, is_there},
     place::require_file,
 };
 use diskwright_store::BlockDevice;
+pub use options::RescueOptions;
+pub use outcome::{Leftover, PlacedBlock, Rescued};
 pub use ranges::{RangeKind, RescuedRange};
-pub use search::{Leftover, PlacedBlock};
-use std::path::{Path, PathBuf};
-
-/// Options for [`rescue`].
-#[derive(Debug, Clone, Default)]
-pub struct RescueOptions {
-    /// How to open the source and its parents.
-    pub source: OpenOptions,
-    /// Properties of the new image. Its size is that of the source.
-    pub dest: CreateRequest,
-    /// Virtual size of the source in bytes, if its own record is lost.
-    pub size_bytes: Option<u64>,
-    /// Block size of the source in bytes, if its own record is lost.
-    pub block_bytes: Option<u32>,
-    /// Believe table entries that say that a block has no data, although the file has data that no
-    /// entry names.
-    pub trust_absent: bool,
-    /// Folder for the data that could not be placed: one file for each piece, named by its offset.
-    pub leftovers: Option<PathBuf>,
-}
-
-/// The result of a rescue.
-#[derive(Debug, Clone, Default)]
-pub struct Rescued {
-    /// Virtual size in bytes.
-    pub size_bytes: u64,
-    /// The whole disk as ranges, in order. Neighbours differ.
-    pub ranges: Vec<RescuedRange>,
-    /// Bytes in further ranges, which are too many to list.
-    pub unlisted_bytes: u64,
-    /// Bytes that were read and copied.
-    pub data_bytes: u64,
-    /// Bytes that read as zeros.
-    pub zero_bytes: u64,
-    /// Bytes that are lost, and zeros in the new image.
-    pub lost_bytes: u64,
-    /// Bytes that read as zeros, but may belong to data that was not placed.
-    pub doubted_bytes: u64,
-    /// Blocks without a table entry that their own contents have placed.
-    pub placed: Vec<PlacedBlock>,
-    /// Data in the file that could not be placed.
-    pub leftovers: Vec<Leftover>,
-    /// Bytes of such data that are not listed.
-    pub unlisted_leftover_bytes: u64,
-    /// What was found of the tables, and warnings, one sentence each.
-    pub remarks: Vec<String>,
-}
-
-impl Rescued {
-    /// Whether everything was read, and nothing is in doubt.
-    pub fn is_whole(&self) -> bool {
-        self.lost_bytes == 0 && self.doubted_bytes == 0
-    }
-}
+use std::path::Path;
 
 /// Copies what can still be read of `source` into a new image at `dest`. `progress` counts bytes of
 /// the file that are searched, and then bytes of the disk that are copied.
@@ -129,10 +80,13 @@ pub fn rescue(
     let shown = |error: DiskError| error.renamed(&partial, dest_path);
     create_as(dest_path, &partial, &request).map_err(|error| explain_partial(error, &partial, dest_path))?;
     let discard = |_: &DiskError| drop(files.remove(&partial));
-    let moved =
-        transfer::copy(&disk, source_path, &partial, (format, options), !searched.doubts.is_empty(), progress)
-            .map_err(shown)
-            .inspect_err(discard)?;
+    let copied = transfer::Source {
+        disk: &disk,
+        path: source_path,
+        is_doubted: !searched.doubts.is_empty(),
+        end_bytes: damaged.salvaged.table.is_linear().then_some(damaged.salvaged.file_bytes),
+    };
+    let moved = transfer::copy(&copied, &partial, (format, options), progress).map_err(shown).inspect_err(discard)?;
     give_name(files, &partial, dest_path)?;
     let mut remarks = disk.layers()[0].image.info().remarks.clone();
     remarks.extend(disk.warnings().iter().cloned());

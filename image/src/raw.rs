@@ -15,7 +15,7 @@
 use crate::{
     BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, Reservation, Result,
     SectorBitmap,
-    salvage::{BlockTable, Bitmaps, SalvageHints, Salvaged},
+    salvage::{Bitmaps, BlockTable, SalvageHints, Salvaged},
 };
 use diskwright_store::{
     Access, Barrier, DataFile, FileRange, Front, Lane, Store, Zeroing,

@@ -19,7 +19,7 @@ mod evidence;
 mod groups;
 mod superblock;
 
-pub(crate) use evidence::{Evidence, start_by_superblock};
+pub(crate) use evidence::{Evidence, first_superblock, start_by_superblock};
 
 use crate::{
     identity::Identity,

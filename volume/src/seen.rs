@@ -33,5 +33,6 @@ pub(crate) type Give<'a> = dyn FnMut(Seen) + 'a;
 pub struct Anchor {
     /// First byte of the file system on the disk.
     pub start_bytes: u64,
+    /// The superblock, from there on.
+    pub superblock_bytes: u64,
 }
-

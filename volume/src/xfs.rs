@@ -19,7 +19,7 @@ mod log;
 mod superblock;
 mod tree;
 
-pub(crate) use evidence::{Evidence, start_by_group};
+pub(crate) use evidence::{Evidence, first_superblock, start_by_group};
 
 use crate::{
     identity::Identity,

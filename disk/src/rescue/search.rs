@@ -13,7 +13,11 @@
 //! in the gaps and is not zero is a leftover: data of the disk, or space that was freed and not
 //! cleared. Nothing tells these apart.
 
-use super::{RescueOptions, source::Damaged};
+use super::{
+    options::RescueOptions,
+    outcome::{Leftover, PlacedBlock},
+    source::Damaged,
+};
 use crate::{DiskError, Progress, Result, error::file_error, volumes::examine};
 use diskwright_image::salvage::{Fault, Salvaged, read_what_can_be};
 use diskwright_store::{all_zero, is_full};
@@ -37,30 +41,6 @@ const VOTES_MAX: usize = 1 << 20;
 const ANCHORS_MAX: usize = 1024;
 /// Most leftovers that are listed.
 const LEFTOVERS_MAX: usize = 65_536;
-
-/// A block that its own contents have placed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PlacedBlock {
-    /// First byte on the disk.
-    pub offset_bytes: u64,
-    /// Length in bytes.
-    pub len_bytes: u64,
-    /// Where its payload is in the file.
-    pub file_offset_bytes: u64,
-    /// What proves the place: structures, and how many of each.
-    pub evidence: Vec<(&'static str, u64)>,
-}
-
-/// Data that no table entry names and that nothing places.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Leftover {
-    /// First byte in the file.
-    pub file_offset_bytes: u64,
-    /// Length in bytes.
-    pub len_bytes: u64,
-    /// Why it was not placed.
-    pub reason: &'static str,
-}
 
 /// The result of a search.
 #[derive(Debug, Default)]
@@ -86,15 +66,17 @@ struct Claim {
 }
 
 /// Places what can be placed. Marks what is in doubt.
-pub(super) fn search(
-    damaged: &mut Damaged,
-    options: &RescueOptions,
-    progress: &mut Progress<'_>,
-) -> Result<Searched> {
+pub(super) fn search(damaged: &mut Damaged, options: &RescueOptions, progress: &mut Progress<'_>) -> Result<Searched> {
     let mut searched = Searched::default();
     if damaged.salvaged.table.is_linear() {
         return Ok(searched);
     }
+    // The file is read several times; what is shown does not go back.
+    let mut reached_bytes = 0;
+    let progress: &mut Progress<'_> = &mut |done, total| {
+        reached_bytes = done.max(reached_bytes);
+        progress(reached_bytes, total)
+    };
     let mut anchors = Vec::new();
     let mut refused = HashMap::new();
     let mut known = HashMap::new();
@@ -135,6 +117,19 @@ pub(super) fn search(
             break;
         }
     }
+    list_leftovers(&damaged.salvaged, &refused, None, &mut searched, progress)?;
+    // A leftover may be the bitmap block of a chunk whose entry is lost.
+    let unsure: Vec<Claim> =
+        known.keys().copied().filter(|claim| damaged.salvaged.may_have_lost_its_bitmap(claim.block)).collect();
+    if !searched.leftovers.is_empty() {
+        for claim in unsure {
+            known.remove(&claim);
+            refused.insert(claim.payload_bytes, SECTORS);
+            damaged.salvaged.table.unplace(&*damaged.salvaged.store, claim.block)?;
+        }
+        searched = Searched::default();
+        list_leftovers(&damaged.salvaged, &refused, options.leftovers.as_deref(), &mut searched, progress)?;
+    }
     let block_bytes = damaged.salvaged.info.block_bytes;
     searched.placed = known
         .into_iter()
@@ -146,8 +141,7 @@ pub(super) fn search(
         })
         .collect();
     searched.placed.sort_unstable_by_key(|placed| placed.offset_bytes);
-    list_leftovers(&damaged.salvaged, &refused, options.leftovers.as_deref(), &mut searched, progress)?;
-    searched.doubts = doubts_of(&damaged.salvaged, &searched);
+    searched.doubts = doubts_of(&damaged.salvaged, &searched, damaged.is_child());
     if damaged.is_child() && !searched.doubts.is_empty() && !options.trust_absent {
         damaged.salvaged.table.doubt_absent(Fault::Doubted);
     }
@@ -155,14 +149,18 @@ pub(super) fn search(
 }
 
 /// Why absent blocks may be lost, as sentences.
-fn doubts_of(salvaged: &Salvaged, searched: &Searched) -> Vec<String> {
+fn doubts_of(salvaged: &Salvaged, searched: &Searched, is_child: bool) -> Vec<String> {
     let bytes: u64 = searched.leftovers.iter().map(|piece| piece.len_bytes).sum::<u64>() + searched.unlisted_bytes;
     let mut doubts: Vec<String> =
         salvaged.doubts.iter().map(|why| format!("Blocks without data may be lost ones: {why}.")).collect();
     if bytes > 0 {
         doubts.push(format!(
-            "The file has {bytes} bytes of data that no table entry names and that could not be placed: a lost block may be taken for one without data."
+            "The file has {bytes} bytes of data that no table entry names and that could not be placed, so a lost block may be taken for one without data{}.",
+            if is_child { " (if the table is right there, use `RescueOptions::trust_absent`)" } else { "" }
         ));
+    }
+    if is_child && salvaged.has_room_between() {
+        doubts.push("The file has unused space between its blocks, which a block of zeros with a lost entry may have (if the table is right there, use `RescueOptions::trust_absent`).".into());
     }
     doubts
 }

@@ -5,8 +5,9 @@
 //! parent cannot be opened, a layer without contents takes its place: what would be the parent's is
 //! lost.
 
+use super::options::RescueOptions;
 use crate::{
-    Disk, DiskError, OpenOptions, Reach, Result, RescueOptions,
+    Disk, DiskError, OpenOptions, Reach, Result,
     chain::Layer,
     error::file_error,
     gate::{Candidate, Gate},
@@ -17,7 +18,10 @@ use diskwright_image::{
     salvage::{SalvageHints, Salvaged, SalvagedImage},
 };
 use diskwright_store::{CacheMode, LockMode};
-use std::{path::Path, path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// A damaged image with its parents.
 #[derive(Debug)]
@@ -52,10 +56,8 @@ pub(super) fn open(path: &Path, options: &RescueOptions) -> Result<Damaged> {
 impl Damaged {
     /// The disk as it can be read now: lost blocks are `Damaged`.
     pub(super) fn disk(&self) -> Result<Disk> {
-        let top = Layer {
-            path: self.path.clone(),
-            image: Arc::new(SalvagedImage::new(Arc::new(self.salvaged.clone()))),
-        };
+        let top =
+            Layer { path: self.path.clone(), image: Arc::new(SalvagedImage::new(Arc::new(self.salvaged.clone()))) };
         let layers = std::iter::once(top).chain(self.parents.iter().cloned()).collect();
         Disk::from_layers(layers, self.warnings.clone())
     }

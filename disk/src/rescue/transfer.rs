@@ -2,15 +2,12 @@
 //! 4096 bytes; what still fails is lost.
 
 use super::{
-    RescueOptions, Rescued,
+    options::RescueOptions,
+    outcome::Rescued,
     ranges::{RangeKind, RangeList},
 };
-use crate::{
-    Disk, DiskError, OpenOptions, Progress, Result,
-    copy::damage_of,
-    error::from_io,
-};
-use diskwright_image::Format;
+use crate::{Disk, DiskError, OpenOptions, Progress, Result, copy::damage_of, error::from_io};
+use diskwright_image::{Format, salvage::Fault};
 use diskwright_store::{BlockDevice, Blocking, CacheMode, ExtentKind, all_zero};
 use std::path::Path;
 
@@ -19,16 +16,24 @@ const WINDOW_BYTES: u64 = 64 << 20;
 /// Bytes that are read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// Copies `disk` into the image at `dest`, which is empty. With `is_doubted`, blocks of no layer
-/// may have lost their table entries.
+/// What is copied.
+pub(super) struct Source<'a> {
+    pub(super) disk: &'a Disk,
+    pub(super) path: &'a Path,
+    /// Blocks that no layer has may have lost their table entries.
+    pub(super) is_doubted: bool,
+    /// Length of a file whose bytes are those of the disk.
+    pub(super) end_bytes: Option<u64>,
+}
+
+/// Copies the source into the image at `dest`, which is empty.
 pub(super) fn copy(
-    disk: &Disk,
-    source_path: &Path,
+    source: &Source<'_>,
     dest: &Path,
     (format, options): (Format, &RescueOptions),
-    is_doubted: bool,
     progress: &mut Progress<'_>,
 ) -> Result<Rescued> {
+    let &Source { disk, path: source_path, is_doubted, .. } = source;
     let engine = options.source.engine;
     let open = OpenOptions {
         writable: true,
@@ -79,7 +84,18 @@ pub(super) fn copy(
                     copier.list.add(start, len, RangeKind::Lost, || Some(reason_of(&damage_of(disk, extent))));
                 }
                 ExtentKind::Unallocated if is_doubted => copier.list.add(start, len, RangeKind::Doubted, || None),
-                _ => copier.list.add(start, len, RangeKind::Zero, || None),
+                // A file without a table: what lies behind its end reads like a hole.
+                _ => {
+                    let held = source.end_bytes.unwrap_or(u64::MAX).clamp(start, start + len);
+                    let held = held - held % copier.sector_bytes;
+                    if start < held {
+                        copier.list.add(start, held - start, RangeKind::Zero, || None);
+                    }
+                    if held < start + len {
+                        let reason = || Some(Fault::BeyondEnd.to_string());
+                        copier.list.add(held, start + len - held, RangeKind::Lost, reason);
+                    }
+                }
             }
         }
         at += len;

@@ -42,6 +42,7 @@ mod panics;
 mod pieces;
 mod reconnect;
 mod rescue;
+mod rescue_file_systems;
 mod resizing;
 mod second_opinions;
 mod snapshots;

@@ -1,6 +1,6 @@
 //! Rescue of images whose tables are damaged, against a model that knows what was lost.
 
-use crate::rescuing::{MIB, Table, folder, image, noise, path_of, rescued, same_as, tool, write};
+use crate::rescuing::{MIB, Table, folder, image, noise, path_of, rescued, same_as, tool, write, write_all};
 use diskwright_disk::{CreateRequest, DiskError, OpenOptions, RangeKind, RescueOptions, create, rescue};
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{
@@ -27,7 +27,8 @@ enum Harm {
 }
 
 fn harms() -> impl Strategy<Value = Vec<Harm>> {
-    let harm = prop_oneof![4 => Just(Harm::None), 1 => Just(Harm::Wiped), 1 => Just(Harm::Garbled), 1 => Just(Harm::Copied)];
+    let harm =
+        prop_oneof![4 => Just(Harm::None), 1 => Just(Harm::Wiped), 1 => Just(Harm::Garbled), 1 => Just(Harm::Copied)];
     prop::collection::vec(harm, BLOCKS as usize)
 }
 
@@ -51,9 +52,11 @@ fn damage(path: &Path, format: Format, harms: &[Harm]) -> Vec<u64> {
             Harm::None => continue,
             Harm::Wiped => table.wipe(&mut bytes, block),
             Harm::Garbled => table.garble(&mut bytes, block),
-            // Two entries name the same space. (If the other one is damaged too, nothing contradicts
-            // the wrong one: no reader can know that it is wrong.)
-            Harm::Copied if !matches!(harms.get((block as usize + 1) % BLOCKS as usize), None | Some(Harm::None)) => continue,
+            // Two entries name the same space. (If the other one is damaged too, nothing
+            // contradicts the wrong one: no reader can know that it is wrong.)
+            Harm::Copied if !matches!(harms.get((block as usize + 1) % BLOCKS as usize), None | Some(Harm::None)) => {
+                continue;
+            }
             Harm::Copied => {
                 let next = table.entry(&mut bytes, (block + 1) % BLOCKS).to_vec();
                 table.entry(&mut bytes, block).copy_from_slice(&next);
@@ -189,7 +192,8 @@ fn lost_metadata_are_named_by_the_user() {
     assert!(found.is_whole());
 }
 
-/// A fixed VHD that lost its footer is read with the size that the user names; what was cut is lost.
+/// A fixed VHD that lost its footer is read with the size that the user names; what was cut is
+/// lost.
 #[test]
 fn a_fixed_vhd_without_its_footer() {
     let dir = folder();
@@ -243,6 +247,33 @@ fn a_child_without_its_parent_keeps_its_own_blocks() {
     }
 }
 
+/// A wiped entry of a block of zeros: nothing in the file is data, but the parent's data there are
+/// old.
+#[test]
+fn a_wiped_block_of_zeros_is_lost_too() {
+    for format in FORMATS {
+        let dir = folder();
+        let (parent, child) = (path_of(dir.path(), "parent", format), path_of(dir.path(), "child", format));
+        let base = noise(20, BLOCKS * BLOCK);
+        image(&parent, Some(BLOCK as u32), DiskType::Dynamic, &base);
+        create(&child, &CreateRequest { parent: Some(parent), ..CreateRequest::default() }).unwrap();
+        let mut own = contents(21);
+        own[BLOCK as usize..2 * BLOCK as usize].fill(0);
+        // Data, then zeros over them: the block keeps its space.
+        write(&child, &contents(21)[..(5 * BLOCK) as usize]);
+        write_all(&child, &own[..(5 * BLOCK) as usize]);
+        let mut bytes = fs::read(&child).unwrap();
+        let table = Table::of(format, &bytes);
+        assert!(table.has_space(&mut bytes, 1), "{format}");
+        table.wipe(&mut bytes, 1);
+        fs::write(&child, bytes).unwrap();
+        let (found, copy) = rescued(dir.path(), &child, &RescueOptions::default());
+        assert!(copy[BLOCK as usize..2 * BLOCK as usize].iter().all(|byte| *byte == 0), "{format}: stale data");
+        let range = found.ranges.iter().find(|range| range.offset_bytes + range.len_bytes > BLOCK).unwrap();
+        assert_eq!(range.kind, RangeKind::Lost, "{format}: {:?}", found.ranges);
+    }
+}
+
 /// An image with data that no entry names, in which the user trusts the table.
 #[test]
 fn the_user_can_trust_the_table() {
@@ -273,7 +304,8 @@ fn leftovers_are_saved() {
     image(&path, Some(BLOCK as u32), DiskType::Dynamic, &model);
     damage(&path, Format::Vhdx, &[Harm::Garbled, Harm::None, Harm::None, Harm::Wiped]);
     let saved = dir.path().join("leftovers");
-    let (found, _) = rescued(dir.path(), &path, &RescueOptions { leftovers: Some(saved.clone()), ..RescueOptions::default() });
+    let (found, _) =
+        rescued(dir.path(), &path, &RescueOptions { leftovers: Some(saved.clone()), ..RescueOptions::default() });
     assert_eq!(found.leftovers.len(), 2);
     for (piece, block) in found.leftovers.iter().zip([0, 3]) {
         let bytes = fs::read(saved.join(format!("{:016x}.bin", piece.file_offset_bytes))).unwrap();
@@ -326,10 +358,8 @@ fn read_errors_are_lost_ranges() {
             if format == Format::Raw { (None, DiskType::Fixed) } else { (Some(BLOCK as u32), DiskType::Dynamic) };
         image(&path, block, disk_type, &model);
         let files = Files::new(Arc::new(FailingDisk(every)));
-        let options = RescueOptions {
-            source: OpenOptions { files, ..OpenOptions::default() },
-            ..RescueOptions::default()
-        };
+        let options =
+            RescueOptions { source: OpenOptions { files, ..OpenOptions::default() }, ..RescueOptions::default() };
         let (found, copy) = rescued(dir.path(), &path, &options);
         same_as(&found, &copy, &model);
         assert!(found.lost_bytes > 0, "{format}: no sector was lost");
@@ -356,7 +386,10 @@ fn other_programs_read_the_result() {
         rescue(&path, dir.path().join(name), &RescueOptions::default(), &mut |_, _| true).unwrap();
         if tool(dir.path(), &format!("qemu-img convert -f {theirs} -O raw {name} theirs.raw")).is_some() {
             let read = fs::read(dir.path().join("theirs.raw")).unwrap();
-            assert!(read[..expected.len()] == expected && read[expected.len()..].iter().all(|byte| *byte == 0), "{name}");
+            assert!(
+                read[..expected.len()] == expected && read[expected.len()..].iter().all(|byte| *byte == 0),
+                "{name}"
+            );
         }
     }
 }
@@ -396,7 +429,12 @@ fn hostile_files_are_rescued_or_refused() {
         let tables: &[(usize, usize)] = if format == Format::Vhd {
             &[(0, 2048), (2048, 4096)]
         } else {
-            &[(64 << 10, 320 << 10), (2 << 20, (2 << 20) + 1024), ((2 << 20) + (64 << 10), (2 << 20) + (65 << 10)), (3 << 20, (3 << 20) + 64)]
+            &[
+                (64 << 10, 320 << 10),
+                (2 << 20, (2 << 20) + 1024),
+                ((2 << 20) + (64 << 10), (2 << 20) + (65 << 10)),
+                (3 << 20, (3 << 20) + 64),
+            ]
         };
         let mut random = 88_172_645_463_325_252_u64;
         for round in 0..120 {

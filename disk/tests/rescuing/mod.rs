@@ -1,8 +1,6 @@
 //! Disks whose contents are known, and damage to their tables.
 
-use diskwright_disk::{
-    CreateRequest, Disk, OpenOptions, RangeKind, RescueOptions, Rescued, create, rescue,
-};
+use diskwright_disk::{CreateRequest, Disk, OpenOptions, RangeKind, RescueOptions, Rescued, create, rescue};
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{Blocking, CacheMode, EngineKind};
 use std::{
@@ -55,12 +53,20 @@ pub fn image(path: &Path, block_bytes: Option<u32>, disk_type: DiskType, content
 
 /// Writes all pieces of 64 KiB that are not zeros.
 pub fn write(path: &Path, contents: &[u8]) {
-    let disk =
-        Disk::open(path, &OpenOptions { writable: true, cache: CacheMode::PageCache, ..OpenOptions::default() })
-            .unwrap();
+    write_pieces(path, contents, |piece| piece.iter().any(|byte| *byte != 0));
+}
+
+/// Writes everything, zeros too.
+pub fn write_all(path: &Path, contents: &[u8]) {
+    write_pieces(path, contents, |_| true);
+}
+
+fn write_pieces(path: &Path, contents: &[u8], is_written: impl Fn(&[u8]) -> bool) {
+    let disk = Disk::open(path, &OpenOptions { writable: true, cache: CacheMode::PageCache, ..OpenOptions::default() })
+        .unwrap();
     let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
     for (index, piece) in contents.chunks(64 << 10).enumerate() {
-        if piece.iter().any(|byte| *byte != 0) {
+        if is_written(piece) {
             io.write((index as u64) << 16, piece, false).unwrap();
         }
     }

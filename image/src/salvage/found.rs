@@ -104,6 +104,28 @@ impl Salvaged {
         gaps
     }
 
+    /// Whether a lost entry could have said that some sectors of a block are the parent's, and its
+    /// bitmap with it: no bitmap block is known for the chunk of this block of a child.
+    pub fn may_have_lost_its_bitmap(&self, block: u64) -> bool {
+        match &self.bitmaps {
+            Bitmaps::Chunks { geometry, places } => !places.contains_key(&geometry.chunk_of(block)),
+            _ => false,
+        }
+    }
+
+    /// Whether the file of a child has unused space for a block before its last one. A block that
+    /// was allocated and holds zeros looks like that when its entry is wiped. (A VHD's block has a
+    /// bitmap that is not zero.)
+    pub fn has_room_between(&self) -> bool {
+        if !matches!(self.bitmaps, Bitmaps::Chunks { .. }) {
+            return false;
+        }
+        let last = self.table.places().map(|(_, offset_bytes)| offset_bytes).max().unwrap_or(0);
+        let alignment = self.payload_alignment_bytes;
+        let room = |gap: &Range<u64>| gap.end.saturating_sub(gap.start.next_multiple_of(alignment));
+        self.gaps().iter().any(|gap| gap.start < last && room(gap) >= self.info.block_bytes)
+    }
+
     /// How a block that was found at this offset would have to be recorded. `None` if the tables
     /// that are left do not say which of its sectors are the parent's.
     pub fn held_at(&self, block: u64, payload_bytes: u64) -> Option<Held> {
@@ -126,11 +148,7 @@ impl Salvaged {
 
 /// The sector bitmap of a block whose payload is at `payload_bytes`. Without a parent a bitmap that
 /// cannot be read counts as full: sectors that were never written hold zeros.
-pub(super) fn read_bitmap(
-    salvaged: &Salvaged,
-    block: u64,
-    payload_bytes: u64,
-) -> Result<SectorBitmap, &'static str> {
+pub(super) fn read_bitmap(salvaged: &Salvaged, block: u64, payload_bytes: u64) -> Result<SectorBitmap, &'static str> {
     let info = &salvaged.info;
     let sectors = (info.block_bytes / u64::from(info.logical_sector_bytes)) as u32;
     let mut bitmap = SectorBitmap::empty(sectors, info.logical_sector_bytes);

@@ -22,7 +22,8 @@ fn read_pieces(store: &dyn Store, offset_bytes: u64, buf: &mut [u8], base: usize
         513.. => 512,
         _ => {
             // A file that ends within these bytes has given the first of them.
-            let held = store.len_bytes().map_or(0, |len| len.saturating_sub(offset_bytes)).min(buf.len() as u64) as usize;
+            let held =
+                store.len_bytes().map_or(0, |len| len.saturating_sub(offset_bytes)).min(buf.len() as u64) as usize;
             let start = if held > 0 && held < buf.len() && store.read_at(&mut buf[..held], offset_bytes).is_ok() {
                 held
             } else {

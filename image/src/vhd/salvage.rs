@@ -13,7 +13,7 @@
 use super::{layout::by_trust, overlaps};
 use crate::{
     DiskType, Format, ImageError, ImageInfo, LogState, ParentLink, Result,
-    salvage::{BlockTable, Bitmaps, Fault, Held, SalvageHints, Salvaged, file_length, overlapping, read_what_can_be},
+    salvage::{Bitmaps, BlockTable, Fault, Held, SalvageHints, Salvaged, file_length, overlapping, read_what_can_be},
 };
 use diskwright_format::vhd::{
     BAT_UNUSED, DiskKind, DynamicHeader, FOOTER_BYTES, Footer, HEADER_BYTES, LocatorData, MAX_DYNAMIC_BYTES,
@@ -104,9 +104,9 @@ fn header(
     if let Some(header) = at(named) {
         return Some((header, named));
     }
-    let found = (0..HEADER_SEARCH_BYTES.min(file_bytes)).step_by(SECTOR_BYTES as usize).find_map(|offset_bytes| {
-        at(offset_bytes).map(|header| (header, offset_bytes))
-    });
+    let found = (0..HEADER_SEARCH_BYTES.min(file_bytes))
+        .step_by(SECTOR_BYTES as usize)
+        .find_map(|offset_bytes| at(offset_bytes).map(|header| (header, offset_bytes)));
     remarks.push(match &found {
         Some((_, offset_bytes)) => {
             format!("The dynamic header is not at {named}, where the footer says; the one at {offset_bytes} is used.")
@@ -163,13 +163,14 @@ fn blocks(
     mut remarks: Vec<String>,
 ) -> Result<Salvaged> {
     let named = header.as_ref().map(|(header, _)| header.block_bytes).or(hints.block_bytes);
-    let block = named.filter(|block| block.is_power_of_two() && u64::from(*block) >= SECTOR_BYTES).ok_or_else(|| {
-        missing(
-            &*store,
-            "the file has no dynamic header that is valid, so the size of its blocks is not known",
-            "a header; name the size of its blocks with `RescueOptions::block_bytes` (usually 2 MiB)",
-        )
-    })?;
+    let block =
+        named.filter(|block| block.is_power_of_two() && u64::from(*block) >= SECTOR_BYTES).ok_or_else(|| {
+            missing(
+                &*store,
+                "the file has no dynamic header that is valid, so the size of its blocks is not known",
+                "a header; name the size of its blocks with `RescueOptions::block_bytes` (usually 2 MiB)",
+            )
+        })?;
     let block_bytes = u64::from(block);
     let by_header = header.as_ref().map(|(header, _)| u64::from(header.max_table_entries) * block_bytes);
     let size_bytes = match (footer.as_ref().map(Footer::size_bytes), hints.size_bytes, by_header) {
@@ -204,8 +205,8 @@ fn blocks(
     let disk_type = if is_child { DiskType::Differencing } else { DiskType::Dynamic };
     let count = size_bytes.div_ceil(block_bytes);
     let lead_bytes = bitmap_bytes(block);
-    let mut tables: Vec<Range<u64>> = vec![0..FOOTER_BYTES as u64];
-    tables.extend(tail);
+    let mut tables: Vec<Range<u64>> = tail.into_iter().collect();
+    tables.push(0..FOOTER_BYTES as u64);
     let mut table = BlockTable::new(count, block_bytes);
     let mut doubts = Vec::new();
     let bat = header.as_ref().and_then(|(header, at)| {
@@ -218,7 +219,9 @@ fn blocks(
         header.table_offset.is_multiple_of(SECTOR_BYTES).then_some(header.table_offset..end)
     });
     if let Some(bat) = &bat {
-        tables.push(bat.start..bat.end.max(bat.start + count * 4).next_multiple_of(SECTOR_BYTES).min(file_bytes.max(bat.start)));
+        tables.push(
+            bat.start..bat.end.max(bat.start + count * 4).next_multiple_of(SECTOR_BYTES).min(file_bytes.max(bat.start)),
+        );
     }
     tables.retain(|range| range.start < range.end);
     tables.sort_unstable_by_key(|range| range.start);

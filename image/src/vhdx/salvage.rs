@@ -19,7 +19,9 @@ use super::{
 };
 use crate::{
     DiskType, Format, ImageError, ImageInfo, LogState, ParentLink, Result,
-    salvage::{BlockTable, Bitmaps, Fault, Held, SalvageHints, Salvaged, file_length, overlapping, read_what_can_be},
+    salvage::{
+        Bitmaps, BlockTable, Fault, HELD_MAX, Held, SalvageHints, Salvaged, file_length, overlapping, read_what_can_be,
+    },
 };
 use diskwright_format::vhdx::{
     BITMAP_BLOCK_BYTES, BatEntry, BatGeometry, BitmapState, FileIdentifier, FileParameters, Header, MIB, MetadataTable,
@@ -79,7 +81,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
     };
     let mut table = BlockTable::new(count, geometry.block_bytes());
     let mut places = BTreeMap::new();
-    match bat_bytes {
+    let kept = match bat_bytes {
         Some(bat_bytes) => entries.read(bat_bytes, &mut table, &mut places)?,
         None => {
             remarks.push("The block allocation table was not found.".into());
@@ -87,8 +89,11 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
             table.lose(&*store, 0, count, Fault::NoTable)?;
             // Which chunks have a bitmap block is not known either.
             places.extend((0..if facts.has_parent { geometry.chunks() } else { 0 }).map(|chunk| (chunk, None)));
+            Vec::new()
         }
-    }
+    };
+    tables.extend(kept);
+    tables.sort_unstable_by_key(|range| range.start);
     if regions.bat.is_none()
         && let Some(at) = bat_bytes
     {
@@ -192,8 +197,7 @@ fn regions(store: &dyn Store, file_bytes: u64, remarks: &mut Vec<String>) -> Reg
         };
     }
     let mut found = (1..SEARCH_PLACES).map(|index| index * MIB).take_while(|&at| at < file_bytes).filter_map(|at| {
-        let region =
-            Region { id: METADATA_REGION, offset_bytes: at, len_bytes: MIB as u32, required: true };
+        let region = Region { id: METADATA_REGION, offset_bytes: at, len_bytes: MIB as u32, required: true };
         let bytes = bytes_of(store, at, 8).filter(|bytes| bytes == b"metadata")?;
         drop(bytes);
         let table = read_metadata_table(store, &region).ok()?;
@@ -230,8 +234,7 @@ impl Facts {
         }
         let none = MetadataTable { entries: Vec::new() };
         let whole = Region { id: METADATA_REGION, offset_bytes: 0, len_bytes: MIB as u32, required: true };
-        let items =
-            Items { store, region: region.copied().unwrap_or(whole), table: table.as_ref().unwrap_or(&none) };
+        let items = Items { store, region: region.copied().unwrap_or(whole), table: table.as_ref().unwrap_or(&none) };
         let parameters = items.parse(metadata::FILE_PARAMETERS, "file parameters", FileParameters::parse).ok();
         let size = items.parse(metadata::VIRTUAL_DISK_SIZE, "virtual disk size", |bytes| {
             metadata::parse_u64("virtual disk size", bytes)
@@ -366,13 +369,27 @@ impl Entries<'_> {
         Ok(Some((start, end)))
     }
 
-    fn read(&self, bat_bytes: u64, table: &mut BlockTable, places: &mut BTreeMap<u64, Option<u64>>) -> Result<()> {
+    /// The space that an entry without data keeps for its block.
+    fn kept(&self, block: u64, entry: BatEntry) -> Option<Range<u64>> {
+        let start = Some(entry.offset_bytes()).filter(|&start| start >= MIB)?;
+        let end = start.checked_add(self.geometry.bytes_in_disk(block)).filter(|&end| end <= self.file_bytes)?;
+        Some(start..end)
+    }
+
+    /// Reads all entries. Returns the space that entries without data keep.
+    fn read(
+        &self,
+        bat_bytes: u64,
+        table: &mut BlockTable,
+        places: &mut BTreeMap<u64, Option<u64>>,
+    ) -> Result<Vec<Range<u64>>> {
         use diskwright_format::vhdx::bat::EntryKind;
         let entries = self.geometry.entries(self.has_parent);
         let blocks = self.geometry.payload_blocks();
         let mut bytes = vec![0; ENTRIES * BAT_ENTRY_BYTES as usize];
         // Bitmap blocks are listed behind all payload blocks.
         let mut pieces = Vec::new();
+        let mut kept = Vec::new();
         for first in (0..entries).step_by(ENTRIES) {
             let count = (entries - first).min(ENTRIES as u64) as usize;
             let bytes = &mut bytes[..count * 8];
@@ -387,10 +404,17 @@ impl Entries<'_> {
                     (EntryKind::Payload { block }, Err(fault)) => table.lose(self.store, block, block + 1, fault)?,
                     (EntryKind::Payload { block }, Ok(Some((start, end)))) => {
                         let partial = self.has_parent && entry.payload_state() == Ok(PayloadState::PartiallyPresent);
-                        table.hold(self.store, block, if partial { Held::Partial(start) } else { Held::Data(start) })?;
+                        table.hold(
+                            self.store,
+                            block,
+                            if partial { Held::Partial(start) } else { Held::Data(start) },
+                        )?;
                         pieces.push((block, start, end));
                     }
                     (EntryKind::Payload { block }, Ok(None)) => {
+                        if kept.len() < HELD_MAX {
+                            kept.extend(self.kept(block, entry));
+                        }
                         if !matches!(entry.payload_state(), Ok(PayloadState::NotPresent)) {
                             table.hold(self.store, block, Held::Zero)?;
                         }
@@ -410,6 +434,6 @@ impl Entries<'_> {
                 None => table.lose_held(self.store, block, Fault::Claimed)?,
             }
         }
-        Ok(())
+        Ok(kept)
     }
 }

@@ -47,7 +47,8 @@ pub(crate) struct Evidence {
     bitmaps: HashMap<(Bitmap, u32), Option<u64>>,
     /// State of the checksum after number and generation of a directory, to its first blocks.
     directories: HashMap<u32, Directory>,
-    /// The same state, with depth and first logical block of a node of an extent tree, to its block.
+    /// The same state, with depth and first logical block of a node of an extent tree, to its
+    /// block.
     nodes: HashMap<(u32, u16, u32), u64>,
     journal: Vec<Range<u64>>,
 }
@@ -79,6 +80,15 @@ pub(crate) fn start_by_superblock(bytes: &[u8]) -> Option<u64> {
     place_of_copy(&fs, group)
 }
 
+/// A first superblock with a checksum: its offset in the file system, the number of blocks, and
+/// their size in bytes.
+pub(crate) fn first_superblock(bytes: &[u8]) -> Option<(u64, u64, u64)> {
+    let raw = bytes.get(..SUPERBLOCK_BYTES).filter(|raw| raw[0x38..0x3a] == [0x53, 0xef])?;
+    let (fs, group) = Superblock::of_copy(raw, u64::MAX).ok()?;
+    let is_first = group == 0 && matches!(fs.checksums, Checksums::Crc32c { .. });
+    is_first.then_some((1024, fs.blocks, fs.block_bytes))
+}
+
 /// Offset of the superblock of a group in the file system.
 fn place_of_copy(fs: &Superblock, group: u64) -> Option<u64> {
     if group == 0 {
@@ -88,9 +98,10 @@ fn place_of_copy(fs: &Superblock, group: u64) -> Option<u64> {
 }
 
 impl Evidence {
-    /// Learns what can be learned of the file system in this window.
-    pub(crate) fn learn(window: &Window<'_>, start_bytes: u64) -> Option<Self> {
-        let raw = find_superblock(window)?;
+    /// Learns what can be learned of the file system in this window. `copy` is the place of a
+    /// superblock, besides the usual ones.
+    pub(crate) fn learn(window: &Window<'_>, start_bytes: u64, copy: Option<u64>) -> Option<Self> {
+        let raw = find_superblock(window, copy)?;
         let (fs, _) = Superblock::of_copy(&raw, window.size_bytes()).ok()?;
         let seed = match fs.checksums {
             Checksums::Crc32c { seed } => Some(seed),
@@ -117,12 +128,18 @@ impl Evidence {
         Some(found)
     }
 
+    /// First byte of the file system on the disk.
+    pub(crate) fn start_bytes(&self) -> u64 {
+        self.start_bytes
+    }
+
     /// Reads the descriptors of all groups, each from the first copy in which it is right. Bitmaps
     /// are known only by the first table, as the copies are not kept up to date.
     fn learn_groups(&mut self, window: &Window<'_>, seed: u32) {
         let fs = &self.fs;
         let per_block = fs.block_bytes / fs.descriptor_bytes as u64;
-        let copies: Vec<u64> = (1..fs.groups.min(GROUPS_MAX)).filter(|&group| fs.has_superblock(group)).take(16).collect();
+        let copies: Vec<u64> =
+            (1..fs.groups.min(GROUPS_MAX)).filter(|&group| fs.has_superblock(group)).take(16).collect();
         let mut table = vec![0; fs.block_bytes as usize];
         let mut used = Vec::new();
         for index in 0..fs.groups.min(GROUPS_MAX).div_ceil(per_block) {
@@ -183,7 +200,8 @@ impl Evidence {
         let per_block = (block_bytes / self.inode_bytes) as u64;
         let mut bytes = vec![0; block_bytes];
         for index in 0..count.div_ceil(per_block) {
-            if table + index >= self.fs.blocks || window.read((table + index) * self.fs.block_bytes, &mut bytes).is_err()
+            if table + index >= self.fs.blocks
+                || window.read((table + index) * self.fs.block_bytes, &mut bytes).is_err()
             {
                 continue;
             }
@@ -220,7 +238,8 @@ impl Evidence {
             }
             // A node that is named twice names no place.
             let known = self.nodes.insert((state, depth - 1, le32(raw, 0)), block);
-            if depth > 1 && known.is_none()
+            if depth > 1
+                && known.is_none()
                 && let Ok(below) = window.bytes(block * self.fs.block_bytes, self.fs.block_bytes as usize)
                 && le16(&below, 0) == EXTENT_MAGIC
                 && le16(&below, 6) == depth - 1
@@ -343,9 +362,17 @@ impl Evidence {
         self.nodes.get(&(state, le16(block, 6), le32(block, 12))).copied()
     }
 
+    /// Block of a bitmap whose checksum only one descriptor has. The bits behind those of the group
+    /// are set. Bitmaps of one value only say nothing.
     fn place_of_bitmap(&self, seed: u32, block: &[u8]) -> Option<u64> {
-        let sum = |bits: u64| block.get(..(bits / 8) as usize).map(|bits| crc32c_raw(seed, bits));
-        let of = |kind, bits| self.bitmaps.get(&(kind, sum(bits)?)).copied().flatten();
+        let of = |kind, bits: u64| {
+            let (bits, rest) = block.split_at_checked((bits / 8) as usize)?;
+            let is_trivial = bits.iter().all(|byte| *byte == bits[0]);
+            if is_trivial || rest.iter().any(|byte| *byte != 0xff) {
+                return None;
+            }
+            self.bitmaps.get(&(kind, crc32c_raw(seed, bits))).copied().flatten()
+        };
         match (of(Bitmap::Blocks, self.fs.clusters_per_group), of(Bitmap::Inodes, self.inodes_per_group)) {
             (Some(block), None) | (None, Some(block)) => Some(block),
             _ => None,
@@ -354,18 +381,17 @@ impl Evidence {
 }
 
 /// The superblock, or the first copy that is right.
-fn find_superblock(window: &Window<'_>) -> Option<Vec<u8>> {
-    let at = |offset_bytes: u64, group: u64| {
+fn find_superblock(window: &Window<'_>, copy: Option<u64>) -> Option<Vec<u8>> {
+    let at = |offset_bytes: u64| {
         let raw = window.bytes(offset_bytes, SUPERBLOCK_BYTES).ok()?;
-        let is_magic = raw[0x38..0x3a] == [0x53, 0xef];
-        let (fs, found) = Superblock::of_copy(&raw, window.size_bytes()).ok().filter(|_| is_magic)?;
-        (found == group && place_of_copy(&fs, group) == Some(offset_bytes)).then_some(raw)
+        let (fs, group) = Superblock::of_copy(&raw, window.size_bytes()).ok()?;
+        (place_of_copy(&fs, group) == Some(offset_bytes)).then_some(raw)
     };
-    at(1024, 0).or_else(|| {
+    at(1024).or_else(|| at(copy?)).or_else(|| {
         // Where mke2fs puts them: groups of as many blocks as a bitmap block has bits.
         [4096_u64, 1024, 2048].into_iter().find_map(|block_bytes| {
             let first = u64::from(block_bytes == 1024);
-            COPY_GROUPS.into_iter().find_map(|group| at((first + group * 8 * block_bytes) * block_bytes, group))
+            COPY_GROUPS.into_iter().find_map(|group| at((first + group * 8 * block_bytes) * block_bytes))
         })
     })
 }

@@ -35,6 +35,11 @@ impl Evidence {
         Some(Self { start_bytes, boot, mft: files.mft_runs().to_vec() })
     }
 
+    /// First byte of the file system on the disk.
+    pub(crate) fn start_bytes(&self) -> u64 {
+        self.start_bytes
+    }
+
     /// What these bytes say. See [`crate::evidence::Witness::look`].
     pub(crate) fn look(&self, bytes: &[u8], give: &mut Give<'_>) {
         let mut at = (self.start_bytes % self.boot.record_bytes as u64) as usize;
@@ -54,9 +59,8 @@ impl Evidence {
     fn place_of(&self, number: u64) -> Option<u64> {
         let at = number.checked_mul(self.boot.record_bytes as u64).filter(|_| number >= FIRST_SINGLE)?;
         let cluster = at / self.boot.cluster_bytes;
-        let run = self.mft.iter().find(|run| {
-            run.stream_cluster <= cluster && cluster - run.stream_cluster < run.clusters
-        })?;
+        let run =
+            self.mft.iter().find(|run| run.stream_cluster <= cluster && cluster - run.stream_cluster < run.clusters)?;
         Some((run.cluster? + cluster - run.stream_cluster) * self.boot.cluster_bytes + at % self.boot.cluster_bytes)
     }
 }

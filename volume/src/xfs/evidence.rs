@@ -57,18 +57,38 @@ pub(crate) fn start_by_group(bytes: &[u8]) -> Option<u64> {
     u64::from(be32(second, 8)).checked_mul(u64::from(be32(first, 84)))?.checked_mul(u64::from(be32(first, 4)))
 }
 
+/// A first superblock: its offset in the file system, the number of blocks, and their size in bytes.
+pub(crate) fn first_superblock(bytes: &[u8]) -> Option<(u64, u64, u64)> {
+    let place = start_by_group(bytes).filter(|&place| place == 0)?;
+    let block_bytes = u64::from(be32(bytes, 4)).max(512);
+    Some((place, be64(bytes, 8), block_bytes))
+}
+
 impl Evidence {
-    /// Learns the file system in this window. Its first superblock, or the copy in a later group,
-    /// must be readable.
-    pub(crate) fn learn(window: &Window<'_>, start_bytes: u64) -> Option<Self> {
-        let fs = Superblock::read(window).ok().filter(|fs| fs.has_crc)?;
-        let raw = window.bytes(0, 512).ok()?;
+    /// Learns the file system in this window by its first superblock, or by the copy at this place.
+    pub(crate) fn learn(window: &Window<'_>, start_bytes: u64, copy: Option<u64>) -> Option<Self> {
+        let first = Superblock::read(window).ok().map(|fs| (fs, 0));
+        let (fs, at) = first.or_else(|| Some((Superblock::read_copy(window, copy?).ok()?, copy?)))?;
+        if !fs.has_crc {
+            return None;
+        }
+        let raw = window.bytes(at, 512).ok()?;
         let inode_bytes = usize::from(be16(&raw, 104));
         if !inode_bytes.is_power_of_two() || !(256..=2048).contains(&inode_bytes) {
             return None;
         }
         let (per_block, group) = (u32::from(raw[123]), u32::from(raw[124]));
-        (per_block <= 8 && group <= 31).then_some(Self { start_bytes, fs, inode_bytes, inode_bits: (per_block, per_block + group) })
+        (per_block <= 8 && group <= 31).then_some(Self {
+            start_bytes,
+            fs,
+            inode_bytes,
+            inode_bits: (per_block, per_block + group),
+        })
+    }
+
+    /// First byte of the file system on the disk.
+    pub(crate) fn start_bytes(&self) -> u64 {
+        self.start_bytes
     }
 
     /// Whether this byte of the disk lies in the log.
