@@ -75,6 +75,8 @@ pub enum Command {
     Compact(commands::compact::CompactArgs),
     /// Connect a child to its parent's new place, or search lost parents.
     Reconnect(commands::reconnect::ReconnectArgs),
+    /// Copy what can still be read of a damaged image into a new one.
+    Rescue(commands::rescue::RescueArgs),
     /// Give a disk another size.
     Resize(commands::resize::ResizeArgs),
     /// Read, write, discard and flush ranges of a disk, by qemu-io's commands.
@@ -122,6 +124,7 @@ const USED: [(&[&str], Used); 31] = [
     (&["serve-ctl", "move"], Used::Parents),
     (&["compact"], Used::Reading),
     (&["reconnect"], Used::Reading),
+    (&["rescue"], Used::Reading),
     (&["resize"], Used::Reading),
     (&["io"], Used::Writing),
     (&["serve"], Used::Writing),

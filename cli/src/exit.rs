@@ -7,6 +7,8 @@
 //!   check      sound         could not check      corrupt                 leaks only     stopped
 //!   convert    done          failed               used wrongly (clap)     done, but      stopped
 //!                                                                         for damage
+//!   rescue     done          failed               used wrongly (clap)     done, but      stopped
+//!                                                                         for losses
 //!   others     done          failed               used wrongly (clap)     -              stopped
 //! ```
 //!
@@ -43,7 +45,7 @@ pub const NOT_CHECKED: u8 = 1;
 pub const CORRUPT: u8 = 2;
 /// `check`: sound, with leaked space.
 pub const LEAKED: u8 = 3;
-/// `convert --skip-damaged`: the copy has zeros where the source is damaged.
+/// `convert --skip-damaged` and `rescue`: the copy has zeros where the source is damaged.
 pub const COPIED_WITH_LOSSES: u8 = 3;
 /// Ended by Ctrl-C or SIGTERM.
 pub const STOPPED: u8 = 130;

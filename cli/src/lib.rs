@@ -111,6 +111,7 @@ fn dispatch(context: &mut Context, command: &Command) -> Outcome {
         Command::Move(args) => commands::move_::run(context, args),
         Command::Compact(args) => commands::compact::run(context, args),
         Command::Reconnect(args) => commands::reconnect::run(context, args),
+        Command::Rescue(args) => commands::rescue::run(context, args),
         Command::Resize(args) => commands::resize::run(context, args),
         Command::Io(args) => commands::io::run(context, args),
         Command::Serve(args) => commands::serve::run(context, args),

@@ -10,7 +10,7 @@
 use crate::{
     commands::{
         attach, attached, check, clone, compact, compare, convert, create, detach, diff, info, io, lab, map, merge,
-        move_, partitions, reconnect, resize, serve, serve_ctl, snapshot,
+        move_, partitions, reconnect, rescue, resize, serve, serve_ctl, snapshot,
     },
     export::ExportReport,
     json::Document,
@@ -102,6 +102,7 @@ fn all() -> Vec<Named> {
         of::<partitions::Report>(),
         of::<compact::Report>(),
         of::<reconnect::Report>(),
+        of::<rescue::Report>(),
         of::<resize::Report>(),
         of::<serve::Report>(),
         of::<serve_ctl::Counted>(),

@@ -16,6 +16,7 @@
 
 use diskwright_disk::{
     ApplyOptions, ConvertOptions, CreateRequest, MoveOptions, OpenOptions, ParentPolicy, ReconnectOptions,
+    RescueOptions,
 };
 use diskwright_lab::{
     comparison::{FailIf, JudgeOptions},
@@ -57,7 +58,7 @@ macro_rules! switches {
 switches! {
     OpenOptions::allow_parent_write => "--allow-parent-write";
     // `--format` of convert is the format of the copy.
-    OpenOptions::format => "--format", "convert" => "--source-format", "move" => "--source-format", "compare" => "--format or --second-format", "diff" => "--format or --second-format";
+    OpenOptions::format => "--format", "convert" => "--source-format", "move" => "--source-format", "rescue" => "--source-format", "compare" => "--format or --second-format", "diff" => "--format or --second-format";
     ParentPolicy::allow_any => "--allow-any-parent";
     ParentPolicy::allow_devices => "--allow-devices";
     ParentPolicy::allowed_dirs => "--allow-parent-dir";
@@ -78,6 +79,9 @@ switches! {
     ReconnectOptions::ignore_id_mismatch => "--ignore-id-mismatch";
     ReconnectOptions::parent => "--parent";
     ReconnectOptions::search_dirs => "--search";
+    RescueOptions::block_bytes => "--block-size";
+    RescueOptions::size_bytes => "--size";
+    RescueOptions::trust_absent => "--trust-table";
     SweepOptions::axes => "--vary";
     SweepOptions::total_depth => "--total-depth";
     JudgeOptions::metrics => "--figures";

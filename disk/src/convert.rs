@@ -30,7 +30,7 @@ use crate::{
     error::from_io,
 };
 use diskwright_image::Format;
-use diskwright_store::{BlockDevice, CacheMode};
+use diskwright_store::{BlockDevice, CacheMode, Files};
 pub use notes::size_note;
 use std::{
     io,
@@ -154,18 +154,23 @@ pub fn convert(
             }
         }
     }
-    files
-        .rename(&partial, dest_path, false)
-        .map_err(|source| match source.kind() {
-            io::ErrorKind::AlreadyExists => is_there(dest_path),
-            _ => file_error("give the finished copy its name", dest_path, source),
-        })
-        .inspect_err(discard)?;
-    files
-        .sync_directory_of(dest_path)
-        .map_err(|source| file_error("make the new file's folder durable", dest_path, source))
-        .inspect_err(|_| drop(files.remove(dest_path)))?;
+    give_name(files, &partial, dest_path)?;
     Ok(outcome)
+}
+
+/// Gives a finished copy its name, durably. Removes the copy if that fails.
+pub(crate) fn give_name(files: &Files, partial: &Path, dest: &Path) -> Result<()> {
+    files
+        .rename(partial, dest, false)
+        .map_err(|source| match source.kind() {
+            io::ErrorKind::AlreadyExists => is_there(dest),
+            _ => file_error("give the finished copy its name", dest, source),
+        })
+        .inspect_err(|_| drop(files.remove(partial)))?;
+    files
+        .sync_directory_of(dest)
+        .map_err(|source| file_error("make the new file's folder durable", dest, source))
+        .inspect_err(|_| drop(files.remove(dest)))
 }
 
 /// The temporary name of a file until it is complete.
@@ -175,7 +180,7 @@ pub(crate) fn partial_path(dest: &Path) -> PathBuf {
     dest.with_file_name(name)
 }
 
-fn explain_partial(error: DiskError, partial: &Path, dest: &Path) -> DiskError {
+pub(crate) fn explain_partial(error: DiskError, partial: &Path, dest: &Path) -> DiskError {
     match error {
         DiskError::File { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => DiskError::BadOptions {
             what: format!(

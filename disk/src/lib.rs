@@ -32,6 +32,7 @@
 //!   compare.rs    compares the contents of two disks
 //!   diff.rs       the ranges in which two disks differ; exports them, and applies exports
 //!   compact.rs    gives back space, and makes the file as small as possible
+//!   rescue.rs     copies what can be read of an image whose tables are damaged
 //!   resize.rs     gives a disk another size
 //!   clones.rs     creates many children of one image
 //!   snapshot.rs   freezes a disk, goes back to a snapshot, removes one
@@ -95,6 +96,7 @@ mod place;
 mod plan;
 mod queue;
 mod reconnect;
+mod rescue;
 mod resize;
 #[cfg(all(test, feature = "shuttle"))]
 mod schedules;
@@ -131,6 +133,7 @@ pub use options::{OpenOptions, ParentPolicy, Reach};
 pub use parts::{PartRole, Parts, check_parts, parts_of};
 pub use place::{Opened, Place, require_file};
 pub use reconnect::{ReconnectOptions, Reconnected, Relinked, reconnect};
+pub use rescue::{Leftover, PlacedBlock, RangeKind, RescueOptions, Rescued, RescuedRange, rescue};
 pub use resize::{NewSize, ResizeOptions, Resized, resize};
 pub use snapshot::{Left, Snapshot, SnapshotOptions, remove_snapshot, revert, snapshot};
 pub use volumes::layout;

@@ -6,7 +6,10 @@
 //! signatures in `probe/known.rs`, and a value of `--format` in the command line.
 
 use crate::{
-    CheckReport, CreateOptions, DiskType, Format, Image, ImageError, ParentLink, Result, raw::RawImage, vhd, vhdx,
+    CheckReport, CreateOptions, DiskType, Format, Image, ImageError, ParentLink, Result,
+    raw::RawImage,
+    salvage::{SalvageHints, Salvaged},
+    vhd, vhdx,
 };
 use diskwright_format::vhd::MAX_DYNAMIC_BYTES;
 use diskwright_store::{FileRange, Store};
@@ -47,6 +50,7 @@ pub struct Driver {
     create: fn(Arc<dyn Store>, &CreateOptions) -> Result<()>,
     check: fn(Arc<dyn Store>) -> Result<CheckReport>,
     parent_link: fn(&dyn Store) -> Result<Option<ParentLink>>,
+    salvage: fn(Arc<dyn Store>, &SalvageHints) -> Result<Salvaged>,
 }
 
 static RAW: Driver = Driver {
@@ -65,6 +69,7 @@ static RAW: Driver = Driver {
     create: create_raw,
     check: |_| Ok(CheckReport::default()),
     parent_link: |_| Ok(None),
+    salvage: crate::raw::salvage,
 };
 
 static VHD: Driver = Driver {
@@ -84,6 +89,7 @@ static VHD: Driver = Driver {
     create: vhd::create,
     check: vhd::check,
     parent_link: vhd::parent_link,
+    salvage: vhd::salvage,
 };
 
 static VHDX: Driver = Driver {
@@ -103,6 +109,7 @@ static VHDX: Driver = Driver {
     create: vhdx::create,
     check: vhdx::check,
     parent_link: vhdx::parent_link,
+    salvage: vhdx::salvage,
 };
 
 impl Format {
@@ -150,6 +157,14 @@ impl Driver {
     /// Those of the format's own structures.
     pub fn parent_link(&self, store: &dyn Store) -> Result<Option<ParentLink>> {
         (self.parent_link)(store)
+    }
+
+    /// What can still be known of an image whose tables are damaged (see [`crate::salvage`]).
+    ///
+    /// # Errors
+    /// As [`crate::salvage::salvage`].
+    pub fn salvage(&self, store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Salvaged> {
+        (self.salvage)(store, hints)
     }
 }
 

@@ -13,6 +13,7 @@
 //!   vhd/       fixed, dynamic, differencing VHD: open, create, write, check
 //!   vhdx/      the same for VHDX, and its log
 //!   space.rs   allocator of payload blocks in a growing file
+//!   salvage.rs what can still be known of an image whose tables are damaged
 //!   needs.rs   what a block still needs before it can be reserved or committed
 //!   error.rs   errors, each a sentence for the user
 //! ```
@@ -27,6 +28,7 @@ mod needs;
 mod parent_links;
 pub mod probe;
 mod raw;
+pub mod salvage;
 mod space;
 pub mod split;
 pub mod vhd;

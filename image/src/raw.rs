@@ -15,6 +15,7 @@
 use crate::{
     BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, Reservation, Result,
     SectorBitmap,
+    salvage::{Bitmaps, BlockTable, SalvageHints, Salvaged},
 };
 use diskwright_store::{
     Access, Barrier, DataFile, FileRange, Front, Lane, Store, Zeroing,
@@ -36,6 +37,23 @@ pub const PSEUDO_BLOCK_BYTES: u64 = 64 << 20;
 
 /// Upper limit of [`ImageInfo::payload_alignment_bytes`]: payload at offset 0 has any alignment.
 pub(crate) const FLAT_ALIGNMENT_BYTES: u32 = 1 << 20;
+
+/// A raw file has no tables that can be damaged: its blocks follow each other.
+pub(crate) fn salvage(store: Arc<dyn Store>, _hints: &SalvageHints) -> Result<Salvaged> {
+    let image = RawImage::new(store, false, 512)?;
+    let RawImage { info, store, .. } = image;
+    let count = info.size_bytes.div_ceil(PSEUDO_BLOCK_BYTES);
+    Ok(Salvaged {
+        file_bytes: info.size_bytes,
+        table: BlockTable::linear(count, PSEUDO_BLOCK_BYTES, info.size_bytes),
+        info,
+        store,
+        bitmaps: Bitmaps::None,
+        tables: Vec::new(),
+        payload_alignment_bytes: 512,
+        doubts: Vec::new(),
+    })
+}
 
 /// A raw file or device.
 #[derive(Debug)]

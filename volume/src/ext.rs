@@ -15,8 +15,11 @@
 //! descriptor's count of free clusters, and the group's own structures are in use. Any group that
 //! fails leaves the whole file system alone. A journal that needs recovery is never replayed here.
 
+mod evidence;
 mod groups;
 mod superblock;
+
+pub(crate) use evidence::{Evidence, first_superblock, start_by_superblock};
 
 use crate::{
     identity::Identity,

@@ -5,6 +5,7 @@
 //!   volumes()      partition table ─▶ signatures ─▶ one reader: name, label, size, free bytes
 //!   free_ranges()  the free ranges of one of these volumes
 //!   ends()         how small the disk can be without losing anything (ends.rs)
+//!   Witness        which structures state where on the disk they lie (evidence.rs)
 //!   table_change() what the partition table becomes on a disk of another size (ends.rs)
 //!       │
 //!       ▼
@@ -38,6 +39,7 @@
 mod btrfs;
 mod bytes;
 mod ends;
+mod evidence;
 mod exfat;
 mod ext;
 mod fat;
@@ -46,6 +48,7 @@ mod lvm;
 mod ntfs;
 mod read;
 mod reason;
+mod seen;
 mod signature;
 mod sink;
 mod swap;
@@ -54,8 +57,10 @@ mod volume;
 mod xfs;
 
 pub use ends::{Ends, Enlarged, TableChange, ends, table_change};
+pub use evidence::{Witness, anchors_in};
 pub use read::{Extent, ReadAt};
 pub use reason::{LeftAlone, Why};
+pub use seen::{Anchor, PROOF, Seen};
 pub use table::{Place, Step, TableKind};
 pub use volume::{Layout, Volume, free_ranges, volumes};
 

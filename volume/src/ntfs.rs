@@ -16,10 +16,13 @@
 //! volume with shadow copies is left alone.
 
 mod boot;
+mod evidence;
 mod file;
 mod numbers;
 mod record;
 mod state;
+
+pub(crate) use evidence::{Evidence, start_by_boot};
 
 use crate::{
     bytes::{le64, utf16, zero_runs},

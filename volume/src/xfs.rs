@@ -14,9 +14,12 @@
 //! The blocks of the AGFL, which the trees take when they grow, count as used. A log that is not
 //! clean is never replayed here: the trees on the disk are older than the log then.
 
+mod evidence;
 mod log;
 mod superblock;
 mod tree;
+
+pub(crate) use evidence::{Evidence, first_superblock, start_by_group};
 
 use crate::{
     identity::Identity,

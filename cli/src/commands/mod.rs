@@ -22,6 +22,7 @@ pub mod merge;
 pub mod move_;
 pub mod partitions;
 pub mod reconnect;
+pub mod rescue;
 pub mod resize;
 pub mod serve;
 pub mod serve_ctl;

@@ -45,6 +45,7 @@ mod nbd;
 mod partitions;
 mod readme;
 mod reconnect;
+mod rescue;
 mod resize;
 mod schemas;
 mod serve;

@@ -26,6 +26,7 @@ const LINES: &[&str] = &[
     "resize copy.vhd +1M",
     "merge child.vhdx --to merged.vhdx",
     "reconnect child.vhdx --search .",
+    "rescue copy.vhd rescued.vhdx",
     "move merged.vhdx moved.vhdx",
     "attached",
     "serve-ctl list",

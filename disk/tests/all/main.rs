@@ -12,6 +12,8 @@ mod images;
 mod meddled;
 #[path = "../patchwork/mod.rs"]
 mod patchwork;
+#[path = "../rescuing/mod.rs"]
+mod rescuing;
 #[path = "../small_fs/mod.rs"]
 mod small_fs;
 
@@ -41,6 +43,8 @@ mod other_formats;
 mod panics;
 mod pieces;
 mod reconnect;
+mod rescue;
+mod rescue_file_systems;
 mod resizing;
 mod second_opinions;
 mod snapshots;

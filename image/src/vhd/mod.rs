@@ -21,6 +21,7 @@
 //!   growth.rs    the end of the file: space for new blocks, and the footer that moves with it
 //!   create.rs    new files
 //!   check.rs     reports damage in a file (findings.rs) and in its batmap (check_batmap.rs)
+//!   salvage.rs   what can still be known of a damaged file
 //! ```
 //!
 //! VHD has no log, so only the order of writes protects against a power cut. Invariants at every
@@ -58,6 +59,7 @@ mod order;
 mod prepare;
 mod reads;
 mod relink;
+mod salvage;
 mod shrink;
 mod sizes;
 mod table;
@@ -70,6 +72,7 @@ pub(crate) use check::check;
 pub use create::create;
 pub(crate) use image::{open, parent_link};
 pub use link::set_modified_seconds;
+pub(crate) use salvage::salvage;
 
 use crate::ImageError;
 use diskwright_format::vhd::VhdError;

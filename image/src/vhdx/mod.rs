@@ -19,6 +19,7 @@
 //!   header.rs   header updates; writes and syncs of metadata
 //!   create.rs   new files
 //!   check.rs    reports all damage in a file
+//!   salvage.rs  what can still be known of a damaged file
 //! ```
 //!
 //! Open writes nothing (unless the log must be replayed), and a session that changes nothing leaves
@@ -41,6 +42,7 @@ mod open;
 mod pages;
 mod prepare;
 mod relink;
+mod salvage;
 mod shrink;
 mod state;
 mod survey;
@@ -53,6 +55,7 @@ pub(crate) use check::check;
 pub use create::create;
 pub(crate) use image::open;
 pub(crate) use open::parent_link;
+pub(crate) use salvage::salvage;
 
 use crate::error::ImageError;
 use diskwright_format::vhdx::Invalid;

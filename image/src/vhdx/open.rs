@@ -265,7 +265,7 @@ fn replay(
 }
 
 /// A store that shows the file after a replay.
-fn replay_in_memory(store: &Arc<dyn Store>, ring: &Ring<'_>, sequence: &Sequence) -> Result<Arc<dyn Store>> {
+pub(super) fn replay_in_memory(store: &Arc<dyn Store>, ring: &Ring<'_>, sequence: &Sequence) -> Result<Arc<dyn Store>> {
     let mut pages = BTreeMap::new();
     ring.replay(sequence, Target::Memory(&mut pages))?;
     let io = |error| ImageError::io("replay the log", &**store, ring.place.offset_bytes, error);
@@ -335,10 +335,10 @@ pub(super) fn read_metadata_table(store: &dyn Store, region: &Region) -> Result<
 }
 
 /// Reads metadata items.
-struct Items<'a> {
-    store: &'a dyn Store,
-    region: Region,
-    table: &'a MetadataTable,
+pub(super) struct Items<'a> {
+    pub(super) store: &'a dyn Store,
+    pub(super) region: Region,
+    pub(super) table: &'a MetadataTable,
 }
 
 impl Items<'_> {
@@ -348,7 +348,7 @@ impl Items<'_> {
         })
     }
 
-    fn parse<T>(
+    pub(super) fn parse<T>(
         &self,
         id: Uuid,
         name: &'static str,

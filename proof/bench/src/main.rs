@@ -17,6 +17,7 @@
 //!   compact.rs     compacting disks with real file systems
 //!   convert.rs     against qemu-img, and with reflinks on XFS (xfs.rs)
 //!   merge.rs       merging against cp, and with reflinks on XFS
+//!   rescue.rs      a disk of whose block table a third is destroyed
 //!   serve/         disks served by NBD, or attached, against other servers
 //!   fio.rs         fio as a client of servers
 //!   ours.rs        the program under test as a child
@@ -41,6 +42,7 @@ mod large;
 mod merge;
 mod ours;
 mod populated;
+mod rescue;
 mod rows;
 mod serve;
 mod touch;

@@ -1,6 +1,6 @@
 //! The table of all rows.
 
-use crate::{allocate, chains, clones, compact, convert, discard, expand, large, merge, populated, serve};
+use crate::{allocate, chains, clones, compact, convert, discard, expand, large, merge, populated, rescue, serve};
 use diskwright_lab::{acceptance::Row, selftest};
 
 /// The rows about disks and servers.
@@ -94,6 +94,11 @@ const OWN: [Row; 26] = [
         name: "compact",
         title: "compacting a dynamic VHDX of 64 GiB with ext4, NTFS and XFS, 40 GiB allocated and 5 GiB in use: under 10 s, within 3 % of the smallest possible file",
         measure: compact::measure,
+    },
+    Row {
+        name: "rescue",
+        title: "rescue of a disk with a third of its block table destroyed, half of it an ext4: every block that has superblocks or inodes in use is placed, none wrongly",
+        measure: rescue::placed,
     },
     Row {
         name: "nbd-io",

@@ -12,13 +12,13 @@ use std::ops::Range;
 const BLOCK_UNINIT: u16 = 0x2;
 
 /// A descriptor whose checksum is right.
-struct Descriptor {
-    block_bitmap: u64,
-    inode_bitmap: u64,
-    inode_table: u64,
+pub(super) struct Descriptor {
+    pub(super) block_bitmap: u64,
+    pub(super) inode_bitmap: u64,
+    pub(super) inode_table: u64,
     free_clusters: u64,
-    flags: u16,
-    bitmap_checksum: u32,
+    pub(super) flags: u16,
+    pub(super) bitmap_checksum: u32,
 }
 
 /// Sends the free clusters of all groups to `sink`.
@@ -60,7 +60,7 @@ pub(super) fn scan(window: &Window<'_>, fs: &Superblock, sink: &mut Sink<'_>) ->
 }
 
 impl Descriptor {
-    fn parse(fs: &Superblock, group: u64, raw: &[u8]) -> Result<Self, LeftAlone> {
+    pub(super) fn parse(fs: &Superblock, group: u64, raw: &[u8]) -> Result<Self, LeftAlone> {
         let checksum = le16(raw, 0x1e);
         let number = (group as u32).to_le_bytes();
         let sum = match fs.checksums {
@@ -115,13 +115,13 @@ fn checked_bytes(fs: &Superblock, block: u64, what: &str) -> Result<u64, LeftAlo
 }
 
 /// The blocks of a group; the last one may be shorter.
-fn group_blocks(fs: &Superblock, group: u64) -> Range<u64> {
+pub(super) fn group_blocks(fs: &Superblock, group: u64) -> Range<u64> {
     let start = fs.first_data_block + group * fs.blocks_per_group;
     start..(start + fs.blocks_per_group).min(fs.blocks)
 }
 
 /// Block with the `index`-th part of the descriptor table.
-fn descriptor_block(fs: &Superblock, index: u64, per_block: u64) -> u64 {
+pub(super) fn descriptor_block(fs: &Superblock, index: u64, per_block: u64) -> u64 {
     let superblock = 1024 / fs.block_bytes;
     match fs.first_meta_bg {
         Some(first) if index >= first => {

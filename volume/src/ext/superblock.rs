@@ -110,6 +110,18 @@ impl Superblock {
         Ok(superblock)
     }
 
+    /// A superblock or a copy of one, whatever the state of its file system, and the group that it
+    /// says it lies in. Its checksum is verified if it has one.
+    pub(super) fn of_copy(raw: &[u8], size_bytes: u64) -> Result<(Self, u64), LeftAlone> {
+        let (compat, incompat, ro_compat) = (le32(raw, 0x5c), le32(raw, 0x60), le32(raw, 0x64));
+        if raw[0x38..0x3a] != [0x53, 0xef] || incompat & (INCOMPAT_JOURNAL_DEVICE | !INCOMPAT_KNOWN) != 0 {
+            return Err(LeftAlone::unsupported("no superblock of ext4, or one with unknown features"));
+        }
+        let checksums = check_sum(raw, incompat, ro_compat)?;
+        let superblock = Self::geometry(raw, compat, incompat, ro_compat, checksums, size_bytes)?;
+        Ok((superblock, le16(raw, 0x5a).into()))
+    }
+
     fn geometry(
         raw: &[u8],
         compat: u32,

@@ -73,6 +73,11 @@ impl<'a> Files<'a> {
         Ok(files)
     }
 
+    /// Where the MFT lies.
+    pub(super) fn mft_runs(&self) -> &[Run] {
+        &self.mft
+    }
+
     /// An attribute of a file, by type and name. `None` if the file does not have it.
     pub(super) fn stream(&self, number: u64, kind: u32, name: &str) -> Result<Option<Stream>, LeftAlone> {
         let mut stream = None;

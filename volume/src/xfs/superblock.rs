@@ -40,7 +40,17 @@ pub(super) fn identify(window: &Window<'_>) -> Option<Identity> {
 
 impl Superblock {
     pub(super) fn read(window: &Window<'_>) -> Result<Self, LeftAlone> {
-        let raw = window.bytes(0, 512)?;
+        let superblock = Self::read_copy(window, 0)?;
+        // Copies keep the mark that mkfs.xfs sets while it works.
+        if window.bytes(126, 1)? != [0] {
+            return Err(LeftAlone::new(Why::Dirty, "mkfs.xfs did not finish"));
+        }
+        Ok(superblock)
+    }
+
+    /// The superblock of a group, which begins at `at_bytes`.
+    pub(super) fn read_copy(window: &Window<'_>, at_bytes: u64) -> Result<Self, LeftAlone> {
+        let raw = window.bytes(at_bytes, 512)?;
         let wrong = |what: String| LeftAlone::damaged(format!("superblock of XFS: {what}"));
         let has_crc = match be16(&raw, 100) & 0xf {
             4 => false,
@@ -55,10 +65,7 @@ impl Superblock {
         if !block_bytes.is_power_of_two() || !(sector_bytes..=64 << 10).contains(&block_bytes) {
             return Err(wrong(format!("blocks of {block_bytes} bytes")));
         }
-        let meta_uuid = has_crc && check_version_5(window, &raw, sector_bytes)?;
-        if raw[126] != 0 {
-            return Err(LeftAlone::new(Why::Dirty, "mkfs.xfs did not finish"));
-        }
+        let meta_uuid = has_crc && check_version_5(window, &raw, at_bytes, sector_bytes)?;
         if be64(&raw, 16) != 0 {
             return Err(LeftAlone::unsupported("XFS with a realtime device"));
         }
@@ -110,8 +117,8 @@ impl Superblock {
 
 /// Verifies the CRC and the features of version 5. Returns whether structures carry a UUID of their
 /// own.
-fn check_version_5(window: &Window<'_>, raw: &[u8], sector_bytes: u64) -> Result<bool, LeftAlone> {
-    let sector = window.bytes(0, sector_bytes as usize)?;
+fn check_version_5(window: &Window<'_>, raw: &[u8], at_bytes: u64, sector_bytes: u64) -> Result<bool, LeftAlone> {
+    let sector = window.bytes(at_bytes, sector_bytes as usize)?;
     if !crc_matches(&sector, CRC_AT) {
         return Err(LeftAlone::damaged("the CRC of the superblock of XFS does not match"));
     }

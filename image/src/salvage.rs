@@ -1,0 +1,34 @@
+//! What can still be known of an image whose tables are damaged.
+//!
+//! ```text
+//!   vhd/salvage.rs, vhdx/salvage.rs   every structure for itself; a damaged one is left out
+//!        │
+//!        ▼
+//!   found.rs   size, blocks, table.rs: a place, or why it is lost, for each block
+//!        │     gaps(): space of the file that no table and no entry names
+//!        │     place(): a block found in a gap, whose own contents prove where it belongs
+//!        ▼
+//!   SalvagedImage   a read-only image: a lost block is `Damaged`, never the parent's data
+//! ```
+//!
+//! What must hold: an entry is believed only if nothing contradicts it. Two entries for the same
+//! space are both lost, and so is an entry with bits that must be zero. Absent blocks are believed
+//! only while nothing suggests that entries were wiped ([`BlockTable::doubt_absent`]).
+//!
+//! Memory: one record for each block that has space, up to [`HELD_MAX`]; runs of lost blocks are
+//! one record. No read error ends a salvage, except when not even the length of the file is known.
+
+mod found;
+mod image;
+mod reading;
+mod table;
+
+pub use found::{Bitmaps, SalvageHints, Salvaged};
+pub use image::SalvagedImage;
+pub(crate) use reading::file_length;
+pub use reading::read_what_can_be;
+pub(crate) use table::overlapping;
+pub use table::{BlockTable, Fault, HELD_MAX, Held};
+
+#[cfg(test)]
+mod tests;

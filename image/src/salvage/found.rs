@@ -1,0 +1,182 @@
+//! What was found of an image: description, places of blocks, bitmaps, and the space between.
+
+use super::{
+    reading::read_what_can_be,
+    table::{BlockTable, Held},
+};
+use crate::{DiskType, ImageInfo, SectorBitmap};
+use diskwright_format::vhdx::BatGeometry;
+use diskwright_store::Store;
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+/// Facts from the user, for structures that are lost. A fact from the file goes first.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SalvageHints {
+    /// Virtual size in bytes.
+    pub size_bytes: Option<u64>,
+    /// Size of a payload block in bytes.
+    pub block_bytes: Option<u32>,
+}
+
+/// Where the sector bitmaps of an image are.
+#[derive(Debug, Clone)]
+pub enum Bitmaps {
+    /// No block has a bitmap.
+    None,
+    /// VHD: before the payload of each block.
+    BeforePayload {
+        /// Length of a bitmap in the file in bytes.
+        len_bytes: u64,
+    },
+    /// VHDX with a parent: one bitmap block for each chunk.
+    Chunks {
+        /// The arithmetic of chunks.
+        geometry: BatGeometry,
+        /// Offset of a chunk's bitmap block; `None` if its entry is damaged. A chunk that is not
+        /// listed has no bitmap block.
+        places: BTreeMap<u64, Option<u64>>,
+    },
+}
+
+/// What was found of an image.
+#[derive(Debug, Clone)]
+pub struct Salvaged {
+    /// The description, as far as it is known.
+    pub info: ImageInfo,
+    /// The file, after a replay of its log in memory.
+    pub store: Arc<dyn Store>,
+    /// Length of the file in bytes.
+    pub file_bytes: u64,
+    /// The place of each block, or why it is lost.
+    pub table: BlockTable,
+    /// Where the bitmaps are.
+    pub bitmaps: Bitmaps,
+    /// Ranges of the file that hold no payload, sorted.
+    pub tables: Vec<Range<u64>>,
+    /// Offset of payload in the file: a multiple of this.
+    pub payload_alignment_bytes: u64,
+    /// Why the entries may be out of date: the log or the table itself was lost.
+    pub doubts: Vec<String>,
+}
+
+impl Salvaged {
+    /// Bytes of a block that lie on the disk.
+    pub fn bytes_in_disk(&self, block: u64) -> u64 {
+        let block_bytes = self.info.block_bytes;
+        self.info.size_bytes.saturating_sub(block.saturating_mul(block_bytes)).min(block_bytes)
+    }
+
+    /// Bytes before a block's payload that belong to the block.
+    pub fn lead_bytes(&self) -> u64 {
+        match self.bitmaps {
+            Bitmaps::BeforePayload { len_bytes } => len_bytes,
+            _ => 0,
+        }
+    }
+
+    /// The space of the file that neither a table nor a block with a valid entry occupies, in
+    /// order. A block that was placed counts like one with a valid entry.
+    pub fn gaps(&self) -> Vec<Range<u64>> {
+        if self.table.is_linear() {
+            return Vec::new();
+        }
+        let lead_bytes = self.lead_bytes();
+        let mut taken = self.tables.clone();
+        taken.extend(self.table.places().map(|(_, offset_bytes)| {
+            offset_bytes.saturating_sub(lead_bytes)..offset_bytes.saturating_add(self.info.block_bytes)
+        }));
+        if let Bitmaps::Chunks { places, .. } = &self.bitmaps {
+            taken.extend(places.values().flatten().map(|&at| at..at.saturating_add(1 << 20)));
+        }
+        taken.sort_unstable_by_key(|range| range.start);
+        let mut gaps = Vec::new();
+        let mut end_bytes = 0;
+        for range in taken {
+            let start = range.start.min(self.file_bytes);
+            if end_bytes < start {
+                gaps.push(end_bytes..start);
+            }
+            end_bytes = end_bytes.max(range.end);
+        }
+        if end_bytes < self.file_bytes {
+            gaps.push(end_bytes..self.file_bytes);
+        }
+        gaps
+    }
+
+    /// Whether a lost entry could have said that some sectors of a block are the parent's, and its
+    /// bitmap with it: no bitmap block is known for the chunk of this block of a child.
+    pub fn may_have_lost_its_bitmap(&self, block: u64) -> bool {
+        match &self.bitmaps {
+            Bitmaps::Chunks { geometry, places } => !places.contains_key(&geometry.chunk_of(block)),
+            _ => false,
+        }
+    }
+
+    /// Whether the file of a child has unused space for a block before its last one. A block that
+    /// was allocated and holds zeros looks like that when its entry is wiped. (A VHD's block has a
+    /// bitmap that is not zero.)
+    pub fn has_room_between(&self) -> bool {
+        if !matches!(self.bitmaps, Bitmaps::Chunks { .. }) {
+            return false;
+        }
+        let last = self.table.places().map(|(_, offset_bytes)| offset_bytes).max().unwrap_or(0);
+        let alignment = self.payload_alignment_bytes;
+        let room = |gap: &Range<u64>| gap.end.saturating_sub(gap.start.next_multiple_of(alignment));
+        self.gaps().iter().any(|gap| gap.start < last && room(gap) >= self.info.block_bytes)
+    }
+
+    /// How a block that was found at this offset would have to be recorded. `None` if the tables
+    /// that are left do not say which of its sectors are the parent's.
+    pub fn held_at(&self, block: u64, payload_bytes: u64) -> Option<Held> {
+        match &self.bitmaps {
+            Bitmaps::None => Some(Held::Data(payload_bytes)),
+            Bitmaps::BeforePayload { .. } => Some(Held::Partial(payload_bytes)),
+            Bitmaps::Chunks { geometry, places } => match places.get(&geometry.chunk_of(block)) {
+                // Without a bitmap block no block of the chunk has sectors of the parent.
+                None => Some(Held::Data(payload_bytes)),
+                Some(None) => None,
+                Some(Some(_)) => {
+                    let bitmap = read_bitmap(self, block, payload_bytes).ok()?;
+                    // Only then it does not matter whether the lost entry named the bitmap.
+                    bitmap.is_full().then_some(Held::Data(payload_bytes))
+                }
+            },
+        }
+    }
+}
+
+/// The sector bitmap of a block whose payload is at `payload_bytes`. Without a parent a bitmap that
+/// cannot be read counts as full: sectors that were never written hold zeros.
+pub(super) fn read_bitmap(salvaged: &Salvaged, block: u64, payload_bytes: u64) -> Result<SectorBitmap, &'static str> {
+    let info = &salvaged.info;
+    let sectors = (info.block_bytes / u64::from(info.logical_sector_bytes)) as u32;
+    let mut bitmap = SectorBitmap::empty(sectors, info.logical_sector_bytes);
+    let (at_bytes, len, reverse) = match &salvaged.bitmaps {
+        Bitmaps::None => return Err("its sector bitmap was not found"),
+        Bitmaps::BeforePayload { len_bytes } => (payload_bytes - len_bytes, *len_bytes as usize, true),
+        Bitmaps::Chunks { geometry, places } => {
+            let place = places.get(&geometry.chunk_of(block)).copied().flatten();
+            let (within_bytes, len_bytes) = geometry.bitmap_place(block);
+            (place.ok_or("its sector bitmap was not found")? + within_bytes, len_bytes as usize, false)
+        }
+    };
+    let mut bytes = vec![0; len];
+    if !read_what_can_be(&*salvaged.store, at_bytes, &mut bytes).is_empty() {
+        if info.disk_type == DiskType::Differencing {
+            return Err("its sector bitmap cannot be read");
+        }
+        bytes.fill(0xff);
+    }
+    for (word, chunk) in bitmap.words.iter_mut().zip(bytes.chunks(8)) {
+        let mut wide = [0; 8];
+        for (to, from) in wide.iter_mut().zip(chunk) {
+            *to = if reverse { from.reverse_bits() } else { *from };
+        }
+        *word = u64::from_le_bytes(wide);
+    }
+    if let (Some(last), surplus @ 1..) = (bitmap.words.last_mut(), sectors % 64) {
+        *last &= (1 << surplus) - 1;
+    }
+    Ok(bitmap)
+}

@@ -1,0 +1,48 @@
+//! Reads of a file that may fail in places.
+
+use crate::{ImageError, Result};
+use diskwright_store::Store;
+use std::ops::Range;
+
+/// Reads what can be read of `buf.len()` bytes at `offset_bytes`, by ever smaller pieces where the
+/// store fails. Returns the ranges of `buf` that cannot be read; they are filled with zeros.
+pub fn read_what_can_be(store: &dyn Store, offset_bytes: u64, buf: &mut [u8]) -> Vec<Range<usize>> {
+    let mut lost = Vec::new();
+    read_pieces(store, offset_bytes, buf, 0, &mut lost);
+    lost
+}
+
+fn read_pieces(store: &dyn Store, offset_bytes: u64, buf: &mut [u8], base: usize, lost: &mut Vec<Range<usize>>) {
+    if buf.is_empty() || store.read_at(buf, offset_bytes).is_ok() {
+        return;
+    }
+    let piece = match buf.len() {
+        65_537.. => 65_536,
+        4097.. => 4096,
+        513.. => 512,
+        _ => {
+            // A file that ends within these bytes has given the first of them.
+            let held =
+                store.len_bytes().map_or(0, |len| len.saturating_sub(offset_bytes)).min(buf.len() as u64) as usize;
+            let start = if held > 0 && held < buf.len() && store.read_at(&mut buf[..held], offset_bytes).is_ok() {
+                held
+            } else {
+                0
+            };
+            buf[start..].fill(0);
+            match lost.last_mut() {
+                Some(last) if last.end == base + start => last.end = base + buf.len(),
+                _ => lost.push(base + start..base + buf.len()),
+            }
+            return;
+        }
+    };
+    for (index, part) in buf.chunks_mut(piece).enumerate() {
+        let at = index * piece;
+        read_pieces(store, offset_bytes + at as u64, part, base + at, lost);
+    }
+}
+
+pub(crate) fn file_length(store: &dyn Store) -> Result<u64> {
+    store.len_bytes().map_err(|error| ImageError::io("get the file's length", store, 0, error))
+}
