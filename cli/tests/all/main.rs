@@ -44,6 +44,7 @@ mod nbd;
 mod partitions;
 mod readme;
 mod reconnect;
+mod repair;
 mod resize;
 mod schemas;
 mod serve;

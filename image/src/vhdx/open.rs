@@ -184,7 +184,7 @@ pub(super) fn read_if_there(
     Ok(())
 }
 
-fn read_headers(store: &dyn Store, remarks: &mut Vec<String>) -> Result<(Slot, Header)> {
+pub(super) fn read_headers(store: &dyn Store, remarks: &mut Vec<String>) -> Result<(Slot, Header)> {
     let [first, second] = read_slots(store)?;
     let (slot, header) =
         header::select(&first, &second).map_err(|invalid| corrupt(store, Slot::First.offset_bytes(), invalid))?;
@@ -335,10 +335,10 @@ pub(super) fn read_metadata_table(store: &dyn Store, region: &Region) -> Result<
 }
 
 /// Reads metadata items.
-struct Items<'a> {
-    store: &'a dyn Store,
-    region: Region,
-    table: &'a MetadataTable,
+pub(super) struct Items<'a> {
+    pub(super) store: &'a dyn Store,
+    pub(super) region: Region,
+    pub(super) table: &'a MetadataTable,
 }
 
 impl Items<'_> {
@@ -348,7 +348,7 @@ impl Items<'_> {
         })
     }
 
-    fn parse<T>(
+    pub(super) fn parse<T>(
         &self,
         id: Uuid,
         name: &'static str,

@@ -1,10 +1,10 @@
 //! The table of all rows.
 
-use crate::{allocate, chains, clones, compact, convert, discard, expand, large, merge, populated, serve};
+use crate::{allocate, chains, check, clones, compact, convert, discard, expand, large, merge, populated, serve};
 use diskwright_lab::{acceptance::Row, selftest};
 
 /// The rows about disks and servers.
-const OWN: [Row; 25] = [
+const OWN: [Row; 26] = [
     Row {
         name: "workloads",
         title: "populated dynamic and differencing disks against the raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU in 126 of 128 comparisons",
@@ -34,6 +34,11 @@ const OWN: [Row; 25] = [
         name: "open-large",
         title: "opening a VHDX of 64 TiB and reading one block: under 50 ms and 32 MiB",
         measure: large::open,
+    },
+    Row {
+        name: "check",
+        title: "checking a dynamic disk of 1 TiB with space for all its blocks: under 2 s",
+        measure: check::allocated,
     },
     Row {
         name: "map-memory",

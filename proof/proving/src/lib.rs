@@ -11,6 +11,7 @@
 //!   command.rs       create and convert as cases
 //!   life.rs          snapshot and revert as cases
 //!   compacting.rs    compact as a case
+//!   repairing.rs     a repair and its undo as a case
 //!   sizes.rs         smaller and larger disks with a GPT as cases
 //!   crowd.rs         several queues of one disk at the same time, as a case
 //!   packed.rs        a made-up image format: two files, packed blocks, no sector bitmaps
@@ -55,6 +56,7 @@ pub mod mutation;
 pub mod opinion;
 pub mod packed;
 pub mod player;
+pub mod repairing;
 pub mod rule_breaker;
 pub mod sizes;
 pub mod stage;

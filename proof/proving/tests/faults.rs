@@ -1,7 +1,9 @@
 //! Every operation on the files below the disk fails, one after the other, with every kind of
 //! fault: see `faulty`.
 
-use diskwright_proving::{command, compacting, disk, disk::silence, faulty::at_every_operation, life, merge, sizes};
+use diskwright_proving::{
+    command, compacting, disk, disk::silence, faulty::at_every_operation, life, merge, repairing, sizes,
+};
 
 fn fail_every_operation(names: &[&str]) {
     for name in names {
@@ -116,6 +118,14 @@ fn freezing_and_going_back() {
 fn compacting_a_disk() {
     // One of each format, a child and a disk without a parent.
     for case in compacting::compactions().iter().skip(1).take(2) {
+        at_every_operation(case);
+    }
+}
+
+#[test]
+fn repairing_a_disk() {
+    // One of each format, a child and a disk without a parent.
+    for case in repairing::repairs().iter().skip(1).take(2) {
         at_every_operation(case);
     }
 }
