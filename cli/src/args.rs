@@ -54,7 +54,7 @@ pub enum Command {
     Map(commands::map::MapArgs),
     /// List the partitions and file systems on a disk, and what is free in them.
     Partitions(commands::partitions::PartitionsArgs),
-    /// Check a disk for damage and leaked space. Never writes.
+    /// Check a disk for damage and leaked space, and repair it.
     Check(commands::check::CheckArgs),
     /// Copy a disk into a new image of any format and type.
     Convert(commands::convert::ConvertArgs),
@@ -106,7 +106,7 @@ pub enum Command {
 }
 
 /// What each command uses of the options about disks. The others use none of them.
-const USED: [(&[&str], Used); 31] = [
+const USED: [(&[&str], Used); 32] = [
     (&["create"], Used::Parents),
     (&["info"], Used::Reading),
     (&["map"], Used::Reading),

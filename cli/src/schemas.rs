@@ -81,6 +81,7 @@ fn all() -> Vec<Named> {
         of::<attach::Report>(),
         of::<attached::Report>(),
         of::<check::Report>(),
+        of::<check::UndoReport>(),
         of::<clone::Report>(),
         of::<compare::Report>(),
         of::<convert::Report>(),

@@ -12,6 +12,7 @@ use crate::{
     DiskError, OpenOptions, PartRole, Reach, Result, check_parts,
     open::{open_chain, read_without_lock},
     parts_of,
+    repair::interrupted_repair,
 };
 use diskwright_image::{CheckReport, Finding, Format, ImageError, Severity, probe};
 use diskwright_store::{CacheMode, LockMode, OpenOptions as StoreOptions};
@@ -47,7 +48,8 @@ impl Checked {
 /// no format that is known. Damage is no error, but a finding.
 pub fn check(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Checked> {
     let path = path.as_ref();
-    let warnings = options.force_share.then(|| read_without_lock(path)).into_iter().collect();
+    let unlocked = options.force_share.then(|| read_without_lock(path));
+    let warnings = unlocked.into_iter().chain(interrupted_repair(&options.files, path)).collect();
     let (format, report) = check_image(path, options)?;
     let reading = OpenOptions { writable: false, reach: Reach::Available, ..options.clone() };
     let broken_link = match open_chain(path, &reading) {
@@ -85,7 +87,8 @@ pub fn check_image(path: &Path, options: &OpenOptions) -> Result<(Format, CheckR
     match probe::check(store, Some(format)) {
         Err(ImageError::Corrupt { structure, offset_bytes, found, expected, .. }) => {
             let message = format!("{structure}: found {found}, expected {expected}; the check could not go on");
-            let findings = vec![Finding { severity: Severity::Corrupt, offset_bytes, message }];
+            let finding = Finding::new(Severity::Corrupt, offset_bytes, structure, found, expected).says(message);
+            let findings = vec![finding];
             Ok((format, CheckReport { findings, ..CheckReport::default() }))
         }
         other => Ok(other?),

@@ -10,6 +10,7 @@
 use crate::{
     DiskError, OpenOptions, Result,
     parts::{PartRole, parts_of},
+    repair::refuse_unfinished,
 };
 use diskwright_image::{Format, Image, ImageInfo, probe, probe::DetectedFormat};
 use diskwright_store::{CacheMode, Files, LockMode, Store};
@@ -60,6 +61,9 @@ pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: 
         (false, false) => LockMode::Shared,
         (false, true) => LockMode::None,
     };
+    if writable {
+        refuse_unfinished(files, path)?;
+    }
     let options = diskwright_store::OpenOptions { writable, create_new: false, cache, lock };
     let store = match access.referred {
         None => files.open(path, &options)?,

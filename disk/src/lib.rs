@@ -29,6 +29,7 @@
 //!   convert.rs    copies one disk into another
 //!   copy.rs       the copying itself: two workers, many requests in flight
 //!   check.rs      damage in an image, and broken links to its parents
+//!   repair/       repairs an image, with an undo file; undoes a repair
 //!   compare.rs    compares the contents of two disks
 //!   diff.rs       the ranges in which two disks differ; exports them, and applies exports
 //!   compact.rs    gives back space, and makes the file as small as possible
@@ -96,6 +97,7 @@ mod place;
 mod plan;
 mod queue;
 mod reconnect;
+mod repair;
 mod rescue;
 mod resize;
 #[cfg(all(test, feature = "shuttle"))]
@@ -133,6 +135,7 @@ pub use options::{OpenOptions, ParentPolicy, Reach};
 pub use parts::{PartRole, Parts, check_parts, parts_of};
 pub use place::{Opened, Place, require_file};
 pub use reconnect::{ReconnectOptions, Reconnected, Relinked, reconnect};
+pub use repair::{PlannedWrite, RepairOptions, Repaired, Undone, interrupted_repair, repair, undo_repair};
 pub use rescue::{Leftover, PlacedBlock, RangeKind, RescueOptions, Rescued, RescuedRange, rescue};
 pub use resize::{NewSize, ResizeOptions, Resized, resize};
 pub use snapshot::{Left, Snapshot, SnapshotOptions, remove_snapshot, revert, snapshot};

@@ -145,12 +145,13 @@ mod stream;
 pub use diskwright_disk::{
     Checked, CompactOptions, Compacted, CompareOutcome, ConvertOptions, ConvertOutcome, CreateRequest, Disk, DiskError,
     Family, FoundParent, KeptName, Layer, Left, Lost, LostRange, MAP_MEMORY_BYTES, MergeOptions, Merged, NewSize,
-    OpenOptions, Opened, ParentPolicy, Place, Progress, Reach, Relative, ResizeOptions, Resized, Result, Snapshot,
-    SnapshotOptions, VolumeGain, check, clone_disk, compact, compare, convert, create, layout, merge, remove_snapshot,
-    resize, revert, snapshot, volume,
+    OpenOptions, Opened, ParentPolicy, Place, PlannedWrite, Progress, Reach, Relative, RepairOptions, Repaired,
+    ResizeOptions, Resized, Result, Snapshot, SnapshotOptions, Undone, VolumeGain, check, clone_disk, compact, compare,
+    convert, create, layout, merge, remove_snapshot, repair, resize, revert, snapshot, undo_repair, volume,
 };
 pub use diskwright_image::{
-    CheckReport, DiskType, Finding, Format, Image, ImageError, ImageInfo, LogState, ParentLink, Severity,
+    CheckReport, DiskType, Finding, Format, Image, ImageError, ImageInfo, LogState, Mended, ParentLink, Repair,
+    Severity,
 };
 pub use diskwright_nbd::{ClientError, NbdDevice, NbdUri};
 pub use diskwright_store::{

@@ -6,7 +6,8 @@
 //! signatures in `probe/known.rs`, and a value of `--format` in the command line.
 
 use crate::{
-    CheckReport, CreateOptions, DiskType, Format, Image, ImageError, ParentLink, Result,
+    CreateOptions, DiskType, Format, Image, ImageError, ParentLink, Result,
+    findings::{CheckReport, Examined},
     raw::RawImage,
     salvage::{SalvageHints, Salvaged},
     vhd, vhdx,
@@ -48,7 +49,10 @@ pub struct Driver {
     pub child_records_time: bool,
     open: Open,
     create: fn(Arc<dyn Store>, &CreateOptions) -> Result<()>,
-    check: fn(Arc<dyn Store>) -> Result<CheckReport>,
+    /// Arguments: the store, whether to say how findings are mended.
+    examine: fn(Arc<dyn Store>, bool) -> Result<Examined>,
+    begin_repair: fn(&Arc<dyn Store>, bool) -> Result<()>,
+    settle_log: fn(&Arc<dyn Store>, bool) -> Result<()>,
     parent_link: fn(&dyn Store) -> Result<Option<ParentLink>>,
     salvage: fn(Arc<dyn Store>, &SalvageHints) -> Result<Salvaged>,
 }
@@ -67,7 +71,9 @@ static RAW: Driver = Driver {
     child_records_time: false,
     open: |store, writable, sector_bytes| Ok(Arc::new(RawImage::new(store, writable, sector_bytes)?)),
     create: create_raw,
-    check: |_| Ok(CheckReport::default()),
+    examine: |_, _| Ok(Examined::default()),
+    begin_repair: |_, _| Ok(()),
+    settle_log: |_, _| Ok(()),
     parent_link: |_| Ok(None),
     salvage: crate::raw::salvage,
 };
@@ -87,7 +93,10 @@ static VHD: Driver = Driver {
     child_records_time: true,
     open: |store, writable, _| Ok(Arc::new(vhd::open(store, writable)?)),
     create: vhd::create,
-    check: vhd::check,
+    examine: vhd::examine,
+    // Nothing in a VHD says when it was written.
+    begin_repair: |_, _| Ok(()),
+    settle_log: |_, _| Ok(()),
     parent_link: vhd::parent_link,
     salvage: vhd::salvage,
 };
@@ -107,7 +116,9 @@ static VHDX: Driver = Driver {
     child_records_time: false,
     open: |store, writable, _| Ok(Arc::new(vhdx::open(store, writable)?)),
     create: vhdx::create,
-    check: vhdx::check,
+    examine: vhdx::examine,
+    begin_repair: vhdx::begin_repair,
+    settle_log: vhdx::settle_log,
     parent_link: vhdx::parent_link,
     salvage: vhdx::salvage,
 };
@@ -146,7 +157,23 @@ impl Driver {
     /// # Errors
     /// Those of the format's own `check`.
     pub fn check(&self, store: Arc<dyn Store>) -> Result<CheckReport> {
-        (self.check)(store)
+        Ok(self.examine(store, false)?.report)
+    }
+
+    /// The same; with `for_repair` also how the findings are mended.
+    pub(crate) fn examine(&self, store: Arc<dyn Store>, for_repair: bool) -> Result<Examined> {
+        (self.examine)(store, for_repair)
+    }
+
+    /// Changes the identities that the format demands to change before a repair: that of the file,
+    /// and with `costs_data` also that of the disk's contents. Durable on return.
+    pub(crate) fn begin_repair(&self, store: &Arc<dyn Store>, costs_data: bool) -> Result<()> {
+        (self.begin_repair)(store, costs_data)
+    }
+
+    /// Replays the log or drops its entries, and leaves it empty. Durable on return.
+    pub(crate) fn settle_log(&self, store: &Arc<dyn Store>, replays: bool) -> Result<()> {
+        (self.settle_log)(store, replays)
     }
 
     /// The parent that an image names. Reads only headers and metadata: no log is replayed and no

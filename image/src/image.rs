@@ -705,48 +705,6 @@ pub trait ImageWriter: Send + Sync {
     fn close(&self) -> Result<()>;
 }
 
-/// How serious a finding is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Severity {
-    /// Unusual, but the disk is intact.
-    Note,
-    /// Leaked space: nothing in the file refers to it.
-    Leak,
-    /// Damage: reads or writes may fail or return wrong data.
-    Corrupt,
-}
-
-/// One finding of `check`.
-#[derive(Debug, Clone)]
-pub struct Finding {
-    /// How serious the finding is.
-    pub severity: Severity,
-    /// Offset in the file.
-    pub offset_bytes: u64,
-    /// What was found and what was expected.
-    pub message: String,
-}
-
-/// The result of a check of one image.
-#[derive(Debug, Clone, Default)]
-pub struct CheckReport {
-    /// The findings, sorted by offset.
-    pub findings: Vec<Finding>,
-    /// Payload blocks that have data in the file.
-    pub allocated_blocks: u64,
-    /// All payload blocks of the virtual disk.
-    pub total_blocks: u64,
-    /// Size of the leaked space in bytes.
-    pub leaked_bytes: u64,
-}
-
-impl CheckReport {
-    /// The worst severity, or `None` when nothing was found.
-    pub fn worst(&self) -> Option<Severity> {
-        self.findings.iter().map(|finding| finding.severity).max()
-    }
-}
-
 /// Properties of a new image.
 #[derive(Debug, Clone)]
 pub struct CreateOptions {

@@ -15,6 +15,8 @@
 //!   space.rs   allocator of payload blocks in a growing file
 //!   salvage.rs what can still be known of an image whose tables are damaged
 //!   needs.rs   what a block still needs before it can be reserved or committed
+//!   findings.rs  what a check finds, and the changes that mend it
+//!   mending.rs   applies these changes until nothing is left to mend
 //!   error.rs   errors, each a sentence for the user
 //! ```
 
@@ -22,7 +24,9 @@
 
 mod driver;
 mod error;
+mod findings;
 mod image;
+mod mending;
 mod needs;
 #[cfg(test)]
 mod parent_links;
@@ -38,10 +42,12 @@ mod waiting;
 
 pub use driver::Driver;
 pub use error::{ImageError, Result};
+pub use findings::{CheckReport, Finding, Repair, Severity};
 pub use image::{
-    BlockState, CheckReport, Commit, CreateOptions, DiskType, Finding, Format, Image, ImageInfo, ImageWriter, LogState,
-    MovePlace, MoveTo, ParentLink, Reservation, SectorBitmap, Severity,
+    BlockState, Commit, CreateOptions, DiskType, Format, Image, ImageInfo, ImageWriter, LogState, MovePlace, MoveTo,
+    ParentLink, Reservation, SectorBitmap,
 };
+pub use mending::{Mended, mend};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

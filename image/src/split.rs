@@ -146,25 +146,26 @@ impl SplitRawImage {
 /// `Io` if a length cannot be determined.
 pub fn check(parts: &[Arc<dyn Store>], missing: Option<&Path>, logical_sector_bytes: u32) -> Result<CheckReport> {
     let (mut findings, mut at) = (Vec::new(), 0_u64);
-    let mut find = |offset_bytes, message| {
-        findings.push(Finding { severity: Severity::Corrupt, offset_bytes, message });
+    let mut find = |offset_bytes, name: &Path, found: String, expected: &str, message| {
+        let structure = name.display().to_string();
+        findings.push(Finding::new(Severity::Corrupt, offset_bytes, structure, found, expected).says(message));
     };
     for (number, part) in parts.iter().enumerate() {
         let len_bytes = len_of(&**part)?;
         let is_last = number + 1 == parts.len() && missing.is_none();
         if let Some(expected) = fault(len_bytes, logical_sector_bytes).filter(|_| !is_last) {
-            let name = part.name().display();
-            find(
-                at,
-                format!(
-                    "{name}: found a length of {len_bytes} bytes, expected {expected}, as another file continues the disk"
-                ),
+            let name = part.name();
+            let message = format!(
+                "{}: found a length of {len_bytes} bytes, expected {expected}, as another file continues the disk",
+                name.display()
             );
+            find(at, name, format!("a length of {len_bytes} bytes"), &expected, message);
         }
         at = at.saturating_add(len_bytes);
     }
     if let Some(missing) = missing {
-        find(at, format!("{}: the file is missing, but later files of the disk are there", missing.display()));
+        let message = format!("{}: the file is missing, but later files of the disk are there", missing.display());
+        find(at, missing, "no file".into(), "a file, as later files of the disk are there", message);
     }
     Ok(CheckReport { findings, ..CheckReport::default() })
 }

@@ -60,6 +60,11 @@ class Finding:
     severity: Literal["note", "leak", "corrupt"]
     offset: int
     message: str
+    structure: str
+    found: str
+    expected: str
+    repair: Literal["not needed", "mends without loss", "costs data", "cannot"]
+    costs: tuple[int, int] | None
 
 class Checked:
     sound: bool

@@ -159,6 +159,14 @@ pub(crate) struct Finding {
     /// Where in the file.
     offset: u64,
     message: String,
+    /// The structure that is not as the format demands.
+    structure: String,
+    found: String,
+    expected: String,
+    /// `not needed`, `mends without loss`, `costs data` or `cannot`.
+    repair: &'static str,
+    /// The range of the disk that a repair gives up: its first byte, and the first one after it.
+    costs: Option<(u64, u64)>,
 }
 
 #[pymethods]
@@ -199,6 +207,11 @@ impl From<diskwright_lib::Checked> for Checked {
                 },
                 offset: finding.offset_bytes,
                 message: told(finding.message),
+                structure: finding.structure,
+                found: told(finding.found),
+                expected: told(finding.expected),
+                repair: finding.repair.as_str(),
+                costs: finding.costs.map(|range| (range.start, range.end)),
             })
             .collect();
         Self {

@@ -1,10 +1,13 @@
-//! `diskwright check FILE`: reports damage and leaked space; never writes.
+//! `diskwright check FILE`: reports damage and leaked space; writes only with `--repair` or
+//! `--undo` (`check/repair.rs`).
 //!
 //! The file is read under a shared lock, so that no other process writes to it meanwhile
 //! (`--force-share` takes no lock). The parents of a child are always followed, because a child
 //! whose parent is missing or replaced cannot be read: a broken link is reported, and the exit code
 //! is 1 unless damage was found. With `--chain` the parents are also checked, each by itself. A
 //! VHD's parent whose modification time differs from the recorded one is a note on the child.
+
+mod repair;
 
 use crate::{
     context::Context,
@@ -18,10 +21,15 @@ use crate::{
 };
 use clap::Args;
 use diskwright_disk::{
-    Disk, DiskError, Layer, OpenOptions, Reach, check_image, parent_timestamp_warning, read_without_lock, require_file,
+    Disk, DiskError, Layer, OpenOptions, Reach, check_image, interrupted_repair, parent_timestamp_warning,
+    read_without_lock, require_file,
 };
-use diskwright_image::{CheckReport, Finding, Format, Severity};
+use diskwright_image::{CheckReport, Finding, Format, Repair, Severity};
 use diskwright_store::Files;
+use repair::RangeReport;
+pub use repair::RepairReport;
+#[cfg(test)]
+pub use repair::UndoReport;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
@@ -35,11 +43,21 @@ use std::{
 A child is read through its parents, so the links to them are followed. A broken link (the parent is missing, was replaced or may not \
 be opened) is reported, and the exit code is 1 even if the file itself is sound. --chain also checks the parents themselves.
 
-EXIT CODES  0 sound, 1 could not check, or a link to a parent is broken (wrong usage too), 2 corrupt, 3 leaked space only
+--repair mends what can be mended without a guess: footers, headers and region tables that have a good copy, a log to be replayed, leaked \
+space. Every byte of the disk that can be read stays the same. What can only be mended by giving up data (blocks that lie beyond the end of \
+the file, two blocks in one place) is left alone, and the exit code is 2, unless --accept-loss is given: then each range of the disk that is \
+given up is printed. Before the first change all old bytes are saved in FILE.undo. --undo puts them back, and is refused if the file was written \
+since. A repair that was interrupted is put back by the next --repair or --undo.
+
+EXIT CODES  0 sound, also after a repair or an undo, 1 could not check or repair, or a link to a parent is broken (wrong usage too), 2 corrupt, \
+3 leaked space only. With --dry-run: that of the file as it is
 
 EXAMPLES
   diskwright check disk.vhdx
   diskwright check machine.avhdx --chain
+  diskwright check disk.vhdx --repair --dry-run
+  diskwright check disk.vhdx --repair --accept-loss --undo-file /safe/disk.undo
+  diskwright check disk.vhdx --undo
   diskwright check disk.vhd --json | jq '.files[].findings'")]
 pub struct CheckArgs {
     /// The disk.
@@ -47,11 +65,30 @@ pub struct CheckArgs {
     /// Check the parents too, down to the disk that has none.
     #[arg(long)]
     chain: bool,
-    /// Not supported yet: refused, and nothing is changed.
-    #[arg(long)]
+    /// Mend what can be mended without loss. The old bytes are saved in FILE.undo.
+    #[arg(long, conflicts_with_all = ["chain", "force_share"])]
     repair: bool,
+    /// Put the file back as it was before its last repair.
+    #[arg(long, conflicts_with_all = ["chain", "force_share", "repair", "accept_loss", "dry_run"])]
+    undo: bool,
+    #[command(flatten)]
+    how: RepairOptionsArgs,
     #[command(flatten)]
     share: ShareArgs,
+}
+
+/// Options of `--repair` and `--undo`.
+#[derive(Debug, Args)]
+pub struct RepairOptionsArgs {
+    /// With --repair: also give up what cannot be read, so that the rest can be used.
+    #[arg(long, requires = "repair")]
+    accept_loss: bool,
+    /// With --repair: show what would be done, and change nothing.
+    #[arg(long, requires = "repair")]
+    dry_run: bool,
+    /// The undo file. [default: FILE.undo, then FILE.undo.2 and so on]
+    #[arg(long, value_name = "FILE")]
+    undo_file: Option<PathBuf>,
 }
 
 /// What `check --json` prints.
@@ -65,6 +102,9 @@ pub struct Report {
     chain_error: Option<String>,
     /// Warnings, a sentence each.
     warnings: Vec<String>,
+    /// With `--repair`: what was done. The other fields are the state after it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repair: Option<RepairReport>,
 }
 
 impl Document for Report {
@@ -99,8 +139,18 @@ pub struct FindingReport {
     severity: &'static str,
     /// Where in the file, in bytes.
     offset: u64,
-    /// What was found and what was expected.
+    /// What was found and what was expected, as a sentence.
     message: String,
+    /// The structure that is not as the format demands.
+    structure: String,
+    /// What was found there.
+    found: String,
+    /// What the format demands there; may be empty for a note.
+    expected: String,
+    /// `not needed`, `mends without loss`, `costs data` or `cannot`.
+    repair: &'static str,
+    /// The range of the disk that a repair gives up.
+    costs: Option<RangeReport>,
 }
 
 /// A file, and its report or why it could not be checked.
@@ -109,12 +159,13 @@ type Checked = (PathBuf, Result<(Format, CheckReport), DiskError>);
 /// Checks the file, and with `--chain` its parents.
 pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
     require_file(&args.file, "check")?;
-    if args.repair {
-        return Err(Failure::new(format!(
-            "{}: --repair is not supported yet; nothing was changed. `diskwright check` without it lists what is wrong. If the disk still opens, `diskwright convert` copies it into a new image; it stops at the first block that cannot be read",
-            args.file.display()
-        )));
+    if args.undo {
+        return repair::undo(context, &args.file, &args.how);
     }
+    if args.how.undo_file.is_some() && !args.repair {
+        return Err(Failure::usage("--undo-file needs --repair or --undo"));
+    }
+    let repaired = if args.repair { Some(repair::run(context, &args.file, &args.how)?) } else { None };
     // As far as the chain can be followed: damage in a parent is reported though the next is
     // missing.
     let options = OpenOptions {
@@ -124,7 +175,9 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
     };
     let mut checked: Vec<Checked> = vec![(args.file.clone(), Ok(check_image(&args.file, &options)?))];
     let mut chain_error = None;
-    let warnings: Vec<String> = args.share.force_share.then(|| read_without_lock(&args.file)).into_iter().collect();
+    let unlocked = args.share.force_share.then(|| read_without_lock(&args.file));
+    let interrupted = interrupted_repair(&options.files, &args.file);
+    let mut warnings: Vec<String> = unlocked.into_iter().chain(interrupted).collect();
     warnings.iter().for_each(|warning| context.warn(warning));
     match Disk::open(&args.file, &options) {
         Ok(disk) => {
@@ -155,8 +208,17 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
         chain_error.is_some(),
     );
     if context.global.json {
-        context.print_json(&Report { verdict: verdict(code), files: reports, chain_error, warnings })?;
+        warnings.extend(repaired.iter().flat_map(|done| done.warnings.clone()));
+        let repair = repaired.map(|done| {
+            let after = exit_code([Some(done.after.worst())].into_iter(), false);
+            repair::report(&done, args.how.dry_run, verdict(after))
+        });
+        let warnings = switches::all_told(&warnings);
+        context.print_json(&Report { verdict: verdict(code), files: reports, chain_error, warnings, repair })?;
         return Ok(code);
+    }
+    if let Some(done) = &repaired {
+        repair::tell(context, &args.file, done, args.how.dry_run)?;
     }
     for report in &reports {
         print_file(context, report)?;
@@ -179,7 +241,8 @@ fn doubt_of(child: &Layer, parent: &Layer) -> Option<Finding> {
     let link = child.image.info().parent.as_ref()?;
     let told = parent_timestamp_warning(&Files::default(), link, &parent.path)?;
     let message = format!("The parent's time stamp: {told}.");
-    Some(Finding { severity: Severity::Note, offset_bytes: link.modified_offset_bytes.unwrap_or(0), message })
+    let offset_bytes = link.modified_offset_bytes.unwrap_or(0);
+    Some(Finding::new(Severity::Note, offset_bytes, "parent's time stamp", told, "the recorded time").says(message))
 }
 
 // The worst verdict of all files. "Could not check" is worse than leaks and better than damage.
@@ -245,6 +308,11 @@ fn report_of(path: &Path, result: &Result<(Format, CheckReport), DiskError>) -> 
                     severity: severity_word(finding.severity),
                     offset: finding.offset_bytes,
                     message: switches::told(&finding.message),
+                    structure: finding.structure.clone(),
+                    found: switches::told(&finding.found),
+                    expected: switches::told(&finding.expected),
+                    repair: finding.repair.as_str(),
+                    costs: finding.costs.as_ref().map(RangeReport::of),
                 })
                 .collect(),
         },
@@ -263,10 +331,15 @@ fn print_file(context: &mut Context, report: &FileReport) -> io::Result<()> {
         };
         let word = style.paint(colour, format_args!("{:<7}", finding.severity));
         writeln!(context.out, "{file}: {word}  offset {:width$}: {}", finding.offset, printable(&finding.message))?;
+        if let Some(range) = &finding.costs {
+            let (start, end) = range.bounds();
+            writeln!(context.out, "{file}:          a repair gives up bytes {start} to {end} of the disk")?;
+        }
     }
     if let Some(error) = &report.error {
         return writeln!(context.out, "{}: {}", style.paint(RED, "could not check"), printable(error));
     }
+    let harm = || report.findings.iter().filter(|finding| finding.severity != "note");
     let count = |word| report.findings.iter().filter(|finding| finding.severity == word).count();
     let mut line = match report.verdict {
         "sound" => style.paint(GREEN, "sound"),
@@ -284,6 +357,9 @@ fn print_file(context: &mut Context, report: &FileReport) -> io::Result<()> {
             "; {} of {} blocks allocated ({percent:.1} %)",
             report.allocated_blocks, report.total_blocks
         ));
+    }
+    if report.verdict != "sound" && harm().all(|finding| finding.repair == Repair::Lossless.as_str()) {
+        line.push_str("; --repair mends it without loss");
     }
     if report.format.as_deref() == Some("raw") {
         line.push_str("; a raw disk has no structures that could be checked");

@@ -45,6 +45,7 @@ mod nbd;
 mod partitions;
 mod readme;
 mod reconnect;
+mod repair;
 mod rescue;
 mod resize;
 mod schemas;

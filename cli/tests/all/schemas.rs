@@ -3,8 +3,8 @@
 use crate::common::{Workshop, schemas};
 use std::{collections::BTreeSet, fs};
 
-/// Commands that print a document each, in an order in which they can be run. `attach`, `detach` and
-/// `serve` are looked at by the tests that start them.
+/// Commands that print a document each, in an order in which they can be run. `attach`, `detach`
+/// and `serve` are looked at by the tests that start them.
 const LINES: &[&str] = &[
     "create base.vhdx --size 16M",
     "io base.vhdx -c 'write -P 7 1M 64K' -c flush",
@@ -38,6 +38,7 @@ const LINES: &[&str] = &[
 /// Documents that other tests print: those need root, a server, or minutes.
 const ELSEWHERE: &[&str] = &[
     "attach-1",
+    "check.undo-1",
     "control-drain-1",
     "control-statistics-1",
     "detach-1",

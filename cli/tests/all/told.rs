@@ -163,20 +163,6 @@ fn sectors_that_change_and_sizes_that_azure_refuses_are_told() {
 }
 
 #[test]
-fn what_check_cannot_repair_it_does_not_promise() {
-    let shop = Workshop::new();
-    shop.ok("create disk.vhdx --size 8M");
-    let before = fs::read(shop.path("disk.vhdx")).unwrap();
-    let told = shop.fails(1, "check disk.vhdx --repair");
-    assert!(
-        told.contains("not supported yet; nothing was changed") && told.contains("stops at the first block"),
-        "{told}"
-    );
-    assert!(!told.contains("rescue"), "{told}");
-    assert_eq!(fs::read(shop.path("disk.vhdx")).unwrap(), before);
-}
-
-#[test]
 fn no_space_is_told_with_numbers() {
     let small = match Small::new("ext4", 64 * MIB) {
         Ok(small) => small,

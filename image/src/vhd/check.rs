@@ -1,33 +1,45 @@
-//! Reports damage in a VHD. Reads only.
+//! Reports damage in a VHD, and how it is mended. Reads only.
+//!
+//! ```text
+//!   footers (footers.rs) ─▶ header ─▶ locators ─▶ bitmaps, batmap ─▶ places of all blocks
+//!        │ damaged: from the copy, or rebuilt (rebuild.rs)             (check_space.rs)
+//! ```
 //!
 //! Checks both footers, the header, the locators, then for every BAT entry that the block lies
-//! inside the file and does not overlap the tables or other blocks. Space between the tables, the
-//! blocks and the footer is leaked. The bitmaps of dynamic disks should be all ones. XenServer's
-//! batmap should agree with them.
+//! inside the file and does not overlap the tables or other blocks. The bitmaps of dynamic disks
+//! should be all ones. XenServer's batmap should agree with them.
 //!
-//! Memory is bounded by [`order`] and by [`findings`](super::findings).
+//! A footer is mended from the one that readers use. If the file cannot be opened with that one but
+//! with the other, the other is the right one. A footer at the end that is missing is appended, so
+//! that no byte of the file is overwritten: the space of blocks is checked later.
+//!
+//! Memory is bounded by [`order`](super::order) and by [`Findings`].
 
 use super::{
     PAGE_BYTES, bitmap,
     check_batmap::check_batmap,
-    findings::{Findings, MAX_FINDINGS},
-    footers::Footers,
+    check_space::check_places,
+    footers::{Chosen, Footers},
     layout::{Blocks, Layout, by_trust, read_locator},
-    order::{self, WalkItem},
+    overlaps,
+    rebuild::{rebuilt_fixed_footer, rebuilt_header},
     table,
 };
-use crate::{CheckReport, ImageError, Result, Severity};
-use diskwright_format::vhd::{DiskKind, FEATURE_RESERVED, FOOTER_BYTES};
+use crate::{
+    Result,
+    findings::{Change, CheckReport, Examined, Finding, Findings, Severity, corruption},
+};
+use diskwright_format::vhd::{BAT_UNUSED, DiskKind, FEATURE_RESERVED, FOOTER_BYTES, SECTOR_BYTES};
 use diskwright_store::Store;
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
-/// Checks the VHD in `store`.
+/// Checks the VHD in `store`; with `for_repair` also says how it is mended.
 ///
 /// # Errors
 /// `NotAnImage` if there is no footer at all; `Io`. Damage is in the report.
-pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
+pub(crate) fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<Examined> {
     let store = &*store;
-    let mut findings = Findings::default();
+    let mut findings = Findings::new(for_repair);
     let mut report = CheckReport::default();
     let footers = Footers::read(store)?;
     if let Some(layout) = check_structures(store, &footers, &mut findings)? {
@@ -40,58 +52,132 @@ pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
             }
         }
     }
-    report.findings = findings.finish();
-    Ok(report)
+    Ok(findings.finish(report))
 }
 
-/// Converts a `Corrupt` error to a finding. Returns other errors.
-fn corrupt_as_finding<T>(result: Result<T>, findings: &mut Findings) -> Result<Option<T>> {
-    match result {
-        Ok(value) => Ok(Some(value)),
-        Err(ImageError::Corrupt { structure, offset_bytes, found, expected, .. }) => {
-            findings.add(
-                Severity::Corrupt,
-                offset_bytes,
-                format!("The {structure} is damaged: found {found}, expected {expected}."),
-            );
-            Ok(None)
-        }
-        Err(other) => Err(other),
-    }
+fn note(offset_bytes: u64, structure: &str, found: &str, expected: &str, message: impl Into<String>) -> Finding {
+    Finding::new(Severity::Note, offset_bytes, structure, found, expected).says(message)
+}
+
+/// The finding for a corrupt structure, in the words of this check.
+fn damage(error: crate::ImageError) -> Result<Finding> {
+    let finding = match error {
+        corrupt @ crate::ImageError::Corrupt { .. } => corruption(corrupt)?,
+        other => return Err(other),
+    };
+    let message =
+        format!("The {} is damaged: found {}, expected {}.", finding.structure, finding.found, finding.expected);
+    Ok(finding.says(message))
 }
 
 fn check_structures(store: &dyn Store, footers: &Footers, findings: &mut Findings) -> Result<Option<Layout>> {
-    let Some(chosen) = corrupt_as_finding(footers.choose(store), findings)? else { return Ok(None) };
+    let chosen = match footers.choose(store) {
+        Ok(chosen) => chosen,
+        Err(error) => {
+            let finding = damage(error)?;
+            match rebuilt_fixed_footer(store, footers)? {
+                Some((offset_bytes, bytes)) => findings.mend(
+                    finding,
+                    "the footer is rebuilt: a fixed disk that fills the file up to its footer, whose identity cannot be verified",
+                    vec![Change::Write(offset_bytes, bytes.to_vec())],
+                ),
+                None => findings.add(finding),
+            }
+            return Ok(None);
+        }
+    };
+    let layout = Layout::from_footer(store, chosen.clone(), footers.len_bytes).map(|(layout, _)| layout);
+    // No repair is built on a footer with which the file cannot be opened.
+    let is_usable = layout.is_ok();
+    check_footers(footers, &chosen, is_usable, findings);
+    match layout {
+        Ok(layout) => Ok(Some(layout)),
+        Err(error) => {
+            let finding = damage(error)?;
+            if let Some(change) = other_footer(store, footers, &chosen)? {
+                findings.mend(
+                    finding,
+                    "the footer is written from its other copy, with which the disk opens",
+                    vec![change],
+                );
+            } else if let Some((offset_bytes, bytes)) = rebuilt_header(store, &chosen, footers.len_bytes)? {
+                let what = "the header is rebuilt; it is the only one that fits the footer, the file and the checksum";
+                findings.mend(finding, what, vec![Change::Write(offset_bytes, bytes.to_vec())]);
+            } else {
+                findings.add(finding);
+            }
+            Ok(None)
+        }
+    }
+}
+
+/// The change that makes readers use the other footer, if the file can be opened with it.
+fn other_footer(store: &dyn Store, footers: &Footers, chosen: &Chosen) -> Result<Option<Change>> {
+    let (Ok(tail), Ok(copy)) = (&footers.tail, &footers.copy) else { return Ok(None) };
+    if chosen.found.footer.kind == DiskKind::Fixed || copy.footer.kind == DiskKind::Fixed {
+        return Ok(None);
+    }
+    let is_tail = chosen.found.offset_bytes == tail.offset_bytes;
+    let (other, tail_offset_bytes) = if is_tail { (copy, None) } else { (tail, Some(tail.offset_bytes)) };
+    let as_chosen = Chosen { found: other.clone(), tail_offset_bytes, copy_is_right: false, remarks: Vec::new() };
+    match Layout::from_footer(store, as_chosen, footers.len_bytes) {
+        Ok(_) => Ok(Some(Change::Write(chosen.found.offset_bytes, other.bytes.to_vec()))),
+        Err(crate::ImageError::Corrupt { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn check_footers(footers: &Footers, chosen: &Chosen, is_usable: bool, findings: &mut Findings) {
     let is_fixed = chosen.found.footer.kind == DiskKind::Fixed;
     let tail_offset = footers.len_bytes.saturating_sub(FOOTER_BYTES as u64);
+    let mut add = |finding: Finding, what: &str, change: Change| {
+        if is_usable { findings.mend(finding, what, vec![change]) } else { findings.add(finding) }
+    };
     if chosen.tail_offset_bytes.is_none() {
         // A power cut during growth leaves this state, and every reader handles it.
-        findings.add(
-            Severity::Note,
+        let finding = note(
             tail_offset,
+            "footer at the end",
+            "no valid footer",
+            "the footer",
             "The footer at the end is missing or damaged; its copy at offset 0 is valid. The next write repairs it.",
         );
+        let place = footers.len_bytes.next_multiple_of(SECTOR_BYTES);
+        let footer = Change::Write(place, chosen.found.bytes.to_vec());
+        add(finding, "the footer at the end is written from its copy, behind the last byte of the file", footer);
     }
     if !is_fixed {
+        let from_tail = "the copy of the footer at offset 0 is written from the footer at the end";
+        let copy_of_used = Change::Write(0, chosen.found.bytes.to_vec());
         match &footers.copy {
-            Err(error) => findings.add(
-                Severity::Corrupt,
-                error.offset_bytes,
-                format!(
-                    "The copy of the footer at offset 0 is damaged: found {}, expected {}. The next write repairs it.",
-                    error.fault,
-                    error.fault.expected()
-                ),
-            ),
+            Err(error) => {
+                let (found, expected) = (error.fault.to_string(), error.fault.expected().to_string());
+                let message = format!(
+                    "The copy of the footer at offset 0 is damaged: found {found}, expected {expected}. The next write repairs it."
+                );
+                let structure = "copy of the footer";
+                let finding = Finding::new(Severity::Corrupt, error.offset_bytes, structure, found, expected);
+                add(finding.says(message), from_tail, copy_of_used);
+            }
             Ok(copy) if let Some(message) = footers.contradiction() => {
-                findings.add(Severity::Corrupt, copy.offset_bytes + 48, message);
+                let finding = Finding::new(
+                    Severity::Corrupt,
+                    copy.offset_bytes + 48,
+                    "copy of the footer",
+                    "another size or type than in the footer at the end",
+                    "equal footers",
+                );
+                if chosen.found.offset_bytes == copy.offset_bytes {
+                    // The footer at the end counts as missing, and is written for that reason.
+                    add(finding.says(message), "the footer at the end is written from its copy", copy_of_used);
+                } else {
+                    add(finding.says(message), from_tail, copy_of_used);
+                }
             }
             Ok(copy) if copy.bytes != chosen.found.bytes => {
-                findings.add(
-                    Severity::Note,
-                    0,
-                    "The copy of the footer at offset 0 differs from the footer at the end.",
-                );
+                let message = "The copy of the footer at offset 0 differs from the footer at the end.";
+                let finding = note(0, "copy of the footer", "another footer than at the end", "equal footers", message);
+                add(finding, from_tail, copy_of_used);
             }
             Ok(_) => {}
         }
@@ -99,23 +185,20 @@ fn check_structures(store: &dyn Store, footers: &Footers, findings: &mut Finding
     let found = &chosen.found;
     let at = found.offset_bytes;
     if found.is_old {
-        findings.add(Severity::Note, at, "The footer has 511 bytes, as in files by Virtual PC before 2004.");
+        let message = "The footer has 511 bytes, as in files by Virtual PC before 2004.";
+        findings.add(note(at, "footer", "511 bytes", "512 bytes", message));
     }
     if found.footer.features & FEATURE_RESERVED == 0 {
-        findings.add(Severity::Note, at + 8, "The feature bit 2 is clear, expected set.");
+        findings.add(note(at + 8, "footer", "feature bit 2 clear", "set", "The feature bit 2 is clear, expected set."));
     }
     if found.footer.saved_state {
-        findings.add(
-            Severity::Note,
-            at + 84,
-            "The virtual machine is in saved state; changes of the disk may corrupt its file systems.",
-        );
+        let message = "The virtual machine is in saved state; changes of the disk may corrupt its file systems.";
+        findings.add(note(at + 84, "footer", "the mark of a saved state", "", message));
     }
     if is_fixed && found.footer.data_offset != u64::MAX {
-        findings.add(Severity::Note, at + 16, "A fixed disk has no header, but its footer has an offset for one.");
+        let message = "A fixed disk has no header, but its footer has an offset for one.";
+        findings.add(note(at + 16, "footer", "an offset of a header", "no header in a fixed disk", message));
     }
-    let layout = corrupt_as_finding(Layout::from_footer(store, chosen, footers.len_bytes), findings)?;
-    Ok(layout.map(|(layout, _)| layout))
 }
 
 fn check_fixed(layout: &Layout, findings: &mut Findings, report: &mut CheckReport) {
@@ -123,7 +206,18 @@ fn check_fixed(layout: &Layout, findings: &mut Findings, report: &mut CheckRepor
     if let Some(surplus @ 1..) = end.checked_sub(layout.size_bytes) {
         report.leaked_bytes = surplus;
         let message = format!("{surplus} bytes between the end of the disk and the footer are unused.");
-        findings.add(Severity::Leak, layout.size_bytes, message);
+        let found = format!("{surplus} unused bytes");
+        let place = layout.size_bytes;
+        let finding = Finding::new(Severity::Leak, place, "end of the disk", found, "the footer").says(message);
+        // With some creators the geometry is the size, and other readers take the larger one.
+        let is_free = layout.footer.current_size_bytes == place;
+        if is_free && surplus >= FOOTER_BYTES as u64 {
+            let changes =
+                vec![Change::Write(place, layout.footer_bytes.to_vec()), Change::Cut(place + FOOTER_BYTES as u64)];
+            findings.mend(finding, "the footer moves to the end of the disk, and the file is cut there", changes);
+        } else {
+            findings.add(finding);
+        }
     }
 }
 
@@ -133,7 +227,9 @@ fn check_parent(blocks: &Blocks, findings: &mut Findings) {
     let message = format!(
         "The footer says that this disk is dynamic, but its header names {parent}. If it is a child, it reads zeros instead of the parent's data. It cannot be opened for writing."
     );
-    findings.add(Severity::Corrupt, blocks.header_offset_bytes + 40, message);
+    let at = blocks.header_offset_bytes + 40;
+    let expected = "no parent in a dynamic disk";
+    findings.add(Finding::new(Severity::Corrupt, at, "dynamic disk header", parent, expected).says(message));
 }
 
 fn check_locators(store: &dyn Store, layout: &Layout, blocks: &Blocks, findings: &mut Findings) -> Result<()> {
@@ -143,22 +239,41 @@ fn check_locators(store: &dyn Store, layout: &Layout, blocks: &Blocks, findings:
     let header_offset = blocks.header_offset_bytes;
     let mut readable = 0;
     for (index, entry) in by_trust(&blocks.header.locators) {
+        let range = entry.data_offset..entry.data_offset.saturating_add(u64::from(entry.data_length_bytes));
+        let place = header_offset + 576 + index as u64 * 24;
         match read_locator(store, entry, index, header_offset, layout.len_bytes)? {
-            Err(fault) => findings.add(Severity::Corrupt, fault.1, fault.0),
+            Err(fault) => {
+                let finding = Finding::new(
+                    Severity::Corrupt,
+                    fault.1,
+                    "parent locator",
+                    "a locator that cannot be read",
+                    "a path",
+                );
+                findings.add(finding.says(fault.0));
+            }
+            Ok(Some(_)) if let Some(table) = blocks.metadata.iter().find(|table| overlaps(table, &range)) => {
+                let found = format!("a locator at offset {} to {}", range.start, range.end);
+                let expected =
+                    format!("one that does not overlap the image's tables at {} to {}", table.start, table.end);
+                let message = format!("The parent locator is misplaced: found {found}, expected {expected}.");
+                findings.add(Finding::new(Severity::Corrupt, place, "parent locator", found, expected).says(message));
+            }
             Ok(Some(_)) => readable += 1,
             Ok(None) => {
-                let code = entry.code.to_be_bytes();
-                let message = format!("The parent locator for the platform \"{}\" is ignored.", code.escape_ascii());
-                findings.add(Severity::Note, header_offset + 576 + index as u64 * 24, message);
+                let code = entry.code.to_be_bytes().escape_ascii().to_string();
+                let message = format!("The parent locator for the platform \"{code}\" is ignored.");
+                findings.add(note(place, "parent locator", &code, "a platform that is known", message));
             }
         }
     }
     if readable == 0 {
         let message = "No parent locator can be read: the user must name the parent.";
-        findings.add(Severity::Note, header_offset + 576, message);
+        findings.add(note(header_offset + 576, "parent locators", "none that can be read", "a path", message));
     }
     if blocks.header.parent_id.is_nil() {
-        findings.add(Severity::Note, header_offset + 40, "The parent's unique id is zero: any parent is accepted.");
+        let message = "The parent's unique id is zero: any parent is accepted.";
+        findings.add(note(header_offset + 40, "dynamic disk header", "no unique id of the parent", "an id", message));
     }
     Ok(())
 }
@@ -195,117 +310,81 @@ fn check_blocks(
             "The data of {unaligned} of {} blocks are not at a multiple of 4096: writes to them are slower on most disks.",
             report.allocated_blocks
         );
-        findings.add(Severity::Note, blocks.table_offset, message);
+        findings.add(note(
+            blocks.table_offset,
+            "block allocation table",
+            "unaligned blocks",
+            "aligned blocks",
+            message,
+        ));
     }
     if let (count, Some(first)) = holed {
         let message = format!(
             "{count} blocks of this dynamic disk have a bitmap that is not all ones, the first of them here. Sectors whose bit is clear read as zeros; QEMU returns the bytes stored there."
         );
-        findings.add(Severity::Note, first, message);
+        findings.add(note(first, "sector bitmap", "clear bits", "all ones in a dynamic disk", message));
     }
+    check_surplus_entries(store, layout, blocks, findings)?;
     if let Some(batmap) = &blocks.batmap {
         check_batmap(batmap, store, blocks, data_end, findings)?;
     }
-    check_places(store, blocks, data_end, findings, report)
+    check_places(store, layout, blocks, data_end, findings, report)
 }
 
-/// Two overlapping blocks: the BAT entry of the one that begins first, and of the other.
-struct Overlap {
-    first: u32,
-    second: u32,
-    /// Number of the second block, if both have the same entry.
-    duplicate: Option<u64>,
-}
-
-/// Finds misplaced blocks, overlaps, and leaked space between blocks and tables.
-fn check_places(
-    store: &dyn Store,
-    blocks: &Blocks,
-    data_end: u64,
-    findings: &mut Findings,
-    report: &mut CheckReport,
-) -> Result<()> {
-    // A block may be preceded by padding to a page, and by the unused part of its bitmap area.
-    let padding = 2 * PAGE_BYTES;
-    let tables_end = blocks.tables_end_bytes(data_end);
-    let mut used_end = tables_end;
-    let (mut placed, mut holes, mut overlaps_left_out) = (0, 0, 0u64);
-    let mut overlaps = Vec::new();
-    let mut overlap = |first, second, duplicate| {
-        if overlaps.len() < MAX_FINDINGS {
-            overlaps.push(Overlap { first, second, duplicate });
-        } else {
-            overlaps_left_out += 1;
-        }
-    };
-    order::walk(store, blocks, data_end, &mut |item| {
-        let (entry, piece, before, free_from) = match item {
-            WalkItem::Misplaced { block, piece } => {
-                let (found, expected) = blocks.fault_of(&piece, data_end).unwrap_or_default();
-                let message = format!("Block {block} is misplaced: found {found}, expected {expected}.");
-                findings.add(Severity::Corrupt, blocks.entry_offset(block), message);
-                return Ok(());
-            }
-            WalkItem::Duplicate { block, entry } => {
-                overlap(entry, entry, Some(block));
-                return Ok(());
-            }
-            WalkItem::Block { entry, piece, before, free_from } => (entry, piece, before, free_from),
-        };
-        placed += 1;
-        used_end = used_end.max(piece.end);
-        match before {
-            Some((other, end)) if end > piece.bitmap_offset => overlap(other, entry, None),
-            _ if piece.bitmap_offset >= free_from.saturating_add(padding) => {
-                let gap = piece.bitmap_offset - free_from;
-                report.leaked_bytes += gap;
-                holes += gap / blocks.piece_bytes();
-                let place = if before.is_some() { "between two blocks" } else { "before the first block" };
-                findings.add(Severity::Leak, free_from, format!("{gap} bytes {place} are unused."));
-            }
-            _ => {}
-        }
-        Ok(())
-    })?;
-    report_overlaps(store, blocks, &overlaps, findings)?;
-    for _ in 0..overlaps_left_out {
-        findings.add(Severity::Corrupt, blocks.table_offset, "Two blocks overlap.");
-    }
-    let slack = data_end.saturating_sub(used_end);
-    if blocks.is_reserved(used_end, data_end, placed + holes) {
-        let message = format!("{slack} bytes are reserved for blocks that have no data yet.");
-        findings.add(Severity::Note, used_end, message);
-    } else if slack >= padding {
-        report.leaked_bytes += slack;
-        let message =
-            format!("{slack} bytes between the last block and the footer are unused; was the disk not closed?");
-        findings.add(Severity::Leak, used_end, message);
-    }
-    Ok(())
-}
-
-/// Reports overlaps with the numbers of the blocks, which one more scan of the table finds.
-fn report_overlaps(store: &dyn Store, blocks: &Blocks, overlaps: &[Overlap], findings: &mut Findings) -> Result<()> {
-    if overlaps.is_empty() {
+/// Entries for blocks beyond the end of the disk, in a table with more entries than the disk has
+/// blocks. Their space is free for us, but other programs may count these blocks as allocated.
+fn check_surplus_entries(store: &dyn Store, layout: &Layout, blocks: &Blocks, findings: &mut Findings) -> Result<()> {
+    let all = u64::from(blocks.header.max_table_entries);
+    let table_end = blocks.table_offset.saturating_add(all * 4).min(layout.len_bytes);
+    // A table that runs into other structures has no surplus entries that could be told from these.
+    let surplus = blocks.table_offset + blocks.table_bytes()..table_end;
+    let others = || blocks.tables(layout.len_bytes).into_iter().filter(|table| table.start != blocks.table_offset);
+    if surplus.start >= surplus.end || others().any(|table| overlaps(&table, &surplus)) {
         return Ok(());
     }
-    let mut names: HashMap<u32, Option<u64>> =
-        overlaps.iter().flat_map(|overlap| [(overlap.first, None), (overlap.second, None)]).collect();
-    table::scan(store, blocks, blocks.count, |block, entry| {
-        if let Some(name) = names.get_mut(&entry) {
-            name.get_or_insert(block);
+    let (mut count, mut first, mut changes) = (0u64, 0, Vec::new());
+    let mut at = blocks.count;
+    let end = blocks.count + (surplus.end - surplus.start) / 4;
+    let mut entries = vec![0; 16384];
+    while at < end {
+        let entries = &mut entries[..(end - at).min(16384) as usize];
+        table::read_entries(store, blocks, at, entries)?;
+        for (block, &entry) in (at..).zip(&*entries) {
+            let piece = blocks.place(entry);
+            if entry == BAT_UNUSED || entry == 0 || blocks.fault_of(&piece, layout.len_bytes).is_some() {
+                continue;
+            }
+            if count == 0 {
+                first = block;
+            }
+            count += 1;
+            if findings.for_repair() && changes.len() < 1 << 20 {
+                changes.push(Change::Write(blocks.entry_offset(block), BAT_UNUSED.to_be_bytes().to_vec()));
+            }
         }
-        Ok(true)
+        at += entries.len() as u64;
+    }
+    // A program that ignores these entries may have placed a block on them.
+    let mut is_payload = false;
+    table::scan(store, blocks, if count > 0 { blocks.count } else { 0 }, |_, entry| {
+        let piece = blocks.place(entry);
+        is_payload |= overlaps(&(piece.bitmap_offset..piece.end), &surplus);
+        Ok(!is_payload)
     })?;
-    let name = |entry| names.get(&entry).copied().flatten().unwrap_or_default();
-    for &Overlap { first, second, duplicate } in overlaps {
-        let (one, other) = (name(first), duplicate.unwrap_or_else(|| name(second)));
+    if count > 0 && !is_payload {
         let message = format!(
-            "Blocks {one} and {other} overlap: one ends at {}, the other begins at {}.",
-            blocks.place(first).end,
-            blocks.place(second).bitmap_offset
+            "{count} entries of the block allocation table, the first for block {first}, have space beyond the end of the disk, which has {} blocks.",
+            blocks.count
         );
-        findings.add(Severity::Corrupt, blocks.entry_offset(other), message);
+        let found = format!("{count} entries for blocks beyond the end of the disk");
+        let finding = Finding::new(
+            Severity::Leak,
+            blocks.entry_offset(first),
+            "block allocation table",
+            found,
+            format!("none from block {} on", blocks.count),
+        );
+        findings.mend(finding.says(message), "the entries are cleared", changes);
     }
     Ok(())
 }

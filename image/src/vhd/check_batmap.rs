@@ -1,7 +1,10 @@
 //! Compares XenServer's batmap with its checksum, the BAT and the sector bitmaps.
 
-use super::{batmap::Batmap, bitmap, findings::Findings, layout::Blocks, table};
-use crate::{ImageError, Result, Severity};
+use super::{batmap::Batmap, bitmap, layout::Blocks, table};
+use crate::{
+    ImageError, Result,
+    findings::{Change, Finding, Findings, Severity},
+};
 use diskwright_store::Store;
 
 /// Adds a finding for each contradiction.
@@ -25,7 +28,17 @@ pub(super) fn check_batmap(
             "The checksum of XenServer's batmap is {:#010x}, but that of its map is {checksum:#010x}: XenServer will not write to this disk.",
             batmap.header.checksum
         );
-        findings.add(Severity::Corrupt, batmap.header_offset + 24, message);
+        let (found, expected) = (format!("{:#010x}", batmap.header.checksum), format!("{checksum:#010x}"));
+        let structure = "checksum of XenServer's batmap";
+        let finding = Finding::new(Severity::Corrupt, batmap.header_offset + 24, structure, found, expected);
+        // A clear bit says nothing, so a map of zeros is right for every disk.
+        let empty = vec![0; map.len()];
+        let checksum = batmap.header.checksum_of(&empty).to_be_bytes().to_vec();
+        findings.mend(
+            finding.says(message),
+            "all bits of the batmap are cleared; XenServer sets them again",
+            vec![Change::Write(at, empty), Change::Write(batmap.header_offset + 24, checksum)],
+        );
         return Ok(());
     }
     let mut left = map.clone();
@@ -43,7 +56,9 @@ pub(super) fn check_batmap(
                 bits.sectors - bits.count(),
                 bits.sectors
             );
-            findings.add(Severity::Corrupt, piece.bitmap_offset, message);
+            let expected = "a full bitmap, as the batmap says";
+            let finding = Finding::new(Severity::Corrupt, piece.bitmap_offset, "sector bitmap", "clear bits", expected);
+            findings.add(finding.says(message));
         }
         Ok(true)
     })?;
@@ -51,7 +66,10 @@ pub(super) fn check_batmap(
         .filter(|block| left[(block / 8) as usize] & 0x80 >> (block % 8) != 0);
     for block in without_space {
         let message = format!("XenServer's batmap says that block {block} is full, but the block has no space.");
-        findings.add(Severity::Corrupt, at + block / 8, message);
+        let found = format!("a full block {block}, which has no space");
+        let expected = "a clear bit";
+        let finding = Finding::new(Severity::Corrupt, at + block / 8, "XenServer's batmap", found, expected);
+        findings.add(finding.says(message));
     }
     Ok(())
 }

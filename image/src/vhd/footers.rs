@@ -35,7 +35,7 @@ pub(super) struct Footers {
 }
 
 /// The footer that is used.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Chosen {
     pub found: Found,
     /// Offset of the footer at the end; `None` if there is no usable one.

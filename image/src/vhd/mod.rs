@@ -20,7 +20,9 @@
 //!   relink.rs    replaces the link of an open disk to its parent
 //!   growth.rs    the end of the file: space for new blocks, and the footer that moves with it
 //!   create.rs    new files
-//!   check.rs     reports damage in a file (findings.rs) and in its batmap (check_batmap.rs)
+//!   check.rs     reports damage in a file and how it is mended; its batmap: check_batmap.rs
+//!   check_space.rs  misplaced blocks, overlaps, leaked space, and how they are mended
+//!   rebuild.rs   footers and headers that follow from the rest of the file
 //!   salvage.rs   what can still be known of a damaged file
 //! ```
 //!
@@ -45,9 +47,9 @@ mod batmap;
 mod bitmap;
 mod check;
 mod check_batmap;
+mod check_space;
 mod compact;
 mod create;
-mod findings;
 mod flush;
 mod footers;
 mod grow;
@@ -58,6 +60,7 @@ mod link;
 mod order;
 mod prepare;
 mod reads;
+mod rebuild;
 mod relink;
 mod salvage;
 mod shrink;
@@ -68,7 +71,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use check::check;
+pub(crate) use check::examine;
 pub use create::create;
 pub(crate) use image::{open, parent_link};
 pub use link::set_modified_seconds;
@@ -105,4 +108,10 @@ fn corrupt(
 
 fn damaged(store: &dyn Store, error: &VhdError) -> ImageError {
     corrupt(store, error.structure, error.offset_bytes, error.fault.to_string(), error.fault.expected())
+}
+
+/// Checks an image as [`Driver::check`](crate::Driver::check) does.
+#[cfg(test)]
+pub(crate) fn check(store: std::sync::Arc<dyn Store>) -> crate::Result<crate::CheckReport> {
+    Ok(examine(store, false)?.report)
 }

@@ -9,122 +9,102 @@
 //! for each kind, with the first such entry. Space of blocks beyond the end of the disk is a leak.
 
 use super::{
+    check_metadata::check_metadata,
     layout::{EntryState, Layout},
     open::{check_log_place, load, read_if_there, read_slots},
+    repair::{other_region_table_opens, size_without_log},
     survey::beyond_end,
     tables::Tables,
 };
 use crate::{
     error::{ImageError, Result},
-    image::{CheckReport, Finding, LogState, Severity},
+    findings::{Change, CheckReport, Examined, Finding, Findings, Severity, corruption, is_hole},
+    image::LogState,
 };
 use diskwright_format::vhdx::{
-    BITMAP_BLOCK_BYTES, BatEntry, Header, Invalid, MIB, PayloadState, RegionTable, Slot,
+    BITMAP_BLOCK_BYTES, BatEntry, BitmapState, Header, Invalid, MIB, PayloadState, RegionTable, Slot,
     bat::EntryKind,
     region::{REGION_TABLE_BYTES, REGION_TABLE_OFFSETS},
 };
-use diskwright_store::Store;
-use std::{io, ops::ControlFlow, sync::Arc};
+use diskwright_store::{FileRange, Store};
+use std::{
+    io,
+    ops::{ControlFlow, Range},
+    sync::Arc,
+};
 
-/// Further findings are only counted.
-const MAX_FINDINGS: usize = 1000;
-
-/// Checks a VHDX without writing.
+/// Checks a VHDX without writing; with `for_repair` also says how it is mended.
 ///
 /// # Errors
 /// If the file is not a VHDX or cannot be read. Damage is a finding, not an error.
-pub fn check(store: Arc<dyn Store>) -> Result<CheckReport> {
-    let mut findings = Findings::default();
+pub(crate) fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<Examined> {
+    let mut findings = Findings::new(for_repair);
     let opened = match load(Arc::clone(&store), false) {
         Ok(opened) => Some(opened),
-        Err(error @ (ImageError::Corrupt { .. } | ImageError::Unsupported { .. })) => {
-            let offset_bytes = if let ImageError::Corrupt { offset_bytes, .. } = &error { *offset_bytes } else { 0 };
-            findings.add(Severity::Corrupt, offset_bytes, describe(&error));
-            None
-        }
         Err(ImageError::Io { doing, offset_bytes, source, .. }) if source.kind() == io::ErrorKind::UnexpectedEof => {
+            let message =
+                format!("cannot {doing}: the file ends before that offset; it was truncated, or not copied completely");
+            let expected = "a complete file";
             findings.add(
-                Severity::Corrupt,
-                offset_bytes,
-                format!("cannot {doing}: the file ends before that offset; it was truncated, or not copied completely"),
+                Finding::new(Severity::Corrupt, offset_bytes, "file", "an end before this offset", expected)
+                    .says(message),
             );
             None
         }
-        Err(error) => return Err(error),
+        Err(error) => {
+            let finding = corruption(error)?;
+            match size_without_log(&store, &finding)? {
+                // The tables are those before the last flush, which may have changed any of them.
+                Some(size_bytes) => findings.give_up(
+                    finding,
+                    Some(0..size_bytes),
+                    "the log is emptied; the tables stay as they were before the last flush, so any part of the disk may be old",
+                    vec![Change::DropLog],
+                ),
+                None => findings.add(finding),
+            }
+            None
+        }
     };
     check_headers(&*store, &mut findings)?;
     // After the replay, as the log may change the region tables.
     let replayed = opened.as_ref().map_or(&store, |opened| opened.barrier.store());
-    check_region_tables(&**replayed, &mut findings)?;
+    check_region_tables(replayed, opened.is_some(), &mut findings)?;
     let mut report = CheckReport::default();
     if let Some(opened) = opened {
         // The log is empty, so the disk can be read. But no change can be logged.
         if let Err(invalid) = check_log_place(&*store, opened.headers.current()) {
-            findings.invalid(Severity::Corrupt, opened.headers.slot().offset_bytes(), &invalid);
+            findings.add(of(Severity::Corrupt, opened.headers.slot().offset_bytes(), &invalid));
         }
         if let LogState::Replayed { entries } = opened.info.log {
             let message = format!(
                 "the log holds {entries} entries that must be replayed: the disk was not closed; the next open for writing replays them"
             );
-            findings.add(Severity::Note, opened.log_place.offset_bytes, message);
+            let offset_bytes = opened.log_place.offset_bytes;
+            let finding =
+                Finding::new(Severity::Note, offset_bytes, "log", format!("{entries} entries"), "an empty log");
+            findings.mend(finding.says(message), "the log is replayed and emptied", vec![Change::ReplayLog]);
         }
         let store = &**opened.barrier.store();
+        let may_be_child = check_metadata(store, &mut findings)?;
         report.total_blocks = opened.layout.geometry.payload_blocks();
         let mut blocks = Blocks {
             layout: &opened.layout,
             store,
             findings: &mut findings,
+            may_be_child,
             used: Vec::new(),
             allocated: 0,
             peculiar: Peculiar::default(),
         };
         blocks.check(&mut report)?;
     }
-    report.findings = findings.finish();
-    Ok(report)
+    Ok(findings.finish(report))
 }
 
-/// The message without the path and without the hint to run a check.
-fn describe(error: &ImageError) -> String {
-    match error {
-        ImageError::Corrupt { structure, found, expected, .. } => {
-            format!("{structure}: found {found}, expected {expected}")
-        }
-        other => other.to_string(),
-    }
-}
-
-#[derive(Default)]
-struct Findings {
-    list: Vec<Finding>,
-    left_out: u64,
-    worst_left_out: Option<Severity>,
-}
-
-impl Findings {
-    fn add(&mut self, severity: Severity, offset_bytes: u64, message: String) {
-        if self.list.len() < MAX_FINDINGS {
-            self.list.push(Finding { severity, offset_bytes, message });
-        } else {
-            self.left_out += 1;
-            self.worst_left_out = self.worst_left_out.max(Some(severity));
-        }
-    }
-
-    fn invalid(&mut self, severity: Severity, base_bytes: u64, invalid: &Invalid) {
-        let message = format!("{}: found {}, expected {}", invalid.structure, invalid.found, invalid.expected);
-        self.add(severity, base_bytes.saturating_add(invalid.offset_bytes), message);
-    }
-
-    fn finish(mut self) -> Vec<Finding> {
-        self.list.sort_by_key(|finding| finding.offset_bytes);
-        if let Some(severity) = self.worst_left_out {
-            let message = format!("{} more findings are not listed", self.left_out);
-            let offset_bytes = self.list.last().map_or(0, |finding| finding.offset_bytes);
-            self.list.push(Finding { severity, offset_bytes, message });
-        }
-        self.list
-    }
+fn of(severity: Severity, base_bytes: u64, invalid: &Invalid) -> Finding {
+    let offset_bytes = base_bytes.saturating_add(invalid.offset_bytes);
+    Finding::new(severity, offset_bytes, invalid.structure, invalid.found.clone(), invalid.expected.clone())
 }
 
 fn check_headers(store: &dyn Store, findings: &mut Findings) -> Result<()> {
@@ -137,27 +117,43 @@ fn check_headers(store: &dyn Store, findings: &mut Findings) -> Result<()> {
         if let Err(invalid) = header {
             let mut invalid = invalid.clone();
             invalid.expected.push_str("; the other header is valid, and the next change of the disk rewrites this one");
-            findings.invalid(Severity::Note, slot.offset_bytes(), &invalid);
+            // A new FileWriteGuid, with which every repair begins, is written to both headers.
+            findings.mend(of(Severity::Note, slot.offset_bytes(), &invalid), "both headers are written", Vec::new());
         }
     }
     Ok(())
 }
 
-fn check_region_tables(store: &dyn Store, findings: &mut Findings) -> Result<()> {
+/// `opened`: whether the file can be opened with the table that readers use.
+fn check_region_tables(store: &Arc<dyn Store>, opened: bool, findings: &mut Findings) -> Result<()> {
     let mut tables = Vec::new();
     for offset_bytes in REGION_TABLE_OFFSETS {
         let mut bytes = vec![0; REGION_TABLE_BYTES];
-        read_if_there(store, "read a region table", &mut bytes, offset_bytes)?;
-        tables.push((offset_bytes, RegionTable::parse(&bytes)));
+        read_if_there(&**store, "read a region table", &mut bytes, offset_bytes)?;
+        let parsed = RegionTable::parse(&bytes);
+        tables.push((offset_bytes, parsed, bytes));
     }
+    let copied = "the region table is written from its other copy";
     match &tables[..] {
-        [(_, Ok(first)), (offset_bytes, Ok(second))] if first != second => {
-            findings.add(Severity::Corrupt, *offset_bytes, "the two region tables differ; the first is used".into());
+        [(first_at, Ok(first), first_bytes), (second_at, Ok(second), second_bytes)] if first != second => {
+            let message = "the two region tables differ; the first is used";
+            let finding =
+                Finding::new(Severity::Corrupt, *second_at, "region table", "two different tables", "two equal ones")
+                    .says(message);
+            if opened {
+                findings.mend(finding, copied, vec![Change::Write(*second_at, first_bytes.clone())]);
+            } else if other_region_table_opens(store, second_bytes)? {
+                // Only with the second table does the file hold a disk.
+                findings.mend(finding, copied, vec![Change::Write(*first_at, second_bytes.clone())]);
+            } else {
+                findings.add(finding);
+            }
         }
-        [(_, Ok(_)), (offset_bytes, Err(invalid))] | [(offset_bytes, Err(invalid)), (_, Ok(_))] => {
+        [(_, Ok(_), good), (offset_bytes, Err(invalid), _)] | [(offset_bytes, Err(invalid), _), (_, Ok(_), good)] => {
             let mut invalid = invalid.clone();
             invalid.expected.push_str("; the other copy is good");
-            findings.invalid(Severity::Note, *offset_bytes, &invalid);
+            let change = Change::Write(*offset_bytes, good.clone());
+            findings.mend(of(Severity::Note, *offset_bytes, &invalid), copied, vec![change]);
         }
         _ => {}
     }
@@ -187,19 +183,26 @@ impl Used {
     }
 }
 
+/// Maximum number of entries of one kind that a round of a repair mends.
+const KIND_CHANGES_MAX: usize = 1 << 20;
+
 /// Entries with one peculiarity: how many, and the index of the first.
 #[derive(Default)]
 struct Kind {
     count: u64,
     first_index: u64,
+    /// The changes that mend them; of no more than one round.
+    changes: Vec<Change>,
 }
 
 impl Kind {
-    fn add(&mut self, index: u64) {
+    /// `change`: what mends the entry, collected for a repair only.
+    fn add(&mut self, index: u64, change: Option<Change>) {
         if self.count == 0 {
             self.first_index = index;
         }
         self.count += 1;
+        self.changes.extend(change.filter(|_| self.changes.len() < KIND_CHANGES_MAX));
     }
 
     /// "BAT entry 5" or "BAT entry 5 and 3 more".
@@ -218,13 +221,36 @@ struct Peculiar {
     bitmap_without_parent: Kind,
     bitmap_in_state_7: Kind,
     zero_with_place: Kind,
+    misplaced_without_data: Kind,
     beyond_end: Kind,
+}
+
+/// The partially present blocks of a chunk, which need its sector bitmap block.
+#[derive(Default)]
+struct Waiting {
+    chunk: u64,
+    first_index: u64,
+    count: u64,
+    /// For a repair: the indices of all their entries.
+    indices: Vec<u64>,
+}
+
+impl Waiting {
+    fn add(&mut self, index: u64, for_repair: bool) {
+        if self.count == 0 {
+            self.first_index = index;
+        }
+        self.count += 1;
+        self.indices.extend(for_repair.then_some(index));
+    }
 }
 
 struct Blocks<'a> {
     layout: &'a Layout,
     store: &'a dyn Store,
     findings: &'a mut Findings,
+    /// The disk names a parent but is not marked as a child. Its sector bitmaps are left alone.
+    may_be_child: bool,
     /// All used space, including the kept space of unmapped blocks.
     used: Vec<Used>,
     /// Number of payload blocks with data.
@@ -236,9 +262,9 @@ impl Blocks<'_> {
     fn check(&mut self, report: &mut CheckReport) -> Result<()> {
         let file_bytes =
             self.store.len_bytes().map_err(|error| ImageError::io("get the file's length", self.store, 0, error))?;
-        // The chunk and the first index of partially present blocks. The chunk's bitmap entry
-        // follows its payload entries, so these blocks wait for it.
-        let mut partial: Option<(u64, u64)> = None;
+        // The chunk and the indices of partially present blocks. The chunk's bitmap entry follows
+        // its payload entries, so these blocks wait for it.
+        let mut partial = Waiting::default();
         let layout = self.layout;
         layout.each_entry(&Tables::of_file(self.store), 0..layout.entries(), &mut |index, entry| {
             match layout.geometry.what_is(index) {
@@ -247,19 +273,21 @@ impl Blocks<'_> {
                 }
                 EntryKind::Payload { block } => {
                     let chunk = layout.geometry.chunk_of(block);
-                    if partial.is_some_and(|(waiting, _)| waiting != chunk) {
+                    if partial.chunk != chunk {
                         self.missing_bitmap(&mut partial);
                     }
-                    if self.payload(index, block, entry, file_bytes) && partial.is_none() {
-                        partial = Some((chunk, index));
+                    if self.payload(index, block, entry, file_bytes) {
+                        partial.chunk = chunk;
+                        partial.add(index, self.findings.for_repair());
                     }
                 }
                 EntryKind::Bitmap { chunk } => {
-                    let present = self.bitmap(index, entry, file_bytes);
-                    if partial.is_some_and(|(waiting, _)| waiting != chunk || !present) {
+                    let is_needed = partial.chunk == chunk && partial.count > 0;
+                    let present = self.bitmap(index, entry, file_bytes, is_needed);
+                    if partial.chunk != chunk || !present {
                         self.missing_bitmap(&mut partial);
                     }
-                    partial = None;
+                    partial = Waiting::default();
                 }
             }
             Ok(ControlFlow::Continue(()))
@@ -267,22 +295,69 @@ impl Blocks<'_> {
         self.missing_bitmap(&mut partial);
         self.report_peculiar();
         report.allocated_blocks = self.allocated;
-        report.leaked_bytes = self.space(file_bytes);
+        report.leaked_bytes = self.space(file_bytes)?;
         Ok(())
     }
 
-    fn missing_bitmap(&mut self, partial: &mut Option<(u64, u64)>) {
-        if let Some((chunk, index)) = partial.take() {
-            let message =
-                format!("BAT entry {index}: a partially present block, but chunk {chunk} has no sector bitmap block");
-            self.findings.add(Severity::Corrupt, self.layout.entry_offset_bytes(index), message);
+    fn missing_bitmap(&mut self, partial: &mut Waiting) {
+        let Waiting { chunk, first_index, count, indices } = std::mem::take(partial);
+        if count == 0 {
+            return;
+        }
+        let missing = |index| {
+            let found = format!("a partially present block, but chunk {chunk} has no sector bitmap block");
+            let message = format!("BAT entry {index}: {found}");
+            let at = self.layout.entry_offset_bytes(index);
+            Finding::new(Severity::Corrupt, at, format!("BAT entry {index}"), found, "a sector bitmap block")
+                .says(message)
+        };
+        if indices.is_empty() {
+            let finding = missing(first_index);
+            let costs = self.range_of(first_index);
+            self.findings.give_up(finding, costs, String::new(), Vec::new());
+        }
+        // Which sectors of these blocks are the parent's is not known any more.
+        for index in indices {
+            let finding = missing(index);
+            self.give_up_entry(index, finding);
         }
     }
 
+    /// The range of the disk that the block of a payload entry holds.
+    fn range_of(&self, index: u64) -> Option<Range<u64>> {
+        let EntryKind::Payload { block } = self.layout.geometry.what_is(index) else { return None };
+        let start_bytes = block * self.layout.geometry.block_bytes();
+        Some(start_bytes..start_bytes + self.layout.geometry.bytes_in_disk(block))
+    }
+
+    fn entry_change(&self, index: u64, entry: BatEntry) -> Option<Change> {
+        let write = || Change::Write(self.layout.entry_offset_bytes(index), entry.to_le_bytes().to_vec());
+        self.findings.for_repair().then(write)
+    }
+
+    /// Gives up the block of an entry. A block of a child becomes zeros, so that the parent's older
+    /// data does not show through.
+    fn give_up_entry(&mut self, index: u64, finding: Finding) {
+        let (new, what) = match (self.layout.geometry.what_is(index), self.layout.has_parent) {
+            (EntryKind::Payload { .. }, true) => (BatEntry::payload(PayloadState::Zero, 0), "its block becomes zeros"),
+            (EntryKind::Payload { .. }, false) => (BatEntry::default(), "its block is given up and reads as zeros"),
+            (EntryKind::Bitmap { .. }, _) => (BatEntry::default(), "the sector bitmap block is given up"),
+        };
+        let costs = self.range_of(index);
+        let changes = self.entry_change(index, new).into_iter().collect();
+        self.findings.give_up(finding, costs, what, changes);
+    }
+
     fn reserved_bits(&mut self, index: u64, entry: BatEntry) {
-        if entry.reserved_bits() != 0 {
-            let message = format!("BAT entry {index}: reserved bits {:#x}, expected none", entry.reserved_bits());
-            self.findings.add(Severity::Corrupt, self.layout.entry_offset_bytes(index), message);
+        let bits = entry.reserved_bits();
+        if bits != 0 {
+            let message = format!("BAT entry {index}: reserved bits {bits:#x}, expected none");
+            let place = self.layout.entry_offset_bytes(index);
+            let found = format!("reserved bits {bits:#x}");
+            let finding =
+                Finding::new(Severity::Corrupt, place, format!("BAT entry {index}"), found, "none").says(message);
+            let changes = self.entry_change(index, BatEntry(entry.0 & !bits)).into_iter().collect();
+            self.findings.mend(finding, "the reserved bits are cleared", changes);
         }
     }
 
@@ -294,23 +369,30 @@ impl Blocks<'_> {
         match self.layout.block_state(block, entry, file_bytes) {
             Err(mut invalid) => {
                 invalid.structure = "BAT entry of a payload block";
-                self.findings.invalid(Severity::Corrupt, place, &invalid);
+                let finding = of(Severity::Corrupt, place, &invalid);
+                self.damaged(index, block, entry, file_bytes, finding);
                 false
             }
             Ok(EntryState::Zero | EntryState::Absent) => {
                 let state = entry.payload_state();
+                let without_place = BatEntry(entry.0 & 7);
                 if start_bytes != 0 && state == Ok(PayloadState::Zero) {
-                    self.peculiar.zero_with_place.add(index);
+                    let change = self.entry_change(index, without_place);
+                    self.peculiar.zero_with_place.add(index, change);
                 }
                 if let Some(kept_bytes) = self.layout.kept_place(entry, file_bytes) {
                     let has_no_data = matches!(state, Ok(PayloadState::Zero | PayloadState::NotPresent));
                     self.uses(index, kept_bytes, has_no_data);
+                } else if start_bytes != 0 && matches!(state, Ok(PayloadState::Undefined | PayloadState::Unmapped)) {
+                    let change = self.entry_change(index, without_place);
+                    self.peculiar.misplaced_without_data.add(index, change);
                 }
                 false
             }
             Ok(state) => {
                 if !self.layout.has_parent && entry.payload_state() == Ok(PayloadState::PartiallyPresent) {
-                    self.peculiar.partial_without_parent.add(index);
+                    let change = self.entry_change(index, BatEntry::payload(PayloadState::FullyPresent, start_bytes));
+                    self.peculiar.partial_without_parent.add(index, change);
                 }
                 self.allocated += 1;
                 self.uses(index, start_bytes, false);
@@ -319,10 +401,32 @@ impl Blocks<'_> {
         }
     }
 
+    /// Reports an invalid payload entry. Where the file ends within the block, only the part that
+    /// is missing is given up.
+    fn damaged(&mut self, index: u64, block: u64, entry: BatEntry, file_bytes: u64, finding: Finding) {
+        let start_bytes = entry.offset_bytes();
+        let end_bytes = start_bytes.saturating_add(self.layout.geometry.block_bytes());
+        let has_state =
+            matches!(entry.payload_state(), Ok(PayloadState::FullyPresent | PayloadState::PartiallyPresent));
+        let is_cut = has_state
+            && (MIB..file_bytes).contains(&start_bytes)
+            && end_bytes > file_bytes
+            && !self.layout.overlaps_metadata(start_bytes, end_bytes);
+        if !is_cut {
+            return self.give_up_entry(index, finding);
+        }
+        let costs = self.range_of(index).map(|range| range.start + (file_bytes - start_bytes)..range.end);
+        let what = format!(
+            "the file is extended to {end_bytes} bytes, and the part of block {block} that is missing reads as zeros"
+        );
+        self.findings.give_up(finding, costs, what, vec![Change::Extend(end_bytes)]);
+    }
+
     /// Checks an entry of a block beyond the end of the disk. Only its space matters.
     fn beyond_end(&mut self, index: u64, block: u64, entry: BatEntry, file_bytes: u64) {
         if let Some(start_bytes) = beyond_end(self.layout, block, entry, file_bytes) {
-            self.peculiar.beyond_end.add(index);
+            let change = self.entry_change(index, BatEntry::default());
+            self.peculiar.beyond_end.add(index, change);
             self.uses(index, start_bytes, true);
         }
     }
@@ -336,21 +440,31 @@ impl Blocks<'_> {
                 Severity::Note,
                 "a partially present block in a disk without parent; it is read as fully present, as Windows reads it"
                     .to_owned(),
+                "their state becomes fully present",
             ),
             (
                 peculiar.bitmap_without_parent,
                 Severity::Note,
                 "a sector bitmap block in a disk without parent; it is ignored, as by Windows".into(),
+                "the entries are cleared",
             ),
             (
                 peculiar.bitmap_in_state_7,
                 Severity::Note,
                 "a sector bitmap block in state 7, expected 6; it is read as present, as Windows reads it".into(),
+                "their state becomes 6",
             ),
             (
                 peculiar.zero_with_place,
                 Severity::Note,
                 "a zero block with a file offset, expected 0; Hyper-V refuses such a disk".into(),
+                "the file offsets are cleared",
+            ),
+            (
+                peculiar.misplaced_without_data,
+                Severity::Note,
+                "a block without data with a file offset beyond the file or in its metadata, expected 0".into(),
+                "the file offsets are cleared",
             ),
             (
                 peculiar.beyond_end,
@@ -358,18 +472,27 @@ impl Blocks<'_> {
                 format!(
                     "space for a block beyond the disk's end; the disk has {blocks} blocks, and had more when the space was allocated"
                 ),
+                "the entries are cleared",
             ),
         ];
-        for (kind, severity, what) in reports.into_iter().filter(|(kind, ..)| kind.count > 0) {
+        for (kind, severity, what, mended) in reports.into_iter().filter(|(kind, ..)| kind.count > 0) {
             let place = self.layout.entry_offset_bytes(kind.first_index);
-            self.findings.add(severity, place, format!("{}: {what}", kind.entries()));
+            let message = format!("{}: {what}", kind.entries());
+            let finding = Finding::new(severity, place, kind.entries(), what, "").says(message);
+            if self.may_be_child {
+                self.findings.add(finding);
+            } else {
+                self.findings.mend(finding, mended, kind.changes);
+            }
         }
     }
 
-    /// Checks the entry of a sector bitmap block. Returns whether it is present and valid.
-    fn bitmap(&mut self, index: u64, entry: BatEntry, file_bytes: u64) -> bool {
+    /// Checks the entry of a sector bitmap block, which partially present blocks of its chunk may
+    /// need. Returns whether it is present and valid.
+    fn bitmap(&mut self, index: u64, entry: BatEntry, file_bytes: u64, is_needed: bool) -> bool {
         if !self.layout.has_parent {
-            self.peculiar.bitmap_without_parent.add(index);
+            let change = self.entry_change(index, BatEntry::default());
+            self.peculiar.bitmap_without_parent.add(index, change);
             return false;
         }
         self.reserved_bits(index, entry);
@@ -377,14 +500,21 @@ impl Blocks<'_> {
             Ok(None) => false,
             Ok(Some(start_bytes)) => {
                 if entry.payload_state() == Ok(PayloadState::PartiallyPresent) {
-                    self.peculiar.bitmap_in_state_7.add(index);
+                    let change = self.entry_change(index, BatEntry::bitmap(BitmapState::Present, start_bytes));
+                    self.peculiar.bitmap_in_state_7.add(index, change);
                 }
                 self.uses(index, start_bytes, false);
                 true
             }
             Err(mut invalid) => {
                 invalid.structure = "BAT entry of a sector bitmap block";
-                self.findings.invalid(Severity::Corrupt, self.layout.entry_offset_bytes(index), &invalid);
+                let finding = of(Severity::Corrupt, self.layout.entry_offset_bytes(index), &invalid);
+                if is_needed {
+                    self.give_up_entry(index, finding);
+                } else {
+                    let changes = self.entry_change(index, BatEntry::default()).into_iter().collect();
+                    self.findings.mend(finding, "the entry is cleared; no block of its chunk needs it", changes);
+                }
                 false
             }
         }
@@ -411,7 +541,7 @@ impl Blocks<'_> {
 
     /// Finds overlaps and leaked space by one pass over blocks and metadata, sorted by offset.
     /// Returns the number of leaked bytes.
-    fn space(&mut self, file_bytes: u64) -> u64 {
+    fn space(&mut self, file_bytes: u64) -> Result<u64> {
         let mut used = std::mem::take(&mut self.used);
         used.sort_unstable();
         let layout = self.layout;
@@ -438,7 +568,11 @@ impl Blocks<'_> {
                             u64::from(other.start_mib) * MIB,
                             other.index()
                         );
-                        self.findings.add(Severity::Corrupt, layout.entry_offset_bytes(block.index()), message);
+                        let at = layout.entry_offset_bytes(block.index());
+                        let structure = format!("BAT entry {}", block.index());
+                        let found = format!("a block at {start}, inside the block of BAT entry {}", other.index());
+                        let finding = Finding::new(Severity::Corrupt, at, structure, found, "space of its own");
+                        self.give_up_entry(block.index(), finding.says(message));
                     }
                     if self.is_beyond_end(block) {
                         leaked_bytes += end.min(file_bytes).saturating_sub(start.max(end_bytes));
@@ -452,16 +586,32 @@ impl Blocks<'_> {
             };
             if start > end_bytes && end_bytes < file_bytes {
                 let hole_bytes = start.min(file_bytes) - end_bytes;
-                leaked_bytes += hole_bytes;
-                self.findings.add(
-                    Severity::Leak,
-                    end_bytes,
-                    format!("{} MiB that nothing refers to", hole_bytes / MIB),
-                );
+                leaked_bytes += self.unused(FileRange { offset_bytes: end_bytes, len_bytes: hole_bytes })?;
             }
             end_bytes = end_bytes.max(end);
         }
-        leaked_bytes + self.slack(end_bytes, file_bytes)
+        Ok(leaked_bytes + self.slack(end_bytes, file_bytes))
+    }
+
+    /// Reports space between blocks that nothing refers to. Space that was given back to the file
+    /// system is only noted. Returns the number of bytes.
+    fn unused(&mut self, range: FileRange) -> Result<u64> {
+        let message = format!("{} MiB that nothing refers to", range.len_bytes / MIB);
+        let finding = |severity| {
+            let found = format!("{} bytes that nothing refers to", range.len_bytes);
+            Finding::new(severity, range.offset_bytes, "space in the file", found, "space of a block or a table")
+        };
+        if is_hole(self.store, range)? {
+            let message = format!("{message}; they are a hole, which takes no room on the disk");
+            self.findings.add(finding(Severity::Note).says(message));
+            return Ok(range.len_bytes);
+        }
+        self.findings.mend(
+            finding(Severity::Leak).says(message),
+            "the space is given back as a hole in the file",
+            vec![Change::Free(range)],
+        );
+        Ok(range.len_bytes)
     }
 
     /// Checks the slack after the last block. Returns the number of leaked bytes.
@@ -472,17 +622,18 @@ impl Blocks<'_> {
         if slack_bytes == 0 {
             0
         } else if self.layout.fixed || (room_bytes > 0 && slack_bytes >= room_bytes) {
-            self.findings.add(
-                Severity::Note,
-                end_bytes,
-                format!("{} MiB at the file's end are reserved for future blocks", slack_bytes / MIB),
-            );
+            let message = format!("{} MiB at the file's end are reserved for future blocks", slack_bytes / MIB);
+            let found = format!("{slack_bytes} bytes without data");
+            self.findings.add(Finding::new(Severity::Note, end_bytes, "end of the file", found, "").says(message));
             0
         } else {
             let message = format!(
                 "{slack_bytes} bytes at the file's end that nothing refers to; the next session that changes the disk frees them"
             );
-            self.findings.add(Severity::Leak, end_bytes, message);
+            let found = format!("{slack_bytes} bytes that nothing refers to");
+            let expected = format!("a file that ends at {end_bytes}");
+            let finding = Finding::new(Severity::Leak, end_bytes, "end of the file", found, expected).says(message);
+            self.findings.mend(finding, "the file is cut after its last block", vec![Change::Cut(end_bytes)]);
             slack_bytes
         }
     }

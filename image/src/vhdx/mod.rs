@@ -18,8 +18,10 @@
 //!   relink.rs   replaces the link of an open disk to its parent
 //!   header.rs   header updates; writes and syncs of metadata
 //!   create.rs   new files
-//!   check.rs    reports all damage in a file
 //!   salvage.rs  what can still be known of a damaged file
+//!   check.rs    reports all damage in a file, and how it is mended
+//!   check_metadata.rs  contradictions in the metadata
+//!   repair.rs   identities, log and proofs that a repair needs
 //! ```
 //!
 //! Open writes nothing (unless the log must be replayed), and a session that changes nothing leaves
@@ -27,6 +29,7 @@
 
 mod blocks;
 mod check;
+mod check_metadata;
 mod compact;
 mod create;
 mod flush;
@@ -42,6 +45,7 @@ mod open;
 mod pages;
 mod prepare;
 mod relink;
+mod repair;
 mod salvage;
 mod shrink;
 mod state;
@@ -51,10 +55,11 @@ mod tables;
 mod tests;
 mod writer;
 
-pub(crate) use check::check;
+pub(crate) use check::examine;
 pub use create::create;
 pub(crate) use image::open;
 pub(crate) use open::parent_link;
+pub(crate) use repair::{begin_repair, settle_log};
 pub(crate) use salvage::salvage;
 
 use crate::error::ImageError;
@@ -77,4 +82,10 @@ fn corrupt(store: &dyn Store, base_bytes: u64, invalid: Invalid) -> ImageError {
 /// all steps that can fail, so a panic leaves the tables consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// Checks an image as [`Driver::check`](crate::Driver::check) does.
+#[cfg(test)]
+pub(crate) fn check(store: std::sync::Arc<dyn Store>) -> crate::Result<crate::CheckReport> {
+    Ok(examine(store, false)?.report)
 }

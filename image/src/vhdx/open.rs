@@ -184,7 +184,7 @@ pub(super) fn read_if_there(
     Ok(())
 }
 
-fn read_headers(store: &dyn Store, remarks: &mut Vec<String>) -> Result<(Slot, Header)> {
+pub(super) fn read_headers(store: &dyn Store, remarks: &mut Vec<String>) -> Result<(Slot, Header)> {
     let [first, second] = read_slots(store)?;
     let (slot, header) =
         header::select(&first, &second).map_err(|invalid| corrupt(store, Slot::First.offset_bytes(), invalid))?;

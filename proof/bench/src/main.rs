@@ -9,6 +9,7 @@
 //!   rows.rs        the table of all rows
 //!   populated.rs   populated disks against the raw file; the same from the page cache
 //!   chains.rs      a chain of 1,024 against a chain of one; opening it; diff of a chain of 100
+//!   check.rs       checking a large disk with all its blocks
 //!   clones.rs      a thousand clones in one process
 //!   large.rs       64 TiB: opening, and memory of the map; creating 40 GiB
 //!   expand.rs      enlarging disks of each format and type
@@ -32,6 +33,7 @@
 
 mod allocate;
 mod chains;
+mod check;
 mod clones;
 mod compact;
 mod convert;

@@ -1,6 +1,8 @@
 //! The table of all rows.
 
-use crate::{allocate, chains, clones, compact, convert, discard, expand, large, merge, populated, rescue, serve};
+use crate::{
+    allocate, chains, check, clones, compact, convert, discard, expand, large, merge, populated, rescue, serve,
+};
 use diskwright_lab::{acceptance::Row, selftest};
 
 /// The rows about disks and servers.
@@ -39,6 +41,11 @@ const OWN: [Row; 26] = [
         name: "open-large",
         title: "opening a VHDX of 64 TiB and reading one block: under 50 ms and 32 MiB",
         measure: large::open,
+    },
+    Row {
+        name: "check",
+        title: "checking a dynamic disk of 1 TiB with space for all its blocks: under 2 s",
+        measure: check::allocated,
     },
     Row {
         name: "map-memory",

@@ -12,6 +12,7 @@
 //!   life.rs          snapshot and revert as cases
 //!   applying.rs      exports of changes that are applied to a copy, as cases
 //!   compacting.rs    compact as a case
+//!   repairing.rs     a repair and its undo as a case
 //!   sizes.rs         smaller and larger disks with a GPT as cases
 //!   crowd.rs         several queues of one disk at the same time, as a case
 //!   packed.rs        a made-up image format: two files, packed blocks, no sector bitmaps
@@ -57,6 +58,7 @@ pub mod mutation;
 pub mod opinion;
 pub mod packed;
 pub mod player;
+pub mod repairing;
 pub mod rule_breaker;
 pub mod sizes;
 pub mod stage;

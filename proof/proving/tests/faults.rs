@@ -2,7 +2,7 @@
 //! fault: see `faulty`.
 
 use diskwright_proving::{
-    applying, command, compacting, disk, disk::silence, faulty::at_every_operation, life, merge, sizes,
+    applying, command, compacting, disk, disk::silence, faulty::at_every_operation, life, merge, repairing, sizes,
 };
 
 fn fail_every_operation(names: &[&str]) {
@@ -127,6 +127,14 @@ fn freezing_and_going_back() {
 fn compacting_a_disk() {
     // One of each format, a child and a disk without a parent.
     for case in compacting::compactions().iter().skip(1).take(2) {
+        at_every_operation(case);
+    }
+}
+
+#[test]
+fn repairing_a_disk() {
+    // One of each format, a child and a disk without a parent.
+    for case in repairing::repairs().iter().skip(1).take(2) {
         at_every_operation(case);
     }
 }

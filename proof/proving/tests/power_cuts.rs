@@ -5,14 +5,14 @@
 use diskwright_proving::{
     applying,
     campaign::{Tally, Thoroughness, cut_one, power_cuts},
-    command, compacting, crowd, disk, life, merge, sizes,
+    command, compacting, crowd, disk, life, merge, repairing, sizes,
 };
 
 /// Number of shares of the states: each kind of disk has one, all creations together one, all
-/// conversions one, all snapshots one, all merges one, all applications of exports one, all compactions one, all resizes two, all
-/// crowds eight.
+/// conversions one, all snapshots one, all merges one, all applications of exports one, all
+/// compactions one, all repairs one, all resizes two, all crowds eight.
 fn shares() -> u64 {
-    disk::all().len() as u64 + 16
+    disk::all().len() as u64 + 17
 }
 
 fn of_kind(name: &str) {
@@ -142,6 +142,14 @@ fn applying_exports() {
 #[test]
 fn compacting_and_going_on() {
     let cases = compacting::compactions();
+    for case in &cases {
+        power_cuts(case, shares() * cases.len() as u64);
+    }
+}
+
+#[test]
+fn repairing_and_undoing() {
+    let cases = repairing::repairs();
     for case in &cases {
         power_cuts(case, shares() * cases.len() as u64);
     }

@@ -1,0 +1,240 @@
+//! `diskwright check FILE --repair` and `--undo`: what is said about them.
+//!
+//! After a repair the check runs as without it, so the verdict and the exit code are those of the
+//! file as it is now. A dry run shows the steps, the writes, and what would be left.
+
+use super::{RepairOptionsArgs, severity_word};
+use crate::{
+    context::Context,
+    describe::printable,
+    exit::{self, Outcome},
+    json::{self, Document},
+    style::{GREEN, YELLOW},
+    switches,
+};
+use diskwright_disk::{OpenOptions, PlannedWrite, RepairOptions, Repaired, repair, undo_repair};
+use diskwright_image::Mended;
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::{
+    io::{self, Write},
+    ops::Range,
+    path::Path,
+};
+
+/// Writes of a dry run that are printed; the JSON has all.
+const WRITES_SHOWN: usize = 50;
+
+/// What `check --repair --json` says about the repair.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RepairReport {
+    /// Whether it was only planned.
+    dry_run: bool,
+    /// The steps, in order.
+    steps: Vec<StepReport>,
+    /// Number of steps that are not listed.
+    steps_left_out: u64,
+    /// The changes of the file, in order.
+    writes: Vec<WriteReport>,
+    /// Length of the file before the repair, in bytes.
+    size_before: u64,
+    /// Length of the file after the repair, in bytes.
+    size_after: u64,
+    /// The ranges of the disk that are given up.
+    lost: Vec<RangeReport>,
+    /// The worst that is left: `sound`, `leaked` or `corrupt`.
+    verdict_after: &'static str,
+    /// The undo file; `null` if nothing was changed.
+    undo_file: Option<String>,
+    /// The undo file of an interrupted repair, which was rolled back first.
+    rolled_back: Option<String>,
+}
+
+/// A step of a repair.
+#[derive(Debug, Serialize, JsonSchema)]
+struct StepReport {
+    /// `note`, `leak` or `corrupt`.
+    severity: &'static str,
+    /// Where in the file, in bytes.
+    offset: u64,
+    /// What was found.
+    finding: String,
+    /// What is done.
+    step: String,
+    /// The range of the disk that is given up.
+    costs: Option<RangeReport>,
+}
+
+/// A range of the disk.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RangeReport {
+    /// First byte.
+    start: u64,
+    /// Number of bytes.
+    length: u64,
+}
+
+impl RangeReport {
+    pub(super) fn of(range: &Range<u64>) -> Self {
+        Self { start: range.start, length: range.end - range.start }
+    }
+
+    /// First byte, and first byte after the range.
+    pub(super) fn bounds(&self) -> (u64, u64) {
+        (self.start, self.start + self.length)
+    }
+}
+
+/// A change of the file.
+#[derive(Debug, Serialize, JsonSchema)]
+struct WriteReport {
+    /// `write`, `zero` or `set length`.
+    kind: &'static str,
+    /// Where in the file, in bytes; `null` for `set length`.
+    offset: Option<u64>,
+    /// Number of bytes, or the new length.
+    length: u64,
+}
+
+/// What `check --undo --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct UndoReport {
+    /// The image.
+    file: String,
+    /// The undo file, which was removed.
+    undo_file: String,
+    /// Length of the image now, in bytes.
+    size: u64,
+    /// Whether the repair had been interrupted.
+    was_interrupted: bool,
+}
+
+impl Document for UndoReport {
+    const SCHEMA: &'static str = "diskwright.check.undo/1";
+}
+
+fn options(open: OpenOptions, args: &RepairOptionsArgs) -> RepairOptions {
+    RepairOptions { open, accept_loss: args.accept_loss, undo_file: args.undo_file.clone(), dry_run: args.dry_run }
+}
+
+/// Repairs, or plans a repair. Prints warnings.
+pub(super) fn run(context: &mut Context, file: &Path, args: &RepairOptionsArgs) -> Outcome<Repaired> {
+    let options = options(context.global.open_options(false), args);
+    let mut display = context.progress("repairing");
+    let done = repair(file, &options, &mut |done, total| display.update(done, total));
+    drop(display);
+    let done = done?;
+    done.warnings.iter().for_each(|warning| context.warn(warning));
+    Ok(done)
+}
+
+/// Undoes the last repair.
+pub(super) fn undo(context: &mut Context, file: &Path, args: &RepairOptionsArgs) -> Outcome {
+    let done = undo_repair(file, &options(context.global.open_options(false), args))?;
+    let undo_file = json::path(&done.undo_file);
+    if context.global.json {
+        let report = UndoReport {
+            file: json::path(file),
+            undo_file,
+            size: done.len_bytes,
+            was_interrupted: done.was_interrupted,
+        };
+        context.print_json(&report)?;
+    } else if !context.global.quiet {
+        let what = if done.was_interrupted { "the interrupted repair is undone" } else { "the repair is undone" };
+        let (name, undo_file) = (printable(&json::path(file)), printable(&undo_file));
+        writeln!(context.out, "{name}: {what}; the file is as it was before it, and {undo_file} is removed")?;
+    }
+    Ok(exit::OK)
+}
+
+fn costs(step: &Mended) -> Option<&Range<u64>> {
+    step.finding.costs.as_ref()
+}
+
+/// What the JSON says. `verdict`: the word for the worst that is left.
+pub(super) fn report(done: &Repaired, dry_run: bool, verdict: &'static str) -> RepairReport {
+    let step = |step: &Mended| StepReport {
+        severity: severity_word(step.finding.severity),
+        offset: step.finding.offset_bytes,
+        finding: switches::told(&step.finding.message),
+        step: step.what.clone(),
+        costs: costs(step).map(RangeReport::of),
+    };
+    let write = |write: &PlannedWrite| match *write {
+        PlannedWrite::Write { offset_bytes, len_bytes } => {
+            WriteReport { kind: "write", offset: Some(offset_bytes), length: len_bytes }
+        }
+        PlannedWrite::Zero { offset_bytes, len_bytes } => {
+            WriteReport { kind: "zero", offset: Some(offset_bytes), length: len_bytes }
+        }
+        PlannedWrite::SetLen { len_bytes } => WriteReport { kind: "set length", offset: None, length: len_bytes },
+    };
+    RepairReport {
+        dry_run,
+        steps: done.steps.iter().map(step).collect(),
+        steps_left_out: done.steps_left_out,
+        writes: done.writes.iter().map(write).collect(),
+        size_before: done.len_bytes.0,
+        size_after: done.len_bytes.1,
+        lost: done.lost.iter().map(RangeReport::of).collect(),
+        verdict_after: verdict,
+        undo_file: done.undo_file.as_ref().map(|path| json::path(path)),
+        rolled_back: done.rolled_back.as_ref().map(|path| json::path(path)),
+    }
+}
+
+/// Prints the steps, what they cost, and for a dry run the writes.
+pub(super) fn tell(context: &mut Context, file: &Path, done: &Repaired, dry_run: bool) -> io::Result<()> {
+    let style = context.style;
+    let file = printable(&json::path(file));
+    if let Some(undo) = &done.rolled_back {
+        let undo = printable(&json::path(undo));
+        writeln!(context.out, "{file}: an earlier repair was interrupted; it was put back first, by {undo}")?;
+    }
+    for step in &done.steps {
+        let word = if costs(step).is_some() { style.paint(YELLOW, "given up") } else { style.paint(GREEN, "mended") };
+        let finding = printable(&switches::told(&step.finding.message));
+        let finding = finding.trim_end_matches('.');
+        write!(context.out, "{file}: {word}  offset {}: {finding}", step.finding.offset_bytes)?;
+        match costs(step) {
+            _ if step.what.is_empty() => {}
+            Some(range) => write!(context.out, ": bytes {} to {} of the disk; {}", range.start, range.end, step.what)?,
+            None => write!(context.out, ": {}", step.what)?,
+        }
+        writeln!(context.out)?;
+    }
+    if done.steps_left_out > 0 {
+        writeln!(context.out, "{file}: {} more steps", done.steps_left_out)?;
+    }
+    for range in &done.lost {
+        let is = if dry_run { "would be" } else { "are" };
+        writeln!(context.out, "{file}: bytes {} to {} of the disk {is} given up", range.start, range.end)?;
+    }
+    if dry_run {
+        for write in done.writes.iter().take(WRITES_SHOWN) {
+            match write {
+                PlannedWrite::Write { offset_bytes, len_bytes } => {
+                    writeln!(context.out, "{file}: would write {len_bytes} bytes at offset {offset_bytes}")?;
+                }
+                PlannedWrite::Zero { offset_bytes, len_bytes } => {
+                    writeln!(context.out, "{file}: would give back {len_bytes} bytes at offset {offset_bytes}")?;
+                }
+                PlannedWrite::SetLen { len_bytes } => {
+                    writeln!(context.out, "{file}: would set the length to {len_bytes} bytes")?;
+                }
+            }
+        }
+        if done.writes.len() > WRITES_SHOWN {
+            writeln!(context.out, "{file}: and {} more writes", done.writes.len() - WRITES_SHOWN)?;
+        }
+        return writeln!(context.out, "{file}: nothing was changed; as it is now:");
+    }
+    match &done.undo_file {
+        Some(undo) => {
+            let undo = printable(&json::path(undo));
+            writeln!(context.out, "{file}: repaired; {undo} has what --undo needs, remove it when you do not")
+        }
+        None => writeln!(context.out, "{file}: nothing to repair; nothing was changed"),
+    }
+}

@@ -1,0 +1,134 @@
+//! Repairs an image: applies what its check says mends it, and checks again.
+//!
+//! ```text
+//!   ┌─▶ check (collects mends) ─▶ those that are allowed ─▶ identity, once ─▶ changes ─▶ sync ─┐
+//!   └──────────────────────────────────────────────────────────────────────────────────────────┘
+//!        until a check has nothing left that may be mended: its report is the result
+//! ```
+//!
+//! The store is usually a draft that only records the changes (`disk/src/repair/draft.rs`), so that
+//! the whole repair is known, and its result checked, before the first byte of a file changes.
+//!
+//! What must hold:
+//!
+//! - A mend without [`Repair::CostsData`] changes no byte of the disk that can be read.
+//! - Leaked space is given back only when no damage is left that stays or costs data. Until then
+//!   the lost data may lie in that space.
+//! - Between two syncs the changes may reach the file in any order. A change that needs an earlier
+//!   one (a file that is cut, a log that is emptied) has a sync before it. So after each of them,
+//!   however many are lost, the file is at least as sound as before the repair.
+
+use crate::{
+    Format, Result,
+    error::ImageError,
+    findings::{Change, CheckReport, Examined, Finding, Mend, Repair, Severity},
+};
+use diskwright_store::{Store, Zeroing};
+use std::sync::Arc;
+
+/// Maximum number of rounds: more than the largest table needs.
+const ROUNDS_MAX: usize = 1024;
+
+/// A step of a repair.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mended {
+    /// What is mended.
+    pub finding: Finding,
+    /// What is done, a sentence without a full stop.
+    pub what: String,
+}
+
+/// Mends the image in `store`. Without `accept_loss` only what needs no guess; with it also what
+/// costs data ([`Repair::CostsData`]). Calls `begin` before the changes of each step; the changes
+/// of `None` are those of the image's identity, before all others.
+///
+/// Returns the report of a check of the result.
+///
+/// # Errors
+/// As [`Driver::check`](crate::Driver::check); `Io` of a write.
+pub fn mend(
+    format: Format,
+    store: &Arc<dyn Store>,
+    accept_loss: bool,
+    begin: &mut dyn FnMut(Option<Mended>),
+) -> Result<CheckReport> {
+    let driver = format.driver();
+    let (mut begun, mut lost) = (false, false);
+    let mut last: Vec<(u64, String)> = Vec::new();
+    for _ in 0..ROUNDS_MAX {
+        let Examined { report, mends } = driver.examine(Arc::clone(store), true)?;
+        let mends = allowed(&report, mends, accept_loss);
+        let these: Vec<(u64, String)> =
+            mends.iter().map(|mend| (mend.finding.offset_bytes, mend.what.clone())).collect();
+        // What a round did not mend, the next one does not mend either.
+        if mends.is_empty() || these == last {
+            return Ok(report);
+        }
+        last = these;
+        let costs = mends.iter().any(|mend| mend.finding.repair == Repair::CostsData);
+        if !begun || costs && !lost {
+            begin(None);
+            driver.begin_repair(store, costs)?;
+            (begun, lost) = (true, lost | costs);
+        }
+        for Mend { finding, what, changes } in mends {
+            begin(Some(Mended { finding, what }));
+            for change in &changes {
+                apply(format, store, change)?;
+            }
+        }
+        sync(&**store)?;
+    }
+    driver.check(Arc::clone(store))
+}
+
+/// The mends of a round: damage first, and leaked space only when no damage is left.
+fn allowed(report: &CheckReport, mends: Vec<Mend>, accept_loss: bool) -> Vec<Mend> {
+    let stays = |finding: &Finding| {
+        finding.severity == Severity::Corrupt
+            && match finding.repair {
+                Repair::NotNeeded | Repair::Lossless => false,
+                Repair::CostsData => !accept_loss,
+                Repair::Impossible => true,
+            }
+    };
+    let (leaks, damage): (Vec<Mend>, Vec<Mend>) = mends
+        .into_iter()
+        .filter(|mend| accept_loss || mend.finding.repair == Repair::Lossless)
+        .partition(|mend| mend.finding.severity == Severity::Leak);
+    if !damage.is_empty() {
+        damage
+    } else if report.findings.iter().any(stays) {
+        Vec::new()
+    } else {
+        leaks
+    }
+}
+
+fn sync(store: &dyn Store) -> Result<()> {
+    store.sync_data().map_err(|error| ImageError::io("make the repair durable", store, 0, error))
+}
+
+fn apply(format: Format, store: &Arc<dyn Store>, change: &Change) -> Result<()> {
+    let at = |offset_bytes| move |error| ImageError::io("repair the file", &**store, offset_bytes, error);
+    let len_bytes = || store.len_bytes().map_err(at(0));
+    match change {
+        Change::Write(offset_bytes, bytes) => store.write_at(bytes, *offset_bytes).map_err(at(*offset_bytes)),
+        &Change::Free(range) => store.zero_range(range, Zeroing::Deallocate).map_err(at(range.offset_bytes)),
+        &Change::Extend(end_bytes) => {
+            if len_bytes()? < end_bytes {
+                store.set_len(end_bytes).map_err(at(end_bytes))?;
+                sync(&**store)?;
+            }
+            Ok(())
+        }
+        &Change::Cut(end_bytes) => {
+            sync(&**store)?;
+            if len_bytes()? > end_bytes {
+                store.set_len(end_bytes).map_err(at(end_bytes))?;
+            }
+            Ok(())
+        }
+        Change::ReplayLog | Change::DropLog => format.driver().settle_log(store, *change == Change::ReplayLog),
+    }
+}

@@ -1,0 +1,123 @@
+//! Checking a large dynamic disk whose blocks all have space.
+//!
+//! The file is made by its tables alone: an empty disk gets an entry for every block, and for a VHD
+//! a full sector bitmap, and the file is extended. The payload is a hole, so a disk of 1 TiB takes
+//! a few MiB (VHDX) or 2 GiB (VHD, whose bitmaps lie between the blocks).
+
+use diskwright_disk::{CreateRequest, OpenOptions, check_image, create};
+use diskwright_image::Format;
+use diskwright_lab::{
+    LabError, Result,
+    acceptance::{Bar, Check, Context, Found},
+    progress::{Progress, report},
+};
+use diskwright_stats::numbers::bytes;
+use std::{
+    fs::{File, OpenOptions as FileOptions},
+    io,
+    os::unix::fs::FileExt,
+    path::Path,
+    time::Instant,
+};
+
+const MIB: u64 = 1 << 20;
+const BLOCK_BYTES: u64 = 2 * MIB;
+const CHECK_NS: f64 = 2e9;
+
+/// Time of a check of a disk with all its blocks.
+pub(crate) fn allocated(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let size_bytes: u64 = context.pick(64 << 30, 1 << 40);
+    context.scratch.need("a disk whose blocks are holes", 4 << 30)?;
+    let rounds = context.rounds(5);
+    let mut found = Found::default();
+    for (index, format) in [Format::Vhdx, Format::Vhd].into_iter().enumerate() {
+        let path = context.scratch.path().join(format!("allocated.{format}"));
+        make(&path, format, size_bytes).map_err(LabError::file("make", &path))?;
+        let mut times = Vec::new();
+        for round in 0..rounds {
+            let done = (index * rounds + round) as u64;
+            report(progress, "check", done, 2 * rounds as u64, &format.to_string())?;
+            let start = Instant::now();
+            let (_, checked) = check_image(&path, &OpenOptions::default())?;
+            times.push(start.elapsed().as_nanos() as f64);
+            if !checked.findings.is_empty() || checked.allocated_blocks != size_bytes / BLOCK_BYTES {
+                found.checks.push(Check::broken(&format.to_string(), format!("found {:?}", checked.findings)));
+                break;
+            }
+        }
+        let name = format!("dynamic {format}, {} blocks", size_bytes / BLOCK_BYTES);
+        found.checks.push(Check::absolute(name, "ns", &times, Bar::AtMost(CHECK_NS)));
+        std::fs::remove_file(&path).map_err(LabError::file("remove", &path))?;
+    }
+    found.notes.push(format!("{} in blocks of 2 MiB, tables in the page cache, payload a hole", bytes(size_bytes)));
+    Ok(found)
+}
+
+/// Makes a dynamic disk whose blocks lie one after the other.
+fn make(path: &Path, format: Format, size_bytes: u64) -> io::Result<()> {
+    let block_bytes = Some(BLOCK_BYTES as u32);
+    let request =
+        CreateRequest { size_bytes: Some(size_bytes), format: Some(format), block_bytes, ..CreateRequest::default() };
+    create(path, &request).map_err(io::Error::other)?;
+    let file = FileOptions::new().read(true).write(true).open(path)?;
+    let blocks = size_bytes / BLOCK_BYTES;
+    match format {
+        Format::Vhd => fill_vhd(&file, blocks),
+        _ => fill_vhdx(&file, blocks),
+    }
+}
+
+fn fill_vhdx(file: &File, blocks: u64) -> io::Result<()> {
+    // Blocks in a chunk; the entry of the chunk's bitmap block follows them.
+    const RATIO: u64 = (512 << 23) / BLOCK_BYTES;
+    let first = file.metadata()?.len().next_multiple_of(MIB);
+    let mut table = Vec::new();
+    for block in 0..blocks {
+        table.extend((first + block * BLOCK_BYTES | 6).to_le_bytes());
+        if (block + 1) % RATIO == 0 && block + 1 < blocks {
+            table.extend([0; 8]);
+        }
+    }
+    file.write_all_at(&table, 3 * MIB)?;
+    file.set_len(first + blocks * BLOCK_BYTES)
+}
+
+fn fill_vhd(file: &File, blocks: u64) -> io::Result<()> {
+    const PIECE_BYTES: u64 = 4096 + BLOCK_BYTES;
+    let mut footer = [0; 512];
+    file.read_exact_at(&mut footer, 0)?;
+    let number = |at: u64| -> io::Result<u64> {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, at)?;
+        Ok(u64::from_be_bytes(bytes))
+    };
+    let table_at = number(number(16)? + 16)?;
+    // The bitmap lies in the sector before the payload, which begins at a multiple of 4096.
+    let first = (file.metadata()?.len() - 512).next_multiple_of(4096) + 4096 - 512;
+    let mut table = Vec::new();
+    for block in 0..blocks {
+        let at = first + block * PIECE_BYTES;
+        table.extend(((at / 512) as u32).to_be_bytes());
+        file.write_all_at(&[0xff; 512], at)?;
+    }
+    file.write_all_at(&table, table_at)?;
+    file.write_all_at(&footer, first + 512 + (blocks - 1) * PIECE_BYTES + BLOCK_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use diskwright_image::Severity;
+
+    #[test]
+    fn a_disk_made_by_its_tables_is_sound() {
+        let dir = tempfile::tempdir().unwrap();
+        for format in [Format::Vhdx, Format::Vhd] {
+            let path = dir.path().join(format!("all.{format}"));
+            make(&path, format, 9 << 30).unwrap();
+            let (_, checked) = check_image(&path, &OpenOptions::default()).unwrap();
+            assert!(checked.worst() < Some(Severity::Note), "{format}: {:?}", checked.findings);
+            assert_eq!((checked.allocated_blocks, checked.leaked_bytes), ((9 << 30) / BLOCK_BYTES, 0), "{format}");
+        }
+    }
+}
