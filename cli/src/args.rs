@@ -62,6 +62,8 @@ pub enum Command {
     Compare(commands::compare::CompareArgs),
     /// Freeze a disk and go on in a new child; list the tree, go back, delete.
     Snapshot(commands::snapshot::SnapshotArgs),
+    /// Track which ranges of a disk change, since named points.
+    Track(commands::track::TrackArgs),
     /// Make children of a disk.
     Clone(commands::clone::CloneArgs),
     /// Merge a child into its parent or another ancestor, or its chain into a new disk.
@@ -101,7 +103,7 @@ pub enum Command {
 }
 
 /// What each command uses of the options about disks. The others use none of them.
-const USED: [(&[&str], Used); 30] = [
+const USED: [(&[&str], Used); 34] = [
     (&["create"], Used::Parents),
     (&["info"], Used::Reading),
     (&["map"], Used::Reading),
@@ -112,6 +114,10 @@ const USED: [(&[&str], Used); 30] = [
     (&["snapshot"], Used::Reading),
     (&["snapshot", "revert"], Used::Reading),
     (&["snapshot", "delete"], Used::Reading),
+    (&["track", "start"], Used::Reading),
+    (&["track", "list"], Used::Reading),
+    (&["track", "show"], Used::Reading),
+    (&["track", "stop"], Used::Reading),
     (&["clone"], Used::Parents),
     (&["merge"], Used::Writing),
     (&["move"], Used::Reading),

@@ -1,12 +1,14 @@
 //! On-disk structures of virtual hard disks as Rust values. Pure: no I/O, no unsafe code, no
 //! allocation sized by input.
 //!
+//! - [`tracks`]: the file in which the changes of a disk are tracked; ours
 //! - [`vhd`]: footer, dynamic header, parent locators, time stamps, geometry (VHD Image Format
 //!   Specification 1.0)
 //! - [`vhdx`]: file identifier, headers, region table, metadata, BAT, log, parent locator (MS-VHDX)
 
 #![forbid(unsafe_code)]
 
+pub mod tracks;
 pub mod vhd;
 pub mod vhdx;
 

@@ -44,5 +44,6 @@ mod second_opinions;
 mod snapshots;
 mod split_raw;
 mod threads;
+mod tracking;
 mod waiting;
 mod who_is_blamed;

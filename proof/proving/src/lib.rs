@@ -58,5 +58,6 @@ pub mod player;
 pub mod rule_breaker;
 pub mod sizes;
 pub mod stage;
+pub mod tracking;
 pub mod watchdog;
 pub mod world;

@@ -4,14 +4,14 @@
 
 use diskwright_proving::{
     campaign::{Tally, Thoroughness, cut_one, power_cuts},
-    command, compacting, crowd, disk, life, merge, sizes,
+    command, compacting, crowd, disk, life, merge, sizes, tracking,
 };
 
 /// Number of shares of the states: each kind of disk has one, all creations together one, all
 /// conversions one, all snapshots one, all merges one, all compactions one, all resizes two, all
-/// crowds eight.
+/// crowds eight, all tracked disks one.
 fn shares() -> u64 {
-    disk::all().len() as u64 + 15
+    disk::all().len() as u64 + 16
 }
 
 fn of_kind(name: &str) {
@@ -135,6 +135,24 @@ fn compacting_and_going_on() {
     let cases = compacting::compactions();
     for case in &cases {
         power_cuts(case, shares() * cases.len() as u64);
+    }
+}
+
+#[test]
+fn tracking_changes() {
+    let cases = tracking::tracked();
+    let shares = shares() * cases.len() as u64;
+    for case in &cases {
+        power_cuts(case, shares);
+    }
+}
+
+/// More writes than the budget has runs, and than the log has records.
+#[test]
+fn tracking_reports_at_most_1_gib_too_much_after_a_kill() {
+    for writes in [10, 1500] {
+        let excess_bytes = tracking::excess_after_a_kill(writes, 5).unwrap();
+        assert!((1..=1 << 30).contains(&excess_bytes), "{writes} writes: {excess_bytes} bytes too much");
     }
 }
 
