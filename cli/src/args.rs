@@ -65,6 +65,8 @@ pub enum Command {
     Diff(commands::diff::DiffArgs),
     /// Freeze a disk and go on in a new child; list the tree, go back, delete.
     Snapshot(commands::snapshot::SnapshotArgs),
+    /// Track which ranges of a disk change, since named points.
+    Track(commands::track::TrackArgs),
     /// Make children of a disk.
     Clone(commands::clone::CloneArgs),
     /// Merge a child into its parent or another ancestor, or its chain into a new disk.
@@ -106,7 +108,7 @@ pub enum Command {
 }
 
 /// What each command uses of the options about disks. The others use none of them.
-const USED: [(&[&str], Used); 32] = [
+const USED: [(&[&str], Used); 36] = [
     (&["create"], Used::Parents),
     (&["info"], Used::Reading),
     (&["map"], Used::Reading),
@@ -118,6 +120,10 @@ const USED: [(&[&str], Used); 32] = [
     (&["snapshot"], Used::Reading),
     (&["snapshot", "revert"], Used::Reading),
     (&["snapshot", "delete"], Used::Reading),
+    (&["track", "start"], Used::Reading),
+    (&["track", "list"], Used::Reading),
+    (&["track", "show"], Used::Reading),
+    (&["track", "stop"], Used::Reading),
     (&["clone"], Used::Parents),
     (&["merge"], Used::Writing),
     (&["move"], Used::Reading),

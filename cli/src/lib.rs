@@ -106,6 +106,7 @@ fn dispatch(context: &mut Context, command: &Command) -> Outcome {
         Command::Compare(args) => commands::compare::run(context, args),
         Command::Diff(args) => commands::diff::run(context, args),
         Command::Snapshot(args) => commands::snapshot::run(context, args),
+        Command::Track(args) => commands::track::run(context, args),
         Command::Clone(args) => commands::clone::run(context, args),
         Command::Merge(args) => commands::merge::run(context, args),
         Command::Move(args) => commands::move_::run(context, args),

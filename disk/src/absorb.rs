@@ -135,8 +135,8 @@ impl Disk {
         self.absorb_if(options, &|_| true, progress)
     }
 
-    /// As [`Disk::absorb`], if the chain is the one that the caller means when no other change of it
-    /// is under way.
+    /// As [`Disk::absorb`], if the chain is the one that the caller means when no other change of
+    /// it is under way.
     pub(crate) fn absorb_if(
         &self,
         options: &AbsorbOptions,
@@ -284,7 +284,7 @@ impl Absorbing<'_> {
     fn begin(&mut self) -> Result<()> {
         let chain = self.shared.chain();
         let [top, parent, ..] = chain.members() else { return Err(self.failed(io::ErrorKind::NotFound.into())) };
-        top.begin_writing().map_err(|error| self.failed(error))?;
+        self.shared.begin_writing().map_err(|error| self.failed(error))?;
         let has_none = || DiskError::BadChain { path: self.done.parent.clone(), what: "it has no identity".into() };
         let present = parent.image.linkage_id().ok_or_else(has_none)?;
         let coming = Uuid::new_v4();

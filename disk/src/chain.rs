@@ -18,6 +18,7 @@
 use crate::{
     DiskError, Result,
     map::{LayerId, Map, Owner, SourceId},
+    track::tracker::View,
 };
 use diskwright_image::{Image, ImageWriter};
 use diskwright_store::{
@@ -149,6 +150,8 @@ pub(crate) struct Chain {
     pub(crate) writes_one_file: bool,
     /// Whether the top's parent takes the writes where the top has no block (`absorb.rs`).
     pub(crate) absorbs: bool,
+    /// Where changes are marked; `None` without a point.
+    pub(crate) track: Option<Arc<View>>,
     /// Memory limit for the map and for the tables of writable images.
     memory_bytes: u64,
 }
@@ -249,6 +252,16 @@ impl Chain {
         Ok(Self { absorbs, ..chain })
     }
 
+    /// This chain, in which changes are marked in `track`.
+    ///
+    /// # Errors
+    /// As [`Chain::new`].
+    pub(crate) fn with_track(&self, track: Option<Arc<View>>) -> Result<Self> {
+        let (members, sources) = (self.members.clone(), self.sources.clone());
+        let chain = Self::assemble(self.layers.to_vec(), members, sources, (Some(self), true), self.memory_bytes)?;
+        Ok(Self { absorbs: self.absorbs, track, ..chain })
+    }
+
     /// This chain without its top, whose parent has the path `path` now. The chain has a new map.
     ///
     /// # Errors
@@ -312,6 +325,7 @@ impl Chain {
             geometry,
             writes_one_file,
             absorbs: false,
+            track: before.and_then(|before| before.track.clone()),
             memory_bytes,
         })
     }

@@ -164,7 +164,11 @@ fn commit(work: &Work<'_>, judged: &[(Candidate, Verdict)]) -> Result<()> {
     let top = chain.top();
     if judged.iter().any(|(_, verdict)| *verdict == Verdict::Free) {
         // The contents change, and children that were not found must not be used any more.
-        top.begin_writing().map_err(&failed)?;
+        shared.begin_writing().map_err(&failed)?;
+        for (candidate, _) in judged.iter().filter(|(_, verdict)| *verdict == Verdict::Free) {
+            let (start, end) = top.block_range(candidate.block, top.size_bytes);
+            shared.mark_changed(start, end - start).map_err(&failed)?;
+        }
     }
     let writer = work.writer()?;
     for (candidate, verdict) in judged {

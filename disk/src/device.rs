@@ -19,6 +19,7 @@ use crate::{
     open,
     queue::DiskQueue,
     shared::Shared,
+    track::{points::Kept, tracker::View},
 };
 use diskwright_image::{BlockState, Commit, DiskType};
 #[cfg(feature = "shuttle")]
@@ -29,6 +30,7 @@ use diskwright_store::{
 };
 use std::{
     io,
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -87,7 +89,15 @@ impl Disk {
 
     fn of_chain(chain: open::Chain, file: Option<PathBuf>, options: &OpenOptions) -> Result<Arc<Self>> {
         let limit_bytes = options.map_memory_bytes.unwrap_or(MAP_MEMORY_BYTES);
-        let mut shared = Shared::new(Chain::new(chain.layers, limit_bytes)?, chain.warnings);
+        let mut warnings = chain.warnings;
+        let track = chain.tracks.map(|found| found.into_view(&options.files, &chain.layers)).transpose();
+        let track = track.unwrap_or_else(|error| {
+            warnings
+                .push(format!("the points of its changes cannot be opened ({error}): everything counts as changed"));
+            None
+        });
+        let chain_of_layers = Chain::new(chain.layers, limit_bytes)?.with_track(track)?;
+        let mut shared = Shared::new(chain_of_layers, warnings);
         let grows = shared.chain().top().image.info().disk_type != DiskType::Fixed;
         shared.detect_zeroes = options.detect_zeroes && grows;
         shared.broken = chain.broken;
@@ -161,7 +171,7 @@ impl Disk {
     pub fn push_layer(&self, top: Layer) -> Result<()> {
         let turn = self.shared.begin_change();
         self.check_top(&top)?;
-        let pushed = self.put_on_top(&turn, top, None)?;
+        let pushed = self.put_on_top(&turn, top, None, None)?;
         self.settle_former_top(pushed)
     }
 
@@ -188,12 +198,14 @@ impl Disk {
 
     /// Puts an image on top that [`Disk::check_top`] has allowed in this turn. After an error
     /// nothing has changed. Waits for a grace period of others, but for no request of its own
-    /// period: those are waited for by [`Disk::settle_former_top`], which must follow.
+    /// period: those are waited for by [`Disk::settle_former_top`], which must follow. With `track`
+    /// changes are marked there from the same moment on.
     pub(crate) fn put_on_top(
         &self,
         _turn: &MutexGuard<'_, ()>,
         top: Layer,
         former_path: Option<&Path>,
+        track: Option<Arc<View>>,
     ) -> Result<Pushed> {
         let shared = &self.shared;
         let path = former_path.map_or_else(|| shared.chain().layers()[0].path.clone(), Path::to_owned);
@@ -203,7 +215,11 @@ impl Disk {
         // ended, to the former top. The frozen image would then have the later write alone.
         let begun = shared.begin_grace(|mutation| {
             let before = Arc::clone(&mutation.chain);
-            put = Some(before.with_top(top, former_path).map(|chain| {
+            let joined = before.with_top(top, former_path).and_then(|chain| match track {
+                Some(track) => chain.with_track(Some(track)),
+                None => Ok(chain),
+            });
+            put = Some(joined.map(|chain| {
                 let copy_up = (chain.top().id, COPY_UP);
                 mutation.claims.exclude(copy_up);
                 shared.publish(mutation, chain);
@@ -256,7 +272,10 @@ impl Disk {
         let chain = shared.chain();
         let path = &chain.layers()[0].path;
         let image_error = |error: io::Error| error::from_io("make it larger", path, error);
-        chain.top().begin_writing().map_err(image_error)?;
+        shared.begin_writing().map_err(image_error)?;
+        if let Some(points) = Kept::of(shared) {
+            points.resize(size_bytes)?;
+        }
         chain.top().writer().map_err(image_error)?.resize(size_bytes)?;
         let mut mutation = shared.lock();
         let grown = mutation.chain.measured_anew()?;
@@ -334,13 +353,14 @@ impl Disk {
         shared.flush_blocking().map_err(io_error)?;
         shared.wait_for_grace().map_err(io_error)?;
         if size_bytes < chain.geometry.size_bytes {
-            chain.top().begin_writing().map_err(io_error)?;
+            shared.begin_writing().map_err(io_error)?;
         }
         chain.top().writer().map_err(io_error)?.shrink(size_bytes)?;
         let mut mutation = shared.lock();
         let smaller = mutation.chain.measured_anew()?;
         shared.publish(&mut mutation, smaller);
-        Ok(())
+        drop(mutation);
+        Kept::of(shared).map_or(Ok(()), |points| points.resize(size_bytes))
     }
 
     /// Shares `len_bytes` at `file_offset_bytes` of `source` into this disk at `offset_bytes` by
@@ -369,7 +389,8 @@ impl Disk {
         if from == to {
             return Ok((from, to));
         }
-        top.begin_writing()?;
+        shared.mark_changed(from, to - from)?;
+        shared.begin_writing()?;
         let mut places: Vec<Run> = Vec::new();
         let mut blocks = Vec::new();
         let mut at = from;
@@ -526,5 +547,28 @@ impl BlockDevice for Disk {
             let chain = self.shared.walk(chain, offset_bytes, end_bytes, &mut runs)?;
             runs.into_iter().try_for_each(|run| Self::extents_of(&chain, run, out))
         })
+    }
+
+    fn tracked_points(&self) -> Vec<String> {
+        let track = self.shared.chain().track.clone();
+        match track {
+            Some(view) => view.tracker.names(),
+            None => {
+                self.points().map_or_else(|_| Vec::new(), |points| points.into_iter().map(|point| point.name).collect())
+            }
+        }
+    }
+
+    fn changed_since(
+        &self,
+        point: &str,
+        range: Range<u64>,
+        enough: usize,
+        out: &mut Vec<Range<u64>>,
+    ) -> io::Result<()> {
+        let changed = self.changed_within(point, range.clone()).map_err(error::to_io)?;
+        let parts = changed.ranges_from(range.start).take_while(|part| part.start < range.end).take(enough);
+        out.extend(parts.map(|part| part.start..part.end.min(range.end)));
+        Ok(())
     }
 }

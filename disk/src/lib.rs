@@ -49,6 +49,7 @@
 //!   move_copy.rs  copies a disk that clients write to
 //!   live_move.rs  moves a disk in use to another file
 //!   offline_move.rs  moves a disk that nobody has open
+//!   track.rs      which ranges have changed since named points
 //!   family.rs     the images of a folder and their parents
 //!   volumes.rs    partitions and file systems on a disk
 //! ```
@@ -105,6 +106,7 @@ mod schedules;
 mod shared;
 mod siblings;
 mod snapshot;
+mod track;
 mod volumes;
 mod work;
 
@@ -139,6 +141,7 @@ pub use repair::{PlannedWrite, RepairOptions, Repaired, Undone, interrupted_repa
 pub use rescue::{Leftover, PlacedBlock, RangeKind, RescueOptions, Rescued, RescuedRange, rescue};
 pub use resize::{NewSize, ResizeOptions, Resized, resize};
 pub use snapshot::{Left, Snapshot, SnapshotOptions, remove_snapshot, revert, snapshot};
+pub use track::changed::{Changed, TrackPoint};
 pub use volumes::layout;
 
 /// Reports the progress of a long operation: bytes done, bytes in total. Returns `false` to stop

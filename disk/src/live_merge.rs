@@ -46,6 +46,7 @@ use crate::{
     image_file::{Access, open_image},
     merge::{Locked, Merge, Users},
     merge_mark,
+    track::points::Kept,
 };
 use diskwright_image::{probe, probe::DetectedFormat};
 use diskwright_store::{LockMode, Store};
@@ -69,19 +70,32 @@ impl Disk {
     /// As [`merge`](crate::merge()) and [`Disk::absorb`]; [`DiskError::BadOptions`] for an image
     /// that is not in the chain, and for a disk that is open read-only.
     pub fn merge(&self, path: impl AsRef<Path>, options: &MergeOptions, progress: &mut Progress<'_>) -> Result<Merged> {
+        if !options.dry_run && self.shared.chain().track.is_some() {
+            // The image that is written must not get another identity later.
+            let path = self.layers()[0].path.clone();
+            self.shared.begin_writing().map_err(|source| error::from_io("begin to write to it", &path, source))?;
+        }
+        let merged = self.merge_images(path.as_ref(), options, progress);
+        let _turn = self.shared.begin_change();
+        // Also after an error the disk may have another image or other parents.
+        let kept = Kept::of(&self.shared).map_or(Ok(()), |points| points.go_on());
+        merged.and_then(|merged| kept.map(|()| merged))
+    }
+
+    fn merge_images(&self, path: &Path, options: &MergeOptions, progress: &mut Progress<'_>) -> Result<Merged> {
         let origin = self.origin.as_ref().ok_or_else(|| DiskError::BadOptions {
             what: "the images of a disk without a file of its own cannot be merged".into(),
             hint: "open the disk by its path".into(),
         })?;
         let layers = self.layers();
-        if is_file(origin, &layers[0], path.as_ref()) {
+        if is_file(origin, &layers[0], path) {
             return self.merge_written(origin, &layers, options, progress);
         }
         let _turn = self.shared.begin_change();
         self.rest_parents()?;
         let open = OpenOptions { writable: false, force_share: false, ..origin.options.clone() };
         let options = MergeOptions { open, ..options.clone() };
-        let task = Task::new(self, origin, path.as_ref(), &options)?;
+        let task = Task::new(self, origin, path, &options)?;
         let mut in_use = InUse::new(self, &options);
         for layer in task.taking_part() {
             in_use.grips.push(Grip::take(layer, &options.open)?);

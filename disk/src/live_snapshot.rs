@@ -31,6 +31,9 @@
 //! - If step 5 cannot be done, the names are put back. A power cut that undoes only that leaves the
 //!   empty child above the old top.
 //!
+//! A disk with points of change tracking has the identity of the child in their file before step 4,
+//! beside that of the old top. A point that starts at the snapshot is published in step 5.
+//!
 //! Lock: `changing` is held from the beginning to the end, so the disk does not grow in between and
 //! the child fits.
 
@@ -42,6 +45,7 @@ use crate::{
     error, gate,
     image_file::{Access, open_image},
     snapshot::{Place, Snapshot},
+    track::points::{Kept, Point, Starting},
 };
 use diskwright_image::{Format, ImageInfo, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::Blocking;
@@ -90,6 +94,22 @@ impl Disk {
     /// has changed then. [`DiskError::File`] if the frozen image cannot be made durable: then the
     /// disk has its new child, and every later flush of it fails.
     pub fn snapshot(&self, name: &str, dry_run: bool, watch: &mut dyn SnapshotWatch) -> Result<Snapshot> {
+        self.snapshot_tracked(name, None, dry_run, watch)
+    }
+
+    /// As [`Disk::snapshot`], and starts a point of change tracking at the moment of the snapshot:
+    /// since it exactly those ranges have changed that differ from the frozen image. Requests whose
+    /// ranges are not marked yet wait until the frozen image is durable.
+    ///
+    /// # Errors
+    /// As [`Disk::snapshot`] and [`Disk::start_tracking`].
+    pub fn snapshot_tracked(
+        &self,
+        name: &str,
+        track: Option<&str>,
+        dry_run: bool,
+        watch: &mut dyn SnapshotWatch,
+    ) -> Result<Snapshot> {
         let origin = self.origin.as_ref().ok_or_else(|| DiskError::BadOptions {
             what: "a disk without a file of its own cannot be frozen".into(),
             hint: "open the disk by its path".into(),
@@ -104,12 +124,15 @@ impl Disk {
             warnings: Vec::new(),
         };
         let link = freezing.link_to(&frozen)?;
+        let starting = track.map(|point| self.begin_point(point)).transpose()?;
         if dry_run {
             return Ok(done);
         }
         let (child, link) = freezing.make_child(link)?;
-        let prepared =
-            freezing.prepare(&child, watch).and_then(|()| freezing.place.swap(&freezing.temporary, Some(&frozen)));
+        let prepared = freezing
+            .prepare(&child, watch)
+            .and_then(|()| freezing.name_in_points(&child))
+            .and_then(|()| freezing.place.swap(&freezing.temporary, Some(&frozen)));
         if let Err(error) = prepared {
             freezing.undo(&frozen);
             return Err(error);
@@ -117,12 +140,21 @@ impl Disk {
         child.image.stores().iter().for_each(|store| store.was_renamed(&origin.file));
         watch.goes_on(3, STEPS);
         watch.quiesce();
-        let pushed = self.put_on_top(&turn, child.clone(), Some(&frozen));
+        let mut point = starting.as_ref().map(Starting::begin);
+        let view = point.as_ref().map(Point::view);
+        let pushed = self.put_on_top(&turn, child.clone(), Some(&frozen), view);
         watch.resume();
-        let pushed = pushed.inspect_err(|_| freezing.undo(&frozen))?;
+        let pushed = pushed.inspect_err(|_| {
+            point.take().into_iter().for_each(Point::undo);
+            freezing.undo(&frozen);
+        })?;
         let former = &freezing.place.layers[0];
         former.image.stores().iter().for_each(|store| store.was_renamed(&frozen));
         self.settle_former_top(pushed)?;
+        match point {
+            Some(point) => self.finish_point(point)?,
+            None => Kept::of(&self.shared).map_or(Ok(()), |points| points.go_on())?,
+        }
         done.warnings.extend(freezing.record_time(&child, &frozen, link));
         for store in former.image.stores() {
             // If it fails, the frozen image stays locked until the disk is closed.
@@ -176,8 +208,7 @@ impl<'a> Freezing<'a> {
 
     /// Makes the child and opens it. Leaves nothing behind if that fails.
     fn make_child(&self, planned: ParentLink) -> Result<(Layer, ParentLink)> {
-        let chain = self.disk.shared.chain();
-        let begun = chain.top().begin_writing();
+        let begun = self.disk.shared.begin_writing();
         begun.map_err(|source| error::from_io("begin to write to it", &self.origin.file, source))?;
         self.place.remove_leftovers()?;
         let info = self.info();
@@ -205,6 +236,13 @@ impl<'a> Freezing<'a> {
         let child = Layer { path: self.origin.file.clone(), image };
         self.disk.check_top(&child)?;
         Ok(child)
+    }
+
+    /// From now on the name may lead to the child.
+    fn name_in_points(&self, child: &Layer) -> Result<()> {
+        let Some(points) = Kept::of(&self.disk.shared) else { return Ok(()) };
+        let layers: Vec<Layer> = std::iter::once(child.clone()).chain(self.place.layers.iter().cloned()).collect();
+        points.name_coming(&self.temporary, &layers)
     }
 
     /// Steps 2 and 3, as far as others take part in them.

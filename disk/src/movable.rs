@@ -54,7 +54,7 @@ pub(crate) use dirty::Dirty;
 use diskwright_store::{BlockDevice, BlockQueue, Extent, Geometry, QueueOptions, resize::SizeWatcher, sync::Mutex};
 use queue::MovableQueue;
 pub(crate) use state::{Phase, State};
-use std::{io, sync::Arc};
+use std::{io, ops::Range, sync::Arc};
 
 /// A disk that can be moved while queues are open; see the module.
 #[derive(Debug)]
@@ -99,5 +99,19 @@ impl BlockDevice for Movable {
 
     fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
         self.disk().extents(offset_bytes, len_bytes, out)
+    }
+
+    fn tracked_points(&self) -> Vec<String> {
+        self.disk().tracked_points()
+    }
+
+    fn changed_since(
+        &self,
+        point: &str,
+        range: Range<u64>,
+        enough: usize,
+        out: &mut Vec<Range<u64>>,
+    ) -> io::Result<()> {
+        BlockDevice::changed_since(&*self.disk(), point, range, enough, out)
     }
 }

@@ -14,6 +14,7 @@ use crate::{
     create::{create_as, format_for, is_there},
     error::file_error,
     siblings,
+    track::points::refuse_if_tracked,
 };
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{BlockDevice, CacheMode, Files, LockMode, OpenError, OpenOptions};
@@ -114,6 +115,7 @@ impl<'a> Plan<'a> {
         let layers = disk.layers();
         let top = &layers[0];
         let info = top.image.info();
+        refuse_if_tracked(files, from)?;
         let to = destination(files, from, to, &options.dest)?;
         let format = format_for(&to, options.dest.format)?;
         if files.facts(&to).is_ok() {

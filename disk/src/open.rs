@@ -27,6 +27,7 @@ use crate::{
     image_file::{Access, Referred, open_image},
     merge_mark as mark,
     siblings::{self, SIBLINGS_MAX, Siblings},
+    track::points::{self, Found},
 };
 use diskwright_image::{DiskType, ImageInfo, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::{Files, Store};
@@ -46,6 +47,8 @@ pub(crate) struct Chain {
     pub(crate) warnings: Vec<String>,
     /// With [`Reach::Available`]: the error of the first parent that could not be opened.
     pub(crate) broken: Option<DiskError>,
+    /// The points of change tracking of a disk that is open for writing.
+    pub(crate) tracks: Option<Found>,
 }
 
 /// Opens the image at `path` and its parents.
@@ -85,7 +88,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
         gate: Gate::new(&options.files, &real, &options.parents)?,
         seen: top_stores.iter().filter_map(|store| store.identity()).collect(),
         layers: vec![Layer { path: path.to_owned(), image: top }],
-        real,
+        real: real.clone(),
         locks_parents: false,
         warnings,
     };
@@ -100,13 +103,16 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
             Err(error) => return Err(error),
         }
     }
-    let Descent { mut layers, warnings, .. } = descent;
+    let Descent { mut layers, mut warnings, .. } = descent;
+    let mut tracks = None;
     if options.writable {
+        // Before the image changes: opening a VHDX for writing may replay its log.
+        tracks = points::look(&options.files, &real, &layers, &mut warnings);
         let info = layers[0].image.info();
         let (format, sector_bytes) = (info.format, info.logical_sector_bytes);
         layers[0].image = probe::open_parts(top_stores, DetectedFormat::certain(format), true, sector_bytes)?;
     }
-    Ok(Chain { layers, warnings, broken })
+    Ok(Chain { layers, warnings, broken, tracks })
 }
 
 /// A program that merged the disk while it was in use may have been killed. Its clients' writes are

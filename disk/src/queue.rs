@@ -37,6 +37,7 @@ use crate::{
     map::{Owner, SourceId},
     plan::{self, Draft, Next, Part, Pending},
     shared::Shared,
+    track::tracker::View,
     work::Work,
 };
 use diskwright_image::ImageWriter;
@@ -90,6 +91,8 @@ struct Task {
     /// The payload is all zeros, so the write becomes zeroing. Checked once, because a guest may
     /// change its memory later.
     is_zeros: bool,
+    /// Where the whole range is marked as changed, durably.
+    marked: Option<Arc<View>>,
 }
 
 impl Task {
@@ -100,6 +103,14 @@ impl Task {
             Operation::WriteZeroes | Operation::Discard | Operation::Write => true,
             Operation::Read | Operation::Flush => false,
         }
+    }
+
+    /// Where the range must be marked before the request may change anything.
+    fn unmarked(&self, chain: &Chain) -> Option<Arc<View>> {
+        let view = chain.track.as_ref()?;
+        let changes = !matches!(self.request.operation, Operation::Read | Operation::Flush);
+        let is_marked = self.marked.as_ref().is_some_and(|marked| Arc::ptr_eq(marked, view));
+        (changes && !is_marked).then(|| Arc::clone(view))
     }
 }
 
@@ -282,8 +293,10 @@ impl DiskQueue {
     }
 
     fn write(&mut self, mut request: Request, parity: Option<Parity>) {
-        if let Some(Owner::Data { source, offset_bytes: file_offset_bytes }) =
-            self.chain.map.lookup(request.offset_bytes, request.len_bytes)
+        let track = self.chain.track.as_ref();
+        if track.is_none_or(|view| view.passes(request.offset_bytes, request.len_bytes))
+            && let Some(Owner::Data { source, offset_bytes: file_offset_bytes }) =
+                self.chain.map.lookup(request.offset_bytes, request.len_bytes)
             && let Some(image) = self.chain.written_with(source)
             && image.has_begun_writing()
         {
@@ -312,7 +325,7 @@ impl DiskQueue {
     fn begin_task(&mut self, request: Request, parity: Option<Parity>, is_zeros: bool) {
         let at = request.offset_bytes;
         let draft = std::mem::take(&mut self.spare);
-        self.advance(Task { request, draft, at, is_continued: false, is_zeros }, parity);
+        self.advance(Task { request, draft, at, is_continued: false, is_zeros, marked: None }, parity);
     }
 
     /// Plans a task, again after each piece of work, until it can be issued, rests or fails.
@@ -322,6 +335,18 @@ impl DiskQueue {
             let mut mutation = shared.lock();
             if !Arc::ptr_eq(&self.chain, &mutation.chain) {
                 self.chain = Arc::clone(&mutation.chain);
+            }
+            // The chain that the plan is for decides: it may have a newer point.
+            if let Some(view) = task.unmarked(&self.chain) {
+                drop(mutation);
+                if !view.passes(task.request.offset_bytes, task.request.len_bytes) {
+                    let (offset_bytes, len_bytes) = (task.request.offset_bytes, task.request.len_bytes);
+                    let ticket = self.rest(task);
+                    view.request(offset_bytes, len_bytes, ticket);
+                    return self.leave(parity);
+                }
+                task.marked = Some(view);
+                continue;
             }
             let end = task.request.offset_bytes + task.request.len_bytes;
             let planned = guarded(&shared.poison, || match task.request.operation {

@@ -22,6 +22,7 @@ use crate::{
     epoch::{Epochs, Grace},
     guard::{Poison, guarded},
     mutation::{Mutation, Period},
+    track::identity::close_tracks,
 };
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
@@ -288,6 +289,30 @@ impl Shared {
         self.flusher.settle();
         self.loader.settle();
         self.recycler.settle();
+        if let Some(view) = &self.chain().track {
+            view.tracker.settle();
+        }
+    }
+
+    /// Marks a range that is about to be changed without a queue, durably. May block on I/O; the
+    /// caller must not hold a lock.
+    pub(crate) fn mark_changed(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        while let Some(view) = &self.chain().track {
+            if view.pass_blocking(offset_bytes, len_bytes)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to write the top image. If changes are tracked, their file names the image's coming
+    /// identity before. Blocks on I/O; the caller must not hold a lock.
+    pub(crate) fn begin_writing(&self) -> io::Result<()> {
+        let chain = self.chain();
+        if let Some(view) = &chain.track {
+            view.tracker.lock().open()?;
+        }
+        chain.top().begin_writing()
     }
 
     /// Counts a queue that is being opened.
@@ -343,6 +368,7 @@ impl Shared {
             })?;
             writer.close()?;
         }
+        close_tracks(&chain)?;
         closing.closed = true;
         Ok(())
     }

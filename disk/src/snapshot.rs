@@ -34,6 +34,7 @@ use crate::{
     image_file::{Access, open_image},
     merge::{KeptName, MergeOptions, Merged, merge},
     siblings,
+    track::points,
 };
 use diskwright_image::{Format, ImageInfo, ParentLink};
 use diskwright_store::Files;
@@ -57,6 +58,9 @@ pub struct SnapshotOptions {
     pub open: OpenOptions,
     /// Checks everything and changes nothing.
     pub dry_run: bool,
+    /// Starts a point of change tracking of this name at the moment of the snapshot. Ignored by a
+    /// revert and when a snapshot is removed.
+    pub track: Option<String>,
 }
 
 /// A disk that goes on in a new child.
@@ -81,9 +85,13 @@ pub struct Snapshot {
 /// changed then.
 pub fn snapshot(path: impl AsRef<Path>, options: &SnapshotOptions) -> Result<Snapshot> {
     let path = path.as_ref();
+    let files = &options.open.files;
+    let real = files.canonical(path).map_err(|source| file_error("find", path, source))?;
+    if options.track.is_some() || points::are_beside(files, &real) {
+        return of_tracked(path, &real, options);
+    }
     let place = Place::open(path, options)?;
     let frozen = place.name_for_frozen(&options.name)?;
-    let files = &options.open.files;
     let modified_seconds = gate::modified_seconds(files, &place.real);
     if place.layers.len() >= CHAIN_MAX {
         return Err(too_long(path));
@@ -93,6 +101,15 @@ pub fn snapshot(path: impl AsRef<Path>, options: &SnapshotOptions) -> Result<Sna
         place.replace(&place.info, link, Some(&frozen))?;
     }
     Ok(Snapshot { disk: path.to_owned(), parent: frozen.clone(), frozen: Some(frozen), warnings: Vec::new() })
+}
+
+/// Freezes a disk with points as one that is in use: its points go on in the child.
+fn of_tracked(path: &Path, real: &Path, options: &SnapshotOptions) -> Result<Snapshot> {
+    let open = OpenOptions { writable: true, reach: Reach::Whole, ..options.open.clone() };
+    let disk = Disk::open(real, &open)?;
+    let done = disk.snapshot_tracked(&options.name, options.track.as_deref(), options.dry_run, &mut ())?;
+    disk.close()?;
+    Ok(Snapshot { disk: path.to_owned(), ..done })
 }
 
 /// What becomes of the image that a revert leaves.

@@ -2,6 +2,7 @@
 //! allocation sized by input.
 //!
 //! - [`dwdiff`]: the stream of changes between two states of a disk; the program's own
+//! - [`tracks`]: the file in which the changes of a disk are tracked; ours
 //! - [`vhd`]: footer, dynamic header, parent locators, time stamps, geometry (VHD Image Format
 //!   Specification 1.0)
 //! - [`vhdx`]: file identifier, headers, region table, metadata, BAT, log, parent locator (MS-VHDX)
@@ -9,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod dwdiff;
+pub mod tracks;
 pub mod vhd;
 pub mod vhdx;
 

@@ -253,6 +253,27 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
         });
         Ok(())
     }
+
+    /// The names of the points since which changes of the device are tracked.
+    fn tracked_points(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Appends the parts of a range that have changed since a point to `out`, in order; no two of
+    /// them touch. At most `enough` parts.
+    ///
+    /// # Errors
+    /// `NotFound` if the device has no such point.
+    fn changed_since(
+        &self,
+        point: &str,
+        range: Range<u64>,
+        enough: usize,
+        out: &mut Vec<Range<u64>>,
+    ) -> io::Result<()> {
+        let _ = (point, range, enough, out);
+        Err(io::ErrorKind::NotFound.into())
+    }
 }
 
 /// A thread's queue of requests to a device.

@@ -27,3 +27,4 @@ pub mod resize;
 pub mod serve;
 pub mod serve_ctl;
 pub mod snapshot;
+pub mod track;

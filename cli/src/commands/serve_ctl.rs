@@ -92,6 +92,10 @@ EXAMPLES
     Snapshot {
         /// What is appended to the disk's name to name the frozen image. [default: the time]
         name: Option<String>,
+        /// Start a point of change tracking of this name at the moment of the snapshot (see
+        /// `track`).
+        #[arg(long, value_name = "POINT")]
+        track: Option<String>,
         /// Check whether it can be done, and change nothing.
         #[arg(long)]
         dry_run: bool,
@@ -211,9 +215,10 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
             };
             merge::in_process(context, child, &client, merge::Wish::of(&options)?)
         }
-        Some(Action::Snapshot { name, dry_run }) => {
+        Some(Action::Snapshot { name, track, dry_run }) => {
             let (file, client) = find(&args.disk)?;
-            snapshot::freeze(context, &file, &client, name.clone().unwrap_or_else(clock::compact_utc_now), *dry_run)
+            let name = name.clone().unwrap_or_else(clock::compact_utc_now);
+            snapshot::freeze(context, &file, &client, name, track.clone(), *dry_run)
         }
         Some(Action::Compact { dry_run }) => {
             let (file, client) = find(&args.disk)?;

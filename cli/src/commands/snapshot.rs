@@ -42,6 +42,7 @@ The change is one rename: after a power cut there is the old disk or the new one
 
 EXAMPLES
   diskwright snapshot vm.vhdx --name before-update
+  diskwright snapshot vm.vhdx --name monday --track monday
   diskwright snapshot vm.vhdx --dry-run
   diskwright snapshot list .
   diskwright snapshot revert vm.vhdx --discard
@@ -55,6 +56,9 @@ pub struct SnapshotArgs {
     file: Option<PathBuf>,
     #[command(flatten)]
     naming: Naming,
+    /// Start a point of change tracking of this name at the moment of the snapshot (see `track`).
+    #[arg(long, value_name = "POINT")]
+    track: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -211,9 +215,9 @@ pub fn run(context: &mut Context, args: &SnapshotArgs) -> Outcome {
             delete(context, file, &options)
         }
         (None, Some(file)) => {
-            let options = options(context, file, &args.naming)?;
+            let options = SnapshotOptions { track: args.track.clone(), ..options(context, file, &args.naming)? };
             if let Some(client) = in_use::client(file)? {
-                return freeze(context, file, &client, options.name, options.dry_run);
+                return freeze(context, file, &client, options.name, options.track, options.dry_run);
             }
             let done = snapshot(file, &options).map_err(in_use::explain)?;
             tell(context, "snapshot", &done, args.naming.dry_run, None)
@@ -228,6 +232,7 @@ fn options(context: &Context, file: &Path, naming: &Naming) -> Outcome<SnapshotO
         name: naming.name.clone().unwrap_or_else(clock::compact_utc_now),
         open: context.global.open_options(true),
         dry_run: naming.dry_run,
+        track: None,
     })
 }
 
@@ -274,8 +279,15 @@ fn tell(
 }
 
 /// Freezes a disk in use, for `serve-ctl` too.
-pub fn freeze(context: &mut Context, file: &Path, client: &Client, name: String, dry_run: bool) -> Outcome {
-    let Done::Frozen(done) = in_use::call(client, Operation::Snapshot { name, dry_run })? else {
+pub fn freeze(
+    context: &mut Context,
+    file: &Path,
+    client: &Client,
+    name: String,
+    track: Option<String>,
+    dry_run: bool,
+) -> Outcome {
+    let Done::Frozen(done) = in_use::call(client, Operation::Snapshot { name, track, dry_run })? else {
         return Err(in_use::unexpected(client));
     };
     done.warnings.iter().for_each(|warning| context.warn(warning));

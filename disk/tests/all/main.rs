@@ -51,6 +51,7 @@ mod second_opinions;
 mod snapshots;
 mod split_raw;
 mod threads;
+mod tracking;
 mod undo;
 mod waiting;
 mod who_is_blamed;

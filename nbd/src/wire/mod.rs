@@ -73,6 +73,13 @@ pub const CONTEXT_ALLOCATION: &str = "base:allocation";
 /// parent, and so on.
 pub const CONTEXT_DEPTH: &str = "qemu:allocation-depth";
 
+/// What precedes the name of a point in a context that tells which ranges have changed since.
+/// Status 1 means changed, 0 unchanged.
+pub const CONTEXT_TRACK: &str = "diskwright:track:";
+
+/// The same by QEMU's name, with the same status.
+pub const CONTEXT_DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
+
 /// The framing of messages in the transmission phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Framing {

@@ -62,5 +62,6 @@ pub mod repairing;
 pub mod rule_breaker;
 pub mod sizes;
 pub mod stage;
+pub mod tracking;
 pub mod watchdog;
 pub mod world;

@@ -24,7 +24,7 @@ pub type Layers = usize;
 impl SnapshotCase {
     fn options(world: &World, name: &str) -> SnapshotOptions {
         let open = OpenOptions { engine: EngineKind::Sync, files: world.files(), ..OpenOptions::default() };
-        SnapshotOptions { name: name.into(), open, dry_run: false }
+        SnapshotOptions { name: name.into(), open, ..SnapshotOptions::default() }
     }
 
     fn layers(&self, world: &World) -> Outcome<usize> {

@@ -5,14 +5,14 @@
 use diskwright_proving::{
     applying,
     campaign::{Tally, Thoroughness, cut_one, power_cuts},
-    command, compacting, crowd, disk, life, merge, repairing, sizes,
+    command, compacting, crowd, disk, life, merge, repairing, sizes, tracking,
 };
 
 /// Number of shares of the states: each kind of disk has one, all creations together one, all
 /// conversions one, all snapshots one, all merges one, all applications of exports one, all
-/// compactions one, all repairs one, all resizes two, all crowds eight.
+/// compactions one, all repairs one, all tracked disks one, all resizes two, all crowds eight.
 fn shares() -> u64 {
-    disk::all().len() as u64 + 17
+    disk::all().len() as u64 + 18
 }
 
 fn of_kind(name: &str) {
@@ -152,6 +152,24 @@ fn repairing_and_undoing() {
     let cases = repairing::repairs();
     for case in &cases {
         power_cuts(case, shares() * cases.len() as u64);
+    }
+}
+
+#[test]
+fn tracking_changes() {
+    let cases = tracking::tracked();
+    let shares = shares() * cases.len() as u64;
+    for case in &cases {
+        power_cuts(case, shares);
+    }
+}
+
+/// More writes than the budget has runs, and than the log has records.
+#[test]
+fn tracking_reports_at_most_1_gib_too_much_after_a_kill() {
+    for writes in [10, 1500] {
+        let excess_bytes = tracking::excess_after_a_kill(writes, 5).unwrap();
+        assert!((1..=1 << 30).contains(&excess_bytes), "{writes} writes: {excess_bytes} bytes too much");
     }
 }
 

@@ -210,10 +210,14 @@ impl Client {
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Done, ControlError> {
         let patience = match operation {
-            Operation::List | Operation::Statistics => Some(PATIENCE),
+            Operation::List | Operation::Statistics | Operation::TrackList | Operation::TrackShow { .. } => {
+                Some(PATIENCE)
+            }
             Operation::Drain
             | Operation::Resize { .. }
             | Operation::Snapshot { .. }
+            | Operation::TrackStart { .. }
+            | Operation::TrackStop { .. }
             | Operation::Merge { .. }
             | Operation::Compact { .. }
             | Operation::Move { .. } => None,

@@ -56,8 +56,30 @@ pub enum Operation {
     Snapshot {
         /// What is appended to the disk's name to name the frozen image.
         name: String,
+        /// Start a point of change tracking of this name at the same moment.
+        #[serde(default)]
+        track: Option<String>,
         /// Check whether it can be done, and change nothing.
         dry_run: bool,
+    },
+    /// Start a point of change tracking.
+    TrackStart {
+        /// Its name.
+        name: String,
+    },
+    /// End a point of change tracking.
+    TrackStop {
+        /// Its name.
+        name: String,
+    },
+    /// Tell the points of change tracking.
+    TrackList,
+    /// Tell the ranges that have changed since a point, as many as fit in an answer.
+    TrackShow {
+        /// The name of the point.
+        name: String,
+        /// The offset from which on ranges are told, in bytes.
+        from: u64,
     },
     /// Merge an image of the disk's chain into one of its ancestors. All paths are absolute.
     Merge {
@@ -169,6 +191,64 @@ pub enum Done {
     Compacted(CompactedInUse),
     /// The disk is in another file.
     Moved(Moved),
+    /// The points of change tracking that the disk has now.
+    Points {
+        /// The oldest first.
+        points: Vec<TrackedPoint>,
+    },
+    /// Ranges that have changed.
+    Changed(ChangedRanges),
+}
+
+/// A point of change tracking.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct TrackedPoint {
+    /// Its name.
+    pub name: String,
+    /// When it was started, in seconds since 1970.
+    pub started: u64,
+    /// Bytes that have changed since, in whole grains.
+    pub changed: u64,
+    /// Why everything counts as changed; `null` if the ranges are known.
+    pub everything_because: Option<String>,
+}
+
+impl From<diskwright_disk::TrackPoint> for TrackedPoint {
+    fn from(point: diskwright_disk::TrackPoint) -> Self {
+        let since = point.started.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Self {
+            name: point.name,
+            started: since.as_secs(),
+            changed: point.changed_bytes,
+            everything_because: point.everything,
+        }
+    }
+}
+
+/// A range of a disk in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct TrackedRange {
+    /// Where it begins.
+    pub start: u64,
+    /// Its length.
+    pub length: u64,
+}
+
+/// Ranges that have changed since a point.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChangedRanges {
+    /// Size of the disk in bytes.
+    pub virtual_size: u64,
+    /// Length in bytes of the parts that are told apart.
+    pub grain_size: u64,
+    /// Why everything counts as changed; `None` if the ranges are known.
+    pub everything_because: Option<String>,
+    /// In ascending order.
+    pub ranges: Vec<TrackedRange>,
+    /// The offset from which on to ask for more; `None` if these were all.
+    pub next: Option<u64>,
 }
 
 /// A process with a control channel.

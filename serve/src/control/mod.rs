@@ -57,8 +57,8 @@ pub use channel::Channel;
 pub use client::{Client, Found, Listing, Peer, find, find_by_frozen, find_by_name, list};
 pub use host::{Freezer, Held, Host, OnMove, Quiet};
 pub use message::{
-    CommandCount, CompactedInUse, DiskReport, Done, Frozen, Merged, Moved, NewImage, Operation, ProcessReport, Resized,
-    Statistics, Traffic, VERSION,
+    ChangedRanges, CommandCount, CompactedInUse, DiskReport, Done, Frozen, Merged, Moved, NewImage, Operation,
+    ProcessReport, Resized, Statistics, TrackedPoint, TrackedRange, Traffic, VERSION,
 };
 
 use diskwright_store::ErrorCode;

@@ -8,8 +8,8 @@ use super::{
     ControlError, folder,
     host::Quiet,
     message::{
-        CommandCount, CompactedInUse, DiskReport, Done, FileId, Frozen, Operation, ProcessReport, Resized, Statistics,
-        Traffic,
+        ChangedRanges, CommandCount, CompactedInUse, DiskReport, Done, FileId, Frozen, Operation, ProcessReport,
+        Resized, Statistics, TrackedPoint, TrackedRange, Traffic,
     },
     moving,
     shared::{Shared, id_of},
@@ -24,6 +24,9 @@ use std::{
 
 /// Least interval between two reports of progress to a client.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
+
+/// Most ranges in an answer, so that it fits in a line.
+const RANGES_MAX: usize = 500;
 
 /// What the channel must know of an operation before it carries it out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,6 +55,11 @@ pub(super) fn rule(operation: &Operation) -> Rule {
         Operation::Resize { .. } => rule("resize", true, true, false),
         // Until the names change, nothing is done that must stay.
         Operation::Snapshot { .. } => rule("snapshot", true, true, true),
+        // Over in a moment, and whole whether or not the client waits.
+        Operation::TrackStart { .. } => rule("track start", true, true, false),
+        Operation::TrackStop { .. } => rule("track stop", true, true, false),
+        Operation::TrackList => rule("track list", true, false, false),
+        Operation::TrackShow { .. } => rule("track show", true, false, false),
         // What is half done reads right, and the same operation finishes it.
         Operation::Merge { .. } => rule("merge", true, true, true),
         // Each batch of blocks is complete in itself.
@@ -77,7 +85,21 @@ pub(super) fn carry_out(
         (_, None) => Err(missing()),
         (Operation::Statistics, Some(index)) => Ok(Done::Counted(statistics(shared, index))),
         (Operation::Drain, Some(_)) => shared.drain(),
-        (Operation::Snapshot { name, dry_run }, Some(index)) => snapshot(shared, index, &name, dry_run, report),
+        (Operation::Snapshot { name, track, dry_run }, Some(index)) => {
+            snapshot(shared, index, &name, track.as_deref(), dry_run, report)
+        }
+        (Operation::TrackStart { name }, Some(index)) => {
+            let disk = shared.disks[index].disk();
+            disk.start_tracking(&name).and_then(|()| points(&disk)).map_err(of_disk)
+        }
+        (Operation::TrackStop { name }, Some(index)) => {
+            let disk = shared.disks[index].disk();
+            disk.stop_tracking(&name).and_then(|()| points(&disk)).map_err(of_disk)
+        }
+        (Operation::TrackList, Some(index)) => points(&shared.disks[index].disk()).map_err(of_disk),
+        (Operation::TrackShow { name, from }, Some(index)) => {
+            changed(&shared.disks[index].disk(), &name, from).map_err(of_disk)
+        }
         (Operation::Merge { child, into, keep_name, search, no_reflink, dry_run }, Some(index)) => {
             let keep = if keep_name { KeptName::Childs } else { KeptName::Parents };
             let options =
@@ -225,17 +247,37 @@ impl SnapshotWatch for Watch<'_, '_> {
     }
 }
 
+fn points(disk: &Disk) -> diskwright_disk::Result<Done> {
+    Ok(Done::Points { points: disk.points()?.into_iter().map(TrackedPoint::from).collect() })
+}
+
+fn changed(disk: &Disk, name: &str, from: u64) -> diskwright_disk::Result<Done> {
+    let changed = disk.changed_since(name)?;
+    let mut all = changed.ranges_from(from);
+    let told = all.by_ref().take(RANGES_MAX);
+    let ranges: Vec<_> =
+        told.map(|range| TrackedRange { start: range.start, length: range.end - range.start }).collect();
+    Ok(Done::Changed(ChangedRanges {
+        virtual_size: changed.size_bytes(),
+        grain_size: changed.grain_bytes(),
+        everything_because: changed.everything().map(str::to_owned),
+        next: all.next().map(|range| range.start),
+        ranges,
+    }))
+}
+
 fn snapshot(
     shared: &Shared,
     index: usize,
     name: &str,
+    track: Option<&str>,
     dry_run: bool,
     report: &mut Report<'_>,
 ) -> Result<Done, ControlError> {
     let disk = &shared.disks[index].disk();
     let before = id_of(disk);
     let mut watch = Watch { shared, report, child: None, quiet: Quiet::default() };
-    let done = disk.snapshot(name, dry_run, &mut watch);
+    let done = disk.snapshot_tracked(name, track, dry_run, &mut watch);
     let Watch { child, quiet, .. } = watch;
     // Also after an error the disk may have its child.
     withdraw_former(shared, disk, [before, child]);
@@ -253,8 +295,8 @@ fn withdraw_former(shared: &Shared, disk: &Disk, files: [Option<FileId>; 2]) {
     }
 }
 
-/// Merges an image of the chain. If it is the one that is written, the disk goes on in an ancestor's
-/// file, which leads to this process before it has the disk's name.
+/// Merges an image of the chain. If it is the one that is written, the disk goes on in an
+/// ancestor's file, which leads to this process before it has the disk's name.
 fn merge(
     shared: &Shared,
     index: usize,

@@ -495,8 +495,8 @@ impl Dispatcher {
 
     fn reply_status(&mut self, conn: &mut Connection, asked: &ClientRequest, session: &Session, only_one: bool) {
         let ClientRequest { offset_bytes, len_bytes, .. } = *asked;
-        let contexts = session.contexts;
-        if !contexts.allocation && !contexts.depth {
+        let contexts = &session.contexts;
+        if contexts.is_empty() {
             let error = refusal(io::ErrorKind::InvalidInput, "no metadata context was negotiated for this export");
             return self.reply(conn, asked, Err(error), Contents::default());
         }

@@ -17,9 +17,9 @@
 
 use super::export::{Export, Exports};
 use diskwright_nbd::wire::{
-    CONTEXT_ALLOCATION, CONTEXT_DEPTH, ClientFlags, ClientOption, ContextQuery, Decoded, ExportQuery, ExportSummary,
-    Framing, Greeting, HandshakeFlags, INFO_BLOCK_SIZE, INFO_DESCRIPTION, INFO_NAME, Info, OPTION_BYTES_MAX,
-    OptionCode, OptionHeader, ReplyCode, WireError, option_reply,
+    CONTEXT_ALLOCATION, CONTEXT_DEPTH, CONTEXT_DIRTY_BITMAP, CONTEXT_TRACK, ClientFlags, ClientOption, ContextQuery,
+    Decoded, ExportQuery, ExportSummary, Framing, Greeting, HandshakeFlags, INFO_BLOCK_SIZE, INFO_DESCRIPTION,
+    INFO_NAME, Info, OPTION_BYTES_MAX, OptionCode, OptionHeader, ReplyCode, WireError, option_reply,
 };
 use std::sync::Arc;
 
@@ -28,19 +28,37 @@ pub(crate) const ALLOCATION_ID: u32 = 1;
 /// The context id of `qemu:allocation-depth` in replies.
 pub(crate) const DEPTH_ID: u32 = 2;
 
+/// The context id of the first point in replies. Each point has two, by either name.
+const POINT_ID: u32 = 3;
+
 /// The block size that a client assumes if it did not ask ("Block size constraints" in the
 /// protocol).
 const USUAL_BLOCK_BYTES: u32 = 512;
 
 /// Which metadata contexts are selected.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Contexts {
     pub(crate) allocation: bool,
     pub(crate) depth: bool,
+    /// Points of change tracking. Shared, as the session is cloned for each input of the client.
+    pub(crate) points: Arc<[PointContext]>,
+}
+
+impl Contexts {
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.allocation && !self.depth && self.points.is_empty()
+    }
+}
+
+/// A context that tells what has changed since a point.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct PointContext {
+    pub(crate) id: u32,
+    pub(crate) point: String,
 }
 
 /// The result of a handshake.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Session {
     /// Index of the export.
     pub(crate) export: usize,
@@ -63,7 +81,7 @@ pub(crate) enum TlsNeed {
 }
 
 /// What follows after [`Handshake::step`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Next {
     /// More bytes are needed.
     More,
@@ -237,7 +255,8 @@ impl Handshake {
     }
 
     fn session(&self, export: usize) -> Session {
-        let contexts = self.contexts.filter(|&(of, _)| of == export).map_or(Contexts::default(), |(_, set)| set);
+        let set = self.contexts.as_ref().filter(|(of, _)| *of == export);
+        let contexts = set.map_or_else(Contexts::default, |(_, set)| set.clone());
         let may_be_unaligned =
             self.sizes_asked != Some(export) && self.exports.get(export).block_sizes().minimum > USUAL_BLOCK_BYTES;
         Session { export, framing: self.framing, contexts, may_be_unaligned }
@@ -294,14 +313,29 @@ impl Handshake {
         }
         let Some(export) = self.find(option, query.name, out) else { return };
         let mut found = Contexts::default();
+        let points = self.exports.get(export).device.tracked_points();
+        let mut of_points: Vec<(PointContext, String)> = Vec::new();
+        for (number, point) in (0..).zip(points) {
+            for (name, id) in
+                [(CONTEXT_TRACK, POINT_ID + 2 * number), (CONTEXT_DIRTY_BITMAP, POINT_ID + 2 * number + 1)]
+            {
+                of_points.push((PointContext { id, point: point.clone() }, format!("{name}{point}")));
+            }
+        }
+        let mut selected = vec![false; of_points.len()];
         let mut queries = query.queries().peekable();
         if !sets && queries.peek().is_none() {
-            found = Contexts { allocation: true, depth: true };
+            (found.allocation, found.depth) = (true, true);
+            selected.fill(true);
         }
         for wanted in queries {
             // In a LIST, a namespace alone selects all contexts of the namespace.
             found.allocation |= wanted == CONTEXT_ALLOCATION || !sets && wanted == "base:";
             found.depth |= wanted == CONTEXT_DEPTH || !sets && wanted == "qemu:";
+            let is_namespace = !sets && ["diskwright:", CONTEXT_TRACK, "qemu:", CONTEXT_DIRTY_BITMAP].contains(&wanted);
+            for (selected, (_, name)) in selected.iter_mut().zip(&of_points) {
+                *selected |= wanted == name || is_namespace && name.starts_with(wanted);
+            }
         }
         for (there, id, name) in
             [(found.allocation, ALLOCATION_ID, CONTEXT_ALLOCATION), (found.depth, DEPTH_ID, CONTEXT_DEPTH)]
@@ -310,6 +344,12 @@ impl Handshake {
                 option_reply::encode_context(option, if sets { id } else { 0 }, name, out);
             }
         }
+        let mut points = Vec::new();
+        for ((context, name), _) in of_points.into_iter().zip(selected).filter(|(_, selected)| *selected) {
+            option_reply::encode_context(option, if sets { context.id } else { 0 }, &name, out);
+            points.push(context);
+        }
+        found.points = points.into();
         option_reply::encode_ack(option, out);
         if sets {
             self.contexts = Some((export, found));

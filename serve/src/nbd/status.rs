@@ -5,7 +5,7 @@
 //! is up. So a hostile image, a very fragmented one or a huge hole costs a request no more than
 //! that.
 
-use super::handshake::{ALLOCATION_ID, Contexts, DEPTH_ID};
+use super::handshake::{ALLOCATION_ID, Contexts, DEPTH_ID, PointContext};
 use crate::walk::Walk;
 use diskwright_nbd::wire::{AllocationFlags, Answering, ChunkFlags, Descriptor};
 use diskwright_store::{BlockDevice, Extent, ExtentKind};
@@ -37,7 +37,7 @@ pub(crate) struct StatusRequest {
 /// The error of the device; nothing was appended then.
 pub(crate) fn answer(
     device: &dyn BlockDevice,
-    contexts: Contexts,
+    contexts: &Contexts,
     request: &StatusRequest,
     patience: Duration,
     out: &mut Vec<u8>,
@@ -45,7 +45,8 @@ pub(crate) fn answer(
     let began = Instant::now();
     let (mut allocation, mut depth) = (Runs::default(), Runs::default());
     let mut walk = Walk::over(device, request.offset_bytes..request.offset_bytes + request.len_bytes);
-    while let Some(extents) = walk.next_window()? {
+    let walks = contexts.allocation || contexts.depth;
+    while let Some(extents) = if walks { walk.next_window()? } else { None } {
         for extent in extents {
             allocation.add(extent.len_bytes, allocation_of(extent));
             depth.add(extent.len_bytes, depth_of(extent));
@@ -56,19 +57,39 @@ pub(crate) fn answer(
             break;
         }
     }
-    let sent = [(contexts.allocation, ALLOCATION_ID, &allocation), (contexts.depth, DEPTH_ID, &depth)];
-    let last = sent.iter().rposition(|&(wanted, ..)| wanted);
-    for (index, (wanted, id, runs)) in sent.into_iter().enumerate() {
-        if wanted {
-            let flags = if Some(index) == last { ChunkFlags::DONE } else { ChunkFlags::empty() };
-            let count = runs.0.len().min(if request.only_one { 1 } else { DESCRIPTORS_ENOUGH });
-            if count == 0 {
-                return Err(io::Error::other("the disk returned no extents for the range"));
-            }
-            request.answering.block_status(flags, id, &runs.0[..count], out);
-        }
+    let sent = [(contexts.allocation, ALLOCATION_ID, allocation), (contexts.depth, DEPTH_ID, depth)];
+    let mut sent: Vec<(u32, Runs)> =
+        sent.into_iter().filter(|(wanted, ..)| *wanted).map(|(_, id, runs)| (id, runs)).collect();
+    for PointContext { id, point } in &*contexts.points {
+        sent.push((*id, changed_since(device, point, request)?));
+    }
+    if sent.iter().any(|(_, runs)| runs.0.is_empty()) {
+        return Err(io::Error::other("the disk returned no extents for the range"));
+    }
+    for (index, (id, runs)) in sent.iter().enumerate() {
+        let flags = if index + 1 == sent.len() { ChunkFlags::DONE } else { ChunkFlags::empty() };
+        let count = runs.0.len().min(if request.only_one { 1 } else { DESCRIPTORS_ENOUGH });
+        request.answering.block_status(flags, *id, &runs.0[..count], out);
     }
     Ok(())
+}
+
+/// Which parts of the range have changed since a point: status 1, as that of QEMU's bitmaps.
+fn changed_since(device: &dyn BlockDevice, point: &str, request: &StatusRequest) -> io::Result<Runs> {
+    let end_bytes = request.offset_bytes + request.len_bytes;
+    let enough = if request.only_one { 1 } else { DESCRIPTORS_ENOUGH / 2 };
+    let mut parts = Vec::new();
+    device.changed_since(point, request.offset_bytes..end_bytes, enough, &mut parts)?;
+    let (mut runs, mut at) = (Runs::default(), request.offset_bytes);
+    for part in &parts {
+        runs.add(part.start - at, 0);
+        runs.add(part.end - part.start, 1);
+        at = part.end;
+    }
+    if parts.len() < enough {
+        runs.add(end_bytes - at, 0);
+    }
+    Ok(runs)
 }
 
 /// Descriptors; neighbours with the same status are merged.
@@ -149,7 +170,7 @@ mod tests {
         let mut out = Vec::new();
         let answering = Answering { framing, cookie: 7, offset_bytes };
         let request = StatusRequest { answering, offset_bytes, len_bytes, only_one };
-        answer(&Striped(size), contexts, &request, Duration::MAX, &mut out).unwrap();
+        answer(&Striped(size), &contexts, &request, Duration::MAX, &mut out).unwrap();
         told(&out, framing)
     }
 
@@ -180,34 +201,37 @@ mod tests {
             only_one: false,
         };
         let mut out = Vec::new();
-        answer(&Striped(64 << 40), BOTH, &request, Duration::ZERO, &mut out).unwrap();
+        answer(&Striped(64 << 40), &both(), &request, Duration::ZERO, &mut out).unwrap();
         let told = told(&out, Framing::Extended);
         assert_eq!(told, [(ALLOCATION_ID, vec![(MIB, 0)]), (DEPTH_ID, vec![(MIB, 2)])]);
     }
 
-    const BOTH: Contexts = Contexts { allocation: true, depth: true };
+    fn both() -> Contexts {
+        Contexts { allocation: true, depth: true, ..Contexts::default() }
+    }
+
     const MIB: u64 = 1 << 20;
 
     #[test]
     fn both_contexts_describe_the_range_in_both_framings() {
         for framing in [Framing::Structured, Framing::Extended] {
-            let told = ask(16 * MIB, framing, BOTH, MIB / 2, 2 * MIB, false);
+            let told = ask(16 * MIB, framing, both(), MIB / 2, 2 * MIB, false);
             assert_eq!(told[0], (ALLOCATION_ID, vec![(MIB / 2, 0), (MIB, 3), (MIB / 2, 0)]));
             // A zero extent belongs to the layer, so the whole range has one depth.
             assert_eq!(told[1], (DEPTH_ID, vec![(2 * MIB, 2)]));
-            let told = ask(16 * MIB, framing, BOTH, 8 * MIB, 2 * MIB, false);
+            let told = ask(16 * MIB, framing, both(), 8 * MIB, 2 * MIB, false);
             assert_eq!(told[1], (DEPTH_ID, vec![(MIB, 2), (MIB, 0)]));
-            let one = ask(16 * MIB, framing, BOTH, 8 * MIB, 8 * MIB, true);
+            let one = ask(16 * MIB, framing, both(), 8 * MIB, 8 * MIB, true);
             assert_eq!(one, [(ALLOCATION_ID, vec![(MIB, 0)]), (DEPTH_ID, vec![(MIB, 2)])]);
         }
     }
 
     #[test]
     fn the_reply_for_a_fragmented_disk_is_bounded() {
-        let contexts = Contexts { allocation: true, depth: false };
+        let contexts = Contexts { allocation: true, ..Contexts::default() };
         let told = ask(64 << 30, Framing::Extended, contexts, 0, 64 << 30, false);
         assert_eq!((told.len(), told[0].1.len()), (1, DESCRIPTORS_ENOUGH));
-        let told = ask(64 << 30, Framing::Extended, Contexts { allocation: false, depth: true }, 0, 7 * MIB, false);
+        let told = ask(64 << 30, Framing::Extended, Contexts { depth: true, ..Contexts::default() }, 0, 7 * MIB, false);
         assert_eq!(told, [(DEPTH_ID, vec![(7 * MIB, 2)])]);
     }
 }

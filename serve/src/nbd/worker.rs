@@ -299,7 +299,7 @@ impl Worker {
         while conn.state == State::Open && !conn.starts_tls {
             match &mut conn.phase {
                 Phase::Transmission(session) => {
-                    let session = *session;
+                    let session = session.clone();
                     return self.dispatcher.take_requests(conn, number, &session);
                 }
                 Phase::Handshake(handshake) => {

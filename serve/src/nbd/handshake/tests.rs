@@ -55,7 +55,7 @@ fn a_typical_client_gets_its_session() {
         option::encode_export(OptionCode::GO, "two", &[INFO_NAME, INFO_DESCRIPTION, INFO_BLOCK_SIZE], out);
     });
     let (told, next) = run(&mut handshake, &asked);
-    let contexts = Contexts { allocation: true, depth: true };
+    let contexts = Contexts { allocation: true, depth: true, ..Contexts::default() };
     let expected = Session { export: 1, framing: Framing::Structured, contexts, may_be_unaligned: false };
     assert_eq!(next, Next::Transmit(expected));
     assert_eq!(told.len(), 9, "{told:#?}");

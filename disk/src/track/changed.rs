@@ -1,0 +1,141 @@
+//! What has changed since a point: a bitmap, read as sorted ranges.
+
+use diskwright_format::tracks::GrainRun;
+use std::{ops::Range, time::SystemTime};
+
+/// A point since which changes are tracked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TrackPoint {
+    /// Its name.
+    pub name: String,
+    /// When it was started.
+    pub started: SystemTime,
+    /// Bytes that have changed since, in whole grains.
+    pub changed_bytes: u64,
+    /// Why everything counts as changed; `None` if the ranges are known.
+    pub everything: Option<String>,
+}
+
+/// The ranges of a disk that have changed since a point. More may be named, never less.
+#[derive(Debug, Clone)]
+pub struct Changed {
+    pub(crate) words: Box<[u64]>,
+    pub(crate) grain_bytes: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) everything: Option<String>,
+}
+
+impl Changed {
+    /// Why everything counts as changed; `None` if the ranges are known.
+    pub fn everything(&self) -> Option<&str> {
+        self.everything.as_deref()
+    }
+
+    /// Size of the disk in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    /// Length in bytes of the parts of the disk that are told apart.
+    pub fn grain_bytes(&self) -> u64 {
+        self.grain_bytes
+    }
+
+    /// Sum of the ranges in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.ranges().map(|range| range.end - range.start).sum()
+    }
+
+    /// The changed ranges in bytes, sorted; no two of them touch.
+    pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.ranges_from(0)
+    }
+
+    /// The parts of [`Changed::ranges`] from `offset_bytes` on.
+    pub fn ranges_from(&self, offset_bytes: u64) -> impl Iterator<Item = Range<u64>> + '_ {
+        let mut at = offset_bytes;
+        std::iter::from_fn(move || {
+            let run = self.next_run(at / self.grain_bytes)?;
+            let start = (run.first * self.grain_bytes).max(at);
+            at = ((run.first + run.count) * self.grain_bytes).min(self.size_bytes);
+            (start < at).then_some(start..at)
+        })
+    }
+
+    fn grains(&self) -> u64 {
+        self.size_bytes.div_ceil(self.grain_bytes)
+    }
+
+    /// The first run of changed grains from grain `from` on.
+    fn next_run(&self, from: u64) -> Option<GrainRun> {
+        let grains = self.grains();
+        if from >= grains {
+            return None;
+        }
+        if self.everything.is_some() {
+            return Some(GrainRun { first: from, count: grains - from });
+        }
+        let first = self.next_with(from, false)?;
+        let end = self.next_with(first, true).unwrap_or(grains).min(grains);
+        Some(GrainRun { first, count: end - first })
+    }
+
+    /// The first grain from `from` on whose bit is set, or is not if `inverted`.
+    fn next_with(&self, from: u64, inverted: bool) -> Option<u64> {
+        let mut word = (from / 64) as usize;
+        let mut mask = u64::MAX << (from % 64);
+        while let Some(&bits) = self.words.get(word) {
+            let bits = if inverted { !bits } else { bits } & mask;
+            if bits != 0 {
+                let grain = word as u64 * 64 + u64::from(bits.trailing_zeros());
+                return (grain < self.grains()).then_some(grain);
+            }
+            (word, mask) = (word + 1, u64::MAX);
+        }
+        None
+    }
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn ranges_are_sorted_apart_and_those_of_the_bits(
+            bits in prop::collection::vec(any::<bool>(), 1..200),
+            cut in 0u64..4096,
+            from in 0u64..220 * 4096,
+        ) {
+            let grains = bits.len() as u64;
+            let mut words = vec![0_u64; bits.len().div_ceil(64)];
+            bits.iter().enumerate().filter(|(_, bit)| **bit).for_each(|(at, _)| words[at / 64] |= 1 << (at % 64));
+            let size_bytes = grains * 4096 - cut;
+            let changed = Changed { words: words.into(), grain_bytes: 4096, size_bytes, everything: None };
+            for from in [0, from] {
+                let mut last_end = None;
+                let mut found = vec![false; bits.len()];
+                for range in changed.ranges_from(from) {
+                    prop_assert!(range.start < range.end && range.end <= size_bytes && range.start >= from);
+                    prop_assert!(last_end.is_none_or(|end| end < range.start));
+                    last_end = Some(range.end);
+                    (range.start / 4096..range.end.div_ceil(4096)).for_each(|grain| found[grain as usize] = true);
+                }
+                for (grain, (found, bit)) in found.into_iter().zip(&bits).enumerate() {
+                    let in_range = (grain as u64 + 1) * 4096 > from && from < size_bytes;
+                    prop_assert_eq!(found, *bit && in_range, "grain {}", grain);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn everything_is_one_range() {
+        let everything = Some("another program wrote to it".to_owned());
+        let changed = Changed { words: Box::default(), grain_bytes: 65536, size_bytes: 100_000, everything };
+        assert_eq!(changed.ranges().collect::<Vec<_>>(), [0..100_000]);
+        assert_eq!(changed.ranges_from(70_000).collect::<Vec<_>>(), [70_000..100_000]);
+        assert_eq!(changed.bytes(), 100_000);
+    }
+}
