@@ -9,8 +9,8 @@ use diskwright_proving::{
 };
 
 /// Number of shares of the states: each kind of disk has one, all creations together one, all
-/// conversions one, all snapshots one, all merges one, all applications of exports one, all compactions one, all resizes two, all
-/// crowds eight.
+/// conversions one, all snapshots one, all merges one, all applications of exports one, all
+/// compactions one, all resizes two, all crowds eight.
 fn shares() -> u64 {
     disk::all().len() as u64 + 16
 }
