@@ -30,7 +30,7 @@ mod state;
 mod stream;
 mod touched;
 
-pub use apply::{Applied, ApplyOptions, Increment, apply};
+pub use apply::{Applied, ApplyOptions, Increment, apply_export};
 pub use change::{Change, ChangeKind, Changes, EachChange};
 pub use export::{Export, Exported};
 pub use sides::Difference;

@@ -15,6 +15,7 @@
 //! | create an image, or a child of one | [`create()`] |
 //! | copy a disk into another format, file or export | [`convert()`] |
 //! | compare two disks; find damage | [`compare()`], [`check()`] |
+//! | what changed: list it, export it, apply it to a copy | [`Difference`], [`Export`], [`apply_export()`] |
 //! | see which layer holds which range | [`BlockDevice::extents`] |
 //! | freeze a disk, go back, remove a snapshot | [`snapshot()`], [`revert()`], [`remove_snapshot()`] |
 //! | make many children; give a disk another size | [`clone_disk()`], [`resize()`] |
@@ -143,11 +144,13 @@ pub mod serve;
 mod stream;
 
 pub use diskwright_disk::{
-    Checked, CompactOptions, Compacted, CompareOutcome, ConvertOptions, ConvertOutcome, CreateRequest, Disk, DiskError,
-    Family, FoundParent, KeptName, Layer, Left, Lost, LostRange, MAP_MEMORY_BYTES, MergeOptions, Merged, NewSize,
+    Applied, ApplyOptions, Change, ChangeKind, Changes, Checked, CompactOptions, Compacted, CompareOutcome,
+    ConvertOptions, ConvertOutcome, CreateRequest, Difference, Disk, DiskError, DiskState, Export, Exported, Family,
+    FoundParent, Increment, KeptName, Layer, Left, Lost, LostRange, MAP_MEMORY_BYTES, MergeOptions, Merged, NewSize,
     OpenOptions, Opened, ParentPolicy, Place, PlannedWrite, Progress, Reach, Relative, RepairOptions, Repaired,
-    ResizeOptions, Resized, Result, Snapshot, SnapshotOptions, Undone, VolumeGain, check, clone_disk, compact, compare,
-    convert, create, layout, merge, remove_snapshot, repair, resize, revert, snapshot, undo_repair, volume,
+    ResizeOptions, Resized, Result, Snapshot, SnapshotOptions, Touched, Undone, VolumeGain, apply_export, check,
+    clone_disk, compact, compare, convert, create, layout, merge, remove_snapshot, repair, resize, revert, snapshot,
+    undo_repair, volume,
 };
 pub use diskwright_image::{
     CheckReport, DiskType, Finding, Format, Image, ImageError, ImageInfo, LogState, Mended, ParentLink, Repair,

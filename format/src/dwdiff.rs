@@ -316,7 +316,7 @@ mod tests {
 
         #[test]
         fn any_changed_byte_of_a_record_is_found(
-            kind in 0..3, crc: u32, offset_bytes: u64, len_bytes: u64, number: u32, stream: u32,
+            kind in 0..3_usize, crc: u32, offset_bytes: u64, len_bytes: u64, number: u32, stream: u32,
             at in 0..RECORD_BYTES, flip in 1u8..,
         ) {
             let kind = [RecordKind::Data { payload_crc: crc }, RecordKind::Zeros, RecordKind::Done][kind];

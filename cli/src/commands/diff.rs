@@ -7,6 +7,7 @@ use crate::{
     context::Context,
     describe::printable,
     exit::{self, Codes, Failure, Outcome},
+    in_use,
     json::{self, Document},
     options::{FormatArg, ShareArgs},
     progress,
@@ -16,7 +17,7 @@ use crate::{
 use clap::Args;
 use diskwright_disk::{
     Applied, ApplyOptions, Change, ChangeKind, Changes, Difference, DiskError, Exported, Increment, OpenOptions,
-    Opened, apply,
+    Opened, apply_export,
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -236,7 +237,7 @@ pub fn run(context: &mut Context, args: &DiffArgs) -> Outcome {
         return Err(Failure::usage("--dry-run needs --export or --apply: a list changes nothing"));
     }
     if let (Some(export), Some(copy)) = (&args.apply, &args.onto) {
-        return apply_export(context, args, export, copy);
+        return apply_to(context, args, export, copy);
     }
     let Some(file) = &args.file else { return Err(Failure::usage("name the disk with the changes")) };
     let (difference, warnings) = open(context, args, file)?;
@@ -472,18 +473,22 @@ fn took(bytes: u64, elapsed: Duration) -> String {
     format!(", in {} ({}/s)", progress::duration(elapsed), Human(progress::rate(bytes, elapsed)))
 }
 
-fn apply_export(context: &mut Context, args: &DiffArgs, export: &Path, copy: &Path) -> Outcome {
+fn apply_to(context: &mut Context, args: &DiffArgs, export: &Path, copy: &Path) -> Outcome {
     let open = context.global.open_options(true);
     let options = ApplyOptions { ignore_id_mismatch: args.ignore_id_mismatch, open, dry_run: args.dry_run };
     let from_pipe = export.as_os_str() == "-";
     if from_pipe && io::stdin().is_terminal() {
         return Err(Failure::usage("standard input is a terminal: send an export to it, or name a file"));
     }
-    let mut display = context.progress("applying");
+    // A file is read twice.
+    let mut display = match from_pipe {
+        true => context.progress("applying"),
+        false => context.progress("checking").then("applying"),
+    };
     let mut tell = |done: u64, total: u64| display.update(done, total);
     let mut input = io::stdin().lock();
     let increment = if from_pipe { Increment::Stream(&mut input) } else { Increment::File(export) };
-    let done = apply(increment, copy, &options, &mut tell);
+    let done = apply_export(increment, copy, &options, &mut tell);
     let elapsed = display.elapsed();
     drop(display);
     let done = done.inspect_err(|error| {
@@ -491,7 +496,8 @@ fn apply_export(context: &mut Context, args: &DiffArgs, export: &Path, copy: &Pa
             let told = "it may have a part of the changes, and the same command finishes it";
             context.warn(&format!("{}: {told}", copy.display()));
         }
-    })?;
+    });
+    let done = done.map_err(in_use::explain)?;
     done.warnings.iter().for_each(|warning| context.warn(warning));
     if context.global.json {
         context.print_json(&applied(export, copy, &done, args.dry_run, elapsed))?;

@@ -28,7 +28,7 @@ fn changes_are_listed() {
         (ended.code, ended.stdout.as_str()),
         (
             Some(1),
-            "   start   length  kind\n 2097152    65536  data\n 3145728  1048576  zeros\n2 ranges: 64 KiB of data, 1 MiB of zeros\n"
+            "   start    length  kind\n 2097152     65536  data\n 3145728   1048576  zeros\n2 ranges: 64 KiB of data, 1 MiB of zeros\n"
         )
     );
     let ended = shop.run("diff tuesday.vhdx --since base.vhdx --json");

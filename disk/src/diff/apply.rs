@@ -55,7 +55,7 @@ pub enum Increment<'a> {
     Stream(&'a mut dyn Read),
 }
 
-/// The result of [`apply`].
+/// The result of [`apply_export`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Applied {
     /// The identity that the copy has afterwards; `None` for a raw disk.
@@ -102,7 +102,7 @@ enum Step {
 /// a disk or an export without an identity, another size or larger sectors;
 /// [`DiskError::BadExport`]; [`DiskError::HasChildren`]; [`DiskError::InUse`]. Nothing has changed
 /// then. [`DiskError::AppliedInPart`] and [`DiskError::Stopped`]: the same call finishes it.
-pub fn apply(
+pub fn apply_export(
     export: Increment<'_>,
     copy: &Path,
     options: &ApplyOptions,

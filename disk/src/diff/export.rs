@@ -1,8 +1,8 @@
 //! Exports changes: as a differencing image, or as a stream.
 //!
 //! ```text
-//!   OUT.avhdx, OUT.vhd ...   a child of the base with exactly the changed ranges; zeros are zeros of
-//!                            its own, and parts of blocks have a sector bitmap
+//!   OUT.avhdx, OUT.vhd ...   a child of the base with exactly the changed ranges; zeros are its
+//!                            own, and parts of blocks have a sector bitmap
 //!   OUT.dwdiff, a pipe       a stream (`stream.rs`)
 //! ```
 //!

@@ -298,7 +298,11 @@ fn damage_at(disk: &Disk, range: Range<u64>) -> DiskError {
         return from_io("read its tables", &disk.layers()[0].path, error);
     }
     let damaged = extents.iter().find(|extent| extent.kind == ExtentKind::Damaged);
-    damaged.map_or(DiskError::Stopped, |extent| damage_of(disk, extent))
+    let is_gone = || DiskError::BadChain {
+        path: disk.layers()[0].path.clone(),
+        what: "a damaged range was changed meanwhile; try again".into(),
+    };
+    damaged.map_or_else(is_gone, |extent| damage_of(disk, extent))
 }
 
 /// The walk over both disks.

@@ -313,6 +313,31 @@ fn disks_that_cannot_be_compared() {
     assert!(matches!(stopped, Err(DiskError::Stopped)));
 }
 
+/// A damaged block of a disk is an error. In an image that both have it is none.
+#[test]
+fn damage_is_told_where_it_matters() {
+    for extension in ["vhd", "vhdx"] {
+        let dir = tempfile::tempdir().unwrap();
+        let base = dir.path().join(format!("base.{extension}"));
+        let block_bytes = Some(MIB as u32);
+        create(&base, &CreateRequest { size_bytes: Some(32 * MIB), block_bytes, ..CreateRequest::default() }).unwrap();
+        write(&base, 0, 1, 8 * MIB as usize);
+        let (top, other) = (child(&base, &format!("top.{extension}"), None), dir.path().join("other.raw"));
+        write(&top, 12 * MIB, 2, MIB as usize);
+        std::fs::write(&other, [0; 4096]).unwrap();
+        crate::damaged_blocks::break_entry(&base, 5);
+        assert_eq!(kinds(&ranges(since(&top, None))), [(12 * MIB, 13 * MIB, ChangeKind::Data)]);
+        let fails = |mut difference: Difference| {
+            difference.for_each(&mut |_, _| true, &mut |_, _| Ok(())).unwrap_err().to_string()
+        };
+        assert!(fails(between(&top, &other)).contains("base."));
+        assert!(fails(between(&other, &top)).contains("base."));
+        crate::damaged_blocks::break_entry(&top, 12);
+        assert!(fails(since(&top, None)).contains("top."));
+        assert!(fails(between(&base, &top)).contains("top."));
+    }
+}
+
 #[test]
 fn ranges_of_others_get_their_kinds_from_the_disk() {
     use ChangeKind::{Data, Zeros};

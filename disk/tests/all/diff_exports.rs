@@ -4,7 +4,7 @@
 use crate::common::{Kind, Step, Twin};
 use diskwright_disk::{
     Applied, ApplyOptions, Change, Changes, CreateRequest, Difference, Disk, DiskError, Exported, Increment, NewSize,
-    OpenOptions, Opened, ResizeOptions, apply, check, create, resize,
+    OpenOptions, Opened, ResizeOptions, apply_export, check, create, resize,
 };
 use diskwright_format::dwdiff::{HEADER_BYTES, RECORD_BYTES, Record, RecordKind, checksum_of, payload_crc};
 use diskwright_image::{DiskType, Format, Severity};
@@ -57,7 +57,7 @@ fn export(path: &Path, out: &Path) -> diskwright_disk::Result<Exported> {
 }
 
 fn apply_file(out: &Path, copy: &Path) -> diskwright_disk::Result<Applied> {
-    apply(Increment::File(out), copy, &ApplyOptions::default(), &mut |_, _| true)
+    apply_export(Increment::File(out), copy, &ApplyOptions::default(), &mut |_, _| true)
 }
 
 fn insisting() -> ApplyOptions {
@@ -88,7 +88,7 @@ fn scribble(twin: &mut Twin, random: &mut Xoshiro256PlusPlus, steps: u32) {
     let sectors = twin.model.len() as u64 / u64::from(twin.kind.sector_bytes);
     for _ in 0..steps {
         let sector = random.next_u64() % sectors;
-        let len = 1 + random.next_u64() % if random.next_u64() % 6 == 0 { 5000 } else { 100 };
+        let len = 1 + random.next_u64() % if random.next_u64().is_multiple_of(6) { 5000 } else { 100 };
         twin.apply(match random.next_u64() % 6 {
             0 => Step::Zero { sector, sectors: len },
             1 => Step::Discard { sector, sectors: len },
@@ -207,7 +207,7 @@ fn fixed_and_dynamic_copies_are_changed_in_place() {
         let yard = yard(extension, disk_type);
         let options = ApplyOptions { dry_run: true, ..ApplyOptions::default() };
         let held = fs::read(&yard.copy).unwrap();
-        let would = apply(Increment::File(&yard.out), &yard.copy, &options, &mut |_, _| true).unwrap();
+        let would = apply_export(Increment::File(&yard.out), &yard.copy, &options, &mut |_, _| true).unwrap();
         assert!(would.data_bytes >= MIB && fs::read(&yard.copy).unwrap() == held);
         apply_file(&yard.out, &yard.copy).unwrap();
         assert!(read_all(&yard.copy) == read_all(&yard.top));
@@ -239,7 +239,7 @@ fn a_wrong_base_is_refused_and_not_changed() {
         assert!(matches!(apply_file(&yard.out, &yard.base), Err(DiskError::HasChildren { .. })));
         assert!(fs::read(&yard.base).unwrap() == held);
         // Insisting: the caller knows that the contents are the same.
-        apply(Increment::File(&yard.out), &other, &insisting(), &mut |_, _| true).unwrap();
+        apply_export(Increment::File(&yard.out), &other, &insisting(), &mut |_, _| true).unwrap();
         assert_eq!(linkage(&other), linkage(&yard.top));
         let not_an_export = apply_file(&yard.base, &yard.copy).unwrap_err();
         assert!(not_an_export.to_string().contains("neither a stream of changes nor"), "{not_an_export}");
@@ -256,7 +256,7 @@ fn a_raw_copy_needs_insistence() {
     assert!(error.contains("has no identity") && error.contains("`ApplyOptions::ignore_id_mismatch`"), "{error}");
     assert!(fs::read(&raw).unwrap() == held);
     for _ in 0..2 {
-        let done = apply(Increment::File(&yard.out), &raw, &insisting(), &mut |_, _| true).unwrap();
+        let done = apply_export(Increment::File(&yard.out), &raw, &insisting(), &mut |_, _| true).unwrap();
         assert!(!done.was_applied && done.result_id.is_none());
         assert!(fs::read(&raw).unwrap() == read_all(&yard.top));
     }
@@ -272,11 +272,11 @@ fn a_raw_copy_needs_insistence() {
         .to_file(&out, false, &mut |_, _| true)
         .unwrap();
     assert!(apply_file(&out, &yard.copy).unwrap_err().to_string().contains("made from a raw disk"));
-    apply(Increment::File(&out), &old, &insisting(), &mut |_, _| true).unwrap();
+    apply_export(Increment::File(&out), &old, &insisting(), &mut |_, _| true).unwrap();
     assert!(fs::read(&old).unwrap() == fs::read(&new).unwrap());
     // Another size.
     fs::write(&old, vec![0; 3 * MIB as usize]).unwrap();
-    let error = apply(Increment::File(&out), &old, &insisting(), &mut |_, _| true).unwrap_err().to_string();
+    let error = apply_export(Increment::File(&out), &old, &insisting(), &mut |_, _| true).unwrap_err().to_string();
     assert!(error.contains("applies to a disk of 8388608"), "{error}");
 }
 
@@ -328,12 +328,13 @@ fn a_cut_stream_is_recognised() {
         assert!(apply_file(&part, &yard.copy).unwrap_err().to_string().contains("nothing behind the end mark"));
         assert!(fs::read(&yard.copy).unwrap() == held);
         let mut cut = &whole[..whole.len() / 2];
-        let error = apply(Increment::Stream(&mut cut), &yard.copy, &ApplyOptions::default(), &mut |_, _| true);
+        let error = apply_export(Increment::Stream(&mut cut), &yard.copy, &ApplyOptions::default(), &mut |_, _| true);
         let error = error.unwrap_err();
         assert!(matches!(&error, DiskError::AppliedInPart { .. }) && error.code() == ErrorCode::Corrupt, "{error}");
         assert!(![linkage(&yard.base), linkage(&yard.top)].contains(&linkage(&yard.copy)));
         let mut all = &whole[..];
-        let done = apply(Increment::Stream(&mut all), &yard.copy, &ApplyOptions::default(), &mut |_, _| true).unwrap();
+        let done =
+            apply_export(Increment::Stream(&mut all), &yard.copy, &ApplyOptions::default(), &mut |_, _| true).unwrap();
         assert!(done.resumed && read_all(&yard.copy) == read_all(&yard.top));
         sound(&yard.copy);
     }
@@ -357,7 +358,8 @@ fn what_was_stopped_is_finished_by_the_same_call() {
                     left >= 0
                 };
                 fs::write(&yard.copy, &fresh).unwrap();
-                let stopped = apply(Increment::File(export_path), &yard.copy, &ApplyOptions::default(), &mut stop);
+                let stopped =
+                    apply_export(Increment::File(export_path), &yard.copy, &ApplyOptions::default(), &mut stop);
                 let done = match stopped {
                     Err(DiskError::Stopped) => apply_file(export_path, &yard.copy).unwrap(),
                     done => done.unwrap(),
@@ -473,7 +475,8 @@ fn changed_streams_are_refused() {
         .unwrap();
 }
 
-/// Reads a chain with libvhdi. Arguments: the file to write, and the paths from the base to the top.
+/// Reads a chain with libvhdi. Arguments: the file to write, and the paths from the base to the
+/// top.
 const LIBVHDI: &str = include_str!("../../../proof/proving/src/chain_by_libvhdi.py");
 
 /// An exported image as another program reads it, above its base.

@@ -16,7 +16,7 @@ use crate::{
     stage::{Case, Depth, Outcome, Stage},
     world::World,
 };
-use diskwright_disk::{ApplyOptions, CreateRequest, Difference, Disk, Increment, OpenOptions, apply, create};
+use diskwright_disk::{ApplyOptions, CreateRequest, Difference, Disk, Increment, OpenOptions, apply_export, create};
 use diskwright_store::{BlockDevice, EngineKind, FileSystem};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
@@ -72,7 +72,7 @@ impl ApplyCase {
 
     fn carry_out(&self, world: &World) -> Outcome {
         let options = ApplyOptions { open: self.options(world), ..ApplyOptions::default() };
-        apply(Increment::File(&self.export()), &self.kind.path(), &options, &mut |_, _| true)
+        apply_export(Increment::File(&self.export()), &self.kind.path(), &options, &mut |_, _| true)
             .map(drop)
             .map_err(|error| error.to_string())
     }
