@@ -50,8 +50,8 @@ pub fn mend(
     format: Format,
     store: &Arc<dyn Store>,
     accept_loss: bool,
-    begin: &mut dyn FnMut(Option<Mended>),
-) -> Result<CheckReport> {
+    begin: &mut dyn FnMut(Option<Mended>) -> bool,
+) -> Result<Option<CheckReport>> {
     let driver = format.driver();
     let (mut begun, mut lost) = (false, false);
     let mut last: Vec<(u64, String)> = Vec::new();
@@ -62,24 +62,28 @@ pub fn mend(
             mends.iter().map(|mend| (mend.finding.offset_bytes, mend.what.clone())).collect();
         // What a round did not mend, the next one does not mend either.
         if mends.is_empty() || these == last {
-            return Ok(report);
+            return Ok(Some(report));
         }
         last = these;
         let costs = mends.iter().any(|mend| mend.finding.repair == Repair::CostsData);
         if !begun || costs && !lost {
-            begin(None);
+            if !begin(None) {
+                return Ok(None);
+            }
             driver.begin_repair(store, costs)?;
             (begun, lost) = (true, lost | costs);
         }
         for Mend { finding, what, changes } in mends {
-            begin(Some(Mended { finding, what }));
+            if !begin(Some(Mended { finding, what })) {
+                return Ok(None);
+            }
             for change in &changes {
                 apply(format, store, change)?;
             }
         }
         sync(&**store)?;
     }
-    driver.check(Arc::clone(store))
+    driver.check(Arc::clone(store)).map(Some)
 }
 
 /// The mends of a round: damage first, and leaked space only when no damage is left.

@@ -26,10 +26,10 @@ use diskwright_disk::{
 };
 use diskwright_image::{CheckReport, Finding, Format, Repair, Severity};
 use diskwright_store::Files;
-use repair::RangeReport;
 pub use repair::RepairReport;
 #[cfg(test)]
 pub use repair::UndoReport;
+use repair::{RangeReport, RepairOptionsArgs, severity_word};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
@@ -75,20 +75,6 @@ pub struct CheckArgs {
     how: RepairOptionsArgs,
     #[command(flatten)]
     share: ShareArgs,
-}
-
-/// Options of `--repair` and `--undo`.
-#[derive(Debug, Args)]
-pub struct RepairOptionsArgs {
-    /// With --repair: also give up what cannot be read, so that the rest can be used.
-    #[arg(long, requires = "repair")]
-    accept_loss: bool,
-    /// With --repair: show what would be done, and change nothing.
-    #[arg(long, requires = "repair")]
-    dry_run: bool,
-    /// The undo file. [default: FILE.undo, then FILE.undo.2 and so on]
-    #[arg(long, value_name = "FILE")]
-    undo_file: Option<PathBuf>,
 }
 
 /// What `check --json` prints.
@@ -268,14 +254,6 @@ fn verdict(code: u8) -> &'static str {
         exit::CORRUPT => "corrupt",
         exit::LEAKED => "leaked",
         _ => "not checked",
-    }
-}
-
-fn severity_word(severity: Severity) -> &'static str {
-    match severity {
-        Severity::Note => "note",
-        Severity::Leak => "leak",
-        Severity::Corrupt => "corrupt",
     }
 }
 

@@ -158,7 +158,8 @@ pub fn repair(path: impl AsRef<Path>, options: &RepairOptions, progress: &mut Pr
         image.put_back(files, &undo)?;
         rolled_back = Some(undo);
     }
-    let Plan { before, steps, steps_left_out, after, phases, len_bytes, lost, costs_data } = image.plan(options)?;
+    let Plan { before, steps, steps_left_out, after, phases, len_bytes, lost, costs_data } =
+        image.plan(options, progress)?;
     let mut repaired = Repaired {
         format: image.format,
         before,
@@ -296,7 +297,7 @@ impl Image {
         Ok(Self { path: path.to_owned(), real, store, format })
     }
 
-    fn plan(&self, options: &RepairOptions) -> Result<Plan> {
+    fn plan(&self, options: &RepairOptions, progress: &mut Progress<'_>) -> Result<Plan> {
         let io = |source| file_error("read it", &self.path, source);
         let before = self.format.driver().check(Arc::clone(&self.store))?;
         let draft = Arc::new(Draft::new(Arc::clone(&self.store)).map_err(io)?);
@@ -305,11 +306,17 @@ impl Image {
         let (mut lost, mut costs_data): (Vec<Range<u64>>, bool) = (Vec::new(), false);
         let shown: Arc<dyn Store> = Arc::clone(&draft) as Arc<dyn Store>;
         let after = mend(self.format, &shown, options.accept_loss, &mut |step| {
-            let Some(step) = step else { return };
+            let Some(step) = step else { return progress(0, 1) };
             costs_data |= step.finding.repair == Repair::CostsData;
             lost.extend(step.finding.costs.clone());
-            if steps.len() < STEPS_MAX { steps.push(step) } else { steps_left_out += 1 }
+            if steps.len() < STEPS_MAX {
+                steps.push(step)
+            } else {
+                steps_left_out += 1
+            }
+            progress(0, 1)
         })?;
+        let after = after.ok_or(DiskError::Stopped)?;
         let (phases, new_bytes) = draft.phases().map_err(io)?;
         Ok(Plan {
             before,

@@ -243,6 +243,9 @@ fn lengths(len: usize) -> Vec<Damaging> {
     all
 }
 
+/// Changes some bytes of a structure.
+type Change = fn(&mut [u8]);
+
 /// Bytes `at..at + len` of the structure at `base` are changed in several ways; `seal` repairs its
 /// checksum.
 fn changed(
@@ -252,7 +255,7 @@ fn changed(
     len: usize,
     seal: Option<fn(&mut Vec<u8>, usize)>,
 ) -> Vec<Damaging> {
-    let ways: [(&str, fn(&mut [u8])); 4] = [
+    let ways: [(&str, Change); 4] = [
         ("a bit", |b| b[b.len() - 1] ^= 1),
         ("the top bit", |b| b[0] ^= 0x80),
         ("zeros", |b| b.fill(0)),

@@ -136,7 +136,7 @@ fn a_repair_is_planned_carried_out_and_undone() {
         let loss = |dry_run| RepairOptions { accept_loss: true, dry_run, ..RepairOptions::default() };
         let planned = repair(&path, &loss(true), &mut |_, _| true).unwrap();
         assert!(fs::read(&path).unwrap() == damaged && planned.undo_file.is_none());
-        assert_eq!(planned.lost, [3 * MIB as u64..4 * MIB as u64]);
+        assert!(planned.lost.len() == 1 && planned.lost[0] == (3 * MIB as u64..4 * MIB as u64), "{:?}", planned.lost);
         // Without consent the rest is mended.
         let first = mend(&path);
         assert!(first.lost.is_empty() && first.after.worst() == Some(Severity::Corrupt), "{first:?}");

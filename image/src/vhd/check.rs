@@ -10,15 +10,14 @@
 //! should be all ones. XenServer's batmap should agree with them.
 //!
 //! A footer is mended from the one that readers use. If the file cannot be opened with that one but
-//! with the other, the other is the right one. A footer at the end that is missing is appended, so
-//! that no byte of the file is overwritten: the space of blocks is checked later.
+//! with the other, the other is the right one.
 //!
 //! Memory is bounded by [`order`](super::order) and by [`Findings`].
 
 use super::{
     PAGE_BYTES, bitmap,
     check_batmap::check_batmap,
-    check_space::check_places,
+    check_space::{check_places, missing_tail},
     footers::{Chosen, Footers},
     layout::{Blocks, Layout, by_trust, read_locator},
     overlaps,
@@ -29,7 +28,7 @@ use crate::{
     Result,
     findings::{Change, CheckReport, Examined, Finding, Findings, Severity, corruption},
 };
-use diskwright_format::vhd::{BAT_UNUSED, DiskKind, FEATURE_RESERVED, FOOTER_BYTES, SECTOR_BYTES};
+use diskwright_format::vhd::{BAT_UNUSED, DiskKind, FEATURE_RESERVED, FOOTER_BYTES};
 use diskwright_store::Store;
 use std::sync::Arc;
 
@@ -129,23 +128,14 @@ fn other_footer(store: &dyn Store, footers: &Footers, chosen: &Chosen) -> Result
 
 fn check_footers(footers: &Footers, chosen: &Chosen, is_usable: bool, findings: &mut Findings) {
     let is_fixed = chosen.found.footer.kind == DiskKind::Fixed;
-    let tail_offset = footers.len_bytes.saturating_sub(FOOTER_BYTES as u64);
+    // With a file that can be opened `check_space.rs` reports it, and knows where the footer
+    // belongs.
+    if chosen.tail_offset_bytes.is_none() && !is_usable {
+        findings.add(missing_tail(footers.len_bytes));
+    }
     let mut add = |finding: Finding, what: &str, change: Change| {
         if is_usable { findings.mend(finding, what, vec![change]) } else { findings.add(finding) }
     };
-    if chosen.tail_offset_bytes.is_none() {
-        // A power cut during growth leaves this state, and every reader handles it.
-        let finding = note(
-            tail_offset,
-            "footer at the end",
-            "no valid footer",
-            "the footer",
-            "The footer at the end is missing or damaged; its copy at offset 0 is valid. The next write repairs it.",
-        );
-        let place = footers.len_bytes.next_multiple_of(SECTOR_BYTES);
-        let footer = Change::Write(place, chosen.found.bytes.to_vec());
-        add(finding, "the footer at the end is written from its copy, behind the last byte of the file", footer);
-    }
     if !is_fixed {
         let from_tail = "the copy of the footer at offset 0 is written from the footer at the end";
         let copy_of_used = Change::Write(0, chosen.found.bytes.to_vec());

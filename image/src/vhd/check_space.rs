@@ -27,6 +27,17 @@ use diskwright_format::vhd::{BAT_UNUSED, FOOTER_BYTES, SECTOR_BYTES};
 use diskwright_store::{FileRange, Store};
 use std::{collections::HashMap, ops::Range};
 
+/// Overlaps that one round of a repair mends.
+const PAIRS_MAX: usize = 1 << 16;
+
+/// A power cut during growth leaves a file without a footer at its end, and every reader handles
+/// it.
+pub(super) fn missing_tail(len_bytes: u64) -> Finding {
+    let at = len_bytes.saturating_sub(FOOTER_BYTES as u64);
+    Finding::new(Severity::Note, at, "footer at the end", "no valid footer", "the footer")
+        .says("The footer at the end is missing or damaged; its copy at offset 0 is valid. The next write repairs it.")
+}
+
 /// Two overlapping blocks: the BAT entry of the one that begins first, and of the other.
 struct Overlap {
     first: u32,
@@ -77,10 +88,11 @@ pub(super) fn check_places(
     let tables_end = blocks.tables_end_bytes(data_end);
     let locators = locators(blocks);
     let mut used_end = tables_end;
-    let (mut placed, mut holes, mut overlaps_left_out) = (0, 0, 0u64);
+    let (mut placed, mut holes, mut misplaced, mut overlaps_left_out) = (0, 0, 0u64, 0u64);
     let mut pairs = Vec::new();
+    let pairs_max = if findings.for_repair() { PAIRS_MAX } else { FINDINGS_MAX };
     let mut overlap = |first, second, duplicate| {
-        if pairs.len() < FINDINGS_MAX {
+        if pairs.len() < pairs_max {
             pairs.push(Overlap { first, second, duplicate });
         } else {
             overlaps_left_out += 1;
@@ -98,6 +110,7 @@ pub(super) fn check_places(
     order::walk(store, blocks, data_end, &mut |item| {
         let (entry, piece, before, free_from) = match item {
             WalkItem::Misplaced { block, piece } => {
+                misplaced += 1;
                 let (found, expected) = blocks.fault_of(&piece, data_end).unwrap_or_default();
                 let message = format!("Block {block} is misplaced: found {found}, expected {expected}.");
                 let structure = format!("BAT entry of block {block}");
@@ -157,6 +170,16 @@ pub(super) fn check_places(
         findings.give_up(finding.says("Two blocks overlap."), None, "a later round gives one of them up", Vec::new());
     }
     let slack = data_end.saturating_sub(used_end);
+    if layout.tail_offset_bytes.is_none() {
+        // Behind the last block if nothing else is there. If more is there, it may belong to a
+        // block.
+        let footer_bytes = FOOTER_BYTES as u64;
+        let is_in_place = misplaced == 0 && slack <= footer_bytes + padding;
+        let place = (if is_in_place { used_end } else { data_end }).next_multiple_of(SECTOR_BYTES);
+        let changes = vec![Change::Write(place, layout.footer_bytes.to_vec()), Change::Cut(place + footer_bytes)];
+        let what = format!("the footer at the end is written from its copy, at offset {place}");
+        findings.mend(missing_tail(layout.len_bytes), what, changes);
+    }
     if blocks.is_reserved(used_end, data_end, placed + holes) {
         let message = format!("{slack} bytes are reserved for blocks that have no data yet.");
         let found = format!("{slack} bytes without data");

@@ -133,10 +133,9 @@ fn compacting_a_disk() {
 
 #[test]
 fn repairing_a_disk() {
-    // One of each format, a child and a disk without a parent.
-    for case in repairing::repairs().iter().skip(1).take(2) {
-        at_every_operation(case);
-    }
+    // One kind: the undo file and the order of writes are the same for all, and the small file of
+    // this one is judged fastest. The power cuts have all kinds.
+    at_every_operation(&repairing::repairs()[1]);
 }
 
 #[test]

@@ -3,7 +3,6 @@
 //! After a repair the check runs as without it, so the verdict and the exit code are those of the
 //! file as it is now. A dry run shows the steps, the writes, and what would be left.
 
-use super::{RepairOptionsArgs, severity_word};
 use crate::{
     context::Context,
     describe::printable,
@@ -12,15 +11,30 @@ use crate::{
     style::{GREEN, YELLOW},
     switches,
 };
+use clap::Args;
 use diskwright_disk::{OpenOptions, PlannedWrite, RepairOptions, Repaired, repair, undo_repair};
-use diskwright_image::Mended;
+use diskwright_image::{Mended, Severity};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
     io::{self, Write},
     ops::Range,
-    path::Path,
+    path::{Path, PathBuf},
 };
+
+/// Options of `--repair` and `--undo`.
+#[derive(Debug, Args)]
+pub struct RepairOptionsArgs {
+    /// With --repair: also give up what cannot be read, so that the rest can be used.
+    #[arg(long, requires = "repair")]
+    pub(super) accept_loss: bool,
+    /// With --repair: show what would be done, and change nothing.
+    #[arg(long, requires = "repair")]
+    pub(super) dry_run: bool,
+    /// The undo file. [default: FILE.undo, then FILE.undo.2 and so on]
+    #[arg(long, value_name = "FILE")]
+    pub(super) undo_file: Option<PathBuf>,
+}
 
 /// Writes of a dry run that are printed; the JSON has all.
 const WRITES_SHOWN: usize = 50;
@@ -111,6 +125,15 @@ pub struct UndoReport {
 
 impl Document for UndoReport {
     const SCHEMA: &'static str = "diskwright.check.undo/1";
+}
+
+/// The word for a severity.
+pub(super) fn severity_word(severity: Severity) -> &'static str {
+    match severity {
+        Severity::Note => "note",
+        Severity::Leak => "leak",
+        Severity::Corrupt => "corrupt",
+    }
 }
 
 fn options(open: OpenOptions, args: &RepairOptionsArgs) -> RepairOptions {
