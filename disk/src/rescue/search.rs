@@ -191,7 +191,7 @@ fn each_window(
     visit: &mut dyn FnMut(u64, &[u8]) -> bool,
 ) -> Result<()> {
     let store = &*salvaged.store;
-    let mut buf = vec![0; WINDOW_BYTES as usize];
+    let mut buf = vec![0; WINDOW_BYTES.min(range.end.saturating_sub(from)) as usize];
     let mut at = from;
     while at < range.end {
         // A store that cannot name its holes has none.

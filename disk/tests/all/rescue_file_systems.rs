@@ -207,6 +207,37 @@ fn mounted(dir: &Path, size: u64, mkfs: &str, mount: &str) -> bool {
     copied.is_ok()
 }
 
+/// A journal holds copies of inode tables and directories, whose checksums are right and whose
+/// place is wrong. None of them places a block.
+#[test]
+fn copies_in_a_journal_place_nothing() {
+    let dir = folder();
+    let size = 64 * MIB;
+    if !mounted(
+        dir.path(),
+        size,
+        "mkfs.ext4 -q -F -b 1024 -I 256 -N 2048 -J size=16 fs.raw",
+        "mount -o loop,data=journal",
+    ) {
+        return;
+    }
+    let model = fs::read(dir.path().join("fs.raw")).unwrap();
+    let headers = model.chunks(1024).filter(|block| block.starts_with(&[0xc0, 0x3b, 0x39, 0x98])).count();
+    assert!(headers > 20, "the journal was used: {headers}");
+    let mut all = 0;
+    for format in FORMATS {
+        for first in 0..3 {
+            let path = path_of(dir.path(), "disk", format);
+            image(&path, Some(BLOCK as u32), DiskType::Dynamic, &model);
+            let gone = destroy(&path, format, first, size / BLOCK, Destroyed::Wiped);
+            let (found, copy) = rescued(dir.path(), &path, &RescueOptions::default());
+            all += placed(&found, &copy, &model, &gone).len();
+            fs::remove_file(path).unwrap();
+        }
+    }
+    assert!(all >= 6, "{all} blocks were placed");
+}
+
 /// XFS: every block of its metadata states its own address.
 #[test]
 fn an_xfs() {

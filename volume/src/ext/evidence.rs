@@ -24,6 +24,9 @@ use std::{collections::HashMap, ops::Range};
 const SUPERBLOCK_BYTES: usize = 1024;
 /// Groups whose descriptors are read.
 const GROUPS_MAX: u64 = 1 << 20;
+/// Blocks of inode tables that are read for directories and trees: a superblock can claim as many
+/// as it has blocks, in every group.
+const TABLE_BLOCKS_MAX: u64 = 4 << 20;
 /// Groups with copies of a superblock that are asked when the first one is lost.
 const COPY_GROUPS: [u64; 7] = [1, 3, 5, 7, 9, 25, 27];
 const JOURNAL_MAGIC: [u8; 4] = [0xc0, 0x3b, 0x39, 0x98];
@@ -189,20 +192,27 @@ impl Evidence {
                 }
             }
         }
+        let mut budget = TABLE_BLOCKS_MAX;
         for (group, table, count) in used {
-            self.learn_inodes(window, seed, group, table, count);
+            self.learn_inodes(window, seed, (group, table, count), &mut budget);
         }
     }
 
     /// Reads the inodes of a group for directories and extent trees.
-    fn learn_inodes(&mut self, window: &Window<'_>, seed: u32, group: u64, table: u64, count: u64) {
+    fn learn_inodes(
+        &mut self,
+        window: &Window<'_>,
+        seed: u32,
+        (group, table, count): (u64, u64, u64),
+        budget: &mut u64,
+    ) {
         let block_bytes = self.fs.block_bytes as usize;
         let per_block = (block_bytes / self.inode_bytes) as u64;
         let mut bytes = vec![0; block_bytes];
         for index in 0..count.div_ceil(per_block) {
-            if table + index >= self.fs.blocks
-                || window.read((table + index) * self.fs.block_bytes, &mut bytes).is_err()
-            {
+            let Some(left) = budget.checked_sub(1).filter(|_| table + index < self.fs.blocks) else { return };
+            *budget = left;
+            if window.read((table + index) * self.fs.block_bytes, &mut bytes).is_err() {
                 continue;
             }
             for (slot, raw) in bytes.chunks_exact(self.inode_bytes).enumerate() {
