@@ -52,3 +52,4 @@ mod serve_tls;
 mod snapshot;
 mod split_raw;
 mod told;
+mod tracking;

@@ -3,8 +3,8 @@
 use crate::common::{Workshop, schemas};
 use std::{collections::BTreeSet, fs};
 
-/// Commands that print a document each, in an order in which they can be run. `attach`, `detach` and
-/// `serve` are looked at by the tests that start them.
+/// Commands that print a document each, in an order in which they can be run. `attach`, `detach`
+/// and `serve` are looked at by the tests that start them.
 const LINES: &[&str] = &[
     "create base.vhdx --size 16M",
     "io base.vhdx -c 'write -P 7 1M 64K' -c flush",
@@ -18,6 +18,9 @@ const LINES: &[&str] = &[
     "compare child.vhdx copy.vhd",
     "snapshot child.vhdx --name one",
     "snapshot list .",
+    "track start child.vhdx full",
+    "track show child.vhdx full",
+    "track stop child.vhdx full",
     "clone child_one.avhdx sibling.vhdx",
     "compact copy.vhd",
     "resize copy.vhd +1M",
