@@ -10,7 +10,7 @@
 use crate::{
     commands::{
         attach, attached, check, clone, compact, compare, convert, create, detach, diff, info, io, lab, map, merge,
-        move_, partitions, reconnect, rescue, resize, serve, serve_ctl, snapshot,
+        move_, partitions, reconnect, rescue, resize, serve, serve_ctl, snapshot, track,
     },
     export::ExportReport,
     json::Document,
@@ -111,6 +111,8 @@ fn all() -> Vec<Named> {
         of::<serve_ctl::Listing>(),
         of::<snapshot::Listing>(),
         of::<snapshot::Report>(),
+        of::<track::Ranges>(),
+        of::<track::Report>(),
     ]
 }
 

@@ -19,7 +19,7 @@ use crate::{
     open,
     queue::DiskQueue,
     shared::Shared,
-    track::{points::Kept, tracker::View},
+    track::{kept::Kept, tracker::View},
 };
 use diskwright_image::{BlockState, Commit, DiskType};
 #[cfg(feature = "shuttle")]

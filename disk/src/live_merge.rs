@@ -46,7 +46,7 @@ use crate::{
     image_file::{Access, open_image},
     merge::{Locked, Merge, Users},
     merge_mark,
-    track::points::Kept,
+    track::kept::Kept,
 };
 use diskwright_image::{probe, probe::DetectedFormat};
 use diskwright_store::{LockMode, Store};

@@ -45,7 +45,10 @@ use crate::{
     error, gate,
     image_file::{Access, open_image},
     snapshot::{Place, Snapshot},
-    track::points::{Kept, Point, Starting},
+    track::{
+        kept::Kept,
+        points::{Point, Starting},
+    },
 };
 use diskwright_image::{Format, ImageInfo, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::Blocking;

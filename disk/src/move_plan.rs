@@ -14,7 +14,7 @@ use crate::{
     create::{create_as, format_for, is_there},
     error::file_error,
     siblings,
-    track::points::refuse_if_tracked,
+    track::kept::refuse_if_tracked,
 };
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{BlockDevice, CacheMode, Files, LockMode, OpenError, OpenOptions};

@@ -27,7 +27,7 @@ use crate::{
     image_file::{Access, Referred, open_image},
     merge_mark as mark,
     siblings::{self, SIBLINGS_MAX, Siblings},
-    track::points::{self, Found},
+    track::kept::{self, Found},
 };
 use diskwright_image::{DiskType, ImageInfo, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::{Files, Store};
@@ -107,7 +107,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     let mut tracks = None;
     if options.writable {
         // Before the image changes: opening a VHDX for writing may replay its log.
-        tracks = points::look(&options.files, &real, &layers, &mut warnings);
+        tracks = kept::look(&options.files, &real, &layers, &mut warnings);
         let info = layers[0].image.info();
         let (format, sector_bytes) = (info.format, info.logical_sector_bytes);
         layers[0].image = probe::open_parts(top_stores, DetectedFormat::certain(format), true, sector_bytes)?;

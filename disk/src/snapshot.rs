@@ -34,7 +34,7 @@ use crate::{
     image_file::{Access, open_image},
     merge::{KeptName, MergeOptions, Merged, merge},
     siblings,
-    track::points,
+    track::kept,
 };
 use diskwright_image::{Format, ImageInfo, ParentLink};
 use diskwright_store::Files;
@@ -87,7 +87,7 @@ pub fn snapshot(path: impl AsRef<Path>, options: &SnapshotOptions) -> Result<Sna
     let path = path.as_ref();
     let files = &options.open.files;
     let real = files.canonical(path).map_err(|source| file_error("find", path, source))?;
-    if options.track.is_some() || points::are_beside(files, &real) {
+    if options.track.is_some() || kept::are_beside(files, &real) {
         return of_tracked(path, &real, options);
     }
     let place = Place::open(path, options)?;

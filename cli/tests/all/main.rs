@@ -55,3 +55,4 @@ mod serve_tls;
 mod snapshot;
 mod split_raw;
 mod told;
+mod tracking;

@@ -1,9 +1,8 @@
 //! By what an image is recognised as the one whose changes were tracked.
 //!
 //! After a clean close nothing of the file may differ: the length, the modification time, the
-//! inode, a VHDX's DataWriteGuid, the identities of its parents (of VHDs with the times of their last
-//! changes). So the write of any other program
-//! shows, and so does a copy and a revert.
+//! inode, a VHDX's DataWriteGuid, the identities of its parents (of VHDs with the times of their
+//! last changes). So the write of any other program shows, and so does a copy and a revert.
 //!
 //! After a crash the length and the time are not known. A VHDX still has the DataWriteGuid of the
 //! session that crashed, and MS-VHDX obliges every program to replace it before it changes what a

@@ -1,7 +1,9 @@
 //! Change tracking: what is reported, after which events everything is, and damaged files of
 //! points.
 
-use diskwright_disk::{Changed, CreateRequest, Disk, NewSize, OpenOptions, ResizeOptions, create, resize};
+use diskwright_disk::{
+    Changed, CreateRequest, Disk, MergeOptions, NewSize, OpenOptions, ResizeOptions, create, resize,
+};
 use diskwright_image::DiskType;
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use std::{
@@ -343,4 +345,41 @@ fn a_hit_makes_no_sync_and_a_miss_makes_one_for_all_that_wait() {
     let after = sidecar();
     let changed = before.iter().zip(&after).filter(|(one, other)| one != other).count();
     assert!((1..=512).contains(&changed) && before.len() == after.len(), "one record: {changed} bytes");
+}
+
+/// Merges and compaction of a disk in use change its images, and not its contents.
+#[test]
+fn points_go_on_when_the_images_of_a_disk_in_use_are_merged_and_compacted() {
+    for extension in ["vhdx", "vhd"] {
+        let (_dir, path) = made(extension, DiskType::Dynamic);
+        let disk = open(&path, true);
+        let mut io = blocking(&disk);
+        io.write(0, &[1; 512], false).unwrap();
+        disk.start_tracking("one").unwrap();
+        io.write(MIB, &[1; 512], false).unwrap();
+        let middle = disk.snapshot("a", false, &mut ()).unwrap().parent;
+        io.write(2 * MIB, &[2; 512], false).unwrap();
+        let upper = disk.snapshot_tracked("b", Some("two"), false, &mut ()).unwrap().parent;
+        io.write(3 * MIB, &[3; 512], false).unwrap();
+        let grain = |at: u64| at * MIB..at * MIB + GRAIN;
+        let (one, two) = ([grain(1), grain(2), grain(3)], [grain(3)]);
+        let judge = |when: &str| {
+            assert_eq!(ranges(&disk.changed_since("one").unwrap()), one, "{extension}, {when}");
+            assert_eq!(ranges(&disk.changed_since("two").unwrap()), two, "{extension}, {when}");
+        };
+        judge("two snapshots");
+        disk.merge(&upper, &MergeOptions::default(), &mut |_, _| true).unwrap();
+        judge("a frozen image was merged");
+        disk.merge(&path, &MergeOptions::default(), &mut |_, _| true).unwrap();
+        judge("the image that is written was merged");
+        assert!(path.exists() && !middle.exists() && !upper.exists());
+        disk.compact(false, &mut |_, _| true).unwrap();
+        judge("compacted");
+        io.write(3 * MIB, &[4; 512], false).unwrap();
+        drop(io);
+        disk.close().unwrap();
+        drop(disk);
+        assert_eq!(ranges(&since(&path, "one")), one, "{extension}");
+        assert_eq!(ranges(&since(&path, "two")), two, "{extension}");
+    }
 }

@@ -22,6 +22,7 @@
 //!   serve/         disks served by NBD, or attached, against other servers
 //!   fio.rs         fio as a client of servers
 //!   ours.rs        the program under test as a child
+//!   tracking.rs    writes to a disk whose changes are tracked
 //!   touch.rs       reading a disk everywhere, in a child
 //! ```
 //!
@@ -48,6 +49,7 @@ mod rescue;
 mod rows;
 mod serve;
 mod touch;
+mod tracking;
 mod xfs;
 
 use clap::{

@@ -153,8 +153,8 @@ pub fn tracked() -> Vec<TrackCase> {
     kinds.into_iter().map(|name| TrackCase(crate::disk::named(name))).collect()
 }
 
-/// Writes 4 KiB at random places of a large disk, kills the process, and returns how many bytes more
-/// are reported than the grains that were written have.
+/// Writes 4 KiB at random places of a large disk, kills the process, and returns how many bytes
+/// more are reported than the grains that were written have.
 ///
 /// # Errors
 /// A write is not reported, or something failed.

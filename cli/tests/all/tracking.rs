@@ -1,0 +1,202 @@
+//! `track`, `snapshot --track`, and change tracking of disks in use: over the control channel, by
+//! NBD's metadata contexts as other programs read them, and after `kill -9`.
+
+use crate::control::Place;
+use crate::serving::program;
+use diskwright_disk::{Disk, OpenOptions};
+use nix::sys::signal::Signal;
+use std::fs;
+
+/// Start and length of the ranges that have changed.
+fn ranges(place: &Place, line: &str) -> Vec<(u64, u64)> {
+    let told = place.json(line);
+    assert_eq!(told["everything_because"], serde_json::Value::Null, "{told}");
+    let range = |range: &serde_json::Value| (range["start"].as_u64().unwrap(), range["length"].as_u64().unwrap());
+    told["ranges"].as_array().unwrap().iter().map(range).collect()
+}
+
+#[test]
+fn points_are_started_listed_shown_and_stopped() {
+    let place = Place::with(&["vm.vhdx"]);
+    assert_eq!(place.ok("track list vm.vhdx"), "");
+    assert_eq!(place.ok("track start vm.vhdx full"), "vm.vhdx: changes count since the point full\n");
+    place.shop.ok("io vm.vhdx -c 'write -P 1 1M 64k' -c 'write -P 1 2M 512'");
+    let listed = place.ok("track list vm.vhdx");
+    assert!(listed.contains("full") && listed.contains("128 KiB") && listed.contains("UTC"), "{listed}");
+    let shown = place.ok("track show vm.vhdx full");
+    assert_eq!(
+        shown,
+        "   start    length\n 1048576     65536\n 2097152     65536\n128 KiB of 64 MiB (67108864 bytes) changed\n"
+    );
+    assert_eq!(ranges(&place, "track show vm.vhdx full"), [(1 << 20, 1 << 16), (2 << 20, 1 << 16)]);
+    let error = place.fails("track show vm.vhdx other");
+    assert!(error.contains("no point \"other\"") && error.contains("track list"), "{error}");
+    assert!(place.fails("track start vm.vhdx full").contains("a point has this name"));
+    assert_eq!(place.run("track start vm.vhdx a/b").0, Some(2));
+    let error = place.fails("move vm.vhdx moved.vhdx");
+    assert!(error.contains("points of change tracking"), "{error}");
+    // As bytes, by another program.
+    let image = fs::File::options().append(true).open(place.shop.path("vm.vhdx")).unwrap();
+    std::io::Write::write_all(&mut &image, &[0; 4096]).unwrap();
+    drop(image);
+    for line in ["track list vm.vhdx", "track show vm.vhdx full"] {
+        let told = place.ok(line);
+        assert!(told.contains("everything has changed") && told.contains("another program has written"), "{told}");
+    }
+    assert_eq!(place.ok("track stop vm.vhdx full"), "vm.vhdx: the point full is gone\n");
+    assert!(!place.shop.path("vm.vhdx.tracks").exists());
+}
+
+#[test]
+fn a_snapshot_starts_a_point_and_the_points_go_on_in_the_child() {
+    for image in ["vm.vhdx", "vm.vhd"] {
+        let place = Place::with(&[image]);
+        place.shop.ok(&format!("io {image} -c 'write -P 1 0 64k' -c flush"));
+        place.ok(&format!("track start {image} old"));
+        place.shop.ok(&format!("io {image} -c 'write -P 1 1M 64k' -c flush"));
+        place.ok(&format!("snapshot {image} --name one --track new"));
+        place.shop.ok(&format!("io {image} -c 'write -P 1 2M 64k' -c flush"));
+        assert_eq!(ranges(&place, &format!("track show {image} new")), [(2 << 20, 1 << 16)], "{image}");
+        assert_eq!(ranges(&place, &format!("track show {image} old")), [(1 << 20, 1 << 16), (2 << 20, 1 << 16)]);
+        // Without --track the points stay, too. A revert changes everything.
+        place.ok(&format!("snapshot {image} --name two"));
+        assert_eq!(ranges(&place, &format!("track show {image} new")), [(2 << 20, 1 << 16)]);
+        place.ok(&format!("snapshot revert {image} --discard"));
+        assert!(place.json(&format!("track show {image} new"))["everything_because"].is_string());
+    }
+}
+
+#[test]
+fn a_disk_in_use_is_tracked_and_survives_a_kill() {
+    let place = Place::with(&["vm.vhdx"]);
+    let Some(server) = place.serve("vm=vm.vhdx --nbd ./s") else { return };
+    let uri = server.uri("vm");
+    place.shop.ok(&format!("io '{uri}' -c 'write -P 1 0 1M'"));
+    assert_eq!(place.ok("track start vm.vhdx full"), "vm.vhdx: changes count since the point full\n");
+    place.shop.ok(&format!("io '{uri}' -c 'write -P 2 8M 64k' -c 'discard 40M 64k'"));
+    let expected = [(8 << 20, 1 << 16), (40 << 20, 1 << 16)];
+    assert_eq!(ranges(&place, "track show vm.vhdx full"), expected);
+    assert_eq!(place.json("track list vm.vhdx")["points"][0]["changed"], 2 << 16);
+    place.ok("serve-ctl vm.vhdx snapshot one --track second");
+    place.shop.ok(&format!("io '{uri}' -c 'write -P 3 20M 512'"));
+    assert_eq!(ranges(&place, "track show vm.vhdx second"), [(20 << 20, 1 << 16)]);
+    server.stop(Signal::SIGKILL);
+    // At most what was marked ahead is added, and the disk is small.
+    for (name, at) in [("full", [8 << 20, 40 << 20]), ("second", [20 << 20, 20 << 20])] {
+        let told = ranges(&place, &format!("track show vm.vhdx {name}"));
+        let has = |at: u64| told.iter().any(|(start, length)| (*start..start + length).contains(&at));
+        assert!(at.into_iter().all(has), "{told:?}");
+    }
+    // The next session goes on from there, and ends cleanly.
+    let server = place.serve("vm=vm.vhdx --nbd ./t").unwrap();
+    place.shop.ok(&format!("io '{}' -c 'write -P 3 60M 512' -c flush", server.uri("vm")));
+    place.ok("track stop vm.vhdx full");
+    server.stop(Signal::SIGTERM);
+    let told = ranges(&place, "track show vm.vhdx second");
+    assert!(told.iter().any(|(start, length)| (*start..start + length).contains(&(60 << 20))), "{told:?}");
+}
+
+#[test]
+fn a_killed_server_of_a_disk_without_an_identity_leaves_everything_changed() {
+    for image in ["vm.raw", "vm.vhd"] {
+        let place = Place::with(&[image]);
+        place.ok(&format!("track start {image} full"));
+        let Some(server) = place.serve(&format!("vm={image} --nbd ./s")) else { return };
+        place.shop.ok(&format!("io '{}' -c 'write -P 1 0 1M' -c flush", server.uri("vm")));
+        server.stop(Signal::SIGKILL);
+        let told = place.json(&format!("track show {image} full"));
+        let reason = told["everything_because"].as_str().unwrap();
+        assert!(reason.contains("not closed cleanly"), "{reason}");
+    }
+}
+
+#[test]
+fn other_programs_read_the_points_as_metadata_contexts() {
+    let place = Place::with(&["vm.vhdx"]);
+    place.ok("track start vm.vhdx full");
+    let Some(server) = place.serve("vm=vm.vhdx --nbd ./s") else { return };
+    let uri = server.uri("vm");
+    place.shop.ok(&format!("io '{uri}' -c 'write -P 1 1M 128k' -c 'write -P 1 63M 1M'"));
+    let run = |name: &str, arguments: &[&str]| {
+        let output = program(&place.shop, name, arguments)?;
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+        Some(String::from_utf8(output.stdout).unwrap())
+    };
+    // Start and length of the runs in which a field has this value.
+    let runs = |map: &str, field: &str, value: serde_json::Value, start: &str| -> Vec<(u64, u64)> {
+        let map: serde_json::Value = serde_json::from_str(map).unwrap();
+        let runs = map.as_array().unwrap().iter().filter(|run| run[field] == value);
+        runs.map(|run| (run[start].as_u64().unwrap(), run["length"].as_u64().unwrap())).collect()
+    };
+    let expected = [(1 << 20, 128 << 10), (63 << 20, 1 << 20)];
+    for context in ["qemu:dirty-bitmap:full", "diskwright:track:full"] {
+        let Some(map) = run("nbdinfo", &["--json", &format!("--map={context}"), &uri]) else { continue };
+        assert_eq!(runs(&map, "type", 1.into(), "offset"), expected, "{map}");
+    }
+    if let Some(listed) = run("nbdinfo", &[&uri]) {
+        assert!(listed.contains("qemu:dirty-bitmap:full") && listed.contains("diskwright:track:full"), "{listed}");
+    }
+    // qemu shows a bitmap in the place of the allocation: changed ranges count as not data.
+    let options = format!(
+        "driver=nbd,server.type=unix,server.path={},export=vm,x-dirty-bitmap=qemu:dirty-bitmap:full",
+        place.shop.path("s").display()
+    );
+    if let Some(map) = run("qemu-img", &["map", "--output=json", "--image-opts", &options]) {
+        assert_eq!(runs(&map, "data", false.into(), "start"), expected, "{map}");
+    }
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+}
+
+/// Ten increments of a disk that is served, each from the ranges since the last point.
+#[test]
+fn increments_under_load_restore_the_disk() {
+    use diskwright_store::{BlockDevice, Blocking, EngineKind};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    const SIZE: usize = 16 << 20;
+    let place = Place::with(&[]);
+    place.shop.ok("create vm.vhdx --size 16M");
+    let path = place.shop.path("vm.vhdx");
+    let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+    let (stop, mut copy) = (AtomicBool::new(false), vec![0; SIZE]);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+            let mut number = 0_u64;
+            while !stop.load(Ordering::Relaxed) {
+                number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let at = (number >> 33) % (SIZE as u64 / 512 - 8) * 512;
+                match number >> 60 {
+                    0 => io.discard(at, 4096).unwrap(),
+                    1 => io.write_zeroes(at, 4096).unwrap(),
+                    _ => io.write(at, &[(number >> 50) as u8; 4096], false).unwrap(),
+                }
+            }
+        });
+        let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+        let (mut writer, mut before): (_, Option<String>) = (Some(writer), None);
+        for increment in 0..=10 {
+            // The last one is taken when nobody writes.
+            if increment == 10 {
+                stop.store(true, Ordering::Relaxed);
+                writer.take().into_iter().for_each(|writer| writer.join().unwrap());
+            }
+            let name = format!("p{increment}");
+            disk.start_tracking(&name).unwrap();
+            match &before {
+                None => io.read(0, &mut copy).unwrap(),
+                Some(before) => {
+                    for range in disk.changed_since(before).unwrap().ranges() {
+                        io.read(range.start, &mut copy[range.start as usize..range.end as usize]).unwrap();
+                    }
+                    disk.stop_tracking(before).unwrap();
+                }
+            }
+            before = Some(name);
+        }
+        let mut whole = vec![0; SIZE];
+        io.read(0, &mut whole).unwrap();
+        assert!(whole == copy, "the increments are not the disk");
+    });
+    assert_eq!(disk.geometry().size_bytes, SIZE as u64);
+    disk.close().unwrap();
+}
