@@ -37,7 +37,7 @@ use std::{
 };
 
 /// Length of a window, for which the extents are read at once.
-const WINDOW_BYTES: u64 = 64 << 20;
+const WINDOW_BYTES: u64 = 256 << 20;
 /// The same if a side is an export: each window costs a request to its server.
 const EXPORT_WINDOW_BYTES: u64 = 1 << 30;
 /// Length of the pieces that are compared at once.

@@ -15,7 +15,7 @@ use rand_xoshiro::{
     rand_core::{Rng, SeedableRng},
 };
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -215,8 +215,11 @@ fn fixed_and_dynamic_copies_are_changed_in_place() {
         sound(&yard.copy);
         // The identity stays when the copy is opened again, and a footer is where others look.
         let name = if extension == "vhd" { "vpc" } else { "vhdx" };
-        let info = Command::new("qemu-img").args(["info", "-f", name]).arg(&yard.copy).output();
-        assert!(info.is_ok_and(|output| output.status.success()));
+        match Command::new("qemu-img").args(["info", "-f", name]).arg(&yard.copy).output() {
+            Ok(output) => assert!(output.status.success(), "{output:?}"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => println!("skipped: qemu-img is not installed"),
+            Err(error) => panic!("qemu-img: {error}"),
+        }
     }
 }
 
