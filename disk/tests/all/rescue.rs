@@ -437,7 +437,7 @@ fn hostile_files_are_rescued_or_refused() {
             ]
         };
         let mut random = 88_172_645_463_325_252_u64;
-        for round in 0..120 {
+        for round in 0..60 {
             let mut bytes = sound.clone();
             for _ in 0..1 + round % 4 {
                 random ^= random << 13;
