@@ -134,8 +134,8 @@ mod tests {
     fn everything_is_one_range() {
         let everything = Some("another program wrote to it".to_owned());
         let changed = Changed { words: Box::default(), grain_bytes: 65536, size_bytes: 100_000, everything };
-        assert_eq!(changed.ranges().collect::<Vec<_>>(), [0..100_000]);
-        assert_eq!(changed.ranges_from(70_000).collect::<Vec<_>>(), [70_000..100_000]);
+        assert!(changed.ranges().eq(std::iter::once(0..100_000)));
+        assert!(changed.ranges_from(70_000).eq(std::iter::once(70_000..100_000)));
         assert_eq!(changed.bytes(), 100_000);
     }
 }

@@ -55,6 +55,10 @@ fn ranges(changed: &Changed) -> Vec<Range<u64>> {
     changed.ranges().collect()
 }
 
+fn only(range: Range<u64>) -> Vec<Range<u64>> {
+    Vec::from([range])
+}
+
 /// What a new process would report.
 fn since(path: &Path, name: &str) -> Changed {
     open(path, false).changed_since(name).unwrap()
@@ -63,7 +67,7 @@ fn since(path: &Path, name: &str) -> Changed {
 /// Why everything counts as changed.
 fn reason(path: &Path, name: &str) -> String {
     let changed = since(path, name);
-    assert_eq!(changed.ranges().collect::<Vec<_>>(), [0..changed.size_bytes()]);
+    assert_eq!(changed.ranges().collect::<Vec<_>>(), only(0..changed.size_bytes()));
     changed.everything().expect("everything has changed").to_owned()
 }
 
@@ -82,10 +86,8 @@ fn writes_zeroes_and_discards_are_reported_by_grains_since_each_point() {
         io.discard(SIZE - 4096, 4096).unwrap();
         io.read(10 * MIB, &mut [0; 4096]).unwrap();
         let one = [GRAIN..3 * GRAIN, MIB..MIB + GRAIN, 3 * MIB..3 * MIB + GRAIN, SIZE - GRAIN..SIZE];
-        for disk in [&disk] {
-            assert_eq!(ranges(&disk.changed_since("one").unwrap()), one);
-            assert_eq!(ranges(&disk.changed_since("two").unwrap()), one[2..]);
-        }
+        assert_eq!(ranges(&disk.changed_since("one").unwrap()), one);
+        assert_eq!(ranges(&disk.changed_since("two").unwrap()), one[2..]);
         drop(io);
         disk.close().unwrap();
         drop(disk);
@@ -222,7 +224,7 @@ fn the_write_of_another_program_a_copy_and_a_revert_change_everything() {
             disk.close().unwrap();
             drop(disk);
             assert_eq!(reason(&path, "one"), why);
-            assert_eq!(ranges(&since(&path, "two")), [3 * MIB..3 * MIB + GRAIN]);
+            assert_eq!(ranges(&since(&path, "two")), only(3 * MIB..3 * MIB + GRAIN));
             assert_eq!(open(&path, false).points().unwrap()[0].everything.as_deref(), Some(&*why));
         }
     }
@@ -286,7 +288,7 @@ fn one_damaged_copy_of_the_header_costs_nothing() {
         drop(disk);
         let file = fs::File::options().write(true).open(tracks(&path)).unwrap();
         file.write_all_at(&[0; 512], slot).unwrap();
-        assert_eq!(ranges(&since(&path, "one")), [MIB..MIB + GRAIN]);
+        assert_eq!(ranges(&since(&path, "one")), only(MIB..MIB + GRAIN));
     }
 }
 
