@@ -6,7 +6,7 @@
 //!        │                                             structures predict (groups, directories)
 //!   bytes of an unknown place ─────▶ Witness::look ─▶ Seen::At     "these bytes are byte N of the
 //!                                                                  disk", with a weight
-//!                                                  ─▶ Seen::Copies  a journal: copies of structures
+//!                                                  ─▶ Seen::Copies  a journal: copies of others
 //! ```
 //!
 //! What counts as evidence, by file system:

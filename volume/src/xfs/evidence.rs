@@ -57,7 +57,8 @@ pub(crate) fn start_by_group(bytes: &[u8]) -> Option<u64> {
     u64::from(be32(second, 8)).checked_mul(u64::from(be32(first, 84)))?.checked_mul(u64::from(be32(first, 4)))
 }
 
-/// A first superblock: its offset in the file system, the number of blocks, and their size in bytes.
+/// A first superblock: its offset in the file system, the number of blocks, and their size in
+/// bytes.
 pub(crate) fn first_superblock(bytes: &[u8]) -> Option<(u64, u64, u64)> {
     let place = start_by_group(bytes).filter(|&place| place == 0)?;
     let block_bytes = u64::from(be32(bytes, 4)).max(512);
