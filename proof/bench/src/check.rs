@@ -73,7 +73,7 @@ fn fill_vhdx(file: &File, blocks: u64) -> io::Result<()> {
     let first = file.metadata()?.len().next_multiple_of(MIB);
     let mut table = Vec::new();
     for block in 0..blocks {
-        table.extend((first + block * BLOCK_BYTES | 6).to_le_bytes());
+        table.extend(((first + block * BLOCK_BYTES) | 6).to_le_bytes());
         if (block + 1) % RATIO == 0 && block + 1 < blocks {
             table.extend([0; 8]);
         }
