@@ -12,8 +12,8 @@
 //!           8 offset, 8       16 length, 8     24 CRC-32C of bytes 0 to 24, 4    28 zero, 4
 //!   kinds   1 OLD      `length` bytes of data: those at `offset` of the image before the repair
 //!           2 HOLE     no data: `length` bytes at `offset` were a hole
-//!           3 VERSIONS `length` bytes of data: pairs of sector number (8) and CRC-32C (4) of a sector
-//!                      as it is at some moment of the repair
+//!           3 VERSIONS `length` bytes of data: pairs of sector number (8) and CRC-32C (4) of that
+//!                      sector as it is at some moment of the repair
 //!           4 ZEROS    no data: the sectors of this range may be zero during the repair
 //! ```
 //!

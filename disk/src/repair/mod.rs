@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   image (locked) ─▶ Draft ─▶ image::mend: checks and changes the draft ─▶ phases, report
-//!                                                                            │ dry run: that is all
+//!                                                                            │ dry run: the end
 //!                     undo file: ARMED, durable with its name ◀──────────────┘
 //!                              │
 //!                     phases ─▶ image, a sync after each ─▶ undo file: COMPLETE

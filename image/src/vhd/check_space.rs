@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   block beyond the end of the file      given up: the entry is cleared
-//!   block that the end of the file cuts   the footer moves behind it; only the missing part is lost
+//!   block that the end of the file cuts   the footer moves behind it; the missing part is lost
 //!   two blocks in one place               the one that is met later is given up
 //!   space between blocks                  a hole in the file, if this program has made the file;
 //!                                         holes are not leaked
