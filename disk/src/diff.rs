@@ -4,7 +4,8 @@
 //! ```text
 //!   change.rs   Change, Changes: ranges in order, whoever knows them
 //!   sides.rs    Difference: the ranges in which two disks differ    ─┐
-//!   touched.rs  Touched: ranges that the caller names               ─┴─▶ Changes
+//!   touched.rs  Touched: ranges that the caller names                │
+//!   since_point.rs  SincePoint: what was tracked since a point       ─┴─▶ Changes
 //!
 //!   Changes ─▶ printed
 //!   Changes ─▶ payload.rs: data and zeros ─┬─▶ stream.rs: a stream          (export.rs)
@@ -25,6 +26,7 @@ mod mark;
 mod payload;
 mod read;
 mod sides;
+mod since_point;
 mod sink;
 mod state;
 mod stream;
@@ -34,5 +36,6 @@ pub use apply::{Applied, ApplyOptions, Increment, apply_export};
 pub use change::{Change, ChangeKind, Changes, EachChange};
 pub use export::{Export, Exported};
 pub use sides::Difference;
+pub use since_point::SincePoint;
 pub use state::DiskState;
 pub use touched::Touched;

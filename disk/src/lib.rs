@@ -122,7 +122,7 @@ pub use create::{CreateRequest, create};
 pub use device::{Disk, MAP_MEMORY_BYTES};
 pub use diff::{
     Applied, ApplyOptions, Change, ChangeKind, Changes, Difference, DiskState, EachChange, Export, Exported, Increment,
-    Touched, apply_export,
+    SincePoint, Touched, apply_export,
 };
 pub use diskwright_volume as volume;
 pub use error::{DiskError, Result};

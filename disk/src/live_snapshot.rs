@@ -132,6 +132,7 @@ impl Disk {
             return Ok(done);
         }
         let (child, link) = freezing.make_child(link)?;
+        let starting = starting.map(|starting| starting.with(freezing.info().linkage_id));
         let prepared = freezing
             .prepare(&child, watch)
             .and_then(|()| freezing.name_in_points(&child))
@@ -153,7 +154,7 @@ impl Disk {
         })?;
         let former = &freezing.place.layers[0];
         former.image.stores().iter().for_each(|store| store.was_renamed(&frozen));
-        self.settle_former_top(pushed)?;
+        self.settle_former_top(pushed).inspect_err(|_| point.iter_mut().for_each(Point::keep_identity))?;
         match point {
             Some(point) => self.finish_point(point)?,
             None => Kept::of(&self.shared).map_or(Ok(()), |points| points.go_on())?,

@@ -148,9 +148,9 @@ pub use diskwright_disk::{
     ConvertOptions, ConvertOutcome, CreateRequest, Difference, Disk, DiskError, DiskState, Export, Exported, Family,
     FoundParent, Increment, KeptName, Layer, Left, Lost, LostRange, MAP_MEMORY_BYTES, MergeOptions, Merged, NewSize,
     OpenOptions, Opened, ParentPolicy, Place, PlannedWrite, Progress, Reach, Relative, RepairOptions, Repaired,
-    ResizeOptions, Resized, Result, Snapshot, SnapshotOptions, Touched, Undone, VolumeGain, apply_export, check,
-    clone_disk, compact, compare, convert, create, layout, merge, remove_snapshot, repair, resize, revert, snapshot,
-    undo_repair, volume,
+    ResizeOptions, Resized, Result, SincePoint, Snapshot, SnapshotOptions, Touched, Undone, VolumeGain, apply_export,
+    check, clone_disk, compact, compare, convert, create, layout, merge, remove_snapshot, repair, resize, revert,
+    snapshot, undo_repair, volume,
 };
 pub use diskwright_image::{
     CheckReport, DiskType, Finding, Format, Image, ImageError, ImageInfo, LogState, Mended, ParentLink, Repair,

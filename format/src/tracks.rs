@@ -19,7 +19,8 @@
 //!            8 sequence of the header                    16 runs: first grain, number of grains
 //!   area     for each segment 512 bytes:
 //!              0 length of the name   4 length of the reason   8 start, s since 1970
-//!              16 name (64 bytes)     80 reason (432 bytes): why everything counts as changed
+//!              16 name (64 bytes)     80 reason (400 bytes): why everything counts as changed
+//!              480 GUID of the disk at the start    496 its size    504 1 if there is a GUID
 //!            then for each segment its bitmap, one bit a grain, lowest bit first, in words of 64
 //! ```
 //!
@@ -60,7 +61,7 @@ pub const POINTS_MAX: usize = 16;
 /// Longest name of a point, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
 /// Longest reason, in bytes.
-pub const REASON_BYTES_MAX: usize = 432;
+pub const REASON_BYTES_MAX: usize = 400;
 
 const MAGIC: &[u8; 8] = b"DWTRACKS";
 const VERSION: u32 = 1;
@@ -298,6 +299,10 @@ pub struct SegmentHead {
     pub started_seconds: u64,
     /// Why everything counts as changed in it; empty if only what the bitmap says does.
     pub everything: String,
+    /// The identity of an image that had the contents of the disk when it began.
+    pub linkage_id: Option<Uuid>,
+    /// Size of the disk when it began, in bytes.
+    pub size_bytes: u64,
 }
 
 impl SegmentHead {
@@ -314,6 +319,11 @@ impl SegmentHead {
         bytes[8..16].copy_from_slice(&self.started_seconds.to_le_bytes());
         bytes[16..16 + name.len()].copy_from_slice(name);
         bytes[80..80 + end].copy_from_slice(&self.everything.as_bytes()[..end]);
+        if let Some(id) = &self.linkage_id {
+            bytes[480..496].copy_from_slice(&id.to_bytes_le());
+            bytes[504] = 1;
+        }
+        bytes[496..504].copy_from_slice(&self.size_bytes.to_le_bytes());
         bytes
     }
 
@@ -327,11 +337,15 @@ impl SegmentHead {
             place.get(..len as usize).and_then(|text| std::str::from_utf8(text).ok()).map(str::to_owned)
         };
         let name = text(u32_at(bytes, 0), &bytes[16..80]).filter(|name| is_name(name));
-        let everything = text(u32_at(bytes, 4), &bytes[80..]).filter(|reason| !reason.chars().any(char::is_control));
+        let everything = text(u32_at(bytes, 4), &bytes[80..480]).filter(|reason| !reason.chars().any(char::is_control));
+        let mut guid = [0; 16];
+        guid.copy_from_slice(&bytes[480..496]);
+        let linkage_id = (bytes[504] == 1).then(|| Uuid::from_bytes_le(guid));
+        let (started_seconds, size_bytes) = (u64_at(bytes, 8), u64_at(bytes, 496));
         match (name, everything) {
-            (Some(name), Some(everything)) => Ok(Self { name, started_seconds: u64_at(bytes, 8), everything }),
+            (Some(name), Some(everything)) => Ok(Self { name, started_seconds, everything, linkage_id, size_bytes }),
             (None, _) => bad(offset_bytes, "another name", "1 to 64 letters, digits, '.', '-' and '_'"),
-            (_, None) => bad(offset_bytes + 4, "another reason", "a sentence of at most 432 bytes"),
+            (_, None) => bad(offset_bytes + 4, "another reason", "a sentence of at most 400 bytes"),
         }
     }
 }
@@ -440,10 +454,18 @@ mod tests {
 
     #[test]
     fn a_segment_comes_back_and_a_long_reason_is_cut_between_characters() {
-        let head = SegmentHead { name: "full-1".into(), started_seconds: 3, everything: String::new() };
+        let head = SegmentHead {
+            name: "full-1".into(),
+            started_seconds: 3,
+            everything: String::new(),
+            linkage_id: Some(Uuid::from_u128(4)),
+            size_bytes: 5,
+        };
         assert_eq!(SegmentHead::parse(&head.to_bytes(), 0).unwrap(), head);
+        let unknown = SegmentHead { linkage_id: None, ..head.clone() };
+        assert_eq!(SegmentHead::parse(&unknown.to_bytes(), 0).unwrap(), unknown);
         let long = SegmentHead { everything: "ä".repeat(300), ..head.clone() };
-        assert_eq!(SegmentHead::parse(&long.to_bytes(), 0).unwrap().everything, "ä".repeat(216));
+        assert_eq!(SegmentHead::parse(&long.to_bytes(), 0).unwrap().everything, "ä".repeat(200));
         let mut bad_name = head.to_bytes();
         bad_name[16] = b'/';
         assert!(SegmentHead::parse(&bad_name, 0).is_err());

@@ -52,6 +52,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, _hints: &SalvageHints) -> Result<Sa
         tables: Vec::new(),
         payload_alignment_bytes: 512,
         doubts: Vec::new(),
+        doubts_bitmaps: false,
     })
 }
 

@@ -159,7 +159,12 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
         force_share: args.share.force_share,
         ..context.global.open_options(false)
     };
-    let mut checked: Vec<Checked> = vec![(args.file.clone(), Ok(check_image(&args.file, &options)?))];
+    let first = match check_image(&args.file, &options) {
+        // What was lost is told all the same.
+        Err(error) if repaired.is_none() => return Err(error.into()),
+        first => first,
+    };
+    let mut checked: Vec<Checked> = vec![(args.file.clone(), first)];
     let mut chain_error = None;
     let unlocked = args.share.force_share.then(|| read_without_lock(&args.file));
     let interrupted = interrupted_repair(&options.files, &args.file);

@@ -3,6 +3,9 @@
 //!
 //! The list is printed as the ranges are found, so memory does not depend on their number.
 
+mod source;
+
+use self::source::Source;
 use crate::{
     context::Context,
     describe::printable,
@@ -16,8 +19,7 @@ use crate::{
 };
 use clap::Args;
 use diskwright_disk::{
-    Applied, ApplyOptions, Change, ChangeKind, Changes, Difference, DiskError, Exported, Increment, OpenOptions,
-    Opened, apply_export,
+    Applied, ApplyOptions, Change, ChangeKind, Changes, DiskError, Exported, Increment, apply_export,
 };
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -31,7 +33,7 @@ use uuid::Uuid;
 /// Arguments of `diff`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-FILE is the disk with the changes. It is compared with its parent, with ANCESTOR, or with OTHER. `data`: FILE holds data there; `zeros`: it reads as \
+FILE is the disk with the changes. It is compared with its parent, with ANCESTOR, or with OTHER, or --track lists what was written since a point. `data`: FILE holds data there; `zeros`: it reads as \
 zeros; `beyond`: it ends before that range. Ranges of a chain come from tables and sector bitmaps alone, without reading data: what was rewritten with \
 the same bytes is listed, unless --exact is given. Two disks without a common image are read and compared.
 
@@ -47,6 +49,7 @@ EXAMPLES
   diskwright diff vm.avhdx --since base.vhdx --json
   diskwright diff new.vhdx old.raw
   diskwright diff tuesday.avhdx --export tuesday.dwdiff
+  diskwright diff vm.vhdx --track monday --export monday.dwdiff
   diskwright diff --apply tuesday.dwdiff --onto /backup/vm.vhdx
   diskwright diff vm.avhdx --export - | ssh host diskwright diff --apply - --onto /backup/vm.vhdx")]
 pub struct DiffArgs {
@@ -59,6 +62,9 @@ pub struct DiffArgs {
     /// Compare FILE with this image of its chain.
     #[arg(long, value_name = "ANCESTOR", conflicts_with_all = ["other", "apply"])]
     since: Option<PathBuf>,
+    /// List what has changed since this point of the disk's change tracking (`track`).
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["other", "since", "exact", "apply"])]
+    track: Option<String>,
     /// Read what may differ, and leave out what has the same bytes.
     #[arg(long, conflicts_with = "apply")]
     exact: bool,
@@ -97,7 +103,7 @@ impl DiffArgs {
 pub struct Report {
     /// The disk.
     file: String,
-    /// The disk that it was compared with.
+    /// The disk that it was compared with, or the name of the point.
     base: String,
     /// Size of the disk in bytes.
     size: u64,
@@ -170,7 +176,7 @@ impl KindWord {
 pub struct ExportedReport {
     /// The disk.
     file: String,
-    /// The disk to which the export applies.
+    /// The disk to which the export applies, or the name of the point.
     base: String,
     /// The export.
     export: String,
@@ -240,43 +246,11 @@ pub fn run(context: &mut Context, args: &DiffArgs) -> Outcome {
         return apply_to(context, args, export, copy);
     }
     let Some(file) = &args.file else { return Err(Failure::usage("name the disk with the changes")) };
-    let (difference, warnings) = open(context, args, file)?;
+    let (difference, warnings) = Source::open(context, args, file)?;
     match &args.export {
         Some(out) => export(context, args, difference, warnings, out),
         None => list(context, difference, &warnings),
     }
-}
-
-/// Opens the disk and the one that it is compared with. Returns the warnings too.
-fn open(context: &mut Context, args: &DiffArgs, file: &Path) -> Outcome<(Difference, Vec<String>)> {
-    let reads = args.other.is_some() || args.exact || args.export.is_some();
-    let options = if reads { context.global.bulk_options() } else { context.global.open_options(false) };
-    let options = OpenOptions { force_share: args.share.force_share, ..options };
-    let engine = context.global.engine();
-    let disk = context.open(file, &options)?;
-    let mut warnings = disk.warnings().to_vec();
-    let difference = match (&args.other, &disk) {
-        (Some(other), _) => {
-            let format = args.second_format.map(FormatArg::format).or(options.format);
-            let base = context.open(other, &OpenOptions { format, ..options })?;
-            warnings.extend_from_slice(base.warnings());
-            Difference::between((disk, file), (base, other), engine)?
-        }
-        (None, Opened::Disk(chain)) => Difference::since((chain, file), args.since.as_deref(), &options.files, engine)?,
-        (None, Opened::Export(_)) => {
-            return Err(Failure::usage(format!(
-                "{}: an export has no parent; name the disk that it is to be compared with",
-                file.display()
-            )));
-        }
-    };
-    let [result, base] = difference.states();
-    if result.size_bytes != base.size_bytes {
-        let told = format!("the disks differ in size: {} and {}", Exact(result.size_bytes), Exact(base.size_bytes));
-        context.warn(&told);
-        warnings.push(told);
-    }
-    Ok((if args.exact { difference.exactly() } else { difference }, warnings))
 }
 
 /// Totals of a list.
@@ -299,7 +273,7 @@ impl Totals {
     }
 }
 
-fn list(context: &mut Context, mut difference: Difference, warnings: &[String]) -> Outcome {
+fn list(context: &mut Context, mut difference: Source, warnings: &[String]) -> Outcome {
     let mut totals = Totals::default();
     if context.global.json {
         list_json(context, &mut difference, warnings, &mut totals)?;
@@ -312,7 +286,7 @@ fn list(context: &mut Context, mut difference: Difference, warnings: &[String]) 
 /// Calls `with` for each range, and counts it. What `with` returns ends the walk.
 fn each_range(
     context: &mut Context,
-    difference: &mut Difference,
+    difference: &mut Source,
     totals: &mut Totals,
     mut with: impl FnMut(&mut Context, &Change) -> Outcome<()>,
 ) -> Outcome<()> {
@@ -331,7 +305,7 @@ fn each_range(
     }
 }
 
-fn list_text(context: &mut Context, difference: &mut Difference, totals: &mut Totals) -> Outcome<()> {
+fn list_text(context: &mut Context, difference: &mut Source, totals: &mut Totals) -> Outcome<()> {
     let quiet = context.global.quiet;
     let largest = difference.states().map(|state| state.size_bytes).into_iter().fold(0, u64::max);
     let digits = largest.to_string().len().max("length".len());
@@ -367,14 +341,9 @@ fn summary(totals: &Totals) -> String {
     }
 }
 
-fn list_json(
-    context: &mut Context,
-    difference: &mut Difference,
-    warnings: &[String],
-    totals: &mut Totals,
-) -> Outcome<()> {
+fn list_json(context: &mut Context, difference: &mut Source, warnings: &[String], totals: &mut Totals) -> Outcome<()> {
     let [result, base] = difference.states();
-    let (file, other) = (json::path(difference.disk().1), json::path(difference.base().1));
+    let (file, other) = (json::path(difference.path()), difference.base());
     write!(
         context.out,
         "{{\n  \"schema\": \"{}\",\n  \"file\": {},\n  \"base\": {},\n  \"size\": {},\n  \"base_size\": {},\n  \"contents_read\": {},\n  \"warnings\": {},\n  \"ranges\": [",
@@ -414,14 +383,14 @@ fn compact<T: Serialize>(value: &T) -> Outcome<String> {
 fn export(
     context: &mut Context,
     args: &DiffArgs,
-    mut difference: Difference,
+    mut difference: Source,
     mut warnings: Vec<String>,
     out: &Path,
 ) -> Outcome {
     let engine = context.global.engine();
     let files = context.global.open_options(false).files;
     let [result, base] = difference.states();
-    let (file, other) = (json::path(difference.disk().1), json::path(difference.base().1));
+    let (file, other) = (json::path(difference.path()), difference.base());
     let into_pipe = out.as_os_str() == "-";
     if into_pipe && (context.global.json || args.dry_run) {
         return Err(Failure::usage(

@@ -114,3 +114,37 @@ fn a_stream_goes_through_a_pipe() {
     let error = shop.fails(2, "diff monday.vhdx --export - --json");
     assert!(error.contains("standard output is the export"), "{error}");
 }
+
+#[test]
+fn tracked_changes_are_listed_and_exported() {
+    let shop = shop();
+    let refused = shop.fails(2, "diff base.vhdx --track none");
+    assert!(refused.contains("no point \"none\""), "{refused}");
+    shop.ok("track start backup/vm.vhdx full");
+    fs::copy(shop.path("backup/vm.vhdx"), shop.path("copy.vhdx")).unwrap();
+    shop.ok("io backup/vm.vhdx -c 'write -P 9 8M 4K' -c 'discard 1M 1M' -c flush");
+    let ended = shop.run("diff backup/vm.vhdx --track full");
+    assert_eq!(
+        (ended.code, ended.stdout.as_str()),
+        (
+            Some(1),
+            "   start    length  kind\n 1048576   1048576  zeros\n 8388608     65536  data\n2 ranges: 64 KiB of data, 1 MiB of zeros\n"
+        )
+    );
+    assert!(shop.fails(1, "diff backup/vm.vhdx --track full --export x.avhdx").contains("name a stream"));
+    shop.ok("diff backup/vm.vhdx --track full --export full.dwdiff");
+    // The copy is the disk as it was when the point began, so it is recognised.
+    shop.ok("diff --apply full.dwdiff --onto copy.vhdx");
+    shop.ok("compare backup/vm.vhdx copy.vhdx");
+    // Another disk is not.
+    shop.fails(1, "diff --apply full.dwdiff --onto monday.vhdx");
+    // The next point begins while the disk is at rest, so the copy is the disk at that point.
+    shop.ok("track start backup/vm.vhdx two");
+    assert!(
+        shop.fails(1, "diff --apply full.dwdiff --onto backup/vm.vhdx --ignore-id-mismatch").contains("track stop")
+    );
+    shop.ok("io backup/vm.vhdx -c 'write -P 5 3M 4K' -c flush");
+    shop.ok("diff backup/vm.vhdx --track two --export two.dwdiff");
+    shop.ok("diff --apply two.dwdiff --onto copy.vhdx");
+    shop.ok("compare backup/vm.vhdx copy.vhdx");
+}

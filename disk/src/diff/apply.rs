@@ -16,6 +16,7 @@
 //! written, so the identity shows which disk it is, but not that it was not written since.
 
 use super::{
+    change::Changes,
     mark,
     payload::{Payload, Pieces},
     sides::Difference,
@@ -24,10 +25,14 @@ use super::{
     stream::{StoreBytes, StreamPieces},
 };
 use crate::{
-    Disk, DiskError, OpenOptions, Opened, Progress, Reach, Result, error::braced, place::require_file, siblings,
+    Disk, DiskError, OpenOptions, Opened, Progress, Reach, Result,
+    error::{braced, file_error},
+    place::require_file,
+    siblings,
+    track::kept::are_beside,
 };
 use diskwright_format::dwdiff::MAGIC;
-use diskwright_image::DiskType;
+use diskwright_image::{DiskType, Format};
 use diskwright_store::{BlockDevice, CacheMode, LockMode};
 use std::{io::Read, path::Path, sync::Arc};
 use uuid::Uuid;
@@ -173,6 +178,8 @@ fn apply_image(path: &Path, copy: &Path, options: &ApplyOptions, progress: &mut 
     };
     let engine = options.open.engine;
     let mut changes = Difference::of_child(&disk, path, engine)?;
+    // All tables first: damage is found before the copy is changed.
+    changes.for_each(progress, &mut |_, _| Ok(()))?;
     let opened = Opened::Disk(Arc::clone(&disk));
     let mut pieces = Payload { disk: &opened, path, changes: &mut changes, engine };
     Application { facts: &facts, copy, options }.run(&mut pieces, progress)
@@ -202,8 +209,12 @@ impl Application<'_> {
             warnings: Vec::new(),
         };
         if step == Step::Nothing {
+            if present.format == Format::Vhd {
+                done.warnings.push("a VHD keeps its identity when it is written, so an older export of the same disk may be what was applied".into());
+            }
             return Ok(done);
         }
+        self.refuse_tracked()?;
         let mut written = Written::default();
         if self.options.dry_run {
             pieces.for_each(progress, &mut |piece, _| {
@@ -225,6 +236,23 @@ impl Application<'_> {
         }
         (done.data_bytes, done.zero_bytes) = (written.data_bytes, written.zero_bytes);
         Ok(done)
+    }
+
+    /// An application that goes on after an interruption could not keep its mark: the first tracked
+    /// write gives the image another identity.
+    fn refuse_tracked(&self) -> Result<()> {
+        let files = &self.options.open.files;
+        let real = files.canonical(self.copy).map_err(|source| file_error("find", self.copy, source))?;
+        if !are_beside(files, &real) {
+            return Ok(());
+        }
+        Err(DiskError::BadOptions {
+            what: format!(
+                "{}: it has points of change tracking, for which everything would have changed",
+                self.copy.display()
+            ),
+            hint: "stop its points first (`track stop`)".into(),
+        })
     }
 
     /// The identity of the copy until everything is applied; `None` if neither state has one.
@@ -361,9 +389,8 @@ impl Application<'_> {
             Some(writer) if image.linkage_id().is_some() => Ok(writer.set_linkage_id(id)?),
             _ => Ok::<_, DiskError>(()),
         };
-        if let Some(mark) = self.mark() {
-            set_identity(mark)?;
-        }
+        // Without a mark the copy is not what it was, whatever happens.
+        set_identity(self.mark().unwrap_or_else(Uuid::new_v4))?;
         let mut apply = |progress: &mut Progress<'_>| {
             let present_bytes = disk.geometry().size_bytes;
             if size_bytes > present_bytes {

@@ -195,6 +195,12 @@ impl Export<'_> {
                 hint: hint.into(),
             })
         };
+        if self.base_layers.is_empty() {
+            return refused(
+                "no file holds the disk as it was, so none can be its parent".into(),
+                "name a stream (.dwdiff)",
+            );
+        }
         let Some(base) = self.base_layers.first().filter(|_| self.base.format == format) else {
             return refused(
                 format!("it would be a {format} child of a {} disk, and a chain has one format", self.base.format),

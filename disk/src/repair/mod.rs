@@ -144,8 +144,8 @@ pub fn repair(path: impl AsRef<Path>, options: &RepairOptions, progress: &mut Pr
     let files = &options.open.files;
     let mut rolled_back = None;
     let unfinished = match &options.undo_file {
-        Some(named) => files.facts(named).is_ok().then(|| named.clone()),
-        None => undo_file::unfinished(files, &image.real).map(|(undo, _)| undo),
+        Some(named) if files.facts(named).is_ok() => Some(named.clone()),
+        _ => undo_file::unfinished(files, &image.real)?.map(|(undo, _)| undo),
     };
     if let Some(undo) = unfinished {
         let (_, head) = undo_file::open(files, &undo, false)?;
@@ -386,6 +386,9 @@ impl Image {
             }
             other => other,
         })?;
+        // It holds bytes of the image, so nobody else may read it.
+        let owned = journal.take_access_of(store);
+        owned.map_err(|source| file_error("give it the permissions of the image", undo, source))?;
         let head = Head {
             state: JournalState::Writing,
             inode: inode(store),

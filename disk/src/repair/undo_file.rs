@@ -6,7 +6,7 @@
 //! undone first.
 //!
 //! An open for writing asks for unfinished repairs ([`refuse_unfinished`]). That costs the
-//! examination of one name. A repair whose undo file has a name that the user chose is not
+//! examination of three names. A repair whose undo file has a name that the user chose is not
 //! recognised by an open. Nothing breaks then: each state that a repair passes through is at least
 //! as sound as the one before it (`image/src/mending.rs`), and an undo that would overwrite later
 //! changes is refused (`journal.rs`).
@@ -22,6 +22,9 @@ use std::{
 /// Most undo files of one image.
 const NUMBER_MAX: u32 = 99;
 
+/// An open looks at so many names, and at all of them if these exist.
+const NUMBER_AT_OPEN: u32 = 3;
+
 /// The name of an undo file, counted from 1.
 pub(super) fn numbered(image: &Path, number: u32) -> PathBuf {
     let mut name = image.as_os_str().to_owned();
@@ -34,7 +37,11 @@ pub(super) fn numbered(image: &Path, number: u32) -> PathBuf {
 
 /// The undo files of an image, the newest last. `image` has no symbolic links.
 pub(super) fn existing(files: &Files, image: &Path) -> Vec<PathBuf> {
-    (1..=NUMBER_MAX).map(|number| numbered(image, number)).take_while(|path| files.facts(path).is_ok()).collect()
+    existing_up_to(files, image, NUMBER_MAX)
+}
+
+fn existing_up_to(files: &Files, image: &Path, number_max: u32) -> Vec<PathBuf> {
+    (1..=number_max).map(|number| numbered(image, number)).filter(|path| files.facts(path).is_ok()).collect()
 }
 
 /// The name of the next undo file.
@@ -42,7 +49,10 @@ pub(super) fn existing(files: &Files, image: &Path) -> Vec<PathBuf> {
 /// # Errors
 /// `BadOptions` if there are too many.
 pub(super) fn next_free(files: &Files, image: &Path) -> Result<PathBuf> {
-    let number = existing(files, image).len() as u32 + 1;
+    let number = (1..=NUMBER_MAX)
+        .rev()
+        .find(|number| files.facts(&numbered(image, *number)).is_ok())
+        .map_or(1, |newest| newest + 1);
     if number > NUMBER_MAX {
         return Err(DiskError::BadOptions {
             what: format!("{}: it has {NUMBER_MAX} undo files of earlier repairs", image.display()),
@@ -79,31 +89,48 @@ pub(super) fn damaged(path: &Path, what: &str) -> DiskError {
 }
 
 /// The undo file of a repair of this image that was interrupted, and its state. `image` has no
-/// symbolic links.
-pub(super) fn unfinished(files: &Files, image: &Path) -> Option<(PathBuf, JournalState)> {
-    let undos = existing(files, image);
+/// symbolic links. A file that is no undo file, or a damaged one, is passed over.
+///
+/// # Errors
+/// If an undo file cannot be read: it may be that of a repair that was interrupted.
+pub(super) fn unfinished(files: &Files, image: &Path) -> Result<Option<(PathBuf, JournalState)>> {
+    unfinished_of(files, image, existing(files, image))
+}
+
+fn unfinished_of(files: &Files, image: &Path, undos: Vec<PathBuf>) -> Result<Option<(PathBuf, JournalState)>> {
     if undos.is_empty() {
-        return None;
+        return Ok(None);
     }
-    let inode = files.facts(image).ok()?.identity.1;
-    undos.into_iter().rev().find_map(|path| {
-        let (_, head) = open(files, &path, false).ok()?;
-        (head.inode == inode && head.state != JournalState::Complete).then_some((path, head.state))
-    })
+    let facts = files.facts(image).map_err(|source| file_error("examine it", image, source))?;
+    for path in undos.into_iter().rev() {
+        let head = match open(files, &path, false) {
+            Ok((_, head)) => head,
+            Err(DiskError::BadOptions { .. }) => continue,
+            Err(error) => return Err(error),
+        };
+        if head.inode == facts.identity.1 && head.state != JournalState::Complete {
+            return Ok(Some((path, head.state)));
+        }
+    }
+    Ok(None)
 }
 
 /// The undo file of an image that may be in a state between before and after its repair.
-fn half_repaired(files: &Files, path: &Path) -> Option<PathBuf> {
-    let real = files.canonical(path).ok()?;
-    unfinished(files, &real).filter(|(_, state)| *state == JournalState::Armed).map(|(undo, _)| undo)
+fn half_repaired(files: &Files, path: &Path) -> Result<Option<PathBuf>> {
+    let real = files.canonical(path).map_err(|source| file_error("find it", path, source))?;
+    let mut undos = existing_up_to(files, &real, NUMBER_AT_OPEN);
+    if undos.len() == NUMBER_AT_OPEN as usize {
+        undos = existing(files, &real);
+    }
+    Ok(unfinished_of(files, &real, undos)?.filter(|(_, state)| *state == JournalState::Armed).map(|(undo, _)| undo))
 }
 
 /// Refuses to write an image whose repair was interrupted.
 ///
 /// # Errors
-/// `BadChain`.
+/// `BadChain`; errors of reading an undo file.
 pub(crate) fn refuse_unfinished(files: &Files, path: &Path) -> Result<()> {
-    match half_repaired(files, path) {
+    match half_repaired(files, path)? {
         None => Ok(()),
         Some(undo) => Err(DiskError::BadChain { path: path.to_owned(), what: interrupted(&undo) }),
     }
@@ -120,5 +147,5 @@ pub(super) fn interrupted(undo: &Path) -> String {
 /// The warning for a reader of the image at `path` whose repair was interrupted; `None` if none
 /// was.
 pub fn interrupted_repair(files: &Files, path: &Path) -> Option<String> {
-    half_repaired(files, path).map(|undo| format!("{}: {}", path.display(), interrupted(&undo)))
+    half_repaired(files, path).ok().flatten().map(|undo| format!("{}: {}", path.display(), interrupted(&undo)))
 }

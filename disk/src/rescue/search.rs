@@ -144,6 +144,8 @@ pub(super) fn search(damaged: &mut Damaged, options: &RescueOptions, progress: &
     searched.doubts = doubts_of(&damaged.salvaged, &searched, damaged.is_child());
     if damaged.is_child() && !searched.doubts.is_empty() && !options.trust_absent {
         damaged.salvaged.table.doubt_absent(Fault::Doubted);
+        // Bitmaps are changed through the log, like table entries.
+        damaged.salvaged.doubts_bitmaps = !damaged.salvaged.doubts.is_empty();
     }
     Ok(searched)
 }
@@ -465,7 +467,8 @@ fn save(salvaged: &Salvaged, range: &Range<u64>, folder: &Path) -> Result<()> {
     let path = folder.join(format!("{:016x}.bin", range.start));
     let mut bytes = vec![0; (range.end - range.start).min(256 << 20) as usize];
     read_what_can_be(&*salvaged.store, range.start, &mut bytes);
-    fs::write(&path, &bytes).map_err(|error| {
+    let created = fs::OpenOptions::new().write(true).create_new(true).open(&path);
+    created.and_then(|mut file| std::io::Write::write_all(&mut file, &bytes)).map_err(|error| {
         let doing = if is_full(&error) { "save a leftover (the file system is full)" } else { "save a leftover" };
         file_error(doing, &path, error)
     })

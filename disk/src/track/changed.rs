@@ -2,6 +2,7 @@
 
 use diskwright_format::tracks::GrainRun;
 use std::{ops::Range, time::SystemTime};
+use uuid::Uuid;
 
 /// A point since which changes are tracked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +15,11 @@ pub struct TrackPoint {
     pub changed_bytes: u64,
     /// Why everything counts as changed; `None` if the ranges are known.
     pub everything: Option<String>,
+    /// The identity of an image that had the contents of the disk at that moment: a frozen image,
+    /// or the disk before it was written. `None` if the disk was being written, and for raw disks.
+    pub linkage_id: Option<Uuid>,
+    /// Size of the disk at that moment, in bytes.
+    pub size_bytes: u64,
 }
 
 /// The ranges of a disk that have changed since a point. More may be named, never less.

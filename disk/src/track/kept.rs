@@ -110,9 +110,14 @@ impl<'a> Kept<'a> {
         let mut inner = self.tracker.lock();
         let former = inner.last_bits();
         inner.set_size(size_bytes);
-        publish(self.shared, Some(self.tracker.view(&inner)))?;
+        let published = publish(self.shared, Some(self.tracker.view(&inner)));
         inner.add_former(&former, old_bytes.min(size_bytes)..size_bytes);
-        inner.checkpoint().map_err(|error| from_io("write its points", inner.path(), error))
+        if published.is_err() {
+            inner.distrust("a request was lost while the disk got another size");
+        }
+        let written = inner.checkpoint();
+        published?;
+        written.map_err(|error| from_io("write its points", inner.path(), error))
     }
 
     /// Names an image, the top of `layers` and at `path`, which will have the disk's contents and

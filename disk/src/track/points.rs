@@ -15,12 +15,14 @@ use crate::{
     error::{file_error, from_io},
 };
 use diskwright_format::tracks::{POINTS_MAX, is_name};
+use diskwright_image::Format;
 use diskwright_store::{Files, sync::MutexGuard};
 use std::{
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
+use uuid::Uuid;
 
 fn no_point(path: &Path, name: &str) -> DiskError {
     DiskError::BadOptions {
@@ -67,6 +69,11 @@ impl Disk {
                 hint: "use 1 to 64 letters, digits, '.', '-' and '_'".into(),
             });
         }
+        // An image that is being written keeps its identity while its contents change.
+        // So does a VHD at all times.
+        let top = chain.top();
+        let is_of_contents = top.image.info().format != Format::Vhd && !top.has_begun_writing();
+        let linkage_id = top.image.linkage_id().filter(|_| is_of_contents);
         if let Some(view) = &chain.track {
             if !view.tracker.lock().has_room_for(name) {
                 return Err(DiskError::BadOptions {
@@ -77,7 +84,7 @@ impl Disk {
                     hint: "choose another name, or stop a point that is not needed".into(),
                 });
             }
-            return Ok(Starting { tracker: Arc::clone(&view.tracker), name: name.into() });
+            return Ok(Starting { tracker: Arc::clone(&view.tracker), name: name.into(), linkage_id });
         }
         let path = path_for(&file);
         if files.facts(&path).is_ok() {
@@ -89,7 +96,7 @@ impl Disk {
         let identity = identity_of(&files, &file, chain.layers());
         let identity = identity.map_err(|error| file_error("examine it", &file, error))?;
         let place = Place { files, path, image: Arc::clone(&chain.layers()[0].image), identity };
-        Ok(Starting { tracker: Tracker::new(place, chain.geometry.size_bytes), name: name.into() })
+        Ok(Starting { tracker: Tracker::new(place, chain.geometry.size_bytes), name: name.into(), linkage_id })
     }
 
     fn make_durable(&self) -> Result<()> {
@@ -102,11 +109,22 @@ impl Disk {
     /// What was written before the point is made durable first: a power cut that took some of it
     /// back would change the disk, and the point would not say so.
     pub(crate) fn finish_point(&self, mut point: Point<'_>) -> Result<()> {
-        self.make_durable()?;
+        let durable = self.make_durable();
+        if durable.is_err() {
+            point.inner.distrust("the point could not be started: what was written before it is not durable");
+        }
         if self.shared().chain().top().has_begun_writing() {
             point.inner.was_begun();
         }
-        go_on(self.shared(), &mut point.inner)
+        go_on(self.shared(), &mut point.inner)?;
+        durable?;
+        match point.inner.failed() {
+            None => Ok(()),
+            Some(why) => Err(DiskError::BadOptions {
+                what: why.to_owned(),
+                hint: "free space on its file system, or make its folder writable, and start the point again".into(),
+            }),
+        }
     }
 
     /// Ends a point. Its changes still count for the older points. Durable on return; otherwise as
@@ -122,12 +140,19 @@ impl Disk {
         let view = chain.track.as_ref().ok_or_else(|| no_point(&file, name))?;
         let tracker = Arc::clone(&view.tracker);
         let mut inner = tracker.lock();
+        // The last one: the file goes first. While it is there, every write is marked in it.
+        if inner.is_only(name) {
+            inner.remove().map_err(|error| from_io("remove its points", inner.path(), error))?;
+            return publish(shared, None);
+        }
         let taken = inner.take_point(name).ok_or_else(|| no_point(&file, name))?;
-        let is_last = inner.is_empty();
-        let published = publish(shared, (!is_last).then(|| tracker.view(&inner)));
+        let published = publish(shared, Some(tracker.view(&inner)));
         inner.merge(taken);
+        if published.is_err() {
+            inner.distrust("a request was lost while a point was stopped");
+        }
+        let written = inner.checkpoint();
         published?;
-        let written = if is_last { inner.remove() } else { inner.checkpoint() };
         written.map_err(|error| from_io("write its points", inner.path(), error))
     }
 
@@ -213,6 +238,8 @@ impl Disk {
 pub(crate) struct Starting {
     tracker: Arc<Tracker>,
     name: String,
+    /// The identity of an image that has the contents of the disk.
+    linkage_id: Option<Uuid>,
 }
 
 /// A point that starts. Requests that find their range unmarked wait until it is dropped.
@@ -223,10 +250,15 @@ pub(crate) struct Point<'a> {
 }
 
 impl Starting {
+    /// The point begins when the image with this identity is frozen, which then does not change.
+    pub(crate) fn with(self, linkage_id: Option<Uuid>) -> Self {
+        Self { linkage_id, ..self }
+    }
+
     /// The caller has the turn to change the chain since [`Disk::begin_point`].
     pub(crate) fn begin(&self) -> Point<'_> {
         let mut inner = self.tracker.lock();
-        let former = inner.add_point(&self.name);
+        let former = inner.add_point(&self.name, self.linkage_id);
         let view = self.tracker.view(&inner);
         Point { inner, view, former }
     }
@@ -236,6 +268,12 @@ impl Point<'_> {
     /// The view to be published.
     pub(crate) fn view(&self) -> Arc<View> {
         Arc::clone(&self.view)
+    }
+
+    /// The former top could not be closed, so the image below may still be the one that is written:
+    /// it keeps its identity.
+    pub(crate) fn keep_identity(&mut self) {
+        self.inner.was_begun();
     }
 
     /// The view was not published.

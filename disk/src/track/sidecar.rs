@@ -26,6 +26,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+use uuid::Uuid;
 
 /// The time from one point to the next.
 #[derive(Debug, Clone)]
@@ -33,6 +34,10 @@ pub(crate) struct Segment {
     pub(crate) name: String,
     /// Start of the point in seconds since 1970.
     pub(crate) started_seconds: u64,
+    /// The identity of an image that had the disk's contents at the start.
+    pub(crate) linkage_id: Option<Uuid>,
+    /// Size of the disk at the start, in bytes.
+    pub(crate) size_bytes: u64,
     /// Why everything counts as changed.
     pub(crate) everything: Option<String>,
     /// What has changed.
@@ -46,6 +51,8 @@ pub(crate) struct Sidecar {
     pub(crate) header: Header,
     /// Records in the log.
     records: u64,
+    /// Whether a write has failed: what a reader takes for the header is not known then.
+    is_broken: bool,
 }
 
 /// What a file contains.
@@ -123,6 +130,8 @@ fn contents_of(store: &dyn Store) -> Result<Contents, ReadError> {
         segments.push(Segment {
             name: head.name,
             started_seconds: head.started_seconds,
+            linkage_id: head.linkage_id,
+            size_bytes: head.size_bytes,
             everything: Some(head.everything).filter(|reason| !reason.is_empty()),
             exact: Arc::new(Bits::from_bytes(bitmap, header.grains())),
         });
@@ -171,7 +180,7 @@ impl Sidecar {
         let store = files.open(&partial, &options(true, true)).map_err(io::Error::other)?;
         let made = (|| {
             store.write_at(&vec![0; AREAS_OFFSET_BYTES as usize], 0)?;
-            let mut sidecar = Self { store: Arc::clone(&store), header, records: 0 };
+            let mut sidecar = Self { store: Arc::clone(&store), header, records: 0, is_broken: false };
             sidecar.checkpoint(segments, |_| {})?;
             sidecar.store.sync_data()?;
             files.rename(&partial, path, false)?;
@@ -190,7 +199,7 @@ impl Sidecar {
     pub(crate) fn open(files: &Files, path: &Path, header: Header) -> io::Result<Self> {
         let store = files.open(path, &options(true, false)).map_err(io::Error::other)?;
         // Before anything is appended there is a new header, so old records do not count.
-        Ok(Self { store, header, records: LOG_RECORDS })
+        Ok(Self { store, header, records: LOG_RECORDS, is_broken: false })
     }
 
     /// Whether the log has room for so many runs.
@@ -199,7 +208,23 @@ impl Sidecar {
     }
 
     /// Appends runs to the log, durably. There is room for them.
+    ///
+    /// # Errors
+    /// Those of the file, and then always: also of [`Sidecar::checkpoint`].
     pub(crate) fn append(&mut self, runs: &[GrainRun]) -> io::Result<()> {
+        self.unless_broken(|sidecar| sidecar.write_records(runs))
+    }
+
+    fn unless_broken(&mut self, write: impl FnOnce(&mut Self) -> io::Result<()>) -> io::Result<()> {
+        if self.is_broken {
+            return Err(io::Error::other("an earlier write to it has failed"));
+        }
+        let written = write(self);
+        self.is_broken = written.is_err();
+        written
+    }
+
+    fn write_records(&mut self, runs: &[GrainRun]) -> io::Result<()> {
         let records = runs.chunks(RUNS_MAX).zip(0..);
         let bytes: Vec<u8> =
             records.flat_map(|(runs, position)| record_bytes(self.header.sequence, position, runs)).collect();
@@ -211,6 +236,10 @@ impl Sidecar {
 
     /// Writes all segments, then the header as `change` makes it. The log is empty afterwards.
     pub(crate) fn checkpoint(&mut self, segments: &[Segment], change: impl FnOnce(&mut Header)) -> io::Result<()> {
+        self.unless_broken(|sidecar| sidecar.write_segments(segments, change))
+    }
+
+    fn write_segments(&mut self, segments: &[Segment], change: impl FnOnce(&mut Header)) -> io::Result<()> {
         let mut next = self.header.clone();
         change(&mut next);
         next.segments = segments.len() as u32;
@@ -219,6 +248,8 @@ impl Sidecar {
             let head = SegmentHead {
                 name: segment.name.clone(),
                 started_seconds: segment.started_seconds,
+                linkage_id: segment.linkage_id,
+                size_bytes: segment.size_bytes,
                 everything: segment.everything.clone().unwrap_or_default(),
             };
             area.extend(head.to_bytes());

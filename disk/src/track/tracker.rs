@@ -564,12 +564,15 @@ impl Inner {
     }
 
     /// Adds a point. [`Inner::checkpoint`] must follow when no request uses the former view.
-    /// Returns the former durable bits.
-    pub(crate) fn add_point(&mut self, name: &str) -> Arc<Bits> {
+    /// `linkage_id` is that of an image with the contents that the disk has now. Returns the former
+    /// durable bits.
+    pub(crate) fn add_point(&mut self, name: &str, linkage_id: Option<Uuid>) -> Arc<Bits> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.segments.push(Segment {
             name: name.into(),
             started_seconds: now.as_secs(),
+            linkage_id,
+            size_bytes: self.size_bytes,
             everything: None,
             exact: Arc::new(Bits::new(self.grains())),
         });
@@ -586,10 +589,6 @@ impl Inner {
     /// Whether a point of this name can be added.
     pub(crate) fn has_room_for(&self, name: &str) -> bool {
         self.segments.len() < POINTS_MAX && self.position(name).is_none()
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.segments.is_empty()
     }
 
     fn position(&self, name: &str) -> Option<usize> {
@@ -652,8 +651,28 @@ impl Inner {
 
     /// Removes the file: there is no point any more.
     pub(crate) fn remove(&mut self) -> io::Result<()> {
-        self.files.remove(&self.path)?;
+        match self.files.remove(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            removed => removed?,
+        }
         self.files.sync_directory_of(&self.path)
+    }
+
+    /// Whether the disk has this point and no other.
+    pub(crate) fn is_only(&self, name: &str) -> bool {
+        self.segments.len() == 1 && self.position(name).is_some()
+    }
+
+    /// Why the file was given up.
+    pub(crate) fn failed(&self) -> Option<&str> {
+        self.failed.as_deref()
+    }
+
+    /// Everything counts as changed since the last point and all older ones.
+    pub(crate) fn distrust(&mut self, why: &str) {
+        if let Some(last) = self.segments.last_mut() {
+            last.everything.get_or_insert_with(|| why.to_owned());
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -696,6 +715,8 @@ pub(crate) fn points_of(
             started: UNIX_EPOCH + Duration::from_secs(segment.started_seconds.min(u64::from(u32::MAX) * 4)),
             changed_bytes: changed.bytes(),
             everything: changed.everything,
+            linkage_id: segment.linkage_id,
+            size_bytes: segment.size_bytes,
         })
     };
     segments.iter().enumerate().filter_map(point).collect()

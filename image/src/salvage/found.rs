@@ -57,6 +57,9 @@ pub struct Salvaged {
     pub payload_alignment_bytes: u64,
     /// Why the entries may be out of date: the log or the table itself was lost.
     pub doubts: Vec<String>,
+    /// Whether sector bitmaps may be older than the blocks, so that sectors which they leave to the
+    /// parent may be lost.
+    pub doubts_bitmaps: bool,
 }
 
 impl Salvaged {
@@ -178,5 +181,29 @@ pub(super) fn read_bitmap(salvaged: &Salvaged, block: u64, payload_bytes: u64) -
     if let (Some(last), surplus @ 1..) = (bitmap.words.last_mut(), sectors % 64) {
         *last &= (1 << surplus) - 1;
     }
+    if salvaged.doubts_bitmaps && !bitmap.is_full() {
+        return Err("its sector bitmap may be an old one");
+    }
+    // A block is allocated when one of its sectors is written. A bitmap without a bit over data was
+    // lost: a copy of a failing disk has zeros where a sector could not be read.
+    if bitmap.words.iter().all(|word| *word == 0) && has_data(salvaged, payload_bytes) {
+        if info.disk_type == DiskType::Differencing {
+            return Err("its sector bitmap is empty, and the block has data");
+        }
+        bitmap.words.fill(u64::MAX);
+        if let (Some(last), surplus @ 1..) = (bitmap.words.last_mut(), sectors % 64) {
+            *last &= (1 << surplus) - 1;
+        }
+    }
     Ok(bitmap)
+}
+
+/// Whether any byte of a block is not zero. What cannot be read counts as zeros.
+fn has_data(salvaged: &Salvaged, payload_bytes: u64) -> bool {
+    let mut bytes = vec![0; 64 << 10];
+    (0..salvaged.info.block_bytes).step_by(bytes.len()).any(|done| {
+        let part = (salvaged.info.block_bytes - done).min(64 << 10) as usize;
+        read_what_can_be(&*salvaged.store, payload_bytes.saturating_add(done), &mut bytes[..part]);
+        bytes[..part].iter().any(|byte| *byte != 0)
+    })
 }

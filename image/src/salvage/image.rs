@@ -38,6 +38,7 @@ impl SalvagedImage {
             tables: Vec::new(),
             payload_alignment_bytes: child.payload_alignment_bytes,
             doubts: Vec::new(),
+            doubts_bitmaps: false,
         }))
     }
 

@@ -116,6 +116,10 @@ fn other_footer(store: &dyn Store, footers: &Footers, chosen: &Chosen) -> Result
     if chosen.found.footer.kind == DiskKind::Fixed || copy.footer.kind == DiskKind::Fixed {
         return Ok(None);
     }
+    // What looks like another disk's footer may be the guest's data.
+    if tail.footer.unique_id != copy.footer.unique_id {
+        return Ok(None);
+    }
     let is_tail = chosen.found.offset_bytes == tail.offset_bytes;
     let (other, tail_offset_bytes) = if is_tail { (copy, None) } else { (tail, Some(tail.offset_bytes)) };
     let as_chosen = Chosen { found: other.clone(), tail_offset_bytes, copy_is_right: false, remarks: Vec::new() };

@@ -150,6 +150,7 @@ fn fixed(
         tables: Vec::new(),
         payload_alignment_bytes: SECTOR_BYTES,
         doubts: Vec::new(),
+        doubts_bitmaps: false,
     })
 }
 
@@ -242,6 +243,7 @@ fn blocks(
         tables,
         payload_alignment_bytes: SECTOR_BYTES,
         doubts,
+        doubts_bitmaps: false,
     })
 }
 

@@ -120,7 +120,17 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         remarks,
     };
     let bitmaps = if facts.has_parent { Bitmaps::Chunks { geometry, places } } else { Bitmaps::None };
-    Ok(Salvaged { info, store, file_bytes, table, bitmaps, tables, payload_alignment_bytes: MIB, doubts })
+    Ok(Salvaged {
+        info,
+        store,
+        file_bytes,
+        table,
+        bitmaps,
+        tables,
+        payload_alignment_bytes: MIB,
+        doubts,
+        doubts_bitmaps: false,
+    })
 }
 
 /// The bytes, if all of them can be read.

@@ -1,0 +1,114 @@
+//! What `diff` lists and exports: the differences of two disks, or what was tracked since a point.
+
+use super::DiffArgs;
+use crate::{
+    context::Context,
+    exit::{Failure, Outcome},
+    json,
+    options::FormatArg,
+    sizes::Exact,
+};
+use diskwright_disk::{
+    Changes, Difference, DiskState, EachChange, Export, OpenOptions, Opened, Progress, Result, SincePoint,
+};
+use diskwright_store::{EngineKind, Files};
+use std::path::{Path, PathBuf};
+
+/// Who knows the ranges.
+pub(super) enum Source {
+    Disks(Box<Difference>),
+    Point { since: Box<SincePoint>, name: String, path: PathBuf },
+}
+
+impl Source {
+    /// Opens the disk and the one that it is compared with. Returns the warnings too.
+    pub(super) fn open(context: &mut Context, args: &DiffArgs, file: &Path) -> Outcome<(Self, Vec<String>)> {
+        let reads = args.other.is_some() || args.exact || args.export.is_some();
+        let options = if reads { context.global.bulk_options() } else { context.global.open_options(false) };
+        let options = OpenOptions { force_share: args.share.force_share, ..options };
+        let engine = context.global.engine();
+        let disk = context.open(file, &options)?;
+        let mut warnings = disk.warnings().to_vec();
+        let mut told = Vec::new();
+        let source = match (&args.track, &args.other, &disk) {
+            (Some(name), ..) => {
+                let since = SincePoint::new(disk, file, name)?;
+                if let Some(why) = since.everything() {
+                    told.push(format!("everything counts as changed since the point {name:?}: {why}"));
+                }
+                Self::Point { since: Box::new(since), name: name.clone(), path: file.to_owned() }
+            }
+            (None, Some(other), _) => {
+                let format = args.second_format.map(FormatArg::format).or(options.format);
+                let base = context.open(other, &OpenOptions { format, ..options })?;
+                warnings.extend_from_slice(base.warnings());
+                Self::of(args, Difference::between((disk, file), (base, other), engine)?)
+            }
+            (None, None, Opened::Disk(chain)) => {
+                Self::of(args, Difference::since((chain, file), args.since.as_deref(), &options.files, engine)?)
+            }
+            (None, None, Opened::Export(_)) => {
+                return Err(Failure::usage(format!(
+                    "{}: an export has no parent; name the disk that it is to be compared with",
+                    file.display()
+                )));
+            }
+        };
+        let [result, base] = source.states();
+        if result.size_bytes != base.size_bytes {
+            told.push(format!("the disks differ in size: {} and {}", Exact(result.size_bytes), Exact(base.size_bytes)));
+        }
+        told.iter().for_each(|warning| context.warn(warning));
+        warnings.extend(told);
+        Ok((source, warnings))
+    }
+
+    fn of(args: &DiffArgs, difference: Difference) -> Self {
+        Self::Disks(Box::new(if args.exact { difference.exactly() } else { difference }))
+    }
+
+    /// The states of the disk and of what it is compared with.
+    pub(super) fn states(&self) -> [DiskState; 2] {
+        match self {
+            Self::Disks(difference) => difference.states(),
+            Self::Point { since, .. } => since.states(),
+        }
+    }
+
+    /// The path of the disk.
+    pub(super) fn path(&self) -> &Path {
+        match self {
+            Self::Disks(difference) => difference.disk().1,
+            Self::Point { path, .. } => path,
+        }
+    }
+
+    /// The path of the other disk, or the name of the point.
+    pub(super) fn base(&self) -> String {
+        match self {
+            Self::Disks(difference) => json::path(difference.base().1),
+            Self::Point { name, .. } => name.clone(),
+        }
+    }
+
+    /// Whether the contents of the disks are read.
+    pub(super) fn reads_contents(&self) -> bool {
+        matches!(self, Self::Disks(difference) if difference.reads_contents())
+    }
+
+    pub(super) fn export(&mut self, engine: EngineKind, files: &Files) -> Export<'_> {
+        match self {
+            Self::Disks(difference) => difference.export(engine, files),
+            Self::Point { since, .. } => since.export(engine, files),
+        }
+    }
+}
+
+impl Changes for Source {
+    fn for_each(&mut self, progress: &mut Progress<'_>, each: &mut EachChange<'_>) -> Result<()> {
+        match self {
+            Self::Disks(difference) => difference.for_each(progress, each),
+            Self::Point { since, .. } => since.for_each(progress, each),
+        }
+    }
+}
