@@ -5,7 +5,7 @@
 
 mod source;
 
-use self::source::Source;
+use self::source::{Asked, Source};
 use crate::{
     context::Context,
     describe::printable,
@@ -246,7 +246,16 @@ pub fn run(context: &mut Context, args: &DiffArgs) -> Outcome {
         return apply_to(context, args, export, copy);
     }
     let Some(file) = &args.file else { return Err(Failure::usage("name the disk with the changes")) };
-    let (difference, warnings) = Source::open(context, args, file)?;
+    let asked = Asked {
+        track: args.track.as_deref(),
+        other: args.other.as_deref(),
+        since: args.since.as_deref(),
+        exact: args.exact,
+        second_format: args.second_format,
+        force_share: args.share.force_share,
+        exports: args.export.is_some(),
+    };
+    let (difference, warnings) = Source::open(context, file, &asked)?;
     match &args.export {
         Some(out) => export(context, args, difference, warnings, out),
         None => list(context, difference, &warnings),

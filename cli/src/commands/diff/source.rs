@@ -1,6 +1,5 @@
 //! What `diff` lists and exports: the differences of two disks, or what was tracked since a point.
 
-use super::DiffArgs;
 use crate::{
     context::Context,
     exit::{Failure, Outcome},
@@ -14,6 +13,18 @@ use diskwright_disk::{
 use diskwright_store::{EngineKind, Files};
 use std::path::{Path, PathBuf};
 
+/// What the disk is compared with, and how.
+pub(super) struct Asked<'a> {
+    pub(super) track: Option<&'a str>,
+    pub(super) other: Option<&'a Path>,
+    pub(super) since: Option<&'a Path>,
+    pub(super) exact: bool,
+    pub(super) second_format: Option<FormatArg>,
+    pub(super) force_share: bool,
+    /// Whether data will be read.
+    pub(super) exports: bool,
+}
+
 /// Who knows the ranges.
 pub(super) enum Source {
     Disks(Box<Difference>),
@@ -22,30 +33,30 @@ pub(super) enum Source {
 
 impl Source {
     /// Opens the disk and the one that it is compared with. Returns the warnings too.
-    pub(super) fn open(context: &mut Context, args: &DiffArgs, file: &Path) -> Outcome<(Self, Vec<String>)> {
-        let reads = args.other.is_some() || args.exact || args.export.is_some();
+    pub(super) fn open(context: &mut Context, file: &Path, asked: &Asked<'_>) -> Outcome<(Self, Vec<String>)> {
+        let reads = asked.other.is_some() || asked.exact || asked.exports;
         let options = if reads { context.global.bulk_options() } else { context.global.open_options(false) };
-        let options = OpenOptions { force_share: args.share.force_share, ..options };
+        let options = OpenOptions { force_share: asked.force_share, ..options };
         let engine = context.global.engine();
         let disk = context.open(file, &options)?;
         let mut warnings = disk.warnings().to_vec();
         let mut told = Vec::new();
-        let source = match (&args.track, &args.other, &disk) {
+        let source = match (asked.track, asked.other, &disk) {
             (Some(name), ..) => {
                 let since = SincePoint::new(disk, file, name)?;
                 if let Some(why) = since.everything() {
                     told.push(format!("everything counts as changed since the point {name:?}: {why}"));
                 }
-                Self::Point { since: Box::new(since), name: name.clone(), path: file.to_owned() }
+                Self::Point { since: Box::new(since), name: name.to_owned(), path: file.to_owned() }
             }
             (None, Some(other), _) => {
-                let format = args.second_format.map(FormatArg::format).or(options.format);
+                let format = asked.second_format.map(FormatArg::format).or(options.format);
                 let base = context.open(other, &OpenOptions { format, ..options })?;
                 warnings.extend_from_slice(base.warnings());
-                Self::of(args, Difference::between((disk, file), (base, other), engine)?)
+                Self::of(asked, Difference::between((disk, file), (base, other), engine)?)
             }
             (None, None, Opened::Disk(chain)) => {
-                Self::of(args, Difference::since((chain, file), args.since.as_deref(), &options.files, engine)?)
+                Self::of(asked, Difference::since((chain, file), asked.since, &options.files, engine)?)
             }
             (None, None, Opened::Export(_)) => {
                 return Err(Failure::usage(format!(
@@ -63,8 +74,8 @@ impl Source {
         Ok((source, warnings))
     }
 
-    fn of(args: &DiffArgs, difference: Difference) -> Self {
-        Self::Disks(Box::new(if args.exact { difference.exactly() } else { difference }))
+    fn of(asked: &Asked<'_>, difference: Difference) -> Self {
+        Self::Disks(Box::new(if asked.exact { difference.exactly() } else { difference }))
     }
 
     /// The states of the disk and of what it is compared with.
