@@ -158,13 +158,13 @@ pub fn convert(
     Ok(outcome)
 }
 
-/// Gives a finished copy its name, durably. Removes the copy if that fails.
+/// Gives a finished file its name, durably. Removes the file if that fails.
 pub(crate) fn give_name(files: &Files, partial: &Path, dest: &Path) -> Result<()> {
     files
         .rename(partial, dest, false)
         .map_err(|source| match source.kind() {
             io::ErrorKind::AlreadyExists => is_there(dest),
-            _ => file_error("give the finished copy its name", dest, source),
+            _ => file_error("give the finished file its name", dest, source),
         })
         .inspect_err(|_| drop(files.remove(partial)))?;
     files

@@ -131,6 +131,15 @@ pub trait ForwardingFileSystem: Send + Sync + fmt::Debug {
     fn facts(&self, path: &Path) -> io::Result<FileFacts> {
         LocalFiles.facts(path)
     }
+    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
+        LocalFiles.rename(from, to, replace)
+    }
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        LocalFiles.remove(path)
+    }
+    fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
+        LocalFiles.sync_directory_of(path)
+    }
 }
 
 impl<T: ForwardingFileSystem> FileSystem for T {
@@ -141,16 +150,16 @@ impl<T: ForwardingFileSystem> FileSystem for T {
         ForwardingFileSystem::open_canonical(self, path, devices, options)
     }
     fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
-        LocalFiles.rename(from, to, replace)
+        ForwardingFileSystem::rename(self, from, to, replace)
     }
     fn link(&self, existing: &Path, new: &Path) -> io::Result<()> {
         LocalFiles.link(existing, new)
     }
     fn remove(&self, path: &Path) -> io::Result<()> {
-        LocalFiles.remove(path)
+        ForwardingFileSystem::remove(self, path)
     }
     fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
-        LocalFiles.sync_directory_of(path)
+        ForwardingFileSystem::sync_directory_of(self, path)
     }
     fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
         LocalFiles.canonical(path)

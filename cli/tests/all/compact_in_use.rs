@@ -123,7 +123,10 @@ fn an_attached_disk_is_made_small_while_it_is_mounted() {
     assert_eq!(disk["in_use"], true, "{said}");
     let after = len(place.path("disk.vhdx"));
     assert!(before > 200 * MIB && after < 80 * MIB, "from {before} to {after} bytes: {said}");
+    // What was written while the blocks were moved lies behind them.
     run_ok("sync", &["-f", &dir]);
+    run_ok("fstrim", &[&dir]);
+    place.ok("compact disk.vhdx");
     fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
     for number in (0..100).step_by(10) {
         assert!(fs::read(file(number)).unwrap() == contents(number), "file {number}");
@@ -134,10 +137,9 @@ fn an_attached_disk_is_made_small_while_it_is_mounted() {
     place.ok("detach disk.vhdx");
     assert!(begun.elapsed() < PATIENCE);
     place.ok("check disk.vhdx");
-    // The maps of the file system say little more. Its last writes came after the blocks were moved,
-    // and a busy machine has more of them.
+    // The maps of the file system say little more.
     let open_bytes = len(place.path("disk.vhdx"));
     place.ok("compact disk.vhdx");
     let closed_bytes = len(place.path("disk.vhdx"));
-    assert!(open_bytes <= 2 * closed_bytes, "{open_bytes}, and then {closed_bytes}");
+    assert!(open_bytes <= closed_bytes + closed_bytes / 4, "{open_bytes}, and then {closed_bytes}");
 }

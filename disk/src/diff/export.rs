@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     Disk, DiskError, Layer, Opened, Progress, Result,
-    convert::partial_path,
+    convert::{give_name, partial_path},
     create::{self, is_there},
     error::file_error,
     gate,
@@ -124,18 +124,7 @@ impl Export<'_> {
             Some(place) => self.child_into(out, &partial, place, progress),
         };
         let written = written.map_err(shown)?;
-        let discard = |_: &DiskError| drop(files.remove(&partial));
-        files
-            .rename(&partial, out, false)
-            .map_err(|source| match source.kind() {
-                io::ErrorKind::AlreadyExists => is_there(out),
-                _ => file_error("give the finished export its name", out, source),
-            })
-            .inspect_err(discard)?;
-        files
-            .sync_directory_of(out)
-            .map_err(|source| file_error("make the new file's folder durable", out, source))
-            .inspect_err(|_| drop(files.remove(out)))?;
+        give_name(&files, &partial, out)?;
         let is_image = matches!(kind, Kind::Image(_));
         let warning = base.filter(|_| is_image).and_then(|base| create::parent_out_of_reach(&files, out, &base));
         Ok(Exported { warnings: warning.into_iter().collect(), ..written.into() })

@@ -1,7 +1,11 @@
 //! What has changed since a point: a bitmap, read as sorted ranges.
 
+use super::sidecar::Segment;
 use diskwright_format::tracks::GrainRun;
-use std::{ops::Range, time::SystemTime};
+use std::{
+    ops::Range,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 use uuid::Uuid;
 
 /// A point since which changes are tracked.
@@ -144,4 +148,44 @@ mod tests {
         assert!(changed.ranges_from(70_000).eq(std::iter::once(70_000..100_000)));
         assert_eq!(changed.bytes(), 100_000);
     }
+}
+/// The points of segments, the oldest first.
+pub(crate) fn points_of(
+    segments: &[Segment],
+    grain_bytes: u64,
+    size_bytes: u64,
+    everything: Option<&str>,
+) -> Vec<TrackPoint> {
+    let point = |(position, segment): (usize, &Segment)| {
+        let changed = changed_since(segments, position, grain_bytes, size_bytes, everything, 0..u64::MAX)?;
+        Some(TrackPoint {
+            name: segment.name.clone(),
+            started: UNIX_EPOCH + Duration::from_secs(segment.started_seconds.min(u64::from(u32::MAX) * 4)),
+            changed_bytes: changed.bytes(),
+            everything: changed.everything,
+            linkage_id: segment.linkage_id,
+            size_bytes: segment.size_bytes,
+        })
+    };
+    segments.iter().enumerate().filter_map(point).collect()
+}
+
+/// What has changed in the segments from `position` on, within `window`.
+pub(crate) fn changed_since(
+    segments: &[Segment],
+    position: usize,
+    grain_bytes: u64,
+    size_bytes: u64,
+    everything: Option<&str>,
+    window: Range<u64>,
+) -> Option<Changed> {
+    let since = segments.get(position..)?;
+    let reason = everything.map(str::to_owned).or_else(|| since.iter().find_map(|segment| segment.everything.clone()));
+    let mut words =
+        vec![0; since.iter().map(|segment| segment.exact.grains().div_ceil(64)).max().unwrap_or(0) as usize];
+    let (first, last) = (window.start / grain_bytes / 64, window.end / grain_bytes / 64);
+    for segment in since {
+        segment.exact.add_to(&mut words, first as usize..(last as usize).saturating_add(1));
+    }
+    Some(Changed { words: words.into(), grain_bytes, size_bytes, everything: reason })
 }

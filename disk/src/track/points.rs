@@ -2,11 +2,11 @@
 
 use super::{
     bits::Bits,
-    changed::{Changed, TrackPoint},
+    changed::{Changed, TrackPoint, changed_since, points_of},
     identity::identity_of,
     kept::{Found, go_on, look, publish},
     sidecar::path_for,
-    tracker::{Inner, Place, Tracker, View, changed_since, points_of},
+    tracker::{Inner, Place, Tracker, View},
 };
 use crate::{
     DiskError, Result,

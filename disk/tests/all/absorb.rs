@@ -1,6 +1,7 @@
 //! Merges of disks in use: random chains against a model while several queues work, names, locks,
 //! refusals, merges that are stopped, writers that rewrite everything, and reads meanwhile.
 
+use crate::common::read_all;
 use diskwright_disk::{
     AbsorbOptions, Absorbed, CreateRequest, Disk, DiskError, MergeOptions, OpenOptions, Result, SnapshotWatch, check,
     create, merge,
@@ -70,13 +71,6 @@ fn blocking(disk: &Disk) -> Blocking {
 
 fn absorb(disk: &Disk) -> Result<Absorbed> {
     disk.absorb(&AbsorbOptions::default(), &mut |_, _| true)
-}
-
-fn read_all(path: &Path) -> Vec<u8> {
-    let disk = Disk::open(path, &OpenOptions::default()).unwrap();
-    let mut bytes = vec![0xEE; disk.geometry().size_bytes as usize];
-    blocking(&disk).read(0, &mut bytes).unwrap();
-    bytes
 }
 
 fn names(dir: &Path) -> Vec<String> {

@@ -1,15 +1,15 @@
 //! Differences: random chains and pairs of disks against models of their bytes and of what was
 //! written, and what is read for them.
 
-use crate::common::{Kind, Step, Twin};
+use crate::common::{Kind, Step, Twin, read_all, write};
 use diskwright_disk::{
     Change, ChangeKind, Changes, CreateRequest, Difference, Disk, DiskError, NewSize, OpenOptions, Opened,
     ResizeOptions, Touched, create, resize,
 };
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{
-    BlockDevice, Blocking, EngineKind, ExtentKind, FileFacts, FileSystem, Files, LocalFiles, OpenError, Store,
-    testing::ForwardingStore,
+    BlockDevice, EngineKind, ExtentKind, FileSystem, Files, LocalFiles, OpenError, Store,
+    testing::{ForwardingFileSystem, ForwardingStore},
 };
 use proptest::prelude::*;
 use std::{
@@ -46,24 +46,6 @@ fn ranges(mut changes: impl Changes) -> Vec<Change> {
     };
     changes.for_each(&mut |_, _| true, each).unwrap();
     found
-}
-
-fn read_all(path: &Path) -> Vec<u8> {
-    let disk = Disk::open(path, &OpenOptions::default()).unwrap();
-    let mut bytes = vec![0xEE; disk.geometry().size_bytes as usize];
-    Blocking::open(&*disk, EngineKind::Auto).unwrap().read(0, &mut bytes).unwrap();
-    bytes
-}
-
-fn write(path: &Path, offset_bytes: u64, byte: u8, len: usize) {
-    let disk = Disk::open(path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
-    let mut queue = Blocking::open(&*disk, EngineKind::Auto).unwrap();
-    match byte {
-        0 => queue.write_zeroes(offset_bytes, len as u64).unwrap(),
-        byte => queue.write(offset_bytes, &vec![byte; len], false).unwrap(),
-    }
-    drop(queue);
-    disk.close().unwrap();
 }
 
 /// Whether every byte outside of the ranges is the same, and what the ranges say of the disk.
@@ -375,28 +357,10 @@ impl ForwardingStore for Recorded {
     }
 }
 
-impl FileSystem for Recording {
+impl ForwardingFileSystem for Recording {
     fn open(&self, path: &Path, options: &diskwright_store::OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
-        let inner = LocalFiles.open(path, options)?;
+        let inner = FileSystem::open(&LocalFiles, path, options)?;
         Ok(Arc::new(Recorded { inner, reads: Arc::clone(&self.reads) }))
-    }
-    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
-        LocalFiles.rename(from, to, replace)
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        LocalFiles.remove(path)
-    }
-    fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
-        LocalFiles.sync_directory_of(path)
-    }
-    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
-        LocalFiles.canonical(path)
-    }
-    fn facts(&self, path: &Path) -> io::Result<FileFacts> {
-        LocalFiles.facts(path)
-    }
-    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
-        LocalFiles.list(directory)
     }
 }
 

@@ -1,14 +1,14 @@
 //! Exports and their application: increments of a disk that goes on, wrong bases, streams that were
 //! cut or changed, applications that were stopped, and libvhdi as a reader.
 
-use crate::common::{Kind, Step, Twin};
+use crate::common::{Kind, Step, Twin, read_all, write};
 use diskwright_disk::{
     Applied, ApplyOptions, Change, Changes, CreateRequest, Difference, Disk, DiskError, Exported, Increment, NewSize,
     OpenOptions, Opened, ResizeOptions, apply_export, check, create, resize,
 };
 use diskwright_format::dwdiff::{HEADER_BYTES, RECORD_BYTES, Record, RecordKind, checksum_of, payload_crc};
 use diskwright_image::{DiskType, Format, Severity};
-use diskwright_store::{BlockDevice, Blocking, EngineKind, ErrorCode, Files};
+use diskwright_store::{Blocking, EngineKind, ErrorCode, Files};
 use proptest::prelude::*;
 use rand_xoshiro::{
     Xoshiro256PlusPlus,
@@ -23,21 +23,6 @@ use tempfile::TempDir;
 use uuid::Uuid;
 
 const MIB: u64 = 1 << 20;
-
-fn read_all(path: &Path) -> Vec<u8> {
-    let disk = Disk::open(path, &OpenOptions::default()).unwrap();
-    let mut bytes = vec![0xEE; disk.geometry().size_bytes as usize];
-    Blocking::open(&*disk, EngineKind::Auto).unwrap().read(0, &mut bytes).unwrap();
-    bytes
-}
-
-fn write(path: &Path, offset_bytes: u64, byte: u8, len: usize) {
-    let disk = Disk::open(path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
-    let mut queue = Blocking::open(&*disk, EngineKind::Auto).unwrap();
-    queue.write(offset_bytes, &vec![byte; len], false).unwrap();
-    drop(queue);
-    disk.close().unwrap();
-}
 
 fn clear(path: &Path, offset_bytes: u64, len_bytes: u64) {
     let disk = Disk::open(path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();

@@ -1,6 +1,7 @@
 //! Frozen images of a disk in use are merged: random chains under load against a model, names,
 //! locks, merges that were stopped, and refusals.
 
+use crate::common::read_all;
 use diskwright_disk::{
     CreateRequest, Disk, DiskError, KeptName, MergeOptions, Merged, OpenOptions, Result, check, create, merge,
 };
@@ -32,13 +33,6 @@ fn open(path: &Path, writable: bool) -> Result<Arc<Disk>> {
 
 fn blocking(disk: &Disk) -> Blocking {
     Blocking::open(disk, EngineKind::Auto).unwrap()
-}
-
-fn read_all(path: &Path) -> Vec<u8> {
-    let disk = open(path, false).unwrap();
-    let mut bytes = vec![0xEE; disk.geometry().size_bytes as usize];
-    blocking(&disk).read(0, &mut bytes).unwrap();
-    bytes
 }
 
 fn write(path: &Path, offset_bytes: u64, bytes: &[u8]) {

@@ -1,13 +1,13 @@
 //! Merges: random chains against what each image read before, names that are kept, children,
 //! refusals, and merges that were stopped.
 
-use crate::common::{Kind, Step, Twin};
+use crate::common::{Kind, Step, Twin, read_all, write};
 use diskwright_disk::{
     CreateRequest, Disk, DiskError, KeptName, MergeOptions, Merged, NewSize, OpenOptions, ParentPolicy, ResizeOptions,
     check, create, merge, resize,
 };
 use diskwright_image::{DiskType, Format, Severity};
-use diskwright_store::{BlockDevice, Blocking, EngineKind};
+use diskwright_store::{Blocking, EngineKind};
 use proptest::prelude::*;
 use std::{
     fs,
@@ -16,21 +16,6 @@ use std::{
 use tempfile::TempDir;
 
 const MIB: u64 = 1 << 20;
-
-fn read_all(path: &Path) -> Vec<u8> {
-    let disk = Disk::open(path, &OpenOptions::default()).unwrap();
-    let mut bytes = vec![0xEE; disk.geometry().size_bytes as usize];
-    Blocking::open(&*disk, EngineKind::Auto).unwrap().read(0, &mut bytes).unwrap();
-    bytes
-}
-
-fn write(path: &Path, offset_bytes: u64, byte: u8, len: usize) {
-    let disk = Disk::open(path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
-    let mut queue = Blocking::open(&*disk, EngineKind::Auto).unwrap();
-    queue.write(offset_bytes, &vec![byte; len], false).unwrap();
-    drop(queue);
-    disk.close().unwrap();
-}
 
 fn child(parent: &Path, name: &str) -> PathBuf {
     let path = parent.with_file_name(name);

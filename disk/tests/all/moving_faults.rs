@@ -4,12 +4,13 @@
 use crate::moving::{MIB, beside_clients, folder, made, names, open, open_with, plain};
 use diskwright_disk::{Movable, MoveOptions, MoveWatch};
 use diskwright_store::{
-    BlockDevice, Blocking, EngineKind, FileFacts, FileSystem, Files, IoBuf, LocalFiles, OpenError, QueueOptions,
-    Request, SharedRing, Store, testing::ForwardingStore,
+    BlockDevice, Blocking, EngineKind, FileSystem, Files, IoBuf, LocalFiles, OpenError, QueueOptions, Request,
+    SharedRing, Store,
+    testing::{ForwardingFileSystem, ForwardingStore},
 };
 use std::{
     io,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         Arc, Condvar, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -70,9 +71,9 @@ impl Faulty {
     }
 }
 
-impl FileSystem for Faulty {
+impl ForwardingFileSystem for Faulty {
     fn open(&self, path: &Path, options: &diskwright_store::OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
-        let inner = LocalFiles.open(path, options)?;
+        let inner = FileSystem::open(&LocalFiles, path, options)?;
         if !self.meets(path) {
             return Ok(inner);
         }
@@ -80,28 +81,16 @@ impl FileSystem for Faulty {
     }
     fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
         self.count(to)?;
-        LocalFiles.rename(from, to, replace)
-    }
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        LocalFiles.remove(path)
+        FileSystem::rename(&LocalFiles, from, to, replace)
     }
     fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
         self.count(path)?;
-        LocalFiles.sync_directory_of(path)?;
+        FileSystem::sync_directory_of(&LocalFiles, path)?;
         if self.meets(path) && path.exists() && self.has_its_name.swap(true, Ordering::SeqCst) {
             // Made, and renamed: from here on it is the disk.
             self.left.store(u64::MAX, Ordering::SeqCst);
         }
         Ok(())
-    }
-    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
-        LocalFiles.canonical(path)
-    }
-    fn facts(&self, path: &Path) -> io::Result<FileFacts> {
-        LocalFiles.facts(path)
-    }
-    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
-        LocalFiles.list(directory)
     }
 }
 
@@ -143,30 +132,12 @@ struct Slow {
     removals: AtomicU64,
 }
 
-impl FileSystem for Slow {
-    fn open(&self, path: &Path, options: &diskwright_store::OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
-        LocalFiles.open(path, options)
-    }
-    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
-        LocalFiles.rename(from, to, replace)
-    }
+impl ForwardingFileSystem for Slow {
     fn remove(&self, path: &Path) -> io::Result<()> {
         self.removals.fetch_add(1, Ordering::SeqCst);
         let held = self.is_held.lock().unwrap();
         drop(self.changed.wait_while(held, |held| *held).unwrap());
-        LocalFiles.remove(path)
-    }
-    fn sync_directory_of(&self, path: &Path) -> io::Result<()> {
-        LocalFiles.sync_directory_of(path)
-    }
-    fn canonical(&self, path: &Path) -> io::Result<PathBuf> {
-        LocalFiles.canonical(path)
-    }
-    fn facts(&self, path: &Path) -> io::Result<FileFacts> {
-        LocalFiles.facts(path)
-    }
-    fn list(&self, directory: &Path) -> io::Result<Vec<PathBuf>> {
-        LocalFiles.list(directory)
+        FileSystem::remove(&LocalFiles, path)
     }
 }
 

@@ -5,8 +5,31 @@
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{BlockDevice, Blocking, CacheMode, EngineKind};
-use std::{path::PathBuf, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 use tempfile::TempDir;
+
+/// The contents of a disk that is not open.
+pub fn read_all(path: &Path) -> Vec<u8> {
+    let disk = Disk::open(path, &OpenOptions::default()).unwrap();
+    let mut bytes = vec![0xEE; disk.geometry().size_bytes as usize];
+    Blocking::open(&*disk, EngineKind::Auto).unwrap().read(0, &mut bytes).unwrap();
+    bytes
+}
+
+/// Writes a byte many times to a disk that is not open; zeros are written as such.
+pub fn write(path: &Path, offset_bytes: u64, byte: u8, len: usize) {
+    let disk = Disk::open(path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+    let mut queue = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+    match byte {
+        0 => queue.write_zeroes(offset_bytes, len as u64).unwrap(),
+        byte => queue.write(offset_bytes, &vec![byte; len], false).unwrap(),
+    }
+    drop(queue);
+    disk.close().unwrap();
+}
 
 /// A kind of disk to test.
 #[derive(Debug, Clone, Copy)]

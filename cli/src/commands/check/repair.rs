@@ -216,7 +216,12 @@ pub(super) fn tell(context: &mut Context, file: &Path, done: &Repaired, dry_run:
         writeln!(context.out, "{file}: an earlier repair was interrupted; it was put back first, by {undo}")?;
     }
     for step in &done.steps {
-        let word = if costs(step).is_some() { style.paint(YELLOW, "given up") } else { style.paint(GREEN, "mended") };
+        let word = match (costs(step), dry_run) {
+            (Some(_), false) => style.paint(YELLOW, "given up"),
+            (Some(_), true) => style.paint(YELLOW, "would be given up"),
+            (None, false) => style.paint(GREEN, "mended"),
+            (None, true) => style.paint(GREEN, "would be mended"),
+        };
         let finding = printable(&switches::told(&step.finding.message));
         let finding = finding.trim_end_matches('.');
         write!(context.out, "{file}: {word}  offset {}: {finding}", step.finding.offset_bytes)?;
