@@ -81,9 +81,9 @@ const BATCH_RANGES: usize = 64;
 /// Number of states that are read at once.
 const STATES: u64 = 4096;
 /// The sleep after a batch while clients are active, in parts of the time that the batch took.
-const SLEEP_PERCENT: u32 = 250;
-/// The longest sleep.
-const SLEEP_MAX: Duration = Duration::from_millis(250);
+const SLEEP_PERCENT: u32 = 400;
+/// The longest sleep. Longer than a batch on a slow device, so that clients keep their share there.
+const SLEEP_MAX: Duration = Duration::from_secs(2);
 
 /// How a disk in use is merged into its parent.
 #[derive(Debug, Clone, Default)]

@@ -7,6 +7,9 @@
 //!
 //! The files that stay are spread evenly over all files, so nearly all their blocks have to move.
 //! The smallest possible file has only the blocks of which the file system uses a part.
+//!
+//! The time of the one call that shortens the file is told apart: it is the file system's own, and
+//! long where that discards what it frees.
 
 use crate::serve::attach::attach;
 use diskwright_disk::{
@@ -23,13 +26,20 @@ use diskwright_lab::{
     targets::{Container, create_empty},
 };
 use diskwright_load::{clock, data};
-use diskwright_stats::numbers::bytes;
-use diskwright_store::{BlockDevice, Blocking, EngineKind, Geometry};
+use diskwright_stats::numbers::{bytes, duration};
+use diskwright_store::{
+    self as store, BlockDevice, Blocking, DataFile, EngineKind, FileSystem, Files, Geometry, Lane, LocalFiles, Store,
+    testing::{ForwardingFileSystem, ForwardingStore},
+};
 use std::{
     cell::RefCell,
     fs, io,
     ops::ControlFlow,
     path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -121,8 +131,13 @@ fn one(context: &Context<'_>, kind: &Kind, sizes: Sizes, found: &mut Found) -> R
     settle(&dir)?;
     let smallest_bytes = smallest(&path)?;
     let failed = LabError::file("compact", &path);
+    let cutting = Cutting::default();
     let options = CompactOptions {
-        open: OpenOptions { engine: context.options.engine, ..OpenOptions::default() },
+        open: OpenOptions {
+            engine: context.options.engine,
+            files: Files::new(Arc::new(cutting.clone())),
+            ..OpenOptions::default()
+        },
         ..CompactOptions::default()
     };
     let (done, took_ns, _) = clock::timed(|| compact(&path, &options, &mut |_, _| true));
@@ -141,12 +156,13 @@ fn one(context: &Context<'_>, kind: &Kind, sizes: Sizes, found: &mut Found) -> R
         LENGTH_BAR,
     ));
     found.notes.push(format!(
-        "{}: {} to {} (smallest possible: {}), {} moved",
+        "{}: {} to {} (smallest possible: {}), {} moved; {} of the time the file system cut the file",
         kind.name,
         bytes(done.old_file_bytes),
         bytes(done.new_file_bytes),
         bytes(smallest_bytes),
-        bytes(done.moved_bytes)
+        bytes(done.moved_bytes),
+        duration(cutting.time_ns.load(Ordering::Relaxed) as f64)
     ));
     fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))
 }
@@ -188,6 +204,49 @@ fn write_and_delete(point: &Path, sizes: Sizes) -> io::Result<()> {
     }
     nix::unistd::sync();
     Ok(())
+}
+
+/// The machine's files. Measures how long they take to be made shorter or longer.
+#[derive(Debug, Clone, Default)]
+struct Cutting {
+    time_ns: Arc<AtomicU64>,
+}
+
+impl ForwardingFileSystem for Cutting {
+    fn open(&self, path: &Path, options: &store::OpenOptions) -> Result<Arc<dyn Store>, store::OpenError> {
+        let inner = LocalFiles.open(path, options)?;
+        Ok(Arc::new(CuttingStore { inner, time_ns: Arc::clone(&self.time_ns) }))
+    }
+}
+
+#[derive(Debug)]
+struct CuttingStore {
+    inner: Arc<dyn Store>,
+    time_ns: Arc<AtomicU64>,
+}
+
+impl ForwardingStore for CuttingStore {
+    fn inner(&self) -> &dyn Store {
+        &*self.inner
+    }
+
+    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        let (done, took_ns, _) = clock::timed(|| self.inner.set_len(len_bytes));
+        self.time_ns.fetch_add(took_ns, Ordering::Relaxed);
+        done
+    }
+
+    fn data_file(&self) -> Option<DataFile<'_>> {
+        self.inner.data_file()
+    }
+
+    fn lane(&self) -> Option<Arc<dyn Lane>> {
+        self.inner.lane()
+    }
+
+    fn never_blocks(&self) -> bool {
+        self.inner.never_blocks()
+    }
 }
 
 /// The bytes of a disk, for the readers of file systems.

@@ -86,7 +86,7 @@ fn contents(dir: &Path, half_bytes: u64) -> Result<(Vec<u8>, BTreeSet<u64>)> {
     for index in 0..FILES {
         let folder = files.join(format!("folder{}", index / 50));
         fs::create_dir_all(&folder).map_err(failed())?;
-        data::fill(SEED, index * 9216, &mut contents);
+        data::fill(SEED, index * 12288, &mut contents);
         fs::write(folder.join(format!("file{index}")), &contents[..contents.len() - index as usize])
             .map_err(failed())?;
     }

@@ -1,10 +1,14 @@
 //! A snapshot of a disk while a client writes to it by NBD: how long the client's longest request
 //! is, against a window of the same length without a snapshot.
 //!
-//! The client writes 4 KiB at random at QD 8 for a second; in the middle of every second window
-//! `diskwright snapshot` freezes the disk. Windows with and without take turns on the same server.
-//! A window begins with the chain that the last one has left, so both kinds write into young
-//! children.
+//! The client writes 4 KiB at random at QD 8 for a second. Three kinds of windows take turns on the
+//! same server, each after a snapshot of its own, so that all of them write into a young child:
+//!
+//! - nothing happens in its middle;
+//! - `diskwright snapshot` freezes the disk;
+//! - another file in the same folder is written, synced, linked and renamed, with a sync of the
+//!   folder after each, as a snapshot does. No code of ours has a part in it, so what the client
+//!   waits for then is the file system's and the device's.
 
 use super::{Exported, Who, serve};
 use crate::{discard::drive, ours};
@@ -25,6 +29,8 @@ use rand_xoshiro::{
     rand_core::{Rng, SeedableRng},
 };
 use std::{
+    fs,
+    os::unix::fs::FileExt,
     path::Path,
     process::Stdio,
     thread,
@@ -35,6 +41,9 @@ const WRITE_BYTES: u64 = 4096;
 const QUEUE_DEPTH: usize = 8;
 /// The clients' pause beyond their longest request, in milliseconds.
 const BAR: Bar = Bar::AtMost(10.0);
+
+/// What happens in the middle of a window.
+const KINDS: [&str; 3] = ["without a snapshot", "with a snapshot", "beside syncs of another file"];
 
 pub(crate) fn pause(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let size_bytes: u64 = context.pick(256 << 20, 2 << 30);
@@ -48,21 +57,22 @@ pub(crate) fn pause(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
     let served = serve(Who::Ours, &Exported::of(Container::VhdxDynamic, &path, CacheMode::Direct), &dir)?;
     let opened = Opened::open(Path::new(&served.uri), &OpenOptions { writable: true, ..OpenOptions::default() });
     let device = opened?.shared();
-    let (mut with, mut without, mut beyond, mut took) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut longest_ms: [Vec<f64>; 3] = Default::default();
+    let mut took = Vec::new();
     let mut requests = 0;
     for round in 0..rounds {
-        let mut longest = [0.0; 2];
-        for index in round_order(2, round, 9) {
-            let what = ["without a snapshot", "with a snapshot"][index];
-            report(progress, "measure", round as u64, rounds as u64, what)?;
-            let freezing = (index == 1).then(|| {
+        for index in round_order(KINDS.len(), round, 9) {
+            report(progress, "measure", round as u64, rounds as u64, KINDS[index])?;
+            freeze(&path, &format!("r{round}-{index}"))?;
+            context.scratch.settle()?;
+            let freezing = (index > 0).then(|| {
                 let (path, name) = (path.clone(), format!("r{round}"));
                 thread::spawn(move || {
                     thread::sleep(window / 2);
-                    freeze(&path, &name)
+                    if index == 1 { freeze(&path, &name) } else { only_sync(&path) }
                 })
             });
-            let mut dice = Xoshiro256PlusPlus::seed_from_u64(SEED + 2 * round as u64 + index as u64);
+            let mut dice = Xoshiro256PlusPlus::seed_from_u64(SEED + 3 * round as u64 + index as u64);
             let end = Instant::now() + window;
             let mut next = |buf, tag| {
                 let offset_bytes = dice.next_u64() % (size_bytes / WRITE_BYTES) * WRITE_BYTES;
@@ -71,17 +81,16 @@ pub(crate) fn pause(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
             let written = drive(&*device, context.options.engine, QUEUE_DEPTH, &mut next);
             if let Some(freezing) = freezing {
                 let time = freezing.join().expect("a snapshot does not panic")?;
-                took.push(time.as_secs_f64() * 1e3);
+                took.extend((index == 1).then_some(time.as_secs_f64() * 1e3));
             }
             let latencies_ns = written.map_err(LabError::file("write to", &path))?;
             requests += latencies_ns.len();
-            longest[index] = latencies_ns.iter().max().map_or(0.0, |ns| *ns as f64 / 1e6);
+            longest_ms[index].push(latencies_ns.iter().max().map_or(0.0, |ns| *ns as f64 / 1e6));
             context.scratch.settle()?;
         }
-        without.push(longest[0]);
-        with.push(longest[1]);
-        beyond.push(longest[1] - longest[0]);
     }
+    let [without, with, synced] = longest_ms;
+    let beyond: Vec<f64> = with.iter().zip(&without).map(|(with, without)| with - without).collect();
     drop(device);
     served.server.stop()?;
     let median = |values: &[f64]| diskwright_stats::summary::median(values).unwrap_or(0.0) * 1e6;
@@ -96,14 +105,41 @@ pub(crate) fn pause(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
                 grouped(requests as f64)
             ),
             format!(
-                "longest request, median of the rounds: {} with a snapshot, {} without; the command took {}",
+                "longest request, median of the rounds: {} with a snapshot, {} without, {} beside the same syncs of another \
+                 file; the command took {}",
                 duration(median(&with)),
                 duration(median(&without)),
+                duration(median(&synced)),
                 duration(median(&took))
             ),
         ],
         ..Found::default()
     })
+}
+
+/// What a snapshot asks of the file system, for a file that is not the disk. Returns its time.
+fn only_sync(path: &Path) -> Result<Duration> {
+    let at = |name: &str| path.with_file_name(name);
+    let (new, kept, last) = (at("synced.new"), at("synced.kept"), at("synced"));
+    let sync_folder = || fs::File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all();
+    let start = Instant::now();
+    let done = (|| {
+        let file = fs::File::create(&new)?;
+        for offset_bytes in [0, 1 << 20, 4 << 20] {
+            file.write_all_at(&[1; 1 << 16], offset_bytes)?;
+            file.sync_data()?;
+        }
+        sync_folder()?;
+        fs::hard_link(&new, &kept)?;
+        sync_folder()?;
+        fs::rename(&new, &last)?;
+        sync_folder()?;
+        file.write_all_at(&[2; 1 << 16], 0)?;
+        file.sync_data()?;
+        [kept, last].iter().try_for_each(fs::remove_file)
+    })();
+    done.map_err(LabError::file("sync another file beside", path))?;
+    Ok(start.elapsed())
 }
 
 /// Runs `diskwright snapshot`. Returns its time.
