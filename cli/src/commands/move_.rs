@@ -15,7 +15,10 @@ use crate::{
 };
 use clap::Args;
 use diskwright_disk::{CreateRequest, MoveOptions, Moved, move_disk, require_file};
-use diskwright_serve::control::{Client, ControlError, Done, NewImage, Operation};
+use diskwright_serve::{
+    attach::{self, Registry},
+    control::{Client, ControlError, Done, NewImage, Operation},
+};
 use diskwright_store::ErrorCode;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -160,10 +163,25 @@ pub fn run(context: &mut Context, args: &MoveArgs) -> Outcome {
     tell(context, report)
 }
 
+/// Refuses to move an attached disk onto a file system on that very disk: its writes would wait for
+/// themselves.
+fn refuse_onto_itself(file: &Path, new: &Path) -> Result<(), Failure> {
+    let Some((_, record)) = Registry::existing().and_then(|registry| registry.find(file).ok()) else { return Ok(()) };
+    let folder = if new.is_dir() { Some(new) } else { new.parent() };
+    let Some(mounted) = folder.and_then(|folder| attach::carries(&record, folder)) else { return Ok(()) };
+    Err(Failure::new(format!(
+        "{}: {} lies on {}, which is a file system on this very disk, so the disk cannot be moved there; nothing was changed. Choose a folder on another disk",
+        file.display(),
+        new.display(),
+        mounted.display()
+    )))
+}
+
 /// Moves a disk in use, for `serve-ctl` too.
 pub fn move_in_use(context: &mut Context, file: &Path, client: &Client, to: &Destination) -> Outcome {
     let absolute = std::path::absolute(&to.new)
         .map_err(|error| Failure::new(format!("{}: cannot make the path absolute: {error}", to.new.display())))?;
+    refuse_onto_itself(file, &absolute)?;
     let operation = Operation::Move {
         to: absolute,
         new: NewImage {

@@ -215,6 +215,27 @@ fn an_attached_disk_moves_and_is_detached_by_its_new_name() {
     assert!(fs::read(place.path("new.raw")).unwrap() == fs::read(copy).unwrap());
 }
 
+/// The copy would wait for writes that wait for the copy.
+#[test]
+fn a_disk_is_not_moved_onto_a_file_system_on_itself() {
+    let Some(place) = Attaching::as_root(&["mkfs.ext4", "mount", "umount"]) else { return };
+    place.ok("create disk.vhdx --size 256M");
+    let device = place.attach("disk.vhdx");
+    run_ok("mkfs.ext4", &["-q", "-F", &device]);
+    let point = place.path("mnt");
+    fs::create_dir(&point).unwrap();
+    let point = point.to_str().unwrap();
+    run_ok("mount", &[&*device, point]);
+    for to in ["mnt", "mnt/new.vhdx"] {
+        let text = place.fails(&format!("move disk.vhdx {to}"));
+        assert!(text.contains("on this very disk") && text.contains("nothing was changed"), "{text}");
+    }
+    assert_eq!(fs::read_dir(point).unwrap().count(), 1, "lost+found only");
+    run_ok("umount", &[point]);
+    place.ok("move disk.vhdx new.vhdx");
+    place.ok("detach new.vhdx");
+}
+
 /// The file that the disk has left is another disk from then on.
 #[test]
 fn the_old_file_of_an_attached_disk_can_be_attached_too() {

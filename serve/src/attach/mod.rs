@@ -47,7 +47,7 @@ mod supervisor;
 mod usage;
 
 pub use error::AttachError;
-pub use mounted::mounted_from;
+pub use mounted::{carries, mounted_from};
 pub use process::{Process, name_of};
 pub use record::{MountRecord, PartitionRecord, Record, RecordDir, Registry, RegistryLock, ShownBy};
 pub use release::DetachOptions;
