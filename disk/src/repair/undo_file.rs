@@ -3,9 +3,10 @@
 //! The undo file of `disk.vhdx` is `disk.vhdx.undo`, beside the image itself and not beside a
 //! symbolic link to it. If that exists, because an earlier repair was complete, the next is
 //! `disk.vhdx.undo.2`, and so on up to 99: no undo file is replaced. The one with the highest
-//! number is undone first. All 99 names are looked for: users remove some of them, and an undo file
-//! that is not seen would let a writer change an image whose repair was interrupted. (Rejected: one
-//! listing of the folder. It costs more than 99 failed look-ups as soon as the folder is large.)
+//! number is undone first. One listing of the folder finds all of them: users remove some, so the
+//! numbers have gaps, and an undo file that is not seen would let a writer change an image whose
+//! repair was interrupted. An open for writing lists the folder for children anyway
+//! (`siblings.rs`). (Rejected: 99 look-ups. Each is a round trip on a network file system.)
 //!
 //! ```text
 //!   file with such a name ─┬─ a link, not a regular file, of another owner ─▶ Distrusted
@@ -65,10 +66,31 @@ pub(super) fn numbered(image: &Path, number: u32) -> PathBuf {
     name.into()
 }
 
-/// The files with names of undo files of an image, the newest first. `image` has no symbolic links.
+/// The number of the undo file with this name; `prefix` is the name of the first, in lower case.
+fn number_of(prefix: &str, name: &str) -> Option<u32> {
+    match name.to_lowercase().strip_prefix(prefix)? {
+        "" => Some(1),
+        rest => rest.strip_prefix('.')?.parse().ok().filter(|number| (2..=NUMBER_MAX).contains(number)),
+    }
+}
+
+/// The regular files with names of undo files of an image, the newest first. `image` has no
+/// symbolic links. On some file systems the image has the same name in capitals too, so those
+/// count; an undo file of another image is told apart by its contents.
 fn existing(files: &Files, image: &Path) -> Vec<PathBuf> {
-    let names = (1..=NUMBER_MAX).rev().map(|number| numbered(image, number));
-    names.filter(|path| files.facts(path).is_ok()).collect()
+    let prefix = numbered(image, 1).file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let number = |path: &Path| number_of(&prefix, &path.file_name()?.to_string_lossy());
+    let listed = files.list(image.parent().unwrap_or(Path::new("/")));
+    let mut found: Vec<(u32, PathBuf)> = match listed {
+        Ok(paths) => paths.into_iter().filter_map(|path| Some((number(&path)?, path))).collect(),
+        // A folder whose names may be used but not listed.
+        Err(_) => (1..=NUMBER_MAX)
+            .map(|number| (number, numbered(image, number)))
+            .filter(|(_, path)| files.facts(path).is_ok())
+            .collect(),
+    };
+    found.sort_unstable_by(|one, other| other.cmp(one));
+    found.into_iter().map(|(_, path)| path).collect()
 }
 
 /// The name of the next undo file, which is free or that of a blank file. `image` has no symbolic
@@ -461,4 +483,18 @@ pub fn interrupted_repair(files: &Files, path: &Path) -> Vec<String> {
         Ok(warnings)
     };
     look().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::number_of;
+
+    #[test]
+    fn only_the_names_of_undo_files_have_a_number() {
+        let number = |name| number_of("disk.vhdx.undo", name);
+        assert_eq!(number("disk.vhdx.undo"), Some(1));
+        assert_eq!(["Disk.VHDX.undo.2", "disk.vhdx.undo.99"].map(number), [Some(2), Some(99)]);
+        let others = ["disk.vhdx", "disk.vhdx.undo.1", "disk.vhdx.undo.100", "disk.vhdx.undo.", "a disk.vhdx.undo"];
+        assert_eq!(others.map(number), [None; 5]);
+    }
 }

@@ -494,6 +494,7 @@ fn vhdx_table_damages(sample: &Sample, disk_type: DiskType) -> Vec<Damaging> {
         ];
         if block != 2 {
             values.push(("of another block", other));
+            values.push(("without data at another block", other & !7 | 3));
         }
         if is_used {
             values.push(("lost", 0));

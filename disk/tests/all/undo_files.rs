@@ -312,6 +312,11 @@ fn an_interrupted_repair_is_found_by_any_of_the_names() {
         );
         fs::rename(&name, &made).unwrap();
     }
+    // In a folder that cannot be listed as well, unless the test runs as root.
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o300)).unwrap();
+    let told = write(&path, &OpenOptions::default()).unwrap_err();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    assert!(told.to_string().contains("was interrupted"), "{told}");
     undo(&path).unwrap();
     assert!(fs::read(&path).unwrap() == damaged);
 }
