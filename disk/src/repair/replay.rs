@@ -365,7 +365,7 @@ mod tests {
         let journal = MemoryStore::new("undo");
         // The phase gives back everything behind the first MiB, and the sector is written since.
         let none = Sparse::new(LEN_BYTES);
-        let phase = Phase { zeros: vec![START_BYTES..LEN_BYTES], ..Phase::default() };
+        let phase = Phase { zeros: std::iter::once(START_BYTES..LEN_BYTES).collect(), ..Phase::default() };
         let head = journal::write(&journal, &none, &[phase], head(&none), &mut |_| Ok(())).unwrap();
         let without = changed_crc(&journal, &head, &none).unwrap();
         assert_ne!(changed_crc(&journal, &head, &image).unwrap(), without);
