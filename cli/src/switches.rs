@@ -16,7 +16,7 @@
 
 use diskwright_disk::{
     ApplyOptions, ConvertOptions, CreateRequest, MoveOptions, OpenOptions, ParentPolicy, ReconnectOptions,
-    RescueOptions,
+    RepairOptions, RescueOptions,
 };
 use diskwright_lab::{
     comparison::{FailIf, JudgeOptions},
@@ -79,6 +79,7 @@ switches! {
     ReconnectOptions::ignore_id_mismatch => "--ignore-id-mismatch";
     ReconnectOptions::parent => "--parent";
     ReconnectOptions::search_dirs => "--search";
+    RepairOptions::undo_file => "--undo-file";
     RescueOptions::block_bytes => "--block-size";
     RescueOptions::size_bytes => "--size";
     RescueOptions::trust_absent => "--trust-table";

@@ -61,14 +61,14 @@ pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: 
         (false, false) => LockMode::Shared,
         (false, true) => LockMode::None,
     };
-    if writable {
-        refuse_unfinished(files, path)?;
-    }
     let options = diskwright_store::OpenOptions { writable, create_new: false, cache, lock };
     let store = match access.referred {
         None => files.open(path, &options)?,
         Some(Referred { allow_devices }) => files.open_canonical(path, allow_devices, &options)?,
     };
+    if writable && !store.is_block_device() {
+        refuse_unfinished(files, path, &*store, warnings)?;
+    }
     let sector_bytes = store.sector_bytes().logical_bytes.clamp(512, 4096);
     let raw_sector_bytes = if store.is_block_device() { sector_bytes } else { 512 };
     let named = match access.format {

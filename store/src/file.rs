@@ -58,6 +58,10 @@ const CACHE_SAMPLES: u32 = 64;
 /// Size of a write of zeros, where the file system cannot zero a range.
 const ZERO_PIECE_BYTES: usize = 1 << 20;
 
+/// `f_type` of file systems whose inode numbers may be others after the next mount: FAT, exFAT,
+/// FUSE (sshfs, exfat-fuse), SMB (without the server's numbers) and VirtualBox's shared folders.
+const MADE_UP_INODES: [u32; 7] = [0x4d44, 0x2011_bab0, 0x6573_5546, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x786f_4256];
+
 /// Zeroing in this unit bypasses the page cache. File systems zero the rest of a block through the
 /// cache.
 pub(crate) const ZEROING_UNIT_BYTES: u64 = 4096;
@@ -442,6 +446,10 @@ impl Store for FileStore {
 
     fn identity(&self) -> Option<(u64, u64)> {
         Some(self.identity)
+    }
+
+    fn keeps_inode(&self) -> bool {
+        rustix::fs::fstatfs(&self.meta).is_ok_and(|found| !MADE_UP_INODES.contains(&(found.f_type as u32)))
     }
 
     fn share_lock(&self) -> io::Result<()> {

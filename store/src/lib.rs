@@ -81,7 +81,7 @@ pub use files::{FileFacts, FileSystem, Files, LocalFiles};
 pub use lane::{Lane, LaneOp, Loan};
 pub use lock::LockMode;
 pub use memory::MemoryStore;
-pub use open::{raise_open_file_limit, sync_directory_of};
+pub use open::{effective_user, raise_open_file_limit, sync_directory_of};
 pub use option_names::rename_options;
 pub use overlay::OverlayStore;
 pub use queue::{

@@ -142,6 +142,10 @@ impl Store for OverlayStore {
         self.inner.never_blocks()
     }
 
+    fn keeps_inode(&self) -> bool {
+        self.inner.keeps_inode()
+    }
+
     fn identity(&self) -> Option<(u64, u64)> {
         self.inner.identity()
     }

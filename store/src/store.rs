@@ -153,6 +153,13 @@ pub trait Store: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Whether the inode number of [`Store::identity`] is still that of the file when its file
+    /// system is mounted again. Not on FAT, exFAT and some network file systems, which make the
+    /// numbers up. A record that outlives the session must not rely on the number there.
+    fn keeps_inode(&self) -> bool {
+        true
+    }
+
     /// Sector sizes of the underlying device. A file that does not know them reports 512 and 4096.
     fn sector_bytes(&self) -> SectorSizes {
         SectorSizes { logical_bytes: 512, physical_bytes: 4096 }

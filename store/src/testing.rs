@@ -62,6 +62,15 @@ pub trait ForwardingStore: Send + Sync + fmt::Debug {
     fn never_blocks(&self) -> bool {
         false
     }
+    fn set_modified(&self, modified: SystemTime) -> io::Result<()> {
+        self.inner().set_modified(modified)
+    }
+    fn keeps_inode(&self) -> bool {
+        self.inner().keeps_inode()
+    }
+    fn access_bits(&self) -> Option<(u32, u32, u32)> {
+        self.inner().access_bits()
+    }
 }
 
 impl<T: ForwardingStore> Store for T {
@@ -105,7 +114,13 @@ impl<T: ForwardingStore> Store for T {
         ForwardingStore::never_blocks(self)
     }
     fn set_modified(&self, modified: SystemTime) -> io::Result<()> {
-        self.inner().set_modified(modified)
+        ForwardingStore::set_modified(self, modified)
+    }
+    fn keeps_inode(&self) -> bool {
+        ForwardingStore::keeps_inode(self)
+    }
+    fn access_bits(&self) -> Option<(u32, u32, u32)> {
+        ForwardingStore::access_bits(self)
     }
     fn identity(&self) -> Option<(u64, u64)> {
         self.inner().identity()

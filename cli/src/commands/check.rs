@@ -167,7 +167,8 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
     let mut checked: Vec<Checked> = vec![(args.file.clone(), first)];
     let mut chain_error = None;
     let unlocked = args.share.force_share.then(|| read_without_lock(&args.file));
-    let interrupted = interrupted_repair(&options.files, &args.file);
+    let is_told = |warning: &String| repaired.as_ref().is_some_and(|done| done.warnings.contains(warning));
+    let interrupted = interrupted_repair(&options.files, &args.file).into_iter().filter(|warning| !is_told(warning));
     let mut warnings: Vec<String> = unlocked.into_iter().chain(interrupted).collect();
     warnings.iter().for_each(|warning| context.warn(warning));
     match Disk::open(&args.file, &options) {

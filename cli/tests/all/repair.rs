@@ -116,3 +116,20 @@ fn wrong_usage_and_bad_places_change_nothing() {
     shop.ok("create raw.raw --size 1M");
     assert!(shop.ok("check raw.raw --repair").contains("nothing to repair"));
 }
+
+#[test]
+fn a_blank_undo_file_is_replaced_with_a_warning() {
+    let shop = Workshop::new();
+    made(&shop);
+    change(&shop.path("disk.vhd"), |bytes| bytes[30..60].fill(0xaa));
+    let damaged = fs::read(shop.path("disk.vhd")).unwrap();
+    fs::write(shop.path("disk.vhd.undo"), "").unwrap();
+    let refused = shop.fails(1, "check disk.vhd --undo");
+    assert!(refused.contains("it has no undo file"), "{refused}");
+    let (code, told) = document(&shop, "check disk.vhd --repair");
+    assert_eq!((code, told["repair"]["undo_file"].as_str().unwrap().ends_with("disk.vhd.undo")), (Some(0), true));
+    assert!(told["warnings"][0].as_str().unwrap().contains("it was blank"), "{told}");
+    let (code, told) = document(&shop, "check disk.vhd --undo");
+    assert_eq!((code, &told["warnings"]), (Some(0), &Value::Array(Vec::new())));
+    assert!(fs::read(shop.path("disk.vhd")).unwrap() == damaged);
+}

@@ -98,11 +98,11 @@ impl Draft {
         Ok(Self { base, base_bytes, state: Mutex::new(state) })
     }
 
-    /// What was recorded, and the length of the file at the end. Ends the last phase.
+    /// Takes what was recorded, and the length of the file at the end. Ends the last phase.
     pub(super) fn phases(&self) -> io::Result<(Vec<Phase>, u64)> {
         self.sync_data()?;
-        let state = self.lock();
-        Ok((state.phases.clone(), state.len_bytes))
+        let mut state = self.lock();
+        Ok((std::mem::take(&mut state.phases), state.len_bytes))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -232,7 +232,10 @@ impl Store for Draft {
         // Sectors at the ends that are not wholly in the range are written like any other.
         let whole = start.div_ceil(SECTOR_BYTES)..end / SECTOR_BYTES;
         if whole.start < whole.end {
-            state.dirty.retain(|sector| !whole.contains(sector));
+            let cleared: Vec<u64> = state.dirty.range(whole.clone()).copied().collect();
+            for sector in cleared {
+                state.dirty.remove(&sector);
+            }
             state.current.zeros.push(whole.start * SECTOR_BYTES..whole.end * SECTOR_BYTES);
         }
         let all = start / SECTOR_BYTES..end.div_ceil(SECTOR_BYTES);

@@ -9,13 +9,14 @@
 //! ```
 //!
 //! Modules: `draft.rs` records changes, `apply.rs` makes them, `journal.rs` is the undo file byte
-//! by byte, `undo_file.rs` its names.
+//! by byte and `replay.rs` reads it back, `undo_file.rs` says which files count as undo files,
+//! `put_back.rs` undoes a repair, `time.rs` keeps the time of the last change.
 //!
 //! What must hold:
 //!
 //! - No byte of the image changes before the undo file is durable. A repair that fails, or that the
 //!   caller stops, puts the image back at once. One that was killed is put back by the next repair
-//!   or undo.
+//!   or undo, before anything of the image is read: its format may not be recognised until then.
 //! - Without loss the identities stay by which children know the image: the DataWriteGuid of a
 //!   VHDX, the unique id of a VHD and the time of the last change of its file, which its children
 //!   have recorded. A repair that gives up data changes the DataWriteGuid and the time, so that
@@ -30,6 +31,9 @@
 mod apply;
 mod draft;
 mod journal;
+mod put_back;
+mod replay;
+mod time;
 mod undo_file;
 
 pub use undo_file::interrupted_repair;
@@ -41,19 +45,17 @@ use diskwright_image::{CheckReport, Format, Mended, Repair, mend, probe};
 use diskwright_store::{CacheMode, Files, LockMode, OpenOptions as StoreOptions, Store};
 use draft::{Draft, Phase};
 use journal::{Head, JournalState};
+use put_back::put_back;
 use std::{
     io,
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
 };
+use undo_file::{Candidate, Naming};
 
 /// Listed steps; further ones are counted.
 const STEPS_MAX: usize = 10_000;
-/// By how much the time of the last change is set back: more than a tick of the clock of any file
-/// system that has sub-second times.
-const SET_BACK: Duration = Duration::from_millis(20);
 
 /// How an image is repaired, or a repair undone.
 #[derive(Debug, Clone, Default)]
@@ -63,7 +65,8 @@ pub struct RepairOptions {
     /// Also give up what cannot be read, so that the rest of the disk can be read and written. Each
     /// range of the disk that is given up is in [`Repaired::lost`].
     pub accept_loss: bool,
-    /// The undo file. `None` for a name that follows from the image's.
+    /// The undo file. `None` for a name that follows from the image's. An interrupted repair is
+    /// also looked for under the names that follow from the image's.
     pub undo_file: Option<PathBuf>,
     /// Plans and checks everything, and changes nothing.
     pub dry_run: bool,
@@ -129,6 +132,8 @@ pub struct Undone {
     pub len_bytes: u64,
     /// Whether the repair had been interrupted.
     pub was_interrupted: bool,
+    /// What the user should know, a sentence each.
+    pub warnings: Vec<String>,
 }
 
 /// Repairs the image at `path` alone: neither its parents nor its links to them. Durable on return.
@@ -140,24 +145,20 @@ pub struct Undone {
 /// exists; [`DiskError::BadOptions`] for a block device; [`DiskError::Stopped`] if `progress`
 /// returned `false`. The image is as before then. Errors of the check.
 pub fn repair(path: impl AsRef<Path>, options: &RepairOptions, progress: &mut Progress<'_>) -> Result<Repaired> {
-    let image = Image::open(path.as_ref(), options, options.dry_run)?;
     let files = &options.open.files;
+    let locked = Locked::open(path.as_ref(), files, options.dry_run)?;
+    let mut warnings = Vec::new();
     let mut rolled_back = None;
-    let unfinished = match &options.undo_file {
-        Some(named) if files.facts(named).is_ok() => Some(named.clone()),
-        _ => undo_file::unfinished(files, &image.real)?.map(|(undo, _)| undo),
-    };
-    if let Some(undo) = unfinished {
-        let (_, head) = undo_file::open(files, &undo, false)?;
-        if head.state == JournalState::Complete {
-            return Err(DiskError::Exists { path: undo });
+    if let Some((undo, state)) = locked.unfinished(files, options.undo_file.as_deref(), &mut warnings)? {
+        if !options.dry_run {
+            let done = put_back(&locked.path, &*locked.store, files, &undo, Naming::Found)?;
+            warnings.extend(done.warnings);
+            rolled_back = Some(undo);
+        } else if state == JournalState::Armed {
+            return Err(DiskError::BadChain { path: locked.path, what: undo_file::interrupted(&undo) });
         }
-        if options.dry_run {
-            return Err(DiskError::BadChain { path: image.path, what: undo_file::interrupted(&undo) });
-        }
-        image.put_back(files, &undo)?;
-        rolled_back = Some(undo);
     }
+    let image = locked.probed(options)?;
     let Plan { before, steps, steps_left_out, after, phases, len_bytes, lost, costs_data } =
         image.plan(options, progress)?;
     let mut repaired = Repaired {
@@ -171,22 +172,22 @@ pub fn repair(path: impl AsRef<Path>, options: &RepairOptions, progress: &mut Pr
         lost,
         undo_file: None,
         rolled_back,
-        warnings: Vec::new(),
+        warnings,
     };
     if phases.is_empty() {
         return Ok(repaired);
     }
     if costs_data {
-        repaired.warnings = image.warn_children(files);
+        repaired.warnings.extend(image.warn_children(files, "gives up data: what it reads through its parent changes"));
     }
     if options.dry_run {
         return Ok(repaired);
     }
     let undo = match &options.undo_file {
         Some(named) => named.clone(),
-        None => undo_file::next_free(files, &image.real)?,
+        None => undo_file::next_name(files, &image.real, &*image.store)?,
     };
-    image.carry_out(files, &undo, &phases, costs_data, progress)?;
+    repaired.warnings.extend(image.carry_out(files, &undo, &phases, costs_data, progress)?);
     repaired.undo_file = Some(undo);
     Ok(repaired)
 }
@@ -202,21 +203,53 @@ pub fn repair(path: impl AsRef<Path>, options: &RepairOptions, progress: &mut Pr
 pub fn undo_repair(path: impl AsRef<Path>, options: &RepairOptions) -> Result<Undone> {
     let path = path.as_ref();
     let files = &options.open.files;
-    let real = files.canonical(path).map_err(|source| file_error("find", path, source))?;
-    let undo = match &options.undo_file {
-        Some(named) => named.clone(),
-        None => undo_file::existing(files, &real).pop().ok_or_else(|| DiskError::BadOptions {
-            what: format!("{}: it has no undo file, so no repair can be undone", path.display()),
-            hint: format!(
-                "if the undo file has another name than {}, name it",
-                undo_file::numbered(&real, 1).display()
-            ),
-        })?,
+    let Locked { real, store, .. } = Locked::open(path, files, false)?;
+    let (by_name, mut warnings) = match &options.undo_file {
+        // What a later repair has left is found all the same.
+        Some(_) => {
+            let found = undo_file::unfinished(files, &real, &*store)?;
+            (found.undo.filter(|(_, state)| *state == JournalState::Armed).map(|(undo, _)| undo), found.warnings)
+        }
+        None => undo_file::newest(files, &real, &*store)?,
     };
-    let store = open_store(path, files, LockMode::Exclusive)?;
-    let was_interrupted = put_back(path, &*store, files, &undo)?;
+    let (undo, naming) = match (&options.undo_file, by_name) {
+        (Some(named), Some(armed)) if !is_same(files, named, &armed) => {
+            // Who undoes one after the other may begin with either of two that were interrupted.
+            let is_armed = matches!(
+                undo_file::examine(files, named, Naming::ByUser, &*store)?,
+                Candidate::Undo(head) if head.state == JournalState::Armed
+            );
+            if !is_armed {
+                return Err(DiskError::BadChain { path: path.to_owned(), what: undo_file::interrupted(&armed) });
+            }
+            (named.clone(), Naming::ByUser)
+        }
+        (Some(named), _) => (named.clone(), Naming::ByUser),
+        (None, Some(newest)) => (newest, Naming::Found),
+        (None, None) => {
+            return Err(DiskError::BadOptions {
+                what: match &warnings[..] {
+                    [] => format!("{}: it has no undo file, so no repair can be undone", path.display()),
+                    ignored => {
+                        format!("{}: it has no undo file that can be used ({})", path.display(), ignored.join("; "))
+                    }
+                },
+                hint: format!(
+                    "if the undo file has another name than {}, name it",
+                    undo_file::numbered(&real, 1).display()
+                ),
+            });
+        }
+    };
+    let done = put_back(path, &*store, files, &undo, naming)?;
+    warnings.extend(done.warnings);
     let len_bytes = store.len_bytes().map_err(|source| file_error("get the length of", path, source))?;
-    Ok(Undone { undo_file: undo, len_bytes, was_interrupted })
+    Ok(Undone { undo_file: undo, len_bytes, was_interrupted: done.was_interrupted, warnings })
+}
+
+/// Whether two paths lead to one file.
+fn is_same(files: &Files, one: &Path, other: &Path) -> bool {
+    files.facts(one).is_ok_and(|one| files.facts(other).is_ok_and(|other| one.identity == other.identity))
 }
 
 fn planned(phase: &Phase) -> Vec<PlannedWrite> {
@@ -248,22 +281,56 @@ fn open_store(path: &Path, files: &Files, lock: LockMode) -> Result<Arc<dyn Stor
     Ok(store)
 }
 
-/// Time of the last change in nanoseconds since 1970; 0 if it is not known.
-fn time_ns(files: &Files, path: &Path) -> i64 {
-    let modified = files.facts(path).ok().and_then(|facts| facts.modified);
-    let since = modified.and_then(|modified| modified.duration_since(UNIX_EPOCH).ok());
-    since.and_then(|since| i64::try_from(since.as_nanos()).ok()).unwrap_or(0)
+/// A locked file, of which nothing was read yet.
+struct Locked {
+    path: PathBuf,
+    /// The path without symbolic links.
+    real: PathBuf,
+    store: Arc<dyn Store>,
 }
 
-fn set_time(store: &dyn Store, time_ns: i64) {
-    if let Ok(nanos @ 1..) = u64::try_from(time_ns) {
-        // A file system that cannot set times has no children that recorded one.
-        let _ = store.set_modified(UNIX_EPOCH + Duration::from_nanos(nanos));
+impl Locked {
+    fn open(path: &Path, files: &Files, only_reads: bool) -> Result<Self> {
+        let real = files.canonical(path).map_err(|source| file_error("find", path, source))?;
+        let store = open_store(path, files, if only_reads { LockMode::Shared } else { LockMode::Exclusive })?;
+        Ok(Self { path: path.to_owned(), real, store })
     }
-}
 
-fn inode(store: &dyn Store) -> u64 {
-    store.identity().map_or(0, |(_, inode)| inode)
+    /// The undo file of an interrupted repair, and its state: by its name, or the one that is named.
+    fn unfinished(
+        &self,
+        files: &Files,
+        named: Option<&Path>,
+        warnings: &mut Vec<String>,
+    ) -> Result<Option<(PathBuf, JournalState)>> {
+        let by_name = undo_file::unfinished(files, &self.real, &*self.store)?;
+        warnings.extend(by_name.warnings);
+        let named = named.filter(|named| by_name.undo.as_ref().is_none_or(|(undo, _)| !is_same(files, named, undo)));
+        let other = match named {
+            Some(named) => undo_file::unfinished_in(files, named, &*self.store)?.undo,
+            None => None,
+        };
+        match (by_name.undo, other) {
+            (Some((one, JournalState::Armed)), Some((other, JournalState::Armed))) => Err(DiskError::BadOptions {
+                what: format!(
+                    "{}: two repairs of it were interrupted, with the undo files {} and {}",
+                    self.path.display(),
+                    one.display(),
+                    other.display()
+                ),
+                hint: "undo the later one first, then the other".into(),
+            }),
+            (Some((_, JournalState::Writing)), Some(other)) => Ok(Some(other)),
+            (by_name, other) => Ok(by_name.or(other)),
+        }
+    }
+
+    fn probed(self, options: &RepairOptions) -> Result<Image> {
+        let Self { path, real, store } = self;
+        let probed = || probe::probe(&*store, !options.dry_run).map(|found| found.format);
+        let format = options.open.format.map_or_else(probed, Ok)?;
+        Ok(Image { path, real, store, format })
+    }
 }
 
 /// A locked image.
@@ -288,15 +355,6 @@ struct Plan {
 }
 
 impl Image {
-    fn open(path: &Path, options: &RepairOptions, only_reads: bool) -> Result<Self> {
-        let files = &options.open.files;
-        let real = files.canonical(path).map_err(|source| file_error("find", path, source))?;
-        let store = open_store(path, files, if only_reads { LockMode::Shared } else { LockMode::Exclusive })?;
-        let format =
-            options.open.format.map_or_else(|| probe::probe(&*store, !only_reads).map(|found| found.format), Ok)?;
-        Ok(Self { path: path.to_owned(), real, store, format })
-    }
-
     fn plan(&self, options: &RepairOptions, progress: &mut Progress<'_>) -> Result<Plan> {
         let io = |source| file_error("read it", &self.path, source);
         let before = self.format.driver().check(Arc::clone(&self.store))?;
@@ -325,29 +383,24 @@ impl Image {
             after,
             phases,
             len_bytes: (old_bytes, new_bytes),
-            lost: merged(lost),
+            lost: journal::merged(lost),
             costs_data,
         })
     }
 
-    /// Names the children in the folder.
-    fn warn_children(&self, files: &Files) -> Vec<String> {
+    /// Names the children in the folder, of which the image `does` something.
+    fn warn_children(&self, files: &Files, does: &str) -> Vec<String> {
         let path = self.path.display();
         let Ok(image) = probe::open(Arc::clone(&self.store), Some(self.format), false, 512) else {
             return vec![format!(
-                "{path}: whether the image has children could not be found out, as it cannot be opened before the repair; children of it read other data afterwards"
+                "{path}: whether the image has children could not be found out, as it cannot be opened; for any child of it: the image {does}"
             )];
         };
         let found = siblings::children_of(files, &self.real, image.info());
         let mut warnings: Vec<String> = found
             .children
             .iter()
-            .map(|child| {
-                format!(
-                    "{}: it is a child of {path}, which gives up data: what it reads through its parent changes",
-                    child.display()
-                )
-            })
+            .map(|child| format!("{}: it is a child of {path}, which {does}", child.display()))
             .collect();
         if found.not_asked > 0 {
             warnings
@@ -356,7 +409,7 @@ impl Image {
         warnings
     }
 
-    /// Writes the undo file, then the image.
+    /// Writes the undo file, then the image. Returns what the user should know.
     fn carry_out(
         &self,
         files: &Files,
@@ -364,10 +417,10 @@ impl Image {
         phases: &[Phase],
         costs_data: bool,
         progress: &mut Progress<'_>,
-    ) -> Result<()> {
+    ) -> Result<Vec<String>> {
         let store = &*self.store;
         let old_bytes = store.len_bytes().map_err(|source| file_error("get the length of", &self.path, source))?;
-        let old_time_ns = time_ns(files, &self.path);
+        let old_time_ns = time::time_ns(files, &self.path);
         let written = |phase: &Phase| phase.writes.iter().map(|(_, bytes)| bytes.len() as u64).sum::<u64>();
         let saved: u64 = journal::changed_ranges(phases, old_bytes).iter().map(|range| range.end - range.start).sum();
         let total = saved + phases.iter().map(written).sum::<u64>();
@@ -378,20 +431,14 @@ impl Image {
             stopped |= !progress(done, total);
             if stopped { Err(io::Error::from(io::ErrorKind::Interrupted)) } else { Ok(()) }
         };
-        let options =
-            StoreOptions { writable: true, create_new: true, cache: CacheMode::PageCache, lock: LockMode::Exclusive };
-        let journal = files.open(undo, &options).map_err(|error| match DiskError::from(error) {
-            DiskError::File { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
-                DiskError::Exists { path: undo.to_owned() }
-            }
-            other => other,
-        })?;
+        let mut warnings = Vec::new();
+        let journal = undo_file::create(files, undo, store, &mut warnings)?;
         // It holds bytes of the image, so nobody else may read it.
         let owned = journal.take_access_of(store);
         owned.map_err(|source| file_error("give it the permissions of the image", undo, source))?;
         let head = Head {
             state: JournalState::Writing,
-            inode: inode(store),
+            inode: undo_file::inode(store),
             journal_bytes: 0,
             old_bytes,
             shortest_bytes: old_bytes,
@@ -420,7 +467,8 @@ impl Image {
         if let Err(error) = applied {
             return Err(self.after_failure(files, undo, &*journal, &head, stopped, error));
         }
-        self.complete(files, undo, &*journal, head, costs_data)
+        warnings.extend(self.complete(files, undo, &*journal, head, costs_data)?);
+        Ok(warnings)
     }
 
     /// Puts the image back after a failed write. Returns the error to report.
@@ -433,14 +481,18 @@ impl Image {
         stopped: bool,
         error: io::Error,
     ) -> DiskError {
-        match journal::roll_back(journal, head, &*self.store) {
+        match replay::roll_back(journal, head, &*self.store) {
             Ok(()) => {
-                set_time(&*self.store, head.old_time_ns);
+                let time = time::restore(files, &self.path, &*self.store, head.old_time_ns);
                 let removed = files.remove(undo).and_then(|()| files.sync_directory_of(undo));
-                match removed {
-                    Ok(()) if stopped => DiskError::Stopped,
-                    Ok(()) => file_error("repair it; it was put back as it was", &self.path, error),
-                    Err(error) => file_error("remove it; the image was put back as it was", undo, error),
+                match (removed, time) {
+                    (Ok(()), Some(time)) => DiskError::BadChain {
+                        path: self.path.clone(),
+                        what: format!("the repair ended ({error}), and its bytes were put back as they were; {time}"),
+                    },
+                    (Ok(()), None) if stopped => DiskError::Stopped,
+                    (Ok(()), None) => file_error("repair it; it was put back as it was", &self.path, error),
+                    (Err(error), _) => file_error("remove it; the image was put back as it was", undo, error),
                 }
             }
             Err(second) => DiskError::BadChain {
@@ -453,24 +505,34 @@ impl Image {
         }
     }
 
-    /// Makes the undo file recognise later writes.
-    fn complete(&self, files: &Files, undo: &Path, journal: &dyn Store, head: Head, costs_data: bool) -> Result<()> {
+    /// Makes the undo file recognise later writes. Returns what the user should know.
+    fn complete(
+        &self,
+        files: &Files,
+        undo: &Path,
+        journal: &dyn Store,
+        head: Head,
+        costs_data: bool,
+    ) -> Result<Vec<String>> {
         let store = &*self.store;
         // The children of a VHD have recorded the time.
         let keeps_time = self.format.driver().child_records_time && !costs_data && head.old_time_ns > 0;
-        let set_back = || {
-            let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(SET_BACK);
-            i64::try_from(time.as_nanos()).unwrap_or(0)
-        };
-        set_time(store, if keeps_time { head.old_time_ns } else { set_back() });
+        let mut warnings = Vec::new();
+        if !keeps_time {
+            time::set_back(store);
+        } else if let Some(lost) = time::restore(files, &self.path, store, head.old_time_ns) {
+            warnings.push(lost);
+            let does = "has another time of its last change than the child has recorded: it is refused for writing until it is reconnected";
+            warnings.extend(self.warn_children(files, does));
+        }
         let sealed = || {
             let mut head = Head {
                 state: JournalState::Complete,
                 new_bytes: store.len_bytes()?,
-                new_time_ns: time_ns(files, &self.path),
+                new_time_ns: time::time_ns(files, &self.path),
                 ..head
             };
-            head.changed_crc = journal::changed_crc(journal, &head, store)?;
+            head.changed_crc = replay::changed_crc(journal, &head, store)?;
             head.write(journal)
         };
         sealed().map_err(|source| {
@@ -479,79 +541,7 @@ impl Image {
                 undo,
                 source,
             )
-        })
+        })?;
+        Ok(warnings)
     }
-
-    fn put_back(&self, files: &Files, undo: &Path) -> Result<()> {
-        put_back(&self.path, &*self.store, files, undo).map(drop)
-    }
-}
-
-/// Sorted, without overlaps.
-fn merged(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
-    ranges.sort_unstable_by_key(|range| range.start);
-    let mut merged: Vec<Range<u64>> = Vec::new();
-    for range in ranges.into_iter().filter(|range| range.start < range.end) {
-        match merged.last_mut().filter(|last| last.end >= range.start) {
-            Some(last) => last.end = last.end.max(range.end),
-            None => merged.push(range),
-        }
-    }
-    merged
-}
-
-/// Rolls back the repair of the image in `store`, and removes the undo file. Returns whether the
-/// repair had been interrupted.
-fn put_back(path: &Path, store: &dyn Store, files: &Files, undo: &Path) -> Result<bool> {
-    let (journal, mut head) = undo_file::open(files, undo, true)?;
-    let refused = |what: String| DiskError::BadOptions {
-        what: format!("{}: the repair cannot be undone: {what}", path.display()),
-        hint: format!("the image was left as it is; {} still has the old bytes", undo.display()),
-    };
-    if head.inode != inode(store) {
-        return Err(refused(format!("{} was written for another file", undo.display())));
-    }
-    let judged = |result: io::Result<()>| {
-        result.map_err(|error| match error.kind() {
-            io::ErrorKind::InvalidData => undo_file::damaged(undo, &error.to_string()),
-            io::ErrorKind::InvalidInput => refused(format!("the image was written to since: {error}")),
-            _ => file_error("undo the repair", path, error),
-        })
-    };
-    let was_interrupted = head.state != JournalState::Complete;
-    if head.state == JournalState::Complete {
-        judged(is_unchanged(path, store, files, &*journal, &head))?;
-        // From here on an interrupted undo is finished like an interrupted repair.
-        head.state = JournalState::Armed;
-        head.write(&*journal).map_err(|source| file_error("begin to undo the repair in", undo, source))?;
-    } else if head.state == JournalState::Armed {
-        judged(journal::check_versions(&*journal, &head, store))?;
-    }
-    if head.state == JournalState::Armed {
-        judged(journal::roll_back(&*journal, &head, store))?;
-        set_time(store, head.old_time_ns);
-    }
-    drop(journal);
-    files
-        .remove(undo)
-        .and_then(|()| files.sync_directory_of(undo))
-        .map_err(|source| file_error("remove it; the image is as it was before the repair", undo, source))?;
-    Ok(was_interrupted)
-}
-
-/// Whether the image is as a complete repair has left it.
-fn is_unchanged(path: &Path, store: &dyn Store, files: &Files, journal: &dyn Store, head: &Head) -> io::Result<()> {
-    let changed = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
-    let (len_bytes, time_ns) = (store.len_bytes()?, time_ns(files, path));
-    if len_bytes != head.new_bytes {
-        return changed(format!("it has {len_bytes} bytes, expected {}", head.new_bytes));
-    }
-    if time_ns != head.new_time_ns {
-        let expected = head.new_time_ns;
-        return changed(format!("it was last changed {time_ns} ns after 1970, expected {expected}"));
-    }
-    if journal::changed_crc(journal, head, store)? != head.changed_crc {
-        return changed("the repaired places hold other bytes".into());
-    }
-    Ok(())
 }

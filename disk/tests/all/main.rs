@@ -53,5 +53,6 @@ mod split_raw;
 mod threads;
 mod tracking;
 mod undo;
+mod undo_files;
 mod waiting;
 mod who_is_blamed;

@@ -495,6 +495,9 @@ fn vhdx_table_damages(sample: &Sample, disk_type: DiskType) -> Vec<Damaging> {
         if block != 2 {
             values.push(("of another block", other));
         }
+        if block != 2 && other & 7 >= 6 {
+            values.push(("without data at another block", other & !7 | 3));
+        }
         if is_used {
             values.push(("lost", 0));
             values.push(("other present state", found ^ 1));

@@ -181,7 +181,7 @@ fn an_interrupted_repair_is_seen_and_put_back() {
         let refused = write(&path, 0, 9).unwrap_err();
         assert!(refused.to_string().contains("was interrupted"), "{refused}");
         let files = Files::default();
-        assert!(interrupted_repair(&files, &path).is_some());
+        assert_eq!(interrupted_repair(&files, &path).len(), 1);
         assert_eq!(check(&path, &OpenOptions::default()).unwrap().warnings.len(), 1);
         let planned = RepairOptions { dry_run: true, ..RepairOptions::default() };
         assert!(repair(&path, &planned, &mut |_, _| true).is_err());
@@ -192,12 +192,6 @@ fn an_interrupted_repair_is_seen_and_put_back() {
         set_state(&undo_file, 2);
         undo(&path).unwrap();
         assert!(fs::read(&path).unwrap() == damaged);
-        // A repair that was killed before its undo file was complete has changed nothing.
-        let undo_file = mend(&path).undo_file.unwrap();
-        undo(&path).unwrap();
-        fs::write(&undo_file, vec![0; 700]).unwrap();
-        let done = mend(&path);
-        assert!(done.undo_file.as_ref().is_some_and(|undo| *undo != undo_file && undo.exists()), "{done:?}");
     });
 }
 

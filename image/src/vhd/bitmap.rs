@@ -9,10 +9,24 @@ use diskwright_store::Store;
 /// Reads the bitmap of a block from the file.
 pub(super) fn read(store: &dyn Store, blocks: &Blocks, piece: &Piece) -> Result<SectorBitmap> {
     let mut bytes = vec![0; blocks.bitmap_bytes as usize];
-    store
-        .read_at(&mut bytes, piece.bitmap_offset)
-        .map_err(|e| ImageError::io("read a sector bitmap", store, piece.bitmap_offset, e))?;
+    read_bytes(store, piece, &mut bytes)?;
     Ok(from_file(&bytes, blocks.sectors))
+}
+
+/// The same, as it is in the file.
+pub(super) fn read_bytes(store: &dyn Store, piece: &Piece, bytes: &mut [u8]) -> Result<()> {
+    store
+        .read_at(bytes, piece.bitmap_offset)
+        .map_err(|e| ImageError::io("read a sector bitmap", store, piece.bitmap_offset, e))
+}
+
+/// Whether the first `sectors` bits in the bytes of the file are all set.
+pub(super) fn is_full_in_file(bytes: &[u8], sectors: u32) -> bool {
+    let whole = sectors as usize / 8;
+    let rest = !(0xff_u8 >> (sectors % 8));
+    bytes.len() >= whole
+        && bytes[..whole].iter().all(|&byte| byte == 0xff)
+        && (rest == 0 || bytes.get(whole).is_some_and(|byte| byte & rest == rest))
 }
 
 /// The bitmap of a block whose sectors all have data in this layer.
@@ -99,6 +113,7 @@ mod tests {
             }
             prop_assert_eq!(from_file(&bytes, sectors), quick.clone());
             for to in 0..=sectors {
+                prop_assert_eq!(is_full_in_file(&bytes, to), is_full_to(&quick, to));
                 prop_assert_eq!(is_full_to(&quick, to), (0..to).all(|sector| quick.get(sector)));
             }
         }

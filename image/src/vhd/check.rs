@@ -7,7 +7,10 @@
 //!
 //! Checks both footers, the header, the locators, then for every BAT entry that the block lies
 //! inside the file and does not overlap the tables or other blocks. The bitmaps of dynamic disks
-//! should be all ones. XenServer's batmap should agree with them.
+//! should be all ones. XenServer's batmap should agree with them. The bitmaps of a child may be any,
+//! but they are read too: a block whose bitmap cannot be read cannot be read either. That is one
+//! system call for each block, as the bitmaps lie between the blocks; of more than [`BITMAPS_MAX`]
+//! blocks the rest is noted as not looked at.
 //!
 //! A footer is mended from the one that readers use. If the file cannot be opened with that one but
 //! with the other, the other is the right one.
@@ -31,6 +34,9 @@ use crate::{
 use diskwright_format::vhd::{BAT_UNUSED, DiskKind, FEATURE_RESERVED, FOOTER_BYTES};
 use diskwright_store::Store;
 use std::sync::Arc;
+
+/// Most bitmaps that a check reads: those of 2 TiB in blocks of 512 KiB.
+const BITMAPS_MAX: u64 = 1 << 22;
 
 /// Checks the VHD in `store`; with `for_repair` also says how it is mended.
 ///
@@ -253,7 +259,19 @@ fn check_locators(store: &dyn Store, layout: &Layout, blocks: &Blocks, findings:
                 let message = format!("The parent locator is misplaced: found {found}, expected {expected}.");
                 findings.add(Finding::new(Severity::Corrupt, place, "parent locator", found, expected).says(message));
             }
-            Ok(Some(_)) => readable += 1,
+            Ok(Some(_)) => {
+                readable += 1;
+                let space_end = entry.data_offset.saturating_add(entry.space_bytes());
+                if space_end > layout.len_bytes {
+                    let found = format!("space up to {space_end}");
+                    let expected = format!("space in the file, which ends at {}", layout.len_bytes);
+                    let message = format!(
+                        "The parent locator at offset {} can be read, but declares more space than there is: {found}, expected {expected}. What follows it is not given back.",
+                        range.start
+                    );
+                    findings.add(note(place + 4, "parent locator", &found, &expected, message));
+                }
+            }
             Ok(None) => {
                 let code = entry.code.to_be_bytes().escape_ascii().to_string();
                 let message = format!("The parent locator for the platform \"{code}\" is ignored.");
@@ -283,6 +301,8 @@ fn check_blocks(
     let data_end = layout.tail_offset_bytes.unwrap_or(layout.len_bytes);
     let mut unaligned = 0u64;
     let mut holed: (u64, Option<u64>) = (0, None);
+    let (mut bitmaps, mut bitmaps_left_out) = (0, 0u64);
+    let mut bits = vec![0; blocks.bitmap_bytes as usize];
     table::scan(store, blocks, blocks.count, |_, entry| {
         report.allocated_blocks += 1;
         let piece = blocks.place(entry);
@@ -290,15 +310,24 @@ fn check_blocks(
             return Ok(true);
         }
         unaligned += u64::from(!piece.payload_offset.is_multiple_of(PAGE_BYTES));
-        if !blocks.is_differencing {
-            let bits = bitmap::read(store, blocks, &piece)?;
-            if !bitmap::is_full_to(&bits, blocks.sectors) {
-                holed.0 += 1;
-                holed.1.get_or_insert(piece.bitmap_offset);
-            }
+        if bitmaps == BITMAPS_MAX {
+            bitmaps_left_out += 1;
+            return Ok(true);
+        }
+        bitmaps += 1;
+        bitmap::read_bytes(store, &piece, &mut bits)?;
+        if !blocks.is_differencing && !bitmap::is_full_in_file(&bits, blocks.sectors) {
+            holed.0 += 1;
+            holed.1.get_or_insert(piece.bitmap_offset);
         }
         Ok(true)
     })?;
+    if bitmaps_left_out > 0 {
+        let message =
+            format!("The sector bitmaps of {bitmaps_left_out} blocks were not read: there are too many blocks.");
+        let found = format!("{bitmaps_left_out} bitmaps that were not read");
+        findings.add(note(blocks.table_offset, "sector bitmap", &found, "", message));
+    }
     if unaligned > 0 {
         let message = format!(
             "The data of {unaligned} of {} blocks are not at a multiple of 4096: writes to them are slower on most disks.",
@@ -314,7 +343,7 @@ fn check_blocks(
     }
     if let (count, Some(first)) = holed {
         let message = format!(
-            "{count} blocks of this dynamic disk have a bitmap that is not all ones, the first of them here. Sectors whose bit is clear read as zeros; QEMU returns the bytes stored there."
+            "{count} blocks of this dynamic disk have a bitmap that is not all ones, the first of them here. Sectors whose bit is clear read as zeros in VirtualBox and XenServer, and here unless this program made the file and all its blocks; QEMU returns the bytes stored there."
         );
         findings.add(note(first, "sector bitmap", "clear bits", "all ones in a dynamic disk", message));
     }

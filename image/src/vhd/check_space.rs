@@ -10,6 +10,9 @@
 //!   space after the last block            the footer moves down, and the file is cut
 //! ```
 //!
+//! A parent locator may declare more space than the file has. Then the space from the locator on is
+//! reported where it is unused, and no repair gives it back: it may be the locator's.
+//!
 //! A child's block that is given up reads as the parent's data, as a VHD has no mark for zeros
 //! without space.
 
@@ -86,6 +89,7 @@ pub(super) fn check_places(
     // A block may be preceded by padding to a page, and by the unused part of its bitmap area.
     let padding = 2 * PAGE_BYTES;
     let tables_end = blocks.tables_end_bytes(data_end);
+    let claimed_from = blocks.overlong_locator(data_end).unwrap_or(u64::MAX);
     let locators = locators(blocks);
     let mut used_end = tables_end;
     let (mut placed, mut holes, mut misplaced, mut overlaps_left_out) = (0, 0, 0u64, 0u64);
@@ -152,7 +156,8 @@ pub(super) fn check_places(
                 holes += gap / blocks.piece_bytes();
                 let place = if before.is_some() { "between two blocks" } else { "before the first block" };
                 let range = FileRange { offset_bytes: free_from, len_bytes: gap };
-                report.leaked_bytes += unused(store, range, place, layout.footer.is_ours(), findings)?;
+                let may_be_freed = layout.footer.is_ours() && piece.bitmap_offset <= claimed_from;
+                report.leaked_bytes += unused(store, range, place, may_be_freed, findings)?;
             }
             _ => {}
         }
@@ -174,7 +179,7 @@ pub(super) fn check_places(
         // Behind the last block if nothing else is there. If more is there, it may belong to a
         // block.
         let footer_bytes = FOOTER_BYTES as u64;
-        let is_in_place = misplaced == 0 && slack <= footer_bytes + padding;
+        let is_in_place = misplaced == 0 && slack <= footer_bytes + padding && claimed_from == u64::MAX;
         let place = (if is_in_place { used_end } else { data_end }).next_multiple_of(SECTOR_BYTES);
         let changes = vec![Change::Write(place, layout.footer_bytes.to_vec()), Change::Cut(place + footer_bytes)];
         let what = format!("the footer at the end is written from its copy, at offset {place}");
@@ -193,14 +198,24 @@ pub(super) fn check_places(
         let finding = Finding::new(Severity::Leak, used_end, "end of the file", found, "the footer").says(message);
         let changes =
             vec![Change::Write(place, layout.footer_bytes.to_vec()), Change::Cut(place + FOOTER_BYTES as u64)];
-        findings.mend(finding, "the footer moves behind the last block, and the file is cut there", changes);
+        if claimed_from == u64::MAX {
+            findings.mend(finding, "the footer moves behind the last block, and the file is cut there", changes);
+        } else {
+            findings.add(finding);
+        }
     }
     Ok(())
 }
 
 /// Reports space that nothing refers to. Space that was given back to the file system is only
 /// noted. Returns the number of bytes.
-fn unused(store: &dyn Store, range: FileRange, place: &str, is_ours: bool, findings: &mut Findings) -> Result<u64> {
+fn unused(
+    store: &dyn Store,
+    range: FileRange,
+    place: &str,
+    may_be_freed: bool,
+    findings: &mut Findings,
+) -> Result<u64> {
     let gap = range.len_bytes;
     let finding = |severity, message: String| {
         let found = format!("{gap} unused bytes {place}");
@@ -212,10 +227,10 @@ fn unused(store: &dyn Store, range: FileRange, place: &str, is_ours: bool, findi
         return Ok(gap);
     }
     let finding = finding(Severity::Leak, format!("{gap} bytes {place} are unused."));
-    if is_ours {
+    if may_be_freed {
         findings.mend(finding, "the space is given back as a hole in the file", vec![Change::Free(range)]);
     } else {
-        // The program that made the file may have something there.
+        // The program that made the file may have something there, or a parent locator.
         findings.add(finding);
     }
     Ok(gap)

@@ -13,7 +13,9 @@
 //! Bitmaps are not read if they must be full: in a dynamic disk created by this program, all of
 //! whose blocks are aligned as this program aligns them. Another program that continues such a file
 //! either sets all bits, as Windows does, or begins its first block where the footer was, so that
-//! the payload begins one sector after a multiple of 4096.
+//! the payload begins one sector after a multiple of 4096. What a disk reads as must not depend on
+//! the cache mode, so the alignment of such a disk is found with each; only where the table has
+//! more than [`MAX_SCAN_ENTRIES`] entries its bitmaps are read with each.
 
 use super::{
     PAGE_BYTES, bitmap, corrupt,
@@ -42,6 +44,10 @@ const WINDOWS_MIN_BYTES: u64 = 3 << 20;
 /// Largest BAT, in entries, that is scanned for the payload's alignment when nothing depends on it:
 /// 256 KiB, so that a chain of a thousand images opens at once.
 const MAX_OPTIONAL_SCAN_ENTRIES: u64 = 65536;
+
+/// Largest BAT, in entries, that is scanned to spare reading bitmaps: 16 MiB, for 2 TiB in blocks of
+/// 512 KiB.
+const MAX_SCAN_ENTRIES: u64 = 1 << 22;
 
 /// A VHD file.
 #[derive(Debug)]
@@ -125,9 +131,9 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
     let payload_alignment_bytes = match &mut layout.blocks {
         None => FLAT_ALIGNMENT_BYTES,
         Some(blocks) => {
-            let alignment_bytes = payload_alignment(&*store, blocks)?;
-            let is_all_ours = footer.is_ours() && u64::from(alignment_bytes) == PAGE_BYTES;
-            blocks.bitmaps_are_full = is_all_ours && !blocks.is_differencing;
+            let may_be_full = footer.is_ours() && !blocks.is_differencing && blocks.count <= MAX_SCAN_ENTRIES;
+            let alignment_bytes = payload_alignment(&*store, blocks, may_be_full)?;
+            blocks.bitmaps_are_full = may_be_full && u64::from(alignment_bytes) == PAGE_BYTES;
             alignment_bytes
         }
     };
@@ -183,10 +189,11 @@ fn creator_text(footer: &Footer) -> String {
 /// The alignment of all existing and future payload, in bytes.
 ///
 /// Every entry must be read, as another program may have continued a file of this program and
-/// placed payload at any offset. That is done if O_DIRECT depends on the alignment, and for small
-/// tables. Otherwise the result is the minimum, one sector.
-fn payload_alignment(store: &dyn Store, blocks: &Blocks) -> Result<u32> {
-    let matters = store.data_file().is_some_and(|file| u64::from(file.alignment_bytes) > SECTOR_BYTES);
+/// placed payload at any offset. That is done if O_DIRECT depends on the alignment, if the bitmaps
+/// do (`may_be_full`), and for small tables. Otherwise the result is the minimum, one sector.
+fn payload_alignment(store: &dyn Store, blocks: &Blocks, may_be_full: bool) -> Result<u32> {
+    let uses_direct = store.data_file().is_some_and(|file| u64::from(file.alignment_bytes) > SECTOR_BYTES);
+    let matters = uses_direct || may_be_full;
     if !matters && blocks.count > MAX_OPTIONAL_SCAN_ENTRIES {
         return Ok(SECTOR_BYTES as u32);
     }

@@ -95,18 +95,28 @@ impl Blocks {
 
     /// All ranges of the file that are not blocks, sorted by start: metadata, the whole BAT
     /// including unused entries, parent locators. Ranges that end beyond `end_bytes` are left out.
+    /// Of a locator whose declared space ends there, its data stay, or what of them is in the file.
     pub fn tables(&self, end_bytes: u64) -> Vec<Range<u64>> {
         let header = &self.header;
         let table_end = self.table_offset.saturating_add(u64::from(header.max_table_entries) * 4);
-        let locators = header.locators.iter().filter(|entry| entry.is_used()).map(|entry| {
-            let space_bytes = entry.space_bytes().max(u64::from(entry.data_length_bytes));
-            entry.data_offset..entry.data_offset.saturating_add(space_bytes)
+        let locators = header.locators.iter().filter(|entry| entry.is_used()).filter_map(|entry| {
+            let data_end = entry.data_offset.saturating_add(u64::from(entry.data_length_bytes));
+            let space_end = declared_end(entry);
+            let end = if space_end <= end_bytes { space_end } else { data_end.min(end_bytes) };
+            (entry.data_offset < end).then_some(entry.data_offset..end)
         });
         let whole_table = std::iter::once(self.table_offset..table_end);
         let all = self.metadata.iter().cloned().chain(whole_table).chain(locators);
         let mut tables: Vec<_> = all.filter(|range| range.end <= end_bytes).collect();
         tables.sort_unstable_by_key(|range| range.start);
         tables
+    }
+
+    /// The first byte of the parent locators whose declared space ends beyond `end_bytes`; `None`
+    /// if there are none. What follows may belong to such a locator.
+    pub fn overlong_locator(&self, end_bytes: u64) -> Option<u64> {
+        let used = self.header.locators.iter().filter(|entry| entry.is_used() && entry.data_offset < end_bytes);
+        used.filter(|entry| declared_end(entry) > end_bytes).map(|entry| entry.data_offset).min()
     }
 
     /// First byte after the tables, rounded up to a sector.
@@ -318,6 +328,11 @@ impl Layout {
         }
         Ok(Some(link))
     }
+}
+
+/// The end of the space that an entry declares for its locator.
+fn declared_end(entry: &LocatorEntry) -> u64 {
+    entry.data_offset.saturating_add(entry.space_bytes().max(u64::from(entry.data_length_bytes)))
 }
 
 /// The used locators in order of preference: Unicode paths, then paths in a code page, then file

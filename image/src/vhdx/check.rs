@@ -2,14 +2,16 @@
 //!
 //! Reads only, and continues where `open` would stop. First both headers and both region tables are
 //! checked, then the file is opened as a reader would (the log is replayed in memory), and every
-//! BAT entry is validated on its own. Used space is gathered as one record of eight bytes for each
-//! entry with space, and sorted. One pass over the sorted records finds overlaps and unused space.
+//! BAT entry is validated on its own.
 //!
 //! Entries that the specification forbids but every reader understands (`layout.rs`) are notes, one
-//! for each kind, with the first such entry. Space of blocks beyond the end of the disk is a leak.
+//! for each kind, with the first such entry. Space of blocks beyond the end of the disk is a leak. `check_space.rs`
+//! finds overlaps and leaked space.
 
 use super::{
     check_metadata::check_metadata,
+    check_space::{Claim, Space},
+    give_up::{entry_change, give_up_entry, range_of},
     layout::{EntryState, Layout},
     open::{check_log_place, load, read_if_there, read_slots},
     repair::{other_region_table_opens, size_without_log},
@@ -18,20 +20,16 @@ use super::{
 };
 use crate::{
     error::{ImageError, Result},
-    findings::{Change, CheckReport, Examined, Finding, Findings, Severity, corruption, is_hole},
+    findings::{Change, CheckReport, Examined, Finding, Findings, Severity, corruption},
     image::LogState,
 };
 use diskwright_format::vhdx::{
-    BITMAP_BLOCK_BYTES, BatEntry, BitmapState, Header, Invalid, MIB, PayloadState, RegionTable, Slot,
+    BatEntry, BitmapState, Header, Invalid, MIB, PayloadState, RegionTable, Slot,
     bat::EntryKind,
     region::{REGION_TABLE_BYTES, REGION_TABLE_OFFSETS},
 };
-use diskwright_store::{FileRange, Store};
-use std::{
-    io,
-    ops::{ControlFlow, Range},
-    sync::Arc,
-};
+use diskwright_store::Store;
+use std::{io, ops::ControlFlow, sync::Arc};
 
 /// Checks a VHDX without writing; with `for_repair` also says how it is mended.
 ///
@@ -93,7 +91,7 @@ pub(crate) fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<Examine
             store,
             findings: &mut findings,
             may_be_child,
-            used: Vec::new(),
+            space: Space::new(&opened.layout, store),
             allocated: 0,
             peculiar: Peculiar::default(),
         };
@@ -158,29 +156,6 @@ fn check_region_tables(store: &Arc<dyn Store>, opened: bool, findings: &mut Find
         _ => {}
     }
     Ok(())
-}
-
-/// A used part of the file and its BAT entry, in eight bytes: a full disk has tens of millions.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Used {
-    start_mib: u32,
-    /// Index of the entry. The top bit marks space that holds no data. There are fewer than 2^27
-    /// entries.
-    marked_index: u32,
-}
-
-impl Used {
-    const NO_DATA: u32 = 1 << 31;
-
-    fn index(self) -> u64 {
-        u64::from(self.marked_index & !Self::NO_DATA)
-    }
-
-    /// Whether the space belongs to a ZERO or NOT_PRESENT entry, or to a block beyond the end of
-    /// the disk. Such space may overlap another block without harm.
-    fn has_no_data(self) -> bool {
-        self.marked_index & Self::NO_DATA != 0
-    }
 }
 
 /// Maximum number of entries of one kind that a round of a repair mends.
@@ -251,8 +226,7 @@ struct Blocks<'a> {
     findings: &'a mut Findings,
     /// The disk names a parent but is not marked as a child. Its sector bitmaps are left alone.
     may_be_child: bool,
-    /// All used space, including the kept space of unmapped blocks.
-    used: Vec<Used>,
+    space: Space<'a>,
     /// Number of payload blocks with data.
     allocated: u64,
     peculiar: Peculiar,
@@ -295,7 +269,7 @@ impl Blocks<'_> {
         self.missing_bitmap(&mut partial);
         self.report_peculiar();
         report.allocated_blocks = self.allocated;
-        report.leaked_bytes = self.space(file_bytes)?;
+        report.leaked_bytes = self.space.check(file_bytes, self.allocated, self.findings)?;
         Ok(())
     }
 
@@ -313,39 +287,18 @@ impl Blocks<'_> {
         };
         if indices.is_empty() {
             let finding = missing(first_index);
-            let costs = self.range_of(first_index);
+            let costs = range_of(self.layout, first_index);
             self.findings.give_up(finding, costs, String::new(), Vec::new());
         }
         // Which sectors of these blocks are the parent's is not known any more.
         for index in indices {
             let finding = missing(index);
-            self.give_up_entry(index, finding);
+            give_up_entry(self.layout, index, finding, self.findings);
         }
     }
 
-    /// The range of the disk that the block of a payload entry holds.
-    fn range_of(&self, index: u64) -> Option<Range<u64>> {
-        let EntryKind::Payload { block } = self.layout.geometry.what_is(index) else { return None };
-        let start_bytes = block * self.layout.geometry.block_bytes();
-        Some(start_bytes..start_bytes + self.layout.geometry.bytes_in_disk(block))
-    }
-
-    fn entry_change(&self, index: u64, entry: BatEntry) -> Option<Change> {
-        let write = || Change::Write(self.layout.entry_offset_bytes(index), entry.to_le_bytes().to_vec());
-        self.findings.for_repair().then(write)
-    }
-
-    /// Gives up the block of an entry. A block of a child becomes zeros, so that the parent's older
-    /// data does not show through.
-    fn give_up_entry(&mut self, index: u64, finding: Finding) {
-        let (new, what) = match (self.layout.geometry.what_is(index), self.layout.has_parent) {
-            (EntryKind::Payload { .. }, true) => (BatEntry::payload(PayloadState::Zero, 0), "its block becomes zeros"),
-            (EntryKind::Payload { .. }, false) => (BatEntry::default(), "its block is given up and reads as zeros"),
-            (EntryKind::Bitmap { .. }, _) => (BatEntry::default(), "the sector bitmap block is given up"),
-        };
-        let costs = self.range_of(index);
-        let changes = self.entry_change(index, new).into_iter().collect();
-        self.findings.give_up(finding, costs, what, changes);
+    fn change(&self, index: u64, entry: BatEntry) -> Option<Change> {
+        entry_change(self.layout, index, entry, self.findings)
     }
 
     fn reserved_bits(&mut self, index: u64, entry: BatEntry) {
@@ -356,7 +309,7 @@ impl Blocks<'_> {
             let found = format!("reserved bits {bits:#x}");
             let finding =
                 Finding::new(Severity::Corrupt, place, format!("BAT entry {index}"), found, "none").says(message);
-            let changes = self.entry_change(index, BatEntry(entry.0 & !bits)).into_iter().collect();
+            let changes = self.change(index, BatEntry(entry.0 & !bits)).into_iter().collect();
             self.findings.mend(finding, "the reserved bits are cleared", changes);
         }
     }
@@ -377,25 +330,28 @@ impl Blocks<'_> {
                 let state = entry.payload_state();
                 let without_place = BatEntry(entry.0 & 7);
                 if start_bytes != 0 && state == Ok(PayloadState::Zero) {
-                    let change = self.entry_change(index, without_place);
+                    let change = self.change(index, without_place);
                     self.peculiar.zero_with_place.add(index, change);
                 }
                 if let Some(kept_bytes) = self.layout.kept_place(entry, file_bytes) {
-                    let has_no_data = matches!(state, Ok(PayloadState::Zero | PayloadState::NotPresent));
-                    self.uses(index, kept_bytes, has_no_data);
+                    let claim = match state {
+                        Ok(state @ (PayloadState::Undefined | PayloadState::Unmapped)) => Claim::Kept(state),
+                        _ => Claim::Nothing,
+                    };
+                    self.space.uses(index, kept_bytes, claim, self.findings);
                 } else if start_bytes != 0 && matches!(state, Ok(PayloadState::Undefined | PayloadState::Unmapped)) {
-                    let change = self.entry_change(index, without_place);
+                    let change = self.change(index, without_place);
                     self.peculiar.misplaced_without_data.add(index, change);
                 }
                 false
             }
             Ok(state) => {
                 if !self.layout.has_parent && entry.payload_state() == Ok(PayloadState::PartiallyPresent) {
-                    let change = self.entry_change(index, BatEntry::payload(PayloadState::FullyPresent, start_bytes));
+                    let change = self.change(index, BatEntry::payload(PayloadState::FullyPresent, start_bytes));
                     self.peculiar.partial_without_parent.add(index, change);
                 }
                 self.allocated += 1;
-                self.uses(index, start_bytes, false);
+                self.space.uses(index, start_bytes, Claim::Data, self.findings);
                 matches!(state, EntryState::Partial { .. })
             }
         }
@@ -413,9 +369,9 @@ impl Blocks<'_> {
             && end_bytes > file_bytes
             && !self.layout.overlaps_metadata(start_bytes, end_bytes);
         if !is_cut {
-            return self.give_up_entry(index, finding);
+            return give_up_entry(self.layout, index, finding, self.findings);
         }
-        let costs = self.range_of(index).map(|range| range.start + (file_bytes - start_bytes)..range.end);
+        let costs = range_of(self.layout, index).map(|range| range.start + (file_bytes - start_bytes)..range.end);
         let what = format!(
             "the file is extended to {end_bytes} bytes, and the part of block {block} that is missing reads as zeros"
         );
@@ -425,9 +381,9 @@ impl Blocks<'_> {
     /// Checks an entry of a block beyond the end of the disk. Only its space matters.
     fn beyond_end(&mut self, index: u64, block: u64, entry: BatEntry, file_bytes: u64) {
         if let Some(start_bytes) = beyond_end(self.layout, block, entry, file_bytes) {
-            let change = self.entry_change(index, BatEntry::default());
+            let change = self.change(index, BatEntry::default());
             self.peculiar.beyond_end.add(index, change);
-            self.uses(index, start_bytes, true);
+            self.space.uses(index, start_bytes, Claim::Nothing, self.findings);
         }
     }
 
@@ -491,7 +447,7 @@ impl Blocks<'_> {
     /// need. Returns whether it is present and valid.
     fn bitmap(&mut self, index: u64, entry: BatEntry, file_bytes: u64, is_needed: bool) -> bool {
         if !self.layout.has_parent {
-            let change = self.entry_change(index, BatEntry::default());
+            let change = self.change(index, BatEntry::default());
             self.peculiar.bitmap_without_parent.add(index, change);
             return false;
         }
@@ -500,141 +456,23 @@ impl Blocks<'_> {
             Ok(None) => false,
             Ok(Some(start_bytes)) => {
                 if entry.payload_state() == Ok(PayloadState::PartiallyPresent) {
-                    let change = self.entry_change(index, BatEntry::bitmap(BitmapState::Present, start_bytes));
+                    let change = self.change(index, BatEntry::bitmap(BitmapState::Present, start_bytes));
                     self.peculiar.bitmap_in_state_7.add(index, change);
                 }
-                self.uses(index, start_bytes, false);
+                self.space.uses(index, start_bytes, Claim::Data, self.findings);
                 true
             }
             Err(mut invalid) => {
                 invalid.structure = "BAT entry of a sector bitmap block";
                 let finding = of(Severity::Corrupt, self.layout.entry_offset_bytes(index), &invalid);
                 if is_needed {
-                    self.give_up_entry(index, finding);
+                    give_up_entry(self.layout, index, finding, self.findings);
                 } else {
-                    let changes = self.entry_change(index, BatEntry::default()).into_iter().collect();
+                    let changes = self.change(index, BatEntry::default()).into_iter().collect();
                     self.findings.mend(finding, "the entry is cleared; no block of its chunk needs it", changes);
                 }
                 false
             }
-        }
-    }
-
-    fn uses(&mut self, index: u64, start_bytes: u64, has_no_data: bool) {
-        if let (Ok(start_mib), Ok(index)) = (u32::try_from(start_bytes / MIB), u32::try_from(index)) {
-            let mark = if has_no_data { Used::NO_DATA } else { 0 };
-            self.used.push(Used { start_mib, marked_index: index | mark });
-        }
-    }
-
-    fn len_bytes(&self, used: Used) -> u64 {
-        match self.layout.geometry.what_is(used.index()) {
-            EntryKind::Payload { .. } => self.layout.geometry.block_bytes(),
-            EntryKind::Bitmap { .. } => BITMAP_BLOCK_BYTES,
-        }
-    }
-
-    fn is_beyond_end(&self, used: Used) -> bool {
-        let blocks = self.layout.geometry.payload_blocks();
-        matches!(self.layout.geometry.what_is(used.index()), EntryKind::Payload { block } if block >= blocks)
-    }
-
-    /// Finds overlaps and leaked space by one pass over blocks and metadata, sorted by offset.
-    /// Returns the number of leaked bytes.
-    fn space(&mut self, file_bytes: u64) -> Result<u64> {
-        let mut used = std::mem::take(&mut self.used);
-        used.sort_unstable();
-        let layout = self.layout;
-        let mut metadata = layout.metadata.iter().copied().peekable();
-        let mut used = used.into_iter().peekable();
-        let (mut leaked_bytes, mut end_bytes) = (0, 0);
-        // The block that ends last so far.
-        let mut furthest: Option<(u64, Used)> = None;
-        loop {
-            let next_start = used.peek().map(|used| u64::from(used.start_mib) * MIB);
-            let (start, end) = match (metadata.peek().copied(), next_start) {
-                (Some((start, end)), next) if next.is_none_or(|next| start <= next) => {
-                    metadata.next();
-                    (start, end)
-                }
-                (_, Some(start)) => {
-                    let Some(block) = used.next() else { break };
-                    let end = start.saturating_add(self.len_bytes(block));
-                    if let Some((_, other)) = furthest.filter(|(furthest, _)| *furthest > start && !block.has_no_data())
-                    {
-                        let message = format!(
-                            "BAT entry {}: a block at {start}, inside the block at {} of BAT entry {}",
-                            block.index(),
-                            u64::from(other.start_mib) * MIB,
-                            other.index()
-                        );
-                        let at = layout.entry_offset_bytes(block.index());
-                        let structure = format!("BAT entry {}", block.index());
-                        let found = format!("a block at {start}, inside the block of BAT entry {}", other.index());
-                        let finding = Finding::new(Severity::Corrupt, at, structure, found, "space of its own");
-                        self.give_up_entry(block.index(), finding.says(message));
-                    }
-                    if self.is_beyond_end(block) {
-                        leaked_bytes += end.min(file_bytes).saturating_sub(start.max(end_bytes));
-                    }
-                    if !block.has_no_data() && furthest.is_none_or(|(furthest, _)| furthest < end) {
-                        furthest = Some((end, block));
-                    }
-                    (start, end)
-                }
-                (Some(_), None) | (None, None) => break,
-            };
-            if start > end_bytes && end_bytes < file_bytes {
-                let hole_bytes = start.min(file_bytes) - end_bytes;
-                leaked_bytes += self.unused(FileRange { offset_bytes: end_bytes, len_bytes: hole_bytes })?;
-            }
-            end_bytes = end_bytes.max(end);
-        }
-        Ok(leaked_bytes + self.slack(end_bytes, file_bytes))
-    }
-
-    /// Reports space between blocks that nothing refers to. Space that was given back to the file
-    /// system is only noted. Returns the number of bytes.
-    fn unused(&mut self, range: FileRange) -> Result<u64> {
-        let message = format!("{} MiB that nothing refers to", range.len_bytes / MIB);
-        let finding = |severity| {
-            let found = format!("{} bytes that nothing refers to", range.len_bytes);
-            Finding::new(severity, range.offset_bytes, "space in the file", found, "space of a block or a table")
-        };
-        if is_hole(self.store, range)? {
-            let message = format!("{message}; they are a hole, which takes no room on the disk");
-            self.findings.add(finding(Severity::Note).says(message));
-            return Ok(range.len_bytes);
-        }
-        self.findings.mend(
-            finding(Severity::Leak).says(message),
-            "the space is given back as a hole in the file",
-            vec![Change::Free(range)],
-        );
-        Ok(range.len_bytes)
-    }
-
-    /// Checks the slack after the last block. Returns the number of leaked bytes.
-    fn slack(&mut self, end_bytes: u64, file_bytes: u64) -> u64 {
-        let slack_bytes = file_bytes.saturating_sub(end_bytes);
-        let room_bytes =
-            self.layout.geometry.payload_blocks().saturating_sub(self.allocated) * self.layout.geometry.block_bytes();
-        if slack_bytes == 0 {
-            0
-        } else if self.layout.fixed || (room_bytes > 0 && slack_bytes >= room_bytes) {
-            let message = format!("{} MiB at the file's end are reserved for future blocks", slack_bytes / MIB);
-            let found = format!("{slack_bytes} bytes without data");
-            self.findings.add(Finding::new(Severity::Note, end_bytes, "end of the file", found, "").says(message));
-            0
-        } else {
-            let message = format!(
-                "{slack_bytes} bytes at the file's end that nothing refers to; the next session that changes the disk frees them"
-            );
-            let found = format!("{slack_bytes} bytes that nothing refers to");
-            let expected = format!("a file that ends at {end_bytes}");
-            let finding = Finding::new(Severity::Leak, end_bytes, "end of the file", found, expected).says(message);
-            self.findings.mend(finding, "the file is cut after its last block", vec![Change::Cut(end_bytes)]);
-            slack_bytes
         }
     }
 }

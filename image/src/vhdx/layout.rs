@@ -25,6 +25,9 @@ use diskwright_format::vhdx::{
 };
 use diskwright_store::Store;
 
+/// Limit for offsets in the file, in MiB: twice the largest disk.
+pub(super) const MAX_FILE_MIB: u64 = (128 << 40) / MIB;
+
 /// The meaning of a payload entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EntryState {
@@ -129,7 +132,10 @@ impl Layout {
             _ => false,
         };
         let block_bytes = self.geometry.block_bytes();
-        let offset_bytes = Some(entry.offset_bytes()).filter(|&offset_bytes| keeps && offset_bytes != 0)?;
+        // The survey does not mark what lies further on, so two blocks could get one place.
+        let max_bytes = (MAX_FILE_MIB * MIB).saturating_sub(block_bytes);
+        let offset_bytes =
+            Some(entry.offset_bytes()).filter(|&at_bytes| keeps && at_bytes != 0 && at_bytes <= max_bytes)?;
         self.check_place(offset_bytes, block_bytes, block_bytes, file_bytes).ok().map(|()| offset_bytes)
     }
 

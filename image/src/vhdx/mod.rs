@@ -21,6 +21,8 @@
 //!   salvage.rs  what can still be known of a damaged file
 //!   check.rs    reports all damage in a file, and how it is mended
 //!   check_metadata.rs  contradictions in the metadata
+//!   check_space.rs  overlaps and leaked space
+//!   give_up.rs  changes of single entries that a repair makes
 //!   repair.rs   identities, log and proofs that a repair needs
 //! ```
 //!
@@ -30,9 +32,11 @@
 mod blocks;
 mod check;
 mod check_metadata;
+mod check_space;
 mod compact;
 mod create;
 mod flush;
+mod give_up;
 mod grow;
 mod header;
 mod image;

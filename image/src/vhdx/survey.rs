@@ -19,7 +19,7 @@
 //! space are still possible: bits of existing bitmap blocks, and blocks that become whole or zero.
 
 use super::{
-    layout::{EntryState, Layout},
+    layout::{EntryState, Layout, MAX_FILE_MIB},
     marks::Marks,
     tables::Tables,
 };
@@ -28,8 +28,6 @@ use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, BatEntry, Invalid, MIB, bat::E
 use diskwright_store::Store;
 use std::ops::ControlFlow;
 
-/// Limit for offsets in the file, in MiB: twice the largest disk.
-const MAX_FILE_MIB: u64 = (128 << 40) / MIB;
 /// Maximum number of recorded pieces of free space.
 const MAX_FREE_PIECES: usize = 64 << 10;
 

@@ -121,6 +121,8 @@ pub struct UndoReport {
     size: u64,
     /// Whether the repair had been interrupted.
     was_interrupted: bool,
+    /// Warnings, a sentence each.
+    warnings: Vec<String>,
 }
 
 impl Document for UndoReport {
@@ -154,6 +156,7 @@ pub(super) fn run(context: &mut Context, file: &Path, args: &RepairOptionsArgs) 
 /// Undoes the last repair.
 pub(super) fn undo(context: &mut Context, file: &Path, args: &RepairOptionsArgs) -> Outcome {
     let done = undo_repair(file, &options(context.global.open_options(false), args))?;
+    done.warnings.iter().for_each(|warning| context.warn(warning));
     let undo_file = json::path(&done.undo_file);
     if context.global.json {
         let report = UndoReport {
@@ -161,6 +164,7 @@ pub(super) fn undo(context: &mut Context, file: &Path, args: &RepairOptionsArgs)
             undo_file,
             size: done.len_bytes,
             was_interrupted: done.was_interrupted,
+            warnings: switches::all_told(&done.warnings),
         };
         context.print_json(&report)?;
     } else if !context.global.quiet {

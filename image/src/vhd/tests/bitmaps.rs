@@ -118,3 +118,49 @@ fn no_bitmap_is_read_if_all_blocks_are_ours() {
     assert_eq!(disk.state(1), BlockState::partial(end + 512));
     assert_eq!(disk.read(65536, 2560), [[3; 2048].to_vec(), vec![0; 512]].concat());
 }
+
+/// What a disk reads as must not depend on the size of its table or on the cache mode.
+#[test]
+fn bitmaps_of_large_disks_of_ours_are_not_read_either() {
+    let store = created(DiskType::Dynamic, 70_000 * 65536, 65536);
+    let disk = TestDisk::open(store.clone(), true, Vec::new());
+    disk.write(0, &[1; 65536]);
+    let BlockState::Data { offset_bytes, .. } = disk.state(0) else { panic!("not written") };
+    disk.close();
+    store.write_at(&[0; 512], offset_bytes - 512).unwrap();
+    for writable in [false, true] {
+        let disk = TestDisk::open(store.clone(), writable, Vec::new());
+        assert_eq!(disk.state(0), BlockState::data(offset_bytes));
+    }
+}
+
+/// A store whose sector at an offset cannot be read.
+#[derive(Debug)]
+struct BadSector(Arc<SparseStore>, u64);
+
+impl diskwright_store::testing::ForwardingStore for BadSector {
+    fn inner(&self) -> &dyn Store {
+        &*self.0
+    }
+    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> std::io::Result<()> {
+        if (offset_bytes..offset_bytes + buf.len() as u64).contains(&self.1) {
+            return Err(std::io::Error::other("a bad sector"));
+        }
+        self.0.read_at(buf, offset_bytes)
+    }
+}
+
+#[test]
+fn a_disk_whose_bitmap_cannot_be_read_is_not_sound() {
+    for disk_type in [DiskType::Dynamic, DiskType::Differencing] {
+        let (store, disk) = disk(disk_type);
+        disk.write(0, &[1; 65536]);
+        let (BlockState::Data { offset_bytes, .. } | BlockState::Partial { offset_bytes, .. }) = disk.state(0) else {
+            panic!("not written")
+        };
+        disk.close();
+        assert_sound(store.clone());
+        let error = check(Arc::new(BadSector(store, offset_bytes - 512))).unwrap_err();
+        assert!(error.to_string().contains("read a sector bitmap"), "{disk_type}: {error}");
+    }
+}

@@ -183,3 +183,42 @@ fn the_footer_follows_the_last_block_or_the_table() {
     disk.close();
     assert_eq!(footer_place(&store), at + 512 + 65536);
 }
+
+/// A repair must not cut off what may belong to a parent locator.
+#[test]
+fn space_that_a_locator_declares_beyond_the_file_is_not_given_back() {
+    let (store, disk) = disk(DiskType::Differencing);
+    disk.write(65536, &[1; 65536]);
+    disk.close();
+    let tail = store.len_bytes().unwrap() - 512;
+    let mut header = header(&store);
+    let locator = header.locators.iter_mut().find(|entry| entry.is_used()).unwrap();
+    let mut data = vec![0; locator.data_length_bytes as usize];
+    store.read_at(&mut data, locator.data_offset).unwrap();
+    let place = tail.next_multiple_of(4096) + 65536;
+    (locator.data_offset, locator.data_space) = (place, 1 << 20);
+    store.write_at(&header.to_bytes(), 512).unwrap();
+    let footer = footer_at(&store, 0).unwrap().to_bytes();
+    store.write_at(&vec![0x5a; 192 << 10], tail).unwrap();
+    store.write_at(&data, place).unwrap();
+    store.write_at(&footer, tail + (192 << 10)).unwrap();
+    let kept = store.sectors();
+    let shown: Arc<dyn Store> = store.clone();
+    let link = super::super::parent_link(&*shown).unwrap();
+    let report = check(store.clone()).unwrap();
+    assert!(report.findings.iter().any(|finding| finding.message.contains("declares more space")), "{report:#?}");
+    assert_eq!(report.worst(), Some(Severity::Leak), "{report:#?}");
+    for accept_loss in [false, true] {
+        crate::mend(crate::Format::Vhd, &shown, accept_loss, &mut |_| true).unwrap().unwrap();
+        assert!(store.sectors() == kept);
+    }
+    // A session that adds a block does not overwrite the locator either, nor cut it off.
+    let disk = TestDisk::open(store.clone(), true, Vec::new());
+    disk.write(0, &[2; 65536]);
+    disk.close();
+    let after = super::super::parent_link(&*shown).unwrap();
+    assert_eq!(after, link);
+    let mut now = vec![0; data.len()];
+    store.read_at(&mut now, place).unwrap();
+    assert!(now == data);
+}

@@ -331,3 +331,74 @@ fn the_next_block_is_found_across_holes_and_in_memory() {
     assert_eq!(seen(), expected, "by the tables in the file");
     assert_eq!((next(1, 5000), next(1, 5001), next(5001, 5001)), (None, Some(5000), None));
 }
+
+/// Entries that read the same before and after, and what a repair without loss leaves.
+fn mended(contents: &Contents) -> (Contents, Option<Severity>) {
+    let store = TestStore::new(contents.clone());
+    let shown: Arc<dyn Store> = store.clone();
+    let after = crate::mend(crate::Format::Vhdx, &shown, false, &mut |_| true).unwrap().unwrap();
+    (store.contents(), after.worst())
+}
+
+#[test]
+fn the_entry_without_data_loses_its_place_and_not_the_block_with_data() {
+    let store = Driver::create(&options(DiskType::Dynamic, 20 * MIB, 2 * MIB as u32));
+    let driver = Driver::open(&store, true);
+    driver.write(4096, 1, 7).unwrap();
+    driver.write(3 * 4096, 1, 9).unwrap();
+    driver.writer().close().unwrap();
+    let sound = store.contents();
+    let (first, second) = (entry(&sound, 1).offset_bytes(), entry(&sound, 3).offset_bytes());
+    assert_eq!(second, first + 2 * MIB);
+    for state in [PayloadState::Unmapped, PayloadState::Undefined] {
+        // Before and after the block in the table; at its place, over both blocks, and so that the
+        // entry without data begins first.
+        for index in [0, 5] {
+            for (place, alone) in [(first, false), (second, false), (first + MIB, false), (first + MIB, true)] {
+                let mut contents = sound.clone();
+                set(&mut contents, index, BatEntry::payload(state, place));
+                if alone {
+                    set(&mut contents, 1, BatEntry::payload(PayloadState::Zero, 0));
+                }
+                let (worst, message, _) = checked(&contents);
+                assert_eq!(worst, Some(Severity::Corrupt), "{message}");
+                let (after, worst) = mended(&contents);
+                assert!(worst < Some(Severity::Leak), "{state:?} {index} {place}: {worst:?}");
+                assert_eq!(entry(&after, index), BatEntry::payload(state, 0));
+                let driver = Driver::open(&TestStore::new(after), true);
+                assert_eq!((driver.read(4096), driver.read(3 * 4096)), (if alone { 0 } else { 7 }, 9));
+            }
+        }
+        // Two entries without data in one place: one of them may keep it.
+        let mut contents = sound.clone();
+        set(&mut contents, 1, BatEntry::payload(state, first));
+        set(&mut contents, 5, BatEntry::payload(state, first));
+        assert_eq!(checked(&contents).0, Some(Severity::Corrupt));
+        let (after, worst) = mended(&contents);
+        assert!(worst < Some(Severity::Leak), "{worst:?}");
+        assert_eq!([entry(&after, 1), entry(&after, 5)].map(BatEntry::offset_bytes), [first, 0]);
+    }
+}
+
+#[test]
+fn places_that_no_writer_accepts_are_not_sound() {
+    let mut contents = alone(DiskType::Dynamic, 10 * MIB);
+    contents.set_len(1 << 53);
+    for index in [2, 3] {
+        set(&mut contents, index, BatEntry::payload(PayloadState::FullyPresent, 1 << 52));
+    }
+    let report = check(TestStore::new(contents.clone())).unwrap();
+    let told: Vec<&str> = report.findings.iter().map(|finding| &*finding.message).collect();
+    assert_eq!(report.worst(), Some(Severity::Corrupt), "{told:?}");
+    assert_eq!(told.iter().filter(|message| message.contains("within the first 128 TiB")).count(), 2, "{told:?}");
+    // A repair must not cut the file before these blocks.
+    assert_eq!(mended(&contents).0.len_bytes, 1 << 53);
+    // Two blocks without data keep one place there: they must not share it when they are written.
+    for index in [2, 3] {
+        set(&mut contents, index, BatEntry::payload(PayloadState::Unmapped, 1 << 52));
+    }
+    let driver = Driver::open(&TestStore::new(contents), true);
+    driver.write(2 * 2048, 1, 2).unwrap();
+    driver.write(3 * 2048, 1, 3).unwrap();
+    assert_eq!((driver.read(2 * 2048), driver.read(3 * 2048)), (2, 3));
+}
