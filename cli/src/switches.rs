@@ -80,6 +80,8 @@ switches! {
     ReconnectOptions::parent => "--parent";
     ReconnectOptions::search_dirs => "--search";
     RescueOptions::block_bytes => "--block-size";
+    RescueOptions::no_parent => "--no-parent";
+    RescueOptions::parent => "--parent";
     RescueOptions::size_bytes => "--size";
     RescueOptions::trust_absent => "--trust-table";
     SweepOptions::axes => "--vary";

@@ -103,6 +103,20 @@ impl Store for OverlayStore {
         Ok(())
     }
 
+    /// Holes of the file stay holes, and so is what lies beyond it: a log can claim any length.
+    fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
+        let first_page = offset_bytes - offset_bytes % PAGE_BYTES;
+        let page = self.pages.range(first_page..).next().map(|(&page_offset, _)| page_offset.max(offset_bytes));
+        let page = page.map(|start| start..start - start % PAGE_BYTES + PAGE_BYTES);
+        let inner = self.inner.next_data(offset_bytes)?;
+        let inner = inner.map(|data| data.offset_bytes..data.offset_bytes.saturating_add(data.len_bytes));
+        let next = page.into_iter().chain(inner).min_by_key(|range| range.start);
+        Ok(next.filter(|range| range.start < self.len_bytes).map(|range| FileRange {
+            offset_bytes: range.start,
+            len_bytes: range.end.min(self.len_bytes) - range.start,
+        }))
+    }
+
     fn data_file(&self) -> Option<DataFile<'_>> {
         self.inner.data_file()
     }

@@ -45,6 +45,7 @@ mod pieces;
 mod reconnect;
 mod repairs;
 mod rescue;
+mod rescue_doubts;
 mod rescue_file_systems;
 mod resizing;
 mod second_opinions;

@@ -57,7 +57,7 @@ fn made(format: Format) -> Vec<u8> {
 fn no_truncation_and_no_lost_sector_ends_in_a_panic() {
     for format in [Format::Vhd, Format::Vhdx] {
         let bytes = made(format);
-        let hints = SalvageHints { size_bytes: Some(8 << 20), block_bytes: Some(1 << 20) };
+        let hints = SalvageHints { size_bytes: Some(8 << 20), block_bytes: Some(1 << 20), is_child: None };
         let mut found = 0;
         for at in (0..bytes.len().min(4 << 20)).step_by(if format == Format::Vhd { 512 } else { 60 << 10 }) {
             let cut = bytes[..at].to_vec();
