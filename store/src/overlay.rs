@@ -180,3 +180,29 @@ impl Store for OverlayStore {
         self.inner.allocated_bytes()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryStore;
+
+    #[test]
+    fn a_length_that_a_log_claims_is_a_hole() {
+        let inner: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes("test", vec![1; 8192]));
+        let page = |at: u64| (at, vec![2; PAGE_BYTES as usize].into_boxed_slice());
+        let pages = BTreeMap::from([page(4096), page(1 << 30)]);
+        let overlay = OverlayStore::new(inner, pages, 1 << 60).unwrap();
+        let mut found = Vec::new();
+        let mut at = 0;
+        while let Some(data) = overlay.next_data(at).unwrap() {
+            assert!(data.offset_bytes >= at && data.len_bytes > 0);
+            at = data.offset_bytes + data.len_bytes;
+            found.push(data.offset_bytes..at);
+            assert!(found.len() < 10, "{found:?}");
+        }
+        let covers = |byte: u64| found.iter().any(|range| range.contains(&byte));
+        assert!(covers(0) && covers(8191) && covers(1 << 30) && covers((1 << 30) + 4095));
+        assert!(!covers(8192) && !covers((1 << 30) + 4096) && !covers(1 << 59));
+        assert_eq!(overlay.next_data((1 << 30) + 4096).unwrap(), None);
+    }
+}

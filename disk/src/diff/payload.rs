@@ -51,7 +51,7 @@ impl Pieces for Padded<'_> {
     fn for_each(&mut self, progress: &mut Progress<'_>, each: &mut EachPiece<'_>) -> Result<()> {
         let mut at = self.padding.start;
         let end = self.padding.end;
-        let mut pad = |at: u64, until: u64, progress: &mut Progress<'_>, each: &mut EachPiece<'_>| {
+        let pad = |at: u64, until: u64, progress: &mut Progress<'_>, each: &mut EachPiece<'_>| {
             let until = until.min(end);
             let zeros = Piece::Zeros { offset_bytes: at, len_bytes: until.saturating_sub(at) };
             if at < until { each(zeros, progress) } else { Ok(()) }

@@ -150,7 +150,8 @@ fn judge(
     (trust_absent, places): (bool, bool),
     progress: &mut Progress<'_>,
 ) -> Result<bool> {
-    known.refused.clear();
+    // Who was a rival stays one, also if less is known now.
+    known.refused.retain(|_, why| *why == SEVERAL);
     let ours: HashSet<u64> = known.placed.keys().map(|claim| claim.block).collect();
     let blocks = Blocks { trust_absent, ours: &ours };
     let votes = count_votes(salvaged, &blocks, witness, &mut known.refused, progress)?;

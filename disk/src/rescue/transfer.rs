@@ -76,7 +76,7 @@ pub(super) fn copy(
             continue;
         }
         // A parent whose tables cannot be read has no holes.
-        let known = next_known(disk.layers(), at, size_bytes).unwrap_or(at);
+        let known = next_known(&disk.layers(), at, size_bytes).unwrap_or(at);
         if at < known {
             let kind = if is_doubted { RangeKind::Doubted } else { RangeKind::Zero };
             copier.list.add(at, known - at, kind, || None);

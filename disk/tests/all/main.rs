@@ -53,6 +53,7 @@ mod snapshots;
 mod split_raw;
 mod threads;
 mod tracking;
+mod tracking_points;
 mod undo;
 mod waiting;
 mod who_is_blamed;

@@ -70,16 +70,16 @@ fn two_blocks() -> Vec<u8> {
     own
 }
 
-/// A VHDX that has lost its metadata and has whole blocks only: a child and a disk without a parent
-/// look the same. What may be the parent's is lost, and that is told.
+/// A VHDX that has lost its metadata and has no block that is partially present: a child and a disk
+/// without a parent look the same. What may be the parent's is lost, and that is told.
 #[test]
 fn what_may_be_a_parents_is_lost_and_told() {
-    let format = Format::Vhdx;
-    let (dir, parent, child, model) = family(format, &two_blocks(), "child.vhdx");
+    let (format, nothing) = (Format::Vhdx, vec![0; (BLOCKS * BLOCK) as usize]);
+    let (dir, parent, child, model) = family(format, &nothing, "child.vhdx");
     forget_the_parent(&child, format);
     let (found, copy) = rescued(dir.path(), &child, &told());
     same_as(&found, &copy, &model);
-    assert_eq!((found.lost_bytes, found.zero_bytes), ((BLOCKS - 2) * BLOCK, 0));
+    assert_eq!((found.lost_bytes, found.zero_bytes), (BLOCKS * BLOCK, 0));
     assert!(lost(&found).iter().all(|reason| reason.contains("may be a parent's")), "{:?}", found.ranges);
     let remarks = found.remarks.join(" ");
     assert!(remarks.contains("`RescueOptions::parent`") && remarks.contains("`RescueOptions::no_parent`"), "{remarks}");
@@ -90,7 +90,7 @@ fn what_may_be_a_parents_is_lost_and_told() {
     assert!(found.is_whole() && found.remarks.iter().any(|remark| remark.contains("right one")), "{found:?}");
     // Or knows that there is none.
     let (found, copy) = rescued(dir.path(), &child, &RescueOptions { no_parent: true, ..told() });
-    same_as(&found, &copy, &two_blocks());
+    same_as(&found, &copy, &nothing);
     assert!(found.is_whole());
 }
 
@@ -273,15 +273,15 @@ fn counted(dir: &Path, path: &Path) -> (Result<Rescued, DiskError>, u64) {
     let files = Counting::default();
     let reads = Arc::clone(&files.reads);
     let mut options = RescueOptions::default();
-    options.source.files = Files::new(files);
+    options.source.files = Files::new(Arc::new(files));
     let dest = dir.join("dest.vhdx");
     let _ = fs::remove_file(&dest);
     let found = rescue(path, &dest, &options, &mut |_, _| true);
     (found, reads.load(Ordering::Relaxed))
 }
 
-/// A VHD of a few KiB that claims a disk of `size_bytes` in blocks of 512 bytes.
-fn tiny_blocks(path: &Path, size_bytes: u64) {
+/// A VHD of a few KiB that claims a disk of `size_bytes` in blocks of `block_bytes`.
+fn claiming(path: &Path, size_bytes: u64, block_bytes: u32) {
     let request =
         CreateRequest { size_bytes: Some(MIB), disk_type: Some(DiskType::Dynamic), ..CreateRequest::default() };
     create(path, &request).unwrap();
@@ -297,8 +297,9 @@ fn tiny_blocks(path: &Path, size_bytes: u64) {
         bytes[footer + 48..footer + 56].copy_from_slice(&size_bytes.to_be_bytes());
         seal(&mut bytes[footer..footer + 512], 64);
     }
-    bytes[512 + 28..512 + 32].copy_from_slice(&u32::try_from(size_bytes / 512).unwrap().to_be_bytes());
-    bytes[512 + 32..512 + 36].copy_from_slice(&512_u32.to_be_bytes());
+    let blocks = u32::try_from(size_bytes / u64::from(block_bytes)).unwrap();
+    bytes[512 + 28..512 + 32].copy_from_slice(&blocks.to_be_bytes());
+    bytes[512 + 32..512 + 36].copy_from_slice(&block_bytes.to_be_bytes());
     seal(&mut bytes[512..1536], 36);
     fs::write(path, bytes).unwrap();
 }
@@ -308,7 +309,7 @@ fn tiny_blocks(path: &Path, size_bytes: u64) {
 fn a_small_file_costs_few_reads_whatever_it_claims() {
     let dir = folder();
     let path = path_of(dir.path(), "disk", Format::Vhd);
-    tiny_blocks(&path, 32 << 30);
+    claiming(&path, 32 << 30, 512);
     let (found, reads) = counted(dir.path(), &path);
     let found = found.unwrap();
     assert_eq!(found.size_bytes, 32 << 30);
@@ -316,7 +317,7 @@ fn a_small_file_costs_few_reads_whatever_it_claims() {
     assert!(found.ranges.iter().any(|range| range.kind == RangeKind::Lost));
     assert!(reads < 2000, "{reads} reads");
     fs::remove_file(&path).unwrap();
-    tiny_blocks(&path, 2000 << 30);
+    claiming(&path, 2000 << 30, 512);
     let (found, reads) = counted(dir.path(), &path);
     assert!(found.unwrap_err().to_string().contains("blocks of 512 bytes"));
     assert!(reads < 2000, "{reads} reads");
@@ -327,28 +328,11 @@ fn a_small_file_costs_few_reads_whatever_it_claims() {
 fn a_long_leftover_is_saved_whole() {
     let dir = folder();
     let path = path_of(dir.path(), "disk", Format::Vhd);
-    let block_bytes = 512 * MIB;
-    let request = CreateRequest {
-        size_bytes: Some(block_bytes),
-        disk_type: Some(DiskType::Dynamic),
-        block_bytes: Some(block_bytes as u32),
-        ..CreateRequest::default()
-    };
-    create(&path, &request).unwrap();
-    {
-        use diskwright_disk::{Disk, OpenOptions};
-        use diskwright_store::{Blocking, EngineKind};
-        let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
-        let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
-        io.write(0, &[7; 4096], false).unwrap();
-        io.write(300 * MIB, &[8; 4096], false).unwrap();
-        drop(io);
-        disk.close().unwrap();
-    }
-    let mut entry = [0; 8];
+    claiming(&path, 1 << 30, 512 << 20);
     let file = fs::File::options().read(true).write(true).open(&path).unwrap();
-    file.read_exact_at(&mut entry, 512 + 16).unwrap();
-    file.write_all_at(&[0xff; 4], u64::from_be_bytes(entry)).unwrap();
+    let end = file.metadata().unwrap().len();
+    file.write_all_at(&[7; 4096], end).unwrap();
+    file.write_all_at(&[8; 4096], end + 300 * MIB).unwrap();
     let pieces = dir.path().join("pieces");
     let options = RescueOptions { leftovers: Some(pieces.clone()), ..RescueOptions::default() };
     let found = rescue(&path, dir.path().join("dest.vhdx"), &options, &mut |_, _| true).unwrap();
