@@ -20,7 +20,8 @@
 //!
 //! Memory: one record for each block that has space, up to [`HELD_MAX`]; runs of lost blocks are
 //! one record. Time: entries behind the end of the file are one record, and no range of the file is
-//! read more often than a constant says. No read error ends a salvage, except when not even the length of the file is known.
+//! read more often than a constant says. No read error ends a salvage, except when not even the
+//! length of the file is known.
 
 mod found;
 mod image;

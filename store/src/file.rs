@@ -356,7 +356,8 @@ impl Store for FileStore {
                 self.write_at(buf, offset_bytes)?;
                 self.sync_data()
             }
-            // EIO may come from the write-back of an earlier write. The kernel reports it once only.
+            // EIO may come from the write-back of an earlier write. The kernel reports it once
+            // only.
             Err(Errno::IO) => self.settle_sync(Err(Errno::IO.into())),
             // Space may be missing for the write or for its write-back.
             Err(errno) => {

@@ -95,8 +95,8 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Returns when every write that completed before the call is durable.
     fn sync_data(&self) -> io::Result<()>;
 
-    /// Writes as [`Store::write_at`], and returns when these bytes are durable. Other writes need not
-    /// be. By one system call, where the system can.
+    /// Writes as [`Store::write_at`], and returns when these bytes are durable. Other writes need
+    /// not be. By one system call, where the system can.
     fn write_durable_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
         self.write_at(buf, offset_bytes)?;
         self.sync_data()

@@ -40,8 +40,8 @@ pub(super) trait Pieces {
 
 /// The pieces of an export, and zeros for what has no piece in `padding`.
 ///
-/// A copy that is longer than the base may hold anything behind the base's end, where the result has
-/// zeros without a piece.
+/// A copy that is longer than the base may hold anything behind the base's end, where the result
+/// has zeros without a piece.
 pub(super) struct Padded<'a> {
     pub(super) pieces: &'a mut dyn Pieces,
     pub(super) padding: Range<u64>,

@@ -83,9 +83,9 @@ impl SincePoint {
         Self::of_frozen((Arc::new(frozen), layers[depth].path.clone()), path, point, (&end, changed))
     }
 
-    /// The changes of the disk at `path` up to the point `end`, whose contents the disk `frozen` has:
-    /// what another process that has the disk open has told of it. `point` is the one from which on
-    /// they count.
+    /// The changes of the disk at `path` up to the point `end`, whose contents the disk `frozen`
+    /// has: what another process that has the disk open has told of it. `point` is the one from
+    /// which on they count.
     ///
     /// # Errors
     /// [`DiskError::BadOptions`] if `frozen` has not the identity that the disk had at `end`.

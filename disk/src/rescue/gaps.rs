@@ -76,8 +76,8 @@ pub(super) fn each_window(
     Ok(())
 }
 
-/// Lists the data that is left in the gaps, and writes it into a folder if the user wants it. Returns
-/// also the bytes that are not listed.
+/// Lists the data that is left in the gaps, and writes it into a folder if the user wants it.
+/// Returns also the bytes that are not listed.
 pub(super) fn list_leftovers(
     salvaged: &Salvaged,
     refused: &HashMap<u64, &'static str>,
@@ -131,8 +131,8 @@ pub(super) fn list_leftovers(
     Ok((leftovers, unlisted_bytes))
 }
 
-/// Writes a piece of the file into a file of its own. Bytes that cannot be read are zeros, and zeros
-/// are holes.
+/// Writes a piece of the file into a file of its own. Bytes that cannot be read are zeros, and
+/// zeros are holes.
 fn save(salvaged: &Salvaged, range: &Range<u64>, folder: &Path) -> Result<()> {
     let path = folder.join(format!("{:016x}.bin", range.start));
     let written = fs::OpenOptions::new().write(true).create_new(true).open(&path).and_then(|file| {

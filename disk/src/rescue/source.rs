@@ -1,9 +1,9 @@
 //! The damaged image, and the parents that can be read.
 //!
 //! The format is the one that the user names, else that of the extension, else that of a signature
-//! that is left. Whether the image has a parent is known from its own records. If they are lost, the
-//! user may know ([`RescueOptions::parent`], [`RescueOptions::no_parent`]), and images named `.avhd`
-//! and `.avhdx` have one. Otherwise blocks without data are lost: they may be a parent's.
+//! that is left. Whether the image has a parent is known from its own records. If they are lost,
+//! the user may know ([`RescueOptions::parent`], [`RescueOptions::no_parent`]), and images named
+//! `.avhd` and `.avhdx` have one. Otherwise blocks without data are lost: they may be a parent's.
 //!
 //! Parents are found and checked as in any chain (`gate.rs`, `open.rs`). Where a
 //! parent cannot be opened, a layer without contents takes its place: what would be the parent's is

@@ -1,6 +1,6 @@
 //! Copies what can be read. Runs of lost blocks and of blocks that no layer has are skipped at
-//! once, so that a huge disk in a small file takes no time. A range that fails is read again by halves, down to a sector of 512 or
-//! 4096 bytes; what still fails is lost.
+//! once, so that a huge disk in a small file takes no time. A range that fails is read again by
+//! halves, down to a sector of 512 or 4096 bytes; what still fails is lost.
 
 use super::{
     options::RescueOptions,

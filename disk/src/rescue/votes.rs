@@ -1,7 +1,7 @@
 //! Counts what the structures in the gaps of the file claim: that a piece of the file is a block.
 //!
-//! Memory is limited. Claims that are too many to count are not forgotten: their blocks are noted in
-//! [`Uncounted`], and such a block is not given to another piece.
+//! Memory is limited. Claims that are too many to count are not forgotten: their blocks are noted
+//! in [`Uncounted`], and such a block is not given to another piece.
 
 use super::gaps::{UNIT_BYTES, each_window};
 use crate::{Progress, Result};

@@ -49,7 +49,7 @@ pub(crate) struct Segment {
 impl Segment {
     /// Tells the point from a former one of its name.
     pub(crate) fn id(&self) -> u64 {
-        self.started_seconds << 30 | u64::from(self.started_ns & (1 << 30) - 1)
+        (self.started_seconds << 30) | u64::from(self.started_ns & ((1 << 30) - 1))
     }
 
     /// Whether it begins with this point. `None` stands for any point of the name.

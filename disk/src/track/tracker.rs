@@ -540,8 +540,8 @@ impl Inner {
     }
 
     /// Gives an image that is being written another identity, at a point. A copy of the image that
-    /// was made earlier in this session has the former one, so it is known if it is put back after a
-    /// crash: what has changed since the point is not what has changed since the copy.
+    /// was made earlier in this session has the former one, so it is known if it is put back after
+    /// a crash: what has changed since the point is not what has changed since the copy.
     ///
     /// # Errors
     /// As [`Inner::close`]; the image cannot be written.

@@ -24,7 +24,7 @@ const MIB: u64 = 1 << 20;
 const GRAIN: u64 = 64 << 10;
 
 fn made(extension: &str, disk_type: DiskType, size_bytes: u64) -> (TempDir, PathBuf) {
-    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let dir = crate::rescuing::folder();
     let path = dir.path().canonicalize().unwrap().join(format!("vm.{extension}"));
     let disk_type = Some(disk_type).filter(|_| extension != "raw");
     create(&path, &CreateRequest { size_bytes: Some(size_bytes), disk_type, ..CreateRequest::default() }).unwrap();
@@ -66,13 +66,13 @@ fn a_point_that_is_started_again_is_another_one() {
     disk.close().unwrap();
     drop(disk);
     let again = open(&path, false);
-    assert_eq!(BlockDevice::tracked_points(&*again), [second.clone()]);
+    assert_eq!(BlockDevice::tracked_points(&*again), std::slice::from_ref(&second));
     assert!(asked(&again, &second).unwrap() == [grain]);
     assert!(asked(&again, &first).is_err());
 }
 
-/// A copy that was made in the same session, before a point, and is put back in place after a crash:
-/// what has changed since the point is not what has changed since the copy.
+/// A copy that was made in the same session, before a point, and is put back in place after a
+/// crash: what has changed since the point is not what has changed since the copy.
 #[test]
 fn a_copy_from_before_the_point_is_known_after_a_crash() {
     let (_dir, path) = made("vhdx", DiskType::Fixed, 8 * MIB);
@@ -199,7 +199,7 @@ fn load(disk: &Disk, size_bytes: u64, stop: &AtomicBool) {
 /// disk at the moment of the snapshot, which the frozen image still shows.
 #[test]
 fn increments_between_snapshots_under_load_restore_each_moment() {
-    const SIZE: u64 = 12 * MIB;
+    const SIZE: u64 = 4 * MIB;
     for extension in ["vhdx", "vhd"] {
         let (dir, path) = made(extension, DiskType::Dynamic, SIZE);
         let disk = open(&path, true);

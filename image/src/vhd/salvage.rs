@@ -32,7 +32,8 @@ use std::{ops::Range, sync::Arc};
 const HEADER_SEARCH_BYTES: u64 = 1 << 20;
 /// Entries read by one call.
 const ENTRIES: usize = 16384;
-/// Most blocks of a disk: a VHD with the smallest blocks could have 4 billion of them in a small file.
+/// Most blocks of a disk: a VHD with the smallest blocks could have 4 billion of them in a small
+/// file.
 const BLOCKS_MAX: u64 = 1 << 26;
 /// The map of a fixed disk is cut by this.
 const FIXED_UNIT_BYTES: u64 = 2 << 20;

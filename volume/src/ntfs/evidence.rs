@@ -3,8 +3,8 @@
 //!
 //! A record names neither its volume nor itself by a checksum. Records of a volume that was here
 //! before it was formatted have the same numbers and often the same places. Their times are older
-//! than the volume: a record counts only if one of its four times (created, modified, changed, read)
-//! is not before the creation of the MFT, which is when the volume was formatted.
+//! than the volume: a record counts only if one of its four times (created, modified, changed,
+//! read) is not before the creation of the MFT, which is when the volume was formatted.
 
 use super::{
     boot::Boot,
