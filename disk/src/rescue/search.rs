@@ -163,15 +163,12 @@ fn judge(
     let mut budget_bytes = VERIFY_PASSES * salvaged.stored_bytes().max(salvaged.info.block_bytes);
     let mut stand: Vec<(Claim, Evidence)> = Vec::new();
     for (_, claim) in claims {
-        match budget_bytes.checked_sub(salvaged.bytes_in_disk(claim.block)) {
-            Some(left_bytes) => budget_bytes = left_bytes,
+        if budget_bytes == 0 {
             // It was not refuted, so no other piece may have its block.
-            None => {
-                uncounted.add(claim.block);
-                continue;
-            }
+            uncounted.add(claim.block);
+            continue;
         }
-        match verify(salvaged, claim, witness, progress)? {
+        match verify(salvaged, claim, witness, &mut budget_bytes, progress)? {
             Ok(evidence) => stand.push((claim, evidence)),
             Err(why) => drop(known.refused.insert(claim.payload_bytes, why)),
         }
@@ -181,7 +178,7 @@ fn judge(
     // Blocks that were placed before are judged again by what is known now.
     for claim in known.placed.keys().copied().collect::<Vec<_>>() {
         let has_rival = uncounted.may_hold(claim.block) || rivals.contains(&claim.block);
-        let why = match verify(salvaged, claim, witness, progress)? {
+        let why = match verify(salvaged, claim, witness, &mut u64::MAX, progress)? {
             _ if has_rival => SEVERAL,
             Err(_) => CONTRADICTS,
             Ok(_) => continue,
@@ -291,11 +288,12 @@ fn learn(damaged: &Damaged, anchors: &[Anchor], options: &RescueOptions) -> Resu
 }
 
 /// Looks at every structure of a piece, as if it were this block of the disk. The inner error is
-/// the reason against it.
+/// the reason against it. Takes what is read from the budget.
 fn verify(
     salvaged: &Salvaged,
     claim: Claim,
     witness: &Witness,
+    budget_bytes: &mut u64,
     progress: &mut Progress<'_>,
 ) -> Result<std::result::Result<Evidence, &'static str>> {
     let start_bytes = claim.block * salvaged.info.block_bytes;
@@ -304,6 +302,7 @@ fn verify(
     let mut sum = 0_u32;
     let mut contradicts = false;
     each_window(salvaged, &range, claim.payload_bytes, progress, &mut |at, bytes| {
+        *budget_bytes = budget_bytes.saturating_sub(bytes.len() as u64);
         witness.look(bytes, &mut |seen| {
             let (Seen::At { within_bytes, .. } | Seen::Copies { within_bytes }) = seen;
             let here = start_bytes + (at - claim.payload_bytes) + within_bytes as u64;
