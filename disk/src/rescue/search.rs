@@ -178,7 +178,9 @@ fn judge(
     // Blocks that were placed before are judged again by what is known now.
     for claim in known.placed.keys().copied().collect::<Vec<_>>() {
         let has_rival = uncounted.may_hold(claim.block) || rivals.contains(&claim.block);
-        let why = match verify(salvaged, claim, witness, &mut u64::MAX, progress)? {
+        // A placed block was read before, and may be read again in each round.
+        let mut unlimited_bytes = u64::MAX;
+        let why = match verify(salvaged, claim, witness, &mut unlimited_bytes, progress)? {
             _ if has_rival => SEVERAL,
             Err(_) => CONTRADICTS,
             Ok(_) => continue,

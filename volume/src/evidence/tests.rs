@@ -152,10 +152,10 @@ fn records_prove_nothing_beside_what_cannot_be_read() {
     };
     let mut known = shifted(&[(2048, 4096), (12288, 1024)]);
     assert_eq!(seen(&learned(&known, &[]), FORMATTED).len(), 4);
-    known.unread = Vec::from([6 * MIB..7 * MIB]);
+    known.unread.push(6 * MIB..7 * MIB);
     assert_eq!(seen(&learned(&known, &[]), FORMATTED), [], "the second partition");
     let mut lost = shifted(&[(2048, 4096)]);
-    lost.unread = Vec::from([0..4096]);
+    lost.unread.push(0..4096);
     assert_eq!(seen(&learned(&lost, &[MIB]), FORMATTED), [], "the partition table");
 }
 
