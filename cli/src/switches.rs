@@ -81,6 +81,8 @@ switches! {
     ReconnectOptions::search_dirs => "--search";
     RepairOptions::undo_file => "--undo-file";
     RescueOptions::block_bytes => "--block-size";
+    RescueOptions::no_parent => "--no-parent";
+    RescueOptions::parent => "--parent";
     RescueOptions::size_bytes => "--size";
     RescueOptions::trust_absent => "--trust-table";
     SweepOptions::axes => "--vary";

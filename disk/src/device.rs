@@ -19,14 +19,14 @@ use crate::{
     open,
     queue::DiskQueue,
     shared::Shared,
-    track::{kept::Kept, tracker::View},
+    track::{changed::Wanted, kept::Kept, tracker::View},
 };
 use diskwright_image::{BlockState, Commit, DiskType};
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{
-    BlockDevice, BlockQueue, Extent, ExtentKind, Geometry, QueueOptions, Store, resize::SizeWatcher, store::FileRange,
-    sync::MutexGuard,
+    BlockDevice, BlockQueue, Extent, ExtentKind, Geometry, QueueOptions, Store, TrackedPoint, resize::SizeWatcher,
+    store::FileRange, sync::MutexGuard,
 };
 use std::{
     io,
@@ -549,24 +549,26 @@ impl BlockDevice for Disk {
         })
     }
 
-    fn tracked_points(&self) -> Vec<String> {
+    fn tracked_points(&self) -> Vec<TrackedPoint> {
         let track = self.shared.chain().track.clone();
-        match track {
+        let names = match track {
             Some(view) => view.tracker.names(),
-            None => {
-                self.points().map_or_else(|_| Vec::new(), |points| points.into_iter().map(|point| point.name).collect())
-            }
-        }
+            None => self
+                .points()
+                .map_or_else(|_| Vec::new(), |points| points.into_iter().map(|point| (point.name, point.id)).collect()),
+        };
+        names.into_iter().map(|(name, id)| TrackedPoint { name, id }).collect()
     }
 
     fn changed_since(
         &self,
-        point: &str,
+        point: &TrackedPoint,
         range: Range<u64>,
         enough: usize,
         out: &mut Vec<Range<u64>>,
     ) -> io::Result<()> {
-        let changed = self.changed_within(point, range.clone()).map_err(error::to_io)?;
+        let wanted = Wanted { name: &point.name, id: Some(point.id), to: None, window: range.clone() };
+        let changed = self.changed(&wanted).map_err(error::to_io)?;
         let parts = changed.ranges_from(range.start).take_while(|part| part.start < range.end).take(enough);
         out.extend(parts.map(|part| part.start..part.end.min(range.end)));
         Ok(())

@@ -51,7 +51,9 @@ mod state;
 
 use crate::{Result, device::Disk};
 pub(crate) use dirty::Dirty;
-use diskwright_store::{BlockDevice, BlockQueue, Extent, Geometry, QueueOptions, resize::SizeWatcher, sync::Mutex};
+use diskwright_store::{
+    BlockDevice, BlockQueue, Extent, Geometry, QueueOptions, TrackedPoint, resize::SizeWatcher, sync::Mutex,
+};
 use queue::MovableQueue;
 pub(crate) use state::{Phase, State};
 use std::{io, ops::Range, sync::Arc};
@@ -101,13 +103,13 @@ impl BlockDevice for Movable {
         self.disk().extents(offset_bytes, len_bytes, out)
     }
 
-    fn tracked_points(&self) -> Vec<String> {
+    fn tracked_points(&self) -> Vec<TrackedPoint> {
         self.disk().tracked_points()
     }
 
     fn changed_since(
         &self,
-        point: &str,
+        point: &TrackedPoint,
         range: Range<u64>,
         enough: usize,
         out: &mut Vec<Range<u64>>,

@@ -3,6 +3,7 @@
 //! ```text
 //!   source.rs     file ─▶ what its tables still say (diskwright_image::salvage) ─▶ parents
 //!   search.rs     blocks that no entry names: where their own contents prove that they belong
+//!   gaps.rs       space that no entry names      votes.rs   what is claimed by what it holds
 //!   transfer.rs   every readable byte ─▶ DEST.partial ─▶ DEST;   a read error is a lost range
 //!   ranges.rs     the map: what was read, what is lost and why    outcome.rs, options.rs
 //! ```
@@ -12,17 +13,20 @@
 //! place and nothing in it contradicts. A block of a child that is lost is *lost*, and never shows
 //! its parent's data, which would be stale. So a differencing image with data that no entry names
 //! loses all blocks that its table calls absent, unless the user trusts the table
-//! ([`RescueOptions::trust_absent`]).
+//! ([`RescueOptions::trust_absent`]). The same holds for an image of which nothing says whether it
+//! has a parent.
 //!
-//! Memory is limited by the number of blocks with space; time by the file's length: it is read at
-//! most a few times.
+//! Memory is limited by the number of blocks with space. Time is linear in what the file stores:
+//! `search.rs` says how often it is read.
 
+mod gaps;
 mod options;
 mod outcome;
 mod ranges;
 mod search;
 mod source;
 mod transfer;
+mod votes;
 
 use crate::{
     DiskError, Progress, Result,
@@ -84,6 +88,7 @@ pub fn rescue(
         disk: &disk,
         path: source_path,
         is_doubted: !searched.doubts.is_empty(),
+        table: &damaged.salvaged.table,
         end_bytes: damaged.salvaged.table.is_linear().then_some(damaged.salvaged.file_bytes),
     };
     let moved = transfer::copy(&copied, &partial, (format, options), progress).map_err(shown).inspect_err(discard)?;

@@ -31,9 +31,9 @@
 //!    28    4  CRC-32C of the header's checksum (4 bytes) and of bytes 0 to 27
 //! ```
 //!
-//! Ranges ascend, do not overlap, are multiples of 512 bytes, and end within the size of the
-//! result. Ranges without a record are those of the base, or zeros beyond its end. Nothing follows
-//! the end mark.
+//! Ranges ascend, do not overlap, begin and end at multiples of the larger sector of base and
+//! result or at the end of the result, and end within its size. Ranges without a record are those
+//! of the base, or zeros beyond its end. Nothing follows the end mark.
 //!
 //! Every byte is under a checksum. A record's checksum begins with that of the header, and records
 //! are numbered, so a record that is lost, doubled or from another stream is found. A stream

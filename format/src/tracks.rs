@@ -21,6 +21,8 @@
 //!              0 length of the name   4 length of the reason   8 start, s since 1970
 //!              16 name (64 bytes)     80 reason (400 bytes): why everything counts as changed
 //!              480 GUID of the disk at the start    496 its size    504 1 if there is a GUID
+//!              508 start, ns of its second (u32): with the start, it tells a point from a former
+//!              one of its name
 //!            then for each segment its bitmap, one bit a grain, lowest bit first, in words of 64
 //! ```
 //!
@@ -297,6 +299,8 @@ pub struct SegmentHead {
     pub name: String,
     /// When it began, in seconds since 1970.
     pub started_seconds: u64,
+    /// When it began, in nanoseconds of that second.
+    pub started_ns: u32,
     /// Why everything counts as changed in it; empty if only what the bitmap says does.
     pub everything: String,
     /// The identity of an image that had the contents of the disk when it began.
@@ -324,6 +328,7 @@ impl SegmentHead {
             bytes[504] = 1;
         }
         bytes[496..504].copy_from_slice(&self.size_bytes.to_le_bytes());
+        bytes[508..512].copy_from_slice(&self.started_ns.to_le_bytes());
         bytes
     }
 
@@ -341,9 +346,11 @@ impl SegmentHead {
         let mut guid = [0; 16];
         guid.copy_from_slice(&bytes[480..496]);
         let linkage_id = (bytes[504] == 1).then(|| Uuid::from_bytes_le(guid));
-        let (started_seconds, size_bytes) = (u64_at(bytes, 8), u64_at(bytes, 496));
+        let (started_seconds, started_ns, size_bytes) = (u64_at(bytes, 8), u32_at(bytes, 508), u64_at(bytes, 496));
         match (name, everything) {
-            (Some(name), Some(everything)) => Ok(Self { name, started_seconds, everything, linkage_id, size_bytes }),
+            (Some(name), Some(everything)) => {
+                Ok(Self { name, started_seconds, started_ns, everything, linkage_id, size_bytes })
+            }
             (None, _) => bad(offset_bytes, "another name", "1 to 64 letters, digits, '.', '-' and '_'"),
             (_, None) => bad(offset_bytes + 4, "another reason", "a sentence of at most 400 bytes"),
         }
@@ -457,6 +464,7 @@ mod tests {
         let head = SegmentHead {
             name: "full-1".into(),
             started_seconds: 3,
+            started_ns: 999_999_999,
             everything: String::new(),
             linkage_id: Some(Uuid::from_u128(4)),
             size_bytes: 5,

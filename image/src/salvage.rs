@@ -15,20 +15,25 @@
 //! space are both lost, and so is an entry with bits that must be zero. Absent blocks are believed
 //! only while nothing suggests that entries were wiped ([`BlockTable::doubt_absent`]).
 //!
+//! If nothing says whether the image has a parent, its absent blocks are lost: they may be the
+//! parent's ([`Kinship::Unknown`]).
+//!
 //! Memory: one record for each block that has space, up to [`HELD_MAX`]; runs of lost blocks are
-//! one record. No read error ends a salvage, except when not even the length of the file is known.
+//! one record. Time: entries behind the end of the file are one record, and no range of the file is
+//! read more often than a constant says. No read error ends a salvage, except when not even the
+//! length of the file is known.
 
 mod found;
 mod image;
 mod reading;
 mod table;
 
-pub use found::{Bitmaps, SalvageHints, Salvaged};
+pub use found::{Bitmaps, Kinship, SalvageHints, Salvaged};
 pub use image::SalvagedImage;
 pub(crate) use reading::file_length;
 pub use reading::read_what_can_be;
-pub(crate) use table::overlapping;
 pub use table::{BlockTable, Fault, HELD_MAX, Held};
+pub(crate) use table::{joined, overlapping, overlaps_one};
 
 #[cfg(test)]
 mod tests;

@@ -346,6 +346,31 @@ impl Store for FileStore {
         self.settle_sync(retry_on_intr(|| rustix::fs::fdatasync(&self.meta)).map_err(io::Error::from))
     }
 
+    fn write_durable_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        if self.direct_metadata().is_some() {
+            self.write_at(buf, offset_bytes)?;
+            return self.sync_data();
+        }
+        let slices = [io::IoSlice::new(buf)];
+        match rustix::io::pwritev2(&self.meta, &slices, offset_bytes, ReadWriteFlags::DSYNC) {
+            // A sync that failed before still counts.
+            Ok(moved_bytes) if moved_bytes == buf.len() => self.settle_sync(Ok(())),
+            // Short write, or the kernel or file system does not support it.
+            Ok(_) | Err(Errno::INVAL | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INTR | Errno::AGAIN) => {
+                self.write_at(buf, offset_bytes)?;
+                self.sync_data()
+            }
+            // EIO may come from the write-back of an earlier write. The kernel reports it once
+            // only.
+            Err(Errno::IO) => self.settle_sync(Err(Errno::IO.into())),
+            // Space may be missing for the write or for its write-back.
+            Err(errno) => {
+                self.write_at(buf, offset_bytes)?;
+                self.settle_sync(Err(errno.into()))
+            }
+        }
+    }
+
     fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
         // With O_DIRECT only the disk's own cache holds unwritten data, and a later sync flushes
         // it.

@@ -86,7 +86,7 @@ pub use option_names::rename_options;
 pub use overlay::OverlayStore;
 pub use queue::{
     BlockDevice, BlockQueue, Blocking, Completion, Extent, ExtentKind, Geometry, Operation, PushError, QueueOptions,
-    Request,
+    Request, TrackedPoint,
 };
 pub use raw::RawDevice;
 pub use shared::SharedRing;

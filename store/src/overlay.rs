@@ -103,6 +103,20 @@ impl Store for OverlayStore {
         Ok(())
     }
 
+    /// Holes of the file stay holes, and so is what lies beyond it: a log can claim any length.
+    fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
+        let first_page = offset_bytes - offset_bytes % PAGE_BYTES;
+        let page = self.pages.range(first_page..).next().map(|(&page_offset, _)| page_offset.max(offset_bytes));
+        let page = page.map(|start| start..start - start % PAGE_BYTES + PAGE_BYTES);
+        let inner = self.inner.next_data(offset_bytes)?;
+        let inner = inner.map(|data| data.offset_bytes..data.offset_bytes.saturating_add(data.len_bytes));
+        let next = page.into_iter().chain(inner).min_by_key(|range| range.start);
+        Ok(next.filter(|range| range.start < self.len_bytes).map(|range| FileRange {
+            offset_bytes: range.start,
+            len_bytes: range.end.min(self.len_bytes) - range.start,
+        }))
+    }
+
     fn data_file(&self) -> Option<DataFile<'_>> {
         self.inner.data_file()
     }
@@ -168,5 +182,31 @@ impl Store for OverlayStore {
 
     fn allocated_bytes(&self) -> io::Result<u64> {
         self.inner.allocated_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryStore;
+
+    #[test]
+    fn a_length_that_a_log_claims_is_a_hole() {
+        let inner: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes("test", vec![1; 8192]));
+        let page = |at: u64| (at, vec![2; PAGE_BYTES as usize].into_boxed_slice());
+        let pages = BTreeMap::from([page(4096), page(1 << 30)]);
+        let overlay = OverlayStore::new(inner, pages, 1 << 60).unwrap();
+        let mut found = Vec::new();
+        let mut at = 0;
+        while let Some(data) = overlay.next_data(at).unwrap() {
+            assert!(data.offset_bytes >= at && data.len_bytes > 0);
+            at = data.offset_bytes + data.len_bytes;
+            found.push(data.offset_bytes..at);
+            assert!(found.len() < 10, "{found:?}");
+        }
+        let covers = |byte: u64| found.iter().any(|range| range.contains(&byte));
+        assert!(covers(0) && covers(8191) && covers(1 << 30) && covers((1 << 30) + 4095));
+        assert!(!covers(8192) && !covers((1 << 30) + 4096) && !covers(1 << 59));
+        assert_eq!(overlay.next_data((1 << 30) + 4096).unwrap(), None);
     }
 }

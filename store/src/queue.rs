@@ -254,8 +254,8 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// The names of the points since which changes of the device are tracked.
-    fn tracked_points(&self) -> Vec<String> {
+    /// The points since which changes of the device are tracked.
+    fn tracked_points(&self) -> Vec<TrackedPoint> {
         Vec::new()
     }
 
@@ -263,10 +263,10 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// them touch. At most `enough` parts.
     ///
     /// # Errors
-    /// `NotFound` if the device has no such point.
+    /// `NotFound` if the device has no such point, or another one by this name.
     fn changed_since(
         &self,
-        point: &str,
+        point: &TrackedPoint,
         range: Range<u64>,
         enough: usize,
         out: &mut Vec<Range<u64>>,
@@ -274,6 +274,16 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
         let _ = (point, range, enough, out);
         Err(io::ErrorKind::NotFound.into())
     }
+}
+
+/// A point since which changes of a device are tracked.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TrackedPoint {
+    /// Its name.
+    pub name: String,
+    /// Tells it from a former point of its name: a client that goes on after the point was stopped
+    /// and started again must not mix the two.
+    pub id: u64,
 }
 
 /// A thread's queue of requests to a device.

@@ -95,6 +95,13 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Returns when every write that completed before the call is durable.
     fn sync_data(&self) -> io::Result<()>;
 
+    /// Writes as [`Store::write_at`], and returns when these bytes are durable. Other writes need
+    /// not be. By one system call, where the system can.
+    fn write_durable_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        self.write_at(buf, offset_bytes)?;
+        self.sync_data()
+    }
+
     /// Reports the result of a sync of the data file that did not go through [`Store::sync_data`],
     /// and returns the result to use instead. After one failed sync, earlier writes may be lost
     /// although the next sync succeeds, so a store must keep reporting the failure.

@@ -47,11 +47,19 @@ pub trait ForwardingStore: Send + Sync + fmt::Debug {
     fn sync_data(&self) -> io::Result<()> {
         self.inner().sync_data()
     }
+    /// By the two calls that a test observes.
+    fn write_durable_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        self.write_at(buf, offset_bytes)?;
+        self.sync_data()
+    }
     fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
         self.inner().settle_sync(result)
     }
     fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
         self.inner().next_data(offset_bytes)
+    }
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        self.inner().allocated_bytes()
     }
     fn data_file(&self) -> Option<DataFile<'_>> {
         None
@@ -98,6 +106,9 @@ impl<T: ForwardingStore> Store for T {
     fn sync_data(&self) -> io::Result<()> {
         ForwardingStore::sync_data(self)
     }
+    fn write_durable_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        ForwardingStore::write_durable_at(self, buf, offset_bytes)
+    }
     fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
         ForwardingStore::settle_sync(self, result)
     }
@@ -129,7 +140,7 @@ impl<T: ForwardingStore> Store for T {
         self.inner().sector_bytes()
     }
     fn allocated_bytes(&self) -> io::Result<u64> {
-        self.inner().allocated_bytes()
+        ForwardingStore::allocated_bytes(self)
     }
 }
 

@@ -18,7 +18,9 @@
 //!   checksum gives the inode, and the inode or its tree the place), bitmaps whose checksum only
 //!   one descriptor has. Without metadata_csum: only copies of the superblock.
 //! - XFS version 5: every block of metadata and every inode has its own address and a CRC.
-//! - NTFS: records of the MFT have their number and fixups; the runs of the MFT give the place.
+//! - NTFS: records of the MFT have their number and fixups; the runs of the MFT give the place. A
+//!   record does not name its volume. So it counts only if it was changed after the volume was
+//!   formatted, and only while no other NTFS can be on the disk whose MFT is not known.
 //! - GPT: a header names its own sector.
 //!
 //! What must hold: a weight of [`PROOF`](crate::PROOF) is reached only by at least 64 bits that
@@ -27,18 +29,24 @@
 //! where copies are normal). No structure can tell a file system's own block from a copy of all of
 //! it inside a file.
 //!
-//! Everything read is hostile: maps are limited ([`REMEMBERED_MAX`]), and loops end by the size of
-//! the disk.
+//! Everything read is hostile: reads and what is remembered have a budget (`budget.rs`), which all
+//! file systems share.
 
+mod budget;
 mod gpt;
+#[cfg(test)]
+mod tests;
 
 use crate::{
     ext, ntfs,
     read::{ReadAt, Window, one_extent},
     seen::{Anchor, PROOF, Seen},
-    table, xfs,
+    table,
+    table::TableKind,
+    xfs,
 };
-use std::ops::Range;
+pub(crate) use budget::Metered;
+use std::{cell::Cell, ops::Range};
 
 /// Most file systems that are looked for.
 const SYSTEMS_MAX: usize = 64;
@@ -53,15 +61,22 @@ pub struct Witness {
     ntfs: Vec<ntfs::Evidence>,
     /// Partitions without a file system that is known, or the whole disk.
     unknown: Vec<Range<u64>>,
+    /// Whether there may be an NTFS whose MFT is not known. Its records look like those of others.
+    has_hidden_ntfs: Cell<bool>,
 }
 
 impl Witness {
     /// Learns the file systems of a disk, of which parts may not be readable. `anchors` are places
-    /// where one begins, besides those in the partition table.
-    pub fn learn(disk: &dyn ReadAt, anchors: &[Anchor]) -> Self {
+    /// where one begins, besides those in the partition table. Not more than `budget_bytes` are
+    /// read, in pieces of 64 KiB: what is not known then proves nothing.
+    pub fn learn(disk: &dyn ReadAt, anchors: &[Anchor], budget_bytes: u64) -> Self {
+        let metered = Metered::new(disk, budget_bytes);
+        let disk: &dyn ReadAt = &metered;
         let size_bytes = disk.size_bytes();
+        let table = table::find(disk);
+        let has_no_table = table.kind == TableKind::None;
         // Where a partition or an anchor begins, and a superblock besides the first one.
-        let partitions = table::find(disk).partitions.into_iter().map(|partition| (partition.range_bytes, None));
+        let partitions = table.partitions.into_iter().map(|partition| (partition.range_bytes, None));
         let found = anchors.iter().map(|anchor| (anchor.start_bytes..size_bytes, Some(anchor.superblock_bytes)));
         let mut witness = Self {
             size_bytes,
@@ -70,6 +85,7 @@ impl Witness {
             xfs: Vec::new(),
             ntfs: Vec::new(),
             unknown: Vec::new(),
+            has_hidden_ntfs: Cell::new(false),
         };
         for (range, copy) in partitions.chain(found).filter(|(range, _)| range.start < range.end) {
             let (start, whole) = (range.start, range.clone());
@@ -78,14 +94,43 @@ impl Witness {
             }
             let extents = one_extent(range);
             let window = Window::new(disk, &extents);
-            witness.ext.extend(ext::Evidence::learn(&window, start, copy));
+            witness.ext.extend(ext::Evidence::learn(&window, start, copy, &metered));
             witness.xfs.extend(xfs::Evidence::learn(&window, start, copy));
             witness.ntfs.extend(ntfs::Evidence::learn(&window, start));
             if copy.is_none() && !witness.knows(start) {
                 witness.unknown.push(whole);
             }
         }
+        witness.look_for_hidden_ntfs(disk, anchors, has_no_table);
         witness
+    }
+
+    /// Looks for signs of an NTFS whose MFT is not known: its boot sector, or a place where a boot
+    /// sector may have been and that cannot be read.
+    fn look_for_hidden_ntfs(&self, disk: &dyn ReadAt, anchors: &[Anchor], has_no_table: bool) {
+        let sector_at = |offset_bytes: u64| {
+            let mut sector = [0; 512];
+            disk.read_at(offset_bytes, &mut sector).ok().map(|()| sector)
+        };
+        if self.ntfs.is_empty() {
+            return;
+        }
+        let is_unread = |range: &Range<u64>| sector_at(range.start).is_none();
+        // Without a partition table the other volumes of the disk are not known.
+        let lost_table = has_no_table && !self.knows(0) && sector_at(0).is_none();
+        let mut hidden = lost_table || self.unknown.iter().any(is_unread);
+        for anchor in anchors.iter().filter(|anchor| anchor.superblock_bytes == 0) {
+            hidden |= !self.knows(anchor.start_bytes)
+                && !self.ntfs.iter().any(|system| system.end_bytes() == anchor.start_bytes)
+                && sector_at(anchor.start_bytes).is_none_or(|sector| ntfs::serial_of_boot(&sector).is_some());
+        }
+        self.has_hidden_ntfs.set(hidden);
+    }
+
+    /// Whether a sector is the boot sector, or its copy, of an NTFS that is not known.
+    fn is_other_ntfs(&self, sector: &[u8]) -> bool {
+        let serial = ntfs::serial_of_boot(sector);
+        serial.is_some_and(|serial| self.ntfs.iter().all(|system| system.serial() != serial))
     }
 
     /// Whether a file system that begins here is known.
@@ -107,7 +152,15 @@ impl Witness {
         self.look_for_first(bytes, give);
         self.ext.iter().for_each(|system| system.look(bytes, give));
         self.xfs.iter().for_each(|system| system.look(bytes, give));
-        self.ntfs.iter().for_each(|system| system.look(bytes, give));
+        if self.ntfs.is_empty() {
+            return;
+        }
+        if bytes.chunks_exact(512).any(|sector| self.is_other_ntfs(sector)) {
+            self.has_hidden_ntfs.set(true);
+        }
+        if !self.has_hidden_ntfs.get() {
+            self.ntfs.iter().for_each(|system| system.look(bytes, give));
+        }
     }
 
     /// First superblocks of file systems that are exactly as large as one partition without a known

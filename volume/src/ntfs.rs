@@ -22,7 +22,7 @@ mod numbers;
 mod record;
 mod state;
 
-pub(crate) use evidence::{Evidence, start_by_boot};
+pub(crate) use evidence::{Evidence, serial_of_boot, start_by_boot};
 
 use crate::{
     bytes::{le64, utf16, zero_runs},

@@ -2,8 +2,6 @@
 
 /// Sum of weights that proves a place.
 pub const PROOF: u32 = 2;
-/// Most things that are remembered of a file system, of each kind.
-pub(crate) const REMEMBERED_MAX: usize = 1 << 20;
 /// What was seen in bytes of an unknown place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seen {

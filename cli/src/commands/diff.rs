@@ -3,6 +3,7 @@
 //!
 //! The list is printed as the ranges are found, so memory does not depend on their number.
 
+mod points;
 mod source;
 
 use self::source::{Asked, Source};
@@ -33,7 +34,7 @@ use uuid::Uuid;
 /// Arguments of `diff`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-FILE is the disk with the changes. It is compared with its parent, with ANCESTOR, or with OTHER, or --track lists what was written since a point. `data`: FILE holds data there; `zeros`: it reads as \
+FILE is the disk with the changes. It is compared with its parent, with ANCESTOR, or with OTHER, or --track lists what was written since a point (with --to: up to a later one, also of a disk in use). `data`: FILE holds data there; `zeros`: it reads as \
 zeros; `beyond`: it ends before that range. Ranges of a chain come from tables and sector bitmaps alone, without reading data: what was rewritten with \
 the same bytes is listed, unless --exact is given. Two disks without a common image are read and compared.
 
@@ -50,6 +51,7 @@ EXAMPLES
   diskwright diff new.vhdx old.raw
   diskwright diff tuesday.avhdx --export tuesday.dwdiff
   diskwright diff vm.vhdx --track monday --export monday.dwdiff
+  diskwright diff vm.vhdx --track monday --to tuesday --export tuesday.dwdiff
   diskwright diff --apply tuesday.dwdiff --onto /backup/vm.vhdx
   diskwright diff vm.avhdx --export - | ssh host diskwright diff --apply - --onto /backup/vm.vhdx")]
 pub struct DiffArgs {
@@ -65,6 +67,10 @@ pub struct DiffArgs {
     /// List what has changed since this point of the disk's change tracking (`track`).
     #[arg(long, value_name = "NAME", conflicts_with_all = ["other", "since", "exact", "apply"])]
     track: Option<String>,
+    /// With --track: list what has changed up to this later point, and read it from the image that
+    /// `snapshot --track` froze then. The disk may be in use.
+    #[arg(long, value_name = "NAME", requires = "track")]
+    to: Option<String>,
     /// Read what may differ, and leave out what has the same bytes.
     #[arg(long, conflicts_with = "apply")]
     exact: bool,
@@ -248,6 +254,7 @@ pub fn run(context: &mut Context, args: &DiffArgs) -> Outcome {
     let Some(file) = &args.file else { return Err(Failure::usage("name the disk with the changes")) };
     let asked = Asked {
         track: args.track.as_deref(),
+        to: args.to.as_deref(),
         other: args.other.as_deref(),
         since: args.since.as_deref(),
         exact: args.exact,

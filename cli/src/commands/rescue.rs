@@ -34,10 +34,12 @@ no parent. Where a block or a sector cannot be read, DEST has zeros, and the ran
 Of headers, footers and region tables either copy is enough. A table entry is believed only if nothing contradicts it: not if it points beyond \
 the file, into a table, or to the space of another block. Data that no entry names are placed only where their own contents prove that they belong: \
 copies of superblocks, inode tables, directories and extent trees of ext4 (with metadata_csum), metadata and inodes of XFS 5, records of an NTFS MFT, \
-headers of a GPT. Contents of files state no place, so they stay unplaced: --leftovers saves them.
+headers of a GPT. Two pieces that claim one place are both left over. Contents of files state no place, so they stay unplaced: --leftovers saves them.
 
 If data are left that no entry names, an entry that says \"no data\" may be one that was wiped. In a disk without a parent such ranges are zeros, \
-listed as doubted. In a child they are lost, since the parent's data there may be old; --trust-table reads the parent there.
+listed as doubted. In a child they are lost, since the parent's data there may be old; --trust-table reads the parent there. \
+If the records of whether FILE has a parent are lost, all that FILE has no data for is lost, unless its name is that of a child (.avhd, .avhdx), or --parent or \
+--no-parent is given.
 
 EXIT CODES  0 everything was read, 1 failed, 2 used wrongly, 3 done, but ranges are lost or doubted
 
@@ -65,8 +67,14 @@ pub struct RescueArgs {
     /// Size of a payload block of FILE, if FILE's own record of it is lost.
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
     block_size: Option<u32>,
+    /// The parent of FILE, if FILE's own record of it is lost or names another place.
+    #[arg(long, value_name = "FILE")]
+    parent: Option<PathBuf>,
+    /// FILE has no parent, if FILE's own record of that is lost.
+    #[arg(long, conflicts_with = "parent")]
+    no_parent: bool,
     /// Believe entries that say that a block has no data, although data are left that no entry
-    /// names.
+    /// names. Such data are then not placed there.
     #[arg(long)]
     trust_table: bool,
     /// Save the data that could not be placed into this folder, each piece in a file named by its
@@ -186,6 +194,8 @@ pub fn run(context: &mut Context, args: &RescueArgs) -> Outcome {
         },
         size_bytes: args.size,
         block_bytes: args.block_size,
+        parent: args.parent.clone(),
+        no_parent: args.no_parent,
         trust_absent: args.trust_table,
         leftovers: args.leftovers.clone(),
     };

@@ -256,7 +256,7 @@ pub fn show_in_use(context: &mut Context, file: &Path, client: &Client, name: &s
     let mut whole: Option<Ranges> = None;
     let mut from = Some(0);
     while let Some(offset) = from {
-        let operation = Operation::TrackShow { name: name.into(), from: offset };
+        let operation = Operation::TrackShow { name: name.into(), from: offset, to: None };
         let Done::Changed(page) = in_use::call(client, operation)? else { return Err(in_use::unexpected(client)) };
         // A process that does not come forward would be asked for ever.
         from = page.next.filter(|next| *next > offset);

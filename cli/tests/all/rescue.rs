@@ -60,5 +60,10 @@ fn what_the_user_can_name_is_asked_for() {
     assert!(error.contains("--size"), "{error}");
     let ended = shop.run("rescue disk.vhdx saved.raw --block-size 2M --size 16M");
     assert_eq!(ended.code, Some(3), "{ended:#?}");
+    // Whether it has a parent is lost with the rest: that is told, and can be named.
+    let err = flat(&ended.stderr);
+    assert!(err.contains("may be a parent's") && err.contains("--no-parent") && err.contains("--parent"), "{err}");
+    let ended = shop.run("rescue disk.vhdx alone.raw --block-size 2M --size 16M --no-parent");
+    assert!(ended.code == Some(3) && !flat(&ended.stderr).contains("may be a parent's"), "{ended:#?}");
     shop.ok("io saved.raw -c 'read -P 7 0 64K' -c 'read -P 9 4M 64K'");
 }

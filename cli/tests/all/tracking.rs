@@ -147,6 +147,39 @@ fn other_programs_read_the_points_as_metadata_contexts() {
     assert_eq!(server.stop(Signal::SIGTERM), Some(0));
 }
 
+/// From one snapshot to the next of a disk in use, and later when it is not.
+#[test]
+fn what_has_changed_between_two_points_is_exported_while_the_disk_is_in_use() {
+    let place = Place::with(&["vm.vhdx"]);
+    let Some(server) = place.serve("vm=vm.vhdx --nbd ./s") else { return };
+    let uri = server.uri("vm");
+    place.shop.ok(&format!("io '{uri}' -c 'write -P 1 0 1M'"));
+    place.ok("serve-ctl vm.vhdx snapshot full --track full");
+    let frozen = |name: &str| {
+        let listed = place.json("info vm.vhdx --chain --force-share");
+        let images = listed["chain"].as_array().unwrap().iter().map(|image| image["file"].as_str().unwrap().to_owned());
+        images.into_iter().find(|file| file.contains(name)).unwrap_or_else(|| panic!("{name}: {listed}"))
+    };
+    fs::copy(frozen("full"), place.shop.path("copy.vhdx")).unwrap();
+    place.shop.ok(&format!("io '{uri}' -c 'write -P 2 1M 64k' -c 'write -z 0 64k'"));
+    place.ok("serve-ctl vm.vhdx snapshot monday --track monday");
+    place.shop.ok(&format!("io '{uri}' -c 'write -P 3 1M 64k' -c 'write -P 3 9M 64k'"));
+    let error = place.fails("diff vm.vhdx --track full --to other --export out.dwdiff");
+    assert!(error.contains("no point \"other\""), "{error}");
+    let listed = place.run("diff vm.vhdx --track full --to monday --json");
+    assert_eq!(listed.0, Some(1), "{listed:?}");
+    let exported = place.json("diff vm.vhdx --track full --to monday --export out.dwdiff");
+    assert_eq!((exported["data_bytes"].as_u64(), exported["zero_bytes"].as_u64()), (Some(64 << 10), Some(64 << 10)));
+    place.ok("diff --apply out.dwdiff --onto copy.vhdx");
+    place
+        .shop
+        .ok("io copy.vhdx -c 'read -P 0 0 64k' -c 'read -P 1 64k 960k' -c 'read -P 2 1M 64k' -c 'read -P 0 9M 64k'");
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+    let again = place.json("diff vm.vhdx --track full --to monday --export again.dwdiff");
+    assert_eq!(again["result_id"], exported["result_id"]);
+    assert!(fs::read(place.shop.path("again.dwdiff")).unwrap() == fs::read(place.shop.path("out.dwdiff")).unwrap());
+}
+
 /// Ten increments of a disk that is served, each from the ranges since the last point.
 #[test]
 fn increments_under_load_restore_the_disk() {

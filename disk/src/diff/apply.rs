@@ -18,7 +18,7 @@
 use super::{
     change::Changes,
     mark,
-    payload::{Payload, Pieces},
+    payload::{Padded, Payload, Pieces},
     sides::Difference,
     sink::{Written, write_into},
     state::DiskState,
@@ -34,7 +34,7 @@ use crate::{
 use diskwright_format::dwdiff::MAGIC;
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{BlockDevice, CacheMode, LockMode};
-use std::{io::Read, path::Path, sync::Arc};
+use std::{io::Read, ops::Range, path::Path, sync::Arc};
 use uuid::Uuid;
 
 /// The name of a stream that is no file, in errors.
@@ -150,7 +150,7 @@ fn apply_stream(
         base_id: base.linkage_id,
         base_bytes: Some(base.size_bytes),
         result,
-        sector_bytes: base.sector_bytes.max(result.sector_bytes),
+        sector_bytes: pieces.unit_bytes() as u32,
         is_image: false,
     };
     Application { facts: &facts, copy, options }.run(&mut pieces, progress)
@@ -215,6 +215,7 @@ impl Application<'_> {
             return Ok(done);
         }
         self.refuse_tracked()?;
+        let pieces = &mut Padded { pieces, padding: self.padding(&present) };
         let mut written = Written::default();
         if self.options.dry_run {
             pieces.for_each(progress, &mut |piece, _| {
@@ -321,6 +322,32 @@ impl Application<'_> {
             );
         }
         let now = present.size_bytes;
+        if base_bytes.is_none()
+            && step == Step::Begin
+            && present.linkage_id != self.facts.base_id
+            && now > result.size_bytes
+        {
+            return refused(
+                format!(
+                    "it has {now} bytes, and the disk in {} has {}; a differencing image does not say how long its base is, so it is not known which part of the copy belongs to it",
+                    path.display(),
+                    result.size_bytes
+                ),
+                "export the changes as a stream (.dwdiff), which says that",
+            );
+        }
+        let padding = self.padding(present);
+        let after = self.size_afterwards(present);
+        let sector_bytes = u64::from(present.sector_bytes);
+        if !padding.is_empty() && !padding.start.is_multiple_of(sector_bytes) || !after.is_multiple_of(sector_bytes) {
+            return refused(
+                format!(
+                    "it has sectors of {sector_bytes} bytes, and {} is for a disk whose size is no multiple of them",
+                    path.display()
+                ),
+                "apply it to a copy with the sectors of the base",
+            );
+        }
         let base_bytes = base_bytes.unwrap_or(now);
         let is_base = now == base_bytes || step == Step::GoOn && now == result.size_bytes;
         // Without an identity an interrupted application cannot be recognised. A device may be
@@ -332,7 +359,6 @@ impl Application<'_> {
                 "name a copy of the disk from which the export was made",
             );
         }
-        let after = self.size_afterwards(present);
         let info = disk.layers()[0].image.info().clone();
         let most = if info.has_blocks { info.format.driver().size_max_bytes } else { u64::MAX };
         if after > most {
@@ -348,6 +374,14 @@ impl Application<'_> {
             disk.check_shrink(after)?;
         }
         Ok(())
+    }
+
+    /// The part of the copy behind the end of the base that the result has too. What a longer copy
+    /// holds there is not known.
+    fn padding(&self, present: &DiskState) -> Range<u64> {
+        let base_bytes = self.facts.base_bytes.unwrap_or(u64::MAX);
+        let end = self.facts.result.size_bytes.min(present.size_bytes);
+        base_bytes.min(end)..end
     }
 
     /// The size of the copy when everything is applied. A copy that is larger than the base keeps

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{DiskError, Opened, Progress, Result};
 use diskwright_store::{EngineKind, all_zero};
-use std::path::Path;
+use std::{ops::Range, path::Path};
 
 /// A piece of an export.
 #[derive(Debug)]
@@ -15,6 +15,15 @@ pub(super) enum Piece<'a> {
     Data { offset_bytes: u64, bytes: &'a [u8] },
     /// The range reads as zeros.
     Zeros { offset_bytes: u64, len_bytes: u64 },
+}
+
+impl Piece<'_> {
+    fn range(&self) -> Range<u64> {
+        match self {
+            Self::Data { offset_bytes, bytes } => *offset_bytes..offset_bytes + bytes.len() as u64,
+            Self::Zeros { offset_bytes, len_bytes } => *offset_bytes..offset_bytes + len_bytes,
+        }
+    }
 }
 
 /// What is called with each piece.
@@ -27,6 +36,34 @@ pub(super) trait Pieces {
     /// # Errors
     /// If the pieces cannot be read; [`DiskError::Stopped`]; the first error of `each`.
     fn for_each(&mut self, progress: &mut Progress<'_>, each: &mut EachPiece<'_>) -> Result<()>;
+}
+
+/// The pieces of an export, and zeros for what has no piece in `padding`.
+///
+/// A copy that is longer than the base may hold anything behind the base's end, where the result
+/// has zeros without a piece.
+pub(super) struct Padded<'a> {
+    pub(super) pieces: &'a mut dyn Pieces,
+    pub(super) padding: Range<u64>,
+}
+
+impl Pieces for Padded<'_> {
+    fn for_each(&mut self, progress: &mut Progress<'_>, each: &mut EachPiece<'_>) -> Result<()> {
+        let mut at = self.padding.start;
+        let end = self.padding.end;
+        let pad = |at: u64, until: u64, progress: &mut Progress<'_>, each: &mut EachPiece<'_>| {
+            let until = until.min(end);
+            let zeros = Piece::Zeros { offset_bytes: at, len_bytes: until.saturating_sub(at) };
+            if at < until { each(zeros, progress) } else { Ok(()) }
+        };
+        self.pieces.for_each(progress, &mut |piece, progress| {
+            let range = piece.range();
+            pad(at, range.start, progress, each)?;
+            at = at.max(range.end);
+            each(piece, progress)
+        })?;
+        pad(at, end, progress, each)
+    }
 }
 
 /// The pieces of an open disk.

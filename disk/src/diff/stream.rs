@@ -1,7 +1,7 @@
 //! Exports as a stream of bytes: [`diskwright_format::dwdiff`] has the layout.
 //!
 //! A reader accepts only what a writer writes: ranges that ascend, end within the result, and are
-//! whole units. It holds one payload in memory, whatever a record claims.
+//! whole sectors of both disks. It holds one payload in memory, whatever a record claims.
 
 use super::{
     payload::{EachPiece, Piece, Pieces},
@@ -107,6 +107,11 @@ impl<'a> StreamPieces<'a> {
         })
     }
 
+    /// What ranges are multiples of: the larger sector of base and result, in bytes.
+    pub(super) fn unit_bytes(&self) -> u64 {
+        UNIT_BYTES.max(self.base.sector_bytes.max(self.result.sector_bytes).into())
+    }
+
     fn check(&self, record: &Record, number: u32, from_bytes: u64) -> std::result::Result<(), BadStream> {
         let bad = |found: String, expected: String| Err(BadStream { found, expected });
         if record.number != number {
@@ -117,11 +122,14 @@ impl<'a> StreamPieces<'a> {
         }
         let (start, len) = (record.offset_bytes, record.len_bytes);
         let end = start.checked_add(len).filter(|&end| len > 0 && end <= self.result.size_bytes);
-        if end.is_none() || start < from_bytes || !(start | len).is_multiple_of(UNIT_BYTES) {
+        // The last range may end with the disk.
+        let unit_bytes = self.unit_bytes();
+        let is_whole = |end: u64| end == self.result.size_bytes || end.is_multiple_of(unit_bytes);
+        if !end.is_some_and(is_whole) || start < from_bytes || !start.is_multiple_of(unit_bytes) {
             return bad(
                 format!("{len} bytes at {start}"),
                 format!(
-                    "a range of whole {UNIT_BYTES} bytes between {from_bytes} and the end of the disk at {}",
+                    "a range of whole {unit_bytes} bytes between {from_bytes} and the end of the disk at {}",
                     self.result.size_bytes
                 ),
             );

@@ -1,7 +1,11 @@
 //! The damaged image, and the parents that can be read.
 //!
 //! The format is the one that the user names, else that of the extension, else that of a signature
-//! that is left. Parents are found and checked as in any chain (`gate.rs`, `open.rs`). Where a
+//! that is left. Whether the image has a parent is known from its own records. If they are lost,
+//! the user may know ([`RescueOptions::parent`], [`RescueOptions::no_parent`]), and images named
+//! `.avhd` and `.avhdx` have one. Otherwise blocks without data are lost: they may be a parent's.
+//!
+//! Parents are found and checked as in any chain (`gate.rs`, `open.rs`). Where a
 //! parent cannot be opened, a layer without contents takes its place: what would be the parent's is
 //! lost.
 
@@ -14,8 +18,8 @@ use crate::{
     open::{check_linkage, open_chain, parent_timestamp_warning},
 };
 use diskwright_image::{
-    DiskType, probe,
-    salvage::{SalvageHints, Salvaged, SalvagedImage},
+    DiskType, Format, probe,
+    salvage::{Kinship, SalvageHints, Salvaged, SalvagedImage},
 };
 use diskwright_store::{CacheMode, LockMode};
 use std::{
@@ -44,13 +48,48 @@ pub(super) fn open(path: &Path, options: &RescueOptions) -> Result<Damaged> {
         Some(format) => format,
         None => probe::probe(&*store, false)?.format,
     };
-    let hints = SalvageHints { size_bytes: options.size_bytes, block_bytes: options.block_bytes };
+    let is_child = match (&options.parent, options.no_parent) {
+        (Some(_), _) => Some(true),
+        (None, true) => Some(false),
+        (None, false) => is_named_as_child(path).then_some(true),
+    };
+    let hints = SalvageHints { size_bytes: options.size_bytes, block_bytes: options.block_bytes, is_child };
     let salvaged = format.driver().salvage(store, &hints)?;
     let mut damaged = Damaged { path: path.to_owned(), salvaged, parents: Vec::new(), warnings: Vec::new() };
-    if damaged.salvaged.info.disk_type == DiskType::Differencing {
-        damaged.open_parents(source)?;
+    let contradiction = match (damaged.salvaged.kinship, &options.parent, options.no_parent) {
+        (Kinship::Alone, Some(_), _) => Some(("its own records say that it has no parent", "leave out the parent")),
+        (Kinship::Child, None, true) => Some(("its own records say that it has a parent", "name the parent instead")),
+        _ => None,
+    };
+    if let Some((what, hint)) = contradiction {
+        return Err(DiskError::BadOptions { what: format!("{}: {what}", path.display()), hint: hint.into() });
+    }
+    match (damaged.salvaged.kinship, &options.parent) {
+        (Kinship::Alone, _) => {}
+        (_, Some(parent)) => damaged.open_named_parent(source, parent)?,
+        (Kinship::Child, None) => damaged.open_parents(source)?,
+        (Kinship::Unknown, None) => damaged.end(
+            "Whether the disk has a parent is not known, because all records of it are lost. Blocks without data are lost, as they may be a parent's. If it has one, name it with `RescueOptions::parent`; if it has none, say so with `RescueOptions::no_parent`.".into(),
+        ),
     }
     Ok(damaged)
+}
+
+/// How a parent is opened.
+fn parent_options(source: &OpenOptions, format: Format) -> OpenOptions {
+    OpenOptions {
+        writable: false,
+        format: Some(format),
+        reach: Reach::Available,
+        cache: CacheMode::PageCache,
+        ..source.clone()
+    }
+}
+
+/// Whether the name of a file is one that only differencing images get.
+fn is_named_as_child(path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    ["avhd", "avhdx"].iter().any(|childs| extension.eq_ignore_ascii_case(childs))
 }
 
 impl Damaged {
@@ -62,6 +101,16 @@ impl Damaged {
         Disk::from_layers(layers, self.warnings.clone())
     }
 
+    /// The disk without what its parents have: that counts as lost.
+    pub(super) fn own_disk(&self) -> Result<Disk> {
+        let layer = |image| Layer { path: self.path.clone(), image: Arc::new(image) };
+        let mut layers = vec![layer(SalvagedImage::new(Arc::new(self.salvaged.clone())))];
+        if self.is_child() {
+            layers.push(layer(SalvagedImage::without_contents(&self.salvaged)));
+        }
+        Disk::from_layers(layers, Vec::new())
+    }
+
     /// Whether blocks that the image does not have are its parent's.
     pub(super) fn is_child(&self) -> bool {
         self.salvaged.info.disk_type == DiskType::Differencing
@@ -71,21 +120,49 @@ impl Damaged {
         let real = source.files.canonical(&self.path).map_err(|error| file_error("find", &self.path, error))?;
         let mut gate = Gate::new(&source.files, &real, &source.parents)?;
         match self.parent_chain(source, &mut gate, &real) {
-            Ok(chain) => {
-                self.parents = chain.layers;
-                self.warnings.extend(chain.warnings);
-                if let Some(error) = chain.broken {
-                    self.end_with(&error);
-                }
-            }
+            Ok(chain) => self.take(chain),
             Err(error) => self.end_with(&error),
         }
         Ok(())
     }
 
+    /// Opens the parent that the user names. It must be the right one, if the record of it is left.
+    fn open_named_parent(&mut self, source: &OpenOptions, parent: &Path) -> Result<()> {
+        let canonical = |path: &Path| source.files.canonical(path).map_err(|error| file_error("find", path, error));
+        if canonical(&self.path)? == canonical(parent)? {
+            return Err(DiskError::BadOptions {
+                what: format!("{}: it cannot be its own parent", parent.display()),
+                hint: "name another file".into(),
+            });
+        }
+        let info = &self.salvaged.info;
+        let chain = open_chain(parent, &parent_options(source, info.format))?;
+        match &info.parent {
+            Some(link) => check_linkage(&self.path, info, link, parent, chain.layers[0].image.info())?,
+            None => self.warnings.push(format!(
+                "The record of the parent is lost, so nothing shows whether {} is the right one: if it is not, what is read from it is wrong.",
+                parent.display()
+            )),
+        }
+        self.take(chain);
+        Ok(())
+    }
+
+    fn take(&mut self, chain: crate::open::Chain) {
+        self.parents = chain.layers;
+        self.warnings.extend(chain.warnings);
+        if let Some(error) = chain.broken {
+            self.end_with(&error);
+        }
+    }
+
     /// Puts a layer without contents below all others.
     fn end_with(&mut self, error: &DiskError) {
-        self.warnings.push(format!("What the parent would have is lost: {error}"));
+        self.end(format!("What the parent would have is lost: {error}"));
+    }
+
+    fn end(&mut self, warning: String) {
+        self.warnings.push(warning);
         let image = Arc::new(SalvagedImage::without_contents(&self.salvaged));
         self.parents.push(Layer { path: self.path.clone(), image });
     }
@@ -102,14 +179,7 @@ impl Damaged {
         for candidate in gate.candidates(real, link) {
             match candidate {
                 Candidate::Allowed(path) => {
-                    let options = OpenOptions {
-                        writable: false,
-                        format: Some(info.format),
-                        reach: Reach::Available,
-                        cache: CacheMode::PageCache,
-                        ..source.clone()
-                    };
-                    let opened = open_chain(&path, &options).and_then(|chain| {
+                    let opened = open_chain(&path, &parent_options(source, info.format)).and_then(|chain| {
                         check_linkage(&self.path, info, link, &path, chain.layers[0].image.info())?;
                         Ok(chain)
                     });

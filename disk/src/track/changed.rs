@@ -1,7 +1,7 @@
 //! What has changed since a point: a bitmap, read as sorted ranges.
 
-use super::sidecar::Segment;
-use diskwright_format::tracks::GrainRun;
+use super::{bits::Bits, sidecar::Segment};
+use diskwright_format::tracks::{GRAIN_BYTES_MIN, GRAINS_MAX, GrainRun};
 use std::{
     ops::Range,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -13,6 +13,8 @@ use uuid::Uuid;
 pub struct TrackPoint {
     /// Its name.
     pub name: String,
+    /// Tells it from a former point of its name.
+    pub id: u64,
     /// When it was started.
     pub started: SystemTime,
     /// Bytes that have changed since, in whole grains.
@@ -36,6 +38,36 @@ pub struct Changed {
 }
 
 impl Changed {
+    /// The grains that these ranges touch, as another process has told them.
+    ///
+    /// # Errors
+    /// For grains that no disk has.
+    pub fn of_ranges(
+        ranges: impl IntoIterator<Item = Range<u64>>,
+        grain_bytes: u64,
+        size_bytes: u64,
+        everything: Option<String>,
+    ) -> crate::Result<Self> {
+        if grain_bytes < GRAIN_BYTES_MIN
+            || !grain_bytes.is_power_of_two()
+            || size_bytes.div_ceil(grain_bytes) > GRAINS_MAX
+        {
+            return Err(crate::DiskError::Usage {
+                what: format!("grains of {grain_bytes} bytes in a disk of {size_bytes} bytes"),
+                hint: "use the grains that the disk's points have".into(),
+            });
+        }
+        let bits = Bits::new(size_bytes.div_ceil(grain_bytes));
+        for range in ranges.into_iter().filter(|range| range.start < range.end) {
+            let first = range.start / grain_bytes;
+            bits.set(GrainRun { first, count: range.end.div_ceil(grain_bytes) - first });
+        }
+        let mut words = vec![0; bits.grains().div_ceil(64) as usize];
+        let all = 0..words.len();
+        bits.add_to(&mut words, all);
+        Ok(Self { words: words.into(), grain_bytes, size_bytes, everything })
+    }
+
     /// Why everything counts as changed; `None` if the ranges are known.
     pub fn everything(&self) -> Option<&str> {
         self.everything.as_deref()
@@ -157,9 +189,10 @@ pub(crate) fn points_of(
     everything: Option<&str>,
 ) -> Vec<TrackPoint> {
     let point = |(position, segment): (usize, &Segment)| {
-        let changed = changed_since(segments, position, grain_bytes, size_bytes, everything, 0..u64::MAX)?;
+        let changed = changed_in(segments.get(position..)?, grain_bytes, size_bytes, everything, 0..u64::MAX);
         Some(TrackPoint {
             name: segment.name.clone(),
+            id: segment.id(),
             started: UNIX_EPOCH + Duration::from_secs(segment.started_seconds.min(u64::from(u32::MAX) * 4)),
             changed_bytes: changed.bytes(),
             everything: changed.everything,
@@ -170,16 +203,53 @@ pub(crate) fn points_of(
     segments.iter().enumerate().filter_map(point).collect()
 }
 
-/// What has changed in the segments from `position` on, within `window`.
-pub(crate) fn changed_since(
-    segments: &[Segment],
-    position: usize,
+/// Which changes are asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted<'a> {
+    /// The point from which on they count.
+    pub(crate) name: &'a str,
+    /// The point of this name that is meant; `None` for any.
+    pub(crate) id: Option<u64>,
+    /// The point up to which they count; `None` for now.
+    pub(crate) to: Option<&'a str>,
+    /// The range of the disk, in bytes.
+    pub(crate) window: Range<u64>,
+}
+
+impl Wanted<'_> {
+    /// The segments from the first point to the second one. `None` if one of them is not there, or
+    /// they are in another order.
+    pub(crate) fn segments<'s>(&self, segments: &'s [Segment]) -> Option<&'s [Segment]> {
+        let first = segments.iter().position(|segment| segment.begins_with(self.name, self.id))?;
+        let end = match self.to {
+            Some(name) => segments.iter().position(|segment| segment.name == name)?,
+            None => segments.len(),
+        };
+        segments.get(first..end)
+    }
+
+    /// What has changed.
+    pub(crate) fn changed(
+        &self,
+        segments: &[Segment],
+        grain_bytes: u64,
+        now_bytes: u64,
+        everything: Option<&str>,
+    ) -> Option<Changed> {
+        let end = self.to.and_then(|name| segments.iter().find(|segment| segment.name == name));
+        let size_bytes = end.map_or(now_bytes, |end| end.size_bytes);
+        Some(changed_in(self.segments(segments)?, grain_bytes, size_bytes, everything, self.window.clone()))
+    }
+}
+
+/// What has changed in these segments, within `window`.
+fn changed_in(
+    since: &[Segment],
     grain_bytes: u64,
     size_bytes: u64,
     everything: Option<&str>,
     window: Range<u64>,
-) -> Option<Changed> {
-    let since = segments.get(position..)?;
+) -> Changed {
     let reason = everything.map(str::to_owned).or_else(|| since.iter().find_map(|segment| segment.everything.clone()));
     let mut words =
         vec![0; since.iter().map(|segment| segment.exact.grains().div_ceil(64)).max().unwrap_or(0) as usize];
@@ -187,5 +257,5 @@ pub(crate) fn changed_since(
     for segment in since {
         segment.exact.add_to(&mut words, first as usize..(last as usize).saturating_add(1));
     }
-    Some(Changed { words: words.into(), grain_bytes, size_bytes, everything: reason })
+    Changed { words: words.into(), grain_bytes, size_bytes, everything: reason }
 }

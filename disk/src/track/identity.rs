@@ -29,8 +29,10 @@ use std::{
 };
 use uuid::Uuid;
 
-/// Longer than the steps in which a file system counts modification times.
+/// Longer than the steps in which Linux counts modification times.
 const CLOCK_STEP: Duration = Duration::from_millis(12);
+/// Longer than those of a file system that keeps whole seconds (ext3) or two of them (FAT).
+const COARSE_STEP: Duration = Duration::from_millis(2012);
 
 /// The identity of the image at `path`, the top of `layers`, which nobody else writes.
 pub(crate) fn identity_of(files: &Files, path: &Path, layers: &[Layer]) -> io::Result<Identity> {
@@ -63,12 +65,11 @@ pub(crate) fn close_tracks(chain: &Chain) -> Result<()> {
     let (files, path) = (inner.files().clone(), chain.layers()[0].path.clone());
     let closed = (|| {
         let mut identity = identity_of(&files, &path, chain.layers())?;
-        if inner.was_written() {
-            // A write of another program must not get the same time as our last one.
-            while let Some(left) = step_left(identity.modified_ns) {
-                std::thread::sleep(left);
-                identity = identity_of(&files, &path, chain.layers())?;
-            }
+        // A later write of another program must not get the same time as the last one, be that ours
+        // or one from before the disk was opened.
+        while let Some(left) = step_left(identity.modified_ns) {
+            std::thread::sleep(left);
+            identity = identity_of(&files, &path, chain.layers())?;
         }
         inner.close(identity, chain.geometry.size_bytes)
     })();
@@ -78,7 +79,9 @@ pub(crate) fn close_tracks(chain: &Chain) -> Result<()> {
 /// How long the clock has the same step as this time; `None` if it has another one by now.
 fn step_left(modified_ns: u64) -> Option<Duration> {
     let since = SystemTime::now().duration_since(UNIX_EPOCH + Duration::from_nanos(modified_ns)).ok()?;
-    CLOCK_STEP.checked_sub(since).filter(|left| !left.is_zero())
+    let is_coarse = modified_ns.is_multiple_of(1_000_000_000);
+    let step = if is_coarse { COARSE_STEP } else { CLOCK_STEP };
+    step.checked_sub(since).filter(|left| !left.is_zero())
 }
 
 fn nanoseconds(time: Option<SystemTime>) -> u64 {
@@ -118,4 +121,21 @@ pub(crate) fn distrust(header: &Header, now: &Identity, format: Format, size_byt
 
 fn resized(header: &Header, size_bytes: u64) -> String {
     format!("the disk has {size_bytes} bytes, and had {} when it was tracked", header.size_bytes)
+}
+
+#[cfg(all(test, not(feature = "shuttle")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_settled_when_its_step_has_passed() {
+        let now = nanoseconds(Some(SystemTime::now()));
+        let ago = |ns: u64| (now - ns) | 1;
+        assert!(step_left(ago(0)).is_some_and(|left| left <= CLOCK_STEP));
+        assert_eq!(step_left(ago(1_000_000_000)), None);
+        // A whole second: the file system may count those only.
+        let second = now - now % 1_000_000_000;
+        assert!(step_left(second).is_some_and(|left| left > Duration::from_secs(1)));
+        assert_eq!(step_left(second - 3_000_000_000), None);
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     bits::Bits,
-    changed::{Changed, TrackPoint, changed_since, points_of},
+    changed::{Changed, TrackPoint, Wanted, points_of},
     identity::identity_of,
     kept::{Found, go_on, look, publish},
     sidecar::path_for,
@@ -18,7 +18,6 @@ use diskwright_format::tracks::{POINTS_MAX, is_name};
 use diskwright_image::Format;
 use diskwright_store::{Files, sync::MutexGuard};
 use std::{
-    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -113,10 +112,16 @@ impl Disk {
         if durable.is_err() {
             point.inner.distrust("the point could not be started: what was written before it is not durable");
         }
-        if self.shared().chain().top().has_begun_writing() {
+        let has_begun = self.shared().chain().top().has_begun_writing();
+        if has_begun {
             point.inner.was_begun();
         }
         go_on(self.shared(), &mut point.inner)?;
+        if has_begun {
+            let renewed = point.inner.renew_identity();
+            renewed.map_err(|error| from_io("write its points", point.inner.path(), error))?;
+            go_on(self.shared(), &mut point.inner)?;
+        }
         durable?;
         match point.inner.failed() {
             None => Ok(()),
@@ -182,24 +187,36 @@ impl Disk {
     /// # Errors
     /// [`DiskError::BadOptions`] if there is no such point; as [`Disk::points`].
     pub fn changed_since(&self, name: &str) -> Result<Changed> {
-        self.changed_within(name, 0..u64::MAX)
+        self.changed(&Wanted { name, id: None, to: None, window: 0..u64::MAX })
     }
 
-    /// As [`Disk::changed_since`], but knows only the ranges within `window`, a range in bytes.
-    pub(crate) fn changed_within(&self, name: &str, window: Range<u64>) -> Result<Changed> {
+    /// The ranges that have changed from a point to a later one. The result has the size that the
+    /// disk had at the later one.
+    ///
+    /// # Errors
+    /// [`DiskError::BadOptions`] if one of them is not there, or they are in another order; as
+    /// [`Disk::points`].
+    pub fn changed_between(&self, from: &str, to: &str) -> Result<Changed> {
+        self.changed(&Wanted { name: from, id: None, to: Some(to), window: 0..u64::MAX })
+    }
+
+    pub(crate) fn changed(&self, wanted: &Wanted<'_>) -> Result<Changed> {
         let chain = self.shared().chain();
         let size_bytes = chain.geometry.size_bytes;
         let path = self.file().unwrap_or(&chain.layers()[0].path);
-        if let Some(view) = &chain.track {
-            return view.tracker.changed_since(name, size_bytes, window).ok_or_else(|| no_point(path, name));
-        }
-        let found = self.read_points(&chain)?;
-        let changed = found.and_then(|Found { contents, distrust, .. }| {
-            let position = contents.segments.iter().position(|segment| segment.name == name)?;
-            let (segments, grain_bytes) = (&contents.segments, contents.header.grain_bytes);
-            changed_since(segments, position, grain_bytes, size_bytes, distrust.as_deref(), window)
-        });
-        changed.ok_or_else(|| no_point(path, name))
+        let changed = match &chain.track {
+            Some(view) => view.tracker.changed(wanted, size_bytes),
+            None => self.read_points(&chain)?.and_then(|Found { contents, distrust, .. }| {
+                wanted.changed(&contents.segments, contents.header.grain_bytes, size_bytes, distrust.as_deref())
+            }),
+        };
+        changed.ok_or_else(|| match wanted.to {
+            None => no_point(path, wanted.name),
+            Some(to) => DiskError::BadOptions {
+                what: format!("{}: it has no point {:?} with a later point {to:?}", path.display(), wanted.name),
+                hint: "`track list` shows its points, the oldest first".into(),
+            },
+        })
     }
 
     /// The points of a disk that is open read-only. (One that is open for writing has its tracker,

@@ -2,7 +2,7 @@
 //! `diskwright_format::tracks`.
 //!
 //! ```text
-//!   append:      records behind the last one ─▶ fdatasync
+//!   append:      records behind the last one, durably (one write with RWF_DSYNC)
 //!   checkpoint:  area that is not in use ─▶ fdatasync ─▶ header ─▶ fdatasync ─▶ its other copy
 //! ```
 //!
@@ -12,7 +12,7 @@
 //! before which the older header in its place still leads to a whole area, but to no newer record.
 //!
 //! The log is written once with zeros when the file is made. So an append changes no metadata of
-//! the file system, and its fdatasync is one write and one flush.
+//! the file system: it is one system call, and for the device one write and one flush.
 
 use super::bits::Bits;
 use diskwright_format::tracks::{
@@ -34,6 +34,8 @@ pub(crate) struct Segment {
     pub(crate) name: String,
     /// Start of the point in seconds since 1970.
     pub(crate) started_seconds: u64,
+    /// Nanoseconds of that second.
+    pub(crate) started_ns: u32,
     /// The identity of an image that had the disk's contents at the start.
     pub(crate) linkage_id: Option<Uuid>,
     /// Size of the disk at the start, in bytes.
@@ -42,6 +44,18 @@ pub(crate) struct Segment {
     pub(crate) everything: Option<String>,
     /// What has changed.
     pub(crate) exact: Arc<Bits>,
+}
+
+impl Segment {
+    /// Tells the point from a former one of its name.
+    pub(crate) fn id(&self) -> u64 {
+        (self.started_seconds << 30) | u64::from(self.started_ns & ((1 << 30) - 1))
+    }
+
+    /// Whether it begins with this point. `None` stands for any point of the name.
+    pub(crate) fn begins_with(&self, name: &str, id: Option<u64>) -> bool {
+        self.name == name && id.is_none_or(|id| id == self.id())
+    }
 }
 
 /// The file, open for writing.
@@ -130,6 +144,7 @@ fn contents_of(store: &dyn Store) -> Result<Contents, ReadError> {
         segments.push(Segment {
             name: head.name,
             started_seconds: head.started_seconds,
+            started_ns: head.started_ns,
             linkage_id: head.linkage_id,
             size_bytes: head.size_bytes,
             everything: Some(head.everything).filter(|reason| !reason.is_empty()),
@@ -228,8 +243,7 @@ impl Sidecar {
         let records = runs.chunks(RUNS_MAX).zip(0..);
         let bytes: Vec<u8> =
             records.flat_map(|(runs, position)| record_bytes(self.header.sequence, position, runs)).collect();
-        self.store.write_at(&bytes, LOG_OFFSET_BYTES + self.records * RECORD_BYTES as u64)?;
-        self.store.sync_data()?;
+        self.store.write_durable_at(&bytes, LOG_OFFSET_BYTES + self.records * RECORD_BYTES as u64)?;
         self.records += (bytes.len() / RECORD_BYTES) as u64;
         Ok(())
     }
@@ -248,6 +262,7 @@ impl Sidecar {
             let head = SegmentHead {
                 name: segment.name.clone(),
                 started_seconds: segment.started_seconds,
+                started_ns: segment.started_ns,
                 linkage_id: segment.linkage_id,
                 size_bytes: segment.size_bytes,
                 everything: segment.everything.clone().unwrap_or_default(),

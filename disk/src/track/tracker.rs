@@ -39,7 +39,7 @@ mod segments;
 
 use super::{
     bits::Bits,
-    changed::{Changed, TrackPoint, changed_since, points_of},
+    changed::{Changed, TrackPoint, Wanted, points_of},
     sidecar::{Contents, Segment, Sidecar},
 };
 use crate::clerk::{Clerk, Since};
@@ -54,7 +54,6 @@ use diskwright_store::{
 };
 use std::{
     fmt, io,
-    ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, PoisonError},
 };
@@ -274,18 +273,15 @@ impl Tracker {
         points_of(&shown.segments, shown.grain_bytes, size_bytes, shown.everything.as_deref())
     }
 
-    /// The names of the points, the oldest first.
-    pub(crate) fn names(&self) -> Vec<String> {
-        self.shown().segments.iter().map(|segment| segment.name.clone()).collect()
+    /// The names and ids of the points, the oldest first.
+    pub(crate) fn names(&self) -> Vec<(String, u64)> {
+        self.shown().segments.iter().map(|segment| (segment.name.clone(), segment.id())).collect()
     }
 
-    /// What has changed since a point within `window`, a range in bytes; `None` if there is no such
-    /// point.
-    pub(crate) fn changed_since(&self, name: &str, size_bytes: u64, window: Range<u64>) -> Option<Changed> {
+    /// What has changed; `None` if there is no such point. The disk has `size_bytes` now.
+    pub(crate) fn changed(&self, wanted: &Wanted<'_>, size_bytes: u64) -> Option<Changed> {
         let shown = self.shown();
-        let position = shown.segments.iter().position(|segment| segment.name == name)?;
-        let everything = shown.everything.as_deref();
-        changed_since(&shown.segments, position, shown.grain_bytes, size_bytes, everything, window)
+        wanted.changed(&shown.segments, shown.grain_bytes, size_bytes, shown.everything.as_deref())
     }
 
     /// Waits until the clerk has no job and no reference to the tracker. Must not be called by it.
@@ -543,6 +539,25 @@ impl Inner {
         self.checkpoint()
     }
 
+    /// Gives an image that is being written another identity, at a point. A copy of the image that
+    /// was made earlier in this session has the former one, so it is known if it is put back after
+    /// a crash: what has changed since the point is not what has changed since the copy.
+    ///
+    /// # Errors
+    /// As [`Inner::close`]; the image cannot be written.
+    pub(crate) fn renew_identity(&mut self) -> io::Result<()> {
+        if self.failed.is_some() || self.identity.guid.is_nil() {
+            return Ok(());
+        }
+        let coming = Identity { guid: Uuid::new_v4(), ..self.identity };
+        self.name_coming(coming)?;
+        if let Some(writer) = self.image.writer().filter(|_| self.failed.is_none()) {
+            writer.begin_writing_as(coming.guid)?;
+            self.identity = coming;
+        }
+        Ok(())
+    }
+
     /// The image has this identity from now on, or `image` is written in its place.
     ///
     /// # Errors
@@ -585,11 +600,6 @@ impl Inner {
     /// The file system of the image.
     pub(crate) fn files(&self) -> &Files {
         &self.files
-    }
-
-    /// Whether the image was written since it was opened.
-    pub(crate) fn was_written(&self) -> bool {
-        self.is_open
     }
 
     /// Says that the image is being written already. Before the first checkpoint.

@@ -6,7 +6,7 @@ use diskwright_disk::{
     Applied, ApplyOptions, Change, Changes, CreateRequest, Difference, Disk, DiskError, Exported, Increment, NewSize,
     OpenOptions, Opened, ResizeOptions, apply_export, check, create, resize,
 };
-use diskwright_format::dwdiff::{HEADER_BYTES, RECORD_BYTES, Record, RecordKind, checksum_of, payload_crc};
+use diskwright_format::dwdiff::{HEADER_BYTES, Header, RECORD_BYTES, Record, RecordKind, checksum_of, payload_crc};
 use diskwright_image::{DiskType, Format, Severity};
 use diskwright_store::{Blocking, EngineKind, ErrorCode, Files};
 use proptest::prelude::*;
@@ -266,6 +266,55 @@ fn a_raw_copy_needs_insistence() {
     fs::write(&old, vec![0; 3 * MIB as usize]).unwrap();
     let error = apply_export(Increment::File(&out), &old, &insisting(), &mut |_, _| true).unwrap_err().to_string();
     assert!(error.contains("applies to a disk of 8388608"), "{error}");
+}
+
+/// A device that is longer than the base may hold anything behind the base's end. The result has
+/// zeros there where the export has no range.
+#[test]
+fn a_longer_copy_gets_zeros_behind_the_base() {
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let [old, new, copy, out] = ["old.raw", "new.raw", "copy.raw", "out.dwdiff"].map(|name| dir.path().join(name));
+    let block = |byte: u8| vec![byte; MIB as usize];
+    fs::write(&old, block(1)).unwrap();
+    fs::write(&new, [block(1), block(0), block(2), block(0)].concat()).unwrap();
+    let open = |path: &Path| Opened::open(path, &OpenOptions::default()).unwrap();
+    Difference::between((open(&new), &new), (open(&old), &old), EngineKind::Auto)
+        .unwrap()
+        .export(EngineKind::Auto, &Files::default())
+        .to_file(&out, false, &mut |_, _| true)
+        .unwrap();
+    fs::write(&copy, [block(1), block(9), block(9), block(9), block(9)].concat()).unwrap();
+    for _ in 0..2 {
+        let done = apply_export(Increment::File(&out), &copy, &insisting(), &mut |_, _| true).unwrap();
+        assert_eq!(done.size_bytes, (5 * MIB, 5 * MIB));
+        let found = fs::read(&copy).unwrap();
+        assert!(found == [block(1), block(0), block(2), block(0), block(9)].concat());
+    }
+    // A differencing image does not say where its base ends.
+    let yard = yard("vhdx", DiskType::Dynamic);
+    let image = yard.dir.path().join("out.avhdx");
+    export(&yard.top, &image).unwrap();
+    let held = vec![9; 9 * MIB as usize];
+    fs::write(&copy, &held).unwrap();
+    let error = apply_export(Increment::File(&image), &copy, &insisting(), &mut |_, _| true).unwrap_err().to_string();
+    assert!(error.contains("how long its base is") && fs::read(&copy).unwrap() == held, "{error}");
+}
+
+/// Ranges of a stream are whole sectors of both disks: nothing is written before all of them are
+/// known to be.
+#[test]
+fn ranges_within_the_sectors_of_the_base_are_refused() {
+    let yard = yard("vhdx", DiskType::Dynamic);
+    let whole = fs::read(&yard.out).unwrap();
+    let held = fs::read(&yard.copy).unwrap();
+    let mut header = Header::parse(whole.first_chunk().unwrap()).unwrap();
+    (header.base.sector_bytes, header.result.sector_bytes) = (4096, 4096);
+    let file = yard.dir.path().join("forged.dwdiff");
+    let data = RecordKind::Data { payload_crc: payload_crc(&[1; 512]) };
+    fs::write(&file, forged(&header.to_bytes(), data, 512, 512, &[1; 512])).unwrap();
+    let error = apply_file(&file, &yard.copy).unwrap_err();
+    assert!(matches!(&error, DiskError::BadExport { .. }) && error.to_string().contains("whole 4096 bytes"), "{error}");
+    assert!(fs::read(&yard.copy).unwrap() == held);
 }
 
 #[test]

@@ -189,6 +189,10 @@ fn lost_metadata_are_named_by_the_user() {
     }
     let (found, copy) = rescued(dir.path(), &path, &options);
     same_as(&found, &copy, &model);
+    assert!(!found.is_whole(), "it may be a child, whose parent has the rest");
+    options.no_parent = true;
+    let (found, copy) = rescued(dir.path(), &path, &options);
+    same_as(&found, &copy, &model);
     assert!(found.is_whole());
 }
 

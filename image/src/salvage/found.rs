@@ -16,6 +16,35 @@ pub struct SalvageHints {
     pub size_bytes: Option<u64>,
     /// Size of a payload block in bytes.
     pub block_bytes: Option<u32>,
+    /// Whether it is a differencing image.
+    pub is_child: Option<bool>,
+}
+
+/// Whether an image has a parent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kinship {
+    /// It has none.
+    Alone,
+    /// It is a differencing image.
+    Child,
+    /// All records of it are lost. The image is read like a differencing one without its parent.
+    Unknown,
+}
+
+impl Kinship {
+    /// What is known without any record of the file.
+    pub(crate) fn by_hints(hints: &SalvageHints) -> Self {
+        match hints.is_child {
+            Some(true) => Self::Child,
+            Some(false) => Self::Alone,
+            None => Self::Unknown,
+        }
+    }
+
+    /// Whether blocks without data may be those of a parent.
+    pub fn may_have_parent(self) -> bool {
+        self != Self::Alone
+    }
 }
 
 /// Where the sector bitmaps of an image are.
@@ -45,8 +74,10 @@ pub struct Salvaged {
     pub info: ImageInfo,
     /// The file, after a replay of its log in memory.
     pub store: Arc<dyn Store>,
-    /// Length of the file in bytes.
+    /// Length of the file in bytes. A log that was replayed in memory may make it longer.
     pub file_bytes: u64,
+    /// Whether it is a differencing image.
+    pub kinship: Kinship,
     /// The place of each block, or why it is lost.
     pub table: BlockTable,
     /// Where the bitmaps are.
@@ -67,6 +98,13 @@ impl Salvaged {
     pub fn bytes_in_disk(&self, block: u64) -> u64 {
         let block_bytes = self.info.block_bytes;
         self.info.size_bytes.saturating_sub(block.saturating_mul(block_bytes)).min(block_bytes)
+    }
+
+    /// Bytes of the file that have space: what the time of a search is measured by. Holes and what
+    /// a log claims do not count.
+    pub fn stored_bytes(&self) -> u64 {
+        let allocated_bytes = self.store.allocated_bytes().unwrap_or(self.file_bytes);
+        allocated_bytes.min(self.file_bytes)
     }
 
     /// Bytes before a block's payload that belong to the block.

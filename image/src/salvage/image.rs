@@ -2,7 +2,7 @@
 //! layer below shows its data in the block's place.
 
 use super::{
-    found::{Bitmaps, Salvaged, read_bitmap},
+    found::{Bitmaps, Kinship, Salvaged, read_bitmap},
     table::{BlockTable, Fault, Held},
 };
 use crate::{BlockState, Image, ImageError, ImageInfo, ImageWriter, Result, SectorBitmap};
@@ -28,11 +28,12 @@ impl SalvagedImage {
         let mut info = child.info.clone();
         (info.parent, info.remarks) = (None, Vec::new());
         let mut table = BlockTable::new(child.table.count(), info.block_bytes);
-        table.doubt_absent(Fault::NoParent);
+        table.doubt_absent(if child.kinship == Kinship::Unknown { Fault::MaybeParents } else { Fault::NoParent });
         Self::new(Arc::new(Salvaged {
             info,
             store: Arc::clone(&child.store),
             file_bytes: child.file_bytes,
+            kinship: Kinship::Alone,
             table,
             bitmaps: Bitmaps::None,
             tables: Vec::new(),

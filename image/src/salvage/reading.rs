@@ -8,7 +8,20 @@ use std::ops::Range;
 /// store fails. Returns the ranges of `buf` that cannot be read; they are filled with zeros.
 pub fn read_what_can_be(store: &dyn Store, offset_bytes: u64, buf: &mut [u8]) -> Vec<Range<usize>> {
     let mut lost = Vec::new();
-    read_pieces(store, offset_bytes, buf, 0, &mut lost);
+    // What lies behind the end is lost without a read of each piece.
+    let held = match store.len_bytes() {
+        Ok(len_bytes) => len_bytes.saturating_sub(offset_bytes).min(buf.len() as u64) as usize,
+        Err(_) => buf.len(),
+    };
+    let (inside, behind) = buf.split_at_mut(held);
+    read_pieces(store, offset_bytes, inside, 0, &mut lost);
+    if !behind.is_empty() {
+        behind.fill(0);
+        match lost.last_mut().filter(|last| last.end == held) {
+            Some(last) => last.end += behind.len(),
+            None => lost.push(held..held + behind.len()),
+        }
+    }
     lost
 }
 

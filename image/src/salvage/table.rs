@@ -2,7 +2,7 @@
 
 use crate::{ImageError, Result};
 use diskwright_store::Store;
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, ops::Range};
 
 /// Most blocks with space, and most runs of lost blocks, that are recorded: 8 TiB of payload in
 /// blocks of 2 MiB.
@@ -48,6 +48,8 @@ pub enum Fault {
     Doubted,
     /// The parent of a differencing disk cannot be read.
     NoParent,
+    /// Whether the disk has a parent is not known.
+    MaybeParents,
 }
 
 impl fmt::Display for Fault {
@@ -63,6 +65,7 @@ impl fmt::Display for Fault {
                 "the table entry says that the block has no data, but the file has data that no entry names"
             }
             Self::NoParent => "the data are the parent's, which cannot be read",
+            Self::MaybeParents => "the data may be a parent's: the records of whether the disk has a parent are lost",
         })
     }
 }
@@ -119,9 +122,20 @@ impl BlockTable {
         }
     }
 
-    /// Whether no entry says what the block holds: a block that is found in the file may be it.
-    pub fn is_lost_or_absent(&self, block: u64) -> bool {
-        !self.is_linear() && !self.held.contains_key(&block)
+    /// If this block is lost: the block after the run of lost ones, and why.
+    pub fn lost_run(&self, block: u64) -> Option<(u64, Fault)> {
+        if self.is_linear() || block >= self.count || self.held.contains_key(&block) {
+            return None;
+        }
+        if let Some((_, &(end, fault))) = self.lost.range(..=block).next_back()
+            && block < end
+        {
+            return Some((end, fault));
+        }
+        let fault = self.doubted?;
+        let held = self.held.range(block..).next().map(|(&block, _)| block);
+        let lost = self.lost.range(block..).next().map(|(&block, _)| block);
+        Some((held.into_iter().chain(lost).min().unwrap_or(self.count), fault))
     }
 
     /// Takes back [`BlockTable::hold`] for a block that was found by its contents.
@@ -221,6 +235,25 @@ fn too_many(store: &dyn Store) -> ImageError {
         what: format!("rescuing a table with more than {HELD_MAX} blocks"),
         hint: "if its tables are sound, copy it with `ConvertOptions::skip_damaged`".into(),
     }
+}
+
+/// Ranges without order as sorted ones that do not touch, for [`overlaps_one`].
+pub(crate) fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges.into_iter().filter(|range| range.start < range.end) {
+        match joined.last_mut().filter(|last| range.start <= last.end) {
+            Some(last) => last.end = last.end.max(range.end),
+            None => joined.push(range),
+        }
+    }
+    joined
+}
+
+/// Whether a range shares bytes with one of `ranges`, which are sorted and do not touch.
+pub(crate) fn overlaps_one(ranges: &[Range<u64>], range: &Range<u64>) -> bool {
+    let from = ranges.partition_point(|one| one.end <= range.start);
+    ranges.get(from).is_some_and(|one| one.start < range.end)
 }
 
 /// Blocks whose space overlaps that of another one: each block with the fault. `pieces` are block,

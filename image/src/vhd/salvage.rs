@@ -6,14 +6,20 @@
 //!   BAT entry by entry ─▶ a place that is inside the file and that no other block claims
 //! ```
 //!
+//! If both footers and the header are lost, nothing says whether the image has a parent: the user
+//! or the name of the file must.
+//!
 //! Without a header the place of the BAT is not known: then no entry is believed, and blocks are
 //! found by their contents only. A file without any structure is read as a fixed disk, if the user
 //! names its size.
 
-use super::{layout::by_trust, overlaps};
+use super::layout::by_trust;
 use crate::{
     DiskType, Format, ImageError, ImageInfo, LogState, ParentLink, Result,
-    salvage::{Bitmaps, BlockTable, Fault, Held, SalvageHints, Salvaged, file_length, overlapping, read_what_can_be},
+    salvage::{
+        Bitmaps, BlockTable, Fault, Held, Kinship, SalvageHints, Salvaged, file_length, joined, overlapping,
+        overlaps_one, read_what_can_be,
+    },
 };
 use diskwright_format::vhd::{
     BAT_UNUSED, DiskKind, DynamicHeader, FOOTER_BYTES, Footer, HEADER_BYTES, LocatorData, MAX_DYNAMIC_BYTES,
@@ -26,6 +32,9 @@ use std::{ops::Range, sync::Arc};
 const HEADER_SEARCH_BYTES: u64 = 1 << 20;
 /// Entries read by one call.
 const ENTRIES: usize = 16384;
+/// Most blocks of a disk: a VHD with the smallest blocks could have 4 billion of them in a small
+/// file.
+const BLOCKS_MAX: u64 = 1 << 26;
 /// The map of a fixed disk is cut by this.
 const FIXED_UNIT_BYTES: u64 = 2 << 20;
 
@@ -40,7 +49,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
     };
     let linear = match &footer {
         Some(footer) => footer.kind == DiskKind::Fixed,
-        None => header.is_none() && hints.block_bytes.is_none(),
+        None => header.is_none() && hints.block_bytes.is_none() && hints.is_child != Some(true),
     };
     if linear {
         return fixed(store, file_bytes, footer, hints, remarks);
@@ -145,6 +154,7 @@ fn fixed(
         info: ImageInfo { has_blocks: false, ..info },
         store,
         file_bytes,
+        kinship: Kinship::Alone,
         table: BlockTable::linear(count, FIXED_UNIT_BYTES, file_bytes),
         bitmaps: Bitmaps::None,
         tables: Vec::new(),
@@ -197,14 +207,23 @@ fn blocks(
             "a multiple of 512 bytes, above 0 and up to 2040 GiB; name the size with `RescueOptions::size_bytes`",
         ));
     }
-    let is_child = match (&footer, &header) {
-        (Some(footer), _) => footer.kind == DiskKind::Differencing,
-        (None, Some((header, _))) => !header.parent_id.is_nil(),
-        (None, None) => false,
+    let known = |is_child: bool| if is_child { Kinship::Child } else { Kinship::Alone };
+    let kinship = match (&footer, &header) {
+        (Some(footer), _) => known(footer.kind == DiskKind::Differencing),
+        (None, Some((header, _))) => known(!header.parent_id.is_nil()),
+        (None, None) => Kinship::by_hints(hints),
     };
+    let is_child = kinship.may_have_parent();
     let parent = header.as_ref().filter(|_| is_child).map(|(header, at)| parent_of(&*store, header, *at, file_bytes));
     let disk_type = if is_child { DiskType::Differencing } else { DiskType::Dynamic };
     let count = size_bytes.div_ceil(block_bytes);
+    if count > BLOCKS_MAX {
+        return Err(ImageError::Unsupported {
+            path: store.name().to_owned(),
+            what: format!("rescuing a disk of {count} blocks of {block_bytes} bytes"),
+            hint: format!("at most {BLOCKS_MAX} blocks are; if its tables are sound, convert it"),
+        });
+    }
     let lead_bytes = bitmap_bytes(block);
     let mut tables: Vec<Range<u64>> = tail.into_iter().collect();
     tables.push(0..FOOTER_BYTES as u64);
@@ -219,13 +238,11 @@ fn blocks(
         let end = header.table_offset.checked_add(u64::from(header.max_table_entries) * 4)?;
         header.table_offset.is_multiple_of(SECTOR_BYTES).then_some(header.table_offset..end)
     });
-    if let Some(bat) = &bat {
-        tables.push(
-            bat.start..bat.end.max(bat.start + count * 4).next_multiple_of(SECTOR_BYTES).min(file_bytes.max(bat.start)),
-        );
+    if let Some(bat) = bat.as_ref().filter(|bat| bat.start < file_bytes) {
+        let end = bat.end.max(bat.start.saturating_add(count * 4)).min(file_bytes);
+        tables.push(bat.start..end.next_multiple_of(SECTOR_BYTES).min(file_bytes));
     }
-    tables.retain(|range| range.start < range.end);
-    tables.sort_unstable_by_key(|range| range.start);
+    let tables = joined(tables);
     let place = Place { count, block_bytes, lead_bytes, file_bytes, tables: &tables };
     match bat {
         Some(bat) => place.read_entries(&*store, bat.start, &mut table)?,
@@ -238,6 +255,7 @@ fn blocks(
         info: info(footer.as_ref(), disk_type, size_bytes, block_bytes, parent, remarks),
         store,
         file_bytes,
+        kinship,
         table,
         bitmaps: Bitmaps::BeforePayload { len_bytes: lead_bytes },
         tables,
@@ -261,6 +279,11 @@ impl Place<'_> {
         let mut bytes = vec![0; ENTRIES * 4];
         let mut pieces = Vec::new();
         for first in (0..self.count).step_by(ENTRIES) {
+            if table_offset.saturating_add(first * 4) >= self.file_bytes {
+                // The rest of the table is cut off.
+                table.lose(store, first, self.count, Fault::Unreadable)?;
+                break;
+            }
             let entries = (self.count - first).min(ENTRIES as u64) as usize;
             let bytes = &mut bytes[..entries * 4];
             let lost = read_what_can_be(store, table_offset + first * 4, bytes);
@@ -296,7 +319,7 @@ impl Place<'_> {
         if start + self.lead_bytes >= self.file_bytes {
             return Err(Fault::BeyondEnd);
         }
-        if self.tables.iter().any(|range| overlaps(range, &piece)) {
+        if overlaps_one(self.tables, &piece) {
             // The footer at the end of a file that was cut may lie anywhere; the others never move.
             return Err(Fault::InTables);
         }

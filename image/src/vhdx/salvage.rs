@@ -9,8 +9,13 @@
 //!   BAT entry by entry ─▶ a place that is inside the file and that no other block claims
 //! ```
 //!
+//! Whether the image has a parent is recorded in the metadata: in the file parameters, and by a
+//! parent locator. If both are lost, a block that is partially present or a sector bitmap block in
+//! the BAT says that it has one. Nothing says that it has none, except the user.
+//!
 //! The BAT has no signature. It is found by its contents only if exactly one region of the file
-//! reads as a table from its first entry to its last, with zeros behind, and names space.
+//! reads as a table from its first entry to its last, with zeros behind, and names space. Places
+//! overlap, so the search reads at most [`SEARCH_PASSES`] times what the file stores.
 
 use super::{
     link,
@@ -20,7 +25,8 @@ use super::{
 use crate::{
     DiskType, Format, ImageError, ImageInfo, LogState, ParentLink, Result,
     salvage::{
-        Bitmaps, BlockTable, Fault, HELD_MAX, Held, SalvageHints, Salvaged, file_length, overlapping, read_what_can_be,
+        Bitmaps, BlockTable, Fault, HELD_MAX, Held, Kinship, SalvageHints, Salvaged, file_length, joined, overlapping,
+        overlaps_one, read_what_can_be,
     },
 };
 use diskwright_format::vhdx::{
@@ -32,11 +38,13 @@ use diskwright_format::vhdx::{
     metadata,
     region::{BAT_REGION, METADATA_REGION, REGION_TABLE_BYTES, REGION_TABLE_OFFSETS},
 };
-use diskwright_store::{FileRange, Store};
+use diskwright_store::{FileRange, Store, all_zero};
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 /// Places at multiples of 1 MiB at which lost regions are looked for.
 const SEARCH_PLACES: u64 = 4096;
+/// How often the search may read what the file stores.
+const SEARCH_PASSES: u64 = 4;
 /// Entries read by one call.
 const ENTRIES: usize = 8192;
 
@@ -64,7 +72,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
     // A replay may have made the file longer; those bytes read as zeros.
     let file_bytes = file_length(&*store)?.max(held_bytes);
     let regions = regions(&*store, file_bytes, &mut remarks);
-    let facts = Facts::read(&*store, regions.metadata.as_ref(), hints, &mut remarks)?;
+    let mut facts = Facts::read(&*store, regions.metadata.as_ref(), hints, &mut remarks)?;
     let geometry = facts.geometry;
     let count = geometry.payload_blocks();
     let mut tables = regions.taken.clone();
@@ -73,12 +81,21 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         log_place.map(|header| header.log_offset_bytes..header.log_offset_bytes + u64::from(header.log_len_bytes)),
     );
     tables.push(0..MIB);
-    tables.sort_unstable_by_key(|range| range.start);
-    let entries = Entries { store: &*store, geometry, has_parent: facts.has_parent, file_bytes, tables: &tables };
+    tables = joined(tables);
+    let may_have_parent = facts.kinship.may_have_parent();
+    let mut entries = Entries { store: &*store, geometry, has_parent: may_have_parent, file_bytes, tables: &tables };
     let bat_bytes = match regions.bat {
         Some(region) => Some(region.offset_bytes),
         None => entries.search(&mut remarks),
     };
+    if facts.is_by_hints {
+        entries.has_parent = true;
+        if bat_bytes.is_some_and(|bat_bytes| entries.name_a_parent(bat_bytes)) {
+            facts.kinship = Kinship::Child;
+        }
+        entries.has_parent = facts.kinship.may_have_parent();
+    }
+    let has_parent = entries.has_parent;
     let mut table = BlockTable::new(count, geometry.block_bytes());
     let mut places = BTreeMap::new();
     let kept = match bat_bytes {
@@ -88,22 +105,21 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
             doubts.push("the block allocation table was not found".into());
             table.lose(&*store, 0, count, Fault::NoTable)?;
             // Which chunks have a bitmap block is not known either.
-            places.extend((0..if facts.has_parent { geometry.chunks() } else { 0 }).map(|chunk| (chunk, None)));
+            places.extend((0..if has_parent { geometry.chunks() } else { 0 }).map(|chunk| (chunk, None)));
             Vec::new()
         }
     };
     tables.extend(kept);
-    tables.sort_unstable_by_key(|range| range.start);
     if regions.bat.is_none()
         && let Some(at) = bat_bytes
     {
-        let end = at + (geometry.entries(facts.has_parent) * BAT_ENTRY_BYTES).next_multiple_of(MIB);
+        let end = at + (geometry.entries(has_parent) * BAT_ENTRY_BYTES).next_multiple_of(MIB);
         tables.push(at..end.min(file_bytes));
-        tables.sort_unstable_by_key(|range| range.start);
     }
+    let tables = joined(tables);
     let info = ImageInfo {
         format: Format::Vhdx,
-        disk_type: if facts.has_parent { DiskType::Differencing } else { DiskType::Dynamic },
+        disk_type: if has_parent { DiskType::Differencing } else { DiskType::Dynamic },
         size_bytes: geometry.size_bytes(),
         block_bytes: geometry.block_bytes(),
         has_blocks: true,
@@ -114,16 +130,17 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         linkage_id: header.as_ref().map(|header| header.data_write_guid),
         file_write_id: header.as_ref().map(|header| header.file_write_guid),
         created_seconds: None,
-        parent: facts.parent,
+        parent: facts.parent.filter(|_| has_parent),
         log,
         payload_alignment_bytes: MIB as u32,
         remarks,
     };
-    let bitmaps = if facts.has_parent { Bitmaps::Chunks { geometry, places } } else { Bitmaps::None };
+    let bitmaps = if has_parent { Bitmaps::Chunks { geometry, places } } else { Bitmaps::None };
     Ok(Salvaged {
         info,
         store,
         file_bytes,
+        kinship: facts.kinship,
         table,
         bitmaps,
         tables,
@@ -225,7 +242,9 @@ fn regions(store: &dyn Store, file_bytes: u64, remarks: &mut Vec<String>) -> Reg
 /// What the metadata say, or the user.
 struct Facts {
     geometry: BatGeometry,
-    has_parent: bool,
+    kinship: Kinship,
+    /// Whether the file's own records of its kinship are lost.
+    is_by_hints: bool,
     parent: Option<ParentLink>,
     physical_sector_bytes: u32,
     disk_id: Option<uuid::Uuid>,
@@ -284,8 +303,13 @@ impl Facts {
             expected: invalid.expected,
         })?;
         // Without its parameters a disk with a parent locator has a parent.
-        let has_parent = parameters.map_or(parent.is_some(), |parameters| parameters.has_parent);
-        Ok(Self { geometry, has_parent, parent: parent.filter(|_| has_parent), physical_sector_bytes, disk_id })
+        let known = parameters.map(|parameters| parameters.has_parent).or(parent.is_some().then_some(true));
+        let kinship = match known {
+            Some(true) => Kinship::Child,
+            Some(false) => Kinship::Alone,
+            None => Kinship::by_hints(hints),
+        };
+        Ok(Self { geometry, kinship, is_by_hints: known.is_none(), parent, physical_sector_bytes, disk_id })
     }
 }
 
@@ -303,30 +327,53 @@ impl Entries<'_> {
     fn search(&self, remarks: &mut Vec<String>) -> Option<u64> {
         let entries = self.geometry.entries(self.has_parent);
         let len_bytes = entries.checked_mul(BAT_ENTRY_BYTES)?;
+        let stored_bytes = self.store.allocated_bytes().unwrap_or(self.file_bytes).min(self.file_bytes);
+        let mut budget_bytes = stored_bytes.saturating_mul(SEARCH_PASSES);
         let mut found = (1..SEARCH_PLACES)
             .map(|index| index * MIB)
             .take_while(|&at| at + len_bytes <= self.file_bytes)
-            .filter(|&at| !self.tables.iter().any(|range| range.start < at + len_bytes && at < range.end))
-            .filter(|&at| self.reads_as_table(at, entries));
-        let at = found.next().filter(|_| found.next().is_none())?;
+            .filter(|&at| !overlaps_one(self.tables, &(at..at + len_bytes)))
+            .filter(|&at| self.reads_as_table(at, entries, &mut budget_bytes));
+        let at = found.next().filter(|_| found.next().is_none());
+        if budget_bytes == 0 {
+            remarks.push(format!(
+                "The search for the block allocation table was given up after {SEARCH_PASSES} times what the file stores: too many places look like one."
+            ));
+            return None;
+        }
+        let at = at?;
         remarks.push(format!("The block allocation table was found by its contents, at {at}."));
         Some(at)
     }
 
     /// Whether all entries are valid, at least one names space, none names the table itself, and
-    /// the rest of the region is empty.
-    fn reads_as_table(&self, at: u64, entries: u64) -> bool {
-        let end = at + (entries * BAT_ENTRY_BYTES).next_multiple_of(MIB);
+    /// the rest of the region is empty. Takes what is read from the budget; without one, no.
+    fn reads_as_table(&self, at: u64, entries: u64, budget_bytes: &mut u64) -> bool {
+        let end = (at + (entries * BAT_ENTRY_BYTES).next_multiple_of(MIB)).min(self.file_bytes);
         let mut has_space = false;
         let mut bytes = vec![0; ENTRIES * BAT_ENTRY_BYTES as usize];
-        for offset in (at..end.min(self.file_bytes)).step_by(bytes.len()) {
-            let len = (end.min(self.file_bytes) - offset).min(bytes.len() as u64) as usize;
+        let mut offset = at;
+        while offset < end {
+            // Holes are valid entries that name no space.
+            match self.store.next_data(offset) {
+                Ok(Some(data)) if data.offset_bytes < end => {
+                    offset = offset.max(data.offset_bytes - data.offset_bytes % BAT_ENTRY_BYTES);
+                }
+                Ok(_) => break,
+                Err(_) => return false,
+            }
+            let len = (end - offset).min(bytes.len() as u64) as usize;
+            *budget_bytes = budget_bytes.saturating_sub(len as u64);
             let bytes = &mut bytes[..len];
-            if self.store.read_at(bytes, offset).is_err() {
+            if *budget_bytes == 0 || self.store.read_at(bytes, offset).is_err() {
                 return false;
             }
-            for (slot, raw) in bytes.chunks_exact(8).enumerate() {
-                let index = (offset - at) / BAT_ENTRY_BYTES + slot as u64;
+            let first = (offset - at) / BAT_ENTRY_BYTES;
+            offset += len as u64;
+            if all_zero(bytes) {
+                continue;
+            }
+            for (index, raw) in (first..).zip(bytes.chunks_exact(8)) {
                 let entry = BatEntry::from_le_bytes(raw.try_into().unwrap_or_default());
                 if index >= entries {
                     if entry.0 != 0 {
@@ -347,6 +394,32 @@ impl Entries<'_> {
             }
         }
         has_space
+    }
+
+    /// Whether an entry is one that only a differencing image has: a block that is partially
+    /// present, or a sector bitmap block.
+    fn name_a_parent(&self, bat_bytes: u64) -> bool {
+        use diskwright_format::vhdx::bat::EntryKind;
+        let entries = self.geometry.entries(true);
+        let mut bytes = vec![0; ENTRIES * BAT_ENTRY_BYTES as usize];
+        let mut first = 0;
+        while first < entries && bat_bytes.saturating_add(first * BAT_ENTRY_BYTES) < self.file_bytes {
+            let count = (entries - first).min(ENTRIES as u64);
+            let bytes = &mut bytes[..(count * BAT_ENTRY_BYTES) as usize];
+            read_what_can_be(self.store, bat_bytes + first * BAT_ENTRY_BYTES, bytes);
+            for (index, raw) in (first..).zip(bytes.chunks_exact(8)) {
+                let entry = BatEntry::from_le_bytes(raw.try_into().unwrap_or_default());
+                let is_childs = match self.geometry.what_is(index) {
+                    EntryKind::Bitmap { .. } => true,
+                    EntryKind::Payload { .. } => entry.payload_state() == Ok(PayloadState::PartiallyPresent),
+                };
+                if is_childs && matches!(self.meaning(index, entry), Ok(Some(_))) {
+                    return true;
+                }
+            }
+            first += count;
+        }
+        false
     }
 
     /// The space that an entry names.
@@ -373,10 +446,29 @@ impl Entries<'_> {
         if start >= self.file_bytes {
             return Err(Fault::BeyondEnd);
         }
-        if start < MIB || self.tables.iter().any(|range| range.start < end && start < range.end) {
+        if start < MIB || overlaps_one(self.tables, &(start..end)) {
             return Err(Fault::InTables);
         }
         Ok(Some((start, end)))
+    }
+
+    /// Records all blocks from an entry on as lost.
+    fn lose_rest(&self, first: u64, table: &mut BlockTable, places: &mut BTreeMap<u64, Option<u64>>) -> Result<()> {
+        use diskwright_format::vhdx::bat::EntryKind;
+        let block = match (self.geometry.what_is(first), self.geometry.what_is(first + 1)) {
+            // The bitmap of a chunk is named behind its blocks.
+            (EntryKind::Payload { block }, _) | (_, EntryKind::Payload { block }) => block,
+            _ => self.geometry.payload_blocks(),
+        };
+        let chunk = match self.geometry.what_is(first) {
+            EntryKind::Payload { block } => self.geometry.chunk_of(block),
+            EntryKind::Bitmap { chunk } => chunk,
+        };
+        table.lose(self.store, block, self.geometry.payload_blocks(), Fault::Unreadable)?;
+        if self.has_parent {
+            places.extend((chunk..self.geometry.chunks()).map(|chunk| (chunk, None)));
+        }
+        Ok(())
     }
 
     /// The space that an entry without data keeps for its block.
@@ -401,6 +493,11 @@ impl Entries<'_> {
         let mut pieces = Vec::new();
         let mut kept = Vec::new();
         for first in (0..entries).step_by(ENTRIES) {
+            if bat_bytes.saturating_add(first * BAT_ENTRY_BYTES) >= self.file_bytes {
+                // The rest of the table is cut off, a part of a chunk first.
+                self.lose_rest(first, table, places)?;
+                break;
+            }
             let count = (entries - first).min(ENTRIES as u64) as usize;
             let bytes = &mut bytes[..count * 8];
             let lost = read_what_can_be(self.store, bat_bytes + first * BAT_ENTRY_BYTES, bytes);

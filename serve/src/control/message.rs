@@ -14,6 +14,7 @@
 use diskwright_store::ErrorCode;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use uuid::Uuid;
 
 /// The version of the messages.
 pub const VERSION: u32 = 1;
@@ -80,6 +81,9 @@ pub enum Operation {
         name: String,
         /// The offset from which on ranges are told, in bytes.
         from: u64,
+        /// The later point up to which changes count; `None` for now.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        to: Option<String>,
     },
     /// Merge an image of the disk's chain into one of its ancestors. All paths are absolute.
     Merge {
@@ -212,6 +216,12 @@ pub struct TrackedPoint {
     pub changed: u64,
     /// Why everything counts as changed; `null` if the ranges are known.
     pub everything_because: Option<String>,
+    /// The identity of an image that had the contents of the disk then; `null` if no image had.
+    #[serde(default)]
+    pub linkage_id: Option<Uuid>,
+    /// Size of the disk then, in bytes.
+    #[serde(default)]
+    pub virtual_size: u64,
 }
 
 impl From<diskwright_disk::TrackPoint> for TrackedPoint {
@@ -222,6 +232,8 @@ impl From<diskwright_disk::TrackPoint> for TrackedPoint {
             started: since.as_secs(),
             changed: point.changed_bytes,
             everything_because: point.everything,
+            linkage_id: point.linkage_id,
+            virtual_size: point.size_bytes,
         }
     }
 }

@@ -97,8 +97,8 @@ pub(super) fn carry_out(
             disk.stop_tracking(&name).and_then(|()| points(&disk)).map_err(of_disk)
         }
         (Operation::TrackList, Some(index)) => points(&shared.disks[index].disk()).map_err(of_disk),
-        (Operation::TrackShow { name, from }, Some(index)) => {
-            changed(&shared.disks[index].disk(), &name, from).map_err(of_disk)
+        (Operation::TrackShow { name, from, to }, Some(index)) => {
+            changed(&shared.disks[index].disk(), &name, to.as_deref(), from).map_err(of_disk)
         }
         (Operation::Merge { child, into, keep_name, search, no_reflink, dry_run }, Some(index)) => {
             let keep = if keep_name { KeptName::Childs } else { KeptName::Parents };
@@ -251,8 +251,11 @@ fn points(disk: &Disk) -> diskwright_disk::Result<Done> {
     Ok(Done::Points { points: disk.points()?.into_iter().map(TrackedPoint::from).collect() })
 }
 
-fn changed(disk: &Disk, name: &str, from: u64) -> diskwright_disk::Result<Done> {
-    let changed = disk.changed_since(name)?;
+fn changed(disk: &Disk, name: &str, to: Option<&str>, from: u64) -> diskwright_disk::Result<Done> {
+    let changed = match to {
+        Some(to) => disk.changed_between(name, to)?,
+        None => disk.changed_since(name)?,
+    };
     let mut all = changed.ranges_from(from);
     let told = all.by_ref().take(RANGES_MAX);
     let ranges: Vec<_> =

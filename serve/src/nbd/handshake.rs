@@ -21,6 +21,7 @@ use diskwright_nbd::wire::{
     Decoded, ExportQuery, ExportSummary, Framing, Greeting, HandshakeFlags, INFO_BLOCK_SIZE, INFO_DESCRIPTION,
     INFO_NAME, Info, OPTION_BYTES_MAX, OptionCode, OptionHeader, ReplyCode, WireError, option_reply,
 };
+use diskwright_store::TrackedPoint;
 use std::sync::Arc;
 
 /// The context id of `base:allocation` in replies.
@@ -54,7 +55,7 @@ impl Contexts {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PointContext {
     pub(crate) id: u32,
-    pub(crate) point: String,
+    pub(crate) point: TrackedPoint,
 }
 
 /// The result of a handshake.
@@ -319,7 +320,7 @@ impl Handshake {
             for (name, id) in
                 [(CONTEXT_TRACK, POINT_ID + 2 * number), (CONTEXT_DIRTY_BITMAP, POINT_ID + 2 * number + 1)]
             {
-                of_points.push((PointContext { id, point: point.clone() }, format!("{name}{point}")));
+                of_points.push((PointContext { id, point: point.clone() }, format!("{name}{}", point.name)));
             }
         }
         let mut selected = vec![false; of_points.len()];

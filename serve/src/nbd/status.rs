@@ -8,7 +8,7 @@
 use super::handshake::{ALLOCATION_ID, Contexts, DEPTH_ID, PointContext};
 use crate::walk::Walk;
 use diskwright_nbd::wire::{AllocationFlags, Answering, ChunkFlags, Descriptor};
-use diskwright_store::{BlockDevice, Extent, ExtentKind};
+use diskwright_store::{BlockDevice, Extent, ExtentKind, TrackedPoint};
 use std::{
     io,
     time::{Duration, Instant},
@@ -75,7 +75,7 @@ pub(crate) fn answer(
 }
 
 /// Which parts of the range have changed since a point: status 1, as that of QEMU's bitmaps.
-fn changed_since(device: &dyn BlockDevice, point: &str, request: &StatusRequest) -> io::Result<Runs> {
+fn changed_since(device: &dyn BlockDevice, point: &TrackedPoint, request: &StatusRequest) -> io::Result<Runs> {
     let end_bytes = request.offset_bytes + request.len_bytes;
     let enough = if request.only_one { 1 } else { DESCRIPTORS_ENOUGH / 2 };
     let mut parts = Vec::new();

@@ -16,17 +16,15 @@ use super::{
 };
 use crate::{
     bytes::{crc32c_raw, le16, le32},
+    evidence::Metered,
     read::Window,
-    seen::{Give, PROOF, REMEMBERED_MAX, Seen},
+    seen::{Give, PROOF, Seen},
 };
 use std::{collections::HashMap, ops::Range};
 
 const SUPERBLOCK_BYTES: usize = 1024;
 /// Groups whose descriptors are read.
 const GROUPS_MAX: u64 = 1 << 20;
-/// Blocks of inode tables that are read for directories and trees: a superblock can claim as many
-/// as it has blocks, in every group.
-const TABLE_BLOCKS_MAX: u64 = 4 << 20;
 /// Groups with copies of a superblock that are asked when the first one is lost.
 const COPY_GROUPS: [u64; 7] = [1, 3, 5, 7, 9, 25, 27];
 const JOURNAL_MAGIC: [u8; 4] = [0xc0, 0x3b, 0x39, 0x98];
@@ -102,8 +100,8 @@ fn place_of_copy(fs: &Superblock, group: u64) -> Option<u64> {
 
 impl Evidence {
     /// Learns what can be learned of the file system in this window. `copy` is the place of a
-    /// superblock, besides the usual ones.
-    pub(crate) fn learn(window: &Window<'_>, start_bytes: u64, copy: Option<u64>) -> Option<Self> {
+    /// superblock, besides the usual ones. `meter` is the disk of the window.
+    pub(crate) fn learn(window: &Window<'_>, start_bytes: u64, copy: Option<u64>, meter: &Metered<'_>) -> Option<Self> {
         let raw = find_superblock(window, copy)?;
         let (fs, _) = Superblock::of_copy(&raw, window.size_bytes()).ok()?;
         let seed = match fs.checksums {
@@ -126,7 +124,7 @@ impl Evidence {
             nodes: HashMap::new(),
         };
         if let Some(seed) = seed {
-            found.learn_groups(window, seed);
+            found.learn_groups(window, seed, meter);
         }
         Some(found)
     }
@@ -138,7 +136,7 @@ impl Evidence {
 
     /// Reads the descriptors of all groups, each from the first copy in which it is right. Bitmaps
     /// are known only by the first table, as the copies are not kept up to date.
-    fn learn_groups(&mut self, window: &Window<'_>, seed: u32) {
+    fn learn_groups(&mut self, window: &Window<'_>, seed: u32, meter: &Metered<'_>) {
         let fs = &self.fs;
         let per_block = fs.block_bytes / fs.descriptor_bytes as u64;
         let copies: Vec<u64> =
@@ -150,6 +148,9 @@ impl Evidence {
             let later = copies.iter().filter(|_| fs.first_meta_bg.is_none());
             let later = later.map(|&group| group_blocks(fs, group).start + 1 + index);
             for (copy, block) in std::iter::once(first).chain(later).enumerate() {
+                if meter.is_spent() {
+                    return;
+                }
                 if block >= fs.blocks || window.read(block * fs.block_bytes, &mut table).is_err() {
                     continue;
                 }
@@ -163,7 +164,7 @@ impl Evidence {
                         missing = true;
                         continue;
                     };
-                    if descriptor.inode_table >= fs.blocks || self.tables.len() >= REMEMBERED_MAX {
+                    if descriptor.inode_table >= fs.blocks || !meter.may_remember() {
                         continue;
                     }
                     self.tables.insert(group, descriptor.inode_table);
@@ -182,7 +183,9 @@ impl Evidence {
                             (Bitmap::Blocks, descriptor.bitmap_checksum, descriptor.block_bitmap),
                             (Bitmap::Inodes, inode_sum, descriptor.inode_bitmap),
                         ];
-                        for (kind, sum, block) in both.into_iter().filter(|(_, sum, _)| *sum != 0) {
+                        for (kind, sum, block) in
+                            both.into_iter().filter(|(_, sum, _)| *sum != 0 && meter.may_remember())
+                        {
                             self.bitmaps.entry((kind, sum)).and_modify(|at| *at = None).or_insert(Some(block));
                         }
                     }
@@ -192,9 +195,8 @@ impl Evidence {
                 }
             }
         }
-        let mut budget = TABLE_BLOCKS_MAX;
         for (group, table, count) in used {
-            self.learn_inodes(window, seed, (group, table, count), &mut budget);
+            self.learn_inodes(window, seed, (group, table, count), meter);
         }
     }
 
@@ -204,14 +206,15 @@ impl Evidence {
         window: &Window<'_>,
         seed: u32,
         (group, table, count): (u64, u64, u64),
-        budget: &mut u64,
+        meter: &Metered<'_>,
     ) {
         let block_bytes = self.fs.block_bytes as usize;
         let per_block = (block_bytes / self.inode_bytes) as u64;
         let mut bytes = vec![0; block_bytes];
         for index in 0..count.div_ceil(per_block) {
-            let Some(left) = budget.checked_sub(1).filter(|_| table + index < self.fs.blocks) else { return };
-            *budget = left;
+            if meter.is_spent() || table + index >= self.fs.blocks {
+                return;
+            }
             if window.read((table + index) * self.fs.block_bytes, &mut bytes).is_err() {
                 continue;
             }
@@ -225,9 +228,9 @@ impl Evidence {
                 }
                 let state = crc32c_raw(crc32c_raw(seed, &(number as u32).to_le_bytes()), &raw[0x64..0x68]);
                 if depth > 0 {
-                    self.learn_nodes(window, state, &raw[0x28..0x64], 0);
+                    self.learn_nodes(window, state, &raw[0x28..0x64], 0, meter);
                 } else if let Some(directory) = directory_of(&raw[0x28..0x64])
-                    && self.directories.len() < REMEMBERED_MAX
+                    && meter.may_remember()
                 {
                     self.directories.insert(state, directory);
                 }
@@ -236,14 +239,14 @@ impl Evidence {
     }
 
     /// Remembers the nodes below one of an extent tree.
-    fn learn_nodes(&mut self, window: &Window<'_>, state: u32, node: &[u8], level: u32) {
+    fn learn_nodes(&mut self, window: &Window<'_>, state: u32, node: &[u8], level: u32, meter: &Metered<'_>) {
         let (entries, depth) = (usize::from(le16(node, 2)), le16(node, 6));
         if depth == 0 || level > 5 {
             return;
         }
         for raw in node[12..].chunks_exact(12).take(entries) {
             let block = u64::from(le32(raw, 4)) | u64::from(le16(raw, 8)) << 32;
-            if block >= self.fs.blocks || self.nodes.len() >= REMEMBERED_MAX {
+            if block >= self.fs.blocks || meter.is_spent() || !meter.may_remember() {
                 continue;
             }
             // A node that is named twice names no place.
@@ -254,7 +257,7 @@ impl Evidence {
                 && le16(&below, 0) == EXTENT_MAGIC
                 && le16(&below, 6) == depth - 1
             {
-                self.learn_nodes(window, state, &below, level + 1);
+                self.learn_nodes(window, state, &below, level + 1, meter);
             }
         }
     }

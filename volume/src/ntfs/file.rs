@@ -123,7 +123,7 @@ impl<'a> Files<'a> {
     }
 
     /// A record in use, with its fixups undone.
-    fn record(&self, number: u64) -> Result<Vec<u8>, LeftAlone> {
+    pub(super) fn record(&self, number: u64) -> Result<Vec<u8>, LeftAlone> {
         let mut record = vec![0; self.boot.record_bytes];
         let offset_bytes = number.checked_mul(self.boot.record_bytes as u64);
         let offset_bytes = offset_bytes.ok_or_else(|| LeftAlone::damaged(format!("record {number} of the MFT")))?;

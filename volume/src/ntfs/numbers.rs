@@ -10,6 +10,7 @@ pub(super) const BITMAP: u64 = 6;
 pub(super) const BOOT: u64 = 7;
 
 /// Types of attributes.
+pub(super) const STANDARD_INFORMATION: u32 = 0x10;
 pub(super) const VOLUME_NAME: u32 = 0x60;
 pub(super) const VOLUME_INFORMATION: u32 = 0x70;
 pub(super) const DATA: u32 = 0x80;

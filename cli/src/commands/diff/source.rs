@@ -1,9 +1,10 @@
 //! What `diff` lists and exports: the differences of two disks, or what was tracked since a point.
 
+use super::points;
 use crate::{
     context::Context,
     exit::{Failure, Outcome},
-    json,
+    in_use, json,
     options::FormatArg,
     sizes::Exact,
 };
@@ -16,6 +17,8 @@ use std::path::{Path, PathBuf};
 /// What the disk is compared with, and how.
 pub(super) struct Asked<'a> {
     pub(super) track: Option<&'a str>,
+    /// The later point.
+    pub(super) to: Option<&'a str>,
     pub(super) other: Option<&'a Path>,
     pub(super) since: Option<&'a Path>,
     pub(super) exact: bool,
@@ -38,16 +41,22 @@ impl Source {
         let options = if reads { context.global.bulk_options() } else { context.global.open_options(false) };
         let options = OpenOptions { force_share: asked.force_share, ..options };
         let engine = context.global.engine();
+        if let (Some(name), Some(to)) = (asked.track, asked.to)
+            && let Some(client) = in_use::client(file)?
+        {
+            let since = points::of_disk_in_use(&client, file, &options, (name, to))?;
+            return Ok(Self::of_points(context, since, (name, file), Vec::new()));
+        }
         let disk = context.open(file, &options)?;
         let mut warnings = disk.warnings().to_vec();
-        let mut told = Vec::new();
+        let told = Vec::new();
         let source = match (asked.track, asked.other, &disk) {
             (Some(name), ..) => {
-                let since = SincePoint::new(disk, file, name)?;
-                if let Some(why) = since.everything() {
-                    told.push(format!("everything counts as changed since the point {name:?}: {why}"));
-                }
-                Self::Point { since: Box::new(since), name: name.to_owned(), path: file.to_owned() }
+                let since = match asked.to {
+                    Some(to) => SincePoint::between(&disk, file, name, to)?,
+                    None => SincePoint::new(disk, file, name)?,
+                };
+                return Ok(Self::of_points(context, since, (name, file), warnings));
             }
             (None, Some(other), _) => {
                 let format = asked.second_format.map(FormatArg::format).or(options.format);
@@ -65,13 +74,35 @@ impl Source {
                 )));
             }
         };
-        let [result, base] = source.states();
+        Ok(source.with_warnings(context, told, warnings))
+    }
+
+    fn of_points(
+        context: &mut Context,
+        since: SincePoint,
+        (name, path): (&str, &Path),
+        warnings: Vec<String>,
+    ) -> (Self, Vec<String>) {
+        let why = since.everything();
+        let told = why.map(|why| format!("everything counts as changed since the point {name:?}: {why}"));
+        let source = Self::Point { since: Box::new(since), name: name.to_owned(), path: path.to_owned() };
+        source.with_warnings(context, told.into_iter().collect(), warnings)
+    }
+
+    /// Warns, also of sizes that differ.
+    fn with_warnings(
+        self,
+        context: &mut Context,
+        mut told: Vec<String>,
+        mut warnings: Vec<String>,
+    ) -> (Self, Vec<String>) {
+        let [result, base] = self.states();
         if result.size_bytes != base.size_bytes {
             told.push(format!("the disks differ in size: {} and {}", Exact(result.size_bytes), Exact(base.size_bytes)));
         }
         told.iter().for_each(|warning| context.warn(warning));
         warnings.extend(told);
-        Ok((source, warnings))
+        (self, warnings)
     }
 
     fn of(asked: &Asked<'_>, difference: Difference) -> Self {

@@ -24,6 +24,7 @@ impl Inner {
         self.segments.push(Segment {
             name: name.into(),
             started_seconds: now.as_secs(),
+            started_ns: now.subsec_nanos(),
             linkage_id,
             size_bytes: self.size_bytes,
             everything: None,
@@ -75,8 +76,9 @@ impl Inner {
         self.size_bytes = size_bytes;
         if larger {
             self.grain_bytes = grain_for(size_bytes);
-            if let Some(last) = self.segments.last_mut() {
-                last.everything.get_or_insert_with(|| format!("the disk was enlarged to {size_bytes} bytes"));
+            // The bitmaps of all segments are lost, also for what has changed between two points.
+            for segment in &mut self.segments {
+                segment.everything.get_or_insert_with(|| format!("the disk was enlarged to {size_bytes} bytes"));
             }
         }
         let grains = self.grains();
