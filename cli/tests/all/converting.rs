@@ -3,12 +3,14 @@
 
 use crate::{
     common::Workshop,
-    resize::{KINDS, TOOLS, have, partitioned, tool, verify_ext4, verify_size, verify_table},
+    resize::{KINDS, have, partitioned, tool, verify_ext4, verify_size, verify_table},
 };
 use serde_json::{Value, json};
 use std::fs;
 
 const MIB: u64 = 1 << 20;
+/// Without sgdisk the tables are looked at by sfdisk and by ourselves.
+const TOOLS: [&str; 3] = ["sfdisk", "mke2fs", "e2fsck"];
 
 #[test]
 fn convert_resizes_on_the_way() {
@@ -31,8 +33,9 @@ fn convert_resizes_on_the_way() {
             let done = shop.json(&format!("convert disk.raw {disk} {how} {size} --verify"));
             assert_eq!((&done["virtual_size"], &done["dest_virtual_size"]), (&json!(64 * MIB), &json!(expected)));
             assert_eq!(done["changed_table"], "GPT", "{done}");
-            assert_eq!(done["warnings"], json!([]), "{done}");
+            assert!(!done["warnings"].to_string().contains("partition table"), "{done}");
             verify_table(&shop, &disk, true);
+            assert_eq!(shop.json(&format!("partitions {disk}"))["problem"], Value::Null);
             verify_ext4(&shop, 9 * MIB, 31 * MIB);
             verify_size(&shop, &disk, expected);
             shop.ok(&format!("check {disk}"));
@@ -84,18 +87,19 @@ fn a_table_in_doubt_is_told_and_left() {
 /// The size of the disk, as qemu-img and libvhdi find it, and the length that qemu-img gives the
 /// same disk with `force_size`.
 fn second_opinions(shop: &Workshop, disk: &str, size: u64) {
+    let _ = fs::remove_file(shop.path("flat.raw"));
+    shop.ok(&format!("convert {disk} flat.raw"));
     verify_size(shop, disk, size);
     if !have(&["qemu-img"]) {
         return;
     }
-    shop.ok(&format!("convert {disk} plain.raw"));
-    tool(shop, "qemu-img convert -f raw -O vpc -o subformat=fixed,force_size plain.raw theirs.vhd", "").unwrap();
+    tool(shop, "qemu-img convert -f raw -O vpc -o subformat=fixed,force_size flat.raw theirs.vhd", "").unwrap();
     let len = |name: &str| fs::metadata(shop.path(name)).unwrap().len();
     assert_eq!((len(disk), len("theirs.vhd")), (size + 512, size + 512));
     tool(shop, &format!("qemu-img compare -f vpc -F vpc {disk} theirs.vhd"), "").unwrap();
     // What qemu-img makes that way is for Azure too; without it, the CHS geometry is the size.
     assert_eq!(shop.run("info theirs.vhd --azure").code, Some(0));
-    tool(shop, "qemu-img convert -f raw -O vpc -o subformat=fixed plain.raw chs.vhd", "").unwrap();
+    tool(shop, "qemu-img convert -f raw -O vpc -o subformat=fixed flat.raw chs.vhd", "").unwrap();
     let judged = shop.run("info chs.vhd --azure");
     assert!(judged.code == Some(3) && judged.stdout.contains("size-unit"), "{judged:?}");
 }
