@@ -7,8 +7,20 @@ use diskwright_disk::{
     Reach, ReconnectOptions, Verdict, convert, create, reconnect,
 };
 use diskwright_image::{DiskType, Format};
-use diskwright_store::{EngineKind, Files};
-use std::{collections::BTreeMap, fs, os::unix::fs::FileExt, path::Path};
+use diskwright_store::{
+    CacheMode, EngineKind, FileSystem, Files, LocalFiles, OpenError, Store,
+    testing::{ForwardingFileSystem, ForwardingStore},
+};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 use tempfile::{TempDir, tempdir};
 use uuid::Uuid;
 
@@ -330,4 +342,92 @@ fn a_broken_rule_says_what_mends_it() {
     assert!(remedy.contains("`ConvertOptions::azure`") && remedy.contains("26214400"), "{remedy}");
     assert!(matches!(of("one-size"), Verdict::NotApplicable { .. }));
     assert!(matches!(of("gpt-end"), Verdict::NotApplicable { .. }));
+}
+
+/// A file system on which the file with this in its name can be written and synced so many times.
+#[derive(Debug)]
+struct Faulty {
+    left: Arc<AtomicU64>,
+}
+
+#[derive(Debug)]
+struct FaultyStore {
+    inner: Arc<dyn Store>,
+    left: Arc<AtomicU64>,
+}
+
+fn count_down(left: &AtomicU64) -> io::Result<()> {
+    let counted = left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+    counted.map(drop).map_err(|_| io::ErrorKind::StorageFull.into())
+}
+
+impl ForwardingStore for FaultyStore {
+    fn inner(&self) -> &dyn Store {
+        &*self.inner
+    }
+    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        count_down(&self.left)?;
+        self.inner.write_at(buf, offset_bytes)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        count_down(&self.left)?;
+        self.inner.sync_data()
+    }
+}
+
+impl ForwardingFileSystem for Faulty {
+    fn open(&self, path: &Path, options: &diskwright_store::OpenOptions) -> Result<Arc<dyn Store>, OpenError> {
+        let inner = FileSystem::open(&LocalFiles, path, options)?;
+        let is_dest = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("dest"));
+        Ok(if is_dest { Arc::new(FaultyStore { inner, left: Arc::clone(&self.left) }) } else { inner })
+    }
+    fn rename(&self, from: &Path, to: &Path, replace: bool) -> io::Result<()> {
+        count_down(&self.left)?;
+        FileSystem::rename(&LocalFiles, from, to, replace)
+    }
+}
+
+/// The changes behind the copy itself fail too, at every write and sync: nothing is left behind.
+#[test]
+fn a_conversion_that_fails_at_any_write_leaves_nothing() {
+    let dir = tempdir().unwrap();
+    let source = dir.path().join("source.vhdx");
+    dynamic(&source, 4 * MIB);
+    write(&source, MIB, 5, 4096);
+    let dest = dir.path().join("dest.vhdx");
+    let mut calls = 0;
+    loop {
+        let left = Arc::new(AtomicU64::new(calls));
+        let files = Files::new(Arc::new(Faulty { left: Arc::clone(&left) }));
+        let source_open = OpenOptions { engine: EngineKind::Sync, ..OpenOptions::default() };
+        let options = ConvertOptions {
+            source: source_open,
+            cache: Some(CacheMode::PageCache),
+            dest: CreateRequest { files, ..CreateRequest::default() },
+            identity: Identity::Keep,
+            ..verified()
+        };
+        match converted(&source, &dest, &options) {
+            Ok(done) => {
+                assert!(done.kept_linkage_id && left.load(Ordering::SeqCst) == 0);
+                break;
+            }
+            Err(error) => {
+                assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "after {calls} calls: {error}");
+            }
+        }
+        calls += 1;
+    }
+    assert!(calls > 15, "{calls}");
+    assert_eq!(ids(&dest), ids(&source));
+    assert!(read_all(&dest) == read_all(&source));
+}
+
+#[test]
+fn a_plan_can_be_stopped() {
+    let dir = with_mbr(false);
+    let options = ConvertOptions { size: NewSize::Least, ..verified() };
+    let stopped = convert(dir.path().join("source.raw"), dir.path().join("dest.vhdx"), &options, &mut |_, _| false);
+    assert!(matches!(stopped, Err(DiskError::Stopped)), "{stopped:?}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
