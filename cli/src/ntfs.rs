@@ -9,10 +9,15 @@ use std::path::Path;
 /// `f_type` of NTFS by the kernel's old driver (ntfs) and by the present one (ntfs3).
 const NTFS_TYPES: [u64; 2] = [0x5346_544e, 0x7366_746e];
 
+/// Whether `file` lies on NTFS; `None` where that is not known.
+pub fn is_on_ntfs(file: &Path) -> Option<bool> {
+    let found = rustix::fs::statfs(file).ok()?;
+    Some(is_ntfs(u64::try_from(found.f_type).ok()?))
+}
+
 /// A warning for the new file `file`, which has holes, if it is on NTFS.
 pub fn note(file: &Path) -> Option<String> {
-    let found = rustix::fs::statfs(file).ok()?;
-    is_ntfs(u64::try_from(found.f_type).ok()?).then(|| {
+    is_on_ntfs(file)?.then(|| {
         format!(
             "{}: the file has holes, and Windows does not attach a file that is sparse on NTFS; make it with --preallocate",
             file.display()

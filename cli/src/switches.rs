@@ -72,6 +72,9 @@ switches! {
     CreateRequest::parent => "--parent";
     CreateRequest::preallocate => "--preallocate";
     CreateRequest::size_bytes => "--size";
+    ConvertOptions::azure => "--azure";
+    ConvertOptions::identity => "--identity";
+    ConvertOptions::size => "--size";
     ConvertOptions::skip_damaged => "--skip-damaged";
     PrepareOptions::create_bytes => "--create-size", "diskspd" => "-c";
     PrepareOptions::destroy_data => "--destroy-data";

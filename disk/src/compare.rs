@@ -118,17 +118,20 @@ pub fn compare(
     engine: EngineKind,
     progress: &mut Progress<'_>,
 ) -> Result<CompareOutcome> {
-    compare_with(sides, engine, progress, Damage::Fails)
+    compare_with(sides, u64::MAX, engine, progress, Damage::Fails)
 }
 
-/// [`compare`], with an option for damaged ranges.
+/// [`compare`] of the first disk's first `first_bytes` with the second one, with an option for
+/// damaged ranges.
 pub(crate) fn compare_with(
     [a, b]: [(&dyn BlockDevice, &Path); 2],
+    first_bytes: u64,
     engine: EngineKind,
     progress: &mut Progress<'_>,
     damage: Damage,
 ) -> Result<CompareOutcome> {
     let mut sides = [Side::open(a, engine)?, Side::open(b, engine)?];
+    sides[0].size_bytes = sides[0].size_bytes.min(first_bytes);
     let end = sides[0].size_bytes.max(sides[1].size_bytes);
     let slab = Slab::new(PAIRS * 2, CHUNK_BYTES as usize);
     let mut free = slab.take_all();

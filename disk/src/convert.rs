@@ -16,71 +16,38 @@
 //! A range whose table entry is damaged (`ExtentKind::Damaged`) ends the conversion. With
 //! `skip_damaged` the range stays zero in the copy and is listed (`copy/lost.rs`).
 //!
-//! An export is written in place. It has its size and old contents, so ranges that are zero in the
-//! source are zeroed there.
+//! An export is written in place (`export.rs`). It has its size and old contents, so ranges that
+//! are zero in the source are zeroed there.
+//!
+//! A copy of another size gets its data first, then is verified, and then its partition table is
+//! changed as by `resize` (`new_size.rs`). An identity that says what the contents are is set last.
 
+mod azure;
+mod export;
+mod identity;
 mod notes;
+mod options;
+mod plan;
+mod transfer;
 
 use crate::{
-    CompareOutcome, CreateRequest, Disk, DiskError, OpenOptions, Opened, Place, Progress, Result,
-    compare::{Damage, compare_with},
-    copy::{Dest, Failure, Job, Lost, Outcome, file_of},
-    create::{create_as, format_for, is_there},
-    error::file_error,
-    error::from_io,
+    CompareOutcome, Disk, DiskError, OpenOptions, Opened, Place, Progress, Result,
+    compare::compare_with,
+    create::{create_as, is_there},
+    error::{file_error, from_io},
+    new_size::write_table,
 };
-use diskwright_image::Format;
-use diskwright_store::{BlockDevice, CacheMode, Files};
+use diskwright_store::{BlockDevice, Blocking, CacheMode, Files};
+use diskwright_volume::Step;
+pub use identity::Identity;
 pub use notes::size_note;
+pub use options::{ConvertOptions, ConvertOutcome};
+use plan::Plan;
 use std::{
     io,
     path::{Path, PathBuf},
 };
-
-/// Options for [`convert`].
-#[derive(Debug, Clone, Default)]
-pub struct ConvertOptions {
-    /// How to open the source. The destination uses the same I/O engine. The cache mode given here
-    /// is ignored; see `cache`.
-    pub source: OpenOptions,
-    /// Page cache or O_DIRECT for both disks. `None` selects the faster one: O_DIRECT, but the page
-    /// cache for a source that is cached there.
-    pub cache: Option<CacheMode>,
-    /// Properties of the new image. Its size is at least the source's.
-    pub dest: CreateRequest,
-    /// Read the copy back and compare it with the source.
-    pub verify: bool,
-    /// Always copy, never share by reflink.
-    pub no_reflink: bool,
-    /// Skip damaged ranges of the source. They read as zeros in the copy.
-    pub skip_damaged: bool,
-}
-
-impl ConvertOptions {
-    fn damage(&self) -> Damage {
-        if self.skip_damaged { Damage::SkippedInFirst } else { Damage::Fails }
-    }
-}
-
-/// The result of a conversion.
-#[derive(Debug, Clone, Default)]
-pub struct ConvertOutcome {
-    /// Virtual size of the source in bytes.
-    pub size_bytes: u64,
-    /// Bytes read and written.
-    pub copied_bytes: u64,
-    /// Bytes shared by reflink.
-    pub cloned_bytes: u64,
-    /// Bytes skipped because they read as zeros.
-    pub zero_bytes: u64,
-    /// Bytes that were read back and equal the source. Lost ranges do not count.
-    pub verified_bytes: u64,
-    /// Warnings for the user about the source and the copy, one sentence each.
-    pub warnings: Vec<String>,
-    /// Damaged ranges of the source, which are zero in the copy. Empty without
-    /// [`ConvertOptions::skip_damaged`].
-    pub lost: Lost,
-}
+use transfer::{copy, verify_failed};
 
 /// Copies a disk into a new image, or into an existing export. Either side may be a URI (see
 /// [`Place`]). `progress` counts bytes of the virtual disk; verification counts them a second time.
@@ -110,52 +77,108 @@ pub fn convert(
     let into_export = matches!(Place::parse(dest_path)?, Place::Nbd(_));
     let source = open_source(source_path, options)?;
     if into_export {
-        return convert_into_export(&source, source_path, dest_path, options, progress);
+        return export::convert((&source, source_path), dest_path, options, progress);
     }
-    let geometry = source.device().geometry();
-    let format = format_for(dest_path, options.dest.format)?;
-    // A server may have a sector size that the image's format cannot record.
-    let sectors = format.driver().logical_sectors_bytes;
-    let inherited = (sectors.len() > 1 && sectors.contains(&geometry.logical_sector_bytes)).then_some(geometry);
-    let mut request = options.dest.clone();
-    request.size_bytes = Some(request.size_bytes.unwrap_or(geometry.size_bytes).max(geometry.size_bytes));
-    request.logical_sector_bytes = request.logical_sector_bytes.or(inherited.map(|from| from.logical_sector_bytes));
-    request.physical_sector_bytes = request.physical_sector_bytes.or(inherited.map(|from| from.physical_sector_bytes));
-    request.format = Some(format);
-    let files = &request.files;
+    let files = &options.dest.files;
     if files.facts(dest_path).is_ok() {
         return Err(is_there(dest_path));
     }
+    let mut plan = Plan::new((&source, source_path), dest_path, options, progress)?;
     let partial = partial_path(dest_path);
     // Errors name the final path, except those about the partial file itself.
     let shown = |error: DiskError| error.renamed(&partial, dest_path);
-    create_as(dest_path, &partial, &request).map_err(|error| explain_partial(error, &partial, dest_path))?;
+    create_as(dest_path, &partial, &plan.request).map_err(|error| explain_partial(error, &partial, dest_path))?;
     // The first error is returned. The file is ours, created just now.
     let discard = |_: &DiskError| drop(files.remove(&partial));
-    let open = OpenOptions { writable: true, format: Some(format), ..dest_options(options) };
-    let mut outcome = Disk::open(&partial, &open)
-        .and_then(|dest| {
-            let warnings = notes::of_copy(geometry, dest_path, &dest);
-            let outcome = copy((&source, source_path), (&Opened::Disk(dest), &partial), options, progress)?;
-            Ok(ConvertOutcome { warnings: [outcome.warnings.clone(), warnings].concat(), ..outcome })
-        })
+    let mut outcome = fill((&source, source_path), (&partial, dest_path), &plan, options, progress)
         .map_err(shown)
         .inspect_err(discard)?;
+    let again = OpenOptions { format: Some(plan.format), ..options.open_dest() };
     if options.verify {
-        let compared =
-            Disk::open(&partial, &OpenOptions { format: Some(format), ..dest_options(options) }).and_then(|written| {
-                let sides = [(source.device(), source_path), (&*written as &dyn BlockDevice, dest_path)];
-                compare_with(sides, options.source.engine, progress, options.damage())
-            });
+        let compared = Disk::open(&partial, &again).and_then(|written| {
+            let sides = [(source.device(), source_path), (&*written as &dyn BlockDevice, dest_path)];
+            compare_with(sides, plan.size.new_bytes, options.source.engine, progress, options.damage())
+        });
         match compared.map_err(shown).inspect_err(discard)? {
-            CompareOutcome::Same => outcome.verified_bytes = geometry.size_bytes - outcome.lost.bytes,
+            CompareOutcome::Same => {
+                outcome.verified_bytes = outcome.size_bytes.min(outcome.dest_bytes) - outcome.lost.bytes;
+            }
             CompareOutcome::Different { offset_bytes } => {
                 return Err(verify_failed(&partial, source_path, offset_bytes));
             }
         }
     }
+    if outcome.lost.bytes > 0 {
+        plan.kept.give_up_contents(source_path, dest_path);
+    }
+    finish(&partial, &plan, &again, options.verify).map_err(shown).inspect_err(discard)?;
+    outcome.table = plan.size.changed_table();
+    (outcome.kept_disk_id, outcome.kept_linkage_id) = (plan.kept.disk_id.is_some(), plan.kept.is_for_children);
+    outcome.warnings.extend(plan.notes.into_iter().chain(plan.kept.notes));
     give_name(files, &partial, dest_path)?;
     Ok(outcome)
+}
+
+/// Copies the data into the new file `partial`, which will be called `dest`.
+fn fill(
+    (source, source_path): (&Opened, &Path),
+    (partial, dest): (&Path, &Path),
+    plan: &Plan,
+    options: &ConvertOptions,
+    progress: &mut Progress<'_>,
+) -> Result<ConvertOutcome> {
+    let open = OpenOptions { writable: true, format: Some(plan.format), ..options.open_dest() };
+    let copy_disk = Disk::open(partial, &open)?;
+    if options.azure {
+        let start = azure::start_of(source, options.source.engine)
+            .map_err(|error| from_io("read its partition table", source_path, error))?;
+        azure::check(&copy_disk.layers()[0], dest, start, &plan.size)?;
+    }
+    let warnings = notes::of_copy(source.device().geometry(), dest, &copy_disk);
+    let opened = Opened::Disk(copy_disk);
+    let outcome = copy((source, source_path), (&opened, partial), plan.size.new_bytes, options, progress)?;
+    Ok(ConvertOutcome { warnings: [outcome.warnings.clone(), warnings].concat(), ..outcome })
+}
+
+/// Changes the partition table for the size of the copy, and gives it the identity of its contents.
+fn finish(partial: &Path, plan: &Plan, open: &OpenOptions, verify: bool) -> Result<()> {
+    let steps = plan.size.steps();
+    if steps.is_empty() && plan.kept.contents_id.is_none() {
+        return Ok(());
+    }
+    let disk = Disk::open(partial, &OpenOptions { writable: true, ..open.clone() })?;
+    write_table(&*disk, partial, open.engine, steps)?;
+    if let (Some(id), Some(writer)) = (plan.kept.contents_id, disk.layers()[0].image.writer()) {
+        writer.set_linkage_id(id)?;
+    }
+    disk.close()?;
+    drop(disk);
+    if verify { verify_table(&*Disk::open(partial, open)?, partial, open, steps) } else { Ok(()) }
+}
+
+/// Reads the changed partition table back.
+fn verify_table(disk: &dyn BlockDevice, path: &Path, open: &OpenOptions, steps: &[Step]) -> Result<()> {
+    let read = |step: &Step| {
+        let mut bytes = vec![0; step.bytes.len()];
+        Blocking::open(disk, open.engine)?.read(step.offset_bytes, &mut bytes)?;
+        Ok(bytes)
+    };
+    for (index, step) in steps.iter().enumerate() {
+        let found = read(step).map_err(|error| from_io("read its partition table back", path, error))?;
+        // A later step may lie over this one.
+        let is_last = steps[index + 1..].iter().all(|later| later.offset_bytes != step.offset_bytes);
+        if is_last && found != step.bytes {
+            return Err(DiskError::BadOptions {
+                what: format!(
+                    "{}: the partition table at byte {} was not written as it should be",
+                    path.display(),
+                    step.offset_bytes
+                ),
+                hint: "check the storage below, and repeat the conversion".into(),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Gives a finished file its name, durably. Removes the file if that fails.
@@ -193,10 +216,6 @@ pub(crate) fn explain_partial(error: DiskError, partial: &Path, dest: &Path) -> 
     }
 }
 
-fn verify_failed(dest: &Path, source: &Path, offset_bytes: u64) -> DiskError {
-    DiskError::VerifyFailed { dest: dest.to_owned(), source_path: source.to_owned(), offset_bytes }
-}
-
 /// Opens the source, through the page cache if most of its data is cached there.
 fn open_source(path: &Path, options: &ConvertOptions) -> Result<Opened> {
     let open = |cache| Opened::open(path, &OpenOptions { writable: false, cache, ..options.source.clone() });
@@ -209,89 +228,4 @@ fn open_source(path: &Path, options: &ConvertOptions) -> Result<Opened> {
         held_bytes += allocated_bytes * store.cached_share();
     }
     if options.cache.is_none() && held_bytes > all_bytes / 2.0 { open(CacheMode::PageCache) } else { Ok(source) }
-}
-
-fn dest_options(options: &ConvertOptions) -> OpenOptions {
-    let cache = options.cache.unwrap_or(CacheMode::Direct);
-    let files = options.dest.files.clone();
-    OpenOptions { cache, engine: options.source.engine, files, ..OpenOptions::default() }
-}
-
-/// Copies into an existing export. Zeros of the source are written unless the export reports them
-/// as zeros, and a range beyond the source's end is zeroed.
-fn convert_into_export(
-    source: &Opened,
-    source_path: &Path,
-    dest_path: &Path,
-    options: &ConvertOptions,
-    progress: &mut Progress<'_>,
-) -> Result<ConvertOutcome> {
-    let asked = &options.dest;
-    if asked.format.is_some_and(|format| format != Format::Raw)
-        || asked.disk_type.is_some()
-        || asked.block_bytes.or(asked.logical_sector_bytes).or(asked.physical_sector_bytes).is_some()
-        || asked.preallocate
-    {
-        return Err(DiskError::Usage {
-            what: format!("{}: an export keeps its format, type and sizes", dest_path.display()),
-            hint: "leave out the format, the type, block and sector sizes and `CreateRequest::preallocate`".into(),
-        });
-    }
-    let dest = Opened::open(dest_path, &OpenOptions { writable: true, ..dest_options(options) })?;
-    let (needed, there) = (source.device().geometry().size_bytes, dest.device().geometry().size_bytes);
-    if there < needed {
-        return Err(DiskError::BadOptions {
-            what: format!("{}: the export has {there} bytes, the source needs {needed}", dest_path.display()),
-            hint: "make the export larger".into(),
-        });
-    }
-    let mut outcome = copy((source, source_path), (&dest, dest_path), options, progress)?;
-    if options.verify {
-        let sides = [(source.device(), source_path), (dest.device(), dest_path)];
-        match compare_with(sides, options.source.engine, progress, options.damage())? {
-            CompareOutcome::Same => outcome.verified_bytes = outcome.size_bytes - outcome.lost.bytes,
-            CompareOutcome::Different { offset_bytes } => {
-                return Err(verify_failed(dest_path, source_path, offset_bytes));
-            }
-        }
-    }
-    Ok(outcome)
-}
-
-fn copy(
-    (source, source_path): (&Opened, &Path),
-    (dest, dest_path): (&Opened, &Path),
-    options: &ConvertOptions,
-    progress: &mut Progress<'_>,
-) -> Result<ConvertOutcome> {
-    let size_bytes = source.device().geometry().size_bytes;
-    let free_bytes = diskwright_store::free_bytes(dest_path);
-    let holds = if dest.disk().is_some() { Dest::Empty } else { Dest::OldData };
-    let job = Job::new(source, (dest, holds), options.source.engine, !options.no_reflink, options.skip_damaged);
-    match job.run(progress) {
-        Outcome::Done => {}
-        Outcome::Stopped => return Err(DiskError::Stopped),
-        Outcome::Failed(Failure::Source(range, error)) => {
-            return Err(from_io("read it", &file_of(source, source_path, range), error));
-        }
-        Outcome::Failed(Failure::Dest(error)) => {
-            // The partial file is removed, so report the space that the whole copy needs, and what
-            // was free before.
-            let needed_bytes = dest.disk().and_then(|_| job.data_bytes());
-            let error = diskwright_store::explain_shortage(error, dest_path, needed_bytes, free_bytes);
-            return Err(from_io("copy into it", dest_path, error));
-        }
-    }
-    dest.close()?;
-    progress(size_bytes, size_bytes);
-    let lost = job.lost();
-    Ok(ConvertOutcome {
-        size_bytes,
-        copied_bytes: job.copied_bytes.into_inner(),
-        cloned_bytes: job.cloned_bytes.into_inner(),
-        zero_bytes: job.zero_bytes.into_inner(),
-        verified_bytes: 0,
-        warnings: source.warnings().to_vec(),
-        lost,
-    })
 }

@@ -70,6 +70,7 @@ pub(crate) struct Job<'a> {
     source: &'a Opened,
     dest: &'a Opened,
     engine: EngineKind,
+    /// Bytes of the source that are copied, from its begin.
     size_bytes: u64,
     holds: Dest,
     /// What progress counts to: the source's size, or for [`Dest::ParentData`] its data.
@@ -187,6 +188,12 @@ impl<'a> Job<'a> {
             Some(error) => Outcome::Failed(error),
             None => Outcome::Done,
         }
+    }
+
+    /// Copies no more than the first `bytes` of the source.
+    pub(crate) fn of_first(self, bytes: u64) -> Self {
+        let size_bytes = self.size_bytes.min(bytes);
+        Self { size_bytes, total_bytes: size_bytes, ..self }
     }
 
     /// Progress counts only the source's data, of which there are `data_bytes`.

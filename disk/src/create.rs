@@ -18,6 +18,7 @@ use std::{
     path::{Component, Path, PathBuf},
     sync::Arc,
 };
+use uuid::Uuid;
 
 /// Properties of a new image. `None` selects the default.
 #[derive(Debug, Clone, Default)]
@@ -38,6 +39,9 @@ pub struct CreateRequest {
     pub physical_sector_bytes: Option<u32>,
     /// Allocate all space now.
     pub preallocate: bool,
+    /// VHD unique id, VHDX virtual disk id; by default a random one, or of a VHDX with a parent the
+    /// parent's. A raw file records none.
+    pub disk_id: Option<Uuid>,
     /// Policy for parents. The parent named above is always allowed; its own parents are not
     /// opened.
     pub parents: ParentPolicy,
@@ -234,10 +238,10 @@ fn resolve(
             .max(logical_sector_bytes),
         parent: link,
         preallocate: request.preallocate,
-        disk_id: parent_info
+        disk_id: request.disk_id.or(parent_info
             .as_ref()
             .filter(|info| info.format.driver().child_keeps_disk_id)
-            .and_then(|info| info.disk_id),
+            .and_then(|info| info.disk_id)),
     })
 }
 

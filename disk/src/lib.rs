@@ -34,7 +34,9 @@
 //!   diff.rs       the ranges in which two disks differ; exports them, and applies exports
 //!   compact.rs    gives back space, and makes the file as small as possible
 //!   rescue.rs     copies what can be read of an image whose tables are damaged
+//!   new_size.rs   which size a disk gets, and what its partition table becomes
 //!   resize.rs     gives a disk another size
+//!   rules/        checks an image against the rules of the place that it goes to
 //!   clones.rs     creates many children of one image
 //!   snapshot.rs   freezes a disk, goes back to a snapshot, removes one
 //!   merge.rs      merges an image into one of its ancestors
@@ -90,6 +92,7 @@ mod movable;
 mod move_copy;
 mod move_plan;
 mod mutation;
+mod new_size;
 mod offline_move;
 mod open;
 mod options;
@@ -101,6 +104,7 @@ mod reconnect;
 mod repair;
 mod rescue;
 mod resize;
+mod rules;
 #[cfg(all(test, feature = "shuttle"))]
 mod schedules;
 mod shared;
@@ -116,7 +120,7 @@ pub use check::{Checked, check, check_image};
 pub use clones::clone_disk;
 pub use compact::{CompactOptions, Compacted, VolumeGain, compact};
 pub use compare::{CompareOutcome, compare};
-pub use convert::{ConvertOptions, ConvertOutcome, convert, size_note};
+pub use convert::{ConvertOptions, ConvertOutcome, Identity, convert, size_note};
 pub use copy::{Lost, LostRange};
 pub use create::{CreateRequest, create};
 pub use device::{Disk, MAP_MEMORY_BYTES};
@@ -131,6 +135,7 @@ pub use live_snapshot::SnapshotWatch;
 pub use merge::{KeptName, MergeOptions, Merged, merge};
 pub use movable::Movable;
 pub use move_plan::{MoveOptions, MoveWatch, Moved};
+pub use new_size::NewSize;
 pub use offline_move::move_disk;
 pub use open::{parent_timestamp_warning, read_without_lock};
 pub use options::{OpenOptions, ParentPolicy, Reach};
@@ -139,7 +144,8 @@ pub use place::{Opened, Place, require_file};
 pub use reconnect::{ReconnectOptions, Reconnected, Relinked, reconnect};
 pub use repair::{PlannedWrite, RepairOptions, Repaired, Undone, interrupted_repair, repair, undo_repair};
 pub use rescue::{Leftover, PlacedBlock, RangeKind, RescueOptions, Rescued, RescuedRange, rescue};
-pub use resize::{NewSize, ResizeOptions, Resized, resize};
+pub use resize::{ResizeOptions, Resized, resize};
+pub use rules::{Destination, Facts, ImageFacts, Judgement, Rule, TableFacts, Verdict};
 pub use snapshot::{Left, Snapshot, SnapshotOptions, remove_snapshot, revert, snapshot};
 pub use track::changed::{Changed, TrackPoint};
 pub use volumes::layout;

@@ -13,13 +13,17 @@
 //! | read and write whole sectors, one request at a time | [`queue::Blocking`] |
 //! | many requests in flight, without copies | [`queue`] |
 //! | create an image, or a child of one | [`create()`] |
-//! | copy a disk into another format, file or export | [`convert()`] |
+//! | copy a disk into another format, size, file or export | [`convert()`] |
+//! | whether Azure or Windows accepts an image | [`Destination::judge`] |
 //! | compare two disks; find damage | [`compare()`], [`check()`] |
 //! | what changed: list it, export it, apply it to a copy | [`Difference`], [`Export`], [`apply_export()`] |
 //! | see which layer holds which range | [`BlockDevice::extents`] |
 //! | freeze a disk, go back, remove a snapshot | [`snapshot()`], [`revert()`], [`remove_snapshot()`] |
 //! | make many children; give a disk another size | [`clone_disk()`], [`resize()`] |
 //! | merge an image into its parent or another ancestor | [`merge()`] |
+//! | give back space; move a disk to another file | [`compact()`], [`move_disk()`] |
+//! | which ranges change since a named point | [`Disk::start_tracking`], [`Disk::changed_since`] |
+//! | find lost parents; save what can be read of a damaged image | [`reconnect()`], [`rescue()`] |
 //! | the images of a folder as a tree | [`Family::of`] |
 //! | partitions, file systems, what is free in them | [`layout()`] |
 //! | serve disks to NBD clients | [`serve`] |
@@ -144,13 +148,15 @@ pub mod serve;
 mod stream;
 
 pub use diskwright_disk::{
-    Applied, ApplyOptions, Change, ChangeKind, Changes, Checked, CompactOptions, Compacted, CompareOutcome,
-    ConvertOptions, ConvertOutcome, CreateRequest, Difference, Disk, DiskError, DiskState, Export, Exported, Family,
-    FoundParent, Increment, KeptName, Layer, Left, Lost, LostRange, MAP_MEMORY_BYTES, MergeOptions, Merged, NewSize,
-    OpenOptions, Opened, ParentPolicy, Place, PlannedWrite, Progress, Reach, Relative, RepairOptions, Repaired,
-    ResizeOptions, Resized, Result, SincePoint, Snapshot, SnapshotOptions, Touched, Undone, VolumeGain, apply_export,
-    check, clone_disk, compact, compare, convert, create, layout, merge, remove_snapshot, repair, resize, revert,
-    snapshot, undo_repair, volume,
+    Applied, ApplyOptions, Change, ChangeKind, Changed, Changes, Checked, CompactOptions, Compacted, CompareOutcome,
+    ConvertOptions, ConvertOutcome, CreateRequest, Destination, Difference, Disk, DiskError, DiskState, Export,
+    Exported, Facts, Family, FoundParent, Identity, ImageFacts, Increment, Judgement, KeptName, Layer, Left, Leftover,
+    Lost, LostRange, MAP_MEMORY_BYTES, MergeOptions, Merged, MoveOptions, Moved, NewSize, OpenOptions, Opened,
+    ParentPolicy, Place, PlacedBlock, PlannedWrite, Progress, RangeKind, Reach, ReconnectOptions, Reconnected,
+    Relative, Relinked, RepairOptions, Repaired, RescueOptions, Rescued, RescuedRange, ResizeOptions, Resized, Result,
+    Rule, SincePoint, Snapshot, SnapshotOptions, TableFacts, Touched, TrackPoint, Undone, Verdict, VolumeGain,
+    apply_export, check, clone_disk, compact, compare, convert, create, interrupted_repair, layout, merge, move_disk,
+    reconnect, remove_snapshot, repair, rescue, resize, revert, snapshot, undo_repair, volume,
 };
 pub use diskwright_image::{
     CheckReport, DiskType, Finding, Format, Image, ImageError, ImageInfo, LogState, Mended, ParentLink, Repair,

@@ -19,6 +19,18 @@ use std::sync::Arc;
 /// Arguments: the store, whether to open for writing, the logical sector of a raw disk in bytes.
 type Open = fn(Arc<dyn Store>, bool, u32) -> Result<Arc<dyn Image>>;
 
+/// The identities that the images of a format record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Identities {
+    /// None.
+    None,
+    /// One, of the file. Children name their parent by it too, also after the parent was written.
+    File,
+    /// One of the disk, which its guests see, and one of its contents, by which children name their
+    /// parent.
+    DiskAndContents,
+}
+
 /// Capabilities and entry points of one format.
 #[derive(Debug)]
 pub struct Driver {
@@ -39,6 +51,8 @@ pub struct Driver {
     pub sectors_because: &'static str,
     /// Physical sector size of a new image in bytes, unless the user chooses one.
     pub physical_sector_bytes: u32,
+    /// The identities that an image records.
+    pub identities: Identities,
     /// Whether a differencing image keeps its parent's disk id, so that the guest sees the same
     /// disk.
     pub child_keeps_disk_id: bool,
@@ -66,6 +80,7 @@ static RAW: Driver = Driver {
     logical_sectors_bytes: &[512],
     sectors_because: "a raw file records none, and readers take 512",
     physical_sector_bytes: 4096,
+    identities: Identities::None,
     child_keeps_disk_id: false,
     child_records_zeros: false,
     child_records_time: false,
@@ -87,6 +102,7 @@ static VHD: Driver = Driver {
     logical_sectors_bytes: &[512],
     sectors_because: "VHD knows only 512",
     physical_sector_bytes: 512,
+    identities: Identities::File,
     // The VHD unique id identifies the file, not the disk.
     child_keeps_disk_id: false,
     child_records_zeros: false,
@@ -110,6 +126,7 @@ static VHDX: Driver = Driver {
     logical_sectors_bytes: &[512, 4096],
     sectors_because: "as requested",
     physical_sector_bytes: 4096,
+    identities: Identities::DiskAndContents,
     // MS-VHDX 2.6.1.2.
     child_keeps_disk_id: true,
     child_records_zeros: true,

@@ -40,7 +40,7 @@ pub mod vhdx;
 #[cfg(test)]
 mod waiting;
 
-pub use driver::Driver;
+pub use driver::{Driver, Identities};
 pub use error::{ImageError, Result};
 pub use findings::{CheckReport, Finding, Repair, Severity};
 pub use image::{

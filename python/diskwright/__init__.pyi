@@ -16,6 +16,11 @@ class _ReadOptions(TypedDict, total=False):
     allow_parent_dirs: Sequence[_Path]
     allow_any_parent: bool
 
+# Keywords of everything that changes a disk as a whole.
+class _ParentOptions(TypedDict, total=False):
+    allow_parent_dirs: Sequence[_Path]
+    allow_any_parent: bool
+
 # Keywords of `open` and `Disk`.
 class _OpenOptions(_ReadOptions, total=False):
     direct: bool
@@ -84,6 +89,10 @@ class LostRange:
 
 class Converted:
     size: int
+    dest_size: int
+    changed_table: Optional[Literal["MBR", "GPT"]]
+    kept_disk_id: bool
+    kept_linkage_id: bool
     copied: int
     shared: int
     zeros: int
@@ -91,6 +100,63 @@ class Converted:
     lost_bytes: int
     lost: list[LostRange]
     warnings: list[str]
+
+class Snapshot:
+    disk: os.PathLike[str]
+    parent: os.PathLike[str]
+    frozen: Optional[os.PathLike[str]]
+    warnings: list[str]
+
+class Merged:
+    disk: os.PathLike[str]
+    merged: list[os.PathLike[str]]
+    relinked: list[os.PathLike[str]]
+    data: int
+    copied: int
+    shared: int
+    size: int
+    warnings: list[str]
+
+class Compacted:
+    old_file_size: int
+    new_file_size: int
+    free: int
+    zeros: int
+    moved: int
+    warnings: list[str]
+
+class Moved:
+    source: os.PathLike[str]
+    dest: os.PathLike[str]
+    size: int
+    copied: int
+    old_is_kept: bool
+    relinked: list[os.PathLike[str]]
+    warnings: list[str]
+
+class Rescued:
+    size: int
+    whole: bool
+    data: int
+    zeros: int
+    lost_bytes: int
+    doubted_bytes: int
+    lost: list[LostRange]
+    placed: int
+    remarks: list[str]
+
+class TrackPoint:
+    name: str
+    started: float
+    changed: int
+    everything: Optional[str]
+
+class Judgement:
+    rule: str
+    verdict: Literal["ok", "not ok", "not applicable"]
+    expected: str
+    found: str
+    remedy: Optional[str]
 
 class Disk:
     def __init__(
@@ -119,6 +185,10 @@ class Disk:
     def flush(self) -> None: ...
     def discard(self, offset: int, length: int) -> None: ...
     def grow(self, size: int) -> None: ...
+    def start_tracking(self, name: str) -> None: ...
+    def stop_tracking(self, name: str) -> None: ...
+    def track_points(self) -> list[TrackPoint]: ...
+    def changed_since(self, name: str) -> list[tuple[int, int]]: ...
     def map(self, offset: int = 0, length: Optional[int] = None) -> list[Extent]: ...
     def file(self) -> DiskFile: ...
     def close(self) -> None: ...
@@ -177,8 +247,84 @@ def convert(
     disk_type: Optional[_DiskType] = None,
     block_size: Optional[int] = None,
     sector_size: Optional[int] = None,
+    size: Optional[int] = None,
+    identity: Literal["new", "keep"] = "new",
+    azure: bool = False,
     preallocate: bool = False,
     verify: bool = False,
     skip_damaged: bool = False,
     **options: Unpack[_ReadOptions],
 ) -> Converted: ...
+def snapshot(
+    path: _Path,
+    name: str,
+    *,
+    track: Optional[str] = None,
+    dry_run: bool = False,
+    format: Optional[_Format] = None,
+    **options: Unpack[_ParentOptions],
+) -> Snapshot: ...
+def revert(
+    path: _Path,
+    *,
+    to: Optional[_Path] = None,
+    keep_as: Optional[str] = None,
+    dry_run: bool = False,
+    format: Optional[_Format] = None,
+    **options: Unpack[_ParentOptions],
+) -> Snapshot: ...
+def merge(
+    path: _Path,
+    *,
+    into: Optional[_Path] = None,
+    keep_name: Literal["parent", "child"] = "parent",
+    progress: Optional[Callable[[int, int], object]] = None,
+    dry_run: bool = False,
+    search_dirs: Sequence[_Path] = ...,
+    format: Optional[_Format] = None,
+    **options: Unpack[_ParentOptions],
+) -> Merged: ...
+def compact(
+    path: _Path,
+    *,
+    progress: Optional[Callable[[int, int], object]] = None,
+    estimate: bool = False,
+    dry_run: bool = False,
+    format: Optional[_Format] = None,
+    **options: Unpack[_ParentOptions],
+) -> Compacted: ...
+def move(
+    path: _Path,
+    to: _Path,
+    *,
+    progress: Optional[Callable[[int, int], object]] = None,
+    format: Optional[_Format] = None,
+    source_format: Optional[_Format] = None,
+    disk_type: Optional[_DiskType] = None,
+    block_size: Optional[int] = None,
+    preallocate: bool = False,
+    keep_old: bool = False,
+    dry_run: bool = False,
+    **options: Unpack[_ParentOptions],
+) -> Moved: ...
+def rescue(
+    source: _Path,
+    dest: _Path,
+    *,
+    progress: Optional[Callable[[int, int], object]] = None,
+    size: Optional[int] = None,
+    block_size: Optional[int] = None,
+    trust_table: bool = False,
+    leftovers: Optional[_Path] = None,
+    format: Optional[_Format] = None,
+    source_format: Optional[_Format] = None,
+    disk_type: Optional[_DiskType] = None,
+    **options: Unpack[_ParentOptions],
+) -> Rescued: ...
+def judge(
+    path: _Path,
+    place: Literal["azure", "windows"],
+    *,
+    format: Optional[_Format] = None,
+    **options: Unpack[_ParentOptions],
+) -> list[Judgement]: ...

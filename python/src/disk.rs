@@ -3,15 +3,16 @@
 use crate::{
     error::{Failure, refused, told},
     options::{cache_mode, reading},
+    outcomes::TrackPoint,
     values::{Extent, Layer, layers_of},
     worker::{self, Requests},
 };
-use diskwright_lib::{Geometry, OpenOptions, Opened, ParentPolicy};
+use diskwright_lib::{Disk as LibraryDisk, Geometry, OpenOptions, Opened, ParentPolicy};
 use pyo3::{prelude::*, pybacked::PyBackedBytes, types::PyBytes};
 use std::{
     path::PathBuf,
     process,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread::JoinHandle,
 };
 
@@ -81,6 +82,13 @@ impl Disk {
 
     fn requests(&self) -> Result<Requests, Failure> {
         self.open().map(|(_, requests)| requests)
+    }
+
+    /// The disk, for what an export cannot do.
+    fn file_disk(&self, what: &str) -> Result<Arc<LibraryDisk>, Failure> {
+        let (opened, _requests) = self.open()?;
+        let disk = opened.disk().cloned();
+        disk.ok_or_else(|| refused(format!("{}: only a disk in a file can {what}", self.path.display())))
     }
 
     fn take(&self) -> Option<Open> {
@@ -212,12 +220,29 @@ impl Disk {
 
     /// Make the disk larger.
     fn grow(&self, py: Python<'_>, size: u64) -> Result<(), Failure> {
-        let path = self.path.display();
-        py.detach(|| {
-            let (opened, _requests) = self.open()?;
-            let disk = opened.disk().ok_or_else(|| refused(format!("{path}: only a disk in a file can grow")))?;
-            Ok(disk.grow(size)?)
-        })
+        py.detach(|| Ok(self.file_disk("grow")?.grow(size)?))
+    }
+
+    /// Track from now on which ranges change, since a point of this name.
+    fn start_tracking(&self, py: Python<'_>, name: &str) -> Result<(), Failure> {
+        py.detach(|| Ok(self.file_disk("be tracked")?.start_tracking(name)?))
+    }
+
+    /// End a point.
+    fn stop_tracking(&self, py: Python<'_>, name: &str) -> Result<(), Failure> {
+        py.detach(|| Ok(self.file_disk("be tracked")?.stop_tracking(name)?))
+    }
+
+    /// The points, the oldest first.
+    fn track_points(&self, py: Python<'_>) -> Result<Vec<TrackPoint>, Failure> {
+        let points = py.detach(|| Ok::<_, Failure>(self.file_disk("be tracked")?.points()?))?;
+        Ok(points.into_iter().map(TrackPoint::from).collect())
+    }
+
+    /// The ranges that have changed since a point, as pairs of start and length.
+    fn changed_since(&self, py: Python<'_>, name: &str) -> Result<Vec<(u64, u64)>, Failure> {
+        let changed = py.detach(|| Ok::<_, Failure>(self.file_disk("be tracked")?.changed_since(name)?))?;
+        Ok(changed.ranges().map(|range| (range.start, range.end - range.start)).collect())
     }
 
     /// What each range holds, in order, without gaps.

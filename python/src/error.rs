@@ -24,6 +24,11 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// An error of any other function.
+    pub(crate) fn of_disk(error: &LibraryError) -> Self {
+        Self::Disk(error.code(), told(error))
+    }
+
     /// An error of `convert`.
     pub(crate) fn of_convert(error: &LibraryError) -> Self {
         Self::Disk(error.code(), told_by_convert(error))
@@ -55,7 +60,14 @@ fn with_keywords(sentence: &str, format_of_source: &str) -> String {
             "CreateRequest::parent" => "parent",
             "CreateRequest::preallocate" => "preallocate",
             "CreateRequest::size_bytes" => "size",
+            "ConvertOptions::azure" => "azure",
+            "ConvertOptions::identity" => "identity",
+            "ConvertOptions::size" => "size",
             "ConvertOptions::skip_damaged" => "skip_damaged",
+            "MoveOptions::keep_old" => "keep_old",
+            "RescueOptions::block_bytes" => "block_size",
+            "RescueOptions::size_bytes" => "size",
+            "RescueOptions::trust_absent" => "trust_table",
             _ => return None,
         };
         Some(format!("`{keyword}`{}", if has_value { " = " } else { "" }))
@@ -69,7 +81,7 @@ pub(crate) fn refused(sentence: String) -> Failure {
 
 impl From<LibraryError> for Failure {
     fn from(error: LibraryError) -> Self {
-        Self::Disk(error.code(), told(error))
+        Self::of_disk(&error)
     }
 }
 

@@ -3,10 +3,13 @@
 //! ```text
 //!   diskwright/__init__.py   names, the file-like object (io.RawIOBase), map() and open()
 //!   lib.rs                   functions: create, info, convert, check
+//!   life.rs                  functions: snapshot, revert, merge, compact, move, rescue, judge
 //!   disk.rs                  the class Disk
 //!   options.rs               options of diskwright_lib from keyword arguments
 //!   worker.rs                the thread that has a disk's queue
+//!   progress.rs              calls Python between the steps of a long operation
 //!   values.rs                what is returned: extents, images, findings
+//!   outcomes.rs              what is returned by the functions of life.rs
 //!   error.rs                 DiskError with its code
 //! ```
 //!
@@ -17,13 +20,17 @@
 
 mod disk;
 mod error;
+mod life;
 mod options;
+mod outcomes;
+mod progress;
 mod values;
 mod worker;
 
-use diskwright_lib::{ConvertOptions, CreateRequest, OpenOptions, Opened, Reach};
-use error::{Failure, told};
+use diskwright_lib::{ConvertOptions, CreateRequest, Identity, NewSize, OpenOptions, Opened, Reach};
+use error::{Failure, refused, told};
 use options::{format_named, reading, type_named};
+use progress::with_progress;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use values::{Checked, Converted, Info};
@@ -91,7 +98,7 @@ fn check(
 #[pyfunction]
 #[pyo3(signature = (
     source, dest, *, progress=None, format=None, source_format=None, disk_type=None, block_size=None, sector_size=None,
-    preallocate=false, verify=false, skip_damaged=false, force_share=false, allow_parent_dirs=Vec::new(),
+    size=None, identity="new", azure=false, preallocate=false, verify=false, skip_damaged=false, force_share=false, allow_parent_dirs=Vec::new(),
     allow_any_parent=false
 ))]
 #[allow(clippy::too_many_arguments, reason = "they are keyword arguments in Python")]
@@ -105,6 +112,9 @@ fn convert(
     disk_type: Option<&str>,
     block_size: Option<u32>,
     sector_size: Option<u32>,
+    size: Option<u64>,
+    identity: &str,
+    azure: bool,
     preallocate: bool,
     verify: bool,
     skip_damaged: bool,
@@ -112,6 +122,11 @@ fn convert(
     allow_parent_dirs: Vec<PathBuf>,
     allow_any_parent: bool,
 ) -> Result<Converted, Failure> {
+    let identity = match identity {
+        "new" => Identity::New,
+        "keep" => Identity::Keep,
+        other => return Err(refused(format!("{other:?} is no identity; use 'new' or 'keep'"))),
+    };
     let options = ConvertOptions {
         source: reading(source_format, force_share, allow_parent_dirs, allow_any_parent)?,
         dest: CreateRequest {
@@ -122,33 +137,15 @@ fn convert(
             preallocate,
             ..CreateRequest::default()
         },
+        size: size.map_or(NewSize::Present, NewSize::Bytes),
+        identity,
+        azure,
         verify,
         skip_damaged,
         ..ConvertOptions::default()
     };
-    // What Python says between two steps, a signal or the callback's own exception, ends the
-    // conversion and is what the caller gets.
-    let mut raised = None;
-    let mut step = |done_bytes: u64, total_bytes: u64| {
-        Python::attach(|py| {
-            let told = py.check_signals().and_then(|()| match &progress {
-                Some(callback) => callback.call1(py, (done_bytes, total_bytes)).map(drop),
-                None => Ok(()),
-            });
-            match told {
-                Ok(()) => raised.is_none(),
-                Err(error) => {
-                    raised.get_or_insert(error);
-                    false
-                }
-            }
-        })
-    };
-    let outcome = py.detach(|| diskwright_lib::convert(&source, &dest, &options, &mut step));
-    match raised {
-        Some(error) => Err(Failure::Python(error)),
-        None => outcome.map(Converted::from).map_err(|error| Failure::of_convert(&error)),
-    }
+    let run = |step: &mut diskwright_lib::Progress<'_>| diskwright_lib::convert(&source, &dest, &options, step);
+    with_progress(py, progress, Failure::of_convert, run).map(Converted::from)
 }
 
 /// The native part of the module `diskwright`.
@@ -160,6 +157,8 @@ mod _native {
         disk::Disk,
         error::DiskError,
         info,
+        life::{compact, judge, merge, move_disk, rescue, revert, snapshot},
+        outcomes::{Compacted, Judgement, Merged, Moved, Rescued, Snapshot, TrackPoint},
         values::{Checked, Converted, Extent, Finding, Info, Layer, LostRange},
     };
 }

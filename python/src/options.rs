@@ -18,6 +18,15 @@ pub(crate) fn reading(
     Ok(OpenOptions { format, force_share, parents, ..OpenOptions::default() })
 }
 
+/// The same for functions that change disks, which take their own locks.
+pub(crate) fn opening(
+    format: Option<&str>,
+    allow_parent_dirs: Vec<PathBuf>,
+    allow_any_parent: bool,
+) -> Result<OpenOptions, Failure> {
+    reading(format, false, allow_parent_dirs, allow_any_parent)
+}
+
 pub(crate) fn format_named(name: &str) -> Result<Format, Failure> {
     let all = [Format::Raw, Format::Vhd, Format::Vhdx];
     let found = all.into_iter().find(|format| format.to_string() == name);

@@ -245,11 +245,25 @@ pub(crate) struct LostRange {
     reason: String,
 }
 
+impl LostRange {
+    pub(crate) fn new(start: u64, length: u64, reason: String) -> Self {
+        Self { start, length, reason }
+    }
+}
+
 /// What a conversion did.
 #[pyclass(frozen, get_all, module = "diskwright")]
 #[derive(Debug, Clone)]
 pub(crate) struct Converted {
     size: u64,
+    /// Size of the copy.
+    dest_size: u64,
+    /// `MBR` or `GPT`, if the partition table was changed for another size.
+    changed_table: Option<String>,
+    /// Whether the copy has the disk id of the source.
+    kept_disk_id: bool,
+    /// Whether the children of the source accept the copy as their parent.
+    kept_linkage_id: bool,
     /// Bytes read and written.
     copied: u64,
     /// Bytes shared with the source by the file system.
@@ -268,6 +282,10 @@ impl From<ConvertOutcome> for Converted {
     fn from(outcome: ConvertOutcome) -> Self {
         Self {
             size: outcome.size_bytes,
+            dest_size: outcome.dest_bytes,
+            changed_table: outcome.table.map(|table| table.to_string()),
+            kept_disk_id: outcome.kept_disk_id,
+            kept_linkage_id: outcome.kept_linkage_id,
             copied: outcome.copied_bytes,
             shared: outcome.cloned_bytes,
             zeros: outcome.zero_bytes,

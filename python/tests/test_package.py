@@ -31,7 +31,10 @@ def test_everything_public_is_typed():
     stub = (folder / "__init__.pyi").read_text()
     for name in diskwright.__all__:
         assert re.search(rf"^(class|def) {name}\b", stub, re.M), name
-    for cls in (diskwright.Extent, diskwright.Layer, diskwright.Info, diskwright.Checked, diskwright.Converted):
+    values = [cls for cls in (getattr(diskwright, name) for name in diskwright.__all__) if isinstance(cls, type)]
+    plain = [cls for cls in values if cls not in (diskwright.Disk, diskwright.DiskFile, diskwright.DiskError)]
+    assert len(plain) > 12
+    for cls in plain:
         body = re.search(rf"^class {cls.__name__}:\n((?:    .*\n)+)", stub, re.M).group(1)
         typed = set(re.findall(r"^    (\w+):", body, re.M))
         real = {name for name in dir(cls) if not name.startswith("_")}
@@ -53,3 +56,8 @@ def test_keywords_of_the_stub_are_those_of_the_module():
     assert real(diskwright._native.Disk) == read | opened
     assert real(diskwright.info) == real(diskwright.check) == read | {"format"}
     assert read < real(diskwright.convert)
+    parents = stubbed("_ParentOptions")
+    for name in ("snapshot", "revert", "merge", "compact", "move", "rescue", "judge"):
+        body = re.search(rf"^def {name}\(\n((?:    .*\n)+)", stub, re.M).group(1)
+        own = set(re.findall(r"^    (\w+):", body.split("*,\n")[1], re.M))
+        assert real(getattr(diskwright, name)) == own | parents, name

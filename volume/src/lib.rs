@@ -6,6 +6,7 @@
 //!   free_ranges()  the free ranges of one of these volumes
 //!   ends()         how small the disk can be without losing anything (ends.rs)
 //!   Witness        which structures state where on the disk they lie (evidence.rs)
+//!   boot()         how a machine starts from the disk (boot.rs)
 //!   table_change() what the partition table becomes on a disk of another size (ends.rs)
 //!       │
 //!       ▼
@@ -36,6 +37,7 @@
 
 #![forbid(unsafe_code)]
 
+mod boot;
 mod btrfs;
 mod bytes;
 mod ends;
@@ -56,6 +58,7 @@ mod table;
 mod volume;
 mod xfs;
 
+pub use boot::{Boot, boot};
 pub use ends::{Ends, Enlarged, TableChange, ends, table_change};
 pub use evidence::{Witness, anchors_in};
 pub use read::{Extent, ReadAt};

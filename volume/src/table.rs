@@ -44,6 +44,11 @@ pub(crate) fn find(disk: &dyn ReadAt) -> Found {
     found
 }
 
+/// Whether an MBR has a partition that is marked as active: the one that a BIOS starts from.
+pub(crate) fn has_active(window: &Window<'_>) -> bool {
+    window.array::<512>(0).is_some_and(|sector| mbr::has_active(&sector))
+}
+
 /// Whether the first sector of a volume is a partition table.
 pub(crate) fn has_mbr(window: &Window<'_>) -> bool {
     window.array::<512>(0).is_some_and(|sector| mbr::primary_entries(&sector).is_some())

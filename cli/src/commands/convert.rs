@@ -4,6 +4,7 @@
 //! of the exit code, and are in the JSON.
 
 use crate::{
+    commands::resize::new_size,
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
@@ -15,11 +16,12 @@ use crate::{
     switches,
 };
 use clap::{Args, ValueEnum};
-use diskwright_disk::{ConvertOptions, ConvertOutcome, CreateRequest, Lost, LostRange};
+use diskwright_disk::{ConvertOptions, ConvertOutcome, CreateRequest, Identity, Lost, LostRange, NewSize};
 use diskwright_image::DiskType;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
+    cmp::Ordering,
     io::Write,
     path::{Path, PathBuf},
 };
@@ -36,6 +38,16 @@ use --preallocate when DEST is on NTFS. A copy of DEST by most programs has no h
 
 A damaged table in SOURCE ends the conversion at the first range that cannot be found. --skip-damaged copies everything else, leaves zeros there, and lists the lost ranges.
 
+--size gives DEST another size than SOURCE has. More is zeros; less ends at or behind the end of the last partition, or of the file system on \
+a disk without partitions, and never within data. The second copy of a GPT moves to the new end.
+
+DEST is another disk than SOURCE, with an identity of its own. --identity keep gives it the disk id of SOURCE (VHD unique id, VHDX virtual disk id), \
+so that guests see the same disk, and a VHDX with the same contents also the identity by which children name their parent (DataWriteGuid). \
+Use it where DEST takes the place of SOURCE: two disks with one identity must not be attached to one machine. What DEST cannot keep is named.
+
+--azure makes a disk that Azure accepts: a fixed VHD, its size rounded up to whole MiB and to 20 MiB at least. A disk that Azure would refuse \
+all the same is refused here, before anything is copied, with the rule. `info --azure` checks any image.
+
 EXIT CODES  0 done, 1 failed, 2 used wrongly, 3 done with --skip-damaged, but ranges were lost
 
 An export (nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, nbds:// for TLS) is read and written as a raw disk. Ranges that the server reports as zero are not read. \
@@ -44,7 +56,9 @@ An export that is written must be as large as SOURCE or larger; ranges that are 
 EXAMPLES
   diskwright convert disk.vhdx disk.raw --verify
   diskwright convert golden.raw golden.vhdx --block-size 4M
-  diskwright convert machine.avhdx azure.vhd --type fixed
+  diskwright convert machine.avhdx machine.vhd --azure --verify
+  diskwright convert small.vhd large.vhdx --size 80G
+  diskwright convert old.vhdx new.vhdx --identity keep --to-minimum
   diskwright convert image.bin disk.vhdx --source-format raw
   diskwright convert damaged.vhdx saved.vhdx --skip-damaged --verify
   diskwright convert nbd://host/disk backup.vhdx --verify
@@ -66,6 +80,18 @@ pub struct ConvertArgs {
     /// Physical sector size of DEST: 512 or 4096. [default: SOURCE's for VHDX]
     #[arg(long, value_name = "SIZE", value_parser = sizes::parse_u32)]
     physical_sector_size: Option<u32>,
+    /// Virtual size of DEST, or with + in front what is added to that of SOURCE.
+    #[arg(long, value_name = "[+]SIZE", value_parser = new_size)]
+    size: Option<NewSize>,
+    /// Make DEST as small as it can be without losing anything.
+    #[arg(long, conflicts_with = "size")]
+    to_minimum: bool,
+    /// Which identity DEST has.
+    #[arg(long, value_enum, value_name = "IDENTITY", default_value_t = IdentityArg::New)]
+    identity: IdentityArg,
+    /// Make a fixed VHD that Azure accepts.
+    #[arg(long)]
+    azure: bool,
     /// Format of SOURCE, instead of probing it.
     #[arg(long, value_enum, value_name = "FORMAT")]
     source_format: Option<FormatArg>,
@@ -106,6 +132,24 @@ impl StandaloneType {
     }
 }
 
+/// What becomes of the identity, as an option's value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum IdentityArg {
+    /// DEST is another disk.
+    New,
+    /// DEST takes the place of SOURCE.
+    Keep,
+}
+
+impl IdentityArg {
+    fn identity(self) -> Identity {
+        match self {
+            Self::New => Identity::New,
+            Self::Keep => Identity::Keep,
+        }
+    }
+}
+
 /// What `convert --json` prints.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Report {
@@ -113,8 +157,17 @@ pub struct Report {
     source: String,
     /// The new disk.
     dest: String,
-    /// Size of the disk in bytes.
+    /// Size of the disk that was copied, in bytes.
     virtual_size: u64,
+    /// Size of the new disk in bytes.
+    dest_virtual_size: u64,
+    /// Kind of the partition table that was changed for another size: `MBR` or `GPT`; `null` if
+    /// none was.
+    changed_table: Option<String>,
+    /// Whether the new disk has the disk id of the source (`--identity keep`).
+    kept_disk_id: bool,
+    /// Whether children of the source accept the new disk as their parent.
+    kept_linkage_id: bool,
     /// Bytes that were copied.
     copied_bytes: u64,
     /// Bytes that the file system shares between both files (reflinks).
@@ -177,6 +230,9 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             preallocate: args.preallocate,
             ..CreateRequest::default()
         },
+        size: if args.to_minimum { NewSize::Least } else { args.size.unwrap_or_default() },
+        identity: args.identity.identity(),
+        azure: args.azure,
         verify: args.verify,
         no_reflink: args.no_reflink,
         skip_damaged: args.skip_damaged,
@@ -186,7 +242,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         diskwright_disk::convert(&args.source, &args.dest, &options, &mut |done, total| display.update(done, total))?;
     let (elapsed, copying) = (display.elapsed(), display.first_phase());
     drop(display);
-    let fixed = args.disk_type == Some(StandaloneType::Fixed);
+    let fixed = args.azure || args.disk_type == Some(StandaloneType::Fixed);
     let holes = (fixed && !args.preallocate).then(|| ntfs::note(&args.dest)).flatten();
     let warnings: Vec<String> = done.warnings.iter().cloned().chain(holes).collect();
     warnings.iter().for_each(|warning| context.warn(warning));
@@ -195,6 +251,10 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             source: json::path(&args.source),
             dest: json::path(&args.dest),
             virtual_size: done.size_bytes,
+            dest_virtual_size: done.dest_bytes,
+            changed_table: done.table.map(|table| table.to_string()),
+            kept_disk_id: done.kept_disk_id,
+            kept_linkage_id: done.kept_linkage_id,
             copied_bytes: done.copied_bytes,
             cloned_bytes: done.cloned_bytes,
             zero_bytes: done.zero_bytes,
@@ -216,6 +276,9 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             printable(&json::path(&args.dest)),
             progress::duration(elapsed)
         )?;
+        if let Some(line) = size_line(&done) {
+            writeln!(context.out, "{line}")?;
+        }
     }
     if done.lost.bytes == 0 {
         return Ok(exit::OK);
@@ -247,6 +310,19 @@ fn tell_lost(context: &mut Context, source: &Path, lost: &Lost) {
     context.warn_always(&format!("{source}: {} are damaged; they are zeros in the copy", Exact(lost.bytes)));
 }
 
+/// What became of the size, if it is another one.
+fn size_line(done: &ConvertOutcome) -> Option<String> {
+    let (old, new) = (Exact(done.size_bytes), Exact(done.dest_bytes));
+    let size = match done.dest_bytes.cmp(&done.size_bytes) {
+        Ordering::Greater => Some(format!("enlarged from {old} to {new}")),
+        Ordering::Less => Some(format!("made smaller, from {old} to {new}")),
+        Ordering::Equal => None,
+    };
+    let table = done.table.map(|table| format!("the partition table ({table}) was changed for this size"));
+    let parts: Vec<String> = size.into_iter().chain(table).collect();
+    (!parts.is_empty()).then(|| parts.join("; "))
+}
+
 fn summary(done: &ConvertOutcome, verified: bool) -> String {
     let mut line = format!("{}; {} copied", Human(done.size_bytes), Human(done.copied_bytes));
     if done.cloned_bytes > 0 {
@@ -270,13 +346,15 @@ mod tests {
     fn the_summary_leaves_out_what_was_not() {
         let done = ConvertOutcome {
             size_bytes: 40 << 30,
+            dest_bytes: 40 << 30,
             copied_bytes: 4 << 30,
-            cloned_bytes: 0,
             zero_bytes: 36 << 30,
-            verified_bytes: 0,
-            warnings: Vec::new(),
-            lost: Lost::default(),
+            ..ConvertOutcome::default()
         };
+        assert_eq!(size_line(&done), None);
+        let larger = ConvertOutcome { dest_bytes: 41 << 30, ..done.clone() };
+        let line = "enlarged from 40 GiB (42949672960 bytes) to 41 GiB (44023414784 bytes)";
+        assert_eq!(size_line(&larger).as_deref(), Some(line));
         assert_eq!(summary(&done, false), "40 GiB; 4 GiB copied, 36 GiB of zeros skipped");
         let shared = ConvertOutcome { copied_bytes: 0, cloned_bytes: 4 << 30, ..done.clone() };
         assert_eq!(

@@ -3,6 +3,8 @@
 //! A disk whose parent is missing, changed or not allowed is described too. The chain is opened as
 //! far as it can be followed, and the error of the next parent is printed below it.
 
+pub mod rules;
+
 use crate::{
     context::Context,
     describe::{Description, printable},
@@ -27,10 +29,18 @@ use std::{io::Write, iter, path::PathBuf};
 A child whose parent is missing or changed is described too: its chain as far as it can be followed, and why \
 it cannot be followed further.
 
+--azure and --windows check FILE against the rules of the place that it goes to. Each rule is ok, not ok or not applicable, with what was \
+found, what is expected, and what mends it. `convert --azure` makes a disk that fulfils those of Azure. What Windows itself sees only on \
+its own file systems (a compressed or encrypted file) is not checked.
+
+EXIT CODES  0 done, and with --azure or --windows all rules hold; 1 failed, 2 used wrongly, 3 a rule does not hold
+
 EXAMPLES
   diskwright info disk.vhdx
   diskwright info machine.avhdx --chain
   diskwright info disk.vhdx --json
+  diskwright info machine.vhd --azure
+  diskwright info machine.avhdx --windows --json
   diskwright info 'nbd+unix:///disk?socket=/run/disk.sock'")]
 pub struct InfoArgs {
     /// The disk: a file, or an NBD URI.
@@ -38,6 +48,8 @@ pub struct InfoArgs {
     /// Draw the whole chain, from FILE down to the disk that has no parent.
     #[arg(long)]
     chain: bool,
+    #[command(flatten)]
+    rules: rules::RulesArgs,
     #[command(flatten)]
     share: ShareArgs,
 }
@@ -86,6 +98,9 @@ pub struct Link {
 
 /// Prints the description.
 pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
+    if args.rules.any() {
+        return rules::run(context, &args.file, args.share, args.rules);
+    }
     let options = OpenOptions { force_share: args.share.force_share, ..context.global.open_options(false) };
     let disk = match context.open(&args.file, &OpenOptions { reach: Reach::Available, ..options })? {
         Opened::Disk(disk) => disk,

@@ -21,6 +21,7 @@ mod compact;
 mod compact_in_use;
 mod control;
 mod convert_compare_check;
+mod converting;
 mod create_info;
 mod diff;
 mod face;

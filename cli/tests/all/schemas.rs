@@ -10,6 +10,7 @@ const LINES: &[&str] = &[
     "io base.vhdx -c 'write -P 7 1M 64K' -c flush",
     "create child.vhdx --parent base.vhdx",
     "info child.vhdx --chain",
+    "info child.vhdx --windows",
     "map child.vhdx",
     "map child.vhdx --draw",
     "partitions child.vhdx",

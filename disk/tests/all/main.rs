@@ -22,6 +22,7 @@ mod bad_input;
 mod bad_places;
 mod chains;
 mod changing;
+mod converting;
 mod damaged_blocks;
 mod diff;
 mod diff_exports;

@@ -105,6 +105,7 @@ impl ConvertCase {
             skip_damaged: false,
             verify: self.verify,
             no_reflink: !self.reflink,
+            ..ConvertOptions::default()
         }
     }
 

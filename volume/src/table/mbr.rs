@@ -59,6 +59,11 @@ pub(super) fn primary_entries(sector: &[u8]) -> Option<[Entry; 4]> {
     (plausible && any).then(|| entries.map(|(_, entry)| entry))
 }
 
+/// Whether sector 0 is a partition table with an active partition.
+pub(super) fn has_active(sector: &[u8]) -> bool {
+    primary_entries(sector).is_some() && [446, 462, 478, 494].iter().any(|&at| sector[at] == 0x80)
+}
+
 /// First sector after all partitions, extended ones included.
 pub(super) fn end_sector(primary: &[Entry; 4]) -> u64 {
     primary.iter().filter(|entry| entry.is_used()).map(|entry| entry.end_sector(0)).max().unwrap_or(0)

@@ -1,0 +1,162 @@
+//! `diskwright info FILE --azure --windows`: checks an image against the rules of the place that it
+//! goes to.
+//!
+//! The rules are those of the library (`disk/src/rules/`). A rule that does not hold is an answer
+//! and no failure, with an exit code of its own.
+
+use crate::{
+    context::Context,
+    describe::printable,
+    exit::{self, Failure, Outcome},
+    json::{self, Document},
+    ntfs,
+    options::ShareArgs,
+    style::{FAINT, GREEN, RED},
+    switches,
+};
+use clap::Args;
+use diskwright_disk::{Destination, Facts, Judgement, OpenOptions, Opened, Reach, Verdict};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::{io::Write, path::Path};
+
+/// The places to ask about.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct RulesArgs {
+    /// Check whether Azure accepts FILE as a disk.
+    #[arg(long, conflicts_with = "chain")]
+    azure: bool,
+    /// Check whether Windows and Hyper-V accept FILE and its chain.
+    #[arg(long, conflicts_with = "chain")]
+    windows: bool,
+}
+
+impl RulesArgs {
+    /// Whether a place was named.
+    pub fn any(self) -> bool {
+        self.azure || self.windows
+    }
+}
+
+/// What `info --azure --windows --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Report {
+    /// The disk.
+    file: String,
+    /// Whether all rules of all places hold, as far as they apply.
+    holds: bool,
+    /// The places that were asked about.
+    places: Vec<PlaceReport>,
+    /// Warnings, a sentence each.
+    warnings: Vec<String>,
+}
+
+impl Document for Report {
+    const SCHEMA: &'static str = "diskwright.info-rules/1";
+}
+
+/// A place and its rules.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct PlaceReport {
+    /// `azure` or `windows`.
+    place: String,
+    /// Whether all of its rules hold, as far as they apply.
+    holds: bool,
+    /// The rules.
+    rules: Vec<RuleReport>,
+}
+
+/// A rule and what it says of the disk.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RuleReport {
+    /// Name of the rule, which does not change: `format`, `size-unit`.
+    rule: &'static str,
+    /// `ok`, `not ok` or `not applicable`.
+    verdict: &'static str,
+    /// What the place expects.
+    expected: &'static str,
+    /// What was found; `null` where the rule does not apply.
+    found: Option<String>,
+    /// What mends the disk, where the rule does not hold.
+    remedy: Option<String>,
+    /// Why the rule does not apply, where it does not.
+    not_applicable_because: Option<String>,
+}
+
+impl From<Judgement> for RuleReport {
+    fn from(Judgement { rule, verdict }: Judgement) -> Self {
+        let (verdict, found, remedy, why) = match verdict {
+            Verdict::Holds { found } => ("ok", Some(found), None, None),
+            Verdict::Broken { found, remedy } => ("not ok", Some(found), Some(remedy), None),
+            Verdict::NotApplicable { why } => ("not applicable", None, None, Some(why)),
+        };
+        Self {
+            rule: rule.name,
+            verdict,
+            expected: rule.expected,
+            found: found.map(switches::told),
+            remedy: remedy.map(switches::told),
+            not_applicable_because: why.map(switches::told),
+        }
+    }
+}
+
+/// Asks the rules, and prints the verdicts.
+pub fn run(context: &mut Context, file: &Path, share: ShareArgs, args: RulesArgs) -> Outcome {
+    let options = OpenOptions { force_share: share.force_share, ..context.global.open_options(false) };
+    let opened = context.open(file, &OpenOptions { reach: Reach::Available, ..options.clone() })?;
+    let Opened::Disk(disk) = &opened else {
+        return Err(Failure::usage("an export has no file, and the rules are about files: name the image itself"));
+    };
+    let facts = Facts::of(disk, &options.files, context.global.engine(), &ntfs::is_on_ntfs)?;
+    let asked = [(args.azure, Destination::Azure), (args.windows, Destination::Windows)];
+    let places: Vec<(Destination, PlaceReport)> =
+        asked.into_iter().filter(|(is_asked, _)| *is_asked).map(|(_, place)| (place, judge(place, &facts))).collect();
+    let holds = places.iter().all(|(_, report)| report.holds);
+    if context.global.json {
+        context.print_json(&Report {
+            file: json::path(file),
+            holds,
+            places: places.into_iter().map(|(_, report)| report).collect(),
+            warnings: switches::all_told(disk.warnings()),
+        })?;
+    } else {
+        for (place, report) in &places {
+            tell(context, &json::path(file), *place, report)?;
+        }
+    }
+    Ok(if holds { exit::OK } else { exit::RULE_BROKEN })
+}
+
+fn judge(place: Destination, facts: &Facts) -> PlaceReport {
+    let judgements = place.judge(facts);
+    let holds = !judgements.iter().any(Judgement::is_broken);
+    let rules = judgements.into_iter().map(RuleReport::from).collect();
+    PlaceReport { place: place.to_string().to_lowercase(), holds, rules }
+}
+
+fn tell(context: &mut Context, file: &str, place: Destination, report: &PlaceReport) -> Outcome<()> {
+    let style = context.style;
+    let out = &mut context.out;
+    let broken = report.rules.iter().filter(|rule| rule.verdict == "not ok").count();
+    let summary = match broken {
+        0 => "all rules hold".to_owned(),
+        1 => "1 rule does not hold".to_owned(),
+        count => format!("{count} rules do not hold"),
+    };
+    writeln!(out, "{} for {place}: {summary}", printable(file))?;
+    let width = report.rules.iter().map(|rule| rule.rule.len()).max().unwrap_or(0);
+    for rule in &report.rules {
+        let (colour, mark, text) = match (&rule.found, &rule.remedy, &rule.not_applicable_because) {
+            (Some(found), Some(_), _) => (RED, "not ok", format!("found {found}; expected {}", rule.expected)),
+            (Some(found), None, _) => (GREEN, "ok", found.clone()),
+            (None, _, why) => (FAINT, "-", format!("not applicable: {}", why.as_deref().unwrap_or_default())),
+        };
+        let mark = style.paint(colour, format!("{mark:<6}"));
+        writeln!(out, "  {mark}  {:<width$}  {}", rule.rule, printable(&text))?;
+        if let Some(remedy) = &rule.remedy {
+            writeln!(out, "  {:6}  {:<width$}  mend it: {}", "", "", printable(remedy))?;
+        }
+    }
+    Ok(())
+}
