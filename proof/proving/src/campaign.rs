@@ -3,7 +3,7 @@
 //! Environment variables (the defaults are those of `./test`):
 //!
 //! ```text
-//!   DISKWRIGHT_PROVE_STATES   states of all cases together (at least)        35700
+//!   DISKWRIGHT_PROVE_STATES   states of all cases together (at least)        12000
 //!   DISKWRIGHT_PROVE_FIRST    the first seed                                 1
 //!   DISKWRIGHT_PROVE_SEED     only this seed, to reproduce a failure
 //!   DISKWRIGHT_PROVE_CASE     only cases whose name contains this text
@@ -41,7 +41,7 @@ const RESUME_EVERY: u64 = 3;
 /// One state in this many gets further power cuts during that session.
 const CUT_AGAIN_EVERY: u64 = 24;
 
-fn from_environment<T: FromStr>(name: &str) -> Option<T> {
+pub(crate) fn from_environment<T: FromStr>(name: &str) -> Option<T> {
     std::env::var(name).ok()?.parse().ok()
 }
 
@@ -66,7 +66,7 @@ impl Effort {
         if wanted.is_some_and(|wanted| !case.contains(&wanted)) {
             return None;
         }
-        let states = from_environment("DISKWRIGHT_PROVE_STATES").unwrap_or(35_700_u64).div_ceil(cases);
+        let states = from_environment("DISKWRIGHT_PROVE_STATES").unwrap_or(12_000_u64).div_ceil(cases);
         let seed = from_environment("DISKWRIGHT_PROVE_SEED");
         let first = from_environment("DISKWRIGHT_PROVE_FIRST").unwrap_or(1);
         let opinions = (states / 100).clamp(3, 40);

@@ -79,7 +79,7 @@ pub const CUT_MODES: [CutMode; 18] = [
 const SMALL_BYTES: usize = 4096;
 
 /// Steps through a history and knows what is durable at each point.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Cutter<'a> {
     history: &'a [Event],
     at: usize,
@@ -103,6 +103,11 @@ impl<'a> Cutter<'a> {
             truth: None,
             dice: Dice::new(seed, 0xc07),
         }
+    }
+
+    /// This cutter with another seed, which chooses what later failed syncs lose.
+    pub fn with_seed(&self, seed: u64) -> Self {
+        Self { dice: Dice::new(seed, 0xc07), ..self.clone() }
     }
 
     /// Number of events that were passed.

@@ -1,9 +1,10 @@
 //! Faults of operations on files: what fails, how, and when.
 
+use crate::mutation::Phase;
 use std::io;
 
 /// Kinds of operations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OpKind {
     /// Read bytes.
     Read,
@@ -21,8 +22,11 @@ pub enum OpKind {
     Name,
 }
 
+/// An operation that was met, and what the code under test was doing.
+pub type Met = (OpKind, Option<Phase>);
+
 /// How an operation fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FaultKind {
     /// The device fails (EIO).
     Io,
@@ -38,6 +42,16 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
+    /// Whether an operation of this kind can fail this way: ENOSPC occurs only in operations that
+    /// need space.
+    pub fn can_strike(self, op_kind: OpKind) -> bool {
+        match self {
+            Self::Silent => false,
+            Self::Io | Self::Slow => true,
+            Self::Full | Self::Short => op_kind != OpKind::Read,
+        }
+    }
+
     /// The error of the failed operation.
     pub fn error(self) -> io::Error {
         io::Error::from_raw_os_error(match self {
@@ -48,7 +62,7 @@ impl FaultKind {
 }
 
 /// Which operations fail after the first one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Persistence {
     /// None.
     Once,
@@ -70,7 +84,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// How operation `number` fails, if it does. ENOSPC occurs only in operations that need space.
+    /// How operation `number` fails, if it does.
     pub(crate) fn strikes(&self, number: u64, op_kind: OpKind, same_file: bool) -> Option<FaultKind> {
         let persistence = match self.persistence {
             Persistence::Once => false,
@@ -78,12 +92,7 @@ impl Fault {
             Persistence::InThatFile => same_file,
         };
         let due = number == self.at || (persistence && number > self.at);
-        let possible = match self.kind {
-            FaultKind::Silent => false,
-            FaultKind::Io | FaultKind::Slow => true,
-            FaultKind::Full | FaultKind::Short => op_kind != OpKind::Read,
-        };
-        (due && possible).then_some(self.kind)
+        (due && self.kind.can_strike(op_kind)).then_some(self.kind)
     }
 
     /// Whether operation `number` of the lanes is never answered.

@@ -1,5 +1,13 @@
-//! A fault at every single operation. The workload runs once to count its operations, and then once
-//! for each operation and each kind of fault.
+//! A fault at every single operation. The workload runs once to record its operations, and then
+//! once for each operation and each kind of fault that can strike there. All runs begin with the
+//! same files. `./test` takes a sample of these runs ([`sample`](crate::sample)): each kind of
+//! fault at each kind of operation in each phase, and spread over the operations. `./test --long`
+//! takes all.
+//!
+//! ```text
+//!   DISKWRIGHT_PROVE_FAULTS   runs of each workload with a fault (about), or `all`   120
+//!   DISKWRIGHT_PROVE_FIRST    the seed of the sample                                 1
+//! ```
 //!
 //! What must hold: the error is reported to the caller (at once, or by the next flush or close).
 //! Acknowledged data can be read, and flushed data is durable even if the power fails afterwards.
@@ -12,8 +20,10 @@
 use crate::{
     cut::{CutMode, Cutter},
     dice::Dice,
-    fault::{Fault, FaultKind, OpKind, Persistence},
+    fault::{Fault, FaultKind, Met, OpKind, Persistence},
+    history::{Event, Snapshot},
     mutation::Phase,
+    sample::Sample,
     stage::{Case, Depth, Outcome, Stage},
     world::World,
 };
@@ -61,6 +71,8 @@ pub trait FaultyCase: Case {
 pub struct Tally {
     /// Operations of the workload.
     pub operations: u64,
+    /// Faults that can strike, each at its operation.
+    pub possible: u64,
     /// Runs with a fault.
     pub runs: u64,
     /// Runs in which an error was reported.
@@ -78,10 +90,18 @@ fn must_be_reported(kind: FaultKind, op_kind: OpKind, phase: Option<Phase>) -> b
     }
 }
 
-fn play<C: FaultyCase>(case: &C, fault: Option<Fault>) -> Outcome<(Stage<C::Truth>, Reported, u64)> {
+fn prepared<C: FaultyCase>(case: &C) -> Outcome<Snapshot> {
     let world = World::default();
     case.prepare(&world, 1).map_err(|error| format!("preparing: {error}"))?;
-    world.settle();
+    Ok(world.snapshot())
+}
+
+fn play<C: FaultyCase>(
+    case: &C,
+    files: &Snapshot,
+    fault: Option<Fault>,
+) -> Outcome<(Stage<C::Truth>, Reported, Vec<Met>)> {
+    let world = World::of(files.clone());
     world.plan(fault);
     let stage = Stage::new(world);
     let mut reported = Reported::default();
@@ -91,8 +111,8 @@ fn play<C: FaultyCase>(case: &C, fault: Option<Fault>) -> Outcome<(Stage<C::Trut
     Ok((stage, reported, operations))
 }
 
-fn try_one<C: FaultyCase>(case: &C, fault: Fault, tally: &mut Tally) -> Outcome {
-    let (stage, reported, _) = play(case, Some(fault))?;
+fn try_one<C: FaultyCase>(case: &C, files: &Snapshot, fault: Fault, tally: &mut Tally) -> Outcome {
+    let (stage, reported, _) = play(case, files, Some(fault))?;
     let world = &stage.world;
     let (strikes, last) = world.strikes();
     tally.runs += 1;
@@ -116,57 +136,83 @@ fn try_one<C: FaultyCase>(case: &C, fault: Fault, tally: &mut Tally) -> Outcome 
     // Judge the present state, and the states that a power cut now may leave.
     let (start, history) = world.history();
     let truths = stage.truths();
+    // The cutters differ from the first failed sync on: each chooses anew what such a sync loses.
+    let mut common = Cutter::new(start, &history, 0);
+    while common.next().is_some_and(|event| !matches!(event, Event::SyncFailed(_))) {
+        common.step();
+    }
     let cutter_by = |turn: u64| {
-        // Each cutter chooses anew which changes a failed sync loses.
-        let mut cutter = Cutter::new(start.clone(), &history, fault.at * 64 + fault.kind as u64 * 8 + turn);
+        let mut cutter = common.with_seed(fault.at * 64 + fault.kind as u64 * 8 + turn);
         while cutter.next().is_some() {
             cutter.step();
         }
         cutter
     };
-    let Some(truth) = cutter_by(0).truth.and_then(|number| truths.get(number)) else { return Ok(()) };
+    let last =
+        history.iter().rev().find_map(|event| if let Event::Truth(number) = event { Some(*number) } else { None });
+    let Some(truth) = last.and_then(|number| truths.get(number)) else { return Ok(()) };
     let mut dice = Dice::new(fault.at, 0xfa);
-    let depth = Depth { resume: true, cut_again: 0 };
-    case.judge(&World::of(world.snapshot()), truth, fault.at, depth).map_err(|error| format!("afterwards, {error}"))?;
-    for (turn, mode) in (1..).zip([CutMode::Nothing, CutMode::Whole(50), CutMode::Sectors(50)]) {
+    let now = (world.snapshot(), true, "afterwards".to_owned());
+    let left = (1..).zip([CutMode::Nothing, CutMode::Whole(50), CutMode::Sectors(50)]).map(|(turn, mode)| {
         let left = cutter_by(turn).state_after_cut(mode, &mut dice);
-        let depth = Depth { resume: mode == CutMode::Whole(50), cut_again: 0 };
-        case.judge(&World::of(left), truth, fault.at, depth)
-            .map_err(|error| format!("after a power cut that followed ({mode:?}), {error}"))?;
+        (left, mode == CutMode::Whole(50), format!("after a power cut that followed ({mode:?})"))
+    });
+    // If everything is durable, a cut changes nothing, and the same state is not judged again.
+    let mut judged: Vec<(Snapshot, bool)> = Vec::new();
+    for (state, resume, when) in std::iter::once(now).chain(left) {
+        if judged.iter().any(|(other, as_far)| *as_far == resume && *other == state) {
+            continue;
+        }
+        let depth = Depth { resume, cut_again: 0 };
+        case.judge(&World::of(state.clone()), truth, fault.at, depth).map_err(|error| format!("{when}, {error}"))?;
+        judged.push((state, resume));
     }
     Ok(())
 }
 
-/// Makes each operation of a case fail, with each fault.
+/// The faults of a workload with these operations that can strike. If a permanent fault cannot
+/// strike at an operation, it is the same as the fault at the next operation.
+fn possible(operations: &[Met], has_several_files: bool) -> Vec<Fault> {
+    let of_one_file = if has_several_files { &FAULTS_OF_ONE_FILE[..] } else { &[] };
+    let at_each = (1..).zip(operations).flat_map(|(at, &(op_kind, _))| {
+        let faults = FAULTS.iter().chain(of_one_file).filter(move |(kind, _)| kind.can_strike(op_kind));
+        faults.map(move |&(kind, persistence)| Fault { kind, at, persistence })
+    });
+    at_each.collect()
+}
+
+/// Makes operations of a case fail, with each fault: those of the sample.
 ///
 /// # Errors
 /// The first broken promise, with the fault that caused it.
-pub fn hunt<C: FaultyCase>(case: &C) -> Outcome<Tally> {
-    let (_, reported, operations) = play(case, None).map_err(|error| format!("without a fault: {error}"))?;
+pub fn hunt<C: FaultyCase>(case: &C, sample: Sample) -> Outcome<Tally> {
+    let files = prepared(case)?;
+    let (_, reported, operations) = play(case, &files, None).map_err(|error| format!("without a fault: {error}"))?;
     if !reported.errors.is_empty() {
         return Err(format!("without a fault: {:?}", reported.errors));
     }
-    let mut tally = Tally { operations, ..Tally::default() };
-    let of_one_file = if case.has_several_files() { &FAULTS_OF_ONE_FILE[..] } else { &[] };
-    for at in 1..=operations {
-        for &(kind, persistence) in FAULTS.iter().chain(of_one_file) {
-            let fault = Fault { kind, at, persistence };
-            try_one(case, fault, &mut tally).map_err(|error| format!("{fault:?} of {operations}: {error}"))?;
-        }
+    let possible = possible(&operations, case.has_several_files());
+    let mut tally = Tally { operations: operations.len() as u64, possible: possible.len() as u64, ..Tally::default() };
+    let group = |fault: &Fault| (fault.kind, fault.persistence, operations.get(fault.at as usize - 1).copied());
+    for fault in sample.of(&possible, group) {
+        try_one(case, &files, fault, &mut tally)
+            .map_err(|error| format!("{fault:?} of {}: {error}", operations.len()))?;
     }
     Ok(tally)
 }
 
-/// As [`hunt`], but expects no broken promise. Prints what was tested.
+/// As [`hunt`] with the sample that the environment asks for, but expects no broken promise. Prints
+/// what was tested.
 ///
 /// # Panics
 /// A promise is broken. The message has the fault.
 pub fn at_every_operation<C: FaultyCase>(case: &C) -> Tally {
     let name = case.name();
-    let tally = hunt(case).unwrap_or_else(|error| panic!("{name}, {error}"));
-    let Tally { operations, runs, reported } = tally;
+    let sample = Sample::of_environment();
+    let tally = hunt(case, sample).unwrap_or_else(|error| panic!("{name}, {error} ({sample})"));
+    let Tally { operations, possible, runs, reported } = tally;
     println!(
-        "faults: {name}: {runs} runs with one of {operations} operations failing, errors reported in {reported} runs"
+        "faults: {name}: {runs} runs with one of {operations} operations failing, of {possible} that are possible ({sample}); in {reported} of them errors were reported"
     );
     tally
 }

@@ -12,7 +12,7 @@ use std::{
 pub type FileId = usize;
 
 /// All files and names at one moment.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Names of the files.
     pub names: BTreeMap<PathBuf, FileId>,

@@ -26,6 +26,7 @@
 //!
 //!   fault.rs         how operations can fail
 //!   faulty.rs        a fault at every single operation
+//!   sample.rs        which of many runs a short test takes
 //!   mutation.rs      rules broken in the files below the disk
 //!   rule_breaker.rs  rules broken between the disk and an image
 //!   player.rs        one of several queues that use a device at the same time, until it is killed
@@ -60,6 +61,7 @@ pub mod packed;
 pub mod player;
 pub mod repairing;
 pub mod rule_breaker;
+pub mod sample;
 pub mod sizes;
 pub mod stage;
 pub mod tracking;

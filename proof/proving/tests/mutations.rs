@@ -9,6 +9,7 @@ use diskwright_proving::{
     disk, faulty, life, merge,
     mutation::{Mutation, Phase},
     rule_breaker::BrokenRule,
+    sample::Sample,
     sizes,
     stage::Case,
 };
@@ -71,7 +72,7 @@ fn flushed_data_is_durable_with_several_queues() {
 fn a_failed_sync_is_not_retried() {
     for case in ["vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M", "vhdx differencing 1M"] {
         let broken = disk::DiskCase { broken_rule: Some(BrokenRule::FailedSyncForgotten), ..disk::named(case) };
-        match faulty::hunt(&broken) {
+        match faulty::hunt(&broken, Sample::ALL) {
             Err(how) => println!("mutations: caught: after a failed sync nothing is durable ({case}): {how}"),
             Ok(tally) => panic!("a failed sync is retried in {case}, and {tally:?} did not catch it"),
         }

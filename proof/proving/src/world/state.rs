@@ -2,7 +2,7 @@
 
 use crate::{
     contents::Change,
-    fault::{Fault, FaultKind, OpKind},
+    fault::{Fault, FaultKind, Met, OpKind},
     history::{Event, FileId, NameChange, Snapshot},
     mutation::{Mutation, Phase},
 };
@@ -53,8 +53,8 @@ pub(super) struct State {
     /// How often the mutation has changed the outcome of an operation.
     pub(super) mutated: u64,
     pub(super) fault: Option<Fault>,
-    /// Operations since a fault was planned.
-    pub(super) operations: u64,
+    /// The operations since a fault was planned.
+    pub(super) operations: Vec<Met>,
     /// How often the fault has occurred.
     pub(super) struck: u64,
     pub(super) last_strike: Option<(FaultKind, OpKind, Option<Phase>)>,
@@ -77,7 +77,7 @@ pub(super) struct Silent {
 
 /// A suspended fault, see [`World::suspend`].
 #[derive(Debug, Clone, Copy)]
-pub struct Suspended(Option<Fault>, u64);
+pub struct Suspended(Option<Fault>, usize);
 
 /// Who has locked a file.
 #[derive(Clone, Copy, Default)]
@@ -202,25 +202,27 @@ impl World {
     /// Plans a fault, and starts to count operations.
     pub fn plan(&self, fault: Option<Fault>) {
         let mut state = self.state();
-        (state.fault, state.operations, state.struck, state.last_strike) = (fault, 0, 0, None);
+        (state.fault, state.struck, state.last_strike) = (fault, 0, None);
         (state.struck_file, state.lane_operations) = (None, 0);
+        state.operations.clear();
     }
 
     /// Disables the fault and the counting until [`World::resume`].
     pub fn suspend(&self) -> Suspended {
         let mut state = self.state();
-        Suspended(state.fault.take(), state.operations)
+        Suspended(state.fault.take(), state.operations.len())
     }
 
     /// Enables the fault again.
     pub fn resume(&self, suspended: Suspended) {
         let mut state = self.state();
-        (state.fault, state.operations) = (suspended.0, suspended.1);
+        state.fault = suspended.0;
+        state.operations.truncate(suspended.1);
     }
 
-    /// Operations since the last [`World::plan`].
-    pub fn operations(&self) -> u64 {
-        self.state().operations
+    /// The operations since the last [`World::plan`], in order.
+    pub fn operations(&self) -> Vec<Met> {
+        self.state().operations.clone()
     }
 
     /// How often the planned fault has occurred, and its last occurrence.
@@ -238,8 +240,9 @@ impl World {
     pub(super) fn meet_fault(&self, op_kind: OpKind, file: Option<FileId>) -> Option<FaultKind> {
         let kind = {
             let mut state = self.state();
-            state.operations += 1;
-            let number = state.operations;
+            let phase = state.phase;
+            state.operations.push((op_kind, phase));
+            let number = state.operations.len() as u64;
             let same_file = file.is_some() && file == state.struck_file;
             let kind = state.fault.as_ref().and_then(|fault| fault.strikes(number, op_kind, same_file))?;
             state.struck += 1;
