@@ -6,6 +6,7 @@
 //! - [`vhd`]: footer, dynamic header, parent locators, time stamps, geometry (VHD Image Format
 //!   Specification 1.0)
 //! - [`vhdx`]: file identifier, headers, region table, metadata, BAT, log, parent locator (MS-VHDX)
+//! - [`vmdk`]: descriptor, sparse extents, markers of streams (VMware Virtual Disk Format 5.0)
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,7 @@ pub mod dwdiff;
 pub mod tracks;
 pub mod vhd;
 pub mod vhdx;
+pub mod vmdk;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
