@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn markers_are_read_as_they_were_written() {
-        let grain = GrainMarker { first_sector: 0x1234_5678_9a, data_bytes: 77 };
+        let grain = GrainMarker { first_sector: 0x12_3456_789a, data_bytes: 77 };
         let mut bytes = grain.to_bytes().to_vec();
         assert_eq!(Marker::parse(&bytes), None, "12 bytes");
         bytes.extend([0x78, 0x9c, 1, 2]);
