@@ -1,7 +1,8 @@
 //! The JSON schemas of everything that is printed with `--json`, as files in `docs/schemas/`.
 //!
 //! ```text
-//!   a document's type ──▶ schema_for ──▶ docs/schemas/info-1.json ──▶ cli/tests: each document that a test prints
+//!   a document's type ──▶ schema_for ──▶ docs/schemas/info-1.json
+//!                                              └──▶ cli/tests: each document that a test prints
 //! ```
 //!
 //! The files are made from the types that are printed, so they cannot differ from them: a test

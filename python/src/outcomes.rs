@@ -1,4 +1,5 @@
-//! What the functions for the life of a disk return: frozen objects with attributes, sizes in bytes.
+//! What the functions for the life of a disk return: frozen objects with attributes, sizes in
+//! bytes.
 
 use crate::{
     error::{told, told_by_convert},

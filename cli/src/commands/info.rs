@@ -62,8 +62,8 @@ const DEEPEST_INDENT: usize = 8;
 pub struct Report {
     #[serde(flatten)]
     top: Description,
-    /// `ok`, `missing`, `changed`, `not allowed`, `in use` or `unusable`; `null` for a disk without a
-    /// parent.
+    /// `ok`, `missing`, `changed`, `not allowed`, `in use` or `unusable`; `null` for a disk without
+    /// a parent.
     parent_state: Option<&'static str>,
     /// Why the parent cannot be opened.
     parent_error: Option<String>,
