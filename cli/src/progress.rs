@@ -15,7 +15,7 @@ use std::{
 const SILENCE: Duration = Duration::from_secs(2);
 /// Interval between two lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
-/// Least interval between two drawings of the bar.
+/// Minimum interval between two drawings of the bar.
 const DRAW_EVERY: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]

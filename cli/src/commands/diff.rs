@@ -6,7 +6,7 @@
 mod points;
 mod source;
 
-use self::source::{Asked, Source};
+use self::source::{DiffRequest, Source};
 use crate::{
     context::Context,
     describe::printable,
@@ -53,7 +53,8 @@ EXAMPLES
   diskwright diff vm.vhdx --track monday --export monday.dwdiff
   diskwright diff vm.vhdx --track monday --to tuesday --export tuesday.dwdiff
   diskwright diff --apply tuesday.dwdiff --onto /backup/vm.vhdx
-  diskwright diff vm.avhdx --export - | ssh host diskwright diff --apply - --onto /backup/vm.vhdx")]
+  diskwright diff vm.avhdx --export - | ssh host diskwright diff --apply - \\
+      --onto /backup/vm.vhdx")]
 pub struct DiffArgs {
     /// The disk with the changes: a file, or an NBD URI.
     #[arg(required_unless_present = "apply", conflicts_with = "apply")]
@@ -155,7 +156,7 @@ enum KindWord {
     Data,
     /// Zeros.
     Zeros,
-    /// Nothing: it ends before.
+    /// The disk ends before this range.
     Beyond,
 }
 
@@ -243,7 +244,6 @@ impl Document for AppliedReport {
     const SCHEMA: &'static str = "diskwright.diff-apply/1";
 }
 
-/// Lists, exports or applies.
 pub fn run(context: &mut Context, args: &DiffArgs) -> Outcome {
     if args.dry_run && args.export.is_none() && args.apply.is_none() {
         return Err(Failure::usage("--dry-run needs --export or --apply: a list changes nothing"));
@@ -252,7 +252,7 @@ pub fn run(context: &mut Context, args: &DiffArgs) -> Outcome {
         return apply_to(context, args, export, copy);
     }
     let Some(file) = &args.file else { return Err(Failure::usage("name the disk with the changes")) };
-    let asked = Asked {
+    let asked = DiffRequest {
         track: args.track.as_deref(),
         to: args.to.as_deref(),
         other: args.other.as_deref(),
@@ -337,7 +337,7 @@ fn list_text(context: &mut Context, difference: &mut Source, totals: &mut Totals
         Ok(writeln!(context.out, "{:>digits$}  {:>digits$}  {kind}", change.offset_bytes, change.len_bytes)?)
     })?;
     if !quiet {
-        writeln!(context.out, "{}", summary(totals))?;
+        writeln!(context.text(), "{}", summary(totals))?;
     }
     Ok(())
 }
@@ -369,7 +369,7 @@ fn list_json(context: &mut Context, difference: &mut Source, warnings: &[String]
         result.size_bytes,
         base.size_bytes,
         difference.reads_contents(),
-        compact(&switches::all_told(warnings))?,
+        compact(&switches::all_with_switches(warnings))?,
     )?;
     let mut separator = "\n    ";
     let listed = each_range(context, difference, totals, |context, change| {
@@ -439,7 +439,7 @@ fn export(
             size: result.size_bytes,
             data_bytes,
             zero_bytes,
-            warnings: switches::all_told(&warnings),
+            warnings: switches::all_with_switches(&warnings),
             dry_run: args.dry_run,
             seconds: elapsed.as_secs_f64(),
         })?;
@@ -447,8 +447,8 @@ fn export(
         let what = format!("{} of data and {} of zeros", Human(data_bytes), Human(zero_bytes));
         let out = printable(&json::path(out));
         match args.dry_run {
-            true => writeln!(context.out, "{out} would get up to {what}; nothing was changed")?,
-            false => writeln!(context.out, "{out}: {what}{}", took(data_bytes, elapsed))?,
+            true => writeln!(context.text(), "{out} would get up to {what}; nothing was changed")?,
+            false => writeln!(context.text(), "{out}: {what}{}", took(data_bytes, elapsed))?,
         }
     }
     Ok(exit::OK)
@@ -487,7 +487,7 @@ fn apply_to(context: &mut Context, args: &DiffArgs, export: &Path, copy: &Path) 
     if context.global.json {
         context.print_json(&applied(export, copy, &done, args.dry_run, elapsed))?;
     } else if !context.global.quiet {
-        tell_applied(context, copy, &done, args.dry_run, elapsed)?;
+        print_applied(context, copy, &done, args.dry_run, elapsed)?;
     }
     Ok(exit::OK)
 }
@@ -503,18 +503,18 @@ fn applied(export: &Path, copy: &Path, done: &Applied, dry_run: bool, elapsed: D
         zero_bytes: done.zero_bytes,
         was_applied: done.was_applied,
         resumed: done.resumed,
-        warnings: switches::all_told(&done.warnings),
+        warnings: switches::all_with_switches(&done.warnings),
         dry_run,
         seconds: elapsed.as_secs_f64(),
     }
 }
 
-fn tell_applied(context: &mut Context, copy: &Path, done: &Applied, dry_run: bool, elapsed: Duration) -> Outcome<()> {
+fn print_applied(context: &mut Context, copy: &Path, done: &Applied, dry_run: bool, elapsed: Duration) -> Outcome<()> {
     let name = printable(&json::path(copy));
     let (data_bytes, zero_bytes) = (done.data_bytes, done.zero_bytes);
     let what = format!("{} of data and {} of zeros", Human(data_bytes), Human(zero_bytes));
     if done.was_applied {
-        return Ok(writeln!(context.out, "{name} has these changes already; nothing was changed")?);
+        return Ok(writeln!(context.text(), "{name} has these changes already; nothing was changed")?);
     }
     let goes_on = match (done.resumed, dry_run) {
         (false, _) => "",
@@ -522,16 +522,16 @@ fn tell_applied(context: &mut Context, copy: &Path, done: &Applied, dry_run: boo
         (true, true) => ", which would finish an interrupted application",
     };
     match dry_run {
-        true => writeln!(context.out, "{name} would get {what}{goes_on}")?,
-        false => writeln!(context.out, "{name} got {what}{goes_on}{}", took(data_bytes, elapsed))?,
+        true => writeln!(context.text(), "{name} would get {what}{goes_on}")?,
+        false => writeln!(context.text(), "{name} got {what}{goes_on}{}", took(data_bytes, elapsed))?,
     }
     let (old, new) = done.size_bytes;
     if old != new {
         let is = if dry_run { "would be" } else { "is" };
-        writeln!(context.out, "its virtual size {is} {} (it was {})", Exact(new), Exact(old))?;
+        writeln!(context.text(), "its virtual size {is} {} (it was {})", Exact(new), Exact(old))?;
     }
     if dry_run {
-        writeln!(context.out, "nothing was changed")?;
+        writeln!(context.text(), "nothing was changed")?;
     }
     Ok(())
 }

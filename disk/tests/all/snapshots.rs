@@ -212,6 +212,6 @@ fn a_disk_grows_in_place_and_never_shrinks_into_unknown_contents() {
 #[test]
 fn an_examination_can_be_stopped() {
     let (_dir, path) = made("vhdx");
-    let options = ResizeOptions { size: NewSize::Least, ..ResizeOptions::default() };
+    let options = ResizeOptions { size: NewSize::Minimum, ..ResizeOptions::default() };
     assert!(matches!(resize(&path, &options, &mut |_, _| false), Err(DiskError::Stopped)));
 }
