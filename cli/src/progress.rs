@@ -168,6 +168,11 @@ pub fn rate(bytes: u64, elapsed: Duration) -> u64 {
     (bytes as f64 / elapsed.as_secs_f64().max(1e-9)) as u64
 }
 
+/// How long a transfer took, and its rate, behind what it did: `, in 12 s (340 MiB/s)`.
+pub fn took(bytes: u64, elapsed: Duration) -> String {
+    format!(", in {} ({}/s)", duration(elapsed), Human(rate(bytes, elapsed)))
+}
+
 /// A duration for people: `0.42 s`, `12 s`, `3 min 20 s`, `2 h 5 min`.
 pub fn duration(time: Duration) -> String {
     match time.as_secs() {

@@ -10,9 +10,10 @@ use std::{
 };
 
 /// The libraries that other programs use.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "store/src",
     "format/src",
+    "volume/src",
     "nbd/src",
     "image/src",
     "disk/src",

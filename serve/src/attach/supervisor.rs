@@ -22,6 +22,7 @@ use crate::attach::{
     server::{ServerMessage, SupervisorMessage},
 };
 use std::{
+    io::Write,
     os::unix::{net::UnixStream, process::ExitStatusExt},
     process::{Child, ExitStatus},
     sync::mpsc::{Receiver, RecvTimeoutError},

@@ -6,11 +6,11 @@
 //!   group number            bitmaps by checksum          inode numbers     blocks by checksum
 //! ```
 //!
-//! A lone inode states its number by its checksum (`inode_number.rs`).
+//! A lone inode states its number by its checksum (`reverse_crc.rs`).
 
 use super::{
-    inode_number::number_of,
     groups::{Descriptor, descriptor_block, group_blocks},
+    reverse_crc::{crc_before, number_of},
     superblock::{Checksums, Superblock},
 };
 use crate::{

@@ -1,4 +1,4 @@
-//! The number of an ext4 inode, computed from its checksum alone.
+//! CRC-32C run backwards: the number of an ext4 inode, from its checksum alone.
 //!
 //! ```text
 //!   checksum = CRC-32C(seed of the file system, number, generation, inode)
@@ -29,7 +29,7 @@ pub(super) fn number_of(seed: u32, raw: &[u8]) -> Option<u32> {
 
 /// The register of a CRC-32C before `bytes`, if it is `after` behind them: the inverse of
 /// [`crc32c_raw`](crate::bytes::crc32c_raw).
-fn crc_before(after: u32, bytes: &[u8]) -> u32 {
+pub(super) fn crc_before(after: u32, bytes: &[u8]) -> u32 {
     bytes.iter().rev().fold(after, |after, &byte| {
         let index = BY_TOP[(after >> 24) as usize];
         (after ^ TABLE[usize::from(index)]) << 8 | u32::from(index ^ byte)
