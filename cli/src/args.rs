@@ -169,7 +169,7 @@ impl Cli {
     /// Reads a command line whose first word is the program's name.
     ///
     /// # Errors
-    /// What clap says of a wrong one, and its help and version.
+    /// Clap's error for an invalid command line. Help and version are returned as errors too.
     pub fn read(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> clap::error::Result<Self> {
         let matches = command_line().try_get_matches_from(arguments)?;
         Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command_line()))
@@ -179,6 +179,7 @@ impl Cli {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::error::ErrorKind;
     use std::path::PathBuf;
 
     #[test]
@@ -239,6 +240,97 @@ mod tests {
             assert!(command.get_about().is_some(), "{name} does not say what it does");
             all.extend(command.get_subcommands().cloned());
         }
+    }
+
+    /// The command lines in a text: lines that begin with the program's name, perhaps behind a
+    /// prompt; and spans in backticks, which may name a command without its arguments.
+    fn command_lines(text: &str) -> Vec<(String, bool)> {
+        let joined = text.replace("\\\n", " ");
+        let lines = joined.lines().map(|line| line.trim().trim_start_matches("$ ").trim_start_matches("sudo "));
+        let spans = joined.split("```").step_by(2).flat_map(|prose| prose.split('`').skip(1).step_by(2));
+        let spans = spans.map(|span| (span.split_whitespace().collect::<Vec<_>>().join(" "), true));
+        let all = lines.map(|line| (line.to_owned(), false)).chain(spans);
+        all.filter(|(line, _)| line.starts_with("diskwright ") && !line.contains("COMMAND")).collect()
+    }
+
+    /// The words of the program's own commands in a line of a shell.
+    fn words(line: &str) -> Vec<Vec<String>> {
+        let mut commands = vec![Vec::new()];
+        let mut word = String::new();
+        let mut in_quotes = false;
+        for letter in line.chars().chain([' ']) {
+            match letter {
+                '\'' => in_quotes = !in_quotes,
+                ' ' if !in_quotes => {
+                    let word = std::mem::take(&mut word);
+                    match &word[..] {
+                        "" => {}
+                        "|" | "||" | "&&" | ">" => commands.push(Vec::new()),
+                        // A remote command begins anew.
+                        "diskwright" => commands.push(vec![word]),
+                        _ => commands.last_mut().unwrap().push(word),
+                    }
+                }
+                letter => word.push(letter),
+            }
+        }
+        commands.retain(|words| words.first().is_some_and(|word| word == "diskwright"));
+        commands
+    }
+
+    #[test]
+    fn every_command_line_in_the_documents_and_in_the_help_can_be_parsed() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let documents = ["README.md", "docs/measurements.md", "docs/reliability.md", "docs/schemas/README.md"];
+        let read = |name: &&str| (name.to_string(), std::fs::read_to_string(root.join(name)).unwrap());
+        let mut texts: Vec<(String, String)> = documents.iter().map(read).collect();
+        let mut all = vec![command_line()];
+        while let Some(command) = all.pop() {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let examples = help.split_once("EXAMPLES").map_or("", |(_, examples)| examples);
+            texts.push((command.get_name().to_owned(), examples.to_owned()));
+            all.extend(command.get_subcommands().cloned());
+        }
+        let mut parsed = 0;
+        let mut wrong = Vec::new();
+        for (name, text) in texts {
+            for (line, is_span) in command_lines(&text) {
+                for words in words(&line) {
+                    let parses = match Cli::read(&words) {
+                        Ok(_) => true,
+                        Err(error) => match error.kind() {
+                            ErrorKind::DisplayHelp => true,
+                            ErrorKind::MissingRequiredArgument | ErrorKind::MissingSubcommand => is_span,
+                            _ => false,
+                        },
+                    };
+                    if !parses {
+                        wrong.push(format!("{name}: {line}"));
+                    }
+                    parsed += 1;
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{wrong:#?}");
+        assert!(parsed > 100, "only {parsed} command lines were found");
+    }
+
+    #[test]
+    fn help_fits_a_terminal_of_80_columns() {
+        let mut root = command_line().term_width(80);
+        root.build();
+        let mut all = vec![root];
+        let mut wide = Vec::new();
+        while let Some(mut command) = all.pop() {
+            all.extend(command.get_subcommands().cloned());
+            let help = command.render_long_help().to_string();
+            let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let examples = examples.split_once("EXAMPLES").map_or("", |(_, examples)| examples);
+            // An example is typed as it stands, so it breaks with a backslash.
+            let lines = help.lines().chain(examples.lines()).filter(|line| line.chars().count() > 80);
+            wide.extend(lines.map(|line| format!("{}: {line}", command.get_name())));
+        }
+        assert!(wide.is_empty(), "{wide:#?}");
     }
 
     #[test]

@@ -33,8 +33,8 @@ use std::{
 /// closed.)
 ///
 /// On a terminal the sentence is wrapped at its width; elsewhere it is one line.
-pub fn say(sentence: &str) {
-    let sentence = format!("diskwright: {}", printable_lines(&switches::told(sentence)));
+pub fn print_message(sentence: &str) {
+    let sentence = format!("diskwright: {}", printable_lines(&switches::with_switches(sentence)));
     let text = match Style::of(&io::stderr()) {
         Style { is_terminal: true, columns, .. } => hanging(&sentence, columns),
         _ => sentence,
@@ -90,11 +90,11 @@ impl Context {
         self.print_result(&WithSummary::of(result))
     }
 
-    /// Prints a screen; `render` is told whether colour is wanted.
+    /// Prints a screen. `render` gets whether colour is wanted.
     ///
     /// Names of files, profiles and servers may hold control characters. If the screen without
-    /// colour has any besides line feeds, it is printed escaped and without colour, because they
-    /// cannot be told from the escape sequences of colour.
+    /// colour has any besides line feeds, it is printed escaped and without colour, because control
+    /// characters cannot be distinguished from the escape sequences of colour.
     fn print_screen(&mut self, render: impl Fn(bool) -> String) -> Outcome<()> {
         Ok(self.out.write_all(screen_text(self.style.colour, render).as_bytes())?)
     }
@@ -104,6 +104,13 @@ impl Context {
     pub fn print_chapter(&mut self, result: &impl ToChapter, details: bool) -> Outcome<()> {
         let width = self.style.columns;
         self.print_screen(|colour| text(result, &TextOptions { width, colour, details }))
+    }
+
+    /// Writes sentences to standard output. On a terminal each line is wrapped at its width;
+    /// elsewhere it stays one line, for scripts.
+    pub fn text(&mut self) -> Sentences<'_> {
+        let columns = self.style.is_terminal.then_some(self.style.columns);
+        Sentences { out: &mut self.out, columns, line: Vec::new() }
     }
 
     /// Prints text for other programs: unchanged into a file or a pipe, escaped on a terminal.
@@ -122,7 +129,7 @@ impl Context {
     /// Prints a sentence on standard error, with `--quiet` too: the reason of an exit code.
     pub fn warn_always(&mut self, sentence: &str) {
         let _ = self.out.flush();
-        say(sentence);
+        print_message(sentence);
     }
 
     /// Opens a disk or an export, and prints its warnings on standard error.
@@ -140,6 +147,35 @@ impl Context {
     /// A progress display for a run of the lab.
     pub fn steps(&self) -> StepDisplay {
         StepDisplay::new(self.global.quiet, self.signals.patient())
+    }
+}
+
+/// Wraps whole lines; see [`Context::text`].
+#[derive(Debug)]
+pub struct Sentences<'a, W: Write = BufWriter<Stdout>> {
+    out: &'a mut W,
+    /// `None` without a terminal.
+    columns: Option<usize>,
+    /// The line so far, without its line feed.
+    line: Vec<u8>,
+}
+
+impl<W: Write> Write for Sentences<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let Some(columns) = self.columns else { return self.out.write(bytes) };
+        for byte in bytes {
+            if *byte == b'\n' {
+                let line = std::mem::take(&mut self.line);
+                writeln!(self.out, "{}", hanging(&String::from_utf8_lossy(&line), columns))?;
+            } else {
+                self.line.push(*byte);
+            }
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }
 
@@ -162,6 +198,19 @@ mod tests {
         );
         assert_eq!(hanging(sentence, 200), sentence);
         assert_eq!(hanging("one\ntwo three", 6), "one\ntwo\n  three");
+    }
+
+    #[test]
+    fn sentences_are_wrapped_on_a_terminal_only() {
+        let written = |columns| {
+            let mut out = Vec::new();
+            let mut text = Sentences { out: &mut out, columns, line: Vec::new() };
+            writeln!(text, "{}: {} of {}", "disk.vhdx", "12 MiB", "copied data").unwrap();
+            writeln!(text, "done").unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(written(None), "disk.vhdx: 12 MiB of copied data\ndone\n");
+        assert_eq!(written(Some(20)), "disk.vhdx: 12 MiB of\n  copied data\ndone\n");
     }
 
     #[test]

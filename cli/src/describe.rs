@@ -26,7 +26,7 @@ pub struct Description {
     pub disk_type: String,
     /// Size of the disk, as a guest sees it.
     pub virtual_size: u64,
-    /// Space that the files take together, where the system tells.
+    /// Space that the files take together, if the system reports it.
     pub size_on_disk: Option<u64>,
     /// Length of the files together.
     pub file_size: Option<u64>,

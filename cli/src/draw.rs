@@ -18,7 +18,7 @@ use serde::Serialize;
 
 /// Unallocated in every layer.
 pub const UNALLOCATED: char = '·';
-/// Zeros, by the word of a layer.
+/// Recorded as zeros by a layer.
 pub const ZERO: char = '○';
 /// Mostly zeros or unallocated, with some data.
 pub const SPARSE: char = ':';

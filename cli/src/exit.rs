@@ -104,23 +104,23 @@ pub type Outcome<T = u8> = Result<T, Failure>;
 impl Failure {
     /// A failure with this sentence.
     pub fn new(sentence: impl Into<String>) -> Self {
-        Self::Sentence(told(&sentence.into()))
+        Self::Sentence(for_users(&sentence.into()))
     }
 
     /// Wrong usage, with this sentence.
     pub fn usage(sentence: impl Into<String>) -> Self {
-        Self::Usage(told(&sentence.into()))
+        Self::Usage(for_users(&sentence.into()))
     }
 
     /// An error of the system, with what was being done.
     pub fn doing(doing: impl fmt::Display, source: io::Error) -> Self {
-        Self::Sentence(told(&format!("{doing}: {source}")))
+        Self::Sentence(for_users(&format!("{doing}: {source}")))
     }
 }
 
 // With the switches of this command for the options that a library names.
-fn told(text: &str) -> String {
-    switches::told(without_errno(text))
+fn for_users(text: &str) -> String {
+    switches::with_switches(without_errno(text))
 }
 
 // The system's errors end in "(os error 2)", which says nothing to a user.
@@ -148,7 +148,7 @@ impl From<DiskError> for Failure {
 
 impl From<ImageError> for Failure {
     fn from(error: ImageError) -> Self {
-        Self::Sentence(told(&error.to_string()))
+        Self::Sentence(for_users(&error.to_string()))
     }
 }
 
@@ -163,14 +163,14 @@ impl From<LabError> for Failure {
         match error {
             LabError::Stopped => Self::Stopped,
             LabError::Disk(error) => error.into(),
-            other => Self::Sentence(told(&other.to_string())),
+            other => Self::Sentence(for_users(&other.to_string())),
         }
     }
 }
 
 impl From<AttachError> for Failure {
     fn from(error: AttachError) -> Self {
-        Self::Sentence(told(&error.to_string()))
+        Self::Sentence(for_users(&error.to_string()))
     }
 }
 

@@ -57,9 +57,9 @@ pub struct ExportReport {
     can_multi_conn: bool,
     /// The kind of replies: `simple`, `structured` or `extended`.
     replies: &'static str,
-    /// Whether it tells which ranges are zeros (`base:allocation`).
+    /// Whether it reports which ranges are zeros (`base:allocation`).
     tells_zeros: bool,
-    /// Whether it tells which layer stores a range (`qemu:allocation-depth`).
+    /// Whether it reports which layer stores a range (`qemu:allocation-depth`).
     tells_layers: bool,
     /// The version of TLS; `null` without encryption.
     tls: Option<String>,

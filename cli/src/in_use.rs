@@ -1,5 +1,5 @@
-//! Disks that another process has open: the way to a process of this program, by its control
-//! channel, and the words for a process without one.
+//! Disks that another process has open: connects to the control channel of that process, or says
+//! that it has none.
 
 use crate::exit::{Failure, Outcome};
 use diskwright_disk::DiskError;
@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 /// A disk in use with an image of its chain.
 #[derive(Debug)]
-pub struct Below {
-    /// The way to its process.
+pub struct DiskInUse {
+    /// The connection to its process.
     pub client: Client,
     /// The images of its chain, the top first.
     pub chain: Vec<PathBuf>,
@@ -18,20 +18,20 @@ pub struct Below {
 }
 
 /// The disk in use with the image `file` in its chain. `None` as for [`client`].
-pub fn chain_with(file: &Path) -> Outcome<Option<Below>> {
+pub fn chain_with(file: &Path) -> Outcome<Option<DiskInUse>> {
     if let Some(client) = client(file)? {
         let chain = statistics(&client)?.chain;
-        return Ok(Some(Below { client, chain, depth: 0 }));
+        return Ok(Some(DiskInUse { client, chain, depth: 0 }));
     }
     let Some((found, Statistics { chain, .. })) = control::find_by_frozen(file)? else { return Ok(None) };
     let real = file.canonicalize().ok();
     let depth = chain.iter().position(|image| image.canonicalize().ok() == real).unwrap_or(0);
-    Ok(Some(Below { client: found.client, chain, depth }))
+    Ok(Some(DiskInUse { client: found.client, chain, depth }))
 }
 
 /// The process that has the disk open for writing, if it is `serve` or `attach`. `None` for a disk
-/// that is not open, that another program has open, or whose file does not exist: whoever opens it
-/// then says so.
+/// that is not open, that another program has open, or whose file does not exist: opening it then
+/// gives the error.
 pub fn client(file: &Path) -> Outcome<Option<Client>> {
     if !file.exists() {
         return Ok(None);
@@ -39,8 +39,8 @@ pub fn client(file: &Path) -> Outcome<Option<Client>> {
     Ok(control::find(file)?)
 }
 
-/// The failure of a command that changes a disk. Of a disk that is in use it says that its program
-/// cannot be asked to do it.
+/// The failure of a command that changes a disk. For a disk in use the sentence adds that the
+/// program which has it open has no control channel.
 pub fn explain(error: DiskError) -> Failure {
     match error {
         DiskError::InUse { .. } => Failure::new(format!(
@@ -50,17 +50,17 @@ pub fn explain(error: DiskError) -> Failure {
     }
 }
 
-/// The failure for an answer to another question.
+/// The failure for a reply that does not match the request.
 pub fn unexpected(client: &Client) -> Failure {
     Failure::new(format!("{} answered something else than it was asked; is it another version?", client.peer))
 }
 
-/// Asks, and shows no progress.
+/// Calls an operation without showing its progress.
 pub fn call(client: &Client, operation: Operation) -> Outcome<Done> {
     Ok(client.call(operation, &mut |_, _| true)?)
 }
 
-/// What the process tells of the disk.
+/// The statistics that the process reports of the disk.
 pub fn statistics(client: &Client) -> Outcome<Statistics> {
     match call(client, Operation::Statistics)? {
         Done::Counted(statistics) => Ok(statistics),

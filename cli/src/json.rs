@@ -25,7 +25,7 @@ struct Envelope<'a, T> {
 /// Writes one document, indented, and a line feed.
 ///
 /// # Errors
-/// What the system says of `out`.
+/// If `out` cannot be written.
 pub fn write<T: Document>(out: &mut dyn Write, body: &T) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut *out, &Envelope { schema: T::SCHEMA, body })?;
     writeln!(out)

@@ -55,7 +55,7 @@ pub use exit::{Codes, Failure, Outcome};
 pub use options::{EngineArg, GlobalOptions};
 
 use args::{Cli, Command, command_line};
-use context::say;
+use context::print_message;
 use std::{ffi::OsString, io::Write, process::ExitCode};
 
 /// Runs the program with a command line whose first word is the program's name. Call it in `main`,
@@ -86,8 +86,8 @@ pub fn conduct(global: GlobalOptions, codes: Codes, command: impl FnOnce(&mut Co
         Ok(code) => code,
         Err(failure) => {
             match &failure {
-                Failure::Usage(sentence) | Failure::Sentence(sentence) => say(sentence),
-                Failure::Stopped => say("stopped before it was done"),
+                Failure::Usage(sentence) | Failure::Sentence(sentence) => print_message(sentence),
+                Failure::Stopped => print_message("stopped before it was done"),
                 Failure::ReaderGone => {}
             }
             codes.of(&failure)

@@ -57,14 +57,14 @@ impl LiveDisplay {
 }
 
 impl Watch for LiveDisplay {
-    fn look(&self, snapshot: &Snapshot<'_>) -> bool {
+    fn update(&self, snapshot: &Snapshot<'_>) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match self.show {
             Show::Nothing => {}
             Show::Line => {
                 state.drawn = true;
                 let size = rustix::termios::tcgetwinsize(io::stderr().as_fd());
-                // Some terminals do not tell their width: it is 0 then.
+                // Some terminals report a width of 0.
                 let columns = size.ok().map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0);
                 let text: String = line(snapshot).chars().take(columns.unwrap_or(DEFAULT_COLUMNS) - 1).collect();
                 let _ = write!(io::stderr(), "\r\x1b[K{text}");
@@ -154,7 +154,7 @@ fn clock(ns: u64) -> String {
 mod tests {
     use super::*;
     use crate::signals::Signals;
-    use diskwright_load::run::Nearness;
+    use diskwright_load::run::SteadyProgress;
 
     fn snapshot() -> Snapshot<'static> {
         Snapshot {
@@ -185,7 +185,7 @@ mod tests {
             stage: Stage::Settling,
             phases: 3,
             remaining_ns: None,
-            steady: Some(Nearness { rounds: 5, range: 0.34, slope: -0.12 }),
+            steady: Some(SteadyProgress { rounds: 5, range: 0.34, slope: -0.12 }),
             errors: 2,
             ..snapshot()
         };
@@ -193,7 +193,7 @@ mod tests {
             line(&waiting),
             "main (1 of 3): settling, 3 s so far  38,612 IOPS  316 MB/s  p50 1.23 ms  p99 2.18 ms  CPU 1.30  steady: range 34 of 20 %, slope 12 of 10 %  2 FAILED"
         );
-        let early = Snapshot { steady: Some(Nearness { rounds: 2, range: 0.0, slope: 0.0 }), ..snapshot() };
+        let early = Snapshot { steady: Some(SteadyProgress { rounds: 2, range: 0.0, slope: 0.0 }), ..snapshot() };
         assert!(line(&early).ends_with("steady: 2 of 5 rounds"));
     }
 
@@ -212,6 +212,6 @@ mod tests {
     #[test]
     fn it_goes_on_until_a_signal_comes() {
         let display = LiveDisplay::new(true, Signals::default().patient());
-        assert!(display.look(&snapshot()));
+        assert!(display.update(&snapshot()));
     }
 }

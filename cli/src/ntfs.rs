@@ -1,8 +1,8 @@
 //! Warns of holes on NTFS: Windows does not attach a virtual disk whose file is sparse there
 //! (0xC03A001A).
 //!
-//! On other file systems there is no warning: a copy to Windows has no holes unless the program
-//! that copies makes some.
+//! On other file systems there is no warning: a copy to Windows has holes only if the copying
+//! program makes them.
 
 use std::path::Path;
 

@@ -208,7 +208,7 @@ pub enum TypeArg {
     Fixed,
     /// Space when a block is first written.
     Dynamic,
-    /// A child: what was not written in it is its parent's.
+    /// A child: a block that was never written in it reads from its parent.
     Differencing,
 }
 

@@ -15,7 +15,7 @@ use std::{
 const SILENCE: Duration = Duration::from_secs(2);
 /// Interval between two lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
-/// Least interval between two drawings of the bar.
+/// Minimum interval between two drawings of the bar.
 const DRAW_EVERY: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -166,6 +166,11 @@ fn line(doing: &str, unit: Option<&str>, done_bytes: u64, total_bytes: u64, elap
 /// Bytes a second.
 pub fn rate(bytes: u64, elapsed: Duration) -> u64 {
     (bytes as f64 / elapsed.as_secs_f64().max(1e-9)) as u64
+}
+
+/// How long a transfer took, and its rate, behind what it did: `, in 12 s (340 MiB/s)`.
+pub fn took(bytes: u64, elapsed: Duration) -> String {
+    format!(", in {} ({}/s)", duration(elapsed), Human(rate(bytes, elapsed)))
 }
 
 /// A duration for people: `0.42 s`, `12 s`, `3 min 20 s`, `2 h 5 min`.

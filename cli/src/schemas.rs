@@ -1,7 +1,8 @@
 //! The JSON schemas of everything that is printed with `--json`, as files in `docs/schemas/`.
 //!
 //! ```text
-//!   a document's type ──▶ schema_for ──▶ docs/schemas/info-1.json ──▶ cli/tests: each document that a test prints
+//!   a document's type ──▶ schema_for ──▶ docs/schemas/info-1.json
+//!                                              └──▶ cli/tests: each document that a test prints
 //! ```
 //!
 //! The files are made from the types that are printed, so they cannot differ from them: a test
@@ -87,9 +88,9 @@ fn all() -> Vec<Named> {
         of::<convert::Report>(),
         of::<create::Report>(),
         of::<detach::Report>(),
-        of::<diff::AppliedReport>(),
-        of::<diff::ExportedReport>(),
-        of::<diff::Report>(),
+        of::<diff::apply::AppliedReport>(),
+        of::<diff::export::ExportedReport>(),
+        of::<diff::list::Report>(),
         of::<ExportReport>(),
         of::<info::Report>(),
         of::<info::rules::Report>(),
@@ -154,10 +155,10 @@ fn the_files_are_those_of_the_types() {
     assert_eq!(found, expected, "each schema has one file in docs/schemas, and each file a schema");
 }
 
-/// Who writes a script reads the schema to learn what a field means.
+/// Authors of scripts read the schema to learn what a field means.
 #[test]
 fn every_field_says_what_it_means() {
-    fn look(value: &Value, place: &str, silent: &mut Vec<String>) {
+    fn check(value: &Value, place: &str, undescribed: &mut Vec<String>) {
         match value {
             Value::Object(map) => {
                 // A variant of one field, which is described as a whole.
@@ -171,19 +172,19 @@ fn every_field_says_what_it_means() {
                         // The tag of a variant is described by its variant.
                         let is_tag = property.get("const").is_some();
                         if property.get("description").is_none() && !is_tag {
-                            silent.push(format!("{place}.{name}"));
+                            undescribed.push(format!("{place}.{name}"));
                         }
                     }
                 }
-                map.iter().for_each(|(key, value)| look(value, &format!("{place}/{key}"), silent));
+                map.iter().for_each(|(key, value)| check(value, &format!("{place}/{key}"), undescribed));
             }
-            Value::Array(list) => list.iter().for_each(|value| look(value, place, silent)),
+            Value::Array(list) => list.iter().for_each(|value| check(value, place, undescribed)),
             _ => {}
         }
     }
-    let mut silent = Vec::new();
+    let mut undescribed = Vec::new();
     for (name, schema) in all() {
-        look(schema.as_value(), name, &mut silent);
+        check(schema.as_value(), name, &mut undescribed);
     }
-    assert!(silent.is_empty(), "without a description: {silent:#?}");
+    assert!(undescribed.is_empty(), "without a description: {undescribed:#?}");
 }

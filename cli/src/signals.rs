@@ -34,7 +34,7 @@ pub fn let_full_files_fail() {
 /// Exit code of an end by SIGHUP, as in the shell: 128 and the signal's number.
 const HUNG_UP: i32 = 129;
 /// Signals within this time of the first count as the same one.
-const SAME_WISH: Duration = Duration::from_secs(1);
+const SAME_REQUEST: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct State {
@@ -111,7 +111,7 @@ impl Patience {
         self.state.stop.load(Ordering::SeqCst)
     }
 
-    /// From now on SIGHUP does not end the program; [`Patience::was_hung_up`] tells of it.
+    /// From now on SIGHUP does not end the program; [`Patience::was_hung_up`] reports it.
     pub fn listen_for_hangups(&self) {
         self.state.wants_hangups.store(true, Ordering::SeqCst);
     }
@@ -151,7 +151,7 @@ fn wait(set: &SigSet, state: &State) {
             state.ring();
             continue;
         }
-        let is_later = first.is_some_and(|first| first.elapsed() > SAME_WISH);
+        let is_later = first.is_some_and(|first| first.elapsed() > SAME_REQUEST);
         if state.patient.load(Ordering::SeqCst) == 0 && first.is_none() || is_later {
             process::exit(if signal == Signal::SIGHUP { HUNG_UP } else { exit::STOPPED.into() });
         }

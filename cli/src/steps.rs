@@ -81,7 +81,7 @@ impl Progress for StepDisplay {
 }
 
 impl Watch for CellDisplay {
-    fn look(&self, snapshot: &Snapshot<'_>) -> bool {
+    fn update(&self, snapshot: &Snapshot<'_>) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(bar) = &self.bar {
             bar.set_message(format!("{}  {}", state.message, live::figures(snapshot)));
@@ -133,7 +133,7 @@ mod tests {
     fn it_goes_on_until_a_signal_comes() {
         let mut display = StepDisplay::new(true, Signals::default().patient());
         assert!(display.step(Step { phase: "measure", done: 1, total: 2, message: "x" }));
-        assert!(display.watch().look(&Snapshot {
+        assert!(display.watch().update(&Snapshot {
             phase: "main",
             phase_index: 0,
             phases: 1,

@@ -7,9 +7,9 @@
 //!
 //! The libraries name their own options in texts (`store/src/option_names.rs`), since programs in
 //! Rust and Python show the same texts. [`SWITCHES`] is the one table of what this program calls
-//! them. `exit.rs` passes every failure through [`told`], `context.rs` every sentence on standard
-//! error, and commands the sentences that they print as results or put into JSON. To apply it twice
-//! changes nothing.
+//! them. `exit.rs` passes every failure through [`with_switches`], `context.rs` every sentence on
+//! standard error, and commands the sentences that they print as results or put into JSON. Applying
+//! it twice changes nothing.
 //!
 //! The tests read the sources of the libraries: no text names a switch, every option that a text
 //! names has a row, and every row has a use and names a switch that the command has.
@@ -117,22 +117,22 @@ switches! {
 /// The command that this process runs.
 static COMMAND: OnceLock<&'static str> = OnceLock::new();
 
-/// Says which command this process runs. To be called once, before anything is told.
+/// Sets the command that this process runs. Call it once, before the first message.
 pub fn set_command(name: &'static str) {
     let _ = COMMAND.set(name);
 }
 
 /// A sentence of a library, with the switches of this command for the options in it.
-pub fn told(sentence: impl Display) -> String {
-    told_by(COMMAND.get().copied().unwrap_or_default(), &sentence.to_string())
+pub fn with_switches(sentence: impl Display) -> String {
+    with_switches_of(COMMAND.get().copied().unwrap_or_default(), &sentence.to_string())
 }
 
 /// The same for several sentences.
-pub fn all_told<T: Display>(sentences: &[T]) -> Vec<String> {
-    sentences.iter().map(told).collect()
+pub fn all_with_switches<T: Display>(sentences: &[T]) -> Vec<String> {
+    sentences.iter().map(with_switches).collect()
 }
 
-fn told_by(command: &str, sentence: &str) -> String {
+fn with_switches_of(command: &str, sentence: &str) -> String {
     rename_options(sentence, |option, has_value| {
         let row = SWITCHES.iter().find(|row| row.option == option)?;
         let elsewhere = row.elsewhere.iter().find(|(name, _)| *name == command);

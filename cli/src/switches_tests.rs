@@ -10,9 +10,10 @@ use std::{
 };
 
 /// The libraries that other programs use.
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "store/src",
     "format/src",
+    "volume/src",
     "nbd/src",
     "image/src",
     "disk/src",
@@ -28,12 +29,18 @@ const SOURCES: [&str; 12] = [
 #[test]
 fn options_become_the_switches_of_the_command() {
     let sentence = "a.img: say which it is with `OpenOptions::format` = vhd or raw";
-    assert_eq!(told_by("info", sentence), "a.img: say which it is with --format vhd or raw");
-    assert_eq!(told_by("convert", sentence), "a.img: say which it is with --source-format vhd or raw");
-    assert_eq!(told_by("compare", sentence), "a.img: say which it is with --format or --second-format vhd or raw");
-    assert_eq!(told_by("convert", "name the format with `CreateRequest::format`"), "name the format with --format");
-    assert_eq!(told(told("use `DetachOptions::force`")), "use --force");
-    assert_eq!(all_told(&["a", "`DetachOptions::unmount`"]), ["a", "--unmount"]);
+    assert_eq!(with_switches_of("info", sentence), "a.img: say which it is with --format vhd or raw");
+    assert_eq!(with_switches_of("convert", sentence), "a.img: say which it is with --source-format vhd or raw");
+    assert_eq!(
+        with_switches_of("compare", sentence),
+        "a.img: say which it is with --format or --second-format vhd or raw"
+    );
+    assert_eq!(
+        with_switches_of("convert", "name the format with `CreateRequest::format`"),
+        "name the format with --format"
+    );
+    assert_eq!(with_switches(with_switches("use `DetachOptions::force`")), "use --force");
+    assert_eq!(all_with_switches(&["a", "`DetachOptions::unmount`"]), ["a", "--unmount"]);
 }
 
 #[test]

@@ -283,7 +283,7 @@ impl Disk {
         drop(mutation);
         shared.wait_for_grace().map_err(image_error)?;
         if size_bytes > present_bytes {
-            shared.watchers.tell(size_bytes);
+            shared.watchers.notify(size_bytes);
         }
         Ok(())
     }

@@ -1,7 +1,8 @@
 //! The images of a folder and their parents: the tree of its snapshots.
 //!
 //! ```text
-//!   folder ─▶ images, by extension ─▶ info of each, without a lock ─▶ parent in the folder? ─▶ tree
+//!   folder ─▶ images, by extension ─▶ info of each, without a lock ─▶ parent in the folder?
+//!                                                                        └─▶ tree
 //! ```
 //!
 //! Nothing is locked, so images in use are listed too. Every image is opened by itself, and its

@@ -29,7 +29,7 @@ pub enum NewSize {
     /// So many bytes more.
     More(u64),
     /// The smallest size without loss.
-    Least,
+    Minimum,
 }
 
 /// Which size is wanted.
@@ -72,10 +72,10 @@ impl SizePlan {
             NewSize::Present => old_bytes,
             NewSize::Bytes(bytes) => bytes,
             NewSize::More(bytes) => old_bytes.saturating_add(bytes),
-            NewSize::Least => {
+            NewSize::Minimum => {
                 of_disk(&mut |reader| found = Some(ends(reader)))?;
-                match found.as_ref().map(|found| &found.least_bytes) {
-                    Some(Ok(least_bytes)) => *least_bytes,
+                match found.as_ref().map(|found| &found.min_bytes) {
+                    Some(Ok(min_bytes)) => *min_bytes,
                     Some(Err(reason)) => return Err(refused(path, "cannot be made smaller", reason)),
                     None => return Err(DiskError::Stopped),
                 }

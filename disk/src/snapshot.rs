@@ -2,10 +2,11 @@
 //! disk in use, by the same names in the same order.
 //!
 //! ```text
-//!   before                      snapshot "monday"                revert
-//!   vm.vhdx (all data)          vm.vhdx         (new, empty)     vm.vhdx         (new, empty)
-//!                                  │ parent                         │ parent
-//!                               vm_monday.avhdx (all data)       vm_monday.avhdx ── vm_DATE.avhdx (what was left)
+//!   before                   snapshot "monday"              revert
+//!   vm.vhdx (all data)       vm.vhdx         (new, empty)   vm.vhdx         (new, empty)
+//!                               │ parent                       │ parent
+//!                            vm_monday.avhdx (all data)     vm_monday.avhdx
+//!                                                              └─ vm_DATE.avhdx (former vm.vhdx)
 //! ```
 //!
 //! The name of the disk always leads to the image that is written, so a machine's configuration

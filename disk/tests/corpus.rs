@@ -20,7 +20,7 @@ use std::{
 };
 
 /// Maximum growth of the process's peak memory by opening a hostile file.
-const MOST_BYTES: u64 = 32 << 20;
+const BYTES_MAX: u64 = 32 << 20;
 /// Bytes of a disk read by one call.
 const PIECE_BYTES: usize = 8 << 20;
 
@@ -125,7 +125,7 @@ fn the_corpus_reads_as_its_manifest_says() {
         let before = memory_peak_bytes();
         let told = refusals(&path);
         let taken = memory_peak_bytes() - before;
-        assert!(taken < MOST_BYTES, "{name} took {taken} bytes of memory");
+        assert!(taken < BYTES_MAX, "{name} took {taken} bytes of memory");
         println!("{name}: {}", told.join("\n    "));
         if format != "vhd" {
             assert!(told[0].contains(&format!("{format} is not supported")), "{name}: {}", told[0]);

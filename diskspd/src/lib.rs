@@ -1,9 +1,9 @@
 //! DiskSpd's switches, XML profiles and reports. The measurement is that of every other run.
 //!
 //! ```text
-//!   switches.rs ───────────────────┐               ┌─▶ job.rs ─▶ Job ─▶ run ─▶ Run ─┐
-//!                                  ├─▶ Profile ────┤                                ├─▶ text.rs
-//!   xml_profile.rs ─▶ composed.rs ─┘  (profile.rs) └────────────────────────────────┘   xml.rs
+//!   switches.rs, values.rs ───────────────┐             ┌─▶ job.rs ─▶ Job ─▶ run ─▶ Run ─┐
+//!                                         ├─▶ Profile ──┤                       text.rs ◀─┤
+//!   xml_profile.rs ─▶ profile_command.rs ─┘             └───────────────────────▶ xml.rs ◀─┘
 //!                     (-X with switches and targets)
 //! ```
 //!
@@ -23,6 +23,7 @@ mod switches;
 #[cfg(test)]
 mod tests;
 mod text;
+mod values;
 mod xml;
 mod xml_profile;
 mod xml_tree;
@@ -32,8 +33,9 @@ pub use job::job;
 pub use profile::{Order, Processor, Profile, ResultForm, Target, Throughput, TimeSpan, WriteContents};
 pub use profile_command::ProfileCommand;
 pub use profile_error::ProfileError;
-pub use switches::{SwitchError, parse};
+pub use switches::parse;
 pub use text::report;
+pub use values::SwitchError;
 pub use xml::{profile as profile_xml, results as results_xml};
 pub use xml_profile::{read as read_xml_profile, text_of as xml_profile_text};
 

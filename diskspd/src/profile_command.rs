@@ -5,7 +5,8 @@
 use super::{
     profile::Profile,
     profile_error::ProfileError,
-    switches::{self, Given, SwitchError},
+    switches::{self, RunSwitches},
+    values::SwitchError,
 };
 
 /// A command line with `-X`.
@@ -13,7 +14,7 @@ use super::{
 pub struct ProfileCommand {
     /// Path of the profile.
     pub file: String,
-    given: Given,
+    given: RunSwitches,
     targets: Vec<String>,
     command_line: String,
 }
@@ -35,7 +36,7 @@ impl ProfileCommand {
         if files.next().is_some() {
             return Err(SwitchError::Together("-X was given more than once; a run has one profile".into()));
         }
-        let mut given = Given::default();
+        let mut given = RunSwitches::default();
         for switch in switches.iter().filter(|switch| !switch.starts_with("-X")) {
             if !given.read(switch)? {
                 return Err(SwitchError::Together(format!(

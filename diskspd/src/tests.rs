@@ -321,26 +321,26 @@ fn a_profile_may_be_utf_8_or_utf_16_with_a_byte_order_mark() {
     assert!(error.starts_with("line 2: found the byte 0xe4, expected text"), "{error}");
 }
 
-fn composed(line: &str, xml: &str) -> Result<Profile, String> {
-    let composed = ProfileCommand::parse(&words(line)).map_err(|error| error.to_string())?.expect("it has -X");
+fn with_profile(line: &str, xml: &str) -> Result<Profile, String> {
+    let command = ProfileCommand::parse(&words(line)).map_err(|error| error.to_string())?.expect("it has -X");
     let profile = read_xml_profile(xml, "").map_err(|error| error.to_string())?;
-    composed.apply(profile).map_err(|error| error.to_string())
+    command.apply(profile).map_err(|error| error.to_string())
 }
 
 #[test]
 fn switches_with_x_override_the_profile() {
     let xml = profile_xml(&parsed("-b4K -r -d100 -W50 -C3 -z9 -o7 x"));
-    let profile = composed("-d5 -W0 -Xp.xml -z7 -v -Rxml", &xml).unwrap();
+    let profile = with_profile("-d5 -W0 -Xp.xml -z7 -v -Rxml", &xml).unwrap();
     let span = &profile.time_spans[0];
     assert_eq!((span.duration_s, span.warm_up_s, span.cool_down_s, span.seed), (5, 0, 3, 7));
     assert_eq!((profile.verbose, profile.form, profile.profile_only), (true, ResultForm::Xml, false));
     assert_eq!((span.targets[0].block_bytes, span.targets[0].requests), (4096, 7));
     assert_eq!(profile.command_line, "diskwright diskspd -d5 -W0 -Xp.xml -z7 -v -Rxml");
-    let unchanged = composed("-Xp.xml", &xml).unwrap();
+    let unchanged = with_profile("-Xp.xml", &xml).unwrap();
     assert_eq!((unchanged.time_spans[0].duration_s, unchanged.form), (100, ResultForm::Text));
     for refused in ["-b8K -Xp.xml", "-Xp.xml -r", "-Xp.xml -t2", "-Xp.xml -c1G"] {
         let switch = refused.split(' ').find(|word| !word.starts_with("-X")).unwrap();
-        assert!(composed(refused, &xml).unwrap_err().starts_with(&format!("{switch} cannot be used with -X")));
+        assert!(with_profile(refused, &xml).unwrap_err().starts_with(&format!("{switch} cannot be used with -X")));
     }
     for wrong in ["-X", "-Xa -Xb", "-Xa -d0", "-Xa -Rjson", "x -Xa"] {
         assert!(ProfileCommand::parse(&words(wrong)).is_err(), "{wrong}");
@@ -353,14 +353,14 @@ fn targets_of_the_command_line_replace_templates() {
     let xml = profile_xml(&parsed("-b4K *2 fixed *1 *2"));
     let paths =
         |profile: &Profile| profile.time_spans[0].targets.iter().map(|target| target.path.clone()).collect::<Vec<_>>();
-    assert_eq!(paths(&composed("-Xp.xml a b", &xml).unwrap()), ["b", "fixed", "a", "b"]);
+    assert_eq!(paths(&with_profile("-Xp.xml a b", &xml).unwrap()), ["b", "fixed", "a", "b"]);
     assert!(
-        composed("-Xp.xml a", &xml).unwrap_err().contains("*2 is a template, and the command line names 1 targets")
+        with_profile("-Xp.xml a", &xml).unwrap_err().contains("*2 is a template, and the command line names 1 targets")
     );
-    assert!(composed("-Xp.xml a b c", &xml).unwrap_err().contains("template *3, so c would not be used"));
-    assert!(composed("-Xp.xml", &xml).unwrap_err().contains("*2 is a template"));
+    assert!(with_profile("-Xp.xml a b c", &xml).unwrap_err().contains("template *3, so c would not be used"));
+    assert!(with_profile("-Xp.xml", &xml).unwrap_err().contains("*2 is a template"));
     // A profile that is only printed may keep its templates.
-    let printed = composed("-Rp -Xp.xml", &xml).unwrap();
+    let printed = with_profile("-Rp -Xp.xml", &xml).unwrap();
     assert_eq!(paths(&printed), ["*2", "fixed", "*1", "*2"]);
     assert!(report(&printed, &of_the_paper().1).contains("path: template target '2'"));
     assert!(job(&printed).unwrap_err().to_string().contains("*2: it is a template"));

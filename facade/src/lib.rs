@@ -16,9 +16,11 @@
 //! | copy a disk into another format, size, file or export | [`convert()`] |
 //! | whether Azure or Windows accepts an image | [`Destination::judge`] |
 //! | compare two disks; find damage | [`compare()`], [`check()`] |
-//! | what changed: list it, export it, apply it to a copy | [`Difference`], [`Export`], [`apply_export()`] |
+//! | list what changed, and export it | [`Difference`], [`Export`] |
+//! | apply such an export to a copy | [`apply_export()`] |
 //! | see which layer holds which range | [`BlockDevice::extents`] |
-//! | freeze a disk, go back, remove a snapshot | [`snapshot()`], [`revert()`], [`remove_snapshot()`] |
+//! | freeze a disk, and go back | [`snapshot()`], [`revert()`] |
+//! | remove a snapshot | [`remove_snapshot()`] |
 //! | make many children; give a disk another size | [`clone_disk()`], [`resize()`] |
 //! | merge an image into its parent or another ancestor | [`merge()`] |
 //! | give back space; move a disk to another file | [`compact()`], [`move_disk()`] |

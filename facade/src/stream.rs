@@ -17,7 +17,7 @@ use std::{
     sync::Arc,
 };
 
-/// Most bytes that a read which begins within a sector takes into memory at a time.
+/// Maximum bytes that a read which begins within a sector takes into memory at a time.
 const WINDOW_BYTES: usize = 256 << 10;
 
 /// Reads and writes a [`BlockDevice`] at any offset. It has a queue of its own, which belongs to

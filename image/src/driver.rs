@@ -291,8 +291,8 @@ impl Driver {
     /// What can still be known of an image whose tables are damaged (see [`crate::salvage`]).
     ///
     /// # Errors
-    /// If the file cannot be read at all, or nothing in it says what disk it was; the error names the
-    /// hint that is needed.
+    /// If the file cannot be read at all, or nothing in it says what disk it was; the error names
+    /// the hint that is needed.
     pub fn salvage(&self, store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Salvaged> {
         (self.salvage)(store, hints)
     }

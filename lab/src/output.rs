@@ -105,7 +105,7 @@ impl Output {
         let mut saving = real.clone().into_os_string();
         saving.push(".saving");
         let output = Self { path: path.to_owned(), real, saving: saving.into(), kind };
-        output.look(&output.real, path)?;
+        output.check_replaceable(&output.real, path)?;
         output.begin()?;
         fs::remove_file(&output.saving).map_err(kind.failure(path))?;
         Ok(output)
@@ -133,7 +133,7 @@ impl Output {
     }
 
     fn replace(&self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
-        self.look(&self.real, &self.path)?;
+        self.check_replaceable(&self.real, &self.path)?;
         let mut file = BufWriter::new(self.begin()?);
         let written = write(&mut file).and_then(|()| file.flush()).and_then(|()| fs::rename(&self.saving, &self.real));
         if written.is_err() {
@@ -145,7 +145,7 @@ impl Output {
 
     /// Creates the temporary file. One of an interrupted save is removed first.
     fn begin(&self) -> Result<File> {
-        self.look(&self.saving, &self.saving)?;
+        self.check_replaceable(&self.saving, &self.saving)?;
         match fs::remove_file(&self.saving) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => File::create_new(&self.saving),
@@ -154,7 +154,7 @@ impl Output {
     }
 
     /// Returns an error if the file at `path` must not be replaced. The message calls it `name`.
-    fn look(&self, path: &Path, name: &Path) -> Result<()> {
+    fn check_replaceable(&self, path: &Path, name: &Path) -> Result<()> {
         let kind = self.kind;
         match fs::metadata(path) {
             Ok(found) if !found.is_file() => Err(kind.refusal(name, "not a regular file", OTHER_NAME)),

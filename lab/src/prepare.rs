@@ -115,20 +115,21 @@ pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: 
             in_all_bytes += sets.iter().map(|set| set.end - set.start).sum::<u64>();
         }
         let engine = options.open.disk.engine;
-        let look = |target: &OpenTarget| inspect::look(&target.name, &*target.device, &sets, job.seed, engine);
+        let inspect_one =
+            |target: &OpenTarget| inspect::contents_of(&target.name, &*target.device, &sets, job.seed, engine);
         let is_own = made.has(&target.name) || target.path.as_deref().is_some_and(guard::is_own);
         let mut seen = None;
         if !options.fill && is_own {
-            let contents = look(target)?;
+            let contents = inspect_one(target)?;
             seen = warnings::of_target(job, number, &target.name, &contents).is_empty().then_some(contents);
         }
         if (options.fill || is_own) && seen.is_none() {
             let filled_bytes = fill_sets(job, target, &sets, options, progress)?;
-            let mut contents = look(target)?;
+            let mut contents = inspect_one(target)?;
             contents.filled_bytes = filled_bytes;
             seen = Some(contents);
         }
-        let contents = seen.map_or_else(|| look(target), Ok)?;
+        let contents = seen.map_or_else(|| inspect_one(target), Ok)?;
         warnings.extend(warnings::of_target(job, number, &target.name, &contents));
         if let Some(path) = &target.path
             && !is_written(job, number)

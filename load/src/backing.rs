@@ -43,7 +43,7 @@ pub struct ExportRecord {
     pub description: Option<String>,
     /// The export is read-only.
     pub read_only: bool,
-    /// Most connections: one for each thread, limited by the server and by the URI.
+    /// Maximum number of connections: one for each thread, limited by the server and by the URI.
     pub connections_max: usize,
     /// The server supports FUA; else a flush follows each durable write.
     pub has_fua: bool,

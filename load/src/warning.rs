@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Most cells that a sentence names.
+/// Maximum number of cells that a sentence names.
 const CELLS_SHOWN: usize = 3;
 
 /// A reason why the figures of a result may mislead.

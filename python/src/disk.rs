@@ -1,7 +1,7 @@
 //! The class `Disk`.
 
 use crate::{
-    error::{Failure, refused, told},
+    error::{Failure, refused, for_keywords},
     options::{cache_mode, reading},
     outcomes::TrackPoint,
     values::{Extent, Layer, layers_of},
@@ -136,7 +136,7 @@ impl Disk {
         py.detach(|| {
             let opened = Opened::open(&path, &options)?;
             let (requests, thread) = worker::start(opened.shared())?;
-            let warnings = opened.warnings().iter().map(told).collect();
+            let warnings = opened.warnings().iter().map(for_keywords).collect();
             let state = Mutex::new(State::Open(Open { opened, requests, thread }));
             Ok(Self { path, warnings, process_id: process::id(), state })
         })

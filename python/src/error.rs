@@ -1,8 +1,8 @@
 //! `DiskError`: an `OSError` with the library's sentence and its code.
 //!
-//! The library's texts name its own options. [`told`] gives them the names of the keyword arguments
-//! here, in errors and in every sentence that is returned. Options that no function here has keep
-//! the library's name.
+//! The library's texts name its own options. [`for_keywords`] gives them the names of the keyword
+//! arguments here, in errors and in every sentence that is returned. Options that no function here
+//! has keep the library's name.
 
 use diskwright_lib::{DiskError as LibraryError, ErrorCode, rename_options};
 use pyo3::{create_exception, exceptions::PyOSError, prelude::*};
@@ -26,22 +26,22 @@ pub(crate) enum Failure {
 impl Failure {
     /// An error of any other function.
     pub(crate) fn of_disk(error: &LibraryError) -> Self {
-        Self::Disk(error.code(), told(error))
+        Self::Disk(error.code(), for_keywords(error))
     }
 
     /// An error of `convert`.
     pub(crate) fn of_convert(error: &LibraryError) -> Self {
-        Self::Disk(error.code(), told_by_convert(error))
+        Self::Disk(error.code(), for_convert_keywords(error))
     }
 }
 
 /// A sentence of the library, with keyword arguments for the options in it.
-pub(crate) fn told(sentence: impl Display) -> String {
+pub(crate) fn for_keywords(sentence: impl Display) -> String {
     with_keywords(&sentence.to_string(), "format")
 }
 
 /// The same for `convert`, whose `format` is that of the copy.
-pub(crate) fn told_by_convert(sentence: impl Display) -> String {
+pub(crate) fn for_convert_keywords(sentence: impl Display) -> String {
     with_keywords(&sentence.to_string(), "source_format")
 }
 
@@ -87,7 +87,7 @@ impl From<LibraryError> for Failure {
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        Self::Disk(LibraryError::code_of(&error), told(error))
+        Self::Disk(LibraryError::code_of(&error), for_keywords(error))
     }
 }
 

@@ -28,7 +28,7 @@ mod values;
 mod worker;
 
 use diskwright_lib::{ConvertOptions, CreateRequest, Identity, NewSize, OpenOptions, Opened, Reach};
-use error::{Failure, refused, told};
+use error::{Failure, refused, for_keywords};
 use options::{format_named, reading, type_named};
 use progress::with_progress;
 use pyo3::prelude::*;
@@ -60,7 +60,7 @@ fn create(
         preallocate,
         ..CreateRequest::default()
     };
-    Ok(py.detach(|| diskwright_lib::create(path, &request))?.iter().map(told).collect())
+    Ok(py.detach(|| diskwright_lib::create(path, &request))?.iter().map(for_keywords).collect())
 }
 
 /// Describe a disk and its chain, as far as the chain can be followed.

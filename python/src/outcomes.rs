@@ -1,7 +1,8 @@
-//! What the functions for the life of a disk return: frozen objects with attributes, sizes in bytes.
+//! What the functions for the life of a disk return: frozen objects with attributes, sizes in
+//! bytes.
 
 use crate::{
-    error::{told, told_by_convert},
+    error::{for_keywords, for_convert_keywords},
     values::LostRange,
 };
 use diskwright_lib::{RangeKind, Verdict};
@@ -23,7 +24,7 @@ pub(crate) struct Snapshot {
 
 impl From<diskwright_lib::Snapshot> for Snapshot {
     fn from(done: diskwright_lib::Snapshot) -> Self {
-        let warnings = done.warnings.iter().map(told).collect();
+        let warnings = done.warnings.iter().map(for_keywords).collect();
         Self { disk: done.disk, parent: done.parent, frozen: done.frozen, warnings }
     }
 }
@@ -59,7 +60,7 @@ impl From<diskwright_lib::Merged> for Merged {
             copied: done.copied_bytes,
             shared: done.cloned_bytes,
             size: done.size_bytes.1,
-            warnings: done.warnings.iter().map(told).collect(),
+            warnings: done.warnings.iter().map(for_keywords).collect(),
         }
     }
 }
@@ -89,7 +90,7 @@ impl From<diskwright_lib::Compacted> for Compacted {
             free: done.free_bytes,
             zeros: done.zero_bytes,
             moved: done.moved_bytes,
-            warnings: done.warnings.iter().map(told).collect(),
+            warnings: done.warnings.iter().map(for_keywords).collect(),
         }
     }
 }
@@ -122,7 +123,7 @@ impl From<diskwright_lib::Moved> for Moved {
             copied: done.copied_bytes,
             old_is_kept: done.old_is_kept,
             relinked: done.relinked,
-            warnings: done.warnings.iter().map(told_by_convert).collect(),
+            warnings: done.warnings.iter().map(for_convert_keywords).collect(),
         }
     }
 }
@@ -162,12 +163,12 @@ impl From<diskwright_lib::Rescued> for Rescued {
             doubted_bytes: done.doubted_bytes,
             lost: lost
                 .map(|range| {
-                    let reason = range.reason.as_ref().map(told_by_convert).unwrap_or_default();
+                    let reason = range.reason.as_ref().map(for_convert_keywords).unwrap_or_default();
                     LostRange::new(range.offset_bytes, range.len_bytes, reason)
                 })
                 .collect(),
             placed: done.placed.len(),
-            remarks: done.remarks.iter().map(told_by_convert).collect(),
+            remarks: done.remarks.iter().map(for_convert_keywords).collect(),
         }
     }
 }
@@ -188,7 +189,7 @@ pub(crate) struct TrackPoint {
 impl From<diskwright_lib::TrackPoint> for TrackPoint {
     fn from(point: diskwright_lib::TrackPoint) -> Self {
         let started = point.started.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-        Self { name: point.name, started, changed: point.changed_bytes, everything: point.everything.map(told) }
+        Self { name: point.name, started, changed: point.changed_bytes, everything: point.everything.map(for_keywords) }
     }
 }
 
@@ -212,11 +213,11 @@ impl From<diskwright_lib::Judgement> for Judgement {
     fn from(judgement: diskwright_lib::Judgement) -> Self {
         let (verdict, found, remedy) = match judgement.verdict {
             Verdict::Holds { found } => ("ok", found, None),
-            Verdict::Broken { found, remedy } => ("not ok", found, Some(told(remedy))),
+            Verdict::Broken { found, remedy } => ("not ok", found, Some(for_keywords(remedy))),
             Verdict::NotApplicable { why } => ("not applicable", why, None),
         };
         let rule = judgement.rule;
-        Self { rule: rule.name, verdict, expected: rule.expected, found: told(found), remedy }
+        Self { rule: rule.name, verdict, expected: rule.expected, found: for_keywords(found), remedy }
     }
 }
 

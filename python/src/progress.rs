@@ -7,8 +7,8 @@ use crate::error::Failure;
 use diskwright_lib::{DiskError as LibraryError, Progress};
 use pyo3::prelude::*;
 
-/// Runs `operation`, and passes what it tells to `callback(done, total)`. `failed` turns an error of
-/// the library into the caller's.
+/// Runs `operation`, and passes what it tells to `callback(done, total)`. `failed` turns an error
+/// of the library into the caller's.
 ///
 /// # Errors
 /// The exception that has ended it, else the error of `operation`.

@@ -1,6 +1,6 @@
 //! What functions return: frozen objects with attributes, sizes in bytes.
 
-use crate::error::{told, told_by_convert};
+use crate::error::{for_keywords, for_convert_keywords};
 use diskwright_lib::{CheckReport, ConvertOutcome, ExtentKind, Layer as LibraryLayer, Opened, Severity};
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -136,9 +136,9 @@ impl Info {
             sector_size: geometry.logical_sector_bytes,
             physical_sector_size: geometry.physical_sector_bytes,
             layers: layers_of(opened),
-            broken_link: broken.map(told),
+            broken_link: broken.map(for_keywords),
             broken_link_code: broken.map(|error| error.code().as_str()),
-            warnings: opened.warnings().iter().map(told).collect(),
+            warnings: opened.warnings().iter().map(for_keywords).collect(),
         }
     }
 }
@@ -206,10 +206,10 @@ impl From<diskwright_lib::Checked> for Checked {
                     Severity::Corrupt => "corrupt",
                 },
                 offset: finding.offset_bytes,
-                message: told(finding.message),
+                message: for_keywords(finding.message),
                 structure: finding.structure,
-                found: told(finding.found),
-                expected: told(finding.expected),
+                found: for_keywords(finding.found),
+                expected: for_keywords(finding.expected),
                 repair: finding.repair.as_str(),
                 costs: finding.costs.map(|range| (range.start, range.end)),
             })
@@ -221,9 +221,9 @@ impl From<diskwright_lib::Checked> for Checked {
             allocated_blocks,
             total_blocks,
             leaked: leaked_bytes,
-            broken_link: checked.broken_link.as_ref().map(told),
+            broken_link: checked.broken_link.as_ref().map(for_keywords),
             broken_link_code: checked.broken_link.map(|error| error.code().as_str()),
-            warnings: checked.warnings.iter().map(told).collect(),
+            warnings: checked.warnings.iter().map(for_keywords).collect(),
         }
     }
 }
@@ -298,10 +298,10 @@ impl From<ConvertOutcome> for Converted {
                 .map(|range| LostRange {
                     start: range.offset_bytes,
                     length: range.len_bytes,
-                    reason: told_by_convert(range.reason),
+                    reason: for_convert_keywords(range.reason),
                 })
                 .collect(),
-            warnings: outcome.warnings.iter().map(told_by_convert).collect(),
+            warnings: outcome.warnings.iter().map(for_convert_keywords).collect(),
         }
     }
 }

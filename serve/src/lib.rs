@@ -10,7 +10,7 @@
 //!   metrics.rs     counters and latency histograms   scrape.rs   the Prometheus endpoint
 //!   turn.rs        how many requests a worker answers in one turn
 //!   reserve.rs     holds back a few reads from a disk that completes requests in batches
-//!   contained.rs   a panic in one disk's queue fails only that disk's requests
+//!   panic_guard.rs a panic in one disk's queue fails only that disk's requests
 //!   walk.rs        finds extents in windows that grow
 //! ```
 //!
@@ -20,12 +20,12 @@
 #![forbid(unsafe_code)]
 
 pub mod attach;
-mod contained;
 pub mod control;
 pub mod ephemeral;
 mod fuse;
 pub mod metrics;
 pub mod nbd;
+mod panic_guard;
 mod reserve;
 pub mod scrape;
 mod turn;

@@ -34,7 +34,7 @@ use std::{io, sync::Arc};
 /// Smaller sets of completions are not a batch.
 const BATCH_MIN: usize = 8;
 
-/// Most requests that are held at once.
+/// Maximum number of requests that are held at once.
 const HELD_MAX: usize = 8;
 
 /// One request of this many in a batch is held.

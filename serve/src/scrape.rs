@@ -24,8 +24,8 @@ const REQUEST_BYTES_MAX: usize = 8 << 10;
 /// Time for one request and its answer together.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Most bytes that one call writes. A unix socket splits a longer write into several messages, and
-/// the time-out applies to each of them anew.
+/// Maximum bytes that one call writes. A unix socket splits a longer write into several messages,
+/// and the time-out applies to each of them anew.
 const WRITE_BYTES_MAX: usize = 4 << 10;
 
 /// Makes the text of the page.

@@ -57,6 +57,7 @@ mod ring;
 mod ring;
 mod shared;
 mod shortage;
+mod slot_map;
 mod slots;
 pub mod store;
 pub mod streams;
@@ -91,6 +92,7 @@ pub use queue::{
 pub use raw::RawDevice;
 pub use shared::SharedRing;
 pub use shortage::{explain as explain_shortage, free_bytes, may_reflink};
+pub use slot_map::SlotMap;
 pub use store::{Access, DataFile, FileRange, Front, Store, Zeroing, is_full};
 pub use streams::{StreamEnd, StreamId, Streams};
 pub use sys::cycle_counter;

@@ -1,7 +1,7 @@
 //! Watching the size of devices that can be resized while they are open.
 //!
 //! ```text
-//!   server ─▶ BlockDevice::watch_size(watcher) ─▶ SizeWatchers (weak) ◀─ tell(size) ─ resize
+//!   server ─▶ BlockDevice::watch_size(watcher) ─▶ SizeWatchers (weak) ◀─ notify(size) ─ resize
 //! ```
 //!
 //! The thread that changes the size calls the watchers after the change, in the order of the
@@ -37,7 +37,7 @@ impl SizeWatchers {
 
     /// Calls all watchers that still exist. The caller must call `tell` in the order of the
     /// changes.
-    pub fn tell(&self, size_bytes: u64) {
+    pub fn notify(&self, size_bytes: u64) {
         let watchers = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         watchers.iter().filter_map(Weak::upgrade).for_each(|watcher| watcher(size_bytes));
     }
@@ -65,9 +65,9 @@ mod tests {
         let (first, second) = (watcher(0), watcher(1));
         watchers.add(&first);
         watchers.add(&second);
-        watchers.tell(5);
+        watchers.notify(5);
         drop(first);
-        watchers.tell(6);
+        watchers.notify(6);
         assert_eq!([0, 1].map(|index| heard[index].load(Ordering::Relaxed)), [5, 6]);
         watchers.add(&second);
         assert_eq!(watchers.0.lock().unwrap().len(), 2, "a dropped watcher is removed");

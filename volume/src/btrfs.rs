@@ -14,9 +14,9 @@
 //!
 //! btrfs writes no block in place, so the trees that the superblock points to are consistent after
 //! a crash too; only a log tree (of fsync) must not be there. The free-space tree says the same as
-//! the extent tree and is not read: the extent tree is always valid. It is believed only if the sum
-//! of the extents of each block group is the group's own count, and the sum over the groups that of
-//! the superblock.
+//! the extent tree and is not read: the extent tree is always valid. It is trusted only if the sum
+//! of the extents of each block group equals the group's own count, and the sum over all groups
+//! equals the count in the superblock.
 
 mod chunk_tree;
 mod chunks;

@@ -53,7 +53,7 @@ pub(crate) fn utf16(bytes: &[u8]) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
 
-/// CRC-32C without inversions, from the register `crc` on, as ext4 and LVM's relatives count it.
+/// CRC-32C without inversions, continued from the register `crc`, as ext4 computes it.
 pub(crate) fn crc32c_raw(crc: u32, bytes: &[u8]) -> u32 {
     !crc32c::crc32c_append(!crc, bytes)
 }

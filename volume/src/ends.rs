@@ -7,10 +7,11 @@
 //!   the rest    not known, so the disk keeps its size
 //! ```
 //!
-//! What must hold: **when in doubt, the disk is not made smaller.** A file system on the whole disk
-//! is believed about its size only if its map of free space is believed too. With a table it does
-//! not matter what the partitions hold, as nothing of them is given up. A signature over the whole
-//! disk beside a table (RAID, ZFS) is doubt. Space behind the last partition is no data.
+//! What must hold: **when in doubt, the disk is not made smaller.** The size that a file system on
+//! the whole disk states is trusted only if its map of free space is trusted too. With a table it
+//! does not matter what the partitions hold, because nothing of them is given up. A signature over
+//! the whole disk beside a table (RAID, ZFS) makes the end uncertain. Space behind the last
+//! partition holds no data.
 
 use crate::{
     read::{ReadAt, Window, one_extent},
@@ -26,7 +27,7 @@ pub struct Ends {
     /// Kind of the partition table.
     pub table: TableKind,
     /// The smallest size of the disk in bytes, a multiple of its sector; or why it keeps its size.
-    pub least_bytes: Result<u64, LeftAlone>,
+    pub min_bytes: Result<u64, LeftAlone>,
     /// What ends there: "partition 3 (ext4)", "XFS on the whole disk". Empty if nothing is known.
     pub last: String,
 }
@@ -68,11 +69,11 @@ pub fn ends(disk: &dyn ReadAt) -> Ends {
         Some(end) if end <= disk.size_bytes() => Ok((end, last)),
         _ => Err(LeftAlone::damaged(format!("{last} ends at byte {end}, beyond the disk"))),
     };
-    let (least_bytes, last) = match ended.and_then(fits) {
+    let (min_bytes, last) = match ended.and_then(fits) {
         Ok((end, last)) => (Ok(end), last),
         Err(reason) => (Err(reason), String::new()),
     };
-    Ends { table: found.kind, least_bytes, last }
+    Ends { table: found.kind, min_bytes, last }
 }
 
 /// What is written to the partition table when the disk gets `size_bytes`, a multiple of its
@@ -152,11 +153,11 @@ fn tool_of(kind: Kind) -> Option<&'static str> {
 impl Ends {
     /// Why the disk cannot have `size_bytes`; `None` if it can.
     pub fn refusal(&self, size_bytes: u64) -> Option<LeftAlone> {
-        match &self.least_bytes {
-            Ok(least_bytes) if size_bytes >= *least_bytes => None,
-            Ok(least_bytes) => Some(LeftAlone::new(
+        match &self.min_bytes {
+            Ok(min_bytes) if size_bytes >= *min_bytes => None,
+            Ok(min_bytes) => Some(LeftAlone::new(
                 Why::Unknown,
-                format!("{} lies there; the smallest size is {least_bytes} bytes", self.last),
+                format!("{} lies there; the smallest size is {min_bytes} bytes", self.last),
             )),
             Err(reason) => Some(reason.clone()),
         }

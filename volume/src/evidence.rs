@@ -24,13 +24,13 @@
 //! - GPT: a header names its own sector.
 //!
 //! What must hold: a weight of [`PROOF`](crate::PROOF) is reached only by at least 64 bits that
-//! would have to agree by chance (checksum, identity, number, and place in the block). Whoever
-//! places a block must also see that nothing else in it contradicts ([`Witness::holds_copies`] says
-//! where copies are normal). No structure can tell a file system's own block from a copy of all of
-//! it inside a file.
+//! would have to agree by chance (checksum, identity, number, and place in the block). The caller
+//! must also check that nothing else in the block contradicts ([`Witness::holds_copies`] says where
+//! copies are normal). No structure can distinguish a file system's own block from a copy of the
+//! whole block inside a file.
 //!
-//! Everything read is hostile: reads and what is remembered have a budget (`budget.rs`), which all
-//! file systems share.
+//! Everything read is hostile: the bytes that are read and the entries that are kept in memory have
+//! a budget (`budget.rs`), which all file systems share.
 
 mod budget;
 mod gpt;
@@ -48,7 +48,7 @@ use crate::{
 pub(crate) use budget::Metered;
 use std::{cell::Cell, ops::Range};
 
-/// Most file systems that are looked for.
+/// Maximum number of file systems that are looked for.
 const SYSTEMS_MAX: usize = 64;
 
 /// What is known of the file systems of a disk.

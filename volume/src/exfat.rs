@@ -20,7 +20,7 @@ const LABEL: u8 = 0x83;
 const END_OF_CHAIN: u32 = 0xffff_ffff;
 const ENTRY_BYTES: usize = 32;
 /// The specification allows a folder of 256 MiB. What is needed stands at the beginning.
-const MOST_ROOT_BYTES: u64 = 16 << 20;
+const ROOT_BYTES_MAX: u64 = 16 << 20;
 
 /// Geometry of a volume that fits its place.
 #[derive(Debug)]
@@ -191,7 +191,7 @@ impl Root {
                     }
                 }
             }
-            if root.clusters.len() as u64 * boot.cluster_bytes > MOST_ROOT_BYTES {
+            if root.clusters.len() as u64 * boot.cluster_bytes > ROOT_BYTES_MAX {
                 return Err(LeftAlone::unsupported("an exFAT with so large a root folder"));
             }
             cluster = match boot.next(window, cluster)? {

@@ -17,6 +17,7 @@
 
 mod evidence;
 mod groups;
+mod reverse_crc;
 mod superblock;
 
 pub(crate) use evidence::{Evidence, first_superblock, start_by_superblock};

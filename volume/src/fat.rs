@@ -7,7 +7,7 @@
 //!   FAT copies, by the piece: are all the same? ─▶ entries ─▶ sink
 //! ```
 //!
-//! FAT has no checksums. The table is believed if the volume is marked clean and all copies of the
+//! FAT has no checksums. The table is trusted if the volume is marked clean and all copies of the
 //! table are the same.
 
 use crate::{

@@ -1,4 +1,5 @@
-//! What a volume's contents call themselves. The readers say it, and `signature.rs` asks them.
+//! Name, label and UUID of a volume's contents. Each reader returns them; `signature.rs` calls the
+//! reader.
 
 /// Contents of a swap area.
 pub(crate) const SWAP: &str = "swap";
@@ -7,7 +8,7 @@ pub(crate) const BTRFS: &str = "btrfs";
 /// Contents of a physical volume of LVM2.
 pub(crate) const LVM: &str = "LVM2 physical volume";
 
-/// What a volume's contents call themselves.
+/// Name, label and UUID of a volume's contents.
 pub(crate) struct Identity {
     pub(crate) name: &'static str,
     pub(crate) label: Option<String>,

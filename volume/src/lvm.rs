@@ -25,14 +25,14 @@ pub(crate) use group::Logical;
 
 /// A label may be in any of the first sectors.
 const LABEL_SECTORS: u64 = 4;
-/// Most bytes of metadata. A metadata area is of 1 MiB unless its maker wanted otherwise.
-const MOST_TEXT_BYTES: u64 = 4 << 20;
-const MOST_AREAS: usize = 8;
+/// Maximum bytes of metadata. A metadata area has 1 MiB by default.
+const TEXT_BYTES_MAX: u64 = 4 << 20;
+const AREAS_MAX: usize = 8;
 const AREA_MAGIC: &[u8; 16] = b" LVM2 x[5A%r0N*>";
 /// Flag of a metadata area that is not in use.
 const IGNORED: u32 = 1;
 
-/// What the label says.
+/// Fields of the label.
 struct Label {
     /// UUID of the physical volume: 32 letters and digits.
     uuid: [u8; 32],
@@ -79,7 +79,7 @@ fn metadata(window: &Window<'_>, label: &Label) -> Result<Vec<u8>, LeftAlone> {
     metadata.ok_or_else(|| LeftAlone::damaged("the physical volume of LVM has no metadata"))
 }
 
-/// First byte after the physical volume: LVM wants all of the size that the volume was given.
+/// First byte after the physical volume, by the size in its label.
 pub(crate) fn end_bytes(window: &Window<'_>) -> Result<u64, LeftAlone> {
     let label = Label::read(window)?;
     let metadata = metadata(window, &label)?;
@@ -114,7 +114,7 @@ impl Label {
             header.get(40..).unwrap_or_default().chunks_exact(16).map(|area| (le64(area, 0), le64(area, 8)));
         let data = areas.by_ref().take_while(|area| *area != (0, 0)).count();
         let metadata: Vec<(u64, u64)> = areas.take_while(|area| *area != (0, 0)).collect();
-        if data != 1 || metadata.is_empty() || metadata.len() > MOST_AREAS {
+        if data != 1 || metadata.is_empty() || metadata.len() > AREAS_MAX {
             return Err(LeftAlone::unsupported(format!(
                 "a physical volume of LVM with {data} data areas and {} metadata areas",
                 metadata.len()
@@ -150,7 +150,7 @@ fn read_area(window: &Window<'_>, area: &Range<u64>) -> Result<Option<Vec<u8>>, 
     }
     if !(SECTOR_BYTES..area_bytes).contains(&offset_bytes)
         || len_bytes == 0
-        || len_bytes > MOST_TEXT_BYTES.min(area_bytes - SECTOR_BYTES)
+        || len_bytes > TEXT_BYTES_MAX.min(area_bytes - SECTOR_BYTES)
     {
         return Err(wrong("its text has an impossible place"));
     }
@@ -164,7 +164,7 @@ fn read_area(window: &Window<'_>, area: &Range<u64>) -> Result<Option<Vec<u8>>, 
     Ok(Some(text))
 }
 
-/// CRC-32 as LVM counts it: from a value of its own, without the last inversion.
+/// CRC-32 as LVM computes it: with an initial value of its own, and without the final inversion.
 fn crc(bytes: &[u8]) -> u32 {
     let mut hasher = crc32fast::Hasher::new_with_initial(!0xf597_a6cf);
     hasher.update(bytes);

@@ -4,16 +4,16 @@
 //!   boot.rs      boot sector: geometry, place of the MFT
 //!   record.rs    records of the MFT: fixups, attributes, run lists
 //!   file.rs      streams of files, through attribute lists
-//!   state.rs     $Volume flags, $LogFile, hiberfil.sys, shadow copies: is the volume at rest?
+//!   state.rs     $Volume flags, $LogFile, hiberfil.sys, shadow copies: is the volume clean?
 //!      │
 //!      ▼
 //!   $Bitmap ─▶ sink     (which refuses if the MFT, $Bitmap or another system file were free)
 //! ```
 //!
-//! NTFS has no checksums and keeps no count of free clusters. So the bitmap is believed only if the
-//! volume is at rest, if it has a bit for every cluster, and if it calls no system file free that
-//! was read on the way. Clusters that a shadow copy (VSS) still needs may be free in $Bitmap, so a
-//! volume with shadow copies is left alone.
+//! NTFS has no checksums and keeps no count of free clusters. So the bitmap is trusted only if the
+//! volume was cleanly unmounted, if the bitmap has a bit for every cluster, and if it marks no
+//! cluster as free that belongs to a system file read on the way. Clusters that a shadow copy (VSS)
+//! still needs may be free in $Bitmap, so a volume with shadow copies is left alone.
 
 mod boot;
 mod evidence;

@@ -1,9 +1,9 @@
 //! What lies in a volume: the signatures that `wipefs` looks for, and which reader is asked.
 //!
 //! All signatures are looked for, and only one may be there. A file system that was made over
-//! another one can leave the other's signature behind; nobody can tell then which map is the right
-//! one. Kinds without a reader are known by name only, so that they are left alone by name, and so
-//! that a second signature beside a known one is noticed.
+//! another one can leave the other's signature behind. Then it is unknown which map is valid. Kinds
+//! without a reader are known by name only, so that the reason names them, and so that a second
+//! signature beside a known one is noticed.
 
 use crate::{
     btrfs, exfat, ext, fat,
@@ -49,7 +49,7 @@ impl Kind {
     }
 }
 
-/// Bytes at an offset from the volume's beginning that give a kind away.
+/// A signature: bytes at an offset from the volume's beginning that identify its contents.
 struct Magic {
     kind: Kind,
     offset_bytes: u64,
@@ -170,7 +170,7 @@ fn has_zfs_label(window: &Window<'_>) -> bool {
     })
 }
 
-/// What the contents call themselves. Fields that cannot be read are left out.
+/// Name, label and UUID of the contents. Fields that cannot be read are left out.
 pub(crate) fn identify(window: &Window<'_>, kind: Kind) -> Identity {
     let identity = match kind {
         Kind::Ext => ext::identify(window),
@@ -186,7 +186,8 @@ pub(crate) fn identify(window: &Window<'_>, kind: Kind) -> Identity {
     identity.unwrap_or(Identity::named(kind.name()))
 }
 
-/// First byte after the contents of a volume of this kind. The volume's map was read and believed.
+/// First byte after the contents of a volume of this kind. The volume's map was read and is
+/// trusted.
 pub(crate) fn end_bytes(window: &Window<'_>, kind: Kind) -> Result<u64, LeftAlone> {
     match kind {
         Kind::Ext => ext::end_bytes(window),

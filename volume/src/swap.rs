@@ -19,7 +19,7 @@ const SIGNATURE_BYTES: u64 = 10;
 const SUSPENDED: [&[u8]; 6] =
     [b"S1SUSPEND", b"S2SUSPEND", b"ULSUSPEND", b"LINHIB0001", b"\xed\xc3\x02\xe9\x98\x56\xe5\x0c", b"TOI"];
 
-/// What the end of the first page says.
+/// The signature at the end of the first page.
 enum Mark {
     Area,
     Old,

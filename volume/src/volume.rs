@@ -10,11 +10,11 @@
 //! - If the partition table is in doubt, all volumes are left alone for its reason.
 //! - If a suspended system is saved on the disk (in a swap area, or in hiberfil.sys), all volumes
 //!   are left alone: the system may have any of them mounted, and may have frozen it before.
-//! - A swap area says nothing about whether its system runs. (The system may be saved or paused in
-//!   a way that leaves no mark in the area.) So it is free only if a file system beside it, other
-//!   than a FAT, says that the system has unmounted it, and none says the opposite.
-//! - A btrfs that is mounted looks like one that is not. It is left alone if another volume says
-//!   that the system has not unmounted it. A btrfs alone on its disk is believed.
+//! - A swap area does not show whether its system runs. (The system may be saved or paused in a way
+//!   that leaves no mark in the area.) So the area is free only if a file system beside it, other
+//!   than a FAT, is marked as unmounted, and none is marked as mounted.
+//! - A btrfs does not record whether it is mounted. It is left alone if another volume is marked as
+//!   mounted. The map of a btrfs alone on its disk is trusted.
 
 use crate::{
     identity, lvm,
@@ -31,7 +31,7 @@ use std::ops::{ControlFlow, Range};
 pub struct Layout {
     /// The partition table.
     pub table: TableKind,
-    /// Why nothing on the whole disk may be given up. `None` if each volume speaks for itself.
+    /// Why nothing on the whole disk may be given up. `None` if each volume is judged by itself.
     pub problem: Option<LeftAlone>,
     /// The volumes, in the order of the table; logical volumes follow their physical volume.
     pub volumes: Vec<Volume>,
@@ -258,7 +258,7 @@ fn judge_by_the_others(volumes: &mut [Volume]) {
     }
     let is_silent = |volume: &Volume| matches!(volume.contents, Some(identity::SWAP | identity::BTRFS));
     let running = volumes.iter().find(|volume| is(volume, Why::Dirty)).map(Volume::name);
-    // The FAT of the firmware (ESP) is not mounted most of the time, so it is no witness.
+    // The FAT of the firmware (ESP) is not mounted most of the time, so its mark does not count.
     let is_witness = |name: &str| !name.starts_with("FAT") && name != identity::LVM;
     let says_shut_down =
         |volume: &Volume| volume.free_bytes.is_ok() && !is_silent(volume) && volume.contents.is_some_and(is_witness);

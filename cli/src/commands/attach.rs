@@ -10,7 +10,7 @@
 //! means the same in all of them. With `--foreground` the command itself is the supervisor.
 
 use crate::{
-    context::{Context, say},
+    context::{Context, print_message},
     exit::{self, Failure, Outcome},
     json::Document,
 };
@@ -143,7 +143,7 @@ impl From<&Record> for Report {
 /// The line by which the supervisor in the background answers the command.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum SupervisorSays {
+enum SupervisorReply {
     Ready { report: Report, warnings: Vec<String> },
     Failed { error: String },
 }
@@ -187,11 +187,11 @@ fn start_supervisor(context: &mut Context) -> Outcome {
         BufReader::new(output).read_line(&mut line).map_err(failed)?;
     }
     match serde_json::from_str(&line) {
-        Ok(SupervisorSays::Ready { report, warnings }) => {
+        Ok(SupervisorReply::Ready { report, warnings }) => {
             warnings.iter().for_each(|warning| context.warn(warning));
             print(context, report)
         }
-        Ok(SupervisorSays::Failed { error }) => Err(Failure::new(error)),
+        Ok(SupervisorReply::Failed { error }) => Err(Failure::new(error)),
         Err(_) => Err(Failure::new("the process in the background ended without an answer; --foreground shows why")),
     }
 }
@@ -238,7 +238,7 @@ fn stay(context: &mut Context, args: &AttachArgs) -> Outcome {
     attached.warnings().iter().for_each(|warning| context.warn(warning));
     print(context, attached.record().into())?;
     context.out.flush()?;
-    attached.watch(&|| patience.should_stop(), &say)?;
+    attached.watch(&|| patience.should_stop(), &print_message)?;
     Ok(exit::OK)
 }
 
@@ -246,14 +246,14 @@ fn supervise(context: &mut Context, args: &AttachArgs) -> Outcome {
     let patience = context.signals.patient();
     // A session of its own, so that the disk stays attached when the terminal is closed.
     let _ = rustix::process::setsid();
-    let (said, attached) = match attach_here(args) {
+    let (reply, attached) = match attach_here(args) {
         Ok(attached) => {
             let (report, warnings) = (attached.record().into(), attached.warnings().to_vec());
-            (SupervisorSays::Ready { report, warnings }, Ok(attached))
+            (SupervisorReply::Ready { report, warnings }, Ok(attached))
         }
-        Err(failure) => (SupervisorSays::Failed { error: failure.to_string() }, Err(failure)),
+        Err(failure) => (SupervisorReply::Failed { error: failure.to_string() }, Err(failure)),
     };
-    let line = serde_json::to_string(&said)
+    let line = serde_json::to_string(&reply)
         .map_err(|error| Failure::doing("cannot encode the answer of the supervisor", error.into()))?;
     // The command that waits for the line may have been killed. The disk stays attached, and this
     // process supervises it.
@@ -281,7 +281,7 @@ fn serve(context: &mut Context, args: &AttachArgs) -> Outcome {
     let disk = match opened {
         Ok(disk) => disk,
         Err(failure) => {
-            ServerMessage::Failed { error: failure.to_string(), machine: false }.say(&mut context.out);
+            ServerMessage::Failed { error: failure.to_string(), machine: false }.send(&mut context.out);
             return Err(failure);
         }
     };

@@ -114,7 +114,7 @@ pub struct FileReport {
     total_blocks: u64,
     /// Bytes of the file that nothing refers to.
     leaked_bytes: u64,
-    /// Everything that is not as the format demands.
+    /// Deviations from the format.
     findings: Vec<FindingReport>,
 }
 
@@ -127,11 +127,11 @@ pub struct FindingReport {
     offset: u64,
     /// What was found and what was expected, as a sentence.
     message: String,
-    /// The structure that is not as the format demands.
+    /// The structure that deviates from the format.
     structure: String,
     /// What was found there.
     found: String,
-    /// What the format demands there; may be empty for a note.
+    /// What the format requires there; may be empty for a note.
     expected: String,
     /// `not needed`, `mends without loss`, `costs data` or `cannot`.
     repair: &'static str,
@@ -152,15 +152,15 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
         return Err(Failure::usage("--undo-file needs --repair or --undo"));
     }
     let repaired = if args.repair { Some(repair::run(context, &args.file, &args.how)?) } else { None };
-    // As far as the chain can be followed: damage in a parent is reported though the next is
-    // missing.
+    // As far as the chain can be followed, so that damage in a parent is reported even if the next
+    // parent is missing.
     let options = OpenOptions {
         reach: Reach::Available,
         force_share: args.share.force_share,
         ..context.global.open_options(false)
     };
     let first = match check_image(&args.file, &options) {
-        // What was lost is told all the same.
+        // The losses are printed even if the check after the repair fails.
         Err(error) if repaired.is_none() => return Err(error.into()),
         first => first,
     };
@@ -173,7 +173,7 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
     warnings.iter().for_each(|warning| context.warn(warning));
     match Disk::open(&args.file, &options) {
         Ok(disk) => {
-            chain_error = disk.broken_link().map(switches::told);
+            chain_error = disk.broken_link().map(switches::with_switches);
             for (depth, pair) in disk.layers().windows(2).enumerate() {
                 let [child, parent] = pair else { continue };
                 if depth > 0 && !args.chain {
@@ -192,7 +192,7 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
         }
         // For a damaged file the report already says more than this error.
         Err(_) if !args.chain && is_corrupt(&checked) => {}
-        Err(error) => chain_error = Some(switches::told(error)),
+        Err(error) => chain_error = Some(switches::with_switches(error)),
     }
     let reports: Vec<FileReport> = checked.iter().map(|(path, result)| report_of(path, result)).collect();
     let code = exit_code(
@@ -205,12 +205,12 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
             let after = exit_code([Some(done.after.worst())].into_iter(), false);
             repair::report(&done, args.how.dry_run, verdict(after))
         });
-        let warnings = switches::all_told(&warnings);
+        let warnings = switches::all_with_switches(&warnings);
         context.print_json(&Report { verdict: verdict(code), files: reports, chain_error, warnings, repair })?;
         return Ok(code);
     }
     if let Some(done) = &repaired {
-        repair::tell(context, &args.file, done, args.how.dry_run)?;
+        repair::print_report(context, &args.file, done, args.how.dry_run)?;
     }
     for report in &reports {
         print_file(context, report)?;
@@ -218,7 +218,7 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
     if let Some(error) = chain_error {
         let file = printable(&json::path(&args.file));
         let error = printable(&error);
-        writeln!(context.out, "{file}: the chain could not be followed, so the disk cannot be read: {error}")?;
+        writeln!(context.text(), "{file}: the chain could not be followed, so the disk cannot be read: {error}")?;
     }
     Ok(code)
 }
@@ -271,7 +271,7 @@ fn report_of(path: &Path, result: &Result<(Format, CheckReport), DiskError>) -> 
             file,
             format: None,
             verdict,
-            error: Some(switches::told(error)),
+            error: Some(switches::with_switches(error)),
             allocated_blocks: 0,
             total_blocks: 0,
             leaked_bytes: 0,
@@ -291,10 +291,10 @@ fn report_of(path: &Path, result: &Result<(Format, CheckReport), DiskError>) -> 
                 .map(|finding| FindingReport {
                     severity: severity_word(finding.severity),
                     offset: finding.offset_bytes,
-                    message: switches::told(&finding.message),
+                    message: switches::with_switches(&finding.message),
                     structure: finding.structure.clone(),
-                    found: switches::told(&finding.found),
-                    expected: switches::told(&finding.expected),
+                    found: switches::with_switches(&finding.found),
+                    expected: switches::with_switches(&finding.expected),
                     repair: finding.repair.as_str(),
                     costs: finding.costs.as_ref().map(RangeReport::of),
                 })
@@ -314,14 +314,14 @@ fn print_file(context: &mut Context, report: &FileReport) -> io::Result<()> {
             _ => "0",
         };
         let word = style.paint(colour, format_args!("{:<7}", finding.severity));
-        writeln!(context.out, "{file}: {word}  offset {:width$}: {}", finding.offset, printable(&finding.message))?;
+        writeln!(context.text(), "{file}: {word}  offset {:width$}: {}", finding.offset, printable(&finding.message))?;
         if let Some(range) = &finding.costs {
             let (start, end) = range.bounds();
-            writeln!(context.out, "{file}:          a repair gives up bytes {start} to {end} of the disk")?;
+            writeln!(context.text(), "{file}:          a repair gives up bytes {start} to {end} of the disk")?;
         }
     }
     if let Some(error) = &report.error {
-        return writeln!(context.out, "{}: {}", style.paint(RED, "could not check"), printable(error));
+        return writeln!(context.text(), "{}: {}", style.paint(RED, "could not check"), printable(error));
     }
     let harm = || report.findings.iter().filter(|finding| finding.severity != "note");
     let count = |word| report.findings.iter().filter(|finding| finding.severity == word).count();
@@ -348,7 +348,7 @@ fn print_file(context: &mut Context, report: &FileReport) -> io::Result<()> {
     if report.format.as_deref() == Some("raw") {
         line.push_str("; a raw disk has no structures that could be checked");
     }
-    writeln!(context.out, "{file}: {line}")
+    writeln!(context.text(), "{file}: {line}")
 }
 
 fn plural(count: usize, noun: &str) -> String {

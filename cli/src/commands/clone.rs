@@ -52,7 +52,6 @@ impl Document for Report {
     const SCHEMA: &'static str = "diskwright.clone/1";
 }
 
-/// Makes them.
 pub fn run(context: &mut Context, args: &CloneArgs) -> Outcome {
     for name in [&args.parent].into_iter().chain(&args.names) {
         require_file(name, "clone")?;
@@ -73,7 +72,7 @@ pub fn run(context: &mut Context, args: &CloneArgs) -> Outcome {
         context.print_json(&Report {
             parent,
             clones,
-            warnings: switches::all_told(&warnings),
+            warnings: switches::all_with_switches(&warnings),
             dry_run: args.dry_run,
         })?;
     } else if !context.global.quiet {
@@ -83,8 +82,8 @@ pub fn run(context: &mut Context, args: &CloneArgs) -> Outcome {
             more => format!("{more} clones"),
         };
         match args.dry_run {
-            true => writeln!(context.out, "{count} of {parent} would be made; nothing was changed")?,
-            false => writeln!(context.out, "{count} of {parent} made")?,
+            true => writeln!(context.text(), "{count} of {parent} would be made; nothing was changed")?,
+            false => writeln!(context.text(), "{count} of {parent} made")?,
         }
     }
     Ok(exit::OK)

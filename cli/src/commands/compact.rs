@@ -82,7 +82,7 @@ pub struct DiskReport {
     block_size: u64,
     /// Length of its file before, in bytes.
     old_file_size: u64,
-    /// Length of its file after, in bytes; foretold if nothing was changed.
+    /// Length of its file after, in bytes; predicted if nothing was changed.
     new_file_size: u64,
     /// Bytes of blocks that were given back because a file system has them free.
     free_bytes: u64,
@@ -124,7 +124,7 @@ pub struct VolumeReport {
 pub struct FailedReport {
     /// The disk.
     file: String,
-    /// Why.
+    /// Why it could not be compacted.
     error: String,
 }
 
@@ -163,7 +163,7 @@ fn one(context: &mut Context, args: &CompactArgs, file: &Path) -> Outcome<DiskRe
     let elapsed = display.elapsed();
     drop(display);
     done.warnings.iter().for_each(|warning| context.warn(warning));
-    told(context, report_of(file, &done, false, elapsed), changed, elapsed)
+    print_and_return(context, report_of(file, &done, false, elapsed), changed, elapsed)
 }
 
 /// Compacts a disk that `serve-ctl` names.
@@ -175,7 +175,7 @@ pub fn one_in_use(context: &mut Context, file: &Path, client: &Client, dry_run: 
     Ok(exit::OK)
 }
 
-/// Asks the process that has the disk open.
+/// Lets the process that has the disk open compact it.
 fn compact_in_use(context: &mut Context, file: &Path, client: &Client, dry_run: bool) -> Outcome<DiskReport> {
     let mut display = context.progress("examining").then("moving");
     let answer = client.call(Operation::Compact { dry_run }, &mut |done, total| display.update(done, total));
@@ -193,10 +193,15 @@ fn compact_in_use(context: &mut Context, file: &Path, client: &Client, dry_run: 
         ..Compacted::default()
     };
     done.warnings.iter().for_each(|warning| context.warn(warning));
-    told(context, report_of(file, &done, true, elapsed), !dry_run, elapsed)
+    print_and_return(context, report_of(file, &done, true, elapsed), !dry_run, elapsed)
 }
 
-fn told(context: &mut Context, report: DiskReport, changed: bool, elapsed: Duration) -> Outcome<DiskReport> {
+fn print_and_return(
+    context: &mut Context,
+    report: DiskReport,
+    changed: bool,
+    elapsed: Duration,
+) -> Outcome<DiskReport> {
     if !context.global.json && !context.global.quiet {
         show(context, &report, changed, elapsed)?;
     }
@@ -224,7 +229,7 @@ fn report_of(file: &Path, done: &Compacted, in_use: bool, elapsed: Duration) -> 
         child: done.child.as_deref().map(json::path),
         in_use,
         volumes: volumes.collect(),
-        warnings: switches::all_told(&done.warnings),
+        warnings: switches::all_with_switches(&done.warnings),
         seconds: elapsed.as_secs_f64(),
     }
 }
@@ -232,7 +237,7 @@ fn report_of(file: &Path, done: &Compacted, in_use: bool, elapsed: Duration) -> 
 /// `vm.vhdx: compacted from 40 GiB to 5 GiB: ...`, then a table of the volumes, then notes.
 fn show(context: &mut Context, disk: &DiskReport, changed: bool, elapsed: Duration) -> Outcome<()> {
     let file = printable(&disk.file);
-    writeln!(context.out, "{file}: {}", summary(disk, changed, elapsed))?;
+    writeln!(context.text(), "{file}: {}", summary(disk, changed, elapsed))?;
     if !disk.volumes.is_empty() {
         let heads = [
             ("volume", Align::Left),
@@ -271,7 +276,7 @@ fn show(context: &mut Context, disk: &DiskReport, changed: bool, elapsed: Durati
         writeln!(context.out)?;
     }
     for note in notes {
-        writeln!(context.out, "{}", printable(&note))?;
+        writeln!(context.text(), "{}", printable(&note))?;
     }
     Ok(())
 }

@@ -73,7 +73,7 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
     if first_size != second_size {
         context.warn(&format!("the disks differ in size: {} and {}", Exact(first_size), Exact(second_size)));
     }
-    let warnings = switches::all_told(&[first.warnings(), second.warnings()].concat());
+    let warnings = switches::all_with_switches(&[first.warnings(), second.warnings()].concat());
     let mut progress = context.progress("comparing");
     let sides = [(first.device(), args.first.as_path()), (second.device(), args.second.as_path())];
     let found =

@@ -9,7 +9,8 @@ use std::io::Write;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 EXAMPLES
-  diskwright completions bash > ~/.local/share/bash-completion/completions/diskwright
+  diskwright completions bash > \\
+      ~/.local/share/bash-completion/completions/diskwright
   diskwright completions zsh > ~/.zfunc/_diskwright
   diskwright completions fish > ~/.config/fish/completions/diskwright.fish")]
 pub struct CompletionsArgs {

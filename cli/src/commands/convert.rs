@@ -132,7 +132,7 @@ impl StandaloneType {
     }
 }
 
-/// What becomes of the identity, as an option's value.
+/// The value of `--identity`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum IdentityArg {
     /// DEST is another disk.
@@ -205,7 +205,7 @@ pub struct LostReport {
     reason: String,
 }
 
-/// Most lost ranges that are printed; the JSON has all that are known.
+/// Maximum number of lost ranges that are printed; the JSON has all that are known.
 const LOST_PRINTED: usize = 20;
 
 /// Converts, and prints what was copied.
@@ -230,7 +230,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             preallocate: args.preallocate,
             ..CreateRequest::default()
         },
-        size: if args.to_minimum { NewSize::Least } else { args.size.unwrap_or_default() },
+        size: if args.to_minimum { NewSize::Minimum } else { args.size.unwrap_or_default() },
         identity: args.identity.identity(),
         azure: args.azure,
         verify: args.verify,
@@ -259,7 +259,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             cloned_bytes: done.cloned_bytes,
             zero_bytes: done.zero_bytes,
             verified: args.verify,
-            warnings: switches::all_told(&warnings),
+            warnings: switches::all_with_switches(&warnings),
             lost_bytes: done.lost.bytes,
             lost: lost_reports(&done.lost),
             lost_unlisted_bytes: done.lost.unlisted_bytes,
@@ -271,19 +271,19 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         let line = summary(&done, args.verify);
         let rate = Human(progress::rate(done.copied_bytes + done.cloned_bytes, copying));
         writeln!(
-            context.out,
+            context.text(),
             "{}: {line}, in {} (copied at {rate}/s)",
             printable(&json::path(&args.dest)),
             progress::duration(elapsed)
         )?;
         if let Some(line) = size_line(&done) {
-            writeln!(context.out, "{line}")?;
+            writeln!(context.text(), "{line}")?;
         }
     }
     if done.lost.bytes == 0 {
         return Ok(exit::OK);
     }
-    tell_lost(context, &args.source, &done.lost);
+    print_lost(context, &args.source, &done.lost);
     Ok(exit::COPIED_WITH_LOSSES)
 }
 
@@ -291,13 +291,13 @@ fn lost_reports(lost: &Lost) -> Vec<LostReport> {
     let report = |range: &LostRange| LostReport {
         start: range.offset_bytes,
         length: range.len_bytes,
-        reason: switches::told(&range.reason),
+        reason: switches::with_switches(&range.reason),
     };
     lost.ranges.iter().map(report).collect()
 }
 
 /// Prints the lost ranges, one a line.
-fn tell_lost(context: &mut Context, source: &Path, lost: &Lost) {
+fn print_lost(context: &mut Context, source: &Path, lost: &Lost) {
     let source = source.display();
     for range in lost.ranges.iter().take(LOST_PRINTED) {
         let end = range.offset_bytes + range.len_bytes;
@@ -310,7 +310,7 @@ fn tell_lost(context: &mut Context, source: &Path, lost: &Lost) {
     context.warn_always(&format!("{source}: {} are damaged; they are zeros in the copy", Exact(lost.bytes)));
 }
 
-/// What became of the size, if it is another one.
+/// The line about the size, if the copy has another size than the source.
 fn size_line(done: &ConvertOutcome) -> Option<String> {
     let (old, new) = (Exact(done.size_bytes), Exact(done.dest_bytes));
     let size = match done.dest_bytes.cmp(&done.size_bytes) {

@@ -106,11 +106,11 @@ pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
         made.remarks.push(note);
     }
     if context.global.json {
-        context.print_json(&Report { made, warnings: switches::all_told(&warnings) })?;
+        context.print_json(&Report { made, warnings: switches::all_with_switches(&warnings) })?;
     } else {
         let blocks = made.block_size.map(|bytes| format!(", blocks of {}", Human(bytes))).unwrap_or_default();
         let file = printable(&json::path(&args.file));
-        writeln!(context.out, "{file}: {}, {}{blocks}", made.kind(), Human(made.virtual_size))?;
+        writeln!(context.text(), "{file}: {}, {}{blocks}", made.kind(), Human(made.virtual_size))?;
     }
     Ok(exit::OK)
 }

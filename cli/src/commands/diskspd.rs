@@ -5,22 +5,16 @@
 //! error. DiskSpd overwrites its targets without asking. This command does not: files that `-c`
 //! made may be written again, other data only with `--destroy-data`.
 
-use super::lab::targets::{self, TargetArgs};
+use super::lab::targets::TargetArgs;
 use crate::{
     context::Context,
     describe::printable_lines,
     exit::{self, Failure, Outcome},
-    live::LiveDisplay,
 };
 use clap::{ArgAction, Args, Command};
 use diskwright_diskspd::{self as diskspd, Profile, ProfileCommand, ResultForm, SwitchError};
 use diskwright_lab::output::{Kind, Output};
-use diskwright_load::{
-    job::Bytes,
-    record::End,
-    run::{self, RunOptions},
-    warning::Warning,
-};
+use diskwright_load::{job::Bytes, record::End, run::RunOptions};
 use std::{
     fs::File,
     io::{Read, Write},
@@ -55,7 +49,8 @@ Files that -c makes are filled with incompressible data first. Percentiles are t
 EXIT CODES  0 done, 1 a request failed or the run could not be made, 2 used wrongly, 130 stopped
 
 EXAMPLES
-  diskwright diskspd -r -w30 -d600 -W300 -b8K -t8 -o12 -h -L -Z1M -c64G /mnt/nvme/test.dat
+  diskwright diskspd -r -w30 -d600 -W300 -b8K -t8 -o12 -h -L -Z1M \\
+      -c64G /mnt/nvme/test.dat
   diskwright diskspd -b4K -r -o32 -t2 -d10 -Sh -L disk.vhdx
   diskwright diskspd -Xprofile.xml -Rxml
   diskwright diskspd --destroy-data -w100 -b512K -d60 -Sh -L /dev/sdb"
@@ -115,17 +110,7 @@ fn carry_out(context: &mut Context, args: &DiskspdArgs, mut command: Command) ->
     }
     let output = own.save.as_deref().map(|path| Output::check(path, Kind::Result)).transpose()?;
     let how = TargetArgs { create_size: created(&profile)?.map(Bytes), fill: false, destroy_data: own.destroy_data };
-    let prepared = how.prepare(context, &job, &paths)?;
-    let live = LiveDisplay::new(context.global.quiet, context.signals.patient());
-    let outcome = run::run(&job, &prepared.targets, &RunOptions::default(), &live);
-    drop(live);
-    let closed = targets::close(context, &prepared.targets);
-    let mut run = outcome?;
-    if let Err(error) = closed {
-        run.head.end = run.head.end.failing(error.to_string(), 1);
-    }
-    run.head.warnings.splice(0..0, prepared.warnings);
-    Warning::sort(&mut run.head.warnings);
+    let run = how.measure(context, &job, &paths, &RunOptions::default())?;
     // A result that cannot be saved is printed all the same.
     let saved = output.map_or(Ok(()), |output| output.save(&run));
     for warning in &run.head.warnings {
@@ -190,12 +175,12 @@ impl Own {
 
 /// The profile of the switches, or of the file behind `-X` with the switches beside it.
 fn profile(words: &[String]) -> Outcome<Result<Profile, SwitchError>> {
-    let composed = match ProfileCommand::parse(words) {
-        Ok(Some(composed)) => composed,
+    let command = match ProfileCommand::parse(words) {
+        Ok(Some(command)) => command,
         Ok(None) => return Ok(diskspd::parse(words)),
         Err(error) => return Ok(Err(error)),
     };
-    let path = Path::new(&composed.file);
+    let path = Path::new(&command.file);
     let failed = |error| Failure::doing(format!("cannot read the profile {}", path.display()), error);
     let mut bytes = Vec::new();
     File::open(path).map_err(failed)?.take(PROFILE_MAX_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
@@ -204,7 +189,7 @@ fn profile(words: &[String]) -> Outcome<Result<Profile, SwitchError>> {
     }
     let profile = diskspd::xml_profile_text(&bytes)
         .and_then(|text| diskspd::read_xml_profile(&text, ""))
-        .and_then(|profile| composed.apply(profile))
+        .and_then(|profile| command.apply(profile))
         .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
     Ok(Ok(profile))
 }

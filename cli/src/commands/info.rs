@@ -62,8 +62,8 @@ const DEEPEST_INDENT: usize = 8;
 pub struct Report {
     #[serde(flatten)]
     top: Description,
-    /// `ok`, `missing`, `changed`, `not allowed`, `in use` or `unusable`; `null` for a disk without a
-    /// parent.
+    /// `ok`, `missing`, `changed`, `not allowed`, `in use` or `unusable`; `null` for a disk without
+    /// a parent.
     parent_state: Option<&'static str>,
     /// Why the parent cannot be opened.
     parent_error: Option<String>,
@@ -125,10 +125,10 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
                 .map(|trouble| state_above(disk.layers().len(), trouble))
                 .or(top.parent.as_ref().map(|_| "ok")),
             top,
-            parent_error: trouble.filter(|_| disk.layers().len() == 1).map(switches::told),
-            chain_error: trouble.map(switches::told),
+            parent_error: trouble.filter(|_| disk.layers().len() == 1).map(switches::with_switches),
+            chain_error: trouble.map(switches::with_switches),
             chain_length: trouble.is_none().then(|| disk.layers().len()),
-            warnings: switches::all_told(disk.warnings()),
+            warnings: switches::all_with_switches(disk.warnings()),
             chain,
         };
         context.print_json(&report)?;
@@ -227,7 +227,7 @@ fn draw_chain(
             state => format!("parent {state}"),
         };
         writeln!(out, "{}  {}{}", "?".repeat(number_width), branch(layers.len()), style.paint(RED, what))?;
-        writeln!(out, "{}", printable(&switches::told(trouble)))?;
+        writeln!(out, "{}", printable(&switches::with_switches(trouble)))?;
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ mod transfer;
 mod words;
 
 use crate::{
-    context::{Context, say},
+    context::{Context, print_message},
     exit::{self, Failure, Outcome},
     json::{self, Document},
     switches,
@@ -45,7 +45,8 @@ OFF and LEN are sizes (4k, 1M) or hexadecimal (0x1000), in multiples of the disk
 line. At the end the disk is closed, which makes all writes durable.
 
 EXAMPLES
-  diskwright io disk.vhdx -c 'write -P 0xaa 0 64k' -c flush -c 'read -P 0xaa 0 64k'
+  diskwright io disk.vhdx -c 'write -P 0xaa 0 64k' -c flush \\
+      -c 'read -P 0xaa 0 64k'
   diskwright io disk.vhdx -c 'read -v 0 512'
   echo 'read -P 0 1G 1M' | diskwright io disk.vhdx --read-only
   diskwright io 'nbd+unix:///?socket=/run/disk.sock' -c 'write -z -f 0 1G'")]
@@ -123,7 +124,7 @@ pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
                 });
                 (done, error)
             }
-            Err(error) => (transfer::Transfer::default(), Some(switches::told(error))),
+            Err(error) => (transfer::Transfer::default(), Some(switches::with_switches(error))),
         };
         if patience.should_stop() {
             return Err(Failure::Stopped);
@@ -134,7 +135,7 @@ pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
                 None => {}
                 Some(error) => {
                     context.out.flush()?;
-                    say(&format!("{text}: {error}"));
+                    print_message(&format!("{text}: {error}"));
                 }
             }
         }
@@ -180,7 +181,7 @@ pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
         ended = given.into_iter().try_for_each(|(text, command)| carry_out(context, text, Ok(command)));
     }
     drop(queue);
-    let warnings = switches::all_told(disk.warnings());
+    let warnings = switches::all_with_switches(disk.warnings());
     disk.close()?;
     ended?;
     let code = if results.iter().all(|done| done.ok) { exit::OK } else { exit::FAILED };

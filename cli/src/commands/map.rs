@@ -39,7 +39,8 @@ EXAMPLES
   diskwright map disk.vhdx
   diskwright map machine.avhdx --draw
   diskwright map nbd://host/disk
-  diskwright map disk.vhdx --json | jq '[.extents[] | select(.data).length] | add'")]
+  diskwright map disk.vhdx --json |
+      jq '[.extents[] | select(.data).length] | add'")]
 pub struct MapArgs {
     /// The disk: a file, or an NBD URI.
     file: PathBuf,
@@ -156,7 +157,13 @@ pub fn run(context: &mut Context, args: &MapArgs) -> Outcome {
         (true, as_json) => {
             let drawing = draw(context, &disk, &patience)?;
             if as_json {
-                print_drawing_json(context, &args.file, &drawing, &names, &switches::all_told(disk.warnings()))?
+                print_drawing_json(
+                    context,
+                    &args.file,
+                    &drawing,
+                    &names,
+                    &switches::all_with_switches(disk.warnings()),
+                )?
             } else {
                 print_drawing(context, &drawing, &names)?
             }
@@ -248,8 +255,8 @@ fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &Names, p
     let size_bytes = disk.device().geometry().size_bytes;
     let quoted = |text: &str| serde_json::to_string(text).map_err(|error| Failure::new(error.to_string()));
     let file = quoted(&json::path(file))?;
-    let warnings =
-        serde_json::to_string(&switches::all_told(disk.warnings())).map_err(|error| Failure::new(error.to_string()))?;
+    let warnings = serde_json::to_string(&switches::all_with_switches(disk.warnings()))
+        .map_err(|error| Failure::new(error.to_string()))?;
     write!(
         context.out,
         "{{\n  \"schema\": \"{}\",\n  \"file\": {file},\n  \"virtual_size\": {size_bytes},\n  \"warnings\": {warnings},\n  \"extents\": [",
@@ -290,13 +297,13 @@ fn list_json(context: &mut Context, file: &Path, disk: &Opened, names: &Names, p
 
 /// Cells in a row: the columns that are left beside the offsets.
 const MARGIN_COLUMNS: usize = 12;
-/// Most rows, and the rows of a terminal that the legend needs.
+/// Maximum number of rows, and the rows of a terminal that the legend needs.
 const ROWS_MIN: usize = 16;
 const ROWS_MAX: usize = 24;
 const LEGEND_ROWS: usize = 12;
-/// Most layers whose files are drawn; the others are in the table of totals.
+/// Maximum number of layers whose files are drawn; the others are in the table of totals.
 const FILES_MAX: usize = 8;
-/// Most layers in the table of totals; the rest of a long chain is summed up.
+/// Maximum number of layers in the table of totals; the rest of a long chain is summed up.
 const TOTALS_MAX: usize = 12;
 
 fn draw(context: &Context, disk: &Opened, patience: &Patience) -> Outcome<Drawing> {

@@ -12,7 +12,8 @@ use crate::{
 };
 use clap::{Args, ValueEnum};
 use diskwright_disk::{
-    ConvertOptions, CreateRequest, Disk, DiskError, KeptName, MergeOptions, Merged, convert, merge, require_file,
+    ConvertOptions, CreateRequest, Disk, DiskError, KeptName, MergeOptions, Merged, OpenOptions, convert, merge,
+    require_file,
 };
 use diskwright_image::DiskType;
 use diskwright_serve::control::{Client, ControlError, Done, Operation};
@@ -51,6 +52,19 @@ EXAMPLES
 pub struct MergeArgs {
     /// The differencing disk to merge.
     child: PathBuf,
+    #[command(flatten)]
+    how: MergeHow,
+    /// Copy the whole chain into this new disk instead. Its format comes from its extension.
+    #[arg(long, value_name = "NEW", conflicts_with_all = ["into", "keep_name", "search"])]
+    to: Option<PathBuf>,
+    /// How NEW allocates its space. [default: dynamic; raw is always fixed]
+    #[arg(long = "type", value_enum, value_name = "TYPE", requires = "to")]
+    disk_type: Option<NewType>,
+}
+
+/// How an image is merged into an ancestor: also for `serve-ctl`.
+#[derive(Debug, Args)]
+pub struct MergeHow {
     /// The ancestor that takes the data. [default: the parent]
     #[arg(long, value_name = "ANCESTOR")]
     into: Option<PathBuf>,
@@ -60,18 +74,26 @@ pub struct MergeArgs {
     /// A further folder in which images may have one of these as their parent.
     #[arg(long, value_name = "DIR")]
     search: Vec<PathBuf>,
-    /// Copy the whole chain into this new disk instead. Its format comes from its extension.
-    #[arg(long, value_name = "NEW", conflicts_with_all = ["into", "keep_name", "search"])]
-    to: Option<PathBuf>,
-    /// How NEW allocates its space. [default: dynamic; raw is always fixed]
-    #[arg(long = "type", value_enum, value_name = "TYPE", requires = "to")]
-    disk_type: Option<NewType>,
     /// Copy every byte, even where the file system could share it.
     #[arg(long)]
     no_reflink: bool,
     /// Check whether it can be done, and show what would be done.
     #[arg(long)]
     dry_run: bool,
+}
+
+impl MergeHow {
+    /// The options of the library. `open` is for a disk that is not in use.
+    pub fn options(&self, open: OpenOptions) -> MergeOptions {
+        MergeOptions {
+            into: self.into.clone(),
+            keep: if self.keep_name { KeptName::Childs } else { KeptName::Parents },
+            search_dirs: self.search.clone(),
+            no_reflink: self.no_reflink,
+            open,
+            dry_run: self.dry_run,
+        }
+    }
 }
 
 /// Disk types without a parent.
@@ -123,7 +145,6 @@ impl Document for Report {
     const SCHEMA: &'static str = "diskwright.merge/1";
 }
 
-/// Merges.
 pub fn run(context: &mut Context, args: &MergeArgs) -> Outcome {
     require_file(&args.child, "merge")?;
     match &args.to {
@@ -133,14 +154,7 @@ pub fn run(context: &mut Context, args: &MergeArgs) -> Outcome {
 }
 
 fn into_ancestor(context: &mut Context, args: &MergeArgs) -> Outcome {
-    let options = MergeOptions {
-        into: args.into.clone(),
-        keep: if args.keep_name { KeptName::Childs } else { KeptName::Parents },
-        search_dirs: args.search.clone(),
-        no_reflink: args.no_reflink,
-        open: context.global.open_options(true),
-        dry_run: args.dry_run,
-    };
+    let options = args.how.options(context.global.open_options(true));
     let mut display = context.progress("merging");
     let merged = merge(&args.child, &options, &mut |done, total| display.update(done, total));
     let elapsed = display.elapsed();
@@ -148,13 +162,13 @@ fn into_ancestor(context: &mut Context, args: &MergeArgs) -> Outcome {
     if let Err(DiskError::InUse { path, .. }) = &merged
         && let Some(below) = in_use::chain_with(path)?
     {
-        return in_process(context, &args.child, &below.client, Wish::of(&options)?);
+        return in_process(context, &args.child, &below.client, MergeRequest::of(&options)?);
     }
     let merged = merged.map_err(|error| match error {
         DiskError::Stopped => stopped(context, &args.child),
         other => in_use::explain(other),
     })?;
-    show(context, &args.child, &merged, args.dry_run, elapsed, false)?;
+    show(context, &args.child, &merged, args.how.dry_run, elapsed, false)?;
     Ok(exit::OK)
 }
 
@@ -163,9 +177,10 @@ fn stopped(context: &mut Context, child: &Path) -> Failure {
     Failure::Stopped
 }
 
-/// What a process is asked to merge. Paths are absolute, as it has another working directory.
+/// The options of a merge for the process that has the disk open. Paths are absolute, because that
+/// process has another working directory.
 #[derive(Debug)]
-pub struct Wish {
+pub struct MergeRequest {
     into: Option<PathBuf>,
     keep_name: bool,
     search: Vec<PathBuf>,
@@ -173,8 +188,8 @@ pub struct Wish {
     dry_run: bool,
 }
 
-impl Wish {
-    /// The wish with these options.
+impl MergeRequest {
+    /// The request with these options.
     ///
     /// # Errors
     /// A path that does not exist.
@@ -194,15 +209,20 @@ fn absolute(path: &Path) -> Outcome<PathBuf> {
 }
 
 /// Merges an image of a disk in use, for `serve-ctl` too.
-pub fn in_process(context: &mut Context, child: &Path, client: &Client, wish: Wish) -> Outcome {
-    let (merged, elapsed) = ask(context, child, client, &wish)?;
-    show(context, child, &merged, wish.dry_run, elapsed, true)?;
+pub fn in_process(context: &mut Context, child: &Path, client: &Client, request: MergeRequest) -> Outcome {
+    let (merged, elapsed) = ask(context, child, client, &request)?;
+    show(context, child, &merged, request.dry_run, elapsed, true)?;
     Ok(exit::OK)
 }
 
-/// Asks the process, and shows its progress.
-pub fn ask(context: &mut Context, child: &Path, client: &Client, wish: &Wish) -> Outcome<(Merged, Duration)> {
-    let Wish { into, keep_name, search, no_reflink, dry_run } = wish;
+/// Sends the request to the process, and shows its progress.
+pub fn ask(
+    context: &mut Context,
+    child: &Path,
+    client: &Client,
+    request: &MergeRequest,
+) -> Outcome<(Merged, Duration)> {
+    let MergeRequest { into, keep_name, search, no_reflink, dry_run } = request;
     let operation = Operation::Merge {
         child: absolute(child)?,
         into: into.clone(),
@@ -240,7 +260,7 @@ fn show(
     if context.global.json {
         context.print_json(&report(child, merged, dry_run, elapsed, in_use))?;
     } else if !context.global.quiet {
-        tell(context, child, merged, dry_run, elapsed)?;
+        print_report(context, child, merged, dry_run, elapsed)?;
     }
     Ok(())
 }
@@ -260,7 +280,7 @@ fn report(child: &Path, merged: &Merged, dry_run: bool, elapsed: Duration, in_us
         growth_bytes: Some(merged.growth_bytes),
         old_size: Some(merged.size_bytes.0),
         new_size: merged.size_bytes.1,
-        warnings: switches::all_told(&merged.warnings),
+        warnings: switches::all_with_switches(&merged.warnings),
         dry_run,
         in_use,
         seconds: elapsed.as_secs_f64(),
@@ -268,7 +288,13 @@ fn report(child: &Path, merged: &Merged, dry_run: bool, elapsed: Duration, in_us
 }
 
 /// Prints a merge into an ancestor.
-pub fn tell(context: &mut Context, child: &Path, merged: &Merged, dry_run: bool, elapsed: Duration) -> Outcome<()> {
+pub fn print_report(
+    context: &mut Context,
+    child: &Path,
+    merged: &Merged,
+    dry_run: bool,
+    elapsed: Duration,
+) -> Outcome<()> {
     let name = |path: &Path| printable(&json::path(&beside(child, path)));
     let names = |paths: &[PathBuf]| paths.iter().map(|path| name(path)).collect::<Vec<_>>().join(", ");
     let (gone, target) = (names(&merged.merged), name(&merged.target));
@@ -278,10 +304,10 @@ pub fn tell(context: &mut Context, child: &Path, merged: &Merged, dry_run: bool,
         false => format!(" and {} {}", word(dry_run, "is now", "would become"), name(&merged.disk)),
     };
     if dry_run {
-        writeln!(context.out, "{target} would get {data} of data from {gone}{named}")?;
+        writeln!(context.text(), "{target} would get {data} of data from {gone}{named}")?;
         match merged.growth_bytes {
-            0 => writeln!(context.out, "its file would not grow")?,
-            bytes => writeln!(context.out, "its file would grow by up to {}", Exact(bytes))?,
+            0 => writeln!(context.text(), "its file would not grow")?,
+            bytes => writeln!(context.text(), "its file would grow by up to {}", Exact(bytes))?,
         }
     } else {
         let rate = Human(progress::rate(merged.copied_bytes + merged.cloned_bytes, elapsed));
@@ -290,12 +316,12 @@ pub fn tell(context: &mut Context, child: &Path, merged: &Merged, dry_run: bool,
             bytes => format!(", {} of it shared", Human(bytes)),
         };
         let took = progress::duration(elapsed);
-        writeln!(context.out, "{target} got {data} of data from {gone}{named}{shared}, in {took} ({rate}/s)")?;
+        writeln!(context.text(), "{target} got {data} of data from {gone}{named}{shared}, in {took} ({rate}/s)")?;
     }
     let (old, new) = merged.size_bytes;
     if old != new {
         writeln!(
-            context.out,
+            context.text(),
             "its virtual size {} {} (it was {})",
             word(dry_run, "is", "would be"),
             Exact(new),
@@ -305,14 +331,14 @@ pub fn tell(context: &mut Context, child: &Path, merged: &Merged, dry_run: bool,
     let mut removed: Vec<PathBuf> = merged.leftovers.iter().chain(&merged.merged).cloned().collect();
     removed.retain(|path| *path != merged.disk);
     if !removed.is_empty() {
-        writeln!(context.out, "{}: {}", word(dry_run, "removed", "to be removed"), names(&removed))?;
+        writeln!(context.text(), "{}: {}", word(dry_run, "removed", "to be removed"), names(&removed))?;
     }
     if !merged.relinked.is_empty() {
         let what = word(dry_run, "new link to the parent", "to get a new link to the parent");
-        writeln!(context.out, "{what}: {}", names(&merged.relinked))?;
+        writeln!(context.text(), "{what}: {}", names(&merged.relinked))?;
     }
     if dry_run {
-        writeln!(context.out, "nothing was changed")?;
+        writeln!(context.text(), "nothing was changed")?;
     }
     Ok(())
 }
@@ -343,7 +369,7 @@ fn into_new(context: &mut Context, args: &MergeArgs, new: &Path) -> Outcome {
     };
     let mut done = diskwright_disk::ConvertOutcome { size_bytes, ..Default::default() };
     let mut elapsed = Duration::ZERO;
-    if args.dry_run {
+    if args.how.dry_run {
         if new.exists() {
             return Err(DiskError::Exists { path: new.to_owned() }.into());
         }
@@ -351,7 +377,7 @@ fn into_new(context: &mut Context, args: &MergeArgs, new: &Path) -> Outcome {
         let options = ConvertOptions {
             source,
             dest: CreateRequest { disk_type, ..CreateRequest::default() },
-            no_reflink: args.no_reflink,
+            no_reflink: args.how.no_reflink,
             ..ConvertOptions::default()
         };
         let mut display = context.progress("merging");
@@ -375,21 +401,21 @@ fn into_new(context: &mut Context, args: &MergeArgs, new: &Path) -> Outcome {
             growth_bytes: None,
             old_size: None,
             new_size: done.size_bytes,
-            warnings: switches::all_told(&done.warnings),
-            dry_run: args.dry_run,
+            warnings: switches::all_with_switches(&done.warnings),
+            dry_run: args.how.dry_run,
             in_use: false,
             seconds: elapsed.as_secs_f64(),
         })?;
     } else if !context.global.quiet {
         let (child, new) = (printable(&json::path(&args.child)), printable(&json::path(new)));
-        match args.dry_run {
+        match args.how.dry_run {
             true => writeln!(
-                context.out,
+                context.text(),
                 "{new} would be a disk of {} with the data of {child}; nothing was changed",
                 Exact(done.size_bytes)
             )?,
             false => writeln!(
-                context.out,
+                context.text(),
                 "{new} is a disk of {} with the data of {child}: {}, in {}",
                 Exact(done.size_bytes),
                 Human(data_bytes),

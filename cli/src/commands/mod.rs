@@ -1,4 +1,4 @@
-//! The commands: one file each. Arguments in, a library called, words out.
+//! The commands, one file each: reads the arguments, calls a library, prints the result.
 
 pub mod attach;
 pub mod attached;

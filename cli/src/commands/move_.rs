@@ -77,7 +77,7 @@ pub struct Destination {
     /// Keep the old file, with the contents that the disk had at the end of the move.
     #[arg(long)]
     keep_old: bool,
-    /// Check whether it can be done, tell how much is to be copied, and change nothing.
+    /// Check whether it can be done, show how much would be copied, and change nothing.
     #[arg(long)]
     dry_run: bool,
 }
@@ -118,7 +118,6 @@ impl Document for Report {
     const SCHEMA: &'static str = "diskwright.move/1";
 }
 
-/// Moves.
 pub fn run(context: &mut Context, args: &MoveArgs) -> Outcome {
     require_file(&args.file, "move")?;
     require_file(&args.to.new, "move a disk into")?;
@@ -160,7 +159,7 @@ pub fn run(context: &mut Context, args: &MoveArgs) -> Outcome {
         warnings,
         seconds: elapsed.as_secs_f64(),
     };
-    tell(context, report)
+    print_report(context, report)
 }
 
 /// Refuses to move an attached disk onto a file system on that very disk: its writes would wait for
@@ -235,16 +234,16 @@ pub fn move_in_use(context: &mut Context, file: &Path, client: &Client, to: &Des
         warnings: moved.warnings,
         seconds: elapsed.as_secs_f64(),
     };
-    tell(context, report)
+    print_report(context, report)
 }
 
-fn tell(context: &mut Context, mut report: Report) -> Outcome {
+fn print_report(context: &mut Context, mut report: Report) -> Outcome {
     report.warnings.iter().for_each(|warning| context.warn(warning));
     if context.global.json {
-        report.warnings = switches::all_told(&report.warnings);
+        report.warnings = switches::all_with_switches(&report.warnings);
         context.print_json(&report)?;
     } else if !context.global.quiet {
-        writeln!(context.out, "{}: {}", printable(&report.file), summary(&report))?;
+        writeln!(context.text(), "{}: {}", printable(&report.file), summary(&report))?;
     }
     Ok(exit::OK)
 }

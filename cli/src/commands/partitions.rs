@@ -90,7 +90,6 @@ pub(crate) fn place_text(place: &Place) -> String {
     }
 }
 
-/// Lists.
 pub fn run(context: &mut Context, args: &PartitionsArgs) -> Outcome {
     let options = OpenOptions { force_share: args.share.force_share, ..context.global.open_options(false) };
     let disk = context.open(&args.file, &options)?;
@@ -121,12 +120,12 @@ pub fn run(context: &mut Context, args: &PartitionsArgs) -> Outcome {
             table: layout.table.to_string(),
             problem,
             volumes,
-            warnings: switches::all_told(disk.warnings()),
+            warnings: switches::all_with_switches(disk.warnings()),
         })?;
         return Ok(exit::OK);
     }
     let size = Human(disk.device().geometry().size_bytes);
-    writeln!(context.out, "{}: {size}, partition table: {}", printable(&json::path(&args.file)), layout.table)?;
+    writeln!(context.text(), "{}: {size}, partition table: {}", printable(&json::path(&args.file)), layout.table)?;
     let heads = [
         ("volume", Align::Left),
         ("start", Align::Right),
@@ -157,7 +156,7 @@ pub fn run(context: &mut Context, args: &PartitionsArgs) -> Outcome {
         writeln!(context.out)?;
     }
     for note in notes {
-        writeln!(context.out, "{}", printable(&note))?;
+        writeln!(context.text(), "{}", printable(&note))?;
     }
     Ok(exit::OK)
 }

@@ -79,7 +79,6 @@ impl Document for Report {
     const SCHEMA: &'static str = "diskwright.reconnect/1";
 }
 
-/// Connects.
 pub fn run(context: &mut Context, args: &ReconnectArgs) -> Outcome {
     require_file(&args.child, "reconnect")?;
     let options = ReconnectOptions {
@@ -97,7 +96,7 @@ pub fn run(context: &mut Context, args: &ReconnectArgs) -> Outcome {
     if context.global.json {
         context.print_json(&report(&args.child, &done, args.dry_run))?;
     } else if !context.global.quiet {
-        tell(context, &done, args.dry_run)?;
+        print_report(context, &done, args.dry_run)?;
     }
     Ok(exit::OK)
 }
@@ -113,20 +112,20 @@ fn report(child: &Path, done: &Reconnected, dry_run: bool) -> Report {
         file: json::path(child),
         chain: done.chain.iter().map(|path| json::path(path)).collect(),
         relinked: relinked.collect(),
-        warnings: switches::all_told(&done.warnings),
+        warnings: switches::all_with_switches(&done.warnings),
         dry_run,
     }
 }
 
-fn tell(context: &mut Context, done: &Reconnected, dry_run: bool) -> Outcome<()> {
+fn print_report(context: &mut Context, done: &Reconnected, dry_run: bool) -> Outcome<()> {
     let name = |path: &Path| printable(&json::path(path));
     let is = if dry_run { "would be" } else { "is" };
     for link in &done.relinked {
-        writeln!(context.out, "{} {is} connected to {}", name(&link.child), name(&link.parent))?;
+        writeln!(context.text(), "{} {is} connected to {}", name(&link.child), name(&link.parent))?;
     }
     match &done.relinked[..] {
-        [] => writeln!(context.out, "every parent is where its child names it; nothing was changed")?,
-        _ if dry_run => writeln!(context.out, "nothing was changed")?,
+        [] => writeln!(context.text(), "every parent is where its child names it; nothing was changed")?,
+        _ if dry_run => writeln!(context.text(), "nothing was changed")?,
         _ => {}
     }
     Ok(())

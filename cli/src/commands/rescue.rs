@@ -31,7 +31,7 @@ use super::convert::StandaloneType;
 FILE is only read: make a copy of a failing disk first. DEST must not exist; its format comes from its extension, or from --format. DEST has \
 no parent. Where a block or a sector cannot be read, DEST has zeros, and the range is listed as lost.
 
-Of headers, footers and region tables either copy is enough. A table entry is believed only if nothing contradicts it: not if it points beyond \
+Of headers, footers and region tables either copy is enough. A table entry is trusted only if nothing contradicts it: not if it points beyond \
 the file, into a table, or to the space of another block. Data that no entry names are placed only where their own contents prove that they belong: \
 copies of superblocks, inode tables, directories and extent trees of ext4 (with metadata_csum), metadata and inodes of XFS 5, records of an NTFS MFT, \
 headers of a GPT. Two pieces that claim one place are both left over. Contents of files state no place, so they stay unplaced: --leftovers saves them.
@@ -73,8 +73,8 @@ pub struct RescueArgs {
     /// FILE has no parent, if FILE's own record of that is lost.
     #[arg(long, conflicts_with = "parent")]
     no_parent: bool,
-    /// Believe entries that say that a block has no data, although data are left that no entry
-    /// names. Such data are then not placed there.
+    /// Trust table entries that mark a block as unallocated, even if the file holds data that no
+    /// entry refers to.
     #[arg(long)]
     trust_table: bool,
     /// Save the data that could not be placed into this folder, each piece in a file named by its
@@ -125,13 +125,13 @@ struct Range {
     start: u64,
     /// Length in bytes.
     length: u64,
-    /// What became of it.
+    /// Whether it was copied, is zero, or is lost.
     kind: Kind,
-    /// Why it is lost.
+    /// Why it could not be read.
     reason: Option<String>,
 }
 
-/// What became of a range.
+/// Result for a range.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Kind {
@@ -178,7 +178,7 @@ struct Leftover {
     reason: String,
 }
 
-/// Most ranges that are printed; the JSON has all that are known.
+/// Maximum number of ranges that are printed; the JSON has all that are known.
 const PRINTED: usize = 20;
 
 /// Rescues, and prints what is lost.
@@ -222,12 +222,12 @@ pub fn run(context: &mut Context, args: &RescueArgs) -> Outcome {
     if context.global.json {
         context.print_json(&report)?;
     } else if !context.global.quiet {
-        writeln!(context.out, "{}: {}", printable(&json::path(&args.dest)), summary(&done))?;
+        writeln!(context.text(), "{}: {}", printable(&json::path(&args.dest)), summary(&done))?;
     }
     if done.is_whole() {
         return Ok(exit::OK);
     }
-    tell_lost(context, &done);
+    print_lost(context, &done);
     Ok(exit::COPIED_WITH_LOSSES)
 }
 
@@ -244,7 +244,7 @@ fn summary(done: &Rescued) -> String {
     line
 }
 
-fn tell_lost(context: &mut Context, done: &Rescued) {
+fn print_lost(context: &mut Context, done: &Rescued) {
     let mut lost = done.ranges.iter().filter(|range| range.kind == RangeKind::Lost);
     for range in lost.by_ref().take(PRINTED) {
         let end = range.offset_bytes + range.len_bytes;
@@ -284,7 +284,7 @@ fn report(args: &RescueArgs, done: &Rescued) -> Report {
                 start: range.offset_bytes,
                 length: range.len_bytes,
                 kind: kind(range.kind),
-                reason: range.reason.as_ref().map(switches::told),
+                reason: range.reason.as_ref().map(switches::with_switches),
             })
             .collect(),
         unlisted_bytes: done.unlisted_bytes,
@@ -312,6 +312,6 @@ fn report(args: &RescueArgs, done: &Rescued) -> Report {
             })
             .collect(),
         unlisted_leftover_bytes: done.unlisted_leftover_bytes,
-        remarks: switches::all_told(&done.remarks),
+        remarks: switches::all_with_switches(&done.remarks),
     }
 }

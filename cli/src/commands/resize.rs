@@ -112,17 +112,16 @@ impl Document for Report {
     const SCHEMA: &'static str = "diskwright.resize/1";
 }
 
-/// Changes the size.
 pub fn run(context: &mut Context, args: &ResizeArgs) -> Outcome {
     require_file(&args.file, "resize")?;
     let options = ResizeOptions {
-        size: if args.to_minimum { NewSize::Least } else { args.size.unwrap_or_default() },
+        size: if args.to_minimum { NewSize::Minimum } else { args.size.unwrap_or_default() },
         grow_partition: args.grow_partition,
         open: context.global.open_options(true),
         dry_run: args.dry_run,
     };
     if let Some(client) = in_use::client(&args.file)? {
-        if options.size == NewSize::Least || options.grow_partition.is_some() {
+        if options.size == NewSize::Minimum || options.grow_partition.is_some() {
             return Err(Failure::new(format!(
                 "{}: {} has the disk open; a disk in use can only be enlarged, and its partitions stay as they are: end that program first",
                 args.file.display(),
@@ -135,7 +134,7 @@ pub fn run(context: &mut Context, args: &ResizeArgs) -> Outcome {
     let resized = resize(&args.file, &options, &mut |done, total| display.update(done, total));
     drop(display);
     let report = report(args, &resized.map_err(in_use::explain)?);
-    tell(context, report)
+    print_report(context, report)
 }
 
 /// Enlarges a disk in use, for `serve-ctl` too.
@@ -143,31 +142,31 @@ pub fn enlarge(context: &mut Context, file: &Path, client: &Client, size: NewSiz
     let size = match size {
         NewSize::Bytes(size) => size,
         NewSize::More(added) => in_use::statistics(client)?.disk.virtual_size.saturating_add(added),
-        NewSize::Present | NewSize::Least => in_use::statistics(client)?.disk.virtual_size,
+        NewSize::Present | NewSize::Minimum => in_use::statistics(client)?.disk.virtual_size,
     };
     let Done::Resized(control::Resized { old_size, new_size, old_file_size, new_file_size }) =
         in_use::call(client, Operation::Resize { size, dry_run })?
     else {
         return Err(in_use::unexpected(client));
     };
-    tell(context, Report::of_size(file, (old_size, new_size), (old_file_size, new_file_size), dry_run))
+    print_report(context, Report::of_size(file, (old_size, new_size), (old_file_size, new_file_size), dry_run))
 }
 
 /// Prints what was done.
-fn tell(context: &mut Context, report: Report) -> Outcome {
+fn print_report(context: &mut Context, report: Report) -> Outcome {
     if let Some(reason) = &report.table_left_because {
         context.warn(&format!("{}: the partition table was left as it is: {reason}", report.file));
     }
     if context.global.json {
         context.print_json(&report)?;
     } else if !context.global.quiet {
-        writeln!(context.out, "{}: {}", printable(&report.file), summary(&report))?;
+        writeln!(context.text(), "{}: {}", printable(&report.file), summary(&report))?;
         let would = if report.dry_run { "would be" } else { "was" };
         if let Some(table) = &report.changed_table {
-            writeln!(context.out, "the partition table ({table}) {would} changed for the new size")?;
+            writeln!(context.text(), "the partition table ({table}) {would} changed for the new size")?;
         }
         if let Some(partition) = &report.enlarged_partition {
-            writeln!(context.out, "{}", partition_line(partition, would))?;
+            writeln!(context.text(), "{}", partition_line(partition, would))?;
         }
     }
     Ok(exit::OK)

@@ -74,9 +74,11 @@ EXAMPLES
   diskwright serve disk.vhdx --nbd /tmp/disk.sock
   nbdinfo 'nbd+unix:///?socket=/tmp/disk.sock'
   diskwright serve golden.vhdx --ephemeral --nbd 10809
-  diskwright serve db=db.vhdx log=log.vhd --nbd 0.0.0.0:10809 --tls-certificates /etc/pki/diskwright --allow 10.0.0.0/8
+  diskwright serve db=db.vhdx log=log.vhd --nbd 0.0.0.0:10809 \\
+      --tls-certificates /etc/pki/diskwright --allow 10.0.0.0/8
   diskwright serve db=guest.img,format=raw log.vhdx --nbd 10809
-  diskwright serve disk.raw --read-only --nbd /tmp/d.sock --metrics 9100 --progress")]
+  diskwright serve disk.raw --read-only --nbd /tmp/d.sock --metrics 9100 \\
+      --progress")]
 pub struct ServeArgs {
     /// The disks: each may have a name before it and its format behind it.
     #[arg(value_name = "[NAME=]FILE[,format=FORMAT]", required = true, value_parser = DiskWord::parse)]
@@ -111,10 +113,10 @@ pub struct ServeArgs {
     /// Serve writable disks on TCP without TLS.
     #[arg(long)]
     insecure_writes: bool,
-    /// Most connections at a time.
+    /// Maximum number of connections at a time.
     #[arg(long, value_name = "N", default_value_t = ServerOptions::default().connections_max, value_parser = options::at_least_one)]
     connections: usize,
-    /// Most requests in flight for each connection.
+    /// Maximum number of requests in flight for each connection.
     #[arg(long, value_name = "N", default_value_t = ServerOptions::default().requests_max, value_parser = clap::value_parser!(u32).range(1..=4096))]
     requests: u32,
     /// Threads that serve. [default: one for each processor, at most 8]
@@ -126,7 +128,7 @@ pub struct ServeArgs {
     /// Format of the log.
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = log::Format::Text)]
     log_format: log::Format,
-    /// Least severe level that is logged. [default: info; warn with --quiet]
+    /// Lowest level that is logged. [default: info; warn with --quiet]
     #[arg(long, value_enum, value_name = "LEVEL")]
     log_level: Option<log::Level>,
     /// Show connections, rates and latencies in one line that is updated.
@@ -412,7 +414,7 @@ fn announce(
                 read_only: geometry.read_only,
                 ephemeral: args.ephemeral,
                 uris: server.addresses().iter().map(|address| uri(address, name, tls(address))).collect(),
-                warnings: switches::all_told(disk.disk().warnings()),
+                warnings: switches::all_with_switches(disk.disk().warnings()),
             }
         })
         .collect();

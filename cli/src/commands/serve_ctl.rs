@@ -2,7 +2,11 @@
 //! channel.
 
 use crate::{
-    commands::{compact, merge, move_, resize, snapshot},
+    commands::{
+        compact,
+        merge::{self, MergeHow},
+        move_, resize, snapshot,
+    },
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
@@ -12,7 +16,7 @@ use crate::{
     table::{Align, Columns},
 };
 use clap::{Args, Subcommand};
-use diskwright_disk::{KeptName, MergeOptions, NewSize};
+use diskwright_disk::{NewSize, OpenOptions};
 use diskwright_load::clock;
 use diskwright_serve::control::{self, Client, Done, Operation, ProcessReport, Statistics};
 use schemars::JsonSchema;
@@ -57,7 +61,8 @@ enum Action {
     #[command(after_help = "\
 EXAMPLES
   diskwright serve-ctl disk.vhdx statistics
-  diskwright serve-ctl db statistics --json | jq '.traffic.commands[] | {command, requests}'")]
+  diskwright serve-ctl db statistics --json |
+      jq '.traffic.commands[] | {command, requests}'")]
     Statistics,
     /// Finish the requests in flight, refuse new clients, close all disks of the process, and end
     /// it.
@@ -106,25 +111,13 @@ As `merge` does it with a disk in use: see there.
 
 EXAMPLES
   diskwright serve-ctl disk.vhdx merge disk_monday.avhdx
-  diskwright serve-ctl db merge disk_monday.avhdx --into disk_sunday.avhdx --keep-name")]
+  diskwright serve-ctl db merge disk_monday.avhdx --into disk_sunday.avhdx \\
+      --keep-name")]
     Merge {
         /// The image: a frozen one, or the disk itself.
         child: PathBuf,
-        /// The ancestor that takes the data. [default: the parent]
-        #[arg(long, value_name = "ANCESTOR")]
-        into: Option<PathBuf>,
-        /// The merged image gets CHILD's name, and its own name is gone.
-        #[arg(long)]
-        keep_name: bool,
-        /// A further folder in which images may have one of these as their parent.
-        #[arg(long, value_name = "DIR")]
-        search: Vec<PathBuf>,
-        /// Copy every byte, even where the file system could share it.
-        #[arg(long)]
-        no_reflink: bool,
-        /// Check whether it can be done, and show what would be done.
-        #[arg(long)]
-        dry_run: bool,
+        #[command(flatten)]
+        how: MergeHow,
     },
     /// Give back blocks of zeros and make the file small while the disk is in use.
     #[command(after_help = "\
@@ -185,7 +178,6 @@ impl Document for Drained {
     const SCHEMA: &'static str = "diskwright.control-drain/1";
 }
 
-/// Asks.
 pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
     match &args.action {
         None if args.disk.as_os_str() == LIST => list(context),
@@ -196,24 +188,17 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
         Some(Action::Statistics) => {
             let (_, client) = find(&args.disk)?;
             let statistics = in_use::statistics(&client)?;
-            tell_statistics(context, statistics)
+            print_statistics(context, statistics)
         }
         Some(Action::Drain) => drain(context, &find(&args.disk)?.1),
         Some(Action::Resize { size, dry_run }) => {
             let (file, client) = find(&args.disk)?;
             resize::enlarge(context, &file, &client, *size, *dry_run)
         }
-        Some(Action::Merge { child, into, keep_name, search, no_reflink, dry_run }) => {
+        Some(Action::Merge { child, how }) => {
             let (_, client) = find(&args.disk)?;
-            let options = MergeOptions {
-                into: into.clone(),
-                keep: if *keep_name { KeptName::Childs } else { KeptName::Parents },
-                search_dirs: search.clone(),
-                no_reflink: *no_reflink,
-                dry_run: *dry_run,
-                ..MergeOptions::default()
-            };
-            merge::in_process(context, child, &client, merge::Wish::of(&options)?)
+            let options = how.options(OpenOptions::default());
+            merge::in_process(context, child, &client, merge::MergeRequest::of(&options)?)
         }
         Some(Action::Snapshot { name, track, dry_run }) => {
             let (file, client) = find(&args.disk)?;
@@ -236,7 +221,7 @@ fn find(named: &Path) -> Outcome<(PathBuf, Client)> {
     if named.exists() {
         return match in_use::client(named)? {
             Some(client) => Ok((named.to_owned(), client)),
-            None => Err(nobody(named)),
+            None => Err(not_served(named)),
         };
     }
     let mut found = control::find_by_name(&named.to_string_lossy())?;
@@ -255,8 +240,8 @@ fn find(named: &Path) -> Outcome<(PathBuf, Client)> {
     }
 }
 
-/// Why the file leads to no process.
-fn nobody(file: &Path) -> Failure {
+/// The error for a disk that no reachable process serves.
+fn not_served(file: &Path) -> Failure {
     use diskwright_store::{LockMode, OpenError, OpenOptions, file::FileStore};
     let options = OpenOptions { lock: LockMode::Shared, ..OpenOptions::default() };
     match FileStore::open(file, &options) {
@@ -305,7 +290,7 @@ fn list(context: &mut Context) -> Outcome {
     Ok(exit::OK)
 }
 
-fn tell_statistics(context: &mut Context, statistics: Statistics) -> Outcome {
+fn print_statistics(context: &mut Context, statistics: Statistics) -> Outcome {
     if context.global.json {
         context.print_json(&Counted { statistics })?;
         return Ok(exit::OK);
@@ -376,7 +361,7 @@ fn drain(context: &mut Context, client: &Client) -> Outcome {
         context.print_json(&Drained { pid: client.peer.pid, files })?;
     } else if !context.global.quiet {
         for file in files {
-            writeln!(context.out, "{}: closed by {}", printable(&file), printable(&client.peer.to_string()))?;
+            writeln!(context.text(), "{}: closed by {}", printable(&file), printable(&client.peer.to_string()))?;
         }
     }
     Ok(exit::OK)

@@ -171,7 +171,7 @@ impl Document for Listing {
 pub struct Listed {
     /// Its path.
     file: String,
-    /// How deep it hangs: 0 for an image without a parent in this folder.
+    /// Depth in the tree: 0 for an image without a parent in this folder.
     depth: usize,
     /// `vhd` or `vhdx`.
     format: String,
@@ -195,11 +195,10 @@ pub struct Listed {
 pub struct Unreadable {
     /// Its path.
     file: String,
-    /// Why.
+    /// Why it cannot be read.
     error: String,
 }
 
-/// Freezes, lists, goes back or removes.
 pub fn run(context: &mut Context, args: &SnapshotArgs) -> Outcome {
     match (&args.action, &args.file) {
         (Some(Action::List { place }), _) => list(context, place),
@@ -207,7 +206,7 @@ pub fn run(context: &mut Context, args: &SnapshotArgs) -> Outcome {
             let left = if *discard { Left::Discarded } else { Left::Kept };
             let options = options(context, file, naming)?;
             let done = revert(file, to.as_deref(), left, &options)?;
-            tell(context, "revert", &done, naming.dry_run, None)
+            print_report(context, "revert", &done, naming.dry_run, None)
         }
         (Some(Action::Delete { file, dry_run }), _) => {
             let naming = Naming { name: None, dry_run: *dry_run };
@@ -220,7 +219,7 @@ pub fn run(context: &mut Context, args: &SnapshotArgs) -> Outcome {
                 return freeze(context, file, &client, options.name, options.track, options.dry_run);
             }
             let done = snapshot(file, &options).map_err(in_use::explain)?;
-            tell(context, "snapshot", &done, args.naming.dry_run, None)
+            print_report(context, "snapshot", &done, args.naming.dry_run, None)
         }
         (None, None) => Err(Failure::usage("name the disk to freeze")),
     }
@@ -238,7 +237,7 @@ fn options(context: &Context, file: &Path, naming: &Naming) -> Outcome<SnapshotO
 
 /// Prints what was done. `file_systems`: those that were frozen while the disk was in use; `None`
 /// for a disk that was not.
-fn tell(
+fn print_report(
     context: &mut Context,
     action: &'static str,
     done: &Snapshot,
@@ -273,7 +272,7 @@ fn tell(
             None => ", and what it had is gone".to_owned(),
         };
         let kept = if dry_run { kept.replace(" is ", " would be ") } else { kept };
-        writeln!(context.out, "{file} {verb} a new child of {}{kept}{end}", name(&done.parent))?;
+        writeln!(context.text(), "{file} {verb} a new child of {}{kept}{end}", name(&done.parent))?;
     }
     Ok(exit::OK)
 }
@@ -294,7 +293,7 @@ pub fn freeze(
     let frozen = Some(done.frozen.clone());
     let snapshot = Snapshot { disk: file.to_owned(), parent: done.frozen, frozen, warnings: Vec::new() };
     let file_systems = done.file_systems.iter().map(|dir| json::path(dir)).collect();
-    tell(context, "snapshot", &snapshot, dry_run, Some(file_systems))
+    print_report(context, "snapshot", &snapshot, dry_run, Some(file_systems))
 }
 
 /// Removes a snapshot.
@@ -310,13 +309,13 @@ fn delete(context: &mut Context, file: &Path, options: &SnapshotOptions) -> Outc
     {
         let merging =
             MergeOptions { into: Some(path.clone()), keep: KeptName::Childs, dry_run, ..MergeOptions::default() };
-        let (merged, elapsed) = merge::ask(context, child, &below.client, &merge::Wish::of(&merging)?)?;
-        return tell_deleted(context, file, Some(&merged), dry_run, elapsed, true);
+        let (merged, elapsed) = merge::ask(context, child, &below.client, &merge::MergeRequest::of(&merging)?)?;
+        return print_deleted(context, file, Some(&merged), dry_run, elapsed, true);
     }
-    tell_deleted(context, file, removed.map_err(in_use::explain)?.as_ref(), dry_run, elapsed, false)
+    print_deleted(context, file, removed.map_err(in_use::explain)?.as_ref(), dry_run, elapsed, false)
 }
 
-fn tell_deleted(
+fn print_deleted(
     context: &mut Context,
     file: &Path,
     merged: Option<&Merged>,
@@ -326,14 +325,14 @@ fn tell_deleted(
 ) -> Outcome {
     match merged {
         Some(merged) if !context.global.json && !context.global.quiet => {
-            merge::tell(context, file, merged, dry_run, elapsed)?;
+            merge::print_report(context, file, merged, dry_run, elapsed)?;
             Ok(exit::OK)
         }
-        merged => tell_removal(context, file, merged, dry_run, in_use),
+        merged => print_removal(context, file, merged, dry_run, in_use),
     }
 }
 
-fn tell_removal(context: &mut Context, file: &Path, merged: Option<&Merged>, dry_run: bool, in_use: bool) -> Outcome {
+fn print_removal(context: &mut Context, file: &Path, merged: Option<&Merged>, dry_run: bool, in_use: bool) -> Outcome {
     if context.global.json {
         context.print_json(&Report {
             action: "delete",
@@ -347,7 +346,7 @@ fn tell_removal(context: &mut Context, file: &Path, merged: Option<&Merged>, dry
         })?;
     } else if !context.global.quiet {
         let what = if dry_run { "would be removed; nothing was changed" } else { "is removed" };
-        writeln!(context.out, "{} {what}", printable(&json::path(file)))?;
+        writeln!(context.text(), "{} {what}", printable(&json::path(file)))?;
     }
     Ok(exit::OK)
 }
@@ -363,7 +362,7 @@ fn list(context: &mut Context, place: &Path) -> Outcome {
     let family = Family::of(folder, &context.global.open_options(false))?;
     let trouble = |parent: &FoundParent| match parent {
         FoundParent::Missing(places) => Some(format!("its parent is missing: looked for {}", places.join(", "))),
-        FoundParent::Wrong(why) => Some(switches::told(why)),
+        FoundParent::Wrong(why) => Some(switches::with_switches(why)),
         FoundParent::None | FoundParent::Here(_) | FoundParent::Elsewhere(_) => None,
     };
     if context.global.json {
@@ -427,7 +426,7 @@ fn list(context: &mut Context, place: &Path) -> Outcome {
         notes.push(format!("{} more images were not read", family.not_read));
     }
     if family.members.is_empty() && notes.is_empty() {
-        writeln!(context.out, "no images in {}", printable(&json::path(folder)))?;
+        writeln!(context.text(), "no images in {}", printable(&json::path(folder)))?;
         return Ok(exit::OK);
     }
     table.write(&mut context.out)?;
@@ -435,12 +434,12 @@ fn list(context: &mut Context, place: &Path) -> Outcome {
         writeln!(context.out)?;
     }
     for note in notes {
-        writeln!(context.out, "{}", printable(&note))?;
+        writeln!(context.text(), "{}", printable(&note))?;
     }
     Ok(exit::OK)
 }
 
-/// How far the tree is indented; what is deeper stays in that column.
+/// Deepest level of indentation of the tree; deeper images stay in that column.
 const DEEPEST_INDENT: usize = 8;
 
 /// The lines of the tree in front of an image.

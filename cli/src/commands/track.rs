@@ -1,7 +1,7 @@
 //! `diskwright track`: which ranges of a disk have changed since named points.
 //!
-//! A disk that `serve` or `attach` has open is asked over its control channel, which sends the
-//! ranges in pages. A page that comes later may name more, never less.
+//! If `serve` or `attach` has the disk open, the request goes over the control channel, and the
+//! ranges come in pages. A range that changes meanwhile may be in a later page; none is lost.
 
 use crate::{
     context::Context,
@@ -114,7 +114,7 @@ pub struct Ranges {
     name: String,
     /// Size of the disk in bytes.
     virtual_size: u64,
-    /// Length in bytes of the parts that are told apart.
+    /// Granularity of the tracking in bytes.
     grain_size: u64,
     /// Why everything counts as changed; `null` if the ranges are known.
     everything_because: Option<String>,
@@ -128,7 +128,6 @@ impl Document for Ranges {
     const SCHEMA: &'static str = "diskwright.track-ranges/1";
 }
 
-/// Does it.
 pub fn run(context: &mut Context, args: &TrackArgs) -> Outcome {
     match &args.action {
         Action::Start(point) => change(context, point, true),
@@ -140,7 +139,7 @@ pub fn run(context: &mut Context, args: &TrackArgs) -> Outcome {
             }
             let disk = open(context, file, false)?;
             let points = disk.points()?.into_iter().map(TrackedPoint::from).collect();
-            list(context, file, points, false, switches::all_told(disk.warnings()))
+            list(context, file, points, false, switches::all_with_switches(disk.warnings()))
         }
         Action::Show(point) => show(context, point),
     }
@@ -192,8 +191,8 @@ fn changed(
     } else if !context.global.quiet {
         let file = printable(&json::path(file));
         match starts {
-            true => writeln!(context.out, "{file}: changes count since the point {name}")?,
-            false => writeln!(context.out, "{file}: the point {name} is gone")?,
+            true => writeln!(context.text(), "{file}: changes count since the point {name}")?,
+            false => writeln!(context.text(), "{file}: the point {name} is gone")?,
         }
     }
     Ok(exit::OK)
@@ -224,7 +223,7 @@ fn list(context: &mut Context, file: &Path, points: Vec<TrackedPoint>, in_use: b
     table.write(&mut context.out)?;
     for point in &points {
         if let Some(reason) = &point.everything_because {
-            writeln!(context.out, "everything has changed since {}: {}", printable(&point.name), printable(reason))?;
+            writeln!(context.text(), "everything has changed since {}: {}", printable(&point.name), printable(reason))?;
         }
     }
     Ok(exit::OK)
@@ -246,9 +245,9 @@ fn show(context: &mut Context, point: &PointArgs) -> Outcome {
         grain_size: changed.grain_bytes(),
         everything_because: changed.everything().map(str::to_owned),
         ranges: ranges.collect(),
-        warnings: switches::all_told(disk.warnings()),
+        warnings: switches::all_with_switches(disk.warnings()),
     };
-    tell(context, &report)
+    print_report(context, &report)
 }
 
 /// Shows the ranges of a disk that a process has open.
@@ -258,7 +257,7 @@ pub fn show_in_use(context: &mut Context, file: &Path, client: &Client, name: &s
     while let Some(offset) = from {
         let operation = Operation::TrackShow { name: name.into(), from: offset, to: None };
         let Done::Changed(page) = in_use::call(client, operation)? else { return Err(in_use::unexpected(client)) };
-        // A process that does not come forward would be asked for ever.
+        // A process that repeats an offset must not keep this loop running.
         from = page.next.filter(|next| *next > offset);
         let whole = whole.get_or_insert_with(|| Ranges {
             file: json::path(file),
@@ -278,12 +277,12 @@ pub fn show_in_use(context: &mut Context, file: &Path, client: &Client, name: &s
         }
     }
     match whole {
-        Some(report) => tell(context, &report),
+        Some(report) => print_report(context, &report),
         None => Err(Failure::new("the process has told no ranges")),
     }
 }
 
-fn tell(context: &mut Context, report: &Ranges) -> Outcome {
+fn print_report(context: &mut Context, report: &Ranges) -> Outcome {
     if context.global.json {
         context.print_json(report)?;
         return Ok(exit::OK);
@@ -296,8 +295,8 @@ fn tell(context: &mut Context, report: &Ranges) -> Outcome {
     if !context.global.quiet {
         let bytes: u64 = report.ranges.iter().map(|range| range.length).sum();
         match &report.everything_because {
-            Some(reason) => writeln!(context.out, "everything has changed: {}", printable(reason))?,
-            None => writeln!(context.out, "{} of {} changed", Human(bytes), Exact(report.virtual_size))?,
+            Some(reason) => writeln!(context.text(), "everything has changed: {}", printable(reason))?,
+            None => writeln!(context.text(), "{} of {} changed", Human(bytes), Exact(report.virtual_size))?,
         }
     }
     Ok(exit::OK)

@@ -1,6 +1,6 @@
-//! A guest works on a disk that we serve, while the disk is changed under it: it writes, deletes and
-//! trims files; meanwhile the disk is frozen, enlarged, merged, compacted and moved. Afterwards the
-//! file system is clean, and every file holds what the guest wrote.
+//! A guest works on a disk that we serve, while the disk is changed under it: it writes, deletes
+//! and trims files; meanwhile the disk is frozen, enlarged, merged, compacted and moved. Afterwards
+//! the file system is clean, and every file holds what the guest wrote.
 
 use crate::control::Place;
 use crate::guest_machine::{Guest, HOST, find};

@@ -1,11 +1,11 @@
 //! The README's commands, as a new user types them.
 //!
 //! What stands in ```` ```console ```` blocks is typed, and must print what stands there. Times and
-//! rates differ from run to run, and a terminal breaks long lines, so those are not compared.
-//! Commands in ```` ```sh ```` blocks are typed too, with options behind them that make them small.
+//! rates differ from run to run, and a terminal breaks long lines, so those are not compared. All
+//! other command lines of the README are parsed by a test in `cli/src/args.rs`.
 
 use crate::common::Workshop;
-use std::{collections::HashMap, fs};
+use std::fs;
 
 fn readme() -> String {
     fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap()
@@ -59,35 +59,5 @@ fn the_tour_prints_what_the_readme_shows() {
         let found = format!("{}{}", ended.stdout, ended.stderr).replace("[DIR]", "/tmp/tour");
         let (found, wanted) = (comparable(&found), comparable(&output));
         assert_eq!(found, wanted, "{command}");
-    }
-}
-
-#[test]
-fn every_command_of_the_readme_is_one() {
-    let known: HashMap<&str, &str> = HashMap::from([
-        ("serve", "serve --help"),
-        ("convert", "convert --help"),
-        ("attach", "attach --help"),
-        ("detach", "detach --help"),
-        ("lab run", "lab run --help"),
-        ("lab sweep", "lab sweep --help"),
-        ("lab compare", "lab compare --help"),
-        ("lab study", "lab study --help"),
-        ("lab report", "lab report --help"),
-        ("lab selftest", "lab selftest --help"),
-        ("diskspd", "diskspd --help"),
-    ]);
-    let shop = Workshop::new();
-    for line in blocks("sh") {
-        let command = line.strip_prefix("diskwright ").unwrap_or_else(|| panic!("not a command of ours: {line}"));
-        let (name, help) = known
-            .iter()
-            .find(|(name, _)| command.starts_with(**name))
-            .unwrap_or_else(|| panic!("no test knows {line}"));
-        let study = command.strip_prefix("lab study ").map(|rest| rest.split(' ').next().unwrap_or_default());
-        let help = shop.ok(&study.map_or_else(|| (*help).to_owned(), |study| format!("lab study {study} --help")));
-        for option in command.split(' ').filter(|word| word.starts_with("--")) {
-            assert!(help.contains(option), "{name} has no {option}");
-        }
     }
 }

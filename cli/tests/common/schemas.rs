@@ -1,5 +1,5 @@
-//! Whether a document that was printed with `--json` is as its schema in `docs/schemas/` says. Every
-//! document that a test prints is looked at.
+//! Whether a document that was printed with `--json` is as its schema in `docs/schemas/` says.
+//! Every document that a test prints is looked at.
 
 use serde_json::Value;
 use std::{fs, path::PathBuf};

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   fetch-kernel (by ./test) ─▶ vmlinuz, modules ─┐
-//!   busybox, programs with their libraries ───────┼─▶ initramfs ─▶ qemu-system-x86_64 ─▶ the console, a line at a time
+//!   busybox, programs with their libraries ───────┼─▶ initramfs ─▶ qemu ─▶ console, line by line
 //!   a script ─────────────────────────────────────┘
 //! ```
 //!

@@ -72,7 +72,7 @@ impl State {
     pub(crate) fn new(disk: Arc<Disk>) -> Self {
         let watchers = Arc::new(SizeWatchers::default());
         let told = Arc::clone(&watchers);
-        let follows: Arc<SizeWatcher> = Arc::new(move |size_bytes| told.tell(size_bytes));
+        let follows: Arc<SizeWatcher> = Arc::new(move |size_bytes| told.notify(size_bytes));
         disk.watch_size(&follows);
         Self {
             inside: Mutex::new(Inside { disk, number: 0, phase: Phase::Open }),

@@ -296,7 +296,8 @@ impl Locked {
         Ok(Self { path: path.to_owned(), real, store })
     }
 
-    /// The undo file of an interrupted repair, and its state: by its name, or the one that is named.
+    /// The undo file of an interrupted repair, and its state: by its name, or the one that is
+    /// named.
     fn unfinished(
         &self,
         files: &Files,

@@ -84,7 +84,7 @@ fn a_smaller_copy_ends_at_its_last_partition_or_is_refused() {
     let dir = with_mbr(false);
     let source = dir.path().join("source.raw");
     for (name, size, bytes) in [
-        ("least.vhdx", NewSize::Least, 4 * MIB),
+        ("least.vhdx", NewSize::Minimum, 4 * MIB),
         ("least.vhd", NewSize::Bytes(4 * MIB), 4 * MIB),
         ("five.raw", NewSize::Bytes(5 * MIB), 5 * MIB),
     ] {
@@ -426,7 +426,7 @@ fn a_conversion_that_fails_at_any_write_leaves_nothing() {
 #[test]
 fn a_plan_can_be_stopped() {
     let dir = with_mbr(false);
-    let options = ConvertOptions { size: NewSize::Least, ..verified() };
+    let options = ConvertOptions { size: NewSize::Minimum, ..verified() };
     let stopped = convert(dir.path().join("source.raw"), dir.path().join("dest.vhdx"), &options, &mut |_, _| false);
     assert!(matches!(stopped, Err(DiskError::Stopped)), "{stopped:?}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);

@@ -205,7 +205,7 @@ fn a_size_without_sense_is_refused_and_changes_nothing() {
             let options = ResizeOptions { size, ..ResizeOptions::default() };
             resize(&path, &options, &mut |_, _| true)
         };
-        for size in [NewSize::Bytes(0), NewSize::Bytes(MIB + 1), NewSize::Bytes(4 * MIB), NewSize::Least] {
+        for size in [NewSize::Bytes(0), NewSize::Bytes(MIB + 1), NewSize::Bytes(4 * MIB), NewSize::Minimum] {
             assert!(sized(size).is_err(), "{} {size:?}", kind.format);
         }
         assert!(fs::read(&path).unwrap() == before, "{}", kind.format);

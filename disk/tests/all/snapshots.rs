@@ -77,7 +77,8 @@ fn a_revert_keeps_or_discards() {
     let other = revert(&path, back.frozen.as_deref(), Left::Discarded, &named("unused")).unwrap();
     assert_eq!((read(&path, 0), other.frozen), (2, None));
     assert_eq!(files(dir.path()), ["vm.vhdx", "vm_one.avhdx", "vm_two.avhdx"]);
-    // An image with two children stays; one without goes; one with a single child is merged with it.
+    // An image with two children stays; one without goes; one with a single child is merged with
+    // it.
     let third = path.with_file_name("third.vhdx");
     create(&third, &CreateRequest { parent: Some(first.parent.clone()), ..CreateRequest::default() }).unwrap();
     let refused = remove_snapshot(&first.parent, &named("x"), &mut |_, _| true).unwrap_err();
@@ -211,6 +212,6 @@ fn a_disk_grows_in_place_and_never_shrinks_into_unknown_contents() {
 #[test]
 fn an_examination_can_be_stopped() {
     let (_dir, path) = made("vhdx");
-    let options = ResizeOptions { size: NewSize::Least, ..ResizeOptions::default() };
+    let options = ResizeOptions { size: NewSize::Minimum, ..ResizeOptions::default() };
     assert!(matches!(resize(&path, &options, &mut |_, _| false), Err(DiskError::Stopped)));
 }

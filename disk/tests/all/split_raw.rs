@@ -167,8 +167,8 @@ fn a_conversion_reads_every_file() {
             let options = ConvertOptions { dest, verify: true, ..ConvertOptions::default() };
             let done = convert(&path, &copy, &options, &mut |_, _| true).unwrap();
             assert_eq!(done.size_bytes, 10 * MIB);
-            // A VHDX shares whole blocks of 2 MiB, and parts of a block that has space. The block at
-            // 4 MiB has none yet when its first half is taken from the first file.
+            // A VHDX shares whole blocks of 2 MiB, and parts of a block that has space. The block
+            // at 4 MiB has none yet when its first half is taken from the first file.
             let shared_bytes = if name == "copy.raw" { 10 * MIB } else { 9 * MIB };
             assert_eq!(done.cloned_bytes, if can_share { shared_bytes } else { 0 }, "{name}: {done:?}");
             let mut found = vec![0; 10 << 20];

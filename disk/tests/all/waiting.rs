@@ -160,7 +160,8 @@ fn space_is_not_reused_while_a_request_older_than_a_chain_change_is_in_flight() 
 }
 
 /// A new chain begins together with its epoch, so it waits while a slow read delays the previous
-/// grace period. Until then all queues use the former chain, afterwards all see writes to the new top.
+/// grace period. Until then all queues use the former chain, afterwards all see writes to the new
+/// top.
 #[test]
 fn a_new_top_waits_for_the_previous_grace_period() {
     within_seconds(60, "push_layer", || {

@@ -7,10 +7,10 @@
 //!
 //! Checks both footers, the header, the locators, then for every BAT entry that the block lies
 //! inside the file and does not overlap the tables or other blocks. The bitmaps of dynamic disks
-//! should be all ones. XenServer's batmap should agree with them. The bitmaps of a child may be any,
-//! but they are read too: a block whose bitmap cannot be read cannot be read either. That is one
-//! system call for each block, as the bitmaps lie between the blocks; of more than [`BITMAPS_MAX`]
-//! blocks the rest is noted as not looked at.
+//! should be all ones. XenServer's batmap should agree with them. The bitmaps of a child may be
+//! any, but they are read too: a block whose bitmap cannot be read cannot be read either. That is
+//! one system call for each block, as the bitmaps lie between the blocks; of more than
+//! [`BITMAPS_MAX`] blocks the rest is noted as not looked at.
 //!
 //! A footer is mended from the one that readers use. If the file cannot be opened with that one but
 //! with the other, the other is the right one.

@@ -44,8 +44,8 @@ const WINDOWS_MIN_BYTES: u64 = 3 << 20;
 /// 256 KiB, so that a chain of a thousand images opens at once.
 const MAX_OPTIONAL_SCAN_ENTRIES: u64 = 65536;
 
-/// Largest BAT, in entries, that is scanned to spare reading bitmaps: 16 MiB, for 2 TiB in blocks of
-/// 512 KiB.
+/// Largest BAT, in entries, that is scanned to spare reading bitmaps: 16 MiB, for 2 TiB in blocks
+/// of 512 KiB.
 const MAX_SCAN_ENTRIES: u64 = 1 << 22;
 
 /// A VHD file.

@@ -5,8 +5,8 @@
 //! BAT entry is validated on its own.
 //!
 //! Entries that the specification forbids but every reader understands (`layout.rs`) are notes, one
-//! for each kind, with the first such entry. Space of blocks beyond the end of the disk is a leak. `check_space.rs`
-//! finds overlaps and leaked space.
+//! for each kind, with the first such entry. Space of blocks beyond the end of the disk is a leak.
+//! `check_space.rs` finds overlaps and leaked space.
 
 use super::{
     check_metadata::check_metadata,

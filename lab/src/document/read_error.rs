@@ -10,7 +10,7 @@ pub enum ReadError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The file is longer than any result.

@@ -34,7 +34,7 @@ pub const SAMPLE_BYTES: u64 = 4096;
 /// # Errors
 /// [`LoadError::Queue`] if extents cannot be reported, [`LabError::Request`] if a sampled block
 /// cannot be read.
-pub fn look(
+pub fn contents_of(
     name: &str,
     device: &dyn BlockDevice,
     ranges: &[Range<u64>],
@@ -154,7 +154,7 @@ mod tests {
     }
 
     fn look_at(device: &RawDevice, range: Range<u64>) -> ContentsRecord {
-        look("disk", device, slice::from_ref(&range), 1, EngineKind::Auto).unwrap()
+        contents_of("disk", device, slice::from_ref(&range), 1, EngineKind::Auto).unwrap()
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Decides whether a target may be written. No other code makes this decision.
+//! Decides whether a target may be written. No other code decides this.
 //!
 //! ```text
 //!   in use (mounted, swap, held, shown by a loop device) ─▶ refused, whatever is allowed

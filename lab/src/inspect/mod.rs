@@ -18,6 +18,6 @@ pub mod magic;
 pub mod usage;
 pub mod warnings;
 
-pub use contents::look;
+pub use contents::contents_of;
 pub use guard::{Writing, allow};
 pub use warnings::working_sets;

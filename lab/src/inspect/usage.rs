@@ -10,8 +10,8 @@
 //!              a device by what is mounted from its partitions
 //! ```
 //!
-//! The kernel has the last word: a block device is opened for writing with `O_EXCL`, which fails if
-//! the kernel uses the device. This module looks earlier, so that the error can name the user.
+//! The final check is the kernel's: a block device is opened for writing with `O_EXCL`, which fails
+//! if the kernel uses the device. This module looks earlier, so that the error can name the user.
 
 use crate::backing;
 use diskwright_serve::attach::{self, Record};

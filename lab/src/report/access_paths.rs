@@ -7,7 +7,7 @@ use super::{
 use crate::{
     cells::{Cell as Measured, Compared},
     study::access_paths::{
-        AccessPathsResult, CLIENTS, PAPER_WITHIN, SERVER_CPU_NS, Way,
+        AccessPath, AccessPathsResult, CLIENTS, PAPER_WITHIN, SERVER_CPU_NS,
         record::{self, OfCell},
         verdict::relative,
     },
@@ -80,7 +80,7 @@ const LATENCY: OnScale = OnScale {
 fn scale_bars(loads: &[Compared<'_>], id: &str, figure: &OnScale) -> Markup {
     let mut bars = Vec::new();
     for load in loads {
-        for way in Way::ALL {
+        for way in AccessPath::ALL {
             let Some(ratio) = load.ratio(way.name(), figure.of) else { continue };
             let name = format!("{}, {}", load.part, way.name());
             bars.push(Bar {
@@ -151,14 +151,18 @@ fn cpu_bars(load: &Compared<'_>, id: &str) -> Markup {
     .render()
 }
 
-/// Median of the server's CPU time per request, nanoseconds; `None` for a way without a server.
+/// Median of the server's CPU time per request, nanoseconds; `None` for an access path without a
+/// server.
 fn server_cpu_ns(cell: &Measured) -> Option<f64> {
     median(&cell.more(SERVER_CPU_NS)?)
 }
 
-/// The ways measured at the first load.
-fn ways_of(loads: &[Compared<'_>]) -> Vec<Way> {
-    Way::ALL.into_iter().filter(|way| loads.first().is_some_and(|load| load.cell(way.name()).is_some())).collect()
+/// The access paths measured at the first load.
+fn ways_of(loads: &[Compared<'_>]) -> Vec<AccessPath> {
+    AccessPath::ALL
+        .into_iter()
+        .filter(|way| loads.first().is_some_and(|load| load.cell(way.name()).is_some()))
+        .collect()
 }
 
 fn curve(loads: &[Compared<'_>], id: &str) -> Markup {
@@ -248,7 +252,7 @@ fn details(load: &Compared<'_>) -> Table {
             "client + server, ratio",
         ],
     );
-    for way in Way::ALL {
+    for way in AccessPath::ALL {
         let Some(cell) = load.cell(way.name()) else { continue };
         let (Some(medians), Some(iops)) = (cell.medians(), cell.summary_of(|round| round.iops)) else { continue };
         table.row(vec![

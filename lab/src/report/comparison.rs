@@ -11,7 +11,7 @@ use diskwright_stats::numbers::{list, short};
 use maud::Markup;
 
 /// Largest number of bars in a plot.
-const BARS_MOST: usize = 40;
+const BARS_MAX: usize = 40;
 
 impl ToChapter for ComparisonRecord {
     fn chapter(&self, id: &str, name: &str) -> Chapter {
@@ -70,7 +70,7 @@ fn bars(record: &ComparisonRecord, side: usize, metric: Metric, id: &str) -> Opt
         .comparisons
         .iter()
         .filter(|comparison| comparison.side == side && comparison.metric == metric)
-        .take(BARS_MOST)
+        .take(BARS_MAX)
         .collect();
     if found.is_empty() {
         return None;

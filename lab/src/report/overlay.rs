@@ -9,7 +9,7 @@ use diskwright_outline::{Block, Cell, Chapter, Table, Tone};
 use diskwright_stats::numbers::{duration as time, figure as rate, grouped as count, list, ratio};
 
 /// Largest number of lines in a plot.
-const LINES_MOST: usize = 16;
+const LINES_MAX: usize = 16;
 
 /// The chapter of `runs`, each with the name of its file.
 pub fn chapter(runs: &[(&str, &Run)], id: &str) -> Chapter {
@@ -22,10 +22,10 @@ pub fn chapter(runs: &[(&str, &Run)], id: &str) -> Chapter {
             })
         })
         .collect();
-    let shown = &phases[..phases.len().min(LINES_MOST)];
+    let shown = &phases[..phases.len().min(LINES_MAX)];
     let mut blocks = vec![Block::Table(table(&phases))];
-    if phases.len() > LINES_MOST {
-        blocks.push(Block::Text(format!("The plots show the first {LINES_MOST} of {} phases.", phases.len())));
+    if phases.len() > LINES_MAX {
+        blocks.push(Block::Text(format!("The plots show the first {LINES_MAX} of {} phases.", phases.len())));
     }
     blocks.push(Block::Plots(vec![
         run_plots::scatter(shown, &format!("{id}-tl")),

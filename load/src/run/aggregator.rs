@@ -38,12 +38,13 @@ use crate::{
 };
 use std::{collections::BTreeMap, ops::Range};
 
-/// Most points of a series, an even number: a day and a half with one point per second, in 10 MiB.
+/// Maximum number of points of a series, an even number: a day and a half with one point per
+/// second, in 10 MiB.
 pub const POINTS_MAX: usize = 1 << 17;
-/// Most intervals that wait for requests which were due in them.
+/// Maximum number of intervals that wait for requests which were due in them.
 const OPEN_MAX: usize = 256;
-/// Most groups into which the overdue requests of a thread and target are divided. The requests of
-/// a group count with one response time.
+/// Maximum number of groups into which the overdue requests of a thread and target are divided. The
+/// requests of a group count with one response time.
 const GROUPS_MAX: u64 = 10_000;
 /// Time that the figures of a snapshot cover.
 const LOOK_BACK_NS: u64 = 1_000_000_000;

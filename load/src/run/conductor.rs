@@ -15,7 +15,7 @@ use crate::{
         shared::{NEVER, Shared},
         tally::Tally,
         thread::Event,
-        watch::{Nearness, Snapshot, Stage, Watch},
+        watch::{Snapshot, Stage, SteadyProgress, Watch},
     },
     steady::{self, Rounds, Tracker},
 };
@@ -71,9 +71,9 @@ impl Settling {
         }
     }
 
-    fn nearness(&self) -> Nearness {
+    fn nearness(&self) -> SteadyProgress {
         let window = self.tracker.window();
-        Nearness {
+        SteadyProgress {
             rounds: self.rounds.complete() as usize,
             range: window.map_or(0.0, |window| window.range),
             slope: window.map_or(0.0, |window| window.slope),
@@ -229,7 +229,7 @@ impl<'a> Conductor<'a> {
             let spent_ns = (cpu - self.last_look.1).total_ns() as f64;
             let cpus = spent_ns / (now_ns - self.last_look.0) as f64;
             self.last_look = (now_ns, cpu);
-            if !self.watch.look(&self.snapshot(now_ns, cpus)) {
+            if !self.watch.update(&self.snapshot(now_ns, cpus)) {
                 self.stopped = true;
                 self.shared.stop(self.now_ns());
             }

@@ -58,7 +58,7 @@ pub use aggregator::POINTS_MAX;
 pub use buffers::Buffers;
 pub use options::RunOptions;
 pub use plan::SUBMIT_EVERY;
-pub use watch::{Nearness, Snapshot, Stage, Unwatched, Watch};
+pub use watch::{Snapshot, Stage, SteadyProgress, Unwatched, Watch};
 
 use crate::{
     LoadError, Result,

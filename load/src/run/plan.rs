@@ -19,7 +19,8 @@ use crate::{
 };
 use std::sync::{Arc, atomic::AtomicU64};
 
-/// Most memory for buffers, over all threads, so that a mistyped depth does not exhaust the memory.
+/// Maximum memory for buffers, over all threads, so that a mistyped depth does not exhaust the
+/// memory.
 const BUFFERS_MAX_BYTES: u64 = 4 << 30;
 /// Number of requests that are submitted together with O_DIRECT. With more the device would be idle
 /// meanwhile; with fewer there would be more system calls.

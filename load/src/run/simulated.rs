@@ -12,7 +12,7 @@ use std::{
 
 /// A recorded request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Noted {
+pub(crate) struct RecordedRequest {
     pub(crate) operation: Operation,
     pub(crate) offset_bytes: u64,
     pub(crate) len_bytes: u64,
@@ -22,7 +22,7 @@ pub(crate) struct Noted {
 }
 
 /// Decides whether a request fails.
-pub(crate) type Fails = fn(&Noted) -> bool;
+pub(crate) type Fails = fn(&RecordedRequest) -> bool;
 
 /// A simulated device.
 #[derive(Debug, Clone)]
@@ -37,7 +37,7 @@ pub(crate) struct Simulated {
     pub(crate) fails: Option<(usize, Fails)>,
     /// From this request on, the queue fails.
     pub(crate) breaks: Option<usize>,
-    pub(crate) noted: Arc<Mutex<Vec<Noted>>>,
+    pub(crate) noted: Arc<Mutex<Vec<RecordedRequest>>>,
 }
 
 impl Simulated {
@@ -53,7 +53,7 @@ impl Simulated {
         }
     }
 
-    pub(crate) fn noted(&self) -> Vec<Noted> {
+    pub(crate) fn noted(&self) -> Vec<RecordedRequest> {
         self.noted.lock().unwrap().clone()
     }
 }
@@ -98,7 +98,7 @@ impl BlockQueue for SimulatedQueue {
     fn push(&mut self, request: Request) -> Result<(), Box<PushError>> {
         assert!(self.pending.len() < self.most, "more requests in flight than the queue depth");
         diskwright_store::queue::validate(&request, &self.device.geometry).unwrap();
-        let noted = Noted {
+        let noted = RecordedRequest {
             operation: request.operation,
             offset_bytes: request.offset_bytes,
             len_bytes: request.len_bytes,

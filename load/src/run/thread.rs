@@ -184,7 +184,7 @@ impl Loop<'_, '_> {
             sleep_towards(wake_ns.min(self.next_cut_ns).saturating_sub(now_ns));
             return Ok(());
         }
-        self.look()?;
+        self.take_completions()?;
         if self.thread.lanes.iter().any(Lane::has_completions) {
             return Ok(());
         }
@@ -195,7 +195,7 @@ impl Loop<'_, '_> {
                 _ => ring.wait_for(Duration::from_nanos(left_ns.saturating_sub(SLEEP_SLACK_NS).min(SLEEP_MAX_NS))),
             };
             waited.map_err(|error| ("the ring of its thread".to_owned(), error))?;
-            return self.look();
+            return self.take_completions();
         }
         // Yields, because the server of an export may need this processor.
         std::thread::yield_now();
@@ -227,7 +227,7 @@ impl Loop<'_, '_> {
     }
 
     /// Takes completions without waiting.
-    fn look(&mut self) -> Result<(), QueueFailure> {
+    fn take_completions(&mut self) -> Result<(), QueueFailure> {
         self.thread.lanes.iter_mut().try_for_each(|lane| lane.reap(false))
     }
 

@@ -18,7 +18,7 @@ pub enum Stage {
 
 /// Progress towards the steady state ([`crate::steady`]).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Nearness {
+pub struct SteadyProgress {
     /// Number of complete rounds.
     pub rounds: usize,
     /// Range of the last five rounds as a share of their mean; must reach
@@ -59,14 +59,14 @@ pub struct Snapshot<'a> {
     /// Number of requests that have failed.
     pub errors: u64,
     /// Progress towards the steady state; `None` when the phase does not wait for it.
-    pub steady: Option<Nearness>,
+    pub steady: Option<SteadyProgress>,
 }
 
 /// Receives the progress of a run.
 pub trait Watch: Sync {
     /// Receives a snapshot. Returning `false` stops the run, which ends as
     /// [`End::Stopped`](crate::record::End::Stopped) and keeps what was measured.
-    fn look(&self, snapshot: &Snapshot<'_>) -> bool;
+    fn update(&self, snapshot: &Snapshot<'_>) -> bool;
 }
 
 /// A watcher that ignores all snapshots.
@@ -74,13 +74,13 @@ pub trait Watch: Sync {
 pub struct Unwatched;
 
 impl Watch for Unwatched {
-    fn look(&self, _snapshot: &Snapshot<'_>) -> bool {
+    fn update(&self, _snapshot: &Snapshot<'_>) -> bool {
         true
     }
 }
 
 impl<F: Fn(&Snapshot<'_>) -> bool + Sync> Watch for F {
-    fn look(&self, snapshot: &Snapshot<'_>) -> bool {
+    fn update(&self, snapshot: &Snapshot<'_>) -> bool {
         self(snapshot)
     }
 }

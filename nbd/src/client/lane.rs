@@ -30,13 +30,14 @@ use super::{
     inbound::{Agreed, Inbound},
     negotiate::{self, ExportInfo},
     outbound::Outbound,
-    tables::{Ended, Inbox, NO_INBOX, Slot, Table, Tables, Work},
+    tables::{Ended, Inbox, NO_INBOX, Slot, Tables, Work},
     transport::{Socket, Transport},
 };
 use crate::{
     uri::NbdUri,
     wire::{Command, CommandFlags, Framing, RequestHeader},
 };
+use diskwright_store::SlotMap;
 use rustix::event::{EventfdFlags, eventfd};
 use std::{
     os::fd::OwnedFd,
@@ -75,7 +76,7 @@ struct State {
     tables: Tables,
     outbound: Outbound,
     inbound: Inbound,
-    inboxes: Table<Inbox>,
+    inboxes: SlotMap<Inbox>,
     /// A thread waits for the socket, or reconnects, without holding the mutex.
     polling: bool,
     /// Whether that thread also waits until the socket accepts more data.
@@ -119,7 +120,7 @@ impl Lane {
             tables: Tables::default(),
             outbound: Outbound::default(),
             inbound: Inbound::new(),
-            inboxes: Table::default(),
+            inboxes: SlotMap::default(),
             polling: false,
             polls_for_sending: false,
             last_moved: Instant::now(),
@@ -211,12 +212,12 @@ impl Lane {
         let mut state = self.lock();
         self.turn(&mut state, NO_INBOX);
         let timeout = self.timeout();
-        if state.tables.calls.len() > 0 && timeout.is_some_and(|timeout| state.last_moved.elapsed() >= timeout) {
+        if !state.tables.calls.is_empty() && timeout.is_some_and(|timeout| state.last_moved.elapsed() >= timeout) {
             self.stalled(&mut state);
         }
         let Link::Up(transport) = &state.link else { return PumpResult { wants_to_send: false, silent_until: None } };
         let wants_to_send = !state.outbound.is_empty() || transport.has_unsent();
-        let waits = state.tables.calls.len() > 0;
+        let waits = !state.tables.calls.is_empty();
         PumpResult { wants_to_send, silent_until: timeout.filter(|_| waits).map(|timeout| state.last_moved + timeout) }
     }
 
@@ -232,7 +233,7 @@ impl Lane {
         if let Some(inbox) = state.inboxes.get_mut(slot.inbox) {
             inbox.in_flight += 1;
         }
-        if state.tables.calls.len() == 0 {
+        if state.tables.calls.is_empty() {
             // No call was in flight, so the timeout starts now.
             state.last_moved = Instant::now();
         }
@@ -250,10 +251,10 @@ impl Lane {
         }
         if state.polling {
             let unsent = !state.outbound.is_empty() && !state.polls_for_sending;
-            let others =
-                state.inboxes.indices().into_iter().any(|other| {
-                    other != inbox && state.inboxes.get(other).is_some_and(|inbox| !inbox.ended.is_empty())
-                });
+            let others = state
+                .inboxes
+                .indices()
+                .any(|other| other != inbox && state.inboxes.get(other).is_some_and(|inbox| !inbox.ended.is_empty()));
             if unsent || others {
                 let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
             }
@@ -399,7 +400,7 @@ impl Drop for Lane {
         let state = self.state.get_mut().unwrap_or_else(|poisoned| poisoned.into_inner());
         let State { link: Link::Up(transport), tables, outbound, .. } = state else { return };
         // A DISCONNECT cannot be sent in the middle of a message.
-        if !outbound.is_empty() || tables.calls.len() > 0 {
+        if !outbound.is_empty() || !tables.calls.is_empty() {
             return;
         }
         let goodbye = RequestHeader {

@@ -11,55 +11,8 @@
 
 use super::{ClientError, coverage::Coverage};
 use crate::wire::{Command, CommandFlags, Descriptor};
-use diskwright_store::{Completion, IoBuf, Loan, Segments};
+use diskwright_store::{Completion, IoBuf, Loan, Segments, SlotMap};
 use std::{io, mem, ops::Range};
-
-/// A table of values with stable indices. Indices of removed values are reused.
-#[derive(Debug)]
-pub(super) struct Table<T> {
-    places: Vec<Option<T>>,
-    free: Vec<u32>,
-}
-
-impl<T> Default for Table<T> {
-    fn default() -> Self {
-        Self { places: Vec::new(), free: Vec::new() }
-    }
-}
-
-impl<T> Table<T> {
-    pub(super) fn insert(&mut self, value: T) -> u32 {
-        if let Some(index) = self.free.pop() {
-            self.places[index as usize] = Some(value);
-            return index;
-        }
-        self.places.push(Some(value));
-        u32::try_from(self.places.len() - 1).expect("more in flight than memory could hold")
-    }
-
-    pub(super) fn get(&self, index: u32) -> Option<&T> {
-        self.places.get(index as usize)?.as_ref()
-    }
-
-    pub(super) fn get_mut(&mut self, index: u32) -> Option<&mut T> {
-        self.places.get_mut(index as usize)?.as_mut()
-    }
-
-    pub(super) fn remove(&mut self, index: u32) -> Option<T> {
-        let value = self.places.get_mut(index as usize)?.take()?;
-        self.free.push(index);
-        Some(value)
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.places.len() - self.free.len()
-    }
-
-    /// Indices of all values.
-    pub(super) fn indices(&self) -> Vec<u32> {
-        (0..).zip(&self.places).filter(|(_, place)| place.is_some()).map(|(index, _)| index).collect()
-    }
-}
 
 /// The commands that carry out a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -204,8 +157,8 @@ pub(super) struct Call {
 /// The calls and slots of a connection.
 #[derive(Debug, Default)]
 pub(super) struct Tables {
-    pub(super) slots: Table<Slot>,
-    pub(super) calls: Table<Call>,
+    pub(super) slots: SlotMap<Slot>,
+    pub(super) calls: SlotMap<Call>,
     generation: u32,
     /// Number of large reads in flight, whose data should be received without a copy.
     pub(super) large_reads: usize,

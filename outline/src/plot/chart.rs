@@ -9,7 +9,7 @@ const RIGHT: f64 = 18.0;
 const BOTTOM: f64 = 50.0;
 /// Lines with more points have no markers.
 const MARKED_POINTS: usize = 40;
-/// Most points of a line that have a tooltip.
+/// Maximum number of points of a line that have a tooltip.
 const HOVER_POINTS: usize = 120;
 
 /// An axis of a chart.

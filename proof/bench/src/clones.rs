@@ -1,8 +1,8 @@
 //! Opening a thousand clones of one golden image in one process, for writing.
 //!
 //! The process is a fresh child (as in `touch.rs`), since memory can only be measured in a process
-//! that does nothing else. It opens every clone with a queue, reads 4 KiB of the golden image's data
-//! through each, and tells the time of the opens and its highest resident memory.
+//! that does nothing else. It opens every clone with a queue, reads 4 KiB of the golden image's
+//! data through each, and tells the time of the opens and its highest resident memory.
 
 use crate::touch;
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, clone_disk};

@@ -95,14 +95,14 @@ pub(crate) fn create_fixed(context: &Context<'_>, progress: &mut dyn Progress) -
     for (index, container) in [Container::VhdFixed, Container::VhdxFixed].into_iter().enumerate() {
         report(progress, "create", index as u64, 2, container.name())?;
         let mut times = Vec::new();
-        let mut least_bytes = u64::MAX;
+        let mut min_bytes = u64::MAX;
         for _ in 0..context.rounds(3) {
             let (took_ns, allocated_bytes) = create_once(&context.scratch, container, FIXED_BYTES)?;
             times.push(took_ns);
-            least_bytes = least_bytes.min(allocated_bytes);
+            min_bytes = min_bytes.min(allocated_bytes);
         }
-        found.checks.push(if least_bytes < FIXED_BYTES {
-            Check::broken(container.name(), format!("only {} of it are allocated", bytes(least_bytes)))
+        found.checks.push(if min_bytes < FIXED_BYTES {
+            Check::broken(container.name(), format!("only {} of it are allocated", bytes(min_bytes)))
         } else {
             Check::absolute(container.name(), "ns", &times, Bar::AtMost(CREATE_NS))
         });

@@ -28,8 +28,8 @@ const FOLDER: &str = "/vm/disks";
 /// Symbolic links and their targets.
 const LINKS: [(&str, &str); 3] =
     [("/vm/disks/link", "/vm/parent"), ("/vm/disks/out", "/vm"), ("/vm/disks/near", "/vm/disks/deep/parent")];
-/// Most words in a path.
-const MOST_WORDS: usize = 12;
+/// Maximum number of words in a path.
+const WORDS_MAX: usize = 12;
 
 /// A part of a path.
 #[derive(Debug, Clone, Copy, Arbitrary)]
@@ -206,7 +206,7 @@ pub fn locators(data: &[u8]) {
     let Ok(paths) = ChildPaths::arbitrary(&mut Unstructured::new(data)) else { return };
     let (parent, truth, options) = &parents()[usize::from(!paths.vhd)];
     let path_of = |words: Option<Vec<Word>>| {
-        words.map(|words| words.into_iter().take(MOST_WORDS).map(Word::text).collect::<String>())
+        words.map(|words| words.into_iter().take(WORDS_MAX).map(Word::text).collect::<String>())
     };
     let link = ParentLink {
         relative_path: path_of(paths.relative),

@@ -63,8 +63,8 @@ impl Value {
     }
 }
 
-/// Most edits of one input. Further ones are ignored.
-const MOST_EDITS: usize = 8;
+/// Maximum number of edits of one input. Further ones are ignored.
+const EDITS_MAX: usize = 8;
 
 impl Mutation {
     /// The sample to damage.
@@ -75,7 +75,7 @@ impl Mutation {
     /// The damaged file.
     pub fn apply(&self, sample: &Sample) -> Vec<u8> {
         let mut bytes = sample.bytes.clone();
-        for edit in self.edits.iter().take(MOST_EDITS) {
+        for edit in self.edits.iter().take(EDITS_MAX) {
             edit.apply(sample, &mut bytes);
         }
         if self.seal {

@@ -33,7 +33,7 @@ use std::{
 use tempfile::TempDir;
 
 const SIZE_BYTES: u64 = 1 << 20;
-/// Most messages in an input.
+/// Maximum number of messages in an input.
 const MOST: usize = 12;
 /// A peer that needs longer is stuck.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -31,7 +31,7 @@ pub const TARGETS: [(&str, Body); 10] = [
     ("volumes", volumes::volumes),
 ];
 
-/// Most bytes that are read at each end of a disk, because damage may make it huge.
+/// Maximum bytes that are read at each end of a disk, because damage may make it huge.
 const READ_MOST_BYTES: u64 = 8 << 20;
 
 /// All parsers of on-disk structures; the first byte chooses one. An accepted structure that can be

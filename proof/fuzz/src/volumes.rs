@@ -22,8 +22,8 @@ use std::{
 };
 
 const SECTOR_BYTES: usize = 512;
-/// Most edits of one input. Further ones are ignored.
-const MOST_EDITS: usize = 8;
+/// Maximum number of edits of one input. Further ones are ignored.
+const EDITS_MAX: usize = 8;
 
 type Sector = [u8; SECTOR_BYTES];
 
@@ -251,11 +251,11 @@ fn resize(disk: &Damaged<'_>) {
         .filter_map(|volume| volume.extents.first())
         .map(|extent| extent.disk_offset_bytes..extent.disk_offset_bytes + extent.len_bytes)
         .collect();
-    let least_bytes = ends(disk).least_bytes.unwrap_or(size_bytes);
-    assert!(least_bytes <= size_bytes && least_bytes.is_multiple_of(SECTOR_BYTES as u64));
-    assert!(ranges.iter().all(|range| range.end <= least_bytes), "a partition is cut");
+    let min_bytes = ends(disk).min_bytes.unwrap_or(size_bytes);
+    assert!(min_bytes <= size_bytes && min_bytes.is_multiple_of(SECTOR_BYTES as u64));
+    assert!(ranges.iter().all(|range| range.end <= min_bytes), "a partition is cut");
     for (new_bytes, number) in
-        [least_bytes, size_bytes * 2].into_iter().flat_map(|size| (0..6).map(move |one| (size, one)))
+        [min_bytes, size_bytes * 2].into_iter().flat_map(|size| (0..6).map(move |one| (size, one)))
     {
         let enlarge = (number > 0).then_some(number);
         let Ok(change) = table_change(disk, new_bytes, enlarge) else { continue };
@@ -281,7 +281,7 @@ pub fn volumes(data: &[u8]) {
     let all = samples();
     let sample = &all[usize::from(damage.sample) % all.len()];
     let mut disk = Damaged { sample, changed: BTreeMap::new() };
-    damage.edits.iter().take(MOST_EDITS).for_each(|edit| disk.apply(edit));
+    damage.edits.iter().take(EDITS_MAX).for_each(|edit| disk.apply(edit));
     if damage.seal {
         disk.seal();
     }
@@ -312,7 +312,7 @@ mod tests {
         for sample in samples() {
             let disk = Damaged { sample, changed: BTreeMap::new() };
             resize(&disk);
-            assert!(ends(&disk).least_bytes.is_ok(), "{}: {:?}", sample.name, ends(&disk).least_bytes);
+            assert!(ends(&disk).min_bytes.is_ok(), "{}: {:?}", sample.name, ends(&disk).min_bytes);
         }
     }
 

@@ -18,10 +18,10 @@ use std::{env, fs, path::Path, time::Duration};
 static MEMORY: PeakAlloc = PeakAlloc;
 
 /// Memory that one input may use. The samples, some 40 MiB, are not counted.
-const MOST_BYTES: usize = 64 << 20;
+const BYTES_MAX: usize = 64 << 20;
 const LONGEST_INPUT: u64 = 192;
 /// CPU time that one input may use. (Wall-clock time would depend on other processes.)
-const MOST_TIME: Duration = Duration::from_secs(1);
+const TIME_MAX: Duration = Duration::from_secs(1);
 
 /// CPU time of this thread.
 fn processor_time() -> Duration {
@@ -40,8 +40,8 @@ fn run(name: &str, body: diskwright_fuzz::Body, input: &[u8], what: &str) -> (us
     let worked = processor_time() - began;
     let taken = MEMORY.peak_usage().saturating_sub(before);
     assert!(outcome.is_ok(), "{name}: {what} breaks a promise: {input:02x?}");
-    assert!(taken < MOST_BYTES, "{name}: {what} used {taken} bytes of memory: {input:02x?}");
-    assert!(worked < MOST_TIME, "{name}: {what} used {worked:?} of CPU time: {input:02x?}");
+    assert!(taken < BYTES_MAX, "{name}: {what} used {taken} bytes of memory: {input:02x?}");
+    assert!(worked < TIME_MAX, "{name}: {what} used {worked:?} of CPU time: {input:02x?}");
     (taken, worked)
 }
 

@@ -48,7 +48,7 @@ pub(crate) fn from_environment<T: FromStr>(name: &str) -> Option<T> {
 /// How much to test for one case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Effort {
-    /// Least number of states. All points of each seed's history are cut.
+    /// Minimum number of states. All points of each seed's history are cut.
     pub states: u64,
     /// The first seed.
     pub first_seed: u64,

@@ -21,9 +21,9 @@ use crate::{
 use diskwright_store::{BlockDevice, BlockQueue, Blocking, EngineKind, IoBuf, Operation, QueueOptions, Request};
 use std::io;
 
-/// Most requests in a batch.
+/// Maximum number of requests in a batch.
 pub const DEPTH: usize = 8;
-/// Most sectors of one request, except requests for a whole window.
+/// Maximum number of sectors of one request, except requests for a whole window.
 const SECTORS_MAX: u64 = 64;
 
 /// What a player reports together with its ledger.

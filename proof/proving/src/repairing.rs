@@ -31,13 +31,13 @@ pub struct RepairTruth {
     damaged: Arc<Vec<u8>>,
 }
 
-fn told(error: impl std::fmt::Display) -> String {
+fn text_of(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
 impl RepairCase {
     fn file(&self, world: &World, writable: bool) -> Outcome<Arc<dyn Store>> {
-        world.open(&self.0.path(), &OpenOptions { writable, ..OpenOptions::default() }).map_err(told)
+        world.open(&self.0.path(), &OpenOptions { writable, ..OpenOptions::default() }).map_err(text_of)
     }
 
     /// The bytes of the file, without an operation that can fail.
@@ -59,7 +59,7 @@ impl RepairCase {
     fn damage(&self, world: &World) -> Outcome {
         let bytes = self.bytes(world)?;
         let file = self.file(world, true)?;
-        let write = |bytes: &[u8], at: u64| file.write_at(bytes, at).map_err(told);
+        let write = |bytes: &[u8], at: u64| file.write_at(bytes, at).map_err(text_of);
         match self.0.format {
             Format::Vhd => {
                 let field = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap_or_default());
@@ -79,7 +79,7 @@ impl RepairCase {
                 write(&vec![0x5a; 2 * MIB as usize], (bytes.len() as u64).next_multiple_of(MIB))?;
             }
         }
-        file.sync_data().map_err(told)
+        file.sync_data().map_err(text_of)
     }
 
     fn options(&self, world: &World) -> RepairOptions {
@@ -87,7 +87,7 @@ impl RepairCase {
     }
 
     fn repair(&self, world: &World) -> Outcome<Repaired> {
-        repair(self.0.path(), &self.options(world), &mut |_, _| true).map_err(told)
+        repair(self.0.path(), &self.options(world), &mut |_, _| true).map_err(text_of)
     }
 
     fn carry_out(&self, world: &World) -> Outcome {
@@ -154,7 +154,7 @@ impl Case for RepairCase {
         let undoes = can_be_undone && (seed + u64::from(depth.resume)).is_multiple_of(2);
         if undoes {
             // An undo file that was never complete may have no head.
-            let undone = undo_repair(self.0.path(), &self.options(world)).map_err(told);
+            let undone = undo_repair(self.0.path(), &self.options(world)).map_err(text_of);
             if truth.is_done || undone.is_ok() {
                 undone?;
             }

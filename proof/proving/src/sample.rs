@@ -1,5 +1,5 @@
-//! A sample of many runs, for a test that must end soon. Every group of runs (kind of fault, kind of
-//! operation, phase) is in it, and each group is sampled evenly from its first run to its last.
+//! A sample of many runs, for a test that must end soon. Every group of runs (kind of fault, kind
+//! of operation, phase) is in it, and each group is sampled evenly from its first run to its last.
 //!
 //! ```text
 //!   runs, sorted by group:   A A A A A A A A A B B B C C C C C C C C C C D

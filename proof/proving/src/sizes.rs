@@ -62,7 +62,7 @@ impl ResizeCase {
     }
 
     /// The smallest size of the disk.
-    fn least_bytes(&self) -> u64 {
+    fn min_bytes(&self) -> u64 {
         self.disk.size_bytes / 2 + (self.array_sectors() + 1) * self.sector_bytes()
     }
 
@@ -128,7 +128,7 @@ impl ResizeCase {
 
     /// All changes. `record` is told the sizes before and after each.
     fn carry_out(&self, world: &World, record: &mut dyn FnMut(Sizes)) -> Outcome {
-        let (full, least) = (self.disk.size_bytes, self.least_bytes());
+        let (full, least) = (self.disk.size_bytes, self.min_bytes());
         let mut change = |from, to, size, partition| {
             let shrinks = to < full;
             record(Sizes { durable_bytes: from, next_bytes: to, shrinks });
@@ -136,7 +136,7 @@ impl ResizeCase {
             record(Sizes { durable_bytes: to, next_bytes: to, shrinks });
             Outcome::Ok(())
         };
-        change(full, least, NewSize::Least, None)?;
+        change(full, least, NewSize::Minimum, None)?;
         if self.grows {
             change(least, full, NewSize::Bytes(full), None)?;
             change(full, full, NewSize::Present, Some(2))?;
@@ -197,9 +197,9 @@ impl ResizeCase {
     }
 
     fn finish(&self, world: &World, shrinks: bool) -> Outcome {
-        let (full, least) = (self.disk.size_bytes, self.least_bytes());
+        let (full, least) = (self.disk.size_bytes, self.min_bytes());
         if shrinks {
-            self.resize(world, NewSize::Least, None)?;
+            self.resize(world, NewSize::Minimum, None)?;
             self.look_finished(world, least)?;
         }
         if !self.grows {

@@ -26,27 +26,27 @@ pub struct TrackTruth {
     points: Vec<(&'static str, Arc<Vec<Vec<u8>>>)>,
 }
 
-fn told(error: impl ToString) -> String {
+fn text_of(error: impl ToString) -> String {
     error.to_string()
 }
 
 impl TrackCase {
     fn open(&self, world: &World, writable: bool) -> Outcome<Arc<Disk>> {
-        Disk::open(self.0.path(), &self.0.open_options(world, writable)).map_err(told)
+        Disk::open(self.0.path(), &self.0.open_options(world, writable)).map_err(text_of)
     }
 
     fn read(&self, disk: &Disk) -> Outcome<Vec<Vec<u8>>> {
-        let mut io = Blocking::open(disk, EngineKind::Sync).map_err(told)?;
+        let mut io = Blocking::open(disk, EngineKind::Sync).map_err(text_of)?;
         let read = |window: &crate::ledger::Window| {
             let mut bytes = vec![0; (window.count * SECTOR_BYTES) as usize];
-            io.read(window.first * SECTOR_BYTES, &mut bytes).map_err(told).map(|()| bytes)
+            io.read(window.first * SECTOR_BYTES, &mut bytes).map_err(text_of).map(|()| bytes)
         };
         self.0.windows.iter().map(read).collect()
     }
 
     /// Some random changes of the windows.
     fn change(&self, disk: &Disk, dice: &mut Dice, steps: u64) -> Outcome {
-        let mut io = Blocking::open(disk, EngineKind::Sync).map_err(told)?;
+        let mut io = Blocking::open(disk, EngineKind::Sync).map_err(text_of)?;
         for _ in 0..steps {
             let window = *dice.pick(&self.0.windows);
             let sectors = u64::from(self.0.sector_bytes) / SECTOR_BYTES;
@@ -60,7 +60,7 @@ impl TrackCase {
                 3 => io.flush(),
                 _ => io.write(at, &vec![dice.below(255) as u8 + 1; len as usize], dice.percent(20)),
             };
-            done.map_err(told)?;
+            done.map_err(text_of)?;
         }
         Ok(())
     }
@@ -102,8 +102,8 @@ impl Case for TrackCase {
         self.0.make(world)?;
         self.0.fill_half(world)?;
         let disk = self.open(world, true)?;
-        disk.start_tracking("one").map_err(told)?;
-        disk.close().map_err(told)
+        disk.start_tracking("one").map_err(text_of)?;
+        disk.close().map_err(text_of)
     }
 
     fn run(&self, stage: &Stage<TrackTruth>, seed: u64) -> Outcome {
@@ -118,7 +118,7 @@ impl Case for TrackCase {
             if let Some(name) = name {
                 // What the new point is compared with is known before it is promised.
                 let before = Arc::new(self.read(&disk)?);
-                disk.start_tracking(name).map_err(told)?;
+                disk.start_tracking(name).map_err(text_of)?;
                 truth.points.push((name, before));
                 stage.record(truth.clone());
                 self.change(&disk, &mut dice, 6)?;
@@ -126,10 +126,10 @@ impl Case for TrackCase {
             if round == 2 {
                 truth.points.retain(|(name, _)| *name != "two");
                 stage.record(truth.clone());
-                disk.stop_tracking("two").map_err(told)?;
+                disk.stop_tracking("two").map_err(text_of)?;
                 self.change(&disk, &mut dice, 3)?;
             }
-            disk.close().map_err(told)?;
+            disk.close().map_err(text_of)?;
         }
         Ok(())
     }
@@ -139,7 +139,7 @@ impl Case for TrackCase {
         if depth.resume {
             let disk = self.open(world, true)?;
             self.change(&disk, &mut Dice::new(seed, 0x2e5), 6)?;
-            disk.close().map_err(told)?;
+            disk.close().map_err(text_of)?;
             drop(disk);
             self.judge_points(world, truth, "after another session")?;
         }
@@ -164,14 +164,14 @@ pub fn excess_after_a_kill(writes: u64, seed: u64) -> Outcome<u64> {
     case.make(&world)?;
     let tracked = TrackCase(case);
     let disk = tracked.open(&world, true)?;
-    disk.start_tracking("one").map_err(told)?;
-    let mut io = Blocking::open(&*disk, EngineKind::Sync).map_err(told)?;
+    disk.start_tracking("one").map_err(text_of)?;
+    let mut io = Blocking::open(&*disk, EngineKind::Sync).map_err(text_of)?;
     let mut places: Vec<u64> = (0..writes).map(|_| dice.below((64 << 30) / 4096) * 4096).collect();
-    places.iter().try_for_each(|at| io.write(*at, &[1; 4096], false)).map_err(told)?;
+    places.iter().try_for_each(|at| io.write(*at, &[1; 4096], false)).map_err(text_of)?;
     world.kill();
     drop(io);
     drop(disk);
-    let changed = tracked.open(&world, false)?.changed_since("one").map_err(told)?;
+    let changed = tracked.open(&world, false)?.changed_since("one").map_err(text_of)?;
     if let Some(reason) = changed.everything() {
         return Err(format!("everything counts as changed: {reason}"));
     }

@@ -7,7 +7,8 @@
 //!                 \_ server process _/ \__________ supervisor process _______________/
 //!
 //!   record.rs       records of attached disks, in files         run_dir.rs    their folder
-//!   supervisor.rs   the process that sets up, answers `detach`, and outlives the server
+//!   setup.rs        starts the server, makes the device, mounts
+//!   supervisor.rs   the process that answers `detach`, and outlives the server
 //!   server.rs       the process that does the I/O
 //!   release.rs      detaching: taking everything apart, in order
 //!   control.rs      requests to the supervisor
@@ -43,6 +44,7 @@ mod record;
 mod release;
 mod run_dir;
 mod server;
+mod setup;
 mod supervisor;
 mod usage;
 
@@ -52,7 +54,8 @@ pub use process::{Process, name_of};
 pub use record::{MountRecord, PartitionRecord, Record, RecordDir, Registry, RegistryLock, ShownBy};
 pub use release::DetachOptions;
 pub use server::{ServeAs, ServerMessage, SupervisorMessage, serve_disk};
-pub use supervisor::{Attached, attach};
+pub use setup::attach;
+pub use supervisor::Attached;
 
 pub(crate) use loop_device::wait_until;
 pub(crate) use run_dir::{RunDir, make_private};

@@ -22,7 +22,7 @@
 use crate::attach::{
     error::{AttachError, state_error},
     process::Process,
-    run_dir::{self, Kept, RunDir},
+    run_dir::{self, CleanupLock, RunDir},
 };
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
@@ -230,7 +230,7 @@ impl Registry {
 
     /// Keeps the folder from being deleted by programs that clean temporary folders, until the
     /// result is dropped.
-    pub fn keep(&self) -> Option<Kept> {
+    pub fn keep(&self) -> Option<CleanupLock> {
         RunDir::named(self.dir.clone()).keep()
     }
 

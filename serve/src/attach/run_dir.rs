@@ -42,7 +42,7 @@ pub struct RunDir {
 
 /// Until this is dropped, programs that clean `/tmp` (systemd-tmpfiles) skip the folder.
 #[derive(Debug)]
-pub struct Kept {
+pub struct CleanupLock {
     _locked: File,
 }
 
@@ -123,10 +123,10 @@ impl RunDir {
     }
 
     /// Keeps the folder from being deleted as unused. `None` if it cannot be locked.
-    pub fn keep(&self) -> Option<Kept> {
+    pub fn keep(&self) -> Option<CleanupLock> {
         let folder = File::open(&self.path).ok()?;
         rustix::fs::flock(&folder, FlockOperation::NonBlockingLockShared).ok()?;
-        Some(Kept { _locked: folder })
+        Some(CleanupLock { _locked: folder })
     }
 }
 

@@ -116,7 +116,7 @@ pub enum SupervisorMessage {
 
 impl ServerMessage {
     /// Writes the message. Errors are ignored: there is no one left to report them to.
-    pub fn say(&self, out: &mut dyn Write) {
+    pub fn send(&self, out: &mut dyn Write) {
         if let Ok(mut line) = serde_json::to_vec(self) {
             line.push(b'\n');
             let _ = out.write_all(&line).and_then(|()| out.flush());
@@ -146,7 +146,7 @@ pub fn serve_disk(
     // user space.
     let _ = rustix::process::configure_io_flusher_behavior(true);
     let out = Mutex::new(out);
-    let say = |says: ServerMessage| says.say(&mut **out.lock().unwrap_or_else(PoisonError::into_inner));
+    let send = |message: ServerMessage| message.send(&mut **out.lock().unwrap_or_else(PoisonError::into_inner));
     let (tell, told) = channel();
     let freezer = Freezer { tell: tell.clone(), answers: Mutex::new(heard(answers)), frozen: Mutex::default() };
     let tell_move = tell.clone();
@@ -160,8 +160,8 @@ pub fn serve_disk(
     disk.watch_size(&watcher);
     let channel = open_channel(&disk, freezer, on_move);
     thread::scope(|scope| {
-        scope.spawn(|| told.into_iter().for_each(&say));
-        let result = serve_and_close(&disk, at, engine, &say, channel.as_ref());
+        scope.spawn(|| told.into_iter().for_each(&send));
+        let result = serve_and_close(&disk, at, engine, &send, channel.as_ref());
         if let Some(channel) = channel {
             channel.end(result.as_ref().copied().map_err(ToString::to_string));
         }
@@ -228,13 +228,13 @@ impl Freezer {
 }
 
 impl control::Freezer for Freezer {
-    fn freeze(&self) -> control::Quiet {
+    fn freeze(&self) -> control::FrozenFileSystems {
         match self.ask(ServerMessage::Freeze) {
             Some(SupervisorMessage::Frozen { dirs, warnings }) => {
                 self.frozen.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&dirs);
-                control::Quiet { file_systems: dirs, warnings }
+                control::FrozenFileSystems { file_systems: dirs, warnings }
             }
-            _ => control::Quiet {
+            _ => control::FrozenFileSystems {
                 file_systems: Vec::new(),
                 warnings: vec![
                     "file systems on the disk were not frozen, as the process that supervises it is gone: the frozen image is as after a power cut".into(),
@@ -256,20 +256,20 @@ fn serve_and_close(
     disk: &Arc<Movable>,
     at: &ServeAs,
     engine: EngineKind,
-    say: &dyn Fn(ServerMessage),
+    send: &dyn Fn(ServerMessage),
     channel: Option<&Channel>,
 ) -> Result<(), AttachError> {
     let mut is_ready = false;
     let served = match at {
-        ServeAs::FuseFile(point) => serve_file(disk, point, engine, &mut |says| {
+        ServeAs::FuseFile(point) => serve_file(disk, point, engine, &mut |message| {
             is_ready = true;
-            say(says);
+            send(message);
         }),
         ServeAs::Ublk(mark) => {
             let device: Arc<dyn BlockDevice> = disk.clone();
             let served = ublk::serve(device, *mark, engine, |number| {
                 is_ready = true;
-                say(ready(disk, Shown::Ublk(number)));
+                send(ready(disk, Shown::Ublk(number)));
             });
             served.map_err(AttachError::Ublk)
         }
@@ -278,14 +278,14 @@ fn serve_and_close(
         && !is_ready
     {
         let machine = matches!(error, AttachError::Fuse(FuseError::NoDevice { .. } | FuseError::Mount { .. }));
-        say(ServerMessage::Failed { error: error.to_string(), machine });
+        send(ServerMessage::Failed { error: error.to_string(), machine });
         return served;
     }
-    say(ServerMessage::Closing);
+    send(ServerMessage::Closing);
     channel.into_iter().for_each(Channel::close_gate);
     let closed = disk.close().map_err(|error| AttachError::Server(error.to_string()));
     let result = served.and(closed);
-    say(ServerMessage::Closed { error: result.as_ref().err().map(ToString::to_string) });
+    send(ServerMessage::Closed { error: result.as_ref().err().map(ToString::to_string) });
     result
 }
 
@@ -304,7 +304,7 @@ fn serve_file(
     disk: &Arc<Movable>,
     point: &Path,
     engine: EngineKind,
-    say: &mut dyn FnMut(ServerMessage),
+    send: &mut dyn FnMut(ServerMessage),
 ) -> Result<(), AttachError> {
     let geometry = disk.geometry();
     let shape = fuse::shape_of(point)?;
@@ -313,7 +313,7 @@ fn serve_file(
         Shape::File => point.to_owned(),
         Shape::Directory => point.join(DISK_NAME),
     };
-    say(ready(disk, Shown::File(fuse_file)));
+    send(ready(disk, Shown::File(fuse_file)));
     let view = View {
         shape,
         size_bytes: geometry.size_bytes,

@@ -1,13 +1,11 @@
 //! The supervisor: the process that manages one attached disk.
 //!
-//! It starts the server, then starts the server's ublk device or sets up a loop device on the
-//! server's file, mounts, and answers `detach`. If the server dies, it takes everything apart.
+//! `setup.rs` starts the server and makes the device. From then on the supervisor answers `detach`.
+//! If the server dies, it takes everything apart.
 //!
 //! ```text
-//!   attach: make the folder ─▶ server process ─▶ Ready ─▶ block device ─▶ partitions ─▶ mount
-//!           ─▶ record ─▶ watch
-//!
-//!   events of watch: messages of the server, its end, a connection to `control`, a signal
+//!   setup.rs ─▶ Attached ─▶ watch: messages of the server, its end, a connection to `control`,
+//!                                  a signal
 //! ```
 //!
 //! Server and supervisor are two processes, so that the supervisor can clean up when the server is
@@ -15,30 +13,19 @@
 //! requests with errors, and the next command clears up ([`clear_stale`](super::clear_stale)).
 
 use crate::attach::{
-    AttachOptions, DeviceKind,
     control::{self, Answer},
-    error::{AttachError, state_error},
-    freezing,
-    loop_device::{self, Found, LoopOptions},
-    mounting,
-    process::Process,
-    record::{PartitionRecord, Record, RecordDir, Registry, ShownBy},
+    error::AttachError,
+    freezing, loop_device,
+    record::{Record, RecordDir, Registry, ShownBy},
     release::{self, DetachOptions},
-    run_dir::Kept,
-    server::{ServeAs, ServerMessage, Shown, SupervisorMessage, now_seconds},
-    usage,
+    run_dir::CleanupLock,
+    server::{ServerMessage, SupervisorMessage},
 };
-use crate::ublk::{self, UblkError};
 use std::{
-    fs::File,
-    io::{BufRead, BufReader, Write},
-    os::unix::{
-        net::{UnixListener, UnixStream},
-        process::{CommandExt, ExitStatusExt},
-    },
-    process::{Child, Command, ExitStatus, Stdio},
-    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
-    thread,
+    io::Write,
+    os::unix::{net::UnixStream, process::ExitStatusExt},
+    process::{Child, ExitStatus},
+    sync::mpsc::{Receiver, RecvTimeoutError},
     time::{Duration, Instant},
 };
 
@@ -48,7 +35,8 @@ const HOLD_PATIENCE: Duration = Duration::from_secs(5);
 /// Interval of the checks whether the user wants to stop.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-enum Event {
+/// What the supervisor waits for.
+pub(super) enum Event {
     Server(ServerMessage),
     /// The server's output has ended.
     ServerGone,
@@ -58,188 +46,25 @@ enum Event {
 /// An attached disk that this process manages.
 #[derive(Debug)]
 pub struct Attached {
-    registry: Registry,
-    home: RecordDir,
-    record: Record,
-    child: Child,
-    events: Receiver<Event>,
+    pub(super) registry: Registry,
+    pub(super) home: RecordDir,
+    pub(super) record: Record,
+    pub(super) child: Child,
+    pub(super) events: Receiver<Event>,
     /// When file systems were frozen for a snapshot.
-    frozen_at: Option<Instant>,
+    pub(super) frozen_at: Option<Instant>,
     /// Sentences about file systems that were thawed without the server's asking.
-    thawed_early: Vec<String>,
+    pub(super) thawed_early: Vec<String>,
     /// Whether the server has said that no more requests can reach the disk.
-    closing: bool,
+    pub(super) closing: bool,
     /// The server's last message: `Some(None)` if the disk was closed without an error.
-    closed: Option<Option<String>>,
+    pub(super) closed: Option<Option<String>>,
     /// Clients that asked for force while a detach was running. They get its result.
-    force_waiters: Vec<UnixStream>,
+    pub(super) force_waiters: Vec<UnixStream>,
     /// Keeps the folder of the records from being deleted as unused.
-    _kept: Option<Kept>,
+    pub(super) _kept: Option<CleanupLock>,
     /// Sentences for the user.
-    warnings: Vec<String>,
-}
-
-/// Attaches a disk. `server` makes the command of the server process, which must run
-/// [`serve_disk`](super::serve_disk) with its standard output as `out`.
-///
-/// # Errors
-/// [`AttachError`]. Nothing is left attached then.
-pub fn attach(
-    registry: &Registry,
-    options: &AttachOptions,
-    server: &dyn Fn(&ServeAs) -> Command,
-) -> Result<Attached, AttachError> {
-    let file = options.file.canonicalize().map_err(|source| state_error("open", &options.file, source))?;
-    if options.fuse_dir.is_none() && !rustix::process::geteuid().is_root() {
-        return Err(AttachError::BadOptions {
-            what: format!("{}: block devices need root", options.file.display()),
-            hint: "run as root, or use `AttachOptions::fuse_dir`, which shows the disk as a file",
-        });
-    }
-    let home = registry.dir_of(&file)?;
-    let (by, no_ublk) = choose(options)?;
-    let mut record = Record { by, ..Record::new(file, now_seconds()) };
-    let warnings;
-    {
-        let lock = registry.lock()?;
-        // Leftovers of killed processes, of this disk or of others, may be in the way.
-        warnings = super::clear_all_stale(registry, &lock)?;
-        if let Some(other) = home.read()? {
-            return Err(AttachError::AlreadyAttached { file: options.file.clone(), place: other.place().to_owned() });
-        }
-        refuse_mounted(options)?;
-        home.make(&lock)?;
-        match (by, &options.fuse_dir) {
-            (ShownBy::Ublk, _) => record.ublk_mark = Some(ublk::new_mark()),
-            (_, Some(dir)) => {
-                record.fuse_mount = dir.canonicalize().map_err(|source| state_error("mount on", dir, source))?;
-            }
-            (_, None) => record.fuse_mount = home.make_mount_point()?,
-        }
-        record.fuse_file = record.fuse_mount.clone();
-        record.ephemeral = options.ephemeral;
-        home.write(&record)?;
-    }
-    let started = start(&home, &record, server);
-    let (child, events) = match started {
-        Ok(started) => started,
-        Err(error) => {
-            let _ = registry.clear(&home);
-            return Err(error);
-        }
-    };
-    let registry = registry.clone();
-    let mut attached = Attached {
-        _kept: registry.keep(),
-        registry,
-        home,
-        record,
-        child,
-        events,
-        frozen_at: None,
-        thawed_early: Vec::new(),
-        closing: false,
-        closed: None,
-        force_waiters: Vec::new(),
-        warnings,
-    };
-    match attached.complete(options) {
-        Ok(()) => Ok(attached),
-        Err(error) => {
-            attached.roll_back();
-            match (error, no_ublk) {
-                (error @ (AttachError::Loop { .. } | AttachError::Machine(_)), Some(ublk)) => {
-                    Err(AttachError::NoDevice { ublk, other: Box::new(error) })
-                }
-                (error, _) => Err(error),
-            }
-        }
-    }
-}
-
-/// Refuses mount points that are in use. Only the topmost mount of a directory can be unmounted, so
-/// a mount over another one would block that one.
-fn refuse_mounted(options: &AttachOptions) -> Result<(), AttachError> {
-    let mounts = usage::mounts().map_err(|source| state_error("read", "/proc/self/mountinfo".as_ref(), source))?;
-    for dir in options.fuse_dir.iter().chain(&options.mount) {
-        let place = dir.canonicalize().map_err(|source| state_error("mount on", dir, source))?;
-        if let Some(there) = mounts.iter().rfind(|mount| mount.dir == place) {
-            return Err(AttachError::BadOptions {
-                what: format!(
-                    "{} from {} is already mounted at {}",
-                    there.file_system,
-                    there.source.display(),
-                    dir.display()
-                ),
-                hint: "choose another folder",
-            });
-        }
-    }
-    Ok(())
-}
-
-/// How to make the disk available and, if ublk was preferred but is not available, why not.
-fn choose(options: &AttachOptions) -> Result<(ShownBy, Option<UblkError>), AttachError> {
-    if options.fuse_dir.is_some() {
-        return Ok((ShownBy::Fuse, None));
-    }
-    match options.by {
-        Some(DeviceKind::Loop) => Ok((ShownBy::Loop, None)),
-        Some(DeviceKind::Ublk) => {
-            ublk::control()?;
-            Ok((ShownBy::Ublk, None))
-        }
-        None => Ok(match ublk::control() {
-            Ok(_) => (ShownBy::Ublk, None),
-            Err(error) => (ShownBy::Loop, Some(error)),
-        }),
-    }
-}
-
-/// Starts the server, and the threads that read its messages and accept clients on `control`.
-fn start(
-    home: &RecordDir,
-    record: &Record,
-    server: &dyn Fn(&ServeAs) -> Command,
-) -> Result<(Child, Receiver<Event>), AttachError> {
-    let control = home.control();
-    let _ = std::fs::remove_file(&control);
-    let listener = UnixListener::bind(&control).map_err(|source| state_error("listen on", &control, source))?;
-    let log = home.log();
-    let log =
-        File::options().create(true).append(true).open(&log).map_err(|source| state_error("write", &log, source))?;
-    let at = record.ublk_mark.map_or_else(|| ServeAs::FuseFile(record.fuse_mount.clone()), ServeAs::Ublk);
-    let mut child = server(&at)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(log)
-        // Signals of the terminal go to the supervisor only.
-        .process_group(0)
-        .spawn()
-        .map_err(|error| AttachError::Server(format!("cannot start the server process of the disk: {error}")))?;
-    let (sender, events) = channel();
-    let asked = Sender::clone(&sender);
-    if let Some(output) = child.stdout.take() {
-        thread::spawn(move || {
-            for line in BufReader::new(output).lines() {
-                let Ok(line) = line else { break };
-                if let Ok(says) = serde_json::from_str(&line)
-                    && sender.send(Event::Server(says)).is_err()
-                {
-                    return;
-                }
-            }
-            let _ = sender.send(Event::ServerGone);
-        });
-    }
-    thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            if asked.send(Event::Asked(stream)).is_err() {
-                return;
-            }
-        }
-    });
-    Ok((child, events))
+    pub(super) warnings: Vec<String>,
 }
 
 impl Attached {
@@ -251,121 +76,6 @@ impl Attached {
     /// Sentences for the user.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
-    }
-
-    fn complete(&mut self, options: &AttachOptions) -> Result<(), AttachError> {
-        self.record.server = Process::of(self.child.id());
-        let shown = self.wait_for_server()?;
-        // From here on, a later command can clear up if this process dies.
-        self.home.write(&self.record)?;
-        if options.fuse_dir.is_none() {
-            match shown {
-                Shown::Ublk(number) => self.start_ublk_device(number)?,
-                Shown::File(_) => self.set_up_loop_device()?,
-            }
-            self.home.write(&self.record)?;
-            if let Some(dir) = &options.mount {
-                let (partitions, whole) = self.detect_content()?;
-                let file_systems: Vec<_> =
-                    partitions.iter().map(|found| found.content.and_then(|it| it.file_system)).collect();
-                mounting::mount(&mut self.record, &file_systems, whole, dir, options.partition, &mut self.warnings)?;
-            } else {
-                self.detect_content()?;
-            }
-        }
-        self.home.write(&self.record)
-    }
-
-    fn wait_for_server(&mut self) -> Result<Shown, AttachError> {
-        loop {
-            match self.events.recv() {
-                Ok(Event::Server(ServerMessage::Ready { shown, size, sector_size, read_only, warnings })) => {
-                    if let Shown::File(fuse_file) = &shown {
-                        self.record.fuse_file.clone_from(fuse_file);
-                    }
-                    self.record.size = size;
-                    self.record.sector_size = sector_size;
-                    self.record.read_only = read_only;
-                    self.warnings.extend(warnings);
-                    return Ok(shown);
-                }
-                Ok(Event::Server(ServerMessage::Failed { error, machine: true })) => {
-                    return Err(AttachError::Machine(error));
-                }
-                Ok(Event::Server(ServerMessage::Failed { error, .. })) => return Err(AttachError::Server(error)),
-                Ok(Event::Server(ServerMessage::Moved { file })) => self.record.file = file,
-                // A size change before `Ready` is included in `Ready`.
-                Ok(Event::Server(
-                    ServerMessage::Resized { .. }
-                    | ServerMessage::Freeze
-                    | ServerMessage::Thaw
-                    | ServerMessage::Closing
-                    | ServerMessage::Closed { .. },
-                )) => {}
-                Ok(Event::Asked(mut stream)) => {
-                    let refused = Answer::Refused("the disk is being attached; try again in a moment".into());
-                    let _ = control::answer(&mut stream, &refused);
-                }
-                Ok(Event::ServerGone) | Err(_) => {
-                    return Err(AttachError::Server(format!(
-                        "the server process {} before the disk was available",
-                        self.exit_of_server()
-                    )));
-                }
-            }
-        }
-    }
-
-    /// The kernel reads the partition table while it starts the device. The server answers those
-    /// reads.
-    fn start_ublk_device(&mut self, number: u32) -> Result<(), AttachError> {
-        let mut control = ublk::control()?;
-        let started = control.start(number, self.child.id());
-        started.map_err(|source| UblkError::Device { doing: "start", source })?;
-        let device = ublk::block_device(number);
-        if !loop_device::wait_until(loop_device::NODE_PATIENCE, || device.exists()) {
-            return Err(UblkError::NoNode { path: device }.into());
-        }
-        self.record.device = Some(device);
-        self.home.write(&self.record)
-    }
-
-    fn set_up_loop_device(&mut self) -> Result<(), AttachError> {
-        let record = &mut self.record;
-        record.device = Some(loop_device::set_up(&LoopOptions {
-            file: &record.fuse_file,
-            name: &record.file,
-            offset_bytes: 0,
-            len_bytes: 0,
-            sector_bytes: record.sector_size,
-            read_only: record.read_only,
-            partitions: true,
-        })?);
-        Ok(())
-    }
-
-    /// Detects partitions and content of the disk, and records them.
-    fn detect_content(&mut self) -> Result<(Vec<Found>, Option<&'static str>), AttachError> {
-        let record = &mut self.record;
-        let Some(device) = &record.device else { return Ok((Vec::new(), None)) };
-        let failed = |source| state_error("read", device, source);
-        let partitions = loop_device::find_partitions(device, record.size, record.sector_size).map_err(failed)?;
-        record.partitions = partitions
-            .iter()
-            .map(|found| PartitionRecord {
-                number: found.partition.number,
-                start: found.partition.start_bytes,
-                length: found.partition.len_bytes,
-                device: found.device.clone(),
-                content: found.content.map(|content| content.name.into()),
-            })
-            .collect();
-        if !partitions.is_empty() {
-            return Ok((partitions, None));
-        }
-        let whole = File::open(device).and_then(|file| loop_device::probe(&file, 0, record.size)).map_err(failed)?;
-        record.content = whole.map(|content| content.name.into());
-        Ok((partitions, whole.and_then(|content| content.file_system)))
     }
 
     /// Runs until the disk is detached. `should_stop` is polled. When it returns true, the disk is
@@ -384,7 +94,7 @@ impl Attached {
                     match self.detach(detach) {
                         Ok(result) => {
                             self.force_waiters.push(stream);
-                            return self.tell(result);
+                            return self.answer(result);
                         }
                         Err(error) => {
                             let _ = control::answer(&mut stream, &Answer::Refused(error.to_string()));
@@ -397,7 +107,7 @@ impl Attached {
             if !stopped && should_stop() {
                 stopped = true;
                 match self.detach(DetachOptions { unmount: true, force: false }) {
-                    Ok(result) => return self.tell(result),
+                    Ok(result) => return self.answer(result),
                     Err(error) => say(&error.to_string()),
                 }
             }
@@ -405,7 +115,7 @@ impl Attached {
     }
 
     /// Sends the result to the clients that wait for it.
-    fn tell(&mut self, result: Result<(), AttachError>) -> Result<(), AttachError> {
+    fn answer(&mut self, result: Result<(), AttachError>) -> Result<(), AttachError> {
         let lost = result.as_ref().err().map(ToString::to_string);
         let said = lost.map_or(Answer::Detached, Answer::Lost);
         for mut stream in self.force_waiters.drain(..) {
@@ -579,7 +289,7 @@ impl Attached {
         Ok(())
     }
 
-    fn exit_of_server(&mut self) -> String {
+    pub(super) fn exit_of_server(&mut self) -> String {
         match self.child.wait() {
             Ok(status) => describe_exit(status),
             Err(error) => format!("could not be waited for ({error})"),
@@ -610,7 +320,7 @@ impl Attached {
     }
 
     /// Undoes an attach that has failed half-way.
-    fn roll_back(&mut self) {
+    pub(super) fn roll_back(&mut self) {
         let force = DetachOptions { unmount: true, force: true };
         let _ = release::release(&self.home, &mut self.record, force, &[std::process::id()]);
         // If nothing was mounted yet, no unmount has told the server to end. Collects its exit

@@ -30,14 +30,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Most clients at a time.
+/// Maximum number of clients at a time.
 const CLIENTS_MAX: usize = 16;
 
 /// Pause after a failed accept, when descriptors or memory have probably run out.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The control channel of this process. Dropped, it is gone, and whoever waits for a drain is told
-/// that it failed: see [`Channel::end`].
+/// The control channel of this process. Dropping it closes the channel; clients that wait for a
+/// drain get an error (see [`Channel::end`]).
 #[derive(Debug)]
 pub struct Channel {
     shared: Arc<Shared>,
@@ -86,8 +86,9 @@ impl Channel {
         Ok(channel)
     }
 
-    /// Ends the operations: no new one begins, those that can be stopped are, the others are waited
-    /// for, and the files no longer lead to this process. To be called before the disks are closed.
+    /// Ends the operations: no new one begins, those that can be stopped are stopped, the others
+    /// are waited for, and the files no longer lead to this process. Call it before the disks are
+    /// closed.
     pub fn close_gate(&self) {
         let shared = &self.shared;
         let mut state = lock(&shared.state);
@@ -103,8 +104,8 @@ impl Channel {
         }
     }
 
-    /// Tells whoever waits for a drain how the disks were closed, and ends the channel. `closed` is
-    /// a sentence if data may be lost.
+    /// Reports to the clients that wait for a drain how the disks were closed, and ends the
+    /// channel. `closed` is a sentence if data may be lost.
     pub fn end(mut self, closed: Result<(), String>) {
         self.finish(closed);
     }

@@ -2,7 +2,7 @@
 //!
 //! A process counts as found only when it has answered on its socket: the socket's name, the
 //! credentials of the peer and the process's own list must agree. A link or a socket whose process
-//! is gone is as if it were not there.
+//! has ended is ignored.
 
 use super::{
     ControlError, Done, Operation, ProcessReport, Statistics, VERSION,

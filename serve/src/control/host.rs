@@ -1,4 +1,4 @@
-//! The process behind a control channel: its disks, how it ends, who freezes file systems.
+//! The process behind a control channel: its disks, how it ends, and how it freezes file systems.
 
 use crate::metrics::Metrics;
 use diskwright_disk::Movable;
@@ -22,7 +22,7 @@ pub type OnDrain = Box<dyn Fn() + Send + Sync>;
 
 /// File systems on a disk that are frozen, and sentences about those that are not.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Quiet {
+pub struct FrozenFileSystems {
     /// Where they are mounted.
     pub file_systems: Vec<PathBuf>,
     /// Sentences for the user.
@@ -32,15 +32,15 @@ pub struct Quiet {
 /// Freezes the file systems on the disk for the moment of a snapshot.
 pub trait Freezer: Send + Sync {
     /// Freezes them. [`Freezer::thaw`] is called afterwards in any case.
-    fn freeze(&self) -> Quiet;
+    fn freeze(&self) -> FrozenFileSystems;
     /// Thaws them. Returns sentences for the user.
     fn thaw(&self) -> Vec<String>;
 }
 
-/// Is told of the new file of a disk that has moved.
+/// Called with the new file of a disk that has moved.
 pub type OnMove = Box<dyn Fn(&Path) + Send + Sync>;
 
-/// What the process tells about itself, and how it ends.
+/// What a control channel needs to know about its process.
 pub struct Host {
     /// The command that the process runs: `serve` or `attach`.
     pub command: &'static str,
@@ -48,9 +48,9 @@ pub struct Host {
     pub metrics: Option<Arc<Metrics>>,
     /// How to end the process, or the sentence why it is not ended this way.
     pub on_drain: Result<OnDrain, String>,
-    /// Who freezes file systems on the disk, if the disk is a device of this machine.
+    /// Freezes file systems on the disk, if the disk is a device of this machine.
     pub freezer: Option<Box<dyn Freezer>>,
-    /// Who must know that a disk is in another file.
+    /// Called after a disk has moved to another file.
     pub on_move: Option<OnMove>,
 }
 

@@ -39,9 +39,9 @@ impl From<(u64, u64)> for FileId {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "operation", rename_all = "kebab-case")]
 pub enum Operation {
-    /// Tell which disks the process has open for writing.
+    /// List the disks that the process has open for writing.
     List,
-    /// Tell what the process has done for its clients, and what the disk takes.
+    /// Report the counters of the process, and the space that the disk takes.
     Statistics,
     /// Finish the requests in flight, refuse new clients, close all disks, and end.
     Drain,
@@ -72,13 +72,13 @@ pub enum Operation {
         /// Its name.
         name: String,
     },
-    /// Tell the points of change tracking.
+    /// List the points of change tracking.
     TrackList,
-    /// Tell the ranges that have changed since a point, as many as fit in an answer.
+    /// List the ranges that have changed since a point, as many as fit in an answer.
     TrackShow {
         /// The name of the point.
         name: String,
-        /// The offset from which on ranges are told, in bytes.
+        /// Ranges before this offset are left out, bytes.
         from: u64,
         /// The later point up to which changes count; `None` for now.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -252,7 +252,7 @@ pub struct TrackedRange {
 pub struct ChangedRanges {
     /// Size of the disk in bytes.
     pub virtual_size: u64,
-    /// Length in bytes of the parts that are told apart.
+    /// Granularity of the tracking in bytes.
     pub grain_size: u64,
     /// Why everything counts as changed; `None` if the ranges are known.
     pub everything_because: Option<String>,
@@ -290,7 +290,7 @@ pub struct DiskReport {
     pub busy_with: Option<String>,
 }
 
-/// What a process tells about one of its disks.
+/// The statistics of a disk, and of the process that has it open.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct Statistics {
@@ -301,7 +301,7 @@ pub struct Statistics {
     /// The images of its chain, the top first.
     pub chain: Vec<PathBuf>,
     /// Space that the top image takes on its file system, in bytes; `null` if the file system does
-    /// not say.
+    /// not report it.
     pub size_on_disk: Option<u64>,
     /// Seconds since the process has opened its disks.
     pub open_seconds: u64,
@@ -443,7 +443,7 @@ pub struct CompactedInUse {
     pub block_size: u64,
     /// Length of its file before, in bytes.
     pub old_file_size: u64,
-    /// Length of its file after, in bytes; foretold for a dry run.
+    /// Length of its file after, in bytes; predicted for a dry run.
     pub new_file_size: u64,
     /// Bytes of the blocks of zeros that were given back.
     pub zero_bytes: u64,

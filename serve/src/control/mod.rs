@@ -32,13 +32,14 @@
 //!   only a process whose number is in the socket's name, of its own user or root.
 //! - A client cannot block a disk. Its request is at most [`message::LINE_BYTES_MAX`] long and must
 //!   arrive within a few seconds; answers that it does not read are given up after the same time;
-//!   there are at most a few clients at once. No lock of the disk is held while a client is read
-//!   from or written to, and no I/O of the disk's users passes through this module.
+//!   the number of clients is limited. No lock of the disk is held during I/O with a client, and no
+//!   I/O of the disk's users passes through this module.
 //! - One operation at a time changes a disk; a second one is refused with the name of the first.
 //! - Frozen images of a disk have no links, as several processes may have one as a parent. They are
-//!   found by the chains that the processes tell ([`find_by_frozen`]).
-//! - A client that goes away, and the end of the process, stop an operation only where it says so
-//!   ([`operation::Rule`]); otherwise the operation runs to its end, as nothing is half done then.
+//!   found by the chains that the processes report ([`find_by_frozen`]).
+//! - When a client disconnects or the process ends, an operation is stopped only if its rule says
+//!   so ([`operation::Rule`]). Any other operation runs to its end, so that it is never left half
+//!   done.
 //!
 //! Locks: `disks` of a channel guards which operation runs on which disk, and `state` how the
 //! process ends. Neither is held during an operation or I/O.
@@ -55,7 +56,7 @@ mod stream;
 
 pub use channel::Channel;
 pub use client::{Client, Found, Listing, Peer, find, find_by_frozen, find_by_name, list};
-pub use host::{Freezer, Held, Host, OnMove, Quiet};
+pub use host::{Freezer, FrozenFileSystems, Held, Host, OnMove};
 pub use message::{
     ChangedRanges, CommandCount, CompactedInUse, DiskReport, Done, Frozen, Merged, Moved, NewImage, Operation,
     ProcessReport, Resized, Statistics, TrackedPoint, TrackedRange, Traffic, VERSION,
@@ -85,7 +86,7 @@ pub enum ControlError {
     Silent {
         /// The process, as in "diskwright (process 12)".
         peer: String,
-        /// What it did.
+        /// What it did instead.
         what: String,
     },
     /// The caller has stopped waiting.

@@ -6,7 +6,7 @@
 
 use super::{
     ControlError, folder,
-    host::Quiet,
+    host::FrozenFileSystems,
     message::{
         ChangedRanges, CommandCount, CompactedInUse, DiskReport, Done, FileId, Frozen, Operation, ProcessReport,
         Resized, Statistics, TrackedPoint, TrackedRange, Traffic,
@@ -22,10 +22,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Least interval between two reports of progress to a client.
+/// Minimum interval between two reports of progress to a client.
 const REPORT_EVERY: Duration = Duration::from_millis(100);
 
-/// Most ranges in an answer, so that it fits in a line.
+/// Maximum number of ranges in an answer, so that it fits in a line.
 const RANGES_MAX: usize = 500;
 
 /// What the channel must know of an operation before it carries it out.
@@ -50,17 +50,16 @@ pub(super) fn rule(operation: &Operation) -> Rule {
         Operation::List => rule("list", false, false, false),
         Operation::Statistics => rule("statistics", true, false, false),
         Operation::Drain => rule("drain", true, false, false),
-        // Durable as a whole, and over in a moment: the image is enlarged whether or not the client
-        // waits.
+        // Short, and durable as a whole: the image is enlarged whether or not the client waits.
         Operation::Resize { .. } => rule("resize", true, true, false),
-        // Until the names change, nothing is done that must stay.
+        // Until the names change, everything is undone when the operation stops.
         Operation::Snapshot { .. } => rule("snapshot", true, true, true),
-        // Over in a moment, and whole whether or not the client waits.
+        // Short, and complete whether or not the client waits.
         Operation::TrackStart { .. } => rule("track start", true, true, false),
         Operation::TrackStop { .. } => rule("track stop", true, true, false),
         Operation::TrackList => rule("track list", true, false, false),
         Operation::TrackShow { .. } => rule("track show", true, false, false),
-        // What is half done reads right, and the same operation finishes it.
+        // A disk that is merged in part reads correctly, and the same operation finishes the merge.
         Operation::Merge { .. } => rule("merge", true, true, true),
         // Each batch of blocks is complete in itself.
         Operation::Compact { .. } => rule("compact", true, true, true),
@@ -69,7 +68,7 @@ pub(super) fn rule(operation: &Operation) -> Rule {
     }
 }
 
-/// Reports progress to the client. Returns whether the operation shall go on.
+/// Reports progress to the client. Returns whether the operation is to continue.
 pub(super) type Report<'a> = dyn FnMut(u64, u64) -> bool + 'a;
 
 /// Carries out an operation on the disk with this index. The caller has checked the [`Rule`].
@@ -210,13 +209,13 @@ fn compact(disk: &Disk, dry_run: bool, report: &mut Report<'_>) -> Result<Done, 
     }))
 }
 
-/// Looks on while a disk is frozen: the file of the child leads to this process before it has the
-/// disk's name, and file systems on the disk are frozen for the moment of the snapshot.
+/// Hooks of a snapshot: the file of the child leads to this process before it has the disk's name,
+/// and file systems on the disk are frozen for the moment of the snapshot.
 struct Watch<'a, 'r> {
     shared: &'a Shared,
     report: &'a mut Report<'r>,
     child: Option<FileId>,
-    quiet: Quiet,
+    quiet: FrozenFileSystems,
 }
 
 impl SnapshotWatch for Watch<'_, '_> {
@@ -279,13 +278,13 @@ fn snapshot(
 ) -> Result<Done, ControlError> {
     let disk = &shared.disks[index].disk();
     let before = id_of(disk);
-    let mut watch = Watch { shared, report, child: None, quiet: Quiet::default() };
+    let mut watch = Watch { shared, report, child: None, quiet: FrozenFileSystems::default() };
     let done = disk.snapshot_tracked(name, track, dry_run, &mut watch);
     let Watch { child, quiet, .. } = watch;
     // Also after an error the disk may have its child.
     withdraw_former(shared, disk, [before, child]);
     let done = done.map_err(of_disk)?;
-    let Quiet { file_systems, mut warnings } = quiet;
+    let FrozenFileSystems { file_systems, mut warnings } = quiet;
     warnings.extend(done.warnings);
     Ok(Done::Frozen(Frozen { disk: done.disk, frozen: done.parent, file_systems, warnings }))
 }

@@ -30,7 +30,7 @@ use diskwright_store::{BlockDevice, EngineKind, IoBuf, QueueOptions, SharedRing,
 use rustix::io::Errno;
 use std::{io, os::fd::OwnedFd, sync::Arc};
 
-/// Most receives at once. The other large buffers hold messages that were received.
+/// Maximum number of receives at once. The other large buffers hold messages that were received.
 const RECEIVES_MAX: usize = 8;
 
 /// If a batch of at least this many receives all brought messages, the next batch is submitted

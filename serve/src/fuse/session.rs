@@ -36,7 +36,7 @@ use diskwright_store::{BlockDevice, BlockQueue, Completion, IoBuf, Request};
 use rustix::io::Errno;
 use std::{collections::VecDeque, io, ops::Range, sync::Arc};
 
-/// Most requests in flight: one for each buffer, and one patch.
+/// Maximum number of requests in flight: one for each buffer, and one patch.
 pub(crate) const DEPTH: usize = Buffers::count() + 1;
 
 /// Tag of the step of a patching change. The tags of slots are smaller.

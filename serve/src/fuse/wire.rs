@@ -126,7 +126,7 @@ pub enum Message<'a> {
     ReadDir {
         /// Position after the last entry of the last listing.
         cookie: u64,
-        /// Most bytes of the reply.
+        /// Maximum bytes of the reply.
         size_bytes: u32,
     },
     /// Read from a file.
@@ -451,7 +451,7 @@ pub struct Accepted {
     pub max_readahead_bytes: u32,
     /// See [`init`].
     pub flags: u64,
-    /// Most background requests in flight.
+    /// Maximum number of background requests in flight.
     pub max_background: u16,
     /// Number of background requests from which on the kernel throttles.
     pub congestion_threshold: u16,

@@ -22,31 +22,31 @@
 use super::{
     connection::{Connection, Incoming, Input, State, payload_range},
     export::Exports,
-    flights::{ClientRequest, Completed, Contents, Flight, Group, Steps, Table},
+    flights::{ClientRequest, Completed, Contents, Flight, Group, Steps},
     handshake::{HandshakeError, Session},
     outbox::Share,
     pool::{HEADER_ROOM_BYTES, PIECE_BYTES, Pool},
     status::{self, StatusRequest},
 };
-use crate::{contained::contained, metrics::WorkerMetrics};
+use crate::{metrics::WorkerMetrics, panic_guard::catch_panic};
 use diskwright_nbd::wire::{
     Command, CommandFlags, Decoded, ErrorCode, Framing, PAYLOAD_BYTES_DEFAULT, RequestHeader, WireError,
 };
-use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request, Segments};
+use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request, Segments, SlotMap};
 use std::{
     io,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-/// Most requests in flight on one queue, for all clients of its export together.
+/// Maximum number of requests in flight on one queue, for all clients of its export together.
 pub(crate) const QUEUE_DEPTH: usize = 8192;
 
-/// Most empty segment lists that are kept for reuse.
+/// Maximum number of empty segment lists that are kept for reuse.
 const SPARE_LISTS: usize = 256;
 
-/// Most bytes that one request of a queue clears. A longer range is cleared step by step, so that
-/// other clients get their turn.
+/// Maximum bytes that one request of a queue clears. A longer range is cleared step by step, so
+/// that other clients get their turn.
 const STEP_BYTES: u64 = 256 << 20;
 
 /// A payload that is longer than the protocol allows is skipped up to this length. A longer one
@@ -83,8 +83,8 @@ pub(crate) struct Dispatcher {
     pub(crate) pool: Pool,
     pub(crate) exports: Arc<Exports>,
     pub(crate) queues: Vec<Option<Box<dyn BlockQueue>>>,
-    pub(crate) flights: Table<Flight>,
-    pub(crate) groups: Table<Group>,
+    pub(crate) flights: SlotMap<Flight>,
+    pub(crate) groups: SlotMap<Group>,
     pub(crate) limit: ShareLimit,
     pub(crate) metrics: Arc<WorkerMetrics>,
     /// The worker's clock at the beginning of the turn, in nanoseconds.
@@ -108,8 +108,8 @@ impl Dispatcher {
             pool: Pool::new(),
             queues: exports.iter().map(|_| None).collect(),
             exports,
-            flights: Table::default(),
-            groups: Table::default(),
+            flights: SlotMap::default(),
+            groups: SlotMap::default(),
             limit,
             metrics,
             now_ns: 0,
@@ -435,8 +435,8 @@ impl Dispatcher {
 
     /// Starts no further steps for a connection that is closed.
     pub(crate) fn abandon(&mut self, connection: u32) {
-        for number in self.groups.numbers().collect::<Vec<_>>() {
-            if let Some(of) = self.groups.get(number)
+        for number in self.groups.indices().collect::<Vec<_>>() {
+            if let Some(of) = self.groups.get_mut(number)
                 && of.asked.connection == connection
             {
                 of.error.get_or_insert_with(|| io::Error::other("the client has gone"));
@@ -447,7 +447,7 @@ impl Dispatcher {
     /// Starts the next step of a range that is cleared, unless the range is done or a step has
     /// failed.
     fn step(&mut self, group: u32) {
-        let Some(of) = self.groups.get(group) else { return };
+        let Some(of) = self.groups.get_mut(group) else { return };
         let Steps { operation, next_bytes, end_bytes, fua } = of.steps;
         if of.error.is_some() || next_bytes == end_bytes {
             return;
@@ -458,7 +458,7 @@ impl Dispatcher {
         let request = Request { operation, fua, ..Request::discard(next_bytes, len_bytes, 0) };
         let flight = Flight { asked: of.asked, group: Some(group) };
         if let Err((_, error)) = self.launch(flight, request)
-            && let Some(of) = self.groups.get(group)
+            && let Some(of) = self.groups.get_mut(group)
         {
             of.pending -= 1;
             of.error.get_or_insert(error);
@@ -467,7 +467,7 @@ impl Dispatcher {
 
     /// One step of a group has ended. Returns the group's result if that was the last.
     fn step_ended(&mut self, group: u32) -> Option<Completed> {
-        let of = self.groups.get(group)?;
+        let of = self.groups.get_mut(group)?;
         of.pending -= 1;
         if of.pending > 0 {
             return None;
@@ -485,7 +485,7 @@ impl Dispatcher {
             let contents = self.contents(buf, segments);
             return Some(Completed { asked: flight.asked, result, contents });
         };
-        let of = self.groups.get(group)?;
+        let of = self.groups.get_mut(group)?;
         if let Err(error) = result {
             of.error.get_or_insert(error);
         }
@@ -505,7 +505,7 @@ impl Dispatcher {
         answer.clear();
         let device = &self.exports.get(session.export).device;
         let began = Instant::now();
-        let found = contained(|| status::answer(device.as_ref(), contexts, &request, status::PATIENCE, &mut answer));
+        let found = catch_panic(|| status::answer(device.as_ref(), contexts, &request, status::PATIENCE, &mut answer));
         // Errors count too: a slow failure delays the other clients just as much.
         conn.turn_is_over |= began.elapsed() > STATUS_TURN;
         match found {

@@ -18,7 +18,7 @@ use super::{
     settings::Settings,
     worker::Worker,
 };
-use crate::{contained::contained, metrics::Metrics};
+use crate::{metrics::Metrics, panic_guard::catch_panic};
 use diskwright_store::{Blocking, EngineKind, IoBuf, SharedRing, StreamEnd, StreamId, Streams};
 use std::{
     io,
@@ -28,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-/// Most workers that are started by default.
+/// Maximum number of workers that are started by default.
 const WORKERS_MAX: usize = 8;
 
 /// Pause after a failed accept, when descriptors or memory have probably run out.
@@ -174,7 +174,7 @@ impl NbdServer {
         let ended = self.end_threads();
         let mut flushed = Ok(());
         for export in self.settings.exports.iter().filter(|export| export.is_writable()) {
-            let flush = contained(|| Blocking::open(export.device.as_ref(), EngineKind::Auto)?.flush());
+            let flush = catch_panic(|| Blocking::open(export.device.as_ref(), EngineKind::Auto)?.flush());
             if let Err(source) = flush {
                 flushed = flushed.and(Err(ServeError::Flush { export: export.name.clone(), source }));
             }

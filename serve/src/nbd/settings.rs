@@ -15,12 +15,12 @@ use std::{
 pub struct ServerOptions {
     /// Number of worker threads; 0 means one for each processor, at most 8.
     pub workers: usize,
-    /// Most connections at a time. Further ones are closed at once.
+    /// Maximum number of connections at a time. Further ones are closed at once.
     pub connections_max: usize,
-    /// Most requests in flight for each connection.
+    /// Maximum number of requests in flight for each connection.
     pub requests_max: u32,
-    /// Most payload bytes in flight for each connection. A single request is allowed whatever its
-    /// size.
+    /// Maximum payload bytes in flight for each connection. A single request is allowed whatever
+    /// its size.
     pub request_bytes_max: usize,
     /// The TLS certificates; `None` serves without TLS.
     pub tls: Option<Arc<ServerConfig>>,

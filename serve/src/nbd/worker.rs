@@ -15,7 +15,7 @@
 use super::{
     connection::{Connection, Phase, State, loss},
     dispatch::{Dispatcher, QUEUE_DEPTH, SessionEnd},
-    flights::{Completed, Table},
+    flights::Completed,
     handshake::{Handshake, Next, TlsNeed},
     inbox::{Inbox, Message},
     peer::Peer,
@@ -23,12 +23,12 @@ use super::{
     settings::Settings,
 };
 use crate::{
-    contained::{Contained, contained},
     metrics::WorkerMetrics,
+    panic_guard::{PanicGuard, catch_panic},
     reserve::Reserve,
     turn::Pace,
 };
-use diskwright_store::{Completion, IoBuf, QueueOptions, SharedRing, StreamEnd, StreamId, Streams};
+use diskwright_store::{Completion, IoBuf, QueueOptions, SharedRing, SlotMap, StreamEnd, StreamId, Streams};
 use std::{
     collections::VecDeque,
     io,
@@ -52,7 +52,7 @@ fn tag(number: u32, what: u64) -> u64 {
 #[derive(Debug)]
 pub(crate) struct Worker {
     /// Dropped before the other users of the ring, so that I/O in flight ends first.
-    connections: Table<Connection>,
+    connections: SlotMap<Connection>,
     streams: Streams,
     dispatcher: Dispatcher,
     ring: SharedRing,
@@ -89,7 +89,7 @@ impl Worker {
         let wakeup = streams.add(inbox.wakeup()?)?;
         streams.receive(wakeup, IoBuf::new(8), 0..8, false, WAKEUP);
         Ok(Self {
-            connections: Table::default(),
+            connections: SlotMap::default(),
             streams,
             dispatcher,
             ring,
@@ -115,7 +115,7 @@ impl Worker {
     /// # Errors
     /// The ring failed.
     pub(crate) fn run(mut self) -> io::Result<()> {
-        while !self.stopping || self.connections.len() > 0 {
+        while !self.stopping || !self.connections.is_empty() {
             let mut ends = std::mem::take(&mut self.ends);
             // Operations that failed to start have completed without the ring.
             self.streams.reap(&mut ends);
@@ -167,7 +167,7 @@ impl Worker {
                 }
             }
             for number in std::mem::take(&mut self.stalled) {
-                if let Some(conn) = self.connections.get(number) {
+                if let Some(conn) = self.connections.get_mut(number) {
                     conn.stalled = false;
                     self.advance(number);
                 }
@@ -180,7 +180,7 @@ impl Worker {
 
     fn answer(&mut self, completed: Completed) {
         let Completed { asked, result, contents } = completed;
-        if let Some(conn) = self.connections.get(asked.connection) {
+        if let Some(conn) = self.connections.get_mut(asked.connection) {
             conn.reclaim(&mut self.dispatcher.pool);
             self.dispatcher.reply(conn, &asked, result, contents);
             self.settle(asked.connection);
@@ -229,7 +229,7 @@ impl Worker {
     }
 
     fn received(&mut self, number: u32, end: StreamEnd) {
-        let Some(conn) = self.connections.get(number) else { return };
+        let Some(conn) = self.connections.get_mut(number) else { return };
         conn.take_back(end.buf, end.pieces, &mut self.dispatcher.pool);
         match end.result {
             // A connection that is closing ignores its input.
@@ -252,7 +252,7 @@ impl Worker {
 
     /// Handles the bytes received, and starts the next receive.
     fn advance(&mut self, number: u32) {
-        let Some(conn) = self.connections.get(number) else { return };
+        let Some(conn) = self.connections.get_mut(number) else { return };
         if conn.starts_tls && !conn.has_output() && !conn.outbox.is_sending() {
             conn.starts_tls = false;
             match self.settings.tls_session().and_then(|config| Secure::new(&config).map_err(io::Error::other)) {
@@ -269,7 +269,7 @@ impl Worker {
                 }
             };
         }
-        let Some(conn) = self.connections.get(number) else { return };
+        let Some(conn) = self.connections.get_mut(number) else { return };
         // Replies to options are not counted in the share. So during the handshake the worker
         // receives nothing more from a client until the replies to its last options were sent.
         let must_listen = matches!(conn.phase, Phase::Handshake(_)) && (conn.has_output() || conn.outbox.is_sending());
@@ -295,7 +295,7 @@ impl Worker {
     }
 
     fn handle_input(&mut self, number: u32) -> Result<(), SessionEnd> {
-        let Some(conn) = self.connections.get(number) else { return Ok(()) };
+        let Some(conn) = self.connections.get_mut(number) else { return Ok(()) };
         while conn.state == State::Open && !conn.starts_tls {
             match &mut conn.phase {
                 Phase::Transmission(session) => {
@@ -318,8 +318,8 @@ impl Worker {
                             if queue.is_none() {
                                 let ring = Some(&self.ring);
                                 let options = QueueOptions { depth: QUEUE_DEPTH, ring, ..QueueOptions::default() };
-                                let opened = contained(|| export.device.open_queue(&options));
-                                let opened = Box::new(Contained::over(opened.map_err(SessionEnd::Queue)?));
+                                let opened = catch_panic(|| export.device.open_queue(&options));
+                                let opened = Box::new(PanicGuard::over(opened.map_err(SessionEnd::Queue)?));
                                 let held = Arc::clone(&self.metrics.held);
                                 *queue = Some(Box::new(Reserve::over(opened, &self.ring, held)));
                             }
@@ -338,7 +338,7 @@ impl Worker {
     }
 
     fn send(&mut self, number: u32) {
-        let Some(conn) = self.connections.get(number) else { return };
+        let Some(conn) = self.connections.get_mut(number) else { return };
         conn.to_send = false;
         if conn.state == State::Closing || conn.outbox.is_sending() || !conn.has_output() {
             return;
@@ -372,7 +372,7 @@ impl Worker {
     }
 
     fn sent(&mut self, number: u32, end: StreamEnd) {
-        let Some(conn) = self.connections.get(number) else { return };
+        let Some(conn) = self.connections.get_mut(number) else { return };
         let share = conn.outbox.sent(end.buf, end.pieces, &mut self.dispatcher.pool);
         conn.share.sub(share);
         match end.result {
@@ -385,7 +385,7 @@ impl Worker {
     /// Puts the connection on the send list if it has output, and closes or removes it if it is
     /// done.
     fn settle(&mut self, number: u32) {
-        let Some(conn) = self.connections.get(number) else { return };
+        let Some(conn) = self.connections.get_mut(number) else { return };
         if conn.has_output() && conn.state != State::Closing {
             if !conn.to_send {
                 conn.to_send = true;
@@ -402,10 +402,10 @@ impl Worker {
             tracing::info!(peer = %conn.peer, requests = conn.requests, "closed");
             self.close(number);
         }
-        let Some(conn) = self.connections.get(number) else { return };
+        let Some(conn) = self.connections.get_mut(number) else { return };
         if conn.has_ended() {
             self.connections.remove(number);
-            if self.connections.len() == 0 {
+            if self.connections.is_empty() {
                 self.dispatcher.pool.trim();
             }
             self.metrics.connections.fetch_sub(1, Ordering::Relaxed);
@@ -415,7 +415,7 @@ impl Worker {
     /// Ignores further input from a client, and closes the connection when all requests are
     /// answered.
     fn drain(&mut self, number: u32) {
-        let Some(conn) = self.connections.get(number) else { return };
+        let Some(conn) = self.connections.get_mut(number) else { return };
         if conn.state == State::Open {
             (conn.state, conn.since_ns) = (State::Draining, self.dispatcher.now_ns);
             conn.abandon_input(&mut self.dispatcher.pool);
@@ -428,7 +428,7 @@ impl Worker {
     /// normal: the client has listed the exports, or has only checked that the server listens
     /// (monitoring). It is logged at debug level.
     fn client_left(&mut self, number: u32, reason: &str) {
-        let Some(conn) = self.connections.get(number) else { return };
+        let Some(conn) = self.connections.get_mut(number) else { return };
         if matches!(conn.phase, Phase::Handshake(_)) && conn.state != State::Closing {
             tracing::debug!(peer = %conn.peer, reason, "disconnected during the handshake");
             self.close(number);
@@ -438,7 +438,7 @@ impl Worker {
 
     /// Ends a connection at once, with a warning in the log.
     fn disconnect(&mut self, number: u32, reason: &str) {
-        let Some(conn) = self.connections.get(number) else { return };
+        let Some(conn) = self.connections.get_mut(number) else { return };
         if conn.state != State::Closing {
             tracing::warn!(peer = %conn.peer, requests = conn.requests, reason, "the connection ended");
             self.close(number);
@@ -447,7 +447,7 @@ impl Worker {
     }
 
     fn close(&mut self, number: u32) {
-        let Some(conn) = self.connections.get(number) else { return };
+        let Some(conn) = self.connections.get_mut(number) else { return };
         conn.state = State::Closing;
         conn.release(&mut self.dispatcher.pool);
         self.streams.close(conn.stream);
@@ -456,7 +456,7 @@ impl Worker {
 
     fn stop(&mut self) {
         self.stopping = true;
-        for number in self.connections.numbers().collect::<Vec<_>>() {
+        for number in self.connections.indices().collect::<Vec<_>>() {
             self.drain(number);
         }
     }
@@ -473,8 +473,8 @@ impl Worker {
     fn tick(&mut self) {
         self.ticking = false;
         let now_ns = self.dispatcher.now_ns;
-        for number in self.connections.numbers().collect::<Vec<_>>() {
-            let Some(conn) = self.connections.get(number) else { continue };
+        for number in self.connections.indices().collect::<Vec<_>>() {
+            let Some(conn) = self.connections.get_mut(number) else { continue };
             let (limit, reason) = match (conn.state, &conn.phase) {
                 (State::Draining, _) => {
                     (self.settings.drain_time, "the client did not receive its last replies in time")

@@ -10,7 +10,7 @@ use statrs::distribution::{ContinuousCDF, Normal};
 /// Up to this many values the null distribution is exact. Beyond it the normal approximation has
 /// three correct digits.
 const EXACT_UP_TO: usize = 50;
-/// Most differences that a test computes, as a bound on its memory and time.
+/// Maximum number of differences that a test computes, as a bound on its memory and time.
 const DIFFERENCES_MAX: usize = 4_000_000;
 
 /// The differences of a rank test, sorted: all pairwise means (signed rank), or all values of one

@@ -22,7 +22,7 @@ const COMPAT_RO_BLOCK_GROUP_TREE: u64 = 0x8;
 /// FREE_SPACE_TREE, FREE_SPACE_TREE_VALID, VERITY, BLOCK_GROUP_TREE.
 const COMPAT_RO_KNOWN: u64 = 0xf;
 const SYSTEM_CHUNKS_AT: usize = 0x32b;
-const MOST_SYSTEM_CHUNKS_BYTES: usize = 2048;
+const SYSTEM_CHUNKS_BYTES_MAX: usize = 2048;
 
 /// A superblock of a file system on one device that fits the volume.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ impl Superblock {
             return Err(wrong(format!("a device of {device_bytes} bytes in {} bytes", window.size_bytes())));
         }
         let system_len = le32(&raw, 0xa0) as usize;
-        if system_len > MOST_SYSTEM_CHUNKS_BYTES {
+        if system_len > SYSTEM_CHUNKS_BYTES_MAX {
             return Err(wrong(format!("{system_len} bytes of system chunks")));
         }
         let tree = |owner, block_at, level_at: usize, generation_at| Tree {

@@ -19,7 +19,7 @@ use std::ops::Range;
 const HEADER_BYTES: usize = 101;
 const ITEM_BYTES: usize = KEY_BYTES + 8;
 const POINTER_BYTES: usize = KEY_BYTES + 16;
-const MOST_LEVEL: u8 = 7;
+const LEVEL_MAX: u8 = 7;
 
 /// Reads trees.
 pub(super) struct Reader<'a> {
@@ -34,7 +34,7 @@ type Each<'a> = &'a mut dyn FnMut(Key, &[u8]) -> Result<(), LeftAlone>;
 impl Reader<'_> {
     /// Passes the items of the objects in `objects` to `each`.
     pub(super) fn walk(&self, tree: &Tree, objects: Range<u64>, each: Each<'_>) -> Result<(), LeftAlone> {
-        if tree.level > MOST_LEVEL {
+        if tree.level > LEVEL_MAX {
             return Err(LeftAlone::damaged(format!("a tree of btrfs with {} levels", tree.level)));
         }
         self.block(tree, true, &objects, &mut None, each)

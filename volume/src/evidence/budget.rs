@@ -1,4 +1,4 @@
-//! What learning the file systems of a disk may cost.
+//! The budget for reading the structures of a disk's file systems.
 //!
 //! A superblock can claim tables of any length, and an image can hold many superblocks. So reads
 //! are counted for all file systems together, and so is what is remembered of them.
@@ -11,7 +11,7 @@ use std::{cell::Cell, io, ops::Range};
 
 /// Length of the pieces by which reads are counted, in bytes.
 const PIECE_BYTES: u64 = 64 << 10;
-/// Most things that are remembered of all file systems together.
+/// Maximum number of things that are remembered of all file systems together.
 const REMEMBERED_MAX: usize = 2 << 20;
 
 /// A disk of which only so many bytes may be read.

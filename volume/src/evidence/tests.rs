@@ -1,4 +1,4 @@
-//! What a witness believes, by file systems that are made by hand.
+//! Which structures count as evidence, on file systems that the tests build byte by byte.
 
 use super::*;
 use crate::{bytes::crc32c_raw, seen::PROOF};

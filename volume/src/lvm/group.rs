@@ -6,8 +6,8 @@ use std::ops::Range;
 
 /// The unit of LVM's figures.
 pub(super) const SECTOR_BYTES: u64 = 512;
-/// Most pieces of one logical volume.
-const MOST_SEGMENTS: u64 = 256;
+/// Maximum number of pieces of one logical volume.
+const SEGMENTS_MAX: u64 = 256;
 
 /// A logical volume: its extents on the physical volume, or why it is left alone.
 #[derive(Debug)]
@@ -141,7 +141,7 @@ fn linear(
     }
     let mut segments = segments_of(volume);
     let count = segments.len() as u64;
-    if count == 0 || count > MOST_SEGMENTS || volume.number("segment_count") != Some(count) {
+    if count == 0 || count > SEGMENTS_MAX || volume.number("segment_count") != Some(count) {
         return Err(wrong("has not the number of segments that it names"));
     }
     segments.sort_by_key(|segment| segment.number("start_extent"));

@@ -3,7 +3,7 @@
 use crate::reason::LeftAlone;
 
 /// Sections within sections: a group, its volumes, a volume, a segment.
-const MOST_DEPTH: usize = 8;
+const DEPTH_MAX: usize = 8;
 
 /// A value.
 #[derive(Debug, Clone, PartialEq)]
@@ -112,7 +112,7 @@ impl Parser<'_> {
                 return Err(wrong("a name is missing"));
             } else if self.take('=') {
                 self.value()?
-            } else if depth < MOST_DEPTH && self.take('{') {
+            } else if depth < DEPTH_MAX && self.take('{') {
                 let section = self.section(depth + 1)?;
                 if !self.take('}') {
                     return Err(wrong("a section does not end"));

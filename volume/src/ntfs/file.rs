@@ -16,7 +16,7 @@ use crate::{
 
 const ATTRIBUTE_LIST: u32 = 0x20;
 /// NTFS does not make longer attribute lists.
-const MOST_LIST_BYTES: u64 = 256 << 10;
+const LIST_BYTES_MAX: u64 = 256 << 10;
 /// The lower 48 bits of a reference are the number of the record.
 const RECORD_MASK: u64 = (1 << 48) - 1;
 const IN_USE: u16 = 1;
@@ -146,7 +146,7 @@ impl<'a> Files<'a> {
             Some(value) => value.to_vec(),
             None => {
                 let (data_bytes, _) = list.sizes();
-                if data_bytes > MOST_LIST_BYTES {
+                if data_bytes > LIST_BYTES_MAX {
                     return Err(LeftAlone::damaged(format!("an attribute list of {data_bytes} bytes")));
                 }
                 let mut bytes = vec![0; data_bytes as usize];

@@ -1,4 +1,4 @@
-//! Whether a volume is at rest: nothing to replay, no hibernated system, no shadow copies.
+//! Whether a volume is clean: nothing to replay, no hibernated system, no shadow copies.
 
 use super::{
     file::Files,
@@ -15,12 +15,12 @@ const MUST_BE_CLEAR: u16 = 0x0001 | 0x0002 | 0x0004 | 0x4000;
 /// Offset of the header that VSS writes, and its id (3808876b-c176-4e48-b7ae-04046e6cc752).
 const SHADOW_OFFSET_BYTES: u64 = 0x1e00;
 const SHADOW_ID: [u8; 16] = *b"\x6b\x87\x08\x38\x76\xc1\x48\x4e\xb7\xae\x04\x04\x6e\x6c\xc7\x52";
-/// Most bytes of a root folder's index that are searched.
-const MOST_INDEX_BYTES: u64 = 64 << 20;
+/// Maximum bytes of a root folder's index that are searched.
+const INDEX_BYTES_MAX: u64 = 64 << 20;
 const NO_CLIENT: u16 = 0xffff;
 const VOLUME_IS_CLEAN: u16 = 0x0002;
 
-/// Refuses a volume that is not at rest.
+/// Refuses a volume that is not clean.
 pub(super) fn check(files: &Files<'_>) -> Result<(), LeftAlone> {
     check_flags(files)?;
     check_log(files)?;
@@ -44,7 +44,7 @@ fn check_flags(files: &Files<'_>) -> Result<(), LeftAlone> {
     Ok(())
 }
 
-/// $LogFile is at rest if it is empty (all bytes 0xFF), or if its newest restart page has no client
+/// $LogFile is clean if it is empty (all bytes 0xFF), or if its newest restart page has no client
 /// or says that the volume is clean.
 fn check_log(files: &Files<'_>) -> Result<(), LeftAlone> {
     let dirty = |what: &str| {
@@ -127,7 +127,7 @@ fn find_in_root(files: &Files<'_>, name: &str) -> Result<Option<u64>, LeftAlone>
     if !block_bytes.is_power_of_two() || !(512..=64 << 10).contains(&block_bytes) {
         return Err(LeftAlone::damaged(format!("an index with blocks of {block_bytes} bytes")));
     }
-    if blocks.data_bytes > MOST_INDEX_BYTES {
+    if blocks.data_bytes > INDEX_BYTES_MAX {
         return Err(LeftAlone::unsupported(format!("a root folder whose index has {} bytes", blocks.data_bytes)));
     }
     let Some(bitmap) = files.stream(ROOT, INDEX_BITMAP, "$I30")? else {

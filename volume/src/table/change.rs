@@ -21,8 +21,8 @@ use crate::{
 };
 use std::ops::Range;
 
-/// Most sectors that an entry of an MBR can address.
-const MOST_MBR_SECTORS: u64 = u32::MAX as u64;
+/// Maximum number of sectors that an entry of an MBR can address.
+const MBR_SECTORS_MAX: u64 = u32::MAX as u64;
 
 /// First byte after everything that the table needs: the smallest size of the disk, a multiple of
 /// the sector.
@@ -31,7 +31,7 @@ pub(crate) fn end_of(disk: &dyn ReadAt, found: &Found) -> Result<u64, LeftAlone>
     let window = Window::new(disk, &whole);
     let sector_bytes = u64::from(window.sector_bytes());
     if found.kind == TableKind::Gpt {
-        return Ok(Gpt::read(&window, &[], None)?.least_sectors() * sector_bytes);
+        return Ok(Gpt::read(&window, &[], None)?.min_sectors() * sector_bytes);
     }
     check(found)?;
     let last = found.partitions.iter().map(|partition| partition.range_bytes.end).max().unwrap_or(0);
@@ -92,9 +92,9 @@ fn enlarge_primary(window: &Window<'_>, found: &Found, sectors: u64, number: u32
         )));
     }
     let Range { start: start_bytes, end: old_end } = wanted.range_bytes;
-    if sectors > MOST_MBR_SECTORS {
+    if sectors > MBR_SECTORS_MAX {
         return Err(LeftAlone::unsupported(format!(
-            "a partition of an MBR beyond sector {MOST_MBR_SECTORS} (2 TiB with sectors of 512 bytes): convert the table to GPT"
+            "a partition of an MBR beyond sector {MBR_SECTORS_MAX} (2 TiB with sectors of 512 bytes): convert the table to GPT"
         )));
     }
     if old_end > sectors * sector_bytes {

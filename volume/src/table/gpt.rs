@@ -13,8 +13,8 @@ use crate::{
 };
 use uuid::{Uuid, uuid};
 
-/// Most bytes of an array of entries: 512 partitions. Usual are 16 KiB.
-const MOST_ARRAY_BYTES: u64 = 64 << 10;
+/// Maximum bytes of an array of entries: 512 partitions. The usual size is 16 KiB.
+const ARRAY_BYTES_MAX: u64 = 64 << 10;
 
 /// Types whose partitions belong to a volume manager that has its own idea of where data lie.
 const MANAGED: [(Uuid, &str); 4] = [
@@ -137,7 +137,7 @@ pub(super) fn header_at(window: &Window<'_>, lba: u64) -> Result<Header, LeftAlo
         return Err(wrong("it names another sector as its own"));
     }
     let array_bytes = header.array_bytes();
-    if header.entry_bytes < 128 || !header.entry_bytes.is_multiple_of(8) || array_bytes > MOST_ARRAY_BYTES {
+    if header.entry_bytes < 128 || !header.entry_bytes.is_multiple_of(8) || array_bytes > ARRAY_BYTES_MAX {
         return Err(wrong("the array of entries has an unknown shape"));
     }
     Ok(header)

@@ -14,7 +14,7 @@
 //! Why a power cut does no harm: until step 2 the first copy is whole, and the old second copy too,
 //! unless it lies where the new one goes. From step 3 on the first and the new second copy are
 //! whole. Between 2 and 3 the checksum of the first copy's array is wrong, and the new second copy
-//! is whole: programs use that. Step 5 is tidiness: no header refers to what it clears.
+//! is whole: programs use that. Step 5 is optional: no header refers to what it clears.
 //!
 //! What the next run accepts, so that it can finish:
 //! - Both copies are valid and say the same.
@@ -107,7 +107,7 @@ impl Gpt {
     }
 
     /// Number of sectors of the smallest disk that has room for the partitions and both copies.
-    pub(super) fn least_sectors(&self) -> u64 {
+    pub(super) fn min_sectors(&self) -> u64 {
         let last = self.partitions.iter().map(|partition| partition.range_bytes.end.div_ceil(self.sector_bytes)).max();
         last.unwrap_or(0).max(self.header.first_usable_lba + 1) + self.array_sectors() + 1
     }
@@ -119,9 +119,9 @@ impl Gpt {
         sectors: u64,
         enlarge: Option<u32>,
     ) -> Result<Change, LeftAlone> {
-        if sectors < self.least_sectors() {
-            let least_bytes = self.least_sectors() * self.sector_bytes;
-            return Err(LeftAlone::new(Why::Unknown, format!("the partitions and the GPT need {least_bytes} bytes")));
+        if sectors < self.min_sectors() {
+            let min_bytes = self.min_sectors() * self.sector_bytes;
+            return Err(LeftAlone::new(Why::Unknown, format!("the partitions and the GPT need {min_bytes} bytes")));
         }
         let last_lba = sectors - 1;
         let array_lba = last_lba - self.array_sectors();

@@ -8,8 +8,8 @@ use crate::{
     reason::{LeftAlone, Why},
 };
 
-/// Most logical partitions. Windows and Linux stop earlier.
-const MOST_LOGICAL: u32 = 256;
+/// Maximum number of logical partitions. Windows and Linux stop earlier.
+const LOGICAL_MAX: u32 = 256;
 
 /// An entry of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +114,7 @@ fn logical(window: &Window<'_>, extended: &Entry) -> Result<Vec<Partition>, Left
     let end = extended.end_sector(0);
     let mut partitions = Vec::new();
     let mut at = base;
-    for number in 5..5 + MOST_LOGICAL {
+    for number in 5..5 + LOGICAL_MAX {
         let sector = window.bytes(at * sector_bytes, 512)?;
         let Some(table) = entries(&sector) else {
             return Err(LeftAlone::damaged(format!("no table of logical partitions in sector {at}")));
@@ -143,7 +143,7 @@ fn logical(window: &Window<'_>, extended: &Entry) -> Result<Vec<Partition>, Left
         }
         at = following;
     }
-    Err(LeftAlone::unsupported(format!("more than {MOST_LOGICAL} logical partitions")))
+    Err(LeftAlone::unsupported(format!("more than {LOGICAL_MAX} logical partitions")))
 }
 
 fn type_text(entry: &Entry) -> String {

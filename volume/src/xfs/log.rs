@@ -11,8 +11,8 @@
 //!
 //! The head is where the cycle changes. The log is clean if a record with one operation ends
 //! exactly at the head, and this operation is "unmount". The kernel finds the head by bisection and
-//! mends what a crash has left behind; here every block is read, and any other pattern is not
-//! clean.
+//! repairs what a crash has left behind; here every block is read, and a log with any other pattern
+//! counts as dirty.
 
 use super::superblock::Superblock;
 use crate::{

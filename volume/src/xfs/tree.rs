@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// The kernel allows no tree of more levels.
-const MOST_LEVELS: u32 = 9;
+const LEVELS_MAX: u32 = 9;
 const AGF_CRC_AT: usize = 216;
 /// Headers of a group (superblock, AGF, AGI, AGFL), a sector each.
 const HEADER_SECTORS: u64 = 4;
@@ -42,7 +42,7 @@ pub(super) fn scan_group(window: &Window<'_>, fs: &Superblock, group: u64, sink:
         return Err(wrong(format!("the AGF counts {} blocks of {blocks}", be32(&agf, 12))).into());
     }
     let (root, levels) = (be32(&agf, 16), be32(&agf, 28));
-    if !(1..=MOST_LEVELS).contains(&levels) {
+    if !(1..=LEVELS_MAX).contains(&levels) {
         return Err(wrong(format!("a tree of {levels} levels")).into());
     }
     let next = (HEADER_SECTORS * fs.sector_bytes).div_ceil(fs.block_bytes);

@@ -83,12 +83,12 @@ fn a_gpt_with_sectors_of_4096_bytes_moves() {
     let mut bytes = gpt(16 << 20, sector, &[(64, 128), (128, 1024)]);
     // 4 sectors for the entries, one for the header.
     let least = (1024 + 5) * sector as u64;
-    assert_eq!(ends(&Sectors(bytes.clone(), 4096)).least_bytes, Ok(least));
-    assert!(ends(&Bytes(bytes.clone())).least_bytes.is_err(), "512 bytes is wrong here");
+    assert_eq!(ends(&Sectors(bytes.clone(), 4096)).min_bytes, Ok(least));
+    assert!(ends(&Bytes(bytes.clone())).min_bytes.is_err(), "512 bytes is wrong here");
     let change = table_change(&Sectors(bytes.clone(), 4096), least, None).unwrap();
     carry_out(&mut bytes, least, &change.steps);
     let moved = Sectors(bytes.clone(), 4096);
-    assert_eq!(ends(&moved).least_bytes, Ok(least));
+    assert_eq!(ends(&moved).min_bytes, Ok(least));
     assert_eq!(diskwright_volume::volumes(&moved).problem, None);
     assert!(table_change(&moved, least, None).unwrap().steps.is_empty(), "nothing is left to do");
     let change = table_change(&moved, 32 << 20, Some(2)).unwrap();
@@ -124,7 +124,7 @@ fn hostile_tables_are_refused() {
     let size = 16_usize << 20;
     let refused = |bytes: Vec<u8>, what: &str| {
         let disk = Bytes(bytes);
-        assert!(ends(&disk).least_bytes.is_err(), "{what}");
+        assert!(ends(&disk).min_bytes.is_err(), "{what}");
         for size_bytes in [4 << 20, 16 << 20, 32 << 20] {
             assert!(table_change(&disk, size_bytes, None).is_err(), "{what}");
             assert!(table_change(&disk, size_bytes, Some(1)).is_err(), "{what}");
@@ -142,7 +142,7 @@ fn hostile_tables_are_refused() {
     let mut two = gpt(size, 512, &[(2048, 4096)]);
     let other = gpt(size, 512, &[(2048, 6144)]);
     two[size - 33 * 512..].copy_from_slice(&other[size - 33 * 512..]);
-    assert_eq!(ends(&Bytes(two.clone())).least_bytes.unwrap_err().why, Why::Ambiguous);
+    assert_eq!(ends(&Bytes(two.clone())).min_bytes.unwrap_err().why, Why::Ambiguous);
     assert!(table_change(&Bytes(two.clone()), 8 << 20, None).is_err());
     // That is what the first step of enlarging partition 1 leaves.
     assert!(table_change(&Bytes(two), 16 << 20, Some(1)).is_ok());
@@ -152,7 +152,7 @@ fn hostile_tables_are_refused() {
 fn an_empty_gpt_needs_only_itself() {
     let disk = Bytes(gpt(8 << 20, 512, &[]));
     let found = ends(&disk);
-    assert_eq!((found.table, found.least_bytes), (TableKind::Gpt, Ok((35 + 33) * 512)));
+    assert_eq!((found.table, found.min_bytes), (TableKind::Gpt, Ok((35 + 33) * 512)));
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn an_mbr_reaches_two_tebibytes() {
     sector[454..462].copy_from_slice(&[0, 8, 0, 0, 0, 8, 0, 0]);
     sector[510..512].copy_from_slice(&[0x55, 0xaa]);
     let disk = Bytes(sector);
-    assert_eq!(ends(&disk).least_bytes, Ok(2 * MIB));
+    assert_eq!(ends(&disk).min_bytes, Ok(2 * MIB));
     assert!(table_change(&disk, 2 << 40, Some(1)).unwrap_err().to_string().contains("convert the table to GPT"));
     let most = (2 << 40) - MIB;
     let change = table_change(&disk, most, Some(1)).unwrap();

@@ -137,6 +137,6 @@ fn a_physical_volume_ends_where_lvm_says() {
     scratch.run(&format!("vgcreate -q {common} size{} {}", std::process::id(), device.device));
     drop(device);
     let found = ends(&scratch.disk());
-    assert_eq!(found.least_bytes, Ok(64 * MIB), "{found:?}");
+    assert_eq!(found.min_bytes, Ok(64 * MIB), "{found:?}");
     assert!(found.refusal(64 * MIB - 512).unwrap().to_string().contains("LVM"), "{found:?}");
 }

@@ -1,4 +1,4 @@
-//! `diskwright check FILE --repair` and `--undo`: what is said about them.
+//! `diskwright check FILE --repair` and `--undo`: their options and their output.
 //!
 //! After a repair the check runs as without it, so the verdict and the exit code are those of the
 //! file as it is now. A dry run shows the steps, the writes, and what would be left.
@@ -39,7 +39,7 @@ pub struct RepairOptionsArgs {
 /// Writes of a dry run that are printed; the JSON has all.
 const WRITES_SHOWN: usize = 50;
 
-/// What `check --repair --json` says about the repair.
+/// The field `repair` of `check --repair --json`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct RepairReport {
     /// Whether it was only planned.
@@ -164,13 +164,13 @@ pub(super) fn undo(context: &mut Context, file: &Path, args: &RepairOptionsArgs)
             undo_file,
             size: done.len_bytes,
             was_interrupted: done.was_interrupted,
-            warnings: switches::all_told(&done.warnings),
+            warnings: switches::all_with_switches(&done.warnings),
         };
         context.print_json(&report)?;
     } else if !context.global.quiet {
         let what = if done.was_interrupted { "the interrupted repair is undone" } else { "the repair is undone" };
         let (name, undo_file) = (printable(&json::path(file)), printable(&undo_file));
-        writeln!(context.out, "{name}: {what}; the file is as it was before it, and {undo_file} is removed")?;
+        writeln!(context.text(), "{name}: {what}; the file is as it was before it, and {undo_file} is removed")?;
     }
     Ok(exit::OK)
 }
@@ -179,12 +179,12 @@ fn costs(step: &Mended) -> Option<&Range<u64>> {
     step.finding.costs.as_ref()
 }
 
-/// What the JSON says. `verdict`: the word for the worst that is left.
+/// The repair for the JSON document. `verdict` is the word for the worst finding that is left.
 pub(super) fn report(done: &Repaired, dry_run: bool, verdict: &'static str) -> RepairReport {
     let step = |step: &Mended| StepReport {
         severity: severity_word(step.finding.severity),
         offset: step.finding.offset_bytes,
-        finding: switches::told(&step.finding.message),
+        finding: switches::with_switches(&step.finding.message),
         step: step.what.clone(),
         costs: costs(step).map(RangeReport::of),
     };
@@ -212,12 +212,12 @@ pub(super) fn report(done: &Repaired, dry_run: bool, verdict: &'static str) -> R
 }
 
 /// Prints the steps, what they cost, and for a dry run the writes.
-pub(super) fn tell(context: &mut Context, file: &Path, done: &Repaired, dry_run: bool) -> io::Result<()> {
+pub(super) fn print_report(context: &mut Context, file: &Path, done: &Repaired, dry_run: bool) -> io::Result<()> {
     let style = context.style;
     let file = printable(&json::path(file));
     if let Some(undo) = &done.rolled_back {
         let undo = printable(&json::path(undo));
-        writeln!(context.out, "{file}: an earlier repair was interrupted; it was put back first, by {undo}")?;
+        writeln!(context.text(), "{file}: an earlier repair was interrupted; it was put back first, by {undo}")?;
     }
     for step in &done.steps {
         let word = match (costs(step), dry_run) {
@@ -226,7 +226,7 @@ pub(super) fn tell(context: &mut Context, file: &Path, done: &Repaired, dry_run:
             (None, false) => style.paint(GREEN, "mended"),
             (None, true) => style.paint(GREEN, "would be mended"),
         };
-        let finding = printable(&switches::told(&step.finding.message));
+        let finding = printable(&switches::with_switches(&step.finding.message));
         let finding = finding.trim_end_matches('.');
         write!(context.out, "{file}: {word}  offset {}: {finding}", step.finding.offset_bytes)?;
         match costs(step) {
@@ -237,36 +237,36 @@ pub(super) fn tell(context: &mut Context, file: &Path, done: &Repaired, dry_run:
         writeln!(context.out)?;
     }
     if done.steps_left_out > 0 {
-        writeln!(context.out, "{file}: {} more steps", done.steps_left_out)?;
+        writeln!(context.text(), "{file}: {} more steps", done.steps_left_out)?;
     }
     for range in &done.lost {
         let is = if dry_run { "would be" } else { "are" };
-        writeln!(context.out, "{file}: bytes {} to {} of the disk {is} given up", range.start, range.end)?;
+        writeln!(context.text(), "{file}: bytes {} to {} of the disk {is} given up", range.start, range.end)?;
     }
     if dry_run {
         for write in done.writes.iter().take(WRITES_SHOWN) {
             match write {
                 PlannedWrite::Write { offset_bytes, len_bytes } => {
-                    writeln!(context.out, "{file}: would write {len_bytes} bytes at offset {offset_bytes}")?;
+                    writeln!(context.text(), "{file}: would write {len_bytes} bytes at offset {offset_bytes}")?;
                 }
                 PlannedWrite::Zero { offset_bytes, len_bytes } => {
-                    writeln!(context.out, "{file}: would give back {len_bytes} bytes at offset {offset_bytes}")?;
+                    writeln!(context.text(), "{file}: would give back {len_bytes} bytes at offset {offset_bytes}")?;
                 }
                 PlannedWrite::SetLen { len_bytes } => {
-                    writeln!(context.out, "{file}: would set the length to {len_bytes} bytes")?;
+                    writeln!(context.text(), "{file}: would set the length to {len_bytes} bytes")?;
                 }
             }
         }
         if done.writes.len() > WRITES_SHOWN {
-            writeln!(context.out, "{file}: and {} more writes", done.writes.len() - WRITES_SHOWN)?;
+            writeln!(context.text(), "{file}: and {} more writes", done.writes.len() - WRITES_SHOWN)?;
         }
-        return writeln!(context.out, "{file}: nothing was changed; as it is now:");
+        return writeln!(context.text(), "{file}: nothing was changed; as it is now:");
     }
     match &done.undo_file {
         Some(undo) => {
             let undo = printable(&json::path(undo));
-            writeln!(context.out, "{file}: repaired; {undo} has what --undo needs, remove it when you do not")
+            writeln!(context.text(), "{file}: repaired; {undo} has what --undo needs, remove it when you do not")
         }
-        None => writeln!(context.out, "{file}: nothing to repair; nothing was changed"),
+        None => writeln!(context.text(), "{file}: nothing to repair; nothing was changed"),
     }
 }

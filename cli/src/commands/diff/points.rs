@@ -1,7 +1,8 @@
 //! What has changed in a disk in use from one point of its change tracking to a later one.
 //!
-//! The process that has the disk open tells its points, the ranges and the images of its chain. The
-//! contents of the later point are in an image that a snapshot has frozen, which is opened here.
+//! The process that has the disk open reports its points, the ranges and the images of its chain.
+//! The contents of the later point are in an image that a snapshot has frozen, which is opened
+//! here.
 
 use crate::{
     exit::{Failure, Outcome},
@@ -30,7 +31,7 @@ pub(super) fn of_disk_in_use(
             Failure::new(format!("{}: it has no point {name:?} (`track list` shows its points)", json::path(file)))
         })
     };
-    let (point, end) = (told(point(from)?), told(point(to)?));
+    let (point, end) = (track_point(point(from)?), track_point(point(to)?));
     let changed = ranges(client, (from, to))?;
     for path in in_use::statistics(client)?.chain.iter().skip(1) {
         let disk = Disk::open(path, options)?;
@@ -44,10 +45,10 @@ pub(super) fn of_disk_in_use(
     )))
 }
 
-fn told(point: &TrackedPoint) -> TrackPoint {
+fn track_point(point: &TrackedPoint) -> TrackPoint {
     TrackPoint {
         name: point.name.clone(),
-        // Not told: the point is used here only.
+        // The process does not report the id, and nothing here uses it.
         id: 0,
         started: UNIX_EPOCH + Duration::from_secs(point.started.min(u64::from(u32::MAX) * 4)),
         changed_bytes: point.changed,
@@ -57,14 +58,14 @@ fn told(point: &TrackedPoint) -> TrackPoint {
     }
 }
 
-/// The ranges, which the process tells in pages.
+/// The changed ranges, which the process reports in pages.
 fn ranges(client: &Client, (name, to): (&str, &str)) -> Outcome<Changed> {
     let mut ranges = Vec::new();
     let (mut from, mut shape, mut everything) = (Some(0), (0, 0), None);
     while let Some(offset) = from {
         let operation = Operation::TrackShow { name: name.into(), from: offset, to: Some(to.into()) };
         let Done::Changed(page) = in_use::call(client, operation)? else { return Err(in_use::unexpected(client)) };
-        // A process that does not come forward would be asked for ever.
+        // A process that repeats an offset must not keep this loop running.
         from = page.next.filter(|next| *next > offset);
         shape = (page.grain_size, page.virtual_size);
         everything = everything.or(page.everything_because);

@@ -15,7 +15,7 @@ use diskwright_store::{EngineKind, Files};
 use std::path::{Path, PathBuf};
 
 /// What the disk is compared with, and how.
-pub(super) struct Asked<'a> {
+pub(super) struct DiffRequest<'a> {
     pub(super) track: Option<&'a str>,
     /// The later point.
     pub(super) to: Option<&'a str>,
@@ -28,7 +28,7 @@ pub(super) struct Asked<'a> {
     pub(super) exports: bool,
 }
 
-/// Who knows the ranges.
+/// Where the ranges come from.
 pub(super) enum Source {
     Disks(Box<Difference>),
     Point { since: Box<SincePoint>, name: String, path: PathBuf },
@@ -36,7 +36,7 @@ pub(super) enum Source {
 
 impl Source {
     /// Opens the disk and the one that it is compared with. Returns the warnings too.
-    pub(super) fn open(context: &mut Context, file: &Path, asked: &Asked<'_>) -> Outcome<(Self, Vec<String>)> {
+    pub(super) fn open(context: &mut Context, file: &Path, asked: &DiffRequest<'_>) -> Outcome<(Self, Vec<String>)> {
         let reads = asked.other.is_some() || asked.exact || asked.exports;
         let options = if reads { context.global.bulk_options() } else { context.global.open_options(false) };
         let options = OpenOptions { force_share: asked.force_share, ..options };
@@ -105,7 +105,7 @@ impl Source {
         (self, warnings)
     }
 
-    fn of(asked: &Asked<'_>, difference: Difference) -> Self {
+    fn of(asked: &DiffRequest<'_>, difference: Difference) -> Self {
         Self::Disks(Box::new(if asked.exact { difference.exactly() } else { difference }))
     }
 

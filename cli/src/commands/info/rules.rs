@@ -94,9 +94,9 @@ impl From<Judgement> for RuleReport {
             rule: rule.name,
             verdict,
             expected: rule.expected,
-            found: found.map(switches::told),
-            remedy: remedy.map(switches::told),
-            not_applicable_because: why.map(switches::told),
+            found: found.map(switches::with_switches),
+            remedy: remedy.map(switches::with_switches),
+            not_applicable_because: why.map(switches::with_switches),
         }
     }
 }
@@ -118,11 +118,11 @@ pub fn run(context: &mut Context, file: &Path, share: ShareArgs, args: RulesArgs
             file: json::path(file),
             holds,
             places: places.into_iter().map(|(_, report)| report).collect(),
-            warnings: switches::all_told(disk.warnings()),
+            warnings: switches::all_with_switches(disk.warnings()),
         })?;
     } else {
         for (place, report) in &places {
-            tell(context, &json::path(file), *place, report)?;
+            print_report(context, &json::path(file), *place, report)?;
         }
     }
     Ok(if holds { exit::OK } else { exit::RULE_BROKEN })
@@ -135,7 +135,7 @@ fn judge(place: Destination, facts: &Facts) -> PlaceReport {
     PlaceReport { place: place.to_string().to_lowercase(), holds, rules }
 }
 
-fn tell(context: &mut Context, file: &str, place: Destination, report: &PlaceReport) -> Outcome<()> {
+fn print_report(context: &mut Context, file: &str, place: Destination, report: &PlaceReport) -> Outcome<()> {
     let style = context.style;
     let out = &mut context.out;
     let broken = report.rules.iter().filter(|rule| rule.verdict == "not ok").count();

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     context::Context,
     exit::{self, Failure, Outcome},
-    switches::all_told,
+    switches::all_with_switches,
 };
 use clap::{Args, ValueEnum};
 use diskwright_lab::{
@@ -43,9 +43,12 @@ EXIT CODES  0 compared, and no --fail-if is true; 1 a --fail-if is true; 2 could
 
 EXAMPLES
   diskwright lab compare old.json new.json
-  diskwright lab compare old:o1.json,o2.json,o3.json,o4.json new:n1.json,n2.json,n3.json,n4.json --fail-if 'slower-than 5%'
-  diskwright lab compare before.json after.json --fail-if 'p99 worse-than 10%' --fail-when possible
-  diskwright lab compare --live disk.raw disk.vhdx --rounds 12 --duration 5s --queue-depth 8")]
+  diskwright lab compare old:o1.json,o2.json,o3.json,o4.json \\
+      new:n1.json,n2.json,n3.json,n4.json --fail-if 'slower-than 5%'
+  diskwright lab compare before.json after.json \\
+      --fail-if 'p99 worse-than 10%' --fail-when possible
+  diskwright lab compare --live disk.raw disk.vhdx --rounds 12 --duration 5s \\
+      --queue-depth 8")]
 pub struct CompareArgs {
     /// Results, the base first; targets with --live.
     #[arg(required = true, num_args = 2.., value_name = "RESULT|TARGET")]
@@ -108,7 +111,7 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
     let sides = if args.live { live(context, args)? } else { saved(&args.sides)? };
     head.took_ns = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
     let mut record = comparison::judge(head, sides, &options);
-    record.unjudged = all_told(&record.unjudged);
+    record.unjudged = all_with_switches(&record.unjudged);
     // The comparison is shown also if it cannot be saved.
     let saved = output.map_or(Ok(()), |output| output.save(&record));
     print(context, &record)?;

@@ -1,27 +1,17 @@
 //! `diskwright lab run`: runs one job on some targets.
 
-use super::{
-    targets::{self, TargetArgs},
-    words,
-    workload::WorkloadArgs,
-};
+use super::{targets::TargetArgs, words, workload::WorkloadArgs};
 use crate::{
     context::Context,
     describe::printable,
     exit::{self, Failure, Outcome},
-    live::LiveDisplay,
 };
 use clap::Args;
 use diskwright_lab::{
     LabError,
     output::{Kind, Output, PROFILE_MARK},
 };
-use diskwright_load::{
-    Run, clock,
-    record::End,
-    run::{self, RunOptions},
-    warning::Warning,
-};
+use diskwright_load::{Run, clock, record::End, run::RunOptions};
 use std::{
     io::Write,
     path::{Path, PathBuf},
@@ -48,10 +38,13 @@ EXIT CODES  0 done; 1 a request failed, a target could not be closed, or the run
 
 EXAMPLES
   diskwright lab run disk.vhdx
-  diskwright lab run test.dat --create-size 4G -b 8K --read-percent 70 --threads 4 --queue-depth 8 --duration 60s
-  diskwright lab run /dev/nvme1n1 --destroy-data --fill --read-percent 0 --wait-steady 30m
+  diskwright lab run test.dat --create-size 4G -b 8K --read-percent 70 \\
+      --threads 4 --queue-depth 8 --duration 60s
+  diskwright lab run /dev/nvme1n1 --destroy-data --fill --read-percent 0 \\
+      --wait-steady 30m
   diskwright lab run disk.vhdx --profile vhd-applications/oltp-db --destroy-data
-  diskwright lab run 'nbd+unix:///?socket=/tmp/disk.sock' --threads 4 --queue-depth 8
+  diskwright lab run 'nbd+unix:///?socket=/tmp/disk.sock' --threads 4 \\
+      --queue-depth 8
   diskwright lab run null: --duration 2s --json")]
 pub struct RunArgs {
     /// Target to measure (may be repeated).
@@ -83,18 +76,8 @@ pub struct RunArgs {
 pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
     let job = args.workload.job(&context.global)?;
     let places = if args.no_save { None } else { Some(Places::choose(args)?) };
-    let prepared = args.prepare.prepare(context, &job, &args.targets)?;
     let options = RunOptions { keep_going: args.keep_going, labels: args.label.clone(), ..RunOptions::default() };
-    let live = LiveDisplay::new(context.global.quiet, context.signals.patient());
-    let outcome = run::run(&job, &prepared.targets, &options, &live);
-    drop(live);
-    let closed = targets::close(context, &prepared.targets);
-    let mut run = outcome?;
-    if let Err(error) = closed {
-        run.head.end = run.head.end.failing(error.to_string(), 1);
-    }
-    run.head.warnings.splice(0..0, prepared.warnings);
-    Warning::sort(&mut run.head.warnings);
+    let run = args.prepare.measure(context, &job, &args.targets, &options)?;
     // The result is shown also if it cannot be saved.
     let saved = places.as_ref().map_or(Ok(()), |places| places.save(&run));
     let shown = places.as_ref().filter(|_| saved.is_ok());

@@ -43,10 +43,13 @@ are saved)
 
 EXAMPLES
   diskwright lab sweep disk.vhdx --vary queue-depth=1..24
-  diskwright lab sweep disk.vhdx --vary queue-depth=1..256*2 --max-p99 2ms --duration 10s --output sweep.json
-  diskwright lab sweep test.dat --destroy-data -b 8K --read-percent 70 --threads 8 --vary queue-depth=1..24 --copies 2 --devices 8
+  diskwright lab sweep disk.vhdx --vary queue-depth=1..256*2 --max-p99 2ms \\
+      --duration 10s --output sweep.json
+  diskwright lab sweep test.dat --destroy-data -b 8K --read-percent 70 \\
+      --threads 8 --vary queue-depth=1..24 --copies 2 --devices 8
   diskwright lab sweep test.dat -b 8K --vary threads=1..24 --total-depth 120
-  diskwright lab sweep disk.vhdx --vary block-size=4K..1M*2 --vary queue-depth=1..32*2")]
+  diskwright lab sweep disk.vhdx --vary block-size=4K..1M*2 \\
+      --vary queue-depth=1..32*2")]
 pub struct SweepArgs {
     /// Target to measure (may be repeated).
     #[arg(required = true, value_name = "TARGET")]

@@ -1,13 +1,18 @@
 //! Options for targets and their preparation, shared by all measuring commands.
 
 use super::words;
-use crate::{context::Context, exit::Outcome};
+use crate::{context::Context, exit::Outcome, live::LiveDisplay};
 use clap::Args;
 use diskwright_lab::{
     open::{self, OpenHow},
     prepare::{self, PrepareOptions, Prepared},
 };
-use diskwright_load::{Job, OpenTarget, job::Bytes};
+use diskwright_load::{
+    Job, OpenTarget, Run,
+    job::Bytes,
+    run::{self, RunOptions},
+    warning::Warning,
+};
 
 /// Options for preparing targets.
 #[derive(Debug, Clone, Default, Args)]
@@ -39,6 +44,26 @@ impl TargetArgs {
         };
         let mut steps = context.steps();
         Ok(prepare::prepare(job, targets, &options, &mut steps)?)
+    }
+
+    /// Prepares the targets, runs the job on them with a live display, and closes them. The run has
+    /// the warnings of the preparation. If a target cannot be closed, the run counts as failed.
+    ///
+    /// # Errors
+    /// Errors of the preparation and of the run.
+    pub fn measure(&self, context: &Context, job: &Job, targets: &[String], options: &RunOptions) -> Outcome<Run> {
+        let prepared = self.prepare(context, job, targets)?;
+        let live = LiveDisplay::new(context.global.quiet, context.signals.patient());
+        let outcome = run::run(job, &prepared.targets, options, &live);
+        drop(live);
+        let closed = close(context, &prepared.targets);
+        let mut run = outcome?;
+        if let Err(error) = closed {
+            run.head.end = run.head.end.failing(error.to_string(), 1);
+        }
+        run.head.warnings.splice(0..0, prepared.warnings);
+        Warning::sort(&mut run.head.warnings);
+        Ok(run)
     }
 }
 

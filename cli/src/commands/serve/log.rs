@@ -14,7 +14,7 @@ pub enum Format {
     Json,
 }
 
-/// Least severe level that is logged.
+/// Lowest level that is logged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Level {
     /// Failures of the server itself.

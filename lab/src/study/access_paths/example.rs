@@ -1,6 +1,6 @@
 //! An example result for tests: three rounds. In the last one the machine has half its speed.
 
-use super::{AccessPathsResult, LOADS, SCHEMA, SERVER_CPU_NS, Way, WayRecord, record, verdict::verdict};
+use super::{AccessPath, AccessPathRecord, AccessPathsResult, LOADS, SCHEMA, SERVER_CPU_NS, record, verdict::verdict};
 use crate::{cells::Cell, targets::Container};
 use diskwright_load::{
     figures::Figures,
@@ -24,12 +24,12 @@ fn round(iops: f64, mean_us: f64, client_us: f64, server_us: Option<f64>) -> Fig
     }
 }
 
-/// Cells of three ways at each load.
+/// Cells of three access paths at each load.
 pub(super) fn cells() -> Vec<Cell> {
     let ways = [
-        (Way::InProcess, 40_000.0, 1000.0, 10.0, None),
-        (Way::Nbd, 30_000.0, 1333.0, 8.0, Some(12.0)),
-        (Way::Attach, 20_000.0, 2000.0, 9.0, Some(16.0)),
+        (AccessPath::InProcess, 40_000.0, 1000.0, 10.0, None),
+        (AccessPath::Nbd, 30_000.0, 1333.0, 8.0, Some(12.0)),
+        (AccessPath::Attach, 20_000.0, 2000.0, 9.0, Some(16.0)),
     ];
     let mut cells = Vec::new();
     for (name, outstanding) in LOADS {
@@ -45,12 +45,13 @@ pub(super) fn cells() -> Vec<Cell> {
     cells
 }
 
-/// A complete result in which two ways were skipped.
+/// A complete result in which two access paths were skipped.
 pub(crate) fn result() -> AccessPathsResult {
     let cells = cells();
     let missing = "qemu-nbd is not installed (apt-get install qemu-utils)";
-    let skipped = |way| (way == Way::QemuNbd || way == Way::RawFile).then(|| missing.to_owned());
-    let ways: Vec<WayRecord> = Way::ALL.into_iter().map(|way| WayRecord { way, skipped: skipped(way) }).collect();
+    let skipped = |way| (way == AccessPath::QemuNbd || way == AccessPath::RawFile).then(|| missing.to_owned());
+    let ways: Vec<AccessPathRecord> =
+        AccessPath::ALL.into_iter().map(|way| AccessPathRecord { way, skipped: skipped(way) }).collect();
     let machine = Machine {
         cpu_model: "Some CPU".into(),
         logical_cpus: 2,
@@ -67,7 +68,7 @@ pub(crate) fn result() -> AccessPathsResult {
             machine,
             place: Some(Place { file_system: "ext4".into(), device: "/dev/vda".into(), ..Place::default() }),
             versions: Versions { diskwright: "0.1.0".into(), optimised: true, qemu: None },
-            warnings: vec![Warning::LeftOut { what: Way::QemuNbd.name().into(), why: missing.into() }],
+            warnings: vec![Warning::LeftOut { what: AccessPath::QemuNbd.name().into(), why: missing.into() }],
             end: End::Complete,
         },
         quick: true,

@@ -1,12 +1,12 @@
-//! Measures the ways in interleaved rounds.
+//! Measures the access paths in interleaved rounds.
 //!
-//! Within a round the ways of one load are measured one after the other, in an order that changes
-//! from round to round. A way is compared with the base of its own round. The server's CPU time is
-//! read before the first and after the last request, because it cannot be read when the window
-//! opens and closes. It is divided by all requests in between, warm-up included. Incomplete rounds
-//! are left out.
+//! Within a round the access paths of one load are measured one after the other, in an order that
+//! changes from round to round. An access path is compared with the base of its own round. The
+//! server's CPU time is read before the first and after the last request, because it cannot be read
+//! when the window opens and closes. It is divided by all requests in between, warm-up included.
+//! Incomplete rounds are left out.
 
-use super::{CLIENTS, LOADS, SERVER_CPU_NS, Way, record, ways::Disks};
+use super::{AccessPath, CLIENTS, LOADS, SERVER_CPU_NS, record, setup::Disks};
 use crate::{
     LabError, Result,
     cells::Cell,
@@ -40,7 +40,7 @@ pub(super) struct Plan {
 
 #[derive(Debug)]
 pub(super) struct Measured {
-    /// For each load and way, the whole rounds.
+    /// For each load and access path, the whole rounds.
     pub cells: Vec<Cell>,
     /// The number of whole rounds, at least 1, and whether the user stopped the study.
     pub done: Done,
@@ -51,12 +51,17 @@ pub(super) struct Measured {
     pub stolen_cpus: f64,
 }
 
-/// Measures every way at every load in interleaved rounds.
+/// Measures every access path at every load in interleaved rounds.
 ///
 /// # Errors
 /// Any failure; [`LabError::Stopped`] if the study is stopped before the first whole round.
-pub(super) fn measure(disks: &Disks, ways: &[Way], plan: &Plan, progress: &mut dyn Progress) -> Result<Measured> {
-    let all: Vec<(&str, u32, Way)> = LOADS
+pub(super) fn measure(
+    disks: &Disks,
+    ways: &[AccessPath],
+    plan: &Plan,
+    progress: &mut dyn Progress,
+) -> Result<Measured> {
+    let all: Vec<(&str, u32, AccessPath)> = LOADS
         .into_iter()
         .flat_map(|(name, outstanding)| ways.iter().map(move |way| (name, outstanding, *way)))
         .collect();
@@ -73,7 +78,7 @@ pub(super) fn measure(disks: &Disks, ways: &[Way], plan: &Plan, progress: &mut d
         let (figures, server_cpu_ns, run) = window(disks, way, &job, watch)?;
         cells[at.cell].rounds.push(figures);
         cells[at.cell].push_more(SERVER_CPU_NS, server_cpu_ns);
-        if matches!(way, Way::InProcess | Way::RawFile) {
+        if matches!(way, AccessPath::InProcess | AccessPath::RawFile) {
             alone += 1;
             for warning in &run.head.warnings {
                 match warning {
@@ -115,7 +120,7 @@ fn job(outstanding: u32, plan: &Plan) -> Job {
 
 /// Measures one window. Returns its figures, the server's CPU time per request in nanoseconds, and
 /// the run.
-fn window(disks: &Disks, way: Way, job: &Job, watch: &dyn Watch) -> Result<(Figures, Option<f64>, Run)> {
+fn window(disks: &Disks, way: AccessPath, job: &Job, watch: &dyn Watch) -> Result<(Figures, Option<f64>, Run)> {
     let open = disks.open(way)?;
     let cpu_ns = || open.server.as_ref().map(|server| server.cpu_ns()).transpose();
     let before_ns = cpu_ns()?;

@@ -2,7 +2,7 @@
 //!
 //! The paper ("Measuring SMB 3.0, iSCSI, and FC Protocols") compares three protocols on one storage
 //! system with an OLTP load of twenty clients. Its scale sets the first protocol to 100. This study
-//! reaches the same fully allocated disk in three ways, and a raw file in two:
+//! reaches the same fully allocated disk by three access paths, and a raw file by two:
 //!
 //! ```text
 //!   in process   generator ─▶ engine ─▶ disk                                        = 100
@@ -21,7 +21,7 @@
 //! |---|---|
 //! | `options.rs`, `paper.rs` | options of the study; the paper's load and figures |
 //! | `record.rs` | the saved result, and figures computed from it |
-//! | `ways.rs` | sets up a way for each cell, and always takes it down |
+//! | `setup.rs` | sets up an access path for each cell, and always takes it down |
 //! | `measure.rs` | one cell; interleaved rounds |
 //! | `verdict.rs` | the verdict |
 
@@ -31,12 +31,12 @@ mod measure;
 mod options;
 mod paper;
 pub mod record;
+mod setup;
 pub mod verdict;
-mod ways;
 
 pub use options::AccessPathsOptions;
 pub use paper::{CLIENTS, LOADS, PAPER_WITHIN};
-pub use record::{AccessPathsResult, SCHEMA, SERVER_CPU_NS, Way, WayRecord};
+pub use record::{AccessPath, AccessPathRecord, AccessPathsResult, SCHEMA, SERVER_CPU_NS};
 
 use crate::{
     LabError, Result,
@@ -54,11 +54,11 @@ use diskwright_load::{
 };
 use diskwright_store::CacheMode;
 use measure::{Measured, Plan};
+use setup::Disks;
 use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
-use ways::Disks;
 
 /// Small, because random writes leave a child with many extents. On a larger disk, freeing the
 /// child between cells would take longer than measuring.
@@ -103,7 +103,8 @@ pub fn run(options: &AccessPathsOptions, progress: &mut dyn Progress) -> Result<
     let disks = prepare(&scratch, container, size_bytes, options, progress)?;
     scratch.settle()?;
     let ways = disks.probe(progress)?;
-    let to_measure: Vec<Way> = ways.iter().filter(|record| record.skipped.is_none()).map(|record| record.way).collect();
+    let to_measure: Vec<AccessPath> =
+        ways.iter().filter(|record| record.skipped.is_none()).map(|record| record.way).collect();
     let measured = measure::measure(&disks, &to_measure, &plan, progress)?;
     let mut warnings = shared::of_machine(&begun.head.machine);
     warnings.extend(warnings_of(&measured, &ways, disks.cache));
@@ -161,7 +162,7 @@ fn prepare(
 }
 
 /// Warnings about the measured cells.
-fn warnings_of(measured: &Measured, ways: &[WayRecord], cache: CacheMode) -> Vec<Warning> {
+fn warnings_of(measured: &Measured, ways: &[AccessPathRecord], cache: CacheMode) -> Vec<Warning> {
     let mut warnings = Vec::new();
     if cache == CacheMode::PageCache {
         warnings.push(Warning::DirectNotHonoured { targets: vec!["the disk".into(), "the raw file".into()] });

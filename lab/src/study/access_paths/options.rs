@@ -11,7 +11,8 @@ pub struct AccessPathsOptions {
     /// Format and type of the disk. Default: dynamic VHDX. Differencing is not supported, because
     /// the study creates its own child.
     pub disk: Option<Container>,
-    /// The executable to start as a server. If `None`, the ways that need a server are skipped.
+    /// The executable to start as a server. If `None`, the access paths that need a server are
+    /// skipped.
     pub program: Option<PathBuf>,
 }
 

@@ -13,13 +13,13 @@ use std::borrow::Cow;
 pub const SCHEMA: &str = "diskwright.study.access-paths/2";
 
 /// Name of the figure in [`Cell::more`]: CPU time of the server process per request, nanoseconds;
-/// `None` for a way without a server.
+/// `None` for an access path without a server.
 pub const SERVER_CPU_NS: &str = "server_cpu_ns_per_io";
 
-/// A way to reach a disk.
+/// An access path to a disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
-pub enum Way {
+pub enum AccessPath {
     /// The disk in the process of the load generator; the base of the ratios.
     InProcess,
     /// Our NBD server and our NBD client over a unix socket.
@@ -32,8 +32,8 @@ pub enum Way {
     QemuNbd,
 }
 
-impl Way {
-    /// All ways; the base of the ratios is the first.
+impl AccessPath {
+    /// All access paths; the base of the ratios is the first.
     pub const ALL: [Self; 5] = [Self::InProcess, Self::Nbd, Self::Attach, Self::RawFile, Self::QemuNbd];
 
     /// Name in reports, and the subject of its cells.
@@ -84,10 +84,10 @@ pub struct AccessPathsResult {
     pub cell_ns: u64,
     /// Requested rounds.
     pub rounds: usize,
-    /// All ways, also those that were skipped.
-    pub ways: Vec<WayRecord>,
-    /// Each way at each load: the part is the load, the subject is the way. CPU time is that of the
-    /// load generator's process, which contains the NBD client.
+    /// All access paths, also those that were skipped.
+    pub ways: Vec<AccessPathRecord>,
+    /// Each access path at each load: the part is the load, the subject is the access path. CPU
+    /// time is that of the load generator's process, which contains the NBD client.
     pub cells: Vec<Cell>,
 }
 
@@ -104,17 +104,17 @@ impl Cells for AccessPathsResult {
     }
 }
 
-/// A way, and whether it was skipped.
+/// An access path, and whether it was skipped.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-pub struct WayRecord {
-    /// Which way.
-    pub way: Way,
+pub struct AccessPathRecord {
+    /// The access path.
+    pub way: AccessPath,
     /// Why it was skipped; `None` if it was measured.
     pub skipped: Option<String>,
 }
 
 /// A cell without rounds.
-pub(crate) fn cell(load: &str, outstanding: u32, way: Way) -> Cell {
+pub(crate) fn cell(load: &str, outstanding: u32, way: AccessPath) -> Cell {
     let title = format!("{load} load, {CLIENTS} clients with {outstanding} outstanding");
     Cell::new(load, &title, way.name(), u64::from(CLIENTS * outstanding))
 }

@@ -1,6 +1,6 @@
 //! The verdict of the study `access-paths`.
 
-use super::{PAPER_WITHIN, Way, WayRecord, record};
+use super::{AccessPath, AccessPathRecord, PAPER_WITHIN, record};
 use crate::cells::{Cell, Compared};
 
 /// A ratio on the paper's scale, where the base is 100.
@@ -9,10 +9,10 @@ pub(crate) fn relative(ratio: f64) -> String {
 }
 
 /// The verdict. `partial` is the number of whole rounds and of requested rounds, if it was stopped.
-pub(super) fn verdict(cells: &[Cell], ways: &[WayRecord], partial: Option<(usize, usize)>) -> String {
+pub(super) fn verdict(cells: &[Cell], ways: &[AccessPathRecord], partial: Option<(usize, usize)>) -> String {
     let loads = Compared::all(cells);
     let partial = partial.map_or_else(String::new, |(whole, asked)| format!("Partial, {whole} of {asked} rounds: "));
-    let outside: Vec<Way> = [Way::Nbd, Way::Attach]
+    let outside: Vec<AccessPath> = [AccessPath::Nbd, AccessPath::Attach]
         .into_iter()
         .filter(|way| ways.iter().any(|record| record.way == *way && record.skipped.is_none()))
         .collect();
@@ -21,7 +21,7 @@ pub(super) fn verdict(cells: &[Cell], ways: &[WayRecord], partial: Option<(usize
             "{partial}neither NBD nor an attached device could be measured; the figures are of the disk in process."
         );
     };
-    let at = |load: &Compared<'_>, way: Way, of: record::OfCell| {
+    let at = |load: &Compared<'_>, way: AccessPath, of: record::OfCell| {
         load.ratio(way.name(), of).map_or(f64::NAN, |ratio| ratio.median())
     };
     let said: Vec<String> = outside
@@ -54,7 +54,7 @@ mod tests {
         let cells = cells();
         let found = Compared::all(&cells);
         assert_eq!(found.iter().map(|load| load.in_flight).collect::<Vec<_>>(), [40, 80, 120]);
-        let nbd = Way::Nbd.name();
+        let nbd = AccessPath::Nbd.name();
         let ratio = found[0].ratio(nbd, record::iops).unwrap();
         // The slow round does not change the ratio, only the figure.
         let slowest = found[0].cell(nbd).unwrap().summary_of(|round| round.iops).unwrap().min;
@@ -66,18 +66,24 @@ mod tests {
     #[test]
     fn the_verdict_is_one_sentence_and_says_what_is_missing() {
         let cells = cells();
-        let record = |way, skipped: Option<&str>| WayRecord { way, skipped: skipped.map(str::to_owned) };
-        let all = [record(Way::InProcess, None), record(Way::Nbd, None), record(Way::Attach, None)];
+        let record = |way, skipped: Option<&str>| AccessPathRecord { way, skipped: skipped.map(str::to_owned) };
+        let all =
+            [record(AccessPath::InProcess, None), record(AccessPath::Nbd, None), record(AccessPath::Attach, None)];
         assert_eq!(
             verdict(&cells, &all, None),
             "Relative to 100 for the disk in process, NBD reaches 75 at light load and 75 at heavy, with 2.0 times the CPU time per request; \
              attach reaches 50 at light load and 50 at heavy, with 2.5 times the CPU time per request; the paper's three protocols are within 9 % of \
              each other."
         );
-        let partial = verdict(&cells, &[record(Way::Nbd, None), record(Way::Attach, Some("not root"))], Some((2, 3)));
+        let partial = verdict(
+            &cells,
+            &[record(AccessPath::Nbd, None), record(AccessPath::Attach, Some("not root"))],
+            Some((2, 3)),
+        );
         assert!(partial.starts_with("Partial, 2 of 3 rounds: Relative") && !partial.contains("attach"), "{partial}");
         assert!(
-            verdict(&cells, &[record(Way::Nbd, Some("x"))], None).starts_with("neither NBD nor an attached device")
+            verdict(&cells, &[record(AccessPath::Nbd, Some("x"))], None)
+                .starts_with("neither NBD nor an attached device")
         );
     }
 }

@@ -109,7 +109,7 @@ mod tests {
     fn a_creation_that_fails_leaves_no_space_taken() {
         let home = tempfile::tempdir().unwrap();
         let scratch = Scratch::new(Some(home.path()), false).unwrap();
-        // Beyond what a dynamic VHD can have.
+        // Above the maximum of a dynamic VHD.
         assert!(times(&scratch, Container::VhdDynamic, 4 << 40, 1).is_err());
         assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
     }
@@ -119,8 +119,8 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let scratch = Scratch::new(Some(home.path()), false).unwrap();
         let mut warnings = Vec::new();
-        // Near the most a dynamic VHD can have; it takes next to nothing, and few have as much to
-        // spare for a fixed one.
+        // Near the maximum of a dynamic VHD, which takes hardly any space. Few machines have this
+        // much free space for a fixed one.
         let size_bytes = 2000 << 30;
         if scratch.need("", size_bytes + SLACK_BYTES).is_err() {
             let records = measure(&scratch, size_bytes, &mut warnings, &mut Silent).unwrap();

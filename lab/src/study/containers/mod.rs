@@ -64,8 +64,8 @@ const SIDE_CELL: Duration = Duration::from_millis(120);
 /// is set.
 ///
 /// # Errors
-/// Whatever would make the result untrue: a target that fails, reads back wrong bytes or is not
-/// fully allocated. Also no space, and [`LabError::Stopped`].
+/// A target that fails, reads back wrong bytes or is not fully allocated; no space;
+/// [`LabError::Stopped`].
 pub fn run(options: &ContainersOptions, progress: &mut dyn Progress) -> Result<StudyReport<ContainersResult>> {
     let begun = options.study.begin("containers", SCHEMA)?;
     let mut settings = Settings::new(options, begun.start)?;

@@ -236,7 +236,8 @@ fn prepare(
         fill::fill(&target.name, &*target.device, SEED, settings.engine, &mut tick)?;
         fill::check_populated(&target.name, &*target.device, false)?;
         let all = 0..target.device.geometry().size_bytes;
-        let mut contents = inspect::look(&target.name, &*target.device, slice::from_ref(&all), SEED, settings.engine)?;
+        let mut contents =
+            inspect::contents_of(&target.name, &*target.device, slice::from_ref(&all), SEED, settings.engine)?;
         contents.filled_bytes = all.end;
         target.contents = Some(contents);
         let reads = Job::simple(

@@ -189,7 +189,7 @@ fn inspect_disk(subject: &Subject, engine: EngineKind) -> Result<DiskRecord> {
     let target = &subject.target;
     let size_bytes = target.device.geometry().size_bytes;
     let all = 0..size_bytes;
-    let contents = inspect::look(&target.name, &*target.device, slice::from_ref(&all), SEED, engine)?;
+    let contents = inspect::contents_of(&target.name, &*target.device, slice::from_ref(&all), SEED, engine)?;
     let metadata = std::fs::metadata(&subject.path).map_err(LabError::file("examine", &subject.path))?;
     let read = job(&tests()[1], subject.payload, Duration::from_secs(1), engine);
     Ok(DiskRecord {

@@ -3,7 +3,7 @@
 use super::{Payload, Test, not_stored};
 use crate::cells::Cell;
 
-/// A dynamic disk that is this much faster than the fixed one did not do the work.
+/// A dynamic disk that is this much faster than the fixed one did not store the data.
 const TOO_GOOD: f64 = 1.5;
 
 /// The verdict. Says first whether the study was stopped.

@@ -52,10 +52,10 @@ impl Lane {
         state.link = Link::Dead(error.clone());
         state.outbound.clear();
         state.inbound.clear();
-        for index in state.tables.calls.indices() {
+        for index in state.tables.calls.indices().collect::<Vec<_>>() {
             state.tables.end(index);
         }
-        for index in state.tables.slots.indices() {
+        for index in state.tables.slots.indices().collect::<Vec<_>>() {
             if let Some(slot) = state.tables.slots.get_mut(index) {
                 slot.fail(error.clone());
             }
@@ -143,7 +143,7 @@ impl Lane {
     fn send_again(&self, state: &mut State) {
         state.outbound.clear();
         state.inbound.clear();
-        for index in state.tables.calls.indices() {
+        for index in state.tables.calls.indices().collect::<Vec<_>>() {
             let Some(call) = state.tables.calls.get_mut(index) else { continue };
             (call.unsent, call.error, call.coverage) = (false, None, Coverage::default());
             if let Some(slot) = state.tables.slots.get_mut(call.slot) {

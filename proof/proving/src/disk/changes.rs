@@ -25,7 +25,7 @@ use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, 
 use diskwright_store::{BlockDevice, FileSystem, LockMode, OpenOptions};
 use std::path::{Path, PathBuf};
 
-/// Most images that are added, so that chains stay short.
+/// Maximum number of images that are added, so that chains stay short.
 const JOIN_MAX: u32 = 6;
 /// Sizes are multiples of this, so that a window is completely within the disk or beyond its end.
 const GROWTH_BYTES: u64 = 64 << 10;

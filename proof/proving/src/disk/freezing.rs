@@ -26,7 +26,7 @@ use diskwright_image::Format;
 use diskwright_store::FileSystem;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Most images in a chain, so that chains stay short.
+/// Maximum number of images in a chain, so that chains stay short.
 const LAYERS_MAX: usize = 7;
 
 /// Syncs of a snapshot, of which one is chosen.

@@ -42,7 +42,7 @@ pub struct Plan {
     pub engine: EngineKind,
     /// Sectors of a block. Some requests discard or zero whole blocks.
     pub block_sectors: u64,
-    /// Most sectors of a request that is not for whole blocks.
+    /// Maximum number of sectors of a request that is not for whole blocks.
     pub sectors_max: u64,
     /// Whether every second queue is on a shared ring. Work that must wait is then done by the
     /// disk's loader.

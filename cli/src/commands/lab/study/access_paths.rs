@@ -37,7 +37,8 @@ and scratch files are removed)
 
 EXAMPLES
   sudo diskwright lab study access-paths --quick
-  diskwright lab study access-paths --dir /mnt/nvme --disk vhd-dynamic --size 20G
+  diskwright lab study access-paths --dir /mnt/nvme --disk vhd-dynamic \\
+      --size 20G
   diskwright lab report diskwright-access-paths-*.json -o paths.html"
 )]
 pub struct AccessPathsArgs {

@@ -33,7 +33,8 @@ EXIT CODES  0 done; 1 failed; 130 stopped (the figures so far are printed and sa
 EXAMPLES
   diskwright lab study containers --quick
   diskwright lab study containers --dir /mnt/nvme --size 8G
-  diskwright lab study containers --queue-depth 1,32 --rounds 7 --output nvme.json"
+  diskwright lab study containers --queue-depth 1,32 --rounds 7 \\
+      --output nvme.json"
 )]
 pub struct ContainersArgs {
     #[command(flatten)]

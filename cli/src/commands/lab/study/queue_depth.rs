@@ -47,8 +47,10 @@ are saved)
 
 EXAMPLES
   diskwright lab study queue-depth --quick
-  diskwright lab study queue-depth --dir /mnt/array --copies 2 --devices 8 --output array.json
-  diskwright lab study queue-depth --target /dev/vdb --destroy-data --fill --max-p99 2ms
+  diskwright lab study queue-depth --dir /mnt/array --copies 2 --devices 8 \\
+      --output array.json
+  diskwright lab study queue-depth --target /dev/vdb --destroy-data --fill \\
+      --max-p99 2ms
   diskwright lab study queue-depth --quick --cell 2 --size 8G"
 )]
 pub struct QueueDepthArgs {

@@ -37,7 +37,8 @@ EXIT CODES  0 done; 1 failed; 130 stopped (whole rounds are saved)
 
 EXAMPLES
   sudo diskwright lab study raw-and-file --quick
-  sudo diskwright lab study raw-and-file --dir /mnt/nvme --fs xfs --output nvme.json
+  sudo diskwright lab study raw-and-file --dir /mnt/nvme --fs xfs \\
+      --output nvme.json
   sudo diskwright lab study raw-and-file --device /dev/nvme1n1 --destroy-data"
 )]
 pub struct RawAndFileArgs {

@@ -1,10 +1,10 @@
-//! Sets up each way to the disk for a cell, and takes it down when it is dropped.
+//! Sets up each access path to the disk for a cell, and takes it down when it is dropped.
 //!
 //! The target, with its connections and descriptors, is dropped before the server, because a server
 //! waits for its clients. SIGTERM ends a server; for `attach` it also detaches the device. The
 //! ephemeral child is an unlinked file, so its space is freed when the server's process ends.
 
-use super::{CLIENTS, Way, WayRecord};
+use super::{AccessPath, AccessPathRecord, CLIENTS};
 use crate::{
     LabError, Result,
     open::{self, OpenHow},
@@ -26,7 +26,7 @@ use std::{
     process::Command,
 };
 
-/// The files that the ways reach, and how.
+/// The files that the access paths reach, and how.
 #[derive(Debug)]
 pub(super) struct Disks {
     pub container: Container,
@@ -41,7 +41,7 @@ pub(super) struct Disks {
     pub program: Option<PathBuf>,
 }
 
-/// A way that is set up. The field order matters: the target is dropped before its server.
+/// An access path that is set up. The field order matters: the target is dropped before its server.
 #[derive(Debug)]
 pub(super) struct Open {
     pub target: OpenTarget,
@@ -67,7 +67,7 @@ impl Serving {
 }
 
 impl Open {
-    /// Takes the way down, and returns the server's error.
+    /// Takes the access path down, and returns the server's error.
     pub(super) fn close(self) -> Result<()> {
         drop(self.target);
         self.server.map_or(Ok(()), |serving| serving.server.stop())
@@ -75,56 +75,59 @@ impl Open {
 }
 
 impl Disks {
-    /// Tries each way once. A way that this machine does not support is recorded as skipped.
+    /// Tries each access path once. An access path that this machine does not support is recorded
+    /// as skipped.
     ///
     /// # Errors
-    /// [`LabError::Stopped`]; a supported way that fails.
-    pub(super) fn probe(&self, progress: &mut dyn Progress) -> Result<Vec<WayRecord>> {
+    /// [`LabError::Stopped`]; a supported access path that fails.
+    pub(super) fn probe(&self, progress: &mut dyn Progress) -> Result<Vec<AccessPathRecord>> {
         let mut ways = Vec::new();
-        for (index, way) in Way::ALL.into_iter().enumerate() {
-            report(progress, "probe", index as u64, Way::ALL.len() as u64, way.name())?;
+        for (index, way) in AccessPath::ALL.into_iter().enumerate() {
+            report(progress, "probe", index as u64, AccessPath::ALL.len() as u64, way.name())?;
             let skipped = match (self.missing(way), way) {
                 (Some(missing), _) => Some(missing),
                 // A loop device may be unusable (in a container for example), and this shows only
                 // when one is made.
-                (None, Way::Attach) => self.open(way).and_then(Open::close).err().map(|error| error.to_string()),
+                (None, AccessPath::Attach) => self.open(way).and_then(Open::close).err().map(|error| error.to_string()),
                 (None, _) => {
                     self.open(way)?.close()?;
                     None
                 }
             };
-            ways.push(WayRecord { way, skipped });
+            ways.push(AccessPathRecord { way, skipped });
         }
         Ok(ways)
     }
 
-    /// Why this machine does not support a way; `None` if it does.
-    fn missing(&self, way: Way) -> Option<String> {
+    /// Why this machine does not support an access path; `None` if it does.
+    fn missing(&self, way: AccessPath) -> Option<String> {
         let no_program = || "the caller gave no way to start this program as a server".to_owned();
         match way {
-            Way::InProcess | Way::RawFile => None,
-            Way::Nbd => self.program.is_none().then(no_program),
-            Way::Attach if self.program.is_none() => Some(no_program()),
-            Way::Attach if !nix::unistd::geteuid().is_root() => Some("block devices need root (use sudo)".into()),
-            Way::Attach => ["/dev/fuse", "/dev/loop-control"]
+            AccessPath::InProcess | AccessPath::RawFile => None,
+            AccessPath::Nbd => self.program.is_none().then(no_program),
+            AccessPath::Attach if self.program.is_none() => Some(no_program()),
+            AccessPath::Attach if !nix::unistd::geteuid().is_root() => {
+                Some("block devices need root (use sudo)".into())
+            }
+            AccessPath::Attach => ["/dev/fuse", "/dev/loop-control"]
                 .into_iter()
                 .find_map(|device| Some(format!("{device} cannot be opened: {}", fs::File::open(device).err()?))),
-            Way::QemuNbd => peer::find("qemu-nbd").is_none().then(|| peer::missing("qemu-nbd", "qemu-utils")),
+            AccessPath::QemuNbd => peer::find("qemu-nbd").is_none().then(|| peer::missing("qemu-nbd", "qemu-utils")),
         }
     }
 
-    /// Sets a way up. The disk is as it was filled.
+    /// Sets up an access path. The disk is as it was filled.
     ///
     /// # Errors
     /// Anything that cannot be opened or started.
-    pub(super) fn open(&self, way: Way) -> Result<Open> {
+    pub(super) fn open(&self, way: AccessPath) -> Result<Open> {
         match way {
-            Way::InProcess => self.in_process(),
-            Way::RawFile => {
+            AccessPath::InProcess => self.in_process(),
+            AccessPath::RawFile => {
                 let target = self.target(self.raw.to_str(), Some(Format::Raw))?;
                 Ok(Open { target, server: None })
             }
-            Way::Nbd => {
+            AccessPath::Nbd => {
                 let socket = self.socket("diskwright")?;
                 let mut command = self.own("serve");
                 let mut export = OsString::from("=");
@@ -132,14 +135,14 @@ impl Disks {
                 command.arg(export).arg("--nbd").arg(&socket).arg("--ephemeral").arg("--ephemeral-dir").arg(&self.dir);
                 self.over_nbd(Server::listening(command, &socket, "serve")?, &socket)
             }
-            Way::QemuNbd => {
+            AccessPath::QemuNbd => {
                 let socket = self.socket("qemu")?;
                 let mut command = Command::new(peer::find("qemu-nbd").unwrap_or_else(|| "qemu-nbd".into()));
                 command.args(["--persistent", "--cache=none", "--aio=io_uring", "-f", "raw", "-k"]).arg(&socket);
                 command.arg(format!("--shared={}", CLIENTS + 1)).arg(&self.raw);
                 self.over_nbd(Server::listening(command, &socket, "qemu-nbd")?, &socket)
             }
-            Way::Attach => self.attach(),
+            AccessPath::Attach => self.attach(),
         }
     }
 
@@ -156,7 +159,7 @@ impl Disks {
             hint: "use another folder (`StudyOptions::dir`)".into(),
         })?;
         let kind = self.container.name().to_lowercase();
-        let target = open_target(Way::InProcess.name(), &kind, disk, CacheMode::Direct);
+        let target = open_target(AccessPath::InProcess.name(), &kind, disk, CacheMode::Direct);
         Ok(Open { target, server: None })
     }
 

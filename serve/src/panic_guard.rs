@@ -1,7 +1,7 @@
 //! A wrapper around a disk's queue: a panic in the queue becomes an error of that disk's requests.
 //!
 //! ```text
-//!   worker ─▶ Contained ─▶ the disk's queue
+//!   worker ─▶ PanicGuard ─▶ the disk's queue
 //!                 └─ on a panic: drop the queue, fail the requests in flight and all later ones
 //! ```
 //!
@@ -25,7 +25,7 @@ use std::{
 ///
 /// # Errors
 /// The error of `run`; `Other` when it panicked.
-pub(crate) fn contained<T>(run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+pub(crate) fn catch_panic<T>(run: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(panicked()))
 }
 
@@ -37,7 +37,7 @@ fn panicked() -> io::Error {
 }
 
 #[derive(Debug)]
-pub(crate) struct Contained {
+pub(crate) struct PanicGuard {
     /// `None` after a panic.
     inner: Option<Box<dyn BlockQueue>>,
     depth: usize,
@@ -47,7 +47,7 @@ pub(crate) struct Contained {
     failed: Vec<u64>,
 }
 
-impl Contained {
+impl PanicGuard {
     /// Tags index a bitmap, so they must stay below a few million.
     pub(crate) fn over(inner: Box<dyn BlockQueue>) -> Self {
         let depth = inner.depth();
@@ -81,7 +81,7 @@ impl Contained {
     }
 }
 
-impl BlockQueue for Contained {
+impl BlockQueue for PanicGuard {
     fn depth(&self) -> usize {
         self.depth
     }
@@ -163,7 +163,7 @@ mod tests {
         }
     }
 
-    fn ends(queue: &mut Contained) -> Vec<(u64, bool)> {
+    fn ends(queue: &mut PanicGuard) -> Vec<(u64, bool)> {
         let mut done = Vec::new();
         queue.reap(0, &mut done).unwrap();
         let mut ends: Vec<_> = done.iter().map(|completion| (completion.tag, completion.result.is_ok())).collect();
@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn a_push_that_panics_fails_requests_in_flight_and_later_ones() {
         let fragile = Fragile { panics_at_push_of: Some(70), ..Fragile::default() };
-        let mut queue = Contained::over(Box::new(fragile));
+        let mut queue = PanicGuard::over(Box::new(fragile));
         for tag in [3, 64, 5] {
             queue.push(Request::flush(tag)).unwrap();
         }
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_reap_that_panics_keeps_the_completions_it_has_returned() {
-        let mut queue = Contained::over(Box::new(Fragile { panics_at_reap: true, ..Fragile::default() }));
+        let mut queue = PanicGuard::over(Box::new(Fragile { panics_at_reap: true, ..Fragile::default() }));
         queue.push(Request::flush(1)).unwrap();
         queue.push(Request::flush(2)).unwrap();
         assert_eq!(ends(&mut queue), [(1, false), (2, true)]);
