@@ -150,6 +150,8 @@ fn one(dir: &Path, model: &[u8], placeable: &BTreeSet<u64>, first: u64, counts: 
     }
     drop(io);
     disk.close()?;
+    // It holds the lock of the file.
+    drop(disk);
     let mut file = fs::read(&path).map_err(failed())?;
     let blocks = model.len() as u64 / BLOCK_BYTES;
     let lost: BTreeSet<u64> = (first..blocks).step_by(3).collect();

@@ -1,18 +1,21 @@
 //! A snapshot of a disk while a client writes to it by NBD: how long the client's longest request
 //! is, against a window of the same length without a snapshot.
 //!
-//! The client writes 4 KiB at random at QD 8 for a second. Three kinds of windows take turns on the
-//! same server, each after a snapshot of its own, so that all of them write into a young child:
+//! The client writes 4 KiB at random at QD 8 for a second. Three kinds of windows take turns, each
+//! after a snapshot of its own, so that all of them write into a young child:
 //!
 //! - nothing happens in its middle;
 //! - `diskwright snapshot` freezes the disk;
 //! - another file in the same folder is written, synced, linked and renamed, with a sync of the
 //!   folder after each, as a snapshot does. No code of ours has a part in it, so what the client
 //!   waits for then is the file system's and the device's.
+//!
+//! A round has a server of its own. Between two rounds the disk becomes what it was: its children
+//! are removed, as each of them grows to the size of the disk.
 
 use super::{Exported, Who, serve};
 use crate::{discard::drive, ours};
-use diskwright_disk::{OpenOptions, Opened};
+use diskwright_disk::{Disk, OpenOptions, Opened};
 use diskwright_lab::{
     LabError, Result,
     acceptance::{Bar, Check, Context, Found, SEED},
@@ -47,20 +50,21 @@ const KINDS: [&str; 3] = ["without a snapshot", "with a snapshot", "beside syncs
 
 pub(crate) fn pause(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let size_bytes: u64 = context.pick(256 << 20, 2 << 30);
-    context.scratch.need("this disk and its children", 2 * size_bytes + (1 << 30))?;
+    // Four snapshots in a round.
+    context.scratch.need("this disk and its children", 6 * size_bytes + (2 << 30))?;
     let rounds = context.rounds(context.pick(5, 15));
     let window = context.options.cell.unwrap_or(Duration::from_secs(1));
     let dir = context.scratch.folder("frozen")?;
     let how = context.preparation(size_bytes, CacheMode::Direct);
     let mut tick = |done| report(progress, "prepare", done, size_bytes, "filling the disk");
     let path = targets::make_filled(Container::VhdxDynamic, &dir, &how, &mut tick)?;
-    let served = serve(Who::Ours, &Exported::of(Container::VhdxDynamic, &path, CacheMode::Direct), &dir)?;
-    let opened = Opened::open(Path::new(&served.uri), &OpenOptions { writable: true, ..OpenOptions::default() });
-    let device = opened?.shared();
     let mut longest_ms: [Vec<f64>; 3] = Default::default();
     let mut took = Vec::new();
     let mut requests = 0;
     for round in 0..rounds {
+        let served = serve(Who::Ours, &Exported::of(Container::VhdxDynamic, &path, CacheMode::Direct), &dir)?;
+        let opened = Opened::open(Path::new(&served.uri), &OpenOptions { writable: true, ..OpenOptions::default() });
+        let device = opened?.shared();
         for index in round_order(KINDS.len(), round, 9) {
             report(progress, "measure", round as u64, rounds as u64, KINDS[index])?;
             freeze(&path, &format!("r{round}-{index}"))?;
@@ -88,11 +92,13 @@ pub(crate) fn pause(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
             longest_ms[index].push(latencies_ns.iter().max().map_or(0.0, |ns| *ns as f64 / 1e6));
             context.scratch.settle()?;
         }
+        drop(device);
+        served.server.stop()?;
+        remove_children(&path)?;
+        context.scratch.settle()?;
     }
     let [without, with, synced] = longest_ms;
     let beyond: Vec<f64> = with.iter().zip(&without).map(|(with, without)| with - without).collect();
-    drop(device);
-    served.server.stop()?;
     let median = |values: &[f64]| diskwright_stats::summary::median(values).unwrap_or(0.0) * 1e6;
     let name = "longest 4K random write at QD 8 by NBD while the disk is frozen, beyond the longest without";
     Ok(Found {
@@ -140,6 +146,21 @@ fn only_sync(path: &Path) -> Result<Duration> {
     })();
     done.map_err(LabError::file("sync another file beside", path))?;
     Ok(start.elapsed())
+}
+
+/// Gives the lowest image the disk's name again, and removes all others.
+fn remove_children(path: &Path) -> Result<()> {
+    let failed = || LabError::file("remove the children of", path);
+    let disk = Disk::open(path, &OpenOptions::default())?;
+    let files: Vec<_> = disk.layers().iter().map(|layer| layer.path.clone()).collect();
+    drop(disk);
+    if let [children @ .., lowest] = &files[..]
+        && !children.is_empty()
+    {
+        children.iter().try_for_each(fs::remove_file).map_err(failed())?;
+        fs::rename(lowest, path).map_err(failed())?;
+    }
+    Ok(())
 }
 
 /// Runs `diskwright snapshot`. Returns its time.
