@@ -28,6 +28,7 @@
 //!   inside.rs     an image inside an export of an NBD server
 //!   convert.rs    copies one disk into another
 //!   copy.rs       the copying itself: two workers, many requests in flight
+//!   packing/      compresses a disk on all processors, for formats with compressed blocks
 //!   check.rs      damage in an image, and broken links to its parents
 //!   repair/       repairs an image, with an undo file; undoes a repair
 //!   compare.rs    compares the contents of two disks
@@ -96,6 +97,7 @@ mod new_size;
 mod offline_move;
 mod open;
 mod options;
+mod packing;
 mod parts;
 mod place;
 mod plan;
@@ -120,7 +122,7 @@ pub use check::{Checked, check, check_image};
 pub use clones::clone_disk;
 pub use compact::{CompactOptions, Compacted, VolumeGain, compact};
 pub use compare::{CompareOutcome, compare};
-pub use convert::{ConvertOptions, ConvertOutcome, Identity, convert, size_note};
+pub use convert::{ConvertOptions, ConvertOutcome, Identity, StreamKind, convert, size_note};
 pub use copy::{Lost, LostRange};
 pub use create::{CreateRequest, create};
 pub use device::{Disk, MAP_MEMORY_BYTES};

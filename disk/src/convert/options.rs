@@ -1,6 +1,6 @@
 //! What a conversion is asked for, and what it has done.
 
-use super::identity::Identity;
+use super::{identity::Identity, stream::StreamKind};
 use crate::{CreateRequest, NewSize, OpenOptions, compare::Damage, copy::Lost};
 use diskwright_store::CacheMode;
 use diskwright_volume::TableKind;
@@ -24,6 +24,10 @@ pub struct ConvertOptions {
     /// Make a disk that Azure accepts: a fixed VHD whose size is rounded up to whole MiB. What
     /// Azure refuses all the same is an error.
     pub azure: bool,
+    /// Write a file with compressed blocks in one pass. `None` for an image that can be written.
+    pub stream: Option<StreamKind>,
+    /// Level of compression of such a file, 1 (fastest) to 12 (smallest); `None` for 6.
+    pub compress_level: Option<u8>,
     /// Read the copy back and compare it with the source.
     pub verify: bool,
     /// Always copy, never share by reflink.
@@ -64,6 +68,8 @@ pub struct ConvertOutcome {
     pub cloned_bytes: u64,
     /// Bytes skipped because they read as zeros.
     pub zero_bytes: u64,
+    /// Length in bytes of a file that was written with [`ConvertOptions::stream`].
+    pub stream_bytes: Option<u64>,
     /// Bytes that were read back and equal the source. Lost ranges do not count.
     pub verified_bytes: u64,
     /// Warnings for the user about the source and the copy, one sentence each.
