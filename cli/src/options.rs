@@ -63,6 +63,9 @@ pub struct GlobalOptions {
         value_parser = crate::sizes::parse
     )]
     pub map_memory: Option<u64>,
+    /// Which disk of an OVA: its number, its file or its id; needed where there are several.
+    #[arg(long = "disk", global = true, hide = true, help_heading = DISK, value_name = "N|NAME")]
+    pub ova_disk: Option<String>,
 }
 
 /// Heading of the options about disks.
@@ -92,7 +95,7 @@ impl Used {
             "format" | "allow_parent_dir" | "allow_any_parent" | "allow_devices" | "map_drive" => {
                 matches!(self, Self::Parents | Self::Reading | Self::Writing)
             }
-            "ignore_parent_timestamp" | "map_memory" => matches!(self, Self::Reading | Self::Writing),
+            "ignore_parent_timestamp" | "map_memory" | "ova_disk" => matches!(self, Self::Reading | Self::Writing),
             "allow_parent_write" | "detect_zeroes" => self == Self::Writing,
             _ => false,
         }
@@ -146,6 +149,7 @@ impl GlobalOptions {
             allow_parent_write: self.allow_parent_write,
             detect_zeroes: self.detect_zeroes,
             map_memory_bytes: self.map_memory,
+            ova_disk: self.ova_disk.clone(),
             ..OpenOptions::default()
         }
     }

@@ -92,6 +92,7 @@ fn all() -> Vec<Named> {
         of::<diff::Report>(),
         of::<ExportReport>(),
         of::<info::Report>(),
+        of::<info::ova::Report>(),
         of::<info::rules::Report>(),
         of::<io::Report>(),
         of::<lab::profiles::Listing>(),

@@ -84,7 +84,7 @@ pub fn convert(
     if into_export {
         return export::convert((&source, source_path), dest_path, options, progress);
     }
-    if let Some(kind) = stream::asked(options) {
+    if let Some(kind) = stream::asked(dest_path, options) {
         return stream::convert((&source, source_path), dest_path, kind, options, progress);
     }
     let files = &options.dest.files;

@@ -16,7 +16,7 @@ use crate::{
     switches,
 };
 use clap::{Args, ValueEnum};
-use diskwright_disk::{ConvertOptions, ConvertOutcome, CreateRequest, Identity, Lost, LostRange, NewSize};
+use diskwright_disk::{ConvertOptions, ConvertOutcome, CreateRequest, Identity, Lost, LostRange, NewSize, StreamKind};
 use diskwright_image::DiskType;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -48,6 +48,10 @@ Use it where DEST takes the place of SOURCE: two disks with one identity must no
 --azure makes a disk that Azure accepts: a fixed VHD, its size rounded up to whole MiB and to 20 MiB at least. A disk that Azure would refuse \
 all the same is refused here, before anything is copied, with the rule. `info --azure` checks any image.
 
+A VMDK with --subformat streamOptimized is compressed on all processors, and written in one pass. A DEST that ends in .ova is an archive with such a disk, \
+the description of a virtual machine (OVF 1.1: 2 processors, 4 GiB of memory, LSI Logic SAS, E1000, BIOS or UEFI as the disk starts) and a manifest of SHA-256 digests; \
+VMware and VirtualBox import it. A SOURCE that ends in .ova is read in place: --disk names one of several disks.
+
 EXIT CODES  0 done, 1 failed, 2 used wrongly, 3 done with --skip-damaged, but ranges were lost
 
 An export (nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, nbds:// for TLS) is read and written as a raw disk. Ranges that the server reports as zero are not read. \
@@ -61,6 +65,9 @@ EXAMPLES
   diskwright convert old.vhdx new.vhdx --identity keep --to-minimum
   diskwright convert image.bin disk.vhdx --source-format raw
   diskwright convert damaged.vhdx saved.vhdx --skip-damaged --verify
+  diskwright convert machine.vhdx machine.vmdk --subformat streamOptimized
+  diskwright convert machine.vhdx machine.ova
+  diskwright convert appliance.ova data.vhdx --disk 2
   diskwright convert nbd://host/disk backup.vhdx --verify
   diskwright convert disk.vhdx 'nbd+unix:///?socket=/run/disk.sock'")]
 pub struct ConvertArgs {
@@ -68,6 +75,14 @@ pub struct ConvertArgs {
     source: PathBuf,
     /// The image to create, or the NBD URI of an export to write into.
     dest: PathBuf,
+    /// The kind of VMDK, by qemu-img's names: streamOptimized has compressed grains and is written in
+    /// one pass.
+    #[arg(long, value_name = "SUBFORMAT", value_parser = subformat)]
+    subformat: Option<StreamKind>,
+    /// Level of compression of streamOptimized and OVA, from 1 (fastest) to 12 (smallest).
+    /// [default: 6]
+    #[arg(long, value_name = "LEVEL")]
+    compress_level: Option<u8>,
     /// How DEST allocates its space. [default: dynamic; raw is always fixed]
     #[arg(long = "type", value_enum, value_name = "TYPE")]
     disk_type: Option<StandaloneType>,
@@ -174,6 +189,8 @@ pub struct Report {
     cloned_bytes: u64,
     /// Bytes that read as zeros and take no space in the new disk.
     zero_bytes: u64,
+    /// Length of the file, of a copy that was written compressed in one pass.
+    stream_file_size: Option<u64>,
     /// Whether the new disk was read back and compared (`--verify`).
     verified: bool,
     /// Warnings, a sentence each.
@@ -233,6 +250,8 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         size: if args.to_minimum { NewSize::Least } else { args.size.unwrap_or_default() },
         identity: args.identity.identity(),
         azure: args.azure,
+        stream: args.subformat,
+        compress_level: args.compress_level,
         verify: args.verify,
         no_reflink: args.no_reflink,
         skip_damaged: args.skip_damaged,
@@ -258,6 +277,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             copied_bytes: done.copied_bytes,
             cloned_bytes: done.cloned_bytes,
             zero_bytes: done.zero_bytes,
+            stream_file_size: done.stream_bytes,
             verified: args.verify,
             warnings: switches::all_told(&warnings),
             lost_bytes: done.lost.bytes,
@@ -285,6 +305,14 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
     }
     tell_lost(context, &args.source, &done.lost);
     Ok(exit::COPIED_WITH_LOSSES)
+}
+
+/// Reads a subformat, in any case of letters.
+fn subformat(text: &str) -> Result<StreamKind, String> {
+    if text.eq_ignore_ascii_case("streamOptimized") {
+        return Ok(StreamKind::Vmdk);
+    }
+    Err("it must be streamOptimized".into())
 }
 
 fn lost_reports(lost: &Lost) -> Vec<LostReport> {
@@ -329,6 +357,9 @@ fn summary(done: &ConvertOutcome, verified: bool) -> String {
         line.push_str(&format!(", {} shared with the source", Human(done.cloned_bytes)));
     }
     line.push_str(&format!(", {} of zeros skipped", Human(done.zero_bytes)));
+    if let Some(bytes) = done.stream_bytes {
+        line.push_str(&format!(", compressed to {}", Human(bytes)));
+    }
     if done.lost.bytes > 0 {
         line.push_str(&format!(", {} lost", Human(done.lost.bytes)));
     }

@@ -3,21 +3,22 @@
 //! A disk whose parent is missing, changed or not allowed is described too. The chain is opened as
 //! far as it can be followed, and the error of the next parent is printed below it.
 
+pub mod ova;
 pub mod rules;
 
 use crate::{
     context::Context,
     describe::{Description, printable},
-    exit::{self, Outcome},
+    exit::{self, Failure, Outcome},
     export::ExportReport,
     json::Document,
-    options::ShareArgs,
+    options::{FormatArg, ShareArgs},
     style::{FAINT, GREEN, RED, YELLOW},
     switches,
     table::Fields,
 };
 use clap::Args;
-use diskwright_disk::{DiskError, Layer, OpenOptions, Opened, Reach, parent_timestamp_warning};
+use diskwright_disk::{DiskError, Layer, OpenOptions, Opened, Reach, is_ova, parent_timestamp_warning};
 use diskwright_store::Files;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -33,7 +34,9 @@ it cannot be followed further.
 found, what is expected, and what mends it. `convert --azure` makes a disk that fulfils those of Azure. What Windows itself sees only on \
 its own file systems (a compressed or encrypted file) is not checked.
 
-EXIT CODES  0 done, and with --azure or --windows all rules hold; 1 failed, 2 used wrongly, 3 a rule does not hold
+An OVA is described with its files, its disks and its machines, and --disk describes one of its disks. --verify compares all of its files with the digests of its manifest.
+
+EXIT CODES  0 done, and with --azure or --windows all rules hold, with --verify all digests; 1 failed, 2 used wrongly, 3 a rule does not hold, or a digest is wrong
 
 EXAMPLES
   diskwright info disk.vhdx
@@ -41,6 +44,7 @@ EXAMPLES
   diskwright info disk.vhdx --json
   diskwright info machine.vhd --azure
   diskwright info machine.avhdx --windows --json
+  diskwright info appliance.ova --verify
   diskwright info 'nbd+unix:///disk?socket=/run/disk.sock'")]
 pub struct InfoArgs {
     /// The disk: a file, or an NBD URI.
@@ -48,6 +52,9 @@ pub struct InfoArgs {
     /// Draw the whole chain, from FILE down to the disk that has no parent.
     #[arg(long)]
     chain: bool,
+    /// Compare the files of an OVA with the digests of its manifest.
+    #[arg(long)]
+    verify: bool,
     #[command(flatten)]
     rules: rules::RulesArgs,
     #[command(flatten)]
@@ -98,6 +105,13 @@ pub struct Link {
 
 /// Prints the description.
 pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
+    let is_archive = is_ova(&args.file) && context.global.format != Some(FormatArg::Raw);
+    if is_archive && context.global.ova_disk.is_none() && !args.rules.any() && !args.chain {
+        return ova::run(context, &args.file, args.verify);
+    }
+    if args.verify {
+        return Err(Failure::usage("--verify is for an OVA as a whole; `compare` and `check` are for disks"));
+    }
     if args.rules.any() {
         return rules::run(context, &args.file, args.share, args.rules);
     }

@@ -9,6 +9,7 @@
 //! anything fails. It cannot be written afterwards, so whatever changes a copy after its data
 //! (another size, an identity of its contents) is refused.
 
+mod ova;
 mod vmdk;
 
 use super::{
@@ -22,6 +23,7 @@ use crate::{
     copy::{Failure, file_of},
     create::is_there,
     error::{file_error, from_io},
+    ova::is_ova,
     packing::{Output, Zlib},
 };
 use diskwright_image::DiskType;
@@ -33,6 +35,8 @@ use std::{path::Path, sync::Arc};
 pub enum StreamKind {
     /// A VMDK whose grains are compressed: `streamOptimized`.
     Vmdk,
+    /// An archive with such a VMDK, the description of a virtual machine (OVF 1.1) and a manifest.
+    Ova,
 }
 
 /// What was written.
@@ -42,9 +46,10 @@ struct Written {
     file_bytes: u64,
 }
 
-/// The kind of stream that is asked for; `None` for a copy that is an ordinary image.
-pub(super) fn asked(options: &ConvertOptions) -> Option<StreamKind> {
-    options.stream
+/// The kind of stream that is asked for; `None` for a copy that is an ordinary image. A file
+/// with the extension .ova is one, unless another format is named.
+pub(super) fn asked(dest: &Path, options: &ConvertOptions) -> Option<StreamKind> {
+    options.stream.or_else(|| (options.dest.format.is_none() && is_ova(dest)).then_some(StreamKind::Ova))
 }
 
 /// Copies the source into the new file `dest`.
@@ -68,8 +73,11 @@ pub(super) fn convert(
         lock: LockMode::Exclusive,
     };
     let store = files.open(&partial, &open).map_err(|error| explain_partial(error.into(), &partial, dest))?;
-    let StreamKind::Vmdk = kind;
-    let written = vmdk_alone(source, &store, dest, options, progress).and_then(|written| {
+    let written = match kind {
+        StreamKind::Vmdk => vmdk_alone(source, &store, dest, options, progress),
+        StreamKind::Ova => ova::write(source, (&store, dest), options, progress),
+    };
+    let written = written.and_then(|written| {
         store.sync_data().map_err(|error| file_error("make it durable", dest, error))?;
         Ok(written)
     });
@@ -90,7 +98,7 @@ fn vmdk_alone(
     options: &ConvertOptions,
     progress: &mut Progress<'_>,
 ) -> Result<Written> {
-    let mut output = Output::new(Arc::clone(store), 0);
+    let mut output = Output::new(Arc::clone(store), 0, None);
     let name = dest.file_name().unwrap_or_default().to_string_lossy().into_owned();
     vmdk::write(source, (&mut output, dest), &name, options, progress)
 }

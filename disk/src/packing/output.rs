@@ -5,6 +5,7 @@
 //! that does not fit.
 
 use diskwright_store::{IoBuf, Store};
+use ring::digest::{Context, Digest};
 use std::{io, sync::Arc};
 
 /// Length of the buffer, and of a write.
@@ -18,12 +19,14 @@ pub(crate) struct Output {
     /// Offset in the file of the front of the buffer: a multiple of its length after the first
     /// write.
     offset_bytes: u64,
+    digest: Option<Context>,
 }
 
 impl Output {
-    /// Appends to `store` from `offset_bytes` on.
-    pub(crate) fn new(store: Arc<dyn Store>, offset_bytes: u64) -> Self {
-        Self { store, buf: IoBuf::new(BUFFER_BYTES), filled: 0, offset_bytes }
+    /// Appends to `store` from `offset_bytes` on, and computes the digest of what is appended, if
+    /// there is one.
+    pub(crate) fn new(store: Arc<dyn Store>, offset_bytes: u64, digest: Option<Context>) -> Self {
+        Self { store, buf: IoBuf::new(BUFFER_BYTES), filled: 0, offset_bytes, digest }
     }
 
     /// Appends bytes.
@@ -44,11 +47,20 @@ impl Output {
     /// Writes what is gathered, and returns the end of the file.
     pub(crate) fn flush(&mut self) -> io::Result<u64> {
         if self.filled > 0 {
-            self.store.write_at(&self.buf[..self.filled], self.offset_bytes)?;
+            let bytes = &self.buf[..self.filled];
+            if let Some(digest) = &mut self.digest {
+                digest.update(bytes);
+            }
+            self.store.write_at(bytes, self.offset_bytes)?;
             self.offset_bytes += self.filled as u64;
             self.filled = 0;
         }
         Ok(self.offset_bytes)
+    }
+
+    /// The digest of everything that was flushed, once.
+    pub(crate) fn take_digest(&mut self) -> Option<Digest> {
+        self.digest.take().map(Context::finish)
     }
 }
 
@@ -60,7 +72,7 @@ mod tests {
     #[test]
     fn bytes_are_appended_in_pieces_of_any_length() {
         let store = Arc::new(MemoryStore::with_bytes("x", vec![9; 700]));
-        let mut output = Output::new(store.clone(), 512);
+        let mut output = Output::new(store.clone(), 512, Some(Context::new(&ring::digest::SHA256)));
         let bytes: Vec<u8> = (0..5_000_000_u32).map(|index| (index % 251) as u8).collect();
         let mut rest = &bytes[..];
         for len in [1, 511, 1 << 20, 3, 0, 2_500_000].into_iter().chain([usize::MAX]) {
@@ -69,6 +81,8 @@ mod tests {
             rest = later;
         }
         assert_eq!(output.flush().unwrap(), 512 + bytes.len() as u64);
+        let expected = ring::digest::digest(&ring::digest::SHA256, &bytes);
+        assert_eq!(output.take_digest().unwrap().as_ref(), expected.as_ref());
         let written = store.to_vec();
         assert_eq!((&written[..512], &written[512..]), (&[9; 512][..], &bytes[..]));
     }
@@ -77,7 +91,7 @@ mod tests {
     fn a_full_store_fails() {
         let store = Arc::new(MemoryStore::new("x"));
         store.limit(2 << 20);
-        let mut output = Output::new(store, 0);
+        let mut output = Output::new(store, 0, None);
         assert!(output.append(&vec![1; 2 << 20]).is_ok());
         let full = output.append(&vec![1; 1 << 20]).and_then(|()| output.flush()).unwrap_err();
         assert!(diskwright_store::is_full(&full), "{full}");

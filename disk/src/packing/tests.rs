@@ -51,6 +51,7 @@ fn disk(path: &Path, size_bytes: u64, writes: &[(u64, usize, u8)]) -> Opened {
     }
     drop(io);
     disk.close().unwrap();
+    drop(disk);
     Opened::open(path, &OpenOptions::default()).unwrap()
 }
 
