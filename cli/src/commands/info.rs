@@ -30,13 +30,13 @@ use std::{io::Write, iter, path::PathBuf};
 A child whose parent is missing or changed is described too: its chain as far as it can be followed, and why \
 it cannot be followed further.
 
---azure and --windows check FILE against the rules of the place that it goes to. Each rule is ok, not ok or not applicable, with what was \
+--azure, --windows and --vmware (ESXi, Workstation, VirtualBox, OVF) check FILE against the rules of the place that it goes to. Each rule is ok, not ok or not applicable, with what was \
 found, what is expected, and what mends it. `convert --azure` makes a disk that fulfils those of Azure. What Windows itself sees only on \
 its own file systems (a compressed or encrypted file) is not checked.
 
 An OVA is described with its files, its disks and its machines, and --disk describes one of its disks. --verify compares all of its files with the digests of its manifest.
 
-EXIT CODES  0 done, and with --azure or --windows all rules hold, with --verify all digests; 1 failed, 2 used wrongly, 3 a rule does not hold, or a digest is wrong
+EXIT CODES  0 done, and with --azure, --windows or --vmware all rules hold, with --verify all digests; 1 failed, 2 used wrongly, 3 a rule does not hold, or a digest is wrong
 
 EXAMPLES
   diskwright info disk.vhdx
@@ -44,6 +44,7 @@ EXAMPLES
   diskwright info disk.vhdx --json
   diskwright info machine.vhd --azure
   diskwright info machine.avhdx --windows --json
+  diskwright info machine.vmdk --vmware
   diskwright info appliance.ova --verify
   diskwright info 'nbd+unix:///disk?socket=/run/disk.sock'")]
 pub struct InfoArgs {
