@@ -21,8 +21,14 @@ const HABITS: &[Habit] = &[
     Habit { option: "-f", commands: &[], sentence: "qemu-img's -f is --format here" },
     Habit {
         option: "-o",
-        commands: &["create", "convert"],
+        commands: &["convert"],
         sentence: "qemu-img's -o KEY=VALUE are options here: subformat=KIND is --subformat KIND or --type, \
+                   block_size=SIZE is --block-size SIZE, preallocation=full is --preallocate",
+    },
+    Habit {
+        option: "-o",
+        commands: &["create"],
+        sentence: "qemu-img's -o KEY=VALUE are options here: subformat=KIND is --type, \
                    block_size=SIZE is --block-size SIZE, preallocation=full is --preallocate",
     },
     Habit {

@@ -73,6 +73,7 @@ switches! {
     CreateRequest::parent => "--parent";
     CreateRequest::preallocate => "--preallocate";
     CreateRequest::size_bytes => "--size";
+    CreateRequest::subformat => "--subformat";
     ConvertOptions::azure => "--azure";
     ConvertOptions::compress_level => "--compress-level";
     ConvertOptions::identity => "--identity";

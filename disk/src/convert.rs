@@ -51,7 +51,6 @@ use std::{
     io,
     path::{Path, PathBuf},
 };
-pub use stream::StreamKind;
 use transfer::{copy, verify_failed};
 
 /// Copies a disk into a new image, or into an existing export. Either side may be a URI (see
@@ -84,7 +83,7 @@ pub fn convert(
     if into_export {
         return export::convert((&source, source_path), dest_path, options, progress);
     }
-    if let Some(kind) = stream::asked(dest_path, options) {
+    if let Some(kind) = stream::asked(dest_path, &options.dest) {
         return stream::convert((&source, source_path), dest_path, kind, options, progress);
     }
     let files = &options.dest.files;

@@ -125,7 +125,7 @@ pub use check::{Checked, check, check_image};
 pub use clones::clone_disk;
 pub use compact::{CompactOptions, Compacted, VolumeGain, compact};
 pub use compare::{CompareOutcome, compare};
-pub use convert::{ConvertOptions, ConvertOutcome, Identity, StreamKind, convert, size_note};
+pub use convert::{ConvertOptions, ConvertOutcome, Identity, convert, size_note};
 pub use copy::{Lost, LostRange};
 pub use create::{CreateRequest, create};
 pub use device::{Disk, MAP_MEMORY_BYTES};

@@ -16,7 +16,7 @@ use crate::{
     switches,
 };
 use clap::{Args, ValueEnum};
-use diskwright_disk::{ConvertOptions, ConvertOutcome, CreateRequest, Identity, Lost, LostRange, NewSize, StreamKind};
+use diskwright_disk::{ConvertOptions, ConvertOutcome, CreateRequest, Identity, Lost, LostRange, NewSize};
 use diskwright_image::DiskType;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -77,8 +77,8 @@ pub struct ConvertArgs {
     dest: PathBuf,
     /// The kind of VMDK, by qemu-img's names: streamOptimized has compressed grains and is written in
     /// one pass.
-    #[arg(long, value_name = "SUBFORMAT", value_parser = subformat)]
-    subformat: Option<StreamKind>,
+    #[arg(long, value_name = "SUBFORMAT")]
+    subformat: Option<String>,
     /// Level of compression of streamOptimized and OVA, from 1 (fastest) to 12 (smallest).
     /// [default: 6]
     #[arg(long, value_name = "LEVEL")]
@@ -241,6 +241,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         dest: CreateRequest {
             format: context.global.format.map(FormatArg::format),
             disk_type: args.disk_type.map(StandaloneType::disk_type),
+            subformat: args.subformat.clone(),
             block_bytes: args.block_size,
             logical_sector_bytes: args.sector_size,
             physical_sector_bytes: args.physical_sector_size,
@@ -250,7 +251,6 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         size: if args.to_minimum { NewSize::Least } else { args.size.unwrap_or_default() },
         identity: args.identity.identity(),
         azure: args.azure,
-        stream: args.subformat,
         compress_level: args.compress_level,
         verify: args.verify,
         no_reflink: args.no_reflink,
@@ -305,14 +305,6 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
     }
     tell_lost(context, &args.source, &done.lost);
     Ok(exit::COPIED_WITH_LOSSES)
-}
-
-/// Reads a subformat, in any case of letters.
-fn subformat(text: &str) -> Result<StreamKind, String> {
-    if text.eq_ignore_ascii_case("streamOptimized") {
-        return Ok(StreamKind::Vmdk);
-    }
-    Err("it must be streamOptimized".into())
 }
 
 fn lost_reports(lost: &Lost) -> Vec<LostReport> {

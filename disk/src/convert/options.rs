@@ -1,6 +1,6 @@
 //! What a conversion is asked for, and what it has done.
 
-use super::{identity::Identity, stream::StreamKind};
+use super::identity::Identity;
 use crate::{CreateRequest, NewSize, OpenOptions, compare::Damage, copy::Lost};
 use diskwright_store::CacheMode;
 use diskwright_volume::TableKind;
@@ -14,7 +14,8 @@ pub struct ConvertOptions {
     /// Page cache or O_DIRECT for both disks. `None` selects the faster one: O_DIRECT, but the page
     /// cache for a source that is cached there.
     pub cache: Option<CacheMode>,
-    /// Properties of the new image. Its size is that of `size`, and its disk id that of `identity`.
+    /// Properties of the new image. A file with the extension .ova is an OVA: an archive with a
+    /// streamOptimized VMDK and the description of a virtual machine. Its size is that of `size`, and its disk id that of `identity`.
     pub dest: CreateRequest,
     /// The size of the copy. A smaller one ends at or behind the end of the last partition or file
     /// system. The second copy of a GPT moves to the new end.
@@ -24,9 +25,8 @@ pub struct ConvertOptions {
     /// Make a disk that Azure accepts: a fixed VHD whose size is rounded up to whole MiB. What
     /// Azure refuses all the same is an error.
     pub azure: bool,
-    /// Write a file with compressed blocks in one pass. `None` for an image that can be written.
-    pub stream: Option<StreamKind>,
-    /// Level of compression of such a file, 1 (fastest) to 12 (smallest); `None` for 6.
+    /// Level of compression of a streamOptimized VMDK ([`CreateRequest::subformat`]) and of an OVA,
+    /// 1 (fastest) to 12 (smallest); `None` for 6.
     pub compress_level: Option<u8>,
     /// Read the copy back and compare it with the source.
     pub verify: bool,
@@ -68,7 +68,7 @@ pub struct ConvertOutcome {
     pub cloned_bytes: u64,
     /// Bytes skipped because they read as zeros.
     pub zero_bytes: u64,
-    /// Length in bytes of a file that was written with [`ConvertOptions::stream`].
+    /// Length in bytes of a file with compressed blocks: a streamOptimized VMDK, an OVA.
     pub stream_bytes: Option<u64>,
     /// Bytes that were read back and equal the source. Lost ranges do not count.
     pub verified_bytes: u64,

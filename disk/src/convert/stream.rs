@@ -19,21 +19,24 @@ use super::{
     partial_path,
 };
 use crate::{
-    DiskError, NewSize, Opened, Progress, Result,
+    CreateRequest, DiskError, NewSize, Opened, Progress, Result,
     copy::{Failure, file_of},
     create::is_there,
     error::{file_error, from_io},
     ova::is_ova,
     packing::{Output, Zlib},
 };
-use diskwright_image::DiskType;
+use diskwright_image::{DiskType, probe::known};
 use diskwright_store::{CacheMode, LockMode, OpenOptions, Store};
 use std::{path::Path, sync::Arc};
 
+/// The subformat of a VMDK with compressed grains, as qemu-img names it.
+const STREAM_OPTIMIZED: &str = "streamOptimized";
+
 /// A file that is written compressed, in one pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StreamKind {
-    /// A VMDK whose grains are compressed: `streamOptimized`.
+pub(super) enum StreamKind {
+    /// A VMDK whose grains are compressed.
     Vmdk,
     /// An archive with such a VMDK, the description of a virtual machine (OVF 1.1) and a manifest.
     Ova,
@@ -46,10 +49,18 @@ struct Written {
     file_bytes: u64,
 }
 
-/// The kind of stream that is asked for; `None` for a copy that is an ordinary image. A file
-/// with the extension .ova is one, unless another format is named.
-pub(super) fn asked(dest: &Path, options: &ConvertOptions) -> Option<StreamKind> {
-    options.stream.or_else(|| (options.dest.format.is_none() && is_ova(dest)).then_some(StreamKind::Ova))
+/// The kind of stream that is asked for; `None` for a copy that is an ordinary image.
+pub(super) fn asked(dest: &Path, asked: &CreateRequest) -> Option<StreamKind> {
+    let is_stream = asked.subformat.as_ref().is_some_and(|name| name.eq_ignore_ascii_case(STREAM_OPTIMIZED));
+    let is_vmdk = match asked.format {
+        Some(format) => format.driver().name == "vmdk",
+        None => known::by_extension(dest).is_some_and(|known| known.name == "vmdk"),
+    };
+    match () {
+        () if asked.format.is_none() && is_ova(dest) => Some(StreamKind::Ova),
+        () if is_stream && is_vmdk => Some(StreamKind::Vmdk),
+        () => None,
+    }
 }
 
 /// Copies the source into the new file `dest`.
@@ -112,6 +123,9 @@ fn check((source, source_path): (&Opened, &Path), dest: &Path, options: &Convert
     let asked = &options.dest;
     if asked.disk_type.is_some_and(|disk_type| disk_type != DiskType::Dynamic) {
         return refuse("its grains are compressed, so it is never fixed", "leave out `CreateRequest::disk_type`");
+    }
+    if asked.subformat.as_ref().is_some_and(|name| !name.eq_ignore_ascii_case(STREAM_OPTIMIZED)) {
+        return refuse("the disk in an OVA is streamOptimized", "leave out `CreateRequest::subformat`");
     }
     if asked.preallocate {
         return refuse("its length is known when it is complete", "leave out `CreateRequest::preallocate`");

@@ -4,7 +4,7 @@
 use crate::common::{read_all, write};
 use diskwright_disk::{
     ConvertOptions, ConvertOutcome, CreateRequest, Destination, Disk, DiskError, Facts, Identity, NewSize, OpenOptions,
-    Reach, ReconnectOptions, StreamKind, Verdict, convert, create, reconnect,
+    Reach, ReconnectOptions, Verdict, convert, create, reconnect,
 };
 use diskwright_image::{DiskType, Format, LinkageId};
 use diskwright_store::{
@@ -413,9 +413,9 @@ fn a_stream_that_fails_at_any_write_leaves_nothing() {
         (random >> 56) as u8
     });
     fs::write(&source, bytes.take(3 << 20).collect::<Vec<u8>>()).unwrap();
-    for (name, stream, least) in [("dest.vmdk", Some(StreamKind::Vmdk), 5), ("dest.ova", None, 6)] {
+    for (name, least) in [("dest.vmdk", 5), ("dest.ova", 6)] {
         let dest = dir.path().join(name);
-        let options = ConvertOptions { stream, ..ConvertOptions::default() };
+        let options = ConvertOptions { dest: stream_optimized(), ..ConvertOptions::default() };
         let (calls, done) = fails_until_it_is_let_be(&source, &dest, &options);
         assert!(calls >= least, "{name}: {calls}");
         assert_eq!(done.stream_bytes, Some(fs::metadata(&dest).unwrap().len()));
@@ -434,7 +434,7 @@ fn fails_until_it_is_let_be(source: &Path, dest: &Path, options: &ConvertOptions
         let options = ConvertOptions {
             source: source_open,
             cache: Some(CacheMode::PageCache),
-            dest: CreateRequest { files, ..CreateRequest::default() },
+            dest: CreateRequest { files, ..options.dest.clone() },
             ..options.clone()
         };
         match converted(source, dest, &options) {
@@ -451,13 +451,17 @@ fn fails_until_it_is_let_be(source: &Path, dest: &Path, options: &ConvertOptions
     }
 }
 
+fn stream_optimized() -> CreateRequest {
+    CreateRequest { subformat: Some("streamOptimized".into()), ..CreateRequest::default() }
+}
+
 #[test]
 fn streams_refuse_what_they_cannot_be() {
     let dir = with_mbr(false);
     let source = dir.path().join("source.raw");
     let dest = dir.path().join("dest.vmdk");
-    let base = ConvertOptions { stream: Some(StreamKind::Vmdk), ..ConvertOptions::default() };
-    let request = CreateRequest::default;
+    let request = stream_optimized;
+    let base = ConvertOptions { dest: request(), ..ConvertOptions::default() };
     for (options, what) in [
         (ConvertOptions { size: NewSize::Least, ..base.clone() }, "`ConvertOptions::size`"),
         (ConvertOptions { identity: Identity::Keep, ..base.clone() }, "`ConvertOptions::identity`"),

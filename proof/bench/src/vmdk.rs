@@ -7,7 +7,7 @@
 //! by qemu-img, and qemu-img's by ours.
 
 use crate::race::Race;
-use diskwright_disk::{CompareOutcome, ConvertOptions, OpenOptions, Opened, StreamKind, compare, convert};
+use diskwright_disk::{CompareOutcome, ConvertOptions, CreateRequest, OpenOptions, Opened, compare, convert};
 use diskwright_lab::{
     LabError, Result,
     acceptance::{Bar, Context, Found},
@@ -46,7 +46,7 @@ struct Bench {
 pub(crate) fn packed(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     with_bench(context, progress, Data::Mixed, |bench, found, progress| {
         let dest = bench.dir.join("packed.vmdk");
-        let ours = || bench.ours(&bench.raw, &dest, Some(StreamKind::Vmdk));
+        let ours = || bench.ours(&bench.raw, &dest, Some("streamOptimized"));
         let theirs = || bench.theirs(&["-O", "vmdk", "-o", "subformat=streamOptimized"], &bench.raw, &dest);
         ours()?;
         peer::run(&bench.qemu_img, &["compare".as_ref(), bench.raw.as_os_str(), dest.as_os_str()], None)?;
@@ -170,8 +170,9 @@ impl Bench {
         Race { name, source, dest, size_bytes, rounds, ours, theirs, speed_bar, cpu_bar }
     }
 
-    fn ours(&self, source: &Path, dest: &Path, stream: Option<StreamKind>) -> Result<Cost> {
-        let options = ConvertOptions { stream, ..ConvertOptions::default() };
+    fn ours(&self, source: &Path, dest: &Path, subformat: Option<&str>) -> Result<Cost> {
+        let dest_request = CreateRequest { subformat: subformat.map(str::to_owned), ..CreateRequest::default() };
+        let options = ConvertOptions { dest: dest_request, ..ConvertOptions::default() };
         let (outcome, wall_ns, cpu) = clock::timed(|| convert(source, dest, &options, &mut |_, _| true));
         outcome?;
         Ok(Cost { wall_ns, cpu })
