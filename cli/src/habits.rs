@@ -73,11 +73,7 @@ const HABITS: &[Habit] = &[
         commands: &["convert"],
         sentence: "qemu-img's -S is not needed here: zeros are always skipped, and --preallocate reserves their space",
     },
-    Habit {
-        option: "--backing-chain",
-        commands: &["info"],
-        sentence: "qemu-img's --backing-chain is --chain here",
-    },
+    Habit { option: "--backing-chain", commands: &["info"], sentence: "qemu-img's --backing-chain is --chain here" },
     Habit {
         option: "--output",
         commands: &["info", "map", "check", "compare"],

@@ -63,9 +63,6 @@ pub struct GlobalOptions {
         value_parser = crate::sizes::parse
     )]
     pub map_memory: Option<u64>,
-    /// Which disk of an OVA: its number, its file or its id; needed where there are several.
-    #[arg(long = "disk", global = true, hide = true, help_heading = DISK, value_name = "N|NAME")]
-    pub ova_disk: Option<String>,
 }
 
 /// Heading of the options about disks.
@@ -95,11 +92,19 @@ impl Used {
             "format" | "allow_parent_dir" | "allow_any_parent" | "allow_devices" | "map_drive" => {
                 matches!(self, Self::Parents | Self::Reading | Self::Writing)
             }
-            "ignore_parent_timestamp" | "map_memory" | "ova_disk" => matches!(self, Self::Reading | Self::Writing),
+            "ignore_parent_timestamp" | "map_memory" => matches!(self, Self::Reading | Self::Writing),
             "allow_parent_write" | "detect_zeroes" => self == Self::Writing,
             _ => false,
         }
     }
+}
+
+/// For commands that read a disk inside an OVA.
+#[derive(Debug, Clone, Default, Args)]
+pub struct OvaArgs {
+    /// Which disk of an OVA: its number, its file or its id; needed where there are several.
+    #[arg(long = "disk", value_name = "N|NAME")]
+    pub ova_disk: Option<String>,
 }
 
 /// For commands that only read a disk.
@@ -149,7 +154,6 @@ impl GlobalOptions {
             allow_parent_write: self.allow_parent_write,
             detect_zeroes: self.detect_zeroes,
             map_memory_bytes: self.map_memory,
-            ova_disk: self.ova_disk.clone(),
             ..OpenOptions::default()
         }
     }

@@ -205,7 +205,10 @@ mod tests {
     #[test]
     fn pax_headers() {
         let pax = Pax::parse(b"20 path=long/name.x\n19 size=9000000000\n30 mtime=1700000000.123456789\n").unwrap();
-        assert_eq!((pax.path.as_deref(), pax.size_bytes, pax.is_sparse), (Some("long/name.x"), Some(9_000_000_000), false));
+        assert_eq!(
+            (pax.path.as_deref(), pax.size_bytes, pax.is_sparse),
+            (Some("long/name.x"), Some(9_000_000_000), false)
+        );
         assert!(Pax::parse(b"22 GNU.sparse.major=1\n").unwrap().is_sparse);
         for wrong in [&b"5 a=b"[..], b"99 a=b\n", b"x a=b\n", b"6 a=b\n6", b"1 \n", b"12 size=abc\n"] {
             assert!(Pax::parse(wrong).is_err(), "{}", wrong.escape_ascii());

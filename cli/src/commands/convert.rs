@@ -10,7 +10,7 @@ use crate::{
     exit::{self, Failure, Outcome},
     json::{self, Document},
     ntfs,
-    options::{CacheArg, FormatArg, ShareArgs},
+    options::{CacheArg, FormatArg, OvaArgs, ShareArgs},
     progress, sizes,
     sizes::{Exact, Human},
     switches,
@@ -120,6 +120,8 @@ pub struct ConvertArgs {
     /// Copy every byte, even where the file system could share it.
     #[arg(long)]
     no_reflink: bool,
+    #[command(flatten)]
+    ova: OvaArgs,
     #[command(flatten)]
     share: ShareArgs,
     /// Leave out what is damaged in SOURCE: it becomes zeros in DEST, is listed at the end, and the
@@ -235,6 +237,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
     let mut source = context.global.open_options(false);
     source.format = args.source_format.map(FormatArg::format);
     source.force_share = args.share.force_share;
+    source.ova_disk.clone_from(&args.ova.ova_disk);
     let options = ConvertOptions {
         source,
         cache: context.global.cache.map(CacheArg::mode),

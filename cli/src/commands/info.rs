@@ -12,7 +12,7 @@ use crate::{
     exit::{self, Failure, Outcome},
     export::ExportReport,
     json::Document,
-    options::{FormatArg, ShareArgs},
+    options::{FormatArg, OvaArgs, ShareArgs},
     style::{FAINT, GREEN, RED, YELLOW},
     switches,
     table::Fields,
@@ -58,6 +58,8 @@ pub struct InfoArgs {
     verify: bool,
     #[command(flatten)]
     rules: rules::RulesArgs,
+    #[command(flatten)]
+    ova: OvaArgs,
     #[command(flatten)]
     share: ShareArgs,
 }
@@ -107,16 +109,20 @@ pub struct Link {
 /// Prints the description.
 pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
     let is_archive = is_ova(&args.file) && context.global.format != Some(FormatArg::Raw);
-    if is_archive && context.global.ova_disk.is_none() && !args.rules.any() && !args.chain {
+    if is_archive && args.ova.ova_disk.is_none() && !args.rules.any() && !args.chain {
         return ova::run(context, &args.file, args.verify);
     }
     if args.verify {
         return Err(Failure::usage("--verify is for an OVA as a whole; `compare` and `check` are for disks"));
     }
     if args.rules.any() {
-        return rules::run(context, &args.file, args.share, args.rules);
+        return rules::run(context, &args.file, (args.share, &args.ova), args.rules);
     }
-    let options = OpenOptions { force_share: args.share.force_share, ..context.global.open_options(false) };
+    let options = OpenOptions {
+        force_share: args.share.force_share,
+        ova_disk: args.ova.ova_disk.clone(),
+        ..context.global.open_options(false)
+    };
     let disk = match context.open(&args.file, &OpenOptions { reach: Reach::Available, ..options })? {
         Opened::Disk(disk) => disk,
         Opened::Export(export) => return describe_export(context, &ExportReport::from(&*export)),

@@ -110,7 +110,8 @@ impl Ova {
                 None
             }
         };
-        let disks = (1..).zip(&envelope.disks).map(|(number, disk)| describe(number, disk, &envelope, &archive)).collect();
+        let disks =
+            (1..).zip(&envelope.disks).map(|(number, disk)| describe(number, disk, &envelope, &archive)).collect();
         Ok(Self { path: path.to_owned(), archive, envelope, manifest, disks, remarks })
     }
 
@@ -148,7 +149,8 @@ impl Ova {
             let name = |disk: &OvaDisk| format!("{} ({})", disk.number, disk.file.as_ref().unwrap_or(&disk.ovf.id));
             self.disks.iter().take(20).map(name).collect::<Vec<_>>().join(", ")
         };
-        let refuse = |what: String, hint: String| DiskError::Usage { what: format!("{}: {what}", self.path.display()), hint };
+        let refuse =
+            |what: String, hint: String| DiskError::Usage { what: format!("{}: {what}", self.path.display()), hint };
         match (wanted, &self.disks[..]) {
             (_, []) => Err(DiskError::BadOptions {
                 what: format!("{}: it has no disks", self.path.display()),
@@ -162,9 +164,9 @@ impl Ova {
             (Some(wanted), disks) => {
                 let by_name = disks.iter().find(|disk| disk.file.as_deref() == Some(wanted) || disk.ovf.id == wanted);
                 let by_number = || disks.iter().find(|disk| wanted.parse() == Ok(disk.number));
-                by_name.or_else(by_number).ok_or_else(|| {
-                    refuse(format!("it has no disk {wanted:?}"), format!("its disks are {}", names()))
-                })
+                by_name
+                    .or_else(by_number)
+                    .ok_or_else(|| refuse(format!("it has no disk {wanted:?}"), format!("its disks are {}", names())))
             }
         }
     }

@@ -44,8 +44,7 @@ pub enum Destination {
 
 impl Destination {
     /// All places.
-    pub const ALL: [Self; 6] =
-        [Self::Azure, Self::Windows, Self::Esxi, Self::Workstation, Self::VirtualBox, Self::Ovf];
+    pub const ALL: [Self; 6] = [Self::Azure, Self::Windows, Self::Esxi, Self::Workstation, Self::VirtualBox, Self::Ovf];
 
     /// The rules, in the order in which they are shown.
     pub fn rules(self) -> &'static [Rule] {

@@ -130,7 +130,9 @@ fn kind(facts: &Facts, taken: &[&str], remedy: &str) -> Verdict {
         match facts.images.iter().find(|image| !is_taken(image)) {
             None => Verdict::holds(kind_of(top)),
             Some(image) if std::ptr::eq(image, top) => Verdict::broken(kind_of(top), remedy),
-            Some(image) => Verdict::broken(format!("{} in its parent {}", kind_of(image), image.path.display()), remedy),
+            Some(image) => {
+                Verdict::broken(format!("{} in its parent {}", kind_of(image), image.path.display()), remedy)
+            }
         }
     })
 }

@@ -24,14 +24,8 @@ const STREAM_OPTIMIZED: &str = "http://www.vmware.com/interfaces/specifications/
 const SPACES: [(&str, &str); 6] = [
     ("xmlns", "http://schemas.dmtf.org/ovf/envelope/1"),
     ("xmlns:ovf", "http://schemas.dmtf.org/ovf/envelope/1"),
-    (
-        "xmlns:rasd",
-        "http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData",
-    ),
-    (
-        "xmlns:vssd",
-        "http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_VirtualSystemSettingData",
-    ),
+    ("xmlns:rasd", "http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData"),
+    ("xmlns:vssd", "http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_VirtualSystemSettingData"),
     ("xmlns:vmw", "http://www.vmware.com/schema/ovf"),
     ("xmlns:xsi", "http://www.w3.org/2001/XMLSchema-instance"),
 ];
@@ -249,10 +243,8 @@ mod tests {
         for item in items() {
             let mut text = String::new();
             item.write(&mut text);
-            let names: Vec<&str> = text
-                .lines()
-                .filter_map(|line| line.trim().strip_prefix("<rasd:")?.split('>').next())
-                .collect();
+            let names: Vec<&str> =
+                text.lines().filter_map(|line| line.trim().strip_prefix("<rasd:")?.split('>').next()).collect();
             let mut sorted = names.clone();
             sorted.sort_unstable();
             assert_eq!(names, sorted);

@@ -140,7 +140,8 @@ impl Bench {
         let failed = || LabError::file("write", &self.raw);
         let mut file = File::create(&self.raw).map_err(failed())?;
         let mut random = Xoshiro256PlusPlus::seed_from_u64(1);
-        let words: Vec<String> = (0..4096).map(|_| format!("{:x} ", random.next_u64() >> (20 + random.next_u64() % 30))).collect();
+        let words: Vec<String> =
+            (0..4096).map(|_| format!("{:x} ", random.next_u64() >> (20 + random.next_u64() % 30))).collect();
         let mut piece = Vec::with_capacity(PIECE_BYTES);
         for number in 0..self.size_bytes / PIECE_BYTES as u64 {
             report(progress, "prepare", number * PIECE_BYTES as u64, self.size_bytes, "source.raw")?;

@@ -10,7 +10,7 @@ use crate::{
     exit::{self, Failure, Outcome},
     json::{self, Document},
     ntfs,
-    options::ShareArgs,
+    options::{OvaArgs, ShareArgs},
     style::{FAINT, GREEN, RED},
     switches,
 };
@@ -105,15 +105,18 @@ impl From<Judgement> for RuleReport {
 }
 
 /// Asks the rules, and prints the verdicts.
-pub fn run(context: &mut Context, file: &Path, share: ShareArgs, args: RulesArgs) -> Outcome {
-    let options = OpenOptions { force_share: share.force_share, ..context.global.open_options(false) };
+pub fn run(context: &mut Context, file: &Path, (share, ova): (ShareArgs, &OvaArgs), args: RulesArgs) -> Outcome {
+    let options = OpenOptions {
+        force_share: share.force_share,
+        ova_disk: ova.ova_disk.clone(),
+        ..context.global.open_options(false)
+    };
     let opened = context.open(file, &OpenOptions { reach: Reach::Available, ..options.clone() })?;
     let Opened::Disk(disk) = &opened else {
         return Err(Failure::usage("an export has no file, and the rules are about files: name the image itself"));
     };
     let facts = Facts::of(disk, &options.files, context.global.engine(), &ntfs::is_on_ntfs)?;
-    let vmware =
-        [Destination::Esxi, Destination::Workstation, Destination::VirtualBox, Destination::Ovf];
+    let vmware = [Destination::Esxi, Destination::Workstation, Destination::VirtualBox, Destination::Ovf];
     let asked = [(args.azure, Destination::Azure), (args.windows, Destination::Windows)]
         .into_iter()
         .chain(vmware.map(|place| (args.vmware, place)));

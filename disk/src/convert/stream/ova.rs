@@ -10,9 +10,9 @@
 //! at the end. The length of a manifest does not depend on its digests. The envelope is followed by
 //! blanks up to the reserved length, which XML allows behind the root element.
 
+use super::super::options::ConvertOptions;
 use super::{super::azure::start_of, Written, explain, vmdk};
 use crate::{Opened, Progress, Result, copy::Failure, error::from_io, ova::digest_context, packing::Output};
-use super::super::options::ConvertOptions;
 use diskwright_format::{
     ovf::{Appliance, DigestKind, Manifest, ManifestEntry, is_plain_name},
     tar::{TAR_BLOCK_BYTES, TarHeader},
