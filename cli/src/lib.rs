@@ -10,6 +10,7 @@
 //!   extents.rs     a disk's extents, in windows  draw.rs      a disk on one screen
 //!   in_use.rs      disks that a process of this program has open
 //!   describe.rs    an image as text and JSON     steps.rs     progress of a run of the lab
+//!   habits.rs      what qemu-img's options are called here
 //!   export.rs      an NBD export, the same       live.rs      a run while it is measured
 //!   ntfs.rs        holes that Windows refuses
 //!   switches.rs    what the program calls the options of the libraries
@@ -33,6 +34,7 @@ mod draw;
 mod exit;
 mod export;
 mod extents;
+mod habits;
 mod in_use;
 mod json;
 mod live;
@@ -55,6 +57,7 @@ pub use exit::{Codes, Failure, Outcome};
 pub use options::{EngineArg, GlobalOptions};
 
 use args::{Cli, Command, command_line};
+use clap::error::{ContextKind, ContextValue};
 use context::print_message;
 use std::{ffi::OsString, io::Write, process::ExitCode};
 
@@ -152,17 +155,27 @@ fn codes(command: &Command) -> Codes {
 // Help and version are printed by clap and are a success.
 fn usage(error: &clap::Error, arguments: Vec<OsString>) -> ExitCode {
     let _ = error.print();
+    if let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)
+        && let Some(sentence) = habits::sentence(command_of(arguments.clone()).as_deref(), option)
+    {
+        eprintln!("\n{sentence}");
+    }
     ExitCode::from(if error.use_stderr() { usage_code(arguments) } else { exit::OK })
 }
 
 // A usage error of `check` must not end with 2, which says "corrupt". The line cannot be parsed, so
 // it is parsed again leniently for the name of the command alone.
 fn usage_code(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> u8 {
-    let matches = command_line().ignore_errors(true).try_get_matches_from(arguments);
-    match matches.as_ref().ok().and_then(|matches| matches.subcommand_name()) {
+    match command_of(arguments).as_deref() {
         Some("check") => Codes::CHECK.usage(),
         _ => Codes::USUAL.usage(),
     }
+}
+
+// The name of the command of a line that cannot be parsed.
+fn command_of(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Option<String> {
+    let matches = command_line().ignore_errors(true).try_get_matches_from(arguments).ok()?;
+    matches.subcommand_name().map(str::to_owned)
 }
 
 #[cfg(test)]

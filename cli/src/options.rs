@@ -99,6 +99,14 @@ impl Used {
     }
 }
 
+/// For commands that read a disk inside an OVA.
+#[derive(Debug, Clone, Default, Args)]
+pub struct OvaArgs {
+    /// Which disk of an OVA: its number, its file or its id; needed where there are several.
+    #[arg(long = "disk", value_name = "N|NAME")]
+    pub ova_disk: Option<String>,
+}
+
 /// For commands that only read a disk.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct ShareArgs {

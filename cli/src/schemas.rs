@@ -93,6 +93,7 @@ fn all() -> Vec<Named> {
         of::<diff::list::Report>(),
         of::<ExportReport>(),
         of::<info::Report>(),
+        of::<info::ova::Report>(),
         of::<info::rules::Report>(),
         of::<io::Report>(),
         of::<lab::profiles::Listing>(),

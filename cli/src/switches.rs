@@ -59,6 +59,7 @@ switches! {
     OpenOptions::allow_parent_write => "--allow-parent-write";
     // `--format` of convert is the format of the copy.
     OpenOptions::format => "--format", "convert" => "--source-format", "move" => "--source-format", "rescue" => "--source-format", "compare" => "--format or --second-format", "diff" => "--format or --second-format";
+    OpenOptions::ova_disk => "--disk";
     ParentPolicy::allow_any => "--allow-any-parent";
     ParentPolicy::allow_devices => "--allow-devices";
     ParentPolicy::allowed_dirs => "--allow-parent-dir";
@@ -72,7 +73,9 @@ switches! {
     CreateRequest::parent => "--parent";
     CreateRequest::preallocate => "--preallocate";
     CreateRequest::size_bytes => "--size";
+    CreateRequest::subformat => "--subformat";
     ConvertOptions::azure => "--azure";
+    ConvertOptions::compress_level => "--compress-level";
     ConvertOptions::identity => "--identity";
     ConvertOptions::size => "--size";
     ConvertOptions::skip_damaged => "--skip-damaged";

@@ -19,6 +19,9 @@
 //! An export is written in place (`export.rs`). It has its size and old contents, so ranges that
 //! are zero in the source are zeroed there.
 //!
+//! A file with compressed blocks is written in one pass, without an image that could be written
+//! (`stream.rs`).
+//!
 //! A copy of another size gets its data first, then is verified, and then its partition table is
 //! changed as by `resize` (`new_size.rs`). An identity that says what the contents are is set last.
 
@@ -28,6 +31,7 @@ mod identity;
 mod notes;
 mod options;
 mod plan;
+mod stream;
 mod transfer;
 
 use crate::{
@@ -78,6 +82,9 @@ pub fn convert(
     let source = open_source(source_path, options)?;
     if into_export {
         return export::convert((&source, source_path), dest_path, options, progress);
+    }
+    if let Some(kind) = stream::asked(dest_path, &options.dest) {
+        return stream::convert((&source, source_path), dest_path, kind, options, progress);
     }
     let files = &options.dest.files;
     if files.facts(dest_path).is_ok() {

@@ -13,8 +13,7 @@
 
 mod lost;
 
-use crate::{Disk, DiskError, Opened, Progress, error::to_io, holes::next_known};
-use diskwright_image::ImageError;
+use crate::{Disk, Opened, Progress, error::to_io, holes::next_known};
 use diskwright_store::{
     BlockDevice, BlockQueue, Completion, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab, all_zero,
 };
@@ -31,9 +30,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use lost::Tally;
-pub(crate) use lost::damage_of;
 pub use lost::{Lost, LostRange};
+pub(crate) use lost::{Tally, damage_in, damage_of, damaged_source};
 
 /// Length of a window, for which the extents are read at once.
 const WINDOW_BYTES: u64 = 64 << 20;
@@ -103,7 +101,7 @@ pub(crate) enum Failure {
 impl Failure {
     /// The offset of the failure, to select the first one. A failure of the destination counts as
     /// 0.
-    fn start_bytes(&self) -> u64 {
+    pub(crate) fn start_bytes(&self) -> u64 {
         match self {
             Self::Source(range, _) => range.start,
             Self::Dest(_) => 0,
@@ -245,26 +243,13 @@ impl<'a> Job<'a> {
 
     /// Lists a damaged extent, or returns the error that ends the conversion.
     fn lose(&self, extent: &Extent) -> Result<(), Failure> {
-        let end_bytes = extent.offset_bytes + extent.len_bytes;
-        let damage = || match self.source.disk() {
-            Some(disk) => damage_of(disk, extent),
-            None => DiskError::BadOptions {
-                what: "a range of the export is damaged".into(),
-                hint: "check the disk on its server".into(),
-            },
-        };
         if self.skip_damaged {
-            lock(&self.lost).add(extent.offset_bytes, extent.len_bytes, || damage().to_string());
+            let reason = || damage_in(self.source, extent).to_string();
+            lock(&self.lost).add(extent.offset_bytes, extent.len_bytes, reason);
             Self::count(&self.lost_bytes, extent.len_bytes);
             return Ok(());
         }
-        let error = match damage() {
-            DiskError::Image(error @ ImageError::Corrupt { .. }) => {
-                DiskError::DamagedSource { error, offset_bytes: extent.offset_bytes, end_bytes }
-            }
-            other => other,
-        };
-        Err(Failure::Source(extent.offset_bytes..end_bytes, to_io(error)))
+        Err(damaged_source(self.source, extent))
     }
 
     /// Bytes of the source that hold data; `None` if its extents cannot be read.

@@ -26,8 +26,10 @@
 //!   create.rs     creates images
 //!   place.rs      opens a FILE or a URI: a disk or an export
 //!   inside.rs     an image inside an export of an NBD server
+//!   ova/          an OVA: the disks inside it
 //!   convert.rs    copies one disk into another
 //!   copy.rs       the copying itself: two workers, many requests in flight
+//!   packing/      compresses a disk on all processors, for formats with compressed blocks
 //!   check.rs      damage in an image, and broken links to its parents
 //!   repair/       repairs an image, with an undo file; undoes a repair
 //!   compare.rs    compares the contents of two disks
@@ -96,6 +98,8 @@ mod new_size;
 mod offline_move;
 mod open;
 mod options;
+mod ova;
+mod packing;
 mod parts;
 mod place;
 mod plan;
@@ -140,6 +144,7 @@ pub use new_size::NewSize;
 pub use offline_move::move_disk;
 pub use open::{parent_timestamp_warning, read_without_lock};
 pub use options::{OpenOptions, ParentPolicy, Reach};
+pub use ova::{Digests, MemberDigest, Ova, OvaDisk, OvaMember, is_ova};
 pub use parts::{PartRole, Parts, check_parts, parts_of};
 pub use place::{Opened, Place, require_file};
 pub use reconnect::{ReconnectOptions, Reconnected, Relinked, reconnect};

@@ -62,6 +62,8 @@ pub struct OpenOptions {
     /// Upper limit in bytes for the memory of the map (the owner of each block) and of the images'
     /// tables. `None` for [`MAP_MEMORY_BYTES`](crate::MAP_MEMORY_BYTES).
     pub map_memory_bytes: Option<u64>,
+    /// Which disk of an OVA: its number, from 1, its file or its id. `None` for the only one.
+    pub ova_disk: Option<String>,
     /// The file system that resolves paths.
     pub files: Files,
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   disk.vhdx, /dev/sdb, disk.raw            ─▶ Disk       the chain of images
+//!   appliance.ova                            ─▶ Disk       an image inside the archive (`ova`)
 //!   nbd://HOST/EXPORT, nbd+unix:///...       ─▶ NbdDevice  an export of a server, as a raw disk
 //!     the same, with a format other than raw ─▶ Disk       an image in the export (`inside`)
 //! ```
@@ -10,7 +11,10 @@
 //! guest's raw disk that begins like a VHDX must not be opened as one. An image inside an export is
 //! opened only if the user names its format.
 
-use crate::{Disk, DiskError, OpenOptions, Result, inside};
+use crate::{
+    Disk, DiskError, OpenOptions, Result, inside,
+    ova::{Ova, is_ova},
+};
 use diskwright_image::Format;
 use diskwright_nbd::{NbdDevice, NbdUri};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
@@ -76,6 +80,9 @@ impl Opened {
     /// As [`Disk::open`]; [`DiskError::Nbd`].
     pub fn open(name: &Path, options: &OpenOptions) -> Result<Self> {
         let uri = match Place::parse(name)? {
+            Place::File(path) if options.format != Some(Format::Raw) && is_ova(&path) => {
+                return Ova::open(&path, &options.files)?.open_disk(options).map(Self::Disk);
+            }
             Place::File(path) => return Disk::open(path, options).map(Self::Disk),
             Place::Nbd(uri) => uri,
         };

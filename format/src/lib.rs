@@ -2,6 +2,8 @@
 //! allocation sized by input.
 //!
 //! - [`dwdiff`]: the stream of changes between two states of a disk; the program's own
+//! - [`ovf`]: the description and the manifest of an OVA (DMTF DSP0243)
+//! - [`tar`]: the headers of an archive, which an OVA is
 //! - [`tracks`]: the file in which the changes of a disk are tracked; ours
 //! - [`vhd`]: footer, dynamic header, parent locators, time stamps, geometry (VHD Image Format
 //!   Specification 1.0)
@@ -11,6 +13,8 @@
 #![forbid(unsafe_code)]
 
 pub mod dwdiff;
+pub mod ovf;
+pub mod tar;
 pub mod tracks;
 pub mod vhd;
 pub mod vhdx;

@@ -70,6 +70,7 @@ mod transfer;
 // Miri knows none of these commands.
 #[cfg(not(miri))]
 pub mod ublk;
+mod window;
 mod zeros;
 
 pub use bare::{BareFound, BareLoad, bare_ring};
@@ -97,6 +98,7 @@ pub use store::{Access, DataFile, FileRange, Front, Store, Zeroing, is_full};
 pub use streams::{StreamEnd, StreamId, Streams};
 pub use sys::cycle_counter;
 pub use transfer::Piece;
+pub use window::WindowStore;
 pub use zeros::all_zero;
 
 #[cfg(doctest)]

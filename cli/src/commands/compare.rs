@@ -4,7 +4,7 @@ use crate::{
     context::Context,
     exit::{self, Outcome},
     json::{self, Document},
-    options::{FormatArg, ShareArgs},
+    options::{FormatArg, OvaArgs, ShareArgs},
     sizes::Exact,
     switches,
 };
@@ -37,6 +37,8 @@ pub struct CompareArgs {
     #[arg(long, value_enum, value_name = "FORMAT")]
     second_format: Option<FormatArg>,
     #[command(flatten)]
+    ova: OvaArgs,
+    #[command(flatten)]
     share: ShareArgs,
 }
 
@@ -65,7 +67,11 @@ impl Document for Report {
 
 /// Compares, and prints the first difference.
 pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
-    let options = OpenOptions { force_share: args.share.force_share, ..context.global.bulk_options() };
+    let options = OpenOptions {
+        force_share: args.share.force_share,
+        ova_disk: args.ova.ova_disk.clone(),
+        ..context.global.bulk_options()
+    };
     let second_format = args.second_format.map(FormatArg::format).or(options.format);
     let first = context.open(&args.first, &options)?;
     let second = context.open(&args.second, &OpenOptions { format: second_format, ..options })?;

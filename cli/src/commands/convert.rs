@@ -10,7 +10,7 @@ use crate::{
     exit::{self, Failure, Outcome},
     json::{self, Document},
     ntfs,
-    options::{CacheArg, FormatArg, ShareArgs},
+    options::{CacheArg, FormatArg, OvaArgs, ShareArgs},
     progress, sizes,
     sizes::{Exact, Human},
     switches,
@@ -48,6 +48,10 @@ Use it where DEST takes the place of SOURCE: two disks with one identity must no
 --azure makes a disk that Azure accepts: a fixed VHD, its size rounded up to whole MiB and to 20 MiB at least. A disk that Azure would refuse \
 all the same is refused here, before anything is copied, with the rule. `info --azure` checks any image.
 
+A VMDK with --subformat streamOptimized is compressed on all processors, and written in one pass. A DEST that ends in .ova is an archive with such a disk, \
+the description of a virtual machine (OVF 1.1: 2 processors, 4 GiB of memory, LSI Logic SAS, E1000, BIOS or UEFI as the disk starts) and a manifest of SHA-256 digests; \
+VMware and VirtualBox import it. A SOURCE that ends in .ova is read in place: --disk names one of several disks.
+
 EXIT CODES  0 done, 1 failed, 2 used wrongly, 3 done with --skip-damaged, but ranges were lost
 
 An export (nbd://HOST/EXPORT, nbd+unix:///EXPORT?socket=PATH, nbds:// for TLS) is read and written as a raw disk. Ranges that the server reports as zero are not read. \
@@ -61,6 +65,9 @@ EXAMPLES
   diskwright convert old.vhdx new.vhdx --identity keep --to-minimum
   diskwright convert image.bin disk.vhdx --source-format raw
   diskwright convert damaged.vhdx saved.vhdx --skip-damaged --verify
+  diskwright convert machine.vhdx machine.vmdk --subformat streamOptimized
+  diskwright convert machine.vhdx machine.ova
+  diskwright convert appliance.ova data.vhdx --disk 2
   diskwright convert nbd://host/disk backup.vhdx --verify
   diskwright convert disk.vhdx 'nbd+unix:///?socket=/run/disk.sock'")]
 pub struct ConvertArgs {
@@ -68,6 +75,14 @@ pub struct ConvertArgs {
     source: PathBuf,
     /// The image to create, or the NBD URI of an export to write into.
     dest: PathBuf,
+    /// The kind of VMDK, by qemu-img's names: streamOptimized has compressed grains and is written in
+    /// one pass.
+    #[arg(long, value_name = "SUBFORMAT")]
+    subformat: Option<String>,
+    /// Level of compression of streamOptimized and OVA, from 1 (fastest) to 12 (smallest).
+    /// [default: 6]
+    #[arg(long, value_name = "LEVEL")]
+    compress_level: Option<u8>,
     /// How DEST allocates its space. [default: dynamic; raw is always fixed]
     #[arg(long = "type", value_enum, value_name = "TYPE")]
     disk_type: Option<StandaloneType>,
@@ -105,6 +120,8 @@ pub struct ConvertArgs {
     /// Copy every byte, even where the file system could share it.
     #[arg(long)]
     no_reflink: bool,
+    #[command(flatten)]
+    ova: OvaArgs,
     #[command(flatten)]
     share: ShareArgs,
     /// Leave out what is damaged in SOURCE: it becomes zeros in DEST, is listed at the end, and the
@@ -174,6 +191,8 @@ pub struct Report {
     cloned_bytes: u64,
     /// Bytes that read as zeros and take no space in the new disk.
     zero_bytes: u64,
+    /// Length of the file, of a copy that was written compressed in one pass.
+    stream_file_size: Option<u64>,
     /// Whether the new disk was read back and compared (`--verify`).
     verified: bool,
     /// Warnings, a sentence each.
@@ -218,12 +237,14 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
     let mut source = context.global.open_options(false);
     source.format = args.source_format.map(FormatArg::format);
     source.force_share = args.share.force_share;
+    source.ova_disk.clone_from(&args.ova.ova_disk);
     let options = ConvertOptions {
         source,
         cache: context.global.cache.map(CacheArg::mode),
         dest: CreateRequest {
             format: context.global.format.map(FormatArg::format),
             disk_type: args.disk_type.map(StandaloneType::disk_type),
+            subformat: args.subformat.clone(),
             block_bytes: args.block_size,
             logical_sector_bytes: args.sector_size,
             physical_sector_bytes: args.physical_sector_size,
@@ -233,6 +254,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         size: if args.to_minimum { NewSize::Minimum } else { args.size.unwrap_or_default() },
         identity: args.identity.identity(),
         azure: args.azure,
+        compress_level: args.compress_level,
         verify: args.verify,
         no_reflink: args.no_reflink,
         skip_damaged: args.skip_damaged,
@@ -258,6 +280,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             copied_bytes: done.copied_bytes,
             cloned_bytes: done.cloned_bytes,
             zero_bytes: done.zero_bytes,
+            stream_file_size: done.stream_bytes,
             verified: args.verify,
             warnings: switches::all_with_switches(&warnings),
             lost_bytes: done.lost.bytes,
@@ -329,6 +352,9 @@ fn summary(done: &ConvertOutcome, verified: bool) -> String {
         line.push_str(&format!(", {} shared with the source", Human(done.cloned_bytes)));
     }
     line.push_str(&format!(", {} of zeros skipped", Human(done.zero_bytes)));
+    if let Some(bytes) = done.stream_bytes {
+        line.push_str(&format!(", compressed to {}", Human(bytes)));
+    }
     if done.lost.bytes > 0 {
         line.push_str(&format!(", {} lost", Human(done.lost.bytes)));
     }

@@ -3,21 +3,22 @@
 //! A disk whose parent is missing, changed or not allowed is described too. The chain is opened as
 //! far as it can be followed, and the error of the next parent is printed below it.
 
+pub mod ova;
 pub mod rules;
 
 use crate::{
     context::Context,
     describe::{Description, printable},
-    exit::{self, Outcome},
+    exit::{self, Failure, Outcome},
     export::ExportReport,
     json::Document,
-    options::ShareArgs,
+    options::{FormatArg, OvaArgs, ShareArgs},
     style::{FAINT, GREEN, RED, YELLOW},
     switches,
     table::Fields,
 };
 use clap::Args;
-use diskwright_disk::{DiskError, Layer, OpenOptions, Opened, Reach, parent_timestamp_warning};
+use diskwright_disk::{DiskError, Layer, OpenOptions, Opened, Reach, is_ova, parent_timestamp_warning};
 use diskwright_store::Files;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -29,11 +30,13 @@ use std::{io::Write, iter, path::PathBuf};
 A child whose parent is missing or changed is described too: its chain as far as it can be followed, and why \
 it cannot be followed further.
 
---azure and --windows check FILE against the rules of the place that it goes to. Each rule is ok, not ok or not applicable, with what was \
+--azure, --windows and --vmware (ESXi, Workstation, VirtualBox, OVF) check FILE against the rules of the place that it goes to. Each rule is ok, not ok or not applicable, with what was \
 found, what is expected, and what mends it. `convert --azure` makes a disk that fulfils those of Azure. What Windows itself sees only on \
 its own file systems (a compressed or encrypted file) is not checked.
 
-EXIT CODES  0 done, and with --azure or --windows all rules hold; 1 failed, 2 used wrongly, 3 a rule does not hold
+An OVA is described with its files, its disks and its machines, and --disk describes one of its disks. --verify compares all of its files with the digests of its manifest.
+
+EXIT CODES  0 done, and with --azure, --windows or --vmware all rules hold, with --verify all digests; 1 failed, 2 used wrongly, 3 a rule does not hold, or a digest is wrong
 
 EXAMPLES
   diskwright info disk.vhdx
@@ -41,6 +44,8 @@ EXAMPLES
   diskwright info disk.vhdx --json
   diskwright info machine.vhd --azure
   diskwright info machine.avhdx --windows --json
+  diskwright info machine.vmdk --vmware
+  diskwright info appliance.ova --verify
   diskwright info 'nbd+unix:///disk?socket=/run/disk.sock'")]
 pub struct InfoArgs {
     /// The disk: a file, or an NBD URI.
@@ -48,8 +53,13 @@ pub struct InfoArgs {
     /// Draw the whole chain, from FILE down to the disk that has no parent.
     #[arg(long)]
     chain: bool,
+    /// Compare the files of an OVA with the digests of its manifest.
+    #[arg(long)]
+    verify: bool,
     #[command(flatten)]
     rules: rules::RulesArgs,
+    #[command(flatten)]
+    ova: OvaArgs,
     #[command(flatten)]
     share: ShareArgs,
 }
@@ -98,10 +108,21 @@ pub struct Link {
 
 /// Prints the description.
 pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
-    if args.rules.any() {
-        return rules::run(context, &args.file, args.share, args.rules);
+    let is_archive = is_ova(&args.file) && context.global.format != Some(FormatArg::Raw);
+    if is_archive && args.ova.ova_disk.is_none() && !args.rules.any() && !args.chain {
+        return ova::run(context, &args.file, args.verify);
     }
-    let options = OpenOptions { force_share: args.share.force_share, ..context.global.open_options(false) };
+    if args.verify {
+        return Err(Failure::usage("--verify is for an OVA as a whole; `compare` and `check` are for disks"));
+    }
+    if args.rules.any() {
+        return rules::run(context, &args.file, (args.share, &args.ova), args.rules);
+    }
+    let options = OpenOptions {
+        force_share: args.share.force_share,
+        ova_disk: args.ova.ova_disk.clone(),
+        ..context.global.open_options(false)
+    };
     let disk = match context.open(&args.file, &OpenOptions { reach: Reach::Available, ..options })? {
         Opened::Disk(disk) => disk,
         Opened::Export(export) => return describe_export(context, &ExportReport::from(&*export)),

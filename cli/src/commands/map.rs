@@ -12,7 +12,7 @@ use crate::{
     exit::{self, Failure, Outcome},
     extents::Extents,
     json::{self, Document},
-    options::ShareArgs,
+    options::{OvaArgs, ShareArgs},
     signals::Patience,
     sizes::{Exact, Human},
     style::BOLD,
@@ -47,6 +47,8 @@ pub struct MapArgs {
     /// Draw the whole disk on one screen: which layer owns what, and how fragmented the files are.
     #[arg(long)]
     draw: bool,
+    #[command(flatten)]
+    ova: OvaArgs,
     #[command(flatten)]
     share: ShareArgs,
 }
@@ -144,7 +146,11 @@ pub struct LayerReport<'a> {
 
 /// Prints the list or the drawing.
 pub fn run(context: &mut Context, args: &MapArgs) -> Outcome {
-    let options = OpenOptions { force_share: args.share.force_share, ..context.global.open_options(false) };
+    let options = OpenOptions {
+        force_share: args.share.force_share,
+        ova_disk: args.ova.ova_disk.clone(),
+        ..context.global.open_options(false)
+    };
     let disk = context.open(&args.file, &options)?;
     let names = match &disk {
         Opened::Disk(disk) => Names(disk.layers().iter().map(file_names).collect()),

@@ -5,7 +5,7 @@ use crate::{
     describe::printable,
     exit::{self, Failure, Outcome},
     json::{self, Document},
-    options::ShareArgs,
+    options::{OvaArgs, ShareArgs},
     sizes::Human,
     switches,
     table::{Align, Columns},
@@ -29,6 +29,8 @@ EXAMPLES
 pub struct PartitionsArgs {
     /// The disk: a file, or an NBD URI.
     file: PathBuf,
+    #[command(flatten)]
+    ova: OvaArgs,
     #[command(flatten)]
     share: ShareArgs,
 }
@@ -91,7 +93,11 @@ pub(crate) fn place_text(place: &Place) -> String {
 }
 
 pub fn run(context: &mut Context, args: &PartitionsArgs) -> Outcome {
-    let options = OpenOptions { force_share: args.share.force_share, ..context.global.open_options(false) };
+    let options = OpenOptions {
+        force_share: args.share.force_share,
+        ova_disk: args.ova.ova_disk.clone(),
+        ..context.global.open_options(false)
+    };
     let disk = context.open(&args.file, &options)?;
     let layout = layout(disk.device(), context.global.engine())
         .map_err(|error| Failure::doing(format!("{}: cannot open a queue", args.file.display()), error))?;

@@ -291,6 +291,28 @@ fn a_conversion_is_whole_or_not_there() {
     );
 }
 
+/// The same for a file that is written in one pass: under its name it is complete.
+#[test]
+fn a_stream_is_whole_or_not_there() {
+    let shop = Workshop::new();
+    shop.ok("create source.vhdx --size 256M");
+    shop.ok("io source.vhdx -c 'write -P 1 0 60M' -c 'write -P 2 70M 90M' -c 'write -P 3 255M 1M'");
+    let line = "convert source.vhdx copy.ova";
+    let takes = time_of(&shop, line);
+    let remove = || ["copy.ova", "copy.ova.partial"].map(|name| std::fs::remove_file(shop.path(name)));
+    let _ = remove();
+    for seed in rounds(6) {
+        kill_within(&shop, &mut Dice::new(seed, 0x0a), line, takes);
+        if shop.path("copy.ova").exists() {
+            shop.ok("info copy.ova --verify");
+        }
+        let left: Vec<_> = std::fs::read_dir(shop.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let known = |left: &str| matches!(left, "source.vhdx" | "copy.ova" | "copy.ova.partial");
+        assert!(left.iter().all(|left| known(left.to_str().unwrap())), "{left:?}");
+        let _ = remove();
+    }
+}
+
 #[test]
 fn a_creation_is_whole_or_passes_for_nothing() {
     let shop = Workshop::new();

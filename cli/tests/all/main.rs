@@ -55,5 +55,6 @@ mod serve_clients;
 mod serve_tls;
 mod snapshot;
 mod split_raw;
+mod streams;
 mod told;
 mod tracking;

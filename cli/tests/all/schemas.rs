@@ -11,6 +11,8 @@ const LINES: &[&str] = &[
     "create child.vhdx --parent base.vhdx",
     "info child.vhdx --chain",
     "info child.vhdx --windows",
+    "convert child.vhdx packed.ova",
+    "info packed.ova --verify",
     "map child.vhdx",
     "map child.vhdx --draw",
     "partitions child.vhdx",

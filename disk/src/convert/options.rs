@@ -14,7 +14,8 @@ pub struct ConvertOptions {
     /// Page cache or O_DIRECT for both disks. `None` selects the faster one: O_DIRECT, but the page
     /// cache for a source that is cached there.
     pub cache: Option<CacheMode>,
-    /// Properties of the new image. Its size is that of `size`, and its disk id that of `identity`.
+    /// Properties of the new image. A file with the extension .ova is an OVA: an archive with a
+    /// streamOptimized VMDK and the description of a virtual machine. Its size is that of `size`, and its disk id that of `identity`.
     pub dest: CreateRequest,
     /// The size of the copy. A smaller one ends at or behind the end of the last partition or file
     /// system. The second copy of a GPT moves to the new end.
@@ -24,6 +25,9 @@ pub struct ConvertOptions {
     /// Make a disk that Azure accepts: a fixed VHD whose size is rounded up to whole MiB. What
     /// Azure refuses all the same is an error.
     pub azure: bool,
+    /// Level of compression of a streamOptimized VMDK ([`CreateRequest::subformat`]) and of an OVA,
+    /// 1 (fastest) to 12 (smallest); `None` for 6.
+    pub compress_level: Option<u8>,
     /// Read the copy back and compare it with the source.
     pub verify: bool,
     /// Always copy, never share by reflink.
@@ -64,6 +68,8 @@ pub struct ConvertOutcome {
     pub cloned_bytes: u64,
     /// Bytes skipped because they read as zeros.
     pub zero_bytes: u64,
+    /// Length in bytes of a file with compressed blocks: a streamOptimized VMDK, an OVA.
+    pub stream_bytes: Option<u64>,
     /// Bytes that were read back and equal the source. Lost ranges do not count.
     pub verified_bytes: u64,
     /// Warnings for the user about the source and the copy, one sentence each.

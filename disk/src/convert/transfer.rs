@@ -49,6 +49,7 @@ pub(super) fn copy(
         copied_bytes: job.copied_bytes.into_inner(),
         cloned_bytes: job.cloned_bytes.into_inner(),
         zero_bytes: job.zero_bytes.into_inner(),
+        stream_bytes: None,
         verified_bytes: 0,
         warnings: source.warnings().to_vec(),
         lost,

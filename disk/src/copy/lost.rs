@@ -4,7 +4,9 @@
 //! A hostile table can have tens of millions of such ranges. The list is limited, and further
 //! ranges are only counted.
 
-use crate::{Disk, DiskError};
+use super::Failure;
+use crate::{Disk, DiskError, Opened, error::to_io};
+use diskwright_image::ImageError;
 use diskwright_store::Extent;
 use std::collections::BTreeMap;
 
@@ -35,7 +37,7 @@ pub struct Lost {
 
 /// Collects lost ranges. They arrive in any order and never overlap.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(crate) struct Tally {
     /// Start to length and reason.
     ranges: BTreeMap<u64, (u64, String)>,
     bytes: u64,
@@ -43,7 +45,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    pub(super) fn add(&mut self, offset_bytes: u64, len_bytes: u64, reason: impl FnOnce() -> String) {
+    pub(crate) fn add(&mut self, offset_bytes: u64, len_bytes: u64, reason: impl FnOnce() -> String) {
         self.bytes += len_bytes;
         let end_bytes = offset_bytes + len_bytes;
         let before = self.ranges.range(..offset_bytes).next_back();
@@ -60,7 +62,7 @@ impl Tally {
         }
     }
 
-    pub(super) fn finish(self) -> Lost {
+    pub(crate) fn finish(self) -> Lost {
         let range = |(offset_bytes, (len_bytes, reason))| LostRange { offset_bytes, len_bytes, reason };
         Lost {
             ranges: self.ranges.into_iter().map(range).collect(),
@@ -76,6 +78,29 @@ pub(crate) fn damage_of(disk: &Disk, extent: &Extent) -> DiskError {
     match image.damage(extent.offset_bytes / image.info().block_bytes) {
         Ok(error) | Err(error) => DiskError::Image(error),
     }
+}
+
+/// The error of a damaged extent of a disk or an export.
+pub(crate) fn damage_in(source: &Opened, extent: &Extent) -> DiskError {
+    match source.disk() {
+        Some(disk) => damage_of(disk, extent),
+        None => DiskError::BadOptions {
+            what: "a range of the export is damaged".into(),
+            hint: "check the disk on its server".into(),
+        },
+    }
+}
+
+/// The failure of a copy that does not skip this damaged extent.
+pub(crate) fn damaged_source(source: &Opened, extent: &Extent) -> Failure {
+    let end_bytes = extent.offset_bytes + extent.len_bytes;
+    let error = match damage_in(source, extent) {
+        DiskError::Image(error @ ImageError::Corrupt { .. }) => {
+            DiskError::DamagedSource { error, offset_bytes: extent.offset_bytes, end_bytes }
+        }
+        other => other,
+    };
+    Failure::Source(extent.offset_bytes..end_bytes, to_io(error))
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! What the rules look at: what was read of a chain of images, and of the partition table on it.
 
 use crate::{Disk, DiskError, Layer, parent_timestamp_warning, volumes::examine};
+use diskwright_format::vmdk::{DESCRIPTOR_MAX_BYTES, Descriptor, SECTOR_BYTES, SparseHeader, is_descriptor};
 use diskwright_image::{ImageInfo, ParentLink};
-use diskwright_store::{BlockDevice, EngineKind, Files};
+use diskwright_store::{BlockDevice, EngineKind, Files, Store};
 use diskwright_volume::{Boot, TableKind, boot, table_change};
 use std::path::{Path, PathBuf};
 
@@ -24,6 +25,8 @@ pub struct ImageFacts {
     pub path: PathBuf,
     /// What it says of itself.
     pub info: ImageInfo,
+    /// The kind of a VMDK, as its descriptor names it (`createType`).
+    pub kind: Option<String>,
     /// Virtual size in bytes.
     pub size_bytes: u64,
     /// Number of its files.
@@ -95,6 +98,7 @@ impl ImageFacts {
         Self {
             path: path.to_owned(),
             info: layer.image.info().clone(),
+            kind: kind_of(&**layer.image.store()),
             size_bytes: layer.image.size_bytes(),
             files: layer.image.stores().len(),
             file_bytes: layer.files_len_bytes().ok(),
@@ -104,6 +108,25 @@ impl ImageFacts {
             parent_time: None,
         }
     }
+}
+
+/// The `createType` of the descriptor in a file: one that is the whole file, or one that follows
+/// the header of a sparse extent. `None` for other files, and for a descriptor that is damaged.
+fn kind_of(store: &dyn Store) -> Option<String> {
+    let read = |offset_bytes: u64, most_bytes: u64| {
+        let len_bytes = store.len_bytes().ok()?.checked_sub(offset_bytes)?.min(most_bytes);
+        let mut bytes = vec![0; usize::try_from(len_bytes).ok()?];
+        store.read_at(&mut bytes, offset_bytes).ok().map(|()| bytes)
+    };
+    let front = read(0, 512)?;
+    let (offset_bytes, len_bytes) = if is_descriptor(&front) {
+        (0, DESCRIPTOR_MAX_BYTES)
+    } else {
+        let header = SparseHeader::parse(&front, 0).ok()?;
+        let len_bytes = header.descriptor_sectors.checked_mul(SECTOR_BYTES)?.min(DESCRIPTOR_MAX_BYTES);
+        (header.descriptor_sector.checked_mul(SECTOR_BYTES)?, len_bytes)
+    };
+    Some(Descriptor::parse(&read(offset_bytes, len_bytes)?, offset_bytes).ok()?.create_type)
 }
 
 impl TableFacts {

@@ -1,8 +1,9 @@
-//! Checks an image against the rules of the place that it goes to: Azure, Windows.
+//! Checks an image against the rules of the place that it goes to: Azure, Windows, VMware.
 //!
 //! ```text
 //!   open disk ─▶ facts.rs: what was read ─┬─▶ azure.rs    a table of rules ─▶ a verdict for each
-//!                                         └─▶ windows.rs  another table
+//!                                         ├─▶ windows.rs  another table
+//!                                         └─▶ vmware.rs   ESXi, Workstation, VirtualBox, OVF
 //! ```
 //!
 //! A rule is a pure function of the facts. It says what was found, and if it does not hold, what
@@ -16,6 +17,7 @@ mod azure;
 mod facts;
 mod gpt;
 mod rule;
+mod vmware;
 mod windows;
 
 pub(crate) use azure::{MAX_BYTES as AZURE_MAX_BYTES, MIN_BYTES as AZURE_MIN_BYTES, UNIT_BYTES as AZURE_UNIT_BYTES};
@@ -30,14 +32,29 @@ pub enum Destination {
     Azure,
     /// Windows and Hyper-V: `Mount-VHD`, a virtual machine.
     Windows,
+    /// VMware ESXi.
+    Esxi,
+    /// VMware Workstation and Fusion.
+    Workstation,
+    /// Oracle VirtualBox.
+    VirtualBox,
+    /// A package of OVF, for any importer.
+    Ovf,
 }
 
 impl Destination {
+    /// All places.
+    pub const ALL: [Self; 6] = [Self::Azure, Self::Windows, Self::Esxi, Self::Workstation, Self::VirtualBox, Self::Ovf];
+
     /// The rules, in the order in which they are shown.
     pub fn rules(self) -> &'static [Rule] {
         match self {
             Self::Azure => azure::RULES,
             Self::Windows => windows::RULES,
+            Self::Esxi => vmware::ESXI,
+            Self::Workstation => vmware::WORKSTATION,
+            Self::VirtualBox => vmware::VIRTUALBOX,
+            Self::Ovf => vmware::OVF,
         }
     }
 
@@ -52,6 +69,10 @@ impl fmt::Display for Destination {
         f.write_str(match self {
             Self::Azure => "Azure",
             Self::Windows => "Windows",
+            Self::Esxi => "ESXi",
+            Self::Workstation => "Workstation",
+            Self::VirtualBox => "VirtualBox",
+            Self::Ovf => "OVF",
         })
     }
 }
@@ -63,7 +84,7 @@ mod tests {
 
     #[test]
     fn the_names_of_a_place_are_unique_and_typed_easily() {
-        for place in [Destination::Azure, Destination::Windows] {
+        for place in Destination::ALL {
             let names: BTreeSet<&str> = place.rules().iter().map(|rule| rule.name).collect();
             assert_eq!(names.len(), place.rules().len(), "{place}");
             let is_plain = |name: &&str| name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-');

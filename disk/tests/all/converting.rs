@@ -395,6 +395,37 @@ fn a_conversion_that_fails_at_any_write_leaves_nothing() {
     dynamic(&source, 4 * MIB);
     write(&source, MIB, 5, 4096);
     let dest = dir.path().join("dest.vhdx");
+    let options = ConvertOptions { identity: Identity::Keep, ..verified() };
+    let (calls, done) = fails_until_it_is_let_be(&source, &dest, &options);
+    assert!(done.kept_linkage_id && calls > 15, "{calls}");
+    assert_eq!(ids(&dest), ids(&source));
+    assert!(read_all(&dest) == read_all(&source));
+}
+
+#[test]
+fn a_stream_that_fails_at_any_write_leaves_nothing() {
+    let dir = tempdir().unwrap();
+    let source = dir.path().join("source.raw");
+    // Incompressible, so that it is written in several pieces.
+    let mut random = 1_u64;
+    let bytes = std::iter::repeat_with(|| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 56) as u8
+    });
+    fs::write(&source, bytes.take(3 << 20).collect::<Vec<u8>>()).unwrap();
+    for (name, least) in [("dest.vmdk", 5), ("dest.ova", 6)] {
+        let dest = dir.path().join(name);
+        let options = ConvertOptions { dest: stream_optimized(), ..ConvertOptions::default() };
+        let (calls, done) = fails_until_it_is_let_be(&source, &dest, &options);
+        assert!(calls >= least, "{name}: {calls}");
+        assert_eq!(done.stream_bytes, Some(fs::metadata(&dest).unwrap().len()));
+        fs::remove_file(&dest).unwrap();
+    }
+}
+
+/// Repeats a conversion that fails at the first write, at the second and so on, until it succeeds.
+/// Returns how many have failed.
+fn fails_until_it_is_let_be(source: &Path, dest: &Path, options: &ConvertOptions) -> (u64, ConvertOutcome) {
     let mut calls = 0;
     loop {
         let left = Arc::new(AtomicU64::new(calls));
@@ -403,24 +434,66 @@ fn a_conversion_that_fails_at_any_write_leaves_nothing() {
         let options = ConvertOptions {
             source: source_open,
             cache: Some(CacheMode::PageCache),
-            dest: CreateRequest { files, ..CreateRequest::default() },
-            identity: Identity::Keep,
-            ..verified()
+            dest: CreateRequest { files, ..options.dest.clone() },
+            ..options.clone()
         };
-        match converted(&source, &dest, &options) {
+        match converted(source, dest, &options) {
             Ok(done) => {
-                assert!(done.kept_linkage_id && left.load(Ordering::SeqCst) == 0);
-                break;
+                assert_eq!(left.load(Ordering::SeqCst), 0);
+                return (calls, done);
             }
             Err(error) => {
-                assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "after {calls} calls: {error}");
+                let left = fs::read_dir(source.parent().unwrap()).unwrap().count();
+                assert_eq!(left, 1, "after {calls} calls: {error}");
             }
         }
         calls += 1;
     }
-    assert!(calls > 15, "{calls}");
-    assert_eq!(ids(&dest), ids(&source));
-    assert!(read_all(&dest) == read_all(&source));
+}
+
+fn stream_optimized() -> CreateRequest {
+    CreateRequest { subformat: Some("streamOptimized".into()), ..CreateRequest::default() }
+}
+
+#[test]
+fn streams_refuse_what_they_cannot_be() {
+    let dir = with_mbr(false);
+    let source = dir.path().join("source.raw");
+    let dest = dir.path().join("dest.vmdk");
+    let request = stream_optimized;
+    let base = ConvertOptions { dest: request(), ..ConvertOptions::default() };
+    for (options, what) in [
+        (ConvertOptions { size: NewSize::Least, ..base.clone() }, "`ConvertOptions::size`"),
+        (ConvertOptions { identity: Identity::Keep, ..base.clone() }, "`ConvertOptions::identity`"),
+        (ConvertOptions { azure: true, ..base.clone() }, "`ConvertOptions::azure`"),
+        (ConvertOptions { compress_level: Some(13), ..base.clone() }, "`ConvertOptions::compress_level`"),
+        (
+            ConvertOptions { dest: CreateRequest { preallocate: true, ..request() }, ..base.clone() },
+            "`CreateRequest::preallocate`",
+        ),
+        (
+            ConvertOptions { dest: CreateRequest { disk_type: Some(DiskType::Fixed), ..request() }, ..base.clone() },
+            "`CreateRequest::disk_type`",
+        ),
+        (
+            ConvertOptions { dest: CreateRequest { logical_sector_bytes: Some(4096), ..request() }, ..base.clone() },
+            "`CreateRequest::logical_sector_bytes`",
+        ),
+        (
+            ConvertOptions { dest: CreateRequest { block_bytes: Some(1 << 20), ..request() }, ..base.clone() },
+            "`CreateRequest::block_bytes`",
+        ),
+    ] {
+        let refused = converted(&source, &dest, &options).unwrap_err();
+        assert!(matches!(refused, DiskError::Usage { .. }) && refused.to_string().contains(what), "{refused}");
+    }
+    let stopped = convert(&source, &dest, &base, &mut |_, _| false);
+    // A short copy may end before it is asked whether to stop.
+    assert!(matches!(stopped, Ok(_) | Err(DiskError::Stopped)));
+    let _ = fs::remove_file(&dest);
+    fs::write(&dest, b"mine").unwrap();
+    assert!(matches!(converted(&source, &dest, &base).unwrap_err(), DiskError::Exists { .. }));
+    assert_eq!(fs::read(&dest).unwrap(), b"mine");
 }
 
 #[test]

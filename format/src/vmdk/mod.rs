@@ -25,6 +25,7 @@ mod descriptor;
 mod error;
 mod marker;
 mod sparse;
+mod stream;
 
 pub use descriptor::{
     Access, DESCRIPTOR_MAX_BYTES, Descriptor, EXTENTS_MAX, Extent, ExtentKind, NO_PARENT, is_descriptor,
@@ -34,6 +35,7 @@ pub use marker::{GRAIN_MARKER_BYTES, GrainMarker, Marker, MarkerKind};
 pub use sparse::{
     GRAIN_ABSENT, GRAIN_ZERO, GTES_PER_TABLE, Placing, SPARSE_HEADER_BYTES, SparseFlags, SparseHeader, TEXT_CHECK,
 };
+pub use stream::{STREAM_GRAIN_BYTES, STREAM_SIZE_MAX_BYTES, StreamError, StreamWriter};
 
 /// Sector in bytes: the unit of most numbers, whatever the disk's sector.
 pub const SECTOR_BYTES: u64 = 512;

@@ -109,6 +109,8 @@ pub(crate) static KNOWN: &[Known] = &[
     foreign("dmg", &["dmg"], &[back(512, b"koly")]),
     foreign("ewf", &["e01", "ex01"], &[front(0, b"EVF\x09\x0d\x0a\xff\0"), front(0, b"EVF2\x0d\x0a\x81\0")]),
     foreign("android sparse", &["simg"], &[front(0, &[0x3a, 0xff, 0x26, 0xed])]),
+    // An archive with disks inside: the disk crate opens those.
+    foreign("ova", &["ova"], &[]),
     foreign("gzip", &["gz"], &[front(0, &[0x1f, 0x8b, 0x08])]),
     foreign("xz", &["xz"], &[front(0, b"\xfd7zXZ\0")]),
     foreign("zstd", &["zst", "zstd"], &[front(0, &[0x28, 0xb5, 0x2f, 0xfd])]),

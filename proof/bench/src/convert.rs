@@ -1,26 +1,21 @@
 //! Converting against qemu-img: copying, and on XFS sharing extents.
 //!
-//! Both run with their defaults and convert the same source to a new file, in turns. *Hot* means
-//! that the source is in the page cache, *cold* that it was dropped from there. The file system is
-//! synced before each conversion, so that neither tool's time includes write-back that the other
-//! left behind. Speed is that of the command, as a user waits for it. Speed *until durable*
-//! includes the sync of the file system after it. Our first conversion is read back and compared
-//! with what was generated.
+//! Both run with their defaults (`race.rs`). Our first conversion is read back and compared with
+//! what was generated.
 
-use crate::xfs::Xfs;
+use crate::{race::Race, xfs::Xfs};
 use diskwright_disk::{ConvertOptions, CreateRequest, OpenOptions, convert};
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found},
+    acceptance::{Bar, Context, Found},
     fill,
     peer::{self, Cost},
     progress::{Progress, report},
-    scratch::settle,
     targets::{self, Container, Target},
 };
 use diskwright_load::clock;
-use diskwright_stats::{numbers::bytes, summary::round_order};
-use diskwright_store::{CacheMode, FileStore};
+use diskwright_stats::numbers::bytes;
+use diskwright_store::CacheMode;
 use std::path::{Path, PathBuf};
 
 const COPY_BAR: Bar = Bar::AtLeast(1.2);
@@ -116,38 +111,19 @@ impl Comparison<'_> {
         found: &mut Found,
         progress: &mut dyn Progress,
     ) -> Result<()> {
-        let name = format!("{} to {}, {}", from.name(), to.name(), if hot { "hot" } else { "cold" });
-        let (mut wall, mut cpu, mut after) = ([vec![], vec![]], [vec![], vec![]], [vec![], vec![]]);
-        for round in 0..self.rounds {
-            for who in round_order(2, round, 3) {
-                let message = format!("{name}, {}", if who == 0 { "diskwright" } else { "qemu-img" });
-                report(progress, "convert", round as u64, self.rounds as u64, &message)?;
-                settle(&self.dir)?;
-                warm_or_cool(source, hot)?;
-                let dest = self.dir.join(format!("copy.{}", to.format()));
-                let cost =
-                    if who == 0 { self.ours(from, to, source, &dest)? } else { self.theirs(from, to, source, &dest)? };
-                wall[who].push(cost.wall_ns as f64);
-                cpu[who].push(cost.cpu.total_ns() as f64);
-                let (settled, settle_ns, _) = clock::timed(|| settle(&self.dir));
-                settled?;
-                after[who].push(settle_ns as f64);
-                std::fs::remove_file(&dest).map_err(LabError::file("remove", &dest))?;
-            }
+        let dest = self.dir.join(format!("copy.{}", to.format()));
+        Race {
+            name: &format!("{} to {}", from.name(), to.name()),
+            source,
+            dest: &dest,
+            size_bytes: self.size_bytes,
+            rounds: self.rounds,
+            ours: &|| self.ours(from, to, source, &dest),
+            theirs: &|| self.theirs(from, to, source, &dest),
+            speed_bar: bar,
+            cpu_bar: Some(CPU_BAR),
         }
-        // Speeds in MB/s, so that more is better.
-        let speed =
-            |times: &[f64]| -> Vec<f64> { times.iter().map(|ns| self.size_bytes as f64 * 1e3 / ns.max(1.0)).collect() };
-        let durable = |who: usize| -> Vec<f64> {
-            wall[who].iter().zip(&after[who]).map(|(wall, after): (&f64, &f64)| wall + after).collect()
-        };
-        let check = |what: &str, unit: &str, ours: &[f64], theirs: &[f64], bar| {
-            Check::ratio(format!("{name}: {what}"), unit, ours, theirs, bar)
-        };
-        found.checks.push(check("speed", "MB/s", &speed(&wall[0]), &speed(&wall[1]), bar));
-        found.checks.push(check("speed until durable", "MB/s", &speed(&durable(0)), &speed(&durable(1)), bar));
-        found.checks.push(check("CPU time", "ns", &cpu[0], &cpu[1], CPU_BAR));
-        Ok(())
+        .run(hot, found, progress)
     }
 
     fn options(&self, from: Container, to: Container) -> ConvertOptions {
@@ -187,13 +163,4 @@ impl Comparison<'_> {
         target.close()?;
         std::fs::remove_file(&dest).map_err(LabError::file("remove", &dest))
     }
-}
-
-/// Reads all of a file into the page cache, or drops it from there.
-pub(crate) fn warm_or_cool(path: &Path, hot: bool) -> Result<()> {
-    if hot {
-        return peer::warm(path);
-    }
-    let store = FileStore::open(path, &diskwright_store::OpenOptions::default())?;
-    store.drop_cache().map_err(LabError::file("drop from the page cache", path))
 }

@@ -17,6 +17,7 @@
 //!   allocate.rs    unallocated blocks against qemu-io; random writes into an empty disk
 //!   compact.rs     compacting disks with real file systems
 //!   convert.rs     against qemu-img, and with reflinks on XFS (xfs.rs)
+//!   vmdk.rs        the same to and from VMDK; race.rs: two programs in turns
 //!   merge.rs       merging against cp, and with reflinks on XFS
 //!   rescue.rs      a disk of whose block table a third is destroyed
 //!   serve/         disks served by NBD, or attached, against other servers
@@ -45,11 +46,13 @@ mod large;
 mod merge;
 mod ours;
 mod populated;
+mod race;
 mod rescue;
 mod rows;
 mod serve;
 mod touch;
 mod tracking;
+mod vmdk;
 mod xfs;
 
 use clap::{

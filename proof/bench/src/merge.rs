@@ -6,7 +6,7 @@
 //! is durable when it ends; speed *until durable* includes the sync of the file system after `cp`.
 //! The first merged disk is read back and compared with what was written into the child.
 
-use crate::{convert::warm_or_cool, xfs::Xfs};
+use crate::{race::warm_or_cool, xfs::Xfs};
 use diskwright_disk::{CreateRequest, Disk, MergeOptions, OpenOptions, create, merge};
 use diskwright_lab::{
     LabError, Result,

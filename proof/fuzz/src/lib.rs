@@ -12,6 +12,7 @@
 //!     ├─ locators.rs   a child with false paths to its parent
 //!     ├─ wire.rs       the decoders of the NBD protocol
 //!     ├─ peers.rs      a server with a hostile client, and a client with a hostile server
+//!     ├─ ova.rs        damaged OVAs, and texts of OVF
 //!     ├─ volumes.rs    the readers of free space on damaged file systems
 //!     └─ mutation.rs   damage to chosen fields of chosen structures, with checksums repaired
 //! ```
@@ -25,6 +26,7 @@
 pub mod bounded;
 pub mod locators;
 pub mod mutation;
+pub mod ova;
 pub mod peers;
 pub mod samples;
 pub mod targets;

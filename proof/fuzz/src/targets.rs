@@ -4,7 +4,7 @@ use crate::{
     bounded::BoundedStore,
     locators,
     mutation::Mutation,
-    peers,
+    ova, peers,
     samples::{Sample, open_chain, samples},
     volumes, wire,
 };
@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub type Body = fn(&[u8]);
 
 /// All targets by name. The names are also those of the binaries and of the corpus folders.
-pub const TARGETS: [(&str, Body); 10] = [
+pub const TARGETS: [(&str, Body); 11] = [
     ("parsers", parsers),
     ("open_any", open_any),
     ("open_damaged", open_damaged),
@@ -29,6 +29,7 @@ pub const TARGETS: [(&str, Body); 10] = [
     ("nbd_server", peers::nbd_server),
     ("nbd_client", peers::nbd_client),
     ("volumes", volumes::volumes),
+    ("ova", ova::ova),
 ];
 
 /// Maximum bytes that are read at each end of a disk, because damage may make it huge.

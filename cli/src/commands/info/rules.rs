@@ -1,4 +1,4 @@
-//! `diskwright info FILE --azure --windows`: checks an image against the rules of the place that it
+//! `diskwright info FILE --azure --windows --vmware`: checks an image against the rules of the place that it
 //! goes to.
 //!
 //! The rules are those of the library (`disk/src/rules/`). A rule that does not hold is an answer
@@ -10,7 +10,7 @@ use crate::{
     exit::{self, Failure, Outcome},
     json::{self, Document},
     ntfs,
-    options::ShareArgs,
+    options::{OvaArgs, ShareArgs},
     style::{FAINT, GREEN, RED},
     switches,
 };
@@ -29,12 +29,15 @@ pub struct RulesArgs {
     /// Check whether Windows and Hyper-V accept FILE and its chain.
     #[arg(long, conflicts_with = "chain")]
     windows: bool,
+    /// Check which of ESXi, Workstation, VirtualBox and importers of OVF accept FILE and its chain.
+    #[arg(long, conflicts_with = "chain")]
+    vmware: bool,
 }
 
 impl RulesArgs {
     /// Whether a place was named.
     pub fn any(self) -> bool {
-        self.azure || self.windows
+        self.azure || self.windows || self.vmware
     }
 }
 
@@ -58,7 +61,7 @@ impl Document for Report {
 /// A place and its rules.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct PlaceReport {
-    /// `azure` or `windows`.
+    /// `azure`, `windows`, `esxi`, `workstation`, `virtualbox` or `ovf`.
     place: String,
     /// Whether all of its rules hold, as far as they apply.
     holds: bool,
@@ -102,16 +105,23 @@ impl From<Judgement> for RuleReport {
 }
 
 /// Asks the rules, and prints the verdicts.
-pub fn run(context: &mut Context, file: &Path, share: ShareArgs, args: RulesArgs) -> Outcome {
-    let options = OpenOptions { force_share: share.force_share, ..context.global.open_options(false) };
+pub fn run(context: &mut Context, file: &Path, (share, ova): (ShareArgs, &OvaArgs), args: RulesArgs) -> Outcome {
+    let options = OpenOptions {
+        force_share: share.force_share,
+        ova_disk: ova.ova_disk.clone(),
+        ..context.global.open_options(false)
+    };
     let opened = context.open(file, &OpenOptions { reach: Reach::Available, ..options.clone() })?;
     let Opened::Disk(disk) = &opened else {
         return Err(Failure::usage("an export has no file, and the rules are about files: name the image itself"));
     };
     let facts = Facts::of(disk, &options.files, context.global.engine(), &ntfs::is_on_ntfs)?;
-    let asked = [(args.azure, Destination::Azure), (args.windows, Destination::Windows)];
+    let vmware = [Destination::Esxi, Destination::Workstation, Destination::VirtualBox, Destination::Ovf];
+    let asked = [(args.azure, Destination::Azure), (args.windows, Destination::Windows)]
+        .into_iter()
+        .chain(vmware.map(|place| (args.vmware, place)));
     let places: Vec<(Destination, PlaceReport)> =
-        asked.into_iter().filter(|(is_asked, _)| *is_asked).map(|(_, place)| (place, judge(place, &facts))).collect();
+        asked.filter(|(is_asked, _)| *is_asked).map(|(_, place)| (place, judge(place, &facts))).collect();
     let holds = places.iter().all(|(_, report)| report.holds);
     if context.global.json {
         context.print_json(&Report {

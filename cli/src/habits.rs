@@ -1,0 +1,134 @@
+//! Options of qemu-img that a user types out of habit: what they are called here.
+//!
+//! Clap refuses an unknown option with its own sentence. If the option is one of qemu-img's for
+//! the same command, a second sentence says what it is here.
+
+/// An option of qemu-img.
+struct Habit {
+    option: &'static str,
+    /// Commands for which the sentence holds; empty for all.
+    commands: &'static [&'static str],
+    sentence: &'static str,
+}
+
+const HABITS: &[Habit] = &[
+    Habit {
+        option: "-O",
+        commands: &[],
+        sentence: "qemu-img's -O is --format here; without it the extension of the new file says its format",
+    },
+    Habit { option: "-f", commands: &["convert"], sentence: "qemu-img's -f is --source-format here" },
+    Habit { option: "-f", commands: &[], sentence: "qemu-img's -f is --format here" },
+    Habit {
+        option: "-o",
+        commands: &["convert"],
+        sentence: "qemu-img's -o KEY=VALUE are options here: subformat=KIND is --subformat KIND or --type, \
+                   block_size=SIZE is --block-size SIZE, preallocation=full is --preallocate",
+    },
+    Habit {
+        option: "-o",
+        commands: &["create"],
+        sentence: "qemu-img's -o KEY=VALUE are options here: subformat=KIND is --type, \
+                   block_size=SIZE is --block-size SIZE, preallocation=full is --preallocate",
+    },
+    Habit {
+        option: "-p",
+        commands: &[],
+        sentence: "qemu-img's -p is not needed here: progress is shown unless --quiet is given",
+    },
+    Habit {
+        option: "-c",
+        commands: &["convert"],
+        sentence: "qemu-img's -c is --subformat streamOptimized here, for a VMDK",
+    },
+    Habit { option: "-b", commands: &["create"], sentence: "qemu-img's -b is --parent here" },
+    Habit {
+        option: "-F",
+        commands: &["create"],
+        sentence: "qemu-img's -F is not needed here: a child has the format of its parent",
+    },
+    Habit { option: "-F", commands: &["compare"], sentence: "qemu-img's -F is --second-format here" },
+    Habit {
+        option: "-t",
+        commands: &[],
+        sentence: "qemu-img's -t none is --cache direct here, and -t writeback is --cache page",
+    },
+    Habit {
+        option: "-T",
+        commands: &[],
+        sentence: "qemu-img's -T none is --cache direct here, and -T writeback is --cache page",
+    },
+    Habit {
+        option: "-m",
+        commands: &["convert"],
+        sentence: "qemu-img's -m is not needed here: several requests are always in flight",
+    },
+    Habit {
+        option: "-W",
+        commands: &["convert"],
+        sentence: "qemu-img's -W is not needed here: a copy is always written in the order that is fastest",
+    },
+    Habit {
+        option: "-S",
+        commands: &["convert"],
+        sentence: "qemu-img's -S is not needed here: zeros are always skipped, and --preallocate reserves their space",
+    },
+    Habit { option: "--backing-chain", commands: &["info"], sentence: "qemu-img's --backing-chain is --chain here" },
+    Habit {
+        option: "--output",
+        commands: &["info", "map", "check", "compare"],
+        sentence: "qemu-img's --output=json is --json here",
+    },
+    Habit { option: "-r", commands: &["check"], sentence: "qemu-img's -r is --repair here" },
+];
+
+/// What an option of qemu-img is here, for a command that does not have it.
+pub(crate) fn sentence(command: Option<&str>, option: &str) -> Option<&'static str> {
+    let for_it = |habit: &&Habit| {
+        habit.option == option && (habit.commands.is_empty() || command.is_some_and(|it| habit.commands.contains(&it)))
+    };
+    HABITS.iter().find(for_it).map(|habit| habit.sentence)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::command_line;
+
+    /// The options that a sentence names, without qemu-img's own.
+    fn named(sentence: &str) -> impl Iterator<Item = &str> {
+        let words = sentence.split([' ', ';', ',', ':']).filter(|word| word.starts_with("--"));
+        words.filter(|word| !word.contains('=') && *word != "--backing-chain")
+    }
+
+    #[test]
+    fn every_option_that_is_named_exists_and_qemus_does_not() {
+        let line = command_line();
+        for habit in HABITS {
+            for command in habit.commands {
+                let command = line.find_subcommand(command).unwrap();
+                let has = |option: &str| {
+                    let (long, short) = (option.strip_prefix("--"), option.strip_prefix('-'));
+                    let mut all = command.get_arguments().chain(line.get_arguments());
+                    all.any(|argument| {
+                        argument.get_long().is_some() && argument.get_long() == long
+                            || argument.get_short().map(String::from).as_deref() == short
+                    })
+                };
+                assert!(!has(habit.option), "{} has {}", command.get_name(), habit.option);
+                for option in named(habit.sentence) {
+                    assert!(has(option), "{} has no {option}: {}", command.get_name(), habit.sentence);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_same_option_differs_by_command() {
+        assert_eq!(sentence(Some("convert"), "-f"), Some("qemu-img's -f is --source-format here"));
+        assert_eq!(sentence(Some("info"), "-f"), Some("qemu-img's -f is --format here"));
+        assert!(sentence(Some("convert"), "-c").is_some_and(|sentence| sentence.contains("streamOptimized")));
+        assert_eq!(sentence(Some("info"), "-c"), None);
+        assert_eq!(sentence(None, "--nonsense"), None);
+    }
+}

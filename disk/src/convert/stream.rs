@@ -1,0 +1,187 @@
+//! Copies into a file that is written compressed, in one pass: a streamOptimized VMDK, or an OVA
+//! with one inside.
+//!
+//! ```text
+//!   source ─▶ packing (all processors) ─▶ vmdk.rs: markers, grains, tables ─▶ DEST.partial ─▶ DEST
+//! ```
+//!
+//! As for every copy, the file gets its name when it is complete and durable, and is removed if
+//! anything fails. It cannot be written afterwards, so whatever changes a copy after its data
+//! (another size, an identity of its contents) is refused.
+
+mod ova;
+mod vmdk;
+
+use super::{
+    explain_partial, give_name,
+    identity::{Identity, cannot_keep},
+    options::{ConvertOptions, ConvertOutcome},
+    partial_path,
+};
+use crate::{
+    CreateRequest, DiskError, NewSize, Opened, Progress, Result,
+    copy::{Failure, file_of},
+    create::is_there,
+    error::{file_error, from_io},
+    ova::is_ova,
+    packing::{Output, Zlib},
+};
+use diskwright_image::{DiskType, probe::known};
+use diskwright_store::{CacheMode, LockMode, OpenOptions, Store};
+use std::{path::Path, sync::Arc};
+
+/// The subformat of a VMDK with compressed grains, as qemu-img names it.
+const STREAM_OPTIMIZED: &str = "streamOptimized";
+
+/// A file that is written compressed, in one pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StreamKind {
+    /// A VMDK whose grains are compressed.
+    Vmdk,
+    /// An archive with such a VMDK, the description of a virtual machine (OVF 1.1) and a manifest.
+    Ova,
+}
+
+/// What was written.
+struct Written {
+    outcome: ConvertOutcome,
+    /// Length of the file in bytes.
+    file_bytes: u64,
+}
+
+/// The kind of stream that is asked for; `None` for a copy that is an ordinary image.
+pub(super) fn asked(dest: &Path, asked: &CreateRequest) -> Option<StreamKind> {
+    let is_stream = asked.subformat.as_ref().is_some_and(|name| name.eq_ignore_ascii_case(STREAM_OPTIMIZED));
+    let is_vmdk = match asked.format {
+        Some(format) => format.driver().name == "vmdk",
+        None => known::by_extension(dest).is_some_and(|known| known.name == "vmdk"),
+    };
+    match () {
+        () if asked.format.is_none() && is_ova(dest) => Some(StreamKind::Ova),
+        () if is_stream && is_vmdk => Some(StreamKind::Vmdk),
+        () => None,
+    }
+}
+
+/// Copies the source into the new file `dest`.
+pub(super) fn convert(
+    source: (&Opened, &Path),
+    dest: &Path,
+    kind: StreamKind,
+    options: &ConvertOptions,
+    progress: &mut Progress<'_>,
+) -> Result<ConvertOutcome> {
+    check(source, dest, options)?;
+    let files = &options.dest.files;
+    if files.facts(dest).is_ok() {
+        return Err(is_there(dest));
+    }
+    let partial = partial_path(dest);
+    let open = OpenOptions {
+        writable: true,
+        create_new: true,
+        cache: options.cache.unwrap_or(CacheMode::Direct),
+        lock: LockMode::Exclusive,
+    };
+    let store = files.open(&partial, &open).map_err(|error| explain_partial(error.into(), &partial, dest))?;
+    let written = match kind {
+        StreamKind::Vmdk => vmdk_alone(source, &store, dest, options, progress),
+        StreamKind::Ova => ova::write(source, (&store, dest), options, progress),
+    };
+    let written = written.and_then(|written| {
+        store.sync_data().map_err(|error| file_error("make it durable", dest, error))?;
+        Ok(written)
+    });
+    drop(store);
+    // The first error is returned. The file is ours, created just now.
+    let Written { mut outcome, file_bytes } =
+        written.map_err(|error| error.renamed(&partial, dest)).inspect_err(|_| drop(files.remove(&partial)))?;
+    outcome.stream_bytes = Some(file_bytes);
+    outcome.warnings.splice(0..0, source.0.warnings().iter().cloned());
+    give_name(files, &partial, dest)?;
+    Ok(outcome)
+}
+
+fn vmdk_alone(
+    source: (&Opened, &Path),
+    store: &Arc<dyn Store>,
+    dest: &Path,
+    options: &ConvertOptions,
+    progress: &mut Progress<'_>,
+) -> Result<Written> {
+    let mut output = Output::new(Arc::clone(store), 0, None);
+    let name = dest.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    vmdk::write(source, (&mut output, dest), &name, options, progress)
+}
+
+/// Refuses what a stream cannot be or have.
+fn check((source, source_path): (&Opened, &Path), dest: &Path, options: &ConvertOptions) -> Result<()> {
+    let refuse = |what: &str, hint: &str| {
+        let what = format!("{}: {what}", dest.display());
+        Err(DiskError::Usage { what, hint: hint.into() })
+    };
+    let asked = &options.dest;
+    if asked.disk_type.is_some_and(|disk_type| disk_type != DiskType::Dynamic) {
+        return refuse("its grains are compressed, so it is never fixed", "leave out `CreateRequest::disk_type`");
+    }
+    if asked.subformat.as_ref().is_some_and(|name| !name.eq_ignore_ascii_case(STREAM_OPTIMIZED)) {
+        return refuse("the disk in an OVA is streamOptimized", "leave out `CreateRequest::subformat`");
+    }
+    if asked.preallocate {
+        return refuse("its length is known when it is complete", "leave out `CreateRequest::preallocate`");
+    }
+    if asked.block_bytes.is_some() {
+        return refuse(
+            "its grains have 64 KiB, the only size that all programs read",
+            "leave out `CreateRequest::block_bytes`",
+        );
+    }
+    let sectors = [asked.logical_sector_bytes, asked.physical_sector_bytes];
+    if sectors.into_iter().flatten().any(|bytes| bytes != 512) {
+        return refuse("a VMDK has sectors of 512 bytes", "leave out `CreateRequest::logical_sector_bytes`");
+    }
+    if options.azure {
+        return refuse("Azure accepts only a fixed VHD", "leave out `ConvertOptions::azure`, or name the copy .vhd");
+    }
+    if options.size != NewSize::Present {
+        return refuse(
+            "it is written in one pass, and its partition table cannot be changed afterwards",
+            "leave out `ConvertOptions::size`, and `resize` the source or an intermediate copy",
+        );
+    }
+    if options.identity == Identity::Keep {
+        return Err(cannot_keep(dest, "a VMDK records none that VHD and VHDX have"));
+    }
+    if options.compress_level.is_some_and(|level| !Zlib::LEVELS.contains(&level)) {
+        return refuse("its levels of compression are 1 to 12", "use another `ConvertOptions::compress_level`");
+    }
+    let size_bytes = source.device().geometry().size_bytes;
+    if size_bytes > diskwright_format::vmdk::STREAM_SIZE_MAX_BYTES {
+        return Err(DiskError::BadOptions {
+            what: format!(
+                "{}: a streamOptimized VMDK can have 64 TiB, and {} has {size_bytes} bytes",
+                dest.display(),
+                source_path.display()
+            ),
+            hint: "divide what is on it among several disks".into(),
+        });
+    }
+    Ok(())
+}
+
+/// The error of a packing that failed.
+fn explain(
+    (source, source_path): (&Opened, &Path),
+    dest: &Path,
+    free_bytes: Option<u64>,
+    failure: Option<Failure>,
+) -> DiskError {
+    match failure {
+        None => DiskError::Stopped,
+        Some(Failure::Source(range, error)) => from_io("read it", &file_of(source, source_path, range), error),
+        Some(Failure::Dest(error)) => {
+            let error = diskwright_store::explain_shortage(error, dest, None, free_bytes);
+            from_io("copy into it", dest, error)
+        }
+    }
+}
