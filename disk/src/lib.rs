@@ -96,6 +96,7 @@ mod new_size;
 mod offline_move;
 mod open;
 mod options;
+mod partial;
 mod parts;
 mod place;
 mod plan;
