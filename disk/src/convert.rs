@@ -11,7 +11,8 @@
 //!
 //! The copy is written under a temporary name (`DEST.partial`) and renamed, durably, when it is
 //! complete and durable. So after a power cut or a `kill -9` no incomplete copy exists under the
-//! final name. If anything fails, or the user stops it, the file is removed again.
+//! final name, and the same command replaces what is left. If anything fails, or the user stops it, the
+//! file is removed again.
 //!
 //! A range whose table entry is damaged (`ExtentKind::Damaged`) ends the conversion. With
 //! `skip_damaged` the range stays zero in the copy and is listed (`copy/lost.rs`).
@@ -38,19 +39,17 @@ use crate::{
     CompareOutcome, Disk, DiskError, OpenOptions, Opened, Place, Progress, Result,
     compare::compare_with,
     create::{create_as, is_there},
-    error::{file_error, from_io},
+    error::from_io,
     new_size::write_table,
+    partial::Partial,
 };
-use diskwright_store::{BlockDevice, Blocking, CacheMode, Files};
+use diskwright_store::{BlockDevice, Blocking, CacheMode};
 use diskwright_volume::Step;
 pub use identity::Identity;
 pub use notes::size_note;
 pub use options::{ConvertOptions, ConvertOutcome};
 use plan::Plan;
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::path::Path;
 use transfer::{copy, verify_failed};
 
 /// Copies a disk into a new image, or into an existing export. Either side may be a URI (see
@@ -91,18 +90,18 @@ pub fn convert(
         return Err(is_there(dest_path));
     }
     let mut plan = Plan::new((&source, source_path), dest_path, options, progress)?;
-    let partial = partial_path(dest_path);
-    // Errors name the final path, except those about the partial file itself.
-    let shown = |error: DiskError| error.renamed(&partial, dest_path);
-    create_as(dest_path, &partial, &plan.request).map_err(|error| explain_partial(error, &partial, dest_path))?;
-    // The first error is returned. The file is ours, created just now.
-    let discard = |_: &DiskError| drop(files.remove(&partial));
+    let partial = Partial::new(files, dest_path, "conversion");
+    let shown = |error| partial.shown(error);
+    partial.clear()?;
+    create_as(dest_path, partial.path(), &plan.request).map_err(shown)?;
+    partial.created();
+    let discard = |_: &DiskError| partial.discard();
     let mut outcome = fill((&source, source_path), (&partial, dest_path), &plan, options, progress)
         .map_err(shown)
         .inspect_err(discard)?;
     let again = OpenOptions { format: Some(plan.format), ..options.open_dest() };
     if options.verify {
-        let compared = Disk::open(&partial, &again).and_then(|written| {
+        let compared = Disk::open(partial.path(), &again).and_then(|written| {
             let sides = [(source.device(), source_path), (&*written as &dyn BlockDevice, dest_path)];
             compare_with(sides, plan.size.new_bytes, options.source.engine, progress, options.damage())
         });
@@ -111,31 +110,32 @@ pub fn convert(
                 outcome.verified_bytes = outcome.size_bytes.min(outcome.dest_bytes) - outcome.lost.bytes;
             }
             CompareOutcome::Different { offset_bytes } => {
-                return Err(verify_failed(&partial, source_path, offset_bytes));
+                return Err(verify_failed(partial.path(), source_path, offset_bytes));
             }
         }
     }
     if outcome.lost.bytes > 0 {
         plan.kept.give_up_contents(source_path, dest_path);
     }
-    finish(&partial, &plan, &again, options.verify).map_err(shown).inspect_err(discard)?;
+    finish(partial.path(), &plan, &again, options.verify).map_err(shown).inspect_err(discard)?;
     outcome.table = plan.size.changed_table();
     (outcome.kept_disk_id, outcome.kept_linkage_id) = (plan.kept.disk_id.is_some(), plan.kept.is_for_children);
     outcome.warnings.extend(plan.notes.into_iter().chain(plan.kept.notes));
-    give_name(files, &partial, dest_path)?;
+    partial.give_name().inspect_err(discard)?;
     Ok(outcome)
 }
 
 /// Copies the data into the new file `partial`, which will be called `dest`.
 fn fill(
     (source, source_path): (&Opened, &Path),
-    (partial, dest): (&Path, &Path),
+    (partial, dest): (&Partial<'_>, &Path),
     plan: &Plan,
     options: &ConvertOptions,
     progress: &mut Progress<'_>,
 ) -> Result<ConvertOutcome> {
     let open = OpenOptions { writable: true, format: Some(plan.format), ..options.open_dest() };
-    let copy_disk = Disk::open(partial, &open)?;
+    let copy_disk = Disk::open(partial.path(), &open)?;
+    partial.check(&**copy_disk.layers()[0].image.store())?;
     if options.azure {
         let start = azure::start_of(source, options.source.engine)
             .map_err(|error| from_io("read its partition table", source_path, error))?;
@@ -143,7 +143,7 @@ fn fill(
     }
     let warnings = notes::of_copy(source.device().geometry(), dest, &copy_disk);
     let opened = Opened::Disk(copy_disk);
-    let outcome = copy((source, source_path), (&opened, partial), plan.size.new_bytes, options, progress)?;
+    let outcome = copy((source, source_path), (&opened, partial.path()), plan.size.new_bytes, options, progress)?;
     Ok(ConvertOutcome { warnings: [outcome.warnings.clone(), warnings].concat(), ..outcome })
 }
 
@@ -186,41 +186,6 @@ fn verify_table(disk: &dyn BlockDevice, path: &Path, open: &OpenOptions, steps: 
         }
     }
     Ok(())
-}
-
-/// Gives a finished file its name, durably. Removes the file if that fails.
-pub(crate) fn give_name(files: &Files, partial: &Path, dest: &Path) -> Result<()> {
-    files
-        .rename(partial, dest, false)
-        .map_err(|source| match source.kind() {
-            io::ErrorKind::AlreadyExists => is_there(dest),
-            _ => file_error("give the finished file its name", dest, source),
-        })
-        .inspect_err(|_| drop(files.remove(partial)))?;
-    files
-        .sync_directory_of(dest)
-        .map_err(|source| file_error("make the new file's folder durable", dest, source))
-        .inspect_err(|_| drop(files.remove(dest)))
-}
-
-/// The temporary name of a file until it is complete.
-pub(crate) fn partial_path(dest: &Path) -> PathBuf {
-    let mut name = dest.file_name().unwrap_or_default().to_owned();
-    name.push(".partial");
-    dest.with_file_name(name)
-}
-
-pub(crate) fn explain_partial(error: DiskError, partial: &Path, dest: &Path) -> DiskError {
-    match error {
-        DiskError::File { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => DiskError::BadOptions {
-            what: format!(
-                "{}: file exists: another conversion to this name is running, or was interrupted",
-                partial.display()
-            ),
-            hint: "if none is running, remove that file and try again".into(),
-        },
-        other => other.renamed(partial, dest),
-    }
 }
 
 /// Opens the source, through the page cache if most of its data is cached there.

@@ -111,10 +111,10 @@ impl Family {
                 Err(error) => drop(wrong.get_or_insert(error.to_string())),
             }
         }
-        wrong.map_or_else(
-            || FoundParent::Missing(named.iter().map(|path| path.display().to_string()).collect()),
-            FoundParent::Wrong,
-        )
+        // Several entries of a link may lead to one place.
+        let mut places: Vec<_> = named.iter().map(|path| path.display().to_string()).collect();
+        places.dedup();
+        wrong.map_or(FoundParent::Missing(places), FoundParent::Wrong)
     }
 
     /// Every image once, parents before their children. Time grows with the number of images, also

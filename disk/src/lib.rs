@@ -100,6 +100,7 @@ mod open;
 mod options;
 mod ova;
 mod packing;
+mod partial;
 mod parts;
 mod place;
 mod plan;

@@ -13,14 +13,13 @@ use crate::{
     CreateRequest, Disk, DiskError, Result,
     create::{create_as, format_for, is_there},
     error::file_error,
+    partial::Partial,
     siblings,
     track::kept::refuse_if_tracked,
 };
 use diskwright_image::{DiskType, Format};
-use diskwright_store::{BlockDevice, CacheMode, Files, LockMode, OpenError, OpenOptions};
+use diskwright_store::{BlockDevice, Files};
 use std::{
-    cell::Cell,
-    ffi::OsString,
     io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -102,9 +101,7 @@ pub(crate) struct Plan<'a> {
     old_files: Vec<(PathBuf, Option<Identity>)>,
     /// The new file, in a folder without symbolic links.
     pub(crate) to: PathBuf,
-    partial: PathBuf,
-    /// The identity of the new file, once it is made.
-    made: Cell<Option<Identity>>,
+    partial: Partial<'a>,
     pub(crate) request: CreateRequest,
     pub(crate) keep_old: bool,
 }
@@ -156,8 +153,7 @@ impl<'a> Plan<'a> {
             files,
             from: from.to_owned(),
             old_files,
-            partial: temporary(&to),
-            made: Cell::new(None),
+            partial: Partial::named(files, &to, "move", ".", ".moving"),
             to,
             request,
             keep_old: options.keep_old,
@@ -215,17 +211,15 @@ impl<'a> Plan<'a> {
     /// Makes the new image under its temporary name, and opens it for writing. Leaves nothing
     /// behind if that fails.
     pub(crate) fn make(&self, disk: &Disk, open: &crate::OpenOptions) -> Result<Arc<Disk>> {
-        self.remove_leftover()?;
-        let shown = |error: DiskError| error.renamed(&self.partial, &self.to);
-        create_as(&self.to, &self.partial, &self.request).map_err(shown)?;
-        self.made.set(self.files.facts(&self.partial).ok().map(|facts| facts.identity));
+        self.partial.clear()?;
+        let shown = |error| self.partial.shown(error);
+        create_as(&self.to, self.partial.path(), &self.request).map_err(shown)?;
+        self.partial.created();
         let open = crate::OpenOptions { writable: true, format: self.request.format, ..open.clone() };
-        let made = Disk::open_as(&self.partial, &self.to, &open).map_err(shown);
+        let made = Disk::open_as(self.partial.path(), &self.to, &open).map_err(shown);
         let checked = made.and_then(|made| {
             let store = Arc::clone(made.layers()[0].image.store());
-            if store.identity() != self.made.get() {
-                return Err(is_there(&self.partial));
-            }
+            self.partial.check(&*store)?;
             // Without the old file's owner the file belongs to this user.
             let _ = store.take_access_of(&**disk.layers()[0].image.store());
             self.check_geometry(disk, &made).map(|()| made)
@@ -253,51 +247,15 @@ impl<'a> Plan<'a> {
         })
     }
 
-    /// Removes the temporary file of a move that was interrupted.
-    fn remove_leftover(&self) -> Result<()> {
-        if self.files.facts(&self.partial).is_err() {
-            return Ok(());
-        }
-        let lock =
-            OpenOptions { writable: true, create_new: false, cache: CacheMode::PageCache, lock: LockMode::Exclusive };
-        match self.files.open(&self.partial, &lock) {
-            Err(OpenError::Locked { holder, .. }) => Err(DiskError::BadOptions {
-                what: format!("{}: another move to this name is under way{holder}", self.to.display()),
-                hint: "wait for its end, or choose another name".into(),
-            }),
-            Err(error) => Err(error.into()),
-            Ok(_held) => self
-                .files
-                .remove(&self.partial)
-                .map_err(|source| file_error("remove the leftover of an interrupted move", &self.partial, source)),
-        }
-    }
-
     /// Removes the new file, which has its temporary name.
     pub(crate) fn discard(&self) {
-        // The error that led here is returned. Another move may have made a file of this name.
-        let found = self.files.facts(&self.partial).ok().map(|facts| facts.identity);
-        if found.is_some() && found == self.made.get() {
-            let _ = self.files.remove(&self.partial);
-        }
+        self.partial.discard();
     }
 
     /// Gives the new file, which is complete and durable, its name, durably. After an error it has
     /// its temporary name still.
     pub(crate) fn give_name(&self, made: &Disk) -> Result<()> {
-        let failed = |source| file_error("give the new disk its name", &self.to, source);
-        let found = self.files.facts(&self.partial).map_err(failed)?.identity;
-        if made.layers()[0].image.store().identity().is_some_and(|identity| identity != found) {
-            return Err(failed(io::Error::other("another file has its temporary name")));
-        }
-        self.files.rename(&self.partial, &self.to, false).map_err(|source| match source.kind() {
-            io::ErrorKind::AlreadyExists => is_there(&self.to),
-            _ => failed(source),
-        })?;
-        if let Err(source) = self.files.sync_directory_of(&self.to) {
-            let _ = self.files.rename(&self.to, &self.partial, false);
-            return Err(failed(source));
-        }
+        self.partial.give_name()?;
         made.layers()[0].image.stores().iter().for_each(|store| store.was_renamed(&self.to));
         Ok(())
     }
@@ -397,12 +355,4 @@ fn destination(files: &Files, from: &Path, to: &Path, asked: &CreateRequest) -> 
     let folder =
         files.canonical(folder).map_err(|source| file_error("find the folder of the new disk", &file, source))?;
     Ok(folder.join(name))
-}
-
-/// The name of the new file until it is complete.
-fn temporary(to: &Path) -> PathBuf {
-    let mut name = OsString::from(".");
-    name.push(to.file_name().unwrap_or_default());
-    name.push(".moving");
-    to.with_file_name(name)
 }

@@ -30,8 +30,8 @@ mod votes;
 
 use crate::{
     DiskError, Progress, Result,
-    convert::{explain_partial, give_name, partial_path},
     create::{create_as, format_for, is_there},
+    partial::Partial,
     place::require_file,
 };
 use diskwright_store::BlockDevice;
@@ -80,10 +80,12 @@ pub fn rescue(
         request.logical_sector_bytes.get_or_insert(geometry.logical_sector_bytes);
         request.physical_sector_bytes.get_or_insert(geometry.physical_sector_bytes);
     }
-    let partial = partial_path(dest_path);
-    let shown = |error: DiskError| error.renamed(&partial, dest_path);
-    create_as(dest_path, &partial, &request).map_err(|error| explain_partial(error, &partial, dest_path))?;
-    let discard = |_: &DiskError| drop(files.remove(&partial));
+    let partial = Partial::new(files, dest_path, "rescue");
+    let shown = |error| partial.shown(error);
+    partial.clear()?;
+    create_as(dest_path, partial.path(), &request).map_err(shown)?;
+    partial.created();
+    let discard = |_: &DiskError| partial.discard();
     let copied = transfer::Source {
         disk: &disk,
         path: source_path,
@@ -91,8 +93,9 @@ pub fn rescue(
         table: &damaged.salvaged.table,
         end_bytes: damaged.salvaged.table.is_linear().then_some(damaged.salvaged.file_bytes),
     };
-    let moved = transfer::copy(&copied, &partial, (format, options), progress).map_err(shown).inspect_err(discard)?;
-    give_name(files, &partial, dest_path)?;
+    let moved =
+        transfer::copy(&copied, partial.path(), (format, options), progress).map_err(shown).inspect_err(discard)?;
+    partial.give_name().inspect_err(discard)?;
     let mut remarks = disk.layers()[0].image.info().remarks.clone();
     remarks.extend(disk.warnings().iter().cloned());
     remarks.extend(searched.doubts);

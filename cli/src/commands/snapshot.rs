@@ -352,13 +352,15 @@ fn print_removal(context: &mut Context, file: &Path, merged: Option<&Merged>, dr
 }
 
 fn list(context: &mut Context, place: &Path) -> Outcome {
-    let folder = match place.is_dir() {
-        true => place,
-        false => place.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")),
-    };
     if !place.exists() {
         return Err(Failure::new(format!("{}: no such file or folder; name a folder with images", place.display())));
     }
+    // The images of a disk lie beside its file, not beside a symbolic link to it.
+    let target = if place.is_symlink() { place.canonicalize()? } else { place.to_owned() };
+    let folder = match target.is_dir() {
+        true => &*target,
+        false => target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")),
+    };
     let family = Family::of(folder, &context.global.open_options(false))?;
     let trouble = |parent: &FoundParent| match parent {
         FoundParent::Missing(places) => Some(format!("its parent is missing: looked for {}", places.join(", "))),
@@ -389,7 +391,7 @@ fn list(context: &mut Context, place: &Path) -> Outcome {
             folder: json::path(folder),
             images: images.collect(),
             unreadable: unreadable
-                .map(|(file, error)| Unreadable { file: json::path(file), error: error.clone() })
+                .map(|(file, error)| Unreadable { file: json::path(file), error: switches::told(error) })
                 .collect(),
             not_read: family.not_read,
         };
@@ -421,7 +423,7 @@ fn list(context: &mut Context, place: &Path) -> Outcome {
             other => notes.extend(trouble(other).map(|why| format!("{name}: {why}"))),
         }
     }
-    notes.extend(family.unreadable.iter().map(|(_, error)| error.clone()));
+    notes.extend(family.unreadable.iter().map(|(_, error)| switches::told(error)));
     if family.not_read > 0 {
         notes.push(format!("{} more images were not read", family.not_read));
     }

@@ -22,16 +22,16 @@ use super::{
 };
 use crate::{
     Disk, DiskError, Layer, Opened, Progress, Result,
-    convert::{give_name, partial_path},
     create::{self, is_there},
     error::file_error,
     gate,
     image_file::{Access, open_image},
+    partial::Partial,
 };
 use diskwright_image::{Format, ImageInfo, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::{CacheMode, EngineKind, Files, LockMode, OpenOptions};
 use std::{
-    io::{self, Write},
+    io::Write,
     path::{Path, PathBuf},
 };
 
@@ -115,16 +115,17 @@ impl Export<'_> {
         if dry_run {
             return self.measured(progress);
         }
-        let partial = partial_path(out);
         let files = self.files.clone();
+        let partial = Partial::new(&files, out, "export");
+        partial.clear()?;
         let base = self.base_layers.first().map(|base| base.path.clone());
-        let shown = |error: DiskError| explain(error.renamed(&partial, out), &partial);
         let written = match place {
             None => self.stream_into(&partial, progress),
             Some(place) => self.child_into(out, &partial, place, progress),
         };
-        let written = written.map_err(shown)?;
-        give_name(&files, &partial, out)?;
+        let named = |written| partial.give_name().map(|()| written);
+        let written =
+            written.map_err(|error| partial.shown(error)).and_then(named).inspect_err(|_| partial.discard())?;
         let is_image = matches!(kind, Kind::Image(_));
         let warning = base.filter(|_| is_image).and_then(|base| create::parent_out_of_reach(&files, out, &base));
         Ok(Exported { warnings: warning.into_iter().collect(), ..written.into() })
@@ -159,21 +160,19 @@ impl Export<'_> {
         Ok(written)
     }
 
-    fn stream_into(mut self, partial: &Path, progress: &mut Progress<'_>) -> Result<Written> {
+    fn stream_into(mut self, partial: &Partial<'_>, progress: &mut Progress<'_>) -> Result<Written> {
         let options =
             OpenOptions { writable: true, create_new: true, cache: CacheMode::PageCache, lock: LockMode::Exclusive };
         let files = self.files.clone();
-        let store = files.open(partial, &options)?;
+        let store = files.open(partial.path(), &options)?;
+        partial.created();
         let states = [self.base, self.result];
         let mut out = StoreBytes::new(store);
-        let written = write_stream(&mut out, partial, [&states[0], &states[1]], &mut self.pieces(), progress).and_then(
-            |written| {
-                let synced = out.flush();
-                synced.map_err(|source| file_error("make it durable", partial, source)).map(|()| written)
-            },
-        );
-        // The first error is returned. The file is ours, created just now.
-        written.inspect_err(|_| drop(files.remove(partial)))
+        let path = partial.path();
+        write_stream(&mut out, path, [&states[0], &states[1]], &mut self.pieces(), progress).and_then(|written| {
+            let synced = out.flush();
+            synced.map_err(|source| file_error("make it durable", path, source)).map(|()| written)
+        })
     }
 
     /// The child's description, and the link to its parent.
@@ -220,25 +219,26 @@ impl Export<'_> {
     fn child_into(
         self,
         out: &Path,
-        partial: &Path,
+        partial: &Partial<'_>,
         (info, link): (ImageInfo, ParentLink),
         progress: &mut Progress<'_>,
     ) -> Result<Written> {
-        let files = self.files.clone();
-        create::create_child(&files, out, partial, &info, link)?;
-        // The first error is returned. The file is ours, created just now.
-        self.fill_child(partial, info.format, progress).inspect_err(|_| drop(files.remove(partial)))
+        create::create_child(&self.files, out, partial.path(), &info, link)?;
+        partial.created();
+        self.fill_child(partial, info.format, progress)
     }
 
-    fn fill_child(mut self, partial: &Path, format: Format, progress: &mut Progress<'_>) -> Result<Written> {
+    fn fill_child(mut self, partial: &Partial<'_>, format: Format, progress: &mut Progress<'_>) -> Result<Written> {
         let access = Access { format: Some(format), writable: true, ..Access::default() };
-        let (_, stores) = open_image(&self.files, partial, &access, &mut Vec::new())?;
+        let path = partial.path();
+        let (_, stores) = open_image(&self.files, path, &access, &mut Vec::new())?;
+        stores.iter().try_for_each(|store| partial.check(&**store))?;
         let image = probe::open_parts(stores, DetectedFormat::certain(format), true, self.result.sector_bytes)?;
         // With its parents: zeros of a child without any would not be recorded.
-        let layers = [Layer { path: partial.to_owned(), image: image.clone() }];
+        let layers = [Layer { path: path.to_owned(), image: image.clone() }];
         let child = Disk::from_layers([&layers[..], &self.base_layers].concat(), Vec::new())?;
         let engine = self.engine;
-        let written = write_into(&child, partial, engine, &mut self.pieces(), progress)?;
+        let written = write_into(&child, path, engine, &mut self.pieces(), progress)?;
         if let (Some(writer), Some(id)) = (image.writer(), self.result.linkage_id) {
             writer.set_linkage_id(id)?;
         }
@@ -257,18 +257,5 @@ fn kind_of(out: &Path) -> Result<Kind> {
             what: format!("{}: cannot tell from its extension what the export should be", out.display()),
             hint: "use .dwdiff for a stream, or .avhdx, .vhdx, .avhd or .vhd for a differencing image".into(),
         }),
-    }
-}
-
-fn explain(error: DiskError, partial: &Path) -> DiskError {
-    match error {
-        DiskError::File { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => DiskError::BadOptions {
-            what: format!(
-                "{}: file exists: another export to this name is running, or was interrupted",
-                partial.display()
-            ),
-            hint: "if none is running, remove that file and try again".into(),
-        },
-        other => other,
     }
 }

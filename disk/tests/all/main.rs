@@ -50,6 +50,7 @@ mod rescue_doubts;
 mod rescue_file_systems;
 mod resizing;
 mod second_opinions;
+mod semantic_damages;
 mod snapshots;
 mod split_raw;
 mod threads;

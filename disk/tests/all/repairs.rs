@@ -6,9 +6,12 @@
 //!   every byte outside of the ranges that were reported.
 //! - The undo restores the file exactly.
 
-use crate::damage::{
+use crate::{
+    damage::{
     BAT, BITMAP_ENTRY, FILE_PARAMETERS, HEADERS, KIB, LOG, METADATA, MIB, REGION_TABLES, Sample, get_u32_be,
     get_u64_be, get_u64_le, put, reseal, samples, seal, sum,
+    },
+    semantic_damages,
 };
 use diskwright_disk::{Disk, OpenOptions, RepairOptions, Repaired, check, repair, undo_repair};
 use diskwright_image::{DiskType, Format, Severity};
@@ -39,7 +42,7 @@ const UNKNOWABLE: &[(&str, &str)] = &[
 ];
 
 /// A kind and a place, and the damage.
-type Damaging = (String, Box<dyn Fn(&mut Vec<u8>)>);
+pub type Damaging = (String, Box<dyn Fn(&mut Vec<u8>)>);
 
 /// Bytes that are read by one call.
 const PIECE: usize = 16 << 10;
@@ -225,7 +228,7 @@ impl Tally {
     }
 }
 
-fn field(kind: impl Into<String>, damage: impl Fn(&mut Vec<u8>) + 'static) -> Damaging {
+pub fn field(kind: impl Into<String>, damage: impl Fn(&mut Vec<u8>) + 'static) -> Damaging {
     (kind.into(), Box::new(damage))
 }
 
@@ -572,10 +575,14 @@ fn all_damages(format: Format) {
             "diff" => DiskType::Differencing,
             _ => DiskType::Dynamic,
         };
-        let damages = match format {
+        let mut damages = match format {
             Format::Vhd => vhd_damages(sample, disk_type),
             _ => vhdx_damages(sample, disk_type),
         };
+        damages.extend(match format {
+            Format::Vhd => semantic_damages::vhd(sample, disk_type),
+            _ => semantic_damages::vhdx(sample, disk_type),
+        });
         let tally = tallies.entry(sample.name).or_default();
         for (kind, damage) in &damages {
             tally.case(sample, &model, size, kind, damage);

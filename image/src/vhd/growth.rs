@@ -462,7 +462,7 @@ impl Growth {
     /// Offset and length of the space of a block. Without a pad it is shorter than a piece: then it
     /// is not reused for a new piece, only for a block that is moved, or cut off at the end of the
     /// file.
-    fn extent_of(&self, piece: &Piece) -> (u64, u64) {
+    pub fn extent_of(&self, piece: &Piece) -> (u64, u64) {
         if self.is_unpadded(piece) {
             (piece.bitmap_offset, self.unpadded_bytes())
         } else {

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{ImageError, Result};
 use diskwright_format::vhd::{BAT_UNUSED, DynamicHeader, Footer, HEADER_BYTES, SECTOR_BYTES};
-use diskwright_store::{FileRange, Store, Zeroing};
+use diskwright_store::{FileRange, Zeroing};
 use std::{
     io,
     ops::Range,
@@ -126,7 +126,7 @@ impl Writing {
             for &entry in step.iter().filter(|&&entry| entry != BAT_UNUSED && punches) {
                 let piece = before.place(entry);
                 if before.fault_of(&piece, footer_offset).is_none() {
-                    punch(&*self.store, &piece);
+                    self.punch(&piece);
                 }
             }
             if step.iter().any(|&entry| entry != BAT_UNUSED) {
@@ -136,6 +136,14 @@ impl Writing {
             Ok(())
         })?;
         Ok(self.barrier.sync("clear entries of the block allocation table durably")?)
+    }
+
+    /// Gives back the space of a block, with its pad: a page that is left in part counts as leaked.
+    /// Where the file system cannot punch holes, the space stays allocated: nothing depends on it.
+    fn punch(&self, piece: &Piece) {
+        let extent = self.lock().growth.as_ref().map(|growth| growth.extent_of(piece));
+        let Some((offset_bytes, len_bytes)) = extent else { return };
+        let _ = self.store.zero_range(FileRange { offset_bytes, len_bytes }, Zeroing::Deallocate);
     }
 
     /// Step 4.
@@ -162,12 +170,6 @@ impl Writing {
         self.lock().growth = Some(growth);
         Ok(())
     }
-}
-
-/// Where the file system cannot punch holes, the space stays allocated: nothing depends on it.
-fn punch(store: &dyn Store, piece: &Piece) {
-    let range = FileRange { offset_bytes: piece.bitmap_offset, len_bytes: piece.end - piece.bitmap_offset };
-    let _ = store.zero_range(range, Zeroing::Deallocate);
 }
 
 fn smaller(before: &Blocks, size_bytes: u64, count: u64) -> Blocks {

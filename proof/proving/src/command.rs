@@ -151,11 +151,6 @@ impl Case for ConvertCase {
             return Err("the copy does not exist".into());
         }
         if depth.resume && *truth == Ended::No && world.facts(&dest).is_err() {
-            // Convert again, after the remains of the first conversion are removed.
-            let partial = PathBuf::from(format!("{}.partial", dest.display()));
-            if world.facts(&partial).is_ok() {
-                world.remove(&partial).map_err(|error| error.to_string())?;
-            }
             convert(self.source.path(), &dest, &self.options(world), &mut |_, _| true)
                 .map_err(|error| format!("a second conversion: {error}"))?;
             self.judge_copy(world, &dest, self.dest.format.unwrap_or(Format::Raw))
@@ -181,7 +176,7 @@ impl Case for ConvertCase {
 
 /// Judges what a failed command has left: the destination must not exist. Other files of the
 /// command must have been removed, unless a second fault prevented that.
-fn judge_failure(world: &World, reported: &mut Reported, before: &Snapshot, result: Outcome) -> Outcome<Ended> {
+pub(crate) fn judge_failure(world: &World, reported: &mut Reported, before: &Snapshot, result: Outcome) -> Outcome<Ended> {
     let Err(error) = result else { return Ok(Ended::Well) };
     reported.errors.push(error);
     let (strikes, _) = world.strikes();

@@ -60,6 +60,7 @@ pub mod opinion;
 pub mod packed;
 pub mod player;
 pub mod repairing;
+pub mod resized_copies;
 pub mod rule_breaker;
 pub mod sample;
 pub mod sizes;

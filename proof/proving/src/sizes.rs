@@ -20,7 +20,7 @@ use crate::{
 use diskwright_disk::{Disk, NewSize, OpenOptions, ResizeOptions, layout, resize};
 use diskwright_image::DiskType;
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 
 const MARK_BYTES: usize = 4096;
 const ENTRIES: usize = 128;
@@ -62,7 +62,7 @@ impl ResizeCase {
     }
 
     /// The smallest size of the disk.
-    fn min_bytes(&self) -> u64 {
+    pub(crate) fn min_bytes(&self) -> u64 {
         self.disk.size_bytes / 2 + (self.array_sectors() + 1) * self.sector_bytes()
     }
 
@@ -71,15 +71,15 @@ impl ResizeCase {
         ([FIRST_BYTES, SECOND_BYTES, self.disk.size_bytes / 2 - MARK_BYTES as u64], self.disk.size_bytes / 4 * 3)
     }
 
-    fn open(&self, world: &World, writable: bool) -> Outcome<(Arc<Disk>, Blocking)> {
-        let disk = Disk::open(self.disk.path(), &self.disk.open_options(world, writable)).map_err(text)?;
+    fn open(&self, world: &World, path: &Path, writable: bool) -> Outcome<(Arc<Disk>, Blocking)> {
+        let disk = Disk::open(path, &self.disk.open_options(world, writable)).map_err(text)?;
         let io = Blocking::open(&*disk, EngineKind::Sync).map_err(text)?;
         Ok((disk, io))
     }
 
     /// Makes the table and the data.
-    fn fill(&self, world: &World) -> Outcome {
-        let (disk, mut io) = self.open(world, true)?;
+    pub(crate) fn fill(&self, world: &World) -> Outcome {
+        let (disk, mut io) = self.open(world, &self.disk.path(), true)?;
         let sector_bytes = self.sector_bytes();
         let last_lba = self.disk.size_bytes / sector_bytes - 1;
         let mut mbr = vec![0; sector_bytes as usize];
@@ -161,9 +161,9 @@ impl ResizeCase {
     }
 
     /// Judges what the files show. Returns the size of the disk.
-    fn look(&self, world: &World) -> Outcome<u64> {
-        self.disk.check(world, &self.disk.path())?;
-        let (disk, mut io) = self.open(world, false)?;
+    fn look(&self, world: &World, path: &Path) -> Outcome<u64> {
+        self.disk.check(world, path)?;
+        let (disk, mut io) = self.open(world, path, false)?;
         let size_bytes = disk.geometry().size_bytes;
         let mut found = [0; MARK_BYTES];
         for (at, byte) in self.marks().0.into_iter().zip(1..) {
@@ -180,11 +180,16 @@ impl ResizeCase {
     }
 
     /// Judges a disk on which all is done that was asked for.
-    fn look_finished(&self, world: &World, size_bytes: u64) -> Outcome {
-        if self.look(world)? != size_bytes {
+    pub(crate) fn look_finished(&self, world: &World, size_bytes: u64) -> Outcome {
+        self.look_finished_at(world, &self.disk.path(), size_bytes)
+    }
+
+    /// The same of a copy at `path`.
+    pub(crate) fn look_finished_at(&self, world: &World, path: &Path, size_bytes: u64) -> Outcome {
+        if self.look(world, path)? != size_bytes {
             return Err(format!("the disk has not {size_bytes} bytes"));
         }
-        let (disk, mut io) = self.open(world, false)?;
+        let (disk, mut io) = self.open(world, path, false)?;
         let last_lba = size_bytes / self.sector_bytes() - 1;
         if !self.is_whole(&mut io, 1)? || !self.is_whole(&mut io, last_lba)? {
             return Err("a copy of the table is not whole".into());
@@ -207,7 +212,7 @@ impl ResizeCase {
         }
         self.resize(world, NewSize::Bytes(full), Some(2))?;
         self.look_finished(world, full)?;
-        let (_disk, mut io) = self.open(world, false)?;
+        let (_disk, mut io) = self.open(world, &self.disk.path(), false)?;
         let mut found = [1; MARK_BYTES];
         io.read(self.marks().1, &mut found).map_err(text)?;
         if found != [0; MARK_BYTES] {
@@ -237,7 +242,7 @@ impl Case for ResizeCase {
     }
 
     fn judge(&self, world: &World, truth: &Sizes, _seed: u64, depth: Depth) -> Outcome<u64> {
-        let size_bytes = self.look(world).map_err(|error| format!("after the cut: {error}"))?;
+        let size_bytes = self.look(world, &self.disk.path()).map_err(|error| format!("after the cut: {error}"))?;
         if size_bytes != truth.durable_bytes && size_bytes != truth.next_bytes {
             return Err(format!("the disk has {size_bytes} bytes, expected {truth:?}"));
         }

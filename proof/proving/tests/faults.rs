@@ -2,7 +2,8 @@
 //! fault: see `faulty`.
 
 use diskwright_proving::{
-    applying, command, compacting, disk, disk::silence, faulty::at_every_operation, life, merge, repairing, sizes,
+    applying, command, compacting, disk, disk::silence, faulty::at_every_operation, life, merge, repairing,
+    resized_copies, sizes,
 };
 
 fn fail_every_operation(names: &[&str]) {
@@ -94,6 +95,15 @@ fn creating() {
 fn converting() {
     for case in command::conversions() {
         at_every_operation(&case);
+    }
+}
+
+#[test]
+fn converting_to_other_sizes() {
+    // One of each format.
+    let cases = resized_copies::resized_copies();
+    for number in [0, 2] {
+        at_every_operation(&cases[number]);
     }
 }
 

@@ -6,7 +6,7 @@ use diskwright_proving::{
     campaign::hunt,
     command, compacting,
     crowd::Crowd,
-    disk, faulty, life, merge,
+    disk, faulty, life, merge, resized_copies,
     mutation::{Mutation, Phase},
     rule_breaker::BrokenRule,
     sample::Sample,
@@ -178,6 +178,10 @@ fn commands_make_files_and_names_durable_in_order() {
         must_be_caught("a new image is durable", &case, Some(Mutation::NotDurable(Phase::Command)));
     }
     for case in command::conversions() {
+        must_be_caught("a copy's name is durable", &case, Some(Mutation::NoDirectorySync));
+        must_be_caught("a copy is durable before it has its name", &case, Some(Mutation::Disordered(Phase::Command)));
+    }
+    for case in resized_copies::resized_copies() {
         must_be_caught("a copy's name is durable", &case, Some(Mutation::NoDirectorySync));
         must_be_caught("a copy is durable before it has its name", &case, Some(Mutation::Disordered(Phase::Command)));
     }

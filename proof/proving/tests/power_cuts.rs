@@ -5,14 +5,14 @@
 use diskwright_proving::{
     applying,
     campaign::{Tally, Thoroughness, cut_one, power_cuts},
-    command, compacting, crowd, disk, life, merge, repairing, sizes, tracking,
+    command, compacting, crowd, disk, life, merge, repairing, resized_copies, sizes, tracking,
 };
 
 /// Number of shares of the states: each kind of disk has one, all creations together one, all
-/// conversions one, all snapshots one, all merges one, all applications of exports one, all
+/// conversions two, all snapshots one, all merges one, all applications of exports one, all
 /// compactions one, all repairs one, all tracked disks one, all resizes two, all crowds eight.
 fn shares() -> u64 {
-    disk::all().len() as u64 + 18
+    disk::all().len() as u64 + 19
 }
 
 fn of_kind(name: &str) {
@@ -110,6 +110,14 @@ fn creating() {
 #[test]
 fn converting() {
     let cases = command::conversions();
+    for case in &cases {
+        power_cuts(case, shares() * cases.len() as u64);
+    }
+}
+
+#[test]
+fn converting_to_other_sizes() {
+    let cases = resized_copies::resized_copies();
     for case in &cases {
         power_cuts(case, shares() * cases.len() as u64);
     }
