@@ -205,7 +205,8 @@ mod tests {
         let written = |columns| {
             let mut out = Vec::new();
             let mut text = Sentences { out: &mut out, columns, line: Vec::new() };
-            writeln!(text, "{}: {} of {}", "disk.vhdx", "12 MiB", "copied data").unwrap();
+            let what = "12 MiB of copied data";
+            writeln!(text, "disk.vhdx: {what}").unwrap();
             writeln!(text, "done").unwrap();
             String::from_utf8(out).unwrap()
         };
