@@ -2,6 +2,7 @@
 //! allocation sized by input.
 //!
 //! - [`dwdiff`]: the stream of changes between two states of a disk; the program's own
+//! - [`qcow2`]: header, extensions, tables, refcounts, snapshots, bitmaps (QEMU's qcow2 specification)
 //! - [`tracks`]: the file in which the changes of a disk are tracked; ours
 //! - [`vhd`]: footer, dynamic header, parent locators, time stamps, geometry (VHD Image Format
 //!   Specification 1.0)
@@ -11,6 +12,8 @@
 #![forbid(unsafe_code)]
 
 pub mod dwdiff;
+mod invalid;
+pub mod qcow2;
 pub mod tracks;
 pub mod vhd;
 pub mod vhdx;
