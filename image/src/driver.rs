@@ -10,7 +10,7 @@ use crate::{
     findings::{CheckReport, Examined},
     raw::RawImage,
     salvage::{SalvageHints, Salvaged},
-    vhd, vhdx,
+    qcow2, vdi, vhd, vhdx,
 };
 use diskwright_format::vhd::MAX_DYNAMIC_BYTES;
 use diskwright_store::{FileRange, Store};
@@ -140,6 +140,59 @@ static VHDX: Driver = Driver {
     salvage: vhdx::salvage,
 };
 
+static QCOW2: Driver = Driver {
+    name: "qcow2",
+    usual_type: DiskType::Dynamic,
+    has_blocks: true,
+    size_max_bytes: u64::MAX,
+    promises_space: true,
+    logical_sectors_bytes: &[512],
+    sectors_because: "qcow2 records none, and readers take 512",
+    physical_sector_bytes: 512,
+    identities: Identities::None,
+    child_keeps_disk_id: false,
+    child_records_zeros: true,
+    child_records_time: false,
+    open: |store, writable, _| Ok(Arc::new(qcow2::open(vec![store], writable, None)?)),
+    create: |store, _| Err(read_only(&*store, "creating a qcow2 image")),
+    examine: |store, for_repair| qcow2::examine(&[Some(store)], for_repair),
+    begin_repair: |_, _| Ok(()),
+    settle_log: |_, _| Ok(()),
+    parent_link: |_| Ok(None),
+    salvage: |store, _| Err(read_only(&*store, "the rescue of a qcow2 image")),
+};
+
+static VDI: Driver = Driver {
+    name: "vdi",
+    usual_type: DiskType::Dynamic,
+    has_blocks: true,
+    size_max_bytes: u64::MAX,
+    promises_space: true,
+    logical_sectors_bytes: &[512],
+    sectors_because: "VDI knows only 512",
+    physical_sector_bytes: 512,
+    identities: Identities::File,
+    child_keeps_disk_id: false,
+    child_records_zeros: true,
+    child_records_time: false,
+    open: |store, writable, _| Ok(Arc::new(vdi::open(store, writable)?)),
+    create: |store, _| Err(read_only(&*store, "creating a VDI image")),
+    examine: vdi::examine,
+    begin_repair: |_, _| Ok(()),
+    settle_log: |_, _| Ok(()),
+    parent_link: vdi::parent_link,
+    salvage: |store, _| Err(read_only(&*store, "the rescue of a VDI image")),
+};
+
+/// The error of an operation on a format that is only read.
+fn read_only(store: &dyn Store, what: &str) -> ImageError {
+    ImageError::Unsupported {
+        path: store.name().to_owned(),
+        what: what.into(),
+        hint: "images of this format are only read: convert them, or create VHDX, VHD or raw".into(),
+    }
+}
+
 impl Format {
     /// The record of this format.
     pub fn driver(self) -> &'static Driver {
@@ -147,6 +200,8 @@ impl Format {
             Self::Raw => &RAW,
             Self::Vhd => &VHD,
             Self::Vhdx => &VHDX,
+            Self::Qcow2 => &QCOW2,
+            Self::Vdi => &VDI,
         }
     }
 }

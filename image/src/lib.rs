@@ -12,6 +12,8 @@
 //!   split.rs   a raw disk in several files (disk.001, disk.002, ...)
 //!   vhd/       fixed, dynamic, differencing VHD: open, create, write, check
 //!   vhdx/      the same for VHDX, and its log
+//!   qcow2/     qcow2: open, read, check
+//!   vdi/       VDI: open, read, check
 //!   space.rs   allocator of payload blocks in a growing file
 //!   salvage.rs what can still be known of an image whose tables are damaged
 //!   needs.rs   what a block still needs before it can be reserved or committed
@@ -31,10 +33,12 @@ mod needs;
 #[cfg(test)]
 mod parent_links;
 pub mod probe;
+pub mod qcow2;
 mod raw;
 pub mod salvage;
 mod space;
 pub mod split;
+pub mod vdi;
 pub mod vhd;
 pub mod vhdx;
 #[cfg(test)]
