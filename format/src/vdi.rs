@@ -236,7 +236,10 @@ mod tests {
     fn a_header_is_read() {
         let header = VdiHeader::parse(&sample()).unwrap();
         assert_eq!((header.kind, header.size_bytes, header.blocks), (VdiKind::Differencing, 10 << 20, 10));
-        assert_eq!((header.creator.as_str(), header.comment.as_str()), ("Oracle VM VirtualBox Disk Image", "made by hand"));
+        assert_eq!(
+            (header.creator.as_str(), header.comment.as_str()),
+            ("Oracle VM VirtualBox Disk Image", "made by hand")
+        );
         assert_eq!((header.id, header.parent_id), (Uuid::from_bytes([7; 16]), Uuid::from_bytes([8; 16])));
         assert_eq!(header.payload_offset_bytes(2), (1 << 20) + 2 * ((1 << 20) + 512) + 512);
         assert_eq!(VdiEntry::parse(u32::MAX), VdiEntry::Free);

@@ -14,6 +14,8 @@
 //!   vhdx/      the same for VHDX, and its log
 //!   qcow2/     qcow2: open, read, check
 //!   vdi/       VDI: open, read, check
+//!   references.rs  the further files that an image names
+//!   identity.rs  the identity by which children name their parent
 //!   space.rs   allocator of payload blocks in a growing file
 //!   salvage.rs what can still be known of an image whose tables are damaged
 //!   needs.rs   what a block still needs before it can be reserved or committed
@@ -27,6 +29,7 @@
 mod driver;
 mod error;
 mod findings;
+mod identity;
 mod image;
 mod mending;
 mod needs;
@@ -35,6 +38,7 @@ mod parent_links;
 pub mod probe;
 pub mod qcow2;
 mod raw;
+mod references;
 pub mod salvage;
 mod space;
 pub mod split;
@@ -47,11 +51,13 @@ mod waiting;
 pub use driver::{Driver, Identities};
 pub use error::{ImageError, Result};
 pub use findings::{CheckReport, Finding, Repair, Severity};
+pub use identity::LinkageId;
 pub use image::{
-    BlockState, Commit, CreateOptions, DiskType, Format, Image, ImageInfo, ImageWriter, LogState, MovePlace, MoveTo,
-    ParentLink, Reservation, SectorBitmap,
+    BlockState, Commit, CreateOptions, DiskType, Format, FormatOptions, Image, ImageInfo, ImageWriter, LogState,
+    MovePlace, MoveTo, ParentLink, Reservation, SectorBitmap,
 };
 pub use mending::{Mended, mend};
+pub use references::{Reference, ReferenceKind};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

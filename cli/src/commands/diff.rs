@@ -29,7 +29,6 @@ use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
-use uuid::Uuid;
 
 /// Arguments of `diff`.
 #[derive(Debug, Args)]
@@ -187,9 +186,9 @@ pub struct ExportedReport {
     /// The export.
     export: String,
     /// Identity of `base`: VHDX DataWriteGuid, VHD unique id; `null` for raw disks.
-    base_id: Option<Uuid>,
+    base_id: Option<String>,
     /// Identity of the disk.
-    result_id: Option<Uuid>,
+    result_id: Option<String>,
     /// Size of `base` in bytes.
     base_size: u64,
     /// Size of the disk in bytes.
@@ -218,7 +217,7 @@ pub struct AppliedReport {
     /// The disk to which it was applied.
     disk: String,
     /// The identity that the disk has afterwards; `null` for a raw disk.
-    result_id: Option<Uuid>,
+    result_id: Option<String>,
     /// Virtual size before, in bytes.
     old_size: u64,
     /// Virtual size afterwards, in bytes.
@@ -433,8 +432,8 @@ fn export(
             file,
             base: other,
             export: json::path(out),
-            base_id: base.linkage_id,
-            result_id: result.linkage_id,
+            base_id: base.linkage_id.map(|id| id.to_string()),
+            result_id: result.linkage_id.map(|id| id.to_string()),
             base_size: base.size_bytes,
             size: result.size_bytes,
             data_bytes,
@@ -496,7 +495,7 @@ fn applied(export: &Path, copy: &Path, done: &Applied, dry_run: bool, elapsed: D
     AppliedReport {
         export: json::path(export),
         disk: json::path(copy),
-        result_id: done.result_id,
+        result_id: done.result_id.map(|id| id.to_string()),
         old_size: done.size_bytes.0,
         new_size: done.size_bytes.1,
         data_bytes: done.data_bytes,

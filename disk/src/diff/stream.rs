@@ -13,7 +13,7 @@ use diskwright_format::dwdiff::{
     self, BadStream, HEADER_BYTES, Header, PAYLOAD_MAX_BYTES, RECORD_BYTES, Record, RecordKind, State, StateFormat,
     UNIT_BYTES,
 };
-use diskwright_image::Format;
+use diskwright_image::{Format, LinkageId};
 use diskwright_store::Store;
 use std::{
     io::{self, Read, Write},
@@ -23,12 +23,14 @@ use std::{
 
 fn to_stream(state: &DiskState) -> State {
     State {
-        id: state.linkage_id,
+        id: state.linkage_id.map(LinkageId::to_uuid),
         size_bytes: state.size_bytes,
         format: match state.format {
             Format::Raw => StateFormat::Raw,
             Format::Vhd => StateFormat::Vhd,
             Format::Vhdx => StateFormat::Vhdx,
+            Format::Qcow2 => StateFormat::Qcow2,
+            Format::Vdi => StateFormat::Vdi,
         },
         sector_bytes: state.sector_bytes,
     }
@@ -40,8 +42,10 @@ fn from_stream(state: &State) -> DiskState {
             StateFormat::Raw => Format::Raw,
             StateFormat::Vhd => Format::Vhd,
             StateFormat::Vhdx => Format::Vhdx,
+            StateFormat::Qcow2 => Format::Qcow2,
+            StateFormat::Vdi => Format::Vdi,
         },
-        linkage_id: state.id,
+        linkage_id: state.id.map(LinkageId::from_uuid),
         size_bytes: state.size_bytes,
         sector_bytes: state.sector_bytes,
     }

@@ -119,7 +119,8 @@ mod tests {
 
     #[test]
     fn unknown_bits_are_told_by_the_names_in_the_image() {
-        let table = [entry(0, 7, b"subpixels"), entry(0, 7, b"other"), entry(9, 1, b"x"), entry(0, 64, b"x"), vec![0; 9]];
+        let table =
+            [entry(0, 7, b"subpixels"), entry(0, 7, b"other"), entry(9, 1, b"x"), entry(0, 64, b"x"), vec![0; 9]];
         let names = parse_names(&table.concat());
         assert_eq!(names.len(), 1);
         let features = Features { incompatible: DIRTY | 1 << 7 | 1 << 63, ..Features::default() };

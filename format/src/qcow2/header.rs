@@ -10,8 +10,8 @@
 //! ```
 
 use super::{
-    CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, EXTENDED_CLUSTER_BITS_MIN, Invalid, L1_MAX_BYTES, MAGIC, REFCOUNT_TABLE_MAX_BYTES,
-    RefcountWidth, Result, SNAPSHOTS_MAX,
+    CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, EXTENDED_CLUSTER_BITS_MIN, Invalid, L1_MAX_BYTES, MAGIC,
+    REFCOUNT_TABLE_MAX_BYTES, RefcountWidth, Result, SNAPSHOTS_MAX,
     bytes::{get_u32, get_u64},
     features::{self, Features},
     table::Geometry,
@@ -139,12 +139,15 @@ impl Header {
         };
         let header_bytes = if has_v3 { get_u32(bytes, 100) } else { V2_BYTES as u32 };
         if has_v3
-            && (header_bytes < V3_BYTES as u32 || !header_bytes.is_multiple_of(8) || u64::from(header_bytes) > cluster_bytes)
+            && (header_bytes < V3_BYTES as u32
+                || !header_bytes.is_multiple_of(8)
+                || u64::from(header_bytes) > cluster_bytes)
         {
             let expected = format!("a multiple of 8 from {V3_BYTES} to the cluster size");
             return fail(100, format!("a header of {header_bytes} bytes"), expected);
         }
-        let compression_type = if header_bytes > V3_BYTES as u32 { bytes.get(V3_BYTES).copied().unwrap_or(0) } else { 0 };
+        let compression_type =
+            if header_bytes > V3_BYTES as u32 { bytes.get(V3_BYTES).copied().unwrap_or(0) } else { 0 };
         if features.has(features::COMPRESSION_TYPE) != (compression_type != 0) {
             let bit = if compression_type == 0 { "set" } else { "clear" };
             let found = format!("compression type {compression_type}, with the compression type bit {bit}");
@@ -154,7 +157,11 @@ impl Header {
             (0, _) | (_, 0) => None,
             (offset_bytes, len) => {
                 if len > BACKING_NAME_MAX_BYTES {
-                    return fail(16, format!("a backing file name of {len} bytes"), format!("1 to {BACKING_NAME_MAX_BYTES}"));
+                    return fail(
+                        16,
+                        format!("a backing file name of {len} bytes"),
+                        format!("1 to {BACKING_NAME_MAX_BYTES}"),
+                    );
                 }
                 let len_bytes = u64::from(len);
                 if offset_bytes < u64::from(header_bytes)
@@ -180,7 +187,12 @@ impl Header {
         let place = |at: u64, name: &str, offset_bytes: u64, len_bytes: u64| {
             aligned(at, name, offset_bytes)?;
             if offset_bytes.checked_add(len_bytes).is_none() {
-                return Err(Invalid::new(STRUCTURE, at, format!("the {name} at offset {offset_bytes}"), "an offset in the file"));
+                return Err(Invalid::new(
+                    STRUCTURE,
+                    at,
+                    format!("the {name} at offset {offset_bytes}"),
+                    "an offset in the file",
+                ));
             }
             Ok(Place { offset_bytes, len_bytes })
         };
@@ -228,7 +240,11 @@ impl Header {
         };
         let needed = header.geometry().l1_entries(header.size_bytes);
         if l1_entries < needed {
-            return fail(36, format!("{l1_entries} L1 entries"), format!("at least {needed} for a disk of {} bytes", header.size_bytes));
+            return fail(
+                36,
+                format!("{l1_entries} L1 entries"),
+                format!("at least {needed} for a disk of {} bytes", header.size_bytes),
+            );
         }
         Ok(header)
     }
@@ -334,7 +350,9 @@ pub(super) mod tests {
             Header::parse(&bytes)
         };
         assert!(name(112, 1023).is_ok() && name(65535, 1).is_ok());
-        assert!(name(112, 1024).is_err() && name(65535, 2).is_err() && name(8, 2).is_err() && name(u64::MAX, 2).is_err());
+        assert!(
+            name(112, 1024).is_err() && name(65535, 2).is_err() && name(8, 2).is_err() && name(u64::MAX, 2).is_err()
+        );
     }
 
     #[test]

@@ -228,11 +228,7 @@ mod tests {
     }
 
     fn data(offset: u64, is_copied: bool) -> L2Entry {
-        L2Entry::Standard {
-            offset_bytes: Some(offset),
-            parts: Subclusters { allocated: u32::MAX, zero: 0 },
-            is_copied,
-        }
+        L2Entry::Standard { offset_bytes: Some(offset), parts: Subclusters { allocated: u32::MAX, zero: 0 }, is_copied }
     }
 
     #[test]
@@ -277,11 +273,8 @@ mod tests {
         let expected = L2Entry::Standard { offset_bytes: Some(7 << 16), parts, is_copied: true };
         assert_eq!(parse(7 << 16 | COPIED, 2 << 32 | 5), Ok(expected));
         assert_eq!(parse(0, 0), Ok(L2Entry::Unallocated));
-        let preallocated = L2Entry::Standard {
-            offset_bytes: Some(7 << 16),
-            parts: Subclusters::default(),
-            is_copied: true,
-        };
+        let preallocated =
+            L2Entry::Standard { offset_bytes: Some(7 << 16), parts: Subclusters::default(), is_copied: true };
         assert_eq!(parse(7 << 16 | COPIED, 0), Ok(preallocated));
         assert!(parse(7 << 16, 1 << 32 | 1).is_err(), "both");
         assert!(parse(0, 1).is_err(), "no space");

@@ -12,13 +12,7 @@
 //! is reported as leaked, and no refcount is lowered.
 
 use super::{
-    check_refcounts::Refcounts,
-    check_walk::Walk,
-    corrupt,
-    header::Front,
-    layout::Layout,
-    records,
-    tables::Tables,
+    check_refcounts::Refcounts, check_walk::Walk, corrupt, header::Front, layout::Layout, records, tables::Tables,
 };
 use crate::{
     error::{ImageError, Result},
@@ -85,7 +79,9 @@ pub fn examine(stores: &[Option<Arc<dyn Store>>], for_repair: bool) -> Result<Ex
         Some(extension) if header.features.autoclear & features::BITMAPS == 0 => {
             let found = format!("{} bitmaps that were not kept up to date", extension.count);
             let finding = Finding::new(Severity::Note, extension.offset_bytes, "bitmaps extension", found, "");
-            findings.add(finding.says("The bitmaps were not kept up to date by the last program that wrote the image; they count as unused."));
+            findings.add(finding.says(
+                "The bitmaps were not kept up to date by the last program that wrote the image; they count as unused.",
+            ));
             Vec::new()
         }
         Some(extension) => match records::bitmaps(store, extension, &geometry, front.file_bytes) {

@@ -57,7 +57,17 @@ const MENDS_MAX: usize = 1 << 16;
 impl<'a> Refcounts<'a> {
     pub fn new(walk: &'a Walk<'a>, knows_all: bool) -> Self {
         let clusters = walk.front.file_bytes.div_ceil(walk.geometry.cluster_bytes());
-        Self { walk, knows_all, clusters, run: None, flagged: HashMap::new(), flags_left_out: 0, leaked_clusters: 0, overlaps: false, mends: Vec::new() }
+        Self {
+            walk,
+            knows_all,
+            clusters,
+            run: None,
+            flagged: HashMap::new(),
+            flags_left_out: 0,
+            leaked_clusters: 0,
+            overlaps: false,
+            mends: Vec::new(),
+        }
     }
 
     /// Counts and compares all clusters.
@@ -221,7 +231,10 @@ impl<'a> Refcounts<'a> {
         };
         let what = if is_metadata { "structures of the image" } else { "data" };
         let message = match references {
-            0 => format!("{} bytes at offset {at} are leaked: their refcount is {refcount}, and nothing refers to them.", count * cluster_bytes),
+            0 => format!(
+                "{} bytes at offset {at} are leaked: their refcount is {refcount}, and nothing refers to them.",
+                count * cluster_bytes
+            ),
             _ => format!(
                 "{count} cluster{} of {what} from offset {at} on {} refcount {refcount}, though {references} reference{} found.",
                 if count == 1 { "" } else { "s" },
@@ -314,7 +327,8 @@ impl<'a> Refcounts<'a> {
             })?;
         }
         for _ in 0..self.flags_left_out {
-            let finding = Finding::new(Severity::Corrupt, 0, "L2 entry", "a wrong COPIED flag", "the flag by the refcount");
+            let finding =
+                Finding::new(Severity::Corrupt, 0, "L2 entry", "a wrong COPIED flag", "the flag by the refcount");
             self.mend(finding, "a later round changes the flag".into(), Vec::new(), findings);
         }
         Ok(())

@@ -196,7 +196,8 @@ impl<'a> Walk<'a> {
             match last.filter(|last| last.offset_bytes.saturating_add(last.len_bytes) > place.offset_bytes) {
                 Some(last) => {
                     let found = format!("{} bytes at offset {}", place.len_bytes, place.offset_bytes);
-                    let expected = format!("space of its own: another one has {} bytes at {}", last.len_bytes, last.offset_bytes);
+                    let expected =
+                        format!("space of its own: another one has {} bytes at {}", last.len_bytes, last.offset_bytes);
                     self.fault(place.offset_bytes, Invalid::new(structure, 0, found, expected), findings)?;
                 }
                 None => kept.push(place),
@@ -230,7 +231,8 @@ impl<'a> Walk<'a> {
             let end = place.offset_bytes.checked_add(place.len_bytes).filter(|&end| end <= self.front.file_bytes);
             if end.is_none() || !place.offset_bytes.is_multiple_of(cluster_bytes) {
                 let found = format!("{} bytes at offset {}", place.len_bytes, place.offset_bytes);
-                let expected = format!("a place in the file of {} bytes, at a multiple of {cluster_bytes}", self.front.file_bytes);
+                let expected =
+                    format!("a place in the file of {} bytes, at a multiple of {cluster_bytes}", self.front.file_bytes);
                 let at = self.front.extensions.bitmaps.map_or(0, |extension| extension.directory.offset_bytes);
                 self.fault(at, Invalid::new("bitmap table", 0, found, expected), findings)?;
             } else {
@@ -369,7 +371,9 @@ impl<'a> Walk<'a> {
                         let expected = format!("a multiple of the cluster size ({cluster_bytes})");
                         Invalid::new("bitmap table entry", 0, format!("offset {offset_bytes}"), expected)
                     }
-                    Some(offset_bytes) if !self.is_in_file(offset_bytes) => self.outside("bitmap table entry", offset_bytes),
+                    Some(offset_bytes) if !self.is_in_file(offset_bytes) => {
+                        self.outside("bitmap table entry", offset_bytes)
+                    }
                     Some(offset_bytes) => {
                         return each(metadata(Place { offset_bytes, len_bytes: cluster_bytes }, "bits of a bitmap"));
                     }

@@ -4,11 +4,12 @@ use super::{
     compressed::{self, Kept},
     corrupt,
     layout::{Layout, Mapped, SECTOR_BYTES},
+    link,
     tables::Tables,
 };
 use crate::{
     error::{ImageError, Result},
-    image::{BlockState, DiskType, Format, Image, ImageInfo, ImageWriter, LogState, SectorBitmap},
+    image::{BlockState, DiskType, Format, Image, ImageInfo, ImageWriter, LogState, ParentLink, SectorBitmap},
     raw::padded,
 };
 use diskwright_format::qcow2::{Invalid, L2Entry, features};
@@ -66,7 +67,8 @@ impl Qcow2Image {
                 hint: "open it by its path".into(),
             });
         }
-        let info = describe(&layout, snapshot);
+        let parent = link::link_of(&*store, &layout.front)?;
+        let info = describe(&layout, snapshot, parent);
         let cluster_bytes = layout.geometry.cluster_bytes();
         let whole = |bytes: u64| bytes.checked_next_multiple_of(cluster_bytes).unwrap_or(bytes);
         let mut all = vec![padded(store, layout.front.file_bytes, whole(layout.front.file_bytes))];
@@ -131,7 +133,7 @@ impl Qcow2Image {
     }
 }
 
-fn describe(layout: &Layout, snapshot: Option<&str>) -> ImageInfo {
+fn describe(layout: &Layout, snapshot: Option<&str>, parent: Option<ParentLink>) -> ImageInfo {
     let (header, geometry) = (&layout.front.header, &layout.geometry);
     let mut remarks = Vec::new();
     if layout.size_bytes != header.size_bytes && snapshot.is_none() {
@@ -152,10 +154,9 @@ fn describe(layout: &Layout, snapshot: Option<&str>) -> ImageInfo {
     if let Err(error) = &layout.bitmaps {
         remarks.push(format!("The bitmaps cannot be read: {error}."));
     }
-    let has_parent = layout.front.backing_name.is_some();
     ImageInfo {
         format: Format::Qcow2,
-        disk_type: if has_parent { DiskType::Differencing } else { DiskType::Dynamic },
+        disk_type: if parent.is_some() { DiskType::Differencing } else { DiskType::Dynamic },
         size_bytes: layout.size_bytes,
         block_bytes: geometry.unit_bytes(),
         has_blocks: true,
@@ -166,7 +167,7 @@ fn describe(layout: &Layout, snapshot: Option<&str>) -> ImageInfo {
         linkage_id: None,
         file_write_id: None,
         created_seconds: None,
-        parent: None,
+        parent,
         log: LogState::None,
         payload_alignment_bytes: geometry.unit_bytes().min(ALIGNMENT_MAX_BYTES) as u32,
         remarks,

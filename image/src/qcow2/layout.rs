@@ -2,7 +2,7 @@
 
 use super::{corrupt, header::Front, records};
 use crate::error::{ImageError, Result};
-use diskwright_format::qcow2::{BitmapEntry, Geometry, Invalid, L2Entry, Place, Snapshot, features};
+use diskwright_format::qcow2::{BitmapEntry, Geometry, Invalid, L2Entry, Place, Snapshot};
 use diskwright_store::Store;
 use std::ops::Range;
 
@@ -67,9 +67,11 @@ impl Layout {
             Some(wanted) => {
                 let known = match &snapshots {
                     Ok(known) => known,
-                    Err(_) => return Err(records::snapshots(store, header, file_bytes).err().unwrap_or_else(|| {
-                        no_snapshot(store, wanted, &[])
-                    })),
+                    Err(_) => {
+                        return Err(records::snapshots(store, header, file_bytes)
+                            .err()
+                            .unwrap_or_else(|| no_snapshot(store, wanted, &[])));
+                    }
                 };
                 let found = known
                     .iter()
@@ -112,11 +114,6 @@ impl Layout {
         self.size_bytes.div_ceil(self.geometry.unit_bytes())
     }
 
-    /// Blocks of an L2 table.
-    pub fn blocks_per_table(&self) -> u64 {
-        self.geometry.l2_entries() * self.geometry.subclusters()
-    }
-
     /// Clusters of the disk.
     pub fn clusters(&self) -> u64 {
         self.size_bytes.div_ceil(self.geometry.cluster_bytes())
@@ -149,7 +146,8 @@ impl Layout {
             return self.within_file(offset_bytes, self.geometry.cluster_bytes());
         }
         let guest = cluster << self.geometry.cluster_bits;
-        let fail = |expected| Err(Invalid::new("L2 entry", 0, format!("offset {offset_bytes} in the data file"), expected));
+        let fail =
+            |expected| Err(Invalid::new("L2 entry", 0, format!("offset {offset_bytes} in the data file"), expected));
         if offset_bytes != guest {
             return fail(format!("{guest}, the cluster's offset on the disk"));
         }
@@ -178,11 +176,6 @@ impl Layout {
             None => Ok(()),
         }
     }
-
-    /// Whether the data file is a raw disk by itself.
-    pub fn is_raw_external(&self) -> bool {
-        self.front.header.features.autoclear & features::RAW_EXTERNAL_DATA != 0
-    }
 }
 
 fn range(place: Place) -> Range<u64> {
@@ -194,8 +187,14 @@ fn no_snapshot(store: &dyn Store, wanted: &str, known: &[Snapshot]) -> ImageErro
     let names: Vec<_> = known.iter().take(NAMED_MAX).map(|one| format!("{} ({:?})", one.id, one.name)).collect();
     let expected = match known.len() {
         0 => "one of its internal snapshots, of which it has none".to_owned(),
-        count if count > NAMED_MAX => format!("the id or name of one of its {count} snapshots: {}, ...", names.join(", ")),
+        count if count > NAMED_MAX => {
+            format!("the id or name of one of its {count} snapshots: {}, ...", names.join(", "))
+        }
         _ => format!("the id or name of one of its snapshots: {}", names.join(", ")),
     };
-    ImageError::NotAnImage { path: store.name().to_owned(), found: format!("snapshot {wanted:?} is not in the image"), expected }
+    ImageError::NotAnImage {
+        path: store.name().to_owned(),
+        found: format!("snapshot {wanted:?} is not in the image"),
+        expected,
+    }
 }

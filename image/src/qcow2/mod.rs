@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   header.rs      header and extensions of a file; what is refused by name
+//!   link.rs        the backing file and the data file that a header names
 //!   records.rs     the snapshot table and the bitmap directory, read by the record
 //!   layout.rs      header + tables of one view (the disk, or a snapshot), validated
 //!   tables.rs      entries of the L1 and the L2 tables, read on demand
@@ -29,6 +30,7 @@ mod compressed;
 mod header;
 mod image;
 mod layout;
+mod link;
 mod records;
 mod tables;
 
@@ -37,6 +39,7 @@ mod tests;
 
 pub(crate) use check::examine;
 pub use image::{Qcow2Image, open};
+pub(crate) use link::{parent_link, references};
 
 use crate::ImageError;
 use diskwright_format::qcow2::Invalid;

@@ -36,7 +36,8 @@ impl<'a> Records<'a> {
     fn peek(&mut self, len: usize) -> Result<&[u8]> {
         let left = self.end.saturating_sub(self.at);
         if left < len as u64 {
-            let invalid = Invalid::new(self.structure, 0, format!("{left} bytes to its end"), format!("at least {len}"));
+            let invalid =
+                Invalid::new(self.structure, 0, format!("{left} bytes to its end"), format!("at least {len}"));
             return Err(corrupt(self.store, self.at, invalid));
         }
         let held_end = self.window_at + self.window.len() as u64;

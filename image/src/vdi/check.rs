@@ -79,10 +79,16 @@ pub fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<Examined> {
     if spaces > used && used >= report.allocated_blocks {
         let unused = spaces - used;
         report.leaked_bytes = unused * header.space_bytes();
-        let message = format!("{unused} of {spaces} spaces in the file are named by no block: {} bytes.", report.leaked_bytes);
+        let message =
+            format!("{unused} of {spaces} spaces in the file are named by no block: {} bytes.", report.leaked_bytes);
         let found = format!("{spaces} spaces");
-        let finding =
-            Finding::new(Severity::Leak, header.data_offset_bytes.into(), "file", found, format!("{used}, as blocks name them"));
+        let finding = Finding::new(
+            Severity::Leak,
+            header.data_offset_bytes.into(),
+            "file",
+            found,
+            format!("{used}, as blocks name them"),
+        );
         findings.add(finding.says(message));
     }
     if u64::from(header.blocks_allocated) != used {

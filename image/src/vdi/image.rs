@@ -6,12 +6,11 @@ use super::{
 };
 use crate::{
     error::{ImageError, Result},
+    identity::LinkageId,
     image::{BlockState, DiskType, Format, Image, ImageInfo, ImageWriter, LogState, SectorBitmap},
     raw::padded,
 };
-use diskwright_format::{
-    vdi::{VdiEntry, VdiKind},
-};
+use diskwright_format::vdi::{VdiEntry, VdiKind};
 use diskwright_store::Store;
 use std::{io, sync::Arc};
 
@@ -50,7 +49,7 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VdiImage> {
         physical_sector_bytes: SECTOR_BYTES as u32,
         creator: header.creator.clone(),
         disk_id: Some(header.id),
-        linkage_id: Some(header.id),
+        linkage_id: Some(LinkageId::Guid(header.id)),
         file_write_id: None,
         created_seconds: None,
         parent: link_of(header),

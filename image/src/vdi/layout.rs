@@ -3,6 +3,7 @@
 use super::corrupt;
 use crate::{
     error::{ImageError, Result},
+    identity::LinkageId,
     image::ParentLink,
 };
 use diskwright_format::{
@@ -102,7 +103,9 @@ impl Layout {
             let count = (end - at).min(PIECE_ENTRIES);
             bytes.resize(count as usize * 4, 0);
             let place = self.entry_at(at);
-            store.read_at(&mut bytes, place).map_err(|error| ImageError::io("read the block map", store, place, error))?;
+            store
+                .read_at(&mut bytes, place)
+                .map_err(|error| ImageError::io("read the block map", store, place, error))?;
             for (block, word) in (at..).zip(bytes.as_chunks().0) {
                 let entry = VdiEntry::parse(u32::from_le_bytes(*word));
                 if entry != VdiEntry::Free && !each(block, entry)? {
@@ -126,5 +129,6 @@ pub fn parent_link(store: &dyn Store) -> Result<Option<ParentLink>> {
 
 /// The link to the parent: its id, and no path.
 pub(super) fn link_of(header: &VdiHeader) -> Option<ParentLink> {
-    (header.kind == VdiKind::Differencing).then(|| ParentLink { linkage: header.parent_id, ..ParentLink::default() })
+    (header.kind == VdiKind::Differencing)
+        .then(|| ParentLink { linkage: Some(LinkageId::Guid(header.parent_id)), ..ParentLink::default() })
 }

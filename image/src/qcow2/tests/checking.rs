@@ -4,11 +4,7 @@ use super::{
     qemu::{Made, WRITES, store_for_writing, tool},
     *,
 };
-use crate::{
-    CheckReport, Repair, Severity,
-    mending::mend,
-    Format,
-};
+use crate::{CheckReport, Format, Repair, Severity, mending::mend};
 
 fn check(store: Arc<dyn Store>) -> CheckReport {
     super::super::examine(&[Some(store)], false).unwrap().report
@@ -30,9 +26,11 @@ fn a_sound_image_has_no_findings() {
 fn every_kind_of_damage_is_found_and_mended_where_that_needs_no_guess() {
     let refcount = |cluster: u64| 2 * CLUSTER + cluster * 2;
     type Change = Box<dyn Fn(&mut Built)>;
-    let put = |at: u64, value: u64| Box::new(move |built: &mut Built| {
-        built.put_u64(at, value);
-    }) as Change;
+    let put = |at: u64, value: u64| {
+        Box::new(move |built: &mut Built| {
+            built.put_u64(at, value);
+        }) as Change
+    };
     let count = |cluster: u64, value: u16| {
         Box::new(move |built: &mut Built| {
             built.put(refcount(cluster), &value.to_be_bytes());
@@ -115,7 +113,13 @@ fn the_findings_are_those_of_qemu() {
             _ => 0,
         };
         kinds[[0, 2, 3].iter().position(|code| *code == ours).unwrap()] += 1;
-        assert_eq!(Some(ours), output.status.code(), "round {round}: {}{}", told(&report), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(
+            Some(ours),
+            output.status.code(),
+            "round {round}: {}{}",
+            told(&report),
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
     assert!(kinds[1] > 2 && kinds[2] > 2, "{kinds:?}");
 }

@@ -109,10 +109,12 @@ fn compressed(data: &[u8]) -> Built {
 #[test]
 fn a_cluster_never_decompresses_to_more_or_less_than_its_size() {
     let cluster: Vec<u8> = (0..CLUSTER as u32).map(|at| (at / 100) as u8).collect();
-    let read = |data: &[u8]| contents(&compressed(data).open().unwrap()).map(|mut bytes| {
-        bytes.truncate(CLUSTER as usize);
-        bytes
-    });
+    let read = |data: &[u8]| {
+        contents(&compressed(data).open().unwrap()).map(|mut bytes| {
+            bytes.truncate(CLUSTER as usize);
+            bytes
+        })
+    };
     assert!(read(&deflated(&cluster)).unwrap() == cluster);
     // A bomb: 64 MiB of zeros. The first cluster of them is the cluster.
     assert!(read(&deflated(&vec![0; 64 << 20])).unwrap() == vec![0; CLUSTER as usize]);
@@ -128,8 +130,12 @@ fn a_cluster_never_decompresses_to_more_or_less_than_its_size() {
 
 #[test]
 fn a_bad_zstd_cluster_is_an_error() {
-    for data in [vec![], vec![0; 600], vec![0x28, 0xb5, 0x2f, 0xfd, 0, 0xff, 1, 0, 0], vec![0x28, 0xb5, 0x2f, 0xfd, 0x20, 0, 1, 0, 0]]
-    {
+    for data in [
+        vec![],
+        vec![0; 600],
+        vec![0x28, 0xb5, 0x2f, 0xfd, 0, 0xff, 1, 0, 0],
+        vec![0x28, 0xb5, 0x2f, 0xfd, 0x20, 0, 1, 0, 0],
+    ] {
         let mut built = compressed(&data);
         built.incompatible(features::COMPRESSION_TYPE).put(104, &[1]);
         let told = contents(&built.open().unwrap()).unwrap_err().to_string();

@@ -81,7 +81,8 @@ impl Made {
     /// The disk as qemu-img reads it.
     pub(super) fn by_qemu(&self, more: &[&str]) -> Vec<u8> {
         let raw = self.folder.path().join("disk.raw");
-        let arguments = [&["convert", "-f", "qcow2", "-O", "raw"], more, &[self.text(), raw.to_str().unwrap()]].concat();
+        let arguments =
+            [&["convert", "-f", "qcow2", "-O", "raw"], more, &[self.text(), raw.to_str().unwrap()]].concat();
         run("qemu-img", &arguments).unwrap();
         std::fs::read(raw).unwrap()
     }
@@ -228,11 +229,9 @@ fn bitmaps_are_listed() {
 
 #[test]
 fn a_disk_larger_than_one_l2_table() {
-    let Some(made) = Made::new(
-        "cluster_size=512",
-        "10G",
-        &["write -P 1 0 1k", "write -P 2 5G 700", "write -P 3 10737417728 512"],
-    ) else {
+    let Some(made) =
+        Made::new("cluster_size=512", "10G", &["write -P 1 0 1k", "write -P 2 5G 700", "write -P 3 10737417728 512"])
+    else {
         return;
     };
     let image = made.open(None);
