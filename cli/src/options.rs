@@ -196,6 +196,10 @@ pub enum FormatArg {
     Vhd,
     /// Hyper-V, WSL.
     Vhdx,
+    /// QEMU, KVM: read only.
+    Qcow2,
+    /// VirtualBox: read only.
+    Vdi,
 }
 
 impl FormatArg {
@@ -205,6 +209,8 @@ impl FormatArg {
             Self::Raw => Format::Raw,
             Self::Vhd => Format::Vhd,
             Self::Vhdx => Format::Vhdx,
+            Self::Qcow2 => Format::Qcow2,
+            Self::Vdi => Format::Vdi,
         }
     }
 }

@@ -4,7 +4,9 @@
 //! - [`dwdiff`]: the stream of changes between two states of a disk; the program's own
 //! - [`ovf`]: the description and the manifest of an OVA (DMTF DSP0243)
 //! - [`tar`]: the headers of an archive, which an OVA is
+//! - [`qcow2`]: header, extensions, tables, refcounts, snapshots, bitmaps (QEMU's qcow2 specification)
 //! - [`tracks`]: the file in which the changes of a disk are tracked; ours
+//! - [`vdi`]: header and block map of VirtualBox's images
 //! - [`vhd`]: footer, dynamic header, parent locators, time stamps, geometry (VHD Image Format
 //!   Specification 1.0)
 //! - [`vhdx`]: file identifier, headers, region table, metadata, BAT, log, parent locator (MS-VHDX)
@@ -13,9 +15,12 @@
 #![forbid(unsafe_code)]
 
 pub mod dwdiff;
+mod invalid;
 pub mod ovf;
+pub mod qcow2;
 pub mod tar;
 pub mod tracks;
+pub mod vdi;
 pub mod vhd;
 pub mod vhdx;
 pub mod vmdk;

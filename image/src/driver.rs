@@ -8,11 +8,12 @@
 use crate::{
     CreateOptions, DiskType, Format, Image, ImageError, ParentLink, Result,
     findings::{CheckReport, Examined},
+    qcow2,
     raw::RawImage,
     references::Reference,
     salvage::{SalvageHints, Salvaged},
     split::SplitRawImage,
-    vhd, vhdx,
+    vdi, vhd, vhdx,
 };
 use diskwright_format::vhd::MAX_DYNAMIC_BYTES;
 use diskwright_store::{FileRange, Store};
@@ -166,6 +167,73 @@ static VHDX: Driver = Driver {
     salvage: vhdx::salvage,
 };
 
+static QCOW2: Driver = Driver {
+    name: "qcow2",
+    usual_type: DiskType::Dynamic,
+    has_blocks: true,
+    subformats: &[],
+    frozen_extension: "qcow2",
+    size_max_bytes: u64::MAX,
+    promises_space: true,
+    logical_sectors_bytes: &[512],
+    sectors_because: "qcow2 records none, and readers take 512",
+    physical_sector_bytes: 512,
+    identities: Identities::None,
+    child_keeps_disk_id: false,
+    child_records_zeros: true,
+    child_records_time: false,
+    open: |stores, writable, _| Ok(Arc::new(qcow2::open(stores, writable, None)?)),
+    references: qcow2::references,
+    further_files: |_| Ok(Vec::new()),
+    create: |stores, _| Err(read_only(&*first(stores)?, "creating a qcow2 image")),
+    examine: qcow2::examine,
+    begin_repair: |_, _| Ok(()),
+    settle_log: |_, _| Ok(()),
+    parent_link: qcow2::parent_link,
+    salvage: |store, _| Err(read_only(&*store, "the rescue of a qcow2 image")),
+};
+
+static VDI: Driver = Driver {
+    name: "vdi",
+    usual_type: DiskType::Dynamic,
+    has_blocks: true,
+    subformats: &[],
+    frozen_extension: "vdi",
+    size_max_bytes: u64::MAX,
+    promises_space: true,
+    logical_sectors_bytes: &[512],
+    sectors_because: "VDI knows only 512",
+    physical_sector_bytes: 512,
+    identities: Identities::File,
+    child_keeps_disk_id: false,
+    child_records_zeros: true,
+    child_records_time: false,
+    open: |stores, writable, _| Ok(Arc::new(vdi::open(only(stores, "vdi")?, writable)?)),
+    references: |_| Ok(Vec::new()),
+    further_files: |_| Ok(Vec::new()),
+    create: |stores, _| Err(read_only(&*first(stores)?, "creating a VDI image")),
+    examine: |stores, for_repair| vdi::examine(only_opened(stores, "vdi")?, for_repair),
+    begin_repair: |_, _| Ok(()),
+    settle_log: |_, _| Ok(()),
+    parent_link: vdi::parent_link,
+    salvage: |store, _| Err(read_only(&*store, "the rescue of a VDI image")),
+};
+
+fn first(stores: Stores) -> Result<Arc<dyn Store>> {
+    let none = || std::io::Error::new(std::io::ErrorKind::InvalidInput, "an image needs a file");
+    let error = || ImageError::Io { doing: "open it", path: Default::default(), offset_bytes: 0, source: none() };
+    stores.into_iter().next().ok_or_else(error)
+}
+
+/// The error of an operation on a format that is only read.
+fn read_only(store: &dyn Store, what: &str) -> ImageError {
+    ImageError::Unsupported {
+        path: store.name().to_owned(),
+        what: what.into(),
+        hint: "images of this format are only read: convert them, or create VHDX, VHD or raw".into(),
+    }
+}
+
 impl Format {
     /// The record of this format.
     pub fn driver(self) -> &'static Driver {
@@ -173,6 +241,8 @@ impl Format {
             Self::Raw => &RAW,
             Self::Vhd => &VHD,
             Self::Vhdx => &VHDX,
+            Self::Qcow2 => &QCOW2,
+            Self::Vdi => &VDI,
         }
     }
 }

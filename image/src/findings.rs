@@ -178,6 +178,11 @@ impl Findings {
         self.mends.is_some()
     }
 
+    /// Whether any damage or leak was found.
+    pub(crate) fn has_faults(&self) -> bool {
+        [Severity::Leak, Severity::Corrupt].into_iter().any(|severity| self.counts[severity as usize].0 > 0)
+    }
+
     /// Adds a finding that is not mended.
     pub(crate) fn add(&mut self, finding: Finding) {
         let (listed, left_out) = &mut self.counts[finding.severity as usize];

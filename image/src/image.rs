@@ -35,6 +35,10 @@ pub enum Format {
     Vhd,
     /// VHDX, as in MS-VHDX.
     Vhdx,
+    /// qcow2, as in QEMU's specification.
+    Qcow2,
+    /// VDI, VirtualBox's format.
+    Vdi,
 }
 
 impl Format {

@@ -12,6 +12,8 @@
 //!   split.rs   a raw disk in several files (disk.001, disk.002, ...)
 //!   vhd/       fixed, dynamic, differencing VHD: open, create, write, check
 //!   vhdx/      the same for VHDX, and its log
+//!   qcow2/     qcow2: open, read, check
+//!   vdi/       VDI: open, read, check
 //!   references.rs  the further files that an image names
 //!   identity.rs  the identity by which children name their parent
 //!   space.rs   allocator of payload blocks in a growing file
@@ -34,11 +36,13 @@ mod needs;
 #[cfg(test)]
 mod parent_links;
 pub mod probe;
+pub mod qcow2;
 mod raw;
 mod references;
 pub mod salvage;
 mod space;
 pub mod split;
+pub mod vdi;
 pub mod vhd;
 pub mod vhdx;
 #[cfg(test)]

@@ -140,12 +140,20 @@ pub(crate) fn measure(store: Arc<dyn Store>, logical_sector_bytes: u32) -> Resul
         "The file's length of {len_bytes} bytes is not a multiple of the {logical_sector_bytes}-byte sector; the disk ends in {} bytes of zeros that the file does not have.",
         size_bytes - len_bytes
     );
-    let padded = PaddedStore {
+    let store = padded(store, len_bytes, size_bytes);
+    Ok(Measured { store, size_bytes, padding_end_bytes: Some(size_bytes), remark: Some(remark) })
+}
+
+/// `store`, whose length is `len_bytes`, as a store that reads as zeros from there to `padded_bytes`.
+pub(crate) fn padded(store: Arc<dyn Store>, len_bytes: u64, padded_bytes: u64) -> Arc<dyn Store> {
+    if padded_bytes <= len_bytes {
+        return store;
+    }
+    Arc::new(PaddedStore {
         inner: store,
-        padded_len_bytes: AtomicU64::new(size_bytes),
+        padded_len_bytes: AtomicU64::new(padded_bytes),
         held_bytes: AtomicU64::new(len_bytes),
-    };
-    Ok(Measured { store: Arc::new(padded), size_bytes, padding_end_bytes: Some(size_bytes), remark: Some(remark) })
+    })
 }
 
 /// Extends a padded file to `end_bytes`, durably.

@@ -29,6 +29,8 @@ fn to_stream(state: &DiskState) -> State {
             Format::Raw => StateFormat::Raw,
             Format::Vhd => StateFormat::Vhd,
             Format::Vhdx => StateFormat::Vhdx,
+            Format::Qcow2 => StateFormat::Qcow2,
+            Format::Vdi => StateFormat::Vdi,
         },
         sector_bytes: state.sector_bytes,
     }
@@ -40,6 +42,8 @@ fn from_stream(state: &State) -> DiskState {
             StateFormat::Raw => Format::Raw,
             StateFormat::Vhd => Format::Vhd,
             StateFormat::Vhdx => Format::Vhdx,
+            StateFormat::Qcow2 => Format::Qcow2,
+            StateFormat::Vdi => Format::Vdi,
         },
         linkage_id: state.id.map(LinkageId::from_uuid),
         size_bytes: state.size_bytes,

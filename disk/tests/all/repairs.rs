@@ -8,8 +8,8 @@
 
 use crate::{
     damage::{
-    BAT, BITMAP_ENTRY, FILE_PARAMETERS, HEADERS, KIB, LOG, METADATA, MIB, REGION_TABLES, Sample, get_u32_be,
-    get_u64_be, get_u64_le, put, reseal, samples, seal, sum,
+        BAT, BITMAP_ENTRY, FILE_PARAMETERS, HEADERS, KIB, LOG, METADATA, MIB, REGION_TABLES, Sample, get_u32_be,
+        get_u64_be, get_u64_le, put, reseal, samples, seal, sum,
     },
     semantic_damages,
 };

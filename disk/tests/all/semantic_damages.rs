@@ -102,11 +102,13 @@ fn vhd_headers(sample: &Sample) -> Vec<Damaging> {
     ] {
         all.push(in_header(&format!("with the table {way}"), 16, at.to_be_bytes().to_vec()));
     }
-    for (way, count) in [("half", entries / 2), ("one", 1), ("no", 0), ("twice as many", entries * 2), ("2^31", 1 << 31)]
+    for (way, count) in
+        [("half", entries / 2), ("one", 1), ("no", 0), ("twice as many", entries * 2), ("2^31", 1 << 31)]
     {
         all.push(in_header(&format!("with {way} entries"), 28, count.to_be_bytes().to_vec()));
     }
-    for (way, bytes) in [("half", block / 2), ("twice", block * 2), ("three times", block * 3), ("no", 0), ("512", 512)] {
+    for (way, bytes) in [("half", block / 2), ("twice", block * 2), ("three times", block * 3), ("no", 0), ("512", 512)]
+    {
         all.push(in_header(&format!("with {way} block size"), 32, bytes.to_be_bytes().to_vec()));
     }
     all
@@ -135,7 +137,9 @@ fn vhd_places(sample: &Sample) -> Vec<Damaging> {
         ("has its bitmap at the end of the file", 15, sectors),
         ("of the next block, unused", 1, first + 1),
     ] {
-        all.push(field(format!("entry {way}: block {index}"), move |b| put(b, table + 4 * index, &value.to_be_bytes())));
+        all.push(field(format!("entry {way}: block {index}"), move |b| {
+            put(b, table + 4 * index, &value.to_be_bytes())
+        }));
     }
     all.push(field("entries all in one place", move |b| {
         for index in 0..16 {
@@ -195,16 +199,22 @@ fn vhd_links() -> Vec<Damaging> {
             }
         }));
     }
-    all.push(sealed("locators: one code twice, the first to a wrong place".into(), Box::new(|b| {
-        let second: Vec<u8> = b[header_entry(1)..header_entry(1) + 24].to_vec();
-        put(b, header_entry(2), &second);
-        put(b, header_entry(1) + 16, &1536_u64.to_be_bytes());
-    })));
+    all.push(sealed(
+        "locators: one code twice, the first to a wrong place".into(),
+        Box::new(|b| {
+            let second: Vec<u8> = b[header_entry(1)..header_entry(1) + 24].to_vec();
+            put(b, header_entry(2), &second);
+            put(b, header_entry(1) + 16, &1536_u64.to_be_bytes());
+        }),
+    ));
     all.push(sealed("locators all gone".into(), Box::new(|b| b[header_entry(0)..header_entry(8)].fill(0))));
-    all.push(sealed("locators all in one place".into(), Box::new(|b| {
-        let place: Vec<u8> = b[header_entry(0) + 16..header_entry(0) + 24].to_vec();
-        (1..8).for_each(|index| put(b, header_entry(index) + 16, &place));
-    })));
+    all.push(sealed(
+        "locators all in one place".into(),
+        Box::new(|b| {
+            let place: Vec<u8> = b[header_entry(0) + 16..header_entry(0) + 24].to_vec();
+            (1..8).for_each(|index| put(b, header_entry(index) + 16, &place));
+        }),
+    ));
     all
 }
 

@@ -22,6 +22,7 @@ pub mod metadata;
 pub mod parent_locator;
 pub mod region;
 
+pub use crate::invalid::{Invalid, Result};
 pub use bat::{BatEntry, BatGeometry, BitmapState, PayloadState};
 pub use file_id::FileIdentifier;
 pub use header::{Header, Slot};
@@ -40,31 +41,3 @@ pub const MIN_BLOCK_BYTES: u32 = 1 << 20;
 pub const MAX_BLOCK_BYTES: u32 = 256 << 20;
 /// Size of a sector bitmap block in bytes.
 pub const BITMAP_BLOCK_BYTES: u64 = MIB;
-
-/// The result of parsing.
-pub type Result<T, E = Invalid> = std::result::Result<T, E>;
-
-/// A structure that contradicts MS-VHDX.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{structure}, byte {offset_bytes}: found {found}, expected {expected}")]
-pub struct Invalid {
-    /// The structure, as MS-VHDX calls it.
-    pub structure: &'static str,
-    /// Offset of the wrong field from the beginning of the structure, in bytes.
-    pub offset_bytes: u64,
-    /// What was found, in words.
-    pub found: String,
-    /// What was expected, in words.
-    pub expected: String,
-}
-
-impl Invalid {
-    /// An error at `offset_bytes` of `structure`.
-    pub fn new(structure: &'static str, offset_bytes: u64, found: impl ToString, expected: impl ToString) -> Self {
-        Self { structure, offset_bytes, found: found.to_string(), expected: expected.to_string() }
-    }
-
-    pub(crate) fn short(structure: &'static str, found_bytes: usize, expected_bytes: usize) -> Self {
-        Self::new(structure, 0, format!("{found_bytes} bytes"), format!("at least {expected_bytes}"))
-    }
-}

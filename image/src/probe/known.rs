@@ -90,7 +90,7 @@ pub(crate) static KNOWN: &[Known] = &[
         &[front(0, b"conectix"), back(512, b"conectix"), back(511, b"conectix")],
     ),
     foreign("qcow", &["qcow"], &[front(0, QCOW_1)]),
-    foreign("qcow2", &["qcow2"], &[front_but_not(b"QFI\xfb", QCOW_1)]),
+    ours("qcow2", Format::Qcow2, &["qcow2"], &[front_but_not(b"QFI\xfb", QCOW_1)]),
     foreign(
         "vmdk",
         &["vmdk"],
@@ -101,7 +101,7 @@ pub(crate) static KNOWN: &[Known] = &[
             front(0, &[0xbe, 0xba, 0xfe, 0xca, 0, 0, 0, 0]),
         ],
     ),
-    foreign("vdi", &["vdi"], &[front(0x40, &[0x7f, 0x10, 0xda, 0xbe])]),
+    ours("vdi", Format::Vdi, &["vdi"], &[front(0x40, &[0x7f, 0x10, 0xda, 0xbe])]),
     foreign("qed", &["qed"], &[front(0, b"QED\0")]),
     foreign("parallels", &["hdd", "hds"], &[front(0, b"WithoutFreeSpace"), front(0, b"WithouFreSpacExt")]),
     foreign("bochs", &[], &[front(0, b"Bochs Virtual HD Image")]),

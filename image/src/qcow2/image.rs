@@ -1,0 +1,264 @@
+//! [`Qcow2Image`]: an open qcow2 image, and the states of its blocks.
+
+use super::{
+    compressed::{self, Kept},
+    corrupt,
+    layout::{Layout, Mapped, SECTOR_BYTES},
+    link,
+    tables::Tables,
+};
+use crate::{
+    error::{ImageError, Result},
+    image::{BlockState, DiskType, Format, Image, ImageInfo, ImageWriter, LogState, ParentLink, SectorBitmap},
+    raw::padded,
+};
+use diskwright_format::qcow2::{Invalid, L2Entry, features};
+use diskwright_store::Store;
+use std::{io, sync::Arc};
+
+/// Largest alignment of payload that is told, in bytes.
+const ALIGNMENT_MAX_BYTES: u64 = 1 << 20;
+
+/// Opens the qcow2 image whose files are `stores`: the image, and its external data file if it has
+/// one. `snapshot` is the id or the name of an internal snapshot, which is opened in place of the
+/// disk.
+///
+/// # Errors
+/// `NotAnImage` if the file is not qcow2, or has no such snapshot; `Unsupported` for a writable open,
+/// an unknown incompatible feature and encryption; `Corrupt`; `Io`.
+pub fn open(stores: Vec<Arc<dyn Store>>, writable: bool, snapshot: Option<&str>) -> Result<Qcow2Image> {
+    Qcow2Image::new(stores, writable, snapshot)
+}
+
+/// An open qcow2 image.
+#[derive(Debug)]
+pub struct Qcow2Image {
+    info: ImageInfo,
+    pub(super) layout: Layout,
+    /// The image, and its data file. The image reads as zeros from its end to the end of its last
+    /// cluster.
+    stores: Vec<Arc<dyn Store>>,
+    kept: Kept,
+}
+
+impl Qcow2Image {
+    fn new(stores: Vec<Arc<dyn Store>>, writable: bool, snapshot: Option<&str>) -> Result<Self> {
+        let mut stores = stores.into_iter();
+        let Some(store) = stores.next() else {
+            let none = io::Error::new(io::ErrorKind::InvalidInput, "an image needs a file");
+            return Err(ImageError::Io { doing: "open it", path: Default::default(), offset_bytes: 0, source: none });
+        };
+        let data_file = stores.next();
+        let layout = Layout::read(&*store, data_file.as_deref(), snapshot)?;
+        if writable {
+            return Err(ImageError::Unsupported {
+                path: store.name().to_owned(),
+                what: "writing to a qcow2 image".into(),
+                hint: "open it read-only, or convert it to VHDX, VHD or raw".into(),
+            });
+        }
+        if layout.has_data_file() != data_file.is_some() || stores.next().is_some() {
+            return Err(ImageError::Unsupported {
+                path: store.name().to_owned(),
+                what: format!(
+                    "a qcow2 image whose header {} an external data file, opened with another number of files",
+                    if layout.has_data_file() { "names" } else { "does not name" }
+                ),
+                hint: "open it by its path".into(),
+            });
+        }
+        let parent = link::link_of(&*store, &layout.front)?;
+        let info = describe(&layout, snapshot, parent);
+        let cluster_bytes = layout.geometry.cluster_bytes();
+        let whole = |bytes: u64| bytes.checked_next_multiple_of(cluster_bytes).unwrap_or(bytes);
+        let mut all = vec![padded(store, layout.front.file_bytes, whole(layout.front.file_bytes))];
+        if let (Some(data), Some(len_bytes)) = (data_file, layout.data_file_bytes) {
+            all.push(padded(data, len_bytes, whole(len_bytes)));
+        }
+        let kept = Kept::new(cluster_bytes);
+        Ok(Self { info, layout, stores: all, kept })
+    }
+
+    fn tables(&self) -> Tables<'_> {
+        Tables { store: &*self.stores[0], layout: &self.layout }
+    }
+
+    /// The cluster of a block, and its subcluster in it.
+    fn cluster_of(&self, block: u64) -> (u64, u64) {
+        let subclusters = self.layout.geometry.subclusters();
+        (block / subclusters, block % subclusters)
+    }
+
+    fn state(&self, cluster: u64, sub: u64, entry: L2Entry) -> BlockState {
+        match self.layout.place(cluster, sub, entry) {
+            Ok(Mapped::Absent) => BlockState::Absent,
+            Ok(Mapped::Zero) => BlockState::Zero,
+            Ok(Mapped::Data(offset_bytes)) => {
+                BlockState::Data { store: u16::from(self.layout.has_data_file()), offset_bytes }
+            }
+            Ok(Mapped::Compressed { .. }) => BlockState::Compressed,
+            Err(_) => BlockState::Damaged,
+        }
+    }
+
+    /// The bytes of a compressed cluster.
+    fn decompressed(&self, cluster: u64) -> Result<Arc<[u8]>> {
+        if let Some(bytes) = self.kept.get(cluster) {
+            return Ok(bytes);
+        }
+        let store = &*self.stores[0];
+        let (found, entry_at) = self.tables().entry(cluster)?;
+        let entry = found.map_err(|fault| fault.into_error(store))?;
+        let placed = self.layout.place(cluster, 0, entry);
+        let fault = |found: String, expected: String| {
+            corrupt(store, entry_at, Invalid::new("compressed cluster", 0, found, expected))
+        };
+        let (offset_bytes, len_bytes) = match placed.map_err(|invalid| corrupt(store, entry_at, invalid))? {
+            Mapped::Compressed { offset_bytes, len_bytes } => (offset_bytes, len_bytes),
+            other => return Err(fault(format!("{other:?}"), "a compressed cluster".into())),
+        };
+        // The last sector of a file may be cut.
+        let len_bytes = len_bytes.min(self.layout.front.file_bytes - offset_bytes);
+        let mut data = vec![0; len_bytes as usize];
+        let read = store.read_at(&mut data, offset_bytes);
+        read.map_err(|error| ImageError::io("read a compressed cluster", store, offset_bytes, error))?;
+        let mut out = vec![0; self.layout.geometry.cluster_bytes() as usize];
+        compressed::decompress(self.layout.front.header.compression, &data, &mut out).map_err(|found| {
+            let expected = format!("a cluster of {} bytes", out.len());
+            corrupt(store, offset_bytes, Invalid::new("compressed cluster", 0, found, expected))
+        })?;
+        let bytes: Arc<[u8]> = out.into();
+        self.kept.put(cluster, Arc::clone(&bytes));
+        Ok(bytes)
+    }
+}
+
+fn describe(layout: &Layout, snapshot: Option<&str>, parent: Option<ParentLink>) -> ImageInfo {
+    let (header, geometry) = (&layout.front.header, &layout.geometry);
+    let mut remarks = Vec::new();
+    if layout.size_bytes != header.size_bytes && snapshot.is_none() {
+        remarks.push(format!(
+            "The disk's size of {} bytes is not a multiple of the 512-byte sector; its last sector ends in zeros.",
+            header.size_bytes
+        ));
+    }
+    if header.features.has(features::DIRTY) {
+        remarks.push("The image is marked dirty: it was not closed, and its refcounts may be wrong. Its contents are not affected.".into());
+    }
+    if header.features.has(features::CORRUPT) {
+        remarks.push("The image is marked corrupt: the program that wrote it found damaged structures. Run `diskwright check` on it.".into());
+    }
+    if let Err(error) = &layout.snapshots {
+        remarks.push(format!("The internal snapshots cannot be read: {error}."));
+    }
+    if let Err(error) = &layout.bitmaps {
+        remarks.push(format!("The bitmaps cannot be read: {error}."));
+    }
+    ImageInfo {
+        format: Format::Qcow2,
+        disk_type: if parent.is_some() { DiskType::Differencing } else { DiskType::Dynamic },
+        size_bytes: layout.size_bytes,
+        block_bytes: geometry.unit_bytes(),
+        has_blocks: true,
+        logical_sector_bytes: SECTOR_BYTES as u32,
+        physical_sector_bytes: SECTOR_BYTES as u32,
+        creator: String::new(),
+        disk_id: None,
+        linkage_id: None,
+        file_write_id: None,
+        created_seconds: None,
+        parent,
+        log: LogState::None,
+        payload_alignment_bytes: geometry.unit_bytes().min(ALIGNMENT_MAX_BYTES) as u32,
+        remarks,
+    }
+}
+
+impl Image for Qcow2Image {
+    fn info(&self) -> &ImageInfo {
+        &self.info
+    }
+
+    fn stores(&self) -> &[Arc<dyn Store>] {
+        &self.stores
+    }
+
+    fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
+        out.fill(BlockState::Absent);
+        let subclusters = self.layout.geometry.subclusters();
+        let end_block = first_block.saturating_add(out.len() as u64).min(self.layout.blocks());
+        if first_block >= end_block {
+            return Ok(());
+        }
+        let clusters = first_block / subclusters..end_block.div_ceil(subclusters);
+        self.tables().each_entry(clusters.start, clusters.end, &mut |cluster, found| {
+            let start = cluster * subclusters;
+            for block in start.max(first_block)..(start + subclusters).min(end_block) {
+                out[(block - first_block) as usize] = match &found {
+                    Ok(entry) => self.state(cluster, block - start, *entry),
+                    Err(_) => BlockState::Damaged,
+                };
+            }
+            Ok(true)
+        })
+    }
+
+    fn next_block(&self, first_block: u64, end_block: u64) -> Result<Option<u64>> {
+        let subclusters = self.layout.geometry.subclusters();
+        let end_block = end_block.min(self.layout.blocks());
+        let mut next = None;
+        if first_block < end_block {
+            let clusters = first_block / subclusters..end_block.div_ceil(subclusters);
+            self.tables().each_entry(clusters.start, clusters.end, &mut |cluster, _| {
+                next = Some((cluster * subclusters).max(first_block));
+                Ok(false)
+            })?;
+        }
+        Ok(next.filter(|&block| block < end_block))
+    }
+
+    fn damage(&self, block: u64) -> Result<ImageError> {
+        let store = &*self.stores[0];
+        let (cluster, sub) = self.cluster_of(block);
+        let (found, entry_at) = self.tables().entry(cluster)?;
+        let entry = match found {
+            Ok(entry) => entry,
+            Err(fault) => return Ok(fault.into_error(store)),
+        };
+        match self.layout.place(cluster, sub, entry) {
+            Err(invalid) => Ok(corrupt(store, entry_at, invalid)),
+            Ok(_) => {
+                let sound = format!("block {block} was damaged when it was looked up, but its entry is valid now");
+                Err(ImageError::io("explain the damage of a block", store, entry_at, io::Error::other(sound)))
+            }
+        }
+    }
+
+    fn read_compressed(&self, block: u64, within_bytes: u64, out: &mut [u8]) -> Result<()> {
+        let (cluster, sub) = self.cluster_of(block);
+        let bytes = self.decompressed(cluster)?;
+        let start = sub * self.layout.geometry.unit_bytes() + within_bytes;
+        let wanted = usize::try_from(start).ok().and_then(|start| bytes.get(start..start.checked_add(out.len())?));
+        let Some(wanted) = wanted else {
+            let error = io::Error::new(io::ErrorKind::InvalidInput, "the range ends behind its cluster");
+            return Err(ImageError::io("read a compressed cluster", &*self.stores[0], 0, error));
+        };
+        out.copy_from_slice(wanted);
+        Ok(())
+    }
+
+    fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {
+        let mut state = [BlockState::Absent];
+        self.block_states(block, &mut state)?;
+        let sectors = (self.layout.geometry.unit_bytes() / SECTOR_BYTES) as u32;
+        let mut bitmap = SectorBitmap::empty(sectors, SECTOR_BYTES as u32);
+        if !matches!(state[0], BlockState::Absent) {
+            bitmap.words.fill(u64::MAX);
+        }
+        Ok(bitmap)
+    }
+
+    fn writer(&self) -> Option<&dyn ImageWriter> {
+        None
+    }
+}

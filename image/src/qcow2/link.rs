@@ -1,0 +1,92 @@
+//! The backing file and the data file that a header names.
+//!
+//! Both names come from an image that may be hostile: they are only handed to the caller, who
+//! decides which files may be opened. The format of the backing file must be recorded in the image.
+//! Contents never decide it, as the guest of a raw backing file may have written a header.
+
+use super::{corrupt, header::Front};
+use crate::{
+    error::{ImageError, Result},
+    image::{Format, ParentLink},
+    references::{Reference, ReferenceKind},
+};
+use diskwright_format::qcow2::{Invalid, features};
+use diskwright_store::Store;
+use std::path::Path;
+
+/// The data file of an image that has one.
+///
+/// # Errors
+/// Those of the header; `Corrupt` if the name is missing; `Unsupported` for a protocol in it.
+pub fn references(store: &dyn Store) -> Result<Vec<Reference>> {
+    let front = Front::read(store)?;
+    if !front.header.features.has(features::EXTERNAL_DATA) {
+        return Ok(Vec::new());
+    }
+    let Some(name) = front.extensions.data_file.filter(|name| !name.is_empty() && !name.contains('\0')) else {
+        let invalid = Invalid::new("qcow2 header extension", 0, "no name of the external data file", "its name");
+        return Err(corrupt(store, front.header.header_bytes.into(), invalid));
+    };
+    let name = local(store, "data file", &name)?.to_owned();
+    Ok(vec![Reference { name, kind: ReferenceKind::RawData, is_written: true }])
+}
+
+/// The backing file that the image in `store` names.
+///
+/// # Errors
+/// Those of the header, and of [`link_of`].
+pub fn parent_link(store: &dyn Store) -> Result<Option<ParentLink>> {
+    link_of(store, &Front::read(store)?)
+}
+
+/// The link to the backing file. It has no identity: any file at that path is the parent.
+///
+/// # Errors
+/// `Unsupported` for a format that is not recorded or not known, and for a protocol in the name.
+pub(super) fn link_of(store: &dyn Store, front: &Front) -> Result<Option<ParentLink>> {
+    let Some(name) = &front.backing_name else { return Ok(None) };
+    let name = local(store, "backing file", name)?.to_owned();
+    let unsupported =
+        |what: String, hint: String| Err(ImageError::Unsupported { path: store.name().to_owned(), what, hint });
+    let format = match front.extensions.backing_format.as_deref() {
+        Some("raw" | "file" | "host_device") => Format::Raw,
+        Some("qcow2") => Format::Qcow2,
+        Some("vpc") => Format::Vhd,
+        Some("vhdx") => Format::Vhdx,
+        Some("vdi") => Format::Vdi,
+        Some(other) => {
+            return unsupported(
+                format!("the backing file {name:?} of format {other:?}"),
+                "convert the backing file to raw or qcow2, and record that with `qemu-img rebase -u`".into(),
+            );
+        }
+        None if Path::new(&name).extension().is_some_and(|extension| extension == "raw") => Format::Raw,
+        None => {
+            return unsupported(
+                format!("the backing file {name:?}, whose format the image does not record"),
+                format!("record it: `qemu-img rebase -u -b {name} -F FORMAT` on the image"),
+            );
+        }
+    };
+    let mut link = ParentLink { format: Some(format), ..ParentLink::default() };
+    if name.starts_with('/') {
+        link.absolute_path = Some(name);
+    } else {
+        link.relative_path = Some(name);
+    }
+    Ok(Some(link))
+}
+
+/// The path in the name of a file. QEMU takes what is before a colon for a protocol.
+fn local<'a>(store: &dyn Store, kind: &str, name: &'a str) -> Result<&'a str> {
+    let path = name.strip_prefix("file:").unwrap_or(name);
+    let has_protocol = path.split('/').next().is_some_and(|first| first.contains(':'));
+    if has_protocol || path.starts_with("//") {
+        return Err(ImageError::Unsupported {
+            path: store.name().to_owned(),
+            what: format!("the {kind} {name:?}, which is named by a protocol"),
+            hint: "only files are supported: copy it to a file, and record its name".into(),
+        });
+    }
+    Ok(path)
+}

@@ -1,0 +1,57 @@
+//! qcow2 images: open and read, with all that QEMU writes.
+//!
+//! ```text
+//!   header.rs      header and extensions of a file; what is refused by name
+//!   link.rs        the backing file and the data file that a header names
+//!   records.rs     the snapshot table and the bitmap directory, read by the record
+//!   layout.rs      header + tables of one view (the disk, or a snapshot), validated
+//!   tables.rs      entries of the L1 and the L2 tables, read on demand
+//!   compressed.rs  clusters that are decompressed, and the last ones that were
+//!   image.rs       the trait Image: states of blocks
+//!   check.rs       reports damage, and how it is mended: check_walk.rs, check_counts.rs,
+//!                  check_refcounts.rs
+//! ```
+//!
+//! A *block* of the image is what can be mapped by itself: a cluster, or with extended L2 entries a
+//! subcluster, which has data, reads as zeros or reads the backing file whatever its neighbours do.
+//! A subcluster has one of three states, so a bitmap of one bit for each would not be enough.
+//!
+//! Nothing in the file is trusted. A table is read by the piece that is needed, so its length in the
+//! header costs neither memory nor time. An invalid entry makes only its own blocks
+//! [`BlockState::Damaged`](crate::BlockState::Damaged).
+//!
+//! The image is read-only. It has no lock, except the one over decompressed clusters.
+
+mod check;
+mod check_counts;
+mod check_refcounts;
+mod check_walk;
+mod compressed;
+mod header;
+mod image;
+mod layout;
+mod link;
+mod records;
+mod tables;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use check::examine;
+pub use image::{Qcow2Image, open};
+pub(crate) use link::{parent_link, references};
+
+use crate::ImageError;
+use diskwright_format::qcow2::Invalid;
+use diskwright_store::Store;
+
+/// Converts an [`Invalid`] of a structure that begins at `base_bytes` of the file.
+fn corrupt(store: &dyn Store, base_bytes: u64, invalid: Invalid) -> ImageError {
+    ImageError::Corrupt {
+        path: store.name().to_owned(),
+        structure: invalid.structure,
+        offset_bytes: base_bytes.saturating_add(invalid.offset_bytes),
+        found: invalid.found,
+        expected: invalid.expected,
+    }
+}

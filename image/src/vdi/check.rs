@@ -1,0 +1,100 @@
+//! Reports damage in a VDI: entries that lead out of the file, blocks that share space, and space
+//! that no entry names.
+//!
+//! The spaces are counted in windows of a bounded size, one pass over the map for each window that
+//! the file's length makes possible.
+
+use super::{corrupt, layout::Layout};
+use crate::{
+    error::Result,
+    findings::{CheckReport, Examined, Finding, Findings, Severity, corruption},
+};
+use diskwright_format::vdi::VdiEntry;
+use diskwright_store::Store;
+use std::sync::Arc;
+
+/// Spaces that one pass counts: 8 MiB of memory, and 64 TiB of blocks of 1 MiB.
+const WINDOW: u64 = 1 << 26;
+
+/// Checks an image.
+///
+/// # Errors
+/// `NotAnImage` if the file is not a VDI; `Io`.
+pub fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<Examined> {
+    let store = &*store;
+    let mut findings = Findings::new(for_repair);
+    let mut report = CheckReport::default();
+    let layout = match Layout::read(store) {
+        Ok(layout) => layout,
+        Err(error) => {
+            findings.add(corruption(error)?);
+            return Ok(findings.finish(report));
+        }
+    };
+    let header = &layout.header;
+    report.total_blocks = layout.blocks();
+    let data_bytes = layout.file_bytes.saturating_sub(header.data_offset_bytes.into());
+    let spaces = data_bytes.div_ceil(header.space_bytes());
+    let mut highest = 0;
+    layout.each_entry(store, 0, header.blocks.into(), &mut |block, entry| {
+        if let VdiEntry::Space(space) = entry {
+            match layout.payload(space) {
+                Err(invalid) => {
+                    let finding = corruption(corrupt(store, layout.entry_at(block), invalid))?;
+                    let message = format!("Block {block}: {}", finding.message);
+                    findings.add(finding.says(message));
+                }
+                Ok(_) => {
+                    report.allocated_blocks += u64::from(block < layout.blocks());
+                    highest = highest.max(u64::from(space) + 1);
+                }
+            }
+        }
+        Ok(true)
+    })?;
+    let mut used = 0;
+    for from in (0..highest).step_by(WINDOW as usize) {
+        let until = (from + WINDOW).min(highest);
+        let mut seen = vec![0u64; (until - from).div_ceil(64) as usize];
+        layout.each_entry(store, 0, header.blocks.into(), &mut |block, entry| {
+            let VdiEntry::Space(space) = entry else { return Ok(true) };
+            let space = u64::from(space);
+            if !(from..until).contains(&space) {
+                return Ok(true);
+            }
+            let (word, bit) = ((space - from) as usize / 64, 1 << ((space - from) % 64));
+            if seen[word] & bit == 0 {
+                seen[word] |= bit;
+                used += 1;
+            } else {
+                let message = format!("Block {block} has space {space}, which another block has too.");
+                let found = format!("space {space} of another block");
+                let at = layout.entry_at(block);
+                let finding = Finding::new(Severity::Corrupt, at, "block map entry", found, "space of its own");
+                findings.add(finding.says(message));
+            }
+            Ok(true)
+        })?;
+    }
+    if spaces > used && used >= report.allocated_blocks {
+        let unused = spaces - used;
+        report.leaked_bytes = unused * header.space_bytes();
+        let message =
+            format!("{unused} of {spaces} spaces in the file are named by no block: {} bytes.", report.leaked_bytes);
+        let found = format!("{spaces} spaces");
+        let finding = Finding::new(
+            Severity::Leak,
+            header.data_offset_bytes.into(),
+            "file",
+            found,
+            format!("{used}, as blocks name them"),
+        );
+        findings.add(finding.says(message));
+    }
+    if u64::from(header.blocks_allocated) != used {
+        let found = format!("{} blocks with space", header.blocks_allocated);
+        let finding = Finding::new(Severity::Note, 0x184, "VDI header", found, used.to_string());
+        findings.add(finding);
+    }
+    Ok(findings.finish(report))
+}

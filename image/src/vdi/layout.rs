@@ -1,0 +1,134 @@
+//! Header and places of a VDI, validated.
+
+use super::corrupt;
+use crate::{
+    error::{ImageError, Result},
+    identity::LinkageId,
+    image::ParentLink,
+};
+use diskwright_format::{
+    vdi::{HEADER_BYTES, VdiEntry, VdiHeader, VdiKind},
+    vhdx::Invalid,
+};
+use diskwright_store::Store;
+
+/// The guest's sector in bytes.
+pub(super) const SECTOR_BYTES: u64 = 512;
+
+/// A VDI whose header was read.
+#[derive(Debug, Clone)]
+pub(super) struct Layout {
+    pub header: VdiHeader,
+    /// Size of the disk in bytes, rounded up to a sector.
+    pub size_bytes: u64,
+    /// Length of the file in bytes.
+    pub file_bytes: u64,
+}
+
+impl Layout {
+    /// Reads the header.
+    ///
+    /// # Errors
+    /// `NotAnImage` without the signature; `Unsupported` for an undo image; `Corrupt`; `Io`.
+    pub fn read(store: &dyn Store) -> Result<Self> {
+        let io = |doing: &'static str| move |error| ImageError::io(doing, store, 0, error);
+        let file_bytes = store.len_bytes().map_err(io("get the length of the file"))?;
+        let mut bytes = vec![0; file_bytes.min(HEADER_BYTES as u64) as usize];
+        store.read_at(&mut bytes, 0).map_err(io("read the VDI header"))?;
+        if !VdiHeader::has_signature(&bytes) {
+            return Err(ImageError::NotAnImage {
+                path: store.name().to_owned(),
+                found: "the file has no VDI signature at offset 64".into(),
+                expected: "0xbeda107f".into(),
+            });
+        }
+        let header = VdiHeader::parse(&bytes).map_err(|invalid| corrupt(store, 0, invalid))?;
+        if header.kind == VdiKind::Undo {
+            return Err(ImageError::Unsupported {
+                path: store.name().to_owned(),
+                what: "a VDI undo image".into(),
+                hint: "merge it with VirtualBox".into(),
+            });
+        }
+        let fail = |at, found: String, expected: String| {
+            Err(corrupt(store, 0, Invalid::new("VDI header", at, found, expected)))
+        };
+        let map_end = u64::from(header.map_offset_bytes) + header.map_bytes();
+        if map_end > file_bytes || map_end > u64::from(header.data_offset_bytes) {
+            let found = format!("a block map from {} to {map_end}", header.map_offset_bytes);
+            let data = header.data_offset_bytes;
+            return fail(0x154, found, format!("one in the file of {file_bytes} bytes, before the data at {data}"));
+        }
+        let Some(size_bytes) = header.size_bytes.checked_next_multiple_of(SECTOR_BYTES) else {
+            return fail(0x170, format!("a disk of {} bytes", header.size_bytes), "at most 2^64 - 512".into());
+        };
+        Ok(Self { header, size_bytes, file_bytes })
+    }
+
+    /// Blocks of the disk. The map may have more entries.
+    pub fn blocks(&self) -> u64 {
+        self.size_bytes.div_ceil(self.header.block_bytes.into())
+    }
+
+    /// Offset of an entry in the file.
+    pub fn entry_at(&self, block: u64) -> u64 {
+        u64::from(self.header.map_offset_bytes) + block * 4
+    }
+
+    /// Offset of a block's payload by the number of its space. The last space of a file may be cut.
+    pub fn payload(&self, space: u32) -> Result<u64, Invalid> {
+        let offset_bytes = self.header.payload_offset_bytes(space);
+        if offset_bytes < self.file_bytes {
+            return Ok(offset_bytes);
+        }
+        let expected = format!("an offset in the file of {} bytes", self.file_bytes);
+        Err(Invalid::new("block map entry", 0, format!("space {space} at offset {offset_bytes}"), expected))
+    }
+
+    /// Calls `each` for the entries `first .. end` that are not free. Holes of the file are read.
+    ///
+    /// # Errors
+    /// `Io`; errors of `each`.
+    pub fn each_entry(
+        &self,
+        store: &dyn Store,
+        first: u64,
+        end: u64,
+        each: &mut dyn FnMut(u64, VdiEntry) -> Result<bool>,
+    ) -> Result<()> {
+        const PIECE_ENTRIES: u64 = 4096;
+        let mut at = first;
+        let mut bytes = Vec::new();
+        while at < end {
+            let count = (end - at).min(PIECE_ENTRIES);
+            bytes.resize(count as usize * 4, 0);
+            let place = self.entry_at(at);
+            store
+                .read_at(&mut bytes, place)
+                .map_err(|error| ImageError::io("read the block map", store, place, error))?;
+            for (block, word) in (at..).zip(bytes.as_chunks().0) {
+                let entry = VdiEntry::parse(u32::from_le_bytes(*word));
+                if entry != VdiEntry::Free && !each(block, entry)? {
+                    return Ok(());
+                }
+            }
+            at += count;
+        }
+        Ok(())
+    }
+}
+
+/// The parent that the VDI in `store` names.
+///
+/// # Errors
+/// As [`super::open`].
+pub fn parent_link(store: &dyn Store) -> Result<Option<ParentLink>> {
+    let header = Layout::read(store)?.header;
+    Ok(link_of(&header))
+}
+
+/// The link to the parent: its id, and no path.
+pub(super) fn link_of(header: &VdiHeader) -> Option<ParentLink> {
+    (header.kind == VdiKind::Differencing)
+        .then(|| ParentLink { linkage: Some(LinkageId::Guid(header.parent_id)), ..ParentLink::default() })
+}
