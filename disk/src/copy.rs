@@ -11,6 +11,7 @@
 //! one worker, which pauses while they wait. [`Dest`] says what becomes of the source's
 //! zeros. A mutex guards only the start of the next window.
 
+mod failure;
 mod lost;
 
 use crate::{Disk, Opened, Progress, error::to_io, holes::next_known};
@@ -30,6 +31,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub(crate) use failure::Failure;
 pub use lost::{Lost, LostRange};
 pub(crate) use lost::{Tally, damage_in, damage_of, damaged_source};
 
@@ -87,26 +89,6 @@ pub(crate) struct Job<'a> {
     pub(crate) zero_bytes: AtomicU64,
     lost_bytes: AtomicU64,
     failure: Mutex<Option<Failure>>,
-}
-
-/// The disk that failed.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    /// The source, while this range was read.
-    Source(Range<u64>, io::Error),
-    /// The destination.
-    Dest(io::Error),
-}
-
-impl Failure {
-    /// The offset of the failure, to select the first one. A failure of the destination counts as
-    /// 0.
-    pub(crate) fn start_bytes(&self) -> u64 {
-        match self {
-            Self::Source(range, _) => range.start,
-            Self::Dest(_) => 0,
-        }
-    }
 }
 
 /// How the copy ended.

@@ -13,10 +13,8 @@ mod ova;
 mod vmdk;
 
 use super::{
-    explain_partial, give_name,
     identity::{Identity, cannot_keep},
     options::{ConvertOptions, ConvertOutcome},
-    partial_path,
 };
 use crate::{
     CreateRequest, DiskError, NewSize, Opened, Progress, Result,
@@ -25,6 +23,7 @@ use crate::{
     error::{file_error, from_io},
     ova::is_ova,
     packing::{Output, Zlib},
+    partial::Partial,
 };
 use diskwright_image::{DiskType, probe::known};
 use diskwright_store::{CacheMode, LockMode, OpenOptions, Store};
@@ -76,14 +75,17 @@ pub(super) fn convert(
     if files.facts(dest).is_ok() {
         return Err(is_there(dest));
     }
-    let partial = partial_path(dest);
+    let partial = Partial::new(files, dest, "conversion");
+    let shown = |error| partial.shown(error);
+    partial.clear()?;
     let open = OpenOptions {
         writable: true,
         create_new: true,
         cache: options.cache.unwrap_or(CacheMode::Direct),
         lock: LockMode::Exclusive,
     };
-    let store = files.open(&partial, &open).map_err(|error| explain_partial(error.into(), &partial, dest))?;
+    let store = files.open(partial.path(), &open).map_err(|error| shown(error.into()))?;
+    partial.created();
     let written = match kind {
         StreamKind::Vmdk => vmdk_alone(source, &store, dest, options, progress),
         StreamKind::Ova => ova::write(source, (&store, dest), options, progress),
@@ -93,12 +95,11 @@ pub(super) fn convert(
         Ok(written)
     });
     drop(store);
-    // The first error is returned. The file is ours, created just now.
-    let Written { mut outcome, file_bytes } =
-        written.map_err(|error| error.renamed(&partial, dest)).inspect_err(|_| drop(files.remove(&partial)))?;
+    let discard = |_: &DiskError| partial.discard();
+    let Written { mut outcome, file_bytes } = written.map_err(shown).inspect_err(discard)?;
     outcome.stream_bytes = Some(file_bytes);
     outcome.warnings.splice(0..0, source.0.warnings().iter().cloned());
-    give_name(files, &partial, dest)?;
+    partial.give_name().inspect_err(discard)?;
     Ok(outcome)
 }
 

@@ -4,7 +4,7 @@
 //! A hostile table can have tens of millions of such ranges. The list is limited, and further
 //! ranges are only counted.
 
-use super::Failure;
+use super::failure::Failure;
 use crate::{Disk, DiskError, Opened, error::to_io};
 use diskwright_image::ImageError;
 use diskwright_store::Extent;

@@ -16,61 +16,44 @@
 //! What must hold: a worker that has taken a chunk never waits for another one before it has handed
 //! the chunk on, and it takes chunks in order. So the chunk that the sink waits for always comes.
 //! A worker waits only before it takes a chunk. Memory is bounded by the chunks that were taken and
-//! not handed to the sink. `Shared::state` guards the number of these, and the walk over the source.
+//! not handed to the sink. `Shared::state` (`shared.rs`) guards the number of these, and the walk over the source.
 
+mod chunk;
 mod output;
+mod shared;
 mod windows;
 mod worker;
 mod zlib;
 
+pub(crate) use chunk::Packer;
 pub(crate) use output::Output;
+pub(crate) use shared::Packing;
 pub(crate) use zlib::Zlib;
 
 use crate::{
-    Lost, Opened, Progress,
-    copy::{Failure, Outcome, Tally},
+    Lost, Progress,
+    copy::{Failure, Outcome},
 };
-use diskwright_store::EngineKind;
+use chunk::Ready;
+use shared::{Shared, State};
 use std::{
     collections::BTreeMap,
     io,
-    ops::Range,
-    sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc},
+    sync::{Condvar, Mutex, mpsc},
     thread,
     time::{Duration, Instant},
 };
 use windows::Windows;
 
-/// Length of a chunk: what is read at once. A multiple of the block.
-const CHUNK_BYTES: u64 = 1 << 20;
 /// Chunks for each worker that are taken and not yet handed to the sink.
 const AHEAD: usize = 8;
 /// How often `progress` is called.
 const TELL_EVERY: Duration = Duration::from_millis(100);
 
-/// Compresses blocks. Each worker has its own.
-pub(crate) trait Packer: Send {
-    /// Appends a block to `out`, compressed.
-    fn pack(&mut self, block: &[u8], out: &mut Vec<u8>) -> io::Result<()>;
-}
-
 /// Takes the compressed blocks, in ascending order.
 pub(crate) trait Sink {
     /// A block of the disk. Blocks of zeros are left out.
     fn block(&mut self, number: u64, packed: &[u8]) -> io::Result<()>;
-}
-
-/// What is packed, and how.
-pub(crate) struct Packing<'a> {
-    pub(crate) source: &'a Opened,
-    pub(crate) engine: EngineKind,
-    /// Length of a block: a power of two, at most 1 MiB. The last block of the disk is filled up
-    /// with zeros.
-    pub(crate) block_bytes: usize,
-    /// Damaged ranges of the source become zeros, and are listed.
-    pub(crate) skip_damaged: bool,
-    /// Makes the packer of a worker.
-    pub(crate) packer: &'a (dyn Fn() -> io::Result<Box<dyn Packer>> + Sync),
 }
 
 /// What was packed.
@@ -81,47 +64,6 @@ pub(crate) struct Packed {
     /// Bytes of the disk in blocks of zeros.
     pub(crate) zero_bytes: u64,
     pub(crate) lost: Lost,
-}
-
-/// A chunk of the source that a worker has taken.
-#[derive(Debug, Default)]
-struct Chunk {
-    /// Chunks are handed to the sink in the order of their numbers.
-    number: u64,
-    offset_bytes: u64,
-    /// The ranges of the disk that may hold data, within the chunk; not empty.
-    data: Vec<Range<u64>>,
-    /// Whether everything between the ranges can be read, and reads as zeros.
-    is_whole: bool,
-}
-
-/// A chunk whose blocks are compressed.
-struct Ready {
-    number: u64,
-    /// Number of each block, and its place in `bytes`.
-    blocks: Vec<(u64, Range<usize>)>,
-    bytes: Vec<u8>,
-    /// Bytes of the disk in all blocks of the chunk, and in those of zeros.
-    disk_bytes: u64,
-    zero_bytes: u64,
-}
-
-struct State<'a> {
-    windows: Windows<'a>,
-    /// Chunks that were taken and not yet handed to the sink.
-    under_way: usize,
-    stop: bool,
-    failure: Option<Failure>,
-}
-
-/// What the workers and the thread of the sink share.
-struct Shared<'a> {
-    packing: &'a Packing<'a>,
-    size_bytes: u64,
-    under_way_max: usize,
-    state: Mutex<State<'a>>,
-    /// Fewer chunks are under way, or `stop` is set.
-    changed: Condvar,
 }
 
 impl Packing<'_> {
@@ -211,47 +153,6 @@ fn hand_on(
                 return true;
             }
         }
-    }
-}
-
-impl<'a> Shared<'a> {
-    fn lock(&self) -> MutexGuard<'_, State<'a>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The next chunk; `None` if there is none, or if the work was stopped. Waits while too many
-    /// are under way, unless `may_wait` is false.
-    fn next(&self, may_wait: bool) -> Result<Option<Chunk>, Failure> {
-        let mut state = self.lock();
-        while may_wait && !state.stop && state.under_way >= self.under_way_max {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        if state.stop || state.under_way >= self.under_way_max {
-            return Ok(None);
-        }
-        let chunk = state.windows.next()?;
-        state.under_way += usize::from(chunk.is_some());
-        Ok(chunk)
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.lock().stop
-    }
-
-    fn stop(&self) {
-        self.lock().stop = true;
-        self.changed.notify_all();
-    }
-
-    /// Ends the work. Of several failures the one with the lowest offset is reported.
-    fn fail(&self, failure: Failure) {
-        let mut state = self.lock();
-        state.stop = true;
-        if state.failure.as_ref().is_none_or(|known| failure.start_bytes() < known.start_bytes()) {
-            state.failure = Some(failure);
-        }
-        drop(state);
-        self.changed.notify_all();
     }
 }
 

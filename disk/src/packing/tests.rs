@@ -1,8 +1,8 @@
 //! Blocks arrive in order and complete, whatever the source; the work ends when something fails.
 
-use super::*;
-use crate::{CreateRequest, Disk, OpenOptions, create};
-use diskwright_store::Blocking;
+use super::{chunk::CHUNK_BYTES, *};
+use crate::{CreateRequest, Disk, OpenOptions, Opened, create};
+use diskwright_store::{Blocking, EngineKind};
 use std::{
     path::Path,
     sync::atomic::{AtomicUsize, Ordering},

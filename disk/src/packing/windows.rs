@@ -4,10 +4,10 @@
 //! block is skipped at once, so the time of a walk depends on what is allocated. Damaged extents
 //! end the walk, or are listed and left out.
 
-use super::{CHUNK_BYTES, Chunk, Failure, Tally};
+use super::chunk::{CHUNK_BYTES, Chunk};
 use crate::{
     Lost, Opened,
-    copy::{damage_in, damaged_source},
+    copy::{Failure, Tally, damage_in, damaged_source},
     error::to_io,
     holes::next_known,
 };

@@ -4,7 +4,11 @@
 //! read with them, which costs less than more requests. A chunk with a damaged range between is
 //! read by the range. The next chunks are in flight while one is compressed.
 
-use super::{CHUNK_BYTES, Chunk, Failure, Packer, Ready, Shared};
+use super::{
+    chunk::{CHUNK_BYTES, Chunk, Packer, Ready},
+    shared::Shared,
+};
+use crate::copy::Failure;
 use diskwright_store::{BlockQueue, Completion, IoBuf, QueueOptions, Request, Slab, all_zero};
 use std::{collections::VecDeque, ops::Range, sync::mpsc};
 

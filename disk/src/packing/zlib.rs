@@ -1,6 +1,6 @@
 //! Blocks as zlib streams (RFC 1950), by libdeflate.
 
-use super::Packer;
+use super::chunk::Packer;
 use libdeflater::{CompressionLvl, Compressor};
 use std::io;
 

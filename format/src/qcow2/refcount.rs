@@ -24,7 +24,7 @@ impl RefcountWidth {
 
     /// Refcounts in a block of `block_bytes`.
     pub fn per_block(self, block_bytes: u64) -> u64 {
-        block_bytes * 8 >> self.order
+        (block_bytes * 8) >> self.order
     }
 
     /// The refcount at `index` of a block. 0 beyond the end of `block`.
