@@ -7,7 +7,7 @@ use crate::{
     timestamp,
 };
 use diskwright_disk::Layer;
-use diskwright_image::{ImageInfo, LogState, ParentLink};
+use diskwright_image::{ImageInfo, LinkageId, LogState, ParentLink};
 use diskwright_store::Store;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -46,7 +46,7 @@ pub struct Description {
     /// VHD unique id, VHDX virtual disk id.
     pub disk_id: Option<Uuid>,
     /// Identifier by which children name the image.
-    pub linkage_id: Option<Uuid>,
+    pub linkage_id: Option<String>,
     /// VHDX FileWriteGuid.
     pub file_write_id: Option<Uuid>,
     /// The parent, as the image records it.
@@ -82,9 +82,13 @@ pub struct ParentDescription {
     /// File name (VHD).
     name: Option<String>,
     /// The id that the parent must have.
-    linkage: Uuid,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    linkage: Option<String>,
     /// A second id that the parent may have instead (`parent_linkage2` of VHDX).
-    linkage2: Option<Uuid>,
+    linkage2: Option<String>,
+    /// Format of the parent, where the image records it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parent_format: Option<String>,
     /// When the parent was last changed (VHD).
     modified: Option<String>,
 }
@@ -105,8 +109,9 @@ impl From<&ParentLink> for ParentDescription {
             volume_path: link.volume_path.clone(),
             absolute_path: link.absolute_path.clone(),
             name: link.name.clone(),
-            linkage: link.linkage,
-            linkage2: link.linkage2,
+            linkage: link.linkage.map(|id| id.to_string()),
+            linkage2: link.linkage2.map(|id| id.to_string()),
+            parent_format: link.format.map(|format| format.to_string()),
             modified: link.modified_seconds.map(timestamp::utc_from_2000),
         }
     }
@@ -140,7 +145,7 @@ impl From<&Layer> for Description {
             creator: info.creator.clone(),
             created: info.created_seconds.map(timestamp::utc_from_2000),
             disk_id: info.disk_id,
-            linkage_id: info.linkage_id,
+            linkage_id: info.linkage_id.map(|id| id.to_string()),
             file_write_id: info.file_write_id,
             parent: info.parent.as_ref().map(ParentDescription::from),
             log: LogDescription { state, replayed_entries },
@@ -192,12 +197,12 @@ impl Description {
             fields.add("created", created);
         }
         for (label, id) in [
-            ("disk id", self.disk_id),
-            ("identity for children", self.linkage_id),
-            ("file write id", self.file_write_id),
+            ("disk id", self.disk_id.map(|id| id.braced().to_string())),
+            ("identity for children", self.linkage_id.as_deref().map(shown_id)),
+            ("file write id", self.file_write_id.map(|id| id.braced().to_string())),
         ] {
             if let Some(id) = id {
-                fields.add(label, id.braced());
+                fields.add(label, id);
             }
         }
         if let Some(parent) = &self.parent {
@@ -234,14 +239,24 @@ impl ParentDescription {
                 label = "";
             }
         }
-        fields.add(label, format!("identity  {}", self.linkage.braced()));
-        if let Some(linkage2) = self.linkage2 {
-            fields.add("", format!("or        {}", linkage2.braced()));
+        if let Some(linkage) = &self.linkage {
+            fields.add(label, format!("identity  {}", shown_id(linkage)));
+        }
+        if let Some(linkage2) = &self.linkage2 {
+            fields.add("", format!("or        {}", shown_id(linkage2)));
+        }
+        if let Some(format) = &self.parent_format {
+            fields.add("", format!("format    {format}"));
         }
         if let Some(modified) = &self.modified {
             fields.add("", format!("modified  {modified}"));
         }
     }
+}
+
+/// An identity as people read it: a GUID in braces.
+fn shown_id(text: &str) -> String {
+    text.parse::<LinkageId>().map_or_else(|_| text.to_owned(), |id| format!("{id:#}"))
 }
 
 /// Text from a file with control characters escaped: on a terminal they could move the cursor or

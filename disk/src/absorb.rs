@@ -66,7 +66,6 @@ use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
-use uuid::Uuid;
 
 /// How long blocks are held at most, where the device allows it.
 const HOLD_TARGET: Duration = Duration::from_millis(40);
@@ -287,7 +286,7 @@ impl Absorbing<'_> {
         self.shared.begin_writing().map_err(|error| self.failed(error))?;
         let has_none = || DiskError::BadChain { path: self.done.parent.clone(), what: "it has no identity".into() };
         let present = parent.image.linkage_id().ok_or_else(has_none)?;
-        let coming = Uuid::new_v4();
+        let coming = present.fresh();
         let link = top.image.parent_link().unwrap_or_default();
         top.writer().map_err(|error| self.failed(error))?.set_parent_link(&mark::copying(link, present, coming))?;
         let writer = parent.writer().map_err(|error| self.failed(error))?;
@@ -477,7 +476,8 @@ impl Absorbing<'_> {
         };
         let now = gate::modified_seconds(&self.origin.options.files, &self.done.parent);
         let modified_seconds = link.modified_seconds.map(|unknown| now.unwrap_or(unknown));
-        let _ = writer.set_parent_link(&ParentLink { linkage, linkage2: None, modified_seconds, ..link });
+        let _ =
+            writer.set_parent_link(&ParentLink { linkage: Some(linkage), linkage2: None, modified_seconds, ..link });
     }
 }
 

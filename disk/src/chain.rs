@@ -152,16 +152,34 @@ pub(crate) struct Chain {
     pub(crate) absorbs: bool,
     /// Where changes are marked; `None` without a point.
     pub(crate) track: Option<Arc<View>>,
-    /// Memory limit for the map and for the tables of writable images.
+    /// Memory limit for the map, and for the tables of writable images.
     memory_bytes: u64,
 }
 
-/// The map's share of the memory limit. The rest is for the tables of writable images.
-const fn map_share(memory_bytes: u64) -> u64 {
-    memory_bytes / 4 * 3
+/// The shares of the memory limit, in bytes.
+pub(crate) struct MemoryShares {
+    /// For the words of the map.
+    pub(crate) words: u64,
+    /// For the runs of units that have several owners.
+    pub(crate) runs: u64,
+    /// For the tables of writable images.
+    pub(crate) tables: u64,
+}
+
+impl MemoryShares {
+    /// Half for the words, which every disk needs; the other two share the rest.
+    pub(crate) const fn of(memory_bytes: u64) -> Self {
+        let quarter = memory_bytes / 4;
+        Self { words: memory_bytes - 2 * quarter, runs: quarter, tables: quarter }
+    }
 }
 
 impl Chain {
+    /// The shares of the disk's memory limit.
+    pub(crate) fn memory_shares(&self) -> MemoryShares {
+        MemoryShares::of(self.memory_bytes)
+    }
+
     /// Builds the chain of `layers`, the top first.
     ///
     /// # Errors
@@ -302,7 +320,7 @@ impl Chain {
             |before: &&Self| before.geometry.size_bytes == geometry.size_bytes && before.map.unit_bytes() == unit_bytes;
         let map = match before.filter(|before| keeps_map && same_units(before)) {
             Some(before) => Arc::clone(&before.map),
-            None => Arc::new(Map::new(geometry.size_bytes, unit_bytes, map_share(memory_bytes))),
+            None => Arc::new(Map::new(geometry.size_bytes, unit_bytes, MemoryShares::of(memory_bytes).words)),
         };
         let ids = members.iter().map(|member| usize::from(member.id) + 1).max().unwrap_or(0);
         let mut depths = vec![None; ids.max(before.map_or(0, |before| before.depths.len()))];
@@ -312,7 +330,7 @@ impl Chain {
         // Images that were opened read-only keep no tables in memory. A former top keeps its
         // tables.
         let writers: Vec<_> = members.iter().filter_map(|member| member.image.writer()).collect();
-        let tables_bytes = (memory_bytes - map_share(memory_bytes)) / writers.len().max(1) as u64;
+        let tables_bytes = MemoryShares::of(memory_bytes).tables / writers.len().max(1) as u64;
         writers.iter().for_each(|writer| writer.limit_tables(tables_bytes));
         let written = members.iter().filter(|member| !member.is_at_rest).count();
         let writes_one_file = written <= 1 && members[0].stores == 1;

@@ -12,9 +12,10 @@ use crate::{
     DiskError, OpenOptions, PartRole, Reach, Result, check_parts,
     open::{open_chain, read_without_lock},
     parts_of,
+    referred::open_each,
     repair::interrupted_repair,
 };
-use diskwright_image::{CheckReport, Finding, Format, ImageError, Severity, probe};
+use diskwright_image::{CheckReport, Finding, Format, ImageError, Reference, Severity, probe};
 use diskwright_store::{CacheMode, LockMode, OpenOptions as StoreOptions};
 use std::path::Path;
 
@@ -84,13 +85,33 @@ pub fn check_image(path: &Path, options: &OpenOptions) -> Result<(Format, CheckR
             hint: "if this is the right file, get it anew from where it came from".into(),
         });
     }
-    match probe::check(store, Some(format)) {
+    let driver = format.driver();
+    // A file that begins wrongly is a finding of the check below.
+    let references = driver.references(&*store).unwrap_or_default();
+    let opened = open_each(&options.files, (path, &*store), &references, &options.parents, &reading);
+    let (mut stores, mut lost) = (vec![Some(store)], Vec::new());
+    for (reference, file) in references.iter().zip(opened) {
+        lost.extend(file.as_ref().err().map(|error| lost_file(reference, error)));
+        stores.push(file.ok());
+    }
+    match driver.check_files(&stores).map(|report| (format, report)) {
+        Ok((format, mut report)) => {
+            report.findings.splice(0..0, lost);
+            Ok((format, report))
+        }
         Err(ImageError::Corrupt { structure, offset_bytes, found, expected, .. }) => {
             let message = format!("{structure}: found {found}, expected {expected}; the check could not go on");
             let finding = Finding::new(Severity::Corrupt, offset_bytes, structure, found, expected).says(message);
-            let findings = vec![finding];
+            let findings = lost.into_iter().chain([finding]).collect();
             Ok((format, CheckReport { findings, ..CheckReport::default() }))
         }
-        other => Ok(other?),
+        Err(error) => Err(error.into()),
     }
+}
+
+/// The finding for a further file that cannot be opened.
+fn lost_file(reference: &Reference, error: &DiskError) -> Finding {
+    let (structure, found) = (format!("{} {:?}", reference.kind, reference.name), error.to_string());
+    let message = format!("The {structure} cannot be read: {found}.");
+    Finding::new(Severity::Corrupt, 0, structure, found, "a file that can be opened").says(message)
 }

@@ -11,12 +11,11 @@ use crate::{
     gate,
     image_file::{Access, open_image},
 };
-use diskwright_image::{CreateOptions, DiskType, Format, ImageError, ImageInfo, ParentLink, probe};
+use diskwright_image::{CreateOptions, DiskType, Format, FormatOptions, ImageError, ImageInfo, ParentLink, probe};
 use diskwright_store::{CacheMode, Files, LockMode, OpenOptions};
 use std::{
-    io,
+    io, iter,
     path::{Component, Path, PathBuf},
-    sync::Arc,
 };
 use uuid::Uuid;
 
@@ -39,6 +38,8 @@ pub struct CreateRequest {
     pub physical_sector_bytes: Option<u32>,
     /// Allocate all space now.
     pub preallocate: bool,
+    /// The kind of image within the format, as qemu-img names it (`twoGbMaxExtentSparse`).
+    pub subformat: Option<String>,
     /// VHD unique id, VHDX virtual disk id; by default a random one, or of a VHDX with a parent the
     /// parent's. A raw file records none.
     pub disk_id: Option<Uuid>,
@@ -104,23 +105,36 @@ pub(crate) fn create_child(files: &Files, shown: &Path, path: &Path, info: &Imag
 }
 
 fn write_new(files: &Files, shown: &Path, path: &Path, format: Format, options: &CreateOptions) -> Result<()> {
-    let store = files.open(
-        path,
-        &OpenOptions { writable: true, create_new: true, cache: CacheMode::PageCache, lock: LockMode::Exclusive },
-    )?;
-    let made = format.driver().create(Arc::clone(&store), options).map_err(DiskError::from).and_then(|()| {
+    let driver = format.driver();
+    let own_name = |error| named(DiskError::from(error), shown);
+    let further = driver.further_files(options).map_err(own_name)?;
+    let new = OpenOptions { writable: true, create_new: true, cache: CacheMode::PageCache, lock: LockMode::Exclusive };
+    let mut made: Vec<PathBuf> = Vec::new();
+    let mut make = || {
+        let mut stores = Vec::new();
+        for path in iter::once(path.to_owned()).chain(further.iter().map(|name| shown.with_file_name(name))) {
+            stores.push(files.open(&path, &new)?);
+            made.push(path);
+        }
+        driver.create_files(stores, options)?;
         files.sync_directory_of(path).map_err(|source| file_error("make the new file's folder durable", path, source))
-    });
-    if made.is_err() {
-        // The first error is returned. The file is ours, created just now.
-        let _ = files.remove(path);
-    }
-    made.map_err(|error| match error {
+    };
+    make()
+        .inspect_err(|_| {
+            // The first error is returned. The files are ours, created just now.
+            made.iter().for_each(|path| drop(files.remove(path)));
+        })
+        .map_err(|error| named(error, shown))
+}
+
+/// The error with the final name of the new file.
+fn named(error: DiskError, shown: &Path) -> DiskError {
+    match error {
         DiskError::Image(ImageError::BadOptions { what, hint, .. }) => {
             DiskError::Image(ImageError::BadOptions { path: shown.to_owned(), what, hint })
         }
         other => other,
-    })
+    }
 }
 
 /// The requested format, or the one that the extension indicates.
@@ -242,6 +256,10 @@ fn resolve(
             .as_ref()
             .filter(|info| info.format.driver().child_keeps_disk_id)
             .and_then(|info| info.disk_id)),
+        own: FormatOptions {
+            subformat: request.subformat.clone(),
+            file_name: path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
+        },
     })
 }
 
@@ -301,8 +319,9 @@ pub(crate) fn link_to(
         volume_path: None,
         absolute_path: Some(text(parent_real)?),
         name: parent_real.file_name().map(|name| name.to_string_lossy().into_owned()),
-        linkage,
+        linkage: Some(linkage),
         linkage2: None,
+        format: None,
         modified_seconds,
         modified_offset_bytes: None,
     })

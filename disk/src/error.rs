@@ -1,12 +1,11 @@
 //! Errors of disk operations.
 
-use diskwright_image::ImageError;
+use diskwright_image::{ImageError, LinkageId};
 use diskwright_store::ErrorCode;
 use std::{
     io,
     path::{Path, PathBuf},
 };
-use uuid::Uuid;
 
 /// Result of a disk operation.
 pub type Result<T, E = DiskError> = std::result::Result<T, E>;
@@ -55,6 +54,16 @@ pub enum DiskError {
         child: PathBuf,
         /// The parent.
         parent: PathBuf,
+    },
+    /// A further file that an image names lies outside the folders that the policy allows.
+    #[error("{image}: its {what} {file} lies outside its folder; if you trust this image, allow it with `ParentPolicy::allowed_dirs` = {} (or with `ParentPolicy::allow_any`)", file.parent().unwrap_or(file).display())]
+    FileOutside {
+        /// The image.
+        image: PathBuf,
+        /// The file.
+        file: PathBuf,
+        /// What the file is: "flat extent".
+        what: String,
     },
     /// The parent is not the disk from which the child was created.
     #[error(
@@ -204,7 +213,9 @@ impl DiskError {
             Self::File { source, .. } => Self::code_of(source),
             Self::InUse { .. } => ErrorCode::Locked,
             Self::ParentMissing { .. } => ErrorCode::ParentMissing,
-            Self::ParentOutside { .. } | Self::ParentIsDevice { .. } => ErrorCode::ParentNotAllowed,
+            Self::ParentOutside { .. } | Self::FileOutside { .. } | Self::ParentIsDevice { .. } => {
+                ErrorCode::ParentNotAllowed
+            }
             Self::ParentChanged { .. } => ErrorCode::ParentChanged,
             Self::NoParentFits { first, .. } => first.code(),
             Self::BadChain { .. } => ErrorCode::BadChain,
@@ -262,8 +273,8 @@ pub(crate) fn from_io(doing: &'static str, path: &Path, source: io::Error) -> Di
 }
 
 /// An identity as text: lower case, in braces.
-pub(crate) fn braced(id: Uuid) -> String {
-    format!("{{{id}}}")
+pub(crate) fn braced(id: LinkageId) -> String {
+    format!("{id:#}")
 }
 
 /// Converts to an `io::Error` that keeps the kind and the text.
@@ -329,6 +340,7 @@ mod tests {
             (DiskError::InUse { path: path(), purpose: "writing", holder: text() }, "locked"),
             (missing(), "parent_missing"),
             (DiskError::ParentOutside { child: path(), parent: path() }, "parent_not_allowed"),
+            (DiskError::FileOutside { image: path(), file: path(), what: text() }, "parent_not_allowed"),
             (
                 DiskError::ParentChanged { child: path(), parent: path(), found: text(), expected: text() },
                 "parent_changed",

@@ -69,6 +69,21 @@ impl<'a> Gate<'a> {
         self.policy.allow_any || self.allowed.iter().any(|dir| parent.starts_with(dir))
     }
 
+    /// Where a further file is that the image at `image` names. `image` must have no symbolic
+    /// links.
+    pub(crate) fn place_of(&self, image: &Path, name: &str) -> Candidate {
+        let Some(path) = named_file(image, name, &self.policy.drives) else {
+            return Candidate::Missing(format!(
+                "{name} (a path of another system; map its drive with `ParentPolicy::drives`)"
+            ));
+        };
+        match self.files.canonical(&path) {
+            Ok(real) if self.allows(&real) => Candidate::Allowed(real),
+            Ok(real) => Candidate::Outside(real),
+            Err(_) => Candidate::Missing(path.display().to_string()),
+        }
+    }
+
     /// All candidates of `link`, in the order in which they are tried, without duplicates. `child`
     /// must have no symbolic links.
     pub(crate) fn candidates(&self, child: &Path, link: &ParentLink) -> Vec<Candidate> {
@@ -92,6 +107,13 @@ impl<'a> Gate<'a> {
         }
         found
     }
+}
+
+/// The path of a further file that the image at `image` (without symbolic links) names.
+fn named_file(image: &Path, name: &str, drives: &[(char, PathBuf)]) -> Option<PathBuf> {
+    let dir = image.parent().unwrap_or(Path::new("/"));
+    let is_absolute = name.starts_with(['/', '\\']) || name.as_bytes().get(1) == Some(&b':');
+    if is_absolute { absolute_here(name, drives) } else { Some(dir.join(slashed(name))) }
 }
 
 /// The paths at which the parent may be, in the order in which they are tried. `child` must have no

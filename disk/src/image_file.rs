@@ -1,15 +1,17 @@
 //! Opens one image with its files: locks and probes it. The image is always opened read-only first.
 //!
 //! ```text
-//!   path ─▶ store (locked) ─▶ later files of a split raw disk ─▶ format: given or probed ─▶ image
+//!   path ─▶ store (locked) ─▶ later files of a split raw disk ─▶ format: given or probed
+//!        ─▶ further files that the image names (`referred`) ─▶ image
 //! ```
 //!
 //! The user may name the top of a chain, and its format is probed unless it is given. A file that
 //! another image names (a parent) has a given format, and its path has no symbolic links.
 
 use crate::{
-    DiskError, OpenOptions, Result,
+    DiskError, OpenOptions, ParentPolicy, Result,
     parts::{PartRole, parts_of},
+    referred::open_referred,
     repair::refuse_unfinished,
 };
 use diskwright_image::{Format, Image, ImageInfo, probe, probe::DetectedFormat};
@@ -18,7 +20,7 @@ use std::{path::Path, sync::Arc};
 
 /// How an image file is opened.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Access {
+pub(crate) struct Access<'a> {
     /// The format; `None` to probe it.
     pub(crate) format: Option<Format>,
     /// Whether the store is opened for writing. (The image is always opened for reading.)
@@ -30,6 +32,8 @@ pub(crate) struct Access {
     pub(crate) force_share: bool,
     /// Set if another image names this file, by a path without symbolic links.
     pub(crate) referred: Option<Referred>,
+    /// Which further files of the image may be opened; `None` for those beneath its folder.
+    pub(crate) parents: Option<&'a ParentPolicy>,
 }
 
 /// Options for a file that another image names.
@@ -39,21 +43,26 @@ pub(crate) struct Referred {
     pub(crate) allow_devices: bool,
 }
 
-impl Access {
+impl<'a> Access<'a> {
     /// Access to the top of a chain with these options, but read-only.
-    pub(crate) fn of_top(options: &OpenOptions) -> Self {
+    pub(crate) fn of_top(options: &'a OpenOptions) -> Self {
         let &OpenOptions { format, cache, force_share, .. } = options;
-        Self { format, cache, force_share, ..Self::default() }
+        Self { format, cache, force_share, parents: Some(&options.parents), ..Self::default() }
     }
 }
 
 /// An open image and its open files.
 pub(crate) type OpenImage = (Arc<dyn Image>, Vec<Arc<dyn Store>>);
 
-/// Opens an image and returns it with its files. There are several only for a raw disk in parts. If
-/// O_DIRECT is requested but the payload is not aligned to the device, the image is opened through
-/// the page cache instead, with a warning.
-pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: &mut Vec<String>) -> Result<OpenImage> {
+/// Opens an image and returns it with its files: the parts of a raw disk, or the further files that
+/// the image names. If O_DIRECT is requested but the payload is not aligned to the device, the
+/// image is opened through the page cache instead, with a warning.
+pub(crate) fn open_image(
+    files: &Files,
+    path: &Path,
+    access: &Access<'_>,
+    warnings: &mut Vec<String>,
+) -> Result<OpenImage> {
     let &Access { writable, cache, .. } = access;
     let lock = match (writable, access.force_share) {
         (true, _) if !access.locks_later => LockMode::Exclusive,
@@ -89,6 +98,10 @@ pub(crate) fn open_image(files: &Files, path: &Path, access: &Access, warnings: 
     if let (PartRole::Later { beside }, None) = (&named, access.format) {
         warn_of_part(path, beside, writable, warnings)?;
     }
+    let policy = ParentPolicy::default();
+    let references = probe::references(&*stores[0], verdict)?;
+    let further = open_referred(files, (path, &*stores[0]), &references, access.parents.unwrap_or(&policy), &options)?;
+    stores.extend(further);
     let aligned = |store: &Arc<dyn Store>| store.data_file().map_or(1, |file| file.alignment_bytes);
     let shown =
         |store: &Arc<dyn Store>| if Arc::ptr_eq(store, &stores[0]) { path } else { store.name() }.display().to_string();

@@ -101,6 +101,7 @@ mod place;
 mod plan;
 mod queue;
 mod reconnect;
+mod referred;
 mod repair;
 mod rescue;
 mod resize;

@@ -270,7 +270,7 @@ fn leftover(
         hint: "name a frozen image of that disk (`snapshot list` draws them)".into(),
     };
     let real = open.files.canonical(shown).map_err(|source| file_error("find", shown, source))?;
-    let access = Access { force_share: true, ..Access::of_top(&OpenOptions { format: None, ..open.clone() }) };
+    let access = Access { format: None, force_share: true, ..Access::of_top(open) };
     let (image, _) = open_image(&open.files, &real, &access, &mut Vec::new())?;
     let info = image.info();
     let link = info.parent.as_ref().filter(|link| merge_mark::is_merged(info, link)).ok_or_else(stranger)?;
@@ -278,7 +278,7 @@ fn leftover(
     let named: Vec<PathBuf> = named.iter().filter_map(|path| open.files.canonical(path).ok()).collect();
     let is_parent = |layer: &Layer| {
         layer.image.info().format == info.format
-            && layer.image.linkage_id() == Some(link.linkage)
+            && layer.image.linkage_id() == link.linkage
             && named.contains(&layer.path)
     };
     let at = layers.iter().position(is_parent).filter(|&at| at > 0 && into.is_none_or(|into| into == at));
@@ -305,6 +305,12 @@ struct Grip {
 impl Grip {
     fn take(layer: &Layer, open: &OpenOptions) -> Result<Self> {
         let path = layer.path.clone();
+        if layer.image.stores().len() > 1 {
+            return Err(DiskError::BadOptions {
+                what: format!("{}: an image in several files cannot be merged while it is in use", path.display()),
+                hint: "close the disk, and merge it then".into(),
+            });
+        }
         let held = Arc::clone(layer.image.store());
         held.relock(LockMode::Exclusive)?;
         let options = diskwright_store::OpenOptions {

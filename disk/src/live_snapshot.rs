@@ -50,7 +50,7 @@ use crate::{
         points::{Point, Starting},
     },
 };
-use diskwright_image::{Format, ImageInfo, ParentLink, probe, probe::DetectedFormat};
+use diskwright_image::{ImageInfo, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::Blocking;
 use std::path::{Path, PathBuf};
 
@@ -217,7 +217,7 @@ impl<'a> Freezing<'a> {
         self.place.remove_leftovers()?;
         let info = self.info();
         // The identity may have changed just now.
-        let link = ParentLink { linkage: info.linkage_id.unwrap_or(planned.linkage), ..planned };
+        let link = ParentLink { linkage: info.linkage_id.or(planned.linkage), ..planned };
         create::create_child(self.place.files, &self.origin.file, &self.temporary, &info, link.clone())?;
         let opened = self.open_child(&info);
         if opened.is_err() {
@@ -282,7 +282,9 @@ impl<'a> Freezing<'a> {
     /// child accepts every one, so a failure costs only that check: a sentence says so.
     fn record_time(&self, child: &Layer, frozen: &Path, link: ParentLink) -> Option<String> {
         let modified_seconds = gate::modified_seconds(self.place.files, frozen);
-        let (Some(writer), Format::Vhd) = (child.image.writer(), self.place.info.format) else { return None };
+        let (Some(writer), true) = (child.image.writer(), self.place.info.format.driver().child_records_time) else {
+            return None;
+        };
         let error = writer.set_parent_link(&ParentLink { modified_seconds, ..link }).err()?;
         Some(format!("the child could not record when its parent was last changed, so it accepts any time: {error}"))
     }

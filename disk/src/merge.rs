@@ -46,14 +46,13 @@ use crate::{
     open::open_locked,
     siblings,
 };
-use diskwright_image::ParentLink;
+use diskwright_image::{LinkageId, ParentLink};
 pub(crate) use locked::{Locked, Users};
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering},
 };
 use survey::{Survey, missing_bytes};
-use uuid::Uuid;
 
 /// Whose name the merged image has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -231,8 +230,8 @@ impl<'a> Merge<'a> {
         }
         dirs.sort();
         dirs.dedup();
-        let parents: Vec<(PathBuf, Uuid)> =
-            images.iter().filter_map(|image| Some((image.path.clone(), image.info.linkage_id?))).collect();
+        let parents: Vec<(PathBuf, Option<LinkageId>)> =
+            images.iter().map(|image| (image.path.clone(), image.info.linkage_id)).collect();
         let (mut children, mut leftovers): (Vec<PathBuf>, _) = (known.into_iter().collect(), Vec::new());
         for (child, parent) in self.children_in(&dirs, &parents)? {
             if parent == top {
@@ -269,7 +268,7 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    fn children_in(&self, dirs: &[PathBuf], parents: &[(PathBuf, Uuid)]) -> Result<Vec<(PathBuf, usize)>> {
+    fn children_in(&self, dirs: &[PathBuf], parents: &[(PathBuf, Option<LinkageId>)]) -> Result<Vec<(PathBuf, usize)>> {
         let mut all = Vec::new();
         for dir in dirs {
             let found = siblings::children_in(&self.options.open.files, dir, self.target.info.format, parents);
@@ -292,8 +291,7 @@ impl<'a> Merge<'a> {
     /// Whether no image but those that take part names `image` as its parent. These have another
     /// parent by now, also where the change of the link is still in a log only.
     fn is_childless(&self, dirs: &[PathBuf], image: &Locked) -> Result<bool> {
-        let parent = image.info.linkage_id.map(|id| (image.path.clone(), id));
-        let children = self.children_in(dirs, parent.as_slice())?;
+        let children = self.children_in(dirs, &[(image.path.clone(), image.info.linkage_id)])?;
         Ok(children.iter().all(|(child, _)| self.steps.iter().any(|step| step.path == *child)))
     }
 
@@ -426,8 +424,8 @@ impl<'a> Merge<'a> {
     /// Steps 1 to 3.
     fn copy(&mut self, child: &Locked, progress: &mut Progress<'_>) -> Result<()> {
         let options = self.options;
-        let coming = Uuid::new_v4();
         let present = self.target.identity()?;
+        let coming = present.fresh();
         child.relink(|link| mark::copying(link, present, coming))?;
         let layer = self.target.layer(true)?;
         self.users.before_writing(&layer)?;

@@ -16,18 +16,20 @@
 //! keeps its identity. Its mark is a time at which no parent was changed, so that other programs
 //! refuse the child.
 
-use diskwright_image::{ImageInfo, ParentLink};
+use diskwright_image::{ImageInfo, LinkageId, ParentLink};
 use uuid::Uuid;
 
 /// "Unknown", for the time stamp of a parent.
 const UNKNOWN_SECONDS: u32 = 0;
 /// One second after the beginning of the time that a VHD can record.
 const MERGED_SECONDS: u32 = 1;
+/// Makes the mark of two CIDs differ from what a difference export makes of them.
+const MARK: u128 = 0x6d65_7267_6564;
 
 /// The link of a child while its data is copied into the parent, whose identity will be `coming`.
-pub(crate) fn copying(link: ParentLink, present: Uuid, coming: Uuid) -> ParentLink {
+pub(crate) fn copying(link: ParentLink, present: LinkageId, coming: LinkageId) -> ParentLink {
     ParentLink {
-        linkage: present,
+        linkage: Some(present),
         linkage2: Some(coming),
         modified_seconds: link.modified_seconds.map(|_| UNKNOWN_SECONDS),
         ..link
@@ -46,9 +48,9 @@ pub(crate) fn has_time(link: &ParentLink) -> bool {
 }
 
 /// The link of a child whose parent has all of its data.
-pub(crate) fn merged(link: ParentLink, child: &ImageInfo, parent: Uuid) -> ParentLink {
+pub(crate) fn merged(link: ParentLink, child: &ImageInfo, parent: LinkageId) -> ParentLink {
     ParentLink {
-        linkage: parent,
+        linkage: Some(parent),
         linkage2: child.linkage_id.map(|id| both(id, parent)),
         modified_seconds: link.modified_seconds.map(|_| MERGED_SECONDS),
         ..link
@@ -59,7 +61,10 @@ pub(crate) fn merged(link: ParentLink, child: &ImageInfo, parent: Uuid) -> Paren
 pub(crate) fn is_merged(child: &ImageInfo, link: &ParentLink) -> bool {
     match link.modified_seconds {
         Some(seconds) => seconds == MERGED_SECONDS,
-        None => link.linkage2.is_some() && link.linkage2 == child.linkage_id.map(|id| both(id, link.linkage)),
+        None => {
+            link.linkage2.is_some()
+                && link.linkage2 == child.linkage_id.zip(link.linkage).map(|(id, parent)| both(id, parent))
+        }
     }
 }
 
@@ -71,6 +76,9 @@ pub(crate) fn may_be_copying(link: &ParentLink) -> bool {
     }
 }
 
-fn both(one: Uuid, other: Uuid) -> Uuid {
-    Uuid::from_u128(one.as_u128() ^ other.as_u128())
+fn both(child: LinkageId, parent: LinkageId) -> LinkageId {
+    match (child, parent) {
+        (LinkageId::Guid(child), LinkageId::Guid(parent)) => Uuid::from_u128(child.as_u128() ^ parent.as_u128()).into(),
+        _ => child.combined(parent, MARK),
+    }
 }

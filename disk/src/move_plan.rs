@@ -380,11 +380,7 @@ fn destination(files: &Files, from: &Path, to: &Path, asked: &CreateRequest) -> 
         if let Some(format) =
             asked.format.filter(|format| diskwright_image::probe::format_of_extension(&name) != Some(*format))
         {
-            name.set_extension(match format {
-                Format::Vhd => "vhd",
-                Format::Vhdx => "vhdx",
-                Format::Raw => "raw",
-            });
+            name.set_extension(format.driver().name);
         }
         file = to.join(name);
     }

@@ -40,9 +40,10 @@ pub(crate) struct Period {
 
 impl Mutation {
     pub(crate) fn new(chain: Arc<Chain>) -> Self {
+        let runs_bytes = chain.memory_shares().runs;
         Self {
             chain,
-            mixed: Mixed::default(),
+            mixed: Mixed::within(runs_bytes),
             claims: Claims::default(),
             grace: None,
             recycled: HashMap::new(),

@@ -11,10 +11,11 @@
 //! [`ParentPolicy`](crate::ParentPolicy) allows it (see `gate`), a chain has at most 1,024 images,
 //! and a chain with a loop is an error.
 //!
-//! The top's format is probed unless the options name it. A parent has the format of its child and
-//! is never probed. Of the paths that a child has for its parent, the first one whose file has the
-//! right identity is used. So a wrong file at the relative path does not hide the right file at the
-//! absolute path. If no file fits, the error describes all of them.
+//! The top's format is probed unless the options name it. A parent has the format that its child
+//! names, or the format of the child, and is never probed. Of the paths that a child has for its
+//! parent, the first one whose file has the right identity is used. So a wrong file at the relative
+//! path does not hide the right file at the absolute path. If no file fits, the error describes all
+//! of them.
 //!
 //! A raw disk may continue in further files, `disk.001`, `disk.002` and so on: see `parts`. Only
 //! the top may do so. `image_file.rs` opens a single image.
@@ -248,7 +249,7 @@ impl Descent<'_> {
         }
         let access = Access {
             writable: self.locks_parents,
-            format: Some(child.image.info().format),
+            format: Some(link.format.unwrap_or(child.image.info().format)),
             referred: Some(Referred { allow_devices: options.parents.allow_devices }),
             ..Access::of_top(options)
         };
@@ -314,12 +315,12 @@ pub(crate) fn check_linkage(
     parent: &ImageInfo,
 ) -> Result<()> {
     let found = parent.linkage_id;
-    if found != Some(link.linkage) && (found.is_none() || found != link.linkage2) {
+    if !link.accepts(found) {
         return Err(DiskError::ParentChanged {
             child: child_path.to_owned(),
             parent: parent_path.to_owned(),
             found: found.map_or_else(|| "none".to_owned(), braced),
-            expected: braced(link.linkage),
+            expected: link.linkage.map_or_else(|| "none".to_owned(), braced),
         });
     }
     if child.logical_sector_bytes != parent.logical_sector_bytes {

@@ -220,7 +220,7 @@ impl<'a> Plan<'a> {
     fn named(&mut self, shown: &Path, link: &ParentLink) -> Result<Found> {
         let child = &self.current;
         let files = &self.options.open.files;
-        let parent = Found::read(files, shown, Some(child.info.format)).map_err(|error| match error {
+        let parent = Found::read(files, shown, Some(link.format.unwrap_or(child.info.format))).map_err(|error| match error {
             DiskError::Image(ImageError::NotAnImage { found, .. }) => DiskError::BadChain {
                 path: child.path.clone(),
                 what: format!(
@@ -268,7 +268,7 @@ impl<'a> Plan<'a> {
         let named = gate::named_paths(&child.path, link, &open.parents.drives);
         let mut wrong = None;
         for path in named.iter().filter_map(|path| open.files.canonical(path).ok()) {
-            let parent = Found::referred(open, &path, child.info.format).and_then(|parent| {
+            let parent = Found::referred(open, &path, link.format.unwrap_or(child.info.format)).and_then(|parent| {
                 check_linkage(&child.path, &child.info, link, &path, &parent.info)?;
                 Ok(parent)
             });
@@ -292,7 +292,7 @@ impl<'a> Plan<'a> {
         let child = &self.current;
         let fits = |found: &&Found| {
             check_linkage(&child.path, &child.info, link, &found.path, &found.info).is_ok()
-                && found.info.format == child.info.format
+                && found.info.format == link.format.unwrap_or(child.info.format)
         };
         let found: Vec<&Found> = index.images.iter().filter(fits).collect();
         match &found[..] {
@@ -310,14 +310,18 @@ impl<'a> Plan<'a> {
             }
             [] => Err(DiskError::ParentMissing {
                 child: child.path.clone(),
-                looked_for: vec![format!("a file with the identity {} ({})", braced(link.linkage), index.extent())],
+                looked_for: vec![format!(
+                    "a file with the identity {} ({})",
+                    link.linkage.map_or_else(String::new, braced),
+                    index.extent()
+                )],
             }),
             several => Err(DiskError::BadChain {
                 path: child.path.clone(),
                 what: format!(
                     "{} files have the identity {} that it expects of its parent: {}; name the right one with `ReconnectOptions::parent`",
                     several.len(),
-                    braced(link.linkage),
+                    link.linkage.map_or_else(String::new, braced),
                     several.iter().map(|found| found.path.display().to_string()).collect::<Vec<_>>().join(", ")
                 ),
             }),

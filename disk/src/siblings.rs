@@ -19,7 +19,7 @@
 //! ([`diskwright_store::sync`]). It is not held while links are read.
 
 use crate::{DiskError, gate::named_paths};
-use diskwright_image::{Format, ImageError, ImageInfo, ParentLink, probe};
+use diskwright_image::{Format, ImageError, ImageInfo, LinkageId, ParentLink, probe};
 use diskwright_store::{CacheMode, Files, LockMode, OpenError, OpenOptions, files::FileFacts};
 use std::{
     io,
@@ -27,7 +27,6 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
-use uuid::Uuid;
 
 /// Maximum number of images in a folder, besides the image itself, whose parent link is read.
 pub(crate) const SIBLINGS_MAX: usize = 4096;
@@ -68,9 +67,9 @@ static KEPT: Mutex<Option<Kept>> = Mutex::new(None);
 
 /// The images in the folder of the image at `path` that name it as their parent.
 pub(crate) fn children_of(files: &Files, path: &Path, info: &ImageInfo) -> Siblings {
-    let (Some(linkage), Ok(real)) = (info.linkage_id, files.canonical(path)) else { return Siblings::default() };
+    let Ok(real) = files.canonical(path) else { return Siblings::default() };
     let Ok(links) = recent_links(files, &real, info.format) else { return Siblings::default() };
-    let children = links.children_of(files, &[(real, linkage)]);
+    let children = links.children_of(files, &[(real, info.linkage_id)]);
     Siblings { children: children.into_iter().map(|(child, _)| child).collect(), not_asked: links.not_asked }
 }
 
@@ -84,7 +83,7 @@ pub(crate) fn children_in(
     files: &Files,
     dir: &Path,
     format: Format,
-    parents: &[(PathBuf, Uuid)],
+    parents: &[(PathBuf, Option<LinkageId>)],
 ) -> io::Result<(Vec<(PathBuf, usize)>, usize)> {
     let links = Links::read(files, dir, format, None)?;
     Ok((links.children_of(files, parents), links.not_asked))
@@ -150,19 +149,19 @@ impl Links {
         Ok(links)
     }
 
-    fn children_of(&self, files: &Files, parents: &[(PathBuf, Uuid)]) -> Vec<(PathBuf, usize)> {
+    fn children_of(&self, files: &Files, parents: &[(PathBuf, Option<LinkageId>)]) -> Vec<(PathBuf, usize)> {
         let mut found = Vec::new();
         for (image, link) in &self.found {
-            let has_identity = |id: &Uuid| link.linkage == *id || link.linkage2 == Some(*id);
-            if !parents.iter().any(|(_, id)| has_identity(id)) || parents.iter().any(|(path, _)| path == image) {
+            if !parents.iter().any(|(_, id)| link.accepts(*id)) || parents.iter().any(|(path, _)| path == image) {
                 continue;
             }
             // The real parent may be a copy of this image elsewhere. So the paths decide, if they
-            // lead to a file.
+            // lead to a file, or if the link has no identity.
             let named: Vec<PathBuf> =
                 named_paths(image, link, &[]).into_iter().filter_map(|path| files.canonical(&path).ok()).collect();
-            let is_parent =
-                |(path, id): &(PathBuf, Uuid)| has_identity(id) && (named.is_empty() || named.contains(path));
+            let is_parent = |(path, id): &(PathBuf, Option<LinkageId>)| {
+                link.accepts(*id) && (named.contains(path) || named.is_empty() && link.linkage.is_some())
+            };
             if let Some(parent) = parents.iter().position(is_parent) {
                 found.push((image.clone(), parent));
             }

@@ -37,7 +37,7 @@ use crate::{
     siblings,
     track::kept,
 };
-use diskwright_image::{Format, ImageInfo, ParentLink};
+use diskwright_image::{ImageInfo, ParentLink};
 use diskwright_store::Files;
 use std::{
     ffi::OsStr,
@@ -286,11 +286,7 @@ impl<'a> Place<'a> {
     /// `vm_monday.avhdx` for `vm.vhdx`. A file of that name must not exist.
     pub(crate) fn name_for_frozen(&self, name: &str) -> Result<PathBuf> {
         let stem = self.real.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let extension = match self.info.format {
-            Format::Vhd => "avhd",
-            Format::Vhdx => "avhdx",
-            Format::Raw => "raw",
-        };
+        let extension = self.info.format.driver().frozen_extension;
         let file_name = format!("{stem}_{name}.{extension}");
         let is_good = !name.is_empty() && !name.contains(['/', '\\', '\0']) && file_name.len() <= NAME_MAX_BYTES;
         if !is_good {

@@ -9,15 +9,22 @@ use crate::{
     CreateOptions, DiskType, Format, Image, ImageError, ParentLink, Result,
     findings::{CheckReport, Examined},
     raw::RawImage,
+    references::Reference,
     salvage::{SalvageHints, Salvaged},
+    split::SplitRawImage,
     vhd, vhdx,
 };
 use diskwright_format::vhd::MAX_DYNAMIC_BYTES;
 use diskwright_store::{FileRange, Store};
 use std::sync::Arc;
 
-/// Arguments: the store, whether to open for writing, the logical sector of a raw disk in bytes.
-type Open = fn(Arc<dyn Store>, bool, u32) -> Result<Arc<dyn Image>>;
+/// The files of an image: the one that was opened, and those that [`Driver::references`] names.
+type Stores = Vec<Arc<dyn Store>>;
+/// The same for a check; `None` for a file that could not be opened.
+type MaybeStores<'a> = &'a [Option<Arc<dyn Store>>];
+
+/// Arguments: the files, whether to open for writing, the logical sector of a raw disk in bytes.
+type Open = fn(Stores, bool, u32) -> Result<Arc<dyn Image>>;
 
 /// The identities that the images of a format record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,6 +47,9 @@ pub struct Driver {
     pub usual_type: DiskType,
     /// Whether dynamic and differencing images exist. If not, all images are fixed.
     pub has_blocks: bool,
+    /// The kinds of image within the format that can be created, as qemu-img names them, the
+    /// default first. Empty if there is only one.
+    pub subformats: &'static [&'static str],
     /// Upper limit in bytes for the virtual size of a dynamic or differencing image. `u64::MAX`
     /// where the image's own tables already bound the size.
     pub size_max_bytes: u64,
@@ -61,10 +71,14 @@ pub struct Driver {
     pub child_records_zeros: bool,
     /// Whether a child records when its parent's file was last changed.
     pub child_records_time: bool,
+    /// Extension of a snapshot's frozen image.
+    pub frozen_extension: &'static str,
     open: Open,
-    create: fn(Arc<dyn Store>, &CreateOptions) -> Result<()>,
-    /// Arguments: the store, whether to say how findings are mended.
-    examine: fn(Arc<dyn Store>, bool) -> Result<Examined>,
+    references: fn(&dyn Store) -> Result<Vec<Reference>>,
+    further_files: fn(&CreateOptions) -> Result<Vec<String>>,
+    create: fn(Stores, &CreateOptions) -> Result<()>,
+    /// Arguments: the files, whether to say how findings are mended.
+    examine: fn(MaybeStores<'_>, bool) -> Result<Examined>,
     begin_repair: fn(&Arc<dyn Store>, bool) -> Result<()>,
     settle_log: fn(&Arc<dyn Store>, bool) -> Result<()>,
     parent_link: fn(&dyn Store) -> Result<Option<ParentLink>>,
@@ -75,6 +89,7 @@ static RAW: Driver = Driver {
     name: "raw",
     usual_type: DiskType::Fixed,
     has_blocks: false,
+    subformats: &[],
     size_max_bytes: u64::MAX,
     promises_space: false,
     logical_sectors_bytes: &[512],
@@ -84,8 +99,11 @@ static RAW: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: false,
     child_records_time: false,
-    open: |store, writable, sector_bytes| Ok(Arc::new(RawImage::new(store, writable, sector_bytes)?)),
-    create: create_raw,
+    frozen_extension: "raw",
+    open: open_raw,
+    references: |_| Ok(Vec::new()),
+    further_files: |_| Ok(Vec::new()),
+    create: |stores, options| create_raw(only(stores, "raw")?, options),
     examine: |_, _| Ok(Examined::default()),
     begin_repair: |_, _| Ok(()),
     settle_log: |_, _| Ok(()),
@@ -97,6 +115,7 @@ static VHD: Driver = Driver {
     name: "vhd",
     usual_type: DiskType::Dynamic,
     has_blocks: true,
+    subformats: &[],
     size_max_bytes: MAX_DYNAMIC_BYTES,
     promises_space: true,
     logical_sectors_bytes: &[512],
@@ -107,9 +126,12 @@ static VHD: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: false,
     child_records_time: true,
-    open: |store, writable, _| Ok(Arc::new(vhd::open(store, writable)?)),
-    create: vhd::create,
-    examine: vhd::examine,
+    frozen_extension: "avhd",
+    open: |stores, writable, _| Ok(Arc::new(vhd::open(only(stores, "vhd")?, writable)?)),
+    references: |_| Ok(Vec::new()),
+    further_files: |_| Ok(Vec::new()),
+    create: |stores, options| vhd::create(only(stores, "vhd")?, options),
+    examine: |stores, for_repair| vhd::examine(only_opened(stores, "vhd")?, for_repair),
     // Nothing in a VHD says when it was written.
     begin_repair: |_, _| Ok(()),
     settle_log: |_, _| Ok(()),
@@ -121,6 +143,7 @@ static VHDX: Driver = Driver {
     name: "vhdx",
     usual_type: DiskType::Dynamic,
     has_blocks: true,
+    subformats: &[],
     size_max_bytes: u64::MAX,
     promises_space: true,
     logical_sectors_bytes: &[512, 4096],
@@ -131,9 +154,12 @@ static VHDX: Driver = Driver {
     child_keeps_disk_id: true,
     child_records_zeros: true,
     child_records_time: false,
-    open: |store, writable, _| Ok(Arc::new(vhdx::open(store, writable)?)),
-    create: vhdx::create,
-    examine: vhdx::examine,
+    frozen_extension: "avhdx",
+    open: |stores, writable, _| Ok(Arc::new(vhdx::open(only(stores, "vhdx")?, writable)?)),
+    references: |_| Ok(Vec::new()),
+    further_files: |_| Ok(Vec::new()),
+    create: |stores, options| vhdx::create(only(stores, "vhdx")?, options),
+    examine: |stores, for_repair| vhdx::examine(only_opened(stores, "vhdx")?, for_repair),
     begin_repair: vhdx::begin_repair,
     settle_log: vhdx::settle_log,
     parent_link: vhdx::parent_link,
@@ -152,34 +178,93 @@ impl Format {
 }
 
 impl Driver {
-    /// Opens an image. `raw_sector_bytes` is the logical sector of a raw disk.
+    /// The further files that the image in `store` names. Reads only headers and the descriptor.
+    /// The list is empty for an image in one file.
+    ///
+    /// # Errors
+    /// Those of the format's own structures.
+    pub fn references(&self, store: &dyn Store) -> Result<Vec<Reference>> {
+        (self.references)(store)
+    }
+
+    /// Opens an image in one file. `raw_sector_bytes` is the logical sector of a raw disk.
     ///
     /// # Errors
     /// Those of the format's own `open`.
     pub fn open(&self, store: Arc<dyn Store>, writable: bool, raw_sector_bytes: u32) -> Result<Arc<dyn Image>> {
-        (self.open)(store, writable, raw_sector_bytes)
+        self.open_files(vec![store], writable, raw_sector_bytes)
+    }
+
+    /// Opens an image: its first file, and those of [`Driver::references`] in that order. A raw
+    /// disk has its parts.
+    ///
+    /// # Errors
+    /// Those of the format's own `open`; `Unsupported` for further files in a format that has none.
+    pub fn open_files(
+        &self,
+        stores: Vec<Arc<dyn Store>>,
+        writable: bool,
+        raw_sector_bytes: u32,
+    ) -> Result<Arc<dyn Image>> {
+        (self.open)(stores, writable, raw_sector_bytes)
+    }
+
+    /// The names of the further files that an image with these options has, besides the first one.
+    /// They lie in its folder.
+    ///
+    /// # Errors
+    /// `BadOptions` for options that the format does not allow.
+    pub fn further_files(&self, options: &CreateOptions) -> Result<Vec<String>> {
+        (self.further_files)(options)
     }
 
     /// Creates an image in an empty store. The image is durable on return.
     ///
     /// # Errors
-    /// `BadOptions` for options that the format does not allow, before anything is written; `Io`,
-    /// after which the store holds an incomplete image.
+    /// As [`Driver::create_files`].
     pub fn create(&self, store: Arc<dyn Store>, options: &CreateOptions) -> Result<()> {
-        (self.create)(store, options)
+        self.create_files(vec![store], options)
     }
 
-    /// Checks an image without changing it. The report of a raw image is always empty.
+    /// Creates an image in empty stores: the first file, and those of [`Driver::further_files`] in
+    /// that order. The image is durable on return.
+    ///
+    /// # Errors
+    /// `BadOptions` for options that the format does not allow, before anything is written; `Io`,
+    /// after which the stores hold an incomplete image.
+    pub fn create_files(&self, stores: Vec<Arc<dyn Store>>, options: &CreateOptions) -> Result<()> {
+        if let (Some(subformat), Some(store), true) =
+            (&options.own.subformat, stores.first(), self.subformats.is_empty())
+        {
+            return Err(ImageError::BadOptions {
+                path: store.name().to_owned(),
+                what: format!("a {} image has no subformat {subformat:?}", self.name),
+                hint: "leave it out".into(),
+            });
+        }
+        (self.create)(stores, options)
+    }
+
+    /// Checks an image in one file without changing it. The report of a raw image is always empty.
     ///
     /// # Errors
     /// Those of the format's own `check`.
     pub fn check(&self, store: Arc<dyn Store>) -> Result<CheckReport> {
-        Ok(self.examine(store, false)?.report)
+        self.check_files(&[Some(store)])
     }
 
-    /// The same; with `for_repair` also how the findings are mended.
+    /// Checks an image: its first file, and those of [`Driver::references`] in that order; `None`
+    /// for one that could not be opened, which the caller reports.
+    ///
+    /// # Errors
+    /// Those of the format's own `check`.
+    pub fn check_files(&self, stores: &[Option<Arc<dyn Store>>]) -> Result<CheckReport> {
+        Ok((self.examine)(stores, false)?.report)
+    }
+
+    /// The same for an image in one file; with `for_repair` also how the findings are mended.
     pub(crate) fn examine(&self, store: Arc<dyn Store>, for_repair: bool) -> Result<Examined> {
-        (self.examine)(store, for_repair)
+        (self.examine)(&[Some(store)], for_repair)
     }
 
     /// Changes the identities that the format demands to change before a repair: that of the file,
@@ -213,6 +298,29 @@ impl Driver {
     }
 }
 
+/// The file of an image of a format that has only one.
+fn only(mut stores: Stores, format: &str) -> Result<Arc<dyn Store>> {
+    match stores.len() {
+        1 => Ok(stores.remove(0)),
+        _ => Err(ImageError::Unsupported {
+            path: stores.first().map(|first| first.name().to_owned()).unwrap_or_default(),
+            what: format!("a {format} image in several files"),
+            hint: "join the parts into one file".into(),
+        }),
+    }
+}
+
+fn only_opened(stores: MaybeStores<'_>, format: &str) -> Result<Arc<dyn Store>> {
+    only(stores.iter().flatten().cloned().collect(), format)
+}
+
+fn open_raw(mut stores: Stores, writable: bool, sector_bytes: u32) -> Result<Arc<dyn Image>> {
+    match stores.len() {
+        1 => Ok(Arc::new(RawImage::new(stores.remove(0), writable, sector_bytes)?)),
+        _ => Ok(Arc::new(SplitRawImage::new(stores, writable, sector_bytes)?)),
+    }
+}
+
 fn create_raw(store: Arc<dyn Store>, options: &CreateOptions) -> Result<()> {
     let made = if options.preallocate {
         store.allocate(FileRange { offset_bytes: 0, len_bytes: options.size_bytes })
@@ -230,7 +338,7 @@ mod tests {
 
     #[test]
     fn every_driver_opens_and_checks_the_images_that_it_creates() {
-        for format in [Format::Raw, Format::Vhd, Format::Vhdx] {
+        for &format in Format::ALL {
             let driver = format.driver();
             let store: Arc<dyn Store> = Arc::new(MemoryStore::new(driver.name));
             let options = CreateOptions {
@@ -242,6 +350,7 @@ mod tests {
                 parent: None,
                 preallocate: false,
                 disk_id: None,
+                own: Default::default(),
             };
             driver.create(Arc::clone(&store), &options).unwrap();
             let report = driver.check(Arc::clone(&store)).unwrap();

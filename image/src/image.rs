@@ -18,7 +18,10 @@
 //! its space. The disk above calls `reserve` and `commit` under its own mutation lock (order:
 //! mutation lock, then image mutex). The flusher calls `flush` without the mutation lock.
 
-use crate::error::{ImageError, Result};
+use crate::{
+    error::{ImageError, Result},
+    identity::LinkageId,
+};
 use diskwright_store::{IoBuf, Store};
 use std::{fmt, ops::Range, sync::Arc};
 use uuid::Uuid;
@@ -32,6 +35,11 @@ pub enum Format {
     Vhd,
     /// VHDX, as in MS-VHDX.
     Vhdx,
+}
+
+impl Format {
+    /// All formats.
+    pub const ALL: &'static [Self] = &[Self::Raw, Self::Vhd, Self::Vhdx];
 }
 
 /// How an image allocates space.
@@ -89,10 +97,13 @@ pub struct ParentLink {
     /// File name of the parent (VHD header).
     pub name: Option<String>,
     /// The identity that the parent must have. VHDX: `parent_linkage`, the parent's DataWriteGuid.
-    /// VHD: the parent's unique id.
-    pub linkage: Uuid,
-    /// VHDX `parent_linkage2`: a second identity that is accepted.
-    pub linkage2: Option<Uuid>,
+    /// VHD: the parent's unique id. VMDK: `parentCID`. `None` where the format records only the
+    /// parent's path: then any file at that path is the parent.
+    pub linkage: Option<LinkageId>,
+    /// A second identity that is accepted, which a merge records (VHDX `parent_linkage2`).
+    pub linkage2: Option<LinkageId>,
+    /// The format of the parent; `None` for the format of the child.
+    pub format: Option<Format>,
     /// VHD: modification time of the parent, seconds since 2000-01-01 00:00 UTC.
     pub modified_seconds: Option<u32>,
     /// VHD: file offset of `modified_seconds` in the child. Set when read, ignored when creating.
@@ -100,6 +111,11 @@ pub struct ParentLink {
 }
 
 impl ParentLink {
+    /// Whether an image with this identity is the parent.
+    pub fn accepts(&self, found: Option<LinkageId>) -> bool {
+        self.linkage.is_none() || found.is_some() && (found == self.linkage || found == self.linkage2)
+    }
+
     /// Whether a path or the name contains the character NUL, which ends a string for many readers.
     pub(crate) fn has_nul(&self) -> bool {
         let texts = [&self.relative_path, &self.volume_path, &self.absolute_path, &self.name];
@@ -130,8 +146,8 @@ pub struct ImageInfo {
     /// VHD unique id; VHDX virtual disk id (page 83 data).
     pub disk_id: Option<Uuid>,
     /// The identity by which children refer to this image, as of the open: VHD unique id, VHDX
-    /// DataWriteGuid. The current identity is [`Image::linkage_id`].
-    pub linkage_id: Option<Uuid>,
+    /// DataWriteGuid, VMDK CID. The current identity is [`Image::linkage_id`].
+    pub linkage_id: Option<LinkageId>,
     /// VHDX FileWriteGuid.
     pub file_write_id: Option<Uuid>,
     /// VHD: creation time stamp of the footer, seconds since 2000-01-01.
@@ -388,7 +404,7 @@ pub trait Image: Send + Sync + fmt::Debug {
     /// by [`ImageWriter::begin_writing`] and [`ImageWriter::begin_writing_as`]. A child that is
     /// created above an image in use records this identity, after `begin_writing`. Waits while
     /// another thread changes the identity, so the caller must not hold a lock.
-    fn linkage_id(&self) -> Option<Uuid> {
+    fn linkage_id(&self) -> Option<LinkageId> {
         self.info().linkage_id
     }
 
@@ -435,7 +451,7 @@ pub trait ImageWriter: Send + Sync {
     ///
     /// # Errors
     /// As [`ImageWriter::begin_writing`].
-    fn begin_writing_as(&self, _linkage_id: Uuid) -> Result<()> {
+    fn begin_writing_as(&self, _linkage_id: LinkageId) -> Result<()> {
         self.begin_writing()
     }
 
@@ -451,7 +467,7 @@ pub trait ImageWriter: Send + Sync {
     /// # Errors
     /// `Unsupported` for a format without an identity; `Io`, after which the image has the old
     /// identity or the new one: repeat the call.
-    fn set_linkage_id(&self, _linkage_id: Uuid) -> Result<()> {
+    fn set_linkage_id(&self, _linkage_id: LinkageId) -> Result<()> {
         Err(ImageError::Unsupported {
             path: Default::default(),
             what: "an identity in an image of this format".into(),
@@ -726,4 +742,17 @@ pub struct CreateOptions {
     pub preallocate: bool,
     /// The disk's unique id; `None` for a random one.
     pub disk_id: Option<Uuid>,
+    /// What only some formats know.
+    pub own: FormatOptions,
+}
+
+/// Properties of a new image that only some formats know. A format refuses by name what it does not
+/// know.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FormatOptions {
+    /// The kind of image within the format, as qemu-img names it: `twoGbMaxExtentFlat`.
+    pub subformat: Option<String>,
+    /// The file name that the image will have. Names of further files derive from it. Empty where
+    /// the format has only one file and does not record its name.
+    pub file_name: String,
 }

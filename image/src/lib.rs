@@ -12,6 +12,8 @@
 //!   split.rs   a raw disk in several files (disk.001, disk.002, ...)
 //!   vhd/       fixed, dynamic, differencing VHD: open, create, write, check
 //!   vhdx/      the same for VHDX, and its log
+//!   references.rs  the further files that an image names
+//!   identity.rs  the identity by which children name their parent
 //!   space.rs   allocator of payload blocks in a growing file
 //!   salvage.rs what can still be known of an image whose tables are damaged
 //!   needs.rs   what a block still needs before it can be reserved or committed
@@ -25,6 +27,7 @@
 mod driver;
 mod error;
 mod findings;
+mod identity;
 mod image;
 mod mending;
 mod needs;
@@ -32,6 +35,7 @@ mod needs;
 mod parent_links;
 pub mod probe;
 mod raw;
+mod references;
 pub mod salvage;
 mod space;
 pub mod split;
@@ -43,11 +47,13 @@ mod waiting;
 pub use driver::{Driver, Identities};
 pub use error::{ImageError, Result};
 pub use findings::{CheckReport, Finding, Repair, Severity};
+pub use identity::LinkageId;
 pub use image::{
-    BlockState, Commit, CreateOptions, DiskType, Format, Image, ImageInfo, ImageWriter, LogState, MovePlace, MoveTo,
-    ParentLink, Reservation, SectorBitmap,
+    BlockState, Commit, CreateOptions, DiskType, Format, FormatOptions, Image, ImageInfo, ImageWriter, LogState,
+    MovePlace, MoveTo, ParentLink, Reservation, SectorBitmap,
 };
 pub use mending::{Mended, mend};
+pub use references::{Reference, ReferenceKind};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -2,7 +2,7 @@
 //! creation and by [`ImageWriter::set_parent_link`](crate::ImageWriter::set_parent_link) alike;
 //! other threads may write meanwhile; identities and time stamps.
 
-use crate::{BlockState, Commit, CreateOptions, DiskType, Format, Image, ParentLink, Severity, vhd};
+use crate::{BlockState, Commit, CreateOptions, DiskType, Format, Image, LinkageId, ParentLink, Severity, vhd};
 use diskwright_store::{FileRange, FileStore, MemoryStore, OpenOptions, Store, Zeroing, testing::ForwardingStore};
 use proptest::prelude::*;
 use std::{
@@ -29,6 +29,7 @@ fn options(parent: &ParentLink) -> CreateOptions {
         parent: Some(parent.clone()),
         preallocate: false,
         disk_id: None,
+        own: Default::default(),
     }
 }
 
@@ -96,8 +97,9 @@ fn any_link() -> impl Strategy<Value = ParentLink> {
             relative_path: relative,
             volume_path: volume,
             name: Some(name),
-            linkage: Uuid::from_u128(ids.0),
-            linkage2: ids.1.map(Uuid::from_u128),
+            linkage: Some(Uuid::from_u128(ids.0).into()),
+            linkage2: ids.1.map(|id| Uuid::from_u128(id).into()),
+            format: None,
             modified_seconds: ids.2,
             modified_offset_bytes: None,
         }
@@ -161,7 +163,7 @@ fn other_threads_write_and_flush_while_the_link_changes() {
     let link = |number: u32| ParentLink {
         relative_path: Some(format!(".\\{}{number}.vhd", "folder\\".repeat(number as usize % 5 * 100))),
         name: Some(format!("{number}.vhd")),
-        linkage: Uuid::from_u128(number.into()),
+        linkage: Some(Uuid::from_u128(number.into()).into()),
         modified_seconds: Some(number),
         ..ParentLink::default()
     };
@@ -223,7 +225,7 @@ fn other_threads_write_and_flush_while_the_link_changes() {
 #[test]
 fn an_image_tells_the_identity_that_it_has_now() {
     let parent = ParentLink { relative_path: Some(".\\base.vhd".into()), ..ParentLink::default() };
-    let chosen = [Uuid::from_u128(0x11), Uuid::from_u128(0x22)];
+    let chosen = [0x11, 0x22].map(|id| LinkageId::from(Uuid::from_u128(id)));
     for format in FORMATS {
         let store = created(format, &parent);
         let image = opened(format, &store, true);
@@ -257,7 +259,7 @@ fn an_image_tells_the_identity_that_it_has_now() {
 /// contents stay, and both footers of a VHD have it.
 #[test]
 fn an_image_takes_any_identity_and_keeps_it() {
-    let chosen = [Uuid::from_u128(0x33), Uuid::from_u128(0x44)];
+    let chosen = [0x33, 0x44].map(|id| LinkageId::from(Uuid::from_u128(id)));
     for (format, disk_type) in FORMATS.into_iter().flat_map(|format| {
         [DiskType::Fixed, DiskType::Dynamic, DiskType::Differencing].map(|disk_type| (format, disk_type))
     }) {
@@ -373,13 +375,17 @@ fn every_failed_change_leaves_the_old_link_or_the_new_one() {
     let link = |name: &str, id| ParentLink {
         relative_path: Some(format!(".\\{name}.vhd")),
         name: Some(name.into()),
-        linkage: Uuid::from_u128(id),
+        linkage: Some(Uuid::from_u128(id).into()),
         modified_seconds: Some(0),
         ..ParentLink::default()
     };
     let old = link("old", 1);
     // A change of one sector of a VHD, a link before the blocks, and one at the end of the file.
-    let news = [ParentLink { linkage: Uuid::from_u128(2), ..old.clone() }, link("new", 3), link(&"n".repeat(9000), 4)];
+    let news = [
+        ParentLink { linkage: Some(Uuid::from_u128(2).into()), ..old.clone() },
+        link("new", 3),
+        link(&"n".repeat(9000), 4),
+    ];
     let news = news.map(|link| ParentLink { name: link.name.filter(|name| name.len() < 200), ..link });
     let mut repeated = 0;
     for (format, new, is_for_good) in FORMATS

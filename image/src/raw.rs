@@ -13,8 +13,8 @@
 //! only its size and the length of a padded file change.
 
 use crate::{
-    BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, Reservation, Result,
-    SectorBitmap,
+    BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LinkageId, LogState, Reservation,
+    Result, SectorBitmap,
     salvage::{Bitmaps, BlockTable, Kinship, SalvageHints, Salvaged},
 };
 use diskwright_store::{
@@ -30,7 +30,6 @@ use std::{
     path::Path,
     sync::{Arc, PoisonError},
 };
-use uuid::Uuid;
 
 /// Size of a pseudo-block in bytes.
 pub const PSEUDO_BLOCK_BYTES: u64 = 64 << 20;
@@ -221,7 +220,7 @@ pub(crate) struct FlatWriter {
     /// Held while the size or the identity changes.
     growing: Mutex<()>,
     /// The identity, if it was changed since the open.
-    linkage_id: Mutex<Option<Uuid>>,
+    linkage_id: Mutex<Option<LinkageId>>,
     barrier: Barrier,
 }
 
@@ -247,7 +246,7 @@ pub(crate) trait MoveTrailer: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// `Io`, after which the old identity or the new one is recorded.
-    fn set_linkage_id(&self, barrier: &Barrier, linkage_id: Uuid) -> Result<()>;
+    fn set_linkage_id(&self, barrier: &Barrier, linkage_id: LinkageId) -> Result<()>;
 }
 
 impl FlatWriter {
@@ -264,7 +263,7 @@ impl FlatWriter {
     }
 
     /// The identity, if it was changed since the open.
-    pub(crate) fn linkage_id(&self) -> Option<Uuid> {
+    pub(crate) fn linkage_id(&self) -> Option<LinkageId> {
         *self.linkage_id.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -289,7 +288,7 @@ impl ImageWriter for FlatWriter {
         }
     }
 
-    fn set_linkage_id(&self, linkage_id: Uuid) -> Result<()> {
+    fn set_linkage_id(&self, linkage_id: LinkageId) -> Result<()> {
         let _turn = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
         let Trailer::Moves(trailer) = &self.trailer else {
             return Err(ImageError::Unsupported {

@@ -166,7 +166,7 @@ fn made(kind: Kind, disk_type: DiskType, size_bytes: u64) -> (Arc<Watched>, Box<
     let parent = ParentLink {
         relative_path: Some(".\\parent".into()),
         name: Some("parent".into()),
-        linkage: Uuid::from_u128(7),
+        linkage: Some(Uuid::from_u128(7).into()),
         modified_seconds: Some(1),
         ..ParentLink::default()
     };
@@ -179,6 +179,7 @@ fn made(kind: Kind, disk_type: DiskType, size_bytes: u64) -> (Arc<Watched>, Box<
         parent: (disk_type == DiskType::Differencing).then_some(parent),
         preallocate: false,
         disk_id: Some(Uuid::from_u128(42)),
+        own: Default::default(),
     };
     match kind {
         Kind::Vhd => vhd::create(Arc::clone(&store) as Arc<dyn Store>, &options).unwrap(),

@@ -28,9 +28,11 @@ pub(crate) fn opening(
 }
 
 pub(crate) fn format_named(name: &str) -> Result<Format, Failure> {
-    let all = [Format::Raw, Format::Vhd, Format::Vhdx];
-    let found = all.into_iter().find(|format| format.to_string() == name);
-    found.ok_or_else(|| refused(format!("{name:?} is not a format; use 'raw', 'vhd' or 'vhdx'")))
+    let found = Format::ALL.iter().copied().find(|format| format.to_string() == name);
+    found.ok_or_else(|| {
+        let all: Vec<String> = Format::ALL.iter().map(|format| format!("'{format}'")).collect();
+        refused(format!("{name:?} is not a format; use one of {}", all.join(", ")))
+    })
 }
 
 pub(crate) fn type_named(name: &str) -> Result<DiskType, Failure> {

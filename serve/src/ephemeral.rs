@@ -71,9 +71,14 @@ pub fn on_top_of(base: &Disk, dir: &Path, cache: CacheMode) -> Result<Arc<Disk>,
         block_bytes: None,
         logical_sector_bytes: geometry.logical_sector_bytes,
         physical_sector_bytes: geometry.physical_sector_bytes.clamp(512, 4096),
-        parent: Some(ParentLink { absolute_path: beneath, linkage: Uuid::new_v4(), ..ParentLink::default() }),
+        parent: Some(ParentLink {
+            absolute_path: beneath,
+            linkage: Some(Uuid::new_v4().into()),
+            ..ParentLink::default()
+        }),
         preallocate: false,
         disk_id: None,
+        own: Default::default(),
     };
     vhdx::create(Arc::clone(&store), &create)?;
     let image = probe::open(store, Some(Format::Vhdx), true, geometry.logical_sector_bytes)?;

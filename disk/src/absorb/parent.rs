@@ -15,14 +15,13 @@ use crate::{
     shared::Shared,
     siblings,
 };
-use diskwright_image::{DiskType, probe, probe::DetectedFormat};
+use diskwright_image::{DiskType, LinkageId, probe, probe::DetectedFormat};
 use diskwright_store::{Files, LockMode, Store};
 use std::{
     io,
     path::{Path, PathBuf},
     sync::Arc,
 };
-use uuid::Uuid;
 
 /// Most blocks of a top: one bit of memory for each may be needed.
 const BLOCKS_MAX: u64 = 1 << 28;
@@ -173,9 +172,9 @@ fn check_siblings(chain: &Chain, origin: &Origin, search_dirs: &[PathBuf]) -> Re
         dirs.push(files.canonical(dir).map_err(|source| file_error("find the folder", dir, source))?);
     }
     dirs.dedup();
-    let images: Vec<(PathBuf, Uuid)> = chain.layers()[..2]
+    let images: Vec<(PathBuf, Option<LinkageId>)> = chain.layers()[..2]
         .iter()
-        .filter_map(|layer| Some((layer.path.clone(), layer.image.linkage_id()?)))
+        .map(|layer| (layer.path.clone(), layer.image.linkage_id()))
         .map(|(path, id)| (files.canonical(&path).unwrap_or(path), id))
         .collect();
     let format = chain.top().image.info().format;

@@ -20,6 +20,7 @@ fn layer(name: &str, disk_type: DiskType, block_bytes: u64) -> Layer {
         parent,
         preallocate: false,
         disk_id: None,
+        own: Default::default(),
     };
     Format::Vhdx.driver().create(Arc::clone(&store), &options).unwrap();
     Layer { path: name.into(), image: probe::open(store, Some(Format::Vhdx), true, 512).unwrap() }

@@ -15,7 +15,7 @@
 //! The FileWriteGuid names the file, and is always new.
 
 use crate::{DiskError, Opened, Result};
-use diskwright_image::{Format, Identities};
+use diskwright_image::{Format, Identities, LinkageId};
 use std::path::Path;
 use uuid::Uuid;
 
@@ -36,7 +36,7 @@ pub(super) struct Kept {
     /// The VHD unique id, or the virtual disk id of a VHDX.
     pub(super) disk_id: Option<Uuid>,
     /// The DataWriteGuid of a VHDX. To be set when the contents are durable.
-    pub(super) contents_id: Option<Uuid>,
+    pub(super) contents_id: Option<LinkageId>,
     /// Whether the children of the source accept the copy.
     pub(super) is_for_children: bool,
     /// What the copy does not keep, or keeps although it should not; a sentence each.

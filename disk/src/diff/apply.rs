@@ -32,10 +32,13 @@ use crate::{
     track::kept::are_beside,
 };
 use diskwright_format::dwdiff::MAGIC;
-use diskwright_image::{DiskType, Format};
+use diskwright_image::{DiskType, Format, LinkageId};
 use diskwright_store::{BlockDevice, CacheMode, LockMode};
 use std::{io::Read, ops::Range, path::Path, sync::Arc};
 use uuid::Uuid;
+
+/// In the place of the identity of a disk that has none.
+const NONE: LinkageId = LinkageId::Guid(Uuid::nil());
 
 /// The name of a stream that is no file, in errors.
 const UNNAMED_STREAM: &str = "the stream";
@@ -64,7 +67,7 @@ pub enum Increment<'a> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Applied {
     /// The identity that the copy has afterwards; `None` for a raw disk.
-    pub result_id: Option<Uuid>,
+    pub result_id: Option<LinkageId>,
     /// Bytes of data.
     pub data_bytes: u64,
     /// Bytes of zeros.
@@ -82,7 +85,7 @@ pub struct Applied {
 /// What an export says of itself.
 struct Facts<'a> {
     path: &'a Path,
-    base_id: Option<Uuid>,
+    base_id: Option<LinkageId>,
     /// Unknown for a differencing image.
     base_bytes: Option<u64>,
     result: DiskState,
@@ -170,7 +173,7 @@ fn apply_image(path: &Path, copy: &Path, options: &ApplyOptions, progress: &mut 
     };
     let facts = Facts {
         path,
-        base_id: Some(link.linkage),
+        base_id: link.linkage,
         base_bytes: None,
         result,
         sector_bytes: result.sector_bytes,
@@ -257,9 +260,9 @@ impl Application<'_> {
     }
 
     /// The identity of the copy until everything is applied; `None` if neither state has one.
-    fn mark(&self) -> Option<Uuid> {
+    fn mark(&self) -> Option<LinkageId> {
         let (base, result) = (self.facts.base_id, self.facts.result.linkage_id);
-        base.or(result).map(|_| mark::between(base.unwrap_or_default(), result.unwrap_or_default()))
+        base.or(result).map(|_| mark::between(base.unwrap_or(NONE), result.unwrap_or(NONE)))
     }
 
     /// Whether the copy is the base of the export.
@@ -419,12 +422,12 @@ impl Application<'_> {
         progress: &mut Progress<'_>,
     ) -> Result<Written> {
         let image = Arc::clone(&disk.layers()[0].image);
-        let set_identity = |id: Uuid| match image.writer() {
+        let set_identity = |id: LinkageId| match image.writer() {
             Some(writer) if image.linkage_id().is_some() => Ok(writer.set_linkage_id(id)?),
             _ => Ok::<_, DiskError>(()),
         };
         // Without a mark the copy is not what it was, whatever happens.
-        set_identity(self.mark().unwrap_or_else(Uuid::new_v4))?;
+        set_identity(self.mark().unwrap_or(NONE.fresh()))?;
         let mut apply = |progress: &mut Progress<'_>| {
             let present_bytes = disk.geometry().size_bytes;
             if size_bytes > present_bytes {
@@ -435,7 +438,7 @@ impl Application<'_> {
                 disk.shrink(size_bytes)?;
             }
             // A disk without an identity gives its copy a new one.
-            set_identity(self.facts.result.linkage_id.unwrap_or_else(Uuid::new_v4))?;
+            set_identity(self.facts.result.linkage_id.unwrap_or(NONE.fresh()))?;
             disk.close()?;
             Ok(written)
         };

@@ -9,26 +9,27 @@
 //! and the same export recognises it and goes on. A program that writes to a VHDX meanwhile gives
 //! it another identity, and the copy is refused then.
 
-use uuid::Uuid;
+use diskwright_image::LinkageId;
 
 /// Makes the mark of two identities differ from both, also if they are equal.
 const MARK: u128 = 0x6469_7366_6a61_4d6b_9c57_1f0e_d7a3_42b5;
 
 /// The identity of a copy of `base` to which changes are applied that make it `result`.
-pub(super) fn between(base: Uuid, result: Uuid) -> Uuid {
-    Uuid::from_u128(base.as_u128().rotate_left(1) ^ result.as_u128() ^ MARK)
+pub(super) fn between(base: LinkageId, result: LinkageId) -> LinkageId {
+    base.combined(result, MARK)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use uuid::Uuid;
 
     #[test]
     fn it_is_neither_of_them_and_knows_the_order() {
-        let (a, b) = (Uuid::from_u128(1), Uuid::from_u128(0x1234_5678));
+        let (a, b) = (LinkageId::from(Uuid::from_u128(1)), LinkageId::from(Uuid::from_u128(0x1234_5678)));
         for (base, result) in [(a, b), (b, a), (a, a), (b, b)] {
             let mark = between(base, result);
-            assert!(mark != base && mark != result && !mark.is_nil());
+            assert!(mark != base && mark != result && !mark.to_uuid().is_nil());
         }
         assert_ne!(between(a, b), between(b, a));
     }

@@ -132,9 +132,8 @@ fn no_point(path: &Path, name: &str) -> DiskError {
 fn not_frozen(path: &Path, name: &str) -> DiskError {
     DiskError::BadOptions {
         what: format!("{}: no image of it has the contents that it had at the point {name:?}", path.display()),
-        hint:
-            "start the point by `diskwright snapshot --track`, and keep the frozen image until the changes are exported"
-                .into(),
+        hint: "start the point together with a snapshot, and keep the frozen image until the changes are exported"
+            .into(),
     }
 }
 

@@ -1,18 +1,17 @@
 //! A disk at one moment, by its identity.
 
 use crate::{Layer, Opened};
-use diskwright_image::Format;
+use diskwright_image::{Format, LinkageId};
 use diskwright_store::BlockDevice;
-use uuid::Uuid;
 
 /// A disk at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DiskState {
     /// The format of its top image; raw for an export of a server.
     pub format: Format,
-    /// The identity of its top image: VHDX DataWriteGuid, VHD unique id. `None` for raw disks. A
-    /// VHD keeps its identity when it is written.
-    pub linkage_id: Option<Uuid>,
+    /// The identity of its top image: VHDX DataWriteGuid, VHD unique id, VMDK CID. `None` for raw
+    /// disks. A VHD keeps its identity when it is written.
+    pub linkage_id: Option<LinkageId>,
     /// Virtual size in bytes.
     pub size_bytes: u64,
     /// Logical sector in bytes.

@@ -13,7 +13,7 @@ use diskwright_format::dwdiff::{
     self, BadStream, HEADER_BYTES, Header, PAYLOAD_MAX_BYTES, RECORD_BYTES, Record, RecordKind, State, StateFormat,
     UNIT_BYTES,
 };
-use diskwright_image::Format;
+use diskwright_image::{Format, LinkageId};
 use diskwright_store::Store;
 use std::{
     io::{self, Read, Write},
@@ -23,7 +23,7 @@ use std::{
 
 fn to_stream(state: &DiskState) -> State {
     State {
-        id: state.linkage_id,
+        id: state.linkage_id.map(LinkageId::to_uuid),
         size_bytes: state.size_bytes,
         format: match state.format {
             Format::Raw => StateFormat::Raw,
@@ -41,7 +41,7 @@ fn from_stream(state: &State) -> DiskState {
             StateFormat::Vhd => Format::Vhd,
             StateFormat::Vhdx => Format::Vhdx,
         },
-        linkage_id: state.id,
+        linkage_id: state.id.map(LinkageId::from_uuid),
         size_bytes: state.size_bytes,
         sector_bytes: state.sector_bytes,
     }

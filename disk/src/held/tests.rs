@@ -17,6 +17,7 @@ fn disk() -> Disk {
         parent: None,
         preallocate: false,
         disk_id: None,
+        own: Default::default(),
     };
     Format::Vhdx.driver().create(Arc::clone(&store), &options).unwrap();
     let image = probe::open(store, Some(Format::Vhdx), true, 512).unwrap();

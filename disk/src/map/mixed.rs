@@ -20,15 +20,16 @@ use crate::chain::{Chain, Member};
 use diskwright_image::{BlockState, Commit};
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
-/// Maximum number of cached runs: 24 MiB.
-const MIXED_RUNS_MAX: usize = 1 << 20;
+/// Cached runs that are allowed whatever the limit: those of 2 MiB in sectors of 512 bytes.
+const RUNS_MIN: usize = 1 << 12;
 
 /// Cached runs, and reads of tables in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Mixed {
     units: HashMap<u64, Arc<[Run]>>,
-    /// Number of runs of all units.
+    /// Number of runs of all units, and its limit.
     runs: usize,
+    runs_max: usize,
     folding: HashMap<u64, Reading<(u64, Owner)>>,
     deciding: HashMap<u64, Reading<Run>>,
     hidden: Hidden,
@@ -93,6 +94,12 @@ impl<T> Default for Reading<T> {
 }
 
 impl Mixed {
+    /// An empty cache whose runs take at most about `limit_bytes`.
+    pub(crate) fn within(limit_bytes: u64) -> Self {
+        let affordable = usize::try_from(limit_bytes).unwrap_or(usize::MAX) / size_of::<Run>();
+        Self { runs_max: affordable.max(RUNS_MIN), ..Self::default() }
+    }
+
     /// The cached runs of a unit.
     pub(crate) fn get(&self, unit: u64) -> Option<&Arc<[Run]>> {
         self.units.get(&unit)
@@ -101,7 +108,7 @@ impl Mixed {
     /// Caches the runs of a unit. At the limit the whole cache is cleared: a disk in which every
     /// other sector is the parent's has too many runs for memory.
     fn insert(&mut self, unit: u64, runs: Arc<[Run]>) {
-        if self.runs + runs.len() > MIXED_RUNS_MAX {
+        if self.runs + runs.len() > self.runs_max {
             self.units.clear();
             self.runs = 0;
         }
@@ -392,10 +399,11 @@ mod tests {
     #[test]
     fn the_cache_of_runs_is_bounded() {
         let run = Run { start_bytes: 0, len_bytes: 512, owner: Owner::Absent };
-        let mut mixed = Mixed::default();
-        for unit in 0..3 * (MIXED_RUNS_MAX as u64 / 4096) {
+        const MAX: usize = 1 << 16;
+        let mut mixed = Mixed::within((MAX * size_of::<Run>()) as u64);
+        for unit in 0..3 * (MAX as u64 / 4096) {
             mixed.insert(unit, vec![run; 4096].into());
-            assert!(mixed.runs <= MIXED_RUNS_MAX && mixed.units.contains_key(&unit));
+            assert!(mixed.runs <= MAX && mixed.units.contains_key(&unit));
         }
         let units: Vec<u64> = mixed.units.keys().copied().collect();
         units.into_iter().for_each(|unit| mixed.remove(unit));
@@ -405,7 +413,7 @@ mod tests {
     #[test]
     fn a_change_during_a_fold_is_applied_to_the_page() {
         let map = Map::new(10 * UNIT * 512, UNIT * 512, 1 << 20);
-        let mut mixed = Mixed::default();
+        let mut mixed = Mixed::within(1 << 20);
         let begun = mixed.begin_fold(0);
         mixed.whole_changed(&map, 3, Owner::Zero { layer: 0 });
         let mut owners = vec![Owner::Absent; 10];
@@ -418,7 +426,7 @@ mod tests {
     fn a_write_during_a_decision_is_applied_to_the_runs() {
         let map = Map::new(4 * UNIT * 512, UNIT * 512, 1 << 20);
         map.install(0, &[Owner::Lazy { layer: 0 }; 4]);
-        let mut mixed = Mixed::default();
+        let mut mixed = Mixed::within(1 << 20);
         let begun = mixed.begin_decide(1);
         let (start, end) = map.unit_range(1);
         let written =
@@ -439,7 +447,7 @@ mod tests {
         map.install(0, &[Owner::Absent; 4]);
         let (start, end) = map.unit_range(1);
         let all = |owner| Run { start_bytes: start, len_bytes: end - start, owner };
-        let mut mixed = Mixed::default();
+        let mut mixed = Mixed::within(1 << 20);
         let (fold, decide) = (mixed.begin_fold(0), mixed.begin_decide(1));
         // A change that a later break invalidates.
         mixed.whole_changed(&map, 1, Owner::Zero { layer: 0 });

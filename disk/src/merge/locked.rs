@@ -5,14 +5,13 @@
 //! stays so. [`Users`] is how that disk takes part in the steps.
 
 use crate::{DiskError, Result, chain::Layer};
-use diskwright_image::{Image, ImageInfo, ParentLink, probe, probe::DetectedFormat};
+use diskwright_image::{Image, ImageInfo, LinkageId, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::Store;
 use std::{
     fmt,
     path::{Path, PathBuf},
     sync::Arc,
 };
-use uuid::Uuid;
 
 /// Where the bytes of a locked image are.
 #[derive(Debug)]
@@ -65,7 +64,7 @@ impl Locked {
         Ok(Layer { path: self.path.clone(), image: self.image(writable)? })
     }
 
-    pub(crate) fn identity(&self) -> Result<Uuid> {
+    pub(crate) fn identity(&self) -> Result<LinkageId> {
         let has_none = || DiskError::BadChain { path: self.path.clone(), what: "it has no identity".into() };
         self.image(false)?.linkage_id().ok_or_else(has_none)
     }

@@ -21,6 +21,7 @@ fn a_write_that_must_wait_holds_no_block() {
         parent: None,
         preallocate: false,
         disk_id: None,
+        own: Default::default(),
     };
     vhd::create(Arc::clone(&store), &options).unwrap();
     let image = probe::open(store, Some(diskwright_image::Format::Vhd), true, 512).unwrap();

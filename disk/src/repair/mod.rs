@@ -330,6 +330,13 @@ impl Locked {
         let Self { path, real, store } = self;
         let probed = || probe::probe(&*store, !options.dry_run).map(|found| found.format);
         let format = options.open.format.map_or_else(probed, Ok)?;
+        // A file that begins wrongly is what the repair looks at.
+        if !format.driver().references(&*store).unwrap_or_default().is_empty() {
+            return Err(DiskError::BadOptions {
+                what: format!("{}: a {format} image in several files cannot be repaired", path.display()),
+                hint: "convert it to a disk in one file; if that fails, use `rescue`".into(),
+            });
+        }
         Ok(Image { path, real, store, format })
     }
 }

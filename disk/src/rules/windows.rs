@@ -92,7 +92,7 @@ fn format(image: &ImageFacts) -> Verdict {
 
 fn extension(image: &ImageFacts) -> Verdict {
     let format = image.info.format;
-    if format == Format::Raw {
+    if !matches!(format, Format::Vhd | Format::Vhdx) {
         return Verdict::not_applicable("it is no VHD or VHDX");
     }
     let found = image.path.extension().map_or_else(|| "none".into(), |found| format!(".{}", found.to_string_lossy()));
@@ -104,10 +104,10 @@ fn extension(image: &ImageFacts) -> Verdict {
 fn size(image: &ImageFacts) -> Verdict {
     let bytes = image.size_bytes;
     let (sizes, remedy) = match image.info.format {
-        Format::Raw => return Verdict::not_applicable("it is no VHD or VHDX"),
         Format::Vhd if bytes < MIN_VHD_BYTES => (MIN_VHD_BYTES..=MAX_DYNAMIC_BYTES, "`resize` it to 3 MiB"),
         Format::Vhd => (MIN_VHD_BYTES..=MAX_DYNAMIC_BYTES, "`convert` it to a .vhdx"),
         Format::Vhdx => (1..=MAX_VHDX_BYTES, "make it smaller with `resize`"),
+        _ => return Verdict::not_applicable("it is no VHD or VHDX"),
     };
     Verdict::either(sizes.contains(&bytes), format!("{bytes} bytes"), remedy)
 }

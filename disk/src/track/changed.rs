@@ -2,11 +2,11 @@
 
 use super::{bits::Bits, sidecar::Segment};
 use diskwright_format::tracks::{GRAIN_BYTES_MIN, GRAINS_MAX, GrainRun};
+use diskwright_image::LinkageId;
 use std::{
     ops::Range,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
-use uuid::Uuid;
 
 /// A point since which changes are tracked.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub struct TrackPoint {
     pub everything: Option<String>,
     /// The identity of an image that had the contents of the disk at that moment: a frozen image,
     /// or the disk before it was written. `None` if the disk was being written, and for raw disks.
-    pub linkage_id: Option<Uuid>,
+    pub linkage_id: Option<LinkageId>,
     /// Size of the disk at that moment, in bytes.
     pub size_bytes: u64,
 }

@@ -20,7 +20,7 @@ use crate::{
     error::from_io,
 };
 use diskwright_format::tracks::{Header, Identity, crc_of};
-use diskwright_image::Format;
+use diskwright_image::{Format, Identities, LinkageId};
 use diskwright_store::Files;
 use std::{
     io,
@@ -42,17 +42,17 @@ pub(crate) fn identity_of(files: &Files, path: &Path, layers: &[Layer]) -> io::R
     if store.identity() != Some(facts.identity) {
         return Err(io::Error::other("another file has its name by now"));
     }
-    let linkage = |layer: &Layer| layer.image.linkage_id().unwrap_or_default();
-    let is_vhdx = top.image.info().format == Format::Vhdx;
+    let linkage = |layer: &Layer| layer.image.linkage_id().map_or(Uuid::nil(), LinkageId::to_uuid);
+    let has_contents_id = top.image.info().format.driver().identities == Identities::DiskAndContents;
     Ok(Identity {
-        guid: if is_vhdx { linkage(top) } else { Uuid::nil() },
+        guid: if has_contents_id { linkage(top) } else { Uuid::nil() },
         inode: facts.identity.1,
         len_bytes: store.len_bytes()?,
         modified_ns: nanoseconds(facts.modified),
         parents: parents.iter().try_fold(0, |crc, parent| -> io::Result<u32> {
             let crc = crc_of(crc, linkage(parent).as_bytes());
             // A VHD keeps its id when it is written.
-            let modified = if is_vhdx { None } else { files.facts(&parent.path)?.modified };
+            let modified = if has_contents_id { None } else { files.facts(&parent.path)?.modified };
             Ok(crc_of(crc, &nanoseconds(modified).to_le_bytes()))
         })?,
     })

@@ -15,13 +15,12 @@ use crate::{
     error::{file_error, from_io},
 };
 use diskwright_format::tracks::{POINTS_MAX, is_name};
-use diskwright_image::Format;
+use diskwright_image::{Identities, LinkageId};
 use diskwright_store::{Files, sync::MutexGuard};
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use uuid::Uuid;
 
 fn no_point(path: &Path, name: &str) -> DiskError {
     DiskError::BadOptions {
@@ -71,7 +70,8 @@ impl Disk {
         // An image that is being written keeps its identity while its contents change.
         // So does a VHD at all times.
         let top = chain.top();
-        let is_of_contents = top.image.info().format != Format::Vhd && !top.has_begun_writing();
+        let is_of_contents =
+            top.image.info().format.driver().identities != Identities::File && !top.has_begun_writing();
         let linkage_id = top.image.linkage_id().filter(|_| is_of_contents);
         if let Some(view) = &chain.track {
             if !view.tracker.lock().has_room_for(name) {
@@ -256,7 +256,7 @@ pub(crate) struct Starting {
     tracker: Arc<Tracker>,
     name: String,
     /// The identity of an image that has the contents of the disk.
-    linkage_id: Option<Uuid>,
+    linkage_id: Option<LinkageId>,
 }
 
 /// A point that starts. Requests that find their range unmarked wait until it is dropped.
@@ -268,7 +268,7 @@ pub(crate) struct Point<'a> {
 
 impl Starting {
     /// The point begins when the image with this identity is frozen, which then does not change.
-    pub(crate) fn with(self, linkage_id: Option<Uuid>) -> Self {
+    pub(crate) fn with(self, linkage_id: Option<LinkageId>) -> Self {
         Self { linkage_id, ..self }
     }
 

@@ -19,6 +19,7 @@ use diskwright_format::tracks::{
     AREAS_OFFSET_BYTES, BadTracks, GrainRun, HEADER_BYTES, HEADER_OFFSETS_BYTES, Header, LOG_OFFSET_BYTES, LOG_RECORDS,
     RECORD_BYTES, RUNS_MAX, SEGMENT_BYTES, SegmentHead, area_bytes, bitmap_bytes, crc_of, parse_record, record_bytes,
 };
+use diskwright_image::LinkageId;
 use diskwright_store::{CacheMode, Files, LockMode, OpenOptions, Store};
 use std::{
     ffi::OsString,
@@ -26,7 +27,6 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
-use uuid::Uuid;
 
 /// The time from one point to the next.
 #[derive(Debug, Clone)]
@@ -37,7 +37,7 @@ pub(crate) struct Segment {
     /// Nanoseconds of that second.
     pub(crate) started_ns: u32,
     /// The identity of an image that had the disk's contents at the start.
-    pub(crate) linkage_id: Option<Uuid>,
+    pub(crate) linkage_id: Option<LinkageId>,
     /// Size of the disk at the start, in bytes.
     pub(crate) size_bytes: u64,
     /// Why everything counts as changed.
@@ -145,7 +145,7 @@ fn contents_of(store: &dyn Store) -> Result<Contents, ReadError> {
             name: head.name,
             started_seconds: head.started_seconds,
             started_ns: head.started_ns,
-            linkage_id: head.linkage_id,
+            linkage_id: head.linkage_id.map(LinkageId::from_uuid),
             size_bytes: head.size_bytes,
             everything: Some(head.everything).filter(|reason| !reason.is_empty()),
             exact: Arc::new(Bits::from_bytes(bitmap, header.grains())),
@@ -263,7 +263,7 @@ impl Sidecar {
                 name: segment.name.clone(),
                 started_seconds: segment.started_seconds,
                 started_ns: segment.started_ns,
-                linkage_id: segment.linkage_id,
+                linkage_id: segment.linkage_id.map(LinkageId::to_uuid),
                 size_bytes: segment.size_bytes,
                 everything: segment.everything.clone().unwrap_or_default(),
             };

@@ -44,7 +44,7 @@ use super::{
 };
 use crate::clerk::{Clerk, Since};
 use diskwright_format::tracks::{GRAIN_BYTES_MIN, GRAINS_MAX, GrainRun, Header, Identity};
-use diskwright_image::Image;
+use diskwright_image::{Image, LinkageId};
 use diskwright_store::{
     ExternalTicket, Files,
     sync::{
@@ -57,7 +57,6 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, PoisonError},
 };
-use uuid::Uuid;
 
 /// Most bytes that are marked and were not written.
 ///
@@ -414,14 +413,15 @@ impl Inner {
         let mut coming = present;
         if !present.guid.is_nil() {
             // An image that is being written already has its GUID, which its children know.
-            let now = self.image.linkage_id().unwrap_or_default();
-            coming.guid = if now == present.guid { Uuid::new_v4() } else { now };
+            let kept = LinkageId::from_uuid(present.guid);
+            let now = self.image.linkage_id().unwrap_or(kept);
+            coming.guid = if now == kept { kept.fresh() } else { now }.to_uuid();
         }
         if let Err(error) = self.write(true, Some(coming)) {
             return self.give_up(&error);
         }
         if let Some(writer) = self.image.writer().filter(|_| !present.guid.is_nil()) {
-            writer.begin_writing_as(coming.guid)?;
+            writer.begin_writing_as(LinkageId::from_uuid(coming.guid))?;
         }
         self.identity = coming;
         self.is_open = true;
@@ -549,10 +549,10 @@ impl Inner {
         if self.failed.is_some() || self.identity.guid.is_nil() {
             return Ok(());
         }
-        let coming = Identity { guid: Uuid::new_v4(), ..self.identity };
+        let coming = Identity { guid: LinkageId::from_uuid(self.identity.guid).fresh().to_uuid(), ..self.identity };
         self.name_coming(coming)?;
         if let Some(writer) = self.image.writer().filter(|_| self.failed.is_none()) {
-            writer.begin_writing_as(coming.guid)?;
+            writer.begin_writing_as(LinkageId::from_uuid(coming.guid))?;
             self.identity = coming;
         }
         Ok(())

@@ -6,7 +6,7 @@ use diskwright_disk::{
     ConvertOptions, ConvertOutcome, CreateRequest, Destination, Disk, DiskError, Facts, Identity, NewSize, OpenOptions,
     Reach, ReconnectOptions, Verdict, convert, create, reconnect,
 };
-use diskwright_image::{DiskType, Format};
+use diskwright_image::{DiskType, Format, LinkageId};
 use diskwright_store::{
     CacheMode, EngineKind, FileSystem, Files, LocalFiles, OpenError, Store,
     testing::{ForwardingFileSystem, ForwardingStore},
@@ -42,7 +42,7 @@ fn verified() -> ConvertOptions {
 fn ids(path: &Path) -> (Option<Uuid>, Option<Uuid>) {
     let disk = Disk::open(path, &OpenOptions { reach: Reach::Top, ..OpenOptions::default() }).unwrap();
     let layers = disk.layers();
-    (layers[0].image.info().disk_id, layers[0].image.linkage_id())
+    (layers[0].image.info().disk_id, layers[0].image.linkage_id().map(LinkageId::to_uuid))
 }
 
 /// A folder with a raw disk of 8 MiB: an MBR with one partition, active if `active`, that ends at

@@ -20,7 +20,6 @@ use std::{
     process::Command,
 };
 use tempfile::TempDir;
-use uuid::Uuid;
 
 const MIB: u64 = 1 << 20;
 
@@ -49,7 +48,7 @@ fn insisting() -> ApplyOptions {
     ApplyOptions { ignore_id_mismatch: true, ..ApplyOptions::default() }
 }
 
-fn linkage(path: &Path) -> Option<Uuid> {
+fn linkage(path: &Path) -> Option<diskwright_image::LinkageId> {
     Disk::open(path, &OpenOptions::default()).unwrap().layers()[0].image.linkage_id()
 }
 

@@ -272,8 +272,10 @@ fn a_child_that_was_merged_cannot_be_written() {
         };
         // As after a cut before the removal.
         let mut marked = link.parent.clone().unwrap();
-        marked.linkage = identity;
-        marked.linkage2 = link.linkage_id.map(|id| uuid::Uuid::from_u128(id.as_u128() ^ identity.as_u128()));
+        marked.linkage = Some(identity);
+        marked.linkage2 = link
+            .linkage_id
+            .map(|id| uuid::Uuid::from_u128(id.to_uuid().as_u128() ^ identity.to_uuid().as_u128()).into());
         marked.modified_seconds = marked.modified_seconds.map(|_| 1);
         let store = diskwright_store::FileStore::open(
             &top,

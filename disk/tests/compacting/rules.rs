@@ -20,7 +20,7 @@ fn ext4(lab: &Lab) -> Option<Vec<u8>> {
     Some(fs::read(lab.path("disk.raw")).unwrap())
 }
 
-fn linkage(path: &Path) -> Option<uuid::Uuid> {
+fn linkage(path: &Path) -> Option<diskwright_image::LinkageId> {
     Disk::open(path, &OpenOptions::default()).unwrap().layers()[0].image.info().linkage_id
 }
 

@@ -24,11 +24,12 @@ pub fn new_image(
         physical_sector_bytes: 512,
         parent: (disk_type == DiskType::Differencing).then(|| ParentLink {
             relative_path: Some(r".\below".into()),
-            linkage: uuid::Uuid::from_u128(1),
+            linkage: Some(uuid::Uuid::from_u128(1).into()),
             ..ParentLink::default()
         }),
         preallocate: false,
         disk_id: None,
+        own: Default::default(),
     };
     match format {
         Format::Vhd => vhd::create(Arc::clone(&store), &options).unwrap(),

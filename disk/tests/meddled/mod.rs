@@ -5,8 +5,8 @@
 use crate::images::{new_image, new_layer};
 use diskwright_disk::Layer;
 use diskwright_image::{
-    BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, ParentLink, Reservation, Result,
-    SectorBitmap,
+    BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LinkageId, ParentLink,
+    Reservation, Result, SectorBitmap,
 };
 use diskwright_store::{MemoryStore, Store, testing::ForwardingStore};
 use std::{
@@ -20,7 +20,6 @@ use std::{
     thread,
     time::Duration,
 };
-use uuid::Uuid;
 
 pub const MIB: u64 = 1 << 20;
 
@@ -186,7 +185,7 @@ impl Image for Meddled {
         self.tables.pass();
         self.inner.block_states(first_block, out)
     }
-    fn linkage_id(&self) -> Option<Uuid> {
+    fn linkage_id(&self) -> Option<LinkageId> {
         self.inner.linkage_id()
     }
     fn parent_link(&self) -> Option<ParentLink> {
@@ -209,7 +208,7 @@ impl ImageWriter for Meddled {
         self.called("begin_writing");
         self.inner_writer().begin_writing()
     }
-    fn begin_writing_as(&self, linkage_id: Uuid) -> Result<()> {
+    fn begin_writing_as(&self, linkage_id: LinkageId) -> Result<()> {
         self.called("begin_writing");
         self.inner_writer().begin_writing_as(linkage_id)
     }

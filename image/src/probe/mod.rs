@@ -30,7 +30,7 @@
 
 pub mod known;
 
-use crate::{CheckReport, Format, Image, ImageError, ImageInfo, Result, split::SplitRawImage};
+use crate::{CheckReport, Format, Image, ImageError, ImageInfo, Reference, Result};
 use diskwright_store::Store;
 use known::Known;
 use std::{path::Path, sync::Arc};
@@ -208,47 +208,41 @@ pub fn open(
     raw_sector_bytes: u32,
 ) -> Result<Arc<dyn Image>> {
     let verdict = format.map_or_else(|| probe(&*store, writable), |format| Ok(DetectedFormat::certain(format)))?;
-    open_as(store, verdict, writable, raw_sector_bytes)
+    open_parts(vec![store], verdict, writable, raw_sector_bytes)
 }
 
-/// Opens an image whose format is known. An image with a guessed format is refused if it names a
-/// parent.
+/// The further files that the image in `store` names. The caller opens them, and passes all files
+/// to [`open_parts`].
 ///
 /// # Errors
-/// Errors of the format's `open`; `FormatUnclear`.
-fn open_as(
-    store: Arc<dyn Store>,
-    verdict: DetectedFormat,
-    writable: bool,
-    raw_sector_bytes: u32,
-) -> Result<Arc<dyn Image>> {
-    let image = verdict.format.driver().open(Arc::clone(&store), writable, raw_sector_bytes)?;
-    if verdict.is_guess && names_another_file(image.info()) {
-        return Err(guess_refused(&*store, verdict.format, "the image names another file as its parent"));
+/// Errors of [`Driver::references`](crate::Driver::references); `FormatUnclear` for an image with a
+/// guessed format that names any: a guest may have written the names.
+pub fn references(store: &dyn Store, verdict: DetectedFormat) -> Result<Vec<Reference>> {
+    let named = verdict.format.driver().references(store)?;
+    if verdict.is_guess && !named.is_empty() {
+        return Err(guess_refused(store, verdict.format, "the image names further files"));
     }
-    Ok(image)
+    Ok(named)
 }
 
-/// Opens a disk in several files, in order. A single file is opened as the format in
-/// `verdict` says.
+/// Opens an image whose format is known, with all its files: those of [`references`], or the parts
+/// of a raw disk. An image with a guessed format is refused if it names a parent.
 ///
 /// # Errors
-/// Errors of the format's `open` and of [`SplitRawImage::new`]; `Unsupported` for several files of
-/// a format other than raw.
+/// Errors of [`Driver::open_files`](crate::Driver::open_files); `FormatUnclear`.
 pub fn open_parts(
-    mut parts: Vec<Arc<dyn Store>>,
+    parts: Vec<Arc<dyn Store>>,
     verdict: DetectedFormat,
     writable: bool,
     raw_sector_bytes: u32,
 ) -> Result<Arc<dyn Image>> {
-    match (parts.len(), verdict.format) {
-        (1, _) => open_as(parts.remove(0), verdict, writable, raw_sector_bytes),
-        (_, Format::Raw) => Ok(Arc::new(SplitRawImage::new(parts, writable, raw_sector_bytes)?)),
-        (_, format) => Err(ImageError::Unsupported {
-            path: parts.first().map(|part| part.name().to_owned()).unwrap_or_default(),
-            what: format!("a {format} image in several files"),
-            hint: "join the parts into one file".into(),
-        }),
+    let first = parts.first().cloned();
+    let image = verdict.format.driver().open_files(parts, writable, raw_sector_bytes)?;
+    match first {
+        Some(first) if verdict.is_guess && names_another_file(image.info()) => {
+            Err(guess_refused(&*first, verdict.format, "the image names another file as its parent"))
+        }
+        _ => Ok(image),
     }
 }
 
@@ -256,8 +250,8 @@ fn names_another_file(info: &ImageInfo) -> bool {
     info.parent.is_some() || info.disk_type == crate::DiskType::Differencing
 }
 
-/// Checks an image of `format`, or of the format that [`probe`] detects for reading. Changes
-/// nothing. A raw image has nothing to check.
+/// Checks an image in one file of `format`, or of the format that [`probe`] detects for reading.
+/// Changes nothing. A raw image has nothing to check.
 ///
 /// # Errors
 /// Errors of [`probe`] and of the format's `check`.

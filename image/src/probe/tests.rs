@@ -22,7 +22,7 @@ fn image(name: &str, format: Format, disk_type: DiskType) -> Arc<MemoryStore> {
     let store = Arc::new(MemoryStore::with_bytes(name, Vec::new()));
     let parent = (disk_type == DiskType::Differencing).then(|| ParentLink {
         relative_path: Some(r".\secret.vhd".into()),
-        linkage: Uuid::from_u128(1),
+        linkage: Some(Uuid::from_u128(1).into()),
         ..ParentLink::default()
     });
     let options = CreateOptions {
@@ -34,6 +34,7 @@ fn image(name: &str, format: Format, disk_type: DiskType) -> Arc<MemoryStore> {
         parent,
         preallocate: false,
         disk_id: None,
+        own: Default::default(),
     };
     format.driver().create(Arc::clone(&store) as Arc<dyn Store>, &options).unwrap();
     store

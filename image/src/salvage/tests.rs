@@ -52,6 +52,7 @@ fn made(format: Format) -> Vec<u8> {
         parent: None,
         preallocate: false,
         disk_id: None,
+        own: Default::default(),
     };
     format.driver().create(Arc::clone(&store) as Arc<dyn Store>, &options).unwrap();
     store.to_vec()

@@ -21,7 +21,7 @@
 //! interrupted is not recognised as a VHD.
 
 use super::{PAGE_BYTES, link};
-use crate::{CreateOptions, DiskType, ImageError, ParentLink, Result};
+use crate::{CreateOptions, DiskType, ImageError, LinkageId, ParentLink, Result};
 use diskwright_format::vhd::{
     BAT_UNUSED, CREATOR_APP, CREATOR_OS, CREATOR_VERSION, Chs, DEFAULT_BLOCK_BYTES, DiskKind, DynamicHeader,
     FEATURE_RESERVED, FOOTER_BYTES, Footer, HEADER_BYTES, MAX_DYNAMIC_BYTES, NO_DATA_OFFSET, SECTOR_BYTES,
@@ -194,7 +194,7 @@ fn create_with_blocks(store: &dyn Store, options: &CreateOptions, kind: DiskKind
         table_offset,
         max_table_entries: count as u32,
         block_bytes,
-        parent_id: parent.linkage,
+        parent_id: parent.linkage.map_or(Uuid::nil(), LinkageId::to_uuid),
         parent_modified_seconds: parent.modified_seconds.unwrap_or(0),
         parent_name: link::name(parent),
         locators,

@@ -43,7 +43,7 @@ use super::{
     table,
     write::Writing,
 };
-use crate::{BlockState, ImageError, Result, raw::MoveTrailer};
+use crate::{BlockState, ImageError, LinkageId, Result, raw::MoveTrailer};
 use diskwright_format::vhd::{
     BAT_UNUSED, DynamicHeader, FOOTER_BYTES, Footer, HEADER_BYTES, MAX_DYNAMIC_BYTES, SECTOR_BYTES,
 };
@@ -52,7 +52,6 @@ use std::{
     ops::Range,
     sync::{Arc, PoisonError},
 };
-use uuid::Uuid;
 
 /// Bytes of a table copied or written by one call.
 const STEP_BYTES: u64 = 1 << 20;
@@ -115,10 +114,10 @@ impl MoveTrailer for FixedFooter {
     }
 
     /// The footer is one sector, so it is never torn.
-    fn set_linkage_id(&self, barrier: &Barrier, linkage_id: Uuid) -> Result<()> {
+    fn set_linkage_id(&self, barrier: &Barrier, linkage_id: LinkageId) -> Result<()> {
         barrier.check()?;
         let mut footer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (new, at) = (Footer::with_unique_id(&footer.bytes, linkage_id), footer.offset_bytes);
+        let (new, at) = (Footer::with_unique_id(&footer.bytes, linkage_id.to_uuid()), footer.offset_bytes);
         let written = barrier.write(&new, at);
         written.map_err(|e| ImageError::io("write the footer", &**barrier.store(), at, e))?;
         footer.bytes = new;

@@ -26,7 +26,7 @@ use super::{
     write::Writing,
 };
 use crate::{
-    BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, ParentLink, Result,
+    BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LinkageId, LogState, ParentLink, Result,
     SectorBitmap,
     raw::{self, FLAT_ALIGNMENT_BYTES, FlatWriter, PSEUDO_BLOCK_BYTES, Trailer},
 };
@@ -36,7 +36,6 @@ use diskwright_store::{
     sync::atomic::{AtomicU64, Ordering},
 };
 use std::sync::Arc;
-use uuid::Uuid;
 
 /// Smallest disk that Windows attaches, in bytes.
 const WINDOWS_MIN_BYTES: u64 = 3 << 20;
@@ -151,7 +150,7 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
         physical_sector_bytes: SECTOR_BYTES as u32,
         creator: creator_text(footer),
         disk_id: Some(footer.unique_id),
-        linkage_id: Some(footer.unique_id),
+        linkage_id: Some(LinkageId::from_uuid(footer.unique_id)),
         file_write_id: None,
         created_seconds: Some(footer.created_seconds),
         parent,
@@ -234,9 +233,9 @@ impl Image for VhdImage {
         }
     }
 
-    fn linkage_id(&self) -> Option<Uuid> {
+    fn linkage_id(&self) -> Option<LinkageId> {
         let changed = match &self.kind {
-            Kind::Writable(writing) => writing.lock().unique_id,
+            Kind::Writable(writing) => writing.lock().unique_id.map(LinkageId::from_uuid),
             Kind::Fixed(Some(writer)) => writer.linkage_id(),
             Kind::Fixed(None) | Kind::ReadOnly { .. } => None,
         };

@@ -11,7 +11,7 @@ use super::{
     footers::{Chosen, Footers},
     overlaps,
 };
-use crate::{BlockState, ImageError, ParentLink, Result};
+use crate::{BlockState, ImageError, LinkageId, ParentLink, Result};
 use diskwright_format::vhd::{
     BAT_UNUSED, DiskKind, DynamicHeader, FOOTER_BYTES, Footer, HEADER_BYTES, LocatorData, LocatorEntry, LocatorKind,
     MAX_DYNAMIC_BYTES, SECTOR_BYTES, bitmap_bytes,
@@ -309,7 +309,7 @@ impl Layout {
         let header = &blocks.header;
         let mut link = ParentLink {
             name: (!header.parent_name.is_empty()).then(|| header.parent_name.clone()),
-            linkage: header.parent_id,
+            linkage: Some(LinkageId::from_uuid(header.parent_id)),
             modified_seconds: Some(header.parent_modified_seconds),
             modified_offset_bytes: Some(blocks.header_offset_bytes + 56),
             ..Default::default()

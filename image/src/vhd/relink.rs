@@ -37,7 +37,7 @@ use super::{
     link,
     write::Writing,
 };
-use crate::{ImageError, ParentLink, Result};
+use crate::{ImageError, LinkageId, ParentLink, Result};
 use diskwright_format::vhd::{DynamicHeader, FOOTER_BYTES, Footer, HEADER_BYTES, LocatorKind, SECTOR_BYTES};
 use std::sync::{Arc, PoisonError};
 use uuid::Uuid;
@@ -64,7 +64,7 @@ impl Writing {
         let before = self.blocks();
         let bytes = self.header_bytes(&before)?;
         let header = DynamicHeader {
-            parent_id: link.linkage,
+            parent_id: link.linkage.map_or(Uuid::nil(), LinkageId::to_uuid),
             parent_modified_seconds: link.modified_seconds.unwrap_or(0),
             parent_name: link::name(link),
             ..before.header.clone()
@@ -182,6 +182,7 @@ impl Writing {
             modified_offset_bytes: Some(after.header_offset_bytes + 56),
             volume_path: None,
             linkage2: None,
+            format: None,
         };
         let mut state = self.lock();
         state.blocks = Arc::new(after);

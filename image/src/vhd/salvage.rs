@@ -15,7 +15,7 @@
 
 use super::layout::by_trust;
 use crate::{
-    DiskType, Format, ImageError, ImageInfo, LogState, ParentLink, Result,
+    DiskType, Format, ImageError, ImageInfo, LinkageId, LogState, ParentLink, Result,
     salvage::{
         Bitmaps, BlockTable, Fault, Held, Kinship, SalvageHints, Salvaged, file_length, joined, overlapping,
         overlaps_one, read_what_can_be,
@@ -331,7 +331,7 @@ impl Place<'_> {
 fn parent_of(store: &dyn Store, header: &DynamicHeader, header_offset_bytes: u64, file_bytes: u64) -> ParentLink {
     let mut link = ParentLink {
         name: (!header.parent_name.is_empty()).then(|| header.parent_name.clone()),
-        linkage: header.parent_id,
+        linkage: Some(LinkageId::from_uuid(header.parent_id)),
         modified_seconds: Some(header.parent_modified_seconds),
         ..Default::default()
     };
@@ -364,7 +364,7 @@ fn info(
         physical_sector_bytes: SECTOR_BYTES as u32,
         creator: footer.map(|footer| footer.creator_app.escape_ascii().to_string()).unwrap_or_default(),
         disk_id: footer.map(|footer| footer.unique_id),
-        linkage_id: footer.map(|footer| footer.unique_id),
+        linkage_id: footer.map(|footer| LinkageId::from_uuid(footer.unique_id)),
         file_write_id: None,
         created_seconds: footer.map(|footer| footer.created_seconds),
         parent,

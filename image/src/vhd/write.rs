@@ -32,7 +32,8 @@ use super::{
     table::Table,
 };
 use crate::{
-    BlockState, Commit, ImageError, ImageWriter, MoveTo, ParentLink, Reservation, Result, SectorBitmap, needs::Needs,
+    BlockState, Commit, ImageError, ImageWriter, LinkageId, MoveTo, ParentLink, Reservation, Result, SectorBitmap,
+    needs::Needs,
 };
 use diskwright_format::vhd::{BAT_UNUSED, SECTOR_BYTES};
 use diskwright_store::{
@@ -327,8 +328,8 @@ impl ImageWriter for Writing {
         Ok(())
     }
 
-    fn set_linkage_id(&self, linkage_id: Uuid) -> Result<()> {
-        self.replace_unique_id(linkage_id)
+    fn set_linkage_id(&self, linkage_id: LinkageId) -> Result<()> {
+        self.replace_unique_id(linkage_id.to_uuid())
     }
 
     fn set_parent_link(&self, link: &ParentLink) -> Result<()> {
@@ -494,6 +495,7 @@ mod tests {
             parent,
             preallocate: false,
             disk_id: None,
+            own: Default::default(),
         };
         super::super::create(Arc::clone(&store), &options).unwrap();
         let (layout, _) = super::super::layout::Layout::read(&*store).unwrap();

@@ -28,6 +28,7 @@ use super::{
     tables::{READ_BITMAP, Tables},
 };
 use crate::{
+    LinkageId,
     error::{ImageError, Result},
     image::{BlockState, Image, ImageInfo, ImageWriter, ParentLink, SectorBitmap},
 };
@@ -37,7 +38,6 @@ use diskwright_store::{
     sync::{Mutex, atomic::AtomicBool},
 };
 use std::{fmt, io, ops::ControlFlow, sync::Arc};
-use uuid::Uuid;
 
 /// Opens a VHDX.
 ///
@@ -285,9 +285,9 @@ impl Image for VhdxImage {
         self.layout().geometry.size_bytes()
     }
 
-    fn linkage_id(&self) -> Option<Uuid> {
+    fn linkage_id(&self) -> Option<LinkageId> {
         match &self.writing {
-            Some(writing) => Some(lock(&writing.headers).current().data_write_guid),
+            Some(writing) => Some(LinkageId::from_uuid(lock(&writing.headers).current().data_write_guid)),
             None => self.info.linkage_id,
         }
     }

@@ -10,7 +10,7 @@
 //! Creation (`create.rs`) and a change of the link (`relink.rs`) write the same bytes. `name` and
 //! the time stamp are fields of VHD only.
 
-use crate::image::ParentLink;
+use crate::{LinkageId, image::ParentLink};
 use diskwright_format::vhdx::{
     Invalid, ParentLocator,
     parent_locator::{ABSOLUTE_WIN32_PATH, PARENT_LINKAGE, PARENT_LINKAGE2, RELATIVE_PATH, VHDX_LOCATOR, VOLUME_PATH},
@@ -30,8 +30,9 @@ pub(super) fn encode(link: &ParentLink) -> Result<Vec<u8>, Refusal> {
         (ABSOLUTE_WIN32_PATH, link.absolute_path.as_deref().map(absolute_win32)),
     ];
     let paths = paths.into_iter().filter_map(|(key, path)| Some((key, path.filter(|path| !path.is_empty())?)));
-    let linkages = [(PARENT_LINKAGE, Some(link.linkage)), (PARENT_LINKAGE2, link.linkage2)];
-    let linkages = linkages.into_iter().filter_map(|(key, id)| Some((key, format!("{{{}}}", id?))));
+    let linkages =
+        [(PARENT_LINKAGE, Some(link.linkage.unwrap_or(uuid::Uuid::nil().into()))), (PARENT_LINKAGE2, link.linkage2)];
+    let linkages = linkages.into_iter().filter_map(|(key, id)| Some((key, format!("{{{}}}", id?.to_uuid()))));
     let mut entries: Vec<_> = linkages.collect();
     let without_paths = entries.len();
     entries.extend(paths);
@@ -58,12 +59,13 @@ pub(super) fn of_locator(locator: &ParentLocator) -> Result<ParentLink, Invalid>
     let missing = || Invalid::new("parent locator", 0, "no parent_linkage", "the identity of the parent");
     let text = |key| locator.get(key).map(str::to_owned);
     Ok(ParentLink {
+        format: None,
         relative_path: text(RELATIVE_PATH),
         volume_path: text(VOLUME_PATH),
         absolute_path: text(ABSOLUTE_WIN32_PATH),
         name: None,
-        linkage: locator.guid(PARENT_LINKAGE)?.ok_or_else(missing)?,
-        linkage2: locator.guid(PARENT_LINKAGE2)?,
+        linkage: Some(LinkageId::from_uuid(locator.guid(PARENT_LINKAGE)?.ok_or_else(missing)?)),
+        linkage2: locator.guid(PARENT_LINKAGE2)?.map(LinkageId::from_uuid),
         modified_seconds: None,
         modified_offset_bytes: None,
     })

@@ -17,6 +17,7 @@ use super::{
     log::{Ring, Sequence, Target},
 };
 use crate::{
+    LinkageId,
     error::{ImageError, Result},
     image::{DiskType, Format, ImageInfo, LogState, ParentLink},
 };
@@ -133,7 +134,7 @@ fn describe(
         physical_sector_bytes: physical,
         creator: found.creator.clone(),
         disk_id,
-        linkage_id: Some(header.data_write_guid),
+        linkage_id: Some(LinkageId::from_uuid(header.data_write_guid)),
         file_write_id: Some(header.file_write_guid),
         created_seconds: None,
         parent,

@@ -23,7 +23,7 @@ use super::{
     open::{Items, check_log_place, read_metadata_table, replay_in_memory},
 };
 use crate::{
-    DiskType, Format, ImageError, ImageInfo, LogState, ParentLink, Result,
+    DiskType, Format, ImageError, ImageInfo, LinkageId, LogState, ParentLink, Result,
     salvage::{
         Bitmaps, BlockTable, Fault, HELD_MAX, Held, Kinship, SalvageHints, Salvaged, file_length, joined, overlapping,
         overlaps_one, read_what_can_be,
@@ -127,7 +127,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         physical_sector_bytes: facts.physical_sector_bytes,
         creator: creator.unwrap_or_default(),
         disk_id: facts.disk_id,
-        linkage_id: header.as_ref().map(|header| header.data_write_guid),
+        linkage_id: header.as_ref().map(|header| LinkageId::from_uuid(header.data_write_guid)),
         file_write_id: header.as_ref().map(|header| header.file_write_guid),
         created_seconds: None,
         parent: facts.parent.filter(|_| has_parent),

@@ -2,12 +2,12 @@
 
 use super::{image::VhdxImage, lock};
 use crate::{
+    LinkageId,
     error::Result,
     image::{BlockState, Commit, ImageWriter, MoveTo, ParentLink, Reservation},
 };
 use diskwright_store::sync::atomic::Ordering;
 use std::ops::Range;
-use uuid::Uuid;
 
 impl ImageWriter for VhdxImage {
     fn begin_writing(&self) -> Result<()> {
@@ -20,15 +20,15 @@ impl ImageWriter for VhdxImage {
         Ok(())
     }
 
-    fn begin_writing_as(&self, linkage_id: Uuid) -> Result<()> {
+    fn begin_writing_as(&self, linkage_id: LinkageId) -> Result<()> {
         self.barrier.check()?;
         let writing = self.writing()?;
-        lock(&writing.headers).begin_data_write_as(&self.barrier, linkage_id)?;
+        lock(&writing.headers).begin_data_write_as(&self.barrier, linkage_id.to_uuid())?;
         writing.begun.store(true, Ordering::Release);
         Ok(())
     }
 
-    fn set_linkage_id(&self, linkage_id: Uuid) -> Result<()> {
+    fn set_linkage_id(&self, linkage_id: LinkageId) -> Result<()> {
         self.begin_writing_as(linkage_id)
     }
 

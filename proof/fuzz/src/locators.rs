@@ -184,7 +184,7 @@ fn parents() -> &'static [Parent; 2] {
             let store: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes("parent", bytes.clone()));
             let image = probe::open(store, Some(format), false, 512).expect("a sound sample");
             let info = image.info();
-            let linkage = info.linkage_id.expect("an identity");
+            let linkage = Some(info.linkage_id.expect("an identity"));
             let options = CreateOptions {
                 disk_type: DiskType::Differencing,
                 size_bytes: info.size_bytes,
@@ -194,6 +194,7 @@ fn parents() -> &'static [Parent; 2] {
                 parent: None,
                 preallocate: false,
                 disk_id: None,
+                own: Default::default(),
             };
             (Arc::new(bytes), ParentLink { linkage, ..ParentLink::default() }, options)
         })

@@ -73,6 +73,7 @@ fn make_all() -> Vec<Sample> {
             parent: None,
             preallocate: false,
             disk_id: Some(Uuid::from_u128(0x00d1_5c00 + all.len() as u128)),
+            own: Default::default(),
         };
         let parent = (disk_type == DiskType::Differencing).then(|| make_parent(name, format, &options));
         let link = parent.as_ref().map(|bytes| link_to(format, bytes));
@@ -90,6 +91,7 @@ fn make_all() -> Vec<Sample> {
         parent: None,
         preallocate: false,
         disk_id: None,
+        own: Default::default(),
     };
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new("logged.vhdx"));
     create(Format::Vhdx, &store, &options);
@@ -122,7 +124,7 @@ fn link_to(format: Format, parent: &[u8]) -> ParentLink {
         relative_path: Some(".\\parent".into()),
         absolute_path: Some("C:\\parent".into()),
         name: Some("parent".into()),
-        linkage: image.info().linkage_id.expect("an identity"),
+        linkage: Some(image.info().linkage_id.expect("an identity")),
         modified_seconds: Some(0),
         ..ParentLink::default()
     }

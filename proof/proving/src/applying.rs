@@ -91,7 +91,7 @@ impl ApplyCase {
     /// Identity and size of the copy.
     fn present(&self, world: &World) -> Outcome<(Option<Uuid>, u64)> {
         let disk = Disk::open(self.kind.path(), &self.options(world)).map_err(|error| error.to_string())?;
-        Ok((disk.layers()[0].image.linkage_id(), disk.geometry().size_bytes))
+        Ok((disk.layers()[0].image.linkage_id().map(diskwright_image::LinkageId::to_uuid), disk.geometry().size_bytes))
     }
 
     fn reads(&self, world: &World, ledger: &Ledger, after_cut: bool) -> Outcome {

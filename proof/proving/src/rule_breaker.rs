@@ -2,11 +2,10 @@
 //! that the files below cannot break.
 
 use diskwright_image::{
-    BlockState, Commit, Image, ImageInfo, ImageWriter, MoveTo, ParentLink, Reservation, Result, SectorBitmap,
+    BlockState, Commit, Image, ImageInfo, ImageWriter, LinkageId, MoveTo, ParentLink, Reservation, Result, SectorBitmap,
 };
 use diskwright_store::Store;
 use std::sync::Arc;
-use uuid::Uuid;
 
 /// A rule to break.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +96,7 @@ impl Image for RuleBreaker {
         self.inner.size_bytes()
     }
 
-    fn linkage_id(&self) -> Option<Uuid> {
+    fn linkage_id(&self) -> Option<LinkageId> {
         self.inner.linkage_id()
     }
 
@@ -123,7 +122,7 @@ impl ImageWriter for RuleBreaker {
         if self.broken_rule == BrokenRule::NoBeginWriting { Ok(()) } else { self.writing()?.begin_writing() }
     }
 
-    fn begin_writing_as(&self, linkage_id: Uuid) -> Result<()> {
+    fn begin_writing_as(&self, linkage_id: LinkageId) -> Result<()> {
         if self.broken_rule == BrokenRule::NoBeginWriting {
             Ok(())
         } else {

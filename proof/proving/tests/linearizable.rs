@@ -208,7 +208,7 @@ fn soak_with_snapshots(format: Format, size_bytes: u64, block_bytes: [u32; 2]) {
             let path = dir.path().join(format!("disk-{joined}.{format}"));
             let parent = ParentLink {
                 relative_path: Some(r".\below".into()),
-                linkage: Uuid::from_u128(1),
+                linkage: Some(Uuid::from_u128(1).into()),
                 ..ParentLink::default()
             };
             let options = CreateOptions {
@@ -220,6 +220,7 @@ fn soak_with_snapshots(format: Format, size_bytes: u64, block_bytes: [u32; 2]) {
                 parent: Some(parent),
                 preallocate: false,
                 disk_id: None,
+                own: Default::default(),
             };
             let store = new_file(&path);
             let made = match format {

@@ -14,7 +14,6 @@
 use diskwright_store::ErrorCode;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-use uuid::Uuid;
 
 /// The version of the messages.
 pub const VERSION: u32 = 1;
@@ -218,7 +217,7 @@ pub struct TrackedPoint {
     pub everything_because: Option<String>,
     /// The identity of an image that had the contents of the disk then; `null` if no image had.
     #[serde(default)]
-    pub linkage_id: Option<Uuid>,
+    pub linkage_id: Option<String>,
     /// Size of the disk then, in bytes.
     #[serde(default)]
     pub virtual_size: u64,
@@ -232,7 +231,7 @@ impl From<diskwright_disk::TrackPoint> for TrackedPoint {
             started: since.as_secs(),
             changed: point.changed_bytes,
             everything_because: point.everything,
-            linkage_id: point.linkage_id,
+            linkage_id: point.linkage_id.map(|id| id.to_string()),
             virtual_size: point.size_bytes,
         }
     }

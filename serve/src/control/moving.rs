@@ -73,7 +73,7 @@ pub(super) fn options_of(new: &NewImage, keep_old: bool, dry_run: bool) -> diskw
         hint: "use the program that the process runs".into(),
     };
     let format = new.format.as_deref().map(|word| {
-        let known = [Format::Raw, Format::Vhd, Format::Vhdx].into_iter().find(|format| format.to_string() == word);
+        let known = Format::ALL.iter().copied().find(|format| format.to_string() == word);
         known.ok_or_else(|| unknown("format", word))
     });
     let disk_type = new.disk_type.as_deref().map(|word| {

@@ -18,7 +18,6 @@ use std::{
     path::Path,
     time::Duration,
 };
-use uuid::Uuid;
 
 /// What `diff --apply --json` prints.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -28,7 +27,7 @@ pub struct AppliedReport {
     /// The disk to which it was applied.
     disk: String,
     /// The identity that the disk has afterwards; `null` for a raw disk.
-    result_id: Option<Uuid>,
+    result_id: Option<String>,
     /// Virtual size before, in bytes.
     old_size: u64,
     /// Virtual size afterwards, in bytes.
@@ -98,7 +97,7 @@ fn applied(export: &Path, copy: &Path, done: &Applied, dry_run: bool, elapsed: D
     AppliedReport {
         export: json::path(export),
         disk: json::path(copy),
-        result_id: done.result_id,
+        result_id: done.result_id.map(|id| id.to_string()),
         old_size: done.size_bytes.0,
         new_size: done.size_bytes.1,
         data_bytes: done.data_bytes,

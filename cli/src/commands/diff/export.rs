@@ -17,7 +17,6 @@ use std::{
     io::{self, IsTerminal, Write},
     path::Path,
 };
-use uuid::Uuid;
 
 /// What `diff --export --json` prints.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -29,9 +28,9 @@ pub struct ExportedReport {
     /// The export.
     export: String,
     /// Identity of `base`: VHDX DataWriteGuid, VHD unique id; `null` for raw disks.
-    base_id: Option<Uuid>,
+    base_id: Option<String>,
     /// Identity of the disk.
-    result_id: Option<Uuid>,
+    result_id: Option<String>,
     /// Size of `base` in bytes.
     base_size: u64,
     /// Size of the disk in bytes.
@@ -92,8 +91,8 @@ pub(super) fn run(
             file,
             base: other,
             export: json::path(out),
-            base_id: base.linkage_id,
-            result_id: result.linkage_id,
+            base_id: base.linkage_id.map(|id| id.to_string()),
+            result_id: result.linkage_id.map(|id| id.to_string()),
             base_size: base.size_bytes,
             size: result.size_bytes,
             data_bytes,

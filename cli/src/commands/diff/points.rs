@@ -53,7 +53,7 @@ fn track_point(point: &TrackedPoint) -> TrackPoint {
         started: UNIX_EPOCH + Duration::from_secs(point.started.min(u64::from(u32::MAX) * 4)),
         changed_bytes: point.changed,
         everything: point.everything_because.clone(),
-        linkage_id: point.linkage_id,
+        linkage_id: point.linkage_id.as_ref().and_then(|id| id.parse().ok()),
         size_bytes: point.virtual_size,
     }
 }

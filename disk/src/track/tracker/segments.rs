@@ -8,18 +8,18 @@
 use super::{Inner, grain_for};
 use crate::track::{bits::Bits, sidecar::Segment};
 use diskwright_format::tracks::{GrainRun, POINTS_MAX};
+use diskwright_image::LinkageId;
 use std::{
     ops::Range,
     sync::Arc,
     time::{SystemTime, UNIX_EPOCH},
 };
-use uuid::Uuid;
 
 impl Inner {
     /// Adds a point. [`Inner::checkpoint`] must follow when no request uses the former view.
     /// `linkage_id` is that of an image with the contents that the disk has now. Returns the former
     /// durable bits.
-    pub(crate) fn add_point(&mut self, name: &str, linkage_id: Option<Uuid>) -> Arc<Bits> {
+    pub(crate) fn add_point(&mut self, name: &str, linkage_id: Option<LinkageId>) -> Arc<Bits> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.segments.push(Segment {
             name: name.into(),

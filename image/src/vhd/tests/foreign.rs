@@ -143,7 +143,7 @@ fn other_programs_read_a_changed_link() {
             relative_path: Some(format!(".\\{name}")),
             absolute_path: Some(format!("C:\\disks\\{name}")),
             name: Some(name.into()),
-            linkage: Uuid::from_u128(id),
+            linkage: Some(Uuid::from_u128(id).into()),
             ..Default::default()
         };
         let disk = TestDisk::open(store.clone(), true, Vec::new());

@@ -56,7 +56,7 @@ fn relink(store: &Arc<SparseStore>) {
     for paths in [1, 40, 3] {
         let link = ParentLink {
             relative_path: Some(".\\another folder\\parent.vhd".repeat(paths)),
-            linkage: Uuid::from_u128(5),
+            linkage: Some(Uuid::from_u128(5).into()),
             ..ParentLink::default()
         };
         let is_linked = writer.set_parent_link(&link).is_ok();

@@ -36,12 +36,13 @@ fn options(disk_type: DiskType, size_bytes: u64, block_bytes: u32) -> CreateOpti
             relative_path: Some(".\\parent.vhd".into()),
             absolute_path: Some("C:\\disks\\parent.vhd".into()),
             name: Some("parent.vhd".into()),
-            linkage: Uuid::from_u128(7),
+            linkage: Some(Uuid::from_u128(7).into()),
             modified_seconds: Some(800_000_000),
             ..Default::default()
         }),
         preallocate: false,
         disk_id: Some(Uuid::from_u128(99)),
+        own: Default::default(),
     }
 }
 

@@ -20,7 +20,7 @@ fn link(name: &str, id: u128, modified_seconds: u32) -> ParentLink {
         relative_path: Some(format!(".\\{name}")),
         absolute_path: Some(format!("C:\\disks\\{name}")),
         name: Some(name.into()),
-        linkage: Uuid::from_u128(id),
+        linkage: Some(Uuid::from_u128(id).into()),
         modified_seconds: Some(modified_seconds),
         ..Default::default()
     }
@@ -53,7 +53,7 @@ fn an_identity_or_time_stamp_changes_one_sector() {
     let before = store.sectors();
     for new in [
         ParentLink { modified_seconds: Some(5), ..old.clone() },
-        ParentLink { linkage: Uuid::from_u128(0x88), modified_seconds: None, ..old.clone() },
+        ParentLink { linkage: Some(Uuid::from_u128(0x88).into()), modified_seconds: None, ..old.clone() },
         ParentLink { name: Some("other name.vhd".into()), ..old.clone() },
     ] {
         let syncs = store.syncs.load(Ordering::Relaxed);
@@ -83,7 +83,7 @@ fn another_path_moves_the_header_to_and_fro() {
         let new = link(&format!("parent {round}.vhd"), 9 + u128::from(round), round);
         let disk = TestDisk::open(store.clone(), true, vec![3; 4 * MIB as usize]);
         disk.image.writer().unwrap().set_parent_link(&new).unwrap();
-        assert_eq!(disk.image.linkage_id(), Some(Uuid::from_u128(99)), "the child's own identity");
+        assert_eq!(disk.image.linkage_id(), Some(Uuid::from_u128(99).into()), "the child's own identity");
         disk.close();
         offsets.push(header_offset(&store));
         assert_eq!(link_of(&*store), new);
@@ -336,7 +336,7 @@ fn a_damaged_disk_gets_only_what_needs_no_space() {
     let error = disk.image.writer().unwrap().set_parent_link(&link("p.vhd", 1, 2)).unwrap_err();
     assert!(matches!(error, ImageError::Corrupt { .. }), "{error:?}");
     assert_eq!(link_of(&*store), old);
-    let new = ParentLink { linkage: Uuid::from_u128(0x88), ..old };
+    let new = ParentLink { linkage: Some(Uuid::from_u128(0x88).into()), ..old };
     disk.image.writer().unwrap().set_parent_link(&new).unwrap();
     assert_eq!(link_of(&*store), new);
 }

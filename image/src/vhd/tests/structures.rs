@@ -12,7 +12,7 @@ fn new_files_have_the_requested_properties() {
     assert_eq!(info.payload_alignment_bytes, 4096);
     let stored = options(DiskType::Differencing, 0, 0).parent.unwrap();
     assert_eq!(info.parent, Some(ParentLink { modified_offset_bytes: Some(512 + 56), ..stored }));
-    assert_eq!(info.linkage_id, Some(Uuid::from_u128(99)));
+    assert_eq!(info.linkage_id, Some(Uuid::from_u128(99).into()));
     assert!(info.remarks.is_empty(), "{:?}", info.remarks);
     assert_eq!(header(&store).table_offset, 8192, "with room for a second header");
     assert_eq!(footer_at(&store, 0).unwrap().creator_app, CREATOR_APP);

@@ -350,7 +350,7 @@ impl Driver {
 pub(super) fn options(disk_type: DiskType, size_bytes: u64, block_bytes: u32) -> CreateOptions {
     let parent = ParentLink {
         relative_path: Some("..\\parent.vhdx".into()),
-        linkage: Uuid::from_u128(0x1234),
+        linkage: Some(Uuid::from_u128(0x1234).into()),
         ..ParentLink::default()
     };
     CreateOptions {
@@ -362,6 +362,7 @@ pub(super) fn options(disk_type: DiskType, size_bytes: u64, block_bytes: u32) ->
         parent: (disk_type == DiskType::Differencing).then_some(parent),
         preallocate: false,
         disk_id: Some(Uuid::from_u128(42)),
+        own: Default::default(),
     }
 }
 

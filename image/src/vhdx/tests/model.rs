@@ -430,7 +430,7 @@ fn an_opened_disk_has_the_options_of_its_creation() {
         relative_path: Some("..\\ü\\p.vhdx".into()),
         volume_path: Some("\\\\?\\Volume{26a21bda-a627-11d7-9931-806e6f6e6963}\\p.vhdx".into()),
         absolute_path: Some(r"\\?\C:\p.vhdx".into()),
-        linkage: Uuid::from_u128(77),
+        linkage: Some(Uuid::from_u128(77).into()),
         ..ParentLink::default()
     };
     let made = CreateOptions {

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 const REGION_BYTES: u64 = 2 * MIB;
 
 fn link(path: &str, id: u128) -> ParentLink {
-    ParentLink { relative_path: Some(path.into()), linkage: Uuid::from_u128(id), ..ParentLink::default() }
+    ParentLink { relative_path: Some(path.into()), linkage: Some(Uuid::from_u128(id).into()), ..ParentLink::default() }
 }
 
 /// Three links of different lengths: the second one needs several pages.
@@ -18,7 +18,7 @@ fn links() -> [ParentLink; 3] {
     let long = ParentLink {
         absolute_path: Some(format!(r"\disks\{}parent.vhdx", r"folder\".repeat(900))),
         volume_path: Some(r"\\?\Volume{26a21bda-a627-11d7-9931-806e6f6e6963}\parent.vhdx".into()),
-        linkage2: Some(Uuid::from_u128(0x77)),
+        linkage2: Some(Uuid::from_u128(0x77).into()),
         ..link(r"..\base.vhdx", 0x5678)
     };
     [options(DiskType::Differencing, MIB, MIB as u32).parent.unwrap(), long, link(r".\third.vhdx", 0x9abc)]
@@ -241,7 +241,7 @@ fn a_chosen_identity_survives_power_cuts() {
     driver.write(1, 1, 1).unwrap();
     driver.writer().close().unwrap();
     let old = Driver::open(&store, false).image.linkage_id();
-    let chosen = Uuid::from_u128(0xc405e);
+    let chosen = crate::LinkageId::from(Uuid::from_u128(0xc405e));
     let driver = Driver::open(&store, true);
     let mut numbers = Numbers(3);
     store.set_hook(move |power| {

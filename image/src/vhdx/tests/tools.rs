@@ -172,8 +172,8 @@ fn libvhdi_reads_a_changed_link() {
         let new = ParentLink {
             relative_path: Some(format!(".\\{name}")),
             absolute_path: Some(format!("C:\\disks\\{name}")),
-            linkage: Uuid::from_u128(id),
-            linkage2: Some(Uuid::from_u128(0x55)),
+            linkage: Some(Uuid::from_u128(id).into()),
+            linkage2: Some(Uuid::from_u128(0x55).into()),
             ..ParentLink::default()
         };
         let driver = Driver::open(&store, true);

@@ -63,7 +63,7 @@ pub struct SessionStart {
     pub(super) top: u32,
     pub(super) file: Contents,
     pub(super) file_write_id: Option<Uuid>,
-    pub(super) linkage_id: Option<Uuid>,
+    pub(super) linkage_id: Option<diskwright_image::LinkageId>,
     pub(super) visible: Vec<Version>,
 }
 

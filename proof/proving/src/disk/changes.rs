@@ -122,7 +122,7 @@ impl DiskCase {
             relative_path: Some(format!(".\\{name}")),
             absolute_path: Some(below.to_string_lossy().replace('/', "\\")),
             name: Some(name),
-            linkage: info.linkage_id.ok_or("the top has no identity")?,
+            linkage: Some(info.linkage_id.ok_or("the top has no identity")?),
             modified_seconds: Some(PARENT_MODIFIED_SECONDS),
             ..ParentLink::default()
         };
@@ -135,6 +135,7 @@ impl DiskCase {
             parent: Some(parent),
             preallocate: false,
             disk_id: info.disk_id,
+            own: Default::default(),
         };
         let path = self.path_of(number);
         // Removes the file of an attempt that has failed.

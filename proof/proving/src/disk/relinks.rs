@@ -24,13 +24,13 @@ impl DiskCase {
         let link = ParentLink {
             relative_path: Some(format!(".\\parent.{}", self.format)),
             absolute_path: Some(format!("\\d\\{place}\\{}parent", "folder\\".repeat(place as usize % 4 * 90))),
-            linkage: parent.image.linkage_id().ok_or("the parent has no identity")?,
+            linkage: Some(parent.image.linkage_id().ok_or("the parent has no identity")?),
             ..ParentLink::default()
         };
         Ok(if is_vhd {
             ParentLink { name: Some(number.to_string()), modified_seconds: Some(PARENT_MODIFIED_SECONDS), ..link }
         } else {
-            ParentLink { linkage2: Some(Uuid::from_u128(number.into())), ..link }
+            ParentLink { linkage2: Some(Uuid::from_u128(number.into()).into()), ..link }
         })
     }
 
