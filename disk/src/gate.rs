@@ -69,7 +69,8 @@ impl<'a> Gate<'a> {
         self.policy.allow_any || self.allowed.iter().any(|dir| parent.starts_with(dir))
     }
 
-    /// Where a further file is that the image at `image` names. `image` must have no symbolic links.
+    /// Where a further file is that the image at `image` names. `image` must have no symbolic
+    /// links.
     pub(crate) fn place_of(&self, image: &Path, name: &str) -> Candidate {
         let Some(path) = named_file(image, name, &self.policy.drives) else {
             return Candidate::Missing(format!(

@@ -55,8 +55,8 @@ impl<'a> Access<'a> {
 pub(crate) type OpenImage = (Arc<dyn Image>, Vec<Arc<dyn Store>>);
 
 /// Opens an image and returns it with its files: the parts of a raw disk, or the further files that
-/// the image names. If O_DIRECT is requested but the payload is not aligned to the device, the image is opened through
-/// the page cache instead, with a warning.
+/// the image names. If O_DIRECT is requested but the payload is not aligned to the device, the
+/// image is opened through the page cache instead, with a warning.
 pub(crate) fn open_image(
     files: &Files,
     path: &Path,

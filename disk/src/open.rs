@@ -12,9 +12,10 @@
 //! and a chain with a loop is an error.
 //!
 //! The top's format is probed unless the options name it. A parent has the format that its child
-//! names, or the format of the child, and is never probed. Of the paths that a child has for its parent, the first one whose file has the
-//! right identity is used. So a wrong file at the relative path does not hide the right file at the
-//! absolute path. If no file fits, the error describes all of them.
+//! names, or the format of the child, and is never probed. Of the paths that a child has for its
+//! parent, the first one whose file has the right identity is used. So a wrong file at the relative
+//! path does not hide the right file at the absolute path. If no file fits, the error describes all
+//! of them.
 //!
 //! A raw disk may continue in further files, `disk.001`, `disk.002` and so on: see `parts`. Only
 //! the top may do so. `image_file.rs` opens a single image.

@@ -48,8 +48,8 @@ pub struct Driver {
     pub usual_type: DiskType,
     /// Whether dynamic and differencing images exist. If not, all images are fixed.
     pub has_blocks: bool,
-    /// The kinds of image within the format that can be created, as qemu-img names them, the default
-    /// first. Empty if there is only one.
+    /// The kinds of image within the format that can be created, as qemu-img names them, the
+    /// default first. Empty if there is only one.
     pub subformats: &'static [&'static str],
     /// Upper limit in bytes for the virtual size of a dynamic or differencing image. `u64::MAX`
     /// where the image's own tables already bound the size.

@@ -9,8 +9,8 @@ use diskwright_store::BlockDevice;
 pub struct DiskState {
     /// The format of its top image; raw for an export of a server.
     pub format: Format,
-    /// The identity of its top image: VHDX DataWriteGuid, VHD unique id, VMDK CID. `None` for raw disks. A
-    /// VHD keeps its identity when it is written.
+    /// The identity of its top image: VHDX DataWriteGuid, VHD unique id, VMDK CID. `None` for raw
+    /// disks. A VHD keeps its identity when it is written.
     pub linkage_id: Option<LinkageId>,
     /// Virtual size in bytes.
     pub size_bytes: u64,

@@ -250,8 +250,8 @@ fn names_another_file(info: &ImageInfo) -> bool {
     info.parent.is_some() || info.disk_type == crate::DiskType::Differencing
 }
 
-/// Checks an image in one file of `format`, or of the format that [`probe`] detects for reading. Changes
-/// nothing. A raw image has nothing to check.
+/// Checks an image in one file of `format`, or of the format that [`probe`] detects for reading.
+/// Changes nothing. A raw image has nothing to check.
 ///
 /// # Errors
 /// Errors of [`probe`] and of the format's `check`.
