@@ -11,6 +11,7 @@
 
 mod ova;
 mod vmdk;
+mod written;
 
 use super::{
     identity::{Identity, cannot_keep},
@@ -39,13 +40,6 @@ pub(super) enum StreamKind {
     Vmdk,
     /// An archive with such a VMDK, the description of a virtual machine (OVF 1.1) and a manifest.
     Ova,
-}
-
-/// What was written.
-struct Written {
-    outcome: ConvertOutcome,
-    /// Length of the file in bytes.
-    file_bytes: u64,
 }
 
 /// The kind of stream that is asked for; `None` for a copy that is an ordinary image.
@@ -168,21 +162,4 @@ fn check((source, source_path): (&Opened, &Path), dest: &Path, options: &Convert
         });
     }
     Ok(())
-}
-
-/// The error of a packing that failed.
-fn explain(
-    (source, source_path): (&Opened, &Path),
-    dest: &Path,
-    free_bytes: Option<u64>,
-    failure: Option<Failure>,
-) -> DiskError {
-    match failure {
-        None => DiskError::Stopped,
-        Some(Failure::Source(range, error)) => from_io("read it", &file_of(source, source_path, range), error),
-        Some(Failure::Dest(error)) => {
-            let error = diskwright_store::explain_shortage(error, dest, None, free_bytes);
-            from_io("copy into it", dest, error)
-        }
-    }
 }

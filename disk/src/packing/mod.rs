@@ -25,7 +25,6 @@ mod windows;
 mod worker;
 mod zlib;
 
-pub(crate) use chunk::Packer;
 pub(crate) use output::Output;
 pub(crate) use shared::Packing;
 pub(crate) use zlib::Zlib;
@@ -34,7 +33,7 @@ use crate::{
     Lost, Progress,
     copy::{Failure, Outcome},
 };
-use chunk::Ready;
+use chunk::{Packer, Ready};
 use shared::{Shared, State};
 use std::{
     collections::BTreeMap,

@@ -11,7 +11,11 @@
 //! blanks up to the reserved length, which XML allows behind the root element.
 
 use super::super::options::ConvertOptions;
-use super::{super::azure::start_of, Written, explain, vmdk};
+use super::{
+    super::azure::start_of,
+    vmdk,
+    written::{Written, explain},
+};
 use crate::{Opened, Progress, Result, copy::Failure, error::from_io, ova::digest_context, packing::Output};
 use diskwright_format::{
     ovf::{Appliance, DigestKind, Manifest, ManifestEntry, is_plain_name},

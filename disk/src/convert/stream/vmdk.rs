@@ -2,7 +2,7 @@
 
 use super::{
     super::options::{ConvertOptions, ConvertOutcome},
-    Written, explain,
+    written::{Written, explain},
 };
 use crate::{
     Opened, Progress, Result,
