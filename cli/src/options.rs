@@ -188,6 +188,8 @@ pub enum FormatArg {
     Vhd,
     /// Hyper-V, WSL.
     Vhdx,
+    /// VMware, VirtualBox; only read.
+    Vmdk,
 }
 
 impl FormatArg {
@@ -197,6 +199,7 @@ impl FormatArg {
             Self::Raw => Format::Raw,
             Self::Vhd => Format::Vhd,
             Self::Vhdx => Format::Vhdx,
+            Self::Vmdk => Format::Vmdk,
         }
     }
 }

@@ -83,6 +83,8 @@ pub enum StateFormat {
     Vhd,
     /// VHDX.
     Vhdx,
+    /// VMDK.
+    Vmdk,
 }
 
 /// A disk at one moment.
@@ -106,6 +108,7 @@ impl State {
             StateFormat::Raw => 0,
             StateFormat::Vhd => 1,
             StateFormat::Vhdx => 2,
+            StateFormat::Vmdk => 3,
         };
         out[24..28].copy_from_slice(&format.to_le_bytes());
         out[28..32].copy_from_slice(&self.sector_bytes.to_le_bytes());
@@ -117,7 +120,8 @@ impl State {
             0 => StateFormat::Raw,
             1 => StateFormat::Vhd,
             2 => StateFormat::Vhdx,
-            other => return Err(BadStream::new(format!("the format {other} of the {whose}"), "0, 1 or 2")),
+            3 => StateFormat::Vmdk,
+            other => return Err(BadStream::new(format!("the format {other} of the {whose}"), "0, 1, 2 or 3")),
         };
         let (size_bytes, sector_bytes) = (u64_at(bytes, 16), u32_at(bytes, 28));
         if !matches!(sector_bytes, 512 | 1024 | 2048 | 4096) {

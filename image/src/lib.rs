@@ -12,6 +12,7 @@
 //!   split.rs   a raw disk in several files (disk.001, disk.002, ...)
 //!   vhd/       fixed, dynamic, differencing VHD: open, create, write, check
 //!   vhdx/      the same for VHDX, and its log
+//!   vmdk/      reads VMDK: sparse, flat, compressed and ESX extents, in one file or several
 //!   references.rs  the further files that an image names
 //!   identity.rs  the identity by which children name their parent
 //!   space.rs   allocator of payload blocks in a growing file
@@ -41,6 +42,7 @@ mod space;
 pub mod split;
 pub mod vhd;
 pub mod vhdx;
+pub mod vmdk;
 #[cfg(test)]
 mod waiting;
 

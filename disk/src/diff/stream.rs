@@ -29,6 +29,7 @@ fn to_stream(state: &DiskState) -> State {
             Format::Raw => StateFormat::Raw,
             Format::Vhd => StateFormat::Vhd,
             Format::Vhdx => StateFormat::Vhdx,
+            Format::Vmdk => StateFormat::Vmdk,
         },
         sector_bytes: state.sector_bytes,
     }
@@ -40,6 +41,7 @@ fn from_stream(state: &State) -> DiskState {
             StateFormat::Raw => Format::Raw,
             StateFormat::Vhd => Format::Vhd,
             StateFormat::Vhdx => Format::Vhdx,
+            StateFormat::Vmdk => Format::Vmdk,
         },
         linkage_id: state.id.map(LinkageId::from_uuid),
         size_bytes: state.size_bytes,
