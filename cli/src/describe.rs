@@ -19,11 +19,14 @@ use uuid::Uuid;
 pub struct Description {
     /// Path as opened.
     pub file: String,
-    /// `raw`, `vhd`, `vhdx`.
+    /// `raw`, `vhd`, `vhdx`, `vmdk`.
     pub format: String,
     /// `fixed`, `dynamic`, `differencing`.
     #[serde(rename = "type")]
     pub disk_type: String,
+    /// Kind of image within the format, as the file spells it (VMDK).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub subformat: Option<String>,
     /// Size of the disk, as a guest sees it.
     pub virtual_size: u64,
     /// Space that the files take together, if the system reports it.
@@ -43,7 +46,7 @@ pub struct Description {
     pub creator: String,
     /// Time of creation, where it is recorded.
     pub created: Option<String>,
-    /// VHD unique id, VHDX virtual disk id.
+    /// VHD unique id, VHDX virtual disk id, VMDK `ddb.uuid`.
     pub disk_id: Option<Uuid>,
     /// Identifier by which children name the image.
     pub linkage_id: Option<String>,
@@ -135,6 +138,7 @@ impl From<&Layer> for Description {
             file: json::path(&layer.path),
             format: info.format.to_string(),
             disk_type: info.disk_type.to_string(),
+            subformat: info.subformat.clone(),
             virtual_size: info.size_bytes,
             size_on_disk: layer.allocated_bytes().ok(),
             file_size: layer.files_len_bytes().ok(),
@@ -171,6 +175,9 @@ impl Description {
         fields.add("file", printable(&self.file));
         fields.add("format", &self.format);
         fields.add("type", &self.disk_type);
+        if let Some(subformat) = &self.subformat {
+            fields.add("subformat", printable(subformat));
+        }
         fields.add("virtual size", Exact(self.virtual_size));
         if let Some(bytes) = self.size_on_disk {
             fields.add("size on disk", Exact(bytes));

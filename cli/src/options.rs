@@ -200,6 +200,8 @@ pub enum FormatArg {
     Qcow2,
     /// VirtualBox: read only.
     Vdi,
+    /// VMware, VirtualBox: read only.
+    Vmdk,
 }
 
 impl FormatArg {
@@ -211,6 +213,7 @@ impl FormatArg {
             Self::Vhdx => Format::Vhdx,
             Self::Qcow2 => Format::Qcow2,
             Self::Vdi => Format::Vdi,
+            Self::Vmdk => Format::Vmdk,
         }
     }
 }

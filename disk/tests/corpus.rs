@@ -21,6 +21,8 @@ use std::{
 
 /// Maximum growth of the process's peak memory by opening a hostile file.
 const BYTES_MAX: u64 = 32 << 20;
+/// Formats that are opened.
+const SUPPORTED: [&str; 4] = ["vhd", "vhdx", "vmdk", "qcow2"];
 /// Bytes of a disk read by one call.
 const PIECE_BYTES: usize = 8 << 20;
 
@@ -127,7 +129,7 @@ fn the_corpus_reads_as_its_manifest_says() {
         let taken = memory_peak_bytes() - before;
         assert!(taken < BYTES_MAX, "{name} took {taken} bytes of memory");
         println!("{name}: {}", told.join("\n    "));
-        if format != "vhd" {
+        if !SUPPORTED.contains(&format) {
             assert!(told[0].contains(&format!("{format} is not supported")), "{name}: {}", told[0]);
         }
     }
@@ -142,7 +144,11 @@ fn the_corpus_reads_as_its_manifest_says() {
     let (mut read, mut refused) = (0, 0);
     for row in &manifest {
         let (name, path) = (&row["name"], dir.path().join(&row["name"]));
-        if !row["format"].starts_with("vhd") {
+        // The extent of a descriptor belongs to the image of that name.
+        if row["format"].starts_with("extent/") {
+            continue;
+        }
+        if !SUPPORTED.contains(&row["format"].split('-').next().unwrap()) {
             let format = path.extension().unwrap().to_str().unwrap();
             for told in refusals(&path) {
                 assert!(told.contains(&format!("{format} is not supported")), "{name}: {told}");

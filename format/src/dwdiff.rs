@@ -87,6 +87,8 @@ pub enum StateFormat {
     Qcow2,
     /// VDI.
     Vdi,
+    /// VMDK.
+    Vmdk,
 }
 
 /// A disk at one moment.
@@ -113,6 +115,7 @@ impl State {
             // 3 is for VMDK.
             StateFormat::Qcow2 => 4,
             StateFormat::Vdi => 5,
+            StateFormat::Vmdk => 3,
         };
         out[24..28].copy_from_slice(&format.to_le_bytes());
         out[28..32].copy_from_slice(&self.sector_bytes.to_le_bytes());
@@ -127,6 +130,8 @@ impl State {
             4 => StateFormat::Qcow2,
             5 => StateFormat::Vdi,
             other => return Err(BadStream::new(format!("the format {other} of the {whose}"), "0, 1, 2, 4 or 5")),
+            3 => StateFormat::Vmdk,
+            other => return Err(BadStream::new(format!("the format {other} of the {whose}"), "0, 1, 2 or 3")),
         };
         let (size_bytes, sector_bytes) = (u64_at(bytes, 16), u32_at(bytes, 28));
         if !matches!(sector_bytes, 512 | 1024 | 2048 | 4096) {

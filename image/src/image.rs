@@ -39,11 +39,13 @@ pub enum Format {
     Qcow2,
     /// VDI, VirtualBox's format.
     Vdi,
+    /// VMDK, as in VMware's Virtual Disk Format 5.0.
+    Vmdk,
 }
 
 impl Format {
     /// All formats.
-    pub const ALL: &'static [Self] = &[Self::Raw, Self::Vhd, Self::Vhdx];
+    pub const ALL: &'static [Self] = &[Self::Raw, Self::Vhd, Self::Vhdx, Self::Vmdk];
 }
 
 /// How an image allocates space.
@@ -145,8 +147,10 @@ pub struct ImageInfo {
     pub logical_sector_bytes: u32,
     /// Physical sector of the virtual disk, in bytes.
     pub physical_sector_bytes: u32,
-    /// The program that created the file. Empty for raw.
+    /// The program that created the file. Empty for raw and VMDK.
     pub creator: String,
+    /// The kind of image within the format, as the file spells it (VMDK: `monolithicSparse`).
+    pub subformat: Option<String>,
     /// VHD unique id; VHDX virtual disk id (page 83 data).
     pub disk_id: Option<Uuid>,
     /// The identity by which children refer to this image, as of the open: VHD unique id, VHDX

@@ -14,6 +14,7 @@
 //!   vhdx/      the same for VHDX, and its log
 //!   qcow2/     qcow2: open, read, check
 //!   vdi/       VDI: open, read, check
+//!   vmdk/      reads VMDK: sparse, flat, compressed and ESX extents, in one file or several
 //!   references.rs  the further files that an image names
 //!   identity.rs  the identity by which children name their parent
 //!   space.rs   allocator of payload blocks in a growing file
@@ -45,6 +46,7 @@ pub mod split;
 pub mod vdi;
 pub mod vhd;
 pub mod vhdx;
+pub mod vmdk;
 #[cfg(test)]
 mod waiting;
 

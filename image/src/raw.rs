@@ -83,6 +83,7 @@ impl RawImage {
             logical_sector_bytes,
             physical_sector_bytes: logical_sector_bytes,
             creator: String::new(),
+            subformat: None,
             disk_id: None,
             linkage_id: None,
             file_write_id: None,

@@ -118,6 +118,7 @@ impl SplitRawImage {
             logical_sector_bytes,
             physical_sector_bytes: logical_sector_bytes,
             creator: String::new(),
+            subformat: None,
             disk_id: None,
             linkage_id: None,
             file_write_id: None,

@@ -31,6 +31,7 @@ fn to_stream(state: &DiskState) -> State {
             Format::Vhdx => StateFormat::Vhdx,
             Format::Qcow2 => StateFormat::Qcow2,
             Format::Vdi => StateFormat::Vdi,
+            Format::Vmdk => StateFormat::Vmdk,
         },
         sector_bytes: state.sector_bytes,
     }
@@ -44,6 +45,7 @@ fn from_stream(state: &State) -> DiskState {
             StateFormat::Vhdx => Format::Vhdx,
             StateFormat::Qcow2 => Format::Qcow2,
             StateFormat::Vdi => Format::Vdi,
+            StateFormat::Vmdk => Format::Vmdk,
         },
         linkage_id: state.id.map(LinkageId::from_uuid),
         size_bytes: state.size_bytes,

@@ -62,6 +62,7 @@ impl Patchwork {
                 logical_sector_bytes: 512,
                 physical_sector_bytes: 512,
                 creator: "patchwork".into(),
+                subformat: None,
                 disk_id: None,
                 linkage_id: None,
                 file_write_id: None,

@@ -91,8 +91,9 @@ pub(crate) static KNOWN: &[Known] = &[
     ),
     foreign("qcow", &["qcow"], &[front(0, QCOW_1)]),
     ours("qcow2", Format::Qcow2, &["qcow2"], &[front_but_not(b"QFI\xfb", QCOW_1)]),
-    foreign(
+    ours(
         "vmdk",
+        Format::Vmdk,
         &["vmdk"],
         &[
             front(0, b"KDMV"),

@@ -149,6 +149,7 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
         logical_sector_bytes: SECTOR_BYTES as u32,
         physical_sector_bytes: SECTOR_BYTES as u32,
         creator: creator_text(footer),
+        subformat: None,
         disk_id: Some(footer.unique_id),
         linkage_id: Some(LinkageId::from_uuid(footer.unique_id)),
         file_write_id: None,

@@ -363,6 +363,7 @@ fn info(
         logical_sector_bytes: SECTOR_BYTES as u32,
         physical_sector_bytes: SECTOR_BYTES as u32,
         creator: footer.map(|footer| footer.creator_app.escape_ascii().to_string()).unwrap_or_default(),
+        subformat: None,
         disk_id: footer.map(|footer| footer.unique_id),
         linkage_id: footer.map(|footer| LinkageId::from_uuid(footer.unique_id)),
         file_write_id: None,

@@ -133,6 +133,7 @@ fn describe(
         logical_sector_bytes: logical,
         physical_sector_bytes: physical,
         creator: found.creator.clone(),
+        subformat: None,
         disk_id,
         linkage_id: Some(LinkageId::from_uuid(header.data_write_guid)),
         file_write_id: Some(header.file_write_guid),

@@ -126,6 +126,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         logical_sector_bytes: geometry.logical_sector_bytes(),
         physical_sector_bytes: facts.physical_sector_bytes,
         creator: creator.unwrap_or_default(),
+        subformat: None,
         disk_id: facts.disk_id,
         linkage_id: header.as_ref().map(|header| LinkageId::from_uuid(header.data_write_guid)),
         file_write_id: header.as_ref().map(|header| header.file_write_guid),

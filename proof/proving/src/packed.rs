@@ -129,6 +129,7 @@ impl PackedImage {
             logical_sector_bytes: SECTOR_BYTES as u32,
             physical_sector_bytes: SECTOR_BYTES as u32,
             creator: "proving".into(),
+            subformat: None,
             disk_id: None,
             linkage_id: None,
             file_write_id: None,

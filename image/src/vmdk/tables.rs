@@ -1,0 +1,520 @@
+//! The directory and the grain tables of a sparse extent, in the three ways in which they are coded.
+//!
+//! ```text
+//!               directory entry            table        grain entry
+//!   hosted      sector of the table        512 x u32    sector of the grain; 0 none; 1 zeros
+//!   COWD        the same                   4096 x u32   the same, without zeros
+//!   SESPARSE    tag, number of the table   4096 x u64   tag, number of the grain (rotated)
+//! ```
+//!
+//! The directory is held in memory: 4 bytes for each table. Its length is bounded by the file's and
+//! by [`TABLES_MAX`]. Tables are read when they are asked for. An entry that points outside of the
+//! file, or into directories and headers, is invalid. Then the entry of the redundant table counts,
+//! if that is valid; else only this grain is damaged.
+//!
+//! Invariant: [`Entry::At`] is a range inside the file and outside of headers and directories.
+
+use super::{corrupt, text};
+use crate::{ImageError, Result};
+use diskwright_format::vmdk::{GRAIN_ABSENT, GRAIN_ZERO, Placing, SECTOR_BYTES, SparseFlags, SparseHeader};
+use diskwright_store::{
+    Store,
+    sync::atomic::{AtomicU64, Ordering},
+};
+use std::{ops::Range, sync::Arc};
+
+/// The most tables of an extent: 128 TiB in grains of 64 KiB.
+const TABLES_MAX: u64 = 1 << 22;
+/// A directory entry whose table cannot be found.
+pub(super) const LOST: u32 = u32::MAX;
+/// Bytes of a directory that are read by one call.
+const CHUNK_BYTES: usize = 64 << 10;
+/// Entries of a COWD or SESPARSE table.
+const ESX_ENTRIES: u64 = 4096;
+/// The largest grain of a COWD, in sectors.
+const COWD_GRAIN_MAX: u64 = 1 << 17;
+
+/// Where a grain is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Entry {
+    /// No data in this extent.
+    Absent,
+    /// Zeros.
+    Zero,
+    /// At this offset of the file, in bytes. For a compressed grain: of its marker.
+    At(u64),
+    /// An invalid entry.
+    Bad(u64),
+}
+
+/// How entries are coded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Coding {
+    Hosted {
+        /// An entry of 1 is a grain of zeros.
+        has_zeros: bool,
+        is_compressed: bool,
+    },
+    Cowd,
+    SeSparse {
+        tables_bytes: u64,
+        grains_bytes: u64,
+    },
+}
+
+/// A sparse extent.
+#[derive(Debug)]
+pub(super) struct Tables {
+    pub coding: Coding,
+    pub grain_bytes: u64,
+    /// Length of the disk's part, in bytes.
+    pub capacity_bytes: u64,
+    pub table_entries: u64,
+    /// Places of the directories: the first one, and the redundant one.
+    pub directories: Vec<u64>,
+    /// Entries of each directory.
+    pub entries: Vec<Vec<u32>>,
+    /// Headers, descriptor and directories, on which no grain may lie.
+    pub taken: Vec<Range<u64>>,
+    /// The header; `None` for COWD and SESPARSE.
+    pub header: Option<SparseHeader>,
+    /// Peculiarities, a sentence each.
+    pub remarks: Vec<String>,
+    len_bytes: KnownLength,
+}
+
+/// The last known length of the file, which only grows while the image is open.
+#[derive(Debug)]
+struct KnownLength(AtomicU64);
+
+fn u32_at(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 4).map_or(0, |found| u64::from(u32::from_le_bytes([found[0], found[1], found[2], found[3]])))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u32_at(bytes, at) | u32_at(bytes, at + 4) << 32
+}
+
+impl Tables {
+    /// Reads header and directories of the extent in `store`.
+    ///
+    /// # Errors
+    /// `Corrupt`, `Unsupported`, `Io`.
+    pub fn read(store: &dyn Store) -> Result<Self> {
+        let first = text::read_some(store, 0, 2048, "read the header of the extent")?;
+        if first.starts_with(text::COWD_MAGIC) {
+            Self::cowd(store, &first)
+        } else if first.starts_with(text::SESPARSE_MAGIC) {
+            Self::sesparse(store, &first)
+        } else {
+            Self::hosted(store)
+        }
+    }
+
+    fn hosted(store: &dyn Store) -> Result<Self> {
+        let header = text::header_of(store)?;
+        let is_compressed = header.flags.has(SparseFlags::COMPRESSED);
+        if is_compressed != header.flags.has(SparseFlags::MARKERS) {
+            return Err(ImageError::Unsupported {
+                path: store.name().to_owned(),
+                what: format!("a sparse extent with the flags {:#x} (compressed grains need markers)", header.flags.0),
+                hint: "convert it with the program that made it".into(),
+            });
+        }
+        let directory = match header.directory {
+            Placing::Sector(sector) => sector,
+            Placing::InFooter => return Err(corrupt(store, "footer of a stream", 0, "no directory", "a directory")),
+        };
+        let coding = Coding::Hosted { has_zeros: header.flags.has(SparseFlags::ZEROED_GRAINS), is_compressed };
+        let sectors = [Some(directory), header.redundant_directory];
+        let directories: Vec<u64> =
+            sectors.into_iter().flatten().map(|sector| sector.saturating_mul(SECTOR_BYTES)).collect();
+        let header_bytes = 0..SECTOR_BYTES;
+        let text_start = header.descriptor_sector.saturating_mul(SECTOR_BYTES);
+        let text = text_start..text_start.saturating_add(header.descriptor_sectors.saturating_mul(SECTOR_BYTES));
+        let tables = Self {
+            coding,
+            grain_bytes: header.grain_bytes(),
+            capacity_bytes: header.capacity_sectors * SECTOR_BYTES,
+            table_entries: u64::from(header.table_entries),
+            directories,
+            entries: Vec::new(),
+            taken: vec![header_bytes, text],
+            header: Some(header),
+            remarks: Vec::new(),
+            len_bytes: KnownLength(AtomicU64::new(text::len_of(store)?)),
+        };
+        tables.with_directories(store)
+    }
+
+    fn cowd(store: &dyn Store, first: &[u8]) -> Result<Self> {
+        let fail = |at, found: String, expected: &str| Err(corrupt(store, "COWD header", at, found, expected));
+        let (version, capacity, grain) = (u32_at(first, 4), u32_at(first, 12), u32_at(first, 16));
+        let (directory, count) = (u32_at(first, 20), u32_at(first, 24));
+        if first.len() < 2048 {
+            return fail(0, format!("{} bytes", first.len()), "2048 bytes");
+        }
+        if version != 1 {
+            return fail(4, format!("version {version}"), "version 1");
+        }
+        if grain == 0 || !grain.is_power_of_two() || grain > COWD_GRAIN_MAX {
+            return fail(16, format!("grains of {grain} sectors"), "a power of two up to 131,072");
+        }
+        let needed = capacity.div_ceil(grain).div_ceil(ESX_ENTRIES);
+        if count < needed {
+            return fail(24, format!("a directory of {count} entries"), &format!("at least {needed} for its capacity"));
+        }
+        let directory_bytes = directory * SECTOR_BYTES;
+        let tables = Self {
+            coding: Coding::Cowd,
+            grain_bytes: grain * SECTOR_BYTES,
+            capacity_bytes: capacity * SECTOR_BYTES,
+            table_entries: ESX_ENTRIES,
+            directories: vec![directory_bytes],
+            entries: Vec::new(),
+            taken: vec![0..4 * SECTOR_BYTES],
+            header: None,
+            remarks: Vec::new(),
+            len_bytes: KnownLength(AtomicU64::new(text::len_of(store)?)),
+        };
+        tables.with_directories(store)
+    }
+
+    fn sesparse(store: &dyn Store, first: &[u8]) -> Result<Self> {
+        let fail = |at, found: String, expected: &str| Err(corrupt(store, "SESPARSE header", at, found, expected));
+        let field = |index: usize| u64_at(first, index * 8);
+        let unsupported = |what: &str| {
+            Err(ImageError::Unsupported {
+                path: store.name().to_owned(),
+                what: what.into(),
+                hint: "open the disk once with ESXi, which cleans it up".into(),
+            })
+        };
+        if field(1) != 0x2_0000_0001 {
+            return fail(8, format!("version {:#x}", field(1)), "version 0x200000001");
+        }
+        let (capacity, grain, table_sectors) = (field(2), field(3), field(4));
+        if grain != 8 || table_sectors != 64 {
+            let found = format!("grains of {grain} sectors and tables of {table_sectors}");
+            return fail(24, found, "grains of 8 sectors and tables of 64");
+        }
+        if capacity > u64::MAX / SECTOR_BYTES / 2 {
+            return fail(16, format!("a capacity of {capacity} sectors"), "less than 2^54");
+        }
+        if field(5) != 0 {
+            return unsupported(&format!("an SESPARSE extent with the flags {:#x}", field(5)));
+        }
+        let sector_bytes = |index| field(index).saturating_mul(SECTOR_BYTES);
+        let volatile = text::read_some(store, sector_bytes(10), 512, "read the volatile header")?;
+        if u64_at(&volatile, 0) != 0xcafe_cafe {
+            return fail(sector_bytes(10), format!("{:#x}", u64_at(&volatile, 0)), "a volatile header (0xcafecafe)");
+        }
+        if u64_at(&volatile, 24) != 0 {
+            return unsupported("an SESPARSE extent whose journal is to be replayed");
+        }
+        let (directory, size, tables, grains) = (sector_bytes(16), field(17), sector_bytes(18), sector_bytes(24));
+        let count = capacity.div_ceil(8).div_ceil(ESX_ENTRIES);
+        if size.saturating_mul(SECTOR_BYTES / 8) < count {
+            return fail(136, format!("a directory of {size} sectors"), &format!("room for {count} entries"));
+        }
+        let tables = Self {
+            coding: Coding::SeSparse { tables_bytes: tables, grains_bytes: grains },
+            grain_bytes: 8 * SECTOR_BYTES,
+            capacity_bytes: capacity * SECTOR_BYTES,
+            table_entries: ESX_ENTRIES,
+            directories: vec![directory],
+            entries: Vec::new(),
+            taken: vec![0..SECTOR_BYTES],
+            header: None,
+            remarks: Vec::new(),
+            len_bytes: KnownLength(AtomicU64::new(text::len_of(store)?)),
+        };
+        tables.with_directories(store)
+    }
+
+    /// Reads the directories. A table that the first one loses is taken from the second.
+    fn with_directories(mut self, store: &dyn Store) -> Result<Self> {
+        let len_bytes = text::len_of(store)?;
+        let count = self.tables();
+        if self.capacity_bytes == 0 {
+            return Err(corrupt(store, "sparse extent header", 12, "a capacity of 0", "a capacity"));
+        }
+        if count > TABLES_MAX {
+            return Err(ImageError::Unsupported {
+                path: store.name().to_owned(),
+                what: format!("a sparse extent of {count} grain tables (at most {TABLES_MAX})"),
+                hint: "is this the right file? A disk of that size would have larger grains".into(),
+            });
+        }
+        let bytes = count * self.directory_entry_bytes();
+        let outside = |at: u64| at == 0 || at.checked_add(bytes).is_none_or(|end| end > len_bytes);
+        let at = self.directories[0];
+        if outside(at) && self.directories.get(1).is_none_or(|&second| outside(second)) {
+            let found = format!("a directory of {bytes} bytes at offset {at} in a file of {len_bytes}");
+            return Err(corrupt(store, "grain directory", at, found, "one that lies inside the file"));
+        }
+        self.taken.extend(self.directories.iter().filter(|&&at| !outside(at)).map(|&at| at..at + bytes));
+        for &at in &self.directories {
+            let read =
+                if outside(at) { vec![LOST; count as usize] } else { self.read_directory(store, at, len_bytes)? };
+            self.entries.push(read);
+        }
+        let lost = |entries: &[u32]| entries.iter().filter(|&&entry| entry == LOST).count();
+        let lost_first = lost(&self.entries[0]);
+        if lost_first > 0 {
+            if let [first, second] = &mut self.entries[..] {
+                for (one, other) in first.iter_mut().zip(second) {
+                    if *one == LOST && *other != GRAIN_ABSENT {
+                        *one = *other;
+                    }
+                }
+            }
+            let left = lost(&self.entries[0]);
+            self.remarks.push(format!(
+                "{}: the grain directory at offset {at} is damaged: {lost_first} of its {count} entries lead nowhere; {} of them were taken from the redundant directory.",
+                store.name().display(),
+                lost_first - left
+            ));
+        }
+        Ok(self)
+    }
+
+    fn read_directory(&self, store: &dyn Store, at: u64, len_bytes: u64) -> Result<Vec<u32>> {
+        let width = self.directory_entry_bytes() as usize;
+        let mut entries = Vec::with_capacity(self.tables() as usize);
+        let mut bytes = vec![0; CHUNK_BYTES];
+        let mut offset = at;
+        let end = at + self.tables() * width as u64;
+        while offset < end {
+            let chunk = &mut bytes[..(end - offset).min(CHUNK_BYTES as u64) as usize];
+            store
+                .read_at(chunk, offset)
+                .map_err(|error| ImageError::io("read the grain directory", store, offset, error))?;
+            entries.extend(chunk.chunks_exact(width).map(|entry| self.directory_entry(entry, len_bytes)));
+            offset += chunk.len() as u64;
+        }
+        Ok(entries)
+    }
+
+    fn directory_entry_bytes(&self) -> u64 {
+        if matches!(self.coding, Coding::SeSparse { .. }) { 8 } else { 4 }
+    }
+
+    /// The entry as it is kept: 0 for no table, else a number of [`Tables::table_place`].
+    fn directory_entry(&self, bytes: &[u8], len_bytes: u64) -> u32 {
+        let entry = match self.coding {
+            Coding::SeSparse { .. } => match u64_at(bytes, 0) {
+                0 => 0,
+                // The number is kept plus 1, as table 0 exists.
+                raw if raw >> 32 == 0x1000_0000 => (raw as u32).saturating_add(1),
+                _ => LOST,
+            },
+            _ => u32_at(bytes, 0) as u32,
+        };
+        let fits = |place: u64| place.checked_add(self.table_bytes()).is_some_and(|end| end <= len_bytes);
+        if entry == 0 || entry != LOST && fits(self.table_place(entry)) { entry } else { LOST }
+    }
+
+    /// The offset of the table of a directory entry that is neither 0 nor [`LOST`].
+    pub fn table_place(&self, entry: u32) -> u64 {
+        match self.coding {
+            Coding::SeSparse { tables_bytes, .. } => {
+                tables_bytes.saturating_add((u64::from(entry) - 1) * self.table_bytes())
+            }
+            _ => u64::from(entry) * SECTOR_BYTES,
+        }
+    }
+
+    /// Number of grains.
+    pub fn grains(&self) -> u64 {
+        self.capacity_bytes.div_ceil(self.grain_bytes)
+    }
+
+    /// Number of grain tables.
+    pub fn tables(&self) -> u64 {
+        self.grains().div_ceil(self.table_entries)
+    }
+
+    /// Bytes of a grain entry.
+    pub fn entry_bytes(&self) -> u64 {
+        self.directory_entry_bytes()
+    }
+
+    /// Bytes of a grain table.
+    pub fn table_bytes(&self) -> u64 {
+        (self.table_entries * self.entry_bytes()).next_multiple_of(SECTOR_BYTES)
+    }
+
+    /// Whether the grains are compressed.
+    pub fn is_compressed(&self) -> bool {
+        matches!(self.coding, Coding::Hosted { is_compressed: true, .. })
+    }
+
+    /// Whether an entry can say that a grain is zeros.
+    pub fn has_zeros(&self) -> bool {
+        matches!(self.coding, Coding::Hosted { has_zeros: true, .. } | Coding::SeSparse { .. })
+    }
+
+    /// Bytes of a grain that belong to the disk's part.
+    pub fn valid_bytes(&self, grain: u64) -> u64 {
+        self.capacity_bytes.saturating_sub(grain * self.grain_bytes).min(self.grain_bytes)
+    }
+
+    /// The largest known length of the file, which covers `end` if it can.
+    pub fn len_covering(&self, store: &dyn Store, end: u64) -> Result<u64> {
+        // Relaxed: the number is only a hint. A stale value costs a system call.
+        let known = self.len_bytes.0.load(Ordering::Relaxed);
+        if end <= known {
+            return Ok(known);
+        }
+        let found = text::len_of(store)?;
+        self.len_bytes.0.store(found, Ordering::Relaxed);
+        Ok(found)
+    }
+
+    /// Decodes a raw entry of a grain.
+    pub fn decode(&self, store: &dyn Store, grain: u64, raw: u64) -> Result<Entry> {
+        let at = match self.coding {
+            Coding::SeSparse { grains_bytes, .. } => match (raw >> 60, raw & !(0xf << 60)) {
+                (0, 0) => return Ok(Entry::Absent),
+                (1 | 2, _) => return Ok(Entry::Zero),
+                (3, number) => {
+                    let number = number >> 48 | (number & 0xffff_ffff_ffff) << 12;
+                    number.checked_mul(self.grain_bytes).and_then(|at| at.checked_add(grains_bytes))
+                }
+                _ => None,
+            },
+            _ if raw == u64::from(GRAIN_ABSENT) => return Ok(Entry::Absent),
+            _ if raw == u64::from(GRAIN_ZERO) && self.has_zeros() => return Ok(Entry::Zero),
+            _ => raw.checked_mul(SECTOR_BYTES),
+        };
+        let needed = if self.is_compressed() { SECTOR_BYTES } else { self.valid_bytes(grain) };
+        let Some((at, end)) = at.and_then(|at| Some((at, at.checked_add(needed)?))) else { return Ok(Entry::Bad(raw)) };
+        let is_inside = end <= self.len_covering(store, end)?;
+        let is_clear = self.taken.iter().all(|taken| taken.end <= at || end <= taken.start);
+        Ok(if is_inside && is_clear { Entry::At(at) } else { Entry::Bad(raw) })
+    }
+
+    /// Reads the raw entries of the grains from `first`, which lie in one table at `place`.
+    pub fn read_raw(&self, store: &dyn Store, place: u64, first: u64, out: &mut [u64]) -> Result<()> {
+        let width = self.entry_bytes();
+        let offset = place + first % self.table_entries * width;
+        let mut bytes = vec![0; out.len() * width as usize];
+        store
+            .read_at(&mut bytes, offset)
+            .map_err(|error| ImageError::io("read a grain table", store, offset, error))?;
+        for (entry, bytes) in out.iter_mut().zip(bytes.chunks_exact(width as usize)) {
+            *entry = if width == 8 { u64_at(bytes, 0) } else { u32_at(bytes, 0) };
+        }
+        Ok(())
+    }
+
+    /// The entries of grains that lie in one table, from the file.
+    pub fn read_entries(&self, store: &dyn Store, first: u64, out: &mut [Entry]) -> Result<()> {
+        let table = (first / self.table_entries) as usize;
+        match self.entries[0].get(table).copied().unwrap_or(LOST) {
+            GRAIN_ABSENT => out.fill(Entry::Absent),
+            LOST => out.fill(Entry::Bad(u64::from(LOST))),
+            entry => {
+                let mut raw = vec![0; out.len()];
+                self.read_raw(store, self.table_place(entry), first, &mut raw)?;
+                self.decode_all(store, first, &raw, out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Decodes raw entries of one table. Invalid ones are replaced by those of the redundant table.
+    pub fn decode_all(&self, store: &dyn Store, first: u64, raw: &[u64], out: &mut [Entry]) -> Result<()> {
+        let mut has_bad = false;
+        for ((grain, &raw), entry) in (first..).zip(raw).zip(out.iter_mut()) {
+            *entry = self.decode(store, grain, raw)?;
+            has_bad |= matches!(entry, Entry::Bad(_));
+        }
+        let table = (first / self.table_entries) as usize;
+        let second = self.entries.get(1).and_then(|entries| entries.get(table)).copied();
+        let Some(second) = second.filter(|&second| has_bad && second != LOST && second != GRAIN_ABSENT) else {
+            return Ok(());
+        };
+        let mut raw = vec![0; out.len()];
+        self.read_raw(store, self.table_place(second), first, &mut raw)?;
+        for ((grain, &raw), entry) in (first..).zip(&raw).zip(out) {
+            if matches!(entry, Entry::Bad(_)) {
+                let other = self.decode(store, grain, raw)?;
+                // A grain that the second table does not know may have been written since.
+                if matches!(other, Entry::At(_)) {
+                    *entry = other;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Offset of a grain's entry in the file, for messages; that of the directory without a table.
+    pub fn entry_offset(&self, grain: u64) -> u64 {
+        let table = grain / self.table_entries;
+        match self.entries[0].get(table as usize).copied() {
+            Some(entry) if entry != GRAIN_ABSENT && entry != LOST => {
+                self.table_place(entry) + grain % self.table_entries * self.entry_bytes()
+            }
+            _ => self.directories[0] + table * self.directory_entry_bytes(),
+        }
+    }
+
+    /// The error for an invalid entry.
+    pub fn damage(&self, store: &Arc<dyn Store>, grain: u64, raw: u64) -> ImageError {
+        let found =
+            if raw == u64::from(LOST) { "a table outside of the file".into() } else { format!("entry {raw:#x}") };
+        let expected = "a grain inside the file that does not overlap its header and directories";
+        corrupt(&**store, "grain table", self.entry_offset(grain), found, expected)
+    }
+
+    /// Reads and decompresses the grain whose marker is at `at`. Returns its bytes, as many as
+    /// belong to the disk.
+    ///
+    /// # Errors
+    /// `Io`; `Corrupt` for a marker that cannot be right, and for data that do not decompress to
+    /// the grain's length.
+    pub fn decompress(&self, store: &dyn Store, grain: u64, at: u64) -> Result<Vec<u8>> {
+        use diskwright_format::vmdk::{GRAIN_MARKER_BYTES, Marker};
+        let fail = |found: String, expected: &str| Err(corrupt(store, "compressed grain", at, found, expected));
+        let head = text::read_some(store, at, 16, "read the marker of a grain")?;
+        let Some(Marker::Grain(marker)) = Marker::parse(&head) else {
+            return fail("no marker of a grain".into(), "a marker");
+        };
+        // Deflate stores what it cannot compress, with 5 bytes for each 64 KiB.
+        if u64::from(marker.data_bytes) > self.grain_bytes + self.grain_bytes / 8 + 512 {
+            return fail(format!("{} bytes of compressed data", marker.data_bytes), "at most a grain");
+        }
+        let data = text::read_some(store, at + GRAIN_MARKER_BYTES, marker.data_bytes as usize, "read a grain")?;
+        let mut bytes = vec![0; self.grain_bytes as usize];
+        let valid = self.valid_bytes(grain);
+        match libdeflater::Decompressor::new().zlib_decompress(&data, &mut bytes) {
+            Ok(len) if len as u64 >= valid => {
+                bytes.truncate(valid as usize);
+                Ok(bytes)
+            }
+            Ok(len) => fail(format!("{len} bytes after decompression"), &format!("{valid} bytes")),
+            Err(error) => fail(format!("data that do not decompress ({error})"), "a grain compressed by zlib"),
+        }
+    }
+}
+
+/// The error of parsing, for an extent that is named in a descriptor.
+pub(super) fn check_kind(store: &dyn Store, tables: &Tables, expected: &'static str) -> Result<()> {
+    let found = match tables.coding {
+        Coding::Hosted { .. } => "SPARSE",
+        Coding::Cowd => "VMFSSPARSE",
+        Coding::SeSparse { .. } => "SESPARSE",
+    };
+    if found == expected {
+        return Ok(());
+    }
+    Err(corrupt(
+        store,
+        "extent",
+        0,
+        format!("an extent of the kind {found}"),
+        format!("{expected}, as the descriptor says"),
+    ))
+}

@@ -1,0 +1,146 @@
+//! Images by `qemu-img`, and images that lie.
+
+use super::{examine, open};
+use crate::{BlockState, Format, Image, Severity};
+use diskwright_format::vmdk::{Placing, SECTOR_BYTES, SparseFlags, SparseHeader};
+use diskwright_store::{FileStore, MemoryStore, OpenOptions, Store};
+use std::{path::Path, process::Command, sync::Arc};
+
+const SUBFORMATS: [&str; 5] =
+    ["monolithicSparse", "monolithicFlat", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat", "streamOptimized"];
+
+fn store(path: &Path) -> Arc<dyn Store> {
+    Arc::new(FileStore::open(path, &OpenOptions::default()).unwrap())
+}
+
+fn opened(path: &Path) -> Arc<dyn Image> {
+    let first = store(path);
+    let references = Format::Vmdk.driver().references(&*first).unwrap();
+    let further = references.iter().map(|reference| store(&path.with_file_name(&reference.name)));
+    Format::Vmdk.driver().open_files([first].into_iter().chain(further).collect(), false, 512).unwrap()
+}
+
+/// The bytes of the disk, by the states of its blocks.
+fn contents(image: &dyn Image) -> Vec<u8> {
+    let block_bytes = image.info().block_bytes;
+    let mut all = Vec::new();
+    for block in 0..image.size_bytes().div_ceil(block_bytes) {
+        let len = block_bytes.min(image.size_bytes() - block * block_bytes) as usize;
+        let mut bytes = vec![0; len];
+        let mut state = [BlockState::Absent];
+        image.block_states(block, &mut state).unwrap();
+        match state[0] {
+            BlockState::Absent | BlockState::Zero => {}
+            BlockState::Data { store, offset_bytes } => {
+                image.stores()[usize::from(store)].read_at(&mut bytes, offset_bytes).unwrap();
+            }
+            BlockState::Compressed => image.read_compressed(block, 0, &mut bytes).unwrap(),
+            other => panic!("block {block} is {other:?}"),
+        }
+        all.extend(bytes);
+    }
+    all
+}
+
+#[test]
+fn every_kind_by_qemu_img_reads_right() {
+    if Command::new("qemu-img").arg("--version").output().is_err() {
+        return println!("skipped: qemu-img is not installed");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut raw = vec![0_u8; 5 << 20];
+    for (index, sector) in raw.chunks_mut(512).enumerate() {
+        if index / 150 % 3 == 0 {
+            sector.fill(index as u8 | 1);
+        }
+    }
+    let source = dir.path().join("source.raw");
+    std::fs::write(&source, &raw).unwrap();
+    for kind in SUBFORMATS {
+        let path = dir.path().join(format!("{kind}.vmdk"));
+        let made = Command::new("qemu-img")
+            .args(["convert", "-f", "raw", "-O", "vmdk", "-o", &format!("subformat={kind}")])
+            .args([&source, &path])
+            .output()
+            .unwrap();
+        assert!(made.status.success(), "{kind}: {}", String::from_utf8_lossy(&made.stderr));
+        let image = opened(&path);
+        assert_eq!(image.info().subformat.as_deref(), Some(kind));
+        assert!(image.info().remarks.is_empty(), "{:?}", image.info().remarks);
+        assert!(contents(&*image) == raw, "{kind} reads other bytes");
+        let stores: Vec<_> = image.stores().iter().cloned().map(Some).collect();
+        let report = examine(&stores, false).unwrap().report;
+        assert!(report.worst() < Some(Severity::Corrupt), "{kind}: {:?}", report.findings);
+    }
+}
+
+/// A sparse extent of 1 MiB without descriptor: both directories, one table each, one grain.
+fn bare() -> Vec<u8> {
+    let header = SparseHeader {
+        version: 1,
+        flags: SparseFlags(SparseFlags::TEXT_CHECK | SparseFlags::REDUNDANT),
+        capacity_sectors: 2048,
+        grain_sectors: 128,
+        descriptor_sector: 0,
+        descriptor_sectors: 0,
+        table_entries: 512,
+        redundant_directory: Some(1),
+        directory: Placing::Sector(6),
+        overhead_sectors: 128,
+        is_unclean: false,
+        compression: 0,
+    };
+    let mut bytes = vec![0; 128 * 512 + 65536];
+    bytes[..512].copy_from_slice(&header.to_bytes());
+    for (directory, table) in [(1_u32, 2_u32), (6, 7)] {
+        let at = directory as usize * 512;
+        bytes[at..at + 4].copy_from_slice(&table.to_le_bytes());
+        let at = table as usize * 512 + 3 * 4;
+        bytes[at..at + 4].copy_from_slice(&128_u32.to_le_bytes());
+    }
+    bytes[128 * 512..].fill(7);
+    bytes
+}
+
+fn states(bytes: Vec<u8>) -> (Vec<BlockState>, Arc<MemoryStore>, Vec<String>) {
+    let store = Arc::new(MemoryStore::with_bytes("bare.vmdk", bytes));
+    let image = open(vec![store.clone()], false).unwrap();
+    let mut states = vec![BlockState::Absent; 16];
+    image.block_states(0, &mut states).unwrap();
+    (states, store, image.info().remarks.clone())
+}
+
+#[test]
+fn the_second_directory_serves_where_the_first_is_damaged() {
+    let expected = BlockState::data(128 * SECTOR_BYTES);
+    for damage in [6 * 512, 7 * 512 + 12] {
+        let mut bytes = bare();
+        bytes[damage..damage + 4].copy_from_slice(&0xfff_fff0_u32.to_le_bytes());
+        let (states, store, remarks) = states(bytes);
+        assert_eq!((states[3], states[4]), (expected, BlockState::Absent));
+        assert_eq!(remarks.iter().any(|remark| remark.contains("redundant directory")), damage == 6 * 512);
+        let report = examine(&[Some(store as Arc<dyn Store>)], false).unwrap().report;
+        assert!(!report.findings.is_empty());
+    }
+    let mut bytes = bare();
+    for table in [2, 7] {
+        bytes[table * 512 + 12..table * 512 + 16].copy_from_slice(&0xfff_fff0_u32.to_le_bytes());
+    }
+    let (states, store, _) = states(bytes);
+    assert_eq!(states[3], BlockState::Damaged);
+    let report = examine(&[Some(store as Arc<dyn Store>)], false).unwrap().report;
+    assert_eq!(report.worst(), Some(Severity::Corrupt));
+}
+
+#[test]
+fn overlaps_and_writing_are_refused_by_name() {
+    let mut bytes = bare();
+    for table in [2, 7] {
+        bytes[table * 512 + 20..table * 512 + 24].copy_from_slice(&128_u32.to_le_bytes());
+    }
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes("bare.vmdk", bytes));
+    let report = examine(&[Some(Arc::clone(&store))], false).unwrap().report;
+    assert!(report.findings.iter().any(|finding| finding.message.contains("two grains overlap")), "{report:?}");
+    let error = open(vec![store], true).unwrap_err().to_string();
+    assert!(error.contains("writing to a VMDK is not supported"), "{error}");
+}
