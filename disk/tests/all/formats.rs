@@ -183,7 +183,7 @@ fn a_foreign_container_is_refused_by_name() {
     for (name, bytes, told) in [
         ("q.qcow2", &b"QFI\xfb\0\0\0\x03"[..], "qcow2"),
         ("cloud.img", b"QFI\xfb\0\0\0\x03", "qcow2"),
-        ("machine", b"KDMV\x01\0\0\0", "vmdk"),
+        ("machine", b"QED\0\0\0\0\0", "qed"),
         ("disk.vhdx.gz", &[0x1f, 0x8b, 8, 0], "gzip"),
     ] {
         let path = dir.path().join(name);
