@@ -142,7 +142,7 @@ fn the_corpus_reads_as_its_manifest_says() {
     let (mut read, mut refused) = (0, 0);
     for row in &manifest {
         let (name, path) = (&row["name"], dir.path().join(&row["name"]));
-        if !row["format"].starts_with("vhd") {
+        if !row["format"].starts_with("vhd") && !row["format"].starts_with("qcow2") {
             let format = path.extension().unwrap().to_str().unwrap();
             for told in refusals(&path) {
                 assert!(told.contains(&format!("{format} is not supported")), "{name}: {told}");
