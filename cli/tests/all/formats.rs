@@ -7,11 +7,11 @@ use crate::serving::Serving;
 /// Every command that opens a disk refuses a container that it does not know, by the container's
 /// name, and changes nothing.
 #[test]
-fn a_qcow2_is_no_raw_disk_for_any_command() {
+fn a_qed_is_no_raw_disk_for_any_command() {
     let shop = Workshop::new();
-    let mut bytes = b"QFI\xfb\0\0\0\x03".to_vec();
+    let mut bytes = b"QED\0\0\0\x01\0".to_vec();
     bytes.resize(1 << 20, 0);
-    for name in ["q.qcow2", "cloud.img"] {
+    for name in ["q.qed", "cloud.img"] {
         std::fs::write(shop.path(name), &bytes).unwrap();
         for (code, line) in [
             (1, format!("io {name} -c 'write 0 4k'")),
@@ -28,7 +28,7 @@ fn a_qcow2_is_no_raw_disk_for_any_command() {
             (1, format!("diskspd -d1 -W0 {name}")),
         ] {
             let error = shop.fails(code, &line);
-            assert!(error.contains("is a qcow2 image; qcow2 is not supported"), "{line}: {error}");
+            assert!(error.contains("is a qed image; qed is not supported"), "{line}: {error}");
             assert_eq!(std::fs::read(shop.path(name)).unwrap(), bytes, "{line}");
         }
         // The user decides.
@@ -37,8 +37,8 @@ fn a_qcow2_is_no_raw_disk_for_any_command() {
         shop.ok(&format!("convert {name} copy.vhdx --source-format raw --verify"));
         std::fs::remove_file(shop.path("copy.vhdx")).unwrap();
     }
-    let error = shop.fails(2, "create new.qcow2 --size 1G");
-    assert!(error.contains("qcow2 is not supported"), "{error}");
+    let error = shop.fails(2, "create new.qed --size 1G");
+    assert!(error.contains("qed is not supported"), "{error}");
 }
 
 /// The guest of `disk.img` writes a VHDX over its front. Reading by the guess is told; writing

@@ -68,7 +68,7 @@ fn fronts(dir: &Path) -> Vec<(String, Vec<u8>)> {
         create(&child, &CreateRequest { parent: Some(secret), ..CreateRequest::default() }).unwrap();
         fronts.push((format!("a {extension} child"), fs::read(&child).unwrap()));
     }
-    fronts.push(("a qcow2".into(), b"QFI\xfb\0\0\0\x03".repeat(64)));
+    fronts.push(("a qed".into(), b"QED\0\0\0\0\x03".repeat(64)));
     fronts.iter_mut().for_each(|(_, bytes)| bytes.truncate(4 * MIB as usize));
     fronts
 }
@@ -161,7 +161,7 @@ fn a_guessed_format_is_never_opened_for_writing() {
         let error = open(&path, true).unwrap_err().to_string();
         assert!(error.contains("guest.img") && error.contains("`OpenOptions::format`"), "{what}: {error}");
         let read = open(&path, false);
-        if what.contains("child") || what.contains("qcow2") {
+        if what.contains("child") || what.contains("qed") {
             let error = read.unwrap_err().to_string();
             assert!(error.contains("`OpenOptions::format` = ") && error.contains("raw"), "{what}: {error}");
         } else if let Ok(disk) = read {
@@ -181,8 +181,8 @@ fn a_guessed_format_is_never_opened_for_writing() {
 fn a_foreign_container_is_refused_by_name() {
     let dir = folder();
     for (name, bytes, told) in [
-        ("q.qcow2", &b"QFI\xfb\0\0\0\x03"[..], "qcow2"),
-        ("cloud.img", b"QFI\xfb\0\0\0\x03", "qcow2"),
+        ("q.qed", &b"QED\0"[..], "qed"),
+        ("cloud.img", b"QED\0", "qed"),
         ("machine", b"QED\0\0\0\0\0", "qed"),
         ("disk.vhdx.gz", &[0x1f, 0x8b, 8, 0], "gzip"),
     ] {

@@ -58,6 +58,8 @@ fn qemu_name(format: Format) -> &'static str {
         Format::Vhd => "vpc",
         Format::Vhdx => "vhdx",
         Format::Raw => "raw",
+        Format::Qcow2 => "qcow2",
+        Format::Vdi => "vdi",
     }
 }
 

@@ -35,6 +35,7 @@ pub fn new_image(
         Format::Vhd => vhd::create(Arc::clone(&store), &options).unwrap(),
         Format::Vhdx => vhdx::create(Arc::clone(&store), &options).unwrap(),
         Format::Raw => store.set_len(size_bytes).unwrap(),
+        Format::Qcow2 | Format::Vdi => panic!("{format} is only read"),
     }
     probe::open(store, Some(format), true, 512).unwrap()
 }

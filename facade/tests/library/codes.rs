@@ -19,8 +19,8 @@ fn of_opening_a_file() {
     assert_eq!(code(&at("none.vhdx"), &reading), ErrorCode::NotFound);
     fs::write(at("text.vhdx"), "no disk at all").unwrap();
     assert_eq!(code(&at("text.vhdx"), &reading), ErrorCode::NotAnImage);
-    fs::write(at("other.qcow2"), "QFI\u{fb}").unwrap();
-    assert_eq!(code(&at("other.qcow2"), &reading), ErrorCode::Unsupported);
+    fs::write(at("other.qed"), "QED\0").unwrap();
+    assert_eq!(code(&at("other.qed"), &reading), ErrorCode::Unsupported);
     let disk = made(&at("held.vhdx"));
     assert_eq!(code(&at("held.vhdx"), &writable()), ErrorCode::Locked);
     disk.close().unwrap();

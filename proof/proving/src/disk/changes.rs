@@ -148,6 +148,7 @@ impl DiskCase {
             Format::Vhd => vhd::create(store.clone(), &options).map_err(text)?,
             Format::Vhdx => vhdx::create(store.clone(), &options).map_err(text)?,
             Format::Raw => return Err("a raw file has no parent".into()),
+            Format::Qcow2 | Format::Vdi => return Err("the format is only read".into()),
         }
         world.sync_directory_of(&path).map_err(|error| error.to_string())?;
         let image = probe::open(store, Some(self.format), true, self.sector_bytes).map_err(text)?;
