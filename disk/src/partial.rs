@@ -74,9 +74,10 @@ impl<'a> Partial<'a> {
                 hint: "wait for its end, or choose another name".into(),
             }),
             Err(error) => Err(error.into()),
-            Ok(_held) => self.files.remove(&self.path).map_err(|source| {
-                file_error("remove what an interrupted command has left for it", &self.path, source)
-            }),
+            Ok(_held) => self
+                .files
+                .remove(&self.path)
+                .map_err(|source| file_error("remove what an interrupted command has left for it", &self.path, source)),
         }
     }
 

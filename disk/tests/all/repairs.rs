@@ -8,8 +8,8 @@
 
 use crate::{
     damage::{
-    BAT, BITMAP_ENTRY, FILE_PARAMETERS, HEADERS, KIB, LOG, METADATA, MIB, REGION_TABLES, Sample, get_u32_be,
-    get_u64_be, get_u64_le, put, reseal, samples, seal, sum,
+        BAT, BITMAP_ENTRY, FILE_PARAMETERS, HEADERS, KIB, LOG, METADATA, MIB, REGION_TABLES, Sample, get_u32_be,
+        get_u64_be, get_u64_le, put, reseal, samples, seal, sum,
     },
     semantic_damages,
 };
@@ -29,6 +29,12 @@ const UNKNOWABLE: &[(&str, &str)] = &[
     ("", "payload"),
     ("", "table entries exchanged"),
     ("", "table entry one sector later"),
+    ("", "entry at a free place"),
+    ("", "entries rotated"),
+    ("", "BAT entries rotated"),
+    ("", "disk size"),
+    ("", "log of payload"),
+    ("diff.vhdx", "log of the table"),
     ("diff.", "sector bitmap"),
     ("", "BAT entry undefined"),
     ("", "BAT entry zero with a place"),
@@ -36,6 +42,9 @@ const UNKNOWABLE: &[(&str, &str)] = &[
     ("fixed.vhdx", "BAT entry of another block"),
     ("fixed.vhdx", "BAT entry unmapped beyond the file"),
     ("fixed.vhdx", "the table"),
+    ("fixed.vhdx", "log of the table"),
+    ("fixed.vhdx", "BAT entries big-endian"),
+    ("logged.vhdx", "block size"),
     ("logged.vhdx", "second header sealed"),
     ("logged.vhdx", "both headers sealed"),
     ("logged.vhdx", "log sealed"),

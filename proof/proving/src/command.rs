@@ -176,7 +176,12 @@ impl Case for ConvertCase {
 
 /// Judges what a failed command has left: the destination must not exist. Other files of the
 /// command must have been removed, unless a second fault prevented that.
-pub(crate) fn judge_failure(world: &World, reported: &mut Reported, before: &Snapshot, result: Outcome) -> Outcome<Ended> {
+pub(crate) fn judge_failure(
+    world: &World,
+    reported: &mut Reported,
+    before: &Snapshot,
+    result: Outcome,
+) -> Outcome<Ended> {
     let Err(error) = result else { return Ok(Ended::Well) };
     reported.errors.push(error);
     let (strikes, _) = world.strikes();

@@ -56,8 +56,8 @@ impl ResizedCopyCase {
 
     fn convert(&self, world: &World) -> Outcome {
         let files = world.files();
-        let block_bytes = (self.disk_type == DiskType::Dynamic)
-            .then(|| if self.format == Format::Vhd { 64 << 10 } else { 1 << 20 });
+        let block_bytes =
+            (self.disk_type == DiskType::Dynamic).then(|| if self.format == Format::Vhd { 64 << 10 } else { 1 << 20 });
         let options = ConvertOptions {
             source: OpenOptions { engine: EngineKind::Sync, files: files.clone(), ..OpenOptions::default() },
             cache: Some(CacheMode::PageCache),
