@@ -112,7 +112,6 @@ impl State {
             StateFormat::Raw => 0,
             StateFormat::Vhd => 1,
             StateFormat::Vhdx => 2,
-            // 3 is for VMDK.
             StateFormat::Qcow2 => 4,
             StateFormat::Vdi => 5,
             StateFormat::Vmdk => 3,
@@ -129,9 +128,8 @@ impl State {
             2 => StateFormat::Vhdx,
             4 => StateFormat::Qcow2,
             5 => StateFormat::Vdi,
-            other => return Err(BadStream::new(format!("the format {other} of the {whose}"), "0, 1, 2, 4 or 5")),
             3 => StateFormat::Vmdk,
-            other => return Err(BadStream::new(format!("the format {other} of the {whose}"), "0, 1, 2 or 3")),
+            other => return Err(BadStream::new(format!("the format {other} of the {whose}"), "0 to 5")),
         };
         let (size_bytes, sector_bytes) = (u64_at(bytes, 16), u32_at(bytes, 28));
         if !matches!(sector_bytes, 512 | 1024 | 2048 | 4096) {

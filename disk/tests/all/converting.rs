@@ -504,3 +504,33 @@ fn a_plan_can_be_stopped() {
     assert!(matches!(stopped, Err(DiskError::Stopped)), "{stopped:?}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
+
+/// A copy that was cut off is replaced by the same command; one that is under way is not.
+#[test]
+fn the_same_command_replaces_what_an_interrupted_one_has_left() {
+    let dir = with_mbr(false);
+    let (source, dest) = (dir.path().join("source.raw"), dir.path().join("copy.vhdx"));
+    let partial = dir.path().join("copy.vhdx.partial");
+    fs::write(&partial, "a part of a copy").unwrap();
+    let exclusive = diskwright_store::OpenOptions {
+        writable: true,
+        lock: diskwright_store::LockMode::Exclusive,
+        ..Default::default()
+    };
+    let held = LocalFiles.open(&partial, &exclusive).unwrap();
+    let error = converted(&source, &dest, &verified()).unwrap_err().to_string();
+    assert!(error.contains("another conversion to this name is under way"), "{error}");
+    assert_eq!(fs::read(&partial).unwrap(), b"a part of a copy");
+    drop(held);
+    converted(&source, &dest, &verified()).unwrap();
+    assert!(dest.exists() && !partial.exists());
+}
+
+#[test]
+fn a_copy_may_have_a_name_as_long_as_names_may_be() {
+    let dir = with_mbr(false);
+    let dest = dir.path().join(format!("{}.vhdx", "ä".repeat(125)));
+    assert_eq!(dest.file_name().unwrap().len(), 255);
+    converted(&dir.path().join("source.raw"), &dest, &verified()).unwrap();
+    assert!(dest.exists() && fs::read_dir(dir.path()).unwrap().count() == 2);
+}
