@@ -314,6 +314,8 @@ def rescue(
     progress: Optional[Callable[[int, int], object]] = None,
     size: Optional[int] = None,
     block_size: Optional[int] = None,
+    parent: Optional[_Path] = None,
+    no_parent: bool = False,
     trust_table: bool = False,
     leftovers: Optional[_Path] = None,
     format: Optional[_Format] = None,

@@ -1,7 +1,7 @@
 //! The class `Disk`.
 
 use crate::{
-    error::{Failure, refused, for_keywords},
+    error::{Failure, for_keywords, refused},
     options::{cache_mode, reading},
     outcomes::TrackPoint,
     values::{Extent, Layer, layers_of},

@@ -66,6 +66,8 @@ fn with_keywords(sentence: &str, format_of_source: &str) -> String {
             "ConvertOptions::skip_damaged" => "skip_damaged",
             "MoveOptions::keep_old" => "keep_old",
             "RescueOptions::block_bytes" => "block_size",
+            "RescueOptions::no_parent" => "no_parent",
+            "RescueOptions::parent" => "parent",
             "RescueOptions::size_bytes" => "size",
             "RescueOptions::trust_absent" => "trust_table",
             _ => return None,

@@ -28,7 +28,7 @@ mod values;
 mod worker;
 
 use diskwright_lib::{ConvertOptions, CreateRequest, Identity, NewSize, OpenOptions, Opened, Reach};
-use error::{Failure, refused, for_keywords};
+use error::{Failure, for_keywords, refused};
 use options::{format_named, reading, type_named};
 use progress::with_progress;
 use pyo3::prelude::*;

@@ -145,7 +145,8 @@ pub(crate) fn move_disk(
 /// Copy what can still be read of a damaged image into a new one.
 #[pyfunction]
 #[pyo3(signature = (
-    source, dest, *, progress=None, size=None, block_size=None, trust_table=false, leftovers=None, format=None,
+    source, dest, *, progress=None, size=None, block_size=None, parent=None, no_parent=false, trust_table=false,
+    leftovers=None, format=None,
     source_format=None, disk_type=None, allow_parent_dirs=Vec::new(), allow_any_parent=false
 ))]
 #[allow(clippy::too_many_arguments, reason = "they are keyword arguments in Python")]
@@ -156,6 +157,8 @@ pub(crate) fn rescue(
     progress: Option<Py<PyAny>>,
     size: Option<u64>,
     block_size: Option<u32>,
+    parent: Option<PathBuf>,
+    no_parent: bool,
     trust_table: bool,
     leftovers: Option<PathBuf>,
     format: Option<&str>,
@@ -173,6 +176,8 @@ pub(crate) fn rescue(
         },
         size_bytes: size,
         block_bytes: block_size,
+        parent,
+        no_parent,
         trust_absent: trust_table,
         leftovers,
     };

@@ -2,7 +2,7 @@
 //! bytes.
 
 use crate::{
-    error::{for_keywords, for_convert_keywords},
+    error::{for_convert_keywords, for_keywords},
     values::LostRange,
 };
 use diskwright_lib::{RangeKind, Verdict};

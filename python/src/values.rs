@@ -1,6 +1,6 @@
 //! What functions return: frozen objects with attributes, sizes in bytes.
 
-use crate::error::{for_keywords, for_convert_keywords};
+use crate::error::{for_convert_keywords, for_keywords};
 use diskwright_lib::{CheckReport, ConvertOutcome, ExtentKind, Layer as LibraryLayer, Opened, Severity};
 use pyo3::prelude::*;
 use std::path::PathBuf;
