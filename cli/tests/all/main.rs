@@ -57,3 +57,4 @@ mod snapshot;
 mod split_raw;
 mod told;
 mod tracking;
+mod vmdk;

@@ -56,8 +56,7 @@ fn scribble(twin: &mut Twin, seed: u64, steps: u32) {
 fn qemu_name(format: Format) -> &'static str {
     match format {
         Format::Vhd => "vpc",
-        Format::Vhdx => "vhdx",
-        Format::Raw => "raw",
+        format => format.driver().name,
     }
 }
 
