@@ -98,6 +98,9 @@ pub(crate) fn open_image(
     if let (PartRole::Later { beside }, None) = (&named, access.format) {
         warn_of_part(path, beside, writable, warnings)?;
     }
+    if !access.force_share {
+        refuse_used(files, path, verdict.format)?;
+    }
     let policy = ParentPolicy::default();
     let references = probe::references(&*stores[0], verdict)?;
     let further = open_referred(files, (path, &*stores[0]), &references, access.parents.unwrap_or(&policy), &options)?;
@@ -139,6 +142,21 @@ pub(crate) fn open_image(
         return open_image(files, path, &Access { cache: CacheMode::PageCache, ..*access }, warnings);
     }
     Ok((image, stores))
+}
+
+/// Refuses an image beside which another program has put the mark that it uses it.
+fn refuse_used(files: &Files, path: &Path, format: Format) -> Result<()> {
+    let Some(suffix) = format.driver().in_use_suffix() else { return Ok(()) };
+    let mut mark = path.as_os_str().to_owned();
+    mark.push(suffix);
+    let mark = Path::new(&mark);
+    if files.facts(mark).is_err() {
+        return Ok(());
+    }
+    Err(DiskError::BadOptions {
+        what: format!("{}: another program has it open, as {} shows", path.display(), mark.display()),
+        hint: "shut that virtual machine down; if none runs, remove the mark; to read it anyway, use `OpenOptions::force_share`".into(),
+    })
 }
 
 /// A later part of a disk in several files can be read by itself, with a warning. It can be written

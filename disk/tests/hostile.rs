@@ -36,7 +36,6 @@ fn below(random: &mut Xoshiro256PlusPlus, limit: usize) -> usize {
 fn places(sample: &Sample) -> Vec<(usize, usize)> {
     let len = sample.bytes.len();
     match sample.format {
-        Format::Raw | Format::Qcow2 | Format::Vdi => vec![(0, len)],
         Format::Vhd => {
             vec![(0, 96), (len - 512, 96), (512, 64), (512 + 576, 96), (4096, 128), (0, 8192.min(len)), (0, len)]
         }
@@ -55,6 +54,7 @@ fn places(sample: &Sample) -> Vec<(usize, usize)> {
             (BITMAP_ENTRY, 8),
             (0, len),
         ],
+        _ => vec![(0, len)],
     }
 }
 

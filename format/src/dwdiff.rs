@@ -15,7 +15,8 @@
 //!    12    4  length of the header: 256
 //!    16   16  identity of the base: VHDX DataWriteGuid, VHD unique id
 //!    32    8  size of the base in bytes
-//!    40    4  format of the base: 0 raw, 1 VHD, 2 VHDX, 4 qcow2, 5 VDI
+//!    40    4  format of the base: 0 raw, 1 VHD, 2 VHDX, 3 VMDK, 4 qcow2,
+//!             5 VDI
 //!    44    4  logical sector of the base in bytes
 //!    48    8  zeros
 //!    56   40  the same of the result

@@ -275,6 +275,12 @@ impl Format {
 }
 
 impl Driver {
+    /// What a program of the format's vendor adds to the name of an image while it uses the image:
+    /// Workstation and Fusion put a folder `disk.vmdk.lck` beside it.
+    pub fn in_use_suffix(&self) -> Option<&'static str> {
+        (self.name == VMDK.name).then_some(".lck")
+    }
+
     /// The further files that the image in `store` names. Reads only headers and the descriptor.
     /// The list is empty for an image in one file.
     ///

@@ -58,3 +58,4 @@ mod split_raw;
 mod streams;
 mod told;
 mod tracking;
+mod vmdk;

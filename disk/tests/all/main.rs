@@ -58,5 +58,6 @@ mod tracking;
 mod tracking_points;
 mod undo;
 mod undo_files;
+mod vmdk;
 mod waiting;
 mod who_is_blamed;

@@ -56,10 +56,7 @@ fn scribble(twin: &mut Twin, seed: u64, steps: u32) {
 fn qemu_name(format: Format) -> &'static str {
     match format {
         Format::Vhd => "vpc",
-        Format::Vhdx => "vhdx",
-        Format::Raw => "raw",
-        Format::Qcow2 => "qcow2",
-        Format::Vdi => "vdi",
+        format => format.driver().name,
     }
 }
 

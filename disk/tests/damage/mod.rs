@@ -145,8 +145,6 @@ pub fn in_regions(bytes: &mut [u8], field: usize, value: &[u8]) {
 /// Recomputes all checksums, whatever the file holds now.
 pub fn reseal(bytes: &mut [u8], format: Format) {
     match format {
-        // They have no checksums.
-        Format::Raw | Format::Qcow2 | Format::Vdi => {}
         Format::Vhd if bytes.len() < 2048 => {}
         Format::Vhd => {
             let tail = bytes.len() - 512;
@@ -171,6 +169,7 @@ pub fn reseal(bytes: &mut [u8], format: Format) {
                 seal(bytes, LOG, len);
             }
         }
+        _ => {}
     }
 }
 

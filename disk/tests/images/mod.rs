@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use diskwright_disk::Layer;
-use diskwright_image::{CreateOptions, DiskType, Format, Image, ParentLink, probe, vhd, vhdx};
+use diskwright_image::{CreateOptions, DiskType, Format, Image, ParentLink, probe};
 use diskwright_store::{MemoryStore, Store};
 use std::sync::Arc;
 
@@ -32,10 +32,8 @@ pub fn new_image(
         own: Default::default(),
     };
     match format {
-        Format::Vhd => vhd::create(Arc::clone(&store), &options).unwrap(),
-        Format::Vhdx => vhdx::create(Arc::clone(&store), &options).unwrap(),
         Format::Raw => store.set_len(size_bytes).unwrap(),
-        Format::Qcow2 | Format::Vdi => panic!("{format} is only read"),
+        format => format.driver().create(Arc::clone(&store), &options).unwrap(),
     }
     probe::open(store, Some(format), true, 512).unwrap()
 }

@@ -156,6 +156,7 @@ fn describe(layout: &Layout, snapshot: Option<&str>, parent: Option<ParentLink>)
     }
     ImageInfo {
         format: Format::Qcow2,
+        subformat: None,
         disk_type: if parent.is_some() { DiskType::Differencing } else { DiskType::Dynamic },
         size_bytes: layout.size_bytes,
         block_bytes: geometry.unit_bytes(),

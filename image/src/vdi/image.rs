@@ -37,6 +37,7 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VdiImage> {
     let alignment = 1 << (places | header.space_bytes() | 1 << 20).trailing_zeros();
     let info = ImageInfo {
         format: Format::Vdi,
+        subformat: None,
         disk_type: match header.kind {
             VdiKind::Fixed => DiskType::Fixed,
             VdiKind::Differencing => DiskType::Differencing,

@@ -9,7 +9,7 @@
 
 use super::{
     image::scan,
-    layout::Layout,
+    layout::{FilePart, Layout},
     tables::{Entry, LOST, Tables},
 };
 use crate::{
@@ -43,9 +43,8 @@ pub(crate) fn examine(stores: &[Option<Arc<dyn Store>>], for_repair: bool) -> Re
     }
     let files = layout.files();
     for (index, (one, range)) in files.iter().enumerate() {
-        let is_same = |(other, of): &(Option<(u64, u64)>, std::ops::Range<u64>)| {
-            one.is_some() && one == other && range.start < of.end && of.start < range.end
-        };
+        let is_same =
+            |(other, of): &FilePart| one.is_some() && one == other && range.start < of.end && of.start < range.end;
         if files[..index].iter().any(is_same) {
             let message = format!(
                 "Extent {index} lies on an earlier extent in the same file: a write to the one changes the other."

@@ -19,7 +19,10 @@ use super::{
 use crate::{ImageError, Result, raw::PSEUDO_BLOCK_BYTES};
 use diskwright_format::vmdk::{ExtentKind, SECTOR_BYTES};
 use diskwright_store::Store;
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
+
+/// A file by its identity, and a range of it in bytes.
+pub(super) type FilePart = (Option<(u64, u64)>, Range<u64>);
 
 /// A part of the disk.
 #[derive(Debug)]
@@ -250,7 +253,7 @@ impl Layout {
     }
 
     /// The ranges of files that the parts use: the file's identity and the range.
-    pub fn files(&self) -> Vec<(Option<(u64, u64)>, std::ops::Range<u64>)> {
+    pub fn files(&self) -> Vec<FilePart> {
         self.parts
             .iter()
             .filter_map(|part| match part.content {

@@ -24,7 +24,7 @@ fn a_sound_image_has_no_findings() {
 /// What was changed in the image, what is found, and whether a repair mends it.
 #[test]
 fn every_kind_of_damage_is_found_and_mended_where_that_needs_no_guess() {
-    let refcount = |cluster: u64| 2 * CLUSTER + cluster * 2;
+    let refcount = |cluster: u64| (2 * CLUSTER) + cluster * 2;
     type Change = Box<dyn Fn(&mut Built)>;
     let put = |at: u64, value: u64| {
         Box::new(move |built: &mut Built| {
@@ -43,10 +43,10 @@ fn every_kind_of_damage_is_found_and_mended_where_that_needs_no_guess() {
         (count(1, 3), Severity::Leak, "structures of the image", true),
         (put(L2, 0), Severity::Leak, "65536 bytes at offset 327680 are leaked", true),
         (put(L2, 5 * CLUSTER), Severity::Corrupt, "COPIED flag clear", true),
-        (put(L2 + 8, 5 * CLUSTER | COPIED), Severity::Corrupt, "though 2 references were found", true),
+        (put(L2 + 8, (5 * CLUSTER) | COPIED), Severity::Corrupt, "though 2 references were found", true),
         (put(L1, L2), Severity::Corrupt, "COPIED flag clear", true),
         (put(L2 + 8, L2 | COPIED), Severity::Corrupt, "used by a structure of the format and by something else", false),
-        (put(L2 + 8, 6 * CLUSTER | COPIED), Severity::Corrupt, "an offset in the file of 393216 bytes", false),
+        (put(L2 + 8, (6 * CLUSTER) | COPIED), Severity::Corrupt, "an offset in the file of 393216 bytes", false),
         (put(L2 + 8, 1 << 60), Severity::Corrupt, "clear", false),
         (put(L1, 1), Severity::Corrupt, "bits 0 to 8", false),
         (put(CLUSTER, 0), Severity::Corrupt, "has refcount 0", false),

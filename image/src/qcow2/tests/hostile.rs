@@ -58,25 +58,25 @@ fn tables_of_gigabytes_cost_nothing() {
 #[test]
 fn an_invalid_entry_damages_only_its_own_blocks() {
     for (entry, why) in [
-        (9 * CLUSTER | COPIED, "an offset in the file of 393216 bytes"),
+        ((9 * CLUSTER) | COPIED, "an offset in the file of 393216 bytes"),
         (1 << 55, "an offset in the file"),
         (CLUSTER | COPIED, "in the refcount table"),
         (L1 | COPIED, "in the L1 table"),
         (COPIED, "no COPIED flag"),
-        (5 * CLUSTER | 2, "clear"),
+        ((5 * CLUSTER) | 2, "clear"),
         (5 * CLUSTER + 512, "a multiple of the cluster size"),
-        (COMPRESSED | 9 * CLUSTER, "an offset in the file"),
+        (COMPRESSED | (9 * CLUSTER), "an offset in the file"),
         (COMPRESSED | 512, "in the header"),
     ] {
         let mut built = Built::new();
-        built.put_u64(L2, entry).put_u64(L2 + 8, 5 * CLUSTER | COPIED);
+        built.put_u64(L2, entry).put_u64(L2 + 8, (5 * CLUSTER) | COPIED);
         assert!(built.damage().contains(why), "{entry:#x}: {}", built.damage());
         let mut states = [BlockState::Absent; 3];
         built.open().unwrap().block_states(0, &mut states).unwrap();
         assert_eq!(states[1..], [BlockState::data(5 * CLUSTER), BlockState::Absent], "{entry:#x}");
     }
     for (entry, why) in [
-        (9 * CLUSTER | COPIED, "an offset in the file"),
+        ((9 * CLUSTER) | COPIED, "an offset in the file"),
         (L2 | 1, "clear"),
         (L2 + 512, "a multiple of the cluster size"),
         (L1 | COPIED, "in the L1 table"),

@@ -70,7 +70,7 @@ impl Built {
             built.put(2 * CLUSTER + cluster * 2, &1u16.to_be_bytes());
         }
         built.put(L1, &(L2 | COPIED).to_be_bytes());
-        built.put(L2, &(5 * CLUSTER | COPIED).to_be_bytes());
+        built.put(L2, &((5 * CLUSTER) | COPIED).to_be_bytes());
         built.bytes[5 * CLUSTER as usize..].fill(0x11);
         built
     }
@@ -156,8 +156,8 @@ fn a_subcluster_has_data_or_zeros_or_nothing() {
 #[test]
 fn clusters_of_a_data_file_are_where_they_are_on_the_disk() {
     let mut built = Built::new();
-    built.incompatible(features::EXTERNAL_DATA).put_u64(L2, COPIED).put_u64(L2 + 16, 2 * CLUSTER | COPIED);
-    built.put_u64(L2 + 24, 2 * CLUSTER | COPIED).put_u64(L2 + 32, 4 * CLUSTER | COPIED);
+    built.incompatible(features::EXTERNAL_DATA).put_u64(L2, COPIED).put_u64(L2 + 16, (2 * CLUSTER) | COPIED);
+    built.put_u64(L2 + 24, (2 * CLUSTER) | COPIED).put_u64(L2 + 32, (4 * CLUSTER) | COPIED);
     let data = || Arc::new(MemoryStore::with_bytes("disk.data", vec![7; 3 * CLUSTER as usize - 10])) as Arc<dyn Store>;
     let image = open(vec![built.store(), data()], false, None).unwrap();
     let mut states = [BlockState::Zero; 5];

@@ -21,7 +21,7 @@ use crate::{
     world::World,
 };
 use diskwright_disk::{Disk, Layer};
-use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
+use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe};
 use diskwright_store::{BlockDevice, FileSystem, LockMode, OpenOptions};
 use std::path::{Path, PathBuf};
 
@@ -145,10 +145,8 @@ impl DiskCase {
         let lock = LockMode::Exclusive;
         let store = open(&path, &OpenOptions { writable: true, create_new: true, lock, ..OpenOptions::default() })?;
         match self.format {
-            Format::Vhd => vhd::create(store.clone(), &options).map_err(text)?,
-            Format::Vhdx => vhdx::create(store.clone(), &options).map_err(text)?,
             Format::Raw => return Err("a raw file has no parent".into()),
-            Format::Qcow2 | Format::Vdi => return Err("the format is only read".into()),
+            format => format.driver().create(store.clone(), &options).map_err(text)?,
         }
         world.sync_directory_of(&path).map_err(|error| error.to_string())?;
         let image = probe::open(store, Some(self.format), true, self.sector_bytes).map_err(text)?;

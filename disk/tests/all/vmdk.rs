@@ -1,0 +1,150 @@
+//! VMDKs in several files: which of the files that they name are opened; children above parents;
+//! marks of programs that use an image.
+
+use crate::common::read_all;
+use diskwright_disk::{Disk, DiskError, OpenOptions, ParentPolicy, check};
+use diskwright_image::Format;
+use std::{fs, path::Path, process::Command};
+use tempfile::TempDir;
+
+const CHILD: &str = "parentCID=ffffffff";
+
+fn descriptor(extents: &str, cid: &str) -> String {
+    format!(
+        "# Disk DescriptorFile\nversion=1\nCID={cid}\n{CHILD}\ncreateType=\"custom\"\n{extents}\nddb.adapterType = \"ide\"\n"
+    )
+}
+
+/// A disk of 3 MiB: flat from sector 8 of a file, zeros, flat from the start of another file.
+fn custom(dir: &Path) -> std::path::PathBuf {
+    let mut first = vec![9; 4096];
+    first.extend(vec![1; 1 << 20]);
+    fs::write(dir.join("a.bin"), first).unwrap();
+    fs::write(dir.join("b.bin"), vec![3; 1 << 20]).unwrap();
+    let path = dir.join("disk.vmdk");
+    let extents = "RW 2048 FLAT \"a.bin\" 8\nRW 2048 ZERO\nRDONLY 2048 VMFS \"b.bin\"";
+    fs::write(&path, descriptor(extents, "12345678")).unwrap();
+    path
+}
+
+fn open(path: &Path) -> Result<(), DiskError> {
+    Disk::open(path, &OpenOptions::default()).map(drop)
+}
+
+#[test]
+fn extents_of_all_kinds_follow_each_other() {
+    let dir = TempDir::new().unwrap();
+    let path = custom(dir.path());
+    let bytes = read_all(&path);
+    assert_eq!(bytes.len(), 3 << 20);
+    for (index, expected) in [1, 0, 3].into_iter().enumerate() {
+        assert!(bytes[index << 20..(index + 1) << 20].iter().all(|&byte| byte == expected), "extent {index}");
+    }
+    assert!(check(&path, &OpenOptions::default()).unwrap().is_sound());
+    let writable = OpenOptions { writable: true, ..OpenOptions::default() };
+    let error = Disk::open(&path, &writable).unwrap_err().to_string();
+    assert!(error.contains("writing to a VMDK is not supported"), "{error}");
+}
+
+#[test]
+fn a_file_outside_of_the_folder_is_opened_only_with_permission() {
+    let dir = TempDir::new().unwrap();
+    let inside = dir.path().join("inside");
+    fs::create_dir(&inside).unwrap();
+    let path = custom(&inside);
+    let secret = dir.path().join("secret");
+    fs::rename(inside.join("b.bin"), &secret).unwrap();
+    for name in ["../secret", "..\\secret", secret.to_str().unwrap()] {
+        let text = descriptor(&format!("RW 2048 FLAT \"{name}\" 0"), "12345678");
+        fs::write(&path, text).unwrap();
+        let error = open(&path).unwrap_err();
+        assert!(matches!(error, DiskError::FileOutside { .. }), "{name}: {error}");
+        let parents = ParentPolicy { allowed_dirs: vec![dir.path().to_owned()], ..ParentPolicy::default() };
+        Disk::open(&path, &OpenOptions { parents, ..OpenOptions::default() }).unwrap();
+        let found = check(&path, &OpenOptions::default()).unwrap();
+        assert!(!found.is_sound() && found.report.findings[0].message.contains("flat extent"), "{found:?}");
+    }
+    // A link inside the folder that leads out of it.
+    std::os::unix::fs::symlink(&secret, inside.join("b.bin")).unwrap();
+    custom_text(&path, "RW 2048 FLAT \"b.bin\" 0");
+    assert!(matches!(open(&path).unwrap_err(), DiskError::FileOutside { .. }));
+}
+
+fn custom_text(path: &Path, extents: &str) {
+    fs::write(path, descriptor(extents, "12345678")).unwrap();
+}
+
+#[test]
+fn files_that_are_missing_short_or_wrong_are_named() {
+    let dir = TempDir::new().unwrap();
+    let path = custom(dir.path());
+    for (extents, told) in [
+        ("RW 2048 FLAT \"gone.bin\" 0", "nothing is there"),
+        ("RW 2048 FLAT \"b.bin\" 1", "at least 1049088"),
+        ("RW 2048 FLAT \"disk.vmdk\" 0", "it is the image itself"),
+        ("RW 2048 FLAT \".\" 0", "it is a directory"),
+        ("RW 2048 SPARSE \"b.bin\"", "sparse extent header"),
+        ("RW 18014398509481984 ZERO\nRW 18014398509481984 ZERO", "2^62"),
+        ("RW 0 ZERO", "a disk of 0 sectors"),
+    ] {
+        custom_text(&path, extents);
+        let error = open(&path).unwrap_err().to_string();
+        assert!(error.contains(told), "{extents}: {error}");
+        let found = check(&path, &OpenOptions::default()).unwrap();
+        assert!(!found.is_sound(), "{extents}: {found:?}");
+    }
+    // One file may be several extents.
+    custom_text(&path, "RW 1024 FLAT \"b.bin\" 0\nRW 1024 FLAT \"b.bin\" 1024");
+    assert!(read_all(&path).iter().all(|&byte| byte == 3));
+    // A descriptor of gigabytes.
+    custom_text(&path, "RW 2048 ZERO");
+    fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4 << 30).unwrap();
+    assert!(open(&path).unwrap_err().to_string().contains("a text of 4294967296 bytes"));
+}
+
+#[test]
+fn a_guess_does_not_open_further_files() {
+    let dir = TempDir::new().unwrap();
+    let path = custom(dir.path());
+    let plain = dir.path().join("disk.img");
+    fs::rename(&path, &plain).unwrap();
+    let error = open(&plain).unwrap_err().to_string();
+    assert!(error.contains("names further files"), "{error}");
+    let named = OpenOptions { format: Some(Format::Vmdk), ..OpenOptions::default() };
+    Disk::open(&plain, &named).unwrap();
+}
+
+#[test]
+fn the_mark_of_workstation_means_in_use() {
+    let dir = TempDir::new().unwrap();
+    let path = custom(dir.path());
+    fs::create_dir(dir.path().join("disk.vmdk.lck")).unwrap();
+    let error = open(&path).unwrap_err().to_string();
+    assert!(error.contains("disk.vmdk.lck"), "{error}");
+    Disk::open(&path, &OpenOptions { force_share: true, ..OpenOptions::default() }).unwrap();
+}
+
+/// A redo log by qemu-img above another: read through, and refused when the parent has changed.
+#[test]
+fn a_child_reads_its_parent_by_its_cid() {
+    if Command::new("qemu-img").arg("--version").output().is_err() {
+        return println!("skipped: qemu-img is not installed");
+    }
+    let dir = TempDir::new().unwrap();
+    let run = |program: &str, args: &[&str]| {
+        let done = Command::new(program).args(args).current_dir(dir.path()).output().unwrap();
+        assert!(done.status.success(), "{args:?}: {}", String::from_utf8_lossy(&done.stderr));
+    };
+    run("qemu-img", &["create", "-f", "vmdk", "base.vmdk", "4M"]);
+    run("qemu-io", &["-f", "vmdk", "-c", "write -P 1 0 3M", "base.vmdk"]);
+    run("qemu-img", &["create", "-f", "vmdk", "-b", "base.vmdk", "-F", "vmdk", "child.vmdk"]);
+    run("qemu-io", &["-f", "vmdk", "-c", "write -P 2 1M 1M", "child.vmdk"]);
+    let child = dir.path().join("child.vmdk");
+    let bytes = read_all(&child);
+    for (index, expected) in [1, 2, 1, 0].into_iter().enumerate() {
+        assert!(bytes[index << 20..(index + 1) << 20].iter().all(|&byte| byte == expected), "MiB {index}");
+    }
+    run("qemu-io", &["-f", "vmdk", "-c", "write -P 5 0 64k", "base.vmdk"]);
+    let error = open(&child).unwrap_err();
+    assert!(matches!(error, DiskError::ParentChanged { .. }), "{error}");
+}
