@@ -50,8 +50,8 @@ pub const CORRUPT: u8 = 2;
 pub const LEAKED: u8 = 3;
 /// `convert --skip-damaged` and `rescue`: the copy has zeros where the source is damaged.
 pub const COPIED_WITH_LOSSES: u8 = 3;
-/// `info --azure`, `info --windows`: a rule of the place does not hold. `info --verify`: a digest is
-/// wrong.
+/// `info --azure`, `info --windows`: a rule of the place does not hold. `info --verify`: a digest
+/// is wrong.
 pub const RULE_BROKEN: u8 = 3;
 /// Ended by Ctrl-C or SIGTERM.
 pub const STOPPED: u8 = 130;

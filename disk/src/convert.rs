@@ -11,8 +11,8 @@
 //!
 //! The copy is written under a temporary name (`DEST.partial`) and renamed, durably, when it is
 //! complete and durable. So after a power cut or a `kill -9` no incomplete copy exists under the
-//! final name, and the same command replaces what is left. If anything fails, or the user stops it, the
-//! file is removed again.
+//! final name, and the same command replaces what is left. If anything fails, or the user stops it,
+//! the file is removed again.
 //!
 //! A range whose table entry is damaged (`ExtentKind::Damaged`) ends the conversion. With
 //! `skip_damaged` the range stays zero in the copy and is listed (`copy/lost.rs`).

@@ -4,8 +4,8 @@
 //! - [`dwdiff`]: the stream of changes between two states of a disk; the program's own
 //! - [`ovf`]: the description and the manifest of an OVA (DMTF DSP0243)
 //! - [`tar`]: the headers of an archive, which an OVA is
-//! - [`qcow2`]: header, extensions, tables, refcounts, snapshots, bitmaps (QEMU's qcow2 specification)
-//! - [`tracks`]: the file in which the changes of a disk are tracked; ours
+//! - [`qcow2`]: header, extensions, tables, refcounts, snapshots, bitmaps (QEMU's qcow2
+//!   specification) [`tracks`]: the file in which the changes of a disk are tracked; ours
 //! - [`vdi`]: header and block map of VirtualBox's images
 //! - [`vhd`]: footer, dynamic header, parent locators, time stamps, geometry (VHD Image Format
 //!   Specification 1.0)

@@ -145,7 +145,8 @@ pub(crate) fn measure(store: Arc<dyn Store>, logical_sector_bytes: u32) -> Resul
     Ok(Measured { store, size_bytes, padding_end_bytes: Some(size_bytes), remark: Some(remark) })
 }
 
-/// `store`, whose length is `len_bytes`, as a store that reads as zeros from there to `padded_bytes`.
+/// `store`, whose length is `len_bytes`, as a store that reads as zeros from there to
+/// `padded_bytes`.
 pub(crate) fn padded(store: Arc<dyn Store>, len_bytes: u64, padded_bytes: u64) -> Arc<dyn Store> {
     if padded_bytes <= len_bytes {
         return store;

@@ -75,8 +75,8 @@ pub struct ConvertArgs {
     source: PathBuf,
     /// The image to create, or the NBD URI of an export to write into.
     dest: PathBuf,
-    /// The kind of VMDK, by qemu-img's names: streamOptimized has compressed grains and is written in
-    /// one pass.
+    /// The kind of VMDK, by qemu-img's names: streamOptimized has compressed grains and is written
+    /// in one pass.
     #[arg(long, value_name = "SUBFORMAT")]
     subformat: Option<String>,
     /// Level of compression of streamOptimized and OVA, from 1 (fastest) to 12 (smallest).

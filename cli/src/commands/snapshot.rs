@@ -391,7 +391,7 @@ fn list(context: &mut Context, place: &Path) -> Outcome {
             folder: json::path(folder),
             images: images.collect(),
             unreadable: unreadable
-                .map(|(file, error)| Unreadable { file: json::path(file), error: switches::told(error) })
+                .map(|(file, error)| Unreadable { file: json::path(file), error: switches::with_switches(error) })
                 .collect(),
             not_read: family.not_read,
         };
@@ -423,7 +423,7 @@ fn list(context: &mut Context, place: &Path) -> Outcome {
             other => notes.extend(trouble(other).map(|why| format!("{name}: {why}"))),
         }
     }
-    notes.extend(family.unreadable.iter().map(|(_, error)| switches::told(error)));
+    notes.extend(family.unreadable.iter().map(|(_, error)| switches::with_switches(error)));
     if family.not_read > 0 {
         notes.push(format!("{} more images were not read", family.not_read));
     }

@@ -1,4 +1,5 @@
-//! streamOptimized VMDKs and OVAs as a user makes them; qemu-img, libvmdk, tar and Python read them.
+//! streamOptimized VMDKs and OVAs as a user makes them; qemu-img, libvmdk, tar and Python read
+//! them.
 
 use crate::{
     common::Workshop,

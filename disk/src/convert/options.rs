@@ -15,7 +15,8 @@ pub struct ConvertOptions {
     /// cache for a source that is cached there.
     pub cache: Option<CacheMode>,
     /// Properties of the new image. A file with the extension .ova is an OVA: an archive with a
-    /// streamOptimized VMDK and the description of a virtual machine. Its size is that of `size`, and its disk id that of `identity`.
+    /// streamOptimized VMDK and the description of a virtual machine. Its size is that of `size`,
+    /// and its disk id that of `identity`.
     pub dest: CreateRequest,
     /// The size of the copy. A smaller one ends at or behind the end of the last partition or file
     /// system. The second copy of a GPT moves to the new end.

@@ -19,9 +19,8 @@ use super::{
 };
 use crate::{
     CreateRequest, DiskError, NewSize, Opened, Progress, Result,
-    copy::{Failure, file_of},
     create::is_there,
-    error::{file_error, from_io},
+    error::file_error,
     ova::is_ova,
     packing::{Output, Zlib},
     partial::Partial,
@@ -29,6 +28,7 @@ use crate::{
 use diskwright_image::{DiskType, probe::known};
 use diskwright_store::{CacheMode, LockMode, OpenOptions, Store};
 use std::{path::Path, sync::Arc};
+use written::Written;
 
 /// The subformat of a VMDK with compressed grains, as qemu-img names it.
 const STREAM_OPTIMIZED: &str = "streamOptimized";

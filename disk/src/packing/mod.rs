@@ -10,13 +10,15 @@
 //!   run(), here    puts the chunks in order ─▶ Sink: where a format records and writes its blocks
 //! ```
 //!
-//! A format brings a [`Packer`] (how one block is compressed) and a [`Sink`] (what becomes of it).
+//! A format brings a [`Packer`](chunk::Packer) (how one block is compressed) and a [`Sink`] (what
+//! becomes of it).
 //! So this module serves every format that is written with compressed blocks in one pass.
 //!
 //! What must hold: a worker that has taken a chunk never waits for another one before it has handed
 //! the chunk on, and it takes chunks in order. So the chunk that the sink waits for always comes.
 //! A worker waits only before it takes a chunk. Memory is bounded by the chunks that were taken and
-//! not handed to the sink. `Shared::state` (`shared.rs`) guards the number of these, and the walk over the source.
+//! not handed to the sink. `Shared::state` (`shared.rs`) guards the number of these, and the walk
+//! over the source.
 
 mod chunk;
 mod output;
@@ -33,7 +35,7 @@ use crate::{
     Lost, Progress,
     copy::{Failure, Outcome},
 };
-use chunk::{Packer, Ready};
+use chunk::Ready;
 use shared::{Shared, State};
 use std::{
     collections::BTreeMap,

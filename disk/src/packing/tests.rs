@@ -1,6 +1,6 @@
 //! Blocks arrive in order and complete, whatever the source; the work ends when something fails.
 
-use super::*;
+use super::{chunk::Packer, *};
 use crate::{CreateRequest, Disk, OpenOptions, Opened, create};
 use diskwright_store::{Blocking, EngineKind};
 use std::{

@@ -175,6 +175,7 @@ mod tests {
 
     fn facts(format: Format, kind: Option<&str>, sector_bytes: u32) -> Facts {
         let info = ImageInfo {
+            subformat: None,
             format,
             disk_type: DiskType::Dynamic,
             size_bytes: 9 << 40,

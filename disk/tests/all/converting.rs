@@ -463,7 +463,7 @@ fn streams_refuse_what_they_cannot_be() {
     let request = stream_optimized;
     let base = ConvertOptions { dest: request(), ..ConvertOptions::default() };
     for (options, what) in [
-        (ConvertOptions { size: NewSize::Least, ..base.clone() }, "`ConvertOptions::size`"),
+        (ConvertOptions { size: NewSize::Minimum, ..base.clone() }, "`ConvertOptions::size`"),
         (ConvertOptions { identity: Identity::Keep, ..base.clone() }, "`ConvertOptions::identity`"),
         (ConvertOptions { azure: true, ..base.clone() }, "`ConvertOptions::azure`"),
         (ConvertOptions { compress_level: Some(13), ..base.clone() }, "`ConvertOptions::compress_level`"),

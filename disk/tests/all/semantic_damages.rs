@@ -1,8 +1,8 @@
 //! Damage that is well-formed: every checksum is right, and what the structures say is not.
 //!
 //! Two structures that fit another disk or another time, ranges that overlap by a sector, lists
-//! with two entries for one thing, a log that writes where no log may. `repairs.rs` judges them like
-//! all others.
+//! with two entries for one thing, a log that writes where no log may. `repairs.rs` judges them
+//! like all others.
 
 use crate::{
     damage::{
@@ -14,6 +14,14 @@ use crate::{
 use diskwright_image::DiskType;
 
 const FOOTER: usize = 512;
+
+/// A change of a structure's bytes.
+type Change = fn(&mut [u8]);
+/// The same, with the size of the disk in bytes.
+type ChangeOfSize = fn(&mut [u8], u64);
+/// A change that was made for one sample.
+type OwnChange = Box<dyn Fn(&mut [u8])>;
+
 /// The identity of another disk or file.
 const OTHER_ID: [u8; 16] = [0x5a; 16];
 
@@ -33,7 +41,7 @@ pub fn vhd(sample: &Sample, disk_type: DiskType) -> Vec<Damaging> {
     let mut all = Vec::new();
     let bytes = &sample.bytes;
     let size = get_u64_be(bytes, bytes.len() - FOOTER + 48);
-    let of_another: [(&str, fn(&mut [u8], u64)); 6] = [
+    let of_another: [(&str, ChangeOfSize); 6] = [
         ("of another disk", |f, _| {
             f[68..84].copy_from_slice(&OTHER_ID);
             f[24..28].fill(7);
@@ -164,7 +172,7 @@ fn vhd_places(sample: &Sample) -> Vec<Damaging> {
 fn vhd_links() -> Vec<Damaging> {
     let mut all = Vec::new();
     let header = 512;
-    let sealed = |kind: String, change: Box<dyn Fn(&mut [u8])>| {
+    let sealed = |kind: String, change: OwnChange| {
         field(kind, move |b: &mut Vec<u8>| {
             change(b);
             sum(b, 512, 1024, 36);
@@ -256,7 +264,7 @@ fn vhdx_headers() -> Vec<Damaging> {
         let number = |index: usize| get_u64_le(b, HEADERS[index] + 8);
         number(0).max(number(1))
     };
-    let of_another: [(&str, fn(&mut [u8])); 10] = [
+    let of_another: [(&str, Change); 10] = [
         ("of another file", |h| h[16..48].copy_from_slice(&[OTHER_ID, OTHER_ID].concat())),
         ("with a log on the table", |h| h[72..80].copy_from_slice(&(BAT as u64).to_le_bytes())),
         ("with a log on the metadata", |h| h[72..80].copy_from_slice(&(METADATA as u64).to_le_bytes())),
@@ -433,7 +441,7 @@ enum Logged {
 }
 
 /// Puts one valid entry into the log and names it in both headers.
-fn log(b: &mut Vec<u8>, descriptors: &[(u64, Logged)], change: impl Fn(&mut [u8])) {
+fn log(b: &mut [u8], descriptors: &[(u64, Logged)], change: impl Fn(&mut [u8])) {
     const NUMBER: u64 = 5;
     let name = [0x3c; 16];
     let data = descriptors.iter().filter(|(_, what)| matches!(what, Logged::Data(_))).count();
@@ -509,7 +517,7 @@ fn vhdx_logs(sample: &Sample) -> Vec<Damaging> {
         }
     }
     let harmless = || [(BAT as u64 + 512 * KIB as u64, Logged::Zeros(4096))];
-    let changed: [(&str, fn(&mut [u8])); 11] = [
+    let changed: [(&str, Change); 11] = [
         ("nothing odd", |_| {}),
         ("a tail elsewhere", |e| e[12..16].copy_from_slice(&8192_u32.to_le_bytes())),
         ("a tail beyond the log", |e| e[12..16].copy_from_slice(&(2 * MIB as u32).to_le_bytes())),

@@ -3,11 +3,12 @@
 //! The hardware is what both VMware and VirtualBox create. Each device is the one that the most
 //! guests have a driver for:
 //!
-//! | device     | chosen       | why not another one                                               |
-//! |------------|--------------|-------------------------------------------------------------------|
-//! | controller | LSI Logic SAS | SATA: VMware and VirtualBox name it differently and refuse the other's name; LSI Logic parallel: no driver in Windows since 8; paravirtual SCSI: no driver in Windows, not in VirtualBox |
-//! | network    | E1000        | VMXNET3: not in VirtualBox                                        |
-//! | firmware   | as the disk starts | a disk with an EFI system partition does not start by BIOS |
+//! - The disk's controller is LSI Logic SAS. SATA: VMware and VirtualBox name it differently, and
+//!   each refuses the other's name. LSI Logic parallel: Windows has no driver since version 8.
+//!   Paravirtual SCSI: Windows has no driver, and VirtualBox does not have the device.
+//! - The network card is an E1000. VirtualBox does not have VMXNET3.
+//! - The firmware is the one from which the disk starts: a disk with an EFI system partition does
+//!   not start by BIOS.
 //!
 //! Elements of an `<Item>` stand in alphabetical order, as the schema of RASD demands. `Caption` is
 //! there beside `ElementName`, because VirtualBox takes names from it.

@@ -1,7 +1,7 @@
 //! Entries of the snapshot table.
 //!
 //! ```text
-//!   0 L1 table    8 L1 entries   12 length of id    14 length of name   16 seconds   20 nanoseconds
+//!   0 L1 table    8 L1 entries   12 length of id   14 length of name   16 seconds   20 nanoseconds
 //!  24 guest time 32 VM state     36 length of extra data
 //!  40 extra data (VM state, disk size, instruction count), id, name, padding to a multiple of 8
 //! ```

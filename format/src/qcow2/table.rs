@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   L1 entry   63 COPIED │ 62-56 zero │ 55-9 offset of the L2 table  │ 8-0 zero
-//!   L2 entry   63 COPIED │ 62 0 │ 61-56 zero │ 55-9 offset of the cluster │ 8-1 zero │ 0 reads as zeros
+//!   L2 entry   63 COPIED │ 62 0 │ 61-56 zero │ 55-9 offset of the cluster │ 8-1 zero │ 0 zeros
 //!              63 0      │ 62 1 │ 61-x sectors - 1   │ x-1 - 0 offset of the compressed data
 //!              x = 62 - (cluster bits - 8)
 //!   extended: 64 bits more   63-32 subcluster reads as zeros │ 31-0 subcluster has data
@@ -136,9 +136,9 @@ impl L2Entry {
     /// Parses an entry: its first word, and the second one of an extended entry (else 0).
     ///
     /// # Errors
-    /// For bits that must be zero and are set, for an offset that is not aligned to a cluster, for a
-    /// COPIED flag without space, for a subcluster that both has data and reads as zeros or has data
-    /// without space, and for compressed clusters in an image with a data file.
+    /// For bits that must be zero and are set, for an offset that is not aligned to a cluster, for
+    /// a COPIED flag without space, for a subcluster that both has data and reads as zeros or has
+    /// data without space, and for compressed clusters in an image with a data file.
     pub fn parse(word: u64, parts: u64, geometry: &Geometry) -> Result<Self> {
         let found = || match geometry.is_extended {
             true => format!("{word:#018x} {parts:#018x}"),

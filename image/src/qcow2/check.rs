@@ -8,8 +8,8 @@
 //!   check_refcounts.rs      refcounts against references, COPIED flags, overlaps
 //! ```
 //!
-//! If the snapshots or the bitmaps cannot be read, what only they refer to looks leaked. Then nothing
-//! is reported as leaked, and no refcount is lowered.
+//! If the snapshots or the bitmaps cannot be read, what only they refer to looks leaked. Then
+//! nothing is reported as leaked, and no refcount is lowered.
 
 use super::{
     check_refcounts::Refcounts, check_walk::Walk, corrupt, header::Front, layout::Layout, records, tables::Tables,

@@ -124,8 +124,8 @@ impl Counts {
         self.from..self.until
     }
 
-    /// Counts `weight` references to a cluster, or records only `copied` if that is 0. `copied` is the COPIED flag of an entry for which it
-    /// means something.
+    /// Counts `weight` references to a cluster, or records only `copied` if that is 0. `copied` is
+    /// the COPIED flag of an entry for which it means something.
     pub fn add(&mut self, cluster: u64, weight: u32, of: Use, copied: Option<bool>) {
         if !self.range().contains(&cluster) {
             return;

@@ -134,7 +134,8 @@ impl<'a> Refcounts<'a> {
             let block = at / per_block;
             let offset_bytes = usize::try_from(block).ok().and_then(|block| self.walk.refcount_blocks.get(block));
             let Some(&offset_bytes) = offset_bytes.filter(|&&offset_bytes| offset_bytes != 0) else {
-                // Without a block all refcounts are 0. After the last block that is all of the file.
+                // Without a block all refcounts are 0. After the last block that is all of the
+                // file.
                 let past_all = block >= self.walk.refcount_blocks.len() as u64;
                 let end = if past_all { range.end } else { ((block + 1) * per_block).min(range.end) };
                 for (cluster, cell) in counts.used_in(at..end) {
@@ -314,7 +315,8 @@ impl<'a> Refcounts<'a> {
                         format!("the COPIED flag {found}"),
                         format!("the flag {expected}, as the refcount is {refcount}"),
                     );
-                    // A refcount that is too low is raised in the same round, and the flag may be right then.
+                    // A refcount that is too low is raised in the same round, and the flag may be
+                    // right then.
                     let changes = if refcount < references && is_copied == (references == 1) {
                         Vec::new()
                     } else {

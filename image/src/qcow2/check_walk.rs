@@ -449,7 +449,8 @@ impl<'a> Walk<'a> {
                             None => {}
                             Some(_) if geometry.has_data_file => {}
                             Some(offset_bytes) if !self.is_in_file(offset_bytes) => {
-                                // Zeros without space in the file are read by nobody, but a write goes there.
+                                // Zeros without space in the file are read by nobody, but a write
+                                // goes there.
                                 fault(self.outside("L2 entry", offset_bytes))?;
                             }
                             Some(offset_bytes) => {

@@ -1,8 +1,8 @@
 //! Compressed clusters: deflate and zstd, and the clusters that were decompressed last.
 //!
 //! A cluster decompresses into a buffer of its own size. A stream that would give more is stopped
-//! there, as the data of the next cluster may follow in the last sector. A stream that gives less is
-//! damaged. So a decompression bomb costs one cluster, 2 MiB at most, and the window of its
+//! there, as the data of the next cluster may follow in the last sector. A stream that gives less
+//! is damaged. So a decompression bomb costs one cluster, 2 MiB at most, and the window of its
 //! compression (zstd: 8 MiB at most).
 
 use diskwright_format::qcow2::Compression;

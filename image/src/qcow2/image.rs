@@ -24,8 +24,8 @@ const ALIGNMENT_MAX_BYTES: u64 = 1 << 20;
 /// disk.
 ///
 /// # Errors
-/// `NotAnImage` if the file is not qcow2, or has no such snapshot; `Unsupported` for a writable open,
-/// an unknown incompatible feature and encryption; `Corrupt`; `Io`.
+/// `NotAnImage` if the file is not qcow2, or has no such snapshot; `Unsupported` for a writable
+/// open, an unknown incompatible feature and encryption; `Corrupt`; `Io`.
 pub fn open(stores: Vec<Arc<dyn Store>>, writable: bool, snapshot: Option<&str>) -> Result<Qcow2Image> {
     Qcow2Image::new(stores, writable, snapshot)
 }

@@ -16,8 +16,8 @@
 //! subcluster, which has data, reads as zeros or reads the backing file whatever its neighbours do.
 //! A subcluster has one of three states, so a bitmap of one bit for each would not be enough.
 //!
-//! Nothing in the file is trusted. A table is read by the piece that is needed, so its length in the
-//! header costs neither memory nor time. An invalid entry makes only its own blocks
+//! Nothing in the file is trusted. A table is read by the piece that is needed, so its length in
+//! the header costs neither memory nor time. An invalid entry makes only its own blocks
 //! [`BlockState::Damaged`](crate::BlockState::Damaged).
 //!
 //! The image is read-only. It has no lock, except the one over decompressed clusters.

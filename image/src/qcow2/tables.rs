@@ -91,9 +91,9 @@ impl Tables<'_> {
         Ok(())
     }
 
-    /// Calls `each` for the clusters `first .. end` (within the disk) whose entry is not 0, with the
-    /// cluster and its entry. All clusters of an L2 table that cannot be found have its fault. Stops
-    /// when `each` returns false.
+    /// Calls `each` for the clusters `first .. end` (within the disk) whose entry is not 0, with
+    /// the cluster and its entry. All clusters of an L2 table that cannot be found have its fault.
+    /// Stops when `each` returns false.
     ///
     /// # Errors
     /// `Io`; errors of `each`.

@@ -4,8 +4,8 @@
 //!   descriptor ─▶ parts ─▶ each sparse extent: directories ─▶ entries ─▶ overlaps, both copies
 //! ```
 //!
-//! The caller reports files that cannot be opened; the check ends there, as the disk cannot be read.
-//! Memory: 4 bytes for each grain of a file, bounded by its length.
+//! The caller reports files that cannot be opened; the check ends there, as the disk cannot be
+//! read. Memory: 4 bytes for each grain of a file, bounded by its length.
 
 use super::{
     image::scan,

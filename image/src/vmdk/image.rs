@@ -106,8 +106,8 @@ fn disk_id_of(text: &str) -> Option<Uuid> {
 }
 
 /// The alignment of all existing and future payload, in bytes. Every entry must be read, as any
-/// program may have placed grains anywhere; that is done where O_DIRECT depends on it, and for small
-/// extents.
+/// program may have placed grains anywhere; that is done where O_DIRECT depends on it, and for
+/// small extents.
 fn alignment(layout: &Layout) -> Result<u32> {
     let mut seen = ALIGNMENT_MAX_BYTES;
     for part in &layout.parts {

@@ -89,7 +89,8 @@ impl Layout {
     /// names, in that order.
     ///
     /// # Errors
-    /// `Corrupt` for structures that contradict the specification or the files; `Unsupported`; `Io`.
+    /// `Corrupt` for structures that contradict the specification or the files; `Unsupported`;
+    /// `Io`.
     pub fn read(stores: Vec<Arc<dyn Store>>) -> Result<Self> {
         let Some(first) = stores.first().cloned() else {
             return Err(ImageError::NotAnImage {

@@ -1,4 +1,5 @@
-//! The directory and the grain tables of a sparse extent, in the three ways in which they are coded.
+//! The directory and the grain tables of a sparse extent, in the three ways in which they are
+//! coded.
 //!
 //! ```text
 //!               directory entry            table        grain entry

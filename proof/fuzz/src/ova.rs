@@ -132,7 +132,7 @@ pub fn ova(data: &[u8]) {
         }
     }
     if let Some(kept) = damage.kept {
-        bytes.truncate(bytes.len() * usize::from(kept) >> 16);
+        bytes.truncate((bytes.len() * usize::from(kept)) >> 16);
     }
     open(bytes);
 }

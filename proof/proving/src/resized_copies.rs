@@ -16,7 +16,7 @@ use crate::{
 };
 use diskwright_disk::{ConvertOptions, CreateRequest, Disk, Identity, NewSize, OpenOptions, convert};
 use diskwright_image::{DiskType, Format};
-use diskwright_store::{CacheMode, EngineKind};
+use diskwright_store::{CacheMode, EngineKind, FileSystem};
 use std::path::PathBuf;
 
 /// Converts a disk with a partition table.
@@ -49,7 +49,7 @@ impl ResizedCopyCase {
     fn copy_bytes(&self) -> u64 {
         match self.size {
             NewSize::Bytes(bytes) => bytes,
-            NewSize::Least => self.source.min_bytes(),
+            NewSize::Minimum => self.source.min_bytes(),
             _ => self.source.disk.size_bytes,
         }
     }
@@ -171,11 +171,11 @@ pub fn resized_copies() -> Vec<ResizedCopyCase> {
     let larger = |name| NewSize::Bytes(crate::disk::named(name).size_bytes * 2);
     let (fixed, dynamic) = (DiskType::Fixed, DiskType::Dynamic);
     vec![
-        case("vhdx dynamic 1M", Format::Vhdx, dynamic, NewSize::Least, Identity::Keep),
+        case("vhdx dynamic 1M", Format::Vhdx, dynamic, NewSize::Minimum, Identity::Keep),
         case("vhdx dynamic 1M", Format::Vhd, fixed, larger("vhdx dynamic 1M"), Identity::New),
         case("vhd dynamic 16K", Format::Vhd, dynamic, larger("vhd dynamic 16K"), Identity::Keep),
-        case("vhd fixed", Format::Vhdx, fixed, NewSize::Least, Identity::Keep),
+        case("vhd fixed", Format::Vhdx, fixed, NewSize::Minimum, Identity::Keep),
         case("vhdx differencing 1M", Format::Vhdx, dynamic, NewSize::Present, Identity::Keep),
-        case("raw", Format::Raw, fixed, NewSize::Least, Identity::New),
+        case("raw", Format::Raw, fixed, NewSize::Minimum, Identity::New),
     ]
 }

@@ -98,7 +98,7 @@ impl From<&OvaDisk> for DiskReport {
             file_size: disk.file_bytes,
             virtual_size: disk.ovf.capacity_bytes,
             format: disk.ovf.format.clone(),
-            problem: disk.trouble.as_ref().map(switches::told),
+            problem: disk.trouble.as_ref().map(switches::with_switches),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! An OVA: the archive around a streamOptimized VMDK.
 //!
 //! ```text
-//!   header │ x.ovf + blanks │ header │ x.mf │ header ║ x-disk1.vmdk │ padding │ two blocks of zeros
+//!   header │ x.ovf + blanks │ header │ x.mf │ header ║ x-disk1.vmdk │ padding │ 2 blocks of zeros
 //!   └──────────── reserved, written last ──────────┘ └ written first, its digest with it
 //! ```
 //!
