@@ -56,6 +56,7 @@ macro_rules! switches {
 }
 
 switches! {
+    OpenOptions::force_share => "--force-share";
     OpenOptions::allow_parent_write => "--allow-parent-write";
     // `--format` of convert is the format of the copy.
     OpenOptions::format => "--format", "convert" => "--source-format", "move" => "--source-format", "rescue" => "--source-format", "compare" => "--format or --second-format", "diff" => "--format or --second-format";

@@ -169,5 +169,5 @@ fn the_corpus_reads_as_its_manifest_says() {
         read += 1;
     }
     println!("{read} images read as the manifest says, {refused} refused by the name of their format");
-    assert!(read > 0 && refused > 0, "the manifest is empty");
+    assert!(read > 0, "the manifest is empty");
 }

@@ -442,7 +442,7 @@ mod tests {
     #[test]
     fn every_driver_opens_and_checks_the_images_that_it_creates() {
         // Only read so far.
-        for &format in Format::ALL.iter().filter(|format| **format != Format::Vmdk) {
+        for &format in [Format::Raw, Format::Vhd, Format::Vhdx].iter() {
             let driver = format.driver();
             let store: Arc<dyn Store> = Arc::new(MemoryStore::new(driver.name));
             let options = CreateOptions {

@@ -45,7 +45,7 @@ pub enum Format {
 
 impl Format {
     /// All formats.
-    pub const ALL: &'static [Self] = &[Self::Raw, Self::Vhd, Self::Vhdx, Self::Vmdk];
+    pub const ALL: &'static [Self] = &[Self::Raw, Self::Vhd, Self::Vhdx, Self::Vmdk, Self::Qcow2, Self::Vdi];
 }
 
 /// How an image allocates space.

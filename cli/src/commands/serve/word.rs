@@ -30,7 +30,7 @@ impl DiskWord {
         let (disk, format) = match word.rsplit_once(FORMAT) {
             Some((disk, format)) if !format.contains('/') => {
                 let format = FormatArg::from_str(format, true)
-                    .map_err(|_| format!("{format:?} is not a format; write raw, vhd or vhdx behind {FORMAT:?}"))?;
+                    .map_err(|_| format!("{format:?} is not a format; write one of {} behind {FORMAT:?}", formats()))?;
                 (disk, Some(format.format()))
             }
             _ => (word, None),
@@ -39,6 +39,11 @@ impl DiskWord {
         export::check_name(&name).map_err(|error| error.to_string())?;
         Ok(Self { name, path, format })
     }
+}
+
+/// The names of all formats.
+fn formats() -> String {
+    Format::ALL.iter().map(|format| format.driver().name).collect::<Vec<_>>().join(", ")
 }
 
 fn split_name(word: &str) -> (String, PathBuf) {
@@ -74,8 +79,8 @@ mod tests {
             let expected = DiskWord { name: name.into(), path: path.into(), format };
             assert_eq!(DiskWord::parse(word), Ok(expected), "{word}");
         }
-        let error = DiskWord::parse("disk.img,format=qcow2").unwrap_err();
-        assert!(error.contains("raw, vhd or vhdx"), "{error}");
+        let error = DiskWord::parse("disk.img,format=qed").unwrap_err();
+        assert!(error.contains("one of raw, vhd, vhdx"), "{error}");
     }
 
     #[test]
