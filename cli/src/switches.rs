@@ -80,7 +80,6 @@ switches! {
     ConvertOptions::identity => "--identity";
     ConvertOptions::size => "--size";
     ConvertOptions::skip_damaged => "--skip-damaged";
-    ConvertOptions::verify => "--verify";
     PrepareOptions::create_bytes => "--create-size", "diskspd" => "-c";
     PrepareOptions::destroy_data => "--destroy-data";
     ApplyOptions::ignore_id_mismatch => "--ignore-id-mismatch";
