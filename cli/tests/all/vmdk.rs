@@ -27,9 +27,9 @@ fn a_vmdk_of_qemu_img_is_read_and_not_written() {
         shop.ok(&format!("compare {name} disk.raw"));
         shop.ok(&format!("convert {name} {kind}.vhdx"));
         shop.ok(&format!("compare {kind}.vhdx disk.raw"));
-        let told = shop.fails(1, &format!("snapshot create {name} --name monday"));
+        let told = shop.fails(1, &format!("snapshot {name} --name monday"));
         assert!(told.contains("VMDK"), "{told}");
     }
-    let told = shop.fails(2, "create new.vmdk 10M");
+    let told = shop.fails(2, "create new.vmdk --size 10M");
     assert!(told.contains("VMDK is only read"), "{told}");
 }

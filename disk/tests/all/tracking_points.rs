@@ -268,5 +268,5 @@ fn what_has_changed_between_two_points() {
     assert!(result.linkage_id.is_some() && base.linkage_id.is_some() && result.linkage_id != base.linkage_id);
     // Nothing was frozen at c.
     let error = SincePoint::between(&opened, &path, "b", "c").unwrap_err().to_string();
-    assert!(error.contains("no image of it has the contents") && error.contains("snapshot --track"), "{error}");
+    assert!(error.contains("no image of it has the contents") && error.contains("together with a snapshot"), "{error}");
 }
