@@ -71,6 +71,8 @@ impl ResizedCopyCase {
             size: self.size,
             identity: self.identity,
             verify: true,
+            // A failed attempt to share is followed by a copy, so its failure need not be reported.
+            reflink: false,
             ..ConvertOptions::default()
         };
         convert(self.source.disk.path(), self.copy_path(), &options, &mut |_, _| true)
