@@ -72,7 +72,7 @@ impl ResizedCopyCase {
             identity: self.identity,
             verify: true,
             // A failed attempt to share is followed by a copy, so its failure need not be reported.
-            reflink: false,
+            no_reflink: true,
             ..ConvertOptions::default()
         };
         convert(self.source.disk.path(), self.copy_path(), &options, &mut |_, _| true)
