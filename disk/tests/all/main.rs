@@ -43,6 +43,7 @@ mod odd_sizes;
 mod other_formats;
 mod panics;
 mod pieces;
+mod qcow2;
 mod reconnect;
 mod repairs;
 mod rescue;
