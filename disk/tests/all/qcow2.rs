@@ -60,7 +60,7 @@ fn a_chain_reads_as_qemu_reads_it() {
         let disk = open(&dir.join(name)).unwrap_or_else(|error| panic!("{error}"));
         assert!(contents(&disk) == fs::read(dir.join("expected.raw")).unwrap(), "{name}");
     }
-    let told = Disk::open(&dir.join("top.qcow2"), &OpenOptions { writable: true, ..OpenOptions::default() });
+    let told = Disk::open(dir.join("top.qcow2"), &OpenOptions { writable: true, ..OpenOptions::default() });
     assert!(told.map(drop).unwrap_err().to_string().contains("writing to a qcow2 image is not supported"));
 }
 
