@@ -38,6 +38,9 @@ fn other_programs_read_a_stream() {
     assert!((3 << 20..4 << 20).contains(&copied), "{done}");
     assert!(done["warnings"].to_string().contains("not a multiple of 64 KiB"), "{done}");
     assert!(fs::metadata(shop.path("disk.vmdk")).unwrap().len() < 3 << 20);
+    shop.ok("compare disk.raw disk.vmdk");
+    shop.ok("convert disk.vmdk back.vhdx --verify");
+    shop.ok("compare disk.raw back.vhdx");
     if have(&["qemu-img"]) {
         tool(&shop, "qemu-img compare -f raw -F vmdk disk.raw disk.vmdk", "").unwrap();
         let info: Value =
@@ -49,7 +52,8 @@ fn other_programs_read_a_stream() {
         assert!(said.contains("Stream optimized") && said.contains("73400832 bytes"), "{said}");
     }
     let small = shop.json("convert disk.raw small.vmdk --subformat STREAMOPTIMIZED --compress-level 12 --quiet");
-    let large = shop.json("convert disk.raw large.vmdk --subformat streamOptimized --compress-level 1");
+    let large = shop.json("convert disk.raw large.vmdk --subformat streamOptimized --compress-level 1 --verify");
+    assert_eq!(large["verified"], true);
     assert!(small["stream_file_size"].as_u64() < large["stream_file_size"].as_u64());
     shop.fails(1, "convert disk.raw small.vmdk --subformat streamOptimized");
     shop.fails(2, "convert disk.raw other.vmdk --subformat streamOptimized --type fixed");
@@ -105,7 +109,8 @@ fn an_ova_is_one_for_a_strict_reader() {
     let shop = Workshop::new();
     raw(&shop);
     shop.ok("convert disk.raw disk.vhdx");
-    let done = shop.json("convert disk.vhdx 'My & machine.ova'");
+    let done = shop.json("convert disk.vhdx 'My & machine.ova' --verify");
+    assert_eq!(done["verified"], true);
     assert_eq!(done["stream_file_size"], fs::metadata(shop.path("My & machine.ova")).unwrap().len());
     fs::rename(shop.path("My & machine.ova"), shop.path("machine.ova")).unwrap();
     fs::write(shop.path("reader.py"), READER).unwrap();
@@ -118,6 +123,9 @@ fn an_ova_is_one_for_a_strict_reader() {
         fs::rename(shop.path("My & machine-disk1.vmdk"), shop.path("inside.vmdk")).unwrap();
         tool(&shop, "qemu-img compare -f raw -F vmdk disk.raw inside.vmdk", "").unwrap();
     }
+    shop.ok("compare disk.raw machine.ova");
+    shop.ok("convert machine.ova out.vhdx --verify");
+    shop.ok("compare disk.raw out.vhdx");
     let info = shop.json("info machine.ova --verify");
     assert_eq!((&info["verified"], &info["remarks"], &info["missing"]), (&json!(true), &json!([]), &json!([])));
     assert_eq!(info["machines"][0]["name"], "My & machine");
@@ -133,6 +141,40 @@ fn an_ova_is_one_for_a_strict_reader() {
     let info: Value = serde_json::from_str(&ended.stdout).unwrap();
     assert_eq!((&info["verified"], &info["files"][2]["digest"]), (&json!(false), &json!("wrong")));
     shop.fails(2, "info disk.vhdx --verify");
+}
+
+/// The rules of a place that do not hold.
+fn broken(shop: &Workshop, disk: &str, place: &str) -> String {
+    let ended = shop.run(&format!("info {disk} --vmware --json"));
+    assert_eq!(ended.code, Some(3), "{ended:#?}");
+    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+    let places = report["places"].as_array().unwrap();
+    let rules = places.iter().find(|found| found["place"] == place).unwrap()["rules"].as_array().unwrap();
+    let is_broken = |rule: &&Value| rule["verdict"] == "not ok";
+    rules.iter().filter(is_broken).map(|rule| rule["rule"].as_str().unwrap()).collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn each_place_of_vmware_says_what_it_takes() {
+    let shop = Workshop::new();
+    shop.ok("create disk.vhdx --size 8M");
+    shop.ok("convert disk.vhdx stream.vmdk --subformat streamOptimized");
+    let mut kinds = vec![("disk.vhdx", ["format"; 4]), ("stream.vmdk", ["kind", "kind", "", ""])];
+    if have(&["qemu-img"]) {
+        for name in ["monolithicSparse", "monolithicFlat", "twoGbMaxExtentSparse"] {
+            tool(&shop, &format!("qemu-img create -f vmdk -o subformat={name} {name}.vmdk 8M"), "").unwrap();
+        }
+        kinds.push(("monolithicSparse.vmdk", ["kind", "", "", "kind"]));
+        kinds.push(("monolithicFlat.vmdk", ["kind", "", "", "kind"]));
+        kinds.push(("twoGbMaxExtentSparse.vmdk", ["kind", "", "", "kind"]));
+    }
+    for (disk, expected) in kinds {
+        for (place, expected) in ["esxi", "workstation", "virtualbox", "ovf"].into_iter().zip(expected) {
+            assert_eq!(broken(&shop, disk, place), expected, "{disk}: {place}");
+        }
+    }
+    let said = shop.run("info stream.vmdk --vmware").stdout;
+    assert!(said.contains("streamOptimized") && said.contains(".ova"), "{said}");
 }
 
 #[test]

@@ -16,17 +16,19 @@ mod written;
 use super::{
     identity::{Identity, cannot_keep},
     options::{ConvertOptions, ConvertOutcome},
+    transfer::verify_failed,
 };
 use crate::{
-    CreateRequest, DiskError, NewSize, Opened, Progress, Result,
+    CompareOutcome, CreateRequest, Disk, DiskError, NewSize, Opened, Progress, Result,
+    compare::compare_with,
     create::is_there,
     error::file_error,
-    ova::is_ova,
+    ova::{Ova, is_ova},
     packing::{Output, Zlib},
     partial::Partial,
 };
-use diskwright_image::{DiskType, probe::known};
-use diskwright_store::{CacheMode, LockMode, OpenOptions, Store};
+use diskwright_image::{DiskType, Format, probe::known};
+use diskwright_store::{BlockDevice, CacheMode, LockMode, OpenOptions, Store};
 use std::{path::Path, sync::Arc};
 use written::Written;
 
@@ -46,8 +48,8 @@ pub(super) enum StreamKind {
 pub(super) fn asked(dest: &Path, asked: &CreateRequest) -> Option<StreamKind> {
     let is_stream = asked.subformat.as_ref().is_some_and(|name| name.eq_ignore_ascii_case(STREAM_OPTIMIZED));
     let is_vmdk = match asked.format {
-        Some(format) => format.driver().name == "vmdk",
-        None => known::by_extension(dest).is_some_and(|known| known.name == "vmdk"),
+        Some(format) => format == Format::Vmdk,
+        None => known::by_extension(dest).is_some_and(|known| known.format == Some(Format::Vmdk)),
     };
     match () {
         () if asked.format.is_none() && is_ova(dest) => Some(StreamKind::Ova),
@@ -89,6 +91,17 @@ pub(super) fn convert(
         Ok(written)
     });
     drop(store);
+    let written = written.and_then(|mut written| {
+        if options.verify {
+            let same_bytes = verify(source, (partial.path(), dest), kind, options, progress)?;
+            written.outcome.verified_bytes = same_bytes - written.outcome.lost.bytes;
+        }
+        Ok(written)
+    });
+    // A copy that differs is kept under its temporary name, for inspection.
+    if let Err(error @ DiskError::VerifyFailed { .. }) = written {
+        return Err(error);
+    }
     let discard = |_: &DiskError| partial.discard();
     let Written { mut outcome, file_bytes } = written.map_err(shown).inspect_err(discard)?;
     outcome.stream_bytes = Some(file_bytes);
@@ -107,6 +120,27 @@ fn vmdk_alone(
     let mut output = Output::new(Arc::clone(store), 0, None);
     let name = dest.file_name().unwrap_or_default().to_string_lossy().into_owned();
     vmdk::write(source, (&mut output, dest), &name, options, progress)
+}
+
+/// Reads the new file back and compares it with the source. Returns how many bytes are the same,
+/// with those of lost ranges.
+fn verify(
+    (source, source_path): (&Opened, &Path),
+    (partial, dest): (&Path, &Path),
+    kind: StreamKind,
+    options: &ConvertOptions,
+    progress: &mut Progress<'_>,
+) -> Result<u64> {
+    let open = crate::OpenOptions { format: Some(Format::Vmdk), ..options.open_dest() };
+    let written = match kind {
+        StreamKind::Vmdk => Disk::open(partial, &open)?,
+        StreamKind::Ova => Ova::open(partial, &options.dest.files)?.open_disk(&open)?,
+    };
+    let sides = [(source.device(), source_path), (&*written as &dyn BlockDevice, dest)];
+    match compare_with(sides, u64::MAX, options.source.engine, progress, options.damage())? {
+        CompareOutcome::Same => Ok(source.device().geometry().size_bytes),
+        CompareOutcome::Different { offset_bytes } => Err(verify_failed(partial, source_path, offset_bytes)),
+    }
 }
 
 /// Refuses what a stream cannot be or have.

@@ -40,8 +40,10 @@ const OVF_KINDS: &[&str] = &["streamOptimized"];
 const ESXI_MAX_BYTES: u64 = 62 << 40;
 const WORKSTATION_MAX_BYTES: u64 = 8 << 40;
 
-const TO_VMFS: &str = "`convert` it to a .vmdk with `CreateRequest::subformat` = vmfs";
-const TO_SPARSE: &str = "`convert` it to a .vmdk with `CreateRequest::subformat` = monolithicSparse";
+const TO_VMFS: &str = "`convert` it to a file .ova and import that: ESXi makes a disk of VMFS from it";
+const TO_HOSTED: &str = "`convert` it to a file .ova and import that";
+const TO_VIRTUALBOX: &str =
+    "`convert` it to a file .vhd, or to a .vmdk with `CreateRequest::subformat` = streamOptimized";
 const TO_OVA: &str = "`convert` it to a file .ova";
 const DIVIDE: &str = "divide what is on it among several disks";
 
@@ -63,11 +65,11 @@ pub(super) static ESXI: &[Rule] = &[
 ];
 
 pub(super) static WORKSTATION: &[Rule] = &[
-    Rule { name: "format", expected: "VMDK", judge: |facts| format(facts, TO_SPARSE) },
+    Rule { name: "format", expected: "VMDK", judge: |facts| format(facts, TO_HOSTED) },
     Rule {
         name: "kind",
         expected: "a hosted kind (monolithic, twoGbMaxExtent, a device), all along the chain; streamOptimized is only imported, as OVF",
-        judge: |facts| kind(facts, WORKSTATION_KINDS, TO_SPARSE),
+        judge: |facts| kind(facts, WORKSTATION_KINDS, TO_HOSTED),
     },
     Rule { name: "size", expected: "at most 8 TiB", judge: |facts| size(facts, WORKSTATION_MAX_BYTES) },
     SECTORS,
@@ -80,13 +82,13 @@ pub(super) static VIRTUALBOX: &[Rule] = &[
     Rule {
         name: "kind",
         expected: "a VMDK other than vmfsSparse, seSparse and raw device mappings",
-        judge: |facts| kind(facts, VIRTUALBOX_KINDS, TO_SPARSE),
+        judge: |facts| kind(facts, VIRTUALBOX_KINDS, TO_VIRTUALBOX),
     },
     SECTORS,
     Rule {
         name: "single",
         expected: "a VMDK without a parent: VirtualBox finds parents only by identities of its own",
-        judge: |facts| single(facts, TO_SPARSE),
+        judge: |facts| single(facts, TO_VIRTUALBOX),
     },
     GPT_END,
 ];
@@ -105,7 +107,7 @@ fn of_top(facts: &Facts, judge: impl FnOnce(&ImageFacts) -> Verdict) -> Verdict 
 }
 
 fn is_vmdk(image: &ImageFacts) -> bool {
-    image.info.format.driver().name == "vmdk"
+    image.info.format == Format::Vmdk
 }
 
 fn format(facts: &Facts, remedy: &str) -> Verdict {
@@ -115,7 +117,7 @@ fn format(facts: &Facts, remedy: &str) -> Verdict {
 fn virtualbox_format(facts: &Facts) -> Verdict {
     of_top(facts, |image| {
         let is_taken = is_vmdk(image) || image.info.format == Format::Vhd;
-        Verdict::either(is_taken, image.info.format, "`convert` it to a file .vmdk or .vhd")
+        Verdict::either(is_taken, image.info.format, TO_VIRTUALBOX)
     })
 }
 
@@ -222,6 +224,6 @@ mod tests {
         let vhd = facts(Format::Vhd, None, 512);
         assert!(broken(Destination::VirtualBox, &vhd).is_empty());
         let judged = Destination::Esxi.judge(&vhd);
-        assert!(matches!(&judged[0].verdict, Verdict::Broken { remedy, .. } if remedy.contains("vmfs")));
+        assert!(matches!(&judged[0].verdict, Verdict::Broken { remedy, .. } if remedy.contains("VMFS")));
     }
 }
