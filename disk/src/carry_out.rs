@@ -6,6 +6,10 @@
 //!        ─▶ Ready ─▶ the engine ─▶ settle: commits, release of blocks
 //! ```
 //!
+//! Tables are read with the chain that is current when the recording of changes begins. The chain
+//! of the plan may lack an image that has joined since. What was written to that image before the
+//! recording began would never be shown.
+//!
 //! Work that changes the file of the top image may run while another image joins on top. It ends
 //! before [`Disk::push_layer`](crate::Disk::push_layer) closes the former top: a request is counted
 //! in its epoch until the loader has its work, and a grace period waits for both.
@@ -17,12 +21,15 @@ use crate::{
     guard::guarded,
     holes::next_known,
     map::{LayerId, Owner, Run, fold, push_joined},
+    mutation::Mutation,
     plan::{self, Pending},
     shared::{Job, Shared},
     work::{Decoded, Work},
 };
 use diskwright_image::Commit;
-use diskwright_store::ExternalTicket;
+#[cfg(feature = "shuttle")]
+use diskwright_store::sync::broken::{Rule, is_broken};
+use diskwright_store::{ExternalTicket, sync::MutexGuard};
 use std::{io, sync::Arc};
 
 /// Maximum number of bytes copied at once by a copy-up.
@@ -40,7 +47,7 @@ impl Shared {
         match work {
             Work::Begin { layer } => written(chain, *layer)?.begin_writing(),
             Work::Fold { page } => self.folded(chain, *page, true).map(drop),
-            Work::Decide { unit, layer } => self.decide(chain, *unit, *layer),
+            Work::Decide { unit } => self.decide(chain, *unit),
             Work::Prepare { layer, blocks } => Ok(written(chain, *layer)?.writer()?.prepare(blocks.clone())?),
             Work::CopyUp { layer, block } => {
                 let exclusion = Exclusion { shared: self, key: (*layer, *block) };
@@ -52,14 +59,27 @@ impl Shared {
         }
     }
 
-    /// Folds a page and returns the owners of its units. `keep` installs the page in the map.
-    /// `None` if the chain has a new map by now, whose changes were not recorded here.
-    fn folded(&self, chain: &Arc<Chain>, page: u64, keep: bool) -> io::Result<Option<Vec<Owner>>> {
+    /// Begins to record changes, for a read of the tables of the current chain, which is returned.
+    /// `None` if it has another map than `chain`.
+    fn begin_reading(&self, chain: &Arc<Chain>) -> Option<(Arc<Chain>, MutexGuard<'_, Mutation>)> {
+        let mutation = self.lock();
+        let now = Arc::clone(&mutation.chain);
+        #[cfg(feature = "shuttle")]
+        let now = if is_broken(Rule::TablesOfTheCurrentChain) { Arc::clone(chain) } else { now };
+        Arc::ptr_eq(&now.map, &chain.map).then_some((now, mutation))
+    }
+
+    /// Folds a page and returns the owners of its units, with a chain that knows them. `keep`
+    /// installs the page in the map. `None` if the chain has a new map by now, whose changes were
+    /// not recorded here.
+    fn folded(&self, chain: &Arc<Chain>, page: u64, keep: bool) -> io::Result<Option<(Arc<Chain>, Vec<Owner>)>> {
         loop {
-            let begun = self.lock().mixed.begin_fold(page);
+            let Some((chain, mut mutation)) = self.begin_reading(chain) else { return Ok(None) };
+            let begun = mutation.mixed.begin_fold(page);
+            drop(mutation);
             // Every begin needs an end, even if the read panics. Otherwise changes of the page
             // would be recorded for ever.
-            let mut folded = guarded(&self.poison, || fold::fold_page(chain, page).map_err(error::to_io));
+            let mut folded = guarded(&self.poison, || fold::fold_page(&chain, page).map_err(error::to_io));
             let mut mutation = self.lock();
             let current = Arc::ptr_eq(&chain.map, &mutation.chain.map);
             let owners = folded.as_mut().ok().filter(|_| current);
@@ -72,16 +92,20 @@ impl Shared {
                 if keep {
                     chain.map.install(page, &owners);
                 }
-                return Ok(Some(owners));
+                return Ok(Some((chain, owners)));
             }
         }
     }
 
     /// Decides a unit and caches the result, unless a change meanwhile prevents that: then the next
     /// plan asks for it again.
-    fn decide(&self, chain: &Arc<Chain>, unit: u64, layer: LayerId) -> io::Result<()> {
-        let begun = self.lock().mixed.begin_decide(unit);
-        let decided = guarded(&self.poison, || fold::decide(chain, unit, layer).map_err(error::to_io));
+    fn decide(&self, chain: &Arc<Chain>, unit: u64) -> io::Result<()> {
+        let Some((chain, mut mutation)) = self.begin_reading(chain) else { return Ok(()) };
+        // The unit's owner may be known by now, or its page dropped.
+        let Some(Owner::Lazy { layer }) = chain.map.word(unit) else { return Ok(()) };
+        let begun = mutation.mixed.begin_decide(unit);
+        drop(mutation);
+        let decided = guarded(&self.poison, || fold::decide(&chain, unit, layer).map_err(error::to_io));
         let mut mutation = self.lock();
         let current = Arc::ptr_eq(&chain.map, &mutation.chain.map);
         let (runs, result) = match decided {
@@ -129,9 +153,9 @@ impl Shared {
                 // Most pages of a nearly empty disk need not be folded.
                 let known = next_known(chain.layers(), at, end).map_err(error::to_io)?;
                 let now = self.chain();
-                if !Arc::ptr_eq(&now.map, &map) {
-                    // A layer has left, or another image object has its place: the tables that were
-                    // read may be out of date.
+                if !Arc::ptr_eq(&now, &chain) {
+                    // A layer has joined or left, or another image object has its place: the tables
+                    // that were read may be out of date.
                     chain = now;
                     continue;
                 }
@@ -164,8 +188,8 @@ impl Shared {
         stop: u64,
         out: &mut Vec<Run>,
     ) -> io::Result<(Arc<Chain>, u64)> {
-        let Some(owners) = self.folded(chain, page, false)? else { return Ok((self.chain(), at)) };
-        let mut newest = Arc::clone(chain);
+        let Some((folded, owners)) = self.folded(chain, page, false)? else { return Ok((self.chain(), at)) };
+        let mut newest = Arc::clone(&folded);
         let (first_unit, _) = chain.map.units_of_page(page);
         for (unit, owner) in (first_unit..).zip(owners) {
             let (unit_start, unit_end) = chain.map.unit_range(unit);
@@ -174,30 +198,41 @@ impl Shared {
                 continue;
             }
             if let Owner::Lazy { layer } = owner {
-                let begun = self.lock().mixed.begin_decide(unit);
-                let runs = guarded(&self.poison, || fold::decide(chain, unit, layer).map_err(error::to_io));
-                let again = {
-                    let mut mutation = self.lock();
-                    let good = mutation.mixed.end_decide_in_passing(unit, begun);
-                    !good || !Arc::ptr_eq(&chain.map, &mutation.chain.map)
-                };
-                for run in runs? {
-                    if again {
-                        break;
+                let mut runs = Vec::new();
+                newest = match self.decide_in_passing(&folded, unit, layer)? {
+                    Some((now, decided)) => {
+                        runs.extend(decided.iter().filter_map(|run| plan::clip(run, from, to)));
+                        now
                     }
-                    plan::clip(&run, from, to).into_iter().for_each(|run| push_joined(out, run));
-                }
-                if again {
-                    let mut runs = Vec::new();
-                    newest = self.runs_blocking(from, to, &mut runs)?;
-                    runs.into_iter().for_each(|run| push_joined(out, run));
-                }
+                    None => self.runs_blocking(from, to, &mut runs)?,
+                };
+                runs.into_iter().for_each(|run| push_joined(out, run));
             } else {
                 let owner = owner.advanced(from - unit_start);
                 push_joined(out, Run { start_bytes: from, len_bytes: to - from, owner });
             }
         }
         Ok((newest, stop))
+    }
+
+    /// The runs of a unit whose word in `chain` is lazy from `layer` down, with a chain that knows
+    /// them. Nothing is cached. `None` if something changed meanwhile.
+    fn decide_in_passing(
+        &self,
+        chain: &Arc<Chain>,
+        unit: u64,
+        layer: LayerId,
+    ) -> io::Result<Option<(Arc<Chain>, Vec<Run>)>> {
+        let Some((now, mut mutation)) = self.begin_reading(chain) else { return Ok(None) };
+        let begun = mutation.mixed.begin_decide(unit);
+        drop(mutation);
+        // An image that has joined may own a part.
+        let layer = if Arc::ptr_eq(&now, chain) { layer } else { now.top().id };
+        let runs = guarded(&self.poison, || fold::decide(&now, unit, layer).map_err(error::to_io));
+        let mut mutation = self.lock();
+        let good = mutation.mixed.end_decide_in_passing(unit, begun);
+        let current = Arc::ptr_eq(&now.map, &mutation.chain.map);
+        Ok(Some((now, runs?)).filter(|_| good && current))
     }
 
     /// Commits a change, for callers that may block.

@@ -145,8 +145,8 @@ pub(crate) fn owned_runs(mutation: &Mutation, start: u64, end: u64, out: &mut Ve
         let stop = unit_end.min(end);
         match map.word(unit) {
             None => return Some(Work::Fold { page: map.page_of(at) }),
-            Some(Owner::Lazy { layer }) => match mutation.mixed.get(unit) {
-                None => return Some(Work::Decide { unit, layer }),
+            Some(Owner::Lazy { .. }) => match mutation.mixed.get(unit) {
+                None => return Some(Work::Decide { unit }),
                 Some(runs) => runs.iter().filter_map(|run| clip(run, at, stop)).for_each(|run| push_joined(out, run)),
             },
             Some(owner) => {
@@ -226,7 +226,7 @@ fn undecided(mutation: &Mutation, chain: &Chain, image: &Member, piece: &Piece) 
     }
     let map = &*chain.map;
     (map.unit_of(piece.start)..=map.unit_of(piece.stop - 1)).find_map(|unit| match map.word(unit) {
-        Some(Owner::Lazy { layer }) if mutation.mixed.get(unit).is_none() => Some(Work::Decide { unit, layer }),
+        Some(Owner::Lazy { .. }) if mutation.mixed.get(unit).is_none() => Some(Work::Decide { unit }),
         _ => None,
     })
 }
@@ -314,11 +314,11 @@ fn copy_up_first(
     if piece.whole || !is_compressed && image.writer()?.tracks_sectors() {
         return Ok(None);
     }
-    if let Owner::Lazy { layer } = owner {
+    if let Owner::Lazy { .. } = owner {
         let unit = chain.map.unit_of(piece.start);
         // The bitmap may turn out to be full. Then the word changes, and no copy-up is needed.
         if mutation.mixed.get(unit).is_none() {
-            return Ok(Some(Next::Work(Work::Decide { unit, layer })));
+            return Ok(Some(Next::Work(Work::Decide { unit })));
         }
     }
     let copy_up = (image.id, claims::COPY_UP);

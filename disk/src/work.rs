@@ -19,8 +19,8 @@ pub(crate) enum Work {
     Begin { layer: LayerId },
     /// Fold a page of the map.
     Fold { page: u64 },
-    /// Read the sector bitmaps of a unit, from `layer` down.
-    Decide { unit: u64, layer: LayerId },
+    /// Read the sector bitmaps of a unit whose word is lazy.
+    Decide { unit: u64 },
     /// Prepare an image that takes writes to reserve and commit these blocks.
     Prepare { layer: LayerId, blocks: Range<u64> },
     /// Copy-up: fill the sectors that the image does not have in this block from the layers below.

@@ -1,7 +1,7 @@
 use super::*;
-use crate::{chain::Layer, device::Disk};
+use crate::{chain::Layer, device::Disk, work::Work};
 use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe};
-use diskwright_store::{MemoryStore, Store};
+use diskwright_store::{Blocking, EngineKind, MemoryStore, Store};
 
 #[test]
 fn a_lost_request_fails_the_wait_for_a_grace_period() {
@@ -56,4 +56,29 @@ fn a_layer_joins_at_the_moment_at_which_its_grace_period_begins() {
         assert_eq!(layers_before, 1, "its period cannot begin yet");
     });
     assert_eq!(disk.layers().len(), 2);
+}
+
+/// A request is planned on one chain, needs tables, and releases the lock. Before the tables are
+/// read another image joins and takes a write. The tables of the former chain do not show it.
+#[test]
+fn work_that_was_planned_before_an_image_joined_does_not_hide_what_was_written_since() {
+    let old_top = layer("old", DiskType::Differencing);
+    let disk = Disk::from_layers(vec![old_top, layer("base", DiskType::Dynamic)], Vec::new()).unwrap();
+    let mut queue = Blocking::open(&disk, EngineKind::Sync).unwrap();
+    queue.write(0, &[1; 4096], false).unwrap();
+    let before = disk.shared.chain();
+    let stale = [Work::Decide { unit: 0 }, Work::Fold { page: 0 }];
+    disk.push_layer(layer("top", DiskType::Differencing)).unwrap();
+    queue.write(1024, &[2; 512], false).unwrap();
+    for work in stale {
+        if matches!(work, Work::Fold { .. }) {
+            // As if the page had been dropped at the memory limit.
+            before.map.clear();
+        }
+        disk.shared.carry_out(&before, &work).unwrap();
+        let mut found = [0; 4096];
+        queue.read(0, &mut found).unwrap();
+        let expected = |at: usize| if (1024..1536).contains(&at) { 2 } else { 1 };
+        assert!(found.iter().enumerate().all(|(at, &byte)| byte == expected(at)), "{work:?}");
+    }
 }

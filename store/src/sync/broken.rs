@@ -39,6 +39,9 @@ pub enum Rule {
     EveryJobIsDone,
     /// A queue fetches the chain again when the epoch has changed (`disk/src/queue.rs`).
     ChainIsFetchedAnew,
+    /// Tables are read with the chain that is current when changes are recorded from
+    /// (`disk/src/carry_out.rs`).
+    TablesOfTheCurrentChain,
     /// The map may name a file that joined after a queue fetched its chain (`disk/src/queue.rs`).
     MapMayBeAhead,
     /// A former top is called durable only when no request can write to it any more

@@ -10,11 +10,13 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread::sleep,
-    time::Duration,
+    time::{Duration, Instant},
 };
 use tempfile::TempDir;
 
 pub const MIB: u64 = 1 << 20;
+
+const OTHER_TESTS_CLEAN_UP_WITHIN: Duration = Duration::from_secs(60);
 
 /// A file as a disk.
 pub struct FileDisk {
@@ -119,15 +121,24 @@ impl Scratch {
             .map(|word| word.replace("IMAGE", self.image().to_str().unwrap()))
             .map(|word| word.replace("DIR/", &format!("{}/", self.folder.path().display())))
             .collect();
-        let output = Command::new(&words[0])
-            .args(&words[1..])
-            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-            .env("MTOOLS_SKIP_CHECK", "1")
-            .stdin(Stdio::null())
-            .output()
-            .unwrap_or_else(|error| panic!("{line}: {error}"));
-        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        (output.status.code(), text)
+        let start = Instant::now();
+        loop {
+            let output = Command::new(&words[0])
+                .args(&words[1..])
+                .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+                .env("MTOOLS_SKIP_CHECK", "1")
+                .stdin(Stdio::null())
+                .output()
+                .unwrap_or_else(|error| panic!("{line}: {error}"));
+            let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+            // mkfs.btrfs looks at every loop device of the machine. Another test may just have
+            // killed the process behind one of them.
+            let is_of_another = text.contains("cannot check mount status");
+            if !is_of_another || start.elapsed() > OTHER_TESTS_CLEAN_UP_WITHIN {
+                return (output.status.code(), text);
+            }
+            sleep(Duration::from_millis(200));
+        }
     }
 
     /// Overwrites free bytes of the volumes with 0xA5. Returns the number of free bytes.
