@@ -11,12 +11,12 @@
 //!
 //! What must hold: nothing but unpartitioned space is lost (`diskwright-volume` decides where the
 //! contents end, and when in doubt the disk keeps its size). A plan changes nothing. So everything
-//! that can be refused is refused before the first change.
+//! that can be refused is refused before the first change. A failed read fails the plan.
 
 use crate::{DiskError, Progress, Result, error::from_io, volumes::examine};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use diskwright_volume::{Ends, LeftAlone, ReadAt, Step, TableChange, TableKind, ends, table_change};
-use std::path::Path;
+use std::{cell::Cell, io, path::Path};
 
 /// A new size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -65,7 +65,11 @@ impl SizePlan {
     ) -> Result<Self> {
         let old_bytes = device.geometry().size_bytes;
         let mut of_disk = |what: &mut dyn FnMut(&dyn ReadAt)| {
-            examine(device, engine, progress, what).map_err(|error| from_io("read its partition table", path, error))
+            let failed = Cell::new(None);
+            let examined = examine(device, engine, progress, &mut |reader| what(&Watched { reader, failed: &failed }));
+            examined
+                .and_then(|()| failed.take().map_or(Ok(()), Err))
+                .map_err(|error| from_io("read its partition table", path, error))
         };
         let mut found: Option<Ends> = None;
         let wanted_bytes = match wanted.size {
@@ -110,6 +114,31 @@ impl SizePlan {
     /// Kind of the partition table that changes; `None` if none does.
     pub(crate) fn changed_table(&self) -> Option<TableKind> {
         self.change.as_ref().filter(|change| !change.steps.is_empty()).map(|change| change.table)
+    }
+}
+
+/// Remembers that a read failed. A plan without the bytes could leave one copy of a GPT as it is,
+/// although the disk gets another size.
+struct Watched<'a> {
+    reader: &'a dyn ReadAt,
+    failed: &'a Cell<Option<io::Error>>,
+}
+
+impl ReadAt for Watched<'_> {
+    fn size_bytes(&self) -> u64 {
+        self.reader.size_bytes()
+    }
+
+    fn sector_bytes(&self) -> u32 {
+        self.reader.sector_bytes()
+    }
+
+    fn read_at(&self, offset_bytes: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.reader.read_at(offset_bytes, buf).map_err(|error| {
+            let kind = error.kind();
+            self.failed.set(Some(error));
+            kind.into()
+        })
     }
 }
 
