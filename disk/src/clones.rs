@@ -1,19 +1,31 @@
 //! Many children of one image.
 //!
+//! ```text
+//!   for each name:  temporary file ─▶ filled, durable ─▶ its name (`partial`)
+//!     └─ the name is taken by an unused child of the same parent: kept
+//! ```
+//!
 //! Each is a differencing disk that begins as its parent reads. From then on the parent must not be
 //! written; an open for writing refuses that while a child lies in its folder.
+//!
+//! A file with its final name is always complete. A command that was killed has made some of the
+//! children. The same command keeps these, because nothing was written to them, and makes the rest.
 
 use crate::{
     CreateRequest, DiskError, Result,
-    create::{create, is_there},
+    create::{create_as, format_for, is_there, parent_out_of_reach},
+    image_file::{Access, open_image},
+    partial::Partial,
 };
+use diskwright_image::{Format, ImageInfo};
+use diskwright_store::Files;
 use std::path::{Path, PathBuf};
 
 /// Creates every one of `children` as a child of `parent`, all or none of them: when one cannot be
-/// made, those made by this call are removed. Returns warnings, one sentence each. `progress` is
-/// told how many are made, and stops the work by returning `false`. With `dry_run` nothing is
-/// created, and only names that are taken are found. Of the request, size, type and parent are
-/// ignored.
+/// made, those made by this call are removed. A name that an unused child of this parent has is
+/// left as it is. Returns warnings, one sentence each. `progress` is told how many are made, and
+/// stops the work by returning `false`. With `dry_run` nothing is created, and only names that are
+/// taken are found. Of the request, size, type and parent are ignored.
 ///
 /// # Errors
 /// As [`create`](crate::create()); [`DiskError::Usage`] for a name that stands twice;
@@ -33,19 +45,37 @@ pub fn clone_disk(
             hint: "give each clone a name of its own".into(),
         });
     }
-    if let Some(taken) = children.iter().find(|child| request.files.facts(child).is_ok()) {
-        return Err(is_there(taken));
+    let files = &request.files;
+    let mut warnings = Vec::new();
+    let (mut missing, mut kept): (Vec<&PathBuf>, Vec<&PathBuf>) = (Vec::new(), Vec::new());
+    for child in children {
+        if files.facts(child).is_err() {
+            missing.push(child);
+        } else if is_unused_child(files, child, parent, request.format) {
+            kept.push(child);
+        } else {
+            return Err(is_there(child));
+        }
     }
     let request =
         CreateRequest { parent: Some(parent.to_owned()), size_bytes: None, disk_type: None, ..request.clone() };
-    let mut warnings = Vec::new();
+    match &kept[..] {
+        [] => (),
+        [one] => warnings.push(format!("{}: an unused clone of this disk exists already; it is kept", one.display())),
+        [first, more @ ..] => warnings.push(format!(
+            "{} and {} more: unused clones of this disk exist already; they are kept",
+            first.display(),
+            more.len()
+        )),
+    }
     let mut make_all = |made: &mut usize| -> Result<()> {
-        for child in children {
-            if !progress(*made as u64, children.len() as u64) {
+        for child in &missing {
+            if !progress((kept.len() + *made) as u64, children.len() as u64) {
                 return Err(DiskError::Stopped);
             }
             if !dry_run {
-                warnings.extend(create(child, &request)?);
+                make(child, &request)?;
+                warnings.extend(parent_out_of_reach(files, child, parent));
             }
             *made += 1;
         }
@@ -55,9 +85,36 @@ pub fn clone_disk(
     let result = make_all(&mut made);
     if result.is_err() && !dry_run {
         // The first error is returned. These files are ours, made just now, and empty.
-        for child in &children[..made] {
-            let _ = request.files.remove(child);
+        for child in &missing[..made] {
+            let _ = files.remove(child);
         }
     }
     result.map(|()| warnings)
+}
+
+/// Makes one child under a temporary name, then gives it its own.
+fn make(child: &Path, request: &CreateRequest) -> Result<()> {
+    let partial = Partial::new(&request.files, child, "clone");
+    partial.clear()?;
+    create_as(child, partial.path(), request).map_err(|error| partial.shown(error))?;
+    partial.created();
+    partial.give_name().inspect_err(|_| partial.discard())
+}
+
+/// Whether the file at `child` is what an interrupted command has made: a child of `parent` without
+/// data, that no program has open for writing.
+fn is_unused_child(files: &Files, child: &Path, parent: &Path, format: Option<Format>) -> bool {
+    let info_of = |path: &Path, format| {
+        let access = Access { format: Some(format), ..Access::default() };
+        open_image(files, path, &access, &mut Vec::new()).ok().map(|(image, _)| image)
+    };
+    let is_child_of = |info: &ImageInfo, above: &ImageInfo| {
+        let link = info.parent.as_ref().and_then(|link| link.linkage);
+        link.is_some() && link == above.linkage_id && info.size_bytes == above.size_bytes
+    };
+    let Ok(format) = format_for(child, format) else { return false };
+    let (Some(image), Some(above)) = (info_of(child, format), info_of(parent, format)) else { return false };
+    let info = image.info();
+    let blocks = info.size_bytes.div_ceil(info.block_bytes.max(1));
+    is_child_of(info, above.info()) && matches!(image.next_block(0, blocks), Ok(None))
 }

@@ -148,8 +148,24 @@ fn clones_are_made_all_or_none() {
     let twice = [names[0].clone(), names[0].clone()];
     assert!(matches!(clone_disk(&path, &twice, &request, false, &mut go_on), Err(DiskError::Usage { .. })));
     clone_disk(&path, &names, &request, false, &mut go_on).unwrap();
+    // As after a kill: one is not there, and half of another has its temporary name.
+    fs::remove_file(&names[3]).unwrap();
+    fs::write(dir.path().join("c3.vhdx.partial"), b"half of a child").unwrap();
+    let warnings = clone_disk(&path, &names, &request, false, &mut go_on).unwrap();
+    assert!(
+        warnings.len() == 4
+            && warnings[0].ends_with("c0.vhdx: an unused clone of this disk exists already; it was kept")
+    );
+    assert_eq!(files(dir.path()).len(), 6);
     write(&names[2], 0, 5);
     assert_eq!(names.iter().map(|name| read(name, 0)).collect::<Vec<_>>(), [9, 9, 5, 9, 9]);
+    let used = clone_disk(&path, &names, &request, false, &mut go_on).unwrap_err();
+    assert!(matches!(&used, DiskError::Exists { path } if *path == names[2]), "{used}");
+    let other = dir.path().join("other.vhdx");
+    create(&other, &CreateRequest { size_bytes: Some(64 << 20), ..CreateRequest::default() }).unwrap();
+    let foreign = clone_disk(&other, &names[..1], &request, false, &mut go_on).unwrap_err();
+    assert!(matches!(foreign, DiskError::Exists { .. }), "{foreign}");
+    fs::remove_file(&other).unwrap();
     let refused = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap_err();
     assert!(matches!(refused, DiskError::HasChildren { .. }), "{refused}");
 }
