@@ -26,6 +26,9 @@ use std::{
     time::Duration,
 };
 
+/// Longest list of files that is printed whole.
+const NAMES_MAX: usize = 8;
+
 /// Arguments of `merge`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -287,6 +290,14 @@ fn report(child: &Path, merged: &Merged, dry_run: bool, elapsed: Duration, in_us
     }
 }
 
+/// Names separated by commas; of a long list only its ends and its length (`--json` has all).
+fn listed(names: &[String]) -> String {
+    match names {
+        [first, .., last] if names.len() > NAMES_MAX => format!("{first} to {last} ({} files)", names.len()),
+        names => names.join(", "),
+    }
+}
+
 /// Prints a merge into an ancestor.
 pub fn print_report(
     context: &mut Context,
@@ -296,7 +307,7 @@ pub fn print_report(
     elapsed: Duration,
 ) -> Outcome<()> {
     let name = |path: &Path| printable(&json::path(&beside(child, path)));
-    let names = |paths: &[PathBuf]| paths.iter().map(|path| name(path)).collect::<Vec<_>>().join(", ");
+    let names = |paths: &[PathBuf]| listed(&paths.iter().map(|path| name(path)).collect::<Vec<_>>());
     let (gone, target) = (names(&merged.merged), name(&merged.target));
     let data = Human(merged.data_bytes);
     let named = match merged.disk == merged.target {
