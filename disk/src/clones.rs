@@ -68,37 +68,48 @@ pub fn clone_disk(
             more.len()
         )),
     }
-    let mut make_all = |made: &mut usize| -> Result<()> {
-        for child in &missing {
-            if !progress((kept.len() + *made) as u64, children.len() as u64) {
+    let mut made: Vec<&PathBuf> = Vec::new();
+    let mut make_all = || -> Result<()> {
+        // A command that made the kept ones at the same time may have failed, and removed them.
+        let gone = kept.iter().copied().filter(|child| !dry_run && files.facts(child).is_err());
+        for child in missing.iter().copied().chain(gone) {
+            if !progress((kept.len() + made.len()) as u64, children.len() as u64) {
                 return Err(DiskError::Stopped);
             }
-            if !dry_run {
-                make(child, &request)?;
-                warnings.extend(parent_out_of_reach(files, child, parent));
+            if !dry_run && !make(child, parent, &request)? {
+                continue;
             }
-            *made += 1;
+            made.push(child);
+            warnings.extend(parent_out_of_reach(files, child, parent));
         }
         Ok(())
     };
-    let mut made = 0;
-    let result = make_all(&mut made);
+    let result = make_all();
     if result.is_err() && !dry_run {
         // The first error is returned. These files are ours, made just now, and empty.
-        for child in &missing[..made] {
+        for child in made {
             let _ = files.remove(child);
         }
     }
     result.map(|()| warnings)
 }
 
-/// Makes one child under a temporary name, then gives it its own.
-fn make(child: &Path, request: &CreateRequest) -> Result<()> {
-    let partial = Partial::new(&request.files, child, "clone");
-    partial.clear()?;
-    create_as(child, partial.path(), request).map_err(|error| partial.shown(error))?;
-    partial.created();
-    partial.give_name().inspect_err(|_| partial.discard())
+/// Makes one child under a temporary name, then gives it its own. `false` if another command has
+/// made the same child meanwhile.
+fn make(child: &Path, parent: &Path, request: &CreateRequest) -> Result<bool> {
+    let files = &request.files;
+    let partial = Partial::new(files, child, "clone");
+    let attempt = || {
+        partial.clear()?;
+        create_as(child, partial.path(), request).map_err(|error| partial.shown(error))?;
+        partial.created();
+        partial.give_name().inspect_err(|_| partial.discard())
+    };
+    match attempt() {
+        Ok(()) => Ok(true),
+        Err(_) if is_unused_child(files, child, parent, request.format) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether the file at `child` is what an interrupted command has made: a child of `parent` without

@@ -74,10 +74,13 @@ impl<'a> Partial<'a> {
                 hint: "wait for its end, or choose another name".into(),
             }),
             Err(error) => Err(error.into()),
-            Ok(_held) => self
-                .files
-                .remove(&self.path)
-                .map_err(|source| file_error("remove what an interrupted command has left for it", &self.path, source)),
+            Ok(_held) => match self.files.remove(&self.path) {
+                // Its command was not interrupted, and has given it its name.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                removed => removed.map_err(|source| {
+                    file_error("remove what an interrupted command has left for it", &self.path, source)
+                }),
+            },
         }
     }
 
