@@ -6,8 +6,8 @@
 //!        until a check has nothing left that may be mended: its report is the result
 //! ```
 //!
-//! The store is usually a draft that only records the changes (`disk/src/repair/draft.rs`), so that
-//! the whole repair is known, and its result checked, before the first byte of a file changes.
+//! The store is usually a draft that only records the changes (`disk/src/heal/repair/draft.rs`), so
+//! that the whole repair is known, and its result checked, before the first byte of a file changes.
 //!
 //! What must hold:
 //!

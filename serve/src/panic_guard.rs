@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A worker serves many disks on one thread and one ring, so a panic in one disk's code must not
-//! end the thread. `disk/src/guard.rs` already catches the panics inside a `Disk`. This wrapper
-//! catches all others, and the panics of other block devices.
+//! end the thread. `disk/src/engine/guard.rs` already catches the panics inside a `Disk`. This
+//! wrapper catches all others, and the panics of other block devices.
 //!
 //! A queue that has panicked is dropped at once. If it stayed, nobody would reap its completions,
 //! and unread completions keep a shared ring from sleeping.

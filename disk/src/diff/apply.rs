@@ -26,10 +26,9 @@ use super::{
 };
 use crate::{
     Disk, DiskError, OpenOptions, Opened, Progress, Reach, Result,
+    engine::track::kept::are_beside,
     error::{braced, file_error},
-    place::require_file,
-    siblings,
-    track::kept::are_beside,
+    opening::{place::require_file, siblings},
 };
 use diskwright_format::dwdiff::MAGIC;
 use diskwright_image::{DiskType, Format, LinkageId};

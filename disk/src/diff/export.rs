@@ -22,11 +22,15 @@ use super::{
 };
 use crate::{
     Disk, DiskError, Layer, Opened, Progress, Result,
-    create::{self, is_there},
+    copying::{
+        create::{self, is_there},
+        partial::Partial,
+    },
     error::file_error,
-    gate,
-    image_file::{Access, open_image},
-    partial::Partial,
+    opening::{
+        gate,
+        image_file::{Access, open_image},
+    },
 };
 use diskwright_image::{Format, ImageInfo, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::{CacheMode, EngineKind, Files, LockMode, OpenOptions};

@@ -28,7 +28,10 @@ use super::{
     read::{Read, Reader},
     state::DiskState,
 };
-use crate::{Disk, DiskError, Layer, Opened, Progress, Result, copy::damage_of, error::from_io, holes::next_known};
+use crate::{
+    Disk, DiskError, Layer, Opened, Progress, Result, copying::copy::damage_of, engine::holes::next_known,
+    error::from_io,
+};
 use diskwright_store::{BlockDevice, EngineKind, Extent, ExtentKind, Files, all_zero};
 use std::{
     ops::Range,

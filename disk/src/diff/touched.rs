@@ -1,7 +1,7 @@
 //! Ranges of a disk that the caller names: those that were written since some moment.
 
 use super::change::{ChangeKind, Changes, EachChange, Joiner};
-use crate::{DiskError, Opened, Progress, Result, copy::damage_of, error::from_io};
+use crate::{DiskError, Opened, Progress, Result, copying::copy::damage_of, error::from_io};
 use diskwright_store::{Extent, ExtentKind};
 use std::{ops::Range, path::Path};
 

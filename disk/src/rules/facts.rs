@@ -1,6 +1,6 @@
 //! What the rules look at: what was read of a chain of images, and of the partition table on it.
 
-use crate::{Disk, DiskError, Layer, parent_timestamp_warning, volumes::examine};
+use crate::{Disk, DiskError, Layer, opening::volumes::examine, parent_timestamp_warning};
 use diskwright_format::vmdk::{DESCRIPTOR_MAX_BYTES, Descriptor, SECTOR_BYTES, SparseHeader, is_descriptor};
 use diskwright_image::{ImageInfo, ParentLink};
 use diskwright_store::{BlockDevice, EngineKind, Files, Store};

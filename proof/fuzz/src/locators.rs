@@ -2,8 +2,9 @@
 //!
 //! The files around it are in memory: the true parent beside the child and in a folder below; a
 //! copy of the parent outside the child's folder, which has the right identity, so that only the
-//! gate (`disk/src/gate.rs`) prevents its opening; a folder whose name begins with the child's
-//! folder; symbolic links that lead outside; a file that is not an image; and the child itself.
+//! gate (`disk/src/opening/gate.rs`) prevents its opening; a folder whose name begins with the
+//! child's folder; symbolic links that lead outside; a file that is not an image; and the child
+//! itself.
 //!
 //! The promise: no path leads to the opening of a file outside the child's folder, and opening
 //! never loops.

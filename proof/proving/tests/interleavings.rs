@@ -546,7 +546,7 @@ fn broken_rules_of_chain_changes_are_found() {
 #[test]
 fn power_cuts_in_every_schedule() {
     // Stores that answer late need a ring, which a scheduled thread does not have. A merge in use
-    // copies with threads of the system (`disk/src/copy.rs`).
+    // copies with threads of the system (`disk/src/copying/copy.rs`).
     let fits = |crowd: &Crowd| crowd.disk.engine() == EngineKind::Sync && !crowd.disk.name.contains("merged in use");
     for crowd in crowds().into_iter().filter(fits) {
         let what = format!("power cuts of {}", crowd.disk.name);

@@ -11,41 +11,44 @@ use std::cell::Cell;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rule {
     /// Freed space is not reused until every request that could still reach it has ended
-    /// (`disk/src/epoch.rs`).
+    /// (`disk/src/engine/epoch.rs`).
     GraceIsWaitedFor,
     /// A request reads the epoch again after it was counted, and is counted again if the epoch has
-    /// changed (`disk/src/epoch.rs`).
+    /// changed (`disk/src/engine/epoch.rs`).
     CountedInTheCurrentEpoch,
     /// Sectors that hide a parent's sectors are mapped only when their payload is in place
-    /// (`disk/src/plan.rs`).
+    /// (`disk/src/engine/plan.rs`).
     MappedAfterPayload,
     /// A flush that is requested while another is in progress is answered by the next cycle
     /// (`disk/src/flusher.rs`).
     AnsweredByALaterCycle,
     /// Space that is freed during a flush is not durably removed by that flush
-    /// (`disk/src/device.rs`).
+    /// (`disk/src/engine/device.rs`).
     FreedBeforeTheFlush,
     /// An image's flush that finds a cycle in progress is served by one that begins after the call
     /// (`store/src/barrier.rs`).
     WaitsForALaterCycle,
-    /// When a block becomes free, every request that waits for it is woken (`disk/src/claims.rs`).
+    /// When a block becomes free, every request that waits for it is woken
+    /// (`disk/src/engine/claims.rs`).
     WaitersAreWoken,
-    /// A block is copied up only while no write of the block is in flight (`disk/src/claims.rs`).
+    /// A block is copied up only while no write of the block is in flight
+    /// (`disk/src/engine/claims.rs`).
     ExcludedAlone,
     /// A block is not kept excluded for work that another stage of the request repeats
-    /// (`disk/src/queue.rs`).
+    /// (`disk/src/engine/queue.rs`).
     ExclusionEnds,
-    /// A clerk does every job in its queue (`disk/src/clerk.rs`).
+    /// A clerk does every job in its queue (`disk/src/engine/clerk.rs`).
     EveryJobIsDone,
-    /// A queue fetches the chain again when the epoch has changed (`disk/src/queue.rs`).
+    /// A queue fetches the chain again when the epoch has changed (`disk/src/engine/queue.rs`).
     ChainIsFetchedAnew,
     /// Tables are read with the chain that is current when changes are recorded from
-    /// (`disk/src/carry_out.rs`).
+    /// (`disk/src/engine/carry_out.rs`).
     TablesOfTheCurrentChain,
-    /// The map may name a file that joined after a queue fetched its chain (`disk/src/queue.rs`).
+    /// The map may name a file that joined after a queue fetched its chain
+    /// (`disk/src/engine/queue.rs`).
     MapMayBeAhead,
     /// A former top is called durable only when no request can write to it any more
-    /// (`disk/src/device.rs`).
+    /// (`disk/src/engine/device.rs`).
     FormerTopIsAtRest,
     /// Table pages stay dirty until the cycle that writes them has ended
     /// (`image/src/vhdx/pages.rs`).

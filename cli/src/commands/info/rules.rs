@@ -1,8 +1,8 @@
 //! `diskwright info FILE --azure --windows --vmware`: checks an image against the rules of the
 //! place that it goes to.
 //!
-//! The rules are those of the library (`disk/src/rules/`). A rule that does not hold is an answer
-//! and no failure, with an exit code of its own.
+//! The rules are those of the library (`disk/src/rules/`). A rule that does not hold is an
+//! answer and no failure, with an exit code of its own.
 
 use crate::{
     context::Context,

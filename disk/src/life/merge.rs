@@ -1,0 +1,509 @@
+//! Merges an image into its parent, or into another ancestor. Nobody else may have them open: a
+//! disk in use takes part by [`Users`] (`live_merge.rs`).
+//!
+//! ```text
+//!   before                     merge c.avhdx into its parent        merge d.vhdx --into a.vhdx
+//!   a.vhdx                     a.vhdx                               a.vhdx  (has all)
+//!     └─ b.avhdx                 └─ b.avhdx  (b's data and c's)
+//!          └─ c.avhdx                 └─ d.vhdx
+//!               └─ d.vhdx
+//! ```
+//!
+//! An ancestor takes the images above it one by one, the nearest first. Each of these steps is
+//! complete by itself:
+//!
+//! 1. The child's link names the parent's present identity and the coming one (`merge_mark.rs`).
+//!    Before that, a VHD that is a child of the child accepts any time of the child's last change.
+//! 2. The parent gets the coming identity, and the child's size if that is larger.
+//! 3. The child's data goes into the parent, by reflink where both files can (`copy.rs`). Zeros of
+//!    the child replace the parent's data. The parent is flushed and closed.
+//! 4. The child's link is marked: the parent has all of it.
+//! 5. Children of the child get a link to the parent.
+//! 6. The child is removed. If its name is to be kept, the parent is renamed over it.
+//!
+//! Every step is durable before the next one. A power cut at any moment leaves a child that reads
+//! as before: until step 6 it has its own data, and until step 4 nothing but this child reads the
+//! parent. The same command then finishes the merge. From the mark on it copies nothing, as
+//! children of the child may be written already.
+//!
+//! The merge is refused if any other image has the parent, or an image between, as its parent: it
+//! would read other data afterwards. Such images are searched in the folders of all images that
+//! take part, and in others that the caller names. Children of the merged image itself may exist.
+
+mod locked;
+pub(crate) mod survey;
+
+use crate::{
+    DiskError, OpenOptions, Opened, Progress, Result,
+    copying::{
+        copy::{Dest, Failure, Job, Outcome},
+        create,
+    },
+    engine::{chain::Layer, device::Disk},
+    error::{file_error, from_io},
+    opening::{
+        gate,
+        image_file::{Access, open_image},
+        merge_mark as mark,
+        open::open_locked,
+        siblings,
+    },
+};
+use diskwright_image::{LinkageId, ParentLink};
+pub(crate) use locked::{Locked, Users};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::Ordering},
+};
+use survey::{Survey, missing_bytes};
+
+/// Whose name the merged image has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KeptName {
+    /// That of the parent. The child's name is gone.
+    #[default]
+    Parents,
+    /// That of the child. The parent's name is gone. Both must be in one folder.
+    Childs,
+}
+
+/// What is merged into what.
+#[derive(Debug, Clone, Default)]
+pub struct MergeOptions {
+    /// The ancestor that takes the data; `None` for the parent.
+    pub into: Option<PathBuf>,
+    /// Whose name is kept.
+    pub keep: KeptName,
+    /// More folders in which children of the images are searched.
+    pub search_dirs: Vec<PathBuf>,
+    /// Always copy, never share by reflink.
+    pub no_reflink: bool,
+    /// How the chain is opened: which parents are allowed, the cache mode, the engine. `writable`
+    /// and `reach` are ignored.
+    pub open: OpenOptions,
+    /// Checks everything and changes nothing.
+    pub dry_run: bool,
+}
+
+/// The result of a merge, or with [`MergeOptions::dry_run`] what it would be.
+#[derive(Debug, Clone, Default)]
+pub struct Merged {
+    /// The image that has all data afterwards, by its name then.
+    pub disk: PathBuf,
+    /// Its name before.
+    pub target: PathBuf,
+    /// The images whose data went into it, the nearest first. They are gone.
+    pub merged: Vec<PathBuf>,
+    /// Children of the merged image, whose parent is now `disk`.
+    pub relinked: Vec<PathBuf>,
+    /// What earlier merges that were interrupted had left, and is removed.
+    pub leftovers: Vec<PathBuf>,
+    /// Bytes of data that had to go into `disk`.
+    pub data_bytes: u64,
+    /// Bytes read and written; 0 with `dry_run`.
+    pub copied_bytes: u64,
+    /// Bytes shared by reflink; 0 with `dry_run`.
+    pub cloned_bytes: u64,
+    /// By how much the file of `disk` may grow, in bytes, unless data is shared.
+    pub growth_bytes: u64,
+    /// Virtual size of `disk` before and after, in bytes.
+    pub size_bytes: (u64, u64),
+    /// Warnings for the user, one sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// Merges the image at `path`. Durable on return. `progress` counts bytes of data.
+///
+/// # Errors
+/// [`DiskError::InUse`] if another program has one of the images open; [`DiskError::BadOptions`]
+/// for an image without a parent, an ancestor that is none, other children, or too little space;
+/// errors of the chain. Nothing has changed then. [`DiskError::Stopped`] and errors of reading and
+/// writing leave a child that reads as before: the same call finishes the merge.
+pub fn merge(path: impl AsRef<Path>, options: &MergeOptions, progress: &mut Progress<'_>) -> Result<Merged> {
+    Merge::open(path.as_ref(), options)?.run(progress)
+}
+
+/// A merge whose images are locked.
+#[derive(Debug)]
+pub(crate) struct Merge<'a> {
+    options: &'a MergeOptions,
+    users: &'a dyn Users,
+    /// The images that are still to be merged, the nearest to the target last.
+    steps: Vec<Locked>,
+    target: Locked,
+    /// The ancestors of the target.
+    below: Vec<Layer>,
+    /// Images that get a link to the target when the last step is done.
+    children: Vec<Locked>,
+    leftovers: Vec<Locked>,
+    /// Data that earlier steps have copied, for progress.
+    done_bytes: u64,
+    outcome: Merged,
+}
+
+impl<'a> Merge<'a> {
+    /// Opens and locks all images, and refuses what cannot be merged.
+    fn open(shown: &Path, options: &'a MergeOptions) -> Result<Self> {
+        let files = &options.open.files;
+        let real = files.canonical(shown).map_err(|source| file_error("find", shown, source))?;
+        let into = match &options.into {
+            Some(into) => Some(files.canonical(into).map_err(|source| file_error("find the ancestor", into, source))?),
+            None => None,
+        };
+        if into.as_ref() == Some(&real) {
+            return Err(DiskError::Usage {
+                what: format!("{}: a disk cannot be merged into itself", shown.display()),
+                hint: "name one of its ancestors".into(),
+            });
+        }
+        let is_target = |path: &Path| into.as_deref().is_none_or(|into| into == path);
+        let Some(chain) = open_locked(&real, &options.open, &is_target)? else {
+            let (what, hint) = match &options.into {
+                Some(into) => {
+                    (format!("{} is not among its ancestors", into.display()), "name an image of its chain below it")
+                }
+                None => ("it has no parent into which it could be merged".into(), "only differencing disks have one"),
+            };
+            return Err(DiskError::BadOptions { what: format!("{}: {what}", shown.display()), hint: hint.into() });
+        };
+        let below = chain.layers[chain.stores.len()..].to_vec();
+        let locked = chain.layers.iter().zip(chain.stores);
+        let mut steps: Vec<Locked> = locked.map(|(layer, stores)| Locked::new(layer, stores)).collect();
+        let Some(target) = steps.pop() else { unreachable!("a chain has at least two images here") };
+        let mut merge = Self::of(steps, target, below, None, options, &())?;
+        merge.outcome.warnings = chain.warnings;
+        Ok(merge)
+    }
+
+    /// A merge of `steps`, the top first, into `target`, whose ancestors are `below`. `child` is a
+    /// child of the first step, besides those that will be found. Refuses what cannot be merged.
+    pub(crate) fn of(
+        steps: Vec<Locked>,
+        target: Locked,
+        below: Vec<Layer>,
+        child: Option<PathBuf>,
+        options: &'a MergeOptions,
+        users: &'a dyn Users,
+    ) -> Result<Self> {
+        let (disk, before) = (target.path.clone(), target.path.clone());
+        let outcome = Merged { disk, target: before, ..Merged::default() };
+        let (children, leftovers) = (Vec::new(), Vec::new());
+        let mut merge = Self { options, users, steps, target, below, children, leftovers, done_bytes: 0, outcome };
+        merge.find_children(child)?;
+        merge.check_sizes()?;
+        merge.check_folders()?;
+        if options.keep == KeptName::Childs {
+            let real = &merge.steps[0].path;
+            if merge.target.path.parent() != real.parent() {
+                return Err(DiskError::BadOptions {
+                    what: format!("{} and {} are in different folders", real.display(), merge.target.path.display()),
+                    hint: "a parent gets the name of its child only within one folder: keep the parent's name".into(),
+                });
+            }
+            merge.outcome.disk = real.clone();
+        }
+        Ok(merge)
+    }
+
+    /// Merges, or with `dry_run` finds what a merge would do.
+    pub(crate) fn run(mut self, progress: &mut Progress<'_>) -> Result<Merged> {
+        self.survey()?;
+        if !self.options.dry_run {
+            self.remove_leftovers()?;
+            while let Some(child) = self.steps.pop() {
+                self.step(child, progress)?;
+            }
+        }
+        Ok(self.outcome)
+    }
+
+    /// Whether the child that is merged next was marked by an earlier merge.
+    pub(crate) fn is_marked(child: &Locked) -> bool {
+        child.info.parent.as_ref().is_some_and(|link| mark::is_merged(&child.info, link))
+    }
+
+    /// Finds the children of all images, locks those that get another link, and refuses others.
+    fn find_children(&mut self, known: Option<PathBuf>) -> Result<()> {
+        let files = &self.options.open.files;
+        let images: Vec<&Locked> = self.steps.iter().chain([&self.target]).collect();
+        let (top, target) = (0, images.len() - 1);
+        let mut dirs: Vec<PathBuf> = images.iter().filter_map(|image| Some(image.path.parent()?.to_owned())).collect();
+        for dir in &self.options.search_dirs {
+            dirs.push(files.canonical(dir).map_err(|source| file_error("find the folder", dir, source))?);
+        }
+        dirs.sort();
+        dirs.dedup();
+        let parents: Vec<(PathBuf, Option<LinkageId>)> =
+            images.iter().map(|image| (image.path.clone(), image.info.linkage_id)).collect();
+        let (mut children, mut leftovers): (Vec<PathBuf>, _) = (known.into_iter().collect(), Vec::new());
+        for (child, parent) in self.children_in(&dirs, &parents)? {
+            if parent == top {
+                children.push(child);
+                continue;
+            }
+            let is_leftover =
+                |image: &Locked| Ok::<_, DiskError>(Self::is_marked(image) && self.is_childless(&dirs, image)?);
+            let of_target = if parent == target { self.lock(&child).ok() } else { None };
+            if let Some(image) = of_target
+                && is_leftover(&image)?
+            {
+                leftovers.push(image);
+            } else if parent == target && images.len() == 2 && Self::is_marked(images[0]) {
+                children.push(child);
+            } else {
+                let parent = &images[parent].path;
+                return Err(DiskError::BadOptions {
+                    what: format!(
+                        "{} also has {} as its parent, and would read other data after the merge",
+                        child.display(),
+                        parent.display()
+                    ),
+                    hint: "merge or remove that image first, or convert it to a disk of its own".into(),
+                });
+            }
+        }
+        children.sort();
+        children.dedup();
+        self.children = children.iter().map(|child| self.lock(child)).collect::<Result<_>>()?;
+        self.leftovers = leftovers;
+        self.outcome.relinked = children;
+        self.outcome.leftovers = self.leftovers.iter().map(|leftover| leftover.path.clone()).collect();
+        Ok(())
+    }
+
+    fn children_in(&self, dirs: &[PathBuf], parents: &[(PathBuf, Option<LinkageId>)]) -> Result<Vec<(PathBuf, usize)>> {
+        let mut all = Vec::new();
+        for dir in dirs {
+            let found = siblings::children_in(&self.options.open.files, dir, self.target.info.format, parents);
+            let (found, not_asked) = found.map_err(|source| file_error("search for children in", dir, source))?;
+            if not_asked > 0 {
+                return Err(DiskError::BadOptions {
+                    what: format!(
+                        "{}: {not_asked} images in it could not be checked for children of the disk that is merged",
+                        dir.display()
+                    ),
+                    hint: "make them readable, or move the images that belong together into a folder of their own"
+                        .into(),
+                });
+            }
+            all.extend(found);
+        }
+        Ok(all)
+    }
+
+    /// Whether no image but those that take part names `image` as its parent. These have another
+    /// parent by now, also where the change of the link is still in a log only.
+    fn is_childless(&self, dirs: &[PathBuf], image: &Locked) -> Result<bool> {
+        let children = self.children_in(dirs, &[(image.path.clone(), image.info.linkage_id)])?;
+        Ok(children.iter().all(|(child, _)| self.steps.iter().any(|step| step.path == *child)))
+    }
+
+    fn lock(&self, path: &Path) -> Result<Locked> {
+        if let Some(held) = self.users.held(path)? {
+            return Ok(held);
+        }
+        let access =
+            Access { format: Some(self.target.info.format), writable: true, ..Access::of_top(&self.options.open) };
+        let (image, stores) = open_image(&self.options.open.files, path, &access, &mut Vec::new())?;
+        Ok(Locked::new(&Layer { path: path.to_owned(), image }, stores))
+    }
+
+    /// Names of merged images are removed at the end. A folder in which that is impossible is
+    /// refused before anything is changed.
+    fn check_folders(&self) -> Result<()> {
+        for path in self.steps.iter().map(|image| &image.path) {
+            let dir = path.parent().unwrap_or(Path::new("/"));
+            let checked = self.options.open.files.check_names_in(dir);
+            checked.map_err(|source| file_error("remove images that were merged from this folder", dir, source))?;
+        }
+        Ok(())
+    }
+
+    /// The target must get the size of the top, which is refused here before anything is changed.
+    fn check_sizes(&mut self) -> Result<()> {
+        let present_bytes = self.target.info.size_bytes;
+        let wanted_bytes = self.steps[0].info.size_bytes;
+        self.outcome.size_bytes = (present_bytes, wanted_bytes);
+        let sizes = self.steps.iter().chain([&self.target]).map(|image| image.info.size_bytes);
+        if let Some(larger) = sizes.max().filter(|&larger| larger > wanted_bytes) {
+            return Err(DiskError::BadOptions {
+                what: format!(
+                    "{}: it has {wanted_bytes} bytes, and one of its ancestors has {larger}; merging into a larger disk is not supported",
+                    self.steps[0].path.display()
+                ),
+                hint: "enlarge this disk first, or convert it to a new one".into(),
+            });
+        }
+        if let Some(parent) = self
+            .below
+            .first()
+            .filter(|parent| wanted_bytes > present_bytes && parent.image.size_bytes() > present_bytes)
+        {
+            return Err(DiskError::BadOptions {
+                what: format!(
+                    "{}: it would get {wanted_bytes} bytes, and data of its parent {} beyond its {present_bytes} bytes would become visible",
+                    self.target.path.display(),
+                    parent.path.display()
+                ),
+                hint: "merge into a lower ancestor, or convert the disk to a new one".into(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Finds what has to be copied, and whether there is space for it.
+    fn survey(&mut self) -> Result<()> {
+        let target = self.target.layer(false)?;
+        // Damaged blocks of the target would fail the merge half-way.
+        let unit_bytes = target.image.info().block_bytes;
+        Survey::of(&target, unit_bytes)?;
+        let mut ranges = Vec::new();
+        for child in self.steps.iter().filter(|child| !Self::is_marked(child)) {
+            let survey = Survey::of(&child.layer(false)?, unit_bytes)?;
+            self.outcome.data_bytes += survey.data_bytes;
+            ranges.extend(survey.ranges);
+        }
+        self.outcome.merged = self.steps.iter().rev().map(|child| child.path.clone()).collect();
+        let needed_bytes = missing_bytes(&*target.image, ranges)?;
+        self.outcome.growth_bytes = needed_bytes;
+        let path = &self.target.path;
+        let may_share = !self.options.no_reflink && diskwright_store::may_reflink(path);
+        match diskwright_store::free_bytes(path) {
+            Some(free_bytes) if free_bytes < needed_bytes && !may_share => Err(DiskError::BadOptions {
+                what: format!(
+                    "{}: the merge needs up to {needed_bytes} bytes on its file system, and {free_bytes} are free",
+                    path.display()
+                ),
+                hint: "free some space there, and try again".into(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn remove_leftovers(&mut self) -> Result<()> {
+        for leftover in self.leftovers.drain(..) {
+            remove(&self.options.open, &leftover.path)?;
+        }
+        Ok(())
+    }
+
+    /// One step: `child` into the target.
+    fn step(&mut self, child: Locked, progress: &mut Progress<'_>) -> Result<()> {
+        if !Self::is_marked(&child) {
+            if self.steps.is_empty() {
+                self.forget_times()?;
+            }
+            self.copy(&child, progress)?;
+            let identity = self.target.identity()?;
+            child.relink(|link| mark::merged(link, &child.info, identity))?;
+        }
+        match self.steps.last() {
+            Some(next) => {
+                let link = self.link_from(next, &self.target.path)?;
+                next.relink(|_| link)?;
+                remove(&self.options.open, &child.path)?;
+            }
+            None if self.options.keep == KeptName::Childs => self.rename(&child)?,
+            None => {
+                for image in &self.children {
+                    let link = self.link_from(image, &self.target.path)?;
+                    image.relink(|_| link)?;
+                }
+                remove(&self.options.open, &child.path)?;
+            }
+        }
+        self.users.leave_out(&child, &self.target.layer(false)?)
+    }
+
+    /// The marks change the file of the last child, and its children may have recorded when it was
+    /// last changed. One of them may be opened for writing after a power cut.
+    fn forget_times(&self) -> Result<()> {
+        for image in self.children.iter().filter(|image| image.info.parent.as_ref().is_some_and(mark::has_time)) {
+            image.relink(mark::of_any_time)?;
+        }
+        Ok(())
+    }
+
+    /// Steps 1 to 3.
+    fn copy(&mut self, child: &Locked, progress: &mut Progress<'_>) -> Result<()> {
+        let options = self.options;
+        let present = self.target.identity()?;
+        let coming = present.fresh();
+        child.relink(|link| mark::copying(link, present, coming))?;
+        let layer = self.target.layer(true)?;
+        self.users.before_writing(&layer)?;
+        if let Some(writer) = layer.image.writer() {
+            writer.begin_writing_as(coming)?;
+        }
+        let layers = [layer].into_iter().chain(self.below.iter().cloned()).collect();
+        let dest = Arc::new(Disk::from_layers(layers, Vec::new())?);
+        if child.info.size_bytes > dest.layers()[0].image.size_bytes() {
+            dest.grow(child.info.size_bytes)?;
+        }
+        let source_layer = child.layer(false)?;
+        let data_bytes = Survey::of(&source_layer, child.info.block_bytes)?.data_bytes;
+        let source = Opened::Disk(Arc::new(Disk::from_layers(vec![source_layer], Vec::new())?));
+        let opened = Opened::Disk(Arc::clone(&dest));
+        let free_bytes = diskwright_store::free_bytes(&self.target.path);
+        let (before, total) = (self.done_bytes, self.outcome.data_bytes);
+        let mut tell = |done: u64, _: u64| progress(before + done, total.max(before + done));
+        let into = (&opened, Dest::ParentData);
+        let job = Job::new(&source, into, options.open.engine, !options.no_reflink, false)
+            .counting_data(data_bytes)
+            .beside(self.users.clients_wait());
+        let ended = if tell(0, 0) { job.run(&mut tell) } else { Outcome::Stopped };
+        let closed = dest.close();
+        self.outcome.copied_bytes += job.copied_bytes.load(Ordering::Relaxed);
+        self.outcome.cloned_bytes += job.cloned_bytes.load(Ordering::Relaxed);
+        match ended {
+            Outcome::Done => {}
+            Outcome::Stopped => {
+                closed?;
+                return Err(DiskError::Stopped);
+            }
+            Outcome::Failed(Failure::Source(_, error)) => return Err(from_io("read it", &child.path, error)),
+            Outcome::Failed(Failure::Dest(error)) => {
+                let error = diskwright_store::explain_shortage(error, &self.target.path, None, free_bytes);
+                return Err(from_io("merge into it", &self.target.path, error));
+            }
+        }
+        closed?;
+        self.done_bytes += data_bytes;
+        progress(self.done_bytes, total.max(self.done_bytes));
+        Ok(())
+    }
+
+    /// The link of `image` to the target, if that is at `place`.
+    fn link_from(&self, image: &Locked, place: &Path) -> Result<ParentLink> {
+        let info = self.target.image(false)?.info().clone();
+        let modified_seconds = gate::modified_seconds(&self.options.open.files, &self.target.path);
+        let dir = image.path.parent().unwrap_or(Path::new("/"));
+        create::link_to(place, &info, modified_seconds, &image.path, dir)
+    }
+
+    /// Renames the target over the last child. The child's children find the target before and
+    /// after: their relative path leads to the child's name, and the absolute one to the target's.
+    /// The file at the first path that is not the parent, by its identity, is passed over.
+    fn rename(&mut self, child: &Locked) -> Result<()> {
+        let files = &self.options.open.files;
+        for image in &self.children {
+            let (new, old) = (self.link_from(image, &child.path)?, self.link_from(image, &self.target.path)?);
+            image.relink(|_| ParentLink { absolute_path: old.absolute_path, ..new })?;
+        }
+        let renamed = files.rename(&self.target.path, &child.path, true);
+        renamed.map_err(|source| file_error("give the merged image its name", &child.path, source))?;
+        let synced = files.sync_directory_of(&child.path);
+        synced.map_err(|source| file_error("make its new name durable", &child.path, source))?;
+        self.target.was_renamed(&child.path);
+        for image in &self.children {
+            let link = self.link_from(image, &child.path)?;
+            image.relink(|_| link)?;
+        }
+        Ok(())
+    }
+}
+
+fn remove(open: &OpenOptions, path: &Path) -> Result<()> {
+    open.files.remove(path).map_err(|source| file_error("remove", path, source))?;
+    open.files.sync_directory_of(path).map_err(|source| file_error("make its removal durable", path, source))
+}

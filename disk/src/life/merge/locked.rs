@@ -1,0 +1,127 @@
+//! The images of a merge, and who uses them meanwhile.
+//!
+//! An image of a merge is locked for writing, and is opened anew for each step, on the same files.
+//! The one exception is the image that a disk in use writes (`live_merge.rs`): it is open, and
+//! stays so. [`Users`] is how that disk takes part in the steps.
+
+use crate::{DiskError, Result, engine::chain::Layer};
+use diskwright_image::{Image, ImageInfo, LinkageId, ParentLink, probe, probe::DetectedFormat};
+use diskwright_store::Store;
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// Where the bytes of a locked image are.
+#[derive(Debug)]
+enum Held {
+    /// In these files, open for writing.
+    Files(Vec<Arc<dyn Store>>),
+    /// A disk in use writes this image.
+    Written(Arc<dyn Image>),
+}
+
+/// An image that is locked for a merge.
+#[derive(Debug)]
+pub(crate) struct Locked {
+    pub(crate) path: PathBuf,
+    held: Held,
+    /// As of the lock.
+    pub(crate) info: ImageInfo,
+}
+
+impl Locked {
+    /// The image `layer`, whose locked files are `stores`.
+    pub(crate) fn new(layer: &Layer, stores: Vec<Arc<dyn Store>>) -> Self {
+        Self { path: layer.path.clone(), info: layer.image.info().clone(), held: Held::Files(stores) }
+    }
+
+    /// The image that a disk in use writes.
+    pub(crate) fn written(layer: Layer) -> Self {
+        let image = layer.image;
+        let info = ImageInfo {
+            parent: image.parent_link(),
+            linkage_id: image.linkage_id(),
+            size_bytes: image.size_bytes(),
+            ..image.info().clone()
+        };
+        Self { path: layer.path, info, held: Held::Written(image) }
+    }
+
+    /// Opens the image on its locked files.
+    pub(crate) fn image(&self, writable: bool) -> Result<Arc<dyn Image>> {
+        match &self.held {
+            Held::Files(stores) => {
+                let verdict = DetectedFormat::certain(self.info.format);
+                Ok(probe::open_parts(stores.clone(), verdict, writable, self.info.logical_sector_bytes)?)
+            }
+            Held::Written(image) => Ok(Arc::clone(image)),
+        }
+    }
+
+    pub(crate) fn layer(&self, writable: bool) -> Result<Layer> {
+        Ok(Layer { path: self.path.clone(), image: self.image(writable)? })
+    }
+
+    pub(crate) fn identity(&self) -> Result<LinkageId> {
+        let has_none = || DiskError::BadChain { path: self.path.clone(), what: "it has no identity".into() };
+        self.image(false)?.linkage_id().ok_or_else(has_none)
+    }
+
+    /// Changes the link to the parent, durably.
+    pub(crate) fn relink(&self, change: impl FnOnce(ParentLink) -> ParentLink) -> Result<()> {
+        let image = self.image(true)?;
+        let Some(writer) = image.writer() else { return Ok(()) };
+        writer.set_parent_link(&change(image.parent_link().unwrap_or_default()))?;
+        match self.held {
+            Held::Files(_) => Ok(writer.close()?),
+            Held::Written(_) => Ok(()),
+        }
+    }
+
+    /// Tells the files that their name is `path` now.
+    pub(crate) fn was_renamed(&mut self, path: &Path) {
+        if let Held::Files(stores) = &self.held {
+            stores.iter().for_each(|store| store.was_renamed(path));
+        }
+        self.path = path.to_owned();
+    }
+}
+
+/// A disk that is in use while its images are merged. By default there is none.
+pub(crate) trait Users: fmt::Debug {
+    /// The image at `path` if it is the disk's, which has locked it already. `None` for any other.
+    ///
+    /// # Errors
+    /// If the image cannot be opened once more.
+    fn held(&self, _path: &Path) -> Result<Option<Locked>> {
+        Ok(None)
+    }
+
+    /// `target` will be written. From now on the disk must read it through this image, which knows
+    /// its own tables.
+    ///
+    /// # Errors
+    /// If requests of the disk do not end. The target has not changed then.
+    fn before_writing(&self, _target: &Layer) -> Result<()> {
+        Ok(())
+    }
+
+    /// `target` has all data of `child`, which is no longer in the chain on disk. The disk leaves
+    /// the child out from now on. When this returns, no request uses the child.
+    ///
+    /// # Errors
+    /// If requests of the disk do not end.
+    fn leave_out(&self, _child: &Locked, _target: &Layer) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether requests of the disk are in flight; `None` without a disk.
+    fn clients_wait(&self) -> Option<&(dyn Fn() -> bool + Sync)> {
+        None
+    }
+}
+
+/// Nobody has the images open.
+impl Users for () {}

@@ -1,0 +1,402 @@
+//! Snapshots of a disk that nobody has open: freeze, go back, delete. `live_snapshot.rs` freezes a
+//! disk in use, by the same names in the same order.
+//!
+//! ```text
+//!   before                   snapshot "monday"              revert
+//!   vm.vhdx (all data)       vm.vhdx         (new, empty)   vm.vhdx         (new, empty)
+//!                               │ parent                       │ parent
+//!                            vm_monday.avhdx (all data)     vm_monday.avhdx
+//!                                                              └─ vm_DATE.avhdx (former vm.vhdx)
+//! ```
+//!
+//! The name of the disk always leads to the image that is written, so a machine's configuration
+//! stays as it is. A frozen image gets a name of its own, and names no longer change after that:
+//! children find their parents.
+//!
+//! Both operations put a new, empty child in the place of the disk's file:
+//!
+//! 1. The disk is locked for writing, so no other program has it open. Its log is replayed.
+//! 2. The child is created under a temporary name, complete and durable.
+//! 3. The present image gets its second name (a hard link), and the folder is synced.
+//! 4. The child is renamed over the disk's name. This is the moment at which the disk changes. The
+//!    folder is synced.
+//!
+//! A power cut before step 4 leaves the old disk, with a temporary file and a second name beside
+//! it, which the next of these operations removes. After step 4 the new disk is there. The
+//! temporary name also keeps two of these operations apart: only one of them can create it.
+
+use crate::{
+    DiskError, OpenOptions, Progress, Reach, Result,
+    copying::create,
+    engine::track::kept,
+    engine::{
+        chain::{CHAIN_MAX, Layer, too_long},
+        device::Disk,
+    },
+    error::file_error,
+    life::merge::{KeptName, MergeOptions, Merged, merge},
+    opening::{
+        gate,
+        image_file::{Access, open_image},
+        siblings,
+    },
+};
+use diskwright_image::{ImageInfo, ParentLink};
+use diskwright_store::Files;
+use std::{
+    ffi::OsStr,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// The longest name of a file, in bytes, on the usual file systems.
+const NAME_MAX_BYTES: usize = 255;
+
+/// How a frozen image is named, and how the disk is opened for that.
+#[derive(Debug, Clone, Default)]
+pub struct SnapshotOptions {
+    /// What is appended to the disk's name: `monday` makes `vm_monday.avhdx` of `vm.vhdx`.
+    pub name: String,
+    /// How the disk is opened: its format, which parents are allowed. `writable` and `reach` are
+    /// ignored.
+    pub open: OpenOptions,
+    /// Checks everything and changes nothing.
+    pub dry_run: bool,
+    /// Starts a point of change tracking of this name at the moment of the snapshot. Ignored by a
+    /// revert and when a snapshot is removed.
+    pub track: Option<String>,
+}
+
+/// A disk that goes on in a new child.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The file that is the disk, as it was named: the new, empty child.
+    pub disk: PathBuf,
+    /// The child's parent, without symbolic links.
+    pub parent: PathBuf,
+    /// The new name of the image that was the disk; `None` if it was discarded.
+    pub frozen: Option<PathBuf>,
+    /// What did not work without harm to the disk, one sentence each.
+    pub warnings: Vec<String>,
+}
+
+/// Freezes the disk at `path` and goes on in a new child. Durable on return.
+///
+/// # Errors
+/// [`DiskError::InUse`] if another program has the disk open; [`DiskError::HasChildren`] if it is
+/// frozen already; [`DiskError::Exists`] if the name is taken; [`DiskError::BadOptions`] for a disk
+/// that cannot have children (raw), a bad name, or a file system without hard links. Nothing has
+/// changed then.
+pub fn snapshot(path: impl AsRef<Path>, options: &SnapshotOptions) -> Result<Snapshot> {
+    let path = path.as_ref();
+    let files = &options.open.files;
+    let real = files.canonical(path).map_err(|source| file_error("find", path, source))?;
+    if options.track.is_some() || kept::are_beside(files, &real) {
+        return of_tracked(path, &real, options);
+    }
+    let place = Place::open(path, options)?;
+    let frozen = place.name_for_frozen(&options.name)?;
+    let modified_seconds = gate::modified_seconds(files, &place.real);
+    if place.layers.len() >= CHAIN_MAX {
+        return Err(too_long(path));
+    }
+    let link = create::link_to(&frozen, &place.info, modified_seconds, path, place.dir())?;
+    if !options.dry_run {
+        place.replace(&place.info, link, Some(&frozen))?;
+    }
+    Ok(Snapshot { disk: path.to_owned(), parent: frozen.clone(), frozen: Some(frozen), warnings: Vec::new() })
+}
+
+/// Freezes a disk with points as one that is in use: its points go on in the child.
+fn of_tracked(path: &Path, real: &Path, options: &SnapshotOptions) -> Result<Snapshot> {
+    let open = OpenOptions { writable: true, reach: Reach::Whole, ..options.open.clone() };
+    let disk = Disk::open(real, &open)?;
+    let done = disk.snapshot_tracked(&options.name, options.track.as_deref(), options.dry_run, &mut ())?;
+    disk.close()?;
+    Ok(Snapshot { disk: path.to_owned(), ..done })
+}
+
+/// What becomes of the image that a revert leaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// It is kept under the name of [`SnapshotOptions`].
+    Kept,
+    /// It is removed, and what was written since the snapshot is lost.
+    Discarded,
+}
+
+/// Goes back: the disk at `path` becomes a new, empty child of `to`, or of its present parent.
+/// Durable on return.
+///
+/// # Errors
+/// As [`snapshot`]; [`DiskError::BadOptions`] if the disk has no parent, or `to` is the disk.
+pub fn revert(path: impl AsRef<Path>, to: Option<&Path>, left: Left, options: &SnapshotOptions) -> Result<Snapshot> {
+    let path = path.as_ref();
+    let place = Place::open(path, options)?;
+    let files = &options.open.files;
+    let layers = &place.layers;
+    let parent = match to {
+        Some(to) => files.canonical(to).map_err(|source| file_error("find the snapshot", to, source))?,
+        None => layers.get(1).map(|layer| layer.path.clone()).ok_or_else(|| DiskError::BadOptions {
+            what: format!("{}: it has no parent, so there is no snapshot to go back to", path.display()),
+            hint: "name the snapshot that it shall go back to".into(),
+        })?,
+    };
+    if parent == place.real {
+        return Err(DiskError::BadOptions {
+            what: format!("{}: a disk cannot go back to itself", path.display()),
+            hint: "name one of its snapshots".into(),
+        });
+    }
+    let frozen = match left {
+        Left::Kept => Some(place.name_for_frozen(&options.name)?),
+        Left::Discarded => None,
+    };
+    let info = match layers.iter().find(|layer| layer.path == parent) {
+        Some(layer) => layer.image.info().clone(),
+        None => {
+            // Not an ancestor: the whole chain below it is opened, so that it is known to be sound.
+            let open = OpenOptions { format: Some(place.info.format), ..reading(&options.open) };
+            let disk = Disk::open(&parent, &open)?;
+            let layers = disk.layers();
+            if layers.len() >= CHAIN_MAX {
+                return Err(too_long(path));
+            }
+            layers[0].image.info().clone()
+        }
+    };
+    let link = create::link_to(&parent, &info, gate::modified_seconds(files, &parent), path, place.dir())?;
+    if !options.dry_run {
+        place.replace(&info, link, frozen.as_deref())?;
+    }
+    Ok(Snapshot { disk: path.to_owned(), parent, frozen, warnings: Vec::new() })
+}
+
+/// Removes a snapshot, or any other image. If no image has it as its parent, what only it stores is
+/// lost. If one image has, that child is merged into it, and the result has the child's name:
+/// returns how. Durable on return.
+///
+/// # Errors
+/// [`DiskError::BadOptions`] for several children, or if the folder has too many images to rule out
+/// a child; [`DiskError::InUse`] if a program has it open; as [`merge`](crate::merge()).
+pub fn remove_snapshot(
+    path: impl AsRef<Path>,
+    options: &SnapshotOptions,
+    progress: &mut Progress<'_>,
+) -> Result<Option<Merged>> {
+    let path = path.as_ref();
+    let files = &options.open.files;
+    let real = files.canonical(path).map_err(|source| file_error("find", path, source))?;
+    // With the lock of a writer, so that no program reads it. Its own parents need not be there.
+    let access = Access { writable: true, ..Access::of_top(&options.open) };
+    let (image, locked) = open_image(files, &real, &access, &mut Vec::new())?;
+    let found = siblings::children_of(files, &real, image.info());
+    match &found.children[..] {
+        [] => refuse_if_parent(files, path, &real, image.info())?,
+        [child] => {
+            // The merge takes the locks itself.
+            drop((image, locked));
+            let merging = MergeOptions {
+                into: Some(real),
+                keep: KeptName::Childs,
+                open: options.open.clone(),
+                dry_run: options.dry_run,
+                ..MergeOptions::default()
+            };
+            return merge(child, &merging, progress).map(Some);
+        }
+        [first, second, ..] => {
+            return Err(DiskError::BadOptions {
+                what: format!(
+                    "{}: {} images have it as their parent, such as {} and {}",
+                    path.display(),
+                    found.children.len(),
+                    first.display(),
+                    second.display()
+                ),
+                hint: "only an image with one child can be merged with it; remove the other children first".into(),
+            });
+        }
+    }
+    if !options.dry_run {
+        files.remove(&real).map_err(|source| file_error("remove", path, source))?;
+        files.sync_directory_of(&real).map_err(|source| file_error("make its removal durable", path, source))?;
+    }
+    Ok(None)
+}
+
+fn refuse_if_parent(files: &Files, path: &Path, real: &Path, info: &ImageInfo) -> Result<()> {
+    let found = siblings::children_of(files, real, info);
+    if let Some(child) = found.children.into_iter().next() {
+        return Err(DiskError::HasChildren { path: path.to_owned(), child });
+    }
+    if found.not_asked > 0 {
+        return Err(siblings::cannot_rule_out_children(path, found.not_asked));
+    }
+    Ok(())
+}
+
+fn reading(open: &OpenOptions) -> OpenOptions {
+    OpenOptions { writable: false, reach: Reach::Whole, ..open.clone() }
+}
+
+/// A disk that is locked, and the folder in which its file is replaced.
+pub(crate) struct Place<'a> {
+    /// The path that the user gave.
+    pub(crate) shown: &'a Path,
+    /// The same file without symbolic links.
+    pub(crate) real: PathBuf,
+    /// The locks of the images are held until these are dropped. The disk is closed, unless it gets
+    /// its snapshot while it is in use.
+    pub(crate) layers: Arc<[Layer]>,
+    pub(crate) info: ImageInfo,
+    pub(crate) files: &'a Files,
+}
+
+impl<'a> Place<'a> {
+    fn open(shown: &'a Path, options: &'a SnapshotOptions) -> Result<Self> {
+        let files = &options.open.files;
+        let real = files.canonical(shown).map_err(|source| file_error("find", shown, source))?;
+        let open = OpenOptions { writable: true, reach: Reach::Whole, ..options.open.clone() };
+        let disk = Disk::open(&real, &open)?;
+        let layers = disk.layers();
+        let place = Self { shown, real, info: layers[0].image.info().clone(), layers, files };
+        place.can_be_frozen()?;
+        // Leaves an empty log, and nothing to be written later.
+        disk.close()?;
+        Ok(place)
+    }
+
+    /// Whether the disk can become a parent, and is none yet.
+    pub(crate) fn can_be_frozen(&self) -> Result<()> {
+        if self.info.linkage_id.is_none() {
+            return Err(DiskError::BadOptions {
+                what: format!(
+                    "{}: a {} disk has no identity that a child could record, so it cannot be frozen",
+                    self.shown.display(),
+                    self.info.format
+                ),
+                hint: "convert it to VHDX first".into(),
+            });
+        }
+        refuse_if_parent(self.files, self.shown, &self.real, &self.info)
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        self.real.parent().unwrap_or(Path::new("/"))
+    }
+
+    /// `vm_monday.avhdx` for `vm.vhdx`. A file of that name must not exist.
+    pub(crate) fn name_for_frozen(&self, name: &str) -> Result<PathBuf> {
+        let stem = self.real.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let extension = self.info.format.driver().frozen_extension;
+        let file_name = format!("{stem}_{name}.{extension}");
+        let is_good = !name.is_empty() && !name.contains(['/', '\\', '\0']) && file_name.len() <= NAME_MAX_BYTES;
+        if !is_good {
+            return Err(DiskError::Usage {
+                what: format!("\"{name}\" cannot be the name of a snapshot of {}", self.shown.display()),
+                hint: format!(
+                    "use a name without slashes and backslashes, so short that {file_name:?} has at most {NAME_MAX_BYTES} bytes"
+                ),
+            });
+        }
+        let path = self.dir().join(file_name);
+        if self.files.facts(&path).is_ok() {
+            return Err(DiskError::Exists { path });
+        }
+        Ok(path)
+    }
+
+    /// The name of the child while it is made. Fixed, so that only one child is made at a time.
+    pub(crate) fn temporary(&self) -> PathBuf {
+        let mut name = std::ffi::OsString::from(".");
+        name.push(self.real.file_name().unwrap_or(OsStr::new("disk")));
+        name.push(".new-child");
+        self.dir().join(name)
+    }
+
+    fn failed(&self, doing: &'static str) -> impl FnOnce(io::Error) -> DiskError {
+        let path = self.shown.to_owned();
+        move |source| DiskError::File { doing, path, source }
+    }
+
+    /// Puts a child of `parent` in the place of the disk, which gets the name `frozen`.
+    fn replace(&self, parent: &ImageInfo, link: ParentLink, frozen: Option<&Path>) -> Result<()> {
+        self.check_identity()?;
+        self.remove_leftovers()?;
+        let temporary = self.temporary();
+        create::create_child(self.files, self.shown, &temporary, parent, link)?;
+        let result = self.swap(&temporary, frozen);
+        if result.is_err() {
+            // The first error is returned. The file is ours, and its name is temporary.
+            let _ = self.files.remove(&temporary);
+        }
+        result
+    }
+
+    /// Whether the disk's name still leads to the file that is locked. Another of these operations
+    /// may have replaced it between its open and its lock.
+    pub(crate) fn check_identity(&self) -> Result<()> {
+        let expected = self.layers[0].image.store().identity();
+        let found = self.files.facts(&self.real).map_err(self.failed("find the disk"))?.identity;
+        if Some(found) != expected {
+            return Err(DiskError::BadOptions {
+                what: format!("{}: it was replaced by another file meanwhile", self.shown.display()),
+                hint: "try again".into(),
+            });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn swap(&self, temporary: &Path, frozen: Option<&Path>) -> Result<()> {
+        self.check_identity()?;
+        if let Some(frozen) = frozen {
+            self.files.link(&self.real, frozen).map_err(|source| match source.kind() {
+                io::ErrorKind::AlreadyExists => DiskError::Exists { path: frozen.to_owned() },
+                io::ErrorKind::Unsupported => DiskError::BadOptions {
+                    what: format!(
+                        "{}: its file system has no hard links, which a snapshot needs to give the frozen image its name",
+                        self.shown.display()
+                    ),
+                    hint: "move the disk to another file system, such as ext4, XFS, btrfs or NTFS".into(),
+                },
+                _ => file_error("give the frozen image its name", frozen, source),
+            })?;
+        }
+        let swapped = self
+            .files
+            .sync_directory_of(&self.real)
+            .map_err(self.failed("make the name of the frozen image durable"))
+            .and_then(|()| {
+                let put = self.files.rename(temporary, &self.real, true);
+                put.map_err(self.failed("put the new child in the place of the disk"))
+            });
+        if let (Err(_), Some(frozen)) = (&swapped, frozen) {
+            // The disk still has its own name.
+            let _ = self.files.remove(frozen);
+        }
+        swapped?;
+        self.files.sync_directory_of(&self.real).map_err(self.failed("make the new child's place durable"))
+    }
+
+    /// Removes what an operation has left that was cut off: its temporary file, and the second
+    /// names of the disk's own file. No data is lost: the file keeps the disk's name.
+    pub(crate) fn remove_leftovers(&self) -> Result<()> {
+        let temporary = self.temporary();
+        if self.files.facts(&temporary).is_err() {
+            return Ok(());
+        }
+        let own = self.files.facts(&self.real).map_err(self.failed("find the disk"))?.identity;
+        let prefix = format!("{}_", self.real.file_stem().unwrap_or_default().to_string_lossy());
+        let listed = self.files.list(self.dir()).map_err(self.failed("list its folder"))?;
+        for other in listed {
+            let named_so = other.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix));
+            if named_so && self.files.facts(&other).is_ok_and(|facts| facts.identity == own) {
+                self.files.remove(&other).map_err(|source| file_error("remove a leftover", &other, source))?;
+            }
+        }
+        self.files.remove(&temporary).map_err(|source| file_error("remove a leftover", &temporary, source))?;
+        self.files.sync_directory_of(&temporary).map_err(self.failed("make the removal of leftovers durable"))
+    }
+}

@@ -1,0 +1,181 @@
+//! Opens a FILE or a URI: the only place where a name given by the user becomes a block device.
+//!
+//! ```text
+//!   disk.vhdx, /dev/sdb, disk.raw            ─▶ Disk       the chain of images
+//!   appliance.ova                            ─▶ Disk       an image inside the archive (`ova`)
+//!   nbd://HOST/EXPORT, nbd+unix:///...       ─▶ NbdDevice  an export of a server, as a raw disk
+//!     the same, with a format other than raw ─▶ Disk       an image in the export (`inside`)
+//! ```
+//!
+//! The contents of an export are never probed. The server has opened the image already, and a
+//! guest's raw disk that begins like a VHDX must not be opened as one. An image inside an export is
+//! opened only if the user names its format.
+
+use crate::{
+    Disk, DiskError, OpenOptions, Result,
+    opening::{
+        inside,
+        ova::{Ova, is_ova},
+    },
+};
+use diskwright_image::Format;
+use diskwright_nbd::{NbdDevice, NbdUri};
+use diskwright_store::{BlockDevice, Blocking, EngineKind};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// The meaning of a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// A path.
+    File(PathBuf),
+    /// An export of an NBD server.
+    Nbd(NbdUri),
+}
+
+impl Place {
+    /// Parses a name. `./nbd://...` is a file whose name looks like a URI.
+    ///
+    /// # Errors
+    /// [`DiskError::Nbd`] for an invalid URI.
+    pub fn parse(name: &Path) -> Result<Self> {
+        if !NbdUri::looks_like(name.as_os_str()) {
+            return Ok(Self::File(name.to_owned()));
+        }
+        Ok(Self::Nbd(NbdUri::parse(&name.to_string_lossy()).map_err(diskwright_nbd::ClientError::from)?))
+    }
+}
+
+/// Fails for a URI, in operations that need a file. `task` is the verb for the error: "check".
+///
+/// # Errors
+/// [`DiskError::Usage`].
+pub fn require_file(name: &Path, task: &str) -> Result<()> {
+    if !NbdUri::looks_like(name.as_os_str()) {
+        return Ok(());
+    }
+    Err(refused(name, task))
+}
+
+fn refused(name: &Path, task: &str) -> DiskError {
+    DiskError::Usage {
+        what: format!("{}: cannot {task} the export of a server, only a disk in a file", name.display()),
+        hint: "run the command on the server, or copy the export into a file (diskwright convert)".into(),
+    }
+}
+
+/// An open disk or export.
+#[derive(Debug, Clone)]
+pub enum Opened {
+    /// A disk of images.
+    Disk(Arc<Disk>),
+    /// An export.
+    Export(Arc<NbdDevice>),
+}
+
+impl Opened {
+    /// Opens what `name` means. For an export only [`OpenOptions::writable`] is used, unless a
+    /// format other than raw is given: then the image inside the export is opened.
+    ///
+    /// # Errors
+    /// As [`Disk::open`]; [`DiskError::Nbd`].
+    pub fn open(name: &Path, options: &OpenOptions) -> Result<Self> {
+        let uri = match Place::parse(name)? {
+            Place::File(path) if options.format != Some(Format::Raw) && is_ova(&path) => {
+                return Ova::open(&path, &options.files)?.open_disk(options).map(Self::Disk);
+            }
+            Place::File(path) => return Disk::open(path, options).map(Self::Disk),
+            Place::Nbd(uri) => uri,
+        };
+        if options.format.is_some_and(|format| format != Format::Raw) {
+            let files = inside::files(name, &uri, options.writable)?;
+            return Disk::open(name, &OpenOptions { files, ..options.clone() }).map(Self::Disk);
+        }
+        Ok(Self::Export(Arc::new(NbdDevice::open(&uri, options.writable)?)))
+    }
+
+    /// Opens a disk of images: a file, or an image inside an export whose format is given. Refuses
+    /// other exports, with `task` as in [`require_file`].
+    ///
+    /// # Errors
+    /// As [`Opened::open`]; [`DiskError::Usage`] for an export without a format.
+    pub fn image(name: &Path, options: &OpenOptions, task: &str) -> Result<Arc<Disk>> {
+        if options.format.is_none_or(|format| format == Format::Raw) {
+            require_file(name, task)?;
+        }
+        match Self::open(name, options)? {
+            Self::Disk(disk) => Ok(disk),
+            Self::Export(_) => Err(refused(name, task)),
+        }
+    }
+
+    /// The block device.
+    pub fn device(&self) -> &dyn BlockDevice {
+        match self {
+            Self::Disk(disk) => &**disk,
+            Self::Export(export) => &**export,
+        }
+    }
+
+    /// The block device, as a shared reference.
+    pub fn shared(&self) -> Arc<dyn BlockDevice> {
+        match self {
+            Self::Disk(disk) => Arc::clone(disk) as Arc<dyn BlockDevice>,
+            Self::Export(export) => Arc::clone(export) as Arc<dyn BlockDevice>,
+        }
+    }
+
+    /// The disk of images; `None` for an export.
+    pub fn disk(&self) -> Option<&Arc<Disk>> {
+        match self {
+            Self::Disk(disk) => Some(disk),
+            Self::Export(_) => None,
+        }
+    }
+
+    /// Warnings for the user about how it was opened, one sentence each.
+    pub fn warnings(&self) -> &[String] {
+        match self {
+            Self::Disk(disk) => disk.warnings(),
+            Self::Export(_) => &[],
+        }
+    }
+
+    /// Makes everything durable and closes a disk cleanly.
+    ///
+    /// # Errors
+    /// As [`Disk::close`]; the error of an export's flush.
+    pub fn close(&self) -> Result<()> {
+        match self {
+            Self::Disk(disk) => disk.close(),
+            Self::Export(export) if export.geometry().read_only => Ok(()),
+            Self::Export(export) => {
+                Blocking::open(&**export, EngineKind::Auto).and_then(|mut queue| queue.flush()).map_err(|source| {
+                    DiskError::File { doing: "make the export durable", path: export.uri().to_string().into(), source }
+                })
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        assert_eq!(Place::parse(Path::new("a/b.vhdx")).unwrap(), Place::File("a/b.vhdx".into()));
+        assert_eq!(Place::parse(Path::new("./nbd://x")).unwrap(), Place::File("./nbd://x".into()));
+        assert_eq!(Place::parse(Path::new("nbd://h/x")).unwrap(), Place::Nbd(NbdUri::tcp("h", 10809, "x")));
+        assert!(matches!(Place::parse(Path::new("nbd+unix:///x")).unwrap_err(), DiskError::Nbd(_)));
+    }
+
+    #[test]
+    fn operations_on_files_refuse_uris() {
+        assert!(require_file(Path::new("./nbd://x"), "check").is_ok());
+        let error = require_file(Path::new("nbd://h/x"), "check").unwrap_err().to_string();
+        assert!(error.starts_with("nbd://h/x: cannot check the export") && error.contains("convert"), "{error}");
+    }
+}
