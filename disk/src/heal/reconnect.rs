@@ -136,19 +136,13 @@ impl Step {
             });
         }
         drop(image);
-        let facts = options.open.files.facts(path).ok();
         let verdict = DetectedFormat::certain(info.format);
         let image = probe::open_parts(stores.clone(), verdict, true, info.logical_sector_bytes)?;
-        if let Some(writer) = image.writer() {
+        let Some(writer) = image.writer() else { return Ok(()) };
+        gate::keeping_time(&options.open.files, (path, &*stores[0]), || {
             writer.set_parent_link(&self.link)?;
-            writer.close()?;
-        }
-        if let (Some(modified), Some(store)) = (facts.and_then(|facts| facts.modified), stores.first()) {
-            // Children of a VHD have recorded the time. A file system without times has no such
-            // children.
-            let _ = store.set_modified(modified);
-        }
-        Ok(())
+            Ok(writer.close()?)
+        })
     }
 }
 

@@ -395,19 +395,19 @@ impl<'a> Merge<'a> {
             }
             self.copy(&child, progress)?;
             let identity = self.target.identity()?;
-            child.relink(|link| mark::merged(link, &child.info, identity))?;
+            child.relink(&self.options.open.files, |link| mark::merged(link, &child.info, identity))?;
         }
         match self.steps.last() {
             Some(next) => {
                 let link = self.link_from(next, &self.target.path)?;
-                next.relink(|_| link)?;
+                next.relink(&self.options.open.files, |_| link)?;
                 remove(&self.options.open, &child.path)?;
             }
             None if self.options.keep == KeptName::Childs => self.rename(&child)?,
             None => {
                 for image in &self.children {
                     let link = self.link_from(image, &self.target.path)?;
-                    image.relink(|_| link)?;
+                    image.relink(&self.options.open.files, |_| link)?;
                 }
                 remove(&self.options.open, &child.path)?;
             }
@@ -419,7 +419,7 @@ impl<'a> Merge<'a> {
     /// last changed. One of them may be opened for writing after a power cut.
     fn forget_times(&self) -> Result<()> {
         for image in self.children.iter().filter(|image| image.info.parent.as_ref().is_some_and(mark::has_time)) {
-            image.relink(mark::of_any_time)?;
+            image.relink(&self.options.open.files, mark::of_any_time)?;
         }
         Ok(())
     }
@@ -429,7 +429,7 @@ impl<'a> Merge<'a> {
         let options = self.options;
         let present = self.target.identity()?;
         let coming = present.fresh();
-        child.relink(|link| mark::copying(link, present, coming))?;
+        child.relink(&self.options.open.files, |link| mark::copying(link, present, coming))?;
         let layer = self.target.layer(true)?;
         self.users.before_writing(&layer)?;
         if let Some(writer) = layer.image.writer() {
@@ -488,7 +488,7 @@ impl<'a> Merge<'a> {
         let files = &self.options.open.files;
         for image in &self.children {
             let (new, old) = (self.link_from(image, &child.path)?, self.link_from(image, &self.target.path)?);
-            image.relink(|_| ParentLink { absolute_path: old.absolute_path, ..new })?;
+            image.relink(&self.options.open.files, |_| ParentLink { absolute_path: old.absolute_path, ..new })?;
         }
         let renamed = files.rename(&self.target.path, &child.path, true);
         renamed.map_err(|source| file_error("give the merged image its name", &child.path, source))?;
@@ -497,7 +497,7 @@ impl<'a> Merge<'a> {
         self.target.was_renamed(&child.path);
         for image in &self.children {
             let link = self.link_from(image, &child.path)?;
-            image.relink(|_| link)?;
+            image.relink(&self.options.open.files, |_| link)?;
         }
         Ok(())
     }

@@ -12,9 +12,9 @@
 //! slashes. A Windows drive letter is ignored unless the user maps it. A candidate that is not the
 //! parent does not stop the search (see `open`).
 
-use crate::{ParentPolicy, error::file_error};
+use crate::{ParentPolicy, Result, error::file_error};
 use diskwright_image::ParentLink;
-use diskwright_store::Files;
+use diskwright_store::{Files, Store};
 use std::{
     path::{Path, PathBuf},
     time::{Duration, UNIX_EPOCH},
@@ -44,7 +44,7 @@ pub(crate) enum Candidate {
 
 impl<'a> Gate<'a> {
     /// A gate for the chain whose top is `top`, a path without symbolic links.
-    pub(crate) fn new(files: &'a Files, top: &Path, policy: &'a ParentPolicy) -> crate::Result<Self> {
+    pub(crate) fn new(files: &'a Files, top: &Path, policy: &'a ParentPolicy) -> Result<Self> {
         let mut allowed = Vec::new();
         for dir in &policy.allowed_dirs {
             let dir = files.canonical(dir).map_err(|source| file_error("find the allowed folder", dir, source))?;
@@ -159,6 +159,22 @@ pub(crate) fn modified_seconds(files: &Files, path: &Path) -> Option<u32> {
     let modified = files.facts(path).ok()?.modified?;
     let since = modified.duration_since(UNIX_EPOCH + Duration::from_secs(VHD_EPOCH_SECONDS)).ok()?;
     u32::try_from(since.as_secs()).ok()
+}
+
+/// Changes the image at `path`, whose file is `store`, and gives it back the time of its last
+/// change: the children of a VHD have recorded that. For changes that no reader of the disk sees.
+pub(crate) fn keeping_time<T>(
+    files: &Files,
+    (path, store): (&Path, &dyn Store),
+    change: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let modified = files.facts(path).ok().and_then(|facts| facts.modified);
+    let result = change()?;
+    if let Some(modified) = modified {
+        // A file system without times has no children that record one.
+        let _ = store.set_modified(modified);
+    }
+    Ok(result)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use proptest::prelude::*;
 use std::{
     fs,
     path::{Path, PathBuf},
+    time::{Duration, SystemTime},
 };
 use tempfile::TempDir;
 
@@ -100,6 +101,25 @@ fn run(format: Format, block_bytes: u32, cases: u32) {
             Ok(())
         })
         .unwrap();
+}
+
+/// d gets another link when c is merged into b. e has recorded when d was last changed.
+#[test]
+fn a_new_link_keeps_the_time_that_children_of_a_vhd_have_recorded() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(format!("{name}.vhd"));
+    let mut parent = None;
+    for name in ["a", "b", "c", "d"] {
+        let request = CreateRequest { size_bytes: Some(8 * MIB), parent, ..CreateRequest::default() };
+        create(path(name), &request).unwrap();
+        parent = Some(path(name));
+    }
+    let an_hour_ago = SystemTime::now() - Duration::from_secs(3600);
+    fs::File::options().write(true).open(path("d")).unwrap().set_modified(an_hour_ago).unwrap();
+    create(path("e"), &CreateRequest { parent, ..CreateRequest::default() }).unwrap();
+    let done = plain(&path("c")).unwrap();
+    assert_eq!(done.relinked, [path("d").canonicalize().unwrap()]);
+    write(&path("e"), 0, 7, 4096);
 }
 
 #[test]

@@ -4,9 +4,9 @@
 //! The one exception is the image that a disk in use writes (`live_merge.rs`): it is open, and
 //! stays so. [`Users`] is how that disk takes part in the steps.
 
-use crate::{DiskError, Result, engine::chain::Layer};
+use crate::{DiskError, Result, engine::chain::Layer, opening::gate};
 use diskwright_image::{Image, ImageInfo, LinkageId, ParentLink, probe, probe::DetectedFormat};
-use diskwright_store::Store;
+use diskwright_store::{Files, Store};
 use std::{
     fmt,
     path::{Path, PathBuf},
@@ -69,14 +69,18 @@ impl Locked {
         self.image(false)?.linkage_id().ok_or_else(has_none)
     }
 
-    /// Changes the link to the parent, durably.
-    pub(crate) fn relink(&self, change: impl FnOnce(ParentLink) -> ParentLink) -> Result<()> {
+    /// Changes the link to the parent, durably. The time of the file's last change stays, unless a
+    /// disk in use writes the image.
+    pub(crate) fn relink(&self, files: &Files, change: impl FnOnce(ParentLink) -> ParentLink) -> Result<()> {
         let image = self.image(true)?;
         let Some(writer) = image.writer() else { return Ok(()) };
-        writer.set_parent_link(&change(image.parent_link().unwrap_or_default()))?;
-        match self.held {
-            Held::Files(_) => Ok(writer.close()?),
-            Held::Written(_) => Ok(()),
+        let replace = || writer.set_parent_link(&change(image.parent_link().unwrap_or_default()));
+        match &self.held {
+            Held::Files(stores) => gate::keeping_time(files, (&self.path, &*stores[0]), || {
+                replace()?;
+                Ok(writer.close()?)
+            }),
+            Held::Written(_) => Ok(replace()?),
         }
     }
 
