@@ -15,8 +15,8 @@ impl Disk {
     /// Opens the disk whose top image is `path`, with all its parents.
     ///
     /// # Errors
-    /// For any problem with an image, its parents or their linkage; [`InUse`](crate::DiskError::InUse) if another
-    /// process has locked a file.
+    /// For any problem with an image, its parents or their linkage;
+    /// [`InUse`](crate::DiskError::InUse) if another process has locked a file.
     pub fn open(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Arc<Self>> {
         let path = path.as_ref();
         let chain = open::open_chain(path, options)?;
