@@ -13,10 +13,17 @@
 //! children of all of these by CID and parentCID. Writing is refused by name.
 
 mod check;
+mod compact;
+mod document;
+mod flush;
+mod grains;
+mod growth;
 mod image;
 mod layout;
+mod prepare;
 mod tables;
 mod text;
+mod write;
 
 #[cfg(test)]
 mod tests;
