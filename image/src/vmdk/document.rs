@@ -134,7 +134,9 @@ impl Document {
         edit::comment_out(&mut new, CHANGE_TRACKING);
         if let Some(range) = changed_sectors(text, &new, self.offset_bytes) {
             let at = self.offset_bytes + range.start as u64;
-            store.write_at(&new[range], at).map_err(|error| ImageError::io("write the descriptor", store, at, error))?;
+            store
+                .write_at(&new[range], at)
+                .map_err(|error| ImageError::io("write the descriptor", store, at, error))?;
         }
         barrier.sync("make the new CID durable")?;
         *text = new;

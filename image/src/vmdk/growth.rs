@@ -142,7 +142,9 @@ impl Writing {
         self.sync_extents(&[extent].into(), "make the tables durable as they were found")?;
         let end = found.used_end_bytes;
         if end != len_bytes {
-            store.set_len(end).map_err(|error| ImageError::io("cut the file after its last grain", store, end, error))?;
+            store
+                .set_len(end)
+                .map_err(|error| ImageError::io("cut the file after its last grain", store, end, error))?;
         }
         let mut space = Space::new(end, tables.grain_bytes);
         found.holes.iter().for_each(|&hole| space.add_free(hole, tables.grain_bytes));
@@ -171,6 +173,10 @@ impl Writing {
             (0..state.sheets.len()).filter(|&extent| state.sheets[extent].space.is_some()).collect();
         drop(state);
         surveyed.iter().try_for_each(|&extent| self.mark(extent, false))?;
-        if surveyed.is_empty() { Ok(()) } else { self.sync_extents(&surveyed.into_iter().collect(), "close the extents") }
+        if surveyed.is_empty() {
+            Ok(())
+        } else {
+            self.sync_extents(&surveyed.into_iter().collect(), "close the extents")
+        }
     }
 }

@@ -166,6 +166,12 @@ pub(super) fn scan(
 }
 
 impl VmdkImage {
+    /// The number of grain tables in memory.
+    #[cfg(test)]
+    pub(super) fn tables_in_memory(&self) -> usize {
+        self.writing.as_ref().map_or(0, |writing| writing.lock().tables.len())
+    }
+
     /// The entries of grains that lie in one table.
     fn entries(&self, extent: usize, first: u64, out: &mut [Entry]) -> Result<()> {
         if let Some(writing) = &self.writing {

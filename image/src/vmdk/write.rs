@@ -187,11 +187,7 @@ impl Writing {
     }
 
     pub(super) fn unsupported(&self, what: &str, hint: &str) -> ImageError {
-        ImageError::Unsupported {
-            path: self.layout.stores[0].name().to_owned(),
-            what: what.into(),
-            hint: hint.into(),
-        }
+        ImageError::Unsupported { path: self.layout.stores[0].name().to_owned(), what: what.into(), hint: hint.into() }
     }
 
     pub(super) fn without_payload(&self) -> ImageError {
