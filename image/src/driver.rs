@@ -238,7 +238,7 @@ static VMDK: Driver = Driver {
     name: "vmdk",
     usual_type: DiskType::Dynamic,
     has_blocks: true,
-    subformats: &[],
+    subformats: vmdk::SUBFORMATS,
     size_max_bytes: u64::MAX,
     promises_space: true,
     logical_sectors_bytes: &[512],
@@ -251,8 +251,8 @@ static VMDK: Driver = Driver {
     frozen_extension: "vmdk",
     open: |stores, writable, _| Ok(Arc::new(vmdk::open(stores, writable)?)),
     references: vmdk::references,
-    further_files: |_| Ok(Vec::new()),
-    create: |stores, _| Err(vmdk::refused_to_create(&stores)),
+    further_files: vmdk::further_files,
+    create: |stores, options| vmdk::create(&stores, options),
     examine: vmdk::examine,
     begin_repair: |_, _| Ok(()),
     settle_log: |_, _| Ok(()),
@@ -441,8 +441,8 @@ mod tests {
 
     #[test]
     fn every_driver_opens_and_checks_the_images_that_it_creates() {
-        // Only read so far.
-        for &format in [Format::Raw, Format::Vhd, Format::Vhdx].iter() {
+        // The others are only read so far.
+        for &format in [Format::Raw, Format::Vhd, Format::Vhdx, Format::Vmdk].iter() {
             let driver = format.driver();
             let store: Arc<dyn Store> = Arc::new(MemoryStore::new(driver.name));
             let options = CreateOptions {

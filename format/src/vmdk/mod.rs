@@ -22,6 +22,7 @@
 //! sized by a number from a file.
 
 mod descriptor;
+pub mod edit;
 mod error;
 mod marker;
 mod sparse;

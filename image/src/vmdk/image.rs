@@ -1,12 +1,14 @@
 //! An open VMDK: its description, and the states of its blocks.
 //!
-//! Grain tables are read when states are asked for, and none of them is kept. Directories are kept.
-//! A VMDK is only read so far: an open for writing is refused by name.
+//! Grain tables are read when states are asked for. A read-only image keeps none of them, only the
+//! directories; an image that is open for writing lays its state in memory over them (`grains.rs`).
+//! What cannot be written is refused by name when the image is opened ([`Layout::refusal`]).
 
 use super::{
     layout::{Content, Layout, Place},
     tables::{Entry, Tables},
     text::{Head, link_of},
+    write::Writing,
 };
 use crate::{
     BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LinkageId, LogState, ParentLink,
@@ -29,6 +31,7 @@ const ENTRIES: usize = 512;
 pub struct VmdkImage {
     info: ImageInfo,
     layout: Arc<Layout>,
+    writing: Option<Box<Writing>>,
 }
 
 /// The further files that the image in `store` names.
@@ -51,15 +54,11 @@ pub fn parent_link(store: &dyn Store) -> Result<Option<ParentLink>> {
 ///
 /// # Errors
 /// `NotAnImage`; `Corrupt` for structures that contradict the specification or the files;
-/// `Unsupported`, also for a writable open; `Io`.
+/// `Unsupported`, also for a kind that is only read and a writable open; `Io`.
 pub fn open(stores: Vec<Arc<dyn Store>>, writable: bool) -> Result<VmdkImage> {
     let layout = Arc::new(Layout::read(stores)?);
-    if writable {
-        return Err(ImageError::Unsupported {
-            path: layout.stores[0].name().to_owned(),
-            what: "writing to a VMDK".into(),
-            hint: "open it read-only, or convert it to VHDX".into(),
-        });
+    if let Some(refusal) = layout.refusal().filter(|_| writable) {
+        return Err(refusal);
     }
     let descriptor = layout.head.text.as_ref();
     let mut remarks = layout.remarks.clone();
@@ -96,7 +95,8 @@ pub fn open(stores: Vec<Arc<dyn Store>>, writable: bool) -> Result<VmdkImage> {
         payload_alignment_bytes: alignment(&layout)?,
         remarks,
     };
-    Ok(VmdkImage { info, layout })
+    let writing = if writable { Some(Box::new(Writing::new(Arc::clone(&layout))?)) } else { None };
+    Ok(VmdkImage { info, layout, writing })
 }
 
 /// The 16 bytes of `60 00 C2 9b ... - ...`.
@@ -166,8 +166,17 @@ pub(super) fn scan(
 }
 
 impl VmdkImage {
+    /// The number of grain tables in memory.
+    #[cfg(test)]
+    pub(super) fn tables_in_memory(&self) -> usize {
+        self.writing.as_ref().map_or(0, |writing| writing.lock().tables.len())
+    }
+
     /// The entries of grains that lie in one table.
     fn entries(&self, extent: usize, first: u64, out: &mut [Entry]) -> Result<()> {
+        if let Some(writing) = &self.writing {
+            return writing.entries(extent, first, out);
+        }
         let extent = &self.layout.extents[extent];
         extent.tables.read_entries(&*extent.store, first, out)
     }
@@ -197,6 +206,10 @@ impl Image for VmdkImage {
 
     fn stores(&self) -> &[Arc<dyn Store>] {
         &self.layout.stores
+    }
+
+    fn linkage_id(&self) -> Option<LinkageId> {
+        self.writing.as_ref().and_then(|writing| writing.document.cid()).or(self.info.linkage_id)
     }
 
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
@@ -308,10 +321,7 @@ impl Image for VmdkImage {
             return Ok(None);
         }
         let tables = &extent.tables;
-        let places = tables.entries.iter().flatten().filter(|&&entry| entry != 0 && entry != super::tables::LOST);
-        let tables_end = places.map(|&entry| tables.table_place(entry) + tables.table_bytes()).max().unwrap_or(0);
-        let taken_end = tables.taken.iter().map(|taken| taken.end).max().unwrap_or(0);
-        let start = tables_end.max(taken_end).next_multiple_of(tables.grain_bytes);
+        let start = tables.taken_end_bytes().next_multiple_of(tables.grain_bytes);
         Ok(Some(start.saturating_add(blocks.saturating_mul(tables.grain_bytes))))
     }
 
@@ -326,7 +336,7 @@ impl Image for VmdkImage {
     }
 
     fn writer(&self) -> Option<&dyn ImageWriter> {
-        None
+        self.writing.as_deref().map(|writing| writing as &dyn ImageWriter)
     }
 }
 

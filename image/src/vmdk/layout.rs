@@ -13,11 +13,11 @@
 
 use super::{
     corrupt,
-    tables::{self, Tables},
+    tables::{self, LOST, Tables},
     text::{Head, len_of},
 };
 use crate::{ImageError, Result, raw::PSEUDO_BLOCK_BYTES};
-use diskwright_format::vmdk::{ExtentKind, SECTOR_BYTES};
+use diskwright_format::vmdk::{Access, ExtentKind, GRAIN_ABSENT, SECTOR_BYTES};
 use diskwright_store::Store;
 use std::{ops::Range, sync::Arc};
 
@@ -251,6 +251,60 @@ impl Layout {
     /// Whether no part has grain tables.
     pub fn is_flat(&self) -> bool {
         self.extents.is_empty()
+    }
+
+    /// Whether grains that the image does not have read the parent's data.
+    pub fn is_child(&self) -> bool {
+        self.head.parent_link().is_some()
+    }
+
+    /// Why the image cannot be written; `None` if it can.
+    pub fn refusal(&self) -> Option<ImageError> {
+        let refuse = |store: &dyn Store, what: &str, hint: &str| Some(unsupported(store, what, hint));
+        let (first, copy) = (&*self.stores[0], "open it read-only, or convert it to a new disk");
+        if self.head.text.is_none() {
+            return refuse(first, "writing to an extent without a descriptor", "open the descriptor of the disk");
+        }
+        for extent in self.head.extents() {
+            if extent.access != Access::ReadWrite || extent.kind == ExtentKind::Zero {
+                return refuse(first, "writing to a VMDK with an extent that is not writable", copy);
+            }
+            if !matches!(extent.kind, ExtentKind::Flat | ExtentKind::Vmfs | ExtentKind::Sparse) {
+                return refuse(first, "writing to an extent of the ESX kinds COWD, SESPARSE and raw device", copy);
+            }
+        }
+        for SparseExtent { store, tables, .. } in &self.extents {
+            if tables.is_compressed() {
+                return refuse(&**store, "writing to a VMDK with compressed grains", copy);
+            }
+            if tables.grain_bytes != self.block_bytes {
+                return refuse(&**store, "writing to a VMDK whose extents begin within a grain", copy);
+            }
+            if tables.table_bytes() != tables.table_entries * tables.entry_bytes() {
+                return refuse(&**store, "writing to a VMDK whose grain tables are shorter than a sector", copy);
+            }
+            let has_lost = tables.entries.iter().flatten().any(|&entry| entry == LOST);
+            let lacks_copy = |(one, other): (&u32, &u32)| (*one != GRAIN_ABSENT) && *other == GRAIN_ABSENT;
+            if has_lost
+                || !tables.remarks.is_empty()
+                || matches!(&tables.entries[..], [first, second] if first.iter().zip(second).any(lacks_copy))
+            {
+                return refuse(&**store, "writing to a VMDK whose grain directory is damaged", copy);
+            }
+        }
+        let own = first.identity();
+        if own.is_some() && self.stores[1..].iter().any(|store| store.identity() == own) {
+            return refuse(first, "writing to a VMDK whose descriptor is an extent too", copy);
+        }
+        let files = self.files();
+        let shares = |index: usize, (file, range): &FilePart| {
+            let overlaps = |(other, of): &FilePart| file == other && range.start < of.end && of.start < range.end;
+            file.is_some() && files[..index].iter().any(overlaps)
+        };
+        if files.iter().enumerate().any(|(index, file)| shares(index, file)) {
+            return refuse(first, "writing to a VMDK with two extents in one place", copy);
+        }
+        None
     }
 
     /// The ranges of files that the parts use: the file's identity and the range.

@@ -1,33 +1,66 @@
-//! VMDK images: reads all kinds of extents, in one file or several.
+//! VMDK images: all kinds of extents are read, hosted sparse and flat ones also created and written.
 //!
 //! ```text
-//!   text.rs     the descriptor, embedded or apart: CID, parent, extents, names of further files
-//!   tables.rs   one sparse extent: directories, grain tables, compressed grains
-//!   layout.rs   the extents as parts of the disk, and the block that divides them all
-//!   image.rs    the trait Image: block states, compressed blocks
-//!   check.rs    reports damage in the files
+//!   text.rs      the descriptor, embedded or apart: CID, parent, extents, names of further files
+//!   tables.rs    one sparse extent: directories, grain tables, compressed grains
+//!   layout.rs    the extents as parts of the disk, and the block that divides them all
+//!   image.rs     the trait Image: block states, compressed blocks
+//!   write.rs     the trait ImageWriter
+//!   grains.rs    entries of grains in memory: reserve, commit, reads
+//!   prepare.rs   the I/O that reserve and commit need first
+//!   growth.rs    what is used in an extent's file, surveyed before the first change of an entry
+//!   flush.rs     the ordered passes that make changes durable
+//!   document.rs  the descriptor of an image in use: its CID changes before the first write
+//!   compact.rs   freed space: its reuse, moves of grains, cuts of files
+//!   create.rs    new files
+//!   check.rs     reports damage in the files
 //! ```
 //!
 //! Kinds: monolithicSparse, monolithicFlat, twoGbMaxExtentSparse and Flat, vmfs (flat), custom
 //! mixes of extents with ZERO and NOACCESS, streamOptimized, vmfsSparse (COWD), SESPARSE, and
-//! children of all of these by CID and parentCID. Writing is refused by name.
+//! children of all of these by CID and parentCID. Writing is refused by name where grains are
+//! compressed, for the kinds of ESX, and for extents that are not writable
+//! ([`layout::Layout::refusal`]).
+//!
+//! VMDK has no log, so only the order of writes protects against a power cut. Invariants at every
+//! instant:
+//!
+//! - The CID is new and durable before the first write of a session is visible.
+//! - An entry of a grain table reaches the file only after the grain's payload is durable. A
+//!   directory refers to a table only after the zeros or entries of that table are durable.
+//! - The space of a freed grain is reused only after its removal from both copies of the table is
+//!   durable ([`ImageWriter::recycle`](crate::ImageWriter::recycle)).
+//!
+//! Locks of a writable image: a mutex over tables and space, under which no I/O happens
+//! (`write.rs`); a mutex for surveys and growth of files (`prepare.rs`); a mutex over the text of
+//! the descriptor (`document.rs`). Concurrent flushes share a pass by the
+//! [`Barrier`](diskwright_store::Barrier) of the first file. Reads of a read-only image take no
+//! lock.
 
 mod check;
+mod compact;
+mod create;
+mod document;
+mod flush;
+mod grains;
+mod growth;
 mod image;
 mod layout;
+mod prepare;
 mod tables;
 mod text;
+mod write;
 
 #[cfg(test)]
 mod tests;
 
 pub(crate) use check::examine;
+pub(crate) use create::{SUBFORMATS, create, further_files};
 pub(crate) use image::{open, parent_link, references};
 
 use crate::ImageError;
 use diskwright_format::vmdk::VmdkError;
 use diskwright_store::Store;
-use std::sync::Arc;
 
 fn corrupt(
     store: &dyn Store,
@@ -47,15 +80,6 @@ fn corrupt(
 
 fn damaged(store: &dyn Store, error: &VmdkError) -> ImageError {
     corrupt(store, error.structure, error.offset_bytes, error.found.clone(), error.expected.clone())
-}
-
-/// The refusal to create an image.
-pub(crate) fn refused_to_create(stores: &[Arc<dyn Store>]) -> ImageError {
-    ImageError::BadOptions {
-        path: stores.first().map(|store| store.name().to_owned()).unwrap_or_default(),
-        what: "VMDK is only read".into(),
-        hint: "use VHDX, VHD or raw".into(),
-    }
 }
 
 /// The refusal to read an image with damaged tables.

@@ -10,10 +10,11 @@
 //!
 //! The directory is held in memory: 4 bytes for each table. Its length is bounded by the file's and
 //! by [`TABLES_MAX`]. Tables are read when they are asked for. An entry that points outside of the
-//! file, or into directories and headers, is invalid. Then the entry of the redundant table counts,
+//! file, or into headers, directories and tables, is invalid. Then the entry of the redundant table counts,
 //! if that is valid; else only this grain is damaged.
 //!
-//! Invariant: [`Entry::At`] is a range inside the file and outside of headers and directories.
+//! Invariant: [`Entry::At`] is a range inside the file and outside of headers, directories and the
+//! tables that existed when the image was opened. New tables lie in space that no grain has.
 
 use super::{corrupt, text};
 use crate::{ImageError, Result};
@@ -75,8 +76,10 @@ pub(super) struct Tables {
     pub directories: Vec<u64>,
     /// Entries of each directory.
     pub entries: Vec<Vec<u32>>,
-    /// Headers, descriptor and directories, on which no grain may lie.
-    pub taken: Vec<Range<u64>>,
+    /// Headers, descriptor and directories.
+    pub fixed: Vec<Range<u64>>,
+    /// These and all grain tables, on which no grain may lie: sorted, and none touches another.
+    taken: Vec<Range<u64>>,
     /// The header; `None` for COWD and SESPARSE.
     pub header: Option<SparseHeader>,
     /// Peculiarities, a sentence each.
@@ -140,7 +143,8 @@ impl Tables {
             table_entries: u64::from(header.table_entries),
             directories,
             entries: Vec::new(),
-            taken: vec![header_bytes, text],
+            fixed: vec![header_bytes, text],
+            taken: Vec::new(),
             header: Some(header),
             remarks: Vec::new(),
             len_bytes: KnownLength(AtomicU64::new(text::len_of(store)?)),
@@ -173,7 +177,8 @@ impl Tables {
             table_entries: ESX_ENTRIES,
             directories: vec![directory_bytes],
             entries: Vec::new(),
-            taken: Vec::from_iter(Some(0..4 * SECTOR_BYTES)),
+            fixed: Vec::from_iter(Some(0..4 * SECTOR_BYTES)),
+            taken: Vec::new(),
             header: None,
             remarks: Vec::new(),
             len_bytes: KnownLength(AtomicU64::new(text::len_of(store)?)),
@@ -225,7 +230,8 @@ impl Tables {
             table_entries: ESX_ENTRIES,
             directories: vec![directory],
             entries: Vec::new(),
-            taken: Vec::from_iter(Some(0..SECTOR_BYTES)),
+            fixed: Vec::from_iter(Some(0..SECTOR_BYTES)),
+            taken: Vec::new(),
             header: None,
             remarks: Vec::new(),
             len_bytes: KnownLength(AtomicU64::new(text::len_of(store)?)),
@@ -254,7 +260,7 @@ impl Tables {
             let found = format!("a directory of {bytes} bytes at offset {at} in a file of {len_bytes}");
             return Err(corrupt(store, "grain directory", at, found, "one that lies inside the file"));
         }
-        self.taken.extend(self.directories.iter().filter(|&&at| !outside(at)).map(|&at| at..at + bytes));
+        self.fixed.extend(self.directories.iter().filter(|&&at| !outside(at)).map(|&at| at..at + bytes));
         for &at in &self.directories {
             let read =
                 if outside(at) { vec![LOST; count as usize] } else { self.read_directory(store, at, len_bytes)? };
@@ -277,7 +283,20 @@ impl Tables {
                 lost_first - left
             ));
         }
+        self.taken = joined(self.structures());
         Ok(self)
+    }
+
+    /// The ranges of headers, descriptor, directories and tables, sorted by their start.
+    pub fn structures(&self) -> Vec<Range<u64>> {
+        let mut ranges = self.fixed.clone();
+        for &entry in self.entries.iter().flatten().filter(|&&entry| entry != GRAIN_ABSENT && entry != LOST) {
+            let place = self.table_place(entry);
+            ranges.push(place..place.saturating_add(self.table_bytes()));
+        }
+        ranges.retain(|range| range.start < range.end);
+        ranges.sort_unstable_by_key(|range| (range.start, range.end));
+        ranges
     }
 
     fn read_directory(&self, store: &dyn Store, at: u64, len_bytes: u64) -> Result<Vec<u32>> {
@@ -324,6 +343,11 @@ impl Tables {
             }
             _ => u64::from(entry) * SECTOR_BYTES,
         }
+    }
+
+    /// The first byte after headers, directories and tables.
+    pub fn taken_end_bytes(&self) -> u64 {
+        self.taken.last().map_or(0, |range| range.end)
     }
 
     /// Number of grains.
@@ -373,6 +397,11 @@ impl Tables {
         Ok(found)
     }
 
+    /// Records that the file has become longer.
+    pub fn note_len(&self, len_bytes: u64) {
+        self.len_bytes.0.fetch_max(len_bytes, Ordering::Relaxed);
+    }
+
     /// Decodes a raw entry of a grain.
     pub fn decode(&self, store: &dyn Store, grain: u64, raw: u64) -> Result<Entry> {
         let at = match self.coding {
@@ -392,7 +421,8 @@ impl Tables {
         let needed = if self.is_compressed() { SECTOR_BYTES } else { self.valid_bytes(grain) };
         let Some((at, end)) = at.and_then(|at| Some((at, at.checked_add(needed)?))) else { return Ok(Entry::Bad(raw)) };
         let is_inside = end <= self.len_covering(store, end)?;
-        let is_clear = self.taken.iter().all(|taken| taken.end <= at || end <= taken.start);
+        let next = self.taken.partition_point(|taken| taken.end <= at);
+        let is_clear = self.taken.get(next).is_none_or(|taken| end <= taken.start);
         Ok(if is_inside && is_clear { Entry::At(at) } else { Entry::Bad(raw) })
     }
 
@@ -499,6 +529,18 @@ impl Tables {
             Err(error) => fail(format!("data that do not decompress ({error})"), "a grain compressed by zlib"),
         }
     }
+}
+
+/// Sorted ranges, in which those that touch are one.
+fn joined(ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match joined.last_mut().filter(|last| range.start <= last.end) {
+            Some(last) => last.end = last.end.max(range.end),
+            None => joined.push(range),
+        }
+    }
+    joined
 }
 
 /// The error of parsing, for an extent that is named in a descriptor.

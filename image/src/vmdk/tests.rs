@@ -1,5 +1,7 @@
 //! Images by `qemu-img`, and images that lie.
 
+mod writing;
+
 use super::{examine, open};
 use crate::{BlockState, Format, Image, Severity};
 use diskwright_format::vmdk::{Placing, SECTOR_BYTES, SparseFlags, SparseHeader};
@@ -142,5 +144,5 @@ fn overlaps_and_writing_are_refused_by_name() {
     let report = examine(&[Some(Arc::clone(&store))], false).unwrap().report;
     assert!(report.findings.iter().any(|finding| finding.message.contains("two grains overlap")), "{report:?}");
     let error = open(vec![store], true).unwrap_err().to_string();
-    assert!(error.contains("writing to a VMDK is not supported"), "{error}");
+    assert!(error.contains("writing to an extent without a descriptor is not supported"), "{error}");
 }

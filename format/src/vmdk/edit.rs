@@ -1,0 +1,91 @@
+//! Changes of a descriptor in place: the text keeps its length, and every other byte stays.
+//!
+//! ```text
+//!   CID=dc338103            ─▶  CID=0ab4e1f7               replace_value
+//!   changeTrackPath="x"     ─▶  #hangeTrackPath="x"        comment_out
+//! ```
+//!
+//! What must hold: a change of one value within one sector is written by one sector, so a power cut
+//! leaves the old text or the new one.
+
+use std::ops::Range;
+
+/// Replaces the value of a key, without its quotation marks, in every line that has the key.
+/// Returns whether all lines were changed: a value of another length than `value` is left alone.
+pub fn replace_value(text: &mut [u8], key: &str, value: &str) -> bool {
+    let places = places(text, key);
+    let fits = !places.is_empty() && places.iter().all(|(_, range)| range.len() == value.len());
+    if fits {
+        places.into_iter().for_each(|(_, range)| text[range].copy_from_slice(value.as_bytes()));
+    }
+    fits
+}
+
+/// The value of a key, without quotation marks, in the first line that has the key.
+pub fn value<'a>(text: &'a [u8], key: &str) -> Option<&'a str> {
+    let (_, range) = places(text, key).into_iter().next()?;
+    std::str::from_utf8(&text[range]).ok()
+}
+
+/// Makes every line with this key a comment.
+pub fn comment_out(text: &mut [u8], key: &str) {
+    places(text, key).into_iter().for_each(|(start, _)| text[start] = b'#');
+}
+
+/// For each line with the key: where the key begins, and the range of its value.
+fn places(text: &[u8], key: &str) -> Vec<(usize, Range<usize>)> {
+    let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+    let (mut found, mut start) = (Vec::new(), 0);
+    for line in text[..end].split(|&byte| byte == b'\n') {
+        let line_start = start;
+        start += line.len() + 1;
+        let Some(equals) = line.iter().position(|&byte| byte == b'=') else { continue };
+        let (name, value) = (&line[..equals], &line[equals + 1..]);
+        if !name.trim_ascii().eq_ignore_ascii_case(key.as_bytes()) {
+            continue;
+        }
+        let key_start = line_start + (name.len() - name.trim_ascii_start().len());
+        let mut value_start = line_start + equals + 1 + (value.len() - value.trim_ascii_start().len());
+        let mut value = value.trim_ascii();
+        if let Some(inner) = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")) {
+            (value, value_start) = (inner, value_start + 1);
+        }
+        found.push((key_start, value_start..value_start + value.len()));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vmdk::Descriptor;
+
+    const TEXT: &str = "# Disk DescriptorFile\r\nversion=1\r\n# CID=00000000\r\nCID=dc338103\r\nparentCID=ffffffff\r\n\
+        createType=\"monolithicSparse\"\r\n cid = dc338103 \r\nRW 8 SPARSE \"a.vmdk\"\r\n\
+        changeTrackPath=\"a-ctk.vmdk\"\r\nddb.longContentID = \"0123456789abcdef\"\r\n\0CID=77777777\n";
+
+    #[test]
+    fn a_value_changes_in_every_line_that_has_its_key_and_nothing_else() {
+        let mut text = TEXT.as_bytes().to_vec();
+        assert!(replace_value(&mut text, "CID", "0ab4e1f7"));
+        assert_eq!(String::from_utf8(text.clone()).unwrap(), TEXT.replace("dc338103", "0ab4e1f7"));
+        assert_eq!(Descriptor::parse(&text, 0).unwrap().cid, 0x0ab4_e1f7);
+        assert_eq!(value(&text, "ddb.longcontentid"), Some("0123456789abcdef"));
+    }
+
+    #[test]
+    fn another_length_and_a_missing_key_change_nothing() {
+        let mut text = TEXT.as_bytes().to_vec();
+        assert!(!replace_value(&mut text, "CID", "1"));
+        assert!(!replace_value(&mut text, "ddb.uuid", "1"));
+        assert_eq!(text, TEXT.as_bytes());
+    }
+
+    #[test]
+    fn a_key_that_is_commented_out_is_not_read_any_more() {
+        let mut text = TEXT.as_bytes().to_vec();
+        comment_out(&mut text, "changeTrackPath");
+        assert_eq!(String::from_utf8(text.clone()).unwrap(), TEXT.replace("change", "#hange"));
+        assert_eq!(Descriptor::parse(&text, 0).unwrap().get("changeTrackPath"), None);
+    }
+}

@@ -1,0 +1,293 @@
+//! Creates VMDK files.
+//!
+//! ```text
+//!   monolithicSparse      disk.vmdk: a sparse extent with the descriptor in it
+//!   monolithicFlat        disk.vmdk: the descriptor; disk-flat.vmdk: the sectors
+//!   twoGbMaxExtentSparse  disk.vmdk; disk-s001.vmdk, disk-s002.vmdk ...
+//!   twoGbMaxExtentFlat    disk.vmdk; disk-f001.vmdk ...
+//!
+//!   sparse extent:  header │ (descriptor) │ redundant directory, tables │ directory, tables │ ...
+//! ```
+//!
+//! All grain tables get their space at once, as other programs expect it: QEMU does not add any.
+//! They are holes of the file, so they need none on the disk below. Extents end at 2047 MiB, as
+//! those of VMware do.
+//!
+//! The part that makes a file an image is written last, after everything else is durable: the
+//! descriptor, or the header of a sparse extent with the descriptor in it. So a creation that was
+//! interrupted leaves no file that is recognised as a VMDK of this size.
+
+use super::text::LINKAGE2_KEY;
+use crate::{CreateOptions, DiskType, ImageError, LinkageId, ParentLink, Result};
+use diskwright_format::vmdk::{
+    Access, Descriptor, EXTENTS_MAX, Extent, ExtentKind, GTES_PER_TABLE, Placing, SECTOR_BYTES, SparseFlags,
+    SparseHeader,
+};
+use diskwright_store::{FileRange, Store};
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// The kinds that can be created, the default first.
+pub(crate) const SUBFORMATS: &[&str] =
+    &["monolithicSparse", "monolithicFlat", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat"];
+
+/// Grain of a new image, which every program takes.
+const GRAIN_BYTES: u32 = 64 << 10;
+const GRAIN_MIN_BYTES: u32 = 8 << 10;
+const GRAIN_MAX_BYTES: u32 = 64 << 20;
+/// Space for an embedded descriptor in the files of VMware, in sectors.
+const DESCRIPTOR_SECTORS: u64 = 20;
+/// Length of an extent of VMware's kinds in 2 GB files.
+const SPLIT_SECTORS: u64 = 4_192_256;
+/// Heads and sectors of a track of the geometry that the descriptor records, as those of all large
+/// SCSI disks.
+const HEADS: u64 = 255;
+const TRACK_SECTORS: u64 = 63;
+/// The first 28 bits of the ids that VMware gives to disks.
+const ID_PREFIX: u128 = 0x6000_C29 << 100;
+
+/// What is to be made.
+#[derive(Debug)]
+struct Plan {
+    subformat: &'static str,
+    is_sparse: bool,
+    grain_sectors: u64,
+    /// File name and length in sectors of each extent.
+    extents: Vec<(String, u64)>,
+}
+
+fn bad(what: impl Into<String>, hint: impl Into<String>) -> ImageError {
+    ImageError::BadOptions { path: Default::default(), what: what.into(), hint: hint.into() }
+}
+
+impl Plan {
+    fn of(options: &CreateOptions) -> Result<Self> {
+        let own = &options.own;
+        let usual = if options.disk_type == DiskType::Fixed { SUBFORMATS[1] } else { SUBFORMATS[0] };
+        let subformat = match &own.subformat {
+            None => usual,
+            Some(name) => SUBFORMATS.iter().find(|known| known.eq_ignore_ascii_case(name)).ok_or_else(|| {
+                let hint = format!("use {}", SUBFORMATS.join(", "));
+                bad(format!("a VMDK of the kind {name:?} cannot be created"), hint)
+            })?,
+        };
+        let is_sparse = subformat.ends_with("Sparse");
+        if is_sparse == (options.disk_type == DiskType::Fixed) {
+            let what = format!("a {} VMDK of the kind {subformat}", options.disk_type);
+            return Err(bad(what, "fixed disks are flat, and all others sparse: choose another type or kind"));
+        }
+        if options.logical_sector_bytes != SECTOR_BYTES as u32 {
+            let what = format!("VMDK has sectors of 512 bytes, not {}", options.logical_sector_bytes);
+            return Err(bad(what, "use VHDX for a disk with 4096-byte sectors"));
+        }
+        if options.size_bytes == 0 || !options.size_bytes.is_multiple_of(SECTOR_BYTES) {
+            let what =
+                format!("a size of {} bytes is not a multiple of the 512-byte sector above 0", options.size_bytes);
+            return Err(bad(what, "round it up"));
+        }
+        if is_sparse && options.preallocate {
+            let what = "a sparse VMDK cannot reserve the space of its disk";
+            return Err(bad(what, "use the kind monolithicFlat for that"));
+        }
+        let grain_bytes = options.block_bytes.unwrap_or(GRAIN_BYTES);
+        if !is_sparse && options.block_bytes.is_some() {
+            return Err(bad("a flat VMDK has no payload blocks", "leave out the block size"));
+        }
+        if !grain_bytes.is_power_of_two() || !(GRAIN_MIN_BYTES..=GRAIN_MAX_BYTES).contains(&grain_bytes) {
+            let what = format!("a grain of {grain_bytes} bytes is not a power of two from 8 KiB to 64 MiB");
+            return Err(bad(what, "use 64 KiB (65536), which every program takes"));
+        }
+        let grain_sectors = u64::from(grain_bytes) / SECTOR_BYTES;
+        let sectors = options.size_bytes / SECTOR_BYTES;
+        let extents = extents(&own.file_name, subformat, sectors)?;
+        let plan = Self { subformat, is_sparse, grain_sectors, extents };
+        if is_sparse && plan.extents.iter().any(|(_, sectors)| plan.last_sector(*sectors) > u64::from(u32::MAX)) {
+            let what =
+                format!("{} bytes do not fit into one sparse extent, whose tables reach 2 TiB", options.size_bytes);
+            return Err(bad(what, "use the kind twoGbMaxExtentSparse or monolithicFlat, or VHDX"));
+        }
+        Ok(plan)
+    }
+
+    /// The end of the last grain of an extent, in sectors.
+    fn last_sector(&self, sectors: u64) -> u64 {
+        let header = self.header(sectors);
+        header.overhead_sectors + header.grains().saturating_mul(self.grain_sectors)
+    }
+
+    fn is_embedded(&self) -> bool {
+        self.subformat == SUBFORMATS[0]
+    }
+
+    /// The header of an extent of this length.
+    fn header(&self, capacity_sectors: u64) -> SparseHeader {
+        let descriptor_sectors = if self.is_embedded() { DESCRIPTOR_SECTORS } else { 0 };
+        let mut header = SparseHeader {
+            version: 1,
+            flags: SparseFlags(SparseFlags::TEXT_CHECK | SparseFlags::REDUNDANT),
+            capacity_sectors,
+            grain_sectors: self.grain_sectors,
+            descriptor_sector: descriptor_sectors.min(1),
+            descriptor_sectors,
+            table_entries: GTES_PER_TABLE,
+            redundant_directory: Some(1 + descriptor_sectors),
+            directory: Placing::Sector(0),
+            overhead_sectors: 0,
+            is_unclean: false,
+            compression: 0,
+        };
+        let copy_sectors = header.directory_sectors() + header.tables() * header.table_sectors();
+        let directory = 1 + descriptor_sectors + copy_sectors;
+        header.directory = Placing::Sector(directory);
+        header.overhead_sectors = (directory + copy_sectors).next_multiple_of(self.grain_sectors);
+        header
+    }
+
+    fn descriptor(&self, options: &CreateOptions) -> Result<Descriptor> {
+        let kind = if self.is_sparse { ExtentKind::Sparse } else { ExtentKind::Flat };
+        let extents = self.extents.iter().map(|(file, sectors)| Extent {
+            access: Access::ReadWrite,
+            sectors: *sectors,
+            kind,
+            file: Some(file.clone()),
+            first_sector: 0,
+        });
+        let random = Uuid::new_v4().as_u128();
+        let cid = LinkageId::random_cid().cid().unwrap_or_default();
+        let id = options.disk_id.unwrap_or_else(|| Uuid::from_u128(ID_PREFIX | random >> 28));
+        let cylinders = (options.size_bytes / SECTOR_BYTES / (HEADS * TRACK_SECTORS)).clamp(1, 65535);
+        let database = [
+            ("ddb.virtualHWVersion", "4".to_owned()),
+            ("ddb.geometry.cylinders", cylinders.to_string()),
+            ("ddb.geometry.heads", HEADS.to_string()),
+            ("ddb.geometry.sectors", TRACK_SECTORS.to_string()),
+            ("ddb.adapterType", "lsilogic".to_owned()),
+            ("ddb.uuid", id_text(id)),
+            ("ddb.longContentID", format!("{:024x}{cid:08x}", random >> 32)),
+        ];
+        let mut descriptor = Descriptor::new(cid, self.subformat, extents.collect(), &database);
+        if let Some(parent) = &options.parent {
+            name_parent(&mut descriptor, parent)?;
+        }
+        Ok(descriptor)
+    }
+}
+
+/// Names and lengths of the extents.
+fn extents(file_name: &str, subformat: &str, sectors: u64) -> Result<Vec<(String, u64)>> {
+    let name = if file_name.is_empty() { "disk.vmdk" } else { file_name };
+    // A quotation mark or a control character would end the name in the text.
+    if name.chars().any(|c| c == '"' || c.is_control()) {
+        let what = format!("the name {name:?} cannot be written into a descriptor");
+        return Err(bad(what, "use a name without quotation marks and control characters"));
+    }
+    let stem = name.strip_suffix(".vmdk").unwrap_or(name);
+    let letter = match subformat {
+        "monolithicSparse" => return Ok(vec![(name.to_owned(), sectors)]),
+        "monolithicFlat" => return Ok(vec![(format!("{stem}-flat.vmdk"), sectors)]),
+        "twoGbMaxExtentSparse" => 's',
+        _ => 'f',
+    };
+    let count = sectors.div_ceil(SPLIT_SECTORS);
+    if count > EXTENTS_MAX as u64 {
+        let what = format!("a disk of {sectors} sectors in extents of 2 GB");
+        return Err(bad(what, "use the kind monolithicFlat, or VHDX"));
+    }
+    let length = |number| SPLIT_SECTORS.min(sectors - number * SPLIT_SECTORS);
+    Ok((0..count).map(|number| (format!("{stem}-{letter}{:03}.vmdk", number + 1), length(number))).collect())
+}
+
+/// `60 00 C2 9b ... - ...`
+fn id_text(id: Uuid) -> String {
+    let pairs: Vec<String> = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}", pairs[..8].join(" "), pairs[8..].join(" "))
+}
+
+fn name_parent(descriptor: &mut Descriptor, parent: &ParentLink) -> Result<()> {
+    let Some(cid) = parent.linkage.and_then(LinkageId::cid) else {
+        return Err(bad("the parent has no CID", "use a VMDK as the parent"));
+    };
+    let hint = parent.relative_path.as_ref().or(parent.absolute_path.as_ref()).or(parent.name.as_ref());
+    let hint = hint.map(|hint| hint.replace('\\', "/")).unwrap_or_default();
+    let hint = hint.strip_prefix("./").unwrap_or(&hint);
+    if hint.is_empty() || hint.chars().any(|c| c == '"' || c.is_control()) {
+        let what = format!("the path {hint:?} of the parent cannot be written into a descriptor");
+        return Err(bad(what, "use a name without quotation marks and control characters"));
+    }
+    descriptor.set_parent(Some((cid, hint)));
+    if let Some(cid) = parent.linkage2.and_then(LinkageId::cid) {
+        descriptor.set(LINKAGE2_KEY, &format!("\"{cid:08x}\""));
+    }
+    Ok(())
+}
+
+/// The names of the further files of an image with these options.
+///
+/// # Errors
+/// `BadOptions`.
+pub(crate) fn further_files(options: &CreateOptions) -> Result<Vec<String>> {
+    let plan = Plan::of(options)?;
+    let own = usize::from(plan.is_embedded());
+    Ok(plan.extents.into_iter().skip(own).map(|(name, _)| name).collect())
+}
+
+/// Creates a VMDK in empty stores: the first file, and those of [`further_files`]. Durable on
+/// return.
+///
+/// # Errors
+/// `BadOptions` for options that the format does not allow, before anything is written; `Io`, after
+/// which the stores hold an incomplete image.
+pub(crate) fn create(stores: &[Arc<dyn Store>], options: &CreateOptions) -> Result<()> {
+    let plan = Plan::of(options)?;
+    let text = plan.descriptor(options)?.to_text();
+    let own = usize::from(!plan.is_embedded());
+    if stores.len() != own + plan.extents.len() {
+        return Err(bad(format!("{} files for {}", stores.len(), plan.subformat), "give the files it needs"));
+    }
+    if plan.is_embedded() && text.len() as u64 > DESCRIPTOR_SECTORS * SECTOR_BYTES {
+        return Err(bad("the path of the parent is too long for a descriptor", "use a shorter path"));
+    }
+    for (store, (_, sectors)) in stores[own..].iter().zip(&plan.extents) {
+        let store = &**store;
+        if plan.is_sparse {
+            write_sparse(store, &plan.header(*sectors), plan.is_embedded().then_some(&*text))?;
+        } else {
+            let range = FileRange { offset_bytes: 0, len_bytes: sectors * SECTOR_BYTES };
+            let made = if options.preallocate { store.allocate(range) } else { store.set_len(range.len_bytes) };
+            made.and_then(|()| store.sync_data())
+                .map_err(|error| ImageError::io("allocate the space of the extent", store, 0, error))?;
+        }
+    }
+    if !plan.is_embedded() {
+        let store = &*stores[0];
+        let written = store.write_at(text.as_bytes(), 0).and_then(|()| store.sync_data());
+        written.map_err(|error| ImageError::io("write the descriptor", store, 0, error))?;
+    }
+    Ok(())
+}
+
+/// Writes an extent without grains. Durable on return; the header is written last.
+fn write_sparse(store: &dyn Store, header: &SparseHeader, text: Option<&str>) -> Result<()> {
+    let write = |at: u64, bytes: &[u8]| {
+        store.write_at(bytes, at).map_err(|error| ImageError::io("write the new extent", store, at, error))
+    };
+    let sync = || store.sync_data().map_err(|error| ImageError::io("make the new extent durable", store, 0, error));
+    let len_bytes = header.overhead_sectors * SECTOR_BYTES;
+    store.set_len(len_bytes).map_err(|error| ImageError::io("set the length of the file", store, len_bytes, error))?;
+    if let Some(text) = text {
+        write(header.descriptor_sector * SECTOR_BYTES, text.as_bytes())?;
+    }
+    let first = match header.directory {
+        Placing::Sector(sector) => sector,
+        Placing::InFooter => 0,
+    };
+    for directory in header.redundant_directory.into_iter().chain([first]) {
+        let tables = directory + header.directory_sectors();
+        let entries = (0..header.tables()).map(|table| (tables + table * header.table_sectors()) as u32);
+        let bytes: Vec<u8> = entries.flat_map(u32::to_le_bytes).collect();
+        write(directory * SECTOR_BYTES, &bytes)?;
+    }
+    sync()?;
+    write(0, &header.to_bytes())?;
+    sync()
+}
