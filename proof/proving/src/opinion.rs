@@ -103,7 +103,7 @@ pub fn of_qemu(
     windows: &[Window],
     judge: impl Fn(&[Vec<u8>], &str) -> Opinion,
 ) -> Opinion {
-    let name = if format == Format::Vhd { "vpc" } else { "vhdx" };
+    let name = if format == Format::Vhd { "vpc" } else { format.driver().name };
     of(left, "qemu-img", windows, judge, |folder, raw| {
         let file = folder.join(path.file_name().unwrap_or_default());
         let file = file.to_string_lossy();

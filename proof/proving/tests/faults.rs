@@ -32,6 +32,11 @@ fn vhdx() {
 }
 
 #[test]
+fn vmdk() {
+    fail_every_operation(&["vmdk flat", "vmdk sparse 8K", "vmdk child 64K"]);
+}
+
+#[test]
 fn over_nbd() {
     fail_every_operation(&["raw, over NBD", "vhd differencing 16K, over NBD", "vhdx dynamic 1M, over NBD"]);
 }

@@ -131,6 +131,16 @@ fn vhd_differencing() {
 }
 
 #[test]
+fn vmdk_sparse() {
+    soak("vmdk sparse", &kind(Format::Vmdk, DiskType::Dynamic, 32 << 10, 1 << 20));
+}
+
+#[test]
+fn vmdk_child() {
+    soak("vmdk child", &kind(Format::Vmdk, DiskType::Differencing, 32 << 10, 1 << 20));
+}
+
+#[test]
 fn vhdx_dynamic() {
     soak("vhdx dynamic", &kind(Format::Vhdx, DiskType::Dynamic, 1 << 20, 3 << 20));
 }

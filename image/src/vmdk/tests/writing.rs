@@ -1,7 +1,7 @@
 //! Writes: what a second session, a second copy of the tables and other programs find.
 
 use super::{contents, opened, store};
-use crate::{BlockState, Commit, CreateOptions, DiskType, Format, Image, ImageWriter, LinkageId, ParentLink, Severity};
+use crate::{BlockState, Commit, CreateOptions, DiskType, Format, Image, LinkageId, ParentLink, Severity};
 use diskwright_format::vmdk::{Descriptor, SECTOR_BYTES, edit};
 use diskwright_store::{FileStore, MemoryStore, OpenOptions, Store};
 use std::{path::Path, process::Command, sync::Arc};

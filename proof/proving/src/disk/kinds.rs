@@ -121,6 +121,14 @@ pub fn all() -> Vec<DiskCase> {
             libvhdi_safe: true,
             ..kind("vhdx differencing 1M, for libvhdi", Format::Vhdx, DiskType::Differencing, mib, 8 * m, &[0, 1, 7])
         },
+        kind("vmdk flat", Format::Vmdk, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31]),
+        // Two grain tables.
+        kind("vmdk sparse 8K", Format::Vmdk, DiskType::Dynamic, 8 * kib, 8 * m, &[0, 1, 2, 127, 128, 511, 512, 1023]),
+        DiskCase {
+            churns: true,
+            ..kind("vmdk sparse 8K, churning", Format::Vmdk, DiskType::Dynamic, 8 * kib, 8 * m, &[0, 1, 2, 3, 512])
+        },
+        kind("vmdk child 64K", Format::Vmdk, DiskType::Differencing, 64 * kib, 64 * m, &[0, 1, 2, 511, 512, 1023]),
         served(kind("raw, over NBD", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31])),
         served(kind(
             "vhd differencing 16K, over NBD",

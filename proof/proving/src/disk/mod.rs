@@ -293,6 +293,11 @@ impl DiskCase {
             // The image is checked when it is opened.
             Backing::Packed => return Ok(()),
             Backing::Parts(_) => self.check_parts(world)?,
+            // A descriptor, and the file of the sectors.
+            Backing::File if self.format == Format::Vmdk && self.disk_type == DiskType::Fixed => {
+                let checked = diskwright_disk::check(path, &self.open_options(world, false));
+                checked.map_err(|error| format!("check failed: {error}"))?.report
+            }
             Backing::File | Backing::Late => {
                 let options = diskwright_store::OpenOptions::default();
                 let store = world.open(path, &options).map_err(|error| error.to_string())?;
