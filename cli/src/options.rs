@@ -200,7 +200,7 @@ pub enum FormatArg {
     Qcow2,
     /// VirtualBox: read only.
     Vdi,
-    /// VMware, VirtualBox: read only.
+    /// VMware, VirtualBox.
     Vmdk,
 }
 

@@ -72,6 +72,9 @@ pub struct Driver {
     pub child_records_zeros: bool,
     /// Whether a child records when its parent's file was last changed.
     pub child_records_time: bool,
+    /// Whether the link of a child to its parent can be replaced
+    /// ([`ImageWriter::set_parent_link`](crate::ImageWriter::set_parent_link)).
+    pub child_can_be_relinked: bool,
     /// Extension of a snapshot's frozen image.
     pub frozen_extension: &'static str,
     open: Open,
@@ -100,6 +103,7 @@ static RAW: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: false,
     child_records_time: false,
+    child_can_be_relinked: false,
     frozen_extension: "raw",
     open: open_raw,
     references: |_| Ok(Vec::new()),
@@ -127,6 +131,7 @@ static VHD: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: false,
     child_records_time: true,
+    child_can_be_relinked: true,
     frozen_extension: "avhd",
     open: |stores, writable, _| Ok(Arc::new(vhd::open(only(stores, "vhd")?, writable)?)),
     references: |_| Ok(Vec::new()),
@@ -155,6 +160,7 @@ static VHDX: Driver = Driver {
     child_keeps_disk_id: true,
     child_records_zeros: true,
     child_records_time: false,
+    child_can_be_relinked: true,
     frozen_extension: "avhdx",
     open: |stores, writable, _| Ok(Arc::new(vhdx::open(only(stores, "vhdx")?, writable)?)),
     references: |_| Ok(Vec::new()),
@@ -182,6 +188,7 @@ static QCOW2: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: true,
     child_records_time: false,
+    child_can_be_relinked: false,
     open: |stores, writable, _| Ok(Arc::new(qcow2::open(stores, writable, None)?)),
     references: qcow2::references,
     further_files: |_| Ok(Vec::new()),
@@ -208,6 +215,7 @@ static VDI: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: true,
     child_records_time: false,
+    child_can_be_relinked: false,
     open: |stores, writable, _| Ok(Arc::new(vdi::open(only(stores, "vdi")?, writable)?)),
     references: |_| Ok(Vec::new()),
     further_files: |_| Ok(Vec::new()),
@@ -248,6 +256,7 @@ static VMDK: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: false,
     child_records_time: false,
+    child_can_be_relinked: false,
     frozen_extension: "vmdk",
     open: |stores, writable, _| Ok(Arc::new(vmdk::open(stores, writable)?)),
     references: vmdk::references,

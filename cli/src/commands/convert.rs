@@ -75,8 +75,9 @@ pub struct ConvertArgs {
     source: PathBuf,
     /// The image to create, or the NBD URI of an export to write into.
     dest: PathBuf,
-    /// The kind of VMDK, by qemu-img's names: streamOptimized has compressed grains and is written
-    /// in one pass.
+    /// The kind of VMDK, by qemu-img's names: monolithicSparse, monolithicFlat,
+    /// twoGbMaxExtentSparse, twoGbMaxExtentFlat; or streamOptimized, which has compressed grains
+    /// and is written in one pass. [default: monolithicSparse; of a fixed disk monolithicFlat]
     #[arg(long, value_name = "SUBFORMAT")]
     subformat: Option<String>,
     /// Level of compression of streamOptimized and OVA, from 1 (fastest) to 12 (smallest).

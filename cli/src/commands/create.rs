@@ -19,7 +19,7 @@ use std::{io::Write, path::PathBuf};
 /// Arguments of `create`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The format comes from the extension (.vhdx .avhdx .vhd .avhd .raw .img) unless --format says it. FILE must not exist. A disk with a \
+The format comes from the extension (.vhdx .avhdx .vhd .avhd .vmdk .raw .img) unless --format says it. FILE must not exist. A disk with a \
 parent is a differencing disk: it begins as its parent reads and holds only what is written to it from then on; from now on the \
 parent must not change.
 
@@ -32,6 +32,8 @@ EXAMPLES
   diskwright create disk.vhd --size 127G --type fixed --preallocate
   diskwright create child.vhdx --parent golden.vhdx
   diskwright create big.vhdx --size 64T --block-size 32M --sector-size 4096
+  diskwright create disk.vmdk --size 40G
+  diskwright create disk.vmdk --size 40G --type fixed --subformat twoGbMaxExtentFlat
   diskwright create disk.bin --size 1G --format raw --preallocate")]
 pub struct CreateArgs {
     /// The file to create.
@@ -43,6 +45,11 @@ pub struct CreateArgs {
     /// differencing]
     #[arg(long = "type", short = 't', value_enum, value_name = "TYPE")]
     disk_type: Option<TypeArg>,
+    /// The kind of VMDK, by qemu-img's names: monolithicSparse, monolithicFlat,
+    /// twoGbMaxExtentSparse or twoGbMaxExtentFlat. [default: monolithicSparse; of a fixed disk
+    /// monolithicFlat]
+    #[arg(long, value_name = "SUBFORMAT")]
+    subformat: Option<String>,
     /// The parent of a differencing disk.
     #[arg(long, short, value_name = "FILE")]
     parent: Option<PathBuf>,
@@ -80,6 +87,7 @@ pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
         size_bytes: args.size,
         format: context.global.format.map(FormatArg::format),
         disk_type: args.disk_type.map(TypeArg::disk_type),
+        subformat: args.subformat.clone(),
         parent: args.parent.clone(),
         block_bytes: args.block_size,
         logical_sector_bytes: args.sector_size,

@@ -171,6 +171,7 @@ fn unfit(path: &Path, what: impl Into<String>, hint: impl Into<String>) -> DiskE
 fn type_for(path: &Path, format: Format, request: &CreateRequest) -> Result<DiskType> {
     let disk_type = request.disk_type.unwrap_or(match (&request.parent, format) {
         (Some(_), _) => DiskType::Differencing,
+        _ if request.subformat.as_deref().is_some_and(|name| name.ends_with("Flat")) => DiskType::Fixed,
         (None, format) => format.driver().usual_type,
     });
     match (&request.parent, disk_type) {

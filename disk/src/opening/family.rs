@@ -20,7 +20,10 @@ use crate::{
     },
 };
 use diskwright_image::{DiskType, ImageInfo, probe};
-use std::path::{Path, PathBuf};
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+};
 
 /// The most images of a folder that are read.
 pub const FAMILY_MAX: usize = 65_536;
@@ -77,18 +80,25 @@ impl Family {
         paths.sort();
         let mut family = Self { not_read: paths.len().saturating_sub(FAMILY_MAX), ..Self::default() };
         paths.truncate(FAMILY_MAX);
+        let mut parts: HashSet<PathBuf> = HashSet::new();
         for path in paths {
             let access = Access { force_share: true, ..Access::default() };
             match open_image(files, &path, &access, &mut Vec::new()) {
-                Ok((image, stores)) => family.members.push(Relative {
-                    path,
-                    info: image.info().clone(),
-                    allocated_bytes: stores.iter().map(|store| store.allocated_bytes().ok()).sum(),
-                    parent: FoundParent::None,
-                }),
+                Ok((image, stores)) => {
+                    parts.extend(stores.iter().skip(1).map(|store| store.name().to_owned()));
+                    family.members.push(Relative {
+                        path,
+                        info: image.info().clone(),
+                        allocated_bytes: stores.iter().map(|store| store.allocated_bytes().ok()).sum(),
+                        parent: FoundParent::None,
+                    });
+                }
                 Err(error) => family.unreadable.push((path, error.to_string())),
             }
         }
+        // Further files of another image: extents of a VMDK.
+        family.members.retain(|member| !parts.contains(&member.path));
+        family.unreadable.retain(|(path, _)| !parts.contains(path));
         for index in 0..family.members.len() {
             family.members[index].parent = family.parent_of(index, options);
         }

@@ -43,7 +43,7 @@ fn extents_of_all_kinds_follow_each_other() {
     assert!(check(&path, &OpenOptions::default()).unwrap().is_sound());
     let writable = OpenOptions { writable: true, ..OpenOptions::default() };
     let error = Disk::open(&path, &writable).unwrap_err().to_string();
-    assert!(error.contains("writing to a VMDK is not supported"), "{error}");
+    assert!(error.contains("writing to a VMDK with an extent that is not writable is not supported"), "{error}");
 }
 
 #[test]

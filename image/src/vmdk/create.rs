@@ -44,7 +44,7 @@ const SPLIT_SECTORS: u64 = 4_192_256;
 const HEADS: u64 = 255;
 const TRACK_SECTORS: u64 = 63;
 /// The first 28 bits of the ids that VMware gives to disks.
-const ID_PREFIX: u128 = 0x6000_C29 << 100;
+const ID_PREFIX: u128 = 0x0600_0C29 << 100;
 
 /// What is to be made.
 #[derive(Debug)]

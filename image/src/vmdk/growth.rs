@@ -38,14 +38,17 @@ const HOLE_ALIGNMENT_BYTES: u64 = 4096;
 /// Offset of the header's byte "unclean shutdown".
 const UNCLEAN_AT: usize = 72;
 
+/// For each table whose copies differ, the place of the second copy and the bytes of the first.
+type Differing = Vec<(u64, Vec<u8>)>;
+
 /// What a survey found.
 #[derive(Debug, PartialEq, Eq)]
 struct Survey {
     used_end_bytes: u64,
     /// Free pieces of a grain.
     holes: Vec<u64>,
-    /// Tables whose copies differ, with the bytes of the first copy and the place of the second.
-    differing: Vec<(u64, Vec<u8>)>,
+    /// Tables whose copies differ.
+    differing: Differing,
 }
 
 fn overlap(store: &dyn Store, one: u64, other: u64) -> ImageError {
@@ -54,7 +57,7 @@ fn overlap(store: &dyn Store, one: u64, other: u64) -> ImageError {
 }
 
 /// The starts of all grains, in sectors and sorted; and the tables whose copies differ.
-fn read_tables(tables: &Tables, store: &dyn Store, len_bytes: u64) -> Result<(Vec<u32>, Vec<(u64, Vec<u8>)>)> {
+fn read_tables(tables: &Tables, store: &dyn Store, len_bytes: u64) -> Result<(Vec<u32>, Differing)> {
     let most = len_bytes / tables.grain_bytes + 2;
     let (mut starts, mut differing) = (Vec::new(), Vec::new());
     for (table, &entry) in (0_u64..).zip(&tables.entries[0]) {

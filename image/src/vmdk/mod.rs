@@ -1,4 +1,5 @@
-//! VMDK images: all kinds of extents are read, hosted sparse and flat ones also created and written.
+//! VMDK images: all kinds of extents are read, hosted sparse and flat ones also created and
+//! written.
 //!
 //! ```text
 //!   text.rs      the descriptor, embedded or apart: CID, parent, extents, names of further files

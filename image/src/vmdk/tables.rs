@@ -10,8 +10,8 @@
 //!
 //! The directory is held in memory: 4 bytes for each table. Its length is bounded by the file's and
 //! by [`TABLES_MAX`]. Tables are read when they are asked for. An entry that points outside of the
-//! file, or into headers, directories and tables, is invalid. Then the entry of the redundant table counts,
-//! if that is valid; else only this grain is damaged.
+//! file, or into headers, directories and tables, is invalid. Then the entry of the redundant table
+//! counts, if that is valid; else only this grain is damaged.
 //!
 //! Invariant: [`Entry::At`] is a range inside the file and outside of headers, directories and the
 //! tables that existed when the image was opened. New tables lie in space that no grain has.
