@@ -115,7 +115,10 @@ fn write_new(files: &Files, shown: &Path, path: &Path, format: Format, options: 
     let mut make = || {
         let mut stores = Vec::new();
         for path in iter::once(path.to_owned()).chain(further.iter().map(|name| shown.with_file_name(name))) {
-            stores.push(files.open(&path, &new)?);
+            stores.push(files.open(&path, &new).map_err(|error| match DiskError::from(error) {
+                DiskError::File { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => is_there(&path),
+                other => other,
+            })?);
             made.push(path);
         }
         driver.create_files(stores, options)?;

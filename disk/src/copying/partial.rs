@@ -12,6 +12,7 @@
 //! removes only a file that has the identity of the one that it has created.
 
 use crate::{DiskError, Result, copying::create::is_there, error::file_error};
+use diskwright_image::{probe, probe::DetectedFormat};
 use diskwright_store::{CacheMode, FileFacts, Files, LockMode, OpenError, OpenOptions, Store};
 use std::{
     cell::Cell,
@@ -74,13 +75,19 @@ impl<'a> Partial<'a> {
                 hint: "wait for its end, or choose another name".into(),
             }),
             Err(error) => Err(error.into()),
-            Ok(_held) => match self.files.remove(&self.path) {
-                // Its command was not interrupted, and has given it its name.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-                removed => removed.map_err(|source| {
-                    file_error("remove what an interrupted command has left for it", &self.path, source)
-                }),
-            },
+            Ok(held) => {
+                let further = self.further_files(&*held);
+                for path in [&self.path].into_iter().chain(&further) {
+                    match self.files.remove(path) {
+                        // Its command was not interrupted, and has given it its name.
+                        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                        removed => removed.map_err(|source| {
+                            file_error("remove what an interrupted command has left for it", path, source)
+                        })?,
+                    }
+                }
+                Ok(())
+            }
         }
     }
 
@@ -94,13 +101,29 @@ impl<'a> Partial<'a> {
         if store.identity() == self.made.get() { Ok(()) } else { Err(is_there(&self.path)) }
     }
 
-    /// Removes the file.
+    /// Removes the file, with the extents of a VMDK.
     pub(crate) fn discard(&self) {
         // The error that led here is returned.
         let found = self.facts().ok().map(|facts| facts.identity);
         if found.is_some() && found == self.made.get() {
-            let _ = self.files.remove(&self.path);
+            let read = OpenOptions { lock: LockMode::None, ..OpenOptions::default() };
+            let further = self.files.open(&self.path, &read).map(|store| self.further_files(&*store));
+            for path in [self.path.clone()].into_iter().chain(further.unwrap_or_default()) {
+                let _ = self.files.remove(&path);
+            }
         }
+    }
+
+    /// The extents that the descriptor of a VMDK names. They have their final names already, which
+    /// begin with the name of the new disk. No other file is ever named here: the file at the
+    /// temporary name may be a stranger's.
+    fn further_files(&self, store: &dyn Store) -> Vec<PathBuf> {
+        let Some(stem) = self.dest.file_stem().and_then(OsStr::to_str) else { return Vec::new() };
+        let references = |format| probe::references(store, DetectedFormat::certain(format));
+        let found = probe::probe(store, false).and_then(|verdict| references(verdict.format));
+        let names = found.unwrap_or_default().into_iter().map(|reference| reference.name);
+        let is_extent = |name: &String| name.starts_with(&format!("{stem}-")) && !name.contains(['/', '\\']);
+        names.filter(is_extent).map(|name| self.dest.with_file_name(name)).collect()
     }
 
     /// Gives the file, which is complete and durable, its name, durably. After an error it has its

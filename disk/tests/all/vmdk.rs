@@ -2,7 +2,9 @@
 //! marks of programs that use an image.
 
 use crate::common::read_all;
-use diskwright_disk::{Disk, DiskError, OpenOptions, ParentPolicy, check};
+use diskwright_disk::{
+    ConvertOptions, CreateRequest, Disk, DiskError, OpenOptions, ParentPolicy, check, convert, create,
+};
 use diskwright_image::Format;
 use std::{fs, path::Path, process::Command};
 use tempfile::TempDir;
@@ -147,4 +149,33 @@ fn a_child_reads_its_parent_by_its_cid() {
     run("qemu-io", &["-f", "vmdk", "-c", "write -P 5 0 64k", "base.vmdk"]);
     let error = open(&child).unwrap_err();
     assert!(matches!(error, DiskError::ParentChanged { .. }), "{error}");
+}
+
+/// A copy with extents was killed: the same command removes them. A descriptor that another wrote
+/// at the temporary name does not make it remove other files.
+#[test]
+fn extents_of_an_interrupted_copy_are_removed_and_no_other_file() {
+    let dir = TempDir::new().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    create(path("source.vhdx"), &CreateRequest { size_bytes: Some(3 << 20), ..CreateRequest::default() }).unwrap();
+    let dest = CreateRequest { subformat: Some("twoGbMaxExtentSparse".into()), ..CreateRequest::default() };
+    let options = ConvertOptions { dest, ..ConvertOptions::default() };
+    let copy = || convert(path("source.vhdx"), path("copy.vmdk"), &options, &mut |_, _| true);
+    copy().unwrap();
+    fs::rename(path("copy.vmdk"), path("copy.vmdk.partial")).unwrap();
+    copy().unwrap();
+    assert!(path("copy-s001.vmdk").exists() && !path("copy.vmdk.partial").exists());
+    for name in ["copy-s001.vmdk", "copy.vmdk"] {
+        fs::remove_file(path(name)).unwrap();
+    }
+    for (name, kept) in [("secret", "secret"), ("sub/copy-1", "sub/copy-1"), ("../copy-1", "copy-1")] {
+        fs::create_dir_all(path("sub")).unwrap();
+        fs::write(path(kept), b"data").unwrap();
+        let text = descriptor(&format!("RW 2048 FLAT \"{name}\" 0"), "12345678");
+        fs::write(path("copy.vmdk.partial"), text).unwrap();
+        copy().unwrap();
+        assert!(path(kept).exists(), "{name}");
+        fs::remove_file(path("copy.vmdk")).unwrap();
+        fs::remove_file(path("copy-s001.vmdk")).unwrap();
+    }
 }

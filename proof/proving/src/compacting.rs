@@ -131,7 +131,13 @@ impl FaultyCase for CompactCase {
 
 /// The disks that are compacted.
 pub fn compactions() -> Vec<CompactCase> {
-    let kinds =
-        ["vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M", "vhdx differencing 1M", "vhd dynamic 512K"];
+    let kinds = [
+        "vhd dynamic 16K",
+        "vhd differencing 16K",
+        "vhdx dynamic 1M",
+        "vhdx differencing 1M",
+        "vhd dynamic 512K",
+        "vmdk sparse 8K",
+    ];
     kinds.into_iter().map(|name| CompactCase(crate::disk::named(name))).collect()
 }
