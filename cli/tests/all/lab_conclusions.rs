@@ -61,7 +61,7 @@ fn what_cannot_be_swept_is_refused_before_anything_is_made() {
 #[test]
 fn results_are_compared_and_a_condition_decides_the_exit_code() {
     let shop = Workshop::new();
-    for (name, depth) in [("slow", 1), ("fast", 16)] {
+    for (name, depth) in [("slow", 1), ("fast", 256)] {
         let line = "lab sweep null: --vary read-percent=100 --rounds 6 --warm-up 0 --duration 30ms";
         shop.ok(&format!("{line} --queue-depth {depth} --output {name}.json"));
     }
@@ -71,7 +71,7 @@ fn results_are_compared_and_a_condition_decides_the_exit_code() {
     assert!(found["warnings"].as_array().unwrap().iter().any(|warning| warning["what"] == "workload"), "{found}");
     let text = shop.ok(sides);
     assert!(text.contains("Mann-Whitney") && text.contains("Holm’s correction"), "{text}");
-    // The latency of sixteen requests at once on nothing is far above that of one.
+    // The latency of 256 requests at once on nothing is far above that of one.
     let line = "lab compare slow.json fast.json --figures mean --fail-if 'mean worse-than 50%'";
     let ended = shop.run(line);
     assert_eq!(ended.code, Some(1), "{ended:#?}");
