@@ -33,7 +33,7 @@ EXAMPLES
   diskwright create child.vhdx --parent golden.vhdx
   diskwright create big.vhdx --size 64T --block-size 32M --sector-size 4096
   diskwright create disk.vmdk --size 40G
-  diskwright create disk.vmdk --size 40G --subformat twoGbMaxExtentFlat
+  diskwright create split.vmdk --size 40G --subformat twoGbMaxExtentFlat
   diskwright create disk.bin --size 1G --format raw --preallocate")]
 pub struct CreateArgs {
     /// The file to create.

@@ -532,6 +532,7 @@ fn a_move_ends_however_fast_clients_write() {
         stop.store(true, Ordering::Relaxed);
         let moved = moved.unwrap();
         println!("pause {:?}, copied {} of {}", moved.pause, moved.copied_bytes, moved.data_bytes);
-        assert!(moved.copied_bytes >= SIZE && moved.pause < Duration::from_secs(2), "{moved:?}");
+        // Usually milliseconds. Other tests run beside this one.
+        assert!(moved.copied_bytes >= SIZE && moved.pause < Duration::from_secs(10), "{moved:?}");
     });
 }

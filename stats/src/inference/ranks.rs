@@ -110,7 +110,9 @@ impl RankDifferences {
             }
             NullDistribution::Normal { mean, variance } => {
                 let z = Normal::standard().inverse_cdf(1.0 - tail);
-                ((mean - z * variance.sqrt() - 0.5).floor().max(0.0) as usize, confidence)
+                let cut = (mean - z * variance.sqrt() - 0.5).floor().max(0.0) as usize;
+                // One value against fifty: not even the whole range reaches the confidence.
+                (cut, confidence.min(1.0 - 2.0 * self.null.up_to(cut)).max(0.0))
             }
         };
         let last = self.differences.len() - 1;

@@ -126,6 +126,13 @@ mod tests {
         }
     }
 
+    #[test]
+    fn one_value_against_fifty_reaches_less_confidence_than_asked_for() {
+        let shift = unpaired_shift(&[-1.0], &[0.0; 50], 0.95).unwrap();
+        let p = mann_whitney(&[-1.0], &[0.0; 50]).unwrap().p;
+        assert!(p > 0.05 && (shift.confidence - (1.0 - p)).abs() < 1e-12, "{shift:?} {p}");
+    }
+
     proptest! {
         /// Interval and test agree, also with ties and differences of 0. `p` is compared with the
         /// confidence that the interval reached.

@@ -204,12 +204,24 @@ impl<'a> Mounted<'a> {
     }
 }
 
+impl Mounted<'_> {
+    /// Another test may have copied the mount into a namespace of its own for a moment. As long as
+    /// that exists the kernel may write to the image.
+    fn wait_for_the_loop_device(&self) {
+        let start = Instant::now();
+        while !self.scratch.run("losetup -j IMAGE").trim().is_empty() {
+            assert!(start.elapsed() < OTHER_TESTS_CLEAN_UP_WITHIN, "the image is still mounted somewhere");
+            sleep(Duration::from_millis(50));
+        }
+    }
+}
+
 impl Drop for Mounted<'_> {
     fn drop(&mut self) {
         // A child that another test is just starting may hold a file of this one for a moment.
         for _ in 0..50 {
             if self.scratch.try_run("umount DIR/mount").0 == Some(0) {
-                return;
+                return self.wait_for_the_loop_device();
             }
             sleep(Duration::from_millis(100));
         }
