@@ -159,9 +159,23 @@ impl Place {
         Running::start(self.shell(&format!("exec {} {line}", self.program())).stdout(Stdio::piped()))
     }
 
+    /// Runs a command that must succeed, and gives what it printed. mkfs of another test opens
+    /// every loop device for a moment, and a `detach` is refused meanwhile.
     #[track_caller]
     pub fn ok(&self, line: &str) -> String {
-        let ended = self.run(line);
+        let is_scanned = |ended: &Ended| {
+            let scanners = ["mke2fs", "mkfs.", "losetup", "blkid"];
+            line.starts_with("detach")
+                && scanners.iter().any(|name| ended.stderr.contains(&format!("is open in {name}")))
+        };
+        let mut ended = self.run(line);
+        for _ in 0..50 {
+            if !is_scanned(&ended) {
+                break;
+            }
+            thread::sleep(Duration::from_millis(100));
+            ended = self.run(line);
+        }
         assert_eq!(ended.code, Some(0), "`diskwright {line}` failed: {ended:#?}");
         ended.stdout
     }

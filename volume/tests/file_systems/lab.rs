@@ -208,8 +208,14 @@ impl Mounted<'_> {
     /// Another test may have copied the mount into a namespace of its own for a moment. As long as
     /// that exists the kernel may write to the image.
     fn wait_for_the_loop_device(&self) {
+        // `losetup` would open the devices of all tests, and these could not be detached meanwhile.
+        let image = self.scratch.image();
+        let is_backing = |device: &fs::DirEntry| {
+            let file = fs::read_to_string(device.path().join("loop/backing_file"));
+            file.is_ok_and(|file| Path::new(file.trim()) == image)
+        };
         let start = Instant::now();
-        while !self.scratch.run("losetup -j IMAGE").trim().is_empty() {
+        while fs::read_dir("/sys/block").unwrap().flatten().any(|device| is_backing(&device)) {
             assert!(start.elapsed() < OTHER_TESTS_CLEAN_UP_WITHIN, "the image is still mounted somewhere");
             sleep(Duration::from_millis(50));
         }
