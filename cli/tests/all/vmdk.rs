@@ -63,7 +63,11 @@ fn a_vmdk_is_created_written_and_frozen() {
     assert!(tree.contains("└─ monolithicSparse.vmdk") && !tree.contains("-flat") && !tree.contains("-s001"), "{tree}");
     qemu(&format!("check {name}"));
     for (command, sentence) in [
-        ("merge monolithicSparse.vmdk", "merging vmdk images into each other is not supported"),
+        ("merge monolithicSparse.vmdk", "an in-place merge of vmdk images is not supported"),
+        (
+            "reconnect monolithicSparse.vmdk --parent monolithicSparse_monday.vmdk --dry-run",
+            "a new link to the parent of vmdk images is not supported",
+        ),
         ("resize monolithicFlat.vmdk 20M", "a new size of 20971520 bytes for a VMDK is not supported"),
         ("rescue monolithicFlat.vmdk saved.vhdx", "the rescue of a VMDK is not supported"),
     ] {

@@ -32,6 +32,7 @@ use crate::{
         image_file::{Access, open_image},
         merge_mark as mark,
         open::{check_linkage, parent_timestamp_warning},
+        relink,
     },
 };
 use diskwright_image::{ImageError, ParentLink, probe, probe::DetectedFormat};
@@ -139,7 +140,7 @@ impl Step {
         let verdict = DetectedFormat::certain(info.format);
         let image = probe::open_parts(stores.clone(), verdict, true, info.logical_sector_bytes)?;
         let Some(writer) = image.writer() else { return Ok(()) };
-        gate::keeping_time(&options.open.files, (path, &*stores[0]), || {
+        relink::keeping_time(&options.open.files, (path, &*stores[0]), || {
             writer.set_parent_link(&self.link)?;
             Ok(writer.close()?)
         })
@@ -174,6 +175,8 @@ impl<'a> Plan<'a> {
                 hint: "name an image that has a parent".into(),
             });
         }
+        let hint = "put the parent where the image names it";
+        relink::require(&current.path, current.info.format, "a new link to the parent of", hint)?;
         let chain = vec![current.path.clone()];
         Ok(Self { options, index: None, current, chain, steps: Vec::new(), warnings: Vec::new() })
     }

@@ -53,7 +53,7 @@ use crate::{
     },
     error::{self, file_error},
     life::{merge::survey::missing_bytes, snapshot::Place},
-    opening::{gate, merge_mark as mark},
+    opening::{gate, merge_mark as mark, relink},
 };
 use batch::Copier;
 use diskwright_image::{BlockState, Commit, Image, ParentLink};
@@ -158,6 +158,12 @@ impl Disk {
                 hint: "look at it, and try again".into(),
             });
         }
+        relink::require(
+            &origin.file,
+            shared.chain().top().image.info().format,
+            "an in-place merge of",
+            relink::COPY_THE_CHAIN,
+        )?;
         let parent = Parent::open(&shared.chain(), origin, &options.search_dirs)?;
         let mut absorbing = Absorbing { shared, turn, origin, options, done: Absorbed::default() };
         absorbing.done.disk.clone_from(&origin.file);

@@ -46,7 +46,7 @@ use crate::{
         image_file::{Access, open_image},
         merge_mark as mark,
         open::open_locked,
-        siblings,
+        relink, siblings,
     },
 };
 use diskwright_image::{LinkageId, ParentLink};
@@ -188,13 +188,7 @@ impl<'a> Merge<'a> {
         let (disk, before) = (target.path.clone(), target.path.clone());
         let outcome = Merged { disk, target: before, ..Merged::default() };
         let (children, leftovers) = (Vec::new(), Vec::new());
-        let format = target.info.format;
-        if !format.driver().child_can_be_relinked {
-            return Err(DiskError::BadOptions {
-                what: format!("{}: merging {format} images into each other is not supported", target.path.display()),
-                hint: "copy the whole chain into a new disk instead: `convert` the child".into(),
-            });
-        }
+        relink::require(&target.path, target.info.format, "an in-place merge of", relink::COPY_THE_CHAIN)?;
         let mut merge = Self { options, users, steps, target, below, children, leftovers, done_bytes: 0, outcome };
         merge.find_children(child)?;
         merge.check_sizes()?;

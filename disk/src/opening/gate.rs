@@ -14,7 +14,7 @@
 
 use crate::{ParentPolicy, Result, error::file_error};
 use diskwright_image::ParentLink;
-use diskwright_store::{Files, Store};
+use diskwright_store::Files;
 use std::{
     path::{Path, PathBuf},
     time::{Duration, UNIX_EPOCH},
@@ -159,22 +159,6 @@ pub(crate) fn modified_seconds(files: &Files, path: &Path) -> Option<u32> {
     let modified = files.facts(path).ok()?.modified?;
     let since = modified.duration_since(UNIX_EPOCH + Duration::from_secs(VHD_EPOCH_SECONDS)).ok()?;
     u32::try_from(since.as_secs()).ok()
-}
-
-/// Changes the image at `path`, whose file is `store`, and gives it back the time of its last
-/// change: the children of a VHD have recorded that. For changes that no reader of the disk sees.
-pub(crate) fn keeping_time<T>(
-    files: &Files,
-    (path, store): (&Path, &dyn Store),
-    change: impl FnOnce() -> Result<T>,
-) -> Result<T> {
-    let modified = files.facts(path).ok().and_then(|facts| facts.modified);
-    let result = change()?;
-    if let Some(modified) = modified {
-        // A file system without times has no children that record one.
-        let _ = store.set_modified(modified);
-    }
-    Ok(result)
 }
 
 #[cfg(test)]

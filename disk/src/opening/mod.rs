@@ -12,6 +12,7 @@
 //!   parts.rs          the files of a raw disk in several parts
 //!   place.rs          opens a FILE or a URI: a disk or an export
 //!   referred.rs       the further files that an image names
+//!   relink.rs         what every change of a link to a parent needs
 //!   siblings.rs       which images of the folder name this one as their parent
 //!   volumes.rs        partitions and file systems on a disk
 //! ```
@@ -30,5 +31,6 @@ pub(crate) mod ova;
 pub(crate) mod parts;
 pub(crate) mod place;
 pub(crate) mod referred;
+pub(crate) mod relink;
 pub(crate) mod siblings;
 pub(crate) mod volumes;

@@ -53,7 +53,10 @@ impl Document {
         let store = &*layout.stores[0];
         let (offset_bytes, space_bytes) = if layout.head.is_extent {
             let header = text::header_of(store)?;
-            (header.descriptor_sector * SECTOR_BYTES, Some(header.descriptor_sectors * SECTOR_BYTES))
+            {
+                let bytes = |sectors: u64| sectors.saturating_mul(SECTOR_BYTES);
+                (bytes(header.descriptor_sector), Some(bytes(header.descriptor_sectors)))
+            }
         } else {
             (0, None)
         };

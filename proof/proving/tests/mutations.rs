@@ -49,14 +49,29 @@ fn without_a_broken_rule_nothing_is_caught() {
 
 #[test]
 fn flushed_data_is_durable() {
-    for case in
-        ["raw", "vhd fixed", "vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M", "vhdx differencing 1M"]
-    {
+    for case in [
+        "raw",
+        "vhd fixed",
+        "vhd dynamic 16K",
+        "vhd differencing 16K",
+        "vhdx dynamic 1M",
+        "vhdx differencing 1M",
+        "vmdk flat",
+        "vmdk sparse 8K",
+        "vmdk child 64K",
+    ] {
         broken_below("a flush makes durable", case, Mutation::NotDurable(Phase::Flush));
         broken_below("a close makes durable", case, Mutation::NotDurable(Phase::Close));
         broken_below("a write with FUA is durable when it ends", case, Mutation::NotDurable(Phase::DurableWrite));
     }
-    for case in ["vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M", "vhdx differencing 1M"] {
+    for case in [
+        "vhd dynamic 16K",
+        "vhd differencing 16K",
+        "vhdx dynamic 1M",
+        "vhdx differencing 1M",
+        "vmdk sparse 8K",
+        "vmdk child 64K",
+    ] {
         broken_above("a flush makes tables durable", case, BrokenRule::FlushesPayloadOnly);
     }
 }
@@ -71,7 +86,14 @@ fn flushed_data_is_durable_with_several_queues() {
 
 #[test]
 fn a_failed_sync_is_not_retried() {
-    for case in ["vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M", "vhdx differencing 1M"] {
+    for case in [
+        "vhd dynamic 16K",
+        "vhd differencing 16K",
+        "vhdx dynamic 1M",
+        "vhdx differencing 1M",
+        "vmdk sparse 8K",
+        "vmdk child 64K",
+    ] {
         let broken = disk::DiskCase { broken_rule: Some(BrokenRule::FailedSyncForgotten), ..disk::named(case) };
         match faulty::hunt(&broken, Sample::ALL) {
             Err(how) => println!("mutations: caught: after a failed sync nothing is durable ({case}): {how}"),
@@ -102,9 +124,15 @@ fn a_server_passes_flushes_and_fua_on() {
 
 #[test]
 fn payload_is_durable_before_its_mapping() {
-    // In a VHDX without a parent only reused space shows the difference: fresh space reads as
-    // zeros, as the block did before.
-    for case in ["vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M, churning", "vhdx differencing 1M"] {
+    // In a VHDX or VMDK without a parent only reused space shows the difference: fresh space reads
+    // as zeros, as the block did before.
+    for case in [
+        "vhd dynamic 16K",
+        "vhd differencing 16K",
+        "vhdx dynamic 1M, churning",
+        "vhdx differencing 1M",
+        "vmdk child 64K",
+    ] {
         broken_below("payload before mapping", case, Mutation::Unordered(Phase::Flush, 1));
     }
 }
@@ -135,14 +163,19 @@ fn pages_are_durable_before_the_log_is_emptied() {
 
 #[test]
 fn freed_space_is_not_reused_before_its_removal_is_durable() {
-    for case in ["vhd dynamic 16K, churning", "vhdx dynamic 1M, churning", "vhdx differencing 1M, churning"] {
+    for case in [
+        "vhd dynamic 16K, churning",
+        "vhdx dynamic 1M, churning",
+        "vhdx differencing 1M, churning",
+        "vmdk sparse 8K, churning",
+    ] {
         broken_above("freed space is not reused at once", case, BrokenRule::RecycleAtOnce);
     }
 }
 
 #[test]
 fn allocated_space_reads_as_zeros() {
-    for case in ["vhd dynamic 16K", "vhdx dynamic 1M"] {
+    for case in ["vhd dynamic 16K", "vhdx dynamic 1M", "vmdk sparse 8K, churning"] {
         broken_below("space is zeroed before it is reused", case, Mutation::NoZeroing);
     }
     broken_below("slack of an earlier crash is cut off first", "vhdx dynamic 1M", Mutation::NoCutting);
@@ -153,6 +186,9 @@ fn identities_change_before_bytes_do() {
     for case in ["vhdx dynamic 1M", "vhdx fixed 1M", "vhdx differencing 1M"] {
         broken_below("FileWriteGuid before the first write", case, Mutation::Disordered(Phase::FirstWrite));
         broken_above("DataWriteGuid before the first visible write", case, BrokenRule::NoBeginWriting);
+    }
+    for case in ["vmdk sparse 8K", "vmdk child 64K"] {
+        broken_above("CID before the first visible write", case, BrokenRule::NoBeginWriting);
     }
 }
 

@@ -4,7 +4,7 @@
 //! The one exception is the image that a disk in use writes (`live_merge.rs`): it is open, and
 //! stays so. [`Users`] is how that disk takes part in the steps.
 
-use crate::{DiskError, Result, engine::chain::Layer, opening::gate};
+use crate::{DiskError, Result, engine::chain::Layer, opening::relink};
 use diskwright_image::{Image, ImageInfo, LinkageId, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::{Files, Store};
 use std::{
@@ -76,7 +76,7 @@ impl Locked {
         let Some(writer) = image.writer() else { return Ok(()) };
         let replace = || writer.set_parent_link(&change(image.parent_link().unwrap_or_default()));
         match &self.held {
-            Held::Files(stores) => gate::keeping_time(files, (&self.path, &*stores[0]), || {
+            Held::Files(stores) => relink::keeping_time(files, (&self.path, &*stores[0]), || {
                 replace()?;
                 Ok(writer.close()?)
             }),

@@ -50,7 +50,7 @@ use crate::{
     world::World,
 };
 use diskwright_disk::{CreateRequest, Disk, Layer, OpenOptions, create};
-use diskwright_image::{DiskType, Format, Severity, probe};
+use diskwright_image::{DiskType, Format, Identities, Severity, probe};
 use diskwright_store::{FileSystem, LockMode};
 use session::Session;
 use std::{
@@ -328,9 +328,9 @@ impl DiskCase {
         Ok(SessionStart { top, file, file_write_id: info.file_write_id, linkage_id: info.linkage_id, visible })
     }
 
-    /// Judges whether the identities of a VHDX have changed with its contents.
+    /// Judges whether the identities of a VHDX or a VMDK have changed with its contents.
     fn judge_identities(&self, world: &World, disk: &Disk, truth: &DiskTruth, shown: &[Version]) -> Outcome {
-        if self.format != Format::Vhdx {
+        if self.format.driver().identities != Identities::DiskAndContents {
             return Ok(());
         }
         let start = &truth.session;
@@ -341,13 +341,14 @@ impl DiskCase {
         let info = layer.image.info();
         let snapshot = world.snapshot();
         let Some(file) = snapshot.file(&self.path_of(start.top)) else { return Ok(()) };
-        if info.file_write_id == start.file_write_id
+        if self.format == Format::Vhdx
+            && info.file_write_id == start.file_write_id
             && let Some(at) = start.file.first_difference(file, &VHDX_HEADERS)
         {
             return Err(format!("byte {at} of the file changed, but its FileWriteGuid did not"));
         }
         if joined == 0 && info.linkage_id == start.linkage_id && shown != start.visible {
-            return Err("what a guest sees changed, but the DataWriteGuid did not".into());
+            return Err("what a guest sees changed, but the identity (DataWriteGuid, CID) did not".into());
         }
         Ok(())
     }

@@ -1,0 +1,38 @@
+//! What every change of an image's link to its parent needs: `merge`, `reconnect`, and merges of a
+//! disk in use.
+
+use crate::{DiskError, Result};
+use diskwright_image::Format;
+use diskwright_store::{Files, Store};
+use std::path::Path;
+
+/// What to do where images cannot be merged into each other.
+pub(crate) const COPY_THE_CHAIN: &str = "copy the whole chain into a new disk instead: `convert` the child";
+
+/// Refuses an operation that would replace links of images of this format, before it changes
+/// anything. `what` is the operation ("an in-place merge of"), `hint` what to do instead.
+pub(crate) fn require(path: &Path, format: Format, what: &str, hint: &str) -> Result<()> {
+    if format.driver().child_can_be_relinked {
+        return Ok(());
+    }
+    Err(DiskError::BadOptions {
+        what: format!("{}: {what} {format} images is not supported", path.display()),
+        hint: hint.into(),
+    })
+}
+
+/// Changes the image at `path`, whose file is `store`, and gives it back the time of its last
+/// change: the children of a VHD have recorded that. For changes that no reader of the disk sees.
+pub(crate) fn keeping_time<T>(
+    files: &Files,
+    (path, store): (&Path, &dyn Store),
+    change: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let modified = files.facts(path).ok().and_then(|facts| facts.modified);
+    let result = change()?;
+    if let Some(modified) = modified {
+        // A file system without times has no children that record one.
+        let _ = store.set_modified(modified);
+    }
+    Ok(result)
+}
