@@ -112,7 +112,7 @@ def test_errors_have_codes(chain, tmp_path):
     parent = tmp_path / "parent.vhdx"
     assert code(diskwright.open, tmp_path / "none.vhdx") == "not_found"
     assert code(diskwright.open, parent, writable=True) == "has_children"
-    assert code(diskwright.open, chain, format="vdi") == "invalid_input"
+    assert code(diskwright.open, chain, format="qed") == "invalid_input"
     assert code(diskwright.create, chain, size=MIB) == "exists"
     assert code(diskwright.create, tmp_path / "new.vhdx") == "invalid_input"
     with diskwright.open(chain) as disk:
