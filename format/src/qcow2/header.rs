@@ -249,10 +249,10 @@ impl Header {
         Ok(header)
     }
 
-    /// The header as [`Header::parse`] reads it: 72 bytes for version 2, else
-    /// [`Header::header_bytes`], but 104 at least. Fields that this program does not know are zeros.
-    /// So the header of an image that another program made is not replaced as a whole:
-    /// [`Header::l1_field`] and [`Header::refcount_table_field`] are.
+    /// The header as [`Header::parse`] reads it: 72 bytes for version 2, else as long as
+    /// [`Header::header_bytes`] says, and at least 104 bytes. Fields that this program does not
+    /// know are zeros. So do not overwrite the header of an existing image with it. Change single
+    /// fields: [`Header::l1_field`], [`Header::refcount_table_field`].
     pub fn to_bytes(&self) -> Vec<u8> {
         let is_v3 = self.version >= 3;
         let len = if is_v3 { (self.header_bytes as usize).clamp(V3_BYTES, 1 << CLUSTER_BITS_MAX) } else { V2_BYTES };

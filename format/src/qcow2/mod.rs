@@ -17,9 +17,9 @@
 //!                                         └──────────┘
 //! ```
 //!
-//! Each module holds one structure: a Rust value and `parse` from bytes; header and table entries
-//! also become bytes again, and new_image.rs has the metadata of a new image. A parser trusts nothing in
-//! its slice and returns an [`Invalid`] for what contradicts the specification; no allocation is
+//! Each module holds one structure: a Rust value and `parse` from bytes. Header and table entries
+//! also become bytes again. new_image.rs has the metadata of a new image. A parser trusts nothing
+//! in its slice and returns an [`Invalid`] for what contradicts the specification; no allocation is
 //! larger than the slice. Checks that need more than one structure (is the offset within the file?)
 //! are made by the image crate.
 

@@ -66,8 +66,9 @@ impl NewImage {
     /// Lays out the metadata.
     ///
     /// # Errors
-    /// For a cluster size outside the limits, a disk that needs a longer L1 table than programs
-    /// accept, and a backing file's name that is empty, too long, or does not fit the first cluster.
+    /// For a cluster size outside the limits; for a disk that needs a longer L1 table than programs
+    /// accept; and for a name of the backing file that is empty, too long, or does not fit the
+    /// first cluster.
     pub fn metadata(&self) -> Result<NewMetadata> {
         let fail = |found: String, expected: String| Err(Invalid::new(STRUCTURE, 0, found, expected));
         if !(CLUSTER_BITS_MIN..=CLUSTER_BITS_MAX).contains(&self.cluster_bits) {
@@ -77,7 +78,7 @@ impl NewImage {
         let geometry =
             Geometry { cluster_bits: self.cluster_bits, version: 3, is_extended: false, has_data_file: false };
         let cluster_bytes = geometry.cluster_bytes();
-        // A table of no entries has no place, and other programs write one cluster for it.
+        // An empty disk gets one entry too, so that the table has a place in the file.
         let l1_entries = geometry.l1_entries(self.size_bytes).max(1);
         if l1_entries > L1_MAX_BYTES / 8 {
             let most_bytes = (L1_MAX_BYTES / 8).saturating_mul(geometry.l2_entries()).saturating_mul(cluster_bytes);
