@@ -22,6 +22,18 @@ const STRUCTURE: &str = "qcow2 header extension";
 /// Most extensions of unknown types that are remembered.
 const UNKNOWN_MAX: usize = 64;
 
+/// The mark after the last extension.
+pub(super) const END_MARK: [u8; 8] = [0; 8];
+
+/// The extension that records the format of the backing file, and the end mark.
+pub(super) fn with_backing_format(format: &str) -> Vec<u8> {
+    let len = format.len() as u32;
+    let mut bytes = [&BACKING_FORMAT.to_be_bytes()[..], &len.to_be_bytes(), format.as_bytes()].concat();
+    bytes.resize(bytes.len().next_multiple_of(8), 0);
+    bytes.extend(END_MARK);
+    bytes
+}
+
 /// The bitmaps extension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BitmapsExtension {

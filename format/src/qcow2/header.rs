@@ -249,6 +249,73 @@ impl Header {
         Ok(header)
     }
 
+    /// The header as [`Header::parse`] reads it: 72 bytes for version 2, else as long as
+    /// [`Header::header_bytes`] says, and at least 104 bytes. Fields that this program does not
+    /// know are zeros. So do not overwrite the header of an existing image with it. Change single
+    /// fields: [`Header::l1_field`], [`Header::refcount_table_field`].
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let is_v3 = self.version >= 3;
+        let len = if is_v3 { (self.header_bytes as usize).clamp(V3_BYTES, 1 << CLUSTER_BITS_MAX) } else { V2_BYTES };
+        let mut bytes = vec![0; len];
+        let mut put = |at: usize, value: &[u8]| {
+            if let Some(place) = bytes.get_mut(at..at + value.len()) {
+                place.copy_from_slice(value);
+            }
+        };
+        put(0, &MAGIC);
+        put(4, &self.version.to_be_bytes());
+        if let Some(name) = self.backing_name {
+            put(8, &name.offset_bytes.to_be_bytes());
+            put(16, &(name.len_bytes as u32).to_be_bytes());
+        }
+        put(20, &self.cluster_bits.to_be_bytes());
+        put(24, &self.size_bytes.to_be_bytes());
+        let method = match self.encryption {
+            Encryption::None => 0,
+            Encryption::Aes => 1,
+            Encryption::Luks => 2,
+            Encryption::Unknown(other) => other,
+        };
+        put(32, &method.to_be_bytes());
+        for (at, field) in [Self::l1_field(self.l1), self.refcount_table_field(self.refcount_table)] {
+            put(at, &field);
+        }
+        put(60, &self.snapshots.to_be_bytes());
+        put(64, &self.snapshots_offset_bytes.to_be_bytes());
+        if is_v3 {
+            put(72, &self.features.incompatible.to_be_bytes());
+            put(80, &self.features.compatible.to_be_bytes());
+            put(88, &self.features.autoclear.to_be_bytes());
+            put(96, &self.refcount_width.bits().trailing_zeros().to_be_bytes());
+            put(100, &(len as u32).to_be_bytes());
+            let kind = match self.compression {
+                Compression::Deflate => 0,
+                Compression::Zstd => 1,
+                Compression::Unknown(other) => other,
+            };
+            put(V3_BYTES, &[kind]);
+        }
+        bytes
+    }
+
+    /// Offset and bytes of the fields that name the L1 table: length and place lie in one sector,
+    /// so one write switches to another table.
+    pub fn l1_field(l1: Place) -> (usize, [u8; 12]) {
+        let mut field = [0; 12];
+        field[..4].copy_from_slice(&((l1.len_bytes / 8) as u32).to_be_bytes());
+        field[4..].copy_from_slice(&l1.offset_bytes.to_be_bytes());
+        (36, field)
+    }
+
+    /// Offset and bytes of the fields that name the refcount table: place and length lie in one
+    /// sector, so one write switches to another table.
+    pub fn refcount_table_field(&self, table: Place) -> (usize, [u8; 12]) {
+        let mut field = [0; 12];
+        field[..8].copy_from_slice(&table.offset_bytes.to_be_bytes());
+        field[8..].copy_from_slice(&((table.len_bytes >> self.cluster_bits) as u32).to_be_bytes());
+        (48, field)
+    }
+
     /// Numbers by which tables are addressed.
     pub fn geometry(&self) -> Geometry {
         Geometry {
@@ -365,7 +432,33 @@ pub(super) mod tests {
         assert_eq!(Header::parse(&bytes).unwrap().compression, Compression::Unknown(9));
     }
 
+    #[test]
+    fn another_table_is_named_by_one_field_of_a_sector() {
+        let mut bytes = sample();
+        let before = Header::parse(&bytes).unwrap();
+        let l1 = Place { offset_bytes: 9 << 16, len_bytes: 64 };
+        let refcount_table = Place { offset_bytes: 5 << 16, len_bytes: 2 << 16 };
+        for (at, field) in [Header::l1_field(l1), before.refcount_table_field(refcount_table)] {
+            bytes[at..at + field.len()].copy_from_slice(&field);
+        }
+        assert_eq!(Header::parse(&bytes).unwrap(), Header { l1, refcount_table, ..before });
+    }
+
     proptest! {
+        #[test]
+        fn a_header_becomes_the_same_bytes_again(at in 4usize..112, value: u64, version in 2u32..=3) {
+            let mut bytes = with(4, &version.to_be_bytes());
+            let end = (at + 8).min(112);
+            bytes[at..end].copy_from_slice(&value.to_be_bytes()[..end - at]);
+            for bytes in [bytes, with(4, &version.to_be_bytes())] {
+                if let Ok(header) = Header::parse(&bytes) {
+                    let again = header.to_bytes();
+                    prop_assert_eq!(again.len(), header.header_bytes as usize);
+                    prop_assert_eq!(Header::parse(&again).unwrap(), header);
+                }
+            }
+        }
+
         #[test]
         fn no_bytes_cause_a_panic(at in 4usize..112, value: u64, len in 0usize..112) {
             let mut bytes = sample();

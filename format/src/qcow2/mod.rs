@@ -17,8 +17,9 @@
 //!                                         └──────────┘
 //! ```
 //!
-//! Each module holds one structure: a Rust value and `parse` from bytes. A parser trusts nothing in
-//! its slice and returns an [`Invalid`] for what contradicts the specification; no allocation is
+//! Each module holds one structure: a Rust value and `parse` from bytes. Header and table entries
+//! also become bytes again. new_image.rs has the metadata of a new image. A parser trusts nothing
+//! in its slice and returns an [`Invalid`] for what contradicts the specification; no allocation is
 //! larger than the slice. Checks that need more than one structure (is the offset within the file?)
 //! are made by the image crate.
 
@@ -27,6 +28,7 @@ mod bytes;
 pub mod extensions;
 pub mod features;
 pub mod header;
+mod new_image;
 pub mod refcount;
 pub mod snapshot;
 pub mod table;
@@ -36,6 +38,7 @@ pub use bitmap::{BitmapEntry, BitmapHead};
 pub use extensions::{BitmapsExtension, Extensions};
 pub use features::{FeatureKind, FeatureName, Features};
 pub use header::{Compression, Header, Place};
+pub use new_image::{Backing, NewImage, NewMetadata};
 pub use refcount::RefcountWidth;
 pub use snapshot::{Snapshot, SnapshotHead};
 pub use table::{Geometry, L1Entry, L2Entry, Subclusters};

@@ -197,6 +197,39 @@ impl L2Entry {
         }
         Ok(Self::Standard { offset_bytes, parts, is_copied })
     }
+
+    /// The entry of a cluster with data that nothing else refers to.
+    pub fn data(offset_bytes: u64) -> Self {
+        let parts = Subclusters { allocated: u32::MAX, zero: 0 };
+        Self::Standard { offset_bytes: Some(offset_bytes), parts, is_copied: true }
+    }
+
+    /// The entry of a cluster that reads as zeros and has no space. Not in version 2.
+    pub fn zeros() -> Self {
+        let parts = Subclusters { allocated: 0, zero: u32::MAX };
+        Self::Standard { offset_bytes: None, parts, is_copied: false }
+    }
+
+    /// The words of the entry, as [`L2Entry::parse`] takes them. The second one is 0 unless the
+    /// image has extended entries.
+    pub fn to_words(self, geometry: &Geometry) -> (u64, u64) {
+        let flag = |is_copied: bool| if is_copied { COPIED } else { 0 };
+        match self {
+            Self::Unallocated => (0, 0),
+            Self::Compressed { offset_bytes, len_bytes, is_copied } => {
+                let sectors = (offset_bytes % SECTOR_BYTES + len_bytes).div_ceil(SECTOR_BYTES).max(1);
+                let offset_bits = 62 - (geometry.cluster_bits - 8);
+                (COMPRESSED | flag(is_copied) | (sectors - 1) << offset_bits | offset_bytes, 0)
+            }
+            Self::Standard { offset_bytes, parts, is_copied } => {
+                let word = offset_bytes.unwrap_or(0) & OFFSET | flag(is_copied);
+                match geometry.is_extended {
+                    true => (word, u64::from(parts.zero) << 32 | u64::from(parts.allocated)),
+                    false => (word | u64::from(parts.zero != 0), 0),
+                }
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -281,7 +314,32 @@ mod tests {
         assert!(parse(0, 1 << 32).is_ok());
     }
 
+    #[test]
+    fn entries_that_are_written() {
+        assert_eq!(L2Entry::data(7 << 16).to_words(&NORMAL), (7 << 16 | COPIED, 0));
+        assert_eq!(L2Entry::zeros().to_words(&NORMAL), (ZERO, 0));
+        assert_eq!(L2Entry::zeros().to_words(&EXTENDED), (0, 0xffff_ffff << 32));
+        assert_eq!(L2Entry::data(7 << 16).to_words(&EXTENDED), (7 << 16 | COPIED, 0xffff_ffff));
+    }
+
     proptest! {
+        #[test]
+        fn an_entry_becomes_the_same_words_again(
+            offset in 0u64..1 << 47, is_copied: bool, is_zero: bool, sectors in 0u64..4, parts: u64,
+            cluster_bits in 9u32..=21, is_extended: bool, is_compressed: bool, has_data_file: bool
+        ) {
+            let geometry = Geometry { cluster_bits, version: 3, is_extended, has_data_file };
+            let word = match is_compressed {
+                true => COMPRESSED | sectors << (70 - cluster_bits) & !COPIED | offset,
+                false => offset << 9 & OFFSET >> cluster_bits << cluster_bits | u64::from(is_zero),
+            };
+            let word = word | if is_copied { COPIED } else { 0 };
+            let parts = if is_extended && !is_compressed { parts & !(parts >> 32) } else { 0 };
+            if let Ok(entry) = L2Entry::parse(word, parts, &geometry) {
+                prop_assert_eq!(entry.to_words(&geometry), (word, parts));
+            }
+        }
+
         #[test]
         fn no_entry_causes_a_panic(word: u64, parts: u64, cluster_bits in 9u32..=21, is_extended: bool, has_data_file: bool) {
             let geometry = Geometry { cluster_bits, version: 3, is_extended, has_data_file };

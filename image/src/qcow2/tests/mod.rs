@@ -1,14 +1,16 @@
 //! Tests of whole qcow2 images. Modules:
 //!
 //! ```text
-//!   mod.rs      an image that is built by hand; reading a whole disk
-//!   qemu.rs     images by qemu-img and qemu-io with every option, read by us and by qemu-img
-//!   checking.rs checks and repairs, compared with qemu-img
-//!   hostile.rs  damaged and malicious files
+//!   mod.rs        an image that is built by hand; reading a whole disk
+//!   qemu.rs       images by qemu-img and qemu-io with every option, read by us and by qemu-img
+//!   checking.rs   checks and repairs, compared with qemu-img
+//!   new_image.rs  metadata of new images, checked by us and by QEMU
+//!   hostile.rs    damaged and malicious files
 //! ```
 
 mod checking;
 mod hostile;
+mod new_image;
 mod qemu;
 
 use super::{Qcow2Image, open};

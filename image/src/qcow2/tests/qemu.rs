@@ -30,7 +30,12 @@ fn run(name: &str, arguments: &[&str]) -> Option<()> {
     Some(())
 }
 
-fn store(path: &Path) -> Arc<dyn Store> {
+/// Runs one command of qemu-io on an image; it must succeed. `None` without the tool.
+pub(super) fn wrote(path: &Path, command: &str) -> Option<()> {
+    run("qemu-io", &["-f", "qcow2", "-c", command, path.to_str()?])
+}
+
+pub(super) fn store(path: &Path) -> Arc<dyn Store> {
     Arc::new(FileStore::open(path, &OpenOptions::default()).unwrap())
 }
 
