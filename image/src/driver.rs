@@ -188,11 +188,11 @@ static QCOW2: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: true,
     child_records_time: false,
-    child_can_be_relinked: false,
+    child_can_be_relinked: true,
     open: |stores, writable, _| Ok(Arc::new(qcow2::open(stores, writable, None)?)),
     references: qcow2::references,
     further_files: |_| Ok(Vec::new()),
-    create: |stores, _| Err(read_only(&*first(stores)?, "creating a qcow2 image")),
+    create: |stores, options| qcow2::create(only(stores, "qcow2")?, options),
     examine: qcow2::examine,
     begin_repair: |_, _| Ok(()),
     settle_log: |_, _| Ok(()),
@@ -450,8 +450,8 @@ mod tests {
 
     #[test]
     fn every_driver_opens_and_checks_the_images_that_it_creates() {
-        // The others are only read so far.
-        for &format in [Format::Raw, Format::Vhd, Format::Vhdx, Format::Vmdk].iter() {
+        // VDI is only read so far.
+        for &format in [Format::Raw, Format::Vhd, Format::Vhdx, Format::Vmdk, Format::Qcow2].iter() {
             let driver = format.driver();
             let store: Arc<dyn Store> = Arc::new(MemoryStore::new(driver.name));
             let options = CreateOptions {

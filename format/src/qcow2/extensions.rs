@@ -11,7 +11,8 @@ use super::{
 };
 
 const END: u32 = 0;
-const BACKING_FORMAT: u32 = 0xe279_2aca;
+/// Type of the extension with the name of the backing file's format.
+pub const BACKING_FORMAT: u32 = 0xe279_2aca;
 const FEATURE_NAMES: u32 = 0x6803_f857;
 const BITMAPS: u32 = 0x2385_2875;
 const ENCRYPTION: u32 = 0x0537_be77;

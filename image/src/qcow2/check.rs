@@ -22,6 +22,8 @@ use diskwright_format::qcow2::{Invalid, features};
 use diskwright_store::Store;
 use std::{io, sync::Arc};
 
+pub(super) use super::check_refcounts::Usage;
+
 /// Offset of the incompatible features in the header.
 const INCOMPATIBLE_AT: u64 = 72;
 
@@ -30,7 +32,19 @@ const INCOMPATIBLE_AT: u64 = 72;
 /// # Errors
 /// `NotAnImage` if the file is not qcow2; `Io`.
 pub fn examine(stores: &[Option<Arc<dyn Store>>], for_repair: bool) -> Result<Examined> {
-    let mut findings = Findings::new(for_repair);
+    run(stores, Findings::new(for_repair), None)
+}
+
+/// Checks an image in one file that is about to be written, and says which of its clusters are
+/// used.
+///
+/// # Errors
+/// `NotAnImage` if the file is not qcow2; `Io`.
+pub(super) fn examine_for_use(store: &Arc<dyn Store>, usage: &mut Usage) -> Result<CheckReport> {
+    Ok(run(&[Some(Arc::clone(store))], Findings::new(false), Some(usage))?.report)
+}
+
+fn run(stores: &[Option<Arc<dyn Store>>], mut findings: Findings, usage: Option<&mut Usage>) -> Result<Examined> {
     let Some(Some(store)) = stores.first() else {
         let none = io::Error::new(io::ErrorKind::InvalidInput, "an image needs a file");
         return Err(ImageError::Io { doing: "check it", path: Default::default(), offset_bytes: 0, source: none });
@@ -94,7 +108,7 @@ pub fn examine(stores: &[Option<Arc<dyn Store>>], for_repair: bool) -> Result<Ex
         },
     };
     let walk = Walk::new(store, &front, &l1_tables, snapshot_table_bytes, &bitmaps, &mut findings)?;
-    Refcounts::new(&walk, knows_all).check(&mut findings, &mut report)?;
+    Refcounts::new(&walk, knows_all, usage).check(&mut findings, &mut report)?;
     if geometry.has_data_file {
         check_data_file(store, stores.get(1).and_then(Option::as_ref), &mut findings)?;
     }

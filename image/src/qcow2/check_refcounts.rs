@@ -31,6 +31,30 @@ struct Run {
     is_metadata: bool,
 }
 
+/// Most free clusters that are recorded.
+const FREE_MAX: usize = 65_536;
+
+/// Which clusters of the file are used: for a program that is about to allocate some.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Usage {
+    /// The first cluster after all that have a reference or a refcount.
+    pub end_cluster: u64,
+    /// Clusters before that which have neither, in ascending order; not all if there are many.
+    pub free: Vec<u64>,
+    /// The first cluster that was not seen yet.
+    next: u64,
+}
+
+impl Usage {
+    /// Must be called for ascending clusters.
+    fn note_used(&mut self, cluster: u64) {
+        let room = FREE_MAX - self.free.len();
+        self.free.extend((self.next..cluster).take(room));
+        self.next = cluster + 1;
+        self.end_cluster = self.next;
+    }
+}
+
 /// Compares in passes, and collects what is wrong.
 pub(super) struct Refcounts<'a> {
     walk: &'a Walk<'a>,
@@ -47,6 +71,7 @@ pub(super) struct Refcounts<'a> {
     /// Whether clusters are used twice. Then data may be the bytes of a structure, and nothing is
     /// mended: the disk would change.
     overlaps: bool,
+    usage: Option<&'a mut Usage>,
     /// What mends are known, until it is known whether there are overlaps.
     mends: Vec<(Finding, String, Vec<Change>)>,
 }
@@ -55,7 +80,7 @@ pub(super) struct Refcounts<'a> {
 const MENDS_MAX: usize = 1 << 16;
 
 impl<'a> Refcounts<'a> {
-    pub fn new(walk: &'a Walk<'a>, knows_all: bool) -> Self {
+    pub fn new(walk: &'a Walk<'a>, knows_all: bool, usage: Option<&'a mut Usage>) -> Self {
         let clusters = walk.front.file_bytes.div_ceil(walk.geometry.cluster_bytes());
         Self {
             walk,
@@ -66,6 +91,7 @@ impl<'a> Refcounts<'a> {
             flags_left_out: 0,
             leaked_clusters: 0,
             overlaps: false,
+            usage,
             mends: Vec::new(),
         }
     }
@@ -176,6 +202,11 @@ impl<'a> Refcounts<'a> {
     }
 
     fn compare_one(&mut self, cluster: u64, refcount: u64, cell: Cell, findings: &mut Findings) -> Result<()> {
+        if let Some(usage) = &mut self.usage
+            && (refcount > 0 || cell.count() > 0)
+        {
+            usage.note_used(cluster);
+        }
         if cell.overlaps() {
             self.overlaps = true;
             let at = cluster << self.walk.geometry.cluster_bits;

@@ -5,7 +5,8 @@ use super::{
     corrupt,
     layout::{Layout, Mapped, SECTOR_BYTES},
     link,
-    tables::Tables,
+    tables::{Found, Tables},
+    write::{self, Writing},
 };
 use crate::{
     error::{ImageError, Result},
@@ -18,27 +19,42 @@ use std::{io, sync::Arc};
 
 /// Largest alignment of payload that is told, in bytes.
 const ALIGNMENT_MAX_BYTES: u64 = 1 << 20;
+/// Most bitmaps that are named.
+const BITMAPS_NAMED: usize = 4;
 
 /// Opens the qcow2 image whose files are `stores`: the image, and its external data file if it has
 /// one. `snapshot` is the id or the name of an internal snapshot, which is opened in place of the
 /// disk.
 ///
 /// # Errors
-/// `NotAnImage` if the file is not qcow2, or has no such snapshot; `Unsupported` for a writable
-/// open, an unknown incompatible feature and encryption; `Corrupt`; `Io`.
+/// `NotAnImage` if the file is not qcow2, or has no such snapshot; `Unsupported` for an unknown
+/// incompatible feature, encryption, and what cannot be written; `Corrupt`; `Io`.
 pub fn open(stores: Vec<Arc<dyn Store>>, writable: bool, snapshot: Option<&str>) -> Result<Qcow2Image> {
     Qcow2Image::new(stores, writable, snapshot)
+}
+
+/// Gives every cluster of a new image its space, and maps it.
+///
+/// # Errors
+/// `Io`.
+pub(super) fn allocate_all(store: Arc<dyn Store>) -> Result<()> {
+    let image = Qcow2Image::new(vec![store], true, None)?;
+    match &image.writing {
+        Some(writing) => writing.allocate_all().and_then(|()| writing.close()),
+        None => Ok(()),
+    }
 }
 
 /// An open qcow2 image.
 #[derive(Debug)]
 pub struct Qcow2Image {
     info: ImageInfo,
-    pub(super) layout: Layout,
+    pub(super) layout: Arc<Layout>,
     /// The image, and its data file. The image reads as zeros from its end to the end of its last
     /// cluster.
     stores: Vec<Arc<dyn Store>>,
     kept: Kept,
+    writing: Option<Writing>,
 }
 
 impl Qcow2Image {
@@ -50,12 +66,8 @@ impl Qcow2Image {
         };
         let data_file = stores.next();
         let layout = Layout::read(&*store, data_file.as_deref(), snapshot)?;
-        if writable {
-            return Err(ImageError::Unsupported {
-                path: store.name().to_owned(),
-                what: "writing to a qcow2 image".into(),
-                hint: "open it read-only, or convert it to VHDX, VHD or raw".into(),
-            });
+        if let Some((what, hint)) = write::refusal(&layout, snapshot.is_some()).filter(|_| writable) {
+            return Err(ImageError::Unsupported { path: store.name().to_owned(), what, hint: hint.into() });
         }
         if layout.has_data_file() != data_file.is_some() || stores.next().is_some() {
             return Err(ImageError::Unsupported {
@@ -68,7 +80,7 @@ impl Qcow2Image {
             });
         }
         let parent = link::link_of(&*store, &layout.front)?;
-        let info = describe(&layout, snapshot, parent);
+        let info = describe(&layout, snapshot, parent, writable);
         let cluster_bytes = layout.geometry.cluster_bytes();
         let whole = |bytes: u64| bytes.checked_next_multiple_of(cluster_bytes).unwrap_or(bytes);
         let mut all = vec![padded(store, layout.front.file_bytes, whole(layout.front.file_bytes))];
@@ -76,11 +88,29 @@ impl Qcow2Image {
             all.push(padded(data, len_bytes, whole(len_bytes)));
         }
         let kept = Kept::new(cluster_bytes);
-        Ok(Self { info, layout, stores: all, kept })
+        let layout = Arc::new(layout);
+        let writing = if writable { Some(Writing::new(Arc::clone(&layout), Arc::clone(&all[0]))?) } else { None };
+        Ok(Self { info, layout, stores: all, kept, writing })
     }
 
     fn tables(&self) -> Tables<'_> {
         Tables { store: &*self.stores[0], layout: &self.layout }
+    }
+
+    /// Calls `each` for the clusters `first .. end` whose entry is not 0, until it returns false.
+    fn each_entry(&self, first: u64, end: u64, each: &mut dyn FnMut(u64, Found) -> Result<bool>) -> Result<()> {
+        match &self.writing {
+            Some(writing) => writing.each_entry(first, end, each),
+            None => self.tables().each_entry(first, end, each),
+        }
+    }
+
+    /// The entry of one cluster, and its offset in the file (0 without an L2 table).
+    fn entry(&self, cluster: u64) -> Result<(Found, u64)> {
+        match &self.writing {
+            Some(writing) => writing.entry_of(cluster),
+            None => self.tables().entry(cluster),
+        }
     }
 
     /// The cluster of a block, and its subcluster in it.
@@ -107,18 +137,19 @@ impl Qcow2Image {
             return Ok(bytes);
         }
         let store = &*self.stores[0];
-        let (found, entry_at) = self.tables().entry(cluster)?;
+        let (found, entry_at) = self.entry(cluster)?;
         let entry = found.map_err(|fault| fault.into_error(store))?;
         let placed = self.layout.place(cluster, 0, entry);
         let fault = |found: String, expected: String| {
             corrupt(store, entry_at, Invalid::new("compressed cluster", 0, found, expected))
         };
+        let former = || self.writing.as_ref().and_then(|writing| writing.former_packed(cluster));
         let (offset_bytes, len_bytes) = match placed.map_err(|invalid| corrupt(store, entry_at, invalid))? {
             Mapped::Compressed { offset_bytes, len_bytes } => (offset_bytes, len_bytes),
-            other => return Err(fault(format!("{other:?}"), "a compressed cluster".into())),
+            other => former().ok_or_else(|| fault(format!("{other:?}"), "a compressed cluster".into()))?,
         };
         // The last sector of a file may be cut.
-        let len_bytes = len_bytes.min(self.layout.front.file_bytes - offset_bytes);
+        let len_bytes = len_bytes.min(self.layout.file_bytes().saturating_sub(offset_bytes));
         let mut data = vec![0; len_bytes as usize];
         let read = store.read_at(&mut data, offset_bytes);
         read.map_err(|error| ImageError::io("read a compressed cluster", store, offset_bytes, error))?;
@@ -133,10 +164,10 @@ impl Qcow2Image {
     }
 }
 
-fn describe(layout: &Layout, snapshot: Option<&str>, parent: Option<ParentLink>) -> ImageInfo {
+fn describe(layout: &Layout, snapshot: Option<&str>, parent: Option<ParentLink>, writable: bool) -> ImageInfo {
     let (header, geometry) = (&layout.front.header, &layout.geometry);
     let mut remarks = Vec::new();
-    if layout.size_bytes != header.size_bytes && snapshot.is_none() {
+    if layout.size_bytes() != header.size_bytes && snapshot.is_none() {
         remarks.push(format!(
             "The disk's size of {} bytes is not a multiple of the 512-byte sector; its last sector ends in zeros.",
             header.size_bytes
@@ -151,6 +182,17 @@ fn describe(layout: &Layout, snapshot: Option<&str>, parent: Option<ParentLink>)
     if let Err(error) = &layout.snapshots {
         remarks.push(format!("The internal snapshots cannot be read: {error}."));
     }
+    let keeps_bitmaps = header.features.autoclear & features::BITMAPS != 0;
+    if let (true, true, Ok(bitmaps)) = (writable, keeps_bitmaps, &layout.bitmaps)
+        && !bitmaps.is_empty()
+    {
+        let names: Vec<_> = bitmaps.iter().take(BITMAPS_NAMED).map(|bitmap| format!("{:?}", bitmap.name)).collect();
+        remarks.push(format!(
+            "The first write drops the {} bitmaps of the image ({}), as they would no longer be right.",
+            bitmaps.len(),
+            names.join(", ")
+        ));
+    }
     if let Err(error) = &layout.bitmaps {
         remarks.push(format!("The bitmaps cannot be read: {error}."));
     }
@@ -158,7 +200,7 @@ fn describe(layout: &Layout, snapshot: Option<&str>, parent: Option<ParentLink>)
         format: Format::Qcow2,
         subformat: None,
         disk_type: if parent.is_some() { DiskType::Differencing } else { DiskType::Dynamic },
-        size_bytes: layout.size_bytes,
+        size_bytes: layout.size_bytes(),
         block_bytes: geometry.unit_bytes(),
         has_blocks: true,
         logical_sector_bytes: SECTOR_BYTES as u32,
@@ -192,7 +234,7 @@ impl Image for Qcow2Image {
             return Ok(());
         }
         let clusters = first_block / subclusters..end_block.div_ceil(subclusters);
-        self.tables().each_entry(clusters.start, clusters.end, &mut |cluster, found| {
+        self.each_entry(clusters.start, clusters.end, &mut |cluster, found| {
             let start = cluster * subclusters;
             for block in start.max(first_block)..(start + subclusters).min(end_block) {
                 out[(block - first_block) as usize] = match &found {
@@ -210,7 +252,7 @@ impl Image for Qcow2Image {
         let mut next = None;
         if first_block < end_block {
             let clusters = first_block / subclusters..end_block.div_ceil(subclusters);
-            self.tables().each_entry(clusters.start, clusters.end, &mut |cluster, _| {
+            self.each_entry(clusters.start, clusters.end, &mut |cluster, _| {
                 next = Some((cluster * subclusters).max(first_block));
                 Ok(false)
             })?;
@@ -221,7 +263,7 @@ impl Image for Qcow2Image {
     fn damage(&self, block: u64) -> Result<ImageError> {
         let store = &*self.stores[0];
         let (cluster, sub) = self.cluster_of(block);
-        let (found, entry_at) = self.tables().entry(cluster)?;
+        let (found, entry_at) = self.entry(cluster)?;
         let entry = match found {
             Ok(entry) => entry,
             Err(fault) => return Ok(fault.into_error(store)),
@@ -259,7 +301,19 @@ impl Image for Qcow2Image {
         Ok(bitmap)
     }
 
+    fn size_bytes(&self) -> u64 {
+        self.layout.size_bytes()
+    }
+
+    fn parent_link(&self) -> Option<ParentLink> {
+        self.writing.as_ref().and_then(Writing::changed_parent).or_else(|| self.info.parent.clone())
+    }
+
+    fn packed_len_bytes(&self, blocks: u64) -> Result<Option<u64>> {
+        Ok(self.writing.as_ref().map(|writing| writing.packed_len_bytes(blocks)))
+    }
+
     fn writer(&self) -> Option<&dyn ImageWriter> {
-        None
+        self.writing.as_ref().map(|writing| writing as &dyn ImageWriter)
     }
 }

@@ -2,8 +2,11 @@
 
 use super::{corrupt, header::Front, records};
 use crate::error::{ImageError, Result};
-use diskwright_format::qcow2::{BitmapEntry, Geometry, Invalid, L2Entry, Place, Snapshot};
-use diskwright_store::Store;
+use diskwright_format::qcow2::{BitmapEntry, Geometry, Invalid, L1Entry, L2Entry, Place, Snapshot};
+use diskwright_store::{
+    Store,
+    sync::atomic::{AtomicU64, Ordering},
+};
 use std::ops::Range;
 
 /// The guest's sector in bytes.
@@ -15,7 +18,9 @@ pub(super) struct Layout {
     pub front: Front,
     pub geometry: Geometry,
     /// Size of the disk in bytes, rounded up to a sector.
-    pub size_bytes: u64,
+    size_bytes: AtomicU64,
+    /// Length of the file in bytes, as last known. It grows while the image is written.
+    file_bytes: AtomicU64,
     /// The L1 table.
     pub l1: Place,
     /// All snapshots of the image; or why the table cannot be read.
@@ -101,7 +106,17 @@ impl Layout {
             let found = format!("a disk of {size_bytes} bytes");
             return Err(corrupt(store, 0, Invalid::new("qcow2 header", 24, found, "at most 2^64 - 512")));
         };
-        Ok(Self { geometry, size_bytes, l1, snapshots, bitmaps, data_file_bytes, fixed, front })
+        Ok(Self {
+            geometry,
+            size_bytes: AtomicU64::new(size_bytes),
+            file_bytes: AtomicU64::new(file_bytes),
+            l1,
+            snapshots,
+            bitmaps,
+            data_file_bytes,
+            fixed,
+            front,
+        })
     }
 
     /// Whether all guest data lie in another file.
@@ -109,14 +124,40 @@ impl Layout {
         self.geometry.has_data_file
     }
 
+    /// Size of the disk in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.size_bytes.load(Ordering::Acquire)
+    }
+
+    pub fn set_size_bytes(&self, size_bytes: u64) {
+        self.size_bytes.store(size_bytes, Ordering::Release);
+    }
+
+    /// Length of the file in bytes.
+    pub fn file_bytes(&self) -> u64 {
+        self.file_bytes.load(Ordering::Acquire)
+    }
+
+    /// Tells that the file is at least this long.
+    pub fn note_len(&self, file_bytes: u64) {
+        self.file_bytes.fetch_max(file_bytes, Ordering::AcqRel);
+    }
+
+    /// The place of the L2 table of an entry of the L1 table; `None` if it has none.
+    pub fn l2_table(&self, entry: L1Entry) -> Result<Option<u64>, Invalid> {
+        let Some(offset_bytes) = entry.l2_offset(&self.geometry)? else { return Ok(None) };
+        let within = self.within_file(offset_bytes, self.geometry.cluster_bytes());
+        within.map(|()| Some(offset_bytes)).map_err(|invalid| Invalid { structure: "L1 entry", ..invalid })
+    }
+
     /// Blocks of the disk.
     pub fn blocks(&self) -> u64 {
-        self.size_bytes.div_ceil(self.geometry.unit_bytes())
+        self.size_bytes().div_ceil(self.geometry.unit_bytes())
     }
 
     /// Clusters of the disk.
     pub fn clusters(&self) -> u64 {
-        self.size_bytes.div_ceil(self.geometry.cluster_bytes())
+        self.size_bytes().div_ceil(self.geometry.cluster_bytes())
     }
 
     /// The state of subcluster `sub` of a cluster of the disk, by the cluster's entry.
@@ -124,7 +165,7 @@ impl Layout {
         match entry {
             L2Entry::Unallocated => Ok(Mapped::Absent),
             L2Entry::Compressed { offset_bytes, len_bytes, .. } => {
-                self.within_file(offset_bytes, len_bytes.min(self.front.file_bytes.saturating_sub(offset_bytes)))?;
+                self.within_file(offset_bytes, len_bytes.min(self.file_bytes().saturating_sub(offset_bytes)))?;
                 Ok(Mapped::Compressed { offset_bytes, len_bytes })
             }
             L2Entry::Standard { offset_bytes, parts, .. } => {
@@ -162,8 +203,8 @@ impl Layout {
     /// Whether something may lie in this range: it begins in the file, and has no byte in common
     /// with the header and the tables that it names. The last cluster of a file may be cut.
     pub fn within_file(&self, offset_bytes: u64, len_bytes: u64) -> Result<(), Invalid> {
-        if offset_bytes >= self.front.file_bytes {
-            let expected = format!("an offset in the file of {} bytes", self.front.file_bytes);
+        if offset_bytes >= self.file_bytes() {
+            let expected = format!("an offset in the file of {} bytes", self.file_bytes());
             return Err(Invalid::new("L2 entry", 0, format!("offset {offset_bytes}"), expected));
         }
         let end = offset_bytes.saturating_add(len_bytes);

@@ -54,6 +54,7 @@ pub(super) fn link_of(store: &dyn Store, front: &Front) -> Result<Option<ParentL
         Some("vpc") => Format::Vhd,
         Some("vhdx") => Format::Vhdx,
         Some("vdi") => Format::Vdi,
+        Some("vmdk") => Format::Vmdk,
         Some(other) => {
             return unsupported(
                 format!("the backing file {name:?} of format {other:?}"),
@@ -75,6 +76,34 @@ pub(super) fn link_of(store: &dyn Store, front: &Front) -> Result<Option<ParentL
         link.relative_path = Some(name);
     }
     Ok(Some(link))
+}
+
+/// The name of a format, as programs record it.
+pub(super) fn format_name(format: Format) -> &'static str {
+    match format {
+        Format::Raw => "raw",
+        Format::Vhd => "vpc",
+        Format::Vhdx => "vhdx",
+        Format::Qcow2 => "qcow2",
+        Format::Vdi => "vdi",
+        Format::Vmdk => "vmdk",
+    }
+}
+
+/// The name of the backing file in a link, as readers find it: a path, with slashes.
+///
+/// # Errors
+/// What is wrong, without a subject.
+pub(super) fn name_of(link: &ParentLink) -> std::result::Result<String, String> {
+    let path = link.relative_path.as_ref().or(link.absolute_path.as_ref()).or(link.name.as_ref());
+    let name = path.map(|path| path.replace('\\', "/")).unwrap_or_default();
+    let name = name.strip_prefix("./").unwrap_or(&name);
+    if name.is_empty() || name.contains('\0') {
+        return Err(format!("the path {name:?} of the parent cannot be recorded"));
+    }
+    // Before a slash, a colon would end the name of a protocol.
+    let has_colon = name.split('/').next().is_some_and(|first| first.contains(':'));
+    Ok(if has_colon { format!("./{name}") } else { name.to_owned() })
 }
 
 /// The path in the name of a file. QEMU takes what is before a colon for a protocol.

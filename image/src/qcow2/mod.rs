@@ -1,4 +1,5 @@
-//! qcow2 images: open and read, with all that QEMU writes.
+//! qcow2 images: everything that QEMU writes is read; images without internal snapshots, external
+//! data file and subclusters are written.
 //!
 //! ```text
 //!   header.rs      header and extensions of a file; what is refused by name
@@ -10,6 +11,10 @@
 //!   image.rs       the trait Image: states of blocks
 //!   check.rs       reports damage, and how it is mended: check_walk.rs, check_counts.rs,
 //!                  check_refcounts.rs
+//!   write.rs       the trait ImageWriter, and the order of all changes: clusters.rs, prepare.rs,
+//!                  growth.rs, flush.rs, front.rs, reuse.rs, resize.rs; their memory: pages.rs,
+//!                  counts.rs
+//!   create.rs      new images
 //! ```
 //!
 //! A *block* of the image is what can be mapped by itself: a cluster, or with extended L2 entries a
@@ -20,24 +25,37 @@
 //! the header costs neither memory nor time. An invalid entry makes only its own blocks
 //! [`BlockState::Damaged`](crate::BlockState::Damaged).
 //!
-//! The image is read-only. It has no lock, except the one over decompressed clusters.
+//! An image that is read has no lock, except the one over decompressed clusters. write.rs says
+//! which locks an image has that is written.
 
 mod check;
 mod check_counts;
 mod check_refcounts;
 mod check_walk;
+mod clusters;
 mod compressed;
+mod counts;
+mod create;
+mod flush;
+mod front;
+mod growth;
 mod header;
 mod image;
 mod layout;
 mod link;
+mod pages;
+mod prepare;
 mod records;
+mod resize;
+mod reuse;
 mod tables;
+mod write;
 
 #[cfg(test)]
 mod tests;
 
 pub(crate) use check::examine;
+pub(crate) use create::create;
 pub use image::{Qcow2Image, open};
 pub(crate) use link::{parent_link, references};
 

@@ -59,11 +59,7 @@ impl Tables<'_> {
 
     /// The place of the L2 table of an L1 entry; `None` if it has none.
     fn table(&self, index: u64, entry: L1Entry) -> std::result::Result<Option<u64>, Fault> {
-        let checked = entry.l2_offset(&self.layout.geometry).and_then(|table| {
-            let Some(offset_bytes) = table else { return Ok(None) };
-            let within = self.layout.within_file(offset_bytes, self.layout.geometry.cluster_bytes());
-            within.map(|()| Some(offset_bytes)).map_err(|invalid| Invalid { structure: "L1 entry", ..invalid })
-        });
+        let checked = self.layout.l2_table(entry);
         checked.map_err(|invalid| Fault { offset_bytes: self.layout.l1.offset_bytes + index * 8, invalid })
     }
 

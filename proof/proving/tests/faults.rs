@@ -37,6 +37,11 @@ fn vmdk() {
 }
 
 #[test]
+fn qcow2() {
+    fail_every_operation(&["qcow2 512", "qcow2 64K", "qcow2 child 4K"]);
+}
+
+#[test]
 fn over_nbd() {
     fail_every_operation(&["raw, over NBD", "vhd differencing 16K, over NBD", "vhdx dynamic 1M, over NBD"]);
 }

@@ -141,6 +141,16 @@ fn vmdk_child() {
 }
 
 #[test]
+fn qcow2() {
+    soak("qcow2", &kind(Format::Qcow2, DiskType::Dynamic, 32 << 10, 1 << 20));
+}
+
+#[test]
+fn qcow2_child() {
+    soak("qcow2 child", &kind(Format::Qcow2, DiskType::Differencing, 32 << 10, 1 << 20));
+}
+
+#[test]
 fn vhdx_dynamic() {
     soak("vhdx dynamic", &kind(Format::Vhdx, DiskType::Dynamic, 1 << 20, 3 << 20));
 }

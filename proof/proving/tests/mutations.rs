@@ -59,6 +59,8 @@ fn flushed_data_is_durable() {
         "vmdk flat",
         "vmdk sparse 8K",
         "vmdk child 64K",
+        "qcow2 64K",
+        "qcow2 child 4K",
     ] {
         broken_below("a flush makes durable", case, Mutation::NotDurable(Phase::Flush));
         broken_below("a close makes durable", case, Mutation::NotDurable(Phase::Close));
@@ -71,6 +73,8 @@ fn flushed_data_is_durable() {
         "vhdx differencing 1M",
         "vmdk sparse 8K",
         "vmdk child 64K",
+        "qcow2 64K",
+        "qcow2 child 4K",
     ] {
         broken_above("a flush makes tables durable", case, BrokenRule::FlushesPayloadOnly);
     }
@@ -93,6 +97,8 @@ fn a_failed_sync_is_not_retried() {
         "vhdx differencing 1M",
         "vmdk sparse 8K",
         "vmdk child 64K",
+        "qcow2 64K",
+        "qcow2 child 4K",
     ] {
         let broken = disk::DiskCase { broken_rule: Some(BrokenRule::FailedSyncForgotten), ..disk::named(case) };
         match faulty::hunt(&broken, Sample::ALL) {
@@ -132,8 +138,17 @@ fn payload_is_durable_before_its_mapping() {
         "vhdx dynamic 1M, churning",
         "vhdx differencing 1M",
         "vmdk child 64K",
+        "qcow2 child 4K",
     ] {
         broken_below("payload before mapping", case, Mutation::Unordered(Phase::Flush, 1));
+    }
+}
+
+#[test]
+fn refcounts_are_durable_before_what_they_count() {
+    // The check of the image says what a lower refcount than references is.
+    for case in ["qcow2 512", "qcow2 64K", "qcow2 4K, churning"] {
+        broken_below("refcounts before entries", case, Mutation::Unordered(Phase::Flush, 1));
     }
 }
 
@@ -168,6 +183,7 @@ fn freed_space_is_not_reused_before_its_removal_is_durable() {
         "vhdx dynamic 1M, churning",
         "vhdx differencing 1M, churning",
         "vmdk sparse 8K, churning",
+        "qcow2 4K, churning",
     ] {
         broken_above("freed space is not reused at once", case, BrokenRule::RecycleAtOnce);
     }
@@ -175,7 +191,7 @@ fn freed_space_is_not_reused_before_its_removal_is_durable() {
 
 #[test]
 fn allocated_space_reads_as_zeros() {
-    for case in ["vhd dynamic 16K", "vhdx dynamic 1M", "vmdk sparse 8K, churning"] {
+    for case in ["vhd dynamic 16K", "vhdx dynamic 1M", "vmdk sparse 8K, churning", "qcow2 4K, churning"] {
         broken_below("space is zeroed before it is reused", case, Mutation::NoZeroing);
     }
     broken_below("slack of an earlier crash is cut off first", "vhdx dynamic 1M", Mutation::NoCutting);

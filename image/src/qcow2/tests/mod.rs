@@ -5,6 +5,7 @@
 //!   qemu.rs       images by qemu-img and qemu-io with every option, read by us and by qemu-img
 //!   checking.rs   checks and repairs, compared with qemu-img
 //!   new_image.rs  metadata of new images, checked by us and by QEMU
+//!   writing.rs    random sessions against a model; what QEMU finds of ours, and we of QEMU's
 //!   hostile.rs    damaged and malicious files
 //! ```
 
@@ -12,6 +13,7 @@ mod checking;
 mod hostile;
 mod new_image;
 mod qemu;
+mod writing;
 
 use super::{Qcow2Image, open};
 use crate::image::{BlockState, Image};

@@ -1,0 +1,218 @@
+//! The I/O that `reserve` and `commit` of a qcow2 need first, without the state mutex.
+//!
+//! ```text
+//!   prepare:   much is dirty?  flush                           so that memory stays bounded
+//!              entries         their pages are read; inserted if still absent
+//!              a need          under `preparing`, one thread at a time:
+//!                survey        the check of the file (growth.rs)
+//!                table         a cluster of zeros, named by the L1 table
+//!                space         free clusters zeroed, or the file grown; the refcounts of the next
+//!                              one read; a refcount block, or a longer refcount table (growth.rs)
+//! ```
+//!
+//! A cluster that is being zeroed is in no list, and the new end of the file is recorded only after
+//! it has grown. So `reserve` never hands out space that is not ready.
+
+use super::{
+    counts::Missing,
+    write::{Need, State, Writing},
+};
+use crate::{
+    Result,
+    space::{Extension, zero_pieces},
+};
+use diskwright_format::qcow2::L1Entry;
+use std::{ops::Range, sync::PoisonError};
+
+/// Maximum number of blocks that one preparation handles.
+const MAX_BLOCKS: u64 = 1024;
+
+/// What the next free cluster lacks.
+enum Lacks {
+    Zeroing(Vec<u64>),
+    Room(Extension),
+    Count(u64, Missing),
+    Nothing,
+}
+
+impl Writing {
+    /// Supplies what `reserve` and `commit` of these blocks lacked. Only the first 1024 blocks
+    /// count.
+    pub(super) fn prepare_blocks(&self, blocks: Range<u64>) -> Result<()> {
+        self.barrier.check()?;
+        if self.is_flush_due() {
+            self.barrier.share(|| self.run_flush())?;
+        }
+        let end = blocks.end.min(self.layout.blocks()).min(blocks.start.saturating_add(MAX_BLOCKS));
+        let mut at = blocks.start;
+        while at < end {
+            let place = self.entry_place(&self.lock(), at);
+            let place = place.map_err(|fault| fault.into_error(self.store()))?;
+            // The clusters whose entries are in this page.
+            let run = match place {
+                Some(place) => {
+                    self.load_entries(place)?;
+                    let page_bytes = self.lock().l2.page_bytes();
+                    (page_bytes - place % page_bytes) / 8
+                }
+                None => self.layout.geometry.l2_entries() - at % self.layout.geometry.l2_entries(),
+            };
+            at = at.saturating_add(run);
+        }
+        let blocks = blocks.start..end.max(blocks.start);
+        if self.lock().needs.of(blocks.clone()).is_empty() {
+            return Ok(());
+        }
+        let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+        let needs = self.lock().needs.of(blocks);
+        for (block, need) in needs {
+            let supplied = self.supply(block, need);
+            self.lock().needs.supplied(block);
+            supplied?;
+        }
+        Ok(())
+    }
+
+    fn supply(&self, block: u64, need: Need) -> Result<()> {
+        self.survey()?;
+        match need {
+            Need::Survey => Ok(()),
+            Need::Space => self.make_space(),
+            Need::Table => self.make_table(block / self.layout.geometry.l2_entries()),
+            Need::Counts(page) => self.load_counts(page),
+        }
+    }
+
+    /// Reads the page of L2 entries at `place` into memory.
+    pub(super) fn load_entries(&self, place: u64) -> Result<()> {
+        let page = self.lock().l2.page_of(place);
+        self.load(
+            "read an L2 table",
+            page,
+            &|state, page, bytes| {
+                let most = state.pages_max();
+                state.l2.insert(page, bytes, most, state.pinned)
+            },
+            &|state| state.l2.get(page).is_some(),
+        )
+    }
+
+    /// Reads the page of refcounts at `page` into memory.
+    pub(super) fn load_counts(&self, page: u64) -> Result<()> {
+        self.load(
+            "read a refcount block",
+            page,
+            &|state, page, bytes| {
+                let most = state.pages_max();
+                state.counts.pages.insert(page, bytes, most, state.pinned)
+            },
+            &|state| state.counts.pages.get(page).is_some(),
+        )
+    }
+
+    fn load(
+        &self,
+        doing: &'static str,
+        page: u64,
+        insert: &dyn Fn(&mut State, u64, Box<[u8]>) -> bool,
+        is_there: &dyn Fn(&State) -> bool,
+    ) -> Result<()> {
+        loop {
+            let (drops, len) = {
+                let state = self.lock();
+                if is_there(&state) {
+                    return Ok(());
+                }
+                (state.drops, state.l2.page_bytes())
+            };
+            let mut bytes = vec![0; len as usize].into_boxed_slice();
+            self.store().read_at(&mut bytes, page).map_err(|error| self.io(doing, page, error))?;
+            let mut state = self.lock();
+            if state.drops == drops {
+                let has_dropped = insert(&mut state, page, bytes);
+                state.drops += u64::from(has_dropped);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Makes an L2 table that does not exist yet: zeros, so no cluster is mapped in it. The caller
+    /// holds `preparing`.
+    fn make_table(&self, index: u64) -> Result<()> {
+        if self.lock().l1.get(index as usize).is_none_or(|&word| word != 0) {
+            return Ok(());
+        }
+        let at = self.take_cluster_waiting()?;
+        let mut state = self.lock();
+        if let Some(entry) = state.l1.get_mut(index as usize) {
+            *entry = L1Entry::copied(at).0;
+            state.dirty_l1.insert(index * 8 / super::pages::SECTOR_BYTES);
+        }
+        Ok(())
+    }
+
+    /// Takes a zeroed cluster with refcount 1. The caller holds `preparing`.
+    pub(super) fn take_cluster_waiting(&self) -> Result<u64> {
+        loop {
+            if let Some(at) = self.take_cluster(&mut self.lock())? {
+                return Ok(at);
+            }
+            self.make_space()?;
+        }
+    }
+
+    fn lacks(&self) -> Result<Lacks> {
+        let cluster_bytes = self.cluster_bytes();
+        let mut state = self.lock();
+        let Some(space) = &mut state.space else { return Ok(Lacks::Nothing) };
+        let pieces = space.take_to_zero(cluster_bytes);
+        if !pieces.is_empty() {
+            return Ok(Lacks::Zeroing(pieces));
+        }
+        let io_error = |error| self.io("grow the file", 0, error);
+        if let Some(extension) = space.growth(cluster_bytes).map_err(io_error)? {
+            return Ok(Lacks::Room(extension));
+        }
+        let next = space.next_offset_bytes(cluster_bytes).map_err(io_error)?;
+        self.check_offset(next)?;
+        Ok(match state.counts.get(next / cluster_bytes) {
+            Ok(_) => Lacks::Nothing,
+            Err(missing) => Lacks::Count(next, missing),
+        })
+    }
+
+    /// Makes sure that a cluster can be taken. The caller holds `preparing`.
+    fn make_space(&self) -> Result<()> {
+        loop {
+            match self.lacks()? {
+                Lacks::Nothing => return Ok(()),
+                Lacks::Zeroing(pieces) => self.zero(&pieces)?,
+                Lacks::Room(extension) => self.extend(&extension)?,
+                Lacks::Count(_, Missing::Page(page)) => self.load_counts(page)?,
+                Lacks::Count(next, Missing::Block) => self.make_count_block(next)?,
+                Lacks::Count(next, Missing::Entry) => self.lengthen_table(next)?,
+            }
+        }
+    }
+
+    fn zero(&self, pieces: &[u64]) -> Result<()> {
+        let cluster_bytes = self.cluster_bytes();
+        let (zeroed, result) = zero_pieces(self.store(), pieces, cluster_bytes);
+        if let Some(space) = &mut self.lock().space {
+            for (index, &at) in pieces.iter().enumerate() {
+                if index < zeroed { space.add_ready(at, cluster_bytes) } else { space.add_free(at, cluster_bytes) }
+            }
+        }
+        result.map_err(|error| self.io("clear a free cluster", pieces.first().copied().unwrap_or(0), error))
+    }
+
+    pub(super) fn extend(&self, extension: &Extension) -> Result<()> {
+        let grown = extension.carry_out(self.store());
+        let end = grown.map_err(|error| self.io("grow the file", extension.from_bytes, error))?;
+        self.layout.note_len(end);
+        if let Some(space) = &mut self.lock().space {
+            space.set_file_end(end);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,193 @@
+//! Freed clusters of a writable qcow2: their refcounts and their reuse, moves of clusters to lower
+//! places, cuts of the file.
+//!
+//! ```text
+//!   freed ─▶ quarantine ─ recycle ─▶ refcount lowered ─ 0? ─▶ punched ─▶ free: new clusters, moves
+//!   close, cut_free_tail:  free space at the end of the file ─▶ cut off
+//! ```
+//!
+//! A cluster with compressed data of several clusters of the disk is free when the last of them is
+//! gone: each lowers the refcount by one. A cluster of plain data has no other reference, as the
+//! survey has shown, so its refcount becomes 0.
+//!
+//! Invariant: space leaves quarantine only after its entry is durably gone and no request can reach
+//! it, which the disk above knows ([`ImageWriter::recycle`]). A piece is not handed out before its
+//! hole punch has returned. The state mutex guards the lists; no call of a store happens under it.
+//!
+//! [`ImageWriter::recycle`]: crate::ImageWriter::recycle
+
+use super::{
+    clusters::data_of,
+    counts::Missing,
+    write::{Freed, Need, State, Writing},
+};
+use crate::{MovePlace, MoveTo, Result, space::Punching, space::Space};
+use diskwright_format::qcow2::Place;
+use diskwright_store::FileRange;
+use std::sync::PoisonError;
+
+impl Writing {
+    /// Removes from quarantine what was freed at generations up to `generation`.
+    fn take_quarantined(&self, generation: u64) -> Vec<Freed> {
+        let mut state = self.lock();
+        let count = state.quarantined.partition_point(|one| one.generation <= generation);
+        state.quarantined.drain(..count).map(|one| one.freed).collect()
+    }
+
+    /// Changes a refcount. Returns the new one; `None` if it cannot be read: then it stays, and the
+    /// cluster may be leaked. Blocks on I/O.
+    pub(super) fn change_count(&self, cluster: u64, change: impl Fn(u64) -> u64) -> Option<u64> {
+        loop {
+            let missing = {
+                let mut state = self.lock();
+                match state.counts.get(cluster) {
+                    Ok(count) => {
+                        let count = change(count);
+                        return state.counts.set(cluster, count).is_ok().then_some(count);
+                    }
+                    Err(missing) => missing,
+                }
+            };
+            match missing {
+                Missing::Page(page) => self.load_counts(page).ok()?,
+                Missing::Block | Missing::Entry => return None,
+            }
+        }
+    }
+
+    /// Lowers the refcounts of freed space. Returns the clusters that are free now.
+    fn lower(&self, freed: &[Freed]) -> Vec<FileRange> {
+        let cluster_bytes = self.cluster_bytes();
+        let mut free = Vec::new();
+        for &one in freed {
+            let (clusters, is_plain) = match one {
+                Freed::Cluster(at) => (at / cluster_bytes..at / cluster_bytes + 1, true),
+                Freed::Packed { offset_bytes, len_bytes, .. } => {
+                    let end = offset_bytes.saturating_add(len_bytes.max(1));
+                    (offset_bytes / cluster_bytes..end.div_ceil(cluster_bytes), false)
+                }
+            };
+            for cluster in clusters {
+                let lowered = self.change_count(cluster, |count| if is_plain { 0 } else { count.saturating_sub(1) });
+                if lowered == Some(0) {
+                    free.push(FileRange { offset_bytes: cluster * cluster_bytes, len_bytes: cluster_bytes });
+                }
+            }
+        }
+        free
+    }
+
+    fn add_free(&self, pieces: &[FileRange]) {
+        if let Some(space) = &mut self.lock().space {
+            pieces.iter().for_each(|piece| space.add_free(piece.offset_bytes, piece.len_bytes));
+        }
+    }
+
+    /// `punches`: the clusters become holes of the file. If not, clusters will be moved into them.
+    pub(super) fn recycle_clusters(&self, generation: u64, punches: bool) {
+        let free = self.lower(&self.take_quarantined(generation));
+        if punches {
+            let mut punching = Punching::of(free.into_iter());
+            loop {
+                let done = punching.punch(self.store());
+                if done.is_empty() {
+                    return;
+                }
+                self.add_free(&done);
+            }
+        }
+        if let Some(space) = &mut self.lock().space {
+            free.iter().for_each(|piece| space.quarantine(piece.offset_bytes, piece.len_bytes));
+            space.recycle_for_moves(space.generation());
+        }
+    }
+
+    pub(super) fn reserve_move_of(&self, state: &mut State, block: u64) -> Result<Option<MoveTo>> {
+        let cluster_bytes = self.cluster_bytes();
+        let Some(entry) = self.entry(state, block)? else { return Ok(None) };
+        let Some(from) = data_of(entry) else { return Ok(Some(MoveTo::Stay)) };
+        let place =
+            |to_bytes| MoveTo::Place(MovePlace { store: 0, from_bytes: from, to_bytes, len_bytes: cluster_bytes });
+        if let Some(&to) = state.moving.get(&block) {
+            if to < from {
+                return Ok(Some(place(to)));
+            }
+            state.moving.remove(&block);
+            state.free(Freed::Cluster(to));
+        }
+        let Some(space) = &mut state.space else {
+            state.needs.note(block, Need::Survey);
+            return Ok(None);
+        };
+        let Some(to) = space.take_for_move(cluster_bytes, from) else { return Ok(Some(MoveTo::Stay)) };
+        match state.counts.set(to / cluster_bytes, 1) {
+            Ok(()) => {
+                state.moving.insert(block, to);
+                Ok(Some(place(to)))
+            }
+            Err(missing) => {
+                space.add_free(to, cluster_bytes);
+                // A free cluster whose range has no refcount block stays free.
+                let Missing::Page(page) = missing else { return Ok(Some(MoveTo::Stay)) };
+                state.needs.note(block, Need::Counts(page));
+                Ok(None)
+            }
+        }
+    }
+
+    /// The length of the file with this number of mapped clusters, without gaps: the header, the
+    /// present tables, the refcounts of all that.
+    pub(super) fn packed_len_bytes(&self, blocks: u64) -> u64 {
+        let cluster_bytes = self.cluster_bytes();
+        let state = self.lock();
+        let clusters = |place: Place| place.len_bytes.div_ceil(cluster_bytes);
+        let tables = state.l1.iter().filter(|&&word| word != 0).count() as u64;
+        let others = 1 + clusters(state.l1_place) + clusters(state.counts.table) + tables;
+        let counted = others.saturating_add(blocks);
+        counted.saturating_add(counted.div_ceil(state.counts.per_block())).saturating_mul(cluster_bytes)
+    }
+
+    pub(super) fn cut_tail(&self) -> Result<()> {
+        self.barrier.check()?;
+        let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(tail) = self.lock().space.as_mut().and_then(Space::take_tail) else { return Ok(()) };
+        let end = tail.start_bytes();
+        if let Err(error) = self.store().set_len(end) {
+            if let Some(space) = &mut self.lock().space {
+                space.put_back(tail);
+            }
+            return Err(self.io("cut the file after its last cluster", end, error));
+        }
+        Ok(())
+    }
+
+    /// For close: returns all space that nothing refers to, and cuts the file after its last
+    /// cluster. The caller has flushed, and no request follows.
+    pub(super) fn trim(&self) -> Result<()> {
+        {
+            let mut state = self.lock();
+            let unused: Vec<u64> = std::mem::take(&mut state.reserved).into_values().collect();
+            let moving = std::mem::take(&mut state.moving).into_values();
+            unused.into_iter().chain(moving).for_each(|at| state.free(Freed::Cluster(at)));
+        }
+        let mut freed = self.lower(&self.take_quarantined(u64::MAX));
+        self.add_free(&freed);
+        // The refcounts of what is cut off or punched are durable before.
+        self.run_flush()?;
+        let ends = self.lock().space.as_mut().map(|space| {
+            freed.extend(space.free_all());
+            (space.release_tail(), space.file_end_bytes())
+        });
+        let Some((end, file_end)) = ends else { return Ok(()) };
+        if end < file_end {
+            let cut = self.store().set_len(end);
+            cut.map_err(|error| self.io("cut the file after its last cluster", end, error))?;
+            if let Some(space) = &mut self.lock().space {
+                space.set_file_end(end);
+            }
+        }
+        freed.retain(|piece| piece.offset_bytes < end);
+        Punching::of(freed.into_iter()).punch_all(self.store());
+        Ok(self.barrier.sync("make the end of the file durable")?)
+    }
+}
