@@ -72,6 +72,9 @@ pub struct Driver {
     pub child_records_zeros: bool,
     /// Whether a child records when its parent's file was last changed.
     pub child_records_time: bool,
+    /// Whether the parent of a child may have any format, which the child records. If not, it has
+    /// the child's format.
+    pub child_takes_any_parent: bool,
     /// Whether the link of a child to its parent can be replaced
     /// ([`ImageWriter::set_parent_link`](crate::ImageWriter::set_parent_link)).
     pub child_can_be_relinked: bool,
@@ -103,6 +106,7 @@ static RAW: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: false,
     child_records_time: false,
+    child_takes_any_parent: false,
     child_can_be_relinked: false,
     frozen_extension: "raw",
     open: open_raw,
@@ -131,6 +135,7 @@ static VHD: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: false,
     child_records_time: true,
+    child_takes_any_parent: false,
     child_can_be_relinked: true,
     frozen_extension: "avhd",
     open: |stores, writable, _| Ok(Arc::new(vhd::open(only(stores, "vhd")?, writable)?)),
@@ -160,6 +165,7 @@ static VHDX: Driver = Driver {
     child_keeps_disk_id: true,
     child_records_zeros: true,
     child_records_time: false,
+    child_takes_any_parent: false,
     child_can_be_relinked: true,
     frozen_extension: "avhdx",
     open: |stores, writable, _| Ok(Arc::new(vhdx::open(only(stores, "vhdx")?, writable)?)),
@@ -188,7 +194,8 @@ static QCOW2: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: true,
     child_records_time: false,
-    child_can_be_relinked: true,
+    child_takes_any_parent: true,
+    child_can_be_relinked: false,
     open: |stores, writable, _| Ok(Arc::new(qcow2::open(stores, writable, None)?)),
     references: qcow2::references,
     further_files: |_| Ok(Vec::new()),
@@ -215,6 +222,7 @@ static VDI: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: true,
     child_records_time: false,
+    child_takes_any_parent: false,
     child_can_be_relinked: false,
     open: |stores, writable, _| Ok(Arc::new(vdi::open(only(stores, "vdi")?, writable)?)),
     references: |_| Ok(Vec::new()),
@@ -256,6 +264,7 @@ static VMDK: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: false,
     child_records_time: false,
+    child_takes_any_parent: false,
     child_can_be_relinked: false,
     frozen_extension: "vmdk",
     open: |stores, writable, _| Ok(Arc::new(vmdk::open(stores, writable)?)),

@@ -13,7 +13,9 @@ use crate::{
         image_file::{Access, open_image},
     },
 };
-use diskwright_image::{CreateOptions, DiskType, Format, FormatOptions, ImageError, ImageInfo, ParentLink, probe};
+use diskwright_image::{
+    CreateOptions, DiskType, Format, FormatOptions, Identities, ImageError, ImageInfo, ParentLink, probe,
+};
 use diskwright_store::{CacheMode, Files, LockMode, OpenOptions};
 use std::{
     io, iter,
@@ -272,8 +274,9 @@ fn resolve(
 
 /// Opens the parent and builds the link to it for the child.
 fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Result<(ImageInfo, ParentLink)> {
-    // A child can only have a parent of its own format, so the parent is not probed.
-    let access = Access { format: Some(format), ..Access::default() };
+    // A child whose format allows only parents of its own format needs no probe.
+    let only = (!format.driver().child_takes_any_parent).then_some(format);
+    let access = Access { format: only, ..Access::default() };
     let (image, _store) = open_image(files, parent, &access, &mut Vec::new()).map_err(|error| match error {
         DiskError::Image(ImageError::NotAnImage { found, .. }) => unfit(
             child,
@@ -289,27 +292,28 @@ fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Resu
     let parent_real = files.canonical(parent).map_err(|source| file_error("find", parent, source))?;
     let dir = child.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let dir_real = files.canonical(dir).map_err(|source| file_error("find", dir, source))?;
-    let link = link_to(&parent_real, &info, gate::modified_seconds(files, &parent_real), child, &dir_real)?;
+    let seconds = gate::modified_seconds(files, &parent_real);
+    let link = link_to(&parent_real, &info, seconds, (child, format), &dir_real)?;
     Ok((info, link))
 }
 
-/// How `child`, in the folder `dir_real`, names the parent at `parent_real`. Both paths are
-/// absolute and without symbolic links; nothing needs to be there yet. `modified_seconds` is what a
-/// VHD records of its parent's file.
+/// How `child`, an image of this format in the folder `dir_real`, names the parent at
+/// `parent_real`. Both paths are absolute and without symbolic links; nothing needs to be there yet.
+/// `modified_seconds` is what a VHD records of its parent's file.
 pub(crate) fn link_to(
     parent_real: &Path,
     info: &ImageInfo,
     modified_seconds: Option<u32>,
-    child: &Path,
+    (child, format): (&Path, Format),
     dir_real: &Path,
 ) -> Result<ParentLink> {
-    let Some(linkage) = info.linkage_id else {
+    if info.linkage_id.is_none() && format.driver().identities != Identities::None {
         return Err(unfit(
             child,
             format!("its parent {} has no identity that a child could record", parent_real.display()),
             "convert the parent to VHD or VHDX first",
         ));
-    };
+    }
     let text = |path: &Path| {
         path.to_str().filter(|text| !text.contains('\\')).map(|text| text.replace('/', "\\")).ok_or_else(|| {
             unfit(
@@ -326,9 +330,9 @@ pub(crate) fn link_to(
         volume_path: None,
         absolute_path: Some(text(parent_real)?),
         name: parent_real.file_name().map(|name| name.to_string_lossy().into_owned()),
-        linkage: Some(linkage),
+        linkage: info.linkage_id.filter(|_| format.driver().identities != Identities::None),
         linkage2: None,
-        format: None,
+        format: (info.format != format).then_some(info.format),
         modified_seconds,
         modified_offset_bytes: None,
     })

@@ -216,7 +216,8 @@ impl Export<'_> {
         let find = |path: &Path| self.files.canonical(path).map_err(|source| file_error("find", path, source));
         let parent = find(&base.path)?;
         let dir = out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let link = create::link_to(&parent, &info, gate::modified_seconds(&self.files, &parent), out, &find(dir)?)?;
+        let seconds = gate::modified_seconds(&self.files, &parent);
+        let link = create::link_to(&parent, &info, seconds, (out, info.format), &find(dir)?)?;
         Ok((info, link))
     }
 

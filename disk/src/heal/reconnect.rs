@@ -342,7 +342,7 @@ impl<'a> Plan<'a> {
         }
         let modified_seconds = gate::modified_seconds(files, &parent.path);
         let dir = child.path.parent().unwrap_or(Path::new("/"));
-        let new = create::link_to(&parent.path, &parent.info, modified_seconds, &child.path, dir)?;
+        let new = create::link_to(&parent.path, &parent.info, modified_seconds, (&child.path, child.info.format), dir)?;
         // A VHDX records neither a time nor a bare name.
         let is_other_time = link.modified_seconds.is_some() && link.modified_seconds != new.modified_seconds;
         let is_new = (&link.relative_path, &link.absolute_path) != (&new.relative_path, &new.absolute_path)

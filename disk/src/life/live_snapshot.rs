@@ -212,7 +212,10 @@ impl<'a> Freezing<'a> {
     /// The child's link. It names no time: clients still write to the parent, and a time that is
     /// wrong after a power cut would keep the disk from being opened for writing.
     fn link_to(&self, frozen: &Path) -> Result<ParentLink> {
-        create::link_to(frozen, &self.info(), None, &self.origin.file, self.place.dir())
+        {
+            let info = self.info();
+            create::link_to(frozen, &info, None, (&self.origin.file, info.format), self.place.dir())
+        }
     }
 
     /// Makes the child and opens it. Leaves nothing behind if that fails.

@@ -479,7 +479,7 @@ impl<'a> Merge<'a> {
         let info = self.target.image(false)?.info().clone();
         let modified_seconds = gate::modified_seconds(&self.options.open.files, &self.target.path);
         let dir = image.path.parent().unwrap_or(Path::new("/"));
-        create::link_to(place, &info, modified_seconds, &image.path, dir)
+        create::link_to(place, &info, modified_seconds, (&image.path, image.info.format), dir)
     }
 
     /// Renames the target over the last child. The child's children find the target before and

@@ -41,7 +41,7 @@ use crate::{
         siblings,
     },
 };
-use diskwright_image::{ImageInfo, ParentLink};
+use diskwright_image::{Identities, ImageInfo, ParentLink};
 use diskwright_store::Files;
 use std::{
     ffi::OsStr,
@@ -101,7 +101,7 @@ pub fn snapshot(path: impl AsRef<Path>, options: &SnapshotOptions) -> Result<Sna
     if place.layers.len() >= CHAIN_MAX {
         return Err(too_long(path));
     }
-    let link = create::link_to(&frozen, &place.info, modified_seconds, path, place.dir())?;
+    let link = create::link_to(&frozen, &place.info, modified_seconds, (path, place.info.format), place.dir())?;
     if !options.dry_run {
         place.replace(&place.info, link, Some(&frozen))?;
     }
@@ -166,7 +166,13 @@ pub fn revert(path: impl AsRef<Path>, to: Option<&Path>, left: Left, options: &S
             layers[0].image.info().clone()
         }
     };
-    let link = create::link_to(&parent, &info, gate::modified_seconds(files, &parent), path, place.dir())?;
+    let link = create::link_to(
+        &parent,
+        &info,
+        gate::modified_seconds(files, &parent),
+        (path, place.info.format),
+        place.dir(),
+    )?;
     if !options.dry_run {
         place.replace(&info, link, frozen.as_deref())?;
     }
@@ -270,7 +276,9 @@ impl<'a> Place<'a> {
 
     /// Whether the disk can become a parent, and is none yet.
     pub(crate) fn can_be_frozen(&self) -> Result<()> {
-        if self.info.linkage_id.is_none() {
+        // A child that records no identity names its parent by its path only.
+        let driver = self.info.format.driver();
+        if !driver.has_blocks || self.info.linkage_id.is_none() && driver.identities != Identities::None {
             return Err(DiskError::BadOptions {
                 what: format!(
                     "{}: a {} disk has no identity that a child could record, so it cannot be frozen",

@@ -38,7 +38,7 @@ fn vmdk() {
 
 #[test]
 fn qcow2() {
-    fail_every_operation(&["qcow2 512", "qcow2 64K", "qcow2 child 4K"]);
+    fail_every_operation(&["qcow2 512", "qcow2 64K", "qcow2 child 8K"]);
 }
 
 #[test]

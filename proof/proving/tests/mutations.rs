@@ -60,7 +60,7 @@ fn flushed_data_is_durable() {
         "vmdk sparse 8K",
         "vmdk child 64K",
         "qcow2 64K",
-        "qcow2 child 4K",
+        "qcow2 child 8K",
     ] {
         broken_below("a flush makes durable", case, Mutation::NotDurable(Phase::Flush));
         broken_below("a close makes durable", case, Mutation::NotDurable(Phase::Close));
@@ -74,7 +74,7 @@ fn flushed_data_is_durable() {
         "vmdk sparse 8K",
         "vmdk child 64K",
         "qcow2 64K",
-        "qcow2 child 4K",
+        "qcow2 child 8K",
     ] {
         broken_above("a flush makes tables durable", case, BrokenRule::FlushesPayloadOnly);
     }
@@ -98,7 +98,7 @@ fn a_failed_sync_is_not_retried() {
         "vmdk sparse 8K",
         "vmdk child 64K",
         "qcow2 64K",
-        "qcow2 child 4K",
+        "qcow2 child 8K",
     ] {
         let broken = disk::DiskCase { broken_rule: Some(BrokenRule::FailedSyncForgotten), ..disk::named(case) };
         match faulty::hunt(&broken, Sample::ALL) {
@@ -138,7 +138,7 @@ fn payload_is_durable_before_its_mapping() {
         "vhdx dynamic 1M, churning",
         "vhdx differencing 1M",
         "vmdk child 64K",
-        "qcow2 child 4K",
+        "qcow2 child 8K",
     ] {
         broken_below("payload before mapping", case, Mutation::Unordered(Phase::Flush, 1));
     }

@@ -68,7 +68,7 @@ kinds! {
     qcow2_of_many_tables: "qcow2 512",
     qcow2: "qcow2 64K",
     qcow2_churning: "qcow2 4K, churning",
-    qcow2_child: "qcow2 child 4K",
+    qcow2_child: "qcow2 child 8K",
     raw_over_nbd: "raw, over NBD",
     vhd_differencing_over_nbd: "vhd differencing 16K, over NBD",
     vhdx_dynamic_over_nbd: "vhdx dynamic 1M, over NBD",

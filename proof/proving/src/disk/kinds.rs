@@ -130,13 +130,13 @@ pub fn all() -> Vec<DiskCase> {
         },
         kind("vmdk child 64K", Format::Vmdk, DiskType::Differencing, 64 * kib, 64 * m, &[0, 1, 2, 511, 512, 1023]),
         // A cluster of metadata has 64 L2 entries, 256 refcounts.
-        kind("qcow2 512", Format::Qcow2, DiskType::Dynamic, 512, m, &[0, 1, 2, 63, 64, 600, 1000, 2047]),
+        kind("qcow2 512", Format::Qcow2, DiskType::Dynamic, 512, 2 * m, &[0, 1, 2, 63, 64, 600, 1000, 2047]),
         kind("qcow2 64K", Format::Qcow2, DiskType::Dynamic, 64 * kib, 64 * m, &[0, 1, 2, 511, 512, 1023]),
         DiskCase {
             churns: true,
             ..kind("qcow2 4K, churning", Format::Qcow2, DiskType::Dynamic, 4 * kib, 8 * m, &[0, 1, 2, 3, 512])
         },
-        kind("qcow2 child 4K", Format::Qcow2, DiskType::Differencing, 4 * kib, 8 * m, &[0, 1, 2, 511, 512, 1023]),
+        kind("qcow2 child 8K", Format::Qcow2, DiskType::Differencing, 8 * kib, 32 * m, &[0, 1, 2, 1023, 1024, 4095]),
         served(kind("raw, over NBD", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31])),
         served(kind(
             "vhd differencing 16K, over NBD",
