@@ -122,7 +122,7 @@ impl DiskCase {
             relative_path: Some(format!(".\\{name}")),
             absolute_path: Some(below.to_string_lossy().replace('/', "\\")),
             name: Some(name),
-            linkage: Some(info.linkage_id.ok_or("the top has no identity")?),
+            linkage: info.linkage_id,
             modified_seconds: Some(PARENT_MODIFIED_SECONDS),
             ..ParentLink::default()
         };

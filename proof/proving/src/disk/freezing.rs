@@ -16,13 +16,12 @@ use super::{
 };
 use crate::{
     dice::Dice,
-    ledger::Version,
+    ledger::{Version, Window},
     mutation::Phase,
     stage::{Outcome, Stage},
     world::World,
 };
 use diskwright_disk::{Disk, SnapshotWatch};
-use diskwright_image::Format;
 use diskwright_store::FileSystem;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -81,7 +80,7 @@ impl SnapshotWatch for Company<'_> {
 impl DiskCase {
     /// A name for a frozen image that is not taken.
     pub(crate) fn free_name(&self, world: &World) -> String {
-        let extension = if self.format == Format::Vhd { "avhd" } else { "avhdx" };
+        let extension = self.format.driver().frozen_extension;
         let is_free = |number: &u32| world.facts(format!("/d/disk_s{number}.{extension}").as_ref()).is_err();
         (1..).find(is_free).map_or_else(String::new, |number| format!("s{number}"))
     }
@@ -143,7 +142,15 @@ impl DiskCase {
                 frozen
             }
             2..7 => {
-                let ranges: Vec<(u64, u64)> = (0..3).map(|_| self.some_range(dice, &session.disk, 40)).collect();
+                // A copy-up waits until the former top is at rest, and this thread is what brings that
+                // about. So formats without sector bits get whole blocks.
+                let layers = session.disk.layers();
+                let tracks_sectors = layers[0].image.writer().is_some_and(|writer| writer.tracks_sectors());
+                let some_range = |dice: &mut Dice| match self.some_window(dice, &session.disk) {
+                    Window { first, count } if !tracks_sectors => (first, count),
+                    _ => self.some_range(dice, &session.disk, 40),
+                };
+                let ranges: Vec<(u64, u64)> = (0..3).map(|_| some_range(dice)).collect();
                 let first_version = *version + 1;
                 *version += ranges.len() as Version;
                 // The writes may be visible from now on, whether they are acknowledged or not.

@@ -285,6 +285,38 @@ pub fn all() -> Vec<DiskCase> {
             ..kind("vhdx differencing 1M, relinked", Format::Vhdx, DiskType::Differencing, mib, 64 * m, &[0, 1, 40])
         },
         DiskCase {
+            changes: Changes::Grows { from_bytes: 256 << 10 },
+            ..kind("qcow2 512, growing", Format::Qcow2, DiskType::Dynamic, 512, 4 * m, &[0, 1, 63, 64, 600, 4000, 8191])
+        },
+        DiskCase {
+            changes: Changes::Snapshots,
+            ..kind("qcow2 4K, with snapshots", Format::Qcow2, DiskType::Dynamic, 4 * kib, 4 * m, &[0, 1, 2, 511, 512])
+        },
+        DiskCase {
+            changes: Changes::FrozenInUse,
+            ..kind("qcow2 4K, frozen in use", Format::Qcow2, DiskType::Dynamic, 4 * kib, 4 * m, &[0, 1, 511, 512])
+        },
+        DiskCase {
+            changes: Changes::FrozenInUse,
+            ..kind("vmdk sparse 8K, frozen in use", Format::Vmdk, DiskType::Dynamic, 8 * kib, 4 * m, &[0, 1, 128, 255])
+        },
+        DiskCase {
+            changes: Changes::CompactedInUse,
+            churns: true,
+            ..kind("qcow2 4K, compacted in use", Format::Qcow2, DiskType::Dynamic, 4 * kib, 4 * m, &[0, 1, 2, 511, 512])
+        },
+        DiskCase {
+            changes: Changes::CompactedInUse,
+            ..kind(
+                "qcow2 child 8K, compacted in use",
+                Format::Qcow2,
+                DiskType::Differencing,
+                8 * kib,
+                4 * m,
+                &[0, 1, 128, 255],
+            )
+        },
+        DiskCase {
             backing: Backing::Packed,
             ..kind(
                 "packed 16K, over a parent",

@@ -133,7 +133,7 @@ impl DiskCase {
     }
 
     /// A random window within the present size of the disk.
-    fn some_window(&self, dice: &mut Dice, disk: &Disk) -> Window {
+    pub(super) fn some_window(&self, dice: &mut Dice, disk: &Disk) -> Window {
         let end = Self::sectors_now(disk);
         let there = self.windows.iter().filter(|window| window.first < end).count();
         self.windows[dice.below(there as u64) as usize]
