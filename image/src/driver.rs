@@ -195,7 +195,7 @@ static QCOW2: Driver = Driver {
     child_records_zeros: true,
     child_records_time: false,
     child_takes_any_parent: true,
-    child_can_be_relinked: false,
+    child_can_be_relinked: true,
     open: |stores, writable, _| Ok(Arc::new(qcow2::open(stores, writable, None)?)),
     references: qcow2::references,
     further_files: |_| Ok(Vec::new()),

@@ -110,6 +110,9 @@ pub struct ParentLink {
     pub linkage2: Option<LinkageId>,
     /// The format of the parent; `None` for the format of the child.
     pub format: Option<Format>,
+    /// qcow2: the parent has all data of this image, which is only to be removed. Formats with
+    /// identities record that by them.
+    pub is_merged: bool,
     /// VHD: modification time of the parent, seconds since 2000-01-01 00:00 UTC.
     pub modified_seconds: Option<u32>,
     /// VHD: file offset of `modified_seconds` in the child. Set when read, ignored when creating.

@@ -100,6 +100,7 @@ fn any_link() -> impl Strategy<Value = ParentLink> {
             linkage: Some(Uuid::from_u128(ids.0).into()),
             linkage2: ids.1.map(|id| Uuid::from_u128(id).into()),
             format: None,
+            is_merged: false,
             modified_seconds: ids.2,
             modified_offset_bytes: None,
         }

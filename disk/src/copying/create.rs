@@ -333,6 +333,7 @@ pub(crate) fn link_to(
         linkage: info.linkage_id.filter(|_| format.driver().identities != Identities::None),
         linkage2: None,
         format: (info.format != format).then_some(info.format),
+        is_merged: false,
         modified_seconds,
         modified_offset_bytes: None,
     })

@@ -56,7 +56,7 @@ use crate::{
     opening::{gate, merge_mark as mark, relink},
 };
 use batch::Copier;
-use diskwright_image::{BlockState, Commit, Image, ParentLink};
+use diskwright_image::{BlockState, Commit, Image, LinkageId, ParentLink};
 use diskwright_store::sync::MutexGuard;
 use parent::Parent;
 use std::{
@@ -290,13 +290,12 @@ impl Absorbing<'_> {
         let chain = self.shared.chain();
         let [top, parent, ..] = chain.members() else { return Err(self.failed(io::ErrorKind::NotFound.into())) };
         self.shared.begin_writing().map_err(|error| self.failed(error))?;
-        let has_none = || DiskError::BadChain { path: self.done.parent.clone(), what: "it has no identity".into() };
-        let present = parent.image.linkage_id().ok_or_else(has_none)?;
-        let coming = present.fresh();
+        let present = parent.image.linkage_id();
+        let coming = present.map(LinkageId::fresh);
         let link = top.image.parent_link().unwrap_or_default();
         top.writer().map_err(|error| self.failed(error))?.set_parent_link(&mark::copying(link, present, coming))?;
         let writer = parent.writer().map_err(|error| self.failed(error))?;
-        writer.begin_writing_as(coming)?;
+        coming.map_or_else(|| writer.begin_writing(), |coming| writer.begin_writing_as(coming))?;
         parent.begin_writing().map_err(|error| self.failed(error))?;
         if parent.image.size_bytes() < top.image.size_bytes() {
             writer.resize(top.image.size_bytes())?;

@@ -429,12 +429,12 @@ impl<'a> Merge<'a> {
     fn copy(&mut self, child: &Locked, progress: &mut Progress<'_>) -> Result<()> {
         let options = self.options;
         let present = self.target.identity()?;
-        let coming = present.fresh();
+        let coming = present.map(LinkageId::fresh);
         child.relink(&self.options.open.files, |link| mark::copying(link, present, coming))?;
         let layer = self.target.layer(true)?;
         self.users.before_writing(&layer)?;
         if let Some(writer) = layer.image.writer() {
-            writer.begin_writing_as(coming)?;
+            coming.map_or_else(|| writer.begin_writing(), |coming| writer.begin_writing_as(coming))?;
         }
         let layers = [layer].into_iter().chain(self.below.iter().cloned()).collect();
         let dest = Arc::new(Disk::from_layers(layers, Vec::new())?);

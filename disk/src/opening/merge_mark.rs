@@ -1,10 +1,10 @@
 //! The marks that a merge leaves in the child's link to its parent.
 //!
 //! ```text
-//!               VHDX: linkage, linkage2              VHD: time stamp of the parent
-//!   before      the parent's identity, none          when the parent was changed
-//!   copying     the identity before, the coming one  0: unknown
-//!   merged      the present one, a mark              1
+//!            VHDX: linkage, linkage2              VHD: time of the parent   qcow2: name of the parent
+//!   before   the parent's identity, none          when it was changed       its path
+//!   copying  the identity before, the coming one  0: unknown                the same
+//!   merged   the present one, a mark              1                         a mark behind the path
 //! ```
 //!
 //! While data is copied, the parent changes, and the child still reads right, since it keeps its
@@ -14,7 +14,8 @@
 //! The mark of a VHDX is made of both images' identities. A program that writes to the child gives
 //! it another identity, and the mark is void then: what was written would be lost otherwise. A VHD
 //! keeps its identity. Its mark is a time at which no parent was changed, so that other programs
-//! refuse the child.
+//! refuse the child. A qcow2 records no identity, so any file at the path is the parent, also while
+//! it changes. Other programs do not find a parent behind whose path the mark is.
 
 use diskwright_image::{ImageInfo, LinkageId, ParentLink};
 use uuid::Uuid;
@@ -27,10 +28,11 @@ const MERGED_SECONDS: u32 = 1;
 const MARK: u128 = 0x6d65_7267_6564;
 
 /// The link of a child while its data is copied into the parent, whose identity will be `coming`.
-pub(crate) fn copying(link: ParentLink, present: LinkageId, coming: LinkageId) -> ParentLink {
+/// Both identities are `None` for a format without any.
+pub(crate) fn copying(link: ParentLink, present: Option<LinkageId>, coming: Option<LinkageId>) -> ParentLink {
     ParentLink {
-        linkage: Some(present),
-        linkage2: Some(coming),
+        linkage: present,
+        linkage2: coming,
         modified_seconds: link.modified_seconds.map(|_| UNKNOWN_SECONDS),
         ..link
     }
@@ -48,10 +50,11 @@ pub(crate) fn has_time(link: &ParentLink) -> bool {
 }
 
 /// The link of a child whose parent has all of its data.
-pub(crate) fn merged(link: ParentLink, child: &ImageInfo, parent: LinkageId) -> ParentLink {
+pub(crate) fn merged(link: ParentLink, child: &ImageInfo, parent: Option<LinkageId>) -> ParentLink {
     ParentLink {
-        linkage: Some(parent),
-        linkage2: child.linkage_id.map(|id| both(id, parent)),
+        linkage: parent,
+        linkage2: child.linkage_id.zip(parent).map(|(id, parent)| both(id, parent)),
+        is_merged: parent.is_none(),
         modified_seconds: link.modified_seconds.map(|_| MERGED_SECONDS),
         ..link
     }
@@ -60,6 +63,7 @@ pub(crate) fn merged(link: ParentLink, child: &ImageInfo, parent: LinkageId) -> 
 /// Whether the parent has all data of the child, by the child's link.
 pub(crate) fn is_merged(child: &ImageInfo, link: &ParentLink) -> bool {
     match link.modified_seconds {
+        _ if link.is_merged => true,
         Some(seconds) => seconds == MERGED_SECONDS,
         None => {
             link.linkage2.is_some()
@@ -72,7 +76,7 @@ pub(crate) fn is_merged(child: &ImageInfo, link: &ParentLink) -> bool {
 pub(crate) fn may_be_copying(link: &ParentLink) -> bool {
     match link.modified_seconds {
         Some(seconds) => seconds == UNKNOWN_SECONDS,
-        None => link.linkage2.is_some(),
+        None => link.linkage2.is_some() || link.linkage.is_none(),
     }
 }
 

@@ -108,6 +108,14 @@ impl Refcounts {
         }
     }
 
+    /// Removes the block with this index, which counts nothing but itself.
+    pub fn forget_block(&mut self, index: u64) {
+        if let Some(entry) = usize::try_from(index).ok().and_then(|index| self.blocks.get_mut(index)) {
+            self.pages.forget_pages(std::mem::take(entry), self.cluster_bytes);
+            self.dirty.insert(index * 8 / SECTOR_BYTES);
+        }
+    }
+
     /// Continues with a table that is durable and that the header names. It has all entries of the
     /// former one.
     pub fn replace_table(&mut self, table: Place, blocks: Vec<u64>) {

@@ -1,6 +1,7 @@
 //! [`Qcow2Image`]: an open qcow2 image, and the states of its blocks.
 
 use super::{
+    compact,
     compressed::{self, Kept},
     corrupt,
     layout::{Layout, Mapped, SECTOR_BYTES},
@@ -310,7 +311,13 @@ impl Image for Qcow2Image {
     }
 
     fn packed_len_bytes(&self, blocks: u64) -> Result<Option<u64>> {
-        Ok(self.writing.as_ref().map(|writing| writing.packed_len_bytes(blocks)))
+        if self.layout.has_data_file() {
+            return Ok(None);
+        }
+        match &self.writing {
+            Some(writing) => Ok(Some(writing.packed_len_bytes(blocks))),
+            None => compact::packed_len_read_only(&*self.stores[0], &self.layout, blocks).map(Some),
+        }
     }
 
     fn writer(&self) -> Option<&dyn ImageWriter> {

@@ -14,6 +14,9 @@ use diskwright_format::qcow2::{Invalid, features};
 use diskwright_store::Store;
 use std::path::Path;
 
+/// What follows the name of the backing file in an image whose data a merge has copied there.
+const MERGED: &str = " (has all data of this image, which can be removed)";
+
 /// The data file of an image that has one.
 ///
 /// # Errors
@@ -45,6 +48,8 @@ pub fn parent_link(store: &dyn Store) -> Result<Option<ParentLink>> {
 /// `Unsupported` for a format that is not recorded or not known, and for a protocol in the name.
 pub(super) fn link_of(store: &dyn Store, front: &Front) -> Result<Option<ParentLink>> {
     let Some(name) = &front.backing_name else { return Ok(None) };
+    let is_merged = name.ends_with(MERGED);
+    let name = name.strip_suffix(MERGED).unwrap_or(name);
     let name = local(store, "backing file", name)?.to_owned();
     let unsupported =
         |what: String, hint: String| Err(ImageError::Unsupported { path: store.name().to_owned(), what, hint });
@@ -69,7 +74,7 @@ pub(super) fn link_of(store: &dyn Store, front: &Front) -> Result<Option<ParentL
             );
         }
     };
-    let mut link = ParentLink { format: Some(format), ..ParentLink::default() };
+    let mut link = ParentLink { format: Some(format), is_merged, ..ParentLink::default() };
     if name.starts_with('/') {
         link.absolute_path = Some(name);
     } else {
@@ -103,7 +108,8 @@ pub(super) fn name_of(link: &ParentLink) -> std::result::Result<String, String> 
     }
     // Before a slash, a colon would end the name of a protocol.
     let has_colon = name.split('/').next().is_some_and(|first| first.contains(':'));
-    Ok(if has_colon { format!("./{name}") } else { name.to_owned() })
+    let start = if has_colon { "./" } else { "" };
+    Ok(format!("{start}{name}{}", if link.is_merged { MERGED } else { "" }))
 }
 
 /// The path in the name of a file. QEMU takes what is before a colon for a protocol.

@@ -12,8 +12,8 @@
 //!   check.rs       reports damage, and how it is mended: check_walk.rs, check_counts.rs,
 //!                  check_refcounts.rs
 //!   write.rs       the trait ImageWriter, and the order of all changes: clusters.rs, prepare.rs,
-//!                  growth.rs, flush.rs, front.rs, reuse.rs, resize.rs; their memory: pages.rs,
-//!                  counts.rs
+//!                  growth.rs, flush.rs, front.rs, reuse.rs, compact.rs, resize.rs; their
+//!                  memory: pages.rs, counts.rs
 //!   create.rs      new images
 //! ```
 //!
@@ -33,6 +33,7 @@ mod check_counts;
 mod check_refcounts;
 mod check_walk;
 mod clusters;
+mod compact;
 mod compressed;
 mod counts;
 mod create;

@@ -92,6 +92,27 @@ impl Pages {
         has_dropped
     }
 
+    /// Moves the pages of a table of `len_bytes` to its new place. All their sectors count as
+    /// changed.
+    pub fn move_pages(&mut self, from: u64, to: u64, len_bytes: u64) {
+        for offset in (0..len_bytes).step_by(self.page_bytes as usize) {
+            let Some(page) = self.pages.remove(&(from + offset)) else { continue };
+            for sector in (0..self.page_bytes / SECTOR_BYTES).map(|sector| offset / SECTOR_BYTES + sector) {
+                self.dirty.remove(&(from / SECTOR_BYTES + sector));
+                self.dirty.insert(to / SECTOR_BYTES + sector);
+            }
+            self.pages.insert(to + offset, page);
+        }
+    }
+
+    /// Drops the pages of a table that does not exist any more, with their changes.
+    pub fn forget_pages(&mut self, at: u64, len_bytes: u64) {
+        for offset in (0..len_bytes).step_by(self.page_bytes as usize) {
+            self.pages.remove(&(at + offset));
+        }
+        self.dirty.retain(|&sector| !(at / SECTOR_BYTES..(at + len_bytes) / SECTOR_BYTES).contains(&sector));
+    }
+
     pub fn is_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }

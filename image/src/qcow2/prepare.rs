@@ -46,18 +46,10 @@ impl Writing {
         let end = blocks.end.min(self.layout.blocks()).min(blocks.start.saturating_add(MAX_BLOCKS));
         let mut at = blocks.start;
         while at < end {
-            let place = self.entry_place(&self.lock(), at);
-            let place = place.map_err(|fault| fault.into_error(self.store()))?;
-            // The clusters whose entries are in this page.
-            let run = match place {
-                Some(place) => {
-                    self.load_entries(place)?;
-                    let page_bytes = self.lock().l2.page_bytes();
-                    (page_bytes - place % page_bytes) / 8
-                }
-                None => self.layout.geometry.l2_entries() - at % self.layout.geometry.l2_entries(),
-            };
-            at = at.saturating_add(run);
+            self.load_entry(at)?;
+            // The next cluster whose entry is in another page.
+            let per_page = self.lock().l2.page_bytes() / 8;
+            at = at.saturating_add(per_page - at % per_page);
         }
         let blocks = blocks.start..end.max(blocks.start);
         if self.lock().needs.of(blocks.clone()).is_empty() {
@@ -83,47 +75,41 @@ impl Writing {
         }
     }
 
-    /// Reads the page of L2 entries at `place` into memory.
-    pub(super) fn load_entries(&self, place: u64) -> Result<()> {
-        let page = self.lock().l2.page_of(place);
-        self.load(
-            "read an L2 table",
-            page,
-            &|state, page, bytes| {
-                let most = state.pages_max();
-                state.l2.insert(page, bytes, most, state.pinned)
-            },
-            &|state| state.l2.get(page).is_some(),
-        )
+    /// Reads the page of the entry of a cluster into memory, if the cluster has an L2 table.
+    pub(super) fn load_entry(&self, cluster: u64) -> Result<()> {
+        // The table may move while its page is read.
+        let page = |state: &State| match self.entry_place(state, cluster) {
+            Ok(Some(place)) => Ok((state.l2.get(place).is_none()).then(|| state.l2.page_of(place))),
+            Ok(None) => Ok(None),
+            Err(fault) => Err(fault.into_error(self.store())),
+        };
+        self.load("read an L2 table", &page, &|state, page, bytes| {
+            let (most, is_pinned) = (state.pages_max(), state.pinned);
+            state.l2.insert(page, bytes, most, is_pinned)
+        })
     }
 
     /// Reads the page of refcounts at `page` into memory.
     pub(super) fn load_counts(&self, page: u64) -> Result<()> {
-        self.load(
-            "read a refcount block",
-            page,
-            &|state, page, bytes| {
-                let most = state.pages_max();
-                state.counts.pages.insert(page, bytes, most, state.pinned)
-            },
-            &|state| state.counts.pages.get(page).is_some(),
-        )
+        let absent = |state: &State| Ok(state.counts.pages.get(page).is_none().then_some(page));
+        self.load("read a refcount block", &absent, &|state, page, bytes| {
+            let (most, is_pinned) = (state.pages_max(), state.pinned);
+            state.counts.pages.insert(page, bytes, most, is_pinned)
+        })
     }
 
+    /// Reads the page that `missing` names, until it names none.
     fn load(
         &self,
         doing: &'static str,
-        page: u64,
+        missing: &dyn Fn(&State) -> Result<Option<u64>>,
         insert: &dyn Fn(&mut State, u64, Box<[u8]>) -> bool,
-        is_there: &dyn Fn(&State) -> bool,
     ) -> Result<()> {
         loop {
-            let (drops, len) = {
+            let (drops, len, page) = {
                 let state = self.lock();
-                if is_there(&state) {
-                    return Ok(());
-                }
-                (state.drops, state.l2.page_bytes())
+                let Some(page) = missing(&state)? else { return Ok(()) };
+                (state.drops, state.l2.page_bytes(), page)
             };
             let mut bytes = vec![0; len as usize].into_boxed_slice();
             self.store().read_at(&mut bytes, page).map_err(|error| self.io(doing, page, error))?;

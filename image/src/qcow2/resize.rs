@@ -226,7 +226,7 @@ impl Writing {
     /// Removes the entry of a cluster beyond the end of the disk.
     fn forget(&self, cluster: u64) -> Result<()> {
         loop {
-            let place = {
+            {
                 let mut state = self.lock();
                 let place = self.entry_place(&state, cluster).map_err(|fault| fault.into_error(self.store()))?;
                 let Some(place) = place else { return Ok(()) };
@@ -238,9 +238,8 @@ impl Writing {
                     self.set_entry(&mut state, cluster, L2Entry::Unallocated);
                     return Ok(());
                 }
-                place
-            };
-            self.load_entries(place)?;
+            }
+            self.load_entry(cluster)?;
         }
     }
 

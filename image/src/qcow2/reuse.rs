@@ -1,9 +1,9 @@
-//! Freed clusters of a writable qcow2: their refcounts and their reuse, moves of clusters to lower
-//! places, cuts of the file.
+//! Freed clusters of a writable qcow2: their refcounts and their reuse, and the end of the file at
+//! close.
 //!
 //! ```text
 //!   freed ─▶ quarantine ─ recycle ─▶ refcount lowered ─ 0? ─▶ punched ─▶ free: new clusters, moves
-//!   close, cut_free_tail:  free space at the end of the file ─▶ cut off
+//!   close:  refcounts of what nobody uses ─▶ flush ─▶ free space at the end ─▶ cut off
 //! ```
 //!
 //! A cluster with compressed data of several clusters of the disk is free when the last of them is
@@ -17,14 +17,11 @@
 //! [`ImageWriter::recycle`]: crate::ImageWriter::recycle
 
 use super::{
-    clusters::data_of,
     counts::Missing,
-    write::{Freed, Need, State, Writing},
+    write::{Freed, Writing},
 };
-use crate::{MovePlace, MoveTo, Result, space::Punching, space::Space};
-use diskwright_format::qcow2::Place;
+use crate::{Result, space::Punching};
 use diskwright_store::FileRange;
-use std::sync::PoisonError;
 
 impl Writing {
     /// Removes from quarantine what was freed at generations up to `generation`.
@@ -50,6 +47,8 @@ impl Writing {
             };
             match missing {
                 Missing::Page(page) => self.load_counts(page).ok()?,
+                // Without a block all refcounts of its range are 0.
+                Missing::Block if change(0) == 0 => return Some(0),
                 Missing::Block | Missing::Entry => return None,
             }
         }
@@ -77,7 +76,7 @@ impl Writing {
         free
     }
 
-    fn add_free(&self, pieces: &[FileRange]) {
+    pub(super) fn add_free(&self, pieces: &[FileRange]) {
         if let Some(space) = &mut self.lock().space {
             pieces.iter().for_each(|piece| space.add_free(piece.offset_bytes, piece.len_bytes));
         }
@@ -102,65 +101,6 @@ impl Writing {
         }
     }
 
-    pub(super) fn reserve_move_of(&self, state: &mut State, block: u64) -> Result<Option<MoveTo>> {
-        let cluster_bytes = self.cluster_bytes();
-        let Some(entry) = self.entry(state, block)? else { return Ok(None) };
-        let Some(from) = data_of(entry) else { return Ok(Some(MoveTo::Stay)) };
-        let place =
-            |to_bytes| MoveTo::Place(MovePlace { store: 0, from_bytes: from, to_bytes, len_bytes: cluster_bytes });
-        if let Some(&to) = state.moving.get(&block) {
-            if to < from {
-                return Ok(Some(place(to)));
-            }
-            state.moving.remove(&block);
-            state.free(Freed::Cluster(to));
-        }
-        let Some(space) = &mut state.space else {
-            state.needs.note(block, Need::Survey);
-            return Ok(None);
-        };
-        let Some(to) = space.take_for_move(cluster_bytes, from) else { return Ok(Some(MoveTo::Stay)) };
-        match state.counts.set(to / cluster_bytes, 1) {
-            Ok(()) => {
-                state.moving.insert(block, to);
-                Ok(Some(place(to)))
-            }
-            Err(missing) => {
-                space.add_free(to, cluster_bytes);
-                // A free cluster whose range has no refcount block stays free.
-                let Missing::Page(page) = missing else { return Ok(Some(MoveTo::Stay)) };
-                state.needs.note(block, Need::Counts(page));
-                Ok(None)
-            }
-        }
-    }
-
-    /// The length of the file with this number of mapped clusters, without gaps: the header, the
-    /// present tables, the refcounts of all that.
-    pub(super) fn packed_len_bytes(&self, blocks: u64) -> u64 {
-        let cluster_bytes = self.cluster_bytes();
-        let state = self.lock();
-        let clusters = |place: Place| place.len_bytes.div_ceil(cluster_bytes);
-        let tables = state.l1.iter().filter(|&&word| word != 0).count() as u64;
-        let others = 1 + clusters(state.l1_place) + clusters(state.counts.table) + tables;
-        let counted = others.saturating_add(blocks);
-        counted.saturating_add(counted.div_ceil(state.counts.per_block())).saturating_mul(cluster_bytes)
-    }
-
-    pub(super) fn cut_tail(&self) -> Result<()> {
-        self.barrier.check()?;
-        let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(tail) = self.lock().space.as_mut().and_then(Space::take_tail) else { return Ok(()) };
-        let end = tail.start_bytes();
-        if let Err(error) = self.store().set_len(end) {
-            if let Some(space) = &mut self.lock().space {
-                space.put_back(tail);
-            }
-            return Err(self.io("cut the file after its last cluster", end, error));
-        }
-        Ok(())
-    }
-
     /// For close: returns all space that nothing refers to, and cuts the file after its last
     /// cluster. The caller has flushed, and no request follows.
     pub(super) fn trim(&self) -> Result<()> {
@@ -172,6 +112,7 @@ impl Writing {
         }
         let mut freed = self.lower(&self.take_quarantined(u64::MAX));
         self.add_free(&freed);
+        freed.extend(self.drop_empty_count_blocks()?);
         // The refcounts of what is cut off or punched are durable before.
         self.run_flush()?;
         let ends = self.lock().space.as_mut().map(|space| {

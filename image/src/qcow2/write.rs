@@ -20,8 +20,8 @@
 //! noted as a [`Need`], and the result is `None`: the caller releases its lock, calls `prepare.rs`,
 //! and retries. Lock order: `preparing`, `flushing`, `front`, then the state mutex. `clusters.rs`
 //! changes entries, `growth.rs` surveys the file and makes tables, `flush.rs` makes changes
-//! durable, `front.rs` changes the header, `reuse.rs` returns freed clusters, `resize.rs` changes
-//! the size.
+//! durable, `front.rs` changes the header, `reuse.rs` returns freed clusters, `compact.rs` moves
+//! clusters and tables, `resize.rs` changes the size.
 
 use super::{
     check_walk::each_word,
@@ -330,6 +330,10 @@ impl ImageWriter for Writing {
 
     fn reserve_move(&self, block: u64) -> Result<Option<MoveTo>> {
         self.reserve_move_of(&mut self.lock(), block)
+    }
+
+    fn move_tables(&self) -> Result<()> {
+        self.move_l2_tables()
     }
 
     fn recycle_for_moves(&self, generation: u64) {

@@ -178,6 +178,7 @@ impl Writing {
             absolute_path: full(&link.absolute_path),
             name: Some(stored).filter(|name| !name.is_empty()),
             linkage: link.linkage,
+            is_merged: false,
             modified_seconds: Some(after.header.parent_modified_seconds),
             modified_offset_bytes: Some(after.header_offset_bytes + 56),
             volume_path: None,

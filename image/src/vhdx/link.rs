@@ -66,6 +66,7 @@ pub(super) fn of_locator(locator: &ParentLocator) -> Result<ParentLink, Invalid>
         name: None,
         linkage: Some(LinkageId::from_uuid(locator.guid(PARENT_LINKAGE)?.ok_or_else(missing)?)),
         linkage2: locator.guid(PARENT_LINKAGE2)?.map(LinkageId::from_uuid),
+        is_merged: false,
         modified_seconds: None,
         modified_offset_bytes: None,
     })

@@ -232,6 +232,8 @@ pub fn creations() -> Vec<CreateCase> {
         "vhdx fixed 1M",
         "vhdx dynamic 1M",
         "vhdx differencing 2M, 4K sectors",
+        "qcow2 64K",
+        "qcow2 child 8K",
     ];
     kinds.into_iter().map(|name| CreateCase(crate::disk::named(name))).collect()
 }
@@ -241,7 +243,7 @@ pub fn conversions() -> Vec<ConvertCase> {
     let case = |source: &str, format, disk_type, reflink, verify| {
         let block_bytes = match (format, disk_type) {
             (Format::Raw, _) | (Format::Vhd, Some(diskwright_image::DiskType::Fixed)) => None,
-            (Format::Vhd, _) => Some(64 << 10),
+            (Format::Vhd | Format::Qcow2, _) => Some(64 << 10),
             _ => Some(1 << 20),
         };
         let how = if reflink { ", sharing" } else { "" };
@@ -262,5 +264,7 @@ pub fn conversions() -> Vec<ConvertCase> {
         case("vhdx differencing 1M, for libvhdi", Format::Vhd, fixed, false, false),
         case("vhdx differencing 1M, for libvhdi", Format::Vhdx, None, true, true),
         case("vhd differencing 16K", Format::Raw, None, false, false),
+        case("raw", Format::Qcow2, None, false, true),
+        case("qcow2 child 8K", Format::Vhdx, None, true, false),
     ]
 }

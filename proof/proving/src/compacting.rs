@@ -138,6 +138,8 @@ pub fn compactions() -> Vec<CompactCase> {
         "vhdx differencing 1M",
         "vhd dynamic 512K",
         "vmdk sparse 8K",
+        "qcow2 64K",
+        "qcow2 child 8K",
     ];
     kinds.into_iter().map(|name| CompactCase(crate::disk::named(name))).collect()
 }

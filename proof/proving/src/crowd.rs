@@ -248,6 +248,8 @@ pub fn crowds() -> Vec<Crowd> {
         Crowd::on(kind("vmdk sparse 8K"), 64 << 10, 24),
         Crowd::on(kind("vmdk child 64K"), 64 << 10, 24),
         Crowd::on(kind("raw, growing"), 32 << 10, 24),
+        Crowd::on(kind("qcow2 64K"), 64 << 10, 24),
+        Crowd::on(kind("qcow2 child 8K"), 64 << 10, 24),
         Crowd::on(kind("vhd dynamic 16K, with snapshots"), 64 << 10, 24),
         Crowd::on(kind("vhdx dynamic 1M, with snapshots"), 1 << 20, 24),
         Crowd::on(kind("vhd differencing 16K, relinked"), 64 << 10, 24),

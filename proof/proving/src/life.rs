@@ -110,6 +110,14 @@ impl FaultyCase for SnapshotCase {
 
 /// The snapshots that are tested.
 pub fn snapshots() -> Vec<SnapshotCase> {
-    let kinds = ["vhd dynamic 16K", "vhd differencing 16K", "vhdx dynamic 1M", "vhdx differencing 1M", "vhdx fixed 1M"];
+    let kinds = [
+        "vhd dynamic 16K",
+        "vhd differencing 16K",
+        "vhdx dynamic 1M",
+        "vhdx differencing 1M",
+        "vhdx fixed 1M",
+        "qcow2 64K",
+        "qcow2 child 8K",
+    ];
     kinds.into_iter().map(|name| SnapshotCase(crate::disk::named(name))).collect()
 }

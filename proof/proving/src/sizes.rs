@@ -283,6 +283,8 @@ pub fn resizes() -> Vec<ResizeCase> {
         "vhdx dynamic 1M",
         "vhdx differencing 1M",
         "vhdx dynamic 2M, 4K sectors",
+        "qcow2 512",
+        "qcow2 child 8K",
     ];
     let case = |name| {
         let disk = crate::disk::named(name);

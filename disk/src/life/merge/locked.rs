@@ -5,7 +5,7 @@
 //! stays so. [`Users`] is how that disk takes part in the steps.
 
 use crate::{DiskError, Result, engine::chain::Layer, opening::relink};
-use diskwright_image::{Image, ImageInfo, LinkageId, ParentLink, probe, probe::DetectedFormat};
+use diskwright_image::{Identities, Image, ImageInfo, LinkageId, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::{Files, Store};
 use std::{
     fmt,
@@ -64,9 +64,15 @@ impl Locked {
         Ok(Layer { path: self.path.clone(), image: self.image(writable)? })
     }
 
-    pub(crate) fn identity(&self) -> Result<LinkageId> {
-        let has_none = || DiskError::BadChain { path: self.path.clone(), what: "it has no identity".into() };
-        self.image(false)?.linkage_id().ok_or_else(has_none)
+    /// The present identity; `None` for a format without any.
+    pub(crate) fn identity(&self) -> Result<Option<LinkageId>> {
+        let image = self.image(false)?;
+        match image.linkage_id() {
+            None if image.info().format.driver().identities != Identities::None => {
+                Err(DiskError::BadChain { path: self.path.clone(), what: "it has no identity".into() })
+            }
+            identity => Ok(identity),
+        }
     }
 
     /// Changes the link to the parent, durably. The time of the file's last change stays, unless a

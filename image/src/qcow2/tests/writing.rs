@@ -81,6 +81,7 @@ enum Step {
     Reserve { block: u64 },
     Move { block: u64, commit: bool },
     GiveUpMoves,
+    MoveTables,
     CutTail,
     Enlarge { sectors: u64 },
     Shrink { sectors: u64 },
@@ -99,6 +100,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..SECTORS).prop_map(|block| Step::Reserve { block }),
         3 => (0..SECTORS, any::<bool>()).prop_map(|(block, commit)| Step::Move { block, commit }),
         1 => Just(Step::GiveUpMoves),
+        1 => Just(Step::MoveTables),
         1 => Just(Step::CutTail),
         1 => (1..SECTORS).prop_map(|sectors| Step::Enlarge { sectors }),
         1 => (1..SECTORS).prop_map(|sectors| Step::Shrink { sectors }),
@@ -171,6 +173,7 @@ fn play(store: &Arc<dyn Store>, mut model: Vec<u8>, steps: Vec<Step>) -> bool {
                 }
             }
             Step::GiveUpMoves => writer.give_up_moves(),
+            Step::MoveTables => writer.move_tables().unwrap(),
             Step::CutTail => {
                 writer.begin_compacting().unwrap();
                 writer.cut_free_tail().unwrap();
