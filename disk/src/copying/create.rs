@@ -277,7 +277,7 @@ fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Resu
     // A child whose format allows only parents of its own format needs no probe.
     let only = (!format.driver().child_takes_any_parent).then_some(format);
     let access = Access { format: only, ..Access::default() };
-    let (image, _store) = open_image(files, parent, &access, &mut Vec::new()).map_err(|error| match error {
+    let (image, stores) = open_image(files, parent, &access, &mut Vec::new()).map_err(|error| match error {
         DiskError::Image(ImageError::NotAnImage { found, .. }) => unfit(
             child,
             format!(
@@ -288,6 +288,9 @@ fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Resu
         ),
         other => other,
     })?;
+    // A program that was killed may have left the parent's identity in the page cache only.
+    let synced = stores.iter().try_for_each(|store| store.sync_data());
+    synced.map_err(|source| file_error("make it durable", parent, source))?;
     let info = image.info().clone();
     let parent_real = files.canonical(parent).map_err(|source| file_error("find", parent, source))?;
     let dir = child.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));

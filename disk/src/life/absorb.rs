@@ -290,6 +290,9 @@ impl Absorbing<'_> {
         let chain = self.shared.chain();
         let [top, parent, ..] = chain.members() else { return Err(self.failed(io::ErrorKind::NotFound.into())) };
         self.shared.begin_writing().map_err(|error| self.failed(error))?;
+        // A program that was killed may have left a new identity in the page cache only.
+        let synced = parent.image.stores().iter().try_for_each(|store| store.sync_data());
+        synced.map_err(|source| file_error("make it durable", &self.done.parent, source))?;
         let present = parent.image.linkage_id();
         let coming = present.map(LinkageId::fresh);
         let link = top.image.parent_link().unwrap_or_default();

@@ -189,6 +189,7 @@ impl<'a> Merge<'a> {
         let outcome = Merged { disk, target: before, ..Merged::default() };
         let (children, leftovers) = (Vec::new(), Vec::new());
         relink::require(&target.path, target.info.format, "an in-place merge of", relink::COPY_THE_CHAIN)?;
+        mark::refuse_merged(&target.path, &target.info, target.info.parent.as_ref())?;
         let mut merge = Self { options, users, steps, target, below, children, leftovers, done_bytes: 0, outcome };
         merge.find_children(child)?;
         merge.check_sizes()?;
@@ -238,14 +239,17 @@ impl<'a> Merge<'a> {
             images.iter().map(|image| (image.path.clone(), image.info.linkage_id)).collect();
         let (mut children, mut leftovers): (Vec<PathBuf>, _) = (known.into_iter().collect(), Vec::new());
         for (child, parent) in self.children_in(&dirs, &parents)? {
+            // A snapshot that was cut off may have left an image a second name.
+            if images.iter().any(|image| image.is_file_at(files, &child)) {
+                continue;
+            }
             if parent == top {
                 children.push(child);
                 continue;
             }
             let is_leftover =
                 |image: &Locked| Ok::<_, DiskError>(Self::is_marked(image) && self.is_childless(&dirs, image)?);
-            let of_target = if parent == target { self.lock(&child).ok() } else { None };
-            if let Some(image) = of_target
+            if let Ok(image) = self.lock(&child)
                 && is_leftover(&image)?
             {
                 leftovers.push(image);
@@ -428,6 +432,7 @@ impl<'a> Merge<'a> {
     /// Steps 1 to 3.
     fn copy(&mut self, child: &Locked, progress: &mut Progress<'_>) -> Result<()> {
         let options = self.options;
+        self.target.sync()?;
         let present = self.target.identity()?;
         let coming = present.map(LinkageId::fresh);
         child.relink(&self.options.open.files, |link| mark::copying(link, present, coming))?;
@@ -474,12 +479,14 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    /// The link of `image` to the target, if that is at `place`.
+    /// The link of `image` to the target, if that is at `place`. An image that is marked stays so:
+    /// the target has the data of the image whose child it was.
     fn link_from(&self, image: &Locked, place: &Path) -> Result<ParentLink> {
         let info = self.target.image(false)?.info().clone();
         let modified_seconds = gate::modified_seconds(&self.options.open.files, &self.target.path);
         let dir = image.path.parent().unwrap_or(Path::new("/"));
-        create::link_to(place, &info, modified_seconds, (&image.path, image.info.format), dir)
+        let link = create::link_to(place, &info, modified_seconds, (&image.path, image.info.format), dir)?;
+        Ok(if Self::is_marked(image) { mark::merged(link, &image.info, info.linkage_id) } else { link })
     }
 
     /// Renames the target over the last child. The child's children find the target before and

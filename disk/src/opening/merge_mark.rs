@@ -17,7 +17,9 @@
 //! refuse the child. A qcow2 records no identity, so any file at the path is the parent, also while
 //! it changes. Other programs do not find a parent behind whose path the mark is.
 
+use crate::{DiskError, Result};
 use diskwright_image::{ImageInfo, LinkageId, ParentLink};
+use std::path::Path;
 use uuid::Uuid;
 
 /// "Unknown", for the time stamp of a parent.
@@ -70,6 +72,21 @@ pub(crate) fn is_merged(child: &ImageInfo, link: &ParentLink) -> bool {
                 && link.linkage2 == child.linkage_id.zip(link.linkage).map(|(id, parent)| both(id, parent))
         }
     }
+}
+
+/// Refuses to write data to an image that is marked: the parent has all of its data, and the merge
+/// that ends with its removal would lose what was written since.
+pub(crate) fn refuse_merged(path: &Path, image: &ImageInfo, link: Option<&ParentLink>) -> Result<()> {
+    if !link.is_some_and(|link| is_merged(image, link)) {
+        return Ok(());
+    }
+    Err(DiskError::BadOptions {
+        what: format!(
+            "{}: nothing can be merged into it: its data is in its parent, as a merge of it was interrupted",
+            path.display()
+        ),
+        hint: format!("finish that merge first: merge {} itself, which removes it", path.display()),
+    })
 }
 
 /// Whether a merge may have begun to change the parent, by the child's link.

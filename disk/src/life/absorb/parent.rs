@@ -16,7 +16,7 @@ use crate::{
     error::{file_error, to_io},
     opening::{
         image_file::{Access, Referred, open_image},
-        siblings,
+        merge_mark as mark, siblings,
     },
 };
 use diskwright_image::{DiskType, LinkageId, probe, probe::DetectedFormat};
@@ -87,6 +87,7 @@ impl Parent {
         check_siblings(chain, origin, search_dirs)?;
         let format = DetectedFormat::certain(info.format);
         let image = probe::open_parts(locks.writers.clone(), format, true, info.logical_sector_bytes)?;
+        mark::refuse_merged(&layer.path, image.info(), image.info().parent.as_ref())?;
         Ok(Self { layer: Layer { path: layer.path.clone(), image }, locks: Some(locks) })
     }
 

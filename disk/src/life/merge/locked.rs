@@ -4,7 +4,7 @@
 //! The one exception is the image that a disk in use writes (`live_merge.rs`): it is open, and
 //! stays so. [`Users`] is how that disk takes part in the steps.
 
-use crate::{DiskError, Result, engine::chain::Layer, opening::relink};
+use crate::{DiskError, Result, engine::chain::Layer, error::file_error, opening::relink};
 use diskwright_image::{Identities, Image, ImageInfo, LinkageId, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::{Files, Store};
 use std::{
@@ -73,6 +73,25 @@ impl Locked {
             }
             identity => Ok(identity),
         }
+    }
+
+    /// Makes the file durable as it is: a program that was killed may have left a new identity in
+    /// the page cache only, which no link may name before.
+    pub(crate) fn sync(&self) -> Result<()> {
+        let synced = match &self.held {
+            Held::Files(stores) => stores.iter().try_for_each(|store| store.sync_data()),
+            Held::Written(image) => image.stores().iter().try_for_each(|store| store.sync_data()),
+        };
+        synced.map_err(|source| file_error("make it durable", &self.path, source))
+    }
+
+    /// Whether `path` is another name of the file.
+    pub(crate) fn is_file_at(&self, files: &Files, path: &Path) -> bool {
+        let own = match &self.held {
+            Held::Files(stores) => stores.first().and_then(|store| store.identity()),
+            Held::Written(image) => image.store().identity(),
+        };
+        own.is_some() && files.facts(path).ok().map(|facts| facts.identity) == own
     }
 
     /// Changes the link to the parent, durably. The time of the file's last change stays, unless a

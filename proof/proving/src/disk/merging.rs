@@ -59,11 +59,17 @@ impl Merging {
         Some(Self { child, options: MergeOptions { no_reflink: true, ..MergeOptions::default() } })
     }
 
-    /// Merges. `goes_on` is called between the steps of the copy.
+    /// Merges. `goes_on` is called between the steps of the copy. If the merge of the target itself
+    /// was interrupted, that one is finished instead.
     pub(super) fn carry_out(&self, disk: &Disk, goes_on: &mut dyn FnMut() -> bool) -> Outcome<bool> {
         match disk.merge(&self.child, &self.options, &mut |_, _| goes_on()) {
             Ok(_) => Ok(true),
             Err(DiskError::Stopped) => Ok(false),
+            Err(DiskError::BadOptions { what, hint }) if hint.starts_with("finish that merge first") => {
+                let target = what.split(':').next().unwrap_or_default().into();
+                let options = MergeOptions { into: None, ..self.options.clone() };
+                Self { child: target, options }.carry_out(disk, &mut || true)
+            }
             Err(error) => Err(format!("a merge failed: {error}")),
         }
     }
