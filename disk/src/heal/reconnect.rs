@@ -27,6 +27,7 @@ use crate::{
     copying::create,
     engine::chain::{CHAIN_MAX, too_long},
     error::braced,
+    error::file_error,
     opening::{
         gate,
         image_file::{Access, open_image},
@@ -137,6 +138,12 @@ impl Step {
             });
         }
         drop(image);
+        // A program that was killed may have left the parent's identity in the page cache only.
+        let parent = Access { format: Some(self.parent.info.format), ..Access::default() };
+        let (_, files) = open_image(&options.open.files, &self.parent.path, &parent, &mut Vec::new())?;
+        let synced = files.iter().try_for_each(|file| file.sync_data());
+        synced.map_err(|source| file_error("make it durable", &self.parent.path, source))?;
+        drop(files);
         let verdict = DetectedFormat::certain(info.format);
         let image = probe::open_parts(stores.clone(), verdict, true, info.logical_sector_bytes)?;
         let Some(writer) = image.writer() else { return Ok(()) };

@@ -386,6 +386,10 @@ impl<'a> Merge<'a> {
     }
 
     fn remove_leftovers(&mut self) -> Result<()> {
+        if !self.leftovers.is_empty() {
+            // The links that led to a leftover may have been changed in the page cache only.
+            self.steps.iter().chain([&self.target]).chain(&self.children).try_for_each(Locked::sync)?;
+        }
         for leftover in self.leftovers.drain(..) {
             remove(&self.options.open, &leftover.path)?;
         }
@@ -394,7 +398,10 @@ impl<'a> Merge<'a> {
 
     /// One step: `child` into the target.
     fn step(&mut self, child: Locked, progress: &mut Progress<'_>) -> Result<()> {
-        if !Self::is_marked(&child) {
+        if Self::is_marked(&child) {
+            // The mark of a program that was killed may be in the page cache only.
+            child.sync()?;
+        } else {
             if self.steps.is_empty() {
                 self.forget_times()?;
             }
