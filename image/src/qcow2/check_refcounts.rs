@@ -41,13 +41,18 @@ pub(super) struct Usage {
     pub end_cluster: u64,
     /// Clusters before that which have neither, in ascending order; not all if there are many.
     pub free: Vec<u64>,
+    /// Clusters with a refcount and without a reference, likewise.
+    pub leaked: Vec<u64>,
     /// The first cluster that was not seen yet.
     next: u64,
 }
 
 impl Usage {
-    /// Must be called for ascending clusters.
-    fn note_used(&mut self, cluster: u64) {
+    /// Must be called for ascending clusters that have a refcount or a reference.
+    fn note(&mut self, cluster: u64, is_leaked: bool) {
+        if is_leaked && self.leaked.len() < FREE_MAX {
+            self.leaked.push(cluster);
+        }
         let room = FREE_MAX - self.free.len();
         self.free.extend((self.next..cluster).take(room));
         self.next = cluster + 1;
@@ -205,7 +210,7 @@ impl<'a> Refcounts<'a> {
         if let Some(usage) = &mut self.usage
             && (refcount > 0 || cell.count() > 0)
         {
-            usage.note_used(cluster);
+            usage.note(cluster, cell.count() == 0);
         }
         if cell.overlaps() {
             self.overlaps = true;

@@ -11,7 +11,7 @@
 //!
 //! Refcounts of other programs' images may lie, so allocation does not trust them: in a session
 //! with a change of an entry the file is checked first. Whatever the check calls damage is refused,
-//! as a cluster that looks free may be in use. Leaked clusters stay leaked. Unused space at the end
+//! as a cluster that looks free may be in use. Leaked clusters are free: nothing refers to them. Unused space at the end
 //! of the file is cut off, so that a longer file reads as zeros there. What looks free may be free
 //! only in the page cache, as a program may have been killed during a flush. So the file is synced
 //! before its free space is used.
@@ -26,6 +26,7 @@ use super::{
 };
 use crate::{ImageError, Result, findings::Severity, space::Space};
 use diskwright_format::qcow2::{Place, REFCOUNT_TABLE_MAX_BYTES};
+use diskwright_store::FileRange;
 
 impl Writing {
     /// Surveys the file, once in a session.
@@ -51,6 +52,17 @@ impl Writing {
         let mut space = Space::new(end, self.cluster_bytes());
         usage.free.iter().for_each(|&cluster| space.add_free(cluster * self.cluster_bytes(), self.cluster_bytes()));
         self.lock().space = Some(space);
+        // Bitmaps that are not kept look leaked, but the header still names them.
+        if self.layout.front.extensions.bitmaps.is_none() {
+            let lowered = usage.leaked.into_iter().filter(|&cluster| self.change_count(cluster, |_| 0) == Some(0));
+            let pieces: Vec<FileRange> = lowered
+                .map(|cluster| FileRange {
+                    offset_bytes: cluster * self.cluster_bytes(),
+                    len_bytes: self.cluster_bytes(),
+                })
+                .collect();
+            self.add_free(&pieces);
+        }
         Ok(())
     }
 
