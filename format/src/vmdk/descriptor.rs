@@ -278,6 +278,11 @@ impl Descriptor {
         self.values(key).next()
     }
 
+    /// The value of a key that begins with `#`, which other programs read as a comment.
+    pub fn in_comment(&self, key: &str) -> Option<&str> {
+        self.lines.iter().find_map(|line| line.split_once('=').filter(|(found, _)| found.trim() == key)).map(|(_, value)| value.trim())
+    }
+
     fn values(&self, key: &str) -> impl Iterator<Item = &str> {
         self.lines.iter().filter_map(move |line| value_of(line, key))
     }

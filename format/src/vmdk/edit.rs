@@ -32,6 +32,28 @@ pub fn comment_out(text: &mut [u8], key: &str) {
     places(text, key).into_iter().for_each(|(start, _)| text[start] = b'#');
 }
 
+/// Gives a key a value in lines that have their line ends, written as `value` is, or removes it. A
+/// new line follows the one with the key `after`. Other lines with the key are removed.
+pub fn set_line(lines: &mut Vec<Vec<u8>>, key: &str, value: Option<&str>, after: &str) {
+    let place = lines.iter().position(|line| !places(line, key).is_empty());
+    let old = place.map(|at| lines[at].clone());
+    lines.retain(|line| places(line, key).is_empty());
+    let Some(value) = value else { return };
+    let after = || lines.iter().position(|line| !places(line, after).is_empty()).map(|at| at + 1);
+    let at = place.or_else(after).unwrap_or(lines.len()).min(lines.len());
+    // The old line's way to write it stays: the case of the key, blanks, the line end.
+    let old = old.unwrap_or_else(|| format!("{key}=\n").into_bytes());
+    let equals = old.iter().position(|&byte| byte == b'=').map_or(old.len(), |at| at + 1);
+    let blanks = old[equals..].iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
+    let end: &[u8] = if old.ends_with(b"\r\n") { b"\r\n" } else { b"\n" };
+    lines.insert(at, [&old[..equals + blanks], value.as_bytes(), end].concat());
+}
+
+/// Where the first line with the key begins in the text; `None` without one.
+pub fn line_start(text: &[u8], key: &str) -> Option<usize> {
+    places(text, key).first().map(|(start, _)| *start)
+}
+
 /// For each line with the key: where the key begins, and the range of its value.
 fn places(text: &[u8], key: &str) -> Vec<(usize, Range<usize>)> {
     let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());

@@ -17,7 +17,7 @@
 //! descriptor, or the header of a sparse extent with the descriptor in it. So a creation that was
 //! interrupted leaves no file that is recognised as a VMDK of this size.
 
-use super::text::LINKAGE2_KEY;
+use super::{link, text::LINKAGE2_KEY};
 use crate::{CreateOptions, DiskType, ImageError, LinkageId, ParentLink, Result};
 use diskwright_format::vmdk::{
     Access, Descriptor, EXTENTS_MAX, Extent, ExtentKind, GTES_PER_TABLE, Placing, SECTOR_BYTES, SparseFlags,
@@ -204,19 +204,10 @@ fn id_text(id: Uuid) -> String {
 }
 
 fn name_parent(descriptor: &mut Descriptor, parent: &ParentLink) -> Result<()> {
-    let Some(cid) = parent.linkage.and_then(LinkageId::cid) else {
-        return Err(bad("the parent has no CID", "use a VMDK as the parent"));
-    };
-    let hint = parent.relative_path.as_ref().or(parent.absolute_path.as_ref()).or(parent.name.as_ref());
-    let hint = hint.map(|hint| hint.replace('\\', "/")).unwrap_or_default();
-    let hint = hint.strip_prefix("./").unwrap_or(&hint);
-    if hint.is_empty() || hint.chars().any(|c| c == '"' || c.is_control()) {
-        let what = format!("the path {hint:?} of the parent cannot be written into a descriptor");
-        return Err(bad(what, "use a name without quotation marks and control characters"));
-    }
-    descriptor.set_parent(Some((cid, hint)));
-    if let Some(cid) = parent.linkage2.and_then(LinkageId::cid) {
-        descriptor.set(LINKAGE2_KEY, &format!("\"{cid:08x}\""));
+    let link = link::Link::of(parent, None).map_err(|(what, hint)| bad(what, hint))?;
+    descriptor.set_parent(Some((link.cid, &link.hint)));
+    if let Some(cid) = link.cid2 {
+        descriptor.set(LINKAGE2_KEY, &format!("{cid:08x}"));
     }
     Ok(())
 }

@@ -212,6 +212,13 @@ impl Image for VmdkImage {
         self.writing.as_ref().and_then(|writing| writing.document.cid()).or(self.info.linkage_id)
     }
 
+    fn parent_link(&self) -> Option<ParentLink> {
+        match &self.writing {
+            Some(writing) => writing.document.parent_link(),
+            None => self.info.parent.clone(),
+        }
+    }
+
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
         out.fill(BlockState::Absent);
         let mut entries = [Entry::Absent; ENTRIES];

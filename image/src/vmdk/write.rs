@@ -220,8 +220,8 @@ impl ImageWriter for Writing {
         self.document.set(&self.barriers[0], linkage_id)
     }
 
-    fn set_parent_link(&self, _link: &ParentLink) -> Result<()> {
-        Err(self.unsupported("another link to the parent of a VMDK", "convert the child to a new disk"))
+    fn set_parent_link(&self, link: &ParentLink) -> Result<()> {
+        self.document.relink(&self.barriers[0], link)
     }
 
     fn prepare(&self, blocks: Range<u64>) -> Result<()> {

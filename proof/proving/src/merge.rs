@@ -207,7 +207,7 @@ impl FaultyCase for MergeCase {
 /// The merges that are tested.
 pub fn merges() -> Vec<MergeCase> {
     let case = |name: &str, keep, both, reflink| MergeCase { kind: crate::disk::named(name), keep, both, reflink };
-    let (vhd, vhdx) = ("vhd differencing 16K", "vhdx differencing 1M");
+    let (vhd, vhdx, vmdk) = ("vhd differencing 16K", "vhdx differencing 1M", "vmdk child 64K");
     vec![
         case(vhd, KeptName::Parents, false, false),
         case(vhd, KeptName::Childs, false, false),
@@ -215,5 +215,8 @@ pub fn merges() -> Vec<MergeCase> {
         case(vhdx, KeptName::Parents, false, false),
         case(vhdx, KeptName::Childs, false, true),
         case(vhdx, KeptName::Parents, true, false),
+        case(vmdk, KeptName::Parents, false, false),
+        case(vmdk, KeptName::Childs, false, true),
+        case(vmdk, KeptName::Parents, true, false),
     ]
 }

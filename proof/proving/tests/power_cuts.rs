@@ -87,6 +87,7 @@ kinds! {
     vhdx_differencing_merged_in_use: "vhdx differencing 1M, merged in use",
     vhd_differencing_relinked: "vhd differencing 16K, relinked",
     vhdx_differencing_relinked: "vhdx differencing 1M, relinked",
+    vmdk_child_relinked: "vmdk child 64K, relinked",
     packed: "packed 16K, over a parent",
     vhd_dynamic_swept: "vhd dynamic 4K, swept",
     raw_late: "raw, late",

@@ -277,6 +277,10 @@ pub fn all() -> Vec<DiskCase> {
             ..kind("vhdx differencing 1M, relinked", Format::Vhdx, DiskType::Differencing, mib, 64 * m, &[0, 1, 40])
         },
         DiskCase {
+            changes: Changes::Relinks,
+            ..kind("vmdk child 64K, relinked", Format::Vmdk, DiskType::Differencing, 64 * kib, 64 * m, &[0, 1, 511, 512])
+        },
+        DiskCase {
             backing: Backing::Packed,
             ..kind(
                 "packed 16K, over a parent",
