@@ -280,7 +280,10 @@ impl Descriptor {
 
     /// The value of a key that begins with `#`, which other programs read as a comment.
     pub fn in_comment(&self, key: &str) -> Option<&str> {
-        self.lines.iter().find_map(|line| line.split_once('=').filter(|(found, _)| found.trim() == key)).map(|(_, value)| value.trim())
+        self.lines
+            .iter()
+            .find_map(|line| line.split_once('=').filter(|(found, _)| found.trim() == key))
+            .map(|(_, value)| value.trim())
     }
 
     fn values(&self, key: &str) -> impl Iterator<Item = &str> {

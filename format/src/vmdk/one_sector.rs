@@ -123,7 +123,9 @@ mod tests {
     use proptest::prelude::*;
 
     fn text(hint: &str, extents: usize) -> Vec<u8> {
-        let mut text = format!("# Disk DescriptorFile\nversion=1\nCID=12345678\nparentCID=9abcdef0\nparentFileNameHint=\"{hint}\"\ncreateType=\"twoGbMaxExtentSparse\"\n\n# Extent description\n");
+        let mut text = format!(
+            "# Disk DescriptorFile\nversion=1\nCID=12345678\nparentCID=9abcdef0\nparentFileNameHint=\"{hint}\"\ncreateType=\"twoGbMaxExtentSparse\"\n\n# Extent description\n"
+        );
         (0..extents).for_each(|number| text += &format!("RW 4192256 SPARSE \"a-s{number:03}.vmdk\"\n"));
         text += "\n# The Disk Data Base\n#DDB\n\n";
         for key in ["virtualHWVersion", "geometry.cylinders", "geometry.heads", "geometry.sectors", "adapterType"] {

@@ -21,7 +21,7 @@ use super::{link, text::LINKAGE2_KEY};
 use crate::{CreateOptions, DiskType, ImageError, LinkageId, ParentLink, Result};
 use diskwright_format::vmdk::{
     Access, Descriptor, EXTENTS_MAX, Extent, ExtentKind, GTES_PER_TABLE, Placing, SECTOR_BYTES, SparseFlags,
-    SparseHeader,
+    SparseHeader, one_sector,
 };
 use diskwright_store::{FileRange, Store};
 use std::sync::Arc;
@@ -45,6 +45,9 @@ const HEADS: u64 = 255;
 const TRACK_SECTORS: u64 = 63;
 /// The first 28 bits of the ids that VMware gives to disks.
 const ID_PREFIX: u128 = 0x0600_0C29 << 100;
+
+/// The first line of the extents in a new descriptor.
+const EXTENTS_LINE: &str = "# Extent description";
 
 /// What is to be made.
 #[derive(Debug)]
@@ -230,7 +233,13 @@ pub(crate) fn further_files(options: &CreateOptions) -> Result<Vec<String>> {
 /// which the stores hold an incomplete image.
 pub(crate) fn create(stores: &[Arc<dyn Store>], options: &CreateOptions) -> Result<()> {
     let plan = Plan::of(options)?;
-    let text = plan.descriptor(options)?.to_text();
+    let mut text = plan.descriptor(options)?.to_text();
+    if options.parent.is_some() && !plan.is_embedded() {
+        // Longer links will fit into the first sector, also with many extents behind it.
+        let head = text.find(EXTENTS_LINE).unwrap_or(text.len());
+        let room = one_sector::blank((SECTOR_BYTES as usize).saturating_sub(head));
+        text.insert_str(head, &String::from_utf8_lossy(&room));
+    }
     let own = usize::from(!plan.is_embedded());
     if stores.len() != own + plan.extents.len() {
         return Err(bad(format!("{} files for {}", stores.len(), plan.subformat), "give the files it needs"));

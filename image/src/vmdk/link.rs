@@ -41,14 +41,14 @@ impl Link {
         let paths = [&link.relative_path, &link.absolute_path, &link.name];
         let path = paths.into_iter().flatten().find(|path| !path.is_empty());
         let path = path.map_or("", String::as_str);
-        let hint = if present == Some(path) { path.to_owned() } else { path.replace('\\', "/") };
-        let hint = hint.strip_prefix("./").unwrap_or(&hint);
+        let written = || path.strip_prefix(".\\").unwrap_or(path).replace('\\', "/");
+        let hint = if present == Some(path) { path.to_owned() } else { written() };
         if hint.is_empty() || hint.chars().any(|c| c == '"' || c.is_control()) {
             let what = format!("the path {hint:?} of the parent cannot be written into a descriptor");
             return Err((what, "use a name without quotation marks and control characters"));
         }
         let cid2 = link.linkage2.and_then(LinkageId::cid);
-        Ok(Self { cid, cid2, hint: hint.to_owned() })
+        Ok(Self { cid, cid2, hint })
     }
 
     /// The change of the text that records this link instead of the present one.
@@ -67,7 +67,8 @@ impl Link {
             true
         });
         change.ok_or_else(|| {
-            let what = "the new link does not fit into the first 512 bytes of the descriptor, which are changed by one write";
+            let what =
+                "the new link does not fit into the first 512 bytes of the descriptor, which are changed by one write";
             (what.into(), "move the parent to a shorter path, or convert the disk to a new one")
         })
     }

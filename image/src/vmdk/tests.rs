@@ -1,5 +1,6 @@
 //! Images by `qemu-img`, and images that lie.
 
+mod relinking;
 mod writing;
 
 use super::{examine, open};

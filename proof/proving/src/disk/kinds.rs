@@ -278,7 +278,14 @@ pub fn all() -> Vec<DiskCase> {
         },
         DiskCase {
             changes: Changes::Relinks,
-            ..kind("vmdk child 64K, relinked", Format::Vmdk, DiskType::Differencing, 64 * kib, 64 * m, &[0, 1, 511, 512])
+            ..kind(
+                "vmdk child 64K, relinked",
+                Format::Vmdk,
+                DiskType::Differencing,
+                64 * kib,
+                64 * m,
+                &[0, 1, 511, 512],
+            )
         },
         DiskCase {
             backing: Backing::Packed,

@@ -29,8 +29,7 @@ impl DiskCase {
             ..ParentLink::default()
         };
         if self.format == Format::Vmdk {
-            let hint = format!("{}parent.vmdk", "./".repeat(1 + number as usize % 4 * 40));
-            let hint = hint.strip_prefix("./").map(str::to_owned);
+            let hint = Some(format!("{}parent.vmdk", "./".repeat(number as usize % 4 * 40)));
             let linkage2 = Some(LinkageId::Cid(number));
             return Ok(ParentLink { relative_path: hint.clone(), name: hint, absolute_path: None, linkage2, ..link });
         }
