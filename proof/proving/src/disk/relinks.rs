@@ -61,7 +61,11 @@ impl DiskCase {
             let (first, last) = (truth.changed.link, truth.changed.next_link);
             return Err(format!("the disk has link {found}, expected {first} to {last}"));
         }
-        let link = disk.layers()[0].image.parent_link().unwrap_or_default();
+        let image = &disk.layers()[0].image;
+        if self.format == Format::Vmdk && image.info().disk_id.is_none() {
+            return Err("lines of the disk database were lost".into());
+        }
+        let link = image.parent_link().unwrap_or_default();
         if found > 0 && (ParentLink { modified_offset_bytes: None, ..link.clone() }) != self.link(disk, found)? {
             return Err(format!("link {found} is not whole: {link:?}"));
         }
