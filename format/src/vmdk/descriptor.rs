@@ -110,7 +110,7 @@ impl Extent {
     }
 
     /// Parses a line that begins with an access; `None` if it does not.
-    fn parse(line: &str) -> Option<Result<Self, (String, &'static str)>> {
+    pub(super) fn parse(line: &str) -> Option<Result<Self, (String, &'static str)>> {
         let (access, rest) = line.split_once([' ', '\t'])?;
         let access = ACCESSES.iter().find(|row| row.0.eq_ignore_ascii_case(access))?.1;
         Some(Self::parse_rest(access, rest.trim_start()))

@@ -15,6 +15,7 @@
 //! every program, however it reads it. The tail must be durable before the sector is written.
 
 use super::SECTOR_BYTES;
+use std::ops::Range;
 
 const SECTOR: usize = SECTOR_BYTES as usize;
 
@@ -85,9 +86,29 @@ pub fn plan(text: &[u8], start: usize, change: impl FnOnce(&mut Lines) -> bool) 
     Some(Change { tail, start, sector: bytes.try_into().ok()? })
 }
 
-/// The start of the sector in which the line with this offset begins.
-pub fn sector_of(offset: usize) -> usize {
-    offset / SECTOR * SECTOR
+/// Plans to replace the bytes in `range`, which lie in one line, by `new`. `None` if they do not fit
+/// into the sector in which the range begins.
+pub fn replace(text: &[u8], range: Range<usize>, new: &[u8]) -> Option<Change> {
+    let start = range.start / SECTOR * SECTOR;
+    let line_start = text[..range.start].iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+    let line_end = range.end + text[range.end..].iter().position(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+    let old_line = &text[line_start..line_end];
+    let new_line = [&text[line_start..range.start], new, &text[range.end..line_end]].concat();
+    let planned = plan(text, start, |lines| {
+        let found = lines.iter().rposition(|line| line == old_line);
+        if let Some(at) = found {
+            lines[at] = new_line;
+        }
+        found.is_some()
+    });
+    // A line that continues in the next sector keeps its length.
+    planned.or_else(|| {
+        let end = start + SECTOR;
+        let fits = range.len() == new.len() && range.end <= end && len_of(text) >= end;
+        let mut sector: [u8; SECTOR] = text.get(start..end).filter(|_| fits)?.try_into().ok()?;
+        sector[range.start - start..range.end - start].copy_from_slice(new);
+        Some(Change { tail: Vec::new(), start, sector })
+    })
 }
 
 /// A comment of this length with its line end, or an empty line.
@@ -211,6 +232,25 @@ mod tests {
         assert_eq!(plan(&text("base.vmdk", 3), 0, |_| false), None);
         // All lines of the sector are extents, which cannot move.
         assert_eq!(plan(&text("base.vmdk", 30), 0, with_hint(&"a".repeat(100))), None);
+    }
+
+    /// The last extent's length, wherever its line lies and whatever its number of digits.
+    #[test]
+    fn a_length_changes_in_its_sector() {
+        for extents in 1..40 {
+            let text = text("base.vmdk", extents);
+            let range = edit::last_length(&text).unwrap();
+            for new in ["5192256", "64192256"] {
+                let Some(change) = replace(&text, range.clone(), new.as_bytes()) else { continue };
+                let (_, after) = applied(&text, &change);
+                let (was, now) = (read(&text), read(&after));
+                assert_eq!((now.1, now.0.extents.len()), (was.1, extents));
+                assert_eq!(now.0.extents.last().unwrap().sectors.to_string(), new);
+                assert_eq!(now.0.extents[..extents - 1], was.0.extents[..extents - 1]);
+            }
+            let is_split = range.start / SECTOR != range.end / SECTOR;
+            assert!(is_split || replace(&text, range, b"5192256").is_some(), "{extents} extents");
+        }
     }
 
     #[test]

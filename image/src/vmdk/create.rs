@@ -17,7 +17,7 @@
 //! descriptor, or the header of a sparse extent with the descriptor in it. So a creation that was
 //! interrupted leaves no file that is recognised as a VMDK of this size.
 
-use super::{link, text::LINKAGE2_KEY};
+use super::{grow::SPLIT_SECTORS, link, text::LINKAGE2_KEY};
 use crate::{CreateOptions, DiskType, ImageError, LinkageId, ParentLink, Result};
 use diskwright_format::vmdk::{
     Access, Descriptor, EXTENTS_MAX, Extent, ExtentKind, GTES_PER_TABLE, Placing, SECTOR_BYTES, SparseFlags,
@@ -37,8 +37,6 @@ const GRAIN_MIN_BYTES: u32 = 8 << 10;
 const GRAIN_MAX_BYTES: u32 = 64 << 20;
 /// Space for an embedded descriptor in the files of VMware, in sectors.
 const DESCRIPTOR_SECTORS: u64 = 20;
-/// Length of an extent of VMware's kinds in 2 GB files.
-const SPLIT_SECTORS: u64 = 4_192_256;
 /// Heads and sectors of a track of the geometry that the descriptor records, as those of all large
 /// SCSI disks.
 const HEADS: u64 = 255;

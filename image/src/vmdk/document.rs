@@ -35,6 +35,9 @@ use std::{ops::Range, sync::PoisonError};
 const CID: &str = "CID";
 const LONG_ID: &str = "ddb.longContentID";
 const CHANGE_TRACKING: &str = "changeTrackPath";
+/// Heads of an IDE disk, and its most cylinders.
+const IDE_HEADS: u64 = 16;
+const IDE_CYLINDERS_MAX: u64 = 16383;
 
 /// The descriptor, as it is in the file.
 #[derive(Debug)]
@@ -139,6 +142,40 @@ impl Document {
         self.carry_out(&mut text, &change, barrier)
     }
 
+    /// Whether the disk is of a kind in files of 2 GB.
+    pub fn is_split(&self) -> bool {
+        let text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        edit::value(&text, "createType").is_some_and(|kind| kind.to_ascii_lowercase().starts_with("twogb"))
+    }
+
+    /// Whether [`Document::set_length`] can record this length of the last extent.
+    pub fn has_room_for_length(&self, sectors: u64) -> bool {
+        let text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        match length_change(&text, sectors) {
+            Ok(change) => change.is_none_or(|change| self.has_room(&text, &change)),
+            Err(NoRoom) => false,
+        }
+    }
+
+    /// Records the length of the last extent, durably, and then the geometry of the disk where the
+    /// text has room for it.
+    ///
+    /// # Errors
+    /// `Unsupported` as [`Document::has_room_for_length`]; `Io`, after which the file has the old
+    /// length or the new one.
+    pub fn set_length(&self, barrier: &Barrier, sectors: u64, disk_sectors: u64) -> Result<()> {
+        barrier.check()?;
+        let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        let change = length_change(&text, sectors);
+        let change = change.map_err(|NoRoom| self.refused(barrier, "a longer extent in this descriptor"))?;
+        let Some(change) = change else { return Ok(()) };
+        self.carry_out(&mut text, &change, barrier)?;
+        match cylinders_change(&text, disk_sectors).filter(|change| self.has_room(&text, change)) {
+            Some(change) => self.carry_out(&mut text, &change, barrier),
+            None => Ok(()),
+        }
+    }
+
     fn has_room(&self, text: &[u8], change: &one_sector::Change) -> bool {
         let len = one_sector::len_of(text) + change.tail.len();
         len as u64 <= self.space_bytes.unwrap_or(u64::MAX).min(DESCRIPTOR_MAX_BYTES)
@@ -210,6 +247,28 @@ impl Document {
         self.has_begun.store(true, Ordering::Release);
         Ok(())
     }
+}
+
+/// A text whose sector has no room for a longer line.
+struct NoRoom;
+
+/// The change of the last extent's length; `None` if it has this length.
+fn length_change(text: &[u8], sectors: u64) -> std::result::Result<Option<one_sector::Change>, NoRoom> {
+    let range = edit::last_length(text).ok_or(NoRoom)?;
+    let digits = sectors.to_string();
+    if text[range.clone()] == *digits.as_bytes() {
+        return Ok(None);
+    }
+    one_sector::replace(text, range, digits.as_bytes()).map(Some).ok_or(NoRoom)
+}
+
+/// The change of the cylinders that follows the size of the disk.
+fn cylinders_change(text: &[u8], disk_sectors: u64) -> Option<one_sector::Change> {
+    let number = |key: &str| edit::value(text, key)?.parse::<u64>().ok().filter(|&number| number > 0);
+    let heads = number("ddb.geometry.heads")?;
+    let most = if heads == IDE_HEADS { IDE_CYLINDERS_MAX } else { u16::MAX.into() };
+    let digits = (disk_sectors / heads.checked_mul(number("ddb.geometry.sectors")?)?).clamp(1, most).to_string();
+    one_sector::replace(text, edit::value_range(text, "ddb.geometry.cylinders")?, digits.as_bytes())
 }
 
 /// The range of the new text that covers all changed bytes and begins and ends at a sector of the

@@ -9,6 +9,7 @@
 //!   write.rs     the trait ImageWriter
 //!   grains.rs    entries of grains in memory: reserve, commit, reads
 //!   prepare.rs   the I/O that reserve and commit need first
+//!   grow.rs      a larger disk
 //!   growth.rs    what is used in an extent's file, surveyed before the first change of an entry
 //!   flush.rs     the ordered passes that make changes durable
 //!   document.rs  the descriptor of an image in use: its CID changes before the first write
@@ -45,6 +46,7 @@ mod create;
 mod document;
 mod flush;
 mod grains;
+mod grow;
 mod growth;
 mod image;
 mod layout;

@@ -1,5 +1,6 @@
 //! Images by `qemu-img`, and images that lie.
 
+mod growing;
 mod relinking;
 mod writing;
 

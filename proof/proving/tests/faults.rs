@@ -51,7 +51,7 @@ fn disks_that_change_while_in_use() {
     fail_every_operation(&["raw, growing", "vhd dynamic 16K, with snapshots", "vhdx dynamic 1M, with snapshots"]);
     fail_every_operation(&["vhd dynamic 16K, frozen in use", "vhdx dynamic 1M, frozen in use"]);
     fail_every_operation(&["vhd differencing 16K, relinked", "vhdx differencing 1M, relinked"]);
-    fail_every_operation(&["vmdk child 64K, relinked"]);
+    fail_every_operation(&["vmdk child 64K, relinked", "vmdk flat, growing", "vmdk sparse 8K, growing"]);
     fail_every_operation(&["vhd dynamic 16K, compacted in use", "vhd differencing 16K, compacted in use"]);
     fail_every_operation(&["vhdx dynamic 1M, compacted in use", "vhdx differencing 1M, compacted in use"]);
 }

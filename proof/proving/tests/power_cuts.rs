@@ -73,6 +73,8 @@ kinds! {
     raw_growing: "raw, growing",
     vhd_dynamic_growing: "vhd dynamic 16K, growing",
     vhdx_dynamic_growing: "vhdx dynamic 1M, growing",
+    vmdk_flat_growing: "vmdk flat, growing",
+    vmdk_sparse_growing: "vmdk sparse 8K, growing",
     vhd_dynamic_with_snapshots: "vhd dynamic 16K, with snapshots",
     vhdx_dynamic_with_snapshots: "vhdx dynamic 1M, with snapshots",
     vhd_dynamic_frozen_in_use: "vhd dynamic 16K, frozen in use",

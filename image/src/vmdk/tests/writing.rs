@@ -324,13 +324,13 @@ fn a_grain_on_a_table_is_damage() {
     assert!(error.contains("diskwright check"), "{error}");
 }
 
-fn qemu(program: &str, args: &[&str], path: &Path) {
+pub(super) fn qemu(program: &str, args: &[&str], path: &Path) {
     let made = Command::new(program).args(args).arg(path).output().unwrap();
     let said = String::from_utf8_lossy(&made.stderr).into_owned() + &String::from_utf8_lossy(&made.stdout);
     assert!(made.status.success(), "{program} {args:?}: {said}");
 }
 
-fn opened_for_writing(path: &Path) -> Arc<dyn Image> {
+pub(super) fn opened_for_writing(path: &Path) -> Arc<dyn Image> {
     let store = |path: &Path| -> Arc<dyn Store> {
         Arc::new(FileStore::open(path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap())
     };

@@ -167,6 +167,22 @@ pub fn all() -> Vec<DiskCase> {
             ..kind("vhdx dynamic 1M, growing", Format::Vhdx, DiskType::Dynamic, mib, 4 * m, &[])
         },
         DiskCase {
+            changes: Changes::Grows { from_bytes: 256 << 10 },
+            ..kind("vmdk flat, growing", Format::Vmdk, DiskType::Fixed, 0, 2 * m, &[0, 1, 3, 5, 12, 31])
+        },
+        // The 129th grain table does not fit into the first sector of the directories.
+        DiskCase {
+            changes: Changes::Grows { from_bytes: (512 << 20) - (256 << 10) },
+            ..kind(
+                "vmdk sparse 8K, growing",
+                Format::Vmdk,
+                DiskType::Dynamic,
+                8 * kib,
+                514 * m,
+                &[0, 1, 65_502, 65_504, 65_535, 65_536, 65_640, 65_780],
+            )
+        },
+        DiskCase {
             changes: Changes::Snapshots,
             ..kind(
                 "vhd dynamic 16K, with snapshots",
