@@ -289,11 +289,17 @@ fn snapshots_and_growth_are_durable() {
         broken_below("a merge in use is durable", case, Mutation::NotDurable(Phase::Absorb));
         broken_below("the parent is durable before the top loses a block", case, Mutation::Disordered(Phase::Absorb));
     }
-    for case in ["vhd dynamic 16K, merged in use", "vhdx differencing 1M, merged in use"] {
+    for case in
+        ["vhd dynamic 16K, merged in use", "vhdx differencing 1M, merged in use", "vmdk child 64K, merged in use"]
+    {
         broken_below("a merge of a disk in use is durable", case, Mutation::NotDurable(Phase::Merge));
         broken_below("a child that is merged in use goes last", case, Mutation::Disordered(Phase::Merge));
     }
-    broken_below("a new size is durable", "raw, growing", Mutation::NotDurable(Phase::Grow));
+    for case in ["raw, growing", "vmdk flat, growing", "vmdk sparse 8K, growing"] {
+        broken_below("a new size is durable", case, Mutation::NotDurable(Phase::Grow));
+    }
+    let case = "vmdk sparse 8K, growing";
+    broken_below("tables and directories are durable before the header", case, Mutation::Disordered(Phase::Grow));
 }
 
 #[test]

@@ -261,6 +261,40 @@ pub fn all() -> Vec<DiskCase> {
             ..kind("vhdx dynamic 1M, absorbed in use", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 40])
         },
         DiskCase {
+            changes: Changes::AbsorbedInUse,
+            ..kind(
+                "vmdk sparse 8K, absorbed in use",
+                Format::Vmdk,
+                DiskType::Dynamic,
+                8 * kib,
+                4 * m,
+                &[0, 1, 256, 511],
+            )
+        },
+        DiskCase {
+            changes: Changes::AbsorbedInUse,
+            ..kind(
+                "vmdk child 64K, absorbed in use",
+                Format::Vmdk,
+                DiskType::Differencing,
+                64 * kib,
+                40 * m,
+                &[0, 1, 511, 512],
+            )
+        },
+        DiskCase {
+            changes: Changes::MergedInUse,
+            steps: 40,
+            ..kind(
+                "vmdk child 64K, merged in use",
+                Format::Vmdk,
+                DiskType::Differencing,
+                64 * kib,
+                40 * m,
+                &[0, 1, 511],
+            )
+        },
+        DiskCase {
             changes: Changes::MergedInUse,
             steps: 40,
             ..kind("vhd dynamic 16K, merged in use", Format::Vhd, DiskType::Dynamic, 16 * kib, 4 * m, &[0, 1, 128, 255])
