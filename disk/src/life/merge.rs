@@ -239,17 +239,15 @@ impl<'a> Merge<'a> {
             images.iter().map(|image| (image.path.clone(), image.info.linkage_id)).collect();
         let (mut children, mut leftovers): (Vec<PathBuf>, _) = (known.into_iter().collect(), Vec::new());
         for (child, parent) in self.children_in(&dirs, &parents)? {
-            if parent == top {
-                children.push(child);
-                continue;
-            }
             let is_leftover =
                 |image: &Locked| Ok::<_, DiskError>(Self::is_marked(image) && self.is_childless(&dirs, image)?);
-            let of_target = if parent == target { self.lock(&child).ok() } else { None };
-            if let Some(image) = of_target
+            let image = if parent == target || parent == top { self.lock(&child).ok() } else { None };
+            if let Some(image) = image
                 && is_leftover(&image)?
             {
                 leftovers.push(image);
+            } else if parent == top {
+                children.push(child);
             } else if parent == target && images.len() == 2 && Self::is_marked(images[0]) {
                 children.push(child);
             } else {

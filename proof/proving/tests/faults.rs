@@ -59,6 +59,7 @@ fn disks_that_change_while_in_use() {
 #[test]
 fn disks_that_are_merged_while_in_use() {
     fail_every_operation(&["vhd dynamic 16K, absorbed in use", "vhdx dynamic 1M, absorbed in use"]);
+    fail_every_operation(&["vmdk sparse 8K, absorbed in use", "vmdk child 64K, absorbed in use"]);
 }
 
 #[test]
