@@ -6,8 +6,8 @@
 //!   2  sector     │ CID, parentCID, a longer hint │ RW 8 FLAT "a" │ ddb.x │ dd│b.z, ddb.w, ddb.y
 //! ```
 //!
-//! Lines that lie completely in the sector may change. A shorter text is filled up with a comment
-//! of blanks, and a longer one uses such a comment again. If that is not enough, lines of the disk
+//! Lines that lie completely in the sector may change. A shorter text is filled up with comments
+//! of blanks, and a longer one uses such comments again. If that is not enough, lines of the disk
 //! database and comments get a copy at the end of the text first: a line that is there twice with
 //! one value means the same as once. All sectors behind keep their bytes.
 //!
@@ -18,6 +18,8 @@ use super::SECTOR_BYTES;
 use std::ops::Range;
 
 const SECTOR: usize = SECTOR_BYTES as usize;
+/// The longest comment that fills a sector up.
+const BLANK_MAX: usize = 64;
 
 /// A change in two writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,16 +113,15 @@ pub fn replace(text: &[u8], range: Range<usize>, new: &[u8]) -> Option<Change> {
     })
 }
 
-/// A comment of this length with its line end, or an empty line.
+/// Comments of this length together with their line ends. They are short, so that little is lost for
+/// a later change where one of them lies in two sectors.
 pub fn blank(len: usize) -> Vec<u8> {
-    let mut line = vec![b' '; len];
-    if len > 1 {
+    let mut lines = vec![b' '; len];
+    for line in lines.chunks_mut(BLANK_MAX) {
         line[0] = b'#';
+        line[line.len() - 1] = b'\n';
     }
-    if let Some(last) = line.last_mut() {
-        *last = b'\n';
-    }
-    line
+    lines
 }
 
 /// Whether a line says nothing.

@@ -65,6 +65,7 @@ fn disks_that_are_merged_while_in_use() {
 #[test]
 fn disks_whose_frozen_images_are_merged_in_use() {
     fail_every_operation(&["vhd dynamic 16K, merged in use", "vhdx differencing 1M, merged in use"]);
+    fail_every_operation(&["vmdk child 64K, merged in use"]);
 }
 
 #[test]
