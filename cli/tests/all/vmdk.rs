@@ -1,5 +1,5 @@
-//! VMDK as a user meets it: `info`, `check`, `compare`, `convert`, `create`, `snapshot`, and by
-//! name what is not supported.
+//! VMDK as a user meets it: `info`, `check`, `compare`, `convert`, `create`, `resize`, `snapshot`,
+//! `merge`, `reconnect`, and by name what is not supported.
 
 use crate::common::Workshop;
 use std::{fs, process::Command};
@@ -51,6 +51,15 @@ fn a_vmdk_is_created_written_and_frozen() {
         shop.ok(&format!("check {name}"));
         shop.ok(&format!("convert {name} {kind}.raw --verify"));
         qemu(&format!("compare -f vmdk -F raw {name} {kind}.raw"));
+        let resized = shop.json(&format!("resize {name} 20M"));
+        assert_eq!(resized["new_size"], 20 << 20, "{resized}");
+        shop.ok(&format!("io {name} -c 'write -P 5 19M 1M' -c 'read -P 7 1100k 4k' -c 'read -P 0 12M 1M'"));
+        shop.ok(&format!("check {name}"));
+        fs::OpenOptions::new().write(true).open(shop.path(&format!("{kind}.raw"))).unwrap().set_len(20 << 20).unwrap();
+        shop.ok(&format!("io {kind}.raw -c 'write -P 5 19M 1M'"));
+        qemu(&format!("compare -f vmdk -F raw {name} {kind}.raw"));
+        let told = shop.fails(1, &format!("resize {name} 5M"));
+        assert!(told.contains("a smaller size of 5242880 bytes for a VMDK is not supported"), "{told}");
         shop.ok(&format!("convert {kind}.raw again-{name} --subformat {kind} --verify"));
         qemu(&format!("compare -f vmdk -F raw again-{name} {kind}.raw"));
     }
