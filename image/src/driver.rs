@@ -75,6 +75,8 @@ pub struct Driver {
     /// Whether the parent of a child may have any format, which the child records. If not, it has
     /// the child's format.
     pub child_takes_any_parent: bool,
+    /// Whether a child records one path to its parent, not one for each of several ways.
+    pub child_records_one_path: bool,
     /// Whether the link of a child to its parent can be replaced
     /// ([`ImageWriter::set_parent_link`](crate::ImageWriter::set_parent_link)).
     pub child_can_be_relinked: bool,
@@ -107,6 +109,7 @@ static RAW: Driver = Driver {
     child_records_zeros: false,
     child_records_time: false,
     child_takes_any_parent: false,
+    child_records_one_path: false,
     child_can_be_relinked: false,
     frozen_extension: "raw",
     open: open_raw,
@@ -136,6 +139,7 @@ static VHD: Driver = Driver {
     child_records_zeros: false,
     child_records_time: true,
     child_takes_any_parent: false,
+    child_records_one_path: false,
     child_can_be_relinked: true,
     frozen_extension: "avhd",
     open: |stores, writable, _| Ok(Arc::new(vhd::open(only(stores, "vhd")?, writable)?)),
@@ -166,6 +170,7 @@ static VHDX: Driver = Driver {
     child_records_zeros: true,
     child_records_time: false,
     child_takes_any_parent: false,
+    child_records_one_path: false,
     child_can_be_relinked: true,
     frozen_extension: "avhdx",
     open: |stores, writable, _| Ok(Arc::new(vhdx::open(only(stores, "vhdx")?, writable)?)),
@@ -195,6 +200,7 @@ static QCOW2: Driver = Driver {
     child_records_zeros: true,
     child_records_time: false,
     child_takes_any_parent: true,
+    child_records_one_path: true,
     child_can_be_relinked: true,
     open: |stores, writable, _| Ok(Arc::new(qcow2::open(stores, writable, None)?)),
     references: qcow2::references,
@@ -223,6 +229,7 @@ static VDI: Driver = Driver {
     child_records_zeros: true,
     child_records_time: false,
     child_takes_any_parent: false,
+    child_records_one_path: false,
     child_can_be_relinked: false,
     open: |stores, writable, _| Ok(Arc::new(vdi::open(only(stores, "vdi")?, writable)?)),
     references: |_| Ok(Vec::new()),
@@ -265,7 +272,8 @@ static VMDK: Driver = Driver {
     child_records_zeros: false,
     child_records_time: false,
     child_takes_any_parent: false,
-    child_can_be_relinked: false,
+    child_records_one_path: true,
+    child_can_be_relinked: true,
     frozen_extension: "vmdk",
     open: |stores, writable, _| Ok(Arc::new(vmdk::open(stores, writable)?)),
     references: vmdk::references,

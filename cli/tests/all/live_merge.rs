@@ -20,17 +20,18 @@ fn chain_of(place: &Place, name: &str) -> Vec<String> {
 
 #[test]
 fn frozen_images_are_merged_while_a_client_writes() {
-    let place = Place::with(&["disk.vhdx", "disk.vhd"]);
-    let Some(server) = place.serve("disk.vhdx disk.vhd --nbd ./s") else { return };
+    let place = Place::with(&["disk.vhdx", "disk.vhd", "disk.vmdk"]);
+    let Some(server) = place.serve("disk.vhdx disk.vhd disk.vmdk --nbd ./s") else { return };
     let stop = AtomicBool::new(false);
     let held: Vec<Vec<u64>> = thread::scope(|scope| {
-        let clients = ["disk.vhdx", "disk.vhd"].map(|name| {
+        let clients = ["disk.vhdx", "disk.vhd", "disk.vmdk"].map(|name| {
             let (uri, stop) = (server.uri(name), &stop);
             scope.spawn(move || numbered_blocks(&uri, stop))
         });
-        for extension in ["vhdx", "vhd"] {
+        for extension in ["vhdx", "vhd", "vmdk"] {
             let disk = format!("disk.{extension}");
-            let frozen = |number: u32| format!("disk_s{number}.a{extension}");
+            let letter = if extension == "vmdk" { "" } else { "a" };
+            let frozen = |number: u32| format!("disk_s{number}.{letter}{extension}");
             for number in 0..4 {
                 thread::sleep(Duration::from_millis(150));
                 place.ok(&format!("snapshot {disk} --name s{number}"));
@@ -74,14 +75,14 @@ fn frozen_images_are_merged_while_a_client_writes() {
     });
     place.ok("serve-ctl disk.vhdx drain");
     assert_eq!(server.wait(), Some(0));
-    for (extension, held) in ["vhdx", "vhd"].into_iter().zip(&held) {
+    for (extension, held) in ["vhdx", "vhd", "vmdk"].into_iter().zip(&held) {
         let disk = format!("disk.{extension}");
         assert!(numbers_in(&place.shop.path(&disk)) == *held, "{extension}: all is there");
         place.shop.ok(&format!("check {disk} --chain"));
         // It can be written: a VHD's time stamps fit.
         place.shop.ok(&format!("io {disk} -c 'write 63M 4k'"));
         let merged = disk;
-        let format = if extension == "vhd" { "vpc" } else { "vhdx" };
+        let format = if extension == "vhd" { "vpc" } else { extension };
         place.shop.ok(&format!("convert {merged} ours-{extension}.raw"));
         let Some(_) = said(
             &place.shop,

@@ -267,7 +267,7 @@ impl Shared {
 
     /// Copy-up: fills a block from the layers below, so that the layer has all its sectors. The
     /// caller has excluded the block. Reads of the block in flight use the old mapping.
-    fn copy_up(&self, chain: &Arc<Chain>, layer: LayerId, block: u64) -> io::Result<()> {
+    pub(crate) fn copy_up(&self, chain: &Arc<Chain>, layer: LayerId, block: u64) -> io::Result<()> {
         let top = written(chain, layer)?;
         let (start, end) = top.block_range(block, chain.geometry.size_bytes);
         let mut runs = Vec::new();

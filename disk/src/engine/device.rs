@@ -64,6 +64,8 @@ pub(crate) struct Pushed {
     before: Arc<Chain>,
     copy_up: Key,
     grace: Grace,
+    /// Whether the requests have ended, after [`Disk::let_copy_up`].
+    at_rest: Option<io::Result<()>>,
     /// The path of the former top.
     path: PathBuf,
 }
@@ -192,21 +194,33 @@ impl Disk {
         });
         let grace = begun.map_err(|error| error::from_io("put an image on top of it", &path, error))?;
         match put {
-            Some(Ok((before, copy_up))) => Ok(Pushed { before, copy_up, grace, path }),
+            Some(Ok((before, copy_up))) => Ok(Pushed { before, copy_up, grace, at_rest: None, path }),
             Some(Err(error)) => Err(error),
             None => Err(error::from_io("put an image on top of it", &path, io::ErrorKind::Other.into())),
         }
     }
 
-    /// Waits for the requests that may write to the former top, and makes it durable.
-    pub(crate) fn settle_former_top(&self, pushed: Pushed) -> Result<()> {
+    /// Waits for the requests that may write to the former top. From then on blocks of the new top
+    /// can be filled from it.
+    pub(crate) fn let_copy_up(&self, pushed: &mut Pushed) {
+        if pushed.at_rest.is_some() {
+            return;
+        }
         let shared = &self.shared;
-        let Pushed { before, copy_up, grace, path } = pushed;
         #[cfg(feature = "shuttle")]
-        let at_rest = if is_broken(Rule::FormerTopIsAtRest) { Ok(()) } else { shared.wait_for(grace) };
+        let at_rest = if is_broken(Rule::FormerTopIsAtRest) { Ok(()) } else { shared.wait_for(pushed.grace) };
         #[cfg(not(feature = "shuttle"))]
-        let at_rest = shared.wait_for(grace);
-        shared.lock().claims.end_exclusion(copy_up);
+        let at_rest = shared.wait_for(pushed.grace);
+        shared.lock().claims.end_exclusion(pushed.copy_up);
+        pushed.at_rest = Some(at_rest);
+    }
+
+    /// Waits for the requests that may write to the former top, and makes it durable.
+    pub(crate) fn settle_former_top(&self, mut pushed: Pushed) -> Result<()> {
+        let shared = &self.shared;
+        self.let_copy_up(&mut pushed);
+        let Pushed { before, at_rest, path, .. } = pushed;
+        let at_rest = at_rest.unwrap_or(Ok(()));
         let former = before.top();
         let closed = at_rest.and_then(|()| shared.check_poison(&before)).and_then(|()| Ok(former.writer()?.close()?));
         if let Err(source) = closed {

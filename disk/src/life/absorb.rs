@@ -52,7 +52,7 @@ use crate::{
         shared::Shared,
     },
     error::{self, file_error},
-    life::{merge::survey::missing_bytes, snapshot::Place},
+    life::{merge::survey::missing_bytes, removal, snapshot::Place},
     opening::{gate, merge_mark as mark, relink},
 };
 use batch::Copier;
@@ -424,15 +424,17 @@ impl Absorbing<'_> {
     fn pivot(&self) -> Result<()> {
         let path = &self.origin.file;
         let chain = self.shared.chain();
+        let extents = removal::extents_of_layer(&*chain.members()[0].image, path);
         let pivoted = self.change(|mutation| {
             let chain = mutation.chain.without_top(path)?;
             mutation.left = None;
             Ok(chain)
         });
-        chain.members()[1].image.stores().iter().for_each(|store| store.was_renamed(path));
+        chain.members()[1].image.store().was_renamed(path);
         pivoted?;
         let synced = self.origin.options.files.sync_directory_of(path);
-        synced.map_err(|source| file_error("make its new name durable", path, source))
+        synced.map_err(|source| file_error("make its new name durable", path, source))?;
+        removal::remove_extents(&self.origin.options.files, &extents)
     }
 
     /// Ends with the top over its parent, which is at rest again. What the parent took is durable

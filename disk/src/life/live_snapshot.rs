@@ -146,19 +146,25 @@ impl Disk {
             freezing.undo(&frozen);
             return Err(error);
         }
-        child.image.stores().iter().for_each(|store| store.was_renamed(&origin.file));
+        child.image.store().was_renamed(&origin.file);
         watch.goes_on(3, STEPS);
         watch.quiesce();
         let mut point = starting.as_ref().map(Starting::begin);
         let view = point.as_ref().map(Point::view);
-        let pushed = self.put_on_top(&turn, child.clone(), Some(&frozen), view);
+        let mut pushed = self.put_on_top(&turn, child.clone(), Some(&frozen), view);
+        // A file system that is thawed may write, and wait for that write to end.
+        let fills_blocks = child.image.writer().is_some_and(|writer| !writer.tracks_sectors());
+        if let (Ok(pushed), true) = (&mut pushed, fills_blocks) {
+            self.let_copy_up(pushed);
+        }
         watch.resume();
         let pushed = pushed.inspect_err(|_| {
             point.take().into_iter().for_each(Point::undo);
             freezing.undo(&frozen);
         })?;
         let former = &freezing.place.layers[0];
-        former.image.stores().iter().for_each(|store| store.was_renamed(&frozen));
+        // Extents keep their names.
+        former.image.store().was_renamed(&frozen);
         self.settle_former_top(pushed).inspect_err(|_| point.iter_mut().for_each(Point::keep_identity))?;
         match point {
             Some(point) => self.finish_point(point)?,

@@ -41,6 +41,7 @@ use crate::{
     },
     engine::{chain::Layer, device::Disk},
     error::{file_error, from_io},
+    life::removal,
     opening::{
         gate,
         image_file::{Access, open_image},
@@ -391,7 +392,7 @@ impl<'a> Merge<'a> {
             self.steps.iter().chain([&self.target]).chain(&self.children).try_for_each(Locked::sync)?;
         }
         for leftover in self.leftovers.drain(..) {
-            remove(&self.options.open, &leftover.path)?;
+            removal::remove(&self.options.open.files, &leftover.path, &leftover.extents())?;
         }
         Ok(())
     }
@@ -413,7 +414,7 @@ impl<'a> Merge<'a> {
             Some(next) => {
                 let link = self.link_from(next, &self.target.path)?;
                 next.relink(&self.options.open.files, |_| link)?;
-                remove(&self.options.open, &child.path)?;
+                removal::remove(&self.options.open.files, &child.path, &child.extents())?;
             }
             None if self.options.keep == KeptName::Childs => self.rename(&child)?,
             None => {
@@ -421,7 +422,7 @@ impl<'a> Merge<'a> {
                     let link = self.link_from(image, &self.target.path)?;
                     image.relink(&self.options.open.files, |_| link)?;
                 }
-                remove(&self.options.open, &child.path)?;
+                removal::remove(&self.options.open.files, &child.path, &child.extents())?;
             }
         }
         self.users.leave_out(&child, &self.target.layer(false)?)
@@ -498,17 +499,24 @@ impl<'a> Merge<'a> {
 
     /// Renames the target over the last child. The child's children find the target before and
     /// after: their relative path leads to the child's name, and the absolute one to the target's.
-    /// The file at the first path that is not the parent, by its identity, is passed over.
+    /// The file at the first path that is not the parent, by its identity, is passed over. A VMDK
+    /// records one path: until the end its children accept both images, which read the same.
     fn rename(&mut self, child: &Locked) -> Result<()> {
         let files = &self.options.open.files;
         for image in &self.children {
             let (new, old) = (self.link_from(image, &child.path)?, self.link_from(image, &self.target.path)?);
-            image.relink(&self.options.open.files, |_| ParentLink { absolute_path: old.absolute_path, ..new })?;
+            let has_one_path = self.target.info.format.driver().child_records_one_path;
+            let linkage2 = child.info.linkage_id.filter(|_| has_one_path);
+            let linkage2 = linkage2.or(new.linkage2);
+            let link = ParentLink { absolute_path: old.absolute_path, linkage2, ..new };
+            image.relink(&self.options.open.files, |_| link)?;
         }
+        let extents = child.extents();
         let renamed = files.rename(&self.target.path, &child.path, true);
         renamed.map_err(|source| file_error("give the merged image its name", &child.path, source))?;
         let synced = files.sync_directory_of(&child.path);
         synced.map_err(|source| file_error("make its new name durable", &child.path, source))?;
+        removal::remove_extents(files, &extents)?;
         self.target.was_renamed(&child.path);
         for image in &self.children {
             let link = self.link_from(image, &child.path)?;
@@ -516,9 +524,4 @@ impl<'a> Merge<'a> {
         }
         Ok(())
     }
-}
-
-fn remove(open: &OpenOptions, path: &Path) -> Result<()> {
-    open.files.remove(path).map_err(|source| file_error("remove", path, source))?;
-    open.files.sync_directory_of(path).map_err(|source| file_error("make its removal durable", path, source))
 }

@@ -12,6 +12,7 @@
 //!   move_copy.rs      copies a disk that clients write to
 //!   move_plan.rs      where a disk moves to, and the names that are made and removed
 //!   offline_move.rs   moves a disk that nobody has open
+//!   removal.rs        removes an image with its extents
 //!   resize.rs         gives a disk another size
 //!   snapshot.rs       freezes a disk, goes back to a snapshot, removes one
 //! ```
@@ -30,5 +31,6 @@ pub(crate) mod movable;
 pub(crate) mod move_copy;
 pub(crate) mod move_plan;
 pub(crate) mod offline_move;
+pub(crate) mod removal;
 pub(crate) mod resize;
 pub(crate) mod snapshot;

@@ -34,7 +34,10 @@ use crate::{
         device::Disk,
     },
     error::file_error,
-    life::merge::{KeptName, MergeOptions, Merged, merge},
+    life::{
+        merge::{KeptName, MergeOptions, Merged, merge},
+        removal,
+    },
     opening::{
         gate,
         image_file::{Access, open_image},
@@ -226,8 +229,7 @@ pub fn remove_snapshot(
         }
     }
     if !options.dry_run {
-        files.remove(&real).map_err(|source| file_error("remove", path, source))?;
-        files.sync_directory_of(&real).map_err(|source| file_error("make its removal durable", path, source))?;
+        removal::remove(files, &real, &removal::extents_of(image.info(), &locked, &real))?;
     }
     Ok(None)
 }
@@ -335,12 +337,16 @@ impl<'a> Place<'a> {
         self.remove_leftovers()?;
         let temporary = self.temporary();
         create::create_child(self.files, self.shown, &temporary, parent, link)?;
+        let left = match frozen {
+            Some(_) => Vec::new(),
+            None => removal::extents_of_layer(&*self.layers[0].image, &self.real),
+        };
         let result = self.swap(&temporary, frozen);
         if result.is_err() {
             // The first error is returned. The file is ours, and its name is temporary.
             let _ = self.files.remove(&temporary);
         }
-        result
+        result.and_then(|()| removal::remove_extents(self.files, &left))
     }
 
     /// Whether the disk's name still leads to the file that is locked. Another of these operations

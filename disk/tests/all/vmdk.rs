@@ -3,7 +3,8 @@
 
 use crate::common::read_all;
 use diskwright_disk::{
-    ConvertOptions, CreateRequest, Disk, DiskError, OpenOptions, ParentPolicy, check, convert, create,
+    ConvertOptions, CreateRequest, Disk, DiskError, KeptName, MergeOptions, OpenOptions, ParentPolicy,
+    ReconnectOptions, check, convert, create, merge, reconnect,
 };
 use diskwright_image::Format;
 use std::{fs, path::Path, process::Command};
@@ -178,4 +179,154 @@ fn extents_of_an_interrupted_copy_are_removed_and_no_other_file() {
         fs::remove_file(path("copy.vmdk")).unwrap();
         fs::remove_file(path("copy-s001.vmdk")).unwrap();
     }
+}
+
+/// The bytes that qemu-img sees of the disk at `name`, by a copy to raw.
+fn read_by_qemu(dir: &Path, name: &str) -> Vec<u8> {
+    run(dir, "qemu-img", &["convert", "-f", "vmdk", "-O", "raw", name, "copy.raw"]);
+    fs::read(dir.join("copy.raw")).unwrap()
+}
+
+fn run(dir: &Path, program: &str, args: &[&str]) {
+    let done = Command::new(program).args(args).current_dir(dir).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr).into_owned() + &String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "{program} {args:?}: {said}");
+}
+
+/// A chain of three disks of 6 MiB, by qemu-img: each has some MiB of its own. The children have
+/// the kind `child`.
+fn chain_by_qemu(dir: &Path, base: &str, child: &str) {
+    let create = |name: &str, more: &[&str]| {
+        run(dir, "qemu-img", &[&["create", "-q", "-f", "vmdk", "-o"], more, &[name], &["6M"]].concat());
+    };
+    let subformat = |kind: &str| format!("subformat={kind}");
+    create("a.vmdk", &[&subformat(base)]);
+    run(dir, "qemu-io", &["-f", "vmdk", "-c", "write -P 1 0 4M", "a.vmdk"]);
+    for (parent, name, script) in
+        [("a.vmdk", "b.vmdk", "write -P 2 1M 2M"), ("b.vmdk", "c.vmdk", "write -P 3 2560k 2560k")]
+    {
+        create(name, &[&subformat(child), "-b", parent, "-F", "vmdk"]);
+        run(dir, "qemu-io", &["-f", "vmdk", "-c", script, name]);
+    }
+}
+
+fn files_in(dir: &Path) -> Vec<String> {
+    let names = fs::read_dir(dir).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.filter(|name| name.ends_with(".vmdk")).collect();
+    names.sort();
+    names
+}
+
+/// Chains that qemu-img made, merged in all ways: qemu-img reads the results as it read the chain,
+/// and no file of a merged image is left.
+#[test]
+fn a_chain_is_merged_and_qemu_reads_the_result() {
+    if Command::new("qemu-img").arg("--version").output().is_err() {
+        return println!("skipped: qemu-img is not installed");
+    }
+    let kinds = ["monolithicSparse", "monolithicFlat", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat"];
+    for (base, child) in kinds.iter().flat_map(|base| [(*base, "monolithicSparse"), (*base, "twoGbMaxExtentSparse")]) {
+        for (child_of_all, into, keep) in [
+            ("b.vmdk", None, KeptName::Parents),
+            ("c.vmdk", None, KeptName::Childs),
+            ("c.vmdk", Some("a.vmdk"), KeptName::Parents),
+            ("c.vmdk", Some("a.vmdk"), KeptName::Childs),
+            ("b.vmdk", None, KeptName::Childs),
+        ] {
+            let dir = TempDir::new().unwrap();
+            let dir = dir.path();
+            chain_by_qemu(dir, base, child);
+            let expected = read_by_qemu(dir, "c.vmdk");
+            let what = format!("{base}, {child}: {child_of_all} into {into:?}, {keep:?}");
+            let options = MergeOptions { into: into.map(|into| dir.join(into)), keep, ..MergeOptions::default() };
+            merge(dir.join(child_of_all), &options, &mut |_, _| true).unwrap_or_else(|error| panic!("{what}: {error}"));
+            let top =
+                if child_of_all == "c.vmdk" && keep == KeptName::Parents { into.unwrap_or("b.vmdk") } else { "c.vmdk" };
+            assert!(read_by_qemu(dir, top) == expected, "{what}: qemu-img reads other bytes");
+            assert!(read_all(&dir.join(top)) == expected, "{what}");
+            assert!(check(dir.join(top), &OpenOptions::default()).unwrap().is_sound(), "{what}");
+            // Every file that is left belongs to a disk of the chain.
+            let disk = Disk::open(dir.join(top), &OpenOptions::default()).unwrap();
+            let used = disk.layers().iter().map(|layer| layer.image.stores().len()).sum::<usize>();
+            assert_eq!(files_in(dir).len(), used, "{what}: {:?}", files_in(dir));
+            drop(disk);
+            if base.ends_with("Sparse") || disk_has_one_file(dir, top) {
+                run(dir, "qemu-img", &["check", "-q", "-f", "vmdk", top]);
+            }
+        }
+    }
+}
+
+fn disk_has_one_file(dir: &Path, name: &str) -> bool {
+    let disk = Disk::open(dir.join(name), &OpenOptions::default()).unwrap();
+    disk.layers()[0].image.stores().len() == 1
+}
+
+/// The parent moves to other folders: `reconnect` finds it, and qemu-img follows the new link.
+#[test]
+fn a_chain_is_reconnected_and_qemu_follows() {
+    if Command::new("qemu-img").arg("--version").output().is_err() {
+        return println!("skipped: qemu-img is not installed");
+    }
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    chain_by_qemu(dir, "monolithicSparse", "twoGbMaxExtentSparse");
+    let expected = read_by_qemu(dir, "c.vmdk");
+    let mut folder = String::new();
+    for turn in 0..4 {
+        let next = format!("{}{turn}", "long folder name ".repeat(turn));
+        fs::create_dir(dir.join(&next)).unwrap();
+        fs::rename(dir.join(&folder).join("a.vmdk"), dir.join(&next).join("a.vmdk")).unwrap();
+        folder = next;
+        let parents = ParentPolicy { allowed_dirs: vec![dir.to_owned()], ..ParentPolicy::default() };
+        let options = ReconnectOptions {
+            search_dirs: vec![dir.to_owned()],
+            open: OpenOptions { parents, ..OpenOptions::default() },
+            ..ReconnectOptions::default()
+        };
+        let done = reconnect(dir.join("c.vmdk"), &options, &mut |_, _| true).unwrap();
+        assert_eq!(done.relinked.len(), 1, "{done:?}");
+        assert!(read_by_qemu(dir, "c.vmdk") == expected, "{folder}");
+        assert!(read_all(&dir.join("c.vmdk")) == expected, "{folder}");
+    }
+}
+
+/// A merge that was stopped leaves a child that reads as before, also for a program that knows
+/// nothing of the mark: it reads right, or refuses.
+#[test]
+fn a_merge_that_was_stopped_is_finished_by_the_same_merge() {
+    if Command::new("qemu-img").arg("--version").output().is_err() {
+        return println!("skipped: qemu-img is not installed");
+    }
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    chain_by_qemu(dir, "monolithicFlat", "monolithicSparse");
+    let expected = read_by_qemu(dir, "c.vmdk");
+    let stopped = merge(dir.join("b.vmdk"), &MergeOptions::default(), &mut |_, _| false);
+    assert!(matches!(stopped, Err(DiskError::Stopped)), "{stopped:?}");
+    assert!(read_all(&dir.join("c.vmdk")) == expected);
+    let info = Disk::open(dir.join("b.vmdk"), &OpenOptions::default()).unwrap();
+    assert!(info.layers()[0].image.info().parent.as_ref().unwrap().linkage2.is_some());
+    drop(info);
+    merge(dir.join("b.vmdk"), &MergeOptions::default(), &mut |_, _| true).unwrap();
+    assert!(read_all(&dir.join("c.vmdk")) == expected && read_by_qemu(dir, "c.vmdk") == expected);
+    assert_eq!(files_in(dir), ["a-flat.vmdk", "a.vmdk", "c.vmdk"]);
+}
+
+/// A child whose descriptor names a file of its parent loses only its own name.
+#[test]
+fn a_merge_never_removes_the_files_of_another_image() {
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    for (name, extents, parent) in [
+        ("base", "RW 2048 FLAT \"base.bin\" 0", CHILD.to_owned()),
+        ("top", "RW 2048 FLAT \"base.bin\" 0", "parentCID=12345678\nparentFileNameHint=\"base.vmdk\"".to_owned()),
+    ] {
+        fs::write(dir.join("base.bin"), vec![1; 1 << 20]).unwrap();
+        let text = descriptor(extents, "12345678").replace(CHILD, &parent);
+        fs::write(dir.join(format!("{name}.vmdk")), text).unwrap();
+    }
+    let error = merge(dir.join("top.vmdk"), &MergeOptions::default(), &mut |_, _| true).unwrap_err();
+    assert!(matches!(error, DiskError::InUse { .. }), "{error}");
+    assert!(dir.join("base.bin").exists());
 }

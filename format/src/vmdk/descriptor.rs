@@ -110,7 +110,7 @@ impl Extent {
     }
 
     /// Parses a line that begins with an access; `None` if it does not.
-    fn parse(line: &str) -> Option<Result<Self, (String, &'static str)>> {
+    pub(super) fn parse(line: &str) -> Option<Result<Self, (String, &'static str)>> {
         let (access, rest) = line.split_once([' ', '\t'])?;
         let access = ACCESSES.iter().find(|row| row.0.eq_ignore_ascii_case(access))?.1;
         Some(Self::parse_rest(access, rest.trim_start()))
@@ -276,6 +276,14 @@ impl Descriptor {
     /// The value of a key, without quotation marks; keys are compared without case.
     pub fn get(&self, key: &str) -> Option<&str> {
         self.values(key).next()
+    }
+
+    /// The value of a key that begins with `#`, which other programs read as a comment.
+    pub fn in_comment(&self, key: &str) -> Option<&str> {
+        self.lines
+            .iter()
+            .find_map(|line| line.split_once('=').filter(|(found, _)| found.trim() == key))
+            .map(|(_, value)| value.trim())
     }
 
     fn values(&self, key: &str) -> impl Iterator<Item = &str> {

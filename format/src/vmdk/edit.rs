@@ -8,6 +8,7 @@
 //! What must hold: a change of one value within one sector is written by one sector, so a power cut
 //! leaves the old text or the new one.
 
+use super::Extent;
 use std::ops::Range;
 
 /// Replaces the value of a key, without its quotation marks, in every line that has the key.
@@ -30,6 +31,53 @@ pub fn value<'a>(text: &'a [u8], key: &str) -> Option<&'a str> {
 /// Makes every line with this key a comment.
 pub fn comment_out(text: &mut [u8], key: &str) {
     places(text, key).into_iter().for_each(|(start, _)| text[start] = b'#');
+}
+
+/// Gives a key a value in lines that have their line ends, written as `value` is, or removes it. A
+/// new line follows the one with the key `after`. Other lines with the key are removed.
+pub fn set_line(lines: &mut Vec<Vec<u8>>, key: &str, value: Option<&str>, after: &str) {
+    let place = lines.iter().position(|line| !places(line, key).is_empty());
+    let old = place.map(|at| lines[at].clone());
+    lines.retain(|line| places(line, key).is_empty());
+    let Some(value) = value else { return };
+    let after = || lines.iter().position(|line| !places(line, after).is_empty()).map(|at| at + 1);
+    let at = place.or_else(after).unwrap_or(lines.len()).min(lines.len());
+    // The old line's way to write it stays: the case of the key, blanks, the line end.
+    let old = old.unwrap_or_else(|| format!("{key}=\n").into_bytes());
+    let equals = old.iter().position(|&byte| byte == b'=').map_or(old.len(), |at| at + 1);
+    let blanks = old[equals..].iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
+    let end: &[u8] = if old.ends_with(b"\r\n") { b"\r\n" } else { b"\n" };
+    lines.insert(at, [&old[..equals + blanks], value.as_bytes(), end].concat());
+}
+
+/// The range of the value of a key, without quotation marks, in the first line that has the key.
+pub fn value_range(text: &[u8], key: &str) -> Option<Range<usize>> {
+    Some(places(text, key).into_iter().next()?.1)
+}
+
+/// The range of the length of the last extent, in sectors; `None` without an extent.
+pub fn last_length(text: &[u8]) -> Option<Range<usize>> {
+    let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+    let (mut start, mut found) = (0, None);
+    for line in text[..end].split(|&byte| byte == b'\n') {
+        let line_start = start;
+        start += line.len() + 1;
+        let is_extent = std::str::from_utf8(line).is_ok_and(|line| matches!(Extent::parse(line.trim()), Some(Ok(_))));
+        if is_extent {
+            let blank = |byte: &u8| matches!(byte, b' ' | b'\t');
+            let access = line.len() - line.trim_ascii_start().len();
+            let access_end = access + line[access..].iter().position(blank)?;
+            let first = access_end + line[access_end..].iter().position(|byte| !blank(byte))?;
+            let len = line[first..].iter().position(blank)?;
+            found = Some(line_start + first..line_start + first + len);
+        }
+    }
+    found
+}
+
+/// Where the first line with the key begins in the text; `None` without one.
+pub fn line_start(text: &[u8], key: &str) -> Option<usize> {
+    places(text, key).first().map(|(start, _)| *start)
 }
 
 /// For each line with the key: where the key begins, and the range of its value.
@@ -79,6 +127,14 @@ mod tests {
         assert!(!replace_value(&mut text, "CID", "1"));
         assert!(!replace_value(&mut text, "ddb.uuid", "1"));
         assert_eq!(text, TEXT.as_bytes());
+    }
+
+    #[test]
+    fn the_length_of_the_last_extent_is_found() {
+        let text = "RW 8 SPARSE \"a\"\n# RW 1 ZERO\n\t rw  \t77 FLAT \"RW 3 ZERO\" 0\r\nRW x\n\0RW 9 ZERO\n";
+        assert_eq!(&text[last_length(text.as_bytes()).unwrap()], "77");
+        assert_eq!(last_length(b"CID=1\nRW"), None);
+        assert_eq!(&TEXT[value_range(TEXT.as_bytes(), "version").unwrap()], "1");
     }
 
     #[test]

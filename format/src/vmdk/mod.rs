@@ -25,6 +25,7 @@ mod descriptor;
 pub mod edit;
 mod error;
 mod marker;
+pub mod one_sector;
 mod sparse;
 mod stream;
 

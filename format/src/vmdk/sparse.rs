@@ -194,6 +194,14 @@ impl SparseHeader {
         bytes
     }
 
+    /// Changes a header's capacity and the places of its directories, the redundant one last, in
+    /// sectors. All other bytes stay.
+    pub fn enlarge(header: &mut [u8; SPARSE_HEADER_BYTES], capacity_sectors: u64, directories: &[u64]) {
+        let mut put = |at: usize, value: u64| header[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        put(12, capacity_sectors);
+        directories.iter().zip([56, 48]).for_each(|(&sector, at)| put(at, sector));
+    }
+
     /// Length of a grain in bytes.
     pub fn grain_bytes(&self) -> u64 {
         self.grain_sectors * SECTOR_BYTES
@@ -258,6 +266,20 @@ mod tests {
         assert_eq!(parsed.to_bytes(), bytes);
         assert_eq!((parsed.grain_bytes(), parsed.grains(), parsed.tables()), (65536, 160, 1));
         assert_eq!((parsed.table_sectors(), parsed.directory_sectors()), (4, 1));
+    }
+
+    #[test]
+    fn a_header_is_enlarged() {
+        let mut bytes = header().to_bytes();
+        bytes[100] = 7;
+        SparseHeader::enlarge(&mut bytes, 40960, &[300, 200]);
+        let expected = SparseHeader {
+            capacity_sectors: 40960,
+            directory: Placing::Sector(300),
+            redundant_directory: Some(200),
+            ..header()
+        };
+        assert_eq!((SparseHeader::parse(&bytes, 0).unwrap(), bytes[100]), (expected, 7));
     }
 
     #[test]

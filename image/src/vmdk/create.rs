@@ -17,11 +17,11 @@
 //! descriptor, or the header of a sparse extent with the descriptor in it. So a creation that was
 //! interrupted leaves no file that is recognised as a VMDK of this size.
 
-use super::text::LINKAGE2_KEY;
+use super::{grow::SPLIT_SECTORS, link, text::LINKAGE2_KEY};
 use crate::{CreateOptions, DiskType, ImageError, LinkageId, ParentLink, Result};
 use diskwright_format::vmdk::{
     Access, Descriptor, EXTENTS_MAX, Extent, ExtentKind, GTES_PER_TABLE, Placing, SECTOR_BYTES, SparseFlags,
-    SparseHeader,
+    SparseHeader, one_sector,
 };
 use diskwright_store::{FileRange, Store};
 use std::sync::Arc;
@@ -37,14 +37,15 @@ const GRAIN_MIN_BYTES: u32 = 8 << 10;
 const GRAIN_MAX_BYTES: u32 = 64 << 20;
 /// Space for an embedded descriptor in the files of VMware, in sectors.
 const DESCRIPTOR_SECTORS: u64 = 20;
-/// Length of an extent of VMware's kinds in 2 GB files.
-const SPLIT_SECTORS: u64 = 4_192_256;
 /// Heads and sectors of a track of the geometry that the descriptor records, as those of all large
 /// SCSI disks.
 const HEADS: u64 = 255;
 const TRACK_SECTORS: u64 = 63;
 /// The first 28 bits of the ids that VMware gives to disks.
 const ID_PREFIX: u128 = 0x0600_0C29 << 100;
+
+/// The first line of the extents in a new descriptor.
+const EXTENTS_LINE: &str = "# Extent description";
 
 /// What is to be made.
 #[derive(Debug)]
@@ -204,19 +205,10 @@ fn id_text(id: Uuid) -> String {
 }
 
 fn name_parent(descriptor: &mut Descriptor, parent: &ParentLink) -> Result<()> {
-    let Some(cid) = parent.linkage.and_then(LinkageId::cid) else {
-        return Err(bad("the parent has no CID", "use a VMDK as the parent"));
-    };
-    let hint = parent.relative_path.as_ref().or(parent.absolute_path.as_ref()).or(parent.name.as_ref());
-    let hint = hint.map(|hint| hint.replace('\\', "/")).unwrap_or_default();
-    let hint = hint.strip_prefix("./").unwrap_or(&hint);
-    if hint.is_empty() || hint.chars().any(|c| c == '"' || c.is_control()) {
-        let what = format!("the path {hint:?} of the parent cannot be written into a descriptor");
-        return Err(bad(what, "use a name without quotation marks and control characters"));
-    }
-    descriptor.set_parent(Some((cid, hint)));
-    if let Some(cid) = parent.linkage2.and_then(LinkageId::cid) {
-        descriptor.set(LINKAGE2_KEY, &format!("\"{cid:08x}\""));
+    let link = link::Link::of(parent, None).map_err(|(what, hint)| bad(what, hint))?;
+    descriptor.set_parent(Some((link.cid, &link.hint)));
+    if let Some(cid) = link.cid2 {
+        descriptor.set(LINKAGE2_KEY, &format!("{cid:08x}"));
     }
     Ok(())
 }
@@ -239,7 +231,13 @@ pub(crate) fn further_files(options: &CreateOptions) -> Result<Vec<String>> {
 /// which the stores hold an incomplete image.
 pub(crate) fn create(stores: &[Arc<dyn Store>], options: &CreateOptions) -> Result<()> {
     let plan = Plan::of(options)?;
-    let text = plan.descriptor(options)?.to_text();
+    let mut text = plan.descriptor(options)?.to_text();
+    if options.parent.is_some() && !plan.is_embedded() {
+        // Longer links will fit into the first sector, also with many extents behind it.
+        let head = text.find(EXTENTS_LINE).unwrap_or(text.len());
+        let room = one_sector::blank((SECTOR_BYTES as usize).saturating_sub(head));
+        text.insert_str(head, &String::from_utf8_lossy(&room));
+    }
     let own = usize::from(!plan.is_embedded());
     if stores.len() != own + plan.extents.len() {
         return Err(bad(format!("{} files for {}", stores.len(), plan.subformat), "give the files it needs"));

@@ -105,8 +105,8 @@ impl Writing {
         let changed: BTreeSet<_> =
             directories.iter().map(|&(extent, table)| (extent, table as usize / PER_SECTOR)).collect();
         for (extent, sector) in changed {
-            let places = &self.tables(extent).directories;
-            for (index, (entries, at)) in state.sheets[extent].directories.iter().zip(places).enumerate() {
+            let sheet = &state.sheets[extent];
+            for (index, (entries, at)) in sheet.directories.iter().zip(&sheet.places).enumerate() {
                 let offset_bytes = at + sector as u64 * SECTOR_BYTES;
                 let write = SectorWrite { extent, offset_bytes, bytes: sector_bytes(entries, sector) };
                 if index == 0 { first.push(write) } else { tables.push(write) }

@@ -79,7 +79,7 @@ pub fn open(stores: Vec<Arc<dyn Store>>, writable: bool) -> Result<VmdkImage> {
             (None, true) => DiskType::Fixed,
             (None, false) => DiskType::Dynamic,
         },
-        size_bytes: layout.size_bytes,
+        size_bytes: layout.size_bytes.get(),
         block_bytes: layout.block_bytes,
         has_blocks: !layout.is_flat(),
         logical_sector_bytes: SECTOR_BYTES as u32,
@@ -186,7 +186,7 @@ impl VmdkImage {
         let tables = &self.layout.extents[extent].tables;
         let Some(part) = self.layout.part(block) else { return 0 };
         let table_end = (grain / tables.table_entries + 1) * tables.table_entries * tables.grain_bytes;
-        let end = part.start_bytes.saturating_add(table_end).min(part.end_bytes);
+        let end = part.start_bytes.saturating_add(table_end).min(part.end_bytes.get());
         (end.div_ceil(self.layout.block_bytes) - block).min(most as u64)
     }
 
@@ -210,6 +210,17 @@ impl Image for VmdkImage {
 
     fn linkage_id(&self) -> Option<LinkageId> {
         self.writing.as_ref().and_then(|writing| writing.document.cid()).or(self.info.linkage_id)
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.layout.size_bytes.get()
+    }
+
+    fn parent_link(&self) -> Option<ParentLink> {
+        match &self.writing {
+            Some(writing) => writing.document.parent_link(),
+            None => self.info.parent.clone(),
+        }
     }
 
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {

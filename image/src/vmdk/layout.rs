@@ -13,7 +13,7 @@
 
 use super::{
     corrupt,
-    tables::{self, LOST, Tables},
+    tables::{self, Growing, LOST, Tables},
     text::{Head, len_of},
 };
 use crate::{ImageError, Result, raw::PSEUDO_BLOCK_BYTES};
@@ -28,7 +28,7 @@ pub(super) type FilePart = (Option<(u64, u64)>, Range<u64>);
 #[derive(Debug)]
 pub(super) struct Part {
     pub start_bytes: u64,
-    pub end_bytes: u64,
+    pub end_bytes: Growing,
     pub content: Content,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Layout {
     pub stores: Vec<Arc<dyn Store>>,
     pub parts: Vec<Part>,
     pub extents: Vec<SparseExtent>,
-    pub size_bytes: u64,
+    pub size_bytes: Growing,
     pub block_bytes: u64,
     /// Peculiarities, a sentence each.
     pub remarks: Vec<String>,
@@ -110,13 +110,13 @@ impl Layout {
             stores,
             parts: Vec::new(),
             extents: Vec::new(),
-            size_bytes: 0,
+            size_bytes: Growing::new(0),
             block_bytes: PSEUDO_BLOCK_BYTES,
             remarks: Vec::new(),
         };
         if layout.head.text.is_none() {
             let tables = layout.add_extent(0)?;
-            let sectors = layout.extents[tables].tables.capacity_bytes / SECTOR_BYTES;
+            let sectors = layout.extents[tables].tables.capacity_bytes.get() / SECTOR_BYTES;
             layout.add_part(sectors, Content::Sparse(tables))?;
             layout.remarks.push(format!(
                 "{}: the file is an extent without a descriptor, so it is read as a disk of its own; open the descriptor for the whole disk.",
@@ -131,7 +131,7 @@ impl Layout {
                 layout.add(extent.kind, extent.sectors, extent.first_sector, store, extents.len())?;
             }
         }
-        if layout.size_bytes == 0 {
+        if layout.size_bytes.get() == 0 {
             return Err(corrupt(&*first, "descriptor", 0, "a disk of 0 sectors", "at least one sector"));
         }
         let grains = layout.extents.iter().map(|extent| extent.tables.grain_bytes);
@@ -182,7 +182,7 @@ impl Layout {
         let extent = self.add_extent(index)?;
         let tables = &self.extents[extent].tables;
         tables::check_kind(&*store, tables, kind_of_sparse)?;
-        let capacity = tables.capacity_bytes / SECTOR_BYTES;
+        let capacity = tables.capacity_bytes.get() / SECTOR_BYTES;
         let mut sectors = sectors;
         if capacity != sectors && extents == 1 && index == 0 {
             // A growth that was cut short has changed only the header.
@@ -212,26 +212,27 @@ impl Layout {
     }
 
     fn add_part(&mut self, sectors: u64, content: Content) -> Result<()> {
-        let end = sectors.checked_mul(SECTOR_BYTES).and_then(|bytes| self.size_bytes.checked_add(bytes));
+        let end = sectors.checked_mul(SECTOR_BYTES).and_then(|bytes| self.size_bytes.get().checked_add(bytes));
         let Some(end_bytes) = end.filter(|&end| end < 1 << 62) else {
             return Err(corrupt(&*self.stores[0], "descriptor", 0, "a disk of more than 2^62 bytes", "a smaller disk"));
         };
         if sectors > 0 {
-            self.parts.push(Part { start_bytes: self.size_bytes, end_bytes, content });
+            let start_bytes = self.size_bytes.get();
+            self.parts.push(Part { start_bytes, end_bytes: Growing::new(end_bytes), content });
         }
-        self.size_bytes = end_bytes;
+        self.size_bytes.raise(end_bytes);
         Ok(())
     }
 
     /// Number of blocks.
     pub fn blocks(&self) -> u64 {
-        self.size_bytes.div_ceil(self.block_bytes)
+        self.size_bytes.get().div_ceil(self.block_bytes)
     }
 
     /// The part with a block.
     pub fn part(&self, block: u64) -> Option<&Part> {
-        let at = block.checked_mul(self.block_bytes).filter(|&at| at < self.size_bytes)?;
-        self.parts.get(self.parts.partition_point(|part| part.end_bytes <= at))
+        let at = block.checked_mul(self.block_bytes).filter(|&at| at < self.size_bytes.get())?;
+        self.parts.get(self.parts.partition_point(|part| part.end_bytes.get() <= at))
     }
 
     /// Where a block is; `None` beyond the end of the disk.
@@ -314,7 +315,7 @@ impl Layout {
             .filter_map(|part| match part.content {
                 Content::Zero => None,
                 Content::Flat { store, first_bytes } => {
-                    let range = first_bytes..first_bytes + (part.end_bytes - part.start_bytes);
+                    let range = first_bytes..first_bytes + (part.end_bytes.get() - part.start_bytes);
                     Some((self.stores[usize::from(store)].identity(), range))
                 }
                 Content::Sparse(extent) => Some((self.extents[extent].store.identity(), 0..u64::MAX)),

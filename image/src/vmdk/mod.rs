@@ -9,9 +9,11 @@
 //!   write.rs     the trait ImageWriter
 //!   grains.rs    entries of grains in memory: reserve, commit, reads
 //!   prepare.rs   the I/O that reserve and commit need first
+//!   grow.rs      a larger disk
 //!   growth.rs    what is used in an extent's file, surveyed before the first change of an entry
 //!   flush.rs     the ordered passes that make changes durable
 //!   document.rs  the descriptor of an image in use: its CID changes before the first write
+//!   link.rs      the link of a child to its parent, as the descriptor records it
 //!   compact.rs   freed space: its reuse, moves of grains, cuts of files
 //!   create.rs    new files
 //!   check.rs     reports damage in the files
@@ -44,9 +46,11 @@ mod create;
 mod document;
 mod flush;
 mod grains;
+mod grow;
 mod growth;
 mod image;
 mod layout;
+mod link;
 mod prepare;
 mod tables;
 mod text;

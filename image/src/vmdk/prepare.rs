@@ -139,7 +139,7 @@ impl Writing {
     }
 
     /// Makes sure that a piece of this length can be taken. The caller holds `preparing`.
-    fn make_room(&self, extent: usize, len_bytes: u64) -> Result<()> {
+    pub(super) fn make_room(&self, extent: usize, len_bytes: u64) -> Result<()> {
         let store = &**self.file(extent);
         let io_error = |error| ImageError::io("grow the file", store, 0, error);
         let (pieces, extension) = match &mut self.lock().sheets[extent].space {

@@ -26,7 +26,7 @@ use diskwright_store::{
 use std::{ops::Range, sync::Arc};
 
 /// The most tables of an extent: 128 TiB in grains of 64 KiB.
-const TABLES_MAX: u64 = 1 << 22;
+pub(super) const TABLES_MAX: u64 = 1 << 22;
 /// A directory entry whose table cannot be found.
 pub(super) const LOST: u32 = u32::MAX;
 /// Bytes of a directory that are read by one call.
@@ -70,7 +70,7 @@ pub(super) struct Tables {
     pub coding: Coding,
     pub grain_bytes: u64,
     /// Length of the disk's part, in bytes.
-    pub capacity_bytes: u64,
+    pub capacity_bytes: Growing,
     pub table_entries: u64,
     /// Places of the directories: the first one, and the redundant one.
     pub directories: Vec<u64>,
@@ -85,6 +85,24 @@ pub(super) struct Tables {
     /// Peculiarities, a sentence each.
     pub remarks: Vec<String>,
     len_bytes: KnownLength,
+}
+
+/// A number that only grows while the image is open (`grow.rs`).
+#[derive(Debug)]
+pub(super) struct Growing(AtomicU64);
+
+impl Growing {
+    pub fn new(value: u64) -> Self {
+        Self(AtomicU64::new(value))
+    }
+
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    pub fn raise(&self, value: u64) {
+        self.0.fetch_max(value, Ordering::AcqRel);
+    }
 }
 
 /// The last known length of the file, which only grows while the image is open.
@@ -139,7 +157,7 @@ impl Tables {
         let tables = Self {
             coding,
             grain_bytes: header.grain_bytes(),
-            capacity_bytes: header.capacity_sectors * SECTOR_BYTES,
+            capacity_bytes: Growing::new(header.capacity_sectors * SECTOR_BYTES),
             table_entries: u64::from(header.table_entries),
             directories,
             entries: Vec::new(),
@@ -173,7 +191,7 @@ impl Tables {
         let tables = Self {
             coding: Coding::Cowd,
             grain_bytes: grain * SECTOR_BYTES,
-            capacity_bytes: capacity * SECTOR_BYTES,
+            capacity_bytes: Growing::new(capacity * SECTOR_BYTES),
             table_entries: ESX_ENTRIES,
             directories: vec![directory_bytes],
             entries: Vec::new(),
@@ -226,7 +244,7 @@ impl Tables {
         let tables = Self {
             coding: Coding::SeSparse { tables_bytes: tables, grains_bytes: grains },
             grain_bytes: 8 * SECTOR_BYTES,
-            capacity_bytes: capacity * SECTOR_BYTES,
+            capacity_bytes: Growing::new(capacity * SECTOR_BYTES),
             table_entries: ESX_ENTRIES,
             directories: vec![directory],
             entries: Vec::new(),
@@ -243,7 +261,7 @@ impl Tables {
     fn with_directories(mut self, store: &dyn Store) -> Result<Self> {
         let len_bytes = text::len_of(store)?;
         let count = self.tables();
-        if self.capacity_bytes == 0 {
+        if self.capacity_bytes.get() == 0 {
             return Err(corrupt(store, "sparse extent header", 12, "a capacity of 0", "a capacity"));
         }
         if count > TABLES_MAX {
@@ -352,7 +370,7 @@ impl Tables {
 
     /// Number of grains.
     pub fn grains(&self) -> u64 {
-        self.capacity_bytes.div_ceil(self.grain_bytes)
+        self.capacity_bytes.get().div_ceil(self.grain_bytes)
     }
 
     /// Number of grain tables.
@@ -382,7 +400,7 @@ impl Tables {
 
     /// Bytes of a grain that belong to the disk's part.
     pub fn valid_bytes(&self, grain: u64) -> u64 {
-        self.capacity_bytes.saturating_sub(grain * self.grain_bytes).min(self.grain_bytes)
+        self.capacity_bytes.get().saturating_sub(grain * self.grain_bytes).min(self.grain_bytes)
     }
 
     /// The largest known length of the file, which covers `end` if it can.

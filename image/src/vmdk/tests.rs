@@ -1,5 +1,7 @@
 //! Images by `qemu-img`, and images that lie.
 
+mod growing;
+mod relinking;
 mod writing;
 
 use super::{examine, open};

@@ -18,8 +18,10 @@ use diskwright_format::vmdk::{
 };
 use diskwright_store::Store;
 
-/// Key of the second identity of the parent that a child accepts, while a merge is under way.
-pub(super) const LINKAGE2_KEY: &str = "ddb.diskwright.parentCID2";
+/// Key of the second identity of the parent that a child accepts, while a merge is under way. The
+/// line is a comment for other programs: it must lie in the first sector, beside the identity, where
+/// no program expects a key that it does not know.
+pub(super) const LINKAGE2_KEY: &str = "#parentCID2";
 /// Magic of a redo log of ESX.
 pub(super) const COWD_MAGIC: &[u8] = b"COWD";
 /// Magic of an SESPARSE extent.
@@ -136,7 +138,7 @@ pub(super) fn link_of(descriptor: &Descriptor) -> Option<ParentLink> {
     }
     let hint = descriptor.parent_hint().unwrap_or_default().to_owned();
     let is_absolute = hint.starts_with(['/', '\\']) || hint.as_bytes().get(1) == Some(&b':');
-    let linkage2 = descriptor.get(LINKAGE2_KEY).and_then(|text| u32::from_str_radix(text, 16).ok());
+    let linkage2 = descriptor.in_comment(LINKAGE2_KEY).and_then(|text| u32::from_str_radix(text, 16).ok());
     Some(ParentLink {
         relative_path: Some(hint.clone()).filter(|hint| !is_absolute && !hint.is_empty()),
         absolute_path: Some(hint.clone()).filter(|_| is_absolute),

@@ -17,11 +17,12 @@
 //! noted as a [`Need`], and the result is `None`: the caller releases its lock, calls `prepare.rs`,
 //! and retries. Lock order: `preparing`, then the state mutex. `grains.rs` changes entries,
 //! `growth.rs` surveys a file before its first change of an entry, `flush.rs` makes changes
-//! durable, `document.rs` changes the CID, `compact.rs` moves grains and cuts files.
+//! durable, `document.rs` changes the CID, `compact.rs` moves grains and cuts files, `grow.rs` enlarges
+//! the disk.
 
 use super::{
     document::Document,
-    layout::{Content, Layout, Place},
+    layout::{Content, Layout, Place, SparseExtent},
     tables::Tables,
 };
 use crate::{
@@ -64,6 +65,8 @@ pub(super) type TableId = (usize, u32);
 pub(super) struct Sheet {
     /// Entries of each directory, as [`Tables::entries`].
     pub directories: Vec<Vec<u32>>,
+    /// Places of the directories, as [`Tables::directories`].
+    pub places: Vec<u64>,
     /// `None` before the survey.
     pub space: Option<Space>,
 }
@@ -120,7 +123,12 @@ impl Writing {
     /// The caller has checked that the image can be written ([`Layout::refusal`]).
     pub fn new(layout: Arc<Layout>) -> Result<Self> {
         let sheets = layout.extents.iter();
-        let sheets = sheets.map(|extent| Sheet { directories: extent.tables.entries.clone(), space: None }).collect();
+        let sheets = sheets.map(|SparseExtent { tables, .. }| Sheet {
+            directories: tables.entries.clone(),
+            places: tables.directories.clone(),
+            space: None,
+        });
+        let sheets = sheets.collect();
         let state = State {
             sheets,
             tables: HashMap::new(),
@@ -220,8 +228,8 @@ impl ImageWriter for Writing {
         self.document.set(&self.barriers[0], linkage_id)
     }
 
-    fn set_parent_link(&self, _link: &ParentLink) -> Result<()> {
-        Err(self.unsupported("another link to the parent of a VMDK", "convert the child to a new disk"))
+    fn set_parent_link(&self, link: &ParentLink) -> Result<()> {
+        self.document.relink(&self.barriers[0], link)
     }
 
     fn prepare(&self, blocks: Range<u64>) -> Result<()> {
@@ -264,8 +272,21 @@ impl ImageWriter for Writing {
     }
 
     fn resize(&self, size_bytes: u64) -> Result<()> {
-        let what = format!("a new size of {size_bytes} bytes for a VMDK");
+        self.grow_to(size_bytes)
+    }
+
+    fn check_shrink(&self, size_bytes: u64) -> Result<()> {
+        if size_bytes == self.layout.size_bytes.get() {
+            return Ok(());
+        }
+        let what = format!("a smaller size of {size_bytes} bytes for a VMDK");
         Err(self.unsupported(&what, "convert the disk to an image of the wanted size"))
+    }
+
+    /// Only with the present size: finishes a growth that was cut short.
+    fn shrink(&self, size_bytes: u64) -> Result<()> {
+        self.check_shrink(size_bytes)?;
+        self.grow_to(size_bytes)
     }
 
     fn limit_tables(&self, bytes: u64) {

@@ -13,6 +13,7 @@
 //!     ├─ wire.rs       the decoders of the NBD protocol
 //!     ├─ peers.rs      a server with a hostile client, and a client with a hostile server
 //!     ├─ ova.rs        damaged OVAs, and texts of OVF
+//!     ├─ vmdk.rs       damaged VMDKs, and descriptors of chosen lines
 //!     ├─ volumes.rs    the readers of free space on damaged file systems
 //!     └─ mutation.rs   damage to chosen fields of chosen structures, with checksums repaired
 //! ```
@@ -30,6 +31,7 @@ pub mod ova;
 pub mod peers;
 pub mod samples;
 pub mod targets;
+pub mod vmdk;
 pub mod volumes;
 pub mod wire;
 

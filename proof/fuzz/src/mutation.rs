@@ -90,7 +90,8 @@ impl Mutation {
 }
 
 impl Edit {
-    fn apply(&self, sample: &Sample, bytes: &mut [u8]) {
+    /// Changes the field in the file.
+    pub fn apply(&self, sample: &Sample, bytes: &mut [u8]) {
         let (start, len) = sample.places[usize::from(self.place) % sample.places.len()];
         let width = 1_usize << (self.width % 4);
         // Nearly all fields are aligned to their width.

@@ -207,7 +207,8 @@ impl FaultyCase for MergeCase {
 /// The merges that are tested.
 pub fn merges() -> Vec<MergeCase> {
     let case = |name: &str, keep, both, reflink| MergeCase { kind: crate::disk::named(name), keep, both, reflink };
-    let (vhd, vhdx, qcow2) = ("vhd differencing 16K", "vhdx differencing 1M", "qcow2 child 8K");
+    let (vhd, vhdx) = ("vhd differencing 16K", "vhdx differencing 1M");
+    let (qcow2, vmdk) = ("qcow2 child 8K", "vmdk child 64K");
     vec![
         case(vhd, KeptName::Parents, false, false),
         case(vhd, KeptName::Childs, false, false),
@@ -218,5 +219,8 @@ pub fn merges() -> Vec<MergeCase> {
         case(qcow2, KeptName::Parents, false, true),
         case(qcow2, KeptName::Childs, false, false),
         case(qcow2, KeptName::Childs, true, false),
+        case(vmdk, KeptName::Parents, false, false),
+        case(vmdk, KeptName::Childs, false, true),
+        case(vmdk, KeptName::Parents, true, false),
     ]
 }

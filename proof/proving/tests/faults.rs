@@ -56,6 +56,7 @@ fn disks_that_change_while_in_use() {
     fail_every_operation(&["raw, growing", "vhd dynamic 16K, with snapshots", "vhdx dynamic 1M, with snapshots"]);
     fail_every_operation(&["vhd dynamic 16K, frozen in use", "vhdx dynamic 1M, frozen in use"]);
     fail_every_operation(&["vhd differencing 16K, relinked", "vhdx differencing 1M, relinked"]);
+    fail_every_operation(&["vmdk child 64K, relinked", "vmdk flat, growing", "vmdk sparse 8K, growing"]);
     fail_every_operation(&["vhd dynamic 16K, compacted in use", "vhd differencing 16K, compacted in use"]);
     fail_every_operation(&["vhdx dynamic 1M, compacted in use", "vhdx differencing 1M, compacted in use"]);
 }
@@ -63,11 +64,13 @@ fn disks_that_change_while_in_use() {
 #[test]
 fn disks_that_are_merged_while_in_use() {
     fail_every_operation(&["vhd dynamic 16K, absorbed in use", "vhdx dynamic 1M, absorbed in use"]);
+    fail_every_operation(&["vmdk sparse 8K, absorbed in use", "vmdk child 64K, absorbed in use"]);
 }
 
 #[test]
 fn disks_whose_frozen_images_are_merged_in_use() {
     fail_every_operation(&["vhd dynamic 16K, merged in use", "vhdx differencing 1M, merged in use"]);
+    fail_every_operation(&["vmdk child 64K, merged in use"]);
 }
 
 #[test]

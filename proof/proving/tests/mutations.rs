@@ -301,24 +301,38 @@ fn snapshots_and_growth_are_durable() {
         broken_below("a frozen image and the new child are durable", case, Mutation::NotDurable(Phase::Snapshot));
         broken_below("the names of a disk frozen in use are durable", case, Mutation::NoDirectorySync);
     }
-    for case in ["vhd dynamic 16K, absorbed in use", "vhdx dynamic 1M, absorbed in use"] {
+    for case in
+        ["vhd dynamic 16K, absorbed in use", "vhdx dynamic 1M, absorbed in use", "vmdk child 64K, absorbed in use"]
+    {
         broken_below("a merge in use is durable", case, Mutation::NotDurable(Phase::Absorb));
         broken_below("the parent is durable before the top loses a block", case, Mutation::Disordered(Phase::Absorb));
     }
-    for case in ["vhd dynamic 16K, merged in use", "vhdx differencing 1M, merged in use"] {
+    for case in
+        ["vhd dynamic 16K, merged in use", "vhdx differencing 1M, merged in use", "vmdk child 64K, merged in use"]
+    {
         broken_below("a merge of a disk in use is durable", case, Mutation::NotDurable(Phase::Merge));
         broken_below("a child that is merged in use goes last", case, Mutation::Disordered(Phase::Merge));
     }
-    broken_below("a new size is durable", "raw, growing", Mutation::NotDurable(Phase::Grow));
+    for case in ["raw, growing", "vmdk flat, growing", "vmdk sparse 8K, growing"] {
+        broken_below("a new size is durable", case, Mutation::NotDurable(Phase::Grow));
+    }
+    let case = "vmdk sparse 8K, growing";
+    broken_below("tables and directories are durable before the header", case, Mutation::Disordered(Phase::Grow));
 }
 
 #[test]
 fn a_new_link_to_the_parent_is_durable_and_whole() {
-    for case in ["vhd differencing 16K, relinked", "vhdx differencing 1M, relinked"] {
+    for case in ["vhd differencing 16K, relinked", "vhdx differencing 1M, relinked", "vmdk child 64K, relinked"] {
         broken_below("a new link is durable", case, Mutation::NotDurable(Phase::Relink));
     }
     let case = "vhd differencing 16K, relinked";
     broken_below("a new header is durable before the footer names it", case, Mutation::Disordered(Phase::Relink));
+    let case = "vmdk child 64K, relinked";
+    broken_below(
+        "lines that moved are durable before their sector loses them",
+        case,
+        Mutation::Disordered(Phase::Relink),
+    );
 }
 
 #[test]

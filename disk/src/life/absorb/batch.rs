@@ -8,6 +8,9 @@
 //!                                                                        committed
 //! ```
 //!
+//! A block of a parent that cannot record which sectors have data is filled first, if it is larger
+//! than the piece: with what the disk shows, so also with data of the top that goes there next.
+//!
 //! The blocks of a batch cover whole blocks of the parent too, and all of them are held. So nobody
 //! else reserves, writes or commits in these blocks of the parent.
 
@@ -117,6 +120,13 @@ impl<'a> Copier<'a> {
         let is_whole = range == (start..end);
         let mut state = [BlockState::Absent];
         parent.image.block_states(block, &mut state)?;
+        if state[0] == BlockState::Absent && !is_whole && !self.is_lowest && !writer.tracks_sectors() {
+            shared.copy_up(&shared.chain(), parent.id, block)?;
+            parent.image.block_states(block, &mut state)?;
+            if state[0] == BlockState::Absent {
+                return Err(io::Error::other("a block could not be filled, as the chain has changed"));
+            }
+        }
         let is_fixed = parent.image.info().disk_type == DiskType::Fixed;
         if matches!(bytes, Bytes::Zeros) {
             let reads_as_zeros = match state[0] {

@@ -19,7 +19,7 @@ use crate::{
         merge_mark as mark, siblings,
     },
 };
-use diskwright_image::{DiskType, LinkageId, probe, probe::DetectedFormat};
+use diskwright_image::{DiskType, ImageWriter, LinkageId, probe, probe::DetectedFormat};
 use diskwright_store::{Files, LockMode, Store};
 use std::{
     io,
@@ -126,7 +126,7 @@ fn check(chain: &Chain, origin: &Origin) -> Result<()> {
             "open it for writing",
         );
     }
-    let can_be_emptied = top.image.writer().is_some_and(|writer| writer.tracks_sectors() && writer.can_forget_blocks());
+    let can_be_emptied = top.image.writer().is_some_and(ImageWriter::can_forget_blocks);
     let blocks = top.size_bytes.div_ceil(top.block_bytes);
     if top.image.info().disk_type != DiskType::Differencing || !can_be_emptied || blocks > BLOCKS_MAX {
         return refused(

@@ -4,7 +4,7 @@
 //! The one exception is the image that a disk in use writes (`live_merge.rs`): it is open, and
 //! stays so. [`Users`] is how that disk takes part in the steps.
 
-use crate::{DiskError, Result, engine::chain::Layer, error::file_error, opening::relink};
+use crate::{DiskError, Result, engine::chain::Layer, error::file_error, life::removal, opening::relink};
 use diskwright_image::{Identities, Image, ImageInfo, LinkageId, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::{Files, Store};
 use std::{
@@ -109,10 +109,21 @@ impl Locked {
         }
     }
 
+    /// The further files that are removed with the image.
+    pub(crate) fn extents(&self) -> Vec<PathBuf> {
+        match &self.held {
+            Held::Files(stores) => removal::extents_of(&self.info, stores, &self.path),
+            Held::Written(image) => removal::extents_of_layer(&**image, &self.path),
+        }
+    }
+
     /// Tells the files that their name is `path` now.
     pub(crate) fn was_renamed(&mut self, path: &Path) {
-        if let Held::Files(stores) = &self.held {
-            stores.iter().for_each(|store| store.was_renamed(path));
+        // Extents keep their names.
+        if let Held::Files(stores) = &self.held
+            && let Some(first) = stores.first()
+        {
+            first.was_renamed(path);
         }
         self.path = path.to_owned();
     }

@@ -175,6 +175,22 @@ pub fn all() -> Vec<DiskCase> {
             ..kind("vhdx dynamic 1M, growing", Format::Vhdx, DiskType::Dynamic, mib, 4 * m, &[])
         },
         DiskCase {
+            changes: Changes::Grows { from_bytes: 256 << 10 },
+            ..kind("vmdk flat, growing", Format::Vmdk, DiskType::Fixed, 0, 2 * m, &[0, 1, 3, 5, 12, 31])
+        },
+        // The 129th grain table does not fit into the first sector of the directories.
+        DiskCase {
+            changes: Changes::Grows { from_bytes: (512 << 20) - (256 << 10) },
+            ..kind(
+                "vmdk sparse 8K, growing",
+                Format::Vmdk,
+                DiskType::Dynamic,
+                8 * kib,
+                514 * m,
+                &[0, 1, 65_502, 65_504, 65_535, 65_536, 65_640, 65_780],
+            )
+        },
+        DiskCase {
             changes: Changes::Snapshots,
             ..kind(
                 "vhd dynamic 16K, with snapshots",
@@ -253,6 +269,40 @@ pub fn all() -> Vec<DiskCase> {
             ..kind("vhdx dynamic 1M, absorbed in use", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 40])
         },
         DiskCase {
+            changes: Changes::AbsorbedInUse,
+            ..kind(
+                "vmdk sparse 8K, absorbed in use",
+                Format::Vmdk,
+                DiskType::Dynamic,
+                8 * kib,
+                4 * m,
+                &[0, 1, 256, 511],
+            )
+        },
+        DiskCase {
+            changes: Changes::AbsorbedInUse,
+            ..kind(
+                "vmdk child 64K, absorbed in use",
+                Format::Vmdk,
+                DiskType::Differencing,
+                64 * kib,
+                40 * m,
+                &[0, 1, 511, 512],
+            )
+        },
+        DiskCase {
+            changes: Changes::MergedInUse,
+            steps: 40,
+            ..kind(
+                "vmdk child 64K, merged in use",
+                Format::Vmdk,
+                DiskType::Differencing,
+                64 * kib,
+                40 * m,
+                &[0, 1, 511],
+            )
+        },
+        DiskCase {
             changes: Changes::MergedInUse,
             steps: 40,
             ..kind("vhd dynamic 16K, merged in use", Format::Vhd, DiskType::Dynamic, 16 * kib, 4 * m, &[0, 1, 128, 255])
@@ -319,6 +369,17 @@ pub fn all() -> Vec<DiskCase> {
                 8 * kib,
                 4 * m,
                 &[0, 1, 128, 255],
+            )
+        },
+        DiskCase {
+            changes: Changes::Relinks,
+            ..kind(
+                "vmdk child 64K, relinked",
+                Format::Vmdk,
+                DiskType::Differencing,
+                64 * kib,
+                64 * m,
+                &[0, 1, 511, 512],
             )
         },
         DiskCase {

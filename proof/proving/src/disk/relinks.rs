@@ -3,7 +3,8 @@
 //! All links lead to the same parent by their relative path. They differ in the parts that nobody
 //! follows: the absolute path leads nowhere and has another length each time. A VHDX has the
 //! link's number in that path. A VHD has it in the name, and every second link changes only the
-//! name, which is a change of one sector.
+//! name, which is a change of one sector. A VMDK records one path: it has more or fewer `./` in
+//! front of the name, and the link's number as the second identity.
 
 use super::{Changes, DiskCase, DiskTruth, changes::PARENT_MODIFIED_SECONDS, session::Session};
 use crate::{
@@ -11,7 +12,7 @@ use crate::{
     stage::{Outcome, Stage},
 };
 use diskwright_disk::Disk;
-use diskwright_image::{Format, ParentLink};
+use diskwright_image::{Format, LinkageId, ParentLink};
 use uuid::Uuid;
 
 impl DiskCase {
@@ -27,6 +28,11 @@ impl DiskCase {
             linkage: Some(parent.image.linkage_id().ok_or("the parent has no identity")?),
             ..ParentLink::default()
         };
+        if self.format == Format::Vmdk {
+            let hint = Some(format!("{}parent.vmdk", "./".repeat(number as usize % 4 * 40)));
+            let linkage2 = Some(LinkageId::Cid(number));
+            return Ok(ParentLink { relative_path: hint.clone(), name: hint, absolute_path: None, linkage2, ..link });
+        }
         Ok(if is_vhd {
             ParentLink { name: Some(number.to_string()), modified_seconds: Some(PARENT_MODIFIED_SECONDS), ..link }
         } else {
@@ -42,6 +48,7 @@ impl DiskCase {
         let link = disk.layers()[0].image.parent_link().unwrap_or_default();
         let text = match self.format {
             Format::Vhd => link.name,
+            Format::Vmdk => return link.linkage2.and_then(LinkageId::cid).unwrap_or(0),
             _ => link.absolute_path.and_then(|path| path.split('\\').nth(2).map(str::to_owned)),
         };
         text.and_then(|text| text.parse().ok()).unwrap_or(0)
@@ -54,7 +61,11 @@ impl DiskCase {
             let (first, last) = (truth.changed.link, truth.changed.next_link);
             return Err(format!("the disk has link {found}, expected {first} to {last}"));
         }
-        let link = disk.layers()[0].image.parent_link().unwrap_or_default();
+        let image = &disk.layers()[0].image;
+        if self.format == Format::Vmdk && image.info().disk_id.is_none() {
+            return Err("lines of the disk database were lost".into());
+        }
+        let link = image.parent_link().unwrap_or_default();
         if found > 0 && (ParentLink { modified_offset_bytes: None, ..link.clone() }) != self.link(disk, found)? {
             return Err(format!("link {found} is not whole: {link:?}"));
         }
