@@ -431,7 +431,10 @@ impl<'a> Merge<'a> {
     /// The marks change the file of the last child, and its children may have recorded when it was
     /// last changed. One of them may be opened for writing after a power cut.
     fn forget_times(&self) -> Result<()> {
-        for image in self.children.iter().filter(|image| image.info.parent.as_ref().is_some_and(mark::has_time)) {
+        // A mark is a time too, and stays.
+        let has_time =
+            |image: &&Locked| image.info.parent.as_ref().is_some_and(mark::has_time) && !Self::is_marked(image);
+        for image in self.children.iter().filter(has_time) {
             image.relink(&self.options.open.files, mark::of_any_time)?;
         }
         Ok(())
