@@ -211,15 +211,15 @@ static VDI: Driver = Driver {
     logical_sectors_bytes: &[512],
     sectors_because: "VDI knows only 512",
     physical_sector_bytes: 512,
-    identities: Identities::File,
+    identities: Identities::DiskAndContents,
     child_keeps_disk_id: false,
     child_records_zeros: true,
     child_records_time: false,
-    child_can_be_relinked: false,
+    child_can_be_relinked: true,
     open: |stores, writable, _| Ok(Arc::new(vdi::open(only(stores, "vdi")?, writable)?)),
     references: |_| Ok(Vec::new()),
     further_files: |_| Ok(Vec::new()),
-    create: |stores, _| Err(read_only(&*first(stores)?, "creating a VDI image")),
+    create: |stores, options| vdi::create(only(stores, "vdi")?, options),
     examine: |stores, for_repair| vdi::examine(only_opened(stores, "vdi")?, for_repair),
     begin_repair: |_, _| Ok(()),
     settle_log: |_, _| Ok(()),
@@ -451,7 +451,7 @@ mod tests {
     #[test]
     fn every_driver_opens_and_checks_the_images_that_it_creates() {
         // The others are only read so far.
-        for &format in [Format::Raw, Format::Vhd, Format::Vhdx, Format::Vmdk].iter() {
+        for &format in [Format::Raw, Format::Vhd, Format::Vhdx, Format::Vmdk, Format::Vdi].iter() {
             let driver = format.driver();
             let store: Arc<dyn Store> = Arc::new(MemoryStore::new(driver.name));
             let options = CreateOptions {

@@ -102,8 +102,10 @@ pub struct ParentLink {
     pub absolute_path: Option<String>,
     /// File name of the parent (VHD header).
     pub name: Option<String>,
+    /// VDI: the id of the parent's file (`uuidLinkage`), which the parent must have too.
+    pub file_id: Option<Uuid>,
     /// The identity that the parent must have. VHDX: `parent_linkage`, the parent's DataWriteGuid.
-    /// VHD: the parent's unique id. VMDK: `parentCID`. `None` where the format records only the
+    /// VHD: the parent's unique id. VMDK: `parentCID`. VDI: `uuidParentModify`. `None` where the format records only the
     /// parent's path: then any file at that path is the parent.
     pub linkage: Option<LinkageId>,
     /// A second identity that is accepted, which a merge records (VHDX `parent_linkage2`).
