@@ -72,6 +72,8 @@ pub struct Driver {
     pub child_records_zeros: bool,
     /// Whether a child records when its parent's file was last changed.
     pub child_records_time: bool,
+    /// Whether a child names its parent by the ids of its file and of its contents, and by no path.
+    pub child_names_file_id: bool,
     /// Whether the link of a child to its parent can be replaced
     /// ([`ImageWriter::set_parent_link`](crate::ImageWriter::set_parent_link)).
     pub child_can_be_relinked: bool,
@@ -103,6 +105,7 @@ static RAW: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: false,
     child_records_time: false,
+    child_names_file_id: false,
     child_can_be_relinked: false,
     frozen_extension: "raw",
     open: open_raw,
@@ -131,6 +134,7 @@ static VHD: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: false,
     child_records_time: true,
+    child_names_file_id: false,
     child_can_be_relinked: true,
     frozen_extension: "avhd",
     open: |stores, writable, _| Ok(Arc::new(vhd::open(only(stores, "vhd")?, writable)?)),
@@ -160,6 +164,7 @@ static VHDX: Driver = Driver {
     child_keeps_disk_id: true,
     child_records_zeros: true,
     child_records_time: false,
+    child_names_file_id: false,
     child_can_be_relinked: true,
     frozen_extension: "avhdx",
     open: |stores, writable, _| Ok(Arc::new(vhdx::open(only(stores, "vhdx")?, writable)?)),
@@ -188,6 +193,7 @@ static QCOW2: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: true,
     child_records_time: false,
+    child_names_file_id: false,
     child_can_be_relinked: false,
     open: |stores, writable, _| Ok(Arc::new(qcow2::open(stores, writable, None)?)),
     references: qcow2::references,
@@ -215,6 +221,7 @@ static VDI: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: true,
     child_records_time: false,
+    child_names_file_id: true,
     child_can_be_relinked: true,
     open: |stores, writable, _| Ok(Arc::new(vdi::open(only(stores, "vdi")?, writable)?)),
     references: |_| Ok(Vec::new()),
@@ -256,6 +263,7 @@ static VMDK: Driver = Driver {
     child_keeps_disk_id: false,
     child_records_zeros: false,
     child_records_time: false,
+    child_names_file_id: false,
     child_can_be_relinked: false,
     frozen_extension: "vmdk",
     open: |stores, writable, _| Ok(Arc::new(vmdk::open(stores, writable)?)),

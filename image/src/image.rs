@@ -102,7 +102,9 @@ pub struct ParentLink {
     pub absolute_path: Option<String>,
     /// File name of the parent (VHD header).
     pub name: Option<String>,
-    /// VDI: the id of the parent's file (`uuidLinkage`), which the parent must have too.
+    /// VDI: the id of the parent's file (`uuidLinkage`), by which the parent is found. Other
+    /// contents of that file ([`ParentLink::linkage`]) are no proof that it is not the parent:
+    /// VirtualBox keeps the former id when it merges a snapshot.
     pub file_id: Option<Uuid>,
     /// The identity that the parent must have. VHDX: `parent_linkage`, the parent's DataWriteGuid.
     /// VHD: the parent's unique id. VMDK: `parentCID`. VDI: `uuidParentModify`. `None` where the format records only the
@@ -122,6 +124,12 @@ impl ParentLink {
     /// Whether an image with this identity is the parent.
     pub fn accepts(&self, found: Option<LinkageId>) -> bool {
         self.linkage.is_none() || found.is_some() && (found == self.linkage || found == self.linkage2)
+    }
+
+    /// Whether the link means an image with these ids: that of its file (`disk_id`), which alone
+    /// decides where the child records it, and that of its contents.
+    pub fn names(&self, disk_id: Option<Uuid>, linkage: Option<LinkageId>) -> bool {
+        if self.file_id.is_some() { self.file_id == disk_id } else { self.accepts(linkage) }
     }
 
     /// Whether a path or the name contains the character NUL, which ends a string for many readers.

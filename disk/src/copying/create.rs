@@ -325,7 +325,7 @@ pub(crate) fn link_to(
         relative_path: Some(relative),
         volume_path: None,
         absolute_path: Some(text(parent_real)?),
-        file_id: None,
+        file_id: info.disk_id.filter(|_| info.format.driver().child_names_file_id),
         name: parent_real.file_name().map(|name| name.to_string_lossy().into_owned()),
         linkage: Some(linkage),
         linkage2: None,

@@ -49,7 +49,7 @@ use crate::{
         relink, siblings,
     },
 };
-use diskwright_image::{LinkageId, ParentLink};
+use diskwright_image::ParentLink;
 pub(crate) use locked::{Locked, Users};
 use std::{
     path::{Path, PathBuf},
@@ -234,8 +234,8 @@ impl<'a> Merge<'a> {
         }
         dirs.sort();
         dirs.dedup();
-        let parents: Vec<(PathBuf, Option<LinkageId>)> =
-            images.iter().map(|image| (image.path.clone(), image.info.linkage_id)).collect();
+        let parents: Vec<_> =
+            images.iter().map(|image| siblings::Candidate::of(image.path.clone(), &image.info)).collect();
         let (mut children, mut leftovers): (Vec<PathBuf>, _) = (known.into_iter().collect(), Vec::new());
         for (child, parent) in self.children_in(&dirs, &parents)? {
             if parent == top {
@@ -272,7 +272,7 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    fn children_in(&self, dirs: &[PathBuf], parents: &[(PathBuf, Option<LinkageId>)]) -> Result<Vec<(PathBuf, usize)>> {
+    fn children_in(&self, dirs: &[PathBuf], parents: &[siblings::Candidate]) -> Result<Vec<(PathBuf, usize)>> {
         let mut all = Vec::new();
         for dir in dirs {
             let found = siblings::children_in(&self.options.open.files, dir, self.target.info.format, parents);
@@ -295,7 +295,7 @@ impl<'a> Merge<'a> {
     /// Whether no image but those that take part names `image` as its parent. These have another
     /// parent by now, also where the change of the link is still in a log only.
     fn is_childless(&self, dirs: &[PathBuf], image: &Locked) -> Result<bool> {
-        let children = self.children_in(dirs, &[(image.path.clone(), image.info.linkage_id)])?;
+        let children = self.children_in(dirs, &[siblings::Candidate::of(image.path.clone(), &image.info)])?;
         Ok(children.iter().all(|(child, _)| self.steps.iter().any(|step| step.path == *child)))
     }
 

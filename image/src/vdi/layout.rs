@@ -5,7 +5,7 @@ use super::corrupt;
 use crate::{
     error::{ImageError, Result},
     identity::LinkageId,
-    image::ParentLink,
+    image::{Format, ParentLink},
 };
 use diskwright_format::{
     vdi::{HEADER_BYTES, VdiEntry, VdiHeader, VdiKind},
@@ -169,6 +169,7 @@ pub(super) fn link_of(header: &VdiHeader) -> Option<ParentLink> {
         file_id: Some(header.parent_id),
         linkage: Some(LinkageId::Guid(header.parent_modify_id)),
         linkage2: header.second_parent_modify_id.map(LinkageId::Guid),
+        format: Some(Format::Vdi),
         ..ParentLink::default()
     })
 }
