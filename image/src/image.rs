@@ -161,10 +161,10 @@ pub struct ImageInfo {
     pub creator: String,
     /// The kind of image within the format, as the file spells it (VMDK: `monolithicSparse`).
     pub subformat: Option<String>,
-    /// VHD unique id; VHDX virtual disk id (page 83 data).
+    /// VHD unique id; VHDX virtual disk id (page 83 data); VDI `uuidCreate`.
     pub disk_id: Option<Uuid>,
     /// The identity by which children refer to this image, as of the open: VHD unique id, VHDX
-    /// DataWriteGuid, VMDK CID. The current identity is [`Image::linkage_id`].
+    /// DataWriteGuid, VMDK CID, VDI `uuidModify`. The current identity is [`Image::linkage_id`].
     pub linkage_id: Option<LinkageId>,
     /// VHDX FileWriteGuid.
     pub file_write_id: Option<Uuid>,
@@ -731,6 +731,17 @@ pub trait ImageWriter: Send + Sync {
     /// # Errors
     /// `Io`; the space is free then.
     fn cut_free_tail(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Moves the last blocks of the file into gaps before them, for a format whose other programs
+    /// expect none. To be called before the [`ImageWriter::close`] after which nobody reads the
+    /// image: the caller may know former places of blocks. (An image that becomes a parent while it
+    /// is in use is closed too, and read on.)
+    ///
+    /// # Errors
+    /// `Io`.
+    fn fill_gaps(&self) -> Result<()> {
         Ok(())
     }
 

@@ -148,7 +148,7 @@ pub(crate) fn format_for(path: &Path, asked: Option<Format>) -> Result<Format> {
         return Err(bad(
             path,
             format!("{} is not supported", foreign.name),
-            "use .vhdx, .vhd, .vmdk or .raw, or name the format with `CreateRequest::format`",
+            "use .vhdx, .vhd, .vmdk, .vdi or .raw, or name the format with `CreateRequest::format`",
         ));
     }
     asked.or_else(|| probe::format_of_extension(path)).ok_or_else(|| DiskError::Usage {
@@ -157,8 +157,9 @@ pub(crate) fn format_for(path: &Path, asked: Option<Format>) -> Result<Format> {
             path.display(),
             path.extension().map(|extension| format!(" .{}", extension.to_string_lossy())).unwrap_or_default()
         ),
-        hint: "use .vhdx, .vhd, .avhdx, .avhd, .vmdk, .raw or .img, or name the format with `CreateRequest::format`"
-            .into(),
+        hint:
+            "use .vhdx, .vhd, .avhdx, .avhd, .vmdk, .vdi, .raw or .img, or name the format with `CreateRequest::format`"
+                .into(),
     })
 }
 

@@ -2,12 +2,14 @@
 //!
 //! ```text
 //!   freed ─▶ quarantine ─ recycle ─▶ punched ─▶ free ─▶ new blocks, moves
-//!   close:  flush ─▶ the last blocks move into the gaps ─▶ flush ─▶ cut ─▶ header counts the rest
+//!   last close:  flush ─▶ the last blocks move into the gaps
+//!   every close: flush ─▶ cut after the last block ─▶ header counts the spaces
 //! ```
 //!
-//! VirtualBox and QEMU put a new block behind the last space that the header counts, and a discard
-//! of VirtualBox relies on spaces without gaps. So a close moves the last blocks into the gaps, at
-//! most [`MOVED_MAX_BYTES`]; gaps beyond that stay, and the header counts them as spaces.
+//! VirtualBox and QEMU put a new block behind the last space that the header counts, a discard of
+//! VirtualBox relies on spaces without gaps, and qemu-img reports gaps as damage. So the last close
+//! moves the last blocks into the gaps, at most [`MOVED_MAX_BYTES`]. Gaps beyond that, and those of
+//! an image that becomes a parent while it is in use, stay; the header counts them as spaces.
 //!
 //! Invariant: space leaves quarantine only after the map without it is durable and no request can
 //! reach it, which the disk above knows ([`ImageWriter::recycle`]). A piece is not handed out
@@ -26,7 +28,7 @@ use crate::{
 };
 use std::sync::PoisonError;
 
-/// Payload that one close moves at most.
+/// Payload that one close moves at most. `compact` fills all gaps.
 const MOVED_MAX_BYTES: u64 = 1 << 30;
 /// Bytes that are copied at once.
 const COPY_BYTES: u64 = 1 << 20;
@@ -100,22 +102,26 @@ impl Writing {
         Ok(())
     }
 
-    /// For close: moves the last blocks into gaps before them. The caller has flushed, and no
-    /// request follows.
-    pub(super) fn close_gaps(&self) -> Result<()> {
-        let (entries, dense_end) = {
-            let mut state = self.lock();
-            self.give_up_places(&mut state);
-            let unused: Vec<u64> = std::mem::take(&mut state.reserved).into_values().collect();
-            let mapped = state.mapped;
-            let Some(space) = &mut state.space else { return Ok(()) };
+    /// Frees all space that no entry names. The caller has flushed, and no request follows.
+    fn give_up_unused(&self, state: &mut State) {
+        self.give_up_places(state);
+        let unused: Vec<u64> = std::mem::take(&mut state.reserved).into_values().collect();
+        if let Some(space) = &mut state.space {
             unused.iter().for_each(|&at| space.add_free(at, self.space_bytes()));
             space.recycle_for_moves(space.generation());
-            let dense_end = u64::from(self.layout.header.data_offset_bytes) + mapped * self.space_bytes();
-            if space.used_end_bytes() <= dense_end {
-                return Ok(());
+        }
+    }
+
+    /// Moves the last blocks into gaps before them. The caller has flushed, and no request follows.
+    pub(super) fn move_into_gaps(&self) -> Result<()> {
+        let (entries, dense_end) = {
+            let mut state = self.lock();
+            self.give_up_unused(&mut state);
+            let dense_end = u64::from(self.layout.header.data_offset_bytes) + state.mapped * self.space_bytes();
+            match &state.space {
+                Some(space) if space.used_end_bytes() > dense_end => (state.entries, dense_end),
+                _ => return Ok(()),
             }
-            (state.entries, dense_end)
         };
         let mut left = MOVED_MAX_BYTES / self.space_bytes();
         let mut words = vec![Entry::Absent; PAGE_ENTRIES as usize];
@@ -130,10 +136,6 @@ impl Writing {
                 left -= 1;
                 self.move_down(block, from)?;
             }
-        }
-        self.barrier.share(|| self.run_flush())?;
-        if let Some(space) = &mut self.lock().space {
-            space.recycle_for_moves(space.generation());
         }
         Ok(())
     }
@@ -163,6 +165,7 @@ impl Writing {
     pub(super) fn trim(&self) -> Result<()> {
         let (mut freed, end, file_end) = {
             let mut state = self.lock();
+            self.give_up_unused(&mut state);
             let Some(space) = &mut state.space else { return Ok(()) };
             let freed = space.free_all();
             (freed, space.release_tail(), space.file_end_bytes())

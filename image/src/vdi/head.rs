@@ -11,8 +11,9 @@
 //! or the new one.
 //!
 //! Invariant: the id of the contents in the file is new and durable before the first write of a
-//! session is visible. The mutex guards the sector and is held during I/O, so no caller may hold
-//! the state mutex.
+//! session is visible. A mutex guards the sector and is held while it is written; a second one is
+//! held until a new id is durable, so that nobody writes before. No caller may hold the state
+//! mutex.
 
 use crate::{ImageError, LinkageId, ParentLink, Result};
 use diskwright_format::vdi::{HEADER_BYTES, HeaderSector, VdiHeader, VdiKind};
@@ -29,6 +30,8 @@ use uuid::Uuid;
 /// The header as it is in the file.
 #[derive(Debug)]
 pub(super) struct Head {
+    /// Held while the id of the contents changes.
+    turn: Mutex<()>,
     sector: Mutex<HeaderSector>,
     /// Whether the id of the contents was changed in this session. Atomic, as every write reads it.
     has_begun: AtomicBool,
@@ -40,7 +43,7 @@ impl Head {
     pub fn read(store: &dyn Store) -> Result<Self> {
         let mut sector = HeaderSector([0; HEADER_BYTES]);
         store.read_at(&mut sector.0, 0).map_err(|error| ImageError::io("read the VDI header", store, 0, error))?;
-        Ok(Self { sector: Mutex::new(sector), has_begun: AtomicBool::new(false) })
+        Ok(Self { turn: Mutex::new(()), sector: Mutex::new(sector), has_begun: AtomicBool::new(false) })
     }
 
     /// The header now; `None` never happens for an image that could be opened.
@@ -100,16 +103,14 @@ impl Head {
     }
 
     fn set_modify_id(&self, barrier: &Barrier, id: Uuid, only_once: bool) -> Result<()> {
-        // Held until the id is durable, so that nobody writes before.
-        let mut sector = self.sector.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         if only_once && self.has_begun.load(Ordering::Acquire) {
             return Ok(());
         }
-        let store = &**barrier.store();
-        let mut new = sector.clone();
-        new.set_modify_id(id);
-        store.write_at(&new.0, 0).map_err(|error| ImageError::io("write the VDI header", store, 0, error))?;
-        *sector = new;
+        self.change(&**barrier.store(), |sector| {
+            sector.set_modify_id(id);
+            Ok(())
+        })?;
         barrier.sync("make the new id of the contents durable")?;
         self.has_begun.store(true, Ordering::Release);
         Ok(())

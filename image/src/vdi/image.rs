@@ -61,7 +61,7 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VdiImage> {
         return Ok(VdiImage { info, layout, store, writing: Some(writing) });
     }
     // The last space of the file may be cut.
-    let padded_bytes = layout.file_bytes.saturating_add(header.space_bytes());
+    let padded_bytes = layout.file_bytes.saturating_add(layout.missing_bytes());
     let store = padded(store, layout.file_bytes, padded_bytes);
     Ok(VdiImage { info, layout, store, writing: None })
 }

@@ -75,13 +75,18 @@ impl Layout {
         })
     }
 
+    /// Bytes by which the end of the file cuts the last space.
+    pub fn missing_bytes(&self) -> u64 {
+        let data_bytes = self.file_bytes.saturating_sub(self.header.data_offset_bytes.into());
+        data_bytes.checked_next_multiple_of(self.header.space_bytes()).map_or(0, |end| end - data_bytes)
+    }
+
     /// Lengthens a file whose last space is cut to the end of that space.
     ///
     /// # Errors
     /// `Io`.
     pub fn fill_last_space(&mut self, store: &dyn Store) -> Result<()> {
-        let data_bytes = self.file_bytes.saturating_sub(self.header.data_offset_bytes.into());
-        let missing_bytes = data_bytes.next_multiple_of(self.header.space_bytes()) - data_bytes;
+        let missing_bytes = self.missing_bytes();
         if missing_bytes > 0 {
             let end = self.file_bytes + missing_bytes;
             let filled = store.set_len(end);

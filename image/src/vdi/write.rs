@@ -253,9 +253,13 @@ impl ImageWriter for Writing {
         self.cut_tail()
     }
 
+    fn fill_gaps(&self) -> Result<()> {
+        self.flush()?;
+        self.move_into_gaps()
+    }
+
     fn close(&self) -> Result<()> {
         self.flush()?;
-        self.close_gaps()?;
         self.trim()
     }
 }

@@ -138,6 +138,7 @@ pub fn compactions() -> Vec<CompactCase> {
         "vhdx differencing 1M",
         "vhd dynamic 512K",
         "vmdk sparse 8K",
+        "vdi child 64K",
     ];
     kinds.into_iter().map(|name| CompactCase(crate::disk::named(name))).collect()
 }

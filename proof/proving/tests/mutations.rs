@@ -59,6 +59,8 @@ fn flushed_data_is_durable() {
         "vmdk flat",
         "vmdk sparse 8K",
         "vmdk child 64K",
+        "vdi dynamic 8K",
+        "vdi child 64K",
     ] {
         broken_below("a flush makes durable", case, Mutation::NotDurable(Phase::Flush));
         broken_below("a close makes durable", case, Mutation::NotDurable(Phase::Close));
@@ -71,6 +73,8 @@ fn flushed_data_is_durable() {
         "vhdx differencing 1M",
         "vmdk sparse 8K",
         "vmdk child 64K",
+        "vdi dynamic 8K",
+        "vdi child 64K",
     ] {
         broken_above("a flush makes tables durable", case, BrokenRule::FlushesPayloadOnly);
     }
@@ -93,6 +97,8 @@ fn a_failed_sync_is_not_retried() {
         "vhdx differencing 1M",
         "vmdk sparse 8K",
         "vmdk child 64K",
+        "vdi dynamic 8K",
+        "vdi child 64K",
     ] {
         let broken = disk::DiskCase { broken_rule: Some(BrokenRule::FailedSyncForgotten), ..disk::named(case) };
         match faulty::hunt(&broken, Sample::ALL) {
@@ -132,6 +138,7 @@ fn payload_is_durable_before_its_mapping() {
         "vhdx dynamic 1M, churning",
         "vhdx differencing 1M",
         "vmdk child 64K",
+        "vdi child 64K",
     ] {
         broken_below("payload before mapping", case, Mutation::Unordered(Phase::Flush, 1));
     }
@@ -168,6 +175,7 @@ fn freed_space_is_not_reused_before_its_removal_is_durable() {
         "vhdx dynamic 1M, churning",
         "vhdx differencing 1M, churning",
         "vmdk sparse 8K, churning",
+        "vdi dynamic 8K, churning",
     ] {
         broken_above("freed space is not reused at once", case, BrokenRule::RecycleAtOnce);
     }
@@ -175,7 +183,7 @@ fn freed_space_is_not_reused_before_its_removal_is_durable() {
 
 #[test]
 fn allocated_space_reads_as_zeros() {
-    for case in ["vhd dynamic 16K", "vhdx dynamic 1M", "vmdk sparse 8K, churning"] {
+    for case in ["vhd dynamic 16K", "vhdx dynamic 1M", "vmdk sparse 8K, churning", "vdi dynamic 8K, churning"] {
         broken_below("space is zeroed before it is reused", case, Mutation::NoZeroing);
     }
     broken_below("slack of an earlier crash is cut off first", "vhdx dynamic 1M", Mutation::NoCutting);
@@ -186,6 +194,9 @@ fn identities_change_before_bytes_do() {
     for case in ["vhdx dynamic 1M", "vhdx fixed 1M", "vhdx differencing 1M"] {
         broken_below("FileWriteGuid before the first write", case, Mutation::Disordered(Phase::FirstWrite));
         broken_above("DataWriteGuid before the first visible write", case, BrokenRule::NoBeginWriting);
+    }
+    for case in ["vdi fixed 1M", "vdi child 64K"] {
+        broken_above("uuidModify before the first visible write", case, BrokenRule::NoBeginWriting);
     }
     for case in ["vmdk sparse 8K", "vmdk child 64K"] {
         broken_above("CID before the first visible write", case, BrokenRule::NoBeginWriting);
@@ -201,7 +212,9 @@ fn the_copy_of_the_footer_is_durable_before_the_tail_moves() {
 
 #[test]
 fn a_child_records_zeros_and_sectors() {
-    broken_above("zeros hide the parent", "vhdx differencing 1M", BrokenRule::ZeroesForgotten);
+    for case in ["vhdx differencing 1M", "vdi child 64K"] {
+        broken_above("zeros hide the parent", case, BrokenRule::ZeroesForgotten);
+    }
     for case in ["vhd differencing 16K", "vhdx differencing 1M"] {
         broken_above("written sectors hide the parent", case, BrokenRule::SectorsForgotten);
         broken_above("other sectors show the parent", case, BrokenRule::SectorsMadeWhole);

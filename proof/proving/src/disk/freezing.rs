@@ -22,7 +22,6 @@ use crate::{
     world::World,
 };
 use diskwright_disk::{Disk, SnapshotWatch};
-use diskwright_image::Format;
 use diskwright_store::FileSystem;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -81,7 +80,7 @@ impl SnapshotWatch for Company<'_> {
 impl DiskCase {
     /// A name for a frozen image that is not taken.
     pub(crate) fn free_name(&self, world: &World) -> String {
-        let extension = if self.format == Format::Vhd { "avhd" } else { "avhdx" };
+        let extension = self.format.driver().frozen_extension;
         let is_free = |number: &u32| world.facts(format!("/d/disk_s{number}.{extension}").as_ref()).is_err();
         (1..).find(is_free).map_or_else(String::new, |number| format!("s{number}"))
     }

@@ -129,6 +129,18 @@ pub fn all() -> Vec<DiskCase> {
             ..kind("vmdk sparse 8K, churning", Format::Vmdk, DiskType::Dynamic, 8 * kib, 8 * m, &[0, 1, 2, 3, 512])
         },
         kind("vmdk child 64K", Format::Vmdk, DiskType::Differencing, 64 * kib, 64 * m, &[0, 1, 2, 511, 512, 1023]),
+        kind("vdi fixed 1M", Format::Vdi, DiskType::Fixed, mib, 4 * m, &[0, 1, 3]),
+        DiskCase {
+            churns: true,
+            ..kind("vdi dynamic 1M, churning", Format::Vdi, DiskType::Dynamic, mib, 64 * m, &[0, 1, 2, 3, 40])
+        },
+        // Two pages of the block map.
+        kind("vdi dynamic 8K", Format::Vdi, DiskType::Dynamic, 8 * kib, 16 * m, &[0, 1, 2, 127, 128, 1023, 1024, 2047]),
+        DiskCase {
+            churns: true,
+            ..kind("vdi dynamic 8K, churning", Format::Vdi, DiskType::Dynamic, 8 * kib, 16 * m, &[0, 1, 2, 3, 1024])
+        },
+        kind("vdi child 64K", Format::Vdi, DiskType::Differencing, 64 * kib, 128 * m, &[0, 1, 2, 1023, 1024, 2047]),
         served(kind("raw, over NBD", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31])),
         served(kind(
             "vhd differencing 16K, over NBD",
@@ -165,6 +177,51 @@ pub fn all() -> Vec<DiskCase> {
             changes: Changes::Grows { from_bytes: 512 << 10 },
             windows: windows_of_64k(&[0, 7, 8, 15, 16, 40, 63]),
             ..kind("vhdx dynamic 1M, growing", Format::Vhdx, DiskType::Dynamic, mib, 4 * m, &[])
+        },
+        DiskCase {
+            changes: Changes::Grows { from_bytes: 256 << 10 },
+            ..kind(
+                "vdi dynamic 16K, growing",
+                Format::Vdi,
+                DiskType::Dynamic,
+                16 * kib,
+                2 * m,
+                &[0, 1, 15, 16, 40, 127],
+            )
+        },
+        DiskCase {
+            changes: Changes::Snapshots,
+            ..kind(
+                "vdi dynamic 16K, with snapshots",
+                Format::Vdi,
+                DiskType::Dynamic,
+                16 * kib,
+                4 * m,
+                &[0, 1, 128, 255],
+            )
+        },
+        DiskCase {
+            changes: Changes::CompactedInUse,
+            churns: true,
+            ..kind(
+                "vdi child 16K, compacted in use",
+                Format::Vdi,
+                DiskType::Differencing,
+                16 * kib,
+                4 * m,
+                &[0, 1, 2, 255],
+            )
+        },
+        DiskCase {
+            changes: Changes::Relinks,
+            ..kind(
+                "vdi child 16K, relinked",
+                Format::Vdi,
+                DiskType::Differencing,
+                16 * kib,
+                4 * m,
+                &[0, 1, 127, 128, 255],
+            )
         },
         DiskCase {
             changes: Changes::Snapshots,
