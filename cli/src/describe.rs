@@ -19,7 +19,7 @@ use uuid::Uuid;
 pub struct Description {
     /// Path as opened.
     pub file: String,
-    /// `raw`, `vhd`, `vhdx`, `vmdk`.
+    /// `raw`, `vhd`, `vhdx`, `vmdk`, `vdi`, `qcow2`.
     pub format: String,
     /// `fixed`, `dynamic`, `differencing`.
     #[serde(rename = "type")]

@@ -198,7 +198,7 @@ pub enum FormatArg {
     Vhdx,
     /// QEMU, KVM: read only.
     Qcow2,
-    /// VirtualBox: read only.
+    /// VirtualBox.
     Vdi,
     /// VMware, VirtualBox.
     Vmdk,

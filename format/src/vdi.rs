@@ -7,7 +7,13 @@
 //!   0x170 disk size            0x178 block     0x17c extra  0x180 blocks   0x184 those with space
 //!   0x188 id of the image      0x198 id of its contents
 //!   0x1a8 id of the parent     0x1b8 id of the parent's contents
+//!   0x1c8 geometry of the BIOS, sector (0x1d4); in headers of 400 bytes and more
+//!   0x1e0 ours: "dwparnt2"     0x1e8 a second id of the parent's contents that counts
 //! ```
+//!
+//! All of this lies in the first sector of the file, so one write of a sector changes any of it.
+//! Programs keep the bytes behind the header as they are, where a merge records the identity that
+//! the parent is about to get.
 //!
 //! The block map has an entry of 32 bits for each block: the number of its space, counted from the
 //! start of the data. Each space has `extra` bytes before the block's own.
@@ -15,8 +21,8 @@
 use crate::invalid::{Invalid, Result};
 use uuid::Uuid;
 
-/// Bytes of a header that are read.
-pub const HEADER_BYTES: usize = 0x1c8;
+/// The sector with the header.
+pub const HEADER_BYTES: usize = 512;
 /// Signature at 0x40.
 pub const SIGNATURE: u32 = 0xbeda_107f;
 /// Smallest block in bytes.
@@ -26,7 +32,15 @@ pub const BLOCK_MAX_BYTES: u32 = 256 << 20;
 
 const STRUCTURE: &str = "VDI header";
 /// Smallest header length of version 1: to the end of the id of the parent's contents.
-const LENGTH_MIN_BYTES: u32 = (HEADER_BYTES - 0x48) as u32;
+const LENGTH_MIN_BYTES: u32 = 0x1c8 - 0x48;
+/// Header length of a new image: with the geometry of the BIOS.
+const LENGTH_BYTES: u32 = 400;
+const VERSION: u32 = 0x0001_0001;
+/// The program that makes new images.
+const CREATOR: &[u8] = b"<<< Diskwright VDI Disk Image >>>\n";
+/// The mark before the second id of the parent's contents, at 0x1e0.
+const SECOND_MARK: &[u8; 8] = b"dwparnt2";
+const SECOND_AT: usize = 0x1e0;
 
 /// Type of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +73,15 @@ impl VdiEntry {
             u32::MAX => Self::Free,
             0xffff_fffe => Self::Zero,
             number => Self::Space(number),
+        }
+    }
+
+    /// The entry as it is stored.
+    pub fn word(self) -> u32 {
+        match self {
+            Self::Free => u32::MAX,
+            Self::Zero => 0xffff_fffe,
+            Self::Space(number) => number,
         }
     }
 }
@@ -94,6 +117,8 @@ pub struct VdiHeader {
     pub parent_id: Uuid,
     /// Id of the parent's contents.
     pub parent_modify_id: Uuid,
+    /// A second id of the parent's contents that counts.
+    pub second_parent_modify_id: Option<Uuid>,
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
@@ -182,7 +207,42 @@ impl VdiHeader {
             modify_id: uuid_at(0x198),
             parent_id: uuid_at(0x1a8),
             parent_modify_id: uuid_at(0x1b8),
+            second_parent_modify_id: (array(bytes, SECOND_AT) == *SECOND_MARK).then(|| uuid_at(SECOND_AT + 8)),
         })
+    }
+
+    /// The sector of a new image with this header. The comment and the creator are not written.
+    pub fn to_sector(&self) -> HeaderSector {
+        let mut sector = HeaderSector([0; HEADER_BYTES]);
+        sector.put(0, CREATOR);
+        let kind: u32 = match self.kind {
+            VdiKind::Dynamic => 1,
+            VdiKind::Fixed => 2,
+            VdiKind::Undo => 3,
+            VdiKind::Differencing => 4,
+        };
+        for (at, value) in [
+            (0x40, SIGNATURE),
+            (0x44, VERSION),
+            (0x48, LENGTH_BYTES),
+            (0x4c, kind),
+            (0x154, self.map_offset_bytes),
+            (0x158, self.data_offset_bytes),
+            (0x168, 512),
+            (0x178, self.block_bytes),
+            (0x17c, self.extra_bytes),
+            (0x1d4, 512),
+        ] {
+            sector.put(at, &value.to_le_bytes());
+        }
+        sector.set_size(self.size_bytes, self.blocks);
+        sector.set_allocated(self.blocks_allocated);
+        sector.put(0x188, &self.id.to_bytes_le());
+        sector.set_modify_id(self.modify_id);
+        sector.set_parent(self.parent_id, self.parent_modify_id);
+        // Behind the geometry of the BIOS there is always space.
+        let _ = sector.set_second_parent(self.second_parent_modify_id);
+        sector
     }
 
     /// Bytes from one space to the next.
@@ -198,6 +258,57 @@ impl VdiHeader {
     /// Length of the block map in bytes.
     pub fn map_bytes(&self) -> u64 {
         u64::from(self.blocks) * 4
+    }
+}
+
+/// The sector with the header, of which single fields are changed. Other bytes keep their values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeaderSector(pub [u8; HEADER_BYTES]);
+
+impl HeaderSector {
+    fn put(&mut self, at: usize, value: &[u8]) {
+        self.0[at..at + value.len()].copy_from_slice(value);
+    }
+
+    /// The number of spaces, after which other programs put the next block.
+    pub fn set_allocated(&mut self, spaces: u32) {
+        self.put(0x184, &spaces.to_le_bytes());
+    }
+
+    /// The size of the disk, and the entries of its block map.
+    pub fn set_size(&mut self, size_bytes: u64, blocks: u32) {
+        self.put(0x170, &size_bytes.to_le_bytes());
+        self.put(0x180, &blocks.to_le_bytes());
+    }
+
+    /// The id of the contents.
+    pub fn set_modify_id(&mut self, id: Uuid) {
+        self.put(0x198, &id.to_bytes_le());
+    }
+
+    /// The ids of the parent and of its contents.
+    pub fn set_parent(&mut self, id: Uuid, modify_id: Uuid) {
+        self.put(0x1a8, &id.to_bytes_le());
+        self.put(0x1b8, &modify_id.to_bytes_le());
+    }
+
+    /// A second id of the parent's contents that counts. `false`: the header is so long that there
+    /// is no space for it.
+    #[must_use]
+    pub fn set_second_parent(&mut self, id: Option<Uuid>) -> bool {
+        let length = u64::from(u32::from_le_bytes(array(&self.0, 0x48)));
+        if 0x48 + length > SECOND_AT as u64 {
+            return id.is_none();
+        }
+        match id {
+            Some(id) => {
+                self.put(SECOND_AT, SECOND_MARK);
+                self.put(SECOND_AT + 8, &id.to_bytes_le());
+            }
+            None if array(&self.0, SECOND_AT) == *SECOND_MARK => self.put(SECOND_AT, &[0; 24]),
+            None => {}
+        }
+        true
     }
 }
 
@@ -267,6 +378,25 @@ mod tests {
             assert_eq!(VdiHeader::parse(&bytes).unwrap_err().offset_bytes, at as u64, "{at:#x}");
         }
         assert!(VdiHeader::parse(&sample()[..HEADER_BYTES - 1]).is_err());
+    }
+
+    #[test]
+    fn a_header_that_is_written_reads_the_same() {
+        let mut header = VdiHeader::parse(&sample()).unwrap();
+        header.second_parent_modify_id = Some(Uuid::from_u128(9));
+        (header.modify_id, header.parent_modify_id) = (Uuid::from_u128(4), Uuid::from_u128(5));
+        let mut sector = header.to_sector();
+        let found = VdiHeader::parse(&sector.0).unwrap();
+        assert_eq!(found.creator, "Diskwright VDI Disk Image");
+        let expected = VdiHeader { comment: String::new(), creator: found.creator.clone(), ..header };
+        assert_eq!(found, expected);
+        assert!(sector.set_second_parent(None));
+        assert_eq!(VdiHeader::parse(&sector.0).unwrap().second_parent_modify_id, None);
+        sector.0[0x48..0x4c].copy_from_slice(&440u32.to_le_bytes());
+        assert!(!sector.set_second_parent(Some(Uuid::nil())) && sector.set_second_parent(None));
+        for entry in [VdiEntry::Free, VdiEntry::Zero, VdiEntry::Space(7)] {
+            assert_eq!(VdiEntry::parse(entry.word()), entry);
+        }
     }
 
     proptest! {

@@ -77,6 +77,8 @@ pub struct Driver {
     pub child_takes_any_parent: bool,
     /// Whether a child records one path to its parent, not one for each of several ways.
     pub child_records_one_path: bool,
+    /// Whether a child names its parent by the ids of its file and of its contents, and by no path.
+    pub child_names_file_id: bool,
     /// Whether the link of a child to its parent can be replaced
     /// ([`ImageWriter::set_parent_link`](crate::ImageWriter::set_parent_link)).
     pub child_can_be_relinked: bool,
@@ -110,6 +112,7 @@ static RAW: Driver = Driver {
     child_records_time: false,
     child_takes_any_parent: false,
     child_records_one_path: false,
+    child_names_file_id: false,
     child_can_be_relinked: false,
     frozen_extension: "raw",
     open: open_raw,
@@ -140,6 +143,7 @@ static VHD: Driver = Driver {
     child_records_time: true,
     child_takes_any_parent: false,
     child_records_one_path: false,
+    child_names_file_id: false,
     child_can_be_relinked: true,
     frozen_extension: "avhd",
     open: |stores, writable, _| Ok(Arc::new(vhd::open(only(stores, "vhd")?, writable)?)),
@@ -171,6 +175,7 @@ static VHDX: Driver = Driver {
     child_records_time: false,
     child_takes_any_parent: false,
     child_records_one_path: false,
+    child_names_file_id: false,
     child_can_be_relinked: true,
     frozen_extension: "avhdx",
     open: |stores, writable, _| Ok(Arc::new(vhdx::open(only(stores, "vhdx")?, writable)?)),
@@ -201,6 +206,7 @@ static QCOW2: Driver = Driver {
     child_records_time: false,
     child_takes_any_parent: true,
     child_records_one_path: true,
+    child_names_file_id: false,
     child_can_be_relinked: true,
     open: |stores, writable, _| Ok(Arc::new(qcow2::open(stores, writable, None)?)),
     references: qcow2::references,
@@ -210,7 +216,7 @@ static QCOW2: Driver = Driver {
     begin_repair: |_, _| Ok(()),
     settle_log: |_, _| Ok(()),
     parent_link: qcow2::parent_link,
-    salvage: |store, _| Err(read_only(&*store, "the rescue of a qcow2 image")),
+    salvage: |store, _| Err(refused(&*store, "the rescue of a qcow2 image")),
 };
 
 static VDI: Driver = Driver {
@@ -224,36 +230,31 @@ static VDI: Driver = Driver {
     logical_sectors_bytes: &[512],
     sectors_because: "VDI knows only 512",
     physical_sector_bytes: 512,
-    identities: Identities::File,
+    identities: Identities::DiskAndContents,
     child_keeps_disk_id: false,
     child_records_zeros: true,
     child_records_time: false,
     child_takes_any_parent: false,
     child_records_one_path: false,
-    child_can_be_relinked: false,
+    child_names_file_id: true,
+    child_can_be_relinked: true,
     open: |stores, writable, _| Ok(Arc::new(vdi::open(only(stores, "vdi")?, writable)?)),
     references: |_| Ok(Vec::new()),
     further_files: |_| Ok(Vec::new()),
-    create: |stores, _| Err(read_only(&*first(stores)?, "creating a VDI image")),
+    create: |stores, options| vdi::create(only(stores, "vdi")?, options),
     examine: |stores, for_repair| vdi::examine(only_opened(stores, "vdi")?, for_repair),
     begin_repair: |_, _| Ok(()),
     settle_log: |_, _| Ok(()),
     parent_link: vdi::parent_link,
-    salvage: |store, _| Err(read_only(&*store, "the rescue of a VDI image")),
+    salvage: |store, _| Err(refused(&*store, "the rescue of a VDI image")),
 };
 
-fn first(stores: Stores) -> Result<Arc<dyn Store>> {
-    let none = || std::io::Error::new(std::io::ErrorKind::InvalidInput, "an image needs a file");
-    let error = || ImageError::Io { doing: "open it", path: Default::default(), offset_bytes: 0, source: none() };
-    stores.into_iter().next().ok_or_else(error)
-}
-
-/// The error of an operation on a format that is only read.
-fn read_only(store: &dyn Store, what: &str) -> ImageError {
+/// The error of an operation that a format does not have.
+fn refused(store: &dyn Store, what: &str) -> ImageError {
     ImageError::Unsupported {
         path: store.name().to_owned(),
         what: what.into(),
-        hint: "images of this format are only read: convert them, or create VHDX, VHD or raw".into(),
+        hint: "copy what can be read into a new disk: `ConvertOptions::skip_damaged`".into(),
     }
 }
 
@@ -273,6 +274,7 @@ static VMDK: Driver = Driver {
     child_records_time: false,
     child_takes_any_parent: false,
     child_records_one_path: true,
+    child_names_file_id: false,
     child_can_be_relinked: true,
     frozen_extension: "vmdk",
     open: |stores, writable, _| Ok(Arc::new(vmdk::open(stores, writable)?)),
@@ -467,8 +469,7 @@ mod tests {
 
     #[test]
     fn every_driver_opens_and_checks_the_images_that_it_creates() {
-        // VDI is only read so far.
-        for &format in [Format::Raw, Format::Vhd, Format::Vhdx, Format::Vmdk, Format::Qcow2].iter() {
+        for &format in Format::ALL {
             let driver = format.driver();
             let store: Arc<dyn Store> = Arc::new(MemoryStore::new(driver.name));
             let options = CreateOptions {

@@ -4,6 +4,7 @@
 //!   VHD    unique id of the file       128 bits
 //!   VHDX   DataWriteGuid               128 bits
 //!   VMDK   CID                          32 bits
+//!   VDI    id of the contents          128 bits; the child also records the id of the file
 //! ```
 //!
 //! Code above the formats compares identities, makes new ones and writes them to files of its own
@@ -13,10 +14,10 @@
 use std::{fmt, str::FromStr};
 use uuid::Uuid;
 
-/// The identity of an image's contents (VHDX, VMDK) or of its file (VHD).
+/// The identity of an image's contents (VHDX, VMDK, VDI) or of its file (VHD).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LinkageId {
-    /// VHD unique id, VHDX DataWriteGuid.
+    /// VHD unique id, VHDX DataWriteGuid, VDI `uuidModify`.
     Guid(Uuid),
     /// VMDK CID.
     Cid(u32),

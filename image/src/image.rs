@@ -102,8 +102,12 @@ pub struct ParentLink {
     pub absolute_path: Option<String>,
     /// File name of the parent (VHD header).
     pub name: Option<String>,
+    /// VDI: the id of the parent's file (`uuidLinkage`), by which the parent is found. Other
+    /// contents of that file ([`ParentLink::linkage`]) are no proof that it is not the parent:
+    /// VirtualBox keeps the former id when it merges a snapshot.
+    pub file_id: Option<Uuid>,
     /// The identity that the parent must have. VHDX: `parent_linkage`, the parent's DataWriteGuid.
-    /// VHD: the parent's unique id. VMDK: `parentCID`. `None` where the format records only the
+    /// VHD: the parent's unique id. VMDK: `parentCID`. VDI: `uuidParentModify`. `None` where the format records only the
     /// parent's path: then any file at that path is the parent.
     pub linkage: Option<LinkageId>,
     /// A second identity that is accepted, which a merge records (VHDX `parent_linkage2`).
@@ -123,6 +127,12 @@ impl ParentLink {
     /// Whether an image with this identity is the parent.
     pub fn accepts(&self, found: Option<LinkageId>) -> bool {
         self.linkage.is_none() || found.is_some() && (found == self.linkage || found == self.linkage2)
+    }
+
+    /// Whether the link means an image with these ids: that of its file (`disk_id`), which alone
+    /// decides where the child records it, and that of its contents.
+    pub fn names(&self, disk_id: Option<Uuid>, linkage: Option<LinkageId>) -> bool {
+        if self.file_id.is_some() { self.file_id == disk_id } else { self.accepts(linkage) }
     }
 
     /// Whether a path or the name contains the character NUL, which ends a string for many readers.
@@ -154,10 +164,10 @@ pub struct ImageInfo {
     pub creator: String,
     /// The kind of image within the format, as the file spells it (VMDK: `monolithicSparse`).
     pub subformat: Option<String>,
-    /// VHD unique id; VHDX virtual disk id (page 83 data).
+    /// VHD unique id; VHDX virtual disk id (page 83 data); VDI `uuidCreate`.
     pub disk_id: Option<Uuid>,
     /// The identity by which children refer to this image, as of the open: VHD unique id, VHDX
-    /// DataWriteGuid, VMDK CID. The current identity is [`Image::linkage_id`].
+    /// DataWriteGuid, VMDK CID, VDI `uuidModify`. The current identity is [`Image::linkage_id`].
     pub linkage_id: Option<LinkageId>,
     /// VHDX FileWriteGuid.
     pub file_write_id: Option<Uuid>,
@@ -724,6 +734,17 @@ pub trait ImageWriter: Send + Sync {
     /// # Errors
     /// `Io`; the space is free then.
     fn cut_free_tail(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Moves the last blocks of the file into gaps before them, for a format whose other programs
+    /// expect none. To be called before the [`ImageWriter::close`] after which nobody reads the
+    /// image: the caller may know former places of blocks. (An image that becomes a parent while it
+    /// is in use is closed too, and read on.)
+    ///
+    /// # Errors
+    /// `Io`.
+    fn fill_gaps(&self) -> Result<()> {
         Ok(())
     }
 

@@ -13,7 +13,7 @@
 //!   vhd/       fixed, dynamic, differencing VHD: open, create, write, check
 //!   vhdx/      the same for VHDX, and its log
 //!   qcow2/     qcow2: open, read, check
-//!   vdi/       VDI: open, read, check
+//!   vdi/       fixed, dynamic, differencing VDI: open, create, write, check
 //!   vmdk/      reads VMDK: sparse, flat, compressed and ESX extents, in one file or several
 //!   references.rs  the further files that an image names
 //!   identity.rs  the identity by which children name their parent

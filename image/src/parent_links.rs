@@ -93,6 +93,7 @@ fn any_link() -> impl Strategy<Value = ParentLink> {
     (paths, any::<bool>(), any_name(), ids).prop_map(|((relative, absolute, volume), only_relative, name, ids)| {
         let absolute_path = Some(absolute).filter(|_| !only_relative || relative.is_none());
         ParentLink {
+            file_id: None,
             absolute_path,
             relative_path: relative,
             volume_path: volume,

@@ -58,4 +58,5 @@ mod split_raw;
 mod streams;
 mod told;
 mod tracking;
+mod vdi;
 mod vmdk;

@@ -150,7 +150,7 @@ pub(crate) fn format_for(path: &Path, asked: Option<Format>) -> Result<Format> {
         return Err(bad(
             path,
             format!("{} is not supported", foreign.name),
-            "use .vhdx, .vhd, .vmdk or .raw, or name the format with `CreateRequest::format`",
+            "use .vhdx, .vhd, .vmdk, .vdi or .raw, or name the format with `CreateRequest::format`",
         ));
     }
     asked.or_else(|| probe::format_of_extension(path)).ok_or_else(|| DiskError::Usage {
@@ -159,8 +159,9 @@ pub(crate) fn format_for(path: &Path, asked: Option<Format>) -> Result<Format> {
             path.display(),
             path.extension().map(|extension| format!(" .{}", extension.to_string_lossy())).unwrap_or_default()
         ),
-        hint: "use .vhdx, .vhd, .avhdx, .avhd, .vmdk, .raw or .img, or name the format with `CreateRequest::format`"
-            .into(),
+        hint:
+            "use .vhdx, .vhd, .avhdx, .avhd, .vmdk, .vdi, .raw or .img, or name the format with `CreateRequest::format`"
+                .into(),
     })
 }
 
@@ -332,6 +333,7 @@ pub(crate) fn link_to(
         relative_path: Some(relative),
         volume_path: None,
         absolute_path: Some(text(parent_real)?),
+        file_id: info.disk_id.filter(|_| info.format.driver().child_names_file_id),
         name: parent_real.file_name().map(|name| name.to_string_lossy().into_owned()),
         linkage: info.linkage_id.filter(|_| format.driver().identities != Identities::None),
         linkage2: None,

@@ -368,6 +368,7 @@ impl Shared {
                 path: layer.path.clone(),
                 source,
             })?;
+            writer.fill_gaps()?;
             writer.close()?;
         }
         close_tracks(&chain)?;

@@ -29,10 +29,10 @@ use crate::{
     error::braced,
     error::file_error,
     opening::{
-        gate,
+        by_id, gate,
         image_file::{Access, open_image},
         merge_mark as mark,
-        open::{check_linkage, parent_timestamp_warning},
+        open::{check_linkage, other_contents, parent_timestamp_warning},
         relink,
     },
 };
@@ -271,7 +271,12 @@ impl<'a> Plan<'a> {
     fn connected(&self, link: &ParentLink) -> Result<Found> {
         let child = &self.current;
         let open = &self.options.open;
-        let named = gate::named_paths(&child.path, link, &open.parents.drives);
+        let mut named = gate::named_paths(&child.path, link, &open.parents.drives);
+        let by_id = by_id::places(&open.files, &child.path, link, child.path.parent().as_slice());
+        if by_id.len() > 1 {
+            return Err(by_id::several(&child.path, &by_id));
+        }
+        named.extend(by_id);
         let mut wrong = None;
         for path in named.iter().filter_map(|path| open.files.canonical(path).ok()) {
             let parent = Found::referred(open, &path, link.format.unwrap_or(child.info.format)).and_then(|parent| {
@@ -338,7 +343,8 @@ impl<'a> Plan<'a> {
     fn accept(&mut self, parent: Found, link: &ParentLink, has_identity: bool) -> Result<Found> {
         let child = &self.current;
         let OpenOptions { files, parents, .. } = &self.options.open;
-        if let Some(what) = parent_timestamp_warning(files, link, &parent.path) {
+        let changed = parent_timestamp_warning(files, link, &parent.path);
+        if let Some(what) = changed.or_else(|| other_contents(link, &parent.path, &parent.info)) {
             if !parents.ignore_timestamp && !self.options.ignore_id_mismatch {
                 return Err(DiskError::BadOptions {
                     what: format!("{}: {what}", child.path.display()),
@@ -352,9 +358,11 @@ impl<'a> Plan<'a> {
         let new = create::link_to(&parent.path, &parent.info, modified_seconds, (&child.path, child.info.format), dir)?;
         // A VHDX records neither a time nor a bare name.
         let is_other_time = link.modified_seconds.is_some() && link.modified_seconds != new.modified_seconds;
-        let is_new = (&link.relative_path, &link.absolute_path) != (&new.relative_path, &new.absolute_path)
-            || !has_identity
-            || is_other_time;
+        let is_other = match link.file_id {
+            Some(_) => (link.file_id, link.linkage) != (new.file_id, new.linkage),
+            None => (&link.relative_path, &link.absolute_path) != (&new.relative_path, &new.absolute_path),
+        };
+        let is_new = is_other || !has_identity || is_other_time;
         self.warnings.extend(create::parent_out_of_reach(files, &child.path, &parent.path));
         if is_new {
             self.steps.push(Step {

@@ -283,7 +283,7 @@ fn leftover(
     let is_parent = |layer: &Layer| {
         layer.image.info().format == info.format
             && layer.image.linkage_id() == link.linkage
-            && named.contains(&layer.path)
+            && link.file_id.map_or_else(|| named.contains(&layer.path), |id| layer.image.info().disk_id == Some(id))
     };
     let at = layers.iter().position(is_parent).filter(|&at| at > 0 && into.is_none_or(|into| into == at));
     Ok((real, at.ok_or_else(stranger)?))

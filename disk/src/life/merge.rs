@@ -236,8 +236,8 @@ impl<'a> Merge<'a> {
         }
         dirs.sort();
         dirs.dedup();
-        let parents: Vec<(PathBuf, Option<LinkageId>)> =
-            images.iter().map(|image| (image.path.clone(), image.info.linkage_id)).collect();
+        let parents: Vec<_> =
+            images.iter().map(|image| siblings::Candidate::of(image.path.clone(), &image.info)).collect();
         let (mut children, mut leftovers): (Vec<PathBuf>, _) = (known.into_iter().collect(), Vec::new());
         for (child, parent) in self.children_in(&dirs, &parents)? {
             // A snapshot that was cut off may have left an image a second name.
@@ -277,7 +277,7 @@ impl<'a> Merge<'a> {
         Ok(())
     }
 
-    fn children_in(&self, dirs: &[PathBuf], parents: &[(PathBuf, Option<LinkageId>)]) -> Result<Vec<(PathBuf, usize)>> {
+    fn children_in(&self, dirs: &[PathBuf], parents: &[siblings::Candidate]) -> Result<Vec<(PathBuf, usize)>> {
         let mut all = Vec::new();
         for dir in dirs {
             let found = siblings::children_in(&self.options.open.files, dir, self.target.info.format, parents);
@@ -300,7 +300,7 @@ impl<'a> Merge<'a> {
     /// Whether no image but those that take part names `image` as its parent. These have another
     /// parent by now, also where the change of the link is still in a log only.
     fn is_childless(&self, dirs: &[PathBuf], image: &Locked) -> Result<bool> {
-        let children = self.children_in(dirs, &[(image.path.clone(), image.info.linkage_id)])?;
+        let children = self.children_in(dirs, &[siblings::Candidate::of(image.path.clone(), &image.info)])?;
         Ok(children.iter().all(|(child, _)| self.steps.iter().any(|step| step.path == *child)))
     }
 

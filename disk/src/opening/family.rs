@@ -14,7 +14,7 @@ use crate::{
     OpenOptions, Result,
     error::file_error,
     opening::{
-        gate,
+        by_id, gate,
         image_file::{Access, open_image},
         open::check_linkage,
     },
@@ -122,6 +122,22 @@ impl Family {
                 Ok(()) => {}
                 Err(error) => drop(wrong.get_or_insert(error.to_string())),
             }
+        }
+        if link.file_id.is_some() {
+            let mut fits = self.members.iter().enumerate().filter(|(at, member)| {
+                *at != index
+                    && member.info.format == child.info.format
+                    && check_linkage(&child.path, &child.info, link, &member.path, &member.info).is_ok()
+            });
+            return match (fits.next(), fits.next()) {
+                (Some((at, _)), None) => FoundParent::Here(at),
+                (Some((_, one)), Some((_, other))) => {
+                    FoundParent::Wrong(by_id::several(&child.path, &[&one.path, &other.path]).to_string())
+                }
+                (None, _) => FoundParent::Missing(
+                    link.file_id.map(|id| format!("an image with the id {id}")).into_iter().collect(),
+                ),
+            };
         }
         // Several entries of a link may lead to one place.
         let mut places: Vec<_> = named.iter().map(|path| path.display().to_string()).collect();

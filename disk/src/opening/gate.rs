@@ -8,11 +8,12 @@
 //! parent is resolved twice.
 //!
 //! Candidates are tried in the order of MS-VHDX 2.6.2.6.3 (relative, volume, absolute). A VHD has
-//! its relative and absolute locators, and last its parent's bare name. Backslashes are read as
+//! its relative and absolute locators, and last its parent's bare name. A VDI names no path: its
+//! parent is looked for by its id (`by_id`). Backslashes are read as
 //! slashes. A Windows drive letter is ignored unless the user maps it. A candidate that is not the
 //! parent does not stop the search (see `open`).
 
-use crate::{ParentPolicy, Result, error::file_error};
+use crate::{ParentPolicy, Result, error::file_error, opening::by_id};
 use diskwright_image::ParentLink;
 use diskwright_store::Files;
 use std::{
@@ -98,6 +99,7 @@ impl<'a> Gate<'a> {
                 found.push(candidate);
             }
         }
+        found.extend(self.by_id(child, link));
         for named in [&link.volume_path, &link.absolute_path].into_iter().flatten() {
             if absolute_here(named, &self.policy.drives).is_none() {
                 found.push(Candidate::Missing(format!(
@@ -107,6 +109,36 @@ impl<'a> Gate<'a> {
         }
         found
     }
+}
+
+impl Gate<'_> {
+    /// The files that a child may mean that names its parent by ids and by no path.
+    fn by_id(&self, child: &Path, link: &ParentLink) -> Vec<Candidate> {
+        let Some(id) = link.file_id else { return Vec::new() };
+        let own = child.parent().unwrap_or(Path::new("/"));
+        let others = self.allowed.iter().map(PathBuf::as_path).filter(|dir| *dir != own);
+        let dirs: Vec<&Path> = std::iter::once(own).chain(others).collect();
+        let found = by_id::places(self.files, child, link, &dirs);
+        if found.is_empty() {
+            let dirs: Vec<_> = dirs.iter().map(|dir| dir.display().to_string()).collect();
+            return vec![Candidate::Missing(format!("an image with the id {id} in {}", dirs.join(", ")))];
+        }
+        let candidate =
+            |real: PathBuf| if self.allows(&real) { Candidate::Allowed(real) } else { Candidate::Outside(real) };
+        found.into_iter().map(candidate).collect()
+    }
+}
+
+/// Refuses to choose between several files that have the ids of the parent.
+pub(crate) fn refuse_several(child: &Path, link: &ParentLink, candidates: &[Candidate]) -> Result<()> {
+    let found: Vec<&Path> = candidates
+        .iter()
+        .filter_map(|candidate| match candidate {
+            Candidate::Allowed(path) | Candidate::Outside(path) => Some(path.as_path()),
+            Candidate::Missing(_) => None,
+        })
+        .collect();
+    if link.file_id.is_some() && found.len() > 1 { Err(by_id::several(child, &found)) } else { Ok(()) }
 }
 
 /// The path of a further file that the image at `image` (without symbolic links) names.

@@ -1,6 +1,7 @@
 //! From a path to a chain of images: which files belong to a disk, and which may be opened.
 //!
 //! ```text
+//!   by_id.rs          finds a parent that is named by ids and by no path
 //!   disk.rs           the chain as an open disk
 //!   family.rs         the images of a folder and their parents
 //!   gate.rs           which parents may be opened, and where they are looked for
@@ -20,6 +21,7 @@
 //! Images are not trusted: every path that an image names is checked against the policy of the
 //! user.
 
+pub(crate) mod by_id;
 pub(crate) mod disk;
 pub(crate) mod family;
 pub(crate) mod gate;

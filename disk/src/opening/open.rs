@@ -32,13 +32,14 @@ use crate::{
         siblings::{self, SIBLINGS_MAX, Siblings},
     },
 };
-use diskwright_image::{DiskType, ImageInfo, ParentLink, probe, probe::DetectedFormat};
+use diskwright_image::{DiskType, ImageInfo, LinkageId, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::{Files, Store};
 use std::{
     collections::HashSet,
     path::{Path, PathBuf},
     sync::Arc,
 };
+use uuid::Uuid;
 
 /// Tolerance for a parent's time stamp, as file systems and copies round it.
 const TIMESTAMP_SLACK_SECONDS: u32 = 2;
@@ -212,7 +213,9 @@ impl Descent<'_> {
             what: "it is a differencing disk that names no parent, so its parent's data cannot be found; look for another copy of the file".into(),
         })?;
         let (mut refused, mut outside, mut missing) = (Vec::new(), Vec::new(), Vec::new());
-        for candidate in self.gate.candidates(&self.real, &link) {
+        let candidates = self.gate.candidates(&self.real, &link);
+        gate::refuse_several(&child.path, &link, &candidates)?;
+        for candidate in candidates {
             match candidate {
                 Candidate::Allowed(real) => match self.prove(child, &link, &real) {
                     Ok(proved) => {
@@ -270,7 +273,7 @@ impl Descent<'_> {
                 warn_of_merged(&child.path, path, is_written, &mut warnings)?;
             }
         } else {
-            check_timestamp(&child.path, link, path, options, is_written, &mut warnings)?;
+            check_timestamp(&child.path, link, (path, image.info()), options, is_written, &mut warnings)?;
         }
         Ok(Proved { layer: Layer { path: path.to_owned(), image }, stores, identity, warnings })
     }
@@ -316,8 +319,17 @@ pub(crate) fn check_linkage(
     parent_path: &Path,
     parent: &ImageInfo,
 ) -> Result<()> {
+    if link.file_id.is_some() && !link.names(parent.disk_id, parent.linkage_id) {
+        let id = |id: Option<Uuid>| id.map_or_else(|| "none".to_owned(), |id| braced(id.into()));
+        return Err(DiskError::ParentChanged {
+            child: child_path.to_owned(),
+            parent: parent_path.to_owned(),
+            found: id(parent.disk_id),
+            expected: id(link.file_id),
+        });
+    }
     let found = parent.linkage_id;
-    if !link.accepts(found) {
+    if link.file_id.is_none() && !link.accepts(found) {
         return Err(DiskError::ParentChanged {
             child: child_path.to_owned(),
             parent: parent_path.to_owned(),
@@ -359,6 +371,19 @@ pub fn parent_timestamp_warning(files: &Files, link: &ParentLink, parent_path: &
     })
 }
 
+/// The warning if the parent of a VDI has other contents than the child recorded.
+pub(crate) fn other_contents(link: &ParentLink, parent_path: &Path, parent: &ImageInfo) -> Option<String> {
+    (link.file_id.is_some() && !link.accepts(parent.linkage_id)).then(|| {
+        let id = |id: Option<LinkageId>| id.map_or_else(|| "none".to_owned(), braced);
+        format!(
+            "the parent {} has other contents than the child recorded ({}, not {}): it was written to, or VirtualBox merged a snapshot into it",
+            parent_path.display(),
+            id(parent.linkage_id),
+            id(link.linkage)
+        )
+    })
+}
+
 /// An image whose data was merged into its parent, but which was not removed, can be read. It
 /// cannot be written, as the end of the merge removes it.
 fn warn_of_merged(child: &Path, parent: &Path, is_written: bool, warnings: &mut Vec<String>) -> Result<()> {
@@ -379,17 +404,18 @@ fn warn_of_merged(child: &Path, parent: &Path, is_written: bool, warnings: &mut 
 fn check_timestamp(
     child_path: &Path,
     link: &ParentLink,
-    parent_path: &Path,
+    (parent_path, parent): (&Path, &ImageInfo),
     options: &OpenOptions,
     is_written: bool,
     warnings: &mut Vec<String>,
 ) -> Result<()> {
     let told = parent_timestamp_warning(&options.files, link, parent_path);
+    let told = told.or_else(|| other_contents(link, parent_path, parent));
     let Some(what) = told.filter(|_| !options.parents.ignore_timestamp) else { return Ok(()) };
     if is_written {
         return Err(DiskError::BadChain {
             path: child_path.to_owned(),
-            what: format!("{what}; if the parent was only copied, use `ParentPolicy::ignore_timestamp`"),
+            what: format!("{what}; if the parent was not written to, use `ParentPolicy::ignore_timestamp`"),
         });
     }
     warnings.push(format!("{}: {what}", child_path.display()));

@@ -27,6 +27,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
+use uuid::Uuid;
 
 /// Maximum number of images in a folder, besides the image itself, whose parent link is read.
 pub(crate) const SIBLINGS_MAX: usize = 4096;
@@ -45,6 +46,26 @@ pub(crate) struct Siblings {
     /// Number of images that were not checked: they could not be read, or the folder has more than
     /// [`SIBLINGS_MAX`].
     pub(crate) not_asked: usize,
+}
+
+/// An image that others may name as their parent.
+#[derive(Debug)]
+pub(crate) struct Candidate {
+    /// Without symbolic links.
+    pub(crate) path: PathBuf,
+    disk_id: Option<Uuid>,
+    linkage_id: Option<LinkageId>,
+}
+
+impl Candidate {
+    pub(crate) fn of(path: PathBuf, info: &ImageInfo) -> Self {
+        Self { path, disk_id: info.disk_id, linkage_id: info.linkage_id }
+    }
+
+    /// The same image with the identity that it has by now.
+    pub(crate) fn now(self, linkage_id: Option<LinkageId>) -> Self {
+        Self { linkage_id, ..self }
+    }
 }
 
 /// The parent links of a folder's images.
@@ -69,13 +90,12 @@ static KEPT: Mutex<Option<Kept>> = Mutex::new(None);
 pub(crate) fn children_of(files: &Files, path: &Path, info: &ImageInfo) -> Siblings {
     let Ok(real) = files.canonical(path) else { return Siblings::default() };
     let Ok(links) = recent_links(files, &real, info.format) else { return Siblings::default() };
-    let children = links.children_of(files, &[(real, info.linkage_id)]);
+    let children = links.children_of(files, &[Candidate::of(real, info)]);
     Siblings { children: children.into_iter().map(|(child, _)| child).collect(), not_asked: links.not_asked }
 }
 
-/// The images of a format in the folder `dir` that name one of `parents` (paths without symbolic
-/// links, and identities), each with the index of that parent; and how many images could not be
-/// asked. The parents themselves do not count. Reads all links anew.
+/// The images of a format in the folder `dir` that name one of `parents`, each with the index of
+/// that parent; and how many images could not be asked. The parents themselves do not count. Reads all links anew.
 ///
 /// # Errors
 /// If the folder cannot be listed.
@@ -83,7 +103,7 @@ pub(crate) fn children_in(
     files: &Files,
     dir: &Path,
     format: Format,
-    parents: &[(PathBuf, Option<LinkageId>)],
+    parents: &[Candidate],
 ) -> io::Result<(Vec<(PathBuf, usize)>, usize)> {
     let links = Links::read(files, dir, format, None)?;
     Ok((links.children_of(files, parents), links.not_asked))
@@ -149,18 +169,19 @@ impl Links {
         Ok(links)
     }
 
-    fn children_of(&self, files: &Files, parents: &[(PathBuf, Option<LinkageId>)]) -> Vec<(PathBuf, usize)> {
+    fn children_of(&self, files: &Files, parents: &[Candidate]) -> Vec<(PathBuf, usize)> {
         let mut found = Vec::new();
         for (image, link) in &self.found {
-            if !parents.iter().any(|(_, id)| link.accepts(*id)) || parents.iter().any(|(path, _)| path == image) {
+            let is_named = |parent: &Candidate| link.names(parent.disk_id, parent.linkage_id);
+            if !parents.iter().any(is_named) || parents.iter().any(|parent| parent.path == *image) {
                 continue;
             }
             // The real parent may be a copy of this image elsewhere. So the paths decide, if they
             // lead to a file, or if the link has no identity.
             let named: Vec<PathBuf> =
                 named_paths(image, link, &[]).into_iter().filter_map(|path| files.canonical(&path).ok()).collect();
-            let is_parent = |(path, id): &(PathBuf, Option<LinkageId>)| {
-                link.accepts(*id) && (named.contains(path) || named.is_empty() && link.linkage.is_some())
+            let is_parent = |parent: &Candidate| {
+                is_named(parent) && (named.contains(&parent.path) || named.is_empty() && link.linkage.is_some())
             };
             if let Some(parent) = parents.iter().position(is_parent) {
                 found.push((image.clone(), parent));

@@ -262,6 +262,9 @@ impl ImageWriter for Meddled {
         self.inner_writer().recycle(generation);
         self.recycled.fetch_add(1, Ordering::SeqCst);
     }
+    fn fill_gaps(&self) -> Result<()> {
+        self.inner_writer().fill_gaps()
+    }
     fn close(&self) -> Result<()> {
         self.inner_writer().close()
     }

@@ -3,11 +3,13 @@
 use super::{
     corrupt,
     layout::{Layout, SECTOR_BYTES, link_of},
+    map::Entry,
+    write::{PAGE_ENTRIES, Writing},
 };
 use crate::{
     error::{ImageError, Result},
     identity::LinkageId,
-    image::{BlockState, DiskType, Format, Image, ImageInfo, ImageWriter, LogState, SectorBitmap},
+    image::{BlockState, DiskType, Format, Image, ImageInfo, ImageWriter, LogState, ParentLink, SectorBitmap},
     raw::padded,
 };
 use diskwright_format::vdi::{VdiEntry, VdiKind};
@@ -17,16 +19,12 @@ use std::{io, sync::Arc};
 /// Opens the VDI in `store`.
 ///
 /// # Errors
-/// `NotAnImage` without the signature; `Unsupported` for a writable open and for an undo image;
-/// `Corrupt`; `Io`.
+/// `NotAnImage` without the signature; `Unsupported` for an undo image, and for a writable open of
+/// an image with extra bytes before its blocks; `Corrupt`; `Io`.
 pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VdiImage> {
     let layout = Layout::read(&*store)?;
-    if writable {
-        return Err(ImageError::Unsupported {
-            path: store.name().to_owned(),
-            what: "writing to a VDI image".into(),
-            hint: "open it read-only, or convert it to VHDX, VHD or raw".into(),
-        });
+    if let Some(refusal) = layout.refusal(&*store).filter(|_| writable) {
+        return Err(refusal);
     }
     let header = &layout.header;
     let mut remarks = Vec::new();
@@ -50,7 +48,7 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VdiImage> {
         physical_sector_bytes: SECTOR_BYTES as u32,
         creator: header.creator.clone(),
         disk_id: Some(header.id),
-        linkage_id: Some(LinkageId::Guid(header.id)),
+        linkage_id: Some(LinkageId::Guid(header.modify_id)),
         file_write_id: None,
         created_seconds: None,
         parent: link_of(header),
@@ -58,10 +56,14 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VdiImage> {
         payload_alignment_bytes: alignment,
         remarks,
     };
+    if writable {
+        let writing = Box::new(Writing::new(layout.clone(), Arc::clone(&store))?);
+        return Ok(VdiImage { info, layout, store, writing: Some(writing) });
+    }
     // The last space of the file may be cut.
-    let padded_bytes = layout.file_bytes.saturating_add(header.space_bytes());
+    let padded_bytes = layout.file_bytes.saturating_add(layout.missing_bytes());
     let store = padded(store, layout.file_bytes, padded_bytes);
-    Ok(VdiImage { info, layout, store })
+    Ok(VdiImage { info, layout, store, writing: None })
 }
 
 /// An open VDI.
@@ -70,6 +72,48 @@ pub struct VdiImage {
     info: ImageInfo,
     layout: Layout,
     store: Arc<dyn Store>,
+    writing: Option<Box<Writing>>,
+}
+
+impl VdiImage {
+    /// The number of pages of the map in memory.
+    #[cfg(test)]
+    pub(super) fn pages_in_memory(&self) -> usize {
+        self.writing.as_ref().map_or(0, |writing| writing.lock().pages.len())
+    }
+
+    /// The number of blocks now.
+    fn blocks(&self) -> u64 {
+        self.size_bytes().div_ceil(self.info.block_bytes)
+    }
+
+    /// Calls `each` for the entries `first .. end` that are not free, until it returns `false`.
+    fn each_entry(&self, first: u64, end: u64, each: &mut dyn FnMut(u64, Entry) -> bool) -> Result<()> {
+        let Some(writing) = &self.writing else {
+            return self.layout.each_entry(&*self.store, first, end, &mut |block, entry| {
+                let entry = match entry {
+                    VdiEntry::Free => Entry::Absent,
+                    VdiEntry::Zero => Entry::Zero,
+                    VdiEntry::Space(space) => self.layout.payload(space).map_or(Entry::Bad(space), Entry::At),
+                };
+                Ok(each(block, entry))
+            });
+        };
+        let mut at = first;
+        let mut entries = [Entry::Absent; PAGE_ENTRIES as usize];
+        while at < end {
+            let page_end = (at / PAGE_ENTRIES + 1) * PAGE_ENTRIES;
+            let entries = &mut entries[..(end.min(page_end) - at) as usize];
+            writing.entries(at, entries)?;
+            for (block, &entry) in (at..).zip(entries.iter()) {
+                if entry != Entry::Absent && !each(block, entry) {
+                    return Ok(());
+                }
+            }
+            at += entries.len() as u64;
+        }
+        Ok(())
+    }
 }
 
 impl Image for VdiImage {
@@ -81,46 +125,56 @@ impl Image for VdiImage {
         std::slice::from_ref(&self.store)
     }
 
+    fn size_bytes(&self) -> u64 {
+        self.writing.as_ref().map_or(self.info.size_bytes, |writing| writing.size_bytes())
+    }
+
+    fn linkage_id(&self) -> Option<LinkageId> {
+        self.writing.as_ref().map_or(self.info.linkage_id, |writing| writing.head.linkage_id())
+    }
+
+    fn parent_link(&self) -> Option<ParentLink> {
+        self.writing.as_ref().map_or_else(|| self.info.parent.clone(), |writing| writing.head.parent_link())
+    }
+
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
         out.fill(BlockState::Absent);
-        let end = first_block.saturating_add(out.len() as u64).min(self.layout.blocks());
-        self.layout.each_entry(&*self.store, first_block, end, &mut |block, entry| {
-            out[(block - first_block) as usize] = match entry {
-                VdiEntry::Free => BlockState::Absent,
-                VdiEntry::Zero => BlockState::Zero,
-                VdiEntry::Space(space) => self.layout.payload(space).map_or(BlockState::Damaged, BlockState::data),
-            };
-            Ok(true)
+        let end = first_block.saturating_add(out.len() as u64).min(self.blocks());
+        self.each_entry(first_block, end, &mut |block, entry| {
+            out[(block - first_block) as usize] = entry.state();
+            true
         })
     }
 
     fn next_block(&self, first_block: u64, end_block: u64) -> Result<Option<u64>> {
         let mut next = None;
-        let end = end_block.min(self.layout.blocks());
-        self.layout.each_entry(&*self.store, first_block, end, &mut |block, _| {
+        let end = end_block.min(self.blocks());
+        self.each_entry(first_block, end, &mut |block, _| {
             next = Some(block);
-            Ok(false)
+            false
         })?;
         Ok(next)
     }
 
     fn damage(&self, block: u64) -> Result<ImageError> {
         let mut found = None;
-        let end = (block + 1).min(self.layout.blocks());
-        self.layout.each_entry(&*self.store, block, end, &mut |_, entry| {
-            if let VdiEntry::Space(space) = entry {
-                found = self.layout.payload(space).err();
-            }
-            Ok(false)
+        let end = block.saturating_add(1).min(self.blocks());
+        self.each_entry(block, end, &mut |_, entry| {
+            found = Some(entry);
+            false
         })?;
         let entry_at = self.layout.entry_at(block);
-        Ok(match found {
-            Some(invalid) => corrupt(&*self.store, entry_at, invalid),
-            None => {
-                let sound = format!("block {block} was damaged when it was looked up, but its entry is valid now");
-                ImageError::io("explain the damage of a block", &*self.store, entry_at, io::Error::other(sound))
-            }
-        })
+        if let Some(Entry::Bad(space)) = found {
+            let file_bytes = self.store.len_bytes().unwrap_or(self.layout.file_bytes);
+            return Ok(corrupt(&*self.store, entry_at, self.layout.outside(space, file_bytes)));
+        }
+        let sound = format!("block {block} was damaged when it was looked up, but its entry is valid now");
+        Ok(ImageError::io("explain the damage of a block", &*self.store, entry_at, io::Error::other(sound)))
+    }
+
+    fn packed_len_bytes(&self, blocks: u64) -> Result<Option<u64>> {
+        let data = u64::from(self.layout.header.data_offset_bytes);
+        Ok(Some(data.saturating_add(blocks.saturating_mul(self.layout.header.space_bytes()))))
     }
 
     fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {
@@ -135,6 +189,6 @@ impl Image for VdiImage {
     }
 
     fn writer(&self) -> Option<&dyn ImageWriter> {
-        None
+        self.writing.as_deref().map(|writing| writing as &dyn ImageWriter)
     }
 }

@@ -1,10 +1,11 @@
-//! Header and places of a VDI, validated.
+//! Header and places of a VDI, validated. An open image does not change its [`Layout`], but while it
+//! is open for writing the disk may become larger and the file longer (`write.rs`).
 
 use super::corrupt;
 use crate::{
     error::{ImageError, Result},
     identity::LinkageId,
-    image::ParentLink,
+    image::{Format, ParentLink},
 };
 use diskwright_format::{
     vdi::{HEADER_BYTES, VdiEntry, VdiHeader, VdiKind},
@@ -65,6 +66,36 @@ impl Layout {
         Ok(Self { header, size_bytes, file_bytes })
     }
 
+    /// Why the image cannot be written; `None` if it can.
+    pub fn refusal(&self, store: &dyn Store) -> Option<ImageError> {
+        (self.header.extra_bytes > 0).then(|| ImageError::Unsupported {
+            path: store.name().to_owned(),
+            what: format!("writing to a VDI with {} extra bytes before each block", self.header.extra_bytes),
+            hint: "open it read-only, or convert it".into(),
+        })
+    }
+
+    /// Bytes by which the end of the file cuts the last space.
+    pub fn missing_bytes(&self) -> u64 {
+        let data_bytes = self.file_bytes.saturating_sub(self.header.data_offset_bytes.into());
+        data_bytes.checked_next_multiple_of(self.header.space_bytes()).map_or(0, |end| end - data_bytes)
+    }
+
+    /// Lengthens a file whose last space is cut to the end of that space.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn fill_last_space(&mut self, store: &dyn Store) -> Result<()> {
+        let missing_bytes = self.missing_bytes();
+        if missing_bytes > 0 {
+            let end = self.file_bytes + missing_bytes;
+            let filled = store.set_len(end);
+            filled.map_err(|error| ImageError::io("lengthen the file to its last block", store, end, error))?;
+            self.file_bytes = end;
+        }
+        Ok(())
+    }
+
     /// Blocks of the disk. The map may have more entries.
     pub fn blocks(&self) -> u64 {
         self.size_bytes.div_ceil(self.header.block_bytes.into())
@@ -81,8 +112,24 @@ impl Layout {
         if offset_bytes < self.file_bytes {
             return Ok(offset_bytes);
         }
-        let expected = format!("an offset in the file of {} bytes", self.file_bytes);
-        Err(Invalid::new("block map entry", 0, format!("space {space} at offset {offset_bytes}"), expected))
+        Err(self.outside(space, self.file_bytes))
+    }
+
+    /// What is wrong with an entry that leads out of a file of this length.
+    pub fn outside(&self, space: u32, file_bytes: u64) -> Invalid {
+        let offset_bytes = self.header.payload_offset_bytes(space);
+        let expected = format!("an offset in the file of {file_bytes} bytes");
+        Invalid::new("block map entry", 0, format!("space {space} at offset {offset_bytes}"), expected)
+    }
+
+    /// Reads entries of the map.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub fn read_words(&self, store: &dyn Store, first: u64, count: usize) -> Result<Vec<u32>> {
+        let (place, mut bytes) = (self.entry_at(first), vec![0; count * 4]);
+        store.read_at(&mut bytes, place).map_err(|error| ImageError::io("read the block map", store, place, error))?;
+        Ok(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
     }
 
     /// Calls `each` for the entries `first .. end` that are not free. Holes of the file are read.
@@ -98,16 +145,10 @@ impl Layout {
     ) -> Result<()> {
         const PIECE_ENTRIES: u64 = 4096;
         let mut at = first;
-        let mut bytes = Vec::new();
         while at < end {
             let count = (end - at).min(PIECE_ENTRIES);
-            bytes.resize(count as usize * 4, 0);
-            let place = self.entry_at(at);
-            store
-                .read_at(&mut bytes, place)
-                .map_err(|error| ImageError::io("read the block map", store, place, error))?;
-            for (block, word) in (at..).zip(bytes.as_chunks().0) {
-                let entry = VdiEntry::parse(u32::from_le_bytes(*word));
+            for (block, word) in (at..).zip(self.read_words(store, at, count as usize)?) {
+                let entry = VdiEntry::parse(word);
                 if entry != VdiEntry::Free && !each(block, entry)? {
                     return Ok(());
                 }
@@ -127,8 +168,13 @@ pub fn parent_link(store: &dyn Store) -> Result<Option<ParentLink>> {
     Ok(link_of(&header))
 }
 
-/// The link to the parent: its id, and no path.
+/// The link to the parent: its ids, and no path.
 pub(super) fn link_of(header: &VdiHeader) -> Option<ParentLink> {
-    (header.kind == VdiKind::Differencing)
-        .then(|| ParentLink { linkage: Some(LinkageId::Guid(header.parent_id)), ..ParentLink::default() })
+    (header.kind == VdiKind::Differencing).then(|| ParentLink {
+        file_id: Some(header.parent_id),
+        linkage: Some(LinkageId::Guid(header.parent_modify_id)),
+        linkage2: header.second_parent_modify_id.map(LinkageId::Guid),
+        format: Some(Format::Vdi),
+        ..ParentLink::default()
+    })
 }

@@ -1,21 +1,54 @@
-//! VDI images (VirtualBox): dynamic, fixed and differencing, read.
+//! VDI images (VirtualBox): dynamic, fixed and differencing, read, created and written.
 //!
 //! ```text
 //!   layout.rs   header and places, validated
-//!   image.rs    the trait Image: states of blocks, from the block map, which is read on demand
+//!   image.rs    the trait Image: states of blocks, from the block map
+//!   write.rs    the trait ImageWriter
+//!   map.rs      entries of the map in memory: reserve, commit, reads
+//!   prepare.rs  the I/O that reserve and commit need first
+//!   survey.rs   what is used in the file, surveyed before the first change of an entry
+//!   flush.rs    the ordered passes that make changes durable
+//!   head.rs     the header of an image in use: its ids, its sizes
+//!   compact.rs  freed space: its reuse, moves of blocks, cuts of the file
+//!   grow.rs     a larger size
+//!   create.rs   new files
 //!   check.rs    reports damage: entries, blocks that share space, space that no entry names
 //! ```
 //!
-//! A differencing image names its parent by its id only; whoever opens it looks for the file. An
+//! A differencing image names its parent by ids only; whoever opens it looks for the file. An
 //! invalid entry of the block map makes only its own block damaged.
+//!
+//! VDI has no log, so only the order of writes protects against a power cut. Invariants at every
+//! instant:
+//!
+//! - The id of the contents is new and durable before the first write of a session is visible.
+//! - An entry of the map reaches the file only after the block's payload is durable, and after the
+//!   header that counts its space is. (Other programs put new blocks behind the spaces counted.)
+//! - The space of a freed block is reused only after its removal from the map is durable
+//!   ([`ImageWriter::recycle`](crate::ImageWriter::recycle)).
+//!
+//! Locks of a writable image: a mutex over map and space, under which no I/O happens (`write.rs`);
+//! a mutex for surveys and growth of the file (`prepare.rs`); a mutex over the header (`head.rs`).
+//! Concurrent flushes share a pass by the [`Barrier`](diskwright_store::Barrier). Reads of a
+//! read-only image take no lock.
 
 mod check;
+mod compact;
+mod create;
+mod flush;
+mod grow;
+mod head;
 mod image;
 mod layout;
+mod map;
+mod prepare;
+mod survey;
 #[cfg(test)]
 mod tests;
+mod write;
 
 pub(crate) use check::examine;
+pub(crate) use create::create;
 pub use image::{VdiImage, open};
 pub(crate) use layout::parent_link;
 

@@ -174,6 +174,7 @@ impl Writing {
         let bytes = after.header.to_bytes();
         let stored = DynamicHeader::parse(&bytes, 0).map_or_else(|_| String::new(), |header| header.parent_name);
         let link = ParentLink {
+            file_id: None,
             relative_path: full(&link.relative_path),
             absolute_path: full(&link.absolute_path),
             name: Some(stored).filter(|name| !name.is_empty()),

@@ -59,6 +59,7 @@ pub(super) fn of_locator(locator: &ParentLocator) -> Result<ParentLink, Invalid>
     let missing = || Invalid::new("parent locator", 0, "no parent_linkage", "the identity of the parent");
     let text = |key| locator.get(key).map(str::to_owned);
     Ok(ParentLink {
+        file_id: None,
         format: None,
         relative_path: text(RELATIVE_PATH),
         volume_path: text(VOLUME_PATH),

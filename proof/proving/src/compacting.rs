@@ -140,6 +140,7 @@ pub fn compactions() -> Vec<CompactCase> {
         "vmdk sparse 8K",
         "qcow2 64K",
         "qcow2 child 8K",
+        "vdi child 64K",
     ];
     kinds.into_iter().map(|name| CompactCase(crate::disk::named(name))).collect()
 }

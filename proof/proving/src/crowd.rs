@@ -247,6 +247,8 @@ pub fn crowds() -> Vec<Crowd> {
         Crowd::on(kind("vhdx differencing 1M"), 1 << 20, 24),
         Crowd::on(kind("vmdk sparse 8K"), 64 << 10, 24),
         Crowd::on(kind("vmdk child 64K"), 64 << 10, 24),
+        Crowd::on(kind("vdi dynamic 8K"), 64 << 10, 24),
+        Crowd::on(kind("vdi child 64K"), 64 << 10, 24),
         Crowd::on(kind("raw, growing"), 32 << 10, 24),
         Crowd::on(kind("qcow2 64K"), 64 << 10, 24),
         Crowd::on(kind("qcow2 child 8K"), 64 << 10, 24),

@@ -244,6 +244,10 @@ impl ImageWriter for RuleBreaker {
         self.writing()?.cut_free_tail()
     }
 
+    fn fill_gaps(&self) -> Result<()> {
+        self.writing()?.fill_gaps()
+    }
+
     fn close(&self) -> Result<()> {
         self.writing()?.close()
     }

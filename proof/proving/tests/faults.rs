@@ -42,6 +42,11 @@ fn qcow2() {
 }
 
 #[test]
+fn vdi() {
+    fail_every_operation(&["vdi fixed 1M", "vdi dynamic 8K", "vdi child 64K", "vdi child 16K, relinked"]);
+}
+
+#[test]
 fn over_nbd() {
     fail_every_operation(&["raw, over NBD", "vhd differencing 16K, over NBD", "vhdx dynamic 1M, over NBD"]);
 }

@@ -151,6 +151,16 @@ fn qcow2_child() {
 }
 
 #[test]
+fn vdi_dynamic() {
+    soak("vdi dynamic", &kind(Format::Vdi, DiskType::Dynamic, 32 << 10, 1 << 20));
+}
+
+#[test]
+fn vdi_child() {
+    soak("vdi child", &kind(Format::Vdi, DiskType::Differencing, 32 << 10, 1 << 20));
+}
+
+#[test]
 fn vhdx_dynamic() {
     soak("vhdx dynamic", &kind(Format::Vhdx, DiskType::Dynamic, 1 << 20, 3 << 20));
 }

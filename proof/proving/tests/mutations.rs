@@ -61,6 +61,8 @@ fn flushed_data_is_durable() {
         "vmdk child 64K",
         "qcow2 64K",
         "qcow2 child 8K",
+        "vdi dynamic 8K",
+        "vdi child 64K",
     ] {
         broken_below("a flush makes durable", case, Mutation::NotDurable(Phase::Flush));
         broken_below("a close makes durable", case, Mutation::NotDurable(Phase::Close));
@@ -75,6 +77,8 @@ fn flushed_data_is_durable() {
         "vmdk child 64K",
         "qcow2 64K",
         "qcow2 child 8K",
+        "vdi dynamic 8K",
+        "vdi child 64K",
     ] {
         broken_above("a flush makes tables durable", case, BrokenRule::FlushesPayloadOnly);
     }
@@ -99,6 +103,8 @@ fn a_failed_sync_is_not_retried() {
         "vmdk child 64K",
         "qcow2 64K",
         "qcow2 child 8K",
+        "vdi dynamic 8K",
+        "vdi child 64K",
     ] {
         let broken = disk::DiskCase { broken_rule: Some(BrokenRule::FailedSyncForgotten), ..disk::named(case) };
         match faulty::hunt(&broken, Sample::ALL) {
@@ -139,6 +145,7 @@ fn payload_is_durable_before_its_mapping() {
         "vhdx differencing 1M",
         "vmdk child 64K",
         "qcow2 child 8K",
+        "vdi child 64K",
     ] {
         broken_below("payload before mapping", case, Mutation::Unordered(Phase::Flush, 1));
     }
@@ -184,6 +191,7 @@ fn freed_space_is_not_reused_before_its_removal_is_durable() {
         "vhdx differencing 1M, churning",
         "vmdk sparse 8K, churning",
         "qcow2 4K, churning",
+        "vdi dynamic 8K, churning",
     ] {
         broken_above("freed space is not reused at once", case, BrokenRule::RecycleAtOnce);
     }
@@ -191,7 +199,13 @@ fn freed_space_is_not_reused_before_its_removal_is_durable() {
 
 #[test]
 fn allocated_space_reads_as_zeros() {
-    for case in ["vhd dynamic 16K", "vhdx dynamic 1M", "vmdk sparse 8K, churning", "qcow2 4K, churning"] {
+    for case in [
+        "vhd dynamic 16K",
+        "vhdx dynamic 1M",
+        "vmdk sparse 8K, churning",
+        "qcow2 4K, churning",
+        "vdi dynamic 8K, churning",
+    ] {
         broken_below("space is zeroed before it is reused", case, Mutation::NoZeroing);
     }
     broken_below("slack of an earlier crash is cut off first", "vhdx dynamic 1M", Mutation::NoCutting);
@@ -202,6 +216,9 @@ fn identities_change_before_bytes_do() {
     for case in ["vhdx dynamic 1M", "vhdx fixed 1M", "vhdx differencing 1M"] {
         broken_below("FileWriteGuid before the first write", case, Mutation::Disordered(Phase::FirstWrite));
         broken_above("DataWriteGuid before the first visible write", case, BrokenRule::NoBeginWriting);
+    }
+    for case in ["vdi fixed 1M", "vdi child 64K"] {
+        broken_above("uuidModify before the first visible write", case, BrokenRule::NoBeginWriting);
     }
     for case in ["vmdk sparse 8K", "vmdk child 64K"] {
         broken_above("CID before the first visible write", case, BrokenRule::NoBeginWriting);
@@ -217,7 +234,9 @@ fn the_copy_of_the_footer_is_durable_before_the_tail_moves() {
 
 #[test]
 fn a_child_records_zeros_and_sectors() {
-    broken_above("zeros hide the parent", "vhdx differencing 1M", BrokenRule::ZeroesForgotten);
+    for case in ["vhdx differencing 1M", "vdi child 64K"] {
+        broken_above("zeros hide the parent", case, BrokenRule::ZeroesForgotten);
+    }
     for case in ["vhd differencing 16K", "vhdx differencing 1M"] {
         broken_above("written sectors hide the parent", case, BrokenRule::SectorsForgotten);
         broken_above("other sectors show the parent", case, BrokenRule::SectorsMadeWhole);

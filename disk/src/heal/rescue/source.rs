@@ -15,7 +15,7 @@ use crate::{
     engine::chain::Layer,
     error::file_error,
     opening::{
-        gate::{Candidate, Gate},
+        gate::{Candidate, Gate, refuse_several},
         open::{check_linkage, open_chain, parent_timestamp_warning},
     },
 };
@@ -183,7 +183,9 @@ impl Damaged {
         })?;
         let mut refused = None;
         let mut missing = Vec::new();
-        for candidate in gate.candidates(real, link) {
+        let candidates = gate.candidates(real, link);
+        refuse_several(&self.path, link, &candidates)?;
+        for candidate in candidates {
             match candidate {
                 Candidate::Allowed(path) => {
                     let opened = open_chain(&path, &parent_options(source, info.format)).and_then(|chain| {

@@ -19,7 +19,7 @@ use crate::{
         merge_mark as mark, siblings,
     },
 };
-use diskwright_image::{DiskType, ImageWriter, LinkageId, probe, probe::DetectedFormat};
+use diskwright_image::{DiskType, ImageWriter, probe, probe::DetectedFormat};
 use diskwright_store::{Files, LockMode, Store};
 use std::{
     io,
@@ -177,10 +177,12 @@ fn check_siblings(chain: &Chain, origin: &Origin, search_dirs: &[PathBuf]) -> Re
         dirs.push(files.canonical(dir).map_err(|source| file_error("find the folder", dir, source))?);
     }
     dirs.dedup();
-    let images: Vec<(PathBuf, Option<LinkageId>)> = chain.layers()[..2]
+    let images: Vec<_> = chain.layers()[..2]
         .iter()
-        .map(|layer| (layer.path.clone(), layer.image.linkage_id()))
-        .map(|(path, id)| (files.canonical(&path).unwrap_or(path), id))
+        .map(|layer| {
+            let real = files.canonical(&layer.path).unwrap_or_else(|_| layer.path.clone());
+            siblings::Candidate::of(real, layer.image.info()).now(layer.image.linkage_id())
+        })
         .collect();
     let format = chain.top().image.info().format;
     for dir in dirs {
@@ -194,13 +196,13 @@ fn check_siblings(chain: &Chain, origin: &Origin, search_dirs: &[PathBuf]) -> Re
                 what: format!(
                     "{} also has {} as its parent, and would read other data after the merge",
                     child.display(),
-                    images[of].0.display()
+                    images[of].path.display()
                 ),
                 hint: "merge or remove that image first, or convert it to a disk of its own".into(),
             });
         }
         if not_asked > 0 {
-            return Err(siblings::cannot_rule_out_children(&images[images.len() - 1].0, not_asked));
+            return Err(siblings::cannot_rule_out_children(&images[images.len() - 1].path, not_asked));
         }
     }
     Ok(())

@@ -123,6 +123,7 @@ impl DiskCase {
             absolute_path: Some(below.to_string_lossy().replace('/', "\\")),
             name: Some(name),
             linkage: info.linkage_id,
+            file_id: info.disk_id.filter(|_| self.format.driver().child_names_file_id),
             modified_seconds: Some(PARENT_MODIFIED_SECONDS),
             ..ParentLink::default()
         };
@@ -134,7 +135,7 @@ impl DiskCase {
             physical_sector_bytes: info.physical_sector_bytes,
             parent: Some(parent),
             preallocate: false,
-            disk_id: info.disk_id,
+            disk_id: info.disk_id.filter(|_| !self.format.driver().child_names_file_id),
             own: Default::default(),
         };
         let path = self.path_of(number);

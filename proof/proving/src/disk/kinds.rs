@@ -137,6 +137,18 @@ pub fn all() -> Vec<DiskCase> {
             ..kind("qcow2 4K, churning", Format::Qcow2, DiskType::Dynamic, 4 * kib, 8 * m, &[0, 1, 2, 3, 512])
         },
         kind("qcow2 child 8K", Format::Qcow2, DiskType::Differencing, 8 * kib, 32 * m, &[0, 1, 2, 1023, 1024, 4095]),
+        kind("vdi fixed 1M", Format::Vdi, DiskType::Fixed, mib, 4 * m, &[0, 1, 3]),
+        DiskCase {
+            churns: true,
+            ..kind("vdi dynamic 1M, churning", Format::Vdi, DiskType::Dynamic, mib, 64 * m, &[0, 1, 2, 3, 40])
+        },
+        // Two pages of the block map.
+        kind("vdi dynamic 8K", Format::Vdi, DiskType::Dynamic, 8 * kib, 16 * m, &[0, 1, 2, 127, 128, 1023, 1024, 2047]),
+        DiskCase {
+            churns: true,
+            ..kind("vdi dynamic 8K, churning", Format::Vdi, DiskType::Dynamic, 8 * kib, 16 * m, &[0, 1, 2, 3, 1024])
+        },
+        kind("vdi child 64K", Format::Vdi, DiskType::Differencing, 64 * kib, 128 * m, &[0, 1, 2, 1023, 1024, 2047]),
         served(kind("raw, over NBD", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31])),
         served(kind(
             "vhd differencing 16K, over NBD",
@@ -188,6 +200,51 @@ pub fn all() -> Vec<DiskCase> {
                 8 * kib,
                 514 * m,
                 &[0, 1, 65_502, 65_504, 65_535, 65_536, 65_640, 65_780],
+            )
+        },
+        DiskCase {
+            changes: Changes::Grows { from_bytes: 256 << 10 },
+            ..kind(
+                "vdi dynamic 16K, growing",
+                Format::Vdi,
+                DiskType::Dynamic,
+                16 * kib,
+                2 * m,
+                &[0, 1, 15, 16, 40, 127],
+            )
+        },
+        DiskCase {
+            changes: Changes::Snapshots,
+            ..kind(
+                "vdi dynamic 16K, with snapshots",
+                Format::Vdi,
+                DiskType::Dynamic,
+                16 * kib,
+                4 * m,
+                &[0, 1, 128, 255],
+            )
+        },
+        DiskCase {
+            changes: Changes::CompactedInUse,
+            churns: true,
+            ..kind(
+                "vdi child 16K, compacted in use",
+                Format::Vdi,
+                DiskType::Differencing,
+                16 * kib,
+                4 * m,
+                &[0, 1, 2, 255],
+            )
+        },
+        DiskCase {
+            changes: Changes::Relinks,
+            ..kind(
+                "vdi child 16K, relinked",
+                Format::Vdi,
+                DiskType::Differencing,
+                16 * kib,
+                4 * m,
+                &[0, 1, 127, 128, 255],
             )
         },
         DiskCase {

@@ -328,7 +328,7 @@ impl DiskCase {
         Ok(SessionStart { top, file, file_write_id: info.file_write_id, linkage_id: info.linkage_id, visible })
     }
 
-    /// Judges whether the identities of a VHDX or a VMDK have changed with its contents.
+    /// Judges whether the identities of a VHDX, a VMDK or a VDI have changed with its contents.
     fn judge_identities(&self, world: &World, disk: &Disk, truth: &DiskTruth, shown: &[Version]) -> Outcome {
         if self.format.driver().identities != Identities::DiskAndContents {
             return Ok(());
@@ -348,7 +348,7 @@ impl DiskCase {
             return Err(format!("byte {at} of the file changed, but its FileWriteGuid did not"));
         }
         if joined == 0 && info.linkage_id == start.linkage_id && shown != start.visible {
-            return Err("what a guest sees changed, but the identity (DataWriteGuid, CID) did not".into());
+            return Err("what a guest sees changed, but the identity (DataWriteGuid, CID, uuidModify) did not".into());
         }
         Ok(())
     }
@@ -449,6 +449,10 @@ impl Case for DiskCase {
         }
         // qemu-img supports no sectors of 4096 bytes, and no VHD without the copy of its footer.
         if self.sector_bytes != 512 || self.damage.is_some() {
+            return None;
+        }
+        // qemu-img opens only VDIs with blocks of 1 MiB.
+        if self.format == Format::Vdi && self.block_bytes != Some(1 << 20) {
             return None;
         }
         if !self.is_child() && self.format != Format::Raw {

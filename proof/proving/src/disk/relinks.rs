@@ -4,7 +4,8 @@
 //! follows: the absolute path leads nowhere and has another length each time. A VHDX has the
 //! link's number in that path. A VHD has it in the name, and every second link changes only the
 //! name, which is a change of one sector. A VMDK records one path: it has more or fewer `./` in
-//! front of the name, and the link's number as the second identity.
+//! front of the name, and the link's number as the second identity. A VDI has no paths: the number
+//! is a second identity.
 
 use super::{Changes, DiskCase, DiskTruth, changes::PARENT_MODIFIED_SECONDS, session::Session};
 use crate::{
@@ -20,6 +21,16 @@ impl DiskCase {
     fn link(&self, disk: &Disk, number: u32) -> Outcome<ParentLink> {
         let layers = disk.layers();
         let parent = layers.get(1).ok_or("the disk has no parent")?;
+        if self.format == Format::Vdi {
+            let info = parent.image.info();
+            return Ok(ParentLink {
+                file_id: info.disk_id,
+                linkage: info.linkage_id,
+                linkage2: Some(Uuid::from_u128(number.into()).into()),
+                format: Some(Format::Vdi),
+                ..ParentLink::default()
+            });
+        }
         let is_vhd = self.format == Format::Vhd;
         let place = if is_vhd { number / 2 } else { number };
         let link = ParentLink {
@@ -49,6 +60,7 @@ impl DiskCase {
         let text = match self.format {
             Format::Vhd => link.name,
             Format::Vmdk => return link.linkage2.and_then(LinkageId::cid).unwrap_or(0),
+            Format::Vdi => link.linkage2.and_then(LinkageId::guid).map(|number| number.as_u128().to_string()),
             _ => link.absolute_path.and_then(|path| path.split('\\').nth(2).map(str::to_owned)),
         };
         text.and_then(|text| text.parse().ok()).unwrap_or(0)
