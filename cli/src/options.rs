@@ -196,7 +196,7 @@ pub enum FormatArg {
     Vhd,
     /// Hyper-V, WSL.
     Vhdx,
-    /// QEMU, KVM: read only.
+    /// QEMU, KVM.
     Qcow2,
     /// VirtualBox.
     Vdi,

@@ -302,8 +302,8 @@ fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Resu
 }
 
 /// How `child`, an image of this format in the folder `dir_real`, names the parent at
-/// `parent_real`. Both paths are absolute and without symbolic links; nothing needs to be there yet.
-/// `modified_seconds` is what a VHD records of its parent's file.
+/// `parent_real`. Both paths are absolute and without symbolic links; nothing needs to be there
+/// yet. `modified_seconds` is what a VHD records of its parent's file.
 pub(crate) fn link_to(
     parent_real: &Path,
     info: &ImageInfo,

@@ -1,10 +1,10 @@
 //! The marks that a merge leaves in the child's link to its parent.
 //!
 //! ```text
-//!            VHDX: linkage, linkage2              VHD: time of the parent   qcow2: name of the parent
-//!   before   the parent's identity, none          when it was changed       its path
-//!   copying  the identity before, the coming one  0: unknown                the same
-//!   merged   the present one, a mark              1                         a mark behind the path
+//! VHDX: linkage, linkage2              VHD: time of the parent   qcow2: name of the parent before
+//! the parent's identity, none          when it was changed       its path copying  the identity
+//! before, the coming one  0: unknown                the same merged   the present one, a mark
+//! 1                         a mark behind the path
 //! ```
 //!
 //! While data is copied, the parent changes, and the child still reads right, since it keeps its

@@ -11,10 +11,10 @@
 //!
 //! Refcounts of other programs' images may lie, so allocation does not trust them: in a session
 //! with a change of an entry the file is checked first. Whatever the check calls damage is refused,
-//! as a cluster that looks free may be in use. Leaked clusters are free: nothing refers to them. Unused space at the end
-//! of the file is cut off, so that a longer file reads as zeros there. What looks free may be free
-//! only in the page cache, as a program may have been killed during a flush. So the file is synced
-//! before its free space is used.
+//! as a cluster that looks free may be in use. Leaked clusters are free: nothing refers to them.
+//! Unused space at the end of the file is cut off, so that a longer file reads as zeros there. What
+//! looks free may be free only in the page cache, as a program may have been killed during a flush.
+//! So the file is synced before its free space is used.
 //!
 //! The caller holds `preparing`.
 

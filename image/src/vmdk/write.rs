@@ -17,8 +17,8 @@
 //! noted as a [`Need`], and the result is `None`: the caller releases its lock, calls `prepare.rs`,
 //! and retries. Lock order: `preparing`, then the state mutex. `grains.rs` changes entries,
 //! `growth.rs` surveys a file before its first change of an entry, `flush.rs` makes changes
-//! durable, `document.rs` changes the CID, `compact.rs` moves grains and cuts files, `grow.rs` enlarges
-//! the disk.
+//! durable, `document.rs` changes the CID, `compact.rs` moves grains and cuts files, `grow.rs`
+//! enlarges the disk.
 
 use super::{
     document::Document,

@@ -268,8 +268,8 @@ fn what_qemu_made_is_written_and_qemu_reads_it() {
         "compression_type=zstd,cluster_size=4096",
         "preallocation=metadata,cluster_size=4096",
     ] {
-        // A refcount of one bit cannot count compressed clusters that share one, and QEMU compresses
-        // only what has no space.
+        // A refcount of one bit cannot count compressed clusters that share one, and QEMU
+        // compresses only what has no space.
         let is_plain = options.contains("refcount_bits=1,") || options.contains("preallocation");
         let commands: Vec<_> = commands.iter().filter(|one| !is_plain || !one.contains("-c")).copied().collect();
         let Some((store, model)) = by_qemu(folder.path(), options, &commands) else { return };

@@ -142,8 +142,8 @@ impl DiskCase {
                 frozen
             }
             2..7 => {
-                // A copy-up waits until the former top is at rest, and this thread is what brings that
-                // about. So formats without sector bits get whole blocks.
+                // A copy-up waits until the former top is at rest, and this thread is what brings
+                // that about. So formats without sector bits get whole blocks.
                 let layers = session.disk.layers();
                 let tracks_sectors = layers[0].image.writer().is_some_and(|writer| writer.tracks_sectors());
                 let some_range = |dice: &mut Dice| match self.some_window(dice, &session.disk) {
