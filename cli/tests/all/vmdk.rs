@@ -77,8 +77,8 @@ fn a_vmdk_is_created_written_and_frozen() {
     shop.ok(&format!("compare {name} monolithicSparse.raw"));
 }
 
-/// A base of each kind, two snapshots: merged from the middle, from the top, and reconnected after a
-/// move. qemu-img reads the same before and after.
+/// A base of each kind and two snapshots: merged from the middle and from the top, and reconnected
+/// after a move. qemu-img reads the same before and after.
 #[test]
 fn a_vmdk_chain_is_merged_reverted_and_reconnected() {
     let shop = Workshop::new();

@@ -1,7 +1,7 @@
 //! The marks that a merge leaves in the child's link to its parent.
 //!
 //! ```text
-//!               VHDX: linkage, linkage2              VHD: time stamp of the parent
+//!               VHDX, VMDK: linkage, linkage2        VHD: time stamp of the parent
 //!   before      the parent's identity, none          when the parent was changed
 //!   copying     the identity before, the coming one  0: unknown
 //!   merged      the present one, a mark              1
@@ -11,9 +11,9 @@
 //! own data. So its link must lead to the parent before and after the change of identity. From the
 //! mark on the parent has all data of the child, and the child is only to be removed.
 //!
-//! The mark of a VHDX is made of both images' identities. A program that writes to the child gives
-//! it another identity, and the mark is void then: what was written would be lost otherwise. A VHD
-//! keeps its identity. Its mark is a time at which no parent was changed, so that other programs
+//! The mark of a VHDX or VMDK is made of both images' identities. A program that writes to the
+//! child gives it another identity, and the mark is void then: what was written would be lost
+//! otherwise. A VHD keeps its identity. Its mark is a time at which no parent was changed, so that other programs
 //! refuse the child.
 
 use diskwright_image::{ImageInfo, LinkageId, ParentLink};

@@ -88,8 +88,8 @@ pub fn plan(text: &[u8], start: usize, change: impl FnOnce(&mut Lines) -> bool) 
     Some(Change { tail, start, sector: bytes.try_into().ok()? })
 }
 
-/// Plans to replace the bytes in `range`, which lie in one line, by `new`. `None` if they do not fit
-/// into the sector in which the range begins.
+/// Plans to replace the bytes in `range`, which lie in one line, by `new`. `None` if they do not
+/// fit into the sector in which the range begins.
 pub fn replace(text: &[u8], range: Range<usize>, new: &[u8]) -> Option<Change> {
     let start = range.start / SECTOR * SECTOR;
     let line_start = text[..range.start].iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
@@ -113,8 +113,8 @@ pub fn replace(text: &[u8], range: Range<usize>, new: &[u8]) -> Option<Change> {
     })
 }
 
-/// Comments of this length together with their line ends. They are short, so that little is lost for
-/// a later change where one of them lies in two sectors.
+/// Comments of this length together with their line ends. They are short, so that little is lost
+/// for a later change where one of them lies in two sectors.
 pub fn blank(len: usize) -> Vec<u8> {
     let mut lines = vec![b' '; len];
     for line in lines.chunks_mut(BLANK_MAX) {

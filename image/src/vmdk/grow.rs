@@ -163,8 +163,8 @@ impl Writing {
         Ok(())
     }
 
-    /// Grains behind the disk's end would become visible, and the survey has not counted their space.
-    /// The survey has made both copies of the tables equal.
+    /// Grains behind the disk's end would become visible, and the survey has not counted their
+    /// space. The survey has made both copies of the tables equal.
     fn refuse_grains_behind(&self, extent: usize, part_bytes: u64) -> Result<()> {
         let tables = self.tables(extent);
         let first = part_bytes.div_ceil(tables.grain_bytes);

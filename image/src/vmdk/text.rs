@@ -19,8 +19,8 @@ use diskwright_format::vmdk::{
 use diskwright_store::Store;
 
 /// Key of the second identity of the parent that a child accepts, while a merge is under way. The
-/// line is a comment for other programs: it must lie in the first sector, beside the identity, where
-/// no program expects a key that it does not know.
+/// line is a comment for other programs: it must lie in the first sector, beside the identity,
+/// where no program expects a key that it does not know.
 pub(super) const LINKAGE2_KEY: &str = "#parentCID2";
 /// Magic of a redo log of ESX.
 pub(super) const COWD_MAGIC: &[u8] = b"COWD";

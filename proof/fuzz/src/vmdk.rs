@@ -1,5 +1,5 @@
-//! Damaged VMDKs: the descriptor, the header, directories and grain tables; and descriptors of lines
-//! that a fuzzer chooses.
+//! Damaged VMDKs: the descriptor, the header, directories and grain tables; and descriptors of
+//! lines that a fuzzer chooses.
 //!
 //! ```text
 //!   input ─▶ a sample, its fields damaged, lines of its text replaced ─▶ check, read, write,
