@@ -242,8 +242,7 @@ impl<'a> Merge<'a> {
         for (child, parent) in self.children_in(&dirs, &parents)? {
             let is_leftover =
                 |image: &Locked| Ok::<_, DiskError>(Self::is_marked(image) && self.is_childless(&dirs, image)?);
-            let image = if parent == target || parent == top { self.lock(&child).ok() } else { None };
-            if let Some(image) = image
+            if let Ok(image) = self.lock(&child)
                 && is_leftover(&image)?
             {
                 leftovers.push(image);
