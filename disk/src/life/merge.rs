@@ -246,9 +246,7 @@ impl<'a> Merge<'a> {
                 && is_leftover(&image)?
             {
                 leftovers.push(image);
-            } else if parent == top {
-                children.push(child);
-            } else if parent == target && images.len() == 2 && Self::is_marked(images[0]) {
+            } else if parent == top || parent == target && images.len() == 2 && Self::is_marked(images[0]) {
                 children.push(child);
             } else {
                 let parent = &images[parent].path;

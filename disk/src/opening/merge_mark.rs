@@ -13,8 +13,8 @@
 //!
 //! The mark of a VHDX or VMDK is made of both images' identities. A program that writes to the
 //! child gives it another identity, and the mark is void then: what was written would be lost
-//! otherwise. A VHD keeps its identity. Its mark is a time at which no parent was changed, so that other programs
-//! refuse the child.
+//! otherwise. A VHD keeps its identity. Its mark is a time at which no parent was changed, so that
+//! other programs refuse the child.
 
 use diskwright_image::{ImageInfo, LinkageId, ParentLink};
 use uuid::Uuid;
