@@ -22,6 +22,10 @@
 //!   held block is released when its removal is durable.
 //! - A flush makes the parent durable before the top.
 //!
+//! A top that cannot record which sectors have data (VMDK) fills a block before a part of it is
+//! written. A fill that began before the parent takes writes has its block excluded: writes to the
+//! parent there wait for it, and then go to the top.
+//!
 //! So after a power cut at any moment the top over the parent reads right, and [`merge`] of both
 //! finishes what was begun. When the program is killed, what clients wrote to the parent may be in
 //! the page cache only: the next writable open of the disk syncs the parent (`open.rs`). Nothing

@@ -19,7 +19,8 @@
 //!    the child replace the parent's data. The parent is flushed and closed.
 //! 4. The child's link is marked: the parent has all of it.
 //! 5. Children of the child get a link to the parent.
-//! 6. The child is removed. If its name is to be kept, the parent is renamed over it.
+//! 6. The child is removed. If its name is to be kept, the parent is renamed over it. The extents
+//!    that only the child used go last (`removal.rs`).
 //!
 //! Every step is durable before the next one. A power cut at any moment leaves a child that reads
 //! as before: until step 6 it has its own data, and until step 4 nothing but this child reads the

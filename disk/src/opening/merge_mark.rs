@@ -1,21 +1,21 @@
 //! The marks that a merge leaves in the child's link to its parent.
 //!
 //! ```text
-//! VHDX: linkage, linkage2              VHD: time of the parent   qcow2: name of the parent before
-//! the parent's identity, none          when it was changed       its path copying  the identity
-//! before, the coming one  0: unknown                the same merged   the present one, a mark
-//! 1                         a mark behind the path
+//!            VHDX, VMDK: linkage, linkage2        VHD: time of parent   qcow2: name of parent
+//!   before   the parent's identity, none          of its last change    its path
+//!   copying  the identity before, the coming one  0: unknown            the same
+//!   merged   the present one, a mark              1                     a mark behind the path
 //! ```
 //!
 //! While data is copied, the parent changes, and the child still reads right, since it keeps its
 //! own data. So its link must lead to the parent before and after the change of identity. From the
 //! mark on the parent has all data of the child, and the child is only to be removed.
 //!
-//! The mark of a VHDX is made of both images' identities. A program that writes to the child gives
-//! it another identity, and the mark is void then: what was written would be lost otherwise. A VHD
-//! keeps its identity. Its mark is a time at which no parent was changed, so that other programs
-//! refuse the child. A qcow2 records no identity, so any file at the path is the parent, also while
-//! it changes. Other programs do not find a parent behind whose path the mark is.
+//! The mark of a VHDX or VMDK is made of both images' identities. A program that writes to the
+//! child gives it another identity, and the mark is void then: what was written would be lost
+//! otherwise. A VHD keeps its identity. Its mark is a time at which no parent was changed, so that
+//! other programs refuse the child. A qcow2 records no identity, so any file at the path is the
+//! parent, also while it changes. Other programs do not find a parent behind whose path the mark is.
 
 use crate::{DiskError, Result};
 use diskwright_image::{ImageInfo, LinkageId, ParentLink};

@@ -3,10 +3,11 @@
 
 use crate::common::read_all;
 use diskwright_disk::{
-    ConvertOptions, CreateRequest, Disk, DiskError, KeptName, MergeOptions, OpenOptions, ParentPolicy,
+    AbsorbOptions, ConvertOptions, CreateRequest, Disk, DiskError, KeptName, MergeOptions, OpenOptions, ParentPolicy,
     ReconnectOptions, check, convert, create, merge, reconnect,
 };
 use diskwright_image::Format;
+use diskwright_store::{Blocking, EngineKind};
 use std::{fs, path::Path, process::Command};
 use tempfile::TempDir;
 
@@ -329,4 +330,46 @@ fn a_merge_never_removes_the_files_of_another_image() {
     let error = merge(dir.join("top.vmdk"), &MergeOptions::default(), &mut |_, _| true).unwrap_err();
     assert!(matches!(error, DiskError::InUse { .. }), "{error}");
     assert!(dir.join("base.bin").exists());
+}
+
+/// A disk in use is merged into a parent of several files: it keeps its name, and the extents of
+/// the parent keep theirs.
+#[test]
+fn a_disk_in_use_is_absorbed_by_a_parent_of_several_files() {
+    for subformat in ["monolithicFlat", "twoGbMaxExtentSparse"] {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("vm.vmdk");
+        let request =
+            CreateRequest { size_bytes: Some(8 << 20), subformat: Some(subformat.into()), ..CreateRequest::default() };
+        create(&path, &request).unwrap();
+        let writable = OpenOptions { writable: true, ..OpenOptions::default() };
+        let disk = Disk::open(&path, &writable).unwrap();
+        let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+        let mut expected = vec![0_u8; 8 << 20];
+        let mut write = |io: &mut Blocking, at: usize, len: usize, byte: u8| {
+            io.write(at as u64, &vec![byte; len], false).unwrap();
+            expected[at..at + len].fill(byte);
+        };
+        write(&mut io, 0, 3 << 20, 1);
+        disk.snapshot("monday", false, &mut ()).unwrap();
+        write(&mut io, 1 << 20, 4096, 2);
+        write(&mut io, 5 << 20, 1 << 20, 3);
+        disk.absorb(&AbsorbOptions::default(), &mut |_, _| true).unwrap();
+        write(&mut io, 7 << 20, 512, 4);
+        drop(io);
+        disk.close().unwrap();
+        drop(disk);
+        assert!(read_all(&path) == expected, "{subformat}");
+        let disk = Disk::open(&path, &OpenOptions::default()).unwrap();
+        assert_eq!(
+            (disk.layers().len(), files_in(dir.path()).len()),
+            (1, 2),
+            "{subformat}: {:?}",
+            files_in(dir.path())
+        );
+        drop(disk);
+        if Command::new("qemu-img").arg("--version").output().is_ok() {
+            assert!(read_by_qemu(dir.path(), "vm.vmdk") == expected, "{subformat}: qemu-img reads other bytes");
+        }
+    }
 }

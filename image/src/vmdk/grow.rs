@@ -107,6 +107,7 @@ impl Writing {
     fn extend_tables(&self, part: &Part, extent: usize, len_bytes: u64) -> Result<()> {
         let tables = self.tables(extent);
         let present_bytes = tables.capacity_bytes.get();
+        self.survey(extent)?;
         self.refuse_grains_behind(extent, part.end_bytes.get() - part.start_bytes)?;
         if len_bytes <= present_bytes {
             return Ok(());
@@ -123,7 +124,6 @@ impl Writing {
         if count > TABLES_MAX || most_bytes / SECTOR_BYTES > u64::from(u32::MAX) {
             return Err(too_large());
         }
-        self.survey(extent)?;
         self.zero_end_of_last_grain(extent)?;
         let new_tables = self.take_tables(extent, count - old_count)?;
         let _no_flush = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -163,13 +163,14 @@ impl Writing {
         Ok(())
     }
 
-    /// Grains of an extent behind its part of the disk would become visible.
+    /// Grains behind the disk's end would become visible, and the survey has not counted their
+    /// space. The survey has made both copies of the tables equal.
     fn refuse_grains_behind(&self, extent: usize, part_bytes: u64) -> Result<()> {
         let tables = self.tables(extent);
         let first = part_bytes.div_ceil(tables.grain_bytes);
         let mut grain = first;
-        while grain < tables.grains() {
-            let end = ((grain / tables.table_entries + 1) * tables.table_entries).min(tables.grains());
+        while grain < tables.tables() * tables.table_entries {
+            let end = (grain / tables.table_entries + 1) * tables.table_entries;
             let mut entries = vec![Entry::Absent; (end - grain) as usize];
             self.entries(extent, grain, &mut entries)?;
             if entries.iter().any(|&entry| entry != Entry::Absent) {

@@ -7,11 +7,11 @@
 //!   #parentCID2=77de01aa                    only while a merge is under way: it may have this one
 //! ```
 //!
-//! All of these lines lie in the first sector of the text, so one write of that sector replaces the
-//! link ([`one_sector`]): a power cut leaves the old link or the new one, each whole. QEMU reads
-//! the first `CID` and the first `parentCID` of the text, so their order stays. Only `parentCID`
-//! counts for other programs: while a merge is under way they may refuse the child, and never read
-//! wrong data.
+//! All of these lines lie in the first sector of the text, so one write of that sector replaces
+//! the link ([`one_sector`]): a power cut leaves the old link or the new one, each whole. QEMU
+//! reads the first `CID` and the first `parentCID` of the text, so their order stays. Only
+//! `parentCID` counts for other programs: while a merge is under way they may refuse the child, and
+//! never read wrong data.
 //!
 //! Rejected: a second text in a spare place, to which the header of a sparse extent points. QEMU
 //! reads the text at sector 1 whatever the header says, and a descriptor in a file of its own has

@@ -15,10 +15,10 @@
 //! One mutex guards [`State`]: directories, tables, reservations, space. No I/O happens under it,
 //! because the disk above calls `reserve` and `commit` under its own lock. What is not in memory is
 //! noted as a [`Need`], and the result is `None`: the caller releases its lock, calls `prepare.rs`,
-//! and retries. Lock order: `preparing`, then the state mutex. `grains.rs` changes entries,
-//! `growth.rs` surveys a file before its first change of an entry, `flush.rs` makes changes
-//! durable, `document.rs` changes the CID, `compact.rs` moves grains and cuts files, `grow.rs`
-//! enlarges the disk.
+//! and retries. Lock order: `preparing`, `flushing`, then the state mutex. `grains.rs` changes
+//! entries, `growth.rs` surveys a file before its first change of an entry, `flush.rs` makes
+//! changes durable, `document.rs` changes the CID and the link, `compact.rs` moves grains and cuts
+//! files, `grow.rs` enlarges the disk.
 
 use super::{
     document::Document,

@@ -143,6 +143,7 @@ fn descriptor_and_geometry_follow_and_an_interrupted_growth_is_finished() {
     let image = open(&stores, true);
     assert!(image.info().remarks[0].contains("the header counts") && image.size_bytes() == 1 << 40);
     image.writer().unwrap().shrink(1 << 40).unwrap();
+    image.writer().unwrap().close().unwrap();
     assert_eq!(open(&stores, false).info().remarks, [""; 0]);
 }
 
@@ -164,6 +165,18 @@ fn what_cannot_grow_is_refused_by_name_and_stays_as_it_is() {
     let image = open(&stores, true);
     let told = image.writer().unwrap().shrink(MIB / 2).unwrap_err().to_string();
     assert!(told.contains("a smaller size"), "{told}");
+}
+
+/// An entry behind the end means nothing until the disk grows.
+#[test]
+fn a_grain_behind_the_end_is_never_shown() {
+    let stores = made(&options("monolithicSparse", MIB));
+    for table in [21 + 1, 21 + 5 + 1] {
+        stores[0].write_at(&128_u32.to_le_bytes(), table * SECTOR_BYTES + 4 * 20).unwrap();
+    }
+    let told = grow(&stores, 2 * MIB);
+    assert!(told.contains("has data behind the disk's end"), "{told}");
+    assert_eq!(open(&stores, false).size_bytes(), MIB);
 }
 
 #[test]
