@@ -107,8 +107,8 @@ pub struct ParentLink {
     /// VirtualBox keeps the former id when it merges a snapshot.
     pub file_id: Option<Uuid>,
     /// The identity that the parent must have. VHDX: `parent_linkage`, the parent's DataWriteGuid.
-    /// VHD: the parent's unique id. VMDK: `parentCID`. VDI: `uuidParentModify`. `None` where the format records only the
-    /// parent's path: then any file at that path is the parent.
+    /// VHD: the parent's unique id. VMDK: `parentCID`. VDI: `uuidParentModify`. `None` where the
+    /// format records only the parent's path: then any file at that path is the parent.
     pub linkage: Option<LinkageId>,
     /// A second identity that is accepted, which a merge records (VHDX `parent_linkage2`).
     pub linkage2: Option<LinkageId>,

@@ -95,7 +95,8 @@ pub(crate) fn children_of(files: &Files, path: &Path, info: &ImageInfo) -> Sibli
 }
 
 /// The images of a format in the folder `dir` that name one of `parents`, each with the index of
-/// that parent; and how many images could not be asked. The parents themselves do not count. Reads all links anew.
+/// that parent; and how many images could not be asked. The parents themselves do not count. Reads
+/// all links anew.
 ///
 /// # Errors
 /// If the folder cannot be listed.
