@@ -55,6 +55,7 @@ fn a_vdi_is_frozen_merged_compacted_and_enlarged() {
     shop.ok("merge disk_tuesday.vdi");
     shop.ok("compare disk.vdi whole.raw");
     shop.ok("merge disk.vdi");
+    fs::rename(shop.path("first.vdi"), shop.path("disk.vdi")).unwrap();
     shop.ok("compare disk.vdi whole.raw");
     assert_eq!(fs::read_dir(shop.path("")).unwrap().count(), 2, "the disk and the raw file");
     qemu_img(&shop, "compare -f vdi -F raw disk.vdi whole.raw");

@@ -15,7 +15,7 @@
 //! child gives it another identity, and the mark is void then: what was written would be lost
 //! otherwise. A VHD keeps its identity. Its mark is a time at which no parent was changed, so that
 //! other programs refuse the child. A qcow2 records no identity, so any file at the path is the
-//! parent, also while it changes. Other programs do not find a parent behind whose path the mark is.
+//! parent, also while it changes. Other programs find no parent at the path with the mark.
 
 use crate::{DiskError, Result};
 use diskwright_image::{ImageInfo, LinkageId, ParentLink};

@@ -1,18 +1,23 @@
 //! Reports damage in a VDI: entries that lead out of the file, blocks that share space, and space
 //! that no entry names.
 //!
+//! A header that counts fewer spaces than blocks have is damage, and mended: other programs put
+//! their next block behind the counted ones.
+//!
 //! The spaces are counted in windows of a bounded size, one pass over the map for each window that
 //! the file's length makes possible.
 
 use super::{corrupt, layout::Layout};
 use crate::{
     error::Result,
-    findings::{CheckReport, Examined, Finding, Findings, Severity, corruption},
+    findings::{Change, CheckReport, Examined, Finding, Findings, Severity, corruption},
 };
 use diskwright_format::vdi::VdiEntry;
 use diskwright_store::Store;
 use std::sync::Arc;
 
+/// Offset of the number of spaces in the header.
+const COUNT_AT: u64 = 0x184;
 /// Spaces that one pass counts: 8 MiB of memory, and 64 TiB of blocks of 1 MiB.
 const WINDOW: u64 = 1 << 26;
 
@@ -91,10 +96,21 @@ pub fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<Examined> {
         );
         findings.add(finding.says(message));
     }
-    if u64::from(header.blocks_allocated) != used {
-        let found = format!("{} blocks with space", header.blocks_allocated);
-        let finding = Finding::new(Severity::Note, 0x184, "VDI header", found, used.to_string());
-        findings.add(finding);
+    let counted = u64::from(header.blocks_allocated);
+    let found = format!("{counted} blocks with space");
+    if counted < highest {
+        let finding = Finding::new(Severity::Corrupt, COUNT_AT, "VDI header", found, format!("at least {highest}"));
+        let message = format!(
+            "The header counts {counted} spaces, but blocks have {highest}: other programs would overwrite them."
+        );
+        let count = u32::try_from(highest).unwrap_or(u32::MAX).to_le_bytes();
+        findings.mend(
+            finding.says(message),
+            "the header counts all spaces",
+            vec![Change::Write(COUNT_AT, count.into())],
+        );
+    } else if counted > highest {
+        findings.add(Finding::new(Severity::Note, COUNT_AT, "VDI header", found, highest.to_string()));
     }
     Ok(findings.finish(report))
 }

@@ -49,6 +49,9 @@ impl Writing {
     }
 
     pub(super) fn begin_compacting_file(&self) -> Result<()> {
+        if self.is_fixed() {
+            return Err(self.unsupported("compacting a fixed VDI", "convert it to a dynamic disk"));
+        }
         self.barrier.check()?;
         let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
         self.survey()

@@ -18,7 +18,7 @@ use super::{
     write::{PAGE_ENTRIES, State, Writing},
 };
 use crate::{ImageError, Result, vdi::layout::SECTOR_BYTES};
-use diskwright_format::vdi::{VdiEntry, VdiKind};
+use diskwright_format::vdi::VdiEntry;
 use diskwright_store::{FileRange, Zeroing};
 use std::sync::PoisonError;
 
@@ -45,7 +45,7 @@ impl Writing {
         let _flushing = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
         let first = old_bytes.div_ceil(self.layout.header.block_bytes.into());
         self.require_free(first, entries)?;
-        let words = if self.layout.header.kind == VdiKind::Fixed {
+        let words = if self.is_fixed() {
             self.take_spaces(blocks - first)?
         } else {
             vec![VdiEntry::Free.word(); (blocks.max(entries) - first) as usize]
@@ -142,7 +142,7 @@ impl Writing {
         let spaces = self.lock().space.as_ref().map_or(0, |space| self.number_of(space.used_end_bytes()));
         self.head.change(&*self.store, |sector| {
             sector.set_size(size_bytes, u32::try_from(first + words.len() as u64).unwrap_or(u32::MAX));
-            if self.layout.header.kind == VdiKind::Fixed {
+            if self.is_fixed() {
                 sector.set_allocated(u32::try_from(spaces).unwrap_or(u32::MAX));
             }
             Ok(())
@@ -185,7 +185,7 @@ impl Writing {
         // Pages behind it had entries behind the end of the disk, which never change.
         (page + 1..=old_entries / PAGE_ENTRIES).for_each(|page| drop(state.pages.remove(&page)));
         state.drops += 1;
-        if self.layout.header.kind == VdiKind::Fixed {
+        if self.is_fixed() {
             state.mapped += words.len() as u64;
             if let Some(space) = &state.space {
                 state.announced = state.announced.max(self.number_of(space.used_end_bytes()));

@@ -1,5 +1,5 @@
-//! Header and places of a VDI, validated. An open image does not change its [`Layout`], but while
-//! it is open for writing the disk may become larger and the file longer (`write.rs`).
+//! Header and places of a VDI, validated. A [`Layout`] is as of the open: while the image is open
+//! for writing, the disk may become larger and the file longer (`write.rs`).
 
 use super::corrupt;
 use crate::{

@@ -187,7 +187,7 @@ impl Writing {
     }
 
     /// Changes an entry in memory. `None`: more must be in memory first.
-    pub(super) fn commit_block(&self, state: &mut State, block: u64, change: Commit) -> Result<Option<Entry>> {
+    pub(super) fn commit_block(&self, state: &mut State, block: u64, change: Commit) -> Result<Option<BlockState>> {
         self.check_block(state, block)?;
         let Some(entry) = self.entry(state, block) else { return Ok(None) };
         let old = if let Entry::At(at) = entry { Some(at) } else { None };
@@ -195,12 +195,12 @@ impl Writing {
             Commit::Whole | Commit::Sectors { .. } => {
                 let Some(&at) = state.reserved.get(&block) else {
                     let at = old.ok_or_else(|| self.misuse(block, "has no space: reserve it first"))?;
-                    return Ok(Some(Entry::At(at)));
+                    return Ok(Some(BlockState::data(at)));
                 };
                 let word = self.word_of(block, at)?;
                 state.reserved.remove(&block);
                 self.set(state, block, word);
-                Ok(Some(Entry::At(at)))
+                Ok(Some(BlockState::data(at)))
             }
             Commit::Moved => {
                 let (Some(from), Some(&to)) = (old, state.moving.get(&block)) else {
@@ -210,7 +210,10 @@ impl Writing {
                 state.moving.remove(&block);
                 self.set(state, block, word);
                 self.free(state, from);
-                Ok(Some(Entry::At(to)))
+                Ok(Some(BlockState::data(to)))
+            }
+            Commit::Zero | Commit::Discard | Commit::Absent if self.is_fixed() => {
+                Err(self.unsupported("a block without space in a fixed VDI", "write zeros over the range instead"))
             }
             Commit::Zero | Commit::Discard | Commit::Absent => {
                 let hides = change != Commit::Absent && self.layout.header.kind == VdiKind::Differencing;
@@ -226,7 +229,7 @@ impl Writing {
                 if let Some(at) = state.reserved.remove(&block) {
                     self.free(state, at);
                 }
-                Ok(Some(becomes))
+                Ok(Some(becomes.state()))
             }
         }
     }

@@ -77,6 +77,7 @@ fn damage_is_found() {
         (512, 0, Severity::Corrupt, "Block 3 has space 0, which another block has too"),
         (512, u32::MAX, Severity::Leak, "1 of 2 spaces"),
         (0x184, 9, Severity::Note, "9 blocks with space"),
+        (0x184, 1, Severity::Corrupt, "counts 1 spaces, but blocks have 2"),
         (0x154, 100, Severity::Corrupt, "block map at offset 100"),
         (0x180, 1 << 30, Severity::Corrupt, "a block map from 512 to 4294967808"),
         (0x4c, 3, Severity::Corrupt, "undo image is not supported"),
@@ -85,6 +86,13 @@ fn damage_is_found() {
         assert!(worst == Some(severity) && messages.contains(text), "{text}: {worst:?} {messages}");
     }
     assert!(matches!(open(with(0x40, 0), false), Err(crate::ImageError::NotAnImage { .. })));
+}
+
+#[test]
+fn a_header_that_counts_too_few_spaces_is_mended() {
+    let store = with(0x184, 1);
+    crate::mend(crate::Format::Vdi, &store, false, &mut |_| true).unwrap().unwrap();
+    assert_eq!(told(store), (None, String::new()));
 }
 
 #[test]

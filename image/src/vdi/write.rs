@@ -19,11 +19,12 @@
 //! changes entries, `survey.rs` surveys the file before the first change of an entry, `flush.rs`
 //! makes changes durable, `compact.rs` moves blocks and cuts the file, `grow.rs` enlarges the disk.
 
-use super::{head::Head, layout::Layout, map::Entry};
+use super::{head::Head, layout::Layout};
 use crate::{
     BlockState, Commit, ImageError, ImageWriter, LinkageId, MoveTo, ParentLink, Reservation, Result, needs::Needs,
     space::Space,
 };
+use diskwright_format::vdi::VdiKind;
 use diskwright_store::{
     Barrier, Store,
     sync::{Mutex, MutexGuard},
@@ -138,6 +139,15 @@ impl Writing {
         self.layout.header.space_bytes()
     }
 
+    /// Whether all blocks keep their space.
+    pub(super) fn is_fixed(&self) -> bool {
+        self.layout.header.kind == VdiKind::Fixed
+    }
+
+    pub(super) fn unsupported(&self, what: &str, hint: &str) -> ImageError {
+        ImageError::Unsupported { path: self.store.name().to_owned(), what: what.into(), hint: hint.into() }
+    }
+
     pub(super) fn misuse(&self, block: u64, what: &str) -> ImageError {
         let error = io::Error::new(io::ErrorKind::InvalidInput, format!("block {block} {what}"));
         ImageError::io("change a block", &*self.store, 0, error)
@@ -189,16 +199,19 @@ impl ImageWriter for Writing {
     fn initialised(&self, _block: u64) {}
 
     fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {
-        let found = self.commit_block(&mut self.lock(), block, change)?;
-        Ok(found.map(Entry::state))
+        self.commit_block(&mut self.lock(), block, change)
     }
 
     fn tracks_sectors(&self) -> bool {
         false
     }
 
+    fn can_forget_blocks(&self) -> bool {
+        !self.is_fixed()
+    }
+
     fn can_store_zero(&self) -> bool {
-        true
+        !self.is_fixed()
     }
 
     fn resize(&self, size_bytes: u64) -> Result<()> {

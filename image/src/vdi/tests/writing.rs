@@ -95,6 +95,12 @@ fn every_type_that_is_created_keeps_what_is_written() {
                 put(&image, block, byte);
             }
             assert!(writer.is_dirty() || disk_type == DiskType::Fixed);
+            if disk_type == DiskType::Fixed {
+                assert!(!writer.can_store_zero() && !writer.can_forget_blocks());
+                for error in [writer.commit_waiting(0, Commit::Discard).map(drop), writer.begin_compacting()] {
+                    assert!(error.unwrap_err().to_string().contains("fixed VDI is not supported"));
+                }
+            }
             close(&image);
             assert_eq!(header(&*store).modify_id, begun.modify_id);
             let image = open(&store, false);
