@@ -40,11 +40,23 @@ pub enum Container {
     VhdxDynamic,
     /// VHDX, fully allocated, on an empty dynamic parent.
     VhdxDifferencing,
+    /// VMDK monolithicFlat with all space allocated at creation.
+    VmdkFlat,
+    /// VMDK monolithicSparse, fully allocated.
+    VmdkSparse,
+    /// VMDK, fully allocated, on an empty sparse parent.
+    VmdkChild,
+    /// qcow2 with clusters of 64 KiB, fully allocated.
+    Qcow2,
+    /// qcow2, fully allocated, on an empty one.
+    Qcow2Child,
+    /// VDI with blocks of the default size, fully allocated.
+    VdiDynamic,
 }
 
 impl Container {
-    /// All containers, the raw file first.
-    pub const ALL: [Self; 7] = [
+    /// The containers of the study, the raw file first.
+    pub const STUDIED: [Self; 7] = [
         Self::Raw,
         Self::VhdFixed,
         Self::VhdDynamic,
@@ -53,6 +65,9 @@ impl Container {
         Self::VhdxDynamic,
         Self::VhdxDifferencing,
     ];
+    /// The others.
+    pub const FURTHER: [Self; 6] =
+        [Self::VmdkFlat, Self::VmdkSparse, Self::VmdkChild, Self::Qcow2, Self::Qcow2Child, Self::VdiDynamic];
 
     /// Name in reports.
     pub fn name(self) -> &'static str {
@@ -64,12 +79,18 @@ impl Container {
             Self::VhdxFixed => "VHDX fixed",
             Self::VhdxDynamic => "VHDX dynamic",
             Self::VhdxDifferencing => "VHDX differencing",
+            Self::VmdkFlat => "VMDK flat",
+            Self::VmdkSparse => "VMDK sparse",
+            Self::VmdkChild => "VMDK child",
+            Self::Qcow2 => "qcow2",
+            Self::Qcow2Child => "qcow2 child",
+            Self::VdiDynamic => "VDI dynamic",
         }
     }
 
     /// The container with this name.
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|container| container.name() == name)
+        Self::STUDIED.into_iter().chain(Self::FURTHER).find(|container| container.name() == name)
     }
 
     /// Its format.
@@ -78,15 +99,22 @@ impl Container {
             Self::Raw => Format::Raw,
             Self::VhdFixed | Self::VhdDynamic | Self::VhdDifferencing => Format::Vhd,
             Self::VhdxFixed | Self::VhdxDynamic | Self::VhdxDifferencing => Format::Vhdx,
+            Self::VmdkFlat | Self::VmdkSparse | Self::VmdkChild => Format::Vmdk,
+            Self::Qcow2 | Self::Qcow2Child => Format::Qcow2,
+            Self::VdiDynamic => Format::Vdi,
         }
     }
 
     /// Its type.
     pub fn disk_type(self) -> DiskType {
         match self {
-            Self::Raw | Self::VhdFixed | Self::VhdxFixed => DiskType::Fixed,
-            Self::VhdDynamic | Self::VhdxDynamic => DiskType::Dynamic,
-            Self::VhdDifferencing | Self::VhdxDifferencing => DiskType::Differencing,
+            Self::Raw | Self::VhdFixed | Self::VhdxFixed | Self::VmdkFlat => DiskType::Fixed,
+            Self::VhdDynamic | Self::VhdxDynamic | Self::VmdkSparse | Self::Qcow2 | Self::VdiDynamic => {
+                DiskType::Dynamic
+            }
+            Self::VhdDifferencing | Self::VhdxDifferencing | Self::VmdkChild | Self::Qcow2Child => {
+                DiskType::Differencing
+            }
         }
     }
 
@@ -373,18 +401,18 @@ mod tests {
 
     #[test]
     fn containers_have_their_own_names_and_files() {
-        let names: BTreeSet<_> = Container::ALL.iter().map(|container| container.name()).collect();
-        let files: BTreeSet<_> = Container::ALL.iter().map(|container| container.file_name()).collect();
+        let names: BTreeSet<_> = Container::STUDIED.iter().map(|container| container.name()).collect();
+        let files: BTreeSet<_> = Container::STUDIED.iter().map(|container| container.file_name()).collect();
         assert_eq!((names.len(), files.len()), (7, 7));
         assert!(files.contains("vhdx-dynamic.vhdx") && files.contains("raw-file.raw"), "{files:?}");
-        assert_eq!(Container::ALL.iter().filter(|container| container.in_paper().is_some()).count(), 3);
+        assert_eq!(Container::STUDIED.iter().filter(|container| container.in_paper().is_some()).count(), 3);
     }
 
     #[test]
     fn every_container_is_made_filled_and_proved() {
         let dir = tempfile::tempdir().unwrap();
         let how = Preparation { size_bytes: 9 << 20, seed: 5, cache: CacheMode::PageCache, engine: EngineKind::Auto };
-        for container in Container::ALL {
+        for container in Container::STUDIED {
             let path = make_filled(container, dir.path(), &how, &mut |_| Ok(())).unwrap();
             let target = open_verified(container, path, &how, &mut |_| Ok(())).unwrap();
             assert_eq!(target.cache, CacheMode::PageCache);

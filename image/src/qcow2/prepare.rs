@@ -27,6 +27,9 @@ use std::{ops::Range, sync::PoisonError};
 /// Maximum number of blocks that one preparation handles.
 const MAX_BLOCKS: u64 = 1024;
 
+/// Inserts a page that was read into memory; returns whether pages were dropped.
+type Insert<'a> = &'a dyn Fn(&mut State, u64, Box<[u8]>) -> bool;
+
 /// What the next free cluster lacks.
 enum Lacks {
     Zeroing(Vec<u64>),
@@ -103,7 +106,7 @@ impl Writing {
         &self,
         doing: &'static str,
         missing: &dyn Fn(&State) -> Result<Option<u64>>,
-        insert: &dyn Fn(&mut State, u64, Box<[u8]>) -> bool,
+        insert: Insert<'_>,
     ) -> Result<()> {
         loop {
             let (drops, len, page) = {

@@ -154,9 +154,9 @@ impl Writing {
     fn skip_to(&self, first: u64, end: u64) -> Result<()> {
         let cluster_bytes = self.cluster_bytes();
         if first < end && self.take_region(first * cluster_bytes, (end - first) * cluster_bytes)?.is_some() {
-            if let Some(space) = &mut self.lock().space {
-                (first..end).for_each(|cluster| space.add_free(cluster * cluster_bytes, cluster_bytes));
-            }
+            let pieces = (first..end)
+                .map(|cluster| FileRange { offset_bytes: cluster * cluster_bytes, len_bytes: cluster_bytes });
+            self.add_free(&pieces.collect::<Vec<_>>());
         }
         Ok(())
     }

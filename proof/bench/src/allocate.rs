@@ -135,13 +135,23 @@ fn qemu_blocks(qemu_io: &Path, format: &str, path: &Path, script: &Path, quit: &
     Ok(peer::run(qemu_io, &args, Some(script))?.wall_ns.saturating_sub(start_ns))
 }
 
+/// Into an empty dynamic VHDX.
 pub(crate) fn random_writes(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    random_writes_into(Container::VhdxDynamic, context, progress)
+}
+
+/// Into an empty qcow2.
+pub(crate) fn random_writes_qcow2(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    random_writes_into(Container::Qcow2, context, progress)
+}
+
+fn random_writes_into(empty: Container, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let size_bytes: u64 = context.pick(2 << 30, 16 << 30);
     let count = context.pick(60_000, 400_000);
     context.scratch.need("these disks", size_bytes + (2 << 30))?;
     let workload = Workload::new(Pattern::Random, Direction::Write, 4096, 32);
     let rounds = context.rounds(5);
-    let pair = [Container::VhdxDynamic, Container::Raw];
+    let pair = [empty, Container::Raw];
     let (mut rates, mut flushes) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     for round in 0..rounds {
         for who in round_order(2, round, 2) {
@@ -166,15 +176,16 @@ pub(crate) fn random_writes(context: &Context<'_>, progress: &mut dyn Progress) 
             context.scratch.settle()?;
         }
     }
-    let name = "empty VHDX dynamic against preallocated raw file, 4K random write: IOPS";
+    let name = format!("empty {} against preallocated raw file, 4K random write: IOPS", empty.name());
     let flush = |who: usize| duration(diskwright_stats::summary::median(&flushes[who]).unwrap_or(0.0));
     Ok(Found {
         checks: vec![Check::ratio(name, "IOPS", &rates[0], &rates[1], Bar::AtLeast(0.90))],
         notes: vec![format!(
-            "new disks of {} each round, {} writes, QD 32, O_DIRECT; {rounds} rounds in turns; the flush after them took {} (VHDX) and {} (raw)",
+            "new disks of {} each round, {} writes, QD 32, O_DIRECT; {rounds} rounds in turns; the flush after them took {} ({}) and {} (raw)",
             bytes(size_bytes),
             grouped(count as f64),
             flush(0),
+            empty.name(),
             flush(1)
         )],
         ..Found::default()

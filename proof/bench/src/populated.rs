@@ -52,14 +52,11 @@ const CACHED_BAR: Bar = Bar::AtLeast(0.95);
 /// One of this many comparisons may be missed.
 const ONE_MAY_BE_MISSED_OF: usize = 64;
 
-/// The raw file and the disks that are compared with it.
-const TARGETS: [Container; 5] = [
-    Container::Raw,
-    Container::VhdDynamic,
-    Container::VhdDifferencing,
-    Container::VhdxDynamic,
-    Container::VhdxDifferencing,
-];
+/// The disks that are compared with the raw file.
+const HYPER_V: &[Container] =
+    &[Container::VhdDynamic, Container::VhdDifferencing, Container::VhdxDynamic, Container::VhdxDifferencing];
+const VMDK: &[Container] = &[Container::VmdkFlat, Container::VmdkSparse, Container::VmdkChild];
+const OTHERS: &[Container] = &[Container::Qcow2, Container::Qcow2Child, Container::VdiDynamic];
 
 /// A figure that is judged: its name, its bar, and where it is in the record of a round.
 type Figure = (&'static str, Bar, fn(&Figures) -> f64);
@@ -94,9 +91,24 @@ impl Pair {
     }
 }
 
+/// VHD and VHDX.
 pub(crate) fn workloads(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    workloads_of(HYPER_V, context, progress)
+}
+
+/// VMDK.
+pub(crate) fn workloads_vmdk(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    workloads_of(VMDK, context, progress)
+}
+
+/// qcow2 and VDI.
+pub(crate) fn workloads_others(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    workloads_of(OTHERS, context, progress)
+}
+
+fn workloads_of(disks: &[Container], context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let size_bytes = context.pick(512 << 20, 2 << 30);
-    let targets = prepare(context, size_bytes, CacheMode::Direct, true, progress)?;
+    let targets = prepare(disks, context, size_bytes, CacheMode::Direct, true, progress)?;
     let mut controls = [Vec::new(), Vec::new()];
     let (mut judged, mut missed, mut rounds_most) = (0, 0, 0);
     let mut found = Found::default();
@@ -138,7 +150,7 @@ pub(crate) fn workloads(context: &Context<'_>, progress: &mut dyn Progress) -> R
 
 pub(crate) fn page_cache(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     let size_bytes = context.pick(256 << 20, 512 << 20);
-    let targets = prepare(context, size_bytes, CacheMode::PageCache, false, progress)?;
+    let targets = prepare(HYPER_V, context, size_bytes, CacheMode::PageCache, false, progress)?;
     context.scratch.settle()?;
     for target in &targets {
         forget(target)?;
@@ -205,6 +217,7 @@ impl FromDisk {
 /// Makes the raw file, the disks, and with `control` another raw file at the end, all filled side
 /// by side.
 fn prepare(
+    disks: &[Container],
     context: &Context<'_>,
     size_bytes: u64,
     cache: CacheMode,
@@ -213,8 +226,11 @@ fn prepare(
 ) -> Result<Vec<Target>> {
     let how = context.preparation(size_bytes, cache);
     let (dir, control_dir) = (context.scratch.folder("disks")?, context.scratch.folder("control")?);
-    let disks = TARGETS.iter().map(|&container| (container, &*dir));
-    let wanted: Vec<_> = disks.chain(control.then_some((Container::Raw, &*control_dir))).collect();
+    let compared = iter::once(Container::Raw).chain(disks.iter().copied());
+    let wanted: Vec<_> = compared
+        .map(|container| (container, &*dir))
+        .chain(control.then_some((Container::Raw, &*control_dir)))
+        .collect();
     let all_bytes = wanted.len() as u64 * size_bytes;
     context.scratch.need("these disks", all_bytes + (1 << 30))?;
     let mut tick = |done| report(progress, "prepare", done, 2 * all_bytes, "filling");
@@ -224,7 +240,7 @@ fn prepare(
         let before = all_bytes + index as u64 * size_bytes;
         let mut tick = |done| report(progress, "prepare", before + done, 2 * all_bytes, container.name());
         let target = targets::open_verified(*container, filled.path, &how, &mut tick)?;
-        targets.push(if index < TARGETS.len() { target } else { target.named(CONTROL) });
+        targets.push(if index <= disks.len() { target } else { target.named(CONTROL) });
     }
     Ok(targets)
 }

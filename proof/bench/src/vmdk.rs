@@ -8,7 +8,6 @@
 
 use crate::race::Race;
 use diskwright_disk::{CompareOutcome, ConvertOptions, CreateRequest, OpenOptions, Opened, compare, convert};
-use diskwright_image::Format;
 use diskwright_lab::{
     LabError, Result,
     acceptance::{Bar, Context, Found},
@@ -79,23 +78,29 @@ pub(crate) fn unpacked(context: &Context<'_>, progress: &mut dyn Progress) -> Re
 
 /// Raw to monolithicSparse and back.
 pub(crate) fn sparse(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
-    if !Format::Vmdk.driver().subformats.contains(&"monolithicSparse") {
-        return Ok(Found::skipped("monolithicSparse", "this program reads it, but does not write it"));
-    }
+    there_and_back("vmdk", ["raw file to monolithicSparse", "monolithicSparse to raw file"], context, progress)
+}
+
+/// Raw to qcow2 and back.
+pub(crate) fn qcow2(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    there_and_back("qcow2", ["raw file to qcow2", "qcow2 to raw file"], context, progress)
+}
+
+fn there_and_back(format: &str, names: [&str; 2], context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     with_bench(context, progress, Data::Random, |bench, found, progress| {
-        let (vmdk, back) = (bench.dir.join("sparse.vmdk"), bench.dir.join("back.raw"));
-        let ours = || bench.ours(&bench.raw, &vmdk, None);
-        let theirs = || bench.theirs(&["-O", "vmdk"], &bench.raw, &vmdk);
+        let (image, back) = (bench.dir.join(format!("image.{format}")), bench.dir.join("back.raw"));
+        let ours = || bench.ours(&bench.raw, &image, None);
+        let theirs = || bench.theirs(&["-O", format], &bench.raw, &image);
         let bars = (COPY_BAR, Some(CPU_BAR));
-        let to = bench.race("raw file to monolithicSparse", (&bench.raw, &vmdk), (&ours, &theirs), bars);
+        let to = bench.race(names[0], (&bench.raw, &image), (&ours, &theirs), bars);
         for is_hot in [true, false] {
             to.run(is_hot, found, progress)?;
         }
         ours()?;
-        peer::run(&bench.qemu_img, &["compare".as_ref(), bench.raw.as_os_str(), vmdk.as_os_str()], None)?;
-        let ours = || bench.ours(&vmdk, &back, None);
-        let theirs = || bench.theirs(&["-O", "raw"], &vmdk, &back);
-        let from = bench.race("monolithicSparse to raw file", (&vmdk, &back), (&ours, &theirs), bars);
+        peer::run(&bench.qemu_img, &["compare".as_ref(), bench.raw.as_os_str(), image.as_os_str()], None)?;
+        let ours = || bench.ours(&image, &back, None);
+        let theirs = || bench.theirs(&["-O", "raw"], &image, &back);
+        let from = bench.race(names[1], (&image, &back), (&ours, &theirs), bars);
         for is_hot in [true, false] {
             from.run(is_hot, found, progress)?;
         }
@@ -118,7 +123,7 @@ fn with_bench(
     measure: impl FnOnce(&Bench, &mut Found, &mut dyn Progress) -> Result<()>,
 ) -> Result<Found> {
     let Some(qemu_img) = peer::find("qemu-img") else {
-        return Ok(Found::skipped("converting VMDK", peer::missing("qemu-img", "qemu-utils")));
+        return Ok(Found::skipped("converting", peer::missing("qemu-img", "qemu-utils")));
     };
     let size_bytes: u64 = context.pick(256 << 20, 1 << 30);
     context.scratch.need("the copies", 4 * size_bytes)?;

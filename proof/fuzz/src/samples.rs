@@ -5,7 +5,7 @@
 //! log to replay; its newest BAT page is only in the log.
 
 use diskwright_disk::{Disk, Layer};
-use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe, vhd, vhdx};
+use diskwright_image::{CreateOptions, DiskType, Format, ParentLink, probe};
 use diskwright_store::{BlockDevice, Blocking, EngineKind, MemoryStore, Store};
 use std::sync::{Arc, OnceLock};
 use uuid::Uuid;
@@ -63,6 +63,10 @@ fn make_all() -> Vec<Sample> {
         ("fixed.vhdx", Format::Vhdx, DiskType::Fixed, 2 * MIB, Some(1 << 20)),
         ("dynamic.vhdx", Format::Vhdx, DiskType::Dynamic, 4 * MIB, Some(1 << 20)),
         ("differencing.vhdx", Format::Vhdx, DiskType::Differencing, 4 * MIB, Some(1 << 20)),
+        ("dynamic.qcow2", Format::Qcow2, DiskType::Dynamic, 512 * KIB, Some(4 << 10)),
+        ("differencing.qcow2", Format::Qcow2, DiskType::Differencing, 512 * KIB, Some(4 << 10)),
+        ("dynamic.vdi", Format::Vdi, DiskType::Dynamic, 512 * KIB, Some(16 << 10)),
+        ("differencing.vdi", Format::Vdi, DiskType::Differencing, 512 * KIB, Some(16 << 10)),
     ] {
         let options = CreateOptions {
             disk_type,
@@ -106,6 +110,11 @@ fn sample(name: &'static str, format: Format, bytes: Vec<u8>, parent: Option<Vec
     let len = bytes.len();
     let places = match format {
         Format::Vhdx => VHDX_PLACES.to_vec(),
+        // Header, refcount table, refcounts, L1 table, the first L2 tables.
+        Format::Qcow2 => {
+            [(0, 112), (4096, 64), (8192, 128), (12288, 64), (16384, 256), (20480, 4096), (112, 64)].to_vec()
+        }
+        Format::Vdi => vec![(64, 448), (512, 256), (0, len.min(8192))],
         _ => vec![(0, 128), (len - 512, 128), (512, 128), (512 + 576, 192), (1536, 256), (0, len.min(8192))],
     };
     Sample { name, format, bytes, parent, places }
@@ -124,18 +133,16 @@ fn link_to(format: Format, parent: &[u8]) -> ParentLink {
         relative_path: Some(".\\parent".into()),
         absolute_path: Some("C:\\parent".into()),
         name: Some("parent".into()),
-        linkage: Some(image.info().linkage_id.expect("an identity")),
+        linkage: image.info().linkage_id,
+        file_id: image.info().disk_id.filter(|_| format.driver().child_names_file_id),
         modified_seconds: Some(0),
         ..ParentLink::default()
     }
 }
 
 fn create(format: Format, store: &Arc<dyn Store>, options: &CreateOptions) {
-    match format {
-        Format::Vhd => vhd::create(Arc::clone(store), options),
-        _ => vhdx::create(Arc::clone(store), options),
-    }
-    .expect("a small image can be made in memory");
+    let made = format.driver().create(Arc::clone(store), options);
+    made.expect("a small image can be made in memory");
 }
 
 /// Writes some data. Returns the file's contents after a flush, and after the close.

@@ -33,7 +33,7 @@ pub(crate) fn prepare(
     warnings: &mut Vec<Warning>,
     progress: &mut dyn Progress,
 ) -> Result<(Vec<Target>, Vec<PreparedRecord>)> {
-    let count = Container::ALL.len() as u64;
+    let count = Container::STUDIED.len() as u64;
     // The disks, the base of the chain, and 4 GiB for metadata and for the many files of the chain.
     let usual_bytes = settings.how.size_bytes;
     scratch.need("the study", count * usual_bytes + usual_bytes.min(CHAIN_BYTES) + (4 << 30))?;
@@ -45,12 +45,12 @@ pub(crate) fn prepare(
     }
     let size_bytes = settings.how.size_bytes;
     let dir = scratch.folder("disks")?;
-    let wanted = Container::ALL.map(|container| (container, &*dir));
+    let wanted = Container::STUDIED.map(|container| (container, &*dir));
     let filled = targets::make_filled_side_by_side(&wanted, &settings.how, &mut |done| {
         report(progress, "prepare", done, count * size_bytes, "filling")
     })?;
     let (mut targets, mut records) = (Vec::new(), Vec::new());
-    for (index, (container, filled)) in Container::ALL.into_iter().zip(filled).enumerate() {
+    for (index, (container, filled)) in Container::STUDIED.into_iter().zip(filled).enumerate() {
         let before = index as u64 * size_bytes;
         let start = Instant::now();
         let target = targets::open_verified(container, filled.path, &settings.how, &mut |done| {

@@ -163,6 +163,12 @@ pub(crate) fn vhd(context: &Context<'_>, progress: &mut dyn Progress) -> Result<
     against_qemu(context, progress, (Container::VhdDynamic, Container::VhdDynamic), &[("randwrite", 8.0, None)])
 }
 
+/// A populated qcow2 against qemu-nbd on another one, both with O_DIRECT.
+pub(crate) fn qcow2(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    let bars = [("randread", 1.3, None), ("randwrite", 2.0, None)];
+    against_qemu(context, progress, (Container::Qcow2, Container::Qcow2), &bars)
+}
+
 fn against_qemu(
     context: &Context<'_>,
     progress: &mut dyn Progress,

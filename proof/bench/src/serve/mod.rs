@@ -108,6 +108,9 @@ impl<'a> Exported<'a> {
             Container::Raw => "raw",
             Container::VhdFixed | Container::VhdDynamic | Container::VhdDifferencing => "vpc",
             Container::VhdxFixed | Container::VhdxDynamic | Container::VhdxDifferencing => "vhdx",
+            Container::VmdkFlat | Container::VmdkSparse | Container::VmdkChild => "vmdk",
+            Container::Qcow2 | Container::Qcow2Child => "qcow2",
+            Container::VdiDynamic => "vdi",
         };
         Self { path, format, cache, writable: true, clients: 1 }
     }
