@@ -96,7 +96,7 @@ const KINDS: [(&str, DiskType, usize); 5] = [
 
 fn families() -> &'static [Family] {
     static FAMILIES: OnceLock<Vec<Family>> = OnceLock::new();
-    FAMILIES.get_or_init(|| KINDS.iter().map(|kind| family(kind)).collect())
+    FAMILIES.get_or_init(|| KINDS.iter().map(family).collect())
 }
 
 fn family(&(subformat, disk_type, text): &(&'static str, DiskType, usize)) -> Family {
@@ -232,9 +232,8 @@ fn run(input: &Input) -> Option<Done> {
         Err(error) => Err(error.to_string()),
     };
     assert!(bytes_of(&*stores[0]) == bytes, "reading changed the file");
-    match (&states, was_sound) {
-        (Err(error), true) => panic!("check finds it sound, but reading fails: {error}"),
-        (Ok(_), _) | (_, false) => {}
+    if let (Err(error), true) = (&states, was_sound) {
+        panic!("check finds it sound, but reading fails: {error}");
     }
     let image = driver.open_files(stores.clone(), true, 512).ok()?;
     let changed = change(&*image, input);
