@@ -23,7 +23,8 @@
 //! takes space for a file. `flushing` is held while directories are written and installed. Sizes
 //! are raised last, when everything behind the old end can be found.
 //!
-//! The space of directories that were moved stays unused. The geometry that the disk database
+//! The space of directories that were moved stays unused, and `compact` leaves new tables where
+//! they are, behind the grains of that time. The geometry that the disk database
 //! records follows the size where the text has room for it: no program depends on it.
 
 use super::{
@@ -107,8 +108,12 @@ impl Writing {
     fn extend_tables(&self, part: &Part, extent: usize, len_bytes: u64) -> Result<()> {
         let tables = self.tables(extent);
         let present_bytes = tables.capacity_bytes.get();
+        let part_bytes = part.end_bytes.get() - part.start_bytes;
+        if len_bytes == part_bytes {
+            return Ok(());
+        }
         self.survey(extent)?;
-        self.refuse_grains_behind(extent, part.end_bytes.get() - part.start_bytes)?;
+        self.refuse_grains_behind(extent, part_bytes)?;
         if len_bytes <= present_bytes {
             return Ok(());
         }

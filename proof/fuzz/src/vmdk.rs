@@ -233,7 +233,7 @@ fn run(input: &Input) -> Option<Done> {
     };
     assert!(bytes_of(&*stores[0]) == bytes, "reading changed the file");
     if let (Err(error), true) = (&states, was_sound) {
-        panic!("check finds it sound, but reading fails: {error}")
+        panic!("check finds it sound, but reading fails: {error}");
     }
     let image = driver.open_files(stores.clone(), true, 512).ok()?;
     let changed = change(&*image, input);
