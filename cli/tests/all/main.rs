@@ -44,6 +44,7 @@ mod map;
 mod moving;
 mod nbd;
 mod partitions;
+mod qcow2;
 mod readme;
 mod reconnect;
 mod repair;

@@ -146,8 +146,8 @@ pub fn write_damaged(data: &[u8]) {
         let written = write_some(sample, &store);
         // A sound disk may be larger than the maximum length of its store.
         let full = written.as_ref().is_err_and(|error| error.contains("no storage space"));
-        // A sound image may have a feature with which it is only read, or a bit that says that it was
-        // not closed.
+        // A sound image may have a feature with which it is only read, or a bit that says that it
+        // was not closed.
         let refused = written.as_ref().is_err_and(|error| error.contains("is not supported"));
         if full || refused {
             return;

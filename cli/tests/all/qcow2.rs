@@ -1,0 +1,75 @@
+//! qcow2 as a user meets it, judged by qemu-img: `create`, `convert`, `io`, `snapshot`, `merge`,
+//! `resize`, `compact`, and by name what is only read.
+
+use crate::common::Workshop;
+use std::process::Command;
+
+/// Runs qemu-img; false if it is not installed.
+fn qemu_img(shop: &Workshop, arguments: &str) -> bool {
+    let ran = Command::new("qemu-img").args(arguments.split(' ')).current_dir(shop.path("")).output();
+    let Ok(ran) = ran else {
+        println!("skipped: qemu-img is not installed");
+        return false;
+    };
+    assert!(ran.status.success(), "{arguments}: {}", String::from_utf8_lossy(&ran.stderr));
+    true
+}
+
+#[test]
+fn a_qcow2_lives_the_life_of_a_disk() {
+    let shop = Workshop::new();
+    for (name, options) in [("usual.qcow2", ""), ("small.qcow2", " --block-size 4K"), ("whole.qcow2", " --preallocate")]
+    {
+        let stem = name.trim_end_matches(".qcow2");
+        shop.ok(&format!("create {name} --size 10M{options}"));
+        shop.ok(&format!("io {name} -c 'write -P 7 1M 300k' -c 'write -P 9 5M 4k' -c 'discard 1M 128k'"));
+        shop.ok(&format!("convert {name} {stem}.raw --verify"));
+        qemu_img(&shop, &format!("compare -f qcow2 -F raw {name} {stem}.raw"));
+        // Frozen, written, merged again.
+        shop.ok(&format!("snapshot {name} --name monday"));
+        shop.ok(&format!("io {name} -c 'write -P 5 2M 700k' -c 'discard 5M 64k' -c 'write -P 6 1300k 3k'"));
+        let tree = shop.ok("snapshot list .");
+        assert!(tree.contains(&format!("└─ {name}")), "{tree}");
+        shop.ok(&format!("convert {name} {stem}-after.raw --verify"));
+        qemu_img(&shop, &format!("compare -f qcow2 -F raw {name} {stem}-after.raw"));
+        shop.ok(&format!("merge {name} --keep-name"));
+        assert!(!shop.path(&format!("{stem}_monday.qcow2")).exists());
+        qemu_img(&shop, &format!("compare -f qcow2 -F raw {name} {stem}-after.raw"));
+        // Packed, copied, and larger.
+        shop.ok(&format!("compact {name}"));
+        assert!(shop.ok(&format!("check {name}")).contains("sound"));
+        qemu_img(&shop, &format!("check -q -f qcow2 {name}"));
+        qemu_img(&shop, &format!("compare -f qcow2 -F raw {name} {stem}-after.raw"));
+        shop.ok(&format!("convert {name} {stem}.vhdx --verify"));
+        shop.ok(&format!("convert {stem}.vhdx again-{name} --verify"));
+        qemu_img(&shop, &format!("compare -f qcow2 -F raw again-{name} {stem}-after.raw"));
+        shop.ok(&format!("resize {name} 900M"));
+        shop.ok(&format!("io {name} -c 'write -P 3 890M 1M' -c 'discard 890M 512k' -c 'read -P 3 911900k 100k'"));
+        qemu_img(&shop, &format!("check -q -f qcow2 {name}"));
+    }
+}
+
+#[test]
+fn a_qcow2_has_a_parent_of_any_format() {
+    let shop = Workshop::new();
+    shop.ok("create base.vhdx --size 8M");
+    shop.ok("io base.vhdx -c 'write -P 1 0 8M'");
+    shop.ok("create child.qcow2 --parent base.vhdx");
+    shop.ok("io child.qcow2 -c 'write -P 2 1M 64k' -c 'discard 4M 1M' -c 'read -P 1 0 64k' -c 'read -P 0 4M 1M'");
+    shop.ok("convert child.qcow2 all.raw --verify");
+    qemu_img(&shop, "compare -f qcow2 -F raw child.qcow2 all.raw");
+}
+
+#[test]
+fn what_is_only_read_is_refused_by_name() {
+    let shop = Workshop::new();
+    shop.ok("create disk.qcow2 --size 1M");
+    if !qemu_img(&shop, "snapshot -c one disk.qcow2") {
+        return;
+    }
+    let told = shop.fails(1, "io disk.qcow2 -c 'write 0 4k'");
+    assert!(told.contains("internal snapshots (1)"), "{told}");
+    shop.ok("io disk.qcow2 -c 'read 0 4k'");
+    let told = shop.fails(2, "create fixed.qcow2 --size 1M --type fixed");
+    assert!(told.contains("no fixed type"), "{told}");
+}
