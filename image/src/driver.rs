@@ -231,7 +231,7 @@ static VDI: Driver = Driver {
     begin_repair: |_, _| Ok(()),
     settle_log: |_, _| Ok(()),
     parent_link: vdi::parent_link,
-    salvage: |store, _| Err(read_only(&*store, "the rescue of a VDI image")),
+    salvage: |store, _| Err(vdi::refused_to_rescue(&*store)),
 };
 
 fn first(stores: Stores) -> Result<Arc<dyn Store>> {
