@@ -39,7 +39,7 @@ const HABITS: &[Habit] = &[
     Habit {
         option: "-c",
         commands: &["convert"],
-        sentence: "qemu-img's -c is --subformat streamOptimized here, for a VMDK",
+        sentence: "qemu-img's -c is --subformat compressed here for a qcow2, and --subformat streamOptimized for a VMDK",
     },
     Habit { option: "-b", commands: &["create"], sentence: "qemu-img's -b is --parent here" },
     Habit {

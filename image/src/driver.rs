@@ -246,7 +246,7 @@ static VDI: Driver = Driver {
     begin_repair: |_, _| Ok(()),
     settle_log: |_, _| Ok(()),
     parent_link: vdi::parent_link,
-    salvage: |store, _| Err(refused(&*store, "the rescue of a VDI image")),
+    salvage: |store, _| Err(vdi::refused_to_rescue(&*store)),
 };
 
 /// The error of an operation that a format does not have.

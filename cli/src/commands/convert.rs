@@ -48,7 +48,7 @@ Use it where DEST takes the place of SOURCE: two disks with one identity must no
 --azure makes a disk that Azure accepts: a fixed VHD, its size rounded up to whole MiB and to 20 MiB at least. A disk that Azure would refuse \
 all the same is refused here, before anything is copied, with the rule. `info --azure` checks any image.
 
-A VMDK with --subformat streamOptimized is compressed on all processors, and written in one pass. A DEST that ends in .ova is an archive with such a disk, \
+A VMDK with --subformat streamOptimized and a qcow2 with --subformat compressed are compressed on all processors, and written in one pass. A DEST that ends in .ova is an archive with such a disk, \
 the description of a virtual machine (OVF 1.1: 2 processors, 4 GiB of memory, LSI Logic SAS, E1000, BIOS or UEFI as the disk starts) and a manifest of SHA-256 digests; \
 VMware and VirtualBox import it. A SOURCE that ends in .ova is read in place: --disk names one of several disks.
 
@@ -66,6 +66,7 @@ EXAMPLES
   diskwright convert image.bin disk.vhdx --source-format raw
   diskwright convert damaged.vhdx saved.vhdx --skip-damaged --verify
   diskwright convert machine.vhdx machine.vmdk --subformat streamOptimized
+  diskwright convert machine.raw machine.qcow2 --subformat compressed
   diskwright convert machine.vhdx machine.ova
   diskwright convert appliance.ova data.vhdx --disk 2
   diskwright convert nbd://host/disk backup.vhdx --verify

@@ -50,6 +50,27 @@ fn a_qcow2_lives_the_life_of_a_disk() {
 }
 
 #[test]
+fn a_compressed_qcow2_is_read_by_qemu_and_written_by_us() {
+    let shop = Workshop::new();
+    let bytes: Vec<u8> = (0..5_000_000_u32)
+        .map(|at| if at % 700_000 < 200_000 { (at.wrapping_mul(at) >> 7) as u8 } else { (at / 900) as u8 })
+        .collect();
+    std::fs::write(shop.path("disk.raw"), [bytes, vec![0; 3_000_320]].concat()).unwrap();
+    shop.ok("convert disk.raw small.qcow2 --subformat compressed --verify");
+    assert!(std::fs::metadata(shop.path("small.qcow2")).unwrap().len() < 3_000_000);
+    assert!(shop.ok("check small.qcow2").contains("sound"));
+    qemu_img(&shop, "check -q -f qcow2 small.qcow2");
+    qemu_img(&shop, "compare -f qcow2 -F raw small.qcow2 disk.raw");
+    let writes = "-c 'write -P 5 1M 100k' -c 'write -P 6 3000k 512' -c 'discard 0 256k'";
+    shop.ok(&format!("io small.qcow2 {writes}"));
+    shop.ok(&format!("io disk.raw {writes}"));
+    qemu_img(&shop, "check -q -f qcow2 small.qcow2");
+    qemu_img(&shop, "compare -f qcow2 -F raw small.qcow2 disk.raw");
+    let told = shop.fails(2, "convert disk.raw level.qcow2 --subformat compressed --compress-level 12");
+    assert!(told.contains("1 to 9"), "{told}");
+}
+
+#[test]
 fn a_qcow2_has_a_parent_of_any_format() {
     let shop = Workshop::new();
     shop.ok("create base.vhdx --size 8M");

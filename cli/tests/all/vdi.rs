@@ -77,6 +77,13 @@ fn a_child_elsewhere_needs_the_folder_of_its_parent() {
     shop.ok("io base.vdi -c 'write -P 1 0 4M'");
     shop.ok("create child.vdi --parent base.vdi");
     fs::create_dir(shop.path("Snapshots")).unwrap();
+    fs::copy(shop.path("base.vdi"), shop.path("Snapshots/other.vdi")).unwrap();
+    let told = shop.run("create upper.vdi --parent Snapshots/other.vdi");
+    assert!(told.stderr.contains("needs --allow-parent-dir"), "{told:?}");
+    fs::remove_file(shop.path("upper.vdi")).unwrap();
+    fs::remove_file(shop.path("Snapshots/other.vdi")).unwrap();
+    let told = shop.fails(1, "rescue base.vdi saved.raw");
+    assert!(told.contains("the rescue of a VDI is not supported"), "{told}");
     fs::rename(shop.path("child.vdi"), shop.path("Snapshots/child.vdi")).unwrap();
     let told = shop.fails(1, "io Snapshots/child.vdi -c 'read 0 4k'");
     assert!(told.contains("an image with the id"), "{told}");

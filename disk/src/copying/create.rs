@@ -74,13 +74,16 @@ pub fn create(path: impl AsRef<Path>, request: &CreateRequest) -> Result<Vec<Str
 /// of the child searches only beneath the child's folder.
 pub(crate) fn parent_out_of_reach(files: &Files, child: &Path, parent: &Path) -> Option<String> {
     let (child_real, parent_real) = (files.canonical(child).ok()?, files.canonical(parent).ok()?);
-    let is_outside = !parent_real.starts_with(child_real.parent()?);
+    let (dir, parent_dir) = (child_real.parent()?, parent_real.parent()?);
+    // By ids a parent is found only in the folder itself.
+    let is_by_id = probe::format_of_extension(&child_real).is_some_and(|format| format.driver().child_names_file_id);
+    let is_outside = !parent_real.starts_with(dir) || is_by_id && dir != parent_dir;
     is_outside.then(|| {
         format!(
             "{}: its parent {} lies outside its folder, so every open of this disk needs `ParentPolicy::allowed_dirs` = {}",
             child.display(),
             parent_real.display(),
-            parent_real.parent().unwrap_or(&parent_real).display()
+            parent_dir.display()
         )
     })
 }

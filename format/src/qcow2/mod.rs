@@ -25,6 +25,7 @@
 
 pub mod bitmap;
 mod bytes;
+mod compressed_writer;
 pub mod extensions;
 pub mod features;
 pub mod header;
@@ -35,6 +36,7 @@ pub mod table;
 
 pub use crate::invalid::{Invalid, Result};
 pub use bitmap::{BitmapEntry, BitmapHead};
+pub use compressed_writer::{COMPRESSED_CLUSTER_BYTES, CompressedWriter};
 pub use extensions::{BitmapsExtension, Extensions};
 pub use features::{FeatureKind, FeatureName, Features};
 pub use header::{Compression, Header, Place};

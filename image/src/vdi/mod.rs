@@ -56,6 +56,15 @@ use crate::ImageError;
 use diskwright_format::vhdx::Invalid;
 use diskwright_store::Store;
 
+/// The refusal to read an image with damaged tables.
+pub(crate) fn refused_to_rescue(store: &dyn Store) -> ImageError {
+    ImageError::Unsupported {
+        path: store.name().to_owned(),
+        what: "the rescue of a VDI".into(),
+        hint: "`convert` it: blocks with valid entries are read".into(),
+    }
+}
+
 /// Converts an [`Invalid`] of a structure that begins at `base_bytes` of the file.
 fn corrupt(store: &dyn Store, base_bytes: u64, invalid: Invalid) -> ImageError {
     ImageError::Corrupt {

@@ -60,6 +60,27 @@ pub(crate) fn packed(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
     })
 }
 
+/// Raw to a compressed qcow2.
+pub(crate) fn packed_qcow2(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+    with_bench(context, progress, Data::Mixed, |bench, found, progress| {
+        let dest = bench.dir.join("packed.qcow2");
+        let ours = || bench.ours(&bench.raw, &dest, Some("compressed"));
+        let one = || bench.theirs(&["-c", "-O", "qcow2"], &bench.raw, &dest);
+        let many = || bench.theirs(&["-c", "-W", "-m", "16", "-O", "qcow2"], &bench.raw, &dest);
+        ours()?;
+        peer::run(&bench.qemu_img, &["compare".as_ref(), bench.raw.as_os_str(), dest.as_os_str()], None)?;
+        let our_bytes = remove(&dest)?;
+        one()?;
+        let their_bytes = remove(&dest)?;
+        found.notes.push(format!("files of {} against {}", bytes(our_bytes), bytes(their_bytes)));
+        let ways = (&*bench.raw, &*dest);
+        let name = "raw file to compressed qcow2, against one thread";
+        bench.race(name, ways, (&ours, &one), (PACK_BAR, None)).run(true, found, progress)?;
+        let name = "raw file to compressed qcow2, against -W -m 16";
+        bench.race(name, ways, (&ours, &many), (COPY_BAR, None)).run(true, found, progress)
+    })
+}
+
 /// From streamOptimized to raw.
 pub(crate) fn unpacked(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
     with_bench(context, progress, Data::Mixed, |bench, found, progress| {

@@ -30,7 +30,8 @@ pub struct ConvertOptions {
     /// Azure refuses all the same is an error.
     pub azure: bool,
     /// Level of compression of a streamOptimized VMDK ([`CreateRequest::subformat`]) and of an OVA,
-    /// 1 (fastest) to 12 (smallest); `None` for 6.
+    /// 1 (fastest) to 12 (smallest), or of a qcow2 of the subformat "compressed", 1 to 9; `None`
+    /// for 6.
     pub compress_level: Option<u8>,
     /// Read the copy back and compare it with the source.
     pub verify: bool,
@@ -72,7 +73,8 @@ pub struct ConvertOutcome {
     pub cloned_bytes: u64,
     /// Bytes skipped because they read as zeros.
     pub zero_bytes: u64,
-    /// Length in bytes of a file with compressed blocks: a streamOptimized VMDK, an OVA.
+    /// Length in bytes of a file with compressed blocks: a streamOptimized VMDK, an OVA,
+    /// a compressed qcow2.
     pub stream_bytes: Option<u64>,
     /// Bytes that were read back and equal the source. Lost ranges do not count.
     pub verified_bytes: u64,

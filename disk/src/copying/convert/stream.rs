@@ -1,8 +1,10 @@
-//! Copies into a file that is written compressed, in one pass: a streamOptimized VMDK, or an OVA
-//! with one inside.
+//! Copies into a file that is written compressed, in one pass: a streamOptimized VMDK, an OVA with
+//! one inside, or a qcow2.
 //!
 //! ```text
-//!   source ─▶ packing (all processors) ─▶ vmdk.rs: markers, grains, tables ─▶ DEST.partial ─▶ DEST
+//!   source ─▶ packing (all processors) ─┬─▶ vmdk.rs: markers, grains, tables ─┬─▶ DEST.partial
+//!                                       └─▶ qcow2.rs: clusters, tables ───────┘       │
+//!                                                                                     ▼ DEST
 //! ```
 //!
 //! As for every copy, the file gets its name when it is complete and durable, and is removed if
@@ -10,6 +12,7 @@
 //! (another size, an identity of its contents) is refused.
 
 mod ova;
+mod qcow2;
 mod vmdk;
 mod written;
 
@@ -23,7 +26,7 @@ use crate::{
     copying::{
         compare::compare_with,
         create::is_there,
-        packing::{Output, Zlib},
+        packing::{Deflate, Output, Zlib},
         partial::Partial,
     },
     error::file_error,
@@ -36,27 +39,29 @@ use written::Written;
 
 /// The subformat of a VMDK with compressed grains, as qemu-img names it.
 const STREAM_OPTIMIZED: &str = "streamOptimized";
+/// What a qcow2 with compressed clusters is called here.
+const COMPRESSED: &str = "compressed";
 
 /// A file that is written compressed, in one pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StreamKind {
     /// A VMDK whose grains are compressed.
     Vmdk,
+    /// A qcow2 whose clusters are compressed.
+    Qcow2,
     /// An archive with such a VMDK, the description of a virtual machine (OVF 1.1) and a manifest.
     Ova,
 }
 
 /// The kind of stream that is asked for; `None` for a copy that is an ordinary image.
 pub(super) fn asked(dest: &Path, asked: &CreateRequest) -> Option<StreamKind> {
-    let is_stream = asked.subformat.as_ref().is_some_and(|name| name.eq_ignore_ascii_case(STREAM_OPTIMIZED));
-    let is_vmdk = match asked.format {
-        Some(format) => format == Format::Vmdk,
-        None => known::by_extension(dest).is_some_and(|known| known.format == Some(Format::Vmdk)),
-    };
-    match () {
-        () if asked.format.is_none() && is_ova(dest) => Some(StreamKind::Ova),
-        () if is_stream && is_vmdk => Some(StreamKind::Vmdk),
-        () => None,
+    let is_named = |kind: &str| asked.subformat.as_ref().is_some_and(|name| name.eq_ignore_ascii_case(kind));
+    let format = asked.format.or_else(|| known::by_extension(dest).and_then(|known| known.format));
+    match format {
+        _ if asked.format.is_none() && is_ova(dest) => Some(StreamKind::Ova),
+        Some(Format::Vmdk) if is_named(STREAM_OPTIMIZED) => Some(StreamKind::Vmdk),
+        Some(Format::Qcow2) if is_named(COMPRESSED) => Some(StreamKind::Qcow2),
+        _ => None,
     }
 }
 
@@ -68,7 +73,7 @@ pub(super) fn convert(
     options: &ConvertOptions,
     progress: &mut Progress<'_>,
 ) -> Result<ConvertOutcome> {
-    check(source, dest, options)?;
+    check(source, dest, kind, options)?;
     let files = &options.dest.files;
     if files.facts(dest).is_ok() {
         return Err(is_there(dest));
@@ -86,6 +91,7 @@ pub(super) fn convert(
     partial.created();
     let written = match kind {
         StreamKind::Vmdk => vmdk_alone(source, &store, dest, options, progress),
+        StreamKind::Qcow2 => qcow2::write(source, (&store, dest), options, progress),
         StreamKind::Ova => ova::write(source, (&store, dest), options, progress),
     };
     let written = written.and_then(|written| {
@@ -133,9 +139,10 @@ fn verify(
     options: &ConvertOptions,
     progress: &mut Progress<'_>,
 ) -> Result<u64> {
-    let open = crate::OpenOptions { format: Some(Format::Vmdk), ..options.open_dest() };
+    let format = if kind == StreamKind::Qcow2 { Format::Qcow2 } else { Format::Vmdk };
+    let open = crate::OpenOptions { format: Some(format), ..options.open_dest() };
     let written = match kind {
-        StreamKind::Vmdk => Disk::open(partial, &open)?,
+        StreamKind::Vmdk | StreamKind::Qcow2 => Disk::open(partial, &open)?,
         StreamKind::Ova => Ova::open(partial, &options.dest.files)?.open_disk(&open)?,
     };
     let sides = [(source.device(), source_path), (&*written as &dyn BlockDevice, dest)];
@@ -146,16 +153,23 @@ fn verify(
 }
 
 /// Refuses what a stream cannot be or have.
-fn check((source, source_path): (&Opened, &Path), dest: &Path, options: &ConvertOptions) -> Result<()> {
+fn check(
+    (source, source_path): (&Opened, &Path),
+    dest: &Path,
+    kind: StreamKind,
+    options: &ConvertOptions,
+) -> Result<()> {
+    let is_qcow2 = kind == StreamKind::Qcow2;
     let refuse = |what: &str, hint: &str| {
         let what = format!("{}: {what}", dest.display());
         Err(DiskError::Usage { what, hint: hint.into() })
     };
     let asked = &options.dest;
     if asked.disk_type.is_some_and(|disk_type| disk_type != DiskType::Dynamic) {
-        return refuse("its grains are compressed, so it is never fixed", "leave out `CreateRequest::disk_type`");
+        return refuse("its data is compressed, so it is never fixed", "leave out `CreateRequest::disk_type`");
     }
-    if asked.subformat.as_ref().is_some_and(|name| !name.eq_ignore_ascii_case(STREAM_OPTIMIZED)) {
+    let is_other = |name: &String| !name.eq_ignore_ascii_case(STREAM_OPTIMIZED);
+    if !is_qcow2 && asked.subformat.as_ref().is_some_and(is_other) {
         return refuse("the disk in an OVA is streamOptimized", "leave out `CreateRequest::subformat`");
     }
     if asked.preallocate {
@@ -163,13 +177,13 @@ fn check((source, source_path): (&Opened, &Path), dest: &Path, options: &Convert
     }
     if asked.block_bytes.is_some() {
         return refuse(
-            "its grains have 64 KiB, the only size that all programs read",
+            "its blocks have 64 KiB, the only size that all programs read",
             "leave out `CreateRequest::block_bytes`",
         );
     }
     let sectors = [asked.logical_sector_bytes, asked.physical_sector_bytes];
     if sectors.into_iter().flatten().any(|bytes| bytes != 512) {
-        return refuse("a VMDK has sectors of 512 bytes", "leave out `CreateRequest::logical_sector_bytes`");
+        return refuse("it has sectors of 512 bytes", "leave out `CreateRequest::logical_sector_bytes`");
     }
     if options.azure {
         return refuse("Azure accepts only a fixed VHD", "leave out `ConvertOptions::azure`, or name the copy .vhd");
@@ -181,13 +195,15 @@ fn check((source, source_path): (&Opened, &Path), dest: &Path, options: &Convert
         );
     }
     if options.identity == Identity::Keep {
-        return Err(cannot_keep(dest, "a VMDK records none that VHD and VHDX have"));
+        return Err(cannot_keep(dest, "it records none that VHD and VHDX have"));
     }
-    if options.compress_level.is_some_and(|level| !Zlib::LEVELS.contains(&level)) {
-        return refuse("its levels of compression are 1 to 12", "use another `ConvertOptions::compress_level`");
+    let levels = if is_qcow2 { Deflate::LEVELS } else { Zlib::LEVELS };
+    if options.compress_level.is_some_and(|level| !levels.contains(&level)) {
+        let what = format!("its levels of compression are 1 to {}", levels.end());
+        return refuse(&what, "use another `ConvertOptions::compress_level`");
     }
     let size_bytes = source.device().geometry().size_bytes;
-    if size_bytes > diskwright_format::vmdk::STREAM_SIZE_MAX_BYTES {
+    if !is_qcow2 && size_bytes > diskwright_format::vmdk::STREAM_SIZE_MAX_BYTES {
         return Err(DiskError::BadOptions {
             what: format!(
                 "{}: a streamOptimized VMDK can have 64 TiB, and {} has {size_bytes} bytes",

@@ -21,12 +21,14 @@
 //! over the source.
 
 mod chunk;
+mod deflate;
 mod output;
 mod shared;
 mod windows;
 mod worker;
 mod zlib;
 
+pub(crate) use deflate::Deflate;
 pub(crate) use output::Output;
 pub(crate) use shared::Packing;
 pub(crate) use zlib::Zlib;

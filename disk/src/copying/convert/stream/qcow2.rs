@@ -1,0 +1,72 @@
+//! A qcow2 with compressed clusters: the blocks of a packing as clusters.
+
+use super::{
+    super::options::{ConvertOptions, ConvertOutcome},
+    written::{Written, explain},
+};
+use crate::{
+    Opened, Progress, Result,
+    copying::{
+        copy::Failure,
+        packing::{Deflate, Output, Packed, Packing, Sink},
+    },
+};
+use diskwright_format::qcow2::{COMPRESSED_CLUSTER_BYTES, CompressedWriter};
+use diskwright_store::Store;
+use std::{io, path::Path, sync::Arc};
+
+/// Takes clusters, and appends them to the output.
+struct Clusters<'a> {
+    writer: CompressedWriter,
+    output: &'a mut Output,
+    buf: Vec<u8>,
+}
+
+impl Sink for Clusters<'_> {
+    fn block(&mut self, number: u64, packed: &[u8]) -> io::Result<()> {
+        self.buf.clear();
+        self.writer.cluster(number, packed, &mut self.buf).map_err(io::Error::other)?;
+        self.output.append(&self.buf)
+    }
+}
+
+/// Writes the source into the empty file `store`, whose name is `dest`. The header comes last, when
+/// everything else is durable.
+pub(super) fn write(
+    source: (&Opened, &Path),
+    (store, dest): (&Arc<dyn Store>, &Path),
+    options: &ConvertOptions,
+    progress: &mut Progress<'_>,
+) -> Result<Written> {
+    let size_bytes = source.0.device().geometry().size_bytes;
+    let free_bytes = diskwright_store::free_bytes(dest);
+    let failed = |failure| explain(source, dest, free_bytes, failure);
+    let on_dest = |error| failed(Some(Failure::Dest(error)));
+    let writer = CompressedWriter::new(size_bytes).map_err(|error| on_dest(io::Error::other(error)))?;
+    let mut output = Output::new(Arc::clone(store), COMPRESSED_CLUSTER_BYTES, None);
+    let packing = Packing {
+        source: source.0,
+        engine: options.source.engine,
+        block_bytes: COMPRESSED_CLUSTER_BYTES as usize,
+        skip_damaged: options.skip_damaged,
+        packer: &|| Ok(Box::new(Deflate::new(options.compress_level))),
+    };
+    let mut clusters = Clusters { writer, output: &mut output, buf: Vec::new() };
+    let Packed { data_bytes, zero_bytes, lost } = packing.run(&mut clusters, progress).map_err(failed)?;
+    let Clusters { writer, output, mut buf } = clusters;
+    buf.clear();
+    let front = writer.finish(&mut buf).map_err(|error| on_dest(io::Error::other(error)))?;
+    output.append(&buf).map_err(on_dest)?;
+    let file_bytes = output.flush().map_err(on_dest)?;
+    store.sync_data().and_then(|()| store.write_at(&front, 0)).map_err(on_dest)?;
+    progress(size_bytes, size_bytes);
+    let outcome = ConvertOutcome {
+        size_bytes,
+        dest_bytes: size_bytes,
+        copied_bytes: data_bytes,
+        zero_bytes: zero_bytes.saturating_sub(lost.bytes),
+        lost,
+        ..ConvertOutcome::default()
+    };
+    Ok(Written { outcome, file_bytes })
+}
