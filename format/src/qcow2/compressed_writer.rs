@@ -1,11 +1,11 @@
 //! A qcow2 with compressed clusters that is written in one pass, from its front to its end.
 //!
 //! ```text
-//!   0          1
-//!   ┌────────┬───────────────────────────────────────────┬──────────┬─────────────────┬──────────┐
-//!   │ header │ compressed data, whole clusters, L2 tables │ L1 table │ refcount blocks │ refcount │
-//!   │        │ in the order in which they are complete    │          │                 │ table    │
-//!   └────────┴───────────────────────────────────────────┴──────────┴─────────────────┴──────────┘
+//!   0        1
+//!   ┌────────┬────────────────────────────────────┬──────────┬─────────────────┬────────────────┐
+//!   │ header │ compressed data, whole clusters,   │ L1 table │ refcount blocks │ refcount table │
+//!   │        │ L2 tables, as they become complete │          │                 │                │
+//!   └────────┴────────────────────────────────────┴──────────┴─────────────────┴────────────────┘
 //!     last
 //! ```
 //!
