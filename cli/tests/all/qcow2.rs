@@ -79,6 +79,18 @@ fn a_qcow2_has_a_parent_of_any_format() {
     shop.ok("io child.qcow2 -c 'write -P 2 1M 64k' -c 'discard 4M 1M' -c 'read -P 1 0 64k' -c 'read -P 0 4M 1M'");
     shop.ok("convert child.qcow2 all.raw --verify");
     qemu_img(&shop, "compare -f qcow2 -F raw child.qcow2 all.raw");
+    // Its parent is not written by accident, and does not take it in place.
+    let told = shop.fails(1, "io base.vhdx -c 'write 0 4k'");
+    assert!(told.contains("child.qcow2"), "{told}");
+    let told = shop.fails(1, "merge child.qcow2");
+    assert!(told.contains("cannot be merged into") && told.contains("vhdx"), "{told}");
+    shop.ok("merge child.qcow2 --to whole.qcow2");
+    shop.ok("compare whole.qcow2 all.raw");
+    // A raw parent too.
+    shop.ok("convert base.vhdx base.raw");
+    shop.ok("create other.qcow2 --parent base.raw");
+    let told = shop.fails(1, "io base.raw -c 'write 0 4k'");
+    assert!(told.contains("other.qcow2"), "{told}");
 }
 
 #[test]

@@ -51,7 +51,7 @@ use crate::{
         relink, siblings,
     },
 };
-use diskwright_image::{LinkageId, ParentLink};
+use diskwright_image::{LinkageId, ParentLink, probe};
 pub(crate) use locked::{Locked, Users};
 use std::{
     path::{Path, PathBuf},
@@ -192,6 +192,9 @@ impl<'a> Merge<'a> {
         let (children, leftovers) = (Vec::new(), Vec::new());
         relink::require(&target.path, target.info.format, "an in-place merge of", relink::COPY_THE_CHAIN)?;
         mark::refuse_merged(&target.path, &target.info, target.info.parent.as_ref())?;
+        for step in &steps {
+            relink::require_same_format((&step.path, step.info.format), (&target.path, target.info.format))?;
+        }
         let mut merge = Self { options, users, steps, target, below, children, leftovers, done_bytes: 0, outcome };
         merge.find_children(child)?;
         merge.check_sizes()?;
@@ -309,8 +312,8 @@ impl<'a> Merge<'a> {
         if let Some(held) = self.users.held(path)? {
             return Ok(held);
         }
-        let access =
-            Access { format: Some(self.target.info.format), writable: true, ..Access::of_top(&self.options.open) };
+        let format = probe::format_of_extension(path).unwrap_or(self.target.info.format);
+        let access = Access { format: Some(format), writable: true, ..Access::of_top(&self.options.open) };
         let (image, stores) = open_image(&self.options.open.files, path, &access, &mut Vec::new())?;
         Ok(Locked::new(&Layer { path: path.to_owned(), image }, stores))
     }

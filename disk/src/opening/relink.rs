@@ -21,6 +21,23 @@ pub(crate) fn require(path: &Path, format: Format, what: &str, hint: &str) -> Re
     })
 }
 
+/// Refuses to merge an image into one of another format, which qcow2 allows as a parent.
+pub(crate) fn require_same_format(child: (&Path, Format), parent: (&Path, Format)) -> Result<()> {
+    if child.1 == parent.1 {
+        return Ok(());
+    }
+    Err(DiskError::BadOptions {
+        what: format!(
+            "{}: a {} image cannot be merged into {}, which is {}",
+            child.0.display(),
+            child.1,
+            parent.0.display(),
+            parent.1
+        ),
+        hint: COPY_THE_CHAIN.into(),
+    })
+}
+
 /// Changes the image at `path`, whose file is `store`, and gives it back the time of its last
 /// change: the children of a VHD have recorded that. For changes that no reader of the disk sees.
 pub(crate) fn keeping_time<T>(

@@ -94,9 +94,9 @@ pub(crate) fn children_of(files: &Files, path: &Path, info: &ImageInfo) -> Sibli
     Siblings { children: children.into_iter().map(|(child, _)| child).collect(), not_asked: links.not_asked }
 }
 
-/// The images of a format in the folder `dir` that name one of `parents`, each with the index of
-/// that parent; and how many images could not be asked. The parents themselves do not count. Reads
-/// all links anew.
+/// The images in the folder `dir` that name one of `parents`, which have this format, each with the
+/// index of that parent; and how many images could not be asked. The parents themselves do not
+/// count. Reads all links anew.
 ///
 /// # Errors
 /// If the folder cannot be listed.
@@ -155,13 +155,15 @@ impl Links {
     /// Reads them, but not that of the image `except`.
     fn read(files: &Files, dir: &Path, format: Format, except: Option<&Path>) -> io::Result<Self> {
         let listed = files.list(dir)?.into_iter().filter(|path| Some(&**path) != except);
-        let mut images: Vec<PathBuf> = listed.filter(|path| probe::format_of_extension(path) == Some(format)).collect();
+        let may_be_child = |of: &Format| *of == format || of.driver().child_takes_any_parent;
+        let of_path = |path: PathBuf| Some((probe::format_of_extension(&path).filter(may_be_child)?, path));
+        let mut images: Vec<(Format, PathBuf)> = listed.filter_map(of_path).collect();
         // One of them is the image itself, unless it was left out.
         let most = SIBLINGS_MAX + usize::from(except.is_none());
         let mut links = Self { not_asked: images.len().saturating_sub(most), ..Self::default() };
         images.truncate(most);
-        for image in images {
-            match parent_link(files, &image, format) {
+        for (of, image) in images {
+            match parent_link(files, &image, of) {
                 Ok(Some(link)) => links.found.push((image, link)),
                 Ok(None) => {}
                 Err(Unread) => links.not_asked += 1,

@@ -109,6 +109,7 @@ kinds! {
     qcow2_with_snapshots: "qcow2 4K, with snapshots",
     qcow2_frozen_in_use: "qcow2 4K, frozen in use",
     vmdk_frozen_in_use: "vmdk sparse 8K, frozen in use",
+    qcow2_absorbed_in_use: "qcow2 4K, absorbed in use",
     qcow2_merged_in_use: "qcow2 4K, merged in use",
     qcow2_compacted_in_use: "qcow2 4K, compacted in use",
     qcow2_child_compacted_in_use: "qcow2 child 8K, compacted in use",

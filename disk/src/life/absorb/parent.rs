@@ -16,7 +16,7 @@ use crate::{
     error::{file_error, to_io},
     opening::{
         image_file::{Access, Referred, open_image},
-        merge_mark as mark, siblings,
+        merge_mark as mark, relink, siblings,
     },
 };
 use diskwright_image::{DiskType, ImageWriter, probe, probe::DetectedFormat};
@@ -126,6 +126,7 @@ fn check(chain: &Chain, origin: &Origin) -> Result<()> {
             "open it for writing",
         );
     }
+    relink::require_same_format((path, top.image.info().format), (&layer.path, parent.image.info().format))?;
     let can_be_emptied = top.image.writer().is_some_and(ImageWriter::can_forget_blocks);
     let blocks = top.size_bytes.div_ceil(top.block_bytes);
     if top.image.info().disk_type != DiskType::Differencing || !can_be_emptied || blocks > BLOCKS_MAX {

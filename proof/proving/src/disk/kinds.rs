@@ -408,6 +408,10 @@ pub fn all() -> Vec<DiskCase> {
             ..kind("vmdk sparse 8K, frozen in use", Format::Vmdk, DiskType::Dynamic, 8 * kib, 4 * m, &[0, 1, 128, 255])
         },
         DiskCase {
+            changes: Changes::AbsorbedInUse,
+            ..kind("qcow2 4K, absorbed in use", Format::Qcow2, DiskType::Dynamic, 4 * kib, 4 * m, &[0, 1, 511, 512])
+        },
+        DiskCase {
             changes: Changes::MergedInUse,
             steps: 40,
             ..kind("qcow2 4K, merged in use", Format::Qcow2, DiskType::Dynamic, 4 * kib, 4 * m, &[0, 1, 511, 512])
