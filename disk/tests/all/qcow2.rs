@@ -61,7 +61,8 @@ fn a_chain_reads_as_qemu_reads_it() {
         assert!(contents(&disk) == fs::read(dir.join("expected.raw")).unwrap(), "{name}");
     }
     let told = Disk::open(dir.join("top.qcow2"), &OpenOptions { writable: true, ..OpenOptions::default() });
-    assert!(told.map(drop).unwrap_err().to_string().contains("writing to a qcow2 image is not supported"));
+    let told = told.map(drop).unwrap_err().to_string();
+    assert!(told.contains("writing to a qcow2 image with an external data file is not supported"), "{told}");
 }
 
 #[test]
