@@ -1,5 +1,5 @@
-//! Virtual hard disks as a library: VHD and VHDX (fixed, dynamic, differencing, with their whole
-//! chain of parents), raw files and devices, and NBD exports. Linux only.
+//! Virtual hard disks as a library: VHD, VHDX, VMDK, qcow2 and VDI with their whole chain of
+//! parents, raw files and devices, and NBD exports. Linux only.
 //!
 //! This crate is the only dependency that a user needs. It re-exports the parts of the crates below
 //! it (`diskwright-disk`, `-image`, `-nbd`, `-serve`, `-store`) and adds [`DiskStream`]. The

@@ -12,9 +12,9 @@
 //!   split.rs   a raw disk in several files (disk.001, disk.002, ...)
 //!   vhd/       fixed, dynamic, differencing VHD: open, create, write, check
 //!   vhdx/      the same for VHDX, and its log
-//!   qcow2/     qcow2: open, read, check
+//!   qcow2/     qcow2: open, create, write, check
 //!   vdi/       fixed, dynamic, differencing VDI: open, create, write, check
-//!   vmdk/      reads VMDK: sparse, flat, compressed and ESX extents, in one file or several
+//!   vmdk/      VMDK in one file or several: reads all extents, creates and writes sparse and flat
 //!   references.rs  the further files that an image names
 //!   identity.rs  the identity by which children name their parent
 //!   space.rs   allocator of payload blocks in a growing file
