@@ -445,6 +445,12 @@ pub trait Image: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
+    /// What the first write drops from the image, as one sentence; `None` if nothing. The contents
+    /// of the disk are not meant.
+    fn lost_by_writing(&self) -> Option<String> {
+        None
+    }
+
     /// The sector bitmap of a `Partial` block.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! qcow2 as a user meets it, judged by qemu-img: `create`, `convert`, `io`, `snapshot`, `merge`,
 //! `resize`, `compact`, and by name what is only read.
 
-use crate::common::Workshop;
+use crate::common::{Workshop, flat};
 use std::process::Command;
 
 /// Runs qemu-img; false if it is not installed.
@@ -91,6 +91,20 @@ fn a_qcow2_has_a_parent_of_any_format() {
     shop.ok("create other.qcow2 --parent base.raw");
     let told = shop.fails(1, "io base.raw -c 'write 0 4k'");
     assert!(told.contains("other.qcow2"), "{told}");
+}
+
+#[test]
+fn bitmaps_are_dropped_by_name() {
+    let shop = Workshop::new();
+    shop.ok("create disk.qcow2 --size 1M");
+    if !qemu_img(&shop, "bitmap --add disk.qcow2 monday") {
+        return;
+    }
+    let told = "The first write drops the bitmaps of the image (\"monday\")";
+    assert!(shop.ok("info disk.qcow2").contains("monday"));
+    let warned = flat(&shop.run("io disk.qcow2 -c 'write -P 1 0 4k'").stderr);
+    assert!(warned.contains(told), "{warned}");
+    assert!(!shop.ok("info disk.qcow2").contains("monday"), "they are no longer up to date");
 }
 
 #[test]

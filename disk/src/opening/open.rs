@@ -74,6 +74,9 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
     // writing may replay its log, and a disk whose open is refused must stay unchanged.
     let access = Access { writable: options.writable, ..Access::of_top(options) };
     let (top, top_stores) = open_image(&options.files, path, &access, &mut warnings)?;
+    if options.writable {
+        warnings.extend(top.lost_by_writing().map(|lost| format!("{}: {lost}", path.display())));
+    }
     if options.writable && !options.allow_parent_write {
         let Siblings { children, not_asked } = siblings::children_of(&options.files, path, top.info());
         if let Some(child) = children.into_iter().next() {

@@ -81,7 +81,7 @@ impl Qcow2Image {
             });
         }
         let parent = link::link_of(&*store, &layout.front)?;
-        let info = describe(&layout, snapshot, parent, writable);
+        let info = describe(&layout, snapshot, parent);
         let cluster_bytes = layout.geometry.cluster_bytes();
         let whole = |bytes: u64| bytes.checked_next_multiple_of(cluster_bytes).unwrap_or(bytes);
         let mut all = vec![padded(store, layout.front.file_bytes, whole(layout.front.file_bytes))];
@@ -165,7 +165,19 @@ impl Qcow2Image {
     }
 }
 
-fn describe(layout: &Layout, snapshot: Option<&str>, parent: Option<ParentLink>, writable: bool) -> ImageInfo {
+/// What is told of bitmaps that are up to date: a write would not be marked in them.
+fn bitmaps_that_go(layout: &Layout) -> Option<String> {
+    let is_kept = layout.front.header.features.autoclear & features::BITMAPS != 0;
+    let bitmaps = layout.bitmaps.as_ref().ok().filter(|bitmaps| is_kept && !bitmaps.is_empty())?;
+    let names: Vec<_> = bitmaps.iter().take(BITMAPS_NAMED).map(|bitmap| format!("{:?}", bitmap.name)).collect();
+    let more = if bitmaps.len() > names.len() { ", ..." } else { "" };
+    Some(format!(
+        "The first write drops the bitmaps of the image ({}{more}): it is not marked in them.",
+        names.join(", ")
+    ))
+}
+
+fn describe(layout: &Layout, snapshot: Option<&str>, parent: Option<ParentLink>) -> ImageInfo {
     let (header, geometry) = (&layout.front.header, &layout.geometry);
     let mut remarks = Vec::new();
     if layout.size_bytes() != header.size_bytes && snapshot.is_none() {
@@ -183,17 +195,7 @@ fn describe(layout: &Layout, snapshot: Option<&str>, parent: Option<ParentLink>,
     if let Err(error) = &layout.snapshots {
         remarks.push(format!("The internal snapshots cannot be read: {error}."));
     }
-    let keeps_bitmaps = header.features.autoclear & features::BITMAPS != 0;
-    if let (true, true, Ok(bitmaps)) = (writable, keeps_bitmaps, &layout.bitmaps)
-        && !bitmaps.is_empty()
-    {
-        let names: Vec<_> = bitmaps.iter().take(BITMAPS_NAMED).map(|bitmap| format!("{:?}", bitmap.name)).collect();
-        remarks.push(format!(
-            "The first write drops the {} bitmaps of the image ({}), as they would no longer be right.",
-            bitmaps.len(),
-            names.join(", ")
-        ));
-    }
+    remarks.extend(bitmaps_that_go(layout));
     if let Err(error) = &layout.bitmaps {
         remarks.push(format!("The bitmaps cannot be read: {error}."));
     }
@@ -318,6 +320,10 @@ impl Image for Qcow2Image {
             Some(writing) => Ok(Some(writing.packed_len_bytes(blocks))),
             None => compact::packed_len_read_only(&*self.stores[0], &self.layout, blocks).map(Some),
         }
+    }
+
+    fn lost_by_writing(&self) -> Option<String> {
+        bitmaps_that_go(&self.layout)
     }
 
     fn writer(&self) -> Option<&dyn ImageWriter> {
