@@ -8,13 +8,17 @@
 //!
 //! Two workers take windows in turn. Each has a queue to both disks and several requests in flight,
 //! so that reads, writes and checks for zeros overlap. A copy beside clients ([`Job::beside`]) has
-//! one worker, which pauses while they wait. [`Dest`] says what becomes of the source's
+//! one worker, which pauses for them (`throttle.rs`). [`Dest`] says what becomes of the source's
 //! zeros. A mutex guards only the start of the next window.
 
 mod failure;
 mod lost;
 
-use crate::{Disk, Opened, Progress, engine::holes::next_known, error::to_io};
+use crate::{
+    Disk, Opened, Progress,
+    engine::{epoch::Epochs, holes::next_known, throttle::Throttle},
+    error::to_io,
+};
 use diskwright_store::{
     BlockDevice, BlockQueue, Completion, EngineKind, Extent, ExtentKind, IoBuf, QueueOptions, Request, Slab, all_zero,
 };
@@ -45,11 +49,8 @@ const CHUNK_BYTES: u64 = 1 << 20;
 const BUFFERS: usize = 8;
 /// Number of workers: one reads while the other writes.
 const WORKERS: usize = 2;
-/// Time for which a copy beside clients works before it looks whether they wait.
+/// Time for which a copy beside clients works between two pauses.
 const SLICE: Duration = Duration::from_millis(5);
-/// Length of its pause, if they wait, as a multiple of the time that it has worked. A client then
-/// has the device for itself for three quarters of the time.
-const PAUSE: u32 = 3;
 /// How often `progress` is called.
 const TELL_EVERY: Duration = Duration::from_millis(100);
 
@@ -82,8 +83,8 @@ pub(crate) struct Job<'a> {
     reflink: AtomicBool,
     can_reflink: OnceLock<bool>,
     stop: AtomicBool,
-    /// Whether clients of another disk on the same device wait for an answer.
-    clients_wait: Option<&'a (dyn Fn() -> bool + Sync)>,
+    /// The requests of clients of another disk on the same device.
+    clients: Option<&'a Epochs>,
     pub(crate) copied_bytes: AtomicU64,
     pub(crate) cloned_bytes: AtomicU64,
     pub(crate) zero_bytes: AtomicU64,
@@ -124,7 +125,7 @@ impl<'a> Job<'a> {
             reflink: AtomicBool::new(reflink && source.disk().is_some() && dest.disk().is_some()),
             can_reflink: OnceLock::new(),
             stop: AtomicBool::new(false),
-            clients_wait: None,
+            clients: None,
             copied_bytes: AtomicU64::new(0),
             cloned_bytes: AtomicU64::new(0),
             zero_bytes: AtomicU64::new(0),
@@ -138,7 +139,7 @@ impl<'a> Job<'a> {
         let mut stopped = false;
         thread::scope(|scope| {
             let (done, all_done) = mpsc::channel::<()>();
-            for _ in 0..if self.clients_wait.is_some() { 1 } else { WORKERS } {
+            for _ in 0..if self.clients.is_some() { 1 } else { WORKERS } {
                 let done = done.clone();
                 scope.spawn(move || {
                     let _done = done;
@@ -181,10 +182,9 @@ impl<'a> Job<'a> {
         Self { total_bytes: data_bytes, ..self }
     }
 
-    /// The copy leaves most of the device's time to clients, as long as `clients_wait` says that
-    /// they wait for answers.
-    pub(crate) fn beside(self, clients_wait: Option<&'a (dyn Fn() -> bool + Sync)>) -> Self {
-        Self { clients_wait, ..self }
+    /// The copy pauses for clients of the disk with these epochs.
+    pub(crate) fn beside(self, clients: Option<&'a Epochs>) -> Self {
+        Self { clients, ..self }
     }
 
     fn done_bytes(&self) -> u64 {
@@ -291,7 +291,7 @@ fn work(job: &Job<'_>) -> Result<(), Failure> {
         dest: job.dest.device().open_queue(&queue_options).map_err(Failure::Dest)?,
         free: slab.take_all(),
         done: Vec::new(),
-        slice: Instant::now(),
+        throttle: job.clients.map(Throttle::new),
     };
     let mut extents: Vec<Extent> = Vec::new();
     // The destination's sectors may be larger than the granularity of the source's extents. Windows
@@ -378,16 +378,16 @@ fn share(job: &Job<'_>, extent: &Extent) -> io::Result<Vec<(u64, u64)>> {
 }
 
 /// A source queue and a destination queue that exchange buffers.
-struct Pipe {
+struct Pipe<'a> {
     source: Box<dyn BlockQueue>,
     dest: Box<dyn BlockQueue>,
     free: Vec<IoBuf>,
     done: Vec<Completion>,
-    /// When the present slice of a copy beside clients began.
-    slice: Instant,
+    /// For a copy beside clients.
+    throttle: Option<Throttle<'a>>,
 }
 
-impl Pipe {
+impl Pipe<'_> {
     fn copy(&mut self, job: &Job<'_>, ranges: &[(u64, u64)]) -> Result<(), Failure> {
         for &(start, end) in ranges {
             let mut at = start;
@@ -414,19 +414,24 @@ impl Pipe {
         Ok(())
     }
 
-    /// Pauses at the end of a slice if clients wait. Nothing is in flight during the pause.
+    /// Pauses at the end of a slice, if there are clients. Nothing is in flight during the pause.
     fn give_way(&mut self, job: &Job<'_>) -> Result<(), Failure> {
-        let Some(clients_wait) = job.clients_wait.filter(|_| self.slice.elapsed() >= SLICE) else { return Ok(()) };
-        if clients_wait() {
+        let Some(throttle) = self.throttle.as_ref().filter(|throttle| throttle.worked() >= SLICE) else {
+            return Ok(());
+        };
+        if throttle.clients_wait() {
             self.drain(job)?;
-            let end = Instant::now() + self.slice.elapsed() * PAUSE;
-            while !job.stop.load(Ordering::Relaxed)
-                && let Some(left) = end.checked_duration_since(Instant::now())
-            {
-                thread::sleep(left.min(TELL_EVERY));
-            }
         }
-        self.slice = Instant::now();
+        if let Some(throttle) = &mut self.throttle {
+            throttle.pause(|pause| {
+                let end = Instant::now() + pause;
+                while !job.stop.load(Ordering::Relaxed)
+                    && let Some(left) = end.checked_duration_since(Instant::now())
+                {
+                    thread::sleep(left.min(TELL_EVERY));
+                }
+            });
+        }
         Ok(())
     }
 

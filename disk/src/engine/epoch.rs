@@ -24,9 +24,28 @@ use diskwright_store::sync::{
 };
 use std::sync::{Arc, Weak};
 
-/// One queue's requests in flight, by parity. Only the queue's thread changes them.
+/// One queue's requests, by parity. The lower 32 bits count those in flight, the upper ones those
+/// that have ended. Only the queue's thread changes them.
 #[derive(Debug, Default)]
 struct Counters([AtomicU64; 2]);
+
+const IN_FLIGHT_MASK: u64 = u32::MAX as u64;
+/// Ends a request: one less in flight, one more ended, in one addition.
+const ENDED: u64 = IN_FLIGHT_MASK;
+
+impl Counters {
+    fn in_flight(&self, parity: usize, order: Ordering) -> u64 {
+        self.0[parity].load(order) & IN_FLIGHT_MASK
+    }
+}
+
+/// How many requests a disk has, in all queues that are open.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Requests {
+    pub(crate) in_flight: u64,
+    /// Those that have ended, modulo 2^32 for each queue. Falls when a queue is closed.
+    pub(crate) ended: u64,
+}
 
 /// The epochs of one disk.
 #[derive(Debug, Default)]
@@ -82,10 +101,21 @@ impl Epochs {
 
     /// Number of requests that are counted now, in all queues.
     pub(crate) fn in_flight(&self) -> u64 {
+        self.requests().in_flight
+    }
+
+    /// The requests of all queues that are open.
+    pub(crate) fn requests(&self) -> Requests {
         let queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let counted =
-            |counters: Arc<Counters>| counters.0.iter().map(|count| count.load(Ordering::Relaxed)).sum::<u64>();
-        queues.iter().filter_map(Weak::upgrade).map(counted).sum()
+        let mut all = Requests::default();
+        for counters in queues.iter().filter_map(Weak::upgrade) {
+            for counter in &counters.0 {
+                let counted = counter.load(Ordering::Relaxed);
+                all.in_flight += counted & IN_FLIGHT_MASK;
+                all.ended += counted >> 32;
+            }
+        }
+        all
     }
 
     /// Whether no grace period can end any more, because a request was lost.
@@ -101,7 +131,7 @@ impl Epochs {
         }
         let parity = (grace.old & 1) as usize;
         let queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        queues.iter().filter_map(Weak::upgrade).all(|counters| counters.0[parity].load(Ordering::SeqCst) == 0)
+        queues.iter().filter_map(Weak::upgrade).all(|counters| counters.in_flight(parity, Ordering::SeqCst) == 0)
             // A later grace period has begun, so this one was over. Its parity now counts new
             // requests.
             || self.current.load(Ordering::SeqCst) > grace.old + 1
@@ -144,7 +174,7 @@ impl QueueEpoch {
     /// Ends a counted request.
     #[inline]
     pub(crate) fn leave(&self, parity: Parity) {
-        self.counters.0[usize::from(parity.0)].fetch_sub(1, Ordering::Release);
+        self.counters.0[usize::from(parity.0)].fetch_add(ENDED, Ordering::Release);
     }
 }
 
@@ -166,9 +196,9 @@ mod tests {
         queue.leave(before);
         assert!(epochs.grace_over(grace));
         assert_ne!(before, after);
-        assert_eq!(epochs.in_flight(), 1);
+        assert_eq!(epochs.requests(), Requests { in_flight: 1, ended: 1 });
         queue.leave(after);
-        assert_eq!(epochs.in_flight(), 0);
+        assert_eq!(epochs.requests(), Requests { in_flight: 0, ended: 2 });
     }
 
     #[test]

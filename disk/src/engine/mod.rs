@@ -1,20 +1,24 @@
 //! An open disk and its queues: from a request to the I/O engine of the store.
 //!
 //! ```text
-//! carry_out.rs      does that I/O, without the lock chain.rs          the images with their ids,
-//! the map over them, the geometry; immutable claims.rs         blocks that are being changed, and
-//! requests that wait for them clerk.rs          background threads of a disk, for I/O that must
-//! not block a queue device.rs         Disk: the BlockDevice epoch.rs          grace periods: when
-//! freed space can be reused guard.rs          turns a panic into an error of its request, and
-//! poisons the disk held.rs           keeps blocks still while clients work, so that they can be
-//! copied or moved holes.rs          finds the next block that any layer has, for walks over nearly
-//! empty disks left.rs           the blocks that are still to be merged then map.rs
-//! owner of each unit of the disk, folded over the chain once, lock-free look-up mutation.rs
-//! the state that the mutation lock guards plan.rs           plans a request from memory alone
-//! queue.rs          DiskQueue: one thread's requests, through the map to the engine shared.rs
-//! state of a disk and its queues: mutation lock, flush, grace periods, close track.rs
-//! marks of ranges that have changed since named points work.rs           the I/O that a plan needs
-//! first: tables read, space prepared, blocks filled
+//!   carry_out.rs   does the I/O that a plan needs, without the lock
+//!   chain.rs       the images with their ids, the map over them, the geometry; immutable
+//!   claims.rs      blocks that are being changed, and requests that wait for them
+//!   clerk.rs       background threads of a disk, for I/O that must not block a queue
+//!   device.rs      Disk: the BlockDevice
+//!   epoch.rs       grace periods: when freed space can be reused
+//!   guard.rs       turns a panic into an error of its request, and poisons the disk
+//!   held.rs        keeps blocks still while clients work, so that they can be copied or moved
+//!   holes.rs       finds the next block that any layer has, for walks over nearly empty disks
+//!   left.rs        the blocks that are still to be merged
+//!   map.rs         owner of each unit of the disk, folded over the chain once, lock-free look-up
+//!   mutation.rs    the state that the mutation lock guards
+//!   plan.rs        plans a request from memory alone
+//!   queue.rs       DiskQueue: one thread's requests, through the map to the engine
+//!   shared.rs      state of a disk and its queues: mutation lock, flush, grace periods, close
+//!   throttle.rs    divides the device between clients and work in the background
+//!   track.rs       marks of ranges that have changed since named points
+//!   work.rs        what a plan needs first: tables read, space prepared, blocks filled
 //! ```
 //!
 //! A request is planned from memory alone under the mutation lock, and does its I/O without it.
@@ -37,5 +41,6 @@ pub(crate) mod queue;
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) mod schedules;
 pub(crate) mod shared;
+pub(crate) mod throttle;
 pub(crate) mod track;
 pub(crate) mod work;

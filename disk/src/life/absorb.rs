@@ -6,13 +6,13 @@
 //!                                 else to the parent
 //!     batch: hold ─▶ copy into the parent ─▶ flush the parent ─▶ commit Absent, flush the top
 //!      ▲                                                                        │
-//!      └────────── sleep while clients are active ◀──── release ◀───────────────┘
+//!      └────────── pause while clients are active ◀──── release ◀───────────────┘
 //!   the top has no block ─▶ parent renamed over the top ─▶ chain without the top
 //! ```
 //!
 //! Once the parent takes writes, the top gets no further block. Each block is moved once, so the
 //! merge ends, also while clients rewrite everything all the time. There is no second copy of the
-//! data: the top's space is given back from batch to batch.
+//! data: the top's space is given back while it goes on.
 //!
 //! What must always hold:
 //! - The link of the top names the present and the coming identity of the parent, durably, before
@@ -54,6 +54,7 @@ use crate::{
         held::Held,
         mutation::Mutation,
         shared::Shared,
+        throttle::Throttle,
     },
     error::{self, file_error},
     life::{merge::survey::missing_bytes, removal, snapshot::Place},
@@ -81,12 +82,11 @@ const LARGEST_BATCH_BYTES: u64 = 64 << 20;
 const BATCH_BLOCKS: usize = 4096;
 /// Most separate ranges of a batch: a look-up of a page compares each of its units with all.
 const BATCH_RANGES: usize = 64;
+/// Bytes of the top that are moved before its space is given back to the file system. Punching a
+/// hole keeps all I/O to the file waiting, for about as long whatever its length.
+const RECYCLED_BYTES: u64 = 256 << 20;
 /// Number of states that are read at once.
 const STATES: u64 = 4096;
-/// The sleep after a batch while clients are active, in parts of the time that the batch took.
-const SLEEP_PERCENT: u32 = 400;
-/// The longest sleep. Longer than a batch on a slow device, so that clients keep their share there.
-const SLEEP_MAX: Duration = Duration::from_secs(2);
 
 /// How a disk in use is merged into its parent.
 #[derive(Debug, Clone, Default)]
@@ -336,6 +336,8 @@ impl Absorbing<'_> {
         let group_blocks = (top.block_bytes.max(parent.block_bytes) / top.block_bytes).max(1);
         let mut copier = Copier::new(self.shared, top, parent, !self.options.no_reflink);
         let (mut batch_bytes, mut next, mut total_bytes) = (FIRST_BATCH_BYTES, 0, self.done.data_bytes);
+        let mut unrecycled_bytes = 0;
+        let mut throttle = Throttle::new(&self.shared.epochs);
         loop {
             let left_blocks = self.shared.lock().left.as_ref().map_or(0, |(_, left)| left.count());
             let left_bytes = left_blocks.saturating_mul(top.block_bytes);
@@ -351,16 +353,17 @@ impl Absorbing<'_> {
                 next = 0;
                 continue;
             }
-            let was_active = self.shared.epochs.in_flight() > 0;
             let began = Instant::now();
             let moved = self.move_batch(&mut copier, &blocks);
             (self.done.copied_bytes, self.done.cloned_bytes) = (copier.copied_bytes, copier.cloned_bytes);
-            moved.map_err(|error| self.failed(error))?;
-            let took = began.elapsed();
-            batch_bytes = adapted(batch_bytes, took);
-            if was_active || self.shared.epochs.in_flight() > 0 {
-                rest(took);
+            let freed = moved.map_err(|error| self.failed(error))?;
+            unrecycled_bytes += blocks.len() as u64 * top.block_bytes;
+            if unrecycled_bytes >= RECYCLED_BYTES {
+                unrecycled_bytes = 0;
+                self.shared.recycle_after_grace(freed);
             }
+            batch_bytes = adapted(batch_bytes, began.elapsed());
+            throttle.pause(sleep);
         }
     }
 
@@ -389,8 +392,9 @@ impl Absorbing<'_> {
         blocks
     }
 
-    /// Moves what the top has of these blocks.
-    fn move_batch(&self, copier: &mut Copier<'_>, blocks: &[u64]) -> io::Result<()> {
+    /// Moves what the top has of these blocks. Returns up to where both images have freed space
+    /// durably.
+    fn move_batch(&self, copier: &mut Copier<'_>, blocks: &[u64]) -> io::Result<Vec<(Member, u64)>> {
         let (shared, top, parent) = (self.shared, copier.top, copier.parent);
         // What clients have written since the last flush does not count while blocks are held.
         shared.flush_member(parent)?;
@@ -409,8 +413,7 @@ impl Absorbing<'_> {
         let of_top = shared.flush_member(top).inspect_err(|_| shared.poison.set())?;
         drop(held);
         gone?;
-        shared.recycle_after_grace(vec![(top.clone(), of_top), (parent.clone(), of_parent)]);
-        Ok(())
+        Ok(vec![(top.clone(), of_top), (parent.clone(), of_parent)])
     }
 
     /// Gives the parent the disk's name. The top has no block, so the disk reads the same before
@@ -523,13 +526,14 @@ fn adapted(batch_bytes: u64, took: Duration) -> u64 {
     }
 }
 
-/// Leaves the device to clients for a while.
-fn rest(took: Duration) {
-    let sleep = (took * SLEEP_PERCENT / 100).min(SLEEP_MAX);
-    #[cfg(not(feature = "shuttle"))]
-    diskwright_store::sync::thread::sleep(sleep);
-    #[cfg(feature = "shuttle")]
-    (0..u32::from(!sleep.is_zero())).for_each(|_| diskwright_store::sync::thread::yield_now());
+#[cfg(not(feature = "shuttle"))]
+fn sleep(pause: Duration) {
+    diskwright_store::sync::thread::sleep(pause);
+}
+
+#[cfg(feature = "shuttle")]
+fn sleep(_pause: Duration) {
+    diskwright_store::sync::thread::yield_now();
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]

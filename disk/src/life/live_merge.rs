@@ -35,7 +35,7 @@
 //! of a client reaches it, as the child has hidden it since before the disk was opened or frozen.
 //!
 //! Lock: `changing` is held throughout, so the disk does not grow and gets no snapshot meanwhile.
-//! Copying waits for nothing but its own I/O, and pauses while clients wait (`copy.rs`).
+//! Copying waits for nothing but its own I/O, and pauses for clients (`throttle.rs`).
 
 use crate::{
     AbsorbOptions, DiskError, KeptName, MergeOptions, Merged, OpenOptions, Progress, Result,
@@ -43,6 +43,7 @@ use crate::{
     engine::{
         chain::Layer,
         device::{Disk, Origin},
+        epoch::Epochs,
     },
     error::{self, file_error},
     life::merge::{Locked, Merge, Users},
@@ -364,7 +365,6 @@ struct InUse<'a> {
     disk: &'a Disk,
     grips: Vec<Grip>,
     options: &'a MergeOptions,
-    clients_wait: Box<dyn Fn() -> bool + Sync + 'a>,
 }
 
 impl fmt::Debug for InUse<'_> {
@@ -375,8 +375,7 @@ impl fmt::Debug for InUse<'_> {
 
 impl<'a> InUse<'a> {
     fn new(disk: &'a Disk, options: &'a MergeOptions) -> Self {
-        let clients_wait = Box::new(|| disk.shared.epochs.in_flight() > 0);
-        Self { disk, grips: Vec::new(), options, clients_wait }
+        Self { disk, grips: Vec::new(), options }
     }
 
     /// A frozen image of the disk that takes part.
@@ -431,7 +430,7 @@ impl Users for InUse<'_> {
         self.replace(child.image(false)?.store().identity(), 2, target)
     }
 
-    fn clients_wait(&self) -> Option<&(dyn Fn() -> bool + Sync)> {
-        Some(&*self.clients_wait)
+    fn clients(&self) -> Option<&Epochs> {
+        Some(&self.disk.shared.epochs)
     }
 }

@@ -471,7 +471,7 @@ impl<'a> Merge<'a> {
         let into = (&opened, Dest::ParentData);
         let job = Job::new(&source, into, options.open.engine, !options.no_reflink, false)
             .counting_data(data_bytes)
-            .beside(self.users.clients_wait());
+            .beside(self.users.clients());
         let ended = if tell(0, 0) { job.run(&mut tell) } else { Outcome::Stopped };
         let closed = dest.close();
         self.outcome.copied_bytes += job.copied_bytes.load(Ordering::Relaxed);

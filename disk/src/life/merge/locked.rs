@@ -4,7 +4,13 @@
 //! The one exception is the image that a disk in use writes (`live_merge.rs`): it is open, and
 //! stays so. [`Users`] is how that disk takes part in the steps.
 
-use crate::{DiskError, Result, engine::chain::Layer, error::file_error, life::removal, opening::relink};
+use crate::{
+    DiskError, Result,
+    engine::{chain::Layer, epoch::Epochs},
+    error::file_error,
+    life::removal,
+    opening::relink,
+};
 use diskwright_image::{Identities, Image, ImageInfo, LinkageId, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::{Files, Store};
 use std::{
@@ -157,8 +163,8 @@ pub(crate) trait Users: fmt::Debug {
         Ok(())
     }
 
-    /// Whether requests of the disk are in flight; `None` without a disk.
-    fn clients_wait(&self) -> Option<&(dyn Fn() -> bool + Sync)> {
+    /// The requests of the disk; `None` without a disk.
+    fn clients(&self) -> Option<&Epochs> {
         None
     }
 }
