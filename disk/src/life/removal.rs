@@ -4,7 +4,7 @@
 //! names, and never an image without its extents.
 
 use crate::{DiskError, Result, error::file_error};
-use diskwright_image::{Image, ImageInfo, probe, probe::DetectedFormat};
+use diskwright_image::{Image, ImageInfo, ReferenceKind, probe, probe::DetectedFormat};
 use diskwright_store::{Files, Store};
 use std::{
     io,
@@ -20,8 +20,12 @@ pub(crate) fn extents_of(info: &ImageInfo, stores: &[Arc<dyn Store>], path: &Pat
         return Vec::new();
     }
     let references = probe::references(&**first, DetectedFormat::certain(info.format)).unwrap_or_default();
+    // A mapping file goes with its image, and the device to which it leads stays.
     let own = references.iter().zip(further).filter(|(reference, store)| {
-        reference.is_written && !reference.name.contains(['/', '\\']) && !store.is_block_device()
+        let is_mapping = reference.kind == ReferenceKind::Device
+            && store.name().file_name().is_some_and(|name| *name != *reference.name);
+        let is_own = !reference.name.contains(['/', '\\']);
+        reference.is_written && is_own && (is_mapping || !store.is_block_device())
     });
     own.map(|(reference, _)| path.with_file_name(&reference.name)).collect()
 }

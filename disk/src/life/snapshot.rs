@@ -169,6 +169,7 @@ pub fn revert(path: impl AsRef<Path>, to: Option<&Path>, left: Left, options: &S
             layers[0].image.info().clone()
         }
     };
+    create::refuse_as_parent(&parent, &info)?;
     let link = create::link_to(
         &parent,
         &info,
@@ -290,6 +291,7 @@ impl<'a> Place<'a> {
                 hint: "convert it to VHDX first".into(),
             });
         }
+        create::refuse_as_parent(self.shown, &self.info)?;
         refuse_if_parent(self.files, self.shown, &self.real, &self.info)
     }
 

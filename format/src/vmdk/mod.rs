@@ -24,6 +24,7 @@
 mod descriptor;
 pub mod edit;
 mod error;
+mod mapping;
 mod marker;
 pub mod one_sector;
 mod sparse;
@@ -33,6 +34,7 @@ pub use descriptor::{
     Access, DESCRIPTOR_MAX_BYTES, Descriptor, EXTENTS_MAX, Extent, ExtentKind, NO_PARENT, is_descriptor,
 };
 pub use error::VmdkError;
+pub use mapping::{MAPPING_MAX_BYTES, MappedDevice, Mapping};
 pub use marker::{GRAIN_MARKER_BYTES, GrainMarker, Marker, MarkerKind};
 pub use sparse::{
     GRAIN_ABSENT, GRAIN_ZERO, GTES_PER_TABLE, Placing, SPARSE_HEADER_BYTES, SparseFlags, SparseHeader, TEXT_CHECK,

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LinkageId, LogState, ParentLink,
-    Reference, Result, SectorBitmap, raw,
+    Reference, Result, SectorBitmap, devices::PHYSICAL_MAPPING, raw,
 };
 use diskwright_format::vmdk::SECTOR_BYTES;
 use diskwright_store::Store;
@@ -66,6 +66,11 @@ pub fn open(stores: Vec<Arc<dyn Store>>, writable: bool) -> Result<VmdkImage> {
         remarks.push(format!(
             "VMware tracks the changes of this disk in {path:?}; the first write drops that record, as it would no longer be true."
         ));
+    }
+    if descriptor.is_some_and(|descriptor| descriptor.create_type.eq_ignore_ascii_case(PHYSICAL_MAPPING)) {
+        remarks.push(
+            "A device in physical compatibility: requests go to it as they are, and the disk takes no snapshots; SCSI pass-through (other commands than reads and writes) does not exist here.".into(),
+        );
     }
     let is_unclean = |tables: &Tables| tables.header.as_ref().is_some_and(|header| header.is_unclean);
     if layout.extents.iter().any(|extent| is_unclean(&extent.tables)) {

@@ -76,6 +76,7 @@ impl Parent {
             locks_later: true,
             cache: origin.options.cache,
             referred: Some(Referred { allow_devices: false }),
+            parents: Some(&origin.options.parents),
             ..Access::default()
         };
         let (_, stores) = open_image(files, &layer.path, &access, &mut Vec::new())?;

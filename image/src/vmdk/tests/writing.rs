@@ -18,7 +18,7 @@ pub(super) fn options(subformat: &str, size_bytes: u64) -> CreateOptions {
         parent: None,
         preallocate: false,
         disk_id: None,
-        own: crate::FormatOptions { subformat: Some(subformat.into()), file_name: "d.vmdk".into() },
+        own: crate::FormatOptions { subformat: Some(subformat.into()), file_name: "d.vmdk".into(), device: None },
     }
 }
 
