@@ -454,6 +454,23 @@ pub trait Image: Send + Sync + fmt::Debug {
         Ok(None)
     }
 
+    /// Whether the image could be opened for writing and then have this size, as far as its
+    /// structures say. Asked before a merge changes the first link. Reads only.
+    ///
+    /// # Errors
+    /// `Unsupported` if not; errors of its structures.
+    fn check_as_target(&self, _size_bytes: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether these blocks can take data. Asked before a merge changes the first link.
+    ///
+    /// # Errors
+    /// `Unsupported` if one of them cannot.
+    fn check_takes(&self, _blocks: Range<u64>) -> Result<()> {
+        Ok(())
+    }
+
     /// What the first write drops from the image, as one sentence; `None` if nothing. The contents
     /// of the disk are not meant.
     fn lost_by_writing(&self) -> Option<String> {

@@ -31,6 +31,7 @@
 mod bare;
 mod barrier;
 pub mod buffer;
+mod claim;
 mod code;
 mod device_id;
 mod direct;

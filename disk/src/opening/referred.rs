@@ -68,7 +68,8 @@ pub(crate) fn open_each(
     let mut open = |reference: &Reference| {
         let writable =
             options.writable && references.iter().any(|other| other.is_written && other.name == reference.name);
-        let lock = if options.writable && !writable { LockMode::Shared } else { options.lock };
+        let is_locked = options.lock != LockMode::None;
+        let lock = if options.writable && !writable && is_locked { LockMode::Shared } else { options.lock };
         opener.open(reference, &OpenOptions { writable, lock, ..*options })
     };
     references.iter().map(&mut open).collect()

@@ -168,6 +168,8 @@ fn check(chain: &Chain, origin: &Origin) -> Result<()> {
             "convert the disk to a new one",
         );
     }
+    // Before the link of the top has changed.
+    parent.image.check_as_target(wanted_bytes)?;
     check_name(&origin.options.files, path, top)
 }
 

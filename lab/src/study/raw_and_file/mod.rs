@@ -1,17 +1,24 @@
-//! The study `raw-and-file`: the cost of a file system, and of a virtual disk on it, compared to
-//! the block device.
+//! The study `raw-and-file`: the cost of a file system against the block device, and against the
+//! mappings of a device that VMware has.
 //!
 //! The paper ("Performance Characterization of VMFS and RDM") gave a virtual machine the same LUN
-//! as a raw device and as a file on VMFS. This study measures four subjects on one device, with the
-//! paper's five sizes, five patterns and 64 outstanding requests:
+//! as a raw device mapping, physical and virtual, and as a file on VMFS. This study measures the
+//! paper's whole matrix on one device, and the bare device beside: five sizes, five patterns, 64
+//! outstanding requests.
 //!
 //! ```text
 //!   halve     one block device: one half bare, a file system on the other half     (test_bed.rs)
-//!   prepare   the bare half, a file, a fixed and a dynamic VHDX: same size, same contents
-//!   measure   each workload in rounds; in each, every subject is measured once, in changing order
+//!   prepare   mappings of the bare half; flat files, thick eager, thick lazy, thin   (storage.rs)
+//!   first     counted writes into new files, with the flush                     (first_writes.rs)
+//!   later     each workload in rounds, on disks that are full of data: every subject once in each
+//!             round, in changing order
 //!   conclude  throughput and CPU cost as ratios to the device in the same round, and the paper's
 //!                                                                   (conclude.rs, paper.rs)
 //! ```
+//!
+//! The device and its mappings are the same bytes, so a subject is opened for its window only. Flat
+//! files differ by their space alone, and only until it was written: that is what the first writes
+//! are for.
 //!
 //! The CPU cost is that of the whole machine, as in the paper. With a loop device, or any driver
 //! that completes requests in kernel threads, much of the work is not in the load generator's
@@ -21,10 +28,12 @@
 pub mod conclude;
 mod figure;
 mod file_system;
+mod first_writes;
 pub(crate) mod labels;
 pub mod paper;
 mod pattern;
 mod record;
+mod storage;
 mod test_bed;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -33,7 +42,8 @@ pub use conclude::{Overall, Part};
 pub use figure::Figure;
 pub use file_system::FileSystem;
 pub use pattern::Pattern;
-pub use record::{Measured, RawAndFileResult, SCHEMA, Workload};
+pub use record::{FIRST, Measured, RawAndFileResult, SCHEMA, Workload};
+pub use storage::Storage;
 pub use test_bed::{Halves, TestBedRecord};
 
 use crate::{
@@ -47,9 +57,8 @@ use crate::{
     scratch::Scratch,
     study::{StudyOptions, StudyReport, budget::Budget, warnings as shared},
     sweep,
-    targets::{self, Container},
 };
-use diskwright_disk::OpenOptions;
+use diskwright_disk::{CreateRequest, OpenOptions, ParentPolicy, create};
 use diskwright_image::Format;
 use diskwright_load::{
     OpenTarget,
@@ -57,14 +66,14 @@ use diskwright_load::{
     job::{Blocks, Bytes, Caching, IoEngine, Job, Load},
     machine::{OtherLoad, Place},
     profiles,
-    record::{End, Head, Run, TargetRecord},
+    record::{ContentsRecord, End, Head, Run, TargetRecord},
     run::{self, RunOptions, Watch},
     warning::Warning,
 };
 use diskwright_store::EngineKind;
 use file_system::SIZE_STEP_BYTES;
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     slice, thread,
     time::{Duration, Instant},
 };
@@ -85,6 +94,9 @@ const QUICK_SIZES: [u64; 2] = [4 << 10, 64 << 10];
 /// A cell is this many times as long as its warm-up: six minutes to one in the paper.
 const WARM_UP_OF_CELL: u32 = 6;
 const SEED: u64 = 0x766d_6673;
+/// What is written to each new file, in bytes.
+const FULL_FIRST_BYTES: u64 = 1 << 30;
+const QUICK_FIRST_BYTES: u64 = 16 << 20;
 /// How long the idle machine is observed.
 const IDLE_LOOK: Duration = Duration::from_millis(400);
 
@@ -105,16 +117,64 @@ pub struct RawAndFileOptions {
     pub destroy_data: bool,
 }
 
-/// A target that is compared: the block device, the file, or a virtual disk.
+/// What is compared: the block device, a mapping of it, or a flat file.
 struct Subject {
-    target: OpenTarget,
-    record: TargetRecord,
+    storage: Storage,
+    path: PathBuf,
+    engine: EngineKind,
+    /// What was found in it before measuring.
+    contents: Option<ContentsRecord>,
+}
+
+impl Subject {
+    /// Creates a flat file in `folder`, whose disk is not filled.
+    fn create(storage: Storage, folder: &Path, size_bytes: u64, engine: EngineKind) -> Result<Self> {
+        let request = CreateRequest { size_bytes: Some(size_bytes), ..CreateRequest::default() };
+        Self::create_as(storage, folder, request, engine)
+    }
+
+    /// Creates a mapping of `device` in `folder`.
+    fn map(storage: Storage, folder: &Path, device: &Path, engine: EngineKind) -> Result<Self> {
+        let request = CreateRequest { device: Some(device.to_owned()), ..CreateRequest::default() };
+        Self::create_as(storage, folder, request, engine)
+    }
+
+    fn create_as(storage: Storage, folder: &Path, request: CreateRequest, engine: EngineKind) -> Result<Self> {
+        let path = folder.join(format!("{}.vmdk", storage.name().replace([' ', ','], "-")));
+        let subformat = storage.subformat().map(str::to_owned);
+        create(&path, &CreateRequest { format: Some(Format::Vmdk), subformat, parents: policy(), ..request })?;
+        Ok(Self { storage, path, engine, contents: None })
+    }
+
+    fn record(&self) -> Result<TargetRecord> {
+        let target = self.open()?;
+        let record = OpenTarget::record(&target);
+        target.close()?;
+        Ok(record)
+    }
+
+    /// Opens it. The device and its mappings exclude each other.
+    fn open(&self) -> Result<OpenTarget> {
+        let format = if self.storage == Storage::Device { Format::Raw } else { Format::Vmdk };
+        let disk =
+            OpenOptions { engine: self.engine, format: Some(format), parents: policy(), ..OpenOptions::default() };
+        let how = OpenHow { writable: true, cache: Caching::Direct, disk };
+        let target = open::open(&self.path.to_string_lossy(), &how)?;
+        Ok(OpenTarget { name: self.storage.name().to_owned(), contents: self.contents, ..target })
+    }
+}
+
+/// The mappings lead to a device that this study has made.
+fn policy() -> ParentPolicy {
+    ParentPolicy { allow_devices: true, ..ParentPolicy::default() }
 }
 
 /// The options with defaults filled in.
 struct Settings {
     quick: bool,
     size_bytes: u64,
+    /// What is written to each new file, in bytes.
+    first_bytes: u64,
     rounds: usize,
     budget: Budget,
     engine: EngineKind,
@@ -137,7 +197,9 @@ impl Settings {
             None => Budget::fixed(FULL_CELL),
         };
         let size_bytes = size_bytes.max(1).next_multiple_of(SIZE_STEP_BYTES);
-        Ok(Self { quick: study.quick, size_bytes, rounds, budget, engine: study.engine })
+        let first_bytes = if study.quick { QUICK_FIRST_BYTES } else { FULL_FIRST_BYTES };
+        let first_bytes = first_bytes.min(size_bytes / 4);
+        Ok(Self { quick: study.quick, size_bytes, first_bytes, rounds, budget, engine: study.engine })
     }
 }
 
@@ -155,7 +217,9 @@ pub fn run(options: &RawAndFileOptions, progress: &mut dyn Progress) -> Result<S
     let place = Place::detect(scratch.path());
     let wanted = Wanted {
         bare_bytes: settings.size_bytes,
-        file_system_bytes: options.file_system.bytes_for(3 * settings.size_bytes),
+        file_system_bytes: options
+            .file_system
+            .bytes_for(3 * settings.size_bytes + first_writes::file_bytes(settings.first_bytes)),
         file_system: options.file_system,
         device: options.device.as_deref(),
         destroy_data: options.destroy_data,
@@ -169,7 +233,7 @@ pub fn run(options: &RawAndFileOptions, progress: &mut dyn Progress) -> Result<S
     crate::scratch::settle(&test_bed.folder)?;
     scratch.settle()?;
     let idle_before = idle_cpus();
-    let measured = measure(&subjects, &settings, progress)?;
+    let measured = measure(&subjects, (&test_bed.folder, &scratch), &settings, progress)?;
     let idle_cpus = idle_before.max(idle_cpus());
     // The windows' own warnings of other load are dropped: they include kernel threads that work
     // for the study.
@@ -184,9 +248,10 @@ pub fn run(options: &RawAndFileOptions, progress: &mut dyn Progress) -> Result<S
         head: Head { place: Some(place), warnings, ..begun.end(String::new(), measured.stopped) },
         quick: settings.quick,
         size_bytes: settings.size_bytes,
+        first_bytes: settings.first_bytes,
         rounds: settings.rounds,
         test_bed: test_bed.record.clone(),
-        subjects: subjects.iter().map(|subject| subject.record.clone()).collect(),
+        subjects: subjects.iter().map(Subject::record).collect::<Result<_>>()?,
         tsc_hz: measured.tsc_hz,
         idle_cpus,
         cells: measured.cells,
@@ -208,49 +273,56 @@ fn spread(cells: &[Cell]) -> Option<Warning> {
     shared::spread(&ratios)
 }
 
-/// Opens the device, creates the file and the disks, fills them, checks that all is allocated, and
-/// inspects them.
+/// Maps the device, creates the files, fills all, checks that all is allocated, and inspects them.
 fn prepare(
     test_bed: &TestBed,
     settings: &Settings,
     progress: &mut dyn Progress,
 ) -> Result<(Vec<Subject>, Vec<Warning>)> {
-    let file_system = test_bed.record.file_system;
-    let of_container = |container| targets::create_empty(container, &test_bed.folder, settings.size_bytes);
-    let specs: [(String, PathBuf, Format); 4] = [
-        ("block device".into(), test_bed.bare.clone(), Format::Raw),
-        (format!("{file_system} file"), of_container(Container::Raw)?, Format::Raw),
-        ("VHDX fixed".into(), of_container(Container::VhdxFixed)?, Format::Vhdx),
-        ("VHDX dynamic".into(), of_container(Container::VhdxDynamic)?, Format::Vhdx),
-    ];
-    let total_bytes = specs.len() as u64 * settings.size_bytes;
+    let filled = Storage::ALL.into_iter().filter(|storage| storage.is_file()).count() as u64 + 1;
+    let (total_bytes, mut before_bytes) = (filled * settings.size_bytes, 0);
     let (mut subjects, mut warnings): (Vec<Subject>, Vec<Warning>) = (Vec::new(), Vec::new());
-    for (name, path, format) in specs {
-        let disk = OpenOptions { engine: settings.engine, format: Some(format), ..OpenOptions::default() };
-        let how = OpenHow { writable: true, cache: Caching::Direct, disk };
-        let mut target = open::open(&path.to_string_lossy(), &how)?;
-        target.name = name;
-        let before_bytes = subjects.len() as u64 * settings.size_bytes;
-        let message = target.name.clone();
-        let mut tick = |done| report(progress, "prepare", before_bytes + done, total_bytes, &message);
-        fill::fill(&target.name, &*target.device, SEED, settings.engine, &mut tick)?;
-        fill::check_populated(&target.name, &*target.device, false)?;
-        let all = 0..target.device.geometry().size_bytes;
-        let mut contents =
-            inspect::contents_of(&target.name, &*target.device, slice::from_ref(&all), SEED, settings.engine)?;
-        contents.filled_bytes = all.end;
-        target.contents = Some(contents);
-        let reads = Job::simple(
-            "inspect",
-            Load::default(),
-            diskwright_load::job::Span::default(),
-            diskwright_load::job::Span::from_secs(1),
-        );
-        warnings.extend(inspect::warnings::of_target(&reads, 0, &target.name, &contents));
-        let record = OpenTarget::record(&target);
-        subjects.push(Subject { target, record });
+    for storage in Storage::ALL {
+        report(progress, "prepare", before_bytes, total_bytes, storage.name())?;
+        let mut subject = match storage {
+            Storage::Device => {
+                Subject { storage, path: test_bed.bare.clone(), engine: settings.engine, contents: None }
+            }
+            _ if storage.is_file() => Subject::create(storage, &test_bed.folder, settings.size_bytes, settings.engine)?,
+            _ => Subject::map(storage, &test_bed.folder, &test_bed.bare, settings.engine)?,
+        };
+        if storage == Storage::Device || storage.is_file() {
+            let mut tick = |done| report(progress, "prepare", before_bytes + done, total_bytes, storage.name());
+            warnings.extend(fill(&mut subject, settings, &mut tick)?);
+            before_bytes += settings.size_bytes;
+        } else {
+            // The same bytes.
+            subject.contents = subjects.first().and_then(|device: &Subject| device.contents);
+        }
+        subjects.push(subject);
     }
     Ok((subjects, warnings))
+}
+
+/// Fills a subject and inspects it.
+fn fill(subject: &mut Subject, settings: &Settings, tick: &mut fill::Tick<'_>) -> Result<Vec<Warning>> {
+    let target = subject.open()?;
+    fill::fill(&target.name, &*target.device, SEED, settings.engine, tick)?;
+    fill::check_populated(&target.name, &*target.device, false)?;
+    let all = 0..target.device.geometry().size_bytes;
+    let mut contents =
+        inspect::contents_of(&target.name, &*target.device, slice::from_ref(&all), SEED, settings.engine)?;
+    contents.filled_bytes = all.end;
+    subject.contents = Some(contents);
+    let reads = Job::simple(
+        "inspect",
+        Load::default(),
+        diskwright_load::job::Span::default(),
+        diskwright_load::job::Span::from_secs(1),
+    );
+    let warnings = inspect::warnings::of_target(&reads, 0, &target.name, &contents);
+    target.close()?;
+    Ok(warnings)
 }
 
 /// The measured cells of all workloads.
@@ -261,29 +333,39 @@ struct AllCells {
     stopped: bool,
 }
 
-/// Measures every workload on every subject, in interleaved rounds.
+/// Measures the first writes, and then every workload on every subject, in interleaved rounds.
 ///
 /// # Errors
 /// [`LabError::Stopped`] if it is stopped before the first whole round.
-fn measure(subjects: &[Subject], settings: &Settings, progress: &mut dyn Progress) -> Result<AllCells> {
-    let jobs = jobs(settings.quick, settings.engine)?;
+fn measure(
+    subjects: &[Subject],
+    places: (&Path, &Scratch),
+    settings: &Settings,
+    progress: &mut dyn Progress,
+) -> Result<AllCells> {
+    let (writes, jobs) = (write_jobs(settings.quick, settings.engine)?, jobs(settings.quick, settings.engine)?);
     let mut found = AllCells { cells: Vec::new(), warnings: Vec::new(), tsc_hz: 0.0, stopped: false };
-    let all = jobs.len() * subjects.len();
+    let all = (writes.len() + jobs.len()) * subjects.len();
     let mut steps = Steps::new(progress, "measure", all * settings.rounds);
+    let first = first_writes::measure((&writes, subjects), places, settings, &mut steps, &mut found.cells)?;
+    if first.stopped {
+        found.stopped = true;
+        return if found.cells.is_empty() { Err(LabError::Stopped) } else { Ok(found) };
+    }
     for job in jobs {
         let left = (steps.total - steps.done) as usize;
         let job = with_cell(job, settings.budget.cell(Instant::now(), left), settings.size_bytes);
         let load = &job.phases[0].loads[0];
         let name = Workload::of(load).name();
         let depth = u64::from(load.queue_depth);
-        let of = |subject: &Subject| Cell::new("", &name, &subject.target.name, depth);
+        let of = |subject: &Subject| Cell::new("", &name, subject.storage.name(), depth);
         let mut cells: Vec<Cell> = subjects.iter().map(of).collect();
-        let title = |at: Window| Some(format!("{name}, {}", subjects[at.cell].target.name));
+        let title = |at: Window| Some(format!("{name}, {}", subjects[at.cell].storage.name()));
         let mut measure = |at: Window, watch: &dyn Watch| {
             let subject = &subjects[at.cell];
             let job = rounds::job_of(&job, &cells::title(&name, depth), at.round, Some(settings.size_bytes));
             let run = window(&job, subject, watch)?;
-            let of_cell = format!("{name}, {}", subject.target.name);
+            let of_cell = format!("{name}, {}", subject.storage.name());
             for warning in run.head.warnings {
                 sweep::add_warning_of_cell(&mut found.warnings, &of_cell, warning);
             }
@@ -306,16 +388,19 @@ fn measure(subjects: &[Subject], settings: &Settings, progress: &mut dyn Progres
     if found.cells.is_empty() { Err(LabError::Stopped) } else { Ok(found) }
 }
 
+/// Opens a subject and measures one window.
 ///
 /// # Errors
 /// [`LabError::BadOptions`] if a request failed, [`LabError::Stopped`] if it was stopped.
 fn window(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<Run> {
-    let run = run::run(job, slice::from_ref(&subject.target), &RunOptions::default(), watch)?;
+    let target = subject.open()?;
+    let run = run::run(job, slice::from_ref(&target), &RunOptions::default(), watch)?;
+    target.close()?;
     match run.head.end {
         End::Complete => Ok(run),
         End::Stopped => Err(LabError::Stopped),
         End::Failed { first, .. } => Err(LabError::BadOptions {
-            what: format!("{}: {first}", subject.target.name),
+            what: format!("{}: {first}", target.name),
             hint: "check the storage below it".into(),
         }),
     }
@@ -338,6 +423,13 @@ fn jobs(quick: bool, engine: EngineKind) -> Result<Vec<Job>> {
         Blocks::Mix(_) => false,
     };
     Ok(profile.phases.iter().map(one).filter(wanted).collect())
+}
+
+/// The jobs that only write, for the first writes.
+fn write_jobs(quick: bool, engine: EngineKind) -> Result<Vec<Job>> {
+    let mut jobs = jobs(quick, engine)?;
+    jobs.retain(|job| job.phases[0].loads[0].read_percent == 0.0);
+    Ok(jobs)
 }
 
 /// The job with the times of a cell, over the first `size_bytes` of every subject.
