@@ -95,8 +95,7 @@ fn a_mapping_moves_the_bytes_of_its_device() {
         expected[4096..4096 + 70_144].fill(1);
         assert!(read(&path) == expected, "{kind}");
         assert!(fs::read(&backing).unwrap() == expected, "{kind}: the device has other bytes");
-        let layers = open(&path, false).unwrap().layers();
-        let info = layers[0].image.info();
+        let info = open(&path, false).unwrap().layers()[0].image.info().clone();
         assert_eq!((info.subformat.as_deref(), info.size_bytes), (Some(kind), SIZE as u64));
         assert_eq!(info.remarks.iter().any(|remark| remark.contains("SCSI pass-through")), kind == KINDS[2]);
         assert!(check(&path, &options(false)).unwrap().is_sound());

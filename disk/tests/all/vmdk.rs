@@ -535,7 +535,8 @@ fn a_removal_that_was_cut_off_is_finished() {
     }
     fs::write(name(".z.vmdk.removed"), b"no image").unwrap();
     remove_snapshot(name("y.vmdk"), &removing, &mut |_, _| true).unwrap();
-    assert_eq!(files_in(dir), [".z.vmdk.removed", "x-f001.vmdk", "x.vmdk"]);
+    assert_eq!(files_in(dir), ["x-f001.vmdk", "x.vmdk"]);
+    assert!(name(".z.vmdk.removed").exists(), "what is no mark was removed");
     // An image of the folder that cannot be read may use them.
     fs::write(name("broken.vmdk"), "# Disk DescriptorFile\nversion=9\n").unwrap();
     fs::write(name(".z.vmdk.removed"), descriptor("RW 2048 FLAT \"mine.bin\" 0", "12345678")).unwrap();
@@ -545,5 +546,5 @@ fn a_removal_that_was_cut_off_is_finished() {
     fs::remove_file(name("broken.vmdk")).unwrap();
     make("x.vmdk");
     remove_snapshot(name("x.vmdk"), &removing, &mut |_, _| true).unwrap();
-    assert_eq!(files_in(dir), [""; 0]);
+    assert!(files_in(dir).is_empty() && !name("mine.bin").exists() && !name(".z.vmdk.removed").exists());
 }
