@@ -111,7 +111,8 @@ pub(crate) fn create_as(shown: &Path, path: &Path, request: &CreateRequest) -> R
         .as_deref()
         .map(|parent| parent_of((files, &request.parents), shown, format, parent))
         .transpose()?;
-    let device = request.device.as_deref().map(|device| mapped::examine(shown, device, request)).transpose()?;
+    let examine = |device| mapped::examine((files, &request.parents), shown, device, &request.partitions);
+    let device = request.device.as_deref().map(examine).transpose()?;
     let (device, warnings) = device.unzip();
     let size_bytes = request.size_bytes.or(device.as_ref().map(|device| device.id.size_bytes));
     let sized = CreateRequest { size_bytes, ..request.clone() };

@@ -12,9 +12,9 @@
 //! tables are there, and boot loaders. Logical partitions of an MBR have their tables between them,
 //! so a device with such is refused.
 
-use crate::{CreateRequest, DiskError, OpenOptions, Result, engine::device::Disk, error::file_error, opening::volumes};
+use crate::{DiskError, OpenOptions, ParentPolicy, Result, engine::device::Disk, error::file_error, opening::volumes};
 use diskwright_image::{DeviceOptions, DevicePart, Format, Shows};
-use diskwright_store::{Blocking, DeviceId, EngineKind, stable_device_name};
+use diskwright_store::{Blocking, DeviceId, EngineKind, Files, stable_device_name};
 use diskwright_volume::{Place, TableKind};
 use std::{ops::Range, path::Path};
 
@@ -27,17 +27,22 @@ const GPT_TAIL_SECTORS: u64 = 33;
 const FIRST_LOGICAL: u32 = 5;
 
 /// What a new image records of the device at `path`, and warnings.
-pub(super) fn examine(shown: &Path, path: &Path, request: &CreateRequest) -> Result<(DeviceOptions, Vec<String>)> {
+pub(super) fn examine(
+    (files, policy): (&Files, &ParentPolicy),
+    shown: &Path,
+    path: &Path,
+    partitions: &[u32],
+) -> Result<(DeviceOptions, Vec<String>)> {
     let refused = |what: String, hint: &str| DiskError::Usage {
         what: format!("cannot create {}: {what}", shown.display()),
         hint: hint.into(),
     };
-    if !request.parents.allow_devices {
+    if !policy.allow_devices {
         let what = format!("{} would be opened as a device", path.display());
         return Err(refused(what, "allow it with `ParentPolicy::allow_devices`"));
     }
-    let real = request.files.canonical(path).map_err(|source| file_error("find the device", path, source))?;
-    let open = OpenOptions { format: Some(Format::Raw), files: request.files.clone(), ..OpenOptions::default() };
+    let real = files.canonical(path).map_err(|source| file_error("find the device", path, source))?;
+    let open = OpenOptions { format: Some(Format::Raw), files: files.clone(), ..OpenOptions::default() };
     let disk = Disk::open(&real, &open)?;
     let layers = disk.layers();
     let store = layers[0].image.store();
@@ -63,7 +68,7 @@ pub(super) fn examine(shown: &Path, path: &Path, request: &CreateRequest) -> Res
     }
     let name = stable.unwrap_or(real);
     let recorded = name.to_str().ok_or_else(|| refused("the device's name is no UTF-8".into(), "use another name"))?;
-    let parts = match &request.partitions[..] {
+    let parts = match partitions {
         [] => Vec::new(),
         wanted => parts(&disk, size_bytes, wanted).map_err(|(what, hint)| refused(what, hint))?,
     };
@@ -107,7 +112,7 @@ fn parts(disk: &Disk, size_bytes: u64, wanted: &[u32]) -> std::result::Result<Ve
     divide(size_bytes / SECTOR_BYTES, &partitions, wanted, read)
 }
 
-/// Divides a disk of `sectors` at its partitions, which are sorted. `copy` reads a range of sectors.
+/// Divides a disk at its partitions, which are sorted. `copy` reads a range of sectors.
 fn divide(
     sectors: u64,
     partitions: &[(u32, Range<u64>)],

@@ -15,10 +15,10 @@
 //! They are holes of the file, so they need none on the disk below. Extents end at 2047 MiB, as
 //! those of VMware do.
 //!
-//! Flat files on VMFS differ by their space alone, and are named as by vmkfstools: `thin` has holes,
-//! `zeroedthick` (the default) has reserved space that the file system zeroes when it is first
-//! written, and `eagerzeroedthick` was written with zeros. Other flat files are sparse, or with
-//! `preallocate` reserved.
+//! Flat files on VMFS differ by their space alone, and are named as by vmkfstools: `thin` has
+//! holes, `zeroedthick` (the default) has reserved space that the file system zeroes when it is
+//! first written, and `eagerzeroedthick` was written with zeros. Other flat files are sparse, or
+//! with `preallocate` reserved.
 //!
 //! The part that makes a file an image is written last, after everything else is durable: the
 //! descriptor, or the header of a sparse extent with the descriptor in it. So a creation that was

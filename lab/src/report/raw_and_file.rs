@@ -94,7 +94,7 @@ fn tiles(result: &RawAndFileResult, all: &[Overall], subject: usize) -> Vec<Tile
         of(figure).map(|one| Tile {
             name: format!("{name}: {what}"),
             cell: Cell::figure(one.ratio, ratio),
-            unit: "times the device".into(),
+            unit: "× device".into(),
         })
     };
     [tile(Figure::Throughput, "throughput"), tile(Figure::MachineCpu, "CPU per request")]

@@ -10,7 +10,12 @@
 //! most of them meet space that was never written. A window and the flush after it count together,
 //! because a file system may record new space at once or in its journal later.
 
-use super::{FIRST, Settings, Storage, Subject, Workload};
+use super::{
+    Storage,
+    record::{FIRST, Workload},
+    settings::{SEED, Settings},
+    subject::Subject,
+};
 use crate::{
     LabError, Result,
     cells::Cell,
@@ -83,7 +88,7 @@ pub(super) fn measure(
             measured[at.cell].push_more(FLUSH_NS, Some(flush_ns));
             Ok(())
         };
-        let rounds = Rounds::new(settings.rounds, super::SEED);
+        let rounds = Rounds::new(settings.rounds, SEED);
         ended = rounds::interleave(&rounds, subjects.len(), steps, &title, &mut measure)?;
         measured.iter_mut().for_each(|cell| cell.truncate(ended.whole));
         if ended.whole > 0 {
@@ -125,7 +130,7 @@ mod tests {
 
     #[test]
     fn the_writes_are_counted_and_go_over_a_longer_file() {
-        for job in super::super::write_jobs(true, EngineKind::Auto).unwrap() {
+        for job in super::super::jobs::write_jobs(true, EngineKind::Auto).unwrap() {
             let block = job.phases[0].loads[0].block.largest_bytes();
             let first = counted(&job, 1 << 20, file_bytes(1 << 20));
             let phase = &first.phases[0];

@@ -29,11 +29,14 @@ pub mod conclude;
 mod figure;
 mod file_system;
 mod first_writes;
+mod jobs;
 pub(crate) mod labels;
 pub mod paper;
 mod pattern;
 mod record;
+mod settings;
 mod storage;
+mod subject;
 mod test_bed;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -50,53 +53,31 @@ use crate::{
     LabError, Result,
     cells::{self, Cell},
     fill, inspect,
-    open::{self, OpenHow},
     progress::{Progress, report},
     ratio::Ratio,
     rounds::{self, Rounds, Steps, Window},
     scratch::Scratch,
-    study::{StudyOptions, StudyReport, budget::Budget, warnings as shared},
+    study::{StudyOptions, StudyReport, warnings as shared},
     sweep,
 };
-use diskwright_disk::{CreateRequest, OpenOptions, ParentPolicy, create};
-use diskwright_image::Format;
 use diskwright_load::{
-    OpenTarget,
     figures::Figures,
-    job::{Blocks, Bytes, Caching, IoEngine, Job, Load},
+    job::{Job, Load},
     machine::{OtherLoad, Place},
-    profiles,
-    record::{ContentsRecord, End, Head, Run, TargetRecord},
+    record::{End, Head, Run},
     run::{self, RunOptions, Watch},
     warning::Warning,
 };
-use diskwright_store::EngineKind;
-use file_system::SIZE_STEP_BYTES;
+use jobs::{jobs, with_cell, write_jobs};
+use settings::{SEED, Settings};
 use std::{
     path::{Path, PathBuf},
     slice, thread,
     time::{Duration, Instant},
 };
+use subject::Subject;
 use test_bed::{TestBed, Wanted};
 
-/// Size of the paper's disk.
-const FULL_BYTES: u64 = 20 << 30;
-const QUICK_BYTES: u64 = 1 << 30;
-/// Five rounds of 72 s take as long as the paper's minute of ramp-up and five minutes of measuring.
-const FULL_CELL: Duration = Duration::from_secs(72);
-const FULL_ROUNDS: usize = 5;
-const QUICK_ROUNDS: usize = 3;
-/// Time budget of a quick study: two minutes less the time for unmounting and removing files.
-const QUICK_TOTAL: Duration = Duration::from_secs(104);
-const QUICK_CELLS: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(900));
-/// The only request sizes of a quick study.
-const QUICK_SIZES: [u64; 2] = [4 << 10, 64 << 10];
-/// A cell is this many times as long as its warm-up: six minutes to one in the paper.
-const WARM_UP_OF_CELL: u32 = 6;
-const SEED: u64 = 0x766d_6673;
-/// What is written to each new file, in bytes.
-const FULL_FIRST_BYTES: u64 = 1 << 30;
-const QUICK_FIRST_BYTES: u64 = 16 << 20;
 /// How long the idle machine is observed.
 const IDLE_LOOK: Duration = Duration::from_millis(400);
 
@@ -117,92 +98,6 @@ pub struct RawAndFileOptions {
     pub destroy_data: bool,
 }
 
-/// What is compared: the block device, a mapping of it, or a flat file.
-struct Subject {
-    storage: Storage,
-    path: PathBuf,
-    engine: EngineKind,
-    /// What was found in it before measuring.
-    contents: Option<ContentsRecord>,
-}
-
-impl Subject {
-    /// Creates a flat file in `folder`, whose disk is not filled.
-    fn create(storage: Storage, folder: &Path, size_bytes: u64, engine: EngineKind) -> Result<Self> {
-        let request = CreateRequest { size_bytes: Some(size_bytes), ..CreateRequest::default() };
-        Self::create_as(storage, folder, request, engine)
-    }
-
-    /// Creates a mapping of `device` in `folder`.
-    fn map(storage: Storage, folder: &Path, device: &Path, engine: EngineKind) -> Result<Self> {
-        let request = CreateRequest { device: Some(device.to_owned()), ..CreateRequest::default() };
-        Self::create_as(storage, folder, request, engine)
-    }
-
-    fn create_as(storage: Storage, folder: &Path, request: CreateRequest, engine: EngineKind) -> Result<Self> {
-        let path = folder.join(format!("{}.vmdk", storage.name().replace([' ', ','], "-")));
-        let subformat = storage.subformat().map(str::to_owned);
-        create(&path, &CreateRequest { format: Some(Format::Vmdk), subformat, parents: policy(), ..request })?;
-        Ok(Self { storage, path, engine, contents: None })
-    }
-
-    fn record(&self) -> Result<TargetRecord> {
-        let target = self.open()?;
-        let record = OpenTarget::record(&target);
-        target.close()?;
-        Ok(record)
-    }
-
-    /// Opens it. The device and its mappings exclude each other.
-    fn open(&self) -> Result<OpenTarget> {
-        let format = if self.storage == Storage::Device { Format::Raw } else { Format::Vmdk };
-        let disk =
-            OpenOptions { engine: self.engine, format: Some(format), parents: policy(), ..OpenOptions::default() };
-        let how = OpenHow { writable: true, cache: Caching::Direct, disk };
-        let target = open::open(&self.path.to_string_lossy(), &how)?;
-        Ok(OpenTarget { name: self.storage.name().to_owned(), contents: self.contents, ..target })
-    }
-}
-
-/// The mappings lead to a device that this study has made.
-fn policy() -> ParentPolicy {
-    ParentPolicy { allow_devices: true, ..ParentPolicy::default() }
-}
-
-/// The options with defaults filled in.
-struct Settings {
-    quick: bool,
-    size_bytes: u64,
-    /// What is written to each new file, in bytes.
-    first_bytes: u64,
-    rounds: usize,
-    budget: Budget,
-    engine: EngineKind,
-}
-
-impl Settings {
-    fn new(options: &RawAndFileOptions, start: Instant) -> Result<Self> {
-        let study = &options.study;
-        let rounds = study.rounds_or(if study.quick { QUICK_ROUNDS } else { FULL_ROUNDS })?;
-        let size_bytes = options.size_bytes.unwrap_or(if study.quick { QUICK_BYTES } else { FULL_BYTES });
-        let budget = match study.cell {
-            Some(cell) if cell.is_zero() => {
-                return Err(LabError::BadOptions {
-                    what: "a cell of 0 s measures nothing".into(),
-                    hint: "use at least a few milliseconds (`StudyOptions::cell`)".into(),
-                });
-            }
-            Some(cell) => Budget::fixed(cell),
-            None if study.quick => Budget::until(start, QUICK_TOTAL, QUICK_CELLS.0, QUICK_CELLS.1),
-            None => Budget::fixed(FULL_CELL),
-        };
-        let size_bytes = size_bytes.max(1).next_multiple_of(SIZE_STEP_BYTES);
-        let first_bytes = if study.quick { QUICK_FIRST_BYTES } else { FULL_FIRST_BYTES };
-        let first_bytes = first_bytes.min(size_bytes / 4);
-        Ok(Self { quick: study.quick, size_bytes, first_bytes, rounds, budget, engine: study.engine })
-    }
-}
-
 /// Runs the study and saves its result. If it is stopped while it measures, the whole rounds are
 /// kept. In all cases the file system is unmounted, loop devices and partitions are removed, and
 /// the scratch folder is removed unless `keep` is set.
@@ -212,7 +107,7 @@ impl Settings {
 /// [`LabError::Stopped`] if it is stopped before the first whole round.
 pub fn run(options: &RawAndFileOptions, progress: &mut dyn Progress) -> Result<StudyReport<RawAndFileResult>> {
     let begun = options.study.begin("raw-and-file", SCHEMA)?;
-    let settings = Settings::new(options, begun.start)?;
+    let settings = Settings::new(&options.study, options.size_bytes, begun.start)?;
     let scratch = Scratch::new(options.study.dir.as_deref(), options.study.keep)?;
     let place = Place::detect(scratch.path());
     let wanted = Wanted {
@@ -404,43 +299,6 @@ fn window(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<Run> {
             hint: "check the storage below it".into(),
         }),
     }
-}
-
-/// One job for each workload of the profile. A quick study has only the sizes [`QUICK_SIZES`].
-fn jobs(quick: bool, engine: EngineKind) -> Result<Vec<Job>> {
-    let profile = profiles::load("vmfs-and-rdm")?;
-    let one = |phase: &diskwright_load::job::Phase| {
-        let mut job = Job { name: phase.name.clone(), phases: vec![phase.clone()], ..profile.clone() };
-        job.engine = match engine {
-            EngineKind::Auto => IoEngine::Auto,
-            EngineKind::Uring => IoEngine::IoUring,
-            EngineKind::Sync => IoEngine::Pread,
-        };
-        job
-    };
-    let wanted = |job: &Job| match job.phases[0].loads[0].block {
-        Blocks::One(Bytes(size)) => !quick || QUICK_SIZES.contains(&size),
-        Blocks::Mix(_) => false,
-    };
-    Ok(profile.phases.iter().map(one).filter(wanted).collect())
-}
-
-/// The jobs that only write, for the first writes.
-fn write_jobs(quick: bool, engine: EngineKind) -> Result<Vec<Job>> {
-    let mut jobs = jobs(quick, engine)?;
-    jobs.retain(|job| job.phases[0].loads[0].read_percent == 0.0);
-    Ok(jobs)
-}
-
-/// The job with the times of a cell, over the first `size_bytes` of every subject.
-fn with_cell(mut job: Job, cell: Duration, size_bytes: u64) -> Job {
-    let warm_up = cell / WARM_UP_OF_CELL;
-    let phase = &mut job.phases[0];
-    (phase.warm_up, phase.duration) =
-        (warm_up.into(), cell.saturating_sub(warm_up).max(Duration::from_millis(1)).into());
-    phase.loads[0].working_set = Bytes(size_bytes);
-    job.seed = SEED;
-    job
 }
 
 /// CPUs that other programs keep busy while this study does nothing.

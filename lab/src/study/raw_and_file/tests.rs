@@ -5,6 +5,8 @@ use crate::{
     progress::{Silent, Step},
     report::example,
 };
+use diskwright_load::job::Bytes;
+use diskwright_store::EngineKind;
 
 /// Rounds of a subject with `throughput` times the device's IOPS and `cost` times its CPU time. The
 /// speed of the machine drifts from round to round.
@@ -59,8 +61,8 @@ fn cells(subjects: [(f64, f64); 6]) -> Vec<Cell> {
     cells
 }
 
-/// A result in which a thick file has 4 % less throughput and 6 % more CPU time than the device, and
-/// a lazy one a little more of both.
+/// A result in which a thick file has 4 % less throughput and 6 % more CPU time than the device,
+/// and a lazy one a little more of both.
 pub(crate) fn result() -> RawAndFileResult {
     let example = example::run();
     let place = Place { file_system: "ext4".into(), device: "/dev/vda".into(), ..Place::default() };
