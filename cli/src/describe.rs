@@ -8,7 +8,7 @@ use crate::{
 };
 use diskwright_disk::Layer;
 use diskwright_image::{ImageInfo, LinkageId, LogState, ParentLink};
-use diskwright_store::Store;
+use diskwright_store::{DeviceId, Store};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Arc;
@@ -71,6 +71,9 @@ pub struct FileDescription {
     file_size: Option<u64>,
     /// What it occupies, in bytes.
     size_on_disk: Option<u64>,
+    /// Of a block device: what makes it recognisable.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
 }
 
 /// A parent as stored in its child.
@@ -120,6 +123,15 @@ impl From<&ParentLink> for ParentDescription {
     }
 }
 
+/// What makes a block device recognisable; `None` for a file.
+fn device_of(store: &dyn Store) -> Option<String> {
+    let (number, _) = store.identity().filter(|_| store.is_block_device())?;
+    let DeviceId { serial, wwn, .. } = DeviceId::of(number, 0);
+    let named = [("world wide name", wwn), ("serial number", serial)];
+    let named: Vec<_> = named.into_iter().filter_map(|(what, text)| Some(format!("{what} {}", text?))).collect();
+    Some(if named.is_empty() { "recognised by its size only".into() } else { named.join(", ") })
+}
+
 impl From<&Layer> for Description {
     fn from(layer: &Layer) -> Self {
         let info: &ImageInfo = layer.image.info();
@@ -128,6 +140,7 @@ impl From<&Layer> for Description {
             file: json::path(layer.file_path(index)),
             file_size: store.len_bytes().ok(),
             size_on_disk: store.allocated_bytes().ok(),
+            device: device_of(&**store),
         };
         let (state, replayed_entries) = match info.log {
             LogState::None => ("none", 0),
@@ -189,6 +202,9 @@ impl Description {
             let label = if index == 0 { format!("{} files", self.files.len()) } else { String::new() };
             let size = file.file_size.map_or_else(|| "unknown".into(), |bytes| Exact(bytes).to_string());
             fields.add(&label, format!("{}  {size}", printable(&file.file)));
+            if let Some(device) = &file.device {
+                fields.add("", format!("  a device: {}", printable(device)));
+            }
         }
         if let Some(bytes) = self.block_size {
             fields.add("block size", Human(bytes));

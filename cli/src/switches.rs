@@ -67,6 +67,8 @@ switches! {
     ParentPolicy::drives => "--map-drive";
     ParentPolicy::ignore_timestamp => "--ignore-parent-timestamp";
     MoveOptions::keep_old => "--keep-old";
+    CreateRequest::device => "--device";
+    CreateRequest::partitions => "--partitions";
     CreateRequest::block_bytes => "--block-size";
     CreateRequest::disk_type => "--type";
     CreateRequest::format => "--format";

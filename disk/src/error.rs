@@ -87,9 +87,9 @@ pub enum DiskError {
         /// The errors of the other paths, one sentence each.
         others: Vec<String>,
     },
-    /// A child names a block device as its parent.
+    /// An image names a block device: as its parent, or as a part of its disk.
     #[error(
-        "{path}: it is a block device, and another file names it as its parent; if you trust this chain, allow it with `ParentPolicy::allow_devices`"
+        "{path}: it is a block device, and an image names it as its parent or as a part of its disk; if you trust that image, allow it with `ParentPolicy::allow_devices`"
     )]
     ParentIsDevice {
         /// The device.

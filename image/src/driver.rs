@@ -309,6 +309,16 @@ impl Driver {
         (self.name == VMDK.name).then_some(".lck")
     }
 
+    /// Whether an image of this subformat is a fixed disk.
+    pub fn is_fixed_subformat(&self, name: &str) -> bool {
+        self.name == VMDK.name && vmdk::is_flat_kind(name)
+    }
+
+    /// The names of the subformats that map a block device, the long and the short one of each.
+    pub fn device_subformats(&self) -> &'static [(&'static str, &'static str)] {
+        if self.name == VMDK.name { &vmdk::DEVICE_SUBFORMATS } else { &[] }
+    }
+
     /// The further files that the image in `store` names. Reads only headers and the descriptor.
     /// The list is empty for an image in one file.
     ///
@@ -364,6 +374,14 @@ impl Driver {
     /// `BadOptions` for options that the format does not allow, before anything is written; `Io`,
     /// after which the stores hold an incomplete image.
     pub fn create_files(&self, stores: Vec<Arc<dyn Store>>, options: &CreateOptions) -> Result<()> {
+        if let (Some(_), Some(store), true) = (&options.own.device, stores.first(), self.device_subformats().is_empty())
+        {
+            return Err(ImageError::BadOptions {
+                path: store.name().to_owned(),
+                what: format!("a {} image cannot map a device", self.name),
+                hint: "use a VMDK for that".into(),
+            });
+        }
         if let (Some(subformat), Some(store), true) =
             (&options.own.subformat, stores.first(), self.subformats.is_empty())
         {

@@ -19,6 +19,7 @@
 //! mutation lock, then image mutex). The flusher calls `flush` without the mutation lock.
 
 use crate::{
+    devices::{DeviceOptions, PHYSICAL_MAPPING},
     error::{ImageError, Result},
     identity::LinkageId,
 };
@@ -184,6 +185,14 @@ pub struct ImageInfo {
     /// Peculiarities that the user should know, one sentence each: a short footer, a damaged
     /// structure whose copy was used, a missing tail ...
     pub remarks: Vec<String>,
+}
+
+impl ImageInfo {
+    /// Why no image may have this one as its parent; `None` if it may.
+    pub fn refusal_as_parent(&self) -> Option<&'static str> {
+        let is_physical = self.subformat.as_ref().is_some_and(|kind| kind.eq_ignore_ascii_case(PHYSICAL_MAPPING));
+        is_physical.then_some("it maps a device in physical compatibility, which excludes snapshots and children")
+    }
 }
 
 /// Where the bytes of a block are.
@@ -443,6 +452,23 @@ pub trait Image: Send + Sync + fmt::Debug {
     /// `Io` when the table cannot be read.
     fn packed_len_bytes(&self, _blocks: u64) -> Result<Option<u64>> {
         Ok(None)
+    }
+
+    /// Whether the image could be opened for writing and then have this size, as far as its
+    /// structures say. Asked before a merge changes the first link. Reads only.
+    ///
+    /// # Errors
+    /// `Unsupported` if not; errors of its structures.
+    fn check_as_target(&self, _size_bytes: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether these blocks can take data. Asked before a merge changes the first link.
+    ///
+    /// # Errors
+    /// `Unsupported` if one of them cannot.
+    fn check_takes(&self, _blocks: Range<u64>) -> Result<()> {
+        Ok(())
     }
 
     /// What the first write drops from the image, as one sentence; `None` if nothing. The contents
@@ -793,4 +819,6 @@ pub struct FormatOptions {
     /// The file name that the image will have. Names of further files derive from it. Empty where
     /// the format has only one file and does not record its name.
     pub file_name: String,
+    /// The device that the image maps, for the kinds that map one.
+    pub device: Option<DeviceOptions>,
 }

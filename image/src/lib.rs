@@ -27,6 +27,7 @@
 
 #![forbid(unsafe_code)]
 
+mod devices;
 mod driver;
 mod error;
 mod findings;
@@ -50,6 +51,7 @@ pub mod vmdk;
 #[cfg(test)]
 mod waiting;
 
+pub use devices::{DeviceOptions, DevicePart, Shows};
 pub use driver::{Driver, Identities};
 pub use error::{ImageError, Result};
 pub use findings::{CheckReport, Finding, Repair, Severity};

@@ -8,6 +8,7 @@
 //! names may be opened, and how. The format of such a file follows from the reference and is never
 //! probed.
 
+use diskwright_store::DeviceId;
 use std::fmt;
 
 /// A further file that an image names.
@@ -19,6 +20,9 @@ pub struct Reference {
     pub kind: ReferenceKind,
     /// Whether a session that writes to the image may write to this file.
     pub is_written: bool,
+    /// What the image recorded of the block device that the name led to; `None` if it recorded
+    /// nothing. A file that is no device is not compared with it.
+    pub device: Option<DeviceId>,
 }
 
 /// What a further file holds.

@@ -29,6 +29,7 @@
 pub use crate::open::{CacheMode, OpenError, OpenOptions, SectorSizes};
 
 use crate::{
+    claim::Claim,
     direct::{self, DirectFile, Route},
     explain_shortage,
     lock::{self, LockMode},
@@ -77,6 +78,8 @@ pub struct FileStore {
     is_block_device: bool,
     identity: (u64, u64),
     sectors: SectorSizes,
+    /// Of a block device that is open for writing.
+    _claim: Option<Claim>,
     touched_page_cache: AtomicBool,
     /// The error number of the first failed sync, or 0.
     lost_writes: AtomicI32,
@@ -126,7 +129,7 @@ impl FileStore {
     }
 
     fn open_by(path: &Path, resolution: PathResolution, options: &OpenOptions) -> Result<Self, OpenError> {
-        let Opened { fd, is_block_device, identity, sectors } = Opened::new(path, resolution, options)?;
+        let Opened { fd, claim, is_block_device, identity, sectors } = Opened::new(path, resolution, options)?;
         let store = Self {
             names: Names { path: path.to_owned(), next: OnceLock::new() },
             meta: fd,
@@ -136,6 +139,7 @@ impl FileStore {
             is_block_device,
             identity,
             sectors,
+            _claim: claim,
             touched_page_cache: AtomicBool::new(false),
             lost_writes: AtomicI32::new(0),
         };

@@ -31,7 +31,9 @@
 mod bare;
 mod barrier;
 pub mod buffer;
+mod claim;
 mod code;
+mod device_id;
 mod direct;
 pub mod engine;
 mod external;
@@ -77,6 +79,7 @@ pub use bare::{BareFound, BareLoad, bare_ring};
 pub use barrier::{Barrier, BarrierError};
 pub use buffer::{HUGE_PAGE_BYTES, IoBuf, MappedMemory, SEGMENTS_MAX, Segment, SegmentMemory, Segments, Slab};
 pub use code::ErrorCode;
+pub use device_id::{DeviceId, stable_device_name};
 pub use engine::{Engine, EngineCompletion, EngineKind, EngineStats, ExternalTicket, SlotId, TargetId};
 pub use file::{CacheMode, FileStore, OpenError, OpenOptions, SectorSizes};
 pub use files::{FileFacts, FileSystem, Files, LocalFiles};

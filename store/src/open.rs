@@ -20,7 +20,10 @@
 //!
 //! A hard link or a bind mount cannot be distinguished from the file itself.
 
-use crate::lock::{self, Holder, LockMode, Refusal};
+use crate::{
+    claim::{Claim, claim},
+    lock::{self, Holder, LockMode, Refusal},
+};
 use rustix::{
     fs::{CWD, FileType, Mode, OFlags, ResolveFlags},
     io::{Errno, retry_on_intr},
@@ -133,6 +136,8 @@ const LOCK_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) fd: OwnedFd,
+    /// Of a block device that is open for writing.
+    pub(crate) claim: Option<Claim>,
     pub(crate) is_block_device: bool,
     /// Device and inode number of a file. For a block device, its device number and 0, which is no
     /// file's inode, so that two nodes of one device have the same identity.
@@ -163,24 +168,27 @@ impl Opened {
         flags |= if options.writable { OFlags::RDWR } else { OFlags::RDONLY };
         if options.create_new {
             flags |= OFlags::CREATE | OFlags::EXCL;
-        } else if to_be_device && options.writable {
-            // On a block device, O_EXCL fails if it is mounted, and prevents others from mounting
-            // it.
-            flags |= OFlags::EXCL;
         }
-        let open = || match resolution {
+        let open = |flags| match resolution {
             PathResolution::Usual => retry_on_intr(|| rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))),
             PathResolution::Canonical { .. } => open_without_links(path, flags),
         };
-        let mut opened = open();
+        let open_claimed = || {
+            let device = checked.filter(|_| to_be_device && options.writable).map(|stat| stat.st_rdev);
+            // On a block device, O_EXCL fails if it is mounted, and prevents others from mounting
+            // it.
+            let claimed = device.map(|number| claim(number, &|| open(flags | OFlags::EXCL))).transpose()?;
+            Ok((open(flags)?, claimed))
+        };
+        let mut opened = open_claimed();
         for _ in 0..CLAIM_RETRIES {
             if !matches!(opened, Err(Errno::BUSY)) {
                 break;
             }
             std::thread::sleep(CLAIM_PAUSE);
-            opened = open();
+            opened = open_claimed();
         }
-        let fd = opened.map_err(|errno| {
+        let (fd, claim) = opened.map_err(|errno| {
             if errno == Errno::BUSY && to_be_device {
                 let what = "the device is in use by the system, perhaps mounted; unmount it first";
                 return failed("open", io::Error::new(io::ErrorKind::ResourceBusy, what));
@@ -191,7 +199,10 @@ impl Opened {
         let stat = rustix::fs::fstat(&fd).map_err(examining)?;
         refuse_unsuitable(path, resolution, stat.st_mode)?;
         let replaced = |checked: &rustix::fs::Stat| (checked.st_dev, checked.st_ino) != (stat.st_dev, stat.st_ino);
-        if resolution != PathResolution::Usual && checked.as_ref().is_some_and(replaced) {
+        let is_claimed_as = |checked: &rustix::fs::Stat| claim.is_some() && checked.st_rdev != stat.st_rdev;
+        if checked.as_ref().is_some_and(is_claimed_as)
+            || resolution != PathResolution::Usual && checked.as_ref().is_some_and(replaced)
+        {
             return Err(failed(
                 "open",
                 io::Error::other("it was replaced by another file while it was opened; try again"),
@@ -199,7 +210,7 @@ impl Opened {
         }
         let is_block_device = FileType::from_raw_mode(stat.st_mode).is_block_device();
         if is_block_device && !to_be_device {
-            // The device was opened without O_EXCL.
+            // The device is not claimed.
             return Err(failed(
                 "open",
                 io::Error::other("it was replaced by a block device while it was opened; try again"),
@@ -219,7 +230,7 @@ impl Opened {
             SectorSizes { logical_bytes: 512, physical_bytes: 4096 }
         };
         let identity = if is_block_device { (stat.st_rdev, 0) } else { (stat.st_dev, stat.st_ino) };
-        Ok(Self { fd, is_block_device, identity, sectors })
+        Ok(Self { fd, claim, is_block_device, identity, sectors })
     }
 }
 

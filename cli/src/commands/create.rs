@@ -23,6 +23,10 @@ The format comes from the extension (.vhdx .avhdx .vhd .avhd .vmdk .vdi .raw .im
 parent is a differencing disk: it begins as its parent reads and holds only what is written to it from then on; from now on the \
 parent must not change.
 
+A VMDK over a --device moves no data: reads and writes go to the device. It is recorded by a name that stays (/dev/disk/by-id) with its \
+serial number, world wide name and size, and refused when another device has that name. rdm-virtual and rdm-physical are the raw device \
+mappings of ESX; only the first takes snapshots. SCSI pass-through does not exist here.
+
 A fixed disk or a raw file has its whole length at once, but takes space only where something is written, unless --preallocate is \
 given. Windows does not attach a file that is sparse on NTFS (0xC03A001A): a copy by most programs has no holes; made directly on NTFS, \
 use --preallocate.
@@ -35,22 +39,31 @@ EXAMPLES
   diskwright create disk.vmdk --size 40G
   diskwright create disk.vdi --size 40G
   diskwright create split.vmdk --size 40G --subformat twoGbMaxExtentFlat
+  diskwright create esx.vmdk --size 40G --subformat thin
+  diskwright create lun.vmdk --device /dev/disk/by-id/wwn-0x5000c500a1b2c3d4 --subformat rdm-virtual --allow-devices
   diskwright create disk.bin --size 1G --format raw --preallocate")]
 pub struct CreateArgs {
     /// The file to create.
     file: PathBuf,
     /// Virtual size. [default: the parent's, with --parent]
-    #[arg(long, short, value_name = "SIZE", value_parser = sizes::parse, required_unless_present = "parent")]
+    #[arg(long, short, value_name = "SIZE", value_parser = sizes::parse, required_unless_present_any = ["parent", "device"])]
     size: Option<u64>,
     /// How the disk allocates its space. [default: dynamic; raw: fixed; with --parent:
     /// differencing]
     #[arg(long = "type", short = 't', value_enum, value_name = "TYPE")]
     disk_type: Option<TypeArg>,
     /// The kind of VMDK, by qemu-img's names: monolithicSparse, monolithicFlat,
-    /// twoGbMaxExtentSparse or twoGbMaxExtentFlat. [default: monolithicSparse; of a fixed disk
-    /// monolithicFlat]
+    /// twoGbMaxExtentSparse or twoGbMaxExtentFlat; of ESX, by vmkfstools' names: thin, zeroedthick
+    /// or eagerzeroedthick; with --device: device, partitions, rdm-virtual or rdm-physical.
+    /// [default: monolithicSparse; of a fixed disk monolithicFlat]
     #[arg(long, value_name = "SUBFORMAT")]
     subformat: Option<String>,
+    /// The block device that a VMDK maps; needs --allow-devices.
+    #[arg(long, value_name = "DEVICE", requires = "subformat", conflicts_with_all = ["parent", "size"])]
+    device: Option<PathBuf>,
+    /// The partitions of the device that the disk shows, for --subformat partitions.
+    #[arg(long, value_name = "N[,N...]", value_delimiter = ',', requires = "device")]
+    partitions: Vec<u32>,
     /// The parent of a differencing disk.
     #[arg(long, short, value_name = "FILE")]
     parent: Option<PathBuf>,
@@ -89,6 +102,8 @@ pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
         format: context.global.format.map(FormatArg::format),
         disk_type: args.disk_type.map(TypeArg::disk_type),
         subformat: args.subformat.clone(),
+        device: args.device.clone(),
+        partitions: args.partitions.clone(),
         parent: args.parent.clone(),
         block_bytes: args.block_size,
         logical_sector_bytes: args.sector_size,

@@ -55,13 +55,13 @@ fn raw_and_file_are_compared_and_reported() {
         return;
     }
     let text = shop.ok(RAW_AND_FILE);
-    for part in ["VHDX dynamic", "64K sequential write", "saved to r.json"] {
+    for part in ["RDM virtual", "thick, lazy", "First writes", "64K sequential write", "saved to r.json"] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     let json: serde_json::Value = serde_json::from_slice(&fs::read(shop.path("r.json")).unwrap()).unwrap();
-    assert_eq!(json["schema"], "diskwright.study.raw-and-file/2");
+    assert_eq!(json["schema"], "diskwright.study.raw-and-file/3");
     shop.ok("lab report r.json -o r.html");
-    assert!(fs::read_to_string(shop.path("r.html")).unwrap().contains("the ext4 file reaches"));
+    assert!(fs::read_to_string(shop.path("r.html")).unwrap().contains("RDM physical reaches"));
     assert!(shop.ok("lab report r.json --as csv -o -").contains("\r\nr.json,"));
     fs::write(shop.path("file"), b"").unwrap();
     assert!(shop.fails(1, "lab study raw-and-file --quick --size 16M --device file").contains("is not a block device"));

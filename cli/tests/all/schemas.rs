@@ -57,7 +57,7 @@ const ELSEWHERE: &[&str] = &[
     "study.access-paths-2",
     "study.containers-3",
     "study.queue-depth-2",
-    "study.raw-and-file-2",
+    "study.raw-and-file-3",
     "study.zero-payload-2",
 ];
 

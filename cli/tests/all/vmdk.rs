@@ -128,3 +128,96 @@ fn a_vmdk_chain_is_merged_reverted_and_reconnected() {
         fs::remove_file(shop.path("expected.raw")).unwrap();
     }
 }
+
+/// A loop device, detached when it is dropped; `None`, with a line that says so, where there are
+/// none.
+struct Loop(String);
+
+impl Loop {
+    fn over(file: &std::path::Path) -> Option<Self> {
+        match Command::new("losetup").args(["-f", "--show"]).arg(file).output() {
+            Ok(ran) if ran.status.success() => Some(Self(String::from_utf8(ran.stdout).unwrap().trim().to_owned())),
+            _ => {
+                println!("skipped: block devices: losetup cannot make a loop device here");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.0]).status();
+    }
+}
+
+/// Raw device mappings as a user meets them, and what is refused by name.
+#[test]
+fn a_device_is_mapped_shown_written_and_frozen() {
+    let shop = Workshop::new();
+    fs::write(shop.path("backing.raw"), vec![3; 8 << 20]).unwrap();
+    let Some(device) = Loop::over(&shop.path("backing.raw")) else { return };
+    let device = &device.0;
+    let told = shop.fails(2, &format!("create lun.vmdk --device {device} --subformat rdm-virtual"));
+    assert!(told.contains("--allow-devices"), "{told}");
+    let told = shop.fails(2, &format!("create lun.vhdx --device {device} --subformat rdm-virtual --allow-devices"));
+    assert!(told.contains("subformat"), "{told}");
+    let made = shop.run(&format!("create lun.vmdk --device {device} --subformat rdm-virtual --allow-devices"));
+    assert_eq!(made.code, Some(0), "{made:#?}");
+    assert!(made.stdout.contains("8 MiB") && made.stderr.contains("/dev/disk/by-id"), "{made:#?}");
+    let told = shop.fails(1, "info lun.vmdk");
+    assert!(told.contains("it is a block device") && told.contains("--allow-devices"), "{told}");
+    let info = shop.json("info lun.vmdk --allow-devices");
+    assert_eq!(info["subformat"], "vmfsRawDeviceMap", "{info}");
+    let shown = info["files"][1]["device"].as_str().unwrap();
+    assert!(shown.contains("backing.raw") && info["files"][1]["file"] == **device, "{info}");
+    assert!(shop.ok("info lun.vmdk --allow-devices").contains("a device: serial number"));
+    let rules = shop.ok("info lun.vmdk --vmware --allow-devices");
+    assert!(rules.contains("vmfsRawDeviceMap"), "{rules}");
+    shop.ok("io lun.vmdk --allow-devices -c 'write -P 7 1M 100k'");
+    shop.ok("snapshot lun.vmdk --name monday --allow-devices");
+    shop.ok("io lun.vmdk --allow-devices -c 'write -P 8 2M 100k' -c 'read -P 7 1M 100k' -c 'read -P 3 4M 64k'");
+    assert!(fs::read(shop.path("backing.raw")).unwrap()[2 << 20..].iter().all(|&byte| byte == 3));
+    shop.ok("merge lun.vmdk --into lun_monday.vmdk --allow-devices");
+    shop.ok("check lun_monday.vmdk --allow-devices");
+    assert!(
+        fs::read(shop.path("backing.raw")).unwrap()[2 << 20..(2 << 20) + (100 << 10)].iter().all(|&byte| byte == 8)
+    );
+    shop.ok("convert lun_monday.vmdk copy.vhdx --verify --allow-devices");
+    shop.ok(&format!("create phys.vmdk --device {device} --subformat rdm-physical --allow-devices --quiet"));
+    let told = shop.fails(1, "snapshot phys.vmdk --name monday --allow-devices");
+    assert!(told.contains("physical compatibility") && told.contains("vmfsRawDeviceMap"), "{told}");
+    assert!(shop.ok("info phys.vmdk --allow-devices").contains("SCSI pass-through"));
+    // qemu-img reads what Workstation would: the descriptor names the device.
+    shop.ok(&format!("create full.vmdk --device {device} --subformat device --allow-devices --quiet"));
+    let text = fs::read_to_string(shop.path("full.vmdk")).unwrap();
+    assert!(text.contains(&format!("RW 16384 FLAT \"{device}\" 0")) && text.contains("ddb.device.size"), "{text}");
+    let mut qemu = Command::new("qemu-img");
+    qemu.args(["convert", "-f", "vmdk", "-O", "raw", "full.vmdk", "qemu.raw"]).current_dir(shop.path(""));
+    match qemu.output() {
+        Ok(ran) if ran.status.success() => {
+            assert!(fs::read(shop.path("qemu.raw")).unwrap() == fs::read(shop.path("backing.raw")).unwrap());
+        }
+        ran => println!("skipped: qemu-img does not read a device: {ran:?}"),
+    }
+}
+
+/// Flat files as ESX makes them: they differ by their space.
+#[test]
+fn flat_files_of_vmfs_differ_by_their_space() {
+    let shop = Workshop::new();
+    for (kind, space) in [("thin", 0), ("zeroedthick", 8 << 20), ("eagerzeroedthick", 8 << 20), ("vmfs", 8 << 20)] {
+        shop.ok(&format!("create {kind}.vmdk --size 8M --subformat {kind}"));
+        let info = shop.json(&format!("info {kind}.vmdk"));
+        assert_eq!((&info["subformat"], &info["type"]), (&"vmfs".into(), &"fixed".into()), "{info}");
+        let on_disk = info["files"][1]["size_on_disk"].as_u64().unwrap();
+        assert!(on_disk >= space && (space > 0 || on_disk < 1 << 20), "{kind}: {info}");
+        let text = fs::read_to_string(shop.path(&format!("{kind}.vmdk"))).unwrap();
+        assert_eq!(text.contains("ddb.thinProvisioned"), kind == "thin", "{text}");
+        assert!(text.contains(&format!("RW 16384 VMFS \"{kind}-flat.vmdk\" 0")), "{text}");
+        shop.ok(&format!("io {kind}.vmdk -c 'write -P 7 1M 100k' -c 'read -P 0 5M 64k'"));
+        shop.ok(&format!("check {kind}.vmdk"));
+    }
+    let told = shop.fails(2, "create x.vmdk --size 8M --subformat thick");
+    assert!(told.contains("zeroedthick") && told.contains("vmfsRawDeviceMap"), "{told}");
+}

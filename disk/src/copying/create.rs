@@ -7,6 +7,7 @@
 
 use crate::{
     DiskError, ParentPolicy, Result,
+    copying::mapped,
     error::file_error,
     opening::{
         gate,
@@ -44,6 +45,11 @@ pub struct CreateRequest {
     pub preallocate: bool,
     /// The kind of image within the format, as qemu-img names it (`twoGbMaxExtentSparse`).
     pub subformat: Option<String>,
+    /// The block device that the image maps, for the kinds of VMDK that map one. Needs
+    /// [`ParentPolicy::allow_devices`].
+    pub device: Option<PathBuf>,
+    /// The partitions of the device that a `partitionedDevice` shows.
+    pub partitions: Vec<u32>,
     /// VHD unique id, VHDX virtual disk id; by default a random one, or of a VHDX with a parent the
     /// parent's. A raw file records none.
     pub disk_id: Option<Uuid>,
@@ -63,11 +69,12 @@ pub struct CreateRequest {
 /// [`DiskError::File`] for errors of the file system.
 pub fn create(path: impl AsRef<Path>, request: &CreateRequest) -> Result<Vec<String>> {
     let path = path.as_ref();
-    create_as(path, path, request).map_err(|error| match error {
+    let mut warnings = create_as(path, path, request).map_err(|error| match error {
         DiskError::File { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => is_there(path),
         other => other,
     })?;
-    Ok(request.parent.iter().filter_map(|parent| parent_out_of_reach(&request.files, path, parent)).collect())
+    warnings.extend(request.parent.iter().filter_map(|parent| parent_out_of_reach(&request.files, path, parent)));
+    Ok(warnings)
 }
 
 /// A warning if the parent lies outside the child's folder. `create` accepts it, but a later open
@@ -94,13 +101,25 @@ pub(crate) fn is_there(path: &Path) -> DiskError {
     DiskError::Exists { path: path.to_owned() }
 }
 
-/// Creates an image file at `path`. Errors name it as `shown`, the final name.
-pub(crate) fn create_as(shown: &Path, path: &Path, request: &CreateRequest) -> Result<()> {
+/// Creates an image file at `path`. Errors name it as `shown`, the final name. Returns warnings.
+pub(crate) fn create_as(shown: &Path, path: &Path, request: &CreateRequest) -> Result<Vec<String>> {
     let format = format_for(shown, request.format)?;
     let disk_type = type_for(shown, format, request)?;
     let files = &request.files;
-    let parent = request.parent.as_deref().map(|parent| parent_of(files, shown, format, parent)).transpose()?;
-    write_new(files, shown, path, format, &resolve(shown, format, disk_type, request, parent)?)
+    let parent = request
+        .parent
+        .as_deref()
+        .map(|parent| parent_of((files, &request.parents), shown, format, parent))
+        .transpose()?;
+    let examine = |device| mapped::examine((files, &request.parents), shown, device, &request.partitions);
+    let device = request.device.as_deref().map(examine).transpose()?;
+    let (device, warnings) = device.unzip();
+    let size_bytes = request.size_bytes.or(device.as_ref().map(|device| device.id.size_bytes));
+    let sized = CreateRequest { size_bytes, ..request.clone() };
+    let mut options = resolve(shown, format, disk_type, &sized, parent)?;
+    options.own.device = device;
+    write_new(files, shown, path, format, &options)?;
+    Ok(warnings.unwrap_or_default())
 }
 
 /// Creates a child at `path` of an image that is open: `info` is the parent's, `link` leads to it.
@@ -181,7 +200,9 @@ fn unfit(path: &Path, what: impl Into<String>, hint: impl Into<String>) -> DiskE
 fn type_for(path: &Path, format: Format, request: &CreateRequest) -> Result<DiskType> {
     let disk_type = request.disk_type.unwrap_or(match (&request.parent, format) {
         (Some(_), _) => DiskType::Differencing,
-        _ if request.subformat.as_deref().is_some_and(|name| name.ends_with("Flat")) => DiskType::Fixed,
+        _ if request.subformat.as_deref().is_some_and(|name| format.driver().is_fixed_subformat(name)) => {
+            DiskType::Fixed
+        }
         (None, format) => format.driver().usual_type,
     });
     match (&request.parent, disk_type) {
@@ -272,15 +293,22 @@ fn resolve(
         own: FormatOptions {
             subformat: request.subformat.clone(),
             file_name: path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
+            device: None,
         },
     })
 }
 
 /// Opens the parent and builds the link to it for the child.
-fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Result<(ImageInfo, ParentLink)> {
+fn parent_of(
+    (files, policy): (&Files, &ParentPolicy),
+    child: &Path,
+    format: Format,
+    parent: &Path,
+) -> Result<(ImageInfo, ParentLink)> {
     // A child whose format allows only parents of its own format needs no probe.
     let only = (!format.driver().child_takes_any_parent).then_some(format);
     let access = Access { format: only, ..Access::default() };
+    let access = Access { parents: Some(policy), ..access };
     let (image, stores) = open_image(files, parent, &access, &mut Vec::new()).map_err(|error| match error {
         DiskError::Image(ImageError::NotAnImage { found, .. }) => unfit(
             child,
@@ -296,6 +324,7 @@ fn parent_of(files: &Files, child: &Path, format: Format, parent: &Path) -> Resu
     let synced = stores.iter().try_for_each(|store| store.sync_data());
     synced.map_err(|source| file_error("make it durable", parent, source))?;
     let info = image.info().clone();
+    refuse_as_parent(parent, &info)?;
     let parent_real = files.canonical(parent).map_err(|source| file_error("find", parent, source))?;
     let dir = child.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let dir_real = files.canonical(dir).map_err(|source| file_error("find", dir, source))?;
@@ -344,6 +373,15 @@ pub(crate) fn link_to(
         is_merged: false,
         modified_seconds,
         modified_offset_bytes: None,
+    })
+}
+
+/// Refuses an image that must have no children.
+pub(crate) fn refuse_as_parent(path: &Path, info: &ImageInfo) -> Result<()> {
+    let Some(why) = info.refusal_as_parent() else { return Ok(()) };
+    Err(DiskError::BadOptions {
+        what: format!("{}: {why}", path.display()),
+        hint: "map the device with the kind vmfsRawDeviceMap, or `convert` the disk to a new one".into(),
     })
 }
 

@@ -5,6 +5,7 @@
 //!   convert.rs        copies one disk into another
 //!   copy.rs           the copying itself: two workers, many requests in flight
 //!   create.rs         creates images
+//!   mapped.rs         the block device that a new image maps
 //!   new_size.rs       which size a disk gets, and what its partition table becomes
 //!   packing/          compresses a disk on all processors, for formats with compressed blocks
 //!   partial.rs        a new file under its temporary name until it is complete
@@ -16,6 +17,7 @@ pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod copy;
 pub(crate) mod create;
+mod mapped;
 pub(crate) mod new_size;
 pub(crate) mod packing;
 pub(crate) mod partial;

@@ -57,7 +57,11 @@ use crate::{
         throttle::Throttle,
     },
     error::{self, file_error},
-    life::{merge::survey::missing_bytes, removal, snapshot::Place},
+    life::{
+        merge::survey::missing_bytes,
+        removal::{self, Removal},
+        snapshot::Place,
+    },
     opening::{gate, merge_mark as mark, relink},
 };
 use batch::Copier;
@@ -180,11 +184,14 @@ impl Disk {
         absorbing.remove_leftovers()?;
         parent.join(shared).map_err(failed)?;
         let moved = absorbing.begin().and_then(|()| absorbing.move_blocks(progress)).and_then(|()| absorbing.rename());
-        if let Err(error) = moved {
-            absorbing.end()?;
-            return Err(error);
-        }
-        absorbing.pivot()?;
+        let removal = match moved {
+            Ok(removal) => removal,
+            Err(error) => {
+                absorbing.end()?;
+                return Err(error);
+            }
+        };
+        absorbing.pivot(removal)?;
         Ok(absorbing.done)
     }
 }
@@ -214,7 +221,7 @@ struct Absorbing<'a> {
     done: Absorbed,
 }
 
-impl Absorbing<'_> {
+impl<'a> Absorbing<'a> {
     fn failed(&self, source: io::Error) -> DiskError {
         error::from_io("merge it into its parent", &self.origin.file, source)
     }
@@ -418,20 +425,26 @@ impl Absorbing<'_> {
 
     /// Gives the parent the disk's name. The top has no block, so the disk reads the same before
     /// and after.
-    fn rename(&self) -> Result<()> {
+    fn rename(&self) -> Result<Removal<'a>> {
         let (files, path) = (&self.origin.options.files, &self.origin.file);
         let chain = self.shared.chain();
         parent::check_name(files, path, chain.top())?;
         parent::check_name(files, &self.done.parent, &chain.members()[1])?;
-        let renamed = files.rename(&self.done.parent, path, true);
-        renamed.map_err(|source| file_error("give the merged image its name", path, source))
+        let extents = removal::extents_of_layer(&*chain.members()[0].image, path);
+        let removal = Removal::begin(files, path, extents)?;
+        match files.rename(&self.done.parent, path, true) {
+            Ok(()) => Ok(removal),
+            Err(source) => {
+                removal.give_up();
+                Err(file_error("give the merged image its name", path, source))
+            }
+        }
     }
 
     /// Ends with the parent as the top, whose file has the disk's name.
-    fn pivot(&self) -> Result<()> {
+    fn pivot(&self, removal: Removal<'_>) -> Result<()> {
         let path = &self.origin.file;
         let chain = self.shared.chain();
-        let extents = removal::extents_of_layer(&*chain.members()[0].image, path);
         let pivoted = self.change(|mutation| {
             let chain = mutation.chain.without_top(path)?;
             mutation.left = None;
@@ -441,7 +454,7 @@ impl Absorbing<'_> {
         pivoted?;
         let synced = self.origin.options.files.sync_directory_of(path);
         synced.map_err(|source| file_error("make its new name durable", path, source))?;
-        removal::remove_extents(&self.origin.options.files, &extents)
+        removal.end()
     }
 
     /// Ends with the top over its parent, which is at rest again. What the parent took is durable

@@ -51,6 +51,7 @@ use crate::{
         gate,
         image_file::{Access, open_image},
         merge_mark,
+        referred::open_referred,
     },
 };
 use diskwright_image::{probe, probe::DetectedFormat};
@@ -301,44 +302,48 @@ fn lock(path: &Path, parent: &Layer, open: &OpenOptions) -> Result<Locked> {
 /// A frozen image of the disk that is locked for the merge.
 struct Grip {
     path: PathBuf,
-    /// The disk's file, which holds the lock.
-    held: Arc<dyn Store>,
-    /// The same file, open for writing without a lock.
-    written: Arc<dyn Store>,
+    /// The disk's files, which hold the locks.
+    held: Vec<Arc<dyn Store>>,
+    /// The same files, open for writing without locks.
+    written: Vec<Arc<dyn Store>>,
 }
 
 impl Grip {
     fn take(layer: &Layer, open: &OpenOptions) -> Result<Self> {
         let path = layer.path.clone();
-        if layer.image.stores().len() > 1 {
-            return Err(DiskError::BadOptions {
-                what: format!("{}: an image in several files cannot be merged while it is in use", path.display()),
-                hint: "close the disk, and merge it then".into(),
-            });
-        }
-        let held = Arc::clone(layer.image.store());
-        held.relock(LockMode::Exclusive)?;
+        let held = layer.image.stores().to_vec();
+        // If one of them fails, the image stays locked until the disk is closed.
+        let share = || held.iter().for_each(|store| drop(store.share_lock()));
+        held.iter().try_for_each(|store| store.relock(LockMode::Exclusive)).inspect_err(|_| share())?;
         let options = diskwright_store::OpenOptions {
             writable: true,
             create_new: false,
             cache: open.cache,
             lock: LockMode::None,
         };
-        let opened = open.files.open_canonical(&path, open.parents.allow_devices, &options);
-        let written = match opened {
-            Ok(written) if written.identity() == held.identity() => written,
-            other => {
-                // If it fails, the image stays locked until the disk is closed.
-                let _ = held.share_lock();
-                other?;
-                return Err(DiskError::BadOptions {
-                    what: format!("{}: it was replaced by another file since the disk was opened", path.display()),
-                    hint: "put the disk's image back in its place".into(),
-                });
-            }
-        };
+        let written = open_written(layer, open, &options).inspect_err(|_| share())?;
+        if held.iter().map(|store| store.identity()).ne(written.iter().map(|store| store.identity())) {
+            share();
+            return Err(DiskError::BadOptions {
+                what: format!("{}: it was replaced by another file since the disk was opened", path.display()),
+                hint: "put the disk's image back in its place".into(),
+            });
+        }
         Ok(Self { path, held, written })
     }
+}
+
+/// The files of an image, open for writing.
+fn open_written(
+    layer: &Layer,
+    open: &OpenOptions,
+    options: &diskwright_store::OpenOptions,
+) -> Result<Vec<Arc<dyn Store>>> {
+    let first = open.files.open_canonical(&layer.path, open.parents.allow_devices, options)?;
+    let format = DetectedFormat::certain(layer.image.info().format);
+    let references = probe::references(&*first, format)?;
+    let further = open_referred(&open.files, (&layer.path, &*first), &references, &open.parents, options)?;
+    Ok([first].into_iter().chain(further).collect())
 }
 
 impl Grip {
@@ -346,16 +351,19 @@ impl Grip {
     /// one of the two files, which keeps a shared lock. The other one may stay open for as long as
     /// a queue is idle, and must not keep the next merge away.
     fn let_go(&self, layers: &[Layer]) {
-        let _ = self.held.share_lock();
-        if layers.iter().any(|layer| Arc::ptr_eq(layer.image.store(), &self.held)) {
+        self.held.iter().for_each(|held| drop(held.share_lock()));
+        let [first, ..] = &self.held[..] else { return };
+        if layers.iter().any(|layer| Arc::ptr_eq(layer.image.store(), first)) {
             return;
         }
-        let is_there = layers.iter().any(|layer| layer.image.store().identity() == self.held.identity());
-        // If the second lock cannot be taken, the first one must stay.
-        if !is_there || self.written.relock(LockMode::Shared).is_ok() {
-            let _ = self.held.relock(LockMode::None);
-        } else {
-            std::mem::forget(Arc::clone(&self.held));
+        let is_there = layers.iter().any(|layer| layer.image.store().identity() == first.identity());
+        for (held, written) in self.held.iter().zip(&self.written) {
+            // If the second lock cannot be taken, the first one must stay.
+            if !is_there || written.relock(LockMode::Shared).is_ok() {
+                let _ = held.relock(LockMode::None);
+            } else {
+                std::mem::forget(Arc::clone(held));
+            }
         }
     }
 }
@@ -415,9 +423,9 @@ impl Users for InUse<'_> {
             let written = Layer { path: path.to_owned(), image: Arc::clone(&layers[0].image) };
             return Ok(Some(Locked::written(written)));
         }
-        let Some(grip) = self.grips.iter().find(|grip| grip.held.identity() == identity) else { return Ok(None) };
+        let Some(grip) = self.grips.iter().find(|grip| grip.held[0].identity() == identity) else { return Ok(None) };
         let format = DetectedFormat::certain(layers[0].image.info().format);
-        let stores = vec![Arc::clone(&grip.written)];
+        let stores = grip.written.clone();
         let image = probe::open_parts(stores.clone(), format, false, layers[0].image.info().logical_sector_bytes)?;
         Ok(Some(Locked::new(&Layer { path: grip.path.clone(), image }, stores)))
     }

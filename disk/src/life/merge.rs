@@ -42,7 +42,7 @@ use crate::{
     },
     engine::{chain::Layer, device::Disk},
     error::{file_error, from_io},
-    life::removal,
+    life::removal::{self, Removal},
     opening::{
         gate,
         image_file::{Access, open_image},
@@ -358,7 +358,9 @@ impl<'a> Merge<'a> {
                 hint: "merge into a lower ancestor, or convert the disk to a new one".into(),
             });
         }
-        Ok(())
+        // Asked here, because a refusal after the first link has changed would leave a merge that
+        // cannot be finished.
+        Ok(self.target.image(false)?.check_as_target(wanted_bytes)?)
     }
 
     /// Finds what has to be copied, and whether there is space for it.
@@ -391,12 +393,16 @@ impl<'a> Merge<'a> {
     }
 
     fn remove_leftovers(&mut self) -> Result<()> {
+        let images = self.steps.iter().chain([&self.target]);
+        let mut dirs: Vec<PathBuf> = images.filter_map(|image| Some(image.path.parent()?.to_owned())).collect();
+        dirs.dedup();
+        dirs.iter().try_for_each(|dir| removal::finish(&self.options.open.files, dir))?;
         if !self.leftovers.is_empty() {
             // The links that led to a leftover may have been changed in the page cache only.
             self.steps.iter().chain([&self.target]).chain(&self.children).try_for_each(Locked::sync)?;
         }
         for leftover in self.leftovers.drain(..) {
-            removal::remove(&self.options.open.files, &leftover.path, &leftover.extents())?;
+            removal::remove(&self.options.open.files, &leftover.path, leftover.extents())?;
         }
         Ok(())
     }
@@ -418,7 +424,7 @@ impl<'a> Merge<'a> {
             Some(next) => {
                 let link = self.link_from(next, &self.target.path)?;
                 next.relink(&self.options.open.files, |_| link)?;
-                removal::remove(&self.options.open.files, &child.path, &child.extents())?;
+                removal::remove(&self.options.open.files, &child.path, child.extents())?;
             }
             None if self.options.keep == KeptName::Childs => self.rename(&child)?,
             None => {
@@ -426,7 +432,7 @@ impl<'a> Merge<'a> {
                     let link = self.link_from(image, &self.target.path)?;
                     image.relink(&self.options.open.files, |_| link)?;
                 }
-                removal::remove(&self.options.open.files, &child.path, &child.extents())?;
+                removal::remove(&self.options.open.files, &child.path, child.extents())?;
             }
         }
         self.users.leave_out(&child, &self.target.layer(false)?)
@@ -518,12 +524,14 @@ impl<'a> Merge<'a> {
             let link = ParentLink { absolute_path: old.absolute_path, linkage2, ..new };
             image.relink(&self.options.open.files, |_| link)?;
         }
-        let extents = child.extents();
-        let renamed = files.rename(&self.target.path, &child.path, true);
-        renamed.map_err(|source| file_error("give the merged image its name", &child.path, source))?;
+        let removal = Removal::begin(files, &child.path, child.extents())?;
+        if let Err(source) = files.rename(&self.target.path, &child.path, true) {
+            removal.give_up();
+            return Err(file_error("give the merged image its name", &child.path, source));
+        }
         let synced = files.sync_directory_of(&child.path);
         synced.map_err(|source| file_error("make its new name durable", &child.path, source))?;
-        removal::remove_extents(files, &extents)?;
+        removal.end()?;
         self.target.was_renamed(&child.path);
         for image in &self.children {
             let link = self.link_from(image, &child.path)?;

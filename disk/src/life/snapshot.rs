@@ -36,7 +36,7 @@ use crate::{
     error::file_error,
     life::{
         merge::{KeptName, MergeOptions, Merged, merge},
-        removal,
+        removal::{self, Removal},
     },
     opening::{
         gate,
@@ -169,6 +169,7 @@ pub fn revert(path: impl AsRef<Path>, to: Option<&Path>, left: Left, options: &S
             layers[0].image.info().clone()
         }
     };
+    create::refuse_as_parent(&parent, &info)?;
     let link = create::link_to(
         &parent,
         &info,
@@ -196,7 +197,17 @@ pub fn remove_snapshot(
 ) -> Result<Option<Merged>> {
     let path = path.as_ref();
     let files = &options.open.files;
-    let real = files.canonical(path).map_err(|source| file_error("find", path, source))?;
+    let real = match files.canonical(path) {
+        Ok(real) => real,
+        // The same command, after a power cut.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && was_removed(files, path, options.dry_run)? => {
+            return Ok(None);
+        }
+        Err(source) => return Err(file_error("find", path, source)),
+    };
+    if let (false, Some(dir)) = (options.dry_run, real.parent()) {
+        removal::finish(files, dir)?;
+    }
     // With the lock of a writer, so that no program reads it. Its own parents need not be there.
     let access = Access { writable: true, ..Access::of_top(&options.open) };
     let (image, locked) = open_image(files, &real, &access, &mut Vec::new())?;
@@ -229,9 +240,16 @@ pub fn remove_snapshot(
         }
     }
     if !options.dry_run {
-        removal::remove(files, &real, &removal::extents_of(image.info(), &locked, &real))?;
+        removal::remove(files, &real, removal::extents_of(image.info(), &locked, &real))?;
     }
     Ok(None)
+}
+
+/// Whether a removal of the image at `path` was cut off; it is finished.
+fn was_removed(files: &Files, path: &Path, dry_run: bool) -> Result<bool> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let (Ok(dir), Some(name), false) = (files.canonical(dir), path.file_name(), dry_run) else { return Ok(false) };
+    removal::finish_of(files, &dir.join(name))
 }
 
 fn refuse_if_parent(files: &Files, path: &Path, real: &Path, info: &ImageInfo) -> Result<()> {
@@ -290,6 +308,7 @@ impl<'a> Place<'a> {
                 hint: "convert it to VHDX first".into(),
             });
         }
+        create::refuse_as_parent(self.shown, &self.info)?;
         refuse_if_parent(self.files, self.shown, &self.real, &self.info)
     }
 
@@ -341,12 +360,19 @@ impl<'a> Place<'a> {
             Some(_) => Vec::new(),
             None => removal::extents_of_layer(&*self.layers[0].image, &self.real),
         };
-        let result = self.swap(&temporary, frozen);
+        let result =
+            Removal::begin(self.files, &self.real, left).and_then(|removal| match self.swap(&temporary, frozen) {
+                Ok(()) => removal.end(),
+                Err(error) => {
+                    removal.give_up();
+                    Err(error)
+                }
+            });
         if result.is_err() {
             // The first error is returned. The file is ours, and its name is temporary.
             let _ = self.files.remove(&temporary);
         }
-        result.and_then(|()| removal::remove_extents(self.files, &left))
+        result
     }
 
     /// Whether the disk's name still leads to the file that is locked. Another of these operations
@@ -397,6 +423,7 @@ impl<'a> Place<'a> {
     /// Removes what an operation has left that was cut off: its temporary file, and the second
     /// names of the disk's own file. No data is lost: the file keeps the disk's name.
     pub(crate) fn remove_leftovers(&self) -> Result<()> {
+        removal::finish(self.files, self.dir())?;
         let temporary = self.temporary();
         if self.files.facts(&temporary).is_err() {
             return Ok(());

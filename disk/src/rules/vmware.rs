@@ -13,7 +13,9 @@ use super::{
 };
 use diskwright_image::{DiskType, Format};
 
-const ESXI_KINDS: &[&str] = &["vmfs", "vmfsSparse", "seSparse", "vmfsRawDeviceMap", "vmfsPassthroughRawDeviceMap"];
+/// Without raw device mappings: those that can be opened here have a mapping file of ours, and ESXi
+/// needs its own.
+const ESXI_KINDS: &[&str] = &["vmfs", "vmfsSparse", "seSparse"];
 const WORKSTATION_KINDS: &[&str] = &[
     "monolithicSparse",
     "monolithicFlat",
@@ -55,7 +57,7 @@ pub(super) static ESXI: &[Rule] = &[
     Rule { name: "format", expected: "VMDK", judge: |facts| format(facts, TO_VMFS) },
     Rule {
         name: "kind",
-        expected: "vmfs, vmfsSparse, seSparse or a raw device mapping, all along the chain",
+        expected: "vmfs, vmfsSparse or seSparse, all along the chain; a raw device mapping is made by ESXi itself (vmkfstools -r, -z)",
         judge: |facts| kind(facts, ESXI_KINDS, TO_VMFS),
     },
     Rule { name: "size", expected: "at most 62 TiB", judge: |facts| size(facts, ESXI_MAX_BYTES) },

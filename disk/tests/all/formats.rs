@@ -1,6 +1,7 @@
 //! A guest can write the signatures of other formats to its disk. The format of its disk must not
 //! change, and no other file may become visible through it.
 
+use crate::common::devices::Loop;
 use diskwright_disk::{ConvertOptions, CreateRequest, Disk, DiskError, OpenOptions, ParentPolicy, convert, create};
 use diskwright_format::vhdx::header::{self, HEADER_BYTES};
 use diskwright_image::{DiskType, Format};
@@ -12,7 +13,6 @@ use std::{
     fs, io,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    process::Command,
     sync::{Arc, Mutex},
 };
 use tempfile::TempDir;
@@ -114,30 +114,6 @@ fn a_fixed_vhd_stays_a_fixed_vhd() {
     let path = dir.path().join("guest.vhd");
     new_disk(&path, DiskType::Fixed);
     stays_what_it_is(&path, Format::Vhd, dir.path());
-}
-
-/// A loop device over a file, detached on drop.
-struct Loop(PathBuf);
-
-impl Loop {
-    fn over(file: &Path) -> Option<Self> {
-        let output = Command::new("losetup").args(["-f", "--show"]).arg(file).output();
-        match output {
-            Ok(output) if output.status.success() => {
-                Some(Self(String::from_utf8(output.stdout).unwrap().trim().into()))
-            }
-            _ => {
-                println!("skipped: block devices: losetup cannot make a loop device here");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
-    }
 }
 
 #[test]

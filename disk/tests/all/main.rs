@@ -35,6 +35,7 @@ mod late_lanes;
 mod late_syncs;
 mod live_merges;
 mod live_snapshots;
+mod mapped_devices;
 mod merge;
 mod model;
 mod moving;

@@ -1,10 +1,10 @@
 //! VMDKs in several files: which of the files that they name are opened; children above parents;
 //! marks of programs that use an image.
 
-use crate::common::read_all;
+use crate::common::{read_all, write};
 use diskwright_disk::{
     AbsorbOptions, ConvertOptions, CreateRequest, Disk, DiskError, KeptName, MergeOptions, OpenOptions, ParentPolicy,
-    ReconnectOptions, check, convert, create, merge, reconnect,
+    ReconnectOptions, SnapshotOptions, check, convert, create, merge, reconnect, remove_snapshot, snapshot,
 };
 use diskwright_image::Format;
 use diskwright_store::{Blocking, EngineKind};
@@ -372,4 +372,179 @@ fn a_disk_in_use_is_absorbed_by_a_parent_of_several_files() {
             assert!(read_by_qemu(dir.path(), "vm.vmdk") == expected, "{subformat}: qemu-img reads other bytes");
         }
     }
+}
+
+/// Frozen images in several files, as the one that is merged and as its parent, while the disk is
+/// written.
+#[test]
+fn frozen_images_in_several_files_are_merged_in_use() {
+    for (base, child) in [
+        ("twoGbMaxExtentFlat", "twoGbMaxExtentSparse"),
+        ("twoGbMaxExtentSparse", "monolithicSparse"),
+        ("thin", "twoGbMaxExtentSparse"),
+    ] {
+        let dir = TempDir::new().unwrap();
+        let dir = dir.path();
+        let size = 8 << 20;
+        let request = |size_bytes, subformat: &str, parent: Option<&str>| CreateRequest {
+            size_bytes,
+            subformat: Some(subformat.into()),
+            parent: parent.map(|name| dir.join(name)),
+            ..CreateRequest::default()
+        };
+        create(dir.join("base.vmdk"), &request(Some(size), base, None)).unwrap();
+        write(&dir.join("base.vmdk"), 0, 1, 4 << 20);
+        create(dir.join("vm.vmdk"), &request(None, child, Some("base.vmdk"))).unwrap();
+        write(&dir.join("vm.vmdk"), 1 << 20, 2, 100 << 10);
+        let writable = OpenOptions { writable: true, ..OpenOptions::default() };
+        let disk = Disk::open(dir.join("vm.vmdk"), &writable).unwrap();
+        let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+        disk.snapshot("monday", false, &mut ()).unwrap();
+        io.write(2 << 20, &[3; 4096], false).unwrap();
+        let mut expected = vec![0; size as usize];
+        expected[..4 << 20].fill(1);
+        expected[1 << 20..(1 << 20) + (100 << 10)].fill(2);
+        expected[2 << 20..(2 << 20) + 4096].fill(3);
+        let merged = disk.merge(dir.join("vm_monday.vmdk"), &MergeOptions::default(), &mut |_, _| true).unwrap();
+        assert_eq!(merged.disk, dir.join("base.vmdk").canonicalize().unwrap(), "{base}, {child}");
+        io.write(7 << 20, &[4; 512], false).unwrap();
+        expected[7 << 20..(7 << 20) + 512].fill(4);
+        // The parent is written by a second merge, too.
+        disk.snapshot("tuesday", false, &mut ()).unwrap();
+        disk.merge(dir.join("vm_tuesday.vmdk"), &MergeOptions::default(), &mut |_, _| true).unwrap();
+        drop(io);
+        disk.close().unwrap();
+        assert_eq!(disk.layers().len(), 2);
+        drop(disk);
+        assert!(read_all(&dir.join("vm.vmdk")) == expected, "{base}, {child}");
+        assert!(
+            files_in(dir).iter().all(|name| !name.contains("day") && !name.contains("removed")),
+            "{:?}",
+            files_in(dir)
+        );
+        if Command::new("qemu-img").arg("--version").output().is_ok() && base != "thin" {
+            assert!(read_by_qemu(dir, "vm.vmdk") == expected, "{base}, {child}: qemu-img reads other bytes");
+        }
+    }
+}
+
+/// What a parent cannot have is refused before the link of the child changes.
+#[test]
+fn a_merge_asks_whether_the_parent_takes_it_before_it_changes_anything() {
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    let name = |name: &str| dir.join(name);
+    let link = || {
+        let disk = Disk::open(name("top.vmdk"), &OpenOptions::default()).unwrap();
+        let layers = disk.layers();
+        layers[0].image.info().parent.clone().unwrap()
+    };
+    // An extent of 2047 MiB is full, and a new one is not added.
+    let full = 4_192_256 * 512;
+    let request = CreateRequest {
+        size_bytes: Some(full),
+        subformat: Some("twoGbMaxExtentSparse".into()),
+        ..CreateRequest::default()
+    };
+    create(name("base.vmdk"), &request).unwrap();
+    let larger = CreateRequest {
+        size_bytes: Some(full + (64 << 10)),
+        parent: Some(name("base.vmdk")),
+        ..CreateRequest::default()
+    };
+    create(name("top.vmdk"), &larger).unwrap();
+    write(&name("top.vmdk"), full, 7, 4096);
+    let before = link();
+    let merging = |keep| MergeOptions { keep, ..MergeOptions::default() };
+    let disk = Disk::open(name("top.vmdk"), &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+    let in_use = disk.absorb(&AbsorbOptions::default(), &mut |_, _| true).unwrap_err().to_string();
+    disk.close().unwrap();
+    drop(disk);
+    let alone = merge(name("top.vmdk"), &merging(KeptName::Parents), &mut |_, _| true).unwrap_err().to_string();
+    for error in [in_use, alone] {
+        assert!(error.contains("ends at 2047 MiB"), "{error}");
+    }
+    assert_eq!(link(), before);
+    // Parts of the disk that have no file, or one that must not be written.
+    fs::write(name("flat.bin"), vec![1; 1 << 20]).unwrap();
+    for (extents, told) in [
+        ("RW 2048 FLAT \"flat.bin\" 0\nRW 2048 ZERO", "for which the descriptor names no file"),
+        ("RW 2048 FLAT \"flat.bin\" 0\nNOACCESS 2048 FLAT \"secret.bin\" 0", "for which the descriptor names no file"),
+        ("RDONLY 2048 FLAT \"flat.bin\" 0\nRW 2048 ZERO", "an extent that is not writable"),
+    ] {
+        fs::remove_file(name("top.vmdk")).unwrap();
+        fs::write(name("base.vmdk"), descriptor(extents, "12345678")).unwrap();
+        let child = CreateRequest { parent: Some(name("base.vmdk")), ..CreateRequest::default() };
+        create(name("top.vmdk"), &child).unwrap();
+        write(&name("top.vmdk"), 0, 5, 4096);
+        write(&name("top.vmdk"), 3 << 19, 6, 4096);
+        let before = link();
+        let error = merge(name("top.vmdk"), &merging(KeptName::Childs), &mut |_, _| true).unwrap_err().to_string();
+        assert!(error.contains(told), "{extents}: {error}");
+        assert_eq!(link(), before, "{extents}");
+    }
+    // A write to the part with a file goes through; the other fails by itself.
+    fs::remove_file(name("top.vmdk")).unwrap();
+    fs::write(name("base.vmdk"), descriptor("RW 2048 FLAT \"flat.bin\" 0\nRW 2048 ZERO", "12345678")).unwrap();
+    write(&name("base.vmdk"), 4096, 5, 4096);
+    let all = read_all(&name("base.vmdk"));
+    assert!(all[4096..8192].iter().all(|&byte| byte == 5) && all[1 << 20..].iter().all(|&byte| byte == 0));
+}
+
+/// A power cut between the removal of a descriptor and that of its extents: the same command, or
+/// the next one in the folder, finishes it. A mark that lies removes nothing that is in use.
+#[test]
+fn a_removal_that_was_cut_off_is_finished() {
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    let name = |name: &str| dir.join(name);
+    let make = |file: &str| {
+        let request = CreateRequest {
+            size_bytes: Some(4 << 20),
+            subformat: Some("twoGbMaxExtentFlat".into()),
+            ..CreateRequest::default()
+        };
+        create(name(file), &request).unwrap();
+    };
+    let removing = SnapshotOptions::default();
+    for by_the_same in [true, false] {
+        make("x.vmdk");
+        make("y.vmdk");
+        fs::rename(name("x.vmdk"), name(".x.vmdk.removed")).unwrap();
+        if by_the_same {
+            remove_snapshot(name("x.vmdk"), &removing, &mut |_, _| true).unwrap();
+            assert_eq!(files_in(dir), ["y-f001.vmdk", "y.vmdk"]);
+        }
+        remove_snapshot(name("y.vmdk"), &removing, &mut |_, _| true).unwrap();
+        assert_eq!(files_in(dir), [""; 0]);
+    }
+    // Cut off before the image lost its name: it keeps its extents.
+    make("x.vmdk");
+    make("y.vmdk");
+    fs::hard_link(name("x.vmdk"), name(".x.vmdk.removed")).unwrap();
+    remove_snapshot(name("y.vmdk"), &removing, &mut |_, _| true).unwrap();
+    assert_eq!(files_in(dir), ["x-f001.vmdk", "x.vmdk"]);
+    // Marks that name what another image uses, what lies elsewhere, and nothing at all.
+    make("y.vmdk");
+    for extent in ["x-f001.vmdk", "../x-f001.vmdk"] {
+        fs::write(name(".z.vmdk.removed"), descriptor(&format!("RW 2048 FLAT \"{extent}\" 0"), "12345678")).unwrap();
+        snapshot(name("y.vmdk"), &SnapshotOptions { name: "a".into(), ..SnapshotOptions::default() }).unwrap();
+        assert_eq!(files_in(dir), ["x-f001.vmdk", "x.vmdk", "y-f001.vmdk", "y.vmdk", "y_a.vmdk"], "{extent}");
+        remove_snapshot(name("y.vmdk"), &removing, &mut |_, _| true).unwrap();
+        fs::rename(name("y_a.vmdk"), name("y.vmdk")).unwrap();
+    }
+    fs::write(name(".z.vmdk.removed"), b"no image").unwrap();
+    remove_snapshot(name("y.vmdk"), &removing, &mut |_, _| true).unwrap();
+    assert_eq!(files_in(dir), ["x-f001.vmdk", "x.vmdk"]);
+    assert!(name(".z.vmdk.removed").exists(), "what is no mark was removed");
+    // An image of the folder that cannot be read may use them.
+    fs::write(name("broken.vmdk"), "# Disk DescriptorFile\nversion=9\n").unwrap();
+    fs::write(name(".z.vmdk.removed"), descriptor("RW 2048 FLAT \"mine.bin\" 0", "12345678")).unwrap();
+    fs::write(name("mine.bin"), b"data").unwrap();
+    remove_snapshot(name("x.vmdk"), &removing, &mut |_, _| true).unwrap();
+    assert!(name("mine.bin").exists());
+    fs::remove_file(name("broken.vmdk")).unwrap();
+    make("x.vmdk");
+    remove_snapshot(name("x.vmdk"), &removing, &mut |_, _| true).unwrap();
+    assert!(files_in(dir).is_empty() && !name("mine.bin").exists() && !name(".z.vmdk.removed").exists());
 }

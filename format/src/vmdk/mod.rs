@@ -16,6 +16,8 @@
 //!   directory; a footer at the end says where the directory is            marker.rs
 //! ```
 //!
+//! SESPARSE, ESXi's extent for redo logs, is coded in another way          sesparse.rs
+//!
 //! A grain directory has an entry for each grain table; a grain table has an entry for each grain,
 //! the sector of the grain in the extent's file. A parser takes a slice and its offset in the file
 //! and returns a value or a [`VmdkError`]. No parser panics on any input, and no allocation is
@@ -24,8 +26,10 @@
 mod descriptor;
 pub mod edit;
 mod error;
+mod mapping;
 mod marker;
 pub mod one_sector;
+mod sesparse;
 mod sparse;
 mod stream;
 
@@ -33,7 +37,12 @@ pub use descriptor::{
     Access, DESCRIPTOR_MAX_BYTES, Descriptor, EXTENTS_MAX, Extent, ExtentKind, NO_PARENT, is_descriptor,
 };
 pub use error::VmdkError;
+pub use mapping::{MAPPING_MAX_BYTES, MappedDevice, Mapping};
 pub use marker::{GRAIN_MARKER_BYTES, GrainMarker, Marker, MarkerKind};
+pub use sesparse::{
+    SESPARSE_GRAIN_SECTORS, SESPARSE_HEADER_BYTES, SESPARSE_TABLE_ENTRIES, SeSparseGrain, SeSparseHeader,
+    sesparse_directory_entry, sesparse_replays_journal, sesparse_table_of, sesparse_volatile_header,
+};
 pub use sparse::{
     GRAIN_ABSENT, GRAIN_ZERO, GTES_PER_TABLE, Placing, SPARSE_HEADER_BYTES, SparseFlags, SparseHeader, TEXT_CHECK,
 };

@@ -31,7 +31,7 @@ pub fn references(store: &dyn Store) -> Result<Vec<Reference>> {
         return Err(corrupt(store, front.header.header_bytes.into(), invalid));
     };
     let name = local(store, "data file", &name)?.to_owned();
-    Ok(vec![Reference { name, kind: ReferenceKind::RawData, is_written: true }])
+    Ok(vec![Reference { name, kind: ReferenceKind::RawData, is_written: true, device: None }])
 }
 
 /// The backing file that the image in `store` names.

@@ -5,6 +5,8 @@
 //!   monolithicFlat        disk.vmdk: the descriptor; disk-flat.vmdk: the sectors
 //!   twoGbMaxExtentSparse  disk.vmdk; disk-s001.vmdk, disk-s002.vmdk ...
 //!   twoGbMaxExtentFlat    disk.vmdk; disk-f001.vmdk ...
+//!   vmfs                  disk.vmdk; disk-flat.vmdk, as ESX has it on VMFS
+//!   a kind over a device  device.rs
 //!
 //!   sparse extent:  header │ (descriptor) │ redundant directory, tables │ directory, tables │ ...
 //! ```
@@ -13,28 +15,52 @@
 //! They are holes of the file, so they need none on the disk below. Extents end at 2047 MiB, as
 //! those of VMware do.
 //!
+//! Flat files on VMFS differ by their space alone, and are named as by vmkfstools: `thin` has
+//! holes, `zeroedthick` (the default) has reserved space that the file system zeroes when it is
+//! first written, and `eagerzeroedthick` was written with zeros. Other flat files are sparse, or
+//! with `preallocate` reserved.
+//!
 //! The part that makes a file an image is written last, after everything else is durable: the
 //! descriptor, or the header of a sparse extent with the descriptor in it. So a creation that was
 //! interrupted leaves no file that is recognised as a VMDK of this size.
 
-use super::{grow::SPLIT_SECTORS, link, text::LINKAGE2_KEY};
+use super::{
+    bad,
+    device::{self, DevicePlan},
+    grow::SPLIT_SECTORS,
+    link,
+    text::LINKAGE2_KEY,
+};
 use crate::{CreateOptions, DiskType, ImageError, LinkageId, ParentLink, Result};
 use diskwright_format::vmdk::{
     Access, Descriptor, EXTENTS_MAX, Extent, ExtentKind, GTES_PER_TABLE, Placing, SECTOR_BYTES, SparseFlags,
     SparseHeader, one_sector,
 };
 use diskwright_store::{FileRange, Store};
-use std::sync::Arc;
+use std::{io, sync::Arc};
 use uuid::Uuid;
 
 /// The kinds that can be created, the default first.
 pub(crate) const SUBFORMATS: &[&str] =
-    &["monolithicSparse", "monolithicFlat", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat"];
+    &["monolithicSparse", "monolithicFlat", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat", VMFS];
+
+const VMFS: &str = "vmfs";
+/// How the space of a flat file is allocated, by the names of vmkfstools; the kind is `vmfs`.
+const VMFS_SPACES: [(&str, Space); 4] = [
+    (VMFS, Space::Reserved),
+    ("zeroedthick", Space::Reserved),
+    ("eagerzeroedthick", Space::Written),
+    ("thin", Space::Holes),
+];
 
 /// Grain of a new image, which every program takes.
 const GRAIN_BYTES: u32 = 64 << 10;
 const GRAIN_MIN_BYTES: u32 = 8 << 10;
 const GRAIN_MAX_BYTES: u32 = 64 << 20;
+/// The entry of the disk database that says that a file has holes.
+const THIN: &str = "ddb.thinProvisioned";
+/// How much is zeroed by one write.
+const ZEROS_BYTES: u64 = 1 << 20;
 /// Space for an embedded descriptor in the files of VMware, in sectors.
 const DESCRIPTOR_SECTORS: u64 = 20;
 /// Heads and sectors of a track of the geometry that the descriptor records, as those of all large
@@ -47,31 +73,49 @@ const ID_PREFIX: u128 = 0x0600_0C29 << 100;
 /// The first line of the extents in a new descriptor.
 const EXTENTS_LINE: &str = "# Extent description";
 
+/// How the space of a flat file is allocated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Space {
+    /// Where something is written.
+    Holes,
+    /// At once. The file system zeroes it when it is first written.
+    Reserved,
+    /// At once, and written with zeros.
+    Written,
+}
+
 /// What is to be made.
 #[derive(Debug)]
 struct Plan {
     subformat: &'static str,
     is_sparse: bool,
+    space: Space,
     grain_sectors: u64,
     /// File name and length in sectors of each extent.
     extents: Vec<(String, u64)>,
-}
-
-fn bad(what: impl Into<String>, hint: impl Into<String>) -> ImageError {
-    ImageError::BadOptions { path: Default::default(), what: what.into(), hint: hint.into() }
 }
 
 impl Plan {
     fn of(options: &CreateOptions) -> Result<Self> {
         let own = &options.own;
         let usual = if options.disk_type == DiskType::Fixed { SUBFORMATS[1] } else { SUBFORMATS[0] };
-        let subformat = match &own.subformat {
-            None => usual,
-            Some(name) => SUBFORMATS.iter().find(|known| known.eq_ignore_ascii_case(name)).ok_or_else(|| {
-                let hint = format!("use {}", SUBFORMATS.join(", "));
-                bad(format!("a VMDK of the kind {name:?} cannot be created"), hint)
-            })?,
-        };
+        let name = own.subformat.as_deref().unwrap_or(usual);
+        let on_vmfs = VMFS_SPACES.iter().find(|(known, _)| known.eq_ignore_ascii_case(name));
+        let space =
+            on_vmfs.map_or(if options.preallocate { Space::Reserved } else { Space::Holes }, |(_, space)| *space);
+        let known = SUBFORMATS.iter().find(|known| known.eq_ignore_ascii_case(name)).copied();
+        let subformat = known.or(on_vmfs.map(|_| VMFS)).ok_or_else(|| {
+            let devices = device::DEVICE_SUBFORMATS.map(|(long, _)| long).join(", ");
+            let hint = format!(
+                "use {}, thin, zeroedthick or eagerzeroedthick; over a device {devices}",
+                SUBFORMATS.join(", ")
+            );
+            bad(format!("a VMDK of the kind {name:?} cannot be created"), hint)
+        })?;
+        if own.device.is_some() {
+            let what = format!("a VMDK of the kind {subformat} maps no device");
+            return Err(bad(what, "use a kind over a device, such as fullDevice or vmfsRawDeviceMap"));
+        }
         let is_sparse = subformat.ends_with("Sparse");
         if is_sparse == (options.disk_type == DiskType::Fixed) {
             let what = format!("a {} VMDK of the kind {subformat}", options.disk_type);
@@ -101,7 +145,7 @@ impl Plan {
         let grain_sectors = u64::from(grain_bytes) / SECTOR_BYTES;
         let sectors = options.size_bytes / SECTOR_BYTES;
         let extents = extents(&own.file_name, subformat, sectors)?;
-        let plan = Self { subformat, is_sparse, grain_sectors, extents };
+        let plan = Self { subformat, is_sparse, space, grain_sectors, extents };
         if is_sparse && plan.extents.iter().any(|(_, sectors)| plan.last_sector(*sectors) > u64::from(u32::MAX)) {
             let what =
                 format!("{} bytes do not fit into one sparse extent, whose tables reach 2 TiB", options.size_bytes);
@@ -145,7 +189,12 @@ impl Plan {
     }
 
     fn descriptor(&self, options: &CreateOptions) -> Result<Descriptor> {
-        let kind = if self.is_sparse { ExtentKind::Sparse } else { ExtentKind::Flat };
+        let kind = match self.subformat {
+            VMFS => ExtentKind::Vmfs,
+            _ if self.is_sparse => ExtentKind::Sparse,
+            _ => ExtentKind::Flat,
+        };
+        let thin = (self.subformat == VMFS && self.space == Space::Holes).then(|| (THIN.to_owned(), "1".to_owned()));
         let extents = self.extents.iter().map(|(file, sectors)| Extent {
             access: Access::ReadWrite,
             sectors: *sectors,
@@ -153,20 +202,7 @@ impl Plan {
             file: Some(file.clone()),
             first_sector: 0,
         });
-        let random = Uuid::new_v4().as_u128();
-        let cid = LinkageId::random_cid().cid().unwrap_or_default();
-        let id = options.disk_id.unwrap_or_else(|| Uuid::from_u128(ID_PREFIX | random >> 28));
-        let cylinders = (options.size_bytes / SECTOR_BYTES / (HEADS * TRACK_SECTORS)).clamp(1, 65535);
-        let database = [
-            ("ddb.virtualHWVersion", "4".to_owned()),
-            ("ddb.geometry.cylinders", cylinders.to_string()),
-            ("ddb.geometry.heads", HEADS.to_string()),
-            ("ddb.geometry.sectors", TRACK_SECTORS.to_string()),
-            ("ddb.adapterType", "lsilogic".to_owned()),
-            ("ddb.uuid", id_text(id)),
-            ("ddb.longContentID", format!("{:024x}{cid:08x}", random >> 32)),
-        ];
-        let mut descriptor = Descriptor::new(cid, self.subformat, extents.collect(), &database);
+        let mut descriptor = describe(options, self.subformat, extents.collect(), thin);
         if let Some(parent) = &options.parent {
             name_parent(&mut descriptor, parent)?;
         }
@@ -174,18 +210,63 @@ impl Plan {
     }
 }
 
-/// Names and lengths of the extents.
-fn extents(file_name: &str, subformat: &str, sectors: u64) -> Result<Vec<(String, u64)>> {
+/// The descriptor of a new disk, with `further` entries of the disk database.
+fn describe(
+    options: &CreateOptions,
+    subformat: &str,
+    extents: Vec<Extent>,
+    further: impl IntoIterator<Item = (String, String)>,
+) -> Descriptor {
+    let random = Uuid::new_v4().as_u128();
+    let cid = LinkageId::random_cid().cid().unwrap_or_default();
+    let id = options.disk_id.unwrap_or_else(|| Uuid::from_u128(ID_PREFIX | random >> 28));
+    let cylinders = (options.size_bytes / SECTOR_BYTES / (HEADS * TRACK_SECTORS)).clamp(1, 65535);
+    let own = [
+        ("ddb.virtualHWVersion", "4".to_owned()),
+        ("ddb.geometry.cylinders", cylinders.to_string()),
+        ("ddb.geometry.heads", HEADS.to_string()),
+        ("ddb.geometry.sectors", TRACK_SECTORS.to_string()),
+        ("ddb.adapterType", "lsilogic".to_owned()),
+        ("ddb.uuid", id_text(id)),
+        ("ddb.longContentID", format!("{:024x}{cid:08x}", random >> 32)),
+    ];
+    let further: Vec<(String, String)> = further.into_iter().collect();
+    let mut database = own.to_vec();
+    database.extend(further.iter().map(|(key, value)| (key.as_str(), value.clone())));
+    Descriptor::new(cid, subformat, extents, &database)
+}
+
+/// The plan for a kind over a device; `None` for other kinds.
+fn device_plan(options: &CreateOptions) -> Result<Option<DevicePlan<'_>>> {
+    let Some(kind) = options.own.subformat.as_deref().and_then(device::kind_of) else { return Ok(None) };
+    let name = checked_name(&options.own.file_name)?;
+    DevicePlan::of(kind, name.strip_suffix(".vmdk").unwrap_or(name), options).map(Some)
+}
+
+/// Whether a kind is that of a fixed disk.
+pub(crate) fn is_flat_kind(name: &str) -> bool {
+    let is_on_vmfs = VMFS_SPACES.iter().any(|(known, _)| known.eq_ignore_ascii_case(name));
+    is_on_vmfs || name.to_ascii_lowercase().ends_with("flat") || device::kind_of(name).is_some()
+}
+
+/// The file name of a new image, which its descriptor or a further file's name repeats.
+fn checked_name(file_name: &str) -> Result<&str> {
     let name = if file_name.is_empty() { "disk.vmdk" } else { file_name };
     // A quotation mark or a control character would end the name in the text.
     if name.chars().any(|c| c == '"' || c.is_control()) {
         let what = format!("the name {name:?} cannot be written into a descriptor");
         return Err(bad(what, "use a name without quotation marks and control characters"));
     }
+    Ok(name)
+}
+
+/// Names and lengths of the extents.
+fn extents(file_name: &str, subformat: &str, sectors: u64) -> Result<Vec<(String, u64)>> {
+    let name = checked_name(file_name)?;
     let stem = name.strip_suffix(".vmdk").unwrap_or(name);
     let letter = match subformat {
         "monolithicSparse" => return Ok(vec![(name.to_owned(), sectors)]),
-        "monolithicFlat" => return Ok(vec![(format!("{stem}-flat.vmdk"), sectors)]),
+        "monolithicFlat" | VMFS => return Ok(vec![(format!("{stem}-flat.vmdk"), sectors)]),
         "twoGbMaxExtentSparse" => 's',
         _ => 'f',
     };
@@ -218,6 +299,9 @@ fn name_parent(descriptor: &mut Descriptor, parent: &ParentLink) -> Result<()> {
 /// # Errors
 /// `BadOptions`.
 pub(crate) fn further_files(options: &CreateOptions) -> Result<Vec<String>> {
+    if let Some(plan) = device_plan(options)? {
+        return Ok(plan.further_file().into_iter().collect());
+    }
     let plan = Plan::of(options)?;
     let own = usize::from(plan.is_embedded());
     Ok(plan.extents.into_iter().skip(own).map(|(name, _)| name).collect())
@@ -230,6 +314,10 @@ pub(crate) fn further_files(options: &CreateOptions) -> Result<Vec<String>> {
 /// `BadOptions` for options that the format does not allow, before anything is written; `Io`, after
 /// which the stores hold an incomplete image.
 pub(crate) fn create(stores: &[Arc<dyn Store>], options: &CreateOptions) -> Result<()> {
+    if let Some(plan) = device_plan(options)? {
+        let text = describe(options, plan.subformat, plan.extents.clone(), plan.entries()).to_text();
+        return device::create(stores, &plan, &text);
+    }
     let plan = Plan::of(options)?;
     let mut text = plan.descriptor(options)?.to_text();
     if options.parent.is_some() && !plan.is_embedded() {
@@ -251,7 +339,11 @@ pub(crate) fn create(stores: &[Arc<dyn Store>], options: &CreateOptions) -> Resu
             write_sparse(store, &plan.header(*sectors), plan.is_embedded().then_some(&*text))?;
         } else {
             let range = FileRange { offset_bytes: 0, len_bytes: sectors * SECTOR_BYTES };
-            let made = if options.preallocate { store.allocate(range) } else { store.set_len(range.len_bytes) };
+            let made = match plan.space {
+                Space::Holes => store.set_len(range.len_bytes),
+                Space::Reserved => store.allocate(range),
+                Space::Written => store.allocate(range).and_then(|()| write_zeros(store, range.len_bytes)),
+            };
             made.and_then(|()| store.sync_data())
                 .map_err(|error| ImageError::io("allocate the space of the extent", store, 0, error))?;
         }
@@ -262,6 +354,15 @@ pub(crate) fn create(stores: &[Arc<dyn Store>], options: &CreateOptions) -> Resu
         written.map_err(|error| ImageError::io("write the descriptor", store, 0, error))?;
     }
     Ok(())
+}
+
+/// Writes zeros, which space that is only reserved does not have on the device.
+fn write_zeros(store: &dyn Store, len_bytes: u64) -> io::Result<()> {
+    let zeros = vec![0; ZEROS_BYTES as usize];
+    (0..len_bytes.div_ceil(ZEROS_BYTES)).try_for_each(|piece| {
+        let at = piece * ZEROS_BYTES;
+        store.write_at(&zeros[..(len_bytes - at).min(ZEROS_BYTES) as usize], at)
+    })
 }
 
 /// Writes an extent without grains. Durable on return; the header is written last.

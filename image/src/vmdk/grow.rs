@@ -29,7 +29,8 @@
 
 use super::{
     corrupt,
-    layout::{Content, Part},
+    document::Document,
+    layout::{Content, Layout, Part},
     tables::{Entry, LOST, TABLES_MAX},
     write::Writing,
 };
@@ -42,31 +43,71 @@ pub(super) const SPLIT_SECTORS: u64 = 4_192_256;
 /// Entries of a directory in a sector.
 const PER_SECTOR: usize = (SECTOR_BYTES / 4) as usize;
 
+/// Whether the disk can have this size, as far as descriptor, headers and directories say. Returns
+/// the part that becomes longer. Everything is asked here that can be, as a merge asks before it
+/// changes anything.
+///
+/// # Errors
+/// `Unsupported` if not.
+pub(super) fn check<'a>(layout: &'a Layout, document: &Document, size_bytes: u64) -> Result<&'a Part> {
+    let present_bytes = layout.size_bytes.get();
+    let refused = |hint: &str| {
+        let what = format!("a new size of {size_bytes} bytes for this VMDK of {present_bytes} bytes");
+        Err(ImageError::Unsupported { path: layout.stores[0].name().to_owned(), what, hint: hint.into() })
+    };
+    if size_bytes < present_bytes || !size_bytes.is_multiple_of(SECTOR_BYTES) {
+        return refused("name a size of at least the present one, a multiple of 512 bytes");
+    }
+    let Some(part) = layout.parts.last() else { return refused("convert the disk to a new one") };
+    let len_bytes = size_bytes - part.start_bytes;
+    let is_longer = size_bytes > present_bytes;
+    if is_longer && document.is_split() && len_bytes / SECTOR_BYTES > SPLIT_SECTORS {
+        return refused(
+            "an extent of a VMDK in files of 2 GB ends at 2047 MiB: convert the disk to monolithicSparse or monolithicFlat of that size",
+        );
+    }
+    if !document.has_room_for_length(len_bytes / SECTOR_BYTES) {
+        return refused("the descriptor has no room for the extent's new length: convert the disk to a new one");
+    }
+    match part.content {
+        _ if !is_longer => {}
+        Content::Zero => return refused("convert the disk to a new one"),
+        Content::Flat { store: index, first_bytes } => {
+            let store = &layout.stores[usize::from(index)];
+            if store.is_block_device() {
+                return refused("its last extent is a device, which cannot become longer: convert the disk");
+            }
+            if first_bytes.saturating_add(len_bytes) >= 1 << 62 {
+                return refused("name a smaller size");
+            }
+            let own = store.identity();
+            let in_file = layout.files().into_iter().filter(|(file, _)| own.is_some() && *file == own).count();
+            if in_file > 1 || index == 0 {
+                return refused("the file of its last extent holds more than this extent: convert the disk");
+            }
+        }
+        Content::Sparse(extent) => {
+            let tables = &layout.extents[extent].tables;
+            let grains = len_bytes.div_ceil(tables.grain_bytes);
+            let most_bytes = grains.saturating_mul(tables.grain_bytes).saturating_add(tables.taken_end_bytes());
+            let has_many = grains.div_ceil(tables.table_entries) > TABLES_MAX;
+            if len_bytes > tables.capacity_bytes.get() && (has_many || most_bytes / SECTOR_BYTES > u64::from(u32::MAX))
+            {
+                return refused("the tables of a sparse extent reach 2 TiB of its file: convert the disk to VHDX");
+            }
+        }
+    }
+    Ok(part)
+}
+
 impl Writing {
     pub(super) fn grow_to(&self, size_bytes: u64) -> Result<()> {
         self.check_barriers()?;
         let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
-        let present_bytes = self.layout.size_bytes.get();
-        let refused = |hint: &str| {
-            let what = format!("a new size of {size_bytes} bytes for this VMDK of {present_bytes} bytes");
-            Err(self.unsupported(&what, hint))
-        };
-        if size_bytes < present_bytes || !size_bytes.is_multiple_of(SECTOR_BYTES) {
-            return refused("name a size of at least the present one, a multiple of 512 bytes");
-        }
-        let Some(part) = self.layout.parts.last() else { return refused("convert the disk to a new one") };
+        let part = check(&self.layout, &self.document, size_bytes)?;
         let len_bytes = size_bytes - part.start_bytes;
-        let is_split = self.document.is_split();
-        if is_split && size_bytes > present_bytes && len_bytes / SECTOR_BYTES > SPLIT_SECTORS {
-            return refused(
-                "an extent of a VMDK in files of 2 GB ends at 2047 MiB: convert the disk to monolithicSparse or monolithicFlat of that size",
-            );
-        }
-        if !self.document.has_room_for_length(len_bytes / SECTOR_BYTES) {
-            return refused("the descriptor has no room for the extent's new length: convert the disk to a new one");
-        }
         match part.content {
-            Content::Zero => return refused("convert the disk to a new one"),
+            Content::Zero => {}
             Content::Flat { store, first_bytes } => {
                 self.extend_file(part, usize::from(store), first_bytes, len_bytes)?;
             }
@@ -82,18 +123,9 @@ impl Writing {
     fn extend_file(&self, part: &Part, index: usize, first_bytes: u64, len_bytes: u64) -> Result<()> {
         let store = &*self.layout.stores[index];
         let old_end = first_bytes + (part.end_bytes.get() - part.start_bytes);
-        let new_end = first_bytes.checked_add(len_bytes).filter(|&end| end < 1 << 62);
-        let Some(new_end) = new_end.filter(|_| !store.is_block_device()) else {
-            return Err(self.unsupported("a longer extent on a device, or of this length,", "convert the disk"));
-        };
+        let new_end = first_bytes.saturating_add(len_bytes);
         if new_end == old_end {
             return Ok(());
-        }
-        let own = store.identity();
-        let in_file = self.layout.files().into_iter().filter(|(file, _)| own.is_some() && *file == own).count();
-        if in_file > 1 || index == 0 {
-            let what = "a longer extent in a file that holds more than this extent";
-            return Err(self.unsupported(what, "convert the disk to a new one"));
         }
         let io = |error| ImageError::io("make the extent longer", store, old_end, error);
         // What lies behind the extent was never on the disk.
@@ -120,15 +152,6 @@ impl Writing {
         let grains = len_bytes.div_ceil(tables.grain_bytes);
         let count = grains.div_ceil(tables.table_entries);
         let old_count = tables.tables();
-        let too_large = || {
-            let what = format!("a sparse extent of {len_bytes} bytes, as its tables reach 2 TiB of its file,");
-            self.unsupported(&what, "convert the disk to VHDX")
-        };
-        let payload_bytes = grains.checked_mul(tables.grain_bytes).ok_or_else(too_large)?;
-        let most_bytes = payload_bytes.saturating_add(tables.taken_end_bytes());
-        if count > TABLES_MAX || most_bytes / SECTOR_BYTES > u64::from(u32::MAX) {
-            return Err(too_large());
-        }
         self.zero_end_of_last_grain(extent)?;
         let new_tables = self.take_tables(extent, count - old_count)?;
         let _no_flush = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);

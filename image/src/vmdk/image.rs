@@ -5,18 +5,20 @@
 //! What cannot be written is refused by name when the image is opened ([`Layout::refusal`]).
 
 use super::{
-    layout::{Content, Layout, Place},
+    document::Document,
+    grow,
+    layout::{Content, Layout, Part, Place},
     tables::{Entry, Tables},
     text::{Head, link_of},
     write::Writing,
 };
 use crate::{
     BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LinkageId, LogState, ParentLink,
-    Reference, Result, SectorBitmap, raw,
+    Reference, Result, SectorBitmap, devices::PHYSICAL_MAPPING, raw,
 };
 use diskwright_format::vmdk::SECTOR_BYTES;
 use diskwright_store::Store;
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 use uuid::Uuid;
 
 /// The most grains whose places are read for the payload's alignment when nothing depends on it.
@@ -66,6 +68,11 @@ pub fn open(stores: Vec<Arc<dyn Store>>, writable: bool) -> Result<VmdkImage> {
         remarks.push(format!(
             "VMware tracks the changes of this disk in {path:?}; the first write drops that record, as it would no longer be true."
         ));
+    }
+    if descriptor.is_some_and(|descriptor| descriptor.create_type.eq_ignore_ascii_case(PHYSICAL_MAPPING)) {
+        remarks.push(
+            "A device in physical compatibility: requests go to it as they are, and the disk takes no snapshots; SCSI pass-through (other commands than reads and writes) does not exist here.".into(),
+        );
     }
     let is_unclean = |tables: &Tables| tables.header.as_ref().is_some_and(|header| header.is_unclean);
     if layout.extents.iter().any(|extent| is_unclean(&extent.tables)) {
@@ -334,6 +341,36 @@ impl Image for VmdkImage {
         let tables = &extent.tables;
         let start = tables.taken_end_bytes().next_multiple_of(tables.grain_bytes);
         Ok(Some(start.saturating_add(blocks.saturating_mul(tables.grain_bytes))))
+    }
+
+    fn check_as_target(&self, size_bytes: u64) -> Result<()> {
+        let layout = &self.layout;
+        layout.refusal().map_or(Ok(()), Err)?;
+        if size_bytes <= self.size_bytes() {
+            return Ok(());
+        }
+        match &self.writing {
+            Some(writing) => grow::check(layout, &writing.document, size_bytes)?,
+            None => grow::check(layout, &Document::read(layout)?, size_bytes)?,
+        };
+        Ok(())
+    }
+
+    fn check_takes(&self, blocks: Range<u64>) -> Result<()> {
+        let block_bytes = self.layout.block_bytes;
+        let range = blocks.start.saturating_mul(block_bytes)..blocks.end.saturating_mul(block_bytes);
+        let is_refused = |part: &Part| {
+            let is_there = part.start_bytes < range.end && range.start < part.end_bytes.get();
+            is_there && matches!(part.content, Content::Zero)
+        };
+        match self.layout.parts.iter().find(|part| is_refused(part)) {
+            None => Ok(()),
+            Some(part) => Err(ImageError::Unsupported {
+                path: self.store().name().to_owned(),
+                what: format!("data at {} bytes, for which the descriptor names no file,", part.start_bytes),
+                hint: "convert the disk to a new one".into(),
+            }),
+        }
     }
 
     fn sector_bitmap(&self, _block: u64) -> Result<SectorBitmap> {

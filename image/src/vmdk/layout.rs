@@ -159,8 +159,8 @@ impl Layout {
             ExtentKind::VmfsRdm | ExtentKind::VmfsRaw if !store.is_block_device() => {
                 return Err(unsupported(
                     &*store,
-                    "a raw device mapping whose file is not a block device",
-                    "name the device by its path in the descriptor",
+                    "a raw device mapping that leads to a file",
+                    "let it name a block device",
                 ));
             }
             ExtentKind::Flat | ExtentKind::Vmfs | ExtentKind::VmfsRdm | ExtentKind::VmfsRaw => {
@@ -267,11 +267,15 @@ impl Layout {
             return refuse(first, "writing to an extent without a descriptor", "open the descriptor of the disk");
         }
         for extent in self.head.extents() {
-            if extent.access != Access::ReadWrite || extent.kind == ExtentKind::Zero {
+            // Sectors without a file read as zeros, and a write to them fails by itself.
+            if extent.kind == ExtentKind::Zero || extent.access == Access::None {
+                continue;
+            }
+            if extent.access != Access::ReadWrite {
                 return refuse(first, "writing to a VMDK with an extent that is not writable", copy);
             }
-            if !matches!(extent.kind, ExtentKind::Flat | ExtentKind::Vmfs | ExtentKind::Sparse) {
-                return refuse(first, "writing to an extent of the ESX kinds COWD, SESPARSE and raw device", copy);
+            if matches!(extent.kind, ExtentKind::VmfsSparse | ExtentKind::SeSparse) {
+                return refuse(first, "writing to an extent of the ESX kinds COWD and SESPARSE", copy);
             }
         }
         for SparseExtent { store, tables, .. } in &self.extents {

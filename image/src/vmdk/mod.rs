@@ -16,6 +16,7 @@
 //!   link.rs      the link of a child to its parent, as the descriptor records it
 //!   compact.rs   freed space: its reuse, moves of grains, cuts of files
 //!   create.rs    new files
+//!   device.rs    new files that map a block device, and the mapping files of such images
 //!   check.rs     reports damage in the files
 //! ```
 //!
@@ -43,6 +44,7 @@
 mod check;
 mod compact;
 mod create;
+mod device;
 mod document;
 mod flush;
 mod grains;
@@ -60,12 +62,18 @@ mod write;
 mod tests;
 
 pub(crate) use check::examine;
-pub(crate) use create::{SUBFORMATS, create, further_files};
+pub(crate) use create::{SUBFORMATS, create, further_files, is_flat_kind};
+pub(crate) use device::DEVICE_SUBFORMATS;
+pub use device::mapped_device;
 pub(crate) use image::{open, parent_link, references};
 
 use crate::ImageError;
 use diskwright_format::vmdk::VmdkError;
 use diskwright_store::Store;
+
+fn bad(what: impl Into<String>, hint: impl Into<String>) -> ImageError {
+    ImageError::BadOptions { path: Default::default(), what: what.into(), hint: hint.into() }
+}
 
 fn corrupt(
     store: &dyn Store,

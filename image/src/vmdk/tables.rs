@@ -16,9 +16,13 @@
 //! Invariant: [`Entry::At`] is a range inside the file and outside of headers, directories and the
 //! tables that existed when the image was opened. New tables lie in space that no grain has.
 
-use super::{corrupt, text};
+use super::{corrupt, damaged, text};
 use crate::{ImageError, Result};
-use diskwright_format::vmdk::{GRAIN_ABSENT, GRAIN_ZERO, Placing, SECTOR_BYTES, SparseFlags, SparseHeader};
+use diskwright_format::vmdk::{
+    GRAIN_ABSENT, GRAIN_ZERO, Placing, SECTOR_BYTES, SESPARSE_GRAIN_SECTORS, SESPARSE_HEADER_BYTES,
+    SESPARSE_TABLE_ENTRIES, SeSparseGrain, SeSparseHeader, SparseFlags, SparseHeader, sesparse_replays_journal,
+    sesparse_table_of,
+};
 use diskwright_store::{
     Store,
     sync::atomic::{AtomicU64, Ordering},
@@ -31,8 +35,8 @@ pub(super) const TABLES_MAX: u64 = 1 << 22;
 pub(super) const LOST: u32 = u32::MAX;
 /// Bytes of a directory that are read by one call.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Entries of a COWD or SESPARSE table.
-const ESX_ENTRIES: u64 = 4096;
+/// Entries of a COWD table.
+const COWD_ENTRIES: u64 = 4096;
 /// The largest grain of a COWD, in sectors.
 const COWD_GRAIN_MAX: u64 = 1 << 17;
 
@@ -183,7 +187,7 @@ impl Tables {
         if grain == 0 || !grain.is_power_of_two() || grain > COWD_GRAIN_MAX {
             return fail(16, format!("grains of {grain} sectors"), "a power of two up to 131,072");
         }
-        let needed = capacity.div_ceil(grain).div_ceil(ESX_ENTRIES);
+        let needed = capacity.div_ceil(grain).div_ceil(COWD_ENTRIES);
         if count < needed {
             return fail(24, format!("a directory of {count} entries"), &format!("at least {needed} for its capacity"));
         }
@@ -192,7 +196,7 @@ impl Tables {
             coding: Coding::Cowd,
             grain_bytes: grain * SECTOR_BYTES,
             capacity_bytes: Growing::new(capacity * SECTOR_BYTES),
-            table_entries: ESX_ENTRIES,
+            table_entries: COWD_ENTRIES,
             directories: vec![directory_bytes],
             entries: Vec::new(),
             fixed: Vec::from_iter(Some(0..4 * SECTOR_BYTES)),
@@ -205,8 +209,6 @@ impl Tables {
     }
 
     fn sesparse(store: &dyn Store, first: &[u8]) -> Result<Self> {
-        let fail = |at, found: String, expected: &str| Err(corrupt(store, "SESPARSE header", at, found, expected));
-        let field = |index: usize| u64_at(first, index * 8);
         let unsupported = |what: &str| {
             Err(ImageError::Unsupported {
                 path: store.name().to_owned(),
@@ -214,39 +216,25 @@ impl Tables {
                 hint: "open the disk once with ESXi, which cleans it up".into(),
             })
         };
-        if field(1) != 0x2_0000_0001 {
-            return fail(8, format!("version {:#x}", field(1)), "version 0x200000001");
+        let header = SeSparseHeader::parse(first).map_err(|error| damaged(store, &error))?;
+        if header.flags != 0 {
+            return unsupported(&format!("an SESPARSE extent with the flags {:#x}", header.flags));
         }
-        let (capacity, grain, table_sectors) = (field(2), field(3), field(4));
-        if grain != 8 || table_sectors != 64 {
-            let found = format!("grains of {grain} sectors and tables of {table_sectors}");
-            return fail(24, found, "grains of 8 sectors and tables of 64");
+        let bytes = |sectors: u64| sectors.saturating_mul(SECTOR_BYTES);
+        let at = bytes(header.volatile_sector);
+        let volatile = text::read_some(store, at, SESPARSE_HEADER_BYTES, "read the volatile header")?;
+        match sesparse_replays_journal(&volatile) {
+            Some(false) => {}
+            Some(true) => return unsupported("an SESPARSE extent whose journal is to be replayed"),
+            None => return Err(corrupt(store, "SESPARSE volatile header", at, "another magic", "0xcafecafe")),
         }
-        if capacity > u64::MAX / SECTOR_BYTES / 2 {
-            return fail(16, format!("a capacity of {capacity} sectors"), "less than 2^54");
-        }
-        if field(5) != 0 {
-            return unsupported(&format!("an SESPARSE extent with the flags {:#x}", field(5)));
-        }
-        let sector_bytes = |index| field(index).saturating_mul(SECTOR_BYTES);
-        let volatile = text::read_some(store, sector_bytes(10), 512, "read the volatile header")?;
-        if u64_at(&volatile, 0) != 0xcafe_cafe {
-            return fail(sector_bytes(10), format!("{:#x}", u64_at(&volatile, 0)), "a volatile header (0xcafecafe)");
-        }
-        if u64_at(&volatile, 24) != 0 {
-            return unsupported("an SESPARSE extent whose journal is to be replayed");
-        }
-        let (directory, size, tables, grains) = (sector_bytes(16), field(17), sector_bytes(18), sector_bytes(24));
-        let count = capacity.div_ceil(8).div_ceil(ESX_ENTRIES);
-        if size.saturating_mul(SECTOR_BYTES / 8) < count {
-            return fail(136, format!("a directory of {size} sectors"), &format!("room for {count} entries"));
-        }
+        let (tables, grains) = (bytes(header.tables_sector), bytes(header.grains_sector));
         let tables = Self {
             coding: Coding::SeSparse { tables_bytes: tables, grains_bytes: grains },
-            grain_bytes: 8 * SECTOR_BYTES,
-            capacity_bytes: Growing::new(capacity * SECTOR_BYTES),
-            table_entries: ESX_ENTRIES,
-            directories: vec![directory],
+            grain_bytes: bytes(SESPARSE_GRAIN_SECTORS),
+            capacity_bytes: Growing::new(bytes(header.capacity_sectors)),
+            table_entries: SESPARSE_TABLE_ENTRIES,
+            directories: vec![bytes(header.directory.0)],
             entries: Vec::new(),
             fixed: Vec::from_iter(Some(0..SECTOR_BYTES)),
             taken: Vec::new(),
@@ -341,11 +329,11 @@ impl Tables {
     /// The entry as it is kept: 0 for no table, else a number of [`Tables::table_place`].
     fn directory_entry(&self, bytes: &[u8], len_bytes: u64) -> u32 {
         let entry = match self.coding {
-            Coding::SeSparse { .. } => match u64_at(bytes, 0) {
-                0 => 0,
+            Coding::SeSparse { .. } => match sesparse_table_of(u64_at(bytes, 0)) {
+                Some(None) => 0,
                 // The number is kept plus 1, as table 0 exists.
-                raw if raw >> 32 == 0x1000_0000 => (raw as u32).saturating_add(1),
-                _ => LOST,
+                Some(Some(table)) => table.saturating_add(1),
+                None => LOST,
             },
             _ => u32_at(bytes, 0) as u32,
         };
@@ -423,14 +411,13 @@ impl Tables {
     /// Decodes a raw entry of a grain.
     pub fn decode(&self, store: &dyn Store, grain: u64, raw: u64) -> Result<Entry> {
         let at = match self.coding {
-            Coding::SeSparse { grains_bytes, .. } => match (raw >> 60, raw & !(0xf << 60)) {
-                (0, 0) => return Ok(Entry::Absent),
-                (1 | 2, _) => return Ok(Entry::Zero),
-                (3, number) => {
-                    let number = number >> 48 | (number & 0xffff_ffff_ffff) << 12;
+            Coding::SeSparse { grains_bytes, .. } => match SeSparseGrain::decode(raw) {
+                Some(SeSparseGrain::Absent) => return Ok(Entry::Absent),
+                Some(SeSparseGrain::Zero) => return Ok(Entry::Zero),
+                Some(SeSparseGrain::Number(number)) => {
                     number.checked_mul(self.grain_bytes).and_then(|at| at.checked_add(grains_bytes))
                 }
-                _ => None,
+                None => None,
             },
             _ if raw == u64::from(GRAIN_ABSENT) => return Ok(Entry::Absent),
             _ if raw == u64::from(GRAIN_ZERO) && self.has_zeros() => return Ok(Entry::Zero),

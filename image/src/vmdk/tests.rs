@@ -1,5 +1,6 @@
 //! Images by `qemu-img`, and images that lie.
 
+mod esx;
 mod growing;
 mod relinking;
 mod writing;

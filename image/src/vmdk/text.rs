@@ -13,10 +13,10 @@
 use super::{corrupt, damaged};
 use crate::{ImageError, LinkageId, ParentLink, Reference, ReferenceKind, Result};
 use diskwright_format::vmdk::{
-    Access, DESCRIPTOR_MAX_BYTES, Descriptor, Extent, ExtentKind, Marker, MarkerKind, NO_PARENT, Placing, SECTOR_BYTES,
-    SPARSE_HEADER_BYTES, SparseHeader, is_descriptor,
+    Access, DESCRIPTOR_MAX_BYTES, Descriptor, Extent, ExtentKind, MappedDevice, Marker, MarkerKind, NO_PARENT, Placing,
+    SECTOR_BYTES, SPARSE_HEADER_BYTES, SparseHeader, is_descriptor,
 };
-use diskwright_store::Store;
+use diskwright_store::{DeviceId, Store};
 
 /// Key of the second identity of the parent that a child accepts, while a merge is under way. The
 /// line is a comment for other programs: it must lie in the first sector, beside the identity,
@@ -36,6 +36,8 @@ pub(super) struct Head {
     pub text: Option<Descriptor>,
     /// Whether the file is itself the first sparse extent.
     pub is_extent: bool,
+    /// What the descriptor records of the device that it names.
+    pub device: Option<DeviceId>,
 }
 
 /// Reads up to `most` bytes at `offset_bytes`: fewer at the end of the file.
@@ -45,6 +47,12 @@ pub(super) fn read_some(store: &dyn Store, offset_bytes: u64, most: usize, doing
     let mut bytes = vec![0; there];
     store.read_at(&mut bytes, offset_bytes).map_err(|error| ImageError::io(doing, store, offset_bytes, error))?;
     Ok(bytes)
+}
+
+/// The identity of a device as the layers above compare it.
+pub(super) fn id_of(device: MappedDevice) -> DeviceId {
+    let MappedDevice { size_bytes, serial, wwn } = device;
+    DeviceId { size_bytes, serial, wwn }
 }
 
 pub(super) fn len_of(store: &dyn Store) -> Result<u64> {
@@ -67,10 +75,10 @@ impl Head {
             }
             let bytes = read_some(store, 0, DESCRIPTOR_MAX_BYTES as usize, "read the descriptor")?;
             let descriptor = Descriptor::parse(&bytes, 0).map_err(|error| damaged(store, &error))?;
-            return Ok(Self { text: Some(descriptor), is_extent: false });
+            return Self::of(descriptor, false, store);
         }
         if first.starts_with(COWD_MAGIC) || first.starts_with(SESPARSE_MAGIC) {
-            return Ok(Self { text: None, is_extent: true });
+            return Ok(Self { text: None, is_extent: true, device: None });
         }
         if !SparseHeader::has_magic(&first) {
             return Err(ImageError::NotAnImage {
@@ -86,13 +94,18 @@ impl Head {
                 let found = "a capacity of 0 and no descriptor";
                 return Err(corrupt(store, "sparse extent header", 12, found, "a capacity or a descriptor"));
             }
-            return Ok(Self { text: None, is_extent });
+            return Ok(Self { text: None, is_extent, device: None });
         }
         let offset_bytes = header.descriptor_sector.saturating_mul(SECTOR_BYTES);
         let space_bytes = header.descriptor_sectors.saturating_mul(SECTOR_BYTES).min(DESCRIPTOR_MAX_BYTES);
         let bytes = read_some(store, offset_bytes, space_bytes as usize, "read the descriptor")?;
         let descriptor = Descriptor::parse(&bytes, offset_bytes).map_err(|error| damaged(store, &error))?;
-        Ok(Self { text: Some(descriptor), is_extent })
+        Self::of(descriptor, is_extent, store)
+    }
+
+    fn of(descriptor: Descriptor, is_extent: bool, store: &dyn Store) -> Result<Self> {
+        let device = MappedDevice::in_descriptor(&descriptor).map_err(|error| damaged(store, &error))?;
+        Ok(Self { text: Some(descriptor), is_extent, device: device.map(id_of) })
     }
 
     /// The extents of the disk. An extent without a descriptor is the whole disk.
@@ -121,7 +134,8 @@ impl Head {
             };
             // What nobody may use is not opened.
             let name = extent.file.clone().filter(|_| extent.access != Access::None)?;
-            Some((index, Reference { name, kind, is_written: extent.access == Access::ReadWrite }))
+            let device = self.device.clone();
+            Some((index, Reference { name, kind, is_written: extent.access == Access::ReadWrite, device }))
         })
     }
 

@@ -238,7 +238,10 @@ impl ImageWriter for Writing {
 
     fn reserve(&self, block: u64) -> Result<Option<Reservation>> {
         match self.place(block)? {
-            Place::Zero => Err(self.without_payload()),
+            Place::Zero => Err(self.unsupported(
+                "a write to a part of the disk for which the descriptor names no file",
+                "such a part only reads as zeros: write elsewhere, or convert the disk to a new one",
+            )),
             Place::Flat { store, offset_bytes } => Ok(Some(Reservation { store, offset_bytes, init: None })),
             Place::Grain { extent, grain, .. } => self.reserve_grain(&mut self.lock(), block, extent, grain),
         }

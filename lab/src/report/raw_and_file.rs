@@ -4,9 +4,10 @@ use super::{
     ToChapter,
     parts::{self, how_measured},
 };
+use crate::study::flushed::FLUSH_NS;
 use crate::study::raw_and_file::{
-    Figure, Measured, Overall, Part, RawAndFileResult,
-    conclude::{self, find, is_file},
+    Figure, Measured, Overall, Part, Pattern, RawAndFileResult, Storage,
+    conclude::{self, find},
     labels::{mhz_per_iops, significance, test_bed},
     paper,
 };
@@ -15,7 +16,10 @@ use diskwright_outline::{
     Block, Cell, Chapter, Table, Tile, Tone,
     plot::{Bar, BarChart, Part as Piece},
 };
-use diskwright_stats::numbers::{bytes, duration as time, figure as rate, ratio, short};
+use diskwright_stats::{
+    numbers::{bytes, duration as time, figure as rate, ratio, short},
+    summary::median,
+};
 use maud::Markup;
 
 impl ToChapter for RawAndFileResult {
@@ -47,11 +51,18 @@ fn chapter(result: &RawAndFileResult, id: &str, name: &str) -> Chapter {
     }
     blocks.push(Block::Heading("All workloads together".into()));
     blocks.push(Block::Table(overall(result, &workloads, &all)));
-    blocks.push(Block::Heading("Each workload".into()));
+    let first = Measured::first(&result.cells);
+    if !first.is_empty() {
+        blocks.push(Block::Heading("First writes".into()));
+        blocks.push(Block::Table(first_writes(result, &first)));
+    }
+    blocks.push(Block::Heading("Each workload, later".into()));
     blocks.push(Block::Table(each_workload(result, &workloads)));
     let mut facts = Vec::new();
     facts.push(("Device".into(), test_bed(result)));
     facts.push(("Each disk".into(), format!("{}, full of data, direct I/O", bytes(result.size_bytes))));
+    let first_bytes = bytes(result.first_bytes);
+    facts.push(("First writes".into(), format!("{first_bytes} into new files, four times as long, and the flush")));
     facts.push(("Rounds".into(), result.rounds.to_string()));
     facts.push(("Load of other programs".into(), format!("{:.2} CPUs", result.idle_cpus)));
     blocks.extend(how_measured(&result.head, facts));
@@ -71,6 +82,11 @@ fn name_of(result: &RawAndFileResult, subject: usize) -> &str {
     result.subjects.get(subject).map_or("", |subject| subject.name.as_str())
 }
 
+/// What the paper calls this subject.
+fn in_paper(result: &RawAndFileResult, subject: usize) -> Option<paper::PaperStorage> {
+    Storage::from_name(name_of(result, subject))?.in_paper()
+}
+
 fn tiles(result: &RawAndFileResult, all: &[Overall], subject: usize) -> Vec<Tile> {
     let name = name_of(result, subject);
     let of = |figure| find(all, subject, Part::All, figure);
@@ -78,7 +94,7 @@ fn tiles(result: &RawAndFileResult, all: &[Overall], subject: usize) -> Vec<Tile
         of(figure).map(|one| Tile {
             name: format!("{name}: {what}"),
             cell: Cell::figure(one.ratio, ratio),
-            unit: "times the device".into(),
+            unit: "× device".into(),
         })
     };
     [tile(Figure::Throughput, "throughput"), tile(Figure::MachineCpu, "CPU per request")]
@@ -95,19 +111,17 @@ fn bars(
     id: &str,
 ) -> Option<Markup> {
     let name = name_of(result, subject);
-    let in_paper = is_file(name, result.test_bed.file_system);
+    let in_paper = in_paper(result, subject);
     let bars: Vec<Bar> = workloads
         .iter()
         .filter_map(|measured| {
             let (workload, load) = (measured.workload, measured.loads.load);
             let found = measured.ratio(subject, figure)?;
-            let papers = in_paper
-                .then(|| match figure {
-                    Figure::Throughput => paper::throughput_ratio(workload.pattern, workload.block_bytes),
-                    Figure::MachineCpu => Some(paper::cpu_ratio(workload.pattern)),
-                    Figure::Cpu => None,
-                })
-                .flatten();
+            let papers = in_paper.and_then(|storage| match figure {
+                Figure::Throughput => paper::throughput_ratio(storage, workload.pattern, workload.block_bytes),
+                Figure::MachineCpu => paper::cpu_ratio(storage, workload.pattern),
+                Figure::Cpu => None,
+            });
             let papers = papers.map_or_else(String::new, |papers| format!(" (paper {})", ratio(papers)));
             Some(Bar {
                 name: load.to_owned(),
@@ -146,7 +160,7 @@ fn bars(
 
 fn overall(result: &RawAndFileResult, workloads: &[Measured<'_>], all: &[Overall]) -> Table {
     let mut table = Table::new(
-        "Ratios to the block device. Ratio: Hodges-Lehmann estimate over the workloads. Significant: Wilcoxon’s signed-rank test with Holm’s correction. Paper: VMFS relative to RDM (P).",
+        "Ratios to the block device. Ratio: Hodges-Lehmann estimate over the workloads. Significant: Wilcoxon’s signed-rank test with Holm’s correction. Paper: VMFS, RDM (V) and RDM (P) relative to RDM (P); it had no bare device.",
         &[
             "subject",
             "workloads",
@@ -164,8 +178,8 @@ fn overall(result: &RawAndFileResult, workloads: &[Measured<'_>], all: &[Overall
     .keys(4);
     for one in all {
         let name = name_of(result, one.subject);
-        let papers =
-            conclude::papers(workloads, one.part, one.figure).filter(|_| is_file(name, result.test_bed.file_system));
+        let papers = in_paper(result, one.subject)
+            .and_then(|storage| conclude::papers(storage, workloads, one.part, one.figure));
         let word = significance(all, one);
         let tone = match word {
             "yes, worse" => Tone::Bad,
@@ -189,9 +203,40 @@ fn overall(result: &RawAndFileResult, workloads: &[Measured<'_>], all: &[Overall
     table
 }
 
+fn first_writes(result: &RawAndFileResult, first: &[Measured<'_>]) -> Table {
+    let mut table = Table::new(
+        "Counted writes into new files, and the same on the device, where nothing is new. Medians of the rounds. Ratio: writes per second with the flush, to the block device in the same round. Later: the same workload on a disk full of data.",
+        &["workload", "subject", "IOPS", "flush", "ratio", "later", "CPU/IO", "machine’s MHz per IOPS"],
+    )
+    .keys(2);
+    let later = Measured::all(&result.cells);
+    for measured in first {
+        let same = later.iter().find(|other| other.workload == measured.workload);
+        for (index, cell) in measured.loads.cells.iter().enumerate() {
+            let Some(medians) = cell.medians() else { continue };
+            let against = |found: Option<f64>| match index {
+                0 => Cell::figure(1.0, ratio).toned(Tone::Faint),
+                _ => Cell::maybe(found, ratio),
+            };
+            let machine_ns = medians.machine_cpu_ns_per_io;
+            table.row(vec![
+                Cell::text(if index == 0 { measured.loads.load } else { "" }),
+                Cell::text(name_of(result, index)),
+                Cell::figure(medians.iops, rate),
+                Cell::maybe(cell.more(FLUSH_NS).and_then(|flushes| median(&flushes)), time),
+                against(measured.first_ratio(index).map(|found| found.median())),
+                against(same.and_then(|same| Some(same.ratio(index, Figure::Throughput)?.median()))),
+                Cell::figure(machine_ns, time),
+                Cell::maybe(mhz_per_iops(machine_ns, result.tsc_hz), |mhz| format!("{mhz:.4}")),
+            ]);
+        }
+    }
+    table
+}
+
 fn each_workload(result: &RawAndFileResult, workloads: &[Measured<'_>]) -> Table {
     let mut table = Table::new(
-        "Medians of the rounds, 64 in flight; ratios are to the block device in the same round. CPU/IO: of the whole machine, as in the paper; generator: of the load generator alone.",
+        "Medians of the rounds on disks full of data, 64 in flight; ratios are to the block device in the same round. CPU/IO: of the whole machine, as in the paper; generator: of the load generator alone. Paper: VMFS, RDM (V) and RDM (P), its ratios to RDM (P).",
         &[
             "workload",
             "subject",
@@ -199,6 +244,7 @@ fn each_workload(result: &RawAndFileResult, workloads: &[Measured<'_>]) -> Table
             "MB/s",
             "ratio",
             "paper",
+            "paper MB/s",
             "mean",
             "p99",
             "CPU/IO",
@@ -215,12 +261,16 @@ fn each_workload(result: &RawAndFileResult, workloads: &[Measured<'_>]) -> Table
         for (index, cell) in measured.loads.cells.iter().enumerate() {
             let Some(medians) = cell.medians() else { continue };
             let name = name_of(result, index);
-            let in_paper = is_file(name, result.test_bed.file_system);
+            let in_paper = in_paper(result, index);
             let of = |figure: Figure| {
                 let found = measured.ratio(index, figure).map(|ratio| ratio.median());
                 if index == 0 { Cell::figure(1.0, ratio).toned(Tone::Faint) } else { Cell::maybe(found, ratio) }
             };
-            let papers = |value: Option<f64>| Cell::maybe(value.filter(|_| in_paper), ratio).toned(Tone::Faint);
+            let papers = |value: Option<f64>| Cell::maybe(value, ratio).toned(Tone::Faint);
+            let pattern = workload.pattern;
+            let of_paper = |of: fn(paper::PaperStorage, Pattern, u64) -> Option<f64>| {
+                in_paper.and_then(|storage| of(storage, pattern, workload.block_bytes))
+            };
             let machine_ns = medians.machine_cpu_ns_per_io;
             table.row(vec![
                 Cell::text(if index == 0 { measured.loads.load } else { "" }),
@@ -228,12 +278,13 @@ fn each_workload(result: &RawAndFileResult, workloads: &[Measured<'_>]) -> Table
                 Cell::figure(medians.iops, rate),
                 Cell::figure(medians.mb_per_s, rate),
                 of(Figure::Throughput),
-                papers(paper::throughput_ratio(workload.pattern, workload.block_bytes)),
+                papers(of_paper(paper::throughput_ratio)),
+                Cell::maybe(of_paper(paper::mb_per_s), rate).toned(Tone::Faint),
                 Cell::figure(medians.mean_ns, time),
                 Cell::figure(medians.p99_ns, time),
                 Cell::figure(machine_ns, time),
                 of(Figure::MachineCpu),
-                papers(Some(paper::cpu_ratio(workload.pattern))),
+                papers(in_paper.and_then(|storage| paper::cpu_ratio(storage, pattern))),
                 Cell::figure(medians.cpu_ns_per_io, time),
                 of(Figure::Cpu),
                 Cell::maybe(mhz_per_iops(machine_ns, result.tsc_hz), |mhz| format!("{mhz:.4}")),

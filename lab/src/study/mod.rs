@@ -5,7 +5,8 @@
 //!   access_paths/   the cost of NBD and of an attached loop device
 //!   zero_payload/   writes of zeros against writes of data, on storage that does not store zeros
 //!   queue_depth/    the queue depth that a target needs: the Storage Spaces paper's procedure
-//!   raw_and_file/   a file system, and virtual disks on it, against the bare device
+//!   raw_and_file/   raw device mappings, and flat files on a file system, against the bare device
+//!   flushed.rs      counted writes with the flush after them
 //!   budget.rs       the time budget of a quick study
 //!   warnings.rs     warnings that several studies share
 //! ```
@@ -17,6 +18,7 @@
 pub mod access_paths;
 mod budget;
 pub mod containers;
+pub mod flushed;
 pub mod queue_depth;
 pub mod raw_and_file;
 mod warnings;

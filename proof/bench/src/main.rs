@@ -18,6 +18,7 @@
 //!   compact.rs     compacting disks with real file systems
 //!   convert.rs     against qemu-img, and with reflinks on XFS (xfs.rs)
 //!   vmdk.rs        the same to and from VMDK; race.rs: two programs in turns
+//!   sesparse.rs    reading a chain with a redo log of ESXi
 //!   merge.rs       merging against cp, and with reflinks on XFS
 //!   rescue.rs      a disk of whose block table a third is destroyed
 //!   serve/         disks served by NBD, or attached, against other servers
@@ -50,6 +51,7 @@ mod race;
 mod rescue;
 mod rows;
 mod serve;
+mod sesparse;
 mod touch;
 mod tracking;
 mod vmdk;

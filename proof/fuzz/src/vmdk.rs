@@ -114,7 +114,7 @@ fn family(&(subformat, disk_type, text): &(&'static str, DiskType, usize)) -> Fa
         parent: (disk_type == DiskType::Differencing).then_some(parent),
         preallocate: false,
         disk_id: None,
-        own: FormatOptions { subformat: Some(subformat.into()), file_name: "d.vmdk".into() },
+        own: FormatOptions { subformat: Some(subformat.into()), file_name: "d.vmdk".into(), device: None },
     };
     let driver = Format::Vmdk.driver();
     let count = driver.further_files(&options).expect("sound options").len() + 1;

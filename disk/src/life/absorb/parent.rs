@@ -76,6 +76,7 @@ impl Parent {
             locks_later: true,
             cache: origin.options.cache,
             referred: Some(Referred { allow_devices: false }),
+            parents: Some(&origin.options.parents),
             ..Access::default()
         };
         let (_, stores) = open_image(files, &layer.path, &access, &mut Vec::new())?;
@@ -167,6 +168,8 @@ fn check(chain: &Chain, origin: &Origin) -> Result<()> {
             "convert the disk to a new one",
         );
     }
+    // Before the link of the top has changed.
+    parent.image.check_as_target(wanted_bytes)?;
     check_name(&origin.options.files, path, top)
 }
 

@@ -70,6 +70,9 @@ impl Survey {
 }
 
 /// The bytes of those `ranges` for which the image has no space yet. They may overlap.
+///
+/// # Errors
+/// `Unsupported` if the image can take no data in one of them; errors of its tables.
 pub(crate) fn missing_bytes(image: &dyn Image, mut ranges: Vec<Range<u64>>) -> Result<u64> {
     let block_bytes = image.info().block_bytes;
     ranges.sort_unstable_by_key(|range| range.start);
@@ -78,6 +81,7 @@ pub(crate) fn missing_bytes(image: &dyn Image, mut ranges: Vec<Range<u64>>) -> R
     for range in ranges {
         let end_block = range.end.div_ceil(block_bytes);
         let mut block = (range.start / block_bytes).max(next_block);
+        image.check_takes(block..end_block)?;
         while block < end_block {
             let count = STATES.min(end_block - block);
             states.clear();

@@ -152,7 +152,7 @@ fn what_cannot_grow_is_refused_by_name_and_stays_as_it_is() {
     for (options, size_bytes, what) in [
         (options("monolithicSparse", MIB), MIB - 512, "at least the present one"),
         (options("monolithicSparse", MIB), MIB + 100, "a multiple of 512"),
-        (options("monolithicSparse", MIB), 3 << 40, "tables reach 2 TiB"),
+        (options("monolithicSparse", MIB), 3 << 40, "reach 2 TiB"),
         (options("twoGbMaxExtentSparse", MIB), 3 << 30, "ends at 2047 MiB"),
         (options("twoGbMaxExtentFlat", MIB), 8 << 30, "ends at 2047 MiB"),
     ] {

@@ -18,7 +18,7 @@ pub(super) fn options(subformat: &str, size_bytes: u64) -> CreateOptions {
         parent: None,
         preallocate: false,
         disk_id: None,
-        own: crate::FormatOptions { subformat: Some(subformat.into()), file_name: "d.vmdk".into() },
+        own: crate::FormatOptions { subformat: Some(subformat.into()), file_name: "d.vmdk".into(), device: None },
     }
 }
 
@@ -301,7 +301,15 @@ fn kinds_that_cannot_be_written_are_refused_by_name() {
         assert!(error.contains(what), "{error}");
     };
     refused(text.replace("RW 8192", "RDONLY 8192"), &stores[1..], "an extent that is not writable");
-    refused(text.replace("RW 8192 FLAT", "RW 8 ZERO\nRW 8192 FLAT"), &stores[1..], "an extent that is not writable");
+    // Sectors without a file refuse their own writes.
+    let with_zeros = text.replace("RW 8192 FLAT", "RW 8 ZERO\nRW 8192 FLAT").into_bytes();
+    let head: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes("d.vmdk", with_zeros));
+    let image = open(&[head, Arc::clone(&stores[1])], true);
+    let writer = image.writer().unwrap();
+    let told = writer.reserve(0).unwrap_err().to_string();
+    assert!(told.contains("for which the descriptor names no file"), "{told}");
+    assert!(writer.reserve(1).unwrap().is_some());
+    assert!(image.check_takes(0..1).is_err() && image.check_takes(1..9).is_ok());
     let sparse = made(&options("monolithicSparse", 4 << 20));
     let second_directory = 21 * SECTOR_BYTES;
     sparse[0].write_at(&[0; 4], second_directory).unwrap();

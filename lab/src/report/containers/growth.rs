@@ -5,7 +5,10 @@ use crate::{
     cells::Cell as Measured,
     paper,
     ratio::Ratio,
-    study::containers::{BlockSizeRecord, expanding::Pair, record::FLUSH_NS},
+    study::{
+        containers::{BlockSizeRecord, expanding::Pair},
+        flushed::FLUSH_NS,
+    },
     targets::Container,
 };
 use diskwright_load::figures::Figures;

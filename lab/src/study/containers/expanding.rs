@@ -14,25 +14,22 @@
 //! The paper has no figures for this, only a warning: "that gap may be widened if the VHD has to
 //! expand itself first".
 
-use super::record::{EXPANDING, FLUSH_NS, expanding_name};
+use super::record::{EXPANDING, expanding_name};
 use crate::{
     LabError, Result,
     cells::{Cell, Compared},
-    measure,
     ratio::Ratio,
     rounds::{self, Rounds, Steps, Window},
     scratch::Scratch,
+    study::flushed::{self, FLUSH_NS, rates_with_flush},
     targets::{self, Preparation, Target},
 };
 use diskwright_load::{
-    LoadError, OpenTarget,
     figures::Figures,
     job::{Job, Span},
-    run::{RunOptions, Watch},
+    run::Watch,
     workload::{Direction, Pattern, Workload},
 };
-use diskwright_store::Blocking;
-use std::time::Instant;
 
 /// Small random writes per block. With 4 almost every block (98 %) gets at least one.
 const WRITES_PER_BLOCK: u64 = 4;
@@ -80,13 +77,6 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Writes per second of each round; the time includes the flush.
-fn rates_with_flush(cell: &Cell) -> Option<Vec<f64>> {
-    let rate =
-        |(round, flush_ns): (&Figures, f64)| round.ios() as f64 * 1e9 / (round.window_ns as f64 + flush_ns).max(1.0);
-    Some(cell.rounds.iter().zip(cell.more(FLUSH_NS)?).map(rate).collect())
-}
-
 impl Expanding<'_> {
     /// The workloads and their numbers of writes, for a disk with this block size.
     fn workloads(&self, block_bytes: u32) -> [(Workload, u64); 2] {
@@ -120,7 +110,7 @@ impl Expanding<'_> {
                 // No change of the start offset: a sequential stream must begin at the first block.
                 let job = rounds::job_of(&job, &workload.name, at.round, None);
                 let (figures, flush_ns) = match at.cell {
-                    0 => self.write(&job, &full, watch)?,
+                    0 => flushed::write(&job, &full, self.how.engine, watch)?,
                     _ => self.write_into_new(&job, subject, watch)?,
                 };
                 pair[at.cell].rounds.push(figures);
@@ -138,21 +128,12 @@ impl Expanding<'_> {
         Ok(())
     }
 
-    /// Writes once. Returns the window, and the time of the flush after it in nanoseconds.
-    fn write(&self, job: &Job, target: &OpenTarget, watch: &dyn Watch) -> Result<(Figures, f64)> {
-        let phase = measure::window(job, target, &RunOptions::default(), watch)?;
-        let start = Instant::now();
-        let flushed = Blocking::open(&*target.device, self.how.engine).and_then(|mut device| device.flush());
-        flushed.map_err(|source| LoadError::Queue { target: target.name.clone(), doing: "flush".into(), source })?;
-        Ok((Figures::of(&phase), start.elapsed().as_nanos() as f64))
-    }
-
     fn write_into_new(&self, job: &Job, subject: &Subject<'_>, watch: &dyn Watch) -> Result<(Figures, f64)> {
         let container = subject.full.container;
         let dir = self.scratch.folder("expanding")?;
         let path = targets::create_with_blocks(container, &dir, self.how.size_bytes, Some(subject.block_bytes))?;
         let target = Target::open(container, path, self.how.cache, self.how.engine)?;
-        let round = self.write(job, &target.to_measure(), watch)?;
+        let round = flushed::write(job, &target.to_measure(), self.how.engine, watch)?;
         target.close()?;
         std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
         // Wait until the file system has freed the file, so that this does not slow the next round.

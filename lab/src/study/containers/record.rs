@@ -23,9 +23,6 @@ pub const EXPANDING: &str = "expanding";
 /// Part of the cells: disks with blocks of several sizes, in the order of
 /// [`BlockSizeRecord::block_bytes`].
 pub const BLOCK_SIZE: &str = "block size";
-/// Name of the figure in [`Cell::more`]: the flush after the writes, which makes new blocks
-/// durable, nanoseconds.
-pub const FLUSH_NS: &str = "flush_ns";
 
 /// The result of the study; a partial result lacks experiments.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]

@@ -132,10 +132,7 @@ pub(crate) fn warnings(cells: &[Cell]) -> Vec<Warning> {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::record::{EXPANDING, FLUSH_NS},
-        *,
-    };
+    use super::{super::record::EXPANDING, *};
 
     fn compared(ios: &[(Container, [u64; 3])], window_ns: u64) -> Vec<Cell> {
         let round =
@@ -189,7 +186,7 @@ mod tests {
         let cell = |subject: &str, ns: f64| {
             let round = Figures { writes: 100, iops: 1e11 / ns, window_ns: ns as u64, ..Figures::default() };
             let mut cell = Cell::new(EXPANDING, "4K random write", subject, 32).with_rounds(vec![round]);
-            cell.push_more(FLUSH_NS, Some(1e6));
+            cell.push_more(crate::study::flushed::FLUSH_NS, Some(1e6));
             cell
         };
         let cells = [

@@ -1,4 +1,4 @@
-//! Statistics over all workloads: the file and the virtual disks compared to the block device.
+//! Statistics over all workloads: mappings and files compared to the block device.
 //!
 //! Each workload counts once, by the median of its rounds' ratios, so a workload that scatters
 //! counts no more than another. The statistics use the logarithm of the ratio, so that 2 and 0.5
@@ -6,11 +6,14 @@
 //! Holm's correction for the number of tests. Too few workloads cannot show a difference
 //! ([`Design::fewest`]).
 
-use super::{Figure, FileSystem, Measured, Pattern, RawAndFileResult, paper};
+use super::{
+    Figure, Measured, Pattern, RawAndFileResult, Storage,
+    paper::{self, PaperStorage},
+};
 use diskwright_load::{record::End, warning::Warning};
 use diskwright_stats::{
     inference::{self, Design, SIGNIFICANT},
-    summary::Interval,
+    summary::{Interval, median},
 };
 
 /// A throughput ratio this near to 1 is reported as equal, even if the difference is significant.
@@ -130,19 +133,26 @@ fn one(workloads: &[Measured<'_>], subject: usize, part: Part, figure: Figure) -
     })
 }
 
-/// The paper's ratio of VMFS to the raw device, over the measured workloads; `None` if the paper
+/// The paper's ratio of this storage to RDM (P), over the measured workloads; `None` if the paper
 /// has no figure for any of them.
-pub fn papers(workloads: &[Measured<'_>], part: Part, figure: Figure) -> Option<f64> {
+pub fn papers(storage: PaperStorage, workloads: &[Measured<'_>], part: Part, figure: Figure) -> Option<f64> {
     let of_part = workloads.iter().map(|measured| measured.workload).filter(|workload| part.has(workload.pattern));
     let logarithms: Vec<f64> = of_part
         .filter_map(|workload| match figure {
-            Figure::Throughput => paper::throughput_ratio(workload.pattern, workload.block_bytes),
-            Figure::MachineCpu => Some(paper::cpu_ratio(workload.pattern)),
+            Figure::Throughput => paper::throughput_ratio(storage, workload.pattern, workload.block_bytes),
+            Figure::MachineCpu => paper::cpu_ratio(storage, workload.pattern),
             Figure::Cpu => None,
         })
         .map(f64::ln)
         .collect();
     inference::hodges_lehmann(&logarithms).map(f64::exp)
+}
+
+/// Throughput of first writes as a ratio to the device's: the median over the workloads' medians.
+/// `None` if none was measured.
+pub fn first_writes(first: &[Measured<'_>], subject: usize) -> Option<f64> {
+    let ratios: Vec<f64> = first.iter().filter_map(|measured| Some(measured.first_ratio(subject)?.median())).collect();
+    median(&ratios)
 }
 
 /// The entry of [`overall`] for these three.
@@ -169,7 +179,7 @@ pub(super) fn verdict(result: &RawAndFileResult) -> String {
         .filter_map(|subject| {
             let throughput = find(&all, subject, Part::All, Figure::Throughput)?;
             let cost = find(&all, subject, Part::All, cpu)?;
-            let name = the(&result.subjects[subject].name, result.test_bed.file_system);
+            let name = &result.subjects[subject].name;
             let verb = if subject == 1 { " reaches" } else { "" };
             Some(format!("{name}{verb} {:.2} with {:.2}", throughput.ratio, cost.ratio))
         })
@@ -180,11 +190,20 @@ pub(super) fn verdict(result: &RawAndFileResult) -> String {
     }
     text.push_str(&format!(
         "Relative to the bare device (1.00), throughput with CPU time: {} times {whose} per request; {}; the paper's VMFS had {} with {}.",
-        parts.join(", "),
+        parts.join("; "),
         significant(result, &all),
-        papers(&workloads, Part::All, Figure::Throughput).map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}")),
+        papers(PaperStorage::Vmfs, &workloads, Part::All, Figure::Throughput)
+            .map_or_else(|| "-".into(), |ratio| format!("{ratio:.2}")),
         cpu_of_paper(&workloads),
     ));
+    let first = Measured::first(&result.cells);
+    let files: Vec<String> = (1..result.subjects.len())
+        .filter(|&subject| Storage::from_name(&result.subjects[subject].name).is_some_and(Storage::is_file))
+        .filter_map(|subject| Some(format!("{} {:.2}", result.subjects[subject].name, first_writes(&first, subject)?)))
+        .collect();
+    if !files.is_empty() {
+        text.push_str(&format!(" First writes, with the flush: {} times the device.", files.join("; ")));
+    }
     text
 }
 
@@ -200,31 +219,20 @@ fn significant(result: &RawAndFileResult, all: &[Overall]) -> String {
         .filter(|one| one.differs() && (one.ratio - 1.0).abs() >= ALIKE)
         .filter_map(|one| {
             let word = if one.ratio < 1.0 { "slower" } else { "faster" };
-            Some(format!("{} is {word}", the(&result.subjects.get(one.subject)?.name, result.test_bed.file_system)))
+            Some(format!("{} is {word}", result.subjects.get(one.subject)?.name))
         })
         .collect();
     if slow.is_empty() {
         return "the significant differences in throughput are below 2 %".into();
     }
-    format!("significantly, {}", slow.join(", "))
-}
-
-/// "the ext4 file", but "VHDX fixed" without an article.
-fn the(name: &str, file_system: FileSystem) -> String {
-    if is_file(name, file_system) { format!("the {name}") } else { name.to_owned() }
+    format!("significantly, {}", slow.join("; "))
 }
 
 fn cpu_of_paper(workloads: &[Measured<'_>]) -> String {
-    let of = |part| papers(workloads, part, Figure::MachineCpu).map(|ratio| format!("{ratio:.2}"));
+    let of = |part| papers(PaperStorage::Vmfs, workloads, part, Figure::MachineCpu).map(|ratio| format!("{ratio:.2}"));
     match (of(Part::Random), of(Part::Sequential)) {
         (Some(random), Some(sequential)) => format!("{random} (random) and {sequential} (sequential)"),
         (Some(only), None) | (None, Some(only)) => only,
         (None, None) => "-".into(),
     }
-}
-
-/// Whether a subject is the plain file on the file system, which the paper measured too, and not a
-/// virtual disk.
-pub(crate) fn is_file(name: &str, file_system: FileSystem) -> bool {
-    name.strip_prefix(file_system.name()).is_some_and(|rest| rest == " file")
 }

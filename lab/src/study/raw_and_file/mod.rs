@@ -1,17 +1,24 @@
-//! The study `raw-and-file`: the cost of a file system, and of a virtual disk on it, compared to
-//! the block device.
+//! The study `raw-and-file`: the cost of a file system against the block device, and against the
+//! mappings of a device that VMware has.
 //!
 //! The paper ("Performance Characterization of VMFS and RDM") gave a virtual machine the same LUN
-//! as a raw device and as a file on VMFS. This study measures four subjects on one device, with the
-//! paper's five sizes, five patterns and 64 outstanding requests:
+//! as a raw device mapping, physical and virtual, and as a file on VMFS. This study measures the
+//! paper's whole matrix on one device, and the bare device beside: five sizes, five patterns, 64
+//! outstanding requests.
 //!
 //! ```text
 //!   halve     one block device: one half bare, a file system on the other half     (test_bed.rs)
-//!   prepare   the bare half, a file, a fixed and a dynamic VHDX: same size, same contents
-//!   measure   each workload in rounds; in each, every subject is measured once, in changing order
+//!   prepare   mappings of the bare half; flat files, thick eager, thick lazy, thin   (storage.rs)
+//!   first     counted writes into new files, with the flush                     (first_writes.rs)
+//!   later     each workload in rounds, on disks that are full of data: every subject once in each
+//!             round, in changing order
 //!   conclude  throughput and CPU cost as ratios to the device in the same round, and the paper's
 //!                                                                   (conclude.rs, paper.rs)
 //! ```
+//!
+//! The device and its mappings are the same bytes, so a subject is opened for its window only. Flat
+//! files differ by their space alone, and only until it was written: that is what the first writes
+//! are for.
 //!
 //! The CPU cost is that of the whole machine, as in the paper. With a loop device, or any driver
 //! that completes requests in kernel threads, much of the work is not in the load generator's
@@ -21,10 +28,15 @@
 pub mod conclude;
 mod figure;
 mod file_system;
+mod first_writes;
+mod jobs;
 pub(crate) mod labels;
 pub mod paper;
 mod pattern;
 mod record;
+mod settings;
+mod storage;
+mod subject;
 mod test_bed;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -33,58 +45,39 @@ pub use conclude::{Overall, Part};
 pub use figure::Figure;
 pub use file_system::FileSystem;
 pub use pattern::Pattern;
-pub use record::{Measured, RawAndFileResult, SCHEMA, Workload};
+pub use record::{FIRST, Measured, RawAndFileResult, SCHEMA, Workload};
+pub use storage::Storage;
 pub use test_bed::{Halves, TestBedRecord};
 
 use crate::{
     LabError, Result,
     cells::{self, Cell},
     fill, inspect,
-    open::{self, OpenHow},
     progress::{Progress, report},
     ratio::Ratio,
     rounds::{self, Rounds, Steps, Window},
     scratch::Scratch,
-    study::{StudyOptions, StudyReport, budget::Budget, warnings as shared},
+    study::{StudyOptions, StudyReport, warnings as shared},
     sweep,
-    targets::{self, Container},
 };
-use diskwright_disk::OpenOptions;
-use diskwright_image::Format;
 use diskwright_load::{
-    OpenTarget,
     figures::Figures,
-    job::{Blocks, Bytes, Caching, IoEngine, Job, Load},
+    job::{Job, Load},
     machine::{OtherLoad, Place},
-    profiles,
-    record::{End, Head, Run, TargetRecord},
+    record::{End, Head, Run},
     run::{self, RunOptions, Watch},
     warning::Warning,
 };
-use diskwright_store::EngineKind;
-use file_system::SIZE_STEP_BYTES;
+use jobs::{jobs, with_cell, write_jobs};
+use settings::{SEED, Settings};
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     slice, thread,
     time::{Duration, Instant},
 };
+use subject::Subject;
 use test_bed::{TestBed, Wanted};
 
-/// Size of the paper's disk.
-const FULL_BYTES: u64 = 20 << 30;
-const QUICK_BYTES: u64 = 1 << 30;
-/// Five rounds of 72 s take as long as the paper's minute of ramp-up and five minutes of measuring.
-const FULL_CELL: Duration = Duration::from_secs(72);
-const FULL_ROUNDS: usize = 5;
-const QUICK_ROUNDS: usize = 3;
-/// Time budget of a quick study: two minutes less the time for unmounting and removing files.
-const QUICK_TOTAL: Duration = Duration::from_secs(104);
-const QUICK_CELLS: (Duration, Duration) = (Duration::from_millis(150), Duration::from_millis(900));
-/// The only request sizes of a quick study.
-const QUICK_SIZES: [u64; 2] = [4 << 10, 64 << 10];
-/// A cell is this many times as long as its warm-up: six minutes to one in the paper.
-const WARM_UP_OF_CELL: u32 = 6;
-const SEED: u64 = 0x766d_6673;
 /// How long the idle machine is observed.
 const IDLE_LOOK: Duration = Duration::from_millis(400);
 
@@ -105,42 +98,6 @@ pub struct RawAndFileOptions {
     pub destroy_data: bool,
 }
 
-/// A target that is compared: the block device, the file, or a virtual disk.
-struct Subject {
-    target: OpenTarget,
-    record: TargetRecord,
-}
-
-/// The options with defaults filled in.
-struct Settings {
-    quick: bool,
-    size_bytes: u64,
-    rounds: usize,
-    budget: Budget,
-    engine: EngineKind,
-}
-
-impl Settings {
-    fn new(options: &RawAndFileOptions, start: Instant) -> Result<Self> {
-        let study = &options.study;
-        let rounds = study.rounds_or(if study.quick { QUICK_ROUNDS } else { FULL_ROUNDS })?;
-        let size_bytes = options.size_bytes.unwrap_or(if study.quick { QUICK_BYTES } else { FULL_BYTES });
-        let budget = match study.cell {
-            Some(cell) if cell.is_zero() => {
-                return Err(LabError::BadOptions {
-                    what: "a cell of 0 s measures nothing".into(),
-                    hint: "use at least a few milliseconds (`StudyOptions::cell`)".into(),
-                });
-            }
-            Some(cell) => Budget::fixed(cell),
-            None if study.quick => Budget::until(start, QUICK_TOTAL, QUICK_CELLS.0, QUICK_CELLS.1),
-            None => Budget::fixed(FULL_CELL),
-        };
-        let size_bytes = size_bytes.max(1).next_multiple_of(SIZE_STEP_BYTES);
-        Ok(Self { quick: study.quick, size_bytes, rounds, budget, engine: study.engine })
-    }
-}
-
 /// Runs the study and saves its result. If it is stopped while it measures, the whole rounds are
 /// kept. In all cases the file system is unmounted, loop devices and partitions are removed, and
 /// the scratch folder is removed unless `keep` is set.
@@ -150,12 +107,14 @@ impl Settings {
 /// [`LabError::Stopped`] if it is stopped before the first whole round.
 pub fn run(options: &RawAndFileOptions, progress: &mut dyn Progress) -> Result<StudyReport<RawAndFileResult>> {
     let begun = options.study.begin("raw-and-file", SCHEMA)?;
-    let settings = Settings::new(options, begun.start)?;
+    let settings = Settings::new(&options.study, options.size_bytes, begun.start)?;
     let scratch = Scratch::new(options.study.dir.as_deref(), options.study.keep)?;
     let place = Place::detect(scratch.path());
     let wanted = Wanted {
         bare_bytes: settings.size_bytes,
-        file_system_bytes: options.file_system.bytes_for(3 * settings.size_bytes),
+        file_system_bytes: options
+            .file_system
+            .bytes_for(3 * settings.size_bytes + first_writes::file_bytes(settings.first_bytes)),
         file_system: options.file_system,
         device: options.device.as_deref(),
         destroy_data: options.destroy_data,
@@ -169,7 +128,7 @@ pub fn run(options: &RawAndFileOptions, progress: &mut dyn Progress) -> Result<S
     crate::scratch::settle(&test_bed.folder)?;
     scratch.settle()?;
     let idle_before = idle_cpus();
-    let measured = measure(&subjects, &settings, progress)?;
+    let measured = measure(&subjects, (&test_bed.folder, &scratch), &settings, progress)?;
     let idle_cpus = idle_before.max(idle_cpus());
     // The windows' own warnings of other load are dropped: they include kernel threads that work
     // for the study.
@@ -184,9 +143,10 @@ pub fn run(options: &RawAndFileOptions, progress: &mut dyn Progress) -> Result<S
         head: Head { place: Some(place), warnings, ..begun.end(String::new(), measured.stopped) },
         quick: settings.quick,
         size_bytes: settings.size_bytes,
+        first_bytes: settings.first_bytes,
         rounds: settings.rounds,
         test_bed: test_bed.record.clone(),
-        subjects: subjects.iter().map(|subject| subject.record.clone()).collect(),
+        subjects: subjects.iter().map(Subject::record).collect::<Result<_>>()?,
         tsc_hz: measured.tsc_hz,
         idle_cpus,
         cells: measured.cells,
@@ -208,49 +168,56 @@ fn spread(cells: &[Cell]) -> Option<Warning> {
     shared::spread(&ratios)
 }
 
-/// Opens the device, creates the file and the disks, fills them, checks that all is allocated, and
-/// inspects them.
+/// Maps the device, creates the files, fills all, checks that all is allocated, and inspects them.
 fn prepare(
     test_bed: &TestBed,
     settings: &Settings,
     progress: &mut dyn Progress,
 ) -> Result<(Vec<Subject>, Vec<Warning>)> {
-    let file_system = test_bed.record.file_system;
-    let of_container = |container| targets::create_empty(container, &test_bed.folder, settings.size_bytes);
-    let specs: [(String, PathBuf, Format); 4] = [
-        ("block device".into(), test_bed.bare.clone(), Format::Raw),
-        (format!("{file_system} file"), of_container(Container::Raw)?, Format::Raw),
-        ("VHDX fixed".into(), of_container(Container::VhdxFixed)?, Format::Vhdx),
-        ("VHDX dynamic".into(), of_container(Container::VhdxDynamic)?, Format::Vhdx),
-    ];
-    let total_bytes = specs.len() as u64 * settings.size_bytes;
+    let filled = Storage::ALL.into_iter().filter(|storage| storage.is_file()).count() as u64 + 1;
+    let (total_bytes, mut before_bytes) = (filled * settings.size_bytes, 0);
     let (mut subjects, mut warnings): (Vec<Subject>, Vec<Warning>) = (Vec::new(), Vec::new());
-    for (name, path, format) in specs {
-        let disk = OpenOptions { engine: settings.engine, format: Some(format), ..OpenOptions::default() };
-        let how = OpenHow { writable: true, cache: Caching::Direct, disk };
-        let mut target = open::open(&path.to_string_lossy(), &how)?;
-        target.name = name;
-        let before_bytes = subjects.len() as u64 * settings.size_bytes;
-        let message = target.name.clone();
-        let mut tick = |done| report(progress, "prepare", before_bytes + done, total_bytes, &message);
-        fill::fill(&target.name, &*target.device, SEED, settings.engine, &mut tick)?;
-        fill::check_populated(&target.name, &*target.device, false)?;
-        let all = 0..target.device.geometry().size_bytes;
-        let mut contents =
-            inspect::contents_of(&target.name, &*target.device, slice::from_ref(&all), SEED, settings.engine)?;
-        contents.filled_bytes = all.end;
-        target.contents = Some(contents);
-        let reads = Job::simple(
-            "inspect",
-            Load::default(),
-            diskwright_load::job::Span::default(),
-            diskwright_load::job::Span::from_secs(1),
-        );
-        warnings.extend(inspect::warnings::of_target(&reads, 0, &target.name, &contents));
-        let record = OpenTarget::record(&target);
-        subjects.push(Subject { target, record });
+    for storage in Storage::ALL {
+        report(progress, "prepare", before_bytes, total_bytes, storage.name())?;
+        let mut subject = match storage {
+            Storage::Device => {
+                Subject { storage, path: test_bed.bare.clone(), engine: settings.engine, contents: None }
+            }
+            _ if storage.is_file() => Subject::create(storage, &test_bed.folder, settings.size_bytes, settings.engine)?,
+            _ => Subject::map(storage, &test_bed.folder, &test_bed.bare, settings.engine)?,
+        };
+        if storage == Storage::Device || storage.is_file() {
+            let mut tick = |done| report(progress, "prepare", before_bytes + done, total_bytes, storage.name());
+            warnings.extend(fill(&mut subject, settings, &mut tick)?);
+            before_bytes += settings.size_bytes;
+        } else {
+            // The same bytes.
+            subject.contents = subjects.first().and_then(|device: &Subject| device.contents);
+        }
+        subjects.push(subject);
     }
     Ok((subjects, warnings))
+}
+
+/// Fills a subject and inspects it.
+fn fill(subject: &mut Subject, settings: &Settings, tick: &mut fill::Tick<'_>) -> Result<Vec<Warning>> {
+    let target = subject.open()?;
+    fill::fill(&target.name, &*target.device, SEED, settings.engine, tick)?;
+    fill::check_populated(&target.name, &*target.device, false)?;
+    let all = 0..target.device.geometry().size_bytes;
+    let mut contents =
+        inspect::contents_of(&target.name, &*target.device, slice::from_ref(&all), SEED, settings.engine)?;
+    contents.filled_bytes = all.end;
+    subject.contents = Some(contents);
+    let reads = Job::simple(
+        "inspect",
+        Load::default(),
+        diskwright_load::job::Span::default(),
+        diskwright_load::job::Span::from_secs(1),
+    );
+    let warnings = inspect::warnings::of_target(&reads, 0, &target.name, &contents);
+    target.close()?;
+    Ok(warnings)
 }
 
 /// The measured cells of all workloads.
@@ -261,29 +228,39 @@ struct AllCells {
     stopped: bool,
 }
 
-/// Measures every workload on every subject, in interleaved rounds.
+/// Measures the first writes, and then every workload on every subject, in interleaved rounds.
 ///
 /// # Errors
 /// [`LabError::Stopped`] if it is stopped before the first whole round.
-fn measure(subjects: &[Subject], settings: &Settings, progress: &mut dyn Progress) -> Result<AllCells> {
-    let jobs = jobs(settings.quick, settings.engine)?;
+fn measure(
+    subjects: &[Subject],
+    places: (&Path, &Scratch),
+    settings: &Settings,
+    progress: &mut dyn Progress,
+) -> Result<AllCells> {
+    let (writes, jobs) = (write_jobs(settings.quick, settings.engine)?, jobs(settings.quick, settings.engine)?);
     let mut found = AllCells { cells: Vec::new(), warnings: Vec::new(), tsc_hz: 0.0, stopped: false };
-    let all = jobs.len() * subjects.len();
+    let all = (writes.len() + jobs.len()) * subjects.len();
     let mut steps = Steps::new(progress, "measure", all * settings.rounds);
+    let first = first_writes::measure((&writes, subjects), places, settings, &mut steps, &mut found.cells)?;
+    if first.stopped {
+        found.stopped = true;
+        return if found.cells.is_empty() { Err(LabError::Stopped) } else { Ok(found) };
+    }
     for job in jobs {
         let left = (steps.total - steps.done) as usize;
         let job = with_cell(job, settings.budget.cell(Instant::now(), left), settings.size_bytes);
         let load = &job.phases[0].loads[0];
         let name = Workload::of(load).name();
         let depth = u64::from(load.queue_depth);
-        let of = |subject: &Subject| Cell::new("", &name, &subject.target.name, depth);
+        let of = |subject: &Subject| Cell::new("", &name, subject.storage.name(), depth);
         let mut cells: Vec<Cell> = subjects.iter().map(of).collect();
-        let title = |at: Window| Some(format!("{name}, {}", subjects[at.cell].target.name));
+        let title = |at: Window| Some(format!("{name}, {}", subjects[at.cell].storage.name()));
         let mut measure = |at: Window, watch: &dyn Watch| {
             let subject = &subjects[at.cell];
             let job = rounds::job_of(&job, &cells::title(&name, depth), at.round, Some(settings.size_bytes));
             let run = window(&job, subject, watch)?;
-            let of_cell = format!("{name}, {}", subject.target.name);
+            let of_cell = format!("{name}, {}", subject.storage.name());
             for warning in run.head.warnings {
                 sweep::add_warning_of_cell(&mut found.warnings, &of_cell, warning);
             }
@@ -306,49 +283,22 @@ fn measure(subjects: &[Subject], settings: &Settings, progress: &mut dyn Progres
     if found.cells.is_empty() { Err(LabError::Stopped) } else { Ok(found) }
 }
 
+/// Opens a subject and measures one window.
 ///
 /// # Errors
 /// [`LabError::BadOptions`] if a request failed, [`LabError::Stopped`] if it was stopped.
 fn window(job: &Job, subject: &Subject, watch: &dyn Watch) -> Result<Run> {
-    let run = run::run(job, slice::from_ref(&subject.target), &RunOptions::default(), watch)?;
+    let target = subject.open()?;
+    let run = run::run(job, slice::from_ref(&target), &RunOptions::default(), watch)?;
+    target.close()?;
     match run.head.end {
         End::Complete => Ok(run),
         End::Stopped => Err(LabError::Stopped),
         End::Failed { first, .. } => Err(LabError::BadOptions {
-            what: format!("{}: {first}", subject.target.name),
+            what: format!("{}: {first}", target.name),
             hint: "check the storage below it".into(),
         }),
     }
-}
-
-/// One job for each workload of the profile. A quick study has only the sizes [`QUICK_SIZES`].
-fn jobs(quick: bool, engine: EngineKind) -> Result<Vec<Job>> {
-    let profile = profiles::load("vmfs-and-rdm")?;
-    let one = |phase: &diskwright_load::job::Phase| {
-        let mut job = Job { name: phase.name.clone(), phases: vec![phase.clone()], ..profile.clone() };
-        job.engine = match engine {
-            EngineKind::Auto => IoEngine::Auto,
-            EngineKind::Uring => IoEngine::IoUring,
-            EngineKind::Sync => IoEngine::Pread,
-        };
-        job
-    };
-    let wanted = |job: &Job| match job.phases[0].loads[0].block {
-        Blocks::One(Bytes(size)) => !quick || QUICK_SIZES.contains(&size),
-        Blocks::Mix(_) => false,
-    };
-    Ok(profile.phases.iter().map(one).filter(wanted).collect())
-}
-
-/// The job with the times of a cell, over the first `size_bytes` of every subject.
-fn with_cell(mut job: Job, cell: Duration, size_bytes: u64) -> Job {
-    let warm_up = cell / WARM_UP_OF_CELL;
-    let phase = &mut job.phases[0];
-    (phase.warm_up, phase.duration) =
-        (warm_up.into(), cell.saturating_sub(warm_up).max(Duration::from_millis(1)).into());
-    phase.loads[0].working_set = Bytes(size_bytes);
-    job.seed = SEED;
-    job
 }
 
 /// CPUs that other programs keep busy while this study does nothing.

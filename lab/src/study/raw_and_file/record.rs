@@ -4,6 +4,7 @@ use super::{Figure, Pattern, TestBedRecord};
 use crate::{
     cells::{Cell, Cells, Compared},
     ratio::Ratio,
+    study::flushed::rates_with_flush,
 };
 use diskwright_load::{
     job::{Bytes, Load},
@@ -12,8 +13,11 @@ use diskwright_load::{
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
+/// The part of the cells ([`Cell::part`]) of first writes: counted writes into new files, and the
+/// same on the device.
+pub const FIRST: &str = "first writes";
 /// Schema of [`RawAndFileResult`].
-pub const SCHEMA: &str = "diskwright.study.raw-and-file/2";
+pub const SCHEMA: &str = "diskwright.study.raw-and-file/3";
 
 /// The result of the study; a partial result has fewer cells.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -25,6 +29,8 @@ pub struct RawAndFileResult {
     pub quick: bool,
     /// Size of each disk, bytes.
     pub size_bytes: u64,
+    /// What each of the first writes' windows wrote, bytes.
+    pub first_bytes: u64,
     /// Requested rounds.
     pub rounds: usize,
     /// The block device and its two halves.
@@ -35,7 +41,8 @@ pub struct RawAndFileResult {
     pub tsc_hz: f64,
     /// CPUs that other programs kept busy while the study measured nothing.
     pub idle_cpus: f64,
-    /// Each workload on each subject, in the order of the subjects.
+    /// Each workload on each subject, in the order of the subjects; before them, in the part
+    /// [`FIRST`], the first writes.
     pub cells: Vec<Cell>,
 }
 
@@ -82,9 +89,18 @@ pub struct Measured<'a> {
 }
 
 impl<'a> Measured<'a> {
-    /// All measured workloads.
+    /// All measured workloads on disks that are full of data.
     pub fn all(cells: &'a [Cell]) -> Vec<Self> {
-        let loads = Compared::of_part(cells, "").into_iter();
+        Self::of_part(cells, "")
+    }
+
+    /// The first writes.
+    pub fn first(cells: &'a [Cell]) -> Vec<Self> {
+        Self::of_part(cells, FIRST)
+    }
+
+    fn of_part(cells: &'a [Cell], part: &str) -> Vec<Self> {
+        let loads = Compared::of_part(cells, part).into_iter();
         loads.filter_map(|loads| Some(Self { workload: Workload::from_name(loads.load)?, loads })).collect()
     }
 
@@ -92,5 +108,15 @@ impl<'a> Measured<'a> {
     pub fn ratio(&self, subject: usize, figure: Figure) -> Option<Ratio> {
         let (base, cell) = (self.loads.cells.first()?, self.loads.cells.get(subject)?);
         if subject == 0 { None } else { cell.ratio(base, |round| figure.of(round)) }
+    }
+
+    /// Throughput of first writes as a ratio to the device's; the time includes the flush. `None`
+    /// for the device itself.
+    pub fn first_ratio(&self, subject: usize) -> Option<Ratio> {
+        let (base, cell) = (self.loads.cells.first()?, self.loads.cells.get(subject)?);
+        if subject == 0 {
+            return None;
+        }
+        Ratio::of(&rates_with_flush(cell)?, &rates_with_flush(base)?)
     }
 }

@@ -22,10 +22,11 @@ use std::path::PathBuf;
         "Seconds per cell, a sixth of it warm-up. [default: 72, in five rounds the paper's 6 minutes; with --quick computed from the time budget]"
     )),
     after_help = "\
-Measures the VMFS paper's workloads (five sizes, five patterns, 64 in flight) on a block device, on a \
-file in a file system on the device, and on a fixed and a dynamic VHDX in that file system. All have \
-the same size and the same kind of data, and are measured in interleaved rounds. Reports throughput \
-and CPU time per request as ratios to the device, with the paper's ratios.
+Measures the VMFS paper's matrix (five sizes, five patterns, 64 in flight) on a block device, on raw device \
+mappings of it (VMDK, physical and virtual), and on flat VMDKs in a file system on the device: thick and \
+eagerly zeroed, thick and lazily zeroed, and thin. All have the same size and the same kind of data, and \
+are measured in interleaved rounds. First writes to new files are measured apart, with the flush. Reports \
+throughput and CPU cost (also as MHz per IOPS) as ratios to the device, with the paper's figures.
 
 Without --device, the block devices are loop devices with direct I/O on a file in the scratch folder. \
 --device is a block device, or /dev/zram0 for memory. It is split in two halves, with partitions that \
