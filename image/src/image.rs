@@ -21,6 +21,7 @@
 use crate::{
     error::{ImageError, Result},
     identity::LinkageId,
+    inner::{InternalBitmap, InternalSnapshot},
 };
 use diskwright_store::{IoBuf, Store};
 use std::{fmt, ops::Range, sync::Arc};
@@ -449,6 +450,16 @@ pub trait Image: Send + Sync + fmt::Debug {
     /// of the disk are not meant.
     fn lost_by_writing(&self) -> Option<String> {
         None
+    }
+
+    /// The internal snapshots of the file, as of the open.
+    fn snapshots(&self) -> &[InternalSnapshot] {
+        &[]
+    }
+
+    /// The bitmaps of the file, as of the open.
+    fn bitmaps(&self) -> &[InternalBitmap] {
+        &[]
     }
 
     /// The sector bitmap of a `Partial` block.

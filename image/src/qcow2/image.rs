@@ -12,6 +12,7 @@ use super::{
 use crate::{
     error::{ImageError, Result},
     image::{BlockState, DiskType, Format, Image, ImageInfo, ImageWriter, LogState, ParentLink, SectorBitmap},
+    inner::{InternalBitmap, InternalSnapshot},
     raw::padded,
 };
 use diskwright_format::qcow2::{Invalid, L2Entry, features};
@@ -56,6 +57,8 @@ pub struct Qcow2Image {
     stores: Vec<Arc<dyn Store>>,
     kept: Kept,
     writing: Option<Writing>,
+    snapshots: Vec<InternalSnapshot>,
+    bitmaps: Vec<InternalBitmap>,
 }
 
 impl Qcow2Image {
@@ -89,9 +92,10 @@ impl Qcow2Image {
             all.push(padded(data, len_bytes, whole(len_bytes)));
         }
         let kept = Kept::new(cluster_bytes);
+        let (snapshots, bitmaps) = (layout.internal_snapshots(), layout.internal_bitmaps());
         let layout = Arc::new(layout);
         let writing = if writable { Some(Writing::new(Arc::clone(&layout), Arc::clone(&all[0]))?) } else { None };
-        Ok(Self { info, layout, stores: all, kept, writing })
+        Ok(Self { info, layout, stores: all, kept, writing, snapshots, bitmaps })
     }
 
     fn tables(&self) -> Tables<'_> {
@@ -324,6 +328,14 @@ impl Image for Qcow2Image {
 
     fn lost_by_writing(&self) -> Option<String> {
         bitmaps_that_go(&self.layout)
+    }
+
+    fn snapshots(&self) -> &[InternalSnapshot] {
+        &self.snapshots
+    }
+
+    fn bitmaps(&self) -> &[InternalBitmap] {
+        &self.bitmaps
     }
 
     fn writer(&self) -> Option<&dyn ImageWriter> {

@@ -1,8 +1,11 @@
 //! Header and tables of one view of an image: the disk, or an internal snapshot.
 
 use super::{corrupt, header::Front, records};
-use crate::error::{ImageError, Result};
-use diskwright_format::qcow2::{BitmapEntry, Geometry, Invalid, L1Entry, L2Entry, Place, Snapshot};
+use crate::{
+    error::{ImageError, Result},
+    inner::{InternalBitmap, InternalSnapshot},
+};
+use diskwright_format::qcow2::{BitmapEntry, Geometry, Invalid, L1Entry, L2Entry, Place, Snapshot, features};
 use diskwright_store::{
     Store,
     sync::atomic::{AtomicU64, Ordering},
@@ -117,6 +120,31 @@ impl Layout {
             fixed,
             front,
         })
+    }
+
+    /// The snapshots, for users of the image; none if their table cannot be read.
+    pub fn internal_snapshots(&self) -> Vec<InternalSnapshot> {
+        let of = |snapshot: &Snapshot| InternalSnapshot {
+            id: snapshot.id.clone(),
+            name: snapshot.name.clone(),
+            seconds: snapshot.seconds,
+            guest_nanoseconds: snapshot.guest_nanoseconds,
+            vm_state_bytes: snapshot.vm_state_bytes,
+            size_bytes: snapshot.size_bytes.unwrap_or(self.front.header.size_bytes),
+        };
+        self.snapshots.as_deref().unwrap_or_default().iter().map(of).collect()
+    }
+
+    /// The bitmaps, for users of the image; none if their directory cannot be read.
+    pub fn internal_bitmaps(&self) -> Vec<InternalBitmap> {
+        let is_kept = self.front.header.features.autoclear & features::BITMAPS != 0;
+        let of = |bitmap: &BitmapEntry| InternalBitmap {
+            name: bitmap.name.clone(),
+            granularity_bytes: 1 << bitmap.granularity_bits,
+            is_in_use: bitmap.is_in_use || !is_kept,
+            is_auto: bitmap.is_auto,
+        };
+        self.bitmaps.as_deref().unwrap_or_default().iter().map(of).collect()
     }
 
     /// Whether all guest data lie in another file.
