@@ -209,6 +209,15 @@ pub enum BlockState {
         /// Offset of the block's first byte.
         offset_bytes: u64,
     },
+    /// As [`BlockState::Data`], but a snapshot in the file has the same bytes, so they are not
+    /// overwritten: a write to the block allocates new space and stores the whole block there. Only
+    /// of images that are open for writing, and only where [`Image::shares_blocks`] says so.
+    Shared {
+        /// Index into [`Image::stores`].
+        store: u16,
+        /// Offset of the block's first byte.
+        offset_bytes: u64,
+    },
     /// All bytes are in the file, compressed: [`Image::read_compressed`] decompresses them. A write
     /// to the block allocates new space and stores the whole block there.
     Compressed,
@@ -450,6 +459,11 @@ pub trait Image: Send + Sync + fmt::Debug {
     /// of the disk are not meant.
     fn lost_by_writing(&self) -> Option<String> {
         None
+    }
+
+    /// Whether any block may be [`BlockState::Shared`].
+    fn shares_blocks(&self) -> bool {
+        false
     }
 
     /// The internal snapshots of the file, as of the open.

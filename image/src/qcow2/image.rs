@@ -129,7 +129,12 @@ impl Qcow2Image {
             Ok(Mapped::Absent) => BlockState::Absent,
             Ok(Mapped::Zero) => BlockState::Zero,
             Ok(Mapped::Data(offset_bytes)) => {
-                BlockState::Data { store: u16::from(self.layout.has_data_file()), offset_bytes }
+                let store = u16::from(self.layout.has_data_file());
+                let is_copied = matches!(entry, L2Entry::Standard { is_copied: true, .. });
+                match self.writing.is_some() && !is_copied {
+                    true => BlockState::Shared { store, offset_bytes },
+                    false => BlockState::Data { store, offset_bytes },
+                }
             }
             Ok(Mapped::Compressed { .. }) => BlockState::Compressed,
             Err(_) => BlockState::Damaged,
@@ -328,6 +333,10 @@ impl Image for Qcow2Image {
 
     fn lost_by_writing(&self) -> Option<String> {
         bitmaps_that_go(&self.layout)
+    }
+
+    fn shares_blocks(&self) -> bool {
+        self.writing.is_some()
     }
 
     fn snapshots(&self) -> &[InternalSnapshot] {

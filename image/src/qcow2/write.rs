@@ -10,6 +10,10 @@
 //! from below before it writes a part of it (copy-up). A compressed cluster is decompressed into a
 //! new one in the same way.
 //!
+//! What a snapshot in the file has too, a cluster or an L2 table, is never changed: the disk gets a
+//! new cluster or a copy of the table, and the refcount of the old one is lowered by one. So a
+//! snapshot keeps its data whatever happens, and no refcount of it is ever raised here.
+//!
 //! Invariant, in memory and in the file after every power cut: the refcount of a cluster is at
 //! least the number of its references. A refcount is raised before anything refers to the cluster,
 //! and lowered after the last reference is durably gone and no request can reach the cluster. So a
@@ -32,7 +36,7 @@ use super::{
 use crate::{
     BlockState, Commit, ImageError, ImageWriter, MoveTo, ParentLink, Reservation, Result, needs::Needs, space::Space,
 };
-use diskwright_format::qcow2::{Place, features};
+use diskwright_format::qcow2::{Place, Snapshot, features};
 use diskwright_store::{
     Barrier, Store,
     sync::{Mutex, MutexGuard},
@@ -56,7 +60,7 @@ const PAGES_MIN: u64 = 64;
 pub(super) enum Need {
     /// The survey of the file.
     Survey,
-    /// That, and an L2 table.
+    /// That, and an L2 table that no snapshot has.
     Table,
     /// That survey, and a free cluster with its refcount in memory.
     Space,
@@ -159,9 +163,16 @@ pub(super) fn refusal(layout: &Layout, is_snapshot: bool) -> Option<(String, &'s
             "run `diskwright check --repair` on it first",
         ));
     }
-    if header.snapshots > 0 {
-        let count = header.snapshots;
-        return Some((format!("writing to a qcow2 image with internal snapshots ({count})"), convert));
+    let overlaps = |one: &Place, other: &Place| {
+        one.offset_bytes < other.offset_bytes + other.len_bytes && other.offset_bytes < one.offset_bytes + one.len_bytes
+    };
+    let lies = |snapshot: &Snapshot| {
+        snapshot.l1.offset_bytes.checked_add(snapshot.l1.len_bytes).is_none() || overlaps(&snapshot.l1, &header.l1)
+    };
+    if layout.snapshots.as_ref().map_or(header.snapshots > 0, |known| known.iter().any(lies)) {
+        let what =
+            "writing to a qcow2 image whose snapshot table is damaged, or a snapshot has the disk's own L1 table";
+        return Some((what.into(), convert));
     }
     if layout.has_data_file() {
         return Some(("writing to a qcow2 image with an external data file".into(), convert));
@@ -254,7 +265,13 @@ impl Writing {
 
 impl ImageWriter for Writing {
     fn begin_writing(&self) -> Result<()> {
-        self.settle_front()
+        self.settle_front()?;
+        if self.layout.front.header.snapshots > 0 {
+            // The flags say what may be overwritten: they are checked before the first write.
+            let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+            self.survey()?;
+        }
+        Ok(())
     }
 
     fn set_parent_link(&self, link: &ParentLink) -> Result<()> {
