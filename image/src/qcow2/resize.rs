@@ -38,9 +38,12 @@ impl Writing {
             return Err(self.unsupported(what, "round it up"));
         }
         let snapshots = self.layout.snapshots.as_deref().unwrap_or_default();
-        if snapshots.iter().any(|snapshot| snapshot.size_bytes.is_none()) {
-            let what = "a new size of an image with an internal snapshot that does not record its own size".into();
-            return Err(self.unsupported(what, "delete the snapshot first: `qemu-img snapshot -d`"));
+        // QEMU takes no snapshot of version 2 that has another size than the disk.
+        if !snapshots.is_empty() && geometry.version < 3
+            || snapshots.iter().any(|snapshot| snapshot.size_bytes.is_none())
+        {
+            let what = "a new size of an image whose internal snapshots cannot have a size of their own".into();
+            return Err(self.unsupported(what, "convert the disk to a new image, or delete the snapshots first"));
         }
         if geometry.l1_entries(size_bytes) > L1_MAX_BYTES / 8 {
             let what = format!("a disk of {size_bytes} bytes in clusters of {}", geometry.cluster_bytes());
@@ -174,20 +177,14 @@ impl Writing {
         let within = end_bytes % cluster_bytes;
         if within > 0 {
             let cluster = end_bytes / cluster_bytes;
-            match self.entry_of(cluster)?.0.map_err(|fault| fault.into_error(self.store()))? {
-                L2Entry::Compressed { .. } => {
-                    let what = "a new size of a disk whose last cluster is compressed".into();
-                    return Err(self.unsupported(what, "convert it to an image without compression"));
-                }
-                entry => {
-                    if let (Some(at), None) = (data_of(entry), own_data_of(entry)) {
-                        self.clear_rest_of_shared(cluster, at, within, is_alone)?;
-                    } else if let Some(at) = own_data_of(entry) {
-                        let rest = FileRange { offset_bytes: at + within, len_bytes: cluster_bytes - within };
-                        let zeroed = self.store().zero_range(rest, Zeroing::Keep);
-                        zeroed.map_err(|error| self.io("clear the end of the last cluster", at, error))?;
-                    }
-                }
+            self.refuse_packed_end(end_bytes)?;
+            let entry = self.entry_of(cluster)?.0.map_err(|fault| fault.into_error(self.store()))?;
+            if let (Some(at), None) = (data_of(entry), own_data_of(entry)) {
+                self.clear_rest_of_shared(cluster, at, within, is_alone)?;
+            } else if let Some(at) = own_data_of(entry) {
+                let rest = FileRange { offset_bytes: at + within, len_bytes: cluster_bytes - within };
+                let zeroed = self.store().zero_range(rest, Zeroing::Keep);
+                zeroed.map_err(|error| self.io("clear the end of the last cluster", at, error))?;
             }
         }
         let first = end_bytes.div_ceil(cluster_bytes);
@@ -228,6 +225,18 @@ impl Writing {
         let old_bytes = self.layout.size_bytes();
         if size_bytes > old_bytes {
             return Err(self.unsupported(format!("a larger size of {size_bytes} bytes here"), "enlarge the disk"));
+        }
+        self.refuse_packed_end(size_bytes)
+    }
+
+    /// Fails if a disk of this size would end within a compressed cluster.
+    fn refuse_packed_end(&self, size_bytes: u64) -> Result<()> {
+        let cluster_bytes = self.cluster_bytes();
+        if !size_bytes.is_multiple_of(cluster_bytes)
+            && matches!(self.entry_of(size_bytes / cluster_bytes)?.0, Ok(L2Entry::Compressed { .. }))
+        {
+            let what = "a new size of a disk whose last cluster is compressed".into();
+            return Err(self.unsupported(what, "convert it to an image without compression"));
         }
         Ok(())
     }
