@@ -11,8 +11,8 @@
 //! Such pages move along and are written to the new place by the next flush. Its first pass makes
 //! the copy and its refcount durable, its second one names it. The old place is quarantined like
 //! any freed cluster. The L1 table, the refcount table and refcount blocks in use stay where they
-//! are, and so does all that a snapshot has. A table that it shares with the disk is copied in the
-//! same way before the disk's entries change (prepare.rs).
+//! are, and so does all that a snapshot has. A table that it shares with the disk is copied before the
+//! disk's entries change (prepare.rs), also during a flush, as it has no changes.
 
 use super::{
     check_walk::each_word,
@@ -143,9 +143,15 @@ impl Writing {
         }
     }
 
-    /// Moves the L2 table of an L1 entry, or copies it: the old place loses one reference.
-    pub(super) fn move_table(&self, index: u64, from: u64, to: u64) -> Result<()> {
-        let flushing = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Moves the L2 table of an L1 entry.
+    fn move_table(&self, index: u64, from: u64, to: u64) -> Result<()> {
+        let _turn = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.copy_table(index, from, to)
+    }
+
+    /// Gives an L1 entry a copy of its L2 table, of which no flush has changes to write: no flush
+    /// runs, or the table is a snapshot's too and so has none. The old place loses a reference.
+    pub(super) fn copy_table(&self, index: u64, from: u64, to: u64) -> Result<()> {
         let mut bytes = vec![0; self.cluster_bytes() as usize];
         self.store().read_at(&mut bytes, from).map_err(|error| self.io("read an L2 table", from, error))?;
         self.store().write_at(&bytes, to).map_err(|error| self.io("move an L2 table", to, error))?;
@@ -157,7 +163,6 @@ impl Writing {
         // Whoever has read the old place reads again.
         state.drops += 1;
         state.free(Freed::Cluster(from));
-        drop((state, flushing));
         Ok(())
     }
 

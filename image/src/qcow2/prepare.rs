@@ -6,7 +6,7 @@
 //!              a need          under `preparing`, one thread at a time:
 //!                survey        the check of the file (growth.rs)
 //!                table         a cluster of zeros, named by the L1 table; or a copy of the
-//!                              table that a snapshot has too (compact.rs moves it)
+//!                              table that a snapshot has too (compact.rs)
 //!                space         free clusters zeroed, or the file grown; the refcounts of the next
 //!                              one read; a refcount block, or a longer refcount table (growth.rs)
 //! ```
@@ -136,7 +136,7 @@ impl Writing {
         let shared = self.table(&self.lock(), index).map_err(|fault| fault.into_error(self.store()))?;
         let at = self.take_cluster_waiting()?;
         if let Some(shared) = shared {
-            return self.move_table(index, shared, at).inspect_err(|_| self.lock().free(Freed::Cluster(at)));
+            return self.copy_table(index, shared, at).inspect_err(|_| self.lock().free(Freed::Cluster(at)));
         }
         let mut state = self.lock();
         if let Some(entry) = state.l1.get_mut(index as usize) {

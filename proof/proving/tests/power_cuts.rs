@@ -115,6 +115,8 @@ kinds! {
     qcow2_child_compacted_in_use: "qcow2 child 8K, compacted in use",
     vmdk_child_relinked: "vmdk child 64K, relinked",
     packed: "packed 16K, over a parent",
+    qcow2_with_an_internal_snapshot: "qcow2 4K, with an internal snapshot",
+    qcow2_with_an_internal_snapshot_churning: "qcow2 16K, with an internal snapshot, churning",
     vhd_dynamic_swept: "vhd dynamic 4K, swept",
     raw_late: "raw, late",
     vhd_dynamic_late: "vhd dynamic 16K, late",
