@@ -351,6 +351,11 @@ impl Driver {
         (self.open)(stores, writable, raw_sector_bytes)
     }
 
+    /// Whether an image can have internal snapshots.
+    pub fn has_snapshots(&self) -> bool {
+        self.open_snapshot.is_some()
+    }
+
     /// Opens an internal snapshot of an image with all its files, read-only, by its id or its name.
     ///
     /// # Errors

@@ -1,4 +1,5 @@
-//! Removes an image: its file, and then the extents that only it uses.
+//! Removes an image: its file, and then the extents that only it uses. An image with internal
+//! snapshots is not removed by an operation that keeps only its disk.
 //!
 //! The file that names the extents goes first. A power cut in between leaves extents that nothing
 //! names, and never an image without its extents.
@@ -11,6 +12,23 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
 };
+
+/// Fails for an image with internal snapshots, which would go with it.
+pub(crate) fn refuse_to_lose_snapshots(image: &dyn Image, path: &Path) -> Result<()> {
+    match image.snapshots() {
+        [] => Ok(()),
+        snapshots => Err(DiskError::BadOptions {
+            what: format!(
+                "{}: the {} internal snapshots in it would be lost, such as {:?}",
+                path.display(),
+                snapshots.len(),
+                snapshots[0].name
+            ),
+            hint: "copy what you need of them (`OpenOptions::snapshot`), and delete them with `qemu-img snapshot -d`"
+                .into(),
+        }),
+    }
+}
 
 /// The extents of an image that is open: the files that it writes, in its own folder. The locks of
 /// the image keep other images from using them.

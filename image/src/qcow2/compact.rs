@@ -16,7 +16,6 @@
 
 use super::{
     check_walk::each_word,
-    clusters::own_data_of,
     counts::Missing,
     layout::Layout,
     write::{Freed, Need, State, Writing},
@@ -66,7 +65,9 @@ impl Writing {
     pub(super) fn reserve_move_of(&self, state: &mut State, block: u64) -> Result<Option<MoveTo>> {
         let cluster_bytes = self.cluster_bytes();
         let Some(entry) = self.entry(state, block)? else { return Ok(None) };
-        let Some(from) = own_data_of(entry) else { return Ok(Some(MoveTo::Stay)) };
+        let Some(from) = self.own_data_of(entry).filter(|_| self.data_file.is_none()) else {
+            return Ok(Some(MoveTo::Stay));
+        };
         let place =
             |to_bytes| MoveTo::Place(MovePlace { store: 0, from_bytes: from, to_bytes, len_bytes: cluster_bytes });
         if let Some(&to) = state.moving.get(&block) {

@@ -88,13 +88,13 @@ impl Qcow2Image {
         let cluster_bytes = layout.geometry.cluster_bytes();
         let whole = |bytes: u64| bytes.checked_next_multiple_of(cluster_bytes).unwrap_or(bytes);
         let mut all = vec![padded(store, layout.front.file_bytes, whole(layout.front.file_bytes))];
-        if let (Some(data), Some(len_bytes)) = (data_file, layout.data_file_bytes) {
+        if let (Some(data), Some(len_bytes)) = (data_file, layout.data_file_bytes()) {
             all.push(padded(data, len_bytes, whole(len_bytes)));
         }
         let kept = Kept::new(cluster_bytes);
         let (snapshots, bitmaps) = (layout.internal_snapshots(), layout.internal_bitmaps());
         let layout = Arc::new(layout);
-        let writing = if writable { Some(Writing::new(Arc::clone(&layout), Arc::clone(&all[0]))?) } else { None };
+        let writing = if writable { Some(Writing::new(Arc::clone(&layout), &all)?) } else { None };
         Ok(Self { info, layout, stores: all, kept, writing, snapshots, bitmaps })
     }
 
@@ -130,10 +130,10 @@ impl Qcow2Image {
             Ok(Mapped::Zero) => BlockState::Zero,
             Ok(Mapped::Data(offset_bytes)) => {
                 let store = u16::from(self.layout.has_data_file());
-                let is_copied = matches!(entry, L2Entry::Standard { is_copied: true, .. });
-                match self.writing.is_some() && !is_copied {
-                    true => BlockState::Shared { store, offset_bytes },
-                    false => BlockState::Data { store, offset_bytes },
+                let is_own = self.writing.as_ref().is_none_or(|writing| writing.own_data_of(entry).is_some());
+                match is_own {
+                    true => BlockState::Data { store, offset_bytes },
+                    false => BlockState::Shared { store, offset_bytes },
                 }
             }
             Ok(Mapped::Compressed { .. }) => BlockState::Compressed,

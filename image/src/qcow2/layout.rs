@@ -30,8 +30,8 @@ pub(super) struct Layout {
     pub snapshots: Result<Vec<Snapshot>, ImageError>,
     /// All bitmaps of the image; or why the directory cannot be read.
     pub bitmaps: Result<Vec<BitmapEntry>, ImageError>,
-    /// Length of the external data file in bytes.
-    pub data_file_bytes: Option<u64>,
+    /// Length of the external data file in bytes. It grows while the image is written.
+    data_file_bytes: Option<AtomicU64>,
     /// Structures whose places are known without reading a table. No data may lie there.
     fixed: Vec<(&'static str, Range<u64>)>,
 }
@@ -116,7 +116,7 @@ impl Layout {
             l1,
             snapshots,
             bitmaps,
-            data_file_bytes,
+            data_file_bytes: data_file_bytes.map(AtomicU64::new),
             fixed,
             front,
         })
@@ -164,6 +164,17 @@ impl Layout {
     /// Length of the file in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes.load(Ordering::Acquire)
+    }
+
+    /// Length of the external data file in bytes, as last known.
+    pub fn data_file_bytes(&self) -> Option<u64> {
+        self.data_file_bytes.as_ref().map(|len_bytes| len_bytes.load(Ordering::Acquire))
+    }
+
+    pub fn set_data_file_bytes(&self, bytes: u64) {
+        if let Some(len_bytes) = &self.data_file_bytes {
+            len_bytes.store(bytes, Ordering::Release);
+        }
     }
 
     /// Tells that the file is at least this long.
@@ -220,7 +231,7 @@ impl Layout {
         if offset_bytes != guest {
             return fail(format!("{guest}, the cluster's offset on the disk"));
         }
-        match self.data_file_bytes {
+        match self.data_file_bytes() {
             Some(len_bytes) if offset_bytes >= len_bytes => {
                 fail(format!("an offset below {len_bytes}, the length of the data file"))
             }

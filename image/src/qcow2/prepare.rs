@@ -73,6 +73,7 @@ impl Writing {
         self.survey()?;
         match need {
             Need::Survey => Ok(()),
+            Need::Space if self.data_file.is_some() => self.reserve_in_data_file(block),
             Need::Space => self.make_space(),
             Need::Table => self.make_table(block / self.layout.geometry.l2_entries()),
             Need::Counts(page) => self.load_counts(page),

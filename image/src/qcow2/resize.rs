@@ -15,7 +15,7 @@
 //! `preparing` is held, and `flushing` while the L1 table is replaced.
 
 use super::{
-    clusters::{data_of, own_data_of},
+    clusters::data_of,
     counts::Missing,
     write::{State, Writing},
 };
@@ -33,6 +33,7 @@ const FORGET_MAX: usize = 4096;
 impl Writing {
     fn check_size(&self, size_bytes: u64) -> Result<()> {
         let geometry = &self.layout.geometry;
+        self.refuse_with_data_file("a new size of", "convert it to a new image")?;
         if size_bytes == 0 || !size_bytes.is_multiple_of(SECTOR_BYTES) {
             let what = format!("a size of {size_bytes} bytes, which is not a multiple of the 512-byte sector above 0,");
             return Err(self.unsupported(what, "round it up"));
@@ -179,9 +180,9 @@ impl Writing {
             let cluster = end_bytes / cluster_bytes;
             self.refuse_packed_end(end_bytes)?;
             let entry = self.entry_of(cluster)?.0.map_err(|fault| fault.into_error(self.store()))?;
-            if let (Some(at), None) = (data_of(entry), own_data_of(entry)) {
+            if let (Some(at), None) = (data_of(entry), self.own_data_of(entry)) {
                 self.clear_rest_of_shared(cluster, at, within, is_alone)?;
-            } else if let Some(at) = own_data_of(entry) {
+            } else if let Some(at) = self.own_data_of(entry) {
                 let rest = FileRange { offset_bytes: at + within, len_bytes: cluster_bytes - within };
                 let zeroed = self.store().zero_range(rest, Zeroing::Keep);
                 zeroed.map_err(|error| self.io("clear the end of the last cluster", at, error))?;

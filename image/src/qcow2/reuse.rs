@@ -106,6 +106,8 @@ impl Writing {
             let mut state = self.lock();
             let unused: Vec<u64> = std::mem::take(&mut state.reserved).into_values().collect();
             let moving = std::mem::take(&mut state.moving).into_values();
+            // Reservations in a data file have no refcount.
+            let unused = if self.data_file.is_some() { Vec::new() } else { unused };
             unused.into_iter().chain(moving).for_each(|at| state.free(Freed::Cluster(at)));
         }
         let mut freed = self.lower(&self.take_quarantined(u64::MAX));

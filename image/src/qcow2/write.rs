@@ -25,7 +25,7 @@
 //! and retries. Lock order: `preparing`, `flushing`, `front`, then the state mutex. `clusters.rs`
 //! changes entries, `growth.rs` surveys the file and makes tables, `flush.rs` makes changes
 //! durable, `front.rs` changes the header, `reuse.rs` returns freed clusters, `compact.rs` moves
-//! clusters and tables, `resize.rs` changes the size.
+//! clusters and tables, `resize.rs` changes the size, `data_file.rs` writes clusters in another file.
 
 use super::{
     check_walk::each_word,
@@ -139,6 +139,8 @@ pub(super) struct FrontState {
 pub(super) struct Writing {
     pub layout: Arc<Layout>,
     pub barrier: Barrier,
+    /// The file in which the clusters lie, if it is another one.
+    pub data_file: Option<Barrier>,
     /// Held while the file grows and is surveyed.
     pub preparing: Mutex<()>,
     /// Held by a flush from the moment in which it takes the dirty state.
@@ -174,8 +176,9 @@ pub(super) fn refusal(layout: &Layout, is_snapshot: bool) -> Option<(String, &'s
             "writing to a qcow2 image whose snapshot table is damaged, or a snapshot has the disk's own L1 table";
         return Some((what.into(), convert));
     }
-    if layout.has_data_file() {
-        return Some(("writing to a qcow2 image with an external data file".into(), convert));
+    if layout.has_data_file() && header.snapshots > 0 {
+        let what = "writing to a qcow2 image with an external data file and internal snapshots";
+        return Some((what.into(), convert));
     }
     if has(features::EXTENDED_L2) {
         return Some(("writing to a qcow2 image with extended L2 entries (subclusters)".into(), convert));
@@ -185,7 +188,8 @@ pub(super) fn refusal(layout: &Layout, is_snapshot: bool) -> Option<(String, &'s
 
 impl Writing {
     /// The caller has checked [`refusal`].
-    pub fn new(layout: Arc<Layout>, store: Arc<dyn Store>) -> Result<Self> {
+    pub fn new(layout: Arc<Layout>, stores: &[Arc<dyn Store>]) -> Result<Self> {
+        let store = Arc::clone(&stores[0]);
         let header = &layout.front.header;
         let cluster_bytes = layout.geometry.cluster_bytes();
         let words = |doing, place: Place| -> Result<Vec<u64>> {
@@ -218,6 +222,7 @@ impl Writing {
         };
         Ok(Self {
             barrier: Barrier::new(store),
+            data_file: stores.get(1).map(|data| Barrier::new(Arc::clone(data))),
             layout,
             preparing: Mutex::new(()),
             flushing: Mutex::new(()),
@@ -266,6 +271,7 @@ impl Writing {
 impl ImageWriter for Writing {
     fn begin_writing(&self) -> Result<()> {
         self.settle_front()?;
+        self.settle_data_file()?;
         if self.layout.front.header.snapshots > 0 {
             // The flags say what may be overwritten: they are checked before the first write.
             let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
@@ -292,13 +298,17 @@ impl ImageWriter for Writing {
         self.commit_cluster(&mut self.lock(), block, change)
     }
 
+    fn can_forget_blocks(&self) -> bool {
+        !self.layout.has_data_file()
+    }
+
     fn tracks_sectors(&self) -> bool {
         false
     }
 
     fn can_store_zero(&self) -> bool {
-        // Version 2 has no zero flag.
-        self.layout.geometry.version >= 3 || !self.is_child()
+        // Version 2 has no zero flag. A data file has its zeros itself.
+        !self.layout.has_data_file() && (self.layout.geometry.version >= 3 || !self.is_child())
     }
 
     fn resize(&self, size_bytes: u64) -> Result<()> {
@@ -324,6 +334,7 @@ impl ImageWriter for Writing {
     }
 
     fn check_syncs(&self) -> Result<()> {
+        self.data_file.as_ref().map_or(Ok(()), Barrier::check)?;
         Ok(self.barrier.check()?)
     }
 
@@ -341,6 +352,7 @@ impl ImageWriter for Writing {
 
     fn begin_compacting(&self) -> Result<()> {
         self.barrier.check()?;
+        self.refuse_with_data_file("compacting", "its holes give the space back already")?;
         let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
         self.survey()
     }

@@ -4,7 +4,7 @@
 //!   File     one file of a format, perhaps with a parent
 //!   Late     the same, in a store that answers late and out of order (`world/late.rs`)
 //!   Parts    a raw disk in several files, each of which loses its own unsynced writes
-//!   ByQemu   a qcow2 with an internal snapshot (`by_qemu.rs`)
+//!   ByQemu   a qcow2 with an internal snapshot, or with a data file (`by_qemu.rs`)
 //!   Packed   two files of the made-up format (`packed.rs`), over a parent in a raw file
 //! ```
 
@@ -48,7 +48,7 @@ impl DiskCase {
         match self.backing {
             Backing::File | Backing::Late | Backing::ByQemu(ByQemu::Snapshot) => 1,
             Backing::Parts(lens_bytes) => lens_bytes.len(),
-            Backing::Packed => 2,
+            Backing::Packed | Backing::ByQemu(ByQemu::DataFile) => 2,
         }
     }
 

@@ -65,13 +65,19 @@ impl DiskCase {
                 raw.write_all_at(&bytes, first * SECTOR_BYTES).map_err(text)?;
             }
         }
-        let cluster = format!("cluster_size={}", self.block_bytes.unwrap_or(64 << 10));
-        qemu_img(folder.path(), &["convert", "-f", "raw", "-O", "qcow2", "-o", &cluster, "disk.raw", "disk.qcow2"])?;
-        match what {
-            ByQemu::Snapshot => qemu_img(folder.path(), &["snapshot", "-c", SNAPSHOT, "disk.qcow2"])?,
-        }
-        let image = fs::read(folder.path().join("disk.qcow2")).map_err(text)?;
-        let files = Arc::new(vec![(self.path(), image)]);
+        let data_file = if what == ByQemu::DataFile { ",data_file=disk.data" } else { "" };
+        let options = format!("cluster_size={}{data_file}", self.block_bytes.unwrap_or(64 << 10));
+        qemu_img(folder.path(), &["convert", "-f", "raw", "-O", "qcow2", "-o", &options, "disk.raw", "disk.qcow2"])?;
+        let read = |name: &str| fs::read(folder.path().join(name)).map_err(text);
+        let files = Arc::new(match what {
+            ByQemu::Snapshot => {
+                qemu_img(folder.path(), &["snapshot", "-c", SNAPSHOT, "disk.qcow2"])?;
+                vec![(self.path(), read("disk.qcow2")?)]
+            }
+            ByQemu::DataFile => {
+                vec![(self.path(), read("disk.qcow2")?), ("/d/disk.data".into(), read("disk.data")?)]
+            }
+        });
         made.insert(self.name, Arc::clone(&files));
         Ok(files)
     }

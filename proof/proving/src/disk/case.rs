@@ -103,6 +103,8 @@ pub enum Backing {
 pub enum ByQemu {
     /// An image with one internal snapshot, which has all data of the disk at first.
     Snapshot,
+    /// An image whose clusters lie in an external data file.
+    DataFile,
 }
 
 /// How a disk changes while it is in use.

@@ -478,6 +478,17 @@ pub fn all() -> Vec<DiskCase> {
                 &[0, 1, 2, 3],
             )
         },
+        DiskCase {
+            backing: Backing::ByQemu(ByQemu::DataFile),
+            ..kind(
+                "qcow2 4K, with a data file",
+                Format::Qcow2,
+                DiskType::Dynamic,
+                4 * kib,
+                8 * m,
+                &[0, 1, 2, 3, 511, 512, 513, 1024],
+            )
+        },
         // More blocks than are zeroed without releasing the lock.
         DiskCase {
             sweeps: true,
