@@ -1,4 +1,7 @@
 //! An image as text and as JSON: what `info` prints of each layer, and `create` of the new disk.
+//! inner.rs describes what the image holds beside its disk.
+
+mod inner;
 
 use crate::{
     json,
@@ -9,6 +12,7 @@ use crate::{
 use diskwright_disk::Layer;
 use diskwright_image::{ImageInfo, LinkageId, LogState, ParentLink};
 use diskwright_store::{DeviceId, Store};
+use inner::{BitmapDescription, SnapshotDescription};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::sync::Arc;
@@ -58,6 +62,12 @@ pub struct Description {
     pub log: LogDescription,
     /// Power of two that divides the file offsets of all payload.
     pub payload_alignment: u32,
+    /// Internal snapshots (qcow2).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub snapshots: Vec<SnapshotDescription>,
+    /// Bitmaps of written ranges (qcow2).
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub bitmaps: Vec<BitmapDescription>,
     /// Remarks, a sentence each.
     pub remarks: Vec<String>,
 }
@@ -167,6 +177,8 @@ impl From<&Layer> for Description {
             parent: info.parent.as_ref().map(ParentDescription::from),
             log: LogDescription { state, replayed_entries },
             payload_alignment: info.payload_alignment_bytes,
+            snapshots: layer.image.snapshots().iter().map(SnapshotDescription::from).collect(),
+            bitmaps: layer.image.bitmaps().iter().map(BitmapDescription::from).collect(),
             remarks: info.remarks.clone(),
         }
     }
@@ -241,6 +253,7 @@ impl Description {
             (state, _) => fields.add("log", state),
         }
         fields.add("payload alignment", Human(self.payload_alignment.into()));
+        inner::add_to(fields, &self.snapshots, &self.bitmaps);
         for (index, remark) in self.remarks.iter().enumerate() {
             fields.add(if index == 0 { "remarks" } else { "" }, printable(remark));
         }

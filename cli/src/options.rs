@@ -107,6 +107,15 @@ pub struct OvaArgs {
     pub ova_disk: Option<String>,
 }
 
+/// For commands that read a disk which may be an internal snapshot of an image.
+#[derive(Debug, Clone, Default, Args)]
+pub struct SnapshotArgs {
+    /// Read this internal snapshot of a qcow2 image instead of its present disk: its id or its
+    /// name, as info lists them.
+    #[arg(long = "snapshot", value_name = "ID|NAME")]
+    pub snapshot: Option<String>,
+}
+
 /// For commands that only read a disk.
 #[derive(Debug, Clone, Copy, Default, Args)]
 pub struct ShareArgs {

@@ -1,4 +1,4 @@
-//! Dates of image files: seconds since 2000-01-01 00:00 UTC, printed as UTC.
+//! Dates of image files: seconds since 2000-01-01 (VHD) or 1970-01-01 (qcow2), printed as UTC.
 
 /// Days from 1970-01-01 to 2000-01-01.
 const DAYS_BEFORE_2000: i64 = 10_957;
@@ -6,8 +6,16 @@ const DAYS_BEFORE_2000: i64 = 10_957;
 /// `2026-02-03 04:05:06 UTC` for seconds since 2000-01-01 00:00 UTC, in the proleptic Gregorian
 /// calendar.
 pub fn utc_from_2000(seconds: u32) -> String {
-    let (year, month, day) = civil_from_days(i64::from(seconds / 86_400) + DAYS_BEFORE_2000);
-    let of_day = seconds % 86_400;
+    utc(i64::from(seconds / 86_400) + DAYS_BEFORE_2000, seconds % 86_400)
+}
+
+/// The same for seconds since 1970-01-01 00:00 UTC.
+pub fn utc_from_1970(seconds: u32) -> String {
+    utc(i64::from(seconds / 86_400), seconds % 86_400)
+}
+
+fn utc(days_since_1970: i64, of_day: u32) -> String {
+    let (year, month, day) = civil_from_days(days_since_1970);
     format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", of_day / 3600, of_day / 60 % 60, of_day % 60)
 }
 
@@ -36,6 +44,8 @@ mod tests {
         assert_eq!(utc_from_2000(60 * 86_400), "2000-03-01 00:00:00 UTC");
         // date -u -d @$((946684800 + 823662306))
         assert_eq!(utc_from_2000(823_662_306), "2026-02-06 03:05:06 UTC");
+        // date -u -d @1770346806
+        assert_eq!(utc_from_1970(1_770_346_806), "2026-02-06 03:00:06 UTC");
         assert_eq!(utc_from_2000(u32::MAX), "2136-02-07 06:28:15 UTC");
     }
 }

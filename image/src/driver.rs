@@ -27,6 +27,9 @@ type MaybeStores<'a> = &'a [Option<Arc<dyn Store>>];
 /// Arguments: the files, whether to open for writing, the logical sector of a raw disk in bytes.
 type Open = fn(Stores, bool, u32) -> Result<Arc<dyn Image>>;
 
+/// Arguments: the files, the id or the name of the snapshot.
+type OpenSnapshot = fn(Stores, &str) -> Result<Arc<dyn Image>>;
+
 /// The identities that the images of a format record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Identities {
@@ -85,6 +88,8 @@ pub struct Driver {
     /// Extension of a snapshot's frozen image.
     pub frozen_extension: &'static str,
     open: Open,
+    /// Opens an internal snapshot; `None` for a format that has none.
+    open_snapshot: Option<OpenSnapshot>,
     references: fn(&dyn Store) -> Result<Vec<Reference>>,
     further_files: fn(&CreateOptions) -> Result<Vec<String>>,
     create: fn(Stores, &CreateOptions) -> Result<()>,
@@ -116,6 +121,7 @@ static RAW: Driver = Driver {
     child_can_be_relinked: false,
     frozen_extension: "raw",
     open: open_raw,
+    open_snapshot: None,
     references: |_| Ok(Vec::new()),
     further_files: |_| Ok(Vec::new()),
     create: |stores, options| create_raw(only(stores, "raw")?, options),
@@ -147,6 +153,7 @@ static VHD: Driver = Driver {
     child_can_be_relinked: true,
     frozen_extension: "avhd",
     open: |stores, writable, _| Ok(Arc::new(vhd::open(only(stores, "vhd")?, writable)?)),
+    open_snapshot: None,
     references: |_| Ok(Vec::new()),
     further_files: |_| Ok(Vec::new()),
     create: |stores, options| vhd::create(only(stores, "vhd")?, options),
@@ -179,6 +186,7 @@ static VHDX: Driver = Driver {
     child_can_be_relinked: true,
     frozen_extension: "avhdx",
     open: |stores, writable, _| Ok(Arc::new(vhdx::open(only(stores, "vhdx")?, writable)?)),
+    open_snapshot: None,
     references: |_| Ok(Vec::new()),
     further_files: |_| Ok(Vec::new()),
     create: |stores, options| vhdx::create(only(stores, "vhdx")?, options),
@@ -209,6 +217,7 @@ static QCOW2: Driver = Driver {
     child_names_file_id: false,
     child_can_be_relinked: true,
     open: |stores, writable, _| Ok(Arc::new(qcow2::open(stores, writable, None)?)),
+    open_snapshot: Some(|stores, snapshot| Ok(Arc::new(qcow2::open(stores, false, Some(snapshot))?))),
     references: qcow2::references,
     further_files: |_| Ok(Vec::new()),
     create: |stores, options| qcow2::create(only(stores, "qcow2")?, options),
@@ -239,6 +248,7 @@ static VDI: Driver = Driver {
     child_names_file_id: true,
     child_can_be_relinked: true,
     open: |stores, writable, _| Ok(Arc::new(vdi::open(only(stores, "vdi")?, writable)?)),
+    open_snapshot: None,
     references: |_| Ok(Vec::new()),
     further_files: |_| Ok(Vec::new()),
     create: |stores, options| vdi::create(only(stores, "vdi")?, options),
@@ -278,6 +288,7 @@ static VMDK: Driver = Driver {
     child_can_be_relinked: true,
     frozen_extension: "vmdk",
     open: |stores, writable, _| Ok(Arc::new(vmdk::open(stores, writable)?)),
+    open_snapshot: None,
     references: vmdk::references,
     further_files: vmdk::further_files,
     create: |stores, options| vmdk::create(&stores, options),
@@ -348,6 +359,27 @@ impl Driver {
         raw_sector_bytes: u32,
     ) -> Result<Arc<dyn Image>> {
         (self.open)(stores, writable, raw_sector_bytes)
+    }
+
+    /// Whether an image can have internal snapshots.
+    pub fn has_snapshots(&self) -> bool {
+        self.open_snapshot.is_some()
+    }
+
+    /// Opens an internal snapshot of an image with all its files, read-only, by its id or its name.
+    ///
+    /// # Errors
+    /// Those of the format's own `open`; `NotAnImage` if the image has no such snapshot;
+    /// `Unsupported` for a format that has none.
+    pub fn open_snapshot(&self, stores: Vec<Arc<dyn Store>>, snapshot: &str) -> Result<Arc<dyn Image>> {
+        match self.open_snapshot {
+            Some(open) => open(stores, snapshot),
+            None => Err(ImageError::Unsupported {
+                path: stores.first().map(|first| first.name().to_owned()).unwrap_or_default(),
+                what: format!("the internal snapshot {snapshot:?} of an image in the format {}", self.name),
+                hint: "only qcow2 has internal snapshots: leave out `OpenOptions::snapshot`".into(),
+            }),
+        }
     }
 
     /// The names of the further files that an image with these options has, besides the first one.

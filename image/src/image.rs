@@ -22,6 +22,7 @@ use crate::{
     devices::{DeviceOptions, PHYSICAL_MAPPING},
     error::{ImageError, Result},
     identity::LinkageId,
+    inner::{InternalBitmap, InternalSnapshot},
 };
 use diskwright_store::{IoBuf, Store};
 use std::{fmt, ops::Range, sync::Arc};
@@ -212,6 +213,15 @@ pub enum BlockState {
     /// Some sectors are at this offset, the others read the parent's data; [`Image::sector_bitmap`]
     /// says which. The bitmap of a `Partial` block may turn out to be full or empty.
     Partial {
+        /// Index into [`Image::stores`].
+        store: u16,
+        /// Offset of the block's first byte.
+        offset_bytes: u64,
+    },
+    /// As [`BlockState::Data`], but a snapshot in the file has the same bytes, so they are not
+    /// overwritten: a write to the block allocates new space and stores the whole block there. Only
+    /// of images that are open for writing, and only where [`Image::shares_blocks`] says so.
+    Shared {
         /// Index into [`Image::stores`].
         store: u16,
         /// Offset of the block's first byte.
@@ -475,6 +485,21 @@ pub trait Image: Send + Sync + fmt::Debug {
     /// of the disk are not meant.
     fn lost_by_writing(&self) -> Option<String> {
         None
+    }
+
+    /// Whether any block may be [`BlockState::Shared`].
+    fn shares_blocks(&self) -> bool {
+        false
+    }
+
+    /// The internal snapshots of the file, as of the open.
+    fn snapshots(&self) -> &[InternalSnapshot] {
+        &[]
+    }
+
+    /// The bitmaps of the file, as of the open.
+    fn bitmaps(&self) -> &[InternalBitmap] {
+        &[]
     }
 
     /// The sector bitmap of a `Partial` block.

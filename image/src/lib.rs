@@ -16,6 +16,7 @@
 //!   vdi/       fixed, dynamic, differencing VDI: open, create, write, check
 //!   vmdk/      VMDK in one file or several: reads all extents, creates and writes sparse and flat
 //!   references.rs  the further files that an image names
+//!   inner.rs   internal snapshots and bitmaps of an image
 //!   identity.rs  the identity by which children name their parent
 //!   space.rs   allocator of payload blocks in a growing file
 //!   salvage.rs what can still be known of an image whose tables are damaged
@@ -33,6 +34,7 @@ mod error;
 mod findings;
 mod identity;
 mod image;
+mod inner;
 mod mending;
 mod needs;
 #[cfg(test)]
@@ -60,6 +62,7 @@ pub use image::{
     BlockState, Commit, CreateOptions, DiskType, Format, FormatOptions, Image, ImageInfo, ImageWriter, LogState,
     MovePlace, MoveTo, ParentLink, Reservation, SectorBitmap,
 };
+pub use inner::{InternalBitmap, InternalSnapshot};
 pub use mending::{Mended, mend};
 pub use references::{Reference, ReferenceKind};
 

@@ -4,7 +4,7 @@ use crate::{
     context::Context,
     exit::{self, Outcome},
     json::{self, Document},
-    options::{FormatArg, OvaArgs, ShareArgs},
+    options::{FormatArg, OvaArgs, ShareArgs, SnapshotArgs},
     sizes::Exact,
     switches,
 };
@@ -25,6 +25,7 @@ EXAMPLES
   diskwright compare disk.vhdx disk.raw
   diskwright compare --quiet a.vhd b.vhdx && echo same
   diskwright compare disk.vhdx copy.bin --second-format raw
+  diskwright compare vm.qcow2 vm.qcow2 --snapshot before-update
   diskwright compare disk.vhdx nbd://backup.example.com/disk")]
 pub struct CompareArgs {
     /// One disk: a file, or an NBD URI.
@@ -38,6 +39,11 @@ pub struct CompareArgs {
     second_format: Option<FormatArg>,
     #[command(flatten)]
     ova: OvaArgs,
+    #[command(flatten)]
+    of: SnapshotArgs,
+    /// The same for B; --snapshot is for A alone.
+    #[arg(long, value_name = "ID|NAME")]
+    second_snapshot: Option<String>,
     #[command(flatten)]
     share: ShareArgs,
 }
@@ -70,11 +76,13 @@ pub fn run(context: &mut Context, args: &CompareArgs) -> Outcome {
     let options = OpenOptions {
         force_share: args.share.force_share,
         ova_disk: args.ova.ova_disk.clone(),
+        snapshot: args.of.snapshot.clone(),
         ..context.global.bulk_options()
     };
     let second_format = args.second_format.map(FormatArg::format).or(options.format);
     let first = context.open(&args.first, &options)?;
-    let second = context.open(&args.second, &OpenOptions { format: second_format, ..options })?;
+    let of_second = OpenOptions { format: second_format, snapshot: args.second_snapshot.clone(), ..options };
+    let second = context.open(&args.second, &of_second)?;
     let (first_size, second_size) = (first.device().geometry().size_bytes, second.device().geometry().size_bytes);
     if first_size != second_size {
         context.warn(&format!("the disks differ in size: {} and {}", Exact(first_size), Exact(second_size)));

@@ -10,7 +10,7 @@ use crate::{
     exit::{self, Failure, Outcome},
     json::{self, Document},
     ntfs,
-    options::{CacheArg, FormatArg, OvaArgs, ShareArgs},
+    options::{CacheArg, FormatArg, OvaArgs, ShareArgs, SnapshotArgs},
     progress, sizes,
     sizes::{Exact, Human},
     switches,
@@ -69,6 +69,7 @@ EXAMPLES
   diskwright convert machine.raw machine.qcow2 --subformat compressed
   diskwright convert machine.vhdx machine.ova
   diskwright convert appliance.ova data.vhdx --disk 2
+  diskwright convert vm.qcow2 before.qcow2 --snapshot before-update
   diskwright convert nbd://host/disk backup.vhdx --verify
   diskwright convert disk.vhdx 'nbd+unix:///?socket=/run/disk.sock'")]
 pub struct ConvertArgs {
@@ -124,6 +125,8 @@ pub struct ConvertArgs {
     no_reflink: bool,
     #[command(flatten)]
     ova: OvaArgs,
+    #[command(flatten)]
+    of: SnapshotArgs,
     #[command(flatten)]
     share: ShareArgs,
     /// Leave out what is damaged in SOURCE: it becomes zeros in DEST, is listed at the end, and the
@@ -240,6 +243,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
     source.format = args.source_format.map(FormatArg::format);
     source.force_share = args.share.force_share;
     source.ova_disk.clone_from(&args.ova.ova_disk);
+    source.snapshot.clone_from(&args.of.snapshot);
     let options = ConvertOptions {
         source,
         cache: context.global.cache.map(CacheArg::mode),

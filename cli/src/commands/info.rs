@@ -12,7 +12,7 @@ use crate::{
     exit::{self, Failure, Outcome},
     export::ExportReport,
     json::Document,
-    options::{FormatArg, OvaArgs, ShareArgs},
+    options::{FormatArg, OvaArgs, ShareArgs, SnapshotArgs},
     style::{FAINT, GREEN, RED, YELLOW},
     switches,
     table::Fields,
@@ -60,6 +60,8 @@ pub struct InfoArgs {
     rules: rules::RulesArgs,
     #[command(flatten)]
     ova: OvaArgs,
+    #[command(flatten)]
+    of: SnapshotArgs,
     #[command(flatten)]
     share: ShareArgs,
 }
@@ -116,11 +118,15 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
         return Err(Failure::usage("--verify is for an OVA as a whole; `compare` and `check` are for disks"));
     }
     if args.rules.any() {
+        if args.of.snapshot.is_some() {
+            return Err(Failure::usage("--snapshot: the rules are about files, not about a snapshot in one"));
+        }
         return rules::run(context, &args.file, (args.share, &args.ova), args.rules);
     }
     let options = OpenOptions {
         force_share: args.share.force_share,
         ova_disk: args.ova.ova_disk.clone(),
+        snapshot: args.of.snapshot.clone(),
         ..context.global.open_options(false)
     };
     let disk = match context.open(&args.file, &OpenOptions { reach: Reach::Available, ..options })? {

@@ -18,9 +18,11 @@ use crate::{
     context::{Context, print_message},
     exit::{self, Failure, Outcome},
     json::{self, Document},
+    options::SnapshotArgs,
     switches,
 };
 use clap::Args;
+use diskwright_disk::OpenOptions;
 use diskwright_store::Blocking;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -59,6 +61,8 @@ pub struct IoArgs {
     /// Open the disk read-only; writes are refused.
     #[arg(long, short)]
     read_only: bool,
+    #[command(flatten)]
+    of: SnapshotArgs,
 }
 
 /// The result of one command.
@@ -105,7 +109,9 @@ pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
         .map(|text| Command::parse(text).map(|command| (text.clone(), command)).map_err(Failure::usage))
         .collect::<Outcome<_>>()?;
     let writes = given.is_empty() || given.iter().any(|(_, command)| command.writes());
-    let disk = context.open(&args.file, &context.global.open_options(writes && !args.read_only))?;
+    let options =
+        OpenOptions { snapshot: args.of.snapshot.clone(), ..context.global.open_options(writes && !args.read_only) };
+    let disk = context.open(&args.file, &options)?;
     let patience = context.signals.patient();
     let mut queue = Blocking::open(disk.device(), context.global.engine())
         .map_err(|error| Failure::doing(format!("{}: cannot open a queue", args.file.display()), error))?;

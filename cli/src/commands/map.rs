@@ -12,7 +12,7 @@ use crate::{
     exit::{self, Failure, Outcome},
     extents::Extents,
     json::{self, Document},
-    options::{OvaArgs, ShareArgs},
+    options::{OvaArgs, ShareArgs, SnapshotArgs},
     signals::Patience,
     sizes::{Exact, Human},
     style::BOLD,
@@ -49,6 +49,8 @@ pub struct MapArgs {
     draw: bool,
     #[command(flatten)]
     ova: OvaArgs,
+    #[command(flatten)]
+    of: SnapshotArgs,
     #[command(flatten)]
     share: ShareArgs,
 }
@@ -149,6 +151,7 @@ pub fn run(context: &mut Context, args: &MapArgs) -> Outcome {
     let options = OpenOptions {
         force_share: args.share.force_share,
         ova_disk: args.ova.ova_disk.clone(),
+        snapshot: args.of.snapshot.clone(),
         ..context.global.open_options(false)
     };
     let disk = context.open(&args.file, &options)?;

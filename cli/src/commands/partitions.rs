@@ -5,7 +5,7 @@ use crate::{
     describe::printable,
     exit::{self, Failure, Outcome},
     json::{self, Document},
-    options::{OvaArgs, ShareArgs},
+    options::{OvaArgs, ShareArgs, SnapshotArgs},
     sizes::Human,
     switches,
     table::{Align, Columns},
@@ -31,6 +31,8 @@ pub struct PartitionsArgs {
     file: PathBuf,
     #[command(flatten)]
     ova: OvaArgs,
+    #[command(flatten)]
+    of: SnapshotArgs,
     #[command(flatten)]
     share: ShareArgs,
 }
@@ -96,6 +98,7 @@ pub fn run(context: &mut Context, args: &PartitionsArgs) -> Outcome {
     let options = OpenOptions {
         force_share: args.share.force_share,
         ova_disk: args.ova.ova_disk.clone(),
+        snapshot: args.of.snapshot.clone(),
         ..context.global.open_options(false)
     };
     let disk = context.open(&args.file, &options)?;

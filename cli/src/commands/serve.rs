@@ -19,7 +19,7 @@ use crate::{
     describe::printable,
     exit::{self, Failure, Outcome},
     json::{self, Document},
-    options,
+    options::{self, SnapshotArgs},
     sizes::Human,
     switches,
 };
@@ -89,6 +89,8 @@ pub struct ServeArgs {
     /// Refuse writes.
     #[arg(long, short)]
     read_only: bool,
+    #[command(flatten)]
+    of: SnapshotArgs,
     /// Take writes, but drop them at the end: the disks themselves are opened read-only.
     #[arg(long, conflicts_with = "read_only")]
     ephemeral: bool,
@@ -295,6 +297,7 @@ fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
     for DiskWord { name, path, format } in args.disks.iter().cloned() {
         let mut options = context.global.open_options(!args.read_only && !args.ephemeral);
         options.format = format.or(options.format);
+        options.snapshot.clone_from(&args.of.snapshot);
         let mut disk = Opened::image(&path, &options, "serve").map_err(|error| {
             let twice = || served_already(&error, &path, &served).map(Failure::usage);
             twice().unwrap_or_else(|| error.into())

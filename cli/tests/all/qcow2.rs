@@ -108,14 +108,71 @@ fn bitmaps_are_dropped_by_name() {
 }
 
 #[test]
+fn internal_snapshots_are_listed_read_and_kept() {
+    let shop = Workshop::new();
+    shop.ok("create disk.qcow2 --size 8M");
+    shop.ok("io disk.qcow2 -c 'write -P 1 0 4M'");
+    if !qemu_img(&shop, "snapshot -c monday disk.qcow2") {
+        return;
+    }
+    shop.ok("convert disk.qcow2 monday.raw");
+    shop.ok("io disk.qcow2 -c 'write -P 2 1M 100k' -c 'discard 2M 1M' -c 'write -P 3 6M 4k' -c 'read -P 1 0 1M'");
+    qemu_img(&shop, "check -q -f qcow2 disk.qcow2");
+    let listed = shop.ok("info disk.qcow2");
+    assert!(listed.contains("1 snapshot") && listed.contains("monday") && listed.contains("8 MiB"), "{listed}");
+    assert!(shop.ok("info disk.qcow2 --json").contains("\"vm_state_size\": 0"));
+    for name in ["monday", "1"] {
+        shop.ok(&format!("io disk.qcow2 --read-only --snapshot {name} -c 'read -P 1 0 4M' -c 'read -P 0 4M 4M'"));
+        shop.ok(&format!("compare monday.raw disk.qcow2 --second-snapshot {name}"));
+    }
+    shop.fails(1, "compare disk.qcow2 disk.qcow2 --snapshot monday");
+    shop.ok("convert disk.qcow2 copy.vhdx --snapshot monday");
+    shop.ok("compare copy.vhdx monday.raw");
+    shop.ok("map disk.qcow2 --snapshot monday");
+    let told = shop.fails(2, "io disk.qcow2 --snapshot monday -c 'write 0 4k'");
+    assert!(told.contains("cannot be written"), "{told}");
+    let told = shop.fails(1, "info disk.qcow2 --snapshot tuesday");
+    assert!(told.contains("monday"), "{told}");
+    let told = shop.fails(1, "info copy.vhdx --snapshot monday");
+    assert!(told.contains("only qcow2 has internal snapshots"), "{told}");
+    // The disk lives on, and the snapshot stays.
+    shop.ok("compact disk.qcow2");
+    shop.ok("resize disk.qcow2 16M");
+    let told = shop.fails(2, "move disk.qcow2 moved.vhdx");
+    assert!(told.contains("would be lost") && told.contains("monday"), "{told}");
+    qemu_img(&shop, "check -q -f qcow2 disk.qcow2");
+    shop.ok("compare monday.raw disk.qcow2 --second-snapshot monday");
+    qemu_img(&shop, "snapshot -a monday disk.qcow2");
+    qemu_img(&shop, "compare -f raw -F qcow2 monday.raw disk.qcow2");
+}
+
+#[test]
+fn a_data_file_is_written_and_none_outside_the_folder() {
+    let shop = Workshop::new();
+    if !qemu_img(&shop, "create -q -f qcow2 -o data_file=disk.data,data_file_raw=on disk.qcow2 8M") {
+        return;
+    }
+    shop.ok("io disk.qcow2 -c 'write -P 1 0 4M' -c 'discard 1M 1M' -c 'write -P 2 7M 4k' -c 'read -P 0 1M 1M'");
+    qemu_img(&shop, "check -q -f qcow2 disk.qcow2");
+    qemu_img(&shop, "compare -f qcow2 -F raw disk.qcow2 disk.data");
+    let told = shop.fails(1, "compact disk.qcow2");
+    assert!(told.contains("external data file"), "{told}");
+    std::fs::create_dir(shop.path("other")).unwrap();
+    std::fs::rename(shop.path("disk.qcow2"), shop.path("other/disk.qcow2")).unwrap();
+    let outside = shop.path("disk.data");
+    qemu_img(&shop, &format!("amend -f qcow2 -o data_file={} other/disk.qcow2", outside.display()));
+    let told = shop.fails(1, "io other/disk.qcow2 -c 'write 0 4k'");
+    assert!(told.contains("disk.data"), "{told}");
+}
+
+#[test]
 fn what_is_only_read_is_refused_by_name() {
     let shop = Workshop::new();
-    shop.ok("create disk.qcow2 --size 1M");
-    if !qemu_img(&shop, "snapshot -c one disk.qcow2") {
+    if !qemu_img(&shop, "create -q -f qcow2 -o extended_l2=on disk.qcow2 1M") {
         return;
     }
     let told = shop.fails(1, "io disk.qcow2 -c 'write 0 4k'");
-    assert!(told.contains("internal snapshots (1)"), "{told}");
+    assert!(told.contains("subclusters"), "{told}");
     shop.ok("io disk.qcow2 -c 'read 0 4k'");
     let told = shop.fails(2, "create fixed.qcow2 --size 1M --type fixed");
     assert!(told.contains("no fixed type"), "{told}");

@@ -77,6 +77,9 @@ pub(crate) struct Member {
     pub(crate) id: LayerId,
     first_source: SourceId,
     stores: u16,
+    /// `stores`, or twice as many if blocks may be shared: the second id of a store stands for its
+    /// bytes that must not be overwritten.
+    sources: u16,
     pub(crate) size_bytes: u64,
     pub(crate) block_bytes: u64,
     /// Whether `begin_writing` of the image was called.
@@ -92,15 +95,27 @@ impl Member {
         self.first_source.saturating_add(store)
     }
 
-    /// The index in the image of the store with this id: the inverse of [`Member::source`].
+    /// The id of that store for bytes that must not be overwritten. Only if the image shares
+    /// blocks.
+    fn shared_source(&self, store: u16) -> SourceId {
+        self.source(self.stores.saturating_add(store))
+    }
+
+    /// The index in the image of the store with this id.
     pub(crate) fn store_index(&self, source: SourceId) -> u16 {
-        source.saturating_sub(self.first_source)
+        source.saturating_sub(self.first_source) % self.stores.max(1)
+    }
+
+    /// Whether the bytes that this id names belong to this image, and are overwritten in place.
+    #[inline]
+    pub(crate) fn overwrites(&self, source: SourceId) -> bool {
+        source.wrapping_sub(self.first_source) < self.stores
     }
 
     /// Whether a store belongs to this image.
     #[inline]
     pub(crate) fn has_source(&self, source: SourceId) -> bool {
-        source.wrapping_sub(self.first_source) < self.stores
+        source.wrapping_sub(self.first_source) < self.sources
     }
 
     /// The interface for writes.
@@ -374,12 +389,12 @@ impl Chain {
         self.written().iter().any(|member| member.id == id)
     }
 
-    /// The image that takes writes and has this store; `None` if none has.
+    /// The image that takes writes and overwrites the bytes that this id names; `None` if none does.
     #[inline]
     pub(crate) fn written_with(&self, source: SourceId) -> Option<&Member> {
-        match self.top().has_source(source) {
+        match self.top().overwrites(source) {
             true => Some(self.top()),
-            false if self.absorbs => self.members.get(1).filter(|parent| parent.has_source(source)),
+            false if self.absorbs => self.members.get(1).filter(|parent| parent.overwrites(source)),
             false => None,
         }
     }
@@ -434,6 +449,15 @@ impl Chain {
                 }
                 _ => Owner::Damaged { layer },
             }),
+            BlockState::Shared { store, offset_bytes } => {
+                let place = Self::owner_by(member, BlockState::Data { store, offset_bytes }, within_bytes);
+                Some(match place {
+                    Some(Owner::Data { offset_bytes, .. }) => {
+                        Owner::Data { source: member.shared_source(store), offset_bytes }
+                    }
+                    _ => Owner::Damaged { layer },
+                })
+            }
             BlockState::Partial { .. } => Some(Owner::Lazy { layer }),
             BlockState::Compressed => Some(Owner::Compressed { layer }),
             BlockState::Damaged => Some(Owner::Damaged { layer }),
@@ -453,7 +477,7 @@ pub(crate) fn too_long(top: &Path) -> DiskError {
 
 /// Removes the stores of a layer that leaves the chain.
 fn forget_sources(member: &Member, sources: &mut [Option<Arc<dyn Store>>]) {
-    for source in (0..member.stores).map(|store| member.source(store)) {
+    for source in (0..member.sources).map(|store| member.source(store)) {
         if let Some(store) = sources.get_mut(usize::from(source)) {
             *store = None;
         }
@@ -468,13 +492,18 @@ fn join(layer: &Layer, id: usize, sources: &mut Vec<Option<Arc<dyn Store>>>) -> 
             .into(),
     };
     let first_source = SourceId::try_from(sources.len()).map_err(|_| exhausted())?;
-    sources.extend(layer.image.stores().iter().map(|store| Some(Arc::clone(store))));
+    let stores = layer.image.stores();
+    let ids_of_store = if layer.image.shares_blocks() { 2 } else { 1 };
+    for _ in 0..ids_of_store {
+        sources.extend(stores.iter().map(|store| Some(Arc::clone(store))));
+    }
     SourceId::try_from(sources.len()).map_err(|_| exhausted())?;
     Ok(Member {
         image: Arc::clone(&layer.image),
         id: LayerId::try_from(id).map_err(|_| exhausted())?,
         first_source,
-        stores: layer.image.stores().len() as u16,
+        stores: stores.len() as u16,
+        sources: (stores.len() * ids_of_store) as u16,
         size_bytes: layer.image.size_bytes(),
         block_bytes: layer.image.info().block_bytes,
         began: Arc::default(),

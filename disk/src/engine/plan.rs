@@ -20,6 +20,8 @@
 //!   *shared*, and its space is not freed: a discard of the whole block waits.
 //! - If the format cannot record which sectors have data, the block is first filled from the layers
 //!   below (copy-up), under exclusion.
+//! - Bytes that a snapshot in the image's file has too are not overwritten. They have a store id of
+//!   their own, so a plan takes them for another layer's data: the block is filled in the same way.
 //! - A whole block of zeros becomes metadata. If no layer has data there, nothing is done.
 //!
 //! Invariant: every block that a plan shares is listed in its [`Pending`], and
@@ -264,7 +266,7 @@ impl Piece {
 
 /// The owner of a piece.
 enum Found {
-    /// The piece is in the image, at this offset.
+    /// The piece is in the image, at this offset, and is overwritten in place.
     Own { source: SourceId, offset_bytes: u64 },
     /// The whole block reads as zeros: the image says so, or no layer has it.
     Zero,
@@ -285,10 +287,10 @@ fn look_up(chain: &Chain, image: &Member, piece: &Piece) -> Found {
         };
         let owner = word.advanced(piece.start.saturating_sub(map.unit_range(unit).0));
         match (owner, first) {
-            (Owner::Data { source, .. }, None) if image.has_source(source) => first = Some(owner),
+            (Owner::Data { source, .. }, None) if image.overwrites(source) => first = Some(owner),
             // All units of a block in the image are contiguous in the file.
             (Owner::Data { source, offset_bytes }, Some(Owner::Data { offset_bytes: first_offset, .. }))
-                if image.has_source(source)
+                if image.overwrites(source)
                     && offset_bytes == first_offset + (map.unit_range(unit).0.max(piece.start) - piece.start) => {}
             (Owner::Zero { layer }, None) if layer == image.id => return Found::Zero,
             (Owner::Absent, None) if chain.is_lowest(image.id) => return Found::Zero,

@@ -92,6 +92,7 @@ impl Movable {
         let plan = Plan::new(&old, &origin.file, &origin.options.files, to, options)?;
         let mut moved = plan.outcome(&old, data_bytes(&old)?);
         plan.check_room(&moved)?;
+        plan.refuse_to_lose_snapshots(&old)?;
         if options.dry_run {
             return Ok(moved);
         }

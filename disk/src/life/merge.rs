@@ -194,6 +194,9 @@ impl<'a> Merge<'a> {
         mark::refuse_merged(&target.path, &target.info, target.info.parent.as_ref())?;
         for step in &steps {
             relink::require_same_format((&step.path, step.info.format), (&target.path, target.info.format))?;
+            if step.info.format.driver().has_snapshots() {
+                removal::refuse_to_lose_snapshots(&*step.image(false)?, &step.path)?;
+            }
         }
         let mut merge = Self { options, users, steps, target, below, children, leftovers, done_bytes: 0, outcome };
         merge.find_children(child)?;

@@ -17,6 +17,7 @@ use crate::{
     },
     engine::track::kept::refuse_if_tracked,
     error::file_error,
+    life::removal,
     opening::siblings,
 };
 use diskwright_image::{DiskType, Format};
@@ -310,6 +311,12 @@ impl<'a> Plan<'a> {
             relinked: Vec::new(),
             warnings: Vec::new(),
         }
+    }
+
+    /// Refuses a copy that is to replace an image with internal snapshots.
+    pub(crate) fn refuse_to_lose_snapshots(&self, disk: &Disk) -> Result<()> {
+        let top = &disk.layers()[0];
+        if self.keep_old { Ok(()) } else { removal::refuse_to_lose_snapshots(&*top.image, &top.path) }
     }
 
     /// Refuses a destination without room.

@@ -56,6 +56,7 @@ pub fn move_disk(
             return Ok(moved);
         }
     }
+    plan.refuse_to_lose_snapshots(&disk)?;
     moved.data_bytes = data_bytes(&disk)?;
     plan.check_room(&moved)?;
     if options.dry_run {

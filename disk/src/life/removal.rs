@@ -1,4 +1,5 @@
-//! Removes an image: its file, and then the extents that only it uses.
+//! Removes an image: its file, and then the extents that only it uses. An image with internal
+//! snapshots is not removed by an operation that keeps only its disk.
 //!
 //! ```text
 //!   x.vmdk, x-s001.vmdk      link .x.vmdk.removed ─▶ sync       only if there are extents
@@ -19,7 +20,7 @@
 //! Locks: the lock of the image is on its file, whatever its name, and is held until the mark is
 //! gone. So a mark that is locked belongs to a removal under way.
 
-use crate::{Result, error::file_error};
+use crate::{DiskError, Result, error::file_error};
 use diskwright_image::{Format, Image, ImageInfo, Reference, ReferenceKind, probe, probe::DetectedFormat};
 use diskwright_store::{CacheMode, Files, LockMode, OpenOptions, Store};
 use std::{
@@ -31,6 +32,23 @@ use std::{
 const SUFFIX: &str = ".removed";
 /// The most images of a folder whose extents are read for a clean-up.
 const IMAGES_MAX: usize = 4096;
+
+/// Fails for an image with internal snapshots, which would go with it.
+pub(crate) fn refuse_to_lose_snapshots(image: &dyn Image, path: &Path) -> Result<()> {
+    match image.snapshots() {
+        [] => Ok(()),
+        snapshots => Err(DiskError::BadOptions {
+            what: format!(
+                "{}: the {} internal snapshots in it would be lost, such as {:?}",
+                path.display(),
+                snapshots.len(),
+                snapshots[0].name
+            ),
+            hint: "copy what you need of them (`OpenOptions::snapshot`), and delete them with `qemu-img snapshot -d`"
+                .into(),
+        }),
+    }
+}
 
 /// The extents of an image that is open: the files that it writes, in its own folder. The locks of
 /// the image keep other images from using them.

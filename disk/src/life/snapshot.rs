@@ -154,7 +154,10 @@ pub fn revert(path: impl AsRef<Path>, to: Option<&Path>, left: Left, options: &S
     }
     let frozen = match left {
         Left::Kept => Some(place.name_for_frozen(&options.name)?),
-        Left::Discarded => None,
+        Left::Discarded => {
+            removal::refuse_to_lose_snapshots(&*layers[0].image, path)?;
+            None
+        }
     };
     let info = match layers.iter().find(|layer| layer.path == parent) {
         Some(layer) => layer.image.info().clone(),

@@ -32,6 +32,8 @@ pub(crate) struct Access<'a> {
     pub(crate) cache: CacheMode,
     /// Take no lock, unless the store is opened for writing.
     pub(crate) force_share: bool,
+    /// The internal snapshot that is opened in place of the disk.
+    pub(crate) snapshot: Option<&'a str>,
     /// Set if another image names this file, by a path without symbolic links.
     pub(crate) referred: Option<Referred>,
     /// Which further files of the image may be opened; `None` for those beneath its folder.
@@ -49,7 +51,8 @@ impl<'a> Access<'a> {
     /// Access to the top of a chain with these options, but read-only.
     pub(crate) fn of_top(options: &'a OpenOptions) -> Self {
         let &OpenOptions { format, cache, force_share, .. } = options;
-        Self { format, cache, force_share, parents: Some(&options.parents), ..Self::default() }
+        let (snapshot, parents) = (options.snapshot.as_deref(), Some(&options.parents));
+        Self { format, snapshot, cache, force_share, parents, ..Self::default() }
     }
 }
 
@@ -122,7 +125,10 @@ pub(crate) fn open_image(
     {
         warnings.push(format!("{}: the file system has no O_DIRECT; the page cache is used", shown(store)));
     }
-    let image = probe::open_parts(stores.clone(), verdict, false, raw_sector_bytes)?;
+    let image = match access.snapshot {
+        None => probe::open_parts(stores.clone(), verdict, false, raw_sector_bytes)?,
+        Some(snapshot) => probe::open_snapshot(stores.clone(), verdict, snapshot)?,
+    };
     if verdict.is_guess {
         warnings.push(format!(
             "{}: opened as {} because of its contents; its extension does not say so, so it is read-only (name the format with `OpenOptions::format`)",

@@ -63,6 +63,12 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
             hint: "open it read-only".into(),
         });
     }
+    if options.writable && options.snapshot.is_some() {
+        return Err(DiskError::BadOptions {
+            what: format!("{}: an internal snapshot cannot be written", path.display()),
+            hint: "open it read-only, or leave out `OpenOptions::snapshot`".into(),
+        });
+    }
     // Errors are ignored: with the default limit a chain of about a thousand files still opens. A
     // longer one fails later with the system's error.
     let _ = diskwright_store::raise_open_file_limit();
@@ -258,6 +264,7 @@ impl Descent<'_> {
         let access = Access {
             writable: self.locks_parents,
             format: Some(link.format.unwrap_or(child.image.info().format)),
+            snapshot: None,
             referred: Some(Referred { allow_devices: options.parents.allow_devices }),
             ..Access::of_top(options)
         };

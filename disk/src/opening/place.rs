@@ -93,6 +93,12 @@ impl Opened {
             let files = inside::files(name, &uri, options.writable)?;
             return Disk::open(name, &OpenOptions { files, ..options.clone() }).map(Self::Disk);
         }
+        if options.snapshot.is_some() {
+            return Err(DiskError::Usage {
+                what: format!("{}: an export is a raw disk, which has no internal snapshots", name.display()),
+                hint: "leave out `OpenOptions::snapshot`".into(),
+            });
+        }
         Ok(Self::Export(Arc::new(NbdDevice::open(&uri, options.writable)?)))
     }
 

@@ -60,9 +60,92 @@ fn a_chain_reads_as_qemu_reads_it() {
         let disk = open(&dir.join(name)).unwrap_or_else(|error| panic!("{error}"));
         assert!(contents(&disk) == fs::read(dir.join("expected.raw")).unwrap(), "{name}");
     }
-    let told = Disk::open(dir.join("top.qcow2"), &OpenOptions { writable: true, ..OpenOptions::default() });
+    let told = Disk::open(
+        dir.join("middle.qcow2"),
+        &OpenOptions { writable: true, allow_parent_write: true, ..OpenOptions::default() },
+    );
     let told = told.map(drop).unwrap_err().to_string();
-    assert!(told.contains("writing to a qcow2 image with an external data file is not supported"), "{told}");
+    assert!(told.contains("extended L2 entries (subclusters) is not supported"), "{told}");
+}
+
+/// Writes, discards and reads a disk at random, by us and by QEMU in turns.
+#[test]
+fn clusters_in_a_data_file_are_written() {
+    let folder = TempDir::new().unwrap();
+    let dir = folder.path();
+    fs::write(dir.join("base.raw"), vec![9; 3 << 20]).unwrap();
+    let kinds: [(&str, &[&str]); 4] = [
+        ("plain", &["-o", "data_file=plain.data"]),
+        ("raw", &["-o", "data_file=raw.data,data_file_raw=on"]),
+        ("small", &["-o", "data_file=small.data,cluster_size=4k"]),
+        ("child", &["-o", "data_file=child.data", "-b", "base.raw", "-F", "raw"]),
+    ];
+    for (name, options) in kinds {
+        let file = format!("{name}.qcow2");
+        // The last cluster is cut.
+        if !run(dir, "qemu-img", &[&["create", "-q", "-f", "qcow2"], options, &[&file, "4100k"]].concat()) {
+            return;
+        }
+        let mut model = vec![0; 4100 << 10];
+        if name == "child" {
+            model[..3 << 20].fill(9);
+        }
+        let mut seed = 1_u64;
+        let mut dice = |below: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) % below
+        };
+        for round in 0..6 {
+            let options = OpenOptions { writable: true, ..OpenOptions::default() };
+            let disk = Disk::open(dir.join(&file), &options).unwrap_or_else(|error| panic!("{error}"));
+            let mut queue = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+            for turn in 0..40 {
+                let at = dice(8200);
+                let sectors = (1 + dice([8, 300, 40][turn % 3])).min(8200 - at);
+                let (at, len) = (at * 512, sectors * 512);
+                let range = at as usize..(at + len) as usize;
+                match dice(5) {
+                    0 => queue.discard(at, len).unwrap(),
+                    1 => queue.write_zeroes(at, len).unwrap(),
+                    _ => queue.write(at, &vec![1 + turn as u8; len as usize], false).unwrap(),
+                }
+                let byte = contents_at(&mut queue, at);
+                assert!(byte == 0 || byte == 1 + turn as u8);
+                model[range].fill(byte);
+                if dice(9) == 0 {
+                    queue.flush().unwrap();
+                }
+            }
+            drop(queue);
+            disk.close().unwrap();
+            drop(disk);
+            run(dir, "qemu-img", &["check", "-q", "-f", "qcow2", &file]);
+            assert!(contents(&open(&dir.join(&file)).unwrap()) == model, "{name}, round {round}");
+            run(dir, "qemu-img", &["convert", "-O", "raw", &file, "expected.raw"]);
+            assert!(fs::read(dir.join("expected.raw")).unwrap() == model, "{name}, round {round}, by QEMU");
+            if name == "raw" {
+                let bytes = fs::read(dir.join("raw.data")).unwrap();
+                assert!(bytes == model, "round {round}: the data file is the disk");
+            }
+            let at = dice(60);
+            run(dir, "qemu-io", &["-f", "qcow2", "-c", &format!("write -P {round} {}k 40k", at * 64), &file]);
+            model[(at as usize) << 16..][..40 << 10].fill(round as u8);
+            // QEMU's discard leaves the bytes in the data file.
+            let nothing = if name == "raw" { "write -z 1M 128k" } else { "discard 1M 128k" };
+            run(dir, "qemu-io", &["-f", "qcow2", "-c", nothing, &file]);
+            model = contents(&open(&dir.join(&file)).unwrap());
+        }
+        let told = Disk::open(dir.join(&file), &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+        let told = told.grow(8 << 20).unwrap_err().to_string();
+        assert!(told.contains("a new size of a qcow2 image with an external data file"), "{told}");
+    }
+}
+
+/// One byte of the disk.
+fn contents_at(queue: &mut Blocking, at: u64) -> u8 {
+    let mut sector = [0; 512];
+    queue.read(at, &mut sector).unwrap();
+    sector[0]
 }
 
 #[test]

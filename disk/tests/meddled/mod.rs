@@ -174,6 +174,10 @@ impl Image for Meddled {
     fn info(&self) -> &ImageInfo {
         self.inner.info()
     }
+    fn shares_blocks(&self) -> bool {
+        self.inner.shares_blocks()
+    }
+
     fn stores(&self) -> &[Arc<dyn Store>] {
         self.inner.stores()
     }

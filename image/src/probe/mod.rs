@@ -238,10 +238,22 @@ pub fn open_parts(
     raw_sector_bytes: u32,
 ) -> Result<Arc<dyn Image>> {
     let first = parts.first().cloned();
-    let image = verdict.format.driver().open_files(parts, writable, raw_sector_bytes)?;
+    trusted(first.as_deref(), verdict, verdict.format.driver().open_files(parts, writable, raw_sector_bytes)?)
+}
+
+/// The same for an internal snapshot, by its id or its name. It is read-only.
+///
+/// # Errors
+/// Errors of [`Driver::open_snapshot`](crate::Driver::open_snapshot); `FormatUnclear`.
+pub fn open_snapshot(parts: Vec<Arc<dyn Store>>, verdict: DetectedFormat, snapshot: &str) -> Result<Arc<dyn Image>> {
+    let first = parts.first().cloned();
+    trusted(first.as_deref(), verdict, verdict.format.driver().open_snapshot(parts, snapshot)?)
+}
+
+fn trusted(first: Option<&dyn Store>, verdict: DetectedFormat, image: Arc<dyn Image>) -> Result<Arc<dyn Image>> {
     match first {
         Some(first) if verdict.is_guess && names_another_file(image.info()) => {
-            Err(guess_refused(&*first, verdict.format, "the image names another file as its parent"))
+            Err(guess_refused(first, verdict.format, "the image names another file as its parent"))
         }
         _ => Ok(image),
     }

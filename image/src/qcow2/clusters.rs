@@ -10,6 +10,10 @@
 //! was changed, written and dropped between the two steps of a read, which changes
 //! [`State::drops`]. Then the read is repeated.
 //!
+//! A cluster, or a table, whose entry has no COPIED flag is a snapshot's too: it is never changed. A
+//! write takes a new cluster, a change of an entry first a table of its own ([`Need::Table`]). The
+//! survey has shown that the flags are right, and no flag is lost during a session.
+//!
 //! An entry of 0 reads the backing file, or zeros without one. In a child a cluster of zeros needs
 //! the zero flag, which only version 3 has. The state mutex guards all of this.
 
@@ -51,6 +55,19 @@ impl Writing {
         let per_table = self.layout.geometry.l2_entries();
         let table = self.table(state, cluster / per_table)?;
         Ok(table.map(|table| table + cluster % per_table * 8))
+    }
+
+    /// Whether a cluster has an L2 table that only the disk has, so that its entry may change.
+    pub(super) fn has_own_table(&self, state: &State, cluster: u64) -> bool {
+        let index = cluster / self.layout.geometry.l2_entries();
+        let word = usize::try_from(index).ok().and_then(|index| state.l1.get(index)).copied().unwrap_or(0);
+        L1Entry(word).is_copied() && matches!(self.table(state, index), Ok(Some(_)))
+    }
+
+    /// The offset of a cluster's data, if they are overwritten in place: no snapshot has them too.
+    pub(super) fn own_data_of(&self, entry: L2Entry) -> Option<u64> {
+        let is_own = self.layout.has_data_file() || matches!(entry, L2Entry::Standard { is_copied: true, .. });
+        data_of(entry).filter(|_| is_own)
     }
 
     fn next_run(&self, first: u64, end: u64) -> Run {
@@ -185,19 +202,21 @@ impl Writing {
     }
 
     pub(super) fn reserve_cluster(&self, state: &mut State, block: u64) -> Result<Option<Reservation>> {
-        let reservation = |offset_bytes| Some(Reservation { store: 0, offset_bytes, init: None });
+        let store = u16::from(self.layout.has_data_file());
+        let reservation = |offset_bytes| Some(Reservation { store, offset_bytes, init: None });
         if let Some(&offset_bytes) = state.reserved.get(&block) {
             return Ok(reservation(offset_bytes));
         }
         let Some(entry) = self.entry(state, block)? else { return Ok(None) };
-        if let Some(offset_bytes) = data_of(entry) {
+        if let Some(offset_bytes) = self.own_data_of(entry) {
             return Ok(reservation(offset_bytes));
         }
-        if self.entry_place(state, block).ok().flatten().is_none() {
+        if !self.has_own_table(state, block) {
             state.needs.note(block, Need::Table);
             return Ok(None);
         }
-        let Some(offset_bytes) = self.take_cluster(state)? else {
+        let taken = if self.data_file.is_some() { None } else { self.take_cluster(state)? };
+        let Some(offset_bytes) = taken else {
             state.needs.note(block, Need::Space);
             return Ok(None);
         };
@@ -233,19 +252,26 @@ impl Writing {
 
     pub(super) fn commit_cluster(&self, state: &mut State, block: u64, change: Commit) -> Result<Option<BlockState>> {
         let Some(entry) = self.entry(state, block)? else { return Ok(None) };
+        let store = u16::from(self.layout.has_data_file());
+        let data = |offset_bytes| BlockState::Data { store, offset_bytes };
         match change {
             Commit::Whole | Commit::Sectors { .. } => {
                 let Some(&at) = state.reserved.get(&block) else {
-                    let at = data_of(entry).ok_or_else(|| self.misuse(block, "has no space: reserve it first"))?;
-                    return Ok(Some(BlockState::data(at)));
+                    let at =
+                        self.own_data_of(entry).ok_or_else(|| self.misuse(block, "has no space: reserve it first"))?;
+                    return Ok(Some(data(at)));
                 };
+                if !self.has_own_table(state, block) {
+                    state.needs.note(block, Need::Table);
+                    return Ok(None);
+                }
                 state.reserved.remove(&block);
                 self.set_entry(state, block, L2Entry::data(at));
                 self.free_of(state, block, entry);
-                Ok(Some(BlockState::data(at)))
+                Ok(Some(data(at)))
             }
             Commit::Moved => {
-                let (Some(from), Some(to)) = (data_of(entry), state.moving.remove(&block)) else {
+                let (Some(from), Some(to)) = (self.own_data_of(entry), state.moving.remove(&block)) else {
                     return Err(self.misuse(block, "is committed as moved without a place to move to"));
                 };
                 self.set_entry(state, block, L2Entry::data(to));
@@ -266,6 +292,7 @@ impl Writing {
         entry: L2Entry,
         is_zero: bool,
     ) -> Result<Option<BlockState>> {
+        self.refuse_with_data_file("a block without data in", "write zeros over the range instead")?;
         let hides = is_zero && self.layout.front.backing_name.is_some();
         if hides && self.layout.geometry.version < 3 {
             let what = "a block of zeros without space in a qcow2 image of version 2".into();
@@ -277,7 +304,7 @@ impl Writing {
                 state.needs.note(block, Need::Survey);
                 return Ok(None);
             }
-            if self.entry_place(state, block).ok().flatten().is_none() {
+            if !self.has_own_table(state, block) {
                 state.needs.note(block, Need::Table);
                 return Ok(None);
             }
@@ -293,6 +320,7 @@ impl Writing {
     /// Quarantines what an entry referred to.
     pub(super) fn free_of(&self, state: &mut State, cluster: u64, entry: L2Entry) {
         match entry {
+            L2Entry::Standard { .. } if self.layout.has_data_file() => {}
             L2Entry::Standard { offset_bytes: Some(at), .. } => state.free(Freed::Cluster(at)),
             L2Entry::Compressed { .. } => {
                 if let Ok(Mapped::Compressed { offset_bytes, len_bytes }) = self.layout.place(cluster, 0, entry) {

@@ -11,11 +11,11 @@
 //! Such pages move along and are written to the new place by the next flush. Its first pass makes
 //! the copy and its refcount durable, its second one names it. The old place is quarantined like
 //! any freed cluster. The L1 table, the refcount table and refcount blocks in use stay where they
-//! are.
+//! are, and so does all that a snapshot has. A table that it shares with the disk is copied before the
+//! disk's entries change (prepare.rs), also during a flush, as it has no changes.
 
 use super::{
     check_walk::each_word,
-    clusters::data_of,
     counts::Missing,
     layout::Layout,
     write::{Freed, Need, State, Writing},
@@ -65,7 +65,9 @@ impl Writing {
     pub(super) fn reserve_move_of(&self, state: &mut State, block: u64) -> Result<Option<MoveTo>> {
         let cluster_bytes = self.cluster_bytes();
         let Some(entry) = self.entry(state, block)? else { return Ok(None) };
-        let Some(from) = data_of(entry) else { return Ok(Some(MoveTo::Stay)) };
+        let Some(from) = self.own_data_of(entry).filter(|_| self.data_file.is_none()) else {
+            return Ok(Some(MoveTo::Stay));
+        };
         let place =
             |to_bytes| MoveTo::Place(MovePlace { store: 0, from_bytes: from, to_bytes, len_bytes: cluster_bytes });
         if let Some(&to) = state.moving.get(&block) {
@@ -103,7 +105,8 @@ impl Writing {
         let mut tables: Vec<(Reverse<u64>, u64)> = {
             let state = self.lock();
             let offsets = (0..).zip(&state.l1).filter_map(|(index, &word)| {
-                let offset_bytes = self.layout.l2_table(L1Entry(word)).ok().flatten()?;
+                let entry = Some(L1Entry(word)).filter(|entry| entry.is_copied())?;
+                let offset_bytes = self.layout.l2_table(entry).ok().flatten()?;
                 Some((Reverse(offset_bytes), index))
             });
             offsets.collect()
@@ -143,7 +146,13 @@ impl Writing {
 
     /// Moves the L2 table of an L1 entry.
     fn move_table(&self, index: u64, from: u64, to: u64) -> Result<()> {
-        let flushing = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
+        self.copy_table(index, from, to)
+    }
+
+    /// Gives an L1 entry a copy of its L2 table, of which no flush has changes to write: no flush
+    /// runs, or the table is a snapshot's too and so has none. The old place loses a reference.
+    pub(super) fn copy_table(&self, index: u64, from: u64, to: u64) -> Result<()> {
         let mut bytes = vec![0; self.cluster_bytes() as usize];
         self.store().read_at(&mut bytes, from).map_err(|error| self.io("read an L2 table", from, error))?;
         self.store().write_at(&bytes, to).map_err(|error| self.io("move an L2 table", to, error))?;
@@ -155,7 +164,6 @@ impl Writing {
         // Whoever has read the old place reads again.
         state.drops += 1;
         state.free(Freed::Cluster(from));
-        drop((state, flushing));
         Ok(())
     }
 

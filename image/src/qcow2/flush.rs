@@ -14,6 +14,9 @@
 //! durable with its own refcount. An entry of the L1 table names a cluster of zeros, or one whose
 //! entries lead to durable payload. A write may be torn at 512 bytes: entries are independent.
 //!
+//! An external data file is synced before the sync of pass 1, so its payload too is durable before
+//! the tables that name it.
+//!
 //! So a flush of new clusters has two syncs of the file, and one of overwritten clusters has one.
 
 use super::{
@@ -79,6 +82,7 @@ impl Writing {
     fn carry_out(&self, batch: &Batch) -> Result<()> {
         self.write_pieces("write the refcounts", &batch.counts)?;
         self.write_pieces("write the refcount table", &batch.count_table)?;
+        self.sync_data_file()?;
         self.barrier.sync("make the written data durable")?;
         if batch.l2.is_empty() && batch.l1.is_empty() {
             return Ok(());

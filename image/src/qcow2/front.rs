@@ -2,7 +2,8 @@
 //! the old header or the new one.
 //!
 //! ```text
-//!   settle_front       autoclear bits of what is not kept (bitmaps) are cleared, before any write
+//!   settle_front       autoclear bits of what is not kept (bitmaps) are cleared, before any write;
+//!                      that of a raw data file stays (data_file.rs)
 //!   change_front       fields that name tables, or the size
 //!   name_backing_file  the new name in a free part of the first cluster ─▶ sync
 //!                      ─▶ sector 0: its place, and the name of its format ─▶ sync
@@ -13,7 +14,7 @@
 
 use super::{header::Front, link, pages::SECTOR_BYTES, write::Writing};
 use crate::{Format, ImageError, ParentLink, Result};
-use diskwright_format::qcow2::{extensions::BACKING_FORMAT, header::BACKING_NAME_MAX_BYTES};
+use diskwright_format::qcow2::{extensions::BACKING_FORMAT, features, header::BACKING_NAME_MAX_BYTES};
 use std::sync::PoisonError;
 
 /// Offset of the autoclear features in a header of version 3.
@@ -24,13 +25,14 @@ const BACKING_AT: usize = 8;
 const BACKING_LEN_AT: usize = 16;
 
 impl Writing {
-    /// Clears the autoclear bits, durably: no feature behind them is kept. Bitmaps count as
+    /// Clears the autoclear bits of features that are not kept, durably. Bitmaps count as
     /// inconsistent from here on.
     pub(super) fn settle_front(&self) -> Result<()> {
         let mut front = self.front.lock().unwrap_or_else(PoisonError::into_inner);
         let header = &self.layout.front.header;
-        if !front.is_settled && header.version >= 3 && header.features.autoclear != 0 {
-            self.write_front(&[(AUTOCLEAR_AT, &[0; 8])])?;
+        let kept = header.features.autoclear & features::RAW_EXTERNAL_DATA;
+        if !front.is_settled && header.version >= 3 && header.features.autoclear != kept {
+            self.write_front(&[(AUTOCLEAR_AT, &kept.to_be_bytes())])?;
         }
         front.is_settled = true;
         Ok(())

@@ -188,7 +188,7 @@ impl Writing {
         let cluster_bytes = self.cluster_bytes();
         let end = old.offset_bytes.saturating_add(old.len_bytes).div_ceil(cluster_bytes);
         for cluster in old.offset_bytes / cluster_bytes..end {
-            self.change_count(cluster, |_| 0);
+            self.change_count(cluster, |count| count.saturating_sub(1));
         }
     }
 }

@@ -12,6 +12,7 @@ use super::{
 use crate::{
     error::{ImageError, Result},
     image::{BlockState, DiskType, Format, Image, ImageInfo, ImageWriter, LogState, ParentLink, SectorBitmap},
+    inner::{InternalBitmap, InternalSnapshot},
     raw::padded,
 };
 use diskwright_format::qcow2::{Invalid, L2Entry, features};
@@ -56,6 +57,8 @@ pub struct Qcow2Image {
     stores: Vec<Arc<dyn Store>>,
     kept: Kept,
     writing: Option<Writing>,
+    snapshots: Vec<InternalSnapshot>,
+    bitmaps: Vec<InternalBitmap>,
 }
 
 impl Qcow2Image {
@@ -85,13 +88,14 @@ impl Qcow2Image {
         let cluster_bytes = layout.geometry.cluster_bytes();
         let whole = |bytes: u64| bytes.checked_next_multiple_of(cluster_bytes).unwrap_or(bytes);
         let mut all = vec![padded(store, layout.front.file_bytes, whole(layout.front.file_bytes))];
-        if let (Some(data), Some(len_bytes)) = (data_file, layout.data_file_bytes) {
+        if let (Some(data), Some(len_bytes)) = (data_file, layout.data_file_bytes()) {
             all.push(padded(data, len_bytes, whole(len_bytes)));
         }
         let kept = Kept::new(cluster_bytes);
+        let (snapshots, bitmaps) = (layout.internal_snapshots(), layout.internal_bitmaps());
         let layout = Arc::new(layout);
-        let writing = if writable { Some(Writing::new(Arc::clone(&layout), Arc::clone(&all[0]))?) } else { None };
-        Ok(Self { info, layout, stores: all, kept, writing })
+        let writing = if writable { Some(Writing::new(Arc::clone(&layout), &all)?) } else { None };
+        Ok(Self { info, layout, stores: all, kept, writing, snapshots, bitmaps })
     }
 
     fn tables(&self) -> Tables<'_> {
@@ -125,7 +129,12 @@ impl Qcow2Image {
             Ok(Mapped::Absent) => BlockState::Absent,
             Ok(Mapped::Zero) => BlockState::Zero,
             Ok(Mapped::Data(offset_bytes)) => {
-                BlockState::Data { store: u16::from(self.layout.has_data_file()), offset_bytes }
+                let store = u16::from(self.layout.has_data_file());
+                let is_own = self.writing.as_ref().is_none_or(|writing| writing.own_data_of(entry).is_some());
+                match is_own {
+                    true => BlockState::Data { store, offset_bytes },
+                    false => BlockState::Shared { store, offset_bytes },
+                }
             }
             Ok(Mapped::Compressed { .. }) => BlockState::Compressed,
             Err(_) => BlockState::Damaged,
@@ -324,6 +333,18 @@ impl Image for Qcow2Image {
 
     fn lost_by_writing(&self) -> Option<String> {
         bitmaps_that_go(&self.layout)
+    }
+
+    fn shares_blocks(&self) -> bool {
+        self.writing.is_some()
+    }
+
+    fn snapshots(&self) -> &[InternalSnapshot] {
+        &self.snapshots
+    }
+
+    fn bitmaps(&self) -> &[InternalBitmap] {
+        &self.bitmaps
     }
 
     fn writer(&self) -> Option<&dyn ImageWriter> {

@@ -1,8 +1,11 @@
 //! Header and tables of one view of an image: the disk, or an internal snapshot.
 
 use super::{corrupt, header::Front, records};
-use crate::error::{ImageError, Result};
-use diskwright_format::qcow2::{BitmapEntry, Geometry, Invalid, L1Entry, L2Entry, Place, Snapshot};
+use crate::{
+    error::{ImageError, Result},
+    inner::{InternalBitmap, InternalSnapshot},
+};
+use diskwright_format::qcow2::{BitmapEntry, Geometry, Invalid, L1Entry, L2Entry, Place, Snapshot, features};
 use diskwright_store::{
     Store,
     sync::atomic::{AtomicU64, Ordering},
@@ -27,8 +30,8 @@ pub(super) struct Layout {
     pub snapshots: Result<Vec<Snapshot>, ImageError>,
     /// All bitmaps of the image; or why the directory cannot be read.
     pub bitmaps: Result<Vec<BitmapEntry>, ImageError>,
-    /// Length of the external data file in bytes.
-    pub data_file_bytes: Option<u64>,
+    /// Length of the external data file in bytes. It grows while the image is written.
+    data_file_bytes: Option<AtomicU64>,
     /// Structures whose places are known without reading a table. No data may lie there.
     fixed: Vec<(&'static str, Range<u64>)>,
 }
@@ -113,10 +116,35 @@ impl Layout {
             l1,
             snapshots,
             bitmaps,
-            data_file_bytes,
+            data_file_bytes: data_file_bytes.map(AtomicU64::new),
             fixed,
             front,
         })
+    }
+
+    /// The snapshots, for users of the image; none if their table cannot be read.
+    pub fn internal_snapshots(&self) -> Vec<InternalSnapshot> {
+        let of = |snapshot: &Snapshot| InternalSnapshot {
+            id: snapshot.id.clone(),
+            name: snapshot.name.clone(),
+            seconds: snapshot.seconds,
+            guest_nanoseconds: snapshot.guest_nanoseconds,
+            vm_state_bytes: snapshot.vm_state_bytes,
+            size_bytes: snapshot.size_bytes.unwrap_or(self.front.header.size_bytes),
+        };
+        self.snapshots.as_deref().unwrap_or_default().iter().map(of).collect()
+    }
+
+    /// The bitmaps, for users of the image; none if their directory cannot be read.
+    pub fn internal_bitmaps(&self) -> Vec<InternalBitmap> {
+        let is_kept = self.front.header.features.autoclear & features::BITMAPS != 0;
+        let of = |bitmap: &BitmapEntry| InternalBitmap {
+            name: bitmap.name.clone(),
+            granularity_bytes: 1 << bitmap.granularity_bits,
+            is_in_use: bitmap.is_in_use || !is_kept,
+            is_auto: bitmap.is_auto,
+        };
+        self.bitmaps.as_deref().unwrap_or_default().iter().map(of).collect()
     }
 
     /// Whether all guest data lie in another file.
@@ -136,6 +164,17 @@ impl Layout {
     /// Length of the file in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes.load(Ordering::Acquire)
+    }
+
+    /// Length of the external data file in bytes, as last known.
+    pub fn data_file_bytes(&self) -> Option<u64> {
+        self.data_file_bytes.as_ref().map(|len_bytes| len_bytes.load(Ordering::Acquire))
+    }
+
+    pub fn set_data_file_bytes(&self, bytes: u64) {
+        if let Some(len_bytes) = &self.data_file_bytes {
+            len_bytes.store(bytes, Ordering::Release);
+        }
     }
 
     /// Tells that the file is at least this long.
@@ -192,7 +231,7 @@ impl Layout {
         if offset_bytes != guest {
             return fail(format!("{guest}, the cluster's offset on the disk"));
         }
-        match self.data_file_bytes {
+        match self.data_file_bytes() {
             Some(len_bytes) if offset_bytes >= len_bytes => {
                 fail(format!("an offset below {len_bytes}, the length of the data file"))
             }

@@ -1,5 +1,4 @@
-//! qcow2 images: everything that QEMU writes is read; images without internal snapshots, external
-//! data file and subclusters are written.
+//! qcow2 images: everything that QEMU writes is read; images without subclusters are written.
 //!
 //! ```text
 //!   header.rs      header and extensions of a file; what is refused by name
@@ -13,7 +12,7 @@
 //!                  check_refcounts.rs
 //!   write.rs       the trait ImageWriter, and the order of all changes: clusters.rs, prepare.rs,
 //!                  growth.rs, flush.rs, front.rs, reuse.rs, compact.rs, resize.rs; their
-//!                  memory: pages.rs, counts.rs
+//!                  memory: pages.rs, counts.rs; clusters in another file: data_file.rs
 //!   create.rs      new images
 //! ```
 //!
@@ -37,6 +36,7 @@ mod compact;
 mod compressed;
 mod counts;
 mod create;
+mod data_file;
 mod flush;
 mod front;
 mod growth;

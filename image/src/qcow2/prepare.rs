@@ -5,7 +5,8 @@
 //!              entries         their pages are read; inserted if still absent
 //!              a need          under `preparing`, one thread at a time:
 //!                survey        the check of the file (growth.rs)
-//!                table         a cluster of zeros, named by the L1 table
+//!                table         a cluster of zeros, named by the L1 table; or a copy of the
+//!                              table that a snapshot has too (compact.rs)
 //!                space         free clusters zeroed, or the file grown; the refcounts of the next
 //!                              one read; a refcount block, or a longer refcount table (growth.rs)
 //! ```
@@ -15,7 +16,7 @@
 
 use super::{
     counts::Missing,
-    write::{Need, State, Writing},
+    write::{Freed, Need, State, Writing},
 };
 use crate::{
     Result,
@@ -72,6 +73,7 @@ impl Writing {
         self.survey()?;
         match need {
             Need::Survey => Ok(()),
+            Need::Space if self.data_file.is_some() => self.reserve_in_data_file(block),
             Need::Space => self.make_space(),
             Need::Table => self.make_table(block / self.layout.geometry.l2_entries()),
             Need::Counts(page) => self.load_counts(page),
@@ -125,13 +127,18 @@ impl Writing {
         }
     }
 
-    /// Makes an L2 table that does not exist yet: zeros, so no cluster is mapped in it. The caller
-    /// holds `preparing`.
-    fn make_table(&self, index: u64) -> Result<()> {
-        if self.lock().l1.get(index as usize).is_none_or(|&word| word != 0) {
+    /// Makes an L2 table that does not exist yet: zeros, so no cluster is mapped in it. If a
+    /// snapshot has the table too, the disk gets a copy. The caller holds `preparing`.
+    pub(super) fn make_table(&self, index: u64) -> Result<()> {
+        let Some(word) = self.lock().l1.get(index as usize).copied().map(L1Entry) else { return Ok(()) };
+        if word.is_copied() {
             return Ok(());
         }
+        let shared = self.table(&self.lock(), index).map_err(|fault| fault.into_error(self.store()))?;
         let at = self.take_cluster_waiting()?;
+        if let Some(shared) = shared {
+            return self.copy_table(index, shared, at).inspect_err(|_| self.lock().free(Freed::Cluster(at)));
+        }
         let mut state = self.lock();
         if let Some(entry) = state.l1.get_mut(index as usize) {
             *entry = L1Entry::copied(at).0;

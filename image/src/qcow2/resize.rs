@@ -33,9 +33,18 @@ const FORGET_MAX: usize = 4096;
 impl Writing {
     fn check_size(&self, size_bytes: u64) -> Result<()> {
         let geometry = &self.layout.geometry;
+        self.refuse_with_data_file("a new size of", "convert it to a new image")?;
         if size_bytes == 0 || !size_bytes.is_multiple_of(SECTOR_BYTES) {
             let what = format!("a size of {size_bytes} bytes, which is not a multiple of the 512-byte sector above 0,");
             return Err(self.unsupported(what, "round it up"));
+        }
+        let snapshots = self.layout.snapshots.as_deref().unwrap_or_default();
+        // QEMU takes no snapshot of version 2 that has another size than the disk.
+        if !snapshots.is_empty() && geometry.version < 3
+            || snapshots.iter().any(|snapshot| snapshot.size_bytes.is_none())
+        {
+            let what = "a new size of an image whose internal snapshots cannot have a size of their own".into();
+            return Err(self.unsupported(what, "convert the disk to a new image, or delete the snapshots first"));
         }
         if geometry.l1_entries(size_bytes) > L1_MAX_BYTES / 8 {
             let what = format!("a disk of {size_bytes} bytes in clusters of {}", geometry.cluster_bytes());
@@ -58,7 +67,7 @@ impl Writing {
         let turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
         self.survey()?;
         drop(turn);
-        self.clear_beyond(old_bytes)?;
+        self.clear_beyond(old_bytes, false)?;
         let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
         let needed = self.layout.geometry.l1_entries(size_bytes);
         let (old, entries) = {
@@ -162,24 +171,21 @@ impl Writing {
     }
 
     /// Removes all entries from `end_bytes` of the disk on, and zeroes the rest of the cluster in
-    /// which that lies. Durable on return.
-    fn clear_beyond(&self, end_bytes: u64) -> Result<()> {
+    /// which that lies. Durable on return. `is_alone`: no request is in flight, so the last cluster
+    /// may get another place.
+    fn clear_beyond(&self, end_bytes: u64, is_alone: bool) -> Result<()> {
         let cluster_bytes = self.cluster_bytes();
         let within = end_bytes % cluster_bytes;
         if within > 0 {
             let cluster = end_bytes / cluster_bytes;
-            match self.entry_of(cluster)?.0.map_err(|fault| fault.into_error(self.store()))? {
-                L2Entry::Compressed { .. } => {
-                    let what = "a new size of a disk whose last cluster is compressed".into();
-                    return Err(self.unsupported(what, "convert it to an image without compression"));
-                }
-                entry => {
-                    if let Some(at) = data_of(entry) {
-                        let rest = FileRange { offset_bytes: at + within, len_bytes: cluster_bytes - within };
-                        let zeroed = self.store().zero_range(rest, Zeroing::Keep);
-                        zeroed.map_err(|error| self.io("clear the end of the last cluster", at, error))?;
-                    }
-                }
+            self.refuse_packed_end(end_bytes)?;
+            let entry = self.entry_of(cluster)?.0.map_err(|fault| fault.into_error(self.store()))?;
+            if let (Some(at), None) = (data_of(entry), self.own_data_of(entry)) {
+                self.clear_rest_of_shared(cluster, at, within, is_alone)?;
+            } else if let Some(at) = self.own_data_of(entry) {
+                let rest = FileRange { offset_bytes: at + within, len_bytes: cluster_bytes - within };
+                let zeroed = self.store().zero_range(rest, Zeroing::Keep);
+                zeroed.map_err(|error| self.io("clear the end of the last cluster", at, error))?;
             }
         }
         let first = end_bytes.div_ceil(cluster_bytes);
@@ -197,11 +203,41 @@ impl Writing {
         }
     }
 
+    /// Makes the last cluster end in zeros from `within_bytes` on. Its data at `at` are a snapshot's
+    /// too, so they stay as they are.
+    fn clear_rest_of_shared(&self, cluster: u64, at: u64, within_bytes: u64, is_alone: bool) -> Result<()> {
+        let mut bytes = vec![0; self.cluster_bytes() as usize];
+        self.store().read_at(&mut bytes, at).map_err(|error| self.io("read the last cluster", at, error))?;
+        let (kept, rest) = bytes.split_at(within_bytes as usize);
+        if rest.iter().all(|&byte| byte == 0) {
+            return Ok(());
+        }
+        if !is_alone {
+            let what = "a larger size of a disk whose last cluster an internal snapshot has too, with data behind the end of the disk,".into();
+            return Err(self.unsupported(what, "write to the last sector of the disk first"));
+        }
+        let new = self.reserve_waiting(cluster)?.offset_bytes;
+        self.store().write_at(kept, new).map_err(|error| self.io("copy the last cluster", new, error))?;
+        self.commit_waiting(cluster, Commit::Whole).map(|_| ())
+    }
+
     pub(super) fn check_smaller(&self, size_bytes: u64) -> Result<()> {
         self.check_size(size_bytes)?;
         let old_bytes = self.layout.size_bytes();
         if size_bytes > old_bytes {
             return Err(self.unsupported(format!("a larger size of {size_bytes} bytes here"), "enlarge the disk"));
+        }
+        self.refuse_packed_end(size_bytes)
+    }
+
+    /// Fails if a disk of this size would end within a compressed cluster.
+    fn refuse_packed_end(&self, size_bytes: u64) -> Result<()> {
+        let cluster_bytes = self.cluster_bytes();
+        if !size_bytes.is_multiple_of(cluster_bytes)
+            && matches!(self.entry_of(size_bytes / cluster_bytes)?.0, Ok(L2Entry::Compressed { .. }))
+        {
+            let what = "a new size of a disk whose last cluster is compressed".into();
+            return Err(self.unsupported(what, "convert it to an image without compression"));
         }
         Ok(())
     }
@@ -217,7 +253,7 @@ impl Writing {
             self.change_front(&[(SIZE_AT, &size_bytes.to_be_bytes())])?;
             self.layout.set_size_bytes(size_bytes);
         }
-        self.clear_beyond(size_bytes)?;
+        self.clear_beyond(size_bytes, true)?;
         // Nobody else uses the disk.
         self.recycle_clusters(u64::MAX, true);
         self.flush()
@@ -230,6 +266,12 @@ impl Writing {
                 let mut state = self.lock();
                 let place = self.entry_place(&state, cluster).map_err(|fault| fault.into_error(self.store()))?;
                 let Some(place) = place else { return Ok(()) };
+                if !self.has_own_table(&state, cluster) {
+                    drop(state);
+                    let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+                    self.make_table(cluster / self.layout.geometry.l2_entries())?;
+                    continue;
+                }
                 if let Some(word) = state.l2.word(place) {
                     // The survey has refused invalid entries.
                     if let Ok(entry) = L2Entry::parse(word, 0, &self.layout.geometry) {

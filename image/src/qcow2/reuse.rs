@@ -6,9 +6,8 @@
 //!   close:  refcounts of what nobody uses ─▶ flush ─▶ free space at the end ─▶ cut off
 //! ```
 //!
-//! A cluster with compressed data of several clusters of the disk is free when the last of them is
-//! gone: each lowers the refcount by one. A cluster of plain data has no other reference, as the
-//! survey has shown, so its refcount becomes 0.
+//! Each reference that is gone lowers the refcount by one. A cluster is free when no other is left:
+//! of compressed data beside it, or of a snapshot.
 //!
 //! Invariant: space leaves quarantine only after its entry is durably gone and no request can reach
 //! it, which the disk above knows ([`ImageWriter::recycle`]). A piece is not handed out before its
@@ -59,16 +58,15 @@ impl Writing {
         let cluster_bytes = self.cluster_bytes();
         let mut free = Vec::new();
         for &one in freed {
-            let (clusters, is_plain) = match one {
-                Freed::Cluster(at) => (at / cluster_bytes..at / cluster_bytes + 1, true),
+            let clusters = match one {
+                Freed::Cluster(at) => at / cluster_bytes..at / cluster_bytes + 1,
                 Freed::Packed { offset_bytes, len_bytes, .. } => {
                     let end = offset_bytes.saturating_add(len_bytes.max(1));
-                    (offset_bytes / cluster_bytes..end.div_ceil(cluster_bytes), false)
+                    offset_bytes / cluster_bytes..end.div_ceil(cluster_bytes)
                 }
             };
             for cluster in clusters {
-                let lowered = self.change_count(cluster, |count| if is_plain { 0 } else { count.saturating_sub(1) });
-                if lowered == Some(0) {
+                if self.change_count(cluster, |count| count.saturating_sub(1)) == Some(0) {
                     free.push(FileRange { offset_bytes: cluster * cluster_bytes, len_bytes: cluster_bytes });
                 }
             }
@@ -108,6 +106,8 @@ impl Writing {
             let mut state = self.lock();
             let unused: Vec<u64> = std::mem::take(&mut state.reserved).into_values().collect();
             let moving = std::mem::take(&mut state.moving).into_values();
+            // Reservations in a data file have no refcount.
+            let unused = if self.data_file.is_some() { Vec::new() } else { unused };
             unused.into_iter().chain(moving).for_each(|at| state.free(Freed::Cluster(at)));
         }
         let mut freed = self.lower(&self.take_quarantined(u64::MAX));

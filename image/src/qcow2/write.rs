@@ -10,6 +10,10 @@
 //! from below before it writes a part of it (copy-up). A compressed cluster is decompressed into a
 //! new one in the same way.
 //!
+//! What a snapshot in the file has too, a cluster or an L2 table, is never changed: the disk gets a
+//! new cluster or a copy of the table, and the refcount of the old one is lowered by one. So a
+//! snapshot keeps its data whatever happens, and no refcount of it is ever raised here.
+//!
 //! Invariant, in memory and in the file after every power cut: the refcount of a cluster is at
 //! least the number of its references. A refcount is raised before anything refers to the cluster,
 //! and lowered after the last reference is durably gone and no request can reach the cluster. So a
@@ -21,7 +25,7 @@
 //! and retries. Lock order: `preparing`, `flushing`, `front`, then the state mutex. `clusters.rs`
 //! changes entries, `growth.rs` surveys the file and makes tables, `flush.rs` makes changes
 //! durable, `front.rs` changes the header, `reuse.rs` returns freed clusters, `compact.rs` moves
-//! clusters and tables, `resize.rs` changes the size.
+//! clusters and tables, `resize.rs` changes the size, `data_file.rs` writes clusters in another file.
 
 use super::{
     check_walk::each_word,
@@ -32,7 +36,7 @@ use super::{
 use crate::{
     BlockState, Commit, ImageError, ImageWriter, MoveTo, ParentLink, Reservation, Result, needs::Needs, space::Space,
 };
-use diskwright_format::qcow2::{Place, features};
+use diskwright_format::qcow2::{Place, Snapshot, features};
 use diskwright_store::{
     Barrier, Store,
     sync::{Mutex, MutexGuard},
@@ -56,7 +60,7 @@ const PAGES_MIN: u64 = 64;
 pub(super) enum Need {
     /// The survey of the file.
     Survey,
-    /// That, and an L2 table.
+    /// That, and an L2 table that no snapshot has.
     Table,
     /// That survey, and a free cluster with its refcount in memory.
     Space,
@@ -135,6 +139,8 @@ pub(super) struct FrontState {
 pub(super) struct Writing {
     pub layout: Arc<Layout>,
     pub barrier: Barrier,
+    /// The file in which the clusters lie, if it is another one.
+    pub data_file: Option<Barrier>,
     /// Held while the file grows and is surveyed.
     pub preparing: Mutex<()>,
     /// Held by a flush from the moment in which it takes the dirty state.
@@ -159,12 +165,20 @@ pub(super) fn refusal(layout: &Layout, is_snapshot: bool) -> Option<(String, &'s
             "run `diskwright check --repair` on it first",
         ));
     }
-    if header.snapshots > 0 {
-        let count = header.snapshots;
-        return Some((format!("writing to a qcow2 image with internal snapshots ({count})"), convert));
+    let overlaps = |one: &Place, other: &Place| {
+        one.offset_bytes < other.offset_bytes + other.len_bytes && other.offset_bytes < one.offset_bytes + one.len_bytes
+    };
+    let lies = |snapshot: &Snapshot| {
+        snapshot.l1.offset_bytes.checked_add(snapshot.l1.len_bytes).is_none() || overlaps(&snapshot.l1, &header.l1)
+    };
+    if layout.snapshots.as_ref().map_or(header.snapshots > 0, |known| known.iter().any(lies)) {
+        let what =
+            "writing to a qcow2 image whose snapshot table is damaged, or a snapshot has the disk's own L1 table";
+        return Some((what.into(), convert));
     }
-    if layout.has_data_file() {
-        return Some(("writing to a qcow2 image with an external data file".into(), convert));
+    if layout.has_data_file() && header.snapshots > 0 {
+        let what = "writing to a qcow2 image with an external data file and internal snapshots";
+        return Some((what.into(), convert));
     }
     if has(features::EXTENDED_L2) {
         return Some(("writing to a qcow2 image with extended L2 entries (subclusters)".into(), convert));
@@ -174,7 +188,8 @@ pub(super) fn refusal(layout: &Layout, is_snapshot: bool) -> Option<(String, &'s
 
 impl Writing {
     /// The caller has checked [`refusal`].
-    pub fn new(layout: Arc<Layout>, store: Arc<dyn Store>) -> Result<Self> {
+    pub fn new(layout: Arc<Layout>, stores: &[Arc<dyn Store>]) -> Result<Self> {
+        let store = Arc::clone(&stores[0]);
         let header = &layout.front.header;
         let cluster_bytes = layout.geometry.cluster_bytes();
         let words = |doing, place: Place| -> Result<Vec<u64>> {
@@ -207,6 +222,7 @@ impl Writing {
         };
         Ok(Self {
             barrier: Barrier::new(store),
+            data_file: stores.get(1).map(|data| Barrier::new(Arc::clone(data))),
             layout,
             preparing: Mutex::new(()),
             flushing: Mutex::new(()),
@@ -254,7 +270,14 @@ impl Writing {
 
 impl ImageWriter for Writing {
     fn begin_writing(&self) -> Result<()> {
-        self.settle_front()
+        self.settle_front()?;
+        self.settle_data_file()?;
+        if self.layout.front.header.snapshots > 0 {
+            // The flags say what may be overwritten: they are checked before the first write.
+            let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+            self.survey()?;
+        }
+        Ok(())
     }
 
     fn set_parent_link(&self, link: &ParentLink) -> Result<()> {
@@ -275,13 +298,17 @@ impl ImageWriter for Writing {
         self.commit_cluster(&mut self.lock(), block, change)
     }
 
+    fn can_forget_blocks(&self) -> bool {
+        !self.layout.has_data_file()
+    }
+
     fn tracks_sectors(&self) -> bool {
         false
     }
 
     fn can_store_zero(&self) -> bool {
-        // Version 2 has no zero flag.
-        self.layout.geometry.version >= 3 || !self.is_child()
+        // Version 2 has no zero flag. A data file has its zeros itself.
+        !self.layout.has_data_file() && (self.layout.geometry.version >= 3 || !self.is_child())
     }
 
     fn resize(&self, size_bytes: u64) -> Result<()> {
@@ -307,6 +334,7 @@ impl ImageWriter for Writing {
     }
 
     fn check_syncs(&self) -> Result<()> {
+        self.data_file.as_ref().map_or(Ok(()), Barrier::check)?;
         Ok(self.barrier.check()?)
     }
 
@@ -324,6 +352,7 @@ impl ImageWriter for Writing {
 
     fn begin_compacting(&self) -> Result<()> {
         self.barrier.check()?;
+        self.refuse_with_data_file("compacting", "its holes give the space back already")?;
         let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
         self.survey()
     }

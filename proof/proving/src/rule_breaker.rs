@@ -76,6 +76,10 @@ impl Image for RuleBreaker {
         self.inner.info()
     }
 
+    fn shares_blocks(&self) -> bool {
+        self.inner.shares_blocks()
+    }
+
     fn stores(&self) -> &[Arc<dyn Store>] {
         self.inner.stores()
     }

@@ -71,7 +71,7 @@ impl<'a> Copier<'a> {
         match state[0] {
             BlockState::Absent => Ok(()),
             BlockState::Zero => self.put(start..end, Bytes::Zeros),
-            BlockState::Data { store, offset_bytes } => {
+            BlockState::Data { store, offset_bytes } | BlockState::Shared { store, offset_bytes } => {
                 let store = store_of(top, store)?;
                 self.put(start..end, Bytes::At(store, offset_bytes))
             }
@@ -120,10 +120,15 @@ impl<'a> Copier<'a> {
         let is_whole = range == (start..end);
         let mut state = [BlockState::Absent];
         parent.image.block_states(block, &mut state)?;
-        if state[0] == BlockState::Absent && !is_whole && !self.is_lowest && !writer.tracks_sectors() {
+        let lacks_rest = match state[0] {
+            BlockState::Absent => !self.is_lowest && !writer.tracks_sectors(),
+            BlockState::Shared { .. } => true,
+            _ => false,
+        };
+        if lacks_rest && !is_whole {
             shared.copy_up(&shared.chain(), parent.id, block)?;
             parent.image.block_states(block, &mut state)?;
-            if state[0] == BlockState::Absent {
+            if matches!(state[0], BlockState::Absent | BlockState::Shared { .. }) {
                 return Err(io::Error::other("a block could not be filled, as the chain has changed"));
             }
         }
@@ -152,7 +157,7 @@ impl<'a> Copier<'a> {
             BlockState::Partial { store, offset_bytes } => {
                 (store, offset_bytes, Some(if is_whole { Commit::Whole } else { sectors }))
             }
-            BlockState::Absent | BlockState::Zero => {
+            BlockState::Absent | BlockState::Zero | BlockState::Shared { .. } => {
                 let reservation = writer.reserve_waiting(block)?;
                 if let Some((init_offset_bytes, init)) = &reservation.init {
                     store_of(parent, reservation.store)?.write_at(init, *init_offset_bytes)?;

@@ -14,6 +14,7 @@ use crate::{
         shared::Shared,
     },
     error::{file_error, to_io},
+    life::removal,
     opening::{
         image_file::{Access, Referred, open_image},
         merge_mark as mark, relink, siblings,
@@ -128,6 +129,7 @@ fn check(chain: &Chain, origin: &Origin) -> Result<()> {
         );
     }
     relink::require_same_format((path, top.image.info().format), (&layer.path, parent.image.info().format))?;
+    removal::refuse_to_lose_snapshots(&*top.image, path)?;
     let can_be_emptied = top.image.writer().is_some_and(ImageWriter::can_forget_blocks);
     let blocks = top.size_bytes.div_ceil(top.block_bytes);
     if top.image.info().disk_type != DiskType::Differencing || !can_be_emptied || blocks > BLOCKS_MAX {

@@ -6,6 +6,7 @@
 //!   checking.rs   checks and repairs, compared with qemu-img
 //!   new_image.rs  metadata of new images, checked by us and by QEMU
 //!   writing.rs    random sessions against a model; what QEMU finds of ours, and we of QEMU's
+//!   snapshots.rs  the same with internal snapshots: their bytes never change
 //!   hostile.rs    damaged and malicious files
 //! ```
 
@@ -13,6 +14,7 @@ mod checking;
 mod hostile;
 mod new_image;
 mod qemu;
+mod snapshots;
 mod writing;
 
 use super::{Qcow2Image, open};
@@ -29,7 +31,7 @@ fn contents(image: &dyn Image) -> Result<Vec<u8>, crate::ImageError> {
     image.block_states(0, &mut states)?;
     for (block, (state, out)) in (0..).zip(states.iter().zip(bytes.chunks_mut(block_bytes as usize))) {
         match *state {
-            BlockState::Data { store, offset_bytes } => {
+            BlockState::Data { store, offset_bytes } | BlockState::Shared { store, offset_bytes } => {
                 image.stores()[usize::from(store)].read_at(out, offset_bytes).unwrap();
             }
             BlockState::Compressed => image.read_compressed(block, 0, out)?,

@@ -4,10 +4,11 @@
 //!   File     one file of a format, perhaps with a parent
 //!   Late     the same, in a store that answers late and out of order (`world/late.rs`)
 //!   Parts    a raw disk in several files, each of which loses its own unsynced writes
+//!   ByQemu   a qcow2 with an internal snapshot, or with a data file (`by_qemu.rs`)
 //!   Packed   two files of the made-up format (`packed.rs`), over a parent in a raw file
 //! ```
 
-use super::{Backing, Changes, DiskCase};
+use super::{Backing, ByQemu, Changes, DiskCase, by_qemu};
 use crate::{
     contents::SECTOR_BYTES,
     ledger::{PARENT, stamp},
@@ -32,6 +33,9 @@ impl DiskCase {
 
     /// What the case needs and this machine lacks, for a skip by name. `None` if the case can run.
     pub fn missing(&self) -> Option<String> {
+        if matches!(self.backing, Backing::ByQemu(_)) && !by_qemu::is_installed() {
+            return Some("qemu-img is not installed".into());
+        }
         let ring = match self.engine() {
             EngineKind::Uring => Engine::new(EngineKind::Uring, 1, None).err(),
             EngineKind::Auto | EngineKind::Sync => None,
@@ -42,9 +46,9 @@ impl DiskCase {
     /// Number of files that are written.
     pub(super) fn files_written(&self) -> usize {
         match self.backing {
-            Backing::File | Backing::Late => 1,
+            Backing::File | Backing::Late | Backing::ByQemu(ByQemu::Snapshot) => 1,
             Backing::Parts(lens_bytes) => lens_bytes.len(),
-            Backing::Packed => 2,
+            Backing::Packed | Backing::ByQemu(ByQemu::DataFile) => 2,
         }
     }
 
@@ -71,6 +75,7 @@ impl DiskCase {
         };
         match self.backing {
             Backing::File | Backing::Late => {}
+            Backing::ByQemu(what) => self.make_by_qemu(world, what)?,
             Backing::Parts(lens_bytes) => {
                 for (number, &len_bytes) in (1..).zip(lens_bytes) {
                     let part = make(format!("/d/disk.{number:03}").as_ref())?;

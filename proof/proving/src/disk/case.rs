@@ -96,6 +96,17 @@ pub enum Backing {
     Parts(&'static [u64]),
     /// The made-up format.
     Packed,
+    /// Files that qemu-img makes.
+    ByQemu(ByQemu),
+}
+
+/// What qemu-img makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ByQemu {
+    /// An image with one internal snapshot, which has all data of the disk at first.
+    Snapshot,
+    /// An image whose clusters lie in an external data file.
+    DataFile,
 }
 
 /// How a disk changes while it is in use.

@@ -1,6 +1,6 @@
 //! The kinds of disks that are tested.
 
-use super::{Backing, Changes, Damage, DiskCase, Front};
+use super::{Backing, ByQemu, Changes, Damage, DiskCase, Front};
 use crate::{contents::SECTOR_BYTES, ledger::Window};
 use diskwright_image::{DiskType, Format};
 
@@ -453,6 +453,41 @@ pub fn all() -> Vec<DiskCase> {
                 16 * kib,
                 8 * m,
                 &[0, 1, 2, 3, 64, 65, 511],
+            )
+        },
+        // Each window begins in an L2 table that a snapshot has too.
+        DiskCase {
+            backing: Backing::ByQemu(ByQemu::Snapshot),
+            ..kind(
+                "qcow2 4K, with an internal snapshot",
+                Format::Qcow2,
+                DiskType::Dynamic,
+                4 * kib,
+                8 * m,
+                &[0, 1, 2, 3, 511, 512, 513, 1024],
+            )
+        },
+        DiskCase {
+            backing: Backing::ByQemu(ByQemu::Snapshot),
+            churns: true,
+            ..kind(
+                "qcow2 16K, with an internal snapshot, churning",
+                Format::Qcow2,
+                DiskType::Dynamic,
+                16 * kib,
+                8 * m,
+                &[0, 1, 2, 3],
+            )
+        },
+        DiskCase {
+            backing: Backing::ByQemu(ByQemu::DataFile),
+            ..kind(
+                "qcow2 4K, with a data file",
+                Format::Qcow2,
+                DiskType::Dynamic,
+                4 * kib,
+                8 * m,
+                &[0, 1, 2, 3, 511, 512, 513, 1024],
             )
         },
         // More blocks than are zeroed without releasing the lock.

@@ -14,7 +14,7 @@
 //! 5. If asked for, the power is cut during that session too.
 //!
 //! A disk lies on one file, several files, a store that answers late, or an image of the made-up
-//! format ([`Backing`]). Some disks change while they are in use (`changes.rs`,
+//! format, or on files by qemu-img ([`Backing`]). Some disks change while they are in use (`changes.rs`,
 //! `freezing.rs`, `absorbing.rs`, `merging.rs`, `relinks.rs`, `compacting_in_use.rs`).
 //!
 //! `case.rs` has the values; `kinds.rs` lists the kinds; `front.rs` puts a server in between;
@@ -23,6 +23,7 @@
 
 mod absorbing;
 mod backing;
+mod by_qemu;
 mod case;
 mod changes;
 mod compacting_in_use;
@@ -36,7 +37,7 @@ mod relinks;
 mod session;
 pub mod silence;
 
-pub use case::{Backing, Changed, Changes, Damage, DiskCase, DiskTruth, Front, SessionStart};
+pub use case::{Backing, ByQemu, Changed, Changes, Damage, DiskCase, DiskTruth, Front, SessionStart};
 pub use kinds::{all, named};
 
 use crate::{
@@ -68,7 +69,7 @@ impl DiskCase {
     /// The first file of the disk.
     pub fn path(&self) -> PathBuf {
         match self.backing {
-            Backing::File | Backing::Late => format!("/d/disk.{}", self.format).into(),
+            Backing::File | Backing::Late | Backing::ByQemu(_) => format!("/d/disk.{}", self.format).into(),
             Backing::Parts(_) => "/d/disk.001".into(),
             Backing::Packed => "/d/disk.table".into(),
         }
@@ -84,7 +85,7 @@ impl DiskCase {
 
     /// The version that an unwritten sector shows. A parent has data in every second 4 KiB.
     pub fn untouched(&self, sector: u64) -> Version {
-        let has_parent = self.is_child() || self.backing == Backing::Packed;
+        let has_parent = self.is_child() || matches!(self.backing, Backing::Packed | Backing::ByQemu(_));
         if has_parent && (sector / 8).is_multiple_of(2) { PARENT } else { 0 }
     }
 
@@ -145,7 +146,7 @@ impl DiskCase {
     pub fn make_again(&self, world: &World) -> Outcome {
         match self.backing {
             Backing::File | Backing::Late => {}
-            Backing::Parts(_) | Backing::Packed => return self.make_backing(world),
+            Backing::Parts(_) | Backing::Packed | Backing::ByQemu(_) => return self.make_backing(world),
         }
         let parent = self.is_child().then(|| self.parent_path());
         let request = CreateRequest { parent, ..self.request(world) };
@@ -299,7 +300,7 @@ impl DiskCase {
                 let checked = diskwright_disk::check(path, &self.open_options(world, false));
                 checked.map_err(|error| format!("check failed: {error}"))?.report
             }
-            Backing::File | Backing::Late => {
+            Backing::File | Backing::Late | Backing::ByQemu(_) => {
                 let options = diskwright_store::OpenOptions::default();
                 let store = world.open(path, &options).map_err(|error| error.to_string())?;
                 let checked = probe::check(store, Some(self.format));
@@ -358,6 +359,7 @@ impl DiskCase {
     fn judge_contents(&self, world: &World, truth: &DiskTruth) -> Outcome<Vec<Version>> {
         let top = self.judge_tops(world, truth)?;
         (0..=top).try_for_each(|number| self.check(world, &self.path_of(number)))?;
+        self.judge_inner_snapshot(world)?;
         let mut session = self.open(world, false)?;
         self.judge_size(&session.disk, truth)?;
         self.judge_link(&session.disk, truth)?;
