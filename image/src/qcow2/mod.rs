@@ -15,6 +15,7 @@
 //!                  growth.rs, flush.rs, front.rs, reuse.rs, compact.rs, resize.rs; their
 //!                  memory: pages.rs, counts.rs
 //!   create.rs      new images
+//!   salvage.rs     what can still be known of a damaged image: salvage_header.rs, salvage_space.rs
 //! ```
 //!
 //! A *block* of the image is what can be mapped by itself: a cluster, or with extended L2 entries a
@@ -49,6 +50,9 @@ mod prepare;
 mod records;
 mod resize;
 mod reuse;
+mod salvage;
+mod salvage_header;
+mod salvage_space;
 mod tables;
 mod write;
 
@@ -59,6 +63,7 @@ pub(crate) use check::examine;
 pub(crate) use create::create;
 pub use image::{Qcow2Image, open};
 pub(crate) use link::{parent_link, references};
+pub(crate) use salvage::salvage;
 
 use crate::ImageError;
 use diskwright_format::qcow2::Invalid;

@@ -17,6 +17,7 @@
 //!   compact.rs   freed space: its reuse, moves of grains, cuts of files
 //!   create.rs    new files
 //!   check.rs     reports damage in the files
+//!   salvage.rs   what can still be known of a damaged file: salvage_tables.rs, salvage_stream.rs
 //! ```
 //!
 //! Kinds: monolithicSparse, monolithicFlat, twoGbMaxExtentSparse and Flat, vmfs (flat), custom
@@ -52,6 +53,9 @@ mod image;
 mod layout;
 mod link;
 mod prepare;
+mod salvage;
+mod salvage_stream;
+mod salvage_tables;
 mod tables;
 mod text;
 mod write;
@@ -62,6 +66,7 @@ mod tests;
 pub(crate) use check::examine;
 pub(crate) use create::{SUBFORMATS, create, further_files};
 pub(crate) use image::{open, parent_link, references};
+pub(crate) use salvage::salvage;
 
 use crate::ImageError;
 use diskwright_format::vmdk::VmdkError;
@@ -85,13 +90,4 @@ fn corrupt(
 
 fn damaged(store: &dyn Store, error: &VmdkError) -> ImageError {
     corrupt(store, error.structure, error.offset_bytes, error.found.clone(), error.expected.clone())
-}
-
-/// The refusal to read an image with damaged tables.
-pub(crate) fn refused_to_rescue(store: &dyn Store) -> ImageError {
-    ImageError::Unsupported {
-        path: store.name().to_owned(),
-        what: "the rescue of a VMDK".into(),
-        hint: "`convert` it: what its redundant tables still show is read".into(),
-    }
 }

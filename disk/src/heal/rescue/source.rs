@@ -20,7 +20,7 @@ use crate::{
     },
 };
 use diskwright_image::{
-    DiskType, Format, probe,
+    DiskType, ImageInfo, probe,
     salvage::{Kinship, SalvageHints, Salvaged, SalvagedImage},
 };
 use diskwright_store::{CacheMode, LockMode};
@@ -78,10 +78,13 @@ pub(super) fn open(path: &Path, options: &RescueOptions) -> Result<Damaged> {
 }
 
 /// How a parent is opened.
-fn parent_options(source: &OpenOptions, format: Format) -> OpenOptions {
+fn parent_options(source: &OpenOptions, info: &ImageInfo) -> OpenOptions {
+    // A child that may have a parent of any format records which one it has.
+    let recorded = info.parent.as_ref().and_then(|link| link.format);
+    let format = if info.format.driver().child_takes_any_parent { recorded } else { Some(info.format) };
     OpenOptions {
         writable: false,
-        format: Some(format),
+        format,
         reach: Reach::Available,
         cache: CacheMode::PageCache,
         ..source.clone()
@@ -138,7 +141,7 @@ impl Damaged {
             });
         }
         let info = &self.salvaged.info;
-        let chain = open_chain(parent, &parent_options(source, info.format))?;
+        let chain = open_chain(parent, &parent_options(source, info))?;
         match &info.parent {
             Some(link) => check_linkage(&self.path, info, link, parent, chain.layers[0].image.info())?,
             None => self.warnings.push(format!(
@@ -188,7 +191,7 @@ impl Damaged {
         for candidate in candidates {
             match candidate {
                 Candidate::Allowed(path) => {
-                    let opened = open_chain(&path, &parent_options(source, info.format)).and_then(|chain| {
+                    let opened = open_chain(&path, &parent_options(source, info)).and_then(|chain| {
                         check_linkage(&self.path, info, link, &path, chain.layers[0].image.info())?;
                         Ok(chain)
                     });
