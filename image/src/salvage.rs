@@ -30,8 +30,8 @@ mod table;
 
 pub use found::{Bitmaps, Kinship, SalvageHints, Salvaged, Unpack};
 pub use image::SalvagedImage;
-pub(crate) use reading::{each_entry, file_length};
 pub use reading::read_what_can_be;
+pub(crate) use reading::{each_entry, file_length};
 pub use table::{BlockTable, Fault, HELD_MAX, Held};
 pub(crate) use table::{joined, overlapping, overlaps_one};
 

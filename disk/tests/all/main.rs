@@ -49,6 +49,7 @@ mod repairs;
 mod rescue;
 mod rescue_doubts;
 mod rescue_file_systems;
+mod rescue_structures;
 mod resizing;
 mod second_opinions;
 mod semantic_damages;

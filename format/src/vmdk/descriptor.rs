@@ -197,8 +197,10 @@ pub struct Fragments {
 impl Fragments {
     /// Reads the lines of a text that may be damaged anywhere.
     pub fn of(bytes: &[u8]) -> Self {
-        let lines: Vec<&str> =
-            bytes.split(|byte| matches!(byte, b'\n' | b'\r' | 0)).filter_map(|line| std::str::from_utf8(line).ok()).collect();
+        let lines: Vec<&str> = bytes
+            .split(|byte| matches!(byte, b'\n' | b'\r' | 0))
+            .filter_map(|line| std::str::from_utf8(line).ok())
+            .collect();
         fn only<T: PartialEq>(mut found: impl Iterator<Item = T>) -> Option<T> {
             let first = found.next()?;
             found.all(|other| other == first).then_some(first)

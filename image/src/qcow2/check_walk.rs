@@ -24,6 +24,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 /// Bytes of a table that are read at once.
 pub(super) const PIECE_BYTES: u64 = 64 << 10;
 
+/// The name of a reference to an L2 table by an L1 table.
+pub(super) const L2_TABLE: &str = "L2 table";
+
 /// A reference to a range of the file.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Reference {
@@ -354,7 +357,7 @@ impl<'a> Walk<'a> {
         let mut allocated_blocks = 0;
         for (&offset_bytes, table) in &self.l2_tables {
             let place = Place { offset_bytes, len_bytes: cluster_bytes };
-            each(Reference { weight: table.weight, ..metadata(place, "L2 table") })?;
+            each(Reference { weight: table.weight, ..metadata(place, L2_TABLE) })?;
             allocated_blocks += self.references_of_l2(place, *table, &mut findings, each)?;
         }
         for place in &self.bitmap_tables {

@@ -11,14 +11,17 @@
 //! clusters without an entry are free: such a cluster holds no lost data.
 //!
 //! What must hold: a table or a cluster that shares space with another one is lost, and so is the
-//! other one. A table most of whose entries are malformed is no L2 table: all its blocks are lost.
+//! other one. A table most of whose entries cannot be right is no L2 table: all its blocks are lost.
+//! An entry cannot be right if it is malformed, leads into a structure or far beyond any file of
+//! this disk, or lacks the COPIED flag that the table's own entry has, in an image without
+//! snapshots.
 
 use super::{
     compressed,
     header::Front,
     link,
     salvage_header::{Known, header_of},
-    salvage_space,
+    salvage_space::Others,
 };
 use crate::{
     DiskType, Format, ImageError, ImageInfo, LogState, Result,
@@ -63,7 +66,9 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
     let mut doubts = Vec::new();
     let mut table = BlockTable::new(count, geometry.unit_bytes());
     let l1 = header.l1.offset_bytes..header.l1.offset_bytes.saturating_add(header.l1.len_bytes);
+    let others = Others::read(&*store, &front, &mut remarks);
     let mut fixed = vec![0..geometry.cluster_bytes()];
+    fixed.extend(others.structures.iter().cloned());
     if has_l1 {
         fixed.push(l1);
         let reader = Reader { store: &*store, geometry, file_bytes, fixed: joined(fixed.clone()) };
@@ -73,7 +78,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         doubts.push("the L1 table was not found".to_owned());
         table.lose(&*store, 0, count, Fault::NoTable)?;
     }
-    let tables = salvage_space::not_payload(&*store, &front, fixed, &table, &mut remarks);
+    let tables = others.not_payload(&*store, &front, &fixed, &table);
     let unpack = Cluster { compression: header.compression, geometry };
     let info = ImageInfo {
         format: Format::Qcow2,
@@ -143,7 +148,7 @@ struct Reader<'a> {
     store: &'a dyn Store,
     geometry: Geometry,
     file_bytes: u64,
-    /// Header and L1 table: sorted, and none touches another.
+    /// Header, L1 table and structures: sorted, and none touches another.
     fixed: Vec<Range<u64>>,
 }
 
@@ -153,11 +158,13 @@ impl Reader<'_> {
         let cluster_bytes = self.geometry.cluster_bytes();
         let count = self.geometry.l1_entries(header.size_bytes);
         let mut places = Vec::new();
+        let mut copied = HashSet::new();
         let there = each_entry(self.store, header.l1.offset_bytes, (count, 8), &mut |index, raw| {
-            let found = match raw {
-                None => Err(Fault::Unreadable),
-                Some(raw) => self.l2_place(L1Entry(u64::from_be_bytes(raw.try_into().unwrap_or_default()))),
-            };
+            let entry = raw.map(|raw| L1Entry(u64::from_be_bytes(raw.try_into().unwrap_or_default())));
+            if entry.is_some_and(L1Entry::is_copied) && header.snapshots == 0 {
+                copied.insert(index);
+            }
+            let found = entry.map_or(Err(Fault::Unreadable), |entry| self.l2_place(entry));
             match found {
                 Ok(None) => Ok(()),
                 Ok(Some(at)) => {
@@ -179,7 +186,8 @@ impl Reader<'_> {
         let mut pieces = Vec::new();
         let mut believed = Vec::new();
         for &(index, at, end) in places.iter().filter(is_own) {
-            if self.read_table((index, at), &structures, table, &mut pieces)? {
+            let named = Named { index, at, is_copied: copied.contains(&index) };
+            if self.read_table(&named, &structures, table, &mut pieces)? {
                 believed.push(at..end);
             }
         }
@@ -223,7 +231,7 @@ impl Reader<'_> {
     /// Reads an L2 table. `pieces` gets the space of its clusters. Returns whether it is one.
     fn read_table(
         &self,
-        (index, at): (u64, u64),
+        &Named { index, at, is_copied }: &Named,
         structures: &[Range<u64>],
         table: &mut BlockTable,
         pieces: &mut Vec<(u64, u64, u64)>,
@@ -231,7 +239,11 @@ impl Reader<'_> {
         let (entry_bytes, per_table) = (self.geometry.l2_entry_bytes(), self.geometry.l2_entries());
         let subclusters = self.geometry.subclusters();
         let mut read: Vec<(u64, std::result::Result<L2Entry, Fault>)> = Vec::new();
-        let (mut used, mut malformed) = (0, 0);
+        let (mut used, mut wrong) = (0, 0);
+        let far_bytes = self.far_bytes(table);
+        let lacks_flag = |entry: &L2Entry| {
+            matches!(entry, L2Entry::Standard { offset_bytes: Some(_), is_copied: false, .. }) && is_copied
+        };
         let entries = (per_table, entry_bytes as usize);
         let there = each_entry(self.store, at, entries, &mut |slot, raw| {
             let cluster = index * per_table + slot;
@@ -243,12 +255,23 @@ impl Reader<'_> {
             let word = |index: usize| words.get(index).map_or(0, |word| u64::from_be_bytes(*word));
             let entry = L2Entry::parse(word(0), word(1), &self.geometry).map_err(|_| Fault::Undefined);
             used += u64::from(word(0) != 0 || word(1) != 0);
-            malformed += u64::from(entry.is_err());
+            let cannot_be = match &entry {
+                Err(_) => true,
+                Ok(entry) => match self.held(*entry, structures) {
+                    Err(Fault::BeyondEnd) => {
+                        lacks_flag(entry)
+                            || matches!(entry, L2Entry::Standard { offset_bytes: Some(at), .. } | L2Entry::Compressed { offset_bytes: at, .. } if *at > far_bytes)
+                    }
+                    Err(_) => true,
+                    Ok(_) => lacks_flag(entry),
+                },
+            };
+            wrong += u64::from(cannot_be);
             read.push((cluster, entry));
             Ok(())
         })?;
         let first = index * per_table;
-        if malformed * 2 > used {
+        if wrong * 2 > used {
             self.lose_table(table, index, index + 1, Fault::Undefined)?;
             return Ok(false);
         }
@@ -290,6 +313,12 @@ impl Reader<'_> {
         Ok(true)
     }
 
+    /// An offset that no file of this disk reaches.
+    fn far_bytes(&self, table: &BlockTable) -> u64 {
+        let size_bytes = table.count().saturating_mul(self.geometry.unit_bytes());
+        size_bytes.saturating_mul(4).saturating_add(1 << 30).max(self.file_bytes)
+    }
+
     fn held(&self, entry: L2Entry, structures: &[Range<u64>]) -> std::result::Result<Found, Fault> {
         let check = |offset_bytes: u64, len_bytes: u64| {
             if offset_bytes >= self.file_bytes {
@@ -315,6 +344,14 @@ impl Reader<'_> {
             }
         }
     }
+}
+
+/// An L2 table, by the entry that names it.
+struct Named {
+    index: u64,
+    at: u64,
+    /// Whether that entry has the COPIED flag, in an image without snapshots.
+    is_copied: bool,
 }
 
 /// What an entry says of a cluster.

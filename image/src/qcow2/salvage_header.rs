@@ -97,19 +97,17 @@ fn without_header(
         found: format!("the {what} is lost with the header"),
         expected: expected.into(),
     };
-    let bits = |bytes: &u32| bytes.is_power_of_two() && (CLUSTER_BITS_MIN..=CLUSTER_BITS_MAX).contains(&bytes.trailing_zeros());
+    let bits = |bytes: &u32| {
+        bytes.is_power_of_two() && (CLUSTER_BITS_MIN..=CLUSTER_BITS_MAX).contains(&bytes.trailing_zeros())
+    };
     let cluster_bytes = hints.block_bytes.filter(bits).ok_or_else(|| {
         missing("size of its clusters", "it to be named with `RescueOptions::block_bytes` (usually 64 KiB)")
     })?;
     let size_bytes = hints.size_bytes.filter(|&size| size > 0 && size < 1 << 56);
     let size_bytes =
         size_bytes.ok_or_else(|| missing("size of the disk", "it to be named with `RescueOptions::size_bytes`"))?;
-    let geometry = Geometry {
-        cluster_bits: cluster_bytes.trailing_zeros(),
-        version: 3,
-        is_extended: false,
-        has_data_file: false,
-    };
+    let geometry =
+        Geometry { cluster_bits: cluster_bytes.trailing_zeros(), version: 3, is_extended: false, has_data_file: false };
     let search = Search { store, geometry, file_bytes, entries: geometry.l1_entries(size_bytes) };
     let found = search.find()?;
     if let Some(at) = found {

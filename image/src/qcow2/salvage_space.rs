@@ -5,7 +5,12 @@
 //! right about all clusters that are known to be used. A cluster whose entry was wiped has its
 //! refcount still. Where refcounts are damaged, every cluster without an entry may be lost data.
 
-use super::{check_walk::Walk, header::Front, records};
+use super::{
+    check_counts::Use,
+    check_walk::{L2_TABLE, Walk},
+    header::Front,
+    records,
+};
 use crate::{
     Result,
     findings::Findings,
@@ -18,74 +23,88 @@ use std::ops::Range;
 /// Most ranges that are collected. Further ones are not known to be free.
 const RANGES_MAX: usize = 8 << 20;
 
-/// Ranges of the file that hold no payload, in whole clusters. `fixed` are those of the header and
-/// the disk's own tables.
-pub(super) fn not_payload(
-    store: &dyn Store,
-    front: &Front,
-    fixed: Vec<Range<u64>>,
-    table: &BlockTable,
-    remarks: &mut Vec<String>,
-) -> Vec<Range<u64>> {
-    let cluster_bytes = front.header.cluster_bytes();
-    let whole = |range: &Range<u64>| {
-        range.start / cluster_bytes * cluster_bytes
-            ..range.end.checked_next_multiple_of(cluster_bytes).unwrap_or(range.end)
-    };
-    let mut ranges: Vec<Range<u64>> = fixed.iter().map(whole).collect();
-    match structures(store, front, remarks) {
-        Ok((others, refcount_blocks)) => {
-            ranges.extend(others.iter().map(whole));
-            let used = joined(ranges.iter().cloned().chain(table.ranges()).collect());
-            for (index, &offset_bytes) in refcount_blocks.iter().enumerate().filter(|(_, at)| **at != 0) {
-                ranges.extend(free_by(store, front, (index as u64, offset_bytes), &used));
-                if ranges.len() > RANGES_MAX {
-                    break;
-                }
-            }
-        }
-        Err(error) => remarks.push(format!("What else is in the file is not known: {error}.")),
-    }
-    joined(ranges)
+/// What lies in the file besides the disk's own tables and clusters.
+#[derive(Debug, Default)]
+pub(super) struct Others {
+    /// Structures of which no L2 table and no cluster of the disk is a part: refcounts, snapshots,
+    /// bitmaps.
+    pub structures: Vec<Range<u64>>,
+    /// What the L1 tables of snapshots lead to, which the disk may share.
+    shared: Vec<Range<u64>>,
+    refcount_blocks: Vec<u64>,
 }
 
-/// The places of refcounts, snapshots and bitmaps, and of all that these lead to; and the refcount
-/// blocks.
-fn structures(store: &dyn Store, front: &Front, remarks: &mut Vec<String>) -> Result<(Vec<Range<u64>>, Vec<u64>)> {
-    let (header, file_bytes) = (&front.header, front.file_bytes);
-    let (snapshots, snapshot_table_bytes) = match records::snapshots(store, header, file_bytes) {
-        Ok(read) => read,
-        Err(error) => {
-            remarks.push(format!("The internal snapshots are lost: {error}."));
-            (Vec::new(), 0)
+impl Others {
+    /// Reads what can be read of refcounts, snapshots and bitmaps.
+    pub fn read(store: &dyn Store, front: &Front, remarks: &mut Vec<String>) -> Self {
+        let mut others = Self::default();
+        if let Err(error) = others.find(store, front, remarks) {
+            remarks.push(format!("What else is in the file is not known: {error}."));
         }
-    };
-    let sound = |snapshot: &&_| records::fault_of_snapshot(snapshot, header, file_bytes).is_none();
-    let l1_tables: Vec<Place> = snapshots.iter().filter(sound).map(|snapshot| snapshot.l1).collect();
-    let bitmaps = match &front.extensions.bitmaps {
-        Some(extension) => {
-            records::bitmaps(store, extension, &header.geometry(), file_bytes).unwrap_or_else(|error| {
-                remarks.push(format!("The bitmaps are lost: {error}."));
-                Vec::new()
-            })
-        }
-        None => Vec::new(),
-    };
-    // The disk's own tables were read already, and what is wrong with them is known.
-    let without_disk = Front {
-        header: Header { l1: Place { len_bytes: 0, ..header.l1 }, ..header.clone() },
-        ..front.clone()
-    };
-    let mut findings = Findings::new(false);
-    let walk = Walk::new(store, &without_disk, &l1_tables, snapshot_table_bytes, &bitmaps, &mut findings)?;
-    let mut ranges = Vec::new();
-    walk.references(None, &mut |reference| {
-        if ranges.len() < RANGES_MAX {
-            ranges.push(reference.offset_bytes..reference.offset_bytes.saturating_add(reference.len_bytes));
-        }
+        others
+    }
+
+    fn find(&mut self, store: &dyn Store, front: &Front, remarks: &mut Vec<String>) -> Result<()> {
+        let (header, file_bytes) = (&front.header, front.file_bytes);
+        let (snapshots, snapshot_table_bytes) = match records::snapshots(store, header, file_bytes) {
+            Ok(read) => read,
+            Err(error) => {
+                remarks.push(format!("The internal snapshots are lost: {error}."));
+                (Vec::new(), 0)
+            }
+        };
+        let sound = |snapshot: &&_| records::fault_of_snapshot(snapshot, header, file_bytes).is_none();
+        let l1_tables: Vec<Place> = snapshots.iter().filter(sound).map(|snapshot| snapshot.l1).collect();
+        let bitmaps = match &front.extensions.bitmaps {
+            Some(extension) => {
+                records::bitmaps(store, extension, &header.geometry(), file_bytes).unwrap_or_else(|error| {
+                    remarks.push(format!("The bitmaps are lost: {error}."));
+                    Vec::new()
+                })
+            }
+            None => Vec::new(),
+        };
+        // The disk's own tables are read with more doubts.
+        let without_disk =
+            Front { header: Header { l1: Place { len_bytes: 0, ..header.l1 }, ..header.clone() }, ..front.clone() };
+        let mut findings = Findings::new(false);
+        let walk = Walk::new(store, &without_disk, &l1_tables, snapshot_table_bytes, &bitmaps, &mut findings)?;
+        self.refcount_blocks.clone_from(&walk.refcount_blocks);
+        walk.references(None, &mut |reference| {
+            let is_own = matches!(reference.of, Use::Metadata) && reference.structure != L2_TABLE;
+            let ranges = if is_own { &mut self.structures } else { &mut self.shared };
+            if ranges.len() < RANGES_MAX {
+                ranges.push(reference.offset_bytes..reference.offset_bytes.saturating_add(reference.len_bytes));
+            }
+            Ok(())
+        })?;
         Ok(())
-    })?;
-    Ok((ranges, walk.refcount_blocks.clone()))
+    }
+
+    /// Ranges of the file that hold no payload of the disk, in whole clusters. `fixed` are those of
+    /// the header and the disk's own tables.
+    pub fn not_payload(
+        &self,
+        store: &dyn Store,
+        front: &Front,
+        fixed: &[Range<u64>],
+        table: &BlockTable,
+    ) -> Vec<Range<u64>> {
+        let cluster_bytes = front.header.cluster_bytes();
+        let whole = |range: &Range<u64>| {
+            range.start / cluster_bytes * cluster_bytes
+                ..range.end.checked_next_multiple_of(cluster_bytes).unwrap_or(range.end)
+        };
+        let mut ranges: Vec<Range<u64>> = fixed.iter().chain(&self.structures).chain(&self.shared).map(whole).collect();
+        let used = joined(ranges.iter().cloned().chain(table.ranges()).collect());
+        for (index, &offset_bytes) in self.refcount_blocks.iter().enumerate().filter(|(_, at)| **at != 0) {
+            ranges.extend(free_by(store, front, (index as u64, offset_bytes), &used));
+            if ranges.len() > RANGES_MAX {
+                break;
+            }
+        }
+        joined(ranges)
+    }
 }
 
 /// The clusters that a refcount block calls free, if it is right about those that are used.

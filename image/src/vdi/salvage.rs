@@ -123,31 +123,60 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
 
 /// Reads all entries. Those behind the end of the disk have spaces of their own too.
 fn read_map(store: &dyn Store, header: &VdiHeader, file_bytes: u64, table: &mut BlockTable) -> Result<()> {
-    let (count, space_bytes) = (table.count(), header.space_bytes());
     let entries = u64::from(header.blocks);
     let mut pieces = Vec::new();
+    let mut sector = Vec::new();
     let there = each_entry(store, header.map_offset_bytes.into(), (entries, 4), &mut |block, raw| {
-        let Some(raw) = raw else { return table.lose(store, block, block + 1, Fault::Unreadable) };
-        match VdiEntry::parse(u32::from_le_bytes(raw.try_into().unwrap_or([0xff; 4]))) {
-            VdiEntry::Free => {}
-            VdiEntry::Zero if block < count => table.hold(store, block, Held::Zero)?,
-            VdiEntry::Zero => {}
-            VdiEntry::Space(space) => {
+        let word = raw.map(|raw| u32::from_le_bytes(raw.try_into().unwrap_or([0xff; 4])));
+        sector.push((block, word.map(VdiEntry::parse)));
+        if sector.len() as u64 * 4 == SECTOR_BYTES || block + 1 == entries {
+            take_sector(store, header, file_bytes, &mut sector, (table, &mut pieces))?;
+        }
+        Ok(())
+    })?;
+    take_sector(store, header, file_bytes, &mut sector, (table, &mut pieces))?;
+    table.lose(store, there, entries, Fault::Unreadable)?;
+    for block in overlapping(&mut pieces) {
+        table.lose_held(store, block, Fault::Claimed)?;
+    }
+    Ok(())
+}
+
+/// Takes the entries of a sector of the map. A file has no more spaces than its map has entries or
+/// its header counts: a sector with mostly higher numbers is no part of a map.
+fn take_sector(
+    store: &dyn Store,
+    header: &VdiHeader,
+    file_bytes: u64,
+    sector: &mut Vec<(u64, Option<VdiEntry>)>,
+    (table, pieces): (&mut BlockTable, &mut Vec<(u64, u64, u64)>),
+) -> Result<()> {
+    let most = header.blocks.max(header.blocks_allocated);
+    let spaces = sector.iter().filter_map(|(_, entry)| match entry {
+        Some(VdiEntry::Space(space)) => Some(*space),
+        _ => None,
+    });
+    let (used, malformed) =
+        spaces.fold((0, 0), |(used, malformed), space| (used + 1, malformed + u64::from(space >= most)));
+    let count = table.count();
+    for (block, entry) in sector.drain(..) {
+        match entry {
+            None => table.lose(store, block, block + 1, Fault::Unreadable)?,
+            _ if malformed * 2 > used => table.lose(store, block, block + 1, Fault::Undefined)?,
+            Some(VdiEntry::Zero) if block < count => table.hold(store, block, Held::Zero)?,
+            Some(VdiEntry::Free | VdiEntry::Zero) => {}
+            Some(VdiEntry::Space(space)) => {
                 let at = header.payload_offset_bytes(space);
                 if at >= file_bytes {
-                    return table.lose(store, block, block + 1, Fault::BeyondEnd);
+                    table.lose(store, block, block + 1, Fault::BeyondEnd)?;
+                    continue;
                 }
-                pieces.push((block, at, at + space_bytes));
+                pieces.push((block, at, at + header.space_bytes()));
                 if block < count {
                     table.hold(store, block, Held::Data(at))?;
                 }
             }
         }
-        Ok(())
-    })?;
-    table.lose(store, there, entries, Fault::Unreadable)?;
-    for block in overlapping(&mut pieces) {
-        table.lose_held(store, block, Fault::Claimed)?;
     }
     Ok(())
 }
@@ -197,8 +226,8 @@ impl Fields<'_> {
         let blocks_of = |size: u64| size.div_ceil(block_bytes.into());
         let own = Some(self.u64_at(0x170)).filter(|&size| size > 0 && blocks_of(size) == self.u32_at(0x180).into());
         let size_bytes = own.or(hints.size_bytes).filter(|&size| size > 0 && blocks_of(size) <= BLOCKS_MAX);
-        let size_bytes = size_bytes
-            .ok_or_else(|| missing("size of the disk", "it to be named with `RescueOptions::size_bytes`"))?;
+        let size_bytes =
+            size_bytes.ok_or_else(|| missing("size of the disk", "it to be named with `RescueOptions::size_bytes`"))?;
         let blocks = blocks_of(size_bytes) as u32;
         let mut base = VdiHeader {
             kind: VdiKind::Dynamic,

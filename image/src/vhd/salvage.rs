@@ -17,8 +17,8 @@ use super::layout::by_trust;
 use crate::{
     DiskType, Format, ImageError, ImageInfo, LinkageId, LogState, ParentLink, Result,
     salvage::{
-        Bitmaps, BlockTable, Fault, Held, Kinship, SalvageHints, Salvaged, each_entry, file_length, joined, overlapping,
-        overlaps_one, read_what_can_be,
+        Bitmaps, BlockTable, Fault, Held, Kinship, SalvageHints, Salvaged, each_entry, file_length, joined,
+        overlapping, overlaps_one, read_what_can_be,
     },
 };
 use diskwright_format::vhd::{

@@ -21,8 +21,8 @@ use crate::{
     salvage::{Bitmaps, BlockTable, Fault, Kinship, SalvageHints, Salvaged, file_length, joined, read_what_can_be},
 };
 use diskwright_format::vmdk::{
-    DESCRIPTOR_MAX_BYTES, Descriptor, Fragments, GTES_PER_TABLE, NO_PARENT, Placing, SECTOR_BYTES,
-    SPARSE_HEADER_BYTES, SparseFlags, SparseHeader, is_descriptor,
+    DESCRIPTOR_MAX_BYTES, Descriptor, Fragments, GTES_PER_TABLE, NO_PARENT, Placing, SECTOR_BYTES, SPARSE_HEADER_BYTES,
+    SparseFlags, SparseHeader, is_descriptor,
 };
 use diskwright_store::Store;
 use std::sync::Arc;
@@ -108,7 +108,10 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
 /// What has no tables, or other ones.
 fn refuse(store: &dyn Store, first: &[u8]) -> Result<()> {
     let (what, hint) = if is_descriptor(first) {
-        ("the rescue of a VMDK by its descriptor", "rescue each file that it names: sparse ones as VMDK, flat ones as raw disks")
+        (
+            "the rescue of a VMDK by its descriptor",
+            "rescue each file that it names: sparse ones as VMDK, flat ones as raw disks",
+        )
     } else if first.starts_with(COWD_MAGIC) || first.starts_with(SESPARSE_MAGIC) {
         ("the rescue of a VMDK of the ESX kinds COWD and SESPARSE", "convert it with `ConvertOptions::skip_damaged`")
     } else {

@@ -25,9 +25,7 @@ use crate::{
     ImageError, Result,
     salvage::{BlockTable, Fault, Held, SalvageHints, each_entry, joined, overlapping, overlaps_one, read_what_can_be},
 };
-use diskwright_format::vmdk::{
-    Fragments, GRAIN_ABSENT, GRAIN_ZERO, Placing, SECTOR_BYTES, SparseFlags, SparseHeader,
-};
+use diskwright_format::vmdk::{Fragments, GRAIN_ABSENT, GRAIN_ZERO, Placing, SECTOR_BYTES, SparseFlags, SparseHeader};
 use diskwright_store::Store;
 use std::{collections::HashSet, ops::Range};
 
@@ -86,7 +84,7 @@ impl<'a> Extent<'a> {
                 hint: "is this the right file? A disk of that size would have larger grains".into(),
             });
         }
-        if !is_whole && !extent.is_compressed {
+        if (!is_whole || extent.directories.is_empty()) && !extent.is_compressed {
             extent.directories = extent.search()?;
             let places: Vec<String> = extent.directories.iter().map(u64::to_string).collect();
             if !places.is_empty() {
@@ -272,12 +270,7 @@ fn places(extent: &Extent<'_>, fixed: &[Range<u64>]) -> Result<Vec<Places>> {
     Ok(all)
 }
 
-fn copy(
-    extent: &Extent<'_>,
-    place: Result<Option<u64>, Fault>,
-    first: u64,
-    taken: &[Range<u64>],
-) -> Result<Copy> {
+fn copy(extent: &Extent<'_>, place: Result<Option<u64>, Fault>, first: u64, taken: &[Range<u64>]) -> Result<Copy> {
     let count = extent.table_entries.min(extent.grains() - first);
     let at = match place {
         Err(fault) => return Ok(Copy { entries: vec![Says::Wrong(fault); count as usize], is_sound: false }),

@@ -82,13 +82,7 @@ fn parent_options(source: &OpenOptions, info: &ImageInfo) -> OpenOptions {
     // A child that may have a parent of any format records which one it has.
     let recorded = info.parent.as_ref().and_then(|link| link.format);
     let format = if info.format.driver().child_takes_any_parent { recorded } else { Some(info.format) };
-    OpenOptions {
-        writable: false,
-        format,
-        reach: Reach::Available,
-        cache: CacheMode::PageCache,
-        ..source.clone()
-    }
+    OpenOptions { writable: false, format, reach: Reach::Available, cache: CacheMode::PageCache, ..source.clone() }
 }
 
 /// Whether the name of a file is one that only differencing images get.
