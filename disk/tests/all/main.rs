@@ -24,6 +24,7 @@ mod chains;
 mod changing;
 mod converting;
 mod damaged_blocks;
+mod damaged_tables;
 mod diff;
 mod diff_exports;
 mod durable_writes;

@@ -10,7 +10,7 @@
 //!   compressed.rs  clusters that are decompressed, and the last ones that were
 //!   image.rs       the trait Image: states of blocks
 //!   check.rs       reports damage, and how it is mended: check_walk.rs, check_counts.rs,
-//!                  check_refcounts.rs
+//!                  check_refcounts.rs, check_contents.rs
 //!   write.rs       the trait ImageWriter, and the order of all changes: clusters.rs, prepare.rs,
 //!                  growth.rs, flush.rs, front.rs, reuse.rs, compact.rs, resize.rs; their
 //!                  memory: pages.rs, counts.rs
@@ -30,6 +30,7 @@
 //! which locks an image has that is written.
 
 mod check;
+mod check_contents;
 mod check_counts;
 mod check_refcounts;
 mod check_walk;
