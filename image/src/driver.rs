@@ -225,7 +225,7 @@ static QCOW2: Driver = Driver {
     begin_repair: |_, _| Ok(()),
     settle_log: |_, _| Ok(()),
     parent_link: qcow2::parent_link,
-    salvage: |store, _| Err(refused(&*store, "the rescue of a qcow2 image")),
+    salvage: qcow2::salvage,
 };
 
 static VDI: Driver = Driver {
@@ -256,17 +256,8 @@ static VDI: Driver = Driver {
     begin_repair: |_, _| Ok(()),
     settle_log: |_, _| Ok(()),
     parent_link: vdi::parent_link,
-    salvage: |store, _| Err(vdi::refused_to_rescue(&*store)),
+    salvage: vdi::salvage,
 };
-
-/// The error of an operation that a format does not have.
-fn refused(store: &dyn Store, what: &str) -> ImageError {
-    ImageError::Unsupported {
-        path: store.name().to_owned(),
-        what: what.into(),
-        hint: "copy what can be read into a new disk: `ConvertOptions::skip_damaged`".into(),
-    }
-}
 
 static VMDK: Driver = Driver {
     name: "vmdk",
@@ -296,7 +287,7 @@ static VMDK: Driver = Driver {
     begin_repair: |_, _| Ok(()),
     settle_log: |_, _| Ok(()),
     parent_link: vmdk::parent_link,
-    salvage: |store, _| Err(vmdk::refused_to_rescue(&*store)),
+    salvage: vmdk::salvage,
 };
 
 impl Format {

@@ -49,6 +49,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, _hints: &SalvageHints) -> Result<Sa
         info,
         store,
         bitmaps: Bitmaps::None,
+        unpack: None,
         tables: Vec::new(),
         payload_alignment_bytes: 512,
         doubts: Vec::new(),

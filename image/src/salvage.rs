@@ -1,7 +1,7 @@
 //! What can still be known of an image whose tables are damaged.
 //!
 //! ```text
-//!   vhd/salvage.rs, vhdx/salvage.rs   every structure for itself; a damaged one is left out
+//!   salvage.rs of each format   every structure for itself; a damaged one is left out
 //!        │
 //!        ▼
 //!   found.rs   size, blocks, table.rs: a place, or why it is lost, for each block
@@ -28,10 +28,10 @@ mod image;
 mod reading;
 mod table;
 
-pub use found::{Bitmaps, Kinship, SalvageHints, Salvaged};
+pub use found::{Bitmaps, Kinship, SalvageHints, Salvaged, Unpack};
 pub use image::SalvagedImage;
-pub(crate) use reading::file_length;
 pub use reading::read_what_can_be;
+pub(crate) use reading::{each_entry, file_length};
 pub use table::{BlockTable, Fault, HELD_MAX, Held};
 pub(crate) use table::{joined, overlapping, overlaps_one};
 

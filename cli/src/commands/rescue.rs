@@ -31,7 +31,8 @@ use super::convert::StandaloneType;
 FILE is only read: make a copy of a failing disk first. DEST must not exist; its format comes from its extension, or from --format. DEST has \
 no parent. Where a block or a sector cannot be read, DEST has zeros, and the range is listed as lost.
 
-Of headers, footers and region tables either copy is enough. A table entry is trusted only if nothing contradicts it: not if it points beyond \
+Of headers, footers, region tables, and the directories and tables of a VMDK either copy is enough; the grains of a streamOptimized VMDK name themselves. \
+A VMDK in several files is rescued file by file. A table entry is trusted only if nothing contradicts it: not if it points beyond \
 the file, into a table, or to the space of another block. Data that no entry names are placed only where their own contents prove that they belong: \
 copies of superblocks, inode tables, directories and extent trees of ext4 (with metadata_csum), metadata and inodes of XFS 5, records of an NTFS MFT, \
 headers of a GPT. Two pieces that claim one place are both left over. Contents of files state no place, so they stay unplaced: --leftovers saves them.

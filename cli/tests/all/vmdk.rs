@@ -72,7 +72,7 @@ fn a_vmdk_is_created_written_and_frozen() {
     assert!(tree.contains("└─ monolithicSparse.vmdk") && !tree.contains("-flat") && !tree.contains("-s001"), "{tree}");
     qemu(&format!("check {name}"));
     let told = shop.fails(1, "rescue monolithicFlat.vmdk saved.vhdx");
-    assert!(told.contains("the rescue of a VMDK is not supported"), "{told}");
+    assert!(told.contains("the rescue of a VMDK by its descriptor is not supported"), "{told}");
     shop.ok(&format!("snapshot revert {name} --discard"));
     shop.ok(&format!("compare {name} monolithicSparse.raw"));
 }

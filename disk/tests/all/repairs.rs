@@ -11,7 +11,7 @@ use crate::{
         BAT, BITMAP_ENTRY, FILE_PARAMETERS, HEADERS, KIB, LOG, METADATA, MIB, REGION_TABLES, Sample, get_u32_be,
         get_u64_be, get_u64_le, put, reseal, samples, seal, sum,
     },
-    semantic_damages,
+    damaged_tables, semantic_damages,
 };
 use diskwright_disk::{Disk, OpenOptions, RepairOptions, Repaired, check, repair, undo_repair};
 use diskwright_image::{DiskType, Format, Severity};
@@ -48,6 +48,14 @@ const UNKNOWABLE: &[(&str, &str)] = &[
     ("logged.vhdx", "second header sealed"),
     ("logged.vhdx", "both headers sealed"),
     ("logged.vhdx", "log sealed"),
+    ("", "L2 entries exchanged"),
+    ("", "L2 entry zeros with its space"),
+    ("", "qcow2 disk size"),
+    ("diff.qcow2", "qcow2 backing file"),
+    ("", "map entries exchanged"),
+    ("diff.vdi", "unused map entry a bit"),
+    ("diff.vdi", "unused map entry zeros"),
+    ("", "VMDK capacity"),
 ];
 
 /// A kind and a place, and the damage.
@@ -573,8 +581,13 @@ fn unlike_its_parent(sample: &mut Sample) {
 fn all_damages(format: Format) {
     let dir = memory_dir();
     let mut tallies: BTreeMap<&str, Tally> = BTreeMap::new();
-    for sample in &mut samples(dir.path()).into_iter().filter(|sample| sample.format == format).collect::<Vec<_>>() {
-        if sample.name.starts_with("diff.") {
+    let has_checksums = matches!(format, Format::Vhd | Format::Vhdx);
+    let mut samples = match has_checksums {
+        true => samples(dir.path()).into_iter().filter(|sample| sample.format == format).collect(),
+        false => damaged_tables::samples(dir.path(), format),
+    };
+    for sample in &mut samples {
+        if has_checksums && sample.name.starts_with("diff.") {
             unlike_its_parent(sample);
         }
         let (size, model) = read_pieces(&sample.path);
@@ -586,11 +599,15 @@ fn all_damages(format: Format) {
         };
         let mut damages = match format {
             Format::Vhd => vhd_damages(sample, disk_type),
-            _ => vhdx_damages(sample, disk_type),
+            Format::Vhdx => vhdx_damages(sample, disk_type),
+            _ => lengths(sample.bytes.len()),
         };
         damages.extend(match format {
             Format::Vhd => semantic_damages::vhd(sample, disk_type),
-            _ => semantic_damages::vhdx(sample, disk_type),
+            Format::Vhdx => semantic_damages::vhdx(sample, disk_type),
+            Format::Qcow2 => damaged_tables::qcow2(sample),
+            Format::Vdi => damaged_tables::vdi(sample),
+            _ => damaged_tables::vmdk(sample),
         });
         let tally = tallies.entry(sample.name).or_default();
         for (kind, damage) in &damages {
@@ -623,4 +640,19 @@ fn damages_of_vhds() {
 #[test]
 fn damages_of_vhdxs() {
     all_damages(Format::Vhdx);
+}
+
+#[test]
+fn damages_of_qcow2s() {
+    all_damages(Format::Qcow2);
+}
+
+#[test]
+fn damages_of_vdis() {
+    all_damages(Format::Vdi);
+}
+
+#[test]
+fn damages_of_vmdks() {
+    all_damages(Format::Vmdk);
 }

@@ -6,7 +6,7 @@ use diskwright_disk::{RangeKind, RescueOptions, Rescued};
 use diskwright_image::{DiskType, Format};
 use std::{collections::BTreeSet, fs, path::Path};
 
-const FORMATS: [Format; 2] = [Format::Vhdx, Format::Vhd];
+const FORMATS: [Format; 5] = [Format::Vhdx, Format::Vhd, Format::Vdi, Format::Qcow2, Format::Vmdk];
 const BLOCK: u64 = MIB;
 
 /// How entries are destroyed.
@@ -27,7 +27,7 @@ fn destroy_these(path: &Path, format: Format, these: impl Iterator<Item = u64>, 
     let table = Table::of(format, &bytes);
     let mut gone = BTreeSet::new();
     for block in these {
-        if table.has_space(&mut bytes, block) {
+        if table.has_space(&bytes, block) {
             gone.insert(block);
         }
         match how {

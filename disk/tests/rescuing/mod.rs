@@ -74,48 +74,67 @@ fn write_pieces(path: &Path, contents: &[u8], is_written: impl Fn(&[u8]) -> bool
     disk.close().unwrap();
 }
 
-/// The entries of a block table in the bytes of a file.
-#[derive(Debug, Clone, Copy)]
+/// The entries of a block table in the bytes of a file, which may have two copies.
+#[derive(Debug, Clone)]
 pub struct Table {
     pub format: Format,
-    pub offset: usize,
+    pub offsets: Vec<usize>,
+    width: usize,
+}
+
+fn u32_le(bytes: &[u8], at: usize) -> usize {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()) as usize
+}
+
+fn u64_be(bytes: &[u8], at: usize) -> usize {
+    (u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) & 0x00ff_ffff_ffff_fe00) as usize
 }
 
 impl Table {
     /// The table of a file that this program has just made.
     pub fn of(format: Format, bytes: &[u8]) -> Self {
-        let offset = match format {
-            Format::Vhd => u64::from_be_bytes(bytes[512 + 16..512 + 24].try_into().unwrap()) as usize,
-            _ => 3 << 20,
+        let (offsets, width) = match format {
+            Format::Vhd => (vec![u64_be(bytes, 512 + 16)], 4),
+            Format::Vdi => (vec![u32_le(bytes, 0x154)], 4),
+            // The first L2 table.
+            Format::Qcow2 => (vec![u64_be(bytes, u64_be(bytes, 40))], 8),
+            // The first table of each directory.
+            Format::Vmdk => ([56, 48].map(|at| u32_le(bytes, u32_le(bytes, at) * 512) * 512).to_vec(), 4),
+            _ => (vec![3 << 20], 8),
         };
-        Self { format, offset }
+        Self { format, offsets, width }
     }
 
-    fn at(&self, block: u64) -> (usize, usize) {
-        let len = if self.format == Format::Vhd { 4 } else { 8 };
-        (self.offset + block as usize * len, len)
+    pub fn entry<'a>(&self, bytes: &'a [u8], block: u64) -> &'a [u8] {
+        &bytes[self.offsets[0] + block as usize * self.width..][..self.width]
     }
 
-    pub fn entry<'a>(&self, bytes: &'a mut [u8], block: u64) -> &'a mut [u8] {
-        let (at, len) = self.at(block);
-        &mut bytes[at..at + len]
+    /// Changes the entry, in all copies.
+    pub fn set(&self, bytes: &mut [u8], block: u64, value: &[u8]) {
+        for offset in &self.offsets {
+            bytes[offset + block as usize * self.width..][..self.width].copy_from_slice(value);
+        }
     }
 
     /// Whether the block has space.
-    pub fn has_space(&self, bytes: &mut [u8], block: u64) -> bool {
+    pub fn has_space(&self, bytes: &[u8], block: u64) -> bool {
         let entry = self.entry(bytes, block);
-        if entry.len() == 4 { entry != [0xff; 4] } else { entry[0] & 7 >= 6 }
+        match self.format {
+            Format::Vhd | Format::Vdi => entry != [0xff; 4],
+            Format::Qcow2 | Format::Vmdk => entry.iter().any(|byte| *byte != 0),
+            _ => entry[0] & 7 >= 6,
+        }
     }
 
     /// Makes the entry say that the block has no space.
     pub fn wipe(&self, bytes: &mut [u8], block: u64) {
-        let value = if self.format == Format::Vhd { 0xff } else { 0 };
-        self.entry(bytes, block).fill(value);
+        let value = if matches!(self.format, Format::Vhd | Format::Vdi) { 0xff } else { 0 };
+        self.set(bytes, block, &[value; 8][..self.width]);
     }
 
     /// Fills the entry with a value that no table has: it points far beyond any file.
     pub fn garble(&self, bytes: &mut [u8], block: u64) {
-        self.entry(bytes, block).fill(0xd7);
+        self.set(bytes, block, &[0xd7; 8][..self.width]);
     }
 }
 

@@ -181,6 +181,43 @@ pub struct Descriptor {
     pub extents: Vec<Extent>,
 }
 
+/// What can be read of a damaged descriptor: the lines that are whole.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Fragments {
+    /// `parentCID`; `None` if no line has it, or several have different ones.
+    pub parent_cid: Option<u32>,
+    /// `parentFileNameHint`.
+    pub parent_hint: Option<String>,
+    /// Whether `createType` is `streamOptimized`.
+    pub is_stream: bool,
+    /// Length in sectors of the only extent.
+    pub sectors: Option<u64>,
+}
+
+impl Fragments {
+    /// Reads the lines of a text that may be damaged anywhere.
+    pub fn of(bytes: &[u8]) -> Self {
+        let lines: Vec<&str> = bytes
+            .split(|byte| matches!(byte, b'\n' | b'\r' | 0))
+            .filter_map(|line| std::str::from_utf8(line).ok())
+            .collect();
+        fn only<T: PartialEq>(mut found: impl Iterator<Item = T>) -> Option<T> {
+            let first = found.next()?;
+            found.all(|other| other == first).then_some(first)
+        }
+        let values = |key: &'static str| lines.iter().filter_map(move |line| value_of(line, key));
+        let cid = only(values("parentCID")).filter(|text| text.len() == 8);
+        let mut extents = lines.iter().filter_map(|line| Extent::parse(line.trim())?.ok());
+        let sectors = extents.next().filter(|_| extents.next().is_none()).map(|extent| extent.sectors);
+        Self {
+            parent_cid: cid.and_then(|text| u32::from_str_radix(text, 16).ok()),
+            parent_hint: only(values("parentFileNameHint")).map(str::to_owned),
+            is_stream: only(values("createType")) == Some("streamOptimized"),
+            sectors: sectors.filter(|&sectors| sectors > 0),
+        }
+    }
+}
+
 /// Whether the bytes begin like a descriptor.
 pub fn is_descriptor(bytes: &[u8]) -> bool {
     let first = bytes.get(..FIRST_LINE.len()).unwrap_or_default();
@@ -353,6 +390,23 @@ fn value_of<'a>(line: &'a str, key: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn whole_lines_of_a_damaged_descriptor_are_read() {
+        let text = b"\xff\xfe Descr\xffptorFile\nparentCID=00c0ffee\r\nparentFileNameHint=\"a.vmdk\"\n\
+                     createType=\"streamOptimized\"\nRW 640 SPARSE \"x.vmdk\"\n\0\0garbage";
+        let found = Fragments::of(text);
+        let expected = Fragments {
+            parent_cid: Some(0x00c0_ffee),
+            parent_hint: Some("a.vmdk".into()),
+            is_stream: true,
+            sectors: Some(640),
+        };
+        assert_eq!(found, expected);
+        let twice = [&text[..], b"\nparentCID=ffffffff\nRW 1 ZERO"].concat();
+        let found = Fragments::of(&twice);
+        assert_eq!((found.parent_cid, found.sectors), (None, None), "lines contradict each other");
+    }
 
     const OF_QEMU: &str = "# Disk DescriptorFile\nversion=1\nCID=2299f617\nparentCID=ffffffff\n\
         createType=\"twoGbMaxExtentSparse\"\n\n# Extent description\nRW 4194304 SPARSE \"q2-s001.vmdk\"\n\

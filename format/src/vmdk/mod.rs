@@ -34,7 +34,7 @@ mod sparse;
 mod stream;
 
 pub use descriptor::{
-    Access, DESCRIPTOR_MAX_BYTES, Descriptor, EXTENTS_MAX, Extent, ExtentKind, NO_PARENT, is_descriptor,
+    Access, DESCRIPTOR_MAX_BYTES, Descriptor, EXTENTS_MAX, Extent, ExtentKind, Fragments, NO_PARENT, is_descriptor,
 };
 pub use error::VmdkError;
 pub use mapping::{MAPPING_MAX_BYTES, MappedDevice, Mapping};

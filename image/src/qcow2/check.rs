@@ -6,13 +6,15 @@
 //!   check_walk.rs           every reference to a cluster, and entries that are invalid
 //!   check_counts.rs         how often each cluster is referred to, in bounded memory
 //!   check_refcounts.rs      refcounts against references, COPIED flags, overlaps
+//!   check_contents.rs       compressed clusters; a cluster that the end of the file cuts
 //! ```
 //!
 //! If the snapshots or the bitmaps cannot be read, what only they refer to looks leaked. Then
 //! nothing is reported as leaked, and no refcount is lowered.
 
 use super::{
-    check_refcounts::Refcounts, check_walk::Walk, corrupt, header::Front, layout::Layout, records, tables::Tables,
+    check_contents, check_refcounts::Refcounts, check_walk::Walk, corrupt, header::Front, layout::Layout, records,
+    tables::Tables,
 };
 use crate::{
     error::{ImageError, Result},
@@ -108,7 +110,11 @@ fn run(stores: &[Option<Arc<dyn Store>>], mut findings: Findings, usage: Option<
         },
     };
     let walk = Walk::new(store, &front, &l1_tables, snapshot_table_bytes, &bitmaps, &mut findings)?;
+    let is_for_use = usage.is_some();
     Refcounts::new(&walk, knows_all, usage).check(&mut findings, &mut report)?;
+    if !is_for_use && (walk.has_packed.get() || !front.file_bytes.is_multiple_of(geometry.cluster_bytes())) {
+        check_contents::check(store, &mut findings)?;
+    }
     if geometry.has_data_file {
         check_data_file(store, stores.get(1).and_then(Option::as_ref), &mut findings)?;
     }

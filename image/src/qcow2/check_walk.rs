@@ -19,10 +19,16 @@ use diskwright_format::qcow2::{
     BitmapEntry, Geometry, Invalid, L1Entry, L2Entry, Place, bitmap::BitmapTableEntry, refcount::RefcountTableEntry,
 };
 use diskwright_store::Store;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, HashMap, HashSet},
+};
 
 /// Bytes of a table that are read at once.
 pub(super) const PIECE_BYTES: u64 = 64 << 10;
+
+/// The name of a reference to an L2 table by an L1 table.
+pub(super) const L2_TABLE: &str = "L2 table";
 
 /// A reference to a range of the file.
 #[derive(Debug, Clone, Copy)]
@@ -71,6 +77,8 @@ pub(super) struct Walk<'a> {
     bitmap_tables: Vec<Place>,
     /// Contiguous structures besides tables with entries.
     plain: Vec<(Place, &'static str)>,
+    /// Whether an entry with compressed data was met.
+    pub has_packed: Cell<bool>,
     /// Offsets of the refcount blocks by index of the refcount table; 0 if there is none.
     pub refcount_blocks: Vec<u64>,
 }
@@ -148,6 +156,7 @@ impl<'a> Walk<'a> {
             bitmap_tables: Vec::new(),
             plain: vec![(Place { offset_bytes: 0, len_bytes: header.cluster_bytes() }, "header")],
             refcount_blocks: Vec::new(),
+            has_packed: Cell::new(false),
         };
         if snapshot_table_bytes > 0 {
             let place = Place { offset_bytes: header.snapshots_offset_bytes, len_bytes: snapshot_table_bytes };
@@ -354,7 +363,7 @@ impl<'a> Walk<'a> {
         let mut allocated_blocks = 0;
         for (&offset_bytes, table) in &self.l2_tables {
             let place = Place { offset_bytes, len_bytes: cluster_bytes };
-            each(Reference { weight: table.weight, ..metadata(place, "L2 table") })?;
+            each(Reference { weight: table.weight, ..metadata(place, L2_TABLE) })?;
             allocated_blocks += self.references_of_l2(place, *table, &mut findings, each)?;
         }
         for place in &self.bitmap_tables {
@@ -429,6 +438,7 @@ impl<'a> Walk<'a> {
                     Ok(L2Entry::Unallocated) => {}
                     Ok(L2Entry::Compressed { offset_bytes, len_bytes, is_copied }) => {
                         blocks += geometry.subclusters();
+                        self.has_packed.set(true);
                         if is_copied {
                             let expected = "no COPIED flag, as the cluster is compressed";
                             fault(Invalid::new("L2 entry", 0, format!("{word:#018x}"), expected))?;

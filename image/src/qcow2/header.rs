@@ -89,7 +89,11 @@ impl Front {
         Ok(Self { header, extensions, backing_name, file_bytes })
     }
 
-    fn refuse_unsupported(&self, store: &dyn Store) -> Result<()> {
+    /// The refusal of features that no code here understands.
+    ///
+    /// # Errors
+    /// `Unsupported`.
+    pub fn refuse_unsupported(&self, store: &dyn Store) -> Result<()> {
         let header = &self.header;
         let unsupported = |what: String, hint: &str| {
             Err(ImageError::Unsupported { path: store.name().to_owned(), what, hint: hint.into() })

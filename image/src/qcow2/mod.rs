@@ -9,11 +9,12 @@
 //!   compressed.rs  clusters that are decompressed, and the last ones that were
 //!   image.rs       the trait Image: states of blocks
 //!   check.rs       reports damage, and how it is mended: check_walk.rs, check_counts.rs,
-//!                  check_refcounts.rs
+//!                  check_refcounts.rs, check_contents.rs
 //!   write.rs       the trait ImageWriter, and the order of all changes: clusters.rs, prepare.rs,
 //!                  growth.rs, flush.rs, front.rs, reuse.rs, compact.rs, resize.rs; their
 //!                  memory: pages.rs, counts.rs; clusters in another file: data_file.rs
 //!   create.rs      new images
+//!   salvage.rs     what can still be known of a damaged image: salvage_header.rs, salvage_space.rs
 //! ```
 //!
 //! A *block* of the image is what can be mapped by itself: a cluster, or with extended L2 entries a
@@ -28,6 +29,7 @@
 //! which locks an image has that is written.
 
 mod check;
+mod check_contents;
 mod check_counts;
 mod check_refcounts;
 mod check_walk;
@@ -49,6 +51,9 @@ mod prepare;
 mod records;
 mod resize;
 mod reuse;
+mod salvage;
+mod salvage_header;
+mod salvage_space;
 mod tables;
 mod write;
 
@@ -59,6 +64,7 @@ pub(crate) use check::examine;
 pub(crate) use create::create;
 pub use image::{Qcow2Image, open};
 pub(crate) use link::{parent_link, references};
+pub(crate) use salvage::salvage;
 
 use crate::ImageError;
 use diskwright_format::qcow2::Invalid;

@@ -9,6 +9,9 @@ use diskwright_format::vhdx::BatGeometry;
 use diskwright_store::Store;
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
+/// Most bytes of compressed data that are read for one block.
+const PACKED_MAX_BYTES: u64 = 128 << 20;
+
 /// Facts from the user, for structures that are lost. A fact from the file goes first.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SalvageHints {
@@ -67,6 +70,15 @@ pub enum Bitmaps {
     },
 }
 
+/// Decompresses the payload of [`Held::Packed`].
+pub trait Unpack: std::fmt::Debug + Send + Sync {
+    /// The bytes of a block, at least as many as lie on the disk, from its compressed data.
+    ///
+    /// # Errors
+    /// What was found in place of such data.
+    fn unpack(&self, block: u64, packed: &[u8]) -> Result<Vec<u8>, String>;
+}
+
 /// What was found of an image.
 #[derive(Debug, Clone)]
 pub struct Salvaged {
@@ -82,6 +94,8 @@ pub struct Salvaged {
     pub table: BlockTable,
     /// Where the bitmaps are.
     pub bitmaps: Bitmaps,
+    /// How compressed blocks are read; `None` if there are none.
+    pub unpack: Option<Arc<dyn Unpack>>,
     /// Ranges of the file that hold no payload, sorted.
     pub tables: Vec<Range<u64>>,
     /// Offset of payload in the file: a multiple of this.
@@ -123,9 +137,7 @@ impl Salvaged {
         }
         let lead_bytes = self.lead_bytes();
         let mut taken = self.tables.clone();
-        taken.extend(self.table.places().map(|(_, offset_bytes)| {
-            offset_bytes.saturating_sub(lead_bytes)..offset_bytes.saturating_add(self.info.block_bytes)
-        }));
+        taken.extend(self.table.spaces(lead_bytes));
         if let Bitmaps::Chunks { places, .. } = &self.bitmaps {
             taken.extend(places.values().flatten().map(|&at| at..at.saturating_add(1 << 20)));
         }
@@ -154,17 +166,18 @@ impl Salvaged {
         }
     }
 
-    /// Whether the file of a child has unused space for a block before its last one. A block that
-    /// was allocated and holds zeros looks like that when its entry is wiped. (A VHD's block has a
-    /// bitmap that is not zero.)
-    pub fn has_room_between(&self) -> bool {
-        if !matches!(self.bitmaps, Bitmaps::Chunks { .. }) {
-            return false;
-        }
-        let last = self.table.places().map(|(_, offset_bytes)| offset_bytes).max().unwrap_or(0);
+    /// Whether the file of a child has unused space for a block: in a VHDX before its last one, as
+    /// its file grows ahead of use. A block that was allocated and holds zeros looks like that when
+    /// its entry is wiped. (A VHD's block has a bitmap that is not zero.)
+    pub fn has_spare_room(&self) -> bool {
+        let end = match self.bitmaps {
+            Bitmaps::BeforePayload { .. } => return false,
+            Bitmaps::Chunks { .. } => self.table.places().map(|(_, offset_bytes)| offset_bytes).max().unwrap_or(0),
+            Bitmaps::None => u64::MAX,
+        };
         let alignment = self.payload_alignment_bytes;
         let room = |gap: &Range<u64>| gap.end.saturating_sub(gap.start.next_multiple_of(alignment));
-        self.gaps().iter().any(|gap| gap.start < last && room(gap) >= self.info.block_bytes)
+        self.gaps().iter().any(|gap| gap.start < end && room(gap) >= self.info.block_bytes)
     }
 
     /// How a block that was found at this offset would have to be recorded. `None` if the tables
@@ -185,6 +198,29 @@ impl Salvaged {
             },
         }
     }
+}
+
+/// The bytes of a compressed block that lie on the disk.
+pub(super) fn read_packed(
+    salvaged: &Salvaged,
+    block: u64,
+    offset_bytes: u64,
+    len_bytes: u64,
+) -> Result<Vec<u8>, String> {
+    let Some(unpack) = &salvaged.unpack else { return Err("compressed data".into()) };
+    // Damaged entries cannot name more: a block does not grow much by compression.
+    let most = salvaged.info.block_bytes.saturating_mul(64).clamp(1 << 20, PACKED_MAX_BYTES);
+    let len_bytes = len_bytes.min(salvaged.file_bytes.saturating_sub(offset_bytes)).min(most);
+    let mut packed = vec![0; len_bytes as usize];
+    if !read_what_can_be(&*salvaged.store, offset_bytes, &mut packed).is_empty() {
+        return Err("compressed data that cannot be read".into());
+    }
+    let bytes = unpack.unpack(block, &packed)?;
+    let expected = salvaged.bytes_in_disk(block);
+    if (bytes.len() as u64) < expected {
+        return Err(format!("{} bytes after decompression", bytes.len()));
+    }
+    Ok(bytes)
 }
 
 /// The sector bitmap of a block whose payload is at `payload_bytes`. Without a parent a bitmap that

@@ -2,7 +2,7 @@
 //! layer below shows its data in the block's place.
 
 use super::{
-    found::{Bitmaps, Kinship, Salvaged, read_bitmap},
+    found::{Bitmaps, Kinship, Salvaged, read_bitmap, read_packed},
     table::{BlockTable, Fault, Held},
 };
 use crate::{BlockState, Image, ImageError, ImageInfo, ImageWriter, Result, SectorBitmap};
@@ -36,6 +36,7 @@ impl SalvagedImage {
             kinship: Kinship::Alone,
             table,
             bitmaps: Bitmaps::None,
+            unpack: None,
             tables: Vec::new(),
             payload_alignment_bytes: child.payload_alignment_bytes,
             doubts: Vec::new(),
@@ -70,6 +71,7 @@ impl Image for SalvagedImage {
                 Ok(Some(Held::Zero)) => BlockState::Zero,
                 Ok(Some(Held::Data(offset_bytes))) => BlockState::data(offset_bytes),
                 Ok(Some(Held::Partial(offset_bytes))) => BlockState::partial(offset_bytes),
+                Ok(Some(Held::Packed { .. })) => BlockState::Compressed,
                 Err(_) => BlockState::Damaged,
             };
         }
@@ -88,6 +90,19 @@ impl Image for SalvagedImage {
             Err(error) => error,
             Ok(_) => self.damaged(block, "no damage".into()),
         })
+    }
+
+    fn read_compressed(&self, block: u64, within_bytes: u64, out: &mut [u8]) -> Result<()> {
+        let Ok(Some(Held::Packed { offset_bytes, len_bytes })) = self.salvaged.table.get(block) else {
+            return Err(self.damaged(block, "no compressed data".into()));
+        };
+        let bytes = read_packed(&self.salvaged, block, offset_bytes, len_bytes);
+        let bytes = bytes.map_err(|found| self.damaged(block, found))?;
+        let from = (within_bytes.min(bytes.len() as u64)) as usize;
+        let there = out.len().min(bytes.len() - from);
+        out[..there].copy_from_slice(&bytes[from..from + there]);
+        out[there..].fill(0);
+        Ok(())
     }
 
     fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {

@@ -56,6 +56,31 @@ fn read_pieces(store: &dyn Store, offset_bytes: u64, buf: &mut [u8], base: usize
     }
 }
 
+/// Entries of a table that are read by one call.
+const ENTRIES: u64 = 16_384;
+
+/// Calls `each` for the entries of a table, each of `width` bytes, with `None` for one that cannot
+/// be read. Returns the number of entries before the end of the file: `each` is not called for what
+/// lies behind it.
+pub(crate) fn each_entry(
+    store: &dyn Store,
+    table_bytes: u64,
+    (count, width): (u64, usize),
+    each: &mut dyn FnMut(u64, Option<&[u8]>) -> Result<()>,
+) -> Result<u64> {
+    let there = file_length(store)?.saturating_sub(table_bytes).div_ceil(width as u64).min(count);
+    let mut bytes = vec![0; there.min(ENTRIES) as usize * width];
+    for first in (0..there).step_by(ENTRIES as usize) {
+        let bytes = &mut bytes[..(there - first).min(ENTRIES) as usize * width];
+        let lost = read_what_can_be(store, table_bytes.saturating_add(first * width as u64), bytes);
+        for (index, raw) in bytes.chunks_exact(width).enumerate() {
+            let is_lost = lost.iter().any(|range| range.start < (index + 1) * width && index * width < range.end);
+            each(first + index as u64, (!is_lost).then_some(raw))?;
+        }
+    }
+    Ok(there)
+}
+
 pub(crate) fn file_length(store: &dyn Store) -> Result<u64> {
     store.len_bytes().map_err(|error| ImageError::io("get the file's length", store, 0, error))
 }

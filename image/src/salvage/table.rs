@@ -17,14 +17,30 @@ pub enum Held {
     Data(u64),
     /// The payload is at this offset; a sector bitmap says which sectors are in it.
     Partial(u64),
+    /// The whole payload is in this range of the file, compressed ([`super::Unpack`]).
+    Packed {
+        /// Offset of the compressed data, with what stands before them.
+        offset_bytes: u64,
+        /// Their length in bytes. The last ones may belong to the data behind them.
+        len_bytes: u64,
+    },
 }
 
 impl Held {
-    /// Offset of the payload in the file.
+    /// Offset of the payload in the file, if it lies there as it is on the disk.
     pub fn offset_bytes(self) -> Option<u64> {
         match self {
-            Self::Zero => None,
+            Self::Zero | Self::Packed { .. } => None,
             Self::Data(offset_bytes) | Self::Partial(offset_bytes) => Some(offset_bytes),
+        }
+    }
+
+    /// The range of the file that the payload occupies, `lead_bytes` before it included.
+    pub(super) fn space(self, lead_bytes: u64, block_bytes: u64) -> Option<Range<u64>> {
+        match self {
+            Self::Zero => None,
+            Self::Data(at) | Self::Partial(at) => Some(at.saturating_sub(lead_bytes)..at.saturating_add(block_bytes)),
+            Self::Packed { offset_bytes, len_bytes } => Some(offset_bytes..offset_bytes.saturating_add(len_bytes)),
         }
     }
 }
@@ -42,6 +58,10 @@ pub enum Fault {
     InTables,
     /// Another entry points to the same space.
     Claimed,
+    /// Two copies of the table name different places.
+    Differs,
+    /// The data at the place of the entry state that they are another block.
+    Foreign,
     /// The entry has an undefined state, or bits that must be zero.
     Undefined,
     /// The entry says that the block has no space, but entries have been wiped or are out of date.
@@ -60,6 +80,8 @@ impl fmt::Display for Fault {
             Self::BeyondEnd => "the block lies beyond the end of the file",
             Self::InTables => "the table entry points into the file's own tables",
             Self::Claimed => "two table entries point to the same space",
+            Self::Differs => "the two copies of the table name different places",
+            Self::Foreign => "the data at the entry's place are not those of the block",
             Self::Undefined => "the table entry has an undefined value",
             Self::Doubted => {
                 "the table entry says that the block has no data, but the file has data that no entry names"
@@ -156,7 +178,17 @@ impl BlockTable {
         held.into_iter().chain(lost).min()
     }
 
-    /// Offsets of all payload in the file, by block.
+    /// The ranges of the file that blocks occupy, `lead_bytes` before their payload included.
+    pub(super) fn spaces(&self, lead_bytes: u64) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.held.values().filter_map(move |held| held.space(lead_bytes, self.block_bytes))
+    }
+
+    /// The ranges of the file that blocks occupy.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.spaces(0)
+    }
+
+    /// Offsets of all payload that lies in the file as it is on the disk, by block.
     pub fn places(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.held.iter().filter_map(|(&block, held)| held.offset_bytes().map(|offset_bytes| (block, offset_bytes)))
     }

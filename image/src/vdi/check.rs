@@ -57,6 +57,7 @@ pub fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<Examined> {
         }
         Ok(true)
     })?;
+    check_last_space(store, &layout, &mut findings)?;
     let mut used = 0;
     for from in (0..highest).step_by(WINDOW as usize) {
         let until = (from + WINDOW).min(highest);
@@ -113,4 +114,36 @@ pub fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<Examined> {
         findings.add(Finding::new(Severity::Note, COUNT_AT, "VDI header", found, highest.to_string()));
     }
     Ok(findings.finish(report))
+}
+
+/// A file that ends within the space of a block. Readers take zeros for what is missing.
+fn check_last_space(store: &dyn Store, layout: &Layout, findings: &mut Findings) -> Result<()> {
+    if layout.missing_bytes() == 0 {
+        return Ok(());
+    }
+    let end = layout.file_bytes + layout.missing_bytes();
+    let mut cut = None;
+    layout.each_entry(store, 0, layout.blocks(), &mut |block, entry| {
+        if let VdiEntry::Space(space) = entry {
+            let block_bytes = u64::from(layout.header.block_bytes);
+            let on_disk = (layout.size_bytes - block * block_bytes).min(block_bytes);
+            if layout.payload(space).is_ok_and(|at| at + on_disk > layout.file_bytes) {
+                cut = Some(block);
+            }
+        }
+        Ok(cut.is_none())
+    })?;
+    if let Some(block) = cut {
+        let message = format!(
+            "Block {block} is cut by the end of the file, and reads as zeros from there: was the file copied completely?"
+        );
+        let found = format!("a file of {} bytes", layout.file_bytes);
+        let finding = Finding::new(Severity::Corrupt, layout.file_bytes, "block", found, format!("at least {end}"));
+        findings.mend(
+            finding.says(message),
+            "the file gets zeros up to the end of the block",
+            vec![Change::Extend(end)],
+        );
+    }
+    Ok(())
 }

@@ -13,6 +13,7 @@
 //!   grow.rs     a larger size
 //!   create.rs   new files
 //!   check.rs    reports damage: entries, blocks that share space, space that no entry names
+//!   salvage.rs  what can still be known of a damaged image
 //! ```
 //!
 //! A differencing image names its parent by ids only; whoever opens it looks for the file. An
@@ -42,6 +43,7 @@ mod image;
 mod layout;
 mod map;
 mod prepare;
+mod salvage;
 mod survey;
 #[cfg(test)]
 mod tests;
@@ -51,19 +53,11 @@ pub(crate) use check::examine;
 pub(crate) use create::create;
 pub use image::{VdiImage, open};
 pub(crate) use layout::parent_link;
+pub(crate) use salvage::salvage;
 
 use crate::ImageError;
 use diskwright_format::vhdx::Invalid;
 use diskwright_store::Store;
-
-/// The refusal to read an image with damaged tables.
-pub(crate) fn refused_to_rescue(store: &dyn Store) -> ImageError {
-    ImageError::Unsupported {
-        path: store.name().to_owned(),
-        what: "the rescue of a VDI".into(),
-        hint: "`convert` it: blocks with valid entries are read".into(),
-    }
-}
 
 /// Converts an [`Invalid`] of a structure that begins at `base_bytes` of the file.
 fn corrupt(store: &dyn Store, base_bytes: u64, invalid: Invalid) -> ImageError {

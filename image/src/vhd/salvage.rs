@@ -17,8 +17,8 @@ use super::layout::by_trust;
 use crate::{
     DiskType, Format, ImageError, ImageInfo, LinkageId, LogState, ParentLink, Result,
     salvage::{
-        Bitmaps, BlockTable, Fault, Held, Kinship, SalvageHints, Salvaged, file_length, joined, overlapping,
-        overlaps_one, read_what_can_be,
+        Bitmaps, BlockTable, Fault, Held, Kinship, SalvageHints, Salvaged, each_entry, file_length, joined,
+        overlapping, overlaps_one, read_what_can_be,
     },
 };
 use diskwright_format::vhd::{
@@ -30,8 +30,6 @@ use std::{ops::Range, sync::Arc};
 
 /// Where a header whose place is not known is looked for.
 const HEADER_SEARCH_BYTES: u64 = 1 << 20;
-/// Entries read by one call.
-const ENTRIES: usize = 16384;
 /// Most blocks of a disk: a VHD with the smallest blocks could have 4 billion of them in a small
 /// file.
 const BLOCKS_MAX: u64 = 1 << 26;
@@ -157,6 +155,7 @@ fn fixed(
         kinship: Kinship::Alone,
         table: BlockTable::linear(count, FIXED_UNIT_BYTES, file_bytes),
         bitmaps: Bitmaps::None,
+        unpack: None,
         tables: Vec::new(),
         payload_alignment_bytes: SECTOR_BYTES,
         doubts: Vec::new(),
@@ -258,6 +257,7 @@ fn blocks(
         kinship,
         table,
         bitmaps: Bitmaps::BeforePayload { len_bytes: lead_bytes },
+        unpack: None,
         tables,
         payload_alignment_bytes: SECTOR_BYTES,
         doubts,
@@ -276,33 +276,24 @@ struct Place<'a> {
 
 impl Place<'_> {
     fn read_entries(&self, store: &dyn Store, table_offset: u64, table: &mut BlockTable) -> Result<()> {
-        let mut bytes = vec![0; ENTRIES * 4];
         let mut pieces = Vec::new();
-        for first in (0..self.count).step_by(ENTRIES) {
-            if table_offset.saturating_add(first * 4) >= self.file_bytes {
-                // The rest of the table is cut off.
-                table.lose(store, first, self.count, Fault::Unreadable)?;
-                break;
-            }
-            let entries = (self.count - first).min(ENTRIES as u64) as usize;
-            let bytes = &mut bytes[..entries * 4];
-            let lost = read_what_can_be(store, table_offset + first * 4, bytes);
-            for (index, raw) in bytes.chunks_exact(4).enumerate() {
-                let block = first + index as u64;
-                if lost.iter().any(|range| range.start < index * 4 + 4 && index * 4 < range.end) {
-                    table.lose(store, block, block + 1, Fault::Unreadable)?;
-                    continue;
+        let there = each_entry(store, table_offset, (self.count, 4), &mut |block, raw| {
+            let piece = match raw {
+                Some(raw) => self.piece(u32::from_be_bytes(raw.try_into().unwrap_or([0xff; 4]))),
+                None => Err(Fault::Unreadable),
+            };
+            match piece {
+                Ok(None) => {}
+                Ok(Some(piece)) => {
+                    table.hold(store, block, Held::Partial(piece.start + self.lead_bytes))?;
+                    pieces.push((block, piece.start, piece.end));
                 }
-                match self.piece(u32::from_be_bytes([raw[0], raw[1], raw[2], raw[3]])) {
-                    Ok(None) => {}
-                    Ok(Some(piece)) => {
-                        table.hold(store, block, Held::Partial(piece.start + self.lead_bytes))?;
-                        pieces.push((block, piece.start, piece.end));
-                    }
-                    Err(fault) => table.lose(store, block, block + 1, fault)?,
-                }
+                Err(fault) => table.lose(store, block, block + 1, fault)?,
             }
-        }
+            Ok(())
+        })?;
+        // The rest of the table is cut off.
+        table.lose(store, there, self.count, Fault::Unreadable)?;
         for block in overlapping(&mut pieces) {
             table.lose_held(store, block, Fault::Claimed)?;
         }

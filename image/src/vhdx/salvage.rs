@@ -144,6 +144,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         kinship: facts.kinship,
         table,
         bitmaps,
+        unpack: None,
         tables,
         payload_alignment_bytes: MIB,
         doubts,

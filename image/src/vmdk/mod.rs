@@ -18,6 +18,7 @@
 //!   create.rs    new files
 //!   device.rs    new files that map a block device, and the mapping files of such images
 //!   check.rs     reports damage in the files
+//!   salvage.rs   what can still be known of a damaged file: salvage_tables.rs, salvage_stream.rs
 //! ```
 //!
 //! Kinds: monolithicSparse, monolithicFlat, twoGbMaxExtentSparse and Flat, vmfs (flat), custom
@@ -54,6 +55,9 @@ mod image;
 mod layout;
 mod link;
 mod prepare;
+mod salvage;
+mod salvage_stream;
+mod salvage_tables;
 mod tables;
 mod text;
 mod write;
@@ -66,6 +70,7 @@ pub(crate) use create::{SUBFORMATS, create, further_files, is_flat_kind};
 pub(crate) use device::DEVICE_SUBFORMATS;
 pub use device::mapped_device;
 pub(crate) use image::{open, parent_link, references};
+pub(crate) use salvage::salvage;
 
 use crate::ImageError;
 use diskwright_format::vmdk::VmdkError;
@@ -93,13 +98,4 @@ fn corrupt(
 
 fn damaged(store: &dyn Store, error: &VmdkError) -> ImageError {
     corrupt(store, error.structure, error.offset_bytes, error.found.clone(), error.expected.clone())
-}
-
-/// The refusal to read an image with damaged tables.
-pub(crate) fn refused_to_rescue(store: &dyn Store) -> ImageError {
-    ImageError::Unsupported {
-        path: store.name().to_owned(),
-        what: "the rescue of a VMDK".into(),
-        hint: "`convert` it: what its redundant tables still show is read".into(),
-    }
 }

@@ -337,7 +337,11 @@ impl Tables {
             },
             _ => u32_at(bytes, 0) as u32,
         };
-        let fits = |place: u64| place.checked_add(self.table_bytes()).is_some_and(|end| end <= len_bytes);
+        let fits = |place: u64| {
+            place.checked_add(self.table_bytes()).is_some_and(|end| {
+                end <= len_bytes && !self.fixed.iter().any(|range| range.start < end && place < range.end)
+            })
+        };
         if entry == 0 || entry != LOST && fits(self.table_place(entry)) { entry } else { LOST }
     }
 

@@ -168,9 +168,11 @@ pub(super) fn link_of(descriptor: &Descriptor) -> Option<ParentLink> {
 pub(super) fn header_of(store: &dyn Store) -> Result<SparseHeader> {
     let first = read_some(store, 0, SPARSE_HEADER_BYTES, "read the header of the extent")?;
     let header = SparseHeader::parse(&first, 0).map_err(|error| damaged(store, &error))?;
-    if header.directory != Placing::InFooter {
-        return Ok(header);
-    }
+    if header.directory == Placing::InFooter { footer_of(store) } else { Ok(header) }
+}
+
+/// The footer of a stream, with the place of its directory.
+pub(super) fn footer_of(store: &dyn Store) -> Result<SparseHeader> {
     let len_bytes = len_of(store)?;
     let missing = |found: &str| corrupt(store, "footer of a stream", len_bytes, found, "a marker, a footer, the end");
     // A copy may have been padded with zeros.

@@ -249,8 +249,8 @@ fn doubts_of(salvaged: &Salvaged, searched: &Searched, is_child: bool) -> Vec<St
             if is_child { " (if the table is right there, use `RescueOptions::trust_absent`)" } else { "" }
         ));
     }
-    if is_child && salvaged.has_room_between() {
-        doubts.push("The file has unused space between its blocks, which a block of zeros with a lost entry may have (if the table is right there, use `RescueOptions::trust_absent`).".into());
+    if is_child && salvaged.has_spare_room() {
+        doubts.push("The file has unused space, which a block of zeros with a lost entry may have (if the table is right there, use `RescueOptions::trust_absent`).".into());
     }
     doubts
 }

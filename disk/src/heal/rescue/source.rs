@@ -20,7 +20,7 @@ use crate::{
     },
 };
 use diskwright_image::{
-    DiskType, Format, probe,
+    DiskType, ImageInfo, probe,
     salvage::{Kinship, SalvageHints, Salvaged, SalvagedImage},
 };
 use diskwright_store::{CacheMode, LockMode};
@@ -78,14 +78,11 @@ pub(super) fn open(path: &Path, options: &RescueOptions) -> Result<Damaged> {
 }
 
 /// How a parent is opened.
-fn parent_options(source: &OpenOptions, format: Format) -> OpenOptions {
-    OpenOptions {
-        writable: false,
-        format: Some(format),
-        reach: Reach::Available,
-        cache: CacheMode::PageCache,
-        ..source.clone()
-    }
+fn parent_options(source: &OpenOptions, info: &ImageInfo) -> OpenOptions {
+    // A child that may have a parent of any format records which one it has.
+    let recorded = info.parent.as_ref().and_then(|link| link.format);
+    let format = if info.format.driver().child_takes_any_parent { recorded } else { Some(info.format) };
+    OpenOptions { writable: false, format, reach: Reach::Available, cache: CacheMode::PageCache, ..source.clone() }
 }
 
 /// Whether the name of a file is one that only differencing images get.
@@ -138,7 +135,7 @@ impl Damaged {
             });
         }
         let info = &self.salvaged.info;
-        let chain = open_chain(parent, &parent_options(source, info.format))?;
+        let chain = open_chain(parent, &parent_options(source, info))?;
         match &info.parent {
             Some(link) => check_linkage(&self.path, info, link, parent, chain.layers[0].image.info())?,
             None => self.warnings.push(format!(
@@ -188,7 +185,7 @@ impl Damaged {
         for candidate in candidates {
             match candidate {
                 Candidate::Allowed(path) => {
-                    let opened = open_chain(&path, &parent_options(source, info.format)).and_then(|chain| {
+                    let opened = open_chain(&path, &parent_options(source, info)).and_then(|chain| {
                         check_linkage(&self.path, info, link, &path, chain.layers[0].image.info())?;
                         Ok(chain)
                     });

@@ -169,7 +169,8 @@ fn the_copies_are_equal_before_free_space_is_used() {
     // The first table follows the second one's directory: header, 20 sectors, then 1 and 4.
     let first_table = (1 + 20 + 5 + 1) * SECTOR_BYTES;
     stores[0].write_at(&[0; 4], first_table + 4).unwrap();
-    assert_eq!(check(&stores).len(), 1, "the copies differ");
+    let found = check(&stores);
+    assert!(found.iter().any(|message| message.contains("named only by the redundant tables")), "{found:?}");
     let image = open(&stores, true);
     put(&*image, 40, 9);
     assert_eq!(state(&*image, 40), BlockState::data(2 * GRAIN), "the hole is used");

@@ -1,0 +1,212 @@
+//! What can still be known of a damaged hosted sparse extent: monolithicSparse, streamOptimized, or
+//! one file of a disk in several files.
+//!
+//! ```text
+//!   header, or the footer of a stream ─▶ capacity, grain, directories
+//!   descriptor, whole or by its lines ─▶ parent; capacity without a header
+//!      no header: the directories by their contents    salvage_tables.rs
+//!   both directories ─▶ both copies of each grain table ─▶ the grains on which they agree
+//!   stream: markers, which name their grain             salvage_stream.rs
+//! ```
+//!
+//! A descriptor apart from its extents has no tables. Each extent is rescued by itself.
+
+use super::{
+    salvage_stream,
+    salvage_tables::{self, Extent},
+    text::{COWD_MAGIC, SESPARSE_MAGIC, footer_of, link_of},
+};
+use crate::{
+    DiskType, Format, ImageError, ImageInfo, LinkageId, LogState, ParentLink, Result,
+    salvage::{Bitmaps, BlockTable, Fault, Kinship, SalvageHints, Salvaged, file_length, joined, read_what_can_be},
+};
+use diskwright_format::vmdk::{
+    DESCRIPTOR_MAX_BYTES, Descriptor, Fragments, GTES_PER_TABLE, NO_PARENT, Placing, SECTOR_BYTES, SPARSE_HEADER_BYTES,
+    SparseFlags, SparseHeader, is_descriptor,
+};
+use diskwright_store::Store;
+use std::sync::Arc;
+
+/// Most grains of an extent: 128 TiB in grains of 64 KiB.
+const GRAINS_MAX: u64 = 1 << 31;
+/// Where all programs put an embedded descriptor, and its usual space.
+const USUAL_TEXT: (u64, u64) = (SECTOR_BYTES, 20 * SECTOR_BYTES);
+
+/// Salvages a VMDK.
+pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Salvaged> {
+    let file_bytes = file_length(&*store)?;
+    let mut first = [0; SPARSE_HEADER_BYTES];
+    let is_read = read_what_can_be(&*store, 0, &mut first).is_empty();
+    refuse(&*store, &first)?;
+    let mut remarks = Vec::new();
+    let header = SparseHeader::parse(&first, 0).ok().filter(|header| is_read && header.capacity_sectors > 0);
+    if header.is_none() {
+        remarks.push("The header is damaged.".to_owned());
+    }
+    let text = Text::read(&*store, header.as_ref(), &mut remarks);
+    let header = with_footer(&*store, header, &mut remarks);
+    let kinship = text.kinship(hints);
+    let extent = Extent::new(&*store, header, &text.lines, file_bytes, hints, &mut remarks)?;
+    let grains = extent.grains();
+    if grains > GRAINS_MAX {
+        return Err(ImageError::Unsupported {
+            path: store.name().to_owned(),
+            what: format!("rescuing an extent of {grains} grains"),
+            hint: format!("at most {GRAINS_MAX} are; if its tables are sound, convert it"),
+        });
+    }
+    let mut table = BlockTable::new(grains, extent.grain_bytes);
+    let mut doubts = Vec::new();
+    let mut tables = vec![0..SECTOR_BYTES, text.range.clone()];
+    if extent.directories.is_empty() {
+        remarks.push("The grain directory was not found.".into());
+        doubts.push("the grain directory was not found".to_owned());
+        table.lose(&*store, 0, grains, Fault::NoTable)?;
+    } else {
+        tables.extend(salvage_tables::read(&extent, joined(tables.clone()), &mut table)?);
+    }
+    tables.retain(|range| range.start < range.end);
+    let unpack = extent.is_compressed.then(|| salvage_stream::unpacker(extent.grain_bytes));
+    let info = ImageInfo {
+        format: Format::Vmdk,
+        disk_type: if kinship.may_have_parent() { DiskType::Differencing } else { DiskType::Dynamic },
+        size_bytes: extent.capacity_bytes,
+        block_bytes: extent.grain_bytes,
+        has_blocks: true,
+        logical_sector_bytes: SECTOR_BYTES as u32,
+        physical_sector_bytes: SECTOR_BYTES as u32,
+        creator: String::new(),
+        subformat: text.whole.as_ref().map(|text| text.create_type.clone()),
+        disk_id: None,
+        linkage_id: text.whole.as_ref().map(|text| LinkageId::Cid(text.cid)),
+        file_write_id: None,
+        created_seconds: None,
+        parent: text.parent().filter(|_| kinship == Kinship::Child),
+        log: LogState::None,
+        payload_alignment_bytes: SECTOR_BYTES as u32,
+        remarks,
+    };
+    let mut salvaged = Salvaged {
+        info,
+        store: Arc::clone(&store),
+        file_bytes,
+        kinship,
+        table,
+        bitmaps: Bitmaps::None,
+        unpack,
+        tables: joined(tables),
+        payload_alignment_bytes: SECTOR_BYTES,
+        doubts,
+        doubts_bitmaps: false,
+    };
+    if extent.is_compressed {
+        salvage_stream::place(&mut salvaged)?;
+    }
+    Ok(salvaged)
+}
+
+/// What has no tables, or other ones.
+fn refuse(store: &dyn Store, first: &[u8]) -> Result<()> {
+    let (what, hint) = if is_descriptor(first) {
+        (
+            "the rescue of a VMDK by its descriptor",
+            "rescue each file that it names: sparse ones as VMDK, flat ones as raw disks",
+        )
+    } else if first.starts_with(COWD_MAGIC) || first.starts_with(SESPARSE_MAGIC) {
+        ("the rescue of a VMDK of the ESX kinds COWD and SESPARSE", "convert it with `ConvertOptions::skip_damaged`")
+    } else {
+        return Ok(());
+    };
+    Err(ImageError::Unsupported { path: store.name().to_owned(), what: what.into(), hint: hint.into() })
+}
+
+/// The header, with the place of the directory from the footer of a stream; or the footer.
+fn with_footer(store: &dyn Store, header: Option<SparseHeader>, remarks: &mut Vec<String>) -> Option<SparseHeader> {
+    if header.as_ref().is_some_and(|header| header.directory != Placing::InFooter) {
+        return header;
+    }
+    let footer = footer_of(store).ok().filter(|footer| {
+        footer.capacity_sectors > 0
+            && header.as_ref().is_none_or(|header| {
+                (header.capacity_sectors, header.grain_sectors, header.flags)
+                    == (footer.capacity_sectors, footer.grain_sectors, footer.flags)
+            })
+    });
+    match (header, footer) {
+        (None, None) => None,
+        (Some(header), None) => {
+            remarks.push("The footer, which says where the grain directory is, was not found.".into());
+            Some(header)
+        }
+        (None, Some(footer)) => {
+            remarks.push("The footer of the stream is used in place of the header.".into());
+            Some(footer)
+        }
+        (Some(_), Some(footer)) => Some(footer),
+    }
+}
+
+/// The descriptor, as far as it can be read.
+struct Text {
+    whole: Option<Descriptor>,
+    lines: Fragments,
+    range: std::ops::Range<u64>,
+}
+
+impl Text {
+    fn read(store: &dyn Store, header: Option<&SparseHeader>, remarks: &mut Vec<String>) -> Self {
+        let (at, space) = header.map_or(USUAL_TEXT, |header| {
+            let bytes = |sectors: u64| sectors.saturating_mul(SECTOR_BYTES);
+            (bytes(header.descriptor_sector), bytes(header.descriptor_sectors))
+        });
+        if at == 0 || space == 0 {
+            return Self { whole: None, lines: Fragments::default(), range: 0..0 };
+        }
+        let mut bytes = vec![0; space.min(DESCRIPTOR_MAX_BYTES) as usize];
+        let is_read = read_what_can_be(store, at, &mut bytes).is_empty();
+        let whole = Descriptor::parse(&bytes, at).ok().filter(|text| is_read && text.extents.len() == 1);
+        if whole.is_none() {
+            remarks.push("The descriptor is damaged; the lines that are whole are read.".into());
+        }
+        Self { whole, lines: Fragments::of(&bytes), range: at..at.saturating_add(space) }
+    }
+
+    fn kinship(&self, hints: &SalvageHints) -> Kinship {
+        match self.lines.parent_cid {
+            Some(NO_PARENT) => Kinship::Alone,
+            Some(_) => Kinship::Child,
+            // Also of a part of a disk in several files: its descriptor, which is not here, says it.
+            None => Kinship::by_hints(hints),
+        }
+    }
+
+    fn parent(&self) -> Option<ParentLink> {
+        match &self.whole {
+            Some(text) => link_of(text),
+            None => {
+                let mut text = Descriptor::new(0, "", Vec::new(), &[]);
+                text.set_parent(Some((self.lines.parent_cid?, self.lines.parent_hint.as_deref()?)));
+                link_of(&text)
+            }
+        }
+    }
+}
+
+/// What stands for the numbers of a header that is lost.
+pub(super) fn usual_header(capacity_sectors: u64, grain_sectors: u64, is_stream: bool) -> SparseHeader {
+    let packed = if is_stream { SparseFlags::COMPRESSED | SparseFlags::MARKERS } else { SparseFlags::ZEROED_GRAINS };
+    SparseHeader {
+        version: 1,
+        flags: SparseFlags(SparseFlags::TEXT_CHECK | packed),
+        capacity_sectors,
+        grain_sectors,
+        descriptor_sector: 0,
+        descriptor_sectors: 0,
+        table_entries: GTES_PER_TABLE,
+        redundant_directory: None,
+        directory: Placing::InFooter,
+        overhead_sectors: 0,
+        is_unclean: false,
+        compression: u16::from(is_stream),
+    }
+}
