@@ -185,7 +185,7 @@ fn read(image: &dyn Image) -> Result<Vec<BlockState>, String> {
     image.block_states(0, &mut states).map_err(|error| error.to_string())?;
     for (block, state) in (0..).zip(&states) {
         match *state {
-            BlockState::Data { store, offset_bytes } => {
+            BlockState::Data { store, offset_bytes } | BlockState::Shared { store, offset_bytes } => {
                 let mut sector = [0; 512];
                 let store = image.stores().get(usize::from(store)).ok_or("a store that is not there")?;
                 store.read_at(&mut sector, offset_bytes).map_err(|error| error.to_string())?;
