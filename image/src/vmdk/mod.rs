@@ -95,6 +95,11 @@ fn damaged(store: &dyn Store, error: &VmdkError) -> ImageError {
     corrupt(store, error.structure, error.offset_bytes, error.found.clone(), error.expected.clone())
 }
 
+/// Whether the file has a descriptor: then it is an image, and not only an extent of one.
+pub fn has_descriptor(store: &dyn Store) -> bool {
+    text::Head::read(store).is_ok_and(|head| head.text.is_some())
+}
+
 /// The refusal to read an image with damaged tables.
 pub(crate) fn refused_to_rescue(store: &dyn Store) -> ImageError {
     ImageError::Unsupported {
