@@ -65,6 +65,7 @@ pub(crate) use check::examine;
 pub(crate) use create::{SUBFORMATS, create, further_files, is_flat_kind};
 pub(crate) use device::DEVICE_SUBFORMATS;
 pub use device::mapped_device;
+pub use image::has_descriptor;
 pub(crate) use image::{open, parent_link, references};
 
 use crate::ImageError;
@@ -93,11 +94,6 @@ fn corrupt(
 
 fn damaged(store: &dyn Store, error: &VmdkError) -> ImageError {
     corrupt(store, error.structure, error.offset_bytes, error.found.clone(), error.expected.clone())
-}
-
-/// Whether the file has a descriptor: then it is an image, and not only an extent of one.
-pub fn has_descriptor(store: &dyn Store) -> bool {
-    text::Head::read(store).is_ok_and(|head| head.text.is_some())
 }
 
 /// The refusal to read an image with damaged tables.
