@@ -40,7 +40,7 @@ EXAMPLES
   diskwright create disk.vdi --size 40G
   diskwright create split.vmdk --size 40G --subformat twoGbMaxExtentFlat
   diskwright create esx.vmdk --size 40G --subformat thin
-  diskwright create lun.vmdk --device /dev/disk/by-id/wwn-0x5000c500a1b2c3d4 --subformat rdm-virtual --allow-devices
+  diskwright create lun.vmdk --device /dev/sdb --subformat rdm-virtual --allow-devices
   diskwright create disk.bin --size 1G --format raw --preallocate")]
 pub struct CreateArgs {
     /// The file to create.

@@ -14,14 +14,17 @@
 //! folder ([`finish`]), and by the same command: a name of which only a mark is left counts as
 //! removed.
 //!
-//! A mark can lie, as any image can: an extent that another image of the folder names stays, and so
-//! do all extents if an image of the folder cannot be read. Only names without a folder count.
+//! A mark can lie, as any image can. So a clean-up removes only files in its own folder that are
+//! called `*.vmdk`, have no descriptor, and are named by no other image there; if an image of the
+//! folder cannot be read, it removes nothing. Extents with other names may be left.
 //!
 //! Locks: the lock of the image is on its file, whatever its name, and is held until the mark is
 //! gone. So a mark that is locked belongs to a removal under way.
 
 use crate::{DiskError, Result, error::file_error};
-use diskwright_image::{Format, Image, ImageInfo, Reference, ReferenceKind, probe, probe::DetectedFormat};
+use diskwright_image::{
+    Format, Image, ImageInfo, Reference, ReferenceKind, probe, probe::DetectedFormat, vmdk::has_descriptor,
+};
 use diskwright_store::{CacheMode, Files, LockMode, OpenOptions, Store};
 use std::{
     io,
@@ -206,17 +209,20 @@ fn finish_one(files: &Files, mark: &Path) -> Result<bool> {
     }
     // Nothing but files: a device in the folder is nobody's extent.
     let listed = files.list(dir).map_err(|source| file_error("list the folder", dir, source))?;
-    extents.retain(|extent| listed.contains(extent));
+    extents.retain(|extent| is_vmdk(extent) && listed.contains(extent));
     remove_files(files, &extents)?;
     remove_mark(files, mark, !extents.is_empty())?;
     Ok(true)
 }
 
-/// The files that the images of a folder name; `None` if one of them cannot be read.
+fn is_vmdk(path: &Path) -> bool {
+    path.extension().is_some_and(|name| name.eq_ignore_ascii_case("vmdk"))
+}
+
+/// The images of a folder and the files that they name; `None` if one of them cannot be read.
 fn named_in(files: &Files, dir: &Path) -> Result<Option<Vec<PathBuf>>> {
     let listed = files.list(dir).map_err(|source| file_error("list the folder", dir, source))?;
-    let is_vmdk = |path: &&PathBuf| path.extension().is_some_and(|name| name.eq_ignore_ascii_case("vmdk"));
-    let images: Vec<&PathBuf> = listed.iter().filter(is_vmdk).collect();
+    let images: Vec<&PathBuf> = listed.iter().filter(|path| is_vmdk(path)).collect();
     if images.len() > IMAGES_MAX {
         return Ok(None);
     }
@@ -225,6 +231,9 @@ fn named_in(files: &Files, dir: &Path) -> Result<Option<Vec<PathBuf>>> {
         let options =
             OpenOptions { writable: false, create_new: false, cache: CacheMode::PageCache, lock: LockMode::None };
         let Ok(store) = files.open_canonical(path, false, &options) else { return Ok(None) };
+        if has_descriptor(&*store) {
+            named.push(path.clone());
+        }
         match probe::references(&*store, DetectedFormat::certain(Format::Vmdk)) {
             Ok(references) => named.extend(references.iter().map(|found| path.with_file_name(&found.name))),
             // A flat extent is no image.

@@ -526,7 +526,8 @@ fn a_removal_that_was_cut_off_is_finished() {
     assert_eq!(files_in(dir), ["x-f001.vmdk", "x.vmdk"]);
     // Marks that name what another image uses, what lies elsewhere, and nothing at all.
     make("y.vmdk");
-    for extent in ["x-f001.vmdk", "../x-f001.vmdk"] {
+    fs::write(name("secret.raw"), b"data").unwrap();
+    for extent in ["x-f001.vmdk", "../x-f001.vmdk", "x.vmdk", "secret.raw"] {
         fs::write(name(".z.vmdk.removed"), descriptor(&format!("RW 2048 FLAT \"{extent}\" 0"), "12345678")).unwrap();
         snapshot(name("y.vmdk"), &SnapshotOptions { name: "a".into(), ..SnapshotOptions::default() }).unwrap();
         assert_eq!(files_in(dir), ["x-f001.vmdk", "x.vmdk", "y-f001.vmdk", "y.vmdk", "y_a.vmdk"], "{extent}");
@@ -538,13 +539,14 @@ fn a_removal_that_was_cut_off_is_finished() {
     assert_eq!(files_in(dir), ["x-f001.vmdk", "x.vmdk"]);
     assert!(name(".z.vmdk.removed").exists(), "what is no mark was removed");
     // An image of the folder that cannot be read may use them.
+    assert!(name("secret.raw").exists(), "a file that is no VMDK was removed");
     fs::write(name("broken.vmdk"), "# Disk DescriptorFile\nversion=9\n").unwrap();
-    fs::write(name(".z.vmdk.removed"), descriptor("RW 2048 FLAT \"mine.bin\" 0", "12345678")).unwrap();
-    fs::write(name("mine.bin"), b"data").unwrap();
+    fs::write(name(".z.vmdk.removed"), descriptor("RW 2048 FLAT \"mine.vmdk\" 0", "12345678")).unwrap();
+    fs::write(name("mine.vmdk"), b"data").unwrap();
     remove_snapshot(name("x.vmdk"), &removing, &mut |_, _| true).unwrap();
-    assert!(name("mine.bin").exists());
+    assert!(name("mine.vmdk").exists());
     fs::remove_file(name("broken.vmdk")).unwrap();
     make("x.vmdk");
     remove_snapshot(name("x.vmdk"), &removing, &mut |_, _| true).unwrap();
-    assert!(files_in(dir).is_empty() && !name("mine.bin").exists() && !name(".z.vmdk.removed").exists());
+    assert!(files_in(dir).is_empty() && !name("mine.vmdk").exists() && !name(".z.vmdk.removed").exists());
 }

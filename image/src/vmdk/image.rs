@@ -44,6 +44,11 @@ pub fn references(store: &dyn Store) -> Result<Vec<Reference>> {
     Ok(Head::read(store)?.references().map(|(_, reference)| reference).collect())
 }
 
+/// Whether the file has a descriptor: then it is an image, and not only an extent of one.
+pub fn has_descriptor(store: &dyn Store) -> bool {
+    Head::read(store).is_ok_and(|head| head.text.is_some())
+}
+
 /// The parent that the image in `store` names.
 ///
 /// # Errors

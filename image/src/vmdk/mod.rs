@@ -69,6 +69,7 @@ pub(crate) use check::examine;
 pub(crate) use create::{SUBFORMATS, create, further_files, is_flat_kind};
 pub(crate) use device::DEVICE_SUBFORMATS;
 pub use device::mapped_device;
+pub use image::has_descriptor;
 pub(crate) use image::{open, parent_link, references};
 pub(crate) use salvage::salvage;
 

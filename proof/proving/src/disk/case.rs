@@ -28,8 +28,6 @@ pub struct DiskCase {
     pub format: Format,
     /// Its type.
     pub disk_type: DiskType,
-    /// The kind of image within the format; `None` for the usual one.
-    pub subformat: Option<&'static str>,
     /// Size of a payload block; `None` if the format has no blocks.
     pub block_bytes: Option<u32>,
     /// Logical sector size.

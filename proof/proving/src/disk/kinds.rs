@@ -17,7 +17,6 @@ pub fn all() -> Vec<DiskCase> {
             name,
             format,
             disk_type,
-            subformat: None,
             block_bytes: has_blocks.then_some(block_bytes),
             sector_bytes: 512,
             size_bytes,

@@ -131,7 +131,6 @@ impl DiskCase {
             size_bytes: Some(self.size_at_first()),
             format: Some(self.format),
             disk_type: Some(self.disk_type),
-            subformat: self.subformat.map(str::to_owned),
             block_bytes: self.block_bytes,
             logical_sector_bytes: Some(self.sector_bytes),
             files: world.files(),
