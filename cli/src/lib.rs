@@ -14,6 +14,7 @@
 //!   export.rs      an NBD export, the same       live.rs      a run while it is measured
 //!   ntfs.rs        holes that Windows refuses
 //!   switches.rs    what the program calls the options of the libraries
+//!   printable.rs   text from files, made safe for a terminal
 //!   sizes.rs  timestamp.rs  table.rs  json.rs    formats of numbers, tables and documents
 //! ```
 //!
@@ -40,6 +41,7 @@ mod json;
 mod live;
 mod ntfs;
 mod options;
+mod printable;
 mod progress;
 #[cfg(test)]
 mod schemas;

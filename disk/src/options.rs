@@ -64,8 +64,8 @@ pub struct OpenOptions {
     pub map_memory_bytes: Option<u64>,
     /// Which disk of an OVA: its number, from 1, its file or its id. `None` for the only one.
     pub ova_disk: Option<String>,
-    /// An internal snapshot of the top image (qcow2) that is opened in place of its disk, read-only:
-    /// its id or its name. An id has precedence.
+    /// Id or name of an internal snapshot of the top image (qcow2), which is opened in place of the
+    /// present disk, read-only. An id has precedence.
     pub snapshot: Option<String>,
     /// The file system that resolves paths.
     pub files: Files,

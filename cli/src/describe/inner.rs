@@ -1,7 +1,7 @@
 //! Internal snapshots and bitmaps of an image (qcow2), as text and as JSON.
 
-use super::printable;
 use crate::{
+    printable::printable,
     sizes::{Exact, Human},
     table::Fields,
     timestamp,

@@ -389,7 +389,7 @@ impl Chain {
         self.written().iter().any(|member| member.id == id)
     }
 
-    /// The image that takes writes and overwrites the bytes that this id names; `None` if none does.
+    /// The image that takes writes and overwrites the bytes of this store id; `None` if none does.
     #[inline]
     pub(crate) fn written_with(&self, source: SourceId) -> Option<&Member> {
         match self.top().overwrites(source) {

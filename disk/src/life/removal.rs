@@ -40,15 +40,9 @@ const IMAGES_MAX: usize = 4096;
 pub(crate) fn refuse_to_lose_snapshots(image: &dyn Image, path: &Path) -> Result<()> {
     match image.snapshots() {
         [] => Ok(()),
-        snapshots => Err(DiskError::BadOptions {
-            what: format!(
-                "{}: the {} internal snapshots in it would be lost, such as {:?}",
-                path.display(),
-                snapshots.len(),
-                snapshots[0].name
-            ),
-            hint: "copy what you need of them (`OpenOptions::snapshot`), and delete them with `qemu-img snapshot -d`"
-                .into(),
+        [first, ..] => Err(DiskError::BadOptions {
+            what: format!("{}: its internal snapshots would be lost, such as {:?}", path.display(), first.name),
+            hint: "copy what you need of them into new disks, and delete them with `qemu-img snapshot -d`".into(),
         }),
     }
 }

@@ -10,9 +10,10 @@
 //! was changed, written and dropped between the two steps of a read, which changes
 //! [`State::drops`]. Then the read is repeated.
 //!
-//! A cluster, or a table, whose entry has no COPIED flag is a snapshot's too: it is never changed. A
-//! write takes a new cluster, a change of an entry first a table of its own ([`Need::Table`]). The
-//! survey has shown that the flags are right, and no flag is lost during a session.
+//! A cluster or an L2 table whose entry has no COPIED flag belongs to a snapshot too, and never
+//! changes. A write takes a new cluster. A change of an entry first needs a table of its own
+//! ([`Need::Table`]). The survey has shown that the flags are right, and no flag is lost during a
+//! session.
 //!
 //! An entry of 0 reads the backing file, or zeros without one. In a child a cluster of zeros needs
 //! the zero flag, which only version 3 has. The state mutex guards all of this.

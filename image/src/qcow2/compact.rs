@@ -11,8 +11,10 @@
 //! Such pages move along and are written to the new place by the next flush. Its first pass makes
 //! the copy and its refcount durable, its second one names it. The old place is quarantined like
 //! any freed cluster. The L1 table, the refcount table and refcount blocks in use stay where they
-//! are, and so does all that a snapshot has. A table that it shares with the disk is copied before the
-//! disk's entries change (prepare.rs), also during a flush, as it has no changes.
+//! are, and so does everything that a snapshot has.
+//!
+//! A table that a snapshot has too is copied before the disk's entries change (prepare.rs). Such a
+//! table has no changes in memory, so it is copied also during a flush.
 
 use super::{
     check_walk::each_word,

@@ -6,9 +6,9 @@
 //!   flush     sync of the data file ─▶ the passes of the image's own file
 //! ```
 //!
-//! A cluster has one place, so it is never freed, moved or shared. Zeros and discards are written to
-//! the data file, whose holes save the space. So a data file that programs read as a raw disk (the
-//! autoclear bit, which is kept) has the disk's bytes. Only metadata have refcounts.
+//! A cluster has one place, so it is never freed, moved or shared. Zeros and discards are written
+//! to the data file, whose holes save the space. So a data file that programs read as a raw disk
+//! (the autoclear bit, which is kept) has the disk's bytes. Only metadata have refcounts.
 //!
 //! Invariant: an entry is in the file only after its range and the new length of the data file are
 //! durable. The state mutex guards the reservations; no call of a store happens under it.
@@ -47,8 +47,8 @@ impl Writing {
         Ok(())
     }
 
-    /// Before the first write: a data file that ends within a cluster of the disk gets that cluster's
-    /// length.
+    /// Extends a data file that ends within a cluster to the end of that cluster, before the first
+    /// write.
     pub(super) fn settle_data_file(&self) -> Result<()> {
         let (Some(data), Some(len_bytes)) = (&self.data_file, self.layout.data_file_bytes()) else { return Ok(()) };
         let whole = len_bytes.checked_next_multiple_of(self.cluster_bytes()).unwrap_or(len_bytes);

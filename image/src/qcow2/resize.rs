@@ -203,8 +203,8 @@ impl Writing {
         }
     }
 
-    /// Makes the last cluster end in zeros from `within_bytes` on. Its data at `at` are a snapshot's
-    /// too, so they stay as they are.
+    /// Makes the last cluster end in zeros from `within_bytes` on. A snapshot has its data at `at`
+    /// too, so these stay as they are.
     fn clear_rest_of_shared(&self, cluster: u64, at: u64, within_bytes: u64, is_alone: bool) -> Result<()> {
         let mut bytes = vec![0; self.cluster_bytes() as usize];
         self.store().read_at(&mut bytes, at).map_err(|error| self.io("read the last cluster", at, error))?;

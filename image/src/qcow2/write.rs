@@ -25,7 +25,8 @@
 //! and retries. Lock order: `preparing`, `flushing`, `front`, then the state mutex. `clusters.rs`
 //! changes entries, `growth.rs` surveys the file and makes tables, `flush.rs` makes changes
 //! durable, `front.rs` changes the header, `reuse.rs` returns freed clusters, `compact.rs` moves
-//! clusters and tables, `resize.rs` changes the size, `data_file.rs` writes clusters in another file.
+//! clusters and tables, `resize.rs` changes the size, `data_file.rs` writes clusters in another
+//! file.
 
 use super::{
     check_walk::each_word,

@@ -35,8 +35,9 @@ enum Ran {
     NotThere,
 }
 
-fn run(program: &str, args: &[&str]) -> Ran {
-    match Command::new(program).args(args).output() {
+/// Runs a program in `folder`: QEMU looks for the data file of a qcow2 in its working directory.
+fn run(folder: &Path, program: &str, args: &[&str]) -> Ran {
+    match Command::new(program).current_dir(folder).args(args).output() {
         Ok(output) if output.status.success() => Ran::Well,
         Ok(output) if output.status.code() == Some(77) => Ran::NotThere,
         Ok(output) => Ran::Badly(format!(
@@ -108,12 +109,12 @@ pub fn of_qemu(
         let file = folder.join(path.file_name().unwrap_or_default());
         let file = file.to_string_lossy();
         if format == Format::Vhdx {
-            match run("qemu-img", &["check", "-q", "-r", "all", "-f", name, &file]) {
+            match run(folder, "qemu-img", &["check", "-q", "-r", "all", "-f", name, &file]) {
                 Ran::Well => {}
                 other => return other,
             }
         }
-        run("qemu-img", &["convert", "-f", name, "-O", "raw", &file, raw])
+        run(folder, "qemu-img", &["convert", "-f", name, "-O", "raw", &file, raw])
     })
 }
 
@@ -131,6 +132,6 @@ pub fn of_libvhdi(
             .collect();
         let mut args = vec!["-c", LIBVHDI, raw];
         args.extend(files.iter().map(String::as_str));
-        run("/usr/bin/python3", &args)
+        run(folder, "/usr/bin/python3", &args)
     })
 }

@@ -13,9 +13,10 @@
 //! 4. Another session writes, flushes and closes, and reads back what it wrote and what it saw.
 //! 5. If asked for, the power is cut during that session too.
 //!
-//! A disk lies on one file, several files, a store that answers late, or an image of the made-up
-//! format, or on files by qemu-img ([`Backing`]). Some disks change while they are in use (`changes.rs`,
-//! `freezing.rs`, `absorbing.rs`, `merging.rs`, `relinks.rs`, `compacting_in_use.rs`).
+//! A disk lies on one file, several files, a store that answers late, files by qemu-img, or an
+//! image of the made-up format ([`Backing`]). Some disks change while they are in use
+//! (`changes.rs`, `freezing.rs`, `absorbing.rs`, `merging.rs`, `relinks.rs`,
+//! `compacting_in_use.rs`).
 //!
 //! `case.rs` has the values; `kinds.rs` lists the kinds; `front.rs` puts a server in between;
 //! `session.rs` uses one open disk; `play.rs` runs random sessions; `faults.rs` runs the short
