@@ -128,7 +128,9 @@ impl Writing {
     /// Makes an L2 table that does not exist yet: zeros, so no cluster is mapped in it. The caller
     /// holds `preparing`.
     fn make_table(&self, index: u64) -> Result<()> {
-        if self.lock().l1.get(index as usize).is_none_or(|&word| word != 0) {
+        // An entry may have flags and still name no table.
+        let word = self.lock().l1.get(index as usize).copied();
+        if !word.is_some_and(|word| L1Entry(word).l2_offset(&self.layout.geometry) == Ok(None)) {
             return Ok(());
         }
         let at = self.take_cluster_waiting()?;

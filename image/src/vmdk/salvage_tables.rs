@@ -201,12 +201,24 @@ pub(super) fn read(extent: &Extent<'_>, fixed: Vec<Range<u64>>, table: &mut Bloc
     structures.extend(all.map(|at| at..at + extent.table_bytes()));
     let taken = joined(fixed.into_iter().chain(structures.iter().cloned()).collect());
     let mut pieces = Vec::new();
-    for index in 0..extent.tables() {
+    // What lies behind the end of both directories is lost without a look at each table.
+    let there = directories.iter().map(Vec::len).max().unwrap_or(0) as u64;
+    table.lose(extent.store, there.saturating_mul(extent.table_entries), extent.grains(), Fault::Unreadable)?;
+    for index in 0..there {
         let first = index * extent.table_entries;
-        let read = directories.iter().map(|places| copy(extent, places[index as usize], first, &taken));
+        let count = extent.table_entries.min(extent.grains() - first);
+        let place = |places: &Places| places.get(index as usize).copied().unwrap_or(Err(Fault::Unreadable));
+        match directories.iter().map(place).reduce(|one, other| if one.is_ok() { one } else { other }) {
+            Some(Err(fault)) => {
+                table.lose(extent.store, first, first + count, fault)?;
+                continue;
+            }
+            _ if directories.iter().all(|places| place(places) == Ok(None)) => continue,
+            _ => {}
+        }
+        let read = directories.iter().map(|places| copy(extent, place(places), first, &taken));
         let mut copies: Vec<Copy> = read.collect::<Result<_>>()?;
         forget_what_is_no_table(&mut copies);
-        let count = extent.table_entries.min(extent.grains() - first);
         for slot in 0..count {
             let grain = first + slot;
             match answer(&copies, slot as usize) {
@@ -245,8 +257,9 @@ fn places(extent: &Extent<'_>, fixed: &[Range<u64>]) -> Result<Vec<Places>> {
     let mut all: Vec<Places> = Vec::new();
     let mut pieces = Vec::new();
     for (copy, &directory) in extent.directories.iter().enumerate() {
-        let mut places: Places = vec![Err(Fault::Unreadable); count as usize];
-        each_entry(extent.store, directory, (count, 4), &mut |index, raw| {
+        let held = count.min(extent.file_bytes.saturating_sub(directory) / 4);
+        let mut places: Places = vec![Err(Fault::Unreadable); held as usize];
+        each_entry(extent.store, directory, (held, 4), &mut |index, raw| {
             let Some(raw) = raw else { return Ok(()) };
             let at = u64::from(u32::from_le_bytes(raw.try_into().unwrap_or_default())) * SECTOR_BYTES;
             let range = at..at + extent.table_bytes();
