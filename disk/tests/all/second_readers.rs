@@ -10,8 +10,8 @@ use std::{
     process::Command,
 };
 
-/// Reads a disk by a library, and compares it with a raw file. Arguments: the library, the raw file,
-/// the image, its parents.
+/// Reads a disk by a library, and compares it with a raw file. Arguments: the library, the raw
+/// file, the image, its parents.
 const SCRIPT: &str = r#"
 import sys
 library, raw, *paths = sys.argv[1:]

@@ -20,12 +20,14 @@
 //! tables their space at once, one behind the other, right behind their directory. The redundant
 //! directory comes first.
 
-use super::{salvage::usual_header, salvage_stream};
+use super::salvage_stream;
 use crate::{
     ImageError, Result,
     salvage::{BlockTable, Fault, Held, SalvageHints, each_entry, joined, overlapping, overlaps_one, read_what_can_be},
 };
-use diskwright_format::vmdk::{Fragments, GRAIN_ABSENT, GRAIN_ZERO, Placing, SECTOR_BYTES, SparseFlags, SparseHeader};
+use diskwright_format::vmdk::{
+    Fragments, GRAIN_ABSENT, GRAIN_ZERO, GTES_PER_TABLE, Placing, SECTOR_BYTES, SparseFlags, SparseHeader,
+};
 use diskwright_store::Store;
 use std::{collections::HashSet, ops::Range};
 
@@ -169,6 +171,25 @@ fn guessed(store: &dyn Store, lines: &Fragments, hints: &SalvageHints) -> Result
     let sectors =
         sectors.ok_or_else(|| missing("size of the disk", "it to be named with `RescueOptions::size_bytes`"))?;
     Ok(usual_header(sectors, u64::from(grain_bytes) / SECTOR_BYTES, lines.is_stream))
+}
+
+/// What stands for the numbers of a header that is lost.
+fn usual_header(capacity_sectors: u64, grain_sectors: u64, is_stream: bool) -> SparseHeader {
+    let packed = if is_stream { SparseFlags::COMPRESSED | SparseFlags::MARKERS } else { SparseFlags::ZEROED_GRAINS };
+    SparseHeader {
+        version: 1,
+        flags: SparseFlags(SparseFlags::TEXT_CHECK | packed),
+        capacity_sectors,
+        grain_sectors,
+        descriptor_sector: 0,
+        descriptor_sectors: 0,
+        table_entries: GTES_PER_TABLE,
+        redundant_directory: None,
+        directory: Placing::InFooter,
+        overhead_sectors: 0,
+        is_unclean: false,
+        compression: u16::from(is_stream),
+    }
 }
 
 /// What an entry says.

@@ -6,8 +6,8 @@
 //!            ─▶ opened again
 //! ```
 //!
-//! The promises are those of all images (`lib.rs`). A new size is refused, or the file shows it when
-//! it is opened again; the contents stay.
+//! The promises are those of all images (`lib.rs`). A new size is refused, or the file shows it
+//! when it is opened again; the contents stay.
 
 use crate::{
     bounded::BoundedStore,

@@ -400,8 +400,8 @@ fn refcounts_that_lie_are_not_trusted() {
     assert_eq!(image.writer().unwrap().reserve_waiting(0).unwrap().offset_bytes, offset_bytes);
 }
 
-/// An L1 entry that has the COPIED flag and names no table: a write makes the table. (A fuzzer found
-/// that the preparation of this write had no end.)
+/// An L1 entry that has the COPIED flag and names no table: a write makes the table. (A fuzzer
+/// found that the preparation of this write had no end.)
 #[test]
 fn a_flag_without_a_table_is_no_table() {
     let store = created(&options(1 << 20, 4096));
