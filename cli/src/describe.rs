@@ -52,7 +52,7 @@ pub struct Description {
     pub creator: String,
     /// Time of creation, where it is recorded.
     pub created: Option<String>,
-    /// VHD unique id, VHDX virtual disk id, VMDK `ddb.uuid`.
+    /// VHD unique id, VHDX virtual disk id, VMDK `ddb.uuid`, VDI id of the file.
     pub disk_id: Option<Uuid>,
     /// Identifier by which children name the image.
     pub linkage_id: Option<String>,
@@ -99,6 +99,9 @@ pub struct ParentDescription {
     absolute_path: Option<String>,
     /// File name (VHD).
     name: Option<String>,
+    /// The id of the parent's file, by which it is found (VDI).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file_id: Option<String>,
     /// The id that the parent must have.
     #[serde(skip_serializing_if = "Option::is_none")]
     linkage: Option<String>,
@@ -127,6 +130,7 @@ impl From<&ParentLink> for ParentDescription {
             volume_path: link.volume_path.clone(),
             absolute_path: link.absolute_path.clone(),
             name: link.name.clone(),
+            file_id: link.file_id.map(|id| id.braced().to_string()),
             linkage: link.linkage.map(|id| id.to_string()),
             linkage2: link.linkage2.map(|id| id.to_string()),
             parent_format: link.format.map(|format| format.to_string()),
@@ -276,6 +280,10 @@ impl ParentDescription {
                 fields.add(label, format!("{kind:8}  {}", printable(name)));
                 label = "";
             }
+        }
+        if let Some(file_id) = &self.file_id {
+            fields.add(label, format!("file id   {}", shown_id(file_id)));
+            label = "";
         }
         if let Some(linkage) = &self.linkage {
             fields.add(label, format!("identity  {}", shown_id(linkage)));

@@ -82,8 +82,8 @@ fn every_format_with_tables_is_rescued() {
         let u32_at = |at: usize| u32::from_le_bytes(sound[at..at + 4].try_into().unwrap()) as usize;
         let u64_at = |at: usize| (u64::from_be_bytes(sound[at..at + 8].try_into().unwrap()) & !(1 << 63)) as usize;
         let entries = match extension {
-            "qcow2" => vec![u64_at(u64_at(40)) + 8..u64_at(u64_at(40)) + 16],
-            "vdi" => vec![u32_at(0x154) + 4..u32_at(0x154) + 8],
+            "qcow2" => Vec::from_iter(Some(u64_at(u64_at(40)) + 8..u64_at(u64_at(40)) + 16)),
+            "vdi" => Vec::from_iter(Some(u32_at(0x154) + 4..u32_at(0x154) + 8)),
             // Both copies of the table.
             _ => [48, 56].map(|at| u32_at(u32_at(at) * 512) * 512).map(|at| at + 4..at + 8).to_vec(),
         };

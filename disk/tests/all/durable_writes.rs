@@ -122,6 +122,39 @@ fn an_fua_write_to_an_allocated_block_needs_no_flusher() {
     }
 }
 
+/// A guest that allocates: each flush of it is at most so many syncs of the file. (QEMU syncs a
+/// qcow2 three times.) Syncs outside of a flush make room, seldom.
+#[test]
+fn a_flush_of_a_guest_that_allocates_is_two_syncs() {
+    const ROUNDS: u64 = 24;
+    for (format, block_bytes) in [(Format::Qcow2, 64 << 10), (Format::Vmdk, 64 << 10), (Format::Vdi, 1 << 20)] {
+        let inner = MemoryStore::new("disk");
+        let store = Arc::new(Watched { inner, by_flusher: AtomicU32::new(0), by_others: AtomicU32::new(0) });
+        let shared = Arc::clone(&store) as Arc<dyn Store>;
+        let image = new_image(shared, format, DiskType::Dynamic, 256 * MIB, block_bytes);
+        let disk = Disk::from_layers(vec![Layer { path: "disk".into(), image }], Vec::new()).unwrap();
+        let mut io = Blocking::open(&disk, EngineKind::Sync).unwrap();
+        // The first write of a session has syncs of its own.
+        io.write(0, &[1; 4096], false).unwrap();
+        io.flush().unwrap();
+        store.syncs();
+        let mut before_flushes = 0;
+        for round in 1..=ROUNDS {
+            for part in 0..8 {
+                io.write((round * 8 + part) * MIB, &[2; 4096], false).unwrap();
+            }
+            let (by_flusher, by_others) = store.syncs();
+            before_flushes += by_flusher + by_others;
+            io.flush().unwrap();
+            let (by_flusher, by_others) = store.syncs();
+            assert!((1..=2).contains(&(by_flusher + by_others)), "{format}: {by_flusher} and {by_others}");
+        }
+        assert!(u64::from(before_flushes) <= ROUNDS / 2, "{format}: {before_flushes} syncs outside of flushes");
+        drop(io);
+        disk.close().unwrap();
+    }
+}
+
 /// The former top of a disk is closed when another image is pushed on top. Later flushes do not
 /// sync its file.
 #[test]

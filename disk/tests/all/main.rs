@@ -54,6 +54,7 @@ mod rescue_file_systems;
 mod rescue_structures;
 mod resizing;
 mod second_opinions;
+mod second_readers;
 mod semantic_damages;
 mod snapshots;
 mod split_raw;

@@ -269,7 +269,7 @@ fn structures(format: Format, bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
     let table = Table::of(format, bytes);
     let tables = table.offsets.iter().map(|&at| at..at + 512);
     match format {
-        Format::Vdi => tables.chain([0..512]).collect(),
+        Format::Vdi => tables.chain(Some(0..512)).collect(),
         Format::Qcow2 => {
             let at = [0, u64_be(bytes, 40), u64_be(bytes, 48), u64_be(bytes, u64_be(bytes, 48))];
             tables.chain(at.map(|at| at..at + 512)).collect()

@@ -131,7 +131,8 @@ impl Writing {
     /// snapshot has the table too, the disk gets a copy. The caller holds `preparing`.
     pub(super) fn make_table(&self, index: u64) -> Result<()> {
         let Some(word) = self.lock().l1.get(index as usize).copied().map(L1Entry) else { return Ok(()) };
-        if word.is_copied() {
+        // An entry may have flags and still name no table.
+        if word.is_copied() && word.l2_offset(&self.layout.geometry) != Ok(None) {
             return Ok(());
         }
         let shared = self.table(&self.lock(), index).map_err(|fault| fault.into_error(self.store()))?;

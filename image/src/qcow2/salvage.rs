@@ -11,9 +11,9 @@
 //! clusters without an entry are free: such a cluster holds no lost data.
 //!
 //! What must hold: a table or a cluster that shares space with another one is lost, and so is the
-//! other one. A table most of whose entries cannot be right is no L2 table: all its blocks are lost.
-//! An entry cannot be right if it is malformed, leads into a structure or far beyond any file of
-//! this disk, or lacks the COPIED flag that the table's own entry has, in an image without
+//! other one. A table most of whose entries cannot be right is no L2 table: all its blocks are
+//! lost. An entry cannot be right if it is malformed, leads into a structure or far beyond any file
+//! of this disk, or lacks the COPIED flag that the table's own entry has, in an image without
 //! snapshots.
 
 use super::{
@@ -67,8 +67,8 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
     let mut table = BlockTable::new(count, geometry.unit_bytes());
     let l1 = header.l1.offset_bytes..header.l1.offset_bytes.saturating_add(header.l1.len_bytes);
     let others = Others::read(&*store, &front, &mut remarks);
-    let mut fixed = vec![0..geometry.cluster_bytes()];
-    fixed.extend(others.structures.iter().cloned());
+    let mut fixed = others.structures.clone();
+    fixed.push(0..geometry.cluster_bytes());
     if has_l1 {
         fixed.push(l1);
         let reader = Reader { store: &*store, geometry, file_bytes, fixed: joined(fixed.clone()) };

@@ -71,7 +71,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
     }
     let mut table = BlockTable::new(count, found.block_bytes.into());
     let mut doubts = Vec::new();
-    let mut tables = vec![0..HEADER_BYTES as u64];
+    let mut tables = Vec::from_iter(Some(0..HEADER_BYTES as u64));
     let mut alignment = SECTOR_BYTES;
     if has_map {
         read_map(&*store, &found, file_bytes, &mut table)?;

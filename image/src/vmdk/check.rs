@@ -155,7 +155,7 @@ fn leaked(tables: &Tables, store: &Arc<dyn Store>, starts: &[u32], findings: &mu
     let len_bytes =
         store.len_bytes().map_err(|error| ImageError::io("get the length of the file", &**store, 0, error))?;
     let structures = tables.structures();
-    let mut structures = structures.iter().map(|range| range.clone()).peekable();
+    let mut structures = structures.iter().cloned().peekable();
     let mut grains = starts.iter().map(|&start| u64::from(start) * SECTOR_BYTES).peekable();
     let overhead = tables.header.as_ref().map_or(0, |header| header.overhead_sectors.saturating_mul(SECTOR_BYTES));
     let (mut end, mut first, mut leaked_bytes) = (overhead.min(len_bytes), None, 0);

@@ -21,8 +21,8 @@ use crate::{
     salvage::{Bitmaps, BlockTable, Fault, Kinship, SalvageHints, Salvaged, file_length, joined, read_what_can_be},
 };
 use diskwright_format::vmdk::{
-    DESCRIPTOR_MAX_BYTES, Descriptor, Fragments, GTES_PER_TABLE, NO_PARENT, Placing, SECTOR_BYTES, SPARSE_HEADER_BYTES,
-    SparseFlags, SparseHeader, is_descriptor,
+    DESCRIPTOR_MAX_BYTES, Descriptor, Fragments, NO_PARENT, Placing, SECTOR_BYTES, SPARSE_HEADER_BYTES, SparseHeader,
+    is_descriptor,
 };
 use diskwright_store::Store;
 use std::sync::Arc;
@@ -175,7 +175,7 @@ impl Text {
         match self.lines.parent_cid {
             Some(NO_PARENT) => Kinship::Alone,
             Some(_) => Kinship::Child,
-            // Also of a part of a disk in several files: its descriptor, which is not here, says it.
+            // Also of a part of a disk in several files: its descriptor says it.
             None => Kinship::by_hints(hints),
         }
     }
@@ -189,24 +189,5 @@ impl Text {
                 link_of(&text)
             }
         }
-    }
-}
-
-/// What stands for the numbers of a header that is lost.
-pub(super) fn usual_header(capacity_sectors: u64, grain_sectors: u64, is_stream: bool) -> SparseHeader {
-    let packed = if is_stream { SparseFlags::COMPRESSED | SparseFlags::MARKERS } else { SparseFlags::ZEROED_GRAINS };
-    SparseHeader {
-        version: 1,
-        flags: SparseFlags(SparseFlags::TEXT_CHECK | packed),
-        capacity_sectors,
-        grain_sectors,
-        descriptor_sector: 0,
-        descriptor_sectors: 0,
-        table_entries: GTES_PER_TABLE,
-        redundant_directory: None,
-        directory: Placing::InFooter,
-        overhead_sectors: 0,
-        is_unclean: false,
-        compression: u16::from(is_stream),
     }
 }

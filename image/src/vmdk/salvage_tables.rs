@@ -20,12 +20,14 @@
 //! tables their space at once, one behind the other, right behind their directory. The redundant
 //! directory comes first.
 
-use super::{salvage::usual_header, salvage_stream};
+use super::salvage_stream;
 use crate::{
     ImageError, Result,
     salvage::{BlockTable, Fault, Held, SalvageHints, each_entry, joined, overlapping, overlaps_one, read_what_can_be},
 };
-use diskwright_format::vmdk::{Fragments, GRAIN_ABSENT, GRAIN_ZERO, Placing, SECTOR_BYTES, SparseFlags, SparseHeader};
+use diskwright_format::vmdk::{
+    Fragments, GRAIN_ABSENT, GRAIN_ZERO, GTES_PER_TABLE, Placing, SECTOR_BYTES, SparseFlags, SparseHeader,
+};
 use diskwright_store::Store;
 use std::{collections::HashSet, ops::Range};
 
@@ -171,6 +173,25 @@ fn guessed(store: &dyn Store, lines: &Fragments, hints: &SalvageHints) -> Result
     Ok(usual_header(sectors, u64::from(grain_bytes) / SECTOR_BYTES, lines.is_stream))
 }
 
+/// What stands for the numbers of a header that is lost.
+fn usual_header(capacity_sectors: u64, grain_sectors: u64, is_stream: bool) -> SparseHeader {
+    let packed = if is_stream { SparseFlags::COMPRESSED | SparseFlags::MARKERS } else { SparseFlags::ZEROED_GRAINS };
+    SparseHeader {
+        version: 1,
+        flags: SparseFlags(SparseFlags::TEXT_CHECK | packed),
+        capacity_sectors,
+        grain_sectors,
+        descriptor_sector: 0,
+        descriptor_sectors: 0,
+        table_entries: GTES_PER_TABLE,
+        redundant_directory: None,
+        directory: Placing::InFooter,
+        overhead_sectors: 0,
+        is_unclean: false,
+        compression: u16::from(is_stream),
+    }
+}
+
 /// What an entry says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Says {
@@ -201,12 +222,24 @@ pub(super) fn read(extent: &Extent<'_>, fixed: Vec<Range<u64>>, table: &mut Bloc
     structures.extend(all.map(|at| at..at + extent.table_bytes()));
     let taken = joined(fixed.into_iter().chain(structures.iter().cloned()).collect());
     let mut pieces = Vec::new();
-    for index in 0..extent.tables() {
+    // What lies behind the end of both directories is lost without a look at each table.
+    let there = directories.iter().map(Vec::len).max().unwrap_or(0) as u64;
+    table.lose(extent.store, there.saturating_mul(extent.table_entries), extent.grains(), Fault::Unreadable)?;
+    for index in 0..there {
         let first = index * extent.table_entries;
-        let read = directories.iter().map(|places| copy(extent, places[index as usize], first, &taken));
+        let count = extent.table_entries.min(extent.grains() - first);
+        let place = |places: &Places| places.get(index as usize).copied().unwrap_or(Err(Fault::Unreadable));
+        match directories.iter().map(place).reduce(|one, other| if one.is_ok() { one } else { other }) {
+            Some(Err(fault)) => {
+                table.lose(extent.store, first, first + count, fault)?;
+                continue;
+            }
+            _ if directories.iter().all(|places| place(places) == Ok(None)) => continue,
+            _ => {}
+        }
+        let read = directories.iter().map(|places| copy(extent, place(places), first, &taken));
         let mut copies: Vec<Copy> = read.collect::<Result<_>>()?;
         forget_what_is_no_table(&mut copies);
-        let count = extent.table_entries.min(extent.grains() - first);
         for slot in 0..count {
             let grain = first + slot;
             match answer(&copies, slot as usize) {
@@ -245,8 +278,9 @@ fn places(extent: &Extent<'_>, fixed: &[Range<u64>]) -> Result<Vec<Places>> {
     let mut all: Vec<Places> = Vec::new();
     let mut pieces = Vec::new();
     for (copy, &directory) in extent.directories.iter().enumerate() {
-        let mut places: Places = vec![Err(Fault::Unreadable); count as usize];
-        each_entry(extent.store, directory, (count, 4), &mut |index, raw| {
+        let held = count.min(extent.file_bytes.saturating_sub(directory) / 4);
+        let mut places: Places = vec![Err(Fault::Unreadable); held as usize];
+        each_entry(extent.store, directory, (held, 4), &mut |index, raw| {
             let Some(raw) = raw else { return Ok(()) };
             let at = u64::from(u32::from_le_bytes(raw.try_into().unwrap_or_default())) * SECTOR_BYTES;
             let range = at..at + extent.table_bytes();

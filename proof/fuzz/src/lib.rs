@@ -14,6 +14,8 @@
 //!     ├─ peers.rs      a server with a hostile client, and a client with a hostile server
 //!     ├─ ova.rs        damaged OVAs, and texts of OVF
 //!     ├─ vmdk.rs       damaged VMDKs, and descriptors of chosen lines
+//!     ├─ tables.rs     damaged qcow2 and VDI images
+//!     ├─ session.rs    what the targets of images do with one
 //!     ├─ volumes.rs    the readers of free space on damaged file systems
 //!     └─ mutation.rs   damage to chosen fields of chosen structures, with checksums repaired
 //! ```
@@ -30,6 +32,8 @@ pub mod mutation;
 pub mod ova;
 pub mod peers;
 pub mod samples;
+mod session;
+pub mod tables;
 pub mod targets;
 pub mod vmdk;
 pub mod volumes;

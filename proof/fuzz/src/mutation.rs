@@ -97,7 +97,7 @@ impl Edit {
         // Nearly all fields are aligned to their width.
         let at = start + usize::from(self.offset) % len / width * width;
         let Some(field) = bytes.get_mut(at..at + width) else { return };
-        let big_endian = sample.format == Format::Vhd;
+        let big_endian = matches!(sample.format, Format::Vhd | Format::Qcow2);
         let mut whole = [0; 8];
         if big_endian {
             whole[8 - width..].copy_from_slice(field);
@@ -126,6 +126,9 @@ fn seal(format: Format, bytes: &mut [u8]) {
         if bytes.get(512..520).is_some_and(|cookie| cookie == b"cxsparse") {
             seal_vhd(bytes, 512, 1024, 36);
         }
+        return;
+    }
+    if format != Format::Vhdx {
         return;
     }
     for (start, len) in [(64 << 10, 4096), (128 << 10, 4096), (192 << 10, 64 << 10), (256 << 10, 64 << 10)] {

@@ -6,7 +6,7 @@ use crate::{
     mutation::Mutation,
     ova, peers,
     samples::{Sample, open_chain, samples},
-    vmdk, volumes, wire,
+    tables, vmdk, volumes, wire,
 };
 use arbitrary::{Arbitrary, Unstructured};
 use diskwright_format::{vhd, vhdx};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub type Body = fn(&[u8]);
 
 /// All targets by name. The names are also those of the binaries and of the corpus folders.
-pub const TARGETS: [(&str, Body); 12] = [
+pub const TARGETS: [(&str, Body); 14] = [
     ("parsers", parsers),
     ("open_any", open_any),
     ("open_damaged", open_damaged),
@@ -31,6 +31,8 @@ pub const TARGETS: [(&str, Body); 12] = [
     ("volumes", volumes::volumes),
     ("ova", ova::ova),
     ("vmdk", vmdk::vmdk),
+    ("qcow2", tables::qcow2),
+    ("vdi", tables::vdi),
 ];
 
 /// Maximum bytes that are read at each end of a disk, because damage may make it huge.

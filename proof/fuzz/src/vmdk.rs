@@ -13,11 +13,11 @@ use crate::{
     bounded::BoundedStore,
     mutation::{Edit, Mutation},
     samples::Sample,
+    session::{bytes_of, put, read, salvage},
 };
 use arbitrary::{Arbitrary, Unstructured};
 use diskwright_image::{
-    BlockState, Commit, CreateOptions, DiskType, Format, FormatOptions, Image, ImageError, ImageWriter, LinkageId,
-    ParentLink, Severity,
+    BlockState, CreateOptions, DiskType, Format, FormatOptions, Image, ImageError, LinkageId, ParentLink, Severity,
 };
 use diskwright_store::{MemoryStore, Store};
 use std::sync::{Arc, OnceLock};
@@ -26,8 +26,6 @@ use std::sync::{Arc, OnceLock};
 const SIZE_BYTES: u64 = 5 << 20;
 /// The most that a disk grows in one run: tables of some KiB.
 const GROWTH_MAX_BYTES: u64 = 2 << 20;
-/// Blocks that are read.
-const BLOCKS_MAX: u64 = 1024;
 /// Most lines that are replaced.
 const LINES_MAX: usize = 6;
 
@@ -139,26 +137,6 @@ fn family(&(subformat, disk_type, text): &(&'static str, DiskType, usize)) -> Fa
     Family { sample: Sample { name: subformat, format: Format::Vmdk, bytes, parent: None, places }, further: contents }
 }
 
-fn bytes_of(store: &dyn Store) -> Vec<u8> {
-    let mut bytes = vec![0; store.len_bytes().expect("a length") as usize];
-    store.read_at(&mut bytes, 0).expect("memory can be read");
-    bytes
-}
-
-/// Writes the first sector of a block that lies within the disk.
-fn put(image: &dyn Image, writer: &dyn ImageWriter, block: u64) -> Result<(), ImageError> {
-    let block = block.min((image.size_bytes() / image.info().block_bytes).saturating_sub(1));
-    let at = writer.reserve_waiting(block)?;
-    let store = &image.stores()[usize::from(at.store)];
-    store.write_at(&[0x5a; 512], at.offset_bytes).map_err(|source| ImageError::Io {
-        doing: "write",
-        path: "d.vmdk".into(),
-        offset_bytes: at.offset_bytes,
-        source,
-    })?;
-    writer.commit_waiting(block, Commit::Whole).map(drop)
-}
-
 /// The text of the sample with other lines.
 fn replace_lines(bytes: &mut Vec<u8>, start: usize, lines: &[(u8, Line)]) {
     if lines.is_empty() || bytes.len() < start {
@@ -176,28 +154,6 @@ fn replace_lines(bytes: &mut Vec<u8>, start: usize, lines: &[(u8, Line)]) {
         new.resize(space - start, 0);
     }
     bytes.splice(start..space, new);
-}
-
-/// The first blocks, as far as they are known: `None` where the image reports damage.
-fn read(image: &dyn Image) -> Result<Vec<BlockState>, String> {
-    let blocks = image.size_bytes().div_ceil(image.info().block_bytes).min(BLOCKS_MAX);
-    let mut states = vec![BlockState::Absent; blocks as usize];
-    image.block_states(0, &mut states).map_err(|error| error.to_string())?;
-    for (block, state) in (0..).zip(&states) {
-        match *state {
-            BlockState::Data { store, offset_bytes } | BlockState::Shared { store, offset_bytes } => {
-                let mut sector = [0; 512];
-                let store = image.stores().get(usize::from(store)).ok_or("a store that is not there")?;
-                store.read_at(&mut sector, offset_bytes).map_err(|error| error.to_string())?;
-            }
-            BlockState::Compressed => {
-                image.read_compressed(block, 0, &mut [0; 512]).map_err(|error| error.to_string())?;
-            }
-            BlockState::Damaged => return Err(image.damage(block).map_err(|error| error.to_string())?.to_string()),
-            BlockState::Absent | BlockState::Zero | BlockState::Partial { .. } => {}
-        }
-    }
-    Ok(states)
 }
 
 /// The fuzz target: see the module.
@@ -226,6 +182,7 @@ fn run(input: &Input) -> Option<Done> {
         driver.check_files(&stores).is_ok_and(|report| report.worst() < Some(Severity::Corrupt))
     };
     let _ = driver.parent_link(&*stores[0]);
+    salvage(Format::Vmdk, &stores[0], (8192, SIZE_BYTES));
     let was_sound = check();
     let states = match driver.open_files(stores.clone(), false, 512) {
         Ok(image) => read(&*image),

@@ -398,3 +398,24 @@ fn refcounts_that_lie_are_not_trusted() {
     // What has its space can be written.
     assert_eq!(image.writer().unwrap().reserve_waiting(0).unwrap().offset_bytes, offset_bytes);
 }
+
+/// An L1 entry that has the COPIED flag and names no table: a write makes the table. (A fuzzer
+/// found that the preparation of this write had no end.)
+#[test]
+fn a_flag_without_a_table_is_no_table() {
+    let store = created(&options(1 << 20, 4096));
+    let mut l1 = [0; 8];
+    store.read_at(&mut l1, 40).unwrap();
+    store.write_at(&[0x80], u64::from_be_bytes(l1)).unwrap();
+    let image = open(&store, true);
+    let writer = image.writer().unwrap();
+    let at = writer.reserve_waiting(3).unwrap();
+    store.write_at(&[7; 4096], at.offset_bytes).unwrap();
+    writer.commit_waiting(3, Commit::Whole).unwrap();
+    writer.close().unwrap();
+    drop(image);
+    let image = open(&store, false);
+    let mut states = [BlockState::Absent; 4];
+    image.block_states(0, &mut states).unwrap();
+    assert_eq!(states[3], BlockState::data(at.offset_bytes));
+}
