@@ -3,6 +3,7 @@
 use crate::{
     json,
     sizes::{Exact, Human},
+    switches::{all_with_switches, with_switches},
     table::Fields,
     timestamp,
 };
@@ -154,7 +155,7 @@ impl From<&Layer> for Description {
             parent: info.parent.as_ref().map(ParentDescription::from),
             log: LogDescription { state, replayed_entries },
             payload_alignment: info.payload_alignment_bytes,
-            remarks: info.remarks.clone(),
+            remarks: all_with_switches(&info.remarks),
         }
     }
 }
@@ -216,7 +217,7 @@ impl Description {
             parent.add_to(fields);
         }
         if let Some(state) = parent_state {
-            fields.add("parent state", printable(state));
+            fields.add("parent state", printable(&with_switches(state)));
         }
         match (self.log.state, self.log.replayed_entries) {
             ("none", _) => {}
