@@ -8,6 +8,7 @@ pub use crate::printable::{printable, printable_lines};
 use crate::{
     json,
     sizes::{Exact, Human},
+    switches::{all_with_switches, with_switches},
     table::Fields,
     timestamp,
 };
@@ -185,7 +186,7 @@ impl From<&Layer> for Description {
             payload_alignment: info.payload_alignment_bytes,
             snapshots: layer.image.snapshots().iter().map(SnapshotDescription::from).collect(),
             bitmaps: layer.image.bitmaps().iter().map(BitmapDescription::from).collect(),
-            remarks: info.remarks.clone(),
+            remarks: all_with_switches(&info.remarks),
         }
     }
 }
@@ -250,7 +251,7 @@ impl Description {
             parent.add_to(fields);
         }
         if let Some(state) = parent_state {
-            fields.add("parent state", printable(state));
+            fields.add("parent state", printable(&with_switches(state)));
         }
         match (self.log.state, self.log.replayed_entries) {
             ("none", _) => {}

@@ -45,8 +45,10 @@ pub enum Identities {
 /// Capabilities and entry points of one format.
 #[derive(Debug)]
 pub struct Driver {
-    /// Name in options and messages: "vhdx".
+    /// Name in options and messages, and the extension of its files: "vhdx".
     pub name: &'static str,
+    /// The bytes by which a file of the format is known, as a message says what it expected.
+    pub signature: &'static str,
     /// Type of a new image without a parent, unless the user chooses one.
     pub usual_type: DiskType,
     /// Whether dynamic and differencing images exist. If not, all images are fixed.
@@ -103,6 +105,7 @@ pub struct Driver {
 
 static RAW: Driver = Driver {
     name: "raw",
+    signature: "any bytes",
     usual_type: DiskType::Fixed,
     has_blocks: false,
     subformats: &[],
@@ -134,6 +137,7 @@ static RAW: Driver = Driver {
 
 static VHD: Driver = Driver {
     name: "vhd",
+    signature: "\"conectix\" at offset 0 or in the last 512 bytes (was the file copied completely?)",
     usual_type: DiskType::Dynamic,
     has_blocks: true,
     subformats: &[],
@@ -167,6 +171,7 @@ static VHD: Driver = Driver {
 
 static VHDX: Driver = Driver {
     name: "vhdx",
+    signature: "\"vhdxfile\" at offset 0",
     usual_type: DiskType::Dynamic,
     has_blocks: true,
     subformats: &[],
@@ -199,6 +204,7 @@ static VHDX: Driver = Driver {
 
 static QCOW2: Driver = Driver {
     name: "qcow2",
+    signature: "\"QFI\" and the byte 0xfb at offset 0, and version 2 or 3",
     usual_type: DiskType::Dynamic,
     has_blocks: true,
     subformats: &[],
@@ -230,6 +236,7 @@ static QCOW2: Driver = Driver {
 
 static VDI: Driver = Driver {
     name: "vdi",
+    signature: "the bytes 7f 10 da be at offset 64",
     usual_type: DiskType::Dynamic,
     has_blocks: true,
     subformats: &[],
@@ -261,6 +268,7 @@ static VDI: Driver = Driver {
 
 static VMDK: Driver = Driver {
     name: "vmdk",
+    signature: "\"# Disk DescriptorFile\", \"KDMV\", \"COWD\" or an SESPARSE header at offset 0",
     usual_type: DiskType::Dynamic,
     has_blocks: true,
     subformats: vmdk::SUBFORMATS,
@@ -301,6 +309,15 @@ impl Format {
             Self::Vdi => &VDI,
             Self::Vmdk => &VMDK,
         }
+    }
+
+    /// The extensions of the formats that `is_fit` accepts, as a message lists them: ".vhd, .vhdx
+    /// or .vmdk".
+    pub fn extensions_of(is_fit: impl Fn(&Driver) -> bool) -> String {
+        let fit = Self::ALL.iter().map(|format| format.driver()).filter(|driver| is_fit(driver));
+        let mut names: Vec<_> = fit.map(|driver| format!(".{}", driver.name)).collect();
+        let last = names.pop().unwrap_or_default();
+        if names.is_empty() { last } else { format!("{} or {last}", names.join(", ")) }
     }
 }
 

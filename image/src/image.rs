@@ -186,6 +186,9 @@ pub struct ImageInfo {
     /// Peculiarities that the user should know, one sentence each: a short footer, a damaged
     /// structure whose copy was used, a missing tail ...
     pub remarks: Vec<String>,
+    /// Those of the remarks after which a read may return something else than the disk's data: the
+    /// structures say two things about the size or the parent. Every open of a chain warns of them.
+    pub doubts: Vec<String>,
 }
 
 impl ImageInfo {
@@ -549,7 +552,7 @@ pub trait ImageWriter: Send + Sync {
         Err(ImageError::Unsupported {
             path: Default::default(),
             what: "an identity in an image of this format".into(),
-            hint: "convert the disk to VHDX or VHD".into(),
+            hint: "convert the disk to VHDX, VHD, VMDK or VDI".into(),
         })
     }
 
@@ -575,7 +578,7 @@ pub trait ImageWriter: Send + Sync {
         Err(ImageError::BadParentLink {
             path: Default::default(),
             what: "an image of this format and type has no parent".into(),
-            hint: "only differencing VHD and VHDX images have one".into(),
+            hint: "only a differencing image has one".into(),
         })
     }
 

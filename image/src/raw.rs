@@ -93,6 +93,7 @@ impl RawImage {
             log: LogState::None,
             payload_alignment_bytes: FLAT_ALIGNMENT_BYTES,
             remarks: remark.into_iter().collect(),
+            doubts: Vec::new(),
         };
         let writer =
             writable.then(|| FlatWriter::new(Arc::clone(&store), size_bytes, padding_end_bytes, Trailer::None));
@@ -305,7 +306,7 @@ impl ImageWriter for FlatWriter {
             return Err(ImageError::Unsupported {
                 path: self.store.name().to_owned(),
                 what: "an identity in a raw disk".into(),
-                hint: "convert the disk to VHDX or VHD".into(),
+                hint: "convert the disk to VHDX, VHD, VMDK or VDI".into(),
             });
         };
         trailer.set_linkage_id(&self.barrier, linkage_id)?;

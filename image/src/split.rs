@@ -127,6 +127,7 @@ impl SplitRawImage {
             log: LogState::None,
             payload_alignment_bytes: block_bytes.min(u64::from(crate::raw::FLAT_ALIGNMENT_BYTES)) as u32,
             remarks: remark.into_iter().collect(),
+            doubts: Vec::new(),
         };
         let starts: Arc<[u64]> = starts.into();
         let writer = writable.then(|| SplitWriter {

@@ -1,8 +1,8 @@
 //! Opens the targets that a user names: images, raw files, block devices, exports of NBD servers,
 //! and `null:`.
 //!
-//! `diskwright_image::probe` decides whether a file is raw, VHD or VHDX: its name and contents must
-//! agree, or the user gives the format. VHD and VHDX are opened as virtual disks with their
+//! `diskwright_image::probe` decides which format a file has: its name and contents must agree, or
+//! the user gives the format. Images (all formats but raw) are opened as virtual disks with their
 //! parents, and a raw disk in several files as one disk. A block device is always raw, because its
 //! contents may look like an image by accident. An export is raw too, because its server has
 //! already opened the image.

@@ -19,6 +19,7 @@ use crate::{
     progress::{Progress, report},
 };
 use diskwright_disk::{CreateRequest, create};
+use diskwright_image::probe::known;
 use diskwright_load::{
     LoadError, OpenTarget, data,
     job::{Contents, Job, Load},
@@ -40,8 +41,9 @@ use std::{
 /// What may be done to targets before measuring.
 #[derive(Debug, Clone, Default)]
 pub struct PrepareOptions {
-    /// Create each target that does not exist: a raw file of this size, or a dynamic disk if the
-    /// name ends in `.vhd` or `.vhdx`.
+    /// Create each target that does not exist: a dynamic disk of this size if the extension is that
+    /// of a format with blocks (`.vhdx`, `.vhd`, `.qcow2`, `.vmdk`, `.vdi`), else a raw file. A
+    /// name with the extension of a format that cannot be created is refused.
     pub create_bytes: Option<u64>,
     /// Fill the working sets, whatever they hold.
     pub fill: bool,
@@ -306,7 +308,14 @@ impl Made {
         if spec.starts_with("null:") || open::names_export(spec) {
             return bad(format!("{spec} cannot be created"), "leave `PrepareOptions::create_bytes` out");
         }
-        let is_disk = path.extension().is_some_and(|extension| extension == "vhd" || extension == "vhdx");
+        let known = known::by_extension(path);
+        if let Some(foreign) = known.filter(|known| known.format.is_none() && !path.exists()) {
+            return bad(
+                format!("{spec} cannot be created: its extension is that of {}, which is not written", foreign.name),
+                "use another extension (.raw for a raw file)",
+            );
+        }
+        let is_disk = known.and_then(|known| known.format).is_some_and(|format| format.driver().has_blocks);
         match fs::metadata(path) {
             Ok(found) if !found.is_file() => {
                 return bad(

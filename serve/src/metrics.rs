@@ -72,6 +72,8 @@ pub(crate) struct WorkerMetrics {
     pub(crate) broken: Counter,
     /// Calls of io_uring_enter.
     pub(crate) enters: Counter,
+    /// Wake-ups by messages of other threads.
+    pub(crate) wakeups: Counter,
     /// Reads that were held back (see `reserve`).
     pub(crate) held: Arc<Counter>,
     /// Bytes of write payload that were copied out of receive windows.
@@ -126,6 +128,8 @@ pub struct Totals {
     pub broken: u64,
     /// Calls of io_uring_enter.
     pub enters: u64,
+    /// How often another thread woke a worker: for a new client, and for the end of the server.
+    pub wakeups: u64,
     /// Reads that were held back until the disk had completed a batch.
     pub held: u64,
     /// Bytes of write payload that were copied because they could not be written from the receive
@@ -174,6 +178,7 @@ impl Metrics {
             in_flight += worker.in_flight.load(Relaxed);
             totals.broken += worker.broken.get();
             totals.enters += worker.enters.get();
+            totals.wakeups += worker.wakeups.get();
             totals.held += worker.held.get();
             totals.copied_bytes += worker.copied_bytes.get();
             for (sum, of) in totals.commands.iter_mut().zip(&worker.commands) {

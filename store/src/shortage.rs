@@ -91,14 +91,24 @@ pub(crate) fn free_bytes_of(file: &OwnedFd) -> Option<u64> {
     available_bytes(rustix::fs::fstatvfs(file))
 }
 
-/// Adds needed and free space to an out-of-space error for the file at `path`. Other errors, errors
-/// that are already explained, and errors on a file system that cannot be queried are returned
-/// unchanged. `free_bytes` is what was free before the attempt, which may have used up the rest
-/// before it failed; with `None`, the space that is free now is shown.
+/// Adds needed and free space to an out-of-space error for the file at `path`. Other errors, and
+/// errors on a file system that cannot be queried, are returned unchanged. An error that is already
+/// explained, or that an image has wrapped, says what one step needed: with `needed_bytes`, what
+/// the caller needs in all replaces that; with `None` it stays. `free_bytes` is what was free
+/// before the attempt, which may have used up the rest before it failed; with `None`, the space
+/// that is free now is shown.
 pub fn explain(source: io::Error, path: &Path, needed_bytes: Option<u64>, free_bytes: Option<u64>) -> io::Error {
-    if !is_full(&source) || source.get_ref().is_some() {
+    if !is_full(&source) {
         return source;
     }
+    let source = match (source.get_ref(), needed_bytes) {
+        (None, _) => source,
+        (Some(inner), Some(_)) => match system_error_within(inner) {
+            Some(errno) => io::Error::from_raw_os_error(errno),
+            None => return source,
+        },
+        (Some(_), None) => return source,
+    };
     let limit = match source.kind() {
         io::ErrorKind::FileTooLarge => getrlimit(Resource::Fsize).current.map(|max_bytes| Limit::Process { max_bytes }),
         _ => free_bytes.or_else(|| self::free_bytes(path)).map(|free_bytes| {
@@ -110,6 +120,12 @@ pub fn explain(source: io::Error, path: &Path, needed_bytes: Option<u64>, free_b
         Some(limit) => io::Error::new(source.kind(), Shortage { needed_bytes, limit, source }),
         None => source,
     }
+}
+
+/// The number of the system's error from which `error` was made.
+fn system_error_within(error: &(dyn error::Error + 'static)) -> Option<i32> {
+    let errors = std::iter::successors(Some(error), |error| error.source());
+    errors.filter_map(|error| error.downcast_ref::<io::Error>()).find_map(io::Error::raw_os_error)
 }
 
 fn folder_of(path: &Path) -> &Path {
@@ -140,10 +156,40 @@ mod tests {
         // The free space before the attempt is shown.
         let before = explain(io::Error::from_raw_os_error(28), Path::new("/tmp/x"), Some(2 << 20), Some(1 << 20));
         assert!(before.to_string().contains("needs about 2 MiB, 1 MiB are free on "), "{before}");
-        // An explained error is not explained again.
-        let once = full(Some(1 << 20)).to_string();
-        let twice = explain(full(Some(1 << 20)), Path::new("/"), Some(5), None).to_string();
-        assert_eq!(once.matches("needs").count(), twice.matches("needs").count());
+    }
+
+    /// A step of a copy says what it needed, the copy what all of it needs.
+    #[test]
+    fn the_need_of_the_whole_replaces_that_of_a_step() {
+        let whole = |source| explain(source, Path::new("/tmp/x"), Some(32 << 20), Some(1 << 20));
+        let wrapped = io::Error::new(io::ErrorKind::StorageFull, Wrapper(full(Some(2 << 20))));
+        for step in [full(Some(2 << 20)), wrapped] {
+            assert!(step.to_string().contains("needs about 2 MiB"), "{step}");
+            let told = whole(step);
+            assert!(is_full(&told));
+            let told = told.to_string();
+            assert!(told.contains("needs about 32 MiB, 1 MiB are free on "), "{told}");
+            assert_eq!(told.matches("needs").count(), 1, "{told}");
+        }
+        // Nobody knows more: the step's need stays.
+        let told = explain(full(Some(2 << 20)), Path::new("/tmp/x"), None, Some(1 << 20)).to_string();
+        assert!(told.contains("needs about 2 MiB") && !told.contains("1 MiB are free"), "{told}");
+    }
+
+    /// An error of a layer above, such as an image's.
+    #[derive(Debug)]
+    struct Wrapper(io::Error);
+
+    impl fmt::Display for Wrapper {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "cannot extend the file: {}", self.0)
+        }
+    }
+
+    impl error::Error for Wrapper {
+        fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+            Some(&self.0)
+        }
     }
 
     #[test]

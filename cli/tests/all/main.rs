@@ -24,6 +24,7 @@ mod convert_compare_check;
 mod converting;
 mod create_info;
 mod diff;
+mod doubts;
 mod face;
 mod formats;
 mod guest;

@@ -132,3 +132,14 @@ fn a_disk_is_enlarged() {
     assert_eq!(shop.json("info vm.vhdx")["virtual_size"], (1u64 << 30) + (128 << 20));
     shop.ok("check vm.vhdx");
 }
+
+/// There is no snapshot that could be named.
+#[test]
+fn a_disk_without_a_parent_is_told_that_it_is_not_differencing() {
+    let shop = Workshop::new();
+    shop.ok("create vm.vhdx --size 8M");
+    let told = shop.fails(1, "snapshot revert vm.vhdx --name old");
+    assert!(told.contains("vm.vhdx: it is not a differencing disk"), "{told}");
+    assert!(!told.contains("name the snapshot") && told.contains("`snapshot` it first"), "{told}");
+    assert_eq!(fs::read_dir(shop.path("")).unwrap().count(), 1);
+}

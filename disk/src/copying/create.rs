@@ -172,7 +172,7 @@ pub(crate) fn format_for(path: &Path, asked: Option<Format>) -> Result<Format> {
         return Err(bad(
             path,
             format!("{} is not supported", foreign.name),
-            "use .vhdx, .vhd, .vmdk, .vdi or .raw, or name the format with `CreateRequest::format`",
+            format!("use {}, or name the format with `CreateRequest::format`", Format::extensions_of(|_| true)),
         ));
     }
     asked.or_else(|| probe::format_of_extension(path)).ok_or_else(|| DiskError::Usage {
@@ -181,9 +181,10 @@ pub(crate) fn format_for(path: &Path, asked: Option<Format>) -> Result<Format> {
             path.display(),
             path.extension().map(|extension| format!(" .{}", extension.to_string_lossy())).unwrap_or_default()
         ),
-        hint:
-            "use .vhdx, .vhd, .avhdx, .avhd, .vmdk, .vdi, .raw or .img, or name the format with `CreateRequest::format`"
-                .into(),
+        hint: format!(
+            "use {}, or .img for raw, or name the format with `CreateRequest::format`",
+            Format::extensions_of(|_| true)
+        ),
     })
 }
 
@@ -231,7 +232,10 @@ fn resolve(
             return Err(bad(
                 path,
                 format!("a raw file cannot be {disk_type}"),
-                "use .vhdx or .vhd; a raw file is sparse without `CreateRequest::preallocate`",
+                format!(
+                    "use {}; a raw file is sparse without `CreateRequest::preallocate`",
+                    Format::extensions_of(|driver| driver.has_blocks)
+                ),
             ));
         }
         if request.block_bytes.is_some() {
@@ -347,7 +351,7 @@ pub(crate) fn link_to(
         return Err(unfit(
             child,
             format!("its parent {} has no identity that a child could record", parent_real.display()),
-            "convert the parent to VHD or VHDX first",
+            format!("convert the parent to a new .{format} first"),
         ));
     }
     let text = |path: &Path| {
@@ -407,8 +411,22 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_extension_is_reported() {
-        let error = create("/nonexistent/disk.xyz", &CreateRequest::default()).unwrap_err().to_string();
-        assert!(error.contains(".xyz") && error.contains("`CreateRequest::format`"), "{error}");
+    fn an_unknown_or_foreign_extension_is_reported_with_all_that_can_be_used() {
+        for name in ["disk.xyz", "disk.qed"] {
+            let error = create(Path::new("/nonexistent").join(name), &CreateRequest::default()).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains(&name[5..]) && error.contains("`CreateRequest::format`"), "{error}");
+            for format in Format::ALL {
+                assert!(error.contains(&format!(".{format}")), "{name}: {format}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_dynamic_raw_file_is_refused_with_the_formats_that_have_blocks() {
+        let request =
+            CreateRequest { size_bytes: Some(1 << 20), disk_type: Some(DiskType::Dynamic), ..CreateRequest::default() };
+        let error = create("/nonexistent/disk.raw", &request).unwrap_err().to_string();
+        assert!(error.contains("use .vhd, .vhdx, .vmdk, .qcow2 or .vdi;"), "{error}");
     }
 }

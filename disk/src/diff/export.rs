@@ -260,7 +260,10 @@ fn kind_of(out: &Path) -> Result<Kind> {
         Some(format) if format.driver().has_blocks => Ok(Kind::Image(format)),
         _ => Err(DiskError::Usage {
             what: format!("{}: cannot tell from its extension what the export should be", out.display()),
-            hint: "use .dwdiff for a stream, or .avhdx, .vhdx, .avhd or .vhd for a differencing image".into(),
+            hint: format!(
+                "use .dwdiff for a stream, or {} for a differencing image",
+                Format::extensions_of(|driver| driver.has_blocks)
+            ),
         }),
     }
 }

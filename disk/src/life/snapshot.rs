@@ -142,8 +142,8 @@ pub fn revert(path: impl AsRef<Path>, to: Option<&Path>, left: Left, options: &S
     let parent = match to {
         Some(to) => files.canonical(to).map_err(|source| file_error("find the snapshot", to, source))?,
         None => layers.get(1).map(|layer| layer.path.clone()).ok_or_else(|| DiskError::BadOptions {
-            what: format!("{}: it has no parent, so there is no snapshot to go back to", path.display()),
-            hint: "name the snapshot that it shall go back to".into(),
+            what: format!("{}: it is not a differencing disk, so it has no snapshot to go back to", path.display()),
+            hint: "`snapshot` it first; what it holds then can be gone back to later".into(),
         })?,
     };
     if parent == place.real {

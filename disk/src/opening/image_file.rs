@@ -61,7 +61,9 @@ pub(crate) type OpenImage = (Arc<dyn Image>, Vec<Arc<dyn Store>>);
 
 /// Opens an image and returns it with its files: the parts of a raw disk, or the further files that
 /// the image names. If O_DIRECT is requested but the payload is not aligned to the device, the
-/// image is opened through the page cache instead, with a warning.
+/// image is opened through the page cache instead, with a warning. Doubts about the image's
+/// contents (`ImageInfo::doubts`) become warnings here, so that everyone who reads through the
+/// image tells them.
 pub(crate) fn open_image(
     files: &Files,
     path: &Path,
@@ -149,6 +151,7 @@ pub(crate) fn open_image(
         drop(stores);
         return open_image(files, path, &Access { cache: CacheMode::PageCache, ..*access }, warnings);
     }
+    warnings.extend(image.info().doubts.iter().map(|doubt| format!("{}: {doubt}", path.display())));
     Ok((image, stores))
 }
 

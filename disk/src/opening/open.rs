@@ -32,7 +32,7 @@ use crate::{
         siblings::{self, SIBLINGS_MAX, Siblings},
     },
 };
-use diskwright_image::{DiskType, ImageInfo, LinkageId, ParentLink, probe, probe::DetectedFormat};
+use diskwright_image::{DiskType, Format, ImageInfo, LinkageId, ParentLink, probe, probe::DetectedFormat};
 use diskwright_store::{Files, Store};
 use std::{
     collections::HashSet,
@@ -308,8 +308,9 @@ fn explain_parent(error: DiskError, child: &Path, parent: &Path) -> DiskError {
         DiskError::Image(diskwright_image::ImageError::NotAnImage { found, expected, .. }) => DiskError::BadChain {
             path: child.to_owned(),
             what: format!(
-                "its parent {} has another format ({found}, expected {expected}); VHD and VHDX do not mix in a chain: convert one of them",
-                parent.display()
+                "its parent {} has another format ({found}, expected {expected}); convert one of the two, as only a parent of a {} may have another format",
+                parent.display(),
+                Format::extensions_of(|driver| driver.child_takes_any_parent)
             ),
         },
         // Not a regular file or block device: a folder, a pipe.

@@ -196,6 +196,7 @@ mod tests {
             log: LogState::None,
             payload_alignment_bytes: 512,
             remarks: Vec::new(),
+            doubts: Vec::new(),
         };
         let image = ImageFacts {
             path: "x.vmdk".into(),

@@ -71,6 +71,7 @@ impl Patchwork {
                 log: LogState::None,
                 payload_alignment_bytes: 4096,
                 remarks: Vec::new(),
+                doubts: Vec::new(),
             },
             stores: vec![store("one", 0xd0), store("two", 0xd1)],
             inner: Mutex::new(Inner {

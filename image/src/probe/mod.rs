@@ -163,9 +163,7 @@ fn not_as_promised(store: &dyn Store, promised: &Known, found: &[&Known]) -> Ima
     let expected = match promised.format {
         None if found.is_empty() => return unsupported(store, promised, "the extension is that of"),
         None => return unsupported(store, promised, "the file is"),
-        Some(Format::Vhd) => "\"conectix\" at offset 0 or in the last 512 bytes (was the file copied completely?)",
-        Some(Format::Vmdk) => "\"# Disk DescriptorFile\", \"KDMV\", \"COWD\" or an SESPARSE header at offset 0",
-        Some(_) => "\"vhdxfile\" at offset 0",
+        Some(format) => format.driver().signature,
     };
     ImageError::NotAnImage {
         path: store.name().to_owned(),

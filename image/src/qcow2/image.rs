@@ -188,7 +188,7 @@ fn bitmaps_that_go(layout: &Layout) -> Option<String> {
 
 fn describe(layout: &Layout, snapshot: Option<&str>, parent: Option<ParentLink>) -> ImageInfo {
     let (header, geometry) = (&layout.front.header, &layout.geometry);
-    let mut remarks = Vec::new();
+    let (mut remarks, mut doubts) = (Vec::new(), Vec::new());
     if layout.size_bytes() != header.size_bytes && snapshot.is_none() {
         remarks.push(format!(
             "The disk's size of {} bytes is not a multiple of the 512-byte sector; its last sector ends in zeros.",
@@ -199,8 +199,9 @@ fn describe(layout: &Layout, snapshot: Option<&str>, parent: Option<ParentLink>)
         remarks.push("The image is marked dirty: it was not closed, and its refcounts may be wrong. Its contents are not affected.".into());
     }
     if header.features.has(features::CORRUPT) {
-        remarks.push("The image is marked corrupt: the program that wrote it found damaged structures. Run `diskwright check` on it.".into());
+        doubts.push("The image is marked corrupt: the program that wrote it found damaged structures. Run `diskwright check` on it.".into());
     }
+    remarks.extend(doubts.iter().cloned());
     if let Err(error) = &layout.snapshots {
         remarks.push(format!("The internal snapshots cannot be read: {error}."));
     }
@@ -226,6 +227,7 @@ fn describe(layout: &Layout, snapshot: Option<&str>, parent: Option<ParentLink>)
         log: LogState::None,
         payload_alignment_bytes: geometry.unit_bytes().min(ALIGNMENT_MAX_BYTES) as u32,
         remarks,
+        doubts,
     }
 }
 

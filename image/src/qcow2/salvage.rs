@@ -98,6 +98,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         log: LogState::None,
         payload_alignment_bytes: geometry.unit_bytes().min(1 << 20) as u32,
         remarks,
+        doubts: Vec::new(),
     };
     Ok(Salvaged {
         info,

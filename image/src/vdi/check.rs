@@ -7,7 +7,10 @@
 //! The spaces are counted in windows of a bounded size, one pass over the map for each window that
 //! the file's length makes possible.
 
-use super::{corrupt, layout::Layout};
+use super::{
+    corrupt,
+    layout::{Layout, stray_parent},
+};
 use crate::{
     error::Result,
     findings::{Change, CheckReport, Examined, Finding, Findings, Severity, corruption},
@@ -16,6 +19,8 @@ use diskwright_format::vdi::VdiEntry;
 use diskwright_store::Store;
 use std::sync::Arc;
 
+/// Offset of the kind of image in the header.
+const KIND_AT: u64 = 0x4c;
 /// Offset of the number of spaces in the header.
 const COUNT_AT: u64 = 0x184;
 /// Spaces that one pass counts: 8 MiB of memory, and 64 TiB of blocks of 1 MiB.
@@ -37,6 +42,9 @@ pub fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<Examined> {
         }
     };
     let header = &layout.header;
+    if let Some(doubt) = stray_parent(header) {
+        findings.add(Finding::new(Severity::Note, KIND_AT, "header", "a parent", "none").says(doubt));
+    }
     report.total_blocks = layout.blocks();
     let data_bytes = layout.file_bytes.saturating_sub(header.data_offset_bytes.into());
     let spaces = data_bytes.div_ceil(header.space_bytes());

@@ -2,7 +2,7 @@
 
 use super::{
     corrupt,
-    layout::{Layout, SECTOR_BYTES, link_of},
+    layout::{Layout, SECTOR_BYTES, link_of, stray_parent},
     map::Entry,
     write::{PAGE_ENTRIES, Writing},
 };
@@ -31,6 +31,8 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VdiImage> {
     if !header.comment.is_empty() {
         remarks.push(format!("Comment: {}", header.comment.escape_debug()));
     }
+    let doubts: Vec<_> = stray_parent(header).into_iter().collect();
+    remarks.extend(doubts.iter().cloned());
     let places = u64::from(header.data_offset_bytes) + u64::from(header.extra_bytes);
     let alignment = 1 << (places | header.space_bytes() | 1 << 20).trailing_zeros();
     let info = ImageInfo {
@@ -55,6 +57,7 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VdiImage> {
         log: LogState::None,
         payload_alignment_bytes: alignment,
         remarks,
+        doubts,
     };
     if writable {
         let writing = Box::new(Writing::new(layout.clone(), Arc::clone(&store))?);

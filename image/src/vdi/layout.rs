@@ -168,6 +168,16 @@ pub fn parent_link(store: &dyn Store) -> Result<Option<ParentLink>> {
     Ok(link_of(&header))
 }
 
+/// Doubt about an image that is not a child but names a parent; `None` for a sound one.
+pub(super) fn stray_parent(header: &VdiHeader) -> Option<String> {
+    (header.kind != VdiKind::Differencing && !header.parent_id.is_nil()).then(|| {
+        format!(
+            "The header says that this disk is not differencing, but it names the parent {}. Blocks that this file does not have read as zeros.",
+            header.parent_id
+        )
+    })
+}
+
 /// The link to the parent: its ids, and no path.
 pub(super) fn link_of(header: &VdiHeader) -> Option<ParentLink> {
     (header.kind == VdiKind::Differencing).then(|| ParentLink {

@@ -128,7 +128,13 @@ fn other_footer(store: &dyn Store, footers: &Footers, chosen: &Chosen) -> Result
     }
     let is_tail = chosen.found.offset_bytes == tail.offset_bytes;
     let (other, tail_offset_bytes) = if is_tail { (copy, None) } else { (tail, Some(tail.offset_bytes)) };
-    let as_chosen = Chosen { found: other.clone(), tail_offset_bytes, copy_is_right: false, remarks: Vec::new() };
+    let as_chosen = Chosen {
+        found: other.clone(),
+        tail_offset_bytes,
+        copy_is_right: false,
+        contradiction: None,
+        remarks: Vec::new(),
+    };
     match Layout::from_footer(store, as_chosen, footers.len_bytes) {
         Ok(_) => Ok(Some(Change::Write(chosen.found.offset_bytes, other.bytes.to_vec()))),
         Err(crate::ImageError::Corrupt { .. }) => Ok(None),

@@ -43,6 +43,9 @@ pub(super) struct Chosen {
     /// Whether the copy at offset 0 has the same bytes. Always true for a fixed disk, which has no
     /// copy.
     pub copy_is_right: bool,
+    /// [`Footers::contradiction`].
+    pub contradiction: Option<String>,
+    /// Further peculiarities, a sentence each.
     pub remarks: Vec<String>,
 }
 
@@ -132,7 +135,7 @@ impl Footers {
     /// # Errors
     /// `Corrupt` if neither is valid.
     pub fn choose(&self, store: &dyn Store) -> Result<Chosen> {
-        let mut remarks: Vec<_> = self.contradiction().into_iter().collect();
+        let (contradiction, mut remarks) = (self.contradiction(), Vec::new());
         // A footer of a fixed disk at offset 0 is the guest's, as fixed disks have no copy.
         let copy = self.copy.as_ref().ok().filter(|copy| copy.footer.kind != DiskKind::Fixed);
         let (found, tail_offset_bytes) = match (&self.tail, copy) {
@@ -144,7 +147,7 @@ impl Footers {
                 (tail, Some(tail.offset_bytes))
             }
             (Ok(tail), Some(copy)) if is_believable(tail, copy) => {
-                if tail.footer.kind != DiskKind::Fixed && tail.footer != copy.footer && remarks.is_empty() {
+                if tail.footer.kind != DiskKind::Fixed && tail.footer != copy.footer && contradiction.is_none() {
                     remarks.push(
                         "The copy of the footer at offset 0 differs from the footer at the end, which is used.".into(),
                     );
@@ -168,7 +171,7 @@ impl Footers {
             remarks.push("The footer has 511 bytes, as in files by Virtual PC before 2004.".into());
         }
         let copy_is_right = found.footer.kind == DiskKind::Fixed || copy.is_some_and(|copy| copy.bytes == found.bytes);
-        Ok(Chosen { found: found.clone(), tail_offset_bytes, copy_is_right, remarks })
+        Ok(Chosen { found: found.clone(), tail_offset_bytes, copy_is_right, contradiction, remarks })
     }
 }
 

@@ -106,7 +106,8 @@ pub fn parent_link(store: &dyn Store) -> Result<Option<ParentLink>> {
 /// `NotAnImage` without a footer; `Corrupt` if footer and header contradict each other or the file;
 /// `Io`.
 pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
-    let (mut layout, mut remarks) = Layout::read(&*store)?;
+    let (mut layout, told) = Layout::read(&*store)?;
+    let mut remarks = [layout.doubts.clone(), told].concat();
     if writable
         && let Some(blocks) = &layout.blocks
         && let Some(parent) = blocks.stray_parent()
@@ -158,6 +159,7 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
         log: LogState::None,
         payload_alignment_bytes,
         remarks,
+        doubts: layout.doubts.clone(),
     };
     let (len_bytes, footer) = (layout.len_bytes, FooterPlace::of(&layout));
     let kind = match layout.blocks {

@@ -32,6 +32,8 @@ pub(super) struct Layout {
     pub size_bytes: u64,
     /// `None` for a fixed disk.
     pub blocks: Option<Blocks>,
+    /// What makes the contents doubtful, a sentence each.
+    pub doubts: Vec<String>,
 }
 
 /// The part of a layout that fixed disks do not have. It never changes: an image that grows gets a
@@ -237,7 +239,8 @@ impl Blocks {
 }
 
 impl Layout {
-    /// Reads and validates everything but the BAT entries. The remarks are for the user.
+    /// Reads and validates everything but the BAT entries. The remarks are for the user; they come
+    /// without the `doubts`.
     ///
     /// # Errors
     /// `NotAnImage`, `Corrupt`, `Io`.
@@ -249,7 +252,8 @@ impl Layout {
 
     /// Like [`Layout::read`], with the footers already read.
     pub fn from_footer(store: &dyn Store, chosen: Chosen, len_bytes: u64) -> Result<(Self, Vec<String>)> {
-        let Chosen { found, tail_offset_bytes, copy_is_right, mut remarks } = chosen;
+        let Chosen { found, tail_offset_bytes, copy_is_right, contradiction, mut remarks } = chosen;
+        let mut doubts: Vec<_> = contradiction.into_iter().collect();
         let footer = found.footer;
         let size_bytes = footer.size_bytes();
         if !footer.current_size_bytes.is_multiple_of(SECTOR_BYTES) {
@@ -293,12 +297,13 @@ impl Layout {
             Some(read_blocks(store, &footer, size_bytes, len_bytes)?)
         };
         if let Some(parent) = blocks.as_ref().and_then(Blocks::stray_parent) {
-            remarks.push(format!(
+            doubts.push(format!(
                 "The footer says that this disk is dynamic, but its header names {parent}. Blocks that this file does not have read as zeros."
             ));
         }
+        let footer_bytes = found.bytes;
         let layout =
-            Self { footer, footer_bytes: found.bytes, tail_offset_bytes, copy_is_right, len_bytes, size_bytes, blocks };
+            Self { footer, footer_bytes, tail_offset_bytes, copy_is_right, len_bytes, size_bytes, blocks, doubts };
         Ok((layout, remarks))
     }
 

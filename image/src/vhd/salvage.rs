@@ -363,5 +363,6 @@ fn info(
         log: LogState::None,
         payload_alignment_bytes: SECTOR_BYTES as u32,
         remarks,
+        doubts: Vec::new(),
     }
 }

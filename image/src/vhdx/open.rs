@@ -63,11 +63,15 @@ pub(super) fn load(store: Arc<dyn Store>, writable: bool) -> Result<Opened> {
     let found = Found { creator, slot, log_place, log_is_sound: log_is_sound.is_ok() };
     let (barrier, headers, log) = replay(store, &found, header, writable, &mut remarks)?;
     let (layout, info) = describe(&**barrier.store(), &found, headers.current(), log, &mut remarks)?;
+    remarks.extend(info.doubts.iter().cloned());
     let info = ImageInfo { remarks, ..info };
     let store = &**barrier.store();
     let file_bytes = store.len_bytes().map_err(|error| ImageError::io("get the file's length", store, 0, error))?;
     Ok(Opened { headers, log_place, layout, info, file_bytes, barrier })
 }
+
+/// Doubt about a disk that is not marked as a child but has the link of one.
+const STRAY_PARENT: &str = "The disk is not marked as differencing, but it has a parent locator. Blocks that this file does not have read as zeros.";
 
 /// Result of the steps before the replay of the log.
 struct Found {
@@ -112,6 +116,7 @@ fn describe(
         return Err(at_metadata(Invalid::new("physical sector size", 0, physical, "512 or 4096 bytes")));
     }
     let parent = if parameters.has_parent { Some(read_parent(&items)?) } else { None };
+    let is_stray = !parameters.has_parent && table.find(metadata::PARENT_LOCATOR).is_some();
     let layout = Layout {
         geometry,
         has_parent: parameters.has_parent,
@@ -142,6 +147,7 @@ fn describe(
         log,
         payload_alignment_bytes: MIB as u32,
         remarks: Vec::new(),
+        doubts: is_stray.then(|| STRAY_PARENT.to_owned()).into_iter().collect(),
     };
     Ok((layout, info))
 }

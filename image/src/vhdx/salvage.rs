@@ -135,6 +135,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         log,
         payload_alignment_bytes: MIB as u32,
         remarks,
+        doubts: Vec::new(),
     };
     let bitmaps = if has_parent { Bitmaps::Chunks { geometry, places } } else { Bitmaps::None };
     Ok(Salvaged {

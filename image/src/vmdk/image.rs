@@ -106,6 +106,7 @@ pub fn open(stores: Vec<Arc<dyn Store>>, writable: bool) -> Result<VmdkImage> {
         log: LogState::None,
         payload_alignment_bytes: alignment(&layout)?,
         remarks,
+        doubts: layout.doubts.clone(),
     };
     let writing = if writable { Some(Box::new(Writing::new(Arc::clone(&layout))?)) } else { None };
     Ok(VmdkImage { info, layout, writing })

@@ -14,7 +14,7 @@
 use super::{
     corrupt,
     tables::{self, Growing, LOST, Tables},
-    text::{Head, len_of},
+    text::{Head, len_of, stray_parent},
 };
 use crate::{ImageError, Result, raw::PSEUDO_BLOCK_BYTES};
 use diskwright_format::vmdk::{Access, ExtentKind, GRAIN_ABSENT, SECTOR_BYTES};
@@ -78,6 +78,8 @@ pub(super) struct Layout {
     pub block_bytes: u64,
     /// Peculiarities, a sentence each.
     pub remarks: Vec<String>,
+    /// Those of them that make the contents doubtful.
+    pub doubts: Vec<String>,
 }
 
 fn unsupported(store: &dyn Store, what: impl Into<String>, hint: &str) -> ImageError {
@@ -113,15 +115,13 @@ impl Layout {
             size_bytes: Growing::new(0),
             block_bytes: PSEUDO_BLOCK_BYTES,
             remarks: Vec::new(),
+            doubts: Vec::new(),
         };
         if layout.head.text.is_none() {
             let tables = layout.add_extent(0)?;
             let sectors = layout.extents[tables].tables.capacity_bytes.get() / SECTOR_BYTES;
             layout.add_part(sectors, Content::Sparse(tables))?;
-            layout.remarks.push(format!(
-                "{}: the file is an extent without a descriptor, so it is read as a disk of its own; open the descriptor for the whole disk.",
-                first.name().display()
-            ));
+            layout.doubts.push("The file is an extent without a descriptor, so it is read as a disk of its own; open the descriptor for the whole disk.".into());
         } else {
             let own = layout.head.own_extent();
             let extents = layout.head.extents().to_vec();
@@ -138,6 +138,12 @@ impl Layout {
         let common = grains.chain(layout.parts.iter().map(|part| part.start_bytes));
         let common = common.fold(PSEUDO_BLOCK_BYTES, |common, bytes| common | bytes);
         layout.block_bytes = 1 << common.trailing_zeros();
+        if let Some(hint) = layout.head.text.as_ref().and_then(stray_parent) {
+            layout.doubts.push(format!(
+                "The descriptor names the parent {hint:?} but has no parentCID. Blocks that this file does not have read as zeros."
+            ));
+        }
+        layout.remarks.extend(layout.doubts.iter().cloned());
         for extent in &layout.extents {
             layout.remarks.extend(extent.tables.remarks.iter().cloned());
         }
@@ -186,10 +192,8 @@ impl Layout {
         let mut sectors = sectors;
         if capacity != sectors && extents == 1 && index == 0 {
             // A growth that was cut short has changed only the header.
-            self.remarks.push(format!(
-                "{}: the descriptor says {sectors} sectors and the header {capacity}; the header counts.",
-                store.name().display()
-            ));
+            self.doubts
+                .push(format!("The descriptor says {sectors} sectors and the header {capacity}; the header counts."));
             sectors = capacity;
         } else if capacity < sectors {
             let found = format!("a capacity of {capacity} sectors");

@@ -85,6 +85,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         log: LogState::None,
         payload_alignment_bytes: SECTOR_BYTES as u32,
         remarks,
+        doubts: Vec::new(),
     };
     let mut salvaged = Salvaged {
         info,

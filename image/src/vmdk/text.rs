@@ -163,6 +163,11 @@ pub(super) fn link_of(descriptor: &Descriptor) -> Option<ParentLink> {
     })
 }
 
+/// The parent that the descriptor of a disk without `parentCID` names all the same.
+pub(super) fn stray_parent(descriptor: &Descriptor) -> Option<&str> {
+    descriptor.parent_hint().filter(|hint| descriptor.parent_cid == NO_PARENT && !hint.is_empty())
+}
+
 /// The header of a sparse extent. Where it says that the directory is at the end, the numbers are
 /// those of the footer.
 pub(super) fn header_of(store: &dyn Store) -> Result<SparseHeader> {

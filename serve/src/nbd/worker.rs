@@ -190,6 +190,7 @@ impl Worker {
     fn ended(&mut self, end: StreamEnd) {
         match end.tag {
             WAKEUP => {
+                self.metrics.wakeups.add(1);
                 for message in self.inbox.take() {
                     match message {
                         Message::Client(fd, peer, tls) => self.add_client(fd, peer, tls),

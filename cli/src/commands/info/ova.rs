@@ -155,7 +155,7 @@ fn report(file: &str, ova: &Ova, digests: Option<&Digests>) -> Report {
             .iter()
             .flat_map(|digests| digests.members.iter().filter(is_missing).map(|member| member.name.clone()))
             .collect(),
-        remarks: ova.remarks().to_vec(),
+        remarks: switches::all_with_switches(ova.remarks()),
     }
 }
 

@@ -107,6 +107,9 @@ fn not_for_children(dest: &Path, source: &Path, why: &str) -> String {
 pub(super) fn cannot_keep(dest: &Path, why: &str) -> DiskError {
     DiskError::Usage {
         what: format!("{}: cannot keep the identity: {why}", dest.display()),
-        hint: "leave out `ConvertOptions::identity`, or convert to VHD or VHDX".into(),
+        hint: format!(
+            "leave out `ConvertOptions::identity`, or name the copy {}",
+            Format::extensions_of(|driver| driver.identities != Identities::None)
+        ),
     }
 }

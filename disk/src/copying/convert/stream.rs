@@ -195,7 +195,7 @@ fn check(
         );
     }
     if options.identity == Identity::Keep {
-        return Err(cannot_keep(dest, "it records none that VHD and VHDX have"));
+        return Err(cannot_keep(dest, "a disk that is written in one pass gets a new one"));
     }
     let levels = if is_qcow2 { Deflate::LEVELS } else { Zlib::LEVELS };
     if options.compress_level.is_some_and(|level| !levels.contains(&level)) {
