@@ -19,6 +19,7 @@ use crate::{
     progress::{Progress, report},
 };
 use diskwright_disk::{CreateRequest, create};
+use diskwright_image::probe::format_of_extension;
 use diskwright_load::{
     LoadError, OpenTarget, data,
     job::{Contents, Job, Load},
@@ -306,7 +307,8 @@ impl Made {
         if spec.starts_with("null:") || open::names_export(spec) {
             return bad(format!("{spec} cannot be created"), "leave `PrepareOptions::create_bytes` out");
         }
-        let is_disk = path.extension().is_some_and(|extension| extension == "vhd" || extension == "vhdx");
+        // The extensions of the formats, as `create` takes them. Any other name is a raw file.
+        let is_disk = format_of_extension(path).is_some_and(|format| format.driver().has_blocks);
         match fs::metadata(path) {
             Ok(found) if !found.is_file() => {
                 return bad(

@@ -18,8 +18,9 @@ use diskwright_load::{
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Targets")]
 pub struct TargetArgs {
-    /// Create targets that do not exist: a raw file of this size, or a dynamic disk if the name
-    /// ends in .vhd or .vhdx. The lab fills them, and later runs may write them.
+    /// Create targets that do not exist, with this size: a dynamic disk if the name ends in .vhd,
+    /// .vhdx, .qcow2, .vmdk or .vdi, else a raw file. The lab fills them, and later runs may write
+    /// them.
     #[arg(long, value_name = "SIZE", value_parser = words::size)]
     pub create_size: Option<Bytes>,
     /// Fill the working set first, and check that all of it is allocated.
