@@ -2,17 +2,18 @@
 //!
 //! Each command has its own arguments in `commands/`. The global options may stand before or behind
 //! any command. A command shows in its help those that it uses: [`command_line`] hides the options
-//! about disks and chains everywhere, and shows them again where a disk is opened.
+//! about disks and chains everywhere, and shows them again where a disk is opened. What `-h` and
+//! `--help` print is arranged in [`help`](crate::help).
 
 use crate::{
-    commands,
+    commands, help,
     options::{GlobalOptions, Used},
 };
-use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Arg, CommandFactory, FromArgMatches, Parser, Subcommand, error::ErrorKind};
 use std::ffi::OsString;
 
-/// Create, examine, check, convert, serve and measure virtual disks: raw, VHD and VHDX, fixed,
-/// dynamic and differencing.
+/// Create, examine, check, convert, serve and measure virtual disks: raw, VHD, VHDX, VMDK, qcow2
+/// and VDI, with the chains of their parents.
 #[derive(Debug, Parser)]
 #[command(name = "diskwright", version, max_term_width = 120, after_help = AFTER_HELP)]
 pub struct Cli {
@@ -108,7 +109,7 @@ pub enum Command {
 }
 
 /// What each command uses of the options about disks. The others use none of them.
-const USED: [(&[&str], Used); 36] = [
+const USED: [(&[&str], Used); 37] = [
     (&["create"], Used::Parents),
     (&["info"], Used::Reading),
     (&["map"], Used::Reading),
@@ -117,10 +118,11 @@ const USED: [(&[&str], Used); 36] = [
     (&["convert"], Used::Reading),
     (&["compare"], Used::Reading),
     (&["diff"], Used::Writing),
-    (&["snapshot"], Used::Reading),
-    (&["snapshot", "revert"], Used::Reading),
-    (&["snapshot", "delete"], Used::Reading),
-    (&["track", "start"], Used::Reading),
+    (&["snapshot"], Used::Changing),
+    (&["snapshot", "list"], Used::Nothing),
+    (&["snapshot", "revert"], Used::Changing),
+    (&["snapshot", "delete"], Used::Changing),
+    (&["track", "start"], Used::Changing),
     (&["track", "list"], Used::Reading),
     (&["track", "show"], Used::Reading),
     (&["track", "stop"], Used::Reading),
@@ -128,10 +130,10 @@ const USED: [(&[&str], Used); 36] = [
     (&["merge"], Used::Writing),
     (&["move"], Used::Reading),
     (&["serve-ctl", "move"], Used::Parents),
-    (&["compact"], Used::Reading),
-    (&["reconnect"], Used::Reading),
+    (&["compact"], Used::Changing),
+    (&["reconnect"], Used::Changing),
     (&["rescue"], Used::Reading),
-    (&["resize"], Used::Reading),
+    (&["resize"], Used::Changing),
     (&["io"], Used::Writing),
     (&["serve"], Used::Writing),
     (&["attach"], Used::Writing),
@@ -147,15 +149,31 @@ const USED: [(&[&str], Used); 36] = [
     (&["lab", "study", "access-paths"], Used::Engine),
 ];
 
+/// The commands of which `--format` names the format of what they make.
+const MAKING: [&[&str]; 6] = [&["create"], &["convert"], &["clone"], &["move"], &["serve-ctl", "move"], &["rescue"]];
+
 /// The whole command line. Use it instead of `Cli::command()`.
 pub fn command_line() -> clap::Command {
     let command = Cli::command();
-    let options: Vec<Arg> = command.get_arguments().cloned().collect();
+    let options: Vec<Arg> = command.get_arguments().filter(|option| help::is_of_disks(option)).cloned().collect();
     USED.into_iter().fold(command, |command, (path, used)| {
-        // An option that a command has of its own is not taken from above.
-        let shown = options.iter().filter(|option| used.shows(option.get_id().as_str()));
-        with_options(command, path, &shown.map(|option| option.clone().hide(false)).collect::<Vec<Arg>>())
+        // An option that a command has of its own is not taken from above. So the hidden ones are
+        // given too: the command above may show them.
+        let own = options.iter().map(|option| {
+            let id = option.get_id().as_str();
+            let option = option.clone().hide(!used.shows(id));
+            if id == "format" && MAKING.contains(&path) { format_to_make(option) } else { option }
+        });
+        with_options(command, path, &own.collect::<Vec<Arg>>())
     })
+}
+
+/// `--format` of a command that makes an image, among the command's own options.
+fn format_to_make(option: Arg) -> Arg {
+    option.help_heading(None::<&'static str>).help("Format of the new image, whatever its name says").long_help(
+        "Format of the new image, whatever its name says. Without it the extension decides: .vhd and .avhd, .vhdx and \
+         .avhdx, .qcow2, .vmdk, .vdi, and for raw .raw, .img, .bin and .dd",
+    )
 }
 
 fn with_options(command: clap::Command, path: &[&str], options: &[Arg]) -> clap::Command {
@@ -171,7 +189,13 @@ impl Cli {
     /// # Errors
     /// Clap's error for an invalid command line. Help and version are returned as errors too.
     pub fn read(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> clap::error::Result<Self> {
-        let matches = command_line().try_get_matches_from(arguments)?;
+        let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+        let matches = command_line().try_get_matches_from(&arguments).or_else(|error| match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+                help::arrange(command_line(), None).try_get_matches_from(&arguments)
+            }
+            _ => Err(error),
+        })?;
         Self::from_arg_matches(&matches).map_err(|error| error.format(&mut command_line()))
     }
 }
@@ -179,7 +203,6 @@ impl Cli {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::error::ErrorKind;
     use std::path::PathBuf;
 
     #[test]
@@ -191,9 +214,9 @@ mod tests {
         }
     }
 
-    /// The help of the command at `path`.
+    /// What `-h` of the command at `path` prints.
     fn help(path: &[&str]) -> String {
-        let mut command = command_line();
+        let mut command = help::arrange(command_line(), Some(80));
         command.build();
         let below =
             path.iter().fold(&mut command, |command, name| command.find_subcommand_mut(name).expect("it exists"));
@@ -205,13 +228,24 @@ mod tests {
         for path in [&["info"][..], &["lab", "run"], &["serve"]] {
             let help = help(path);
             let at = |heading: &str| help.find(heading).unwrap_or_else(|| panic!("{path:?} has no {heading}:\n{help}"));
-            assert!(at("\nOptions:") < at("\nDisk options:") && at("Disk options:") < at("\nGlobal options:"));
+            assert!(at("\nOptions:") < at("\nEXAMPLES") && at("\nEXAMPLES") < at("\nDisk options:"));
+            assert!(at("\nDisk options:") < at("\nGlobal options:"));
             assert!(help.contains("--map-drive") && help.contains("--json"), "{help}");
         }
         assert!(!help(&["info"]).contains("--detect-zeroes") && help(&["io"]).contains("--detect-zeroes"));
         assert!(help(&["create"]).contains("--allow-parent-dir") && !help(&["create"]).contains("--map-memory"));
-        for path in [&[][..], &["lab"], &["man"], &["detach"], &["attached"], &["lab", "report"], &["lab", "selftest"]]
-        {
+        assert!(!help(&["info"]).contains("--ignore-parent-timestamp"));
+        assert!(help(&["resize"]).contains("--ignore-parent-timestamp"));
+        for path in [
+            &[][..],
+            &["lab"],
+            &["snapshot", "list"],
+            &["man"],
+            &["detach"],
+            &["attached"],
+            &["lab", "report"],
+            &["lab", "selftest"],
+        ] {
             let help = help(path);
             assert!(!help.contains("--map-drive") && help.contains("--json"), "{path:?}:\n{help}");
         }
@@ -281,7 +315,8 @@ mod tests {
     #[test]
     fn every_command_line_in_the_documents_and_in_the_help_can_be_parsed() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let documents = ["README.md", "docs/measurements.md", "docs/reliability.md", "docs/schemas/README.md"];
+        let documents =
+            ["README.md", "docs/tasks.md", "docs/measurements.md", "docs/reliability.md", "docs/schemas/README.md"];
         let read = |name: &&str| (name.to_string(), std::fs::read_to_string(root.join(name)).unwrap());
         let mut texts: Vec<(String, String)> = documents.iter().map(read).collect();
         let mut all = vec![command_line()];
@@ -317,17 +352,19 @@ mod tests {
 
     #[test]
     fn help_fits_a_terminal_of_80_columns() {
-        let mut root = command_line().term_width(80);
+        let mut root = help::arrange(command_line(), Some(80));
         root.build();
         let mut all = vec![root];
         let mut wide = Vec::new();
         while let Some(mut command) = all.pop() {
             all.extend(command.get_subcommands().cloned());
             let help = command.render_long_help().to_string();
-            let examples = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-            let examples = examples.split_once("EXAMPLES").map_or("", |(_, examples)| examples);
-            // An example is typed as it stands, so it breaks with a backslash.
-            let lines = help.lines().chain(examples.lines()).filter(|line| line.chars().count() > 80);
+            let short = command.render_help().to_string();
+            let after = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            // An example is typed as it stands, so it breaks with a backslash. A row of a table
+            // that is broken runs into the next column.
+            let rows = after.lines().filter(|line| line.starts_with("  "));
+            let lines = help.lines().chain(short.lines()).chain(rows).filter(|line| line.chars().count() > 80);
             wide.extend(lines.map(|line| format!("{}: {line}", command.get_name())));
         }
         assert!(wide.is_empty(), "{wide:#?}");

@@ -36,6 +36,7 @@ mod exit;
 mod export;
 mod extents;
 mod habits;
+mod help;
 mod in_use;
 mod json;
 mod live;
@@ -126,7 +127,7 @@ fn dispatch(context: &mut Context, command: &Command) -> Outcome {
         Command::Detach(args) => commands::detach::run(context, args),
         Command::Attached(args) => commands::attached::run(context, args),
         Command::Lab(args) => commands::lab::run(context, args),
-        Command::Diskspd(args) => commands::diskspd::run(context, args, command_line()),
+        Command::Diskspd(args) => commands::diskspd::run(context, args),
         Command::MeasuringChild(args) => commands::lab::measuring_child(context, args),
         Command::Completions(args) => commands::completions::run(context, args, command_line()),
         Command::Man(args) => commands::man::run(context, args, command_line()),
@@ -139,6 +140,8 @@ fn switches_of(command: &Command) -> &'static str {
         Command::Convert(_) => "convert",
         Command::Compare(_) => "compare",
         Command::Diff(_) => "diff",
+        Command::Move(_) => "move",
+        Command::Rescue(_) => "rescue",
         Command::Diskspd(_) => "diskspd",
         _ => "",
     }

@@ -1,11 +1,11 @@
-//! Progress of a run: one line that is updated on a terminal, a line every few seconds elsewhere,
-//! nothing with `--quiet`.
+//! Progress of a run: one line that is updated on a terminal, a line every few seconds elsewhere
+//! (none for a stage of less than two seconds), nothing with `--quiet`.
 //!
 //! The lab calls at most four times a second, from the thread that conducts the run; measuring
 //! threads never wait for the terminal. After a signal the answer is `false`: the run ends and
 //! keeps what it has measured.
 
-use crate::{describe::printable, signals::Patience, style::DEFAULT_COLUMNS};
+use crate::{describe::printable, progress::Pace, signals::Patience, style::DEFAULT_COLUMNS};
 use diskwright_load::{
     run::{Snapshot, Stage, Watch},
     steady::{RANGE_MAX, ROUNDS, SLOPE_MAX},
@@ -15,10 +15,8 @@ use std::{
     io::{self, IsTerminal, Write},
     os::fd::AsFd,
     sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
-
-const LINE_EVERY: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Show {
@@ -38,7 +36,7 @@ pub struct LiveDisplay {
 
 #[derive(Debug)]
 struct State {
-    next: Instant,
+    pace: Pace,
     /// Phase and stage that were shown last.
     shown: Option<(usize, Stage)>,
     drawn: bool,
@@ -52,7 +50,11 @@ impl LiveDisplay {
             (false, true) => Show::Line,
             (false, false) => Show::Lines,
         };
-        Self { show, patience, state: Mutex::new(State { next: Instant::now(), shown: None, drawn: false }) }
+        Self {
+            show,
+            patience,
+            state: Mutex::new(State { pace: Pace::of_steps(Instant::now()), shown: None, drawn: false }),
+        }
     }
 }
 
@@ -71,9 +73,12 @@ impl Watch for LiveDisplay {
             }
             Show::Lines => {
                 let stage = (snapshot.phase_index, snapshot.stage);
-                if state.shown != Some(stage) || Instant::now() >= state.next {
+                let now = Instant::now();
+                if state.shown != Some(stage) {
                     state.shown = Some(stage);
-                    state.next = Instant::now() + LINE_EVERY;
+                    state.pace.next_step(now);
+                }
+                if state.pace.is_due(now) {
                     let _ = writeln!(io::stderr(), "diskwright: {}", line(snapshot));
                 }
             }

@@ -10,54 +10,78 @@ use std::{path::PathBuf, time::Duration};
 
 /// Options for every command.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Global options")]
+#[command(next_help_heading = GLOBAL)]
 pub struct GlobalOptions {
-    /// Print one JSON document, with a `schema` field, on standard output.
+    /// Print one JSON document on standard output.
+    ///
+    /// Its field `schema` names what it holds.
     #[arg(long, global = true)]
     pub json: bool,
     /// Show no progress and no warnings.
     #[arg(long, short, global = true)]
     pub quiet: bool,
-    /// Format of the image, whatever its contents or extension say. Without it the extension and
-    /// the contents must agree: .raw and block devices are raw, .vhd .avhd .vhdx .avhdx must hold
-    /// that format, and any other file that looks like an image is opened read-only or refused. An
-    /// NBD export is a raw disk unless this names the format of an image inside it.
+    /// Format of the image, instead of probing it.
+    ///
+    /// Without it the extension and the contents must agree: .raw and block devices are raw, .vhd,
+    /// .avhd, .vhdx, .avhdx, .qcow2, .vmdk and .vdi must hold that format, and any other file that
+    /// looks like an image is opened read-only or refused. An NBD export is a raw disk unless this
+    /// names the format of an image inside it.
     #[arg(long, global = true, hide = true, help_heading = DISK, value_enum, value_name = "FORMAT")]
     pub format: Option<FormatArg>,
-    /// How I/O is submitted; auto is io_uring where the kernel has it.
+    /// Submit I/O by io_uring, or pread and pwrite.
+    ///
+    /// auto is io_uring where the kernel has it.
     #[arg(
         long, global = true, hide = true, help_heading = DISK, value_enum, value_name = "ENGINE",
         default_value_t = EngineArg::Auto
     )]
     pub io_engine: EngineArg,
-    /// Use the page cache, or bypass it with O_DIRECT. [default: direct for convert, compare and
-    /// the lab, else page; convert reads from the page cache what is in it]
+    /// Use the page cache, or bypass it (O_DIRECT).
+    ///
+    /// The default is direct for convert, compare and the lab, and page for all others. convert
+    /// reads from the page cache what is in it.
     #[arg(long, global = true, hide = true, help_heading = DISK, value_enum, value_name = "MODE")]
     pub cache: Option<CacheArg>,
-    /// Open parents beneath DIR too, not only beneath the child's own folder (may be repeated).
+    /// Open parents beneath DIR too.
+    ///
+    /// Without it parents are opened only beneath the child's own folder (may be repeated).
     #[arg(long, global = true, hide = true, help_heading = DISK, value_name = "DIR")]
     pub allow_parent_dir: Vec<PathBuf>,
-    /// Open parents in any folder; for chains that you trust.
+    /// Open parents in any folder.
+    ///
+    /// For chains that you trust: a parent's path is taken from the child.
     #[arg(long, global = true, hide = true, help_heading = DISK)]
     pub allow_any_parent: bool,
-    /// Open parents that are block devices too, not only regular files.
+    /// Open parents that are block devices too.
+    ///
+    /// Without it only regular files are opened as parents.
     #[arg(long, global = true, hide = true, help_heading = DISK)]
     pub allow_devices: bool,
-    /// Look for parents with a Windows path on drive LETTER: beneath DIR (may be repeated).
+    /// Look for parents on drive LETTER: in DIR.
+    ///
+    /// For children that record a Windows path of their parent (may be repeated).
     #[arg(long, global = true, hide = true, help_heading = DISK, value_name = "LETTER=DIR", value_parser = drive)]
     pub map_drive: Vec<(char, PathBuf)>,
-    /// Write to a child although its parent's time stamp differs from the one that the child
-    /// recorded (VHD).
+    /// Write though the parent's time stamp differs.
+    ///
+    /// A VHD child records when its parent was last changed. Without this option it is not written
+    /// if the parent's file has another time.
     #[arg(long, global = true, hide = true, help_heading = DISK)]
     pub ignore_parent_timestamp: bool,
-    /// Write to an image although another image in its folder names it as its parent.
+    /// Write though a child names this image.
+    ///
+    /// Without it an image is not written if another image in its folder names it as its parent.
     #[arg(long, global = true, hide = true, help_heading = DISK)]
     pub allow_parent_write: bool,
-    /// Allocate no space for writes of zeros, on dynamic and differencing disks.
+    /// Allocate no space for writes of zeros.
+    ///
+    /// On dynamic and differencing disks.
     #[arg(long, global = true, hide = true, help_heading = DISK)]
     pub detect_zeroes: bool,
-    /// Memory for the block map of each disk and the tables behind it [default: 64M]. Less costs
-    /// speed on disks of many TiB.
+    /// Memory for the block map [default: 64M].
+    ///
+    /// It holds the block map of each disk and the tables behind it. Less costs speed on disks of
+    /// many TiB.
     #[arg(
         long, global = true, hide = true, help_heading = DISK, value_name = "SIZE",
         value_parser = crate::sizes::parse
@@ -66,11 +90,15 @@ pub struct GlobalOptions {
 }
 
 /// Heading of the options about disks.
-const DISK: &str = "Disk options";
+pub(crate) const DISK: &str = "Disk options";
+/// Heading of the options of every command.
+pub(crate) const GLOBAL: &str = "Global options";
 
 /// Which of the options about disks a command uses, and its help shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Used {
+    /// None of them, although the command above uses some.
+    Nothing,
     /// The I/O engine.
     Engine,
     /// The I/O engine and the cache mode.
@@ -79,6 +107,8 @@ pub enum Used {
     Parents,
     /// Everything about reading a chain.
     Reading,
+    /// The same, and an image of the chain is changed.
+    Changing,
     /// Everything.
     Writing,
 }
@@ -87,12 +117,13 @@ impl Used {
     /// Whether the option with this id is shown.
     pub fn shows(self, id: &str) -> bool {
         match id {
-            "io_engine" => self != Self::Parents,
-            "cache" => !matches!(self, Self::Engine | Self::Parents),
+            "io_engine" => !matches!(self, Self::Nothing | Self::Parents),
+            "cache" => !matches!(self, Self::Nothing | Self::Engine | Self::Parents),
             "format" | "allow_parent_dir" | "allow_any_parent" | "allow_devices" | "map_drive" => {
-                matches!(self, Self::Parents | Self::Reading | Self::Writing)
+                !matches!(self, Self::Nothing | Self::Engine | Self::EngineAndCache)
             }
-            "ignore_parent_timestamp" | "map_memory" => matches!(self, Self::Reading | Self::Writing),
+            "map_memory" => matches!(self, Self::Reading | Self::Changing | Self::Writing),
+            "ignore_parent_timestamp" => matches!(self, Self::Changing | Self::Writing),
             "allow_parent_write" | "detect_zeroes" => self == Self::Writing,
             _ => false,
         }

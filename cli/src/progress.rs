@@ -7,6 +7,7 @@
 use crate::{signals::Patience, sizes::Human};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::{
+    env,
     io::{self, IsTerminal, Write},
     time::{Duration, Instant},
 };
@@ -15,6 +16,50 @@ use std::{
 const SILENCE: Duration = Duration::from_secs(2);
 /// Interval between two lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
+
+/// When a line is due without a terminal: none within the first two seconds of a step, so that
+/// short steps leave no line in a log, and then one every five seconds.
+#[derive(Debug)]
+pub(crate) struct Pace {
+    step_began: Instant,
+    last_line: Option<Instant>,
+    /// A line is due at once, because a step has begun and each is wanted.
+    at_once: bool,
+    every_step: bool,
+}
+
+/// With the value "steps" every step of the lab writes a line when it begins, however short it is:
+/// for programs that wait for a step.
+const EVERY_STEP: &str = "DISKWRIGHT_PROGRESS";
+
+impl Pace {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { step_began: now, last_line: None, at_once: false, every_step: false }
+    }
+
+    /// The same for a display that names its steps.
+    pub(crate) fn of_steps(now: Instant) -> Self {
+        let every_step = env::var_os(EVERY_STEP).is_some_and(|value| value == "steps");
+        Self { every_step, ..Self::new(now) }
+    }
+
+    /// Begins the next step. The interval to the last line still counts.
+    pub(crate) fn next_step(&mut self, now: Instant) {
+        self.step_began = now;
+        self.at_once = self.every_step;
+    }
+
+    /// Whether a line is due. If so, it counts as written.
+    pub(crate) fn is_due(&mut self, now: Instant) -> bool {
+        let is_long = now >= self.step_began + SILENCE;
+        let is_due = self.at_once || is_long && self.last_line.is_none_or(|last| now >= last + LINE_EVERY);
+        if is_due {
+            self.at_once = false;
+            self.last_line = Some(now);
+        }
+        is_due
+    }
+}
 /// Minimum interval between two drawings of the bar.
 const DRAW_EVERY: Duration = Duration::from_millis(100);
 
@@ -38,7 +83,9 @@ pub struct ProgressDisplay {
     phase_started: Instant,
     first_phase: Option<Duration>,
     last_bytes: u64,
+    /// When the bar is drawn next.
     next: Instant,
+    pace: Pace,
 }
 
 impl ProgressDisplay {
@@ -61,6 +108,7 @@ impl ProgressDisplay {
             first_phase: None,
             last_bytes: 0,
             next: started + SILENCE,
+            pace: Pace::new(started),
         }
     }
 
@@ -93,26 +141,23 @@ impl ProgressDisplay {
             }
         }
         self.last_bytes = done_bytes;
-        if now >= self.next {
-            match &mut self.show {
-                Show::Nothing => {}
-                Show::Bar(bar) => {
-                    self.next = now + DRAW_EVERY;
-                    let bar = bar.get_or_insert_with(|| {
-                        new_bar(self.doing, self.unit, total_bytes).with_elapsed(now - self.phase_started)
-                    });
-                    bar.set_length(total_bytes);
-                    bar.set_position(done_bytes);
-                }
-                Show::Lines => {
-                    self.next = now + LINE_EVERY;
-                    let _ = writeln!(
-                        io::stderr(),
-                        "diskwright: {}",
-                        line(self.doing, self.unit, done_bytes, total_bytes, now - self.started)
-                    );
-                }
+        match &mut self.show {
+            Show::Bar(bar) if now >= self.next => {
+                self.next = now + DRAW_EVERY;
+                let bar = bar.get_or_insert_with(|| {
+                    new_bar(self.doing, self.unit, total_bytes).with_elapsed(now - self.phase_started)
+                });
+                bar.set_length(total_bytes);
+                bar.set_position(done_bytes);
             }
+            Show::Lines if self.pace.is_due(now) => {
+                let _ = writeln!(
+                    io::stderr(),
+                    "diskwright: {}",
+                    line(self.doing, self.unit, done_bytes, total_bytes, now - self.started)
+                );
+            }
+            _ => {}
         }
         !self.patience.should_stop()
     }
@@ -208,6 +253,22 @@ mod tests {
             line("converting", None, 0, 0, Duration::from_secs(2)),
             "converting: 100 %, 0 bytes of 0 bytes, 0 bytes/s"
         );
+    }
+
+    #[test]
+    fn short_steps_leave_no_line_and_long_ones_one_every_five_seconds() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_millis((seconds * 1000.0) as u64);
+        let mut pace = Pace::new(start);
+        for second in 1..20 {
+            // A new step every second.
+            assert!(!pace.is_due(at(f64::from(second))), "{second}");
+            pace.next_step(at(f64::from(second)));
+        }
+        let lines: Vec<u32> = (0..200).filter(|tenth| pace.is_due(at(19.0 + f64::from(*tenth) / 10.0))).collect();
+        assert_eq!(lines, [20, 70, 120, 170]);
+        pace.next_step(at(37.0));
+        assert!(!pace.is_due(at(40.9)) && pace.is_due(at(41.0)), "the interval counts across steps");
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::{
     json::Document,
 };
 use diskwright_lab::{
-    acceptance::{self, AcceptanceRecord},
+    acceptance::{self, AcceptanceWithSummary},
     cells::WithSummary,
     comparison::{COMPARISON_SCHEMA, ComparisonRecord},
     study::{
@@ -70,7 +70,7 @@ fn of_result<T: JsonSchema>(name: &'static str) -> Named {
 
 fn all() -> Vec<Named> {
     vec![
-        of_result::<AcceptanceRecord>(acceptance::SCHEMA),
+        of_result::<AcceptanceWithSummary<'_>>(acceptance::SCHEMA),
         of_result::<WithSummary<'_, AccessPathsResult>>(access_paths::SCHEMA),
         of_result::<WithSummary<'_, ComparisonRecord>>(COMPARISON_SCHEMA),
         of_result::<WithSummary<'_, ContainersResult>>(containers::SCHEMA),

@@ -1,21 +1,19 @@
-//! Progress of a study: a bar on a terminal, a line when a phase begins and every few seconds
-//! elsewhere, nothing with `--quiet`.
+//! Progress of a study: a bar on a terminal, a line every few seconds elsewhere (none for a phase
+//! of less than two seconds), nothing with `--quiet`.
 //!
 //! The lab calls between measurements, and during a long one at most four times a second from the
 //! thread that conducts it. The display has no thread of its own, so it disturbs no measurement.
 //! After a signal the answer is `false`.
 
-use crate::{describe::printable, live, signals::Patience};
+use crate::{describe::printable, live, progress::Pace, signals::Patience};
 use diskwright_lab::progress::{Progress, Step};
 use diskwright_load::run::{Snapshot, Watch};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::{
     io::{self, IsTerminal, Write},
     sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
-
-const LINE_EVERY: Duration = Duration::from_secs(5);
 
 /// The display of one run. Dropped, it wipes its bar.
 #[derive(Debug)]
@@ -37,7 +35,7 @@ struct CellDisplay {
 struct State {
     phase: String,
     message: String,
-    next: Instant,
+    pace: Pace,
 }
 
 impl StepDisplay {
@@ -45,7 +43,7 @@ impl StepDisplay {
     pub fn new(quiet: bool, patience: Patience) -> Self {
         let terminal = io::stderr().is_terminal();
         let bar = (!quiet && terminal).then(new_bar);
-        let state = State { phase: String::new(), message: String::new(), next: Instant::now() };
+        let state = State { phase: String::new(), message: String::new(), pace: Pace::of_steps(Instant::now()) };
         let cells = CellDisplay { bar, lines: !quiet && !terminal, patience, state: Mutex::new(state) };
         Self { cells }
     }
@@ -60,6 +58,7 @@ impl Progress for StepDisplay {
         let mut state = cells.state.lock().unwrap_or_else(PoisonError::into_inner);
         let new_phase = state.phase != step.phase;
         if new_phase {
+            state.pace.next_step(Instant::now());
             step.phase.clone_into(&mut state.phase);
         }
         step.message.clone_into(&mut state.message);
@@ -68,8 +67,7 @@ impl Progress for StepDisplay {
             bar.set_position(step.done);
             bar.set_prefix(state.phase.clone());
             bar.set_message(step.message.to_owned());
-        } else if cells.lines && (new_phase || Instant::now() >= state.next) {
-            state.next = Instant::now() + LINE_EVERY;
+        } else if cells.lines && state.pace.is_due(Instant::now()) {
             let _ = writeln!(io::stderr(), "diskwright: {}", line(&step));
         }
         !cells.patience.should_stop()
@@ -85,8 +83,7 @@ impl Watch for CellDisplay {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(bar) = &self.bar {
             bar.set_message(format!("{}  {}", state.message, live::figures(snapshot)));
-        } else if self.lines && Instant::now() >= state.next {
-            state.next = Instant::now() + LINE_EVERY;
+        } else if self.lines && state.pace.is_due(Instant::now()) {
             let _ = writeln!(io::stderr(), "diskwright: {}: {}", state.message, live::figures(snapshot));
         }
         !self.patience.should_stop()

@@ -112,7 +112,7 @@ switches! {
     RawAndFileOptions::size_bytes => "--size";
     AttachOptions::by => "--by";
     AttachOptions::ephemeral => "--ephemeral";
-    AttachOptions::fuse_dir => "--fuse DIR";
+    AttachOptions::fuse_dir => "--fuse PATH";
     AttachOptions::mount => "--mount";
     AttachOptions::partition => "--partition";
     DetachOptions::force => "--force";

@@ -5,7 +5,8 @@
 //! - [`ovf`]: the description and the manifest of an OVA (DMTF DSP0243)
 //! - [`tar`]: the headers of an archive, which an OVA is
 //! - [`qcow2`]: header, extensions, tables, refcounts, snapshots, bitmaps (QEMU's qcow2
-//!   specification) [`tracks`]: the file in which the changes of a disk are tracked; ours
+//!   specification)
+//! - [`tracks`]: the file in which the changes of a disk are tracked; the program's own
 //! - [`vdi`]: header and block map of VirtualBox's images
 //! - [`vhd`]: footer, dynamic header, parent locators, time stamps, geometry (VHD Image Format
 //!   Specification 1.0)

@@ -7,8 +7,15 @@
 //!                      └─▶ rows: one per round, for CSV
 //! ```
 //!
-//! Results store cells and no figures derived from them. A script finds the IOPS of every kind of
-//! measurement in `summary[0].iops`.
+//! Medians, ratios and ranges are computed from the cells and are not stored. A script finds the
+//! IOPS of every kind of measurement in `summary[0].iops`.
+//!
+//! What a result stores although it could be computed again are its conclusions: the verdict of
+//! every result, the knees and the best cells of a sweep, the tests of a comparison and which
+//! `--fail-if` was true, the findings of a study of queue depth. They depend on rules and limits of
+//! the program that measured. A later version may have other rules, and a report of an old result
+//! must not contradict the exit code and the sentence that the user has seen. [`Figures`] are
+//! computed from histograms, which only a run keeps: those of hundreds of cells would be too large.
 
 use crate::ratio::Ratio;
 use diskwright_load::{Run, figures::Figures, record::PhaseRecord};
@@ -65,24 +72,31 @@ impl Cell {
         self.rounds.iter().map(figure).collect()
     }
 
-    /// Median, min, max and standard deviation of a figure; `None` without a round.
+    /// Whether a request completed in any round. If none did, nothing was measured: such a cell has
+    /// no medians and no ratios.
+    pub fn is_measured(&self) -> bool {
+        self.rounds.iter().any(|round| round.iops > 0.0)
+    }
+
+    /// Median, min, max and standard deviation of a figure; `None` if nothing was measured.
     pub fn summary_of(&self, figure: impl Fn(&Figures) -> f64) -> Option<Summary> {
-        Summary::of(&self.each(figure))
+        Summary::of(&self.each(figure)).filter(|_| self.is_measured())
     }
 
-    /// The median of a figure; `None` without a round.
+    /// The median of a figure; `None` if nothing was measured.
     pub fn median(&self, figure: impl Fn(&Figures) -> f64) -> Option<f64> {
-        median(&self.each(figure))
+        median(&self.each(figure)).filter(|_| self.is_measured())
     }
 
-    /// The medians of all figures; `None` without a round.
+    /// The medians of all figures; `None` if nothing was measured.
     pub fn medians(&self) -> Option<Figures> {
-        Figures::medians(&self.rounds)
+        Figures::medians(&self.rounds).filter(|_| self.is_measured())
     }
 
-    /// A figure as a ratio to the same round of `base`; `None` if no round has both.
+    /// A figure as a ratio to the same round of `base`; `None` if no round has both, or nothing was
+    /// measured.
     pub fn ratio(&self, base: &Self, figure: impl Fn(&Figures) -> f64) -> Option<Ratio> {
-        Ratio::of(&self.each(&figure), &base.each(&figure))
+        Ratio::of(&self.each(&figure), &base.each(&figure)).filter(|_| self.is_measured() && base.is_measured())
     }
 
     /// The figure of [`Cell::more`] with this name in each round; `None` if any round lacks it.

@@ -27,6 +27,11 @@ impl Ratio {
         Some(Self { summary, confidence, each })
     }
 
+    /// Min and max of the rounds' ratios. `None` with one round, whose scatter is unknown.
+    pub fn range(&self) -> Option<(f64, f64)> {
+        (self.each.len() > 1).then_some((self.summary.min, self.summary.max))
+    }
+
     /// The median of the rounds' ratios.
     pub fn median(&self) -> f64 {
         self.summary.median

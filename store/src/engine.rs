@@ -79,6 +79,19 @@ pub enum EngineKind {
     Sync,
 }
 
+impl EngineKind {
+    /// The kind that [`Engine::new`] makes of this one on this machine: never [`EngineKind::Auto`].
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn resolved(self) -> io::Result<Self> {
+        Ok(match Engine::new(self, 1, None)?.link {
+            Link::None => Self::Sync,
+            Link::Own(_) | Link::Shared(_) => Self::Uring,
+        })
+    }
+}
+
 /// A store that was added to an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TargetId(u32);

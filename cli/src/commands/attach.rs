@@ -75,8 +75,9 @@ pub struct AttachArgs {
     /// Kind of block device. [default: ublk where the kernel has it, else loop]
     #[arg(long, value_name = "KIND", conflicts_with = "fuse")]
     by: Option<By>,
-    /// Create no block device: show the disk as DIR/disk, or in the place of a file.
-    #[arg(long, value_name = "DIR")]
+    /// Create no block device, but mount a FUSE view: if PATH is a folder, the disk is PATH/disk;
+    /// if PATH is a file, the disk covers it.
+    #[arg(long, value_name = "PATH")]
     fuse: Option<PathBuf>,
     /// Stay in the foreground, and detach when interrupted.
     #[arg(long)]

@@ -43,8 +43,8 @@ use std::{
 A child is read through its parents, so the links to them are followed. A broken link (the parent is missing, was replaced or may not \
 be opened) is reported, and the exit code is 1 even if the file itself is sound. --chain also checks the parents themselves.
 
---repair mends what can be mended without a guess: footers, headers and region tables that have a good copy, a log to be replayed, leaked \
-space. Every byte of the disk that can be read stays the same. What can only be mended by giving up data (blocks that lie beyond the end of \
+--repair repairs what it can without a guess: footers, headers and region tables that have a good copy, a log to be replayed, leaked \
+space. Every byte of the disk that can be read stays the same. What can only be repaired by giving up data (blocks that lie beyond the end of \
 the file, two blocks in one place) is left alone, and the exit code is 2, unless --accept-loss is given: then each range of the disk that is \
 given up is printed. Before the first change all old bytes are saved in FILE.undo. --undo puts them back, and is refused if the file was written \
 since. A repair that was interrupted is put back by the next --repair or --undo.
@@ -343,7 +343,7 @@ fn print_file(context: &mut Context, report: &FileReport) -> io::Result<()> {
         ));
     }
     if report.verdict != "sound" && harm().all(|finding| finding.repair == Repair::Lossless.as_str()) {
-        line.push_str("; --repair mends it without loss");
+        line.push_str("; --repair fixes it without loss");
     }
     if report.format.as_deref() == Some("raw") {
         line.push_str("; a raw disk has no structures that could be checked");

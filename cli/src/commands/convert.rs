@@ -16,8 +16,8 @@ use crate::{
     switches,
 };
 use clap::{Args, ValueEnum};
-use diskwright_disk::{ConvertOptions, ConvertOutcome, CreateRequest, Identity, Lost, LostRange, NewSize};
-use diskwright_image::DiskType;
+use diskwright_disk::{ConvertOptions, ConvertOutcome, CreateRequest, Identity, Lost, LostRange, NewSize, is_ova};
+use diskwright_image::{DiskType, Format};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
@@ -77,13 +77,13 @@ pub struct ConvertArgs {
     source: PathBuf,
     /// The image to create, or the NBD URI of an export to write into.
     dest: PathBuf,
-    /// The kind of VMDK, by qemu-img's names: monolithicSparse, monolithicFlat,
-    /// twoGbMaxExtentSparse, twoGbMaxExtentFlat; or streamOptimized, which has compressed grains
-    /// and is written in one pass. [default: monolithicSparse; of a fixed disk monolithicFlat]
+    /// The kind of image, by qemu-img's names. Of a VMDK: monolithicSparse, monolithicFlat,
+    /// twoGbMaxExtentSparse, twoGbMaxExtentFlat or streamOptimized (compressed, written in one
+    /// pass). Of a qcow2: compressed. [default of a VMDK: monolithicSparse, fixed monolithicFlat]
     #[arg(long, value_name = "SUBFORMAT")]
     subformat: Option<String>,
-    /// Level of compression of streamOptimized and OVA, from 1 (fastest) to 12 (smallest).
-    /// [default: 6]
+    /// Level of compression, from 1 (fastest) to 12 (smallest; 9 for a qcow2): of an OVA, and with
+    /// --subformat streamOptimized or compressed. [default: 6]
     #[arg(long, value_name = "LEVEL")]
     compress_level: Option<u8>,
     /// How DEST allocates its space. [default: dynamic; raw is always fixed]
@@ -133,6 +133,14 @@ pub struct ConvertArgs {
     /// exit code is 3.
     #[arg(long)]
     skip_damaged: bool,
+}
+
+impl ConvertArgs {
+    /// Whether the command line asks for a destination with compressed data.
+    fn is_compressed(&self, format: Option<Format>) -> bool {
+        let names = |kind: &str| self.subformat.as_deref().is_some_and(|given| given.eq_ignore_ascii_case(kind));
+        names("streamOptimized") || names("compressed") || format.is_none() && is_ova(&self.dest)
+    }
 }
 
 /// Disk types without a parent.
@@ -239,6 +247,12 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             "standard input and output are not supported: a disk is read and written at many offsets at once; give a file or an NBD URI, or ./- for a file named -",
         ));
     }
+    let format = context.global.format.map(FormatArg::format);
+    if args.compress_level.is_some() && !args.is_compressed(format) {
+        return Err(Failure::usage(
+            "--compress-level needs a compressed destination: add --subformat streamOptimized for a VMDK or --subformat compressed for a qcow2, or name the destination .ova",
+        ));
+    }
     let mut source = context.global.open_options(false);
     source.format = args.source_format.map(FormatArg::format);
     source.force_share = args.share.force_share;
@@ -248,7 +262,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         source,
         cache: context.global.cache.map(CacheArg::mode),
         dest: CreateRequest {
-            format: context.global.format.map(FormatArg::format),
+            format,
             disk_type: args.disk_type.map(StandaloneType::disk_type),
             subformat: args.subformat.clone(),
             block_bytes: args.block_size,

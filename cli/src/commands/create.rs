@@ -19,7 +19,7 @@ use std::{io::Write, path::PathBuf};
 /// Arguments of `create`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The format comes from the extension (.vhdx .avhdx .vhd .avhd .vmdk .vdi .raw .img) unless --format says it. FILE must not exist. A disk with a \
+The format comes from the extension (.vhdx .avhdx .vhd .avhd .vmdk .qcow2 .vdi .raw .img .bin .dd) unless --format says it. FILE must not exist. A disk with a \
 parent is a differencing disk: it begins as its parent reads and holds only what is written to it from then on; from now on the \
 parent must not change.
 
@@ -38,6 +38,7 @@ EXAMPLES
   diskwright create big.vhdx --size 64T --block-size 32M --sector-size 4096
   diskwright create disk.vmdk --size 40G
   diskwright create disk.vdi --size 40G
+  diskwright create disk.qcow2 --size 40G
   diskwright create split.vmdk --size 40G --subformat twoGbMaxExtentFlat
   diskwright create esx.vmdk --size 40G --subformat thin
   diskwright create lun.vmdk --device /dev/sdb --subformat rdm-virtual --allow-devices

@@ -7,11 +7,13 @@
 
 use super::lab::targets::TargetArgs;
 use crate::{
+    args::command_line,
     context::Context,
     describe::printable_lines,
     exit::{self, Failure, Outcome},
+    help,
 };
-use clap::{ArgAction, Args, Command};
+use clap::{ArgAction, Args};
 use diskwright_diskspd::{self as diskspd, Profile, ProfileCommand, ResultForm, SwitchError};
 use diskwright_lab::output::{Kind, Output};
 use diskwright_load::{job::Bytes, record::End, run::RunOptions};
@@ -30,21 +32,34 @@ const PROFILE_MAX_BYTES: u64 = 1 << 20;
     disable_help_flag = true,
     after_help = "\
 SWITCHES are DiskSpd's: one word with its value, and upper and lower case differ.
-  -b<size>  block [64K]            -o<n>  requests for each thread and target [2]    -t<n>  threads for each target [1]
-  -r[align] random                 -rs<percent>  partly random                       -rd<pct|abs><distribution>
-  -s[i][stride]  sequential        -w<percent>  writes [0]
-  -d<s> -W<s> -C<s>  duration, warm-up, cool-down
-  -c<size>  make the files         -f<size> -B<offset>[:length]  the part in use     -T<offset>  from thread to thread
-  -S[b|u|w|h] -h  caching          -Z | -Zr | -Z<size>  zeros or random data         -g<bytes/ms> | -g<n>i  limit a thread
-  -L  latencies                    -D[ms]  scatter of the IOPS                       -i<n> -j<ms>  bursts, pauses
-  -F<n> -O<n>  threads in all, requests for each of them                             -z[seed]  seed
-  -a[g<n>,]<cpu>,...  bind threads to these processors in turns [all]                -n  do not bind threads
-  -p  each request in flight goes through the target by itself (sequential only)
-  -X<file>  XML profile; -d -W -C -z -R -v replace what it says, targets take the places of its templates *1, *2
-  -R[p]<text|xml>  form of the results; -Rp tells the profile and runs nothing
+  -b<size>            block [64K]
+  -o<n> -O<n>         requests of each thread and target [2]; of each thread
+  -t<n> -F<n>         threads of each target [1]; of all
+  -r[align] -rs<pct>  random; partly random
+  -rd<pct|abs><...>   distribution of the random offsets
+  -s[i][stride]       sequential; i: one stream for all threads
+  -p                  each request in flight goes through the target by itself
+                      (sequential only)
+  -w<percent>         writes [0]
+  -d<s> -W<s> -C<s>   duration, warm-up, cool-down
+  -c<size>            make the files
+  -f<size> -B<offset>[:length] -T<offset>
+                      the part in use; distance from thread to thread
+  -S[b|u|w|h] -h      caching
+  -Z -Zr -Z<size>     zeros or random data to write
+  -g<bytes/ms> -g<n>i limit of a thread
+  -i<n> -j<ms>        bursts and pauses
+  -L                  latencies
+  -D[ms]              scatter of the IOPS
+  -z[seed]            seed
+  -a[g<n>,]<cpu>,...  bind threads to these processors in turns [all]
+  -n                  do not bind threads
+  -X<file>            XML profile; -d -W -C -z -R -v replace what it says, and
+                      targets take the places of its templates *1, *2
+  -R[p]<text|xml>     form of the results; -Rp prints the profile, runs nothing
 -f<rst> -I -l -P -v -x are accepted and have no effect; -e -N -y -Sr -Sm are not supported.
 
-Files that -c makes are filled with incompressible data first. Percentiles are told only where ten requests or more lie beyond them.
+Files that -c makes are filled with incompressible data first. Percentiles are shown only where ten requests or more lie beyond them.
 
 EXIT CODES  0 done, 1 a request failed or the run could not be made, 2 used wrongly, 130 stopped
 
@@ -71,20 +86,21 @@ pub struct DiskspdArgs {
 }
 
 /// Runs the job of the switches, and prints the report.
-pub fn run(context: &mut Context, args: &DiskspdArgs, command: Command) -> Outcome {
-    carry_out(context, args, command).map_err(|failure| match failure {
+pub fn run(context: &mut Context, args: &DiskspdArgs) -> Outcome {
+    carry_out(context, args).map_err(|failure| match failure {
         Failure::Sentence(sentence) => Failure::Sentence(diskspd::with_diskspds_switches(&sentence)),
         Failure::Usage(sentence) => Failure::Usage(diskspd::with_diskspds_switches(&sentence)),
         other => other,
     })
 }
 
-fn carry_out(context: &mut Context, args: &DiskspdArgs, mut command: Command) -> Outcome {
+fn carry_out(context: &mut Context, args: &DiskspdArgs) -> Outcome {
     let mut own = Own { destroy_data: args.destroy_data, save: args.save.clone(), ..Own::default() };
     let words = own.take(&args.words)?;
     if own.help {
-        command.build();
-        let help = command.find_subcommand_mut("diskspd").map(|command| command.render_help().to_string());
+        let mut line = help::arrange(command_line(), None);
+        line.build();
+        let help = line.find_subcommand_mut("diskspd").map(|command| command.render_long_help().to_string());
         context.out.write_all(help.unwrap_or_default().as_bytes())?;
         return Ok(exit::OK);
     }
@@ -209,7 +225,7 @@ fn created(profile: &Profile) -> Outcome<Option<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::FromArgMatches;
+    use clap::{Command, FromArgMatches};
 
     fn words(line: &[&str]) -> DiskspdArgs {
         let command = DiskspdArgs::augment_args(Command::new("diskspd").disable_help_flag(true));

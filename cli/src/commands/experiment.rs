@@ -127,7 +127,7 @@ pub fn acceptance(
     // The record is printed also if it cannot be saved.
     let saved = output.map(|output| output.save(&record).map(|()| output.path().to_owned())).transpose();
     if context.global.json {
-        context.print_result(&record)?;
+        context.print_result(&record.with_summary())?;
     } else {
         context.print_chapter(&record, false)?;
         if let Ok(Some(path)) = &saved {

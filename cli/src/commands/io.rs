@@ -8,8 +8,8 @@
 //!
 //! All `-c` commands are parsed before the first is carried out. The disk is opened for writing
 //! only if one of them writes, so reading takes no writer's lock. As in qemu-io a command that
-//! fails does not stop those behind it, and the exit code is 1. A `-c` that is no command is wrong
-//! usage (2); a line of standard input that is no command fails like any other command (1).
+//! fails does not stop those behind it, and the exit code is 1. An unknown `-c` command is wrong
+//! usage (2); an unknown command on standard input fails like any other command (1).
 
 mod transfer;
 mod words;
@@ -39,10 +39,10 @@ use words::Command;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 COMMANDS
-  read [-P BYTE] [-v] OFF LEN          read; -P: all bytes must be BYTE; -v: print them
-  write [-P BYTE | -z] [-f] OFF LEN    write BYTE (default 0xcd) or zeros (-z), durably (-f)
-  discard OFF LEN                      make the range zero and give its space back
-  flush                                make all writes so far durable
+  read [-P BYTE] [-v] OFF LEN        -P: all bytes must be BYTE; -v: print them
+  write [-P BYTE | -z] [-f] OFF LEN  write BYTE [0xcd] or zeros (-z), durably (-f)
+  discard OFF LEN                    make the range zero and give its space back
+  flush                              make all writes so far durable
 OFF and LEN are sizes (4k, 1M) or hexadecimal (0x1000), in multiples of the disk's sector. Without -c the commands are read from standard input, one a \
 line. At the end the disk is closed, which makes all writes durable.
 
@@ -73,7 +73,7 @@ pub struct Done {
     /// Whether it succeeded.
     ok: bool,
     /// The offset that was asked for, in bytes, also where the command failed; `null` for a flush
-    /// and for a text that is no command.
+    /// and for an unknown command.
     offset: Option<u64>,
     /// The length that was asked for, in bytes.
     length: Option<u64>,

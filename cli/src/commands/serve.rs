@@ -60,13 +60,13 @@ sockets that systemd hands over (LISTEN_FDS) are used, or else a unix socket in 
 connect to a unix socket.
 
 A disk is exported under NAME, or the name of its file; a client that asks for no name gets the only one. A FILE with = in its name is written \
-with a folder before it: ./a=b.vhdx. FORMAT (raw, vhd, vhdx) is the format of one disk, --format that of all others. A writable disk needs it if \
-its extension names no format (.img) and its contents look like VHD or VHDX.
+with a folder before it: ./a=b.vhdx. FORMAT (raw, vhd, vhdx, qcow2, vdi, vmdk) is the format of one disk, --format that of all others. A writable disk needs it if \
+its extension names no format (.img) and its contents look like an image.
 
 TLS: the folder holds ca-cert.pem, server-cert.pem and server-key.pem, as for qemu and libnbd. With it, clients on TCP must use TLS and show a \
 certificate that the CA vouches for. SIGHUP reads the folder anew.
 
-serve-ctl reaches disks that are served for writing: statistics, more size, and their end (drain).
+serve-ctl reaches disks that are served for writing: statistics, resize, snapshot, merge, compact, move, and their end (drain).
 
 SIGTERM or Ctrl-C: requests in flight are finished, everything is flushed, and the exit code is 0. A second signal ends the server at once (130).
 
@@ -276,7 +276,7 @@ fn open_channel(context: &Context, server: &NbdServer, served: &[Served]) -> Opt
         on_move: None,
     };
     Channel::open(held.collect(), host).unwrap_or_else(|error| {
-        tracing::warn!(%error, "there is no control channel, so serve-ctl does not reach these disks");
+        tracing::warn!(%error, "cannot make a control channel, so serve-ctl does not reach these disks");
         None
     })
 }

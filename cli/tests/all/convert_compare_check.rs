@@ -10,6 +10,20 @@ use std::{process::Stdio, thread, time::Duration};
 const FILL: &str = "-c 'write -P 1 0 3M' -c 'write -P 2 17M 64k' -c 'write -P 3 40M 5M' -c 'write -P 4 65532k 4k'";
 
 #[test]
+fn a_level_of_compression_without_compression_is_wrong_usage() {
+    let shop = Workshop::new();
+    shop.ok("create disk.raw --size 1M");
+    for line in ["copy.vhdx", "copy.qcow2", "copy.vmdk --subformat monolithicSparse", "copy.ova --format vmdk"] {
+        let ended = shop.run(&format!("convert disk.raw {line} --compress-level 3"));
+        assert_eq!(ended.code, Some(2), "{line}: {}", ended.stderr);
+        assert!(ended.stderr.contains("--compress-level needs a compressed destination"), "{}", ended.stderr);
+        assert!(!shop.path(line.split(' ').next().unwrap()).exists(), "{line}");
+    }
+    shop.ok("convert disk.raw copy.qcow2 --subformat compressed --compress-level 9");
+    shop.ok("convert disk.raw copy.ova --compress-level 12");
+}
+
+#[test]
 fn there_and_back_through_every_kind() {
     let shop = Workshop::new();
     shop.ok("create start.raw --size 64M");

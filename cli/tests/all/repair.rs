@@ -38,14 +38,14 @@ fn a_footer_is_mended_and_the_repair_undone() {
     let damaged = fs::read(shop.path("disk.vhd")).unwrap();
     let ended = shop.run("check disk.vhd");
     assert_eq!(ended.code, Some(2));
-    assert!(ended.stdout.contains("--repair mends it without loss"), "{}", ended.stdout);
+    assert!(ended.stdout.contains("--repair fixes it without loss"), "{}", ended.stdout);
     let planned = shop.run("check disk.vhd --repair --dry-run");
     assert_eq!(planned.code, Some(2), "a dry run ends with the code of the file as it is");
     assert!(planned.stdout.contains("would write 512 bytes at offset 0"), "{}", planned.stdout);
     assert!(planned.stdout.contains("nothing was changed"), "{}", planned.stdout);
     assert!(fs::read(shop.path("disk.vhd")).unwrap() == damaged && !shop.path("disk.vhd.undo").exists());
     let said = shop.ok("check disk.vhd --repair");
-    assert!(said.contains("disk.vhd: mended    offset") || said.contains("disk.vhd: mended  offset"), "{said}");
+    assert!(said.contains("disk.vhd: repaired    offset") || said.contains("disk.vhd: repaired  offset"), "{said}");
     assert!(said.contains("disk.vhd.undo has what --undo needs") && said.contains("disk.vhd: sound"), "{said}");
     shop.ok("io disk.vhd -c 'read -P 7 0 1M' -c 'read -P 8 2M 1M'");
     let said = shop.ok("check disk.vhd --undo");

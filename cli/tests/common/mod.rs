@@ -76,6 +76,8 @@ impl Workshop {
     pub fn command(&self, line: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_diskwright"));
         command.args(line).current_dir(self.dir.path()).env_remove("NO_COLOR").env("TERM", "xterm-256color");
+        // Tests wait for a step by its line.
+        command.env("DISKWRIGHT_PROGRESS", "steps");
         command
     }
 

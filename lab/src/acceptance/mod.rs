@@ -23,7 +23,7 @@ mod judge;
 mod record;
 
 pub use judge::{Bar, Check, Outcome};
-pub use record::{AcceptanceRecord, RowResult, SCHEMA};
+pub use record::{AcceptanceRecord, AcceptanceWithSummary, CheckSummary, RowResult, SCHEMA};
 
 use crate::{
     LabError, Result,

@@ -1,6 +1,6 @@
 //! The record of an acceptance run: rows, checks, machine.
 
-use super::judge::{Check, Outcome};
+use super::judge::{Bar, Check, Outcome};
 use diskwright_load::{
     machine::{Machine, Place, Versions},
     warning::Warning,
@@ -57,7 +57,39 @@ pub struct AcceptanceRecord {
     pub stopped: bool,
 }
 
+/// A record with its summary, as `--json` prints it.
+#[derive(Debug, Serialize, schemars::JsonSchema)]
+pub struct AcceptanceWithSummary<'a> {
+    #[serde(flatten)]
+    record: &'a AcceptanceRecord,
+    /// The figure of each check. Only printed, not saved.
+    summary: Vec<CheckSummary<'a>>,
+}
+
+/// The figure of one check.
+#[derive(Debug, Clone, PartialEq, Serialize, schemars::JsonSchema)]
+pub struct CheckSummary<'a> {
+    /// [`RowResult::row`].
+    pub row: &'a str,
+    /// [`Check::name`].
+    pub check: &'a str,
+    /// Median of the judged figure over the rounds; `null` if it was not measured.
+    pub figure: Option<f64>,
+    /// Unit of `figure` and `bar`.
+    pub unit: &'a str,
+    /// The limit.
+    pub bar: Option<Bar>,
+    /// The outcome.
+    pub outcome: Outcome,
+}
+
 impl AcceptanceRecord {
+    /// The record with the figure of each check.
+    pub fn with_summary(&self) -> AcceptanceWithSummary<'_> {
+        let summary = self.rows.iter().flat_map(|row| row.checks.iter().map(move |check| summary_of(row, check)));
+        AcceptanceWithSummary { record: self, summary: summary.collect() }
+    }
+
     /// Whether no row failed. Skipped and unsure rows count as neither passed nor failed.
     pub fn passed(&self) -> bool {
         self.rows.iter().all(|row| row.outcome != Outcome::Fail)
@@ -70,5 +102,16 @@ impl AcceptanceRecord {
         if self.rows.last().is_some_and(|row| row.outcome == Outcome::Fail) {
             self.rows.pop();
         }
+    }
+}
+
+fn summary_of<'a>(row: &'a RowResult, check: &'a Check) -> CheckSummary<'a> {
+    CheckSummary {
+        row: &row.row,
+        check: &check.name,
+        figure: check.figure.map(|figure| figure.median),
+        unit: &check.unit,
+        bar: check.bar,
+        outcome: check.outcome,
     }
 }

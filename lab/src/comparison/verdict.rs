@@ -66,11 +66,14 @@ fn sentence(record: &ComparisonRecord, side: usize, of: &[&FigureChange]) -> Str
         Conclusion::TooFewRounds => {
             let (n, m) = first.rounds;
             let family = record.family(first);
+            let rounds = match (n, m) {
+                (1, 1) => "1 round of each".to_owned(),
+                (n, m) if n == m => format!("{n} rounds of each"),
+                (n, m) => format!("{n} and {m} rounds"),
+            };
             format!(
-                "{n} and {m} rounds cannot show a difference between {ours} and {base} with {family} comparisons; measure at least {} rounds of each (not significant: {} {})",
+                "{rounds} cannot show a difference between {ours} and {base} with {family} comparisons; measure at least {} rounds of each",
                 record.fewest_rounds(first),
-                first.metric.title(),
-                change(first),
             )
         }
     };

@@ -85,7 +85,7 @@ fn scale_bars(loads: &[Compared<'_>], id: &str, figure: &OnScale) -> Markup {
             let name = format!("{}, {}", load.part, way.name());
             bars.push(Bar {
                 parts: vec![Part { value: 100.0 * ratio.median(), style: 0 }],
-                range: Some((100.0 * ratio.summary.min, 100.0 * ratio.summary.max)),
+                range: ratio.range().map(|(min, max)| (100.0 * min, 100.0 * max)),
                 figure: relative(ratio.median()),
                 tooltip: format!(
                     "{name}: {}, from {} to {}",

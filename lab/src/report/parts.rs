@@ -30,11 +30,16 @@ pub fn chapter(
 
 /// Badges for the end, the number of rounds, and a quick study.
 pub fn badges(head: &Head, rounds: usize, quick: bool) -> Vec<(Tone, String)> {
-    let mut badges = vec![end_badge(&head.end), (Tone::Plain, format!("{rounds} rounds"))];
+    let mut badges = vec![end_badge(&head.end), (Tone::Plain, counted(rounds, "round"))];
     if quick {
         badges.push((Tone::Warning, "quick".into()));
     }
     badges
+}
+
+/// A number of things: `1 round`, `3 rounds`.
+pub fn counted(number: usize, thing: &str) -> String {
+    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
 }
 
 /// The block [`measured_on`] for a head.

@@ -179,11 +179,11 @@ fn phase_blocks(run: &Run, phase: &PhaseRecord, several: bool, id: &str) -> Vec<
 }
 
 fn window_sentence(phase: &PhaseRecord) -> String {
-    let mut text = format!(
-        "Measured for {}, beginning {} into the phase.",
-        time(phase.window_ns as f64),
-        time(phase.window_start_ns as f64)
-    );
+    let begun = match phase.window_start_ns {
+        0 => "from the start of the phase".to_owned(),
+        start_ns => format!("beginning {} into the phase", time(start_ns as f64)),
+    };
+    let mut text = format!("Measured for {}, {begun}.", time(phase.window_ns as f64));
     if let Some(steady) = &phase.steady {
         let judged = format!(
             "range {} and slope {} of the mean over the last rounds",
@@ -216,8 +216,8 @@ pub(crate) fn caching(cache: Caching) -> &'static str {
 }
 
 fn facts(run: &Run) -> Vec<(String, String)> {
-    let engine = match run.job.engine {
-        IoEngine::Auto => "io_uring if the kernel supports it",
+    let engine = match run.engine.unwrap_or(run.job.engine) {
+        IoEngine::Auto => "none: these targets do without one",
         IoEngine::IoUring => "io_uring",
         IoEngine::Pread => "pread and pwrite",
     };

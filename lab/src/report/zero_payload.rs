@@ -61,7 +61,7 @@ fn bars(result: &ZeroPayloadResult, payload: Payload, id: &str) -> Markup {
             Some(Bar {
                 name: test.name.to_owned(),
                 parts: vec![Part { value: found.median(), style: 0 }],
-                range: Some((found.summary.min, found.summary.max)),
+                range: found.range(),
                 figure: format!("{} ({never} not stored)", ratio(found.median())),
                 tooltip: format!(
                     "{}: {} IOPS on the dynamic disk, {} on the fixed disk; {never} of the dynamic disk’s bytes never reached storage",
@@ -108,7 +108,8 @@ fn tests(result: &ZeroPayloadResult, payload: Payload) -> Table {
         };
         let mut row = side(test.name, test.dynamic);
         let found = test.ratio();
-        let range = found.as_ref().map(|found| format!("{}..{}", ratio(found.summary.min), ratio(found.summary.max)));
+        let range =
+            found.as_ref().and_then(|found| found.range()).map(|(min, max)| format!("{}..{}", ratio(min), ratio(max)));
         row.push(Cell::maybe(found.map(|found| found.median()), ratio));
         row.push(Cell::text(range.unwrap_or_default()).toned(Tone::Faint));
         table.row(row);

@@ -91,6 +91,7 @@ pub(crate) fn simulated_by(servers: u64, job: &Job, files: usize) -> Run {
             ..Head::begin(RUN_SCHEMA)
         },
         job: job.clone(),
+        engine: None,
         targets: vec![target("disk.raw")],
         phases: vec![phase],
         labels: Vec::new(),

@@ -31,7 +31,7 @@ pub use latency::{DirectionRecord, LatencyRecord};
 
 use crate::{
     backing::Backing,
-    job::{Caching, Job},
+    job::{Caching, IoEngine, Job},
     machine::Place,
 };
 use serde::{Deserialize, Serialize};
@@ -49,6 +49,9 @@ pub struct Run {
     pub head: Head,
     /// The job that was run.
     pub job: Job,
+    /// The engine that submitted the I/O. `None` if no target uses one: `null:` and exports.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engine: Option<IoEngine>,
     /// The targets, in the order in which loads number them.
     pub targets: Vec<TargetRecord>,
     /// The phases that were measured, in order.

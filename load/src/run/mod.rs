@@ -64,12 +64,13 @@ use crate::{
     LoadError, Result,
     clock::Moment,
     data,
-    job::{Contents, Job, Phase},
+    job::{Contents, IoEngine, Job, Phase},
     machine::OtherLoad,
     record::{End, Head, PhaseRecord, RUN_SCHEMA, Run},
     target::OpenTarget,
 };
 use conductor::Progress;
+use diskwright_store::EngineKind;
 use run_warnings::RunWarnings;
 use std::sync::Arc;
 use verify::Generations;
@@ -117,10 +118,18 @@ pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn 
     Ok(Run {
         head: Head { took_ns: start.elapsed_ns(), warnings: warnings.after_all(&other_load, &start), end, ..head },
         job: job.clone(),
+        engine: engine_of(job, targets),
         targets: targets.iter().map(OpenTarget::record).collect(),
         phases,
         labels: options.labels.clone(),
     })
+}
+
+/// The engine that the queues of these targets use; `None` if they use none.
+fn engine_of(job: &Job, targets: &[OpenTarget]) -> Option<IoEngine> {
+    let uses_one = |target: &OpenTarget| !target.is_export() && target.kind != "null";
+    let kind = EngineKind::from(job.engine).resolved().ok().filter(|_| targets.iter().any(uses_one));
+    kind.map(IoEngine::from)
 }
 
 /// Runs phase number `index` of `job` alone, without machine facts and warnings. Studies and

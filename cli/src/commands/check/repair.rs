@@ -223,8 +223,8 @@ pub(super) fn print_report(context: &mut Context, file: &Path, done: &Repaired, 
         let word = match (costs(step), dry_run) {
             (Some(_), false) => style.paint(YELLOW, "given up"),
             (Some(_), true) => style.paint(YELLOW, "would be given up"),
-            (None, false) => style.paint(GREEN, "mended"),
-            (None, true) => style.paint(GREEN, "would be mended"),
+            (None, false) => style.paint(GREEN, "repaired"),
+            (None, true) => style.paint(GREEN, "would be repaired"),
         };
         let finding = printable(&switches::with_switches(&step.finding.message));
         let finding = finding.trim_end_matches('.');

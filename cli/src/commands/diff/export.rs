@@ -70,7 +70,7 @@ pub(super) fn run(
         ));
     }
     if into_pipe && io::stdout().is_terminal() {
-        return Err(Failure::usage("an export is no text: name a file, or send standard output to another program"));
+        return Err(Failure::usage("an export is not text: name a file, or send standard output to another program"));
     }
     let mut display = context.progress("exporting");
     let mut report = |done: u64, total: u64| display.update(done, total);

@@ -196,7 +196,7 @@ fn tell(context: &mut Context, report: &Report) -> Outcome<()> {
         let text = match (verified, report.manifest) {
             (true, _) => style.paint(GREEN, "all digests are those of the manifest"),
             (false, true) => style.paint(RED, "not all digests are those of the manifest"),
-            (false, false) => style.paint(RED, "there is no manifest"),
+            (false, false) => style.paint(RED, "without a manifest"),
         };
         fields.add("verified", text);
     }

@@ -80,7 +80,7 @@ pub struct RuleReport {
     expected: &'static str,
     /// What was found; `null` where the rule does not apply.
     found: Option<String>,
-    /// What mends the disk, where the rule does not hold.
+    /// How to fix the disk, where the rule does not hold.
     remedy: Option<String>,
     /// Why the rule does not apply, where it does not.
     not_applicable_because: Option<String>,
@@ -165,7 +165,7 @@ fn print_report(context: &mut Context, file: &str, place: Destination, report: &
         let mark = style.paint(colour, format!("{mark:<6}"));
         writeln!(out, "  {mark}  {:<width$}  {}", rule.rule, printable(&text))?;
         if let Some(remedy) = &rule.remedy {
-            writeln!(out, "  {:6}  {:<width$}  mend it: {}", "", "", printable(remedy))?;
+            writeln!(out, "  {:6}  {:<width$}  fix: {}", "", "", printable(remedy))?;
         }
     }
     Ok(())

@@ -63,7 +63,7 @@ impl Command {
             "read" | "r" => &["-P", "-v"],
             "write" | "w" => &["-P", "-z", "-f"],
             "discard" | "d" | "flush" | "f" => &[],
-            _ => return Err(format!("{name:?} is no command; use read, write, discard or flush")),
+            _ => return Err(format!("unknown command {name:?}; use read, write, discard or flush")),
         };
         let (mut pattern, mut switches, mut numbers) = (None, Vec::new(), Vec::new());
         while let Some(word) = words.next() {

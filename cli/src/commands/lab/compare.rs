@@ -67,7 +67,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "CONDITION")]
     fail_if: Vec<FailIf>,
     /// How certain the loss of --fail-if must be.
-    #[arg(long, value_enum, value_name = "SURE", default_value_t = FailWhen::Shown)]
+    #[arg(long, value_enum, value_name = "CERTAINTY", default_value_t = FailWhen::Shown)]
     fail_when: FailWhen,
     #[command(flatten)]
     prepare: TargetArgs,

@@ -55,7 +55,7 @@ pub struct SweepArgs {
     #[arg(required = true, value_name = "TARGET")]
     targets: Vec<String>,
     /// The varied setting and its values (may be given twice).
-    #[arg(long, required = true, value_name = "WHAT=VALUES")]
+    #[arg(long, required = true, value_name = "SETTING=VALUES")]
     vary: Vec<Axis>,
     /// Rounds of each combination.
     #[arg(long, value_name = "N", default_value_t = 5)]

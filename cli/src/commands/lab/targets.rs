@@ -18,8 +18,8 @@ use diskwright_load::{
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Targets")]
 pub struct TargetArgs {
-    /// Create targets that do not exist: a dynamic disk of this size if the name ends in .vhdx,
-    /// .vhd, .qcow2, .vmdk or .vdi, else a raw file. The lab fills them, and later runs may write
+    /// Create targets that do not exist, with this size: a dynamic disk if the name ends in .vhd,
+    /// .vhdx, .qcow2, .vmdk or .vdi, else a raw file. The lab fills them, and later runs may write
     /// them.
     #[arg(long, value_name = "SIZE", value_parser = words::size)]
     pub create_size: Option<Bytes>,

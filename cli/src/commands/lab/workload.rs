@@ -92,7 +92,7 @@ pub struct WorkloadArgs {
     pub interlocked: bool,
     /// Distribution of random offsets: uniform, zipf:THETA, pareto:H, or shares of requests with
     /// shares of the working set as in 90/10:5/20.
-    #[arg(long, value_name = "LAW", value_parser = words::distribution)]
+    #[arg(long, value_name = "DISTRIBUTION", value_parser = words::distribution)]
     pub distribution: Option<Distribution>,
     /// Rate per thread, by an absolute schedule: requests per second (5000) or bytes per second
     /// (100M).
@@ -112,7 +112,7 @@ pub struct WorkloadArgs {
     pub write_through: bool,
     /// Written data: incompressible, zero, verified, or compressible=50,duplicate=20. [default:
     /// incompressible]
-    #[arg(long, value_name = "WHAT", value_parser = words::contents)]
+    #[arg(long, value_name = "CONTENTS", value_parser = words::contents)]
     pub contents: Option<Contents>,
     /// Seed of contents, offsets and the order of cells. [default: 1]
     #[arg(long, value_name = "N")]

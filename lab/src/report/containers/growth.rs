@@ -4,7 +4,6 @@ use super::marked::marked;
 use crate::{
     cells::Cell as Measured,
     paper,
-    ratio::Ratio,
     study::{
         containers::{BlockSizeRecord, expanding::Pair},
         flushed::FLUSH_NS,
@@ -44,11 +43,12 @@ fn expanding_bars(pairs: &[Pair<'_>], id: &str) -> Markup {
     let bars: Vec<Bar> = pairs
         .iter()
         .filter_map(|pair| {
-            let Ratio { summary, .. } = pair.ratio_with_flush()?;
+            let found = pair.ratio_with_flush()?;
+            let (summary, range) = (found.summary, found.range());
             let name = format!("{}, {}", pair.target(), pair.full.load);
             Some(Bar {
                 parts: vec![Part { value: summary.median, style: 0 }],
-                range: Some((summary.min, summary.max)),
+                range,
                 figure: ratio(summary.median),
                 tooltip: format!(
                     "{name}: {} times the full disk, range {} to {}",

@@ -11,7 +11,8 @@ use super::{
 use crate::{
     cells::{Cell as Measured, Compared},
     paper,
-    study::containers::{ContainersRecord, ContainersResult, CreationRecord, record::CONTAINERS},
+    ratio::Ratio,
+    study::containers::{ContainersRecord, ContainersResult, CreationRecord, record::CONTAINERS, verdict},
     targets::Container,
 };
 use diskwright_load::figures::Figures;
@@ -44,7 +45,7 @@ fn chapter(result: &ContainersResult, id: &str, name: &str) -> Chapter {
     let at = |depth: u64| -> Vec<&Compared<'_>> {
         workloads.iter().filter(|compared| compared.in_flight == depth).collect()
     };
-    let mut blocks = Vec::new();
+    let mut blocks: Vec<Block> = verdict::further(&result.cells).into_iter().map(Block::Text).collect();
     if !at(shown).is_empty() {
         blocks.push(Block::Heading(format!("Relative to the raw file, queue depth {shown}")));
         blocks.push(Block::Plots(vec![
@@ -230,20 +231,33 @@ fn by_depth(workloads: &[Compared<'_>], id: &str) -> Vec<Markup> {
 fn overview(workloads: &[&Compared<'_>], depth: u64) -> Table {
     let mut table = Table::new(
         format!(
-            "IOPS of the raw file at queue depth {depth}, and of the others as a ratio to it (median of the ratios within rounds)"
+            "IOPS of the raw file at queue depth {depth}, and of the others as a ratio to it (median of the ratios within rounds; ±: largest distance of a round's ratio from the median in this row)"
         ),
         &["workload", "raw file IOPS"],
     );
     // Shortened, so that the table fits a terminal of 80 columns.
     let short = |name: String| name.replace("differencing", "diff.");
     table.heads.extend(workloads.first().into_iter().flat_map(|first| targets(first).skip(1)).map(short));
+    table.heads.push("±".into());
     for compared in workloads {
         let mut row = vec![Cell::text(compared.load)];
         row.extend(compared.cells.first().map(|raw| Cell::maybe(raw.median(|round| round.iops), rate)));
         row.extend(iops_ratios(compared).into_iter().skip(1).map(marked));
+        row.push(Cell::maybe(distance(compared), ratio).toned(Tone::Faint));
         table.row(row);
     }
     table
+}
+
+/// The largest distance of a round's IOPS ratio from the median of its target. `None` with one
+/// round, whose scatter is unknown.
+fn distance(compared: &Compared<'_>) -> Option<f64> {
+    let ratios = compared.ratios(|round| round.iops).filter_map(|(_, ratio)| ratio);
+    let distances = ratios.filter_map(|ratio| {
+        let (min, max) = ratio.range()?;
+        Some((max - ratio.median()).max(ratio.median() - min))
+    });
+    distances.reduce(f64::max)
 }
 
 /// The paper's ratio of this container to the physical disk (Windows Server 2008 R2, queue depth
@@ -262,7 +276,7 @@ fn details(compared: &Compared<'_>, depth: u64) -> Table {
         let Some(medians) = cell.medians() else { continue };
         let iops = cell.ratio(base, |round| round.iops).filter(|_| index > 0);
         let cpu = cell.ratio(base, |round| round.cpu_ns_per_io).filter(|_| index > 0).map(|ratio| ratio.median());
-        let rounds = iops.as_ref().map(|ratio| format!("{:.2}..{:.2}", ratio.summary.min, ratio.summary.max));
+        let rounds = iops.as_ref().and_then(Ratio::range).map(|(min, max)| format!("{min:.2}..{max:.2}"));
         let is_high = cpu.is_some_and(|ratio| ratio > HIGH_CPU);
         table.row(vec![
             Cell::text(&cell.subject),
@@ -289,7 +303,7 @@ fn creation_bars(records: &[CreationRecord], id: &str) -> Markup {
             Some(Bar {
                 name: name.into(),
                 parts: vec![Part { value: times.median, style: 0 }],
-                range: Some((times.min, times.max)),
+                range: (record.wall_ns.len() > 1).then_some((times.min, times.max)),
                 figure: time(times.median),
                 tooltip: format!("{name}: {}, from {} to {}", time(times.median), time(times.min), time(times.max)),
             })

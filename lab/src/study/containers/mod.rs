@@ -22,7 +22,7 @@ pub(crate) mod expanding;
 mod prepare;
 pub(crate) mod record;
 mod settings;
-mod verdict;
+pub(crate) mod verdict;
 
 pub use record::{
     BlockSizeRecord, ChainLength, ChainRecord, ContainersRecord, ContainersResult, CreationRecord, PreparedRecord,
@@ -90,7 +90,7 @@ pub fn run(options: &ContainersOptions, progress: &mut dyn Progress) -> Result<S
     let Measured { creation, chain, block_sizes, cells } = found;
     warnings.extend(verdict::warnings(&cells));
     let generator_ns_per_io = ceiling(settings.depths[0])?;
-    let head = begun.end(verdict::whole(stopped, &cells), stopped);
+    let head = begun.end(verdict::verdict(stopped, &cells), stopped);
     let result = ContainersResult {
         head: Head { place: Some(place), warnings, ..head },
         options: settings.record(),

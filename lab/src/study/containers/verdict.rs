@@ -35,49 +35,76 @@ fn iops_ratios(cells: &[Cell]) -> Vec<IopsRatio<'_>> {
     found.collect()
 }
 
-/// The whole verdict. Says first whether the study was stopped.
-pub(crate) fn whole(stopped: bool, cells: &[Cell]) -> String {
-    let mut text = String::new();
-    if stopped {
-        text.push_str("Partial: the study was stopped. ");
+/// The verdict: one sentence, about the disks whose blocks are allocated by the format.
+pub(crate) fn verdict(stopped: bool, cells: &[Cell]) -> String {
+    let (growing, fixed) = groups(cells);
+    let named = standing(&growing).map(|text| format!("Populated dynamic and differencing disks {text}."));
+    let text = named.or_else(|| standing(&fixed).map(|text| format!("Fixed disks {text}.")));
+    let text = text.unwrap_or_else(|| "No cells were compared.".into());
+    if stopped { format!("Partial, stopped: {text}") } else { text }
+}
+
+/// What else the cells show, a sentence each: CPU time, fixed disks, writes into empty disks, cells
+/// in which nothing was measured.
+pub(crate) fn further(cells: &[Cell]) -> Vec<String> {
+    let (growing, fixed) = groups(cells);
+    let mut sentences = Vec::new();
+    if !growing.is_empty() {
+        sentences.extend(cpu(cells));
+        sentences.extend(standing(&fixed).map(|text| format!("Fixed disks {text}.")));
     }
-    text.push_str(&sentence(cells));
-    text.push_str(&growth(cells));
-    text
+    sentences.extend(growth(cells));
+    sentences.extend(unmeasured(cells));
+    sentences
 }
 
-/// The sentence about writes into empty disks; empty if none were measured.
-fn growth(cells: &[Cell]) -> String {
-    let pairs = Pair::all(cells);
-    let mut speeds: Vec<(f64, &Pair<'_>)> =
-        pairs.iter().filter_map(|pair| Some((pair.ratio_with_flush()?.median(), pair))).collect();
-    speeds.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let (Some((low, slowest)), Some((high, _))) = (speeds.first(), speeds.last()) else { return String::new() };
-    format!(
-        " Writes into empty disks, which allocate space first, reach {low:.2} ({}, {}) to {high:.2} times the speed of full ones, the flush included.",
-        slowest.target(),
-        slowest.full.load,
-    )
+/// The IOPS ratios of dynamic and differencing disks, and of all others.
+fn groups(cells: &[Cell]) -> (Vec<IopsRatio<'_>>, Vec<IopsRatio<'_>>) {
+    iops_ratios(cells).into_iter().partition(|found| is_growing(found.target))
 }
 
-/// The main sentence: dynamic and differencing disks, and fixed disks, compared to the raw file.
-pub(crate) fn sentence(cells: &[Cell]) -> String {
-    let is_growing =
-        |name: &str| Container::from_name(name).is_some_and(|container| container.disk_type() != DiskType::Fixed);
-    let (growing, fixed): (Vec<_>, Vec<_>) = iops_ratios(cells).into_iter().partition(|found| is_growing(found.target));
-    let (Some(growing_text), Some(fixed_text)) = (standing(&growing), standing(&fixed)) else {
-        return "No cells were compared.".into();
-    };
-    let cpu: Vec<f64> = Compared::of_part(cells, CONTAINERS)
+fn is_growing(name: &str) -> bool {
+    Container::from_name(name).is_some_and(|container| container.disk_type() != DiskType::Fixed)
+}
+
+/// The sentence about the CPU time of dynamic and differencing disks.
+fn cpu(cells: &[Cell]) -> Option<String> {
+    let ratios: Vec<f64> = Compared::of_part(cells, CONTAINERS)
         .iter()
         .flat_map(|load| load.ratios(|round| round.cpu_ns_per_io))
         .filter_map(|(cell, ratio)| ratio.filter(|_| is_growing(&cell.subject)))
         .map(|ratio| ratio.median())
         .collect();
-    let cpu = median(&cpu).map_or_else(String::new, |ratio| {
-        format!(" Their median CPU time per I/O is {ratio:.2} times the raw file's.")
-    });
-    format!("Populated dynamic and differencing disks {growing_text}.{cpu} Fixed disks {fixed_text}.")
+    median(&ratios).map(|ratio| {
+        format!("The median CPU time per I/O of dynamic and differencing disks is {ratio:.2} times the raw file's.")
+    })
+}
+
+/// The sentence about cells in which no request completed.
+fn unmeasured(cells: &[Cell]) -> Option<String> {
+    let none: Vec<&Cell> = cells.iter().filter(|cell| !cell.rounds.is_empty() && !cell.is_measured()).collect();
+    let first = none.first()?;
+    let which = format!("{}, {}", first.subject, first.title());
+    Some(match none.len() {
+        1 => format!("Not measured, because no request completed: {which}; use longer cells."),
+        several => {
+            format!("Not measured, because no request completed: {several} cells, the first {which}; use longer cells.")
+        }
+    })
+}
+
+/// The sentence about writes into empty disks.
+fn growth(cells: &[Cell]) -> Option<String> {
+    let pairs = Pair::all(cells);
+    let mut speeds: Vec<(f64, &Pair<'_>)> =
+        pairs.iter().filter_map(|pair| Some((pair.ratio_with_flush()?.median(), pair))).collect();
+    speeds.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let ((low, slowest), (high, _)) = speeds.first().zip(speeds.last())?;
+    Some(format!(
+        "Writes into empty disks, which allocate space first, reach {low:.2} ({}, {}) to {high:.2} times the speed of full ones, the flush included.",
+        slowest.target(),
+        slowest.full.load,
+    ))
 }
 
 /// Describes a group of ratios: how many are good, the median, and the lowest with its range.
@@ -86,24 +113,18 @@ fn standing(found: &[IopsRatio<'_>]) -> Option<String> {
     let medians: Vec<f64> = found.iter().map(|found| found.ratio.median()).collect();
     let middle = median(&medians)?;
     let good = medians.iter().filter(|ratio| **ratio >= GOOD_RATIO).count();
-    let summary = &worst.ratio.summary;
-    let doubt = if summary.max >= GOOD_RATIO && worst.ratio.median() < GOOD_RATIO {
-        ", within the scatter of the rounds"
-    } else {
-        ""
+    let rounds = match worst.ratio.range() {
+        None => "one round, whose scatter is unknown".to_owned(),
+        Some((min, max)) if max >= GOOD_RATIO && worst.ratio.median() < GOOD_RATIO => {
+            format!("rounds {min:.2} to {max:.2}, within the scatter of the rounds")
+        }
+        Some((min, max)) => format!("rounds {min:.2} to {max:.2}"),
     };
-    let place = format!(
-        "{} with {}, {:.2} (rounds {:.2} to {:.2}{doubt})",
-        worst.target,
-        worst.workload,
-        worst.ratio.median(),
-        summary.min,
-        summary.max
-    );
+    let place = format!("{} with {}, {:.2} ({rounds})", worst.target, worst.workload, worst.ratio.median());
     let of = medians.len();
     Some(if good == of {
         format!(
-            "reach at least {GOOD_RATIO} of the raw file's IOPS in all {of} comparisons; median {middle:.2}, lowest {place}"
+            "reach at least {GOOD_RATIO} of the raw file's IOPS in all of {of} comparisons; median {middle:.2}, lowest {place}"
         )
     } else {
         format!(
@@ -154,7 +175,7 @@ mod tests {
             ],
             200_000_000,
         );
-        let text = sentence(&measured);
+        let text = verdict(false, &measured);
         assert!(
             text.starts_with(
                 "Populated dynamic and differencing disks reach 0.95 of the raw file's IOPS in 1 of 2 comparisons"
@@ -165,8 +186,10 @@ mod tests {
             text.contains("lowest VHD dynamic with 4K random write at QD 32, 0.91 (rounds 0.90 to 0.92)"),
             "{text}"
         );
-        assert!(text.contains("CPU time per I/O is 1.00 times the raw file's"), "{text}");
-        assert!(text.contains("Fixed disks reach at least 0.95 of the raw file's IOPS in all 1 comparisons"), "{text}");
+        assert_eq!(text.matches(". ").count(), 0, "one sentence: {text}");
+        let [cpu, fixed] = &further(&measured)[..] else { panic!("{:?}", further(&measured)) };
+        assert!(cpu.contains("differencing disks is 1.00 times the raw file's"), "{cpu}");
+        assert!(fixed.starts_with("Fixed disks reach at least 0.95 of the raw file's IOPS in all of 1"), "{fixed}");
         assert!(warnings(&measured).is_empty());
     }
 
@@ -176,7 +199,8 @@ mod tests {
             &[(Container::Raw, [1000; 3]), (Container::VhdFixed, [1000; 3]), (Container::VhdDynamic, [700, 900, 1100])],
             200_000_000,
         );
-        assert!(sentence(&measured).contains("within the scatter of the rounds"), "{}", sentence(&measured));
+        let text = verdict(false, &measured);
+        assert!(text.contains("within the scatter of the rounds"), "{text}");
         let [Warning::Spread { cells: 1, of: 2, worst, .. }] = &warnings(&measured)[..] else { panic!() };
         assert_eq!(worst, "VHD dynamic, 4K random write at QD 32");
     }
@@ -195,11 +219,34 @@ mod tests {
             cell("VHDX dynamic, full", 2e6),
             cell("VHDX dynamic, empty", 5e6),
         ];
+        assert_eq!(verdict(true, &cells), "Partial, stopped: No cells were compared.");
         assert_eq!(
-            whole(true, &cells),
-            "Partial: the study was stopped. No cells were compared. Writes into empty disks, which allocate space first, reach 0.50 (VHDX dynamic, 4K random write) to 0.75 times the speed of full ones, the flush included."
+            further(&cells),
+            [
+                "Writes into empty disks, which allocate space first, reach 0.50 (VHDX dynamic, 4K random write) to 0.75 times the speed of full ones, the flush included."
+            ]
         );
-        assert_eq!(whole(false, &[]), "No cells were compared.");
+        assert_eq!(verdict(false, &[]), "No cells were compared.");
+    }
+
+    #[test]
+    fn a_cell_without_requests_is_not_measured_and_one_round_has_no_range() {
+        let one = |container: Container, ios: u64| {
+            let round = Figures { reads: ios, iops: ios as f64, ..Figures::default() };
+            Cell::new(CONTAINERS, "Exchange server", container.name(), 32).with_rounds(vec![round])
+        };
+        let cells = [one(Container::Raw, 100), one(Container::VhdDynamic, 90), one(Container::VhdxDynamic, 0)];
+        let text = verdict(false, &cells);
+        assert!(text.contains("in 0 of 1 comparisons"), "{text}");
+        assert!(
+            text.ends_with(
+                "lowest VHD dynamic with Exchange server at QD 32, 0.90 (one round, whose scatter is unknown)."
+            ),
+            "{text}"
+        );
+        let further = further(&cells);
+        assert!(further.last().unwrap().contains("no request completed: VHDX dynamic, Exchange server"), "{further:?}");
+        assert_eq!((cells[2].median(|round| round.iops), cells[2].summary()), (None, None));
     }
 
     #[test]
@@ -208,6 +255,5 @@ mod tests {
         let found = warnings(&measured);
         assert!(found.contains(&Warning::ShortCells { window_ns: 20_000_000 }), "{found:?}");
         assert!(found.contains(&Warning::FewRequests { cells: 2, fewest: 50 }), "{found:?}");
-        assert_eq!(sentence(&[]), "No cells were compared.");
     }
 }
