@@ -127,7 +127,7 @@ fn dispatch(context: &mut Context, command: &Command) -> Outcome {
         Command::Detach(args) => commands::detach::run(context, args),
         Command::Attached(args) => commands::attached::run(context, args),
         Command::Lab(args) => commands::lab::run(context, args),
-        Command::Diskspd(args) => commands::diskspd::run(context, args),
+        Command::Diskspd(args) => commands::diskspd::run(context, args, || help::arrange(command_line(), None)),
         Command::MeasuringChild(args) => commands::lab::measuring_child(context, args),
         Command::Completions(args) => commands::completions::run(context, args, command_line()),
         Command::Man(args) => commands::man::run(context, args, command_line()),

@@ -7,13 +7,11 @@
 
 use super::lab::targets::TargetArgs;
 use crate::{
-    args::command_line,
     context::Context,
     describe::printable_lines,
     exit::{self, Failure, Outcome},
-    help,
 };
-use clap::{ArgAction, Args};
+use clap::{ArgAction, Args, Command};
 use diskwright_diskspd::{self as diskspd, Profile, ProfileCommand, ResultForm, SwitchError};
 use diskwright_lab::output::{Kind, Output};
 use diskwright_load::{job::Bytes, record::End, run::RunOptions};
@@ -85,20 +83,21 @@ pub struct DiskspdArgs {
     words: Vec<String>,
 }
 
-/// Runs the job of the switches, and prints the report.
-pub fn run(context: &mut Context, args: &DiskspdArgs) -> Outcome {
-    carry_out(context, args).map_err(|failure| match failure {
+/// Runs the job of the switches, and prints the report. `line` makes the command line whose help is
+/// shown.
+pub fn run(context: &mut Context, args: &DiskspdArgs, line: fn() -> Command) -> Outcome {
+    carry_out(context, args, line).map_err(|failure| match failure {
         Failure::Sentence(sentence) => Failure::Sentence(diskspd::with_diskspds_switches(&sentence)),
         Failure::Usage(sentence) => Failure::Usage(diskspd::with_diskspds_switches(&sentence)),
         other => other,
     })
 }
 
-fn carry_out(context: &mut Context, args: &DiskspdArgs) -> Outcome {
+fn carry_out(context: &mut Context, args: &DiskspdArgs, line: fn() -> Command) -> Outcome {
     let mut own = Own { destroy_data: args.destroy_data, save: args.save.clone(), ..Own::default() };
     let words = own.take(&args.words)?;
     if own.help {
-        let mut line = help::arrange(command_line(), None);
+        let mut line = line();
         line.build();
         let help = line.find_subcommand_mut("diskspd").map(|command| command.render_long_help().to_string());
         context.out.write_all(help.unwrap_or_default().as_bytes())?;
@@ -225,7 +224,7 @@ fn created(profile: &Profile) -> Outcome<Option<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::{Command, FromArgMatches};
+    use clap::FromArgMatches;
 
     fn words(line: &[&str]) -> DiskspdArgs {
         let command = DiskspdArgs::augment_args(Command::new("diskspd").disable_help_flag(true));

@@ -72,7 +72,7 @@ fn a_study_that_is_hung_up_while_it_measures_keeps_what_it_has_and_says_that_it_
     assert_eq!(output.status.code(), Some(130), "{rest:?}");
     assert_eq!(names(&shop.path("")), ["found.json"], "scratch files were left behind");
     let printed = String::from_utf8(output.stdout).unwrap();
-    assert!(printed.starts_with("Partial: ") && printed.contains("saved to found.json"), "{printed}");
+    assert!(printed.starts_with("Partial, stopped: ") && printed.contains("saved to found.json"), "{printed}");
     let saved: serde_json::Value = serde_json::from_slice(&std::fs::read(shop.path("found.json")).unwrap()).unwrap();
     assert_eq!(saved["end"]["kind"], "stopped");
     let compared = saved["cells"].as_array().unwrap().iter().filter(|cell| cell["part"] == "containers");
