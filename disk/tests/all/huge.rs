@@ -19,8 +19,9 @@ use tempfile::tempdir;
 
 const MIB: u64 = 1 << 20;
 const TIB: u64 = 1 << 40;
-/// Reads and writes of a conversion: one for each page of a table would be more.
-const TRANSFERS_MAX: u64 = 2000;
+/// Reads and writes of a conversion: some for each GiB, as qcow2 has a table for each half of one.
+/// One for each window would be a million.
+const TRANSFERS_MAX: u64 = 50_000;
 const BYTES_MAX: u64 = 64 * MIB;
 /// Further calls: some for each of the 4096 pages of a table, far less than one for each window.
 const OTHERS_MAX: u64 = 100_000;
@@ -106,7 +107,7 @@ fn counted(source: &Path, dest: &Path) -> Arc<Counts> {
 }
 
 /// An empty disk of 64 TiB has a million windows of 64 MiB, and tables of up to 16 MiB. A
-/// conversion asks a few times where its tables have data, and looks at none of the windows.
+/// conversion looks at the pages of its tables, and at none of the windows.
 #[test]
 fn an_empty_disk_of_64_tib_is_converted_in_a_few_calls() {
     for (from, to) in [("vhdx", "vhdx"), ("vhdx", "qcow2"), ("qcow2", "vhdx")] {
