@@ -220,3 +220,29 @@ fn a_filled_image_reads_back_its_contents() {
     Blocking::open(&*prepared.targets[0].device, Default::default()).unwrap().read(5 * MIB, &mut found).unwrap();
     assert_eq!(data::first_difference(1, 5 * MIB, &found), None);
 }
+
+/// Whoever asks for `x.qcow2` gets one, as `create x.qcow2` makes it; a format that cannot be
+/// written is refused by its name before there is a file.
+#[test]
+fn targets_are_made_in_the_format_of_their_name() {
+    let folder = Folder::new();
+    let making = PrepareOptions { create_bytes: Some(4 * MIB), ..options() };
+    for name in ["a.vhd", "a.vhdx", "a.qcow2", "a.vmdk", "a.vdi", "b.VHDX"] {
+        let spec = folder.spec(name);
+        let prepared = go(&writing(), &spec, &making).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let kind = format!("{} dynamic", name[2..].to_lowercase());
+        assert_eq!(prepared.targets[0].kind, kind, "{name}");
+        assert_eq!(prepared.targets[0].device.geometry().size_bytes, 4 * MIB, "{name}");
+        drop(prepared);
+        // The length of its file is not the size of the disk.
+        go(&writing(), &spec, &making).unwrap_or_else(|error| panic!("{name} again: {error}"));
+    }
+    for name in ["a.raw", "a.img", "a.dat", "a"] {
+        assert_eq!(go(&writing(), &folder.spec(name), &making).unwrap().targets[0].kind, "raw file", "{name}");
+    }
+    for (name, format) in [("a.qed", "qed"), ("a.dmg", "dmg"), ("disk.vhd.gz", "gzip")] {
+        let error = go(&writing(), &folder.spec(name), &making).unwrap_err().to_string();
+        assert!(error.contains(&format!("that of {format}, which is not written")), "{error}");
+        assert!(!Path::new(&folder.spec(name)).exists(), "{name}");
+    }
+}

@@ -16,19 +16,27 @@
 //! | [`seeds`] | seeds of the measured windows of an experiment |
 //! | [`machine`], [`clock`], [`backing`], [`warning`] | machine and target facts; warnings |
 //!
-//! # Example: run a job and print its 99th percentile
+//! # Example: run a job on a file and print its 99th percentile
 //!
 //! ```
 //! use diskwright_load::{
-//!     Job, NullDevice, OpenTarget,
-//!     job::{Load, Span},
+//!     Job, OpenTarget,
+//!     job::{Caching, Load, Span},
 //!     run::{RunOptions, Unwatched, run},
 //! };
+//! use diskwright_store::{CacheMode, RawDevice};
 //!
-//! # fn main() -> Result<(), diskwright_load::LoadError> {
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("disk.raw");
+//! // `path` is a file of 8 MiB without holes: a read of a hole would not reach the disk.
+//! std::fs::write(&path, vec![0x5a; 8 << 20])?;
 //! let load = Load { queue_depth: 8, read_percent: 70.0, ..Load::default() };
-//! let job = Job::simple("oltp", load, Span::default(), Span::from_millis(50));
-//! let target = OpenTarget::new("null", NullDevice::new(1 << 30));
+//! let mut job = Job::simple("oltp", load, Span::default(), Span::from_millis(50));
+//! job.cache = Caching::Cached;
+//! let device = RawDevice::open(&path, true, CacheMode::PageCache)?;
+//! let mut target = OpenTarget::new("disk.raw", device);
+//! target.cache = Caching::Cached;
 //! let found = run(&job, &[target], &RunOptions::default(), &Unwatched)?;
 //! let total = found.phases[0].total();
 //! println!("p99 is {} ns", total.both.latency().quantile_ns(0.99).unwrap_or(0));

@@ -289,14 +289,18 @@ fn a_copy_that_does_not_fit_fails_and_is_removed() {
     };
     let source = small.dir.path().join("source.raw");
     std::fs::write(&source, vec![5; 100 << 20]).unwrap();
-    for name in ["new.vhdx", "new.vhd", "new.raw"] {
+    for name in ["new.vhdx", "new.vhd", "new.qcow2", "new.vmdk", "new.vdi", "new.raw"] {
         let path = small.mount.join(name);
-        let request = CreateRequest { size_bytes: Some(200 * MIB), preallocate: true, ..CreateRequest::default() };
-        let told = create(&path, &request).unwrap_err().to_string();
-        assert!(told.contains(name) && told.contains("No space left"), "{told}");
-        assert!(!path.exists());
+        if ["new.vhdx", "new.vhd", "new.raw"].contains(&name) {
+            let request = CreateRequest { size_bytes: Some(200 * MIB), preallocate: true, ..CreateRequest::default() };
+            let told = create(&path, &request).unwrap_err().to_string();
+            assert!(told.contains(name) && told.contains("No space left"), "{told}");
+            assert!(!path.exists());
+        }
         let told = convert(&source, &path, &ConvertOptions::default(), &mut |_, _| true).unwrap_err().to_string();
         assert!(told.contains(name) && told.contains("No space left"), "{told}");
+        // What the whole copy needs, not the block that did not fit.
+        assert!(told.contains("needs about 100 MiB, ") && told.contains("MiB are free on "), "{told}");
         assert!(!path.exists());
     }
 }

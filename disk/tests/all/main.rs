@@ -32,6 +32,7 @@ mod failed_syncs;
 mod foreign_vhd;
 mod formats;
 mod full_disk;
+mod huge;
 mod late_lanes;
 mod late_syncs;
 mod live_merges;

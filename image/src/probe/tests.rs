@@ -182,3 +182,24 @@ fn new_files_take_their_format_from_the_extension() {
         assert_eq!(format_of_extension(Path::new(name)), format, "{name}");
     }
 }
+
+/// A file that lost its signature is told what its own format begins with.
+#[test]
+fn each_format_names_its_own_signature() {
+    for (name, told) in [
+        ("a.vhd", "\"conectix\""),
+        ("a.vhdx", "\"vhdxfile\""),
+        ("a.qcow2", "\"QFI\""),
+        ("a.vdi", "7f 10 da be at offset 64"),
+        ("a.vmdk", "\"KDMV\""),
+    ] {
+        let error = probed(name, vec![0; 4096], false).unwrap_err().to_string();
+        assert!(error.contains(told), "{name}: {error}");
+        assert!(name == "a.vhdx" || !error.contains("vhdxfile"), "{name}: {error}");
+    }
+    // Every format of ours but raw has one of its own.
+    let mut seen: Vec<_> = Format::ALL.iter().map(|format| format.driver().signature).collect();
+    seen.sort_unstable();
+    seen.dedup();
+    assert_eq!(seen.len(), Format::ALL.len());
+}
