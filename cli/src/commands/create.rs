@@ -41,7 +41,7 @@ EXAMPLES
   diskwright create disk.qcow2 --size 40G
   diskwright create split.vmdk --size 40G --subformat twoGbMaxExtentFlat
   diskwright create esx.vmdk --size 40G --subformat thin
-  diskwright create lun.vmdk --device /dev/sdb --subformat rdm-virtual --allow-devices
+  diskwright create x.vmdk --device /dev/sdb --subformat device --allow-devices
   diskwright create disk.bin --size 1G --format raw --preallocate")]
 pub struct CreateArgs {
     /// The file to create.
