@@ -22,6 +22,7 @@ mod bad_input;
 mod bad_places;
 mod chains;
 mod changing;
+mod children;
 mod converting;
 mod damaged_blocks;
 mod damaged_tables;
