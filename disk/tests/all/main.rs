@@ -28,6 +28,7 @@ mod damaged_blocks;
 mod damaged_tables;
 mod diff;
 mod diff_exports;
+mod dry_runs;
 mod durable_writes;
 mod failed_syncs;
 mod foreign_vhd;
