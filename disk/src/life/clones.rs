@@ -59,9 +59,9 @@ pub fn clone_disk(
         });
     }
     let files = &request.files;
-    let held = hold(parent, request)?;
+    let (held, real) = hold(parent, request)?;
     let mut warnings = held.warnings().to_vec();
-    let above = siblings::Candidate::of(held.layers()[0].path.clone(), held.layers()[0].image.info());
+    let above = siblings::Candidate::of(real, held.layers()[0].image.info());
     let is_unused = |child: &Path| is_unused_child(files, child, (&above, &held), request.format);
     let (mut missing, mut kept): (Vec<&PathBuf>, Vec<&PathBuf>) = (Vec::new(), Vec::new());
     for child in children {
@@ -129,8 +129,9 @@ fn make(child: &Path, request: &CreateRequest, is_unused: &dyn Fn(&Path) -> bool
     }
 }
 
-/// Opens the parent with its chain. It is locked until this is dropped.
-fn hold(parent: &Path, request: &CreateRequest) -> Result<Arc<Disk>> {
+/// Opens the parent with its chain, which is locked until this is dropped. Returns its path without
+/// symbolic links too.
+fn hold(parent: &Path, request: &CreateRequest) -> Result<(Arc<Disk>, PathBuf)> {
     let CreateRequest { files, parents, .. } = request;
     // Probed: the format of the request is that of the children.
     let open = OpenOptions { files: files.clone(), parents: parents.clone(), ..OpenOptions::default() };
@@ -138,7 +139,7 @@ fn hold(parent: &Path, request: &CreateRequest) -> Result<Arc<Disk>> {
     let top = &held.layers()[0];
     let real = files.canonical(parent).map_err(|source| file_error("find", parent, source))?;
     refuse_replaced(files, parent, &real, &**top.image.store())?;
-    Ok(held)
+    Ok((held, real))
 }
 
 /// Refuses a folder in which no file can be made, before the first one is.

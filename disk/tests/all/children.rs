@@ -115,7 +115,11 @@ fn a_cut_command_keeps_unused_clones_of_every_format() {
     for format in FORMATS {
         let (dir, frozen, _) = chain(format);
         let names: Vec<PathBuf> = (0..3).map(|number| dir.path().join(format!("c{number}.{format}"))).collect();
-        let made = |names: &[PathBuf]| clone_disk(&frozen, names, &CreateRequest::default(), false, &mut |_, _| true);
+        // Named by a path that leads through a symbolic link.
+        let link = dir.path().join("link");
+        std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+        let named = link.join(frozen.file_name().unwrap());
+        let made = |names: &[PathBuf]| clone_disk(&named, names, &CreateRequest::default(), false, &mut |_, _| true);
         made(&names[..2]).unwrap_or_else(|error| panic!("{format}: {error}"));
         let before = fs::read(&names[0]).unwrap();
         made(&names).unwrap_or_else(|error| panic!("{format}: {error}"));
