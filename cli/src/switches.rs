@@ -16,7 +16,7 @@
 
 use diskwright_disk::{
     ApplyOptions, ConvertOptions, CreateRequest, MoveOptions, OpenOptions, ParentPolicy, ReconnectOptions,
-    RepairOptions, RescueOptions,
+    RepairOptions, RescueOptions, SnapshotOptions,
 };
 use diskwright_lab::{
     comparison::{FailIf, JudgeOptions},
@@ -67,6 +67,7 @@ switches! {
     ParentPolicy::allowed_dirs => "--allow-parent-dir";
     ParentPolicy::drives => "--map-drive";
     ParentPolicy::ignore_timestamp => "--ignore-parent-timestamp";
+    SnapshotOptions::discard => "--discard";
     MoveOptions::keep_old => "--keep-old";
     CreateRequest::device => "--device";
     CreateRequest::partitions => "--partitions";

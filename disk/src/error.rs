@@ -243,6 +243,17 @@ impl DiskError {
             .unwrap_or_else(|| ErrorCode::of_system(error))
     }
 
+    /// The error of an image, which is at `path`, with that path if it has none: an image that
+    /// lacks a function does not know its name.
+    pub(crate) fn at(mut self, path: &Path) -> Self {
+        if let Self::Image(image) = &mut self
+            && image.path_mut().as_os_str().is_empty()
+        {
+            *image.path_mut() = path.to_owned();
+        }
+        self
+    }
+
     /// Replaces the path `from` in the error by `to`: for a file that is created under a temporary
     /// name.
     pub(crate) fn renamed(mut self, from: &Path, to: &Path) -> Self {

@@ -59,6 +59,11 @@ impl LinkageId {
         }
     }
 
+    /// Whether both are GUIDs or both are CIDs.
+    pub fn is_kind_of(self, other: Self) -> bool {
+        self.cid().is_some() == other.cid().is_some()
+    }
+
     /// The GUID; `None` for a CID.
     pub fn guid(self) -> Option<Uuid> {
         match self {

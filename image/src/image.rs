@@ -658,7 +658,17 @@ pub trait ImageWriter: Send + Sync {
         })
     }
 
-    /// Whether [`ImageWriter::shrink`] can give the disk this size.
+    /// Whether [`ImageWriter::resize`] can give the disk this size, as far as is known before
+    /// anything is changed. The present size is no change.
+    ///
+    /// # Errors
+    /// As [`ImageWriter::resize`].
+    fn check_growth(&self, _size_bytes: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether [`ImageWriter::shrink`] can give the disk this size. It always can give it the
+    /// present one.
     ///
     /// # Errors
     /// `Unsupported` if not.

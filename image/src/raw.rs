@@ -254,6 +254,12 @@ pub(crate) trait MoveTrailer: Send + Sync + fmt::Debug {
     /// On an error the disk keeps its old size, unless only the last sync failed.
     fn move_trailer(&self, barrier: &Barrier, from_bytes: u64, to_bytes: u64) -> Result<()>;
 
+    /// Whether the disk may grow to this size, and how long the file would be.
+    ///
+    /// # Errors
+    /// `Unsupported` if not.
+    fn check_growth(&self, store: &dyn Store, from_bytes: u64, to_bytes: u64) -> Result<u64>;
+
     /// Records another identity, durably.
     ///
     /// # Errors
@@ -354,6 +360,15 @@ impl ImageWriter for FlatWriter {
         }
         self.size_bytes.store(size_bytes, Ordering::Release);
         Ok(())
+    }
+
+    fn check_growth(&self, size_bytes: u64) -> Result<()> {
+        let (store, present) = (&*self.store, self.size_bytes());
+        let len_bytes = match &self.trailer {
+            Trailer::Moves(trailer) => trailer.check_growth(store, present, size_bytes)?,
+            Trailer::None => size_bytes,
+        };
+        store.check_len(len_bytes).map_err(|error| ImageError::io("make the disk larger", store, present, error))
     }
 
     fn check_shrink(&self, size_bytes: u64) -> Result<()> {

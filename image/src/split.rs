@@ -316,6 +316,14 @@ impl ImageWriter for SplitWriter {
         })
     }
 
+    fn check_growth(&self, size_bytes: u64) -> Result<()> {
+        self.check_shrink(size_bytes)
+    }
+
+    fn check_shrink(&self, size_bytes: u64) -> Result<()> {
+        if size_bytes == self.size_bytes { Ok(()) } else { self.resize(size_bytes) }
+    }
+
     fn can_store_zero(&self) -> bool {
         false
     }

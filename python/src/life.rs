@@ -29,7 +29,7 @@ pub(crate) fn snapshot(
     allow_any_parent: bool,
 ) -> Result<Snapshot, Failure> {
     let open = opening(format, allow_parent_dirs, allow_any_parent)?;
-    let options = SnapshotOptions { name, open, dry_run, track };
+    let options = SnapshotOptions { name, open, dry_run, track, discard: false };
     Ok(py.detach(|| diskwright_lib::snapshot(&path, &options)).map(Snapshot::from)?)
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn revert(
 ) -> Result<Snapshot, Failure> {
     let open = opening(format, allow_parent_dirs, allow_any_parent)?;
     let left = if keep_as.is_some() { Left::Kept } else { Left::Discarded };
-    let options = SnapshotOptions { name: keep_as.unwrap_or_default(), open, dry_run, track: None };
+    let options = SnapshotOptions { name: keep_as.unwrap_or_default(), open, dry_run, track: None, discard: false };
     Ok(py.detach(|| diskwright_lib::revert(&path, to.as_deref(), left, &options)).map(Snapshot::from)?)
 }
 

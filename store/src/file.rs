@@ -291,6 +291,18 @@ impl Store for FileStore {
         Ok(())
     }
 
+    fn check_len(&self, len_bytes: u64) -> io::Result<()> {
+        if self.is_block_device {
+            return Ok(());
+        }
+        // No file is read or written at its position, and the limit of the file system is that of
+        // positions too.
+        match rustix::fs::seek(&self.meta, SeekFrom::Start(len_bytes)) {
+            Err(Errno::INVAL | Errno::OVERFLOW | Errno::FBIG) => Err(Errno::FBIG.into()),
+            _ => Ok(()),
+        }
+    }
+
     fn allocate(&self, range: FileRange) -> io::Result<()> {
         let end_bytes = range.offset_bytes.checked_add(range.len_bytes).ok_or_else(direct::beyond_addressing)?;
         if self.is_block_device {

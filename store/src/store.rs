@@ -83,6 +83,13 @@ pub trait Store: Send + Sync + fmt::Debug {
     /// Truncates or extends the store; the extension reads as zeros.
     fn set_len(&self, len_bytes: u64) -> io::Result<()>;
 
+    /// Whether the store may have this length at all, as far as is known without changing it. Free
+    /// space is not considered.
+    fn check_len(&self, len_bytes: u64) -> io::Result<()> {
+        let _ = len_bytes;
+        Ok(())
+    }
+
     /// Allocates space for `range` and extends the store to its end if necessary. Bytes beyond the
     /// old end read as zeros; other bytes keep their value. If the file system cannot preallocate,
     /// the store is only extended.

@@ -17,7 +17,7 @@ use std::{io::Write, path::PathBuf};
 /// Arguments of `clone`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Every clone is a differencing disk: it begins as PARENT reads and holds only what is written to it from then on. All are made or none. After a kill or a power cut the same command keeps those that it has made, if they are unused, and makes the rest. \
+Every clone is a differencing disk: it begins as PARENT reads and holds only what is written to it from then on. All are made or none. A disk that cannot be read gets none. After a kill or a power cut the same command keeps those that it has made, if they are unused, and makes the rest. \
 While a clone lies in PARENT's folder, PARENT is not opened for writing.
 
 EXAMPLES

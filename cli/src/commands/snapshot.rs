@@ -107,17 +107,24 @@ EXAMPLES
     },
     /// Remove a snapshot; if an image has it as its parent, both are merged.
     #[command(after_help = "\
-If no image has the snapshot as its parent, what only it stores is lost. If one image has, that image keeps its name and its contents, and gets \
-the data of the snapshot (as `merge CHILD --keep-name` does). An image with several children is refused.
+If one image has the snapshot as its parent, that image keeps its name and its contents, and gets the data of the snapshot \
+(as `merge CHILD --keep-name` does). An image with several children is refused.
+
+An image that no other has as its parent is the newest state: the disk itself, or a branch that was given up. What only it stores is lost, so \
+it is removed only with --discard.
 
 The snapshot of a disk that `serve` or `attach` has open is merged by that process while its clients go on.
 
 EXAMPLES
-  diskwright snapshot delete vm_given-up.avhdx
-  diskwright snapshot delete vm_given-up.avhdx --dry-run")]
+  diskwright snapshot delete vm_monday.avhdx
+  diskwright snapshot delete vm_monday.avhdx --dry-run
+  diskwright snapshot delete vm_given-up.avhdx --discard")]
     Delete {
         /// The snapshot.
         file: PathBuf,
+        /// Remove an image that no other has as its parent; what only it stores is lost.
+        #[arg(long)]
+        discard: bool,
         /// Check whether it can be done, and change nothing.
         #[arg(long)]
         dry_run: bool,
@@ -208,9 +215,9 @@ pub fn run(context: &mut Context, args: &SnapshotArgs) -> Outcome {
             let done = revert(file, to.as_deref(), left, &options)?;
             print_report(context, "revert", &done, naming.dry_run, None)
         }
-        (Some(Action::Delete { file, dry_run }), _) => {
+        (Some(Action::Delete { file, discard, dry_run }), _) => {
             let naming = Naming { name: None, dry_run: *dry_run };
-            let options = options(context, file, &naming)?;
+            let options = SnapshotOptions { discard: *discard, ..options(context, file, &naming)? };
             delete(context, file, &options)
         }
         (None, Some(file)) => {
@@ -232,6 +239,7 @@ fn options(context: &Context, file: &Path, naming: &Naming) -> Outcome<SnapshotO
         open: context.global.open_options(true),
         dry_run: naming.dry_run,
         track: None,
+        discard: false,
     })
 }
 

@@ -11,16 +11,17 @@ use crate::{
     error::file_error,
     opening::{
         gate,
-        image_file::{Access, open_image},
+        image_file::{Access, open_image, refuse_replaced},
     },
 };
 use diskwright_image::{
     CreateOptions, DiskType, Format, FormatOptions, Identities, ImageError, ImageInfo, ParentLink, probe,
 };
-use diskwright_store::{CacheMode, Files, LockMode, OpenOptions};
+use diskwright_store::{CacheMode, Files, LockMode, OpenOptions, Store};
 use std::{
     io, iter,
     path::{Component, Path, PathBuf},
+    sync::Arc,
 };
 use uuid::Uuid;
 
@@ -101,7 +102,8 @@ pub(crate) fn is_there(path: &Path) -> DiskError {
     DiskError::Exists { path: path.to_owned() }
 }
 
-/// Creates an image file at `path`. Errors name it as `shown`, the final name. Returns warnings.
+/// Creates an image file at `path`. Errors name it as `shown`, the final name. Returns warnings. If
+/// the names differ, the caller holds a lock of the parent until the file has its own.
 pub(crate) fn create_as(shown: &Path, path: &Path, request: &CreateRequest) -> Result<Vec<String>> {
     let format = format_for(shown, request.format)?;
     let disk_type = type_for(shown, format, request)?;
@@ -111,6 +113,7 @@ pub(crate) fn create_as(shown: &Path, path: &Path, request: &CreateRequest) -> R
         .as_deref()
         .map(|parent| parent_of((files, &request.parents), shown, format, parent))
         .transpose()?;
+    let (parent, _held) = parent.unzip();
     let examine = |device| mapped::examine((files, &request.parents), shown, device, &request.partitions);
     let device = request.device.as_deref().map(examine).transpose()?;
     let (device, warnings) = device.unzip();
@@ -302,13 +305,15 @@ fn resolve(
     })
 }
 
-/// Opens the parent and builds the link to it for the child.
+/// Opens the parent and builds the link to it for the child. The files hold the lock of the parent:
+/// a merge searches for children once it has the locks of its images, so they stay open until the
+/// child has its name.
 fn parent_of(
     (files, policy): (&Files, &ParentPolicy),
     child: &Path,
     format: Format,
     parent: &Path,
-) -> Result<(ImageInfo, ParentLink)> {
+) -> Result<((ImageInfo, ParentLink), Vec<Arc<dyn Store>>)> {
     // A child whose format allows only parents of its own format needs no probe.
     let only = (!format.driver().child_takes_any_parent).then_some(format);
     let access = Access { format: only, ..Access::default() };
@@ -330,11 +335,12 @@ fn parent_of(
     let info = image.info().clone();
     refuse_as_parent(parent, &info)?;
     let parent_real = files.canonical(parent).map_err(|source| file_error("find", parent, source))?;
+    refuse_replaced(files, parent, &parent_real, &*stores[0])?;
     let dir = child.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let dir_real = files.canonical(dir).map_err(|source| file_error("find", dir, source))?;
     let seconds = gate::modified_seconds(files, &parent_real);
     let link = link_to(&parent_real, &info, seconds, (child, format), &dir_real)?;
-    Ok((info, link))
+    Ok(((info, link), stores))
 }
 
 /// How `child`, an image of this format in the folder `dir_real`, names the parent at

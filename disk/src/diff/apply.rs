@@ -65,7 +65,8 @@ pub enum Increment<'a> {
 /// The result of [`apply_export`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Applied {
-    /// The identity that the copy has afterwards; `None` for a raw disk.
+    /// The identity of the exported disk, if the copy has it afterwards; `None` for a raw disk, and
+    /// for one whose format has identities of another kind.
     pub result_id: Option<LinkageId>,
     /// Bytes of data.
     pub data_bytes: u64,
@@ -202,13 +203,13 @@ impl Application<'_> {
         let step = self.check(&disk)?;
         let present = DiskState::of_layer(&disk.layers()[0]);
         let mut done = Applied {
-            result_id: self.facts.result.linkage_id.filter(|_| present.linkage_id.is_some()),
+            result_id: self.facts.result.linkage_id.filter(|id| present.linkage_id.is_some_and(|of| id.is_kind_of(of))),
             data_bytes: 0,
             zero_bytes: 0,
             size_bytes: (present.size_bytes, self.size_afterwards(&present)),
             was_applied: step == Step::Nothing,
             resumed: step == Step::GoOn,
-            warnings: Vec::new(),
+            warnings: self.identity_warning(&present).into_iter().collect(),
         };
         if step == Step::Nothing {
             if present.format == Format::Vhd {
@@ -217,6 +218,7 @@ impl Application<'_> {
             return Ok(done);
         }
         self.refuse_tracked()?;
+        let allow_parent_write = self.may_write(&disk, &mut done.warnings)?;
         let pieces = &mut Padded { pieces, padding: self.padding(&present) };
         let mut written = Written::default();
         if self.options.dry_run {
@@ -225,7 +227,6 @@ impl Application<'_> {
                 Ok(())
             })?;
         } else {
-            let allow_parent_write = open.allow_parent_write || self.only_export_is_child(&disk)?;
             drop(disk);
             let disk = Disk::open(self.copy, &OpenOptions { writable: true, allow_parent_write, ..open })?;
             if self.check(&disk)? != step {
@@ -234,7 +235,7 @@ impl Application<'_> {
                     what: "another program has changed it meanwhile; try again".into(),
                 });
             }
-            done.warnings = disk.warnings().to_vec();
+            done.warnings.extend_from_slice(disk.warnings());
             written = self.write(&disk, done.size_bytes.1, pieces, progress)?;
         }
         (done.data_bytes, done.zero_bytes) = (written.data_bytes, written.zero_bytes);
@@ -258,10 +259,30 @@ impl Application<'_> {
         })
     }
 
-    /// The identity of the copy until everything is applied; `None` if neither state has one.
-    fn mark(&self) -> Option<LinkageId> {
+    /// The identity of the copy, which has `present` now, until everything is applied. `None` if
+    /// neither state has one.
+    fn mark(&self, present: LinkageId) -> Option<LinkageId> {
         let (base, result) = (self.facts.base_id, self.facts.result.linkage_id);
-        base.or(result).map(|_| mark::between(base.unwrap_or(NONE), result.unwrap_or(NONE)))
+        let mark = base.or(result).map(|_| mark::between(base.unwrap_or(NONE), result.unwrap_or(NONE)))?;
+        Some(if mark.is_kind_of(present) { mark } else { mark::of_kind(present, mark) })
+    }
+
+    /// The identity that the copy gets, which has `present` now. A disk without an identity gives
+    /// its copy a new one, and so does one with an identity of another kind.
+    fn result_id(&self, present: LinkageId) -> LinkageId {
+        self.facts.result.linkage_id.filter(|id| id.is_kind_of(present)).unwrap_or_else(|| present.fresh())
+    }
+
+    /// What becomes of an identity that the copy cannot have.
+    fn identity_warning(&self, present: &DiskState) -> Option<String> {
+        let result = self.facts.result.linkage_id?;
+        present.linkage_id.filter(|id| !result.is_kind_of(*id))?;
+        Some(format!(
+            "{}: a {} cannot have the identity {} of the exported disk, so it gets a new one; later exports of that disk apply to it only with `ApplyOptions::ignore_id_mismatch`",
+            self.copy.display(),
+            present.format,
+            braced(result)
+        ))
     }
 
     /// Whether the copy is the base of the export.
@@ -277,7 +298,7 @@ impl Application<'_> {
     fn check_identity(&self, present: &DiskState) -> Result<Step> {
         let Facts { path, base_id, result, .. } = self.facts;
         match present.linkage_id {
-            Some(id) if self.mark() == Some(id) => Ok(Step::GoOn),
+            Some(id) if self.mark(id) == Some(id) => Ok(Step::GoOn),
             Some(id) if *base_id == Some(id) => Ok(Step::Begin),
             Some(id) if result.linkage_id == Some(id) => Ok(Step::Nothing),
             _ if self.options.ignore_id_mismatch => Ok(Step::Begin),
@@ -393,23 +414,45 @@ impl Application<'_> {
         let id = present.linkage_id;
         let is_base = match self.facts.base_bytes {
             Some(base_bytes) => present.size_bytes <= base_bytes,
-            None => id.is_some() && (id == self.facts.base_id || id == self.mark()),
+            None => id.is_some() && (id == self.facts.base_id || id == id.and_then(|id| self.mark(id))),
         };
         if is_base { result_bytes } else { result_bytes.max(present.size_bytes) }
     }
 
-    /// Whether the export is the one image in the copy's folder that names the copy as its parent.
-    /// It loses its parent, as a merged child does.
-    fn only_export_is_child(&self, disk: &Disk) -> Result<bool> {
-        let files = &self.options.open.files;
-        if !self.facts.is_image {
-            return Ok(false);
+    /// Refuses a copy that another image has as its parent. The export itself may be the one that
+    /// has: it loses its parent, as a merged child does. Whether it was exported or is a disk is
+    /// not recorded in it, but a disk with children is certainly one. Returns whether the copy must
+    /// be opened as one with a child.
+    fn may_write(&self, disk: &Disk, warnings: &mut Vec<String>) -> Result<bool> {
+        let OpenOptions { files, allow_parent_write, .. } = &self.options.open;
+        if *allow_parent_write {
+            return Ok(true);
         }
         let found = siblings::children_of(files, self.copy, disk.layers()[0].image.info());
-        let export = files.canonical(self.facts.path).ok();
-        Ok(found.not_asked == 0
-            && !found.children.is_empty()
-            && found.children.iter().all(|child| Some(child) == export.as_ref()))
+        let export = files.canonical(self.facts.path).ok().filter(|_| self.facts.is_image && found.not_asked == 0);
+        if let Some(child) = found.children.iter().find(|child| Some(*child) != export.as_ref()) {
+            return Err(DiskError::HasChildren { path: self.copy.to_owned(), child: child.clone() });
+        }
+        let Some(export) = export.filter(|_| !found.children.is_empty()) else { return Ok(false) };
+        let open = OpenOptions { writable: false, reach: Reach::Top, format: None, ..self.options.open.clone() };
+        let child = Disk::open(&export, &open)?;
+        if let Some(below) = siblings::children_of(files, &export, child.layers()[0].image.info()).children.first() {
+            return Err(DiskError::BadOptions {
+                what: format!(
+                    "{}: it is no export but a disk, as {} has it as its parent; {} cannot be its parent any more once its changes are applied",
+                    self.facts.path.display(),
+                    below.display(),
+                    self.copy.display()
+                ),
+                hint: "merge the disk into its parent, or export its changes and apply the export".into(),
+            });
+        }
+        warnings.push(format!(
+            "{}: it has {} as its parent, and cannot be opened once its changes are in it; a disk that is still needed is merged, not applied",
+            self.facts.path.display(),
+            self.copy.display()
+        ));
+        Ok(true)
     }
 
     /// Applies everything. The disk has `size_bytes` afterwards.
@@ -426,7 +469,8 @@ impl Application<'_> {
             _ => Ok::<_, DiskError>(()),
         };
         // Without a mark the copy is not what it was, whatever happens.
-        set_identity(self.mark().unwrap_or(NONE.fresh()))?;
+        let present = image.linkage_id().unwrap_or(NONE);
+        set_identity(self.mark(present).unwrap_or_else(|| present.fresh()))?;
         let mut apply = |progress: &mut Progress<'_>| {
             let present_bytes = disk.geometry().size_bytes;
             if size_bytes > present_bytes {
@@ -436,8 +480,7 @@ impl Application<'_> {
             if size_bytes < present_bytes {
                 disk.shrink(size_bytes)?;
             }
-            // A disk without an identity gives its copy a new one.
-            set_identity(self.facts.result.linkage_id.unwrap_or(NONE.fresh()))?;
+            set_identity(self.result_id(present))?;
             disk.close()?;
             Ok(written)
         };

@@ -254,7 +254,8 @@ impl Disk {
         if let Some(points) = Kept::of(shared) {
             points.resize(size_bytes)?;
         }
-        chain.top().writer().map_err(image_error)?.resize(size_bytes)?;
+        let writer = chain.top().writer().map_err(image_error)?;
+        writer.resize(size_bytes).map_err(|error| DiskError::from(error).at(path))?;
         let mut mutation = shared.lock();
         let grown = mutation.chain.measured_anew()?;
         shared.publish(&mut mutation, grown);
@@ -266,11 +267,11 @@ impl Disk {
         Ok(())
     }
 
-    /// Whether [`Disk::grow`] may give the disk this size, as far as its chain decides. Returns the
-    /// present size in bytes.
+    /// Whether [`Disk::grow`] may give the disk this size, as far as its chain and its image decide
+    /// before anything is changed. Returns the present size in bytes.
     ///
     /// # Errors
-    /// [`DiskError::BadOptions`], as [`Disk::grow`].
+    /// As [`Disk::grow`].
     pub fn check_growth(&self, size_bytes: u64) -> Result<u64> {
         let chain = self.shared.chain();
         let path = &chain.layers()[0].path;
@@ -294,6 +295,11 @@ impl Disk {
                 parent.size_bytes
             ));
         }
+        if size_bytes > present_bytes
+            && let Ok(writer) = chain.top().writer()
+        {
+            writer.check_growth(size_bytes).map_err(|error| DiskError::from(error).at(path))?;
+        }
         Ok(present_bytes)
     }
 
@@ -310,7 +316,7 @@ impl Disk {
                 hint: format!("name a multiple of the sector of {sector_bytes} bytes"),
             });
         }
-        Ok(writer.check_shrink(size_bytes)?)
+        writer.check_shrink(size_bytes).map_err(|error| DiskError::from(error).at(path))
     }
 
     /// Makes the disk smaller: what lies beyond the new end is lost. No queue may be open. Durable
@@ -333,7 +339,8 @@ impl Disk {
         if size_bytes < chain.geometry.size_bytes {
             shared.begin_writing().map_err(io_error)?;
         }
-        chain.top().writer().map_err(io_error)?.shrink(size_bytes)?;
+        let writer = chain.top().writer().map_err(io_error)?;
+        writer.shrink(size_bytes).map_err(|error| DiskError::from(error).at(path))?;
         let mut mutation = shared.lock();
         let smaller = mutation.chain.measured_anew()?;
         shared.publish(&mut mutation, smaller);

@@ -30,7 +30,7 @@ use crate::{
     error::file_error,
     opening::{
         by_id, gate,
-        image_file::{Access, open_image},
+        image_file::{Access, open_image, refuse_replaced},
         merge_mark as mark,
         open::{check_linkage, other_contents, parent_timestamp_warning},
         relink,
@@ -140,10 +140,17 @@ impl Step {
         drop(image);
         // A program that was killed may have left the parent's identity in the page cache only.
         let parent = Access { format: Some(self.parent.info.format), ..Access::default() };
-        let (_, files) = open_image(&options.open.files, &self.parent.path, &parent, &mut Vec::new())?;
+        // Its lock is held until the link is there: no merge changes it meanwhile.
+        let (above, files) = open_image(&options.open.files, &self.parent.path, &parent, &mut Vec::new())?;
+        refuse_replaced(&options.open.files, &self.parent.path, &self.parent.path, &*files[0])?;
+        if above.info().linkage_id != self.parent.info.linkage_id {
+            return Err(DiskError::BadChain {
+                path: self.parent.path.clone(),
+                what: "another program has changed it meanwhile; try again".into(),
+            });
+        }
         let synced = files.iter().try_for_each(|file| file.sync_data());
         synced.map_err(|source| file_error("make it durable", &self.parent.path, source))?;
-        drop(files);
         let verdict = DetectedFormat::certain(info.format);
         let image = probe::open_parts(stores.clone(), verdict, true, info.logical_sector_bytes)?;
         let Some(writer) = image.writer() else { return Ok(()) };
@@ -174,6 +181,10 @@ impl<'a> Plan<'a> {
                 hint: "name the file with `ReconnectOptions::parent`, or folders with `ReconnectOptions::search_dirs`"
                     .into(),
             });
+        }
+        for dir in &options.search_dirs {
+            // Also a chain that needs no search has named a folder by mistake.
+            options.open.files.canonical(dir).map_err(|source| file_error("find the folder", dir, source))?;
         }
         let current = Found::read(&options.open.files, shown, options.open.format)?;
         if current.link().is_none() {
@@ -295,6 +306,18 @@ impl<'a> Plan<'a> {
     /// The one file below the searched folders that has the expected identity.
     fn searched(&mut self, link: &ParentLink, progress: &mut Progress<'_>) -> Result<Found> {
         let options = self.options;
+        let child = &self.current;
+        if link.linkage.is_none() && link.file_id.is_none() {
+            let path = link.absolute_path.as_ref().or(link.relative_path.as_ref()).cloned().unwrap_or_default();
+            return Err(DiskError::BadOptions {
+                what: format!(
+                    "{}: a {} image names its parent by its path alone ({path}), and no file is there that fits, so no search can tell which file it is",
+                    child.path.display(),
+                    child.info.format
+                ),
+                hint: "put the parent there, or name it with `ReconnectOptions::parent`".into(),
+            });
+        }
         let index = match self.index.take() {
             Some(index) => index,
             None => Index::read(&options.open.files, &options.search_dirs, progress)?,

@@ -8,20 +8,31 @@
 //! Each is a differencing disk that begins as its parent reads. From then on the parent must not be
 //! written; an open for writing refuses that while a child lies in its folder.
 //!
+//! The parent's whole chain is open, and so locked, until the last child has its name. A merge that
+//! runs at the same time is refused, or has ended before: it searches for children once it has the
+//! locks of its images. A chain that cannot be read gets no children.
+//!
 //! A file with its final name is always complete. A command that was killed has made some of the
 //! children. The same command keeps these, because nothing was written to them, and makes the rest.
 
 use crate::{
-    CreateRequest, DiskError, Result,
+    CreateRequest, Disk, DiskError, OpenOptions, Result,
     copying::{
         create::{create_as, format_for, is_there, parent_out_of_reach},
         partial::Partial,
     },
-    opening::image_file::{Access, open_image},
+    error::file_error,
+    opening::{
+        image_file::{Access, open_image, refuse_replaced},
+        siblings,
+    },
 };
-use diskwright_image::{Format, ImageInfo};
-use diskwright_store::Files;
-use std::path::{Path, PathBuf};
+use diskwright_image::{BlockState, DiskType, Format, Image};
+use diskwright_store::{BlockDevice, Files};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 /// Creates every one of `children` as a child of `parent`, all or none of them: when one cannot be
 /// made, those made by this call are removed. A name that an unused child of this parent has is
@@ -48,12 +59,16 @@ pub fn clone_disk(
         });
     }
     let files = &request.files;
-    let mut warnings = Vec::new();
+    let (held, real) = hold(parent, request)?;
+    let mut warnings = held.warnings().to_vec();
+    let above = siblings::Candidate::of(real, held.layers()[0].image.info());
+    let is_unused = |child: &Path| is_unused_child(files, child, (&above, &held), request.format);
     let (mut missing, mut kept): (Vec<&PathBuf>, Vec<&PathBuf>) = (Vec::new(), Vec::new());
     for child in children {
         if files.facts(child).is_err() {
+            check_folder(files, child)?;
             missing.push(child);
-        } else if is_unused_child(files, child, parent, request.format) {
+        } else if is_unused(child) {
             kept.push(child);
         } else {
             return Err(is_there(child));
@@ -78,7 +93,7 @@ pub fn clone_disk(
             if !progress((kept.len() + made.len()) as u64, children.len() as u64) {
                 return Err(DiskError::Stopped);
             }
-            if !dry_run && !make(child, parent, &request)? {
+            if !dry_run && !make(child, &request, &is_unused)? {
                 continue;
             }
             made.push(child);
@@ -98,7 +113,7 @@ pub fn clone_disk(
 
 /// Makes one child under a temporary name, then gives it its own. `false` if another command has
 /// made the same child meanwhile.
-fn make(child: &Path, parent: &Path, request: &CreateRequest) -> Result<bool> {
+fn make(child: &Path, request: &CreateRequest, is_unused: &dyn Fn(&Path) -> bool) -> Result<bool> {
     let files = &request.files;
     let partial = Partial::new(files, child, "clone");
     let attempt = || {
@@ -109,25 +124,64 @@ fn make(child: &Path, parent: &Path, request: &CreateRequest) -> Result<bool> {
     };
     match attempt() {
         Ok(()) => Ok(true),
-        Err(_) if is_unused_child(files, child, parent, request.format) => Ok(false),
+        Err(_) if is_unused(child) => Ok(false),
         Err(error) => Err(error),
     }
 }
 
-/// Whether the file at `child` is what an interrupted command has made: a child of `parent` without
+/// Opens the parent with its chain, which is locked until this is dropped. Returns its path without
+/// symbolic links too.
+fn hold(parent: &Path, request: &CreateRequest) -> Result<(Arc<Disk>, PathBuf)> {
+    let CreateRequest { files, parents, .. } = request;
+    // Probed: the format of the request is that of the children.
+    let open = OpenOptions { files: files.clone(), parents: parents.clone(), ..OpenOptions::default() };
+    let held = Disk::open(parent, &open)?;
+    let top = &held.layers()[0];
+    let real = files.canonical(parent).map_err(|source| file_error("find", parent, source))?;
+    refuse_replaced(files, parent, &real, &**top.image.store())?;
+    Ok((held, real))
+}
+
+/// Refuses a folder in which no file can be made, before the first one is.
+fn check_folder(files: &Files, child: &Path) -> Result<()> {
+    let dir = child.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    files.check_names_in(dir).map_err(|source| file_error("make a file in this folder", dir, source))
+}
+
+/// Whether the file at `child` is what an interrupted command has made: a child of the disk without
 /// data, that no program has open for writing.
-fn is_unused_child(files: &Files, child: &Path, parent: &Path, format: Option<Format>) -> bool {
-    let info_of = |path: &Path, format| {
-        let access = Access { format: Some(format), ..Access::default() };
-        open_image(files, path, &access, &mut Vec::new()).ok().map(|(image, _)| image)
-    };
-    let is_child_of = |info: &ImageInfo, above: &ImageInfo| {
-        let link = info.parent.as_ref().and_then(|link| link.linkage);
-        link.is_some() && link == above.linkage_id && info.size_bytes == above.size_bytes
-    };
-    let Ok(format) = format_for(child, format) else { return false };
-    let (Some(image), Some(above)) = (info_of(child, format), info_of(parent, format)) else { return false };
+fn is_unused_child(
+    files: &Files,
+    child: &Path,
+    (parent, disk): (&siblings::Candidate, &Disk),
+    format: Option<Format>,
+) -> bool {
+    let (Ok(format), Ok(real)) = (format_for(child, format), files.canonical(child)) else { return false };
+    let access = Access { format: Some(format), ..Access::default() };
+    let Ok((image, _)) = open_image(files, child, &access, &mut Vec::new()) else { return false };
+    let info = image.info();
+    let is_child = info.disk_type == DiskType::Differencing
+        && info.size_bytes == disk.geometry().size_bytes
+        && image
+            .parent_link()
+            .is_some_and(|link| siblings::parent_among(files, (&real, &link), std::slice::from_ref(parent)).is_some());
+    is_child && stores_nothing(&*image).unwrap_or(false)
+}
+
+/// Whether every block is the parent's.
+fn stores_nothing(image: &dyn Image) -> Result<bool> {
     let info = image.info();
     let blocks = info.size_bytes.div_ceil(info.block_bytes.max(1));
-    is_child_of(info, above.info()) && matches!(image.next_block(0, blocks), Ok(None))
+    let mut states = [BlockState::Absent; 1024];
+    let mut first = 0;
+    // Not every format knows its next block.
+    while let Some(block) = image.next_block(first, blocks)? {
+        let count = (blocks - block).min(states.len() as u64);
+        image.block_states(block, &mut states[..count as usize])?;
+        if states[..count as usize].iter().any(|state| *state != BlockState::Absent) {
+            return Ok(false);
+        }
+        first = block + count;
+    }
+    Ok(true)
 }

@@ -40,7 +40,7 @@ use crate::{
     },
     opening::{
         gate,
-        image_file::{Access, open_image},
+        image_file::{Access, open_image, refuse_replaced},
         siblings,
     },
 };
@@ -69,6 +69,8 @@ pub struct SnapshotOptions {
     /// Starts a point of change tracking of this name at the moment of the snapshot. Ignored by a
     /// revert and when a snapshot is removed.
     pub track: Option<String>,
+    /// Removes also an image that no image has as its parent: its data is lost. Only of a removal.
+    pub discard: bool,
 }
 
 /// A disk that goes on in a new child.
@@ -159,8 +161,9 @@ pub fn revert(path: impl AsRef<Path>, to: Option<&Path>, left: Left, options: &S
             None
         }
     };
-    let info = match layers.iter().find(|layer| layer.path == parent) {
-        Some(layer) => layer.image.info().clone(),
+    // Holds the lock of the new parent until the disk is its child.
+    let (info, _held) = match layers.iter().find(|layer| layer.path == parent) {
+        Some(layer) => (layer.image.info().clone(), None),
         None => {
             // Not an ancestor: the whole chain below it is opened, so that it is known to be sound.
             let open = OpenOptions { format: Some(place.info.format), ..reading(&options.open) };
@@ -169,7 +172,8 @@ pub fn revert(path: impl AsRef<Path>, to: Option<&Path>, left: Left, options: &S
             if layers.len() >= CHAIN_MAX {
                 return Err(too_long(path));
             }
-            layers[0].image.info().clone()
+            refuse_replaced(files, &parent, &parent, &**layers[0].image.store())?;
+            (layers[0].image.info().clone(), Some(disk))
         }
     };
     create::refuse_as_parent(&parent, &info)?;
@@ -186,13 +190,15 @@ pub fn revert(path: impl AsRef<Path>, to: Option<&Path>, left: Left, options: &S
     Ok(Snapshot { disk: path.to_owned(), parent, frozen, warnings: Vec::new() })
 }
 
-/// Removes a snapshot, or any other image. If no image has it as its parent, what only it stores is
-/// lost. If one image has, that child is merged into it, and the result has the child's name:
-/// returns how. Durable on return.
+/// Removes a snapshot, or any other image. If one image has it as its parent, that child is merged
+/// into it, and the result has the child's name: returns how. If none has, what only it stores is
+/// lost: that needs [`SnapshotOptions::discard`]. Such an image is the newest state of a disk, or
+/// that of a branch. Durable on return.
 ///
 /// # Errors
-/// [`DiskError::BadOptions`] for several children, or if the folder has too many images to rule out
-/// a child; [`DiskError::InUse`] if a program has it open; as [`merge`](crate::merge()).
+/// [`DiskError::BadOptions`] for several children, for none without `discard`, or if the folder has
+/// too many images to rule out a child; [`DiskError::InUse`] if a program has it open; as
+/// [`merge`](crate::merge()).
 pub fn remove_snapshot(
     path: impl AsRef<Path>,
     options: &SnapshotOptions,
@@ -216,7 +222,18 @@ pub fn remove_snapshot(
     let (image, locked) = open_image(files, &real, &access, &mut Vec::new())?;
     let found = siblings::children_of(files, &real, image.info());
     match &found.children[..] {
-        [] => refuse_if_parent(files, path, &real, image.info())?,
+        [] => {
+            refuse_if_parent(files, path, &real, image.info())?;
+            if !options.discard {
+                return Err(DiskError::BadOptions {
+                    what: format!(
+                        "{}: no image has it as its parent, so it is the newest state of a disk or of a branch, and what only it stores would be lost",
+                        path.display()
+                    ),
+                    hint: "name a snapshot that an image has as its parent, or remove this one with its data by `SnapshotOptions::discard`".into(),
+                });
+            }
+        }
         [child] => {
             // The merge takes the locks itself.
             drop((image, locked));
@@ -381,15 +398,7 @@ impl<'a> Place<'a> {
     /// Whether the disk's name still leads to the file that is locked. Another of these operations
     /// may have replaced it between its open and its lock.
     pub(crate) fn check_identity(&self) -> Result<()> {
-        let expected = self.layers[0].image.store().identity();
-        let found = self.files.facts(&self.real).map_err(self.failed("find the disk"))?.identity;
-        if Some(found) != expected {
-            return Err(DiskError::BadOptions {
-                what: format!("{}: it was replaced by another file meanwhile", self.shown.display()),
-                hint: "try again".into(),
-            });
-        }
-        Ok(())
+        refuse_replaced(self.files, self.shown, &self.real, &**self.layers[0].image.store())
     }
 
     pub(crate) fn swap(&self, temporary: &Path, frozen: Option<&Path>) -> Result<()> {

@@ -8,7 +8,7 @@
 //! Nothing is locked, so images in use are listed too. Every image is opened by itself, and its
 //! parent is not: a folder of a thousand clones of one image costs a thousand opens. An image whose
 //! parent lies in the same folder hangs below it; one whose parent is missing, elsewhere, or not
-//! the image that it was, is a root of the list that says so.
+//! the image that it was, is a root of the list that says so. So is every image of a loop.
 
 use crate::{
     OpenOptions, Result,
@@ -27,6 +27,9 @@ use std::{
 
 /// The most images of a folder that are read.
 pub const FAMILY_MAX: usize = 65_536;
+
+/// The most images of a loop that are named.
+const LOOP_NAMES_MAX: usize = 8;
 
 /// An image of a folder.
 #[derive(Debug)]
@@ -102,7 +105,52 @@ impl Family {
         for index in 0..family.members.len() {
             family.members[index].parent = family.parent_of(index, options);
         }
+        family.refuse_loops();
         Ok(family)
+    }
+
+    /// An image of a loop has no parent that could be read. Each says so and is a root; what hangs
+    /// below the loop stays there. Takes each step to a parent once.
+    fn refuse_loops(&mut self) {
+        let mut walked_from: Vec<Option<usize>> = vec![None; self.members.len()];
+        for start in 0..self.members.len() {
+            let mut at = start;
+            while walked_from[at].is_none() {
+                walked_from[at] = Some(start);
+                let FoundParent::Here(parent) = self.members[at].parent else { break };
+                at = parent;
+                if walked_from[at] == Some(start) {
+                    self.refuse_loop(at);
+                    break;
+                }
+            }
+        }
+    }
+
+    /// The loop through the member at `first`.
+    fn refuse_loop(&mut self, first: usize) {
+        let mut ring = Vec::new();
+        let mut at = first;
+        while let FoundParent::Here(parent) = self.members[at].parent {
+            ring.push(at);
+            at = parent;
+            if at == first {
+                break;
+            }
+        }
+        let name = |at: &usize| self.members[*at].path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let mut names: Vec<String> = ring.iter().take(LOOP_NAMES_MAX).map(name).collect();
+        if ring.len() > names.len() {
+            names.push(format!("{} more", ring.len() - names.len()));
+        }
+        names.push(name(&first));
+        let why = format!(
+            "its parents are a loop ({}), so it cannot be read; connect one of them to its right parent (`reconnect`)",
+            names.join(" above ")
+        );
+        for at in ring {
+            self.members[at].parent = FoundParent::Wrong(why.clone());
+        }
     }
 
     fn parent_of(&self, index: usize, options: &OpenOptions) -> FoundParent {
@@ -158,8 +206,8 @@ impl Family {
         let roots = (0..self.members.len()).filter(is_root);
         let mut seen = vec![false; self.members.len()];
         let mut order = Vec::with_capacity(self.members.len());
-        // What is left after the roots is in a loop or hangs below one.
-        for start in roots.chain(0..self.members.len()) {
+        // No image is in a loop, so all hang below a root.
+        for start in roots {
             let mut waiting = vec![Node { index: start, depth: 0, is_last: true }];
             while let Some(place) = waiting.pop() {
                 if std::mem::replace(&mut seen[place.index], true) {

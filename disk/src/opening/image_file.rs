@@ -10,6 +10,7 @@
 
 use crate::{
     DiskError, OpenOptions, ParentPolicy, Result,
+    error::file_error,
     heal::repair::refuse_unfinished,
     opening::{
         parts::{PartRole, parts_of},
@@ -153,6 +154,19 @@ pub(crate) fn open_image(
     }
     warnings.extend(image.info().doubts.iter().map(|doubt| format!("{}: {doubt}", path.display())));
     Ok((image, stores))
+}
+
+/// Refuses a file whose name leads to another one by now. Between its open and its lock, a merge or
+/// a snapshot may have put another image in its place.
+pub(crate) fn refuse_replaced(files: &Files, shown: &Path, real: &Path, store: &dyn Store) -> Result<()> {
+    let found = files.facts(real).map_err(|source| file_error("find", shown, source))?.identity;
+    if Some(found) == store.identity() {
+        return Ok(());
+    }
+    Err(DiskError::BadOptions {
+        what: format!("{}: it was replaced by another file meanwhile", shown.display()),
+        hint: "try again".into(),
+    })
 }
 
 /// Refuses an image beside which another program has put the mark that it uses it.

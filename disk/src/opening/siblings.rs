@@ -173,25 +173,26 @@ impl Links {
     }
 
     fn children_of(&self, files: &Files, parents: &[Candidate]) -> Vec<(PathBuf, usize)> {
-        let mut found = Vec::new();
-        for (image, link) in &self.found {
-            let is_named = |parent: &Candidate| link.names(parent.disk_id, parent.linkage_id);
-            if !parents.iter().any(is_named) || parents.iter().any(|parent| parent.path == *image) {
-                continue;
-            }
-            // The real parent may be a copy of this image elsewhere. So the paths decide, if they
-            // lead to a file, or if the link has no identity.
-            let named: Vec<PathBuf> =
-                named_paths(image, link, &[]).into_iter().filter_map(|path| files.canonical(&path).ok()).collect();
-            let is_parent = |parent: &Candidate| {
-                is_named(parent) && (named.contains(&parent.path) || named.is_empty() && link.linkage.is_some())
-            };
-            if let Some(parent) = parents.iter().position(is_parent) {
-                found.push((image.clone(), parent));
-            }
-        }
-        found
+        let index =
+            |(image, link): &(PathBuf, ParentLink)| Some((image.clone(), parent_among(files, (image, link), parents)?));
+        self.found.iter().filter_map(index).collect()
     }
+}
+
+/// Which of `parents` is the one that the link of `image`, a path without symbolic links, leads to.
+pub(crate) fn parent_among(files: &Files, (image, link): (&Path, &ParentLink), parents: &[Candidate]) -> Option<usize> {
+    let is_named = |parent: &Candidate| link.names(parent.disk_id, parent.linkage_id);
+    if !parents.iter().any(is_named) || parents.iter().any(|parent| parent.path == image) {
+        return None;
+    }
+    // The real parent may be a copy of this image elsewhere. So the paths decide, if they lead to a
+    // file, or if the link has no identity.
+    let named: Vec<PathBuf> =
+        named_paths(image, link, &[]).into_iter().filter_map(|path| files.canonical(&path).ok()).collect();
+    let is_parent = |parent: &Candidate| {
+        is_named(parent) && (named.contains(&parent.path) || named.is_empty() && link.linkage.is_some())
+    };
+    parents.iter().position(is_parent)
 }
 
 /// A file could not be read, so what it names is not known.

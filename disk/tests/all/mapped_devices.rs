@@ -103,7 +103,7 @@ fn a_mapping_moves_the_bytes_of_its_device() {
         let writer = open(&path, true).unwrap();
         assert!(Disk::open(&device.0, &OpenOptions::default()).is_err(), "{kind}: the device is not locked");
         drop(writer);
-        let removing = SnapshotOptions { open: options(true), ..SnapshotOptions::default() };
+        let removing = SnapshotOptions { open: options(true), discard: true, ..SnapshotOptions::default() };
         remove_snapshot(&path, &removing, &mut |_, _| true).unwrap();
         assert_eq!(names(dir.path()), [""; 0], "{kind}");
         assert!(device.0.exists() && fs::read(&backing).unwrap() == expected, "{kind}");

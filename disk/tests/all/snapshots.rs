@@ -83,7 +83,12 @@ fn a_revert_keeps_or_discards() {
     create(&third, &CreateRequest { parent: Some(first.parent.clone()), ..CreateRequest::default() }).unwrap();
     let refused = remove_snapshot(&first.parent, &named("x"), &mut |_, _| true).unwrap_err();
     assert!(refused.to_string().contains("2 images have it as their parent"), "{refused}");
-    assert!(remove_snapshot(&third, &named("x"), &mut |_, _| true).unwrap().is_none());
+    for (dry_run, leaf) in [(true, &third), (false, &third), (true, &path), (false, &path)] {
+        let kept = remove_snapshot(leaf, &SnapshotOptions { dry_run, ..named("x") }, &mut |_, _| true).unwrap_err();
+        assert!(kept.to_string().contains("SnapshotOptions::discard") && leaf.exists(), "{kept}");
+    }
+    let discard = SnapshotOptions { discard: true, ..named("x") };
+    assert!(remove_snapshot(&third, &discard, &mut |_, _| true).unwrap().is_none());
     let merged = remove_snapshot(&first.parent, &named("x"), &mut |_, _| true).unwrap().unwrap();
     assert_eq!((Some(&merged.disk), &merged.target), (back.frozen.as_ref(), &first.parent));
     assert_eq!((read(&path, 0), files(dir.path())), (2, vec!["vm.vhdx".into(), "vm_two.avhdx".into()]));

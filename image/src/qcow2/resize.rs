@@ -31,7 +31,7 @@ const SECTOR_BYTES: u64 = 512;
 const FORGET_MAX: usize = 4096;
 
 impl Writing {
-    fn check_size(&self, size_bytes: u64) -> Result<()> {
+    pub(super) fn check_size(&self, size_bytes: u64) -> Result<()> {
         let geometry = &self.layout.geometry;
         self.refuse_with_data_file("a new size of", "convert it to a new image")?;
         if size_bytes == 0 || !size_bytes.is_multiple_of(SECTOR_BYTES) {

@@ -316,6 +316,10 @@ impl ImageWriter for Writing {
         self.enlarge(size_bytes)
     }
 
+    fn check_growth(&self, size_bytes: u64) -> Result<()> {
+        self.check_size(size_bytes)
+    }
+
     fn check_shrink(&self, size_bytes: u64) -> Result<()> {
         self.check_smaller(size_bytes)
     }

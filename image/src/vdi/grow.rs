@@ -61,7 +61,7 @@ impl Writing {
     }
 
     /// Number of blocks of a disk of the new size.
-    fn blocks_for(&self, old_bytes: u64, size_bytes: u64) -> Result<u64> {
+    pub(super) fn blocks_for(&self, old_bytes: u64, size_bytes: u64) -> Result<u64> {
         let refused = |what: String| {
             Err(ImageError::Unsupported {
                 path: self.store.name().to_owned(),

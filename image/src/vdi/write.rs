@@ -218,6 +218,19 @@ impl ImageWriter for Writing {
         self.grow(size_bytes)
     }
 
+    fn check_growth(&self, size_bytes: u64) -> Result<()> {
+        self.blocks_for(self.lock().size_bytes, size_bytes).map(drop)
+    }
+
+    /// A growth that was cut short has left nothing but entries that the next one writes again.
+    fn check_shrink(&self, size_bytes: u64) -> Result<()> {
+        if size_bytes == self.lock().size_bytes {
+            return Ok(());
+        }
+        let what = format!("a smaller size of {size_bytes} bytes for a VDI");
+        Err(self.unsupported(&what, "convert the disk to an image of the wanted size"))
+    }
+
     fn limit_tables(&self, bytes: u64) {
         // Excess pages are dropped when the next one is inserted.
         self.lock().limit_bytes = bytes;

@@ -113,6 +113,11 @@ impl MoveTrailer for FixedFooter {
         Ok(barrier.sync("clear the old footer durably")?)
     }
 
+    fn check_growth(&self, store: &dyn Store, from_bytes: u64, to_bytes: u64) -> Result<u64> {
+        check_size(store, to_bytes, from_bytes, MAX_FIXED_BYTES)?;
+        Ok(to_bytes.saturating_add(FOOTER_BYTES as u64))
+    }
+
     /// The footer is one sector, so it is never torn.
     fn set_linkage_id(&self, barrier: &Barrier, linkage_id: LinkageId) -> Result<()> {
         barrier.check()?;
@@ -179,7 +184,7 @@ impl Writing {
     }
 
     /// Number of blocks of a disk of `size_bytes`. Fails if the disk cannot have that size.
-    fn check_new_size(&self, before: &Blocks, size_bytes: u64) -> Result<u64> {
+    pub(super) fn check_new_size(&self, before: &Blocks, size_bytes: u64) -> Result<u64> {
         let (store, present_bytes) = (&*self.store, before.size_bytes());
         check_size(store, size_bytes, present_bytes, MAX_DYNAMIC_BYTES)?;
         let count = size_bytes.div_ceil(before.block_bytes);

@@ -396,6 +396,10 @@ impl ImageWriter for Writing {
         self.grow(size_bytes)
     }
 
+    fn check_growth(&self, size_bytes: u64) -> Result<()> {
+        self.check_new_size(&self.blocks(), size_bytes).map(drop)
+    }
+
     fn check_shrink(&self, size_bytes: u64) -> Result<()> {
         sizes::check_smaller(&*self.store, &self.blocks(), size_bytes).map(drop)
     }

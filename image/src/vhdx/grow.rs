@@ -144,7 +144,7 @@ impl VhdxImage {
         self.commit_size(writing, plan, taken)
     }
 
-    fn plan(&self, before: Arc<Layout>, size_bytes: u64) -> Result<Plan> {
+    pub(super) fn plan(&self, before: Arc<Layout>, size_bytes: u64) -> Result<Plan> {
         let old = &before.geometry;
         let refused = |found: String, expected: &str| ImageError::Unsupported {
             path: self.barrier.store().name().to_owned(),

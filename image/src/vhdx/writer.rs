@@ -64,6 +64,10 @@ impl ImageWriter for VhdxImage {
         self.grow(self.writing()?, size_bytes)
     }
 
+    fn check_growth(&self, size_bytes: u64) -> Result<()> {
+        self.plan(self.layout(), size_bytes).map(drop)
+    }
+
     fn check_shrink(&self, size_bytes: u64) -> Result<()> {
         self.smaller(&self.layout(), size_bytes).map(drop)
     }

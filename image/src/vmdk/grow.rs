@@ -80,6 +80,9 @@ pub(super) fn check<'a>(layout: &'a Layout, document: &Document, size_bytes: u64
             if first_bytes.saturating_add(len_bytes) >= 1 << 62 {
                 return refused("name a smaller size");
             }
+            let new_end = first_bytes + len_bytes;
+            let may_be = store.check_len(new_end);
+            may_be.map_err(|error| ImageError::io("make the extent longer", &**store, new_end, error))?;
             let own = store.identity();
             let in_file = layout.files().into_iter().filter(|(file, _)| own.is_some() && *file == own).count();
             if in_file > 1 || index == 0 {

@@ -22,6 +22,7 @@
 
 use super::{
     document::Document,
+    grow,
     layout::{Content, Layout, Place, SparseExtent},
     tables::Tables,
 };
@@ -276,6 +277,10 @@ impl ImageWriter for Writing {
 
     fn resize(&self, size_bytes: u64) -> Result<()> {
         self.grow_to(size_bytes)
+    }
+
+    fn check_growth(&self, size_bytes: u64) -> Result<()> {
+        grow::check(&self.layout, &self.document, size_bytes).map(drop)
     }
 
     fn check_shrink(&self, size_bytes: u64) -> Result<()> {

@@ -8,14 +8,20 @@
 //!   VHD           VHDX    becomes disk id     new
 //!   raw, export   any     refused: the source has none
 //!   any           raw     refused: the copy can have none
+//!   any           VDI     refused beside a child of the source: it would find two parents
 //! ```
 //!
 //! A VHDX names its contents by the DataWriteGuid: two files may share it only if their contents
 //! are the same (MS-VHDX 2.2.2.1). So a copy of another size, or with lost ranges, gets a new one.
 //! The FileWriteGuid names the file, and is always new.
 
-use crate::{DiskError, Opened, Result};
-use diskwright_image::{Format, Identities, LinkageId};
+use crate::{
+    DiskError, Opened, Result,
+    error::file_error,
+    opening::siblings::{Candidate, children_in},
+};
+use diskwright_image::{Format, Identities, ImageInfo, LinkageId};
+use diskwright_store::Files;
 use std::path::Path;
 use uuid::Uuid;
 
@@ -48,8 +54,10 @@ impl Kept {
     /// the source; `None` if they are.
     ///
     /// # Errors
-    /// If either side has no identity.
+    /// If either side has no identity, or a child of the source beside the copy would no longer
+    /// know its parent.
     pub(super) fn of(
+        files: &Files,
         (source, source_path): (&Opened, &Path),
         (dest, format): (&Path, Format),
         differs: Option<&str>,
@@ -66,6 +74,7 @@ impl Kept {
         };
         let (shown, of_source) = (dest.display(), source_path.display());
         let other_format = (info.format != format).then(|| format!("it is a {format} and not a {}", info.format));
+        refuse_beside_child(files, (dest, format), info)?;
         let mut kept = Self { disk_id: Some(disk_id), ..Self::default() };
         match (identities, other_format, differs) {
             (Identities::DiskAndContents, None, None) => {
@@ -101,6 +110,28 @@ fn not_for_children(dest: &Path, source: &Path, why: &str) -> String {
         dest.display(),
         source.display()
     )
+}
+
+/// Refuses a second image of this identity in the folder of a child that finds its parent by that
+/// identity and by no path: with two of them it could be read no more.
+fn refuse_beside_child(files: &Files, (dest, format): (&Path, Format), info: &ImageInfo) -> Result<()> {
+    if !format.driver().child_names_file_id {
+        return Ok(());
+    }
+    let dir = dest.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let failed = |source| file_error("search for children in", dir, source);
+    let real = files.canonical(dir).map_err(failed)?;
+    let copy = Candidate::of(real.join(dest.file_name().unwrap_or_default()), info);
+    let (children, _) = children_in(files, &real, format, &[copy]).map_err(failed)?;
+    let Some((child, _)) = children.first() else { return Ok(()) };
+    Err(DiskError::BadOptions {
+        what: format!(
+            "{}: cannot keep the identity: {} lies in this folder and finds its parent by that identity alone, so it could not be read beside two images that have it",
+            dest.display(),
+            child.display()
+        ),
+        hint: "name a destination in another folder, or leave out `ConvertOptions::identity`".into(),
+    })
 }
 
 /// The refusal for a destination that has no identity.

@@ -69,7 +69,7 @@ impl Plan {
                 } else {
                     (!same_sectors).then_some("its sectors have another size")
                 };
-                Kept::of((source, source_path), (dest, format), differs)?
+                Kept::of(&options.dest.files, (source, source_path), (dest, format), differs)?
             }
         };
         request.disk_id = kept.disk_id.or(request.disk_id);

@@ -99,7 +99,7 @@ pub(crate) fn distrust(header: &Header, now: &Identity, format: Format, size_byt
                 "the disk was not closed cleanly, and nothing in a {format} image shows whether another program has written to it since"
             )),
             (false, false) => Some(
-                "the disk was not closed cleanly, and its DataWriteGuid or its parents are not those of that session: another program has written to it, or it was replaced or reverted".into(),
+                "the disk was not closed cleanly, and the identity of its contents or its parents are not those of that session: another program has written to it, or it was replaced or reverted".into(),
             ),
             // A growth that was cut short has changed only this file.
             (false, true) if size_bytes > header.size_bytes => Some(resized(header, size_bytes)),
@@ -108,7 +108,7 @@ pub(crate) fn distrust(header: &Header, now: &Identity, format: Format, size_byt
     }
     let known = &header.identity;
     if (now.guid, now.inode) != (known.guid, known.inode) {
-        return Some("the image is another file or has another DataWriteGuid: it was copied, replaced, reverted, or written by another program".into());
+        return Some("the image is another file, or its contents have another identity: it was copied, replaced, reverted, or written by another program".into());
     }
     if now.parents != known.parents {
         return Some("the image has other parents than when it was closed".into());
