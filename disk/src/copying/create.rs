@@ -305,6 +305,9 @@ fn resolve(
     })
 }
 
+/// A parent, and the link to it that its child gets.
+type LinkedParent = (ImageInfo, ParentLink);
+
 /// Opens the parent and builds the link to it for the child. The files hold the lock of the parent:
 /// a merge searches for children once it has the locks of its images, so they stay open until the
 /// child has its name.
@@ -313,7 +316,7 @@ fn parent_of(
     child: &Path,
     format: Format,
     parent: &Path,
-) -> Result<((ImageInfo, ParentLink), Vec<Arc<dyn Store>>)> {
+) -> Result<(LinkedParent, Vec<Arc<dyn Store>>)> {
     // A child whose format allows only parents of its own format needs no probe.
     let only = (!format.driver().child_takes_any_parent).then_some(format);
     let access = Access { format: only, ..Access::default() };

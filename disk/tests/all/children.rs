@@ -1,5 +1,5 @@
-//! Who makes a child while its parent is merged, which clones are kept, and of which disks there are
-//! none: in all formats that have children.
+//! Who makes a child while its parent is merged, which clones are kept, and of which disks there
+//! are none: in all formats that have children.
 
 use diskwright_disk::{
     CreateRequest, Disk, DiskError, Family, FoundParent, MergeOptions, OpenOptions, SnapshotOptions, clone_disk,

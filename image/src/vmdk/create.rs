@@ -27,8 +27,8 @@
 use super::{
     bad,
     device::{self, DevicePlan},
-    grow::SPLIT_SECTORS,
     link,
+    new_size::SPLIT_SECTORS,
     text::LINKAGE2_KEY,
 };
 use crate::{CreateOptions, DiskType, ImageError, LinkageId, ParentLink, Result};

@@ -6,8 +6,8 @@
 
 use super::{
     document::Document,
-    grow,
     layout::{Content, Layout, Part, Place},
+    new_size,
     tables::{Entry, Tables},
     text::{Head, link_of},
     write::Writing,
@@ -356,8 +356,8 @@ impl Image for VmdkImage {
             return Ok(());
         }
         match &self.writing {
-            Some(writing) => grow::check(layout, &writing.document, size_bytes)?,
-            None => grow::check(layout, &Document::read(layout)?, size_bytes)?,
+            Some(writing) => new_size::check(layout, &writing.document, size_bytes)?,
+            None => new_size::check(layout, &Document::read(layout)?, size_bytes)?,
         };
         Ok(())
     }

@@ -9,7 +9,7 @@
 //!   write.rs     the trait ImageWriter
 //!   grains.rs    entries of grains in memory: reserve, commit, reads
 //!   prepare.rs   the I/O that reserve and commit need first
-//!   grow.rs      a larger disk
+//!   grow.rs      a larger disk              new_size.rs  whether a disk can get a size
 //!   growth.rs    what is used in an extent's file, surveyed before the first change of an entry
 //!   flush.rs     the ordered passes that make changes durable
 //!   document.rs  the descriptor of an image in use: its CID changes before the first write
@@ -54,6 +54,7 @@ mod growth;
 mod image;
 mod layout;
 mod link;
+mod new_size;
 mod prepare;
 mod salvage;
 mod salvage_stream;

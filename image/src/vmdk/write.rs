@@ -22,8 +22,8 @@
 
 use super::{
     document::Document,
-    grow,
     layout::{Content, Layout, Place, SparseExtent},
+    new_size,
     tables::Tables,
 };
 use crate::{
@@ -280,7 +280,7 @@ impl ImageWriter for Writing {
     }
 
     fn check_growth(&self, size_bytes: u64) -> Result<()> {
-        grow::check(&self.layout, &self.document, size_bytes).map(drop)
+        new_size::check(&self.layout, &self.document, size_bytes).map(drop)
     }
 
     fn check_shrink(&self, size_bytes: u64) -> Result<()> {
