@@ -355,10 +355,13 @@ fn a_block_device_is_a_store() {
         assert!(store.is_block_device());
         assert_eq!(store.sector_bytes().logical_bytes, sector_bytes);
         assert_eq!((store.len_bytes().unwrap(), store.cache_mode()), (8 << 20, cache));
-        let Err(OpenError::Io { source, .. }) = FileStore::open(&device.0, &options) else {
-            panic!("a claimed device was opened for writing")
-        };
-        assert_eq!(source.kind(), io::ErrorKind::ResourceBusy);
+        // The claim is one for all of the process; its lock keeps a second disk out.
+        let second = FileStore::open(&device.0, &options);
+        assert!(matches!(second, Err(OpenError::Locked { .. })), "a device in use was opened: {second:?}");
+        // Other programs find it claimed.
+        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::EXCL;
+        let foreign = rustix::fs::open(&*device.0, flags, rustix::fs::Mode::empty());
+        assert_eq!(foreign.unwrap_err(), Errno::BUSY);
         store.write_at(&[1; 3000], 777).unwrap();
         store.zero_range(range(1000, 100_000), Zeroing::Keep).unwrap();
         store.zero_range(range(200_000, 100_000), Zeroing::Deallocate).unwrap();
