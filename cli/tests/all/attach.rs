@@ -504,7 +504,7 @@ fn machines_that_lack_something_say_what() {
     let ended = in_container("true", &format!("attach disk.vhdx --fuse {dir}"));
     assert!(ended.stderr.contains("/dev/fuse") && ended.stderr.contains("modprobe fuse"), "{ended:?}");
     let ended = in_container(fuse, "attach disk.vhdx");
-    assert!(ended.stderr.contains("there is no loop driver") && ended.stderr.contains("--fuse DIR"), "{ended:?}");
+    assert!(ended.stderr.contains("there is no loop driver") && ended.stderr.contains("--fuse PATH"), "{ended:?}");
     let ended = in_container(&format!("{fuse}; {control}"), "attach disk.vhdx");
     assert!(ended.stderr.contains("the device node did not appear"), "{ended:?}");
     assert_eq!(place.attached(), 0);
