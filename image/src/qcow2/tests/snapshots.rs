@@ -131,13 +131,14 @@ fn snapshots_keep_their_bytes_whatever_we_and_qemu_write() {
         "cluster_size=4096",
         "cluster_size=65536",
         "compat=0.10,cluster_size=4096",
-        "refcount_bits=2,cluster_size=4096",
+        "refcount_bits=4,cluster_size=4096",
         "refcount_bits=64,cluster_size=512",
     ] {
         let mut runner = TestRunner::new(ProptestConfig::with_cases(6));
         let turns = prop::collection::vec((between(), prop::collection::vec(step(), 1..16)), 2..6);
         // Two bits count three snapshots at most. A revert shares for a moment once more.
-        let most_taken = if options.contains("refcount_bits=2") { 1 } else { usize::MAX };
+        // QEMU adds one to each refcount while it goes back to a snapshot, also to one that leaks.
+        let most_taken = if options.contains("refcount_bits=4") { 1 } else { usize::MAX };
         let result = runner.run(&turns, |mut turns| {
             let mut taken = 0;
             turns.retain(|(between, _)| {
@@ -154,7 +155,7 @@ fn snapshots_keep_their_bytes_whatever_we_and_qemu_write() {
             for command in ["write -P 1 0 40k", "write -P 3 150k 30k", "write -z 10k 10k"] {
                 wrote(&path, command).unwrap();
             }
-            if !options.contains("refcount_bits=2") {
+            if !options.contains("refcount_bits=4") {
                 wrote(&path, "write -c -P 2 64k 64k").unwrap();
             }
             live(&path, &turns);
