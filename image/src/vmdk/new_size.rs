@@ -1,5 +1,5 @@
-//! Whether a disk can get a size. `resize` and `grow.rs` ask before they begin, and a merge before it
-//! changes the first link.
+//! Whether a disk can get a size. `resize` and `grow.rs` ask before they begin, and a merge before
+//! it changes the first link.
 
 use super::{
     document::Document,
