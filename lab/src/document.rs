@@ -18,7 +18,7 @@ use crate::{
     acceptance::{self, AcceptanceRecord},
     cells::{Cell, Cells},
     comparison::{COMPARISON_SCHEMA, ComparisonRecord},
-    report::ToChapter,
+    report::to_chapter::ToChapter,
     study::{
         access_paths::{self, AccessPathsResult},
         containers::{self, ContainersResult},

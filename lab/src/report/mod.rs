@@ -28,7 +28,7 @@ mod run;
 mod run_plots;
 mod run_tables;
 mod sweep;
-mod to_chapter;
+pub(crate) mod to_chapter;
 mod zero_payload;
 
 pub use run::verdict;
