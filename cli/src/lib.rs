@@ -10,7 +10,7 @@
 //!   extents.rs     a disk's extents, in windows  draw.rs      a disk on one screen
 //!   in_use.rs      disks that a process of this program has open
 //!   describe.rs    an image as text and JSON     steps.rs     progress of a run of the lab
-//!   habits.rs      what qemu-img's options are called here
+//!   qemu_img.rs    what qemu-img's options are called here
 //!   export.rs      an NBD export, the same       live.rs      a run while it is measured
 //!   ntfs.rs        holes that Windows refuses
 //!   switches.rs    what the program calls the options of the libraries
@@ -35,7 +35,6 @@ mod draw;
 mod exit;
 mod export;
 mod extents;
-mod habits;
 mod help;
 mod in_use;
 mod json;
@@ -44,6 +43,7 @@ mod ntfs;
 mod options;
 mod printable;
 mod progress;
+mod qemu_img;
 #[cfg(test)]
 mod schemas;
 mod signals;
@@ -161,7 +161,7 @@ fn codes(command: &Command) -> Codes {
 fn usage(error: &clap::Error, arguments: Vec<OsString>) -> ExitCode {
     let _ = error.print();
     if let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)
-        && let Some(sentence) = habits::sentence(command_of(arguments.clone()).as_deref(), option)
+        && let Some(sentence) = qemu_img::sentence(command_of(arguments.clone()).as_deref(), option)
     {
         eprintln!("\n{sentence}");
     }

@@ -1,6 +1,6 @@
 //! Options that several commands share, and how their values are read: formats, cache modes, times.
 //!
-//! Every command takes all [`GlobalOptions`]. Which of them its help shows is decided by [`Used`].
+//! Every command takes all [`GlobalOptions`]. [`UsedOptions`] decides which of them its help shows.
 
 use clap::{Args, ValueEnum};
 use diskwright_disk::{OpenOptions, ParentPolicy};
@@ -96,7 +96,7 @@ pub(crate) const GLOBAL: &str = "Global options";
 
 /// Which of the options about disks a command uses, and its help shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Used {
+pub enum UsedOptions {
     /// None of them, although the command above uses some.
     Nothing,
     /// The I/O engine.
@@ -113,7 +113,7 @@ pub enum Used {
     Writing,
 }
 
-impl Used {
+impl UsedOptions {
     /// Whether the option with this id is shown.
     pub fn shows(self, id: &str) -> bool {
         match id {

@@ -30,12 +30,12 @@ mod rules;
 
 pub use copying::compare::{CompareOutcome, compare};
 pub use copying::convert::{ConvertOptions, ConvertOutcome, Identity, convert, size_note};
-pub use copying::copy::{Lost, LostRange};
+pub use copying::copy::{LostRange, LostRanges};
 pub use copying::create::{CreateRequest, create};
 pub use copying::new_size::NewSize;
 pub use diff::{
     Applied, ApplyOptions, Change, ChangeKind, Changes, Difference, DiskState, EachChange, Export, Exported, Increment,
-    SincePoint, Touched, apply_export,
+    NamedRanges, SincePoint, apply_export,
 };
 pub use diskwright_volume as volume;
 pub use engine::chain::Layer;
@@ -55,15 +55,15 @@ pub use life::movable::Movable;
 pub use life::move_plan::{MoveOptions, MoveWatch, Moved};
 pub use life::offline_move::move_disk;
 pub use life::resize::{ResizeOptions, Resized, resize};
-pub use life::snapshot::{Left, Snapshot, SnapshotOptions, remove_snapshot, revert, snapshot};
-pub use opening::family::{FAMILY_MAX, Family, FoundParent, Node, Relative};
+pub use life::snapshot::{FormerImage, Snapshot, SnapshotOptions, remove_snapshot, revert, snapshot};
+pub use opening::folder::{FAMILY_MAX, FolderImage, FolderImages, FoundParent, Node};
 pub use opening::open::{parent_timestamp_warning, read_without_lock};
 pub use opening::ova::{Digests, MemberDigest, Ova, OvaDisk, OvaMember, is_ova};
 pub use opening::parts::{PartRole, Parts, check_parts, parts_of};
 pub use opening::place::{Opened, Place, require_file};
 pub use opening::volumes::layout;
-pub use options::{OpenOptions, ParentPolicy, Reach};
-pub use rules::{Destination, Facts, ImageFacts, Judgement, Rule, TableFacts, Verdict};
+pub use options::{ChainScope, OpenOptions, ParentPolicy};
+pub use rules::{ChainFacts, Destination, ImageFacts, Judgement, Rule, TableFacts, Verdict};
 
 /// Reports the progress of a long operation: bytes done, bytes in total. Returns `false` to stop
 /// it.

@@ -23,7 +23,7 @@ pub struct ParentPolicy {
 /// How much of a chain is opened. Anything but the whole chain can only be read, and data of layers
 /// that were not opened reads as zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Reach {
+pub enum ChainScope {
     /// The whole chain down to the base. If a parent cannot be opened, the open fails.
     #[default]
     Whole,
@@ -54,7 +54,7 @@ pub struct OpenOptions {
     /// writing. Reads may then be inconsistent; a warning says so.
     pub force_share: bool,
     /// How much of the chain is opened.
-    pub reach: Reach,
+    pub scope: ChainScope,
     /// Check every write for zeros, and turn a write of nothing but zeros into a change of metadata
     /// where that saves space, as Hyper-V's dynamic disks do. Reads every buffer once. Fixed disks
     /// have their space allocated and store zeros like other data.

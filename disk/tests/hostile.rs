@@ -5,7 +5,7 @@
 mod damage;
 
 use damage::*;
-use diskwright_disk::{Disk, OpenOptions, Reach};
+use diskwright_disk::{ChainScope, Disk, OpenOptions};
 use diskwright_image::{Format, Severity};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use rand_xoshiro::{
@@ -134,7 +134,7 @@ fn one_round(random: &mut Xoshiro256PlusPlus, sample: &Sample) {
         }
     }
     let with_parents = read_all(&sample.path, &OpenOptions::default());
-    let alone = OpenOptions { reach: Reach::Top, ..OpenOptions::default() };
+    let alone = OpenOptions { scope: ChainScope::Top, ..OpenOptions::default() };
     let alone = if with_parents.is_ok() { Ok(Vec::new()) } else { read_all(&sample.path, &alone) };
     let checked = check(&sample.path, sample.format);
     let sound = checked.as_ref().is_ok_and(|report| report.worst() < Some(Severity::Corrupt));

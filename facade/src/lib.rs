@@ -26,7 +26,7 @@
 //! | give back space; move a disk to another file | [`compact()`], [`move_disk()`] |
 //! | which ranges change since a named point | [`Disk::start_tracking`], [`Disk::changed_since`] |
 //! | find lost parents; save what can be read of a damaged image | [`reconnect()`], [`rescue()`] |
-//! | the images of a folder as a tree | [`Family::of`] |
+//! | the images of a folder as a tree | [`FolderImages::of`] |
 //! | partitions, file systems, what is free in them | [`layout()`] |
 //! | serve disks to NBD clients | [`serve`] |
 //! | match an error | [`DiskError::code`], [`DiskError::code_of`] |
@@ -150,18 +150,19 @@ pub mod serve;
 mod stream;
 
 pub use diskwright_disk::{
-    Applied, ApplyOptions, Change, ChangeKind, Changed, Changes, Checked, CompactOptions, Compacted, CompareOutcome,
-    ConvertOptions, ConvertOutcome, CreateRequest, Destination, Difference, Disk, DiskError, DiskState, Export,
-    Exported, Facts, Family, FoundParent, Identity, ImageFacts, Increment, Judgement, KeptName, Layer, Left, Leftover,
-    Lost, LostRange, MAP_MEMORY_BYTES, MergeOptions, Merged, MoveOptions, Moved, NewSize, OpenOptions, Opened,
-    ParentPolicy, Place, PlacedBlock, PlannedWrite, Progress, RangeKind, Reach, ReconnectOptions, Reconnected,
-    Relative, Relinked, RepairOptions, Repaired, RescueOptions, Rescued, RescuedRange, ResizeOptions, Resized, Result,
-    Rule, SincePoint, Snapshot, SnapshotOptions, TableFacts, Touched, TrackPoint, Undone, Verdict, VolumeGain,
-    apply_export, check, clone_disk, compact, compare, convert, create, interrupted_repair, layout, merge, move_disk,
-    reconnect, remove_snapshot, repair, rescue, resize, revert, snapshot, undo_repair, volume,
+    Applied, ApplyOptions, ChainFacts, ChainScope, Change, ChangeKind, Changed, Changes, Checked, CompactOptions,
+    Compacted, CompareOutcome, ConvertOptions, ConvertOutcome, CreateRequest, Destination, Difference, Disk, DiskError,
+    DiskState, Export, Exported, FolderImage, FolderImages, FormerImage, FoundParent, Identity, ImageFacts, Increment,
+    Judgement, KeptName, Layer, Leftover, LostRange, LostRanges, MAP_MEMORY_BYTES, MergeOptions, Merged, MoveOptions,
+    Moved, NamedRanges, NewSize, OpenOptions, Opened, ParentPolicy, Place, PlacedBlock, PlannedWrite, Progress,
+    RangeKind, ReconnectOptions, Reconnected, Relinked, RepairOptions, Repaired, RescueOptions, Rescued, RescuedRange,
+    ResizeOptions, Resized, Result, Rule, SincePoint, Snapshot, SnapshotOptions, TableFacts, TrackPoint, Undone,
+    Verdict, VolumeGain, apply_export, check, clone_disk, compact, compare, convert, create, interrupted_repair,
+    layout, merge, move_disk, reconnect, remove_snapshot, repair, rescue, resize, revert, snapshot, undo_repair,
+    volume,
 };
 pub use diskwright_image::{
-    CheckReport, DiskType, Finding, Format, Image, ImageError, ImageInfo, LogState, Mended, ParentLink, Repair,
+    CheckReport, DiskType, Finding, Format, Image, ImageError, ImageInfo, LogState, ParentLink, Repair, RepairStep,
     Severity,
 };
 pub use diskwright_nbd::{ClientError, NbdDevice, NbdUri};

@@ -25,12 +25,12 @@ pub struct DevicePart {
     /// Its length in sectors of 512 bytes.
     pub sectors: u64,
     /// What the disk has there.
-    pub shows: Shows,
+    pub shows: PartSource,
 }
 
 /// What a part of a mapped disk shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Shows {
+pub enum PartSource {
     /// The same range of the device.
     Device,
     /// A copy of the device's bytes, which the guest may change: a partition table.

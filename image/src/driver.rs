@@ -7,7 +7,7 @@
 
 use crate::{
     CreateOptions, DiskType, Format, Image, ImageError, ParentLink, Result,
-    findings::{CheckReport, Examined},
+    findings::{CheckOutcome, CheckReport},
     qcow2,
     raw::RawImage,
     references::Reference,
@@ -96,7 +96,7 @@ pub struct Driver {
     further_files: fn(&CreateOptions) -> Result<Vec<String>>,
     create: fn(Stores, &CreateOptions) -> Result<()>,
     /// Arguments: the files, whether to say how findings are mended.
-    examine: fn(MaybeStores<'_>, bool) -> Result<Examined>,
+    examine: fn(MaybeStores<'_>, bool) -> Result<CheckOutcome>,
     begin_repair: fn(&Arc<dyn Store>, bool) -> Result<()>,
     settle_log: fn(&Arc<dyn Store>, bool) -> Result<()>,
     parent_link: fn(&dyn Store) -> Result<Option<ParentLink>>,
@@ -128,7 +128,7 @@ static RAW: Driver = Driver {
     references: |_| Ok(Vec::new()),
     further_files: |_| Ok(Vec::new()),
     create: |stores, options| create_raw(only(stores, "raw")?, options),
-    examine: |_, _| Ok(Examined::default()),
+    examine: |_, _| Ok(CheckOutcome::default()),
     begin_repair: |_, _| Ok(()),
     settle_log: |_, _| Ok(()),
     parent_link: |_| Ok(None),
@@ -452,7 +452,7 @@ impl Driver {
     }
 
     /// The same for an image in one file; with `for_repair` also how the findings are mended.
-    pub(crate) fn examine(&self, store: Arc<dyn Store>, for_repair: bool) -> Result<Examined> {
+    pub(crate) fn examine(&self, store: Arc<dyn Store>, for_repair: bool) -> Result<CheckOutcome> {
         (self.examine)(&[Some(store)], for_repair)
     }
 

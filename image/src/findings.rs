@@ -2,15 +2,15 @@
 //!
 //! ```text
 //!   format's check ─▶ Finding (severity, place, found, expected) ─┬─▶ CheckReport
-//!                        └ how: the changes that mend it ─────────┴─▶ Mend, only for a repair
+//!                        └ how: the changes that repair it ───────┴─▶ RepairAction, for a repair
 //! ```
 //!
 //! A check and a repair run the same code: whoever reports a finding also says how it is mended.
-//! `check` drops that part. A repair (`mending.rs`) collects it, applies it to a draft of the file
+//! `check` drops that part. A repair (`repair.rs`) collects it, applies it to a draft of the file
 //! and checks the draft, until nothing is left that it may mend.
 //!
 //! Memory: [`FINDINGS_MAX`] findings of each severity are listed and the others counted; a repair
-//! collects [`MENDS_MAX`] changes at a time, and the next round finds the others.
+//! collects [`ACTIONS_MAX`] changes at a time, and the next round finds the others.
 
 use crate::error::{ImageError, Result};
 use diskwright_store::{FileRange, Store};
@@ -19,7 +19,7 @@ use std::ops::Range;
 /// Maximum number of listed findings of each severity.
 pub(crate) const FINDINGS_MAX: usize = 1000;
 /// Maximum number of mends that are collected by one check.
-const MENDS_MAX: usize = 1 << 16;
+const ACTIONS_MAX: usize = 1 << 16;
 
 /// How serious a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -142,7 +142,7 @@ pub(crate) enum Change {
 
 /// A finding and the changes that mend it.
 #[derive(Debug, Clone)]
-pub(crate) struct Mend {
+pub(crate) struct RepairAction {
     pub(crate) finding: Finding,
     /// What is done, as a sentence without a full stop.
     pub(crate) what: String,
@@ -151,9 +151,9 @@ pub(crate) struct Mend {
 
 /// What a check found, and how it is mended.
 #[derive(Debug, Default)]
-pub(crate) struct Examined {
+pub(crate) struct CheckOutcome {
     pub(crate) report: CheckReport,
-    pub(crate) mends: Vec<Mend>,
+    pub(crate) actions: Vec<RepairAction>,
 }
 
 /// Collects the findings of a check in bounded memory.
@@ -164,18 +164,18 @@ pub(crate) struct Findings {
     counts: [(usize, u64); 3],
     /// Among those that were left out, one that no repair mends without loss.
     stays: bool,
-    mends: Option<Vec<Mend>>,
+    actions: Option<Vec<RepairAction>>,
 }
 
 impl Findings {
     /// `for_repair`: also collects how the findings are mended.
     pub(crate) fn new(for_repair: bool) -> Self {
-        Self { mends: for_repair.then(Vec::new), ..Self::default() }
+        Self { actions: for_repair.then(Vec::new), ..Self::default() }
     }
 
     /// Whether mends are collected: the caller need not prepare them otherwise.
     pub(crate) fn for_repair(&self) -> bool {
-        self.mends.is_some()
+        self.actions.is_some()
     }
 
     /// Whether any damage or leak was found.
@@ -195,8 +195,8 @@ impl Findings {
         }
     }
 
-    /// Adds a finding that is mended without loss.
-    pub(crate) fn mend(&mut self, finding: Finding, what: impl Into<String>, changes: Vec<Change>) {
+    /// Adds a finding that a repair removes without loss of data.
+    pub(crate) fn add_repairable(&mut self, finding: Finding, what: impl Into<String>, changes: Vec<Change>) {
         self.add_with(Finding { repair: Repair::Lossless, ..finding }, what.into(), changes);
     }
 
@@ -212,15 +212,15 @@ impl Findings {
     }
 
     fn add_with(&mut self, finding: Finding, what: String, changes: Vec<Change>) {
-        if let Some(mends) = self.mends.as_mut().filter(|mends| mends.len() < MENDS_MAX) {
-            mends.push(Mend { finding: finding.clone(), what, changes });
+        if let Some(actions) = self.actions.as_mut().filter(|actions| actions.len() < ACTIONS_MAX) {
+            actions.push(RepairAction { finding: finding.clone(), what, changes });
         }
         self.add(finding);
     }
 
     /// The findings sorted by offset, and how they are mended. Of those that were left out their
     /// number is told.
-    pub(crate) fn finish(mut self, report: CheckReport) -> Examined {
+    pub(crate) fn finish(mut self, report: CheckReport) -> CheckOutcome {
         self.list.sort_by_key(|finding| finding.offset_bytes);
         let severities = [Severity::Note, Severity::Leak, Severity::Corrupt];
         for (severity, (_, left_out)) in severities.into_iter().zip(self.counts) {
@@ -233,7 +233,10 @@ impl Findings {
                 self.list.push(Finding { repair, ..finding });
             }
         }
-        Examined { report: CheckReport { findings: self.list, ..report }, mends: self.mends.unwrap_or_default() }
+        CheckOutcome {
+            report: CheckReport { findings: self.list, ..report },
+            actions: self.actions.unwrap_or_default(),
+        }
     }
 }
 

@@ -22,7 +22,7 @@
 //!   salvage.rs what can still be known of an image whose tables are damaged
 //!   needs.rs   what a block still needs before it can be reserved or committed
 //!   findings.rs  what a check finds, and the changes that mend it
-//!   mending.rs   applies these changes until nothing is left to mend
+//!   repair.rs    applies these changes until nothing is left to mend
 //!   error.rs   errors, each a sentence for the user
 //! ```
 
@@ -35,7 +35,6 @@ mod findings;
 mod identity;
 mod image;
 mod inner;
-mod mending;
 mod needs;
 #[cfg(test)]
 mod parent_links;
@@ -43,6 +42,7 @@ pub mod probe;
 pub mod qcow2;
 mod raw;
 mod references;
+mod repair;
 pub mod salvage;
 mod space;
 pub mod split;
@@ -53,7 +53,7 @@ pub mod vmdk;
 #[cfg(test)]
 mod waiting;
 
-pub use devices::{DeviceOptions, DevicePart, Shows};
+pub use devices::{DeviceOptions, DevicePart, PartSource};
 pub use driver::{Driver, Identities};
 pub use error::{ImageError, Result};
 pub use findings::{CheckReport, Finding, Repair, Severity};
@@ -63,8 +63,8 @@ pub use image::{
     MovePlace, MoveTo, ParentLink, Reservation, SectorBitmap,
 };
 pub use inner::{InternalBitmap, InternalSnapshot};
-pub use mending::{Mended, mend};
 pub use references::{Reference, ReferenceKind};
+pub use repair::{RepairStep, repair_image};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

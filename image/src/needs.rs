@@ -11,15 +11,15 @@ const MAX_BLOCKS: usize = 4096;
 
 /// Block number to what the block needs.
 #[derive(Debug)]
-pub(crate) struct Needs<N>(BTreeMap<u64, N>);
+pub(crate) struct Prerequisites<N>(BTreeMap<u64, N>);
 
-impl<N> Default for Needs<N> {
+impl<N> Default for Prerequisites<N> {
     fn default() -> Self {
         Self(BTreeMap::new())
     }
 }
 
-impl<N: Copy> Needs<N> {
+impl<N: Copy> Prerequisites<N> {
     pub(crate) fn note(&mut self, block: u64, need: N) {
         if self.0.len() >= MAX_BLOCKS {
             self.0.clear();

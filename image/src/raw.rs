@@ -15,7 +15,7 @@
 use crate::{
     BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LinkageId, LogState, Reservation,
     Result, SectorBitmap,
-    salvage::{Bitmaps, BlockTable, Kinship, SalvageHints, Salvaged},
+    salvage::{Bitmaps, BlockTable, ParentRecord, SalvageHints, Salvaged},
 };
 use diskwright_store::{
     Access, Barrier, DataFile, FileRange, Front, Lane, Store, Zeroing,
@@ -44,7 +44,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, _hints: &SalvageHints) -> Result<Sa
     let count = info.size_bytes.div_ceil(PSEUDO_BLOCK_BYTES);
     Ok(Salvaged {
         file_bytes: info.size_bytes,
-        kinship: Kinship::Alone,
+        parent_record: ParentRecord::Alone,
         table: BlockTable::linear(count, PSEUDO_BLOCK_BYTES, info.size_bytes),
         info,
         store,

@@ -4,9 +4,9 @@
 //!   salvage.rs of each format   every structure for itself; a damaged one is left out
 //!        │
 //!        ▼
-//!   found.rs   size, blocks, table.rs: a place, or why it is lost, for each block
-//!        │     gaps(): space of the file that no table and no entry names
-//!        │     place(): a block found in a gap, whose own contents prove where it belongs
+//!   salvaged.rs   size, blocks, table.rs: a place, or why it is lost, for each block
+//!        │        gaps(): space of the file that no table and no entry names
+//!        │        place(): a block found in a gap, whose own contents prove where it belongs
 //!        ▼
 //!   SalvagedImage   a read-only image: a lost block is `Damaged`, never the parent's data
 //! ```
@@ -16,23 +16,23 @@
 //! only while nothing suggests that entries were wiped ([`BlockTable::doubt_absent`]).
 //!
 //! If nothing says whether the image has a parent, its absent blocks are lost: they may be the
-//! parent's ([`Kinship::Unknown`]).
+//! parent's ([`ParentRecord::Unknown`]).
 //!
 //! Memory: one record for each block that has space, up to [`HELD_MAX`]; runs of lost blocks are
 //! one record. Time: entries behind the end of the file are one record, and no range of the file is
 //! read more often than a constant says. No read error ends a salvage, except when not even the
 //! length of the file is known.
 
-mod found;
 mod image;
 mod reading;
+mod salvaged;
 mod table;
 
-pub use found::{Bitmaps, Kinship, SalvageHints, Salvaged, Unpack};
 pub use image::SalvagedImage;
 pub use reading::read_what_can_be;
 pub(crate) use reading::{each_entry, file_length};
-pub use table::{BlockTable, Fault, HELD_MAX, Held};
+pub use salvaged::{Bitmaps, ParentRecord, SalvageHints, Salvaged, Unpack};
+pub use table::{BlockTable, Fault, HELD_MAX, SalvagedBlock};
 pub(crate) use table::{joined, overlapping, overlaps_one};
 
 #[cfg(test)]

@@ -14,13 +14,13 @@
 //! Freed space is first *quarantined*. As long as the removal of its mapping is not durable, or a
 //! read that began under the old mapping is in flight, reusing the space would expose one block's
 //! stale data through another block. The owner knows when both conditions are met. It then takes
-//! the pieces with [`Space::recycled`], punches holes with [`Punching`], and adds the pieces with
-//! [`Space::add_free`]. A free piece may hold stale data. [`Space::take_to_zero`] and
+//! the pieces with [`Space::recycled`], punches holes with [`HolePunches`], and adds the pieces
+//! with [`Space::add_free`]. A free piece may hold stale data. [`Space::take_to_zero`] and
 //! [`Space::add_ready`] are called before and after it is zeroed. Only then can the piece be handed
 //! out.
 //!
 //! A `Space` lives inside its image's state mutex and never accesses the store. I/O happens between
-//! two calls, without the mutex: [`Extension::carry_out`], [`zero_pieces`], [`Punching::punch`].
+//! two calls, without the mutex: [`Extension::carry_out`], [`zero_pieces`], [`HolePunches::punch`].
 //! Only one thread at a time may grow the file or zero pieces (the image's `preparing` mutex).
 //!
 //! Invariants: what `take` hands out reads as zeros, lies within the store's length, and overlaps
@@ -241,10 +241,10 @@ impl Space {
 
     /// Removes from quarantine the pieces that were freed at generations up to `generation`. The
     /// caller punches them and adds them as free.
-    pub fn recycled(&mut self, generation: u64) -> Punching {
+    pub fn recycled(&mut self, generation: u64) -> HolePunches {
         let count = self.quarantined.partition_point(|piece| piece.generation <= generation);
         let pieces = self.quarantined.drain(..count);
-        Punching::of(pieces.map(|piece| FileRange { offset_bytes: piece.offset_bytes, len_bytes: piece.len_bytes }))
+        HolePunches::of(pieces.map(|piece| FileRange { offset_bytes: piece.offset_bytes, len_bytes: piece.len_bytes }))
     }
 
     /// Like [`Space::recycled`], but makes the pieces free at once: no hole is punched. Blocks will
@@ -431,12 +431,12 @@ pub fn zero_pieces(store: &dyn Store, offsets: &[u64], len_bytes: u64) -> (usize
 
 /// Pieces whose blocks are returned to the file system by hole punching.
 #[derive(Debug)]
-pub struct Punching {
+pub struct HolePunches {
     /// Sorted by descending offset.
     pieces: Vec<FileRange>,
 }
 
-impl Punching {
+impl HolePunches {
     /// The pieces must not overlap.
     pub fn of(pieces: impl Iterator<Item = FileRange>) -> Self {
         let mut pieces: Vec<_> = pieces.collect();

@@ -31,7 +31,7 @@ pub type Tick<'a> = dyn FnMut(u64) -> Result<()> + 'a;
 
 /// Makes the contents for an offset. Offsets are multiples of 4096, if the starts of the ranges
 /// are.
-pub type Make<'a> = dyn FnMut(u64, &mut [u8]) + 'a;
+pub type MakeContents<'a> = dyn FnMut(u64, &mut [u8]) + 'a;
 
 /// Writes the contents of `seed` to all of `device`, and flushes.
 ///
@@ -67,7 +67,7 @@ pub fn fill_ranges(
     device: &dyn BlockDevice,
     ranges: &[Range<u64>],
     engine: EngineKind,
-    make: &mut Make<'_>,
+    make: &mut MakeContents<'_>,
     tick: &mut Tick<'_>,
 ) -> Result<()> {
     let mut pass = Pass::new(name, device, engine)?;
@@ -165,7 +165,7 @@ pub fn for_extents(
 
 /// What a pass does with each piece.
 enum Action<'a, 'b> {
-    Write(&'a mut Make<'b>),
+    Write(&'a mut MakeContents<'b>),
     Compare(u64),
     FindData(&'a mut Option<u64>),
 }

@@ -75,7 +75,7 @@ pub fn window(job: &Job, target: &OpenTarget, options: &RunOptions, watch: &dyn 
 }
 
 /// Called before each window with the index of the target.
-pub type Before<'a> = dyn FnMut(usize) -> Result<()> + 'a;
+pub type BeforeWindow<'a> = dyn FnMut(usize) -> Result<()> + 'a;
 
 /// Measures `workload` on each of `targets` in interleaved rounds, and calls `before` before each
 /// window. Returns the rounds of each target.
@@ -87,7 +87,7 @@ pub fn interleaved(
     workload: &Workload,
     plan: &Plan,
     steps: &mut Steps<'_>,
-    before: &mut Before<'_>,
+    before: &mut BeforeWindow<'_>,
 ) -> Result<Vec<Vec<Figures>>> {
     let (all, done) = whole_rounds(targets, workload, plan, steps, before)?;
     done.or_stopped().map(|()| all)
@@ -99,7 +99,7 @@ fn whole_rounds(
     workload: &Workload,
     plan: &Plan,
     steps: &mut Steps<'_>,
-    before: &mut Before<'_>,
+    before: &mut BeforeWindow<'_>,
 ) -> Result<(Vec<Vec<Figures>>, Done)> {
     let mut all: Vec<Vec<Figures>> = targets.iter().map(|_| Vec::with_capacity(plan.rounds)).collect();
     let options = RunOptions::default();

@@ -80,15 +80,15 @@ pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
     let path = Path::new(spec);
     let mut closes: Option<Arc<dyn Close>> = None;
     let (kind, mode, device): (String, CacheMode, Arc<dyn BlockDevice>) = match format_of(path, how)? {
-        Found::BlockDevice => {
+        TargetKind::BlockDevice => {
             let device = RawDevice::open(path, how.writable, how.cache.mode())?;
             ("block device".into(), device.cache_mode(), Arc::new(device))
         }
-        Found::RawFile => {
+        TargetKind::RawFile => {
             let device = RawDevice::open(path, how.writable, how.cache.mode())?;
             ("raw file".into(), device.cache_mode(), Arc::new(device))
         }
-        Found::Image(format) => {
+        TargetKind::Image(format) => {
             let opened = Disk::open(path, &how.options())?;
             let top = opened.layers()[0].image.info().disk_type;
             let mode = top_cache_mode(&opened);
@@ -170,7 +170,7 @@ pub fn close(targets: &[OpenTarget], progress: &mut dyn Progress) -> Result<()> 
     outcome
 }
 
-enum Found {
+enum TargetKind {
     BlockDevice,
     RawFile,
     /// Opened by `Disk`: a format other than raw, or a raw disk in several files.
@@ -178,20 +178,20 @@ enum Found {
 }
 
 /// The given format, or else the format found by probing the file.
-fn format_of(path: &Path, how: &OpenHow) -> Result<Found> {
+fn format_of(path: &Path, how: &OpenHow) -> Result<TargetKind> {
     let options = diskwright_store::OpenOptions { lock: LockMode::None, ..diskwright_store::OpenOptions::default() };
     let store = FileStore::open(path, &options)?;
     if store.is_block_device() {
-        return Ok(Found::BlockDevice);
+        return Ok(TargetKind::BlockDevice);
     }
     let format = match how.disk.format {
         Some(format) => format,
         None => probe(&store, how.writable).map_err(diskwright_disk::DiskError::from)?.format,
     };
     if format == Format::Raw && parts_of(&Files::default(), path)? == PartRole::Alone {
-        return Ok(Found::RawFile);
+        return Ok(TargetKind::RawFile);
     }
-    Ok(Found::Image(format))
+    Ok(TargetKind::Image(format))
 }
 
 /// The cache mode of the top layer. A file with direct I/O has an alignment, one in the page cache

@@ -72,7 +72,7 @@ pub fn prepare(job: &Job, specs: &[String], options: &PrepareOptions, progress: 
     if job.phases.iter().any(|phase| phase.loads.is_empty()) || specs.is_empty() {
         return Err(LabError::BadOptions { what: "no target was named".into(), hint: "name at least one".into() });
     }
-    let mut made = Made::default();
+    let mut made = CreatedFiles::default();
     for spec in specs {
         made.make(spec, options)?;
     }
@@ -261,7 +261,7 @@ fn folder_of(path: &Path) -> PathBuf {
 }
 
 /// A function that makes the contents for an offset.
-fn contents_of(contents: Contents, seed: u64) -> Box<fill::Make<'static>> {
+fn contents_of(contents: Contents, seed: u64) -> Box<fill::MakeContents<'static>> {
     match contents {
         Contents::Zero => Box::new(|_, buf| buf.fill(0)),
         Contents::Incompressible => Box::new(move |offset, buf| data::fill(seed, offset, buf)),
@@ -289,12 +289,12 @@ fn resize(path: &Path, size_bytes: u64) -> Result<()> {
 
 /// Files that were created here. They are removed when this is dropped, unless kept.
 #[derive(Debug, Default)]
-struct Made {
+struct CreatedFiles {
     files: Vec<PathBuf>,
     kept: bool,
 }
 
-impl Made {
+impl CreatedFiles {
     fn make(&mut self, spec: &str, options: &PrepareOptions) -> Result<()> {
         let Some(size_bytes) = options.create_bytes else { return Ok(()) };
         let bad = |what: String, hint: &str| Err(LabError::BadOptions { what, hint: hint.into() });
@@ -372,7 +372,7 @@ impl Made {
     }
 }
 
-impl Drop for Made {
+impl Drop for CreatedFiles {
     fn drop(&mut self) {
         if !self.kept {
             for file in &self.files {

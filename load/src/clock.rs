@@ -96,12 +96,12 @@ fn civil_from_days(days: u64) -> (u64, u64, u64) {
 
 /// A point in time on the wall clock, which can be set, and on the monotonic clock, which cannot.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Moment {
+pub(crate) struct TimePoint {
     wall: SystemTime,
     steady: Instant,
 }
 
-impl Moment {
+impl TimePoint {
     /// The current time of both clocks.
     pub(crate) fn now() -> Self {
         Self { wall: SystemTime::now(), steady: Instant::now() }
@@ -183,8 +183,8 @@ mod tests {
         assert_eq!(step_s(day_s + 43.0, day_s), None, "500 ppm");
         assert_eq!(step_s(3610.0, 10.0), Some(3600.0));
         assert_eq!(step_s(-3590.0, 10.0), Some(-3600.0));
-        assert_eq!(Moment::now().stepped_s(), None);
-        let set_back = Moment { wall: SystemTime::now() + std::time::Duration::from_secs(60), ..Moment::now() };
+        assert_eq!(TimePoint::now().stepped_s(), None);
+        let set_back = TimePoint { wall: SystemTime::now() + std::time::Duration::from_secs(60), ..TimePoint::now() };
         let by_s = set_back.stepped_s().unwrap();
         assert!((-60.5..=-59.5).contains(&by_s), "{by_s}");
     }

@@ -27,7 +27,7 @@ mod progress;
 mod values;
 mod worker;
 
-use diskwright_lib::{ConvertOptions, CreateRequest, Identity, NewSize, OpenOptions, Opened, Reach};
+use diskwright_lib::{ChainScope, ConvertOptions, CreateRequest, Identity, NewSize, OpenOptions, Opened};
 use error::{Failure, for_keywords, refused};
 use options::{format_named, reading, type_named};
 use progress::with_progress;
@@ -75,7 +75,7 @@ fn info(
     allow_any_parent: bool,
 ) -> Result<Info, Failure> {
     let options = reading(format, force_share, allow_parent_dirs, allow_any_parent)?;
-    let options = OpenOptions { reach: Reach::Available, ..options };
+    let options = OpenOptions { scope: ChainScope::Available, ..options };
     Ok(py.detach(|| Opened::open(&path, &options).map(|opened| Info::of(&opened)))?)
 }
 

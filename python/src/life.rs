@@ -8,8 +8,8 @@ use crate::{
     progress::with_progress,
 };
 use diskwright_lib::{
-    CompactOptions, CreateRequest, Destination, Disk, EngineKind, Facts, Files, KeptName, Left, MergeOptions,
-    MoveOptions, OpenOptions, Reach, RescueOptions, SnapshotOptions,
+    ChainFacts, ChainScope, CompactOptions, CreateRequest, Destination, Disk, EngineKind, Files, FormerImage, KeptName,
+    MergeOptions, MoveOptions, OpenOptions, RescueOptions, SnapshotOptions,
 };
 use pyo3::prelude::*;
 use std::path::PathBuf;
@@ -50,7 +50,7 @@ pub(crate) fn revert(
     allow_any_parent: bool,
 ) -> Result<Snapshot, Failure> {
     let open = opening(format, allow_parent_dirs, allow_any_parent)?;
-    let left = if keep_as.is_some() { Left::Kept } else { Left::Discarded };
+    let left = if keep_as.is_some() { FormerImage::Kept } else { FormerImage::Discarded };
     let options = SnapshotOptions { name: keep_as.unwrap_or_default(), open, dry_run, track: None, discard: false };
     Ok(py.detach(|| diskwright_lib::revert(&path, to.as_deref(), left, &options)).map(Snapshot::from)?)
 }
@@ -203,8 +203,8 @@ pub(crate) fn judge(
     };
     let open = opening(format, allow_parent_dirs, allow_any_parent)?;
     py.detach(|| {
-        let disk = Disk::open(&path, &OpenOptions { reach: Reach::Available, ..open })?;
-        let facts = Facts::of(&disk, &Files::default(), EngineKind::Auto, &|_| None)?;
+        let disk = Disk::open(&path, &OpenOptions { scope: ChainScope::Available, ..open })?;
+        let facts = ChainFacts::of(&disk, &Files::default(), EngineKind::Auto, &|_| None)?;
         Ok(place.judge(&facts).into_iter().map(Judgement::from).collect())
     })
 }

@@ -60,12 +60,12 @@ impl Conversation for UnixStream {
 }
 
 /// A stream whose reads and writes fail once the deadline has passed.
-struct Until<'a> {
+struct DeadlineStream<'a> {
     stream: &'a mut dyn Conversation,
     deadline: Instant,
 }
 
-impl Until<'_> {
+impl DeadlineStream<'_> {
     fn in_time(&mut self) -> io::Result<&mut dyn Conversation> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -76,13 +76,13 @@ impl Until<'_> {
     }
 }
 
-impl Read for Until<'_> {
+impl Read for DeadlineStream<'_> {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         self.in_time()?.read(buf)
     }
 }
 
-impl Write for Until<'_> {
+impl Write for DeadlineStream<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.in_time()?.write(&bytes[..bytes.len().min(WRITE_BYTES_MAX)])
     }
@@ -154,7 +154,7 @@ impl Drop for Scrape {
 }
 
 fn answer(stream: &mut dyn Conversation, patience: Duration, page: &Page) -> io::Result<()> {
-    let mut stream = Until { stream, deadline: Instant::now() + patience };
+    let mut stream = DeadlineStream { stream, deadline: Instant::now() + patience };
     let mut request = Vec::new();
     let mut chunk = [0; 1024];
     while !request.windows(4).any(|four| four == b"\r\n\r\n") {

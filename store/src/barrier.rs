@@ -77,13 +77,13 @@ pub struct Barrier {
 }
 
 /// Ends the pass, also if it panics.
-struct Turn<'a> {
+struct PassGuard<'a> {
     barrier: &'a Barrier,
     number: u64,
     succeeded: bool,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for PassGuard<'_> {
     fn drop(&mut self) {
         let mut state = self.barrier.lock();
         state.running = false;
@@ -184,7 +184,7 @@ impl Barrier {
         }
         state.running = true;
         state.begun += 1;
-        let mut turn = Turn { barrier: self, number: state.begun, succeeded: false };
+        let mut turn = PassGuard { barrier: self, number: state.begun, succeeded: false };
         drop(state);
         pass()?;
         turn.succeeded = true;

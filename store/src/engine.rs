@@ -60,7 +60,7 @@ use crate::{
     part::{Action, LaneUse, Part, Target},
     range::{FileRange, Zeroing},
     ring::{LANES_MAX, Ring},
-    shared::{Mail, Member},
+    shared::{Member, RingAnswer},
     slots::Slots,
     store::Store,
 };
@@ -135,7 +135,7 @@ pub struct Engine {
     /// The upper half of the `user_data` of all entries of this engine.
     user_bits: u64,
     /// Reused buffer for the answers taken from a shared ring's mailbox.
-    mail: Vec<Mail>,
+    mail: Vec<RingAnswer>,
     targets: Vec<Target>,
     /// Indices in `targets` that can be reused.
     free_targets: Vec<u32>,

@@ -23,18 +23,18 @@ use std::{
 #[derive(Debug)]
 pub struct MemoryStore {
     name: PathBuf,
-    held: RwLock<Held>,
+    held: RwLock<MemoryContents>,
     fails_syncs: AtomicBool,
 }
 
 #[derive(Debug)]
-struct Held {
+struct MemoryContents {
     bytes: Vec<u8>,
     /// Length beyond which the store does not grow.
     capacity_bytes: usize,
 }
 
-impl Held {
+impl MemoryContents {
     /// Grows for a write to `start..end`, or for as much of its beginning as fits: a file system
     /// that becomes full during a call may have done part of it.
     fn grow(&mut self, start: usize, end: usize) -> io::Result<()> {
@@ -58,7 +58,7 @@ impl MemoryStore {
 
     /// A store that holds `bytes`.
     pub fn with_bytes(name: impl Into<PathBuf>, bytes: Vec<u8>) -> Self {
-        let held = Held { bytes, capacity_bytes: usize::MAX };
+        let held = MemoryContents { bytes, capacity_bytes: usize::MAX };
         Self { name: name.into(), held: RwLock::new(held), fails_syncs: AtomicBool::new(false) }
     }
 
@@ -81,7 +81,7 @@ impl MemoryStore {
         self.write().capacity_bytes = usize::try_from(capacity_bytes).unwrap_or(usize::MAX);
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Held> {
+    fn write(&self) -> RwLockWriteGuard<'_, MemoryContents> {
         self.held.write().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

@@ -28,7 +28,7 @@ use std::{
 };
 
 /// An answer as its user sees it: the number that the user chose for its entry, and the result.
-pub(crate) type Mail = (u32, i32);
+pub(crate) type RingAnswer = (u32, i32);
 
 /// One io_uring for everything that a thread drives. Clones share the ring.
 ///
@@ -37,11 +37,11 @@ pub(crate) type Mail = (u32, i32);
 /// again.
 #[derive(Debug, Clone)]
 pub struct SharedRing {
-    hub: Rc<Hub>,
+    hub: Rc<RingHub>,
 }
 
 #[derive(Debug)]
-struct Hub {
+struct RingHub {
     ring: RefCell<Ring>,
     /// The ring's slab, readable without borrowing the ring.
     slab: Option<Slab>,
@@ -50,7 +50,7 @@ struct Hub {
 
 #[derive(Debug, Default)]
 struct Mailboxes {
-    mail: Vec<Vec<Mail>>,
+    mail: Vec<Vec<RingAnswer>>,
     free: Vec<u32>,
     /// Number of entries in all mailboxes.
     undelivered: usize,
@@ -72,7 +72,7 @@ impl SharedRing {
             ));
         }
         let slab = ring.slab().cloned();
-        Ok(Self { hub: Rc::new(Hub { ring: RefCell::new(ring), slab, mailboxes: RefCell::default() }) })
+        Ok(Self { hub: Rc::new(RingHub { ring: RefCell::new(ring), slab, mailboxes: RefCell::default() }) })
     }
 
     /// Submits everything that the users pushed, and waits until any of them has an answer. Does
@@ -128,7 +128,7 @@ enum WaitFor {
     Time(Duration),
 }
 
-impl Hub {
+impl RingHub {
     /// Submits, waits if there is no answer yet, and sorts the answers into the mailboxes.
     fn work(&self, wait_for: WaitFor) -> io::Result<()> {
         let mut ring = self.ring.borrow_mut();
@@ -165,7 +165,7 @@ impl Hub {
 /// A user of a shared ring.
 #[derive(Debug)]
 pub(crate) struct Member {
-    hub: Rc<Hub>,
+    hub: Rc<RingHub>,
     number: u32,
     /// Whether an entry of this user may still be in flight. Its number is then never reused.
     abandoned: bool,
@@ -199,7 +199,7 @@ impl Member {
 
     /// Takes this user's answers by swapping its mailbox with `empty`.
     #[inline]
-    pub(crate) fn take(&self, empty: &mut Vec<Mail>) {
+    pub(crate) fn take(&self, empty: &mut Vec<RingAnswer>) {
         let mut mailboxes = self.hub.mailboxes.borrow_mut();
         mem::swap(&mut mailboxes.mail[self.number as usize], empty);
         mailboxes.undelivered -= empty.len();

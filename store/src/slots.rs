@@ -57,7 +57,7 @@ struct RareState {
     /// Memory of its parts outside its buffer.
     shared: Vec<Arc<IoBuf>>,
     /// Memory that is lent to threads and lanes.
-    lent: Vec<Lent>,
+    lent: Vec<LentMemory>,
     /// Bounce buffers of reads into memory of another process.
     bounces: Vec<Bounce>,
 }
@@ -71,14 +71,14 @@ pub(crate) struct Bounce {
 
 /// The address range of memory lent to a thread or a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Lent {
+struct LentMemory {
     start: usize,
     end: usize,
     /// Whether the borrower writes into it.
     fills: bool,
 }
 
-impl Lent {
+impl LentMemory {
     fn new(memory: Span, fills: bool) -> Self {
         let start = memory.address as usize;
         Self { start, end: start + memory.len_bytes, fills }
@@ -118,7 +118,7 @@ impl Slot {
     /// Whether `memory` overlaps memory that is lent out, and the borrower or the caller (`fills`)
     /// writes to it.
     pub(crate) fn clashes(&self, memory: Span, fills: bool) -> bool {
-        let new = Lent::new(memory, fills);
+        let new = LentMemory::new(memory, fills);
         self.rare.as_ref().is_some_and(|rare| {
             rare.lent.iter().any(|lent| lent.start < new.end && new.start < lent.end && (lent.fills || fills))
         })
@@ -126,12 +126,12 @@ impl Slot {
 
     /// Records that `memory` is lent out.
     pub(crate) fn lend(&mut self, memory: Span, fills: bool) {
-        self.rare.get_or_insert_default().lent.push(Lent::new(memory, fills));
+        self.rare.get_or_insert_default().lent.push(LentMemory::new(memory, fills));
     }
 
     /// Removes the record that [`Slot::lend`] made.
     pub(crate) fn end_loan(&mut self, memory: Span, fills: bool) {
-        let back = Lent::new(memory, fills);
+        let back = LentMemory::new(memory, fills);
         if let Some(rare) = &mut self.rare
             && let Some(place) = rare.lent.iter().position(|&lent| lent == back)
         {

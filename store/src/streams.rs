@@ -22,7 +22,7 @@
 
 use crate::{
     IoBuf, SharedRing,
-    shared::{Mail, Member},
+    shared::{Member, RingAnswer},
     transfer::{Outcome, Piece, Place, Transfer, Verb},
 };
 use io_uring::opcode;
@@ -98,7 +98,7 @@ pub struct Streams {
     free_operations: Vec<u32>,
     in_ring: usize,
     cancels: usize,
-    mail: Vec<Mail>,
+    mail: Vec<RingAnswer>,
     ended: Vec<StreamEnd>,
 }
 

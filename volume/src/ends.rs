@@ -15,15 +15,15 @@
 
 use crate::{
     read::{ReadAt, Window, one_extent},
-    reason::{LeftAlone, Why},
+    reason::{LeftAlone, ReasonKind},
     signature::{self, Kind},
-    table::{self, Found, Place, Step, TableKind},
+    table::{self, PartitionTable, Place, Step, TableKind},
     volume::{beside_the_table, count, one_signature},
 };
 
 /// Where a disk's contents end.
 #[derive(Debug, Clone)]
-pub struct Ends {
+pub struct ContentsEnd {
     /// Kind of the partition table.
     pub table: TableKind,
     /// The smallest size of the disk in bytes, a multiple of its sector; or why it keeps its size.
@@ -34,7 +34,7 @@ pub struct Ends {
 
 /// A partition that is to reach the new end of its disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Enlarged {
+pub struct EnlargedPartition {
     /// Its number.
     pub number: u32,
     /// Its present size in bytes.
@@ -55,11 +55,11 @@ pub struct TableChange {
     /// The writes, in their order. Empty if nothing changes.
     pub steps: Vec<Step>,
     /// The partition that was to be enlarged.
-    pub enlarged: Option<Enlarged>,
+    pub enlarged: Option<EnlargedPartition>,
 }
 
 /// Finds where the contents of a disk end.
-pub fn ends(disk: &dyn ReadAt) -> Ends {
+pub fn ends(disk: &dyn ReadAt) -> ContentsEnd {
     let found = table::find(disk);
     let whole = one_extent(0..disk.size_bytes());
     let window = Window::new(disk, &whole);
@@ -73,7 +73,7 @@ pub fn ends(disk: &dyn ReadAt) -> Ends {
         Ok((end, last)) => (Ok(end), last),
         Err(reason) => (Err(reason), String::new()),
     };
-    Ends { table: found.kind, min_bytes, last }
+    ContentsEnd { table: found.kind, min_bytes, last }
 }
 
 /// What is written to the partition table when the disk gets `size_bytes`, a multiple of its
@@ -98,7 +98,7 @@ pub fn table_change(disk: &dyn ReadAt, size_bytes: u64, enlarge: Option<u32>) ->
         let extents = one_extent(larger.start_bytes..larger.start_bytes + larger.old_bytes);
         let window = Window::new(disk, &extents);
         let kind = one_signature(&window).ok();
-        Enlarged {
+        EnlargedPartition {
             number,
             old_bytes: larger.old_bytes,
             new_bytes: larger.new_bytes,
@@ -110,7 +110,7 @@ pub fn table_change(disk: &dyn ReadAt, size_bytes: u64, enlarge: Option<u32>) ->
 }
 
 /// The end of what lies on a disk without a table, and its name.
-fn bare(window: &Window<'_>, found: &Found) -> Result<(u64, String), LeftAlone> {
+fn bare(window: &Window<'_>, found: &PartitionTable) -> Result<(u64, String), LeftAlone> {
     found.problem.clone().map_or(Ok(()), Err)?;
     let kind = one_signature(window)?;
     count(window, kind)?;
@@ -119,7 +119,7 @@ fn bare(window: &Window<'_>, found: &Found) -> Result<(u64, String), LeftAlone> 
 }
 
 /// The end of the last partition with what the table needs behind it, and the partition's name.
-fn with_table(disk: &dyn ReadAt, found: &Found) -> Result<(u64, String), LeftAlone> {
+fn with_table(disk: &dyn ReadAt, found: &PartitionTable) -> Result<(u64, String), LeftAlone> {
     if let Some(reason) = beside_the_table(disk, found.kind) {
         return Err(reason);
     }
@@ -150,13 +150,13 @@ fn tool_of(kind: Kind) -> Option<&'static str> {
     })
 }
 
-impl Ends {
+impl ContentsEnd {
     /// Why the disk cannot have `size_bytes`; `None` if it can.
     pub fn refusal(&self, size_bytes: u64) -> Option<LeftAlone> {
         match &self.min_bytes {
             Ok(min_bytes) if size_bytes >= *min_bytes => None,
             Ok(min_bytes) => Some(LeftAlone::new(
-                Why::Unknown,
+                ReasonKind::Unknown,
                 format!("{} lies there; the smallest size is {min_bytes} bytes", self.last),
             )),
             Err(reason) => Some(reason.clone()),

@@ -2,11 +2,11 @@
 //! entry is lost.
 //!
 //! ```text
-//!   disk, as far as it can be read ─▶ Witness::learn   the file systems, and what their own
-//!        │                                             structures predict (groups, directories)
-//!   bytes of an unknown place ─────▶ Witness::look ─▶ Seen::At     "these bytes are byte N of the
-//!                                                                  disk", with a weight
-//!                                                  ─▶ Seen::Copies  a journal: copies of others
+//!   disk, as far as it can be read ─▶ DiskEvidence::learn   the file systems, and what their own
+//!        │                                                  structures predict (groups, folders)
+//!   bytes of an unknown place ─▶ DiskEvidence::look ─▶ Sighting::At      "these bytes are byte N
+//!                                                   │                    of the disk": a weight
+//!                                                   └▶ Sighting::Copies  a journal: copies
 //! ```
 //!
 //! What counts as evidence, by file system:
@@ -25,9 +25,9 @@
 //!
 //! What must hold: a weight of [`PROOF`](crate::PROOF) is reached only by at least 64 bits that
 //! would have to agree by chance (checksum, identity, number, and place in the block). The caller
-//! must also check that nothing else in the block contradicts ([`Witness::holds_copies`] says where
-//! copies are normal). No structure can distinguish a file system's own block from a copy of the
-//! whole block inside a file.
+//! must also check that nothing else in the block contradicts ([`DiskEvidence::holds_copies`] says
+//! where copies are normal). No structure can distinguish a file system's own block from a copy of
+//! the whole block inside a file.
 //!
 //! Everything read is hostile: the bytes that are read and the entries that are kept in memory have
 //! a budget (`budget.rs`), which all file systems share.
@@ -40,7 +40,7 @@ mod tests;
 use crate::{
     ext, ntfs,
     read::{ReadAt, Window, one_extent},
-    seen::{Anchor, PROOF, Seen},
+    sighting::{Anchor, PROOF, Sighting},
     table,
     table::TableKind,
     xfs,
@@ -53,7 +53,7 @@ const SYSTEMS_MAX: usize = 64;
 
 /// What is known of the file systems of a disk.
 #[derive(Debug)]
-pub struct Witness {
+pub struct DiskEvidence {
     size_bytes: u64,
     sector_bytes: u32,
     ext: Vec<ext::Evidence>,
@@ -65,7 +65,7 @@ pub struct Witness {
     has_hidden_ntfs: Cell<bool>,
 }
 
-impl Witness {
+impl DiskEvidence {
     /// Learns the file systems of a disk, of which parts may not be readable. `anchors` are places
     /// where one begins, besides those in the partition table. Not more than `budget_bytes` are
     /// read, in pieces of 64 KiB: what is not known then proves nothing.
@@ -147,7 +147,7 @@ impl Witness {
 
     /// Looks at bytes whose first one lies at a multiple of 4096 of the disk. Blocks of all zeros
     /// say nothing.
-    pub fn look(&self, bytes: &[u8], give: &mut dyn FnMut(Seen)) {
+    pub fn look(&self, bytes: &[u8], give: &mut dyn FnMut(Sighting)) {
         gpt::look(bytes, self.size_bytes, self.sector_bytes, give);
         self.look_for_first(bytes, give);
         self.ext.iter().for_each(|system| system.look(bytes, give));
@@ -165,7 +165,7 @@ impl Witness {
 
     /// First superblocks of file systems that are exactly as large as one partition without a known
     /// one.
-    fn look_for_first(&self, bytes: &[u8], give: &mut dyn FnMut(Seen)) {
+    fn look_for_first(&self, bytes: &[u8], give: &mut dyn FnMut(Sighting)) {
         if self.unknown.is_empty() {
             return;
         }
@@ -180,7 +180,7 @@ impl Witness {
             };
             let mut volumes = self.unknown.iter().filter(fits);
             if let (Some(volume), None) = (volumes.next(), volumes.next()) {
-                give(Seen::At {
+                give(Sighting::At {
                     within_bytes: at,
                     disk_offset_bytes: volume.start + place,
                     weight: PROOF,

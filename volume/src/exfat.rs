@@ -10,7 +10,7 @@ use crate::{
     bytes::{le16, le32, le64, utf16, zero_runs},
     identity::Identity,
     read::Window,
-    reason::{LeftAlone, Stop, Why},
+    reason::{LeftAlone, ReasonKind, Stop},
     sink::Sink,
 };
 
@@ -64,7 +64,9 @@ pub(crate) fn scan(window: &Window<'_>, sink: &mut Sink<'_>) -> Result<(), Stop>
     check_boot_region(window, &boot)?;
     // VolumeDirty and MediaFailure.
     if boot.flags & 0x6 != 0 {
-        return Err(LeftAlone::new(Why::Dirty, "the exFAT is marked dirty: check it with fsck.exfat or chkdsk").into());
+        return Err(
+            LeftAlone::new(ReasonKind::Dirty, "the exFAT is marked dirty: check it with fsck.exfat or chkdsk").into()
+        );
     }
     let root = Root::read(window, &boot)?;
     let (Some((first, len_bytes)), Some((up_case, _))) = (root.bitmap, root.up_case) else {

@@ -14,7 +14,7 @@ use crate::{
     bytes::{le16, le32, text},
     identity::Identity,
     read::Window,
-    reason::{LeftAlone, Stop, Why},
+    reason::{LeftAlone, ReasonKind, Stop},
     sink::Sink,
 };
 
@@ -119,7 +119,7 @@ fn check_clean(window: &Window<'_>, boot: &Boot) -> Result<(), LeftAlone> {
         Width::Fat32 => boot.width.entry(&head, 1) >> 12 & 0xc000,
     };
     if marks != 0xc000 || boot.flags & 3 != 0 {
-        return Err(LeftAlone::new(Why::Dirty, "the FAT is marked dirty: check it with fsck.fat or chkdsk"));
+        return Err(LeftAlone::new(ReasonKind::Dirty, "the FAT is marked dirty: check it with fsck.fat or chkdsk"));
     }
     Ok(())
 }

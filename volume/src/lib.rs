@@ -5,7 +5,7 @@
 //!   volumes()      partition table ─▶ signatures ─▶ one reader: name, label, size, free bytes
 //!   free_ranges()  the free ranges of one of these volumes
 //!   ends()         how small the disk can be without losing anything (ends.rs)
-//!   Witness        which structures state where on the disk they lie (evidence.rs)
+//!   DiskEvidence   which structures state where on the disk they lie (evidence.rs)
 //!   boot()         how a machine starts from the disk (boot.rs)
 //!   table_change() what the partition table becomes on a disk of another size (ends.rs)
 //!       │
@@ -50,7 +50,7 @@ mod lvm;
 mod ntfs;
 mod read;
 mod reason;
-mod seen;
+mod sighting;
 mod signature;
 mod sink;
 mod swap;
@@ -59,11 +59,11 @@ mod volume;
 mod xfs;
 
 pub use boot::{Boot, boot};
-pub use ends::{Ends, Enlarged, TableChange, ends, table_change};
-pub use evidence::{Witness, anchors_in};
+pub use ends::{ContentsEnd, EnlargedPartition, TableChange, ends, table_change};
+pub use evidence::{DiskEvidence, anchors_in};
 pub use read::{Extent, ReadAt};
-pub use reason::{LeftAlone, Why};
-pub use seen::{Anchor, PROOF, Seen};
+pub use reason::{LeftAlone, ReasonKind};
+pub use sighting::{Anchor, PROOF, Sighting};
 pub use table::{Place, Step, TableKind};
 pub use volume::{Layout, Volume, free_ranges, volumes};
 

@@ -7,7 +7,7 @@
 //!   ReadAt   bytes of the disk      (the caller's: a file, an image, memory)
 //! ```
 
-use crate::reason::{LeftAlone, Why};
+use crate::reason::{LeftAlone, ReasonKind};
 use std::{io, ops::Range};
 
 /// A disk that can be read at any byte.
@@ -77,9 +77,9 @@ impl<'a> Window<'a> {
             let extent = &self.extents[index];
             let into = at - extent.volume_offset_bytes;
             let take = (extent.len_bytes - into).min((buf.len() - done) as u64) as usize;
-            self.disk
-                .read_at(extent.disk_offset_bytes + into, &mut buf[done..done + take])
-                .map_err(|error| LeftAlone::new(Why::Unreadable, format!("byte {at} cannot be read: {error}")))?;
+            self.disk.read_at(extent.disk_offset_bytes + into, &mut buf[done..done + take]).map_err(|error| {
+                LeftAlone::new(ReasonKind::Unreadable, format!("byte {at} cannot be read: {error}"))
+            })?;
             done += take;
         }
         Ok(())

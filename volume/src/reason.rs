@@ -3,7 +3,7 @@
 /// Kind of reason why nothing of a volume may be given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Why {
+pub enum ReasonKind {
     /// The file system was not unmounted cleanly, or has recorded errors.
     Dirty,
     /// A suspended system still has the volume in use.
@@ -27,24 +27,24 @@ pub enum Why {
 #[error("{sentence}")]
 pub struct LeftAlone {
     /// The kind of reason.
-    pub why: Why,
+    pub why: ReasonKind,
     /// What was found, and what would help.
     pub sentence: String,
 }
 
 impl LeftAlone {
-    pub(crate) fn new(why: Why, sentence: impl Into<String>) -> Self {
+    pub(crate) fn new(why: ReasonKind, sentence: impl Into<String>) -> Self {
         Self { why, sentence: sentence.into() }
     }
 
     /// Something contradicts the format.
     pub(crate) fn damaged(what: impl std::fmt::Display) -> Self {
-        Self::new(Why::Damaged, format!("{what}: check it with its own tools"))
+        Self::new(ReasonKind::Damaged, format!("{what}: check it with its own tools"))
     }
 
     /// A feature that no reader here knows.
     pub(crate) fn unsupported(what: impl std::fmt::Display) -> Self {
-        Self::new(Why::Unsupported, format!("{what} is not supported"))
+        Self::new(ReasonKind::Unsupported, format!("{what} is not supported"))
     }
 }
 

@@ -10,7 +10,7 @@ use crate::{
     identity::{BTRFS, Identity, LVM, SWAP},
     lvm, ntfs,
     read::Window,
-    reason::{LeftAlone, Stop, Why},
+    reason::{LeftAlone, ReasonKind, Stop},
     sink::Sink,
     swap, table, xfs,
 };
@@ -199,7 +199,7 @@ pub(crate) fn end_bytes(window: &Window<'_>, kind: Kind) -> Result<u64, LeftAlon
         Kind::Btrfs => btrfs::end_bytes(window),
         Kind::Lvm => lvm::end_bytes(window),
         Kind::Named(name) | Kind::Encrypted(name) => {
-            Err(LeftAlone::new(Why::Unknown, format!("{name}: where it ends is not known")))
+            Err(LeftAlone::new(ReasonKind::Unknown, format!("{name}: where it ends is not known")))
         }
     }
 }
@@ -217,7 +217,8 @@ pub(crate) fn scan(window: &Window<'_>, kind: Kind, sink: &mut Sink<'_>) -> Resu
         // What is free in logical volumes is theirs; the rest counts as used.
         Kind::Lvm => Ok(()),
         Kind::Encrypted(name) => {
-            Err(LeftAlone::new(Why::Encrypted, format!("{name}: encrypted, so its free space cannot be seen")).into())
+            Err(LeftAlone::new(ReasonKind::Encrypted, format!("{name}: encrypted, so its free space cannot be seen"))
+                .into())
         }
         Kind::Named(name) => Err(LeftAlone::unsupported(name).into()),
     }

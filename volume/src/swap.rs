@@ -8,7 +8,7 @@ use crate::{
     bytes::{le32, text, uuid_text},
     identity::{Identity, SWAP},
     read::Window,
-    reason::{LeftAlone, Stop, Why},
+    reason::{LeftAlone, ReasonKind, Stop},
     sink::Sink,
 };
 use std::ops::Range;
@@ -66,7 +66,7 @@ fn area(window: &Window<'_>) -> Result<Range<u64>, LeftAlone> {
     let page_bytes = match mark(window) {
         Some((page_bytes, Mark::Area)) => page_bytes,
         Some((_, Mark::Suspended)) => {
-            return Err(LeftAlone::new(Why::Hibernated, "a suspended system is saved in the swap area"));
+            return Err(LeftAlone::new(ReasonKind::Hibernated, "a suspended system is saved in the swap area"));
         }
         _ => return Err(LeftAlone::unsupported("the old format of swap areas")),
     };

@@ -20,25 +20,25 @@ mod steps;
 
 use crate::{
     read::{ReadAt, Window, one_extent},
-    reason::{LeftAlone, Why},
+    reason::{LeftAlone, ReasonKind},
 };
 pub(crate) use change::{change, end_of};
-pub(crate) use partition::{Found, Partition};
+pub(crate) use partition::{Partition, PartitionTable};
 pub use partition::{Place, TableKind};
 pub use steps::Step;
 
 /// Reads the partition table.
-pub(crate) fn find(disk: &dyn ReadAt) -> Found {
+pub(crate) fn find(disk: &dyn ReadAt) -> PartitionTable {
     let whole = one_extent(0..disk.size_bytes());
     let window = Window::new(disk, &whole);
     let sector_bytes = window.sector_bytes();
     if !matches!(sector_bytes, 512 | 1024 | 2048 | 4096) {
         let problem = LeftAlone::unsupported(format!("a sector size of {sector_bytes} bytes"));
-        return Found { kind: TableKind::None, problem: Some(problem), partitions: vec![bare(&window)] };
+        return PartitionTable { kind: TableKind::None, problem: Some(problem), partitions: vec![bare(&window)] };
     }
     let mut found = match read(&window) {
         Ok(found) => found,
-        Err(reason) => Found { kind: TableKind::None, problem: Some(reason), partitions: vec![bare(&window)] },
+        Err(reason) => PartitionTable { kind: TableKind::None, problem: Some(reason), partitions: vec![bare(&window)] },
     };
     mark_overlaps(&mut found.partitions);
     found
@@ -54,10 +54,10 @@ pub(crate) fn has_mbr(window: &Window<'_>) -> bool {
     window.array::<512>(0).is_some_and(|sector| mbr::primary_entries(&sector).is_some())
 }
 
-fn read(window: &Window<'_>) -> Result<Found, LeftAlone> {
+fn read(window: &Window<'_>) -> Result<PartitionTable, LeftAlone> {
     let sector_bytes = u64::from(window.sector_bytes());
     if window.size_bytes() < 2 * sector_bytes {
-        return Ok(Found { kind: TableKind::None, problem: None, partitions: vec![bare(window)] });
+        return Ok(PartitionTable { kind: TableKind::None, problem: None, partitions: vec![bare(window)] });
     }
     let sector = window.bytes(0, 512)?;
     let entries = mbr::primary_entries(&sector);
@@ -69,7 +69,7 @@ fn read(window: &Window<'_>) -> Result<Found, LeftAlone> {
         (None, Some(at)) => {
             let mut found = gpt::read(window, entries)?;
             found.problem = Some(LeftAlone::new(
-                Why::Ambiguous,
+                ReasonKind::Ambiguous,
                 format!("a GPT header at byte {at} without a protective MBR: repair the table with gdisk"),
             ));
             Ok(found)
@@ -77,17 +77,17 @@ fn read(window: &Window<'_>) -> Result<Found, LeftAlone> {
         (Some(entries), Some(at)) => {
             let mut found = mbr::read(window, &entries)?;
             found.problem = Some(LeftAlone::new(
-                Why::Ambiguous,
+                ReasonKind::Ambiguous,
                 format!("an MBR with partitions, and a GPT header at byte {at}: remove the wrong one with wipefs"),
             ));
             Ok(found)
         }
         (Some(_), None) if protective => {
             let problem = LeftAlone::damaged("a protective MBR without a GPT");
-            Ok(Found { kind: TableKind::Gpt, problem: Some(problem), partitions: Vec::new() })
+            Ok(PartitionTable { kind: TableKind::Gpt, problem: Some(problem), partitions: Vec::new() })
         }
         (Some(entries), None) => mbr::read(window, &entries),
-        (None, None) => Ok(Found { kind: TableKind::None, problem: None, partitions: vec![bare(window)] }),
+        (None, None) => Ok(PartitionTable { kind: TableKind::None, problem: None, partitions: vec![bare(window)] }),
     }
 }
 

@@ -19,7 +19,7 @@
 use crate::{
     identity, lvm,
     read::{Extent, ReadAt, Window, one_extent, size_of},
-    reason::{LeftAlone, Stop, Why},
+    reason::{LeftAlone, ReasonKind, Stop},
     signature::{self, Kind},
     sink::Sink,
     table::{self, Place, TableKind},
@@ -165,7 +165,7 @@ pub(crate) fn beside_the_table(disk: &dyn ReadAt, kind: TableKind) -> Option<Lef
     let found = signature::find(&Window::new(disk, &whole));
     let name = found.iter().find(|kind| !signature::INNER_TABLES.contains(kind))?.name();
     Some(LeftAlone::new(
-        Why::Ambiguous,
+        ReasonKind::Ambiguous,
         format!("the disk has a partition table ({kind}) and, over all of the disk, the signature of {name}"),
     ))
 }
@@ -221,10 +221,10 @@ fn examine(disk: &dyn ReadAt, volume: &mut Volume, refused: Option<&LeftAlone>) 
 /// The only signature of a volume.
 pub(crate) fn one_signature(window: &Window<'_>) -> Result<Kind, LeftAlone> {
     match signature::find(window).as_slice() {
-        [] => Err(LeftAlone::new(Why::Unknown, "no known file system: all of it counts as used")),
+        [] => Err(LeftAlone::new(ReasonKind::Unknown, "no known file system: all of it counts as used")),
         [kind] => Ok(*kind),
         [one, other, ..] => Err(LeftAlone::new(
-            Why::Ambiguous,
+            ReasonKind::Ambiguous,
             format!(
                 "signatures of {} and of {} in one place: remove the wrong one with wipefs",
                 one.name(),
@@ -247,17 +247,17 @@ pub(crate) fn count(window: &Window<'_>, kind: Kind) -> Result<u64, LeftAlone> {
 
 /// Applies the rules between volumes: suspended systems, swap areas, btrfs.
 fn judge_by_the_others(volumes: &mut [Volume]) {
-    let is = |volume: &Volume, why: Why| matches!(&volume.free_bytes, Err(reason) if reason.why == why);
-    let suspended = volumes.iter().find(|volume| is(volume, Why::Hibernated)).map(Volume::name);
+    let is = |volume: &Volume, why: ReasonKind| matches!(&volume.free_bytes, Err(reason) if reason.why == why);
+    let suspended = volumes.iter().find(|volume| is(volume, ReasonKind::Hibernated)).map(Volume::name);
     if let Some(name) = suspended {
         for volume in volumes.iter_mut().filter(|volume| volume.free_bytes.is_ok()) {
             let sentence = format!("a suspended system may have it mounted, because one is saved in {name}");
-            volume.free_bytes = Err(LeftAlone::new(Why::Hibernated, sentence));
+            volume.free_bytes = Err(LeftAlone::new(ReasonKind::Hibernated, sentence));
         }
         return;
     }
     let is_silent = |volume: &Volume| matches!(volume.contents, Some(identity::SWAP | identity::BTRFS));
-    let running = volumes.iter().find(|volume| is(volume, Why::Dirty)).map(Volume::name);
+    let running = volumes.iter().find(|volume| is(volume, ReasonKind::Dirty)).map(Volume::name);
     // The FAT of the firmware (ESP) is not mounted most of the time, so its mark does not count.
     let is_witness = |name: &str| !name.starts_with("FAT") && name != identity::LVM;
     let says_shut_down =
@@ -273,6 +273,6 @@ fn judge_by_the_others(volumes: &mut [Volume]) {
             }
             None => continue,
         };
-        volume.free_bytes = Err(LeftAlone::new(Why::Hibernated, sentence));
+        volume.free_bytes = Err(LeftAlone::new(ReasonKind::Hibernated, sentence));
     }
 }

@@ -18,8 +18,8 @@ use clap::{Args, ValueEnum};
 use diskwright_disk::{Disk, OpenOptions, require_file};
 use diskwright_serve::{
     attach::{
-        self, AttachOptions, Attached, DeviceKind, MountRecord, PartitionRecord, Record, Registry, ServeAs,
-        ServerMessage, ShownBy,
+        self, AttachMethod, AttachOptions, Attached, DeviceKind, MountRecord, PartitionRecord, Record, Registry,
+        ServeMethod, ServerMessage,
     },
     ephemeral,
 };
@@ -74,7 +74,7 @@ pub struct AttachArgs {
     partition: Option<u32>,
     /// Kind of block device. [default: ublk where the kernel has it, else loop]
     #[arg(long, value_name = "KIND", conflicts_with = "fuse")]
-    by: Option<By>,
+    by: Option<BlockDeviceKind>,
     /// Create no block device, but mount a FUSE view: if PATH is a folder, the disk is PATH/disk;
     /// if PATH is a file, the disk covers it.
     #[arg(long, value_name = "PATH")]
@@ -95,7 +95,7 @@ pub struct AttachArgs {
 
 /// Kinds of block device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum By {
+enum BlockDeviceKind {
     /// The kernel's ublk driver.
     Ublk,
     /// A loop device over a FUSE file.
@@ -116,7 +116,7 @@ pub struct Report {
     /// The block device; `null` for a disk that is shown as a file.
     device: Option<PathBuf>,
     /// How the disk is made available.
-    by: ShownBy,
+    by: AttachMethod,
     /// The FUSE file, which is the disk as a file; `null` for a ublk device.
     fuse_file: Option<PathBuf>,
     /// Whether writes are refused.
@@ -136,7 +136,7 @@ impl Document for Report {
 impl From<&Record> for Report {
     fn from(record: &Record) -> Self {
         let Record { file, device, by, fuse_file, read_only, size, partitions, mounts, .. } = record.clone();
-        let fuse_file = (by != ShownBy::Ublk).then_some(fuse_file);
+        let fuse_file = (by != AttachMethod::Ublk).then_some(fuse_file);
         Self { file, device, by, fuse_file, read_only, size, partitions, mounts }
     }
 }
@@ -214,19 +214,19 @@ fn attach_here(args: &AttachArgs) -> Outcome<Attached> {
         file: args.file.clone(),
         fuse_dir: args.fuse.clone(),
         by: args.by.map(|by| match by {
-            By::Ublk => DeviceKind::Ublk,
-            By::Loop => DeviceKind::Loop,
+            BlockDeviceKind::Ublk => DeviceKind::Ublk,
+            BlockDeviceKind::Loop => DeviceKind::Loop,
         }),
         mount: args.mount.clone(),
         partition: args.partition,
         ephemeral: args.ephemeral,
     };
-    let server = |at: &ServeAs| {
+    let server = |at: &ServeMethod| {
         // Without the program's path the spawn fails and says so.
         let mut command = again("server").unwrap_or_else(|_| Command::new(""));
         match at {
-            ServeAs::FuseFile(point) => command.arg("--at").arg(point),
-            ServeAs::Ublk(mark) => command.arg("--mark").arg(mark.to_string()),
+            ServeMethod::FuseFile(point) => command.arg("--at").arg(point),
+            ServeMethod::Ublk(mark) => command.arg("--mark").arg(mark.to_string()),
         };
         command
     };
@@ -274,8 +274,8 @@ fn serve(context: &mut Context, args: &AttachArgs) -> Outcome {
     // whole process group.
     let _patience = context.signals.patient();
     let at = match (&args.at, args.mark) {
-        (Some(point), _) => ServeAs::FuseFile(point.clone()),
-        (None, Some(mark)) => ServeAs::Ublk(mark),
+        (Some(point), _) => ServeMethod::FuseFile(point.clone()),
+        (None, Some(mark)) => ServeMethod::Ublk(mark),
         (None, None) => return Err(Failure::new("the server was not told where to show the disk")),
     };
     let opened = open(context, args);

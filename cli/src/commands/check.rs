@@ -21,7 +21,7 @@ use crate::{
 };
 use clap::Args;
 use diskwright_disk::{
-    Disk, DiskError, Layer, OpenOptions, Reach, check_image, interrupted_repair, parent_timestamp_warning,
+    ChainScope, Disk, DiskError, Layer, OpenOptions, check_image, interrupted_repair, parent_timestamp_warning,
     read_without_lock, require_file,
 };
 use diskwright_image::{CheckReport, Finding, Format, Repair, Severity};
@@ -155,7 +155,7 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
     // As far as the chain can be followed, so that damage in a parent is reported even if the next
     // parent is missing.
     let options = OpenOptions {
-        reach: Reach::Available,
+        scope: ChainScope::Available,
         force_share: args.share.force_share,
         ..context.global.open_options(false)
     };

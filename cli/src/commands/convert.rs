@@ -16,7 +16,9 @@ use crate::{
     switches,
 };
 use clap::{Args, ValueEnum};
-use diskwright_disk::{ConvertOptions, ConvertOutcome, CreateRequest, Identity, Lost, LostRange, NewSize, is_ova};
+use diskwright_disk::{
+    ConvertOptions, ConvertOutcome, CreateRequest, Identity, LostRange, LostRanges, NewSize, is_ova,
+};
 use diskwright_image::{DiskType, Format};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -330,7 +332,7 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
     Ok(exit::COPIED_WITH_LOSSES)
 }
 
-fn lost_reports(lost: &Lost) -> Vec<LostReport> {
+fn lost_reports(lost: &LostRanges) -> Vec<LostReport> {
     let report = |range: &LostRange| LostReport {
         start: range.offset_bytes,
         length: range.len_bytes,
@@ -340,7 +342,7 @@ fn lost_reports(lost: &Lost) -> Vec<LostReport> {
 }
 
 /// Prints the lost ranges, one a line.
-fn print_lost(context: &mut Context, source: &Path, lost: &Lost) {
+fn print_lost(context: &mut Context, source: &Path, lost: &LostRanges) {
     let source = source.display();
     for range in lost.ranges.iter().take(LOST_PRINTED) {
         let end = range.offset_bytes + range.len_bytes;
@@ -407,7 +409,7 @@ mod tests {
             summary(&shared, true),
             "40 GiB; 0 bytes copied, 4 GiB shared with the source, 36 GiB of zeros skipped, verified"
         );
-        let lost = ConvertOutcome { lost: Lost { bytes: 1 << 20, ..Lost::default() }, ..done };
+        let lost = ConvertOutcome { lost: LostRanges { bytes: 1 << 20, ..LostRanges::default() }, ..done };
         assert_eq!(summary(&lost, true), "40 GiB; 4 GiB copied, 36 GiB of zeros skipped, 1 MiB lost, verified");
     }
 }

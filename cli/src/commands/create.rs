@@ -11,7 +11,7 @@ use crate::{
     switches,
 };
 use clap::Args;
-use diskwright_disk::{CreateRequest, Disk, OpenOptions, Reach, require_file, size_note};
+use diskwright_disk::{ChainScope, CreateRequest, Disk, OpenOptions, require_file, size_note};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{io::Write, path::PathBuf};
@@ -121,7 +121,7 @@ pub fn run(context: &mut Context, args: &CreateArgs) -> Outcome {
     if context.global.quiet && !context.global.json {
         return Ok(exit::OK);
     }
-    let options = OpenOptions { reach: Reach::Top, ..context.global.open_options(false) };
+    let options = OpenOptions { scope: ChainScope::Top, ..context.global.open_options(false) };
     let disk = Disk::open(&args.file, &options)?;
     let layers = disk.layers();
     let Some(layer) = layers.first() else { return Ok(exit::OK) };

@@ -94,7 +94,7 @@ pub fn run(context: &mut Context, args: &DiskspdArgs, line: fn() -> Command) -> 
 }
 
 fn carry_out(context: &mut Context, args: &DiskspdArgs, line: fn() -> Command) -> Outcome {
-    let mut own = Own { destroy_data: args.destroy_data, save: args.save.clone(), ..Own::default() };
+    let mut own = OwnOptions { destroy_data: args.destroy_data, save: args.save.clone(), ..OwnOptions::default() };
     let words = own.take(&args.words)?;
     if own.help {
         let mut line = line();
@@ -158,7 +158,7 @@ fn carry_out(context: &mut Context, args: &DiskspdArgs, line: fn() -> Command) -
 /// Our own options among DiskSpd's switches: clap takes every word behind the first switch as it
 /// is.
 #[derive(Debug, Default)]
-struct Own {
+struct OwnOptions {
     destroy_data: bool,
     save: Option<PathBuf>,
     help: bool,
@@ -166,7 +166,7 @@ struct Own {
     quiet: bool,
 }
 
-impl Own {
+impl OwnOptions {
     /// Takes our options out of `words`; returns the other words.
     fn take(&mut self, words: &[String]) -> Outcome<Vec<String>> {
         let mut rest = Vec::new();
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(words(&["-W300", "-q", "x"]).words, ["-W300", "-q", "x"]);
         let args = words(&["--destroy-data", "-r", "x", "--save", "y.json"]);
         assert!(args.destroy_data);
-        let mut own = Own::default();
+        let mut own = OwnOptions::default();
         assert_eq!(own.take(&args.words).unwrap(), ["-r", "x"]);
         assert_eq!(own.save, Some("y.json".into()));
     }

@@ -18,7 +18,7 @@ use crate::{
     table::Fields,
 };
 use clap::Args;
-use diskwright_disk::{DiskError, Layer, OpenOptions, Opened, Reach, is_ova, parent_timestamp_warning};
+use diskwright_disk::{ChainScope, DiskError, Layer, OpenOptions, Opened, is_ova, parent_timestamp_warning};
 use diskwright_store::Files;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -129,7 +129,7 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
         snapshot: args.of.snapshot.clone(),
         ..context.global.open_options(false)
     };
-    let disk = match context.open(&args.file, &OpenOptions { reach: Reach::Available, ..options })? {
+    let disk = match context.open(&args.file, &OpenOptions { scope: ChainScope::Available, ..options })? {
         Opened::Disk(disk) => disk,
         Opened::Export(export) => return describe_export(context, &ExportReport::from(&*export)),
     };

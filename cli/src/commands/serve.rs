@@ -27,7 +27,7 @@ use clap::Args;
 use diskwright_disk::{Disk, DiskError, Layer, Movable, Opened};
 use diskwright_nbd::tls::TlsError;
 use diskwright_serve::{
-    control::{Channel, Held, Host},
+    control::{Channel, Host, HostedDisk},
     ephemeral,
     nbd::{Address, Export, Listener, NbdServer, ServerOptions, export},
     scrape::{Page, Scrape},
@@ -266,7 +266,7 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
 /// The control channel, if a disk is open for writing. Without it the disks are served all the
 /// same.
 fn open_channel(context: &Context, server: &NbdServer, served: &[Served]) -> Option<Channel> {
-    let held = served.iter().map(|Served { name, disk, .. }| Held { name: name.clone(), disk: Arc::clone(disk) });
+    let held = served.iter().map(|Served { name, disk, .. }| HostedDisk { name: name.clone(), disk: Arc::clone(disk) });
     let signals = context.signals.clone();
     let host = Host {
         command: "serve",

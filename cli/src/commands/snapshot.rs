@@ -14,8 +14,8 @@ use crate::{
 };
 use clap::{Args, Subcommand};
 use diskwright_disk::{
-    DiskError, Family, FoundParent, KeptName, Left, MergeOptions, Merged, Snapshot, SnapshotOptions, remove_snapshot,
-    require_file, revert, snapshot,
+    DiskError, FolderImages, FormerImage, FoundParent, KeptName, MergeOptions, Merged, Snapshot, SnapshotOptions,
+    remove_snapshot, require_file, revert, snapshot,
 };
 use diskwright_load::clock;
 use diskwright_serve::control::{Client, Done, Operation};
@@ -210,7 +210,7 @@ pub fn run(context: &mut Context, args: &SnapshotArgs) -> Outcome {
     match (&args.action, &args.file) {
         (Some(Action::List { place }), _) => list(context, place),
         (Some(Action::Revert { file, to, discard, naming }), _) => {
-            let left = if *discard { Left::Discarded } else { Left::Kept };
+            let left = if *discard { FormerImage::Discarded } else { FormerImage::Kept };
             let options = options(context, file, naming)?;
             let done = revert(file, to.as_deref(), left, &options)?;
             print_report(context, "revert", &done, naming.dry_run, None)
@@ -369,7 +369,7 @@ fn list(context: &mut Context, place: &Path) -> Outcome {
         true => &*target,
         false => target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")),
     };
-    let family = Family::of(folder, &context.global.open_options(false))?;
+    let family = FolderImages::of(folder, &context.global.open_options(false))?;
     let trouble = |parent: &FoundParent| match parent {
         FoundParent::Missing(places) => Some(format!("its parent is missing: looked for {}", places.join(", "))),
         FoundParent::Wrong(why) => Some(switches::with_switches(why)),

@@ -41,7 +41,7 @@ use crate::{
         compare::compare_with,
         create::{create_as, is_there},
         new_size::write_table,
-        partial::Partial,
+        partial::PartialFile,
     },
     error::from_io,
 };
@@ -92,7 +92,7 @@ pub fn convert(
         return Err(is_there(dest_path));
     }
     let mut plan = Plan::new((&source, source_path), dest_path, options, progress)?;
-    let partial = Partial::new(files, dest_path, "conversion");
+    let partial = PartialFile::new(files, dest_path, "conversion");
     let shown = |error| partial.shown(error);
     partial.clear()?;
     create_as(dest_path, partial.path(), &plan.request).map_err(shown)?;
@@ -130,7 +130,7 @@ pub fn convert(
 /// Copies the data into the new file `partial`, which will be called `dest`.
 fn fill(
     (source, source_path): (&Opened, &Path),
-    (partial, dest): (&Partial<'_>, &Path),
+    (partial, dest): (&PartialFile<'_>, &Path),
     plan: &Plan,
     options: &ConvertOptions,
     progress: &mut Progress<'_>,

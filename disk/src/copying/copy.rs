@@ -36,8 +36,8 @@ use std::{
 };
 
 pub(crate) use failure::Failure;
-pub use lost::{Lost, LostRange};
-pub(crate) use lost::{Tally, damage_in, damage_of, damaged_source};
+pub use lost::{LostRange, LostRanges};
+pub(crate) use lost::{LostRangeCollector, damage_in, damage_of, damaged_source};
 
 /// Length of a window, for which the extents are read at once.
 const WINDOW_BYTES: u64 = 64 << 20;
@@ -79,7 +79,7 @@ pub(crate) struct Job<'a> {
     /// Start of the next window: a multiple of [`WINDOW_BYTES`].
     next_bytes: Mutex<u64>,
     skip_damaged: bool,
-    lost: Mutex<Tally>,
+    lost: Mutex<LostRangeCollector>,
     reflink: AtomicBool,
     can_reflink: OnceLock<bool>,
     stop: AtomicBool,
@@ -198,7 +198,7 @@ impl<'a> Job<'a> {
     }
 
     /// The lost ranges. Must be called after all workers are done.
-    pub(crate) fn lost(&self) -> Lost {
+    pub(crate) fn lost(&self) -> LostRanges {
         std::mem::take(&mut *lock(&self.lost)).finish()
     }
 

@@ -13,7 +13,7 @@
 //! so a device with such is refused.
 
 use crate::{DiskError, OpenOptions, ParentPolicy, Result, engine::device::Disk, error::file_error, opening::volumes};
-use diskwright_image::{DeviceOptions, DevicePart, Format, Shows};
+use diskwright_image::{DeviceOptions, DevicePart, Format, PartSource};
 use diskwright_store::{Blocking, DeviceId, EngineKind, Files, stable_device_name};
 use diskwright_volume::{Place, TableKind};
 use std::{ops::Range, path::Path};
@@ -107,7 +107,7 @@ fn parts(disk: &Disk, size_bytes: u64, wanted: &[u32]) -> std::result::Result<Ve
         let mut queue = Blocking::open(disk, EngineKind::Auto).map_err(failed)?;
         let mut bytes = vec![0; ((range.end - range.start) * SECTOR_BYTES) as usize];
         queue.read(range.start * SECTOR_BYTES, &mut bytes).map_err(failed)?;
-        Ok(DevicePart { sectors: range.end - range.start, shows: Shows::Copy(bytes) })
+        Ok(DevicePart { sectors: range.end - range.start, shows: PartSource::Copy(bytes) })
     };
     divide(size_bytes / SECTOR_BYTES, &partitions, wanted, read)
 }
@@ -121,7 +121,7 @@ fn divide(
 ) -> std::result::Result<Vec<DevicePart>, Refusal> {
     let mut parts = Vec::new();
     let mut at = 0;
-    let push = |parts: &mut Vec<DevicePart>, range: Range<u64>, shows: Shows| {
+    let push = |parts: &mut Vec<DevicePart>, range: Range<u64>, shows: PartSource| {
         if !range.is_empty() {
             parts.push(DevicePart { sectors: range.end - range.start, shows });
         }
@@ -137,15 +137,15 @@ fn divide(
                 parts.push(copy(table)?);
             }
         }
-        push(&mut parts, at..range.start, Shows::Nothing);
-        let shows = if wanted.contains(number) { Shows::Device } else { Shows::Nothing };
+        push(&mut parts, at..range.start, PartSource::Nothing);
+        let shows = if wanted.contains(number) { PartSource::Device } else { PartSource::Nothing };
         push(&mut parts, range.clone(), shows);
         at = range.end;
     }
     // From a multiple of a MiB on, so that the disk is not cut into single sectors.
     let tail = sectors.saturating_sub(GPT_TAIL_SECTORS) / TABLE_MAX_SECTORS * TABLE_MAX_SECTORS;
     let tail = tail.max(at);
-    push(&mut parts, at..tail, Shows::Nothing);
+    push(&mut parts, at..tail, PartSource::Nothing);
     if tail < sectors {
         parts.push(copy(tail..sectors)?);
     }
@@ -159,12 +159,12 @@ mod tests {
     fn shown(sectors: u64, partitions: &[(u32, Range<u64>)], wanted: &[u32]) -> String {
         let copy = |range: Range<u64>| {
             let bytes = vec![0; ((range.end - range.start) * SECTOR_BYTES) as usize];
-            Ok(DevicePart { sectors: range.end - range.start, shows: Shows::Copy(bytes) })
+            Ok(DevicePart { sectors: range.end - range.start, shows: PartSource::Copy(bytes) })
         };
         let word = |part: DevicePart| match part.shows {
-            Shows::Device => format!("device {}", part.sectors),
-            Shows::Copy(_) => format!("copy {}", part.sectors),
-            Shows::Nothing => format!("zero {}", part.sectors),
+            PartSource::Device => format!("device {}", part.sectors),
+            PartSource::Copy(_) => format!("copy {}", part.sectors),
+            PartSource::Nothing => format!("zero {}", part.sectors),
         };
         match divide(sectors, partitions, wanted, copy) {
             Ok(parts) => parts.into_iter().map(word).collect::<Vec<_>>().join(", "),

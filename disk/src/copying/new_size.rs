@@ -15,7 +15,7 @@
 
 use crate::{DiskError, Progress, Result, error::from_io, opening::volumes::examine};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
-use diskwright_volume::{Ends, LeftAlone, ReadAt, Step, TableChange, TableKind, ends, table_change};
+use diskwright_volume::{ContentsEnd, LeftAlone, ReadAt, Step, TableChange, TableKind, ends, table_change};
 use std::{cell::Cell, io, path::Path};
 
 /// A new size.
@@ -33,7 +33,7 @@ pub enum NewSize {
 }
 
 /// Which size is wanted.
-pub(crate) struct Wanted<'a> {
+pub(crate) struct SizeRequest<'a> {
     pub(crate) size: NewSize,
     /// The number of the last partition, if it is to reach the new end of the disk.
     pub(crate) grow_partition: Option<u32>,
@@ -60,18 +60,19 @@ impl SizePlan {
     pub(crate) fn new(
         (device, path): (&dyn BlockDevice, &Path),
         engine: EngineKind,
-        wanted: &Wanted<'_>,
+        wanted: &SizeRequest<'_>,
         progress: &mut Progress<'_>,
     ) -> Result<Self> {
         let old_bytes = device.geometry().size_bytes;
         let mut of_disk = |what: &mut dyn FnMut(&dyn ReadAt)| {
             let failed = Cell::new(None);
-            let examined = examine(device, engine, progress, &mut |reader| what(&Watched { reader, failed: &failed }));
+            let examined =
+                examine(device, engine, progress, &mut |reader| what(&FailureRecorder { reader, failed: &failed }));
             examined
                 .and_then(|()| failed.take().map_or(Ok(()), Err))
                 .map_err(|error| from_io("read its partition table", path, error))
         };
-        let mut found: Option<Ends> = None;
+        let mut found: Option<ContentsEnd> = None;
         let wanted_bytes = match wanted.size {
             NewSize::Present => old_bytes,
             NewSize::Bytes(bytes) => bytes,
@@ -119,12 +120,12 @@ impl SizePlan {
 
 /// Remembers that a read failed. A plan without the bytes could leave one copy of a GPT as it is,
 /// although the disk gets another size.
-struct Watched<'a> {
+struct FailureRecorder<'a> {
     reader: &'a dyn ReadAt,
     failed: &'a Cell<Option<io::Error>>,
 }
 
-impl ReadAt for Watched<'_> {
+impl ReadAt for FailureRecorder<'_> {
     fn size_bytes(&self) -> u64 {
         self.reader.size_bytes()
     }

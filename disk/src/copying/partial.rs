@@ -27,7 +27,7 @@ const NAME_MAX: usize = 255;
 
 /// A new file under its temporary name.
 #[derive(Debug)]
-pub(crate) struct Partial<'a> {
+pub(crate) struct PartialFile<'a> {
     files: &'a Files,
     path: PathBuf,
     dest: PathBuf,
@@ -37,7 +37,7 @@ pub(crate) struct Partial<'a> {
     made: Cell<Option<(u64, u64)>>,
 }
 
-impl<'a> Partial<'a> {
+impl<'a> PartialFile<'a> {
     /// The file that becomes `dest` is called `DEST.partial` until then.
     pub(crate) fn new(files: &'a Files, dest: &Path, work: &'static str) -> Self {
         Self::named(files, dest, work, "", ".partial")

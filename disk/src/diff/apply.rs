@@ -25,8 +25,8 @@ use super::{
     stream::{StoreBytes, StreamPieces},
 };
 use crate::{
-    Disk, DiskError, OpenOptions, Opened, Progress, Reach, Result,
-    engine::track::kept::are_beside,
+    ChainScope, Disk, DiskError, OpenOptions, Opened, Progress, Result,
+    engine::track::resume::are_beside,
     error::{braced, file_error},
     opening::{place::require_file, siblings},
 };
@@ -83,7 +83,7 @@ pub struct Applied {
 }
 
 /// What an export says of itself.
-struct Facts<'a> {
+struct ExportHeader<'a> {
     path: &'a Path,
     base_id: Option<LinkageId>,
     /// Unknown for a differencing image.
@@ -148,7 +148,7 @@ fn apply_stream(
 ) -> Result<Applied> {
     let mut pieces = StreamPieces::open(input, path)?;
     let (base, result) = (pieces.base, pieces.result);
-    let facts = Facts {
+    let facts = ExportHeader {
         path,
         base_id: base.linkage_id,
         base_bytes: Some(base.size_bytes),
@@ -156,11 +156,11 @@ fn apply_stream(
         sector_bytes: pieces.unit_bytes() as u32,
         is_image: false,
     };
-    Application { facts: &facts, copy, options }.run(&mut pieces, progress)
+    ApplyRun { facts: &facts, copy, options }.run(&mut pieces, progress)
 }
 
 fn apply_image(path: &Path, copy: &Path, options: &ApplyOptions, progress: &mut Progress<'_>) -> Result<Applied> {
-    let open = OpenOptions { writable: false, reach: Reach::Top, format: None, ..options.open.clone() };
+    let open = OpenOptions { writable: false, scope: ChainScope::Top, format: None, ..options.open.clone() };
     let disk = Disk::open(path, &open)?;
     let layer = disk.layers()[0].clone();
     let result = DiskState::of_layer(&layer);
@@ -171,7 +171,7 @@ fn apply_image(path: &Path, copy: &Path, options: &ApplyOptions, progress: &mut 
             what: "it is neither a stream of changes nor a differencing image, so it cannot be applied; name a file that was exported".into(),
         });
     };
-    let facts = Facts {
+    let facts = ExportHeader {
         path,
         base_id: link.linkage,
         base_bytes: None,
@@ -185,18 +185,18 @@ fn apply_image(path: &Path, copy: &Path, options: &ApplyOptions, progress: &mut 
     changes.for_each(progress, &mut |_, _| Ok(()))?;
     let opened = Opened::Disk(Arc::clone(&disk));
     let mut pieces = Payload { disk: &opened, path, changes: &mut changes, engine };
-    Application { facts: &facts, copy, options }.run(&mut pieces, progress)
+    ApplyRun { facts: &facts, copy, options }.run(&mut pieces, progress)
 }
 
-struct Application<'a> {
-    facts: &'a Facts<'a>,
+struct ApplyRun<'a> {
+    facts: &'a ExportHeader<'a>,
     copy: &'a Path,
     options: &'a ApplyOptions,
 }
 
-impl Application<'_> {
+impl ApplyRun<'_> {
     fn run(&self, pieces: &mut dyn Pieces, progress: &mut Progress<'_>) -> Result<Applied> {
-        let open = OpenOptions { writable: false, reach: Reach::Whole, ..self.options.open.clone() };
+        let open = OpenOptions { writable: false, scope: ChainScope::Whole, ..self.options.open.clone() };
         // Opened for reading first: a copy that is refused is not changed, not even by a replay of
         // its log.
         let disk = Disk::open(self.copy, &open)?;
@@ -296,7 +296,7 @@ impl Application<'_> {
     }
 
     fn check_identity(&self, present: &DiskState) -> Result<Step> {
-        let Facts { path, base_id, result, .. } = self.facts;
+        let ExportHeader { path, base_id, result, .. } = self.facts;
         match present.linkage_id {
             Some(id) if self.mark(id) == Some(id) => Ok(Step::GoOn),
             Some(id) if *base_id == Some(id) => Ok(Step::Begin),
@@ -327,7 +327,7 @@ impl Application<'_> {
 
     /// Whether size and sectors of the copy fit.
     fn check_shape(&self, disk: &Disk, present: &DiskState, step: Step) -> Result<()> {
-        let Facts { path, base_bytes, result, sector_bytes, .. } = self.facts;
+        let ExportHeader { path, base_bytes, result, sector_bytes, .. } = self.facts;
         let refused = |what: String, hint: &str| {
             Err(DiskError::BadOptions {
                 what: format!("{}: {what}; nothing was changed", self.copy.display()),
@@ -434,7 +434,7 @@ impl Application<'_> {
             return Err(DiskError::HasChildren { path: self.copy.to_owned(), child: child.clone() });
         }
         let Some(export) = export.filter(|_| !found.children.is_empty()) else { return Ok(false) };
-        let open = OpenOptions { writable: false, reach: Reach::Top, format: None, ..self.options.open.clone() };
+        let open = OpenOptions { writable: false, scope: ChainScope::Top, format: None, ..self.options.open.clone() };
         let child = Disk::open(&export, &open)?;
         if let Some(below) = siblings::children_of(files, &export, child.layers()[0].image.info()).children.first() {
             return Err(DiskError::BadOptions {

@@ -51,12 +51,12 @@ pub type EachChange<'a> = dyn FnMut(Change, &mut Progress<'_>) -> Result<()> + '
 /// Joins neighbours of one kind, and rounds ranges out to whole units. The last range is held until
 /// it is certain that no neighbour follows.
 #[derive(Debug)]
-pub(super) struct Joiner {
+pub(super) struct RangeJoiner {
     unit_bytes: u64,
     held: Option<Change>,
 }
 
-impl Joiner {
+impl RangeJoiner {
     pub(super) fn new(unit_bytes: u64) -> Self {
         Self { unit_bytes, held: None }
     }
@@ -107,7 +107,7 @@ mod tests {
     use ChangeKind::{Beyond, Data, Zeros};
 
     fn joined(unit_bytes: u64, limit_bytes: u64, added: &[(Range<u64>, ChangeKind)]) -> Vec<(u64, u64, ChangeKind)> {
-        let (mut joiner, mut found) = (Joiner::new(unit_bytes), Vec::new());
+        let (mut joiner, mut found) = (RangeJoiner::new(unit_bytes), Vec::new());
         let mut each = |change: Change, _: &mut Progress<'_>| {
             found.push((change.offset_bytes, change.end_bytes(), change.kind));
             Ok(())

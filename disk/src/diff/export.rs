@@ -24,7 +24,7 @@ use crate::{
     Disk, DiskError, Layer, Opened, Progress, Result,
     copying::{
         create::{self, is_there},
-        partial::Partial,
+        partial::PartialFile,
     },
     error::file_error,
     opening::{
@@ -120,7 +120,7 @@ impl Export<'_> {
             return self.measured(progress);
         }
         let files = self.files.clone();
-        let partial = Partial::new(&files, out, "export");
+        let partial = PartialFile::new(&files, out, "export");
         partial.clear()?;
         let base = self.base_layers.first().map(|base| base.path.clone());
         let written = match place {
@@ -164,7 +164,7 @@ impl Export<'_> {
         Ok(written)
     }
 
-    fn stream_into(mut self, partial: &Partial<'_>, progress: &mut Progress<'_>) -> Result<Written> {
+    fn stream_into(mut self, partial: &PartialFile<'_>, progress: &mut Progress<'_>) -> Result<Written> {
         let options =
             OpenOptions { writable: true, create_new: true, cache: CacheMode::PageCache, lock: LockMode::Exclusive };
         let files = self.files.clone();
@@ -224,7 +224,7 @@ impl Export<'_> {
     fn child_into(
         self,
         out: &Path,
-        partial: &Partial<'_>,
+        partial: &PartialFile<'_>,
         (info, link): (ImageInfo, ParentLink),
         progress: &mut Progress<'_>,
     ) -> Result<Written> {
@@ -233,7 +233,7 @@ impl Export<'_> {
         self.fill_child(partial, info.format, progress)
     }
 
-    fn fill_child(mut self, partial: &Partial<'_>, format: Format, progress: &mut Progress<'_>) -> Result<Written> {
+    fn fill_child(mut self, partial: &PartialFile<'_>, format: Format, progress: &mut Progress<'_>) -> Result<Written> {
         let access = Access { format: Some(format), writable: true, ..Access::default() };
         let path = partial.path();
         let (_, stores) = open_image(&self.files, path, &access, &mut Vec::new())?;

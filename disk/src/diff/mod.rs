@@ -2,10 +2,10 @@
 //! to a copy of that other disk.
 //!
 //! ```text
-//!   change.rs   Change, Changes: ranges in order, whoever knows them
-//!   sides.rs    Difference: the ranges in which two disks differ    ─┐
-//!   touched.rs  Touched: ranges that the caller names                │
-//!   since_point.rs  SincePoint: what was tracked since a point       ─┴─▶ Changes
+//!   change.rs        Change, Changes: the trait of everything that lists ranges in order
+//!   sides.rs         Difference: the ranges in which two disks differ  ─┐
+//!   named_ranges.rs  NamedRanges: ranges that the caller names          ├─▶ Changes
+//!   since_point.rs   SincePoint: what was tracked since a point        ─┘
 //!
 //!   Changes ─▶ printed
 //!   Changes ─▶ payload.rs: data and zeros ─┬─▶ stream.rs: a stream          (export.rs)
@@ -23,6 +23,7 @@ mod apply;
 mod change;
 mod export;
 mod mark;
+mod named_ranges;
 mod payload;
 mod read;
 mod sides;
@@ -30,12 +31,11 @@ mod since_point;
 mod sink;
 mod state;
 mod stream;
-mod touched;
 
 pub use apply::{Applied, ApplyOptions, Increment, apply_export};
 pub use change::{Change, ChangeKind, Changes, EachChange};
 pub use export::{Export, Exported};
+pub use named_ranges::NamedRanges;
 pub use sides::Difference;
 pub use since_point::SincePoint;
 pub use state::DiskState;
-pub use touched::Touched;

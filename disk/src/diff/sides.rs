@@ -24,7 +24,7 @@
 //! disk reads zeros of its own.
 
 use super::{
-    change::{ChangeKind, Changes, EachChange, Joiner},
+    change::{ChangeKind, Changes, EachChange, RangeJoiner},
     read::{Read, Reader},
     state::DiskState,
 };
@@ -63,20 +63,20 @@ struct Side {
     path: PathBuf,
     size_bytes: u64,
     /// The images above the common ones, or the whole disk. `None` if there are none.
-    own: Option<Own>,
+    own: Option<SideSource>,
     /// Up to here the common images are read where `own` has nothing. Beyond it there are zeros.
     through_bytes: u64,
 }
 
 #[derive(Debug)]
-enum Own {
+enum SideSource {
     Images(Disk),
     Export,
 }
 
 /// What a side has in a range, by its tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Held {
+enum RangeState {
     Data,
     Zeros,
     /// What the common images have.
@@ -88,7 +88,7 @@ enum Held {
 #[derive(Debug, Clone, Copy)]
 struct Piece {
     end_bytes: u64,
-    held: Held,
+    held: RangeState,
 }
 
 impl Difference {
@@ -159,7 +159,7 @@ impl Difference {
             through_bytes: size_bytes,
         };
         let images = Disk::from_layers(disk.layers().to_vec(), Vec::new())?;
-        Ok(Self { sides: [side(Some(Own::Images(images))), side(None)], common: None, engine, reads: false })
+        Ok(Self { sides: [side(Some(SideSource::Images(images))), side(None)], common: None, engine, reads: false })
     }
 
     /// `own`: the number of images of each side above the common ones; `None` without any.
@@ -174,13 +174,13 @@ impl Difference {
             let size_bytes = opened.device().geometry().size_bytes;
             let layers = opened.disk().map(|disk| disk.layers());
             let (own, through_bytes) = match (&layers, above) {
-                (None, _) => (Some(Own::Export), 0),
-                (Some(layers), None) => (Some(Own::Images(Disk::from_layers(layers.to_vec(), Vec::new())?)), 0),
+                (None, _) => (Some(SideSource::Export), 0),
+                (Some(layers), None) => (Some(SideSource::Images(Disk::from_layers(layers.to_vec(), Vec::new())?)), 0),
                 (Some(layers), Some(above)) => {
                     let between = layers.iter().take(above).skip(1).map(|layer| layer.image.size_bytes());
                     let images = match above {
                         0 => None,
-                        _ => Some(Own::Images(Disk::from_layers(layers[..above].to_vec(), Vec::new())?)),
+                        _ => Some(SideSource::Images(Disk::from_layers(layers[..above].to_vec(), Vec::new())?)),
                     };
                     (images, between.fold(common_bytes.min(size_bytes), u64::min))
                 }
@@ -234,8 +234,8 @@ impl Side {
         if window.start < end {
             let device: Option<&dyn BlockDevice> = match &self.own {
                 None => None,
-                Some(Own::Images(disk)) => Some(disk),
-                Some(Own::Export) => Some(self.opened.device()),
+                Some(SideSource::Images(disk)) => Some(disk),
+                Some(SideSource::Export) => Some(self.opened.device()),
             };
             match device {
                 None => self.fall_through(window.start, end, pieces),
@@ -248,9 +248,9 @@ impl Side {
         for extent in extents.iter() {
             let end_bytes = extent.offset_bytes + extent.len_bytes;
             let held = match extent.kind {
-                ExtentKind::Data => Held::Data,
-                ExtentKind::Zero => Held::Zeros,
-                ExtentKind::Damaged => Held::Damaged,
+                ExtentKind::Data => RangeState::Data,
+                ExtentKind::Zero => RangeState::Zeros,
+                ExtentKind::Damaged => RangeState::Damaged,
                 ExtentKind::Unallocated => {
                     self.fall_through(extent.offset_bytes, end_bytes, pieces);
                     continue;
@@ -259,7 +259,7 @@ impl Side {
             pieces.push(Piece { end_bytes, held });
         }
         if end < window.end {
-            pieces.push(Piece { end_bytes: window.end, held: Held::Zeros });
+            pieces.push(Piece { end_bytes: window.end, held: RangeState::Zeros });
         }
         Ok(())
     }
@@ -268,10 +268,10 @@ impl Side {
     fn fall_through(&self, start: u64, end: u64, pieces: &mut Vec<Piece>) {
         let stop = self.through_bytes.clamp(start, end);
         if start < stop {
-            pieces.push(Piece { end_bytes: stop, held: Held::Common });
+            pieces.push(Piece { end_bytes: stop, held: RangeState::Common });
         }
         if stop < end {
-            pieces.push(Piece { end_bytes: end, held: Held::Zeros });
+            pieces.push(Piece { end_bytes: end, held: RangeState::Zeros });
         }
     }
 
@@ -279,14 +279,14 @@ impl Side {
     fn layers(&self) -> Option<Vec<Layer>> {
         match &self.own {
             None => Some(Vec::new()),
-            Some(Own::Images(disk)) => Some(disk.layers().to_vec()),
-            Some(Own::Export) => None,
+            Some(SideSource::Images(disk)) => Some(disk.layers().to_vec()),
+            Some(SideSource::Export) => None,
         }
     }
 
     fn damage(&self, range: Range<u64>) -> DiskError {
         match &self.own {
-            Some(Own::Images(disk)) => damage_at(disk, range),
+            Some(SideSource::Images(disk)) => damage_at(disk, range),
             _ => DiskError::BadChain {
                 path: self.path.clone(),
                 what: "a range of the export is damaged; check the disk on its server".into(),
@@ -311,7 +311,7 @@ fn damage_at(disk: &Disk, range: Range<u64>) -> DiskError {
 /// The walk over both disks.
 struct Walk<'a> {
     of: &'a Difference,
-    joiner: Joiner,
+    joiner: RangeJoiner,
     reader: Option<Reader<'a>>,
     extents: Vec<Extent>,
     pieces: [Vec<Piece>; 2],
@@ -324,7 +324,7 @@ impl Changes for Difference {
         let devices = [0, 1].map(|side| (self.sides[side].opened.device(), self.sides[side].path.as_path()));
         let mut walk = Walk {
             of: self,
-            joiner: Joiner::new(self.unit_bytes()),
+            joiner: RangeJoiner::new(self.unit_bytes()),
             reader: if self.reads { Some(Reader::open(&devices, self.engine)?) } else { None },
             extents: Vec::new(),
             pieces: [Vec::new(), Vec::new()],
@@ -387,16 +387,16 @@ impl Walk<'_> {
     fn judge(
         &mut self,
         range: Range<u64>,
-        held: [Held; 2],
+        held: [RangeState; 2],
         progress: &mut Progress<'_>,
         each: &mut EachChange<'_>,
     ) -> Result<()> {
         match held {
-            [Held::Common, Held::Common] | [Held::Zeros, Held::Zeros] => Ok(()),
-            [Held::Damaged, _] => Err(self.of.sides[0].damage(range)),
-            [_, Held::Damaged] => Err(self.of.sides[1].damage(range)),
-            [Held::Common, other] => self.by_common(range, other, true, progress, each),
-            [Held::Zeros, Held::Common] => self.by_common(range, Held::Zeros, false, progress, each),
+            [RangeState::Common, RangeState::Common] | [RangeState::Zeros, RangeState::Zeros] => Ok(()),
+            [RangeState::Damaged, _] => Err(self.of.sides[0].damage(range)),
+            [_, RangeState::Damaged] => Err(self.of.sides[1].damage(range)),
+            [RangeState::Common, other] => self.by_common(range, other, true, progress, each),
+            [RangeState::Zeros, RangeState::Common] => self.by_common(range, RangeState::Zeros, false, progress, each),
             [held, _] => self.differ(range, held, progress, each),
         }
     }
@@ -405,14 +405,14 @@ impl Walk<'_> {
     fn by_common(
         &mut self,
         range: Range<u64>,
-        other: Held,
+        other: RangeState,
         disk_is_common: bool,
         progress: &mut Progress<'_>,
         each: &mut EachChange<'_>,
     ) -> Result<()> {
         let of = self.of;
         let Some(common) = &of.common else {
-            let held = if disk_is_common { Held::Data } else { other };
+            let held = if disk_is_common { RangeState::Data } else { other };
             return self.differ(range, held, progress, each);
         };
         let mut extents = std::mem::take(&mut self.common);
@@ -422,15 +422,15 @@ impl Walk<'_> {
         for extent in &extents {
             let part = extent.offset_bytes..extent.offset_bytes + extent.len_bytes;
             let is_zeros = extent.kind.reads_as_zeros();
-            if is_zeros && other == Held::Zeros {
+            if is_zeros && other == RangeState::Zeros {
                 continue;
             }
             if disk_is_common && extent.kind == ExtentKind::Damaged {
                 return Err(damage_of(common, extent));
             }
             let held = match disk_is_common {
-                true if is_zeros => Held::Zeros,
-                true => Held::Data,
+                true if is_zeros => RangeState::Zeros,
+                true => RangeState::Data,
                 false => other,
             };
             self.differ(part, held, progress, each)?;
@@ -443,7 +443,7 @@ impl Walk<'_> {
     fn differ(
         &mut self,
         range: Range<u64>,
-        held: Held,
+        held: RangeState,
         progress: &mut Progress<'_>,
         each: &mut EachChange<'_>,
     ) -> Result<()> {
@@ -453,7 +453,7 @@ impl Walk<'_> {
         }
         let kind = match held {
             _ if range.start >= of.sides[0].size_bytes => ChangeKind::Beyond,
-            Held::Zeros => ChangeKind::Zeros,
+            RangeState::Zeros => ChangeKind::Zeros,
             _ => ChangeKind::Data,
         };
         self.joiner.add((range, kind), of.limit_bytes(kind), progress, each)
@@ -471,7 +471,7 @@ impl Difference {
 }
 
 /// Compares the bytes of both sides, unit by unit.
-fn compared<'a>(of: &'a Difference, joiner: &'a mut Joiner, each: &'a mut EachChange<'_>) -> Box<Read<'a>> {
+fn compared<'a>(of: &'a Difference, joiner: &'a mut RangeJoiner, each: &'a mut EachChange<'_>) -> Box<Read<'a>> {
     let unit = of.unit_bytes() as usize;
     let end = of.sides.iter().map(|side| side.size_bytes).fold(0, u64::max);
     Box::new(move |start: u64, bytes: &[&[u8]], progress: &mut Progress<'_>| {

@@ -2,8 +2,8 @@
 //! to a later one.
 //!
 //! ```text
-//!   NAME.tracks ─▶ ranges, and the identity of the disk at the point ─▶ Touched ─▶ list, export
-//!                        now: the disk;   up to a later point: the image that was frozen then ─┘
+//!   NAME.tracks ─▶ ranges, and the disk's identity at the point ─▶ NamedRanges ─▶ list, export
+//!                   now: the disk;   up to a later point: the image that was frozen then ─┘
 //! ```
 //!
 //! A snapshot that starts a point freezes an image with the contents of that moment. It does not
@@ -16,8 +16,8 @@
 use super::{
     change::{Changes, EachChange},
     export::Export,
+    named_ranges::NamedRanges,
     state::DiskState,
-    touched::Touched,
 };
 use crate::{Changed, Disk, DiskError, Opened, Progress, Result, TrackPoint};
 use diskwright_image::Image;
@@ -139,6 +139,6 @@ fn not_frozen(path: &Path, name: &str) -> DiskError {
 
 impl Changes for SincePoint {
     fn for_each(&mut self, progress: &mut Progress<'_>, each: &mut EachChange<'_>) -> Result<()> {
-        Touched::new(&self.opened, &self.path, self.changed.ranges()).for_each(progress, each)
+        NamedRanges::new(&self.opened, &self.path, self.changed.ranges()).for_each(progress, each)
     }
 }

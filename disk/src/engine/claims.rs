@@ -3,7 +3,7 @@
 //! ```text
 //!   share    a write whose mapping is committed later; many at once; its space is not freed
 //!   exclude  copy-up of a block; one holder; new writes of the block wait
-//!   close    the same, while changes in flight still end (`held.rs`)
+//!   close    the same, while changes in flight still end (`excluded.rs`)
 //!   wait     the ticket of a request that found it claimed; completed when the block is free
 //! ```
 //!

@@ -10,11 +10,11 @@
 
 use crate::{
     DiskError, OpenOptions, Result,
-    engine::track::{changed::Wanted, kept::Kept, tracker::View},
+    engine::track::{changed::ChangesQuery, resume::TrackedPoints, tracker::View},
     engine::{
         chain::{Chain, Layer, Member},
         claims::{COPY_UP, Key},
-        epoch::Grace,
+        epoch::GracePeriod,
         guard::guarded,
         map::{Owner, Run, push_joined},
         queue::DiskQueue,
@@ -60,10 +60,10 @@ pub(crate) struct Origin {
 }
 
 /// An image was put on top, and requests may still write to the former top.
-pub(crate) struct Pushed {
+pub(crate) struct PendingPush {
     before: Arc<Chain>,
     copy_up: Key,
-    grace: Grace,
+    grace: GracePeriod,
     /// Whether the requests have ended, after [`Disk::let_copy_up`].
     at_rest: Option<io::Result<()>>,
     /// The path of the former top.
@@ -103,7 +103,7 @@ impl Disk {
     }
 
     /// The error of the first parent that could not be opened with
-    /// [`Reach::Available`](crate::Reach::Available); `None` if the chain is whole.
+    /// [`ChainScope::Available`](crate::ChainScope::Available); `None` if the chain is whole.
     pub fn broken_link(&self) -> Option<&DiskError> {
         self.shared.broken.as_ref()
     }
@@ -172,7 +172,7 @@ impl Disk {
         top: Layer,
         former_path: Option<&Path>,
         track: Option<Arc<View>>,
-    ) -> Result<Pushed> {
+    ) -> Result<PendingPush> {
         let shared = &self.shared;
         let path = former_path.map_or_else(|| shared.chain().layers()[0].path.clone(), Path::to_owned);
         let mut put = None;
@@ -194,7 +194,7 @@ impl Disk {
         });
         let grace = begun.map_err(|error| error::from_io("put an image on top of it", &path, error))?;
         match put {
-            Some(Ok((before, copy_up))) => Ok(Pushed { before, copy_up, grace, at_rest: None, path }),
+            Some(Ok((before, copy_up))) => Ok(PendingPush { before, copy_up, grace, at_rest: None, path }),
             Some(Err(error)) => Err(error),
             None => Err(error::from_io("put an image on top of it", &path, io::ErrorKind::Other.into())),
         }
@@ -202,7 +202,7 @@ impl Disk {
 
     /// Waits for the requests that may write to the former top. From then on blocks of the new top
     /// can be filled from it.
-    pub(crate) fn let_copy_up(&self, pushed: &mut Pushed) {
+    pub(crate) fn let_copy_up(&self, pushed: &mut PendingPush) {
         if pushed.at_rest.is_some() {
             return;
         }
@@ -216,10 +216,10 @@ impl Disk {
     }
 
     /// Waits for the requests that may write to the former top, and makes it durable.
-    pub(crate) fn settle_former_top(&self, mut pushed: Pushed) -> Result<()> {
+    pub(crate) fn settle_former_top(&self, mut pushed: PendingPush) -> Result<()> {
         let shared = &self.shared;
         self.let_copy_up(&mut pushed);
-        let Pushed { before, at_rest, path, .. } = pushed;
+        let PendingPush { before, at_rest, path, .. } = pushed;
         let at_rest = at_rest.unwrap_or(Ok(()));
         let former = before.top();
         let closed = at_rest.and_then(|()| shared.check_poison(&before)).and_then(|()| Ok(former.writer()?.close()?));
@@ -251,7 +251,7 @@ impl Disk {
         let path = &chain.layers()[0].path;
         let image_error = |error: io::Error| error::from_io("make it larger", path, error);
         shared.begin_writing().map_err(image_error)?;
-        if let Some(points) = Kept::of(shared) {
+        if let Some(points) = TrackedPoints::of(shared) {
             points.resize(size_bytes)?;
         }
         let writer = chain.top().writer().map_err(image_error)?;
@@ -345,7 +345,7 @@ impl Disk {
         let smaller = mutation.chain.measured_anew()?;
         shared.publish(&mut mutation, smaller);
         drop(mutation);
-        Kept::of(shared).map_or(Ok(()), |points| points.resize(size_bytes))
+        TrackedPoints::of(shared).map_or(Ok(()), |points| points.resize(size_bytes))
     }
 
     /// Shares `len_bytes` at `file_offset_bytes` of `source` into this disk at `offset_bytes` by
@@ -503,10 +503,10 @@ impl Disk {
 }
 
 impl Drop for Disk {
-    /// A clerk holds the disk, and with it the locks of its files, for a moment after its last job.
-    /// Waits for that, so that the files can be opened again at once.
+    /// A worker holds the disk, and with it the locks of its files, for a moment after its last
+    /// job. Waits for that, so that the files can be opened again at once.
     fn drop(&mut self) {
-        self.shared.settle_clerks();
+        self.shared.settle_workers();
     }
 }
 
@@ -552,7 +552,7 @@ impl BlockDevice for Disk {
         enough: usize,
         out: &mut Vec<Range<u64>>,
     ) -> io::Result<()> {
-        let wanted = Wanted { name: &point.name, id: Some(point.id), to: None, window: range.clone() };
+        let wanted = ChangesQuery { name: &point.name, id: Some(point.id), to: None, window: range.clone() };
         let changed = self.changed(&wanted).map_err(error::to_io)?;
         let parts = changed.ranges_from(range.start).take_while(|part| part.start < range.end).take(enough);
         out.extend(parts.map(|part| part.start..part.end.min(range.end)));

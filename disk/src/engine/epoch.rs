@@ -70,7 +70,7 @@ pub(crate) struct Parity(pub(crate) bool);
 
 /// The result of counting a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Entered {
+pub(crate) struct EpochTicket {
     pub(crate) parity: Parity,
     /// The epoch of the request. The request sees everything that was published before that epoch
     /// began.
@@ -79,7 +79,7 @@ pub(crate) struct Entered {
 
 /// A grace period.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Grace {
+pub(crate) struct GracePeriod {
     /// The epoch that the grace period ended.
     old: u64,
 }
@@ -95,8 +95,8 @@ impl Epochs {
 
     /// Begins a grace period. The previous one must be over. With two at a time each would wait for
     /// only one parity, and both would miss older requests of the other parity.
-    pub(crate) fn begin_grace(&self) -> Grace {
-        Grace { old: self.current.fetch_add(1, Ordering::SeqCst) }
+    pub(crate) fn begin_grace(&self) -> GracePeriod {
+        GracePeriod { old: self.current.fetch_add(1, Ordering::SeqCst) }
     }
 
     /// Number of requests that are counted now, in all queues.
@@ -124,7 +124,7 @@ impl Epochs {
     }
 
     /// Whether every request that began before the grace period has ended.
-    pub(crate) fn grace_over(&self, grace: Grace) -> bool {
+    pub(crate) fn grace_over(&self, grace: GracePeriod) -> bool {
         #[cfg(feature = "shuttle")]
         if is_broken(Rule::GraceIsWaitedFor) {
             return true;
@@ -147,17 +147,17 @@ impl QueueEpoch {
 
     /// Counts a request. Must be called before the request reads the map.
     #[inline]
-    pub(crate) fn enter(&self) -> Entered {
+    pub(crate) fn enter(&self) -> EpochTicket {
         loop {
             let epoch = self.current.load(Ordering::SeqCst);
             let counter = &self.counters.0[(epoch & 1) as usize];
             counter.fetch_add(1, Ordering::SeqCst);
             #[cfg(feature = "shuttle")]
             if is_broken(Rule::CountedInTheCurrentEpoch) {
-                return Entered { parity: Parity(epoch & 1 == 1), epoch };
+                return EpochTicket { parity: Parity(epoch & 1 == 1), epoch };
             }
             if self.current.load(Ordering::SeqCst) == epoch {
-                return Entered { parity: Parity(epoch & 1 == 1), epoch };
+                return EpochTicket { parity: Parity(epoch & 1 == 1), epoch };
             }
             // The epoch changed in between. The request was counted under a parity that may already
             // have been found to be zero.

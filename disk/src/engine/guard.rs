@@ -1,7 +1,7 @@
 //! Turns a panic in the work of a request into an error of that request.
 //!
 //! All code that reads tables, plans or commits runs inside [`guarded`], in queues and in the three
-//! clerks. A panic becomes an error of the request and poisons the disk, as its map may be half
+//! workers. A panic becomes an error of the request and poisons the disk, as its map may be half
 //! changed: every later flush of the disk fails, reads still work. Other disks of the process are
 //! not affected.
 

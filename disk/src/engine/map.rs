@@ -23,10 +23,10 @@
 //! lock.
 
 pub(crate) mod fold;
-mod mixed;
 mod pages;
+mod run_cache;
 
-pub(crate) use mixed::Mixed;
+pub(crate) use run_cache::RunCache;
 
 use pages::Pages;
 

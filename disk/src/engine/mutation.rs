@@ -5,11 +5,11 @@
 //! change.
 
 use crate::engine::{
+    block_set::BlockSet,
     chain::{Chain, Member},
     claims::Claims,
-    epoch::Grace,
-    left::Left,
-    map::{LayerId, Mixed},
+    epoch::GracePeriod,
+    map::{LayerId, RunCache},
 };
 use diskwright_image::{BlockState, Commit};
 use std::{collections::HashMap, io, ops::Range, sync::Arc};
@@ -18,7 +18,7 @@ use std::{collections::HashMap, io, ops::Range, sync::Arc};
 #[derive(Debug)]
 pub(crate) struct Mutation {
     pub(crate) chain: Arc<Chain>,
-    pub(crate) mixed: Mixed,
+    pub(crate) mixed: RunCache,
     pub(crate) claims: Claims,
     /// The current grace period. Only one runs at a time: see
     /// [`Epochs::begin_grace`](crate::engine::epoch::Epochs::begin_grace).
@@ -26,13 +26,13 @@ pub(crate) struct Mutation {
     /// The generation up to which freed space of each image was recycled.
     pub(crate) recycled: HashMap<LayerId, u64>,
     /// The blocks that the top has, and the top's id, while its parent absorbs it.
-    pub(crate) left: Option<(LayerId, Left)>,
+    pub(crate) left: Option<(LayerId, BlockSet)>,
 }
 
 /// A grace period and the action after it.
 #[derive(Debug)]
 pub(crate) struct Period {
-    pub(crate) grace: Grace,
+    pub(crate) grace: GracePeriod,
     /// The images and the generations to recycle at the end. Empty if a thread waits for the end
     /// itself.
     pub(crate) recycles: Vec<(Member, u64)>,
@@ -43,7 +43,7 @@ impl Mutation {
         let runs_bytes = chain.memory_shares().runs;
         Self {
             chain,
-            mixed: Mixed::within(runs_bytes),
+            mixed: RunCache::within(runs_bytes),
             claims: Claims::default(),
             grace: None,
             recycled: HashMap::new(),

@@ -56,7 +56,7 @@ const BLOCKS_PER_HOLD: u64 = 2;
 
 /// The result of planning.
 #[derive(Debug)]
-pub(crate) enum Next {
+pub(crate) enum PlanResult {
     /// The parts can be carried out.
     Ready,
     Work(Work),
@@ -172,10 +172,10 @@ pub(crate) fn clip(run: &Run, start: u64, end: u64) -> Option<Run> {
 }
 
 /// Plans a read: finds its runs. All compressed blocks among them must be decompressed first.
-pub(crate) fn plan_read(mutation: &Mutation, start: u64, end: u64, draft: &mut Draft) -> Next {
+pub(crate) fn plan_read(mutation: &Mutation, start: u64, end: u64, draft: &mut Draft) -> PlanResult {
     draft.runs.clear();
     if let Some(work) = owned_runs(mutation, start, end, &mut draft.runs) {
-        return Next::Work(work);
+        return PlanResult::Work(work);
     }
     for run in &draft.runs {
         let Owner::Compressed { layer } = run.owner else { continue };
@@ -186,10 +186,10 @@ pub(crate) fn plan_read(mutation: &Mutation, start: u64, end: u64, draft: &mut D
         if !known {
             let into = Decoded::default();
             draft.decoded.push((layer, block, Arc::clone(&into)));
-            return Next::Work(Work::Decompress { layer, block, into });
+            return PlanResult::Work(Work::Decompress { layer, block, into });
         }
     }
-    Next::Ready
+    PlanResult::Ready
 }
 
 /// The image that a write of `start..end` goes to, and the end of the range for which that holds.
@@ -265,7 +265,7 @@ impl Piece {
 }
 
 /// The owner of a piece.
-enum Found {
+enum PieceOwner {
     /// The piece is in the image, at this offset, and is overwritten in place.
     Own { source: SourceId, offset_bytes: u64 },
     /// The whole block reads as zeros: the image says so, or no layer has it.
@@ -277,13 +277,13 @@ enum Found {
 }
 
 /// Looks a piece up in the map, where no layer above `image` has any of it.
-fn look_up(chain: &Chain, image: &Member, piece: &Piece) -> Found {
+fn look_up(chain: &Chain, image: &Member, piece: &Piece) -> PieceOwner {
     let map = &*chain.map;
     let mut first = None;
     let (from, to) = (map.unit_of(piece.start), map.unit_of(piece.stop - 1));
     for unit in from..=to {
         let Some(word) = map.word(unit) else {
-            return Found::Missing(Work::Fold { page: map.page_of(map.unit_range(unit).0) });
+            return PieceOwner::Missing(Work::Fold { page: map.page_of(map.unit_range(unit).0) });
         };
         let owner = word.advanced(piece.start.saturating_sub(map.unit_range(unit).0));
         match (owner, first) {
@@ -292,14 +292,14 @@ fn look_up(chain: &Chain, image: &Member, piece: &Piece) -> Found {
             (Owner::Data { source, offset_bytes }, Some(Owner::Data { offset_bytes: first_offset, .. }))
                 if image.overwrites(source)
                     && offset_bytes == first_offset + (map.unit_range(unit).0.max(piece.start) - piece.start) => {}
-            (Owner::Zero { layer }, None) if layer == image.id => return Found::Zero,
-            (Owner::Absent, None) if chain.is_lowest(image.id) => return Found::Zero,
-            (other, _) => return Found::Other(other),
+            (Owner::Zero { layer }, None) if layer == image.id => return PieceOwner::Zero,
+            (Owner::Absent, None) if chain.is_lowest(image.id) => return PieceOwner::Zero,
+            (other, _) => return PieceOwner::Other(other),
         }
     }
     match first {
-        Some(Owner::Data { source, offset_bytes }) => Found::Own { source, offset_bytes },
-        other => Found::Other(other.unwrap_or(Owner::Absent)),
+        Some(Owner::Data { source, offset_bytes }) => PieceOwner::Own { source, offset_bytes },
+        other => PieceOwner::Other(other.unwrap_or(Owner::Absent)),
     }
 }
 
@@ -311,7 +311,7 @@ fn copy_up_first(
     image: &Member,
     piece: &Piece,
     owner: Owner,
-) -> io::Result<Option<Next>> {
+) -> io::Result<Option<PlanResult>> {
     let is_compressed = matches!(owner, Owner::Compressed { layer } if layer == image.id);
     if piece.whole || !is_compressed && image.writer()?.tracks_sectors() {
         return Ok(None);
@@ -320,18 +320,18 @@ fn copy_up_first(
         let unit = chain.map.unit_of(piece.start);
         // The bitmap may turn out to be full. Then the word changes, and no copy-up is needed.
         if mutation.mixed.get(unit).is_none() {
-            return Ok(Some(Next::Work(Work::Decide { unit })));
+            return Ok(Some(PlanResult::Work(Work::Decide { unit })));
         }
     }
     let copy_up = (image.id, claims::COPY_UP);
     if mutation.claims.is_excluded(copy_up) {
-        return Ok(Some(Next::Busy(copy_up)));
+        return Ok(Some(PlanResult::Busy(copy_up)));
     }
     let key = (image.id, piece.block);
     Ok(Some(if mutation.claims.exclude(key) {
-        Next::Work(Work::CopyUp { layer: image.id, block: piece.block })
+        PlanResult::Work(Work::CopyUp { layer: image.id, block: piece.block })
     } else {
-        Next::Busy(key)
+        PlanResult::Busy(key)
     }))
 }
 
@@ -342,9 +342,9 @@ fn reserve(
     piece: &Piece,
     last_block: u64,
     draft: &mut Draft,
-) -> io::Result<Result<(SourceId, u64), Next>> {
+) -> io::Result<Result<(SourceId, u64), PlanResult>> {
     let Some(reservation) = image.writer()?.reserve(piece.block)? else {
-        return Ok(Err(Next::Work(Work::Prepare { layer: image.id, blocks: piece.block..last_block + 1 })));
+        return Ok(Err(PlanResult::Work(Work::Prepare { layer: image.id, blocks: piece.block..last_block + 1 })));
     };
     let source = image.source(reservation.store);
     if let Some((file_offset_bytes, bytes)) = reservation.init {
@@ -364,11 +364,11 @@ pub(crate) fn plan_write(
     at: &mut u64,
     end: u64,
     draft: &mut Draft,
-) -> io::Result<Next> {
+) -> io::Result<PlanResult> {
     let chain = Arc::clone(&mutation.chain);
     let (image, stop) = taker(mutation, &chain, *at, end);
     let next = plan_blocks(mutation, &chain, image, start, *at..stop, draft)?;
-    if matches!(next, Next::Ready) {
+    if matches!(next, PlanResult::Ready) {
         *at = stop;
     } else {
         draft.start_over(mutation);
@@ -383,10 +383,10 @@ fn plan_blocks(
     start: u64,
     range: Range<u64>,
     draft: &mut Draft,
-) -> io::Result<Next> {
+) -> io::Result<PlanResult> {
     image.writer()?;
     if !image.has_begun_writing() {
-        return Ok(Next::Work(Work::Begin { layer: image.id }));
+        return Ok(PlanResult::Work(Work::Begin { layer: image.id }));
     }
     draft.is_for(mutation, image);
     let Range { start: mut at, end } = range;
@@ -398,31 +398,31 @@ fn plan_blocks(
         let piece = Piece::first_of(chain, image, at, end);
         at = piece.stop;
         if let Some(key) = excluded(mutation, chain, image, &piece) {
-            return Ok(Next::Busy(key));
+            return Ok(PlanResult::Busy(key));
         }
         if let Some(work) = undecided(mutation, chain, image, &piece) {
-            return Ok(Next::Work(work));
+            return Ok(PlanResult::Work(work));
         }
         let found = look_up(chain, image, &piece);
         let reserved = match &found {
-            Found::Missing(_) => None,
-            Found::Own { source, offset_bytes } => Some((*source, *offset_bytes)),
-            Found::Other(Owner::Damaged { layer }) if *layer == image.id => {
+            PieceOwner::Missing(_) => None,
+            PieceOwner::Own { source, offset_bytes } => Some((*source, *offset_bytes)),
+            PieceOwner::Other(Owner::Damaged { layer }) if *layer == image.id => {
                 return Err(chain.damage(*layer, piece.start));
             }
-            Found::Other(owner) => match copy_up_first(mutation, chain, image, &piece, *owner)? {
+            PieceOwner::Other(owner) => match copy_up_first(mutation, chain, image, &piece, *owner)? {
                 Some(next) => return Ok(next),
                 None => None,
             },
-            Found::Zero => None,
+            PieceOwner::Zero => None,
         };
         let place = match (found, reserved) {
-            (Found::Missing(work), _) => return Ok(Next::Work(work)),
+            (PieceOwner::Missing(work), _) => return Ok(PlanResult::Work(work)),
             (_, Some(place)) => (place, None),
             (found, None) => match reserve(mutation, image, &piece, last_block, draft)? {
                 Err(next) => return Ok(next),
                 Ok((source, offset_bytes)) => {
-                    let at_once = matches!(found, Found::Zero);
+                    let at_once = matches!(found, PieceOwner::Zero);
                     ((source, offset_bytes + (piece.start - piece.block_start)), Some(at_once))
                 }
             },
@@ -435,7 +435,7 @@ fn plan_blocks(
             None => {}
             Some(true) if mutation.commit(image, piece.block, Commit::Whole)?.is_some() => {}
             Some(true) => {
-                return Ok(Next::Work(Work::Prepare { layer: image.id, blocks: piece.block..last_block + 1 }));
+                return Ok(PlanResult::Work(Work::Prepare { layer: image.id, blocks: piece.block..last_block + 1 }));
             }
             Some(false) => {
                 #[cfg(feature = "shuttle")]
@@ -449,7 +449,7 @@ fn plan_blocks(
         let (start, len) = ((piece.start - start) as usize, (piece.stop - piece.start) as usize);
         push_part(&mut draft.parts, Part::Payload { source, file_offset_bytes, start, len });
     }
-    Ok(Next::Ready)
+    Ok(PlanResult::Ready)
 }
 
 /// Plans the zeroing of a range: as metadata, as zeros in the file, or not at all if it reads as
@@ -461,14 +461,14 @@ pub(crate) fn plan_zero(
     end: u64,
     discard: bool,
     draft: &mut Draft,
-) -> io::Result<Next> {
+) -> io::Result<PlanResult> {
     let chain = Arc::clone(&mutation.chain);
     let most = |image: &Member| at.saturating_add(image.block_bytes.saturating_mul(BLOCKS_PER_HOLD)).min(end);
     let (image, stop) = taker(mutation, &chain, *at, most(chain.top()));
     let hold_end = most(image).min(stop);
     let writer = image.writer()?;
     if !image.has_begun_writing() {
-        return Ok(Next::Work(Work::Begin { layer: image.id }));
+        return Ok(PlanResult::Work(Work::Begin { layer: image.id }));
     }
     draft.is_for(mutation, image);
     let info = image.image.info();
@@ -478,37 +478,37 @@ pub(crate) fn plan_zero(
     let how = if discard && !promises_space { Zeroing::Deallocate } else { Zeroing::Keep };
     let whole_commit = if discard { Commit::Discard } else { Commit::Zero };
     let last_block = (hold_end - 1) / image.block_bytes;
-    let prepare = |block: u64| Ok(Next::Work(Work::Prepare { layer: image.id, blocks: block..last_block + 1 }));
+    let prepare = |block: u64| Ok(PlanResult::Work(Work::Prepare { layer: image.id, blocks: block..last_block + 1 }));
     let mut runs = Vec::new();
     while *at < hold_end {
         let piece = Piece::first_of(&chain, image, *at, hold_end);
         let key = (image.id, piece.block);
         if let Some(key) = excluded(mutation, &chain, image, &piece) {
-            return Ok(Next::Busy(key));
+            return Ok(PlanResult::Busy(key));
         }
         let shared = mutation.claims.is_shared(key);
         if piece.whole && writer.can_store_zero() {
             if shared {
-                return Ok(Next::Busy(key));
+                return Ok(PlanResult::Busy(key));
             }
             match zero_words(&chain, image, &piece) {
-                Words::Missing(work) => return Ok(Next::Work(work)),
+                ZeroState::Missing(work) => return Ok(PlanResult::Work(work)),
                 // Records the whole block as ZERO. This also covers blocks whose zeros other
                 // programs may read differently, such as UNMAPPED blocks with a file offset. The
                 // image ignores the commit if the block is recorded so already.
-                Words::Zero { by_image: true } | Words::Other => {
+                ZeroState::Zero { by_image: true } | ZeroState::Other => {
                     if mutation.commit(image, piece.block, whole_commit)?.is_none() {
                         return prepare(piece.block);
                     }
                 }
-                Words::Zero { by_image: false } => {}
+                ZeroState::Zero { by_image: false } => {}
             }
             *at = piece.stop;
             continue;
         }
         match zero_words(&chain, image, &piece) {
-            Words::Missing(work) => return Ok(Next::Work(work)),
-            Words::Zero { by_image } if !shared => {
+            ZeroState::Missing(work) => return Ok(PlanResult::Work(work)),
+            ZeroState::Zero { by_image } if !shared => {
                 if by_image && writer.can_store_zero() && mutation.commit(image, piece.block, whole_commit)?.is_none() {
                     return prepare(piece.block);
                 }
@@ -519,18 +519,20 @@ pub(crate) fn plan_zero(
         }
         runs.clear();
         if let Some(work) = owned_runs(mutation, piece.start, piece.stop, &mut runs) {
-            return Ok(Next::Work(work));
+            return Ok(PlanResult::Work(work));
         }
         if !shared && runs.iter().all(|run| run.owner.reads_as_zeros()) {
             *at = piece.stop;
             continue;
         }
         let (source, offset_bytes) = match look_up(&chain, image, &piece) {
-            Found::Missing(work) => return Ok(Next::Work(work)),
-            Found::Own { source, offset_bytes } => (source, offset_bytes),
-            Found::Other(Owner::Damaged { layer }) if layer == image.id => return Err(chain.damage(layer, piece.start)),
+            PieceOwner::Missing(work) => return Ok(PlanResult::Work(work)),
+            PieceOwner::Own { source, offset_bytes } => (source, offset_bytes),
+            PieceOwner::Other(Owner::Damaged { layer }) if layer == image.id => {
+                return Err(chain.damage(layer, piece.start));
+            }
             found => {
-                if let Found::Other(owner) = found
+                if let PieceOwner::Other(owner) = found
                     && let Some(next) = copy_up_first(mutation, &chain, image, &piece, owner)?
                 {
                     return Ok(next);
@@ -548,11 +550,11 @@ pub(crate) fn plan_zero(
         push_part(&mut draft.parts, Part::Zeroes { source, range, how });
         *at = piece.stop;
     }
-    Ok(Next::Ready)
+    Ok(PlanResult::Ready)
 }
 
 /// Whether the words of a piece say zeros.
-enum Words {
+enum ZeroState {
     /// All units read as zeros. `by_image`: the image says so for at least one of them.
     Zero {
         by_image: bool,
@@ -561,18 +563,18 @@ enum Words {
     Missing(Work),
 }
 
-fn zero_words(chain: &Chain, image: &Member, piece: &Piece) -> Words {
+fn zero_words(chain: &Chain, image: &Member, piece: &Piece) -> ZeroState {
     let map = &*chain.map;
     let mut by_image = false;
     for unit in map.unit_of(piece.start)..=map.unit_of(piece.stop - 1) {
         match map.word(unit) {
-            None => return Words::Missing(Work::Fold { page: map.page_of(map.unit_range(unit).0) }),
+            None => return ZeroState::Missing(Work::Fold { page: map.page_of(map.unit_range(unit).0) }),
             Some(Owner::Zero { layer }) => by_image |= layer == image.id,
             Some(Owner::Absent) => {}
-            Some(_) => return Words::Other,
+            Some(_) => return ZeroState::Other,
         }
     }
-    Words::Zero { by_image }
+    ZeroState::Zero { by_image }
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]

@@ -34,10 +34,10 @@ use crate::{
     engine::{
         carry_out,
         chain::Chain,
-        epoch::{Entered, Parity, QueueEpoch},
+        epoch::{EpochTicket, Parity, QueueEpoch},
         guard::guarded,
         map::{Owner, SourceId},
-        plan::{self, Draft, Next, Part, Pending},
+        plan::{self, Draft, Part, Pending, PlanResult},
         shared::Shared,
         work::Work,
     },
@@ -51,11 +51,11 @@ use diskwright_store::{
 };
 use std::{collections::HashMap, fmt, io, sync::Arc};
 
-/// Marks a write that was sent with RWF_DSYNC: it needs no flush and has no `Kept` entry.
+/// Marks a write that was sent with RWF_DSYNC: it needs no flush and has no `RequestState` entry.
 const DURABLE: u64 = u64::MAX >> 2;
 
 /// The engine's cookie of a request: the parity under which it was counted, and the key of its
-/// [`Kept`].
+/// [`RequestState`].
 #[derive(Debug, Clone, Copy)]
 struct Cookie(u64);
 
@@ -118,7 +118,7 @@ impl Task {
 
 /// State of a request while the engine has it.
 #[derive(Debug)]
-enum Kept {
+enum RequestState {
     /// Parts are in flight. The request continues with the task afterwards, if there is one.
     Parts(Pending, Option<Box<Task>>),
     /// The request rests.
@@ -140,7 +140,7 @@ pub(crate) struct DiskQueue {
     hands_over: bool,
     depth: usize,
     in_flight: usize,
-    kept: HashMap<u64, Kept>,
+    kept: HashMap<u64, RequestState>,
     /// Number of resting requests in `kept`.
     resting: usize,
     last_kept: u64,
@@ -221,7 +221,7 @@ impl DiskQueue {
     /// Counts a request in, and fetches the chain if the epoch has changed.
     #[inline]
     fn enter(&mut self) -> Option<Parity> {
-        let Entered { parity, epoch } = self.epoch.as_ref()?.enter();
+        let EpochTicket { parity, epoch } = self.epoch.as_ref()?.enter();
         #[cfg(feature = "shuttle")]
         if is_broken(Rule::ChainIsFetchedAnew) && self.chain_epoch != u64::MAX {
             return Some(parity);
@@ -253,7 +253,7 @@ impl DiskQueue {
         }
     }
 
-    fn keep(&mut self, kept: Kept) -> u64 {
+    fn keep(&mut self, kept: RequestState) -> u64 {
         self.last_kept += 1;
         self.kept.insert(self.last_kept, kept);
         self.last_kept
@@ -312,7 +312,8 @@ impl DiskQueue {
                 Ok(target) => {
                     let mut kept = if fua { DURABLE } else { 0 };
                     if dirty {
-                        kept = self.keep(Kept::Parts(Pending { flush_after: true, ..Pending::default() }, None));
+                        kept =
+                            self.keep(RequestState::Parts(Pending { flush_after: true, ..Pending::default() }, None));
                     }
                     let cookie = Cookie::new(parity, kept);
                     self.engine.write_one(tag, cookie.0, target, file_offset_bytes, buf, range, fua && !dirty);
@@ -379,30 +380,30 @@ impl DiskQueue {
                     drop(mutation);
                     return self.issue(task, parity, Err(error), false);
                 }
-                Ok(Next::Ready) => {
+                Ok(PlanResult::Ready) => {
                     drop(mutation);
                     let done = task.at >= end || !task.goes_in_stages();
                     if done || has_stage {
                         return self.issue(task, parity, Ok(()), !done);
                     }
                 }
-                Ok(next @ (Next::Work(_) | Next::Busy(_))) if has_stage && task.goes_in_stages() => {
+                Ok(next @ (PlanResult::Work(_) | PlanResult::Busy(_))) if has_stage && task.goes_in_stages() => {
                     // The next stage plans this again. A block must not stay excluded for work that
                     // is not done now.
                     #[cfg(feature = "shuttle")]
-                    let next = if is_broken(Rule::ExclusionEnds) { Next::Ready } else { next };
-                    if let Next::Work(Work::CopyUp { layer, block }) = next {
+                    let next = if is_broken(Rule::ExclusionEnds) { PlanResult::Ready } else { next };
+                    if let PlanResult::Work(Work::CopyUp { layer, block }) = next {
                         mutation.claims.end_exclusion((layer, block));
                     }
                     drop(mutation);
                     return self.issue(task, parity, Ok(()), true);
                 }
-                Ok(Next::Busy(key)) => {
+                Ok(PlanResult::Busy(key)) => {
                     self.leave(parity);
                     let ticket = self.rest(task);
                     return mutation.claims.wait(key, ticket);
                 }
-                Ok(Next::Work(work)) => {
+                Ok(PlanResult::Work(work)) => {
                     drop(mutation);
                     if self.hands_over {
                         let chain = Arc::clone(&self.chain);
@@ -427,7 +428,7 @@ impl DiskQueue {
     fn rest(&mut self, task: Task) -> ExternalTicket {
         let tag = task.request.tag;
         self.resting += 1;
-        let kept = self.keep(Kept::Resting(Box::new(task)));
+        let kept = self.keep(RequestState::Resting(Box::new(task)));
         self.engine.external(tag, Cookie::new(None, kept).0, None)
     }
 
@@ -447,7 +448,7 @@ impl DiskQueue {
         (pending.flush_after, pending.is_durable) = (pending.flush_after && !durable, durable);
         let mut draft = std::mem::take(&mut task.draft);
         let offset_bytes = task.request.offset_bytes;
-        let kept = if is_read { 0 } else { self.keep(Kept::Parts(pending, continues.then(|| Box::new(task)))) };
+        let kept = if is_read { 0 } else { self.keep(RequestState::Parts(pending, continues.then(|| Box::new(task)))) };
         let slot = self.begin(tag, Cookie::new(parity, kept), payload);
         if let Err(error) = planned {
             self.engine.fail(&slot, error);
@@ -525,7 +526,7 @@ impl DiskQueue {
         match self.target(self.chain.top().source(0)) {
             Ok(target) => {
                 let pending = Pending { is_sync: true, is_durable: true, ..Pending::default() };
-                let kept = self.keep(Kept::Parts(pending, None));
+                let kept = self.keep(RequestState::Parts(pending, None));
                 let slot = self.engine.begin(tag, Cookie::new(parity, kept).0, None);
                 self.engine.sync(&slot, target);
                 self.engine.end(slot);
@@ -552,7 +553,7 @@ impl DiskQueue {
         let mut is_durable = cookie.kept() == Some(DURABLE);
         match cookie.kept().and_then(|id| self.kept.remove(&id)) {
             None => {}
-            Some(Kept::Resting(mut task)) => {
+            Some(RequestState::Resting(mut task)) => {
                 self.resting -= 1;
                 if result.is_ok() && !self.is_closing {
                     let parity = self.enter();
@@ -561,7 +562,7 @@ impl DiskQueue {
                 }
                 (buf, segments) = (task.request.buf.take(), task.request.segments.take());
             }
-            Some(Kept::Parts(pending, continues)) => {
+            Some(RequestState::Parts(pending, continues)) => {
                 is_durable = pending.is_durable;
                 if pending.is_sync && result.is_err() {
                     self.shared.poison.set();

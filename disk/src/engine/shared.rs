@@ -19,9 +19,9 @@ use crate::{
     DiskError, Result,
     engine::track::identity::close_tracks,
     engine::{
+        background::{BackgroundWorker, NewJobs},
         chain::{Chain, Member},
-        clerk::{Clerk, Since},
-        epoch::{Epochs, Grace},
+        epoch::{Epochs, GracePeriod},
         guard::{Poison, guarded},
         mutation::{Mutation, Period},
     },
@@ -40,21 +40,21 @@ use std::{
 
 /// Whether the disk is closed, and how many queues are open.
 #[derive(Debug, Default)]
-struct Closing {
+struct CloseState {
     closed: bool,
     queues: usize,
 }
 
-/// A job for a clerk.
+/// A job for a worker.
 pub(crate) type Job = Box<dyn FnOnce(&Arc<Shared>) + Send>;
 
 /// State shared by a disk and its queues.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) epochs: Epochs,
-    flusher: Clerk<Shared, ExternalTicket>,
-    loader: Clerk<Shared, Job>,
-    recycler: Clerk<Shared, Job>,
+    flusher: BackgroundWorker<Shared, ExternalTicket>,
+    loader: BackgroundWorker<Shared, Job>,
+    recycler: BackgroundWorker<Shared, Job>,
     /// [`OpenOptions::detect_zeroes`](crate::OpenOptions::detect_zeroes). Always false for a fixed
     /// disk.
     pub(crate) detect_zeroes: bool,
@@ -64,7 +64,7 @@ pub(crate) struct Shared {
     /// out of use.
     changing: Mutex<()>,
     pub(crate) poison: Poison,
-    closing: Mutex<Closing>,
+    closing: Mutex<CloseState>,
     pub(crate) watchers: SizeWatchers,
     pub(crate) warnings: Vec<String>,
     /// Why the chain was not opened down to its base.
@@ -80,9 +80,9 @@ impl Shared {
         let chain = Arc::new(chain);
         Self {
             epochs: Epochs::default(),
-            flusher: Clerk::new("flusher", flush_for),
-            loader: Clerk::new("loader", do_jobs),
-            recycler: Clerk::new("recycler", do_jobs),
+            flusher: BackgroundWorker::new("flusher", flush_for),
+            loader: BackgroundWorker::new("loader", do_jobs),
+            recycler: BackgroundWorker::new("recycler", do_jobs),
             detect_zeroes: false,
             current: Mutex::new(Arc::clone(&chain)),
             changing: Mutex::new(()),
@@ -126,7 +126,7 @@ impl Shared {
     }
 
     /// Waits until every request that was counted before this call, and the work it passed to the
-    /// clerks, has ended. Must not be called by a thread with requests in flight, nor by a clerk.
+    /// workers, has ended. Must not be called by a thread with requests in flight, nor by a worker.
     ///
     /// # Errors
     /// If a request was lost, as it is unknown when it ends.
@@ -141,7 +141,7 @@ impl Shared {
     ///
     /// # Errors
     /// As [`Shared::wait_for_grace`]; `change` was not called then.
-    pub(crate) fn begin_grace(self: &Arc<Self>, change: impl FnOnce(&mut Mutation)) -> io::Result<Grace> {
+    pub(crate) fn begin_grace(self: &Arc<Self>, change: impl FnOnce(&mut Mutation)) -> io::Result<GracePeriod> {
         loop {
             let mut mutation = self.lock();
             self.try_recycle(&mut mutation);
@@ -157,7 +157,7 @@ impl Shared {
     }
 
     /// Waits for the end of a grace period, as [`Shared::wait_for_grace`].
-    pub(crate) fn wait_for(self: &Arc<Self>, grace: Grace) -> io::Result<()> {
+    pub(crate) fn wait_for(self: &Arc<Self>, grace: GracePeriod) -> io::Result<()> {
         while !self.epochs.grace_over(grace) {
             self.pause()?;
         }
@@ -285,9 +285,9 @@ impl Shared {
         }
     }
 
-    /// Waits until the clerks have done all requested jobs and hold no reference to the disk. Must
-    /// not be called by a clerk.
-    pub(crate) fn settle_clerks(&self) {
+    /// Waits until the workers have done all requested jobs and hold no reference to the disk. Must
+    /// not be called by a worker.
+    pub(crate) fn settle_workers(&self) {
         self.flusher.settle();
         self.loader.settle();
         self.recycler.settle();
@@ -355,7 +355,7 @@ impl Shared {
             return Ok(());
         }
         if settle {
-            self.settle_clerks();
+            self.settle_workers();
         }
         // Former tops were closed when another image joined. They must not be written: a child may
         // have recorded when its parent was last changed. A parent that could not be closed after
@@ -379,7 +379,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Errors are dropped here; a caller that needs them calls `Disk::close`. No clerk has a
+        // Errors are dropped here; a caller that needs them calls `Disk::close`. No worker has a
         // job, as each holds the disk while it works.
         let _ = self.close(false);
     }
@@ -392,12 +392,12 @@ fn pause() {
     thread::yield_now();
 }
 
-fn do_jobs(shared: &Arc<Shared>, jobs: Vec<Job>, _since: Since<'_, Job>) {
+fn do_jobs(shared: &Arc<Shared>, jobs: Vec<Job>, _since: NewJobs<'_, Job>) {
     jobs.into_iter().for_each(|job| job(shared));
 }
 
 /// One flush for all tickets that were requested before it began.
-fn flush_for(shared: &Arc<Shared>, tickets: Vec<ExternalTicket>, since: Since<'_, ExternalTicket>) {
+fn flush_for(shared: &Arc<Shared>, tickets: Vec<ExternalTicket>, since: NewJobs<'_, ExternalTicket>) {
     let result = guarded(&shared.poison, || shared.flush_blocking());
     let mut tickets = tickets;
     #[cfg(feature = "shuttle")]

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   points.rs    Disk::start_tracking, stop_tracking, points, changed_since
-//!   kept.rs      looks for points when a disk is opened; keeps them when it gets another size or
+//!   resume.rs    looks for points when a disk is opened; keeps them when it gets another size or
 //!                another image
 //!   tracker.rs   marks of writes in memory, and what is durable of them; why a crash loses none
 //!   sidecar.rs   the file NAME.tracks beside the image (format: `diskwright_format::tracks`)
@@ -12,7 +12,7 @@
 //!
 //! The file lies beside the name of the disk, not inside the image: raw disks and VHDs have no
 //! place for it, and a child that joins on top takes the name over. Every open for writing looks
-//! for it (`kept.rs`). A disk that is opened without it (by another program, by name of a frozen
+//! for it (`resume.rs`). A disk that is opened without it (by another program, by name of a frozen
 //! image) has another identity afterwards, and then everything counts as changed.
 //!
 //! What the operations do:
@@ -36,7 +36,7 @@
 mod bits;
 pub(crate) mod changed;
 pub(crate) mod identity;
-pub(crate) mod kept;
 pub(crate) mod points;
+pub(crate) mod resume;
 mod sidecar;
 pub(crate) mod tracker;

@@ -9,7 +9,7 @@
 //! not checked: the caller checks each of them by its path ([`Disk::layers`](crate::Disk::layers)).
 
 use crate::{
-    DiskError, OpenOptions, PartRole, Reach, Result, check_parts,
+    ChainScope, DiskError, OpenOptions, PartRole, Result, check_parts,
     heal::repair::interrupted_repair,
     opening::{
         open::{open_chain, read_without_lock},
@@ -54,7 +54,7 @@ pub fn check(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Checked> {
     let unlocked = options.force_share.then(|| read_without_lock(path));
     let warnings = unlocked.into_iter().chain(interrupted_repair(&options.files, path)).collect();
     let (format, report) = check_image(path, options)?;
-    let reading = OpenOptions { writable: false, reach: Reach::Available, ..options.clone() };
+    let reading = OpenOptions { writable: false, scope: ChainScope::Available, ..options.clone() };
     let broken_link = match open_chain(path, &reading) {
         Ok(chain) => chain.broken,
         // The report says more than the failed open.

@@ -19,7 +19,7 @@
 //! is written, so the time of its last change counts too. An image keeps its own time of last
 //! change when its link is replaced: its children have recorded that time.
 
-mod found;
+mod chain_image;
 mod search;
 
 use crate::{
@@ -36,8 +36,8 @@ use crate::{
         relink,
     },
 };
+use chain_image::ChainImage;
 use diskwright_image::{ImageError, ParentLink, probe, probe::DetectedFormat};
-use found::Found;
 use search::Index;
 use std::path::{Path, PathBuf};
 
@@ -118,8 +118,8 @@ pub fn reconnect(
 /// A link that has to be replaced.
 #[derive(Debug)]
 struct Step {
-    child: Found,
-    parent: Found,
+    child: ChainImage,
+    parent: ChainImage,
     former: ParentLink,
     link: ParentLink,
     has_identity: bool,
@@ -128,7 +128,7 @@ struct Step {
 impl Step {
     /// Replaces the link, durably.
     fn write(&self, options: &ReconnectOptions) -> Result<()> {
-        let Found { path, info } = &self.child;
+        let ChainImage { path, info } = &self.child;
         let access = Access { format: Some(info.format), writable: true, ..Access::default() };
         let (image, stores) = open_image(&options.open.files, path, &access, &mut Vec::new())?;
         if image.info().parent.as_ref() != Some(&self.former) {
@@ -167,7 +167,7 @@ struct Plan<'a> {
     /// Files below the searched folders; read when the first parent is missing.
     index: Option<Index>,
     /// The lowest image so far.
-    current: Found,
+    current: ChainImage,
     chain: Vec<PathBuf>,
     steps: Vec<Step>,
     warnings: Vec<String>,
@@ -186,7 +186,7 @@ impl<'a> Plan<'a> {
             // Also a chain that needs no search has named a folder by mistake.
             options.open.files.canonical(dir).map_err(|source| file_error("find the folder", dir, source))?;
         }
-        let current = Found::read(&options.open.files, shown, options.open.format)?;
+        let current = ChainImage::read(&options.open.files, shown, options.open.format)?;
         if current.link().is_none() {
             return Err(DiskError::BadOptions {
                 what: format!("{}: it is not a differencing disk, so it has no parent", shown.display()),
@@ -234,10 +234,10 @@ impl<'a> Plan<'a> {
     }
 
     /// The parent that the caller names, with a step if the link differs.
-    fn named(&mut self, shown: &Path, link: &ParentLink) -> Result<Found> {
+    fn named(&mut self, shown: &Path, link: &ParentLink) -> Result<ChainImage> {
         let child = &self.current;
         let files = &self.options.open.files;
-        let parent = Found::read(files, shown, Some(link.format.unwrap_or(child.info.format))).map_err(|error| match error {
+        let parent = ChainImage::read(files, shown, Some(link.format.unwrap_or(child.info.format))).map_err(|error| match error {
             DiskError::Image(ImageError::NotAnImage { found, .. }) => DiskError::BadChain {
                 path: child.path.clone(),
                 what: format!(
@@ -279,7 +279,7 @@ impl<'a> Plan<'a> {
     }
 
     /// The parent, if the link leads to it.
-    fn connected(&self, link: &ParentLink) -> Result<Found> {
+    fn connected(&self, link: &ParentLink) -> Result<ChainImage> {
         let child = &self.current;
         let open = &self.options.open;
         let mut named = gate::named_paths(&child.path, link, &open.parents.drives);
@@ -290,10 +290,11 @@ impl<'a> Plan<'a> {
         named.extend(by_id);
         let mut wrong = None;
         for path in named.iter().filter_map(|path| open.files.canonical(path).ok()) {
-            let parent = Found::referred(open, &path, link.format.unwrap_or(child.info.format)).and_then(|parent| {
-                check_linkage(&child.path, &child.info, link, &path, &parent.info)?;
-                Ok(parent)
-            });
+            let parent =
+                ChainImage::referred(open, &path, link.format.unwrap_or(child.info.format)).and_then(|parent| {
+                    check_linkage(&child.path, &child.info, link, &path, &parent.info)?;
+                    Ok(parent)
+                });
             match parent {
                 Ok(parent) => return Ok(parent),
                 Err(error) => drop(wrong.get_or_insert(error)),
@@ -304,7 +305,7 @@ impl<'a> Plan<'a> {
     }
 
     /// The one file below the searched folders that has the expected identity.
-    fn searched(&mut self, link: &ParentLink, progress: &mut Progress<'_>) -> Result<Found> {
+    fn searched(&mut self, link: &ParentLink, progress: &mut Progress<'_>) -> Result<ChainImage> {
         let options = self.options;
         let child = &self.current;
         if link.linkage.is_none() && link.file_id.is_none() {
@@ -324,11 +325,11 @@ impl<'a> Plan<'a> {
         };
         let index = self.index.insert(index);
         let child = &self.current;
-        let fits = |found: &&Found| {
+        let fits = |found: &&ChainImage| {
             check_linkage(&child.path, &child.info, link, &found.path, &found.info).is_ok()
                 && found.info.format == link.format.unwrap_or(child.info.format)
         };
-        let found: Vec<&Found> = index.images.iter().filter(fits).collect();
+        let found: Vec<&ChainImage> = index.images.iter().filter(fits).collect();
         match &found[..] {
             [one] => {
                 let parent = (*one).clone();
@@ -363,7 +364,7 @@ impl<'a> Plan<'a> {
     }
 
     /// Checks the time of a VHD's last change, and plans a step if the link differs.
-    fn accept(&mut self, parent: Found, link: &ParentLink, has_identity: bool) -> Result<Found> {
+    fn accept(&mut self, parent: ChainImage, link: &ParentLink, has_identity: bool) -> Result<ChainImage> {
         let child = &self.current;
         let OpenOptions { files, parents, .. } = &self.options.open;
         let changed = parent_timestamp_warning(files, link, &parent.path);

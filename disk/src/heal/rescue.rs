@@ -32,7 +32,7 @@ use crate::{
     DiskError, Progress, Result,
     copying::{
         create::{create_as, format_for, is_there},
-        partial::Partial,
+        partial::PartialFile,
     },
     opening::place::require_file,
 };
@@ -82,7 +82,7 @@ pub fn rescue(
         request.logical_sector_bytes.get_or_insert(geometry.logical_sector_bytes);
         request.physical_sector_bytes.get_or_insert(geometry.physical_sector_bytes);
     }
-    let partial = Partial::new(files, dest_path, "rescue");
+    let partial = PartialFile::new(files, dest_path, "rescue");
     let shown = |error| partial.shown(error);
     partial.clear()?;
     create_as(dest_path, partial.path(), &request).map_err(shown)?;

@@ -32,10 +32,10 @@
 //! marks a top without blocks as merged: it shows its parent, so it can be opened and written like
 //! any other.
 //!
-//! Locks: the turn to change the chain is held from beginning to end. `left.rs` knows, under the
-//! mutation lock, which blocks the top has. While a batch is held, reads go on, and writes to its
-//! blocks wait (`held.rs`); the size of a batch is adapted so that they wait for about
-//! [`HOLD_TARGET`].
+//! Locks: the turn to change the chain is held from beginning to end. A set (`block_set.rs`), read
+//! and changed under the mutation lock, says which blocks the top has. While a batch is held, reads
+//! go on, and writes to its blocks wait (`excluded.rs`). The size of a batch is adapted so that
+//! they wait for about [`HOLD_TARGET`].
 //!
 //! Rejected: a mirror, or a second child for new writes. Both copy what clients write a second
 //! time, and need not end.
@@ -51,7 +51,7 @@ use crate::{
         chain::{Chain, Layer, Member},
         claims::COPY_UP,
         device::{Disk, Origin},
-        held::Held,
+        excluded::ExcludedBlocks,
         mutation::Mutation,
         shared::Shared,
         throttle::Throttle,
@@ -60,7 +60,7 @@ use crate::{
     life::{
         merge::survey::missing_bytes,
         removal::{self, Removal},
-        snapshot::Place,
+        snapshot::LockedTop,
     },
     opening::{gate, merge_mark as mark, relink},
 };
@@ -232,7 +232,7 @@ impl<'a> Absorbing<'a> {
         let layers = self.shared.chain().layers().clone();
         let (shown, files) = (&*self.origin.file, &self.origin.options.files);
         let info = layers[0].image.info().clone();
-        Place { shown, real: shown.to_owned(), layers, info, files }.remove_leftovers()
+        LockedTop { shown, real: shown.to_owned(), layers, info, files }.remove_leftovers()
     }
 
     /// Finds what the top has, and whether the parent's file system has space for it.
@@ -406,7 +406,7 @@ impl<'a> Absorbing<'a> {
         // What clients have written since the last flush does not count while blocks are held.
         shared.flush_member(parent)?;
         shared.flush_member(top)?;
-        let held: Held<'_> = shared.hold(&self.turn, top, blocks.iter().copied())?;
+        let held: ExcludedBlocks<'_> = shared.hold(&self.turn, top, blocks.iter().copied())?;
         let here: Vec<u64> = {
             let mutation = shared.lock();
             let is_left = |block: &u64| mutation.left.as_ref().is_some_and(|(_, left)| left.contains(*block));

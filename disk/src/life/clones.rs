@@ -19,7 +19,7 @@ use crate::{
     CreateRequest, Disk, DiskError, OpenOptions, Result,
     copying::{
         create::{create_as, format_for, is_there, parent_out_of_reach},
-        partial::Partial,
+        partial::PartialFile,
     },
     error::file_error,
     opening::{
@@ -115,7 +115,7 @@ pub fn clone_disk(
 /// made the same child meanwhile.
 fn make(child: &Path, request: &CreateRequest, is_unused: &dyn Fn(&Path) -> bool) -> Result<bool> {
     let files = &request.files;
-    let partial = Partial::new(files, child, "clone");
+    let partial = PartialFile::new(files, child, "clone");
     let attempt = || {
         partial.clear()?;
         create_as(child, partial.path(), request).map_err(|error| partial.shown(error))?;

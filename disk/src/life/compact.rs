@@ -47,7 +47,7 @@ use diskwright_image::{Commit, Image};
 use diskwright_store::BlockDevice;
 use std::path::Path;
 pub use work::{CompactOptions, Compacted, VolumeGain};
-use work::{Verdict, Work};
+use work::{CompactRun, Verdict};
 
 /// Number of blocks with space that are judged at once: it bounds the memory.
 const WINDOW_BLOCKS: usize = 1 << 18;
@@ -63,7 +63,7 @@ const WINDOW_BLOCKS: usize = 1 << 18;
 /// also for lack of space; [`DiskError::Stopped`](crate::DiskError::Stopped). After every error the
 /// disk is whole, and its contents are those that it would have if it had been done.
 pub fn compact(path: impl AsRef<Path>, options: &CompactOptions, progress: &mut Progress<'_>) -> Result<Compacted> {
-    let work = Work::open(path.as_ref(), options)?;
+    let work = CompactRun::open(path.as_ref(), options)?;
     let mut found = Compacted {
         size_bytes: work.disk.geometry().size_bytes,
         block_bytes: work.info.block_bytes,
@@ -99,13 +99,13 @@ pub fn compact(path: impl AsRef<Path>, options: &CompactOptions, progress: &mut 
 
 /// The blocks that stay.
 #[derive(Default)]
-struct Kept {
+struct RemainingBlocks {
     blocks: u64,
     /// Offsets of their payload, of the first [`WINDOW_BLOCKS`].
     offsets_bytes: Vec<u64>,
 }
 
-impl Kept {
+impl RemainingBlocks {
     fn add(&mut self, candidate: &Candidate) {
         self.blocks += 1;
         if self.offsets_bytes.len() < WINDOW_BLOCKS {
@@ -124,8 +124,13 @@ impl Kept {
 }
 
 /// Gives back what is free or zero, if `changes`; counts it in any case. Returns what stays.
-fn give_back(work: &Work<'_>, changes: bool, found: &mut Compacted, progress: &mut Progress<'_>) -> Result<Kept> {
-    let mut kept = Kept::default();
+fn give_back(
+    work: &CompactRun<'_>,
+    changes: bool,
+    found: &mut Compacted,
+    progress: &mut Progress<'_>,
+) -> Result<RemainingBlocks> {
+    let mut kept = RemainingBlocks::default();
     let mut candidates = Candidates::new(work);
     let (mut done_bytes, total_bytes) = (0, found.old_file_bytes);
     while candidates.next_window(WINDOW_BLOCKS)? {
@@ -157,7 +162,7 @@ fn give_back(work: &Work<'_>, changes: bool, found: &mut Compacted, progress: &m
 }
 
 /// Removes the mappings of blocks that are given back, durably. Their space is free afterwards.
-fn commit(work: &Work<'_>, judged: &[(Candidate, Verdict)]) -> Result<()> {
+fn commit(work: &CompactRun<'_>, judged: &[(Candidate, Verdict)]) -> Result<()> {
     let failed = work.failed("give back space");
     let shared = work.disk.shared();
     let chain = shared.chain();

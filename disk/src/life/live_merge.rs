@@ -39,14 +39,14 @@
 
 use crate::{
     AbsorbOptions, DiskError, KeptName, MergeOptions, Merged, OpenOptions, Progress, Result,
-    engine::track::kept::Kept,
+    engine::track::resume::TrackedPoints,
     engine::{
         chain::Layer,
         device::{Disk, Origin},
         epoch::Epochs,
     },
     error::{self, file_error},
-    life::merge::{Locked, Merge, Users},
+    life::merge::{Locked, Merge, MergeUsers},
     opening::{
         gate,
         image_file::{Access, open_image},
@@ -84,7 +84,7 @@ impl Disk {
         let merged = self.merge_images(path.as_ref(), options, progress);
         let _turn = self.shared.begin_change();
         // Also after an error the disk may have another image or other parents.
-        let kept = Kept::of(&self.shared).map_or(Ok(()), |points| points.go_on());
+        let kept = TrackedPoints::of(&self.shared).map_or(Ok(()), |points| points.go_on());
         merged.and_then(|merged| kept.map(|()| merged))
     }
 
@@ -104,7 +104,7 @@ impl Disk {
         let task = Task::new(self, origin, path, &options)?;
         let mut in_use = InUse::new(self, &options);
         for layer in task.taking_part() {
-            in_use.grips.push(Grip::take(layer, &options.open)?);
+            in_use.frozen_images.push(LockedFrozenImage::take(layer, &options.open)?);
         }
         let steps = match &task.leftover {
             Some(leftover) => vec![lock(leftover, &task.layers[task.into], &options.open)?],
@@ -300,7 +300,7 @@ fn lock(path: &Path, parent: &Layer, open: &OpenOptions) -> Result<Locked> {
 }
 
 /// A frozen image of the disk that is locked for the merge.
-struct Grip {
+struct LockedFrozenImage {
     path: PathBuf,
     /// The disk's files, which hold the locks.
     held: Vec<Arc<dyn Store>>,
@@ -308,7 +308,7 @@ struct Grip {
     written: Vec<Arc<dyn Store>>,
 }
 
-impl Grip {
+impl LockedFrozenImage {
     fn take(layer: &Layer, open: &OpenOptions) -> Result<Self> {
         let path = layer.path.clone();
         let held = layer.image.stores().to_vec();
@@ -346,7 +346,7 @@ fn open_written(
     Ok([first].into_iter().chain(further).collect())
 }
 
-impl Grip {
+impl LockedFrozenImage {
     /// The image becomes a frozen one again, if it is still in the chain. The disk reads it through
     /// one of the two files, which keeps a shared lock. The other one may stay open for as long as
     /// a queue is idle, and must not keep the next merge away.
@@ -371,7 +371,7 @@ impl Grip {
 /// The disk in use, as the steps of a merge see it.
 struct InUse<'a> {
     disk: &'a Disk,
-    grips: Vec<Grip>,
+    frozen_images: Vec<LockedFrozenImage>,
     options: &'a MergeOptions,
 }
 
@@ -383,7 +383,7 @@ impl fmt::Debug for InUse<'_> {
 
 impl<'a> InUse<'a> {
     fn new(disk: &'a Disk, options: &'a MergeOptions) -> Self {
-        Self { disk, grips: Vec::new(), options }
+        Self { disk, frozen_images: Vec::new(), options }
     }
 
     /// A frozen image of the disk that takes part.
@@ -410,11 +410,11 @@ impl<'a> InUse<'a> {
 impl Drop for InUse<'_> {
     fn drop(&mut self) {
         let layers = self.disk.layers();
-        self.grips.iter().for_each(|grip| grip.let_go(&layers));
+        self.frozen_images.iter().for_each(|grip| grip.let_go(&layers));
     }
 }
 
-impl Users for InUse<'_> {
+impl MergeUsers for InUse<'_> {
     fn held(&self, path: &Path) -> Result<Option<Locked>> {
         let files = &self.options.open.files;
         let identity = files.facts(path).ok().map(|facts| facts.identity);
@@ -423,7 +423,9 @@ impl Users for InUse<'_> {
             let written = Layer { path: path.to_owned(), image: Arc::clone(&layers[0].image) };
             return Ok(Some(Locked::written(written)));
         }
-        let Some(grip) = self.grips.iter().find(|grip| grip.held[0].identity() == identity) else { return Ok(None) };
+        let Some(grip) = self.frozen_images.iter().find(|grip| grip.held[0].identity() == identity) else {
+            return Ok(None);
+        };
         let format = DetectedFormat::certain(layers[0].image.info().format);
         let stores = grip.written.clone();
         let image = probe::open_parts(stores.clone(), format, false, layers[0].image.info().logical_sector_bytes)?;

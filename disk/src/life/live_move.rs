@@ -264,7 +264,7 @@ impl Moving<'_> {
         }
         let began = Instant::now();
         while self.old.shared.has_queues() && began.elapsed() < PATIENCE {
-            self.state.ring_bells();
+            self.state.wake_queues();
             thread::sleep(Duration::from_millis(1));
         }
         if self.old.shared.has_queues() {

@@ -41,15 +41,15 @@ use crate::{
     DiskError, Result,
     copying::create,
     engine::track::{
-        kept::Kept,
         points::{Point, Starting},
+        resume::TrackedPoints,
     },
     engine::{
         chain::Layer,
         device::{Disk, Origin},
     },
     error,
-    life::snapshot::{Place, Snapshot},
+    life::snapshot::{LockedTop, Snapshot},
     opening::{
         gate,
         image_file::{Access, open_image},
@@ -168,7 +168,7 @@ impl Disk {
         self.settle_former_top(pushed).inspect_err(|_| point.iter_mut().for_each(Point::keep_identity))?;
         match point {
             Some(point) => self.finish_point(point)?,
-            None => Kept::of(&self.shared).map_or(Ok(()), |points| points.go_on())?,
+            None => TrackedPoints::of(&self.shared).map_or(Ok(()), |points| points.go_on())?,
         }
         done.warnings.extend(freezing.record_time(&child, &frozen, link));
         for store in former.image.stores() {
@@ -184,7 +184,7 @@ impl Disk {
 struct Freezing<'a> {
     disk: &'a Disk,
     origin: &'a Origin,
-    place: Place<'a>,
+    place: LockedTop<'a>,
     temporary: PathBuf,
 }
 
@@ -194,7 +194,7 @@ impl<'a> Freezing<'a> {
         let layers = disk.layers();
         let info = layers[0].image.info().clone();
         let place =
-            Place { shown: &origin.file, real: origin.file.clone(), layers, info, files: &origin.options.files };
+            LockedTop { shown: &origin.file, real: origin.file.clone(), layers, info, files: &origin.options.files };
         if disk.shared.chain().geometry.read_only {
             return Err(DiskError::BadOptions {
                 what: format!("{}: it is open read-only, so it cannot go on in a new child", origin.file.display()),
@@ -258,7 +258,7 @@ impl<'a> Freezing<'a> {
 
     /// From now on the name may lead to the child.
     fn name_in_points(&self, child: &Layer) -> Result<()> {
-        let Some(points) = Kept::of(&self.disk.shared) else { return Ok(()) };
+        let Some(points) = TrackedPoints::of(&self.disk.shared) else { return Ok(()) };
         let layers: Vec<Layer> = std::iter::once(child.clone()).chain(self.place.layers.iter().cloned()).collect();
         points.name_coming(&self.temporary, &layers)
     }

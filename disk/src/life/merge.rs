@@ -1,5 +1,5 @@
 //! Merges an image into its parent, or into another ancestor. Nobody else may have them open: a
-//! disk in use takes part by [`Users`] (`live_merge.rs`).
+//! disk in use takes part by [`MergeUsers`] (`live_merge.rs`).
 //!
 //! ```text
 //!   before                     merge c.avhdx into its parent        merge d.vhdx --into a.vhdx
@@ -52,7 +52,7 @@ use crate::{
     },
 };
 use diskwright_image::{LinkageId, ParentLink, probe};
-pub(crate) use locked::{Locked, Users};
+pub(crate) use locked::{Locked, MergeUsers};
 use std::{
     path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering},
@@ -129,7 +129,7 @@ pub fn merge(path: impl AsRef<Path>, options: &MergeOptions, progress: &mut Prog
 #[derive(Debug)]
 pub(crate) struct Merge<'a> {
     options: &'a MergeOptions,
-    users: &'a dyn Users,
+    users: &'a dyn MergeUsers,
     /// The images that are still to be merged, the nearest to the target last.
     steps: Vec<Locked>,
     target: Locked,
@@ -185,7 +185,7 @@ impl<'a> Merge<'a> {
         below: Vec<Layer>,
         child: Option<PathBuf>,
         options: &'a MergeOptions,
-        users: &'a dyn Users,
+        users: &'a dyn MergeUsers,
     ) -> Result<Self> {
         let (disk, before) = (target.path.clone(), target.path.clone());
         let outcome = Merged { disk, target: before, ..Merged::default() };

@@ -13,9 +13,9 @@ use crate::{
     CreateRequest, Disk, DiskError, Result,
     copying::{
         create::{create_as, format_for, is_there},
-        partial::Partial,
+        partial::PartialFile,
     },
-    engine::track::kept::refuse_if_tracked,
+    engine::track::resume::refuse_if_tracked,
     error::file_error,
     life::removal,
     opening::siblings,
@@ -104,7 +104,7 @@ pub(crate) struct Plan<'a> {
     old_files: Vec<(PathBuf, Option<Identity>)>,
     /// The new file, in a folder without symbolic links.
     pub(crate) to: PathBuf,
-    partial: Partial<'a>,
+    partial: PartialFile<'a>,
     pub(crate) request: CreateRequest,
     pub(crate) keep_old: bool,
 }
@@ -156,7 +156,7 @@ impl<'a> Plan<'a> {
             files,
             from: from.to_owned(),
             old_files,
-            partial: Partial::named(files, &to, "move", ".", ".moving"),
+            partial: PartialFile::named(files, &to, "move", ".", ".moving"),
             to,
             request,
             keep_old: options.keep_old,

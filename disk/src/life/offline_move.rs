@@ -102,7 +102,7 @@ fn copy_all(
     open: &OpenOptions,
     progress: &mut Progress<'_>,
 ) -> Result<()> {
-    let mut watch = Told(progress);
+    let mut watch = CopyProgress(progress);
     let mut control =
         Control { watch: &mut watch, ended: &|| 0, total_bytes: moved.data_bytes, pace: None, told_at: Instant::now() };
     let mut copier = Copier::open(disk, new, plan.to.clone(), open.engine)?;
@@ -121,9 +121,9 @@ fn copy_all(
 }
 
 /// Tells the progress of the copy.
-struct Told<'a, 'b>(&'a mut Progress<'b>);
+struct CopyProgress<'a, 'b>(&'a mut Progress<'b>);
 
-impl MoveWatch for Told<'_, '_> {
+impl MoveWatch for CopyProgress<'_, '_> {
     fn goes_on(&mut self, done: u64, total: u64) -> bool {
         (self.0)(done, total)
     }

@@ -14,14 +14,14 @@
 //! table. The same call again finishes what is left: the table, or unused space in the file.
 
 use crate::{
-    NewSize, OpenOptions, Progress, Reach, Result,
-    copying::new_size::{SizePlan, Wanted, write_table},
+    ChainScope, NewSize, OpenOptions, Progress, Result,
+    copying::new_size::{SizePlan, SizeRequest, write_table},
     engine::device::Disk,
     error::file_error,
 };
 use diskwright_image::DiskType;
 use diskwright_store::BlockDevice;
-use diskwright_volume::{Enlarged, LeftAlone, TableKind};
+use diskwright_volume::{EnlargedPartition, LeftAlone, TableKind};
 use std::path::Path;
 
 /// What [`resize()`] does.
@@ -56,7 +56,7 @@ pub struct Resized {
     /// Why the partition table of a disk that grows was left as it is.
     pub table_left: Option<LeftAlone>,
     /// The partition that was enlarged.
-    pub enlarged: Option<Enlarged>,
+    pub enlarged: Option<EnlargedPartition>,
 }
 
 /// Changes the size of the disk at `path`. Durable on return. `progress` is told how far the disk
@@ -70,7 +70,7 @@ pub struct Resized {
 /// [`Disk::grow`](crate::Disk::grow). After other errors repeat the call.
 pub fn resize(path: impl AsRef<Path>, options: &ResizeOptions, progress: &mut Progress<'_>) -> Result<Resized> {
     let path = path.as_ref();
-    let open = OpenOptions { writable: true, reach: Reach::Whole, ..options.open.clone() };
+    let open = OpenOptions { writable: true, scope: ChainScope::Whole, ..options.open.clone() };
     let disk = Disk::open(path, &open)?;
     let layers = disk.layers();
     let top = &layers[0];
@@ -84,7 +84,7 @@ pub fn resize(path: impl AsRef<Path>, options: &ResizeOptions, progress: &mut Pr
         }
         Ok(bytes)
     };
-    let wanted = Wanted { size: options.size, grow_partition: options.grow_partition, fit: &fit };
+    let wanted = SizeRequest { size: options.size, grow_partition: options.grow_partition, fit: &fit };
     let engine = options.open.engine;
     let plan = SizePlan::new((&*disk as &dyn BlockDevice, path), engine, &wanted, progress)?;
     let mut new_file_bytes = None;

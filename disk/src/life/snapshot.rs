@@ -26,9 +26,9 @@
 //! temporary name also keeps two of these operations apart: only one of them can create it.
 
 use crate::{
-    DiskError, OpenOptions, Progress, Reach, Result,
+    ChainScope, DiskError, OpenOptions, Progress, Result,
     copying::create,
-    engine::track::kept,
+    engine::track::resume,
     engine::{
         chain::{CHAIN_MAX, Layer, too_long},
         device::Disk,
@@ -97,10 +97,10 @@ pub fn snapshot(path: impl AsRef<Path>, options: &SnapshotOptions) -> Result<Sna
     let path = path.as_ref();
     let files = &options.open.files;
     let real = files.canonical(path).map_err(|source| file_error("find", path, source))?;
-    if options.track.is_some() || kept::are_beside(files, &real) {
+    if options.track.is_some() || resume::are_beside(files, &real) {
         return of_tracked(path, &real, options);
     }
-    let place = Place::open(path, options)?;
+    let place = LockedTop::open(path, options)?;
     let frozen = place.name_for_frozen(&options.name)?;
     let modified_seconds = gate::modified_seconds(files, &place.real);
     if place.layers.len() >= CHAIN_MAX {
@@ -115,7 +115,7 @@ pub fn snapshot(path: impl AsRef<Path>, options: &SnapshotOptions) -> Result<Sna
 
 /// Freezes a disk with points as one that is in use: its points go on in the child.
 fn of_tracked(path: &Path, real: &Path, options: &SnapshotOptions) -> Result<Snapshot> {
-    let open = OpenOptions { writable: true, reach: Reach::Whole, ..options.open.clone() };
+    let open = OpenOptions { writable: true, scope: ChainScope::Whole, ..options.open.clone() };
     let disk = Disk::open(real, &open)?;
     let done = disk.snapshot_tracked(&options.name, options.track.as_deref(), options.dry_run, &mut ())?;
     disk.close()?;
@@ -124,7 +124,7 @@ fn of_tracked(path: &Path, real: &Path, options: &SnapshotOptions) -> Result<Sna
 
 /// What becomes of the image that a revert leaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Left {
+pub enum FormerImage {
     /// It is kept under the name of [`SnapshotOptions`].
     Kept,
     /// It is removed, and what was written since the snapshot is lost.
@@ -136,9 +136,14 @@ pub enum Left {
 ///
 /// # Errors
 /// As [`snapshot`]; [`DiskError::BadOptions`] if the disk has no parent, or `to` is the disk.
-pub fn revert(path: impl AsRef<Path>, to: Option<&Path>, left: Left, options: &SnapshotOptions) -> Result<Snapshot> {
+pub fn revert(
+    path: impl AsRef<Path>,
+    to: Option<&Path>,
+    left: FormerImage,
+    options: &SnapshotOptions,
+) -> Result<Snapshot> {
     let path = path.as_ref();
-    let place = Place::open(path, options)?;
+    let place = LockedTop::open(path, options)?;
     let files = &options.open.files;
     let layers = &place.layers;
     let parent = match to {
@@ -155,8 +160,8 @@ pub fn revert(path: impl AsRef<Path>, to: Option<&Path>, left: Left, options: &S
         });
     }
     let frozen = match left {
-        Left::Kept => Some(place.name_for_frozen(&options.name)?),
-        Left::Discarded => {
+        FormerImage::Kept => Some(place.name_for_frozen(&options.name)?),
+        FormerImage::Discarded => {
             removal::refuse_to_lose_snapshots(&*layers[0].image, path)?;
             None
         }
@@ -284,11 +289,11 @@ fn refuse_if_parent(files: &Files, path: &Path, real: &Path, info: &ImageInfo) -
 }
 
 fn reading(open: &OpenOptions) -> OpenOptions {
-    OpenOptions { writable: false, reach: Reach::Whole, ..open.clone() }
+    OpenOptions { writable: false, scope: ChainScope::Whole, ..open.clone() }
 }
 
 /// A disk that is locked, and the folder in which its file is replaced.
-pub(crate) struct Place<'a> {
+pub(crate) struct LockedTop<'a> {
     /// The path that the user gave.
     pub(crate) shown: &'a Path,
     /// The same file without symbolic links.
@@ -300,11 +305,11 @@ pub(crate) struct Place<'a> {
     pub(crate) files: &'a Files,
 }
 
-impl<'a> Place<'a> {
+impl<'a> LockedTop<'a> {
     fn open(shown: &'a Path, options: &'a SnapshotOptions) -> Result<Self> {
         let files = &options.open.files;
         let real = files.canonical(shown).map_err(|source| file_error("find", shown, source))?;
-        let open = OpenOptions { writable: true, reach: Reach::Whole, ..options.open.clone() };
+        let open = OpenOptions { writable: true, scope: ChainScope::Whole, ..options.open.clone() };
         let disk = Disk::open(&real, &open)?;
         let layers = disk.layers();
         let place = Self { shown, real, info: layers[0].image.info().clone(), layers, files };

@@ -36,14 +36,14 @@ pub(crate) struct Access<'a> {
     /// The internal snapshot that is opened in place of the disk.
     pub(crate) snapshot: Option<&'a str>,
     /// Set if another image names this file, by a path without symbolic links.
-    pub(crate) referred: Option<Referred>,
+    pub(crate) referred: Option<ReferenceOptions>,
     /// Which further files of the image may be opened; `None` for those beneath its folder.
     pub(crate) parents: Option<&'a ParentPolicy>,
 }
 
 /// Options for a file that another image names.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Referred {
+pub(crate) struct ReferenceOptions {
     /// The file may be a block device.
     pub(crate) allow_devices: bool,
 }
@@ -81,7 +81,7 @@ pub(crate) fn open_image(
     let options = diskwright_store::OpenOptions { writable, create_new: false, cache, lock };
     let store = match access.referred {
         None => files.open(path, &options)?,
-        Some(Referred { allow_devices }) => files.open_canonical(path, allow_devices, &options)?,
+        Some(ReferenceOptions { allow_devices }) => files.open_canonical(path, allow_devices, &options)?,
     };
     if writable && !store.is_block_device() {
         refuse_unfinished(files, path, &*store, warnings)?;

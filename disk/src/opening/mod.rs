@@ -3,7 +3,7 @@
 //! ```text
 //!   by_id.rs          finds a parent that is named by ids and by no path
 //!   disk.rs           the chain as an open disk
-//!   family.rs         the images of a folder and their parents
+//!   folder.rs         the images of a folder and their parents
 //!   gate.rs           which parents may be opened, and where they are looked for
 //!   image_file.rs     opens one image with its files
 //!   inside.rs         an image inside an export of an NBD server
@@ -23,7 +23,7 @@
 
 pub(crate) mod by_id;
 pub(crate) mod disk;
-pub(crate) mod family;
+pub(crate) mod folder;
 pub(crate) mod gate;
 pub(crate) mod image_file;
 pub(crate) mod inside;

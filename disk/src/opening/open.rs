@@ -21,13 +21,13 @@
 //! the top may do so. `image_file.rs` opens a single image.
 
 use crate::{
-    DiskError, OpenOptions, Reach, Result,
+    ChainScope, DiskError, OpenOptions, Result,
     engine::chain::{CHAIN_MAX, Layer, too_long},
-    engine::track::kept::{self, Found},
+    engine::track::resume::{self, FoundPoints},
     error::{braced, file_error},
     opening::{
         gate::{self, Candidate, Gate},
-        image_file::{Access, Referred, open_image},
+        image_file::{Access, ReferenceOptions, open_image},
         merge_mark as mark,
         siblings::{self, SIBLINGS_MAX, Siblings},
     },
@@ -49,15 +49,15 @@ const TIMESTAMP_SLACK_SECONDS: u32 = 2;
 pub(crate) struct Chain {
     pub(crate) layers: Vec<Layer>,
     pub(crate) warnings: Vec<String>,
-    /// With [`Reach::Available`]: the error of the first parent that could not be opened.
+    /// With [`ChainScope::Available`]: the error of the first parent that could not be opened.
     pub(crate) broken: Option<DiskError>,
     /// The points of change tracking of a disk that is open for writing.
-    pub(crate) tracks: Option<Found>,
+    pub(crate) tracks: Option<FoundPoints>,
 }
 
 /// Opens the image at `path` and its parents.
 pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
-    if options.writable && options.reach != Reach::Whole {
+    if options.writable && options.scope != ChainScope::Whole {
         return Err(DiskError::BadOptions {
             what: format!("{}: an image cannot be written without its parents", path.display()),
             hint: "open it read-only".into(),
@@ -96,7 +96,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
         }
     }
     let real = options.files.canonical(path).map_err(|source| file_error("find", path, source))?;
-    let mut descent = Descent {
+    let mut walk = ChainWalk {
         options,
         gate: Gate::new(&options.files, &real, &options.parents)?,
         seen: top_stores.iter().filter_map(|store| store.identity()).collect(),
@@ -106,21 +106,21 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
         warnings,
     };
     let mut broken = None;
-    while options.reach != Reach::Top && descent.expects_parent() {
-        match descent.step() {
-            Ok(stores) => sync_after_merge(options.writable, &descent.layers, &stores)?,
-            Err(error) if options.reach == Reach::Available => {
+    while options.scope != ChainScope::Top && walk.expects_parent() {
+        match walk.step() {
+            Ok(stores) => sync_after_merge(options.writable, &walk.layers, &stores)?,
+            Err(error) if options.scope == ChainScope::Available => {
                 broken = Some(error);
                 break;
             }
             Err(error) => return Err(error),
         }
     }
-    let Descent { mut layers, mut warnings, .. } = descent;
+    let ChainWalk { mut layers, mut warnings, .. } = walk;
     let mut tracks = None;
     if options.writable {
         // Before the image changes: opening a VHDX for writing may replay its log.
-        tracks = kept::look(&options.files, &real, &layers, &mut warnings);
+        tracks = resume::look(&options.files, &real, &layers, &mut warnings);
         let info = layers[0].image.info();
         let (format, sector_bytes) = (info.format, info.logical_sector_bytes);
         layers[0].image = probe::open_parts(top_stores, DetectedFormat::certain(format), true, sector_bytes)?;
@@ -162,7 +162,7 @@ pub(crate) fn open_locked(
     let mut warnings = Vec::new();
     let access = Access { writable: true, ..Access::of_top(options) };
     let (top, top_stores) = open_image(&options.files, path, &access, &mut warnings)?;
-    let mut descent = Descent {
+    let mut walk = ChainWalk {
         options,
         gate: Gate::new(&options.files, path, &options.parents)?,
         seen: top_stores.iter().filter_map(|store| store.identity()).collect(),
@@ -172,19 +172,19 @@ pub(crate) fn open_locked(
         warnings,
     };
     let mut stores = vec![top_stores];
-    while descent.expects_parent() {
-        let of_parent = descent.step()?;
-        if descent.locks_parents {
+    while walk.expects_parent() {
+        let of_parent = walk.step()?;
+        if walk.locks_parents {
             stores.push(of_parent);
-            descent.locks_parents = !is_last(&descent.real);
+            walk.locks_parents = !is_last(&walk.real);
         }
     }
-    let Descent { layers, warnings, locks_parents, .. } = descent;
+    let ChainWalk { layers, warnings, locks_parents, .. } = walk;
     Ok((!locks_parents).then_some(LockedChain { layers, stores, warnings }))
 }
 
 /// State of the walk from the top to the base.
-struct Descent<'a> {
+struct ChainWalk<'a> {
     options: &'a OpenOptions,
     gate: Gate<'a>,
     /// Identities of the files in the chain.
@@ -198,14 +198,14 @@ struct Descent<'a> {
 }
 
 /// A parent that was opened and identified.
-struct Proved {
+struct VerifiedParent {
     layer: Layer,
     stores: Vec<Arc<dyn Store>>,
     identity: Option<(u64, u64)>,
     warnings: Vec<String>,
 }
 
-impl Descent<'_> {
+impl ChainWalk<'_> {
     /// Whether the lowest opened layer has a parent.
     fn expects_parent(&self) -> bool {
         self.layers.last().is_some_and(|child| child.image.info().disk_type == DiskType::Differencing)
@@ -248,7 +248,7 @@ impl Descent<'_> {
 
     /// Opens the file at `path`, which has no symbolic links, and checks that it is the parent of
     /// `child`.
-    fn prove(&self, child: &Layer, link: &ParentLink, path: &Path) -> Result<Proved> {
+    fn prove(&self, child: &Layer, link: &ParentLink, path: &Path) -> Result<VerifiedParent> {
         let (options, files) = (self.options, &self.options.files);
         let is_loop = || DiskError::BadChain {
             path: child.path.clone(),
@@ -265,7 +265,7 @@ impl Descent<'_> {
             writable: self.locks_parents,
             format: Some(link.format.unwrap_or(child.image.info().format)),
             snapshot: None,
-            referred: Some(Referred { allow_devices: options.parents.allow_devices }),
+            referred: Some(ReferenceOptions { allow_devices: options.parents.allow_devices }),
             ..Access::of_top(options)
         };
         let mut warnings = Vec::new();
@@ -285,7 +285,7 @@ impl Descent<'_> {
         } else {
             check_timestamp(&child.path, link, (path, image.info()), options, is_written, &mut warnings)?;
         }
-        Ok(Proved { layer: Layer { path: path.to_owned(), image }, stores, identity, warnings })
+        Ok(VerifiedParent { layer: Layer { path: path.to_owned(), image }, stores, identity, warnings })
     }
 }
 

@@ -76,7 +76,7 @@ struct Links {
 }
 
 /// Links that may be used again.
-struct Kept {
+struct CachedLinks {
     files: Files,
     folder: FileFacts,
     format: Format,
@@ -84,7 +84,7 @@ struct Kept {
     links: Arc<Links>,
 }
 
-static KEPT: Mutex<Option<Kept>> = Mutex::new(None);
+static KEPT: Mutex<Option<CachedLinks>> = Mutex::new(None);
 
 /// The images in the folder of the image at `path` that name it as their parent.
 pub(crate) fn children_of(files: &Files, path: &Path, info: &ImageInfo) -> Siblings {
@@ -127,7 +127,7 @@ fn recent_links(files: &Files, real: &Path, format: Format) -> io::Result<Arc<Li
     let dir = real.parent().unwrap_or(Path::new("/"));
     let kept = || KEPT.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = files.facts(dir).ok().filter(|folder| folder.modified.is_some());
-    let is_same = |kept: &&Kept| {
+    let is_same = |kept: &&CachedLinks| {
         kept.files.is(files)
             && Some(&kept.folder) == folder.as_ref()
             && kept.format == format
@@ -146,7 +146,7 @@ fn recent_links(files: &Files, real: &Path, format: Format) -> io::Result<Arc<Li
     let except = if folder.is_some() { None } else { Some(real) };
     let links = Arc::new(Links::read(files, dir, format, except)?);
     if let Some(folder) = folder {
-        *kept() = Some(Kept { files: files.clone(), folder, format, read_at, links: Arc::clone(&links) });
+        *kept() = Some(CachedLinks { files: files.clone(), folder, format, read_at, links: Arc::clone(&links) });
     }
     Ok(links)
 }

@@ -10,7 +10,7 @@
 //! such an image has two sizes: `one-size` and `size-unit` find both.
 
 use super::{
-    facts::{Facts, ImageFacts},
+    facts::{ChainFacts, ImageFacts},
     gpt,
     rule::{Rule, Verdict},
 };
@@ -51,7 +51,7 @@ pub(super) static RULES: &[Rule] = &[
     Rule { name: "gpt-end", expected: "the second copy of a GPT at the end of the disk", judge: gpt::end },
 ];
 
-fn of_top(facts: &Facts, judge: fn(&ImageFacts) -> Verdict) -> Verdict {
+fn of_top(facts: &ChainFacts, judge: fn(&ImageFacts) -> Verdict) -> Verdict {
     facts.top().map_or_else(|| Verdict::not_applicable("there is no image"), judge)
 }
 
@@ -85,7 +85,7 @@ fn size(image: &ImageFacts) -> Verdict {
     Verdict::either((MIN_BYTES..=MAX_BYTES).contains(&bytes), format!("{bytes} bytes"), remedy)
 }
 
-fn system_size(facts: &Facts) -> Verdict {
+fn system_size(facts: &ChainFacts) -> Verdict {
     let (Some(image), Some(table)) = (facts.top(), &facts.table) else {
         return Verdict::not_applicable("the disk cannot be read");
     };

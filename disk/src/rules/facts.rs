@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// What is known of an image and its chain.
 #[derive(Debug, Clone)]
-pub struct Facts {
+pub struct ChainFacts {
     /// The images, the top first, as far as the chain can be followed.
     pub images: Vec<ImageFacts>,
     /// Why the chain ends before its base; `None` where it does not.
@@ -56,7 +56,7 @@ pub struct TableFacts {
     pub fits: Result<bool, String>,
 }
 
-impl Facts {
+impl ChainFacts {
     /// Reads the facts of a disk that is open, and the partition table on it. `is_on_ntfs` is asked
     /// with the path of each image.
     ///

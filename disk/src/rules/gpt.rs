@@ -1,11 +1,11 @@
 //! The rule about a GPT that all places share.
 
-use super::{facts::Facts, rule::Verdict};
+use super::{facts::ChainFacts, rule::Verdict};
 use diskwright_volume::TableKind;
 
 /// Whether the second copy of a GPT lies at the end of the disk. Some guests move it there, others
 /// refuse the table.
-pub(super) fn end(facts: &Facts) -> Verdict {
+pub(super) fn end(facts: &ChainFacts) -> Verdict {
     let Some(table) = &facts.table else { return Verdict::not_applicable("the disk cannot be read") };
     if table.kind != TableKind::Gpt {
         return Verdict::not_applicable("the disk has no GPT");

@@ -21,7 +21,7 @@ mod vmware;
 mod windows;
 
 pub(crate) use azure::{MAX_BYTES as AZURE_MAX_BYTES, MIN_BYTES as AZURE_MIN_BYTES, UNIT_BYTES as AZURE_UNIT_BYTES};
-pub use facts::{Facts, ImageFacts, TableFacts};
+pub use facts::{ChainFacts, ImageFacts, TableFacts};
 pub use rule::{Judgement, Rule, Verdict};
 use std::fmt;
 
@@ -59,7 +59,7 @@ impl Destination {
     }
 
     /// What each rule says of an image.
-    pub fn judge(self, facts: &Facts) -> Vec<Judgement> {
+    pub fn judge(self, facts: &ChainFacts) -> Vec<Judgement> {
         self.rules().iter().map(|rule| Judgement { rule, verdict: (rule.judge)(facts) }).collect()
     }
 }

@@ -1,6 +1,6 @@
 //! A rule of a place, and what it says of an image.
 
-use super::facts::Facts;
+use super::facts::ChainFacts;
 
 /// A rule of a place.
 #[derive(Debug)]
@@ -9,7 +9,7 @@ pub struct Rule {
     pub name: &'static str,
     /// What the place expects: a part of a sentence.
     pub expected: &'static str,
-    pub(super) judge: fn(&Facts) -> Verdict,
+    pub(super) judge: fn(&ChainFacts) -> Verdict,
 }
 
 /// What a rule says of an image.

@@ -7,7 +7,7 @@
 //! DSP0243 and the importers of both (streamOptimized).
 
 use super::{
-    facts::{Facts, ImageFacts},
+    facts::{ChainFacts, ImageFacts},
     gpt,
     rule::{Rule, Verdict},
 };
@@ -104,7 +104,7 @@ pub(super) static OVF: &[Rule] = &[
     GPT_END,
 ];
 
-fn of_top(facts: &Facts, judge: impl FnOnce(&ImageFacts) -> Verdict) -> Verdict {
+fn of_top(facts: &ChainFacts, judge: impl FnOnce(&ImageFacts) -> Verdict) -> Verdict {
     facts.top().map_or_else(|| Verdict::not_applicable("there is no image"), judge)
 }
 
@@ -112,11 +112,11 @@ fn is_vmdk(image: &ImageFacts) -> bool {
     image.info.format == Format::Vmdk
 }
 
-fn format(facts: &Facts, remedy: &str) -> Verdict {
+fn format(facts: &ChainFacts, remedy: &str) -> Verdict {
     of_top(facts, |image| Verdict::either(is_vmdk(image), image.info.format, remedy))
 }
 
-fn virtualbox_format(facts: &Facts) -> Verdict {
+fn virtualbox_format(facts: &ChainFacts) -> Verdict {
     of_top(facts, |image| {
         let is_taken = is_vmdk(image) || image.info.format == Format::Vhd;
         Verdict::either(is_taken, image.info.format, TO_VIRTUALBOX)
@@ -124,7 +124,7 @@ fn virtualbox_format(facts: &Facts) -> Verdict {
 }
 
 /// Whether every image of the chain has one of these kinds.
-fn kind(facts: &Facts, taken: &[&str], remedy: &str) -> Verdict {
+fn kind(facts: &ChainFacts, taken: &[&str], remedy: &str) -> Verdict {
     of_top(facts, |top| {
         if !is_vmdk(top) {
             return Verdict::not_applicable("it is no VMDK");
@@ -141,11 +141,11 @@ fn kind(facts: &Facts, taken: &[&str], remedy: &str) -> Verdict {
     })
 }
 
-fn size(facts: &Facts, max_bytes: u64) -> Verdict {
+fn size(facts: &ChainFacts, max_bytes: u64) -> Verdict {
     of_top(facts, |image| Verdict::either(image.size_bytes <= max_bytes, format!("{} bytes", image.size_bytes), DIVIDE))
 }
 
-fn sectors(facts: &Facts) -> Verdict {
+fn sectors(facts: &ChainFacts) -> Verdict {
     of_top(facts, |image| {
         let bytes = image.info.logical_sector_bytes;
         let remedy = "copy the partitions onto a disk with sectors of 512 bytes, and convert that";
@@ -153,7 +153,7 @@ fn sectors(facts: &Facts) -> Verdict {
     })
 }
 
-fn whole_chain(facts: &Facts) -> Verdict {
+fn whole_chain(facts: &ChainFacts) -> Verdict {
     of_top(facts, |image| match &facts.broken_link {
         Some(why) => Verdict::broken(why, "put the parent back, or `reconnect` the image to it"),
         None if image.info.disk_type != DiskType::Differencing => Verdict::not_applicable("it has no parent"),
@@ -161,7 +161,7 @@ fn whole_chain(facts: &Facts) -> Verdict {
     })
 }
 
-fn single(facts: &Facts, remedy: &str) -> Verdict {
+fn single(facts: &ChainFacts, remedy: &str) -> Verdict {
     of_top(facts, |image| {
         if !is_vmdk(image) {
             return Verdict::not_applicable("it is no VMDK");
@@ -177,7 +177,7 @@ mod tests {
     use crate::rules::{Destination, Judgement};
     use diskwright_image::{ImageInfo, LogState};
 
-    fn facts(format: Format, kind: Option<&str>, sector_bytes: u32) -> Facts {
+    fn facts(format: Format, kind: Option<&str>, sector_bytes: u32) -> ChainFacts {
         let info = ImageInfo {
             subformat: None,
             format,
@@ -210,10 +210,10 @@ mod tests {
             parent: None,
             parent_time: None,
         };
-        Facts { images: vec![image], broken_link: None, table: None }
+        ChainFacts { images: vec![image], broken_link: None, table: None }
     }
 
-    fn broken(place: Destination, facts: &Facts) -> Vec<&'static str> {
+    fn broken(place: Destination, facts: &ChainFacts) -> Vec<&'static str> {
         place.judge(facts).iter().filter(|judged| judged.is_broken()).map(|Judgement { rule, .. }| rule.name).collect()
     }
 

@@ -7,7 +7,7 @@
 //! Whether a file is compressed or encrypted by NTFS cannot be seen from Linux, and has no rule.
 
 use super::{
-    facts::{Facts, ImageFacts},
+    facts::{ChainFacts, ImageFacts},
     gpt,
     rule::{Rule, Verdict},
 };
@@ -70,7 +70,7 @@ pub(super) static RULES: &[Rule] = &[
 
 /// The verdict on the whole chain: that on the first image for which the rule is broken, else that
 /// on the first for which it holds, else that on the top.
-fn each(facts: &Facts, judge: fn(&ImageFacts) -> Verdict) -> Verdict {
+fn each(facts: &ChainFacts, judge: fn(&ImageFacts) -> Verdict) -> Verdict {
     let mut best: Option<Verdict> = None;
     for (depth, image) in facts.images.iter().enumerate() {
         match judge(image) {
@@ -172,7 +172,7 @@ fn sparse_file(image: &ImageFacts) -> Verdict {
     }
 }
 
-fn chain(facts: &Facts) -> Verdict {
+fn chain(facts: &ChainFacts) -> Verdict {
     match (&facts.broken_link, facts.images.len()) {
         (Some(why), _) => Verdict::broken(why, "`reconnect` finds lost parents by their identity"),
         (None, 0 | 1) => Verdict::not_applicable("it has no parent"),
@@ -220,7 +220,7 @@ fn parent_time(image: &ImageFacts) -> Verdict {
     }
 }
 
-fn parent_size(facts: &Facts) -> Verdict {
+fn parent_size(facts: &ChainFacts) -> Verdict {
     let is_child =
         |image: &ImageFacts| (image.info.format, image.info.disk_type) == (Format::Vhd, DiskType::Differencing);
     if facts.images.len() < 2 || !is_child(&facts.images[0]) {

@@ -1,6 +1,6 @@
 //! Chains: parents are found, identified and folded, and invalid chains are refused.
 
-use diskwright_disk::{CreateRequest, Disk, DiskError, OpenOptions, ParentPolicy, Reach, create};
+use diskwright_disk::{ChainScope, CreateRequest, Disk, DiskError, OpenOptions, ParentPolicy, create};
 use diskwright_image::DiskType;
 use diskwright_store::{BlockDevice, Blocking, EngineKind, Extent, ExtentKind};
 use std::{
@@ -183,7 +183,7 @@ fn a_missing_parent_names_the_places() {
     std::fs::remove_file(&parent).unwrap();
     let error = Disk::open(&top, &OpenOptions::default()).unwrap_err();
     assert!(matches!(error, DiskError::ParentMissing { .. }) && error.to_string().contains("parent.vhdx"), "{error}");
-    let disk = Disk::open(&top, &OpenOptions { reach: Reach::Top, ..OpenOptions::default() }).unwrap();
+    let disk = Disk::open(&top, &OpenOptions { scope: ChainScope::Top, ..OpenOptions::default() }).unwrap();
     assert_eq!(disk.layers().len(), 1);
 }
 
@@ -246,7 +246,7 @@ fn a_broken_chain_opens_read_only_as_far_as_possible() {
     let (_dir, parent, middle) = pair("vhdx");
     let top = middle.with_file_name("top.vhdx");
     child(&top, &middle, None, None);
-    let found = OpenOptions { reach: Reach::Available, ..OpenOptions::default() };
+    let found = OpenOptions { scope: ChainScope::Available, ..OpenOptions::default() };
     let whole = Disk::open(&top, &found).unwrap();
     assert!(whole.layers().len() == 3 && whole.broken_link().is_none());
     drop(whole);

@@ -2,7 +2,7 @@
 //! are none: in all formats that have children.
 
 use diskwright_disk::{
-    CreateRequest, Disk, DiskError, Family, FoundParent, MergeOptions, OpenOptions, SnapshotOptions, clone_disk,
+    CreateRequest, Disk, DiskError, FolderImages, FoundParent, MergeOptions, OpenOptions, SnapshotOptions, clone_disk,
     create, merge, snapshot,
 };
 use diskwright_store::{Blocking, EngineKind, FileFacts, FileSystem, Files, OpenError, OpenOptions as Opening, Store};
@@ -160,7 +160,7 @@ fn a_loop_gets_no_clones_and_is_named() {
     let clone = [dir.path().join("c.qcow2")];
     let refused = clone_disk(&path, &clone, &CreateRequest::default(), false, &mut |_, _| true).unwrap_err();
     assert!(refused.to_string().contains("loop") && !clone[0].exists(), "{refused}");
-    let family = Family::of(dir.path(), &OpenOptions::default()).unwrap();
+    let family = FolderImages::of(dir.path(), &OpenOptions::default()).unwrap();
     let loops = family.members.iter().filter(
         |member| matches!(&member.parent, FoundParent::Wrong(why) if why.contains("loop") && why.contains("vm_one.qcow2") && why.contains("vm.qcow2")),
     );

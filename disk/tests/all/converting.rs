@@ -3,8 +3,8 @@
 
 use crate::common::{read_all, write};
 use diskwright_disk::{
-    ConvertOptions, ConvertOutcome, CreateRequest, Destination, Disk, DiskError, Facts, Identity, NewSize, OpenOptions,
-    Reach, ReconnectOptions, Verdict, convert, create, reconnect,
+    ChainFacts, ChainScope, ConvertOptions, ConvertOutcome, CreateRequest, Destination, Disk, DiskError, Identity,
+    NewSize, OpenOptions, ReconnectOptions, Verdict, convert, create, reconnect,
 };
 use diskwright_image::{DiskType, Format, LinkageId};
 use diskwright_store::{
@@ -40,7 +40,7 @@ fn verified() -> ConvertOptions {
 
 /// The disk id and the identity for children.
 fn ids(path: &Path) -> (Option<Uuid>, Option<Uuid>) {
-    let disk = Disk::open(path, &OpenOptions { reach: Reach::Top, ..OpenOptions::default() }).unwrap();
+    let disk = Disk::open(path, &OpenOptions { scope: ChainScope::Top, ..OpenOptions::default() }).unwrap();
     let layers = disk.layers();
     (layers[0].image.info().disk_id, layers[0].image.linkage_id().map(LinkageId::to_uuid))
 }
@@ -194,8 +194,8 @@ fn azure() -> ConvertOptions {
 
 /// The names of the rules that do not hold.
 fn broken(path: &Path, place: Destination) -> Vec<&'static str> {
-    let disk = Disk::open(path, &OpenOptions { reach: Reach::Available, ..OpenOptions::default() }).unwrap();
-    let facts = Facts::of(&disk, &Files::default(), EngineKind::Auto, &|_| Some(false)).unwrap();
+    let disk = Disk::open(path, &OpenOptions { scope: ChainScope::Available, ..OpenOptions::default() }).unwrap();
+    let facts = ChainFacts::of(&disk, &Files::default(), EngineKind::Auto, &|_| Some(false)).unwrap();
     place.judge(&facts).iter().filter(|judgement| judgement.is_broken()).map(|judgement| judgement.rule.name).collect()
 }
 
@@ -334,7 +334,7 @@ fn a_broken_rule_says_what_mends_it() {
     let path = dir.path().join("odd.vhd");
     dynamic(&path, 24 * MIB + 512);
     let disk = Disk::open(&path, &OpenOptions::default()).unwrap();
-    let facts = Facts::of(&disk, &Files::default(), EngineKind::Auto, &|_| None).unwrap();
+    let facts = ChainFacts::of(&disk, &Files::default(), EngineKind::Auto, &|_| None).unwrap();
     let judgements = Destination::Azure.judge(&facts);
     let of = |name: &str| &judgements.iter().find(|judgement| judgement.rule.name == name).unwrap().verdict;
     let Verdict::Broken { found, remedy } = of("size-unit") else { panic!("{judgements:?}") };

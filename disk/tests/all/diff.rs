@@ -3,8 +3,8 @@
 
 use crate::common::{Kind, Step, Twin, read_all, write};
 use diskwright_disk::{
-    Change, ChangeKind, Changes, CreateRequest, Difference, Disk, DiskError, NewSize, OpenOptions, Opened,
-    ResizeOptions, Touched, create, resize,
+    Change, ChangeKind, Changes, CreateRequest, Difference, Disk, DiskError, NamedRanges, NewSize, OpenOptions, Opened,
+    ResizeOptions, create, resize,
 };
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{
@@ -330,7 +330,7 @@ fn ranges_of_others_get_their_kinds_from_the_disk() {
     let disk = opened(&path);
     let unit = disk.disk().unwrap().layers()[0].image.info().block_bytes;
     let list = [100..MIB, 2 * MIB..2 * MIB + 4096, 2 * MIB + 4096..2 * MIB + 5000, 15 * MIB..40 * MIB];
-    let found = kinds(&ranges(Touched::new(&disk, &path, list.into_iter())));
+    let found = kinds(&ranges(NamedRanges::new(&disk, &path, list.into_iter())));
     assert_eq!(unit, 2 * MIB);
     assert_eq!(found, [(0, MIB, Zeros), (2 * MIB, 2 * MIB + 5120, Data), (15 * MIB, 16 * MIB, Zeros)]);
 }

@@ -3,7 +3,7 @@
 
 use crate::common::devices::{Loop, Zram};
 use diskwright_disk::{
-    AbsorbOptions, CreateRequest, Disk, DiskError, KeptName, Left, MergeOptions, OpenOptions, ParentPolicy,
+    AbsorbOptions, CreateRequest, Disk, DiskError, FormerImage, KeptName, MergeOptions, OpenOptions, ParentPolicy,
     SnapshotOptions, check, create, merge, remove_snapshot, revert, snapshot,
 };
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
@@ -140,7 +140,7 @@ fn a_virtual_mapping_takes_snapshots_and_a_physical_one_none() {
     let mut after = before.clone();
     after[1 << 20..(1 << 20) + 299_008].fill(2);
     assert!(read(&path) == after && read(&frozen) == before);
-    revert(&path, None, Left::Discarded, &named("")).unwrap();
+    revert(&path, None, FormerImage::Discarded, &named("")).unwrap();
     assert!(read(&path) == before);
     write(&path, 1 << 20, &[2; 299_008]);
     // Merged while nobody has it open, by the name of the child.

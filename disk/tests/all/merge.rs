@@ -286,7 +286,7 @@ fn a_child_that_was_merged_cannot_be_written() {
             let disk = Disk::open(&base, &OpenOptions::default()).unwrap();
             let identity = disk.layers()[0].image.linkage_id().unwrap();
             fs::rename(&copy, &top).unwrap();
-            let options = OpenOptions { reach: diskwright_disk::Reach::Top, ..OpenOptions::default() };
+            let options = OpenOptions { scope: diskwright_disk::ChainScope::Top, ..OpenOptions::default() };
             let info = Disk::open(&top, &options).unwrap().layers()[0].image.info().clone();
             (identity, info)
         };

@@ -238,7 +238,7 @@ fn a_disk_in_use_and_a_stopped_search_change_nothing() {
     let stopped = reconnect(&top, &searching(home.path()), &mut |_, _| false).unwrap_err();
     assert!(matches!(stopped, DiskError::Stopped), "{stopped}");
     {
-        let alone = OpenOptions { reach: diskwright_disk::Reach::Top, ..anywhere(false) };
+        let alone = OpenOptions { scope: diskwright_disk::ChainScope::Top, ..anywhere(false) };
         let _reader = Disk::open(&middle, &alone).unwrap();
         let error = search(&top, home.path()).unwrap_err();
         assert!(matches!(error, DiskError::InUse { .. }), "{error}");

@@ -1,8 +1,8 @@
 //! Snapshots, clones and growth of disks in files: names, data, refusals, leftovers.
 
 use diskwright_disk::{
-    CreateRequest, Disk, DiskError, Family, FoundParent, Left, NewSize, OpenOptions, ResizeOptions, SnapshotOptions,
-    clone_disk, create, remove_snapshot, resize, revert, snapshot,
+    CreateRequest, Disk, DiskError, FolderImages, FormerImage, FoundParent, NewSize, OpenOptions, ResizeOptions,
+    SnapshotOptions, clone_disk, create, remove_snapshot, resize, revert, snapshot,
 };
 use diskwright_store::{Blocking, EngineKind};
 use std::{
@@ -71,10 +71,10 @@ fn a_revert_keeps_or_discards() {
     write(&path, 0, 1);
     let first = snapshot(&path, &named("one")).unwrap();
     write(&path, 0, 2);
-    let back = revert(&path, None, Left::Kept, &named("two")).unwrap();
+    let back = revert(&path, None, FormerImage::Kept, &named("two")).unwrap();
     assert_eq!((read(&path, 0), read(back.frozen.as_deref().unwrap(), 0)), (1, 2));
     write(&path, 0, 3);
-    let other = revert(&path, back.frozen.as_deref(), Left::Discarded, &named("unused")).unwrap();
+    let other = revert(&path, back.frozen.as_deref(), FormerImage::Discarded, &named("unused")).unwrap();
     assert_eq!((read(&path, 0), other.frozen), (2, None));
     assert_eq!(files(dir.path()), ["vm.vhdx", "vm_one.avhdx", "vm_two.avhdx"]);
     // An image with two children stays; one without goes; one with a single child is merged with
@@ -93,8 +93,8 @@ fn a_revert_keeps_or_discards() {
     assert_eq!((Some(&merged.disk), &merged.target), (back.frozen.as_ref(), &first.parent));
     assert_eq!((read(&path, 0), files(dir.path())), (2, vec!["vm.vhdx".into(), "vm_two.avhdx".into()]));
     snapshot(&path, &named("one")).unwrap();
-    let first = revert(&path, None, Left::Discarded, &named("unused")).unwrap();
-    revert(&path, Some(&first.parent), Left::Discarded, &named("unused")).unwrap();
+    let first = revert(&path, None, FormerImage::Discarded, &named("unused")).unwrap();
+    revert(&path, Some(&first.parent), FormerImage::Discarded, &named("unused")).unwrap();
     assert_eq!(files(dir.path()), ["vm.vhdx", "vm_one.avhdx", "vm_two.avhdx"]);
     assert_eq!(read(&path, 0), 2);
 }
@@ -106,8 +106,8 @@ fn what_cannot_be_frozen_is_left_alone() {
     for name in ["", "a/b", "a\\b", "a\0b", &"x".repeat(300)] {
         assert!(matches!(snapshot(&path, &named(name)), Err(DiskError::Usage { .. })), "{name:?}");
     }
-    assert!(matches!(revert(&path, None, Left::Kept, &named("one")), Err(DiskError::BadOptions { .. })));
-    assert!(matches!(revert(&path, Some(&path), Left::Kept, &named("one")), Err(DiskError::BadOptions { .. })));
+    assert!(matches!(revert(&path, None, FormerImage::Kept, &named("one")), Err(DiskError::BadOptions { .. })));
+    assert!(matches!(revert(&path, Some(&path), FormerImage::Kept, &named("one")), Err(DiskError::BadOptions { .. })));
     fs::write(dir.path().join("vm_taken.avhdx"), b"").unwrap();
     assert!(matches!(snapshot(&path, &named("taken")), Err(DiskError::Exists { .. })));
     let reader = Disk::open(&path, &OpenOptions::default()).unwrap();
@@ -191,7 +191,7 @@ fn a_family_has_siblings_orphans_and_damaged_links() {
     clone_disk(&base, std::slice::from_ref(&orphan), &CreateRequest::default(), false, &mut |_, _| true).unwrap();
     fs::rename(&base, root.join("away/base.vhdx")).unwrap();
     fs::write(root.join("broken.vhdx"), b"vhdxfile and nothing else").unwrap();
-    let family = Family::of(dir.path(), &OpenOptions::default()).unwrap();
+    let family = FolderImages::of(dir.path(), &OpenOptions::default()).unwrap();
     let tree: Vec<(String, usize)> = family
         .walk()
         .iter()
@@ -204,7 +204,7 @@ fn a_family_has_siblings_orphans_and_damaged_links() {
     assert!(matches!(parent_of(&orphan), FoundParent::Missing(places) if places[0].contains("base.vhdx")));
     assert_eq!(family.unreadable.len(), 1);
     create(&base, &CreateRequest { size_bytes: Some(SIZE), ..CreateRequest::default() }).unwrap();
-    let family = Family::of(dir.path(), &OpenOptions::default()).unwrap();
+    let family = FolderImages::of(dir.path(), &OpenOptions::default()).unwrap();
     let parent = &family.members.iter().find(|member| member.path == orphan).unwrap().parent;
     assert!(matches!(parent, FoundParent::Wrong(why) if why.contains("base.vhdx")), "{parent:?}");
 }

@@ -5,7 +5,7 @@ use crate::common::{Kind, Step, Twin};
 #[allow(dead_code, reason = "a file system that is not filled up")]
 use crate::small_fs;
 use diskwright_disk::{
-    ConvertOptions, CreateRequest, Disk, DiskError, Layer, OpenOptions, PartRole, Reach, convert, parts_of,
+    ChainScope, ConvertOptions, CreateRequest, Disk, DiskError, Layer, OpenOptions, PartRole, convert, parts_of,
 };
 use diskwright_image::{DiskType, Format, split::SplitRawImage};
 use diskwright_store::{BlockDevice, Blocking, CacheMode, EngineKind, ExtentKind, Files, MemoryStore, Store};
@@ -331,6 +331,6 @@ fn parts_of_another_format_are_refused_by_name() {
     let request = CreateRequest { size_bytes: Some(MIB), format: Some(Format::Vhdx), ..CreateRequest::default() };
     diskwright_disk::create(&alone, &request).unwrap();
     fs::write(dir.path().join("alone.002"), [0; 4096]).unwrap();
-    let options = OpenOptions { format: Some(Format::Vhdx), reach: Reach::Whole, ..OpenOptions::default() };
+    let options = OpenOptions { format: Some(Format::Vhdx), scope: ChainScope::Whole, ..OpenOptions::default() };
     assert_eq!(Disk::open(&alone, &options).unwrap().layers()[0].image.stores().len(), 1);
 }

@@ -13,12 +13,12 @@
 //! nothing is reported as leaked, and no refcount is lowered.
 
 use super::{
-    check_contents, check_refcounts::Refcounts, check_walk::Walk, corrupt, header::Front, layout::Layout, records,
-    tables::Tables,
+    check_contents, check_refcounts::Refcounts, check_walk::Walk, corrupt, header::HeaderCluster, layout::Layout,
+    records, tables::Tables,
 };
 use crate::{
     error::{ImageError, Result},
-    findings::{Change, CheckReport, Examined, Finding, Findings, Severity, corruption},
+    findings::{Change, CheckOutcome, CheckReport, Finding, Findings, Severity, corruption},
 };
 use diskwright_format::qcow2::{Invalid, features};
 use diskwright_store::Store;
@@ -33,7 +33,7 @@ const INCOMPATIBLE_AT: u64 = 72;
 ///
 /// # Errors
 /// `NotAnImage` if the file is not qcow2; `Io`.
-pub fn examine(stores: &[Option<Arc<dyn Store>>], for_repair: bool) -> Result<Examined> {
+pub fn examine(stores: &[Option<Arc<dyn Store>>], for_repair: bool) -> Result<CheckOutcome> {
     run(stores, Findings::new(for_repair), None)
 }
 
@@ -46,14 +46,14 @@ pub(super) fn examine_for_use(store: &Arc<dyn Store>, usage: &mut Usage) -> Resu
     Ok(run(&[Some(Arc::clone(store))], Findings::new(false), Some(usage))?.report)
 }
 
-fn run(stores: &[Option<Arc<dyn Store>>], mut findings: Findings, usage: Option<&mut Usage>) -> Result<Examined> {
+fn run(stores: &[Option<Arc<dyn Store>>], mut findings: Findings, usage: Option<&mut Usage>) -> Result<CheckOutcome> {
     let Some(Some(store)) = stores.first() else {
         let none = io::Error::new(io::ErrorKind::InvalidInput, "an image needs a file");
         return Err(ImageError::Io { doing: "check it", path: Default::default(), offset_bytes: 0, source: none });
     };
     let store = &**store;
     let mut report = CheckReport::default();
-    let front = match Front::read(store) {
+    let front = match HeaderCluster::read(store) {
         Ok(front) => front,
         Err(error) => {
             findings.add(corruption(error)?);
@@ -146,7 +146,7 @@ fn check_data_file(store: &dyn Store, data_file: Option<&Arc<dyn Store>>, findin
 }
 
 /// The bits by which a program says that an image was not closed, or is damaged.
-fn check_marks(front: &Front, knows_all: bool, findings: &mut Findings) {
+fn check_marks(front: &HeaderCluster, knows_all: bool, findings: &mut Findings) {
     let features = front.header.features;
     let may_clear = knows_all && !findings.has_faults();
     let mut left = features.incompatible;
@@ -171,7 +171,7 @@ fn check_marks(front: &Front, knows_all: bool, findings: &mut Findings) {
         if may_clear {
             left &= !bit;
             let cleared = Change::Write(INCOMPATIBLE_AT, left.to_be_bytes().to_vec());
-            findings.mend(finding, "the bit is cleared, as the structures are right now", vec![cleared]);
+            findings.add_repairable(finding, "the bit is cleared, as the structures are right now", vec![cleared]);
         } else {
             findings.add(finding);
         }

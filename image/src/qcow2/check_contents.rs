@@ -67,7 +67,7 @@ pub(super) fn check(store: &dyn Store, findings: &mut Findings) -> Result<()> {
         );
         let found = format!("a file of {file_bytes} bytes");
         let finding = Finding::new(Severity::Corrupt, file_bytes, "cluster", found, format!("at least {end}"));
-        findings.mend(
+        findings.add_repairable(
             finding.says(message),
             "the file gets zeros up to the end of the cluster",
             vec![Change::Extend(end)],

@@ -16,7 +16,7 @@ const COUNT: u32 = (1 << 26) - 1;
 
 /// What refers to a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Use {
+pub(super) enum ClusterUse {
     /// A structure of the format, which shares its clusters with nothing.
     Metadata,
     /// A cluster of data.
@@ -25,7 +25,7 @@ pub(super) enum Use {
     Packed,
 }
 
-impl Use {
+impl ClusterUse {
     fn flag(self) -> u32 {
         match self {
             Self::Metadata => 1 << 26,
@@ -50,7 +50,7 @@ impl Cell {
     }
 
     pub fn is_metadata(self) -> bool {
-        self.0 & Use::Metadata.flag() != 0
+        self.0 & ClusterUse::Metadata.flag() != 0
     }
 
     /// Whether two structures, or a structure and data, share the cluster.
@@ -68,7 +68,7 @@ impl Cell {
         self.0 & NOT_COPIED != 0
     }
 
-    fn add(&mut self, weight: u32, of: Use, copied: Option<bool>) {
+    fn add(&mut self, weight: u32, of: ClusterUse, copied: Option<bool>) {
         let flags = match copied {
             Some(true) => COPIED,
             Some(false) => NOT_COPIED,
@@ -79,11 +79,11 @@ impl Cell {
             return;
         }
         let before = self.0;
-        let was = |of: Use| before & of.flag() != 0;
+        let was = |of: ClusterUse| before & of.flag() != 0;
         let overlaps = match of {
-            Use::Metadata => before & COUNT != 0,
-            Use::Data => was(Use::Metadata) || was(Use::Packed),
-            Use::Packed => was(Use::Metadata) || was(Use::Data),
+            ClusterUse::Metadata => before & COUNT != 0,
+            ClusterUse::Data => was(ClusterUse::Metadata) || was(ClusterUse::Packed),
+            ClusterUse::Packed => was(ClusterUse::Metadata) || was(ClusterUse::Data),
         };
         let count = (before & COUNT).saturating_add(weight).min(COUNT);
         self.0 = before & !COUNT | count | of.flag() | flags | if overlaps { OVERLAP } else { 0 };
@@ -126,7 +126,7 @@ impl Counts {
 
     /// Counts `weight` references to a cluster, or records only `copied` if that is 0. `copied` is
     /// the COPIED flag of an entry for which it means something.
-    pub fn add(&mut self, cluster: u64, weight: u32, of: Use, copied: Option<bool>) {
+    pub fn add(&mut self, cluster: u64, weight: u32, of: ClusterUse, copied: Option<bool>) {
         if !self.range().contains(&cluster) {
             return;
         }
@@ -186,7 +186,7 @@ mod tests {
         let (mut found, mut passes, mut from) = (HashMap::new(), 0, 0);
         loop {
             let mut counts = Counts::with_limit(from, 20);
-            references.iter().for_each(|&cluster| counts.add(cluster, 2, Use::Data, None));
+            references.iter().for_each(|&cluster| counts.add(cluster, 2, ClusterUse::Data, None));
             counts.finish();
             assert!(counts.chunks.len() <= 20);
             let range = counts.range();
@@ -205,20 +205,28 @@ mod tests {
 
     #[test]
     fn what_may_share_a_cluster() {
-        let cell = |uses: &[Use]| {
+        let cell = |uses: &[ClusterUse]| {
             let mut cell = Cell::default();
             uses.iter().for_each(|&of| cell.add(1, of, None));
             cell
         };
-        for uses in [&[Use::Data, Use::Data][..], &[Use::Packed, Use::Packed], &[Use::Metadata]] {
+        for uses in [
+            &[ClusterUse::Data, ClusterUse::Data][..],
+            &[ClusterUse::Packed, ClusterUse::Packed],
+            &[ClusterUse::Metadata],
+        ] {
             assert!(!cell(uses).overlaps(), "{uses:?}");
         }
-        for uses in [[Use::Metadata, Use::Metadata], [Use::Metadata, Use::Data], [Use::Data, Use::Packed]] {
+        for uses in [
+            [ClusterUse::Metadata, ClusterUse::Metadata],
+            [ClusterUse::Metadata, ClusterUse::Data],
+            [ClusterUse::Data, ClusterUse::Packed],
+        ] {
             assert!(cell(&uses).overlaps() && cell(&[uses[1], uses[0]]).overlaps(), "{uses:?}");
         }
         let mut full = Cell::default();
-        full.add(u32::MAX, Use::Data, Some(true));
-        full.add(u32::MAX, Use::Data, Some(false));
+        full.add(u32::MAX, ClusterUse::Data, Some(true));
+        full.add(u32::MAX, ClusterUse::Data, Some(false));
         assert_eq!(full.count(), u64::from(COUNT));
         assert!(full.is_said_copied() && full.is_said_shared() && !full.overlaps() && !full.is_metadata());
     }

@@ -78,11 +78,11 @@ pub(super) struct Refcounts<'a> {
     overlaps: bool,
     usage: Option<&'a mut Usage>,
     /// What mends are known, until it is known whether there are overlaps.
-    mends: Vec<(Finding, String, Vec<Change>)>,
+    actions: Vec<(Finding, String, Vec<Change>)>,
 }
 
 /// Most mends that are held.
-const MENDS_MAX: usize = 1 << 16;
+const ACTIONS_MAX: usize = 1 << 16;
 
 impl<'a> Refcounts<'a> {
     pub fn new(walk: &'a Walk<'a>, knows_all: bool, usage: Option<&'a mut Usage>) -> Self {
@@ -97,7 +97,7 @@ impl<'a> Refcounts<'a> {
             leaked_clusters: 0,
             overlaps: false,
             usage,
-            mends: Vec::new(),
+            actions: Vec::new(),
         }
     }
 
@@ -134,19 +134,19 @@ impl<'a> Refcounts<'a> {
         self.end_run(findings)?;
         report.leaked_bytes = self.leaked_clusters << cluster_bits;
         self.report_flags(findings)?;
-        for (finding, what, changes) in self.mends {
+        for (finding, what, changes) in self.actions {
             if self.overlaps {
                 findings.add(finding);
             } else {
-                findings.mend(finding, what, changes);
+                findings.add_repairable(finding, what, changes);
             }
         }
         Ok(())
     }
 
-    fn mend(&mut self, finding: Finding, what: String, changes: Vec<Change>, findings: &mut Findings) {
-        if self.mends.len() < MENDS_MAX {
-            self.mends.push((finding, what, changes));
+    fn add_repairable(&mut self, finding: Finding, what: String, changes: Vec<Change>, findings: &mut Findings) {
+        if self.actions.len() < ACTIONS_MAX {
+            self.actions.push((finding, what, changes));
         } else {
             findings.add(finding);
         }
@@ -281,10 +281,12 @@ impl<'a> Refcounts<'a> {
         };
         let finding = Finding::new(severity, at, structure, refcount.to_string(), references.to_string()).says(message);
         match findings.for_repair().then(|| self.corrected(&run)).transpose()? {
-            Some(Some(changes)) => self.mend(finding, format!("the refcount becomes {references}"), changes, findings),
+            Some(Some(changes)) => {
+                self.add_repairable(finding, format!("the refcount becomes {references}"), changes, findings)
+            }
             Some(None) => findings.add(finding),
             // What can be mended is the same without collecting the changes.
-            None if self.has_blocks(&run) => self.mend(finding, String::new(), Vec::new(), findings),
+            None if self.has_blocks(&run) => self.add_repairable(finding, String::new(), Vec::new(), findings),
             None => findings.add(finding),
         }
         Ok(())
@@ -359,7 +361,7 @@ impl<'a> Refcounts<'a> {
                         vec![Change::Write(reference.entry_at, (reference.word ^ COPIED).to_be_bytes().to_vec())]
                     };
                     let what = "the flag becomes what the refcount says".to_owned();
-                    self.mend(finding.says(message), what, changes, findings);
+                    self.add_repairable(finding.says(message), what, changes, findings);
                 }
                 Ok(())
             })?;
@@ -367,7 +369,7 @@ impl<'a> Refcounts<'a> {
         for _ in 0..self.flags_left_out {
             let finding =
                 Finding::new(Severity::Corrupt, 0, "L2 entry", "a wrong COPIED flag", "the flag by the refcount");
-            self.mend(finding, "a later round changes the flag".into(), Vec::new(), findings);
+            self.add_repairable(finding, "a later round changes the flag".into(), Vec::new(), findings);
         }
         Ok(())
     }

@@ -10,7 +10,7 @@
 //! that overlap without being the same are read once only, and holes of the file are not read. So
 //! the time is linear in what the file stores, whatever its tables claim.
 
-use super::{check_counts::Use, corrupt, header::Front};
+use super::{check_counts::ClusterUse, corrupt, header::HeaderCluster};
 use crate::{
     error::{ImageError, Result},
     findings::{Findings, corruption},
@@ -37,7 +37,7 @@ pub(super) struct Reference {
     pub len_bytes: u64,
     /// How often it counts.
     pub weight: u32,
-    pub of: Use,
+    pub of: ClusterUse,
     /// The COPIED flag, in an entry that should have it if the refcount is 1.
     pub copied: Option<bool>,
     /// Offset of the entry in the file.
@@ -69,7 +69,7 @@ struct L2Table {
 #[derive(Debug)]
 pub(super) struct Walk<'a> {
     pub store: &'a dyn Store,
-    pub front: &'a Front,
+    pub front: &'a HeaderCluster,
     pub geometry: Geometry,
     l1_tables: Vec<L1Table>,
     /// By offset.
@@ -140,7 +140,7 @@ impl<'a> Walk<'a> {
     /// `Io`.
     pub fn new(
         store: &'a dyn Store,
-        front: &'a Front,
+        front: &'a HeaderCluster,
         snapshots: &[Place],
         snapshot_table_bytes: u64,
         bitmaps: &[BitmapEntry],
@@ -328,7 +328,7 @@ impl<'a> Walk<'a> {
             offset_bytes: place.offset_bytes,
             len_bytes: place.len_bytes,
             weight: 1,
-            of: Use::Metadata,
+            of: ClusterUse::Metadata,
             copied: None,
             entry_at: 0,
             word: 0,
@@ -446,7 +446,7 @@ impl<'a> Walk<'a> {
                         if !self.is_in_file(offset_bytes) {
                             fault(self.outside("L2 entry", offset_bytes))?;
                         } else {
-                            each(of_entry(offset_bytes, len_bytes, Use::Packed, None))?;
+                            each(of_entry(offset_bytes, len_bytes, ClusterUse::Packed, None))?;
                         }
                     }
                     Ok(L2Entry::Standard { offset_bytes, parts, is_copied }) => {
@@ -465,7 +465,7 @@ impl<'a> Walk<'a> {
                             }
                             Some(offset_bytes) => {
                                 let copied = table.is_active.then_some(is_copied);
-                                each(of_entry(offset_bytes, geometry.cluster_bytes(), Use::Data, copied))?;
+                                each(of_entry(offset_bytes, geometry.cluster_bytes(), ClusterUse::Data, copied))?;
                             }
                         }
                     }

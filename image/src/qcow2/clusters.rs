@@ -12,8 +12,8 @@
 //!
 //! A cluster or an L2 table whose entry has no COPIED flag belongs to a snapshot too, and never
 //! changes. A write takes a new cluster. A change of an entry first needs a table of its own
-//! ([`Need::Table`]). The survey has shown that the flags are right, and no flag is lost during a
-//! session.
+//! ([`Prerequisite::Table`]). The survey has shown that the flags are right, and no flag is lost
+//! during a session.
 //!
 //! An entry of 0 reads the backing file, or zeros without one. In a child a cluster of zeros needs
 //! the zero flag, which only version 3 has. The state mutex guards all of this.
@@ -21,8 +21,8 @@
 use super::{
     corrupt,
     layout::Mapped,
-    tables::{Fault, Found},
-    write::{Freed, Need, State, Writing},
+    tables::{Fault, L2Lookup},
+    write::{FreedSpace, Prerequisite, State, Writing},
 };
 use crate::{BlockState, Commit, Reservation, Result};
 use diskwright_format::qcow2::{Invalid, L1Entry, L2Entry};
@@ -103,7 +103,7 @@ impl Writing {
     ///
     /// # Errors
     /// `Io`; errors of `each`.
-    pub fn each_entry(&self, first: u64, end: u64, each: &mut dyn FnMut(u64, Found) -> Result<bool>) -> Result<()> {
+    pub fn each_entry(&self, first: u64, end: u64, each: &mut dyn FnMut(u64, L2Lookup) -> Result<bool>) -> Result<()> {
         self.each_entry_up_to(first, end.min(self.layout.clusters()), each)
     }
 
@@ -115,7 +115,7 @@ impl Writing {
         &self,
         first: u64,
         end: u64,
-        each: &mut dyn FnMut(u64, Found) -> Result<bool>,
+        each: &mut dyn FnMut(u64, L2Lookup) -> Result<bool>,
     ) -> Result<()> {
         let mut at = first;
         while at < end {
@@ -162,7 +162,7 @@ impl Writing {
     ///
     /// # Errors
     /// `Io`.
-    pub fn entry_of(&self, cluster: u64) -> Result<(Found, u64)> {
+    pub fn entry_of(&self, cluster: u64) -> Result<(L2Lookup, u64)> {
         let place = self.entry_place(&self.lock(), cluster);
         let mut found = Ok(L2Entry::Unallocated);
         self.each_entry(cluster, cluster + 1, &mut |_, entry| {
@@ -176,7 +176,9 @@ impl Writing {
     /// began before may still read them.
     pub fn former_packed(&self, cluster: u64) -> Option<(u64, u64)> {
         self.lock().quarantined.iter().rev().find_map(|one| match one.freed {
-            Freed::Packed { cluster: of, offset_bytes, len_bytes } if of == cluster => Some((offset_bytes, len_bytes)),
+            FreedSpace::Packed { cluster: of, offset_bytes, len_bytes } if of == cluster => {
+                Some((offset_bytes, len_bytes))
+            }
             _ => None,
         })
     }
@@ -213,12 +215,12 @@ impl Writing {
             return Ok(reservation(offset_bytes));
         }
         if !self.has_own_table(state, block) {
-            state.needs.note(block, Need::Table);
+            state.needs.note(block, Prerequisite::Table);
             return Ok(None);
         }
         let taken = if self.data_file.is_some() { None } else { self.take_cluster(state)? };
         let Some(offset_bytes) = taken else {
-            state.needs.note(block, Need::Space);
+            state.needs.note(block, Prerequisite::Space);
             return Ok(None);
         };
         state.reserved.insert(block, offset_bytes);
@@ -263,7 +265,7 @@ impl Writing {
                     return Ok(Some(data(at)));
                 };
                 if !self.has_own_table(state, block) {
-                    state.needs.note(block, Need::Table);
+                    state.needs.note(block, Prerequisite::Table);
                     return Ok(None);
                 }
                 state.reserved.remove(&block);
@@ -276,7 +278,7 @@ impl Writing {
                     return Err(self.misuse(block, "is committed as moved without a place to move to"));
                 };
                 self.set_entry(state, block, L2Entry::data(to));
-                state.free(Freed::Cluster(from));
+                state.free(FreedSpace::Cluster(from));
                 Ok(Some(BlockState::data(to)))
             }
             Commit::Zero | Commit::Discard | Commit::Absent => {
@@ -302,18 +304,18 @@ impl Writing {
         let becomes = if hides { L2Entry::zeros() } else { L2Entry::Unallocated };
         if entry != becomes {
             if state.space.is_none() {
-                state.needs.note(block, Need::Survey);
+                state.needs.note(block, Prerequisite::Survey);
                 return Ok(None);
             }
             if !self.has_own_table(state, block) {
-                state.needs.note(block, Need::Table);
+                state.needs.note(block, Prerequisite::Table);
                 return Ok(None);
             }
             self.set_entry(state, block, becomes);
             self.free_of(state, block, entry);
         }
         if let Some(at) = state.reserved.remove(&block) {
-            state.free(Freed::Cluster(at));
+            state.free(FreedSpace::Cluster(at));
         }
         Ok(Some(if hides { BlockState::Zero } else { BlockState::Absent }))
     }
@@ -322,10 +324,10 @@ impl Writing {
     pub(super) fn free_of(&self, state: &mut State, cluster: u64, entry: L2Entry) {
         match entry {
             L2Entry::Standard { .. } if self.layout.has_data_file() => {}
-            L2Entry::Standard { offset_bytes: Some(at), .. } => state.free(Freed::Cluster(at)),
+            L2Entry::Standard { offset_bytes: Some(at), .. } => state.free(FreedSpace::Cluster(at)),
             L2Entry::Compressed { .. } => {
                 if let Ok(Mapped::Compressed { offset_bytes, len_bytes }) = self.layout.place(cluster, 0, entry) {
-                    state.free(Freed::Packed { cluster, offset_bytes, len_bytes });
+                    state.free(FreedSpace::Packed { cluster, offset_bytes, len_bytes });
                 }
             }
             L2Entry::Standard { offset_bytes: None, .. } | L2Entry::Unallocated => {}

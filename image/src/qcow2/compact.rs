@@ -18,9 +18,9 @@
 
 use super::{
     check_walk::each_word,
-    counts::Missing,
+    counts::CountPrerequisite,
     layout::Layout,
-    write::{Freed, Need, State, Writing},
+    write::{FreedSpace, Prerequisite, State, Writing},
 };
 use crate::{MovePlace, MoveTo, Result, space::Space};
 use diskwright_format::qcow2::{L1Entry, Place};
@@ -77,10 +77,10 @@ impl Writing {
                 return Ok(Some(place(to)));
             }
             state.moving.remove(&block);
-            state.free(Freed::Cluster(to));
+            state.free(FreedSpace::Cluster(to));
         }
         let Some(space) = &mut state.space else {
-            state.needs.note(block, Need::Survey);
+            state.needs.note(block, Prerequisite::Survey);
             return Ok(None);
         };
         let Some(to) = space.take_for_move(cluster_bytes, from) else { return Ok(Some(MoveTo::Stay)) };
@@ -92,8 +92,8 @@ impl Writing {
             Err(missing) => {
                 space.add_free(to, cluster_bytes);
                 // A free cluster whose range has no refcount block stays free.
-                let Missing::Page(page) = missing else { return Ok(Some(MoveTo::Stay)) };
-                state.needs.note(block, Need::Counts(page));
+                let CountPrerequisite::Page(page) = missing else { return Ok(Some(MoveTo::Stay)) };
+                state.needs.note(block, Prerequisite::Counts(page));
                 Ok(None)
             }
         }
@@ -117,7 +117,7 @@ impl Writing {
         for (Reverse(from), index) in tables {
             let Some(to) = self.take_lower(from)? else { return Ok(()) };
             if let Err(error) = self.move_table(index, from, to) {
-                self.lock().free(Freed::Cluster(to));
+                self.lock().free(FreedSpace::Cluster(to));
                 return Err(error);
             }
         }
@@ -137,7 +137,7 @@ impl Writing {
                     Ok(()) => return Ok(Some(to)),
                     Err(missing) => {
                         space.add_free(to, cluster_bytes);
-                        let Missing::Page(page) = missing else { return Ok(None) };
+                        let CountPrerequisite::Page(page) = missing else { return Ok(None) };
                         page
                     }
                 }
@@ -165,7 +165,7 @@ impl Writing {
         state.l2.move_pages(from, to, self.cluster_bytes());
         // Whoever has read the old place reads again.
         state.drops += 1;
-        state.free(Freed::Cluster(from));
+        state.free(FreedSpace::Cluster(from));
         Ok(())
     }
 
@@ -194,8 +194,8 @@ impl Writing {
                         Ok(0) => cluster += 1,
                         Ok(_) if cluster == own => cluster += 1,
                         Ok(_) => is_empty = false,
-                        Err(Missing::Page(page)) => self.load_counts(page)?,
-                        Err(Missing::Block | Missing::Entry) => return Ok(dropped),
+                        Err(CountPrerequisite::Page(page)) => self.load_counts(page)?,
+                        Err(CountPrerequisite::Block | CountPrerequisite::Entry) => return Ok(dropped),
                     }
                 }
                 is_empty

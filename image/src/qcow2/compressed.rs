@@ -77,13 +77,13 @@ fn unzstd(data: &[u8], out: &mut [u8]) -> Result<(), String> {
 
 /// The clusters that were decompressed last.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct DecompressedClusters {
     /// By number of the cluster, the one that was used last at the end.
     clusters: Mutex<VecDeque<(u64, Arc<[u8]>)>>,
     max: usize,
 }
 
-impl Kept {
+impl DecompressedClusters {
     pub fn new(cluster_bytes: u64) -> Self {
         let max = (KEPT_BYTES / cluster_bytes as usize).clamp(2, KEPT_MAX);
         Self { clusters: Mutex::default(), max }

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The table is held whole: 8 MiB at most. Blocks are held by the page. What a refcount lacks is
-//! returned as a [`Missing`], and `prepare` supplies it.
+//! returned as a [`CountPrerequisite`], and `prepare` supplies it.
 //!
 //! Invariant: an entry of the table in memory names a block that is durable in the file, with its
 //! own refcount. So a flush may write entries and blocks in any order.
@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 
 /// What is needed before a refcount can be read or changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Missing {
+pub(super) enum CountPrerequisite {
     /// A longer refcount table.
     Entry,
     /// A refcount block: all refcounts of its range are 0.
@@ -27,7 +27,7 @@ pub(super) enum Missing {
 
 /// Where the refcount of a cluster is: the byte, and the index in its page.
 #[derive(Debug, Clone, Copy)]
-struct Spot {
+struct RefcountPosition {
     offset_bytes: u64,
     index: usize,
 }
@@ -60,32 +60,32 @@ impl Refcounts {
         &self.blocks
     }
 
-    fn spot(&self, cluster: u64) -> Result<Spot, Missing> {
+    fn spot(&self, cluster: u64) -> Result<RefcountPosition, CountPrerequisite> {
         let block = usize::try_from(cluster / self.per_block()).unwrap_or(usize::MAX);
         let at = match self.blocks.get(block) {
-            None => return Err(Missing::Entry),
-            Some(0) => return Err(Missing::Block),
+            None => return Err(CountPrerequisite::Entry),
+            Some(0) => return Err(CountPrerequisite::Block),
             Some(&at) => at,
         };
         let index = cluster % self.per_block();
         let offset_bytes = at + index * u64::from(self.width.bits()) / 8;
-        Ok(Spot { offset_bytes, index: (index % self.width.per_block(self.pages.page_bytes())) as usize })
+        Ok(RefcountPosition { offset_bytes, index: (index % self.width.per_block(self.pages.page_bytes())) as usize })
     }
 
     /// The refcount of a cluster.
-    pub fn get(&self, cluster: u64) -> Result<u64, Missing> {
+    pub fn get(&self, cluster: u64) -> Result<u64, CountPrerequisite> {
         let spot = self.spot(cluster)?;
-        let missing = || Missing::Page(self.pages.page_of(spot.offset_bytes));
+        let missing = || CountPrerequisite::Page(self.pages.page_of(spot.offset_bytes));
         self.pages.get(spot.offset_bytes).map(|page| self.width.get(page, spot.index)).ok_or_else(missing)
     }
 
     /// Changes the refcount of a cluster.
-    pub fn set(&mut self, cluster: u64, count: u64) -> Result<(), Missing> {
+    pub fn set(&mut self, cluster: u64, count: u64) -> Result<(), CountPrerequisite> {
         let (spot, width) = (self.spot(cluster)?, self.width);
         let is_there = self.pages.change(spot.offset_bytes, |page| {
             width.set(page, spot.index, count);
         });
-        if is_there { Ok(()) } else { Err(Missing::Page(self.pages.page_of(spot.offset_bytes))) }
+        if is_there { Ok(()) } else { Err(CountPrerequisite::Page(self.pages.page_of(spot.offset_bytes))) }
     }
 
     /// The page of a new block at `block_at` that holds the block's own refcount of 1, and the

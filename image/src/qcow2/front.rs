@@ -12,7 +12,7 @@
 //! Only the bytes of the fields change. The rest of the header may have what this program does not
 //! know. The mutex `front` guards the header.
 
-use super::{header::Front, link, pages::SECTOR_BYTES, write::Writing};
+use super::{header::HeaderCluster, link, pages::SECTOR_BYTES, write::Writing};
 use crate::{Format, ImageError, ParentLink, Result};
 use diskwright_format::qcow2::{extensions::BACKING_FORMAT, features, header::BACKING_NAME_MAX_BYTES};
 use std::sync::PoisonError;
@@ -68,7 +68,7 @@ impl Writing {
             hint: hint.into(),
         };
         let mut held = self.front.lock().unwrap_or_else(PoisonError::into_inner);
-        let front = Front::read(self.store())?;
+        let front = HeaderCluster::read(self.store())?;
         let Some(old) = front.header.backing_name else {
             return Err(bad("the image has no backing file".into(), "only a differencing image has one"));
         };
@@ -101,13 +101,13 @@ impl Writing {
             (BACKING_LEN_AT, &(len_bytes as u32).to_be_bytes()),
             (field.0, &field.1),
         ])?;
-        held.parent = link::link_of(self.store(), &Front::read(self.store())?)?;
+        held.parent = link::link_of(self.store(), &HeaderCluster::read(self.store())?)?;
         Ok(())
     }
 
     /// The change of the extension that records the format of the backing file: its length and its
     /// padded data, which lie in the first sector. `None` if it has no room there.
-    fn format_field(&self, front: &Front, format: &str) -> Result<Option<(usize, Vec<u8>)>> {
+    fn format_field(&self, front: &HeaderCluster, format: &str) -> Result<Option<(usize, Vec<u8>)>> {
         let mut sector = [0; SECTOR_BYTES as usize];
         self.store().read_at(&mut sector, 0).map_err(|error| self.io("read the qcow2 header", 0, error))?;
         let word =

@@ -20,9 +20,9 @@
 
 use super::{
     check::{self, Usage},
-    counts::Missing,
+    counts::CountPrerequisite,
     pages::Piece,
-    write::{Freed, Writing},
+    write::{FreedSpace, Writing},
 };
 use crate::{ImageError, Result, findings::Severity, space::Space};
 use diskwright_format::qcow2::{Place, REFCOUNT_TABLE_MAX_BYTES};
@@ -105,8 +105,8 @@ impl Writing {
         self.run_flush()?;
         let mut state = self.lock();
         match state.counts.get(cluster) {
-            Err(Missing::Block) => state.counts.name_block(cluster, at),
-            _ => state.free(Freed::Cluster(at)),
+            Err(CountPrerequisite::Block) => state.counts.name_block(cluster, at),
+            _ => state.free(FreedSpace::Cluster(at)),
         }
         Ok(())
     }

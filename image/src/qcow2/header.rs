@@ -14,7 +14,7 @@ const HEADER_READ_BYTES: usize = V3_BYTES + 8;
 
 /// What the first cluster of a file says.
 #[derive(Debug, Clone)]
-pub(super) struct Front {
+pub(super) struct HeaderCluster {
     pub header: Header,
     pub extensions: Extensions,
     /// Name of the backing file, as it is in the file.
@@ -23,7 +23,7 @@ pub(super) struct Front {
     pub file_bytes: u64,
 }
 
-impl Front {
+impl HeaderCluster {
     /// Reads the first cluster.
     ///
     /// # Errors
@@ -38,7 +38,7 @@ impl Front {
     /// The same, also for features that are not supported.
     ///
     /// # Errors
-    /// As [`Front::read`], without `Unsupported`.
+    /// As [`HeaderCluster::read`], without `Unsupported`.
     fn read_any(store: &dyn Store) -> Result<Self> {
         let io = |doing: &'static str| move |error| ImageError::io(doing, store, 0, error);
         let file_bytes = store.len_bytes().map_err(io("get the length of the file"))?;

@@ -2,11 +2,11 @@
 
 use super::{
     compact,
-    compressed::{self, Kept},
+    compressed::{self, DecompressedClusters},
     corrupt,
     layout::{Layout, Mapped, SECTOR_BYTES},
     link,
-    tables::{Found, Tables},
+    tables::{L2Lookup, Tables},
     write::{self, Writing},
 };
 use crate::{
@@ -55,7 +55,7 @@ pub struct Qcow2Image {
     /// The image, and its data file. The image reads as zeros from its end to the end of its last
     /// cluster.
     stores: Vec<Arc<dyn Store>>,
-    kept: Kept,
+    kept: DecompressedClusters,
     writing: Option<Writing>,
     snapshots: Vec<InternalSnapshot>,
     bitmaps: Vec<InternalBitmap>,
@@ -91,7 +91,7 @@ impl Qcow2Image {
         if let (Some(data), Some(len_bytes)) = (data_file, layout.data_file_bytes()) {
             all.push(padded(data, len_bytes, whole(len_bytes)));
         }
-        let kept = Kept::new(cluster_bytes);
+        let kept = DecompressedClusters::new(cluster_bytes);
         let (snapshots, bitmaps) = (layout.internal_snapshots(), layout.internal_bitmaps());
         let layout = Arc::new(layout);
         let writing = if writable { Some(Writing::new(Arc::clone(&layout), &all)?) } else { None };
@@ -103,7 +103,7 @@ impl Qcow2Image {
     }
 
     /// Calls `each` for the clusters `first .. end` whose entry is not 0, until it returns false.
-    fn each_entry(&self, first: u64, end: u64, each: &mut dyn FnMut(u64, Found) -> Result<bool>) -> Result<()> {
+    fn each_entry(&self, first: u64, end: u64, each: &mut dyn FnMut(u64, L2Lookup) -> Result<bool>) -> Result<()> {
         match &self.writing {
             Some(writing) => writing.each_entry(first, end, each),
             None => self.tables().each_entry(first, end, each),
@@ -111,7 +111,7 @@ impl Qcow2Image {
     }
 
     /// The entry of one cluster, and its offset in the file (0 without an L2 table).
-    fn entry(&self, cluster: u64) -> Result<(Found, u64)> {
+    fn entry(&self, cluster: u64) -> Result<(L2Lookup, u64)> {
         match &self.writing {
             Some(writing) => writing.entry_of(cluster),
             None => self.tables().entry(cluster),

@@ -1,6 +1,6 @@
 //! Header and tables of one view of an image: the disk, or an internal snapshot.
 
-use super::{corrupt, header::Front, records};
+use super::{corrupt, header::HeaderCluster, records};
 use crate::{
     error::{ImageError, Result},
     inner::{InternalBitmap, InternalSnapshot},
@@ -18,7 +18,7 @@ pub(super) const SECTOR_BYTES: u64 = 512;
 /// A view of an image.
 #[derive(Debug)]
 pub(super) struct Layout {
-    pub front: Front,
+    pub front: HeaderCluster,
     pub geometry: Geometry,
     /// Size of the disk in bytes, rounded up to a sector.
     size_bytes: AtomicU64,
@@ -50,10 +50,10 @@ impl Layout {
     /// an id has precedence.
     ///
     /// # Errors
-    /// Those of [`Front::read`]; `Corrupt` for an L1 table beyond the end of the file; `NotAnImage`
-    /// for a snapshot that the image does not have.
+    /// Those of [`HeaderCluster::read`]; `Corrupt` for an L1 table beyond the end of the file;
+    /// `NotAnImage` for a snapshot that the image does not have.
     pub fn read(store: &dyn Store, data_file: Option<&dyn Store>, snapshot: Option<&str>) -> Result<Self> {
-        let front = Front::read(store)?;
+        let front = HeaderCluster::read(store)?;
         let (header, file_bytes) = (&front.header, front.file_bytes);
         let geometry = header.geometry();
         let mut fixed = vec![

@@ -4,7 +4,7 @@
 //! decides which files may be opened. The format of the backing file must be recorded in the image.
 //! Contents never decide it, as the guest of a raw backing file may have written a header.
 
-use super::{corrupt, header::Front};
+use super::{corrupt, header::HeaderCluster};
 use crate::{
     error::{ImageError, Result},
     image::{Format, ParentLink},
@@ -22,7 +22,7 @@ const MERGED: &str = " (has all data of this image, which can be removed)";
 /// # Errors
 /// Those of the header; `Corrupt` if the name is missing; `Unsupported` for a protocol in it.
 pub fn references(store: &dyn Store) -> Result<Vec<Reference>> {
-    let front = Front::read(store)?;
+    let front = HeaderCluster::read(store)?;
     if !front.header.features.has(features::EXTERNAL_DATA) {
         return Ok(Vec::new());
     }
@@ -39,14 +39,14 @@ pub fn references(store: &dyn Store) -> Result<Vec<Reference>> {
 /// # Errors
 /// Those of the header, and of [`link_of`].
 pub fn parent_link(store: &dyn Store) -> Result<Option<ParentLink>> {
-    link_of(store, &Front::read(store)?)
+    link_of(store, &HeaderCluster::read(store)?)
 }
 
 /// The link to the backing file. It has no identity: any file at that path is the parent.
 ///
 /// # Errors
 /// `Unsupported` for a format that is not recorded or not known, and for a protocol in the name.
-pub(super) fn link_of(store: &dyn Store, front: &Front) -> Result<Option<ParentLink>> {
+pub(super) fn link_of(store: &dyn Store, front: &HeaderCluster) -> Result<Option<ParentLink>> {
     let Some(name) = &front.backing_name else { return Ok(None) };
     let is_merged = name.ends_with(MERGED);
     let name = name.strip_suffix(MERGED).unwrap_or(name);

@@ -15,8 +15,8 @@
 //! it has grown. So `reserve` never hands out space that is not ready.
 
 use super::{
-    counts::Missing,
-    write::{Freed, Need, State, Writing},
+    counts::CountPrerequisite,
+    write::{FreedSpace, Prerequisite, State, Writing},
 };
 use crate::{
     Result,
@@ -32,10 +32,10 @@ const MAX_BLOCKS: u64 = 1024;
 type Insert<'a> = &'a dyn Fn(&mut State, u64, Box<[u8]>) -> bool;
 
 /// What the next free cluster lacks.
-enum Lacks {
+enum ClusterPrerequisite {
     Zeroing(Vec<u64>),
     Room(Extension),
-    Count(u64, Missing),
+    Count(u64, CountPrerequisite),
     Nothing,
 }
 
@@ -69,14 +69,14 @@ impl Writing {
         Ok(())
     }
 
-    fn supply(&self, block: u64, need: Need) -> Result<()> {
+    fn supply(&self, block: u64, need: Prerequisite) -> Result<()> {
         self.survey()?;
         match need {
-            Need::Survey => Ok(()),
-            Need::Space if self.data_file.is_some() => self.reserve_in_data_file(block),
-            Need::Space => self.make_space(),
-            Need::Table => self.make_table(block / self.layout.geometry.l2_entries()),
-            Need::Counts(page) => self.load_counts(page),
+            Prerequisite::Survey => Ok(()),
+            Prerequisite::Space if self.data_file.is_some() => self.reserve_in_data_file(block),
+            Prerequisite::Space => self.make_space(),
+            Prerequisite::Table => self.make_table(block / self.layout.geometry.l2_entries()),
+            Prerequisite::Counts(page) => self.load_counts(page),
         }
     }
 
@@ -138,7 +138,7 @@ impl Writing {
         let shared = self.table(&self.lock(), index).map_err(|fault| fault.into_error(self.store()))?;
         let at = self.take_cluster_waiting()?;
         if let Some(shared) = shared {
-            return self.copy_table(index, shared, at).inspect_err(|_| self.lock().free(Freed::Cluster(at)));
+            return self.copy_table(index, shared, at).inspect_err(|_| self.lock().free(FreedSpace::Cluster(at)));
         }
         let mut state = self.lock();
         if let Some(entry) = state.l1.get_mut(index as usize) {
@@ -158,23 +158,23 @@ impl Writing {
         }
     }
 
-    fn lacks(&self) -> Result<Lacks> {
+    fn lacks(&self) -> Result<ClusterPrerequisite> {
         let cluster_bytes = self.cluster_bytes();
         let mut state = self.lock();
-        let Some(space) = &mut state.space else { return Ok(Lacks::Nothing) };
+        let Some(space) = &mut state.space else { return Ok(ClusterPrerequisite::Nothing) };
         let pieces = space.take_to_zero(cluster_bytes);
         if !pieces.is_empty() {
-            return Ok(Lacks::Zeroing(pieces));
+            return Ok(ClusterPrerequisite::Zeroing(pieces));
         }
         let io_error = |error| self.io("grow the file", 0, error);
         if let Some(extension) = space.growth(cluster_bytes).map_err(io_error)? {
-            return Ok(Lacks::Room(extension));
+            return Ok(ClusterPrerequisite::Room(extension));
         }
         let next = space.next_offset_bytes(cluster_bytes).map_err(io_error)?;
         self.check_offset(next)?;
         Ok(match state.counts.get(next / cluster_bytes) {
-            Ok(_) => Lacks::Nothing,
-            Err(missing) => Lacks::Count(next, missing),
+            Ok(_) => ClusterPrerequisite::Nothing,
+            Err(missing) => ClusterPrerequisite::Count(next, missing),
         })
     }
 
@@ -182,12 +182,12 @@ impl Writing {
     fn make_space(&self) -> Result<()> {
         loop {
             match self.lacks()? {
-                Lacks::Nothing => return Ok(()),
-                Lacks::Zeroing(pieces) => self.zero(&pieces)?,
-                Lacks::Room(extension) => self.extend(&extension)?,
-                Lacks::Count(_, Missing::Page(page)) => self.load_counts(page)?,
-                Lacks::Count(next, Missing::Block) => self.make_count_block(next)?,
-                Lacks::Count(next, Missing::Entry) => self.lengthen_table(next)?,
+                ClusterPrerequisite::Nothing => return Ok(()),
+                ClusterPrerequisite::Zeroing(pieces) => self.zero(&pieces)?,
+                ClusterPrerequisite::Room(extension) => self.extend(&extension)?,
+                ClusterPrerequisite::Count(_, CountPrerequisite::Page(page)) => self.load_counts(page)?,
+                ClusterPrerequisite::Count(next, CountPrerequisite::Block) => self.make_count_block(next)?,
+                ClusterPrerequisite::Count(next, CountPrerequisite::Entry) => self.lengthen_table(next)?,
             }
         }
     }

@@ -16,7 +16,7 @@
 
 use super::{
     clusters::data_of,
-    counts::Missing,
+    counts::CountPrerequisite,
     write::{State, Writing},
 };
 use crate::{BlockState, Commit, ImageWriter, Result};
@@ -135,8 +135,8 @@ impl Writing {
                 let Some(space) = &state.space else { return Err(self.misuse(0, "is resized before the survey")) };
                 let first = space.used_end_bytes() / cluster_bytes;
                 let lacking = (first..first + clusters).find_map(|cluster| match state.counts.get(cluster) {
-                    Err(missing @ (Missing::Block | Missing::Entry)) => Some((cluster, missing)),
-                    Ok(_) | Err(Missing::Page(_)) => None,
+                    Err(missing @ (CountPrerequisite::Block | CountPrerequisite::Entry)) => Some((cluster, missing)),
+                    Ok(_) | Err(CountPrerequisite::Page(_)) => None,
                 });
                 (first, lacking)
             };
@@ -150,7 +150,7 @@ impl Writing {
                     }
                     return Ok(at);
                 }
-                Some((cluster, Missing::Entry)) => {
+                Some((cluster, CountPrerequisite::Entry)) => {
                     self.skip_to(first, cluster)?;
                     self.lengthen_table(cluster * cluster_bytes)?;
                 }

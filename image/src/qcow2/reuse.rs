@@ -16,15 +16,15 @@
 //! [`ImageWriter::recycle`]: crate::ImageWriter::recycle
 
 use super::{
-    counts::Missing,
-    write::{Freed, Writing},
+    counts::CountPrerequisite,
+    write::{FreedSpace, Writing},
 };
-use crate::{Result, space::Punching};
+use crate::{Result, space::HolePunches};
 use diskwright_store::FileRange;
 
 impl Writing {
     /// Removes from quarantine what was freed at generations up to `generation`.
-    fn take_quarantined(&self, generation: u64) -> Vec<Freed> {
+    fn take_quarantined(&self, generation: u64) -> Vec<FreedSpace> {
         let mut state = self.lock();
         let count = state.quarantined.partition_point(|one| one.generation <= generation);
         state.quarantined.drain(..count).map(|one| one.freed).collect()
@@ -45,22 +45,22 @@ impl Writing {
                 }
             };
             match missing {
-                Missing::Page(page) => self.load_counts(page).ok()?,
+                CountPrerequisite::Page(page) => self.load_counts(page).ok()?,
                 // Without a block all refcounts of its range are 0.
-                Missing::Block if change(0) == 0 => return Some(0),
-                Missing::Block | Missing::Entry => return None,
+                CountPrerequisite::Block if change(0) == 0 => return Some(0),
+                CountPrerequisite::Block | CountPrerequisite::Entry => return None,
             }
         }
     }
 
     /// Lowers the refcounts of freed space. Returns the clusters that are free now.
-    fn lower(&self, freed: &[Freed]) -> Vec<FileRange> {
+    fn lower(&self, freed: &[FreedSpace]) -> Vec<FileRange> {
         let cluster_bytes = self.cluster_bytes();
         let mut free = Vec::new();
         for &one in freed {
             let clusters = match one {
-                Freed::Cluster(at) => at / cluster_bytes..at / cluster_bytes + 1,
-                Freed::Packed { offset_bytes, len_bytes, .. } => {
+                FreedSpace::Cluster(at) => at / cluster_bytes..at / cluster_bytes + 1,
+                FreedSpace::Packed { offset_bytes, len_bytes, .. } => {
                     let end = offset_bytes.saturating_add(len_bytes.max(1));
                     offset_bytes / cluster_bytes..end.div_ceil(cluster_bytes)
                 }
@@ -84,7 +84,7 @@ impl Writing {
     pub(super) fn recycle_clusters(&self, generation: u64, punches: bool) {
         let free = self.lower(&self.take_quarantined(generation));
         if punches {
-            let mut punching = Punching::of(free.into_iter());
+            let mut punching = HolePunches::of(free.into_iter());
             loop {
                 let done = punching.punch(self.store());
                 if done.is_empty() {
@@ -108,7 +108,7 @@ impl Writing {
             let moving = std::mem::take(&mut state.moving).into_values();
             // Reservations in a data file have no refcount.
             let unused = if self.data_file.is_some() { Vec::new() } else { unused };
-            unused.into_iter().chain(moving).for_each(|at| state.free(Freed::Cluster(at)));
+            unused.into_iter().chain(moving).for_each(|at| state.free(FreedSpace::Cluster(at)));
         }
         let mut freed = self.lower(&self.take_quarantined(u64::MAX));
         self.add_free(&freed);
@@ -128,7 +128,7 @@ impl Writing {
             }
         }
         freed.retain(|piece| piece.offset_bytes < end);
-        Punching::of(freed.into_iter()).punch_all(self.store());
+        HolePunches::of(freed.into_iter()).punch_all(self.store());
         Ok(self.barrier.sync("make the end of the file durable")?)
     }
 }

@@ -18,16 +18,16 @@
 
 use super::{
     compressed,
-    header::Front,
+    header::HeaderCluster,
     link,
     salvage_header::{Known, header_of},
-    salvage_space::Others,
+    salvage_space::OtherStructures,
 };
 use crate::{
     DiskType, Format, ImageError, ImageInfo, LogState, Result,
     salvage::{
-        Bitmaps, BlockTable, Fault, Held, Kinship, SalvageHints, Salvaged, Unpack, each_entry, file_length, joined,
-        overlapping, overlaps_one,
+        Bitmaps, BlockTable, Fault, ParentRecord, SalvageHints, Salvaged, SalvagedBlock, Unpack, each_entry,
+        file_length, joined, overlapping, overlaps_one,
     },
 };
 use diskwright_format::qcow2::{Compression, Geometry, Header, L1Entry, L2Entry, Subclusters, features};
@@ -43,7 +43,7 @@ const SHARED_BYTES: u64 = 511;
 pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Salvaged> {
     let file_bytes = file_length(&*store)?;
     let mut remarks = Vec::new();
-    let Known { front, kinship, has_l1 } = header_of(&*store, file_bytes, hints, &mut remarks)?;
+    let Known { front, parent_record, has_l1 } = header_of(&*store, file_bytes, hints, &mut remarks)?;
     refuse(&*store, &front)?;
     let header = &front.header;
     let geometry = header.geometry();
@@ -56,8 +56,8 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
             hint: format!("at most {BLOCKS_MAX} are; if its tables are sound, convert it"),
         });
     }
-    let parent = match kinship {
-        Kinship::Child => link::link_of(&*store, &front).unwrap_or_else(|error| {
+    let parent = match parent_record {
+        ParentRecord::Child => link::link_of(&*store, &front).unwrap_or_else(|error| {
             remarks.push(format!("The record of the parent cannot be used: {error}."));
             None
         }),
@@ -66,7 +66,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
     let mut doubts = Vec::new();
     let mut table = BlockTable::new(count, geometry.unit_bytes());
     let l1 = header.l1.offset_bytes..header.l1.offset_bytes.saturating_add(header.l1.len_bytes);
-    let others = Others::read(&*store, &front, &mut remarks);
+    let others = OtherStructures::read(&*store, &front, &mut remarks);
     let mut fixed = others.structures.clone();
     fixed.push(0..geometry.cluster_bytes());
     if has_l1 {
@@ -82,7 +82,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
     let unpack = Cluster { compression: header.compression, geometry };
     let info = ImageInfo {
         format: Format::Qcow2,
-        disk_type: if kinship.may_have_parent() { DiskType::Differencing } else { DiskType::Dynamic },
+        disk_type: if parent_record.may_have_parent() { DiskType::Differencing } else { DiskType::Dynamic },
         size_bytes,
         block_bytes: geometry.unit_bytes(),
         has_blocks: true,
@@ -104,7 +104,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         info,
         store,
         file_bytes,
-        kinship,
+        parent_record,
         table,
         bitmaps: Bitmaps::None,
         unpack: Some(Arc::new(unpack)),
@@ -116,7 +116,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
 }
 
 /// What no reader of this program understands, or what lies in another file.
-fn refuse(store: &dyn Store, front: &Front) -> Result<()> {
+fn refuse(store: &dyn Store, front: &HeaderCluster) -> Result<()> {
     front.refuse_unsupported(store)?;
     if !front.header.features.has(features::EXTERNAL_DATA) {
         return Ok(());
@@ -280,17 +280,17 @@ impl Reader<'_> {
         for (cluster, entry) in read.into_iter().filter(|(cluster, _)| cluster * subclusters < count) {
             let held = entry.and_then(|entry| self.held(entry, structures));
             match held {
-                Ok(Found::None) => {}
-                Ok(Found::Parts { offset_bytes, parts }) => {
+                Ok(ClusterContents::None) => {}
+                Ok(ClusterContents::Parts { offset_bytes, parts }) => {
                     if let Some(start) = offset_bytes {
                         pieces.push((cluster, start, start + self.geometry.cluster_bytes()));
                     }
                     for sub in 0..subclusters {
                         let block = cluster * subclusters + sub;
                         let held = match offset_bytes {
-                            _ if parts.zero >> sub & 1 == 1 => Held::Zero,
+                            _ if parts.zero >> sub & 1 == 1 => SalvagedBlock::Zero,
                             Some(start) if parts.allocated >> sub & 1 == 1 => {
-                                Held::Data(start + sub * self.geometry.unit_bytes())
+                                SalvagedBlock::Data(start + sub * self.geometry.unit_bytes())
                             }
                             _ => continue,
                         };
@@ -299,11 +299,11 @@ impl Reader<'_> {
                         }
                     }
                 }
-                Ok(Found::Packed { offset_bytes, len_bytes }) => {
+                Ok(ClusterContents::Packed { offset_bytes, len_bytes }) => {
                     let end = (offset_bytes + len_bytes).saturating_sub(SHARED_BYTES).max(offset_bytes + 1);
                     pieces.push((cluster, offset_bytes, end));
                     for block in cluster * subclusters..((cluster + 1) * subclusters).min(count) {
-                        table.hold(self.store, block, Held::Packed { offset_bytes, len_bytes })?;
+                        table.hold(self.store, block, SalvagedBlock::Packed { offset_bytes, len_bytes })?;
                     }
                 }
                 Err(fault) => table.lose(self.store, cluster * subclusters, (cluster + 1) * subclusters, fault)?,
@@ -320,7 +320,7 @@ impl Reader<'_> {
         size_bytes.saturating_mul(4).saturating_add(1 << 30).max(self.file_bytes)
     }
 
-    fn held(&self, entry: L2Entry, structures: &[Range<u64>]) -> std::result::Result<Found, Fault> {
+    fn held(&self, entry: L2Entry, structures: &[Range<u64>]) -> std::result::Result<ClusterContents, Fault> {
         let check = |offset_bytes: u64, len_bytes: u64| {
             if offset_bytes >= self.file_bytes {
                 return Err(Fault::BeyondEnd);
@@ -331,17 +331,17 @@ impl Reader<'_> {
             }
         };
         match entry {
-            L2Entry::Unallocated => Ok(Found::None),
+            L2Entry::Unallocated => Ok(ClusterContents::None),
             L2Entry::Standard { offset_bytes, parts, .. } => {
                 if let Some(offset_bytes) = offset_bytes.filter(|_| parts.allocated != 0) {
                     check(offset_bytes, self.geometry.cluster_bytes())?;
                 }
                 let offset_bytes = offset_bytes.filter(|&at| at < self.file_bytes);
-                Ok(Found::Parts { offset_bytes, parts })
+                Ok(ClusterContents::Parts { offset_bytes, parts })
             }
             L2Entry::Compressed { offset_bytes, len_bytes, .. } => {
                 check(offset_bytes, len_bytes.saturating_sub(SHARED_BYTES).max(1))?;
-                Ok(Found::Packed { offset_bytes, len_bytes })
+                Ok(ClusterContents::Packed { offset_bytes, len_bytes })
             }
         }
     }
@@ -356,7 +356,7 @@ struct Named {
 }
 
 /// What an entry says of a cluster.
-enum Found {
+enum ClusterContents {
     None,
     Parts { offset_bytes: Option<u64>, parts: Subclusters },
     Packed { offset_bytes: u64, len_bytes: u64 },

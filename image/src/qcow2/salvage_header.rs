@@ -5,10 +5,10 @@
 //! of its entries leads to a table of its own, and each entry of those to a cluster of its own in
 //! the file. So an image with internal snapshots, which have L1 tables too, is not found.
 
-use super::{corrupt, header::Front};
+use super::{corrupt, header::HeaderCluster};
 use crate::{
     ImageError, Result,
-    salvage::{Kinship, SalvageHints, each_entry, read_what_can_be},
+    salvage::{ParentRecord, SalvageHints, each_entry, read_what_can_be},
 };
 use diskwright_format::qcow2::{
     CLUSTER_BITS_MAX, CLUSTER_BITS_MIN, Extensions, Geometry, Header, L1Entry, L2Entry, MAGIC, Place, header::V3_BYTES,
@@ -23,8 +23,8 @@ const WORDS: u64 = 8192;
 
 /// What is known of the header.
 pub(super) struct Known {
-    pub front: Front,
-    pub kinship: Kinship,
+    pub front: HeaderCluster,
+    pub parent_record: ParentRecord,
     /// Whether the place of the L1 table is known.
     pub has_l1: bool,
 }
@@ -67,13 +67,13 @@ pub(super) fn header_of(
     });
     let name = header.backing_name.filter(|&place| !is_lost(place)).map(within);
     let name = name.and_then(|name| std::str::from_utf8(name).ok()).filter(|name| !name.contains('\0'));
-    let kinship = if header.backing_name.is_some() { Kinship::Child } else { Kinship::Alone };
-    if kinship == Kinship::Child && name.is_none() {
+    let parent_record = if header.backing_name.is_some() { ParentRecord::Child } else { ParentRecord::Alone };
+    if parent_record == ParentRecord::Child && name.is_none() {
         remarks.push("The name of the backing file is damaged.".into());
     }
     let backing_name = name.map(str::to_owned);
     let has_l1 = header.l1.offset_bytes != 0 && header.l1.offset_bytes < file_bytes;
-    Ok(Known { front: Front { header, extensions, backing_name, file_bytes }, kinship, has_l1 })
+    Ok(Known { front: HeaderCluster { header, extensions, backing_name, file_bytes }, parent_record, has_l1 })
 }
 
 /// A header of which only the magic number is damaged, if its L1 table is one.
@@ -115,8 +115,8 @@ fn without_header(
     }
     let header = stand_in(&geometry, size_bytes, found.unwrap_or(0));
     let header = Header::parse(&header).map_err(|invalid| corrupt(store, 0, invalid))?;
-    let front = Front { header, extensions: Extensions::default(), backing_name: None, file_bytes };
-    Ok(Known { front, kinship: Kinship::by_hints(hints), has_l1: found.is_some() })
+    let front = HeaderCluster { header, extensions: Extensions::default(), backing_name: None, file_bytes };
+    Ok(Known { front, parent_record: ParentRecord::by_hints(hints), has_l1: found.is_some() })
 }
 
 /// A header of version 3 that says only this. (Bits that version 2 does not have are malformed

@@ -6,9 +6,9 @@
 //! refcount still. Where refcounts are damaged, every cluster without an entry may be lost data.
 
 use super::{
-    check_counts::Use,
+    check_counts::ClusterUse,
     check_walk::{L2_TABLE, Walk},
-    header::Front,
+    header::HeaderCluster,
     records,
 };
 use crate::{
@@ -25,7 +25,7 @@ const RANGES_MAX: usize = 8 << 20;
 
 /// What lies in the file besides the disk's own tables and clusters.
 #[derive(Debug, Default)]
-pub(super) struct Others {
+pub(super) struct OtherStructures {
     /// Structures of which no L2 table and no cluster of the disk is a part: refcounts, snapshots,
     /// bitmaps.
     pub structures: Vec<Range<u64>>,
@@ -34,9 +34,9 @@ pub(super) struct Others {
     refcount_blocks: Vec<u64>,
 }
 
-impl Others {
+impl OtherStructures {
     /// Reads what can be read of refcounts, snapshots and bitmaps.
-    pub fn read(store: &dyn Store, front: &Front, remarks: &mut Vec<String>) -> Self {
+    pub fn read(store: &dyn Store, front: &HeaderCluster, remarks: &mut Vec<String>) -> Self {
         let mut others = Self::default();
         if let Err(error) = others.find(store, front, remarks) {
             remarks.push(format!("What else is in the file is not known: {error}."));
@@ -44,7 +44,7 @@ impl Others {
         others
     }
 
-    fn find(&mut self, store: &dyn Store, front: &Front, remarks: &mut Vec<String>) -> Result<()> {
+    fn find(&mut self, store: &dyn Store, front: &HeaderCluster, remarks: &mut Vec<String>) -> Result<()> {
         let (header, file_bytes) = (&front.header, front.file_bytes);
         let (snapshots, snapshot_table_bytes) = match records::snapshots(store, header, file_bytes) {
             Ok(read) => read,
@@ -65,13 +65,15 @@ impl Others {
             None => Vec::new(),
         };
         // The disk's own tables are read with more doubts.
-        let without_disk =
-            Front { header: Header { l1: Place { len_bytes: 0, ..header.l1 }, ..header.clone() }, ..front.clone() };
+        let without_disk = HeaderCluster {
+            header: Header { l1: Place { len_bytes: 0, ..header.l1 }, ..header.clone() },
+            ..front.clone()
+        };
         let mut findings = Findings::new(false);
         let walk = Walk::new(store, &without_disk, &l1_tables, snapshot_table_bytes, &bitmaps, &mut findings)?;
         self.refcount_blocks.clone_from(&walk.refcount_blocks);
         walk.references(None, &mut |reference| {
-            let is_own = matches!(reference.of, Use::Metadata) && reference.structure != L2_TABLE;
+            let is_own = matches!(reference.of, ClusterUse::Metadata) && reference.structure != L2_TABLE;
             let ranges = if is_own { &mut self.structures } else { &mut self.shared };
             if ranges.len() < RANGES_MAX {
                 ranges.push(reference.offset_bytes..reference.offset_bytes.saturating_add(reference.len_bytes));
@@ -86,7 +88,7 @@ impl Others {
     pub fn not_payload(
         &self,
         store: &dyn Store,
-        front: &Front,
+        front: &HeaderCluster,
         fixed: &[Range<u64>],
         table: &BlockTable,
     ) -> Vec<Range<u64>> {
@@ -108,7 +110,7 @@ impl Others {
 }
 
 /// The clusters that a refcount block calls free, if it is right about those that are used.
-fn free_by(store: &dyn Store, front: &Front, (index, at): (u64, u64), used: &[Range<u64>]) -> Vec<Range<u64>> {
+fn free_by(store: &dyn Store, front: &HeaderCluster, (index, at): (u64, u64), used: &[Range<u64>]) -> Vec<Range<u64>> {
     let cluster_bytes = front.header.cluster_bytes();
     let width = front.header.refcount_width;
     let per_block = width.per_block(cluster_bytes);

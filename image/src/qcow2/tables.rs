@@ -18,7 +18,7 @@ const READ_L1: &str = "read the L1 table";
 const READ_L2: &str = "read an L2 table";
 
 /// What an entry of a cluster says: its state, or what is wrong with it and where.
-pub(super) type Found = std::result::Result<L2Entry, Fault>;
+pub(super) type L2Lookup = std::result::Result<L2Entry, Fault>;
 
 /// An invalid entry.
 #[derive(Debug, Clone)]
@@ -93,7 +93,7 @@ impl Tables<'_> {
     ///
     /// # Errors
     /// `Io`; errors of `each`.
-    pub fn each_entry(&self, first: u64, end: u64, each: &mut dyn FnMut(u64, Found) -> Result<bool>) -> Result<()> {
+    pub fn each_entry(&self, first: u64, end: u64, each: &mut dyn FnMut(u64, L2Lookup) -> Result<bool>) -> Result<()> {
         let per_table = self.layout.geometry.l2_entries();
         let end = end.min(self.layout.clusters());
         if first >= end {
@@ -121,7 +121,7 @@ impl Tables<'_> {
         &self,
         offset_bytes: u64,
         clusters: std::ops::Range<u64>,
-        each: &mut dyn FnMut(u64, Found) -> Result<bool>,
+        each: &mut dyn FnMut(u64, L2Lookup) -> Result<bool>,
     ) -> Result<bool> {
         let geometry = &self.layout.geometry;
         let (entry_bytes, per_table) = (geometry.l2_entry_bytes(), geometry.l2_entries());
@@ -149,7 +149,7 @@ impl Tables<'_> {
     ///
     /// # Errors
     /// `Io`.
-    pub fn entry(&self, cluster: u64) -> Result<(Found, u64)> {
+    pub fn entry(&self, cluster: u64) -> Result<(L2Lookup, u64)> {
         let (mut found, mut offset_bytes) = (Ok(L2Entry::Unallocated), 0);
         let (per_table, entry_bytes) = (self.layout.geometry.l2_entries(), self.layout.geometry.l2_entry_bytes());
         let index = cluster / per_table;

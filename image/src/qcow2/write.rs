@@ -21,12 +21,12 @@
 //!
 //! One mutex guards [`State`]: tables, refcounts, reservations, space. No I/O happens under it,
 //! because the disk above calls `reserve` and `commit` under its own lock. What is not in memory is
-//! noted as a [`Need`], and the result is `None`: the caller releases its lock, calls `prepare.rs`,
-//! and retries. Lock order: `preparing`, `flushing`, `front`, then the state mutex. `clusters.rs`
-//! changes entries, `growth.rs` surveys the file and makes tables, `flush.rs` makes changes
-//! durable, `front.rs` changes the header, `reuse.rs` returns freed clusters, `compact.rs` moves
-//! clusters and tables, `resize.rs` changes the size, `data_file.rs` writes clusters in another
-//! file.
+//! noted as a [`Prerequisite`], and the result is `None`: the caller releases its lock, calls
+//! `prepare.rs`, and retries. Lock order: `preparing`, `flushing`, `front`, then the state mutex.
+//! `clusters.rs` changes entries, `growth.rs` surveys the file and makes tables, `flush.rs` makes
+//! changes durable, `front.rs` changes the header, `reuse.rs` returns freed clusters, `compact.rs`
+//! moves clusters and tables, `resize.rs` changes the size, `data_file.rs` writes clusters in
+//! another file.
 
 use super::{
     check_walk::each_word,
@@ -35,7 +35,8 @@ use super::{
     pages::{Pages, SECTOR_BYTES},
 };
 use crate::{
-    BlockState, Commit, ImageError, ImageWriter, MoveTo, ParentLink, Reservation, Result, needs::Needs, space::Space,
+    BlockState, Commit, ImageError, ImageWriter, MoveTo, ParentLink, Reservation, Result, needs::Prerequisites,
+    space::Space,
 };
 use diskwright_format::qcow2::{Place, Snapshot, features};
 use diskwright_store::{
@@ -58,7 +59,7 @@ const PAGES_MIN: u64 = 64;
 
 /// What a block lacks, besides the page of its entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Need {
+pub(super) enum Prerequisite {
     /// The survey of the file.
     Survey,
     /// That, and an L2 table that no snapshot has.
@@ -71,7 +72,7 @@ pub(super) enum Need {
 
 /// Space that an entry no longer refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Freed {
+pub(super) enum FreedSpace {
     /// A cluster at this offset.
     Cluster(u64),
     /// The compressed data of a cluster of the disk.
@@ -82,7 +83,7 @@ pub(super) enum Freed {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Quarantined {
     pub generation: u64,
-    pub freed: Freed,
+    pub freed: FreedSpace,
 }
 
 /// The changing state of an image.
@@ -103,7 +104,7 @@ pub(super) struct State {
     pub drops: u64,
     /// Memory for tables, in bytes.
     pub limit_bytes: u64,
-    pub needs: Needs<Need>,
+    pub needs: Prerequisites<Prerequisite>,
     /// Block to the offset of its new cluster.
     pub reserved: HashMap<u64, u64>,
     /// Block to the place of its move.
@@ -120,7 +121,7 @@ impl State {
     }
 
     /// Quarantines space that an entry no longer refers to.
-    pub fn free(&mut self, freed: Freed) {
+    pub fn free(&mut self, freed: FreedSpace) {
         self.generation += 1;
         self.quarantined.push_back(Quarantined { generation: self.generation, freed });
     }
@@ -215,7 +216,7 @@ impl Writing {
             pinned: false,
             drops: 0,
             limit_bytes: TABLES_BYTES,
-            needs: Needs::default(),
+            needs: Prerequisites::default(),
             reserved: HashMap::new(),
             moving: HashMap::new(),
             quarantined: VecDeque::new(),
@@ -377,7 +378,7 @@ impl ImageWriter for Writing {
     fn give_up_moves(&self) {
         let mut state = self.lock();
         for at in std::mem::take(&mut state.moving).into_values() {
-            state.free(Freed::Cluster(at));
+            state.free(FreedSpace::Cluster(at));
         }
     }
 

@@ -2,8 +2,8 @@
 //! layer below shows its data in the block's place.
 
 use super::{
-    found::{Bitmaps, Kinship, Salvaged, read_bitmap, read_packed},
-    table::{BlockTable, Fault, Held},
+    salvaged::{Bitmaps, ParentRecord, Salvaged, read_bitmap, read_packed},
+    table::{BlockTable, Fault, SalvagedBlock},
 };
 use crate::{BlockState, Image, ImageError, ImageInfo, ImageWriter, Result, SectorBitmap};
 use diskwright_store::Store;
@@ -28,12 +28,16 @@ impl SalvagedImage {
         let mut info = child.info.clone();
         (info.parent, info.remarks) = (None, Vec::new());
         let mut table = BlockTable::new(child.table.count(), info.block_bytes);
-        table.doubt_absent(if child.kinship == Kinship::Unknown { Fault::MaybeParents } else { Fault::NoParent });
+        table.doubt_absent(if child.parent_record == ParentRecord::Unknown {
+            Fault::MaybeParents
+        } else {
+            Fault::NoParent
+        });
         Self::new(Arc::new(Salvaged {
             info,
             store: Arc::clone(&child.store),
             file_bytes: child.file_bytes,
-            kinship: Kinship::Alone,
+            parent_record: ParentRecord::Alone,
             table,
             bitmaps: Bitmaps::None,
             unpack: None,
@@ -68,10 +72,10 @@ impl Image for SalvagedImage {
         for (block, state) in (first_block..).zip(out) {
             *state = match self.salvaged.table.get(block) {
                 Ok(None) => BlockState::Absent,
-                Ok(Some(Held::Zero)) => BlockState::Zero,
-                Ok(Some(Held::Data(offset_bytes))) => BlockState::data(offset_bytes),
-                Ok(Some(Held::Partial(offset_bytes))) => BlockState::partial(offset_bytes),
-                Ok(Some(Held::Packed { .. })) => BlockState::Compressed,
+                Ok(Some(SalvagedBlock::Zero)) => BlockState::Zero,
+                Ok(Some(SalvagedBlock::Data(offset_bytes))) => BlockState::data(offset_bytes),
+                Ok(Some(SalvagedBlock::Partial(offset_bytes))) => BlockState::partial(offset_bytes),
+                Ok(Some(SalvagedBlock::Packed { .. })) => BlockState::Compressed,
                 Err(_) => BlockState::Damaged,
             };
         }
@@ -93,7 +97,7 @@ impl Image for SalvagedImage {
     }
 
     fn read_compressed(&self, block: u64, within_bytes: u64, out: &mut [u8]) -> Result<()> {
-        let Ok(Some(Held::Packed { offset_bytes, len_bytes })) = self.salvaged.table.get(block) else {
+        let Ok(Some(SalvagedBlock::Packed { offset_bytes, len_bytes })) = self.salvaged.table.get(block) else {
             return Err(self.damaged(block, "no compressed data".into()));
         };
         let bytes = read_packed(&self.salvaged, block, offset_bytes, len_bytes);
@@ -107,7 +111,7 @@ impl Image for SalvagedImage {
 
     fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {
         match self.salvaged.table.get(block) {
-            Ok(Some(Held::Partial(offset_bytes))) => {
+            Ok(Some(SalvagedBlock::Partial(offset_bytes))) => {
                 read_bitmap(&self.salvaged, block, offset_bytes).map_err(|what| self.damaged(block, what.into()))
             }
             _ => Err(self.damaged(block, "no sector bitmap".into())),

@@ -57,7 +57,7 @@ fn read_pieces(store: &dyn Store, offset_bytes: u64, buf: &mut [u8], base: usize
 }
 
 /// Takes an entry's index and its bytes.
-type Each<'a> = &'a mut dyn FnMut(u64, Option<&[u8]>) -> Result<()>;
+type EachEntry<'a> = &'a mut dyn FnMut(u64, Option<&[u8]>) -> Result<()>;
 
 /// Entries of a table that are read by one call.
 const ENTRIES: u64 = 16_384;
@@ -69,7 +69,7 @@ pub(crate) fn each_entry(
     store: &dyn Store,
     table_bytes: u64,
     (count, width): (u64, usize),
-    each: Each<'_>,
+    each: EachEntry<'_>,
 ) -> Result<u64> {
     let there = file_length(store)?.saturating_sub(table_bytes).div_ceil(width as u64).min(count);
     let mut bytes = vec![0; there.min(ENTRIES) as usize * width];

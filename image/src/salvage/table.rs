@@ -10,7 +10,7 @@ pub const HELD_MAX: usize = 4 << 20;
 
 /// What is known of a block that is neither absent nor lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Held {
+pub enum SalvagedBlock {
     /// Reads as zeros, and hides the parent.
     Zero,
     /// The whole payload is at this offset of the file.
@@ -26,7 +26,7 @@ pub enum Held {
     },
 }
 
-impl Held {
+impl SalvagedBlock {
     /// Offset of the payload in the file, if it lies there as it is on the disk.
     pub fn offset_bytes(self) -> Option<u64> {
         match self {
@@ -99,7 +99,7 @@ pub struct BlockTable {
     /// A file without a table: its blocks follow each other up to this length.
     linear_bytes: Option<u64>,
     block_bytes: u64,
-    held: BTreeMap<u64, Held>,
+    held: BTreeMap<u64, SalvagedBlock>,
     /// First block of a run to the block after it, and why.
     lost: BTreeMap<u64, (u64, Fault)>,
     doubted: Option<Fault>,
@@ -127,13 +127,17 @@ impl BlockTable {
     }
 
     /// What is recorded of a block; `Err` if it is lost, `Ok(None)` if it is absent.
-    pub fn get(&self, block: u64) -> Result<Option<Held>, Fault> {
+    pub fn get(&self, block: u64) -> Result<Option<SalvagedBlock>, Fault> {
         if block >= self.count {
             return Ok(None);
         }
         if let Some(file_bytes) = self.linear_bytes {
             let offset_bytes = block * self.block_bytes;
-            return if offset_bytes < file_bytes { Ok(Some(Held::Data(offset_bytes))) } else { Err(Fault::BeyondEnd) };
+            return if offset_bytes < file_bytes {
+                Ok(Some(SalvagedBlock::Data(offset_bytes)))
+            } else {
+                Err(Fault::BeyondEnd)
+            };
         }
         if let Some(&held) = self.held.get(&block) {
             return Ok(Some(held));
@@ -207,7 +211,7 @@ impl BlockTable {
     ///
     /// # Errors
     /// `Unsupported` for more than [`HELD_MAX`] blocks.
-    pub fn hold(&mut self, store: &dyn Store, block: u64, held: Held) -> Result<()> {
+    pub fn hold(&mut self, store: &dyn Store, block: u64, held: SalvagedBlock) -> Result<()> {
         if self.held.len() >= HELD_MAX {
             return Err(too_many(store));
         }

@@ -20,7 +20,7 @@ fn runs_of_lost_blocks_split_around_one_that_is_found() {
     let store = store();
     let mut table = BlockTable::new(10, 1 << 20);
     table.lose(&store, 2, 8, Fault::Unreadable).unwrap();
-    table.hold(&store, 5, Held::Data(1 << 20)).unwrap();
+    table.hold(&store, 5, SalvagedBlock::Data(1 << 20)).unwrap();
     let runs: Vec<_> = table.lost().collect();
     assert_eq!(runs, [(2, 5, Fault::Unreadable), (6, 8, Fault::Unreadable)]);
     assert_eq!(table.lost_blocks(), 5);
@@ -29,7 +29,7 @@ fn runs_of_lost_blocks_split_around_one_that_is_found() {
     assert_eq!((table.next(0), table.next(5), table.next(8)), (Some(2), Some(5), None));
     assert_eq!(table.get(9), Ok(None));
     table.doubt_absent(Fault::Doubted);
-    assert_eq!((table.get(9), table.get(5)), (Err(Fault::Doubted), Ok(Some(Held::Data(1 << 20)))));
+    assert_eq!((table.get(9), table.get(5)), (Err(Fault::Doubted), Ok(Some(SalvagedBlock::Data(1 << 20)))));
     assert_eq!(table.get(10), Ok(None), "beyond the disk nothing is lost");
 }
 
@@ -136,7 +136,7 @@ fn runs_of_lost_blocks_are_told_at_once() {
     let store = store();
     let mut table = BlockTable::new(1 << 26, 512);
     table.lose(&store, 100, 1 << 25, Fault::Unreadable).unwrap();
-    table.hold(&store, 200, Held::Data(1 << 20)).unwrap();
+    table.hold(&store, 200, SalvagedBlock::Data(1 << 20)).unwrap();
     assert_eq!(table.lost_run(100), Some((200, Fault::Unreadable)));
     assert_eq!((table.lost_run(200), table.lost_run(1 << 25)), (None, None));
     assert_eq!(table.lost_run(201), Some((1 << 25, Fault::Unreadable)));

@@ -174,7 +174,7 @@ fn adjacent_pieces_are_punched_together_at_most_64_mib_a_call() {
     let at = |mib: u64, len: u64| FileRange { offset_bytes: mib * MIB, len_bytes: len * MIB };
     let mut pieces: Vec<_> = (0..40).map(|piece| at(2 * piece, 2)).collect();
     pieces.push(at(100, 256));
-    let mut punching = Punching::of(pieces.into_iter().rev());
+    let mut punching = HolePunches::of(pieces.into_iter().rev());
     let lens: Vec<_> = std::iter::repeat_with(|| punching.punch(&store).len()).take_while(|&len| len > 0).collect();
     assert_eq!(lens, [32, 8, 1]);
 }

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     error::Result,
-    findings::{Change, CheckReport, Examined, Finding, Findings, Severity, corruption},
+    findings::{Change, CheckOutcome, CheckReport, Finding, Findings, Severity, corruption},
 };
 use diskwright_format::vdi::VdiEntry;
 use diskwright_store::Store;
@@ -30,7 +30,7 @@ const WINDOW: u64 = 1 << 26;
 ///
 /// # Errors
 /// `NotAnImage` if the file is not a VDI; `Io`.
-pub fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<Examined> {
+pub fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<CheckOutcome> {
     let store = &*store;
     let mut findings = Findings::new(for_repair);
     let mut report = CheckReport::default();
@@ -113,7 +113,7 @@ pub fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<Examined> {
             "The header counts {counted} spaces, but blocks have {highest}: other programs would overwrite them."
         );
         let count = u32::try_from(highest).unwrap_or(u32::MAX).to_le_bytes();
-        findings.mend(
+        findings.add_repairable(
             finding.says(message),
             "the header counts all spaces",
             vec![Change::Write(COUNT_AT, count.into())],
@@ -147,7 +147,7 @@ fn check_last_space(store: &dyn Store, layout: &Layout, findings: &mut Findings)
         );
         let found = format!("a file of {} bytes", layout.file_bytes);
         let finding = Finding::new(Severity::Corrupt, layout.file_bytes, "block", found, format!("at least {end}"));
-        findings.mend(
+        findings.add_repairable(
             finding.says(message),
             "the file gets zeros up to the end of the block",
             vec![Change::Extend(end)],

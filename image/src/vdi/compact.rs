@@ -20,11 +20,11 @@
 
 use super::{
     map::Entry,
-    write::{Need, PAGE_ENTRIES, State, Writing},
+    write::{PAGE_ENTRIES, Prerequisite, State, Writing},
 };
 use crate::{
     Commit, MovePlace, MoveTo, Result,
-    space::{Punching, Space},
+    space::{HolePunches, Space},
 };
 use std::sync::PoisonError;
 
@@ -65,7 +65,7 @@ impl Writing {
         };
         let len_bytes = self.space_bytes();
         let Some(space) = &mut state.space else {
-            state.needs.note(block, Need::Survey);
+            state.needs.note(block, Prerequisite::Survey);
             return Ok(None);
         };
         let mut known = state.moving.remove(&block);
@@ -182,7 +182,7 @@ impl Writing {
             }
         }
         freed.retain(|piece| piece.offset_bytes < end);
-        Punching::of(freed.into_iter()).punch_all(&*self.store);
+        HolePunches::of(freed.into_iter()).punch_all(&*self.store);
         let spaces = self.number_of(end);
         self.count_in_header(spaces)?;
         self.lock().announced = spaces;

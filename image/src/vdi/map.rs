@@ -15,7 +15,7 @@
 
 use super::{
     corrupt,
-    write::{Need, PAGE_ENTRIES, State, Writing},
+    write::{PAGE_ENTRIES, Prerequisite, State, Writing},
 };
 use crate::{BlockState, Commit, ImageError, Reservation, Result};
 use diskwright_format::vdi::{VdiEntry, VdiKind};
@@ -166,7 +166,7 @@ impl Writing {
             Some(Entry::Absent | Entry::Zero) => {}
         }
         let Some(offset_bytes) = self.take_space(state, block)? else {
-            state.needs.note(block, Need::Space);
+            state.needs.note(block, Prerequisite::Space);
             return Ok(None);
         };
         state.reserved.insert(block, offset_bytes);
@@ -220,7 +220,7 @@ impl Writing {
                 let becomes = if hides { Entry::Zero } else { Entry::Absent };
                 if entry != becomes {
                     if state.space.is_none() {
-                        state.needs.note(block, Need::Survey);
+                        state.needs.note(block, Prerequisite::Survey);
                         return Ok(None);
                     }
                     self.set(state, block, if hides { VdiEntry::Zero } else { VdiEntry::Free }.word());

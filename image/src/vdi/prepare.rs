@@ -16,7 +16,7 @@
 //! It counts some more than are used, so that it is written seldom, but not more than the disk has
 //! blocks as long as possible: VirtualBox refuses more.
 
-use super::write::{Need, PAGE_ENTRIES, Writing};
+use super::write::{PAGE_ENTRIES, Prerequisite, Writing};
 use crate::{Result, space::zero_pieces};
 use std::{ops::Range, sync::PoisonError};
 
@@ -43,8 +43,8 @@ impl Writing {
         let needs = self.lock().needs.of(blocks);
         for (block, need) in needs {
             let supplied = self.survey().and_then(|()| match need {
-                Need::Survey => Ok(()),
-                Need::Space => self.make_room(),
+                Prerequisite::Survey => Ok(()),
+                Prerequisite::Space => self.make_room(),
             });
             self.lock().needs.supplied(block);
             supplied?;

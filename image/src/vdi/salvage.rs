@@ -17,8 +17,8 @@ use super::layout::{SECTOR_BYTES, link_of};
 use crate::{
     DiskType, Format, ImageError, ImageInfo, LinkageId, LogState, Result,
     salvage::{
-        Bitmaps, BlockTable, Fault, Held, Kinship, SalvageHints, Salvaged, each_entry, file_length, overlapping,
-        read_what_can_be,
+        Bitmaps, BlockTable, Fault, ParentRecord, SalvageHints, Salvaged, SalvagedBlock, each_entry, file_length,
+        overlapping, read_what_can_be,
     },
 };
 use diskwright_format::vdi::{BLOCK_MAX_BYTES, BLOCK_MIN_BYTES, HEADER_BYTES, VdiEntry, VdiHeader, VdiKind};
@@ -50,14 +50,14 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
             hint: "merge it with VirtualBox".into(),
         });
     }
-    let (found, kinship, has_map) = match sound {
-        Some(header) if header.kind == VdiKind::Differencing => (header, Kinship::Child, true),
-        Some(header) => (header, Kinship::Alone, true),
+    let (found, parent_record, has_map) = match sound {
+        Some(header) if header.kind == VdiKind::Differencing => (header, ParentRecord::Child, true),
+        Some(header) => (header, ParentRecord::Alone, true),
         None => {
             remarks.push("The header is damaged.".to_owned());
             let fields = Fields { store: &*store, sector: &sector, file_bytes };
             let (header, has_map) = fields.layout(hints, &mut remarks)?;
-            (header, fields.kinship(hints), has_map)
+            (header, fields.parent_record(hints), has_map)
         }
     };
     let size_bytes = found.size_bytes.checked_next_multiple_of(SECTOR_BYTES).unwrap_or(u64::MAX - 511);
@@ -85,11 +85,11 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         doubts.push("the block map was not found".to_owned());
         table.lose(&*store, 0, count, Fault::NoTable)?;
     }
-    let parent = link_of(&found).filter(|_| kinship == Kinship::Child);
+    let parent = link_of(&found).filter(|_| parent_record == ParentRecord::Child);
     let has_ids = !found.id.is_nil();
     let info = ImageInfo {
         format: Format::Vdi,
-        disk_type: if kinship.may_have_parent() { DiskType::Differencing } else { DiskType::Dynamic },
+        disk_type: if parent_record.may_have_parent() { DiskType::Differencing } else { DiskType::Dynamic },
         size_bytes,
         block_bytes: found.block_bytes.into(),
         has_blocks: true,
@@ -111,7 +111,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         info,
         store,
         file_bytes,
-        kinship,
+        parent_record,
         table,
         bitmaps: Bitmaps::None,
         unpack: None,
@@ -164,7 +164,7 @@ fn take_sector(
         match entry {
             None => table.lose(store, block, block + 1, Fault::Unreadable)?,
             _ if malformed * 2 > used => table.lose(store, block, block + 1, Fault::Undefined)?,
-            Some(VdiEntry::Zero) if block < count => table.hold(store, block, Held::Zero)?,
+            Some(VdiEntry::Zero) if block < count => table.hold(store, block, SalvagedBlock::Zero)?,
             Some(VdiEntry::Free | VdiEntry::Zero) => {}
             Some(VdiEntry::Space(space)) => {
                 let at = header.payload_offset_bytes(space);
@@ -174,7 +174,7 @@ fn take_sector(
                 }
                 pieces.push((block, at, at + header.space_bytes()));
                 if block < count {
-                    table.hold(store, block, Held::Data(at))?;
+                    table.hold(store, block, SalvagedBlock::Data(at))?;
                 }
             }
         }
@@ -203,11 +203,11 @@ impl Fields<'_> {
     }
 
     /// Kind and parent, if they agree.
-    fn kinship(&self, hints: &SalvageHints) -> Kinship {
+    fn parent_record(&self, hints: &SalvageHints) -> ParentRecord {
         match (self.u32_at(0x4c), self.uuid_at(0x1a8).is_nil()) {
-            (4, false) => Kinship::Child,
-            (1 | 2, true) => Kinship::Alone,
-            _ => Kinship::by_hints(hints),
+            (4, false) => ParentRecord::Child,
+            (1 | 2, true) => ParentRecord::Alone,
+            _ => ParentRecord::by_hints(hints),
         }
     }
 
@@ -247,7 +247,7 @@ impl Fields<'_> {
             parent_modify_id: self.uuid_at(0x1b8),
             second_parent_modify_id: None,
         };
-        if self.kinship(hints) == Kinship::Child {
+        if self.parent_record(hints) == ParentRecord::Child {
             base.kind = VdiKind::Differencing;
         }
         let own_map = Some(self.u32_at(0x154)).filter(|at| at.is_multiple_of(512) && *at >= HEADER_BYTES as u32);

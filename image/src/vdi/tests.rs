@@ -91,7 +91,7 @@ fn damage_is_found() {
 #[test]
 fn a_header_that_counts_too_few_spaces_is_mended() {
     let store = with(0x184, 1);
-    crate::mend(crate::Format::Vdi, &store, false, &mut |_| true).unwrap().unwrap();
+    crate::repair_image(crate::Format::Vdi, &store, false, &mut |_| true).unwrap().unwrap();
     assert_eq!(told(store), (None, String::new()));
 }
 

@@ -14,15 +14,16 @@
 //!
 //! One mutex guards [`State`]: pages of the map, reservations, space. No I/O happens under it,
 //! because the disk above calls `reserve` and `commit` under its own lock. What is not in memory is
-//! noted as a [`Need`], and the result is `None`: the caller releases its lock, calls `prepare.rs`,
-//! and retries. Lock order: `preparing`, the header's mutex (`head.rs`), the state mutex. `map.rs`
-//! changes entries, `survey.rs` surveys the file before the first change of an entry, `flush.rs`
-//! makes changes durable, `compact.rs` moves blocks and cuts the file, `grow.rs` enlarges the disk.
+//! noted as a [`Prerequisite`], and the result is `None`: the caller releases its lock, calls
+//! `prepare.rs`, and retries. Lock order: `preparing`, the header's mutex (`head.rs`), the state
+//! mutex. `map.rs` changes entries, `survey.rs` surveys the file before the first change of an
+//! entry, `flush.rs` makes changes durable, `compact.rs` moves blocks and cuts the file, `grow.rs`
+//! enlarges the disk.
 
 use super::{head::Head, layout::Layout};
 use crate::{
-    BlockState, Commit, ImageError, ImageWriter, LinkageId, MoveTo, ParentLink, Reservation, Result, needs::Needs,
-    space::Space,
+    BlockState, Commit, ImageError, ImageWriter, LinkageId, MoveTo, ParentLink, Reservation, Result,
+    needs::Prerequisites, space::Space,
 };
 use diskwright_format::vdi::VdiKind;
 use diskwright_store::{
@@ -43,7 +44,7 @@ const PAGES_BYTES: u64 = 16 << 20;
 
 /// What a block lacks, besides its page of the map in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Need {
+pub(super) enum Prerequisite {
     /// The survey of the file.
     Survey,
     /// That survey, and space that reads as zeros.
@@ -68,7 +69,7 @@ pub(super) struct State {
     pub drops: u64,
     /// Memory for pages, in bytes.
     pub limit_bytes: u64,
-    pub needs: Needs<Need>,
+    pub needs: Prerequisites<Prerequisite>,
     /// `None` before the survey.
     pub space: Option<Space>,
     /// Number of entries that have space, from the survey on.
@@ -113,7 +114,7 @@ impl Writing {
             pinned: false,
             drops: 0,
             limit_bytes: PAGES_BYTES,
-            needs: Needs::default(),
+            needs: Prerequisites::default(),
             space: None,
             mapped: 0,
             announced: 0,

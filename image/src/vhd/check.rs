@@ -21,7 +21,7 @@ use super::{
     PAGE_BYTES, bitmap,
     check_batmap::check_batmap,
     check_space::{check_places, missing_tail},
-    footers::{Chosen, Footers},
+    footers::{ChosenFooter, Footers},
     layout::{Blocks, Layout, by_trust, read_locator},
     overlaps,
     rebuild::{rebuilt_fixed_footer, rebuilt_header},
@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     Result,
-    findings::{Change, CheckReport, Examined, Finding, Findings, Severity, corruption},
+    findings::{Change, CheckOutcome, CheckReport, Finding, Findings, Severity, corruption},
 };
 use diskwright_format::vhd::{BAT_UNUSED, DiskKind, FEATURE_RESERVED, FOOTER_BYTES};
 use diskwright_store::Store;
@@ -42,7 +42,7 @@ const BITMAPS_MAX: u64 = 1 << 22;
 ///
 /// # Errors
 /// `NotAnImage` if there is no footer at all; `Io`. Damage is in the report.
-pub(crate) fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<Examined> {
+pub(crate) fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<CheckOutcome> {
     let store = &*store;
     let mut findings = Findings::new(for_repair);
     let mut report = CheckReport::default();
@@ -81,7 +81,7 @@ fn check_structures(store: &dyn Store, footers: &Footers, findings: &mut Finding
         Err(error) => {
             let finding = damage(error)?;
             match rebuilt_fixed_footer(store, footers)? {
-                Some((offset_bytes, bytes)) => findings.mend(
+                Some((offset_bytes, bytes)) => findings.add_repairable(
                     finding,
                     "the footer is rebuilt: a fixed disk that fills the file up to its footer, whose identity cannot be verified",
                     vec![Change::Write(offset_bytes, bytes.to_vec())],
@@ -100,14 +100,14 @@ fn check_structures(store: &dyn Store, footers: &Footers, findings: &mut Finding
         Err(error) => {
             let finding = damage(error)?;
             if let Some(change) = other_footer(store, footers, &chosen)? {
-                findings.mend(
+                findings.add_repairable(
                     finding,
                     "the footer is written from its other copy, with which the disk opens",
                     vec![change],
                 );
             } else if let Some((offset_bytes, bytes)) = rebuilt_header(store, &chosen, footers.len_bytes)? {
                 let what = "the header is rebuilt; it is the only one that fits the footer, the file and the checksum";
-                findings.mend(finding, what, vec![Change::Write(offset_bytes, bytes.to_vec())]);
+                findings.add_repairable(finding, what, vec![Change::Write(offset_bytes, bytes.to_vec())]);
             } else {
                 findings.add(finding);
             }
@@ -117,7 +117,7 @@ fn check_structures(store: &dyn Store, footers: &Footers, findings: &mut Finding
 }
 
 /// The change that makes readers use the other footer, if the file can be opened with it.
-fn other_footer(store: &dyn Store, footers: &Footers, chosen: &Chosen) -> Result<Option<Change>> {
+fn other_footer(store: &dyn Store, footers: &Footers, chosen: &ChosenFooter) -> Result<Option<Change>> {
     let (Ok(tail), Ok(copy)) = (&footers.tail, &footers.copy) else { return Ok(None) };
     if chosen.found.footer.kind == DiskKind::Fixed || copy.footer.kind == DiskKind::Fixed {
         return Ok(None);
@@ -128,7 +128,7 @@ fn other_footer(store: &dyn Store, footers: &Footers, chosen: &Chosen) -> Result
     }
     let is_tail = chosen.found.offset_bytes == tail.offset_bytes;
     let (other, tail_offset_bytes) = if is_tail { (copy, None) } else { (tail, Some(tail.offset_bytes)) };
-    let as_chosen = Chosen {
+    let as_chosen = ChosenFooter {
         found: other.clone(),
         tail_offset_bytes,
         copy_is_right: false,
@@ -142,7 +142,7 @@ fn other_footer(store: &dyn Store, footers: &Footers, chosen: &Chosen) -> Result
     }
 }
 
-fn check_footers(footers: &Footers, chosen: &Chosen, is_usable: bool, findings: &mut Findings) {
+fn check_footers(footers: &Footers, chosen: &ChosenFooter, is_usable: bool, findings: &mut Findings) {
     let is_fixed = chosen.found.footer.kind == DiskKind::Fixed;
     // With a file that can be opened `check_space.rs` reports it, and knows where the footer
     // belongs.
@@ -150,7 +150,7 @@ fn check_footers(footers: &Footers, chosen: &Chosen, is_usable: bool, findings: 
         findings.add(missing_tail(footers.len_bytes));
     }
     let mut add = |finding: Finding, what: &str, change: Change| {
-        if is_usable { findings.mend(finding, what, vec![change]) } else { findings.add(finding) }
+        if is_usable { findings.add_repairable(finding, what, vec![change]) } else { findings.add(finding) }
     };
     if !is_fixed {
         let from_tail = "the copy of the footer at offset 0 is written from the footer at the end";
@@ -220,7 +220,11 @@ fn check_fixed(layout: &Layout, findings: &mut Findings, report: &mut CheckRepor
         if is_free && surplus >= FOOTER_BYTES as u64 {
             let changes =
                 vec![Change::Write(place, layout.footer_bytes.to_vec()), Change::Cut(place + FOOTER_BYTES as u64)];
-            findings.mend(finding, "the footer moves to the end of the disk, and the file is cut there", changes);
+            findings.add_repairable(
+                finding,
+                "the footer moves to the end of the disk, and the file is cut there",
+                changes,
+            );
         } else {
             findings.add(finding);
         }
@@ -413,7 +417,7 @@ fn check_surplus_entries(store: &dyn Store, layout: &Layout, blocks: &Blocks, fi
             found,
             format!("none from block {} on", blocks.count),
         );
-        findings.mend(finding.says(message), "the entries are cleared", changes);
+        findings.add_repairable(finding.says(message), "the entries are cleared", changes);
     }
     Ok(())
 }

@@ -34,7 +34,7 @@ pub(super) fn check_batmap(
         // A clear bit says nothing, so a map of zeros is right for every disk.
         let empty = vec![0; map.len()];
         let checksum = batmap.header.checksum_of(&empty).to_be_bytes().to_vec();
-        findings.mend(
+        findings.add_repairable(
             finding.says(message),
             "all bits of the batmap are cleared; XenServer sets them again",
             vec![Change::Write(at, empty), Change::Write(batmap.header_offset + 24, checksum)],

@@ -183,7 +183,7 @@ pub(super) fn check_places(
         let place = (if is_in_place { used_end } else { data_end }).next_multiple_of(SECTOR_BYTES);
         let changes = vec![Change::Write(place, layout.footer_bytes.to_vec()), Change::Cut(place + footer_bytes)];
         let what = format!("the footer at the end is written from its copy, at offset {place}");
-        findings.mend(missing_tail(layout.len_bytes), what, changes);
+        findings.add_repairable(missing_tail(layout.len_bytes), what, changes);
     }
     if blocks.is_reserved(used_end, data_end, placed + holes) {
         let message = format!("{slack} bytes are reserved for blocks that have no data yet.");
@@ -199,7 +199,11 @@ pub(super) fn check_places(
         let changes =
             vec![Change::Write(place, layout.footer_bytes.to_vec()), Change::Cut(place + FOOTER_BYTES as u64)];
         if claimed_from == u64::MAX {
-            findings.mend(finding, "the footer moves behind the last block, and the file is cut there", changes);
+            findings.add_repairable(
+                finding,
+                "the footer moves behind the last block, and the file is cut there",
+                changes,
+            );
         } else {
             findings.add(finding);
         }
@@ -228,7 +232,7 @@ fn unused(
     }
     let finding = finding(Severity::Leak, format!("{gap} bytes {place} are unused."));
     if may_be_freed {
-        findings.mend(finding, "the space is given back as a hole in the file", vec![Change::Free(range)]);
+        findings.add_repairable(finding, "the space is given back as a hole in the file", vec![Change::Free(range)]);
     } else {
         // The program that made the file may have something there, or a parent locator.
         findings.add(finding);

@@ -20,7 +20,7 @@ use super::{
     bitmap,
     growth::{Growth, entry_of},
     layout::Piece,
-    write::{Need, State, Writing},
+    write::{Prerequisite, State, Writing},
 };
 use crate::{
     ImageError, Result,
@@ -75,14 +75,14 @@ impl Writing {
         let Some(placed) = self.piece(state, block)? else { return Ok(None) };
         let Some(piece) = placed else { return Ok(Some(MoveTo::Stay)) };
         let Some(growth) = &mut state.growth else {
-            state.needs.note(block, Need::Growth);
+            state.needs.note(block, Prerequisite::Growth);
             return Ok(None);
         };
         let has_bits = self.blocks.bitmaps_are_full
             || state.uninitialised.contains_key(&block)
             || state.bitmaps.contains_key(&block);
         if !has_bits {
-            state.needs.note(block, Need::Bitmap);
+            state.needs.note(block, Prerequisite::Bitmap);
             return Ok(None);
         }
         let mut reserved = state.moving.remove(&block);
@@ -108,7 +108,7 @@ impl Writing {
         };
         let is_full = self.blocks.bitmaps_are_full || state.uninitialised.contains_key(&block);
         if !is_full && !state.bitmaps.contains_key(&block) {
-            state.needs.note(block, Need::Bitmap);
+            state.needs.note(block, Prerequisite::Bitmap);
             return Ok(None);
         }
         let entry = entry_of(&to).ok_or_else(|| self.misuse(block, "was moved beyond 2 TiB"))?;

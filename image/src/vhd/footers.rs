@@ -18,7 +18,7 @@ use diskwright_store::Store;
 
 /// A footer with its bytes, so that reserved bytes survive a rewrite.
 #[derive(Debug, Clone)]
-pub(super) struct Found {
+pub(super) struct LocatedFooter {
     pub footer: Footer,
     pub bytes: [u8; FOOTER_BYTES],
     pub offset_bytes: u64,
@@ -30,14 +30,14 @@ pub(super) struct Found {
 #[derive(Debug)]
 pub(super) struct Footers {
     pub len_bytes: u64,
-    pub tail: Result<Found, VhdError>,
-    pub copy: Result<Found, VhdError>,
+    pub tail: Result<LocatedFooter, VhdError>,
+    pub copy: Result<LocatedFooter, VhdError>,
 }
 
 /// The footer that is used.
 #[derive(Debug, Clone)]
-pub(super) struct Chosen {
-    pub found: Found,
+pub(super) struct ChosenFooter {
+    pub found: LocatedFooter,
     /// Offset of the footer at the end; `None` if there is no usable one.
     pub tail_offset_bytes: Option<u64>,
     /// Whether the copy at offset 0 has the same bytes. Always true for a fixed disk, which has no
@@ -49,12 +49,12 @@ pub(super) struct Chosen {
     pub remarks: Vec<String>,
 }
 
-fn read_one(store: &dyn Store, offset_bytes: u64, len: usize) -> Result<Result<Found, VhdError>> {
+fn read_one(store: &dyn Store, offset_bytes: u64, len: usize) -> Result<Result<LocatedFooter, VhdError>> {
     let mut bytes = [0; FOOTER_BYTES];
     store
         .read_at(&mut bytes[..len], offset_bytes)
         .map_err(|e| ImageError::io("read the footer", store, offset_bytes, e))?;
-    Ok(Footer::parse(&bytes[..len], offset_bytes).map(|footer| Found {
+    Ok(Footer::parse(&bytes[..len], offset_bytes).map(|footer| LocatedFooter {
         footer,
         bytes,
         offset_bytes,
@@ -62,7 +62,7 @@ fn read_one(store: &dyn Store, offset_bytes: u64, len: usize) -> Result<Result<F
     }))
 }
 
-fn has_cookie(result: &Result<Found, VhdError>) -> bool {
+fn has_cookie(result: &Result<LocatedFooter, VhdError>) -> bool {
     !matches!(result, Err(VhdError { fault: Fault::Cookie { .. } | Fault::TooShort { .. }, .. }))
 }
 
@@ -134,7 +134,7 @@ impl Footers {
     ///
     /// # Errors
     /// `Corrupt` if neither is valid.
-    pub fn choose(&self, store: &dyn Store) -> Result<Chosen> {
+    pub fn choose(&self, store: &dyn Store) -> Result<ChosenFooter> {
         let (contradiction, mut remarks) = (self.contradiction(), Vec::new());
         // A footer of a fixed disk at offset 0 is the guest's, as fixed disks have no copy.
         let copy = self.copy.as_ref().ok().filter(|copy| copy.footer.kind != DiskKind::Fixed);
@@ -171,11 +171,11 @@ impl Footers {
             remarks.push("The footer has 511 bytes, as in files by Virtual PC before 2004.".into());
         }
         let copy_is_right = found.footer.kind == DiskKind::Fixed || copy.is_some_and(|copy| copy.bytes == found.bytes);
-        Ok(Chosen { found: found.clone(), tail_offset_bytes, copy_is_right, contradiction, remarks })
+        Ok(ChosenFooter { found: found.clone(), tail_offset_bytes, copy_is_right, contradiction, remarks })
     }
 }
 
-fn is_believable(tail: &Found, copy: &Found) -> bool {
+fn is_believable(tail: &LocatedFooter, copy: &LocatedFooter) -> bool {
     if tail.footer.kind == DiskKind::Fixed {
         tail.footer.current_size_bytes == tail.offset_bytes
     } else {

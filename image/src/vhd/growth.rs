@@ -12,8 +12,8 @@
 //! a file whose blocks overlap, repairs the footer copy, and zeroes the slack.
 //!
 //! A [`Growth`] lives inside the image's state mutex. It accesses the store only in `prepare`,
-//! before it is installed, and in `trim`, at close. [`Room::make`] does the I/O between two calls:
-//! [`Growth::room`] plans it, and [`Growth::publish`] records its result.
+//! before it is installed, and in `trim`, at close. [`SpacePreparation::make`] does the I/O between
+//! two calls: [`Growth::room`] plans it, and [`Growth::publish`] records its result.
 //!
 //! Invariants: all bytes between the end of the last piece and the footer are zero, and no other
 //! code writes there. The footer is at [`Space::file_end_bytes`], so the file is 512 bytes longer
@@ -36,7 +36,7 @@ use super::{
 };
 use crate::{
     ImageError, Result,
-    space::{Extension, Punching, Space, Tail, zero_pieces},
+    space::{Extension, HolePunches, Space, Tail, zero_pieces},
 };
 use diskwright_format::vhd::{BAT_UNUSED, FOOTER_BYTES, SECTOR_BYTES};
 use diskwright_store::{Barrier, FileRange, Store, Zeroing};
@@ -295,7 +295,7 @@ impl Growth {
     ///
     /// # Errors
     /// As [`Growth::take`].
-    pub fn room(&mut self, store: &dyn Store) -> Result<Room> {
+    pub fn room(&mut self, store: &dyn Store) -> Result<SpacePreparation> {
         self.check_next(store)?;
         self.room_for(store, self.piece_bytes)
     }
@@ -304,14 +304,17 @@ impl Growth {
     ///
     /// # Errors
     /// `Io` if the file cannot be that long.
-    fn room_for(&mut self, store: &dyn Store, piece_bytes: u64) -> Result<Room> {
+    fn room_for(&mut self, store: &dyn Store, piece_bytes: u64) -> Result<SpacePreparation> {
         let pieces = self.space.take_to_zero(piece_bytes);
         if !pieces.is_empty() {
-            return Ok(Room::Zero { pieces, piece_bytes });
+            return Ok(SpacePreparation::Zero { pieces, piece_bytes });
         }
         let end_bytes = self.space.file_end_bytes();
         let extension = self.space.growth(piece_bytes).map_err(|e| ImageError::io(GROW, store, end_bytes, e))?;
-        Ok(extension.map_or(Room::Enough, |extension| Room::Extend { extension, footer: Box::new(self.footer) }))
+        Ok(extension.map_or(SpacePreparation::Enough, |extension| SpacePreparation::Extend {
+            extension,
+            footer: Box::new(self.footer),
+        }))
     }
 
     /// Takes zeroed space for a table of `len_bytes`, a multiple of the page; or returns the I/O
@@ -319,7 +322,7 @@ impl Growth {
     ///
     /// # Errors
     /// `Io` if the file cannot be that long.
-    pub fn take_table(&mut self, store: &dyn Store, len_bytes: u64) -> Result<Result<u64, Room>> {
+    pub fn take_table(&mut self, store: &dyn Store, len_bytes: u64) -> Result<Result<u64, SpacePreparation>> {
         let end_bytes = self.space.file_end_bytes();
         match self.space.take(len_bytes).map_err(|e| ImageError::io(GROW, store, end_bytes, e))? {
             Some(offset_bytes) => Ok(Ok(offset_bytes)),
@@ -337,14 +340,14 @@ impl Growth {
     ///
     /// # Errors
     /// `Io` if the file cannot be that long.
-    pub fn reserved_room(&self, store: &dyn Store, blocks: u64, other_bytes: u64) -> Result<Option<Room>> {
+    pub fn reserved_room(&self, store: &dyn Store, blocks: u64, other_bytes: u64) -> Result<Option<SpacePreparation>> {
         let len_bytes = blocks.saturating_mul(self.piece_bytes).saturating_add(other_bytes);
         if self.keep_end_bytes == 0 || len_bytes == 0 {
             return Ok(None);
         }
         let end_bytes = self.space.file_end_bytes();
         let extension = Extension::by(&self.space, len_bytes).map_err(|e| ImageError::io(GROW, store, end_bytes, e))?;
-        Ok(Some(Room::Extend { extension, footer: Box::new(self.footer) }))
+        Ok(Some(SpacePreparation::Extend { extension, footer: Box::new(self.footer) }))
     }
 
     /// From now on the file is not cut below its present end.
@@ -367,15 +370,15 @@ impl Growth {
         self.footer = footer;
     }
 
-    /// Records the result of [`Room::make`].
-    pub fn publish(&mut self, made: &Made) {
+    /// Records the result of [`SpacePreparation::make`].
+    pub fn publish(&mut self, made: &PreparedSpace) {
         match made {
-            Made::Nothing => {}
-            Made::Zeroed { ready, still, piece_bytes } => {
+            PreparedSpace::Nothing => {}
+            PreparedSpace::Zeroed { ready, still, piece_bytes } => {
                 ready.iter().for_each(|&offset_bytes| self.space.add_ready(offset_bytes, *piece_bytes));
                 still.iter().for_each(|&offset_bytes| self.space.add_free(offset_bytes, *piece_bytes));
             }
-            Made::Extended { end_bytes } => self.space.set_file_end(*end_bytes),
+            PreparedSpace::Extended { end_bytes } => self.space.set_file_end(*end_bytes),
         }
     }
 
@@ -476,7 +479,7 @@ impl Growth {
     }
 
     /// See [`Space::recycled`].
-    pub fn recycled(&mut self, generation: u64) -> Punching {
+    pub fn recycled(&mut self, generation: u64) -> HolePunches {
         self.space.recycled(generation)
     }
 
@@ -515,14 +518,14 @@ impl Growth {
             store.set_len(new_end + FOOTER_BYTES as u64).map_err(io_error)?;
             self.space.set_file_end(new_end);
         }
-        Punching::of(freed.into_iter()).punch_all(store);
+        HolePunches::of(freed.into_iter()).punch_all(store);
         Ok(())
     }
 }
 
 /// The I/O that is needed before a piece can be taken.
 #[derive(Debug)]
-pub(super) enum Room {
+pub(super) enum SpacePreparation {
     Enough,
     /// Zero these free pieces.
     Zero {
@@ -536,34 +539,34 @@ pub(super) enum Room {
     },
 }
 
-/// Result of [`Room::make`].
+/// Result of [`SpacePreparation::make`].
 #[derive(Debug)]
-pub(super) enum Made {
+pub(super) enum PreparedSpace {
     Nothing,
     Zeroed { ready: Vec<u64>, still: Vec<u64>, piece_bytes: u64 },
     Extended { end_bytes: u64 },
 }
 
-impl Room {
+impl SpacePreparation {
     /// Does the I/O. The caller ensures that only one thread does so. The result must be published
     /// even if there is an error.
-    pub fn make(self, store: &dyn Store) -> (Made, Result<()>) {
+    pub fn make(self, store: &dyn Store) -> (PreparedSpace, Result<()>) {
         match self {
-            Self::Enough => (Made::Nothing, Ok(())),
+            Self::Enough => (PreparedSpace::Nothing, Ok(())),
             Self::Zero { mut pieces, piece_bytes } => {
                 let (zeroed, result) = zero_pieces(store, &pieces, piece_bytes);
                 let at = pieces.get(zeroed).copied().unwrap_or(0);
                 let still = pieces.split_off(zeroed);
                 (
-                    Made::Zeroed { ready: pieces, still, piece_bytes },
+                    PreparedSpace::Zeroed { ready: pieces, still, piece_bytes },
                     result.map_err(|e| ImageError::io(GROW, store, at, e)),
                 )
             }
             Self::Extend { extension, footer } => match extend(store, &extension, &footer) {
-                Ok(end_bytes) => (Made::Extended { end_bytes }, Ok(())),
+                Ok(end_bytes) => (PreparedSpace::Extended { end_bytes }, Ok(())),
                 Err(error) => {
                     restore_footer(store, &footer, extension.from_bytes);
-                    (Made::Nothing, Err(error))
+                    (PreparedSpace::Nothing, Err(error))
                 }
             },
         }

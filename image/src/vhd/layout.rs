@@ -8,7 +8,7 @@ use super::{
     PAGE_BYTES,
     batmap::Batmap,
     corrupt, damaged,
-    footers::{Chosen, Footers},
+    footers::{ChosenFooter, Footers},
     overlaps,
 };
 use crate::{BlockState, ImageError, LinkageId, ParentLink, Result};
@@ -251,8 +251,8 @@ impl Layout {
     }
 
     /// Like [`Layout::read`], with the footers already read.
-    pub fn from_footer(store: &dyn Store, chosen: Chosen, len_bytes: u64) -> Result<(Self, Vec<String>)> {
-        let Chosen { found, tail_offset_bytes, copy_is_right, contradiction, mut remarks } = chosen;
+    pub fn from_footer(store: &dyn Store, chosen: ChosenFooter, len_bytes: u64) -> Result<(Self, Vec<String>)> {
+        let ChosenFooter { found, tail_offset_bytes, copy_is_right, contradiction, mut remarks } = chosen;
         let mut doubts: Vec<_> = contradiction.into_iter().collect();
         let footer = found.footer;
         let size_bytes = footer.size_bytes();

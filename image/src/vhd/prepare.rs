@@ -21,9 +21,9 @@
 
 use super::{
     bitmap,
-    growth::{Growth, Room},
+    growth::{Growth, SpacePreparation},
     table,
-    write::{Need, Writing},
+    write::{Prerequisite, Writing},
 };
 use crate::Result;
 use std::{
@@ -68,14 +68,14 @@ impl Writing {
         Ok(())
     }
 
-    fn supply(&self, block: u64, need: Need) -> Result<()> {
+    fn supply(&self, block: u64, need: Prerequisite) -> Result<()> {
         match need {
-            Need::Growth => self.begin_growth(),
-            Need::Space => {
+            Prerequisite::Growth => self.begin_growth(),
+            Prerequisite::Space => {
                 self.begin_growth()?;
                 self.make_room()
             }
-            Need::Bitmap => self.load_bitmap(block),
+            Prerequisite::Bitmap => self.load_bitmap(block),
         }
     }
 
@@ -150,7 +150,7 @@ impl Writing {
 
     /// Does the I/O that is needed before space can be taken, and records the result. The caller
     /// holds `preparing`.
-    pub(super) fn carry_out_room(&self, room: Room) -> Result<()> {
+    pub(super) fn carry_out_room(&self, room: SpacePreparation) -> Result<()> {
         let (made, result) = room.make(&*self.store);
         let mut state = self.lock();
         if let Some(growth) = &mut state.growth {

@@ -17,7 +17,7 @@
 //! blocks of the table must lie in the file, and none in another. Of several choices the one counts
 //! that replaces the fewest bytes; if there are two such, nothing is rebuilt.
 
-use super::footers::{Chosen, Footers};
+use super::footers::{ChosenFooter, Footers};
 use crate::{ImageError, Result};
 use diskwright_format::vhd::{
     BAT_UNUSED, Chs, DiskKind, DynamicHeader, FEATURE_RESERVED, FOOTER_BYTES, Footer, HEADER_BYTES, SECTOR_BYTES,
@@ -42,7 +42,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 /// `Io`.
 pub(super) fn rebuilt_header(
     store: &dyn Store,
-    chosen: &Chosen,
+    chosen: &ChosenFooter,
     len_bytes: u64,
 ) -> Result<Option<(u64, [u8; HEADER_BYTES])>> {
     let footer = &chosen.found.footer;

@@ -17,8 +17,8 @@ use super::layout::by_trust;
 use crate::{
     DiskType, Format, ImageError, ImageInfo, LinkageId, LogState, ParentLink, Result,
     salvage::{
-        Bitmaps, BlockTable, Fault, Held, Kinship, SalvageHints, Salvaged, each_entry, file_length, joined,
-        overlapping, overlaps_one, read_what_can_be,
+        Bitmaps, BlockTable, Fault, ParentRecord, SalvageHints, Salvaged, SalvagedBlock, each_entry, file_length,
+        joined, overlapping, overlaps_one, read_what_can_be,
     },
 };
 use diskwright_format::vhd::{
@@ -152,7 +152,7 @@ fn fixed(
         info: ImageInfo { has_blocks: false, ..info },
         store,
         file_bytes,
-        kinship: Kinship::Alone,
+        parent_record: ParentRecord::Alone,
         table: BlockTable::linear(count, FIXED_UNIT_BYTES, file_bytes),
         bitmaps: Bitmaps::None,
         unpack: None,
@@ -206,13 +206,13 @@ fn blocks(
             "a multiple of 512 bytes, above 0 and up to 2040 GiB; name the size with `RescueOptions::size_bytes`",
         ));
     }
-    let known = |is_child: bool| if is_child { Kinship::Child } else { Kinship::Alone };
-    let kinship = match (&footer, &header) {
+    let known = |is_child: bool| if is_child { ParentRecord::Child } else { ParentRecord::Alone };
+    let parent_record = match (&footer, &header) {
         (Some(footer), _) => known(footer.kind == DiskKind::Differencing),
         (None, Some((header, _))) => known(!header.parent_id.is_nil()),
-        (None, None) => Kinship::by_hints(hints),
+        (None, None) => ParentRecord::by_hints(hints),
     };
-    let is_child = kinship.may_have_parent();
+    let is_child = parent_record.may_have_parent();
     let parent = header.as_ref().filter(|_| is_child).map(|(header, at)| parent_of(&*store, header, *at, file_bytes));
     let disk_type = if is_child { DiskType::Differencing } else { DiskType::Dynamic };
     let count = size_bytes.div_ceil(block_bytes);
@@ -254,7 +254,7 @@ fn blocks(
         info: info(footer.as_ref(), disk_type, size_bytes, block_bytes, parent, remarks),
         store,
         file_bytes,
-        kinship,
+        parent_record,
         table,
         bitmaps: Bitmaps::BeforePayload { len_bytes: lead_bytes },
         unpack: None,
@@ -285,7 +285,7 @@ impl Place<'_> {
             match piece {
                 Ok(None) => {}
                 Ok(Some(piece)) => {
-                    table.hold(store, block, Held::Partial(piece.start + self.lead_bytes))?;
+                    table.hold(store, block, SalvagedBlock::Partial(piece.start + self.lead_bytes))?;
                     pieces.push((block, piece.start, piece.end));
                 }
                 Err(fault) => table.lose(store, block, block + 1, fault)?,

@@ -19,10 +19,10 @@
 //!
 //! One mutex guards [`State`]: table pages, bitmaps, reservations, space. No I/O happens under it,
 //! because the disk above calls `reserve` and `commit` under its own lock. What is not in memory is
-//! noted as a [`Need`], and the result is `None`: the caller releases its lock, calls `prepare.rs`,
-//! and retries. Everything that can fail or be missing is checked before anything is changed. The
-//! mutex `preparing` is held while the file grows. Lock order: `preparing`, then the state mutex.
-//! `reads.rs` reads the tables, `flush.rs` makes them durable.
+//! noted as a [`Prerequisite`], and the result is `None`: the caller releases its lock, calls
+//! `prepare.rs`, and retries. Everything that can fail or be missing is checked before anything is
+//! changed. The mutex `preparing` is held while the file grows. Lock order: `preparing`, then the
+//! state mutex. `reads.rs` reads the tables, `flush.rs` makes them durable.
 
 use super::{
     PAGE_BYTES, bitmap,
@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     BlockState, Commit, ImageError, ImageWriter, LinkageId, MoveTo, ParentLink, Reservation, Result, SectorBitmap,
-    needs::Needs,
+    needs::Prerequisites,
 };
 use diskwright_format::vhd::{BAT_UNUSED, SECTOR_BYTES};
 use diskwright_store::{
@@ -98,7 +98,7 @@ pub(super) struct Writing {
 
 /// What a block's reservation or commit lacked, besides the page of its BAT entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Need {
+pub(super) enum Prerequisite {
     /// The walk over the blocks, which precedes every change of a BAT entry.
     Growth,
     /// That walk, and space that reads as zeros.
@@ -137,7 +137,7 @@ pub(super) struct State {
     pub(super) freed: Option<HashSet<u64>>,
     /// Drop counter: grows when table pages or bitmaps are dropped from memory.
     pub(super) drops: u64,
-    pub(super) needs: Needs<Need>,
+    pub(super) needs: Prerequisites<Prerequisite>,
     /// Dynamic: the area before the payload of every new block, with its bitmap at the end.
     init: Option<Arc<IoBuf>>,
 }
@@ -161,7 +161,7 @@ impl Writing {
             dirty_bitmaps: BTreeMap::new(),
             freed: None,
             drops: 0,
-            needs: Needs::default(),
+            needs: Prerequisites::default(),
             init: None,
         };
         Self {
@@ -241,7 +241,7 @@ impl Writing {
             } else if is_new {
                 SectorBitmap::empty(self.blocks.sectors, SECTOR_BYTES as u32)
             } else {
-                state.needs.note(block, Need::Bitmap);
+                state.needs.note(block, Prerequisite::Bitmap);
                 return Ok(None);
             };
             self.remember(state, block, bits);
@@ -297,7 +297,7 @@ impl Writing {
             return Ok(Some(()));
         }
         let Some(growth) = &mut state.growth else {
-            state.needs.note(block, Need::Growth);
+            state.needs.note(block, Prerequisite::Growth);
             return Ok(None);
         };
         had.iter().flatten().for_each(|piece| growth.free(piece));
@@ -353,7 +353,7 @@ impl ImageWriter for Writing {
             None => None,
         };
         let Some(piece) = taken else {
-            state.needs.note(block, Need::Space);
+            state.needs.note(block, Prerequisite::Space);
             return Ok(None);
         };
         state.reserved.insert(block, piece);

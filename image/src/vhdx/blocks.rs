@@ -2,9 +2,9 @@
 //!
 //! Both change only memory and never access the file. The table pages in the cache become dirty,
 //! and a flush writes them to the file. What is not in memory (a table page, the survey, space that
-//! reads as zeros) is noted as a [`Need`], and the result is `None`: the caller releases its lock,
-//! calls `prepare.rs`, and retries. Everything that can fail or be missing is checked before the
-//! first page is changed, so a failure leaves the tables as they were.
+//! reads as zeros) is noted as a [`Prerequisite`], and the result is `None`: the caller releases
+//! its lock, calls `prepare.rs`, and retries. Everything that can fail or be missing is checked
+//! before the first page is changed, so a failure leaves the tables as they were.
 //!
 //! A block without data may have an entry with an offset, such as an unmapped block of a fixed
 //! disk. It gets that kept space back, unless another entry refers to it, so a fixed disk does not
@@ -25,7 +25,7 @@
 use super::{
     image::VhdxImage,
     layout::EntryState,
-    state::{Need, State},
+    state::{Prerequisite, State},
 };
 use crate::{
     error::{ImageError, Result},
@@ -53,7 +53,7 @@ impl VhdxImage {
                     at(offset_bytes)
                 }
                 None => {
-                    state.needs.note(block, Need::Payload);
+                    state.needs.note(block, Prerequisite::Payload);
                     None
                 }
             },
@@ -123,7 +123,7 @@ impl VhdxImage {
         }
         let offset_bytes = self.payload_place(state, block, current)?;
         if !state.is_surveyed() {
-            state.needs.note(block, Need::Survey);
+            state.needs.note(block, Prerequisite::Survey);
             return Ok(None);
         }
         state.reserved.remove(&block);
@@ -147,7 +147,7 @@ impl VhdxImage {
         }
         let offset_bytes = self.payload_place(state, block, current)?;
         let Some(place) = self.bits_place(state, block)? else {
-            state.needs.note(block, Need::Bitmap);
+            state.needs.note(block, Prerequisite::Bitmap);
             return Ok(None);
         };
         let (_, len_bytes) = geometry.bitmap_place(block);
@@ -257,7 +257,7 @@ impl VhdxImage {
             return Ok(Some(current));
         }
         if !state.is_surveyed() {
-            state.needs.note(block, Need::Survey);
+            state.needs.note(block, Prerequisite::Survey);
             return Ok(None);
         }
         let block_bytes = state.layout.geometry.block_bytes();

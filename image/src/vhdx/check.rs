@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     error::{ImageError, Result},
-    findings::{Change, CheckReport, Examined, Finding, Findings, Severity, corruption},
+    findings::{Change, CheckOutcome, CheckReport, Finding, Findings, Severity, corruption},
     image::LogState,
 };
 use diskwright_format::vhdx::{
@@ -35,7 +35,7 @@ use std::{io, ops::ControlFlow, sync::Arc};
 ///
 /// # Errors
 /// If the file is not a VHDX or cannot be read. Damage is a finding, not an error.
-pub(crate) fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<Examined> {
+pub(crate) fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<CheckOutcome> {
     let mut findings = Findings::new(for_repair);
     let opened = match load(Arc::clone(&store), false) {
         Ok(opened) => Some(opened),
@@ -81,7 +81,7 @@ pub(crate) fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<Examine
             let offset_bytes = opened.log_place.offset_bytes;
             let finding =
                 Finding::new(Severity::Note, offset_bytes, "log", format!("{entries} entries"), "an empty log");
-            findings.mend(finding.says(message), "the log is replayed and emptied", vec![Change::ReplayLog]);
+            findings.add_repairable(finding.says(message), "the log is replayed and emptied", vec![Change::ReplayLog]);
         }
         let store = &**opened.barrier.store();
         let may_be_child = check_metadata(store, &mut findings)?;
@@ -93,7 +93,7 @@ pub(crate) fn examine(store: Arc<dyn Store>, for_repair: bool) -> Result<Examine
             may_be_child,
             space: Space::new(&opened.layout, store),
             allocated: 0,
-            peculiar: Peculiar::default(),
+            peculiar: PeculiarEntries::default(),
         };
         blocks.check(&mut report)?;
     }
@@ -116,7 +116,11 @@ fn check_headers(store: &dyn Store, findings: &mut Findings) -> Result<()> {
             let mut invalid = invalid.clone();
             invalid.expected.push_str("; the other header is valid, and the next change of the disk rewrites this one");
             // A new FileWriteGuid, with which every repair begins, is written to both headers.
-            findings.mend(of(Severity::Note, slot.offset_bytes(), &invalid), "both headers are written", Vec::new());
+            findings.add_repairable(
+                of(Severity::Note, slot.offset_bytes(), &invalid),
+                "both headers are written",
+                Vec::new(),
+            );
         }
     }
     Ok(())
@@ -139,10 +143,10 @@ fn check_region_tables(store: &Arc<dyn Store>, opened: bool, findings: &mut Find
                 Finding::new(Severity::Corrupt, *second_at, "region table", "two different tables", "two equal ones")
                     .says(message);
             if opened {
-                findings.mend(finding, copied, vec![Change::Write(*second_at, first_bytes.clone())]);
+                findings.add_repairable(finding, copied, vec![Change::Write(*second_at, first_bytes.clone())]);
             } else if other_region_table_opens(store, second_bytes)? {
                 // Only with the second table does the file hold a disk.
-                findings.mend(finding, copied, vec![Change::Write(*first_at, second_bytes.clone())]);
+                findings.add_repairable(finding, copied, vec![Change::Write(*first_at, second_bytes.clone())]);
             } else {
                 findings.add(finding);
             }
@@ -151,7 +155,7 @@ fn check_region_tables(store: &Arc<dyn Store>, opened: bool, findings: &mut Find
             let mut invalid = invalid.clone();
             invalid.expected.push_str("; the other copy is good");
             let change = Change::Write(*offset_bytes, good.clone());
-            findings.mend(of(Severity::Note, *offset_bytes, &invalid), copied, vec![change]);
+            findings.add_repairable(of(Severity::Note, *offset_bytes, &invalid), copied, vec![change]);
         }
         _ => {}
     }
@@ -191,7 +195,7 @@ impl Kind {
 
 /// Entries that are peculiar but readable.
 #[derive(Default)]
-struct Peculiar {
+struct PeculiarEntries {
     partial_without_parent: Kind,
     bitmap_without_parent: Kind,
     bitmap_in_state_7: Kind,
@@ -229,7 +233,7 @@ struct Blocks<'a> {
     space: Space<'a>,
     /// Number of payload blocks with data.
     allocated: u64,
-    peculiar: Peculiar,
+    peculiar: PeculiarEntries,
 }
 
 impl Blocks<'_> {
@@ -310,7 +314,7 @@ impl Blocks<'_> {
             let finding =
                 Finding::new(Severity::Corrupt, place, format!("BAT entry {index}"), found, "none").says(message);
             let changes = self.change(index, BatEntry(entry.0 & !bits)).into_iter().collect();
-            self.findings.mend(finding, "the reserved bits are cleared", changes);
+            self.findings.add_repairable(finding, "the reserved bits are cleared", changes);
         }
     }
 
@@ -438,7 +442,7 @@ impl Blocks<'_> {
             if self.may_be_child {
                 self.findings.add(finding);
             } else {
-                self.findings.mend(finding, mended, kind.changes);
+                self.findings.add_repairable(finding, mended, kind.changes);
             }
         }
     }
@@ -469,7 +473,11 @@ impl Blocks<'_> {
                     give_up_entry(self.layout, index, finding, self.findings);
                 } else {
                     let changes = self.change(index, BatEntry::default()).into_iter().collect();
-                    self.findings.mend(finding, "the entry is cleared; no block of its chunk needs it", changes);
+                    self.findings.add_repairable(
+                        finding,
+                        "the entry is cleared; no block of its chunk needs it",
+                        changes,
+                    );
                 }
                 false
             }

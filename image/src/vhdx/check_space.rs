@@ -26,7 +26,7 @@ use diskwright_store::{FileRange, Store};
 
 /// A used part of the file and its BAT entry, in eight bytes: a full disk has tens of millions.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Used {
+struct UsedRange {
     start_mib: u32,
     /// Index of the entry. The two top bits are the [`Claim`]. There are fewer than 2^27 entries.
     marked_index: u32,
@@ -45,7 +45,7 @@ pub(super) enum Claim {
     Nothing,
 }
 
-impl Used {
+impl UsedRange {
     const INDEX_BITS: u32 = 30;
 
     fn new(start_mib: u32, index: u32, claim: Claim) -> Self {
@@ -76,7 +76,7 @@ impl Used {
 pub(super) struct Space<'a> {
     layout: &'a Layout,
     store: &'a dyn Store,
-    used: Vec<Used>,
+    used: Vec<UsedRange>,
 }
 
 impl<'a> Space<'a> {
@@ -98,7 +98,7 @@ impl<'a> Space<'a> {
         } else if let (false, Ok(start_mib), Ok(index)) =
             (is_far, u32::try_from(start_bytes / MIB), u32::try_from(index))
         {
-            self.used.push(Used::new(start_mib, index, claim));
+            self.used.push(UsedRange::new(start_mib, index, claim));
         }
     }
 
@@ -109,13 +109,13 @@ impl<'a> Space<'a> {
         }
     }
 
-    fn is_beyond_end(&self, used: Used) -> bool {
+    fn is_beyond_end(&self, used: UsedRange) -> bool {
         let blocks = self.layout.geometry.payload_blocks();
         matches!(self.layout.geometry.what_is(used.index()), EntryKind::Payload { block } if block >= blocks)
     }
 
     /// Reports a block with data that lies in another one.
-    fn report_overlap(&self, block: Used, start: u64, other: Used, findings: &mut Findings) {
+    fn report_overlap(&self, block: UsedRange, start: u64, other: UsedRange, findings: &mut Findings) {
         let index = block.index();
         let message = format!(
             "BAT entry {index}: a block at {start}, inside the block at {} of BAT entry {}",
@@ -130,7 +130,7 @@ impl<'a> Space<'a> {
     }
 
     /// Reports an UNMAPPED or UNDEFINED entry whose kept place is that of another block.
-    fn report_kept(&self, kept: Used, state: PayloadState, other: Used, findings: &mut Findings) {
+    fn report_kept(&self, kept: UsedRange, state: PayloadState, other: UsedRange, findings: &mut Findings) {
         let index = kept.index();
         let start = u64::from(kept.start_mib) * MIB;
         let found =
@@ -139,7 +139,7 @@ impl<'a> Space<'a> {
         let at = self.layout.entry_offset_bytes(index);
         let finding = Finding::new(Severity::Corrupt, at, format!("BAT entry {index}"), found, "space of its own");
         let changes = entry_change(self.layout, index, BatEntry::payload(state, 0), findings).into_iter().collect();
-        findings.mend(finding.says(message), "the file offset is cleared; the block has no data", changes);
+        findings.add_repairable(finding.says(message), "the file offset is cleared; the block has no data", changes);
     }
 
     /// Finds overlaps and leaked space by one pass over blocks and metadata, sorted by offset.
@@ -154,9 +154,9 @@ impl<'a> Space<'a> {
         let mut used = used.into_iter().peekable();
         let (mut leaked_bytes, mut end_bytes) = (0, 0);
         // The block with data that ends last so far, of those that stay.
-        let mut data: Option<(u64, Used)> = None;
+        let mut data: Option<(u64, UsedRange)> = None;
         // The same of kept places. Those that stay do not overlap, so only the last may reach on.
-        let mut kept: Option<(u64, Used, PayloadState)> = None;
+        let mut kept: Option<(u64, UsedRange, PayloadState)> = None;
         loop {
             let next_start = used.peek().map(|used| u64::from(used.start_mib) * MIB);
             let (start, end) = match (metadata.peek().copied(), next_start) {
@@ -215,7 +215,7 @@ impl<'a> Space<'a> {
             findings.add(finding(Severity::Note).says(message));
             return Ok(range.len_bytes);
         }
-        findings.mend(
+        findings.add_repairable(
             finding(Severity::Leak).says(message),
             "the space is given back as a hole in the file",
             vec![Change::Free(range)],
@@ -242,7 +242,7 @@ impl<'a> Space<'a> {
             let found = format!("{slack_bytes} bytes that nothing refers to");
             let expected = format!("a file that ends at {end_bytes}");
             let finding = Finding::new(Severity::Leak, end_bytes, "end of the file", found, expected).says(message);
-            findings.mend(finding, "the file is cut after its last block", vec![Change::Cut(end_bytes)]);
+            findings.add_repairable(finding, "the file is cut after its last block", vec![Change::Cut(end_bytes)]);
             slack_bytes
         }
     }

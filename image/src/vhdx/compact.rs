@@ -25,7 +25,7 @@ use super::{
     image::{VhdxImage, Writing},
     layout::EntryState,
     lock,
-    state::{Need, State},
+    state::{Prerequisite, State},
     tables::{READ_BAT, READ_BITMAP, Tables},
 };
 use crate::{
@@ -134,7 +134,7 @@ impl VhdxImage {
             return Ok(Some(MoveTo::Stay));
         };
         if !state.is_surveyed() {
-            state.needs.note(block, Need::Survey);
+            state.needs.note(block, Prerequisite::Survey);
             return Ok(None);
         }
         self.check_undamaged(state)?;

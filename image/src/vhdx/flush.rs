@@ -29,7 +29,7 @@ use super::{
     log_writer::LogWriter,
     pages::Page,
 };
-use crate::{error::Result, space::Punching};
+use crate::{error::Result, space::HolePunches};
 use diskwright_format::vhdx::MIB;
 use std::sync::Arc;
 
@@ -123,7 +123,7 @@ impl VhdxImage {
                 space.set_file_end(end_bytes);
             }
         }
-        Punching::of(freed.into_iter()).punch_all(store);
+        HolePunches::of(freed.into_iter()).punch_all(store);
         sync(&self.barrier)
     }
 }

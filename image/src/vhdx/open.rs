@@ -60,7 +60,7 @@ pub(super) fn load(store: Arc<dyn Store>, writable: bool) -> Result<Opened> {
             "The log's offset or length is invalid ({invalid}). The disk can still be read, as its log is empty."
         ));
     }
-    let found = Found { creator, slot, log_place, log_is_sound: log_is_sound.is_ok() };
+    let found = FoundStructures { creator, slot, log_place, log_is_sound: log_is_sound.is_ok() };
     let (barrier, headers, log) = replay(store, &found, header, writable, &mut remarks)?;
     let (layout, info) = describe(&**barrier.store(), &found, headers.current(), log, &mut remarks)?;
     remarks.extend(info.doubts.iter().cloned());
@@ -74,7 +74,7 @@ pub(super) fn load(store: Arc<dyn Store>, writable: bool) -> Result<Opened> {
 const STRAY_PARENT: &str = "The disk is not marked as differencing, but it has a parent locator. Blocks that this file does not have read as zeros.";
 
 /// Result of the steps before the replay of the log.
-struct Found {
+struct FoundStructures {
     creator: String,
     slot: Slot,
     log_place: FileRange,
@@ -84,7 +84,7 @@ struct Found {
 /// Reads all structures that the log may have changed. `store` shows the file after the replay.
 fn describe(
     store: &dyn Store,
-    found: &Found,
+    found: &FoundStructures,
     header: &Header,
     log: LogState,
     remarks: &mut Vec<String>,
@@ -235,7 +235,7 @@ pub(super) fn check_log_place(store: &dyn Store, header: &Header) -> std::result
 /// valid in it. So a file that cannot be opened stays unchanged.
 fn replay(
     store: Arc<dyn Store>,
-    found: &Found,
+    found: &FoundStructures,
     header: Header,
     writable: bool,
     remarks: &mut Vec<String>,

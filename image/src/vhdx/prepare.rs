@@ -30,7 +30,7 @@ use super::{
     image::{VhdxImage, Writing},
     lock,
     pages::PAGE_BYTES,
-    state::Need,
+    state::Prerequisite,
     survey::survey,
     tables::{READ_BAT, READ_BITMAP},
 };
@@ -76,12 +76,12 @@ impl VhdxImage {
         Ok(())
     }
 
-    fn supply(&self, writing: &Writing, block: u64, need: Need) -> Result<()> {
+    fn supply(&self, writing: &Writing, block: u64, need: Prerequisite) -> Result<()> {
         self.begin_change(writing)?;
         match need {
-            Need::Survey => Ok(()),
-            Need::Payload => self.supply_payload(writing, block),
-            Need::Bitmap => self.supply_bitmap(writing, block),
+            Prerequisite::Survey => Ok(()),
+            Prerequisite::Payload => self.supply_payload(writing, block),
+            Prerequisite::Bitmap => self.supply_bitmap(writing, block),
         }
     }
 

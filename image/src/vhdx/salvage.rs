@@ -25,8 +25,8 @@ use super::{
 use crate::{
     DiskType, Format, ImageError, ImageInfo, LinkageId, LogState, ParentLink, Result,
     salvage::{
-        Bitmaps, BlockTable, Fault, HELD_MAX, Held, Kinship, SalvageHints, Salvaged, file_length, joined, overlapping,
-        overlaps_one, read_what_can_be,
+        Bitmaps, BlockTable, Fault, HELD_MAX, ParentRecord, SalvageHints, Salvaged, SalvagedBlock, file_length, joined,
+        overlapping, overlaps_one, read_what_can_be,
     },
 };
 use diskwright_format::vhdx::{
@@ -72,7 +72,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
     // A replay may have made the file longer; those bytes read as zeros.
     let file_bytes = file_length(&*store)?.max(held_bytes);
     let regions = regions(&*store, file_bytes, &mut remarks);
-    let mut facts = Facts::read(&*store, regions.metadata.as_ref(), hints, &mut remarks)?;
+    let mut facts = SalvagedMetadata::read(&*store, regions.metadata.as_ref(), hints, &mut remarks)?;
     let geometry = facts.geometry;
     let count = geometry.payload_blocks();
     let mut tables = regions.taken.clone();
@@ -82,7 +82,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
     );
     tables.push(0..MIB);
     tables = joined(tables);
-    let may_have_parent = facts.kinship.may_have_parent();
+    let may_have_parent = facts.parent_record.may_have_parent();
     let mut entries = Entries { store: &*store, geometry, has_parent: may_have_parent, file_bytes, tables: &tables };
     let bat_bytes = match regions.bat {
         Some(region) => Some(region.offset_bytes),
@@ -91,9 +91,9 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
     if facts.is_by_hints {
         entries.has_parent = true;
         if bat_bytes.is_some_and(|bat_bytes| entries.name_a_parent(bat_bytes)) {
-            facts.kinship = Kinship::Child;
+            facts.parent_record = ParentRecord::Child;
         }
-        entries.has_parent = facts.kinship.may_have_parent();
+        entries.has_parent = facts.parent_record.may_have_parent();
     }
     let has_parent = entries.has_parent;
     let mut table = BlockTable::new(count, geometry.block_bytes());
@@ -142,7 +142,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         info,
         store,
         file_bytes,
-        kinship: facts.kinship,
+        parent_record: facts.parent_record,
         table,
         bitmaps,
         unpack: None,
@@ -243,9 +243,9 @@ fn regions(store: &dyn Store, file_bytes: u64, remarks: &mut Vec<String>) -> Reg
 }
 
 /// What the metadata say, or the user.
-struct Facts {
+struct SalvagedMetadata {
     geometry: BatGeometry,
-    kinship: Kinship,
+    parent_record: ParentRecord,
     /// Whether the file's own records of its kinship are lost.
     is_by_hints: bool,
     parent: Option<ParentLink>,
@@ -253,7 +253,7 @@ struct Facts {
     disk_id: Option<uuid::Uuid>,
 }
 
-impl Facts {
+impl SalvagedMetadata {
     fn read(
         store: &dyn Store,
         region: Option<&Region>,
@@ -307,12 +307,12 @@ impl Facts {
         })?;
         // Without its parameters a disk with a parent locator has a parent.
         let known = parameters.map(|parameters| parameters.has_parent).or(parent.is_some().then_some(true));
-        let kinship = match known {
-            Some(true) => Kinship::Child,
-            Some(false) => Kinship::Alone,
-            None => Kinship::by_hints(hints),
+        let parent_record = match known {
+            Some(true) => ParentRecord::Child,
+            Some(false) => ParentRecord::Alone,
+            None => ParentRecord::by_hints(hints),
         };
-        Ok(Self { geometry, kinship, is_by_hints: known.is_none(), parent, physical_sector_bytes, disk_id })
+        Ok(Self { geometry, parent_record, is_by_hints: known.is_none(), parent, physical_sector_bytes, disk_id })
     }
 }
 
@@ -517,7 +517,7 @@ impl Entries<'_> {
                         table.hold(
                             self.store,
                             block,
-                            if partial { Held::Partial(start) } else { Held::Data(start) },
+                            if partial { SalvagedBlock::Partial(start) } else { SalvagedBlock::Data(start) },
                         )?;
                         pieces.push((block, start, end));
                     }
@@ -526,7 +526,7 @@ impl Entries<'_> {
                             kept.extend(self.kept(block, entry));
                         }
                         if !matches!(entry.payload_state(), Ok(PayloadState::NotPresent)) {
-                            table.hold(self.store, block, Held::Zero)?;
+                            table.hold(self.store, block, SalvagedBlock::Zero)?;
                         }
                     }
                     (EntryKind::Bitmap { chunk }, Ok(Some((start, end)))) => {

@@ -1,7 +1,7 @@
 //! State of a writable image, guarded by one mutex: table pages, space, reservations. Memory only.
 
 use super::{layout::Layout, marks::Marks, pages::PageCache};
-use crate::{needs::Needs, space::Space};
+use crate::{needs::Prerequisites, space::Space};
 use diskwright_format::vhdx::{BatEntry, Invalid, bat::BAT_ENTRY_BYTES};
 use std::{
     collections::{HashMap, HashSet},
@@ -10,7 +10,7 @@ use std::{
 
 /// What a block's reservation or commit lacked, besides the page of its BAT entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Need {
+pub(super) enum Prerequisite {
     /// The survey.
     Survey,
     /// The survey, and space for the payload that reads as zeros.
@@ -41,7 +41,7 @@ pub(super) struct State {
     pub(super) cleared: HashSet<u64>,
     /// Blocks that are being moved, with the offset of their new space.
     pub(super) moving: HashMap<u64, u64>,
-    pub(super) needs: Needs<Need>,
+    pub(super) needs: Prerequisites<Prerequisite>,
 }
 
 impl State {
@@ -57,7 +57,7 @@ impl State {
             reserved: HashMap::new(),
             cleared: HashSet::new(),
             moving: HashMap::new(),
-            needs: Needs::default(),
+            needs: Prerequisites::default(),
         }
     }
 

@@ -67,7 +67,7 @@ pub(super) fn survey(layout: &Layout, store: &dyn Store, file_bytes: u64) -> Res
         }
         marks.mark(start_bytes, end_bytes);
     }
-    let mut found = Found { kept: Marks::default(), contested: Marks::default(), owned: marks };
+    let mut found = SurveyMarks { kept: Marks::default(), contested: Marks::default(), owned: marks };
     let (mut allocated_blocks, mut damaged) = (0, None);
     layout.each_entry(&Tables::of_file(store), 0..layout.entries(), &mut |index, entry| {
         let owned = match layout.geometry.what_is(index) {
@@ -108,7 +108,7 @@ pub(super) fn survey(layout: &Layout, store: &dyn Store, file_bytes: u64) -> Res
         }
         Ok(ControlFlow::Continue(()))
     })?;
-    let Found { owned, kept, mut contested } = found;
+    let SurveyMarks { owned, kept, mut contested } = found;
     let mut both = owned.clone();
     both.merge(&kept, |owned, kept| owned & kept);
     contested.merge(&both, |contested, both| contested | both);
@@ -128,13 +128,13 @@ pub(super) fn survey(layout: &Layout, store: &dyn Store, file_bytes: u64) -> Res
 }
 
 /// The marks during a survey.
-struct Found {
+struct SurveyMarks {
     owned: Marks,
     kept: Marks,
     contested: Marks,
 }
 
-impl Found {
+impl SurveyMarks {
     fn keep(&mut self, place: Option<u64>, len_bytes: u64) {
         let Some(offset_bytes) = place else { return };
         let end_bytes = offset_bytes.saturating_add(len_bytes);

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     ImageError, Result,
-    findings::{Change, CheckReport, Examined, Finding, Findings, Severity, corruption, is_hole},
+    findings::{Change, CheckOutcome, CheckReport, Finding, Findings, Severity, corruption, is_hole},
 };
 use diskwright_format::vmdk::{GRAIN_ABSENT, GRAIN_ZERO, SECTOR_BYTES};
 use diskwright_store::{FileRange, Store};
@@ -24,7 +24,7 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// `NotAnImage`; `Io`. Damage is in the report.
-pub(crate) fn examine(stores: &[Option<Arc<dyn Store>>], for_repair: bool) -> Result<Examined> {
+pub(crate) fn examine(stores: &[Option<Arc<dyn Store>>], for_repair: bool) -> Result<CheckOutcome> {
     let mut findings = Findings::new(for_repair);
     let mut report = CheckReport::default();
     let Some(stores) = stores.iter().cloned().collect::<Option<Vec<_>>>() else {
@@ -248,7 +248,7 @@ fn compare_copies(tables: &Tables, store: &Arc<dyn Store>, findings: &mut Findin
         );
         let found = format!("{mended_first} invalid entries");
         let finding = Finding::new(Severity::Corrupt, place(0), "grain tables", found, "grains in the file");
-        findings.mend(finding.says(message), "the entries get the values of the redundant tables", of_first);
+        findings.add_repairable(finding.says(message), "the entries get the values of the redundant tables", of_first);
     }
     if only_second > 0 {
         let message = format!(
@@ -267,7 +267,7 @@ fn compare_copies(tables: &Tables, store: &Arc<dyn Store>, findings: &mut Findin
         if of_second.is_empty() || !is_hosted {
             findings.add(finding);
         } else {
-            findings.mend(finding, "the redundant tables get the entries of the first ones", of_second);
+            findings.add_repairable(finding, "the redundant tables get the entries of the first ones", of_second);
         }
     }
     Ok(())

@@ -16,11 +16,11 @@
 use super::{
     layout::Place,
     tables::Entry,
-    write::{Need, State, Writing},
+    write::{Prerequisite, State, Writing},
 };
 use crate::{
     ImageError, MovePlace, MoveTo, Result,
-    space::{Punching, Space},
+    space::{HolePunches, Space},
 };
 use diskwright_store::FileRange;
 use std::{collections::BTreeMap, sync::PoisonError};
@@ -42,14 +42,14 @@ impl Writing {
 
     /// Adds free pieces to the space of an extent's file.
     fn add_free(&self, extent: usize, pieces: &[FileRange]) {
-        if let Some(space) = &mut self.lock().sheets[extent].space {
+        if let Some(space) = &mut self.lock().extent_states[extent].space {
             pieces.iter().for_each(|piece| space.add_free(piece.offset_bytes, piece.len_bytes));
         }
     }
 
     pub(super) fn recycle_pieces(&self, generation: u64) {
         for (extent, ranges) in self.take_quarantined(generation) {
-            let mut punching = Punching::of(ranges.into_iter());
+            let mut punching = HolePunches::of(ranges.into_iter());
             loop {
                 let done = punching.punch(&**self.file(extent));
                 if done.is_empty() {
@@ -62,7 +62,7 @@ impl Writing {
 
     pub(super) fn recycle_pieces_for_moves(&self, generation: u64) {
         for (extent, ranges) in self.take_quarantined(generation) {
-            if let Some(space) = &mut self.lock().sheets[extent].space {
+            if let Some(space) = &mut self.lock().extent_states[extent].space {
                 ranges.iter().for_each(|range| space.quarantine(range.offset_bytes, range.len_bytes));
                 space.recycle_for_moves(space.generation());
             }
@@ -86,8 +86,8 @@ impl Writing {
             Some(Entry::Absent | Entry::Zero | Entry::Bad(_)) => return Ok(Some(MoveTo::Stay)),
         };
         let grain_bytes = self.tables(extent).grain_bytes;
-        let Some(space) = &mut state.sheets[extent].space else {
-            state.needs.note(block, Need::Survey);
+        let Some(space) = &mut state.extent_states[extent].space else {
+            state.needs.note(block, Prerequisite::Survey);
             return Ok(None);
         };
         let mut known = state.moving.remove(&block);
@@ -111,7 +111,7 @@ impl Writing {
         let moving = std::mem::take(&mut state.moving);
         for (block, at) in moving {
             let Some(Place::Grain { extent, .. }) = self.layout.place(block) else { continue };
-            if let Some(space) = &mut state.sheets[extent].space {
+            if let Some(space) = &mut state.extent_states[extent].space {
                 space.add_free(at, self.tables(extent).grain_bytes);
             }
         }
@@ -121,10 +121,12 @@ impl Writing {
         self.check_barriers()?;
         let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
         for extent in 0..self.layout.extents.len() {
-            let Some(tail) = self.lock().sheets[extent].space.as_mut().and_then(Space::take_tail) else { continue };
+            let Some(tail) = self.lock().extent_states[extent].space.as_mut().and_then(Space::take_tail) else {
+                continue;
+            };
             let (store, end) = (&**self.file(extent), tail.start_bytes());
             if let Err(error) = store.set_len(end) {
-                if let Some(space) = &mut self.lock().sheets[extent].space {
+                if let Some(space) = &mut self.lock().extent_states[extent].space {
                     space.put_back(tail);
                 }
                 return Err(ImageError::io("cut the file after its last grain", store, end, error));
@@ -150,7 +152,7 @@ impl Writing {
         for extent in 0..self.layout.extents.len() {
             let mut freed = freed.remove(&extent).unwrap_or_default();
             self.add_free(extent, &freed);
-            let ends = self.lock().sheets[extent].space.as_mut().map(|space| {
+            let ends = self.lock().extent_states[extent].space.as_mut().map(|space| {
                 freed.extend(space.free_all());
                 (space.release_tail(), space.file_end_bytes())
             });
@@ -158,12 +160,12 @@ impl Writing {
             let store = &**self.file(extent);
             if end < file_end {
                 store.set_len(end).map_err(|error| ImageError::io("cut the file", store, end, error))?;
-                if let Some(space) = &mut self.lock().sheets[extent].space {
+                if let Some(space) = &mut self.lock().extent_states[extent].space {
                     space.set_file_end(end);
                 }
             }
             freed.retain(|piece| piece.offset_bytes < end);
-            Punching::of(freed.into_iter()).punch_all(store);
+            HolePunches::of(freed.into_iter()).punch_all(store);
         }
         self.sync_all("make the end of the file durable")?;
         self.mark_closed()

@@ -34,7 +34,7 @@ use super::{
     text::{id_of, read_some},
 };
 use crate::{
-    CreateOptions, DeviceOptions, DevicePart, DiskType, ImageError, Reference, ReferenceKind, Result, Shows,
+    CreateOptions, DeviceOptions, DevicePart, DiskType, ImageError, PartSource, Reference, ReferenceKind, Result,
     devices::PHYSICAL_MAPPING as PHYSICAL,
 };
 use diskwright_format::vmdk::{Access, Extent, ExtentKind, MAPPING_MAX_BYTES, MappedDevice, Mapping, SECTOR_BYTES};
@@ -168,17 +168,17 @@ fn parted(device: &DeviceOptions, name: String, sectors: u64) -> Result<Planned<
             first_sector: at,
         };
         match shows {
-            Shows::Device => extent.file = Some(device.path.clone()),
-            Shows::Copy(bytes) if bytes.len() as u64 == sectors * SECTOR_BYTES => {
+            PartSource::Device => extent.file = Some(device.path.clone()),
+            PartSource::Copy(bytes) if bytes.len() as u64 == sectors * SECTOR_BYTES => {
                 extent.file = Some(name.clone());
                 extent.first_sector = in_copy;
                 in_copy += sectors;
                 tables.push(&bytes[..]);
             }
-            Shows::Copy(bytes) => {
+            PartSource::Copy(bytes) => {
                 return Err(bad(format!("a copy of {} bytes for {sectors} sectors", bytes.len()), "copy all of them"));
             }
-            Shows::Nothing => (extent.kind, extent.first_sector) = (ExtentKind::Zero, 0),
+            PartSource::Nothing => (extent.kind, extent.first_sector) = (ExtentKind::Zero, 0),
         }
         extents.push(extent);
         at = at.saturating_add(*sectors);

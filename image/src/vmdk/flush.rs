@@ -105,8 +105,8 @@ impl Writing {
         let changed: BTreeSet<_> =
             directories.iter().map(|&(extent, table)| (extent, table as usize / PER_SECTOR)).collect();
         for (extent, sector) in changed {
-            let sheet = &state.sheets[extent];
-            for (index, (entries, at)) in sheet.directories.iter().zip(&sheet.places).enumerate() {
+            let extent_state = &state.extent_states[extent];
+            for (index, (entries, at)) in extent_state.directories.iter().zip(&extent_state.places).enumerate() {
                 let offset_bytes = at + sector as u64 * SECTOR_BYTES;
                 let write = SectorWrite { extent, offset_bytes, bytes: sector_bytes(entries, sector) };
                 if index == 0 { first.push(write) } else { tables.push(write) }
@@ -119,7 +119,8 @@ impl Writing {
     /// The offsets of all copies of a table.
     fn places(&self, state: &State, (extent, table): TableId) -> Vec<u64> {
         let tables = self.tables(extent);
-        let entries = state.sheets[extent].directories.iter().filter_map(|directory| directory.get(table as usize));
+        let entries =
+            state.extent_states[extent].directories.iter().filter_map(|directory| directory.get(table as usize));
         let entries = entries.filter(|&&entry| entry != LOST && entry != GRAIN_ABSENT);
         let mut places: Vec<u64> = entries.map(|&entry| tables.table_place(entry)).collect();
         places.dedup();

@@ -15,7 +15,7 @@
 
 use super::{
     tables::{Entry, Tables},
-    write::{Need, Quarantined, State, TableId, Writing},
+    write::{Prerequisite, Quarantined, State, TableId, Writing},
 };
 use crate::{BlockState, Commit, ImageError, Reservation, Result};
 use diskwright_format::vmdk::{GRAIN_ABSENT, GRAIN_ZERO, SECTOR_BYTES};
@@ -71,7 +71,7 @@ impl Writing {
 
     /// The entry of a table in the first directory.
     pub(super) fn directory_entry(&self, state: &State, (extent, table): TableId) -> u32 {
-        state.sheets[extent].directories[0].get(table as usize).copied().unwrap_or(GRAIN_ABSENT)
+        state.extent_states[extent].directories[0].get(table as usize).copied().unwrap_or(GRAIN_ABSENT)
     }
 
     /// The entry of a grain, without its reservation. `None`: its table is not in memory.
@@ -139,11 +139,11 @@ impl Writing {
             Some(Entry::Absent | Entry::Zero) => {}
         }
         if !state.tables.contains_key(&self.table_of(extent, grain)) {
-            state.needs.note(block, Need::Table);
+            state.needs.note(block, Prerequisite::Table);
             return Ok(None);
         }
         let Some(offset_bytes) = self.take_grain(state, extent)? else {
-            state.needs.note(block, Need::Space);
+            state.needs.note(block, Prerequisite::Space);
             return Ok(None);
         };
         state.reserved.insert(block, offset_bytes);
@@ -153,7 +153,7 @@ impl Writing {
     /// Takes zeroed space for a grain; `None` if none is ready.
     fn take_grain(&self, state: &mut State, extent: usize) -> Result<Option<u64>> {
         let (file, grain_bytes) = (&**self.file(extent), self.tables(extent).grain_bytes);
-        let Some(space) = &mut state.sheets[extent].space else { return Ok(None) };
+        let Some(space) = &mut state.extent_states[extent].space else { return Ok(None) };
         let io_error = |at| move |error| ImageError::io("grow the file", file, at, error);
         let next = space.next_offset_bytes(grain_bytes).map_err(io_error(0))?;
         // Checked before the space is taken, as it would be lost otherwise.
@@ -228,12 +228,12 @@ impl Writing {
         }
         let (raw, becomes) = if hides { (GRAIN_ZERO, Entry::Zero) } else { (GRAIN_ABSENT, Entry::Absent) };
         if entry != becomes {
-            if state.sheets[extent].space.is_none() {
-                state.needs.note(block, Need::Survey);
+            if state.extent_states[extent].space.is_none() {
+                state.needs.note(block, Prerequisite::Survey);
                 return Ok(None);
             }
             if !state.tables.contains_key(&self.table_of(extent, grain)) {
-                state.needs.note(block, Need::Table);
+                state.needs.note(block, Prerequisite::Table);
                 return Ok(None);
             }
             self.set(state, extent, grain, raw);

@@ -97,8 +97,8 @@ impl Writing {
         let new_tables = self.take_tables(extent, count - old_count)?;
         let _no_flush = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut directories, mut places) = {
-            let sheet = &self.lock().sheets[extent];
-            (sheet.directories.clone(), sheet.places.clone())
+            let extent_state = &self.lock().extent_states[extent];
+            (extent_state.directories.clone(), extent_state.places.clone())
         };
         let sectors = |count: u64| (count as usize).div_ceil(PER_SECTOR);
         let must_move = sectors(count) > sectors(old_count);
@@ -125,8 +125,8 @@ impl Writing {
         self.switch_header(extent, len_bytes, &places)?;
         self.sync_extents(&extents, "make the extent's new capacity durable")?;
         let mut state = self.lock();
-        let sheet = &mut state.sheets[extent];
-        (sheet.directories, sheet.places) = (directories, places);
+        let extent_state = &mut state.extent_states[extent];
+        (extent_state.directories, extent_state.places) = (directories, places);
         drop(state);
         tables.capacity_bytes.raise(len_bytes);
         Ok(())
@@ -185,7 +185,7 @@ impl Writing {
         let store = &**self.file(extent);
         let io = |error| ImageError::io("grow the file", store, 0, error);
         loop {
-            let taken = match &mut self.lock().sheets[extent].space {
+            let taken = match &mut self.lock().extent_states[extent].space {
                 Some(space) => space.take(len_bytes).map_err(io)?,
                 None => return Err(corrupt(store, "grain table", 0, "no survey of the file", "a survey")),
             };

@@ -131,7 +131,7 @@ fn survey(tables: &Tables, store: &dyn Store, len_bytes: u64) -> Result<Survey> 
 impl Writing {
     /// Surveys the file of an extent, once in a session. The caller holds `preparing`.
     pub(super) fn survey(&self, extent: usize) -> Result<()> {
-        if self.lock().sheets[extent].space.is_some() {
+        if self.lock().extent_states[extent].space.is_some() {
             return Ok(());
         }
         let (tables, store) = (self.tables(extent), &**self.file(extent));
@@ -151,7 +151,7 @@ impl Writing {
         }
         let mut space = Space::new(end, tables.grain_bytes);
         found.holes.iter().for_each(|&hole| space.add_free(hole, tables.grain_bytes));
-        self.lock().sheets[extent].space = Some(space);
+        self.lock().extent_states[extent].space = Some(space);
         Ok(())
     }
 
@@ -173,7 +173,7 @@ impl Writing {
     pub(super) fn mark_closed(&self) -> Result<()> {
         let state = self.lock();
         let surveyed: Vec<usize> =
-            (0..state.sheets.len()).filter(|&extent| state.sheets[extent].space.is_some()).collect();
+            (0..state.extent_states.len()).filter(|&extent| state.extent_states[extent].space.is_some()).collect();
         drop(state);
         surveyed.iter().try_for_each(|&extent| self.mark(extent, false))?;
         if surveyed.is_empty() {

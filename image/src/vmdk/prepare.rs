@@ -15,7 +15,7 @@
 use super::{
     layout::Place,
     tables::{Entry, LOST},
-    write::{Need, TableId, Writing},
+    write::{Prerequisite, TableId, Writing},
 };
 use crate::{ImageError, Result, space::zero_pieces};
 use diskwright_format::vmdk::{GRAIN_ABSENT, SECTOR_BYTES};
@@ -59,12 +59,12 @@ impl Writing {
         Ok(())
     }
 
-    fn supply(&self, extent: usize, grain: u64, need: Need) -> Result<()> {
+    fn supply(&self, extent: usize, grain: u64, need: Prerequisite) -> Result<()> {
         self.survey(extent)?;
         match need {
-            Need::Survey => Ok(()),
-            Need::Space => self.make_room(extent, self.tables(extent).grain_bytes),
-            Need::Table => self.make_table(self.table_of(extent, grain)),
+            Prerequisite::Survey => Ok(()),
+            Prerequisite::Space => self.make_room(extent, self.tables(extent).grain_bytes),
+            Prerequisite::Table => self.make_table(self.table_of(extent, grain)),
         }
     }
 
@@ -113,7 +113,7 @@ impl Writing {
         let (store, bytes) = (&**self.file(extent), tables.table_bytes());
         let mut places: Vec<u32> = Vec::new();
         while places.len() < tables.directories.len() {
-            let taken = match &mut self.lock().sheets[extent].space {
+            let taken = match &mut self.lock().extent_states[extent].space {
                 Some(space) => space.take(bytes).map_err(|error| ImageError::io("grow the file", store, 0, error))?,
                 None => return Ok(()),
             };
@@ -127,7 +127,7 @@ impl Writing {
             }
         }
         let mut state = self.lock();
-        for (directory, place) in state.sheets[extent].directories.iter_mut().zip(places) {
+        for (directory, place) in state.extent_states[extent].directories.iter_mut().zip(places) {
             if let Some(entry) = directory.get_mut(table as usize) {
                 *entry = place;
             }
@@ -142,7 +142,7 @@ impl Writing {
     pub(super) fn make_room(&self, extent: usize, len_bytes: u64) -> Result<()> {
         let store = &**self.file(extent);
         let io_error = |error| ImageError::io("grow the file", store, 0, error);
-        let (pieces, extension) = match &mut self.lock().sheets[extent].space {
+        let (pieces, extension) = match &mut self.lock().extent_states[extent].space {
             None => return Ok(()),
             Some(space) => {
                 let pieces = space.take_to_zero(len_bytes);
@@ -152,7 +152,7 @@ impl Writing {
         };
         if !pieces.is_empty() {
             let (zeroed, result) = zero_pieces(store, &pieces, len_bytes);
-            if let Some(space) = &mut self.lock().sheets[extent].space {
+            if let Some(space) = &mut self.lock().extent_states[extent].space {
                 for (index, &at) in pieces.iter().enumerate() {
                     if index < zeroed { space.add_ready(at, len_bytes) } else { space.add_free(at, len_bytes) }
                 }
@@ -162,7 +162,7 @@ impl Writing {
         if let Some(extension) = extension {
             let end = extension.carry_out(store).map_err(io_error)?;
             self.tables(extent).note_len(end);
-            if let Some(space) = &mut self.lock().sheets[extent].space {
+            if let Some(space) = &mut self.lock().extent_states[extent].space {
                 space.set_file_end(end);
             }
         }

@@ -18,7 +18,9 @@ use super::{
 };
 use crate::{
     DiskType, Format, ImageError, ImageInfo, LinkageId, LogState, ParentLink, Result,
-    salvage::{Bitmaps, BlockTable, Fault, Kinship, SalvageHints, Salvaged, file_length, joined, read_what_can_be},
+    salvage::{
+        Bitmaps, BlockTable, Fault, ParentRecord, SalvageHints, Salvaged, file_length, joined, read_what_can_be,
+    },
 };
 use diskwright_format::vmdk::{
     DESCRIPTOR_MAX_BYTES, Descriptor, Fragments, NO_PARENT, Placing, SECTOR_BYTES, SPARSE_HEADER_BYTES, SparseHeader,
@@ -45,7 +47,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
     }
     let text = Text::read(&*store, header.as_ref(), &mut remarks);
     let header = with_footer(&*store, header, &mut remarks);
-    let kinship = text.kinship(hints);
+    let parent_record = text.parent_record(hints);
     let extent = Extent::new(&*store, header, &text.lines, file_bytes, hints, &mut remarks)?;
     let grains = extent.grains();
     if grains > GRAINS_MAX {
@@ -69,7 +71,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
     let unpack = extent.is_compressed.then(|| salvage_stream::unpacker(extent.grain_bytes));
     let info = ImageInfo {
         format: Format::Vmdk,
-        disk_type: if kinship.may_have_parent() { DiskType::Differencing } else { DiskType::Dynamic },
+        disk_type: if parent_record.may_have_parent() { DiskType::Differencing } else { DiskType::Dynamic },
         size_bytes: extent.capacity_bytes,
         block_bytes: extent.grain_bytes,
         has_blocks: true,
@@ -81,7 +83,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         linkage_id: text.whole.as_ref().map(|text| LinkageId::Cid(text.cid)),
         file_write_id: None,
         created_seconds: None,
-        parent: text.parent().filter(|_| kinship == Kinship::Child),
+        parent: text.parent().filter(|_| parent_record == ParentRecord::Child),
         log: LogState::None,
         payload_alignment_bytes: SECTOR_BYTES as u32,
         remarks,
@@ -91,7 +93,7 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         info,
         store: Arc::clone(&store),
         file_bytes,
-        kinship,
+        parent_record,
         table,
         bitmaps: Bitmaps::None,
         unpack,
@@ -172,12 +174,12 @@ impl Text {
         Self { whole, lines: Fragments::of(&bytes), range: at..at.saturating_add(space) }
     }
 
-    fn kinship(&self, hints: &SalvageHints) -> Kinship {
+    fn parent_record(&self, hints: &SalvageHints) -> ParentRecord {
         match self.lines.parent_cid {
-            Some(NO_PARENT) => Kinship::Alone,
-            Some(_) => Kinship::Child,
+            Some(NO_PARENT) => ParentRecord::Alone,
+            Some(_) => ParentRecord::Child,
             // Also of a part of a disk in several files: its descriptor says it.
-            None => Kinship::by_hints(hints),
+            None => ParentRecord::by_hints(hints),
         }
     }
 

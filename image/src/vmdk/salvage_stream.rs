@@ -11,7 +11,7 @@
 
 use crate::{
     Result,
-    salvage::{Fault, Held, Salvaged, Unpack, read_what_can_be},
+    salvage::{Fault, Salvaged, SalvagedBlock, Unpack, read_what_can_be},
 };
 use diskwright_format::vmdk::{GRAIN_MARKER_BYTES, Marker, SECTOR_BYTES};
 use diskwright_store::Store;
@@ -101,7 +101,7 @@ pub(super) fn place(salvaged: &mut Salvaged) -> Result<()> {
         match (salvaged.table.get(grain), &places[..]) {
             (Ok(Some(_)), _) => {}
             (_, &[(offset_bytes, len_bytes)]) => {
-                salvaged.table.hold(&*store, grain, Held::Packed { offset_bytes, len_bytes })?;
+                salvaged.table.hold(&*store, grain, SalvagedBlock::Packed { offset_bytes, len_bytes })?;
             }
             (Ok(None), _) => salvaged.table.lose(&*store, grain, grain + 1, Fault::Claimed)?,
             (Err(_), _) => {}

@@ -23,7 +23,9 @@
 use super::salvage_stream;
 use crate::{
     ImageError, Result,
-    salvage::{BlockTable, Fault, Held, SalvageHints, each_entry, joined, overlapping, overlaps_one, read_what_can_be},
+    salvage::{
+        BlockTable, Fault, SalvageHints, SalvagedBlock, each_entry, joined, overlapping, overlaps_one, read_what_can_be,
+    },
 };
 use diskwright_format::vmdk::{
     Fragments, GRAIN_ABSENT, GRAIN_ZERO, GTES_PER_TABLE, Placing, SECTOR_BYTES, SparseFlags, SparseHeader,
@@ -194,7 +196,7 @@ fn usual_header(capacity_sectors: u64, grain_sectors: u64, is_stream: bool) -> S
 
 /// What an entry says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Says {
+enum TableEntry {
     Absent,
     Zero,
     At(u64),
@@ -204,7 +206,7 @@ enum Says {
 /// One copy of a table.
 #[derive(Debug)]
 struct Copy {
-    entries: Vec<Says>,
+    entries: Vec<TableEntry>,
     is_sound: bool,
 }
 
@@ -243,10 +245,10 @@ pub(super) fn read(extent: &Extent<'_>, fixed: Vec<Range<u64>>, table: &mut Bloc
         for slot in 0..count {
             let grain = first + slot;
             match answer(&copies, slot as usize) {
-                Says::Absent => {}
-                Says::Zero => table.hold(extent.store, grain, Held::Zero)?,
-                Says::Wrong(fault) => table.lose(extent.store, grain, grain + 1, fault)?,
-                Says::At(at) => match held(extent, grain, at) {
+                TableEntry::Absent => {}
+                TableEntry::Zero => table.hold(extent.store, grain, SalvagedBlock::Zero)?,
+                TableEntry::Wrong(fault) => table.lose(extent.store, grain, grain + 1, fault)?,
+                TableEntry::At(at) => match held(extent, grain, at) {
                     Ok((held, end)) => {
                         table.hold(extent.store, grain, held)?;
                         pieces.push((grain, at, end));
@@ -263,13 +265,13 @@ pub(super) fn read(extent: &Extent<'_>, fixed: Vec<Range<u64>>, table: &mut Bloc
 }
 
 /// The grain at a place, and the end of its space.
-fn held(extent: &Extent<'_>, grain: u64, at: u64) -> Result<(Held, u64), Fault> {
+fn held(extent: &Extent<'_>, grain: u64, at: u64) -> Result<(SalvagedBlock, u64), Fault> {
     if !extent.is_compressed {
         let end = at + (extent.capacity_bytes - grain * extent.grain_bytes).min(extent.grain_bytes);
-        return Ok((Held::Data(at), end));
+        return Ok((SalvagedBlock::Data(at), end));
     }
     let len_bytes = salvage_stream::marked(extent.store, at, grain, extent.grain_bytes).ok_or(Fault::Foreign)?;
-    Ok((Held::Packed { offset_bytes: at, len_bytes }, at + len_bytes))
+    Ok((SalvagedBlock::Packed { offset_bytes: at, len_bytes }, at + len_bytes))
 }
 
 /// The places of the tables by each directory. Tables that share space are lost.
@@ -307,12 +309,12 @@ fn places(extent: &Extent<'_>, fixed: &[Range<u64>]) -> Result<Vec<Places>> {
 fn copy(extent: &Extent<'_>, place: Result<Option<u64>, Fault>, first: u64, taken: &[Range<u64>]) -> Result<Copy> {
     let count = extent.table_entries.min(extent.grains() - first);
     let at = match place {
-        Err(fault) => return Ok(Copy { entries: vec![Says::Wrong(fault); count as usize], is_sound: false }),
+        Err(fault) => return Ok(Copy { entries: vec![TableEntry::Wrong(fault); count as usize], is_sound: false }),
         // No table: of two copies the other one counts.
-        Ok(None) => return Ok(Copy { entries: vec![Says::Absent; count as usize], is_sound: false }),
+        Ok(None) => return Ok(Copy { entries: vec![TableEntry::Absent; count as usize], is_sound: false }),
         Ok(Some(at)) => at,
     };
-    let mut entries = vec![Says::Wrong(Fault::Unreadable); count as usize];
+    let mut entries = vec![TableEntry::Wrong(Fault::Unreadable); count as usize];
     let (mut seen, mut twice) = (HashSet::new(), HashSet::new());
     each_entry(extent.store, at, (count, 4), &mut |slot, raw| {
         let Some(raw) = raw else { return Ok(()) };
@@ -320,25 +322,25 @@ fn copy(extent: &Extent<'_>, place: Result<Option<u64>, Fault>, first: u64, take
         let at = u64::from(raw) * SECTOR_BYTES;
         let len_bytes = if extent.is_compressed { SECTOR_BYTES } else { extent.grain_bytes };
         entries[slot as usize] = match raw {
-            GRAIN_ABSENT => Says::Absent,
-            GRAIN_ZERO if extent.has_zeros => Says::Zero,
-            _ if at >= extent.file_bytes => Says::Wrong(Fault::BeyondEnd),
-            _ if overlaps_one(taken, &(at..at + len_bytes)) => Says::Wrong(Fault::InTables),
+            GRAIN_ABSENT => TableEntry::Absent,
+            GRAIN_ZERO if extent.has_zeros => TableEntry::Zero,
+            _ if at >= extent.file_bytes => TableEntry::Wrong(Fault::BeyondEnd),
+            _ if overlaps_one(taken, &(at..at + len_bytes)) => TableEntry::Wrong(Fault::InTables),
             _ => {
                 if !seen.insert(at) {
                     twice.insert(at);
                 }
-                Says::At(at)
+                TableEntry::At(at)
             }
         };
         Ok(())
     })?;
     for entry in &mut entries {
-        if matches!(entry, Says::At(at) if twice.contains(at)) {
-            *entry = Says::Wrong(Fault::Claimed);
+        if matches!(entry, TableEntry::At(at) if twice.contains(at)) {
+            *entry = TableEntry::Wrong(Fault::Claimed);
         }
     }
-    let is_sound = !entries.iter().any(|entry| matches!(entry, Says::Wrong(_)));
+    let is_sound = !entries.iter().any(|entry| matches!(entry, TableEntry::Wrong(_)));
     Ok(Copy { entries, is_sound })
 }
 
@@ -351,36 +353,38 @@ fn forget_what_is_no_table(copies: &mut [Copy]) {
         return;
     }
     for copy in copies {
-        let used = copy.entries.iter().filter(|entry| **entry != Says::Absent).count();
-        let wrong = copy.entries.iter().filter(|entry| matches!(entry, Says::Wrong(_))).count();
+        let used = copy.entries.iter().filter(|entry| **entry != TableEntry::Absent).count();
+        let wrong = copy.entries.iter().filter(|entry| matches!(entry, TableEntry::Wrong(_))).count();
         if wrong * 2 > used {
             let fault = copy.entries.iter().find_map(|entry| match entry {
-                Says::Wrong(fault) => Some(*fault),
+                TableEntry::Wrong(fault) => Some(*fault),
                 _ => None,
             });
-            copy.entries.fill(Says::Wrong(fault.unwrap_or(Fault::Undefined)));
+            copy.entries.fill(TableEntry::Wrong(fault.unwrap_or(Fault::Undefined)));
         }
     }
 }
 
 /// What the copies of a table say of a grain together: see the module.
-fn answer(copies: &[Copy], slot: usize) -> Says {
-    let says = |copy: &Copy| copy.entries.get(slot).copied().unwrap_or(Says::Wrong(Fault::Unreadable));
+fn answer(copies: &[Copy], slot: usize) -> TableEntry {
+    let says = |copy: &Copy| copy.entries.get(slot).copied().unwrap_or(TableEntry::Wrong(Fault::Unreadable));
     let [first, second] = copies else {
-        return copies.first().map_or(Says::Wrong(Fault::NoTable), says);
+        return copies.first().map_or(TableEntry::Wrong(Fault::NoTable), says);
     };
     let (one, other) = (says(first), says(second));
     match (one, other, first.is_sound, second.is_sound) {
         _ if one == other => one,
-        (Says::Absent, Says::At(_), _, true) => other,
-        (Says::At(_), Says::Absent, true, _) => one,
-        (Says::Wrong(_), Says::At(_) | Says::Zero, _, _) => other,
-        (Says::At(_) | Says::Zero, Says::Wrong(_), _, _) => one,
+        (TableEntry::Absent, TableEntry::At(_), _, true) => other,
+        (TableEntry::At(_), TableEntry::Absent, true, _) => one,
+        (TableEntry::Wrong(_), TableEntry::At(_) | TableEntry::Zero, _, _) => other,
+        (TableEntry::At(_) | TableEntry::Zero, TableEntry::Wrong(_), _, _) => one,
         // Nobody can say that an entry which cannot be right was no grain.
-        (Says::Wrong(_), Says::Absent, _, true) | (Says::Absent, Says::Wrong(_), true, _) => Says::Absent,
-        (Says::Wrong(fault), ..) | (_, Says::Wrong(fault), ..) => Says::Wrong(fault),
-        (_, Says::At(_) | Says::Zero, false, true) if one != Says::Absent => other,
-        (Says::At(_) | Says::Zero, _, true, false) if other != Says::Absent => one,
-        _ => Says::Wrong(Fault::Differs),
+        (TableEntry::Wrong(_), TableEntry::Absent, _, true) | (TableEntry::Absent, TableEntry::Wrong(_), true, _) => {
+            TableEntry::Absent
+        }
+        (TableEntry::Wrong(fault), ..) | (_, TableEntry::Wrong(fault), ..) => TableEntry::Wrong(fault),
+        (_, TableEntry::At(_) | TableEntry::Zero, false, true) if one != TableEntry::Absent => other,
+        (TableEntry::At(_) | TableEntry::Zero, _, true, false) if other != TableEntry::Absent => one,
+        _ => TableEntry::Wrong(Fault::Differs),
     }
 }

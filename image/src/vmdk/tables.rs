@@ -55,7 +55,7 @@ pub(super) enum Entry {
 
 /// How entries are coded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Coding {
+pub(super) enum EntryCoding {
     Hosted {
         /// An entry of 1 is a grain of zeros.
         has_zeros: bool,
@@ -71,7 +71,7 @@ pub(super) enum Coding {
 /// A sparse extent.
 #[derive(Debug)]
 pub(super) struct Tables {
-    pub coding: Coding,
+    pub coding: EntryCoding,
     pub grain_bytes: u64,
     /// Length of the disk's part, in bytes.
     pub capacity_bytes: Growing,
@@ -151,7 +151,7 @@ impl Tables {
             Placing::Sector(sector) => sector,
             Placing::InFooter => return Err(corrupt(store, "footer of a stream", 0, "no directory", "a directory")),
         };
-        let coding = Coding::Hosted { has_zeros: header.flags.has(SparseFlags::ZEROED_GRAINS), is_compressed };
+        let coding = EntryCoding::Hosted { has_zeros: header.flags.has(SparseFlags::ZEROED_GRAINS), is_compressed };
         let sectors = [Some(directory), header.redundant_directory];
         let directories: Vec<u64> =
             sectors.into_iter().flatten().map(|sector| sector.saturating_mul(SECTOR_BYTES)).collect();
@@ -193,7 +193,7 @@ impl Tables {
         }
         let directory_bytes = directory * SECTOR_BYTES;
         let tables = Self {
-            coding: Coding::Cowd,
+            coding: EntryCoding::Cowd,
             grain_bytes: grain * SECTOR_BYTES,
             capacity_bytes: Growing::new(capacity * SECTOR_BYTES),
             table_entries: COWD_ENTRIES,
@@ -230,7 +230,7 @@ impl Tables {
         }
         let (tables, grains) = (bytes(header.tables_sector), bytes(header.grains_sector));
         let tables = Self {
-            coding: Coding::SeSparse { tables_bytes: tables, grains_bytes: grains },
+            coding: EntryCoding::SeSparse { tables_bytes: tables, grains_bytes: grains },
             grain_bytes: bytes(SESPARSE_GRAIN_SECTORS),
             capacity_bytes: Growing::new(bytes(header.capacity_sectors)),
             table_entries: SESPARSE_TABLE_ENTRIES,
@@ -323,13 +323,13 @@ impl Tables {
     }
 
     fn directory_entry_bytes(&self) -> u64 {
-        if matches!(self.coding, Coding::SeSparse { .. }) { 8 } else { 4 }
+        if matches!(self.coding, EntryCoding::SeSparse { .. }) { 8 } else { 4 }
     }
 
     /// The entry as it is kept: 0 for no table, else a number of [`Tables::table_place`].
     fn directory_entry(&self, bytes: &[u8], len_bytes: u64) -> u32 {
         let entry = match self.coding {
-            Coding::SeSparse { .. } => match sesparse_table_of(u64_at(bytes, 0)) {
+            EntryCoding::SeSparse { .. } => match sesparse_table_of(u64_at(bytes, 0)) {
                 Some(None) => 0,
                 // The number is kept plus 1, as table 0 exists.
                 Some(Some(table)) => table.saturating_add(1),
@@ -348,7 +348,7 @@ impl Tables {
     /// The offset of the table of a directory entry that is neither 0 nor [`LOST`].
     pub fn table_place(&self, entry: u32) -> u64 {
         match self.coding {
-            Coding::SeSparse { tables_bytes, .. } => {
+            EntryCoding::SeSparse { tables_bytes, .. } => {
                 tables_bytes.saturating_add((u64::from(entry) - 1) * self.table_bytes())
             }
             _ => u64::from(entry) * SECTOR_BYTES,
@@ -382,12 +382,12 @@ impl Tables {
 
     /// Whether the grains are compressed.
     pub fn is_compressed(&self) -> bool {
-        matches!(self.coding, Coding::Hosted { is_compressed: true, .. })
+        matches!(self.coding, EntryCoding::Hosted { is_compressed: true, .. })
     }
 
     /// Whether an entry can say that a grain is zeros.
     pub fn has_zeros(&self) -> bool {
-        matches!(self.coding, Coding::Hosted { has_zeros: true, .. } | Coding::SeSparse { .. })
+        matches!(self.coding, EntryCoding::Hosted { has_zeros: true, .. } | EntryCoding::SeSparse { .. })
     }
 
     /// Bytes of a grain that belong to the disk's part.
@@ -415,7 +415,7 @@ impl Tables {
     /// Decodes a raw entry of a grain.
     pub fn decode(&self, store: &dyn Store, grain: u64, raw: u64) -> Result<Entry> {
         let at = match self.coding {
-            Coding::SeSparse { grains_bytes, .. } => match SeSparseGrain::decode(raw) {
+            EntryCoding::SeSparse { grains_bytes, .. } => match SeSparseGrain::decode(raw) {
                 Some(SeSparseGrain::Absent) => return Ok(Entry::Absent),
                 Some(SeSparseGrain::Zero) => return Ok(Entry::Zero),
                 Some(SeSparseGrain::Number(number)) => {
@@ -555,9 +555,9 @@ fn joined(ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
 /// The error of parsing, for an extent that is named in a descriptor.
 pub(super) fn check_kind(store: &dyn Store, tables: &Tables, expected: &'static str) -> Result<()> {
     let found = match tables.coding {
-        Coding::Hosted { .. } => "SPARSE",
-        Coding::Cowd => "VMFSSPARSE",
-        Coding::SeSparse { .. } => "SESPARSE",
+        EntryCoding::Hosted { .. } => "SPARSE",
+        EntryCoding::Cowd => "VMFSSPARSE",
+        EntryCoding::SeSparse { .. } => "SESPARSE",
     };
     if found == expected {
         return Ok(());

@@ -14,11 +14,11 @@
 //!
 //! One mutex guards [`State`]: directories, tables, reservations, space. No I/O happens under it,
 //! because the disk above calls `reserve` and `commit` under its own lock. What is not in memory is
-//! noted as a [`Need`], and the result is `None`: the caller releases its lock, calls `prepare.rs`,
-//! and retries. Lock order: `preparing`, `flushing`, then the state mutex. `grains.rs` changes
-//! entries, `growth.rs` surveys a file before its first change of an entry, `flush.rs` makes
-//! changes durable, `document.rs` changes the CID and the link, `compact.rs` moves grains and cuts
-//! files, `grow.rs` enlarges the disk.
+//! noted as a [`Prerequisite`], and the result is `None`: the caller releases its lock, calls
+//! `prepare.rs`, and retries. Lock order: `preparing`, `flushing`, then the state mutex.
+//! `grains.rs` changes entries, `growth.rs` surveys a file before its first change of an entry,
+//! `flush.rs` makes changes durable, `document.rs` changes the CID and the link, `compact.rs` moves
+//! grains and cuts files, `grow.rs` enlarges the disk.
 
 use super::{
     document::Document,
@@ -27,8 +27,8 @@ use super::{
     tables::Tables,
 };
 use crate::{
-    BlockState, Commit, ImageError, ImageWriter, LinkageId, MoveTo, ParentLink, Reservation, Result, needs::Needs,
-    space::Space,
+    BlockState, Commit, ImageError, ImageWriter, LinkageId, MoveTo, ParentLink, Reservation, Result,
+    needs::Prerequisites, space::Space,
 };
 use diskwright_format::vmdk::SECTOR_BYTES;
 use diskwright_store::{
@@ -49,7 +49,7 @@ const TABLES_BYTES: u64 = 16 << 20;
 
 /// What a block lacks, besides its grain table in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Need {
+pub(super) enum Prerequisite {
     /// The survey of its file.
     Survey,
     /// That survey, and its grain table in the file.
@@ -63,7 +63,7 @@ pub(super) type TableId = (usize, u32);
 
 /// The changing state of an extent.
 #[derive(Debug)]
-pub(super) struct Sheet {
+pub(super) struct ExtentState {
     /// Entries of each directory, as [`Tables::entries`].
     pub directories: Vec<Vec<u32>>,
     /// Places of the directories, as [`Tables::directories`].
@@ -83,7 +83,7 @@ pub(super) struct Quarantined {
 /// The changing state of an image.
 #[derive(Debug)]
 pub(super) struct State {
-    pub sheets: Vec<Sheet>,
+    pub extent_states: Vec<ExtentState>,
     /// Raw entries of the tables in memory.
     pub tables: HashMap<TableId, Box<[u32]>>,
     /// Changed sectors of tables: table, and sector in it.
@@ -96,7 +96,7 @@ pub(super) struct State {
     pub drops: u64,
     /// Memory for tables, in bytes.
     pub limit_bytes: u64,
-    pub needs: Needs<Need>,
+    pub needs: Prerequisites<Prerequisite>,
     /// Block to the offset of its new grain.
     pub reserved: HashMap<u64, u64>,
     /// Block to the place of its move.
@@ -123,22 +123,22 @@ pub(super) struct Writing {
 impl Writing {
     /// The caller has checked that the image can be written ([`Layout::refusal`]).
     pub fn new(layout: Arc<Layout>) -> Result<Self> {
-        let sheets = layout.extents.iter();
-        let sheets = sheets.map(|SparseExtent { tables, .. }| Sheet {
+        let extent_states = layout.extents.iter();
+        let extent_states = extent_states.map(|SparseExtent { tables, .. }| ExtentState {
             directories: tables.entries.clone(),
             places: tables.directories.clone(),
             space: None,
         });
-        let sheets = sheets.collect();
+        let extent_states = extent_states.collect();
         let state = State {
-            sheets,
+            extent_states,
             tables: HashMap::new(),
             dirty: BTreeSet::new(),
             dirty_directories: BTreeSet::new(),
             pinned: false,
             drops: 0,
             limit_bytes: TABLES_BYTES,
-            needs: Needs::default(),
+            needs: Prerequisites::default(),
             reserved: HashMap::new(),
             moving: HashMap::new(),
             quarantined: VecDeque::new(),

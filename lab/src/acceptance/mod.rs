@@ -48,7 +48,7 @@ use std::{
 pub const SEED: u64 = 0x6265_6e63;
 
 /// Measures one row.
-pub type MeasureRow = fn(&Context<'_>, &mut dyn Progress) -> Result<Found>;
+pub type MeasureRow = fn(&Context<'_>, &mut dyn Progress) -> Result<RowOutcome>;
 
 /// A promise, and how it is measured.
 #[derive(Debug, Clone, Copy)]
@@ -91,7 +91,7 @@ pub struct Context<'a> {
 
 /// Result of a row.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct RowOutcome {
     /// Figures with their limits and outcomes.
     pub checks: Vec<Check>,
     /// Notes for the reader.
@@ -100,7 +100,7 @@ pub struct Found {
     pub may_miss: usize,
 }
 
-impl Found {
+impl RowOutcome {
     /// A row that this machine cannot run.
     pub fn skipped(name: &str, why: impl Into<String>) -> Self {
         Self { checks: vec![Check::skipped(name, why)], ..Self::default() }
@@ -192,7 +192,7 @@ fn run_row(row: &Row, context: &Context<'_>, progress: &mut dyn Progress) -> Res
     let found = match (row.measure)(context, progress) {
         Ok(found) => found,
         Err(LabError::Stopped) => return Err(LabError::Stopped),
-        Err(error) => Found { checks: vec![Check::broken(row.name, error.to_string())], ..Found::default() },
+        Err(error) => RowOutcome { checks: vec![Check::broken(row.name, error.to_string())], ..RowOutcome::default() },
     };
     remove_contents(context)?;
     Ok(RowResult {
@@ -235,10 +235,10 @@ mod tests {
         assert_eq!(fs::read_dir(context.scratch.path()).unwrap().count(), 0, "the row before left its files");
         fs::write(context.scratch.path().join("file"), "data").unwrap();
         let check = Check::absolute("a figure", "ns", &[1.0], Bar::AtMost(2.0));
-        Ok(Found { checks: vec![check], ..Found::default() })
+        Ok(RowOutcome { checks: vec![check], ..RowOutcome::default() })
     };
     const BROKEN: MeasureRow = |_, _| Err(LabError::BadOptions { what: "no disk".into(), hint: "add one".into() });
-    const SKIPPED: MeasureRow = |_, _| Ok(Found::skipped("a figure", "no peer"));
+    const SKIPPED: MeasureRow = |_, _| Ok(RowOutcome::skipped("a figure", "no peer"));
 
     /// Runs rows in a folder that is empty afterwards.
     fn run_in_a_folder(rows: &[Row], progress: &mut dyn Progress) -> AcceptanceRecord {

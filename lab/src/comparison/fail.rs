@@ -67,7 +67,7 @@ impl FromStr for FailIf {
 
 /// A condition that could not be judged, or not for every measurement.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unjudged {
+pub struct UnjudgedCondition {
     /// The reason, with what to do.
     pub why: String,
     /// Whether the condition remains undecided, because no other result decides it.
@@ -84,7 +84,7 @@ impl fmt::Display for FailIf {
 
 impl FailIf {
     /// Why the condition could not be judged for every measurement; `None` if it could.
-    pub fn unjudged(&self, record: &ComparisonRecord) -> Option<Unjudged> {
+    pub fn unjudged(&self, record: &ComparisonRecord) -> Option<UnjudgedCondition> {
         let of_metric = |comparison: &&FigureChange| comparison.metric == self.metric;
         let blind = |comparison: &&FigureChange| comparison.said == Conclusion::TooFewRounds;
         let each: Vec<&FigureChange> = record.comparisons.iter().filter(of_metric).collect();
@@ -93,7 +93,7 @@ impl FailIf {
                 "the condition '{self}' could not be judged: the {} was not compared, because a side does not have it, or `JudgeOptions::metrics` leaves it out",
                 self.metric.title()
             );
-            return Some(Unjudged { why, undecided: true });
+            return Some(UnjudgedCondition { why, undecided: true });
         }
         // Estimates and intervals exist for any number of rounds; only the test needs more.
         let first = each.iter().copied().find(blind).filter(|_| self.certainty == Certainty::Shown)?;
@@ -111,7 +111,7 @@ impl FailIf {
             "the condition '{self}' {judged}: {base} and {ours} rounds cannot show a difference with {family} comparisons; measure at least {} rounds of each, compare fewer figures, or accept less certainty with `FailIf::certainty` = estimate or possible",
             record.fewest_rounds(first)
         );
-        Some(Unjudged { why, undecided: !together })
+        Some(UnjudgedCondition { why, undecided: !together })
     }
 
     /// The measurements in which the condition is true; one sentence for each side and group.

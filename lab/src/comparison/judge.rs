@@ -8,7 +8,7 @@
 //! MB/s is left out if all requests have one size: it repeats the IOPS, and Holm's correction grows
 //! with the number of tests.
 
-use super::{ComparisonRecord, Conclusion, FailIf, FigureChange, Group, Side, fail::Unjudged, verdict};
+use super::{ComparisonRecord, Conclusion, FailIf, FigureChange, Group, Side, fail::UnjudgedCondition, verdict};
 use diskwright_load::{
     figures::{Figures, Metric},
     record::{End, Head},
@@ -79,7 +79,8 @@ pub fn judge(head: Head, sides: Vec<Side>, options: &JudgeOptions) -> Comparison
     let design = record.design();
     correct(&mut record.comparisons, design);
     record.failed = options.fail_if.iter().flat_map(|condition| condition.holding(&record)).collect();
-    let unjudged: Vec<Unjudged> = options.fail_if.iter().filter_map(|condition| condition.unjudged(&record)).collect();
+    let unjudged: Vec<UnjudgedCondition> =
+        options.fail_if.iter().filter_map(|condition| condition.unjudged(&record)).collect();
     record.undecided = unjudged.iter().any(|condition| condition.undecided);
     record.unjudged = unjudged.into_iter().map(|condition| condition.why).collect();
     record.head.verdict = verdict::verdict(&record);

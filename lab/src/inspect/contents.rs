@@ -149,7 +149,7 @@ mod tests {
         (dir, device)
     }
 
-    fn fill(device: &RawDevice, range: Range<u64>, make: &mut fill::Make<'_>) {
+    fn fill(device: &RawDevice, range: Range<u64>, make: &mut fill::MakeContents<'_>) {
         fill::fill_ranges("disk", device, slice::from_ref(&range), EngineKind::Auto, make, &mut |_| Ok(())).unwrap();
     }
 

@@ -18,7 +18,7 @@
 
 use super::{
     magic,
-    usage::{self, Use},
+    usage::{self, TargetUse},
 };
 use crate::{
     LabError, Result,
@@ -124,7 +124,7 @@ pub fn is_own(path: &Path) -> bool {
     rustix::fs::getxattr(path, OWN_MARK, &mut value).is_ok_and(|len| len == 1 && value == *b"1")
 }
 
-fn sentence(users: &[Use]) -> String {
+fn sentence(users: &[TargetUse]) -> String {
     users.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 

@@ -23,7 +23,7 @@ use std::{
 
 /// One use of a device or file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Use {
+pub enum TargetUse {
     /// The device, or a partition of it, is mounted.
     Mounted {
         /// The device or partition.
@@ -55,7 +55,7 @@ pub enum Use {
     },
 }
 
-impl std::fmt::Display for Use {
+impl std::fmt::Display for TargetUse {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Mounted { device, at } => write!(f, "{device} is mounted at {}", at.display()),
@@ -68,7 +68,7 @@ impl std::fmt::Display for Use {
 }
 
 /// All known uses of the device or file at `path`. Empty if it does not exist.
-pub fn uses(path: &Path) -> Vec<Use> {
+pub fn uses(path: &Path) -> Vec<TargetUse> {
     let Ok(found) = stat(path) else { return Vec::new() };
     let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let mut uses = Vec::new();
@@ -79,15 +79,17 @@ pub fn uses(path: &Path) -> Vec<Use> {
             |path: &Path| block_number(path).and_then(|number| devices.iter().find(|one| one.number == number));
         uses.extend(mounts(&read("/proc/self/mountinfo"), &devices, is_one));
         uses.extend(
-            swap_paths(&swaps).into_iter().filter(|path| is_one(path).is_some()).map(|path| Use::Swap { path }),
+            swap_paths(&swaps).into_iter().filter(|path| is_one(path).is_some()).map(|path| TargetUse::Swap { path }),
         );
         for device in &devices {
-            uses.extend(device.holders.iter().map(|by| Use::Held { device: device.name.clone(), by: by.clone() }));
+            uses.extend(
+                device.holders.iter().map(|by| TargetUse::Held { device: device.name.clone(), by: by.clone() }),
+            );
         }
     } else {
-        uses.extend(swap_paths(&swaps).into_iter().filter(|path| *path == real).map(|path| Use::Swap { path }));
+        uses.extend(swap_paths(&swaps).into_iter().filter(|path| *path == real).map(|path| TargetUse::Swap { path }));
     }
-    uses.extend(loops(Path::new("/sys/block"), &real).into_iter().map(|by| Use::Loop { by }));
+    uses.extend(loops(Path::new("/sys/block"), &real).into_iter().map(|by| TargetUse::Loop { by }));
     if let Some(record) = backing::attached(&real) {
         let more = uses_of_attached(&record, &real, &uses);
         uses.extend(more);
@@ -97,16 +99,17 @@ pub fn uses(path: &Path) -> Vec<Use> {
 
 /// Uses of an attached disk that the kernel does not report for `path`: partitions may have loop
 /// devices of their own.
-fn uses_of_attached(record: &Record, path: &Path, known: &[Use]) -> Vec<Use> {
+fn uses_of_attached(record: &Record, path: &Path, known: &[TargetUse]) -> Vec<TargetUse> {
     if record.file == path {
-        return vec![Use::Attached { by: record.place().to_owned() }];
+        return vec![TargetUse::Attached { by: record.place().to_owned() }];
     }
     if record.device.as_deref() != Some(path) {
         return Vec::new();
     }
-    let is_known = |at: &Path| known.iter().any(|one| matches!(one, Use::Mounted { at: known, .. } if known == at));
+    let is_known =
+        |at: &Path| known.iter().any(|one| matches!(one, TargetUse::Mounted { at: known, .. } if known == at));
     let mounted = attach::mounted_from(record).into_iter().filter(|at| !is_known(at));
-    mounted.map(|at| Use::Mounted { device: format!("a partition of {}", path.display()), at }).collect()
+    mounted.map(|at| TargetUse::Mounted { device: format!("a partition of {}", path.display()), at }).collect()
 }
 
 /// A block device, identified by its number.
@@ -149,7 +152,7 @@ fn parse_number(text: &str) -> Option<u64> {
 
 /// Mounts of one of `devices`: found by the number of the mounted file system, or by its source,
 /// because btrfs and others have numbers of their own.
-fn mounts<'a>(mountinfo: &str, devices: &'a [Device], is_one: impl Fn(&Path) -> Option<&'a Device>) -> Vec<Use> {
+fn mounts<'a>(mountinfo: &str, devices: &'a [Device], is_one: impl Fn(&Path) -> Option<&'a Device>) -> Vec<TargetUse> {
     let mut found = Vec::new();
     for line in mountinfo.lines() {
         let Some((left, right)) = line.split_once(" - ") else { continue };
@@ -158,7 +161,10 @@ fn mounts<'a>(mountinfo: &str, devices: &'a [Device], is_one: impl Fn(&Path) -> 
         let by_number = parse_number(number).and_then(|number| devices.iter().find(|one| one.number == number));
         let device = by_number.or_else(|| is_one(Path::new(source.filter(|source| source.starts_with('/'))?)));
         if let Some(device) = device {
-            found.push(Use::Mounted { device: device.name.clone(), at: diskwright_load::machine::unescape(at).into() });
+            found.push(TargetUse::Mounted {
+                device: device.name.clone(),
+                at: diskwright_load::machine::unescape(at).into(),
+            });
         }
     }
     found
@@ -226,8 +232,8 @@ mod tests {
         assert_eq!(
             found,
             [
-                Use::Mounted { device: "/dev/vda1".into(), at: "/".into() },
-                Use::Mounted { device: "/dev/vda2".into(), at: "/mnt/my disk".into() },
+                TargetUse::Mounted { device: "/dev/vda1".into(), at: "/".into() },
+                TargetUse::Mounted { device: "/dev/vda2".into(), at: "/mnt/my disk".into() },
             ]
         );
         assert_eq!(found[1].to_string(), "/dev/vda2 is mounted at /mnt/my disk");
@@ -269,7 +275,7 @@ mod tests {
         let mut record = Record::new("/a/disk.vhdx".into(), 0);
         record.device = Some("/dev/loop999".into());
         let used = uses_of_attached(&record, Path::new("/a/disk.vhdx"), &[]);
-        assert_eq!(used, [Use::Attached { by: "/dev/loop999".into() }]);
+        assert_eq!(used, [TargetUse::Attached { by: "/dev/loop999".into() }]);
         assert_eq!(used[0].to_string(), "it is attached as /dev/loop999 (`diskwright detach /dev/loop999`)");
         assert_eq!(uses_of_attached(&record, Path::new("/dev/loop999"), &[]), []);
         assert_eq!(uses_of_attached(&record, Path::new("/dev/loop998"), &[]), []);
@@ -285,7 +291,7 @@ mod tests {
             return;
         }
         let found = uses(Path::new(&place.device));
-        assert!(found.iter().any(|one| matches!(one, Use::Mounted { .. })), "{}: {found:?}", place.device);
+        assert!(found.iter().any(|one| matches!(one, TargetUse::Mounted { .. })), "{}: {found:?}", place.device);
     }
 
     #[test]

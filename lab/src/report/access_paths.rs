@@ -8,7 +8,7 @@ use crate::{
     cells::{Cell as Measured, Compared},
     study::access_paths::{
         AccessPath, AccessPathsResult, CLIENTS, PAPER_WITHIN, SERVER_CPU_NS,
-        record::{self, OfCell},
+        record::{self, CellFigure},
         verdict::relative,
     },
 };
@@ -63,7 +63,7 @@ fn chapter(result: &AccessPathsResult, id: &str, name: &str) -> Chapter {
 struct OnScale {
     title: &'static str,
     axis: &'static str,
-    of: OfCell,
+    of: CellFigure,
 }
 
 const IOPS: OnScale = OnScale {

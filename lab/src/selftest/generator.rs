@@ -8,7 +8,7 @@
 
 use crate::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found},
+    acceptance::{Bar, Check, Context, RowOutcome},
     measure::{self, Ratio},
     open::{self, OpenHow},
     peer,
@@ -154,7 +154,7 @@ impl Prepared {
         }
     }
 
-    fn note(&self, found: &mut Found) {
+    fn note(&self, found: &mut RowOutcome) {
         found.notes.push(format!(
             "both on the same CPU, {} interleaved rounds, cells of {}",
             self.rounds,
@@ -164,7 +164,7 @@ impl Prepared {
 }
 
 /// IOPS from the page cache, compared to fio.
-pub(super) fn page_cache(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(super) fn page_cache(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let bars = [("fio's defaults", Bar::AtLeast(1.6)), ("registered and batched in both", Bar::AtLeast(1.3))];
     let measure = Measure {
         what: "IOPS",
@@ -177,7 +177,7 @@ pub(super) fn page_cache(context: &Context<'_>, progress: &mut dyn Progress) -> 
 }
 
 /// CPU time with direct I/O, compared to fio.
-pub(super) fn direct(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(super) fn direct(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let bars = [("fio's defaults", Bar::AtMost(0.8)), ("registered and batched in both", Bar::AtMost(0.9))];
     let measure = Measure {
         what: "CPU time per I/O",
@@ -225,8 +225,8 @@ fn against_fio(
     direct: bool,
     bars: [(&str, Bar); 2],
     measure: &Measure,
-) -> Result<Found> {
-    let Some(program) = fio::find() else { return Ok(Found::skipped("fio", peer::missing("fio", "fio"))) };
+) -> Result<RowOutcome> {
+    let Some(program) = fio::find() else { return Ok(RowOutcome::skipped("fio", peer::missing("fio", "fio"))) };
     let (mode, caching) =
         if direct { (CacheMode::Direct, Caching::Direct) } else { (CacheMode::PageCache, Caching::Cached) };
     let prepared = Prepared::new(context, context.pick(256 << 20, 512 << 20), mode, progress)?;
@@ -252,7 +252,7 @@ fn against_fio(
             }
         }
     }
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     for ((name, bar), sides) in bars.into_iter().zip(&settings) {
         let title = format!("4K random read, QD 32, {name}: {}", measure.what);
         found.checks.push(Check::ratio(title, measure.unit, &sides.ours, &sides.fio, bar));
@@ -264,7 +264,7 @@ fn against_fio(
 }
 
 /// CPU time per I/O with all latencies recorded, compared to recording none.
-pub(super) fn recording(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(super) fn recording(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let prepared = Prepared::new(context, context.pick(256 << 20, 512 << 20), CacheMode::PageCache, progress)?;
     let ours = prepared.ours(Caching::Cached, false)?;
     let _pinned = Pinned::to_one();
@@ -277,7 +277,7 @@ pub(super) fn recording(context: &Context<'_>, progress: &mut dyn Progress) -> R
             if records { &mut with } else { &mut without }.push(phase.cpu_ns_per_io());
         }
     }
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     found.checks.push(Check::ratio(
         "CPU time per I/O, all latencies recorded relative to none; 4K random read from the page cache",
         "ns",
@@ -290,7 +290,7 @@ pub(super) fn recording(context: &Context<'_>, progress: &mut dyn Progress) -> R
 }
 
 /// IOPS on `null:`.
-pub(super) fn null(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(super) fn null(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let length = context.options.cell.unwrap_or_else(|| Duration::from_millis(context.pick(200, 1000)));
     let ours = Ours { target: open::open("null:", &OpenHow::default())?, length, buffers: Buffers::default() };
     let _pinned = Pinned::to_one();
@@ -301,14 +301,14 @@ pub(super) fn null(context: &Context<'_>, progress: &mut dyn Progress) -> Result
         iops.push(ours.run(&RANDOM_READ, true, round)?.iops());
     }
     let name = "null:, 4K random read, QD 32, all latencies taken: IOPS on one core";
-    Ok(Found { checks: vec![Check::absolute(name, "IOPS", &iops, Bar::AtLeast(10e6))], ..Found::default() })
+    Ok(RowOutcome { checks: vec![Check::absolute(name, "IOPS", &iops, Bar::AtLeast(10e6))], ..RowOutcome::default() })
 }
 
 /// Memory of a run with 10^9 latencies. It needs a fresh process, because the peak memory of a
 /// process never falls.
-pub(super) fn memory(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(super) fn memory(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let Some(launcher) = &context.options.launcher else {
-        return Ok(Found::skipped("a fresh process", "the caller set no launcher to start a fresh process"));
+        return Ok(RowOutcome::skipped("a fresh process", "the caller set no launcher to start a fresh process"));
     };
     let requests = context.pick(20_000_000, EIGHT_NINES);
     report(progress, "measure", 0, 1, &format!("{} requests of null:", grouped(requests as f64)))?;
@@ -325,16 +325,16 @@ pub(super) fn memory(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
         duration(cost.took_ns as f64),
         grouped(cost.points as f64)
     )];
-    Ok(Found { checks: vec![check], notes, ..Found::default() })
+    Ok(RowOutcome { checks: vec![check], notes, ..RowOutcome::default() })
 }
 
 /// Whether the load generator and fio measure the same.
-pub(super) fn agreement(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
-    let Some(program) = fio::find() else { return Ok(Found::skipped("fio", peer::missing("fio", "fio"))) };
+pub(super) fn agreement(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
+    let Some(program) = fio::find() else { return Ok(RowOutcome::skipped("fio", peer::missing("fio", "fio"))) };
     let mut prepared = Prepared::new(context, context.pick(256 << 20, 1 << 30), CacheMode::Direct, progress)?;
     prepared.rounds = context.rounds(AGREEMENT_ROUNDS);
     let ours = prepared.ours(Caching::Direct, true)?;
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     for (index, load) in AGREEMENT.iter().enumerate() {
         let name = format!(
             "{} {}{}, QD {}",

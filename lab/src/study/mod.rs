@@ -82,17 +82,17 @@ impl StudyOptions {
     ///
     /// # Errors
     /// As [`Output::check`].
-    pub(crate) fn begin(&self, study: &str, schema: &str) -> Result<Begun> {
+    pub(crate) fn begin(&self, study: &str, schema: &str) -> Result<StartedStudy> {
         let (start, head) = (Instant::now(), Head::begin(schema));
         let usual = || PathBuf::from(format!("diskwright-{study}-{}.json", head.started_utc));
         let output = Output::check(&self.output.clone().unwrap_or_else(usual), Kind::Result)?;
-        Ok(Begun { start, head, output })
+        Ok(StartedStudy { start, head, output })
     }
 }
 
 /// Start, head and output of a study that has begun.
 #[derive(Debug)]
-pub(crate) struct Begun {
+pub(crate) struct StartedStudy {
     /// When it began.
     pub start: Instant,
     /// The head of its result, with the machine and no verdict yet.
@@ -101,7 +101,7 @@ pub(crate) struct Begun {
     pub output: Output,
 }
 
-impl Begun {
+impl StartedStudy {
     /// Time since it began, nanoseconds.
     pub fn took_ns(&self) -> u64 {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)

@@ -27,7 +27,7 @@ use std::{path::Path, time::Instant};
 /// Measures a job on the given number of targets, from the first.
 pub type Measure<'a> = dyn FnMut(&Job, usize, &dyn Watch) -> Result<Run> + 'a;
 /// Saves the record.
-pub type Keep<'a> = dyn FnMut(&SweepRecord) -> Result<()> + 'a;
+pub type SaveRecord<'a> = dyn FnMut(&SweepRecord) -> Result<()> + 'a;
 
 /// A sweep without a measured round.
 ///
@@ -116,7 +116,7 @@ pub fn run(
     record: &mut SweepRecord,
     phase: &str,
     measure: &mut Measure<'_>,
-    keep: &mut Keep<'_>,
+    keep: &mut SaveRecord<'_>,
     progress: &mut dyn Progress,
 ) -> Result<()> {
     let measured = measure_all(record, phase, measure, keep, progress);
@@ -129,7 +129,7 @@ fn measure_all(
     record: &mut SweepRecord,
     phase: &str,
     measure: &mut Measure<'_>,
-    keep: &mut Keep<'_>,
+    keep: &mut SaveRecord<'_>,
     progress: &mut dyn Progress,
 ) -> Result<()> {
     let rounds = record.options.rounds as usize;

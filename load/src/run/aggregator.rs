@@ -28,7 +28,7 @@
 use crate::{
     record::{IopsStdDev, SeriesPoint},
     run::{
-        histogram::Sum,
+        histogram::HistogramSum,
         lane::Undone,
         rate_deviation::RateDeviation,
         tally::{Tally, Totals},
@@ -56,7 +56,7 @@ struct Interval {
     read_bytes: u64,
     write_ios: u64,
     write_bytes: u64,
-    latency: Sum,
+    latency: HistogramSum,
 }
 
 impl Interval {
@@ -302,7 +302,7 @@ impl Aggregator {
             start_ns if start_ns == from_ns => from_ns,
             _ => self.tick_of.end_of(from_ns),
         };
-        let (mut ios, mut bytes, mut latency) = (0, 0, Sum::default());
+        let (mut ios, mut bytes, mut latency) = (0, 0, HistogramSum::default());
         for interval in self.ticks.range(from_ns..until_ns.max(from_ns)).map(|(_, interval)| interval) {
             ios += interval.read_ios + interval.write_ios;
             bytes += interval.read_bytes + interval.write_bytes;

@@ -32,7 +32,7 @@ const LOOK_AFTER_TICK_NS: u64 = 50_000_000;
 
 /// A phase that has ended.
 #[derive(Debug)]
-pub(crate) struct Ended {
+pub(crate) struct PhaseOutcome {
     pub(crate) record: PhaseRecord,
     /// The watcher stopped the phase.
     pub(crate) stopped: bool,
@@ -177,7 +177,7 @@ impl<'a> Conductor<'a> {
                     // Sending fails for a thread that has ended and needs no tallies.
                     let _ = self.returns[cut.thread].send(cut.tallies);
                 }
-                Ok(Event::Ended(thread)) => {
+                Ok(Event::PhaseOutcome(thread)) => {
                     running -= 1;
                     self.aggregator.ended(thread);
                 }
@@ -279,7 +279,7 @@ impl<'a> Conductor<'a> {
     }
 
     /// Makes the record after all threads have ended.
-    pub(crate) fn finish(self) -> Ended {
+    pub(crate) fn finish(self) -> PhaseOutcome {
         let window_start_ns = self.shared.window_start_ns().min(self.last_ns);
         let window_end_ns = self.shared.window_end_ns().min(self.last_ns).max(window_start_ns);
         let cores = match (self.cores_start, self.cores_end) {
@@ -307,7 +307,7 @@ impl<'a> Conductor<'a> {
                 });
             }
         }
-        Ended {
+        PhaseOutcome {
             record: PhaseRecord {
                 name: self.phase.name.clone(),
                 window_ns: window_end_ns - window_start_ns,

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A measuring thread counts into [`Latencies`] between two cuts (136 KiB), and the conductor adds
-//! them up in a [`Sum`] (272 KiB). Minimum, maximum, moments and counts are exact. Values of 2^43
-//! ns (2.4 hours) and more count as the largest value.
+//! them up in a [`HistogramSum`] (272 KiB). Minimum, maximum, moments and counts are exact. Values
+//! of 2^43 ns (2.4 hours) and more count as the largest value.
 
 use crate::record::LatencyRecord;
 
@@ -81,7 +81,7 @@ impl Latencies {
 
 /// The sum of many histograms.
 #[derive(Debug, Clone)]
-pub(crate) struct Sum {
+pub(crate) struct HistogramSum {
     counts: Box<[u64]>,
     count: u64,
     sum_ns: u128,
@@ -90,14 +90,14 @@ pub(crate) struct Sum {
     max_ns: u64,
 }
 
-impl Default for Sum {
+impl Default for HistogramSum {
     fn default() -> Self {
         let counts = vec![0; BUCKETS].into_boxed_slice();
         Self { counts, count: 0, sum_ns: 0, squares: 0.0, min_ns: u64::MAX, max_ns: 0 }
     }
 }
 
-impl Sum {
+impl HistogramSum {
     /// Counts a latency `count` times, above 0.
     pub(crate) fn add_many(&mut self, latency_ns: u64, count: u64) {
         let latency_ns = latency_ns.min(LARGEST);
@@ -191,8 +191,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn sum_of(values: &[u64]) -> Sum {
-        let (mut latencies, mut sum) = (Latencies::default(), Sum::default());
+    fn sum_of(values: &[u64]) -> HistogramSum {
+        let (mut latencies, mut sum) = (Latencies::default(), HistogramSum::default());
         for value in values {
             latencies.record(*value);
         }
@@ -220,8 +220,8 @@ mod tests {
 
     #[test]
     fn zero_and_very_long_latencies_are_counted() {
-        assert_eq!(Sum::default().record(), LatencyRecord::default());
-        assert_eq!(Sum::default().quantile_ns(0.5), 0);
+        assert_eq!(HistogramSum::default().record(), LatencyRecord::default());
+        assert_eq!(HistogramSum::default().quantile_ns(0.5), 0);
         let record = sum_of(&[u64::MAX, 0]).record();
         assert_eq!((record.min_ns, record.max_ns, record.buckets.len()), (0, LARGEST, 2));
     }
@@ -234,7 +234,7 @@ mod tests {
         latencies.clear();
         assert!(latencies.counts.iter().all(|count| *count == 0));
         latencies.record(7);
-        let mut sum = Sum::default();
+        let mut sum = HistogramSum::default();
         sum.add(&latencies);
         assert_eq!(sum.record().buckets, [(7, 1)]);
     }

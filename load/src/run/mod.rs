@@ -62,7 +62,7 @@ pub use watch::{Snapshot, Stage, SteadyProgress, Unwatched, Watch};
 
 use crate::{
     LoadError, Result,
-    clock::Moment,
+    clock::TimePoint,
     data,
     job::{Contents, IoEngine, Job, Phase},
     machine::OtherLoad,
@@ -97,7 +97,7 @@ pub fn check(job: &Job, targets: &[OpenTarget]) -> Result<()> {
 /// A job that is not valid or does not fit the targets; queues that cannot be opened. Failed
 /// requests are not an error of this function: they are in [`Head::end`].
 pub fn run(job: &Job, targets: &[OpenTarget], options: &RunOptions, watch: &dyn Watch) -> Result<Run> {
-    let start = Moment::now();
+    let start = TimePoint::now();
     check(job, targets)?;
     let generations = generations(job, targets);
     let head = Head::begin(RUN_SCHEMA);

@@ -14,7 +14,7 @@ use crate::{
     run::{
         Buffers, RunOptions,
         buffers::Set,
-        conductor::{Conductor, Ended, Progress},
+        conductor::{Conductor, PhaseOutcome, Progress},
         contents::Contents,
         lane::Lane,
         plan::{self, LanePlan, ThreadPlan},
@@ -39,7 +39,7 @@ use std::{
 ///
 /// # Errors
 /// A phase that does not fit the targets, and queues that cannot be opened. Later failures are in
-/// [`Ended::failures`].
+/// [`PhaseOutcome::failures`].
 pub(crate) fn run(
     job: &Job,
     progress: Progress,
@@ -47,7 +47,7 @@ pub(crate) fn run(
     generations: &[Arc<Generations>],
     options: &RunOptions,
     watch: &dyn Watch,
-) -> Result<Ended> {
+) -> Result<PhaseOutcome> {
     let phase = &job.phases[progress.index];
     let plans = plan::threads_of(job, progress.index, targets, generations)?;
     let ticks = Ticks::new(job.interval.as_nanos());

@@ -2,11 +2,11 @@
 
 use crate::{
     OpenTarget,
-    clock::{self, Moment},
+    clock::{self, TimePoint},
     job::{Caching, Job, Load, Phase, Rate},
     machine::{Machine, OtherLoad},
     record::{PhaseRecord, ThreadRecord},
-    run::conductor::Ended,
+    run::conductor::PhaseOutcome,
     warning::Warning,
 };
 
@@ -60,7 +60,7 @@ impl RunWarnings {
     }
 
     /// Adds the warnings of a phase that has ended.
-    pub(crate) fn after_phase(&mut self, phase: &Phase, ended: &Ended) {
+    pub(crate) fn after_phase(&mut self, phase: &Phase, ended: &PhaseOutcome) {
         if ended.record.window_ns == 0 {
             return;
         }
@@ -99,7 +99,7 @@ impl RunWarnings {
     }
 
     /// Adds the warnings about the machine during the run, and returns all warnings.
-    pub(crate) fn after_all(mut self, other_load: &OtherLoad, began: &Moment) -> Vec<Warning> {
+    pub(crate) fn after_all(mut self, other_load: &OtherLoad, began: &TimePoint) -> Vec<Warning> {
         if let Some(by_s) = began.stepped_s() {
             self.0.push(Warning::ClockStepped { by_s });
         }

@@ -22,7 +22,7 @@ pub(crate) struct RecordedRequest {
 }
 
 /// Decides whether a request fails.
-pub(crate) type Fails = fn(&RecordedRequest) -> bool;
+pub(crate) type FailRule = fn(&RecordedRequest) -> bool;
 
 /// A simulated device.
 #[derive(Debug, Clone)]
@@ -34,7 +34,7 @@ pub(crate) struct Simulated {
     /// Number of a slow request, counted over all queues from 0, and its service time.
     pub(crate) slow: Option<(usize, Duration)>,
     /// From this request on, a request for which the function is true fails.
-    pub(crate) fails: Option<(usize, Fails)>,
+    pub(crate) fails: Option<(usize, FailRule)>,
     /// From this request on, the queue fails.
     pub(crate) breaks: Option<usize>,
     pub(crate) noted: Arc<Mutex<Vec<RecordedRequest>>>,

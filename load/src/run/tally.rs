@@ -16,7 +16,7 @@
 
 use crate::{
     record::DirectionRecord,
-    run::histogram::{Latencies, Sum},
+    run::histogram::{HistogramSum, Latencies},
 };
 
 /// Reads, writes or flushes of one target, between two cuts.
@@ -94,8 +94,8 @@ pub(crate) struct DirectionTotals {
     ios: u64,
     bytes: u64,
     errors: u64,
-    service: Sum,
-    response: Option<Sum>,
+    service: HistogramSum,
+    response: Option<HistogramSum>,
 }
 
 impl DirectionTotals {
@@ -115,7 +115,7 @@ impl DirectionTotals {
             bytes: self.bytes,
             errors: self.errors,
             service: self.service.record(),
-            response: self.response.as_ref().map(Sum::record),
+            response: self.response.as_ref().map(HistogramSum::record),
         }
     }
 }

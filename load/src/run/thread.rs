@@ -66,7 +66,7 @@ pub(crate) struct Cut {
 pub(crate) enum Event {
     Cut(Cut),
     /// The thread of this number has ended.
-    Ended(usize),
+    PhaseOutcome(usize),
 }
 
 /// A measuring thread.
@@ -158,7 +158,7 @@ impl Loop<'_, '_> {
         let given_up_ns = self.now_ns();
         let undone = self.thread.lanes.iter_mut().map(|lane| lane.give_up(&window, given_up_ns, shared)).collect();
         self.send(until_ns, until_ns, undone);
-        let _ = self.thread.events.send(Event::Ended(self.thread.number));
+        let _ = self.thread.events.send(Event::PhaseOutcome(self.thread.number));
     }
 
     fn in_flight(&self) -> usize {

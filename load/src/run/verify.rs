@@ -197,16 +197,16 @@ impl Generations {
             let at_bytes = offset_bytes + (index * SECTOR_BYTES) as u64;
             let wrong = |kind| Err(Fault { at_bytes, kind });
             let found = match open_sector(self.magic, sector) {
-                Found::Sound { offset_bytes, generation } if offset_bytes == at_bytes => generation,
-                Found::Sound { offset_bytes, generation } => {
+                BlockVerdict::Sound { offset_bytes, generation } if offset_bytes == at_bytes => generation,
+                BlockVerdict::Sound { offset_bytes, generation } => {
                     return wrong(FaultKind::Misdirected { belongs_bytes: offset_bytes, generation });
                 }
                 // The sector was being written, and may be torn.
                 _ if !undisturbed => continue,
                 // Before the first write any contents are accepted.
-                Found::Foreign if before.begun == 0 => continue,
-                Found::Foreign => return wrong(FaultKind::Foreign),
-                Found::Damaged => return wrong(FaultKind::Damaged),
+                BlockVerdict::Foreign if before.begun == 0 => continue,
+                BlockVerdict::Foreign => return wrong(FaultKind::Foreign),
+                BlockVerdict::Damaged => return wrong(FaultKind::Damaged),
             };
             let newest = if undisturbed { before.ended } else { after.begun };
             if found > newest {
@@ -264,21 +264,25 @@ fn seal_sector(magic: u64, at_bytes: u64, generation: u32, sector: &mut [u8]) {
     sector[CRC_AT..HEADER_BYTES].copy_from_slice(&checksum.to_le_bytes());
 }
 
-enum Found {
+enum BlockVerdict {
     Sound { offset_bytes: u64, generation: u32 },
     Damaged,
     Foreign,
 }
 
-fn open_sector(magic: u64, sector: &[u8]) -> Found {
+fn open_sector(magic: u64, sector: &[u8]) -> BlockVerdict {
     let word = |at: usize| sector[at..at + 8].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
     if word(0) != magic {
-        return Found::Foreign;
+        return BlockVerdict::Foreign;
     }
     let (last, stored) = (word(16) as u32, (word(16) >> 32) as u32);
     let checksum = crc32c::crc32c_append(crc32c::crc32c(&sector[..CRC_AT]), &[0; HEADER_BYTES - CRC_AT]);
     let checksum = crc32c::crc32c_append(checksum, &sector[HEADER_BYTES..]);
-    if checksum == stored { Found::Sound { offset_bytes: word(8), generation: last } } else { Found::Damaged }
+    if checksum == stored {
+        BlockVerdict::Sound { offset_bytes: word(8), generation: last }
+    } else {
+        BlockVerdict::Damaged
+    }
 }
 
 /// A sector with wrong data.

@@ -15,7 +15,7 @@ use super::{
     negotiate::{self, ExportInfo},
     queue::NbdQueue,
     status,
-    tables::{Memory, Slot, StatusFound, Work},
+    tables::{Memory, Slot, SlotWork, StatusFound},
 };
 use crate::{
     uri::NbdUri,
@@ -170,7 +170,7 @@ impl NbdDevice {
 
     /// Status of the first part of a range, as far as one answer of the server reports it.
     fn status(&self, lane: &Lane, inbox: u32, start_bytes: u64, end_bytes: u64) -> io::Result<StatusFound> {
-        let slot = Slot::new(inbox, Work::Status, start_bytes, end_bytes, Memory::None);
+        let slot = Slot::new(inbox, SlotWork::Status, start_bytes, end_bytes, Memory::None);
         let mut ended = Vec::new();
         lane.drive(inbox, std::iter::once(slot), 1, &mut ended);
         let ended = ended.pop().ok_or_else(|| io::Error::other("the connection completed no request"))?;

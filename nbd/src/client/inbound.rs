@@ -53,7 +53,7 @@ impl From<WireError> for Fault {
 
 /// What client and server agreed on, as far as answers depend on it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Agreed {
+pub(super) struct ReplyContext {
     pub(super) framing: Framing,
     pub(super) allocation_context: Option<u32>,
     pub(super) depth_context: Option<u32>,
@@ -100,7 +100,7 @@ impl Inbound {
         &mut self,
         transport: &mut Transport,
         tables: &mut Tables,
-        agreed: Agreed,
+        agreed: ReplyContext,
         peer: &str,
     ) -> Result<bool, Fault> {
         let mut came = false;
@@ -153,7 +153,7 @@ impl Inbound {
     }
 
     /// Decodes the next message from the stage. Returns `false` if more bytes are needed.
-    fn step(&mut self, tables: &mut Tables, agreed: Agreed, peer: &str) -> Result<bool, Fault> {
+    fn step(&mut self, tables: &mut Tables, agreed: ReplyContext, peer: &str) -> Result<bool, Fault> {
         let staged = &self.stage[self.taken..self.filled];
         match &mut self.state {
             State::Header => match ReplyHeader::decode(staged, agreed.framing)? {
@@ -276,7 +276,7 @@ impl Inbound {
         kind: ChunkKind,
         payload: &[u8],
         tables: &mut Tables,
-        agreed: Agreed,
+        agreed: ReplyContext,
         peer: &str,
     ) -> Result<(), Fault> {
         let call = tables.calls.get_mut(index).ok_or_else(unknown)?;

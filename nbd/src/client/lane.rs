@@ -27,10 +27,10 @@ mod link;
 
 use super::{
     ClientError,
-    inbound::{Agreed, Inbound},
+    inbound::{Inbound, ReplyContext},
     negotiate::{self, ExportInfo},
     outbound::Outbound,
-    tables::{Ended, Inbox, NO_INBOX, Slot, Tables, Work},
+    tables::{EndedSlot, Inbox, NO_INBOX, Slot, SlotWork, Tables},
     transport::{Socket, Transport},
 };
 use crate::{
@@ -100,7 +100,7 @@ pub(super) struct Lane {
     uri: NbdUri,
     peer: String,
     export: ExportInfo,
-    agreed: Agreed,
+    agreed: ReplyContext,
     state: Mutex<State>,
     changed: Condvar,
     wake: OwnedFd,
@@ -110,7 +110,7 @@ pub(super) struct Lane {
 impl Lane {
     /// A lane on a new connection.
     pub(super) fn new(uri: NbdUri, transport: Transport, export: ExportInfo) -> std::io::Result<Self> {
-        let agreed = Agreed {
+        let agreed = ReplyContext {
             framing: export.framing,
             allocation_context: export.allocation_context,
             depth_context: export.depth_context,
@@ -172,7 +172,7 @@ impl Lane {
 
     /// Starts new slots, waits until at least `at_least` slots of the inbox have ended (at most as
     /// many as are in flight), and appends all that have ended.
-    pub(super) fn drive(&self, inbox: u32, new: impl Iterator<Item = Slot>, at_least: usize, out: &mut Vec<Ended>) {
+    pub(super) fn drive(&self, inbox: u32, new: impl Iterator<Item = Slot>, at_least: usize, out: &mut Vec<EndedSlot>) {
         let mut state = self.lock();
         for slot in new {
             self.add_slot(&mut state, slot);
@@ -325,12 +325,12 @@ impl Lane {
             }
             let start_bytes = slot.next_bytes;
             let (command, flags, most_bytes) = match slot.work {
-                Work::Calls(command @ (Command::READ | Command::WRITE), flags) => {
+                SlotWork::Calls(command @ (Command::READ | Command::WRITE), flags) => {
                     (command, flags, self.payload_max().min(slot.memory.left_in_piece(slot.place(start_bytes))))
                 }
-                Work::Calls(command, flags) => (command, flags, RANGE_BYTES),
-                Work::Zeros(flags) => (Command::WRITE, flags, ZEROS_BYTES.min(self.payload_max())),
-                Work::Status => (Command::BLOCK_STATUS, CommandFlags::empty(), left_bytes),
+                SlotWork::Calls(command, flags) => (command, flags, RANGE_BYTES),
+                SlotWork::Zeros(flags) => (Command::WRITE, flags, ZEROS_BYTES.min(self.payload_max())),
+                SlotWork::Status => (Command::BLOCK_STATUS, CommandFlags::empty(), left_bytes),
             };
             let len_bytes = left_bytes.min(most_bytes);
             slot.next_bytes += len_bytes;
@@ -374,7 +374,7 @@ impl Lane {
             return;
         }
         let Some(slot) = tables.slots.get(call.slot) else { return };
-        if matches!(slot.work, Work::Zeros(_)) {
+        if matches!(slot.work, SlotWork::Zeros(_)) {
             outbound.zeros(len_bytes as usize);
         } else {
             let start = slot.place(offset_bytes);

@@ -148,7 +148,7 @@ struct Handshake {
 }
 
 /// The server's final answer to an option.
-enum Ended {
+enum OptionOutcome {
     Accepted,
     Refused(ReplyCode, String),
 }
@@ -160,8 +160,8 @@ impl Handshake {
         name: rustls::pki_types::ServerName<'static>,
     ) -> Result<()> {
         match self.ask(OptionCode::STARTTLS, &[], |_| Ok(()))? {
-            Ended::Accepted => {}
-            Ended::Refused(..) => {
+            OptionOutcome::Accepted => {}
+            OptionOutcome::Refused(..) => {
                 return Err(self.tls_mismatch(
                     "the server does not offer TLS, but the URI requires it; start the server with certificates, or use nbd:// on a network that you trust",
                 ));
@@ -178,14 +178,14 @@ impl Handshake {
             [(OptionCode::EXTENDED_HEADERS, Framing::Extended), (OptionCode::STRUCTURED_REPLY, Framing::Structured)]
         {
             match self.ask(option, &[], |_| Ok(()))? {
-                Ended::Accepted => {
+                OptionOutcome::Accepted => {
                     export.framing = framing;
                     break;
                 }
-                Ended::Refused(ReplyCode::ERR_TLS_REQD, _) => {
+                OptionOutcome::Refused(ReplyCode::ERR_TLS_REQD, _) => {
                     return Err(self.tls_mismatch("the server requires TLS; use nbds:// (or nbds+unix://)"));
                 }
-                Ended::Refused(..) => {}
+                OptionOutcome::Refused(..) => {}
             }
         }
         if export.framing == Framing::Simple {
@@ -205,7 +205,7 @@ impl Handshake {
             }
             Ok(())
         })?;
-        if matches!(ended, Ended::Accepted) {
+        if matches!(ended, OptionOutcome::Accepted) {
             (export.allocation_context, export.depth_context) = (allocation, depth);
         }
         Ok(())
@@ -234,22 +234,22 @@ impl Handshake {
             Ok(())
         })?;
         match ended {
-            Ended::Accepted if !has_size => {
+            OptionOutcome::Accepted if !has_size => {
                 Err(self.protocol("it entered the transmission phase without sending the size of the export"))
             }
-            Ended::Accepted => Ok(()),
+            OptionOutcome::Accepted => Ok(()),
             // An old server. EXPORT_NAME is not possible with extended headers.
-            Ended::Refused(ReplyCode::ERR_UNSUP, _) if export.framing != Framing::Extended => {
+            OptionOutcome::Refused(ReplyCode::ERR_UNSUP, _) if export.framing != Framing::Extended => {
                 self.export_name(export, no_zeroes)
             }
-            Ended::Refused(ReplyCode::ERR_UNKNOWN, _) => {
+            OptionOutcome::Refused(ReplyCode::ERR_UNKNOWN, _) => {
                 let exports = self.names();
                 Err(ClientError::UnknownExport { peer: self.peer.clone(), name: export.name.clone(), exports })
             }
-            Ended::Refused(ReplyCode::ERR_TLS_REQD, _) => {
+            OptionOutcome::Refused(ReplyCode::ERR_TLS_REQD, _) => {
                 Err(self.tls_mismatch("the server requires TLS for this export; use nbds:// (or nbds+unix://)"))
             }
-            Ended::Refused(code, message) => {
+            OptionOutcome::Refused(code, message) => {
                 Err(ClientError::Refused { peer: self.peer.clone(), option: OptionCode::GO, code, message })
             }
         }
@@ -282,7 +282,7 @@ impl Handshake {
             }
             Ok(())
         });
-        if matches!(listed, Ok(Ended::Accepted)) { names } else { Vec::new() }
+        if matches!(listed, Ok(OptionOutcome::Accepted)) { names } else { Vec::new() }
     }
 
     fn ask(
@@ -290,7 +290,7 @@ impl Handshake {
         option: OptionCode,
         data: &[u8],
         each: impl FnMut(OptionReply<'_>) -> Result<(), &'static str>,
-    ) -> Result<Ended> {
+    ) -> Result<OptionOutcome> {
         let mut message = Vec::new();
         option::encode_plain(option, data, &mut message);
         self.ask_encoded(option, &message, each)
@@ -302,7 +302,7 @@ impl Handshake {
         option: OptionCode,
         message: &[u8],
         mut each: impl FnMut(OptionReply<'_>) -> Result<(), &'static str>,
-    ) -> Result<Ended> {
+    ) -> Result<OptionOutcome> {
         self.send(message)?;
         for _ in 0..REPLIES_MAX {
             let header = self.decode(OptionReplyHeader::decode)?;
@@ -316,8 +316,8 @@ impl Handshake {
             let mut data = vec![0; header.data_bytes as usize];
             self.recv(&mut data)?;
             match OptionReply::parse(header.code, &data).map_err(|error| self.wire(error))? {
-                OptionReply::Ack => return Ok(Ended::Accepted),
-                OptionReply::Refused { code, message } => return Ok(Ended::Refused(code, message.to_owned())),
+                OptionReply::Ack => return Ok(OptionOutcome::Accepted),
+                OptionReply::Refused { code, message } => return Ok(OptionOutcome::Refused(code, message.to_owned())),
                 reply => each(reply).map_err(|what| self.protocol(&format!("it sent {what} for {option}")))?,
             }
         }

@@ -2,7 +2,7 @@
 
 use super::{
     lane::Lane,
-    tables::{Ended, Memory, Slot, Work},
+    tables::{EndedSlot, Memory, Slot, SlotWork},
 };
 use crate::wire::{Command, CommandFlags, TransmissionFlags};
 use diskwright_store::{
@@ -23,7 +23,7 @@ pub(super) struct NbdQueue {
     in_flight: usize,
     /// Slots that were pushed and not yet given to the lane.
     pushed: Vec<Slot>,
-    ended: Vec<Ended>,
+    ended: Vec<EndedSlot>,
 }
 
 impl NbdQueue {
@@ -64,7 +64,7 @@ impl NbdQueue {
                 if let Some(beyond) = beyond(&mut request, inside) {
                     beyond.fill(0);
                 }
-                Work::Calls(Command::READ, CommandFlags::empty())
+                SlotWork::Calls(Command::READ, CommandFlags::empty())
             }
             Operation::Write => {
                 if beyond(&mut request, inside).is_some_and(|beyond| beyond.iter().any(|&byte| byte != 0)) {
@@ -78,16 +78,18 @@ impl NbdQueue {
                     }
                     return Err(Box::new(PushError { request, reason }));
                 }
-                Work::Calls(Command::WRITE, fua)
+                SlotWork::Calls(Command::WRITE, fua)
             }
             Operation::WriteZeroes if can(TransmissionFlags::SEND_WRITE_ZEROES) => {
-                Work::Calls(Command::WRITE_ZEROES, fua | CommandFlags::NO_HOLE)
+                SlotWork::Calls(Command::WRITE_ZEROES, fua | CommandFlags::NO_HOLE)
             }
             // Not TRIM, after which reads may return anything: a discarded range must read as
             // zeros.
-            Operation::Discard if can(TransmissionFlags::SEND_WRITE_ZEROES) => Work::Calls(Command::WRITE_ZEROES, fua),
-            Operation::WriteZeroes | Operation::Discard => Work::Zeros(fua),
-            Operation::Flush => Work::Calls(Command::FLUSH, CommandFlags::empty()),
+            Operation::Discard if can(TransmissionFlags::SEND_WRITE_ZEROES) => {
+                SlotWork::Calls(Command::WRITE_ZEROES, fua)
+            }
+            Operation::WriteZeroes | Operation::Discard => SlotWork::Zeros(fua),
+            Operation::Flush => SlotWork::Calls(Command::FLUSH, CommandFlags::empty()),
         };
         let memory = match (request.buf, pieces) {
             (Some(buf), Some((segments, start))) => Memory::Copied { buf, segments, start },

@@ -16,7 +16,7 @@ use std::{io, mem, ops::Range};
 
 /// The commands that carry out a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Work {
+pub(super) enum SlotWork {
     /// Calls of this command over the range.
     Calls(Command, CommandFlags),
     /// Writes of zeros over the range, if the server does not support WRITE_ZEROES.
@@ -84,7 +84,7 @@ pub(super) struct Slot {
     pub(super) inbox: u32,
     pub(super) tag: u64,
     pub(super) memory: Memory,
-    pub(super) work: Work,
+    pub(super) work: SlotWork,
     /// The range on the export.
     pub(super) start_bytes: u64,
     pub(super) end_bytes: u64,
@@ -103,7 +103,7 @@ pub(super) struct Slot {
 
 impl Slot {
     /// A slot for `start_bytes..end_bytes` of the export.
-    pub(super) fn new(inbox: u32, work: Work, start_bytes: u64, end_bytes: u64, memory: Memory) -> Self {
+    pub(super) fn new(inbox: u32, work: SlotWork, start_bytes: u64, end_bytes: u64, memory: Memory) -> Self {
         Self {
             inbox,
             tag: 0,
@@ -236,19 +236,19 @@ fn cookie(generation: u32, index: u32) -> u64 {
 
 /// A slot that has ended.
 #[derive(Debug)]
-pub(super) struct Ended {
+pub(super) struct EndedSlot {
     pub(super) completion: Completion,
     pub(super) status: StatusFound,
 }
 
 impl Slot {
     /// Ends the slot: completes its loan, or returns the completion for its inbox.
-    pub(super) fn ended(mut self) -> Option<Ended> {
+    pub(super) fn ended(mut self) -> Option<EndedSlot> {
         let result = match self.error.take() {
             None => Ok(()),
             Some(error) => Err(io::Error::from(error)),
         };
-        let is_read = matches!(self.work, Work::Calls(Command::READ, _));
+        let is_read = matches!(self.work, SlotWork::Calls(Command::READ, _));
         let (buf, segments, result) = match self.memory {
             Memory::Loan(loan) => {
                 loan.complete(result);
@@ -263,14 +263,14 @@ impl Slot {
             Memory::None => (None, None, result),
         };
         let completion = Completion { tag: self.tag, buf, segments, result };
-        Some(Ended { completion, status: mem::take(&mut self.status) })
+        Some(EndedSlot { completion, status: mem::take(&mut self.status) })
     }
 }
 
 /// Completions for one queue.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
-    pub(super) ended: Vec<Ended>,
+    pub(super) ended: Vec<EndedSlot>,
     /// Slots of this queue that were not handed out.
     pub(super) in_flight: usize,
 }

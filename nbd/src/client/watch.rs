@@ -17,7 +17,7 @@
 
 use super::{
     lane::{Lane, PumpResult},
-    tables::{Memory, NO_INBOX, Slot, Work},
+    tables::{Memory, NO_INBOX, Slot, SlotWork},
 };
 use crate::wire::{Command, CommandFlags, TransmissionFlags};
 use diskwright_store::{LaneOp, Loan, Zeroing};
@@ -81,23 +81,23 @@ impl Watch {
         };
         let (work, start_bytes, len_bytes, flushes) = match op {
             LaneOp::Read { offset_bytes } => {
-                (Work::Calls(Command::READ, CommandFlags::empty()), offset_bytes, len_bytes, false)
+                (SlotWork::Calls(Command::READ, CommandFlags::empty()), offset_bytes, len_bytes, false)
             }
             LaneOp::Write { offset_bytes, durable } => {
                 let fua = fua(durable);
-                (Work::Calls(Command::WRITE, fua), offset_bytes, len_bytes, durable && fua.is_empty())
+                (SlotWork::Calls(Command::WRITE, fua), offset_bytes, len_bytes, durable && fua.is_empty())
             }
             LaneOp::Zero { offset_bytes, len_bytes, how } => {
                 let work = match how {
-                    _ if !can(TransmissionFlags::SEND_WRITE_ZEROES) => Work::Zeros(CommandFlags::empty()),
-                    Zeroing::Keep => Work::Calls(Command::WRITE_ZEROES, CommandFlags::NO_HOLE),
+                    _ if !can(TransmissionFlags::SEND_WRITE_ZEROES) => SlotWork::Zeros(CommandFlags::empty()),
+                    Zeroing::Keep => SlotWork::Calls(Command::WRITE_ZEROES, CommandFlags::NO_HOLE),
                     // Not TRIM, after which reads may return anything.
-                    Zeroing::Deallocate => Work::Calls(Command::WRITE_ZEROES, CommandFlags::empty()),
+                    Zeroing::Deallocate => SlotWork::Calls(Command::WRITE_ZEROES, CommandFlags::empty()),
                 };
                 (work, offset_bytes, len_bytes, false)
             }
             // A slot with an empty range, which only flushes.
-            LaneOp::Sync => (Work::Calls(Command::FLUSH, CommandFlags::empty()), 0, 0, true),
+            LaneOp::Sync => (SlotWork::Calls(Command::FLUSH, CommandFlags::empty()), 0, 0, true),
         };
         let mut slot = Slot::new(inbox, work, start_bytes, start_bytes + len_bytes, memory);
         // A server without FUA and flush has no volatile cache.

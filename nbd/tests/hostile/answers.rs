@@ -31,8 +31,8 @@ fn the_fake_server_can_answer_correctly() {
 #[test]
 fn invalid_answers_end_the_connection_with_a_clear_error() {
     use Framing::{Extended, Simple, Structured};
-    type Make = fn(&RequestHeader, Answering, &mut Vec<u8>);
-    let reads: &[(&str, Framing, Make)] = &[
+    type MakeAnswer = fn(&RequestHeader, Answering, &mut Vec<u8>);
+    let reads: &[(&str, Framing, MakeAnswer)] = &[
         ("not in flight", Simple, |r, _, out| out.extend_from_slice(&reply::simple(!r.cookie, ErrorCode::NONE))),
         ("not in flight", Extended, |r, a, out| {
             out.extend_from_slice(&Answering { cookie: r.cookie ^ 1, ..a }.done());
@@ -94,7 +94,7 @@ fn invalid_answers_end_the_connection_with_a_clear_error() {
         assert!(error.to_string().contains(word), "{word}: {error}");
         assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{word}");
     }
-    let statuses: &[(&str, Framing, Make)] = &[
+    let statuses: &[(&str, Framing, MakeAnswer)] = &[
         ("without a status", Structured, |_, a, out| out.extend_from_slice(&a.done())),
         ("without a status", Structured, |r, _, out| out.extend_from_slice(&reply::simple(r.cookie, ErrorCode::NONE))),
         ("not negotiated", Structured, |_, a, out| {
@@ -124,8 +124,8 @@ fn invalid_answers_end_the_connection_with_a_clear_error() {
 
 #[test]
 fn errors_of_the_server_in_all_their_forms() {
-    type Make = fn(&RequestHeader, Answering, &mut Vec<u8>);
-    let all: &[(&str, Framing, io::ErrorKind, Make)] = &[
+    type MakeAnswer = fn(&RequestHeader, Answering, &mut Vec<u8>);
+    let all: &[(&str, Framing, io::ErrorKind, MakeAnswer)] = &[
         ("at 4096 with input/output", Framing::Simple, io::ErrorKind::Other, |r, _, out| {
             out.extend_from_slice(&reply::simple(r.cookie, ErrorCode::EIO));
         }),

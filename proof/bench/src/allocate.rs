@@ -7,7 +7,7 @@
 
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found, SEED},
+    acceptance::{Bar, Check, Context, RowOutcome, SEED},
     measure,
     peer::{self, Cost},
     progress::{Progress, report},
@@ -30,9 +30,9 @@ use std::{fmt::Write as _, path::Path, time::Instant};
 const BLOCK_BYTES: u64 = 2 << 20;
 const WRITE_BYTES: usize = 4096;
 
-pub(crate) fn blocks(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn blocks(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let (Some(qemu_io), Some(qemu_img)) = (peer::find("qemu-io"), peer::find("qemu-img")) else {
-        return Ok(Found::skipped("writes into unallocated blocks", peer::missing("qemu-io", "qemu-utils")));
+        return Ok(RowOutcome::skipped("writes into unallocated blocks", peer::missing("qemu-io", "qemu-utils")));
     };
     let blocks = context.pick(1024, 16_384);
     let size_bytes = blocks * BLOCK_BYTES;
@@ -43,7 +43,7 @@ pub(crate) fn blocks(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
     std::fs::write(&quit, "quit\n").map_err(LabError::file("write", &quit))?;
 
     let rounds = context.rounds(3);
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     found.notes.push(format!(
         "{} blocks of 2 MiB, in order, QD 1, O_DIRECT, then one flush; {rounds} rounds in turns",
         grouped(blocks as f64)
@@ -136,16 +136,16 @@ fn qemu_blocks(qemu_io: &Path, format: &str, path: &Path, script: &Path, quit: &
 }
 
 /// Into an empty dynamic VHDX.
-pub(crate) fn random_writes(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn random_writes(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     random_writes_into(Container::VhdxDynamic, context, progress)
 }
 
 /// Into an empty qcow2.
-pub(crate) fn random_writes_qcow2(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn random_writes_qcow2(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     random_writes_into(Container::Qcow2, context, progress)
 }
 
-fn random_writes_into(empty: Container, context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+fn random_writes_into(empty: Container, context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let size_bytes: u64 = context.pick(2 << 30, 16 << 30);
     let count = context.pick(60_000, 400_000);
     context.scratch.need("these disks", size_bytes + (2 << 30))?;
@@ -178,7 +178,7 @@ fn random_writes_into(empty: Container, context: &Context<'_>, progress: &mut dy
     }
     let name = format!("empty {} against preallocated raw file, 4K random write: IOPS", empty.name());
     let flush = |who: usize| duration(diskwright_stats::summary::median(&flushes[who]).unwrap_or(0.0));
-    Ok(Found {
+    Ok(RowOutcome {
         checks: vec![Check::ratio(name, "IOPS", &rates[0], &rates[1], Bar::AtLeast(0.90))],
         notes: vec![format!(
             "new disks of {} each round, {} writes, QD 32, O_DIRECT; {rounds} rounds in turns; the flush after them took {} ({}) and {} (raw)",
@@ -188,7 +188,7 @@ fn random_writes_into(empty: Container, context: &Context<'_>, progress: &mut dy
             empty.name(),
             flush(1)
         )],
-        ..Found::default()
+        ..RowOutcome::default()
     })
 }
 

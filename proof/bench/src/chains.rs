@@ -3,7 +3,7 @@
 use diskwright_disk::{Changes, Difference};
 use diskwright_lab::{
     Result,
-    acceptance::{Bar, Check, Context, Found},
+    acceptance::{Bar, Check, Context, RowOutcome},
     chain::{CHILDREN_MAX, Chain, ChainPlan},
     fill,
     measure::{self, Plan, Ratio, Steps},
@@ -22,7 +22,7 @@ const DIFF_NS: f64 = 1e9;
 const DIFF_DISKS: u32 = 100;
 const OPEN_BYTES: f64 = 256.0 * 1024.0 * 1024.0;
 
-pub(crate) fn reads(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn reads(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let size_bytes = context.pick(512 << 20, 2 << 30);
     context.scratch.need("the chain", size_bytes + (3 << 30))?;
     let how = context.preparation(size_bytes, CacheMode::Direct);
@@ -39,7 +39,7 @@ pub(crate) fn reads(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
     let targets = [("chain of 1", one), ("chain of 1,024", all)]
         .map(|(name, disk)| open_target(name, "vhdx chain", disk, how.cache));
     let rounds = context.rounds(context.pick(7, 15));
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     found.notes.push(format!(
         "VHDX, {} of data in the base, read and compared through the top; {rounds} rounds, cells of {}, O_DIRECT, QD 32",
         bytes(size_bytes),
@@ -61,9 +61,12 @@ pub(crate) fn reads(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
     Ok(found)
 }
 
-pub(crate) fn open(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn open(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let Some(launcher) = &context.options.launcher else {
-        return Ok(Found::skipped("opening a chain", "the caller gave no way to start a fresh process to measure in"));
+        return Ok(RowOutcome::skipped(
+            "opening a chain",
+            "the caller gave no way to start a fresh process to measure in",
+        ));
     };
     context.scratch.need("the chain", 3 << 30)?;
     let how = context.preparation(40 << 30, CacheMode::Direct);
@@ -77,7 +80,7 @@ pub(crate) fn open(context: &Context<'_>, progress: &mut dyn Progress) -> Result
         times.push((cost.open_ns + cost.read_ns) as f64);
         peaks.push(cost.resident_peak_bytes as f64);
     }
-    Ok(Found {
+    Ok(RowOutcome {
         checks: vec![
             Check::absolute("open and read 4 KiB", "ns", &times, Bar::AtMost(OPEN_NS)),
             Check::absolute("peak resident memory of the process", "bytes", &peaks, Bar::AtMost(OPEN_BYTES)),
@@ -85,12 +88,12 @@ pub(crate) fn open(context: &Context<'_>, progress: &mut dyn Progress) -> Result
         notes: vec![format!(
             "VHDX of 40 GiB each, 256 MiB in the base, data of their own in the lowest 64 children; {rounds} fresh processes, files in the page cache"
         )],
-        ..Found::default()
+        ..RowOutcome::default()
     })
 }
 
 /// Opening a chain and finding what changed above its base, as `diskwright diff --since` does.
-pub(crate) fn diff(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn diff(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     context.scratch.need("the chain", 3 << 30)?;
     let how = context.preparation(40 << 30, CacheMode::PageCache);
     let children = DIFF_DISKS - 1;
@@ -113,16 +116,16 @@ pub(crate) fn diff(context: &Context<'_>, progress: &mut dyn Progress) -> Result
         times.push(began.elapsed().as_nanos() as f64);
         if difference.reads_contents() || ranges == 0 {
             let why = "the contents of the disks were read, or nothing was found";
-            return Ok(Found { checks: vec![Check::broken("diff", why)], ..Found::default() });
+            return Ok(RowOutcome { checks: vec![Check::broken("diff", why)], ..RowOutcome::default() });
         }
     }
-    Ok(Found {
+    Ok(RowOutcome {
         checks: vec![Check::absolute("open and diff against the base", "ns", &times, Bar::AtMost(DIFF_NS))],
         notes: vec![format!(
             "VHDX of 40 GiB each, every child with data of its own: {ranges} ranges, {} in all, by tables and sector bitmaps alone; files in the page cache, {rounds} rounds",
             bytes(data_bytes)
         )],
-        ..Found::default()
+        ..RowOutcome::default()
     })
 }
 

@@ -8,7 +8,7 @@ use diskwright_disk::{CreateRequest, OpenOptions, check_image, create};
 use diskwright_image::Format;
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found},
+    acceptance::{Bar, Check, Context, RowOutcome},
     progress::{Progress, report},
 };
 use diskwright_stats::numbers::bytes;
@@ -25,11 +25,11 @@ const BLOCK_BYTES: u64 = 2 * MIB;
 const CHECK_NS: f64 = 2e9;
 
 /// Time of a check of a disk with all its blocks.
-pub(crate) fn allocated(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn allocated(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let size_bytes: u64 = context.pick(64 << 30, 1 << 40);
     context.scratch.need("a disk whose blocks are holes", 4 << 30)?;
     let rounds = context.rounds(5);
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     for (index, format) in [Format::Vhdx, Format::Vhd].into_iter().enumerate() {
         let path = context.scratch.path().join(format!("allocated.{format}"));
         make(&path, format, size_bytes).map_err(LabError::file("make", &path))?;

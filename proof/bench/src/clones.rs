@@ -8,7 +8,7 @@ use crate::touch;
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, clone_disk};
 use diskwright_lab::{
     ChildLauncher, LabError, Result,
-    acceptance::{Bar, Check, Context, Found},
+    acceptance::{Bar, Check, Context, RowOutcome},
     progress::{Progress, report},
     targets::{Container, Target, create_empty},
 };
@@ -42,7 +42,7 @@ struct Cost {
     resident_peak_bytes: u64,
 }
 
-pub(crate) fn open(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn open(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     context.scratch.need("a golden image and its clones", 2 << 30)?;
     let dir = context.scratch.folder("clones")?;
     let golden = create_empty(Container::VhdxDynamic, &dir, GOLDEN_BYTES)?;
@@ -67,14 +67,14 @@ pub(crate) fn open(context: &Context<'_>, progress: &mut dyn Progress) -> Result
         opened.push(cost.resident_open_bytes as f64);
         peaks.push(cost.resident_peak_bytes as f64);
     }
-    Ok(Found {
+    Ok(RowOutcome {
         checks: vec![
             Check::absolute("open 1,000 clones for writing", "ns", &times, Bar::AtMost(OPEN_NS)),
             Check::absolute("resident memory with all of them open", "bytes", &opened, Bar::AtMost(MEMORY_BYTES)),
             Check::absolute("peak resident memory of the process", "bytes", &peaks, Bar::AtMost(MEMORY_BYTES)),
         ],
         notes: vec![format!("{rounds} fresh processes; each clone with a queue, and 4 KiB read through it")],
-        ..Found::default()
+        ..RowOutcome::default()
     })
 }
 

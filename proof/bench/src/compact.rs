@@ -19,7 +19,7 @@ use diskwright_disk::{
 use diskwright_image::{BlockState, Severity};
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found, SEED},
+    acceptance::{Bar, Check, Context, RowOutcome, SEED},
     peer,
     progress::{Progress, report},
     scratch::settle,
@@ -90,34 +90,34 @@ struct Sizes {
     kept_bytes: u64,
 }
 
-pub(crate) fn ext4(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn ext4(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     measure(context, &KINDS[0], progress)
 }
 
-pub(crate) fn ntfs(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn ntfs(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     measure(context, &KINDS[1], progress)
 }
 
-pub(crate) fn xfs(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn xfs(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     measure(context, &KINDS[2], progress)
 }
 
-fn measure(context: &Context<'_>, kind: &Kind, progress: &mut dyn Progress) -> Result<Found> {
+fn measure(context: &Context<'_>, kind: &Kind, progress: &mut dyn Progress) -> Result<RowOutcome> {
     if !nix::unistd::geteuid().is_root() {
-        return Ok(Found::skipped(kind.name, "mounting a file system needs root"));
+        return Ok(RowOutcome::skipped(kind.name, "mounting a file system needs root"));
     }
     if let Some((program, package)) =
         [kind.mkfs, kind.mount].into_iter().find(|(program, _)| peer::find(program).is_none())
     {
-        return Ok(Found::skipped(kind.name, peer::missing(program, package)));
+        return Ok(RowOutcome::skipped(kind.name, peer::missing(program, package)));
     }
     let full = Sizes { disk_bytes: 64 << 30, written_bytes: 40 << 30, kept_bytes: 5 << 30 };
     let small = Sizes { disk_bytes: 8 << 30, written_bytes: 5 << 30, kept_bytes: 640 << 20 };
     let sizes = context.pick(small, full);
     if let Err(error) = context.scratch.need("a disk that is filled", sizes.written_bytes + (2 << 30)) {
-        return Ok(Found::skipped(kind.name, error.to_string()));
+        return Ok(RowOutcome::skipped(kind.name, error.to_string()));
     }
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     report(progress, "compact", 0, 1, kind.name)?;
     one(context, kind, sizes, &mut found)?;
     found.notes.push(format!(
@@ -130,7 +130,7 @@ fn measure(context: &Context<'_>, kind: &Kind, progress: &mut dyn Progress) -> R
     Ok(found)
 }
 
-fn one(context: &Context<'_>, kind: &Kind, sizes: Sizes, found: &mut Found) -> Result<()> {
+fn one(context: &Context<'_>, kind: &Kind, sizes: Sizes, found: &mut RowOutcome) -> Result<()> {
     let dir = context.scratch.folder(kind.name)?;
     let path = create_empty(Container::VhdxDynamic, &dir, sizes.disk_bytes)?;
     let device = attach(&path, &dir)?;

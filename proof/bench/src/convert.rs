@@ -7,7 +7,7 @@ use crate::{race::Race, xfs::Xfs};
 use diskwright_disk::{ConvertOptions, CreateRequest, OpenOptions, convert};
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Context, Found},
+    acceptance::{Bar, Context, RowOutcome},
     fill,
     peer::{self, Cost},
     progress::{Progress, report},
@@ -35,9 +35,9 @@ struct Comparison<'a> {
     rounds: usize,
 }
 
-pub(crate) fn copied(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn copied(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let Some(qemu_img) = peer::find("qemu-img") else {
-        return Ok(Found::skipped("converting", peer::missing("qemu-img", "qemu-utils")));
+        return Ok(RowOutcome::skipped("converting", peer::missing("qemu-img", "qemu-utils")));
     };
     let size_bytes: u64 = context.pick(1 << 30, 4 << 30);
     context.scratch.need("the copies", 3 * size_bytes + (1 << 30))?;
@@ -55,9 +55,9 @@ pub(crate) fn copied(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
     Ok(found)
 }
 
-pub(crate) fn shared(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn shared(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let Some(qemu_img) = peer::find("qemu-img") else {
-        return Ok(Found::skipped("converting on XFS", peer::missing("qemu-img", "qemu-utils")));
+        return Ok(RowOutcome::skipped("converting on XFS", peer::missing("qemu-img", "qemu-utils")));
     };
     let size_bytes: u64 = context.pick(1 << 30, 4 << 30);
     let image_bytes = 4 * size_bytes + (2 << 30);
@@ -66,7 +66,7 @@ pub(crate) fn shared(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
     report(progress, "prepare", 0, 1, "an XFS in a loop device")?;
     let xfs = match Xfs::mount(&home, image_bytes)? {
         Ok(xfs) => xfs,
-        Err(why) => return Ok(Found::skipped("converting on XFS", why)),
+        Err(why) => return Ok(RowOutcome::skipped("converting on XFS", why)),
     };
     let comparison = Comparison {
         context,
@@ -84,14 +84,14 @@ pub(crate) fn shared(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
 }
 
 impl Comparison<'_> {
-    fn run(&self, heats: &[bool], bar: Bar, progress: &mut dyn Progress) -> Result<Found> {
+    fn run(&self, heats: &[bool], bar: Bar, progress: &mut dyn Progress) -> Result<RowOutcome> {
         let how = self.context.preparation(self.size_bytes, CacheMode::PageCache);
         let mut sources = Vec::new();
         for container in [Container::Raw, Container::VhdxDynamic] {
             let mut tick = |done| report(progress, "prepare", done, self.size_bytes, container.name());
             sources.push((container, targets::make_filled(container, &self.dir, &how, &mut tick)?));
         }
-        let mut found = Found::default();
+        let mut found = RowOutcome::default();
         for (from, to) in WAYS {
             let Some((_, source)) = sources.iter().find(|(container, _)| *container == from) else { continue };
             self.prove(from, to, source, progress)?;
@@ -108,7 +108,7 @@ impl Comparison<'_> {
         source: &Path,
         hot: bool,
         bar: Bar,
-        found: &mut Found,
+        found: &mut RowOutcome,
         progress: &mut dyn Progress,
     ) -> Result<()> {
         let dest = self.dir.join(format!("copy.{}", to.format()));

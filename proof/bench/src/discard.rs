@@ -15,7 +15,7 @@
 
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found},
+    acceptance::{Bar, Check, Context, RowOutcome},
     progress::{Progress, report},
     scratch,
     targets::{Container, Target, create_with_blocks},
@@ -47,7 +47,7 @@ const STEP_BYTES: u64 = 8 << 30;
 const BASELINE_LEAST: Duration = Duration::from_secs(1);
 const BAR: Bar = Bar::AtMost(2.0);
 
-pub(crate) fn beside_reads(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn beside_reads(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let discarded_bytes: u64 = context.pick(64 << 30, 1 << 40);
     context.scratch.need("this disk while it is made", STEP_BYTES + DATA_BYTES + (2 << 30))?;
     let engine = context.options.engine;
@@ -98,7 +98,7 @@ pub(crate) fn beside_reads(context: &Context<'_>, progress: &mut dyn Progress) -
         "the space of the blocks had been given back to the file system before: its own work on 1 TiB is not in this"
             .into(),
     ];
-    Ok(Found { checks: vec![check], notes, ..Found::default() })
+    Ok(RowOutcome { checks: vec![check], notes, ..RowOutcome::default() })
 }
 
 /// Makes a disk whose blocks are allocated up to `allocated_bytes`, with data behind them.

@@ -7,7 +7,7 @@ use diskwright_disk::{CreateRequest, Disk, NewSize, OpenOptions, ResizeOptions, 
 use diskwright_image::{DiskType, Format};
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found},
+    acceptance::{Bar, Check, Context, RowOutcome},
     progress::{Progress, report},
 };
 use diskwright_store::Blocking;
@@ -40,10 +40,10 @@ const CASES: [Case; 6] = [
     case("VHD fixed, 1 GiB to 1 TiB", Format::Vhd, DiskType::Fixed, GIB, TIB),
 ];
 
-pub(crate) fn any_amount(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn any_amount(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     context.scratch.need("disks of up to 64 TiB, nearly empty", 4 << 30)?;
     let rounds = context.rounds(context.pick(3, 9));
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     for (index, case) in CASES.iter().enumerate() {
         let mut times = Vec::new();
         for round in 0..rounds {

@@ -3,7 +3,7 @@
 use crate::touch;
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found},
+    acceptance::{Bar, Check, Context, RowOutcome},
     progress::{Progress, report},
     scratch::Scratch,
     targets::{Container, Target, create_empty, create_with_blocks},
@@ -22,9 +22,12 @@ const MAP_MEMORY_BYTES: [u64; 2] = [64 << 20, 16 << 20];
 const FIXED_BYTES: u64 = 40 << 30;
 const CREATE_NS: f64 = 1e9;
 
-pub(crate) fn open(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn open(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let Some(launcher) = &context.options.launcher else {
-        return Ok(Found::skipped("opening 64 TiB", "the caller gave no way to start a fresh process to measure in"));
+        return Ok(RowOutcome::skipped(
+            "opening 64 TiB",
+            "the caller gave no way to start a fresh process to measure in",
+        ));
     };
     context.scratch.need("a disk of 64 TiB, nearly empty", 2 << 30)?;
     let path = create_empty(Container::VhdxDynamic, context.scratch.path(), LARGE_BYTES)?;
@@ -49,23 +52,23 @@ pub(crate) fn open(context: &Context<'_>, progress: &mut dyn Progress) -> Result
         times.push((cost.open_ns + cost.read_ns) as f64);
         peaks.push(cost.resident_peak_bytes as f64);
     }
-    Ok(Found {
+    Ok(RowOutcome {
         checks: vec![
             Check::absolute("open and read one block of 2 MiB", "ns", &times, Bar::AtMost(OPEN_NS)),
             Check::absolute("peak resident memory of the process", "bytes", &peaks, Bar::AtMost(OPEN_BYTES)),
         ],
         notes: vec![format!("{rounds} fresh processes; blocks at the beginning, the middle and the end in turn")],
-        ..Found::default()
+        ..RowOutcome::default()
     })
 }
 
 /// The whole map of a disk of 64 TiB in blocks of 1 MiB would take 512 MiB, and its table as much.
-pub(crate) fn map_memory(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn map_memory(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     context.scratch.need("a disk of 64 TiB, empty", 2 << 30)?;
     let path =
         create_with_blocks(Container::VhdxDynamic, context.scratch.path(), LARGE_BYTES, Some(SMALL_BLOCK_BYTES))?;
     let rounds = context.rounds(context.pick(1, 3));
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     for (index, limit_bytes) in MAP_MEMORY_BYTES.into_iter().enumerate() {
         let mut grown = Vec::new();
         for round in 0..rounds {
@@ -87,11 +90,11 @@ pub(crate) fn map_memory(context: &Context<'_>, progress: &mut dyn Progress) -> 
     Ok(found)
 }
 
-pub(crate) fn create_fixed(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn create_fixed(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     if let Err(error) = context.scratch.need("a fixed disk of 40 GiB", FIXED_BYTES + (1 << 30)) {
-        return Ok(Found::skipped("creating 40 GiB", error.to_string()));
+        return Ok(RowOutcome::skipped("creating 40 GiB", error.to_string()));
     }
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     for (index, container) in [Container::VhdFixed, Container::VhdxFixed].into_iter().enumerate() {
         report(progress, "create", index as u64, 2, container.name())?;
         let mut times = Vec::new();

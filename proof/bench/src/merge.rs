@@ -10,7 +10,7 @@ use crate::{race::warm_or_cool, xfs::Xfs};
 use diskwright_disk::{CreateRequest, Disk, MergeOptions, OpenOptions, create, merge};
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found},
+    acceptance::{Bar, Check, Context, RowOutcome},
     fill, peer,
     progress::{Progress, report},
     scratch::settle,
@@ -32,9 +32,9 @@ struct Bed<'a> {
     rounds: usize,
 }
 
-pub(crate) fn copied(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn copied(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let Some(cp) = peer::find("cp") else {
-        return Ok(Found::skipped("merging", peer::missing("cp", "coreutils")));
+        return Ok(RowOutcome::skipped("merging", peer::missing("cp", "coreutils")));
     };
     let size_bytes: u64 = context.pick(1 << 30, 4 << 30);
     context.scratch.need("the disks and copies", 4 * size_bytes + (1 << 30))?;
@@ -42,7 +42,7 @@ pub(crate) fn copied(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
     let bed = Bed::new(context, &dir, size_bytes, progress)?;
     let raw = targets::make_filled(Container::Raw, &dir, &bed.how, &mut |_| Ok(()))?;
     bed.prove(progress)?;
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     for is_hot in [true, false] {
         let name = if is_hot { "hot" } else { "cold" };
         let (mut speeds, mut durable) = ([vec![], vec![]], [vec![], vec![]]);
@@ -84,7 +84,7 @@ pub(crate) fn copied(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
     Ok(found)
 }
 
-pub(crate) fn shared(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn shared(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let size_bytes: u64 = context.pick(1 << 30, 4 << 30);
     let image_bytes = 3 * size_bytes + (2 << 30);
     context.scratch.need("an XFS in a file", image_bytes)?;
@@ -92,7 +92,7 @@ pub(crate) fn shared(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
     report(progress, "prepare", 0, 1, "an XFS in a loop device")?;
     let xfs = match Xfs::mount(&home, image_bytes)? {
         Ok(xfs) => xfs,
-        Err(why) => return Ok(Found::skipped("merging on XFS", why)),
+        Err(why) => return Ok(RowOutcome::skipped("merging on XFS", why)),
     };
     let outcome = (|| {
         let bed = Bed::new(context, xfs.mount_point(), size_bytes, progress)?;
@@ -106,10 +106,10 @@ pub(crate) fn shared(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
                 speeds[who].push(size_bytes as f64 * 1e3 / bed.merge(&child, who == 0)?);
             }
         }
-        Ok(Found {
+        Ok(RowOutcome {
             checks: vec![Check::ratio("sharing against copying: speed", "MB/s", &speeds[0], &speeds[1], SHARE_BAR)],
             notes: vec![format!("{} of changed data on an XFS in a loop device", bytes(size_bytes))],
-            ..Found::default()
+            ..RowOutcome::default()
         })
     })();
     xfs.unmount()?;

@@ -25,7 +25,7 @@
 
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found, Outcome, SEED},
+    acceptance::{Bar, Check, Context, Outcome, RowOutcome, SEED},
     child::cache_word,
     measure::{self, Plan, Ratio, Steps},
     peer,
@@ -96,26 +96,26 @@ impl Pair {
 }
 
 /// VHD and VHDX.
-pub(crate) fn workloads(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn workloads(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     workloads_of(HYPER_V, context, progress)
 }
 
 /// VMDK.
-pub(crate) fn workloads_vmdk(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn workloads_vmdk(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     workloads_of(VMDK, context, progress)
 }
 
 /// qcow2 and VDI.
-pub(crate) fn workloads_others(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn workloads_others(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     workloads_of(OTHERS, context, progress)
 }
 
-fn workloads_of(disks: &[Container], context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+fn workloads_of(disks: &[Container], context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let size_bytes = context.pick(512 << 20, 2 << 30);
     let targets = prepare(disks, context, size_bytes, CacheMode::Direct, true, progress)?;
     let mut controls = [Vec::new(), Vec::new()];
     let (mut judged, mut missed, mut rounds_most) = (0, 0, 0);
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     note_conditions(&mut found, context, &targets, size_bytes);
     let all = paper_monolithic(QUEUE_DEPTH);
     for (index, workload) in all.iter().enumerate() {
@@ -152,14 +152,14 @@ fn workloads_of(disks: &[Container], context: &Context<'_>, progress: &mut dyn P
     Ok(found)
 }
 
-pub(crate) fn page_cache(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn page_cache(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let size_bytes = context.pick(256 << 20, 512 << 20);
     let targets = prepare(HYPER_V, context, size_bytes, CacheMode::PageCache, false, progress)?;
     context.scratch.settle()?;
     for target in &targets {
         forget(target)?;
     }
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     note_conditions(&mut found, context, &targets, size_bytes);
     let workload = Workload::new(Pattern::Random, Direction::Read, 4096, QUEUE_DEPTH);
     let mut from_disk = FromDisk::default();
@@ -264,7 +264,7 @@ fn rounds_max(context: &Context<'_>) -> usize {
     rounds(context) * context.pick(2, 12)
 }
 
-fn note_conditions(found: &mut Found, context: &Context<'_>, targets: &[Target], size_bytes: u64) {
+fn note_conditions(found: &mut RowOutcome, context: &Context<'_>, targets: &[Target], size_bytes: u64) {
     found.notes.push(format!(
         "disks of {}, filled, read back and compared; {} rounds, up to {} while a comparison is open, cells of {}",
         bytes(size_bytes),

@@ -8,7 +8,7 @@
 
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Found},
+    acceptance::{Bar, Check, RowOutcome},
     peer::{self, Cost},
     progress::{Progress, report},
     scratch::settle,
@@ -40,7 +40,7 @@ pub(crate) struct Race<'a> {
 }
 
 impl Race<'_> {
-    pub(crate) fn run(&self, is_hot: bool, found: &mut Found, progress: &mut dyn Progress) -> Result<()> {
+    pub(crate) fn run(&self, is_hot: bool, found: &mut RowOutcome, progress: &mut dyn Progress) -> Result<()> {
         let name = format!("{}, {}", self.name, if is_hot { "hot" } else { "cold" });
         let dir = self.dest.parent().unwrap_or(Path::new("."));
         let (mut wall, mut cpu, mut after) = ([vec![], vec![]], [vec![], vec![]], [vec![], vec![]]);

@@ -13,7 +13,7 @@ use diskwright_disk::{CreateRequest, Disk, OpenOptions, RangeKind, RescueOptions
 use diskwright_image::DiskType;
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found, SEED},
+    acceptance::{Bar, Check, Context, RowOutcome, SEED},
     peer,
     progress::{Progress, report},
 };
@@ -46,10 +46,10 @@ struct Counts {
     blocks: u64,
 }
 
-pub(crate) fn placed(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn placed(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     for (program, package) in [("mke2fs", "e2fsprogs"), ("dumpe2fs", "e2fsprogs")] {
         if peer::find(program).is_none() {
-            return Ok(Found::skipped("rescue", peer::missing(program, package)));
+            return Ok(RowOutcome::skipped("rescue", peer::missing(program, package)));
         }
     }
     let half_bytes: u64 = context.pick(256 << 20, 512 << 20);
@@ -62,7 +62,7 @@ pub(crate) fn placed(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
     }
     fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
     let share = counts.placed_of_placeable as f64 / counts.placeable.max(1) as f64;
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     found.checks.push(Check::absolute("placed of what can be placed", "ratio", &[share], Bar::AtLeast(1.0)));
     let right = 1.0 - counts.wrong as f64 / counts.blocks.max(1) as f64;
     found.checks.push(Check::absolute("right blocks of all", "ratio", &[right], Bar::AtLeast(1.0)));

@@ -18,7 +18,7 @@ use diskwright_format::vmdk::{
 use diskwright_image::LinkageId;
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found},
+    acceptance::{Bar, Check, Context, RowOutcome},
     fill,
     measure::{self, Plan, Ratio, Steps},
     progress::{Progress, report},
@@ -44,7 +44,7 @@ const GRAIN_BYTES: u64 = SESPARSE_GRAIN_SECTORS * SECTOR_BYTES;
 const TABLES_SECTOR: u64 = 64;
 const TABLE_SECTORS: u64 = SESPARSE_TABLE_ENTRIES * 8 / SECTOR_BYTES;
 
-pub(crate) fn reads(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn reads(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let size_bytes: u64 = context.pick(512 << 20, 2 << 30);
     context.scratch.need("the chain", 3 * size_bytes)?;
     let dir = context.scratch.folder("sesparse")?;
@@ -64,7 +64,7 @@ pub(crate) fn reads(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
     let targets =
         [("flat file", flat), ("SESPARSE chain", chain)].map(|(name, disk)| open_target(name, "vmdk", disk, how.cache));
     let rounds = context.rounds(context.pick(7, 15));
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     found.notes.push(format!(
         "VMDK of {}, every other MiB of the chain in the redo log; {rounds} rounds, cells of {}, O_DIRECT, QD {QUEUE_DEPTH}",
         bytes(size_bytes),

@@ -6,7 +6,7 @@
 use diskwright_disk::{Disk, OpenOptions};
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found, SEED},
+    acceptance::{Bar, Check, Context, RowOutcome, SEED},
     measure,
     progress::{Progress, report},
     scratch,
@@ -27,7 +27,7 @@ use std::io;
 
 const CONTAINER: Container = Container::VhdxFixed;
 
-pub(crate) fn random_writes(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn random_writes(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let size_bytes: u64 = context.pick(2 << 30, 4 << 30);
     let count = context.pick(60_000, 400_000);
     context.scratch.need("these disks", size_bytes + (2 << 30))?;
@@ -65,13 +65,13 @@ pub(crate) fn random_writes(context: &Context<'_>, progress: &mut dyn Progress) 
         }
     }
     let name = "VHDX fixed, tracked against not tracked, 4K random write: IOPS";
-    Ok(Found {
+    Ok(RowOutcome {
         checks: vec![Check::ratio(name, "IOPS", &rates[0], &rates[1], Bar::AtLeast(0.97))],
         notes: vec![format!(
             "new disks of {} each round, {} writes, QD 32, O_DIRECT, from the first write after the point; {rounds} rounds in turns",
             bytes(size_bytes),
             grouped(count as f64)
         )],
-        ..Found::default()
+        ..RowOutcome::default()
     })
 }

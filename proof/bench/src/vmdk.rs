@@ -10,7 +10,7 @@ use crate::race::Race;
 use diskwright_disk::{CompareOutcome, ConvertOptions, CreateRequest, OpenOptions, Opened, compare, convert};
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Context, Found},
+    acceptance::{Bar, Context, RowOutcome},
     peer::{self, Cost},
     progress::{Progress, report},
 };
@@ -43,7 +43,7 @@ struct Bench {
 }
 
 /// Raw to streamOptimized.
-pub(crate) fn packed(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn packed(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     with_bench(context, progress, Data::Mixed, |bench, found, progress| {
         let dest = bench.dir.join("packed.vmdk");
         let ours = || bench.ours(&bench.raw, &dest, Some("streamOptimized"));
@@ -61,7 +61,7 @@ pub(crate) fn packed(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
 }
 
 /// Raw to a compressed qcow2.
-pub(crate) fn packed_qcow2(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn packed_qcow2(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     with_bench(context, progress, Data::Mixed, |bench, found, progress| {
         let dest = bench.dir.join("packed.qcow2");
         let ours = || bench.ours(&bench.raw, &dest, Some("compressed"));
@@ -82,7 +82,7 @@ pub(crate) fn packed_qcow2(context: &Context<'_>, progress: &mut dyn Progress) -
 }
 
 /// From streamOptimized to raw.
-pub(crate) fn unpacked(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn unpacked(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     with_bench(context, progress, Data::Mixed, |bench, found, progress| {
         let (source, dest) = (bench.dir.join("packed.vmdk"), bench.dir.join("unpacked.raw"));
         bench.theirs(&["-O", "vmdk", "-o", "subformat=streamOptimized"], &bench.raw, &source)?;
@@ -98,16 +98,21 @@ pub(crate) fn unpacked(context: &Context<'_>, progress: &mut dyn Progress) -> Re
 }
 
 /// Raw to monolithicSparse and back.
-pub(crate) fn sparse(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn sparse(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     there_and_back("vmdk", ["raw file to monolithicSparse", "monolithicSparse to raw file"], context, progress)
 }
 
 /// Raw to qcow2 and back.
-pub(crate) fn qcow2(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn qcow2(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     there_and_back("qcow2", ["raw file to qcow2", "qcow2 to raw file"], context, progress)
 }
 
-fn there_and_back(format: &str, names: [&str; 2], context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+fn there_and_back(
+    format: &str,
+    names: [&str; 2],
+    context: &Context<'_>,
+    progress: &mut dyn Progress,
+) -> Result<RowOutcome> {
     with_bench(context, progress, Data::Random, |bench, found, progress| {
         let (image, back) = (bench.dir.join(format!("image.{format}")), bench.dir.join("back.raw"));
         let ours = || bench.ours(&bench.raw, &image, None);
@@ -141,10 +146,10 @@ fn with_bench(
     context: &Context<'_>,
     progress: &mut dyn Progress,
     data: Data,
-    measure: impl FnOnce(&Bench, &mut Found, &mut dyn Progress) -> Result<()>,
-) -> Result<Found> {
+    measure: impl FnOnce(&Bench, &mut RowOutcome, &mut dyn Progress) -> Result<()>,
+) -> Result<RowOutcome> {
     let Some(qemu_img) = peer::find("qemu-img") else {
-        return Ok(Found::skipped("converting", peer::missing("qemu-img", "qemu-utils")));
+        return Ok(RowOutcome::skipped("converting", peer::missing("qemu-img", "qemu-utils")));
     };
     let size_bytes: u64 = context.pick(256 << 20, 1 << 30);
     context.scratch.need("the copies", 4 * size_bytes)?;
@@ -152,7 +157,7 @@ fn with_bench(
     let raw = dir.join("source.raw");
     let bench = Bench { qemu_img, dir, raw, size_bytes, rounds: context.rounds(context.pick(3, 5)) };
     bench.make_source(data, progress)?;
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     let what = if data == Data::Mixed { "half random, half text" } else { "random" };
     found.notes.push(format!("{} of data, {what}; {} rounds in turns", bytes(size_bytes), bench.rounds));
     measure(&bench, &mut found, progress)?;

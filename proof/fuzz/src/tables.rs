@@ -16,7 +16,7 @@ use crate::{
     session::{bytes_of, put, read, salvage},
 };
 use arbitrary::{Arbitrary, Unstructured};
-use diskwright_image::{BlockState, Format, Image, ImageError, Severity, mend, qcow2};
+use diskwright_image::{BlockState, Format, Image, ImageError, Severity, qcow2, repair_image};
 use diskwright_store::{MemoryStore, Store};
 use std::sync::{Arc, OnceLock};
 
@@ -143,7 +143,7 @@ fn rich(bytes: &[u8]) -> Sample {
     let entry = 1_u64 << 62 | sectors << (62 - 4) | (place(5) + 9) as u64;
     put_at(&mut bytes, l2 + 8 * 40, &entry.to_be_bytes());
     let store: Arc<dyn Store> = Arc::new(MemoryStore::with_bytes("rich.qcow2", bytes));
-    mend(Format::Qcow2, &store, false, &mut |_| true).expect("refcounts are raised in memory");
+    repair_image(Format::Qcow2, &store, false, &mut |_| true).expect("refcounts are raised in memory");
     let places = vec![
         (0, 112),
         (header_bytes, 64),

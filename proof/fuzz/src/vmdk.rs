@@ -78,7 +78,7 @@ struct Input {
 }
 
 /// The first file of each sample, and the contents of the further files, which stay whole.
-struct Family {
+struct VmdkFiles {
     sample: Sample,
     further: Vec<Vec<u8>>,
 }
@@ -92,12 +92,12 @@ const KINDS: [(&str, DiskType, usize); 5] = [
     ("twoGbMaxExtentFlat", DiskType::Fixed, 0),
 ];
 
-fn families() -> &'static [Family] {
-    static FAMILIES: OnceLock<Vec<Family>> = OnceLock::new();
+fn families() -> &'static [VmdkFiles] {
+    static FAMILIES: OnceLock<Vec<VmdkFiles>> = OnceLock::new();
     FAMILIES.get_or_init(|| KINDS.iter().map(family).collect())
 }
 
-fn family(&(subformat, disk_type, text): &(&'static str, DiskType, usize)) -> Family {
+fn family(&(subformat, disk_type, text): &(&'static str, DiskType, usize)) -> VmdkFiles {
     let parent = ParentLink {
         relative_path: Some(".\\parent.vmdk".into()),
         linkage: Some(LinkageId::Cid(0x1234_5678)),
@@ -134,7 +134,10 @@ fn family(&(subformat, disk_type, text): &(&'static str, DiskType, usize)) -> Fa
     } else {
         vec![(0, 128), (0, 512), (0, bytes.len())]
     };
-    Family { sample: Sample { name: subformat, format: Format::Vmdk, bytes, parent: None, places }, further: contents }
+    VmdkFiles {
+        sample: Sample { name: subformat, format: Format::Vmdk, bytes, parent: None, places },
+        further: contents,
+    }
 }
 
 /// The text of the sample with other lines.
@@ -166,7 +169,7 @@ pub fn vmdk(data: &[u8]) {
 /// Returns what was done to the image if it could be written.
 fn run(input: &Input) -> Option<Done> {
     let number = usize::from(input.mutation.sample) % KINDS.len();
-    let Family { sample, further } = &families()[number];
+    let VmdkFiles { sample, further } = &families()[number];
     let mut bytes = Mutation { seal: false, ..input.mutation.clone() }.apply(sample);
     replace_lines(&mut bytes, KINDS[number].2, &input.lines);
     for edit in input.late.iter().take(2) {

@@ -10,7 +10,7 @@ use crate::{
     stage::{Case, Depth, Outcome, Stage},
     world::World,
 };
-use diskwright_disk::{Disk, Left, OpenOptions, SnapshotOptions, revert, snapshot};
+use diskwright_disk::{Disk, FormerImage, OpenOptions, SnapshotOptions, revert, snapshot};
 use diskwright_store::{EngineKind, FileSystem};
 use std::path::PathBuf;
 
@@ -38,7 +38,8 @@ impl SnapshotCase {
         done(before);
         snapshot(self.0.path(), &Self::options(world, "one")).map_err(|error| error.to_string())?;
         done(before + 1);
-        revert(self.0.path(), None, Left::Kept, &Self::options(world, "two")).map_err(|error| error.to_string())?;
+        revert(self.0.path(), None, FormerImage::Kept, &Self::options(world, "two"))
+            .map_err(|error| error.to_string())?;
         Ok(())
     }
 }

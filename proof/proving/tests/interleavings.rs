@@ -21,7 +21,7 @@ use diskwright_proving::{
     disk::{DiskCase, named},
     history::Snapshot,
     ledger::{Version, Window, stamp},
-    linear::{Act, Clock, Event, Mix, Plan, drive, judge},
+    linear::{Clock, Effect, Event, Mix, Plan, drive, judge},
     stage::Outcome,
     world::World,
 };
@@ -185,7 +185,7 @@ fn all_kinds_of_requests(case: DiskCase) -> impl Scene {
             let begin = clock.tick();
             Blocking::open(disk, EngineKind::Sync).and_then(|mut queue| queue.read(0, &mut shown)).map_err(text)?;
             let count = shown.len() as u64 / 512;
-            events.push(Event { act: Act::Read(shown), first: 0, count, begin, end: clock.tick() });
+            events.push(Event { act: Effect::Read(shown), first: 0, count, begin, end: clock.tick() });
             Ok(())
         };
         look(&mut events, &*disk)?;
@@ -249,7 +249,7 @@ fn images_are_added(case: DiskCase) -> impl Scene {
         let read = Blocking::open(&*again, EngineKind::Sync).and_then(|mut queue| queue.read(0, &mut shown));
         read.map_err(|error| error.to_string())?;
         let count = shown.len() as u64 / 512;
-        events.push(Event { act: Act::Read(shown), first: 0, count, begin, end: clock.tick() });
+        events.push(Event { act: Effect::Read(shown), first: 0, count, begin, end: clock.tick() });
         judge(&base, events)
     }
 }
@@ -282,7 +282,7 @@ fn an_image_joins_during_reads(case: DiskCase, whole_block: bool) -> impl Scene 
             let begin = clock.tick();
             let mut bytes = vec![0; (sectors * 512) as usize];
             queue.read(0, &mut bytes).map_err(text)?;
-            Ok::<_, String>(Event { act: Act::Read(bytes), first: 0, count: sectors, begin, end: clock.tick() })
+            Ok::<_, String>(Event { act: Effect::Read(bytes), first: 0, count: sectors, begin, end: clock.tick() })
         };
         let joins = {
             let disk = Arc::clone(&disk);
@@ -298,7 +298,7 @@ fn an_image_joins_during_reads(case: DiskCase, whole_block: bool) -> impl Scene 
                 stamp(&mut bytes, first, 2);
                 let begin = clock.tick();
                 queue.write(first * 512, &bytes, false).map_err(text)?;
-                let written = Event { act: Act::Write(2), first, count, begin, end: clock.tick() };
+                let written = Event { act: Effect::Write(2), first, count, begin, end: clock.tick() };
                 Ok(vec![written, read(&mut queue, &clock)?])
             }
         };
@@ -336,11 +336,11 @@ fn space_is_reused(case: DiskCase) -> impl Scene {
             let begin = clock.tick();
             let mut bytes = vec![0; (count * 512) as usize];
             let act = match version {
-                None => queue.read(first * 512, &mut bytes).map(|()| Act::Read(bytes)),
-                Some(0) => queue.discard(first * 512, count * 512).map(|()| Act::Write(0)),
+                None => queue.read(first * 512, &mut bytes).map(|()| Effect::Read(bytes)),
+                Some(0) => queue.discard(first * 512, count * 512).map(|()| Effect::Write(0)),
                 Some(version) => {
                     stamp(&mut bytes, first, version);
-                    queue.write(first * 512, &bytes, false).map(|()| Act::Write(version))
+                    queue.write(first * 512, &bytes, false).map(|()| Effect::Write(version))
                 }
             };
             act.map(|act| Event { act, first, count, begin, end: clock.tick() }).map_err(text)

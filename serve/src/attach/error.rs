@@ -1,6 +1,6 @@
 //! Errors of attaching and detaching.
 
-use crate::{attach::usage::Use, fuse::FuseError, ublk::UblkError};
+use crate::{attach::usage::DeviceUse, fuse::FuseError, ublk::UblkError};
 use std::{
     io,
     path::{Path, PathBuf},
@@ -63,7 +63,7 @@ pub enum AttachError {
         /// The device.
         place: PathBuf,
         /// The uses, at least one.
-        uses: Vec<Use>,
+        uses: Vec<DeviceUse>,
         /// A hint that begins with " (", or empty.
         hint: &'static str,
     },
@@ -111,7 +111,7 @@ pub(crate) fn state_error(doing: &'static str, path: &Path, source: io::Error) -
 }
 
 /// "mounted at /mnt, and open in dd (process 12, /dev/loop0)".
-fn sentence_of(uses: &[Use]) -> String {
+fn sentence_of(uses: &[DeviceUse]) -> String {
     /// Further uses are only counted.
     const SHOWN: usize = 4;
     let mut words: Vec<String> = uses.iter().take(SHOWN).map(ToString::to_string).collect();

@@ -50,7 +50,7 @@ fn the_loop_device_of_a_disk_that_grows_has_the_new_size() {
         fs::write(&point, b"").unwrap();
         let (say, said) = channel();
         let server = {
-            let (disk, at) = (Arc::clone(&disk), ServeAs::FuseFile(point.clone()));
+            let (disk, at) = (Arc::clone(&disk), ServeMethod::FuseFile(point.clone()));
             thread::spawn(move || serve_disk(disk, &at, EngineKind::Auto, &mut Lines(say), io::empty()))
         };
         match next_message(&said) {

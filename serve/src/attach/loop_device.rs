@@ -186,7 +186,7 @@ fn backing_file_of(path: &Path) -> PathBuf {
 
 /// A partition of an attached disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct AttachedPartition {
     /// Number and range.
     pub partition: Partition,
     /// Its device node, if there is one.
@@ -200,7 +200,7 @@ pub struct Found {
 ///
 /// # Errors
 /// The device cannot be read.
-pub fn find_partitions(device: &Path, size_bytes: u64, sector_bytes: u32) -> io::Result<Vec<Found>> {
+pub fn find_partitions(device: &Path, size_bytes: u64, sector_bytes: u32) -> io::Result<Vec<AttachedPartition>> {
     let file = File::open(device)?;
     let mut read = |offset_bytes: u64, buf: &mut [u8]| file.read_exact_at(buf, offset_bytes);
     let table = partitions::partitions(size_bytes, sector_bytes, &mut read)?;
@@ -215,7 +215,7 @@ pub fn find_partitions(device: &Path, size_bytes: u64, sector_bytes: u32) -> io:
         let node = node_of_partition(device, number);
         let device = if known && has_node(&node) { Some(node) } else { None };
         let content = probe(&file, start_bytes, len_bytes)?;
-        found.push(Found { partition, device, content });
+        found.push(AttachedPartition { partition, device, content });
     }
     Ok(found)
 }

@@ -51,9 +51,9 @@ mod usage;
 pub use error::AttachError;
 pub use mounted::{carries, mounted_from};
 pub use process::{Process, name_of};
-pub use record::{MountRecord, PartitionRecord, Record, RecordDir, Registry, RegistryLock, ShownBy};
+pub use record::{AttachMethod, MountRecord, PartitionRecord, Record, RecordDir, Registry, RegistryLock};
 pub use release::DetachOptions;
-pub use server::{ServeAs, ServerMessage, SupervisorMessage, serve_disk};
+pub use server::{ServeMethod, ServerMessage, SupervisorMessage, serve_disk};
 pub use setup::attach;
 pub use supervisor::Attached;
 

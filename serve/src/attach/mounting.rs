@@ -36,8 +36,8 @@ pub fn mount(
     let bad = |what: String| AttachError::Content { file: record.file.clone(), what };
     let dir = dir.canonicalize().map_err(|source| bad(format!("cannot mount at {}: {source}", dir.display())))?;
     let (device, file_system) = match choose(record, file_systems, whole, partition).map_err(bad)? {
-        Chosen::Whole(file_system) => (record.place().to_owned(), file_system),
-        Chosen::Partition(index, file_system) => (node(record, index, warnings)?, file_system),
+        MountChoice::Whole(file_system) => (record.place().to_owned(), file_system),
+        MountChoice::Partition(index, file_system) => (node(record, index, warnings)?, file_system),
     };
     let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
     if record.read_only {
@@ -73,7 +73,7 @@ pub fn mount(
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Chosen {
+enum MountChoice {
     Whole(&'static str),
     /// The partition's index in the record, and its file system.
     Partition(usize, &'static str),
@@ -85,25 +85,27 @@ fn choose(
     file_systems: &[Option<&'static str>],
     whole: Option<&'static str>,
     wanted: Option<u32>,
-) -> Result<Chosen, String> {
+) -> Result<MountChoice, String> {
     let partitions = &record.partitions;
     if let Some(number) = wanted {
         let Some(index) = partitions.iter().position(|partition| partition.number == number) else {
             return Err(format!("there is no partition {number}; the disk has {}", inventory(record)));
         };
         let file_system = file_systems.get(index).copied().flatten();
-        return file_system.map(|file_system| Chosen::Partition(index, file_system)).ok_or_else(|| {
+        return file_system.map(|file_system| MountChoice::Partition(index, file_system)).ok_or_else(|| {
             let found = partitions[index].content.as_deref().unwrap_or("no known content");
             format!("partition {number} has no file system that can be mounted; it holds {found}")
         });
     }
     if partitions.is_empty() {
         return whole
-            .map(Chosen::Whole)
+            .map(MountChoice::Whole)
             .ok_or_else(|| format!("the disk has no file system that can be mounted; it has {}", inventory(record)));
     }
-    let mut mountable =
-        file_systems.iter().enumerate().filter_map(|(index, found)| found.map(|name| Chosen::Partition(index, name)));
+    let mut mountable = file_systems
+        .iter()
+        .enumerate()
+        .filter_map(|(index, found)| found.map(|name| MountChoice::Partition(index, name)));
     match (mountable.next(), mountable.next()) {
         (Some(only), None) => Ok(only),
         (None, _) => {
@@ -173,11 +175,11 @@ mod tests {
 
     #[test]
     fn the_only_file_system_is_chosen() {
-        assert_eq!(choose(&record(&[]), &[], Some("xfs"), None), Ok(Chosen::Whole("xfs")));
+        assert_eq!(choose(&record(&[]), &[], Some("xfs"), None), Ok(MountChoice::Whole("xfs")));
         let two = record(&[Some("swap"), Some("ext4")]);
-        assert_eq!(choose(&two, &[None, Some("ext4")], None, None), Ok(Chosen::Partition(1, "ext4")));
+        assert_eq!(choose(&two, &[None, Some("ext4")], None, None), Ok(MountChoice::Partition(1, "ext4")));
         let two = record(&[Some("xfs"), Some("ext4")]);
-        assert_eq!(choose(&two, &[Some("xfs"), Some("ext4")], None, Some(2)), Ok(Chosen::Partition(1, "ext4")));
+        assert_eq!(choose(&two, &[Some("xfs"), Some("ext4")], None, Some(2)), Ok(MountChoice::Partition(1, "ext4")));
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub struct PartitionRecord {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
-pub enum ShownBy {
+pub enum AttachMethod {
     /// A ublk device.
     Ublk,
     /// A loop device over a FUSE file.
@@ -102,7 +102,7 @@ pub struct Record {
     pub sector_size: u32,
     /// How the disk is made available.
     #[serde(default)]
-    pub by: ShownBy,
+    pub by: AttachMethod,
     /// Mark of its ublk device; `None` for other kinds.
     #[serde(default)]
     pub ublk_mark: Option<u64>,
@@ -145,7 +145,7 @@ impl Record {
             ephemeral: false,
             size: 0,
             sector_size: 0,
-            by: ShownBy::Loop,
+            by: AttachMethod::Loop,
             ublk_mark: None,
             fuse_mount: PathBuf::new(),
             fuse_file: PathBuf::new(),
@@ -170,8 +170,8 @@ impl Record {
     /// backing file.
     pub fn backing(&self) -> &Path {
         match self.by {
-            ShownBy::Ublk => self.place(),
-            ShownBy::Loop | ShownBy::Fuse => &self.fuse_file,
+            AttachMethod::Ublk => self.place(),
+            AttachMethod::Loop | AttachMethod::Fuse => &self.fuse_file,
         }
     }
 

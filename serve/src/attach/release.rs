@@ -19,11 +19,11 @@ use crate::{
         error::AttachError,
         freezing, loop_device,
         process::Process,
-        record::{Record, RecordDir, ShownBy},
-        usage::{self, Devices, Mount, Use},
+        record::{AttachMethod, Record, RecordDir},
+        usage::{self, DeviceUse, Devices, Mount},
     },
     fuse::{self, FuseError},
-    ublk::{self, Found, UblkError},
+    ublk::{self, FoundDevice, UblkError},
 };
 use diskwright_store::ublk::UblkControl;
 use rustix::{
@@ -69,7 +69,7 @@ pub fn release(home: &RecordDir, record: &mut Record, how: DetachOptions, ours: 
         tracing::warn!("{sentence}");
     }
     let mut ublk = Ublk::of(record)?;
-    let is_loop = record.by == ShownBy::Loop;
+    let is_loop = record.by == AttachMethod::Loop;
     let loops: Vec<PathBuf> = record
         .more_devices
         .iter()
@@ -117,7 +117,7 @@ pub fn release(home: &RecordDir, record: &mut Record, how: DetachOptions, ours: 
 /// The ublk device of a record, if it exists.
 struct Ublk {
     control: UblkControl,
-    found: Found,
+    found: FoundDevice,
 }
 
 impl Ublk {
@@ -129,7 +129,7 @@ impl Ublk {
             Err(UblkError::NoDriver { source, .. }) if source.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        Ok(Found::by_mark(&mut control, mark)?.map(|found| Self { control, found }))
+        Ok(FoundDevice::by_mark(&mut control, mark)?.map(|found| Self { control, found }))
     }
 }
 
@@ -150,7 +150,7 @@ fn empty_devices(devices: &[PathBuf], record: &Record, how: DetachOptions, ours:
     let failed = |source| AttachError::State { doing: "read", path: "/proc".into(), source, hint: "" };
     let uses = usage::uses(&numbers, ours).map_err(failed)?;
     let hint = match uses.first() {
-        Some(Use::Mounted(_)) if !how.unmount => " (or let `DetachOptions::unmount` do it)",
+        Some(DeviceUse::Mounted(_)) if !how.unmount => " (or let `DetachOptions::unmount` do it)",
         _ => "",
     };
     if !uses.is_empty() {

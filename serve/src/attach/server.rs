@@ -9,7 +9,7 @@
 
 use crate::{
     attach::{error::AttachError, freezing},
-    control::{self, Channel, Held, Host, OnMove},
+    control::{self, Channel, Host, HostedDisk, OnMove},
     fuse::{self, DISK_NAME, FuseError, MountOptions, Shape, View},
     ublk,
 };
@@ -29,7 +29,7 @@ use std::{
 
 /// How the server makes the disk available.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ServeAs {
+pub enum ServeMethod {
     /// As a FUSE file, at this mount point.
     FuseFile(PathBuf),
     /// As a ublk device with this mark.
@@ -39,7 +39,7 @@ pub enum ServeAs {
 /// Where the disk is available.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Shown {
+pub enum ServedDevice {
     /// As this file.
     File(PathBuf),
     /// As the ublk device with this number, which can now be started.
@@ -53,7 +53,7 @@ pub enum ServerMessage {
     /// The disk is available.
     Ready {
         /// Where.
-        shown: Shown,
+        shown: ServedDevice,
         /// Size in bytes.
         size: u64,
         /// Logical sector size in bytes.
@@ -136,7 +136,7 @@ pub(crate) fn now_seconds() -> u64 {
 /// The error that the last message has already reported.
 pub fn serve_disk(
     disk: Arc<Disk>,
-    at: &ServeAs,
+    at: &ServeMethod,
     engine: EngineKind,
     out: &mut (dyn Write + Send),
     answers: impl Read + Send + 'static,
@@ -189,7 +189,7 @@ fn open_channel(disk: &Arc<Movable>, freezer: Freezer, on_move: OnMove) -> Optio
         freezer: Some(Box::new(freezer)),
         on_move: Some(on_move),
     };
-    Channel::open(vec![Held { name, disk: Arc::clone(disk) }], host).unwrap_or_else(|error| {
+    Channel::open(vec![HostedDisk { name, disk: Arc::clone(disk) }], host).unwrap_or_else(|error| {
         tracing::warn!(%error, "there is no control channel, so the disk cannot be changed while it is attached");
         None
     })
@@ -254,22 +254,22 @@ impl control::Freezer for Freezer {
 
 fn serve_and_close(
     disk: &Arc<Movable>,
-    at: &ServeAs,
+    at: &ServeMethod,
     engine: EngineKind,
     send: &dyn Fn(ServerMessage),
     channel: Option<&Channel>,
 ) -> Result<(), AttachError> {
     let mut is_ready = false;
     let served = match at {
-        ServeAs::FuseFile(point) => serve_file(disk, point, engine, &mut |message| {
+        ServeMethod::FuseFile(point) => serve_file(disk, point, engine, &mut |message| {
             is_ready = true;
             send(message);
         }),
-        ServeAs::Ublk(mark) => {
+        ServeMethod::Ublk(mark) => {
             let device: Arc<dyn BlockDevice> = disk.clone();
             let served = ublk::serve(device, *mark, engine, |number| {
                 is_ready = true;
-                send(ready(disk, Shown::Ublk(number)));
+                send(ready(disk, ServedDevice::Ublk(number)));
             });
             served.map_err(AttachError::Ublk)
         }
@@ -289,7 +289,7 @@ fn serve_and_close(
     result
 }
 
-fn ready(disk: &Movable, shown: Shown) -> ServerMessage {
+fn ready(disk: &Movable, shown: ServedDevice) -> ServerMessage {
     let geometry = disk.geometry();
     ServerMessage::Ready {
         shown,
@@ -313,7 +313,7 @@ fn serve_file(
         Shape::File => point.to_owned(),
         Shape::Directory => point.join(DISK_NAME),
     };
-    send(ready(disk, Shown::File(fuse_file)));
+    send(ready(disk, ServedDevice::File(fuse_file)));
     let view = View {
         shape,
         size_bytes: geometry.size_bytes,

@@ -11,11 +11,11 @@ use crate::attach::{
     AttachOptions, DeviceKind,
     control::{self, Answer},
     error::{AttachError, state_error},
-    loop_device::{self, Found, LoopOptions},
+    loop_device::{self, AttachedPartition, LoopOptions},
     mounting,
     process::Process,
-    record::{PartitionRecord, Record, RecordDir, Registry, ShownBy},
-    server::{ServeAs, ServerMessage, Shown, now_seconds},
+    record::{AttachMethod, PartitionRecord, Record, RecordDir, Registry},
+    server::{ServeMethod, ServedDevice, ServerMessage, now_seconds},
     supervisor::{Attached, Event},
     usage,
 };
@@ -37,7 +37,7 @@ use std::{
 pub fn attach(
     registry: &Registry,
     options: &AttachOptions,
-    server: &dyn Fn(&ServeAs) -> Command,
+    server: &dyn Fn(&ServeMethod) -> Command,
 ) -> Result<Attached, AttachError> {
     let file = options.file.canonicalize().map_err(|source| state_error("open", &options.file, source))?;
     if options.fuse_dir.is_none() && !rustix::process::geteuid().is_root() {
@@ -60,7 +60,7 @@ pub fn attach(
         refuse_mounted(options)?;
         home.make(&lock)?;
         match (by, &options.fuse_dir) {
-            (ShownBy::Ublk, _) => record.ublk_mark = Some(ublk::new_mark()),
+            (AttachMethod::Ublk, _) => record.ublk_mark = Some(ublk::new_mark()),
             (_, Some(dir)) => {
                 record.fuse_mount = dir.canonicalize().map_err(|source| state_error("mount on", dir, source))?;
             }
@@ -129,19 +129,19 @@ fn refuse_mounted(options: &AttachOptions) -> Result<(), AttachError> {
 }
 
 /// How to make the disk available and, if ublk was preferred but is not available, why not.
-fn choose(options: &AttachOptions) -> Result<(ShownBy, Option<UblkError>), AttachError> {
+fn choose(options: &AttachOptions) -> Result<(AttachMethod, Option<UblkError>), AttachError> {
     if options.fuse_dir.is_some() {
-        return Ok((ShownBy::Fuse, None));
+        return Ok((AttachMethod::Fuse, None));
     }
     match options.by {
-        Some(DeviceKind::Loop) => Ok((ShownBy::Loop, None)),
+        Some(DeviceKind::Loop) => Ok((AttachMethod::Loop, None)),
         Some(DeviceKind::Ublk) => {
             ublk::control()?;
-            Ok((ShownBy::Ublk, None))
+            Ok((AttachMethod::Ublk, None))
         }
         None => Ok(match ublk::control() {
-            Ok(_) => (ShownBy::Ublk, None),
-            Err(error) => (ShownBy::Loop, Some(error)),
+            Ok(_) => (AttachMethod::Ublk, None),
+            Err(error) => (AttachMethod::Loop, Some(error)),
         }),
     }
 }
@@ -150,7 +150,7 @@ fn choose(options: &AttachOptions) -> Result<(ShownBy, Option<UblkError>), Attac
 fn start(
     home: &RecordDir,
     record: &Record,
-    server: &dyn Fn(&ServeAs) -> Command,
+    server: &dyn Fn(&ServeMethod) -> Command,
 ) -> Result<(Child, Receiver<Event>), AttachError> {
     let control = home.control();
     let _ = std::fs::remove_file(&control);
@@ -158,7 +158,7 @@ fn start(
     let log = home.log();
     let log =
         File::options().create(true).append(true).open(&log).map_err(|source| state_error("write", &log, source))?;
-    let at = record.ublk_mark.map_or_else(|| ServeAs::FuseFile(record.fuse_mount.clone()), ServeAs::Ublk);
+    let at = record.ublk_mark.map_or_else(|| ServeMethod::FuseFile(record.fuse_mount.clone()), ServeMethod::Ublk);
     let mut child = server(&at)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -200,8 +200,8 @@ impl Attached {
         self.home.write(&self.record)?;
         if options.fuse_dir.is_none() {
             match shown {
-                Shown::Ublk(number) => self.start_ublk_device(number)?,
-                Shown::File(_) => self.set_up_loop_device()?,
+                ServedDevice::Ublk(number) => self.start_ublk_device(number)?,
+                ServedDevice::File(_) => self.set_up_loop_device()?,
             }
             self.home.write(&self.record)?;
             if let Some(dir) = &options.mount {
@@ -216,11 +216,11 @@ impl Attached {
         self.home.write(&self.record)
     }
 
-    fn wait_for_server(&mut self) -> Result<Shown, AttachError> {
+    fn wait_for_server(&mut self) -> Result<ServedDevice, AttachError> {
         loop {
             match self.events.recv() {
                 Ok(Event::Server(ServerMessage::Ready { shown, size, sector_size, read_only, warnings })) => {
-                    if let Shown::File(fuse_file) = &shown {
+                    if let ServedDevice::File(fuse_file) = &shown {
                         self.record.fuse_file.clone_from(fuse_file);
                     }
                     self.record.size = size;
@@ -285,7 +285,7 @@ impl Attached {
     }
 
     /// Detects partitions and content of the disk, and records them.
-    fn detect_content(&mut self) -> Result<(Vec<Found>, Option<&'static str>), AttachError> {
+    fn detect_content(&mut self) -> Result<(Vec<AttachedPartition>, Option<&'static str>), AttachError> {
         let record = &mut self.record;
         let Some(device) = &record.device else { return Ok((Vec::new(), None)) };
         let failed = |source| state_error("read", device, source);

@@ -16,7 +16,7 @@ use crate::attach::{
     control::{self, Answer},
     error::AttachError,
     freezing, loop_device,
-    record::{Record, RecordDir, Registry, ShownBy},
+    record::{AttachMethod, Record, RecordDir, Registry},
     release::{self, DetachOptions},
     run_dir::CleanupLock,
     server::{ServerMessage, SupervisorMessage},
@@ -151,7 +151,7 @@ impl Attached {
     /// Updates a loop device to the disk's new size. The server of a ublk device does that itself.
     fn follow_size(&mut self, size: u64) {
         self.record.size = size;
-        if let (ShownBy::Loop, Some(device)) = (self.record.by, &self.record.device)
+        if let (AttachMethod::Loop, Some(device)) = (self.record.by, &self.record.device)
             && let Err(error) = loop_device::follow_size(device, &self.record.fuse_file)
         {
             let (file, device) = (self.record.file.display(), device.display());

@@ -114,7 +114,7 @@ fn unescape(word: &[u8]) -> Vec<u8> {
 
 /// A use of a device that prevents its detaching.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Use {
+pub enum DeviceUse {
     /// A file system on the device is mounted.
     Mounted(PathBuf),
     /// The device is used as swap.
@@ -130,7 +130,7 @@ pub enum Use {
     },
 }
 
-impl fmt::Display for Use {
+impl fmt::Display for DeviceUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mounted(dir) => write!(f, "mounted at {}", dir.display()),
@@ -225,22 +225,22 @@ pub fn number_of(device: &Path) -> io::Result<u64> {
 ///
 /// # Errors
 /// `/proc` cannot be read.
-pub fn uses(devices: &Devices, ours: &[u32]) -> io::Result<Vec<Use>> {
-    let mut found: Vec<Use> =
-        mounts()?.into_iter().filter(|mount| devices.carry(mount)).map(|mount| Use::Mounted(mount.dir)).collect();
+pub fn uses(devices: &Devices, ours: &[u32]) -> io::Result<Vec<DeviceUse>> {
+    let mut found: Vec<DeviceUse> =
+        mounts()?.into_iter().filter(|mount| devices.carry(mount)).map(|mount| DeviceUse::Mounted(mount.dir)).collect();
     let devices = &devices.numbers[..];
     for line in fs::read_to_string("/proc/swaps").unwrap_or_default().lines().skip(1) {
         if let Some(path) = line.split_ascii_whitespace().next()
             && number_of(Path::new(path)).is_ok_and(|number| devices.contains(&number))
         {
-            found.push(Use::Swap(path.into()));
+            found.push(DeviceUse::Swap(path.into()));
         }
     }
     for &device in devices {
         let holders = format!("/sys/dev/block/{}:{}/holders", major(device), minor(device));
-        found.extend(names_in(&holders).map(Use::Stacked));
+        found.extend(names_in(&holders).map(DeviceUse::Stacked));
     }
-    found.extend(loops_over(Path::new("/sys/block"), devices).into_iter().map(Use::Stacked));
+    found.extend(loops_over(Path::new("/sys/block"), devices).into_iter().map(DeviceUse::Stacked));
     // Only paths in /dev are looked up: stat would never return on a file system that hangs.
     found.extend(openers(ours, |path, link| {
         path.starts_with("/dev") && number_of(link).is_ok_and(|number| devices.contains(&number))
@@ -264,14 +264,14 @@ fn loops_over(list: &Path, devices: &[u64]) -> Vec<String> {
 
 /// The programs that have an open file for which `wanted` is true, each program once. `wanted` gets
 /// the path of the file as the program sees it, and the link in `/proc` to the file.
-pub fn openers(ours: &[u32], wanted: impl Fn(&Path, &Path) -> bool) -> Vec<Use> {
+pub fn openers(ours: &[u32], wanted: impl Fn(&Path, &Path) -> bool) -> Vec<DeviceUse> {
     let mut found = Vec::new();
     for pid in names_in("/proc").filter_map(|name| name.parse::<u32>().ok()).filter(|pid| !ours.contains(pid)) {
         for descriptor in names_in(&format!("/proc/{pid}/fd")) {
             let link = PathBuf::from(format!("/proc/{pid}/fd/{descriptor}"));
             let Ok(path) = fs::read_link(&link) else { continue };
             if path.is_absolute() && wanted(&path, &link) {
-                found.push(Use::Open { pid, name: process::name_of(pid), path });
+                found.push(DeviceUse::Open { pid, name: process::name_of(pid), path });
                 break;
             }
         }
@@ -334,7 +334,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let wanted = |path: &Path, _: &Path| path == file.path();
         let found = openers(&[], wanted);
-        assert!(matches!(&found[..], [Use::Open { pid, .. }] if *pid == std::process::id()), "{found:?}");
+        assert!(matches!(&found[..], [DeviceUse::Open { pid, .. }] if *pid == std::process::id()), "{found:?}");
         assert_eq!(openers(&[std::process::id()], wanted), []);
     }
 

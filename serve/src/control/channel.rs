@@ -11,7 +11,7 @@
 use super::{
     ControlError,
     folder::Folder,
-    host::{Held, Host},
+    host::{Host, HostedDisk},
     message::{Done, Event, FileId, Request, VERSION, Versioned},
     operation::{self, refused},
     shared::{Entry, Shared, id_of, lock},
@@ -51,16 +51,16 @@ impl Channel {
     ///
     /// # Errors
     /// [`ControlError`]: the run-time folder cannot be used. The disks can be served all the same.
-    pub fn open(disks: Vec<Held>, host: Host) -> Result<Option<Self>, ControlError> {
-        let is_ours = |held: &Held| !held.disk.geometry().read_only && id_of(&held.disk.disk()).is_some();
-        let disks: Vec<Held> = disks.into_iter().filter(is_ours).collect();
+    pub fn open(disks: Vec<HostedDisk>, host: Host) -> Result<Option<Self>, ControlError> {
+        let is_ours = |held: &HostedDisk| !held.disk.geometry().read_only && id_of(&held.disk.disk()).is_some();
+        let disks: Vec<HostedDisk> = disks.into_iter().filter(is_ours).collect();
         if disks.is_empty() {
             return Ok(None);
         }
         Self::open_in(Folder::make()?, disks, host).map(Some)
     }
 
-    pub(super) fn open_in(folder: Folder, disks: Vec<Held>, host: Host) -> Result<Self, ControlError> {
+    pub(super) fn open_in(folder: Folder, disks: Vec<HostedDisk>, host: Host) -> Result<Self, ControlError> {
         static CHANNELS: AtomicU32 = AtomicU32::new(0);
         let (listener, socket) = folder.bind(CHANNELS.fetch_add(1, Ordering::Relaxed))?;
         let disks = disks.into_iter().map(|held| Entry { held, busy: Mutex::default() }).collect();
@@ -156,9 +156,9 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
 }
 
 /// Counts a client while it exists.
-struct Admitted(Arc<Shared>);
+struct ClientGuard(Arc<Shared>);
 
-impl Drop for Admitted {
+impl Drop for ClientGuard {
     fn drop(&mut self) {
         lock(&self.0.state).clients -= 1;
     }
@@ -177,7 +177,7 @@ fn admit(shared: &Arc<Shared>, stream: UnixStream) {
         let _ = Lines::new(stream).send(&Event::error(ErrorCode::Locked, busy));
         return;
     }
-    let admitted = Admitted(Arc::clone(shared));
+    let admitted = ClientGuard(Arc::clone(shared));
     let spawned = thread::Builder::new().name("control-client".into()).spawn(move || {
         if let Err(error) = converse(&admitted.0, stream) {
             tracing::debug!(%error, "a client of the control channel went away");
@@ -197,7 +197,7 @@ fn converse(shared: &Shared, stream: UnixStream) -> io::Result<()> {
         return lines.send(&Event::error(ErrorCode::PermissionDenied, sentence));
     }
     let line = lines.receive(Some(PATIENCE))?;
-    let _answering = Answering::begin(shared);
+    let _answering = AnswerGuard::begin(shared);
     let event = match answer(shared, &line, &mut lines) {
         Ok(done) => Event::Result(Box::new(done)),
         Err(error) => Event::error(error.code(), error.to_string()),
@@ -206,16 +206,16 @@ fn converse(shared: &Shared, stream: UnixStream) -> io::Result<()> {
 }
 
 /// Counts a client that waits for its answer.
-struct Answering<'a>(&'a Shared);
+struct AnswerGuard<'a>(&'a Shared);
 
-impl<'a> Answering<'a> {
+impl<'a> AnswerGuard<'a> {
     fn begin(shared: &'a Shared) -> Self {
         lock(&shared.state).answering += 1;
         Self(shared)
     }
 }
 
-impl Drop for Answering<'_> {
+impl Drop for AnswerGuard<'_> {
     fn drop(&mut self) {
         lock(&self.0.state).answering -= 1;
         self.0.changed.notify_all();
@@ -245,7 +245,7 @@ fn answer(shared: &Shared, line: &[u8], lines: &mut Lines) -> Result<Done, Contr
         (true, Some(id)) => Some(shared.index_of(id)?),
         (true, None) => return Err(refused(ErrorCode::InvalidInput, format!("{} needs a disk", rule.name))),
     };
-    let _changing = disk.filter(|_| rule.changes_disk).map(|index| Changing::begin(shared, index, rule.name));
+    let _changing = disk.filter(|_| rule.changes_disk).map(|index| ChangeGuard::begin(shared, index, rule.name));
     let _changing = _changing.transpose()?;
     let mut is_there = true;
     operation::carry_out(shared, disk, request.operation, &mut |done, total| {
@@ -286,12 +286,12 @@ impl Shared {
 }
 
 /// Excludes other operations on a disk while it exists.
-struct Changing<'a> {
+struct ChangeGuard<'a> {
     shared: &'a Shared,
     index: usize,
 }
 
-impl<'a> Changing<'a> {
+impl<'a> ChangeGuard<'a> {
     fn begin(shared: &'a Shared, index: usize, name: &'static str) -> Result<Self, ControlError> {
         let entry = &shared.disks[index];
         let mut state = lock(&shared.state);
@@ -311,7 +311,7 @@ impl<'a> Changing<'a> {
     }
 }
 
-impl Drop for Changing<'_> {
+impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
         let mut state = lock(&self.shared.state);
         *lock(&self.shared.disks[self.index].busy) = None;

@@ -49,7 +49,7 @@ pub struct Client {
 
 /// A disk that was found by its name.
 #[derive(Debug)]
-pub struct Found {
+pub struct FoundDisk {
     /// The image.
     pub file: PathBuf,
     /// The way to its process.
@@ -81,12 +81,12 @@ pub(super) fn find_at(socket: PathBuf, disk: FileId) -> Result<Option<Client>, C
 ///
 /// # Errors
 /// As [`find`].
-pub fn find_by_name(name: &str) -> Result<Vec<Found>, ControlError> {
+pub fn find_by_name(name: &str) -> Result<Vec<FoundDisk>, ControlError> {
     let mut found = Vec::new();
     for process in list().processes {
         for disk in process.disks.into_iter().filter(|disk| disk.name == name) {
             if let Some(client) = find(&disk.file)? {
-                found.push(Found { file: disk.file, client });
+                found.push(FoundDisk { file: disk.file, client });
             }
         }
     }
@@ -97,7 +97,7 @@ pub fn find_by_name(name: &str) -> Result<Vec<Found>, ControlError> {
 ///
 /// # Errors
 /// The file does not exist.
-pub fn find_by_frozen(path: &Path) -> Result<Option<(Found, Statistics)>, ControlError> {
+pub fn find_by_frozen(path: &Path) -> Result<Option<(FoundDisk, Statistics)>, ControlError> {
     let wanted = folder::identity(path).map_err(folder::failed("find", path))?;
     for disk in list().processes.into_iter().flat_map(|process| process.disks) {
         // A process that does not answer, or has just closed the disk, is passed over.
@@ -105,7 +105,7 @@ pub fn find_by_frozen(path: &Path) -> Result<Option<(Found, Statistics)>, Contro
         let Ok(Done::Counted(statistics)) = client.call(Operation::Statistics, &mut |_, _| true) else { continue };
         let is_wanted = |image: &PathBuf| folder::identity(image).is_ok_and(|id| id == wanted);
         if statistics.chain.iter().skip(1).any(is_wanted) {
-            return Ok(Some((Found { file: disk.file, client }, statistics)));
+            return Ok(Some((FoundDisk { file: disk.file, client }, statistics)));
         }
     }
     Ok(None)

@@ -10,7 +10,7 @@ use std::{
 
 /// A disk that the process has open.
 #[derive(Debug, Clone)]
-pub struct Held {
+pub struct HostedDisk {
     /// The export name; of an attached disk, the name of its file.
     pub name: String,
     /// The disk, on which all its queues are open. After a move it is in another file.

@@ -55,8 +55,8 @@ mod shared;
 mod stream;
 
 pub use channel::Channel;
-pub use client::{Client, Found, Listing, Peer, find, find_by_frozen, find_by_name, list};
-pub use host::{Freezer, FrozenFileSystems, Held, Host, OnMove};
+pub use client::{Client, FoundDisk, Listing, Peer, find, find_by_frozen, find_by_name, list};
+pub use host::{Freezer, FrozenFileSystems, Host, HostedDisk, OnMove};
 pub use message::{
     ChangedRanges, CommandCount, CompactedInUse, DiskReport, Done, Frozen, Merged, Moved, NewImage, Operation,
     ProcessReport, Resized, Statistics, TrackedPoint, TrackedRange, Traffic, VERSION,

@@ -3,7 +3,7 @@
 
 use super::{
     folder::Folder,
-    host::{Held, Host},
+    host::{Host, HostedDisk},
     message::FileId,
 };
 use diskwright_disk::Disk;
@@ -16,7 +16,7 @@ use std::{
 /// A disk, and the operation that changes it.
 #[derive(Debug)]
 pub(super) struct Entry {
-    pub(super) held: Held,
+    pub(super) held: HostedDisk,
     pub(super) busy: Mutex<Option<&'static str>>,
 }
 

@@ -36,14 +36,14 @@ impl Scene {
         Self { dir, folder }
     }
 
-    fn disk(&self, name: &str) -> Held {
+    fn disk(&self, name: &str) -> HostedDisk {
         let path = self.dir.path().join(name);
         create(&path, &CreateRequest { size_bytes: Some(8 * MIB), ..CreateRequest::default() }).unwrap();
         let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
-        Held { name: name.into(), disk: Arc::new(Movable::new(disk)) }
+        HostedDisk { name: name.into(), disk: Arc::new(Movable::new(disk)) }
     }
 
-    fn open(&self, disks: Vec<Held>, on_drain: Result<host::OnDrain, String>) -> Channel {
+    fn open(&self, disks: Vec<HostedDisk>, on_drain: Result<host::OnDrain, String>) -> Channel {
         let host = Host { command: "serve", metrics: None, on_drain, freezer: None, on_move: None };
         Channel::open_in(self.folder.clone(), disks, host).unwrap()
     }

@@ -62,7 +62,7 @@ pub(crate) struct Reply {
 
 /// What the queue does for a message.
 #[derive(Debug)]
-enum Doing {
+enum QueueOperation {
     /// A read. Its data begin at `start` of the buffer.
     Read { start: usize, len: usize },
     /// A write. The queue has the buffer.
@@ -76,7 +76,7 @@ enum Doing {
 #[derive(Debug)]
 struct Slot {
     unique: u64,
-    doing: Doing,
+    doing: QueueOperation,
 }
 
 /// A change that waits or is being patched.
@@ -341,7 +341,7 @@ impl Session {
             None => buf,
         };
         let start = LEAD_BYTES + (offset_bytes - sectors.start) as usize;
-        let tag = self.occupy(Slot { unique, doing: Doing::Read { start, len: len as usize } });
+        let tag = self.occupy(Slot { unique, doing: QueueOperation::Read { start, len: len as usize } });
         let request = Request::read(sectors.start, sectors_len, buf, tag);
         self.push(Request { buf_offset_bytes: LEAD_BYTES, ..request });
     }
@@ -394,7 +394,7 @@ impl Session {
     fn flush(&mut self, buf: IoBuf, unique: u64) {
         // Changes that wait have not been answered, so the flush need not include them.
         let buf = self.smaller(buf);
-        let tag = self.occupy(Slot { unique, doing: Doing::Flush { buf } });
+        let tag = self.occupy(Slot { unique, doing: QueueOperation::Flush { buf } });
         self.push(Request::flush(tag));
     }
 
@@ -420,7 +420,7 @@ impl Session {
         }
         let Some(Slot { unique, doing }) = self.vacate(tag) else { return };
         match (doing, buf) {
-            (Doing::Read { start, len }, Some(mut buf)) => match result {
+            (QueueOperation::Read { start, len }, Some(mut buf)) => match result {
                 Ok(()) => {
                     let header = start - OUT_HEADER_BYTES;
                     wire::put_header(&mut buf[header..], len, Ok(()), unique);
@@ -428,16 +428,16 @@ impl Session {
                 }
                 Err(error) => self.refuse(buf, unique, errno_of(&error)),
             },
-            (Doing::Write { bytes }, Some(buf)) => {
+            (QueueOperation::Write { bytes }, Some(buf)) => {
                 self.changed(Waiting { unique, change: Change::Payload, bytes, buf }, result);
             }
-            (Doing::Zero { bytes, buf }, _) => {
+            (QueueOperation::Zero { bytes, buf }, _) => {
                 self.changed(Waiting { unique, change: Change::Zeroes, bytes, buf }, result);
             }
-            (Doing::Flush { buf }, _) => {
+            (QueueOperation::Flush { buf }, _) => {
                 self.answer(buf, unique, result.map_err(|error| errno_of(&error)), |_, ()| {});
             }
-            (Doing::Read { .. } | Doing::Write { .. }, None) => {
+            (QueueOperation::Read { .. } | QueueOperation::Write { .. }, None) => {
                 unreachable!("the queue returns the buffer of every request")
             }
         }

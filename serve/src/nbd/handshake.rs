@@ -83,7 +83,7 @@ pub(crate) enum TlsNeed {
 
 /// What follows after [`Handshake::step`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum HandshakeStep {
     /// More bytes are needed.
     More,
     /// The replies must be sent first, then TLS begins.
@@ -142,12 +142,14 @@ impl Handshake {
 
     /// Decodes options from `bytes` and appends the replies to `out`. Returns how many bytes were
     /// used and what follows.
-    pub(crate) fn step(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, Next), HandshakeError> {
+    pub(crate) fn step(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(usize, HandshakeStep), HandshakeError> {
         let mut taken = 0;
         loop {
             let rest = &bytes[taken..];
             if self.no_zeroes.is_none() {
-                let Decoded::Value(flags, used) = ClientFlags::decode(rest) else { return Ok((taken, Next::More)) };
+                let Decoded::Value(flags, used) = ClientFlags::decode(rest) else {
+                    return Ok((taken, HandshakeStep::More));
+                };
                 if !flags.contains(ClientFlags::FIXED_NEWSTYLE) || !ClientFlags::all().contains(flags) {
                     return Err(HandshakeError::ClientFlags(flags.bits()));
                 }
@@ -155,23 +157,29 @@ impl Handshake {
                 taken += used;
                 continue;
             }
-            let Decoded::Value(header, used) = OptionHeader::decode(rest)? else { return Ok((taken, Next::More)) };
+            let Decoded::Value(header, used) = OptionHeader::decode(rest)? else {
+                return Ok((taken, HandshakeStep::More));
+            };
             if header.data_bytes > OPTION_BYTES_MAX {
                 let (found, limit) = (header.data_bytes.into(), OPTION_BYTES_MAX.into());
                 return Err(WireError::TooLong { what: "the data of an option", found, limit }.into());
             }
-            let Some(data) = rest.get(used..used + header.data_bytes as usize) else { return Ok((taken, Next::More)) };
+            let Some(data) = rest.get(used..used + header.data_bytes as usize) else {
+                return Ok((taken, HandshakeStep::More));
+            };
             taken += used + data.len();
             let next = self.answer(header.option, data, out)?;
             match next {
-                Next::More => {}
-                Next::StartTls if taken < bytes.len() => return Err(HandshakeError::Injected(bytes.len() - taken)),
-                Next::StartTls => {
+                HandshakeStep::More => {}
+                HandshakeStep::StartTls if taken < bytes.len() => {
+                    return Err(HandshakeError::Injected(bytes.len() - taken));
+                }
+                HandshakeStep::StartTls => {
                     let encrypted = Self { encrypted: true, no_zeroes: self.no_zeroes, ..self.renewed() };
                     *self = encrypted;
                     return Ok((taken, next));
                 }
-                Next::Transmit(_) | Next::Bye => return Ok((taken, next)),
+                HandshakeStep::Transmit(_) | HandshakeStep::Bye => return Ok((taken, next)),
             }
         }
     }
@@ -180,28 +188,28 @@ impl Handshake {
         Self::new(Arc::clone(&self.exports), self.tls)
     }
 
-    fn answer(&mut self, option: OptionCode, data: &[u8], out: &mut Vec<u8>) -> Result<Next, HandshakeError> {
+    fn answer(&mut self, option: OptionCode, data: &[u8], out: &mut Vec<u8>) -> Result<HandshakeStep, HandshakeError> {
         let mut refuse = |code, message: &str| option_reply::encode_refusal(option, code, message, out);
         let locked = self.tls == TlsNeed::Must && !self.encrypted;
         let parsed = match ClientOption::parse(option, data) {
             _ if locked && option == OptionCode::EXPORT_NAME => return Err(HandshakeError::TlsRequired),
             _ if locked && option != OptionCode::STARTTLS && option != OptionCode::ABORT => {
                 refuse(ReplyCode::ERR_TLS_REQD, "this server requires TLS; send STARTTLS first");
-                return Ok(Next::More);
+                return Ok(HandshakeStep::More);
             }
             Ok(parsed) => parsed,
             // EXPORT_NAME has no error reply.
             Err(error) if option == OptionCode::EXPORT_NAME => return Err(error.into()),
             Err(error) => {
                 refuse(ReplyCode::ERR_INVALID, &error.to_string());
-                return Ok(Next::More);
+                return Ok(HandshakeStep::More);
             }
         };
         match parsed {
             ClientOption::ExportName(name) => return self.export_name(name, out),
             ClientOption::Abort => {
                 option_reply::encode_ack(option, out);
-                return Ok(Next::Bye);
+                return Ok(HandshakeStep::Bye);
             }
             ClientOption::List => {
                 for export in self.exports.iter() {
@@ -215,14 +223,14 @@ impl Handshake {
             }
             ClientOption::StartTls => {
                 option_reply::encode_ack(option, out);
-                return Ok(Next::StartTls);
+                return Ok(HandshakeStep::StartTls);
             }
             ClientOption::Info(query) => {
                 self.describe(option, &query, out);
             }
             ClientOption::Go(query) => {
                 if let Some(export) = self.describe(option, &query, out) {
-                    return Ok(Next::Transmit(self.session(export)));
+                    return Ok(HandshakeStep::Transmit(self.session(export)));
                 }
             }
             ClientOption::StructuredReply => {
@@ -244,15 +252,15 @@ impl Handshake {
             ClientOption::SetContexts(query) => self.contexts(option, &query, out),
             ClientOption::Unknown(_) => refuse(ReplyCode::ERR_UNSUP, "this server does not know this option"),
         }
-        Ok(Next::More)
+        Ok(HandshakeStep::More)
     }
 
-    fn export_name(&self, name: &str, out: &mut Vec<u8>) -> Result<Next, HandshakeError> {
+    fn export_name(&self, name: &str, out: &mut Vec<u8>) -> Result<HandshakeStep, HandshakeError> {
         let index = self.exports.find(name).ok_or_else(|| HandshakeError::UnknownExport { name: name.to_owned() })?;
         let export = self.exports.get(index);
         let summary = ExportSummary { size_bytes: export.device.geometry().size_bytes, flags: self.flags(export) };
         summary.encode(self.no_zeroes == Some(true), out);
-        Ok(Next::Transmit(self.session(index)))
+        Ok(HandshakeStep::Transmit(self.session(index)))
     }
 
     fn session(&self, export: usize) -> Session {

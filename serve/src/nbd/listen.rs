@@ -143,7 +143,7 @@ impl Address {
 pub struct Listener {
     pub(crate) fd: OwnedFd,
     address: Address,
-    leftover: Leftover,
+    leftover: SocketFile,
 }
 
 impl Listener {
@@ -170,7 +170,7 @@ impl Listener {
                 };
                 let bound = listener.local_addr().map_err(refused)?;
                 let address = Address::Tcp(bound.ip().to_string(), bound.port());
-                Ok(Self { fd: listener.into(), address, leftover: Leftover(None) })
+                Ok(Self { fd: listener.into(), address, leftover: SocketFile(None) })
             }
         }
     }
@@ -187,14 +187,14 @@ impl Listener {
             if let Ok(Some(unix)) = handed.take_unix_listener(number) {
                 let path = unix.local_addr().ok().and_then(|address| address.as_pathname().map(Path::to_owned));
                 let address = Address::Unix(path.unwrap_or_else(|| "(without a name)".into()));
-                listeners.push(Self { fd: unix.into(), address, leftover: Leftover(None) });
+                listeners.push(Self { fd: unix.into(), address, leftover: SocketFile(None) });
                 continue;
             }
             let tcp = handed.take_tcp_listener(number).map_err(failed)?;
             let tcp = tcp.ok_or_else(|| failed(io::Error::other("it is not a listening socket")))?;
             let bound = tcp.local_addr().map_err(failed)?;
             let address = Address::Tcp(bound.ip().to_string(), bound.port());
-            listeners.push(Self { fd: tcp.into(), address, leftover: Leftover(None) });
+            listeners.push(Self { fd: tcp.into(), address, leftover: SocketFile(None) });
         }
         Ok(listeners)
     }
@@ -209,16 +209,16 @@ impl Listener {
     }
 
     /// Splits off the descriptor and the file to remove at the end.
-    pub(crate) fn into_parts(self) -> (OwnedFd, Leftover) {
+    pub(crate) fn into_parts(self) -> (OwnedFd, SocketFile) {
         (self.fd, self.leftover)
     }
 }
 
 /// The file of a unix socket. Dropping this removes the file if it is still the same inode.
 #[derive(Debug)]
-pub(crate) struct Leftover(Option<(PathBuf, (u64, u64))>);
+pub(crate) struct SocketFile(Option<(PathBuf, (u64, u64))>);
 
-impl Drop for Leftover {
+impl Drop for SocketFile {
     fn drop(&mut self) {
         if let Some((path, identity)) = self.0.take()
             && identity_of(&path).is_ok_and(|found| found == identity)
@@ -268,7 +268,7 @@ fn bind_unix(path: &Path, address: &Address) -> Result<Listener, ListenError> {
     Ok(Listener {
         fd: listener.into(),
         address: address.clone(),
-        leftover: Leftover(Some((path.to_owned(), identity))),
+        leftover: SocketFile(Some((path.to_owned(), identity))),
     })
 }
 

@@ -13,7 +13,7 @@ use super::{
     Export, ExportError, Listener, ServerOptions,
     export::Exports,
     inbox::{Inbox, Message},
-    listen::{Address, Leftover},
+    listen::{Address, SocketFile},
     peer::Peer,
     settings::Settings,
     worker::Worker,
@@ -249,7 +249,7 @@ struct Acceptor {
     stream: StreamId,
     is_tcp: bool,
     /// Removes the socket's file when dropped.
-    _leftover: Leftover,
+    _leftover: SocketFile,
 }
 
 #[derive(Debug)]

@@ -164,9 +164,16 @@ mod tests {
         }
     }
 
-    type Told = Vec<(u32, Vec<(u64, u64)>)>;
+    type SentExtents = Vec<(u32, Vec<(u64, u64)>)>;
 
-    fn ask(size: u64, framing: Framing, contexts: Contexts, offset_bytes: u64, len_bytes: u64, only_one: bool) -> Told {
+    fn ask(
+        size: u64,
+        framing: Framing,
+        contexts: Contexts,
+        offset_bytes: u64,
+        len_bytes: u64,
+        only_one: bool,
+    ) -> SentExtents {
         let mut out = Vec::new();
         let answering = Answering { framing, cookie: 7, offset_bytes };
         let request = StatusRequest { answering, offset_bytes, len_bytes, only_one };
@@ -174,7 +181,7 @@ mod tests {
         told(&out, framing)
     }
 
-    fn told(out: &[u8], framing: Framing) -> Told {
+    fn told(out: &[u8], framing: Framing) -> SentExtents {
         let mut told = Vec::new();
         let mut rest = out;
         let mut done = false;

@@ -16,7 +16,7 @@ use super::{
     connection::{Connection, Phase, State, loss},
     dispatch::{Dispatcher, QUEUE_DEPTH, SessionEnd},
     flights::Completed,
-    handshake::{Handshake, Next, TlsNeed},
+    handshake::{Handshake, HandshakeStep, TlsNeed},
     inbox::{Inbox, Message},
     peer::Peer,
     secure::Secure,
@@ -309,10 +309,10 @@ impl Worker {
                     conn.window.consume(used);
                     conn.outbox.put(&answers, &mut self.dispatcher.pool);
                     match next {
-                        Next::More => return Ok(()),
-                        Next::StartTls => conn.starts_tls = true,
-                        Next::Bye => return Err(SessionEnd::Disconnected),
-                        Next::Transmit(session) => {
+                        HandshakeStep::More => return Ok(()),
+                        HandshakeStep::StartTls => conn.starts_tls = true,
+                        HandshakeStep::Bye => return Err(SessionEnd::Disconnected),
+                        HandshakeStep::Transmit(session) => {
                             conn.outbox.seal();
                             let export = self.settings.exports.get(session.export);
                             let queue = &mut self.dispatcher.queues[session.export];

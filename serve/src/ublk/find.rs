@@ -20,7 +20,7 @@ pub fn new_mark() -> u64 {
 
 /// A ublk device that was found by its mark.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundDevice {
     /// The device number N of `/dev/ublkcN`.
     pub number: u32,
     /// Path of the block device, which exists only while the device is started.
@@ -29,7 +29,7 @@ pub struct Found {
     pub is_started: bool,
 }
 
-impl Found {
+impl FoundDevice {
     /// The device with this mark, if there is one.
     ///
     /// # Errors

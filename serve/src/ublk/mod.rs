@@ -27,7 +27,7 @@ mod pump;
 mod session;
 
 pub use error::UblkError;
-pub use find::{Found, new_mark};
+pub use find::{FoundDevice, new_mark};
 pub use pump::serve;
 
 use diskwright_store::ublk::{UBLK_CONTROL, UblkControl};

@@ -23,7 +23,7 @@ pub(crate) struct Answer {
 
 /// State of a request while the disk carries it out.
 #[derive(Debug)]
-enum Held {
+enum RequestState {
     /// A read or write: the queue has the buffer.
     Transfer { len_bytes: u32 },
     /// Any other request: the buffer stays here.
@@ -34,7 +34,7 @@ enum Held {
 pub(crate) struct Session {
     queue: Box<dyn BlockQueue>,
     /// Indexed by tag.
-    held: Vec<Option<Held>>,
+    held: Vec<Option<RequestState>>,
     in_flight: usize,
     completions: Vec<Completion>,
     answers: VecDeque<Answer>,
@@ -74,9 +74,9 @@ impl Session {
         let mut request = Request { operation, offset_bytes, len_bytes, fua, ..Request::flush(tag.into()) };
         let held = if is_transfer {
             request.buf = Some(buf);
-            Held::Transfer { len_bytes: len_bytes as u32 }
+            RequestState::Transfer { len_bytes: len_bytes as u32 }
         } else {
-            Held::Other { buf }
+            RequestState::Other { buf }
         };
         self.held[usize::from(tag)] = Some(held);
         self.in_flight += 1;
@@ -102,9 +102,11 @@ impl Session {
         let Completion { tag, buf, result, .. } = completion;
         let tag = tag as u16;
         let (moved_bytes, buf) = match (self.held[usize::from(tag)].take(), buf) {
-            (Some(Held::Transfer { len_bytes }), Some(buf)) => (len_bytes, buf),
-            (Some(Held::Other { buf }), _) => (0, buf),
-            (Some(Held::Transfer { .. }), None) => unreachable!("the queue returns the buffer of every request"),
+            (Some(RequestState::Transfer { len_bytes }), Some(buf)) => (len_bytes, buf),
+            (Some(RequestState::Other { buf }), _) => (0, buf),
+            (Some(RequestState::Transfer { .. }), None) => {
+                unreachable!("the queue returns the buffer of every request")
+            }
             (None, _) => unreachable!("the queue completes a request once"),
         };
         self.in_flight -= 1;

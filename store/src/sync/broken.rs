@@ -37,7 +37,7 @@ pub enum Rule {
     /// A block is not kept excluded for work that another stage of the request repeats
     /// (`disk/src/engine/queue.rs`).
     ExclusionEnds,
-    /// A clerk does every job in its queue (`disk/src/engine/clerk.rs`).
+    /// A worker does every job in its queue (`disk/src/engine/background.rs`).
     EveryJobIsDone,
     /// A queue fetches the chain again when the epoch has changed (`disk/src/engine/queue.rs`).
     ChainIsFetchedAnew,

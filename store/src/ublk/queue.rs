@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     IoBuf, SharedRing,
-    shared::{Mail, Member},
+    shared::{Member, RingAnswer},
 };
 use io_uring::{opcode, squeue, types};
 use rustix::{
@@ -64,7 +64,7 @@ pub struct UblkQueue {
     transfer_bytes: usize,
     /// Buffers that the kernel has, by tag.
     buffers: Vec<Option<IoBuf>>,
-    mail: Vec<Mail>,
+    mail: Vec<RingAnswer>,
     refused: Vec<UblkEnd>,
 }
 

@@ -5,7 +5,7 @@ use crate::{
     bytes::{get, le16, le32, le64, text, uuid_text},
     identity::{BTRFS, Identity},
     read::Window,
-    reason::{LeftAlone, Why},
+    reason::{LeftAlone, ReasonKind},
 };
 
 const OFFSET_BYTES: u64 = 64 << 10;
@@ -69,7 +69,7 @@ impl Superblock {
             return Err(LeftAlone::unsupported(format!("btrfs on {} devices", le64(&raw, 0x88))));
         }
         if le64(&raw, 0x60) != 0 {
-            return Err(LeftAlone::new(Why::Dirty, "the log of btrfs is not empty: mount the file system once"));
+            return Err(LeftAlone::new(ReasonKind::Dirty, "the log of btrfs is not empty: mount the file system once"));
         }
         let (sector_bytes, node_bytes) = (le32(&raw, 0x90), le32(&raw, 0x94));
         if !sector_bytes.is_power_of_two()

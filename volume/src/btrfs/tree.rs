@@ -29,11 +29,11 @@ pub(super) struct Reader<'a> {
 }
 
 /// Takes a key and its item.
-type Each<'a> = &'a mut dyn FnMut(Key, &[u8]) -> Result<(), LeftAlone>;
+type EachItem<'a> = &'a mut dyn FnMut(Key, &[u8]) -> Result<(), LeftAlone>;
 
 impl Reader<'_> {
     /// Passes the items of the objects in `objects` to `each`.
-    pub(super) fn walk(&self, tree: &Tree, objects: Range<u64>, each: Each<'_>) -> Result<(), LeftAlone> {
+    pub(super) fn walk(&self, tree: &Tree, objects: Range<u64>, each: EachItem<'_>) -> Result<(), LeftAlone> {
         if tree.level > LEVEL_MAX {
             return Err(LeftAlone::damaged(format!("a tree of btrfs with {} levels", tree.level)));
         }
@@ -47,7 +47,7 @@ impl Reader<'_> {
         is_root: bool,
         objects: &Range<u64>,
         last: &mut Option<Key>,
-        each: Each<'_>,
+        each: EachItem<'_>,
     ) -> Result<(), LeftAlone> {
         let wrong = |what: &str| LeftAlone::damaged(format!("block {} of a tree of btrfs {what}", block.block));
         let node_bytes = self.superblock.node_bytes;

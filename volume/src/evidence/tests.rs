@@ -1,7 +1,7 @@
 //! Which structures count as evidence, on file systems that the tests build byte by byte.
 
 use super::*;
-use crate::{bytes::crc32c_raw, seen::PROOF};
+use crate::{bytes::crc32c_raw, sighting::PROOF};
 use std::io;
 
 const MIB: u64 = 1 << 20;
@@ -80,20 +80,20 @@ fn disk() -> Disk {
 }
 
 /// Records 8 to 11 in a block of 4 KiB, and where the witness sees them.
-fn seen(witness: &Witness, changed: u64) -> Vec<(u64, u32)> {
+fn seen(witness: &DiskEvidence, changed: u64) -> Vec<(u64, u32)> {
     let block: Vec<u8> = (8..12).flat_map(|number| record(number, changed, changed)).collect();
     let mut found = Vec::new();
     witness.look(&block, &mut |seen| {
-        if let Seen::At { within_bytes, disk_offset_bytes, weight, .. } = seen {
+        if let Sighting::At { within_bytes, disk_offset_bytes, weight, .. } = seen {
             found.push((disk_offset_bytes - within_bytes as u64, weight));
         }
     });
     found
 }
 
-fn learned(disk: &Disk, anchors: &[u64]) -> Witness {
+fn learned(disk: &Disk, anchors: &[u64]) -> DiskEvidence {
     let anchors: Vec<Anchor> = anchors.iter().map(|&start_bytes| Anchor { start_bytes, superblock_bytes: 0 }).collect();
-    Witness::learn(disk, &anchors, u64::MAX)
+    DiskEvidence::learn(disk, &anchors, u64::MAX)
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn hostile_superblocks_have_one_budget_for_all() {
     let anchors: Vec<Anchor> =
         (0..64).map(|index| Anchor { start_bytes: index * MIB, superblock_bytes: 1024 }).collect();
     let budget_bytes = 16 * MIB;
-    let witness = Witness::learn(&disk, &anchors, budget_bytes);
+    let witness = DiskEvidence::learn(&disk, &anchors, budget_bytes);
     assert!(witness.systems() > 0, "the superblocks are believed");
     // No read is shorter than 512 bytes, so a piece of 64 KiB is read by at most 128 of them.
     assert!(disk.reads.get() <= 2 * budget_bytes / 512, "{} reads", disk.reads.get());

@@ -17,7 +17,7 @@ use crate::{
     bytes::{crc32c_raw, le16, le32},
     evidence::Metered,
     read::Window,
-    seen::{Give, PROOF, Seen},
+    sighting::{EachSighting, PROOF, Sighting},
 };
 use std::{collections::HashMap, ops::Range};
 
@@ -267,8 +267,8 @@ impl Evidence {
         block.is_some_and(|block| self.journal.iter().any(|range| range.contains(&block)))
     }
 
-    /// What these bytes say. See [`crate::evidence::Witness::look`].
-    pub(crate) fn look(&self, bytes: &[u8], give: &mut Give<'_>) {
+    /// What these bytes say. See [`crate::evidence::DiskEvidence::look`].
+    pub(crate) fn look(&self, bytes: &[u8], give: &mut EachSighting<'_>) {
         let block_bytes = self.fs.block_bytes as usize;
         let phase = (self.start_bytes % self.fs.block_bytes) as usize;
         let mut at = phase;
@@ -280,14 +280,14 @@ impl Evidence {
         }
     }
 
-    fn look_at(&self, block: &[u8], at: usize, give: &mut Give<'_>) {
+    fn look_at(&self, block: &[u8], at: usize, give: &mut EachSighting<'_>) {
         if block[..4] == JOURNAL_MAGIC && (1..=5).contains(&block[7]) {
-            give(Seen::Copies { within_bytes: at });
+            give(Sighting::Copies { within_bytes: at });
             return;
         }
         let mut seen = |within_bytes: usize, place: u64, weight: u32, what: &'static str| {
             let disk_offset_bytes = self.start_bytes + place;
-            give(Seen::At { within_bytes, disk_offset_bytes, weight, what });
+            give(Sighting::At { within_bytes, disk_offset_bytes, weight, what });
         };
         // The first superblock lies behind the first KiB of its block; copies begin their block.
         for within in [0, 1024] {

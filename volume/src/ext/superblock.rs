@@ -5,7 +5,7 @@ use crate::{
     bytes::{crc32c_raw, get, le16, le32, text, uuid_text},
     identity::Identity,
     read::Window,
-    reason::{LeftAlone, Why},
+    reason::{LeftAlone, ReasonKind},
 };
 
 const OFFSET_BYTES: u64 = 1024;
@@ -223,7 +223,10 @@ impl Superblock {
         }
         let raw = window.bytes(block * self.block_bytes, 16)?;
         if le32(&raw, 0) != MMP_MAGIC || le32(&raw, 4) != MMP_CLEAN {
-            return Err(LeftAlone::new(Why::Dirty, "another system has the file system mounted (MMP is not clean)"));
+            return Err(LeftAlone::new(
+                ReasonKind::Dirty,
+                "another system has the file system mounted (MMP is not clean)",
+            ));
         }
         Ok(())
     }
@@ -272,7 +275,7 @@ fn check_features(compat: u32, incompat: u32, ro_compat: u32) -> Result<(), Left
 
 /// Refuses a file system that is not clean.
 fn check_state(raw: &[u8], compat: u32, incompat: u32) -> Result<(), LeftAlone> {
-    let dirty = |sentence: &str| Err(LeftAlone::new(Why::Dirty, sentence));
+    let dirty = |sentence: &str| Err(LeftAlone::new(ReasonKind::Dirty, sentence));
     let state = le16(raw, 0x3a);
     if incompat & INCOMPAT_RECOVER != 0 {
         return dirty("the file system was not unmounted cleanly (needs_recovery): mount it once, or run e2fsck");

@@ -193,7 +193,7 @@ fn refuse_overlaps(volumes: &mut [Logical]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{lvm::text::parse, reason::Why};
+    use crate::{lvm::text::parse, reason::ReasonKind};
 
     const UUID: [u8; 32] = *b"Y37P86at4PxdWtwrbFOwC5UvEZUsbO6M";
 
@@ -221,7 +221,7 @@ mod tests {
         )
     }
 
-    fn why(found: &Logical) -> Option<Why> {
+    fn why(found: &Logical) -> Option<ReasonKind> {
         found.extents.as_ref().err().map(|reason| reason.why)
     }
 
@@ -243,13 +243,13 @@ mod tests {
             volume("snapshot0", &[snapshot]),
         ];
         let found = group(&all.concat()).unwrap();
-        assert!(found.iter().all(|volume| why(volume) == Some(Why::Unsupported)), "{found:?}");
+        assert!(found.iter().all(|volume| why(volume) == Some(ReasonKind::Unsupported)), "{found:?}");
         let two = "start_extent = 0\nextent_count = 4\ntype = \"striped\"\nstripe_count = 2\nstripes = [\"pv0\", 0, \"pv0\", 9]";
-        assert_eq!(why(&group(&volume("root", &[two])).unwrap()[0]), Some(Why::Unsupported));
+        assert_eq!(why(&group(&volume("root", &[two])).unwrap()[0]), Some(ReasonKind::Unsupported));
         let hidden = volume("root", &[&linear(0, 3, 7)]).replace(", \"VISIBLE\"", "");
-        assert_eq!(why(&group(&hidden).unwrap()[0]), Some(Why::Unsupported));
+        assert_eq!(why(&group(&hidden).unwrap()[0]), Some(ReasonKind::Unsupported));
         let moving = linear(0, 3, 0).replace("pv0", "pvmove0");
-        assert_eq!(why(&group(&volume("root", &[&moving])).unwrap()[0]), Some(Why::Damaged));
+        assert_eq!(why(&group(&volume("root", &[&moving])).unwrap()[0]), Some(ReasonKind::Damaged));
     }
 
     #[test]
@@ -260,9 +260,9 @@ mod tests {
             [linear(0, 3, u64::MAX), linear(3, 1, 0)],
         ] {
             let found = group(&volume("root", &[&segments[0], &segments[1]])).unwrap();
-            assert_eq!(why(&found[0]), Some(Why::Damaged));
+            assert_eq!(why(&found[0]), Some(ReasonKind::Damaged));
         }
         let shared = [volume("root", &[&linear(0, 3, 7)]), volume("other", &[&linear(0, 3, 9)])].concat();
-        assert!(group(&shared).unwrap().iter().all(|volume| why(volume) == Some(Why::Damaged)));
+        assert!(group(&shared).unwrap().iter().all(|volume| why(volume) == Some(ReasonKind::Damaged)));
     }
 }

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     bytes::{le16, le32, le64},
     read::Window,
-    seen::{Give, Seen},
+    sighting::{EachSighting, Sighting},
 };
 
 /// Records 0 to 3 lie in the mirror of the MFT too, so their number states no single place.
@@ -73,8 +73,8 @@ impl Evidence {
         self.serial
     }
 
-    /// What these bytes say. See [`crate::evidence::Witness::look`].
-    pub(crate) fn look(&self, bytes: &[u8], give: &mut Give<'_>) {
+    /// What these bytes say. See [`crate::evidence::DiskEvidence::look`].
+    pub(crate) fn look(&self, bytes: &[u8], give: &mut EachSighting<'_>) {
         let mut at = (self.start_bytes % self.boot.record_bytes as u64) as usize;
         while let Some(raw) = bytes.get(at..at + self.boot.record_bytes) {
             if raw[..4] == *b"FILE"
@@ -83,7 +83,7 @@ impl Evidence {
                 && self.is_of_this_volume(raw)
             {
                 let disk_offset_bytes = self.start_bytes + place;
-                give(Seen::At { within_bytes: at, disk_offset_bytes, weight: 1, what: "NTFS record" });
+                give(Sighting::At { within_bytes: at, disk_offset_bytes, weight: 1, what: "NTFS record" });
             }
             at += self.boot.record_bytes;
         }

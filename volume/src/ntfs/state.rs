@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     bytes::{le16, le32, le64},
-    reason::{LeftAlone, Why},
+    reason::{LeftAlone, ReasonKind},
 };
 
 /// Dirty, resize of the log, upgrade at mount, chkdsk under way.
@@ -39,7 +39,7 @@ fn check_flags(files: &Files<'_>) -> Result<(), LeftAlone> {
     let flags = le16(value, 10);
     if flags & MUST_BE_CLEAR != 0 {
         let sentence = format!("the volume is marked dirty (flags {flags:#06x}): run chkdsk in Windows");
-        return Err(LeftAlone::new(Why::Dirty, sentence));
+        return Err(LeftAlone::new(ReasonKind::Dirty, sentence));
     }
     Ok(())
 }
@@ -48,7 +48,7 @@ fn check_flags(files: &Files<'_>) -> Result<(), LeftAlone> {
 /// or says that the volume is clean.
 fn check_log(files: &Files<'_>) -> Result<(), LeftAlone> {
     let dirty = |what: &str| {
-        LeftAlone::new(Why::Dirty, format!("$LogFile {what}: start Windows and shut it down, or run chkdsk"))
+        LeftAlone::new(ReasonKind::Dirty, format!("$LogFile {what}: start Windows and shut it down, or run chkdsk"))
     };
     let Some(log) = files.stream(LOG_FILE, DATA, "")? else {
         return Err(LeftAlone::damaged("$LogFile has no data"));
@@ -108,7 +108,7 @@ fn check_hibernation(files: &Files<'_>) -> Result<(), LeftAlone> {
         return Ok(());
     }
     Err(LeftAlone::new(
-        Why::Hibernated,
+        ReasonKind::Hibernated,
         "Windows is hibernated or was shut down with fast startup (hiberfil.sys): start it and run shutdown /s /t 0",
     ))
 }

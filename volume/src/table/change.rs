@@ -10,14 +10,14 @@
 //! A table in doubt is not changed.
 
 use super::{
-    Found, TableKind,
+    PartitionTable, TableKind,
     gpt_change::Gpt,
     mbr::{self, Entry},
     steps::{Change, Larger, Step, aligned_end, check_last},
 };
 use crate::{
     read::{ReadAt, Window, one_extent},
-    reason::{LeftAlone, Why},
+    reason::{LeftAlone, ReasonKind},
 };
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ const MBR_SECTORS_MAX: u64 = u32::MAX as u64;
 
 /// First byte after everything that the table needs: the smallest size of the disk, a multiple of
 /// the sector.
-pub(crate) fn end_of(disk: &dyn ReadAt, found: &Found) -> Result<u64, LeftAlone> {
+pub(crate) fn end_of(disk: &dyn ReadAt, found: &PartitionTable) -> Result<u64, LeftAlone> {
     let whole = one_extent(0..disk.size_bytes());
     let window = Window::new(disk, &whole);
     let sector_bytes = u64::from(window.sector_bytes());
@@ -47,7 +47,7 @@ pub(crate) fn end_of(disk: &dyn ReadAt, found: &Found) -> Result<u64, LeftAlone>
 /// reaches the new end.
 pub(crate) fn change(
     disk: &dyn ReadAt,
-    found: &Found,
+    found: &PartitionTable,
     size_bytes: u64,
     enlarge: Option<u32>,
 ) -> Result<Change, LeftAlone> {
@@ -57,7 +57,7 @@ pub(crate) fn change(
     match (found.kind, enlarge) {
         (TableKind::Gpt, _) => Gpt::read(&window, &[sectors], enlarge)?.change(&window, sectors, enlarge),
         (_, None) => Ok(Change::default()),
-        (TableKind::None, Some(_)) => Err(LeftAlone::new(Why::Unknown, "the disk has no partition table")),
+        (TableKind::None, Some(_)) => Err(LeftAlone::new(ReasonKind::Unknown, "the disk has no partition table")),
         (TableKind::Mbr, Some(number)) => {
             check(found)?;
             enlarge_primary(&window, found, sectors, number)
@@ -66,14 +66,19 @@ pub(crate) fn change(
 }
 
 /// Refuses a table in doubt.
-fn check(found: &Found) -> Result<(), LeftAlone> {
+fn check(found: &PartitionTable) -> Result<(), LeftAlone> {
     let problem =
         found.problem.iter().chain(found.partitions.iter().filter_map(|partition| partition.problem.as_ref()));
     problem.into_iter().next().map_or(Ok(()), |reason| Err(reason.clone()))
 }
 
 /// Enlarges a partition of the four entries.
-fn enlarge_primary(window: &Window<'_>, found: &Found, sectors: u64, number: u32) -> Result<Change, LeftAlone> {
+fn enlarge_primary(
+    window: &Window<'_>,
+    found: &PartitionTable,
+    sectors: u64,
+    number: u32,
+) -> Result<Change, LeftAlone> {
     let sector_bytes = u64::from(window.sector_bytes());
     let mut sector = window.bytes(0, sector_bytes as usize)?;
     let Some(entries) = mbr::primary_entries(&sector) else { return Err(LeftAlone::damaged("no MBR in sector 0")) };
@@ -98,7 +103,10 @@ fn enlarge_primary(window: &Window<'_>, found: &Found, sectors: u64, number: u32
         )));
     }
     if old_end > sectors * sector_bytes {
-        return Err(LeftAlone::new(Why::Unknown, format!("partition {number} ends beyond the new end of the disk")));
+        return Err(LeftAlone::new(
+            ReasonKind::Unknown,
+            format!("partition {number} ends beyond the new end of the disk"),
+        ));
     }
     let new_end = aligned_end(old_end, sectors * sector_bytes);
     let larger = Larger { start_bytes, old_bytes: old_end - start_bytes, new_bytes: new_end - start_bytes };

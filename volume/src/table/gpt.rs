@@ -4,12 +4,12 @@
 
 use super::{
     mbr::{self, Entry},
-    partition::{Found, Partition, TableKind, partition},
+    partition::{Partition, PartitionTable, TableKind, partition},
 };
 use crate::{
     bytes::{get, le32, le64, utf16},
     read::Window,
-    reason::{LeftAlone, Why},
+    reason::{LeftAlone, ReasonKind},
 };
 use uuid::{Uuid, uuid};
 
@@ -51,7 +51,7 @@ pub(super) fn is_header(window: &Window<'_>, at: u64) -> bool {
 }
 
 /// The partitions of a GPT.
-pub(super) fn read(window: &Window<'_>, protective: Option<[Entry; 4]>) -> Result<Found, LeftAlone> {
+pub(super) fn read(window: &Window<'_>, protective: Option<[Entry; 4]>) -> Result<PartitionTable, LeftAlone> {
     let last_lba = window.size_bytes() / u64::from(window.sector_bytes()) - 1;
     let first = copy(window, 1);
     let other_lba = first.as_ref().map_or(last_lba, |(header, _)| header.other_lba);
@@ -64,21 +64,25 @@ pub(super) fn read(window: &Window<'_>, protective: Option<[Entry; 4]>) -> Resul
     };
     let hybrid = protective.is_some_and(|entries| mbr::is_hybrid(&entries));
     let problem = problem.or_else(|| {
-        hybrid.then(|| LeftAlone::new(Why::Ambiguous, "a GPT, and an MBR that has partitions too (hybrid MBR)"))
+        hybrid.then(|| LeftAlone::new(ReasonKind::Ambiguous, "a GPT, and an MBR that has partitions too (hybrid MBR)"))
     });
     let partitions = shown.map_or(Vec::new(), |(header, array)| partitions(window, &header, &array));
-    Ok(Found { kind: TableKind::Gpt, problem, partitions })
+    Ok(PartitionTable { kind: TableKind::Gpt, problem, partitions })
 }
 
 fn one_copy(which: &str, reason: &LeftAlone) -> LeftAlone {
-    LeftAlone::new(Why::Damaged, format!("the {which} copy of the GPT is not valid; repair it with gdisk: {reason}"))
+    LeftAlone::new(
+        ReasonKind::Damaged,
+        format!("the {which} copy of the GPT is not valid; repair it with gdisk: {reason}"),
+    )
 }
 
 /// Where both copies are valid but do not say the same.
 pub(super) fn disagreement((first, one): &(Header, Vec<u8>), (second, other): &(Header, Vec<u8>)) -> Option<LeftAlone> {
     let mirrored = Header { my_lba: second.other_lba, other_lba: second.my_lba, array_lba: first.array_lba, ..*second };
-    (mirrored != *first || one != other)
-        .then(|| LeftAlone::new(Why::Ambiguous, "the two copies of the GPT do not agree: repair the table with gdisk"))
+    (mirrored != *first || one != other).then(|| {
+        LeftAlone::new(ReasonKind::Ambiguous, "the two copies of the GPT do not agree: repair the table with gdisk")
+    })
 }
 
 /// The copy whose header is in this sector, with its array.

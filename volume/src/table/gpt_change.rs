@@ -35,7 +35,7 @@ use super::{
 };
 use crate::{
     read::Window,
-    reason::{LeftAlone, Why},
+    reason::{LeftAlone, ReasonKind},
 };
 use std::ops::Range;
 
@@ -59,10 +59,16 @@ impl Gpt {
     pub(super) fn read(window: &Window<'_>, ends: &[u64], enlarge: Option<u32>) -> Result<Self, LeftAlone> {
         let sector_bytes = u64::from(window.sector_bytes());
         let Some(entries) = mbr::primary_entries(&window.bytes(0, 512)?) else {
-            return Err(LeftAlone::new(Why::Ambiguous, "a GPT without a protective MBR: repair the table with gdisk"));
+            return Err(LeftAlone::new(
+                ReasonKind::Ambiguous,
+                "a GPT without a protective MBR: repair the table with gdisk",
+            ));
         };
         if mbr::is_hybrid(&entries) {
-            return Err(LeftAlone::new(Why::Ambiguous, "a GPT, and an MBR that has partitions too (hybrid MBR)"));
+            return Err(LeftAlone::new(
+                ReasonKind::Ambiguous,
+                "a GPT, and an MBR that has partitions too (hybrid MBR)",
+            ));
         }
         let mut header = gpt::header_at(window, 1)?;
         let array = gpt::array_of(window, &header)?;
@@ -121,7 +127,10 @@ impl Gpt {
     ) -> Result<Change, LeftAlone> {
         if sectors < self.min_sectors() {
             let min_bytes = self.min_sectors() * self.sector_bytes;
-            return Err(LeftAlone::new(Why::Unknown, format!("the partitions and the GPT need {min_bytes} bytes")));
+            return Err(LeftAlone::new(
+                ReasonKind::Unknown,
+                format!("the partitions and the GPT need {min_bytes} bytes"),
+            ));
         }
         let last_lba = sectors - 1;
         let array_lba = last_lba - self.array_sectors();
@@ -162,7 +171,7 @@ impl Gpt {
         let limit_bytes = (last_usable_lba + 1) * self.sector_bytes;
         if end_bytes > limit_bytes {
             return Err(LeftAlone::new(
-                Why::Unknown,
+                ReasonKind::Unknown,
                 format!("partition {number} ends beyond the new end of the disk"),
             ));
         }

@@ -1,11 +1,11 @@
 //! The master boot record: four entries, one of which may be an extended partition: a chain of
 //! tables, each with one logical partition and the place of the next table.
 
-use super::partition::{Found, Partition, TableKind, partition};
+use super::partition::{Partition, PartitionTable, TableKind, partition};
 use crate::{
     bytes::le32,
     read::Window,
-    reason::{LeftAlone, Why},
+    reason::{LeftAlone, ReasonKind},
 };
 
 /// Maximum number of logical partitions. Windows and Linux stop earlier.
@@ -75,7 +75,7 @@ pub(super) fn is_hybrid(entries: &[Entry; 4]) -> bool {
 }
 
 /// The partitions of an MBR.
-pub(super) fn read(window: &Window<'_>, primary: &[Entry; 4]) -> Result<Found, LeftAlone> {
+pub(super) fn read(window: &Window<'_>, primary: &[Entry; 4]) -> Result<PartitionTable, LeftAlone> {
     let mut partitions = Vec::new();
     let mut problem = None;
     let mut extended = None;
@@ -104,7 +104,7 @@ pub(super) fn read(window: &Window<'_>, primary: &[Entry; 4]) -> Result<Found, L
             Err(reason) => problem = Some(reason),
         }
     }
-    Ok(Found { kind: TableKind::Mbr, problem, partitions })
+    Ok(PartitionTable { kind: TableKind::Mbr, problem, partitions })
 }
 
 /// The logical partitions. Each table has to lie behind the one before.
@@ -122,7 +122,7 @@ fn logical(window: &Window<'_>, extended: &Entry) -> Result<Vec<Partition>, Left
         let [(_, here), (_, next), (_, third), (_, fourth)] = table;
         if third.is_used() || fourth.is_used() || here.is_extended() {
             return Err(LeftAlone::new(
-                Why::Unsupported,
+                ReasonKind::Unsupported,
                 format!("the table of logical partitions in sector {at} has more than one partition"),
             ));
         }

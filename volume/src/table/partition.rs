@@ -55,7 +55,7 @@ pub(crate) struct Partition {
 
 /// A table and its partitions.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct PartitionTable {
     pub(crate) kind: TableKind,
     pub(crate) problem: Option<LeftAlone>,
     pub(crate) partitions: Vec<Partition>,

@@ -1,7 +1,7 @@
 //! What changes in a partition table, and which partition may be enlarged. Shared by MBR and GPT.
 
 use super::{Partition, Place};
-use crate::reason::{LeftAlone, Why};
+use crate::reason::{LeftAlone, ReasonKind};
 
 /// A partition that is enlarged ends at a multiple of this, as tools of partition tables want.
 const END_ALIGNMENT_BYTES: u64 = 1 << 20;
@@ -34,7 +34,7 @@ pub(crate) struct Change {
 pub(super) fn check_last(partitions: &[Partition], number: u32) -> Result<&Partition, LeftAlone> {
     let numbered = |partition: &&Partition| partition.place == Place::Partition(number);
     let Some(wanted) = partitions.iter().find(numbered) else {
-        return Err(LeftAlone::new(Why::Unknown, format!("there is no partition {number}")));
+        return Err(LeftAlone::new(ReasonKind::Unknown, format!("there is no partition {number}")));
     };
     let behind = partitions.iter().find(|other| other.range_bytes.start >= wanted.range_bytes.end);
     if let Some(Partition { place: Place::Partition(other), .. }) = behind {

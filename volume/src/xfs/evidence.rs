@@ -9,7 +9,7 @@ use super::superblock::{Superblock, crc_matches};
 use crate::{
     bytes::{be16, be32, be64, get},
     read::Window,
-    seen::{Give, PROOF, Seen},
+    sighting::{EachSighting, PROOF, Sighting},
 };
 
 /// Layout of a block with a header: offsets of the CRC, of the address and of the UUID.
@@ -98,8 +98,8 @@ impl Evidence {
         (log..log + self.fs.log_bytes).contains(&disk_offset_bytes)
     }
 
-    /// What these bytes say. See [`crate::evidence::Witness::look`].
-    pub(crate) fn look(&self, bytes: &[u8], give: &mut Give<'_>) {
+    /// What these bytes say. See [`crate::evidence::DiskEvidence::look`].
+    pub(crate) fn look(&self, bytes: &[u8], give: &mut EachSighting<'_>) {
         let block_bytes = self.fs.block_bytes as usize;
         let mut at = (self.start_bytes % self.fs.block_bytes) as usize;
         while let Some(block) = bytes.get(at..at + block_bytes) {
@@ -110,11 +110,11 @@ impl Evidence {
         }
     }
 
-    fn look_at(&self, block: &[u8], at: usize, give: &mut Give<'_>) {
+    fn look_at(&self, block: &[u8], at: usize, give: &mut EachSighting<'_>) {
         let mut seen = |within_bytes: usize, place: Option<u64>, what: &'static str| {
             let inside = place.filter(|&place| place < self.fs.blocks * self.fs.block_bytes);
             if let Some(disk_offset_bytes) = inside.map(|place| self.start_bytes + place) {
-                give(Seen::At { within_bytes, disk_offset_bytes, weight: PROOF, what });
+                give(Sighting::At { within_bytes, disk_offset_bytes, weight: PROOF, what });
             }
         };
         let sector = self.fs.sector_bytes as usize;

@@ -18,7 +18,7 @@ use super::superblock::Superblock;
 use crate::{
     bytes::{be32, get},
     read::Window,
-    reason::{LeftAlone, Why},
+    reason::{LeftAlone, ReasonKind},
 };
 
 const BASIC_BLOCK_BYTES: usize = 512;
@@ -107,5 +107,5 @@ impl Pass {
 }
 
 fn not_clean() -> LeftAlone {
-    LeftAlone::new(Why::Dirty, "the log of XFS is not clean: mount the file system once and unmount it")
+    LeftAlone::new(ReasonKind::Dirty, "the log of XFS is not clean: mount the file system once and unmount it")
 }

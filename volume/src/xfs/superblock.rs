@@ -4,7 +4,7 @@ use crate::{
     bytes::{be16, be32, be64, get, le32, text, uuid_text},
     identity::Identity,
     read::Window,
-    reason::{LeftAlone, Why},
+    reason::{LeftAlone, ReasonKind},
 };
 
 const CRC_AT: usize = 224;
@@ -43,7 +43,7 @@ impl Superblock {
         let superblock = Self::read_copy(window, 0)?;
         // Copies keep the mark that mkfs.xfs sets while it works.
         if window.bytes(126, 1)? != [0] {
-            return Err(LeftAlone::new(Why::Dirty, "mkfs.xfs did not finish"));
+            return Err(LeftAlone::new(ReasonKind::Dirty, "mkfs.xfs did not finish"));
         }
         Ok(superblock)
     }
@@ -124,7 +124,7 @@ fn check_version_5(window: &Window<'_>, raw: &[u8], at_bytes: u64, sector_bytes:
     }
     let (ro_compat, incompat) = (be32(raw, 212), be32(raw, 216));
     if incompat & INCOMPAT_NEEDS_REPAIR != 0 {
-        return Err(LeftAlone::new(Why::Dirty, "the file system needs repair: run xfs_repair"));
+        return Err(LeftAlone::new(ReasonKind::Dirty, "the file system needs repair: run xfs_repair"));
     }
     if incompat & !INCOMPAT_KNOWN != 0 || ro_compat & !RO_COMPAT_KNOWN != 0 {
         let (incompat, ro_compat) = (incompat & !INCOMPAT_KNOWN, ro_compat & !RO_COMPAT_KNOWN);

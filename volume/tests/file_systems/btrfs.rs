@@ -1,12 +1,12 @@
 //! btrfs against the free-space tree as btrfs-progs prints it, and btrfs check.
 
 use crate::lab::{MIB, Mounted, Scratch, contents, damage_each_byte, free_of, have, merged, tree};
-use diskwright_volume::Why;
+use diskwright_volume::ReasonKind;
 use std::{fs, ops::Range};
 
 const TOOLS: [&str; 2] = ["mkfs.btrfs", "btrfs"];
 
-fn why(scratch: &Scratch) -> Option<Why> {
+fn why(scratch: &Scratch) -> Option<ReasonKind> {
     scratch.layout().volumes[0].free_bytes.clone().err().map(|reason| reason.why)
 }
 
@@ -105,9 +105,9 @@ fn btrfs_on_several_devices_or_with_a_log_is_left_alone() {
     let scratch = Scratch::new(300 * MIB);
     fs::File::create(scratch.path("other")).unwrap().set_len(300 * MIB).unwrap();
     scratch.run("mkfs.btrfs -q -d single -m raid1 IMAGE DIR/other");
-    assert_eq!(why(&scratch), Some(Why::Unsupported));
+    assert_eq!(why(&scratch), Some(ReasonKind::Unsupported));
     scratch.run("mkfs.btrfs -q -f --csum xxhash IMAGE");
-    assert_eq!(why(&scratch), Some(Why::Unsupported));
+    assert_eq!(why(&scratch), Some(ReasonKind::Unsupported));
     scratch.run("mkfs.btrfs -q -f IMAGE");
     assert_eq!(why(&scratch), None);
     let mut superblock = scratch.get(65_536, 4096);
@@ -115,7 +115,7 @@ fn btrfs_on_several_devices_or_with_a_log_is_left_alone() {
     let sum = crc32c::crc32c(&superblock[32..]);
     superblock[..4].copy_from_slice(&sum.to_le_bytes());
     scratch.put(65_536, &superblock);
-    assert_eq!(why(&scratch), Some(Why::Dirty));
+    assert_eq!(why(&scratch), Some(ReasonKind::Dirty));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Where disks end, and what their tables become, on tables made by hand.
 
 use crate::lab::{Bytes, MIB};
-use diskwright_volume::{ReadAt, Step, TableKind, Why, ends, table_change};
+use diskwright_volume::{ReadAt, ReasonKind, Step, TableKind, ends, table_change};
 use std::io;
 
 /// A disk in memory with sectors of another size.
@@ -142,7 +142,7 @@ fn hostile_tables_are_refused() {
     let mut two = gpt(size, 512, &[(2048, 4096)]);
     let other = gpt(size, 512, &[(2048, 6144)]);
     two[size - 33 * 512..].copy_from_slice(&other[size - 33 * 512..]);
-    assert_eq!(ends(&Bytes(two.clone())).min_bytes.unwrap_err().why, Why::Ambiguous);
+    assert_eq!(ends(&Bytes(two.clone())).min_bytes.unwrap_err().why, ReasonKind::Ambiguous);
     assert!(table_change(&Bytes(two.clone()), 8 << 20, None).is_err());
     // That is what the first step of enlarging partition 1 leaves.
     assert!(table_change(&Bytes(two), 16 << 20, Some(1)).is_ok());

@@ -1,7 +1,7 @@
 //! ext2, ext3, ext4 against dumpe2fs and e2fsck.
 
 use crate::lab::{MIB, Scratch, damage_each_byte, free_of, have, merged, tree};
-use diskwright_volume::{TableKind, Why};
+use diskwright_volume::{ReasonKind, TableKind};
 use std::{fs, ops::Range};
 
 const TOOLS: [&str; 4] = ["mke2fs", "debugfs", "dumpe2fs", "e2fsck"];
@@ -121,17 +121,17 @@ fn what_is_not_clean_is_left_alone() {
     }
     let why = |scratch: &Scratch| scratch.layout().volumes[0].free_bytes.clone().unwrap_err().why;
     for (options, commands, expected) in [
-        ("-t ext4", "feature needs_recovery", Why::Dirty),
-        ("-t ext2", "ssv state 0", Why::Dirty),
-        ("-t ext4", "ssv state 3", Why::Dirty),
-        ("-t ext4", "ssv error_count 4", Why::Dirty),
-        ("-t ext4 -O fast_commit", "ssv wtime now", Why::Unsupported),
-        ("-t ext4", "ssv journal_dev 0x803", Why::Unsupported),
-        ("-t ext4", "ssv feature_incompat 0x1002c2", Why::Unsupported),
-        ("-t ext4", "ssv feature_ro_compat 0x80046b", Why::Unsupported),
-        ("-t ext4", "set_bg 0 free_blocks_count 77", Why::Damaged),
-        ("-t ext4 -O ^metadata_csum,uninit_bg", "set_bg 0 free_blocks_count 77", Why::Damaged),
-        ("-t ext4 -O ^metadata_csum,^uninit_bg", "set_bg 0 free_blocks_count 77", Why::Damaged),
+        ("-t ext4", "feature needs_recovery", ReasonKind::Dirty),
+        ("-t ext2", "ssv state 0", ReasonKind::Dirty),
+        ("-t ext4", "ssv state 3", ReasonKind::Dirty),
+        ("-t ext4", "ssv error_count 4", ReasonKind::Dirty),
+        ("-t ext4 -O fast_commit", "ssv wtime now", ReasonKind::Unsupported),
+        ("-t ext4", "ssv journal_dev 0x803", ReasonKind::Unsupported),
+        ("-t ext4", "ssv feature_incompat 0x1002c2", ReasonKind::Unsupported),
+        ("-t ext4", "ssv feature_ro_compat 0x80046b", ReasonKind::Unsupported),
+        ("-t ext4", "set_bg 0 free_blocks_count 77", ReasonKind::Damaged),
+        ("-t ext4 -O ^metadata_csum,uninit_bg", "set_bg 0 free_blocks_count 77", ReasonKind::Damaged),
+        ("-t ext4 -O ^metadata_csum,^uninit_bg", "set_bg 0 free_blocks_count 77", ReasonKind::Damaged),
     ] {
         let scratch = make(100 * MIB, options, 6);
         assert!(scratch.layout().volumes[0].free_bytes.is_ok() || options.contains("fast_commit"), "{options}");
@@ -141,7 +141,7 @@ fn what_is_not_clean_is_left_alone() {
     }
     let scratch = Scratch::new(40 * MIB);
     scratch.run("mke2fs -q -F -O journal_dev IMAGE");
-    assert_eq!(why(&scratch), Why::Unsupported);
+    assert_eq!(why(&scratch), ReasonKind::Unsupported);
 }
 
 #[test]

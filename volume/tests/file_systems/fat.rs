@@ -1,10 +1,10 @@
 //! FAT and exFAT against fsck.fat, dump.exfat and fsck.exfat; swap areas.
 
 use crate::lab::{MIB, Scratch, contents, damage_each_byte, free_of, have};
-use diskwright_volume::Why;
+use diskwright_volume::ReasonKind;
 use std::fs;
 
-fn why(scratch: &Scratch) -> Option<Why> {
+fn why(scratch: &Scratch) -> Option<ReasonKind> {
     scratch.layout().volumes[0].free_bytes.clone().err().map(|reason| reason.why)
 }
 
@@ -69,10 +69,10 @@ fn a_fat_in_doubt_is_left_alone() {
         let table = u64::from(u16::from_le_bytes([boot[14], boot[15]])) * 512;
         assert_eq!(why(&scratch), None);
         for (at, byte, expected) in [
-            (table + 2 * entry - 1, if entry == 2 { 0x7f } else { 0x07 }, Why::Dirty),
-            (table + 2 * entry - 1, if entry == 2 { 0xbf } else { 0x0b }, Why::Dirty),
-            (flags, 1, Why::Dirty),
-            (table + 100 * entry, 1, Why::Damaged),
+            (table + 2 * entry - 1, if entry == 2 { 0x7f } else { 0x07 }, ReasonKind::Dirty),
+            (table + 2 * entry - 1, if entry == 2 { 0xbf } else { 0x0b }, ReasonKind::Dirty),
+            (flags, 1, ReasonKind::Dirty),
+            (table + 100 * entry, 1, ReasonKind::Damaged),
         ] {
             let before = scratch.get(at, 1);
             scratch.put(at, &[byte]);
@@ -105,10 +105,10 @@ fn garbage_in_free_clusters_of_exfat_harms_nothing() {
         scratch.run("fsck.exfat -n IMAGE");
         // VolumeDirty, which the checksum of the boot region leaves out.
         scratch.put(0x6a, &[2]);
-        assert_eq!(why(&scratch), Some(Why::Dirty));
+        assert_eq!(why(&scratch), Some(ReasonKind::Dirty));
         scratch.put(0x6a, &[0]);
         scratch.put(0x64, &[0xee]);
-        assert_eq!(why(&scratch), Some(Why::Damaged), "the checksum of the boot region");
+        assert_eq!(why(&scratch), Some(ReasonKind::Damaged), "the checksum of the boot region");
     }
 }
 
@@ -120,7 +120,7 @@ fn swap_is_free_only_beside_a_file_system_that_was_unmounted() {
     let scratch = Scratch::new(60 * MIB);
     scratch.run("mkswap -q -L pages IMAGE");
     assert_eq!(scratch.layout().volumes[0].name(), "whole disk: swap 'pages'");
-    assert_eq!(why(&scratch), Some(Why::Hibernated), "nothing shows that the system was shut down");
+    assert_eq!(why(&scratch), Some(ReasonKind::Hibernated), "nothing shows that the system was shut down");
 
     let scratch = Scratch::new(60 * MIB);
     fs::write(scratch.path("script"), "label: dos\nstart=2048, size=40960\nstart=43008, size=40960, type=82\n")
@@ -136,15 +136,19 @@ fn swap_is_free_only_beside_a_file_system_that_was_unmounted() {
     // A suspended system, and one that was not shut down.
     scratch.put(43008 * 512 + 4086, b"S1SUSPEND\0");
     let layout = scratch.layout();
-    assert_eq!(layout.volumes[1].free_bytes.clone().unwrap_err().why, Why::Hibernated);
-    assert_eq!(layout.volumes[0].free_bytes.clone().unwrap_err().why, Why::Hibernated, "the ext4 may be mounted");
+    assert_eq!(layout.volumes[1].free_bytes.clone().unwrap_err().why, ReasonKind::Hibernated);
+    assert_eq!(
+        layout.volumes[0].free_bytes.clone().unwrap_err().why,
+        ReasonKind::Hibernated,
+        "the ext4 may be mounted"
+    );
     scratch.put(43008 * 512 + 4086, b"SWAPSPACE2");
     assert!(scratch.layout().volumes[1].free_bytes.is_ok());
     fs::write(scratch.path("commands"), "feature needs_recovery\n").unwrap();
     scratch.run(&format!("debugfs -w -f DIR/commands '{}?offset=1048576'", scratch.image().display()));
     let layout = scratch.layout();
-    assert_eq!(layout.volumes[0].free_bytes.clone().unwrap_err().why, Why::Dirty);
-    assert_eq!(layout.volumes[1].free_bytes.clone().unwrap_err().why, Why::Hibernated);
+    assert_eq!(layout.volumes[0].free_bytes.clone().unwrap_err().why, ReasonKind::Dirty);
+    assert_eq!(layout.volumes[1].free_bytes.clone().unwrap_err().why, ReasonKind::Hibernated);
     // The FAT that firmware starts from is not mounted most of the time, and proves nothing.
     if have("a swap area beside a FAT", &["mkfs.fat"]) {
         let other = Scratch::new(20 * MIB);
@@ -152,7 +156,7 @@ fn swap_is_free_only_beside_a_file_system_that_was_unmounted() {
         scratch.put(MIB, &other.bytes());
         let layout = scratch.layout();
         assert!(layout.volumes[0].free_bytes.is_ok() && layout.volumes[0].name().contains("FAT"));
-        assert_eq!(layout.volumes[1].free_bytes.clone().unwrap_err().why, Why::Hibernated);
+        assert_eq!(layout.volumes[1].free_bytes.clone().unwrap_err().why, ReasonKind::Hibernated);
     }
     // A btrfs has no mark of its own either.
     if have("a btrfs beside a file system that is in use", &["mkfs.btrfs"]) {
@@ -167,7 +171,7 @@ fn swap_is_free_only_beside_a_file_system_that_was_unmounted() {
         assert!(scratch.layout().volumes[1].free_bytes.is_ok());
         fs::write(scratch.path("commands"), "feature needs_recovery\n").unwrap();
         scratch.run(&format!("debugfs -w -f DIR/commands '{}?offset=1048576'", scratch.image().display()));
-        assert_eq!(scratch.layout().volumes[1].free_bytes.clone().unwrap_err().why, Why::Hibernated);
+        assert_eq!(scratch.layout().volumes[1].free_bytes.clone().unwrap_err().why, ReasonKind::Hibernated);
     }
 }
 

@@ -1,7 +1,7 @@
 //! LVM2, made by its own tools without the kernel's help.
 
 use crate::lab::{MIB, Scratch, damage_each_byte, free_of, have};
-use diskwright_volume::{Layout, Place, Why, ends};
+use diskwright_volume::{Layout, Place, ReasonKind, ends};
 
 const TOOLS: [&str; 6] = ["losetup", "pvcreate", "vgcreate", "lvcreate", "lvextend", "mke2fs"];
 
@@ -67,7 +67,7 @@ fn a_linear_volume_in_two_pieces_is_seen_through() {
     let extents = root(&layout).extents.clone();
     assert_eq!(extents.len(), 2);
     assert!(extents[1].disk_offset_bytes < extents[0].disk_offset_bytes, "{extents:?}");
-    assert_eq!(root(&layout).free_bytes.clone().unwrap_err().why, Why::Unknown);
+    assert_eq!(root(&layout).free_bytes.clone().unwrap_err().why, ReasonKind::Unknown);
 
     // An ext4 in it, in the order of the volume.
     let inner = Scratch::new(92 * MIB);

@@ -1,7 +1,7 @@
 //! NTFS against ntfscluster's and ntfsresize's view, and ntfsfix.
 
 use crate::lab::{MIB, Mounted, Scratch, contents, damage_each_byte, free_of, have, tree};
-use diskwright_volume::Why;
+use diskwright_volume::ReasonKind;
 use std::fs;
 
 const TOOLS: [&str; 4] = ["mkfs.ntfs", "ntfscp", "ntfsinfo", "ntfsfix"];
@@ -16,7 +16,7 @@ fn make(size_bytes: u64, options: &str, count: usize) -> Scratch {
     scratch
 }
 
-fn why(scratch: &Scratch) -> Why {
+fn why(scratch: &Scratch) -> ReasonKind {
     scratch.layout().volumes[0].free_bytes.clone().unwrap_err().why
 }
 
@@ -96,7 +96,7 @@ fn ntfs_that_is_not_at_rest_is_left_alone() {
     let flags = attribute(&scratch, 3, 0x70) + 24 + 10;
     for flag in [0x0001_u16, 0x0002, 0x4000] {
         scratch.put(flags, &flag.to_le_bytes());
-        assert_eq!(why(&scratch), Why::Dirty, "{flag:#x}");
+        assert_eq!(why(&scratch), ReasonKind::Dirty, "{flag:#x}");
     }
     scratch.put(flags, &0x8000_u16.to_le_bytes());
     assert!(scratch.layout().volumes[0].free_bytes.is_ok(), "chkdsk was here once");
@@ -106,8 +106,8 @@ fn ntfs_that_is_not_at_rest_is_left_alone() {
     for (client, clean, version, expected) in [
         (0xffff_u16, 0_u16, 1_u16, None),
         (0, 2, 1, None),
-        (0, 0, 1, Some(Why::Dirty)),
-        (0xffff, 0, 2, Some(Why::Dirty)),
+        (0, 0, 1, Some(ReasonKind::Dirty)),
+        (0xffff, 0, 2, Some(ReasonKind::Dirty)),
     ] {
         for page in [0_u64, 4096] {
             scratch.put(log + page, &restart_page(client, clean, version, page + 1));
@@ -117,11 +117,11 @@ fn ntfs_that_is_not_at_rest_is_left_alone() {
     // The newer page decides.
     scratch.put(log, &restart_page(0, 0, 1, 9));
     scratch.put(log + 4096, &restart_page(0xffff, 0, 1, 8));
-    assert_eq!(why(&scratch), Why::Dirty);
+    assert_eq!(why(&scratch), ReasonKind::Dirty);
     scratch.put(log, &restart_page(0xffff, 0, 1, 7));
     assert!(scratch.layout().volumes[0].free_bytes.is_ok());
     scratch.put(log + 510, b"XX");
-    assert_eq!(why(&scratch), Why::Dirty, "a torn restart page");
+    assert_eq!(why(&scratch), ReasonKind::Dirty, "a torn restart page");
     scratch.put(log, &vec![0xff; 8192]);
 
     // Shadow copies.
@@ -130,7 +130,7 @@ fn ntfs_that_is_not_at_rest_is_left_alone() {
     scratch.put(0x1e00, &header);
     assert!(scratch.layout().volumes[0].free_bytes.is_ok(), "a header without a catalogue");
     scratch.put(0x1e00 + 48, &0x4000_u64.to_le_bytes());
-    assert_eq!(why(&scratch), Why::Unsupported);
+    assert_eq!(why(&scratch), ReasonKind::Unsupported);
 }
 
 fn restart_page(client: u16, flags: u16, version: u16, number: u64) -> Vec<u8> {
@@ -166,10 +166,10 @@ fn a_hibernated_windows_is_left_alone() {
         }
         for (head, expected) in [
             (b"\0\0\0\0".as_slice(), None),
-            (b"hibr", Some(Why::Hibernated)),
-            (b"HIBR", Some(Why::Hibernated)),
+            (b"hibr", Some(ReasonKind::Hibernated)),
+            (b"HIBR", Some(ReasonKind::Hibernated)),
             (b"wake", None),
-            (b"RSTR", Some(Why::Hibernated)),
+            (b"RSTR", Some(ReasonKind::Hibernated)),
         ] {
             let mut file = vec![0; 100_000];
             file[..4].copy_from_slice(head);

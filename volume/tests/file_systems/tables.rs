@@ -1,7 +1,7 @@
 //! Partition tables made by sfdisk, with file systems in them.
 
 use crate::lab::{Bytes, MIB, Scratch, damage_each_byte, free_of, have, merged};
-use diskwright_volume::{Place, TableKind, Why};
+use diskwright_volume::{Place, ReasonKind, TableKind};
 use std::fs;
 
 fn partitioned(size_bytes: u64, script: &str) -> Scratch {
@@ -36,7 +36,7 @@ fn mbr_with_logical_partitions() {
         let ranges = free(index).unwrap();
         assert!(ranges[0].start > start && ranges.last().unwrap().end <= start + 20 * MIB);
     }
-    assert_eq!(free(1).unwrap_err().why, Why::Unknown);
+    assert_eq!(free(1).unwrap_err().why, ReasonKind::Unknown);
     assert_eq!(layout.volumes[3].extents[0].disk_offset_bytes, 131072 * 512);
     assert_eq!(layout.volumes[3].size_bytes(), 61440 * 512);
     assert_eq!(layout.volumes[2].partition_type.as_deref(), Some("83"));
@@ -57,11 +57,11 @@ fn gpt_needs_both_copies() {
     let good = scratch.bytes();
     let end = 100 * MIB;
     for (at, byte, expected) in [
-        (512, b'X', Why::Damaged),            // the first header's signature
-        (512 + 80, 99, Why::Damaged),         // and its checksum
-        (1024 + 40, 77, Why::Damaged),        // the first array
-        (end - 512 + 20, 1, Why::Damaged),    // the second header
-        (446 + 16 + 4, 0x83, Why::Ambiguous), // a hybrid MBR: a second entry of type 83
+        (512, b'X', ReasonKind::Damaged),            // the first header's signature
+        (512 + 80, 99, ReasonKind::Damaged),         // and its checksum
+        (1024 + 40, 77, ReasonKind::Damaged),        // the first array
+        (end - 512 + 20, 1, ReasonKind::Damaged),    // the second header
+        (446 + 16 + 4, 0x83, ReasonKind::Ambiguous), // a hybrid MBR: a second entry of type 83
     ] {
         let before = scratch.get(at, 1);
         scratch.put(at, &[byte]);
@@ -84,13 +84,13 @@ fn gpt_needs_both_copies() {
     let header = crc32fast::hash(&scratch.get(512, 92));
     scratch.put(512 + 16, &header.to_le_bytes());
     let layout = scratch.layout();
-    assert_eq!(layout.problem.map(|problem| problem.why), Some(Why::Ambiguous));
+    assert_eq!(layout.problem.map(|problem| problem.why), Some(ReasonKind::Ambiguous));
     assert!(layout.volumes.len() == 2 && layout.volumes.iter().all(|volume| volume.free_bytes.is_err()));
     scratch.put(512, &good[512..2048]);
     assert!(scratch.layout().problem.is_none());
     // Without the protective MBR the header is in doubt.
     scratch.put(510, &[0, 0]);
-    assert_eq!(scratch.layout().problem.map(|problem| problem.why), Some(Why::Ambiguous));
+    assert_eq!(scratch.layout().problem.map(|problem| problem.why), Some(ReasonKind::Ambiguous));
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn two_signatures_in_one_place_are_left_alone() {
         let before = scratch.get(at, bytes.len());
         scratch.put(at, bytes);
         let volume = &scratch.layout().volumes[0];
-        assert_eq!(volume.free_bytes.clone().unwrap_err().why, Why::Ambiguous);
+        assert_eq!(volume.free_bytes.clone().unwrap_err().why, ReasonKind::Ambiguous);
         assert_eq!(volume.contents, None);
         scratch.put(at, &before);
     }
@@ -114,14 +114,14 @@ fn two_signatures_in_one_place_are_left_alone() {
     ext4(&scratch, MIB, 20 * MIB);
     assert!(scratch.layout().volumes[0].free_bytes.is_ok());
     scratch.put(MIB, &scratch.get(0, 512));
-    assert_eq!(scratch.layout().volumes[0].free_bytes.clone().unwrap_err().why, Why::Ambiguous);
+    assert_eq!(scratch.layout().volumes[0].free_bytes.clone().unwrap_err().why, ReasonKind::Ambiguous);
     let scratch = Scratch::new(40 * MIB);
     ext4(&scratch, 0, 40 * MIB);
     // A table over a bare file system: either may be the stale one.
     fs::write(scratch.path("script"), "label: dos\nstart=2048, size=40960, type=83\n").unwrap();
     scratch.run("sh -c 'sfdisk -q --wipe never IMAGE < DIR/script'");
     let layout = scratch.layout();
-    assert_eq!(layout.problem.map(|problem| problem.why), Some(Why::Ambiguous));
+    assert_eq!(layout.problem.map(|problem| problem.why), Some(ReasonKind::Ambiguous));
     assert!(layout.volumes.iter().all(|volume| volume.free_bytes.is_err()));
 }
 
@@ -133,14 +133,14 @@ fn what_is_known_by_name_only_is_left_alone_by_name() {
         Bytes(disk)
     };
     for (at, bytes, name, why) in [
-        (0, b"LUKS\xba\xbe\0\x02".as_slice(), "LUKS", Why::Encrypted),
-        (3, b"-FVE-FS-", "BitLocker", Why::Encrypted),
-        (3, b"ReFS\0\0\0\0", "ReFS", Why::Unsupported),
-        (4096, b"\xfc\x4e\x2b\xa9", "Linux RAID member", Why::Unsupported),
-        ((4 << 20) - 65_536, b"\xfc\x4e\x2b\xa9", "Linux RAID member", Why::Unsupported),
-        ((4 << 20) - 8192, b"\xfc\x4e\x2b\xa9", "Linux RAID member", Why::Unsupported),
-        (0x2_0000, b"\x0c\xb1\xba\0\0\0\0\0", "ZFS member", Why::Unsupported),
-        (0x400, b"\x10\x20\xf5\xf2", "F2FS", Why::Unsupported),
+        (0, b"LUKS\xba\xbe\0\x02".as_slice(), "LUKS", ReasonKind::Encrypted),
+        (3, b"-FVE-FS-", "BitLocker", ReasonKind::Encrypted),
+        (3, b"ReFS\0\0\0\0", "ReFS", ReasonKind::Unsupported),
+        (4096, b"\xfc\x4e\x2b\xa9", "Linux RAID member", ReasonKind::Unsupported),
+        ((4 << 20) - 65_536, b"\xfc\x4e\x2b\xa9", "Linux RAID member", ReasonKind::Unsupported),
+        ((4 << 20) - 8192, b"\xfc\x4e\x2b\xa9", "Linux RAID member", ReasonKind::Unsupported),
+        (0x2_0000, b"\x0c\xb1\xba\0\0\0\0\0", "ZFS member", ReasonKind::Unsupported),
+        (0x400, b"\x10\x20\xf5\xf2", "F2FS", ReasonKind::Unsupported),
     ] {
         let layout = diskwright_volume::volumes(&disk(at, bytes));
         let volume = &layout.volumes[0];
@@ -149,7 +149,7 @@ fn what_is_known_by_name_only_is_left_alone_by_name() {
         assert!(reason.why == why && reason.to_string().starts_with(name), "{reason}");
     }
     let layout = diskwright_volume::volumes(&Bytes(vec![0; 4 << 20]));
-    assert_eq!(layout.volumes[0].free_bytes.clone().unwrap_err().why, Why::Unknown);
+    assert_eq!(layout.volumes[0].free_bytes.clone().unwrap_err().why, ReasonKind::Unknown);
     for len in [0, 1, 511, 512, 1024, 4095] {
         assert!(diskwright_volume::volumes(&Bytes(vec![0x55; len])).volumes.iter().all(|one| one.free_bytes.is_err()));
     }
@@ -179,7 +179,7 @@ fn overlapping_and_outlying_partitions_are_left_alone() {
     table[446 + 16 + 4] = 5;
     table[510..].copy_from_slice(&[0x55, 0xaa]);
     scratch.put(43008 * 512, &table);
-    assert_eq!(scratch.layout().problem.map(|problem| problem.why), Some(Why::Damaged));
+    assert_eq!(scratch.layout().problem.map(|problem| problem.why), Some(ReasonKind::Damaged));
 }
 
 #[test]

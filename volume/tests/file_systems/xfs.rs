@@ -1,7 +1,7 @@
 //! XFS against xfs_db's list of free extents, and xfs_repair.
 
 use crate::lab::{MIB, Mounted, Scratch, contents, damage_each_byte, free_of, have, tree};
-use diskwright_volume::Why;
+use diskwright_volume::ReasonKind;
 use std::fs;
 
 const TOOLS: [&str; 3] = ["mkfs.xfs", "xfs_db", "xfs_repair"];
@@ -66,7 +66,7 @@ fn garbage_in_free_blocks_harms_nothing() {
         let before = tree(&mounted.path(""));
         // A copy of a mounted file system has a log to replay.
         scratch.run("sync -f DIR/mount");
-        assert_eq!(scratch.layout().volumes[0].free_bytes.clone().unwrap_err().why, Why::Dirty, "{options}");
+        assert_eq!(scratch.layout().volumes[0].free_bytes.clone().unwrap_err().why, ReasonKind::Dirty, "{options}");
         drop(mounted);
         assert_eq!(scratch.layout().volumes[0].name(), "whole disk: XFS 'the data'");
         is_what_xfs_db_lists(&scratch);
@@ -127,19 +127,19 @@ fn what_xfs_cannot_answer_for_is_left_alone() {
     let good = |scratch: &Scratch| scratch.layout().volumes[0].free_bytes.clone().map_err(|reason| reason.why);
     assert!(good(&scratch).is_ok());
     scratch.run("xfs_db -x -c 'sb 0' -c 'write -d features_incompat 0x1b' IMAGE");
-    assert_eq!(good(&scratch), Err(Why::Dirty), "needs repair");
+    assert_eq!(good(&scratch), Err(ReasonKind::Dirty), "needs repair");
     scratch.run("xfs_db -x -c 'sb 0' -c 'write -d features_incompat 0x10b' IMAGE");
-    assert_eq!(good(&scratch), Err(Why::Unsupported));
+    assert_eq!(good(&scratch), Err(ReasonKind::Unsupported));
     scratch.run("mkfs.xfs -q -f IMAGE");
     scratch.run("xfs_db -x -c 'agf 1' -c 'write -d freeblks 7' IMAGE");
-    assert_eq!(good(&scratch), Err(Why::Damaged));
+    assert_eq!(good(&scratch), Err(ReasonKind::Damaged));
     scratch.run("mkfs.xfs -q -f IMAGE");
     scratch.run("xfs_db -x -c 'sb 0' -c 'write -d rblocks 7' IMAGE");
-    assert_eq!(good(&scratch), Err(Why::Unsupported));
+    assert_eq!(good(&scratch), Err(ReasonKind::Unsupported));
     let log = scratch.path("log");
     fs::File::create(&log).unwrap().set_len(128 * MIB).unwrap();
     scratch.run("mkfs.xfs -q -f -l logdev=DIR/log,size=64m IMAGE");
-    assert_eq!(good(&scratch), Err(Why::Unsupported));
+    assert_eq!(good(&scratch), Err(ReasonKind::Unsupported));
 }
 
 #[test]

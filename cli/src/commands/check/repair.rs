@@ -13,7 +13,7 @@ use crate::{
 };
 use clap::Args;
 use diskwright_disk::{OpenOptions, PlannedWrite, RepairOptions, Repaired, repair, undo_repair};
-use diskwright_image::{Mended, Severity};
+use diskwright_image::{RepairStep, Severity};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
@@ -175,13 +175,13 @@ pub(super) fn undo(context: &mut Context, file: &Path, args: &RepairOptionsArgs)
     Ok(exit::OK)
 }
 
-fn costs(step: &Mended) -> Option<&Range<u64>> {
+fn costs(step: &RepairStep) -> Option<&Range<u64>> {
     step.finding.costs.as_ref()
 }
 
 /// The repair for the JSON document. `verdict` is the word for the worst finding that is left.
 pub(super) fn report(done: &Repaired, dry_run: bool, verdict: &'static str) -> RepairReport {
-    let step = |step: &Mended| StepReport {
+    let step = |step: &RepairStep| StepReport {
         severity: severity_word(step.finding.severity),
         offset: step.finding.offset_bytes,
         finding: switches::with_switches(&step.finding.message),

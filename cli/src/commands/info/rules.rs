@@ -15,7 +15,7 @@ use crate::{
     switches,
 };
 use clap::Args;
-use diskwright_disk::{Destination, Facts, Judgement, OpenOptions, Opened, Reach, Verdict};
+use diskwright_disk::{ChainFacts, ChainScope, Destination, Judgement, OpenOptions, Opened, Verdict};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{io::Write, path::Path};
@@ -111,11 +111,11 @@ pub fn run(context: &mut Context, file: &Path, (share, ova): (ShareArgs, &OvaArg
         ova_disk: ova.ova_disk.clone(),
         ..context.global.open_options(false)
     };
-    let opened = context.open(file, &OpenOptions { reach: Reach::Available, ..options.clone() })?;
+    let opened = context.open(file, &OpenOptions { scope: ChainScope::Available, ..options.clone() })?;
     let Opened::Disk(disk) = &opened else {
         return Err(Failure::usage("an export has no file, and the rules are about files: name the image itself"));
     };
-    let facts = Facts::of(disk, &options.files, context.global.engine(), &ntfs::is_on_ntfs)?;
+    let facts = ChainFacts::of(disk, &options.files, context.global.engine(), &ntfs::is_on_ntfs)?;
     let vmware = [Destination::Esxi, Destination::Workstation, Destination::VirtualBox, Destination::Ovf];
     let asked = [(args.azure, Destination::Azure), (args.windows, Destination::Windows)]
         .into_iter()
@@ -138,7 +138,7 @@ pub fn run(context: &mut Context, file: &Path, (share, ova): (ShareArgs, &OvaArg
     Ok(if holds { exit::OK } else { exit::RULE_BROKEN })
 }
 
-fn judge(place: Destination, facts: &Facts) -> PlaceReport {
+fn judge(place: Destination, facts: &ChainFacts) -> PlaceReport {
     let judgements = place.judge(facts);
     let holds = !judgements.iter().any(Judgement::is_broken);
     let rules = judgements.into_iter().map(RuleReport::from).collect();

@@ -1,7 +1,7 @@
 //! A copy for Azure: a fixed VHD of whole MiB. What Azure refuses is refused before the copy.
 
 use crate::{
-    CreateRequest, Destination, DiskError, Facts, Layer, Opened, Result, TableFacts, Verdict,
+    ChainFacts, CreateRequest, Destination, DiskError, Layer, Opened, Result, TableFacts, Verdict,
     copying::{create::format_for, new_size::SizePlan},
     opening::volumes::examine,
     rules::{AZURE_MAX_BYTES, AZURE_MIN_BYTES, AZURE_UNIT_BYTES},
@@ -74,7 +74,7 @@ pub(super) fn check(
     size: &SizePlan,
 ) -> Result<()> {
     let fits = size.table_left.as_ref().map_or(Ok(true), |reason| Err(reason.to_string()));
-    let facts = Facts::of_copy(layer, dest, TableFacts { kind, boot, fits });
+    let facts = ChainFacts::of_copy(layer, dest, TableFacts { kind, boot, fits });
     for judgement in Destination::Azure.judge(&facts) {
         if let Verdict::Broken { found, remedy } = judgement.verdict {
             return Err(DiskError::BadOptions {

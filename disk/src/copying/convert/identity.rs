@@ -38,7 +38,7 @@ pub enum Identity {
 
 /// What a copy keeps.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct CopiedIdentity {
     /// The VHD unique id, or the virtual disk id of a VHDX.
     pub(super) disk_id: Option<Uuid>,
     /// The DataWriteGuid of a VHDX. To be set when the contents are durable.
@@ -49,7 +49,7 @@ pub(super) struct Kept {
     pub(super) notes: Vec<String>,
 }
 
-impl Kept {
+impl CopiedIdentity {
     /// What the copy `dest` of this format keeps. `differs` says why its contents are not those of
     /// the source; `None` if they are.
     ///

@@ -3,7 +3,7 @@
 use super::identity::Identity;
 use crate::{
     CreateRequest, NewSize, OpenOptions,
-    copying::{compare::Damage, copy::Lost},
+    copying::{compare::Damage, copy::LostRanges},
 };
 use diskwright_store::CacheMode;
 use diskwright_volume::TableKind;
@@ -82,5 +82,5 @@ pub struct ConvertOutcome {
     pub warnings: Vec<String>,
     /// Damaged ranges of the source, which are zero in the copy. Empty without
     /// [`ConvertOptions::skip_damaged`].
-    pub lost: Lost,
+    pub lost: LostRanges,
 }

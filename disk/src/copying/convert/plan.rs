@@ -3,12 +3,12 @@
 
 use super::{
     azure,
-    identity::{Identity, Kept},
+    identity::{CopiedIdentity, Identity},
     options::ConvertOptions,
 };
 use crate::{
     CreateRequest, DiskError, NewSize, Opened, Progress, Result,
-    copying::{create::format_for, new_size::SizePlan, new_size::Wanted},
+    copying::{create::format_for, new_size::SizePlan, new_size::SizeRequest},
 };
 use diskwright_image::Format;
 use diskwright_volume::{LeftAlone, TableKind};
@@ -20,7 +20,7 @@ pub(super) struct Plan {
     pub(super) format: Format,
     /// The size of the copy, and what its partition table becomes.
     pub(super) size: SizePlan,
-    pub(super) kept: Kept,
+    pub(super) kept: CopiedIdentity,
     /// Warnings, a sentence each.
     pub(super) notes: Vec<String>,
 }
@@ -60,7 +60,7 @@ impl Plan {
         }
         request.size_bytes = Some(size.new_bytes);
         let kept = match options.identity {
-            Identity::New => Kept::default(),
+            Identity::New => CopiedIdentity::default(),
             Identity::Keep => {
                 let differs = if size.new_bytes != geometry.size_bytes {
                     Some("its size differs")
@@ -69,7 +69,7 @@ impl Plan {
                 } else {
                     (!same_sectors).then_some("its sectors have another size")
                 };
-                Kept::of(&options.dest.files, (source, source_path), (dest, format), differs)?
+                CopiedIdentity::of(&options.dest.files, (source, source_path), (dest, format), differs)?
             }
         };
         request.disk_id = kept.disk_id.or(request.disk_id);
@@ -90,7 +90,7 @@ fn plan_size(
         return Ok(SizePlan { new_bytes: size_bytes, ..SizePlan::default() });
     }
     let fit = |bytes| if options.azure { azure::fit(dest, bytes) } else { Ok(bytes) };
-    let wanted = Wanted { size: options.size, grow_partition: None, fit: &fit };
+    let wanted = SizeRequest { size: options.size, grow_partition: None, fit: &fit };
     // Only asks whether to stop: no byte is copied yet.
     let mut step = |_, _| progress(0, size_bytes);
     SizePlan::new((source.0.device(), source.1), options.source.engine, &wanted, &mut step)
@@ -102,7 +102,7 @@ fn leave_table(dest: &Path, old_bytes: u64, size: &mut SizePlan) -> Result<()> {
         return Ok(());
     }
     let reason = LeftAlone {
-        why: diskwright_volume::Why::Unsupported,
+        why: diskwright_volume::ReasonKind::Unsupported,
         sentence: "it counts in the sectors of the source, and the copy has others".into(),
     };
     if size.new_bytes < old_bytes {

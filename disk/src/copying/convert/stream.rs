@@ -27,7 +27,7 @@ use crate::{
         compare::compare_with,
         create::is_there,
         packing::{Deflate, Output, Zlib},
-        partial::Partial,
+        partial::PartialFile,
     },
     error::file_error,
     opening::ova::{Ova, is_ova},
@@ -78,7 +78,7 @@ pub(super) fn convert(
     if files.facts(dest).is_ok() {
         return Err(is_there(dest));
     }
-    let partial = Partial::new(files, dest, "conversion");
+    let partial = PartialFile::new(files, dest, "conversion");
     let shown = |error| partial.shown(error);
     partial.clear()?;
     let open = OpenOptions {

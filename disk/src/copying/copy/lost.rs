@@ -26,7 +26,7 @@ pub struct LostRange {
 
 /// All ranges that could not be copied.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Lost {
+pub struct LostRanges {
     /// Sorted by offset; at most about 4,096.
     pub ranges: Vec<LostRange>,
     /// Total length of all ranges.
@@ -37,14 +37,14 @@ pub struct Lost {
 
 /// Collects lost ranges. They arrive in any order and never overlap.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct LostRangeCollector {
     /// Start to length and reason.
     ranges: BTreeMap<u64, (u64, String)>,
     bytes: u64,
     unlisted_bytes: u64,
 }
 
-impl Tally {
+impl LostRangeCollector {
     pub(crate) fn add(&mut self, offset_bytes: u64, len_bytes: u64, reason: impl FnOnce() -> String) {
         self.bytes += len_bytes;
         let end_bytes = offset_bytes + len_bytes;
@@ -62,9 +62,9 @@ impl Tally {
         }
     }
 
-    pub(crate) fn finish(self) -> Lost {
+    pub(crate) fn finish(self) -> LostRanges {
         let range = |(offset_bytes, (len_bytes, reason))| LostRange { offset_bytes, len_bytes, reason };
-        Lost {
+        LostRanges {
             ranges: self.ranges.into_iter().map(range).collect(),
             bytes: self.bytes,
             unlisted_bytes: self.unlisted_bytes,
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn adjacent_ranges_are_merged_in_any_order() {
-        let mut tally = Tally::default();
+        let mut tally = LostRangeCollector::default();
         for (offset_bytes, len_bytes) in [(20, 10), (0, 10), (50, 5), (10, 10), (30, 1)] {
             tally.add(offset_bytes, len_bytes, || format!("at {offset_bytes}"));
         }
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_long_list_is_limited_and_the_rest_counted() {
-        let mut tally = Tally::default();
+        let mut tally = LostRangeCollector::default();
         let count = RANGES_MAX as u64 + 10;
         (0..count).for_each(|index| tally.add(index * 4, 1, String::new));
         tally.add(1, 1, String::new);

@@ -34,7 +34,7 @@ pub(crate) use shared::Packing;
 pub(crate) use zlib::Zlib;
 
 use crate::{
-    Lost, Progress,
+    LostRanges, Progress,
     copying::copy::{Failure, Outcome},
 };
 use chunk::Ready;
@@ -66,7 +66,7 @@ pub(crate) struct Packed {
     pub(crate) data_bytes: u64,
     /// Bytes of the disk in blocks of zeros.
     pub(crate) zero_bytes: u64,
-    pub(crate) lost: Lost,
+    pub(crate) lost: LostRanges,
 }
 
 impl Packing<'_> {

@@ -6,8 +6,8 @@
 
 use super::chunk::{CHUNK_BYTES, Chunk};
 use crate::{
-    Lost, Opened,
-    copying::copy::{Failure, Tally, damage_in, damaged_source},
+    LostRanges, Opened,
+    copying::copy::{Failure, LostRangeCollector, damage_in, damaged_source},
     engine::holes::next_known,
     error::to_io,
 };
@@ -29,7 +29,7 @@ pub(super) struct Windows<'a> {
     number: u64,
     /// Bytes in chunks without data, which are handed to nobody.
     pub(super) zero_bytes: u64,
-    lost: Tally,
+    lost: LostRangeCollector,
 }
 
 impl<'a> Windows<'a> {
@@ -42,7 +42,7 @@ impl<'a> Windows<'a> {
             next_bytes: 0,
             number: 0,
             zero_bytes: 0,
-            lost: Tally::default(),
+            lost: LostRangeCollector::default(),
         }
     }
 
@@ -59,7 +59,7 @@ impl<'a> Windows<'a> {
     }
 
     /// The lost ranges, once.
-    pub(super) fn lost(&mut self) -> Lost {
+    pub(super) fn lost(&mut self) -> LostRanges {
         std::mem::take(&mut self.lost).finish()
     }
 

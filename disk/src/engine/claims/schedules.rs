@@ -1,10 +1,10 @@
-//! Claims and clerks under the `shuttle` scheduler (`store/src/sync.rs`), without a disk: every
+//! Claims and workers under the `shuttle` scheduler (`store/src/sync.rs`), without a disk: every
 //! resting request is woken exactly once. If a request is never woken, all threads wait, and the
 //! scheduler reports a deadlock.
 
 use super::*;
 use crate::engine::{
-    clerk::{Clerk, Since},
+    background::{BackgroundWorker, NewJobs},
     schedules::{goes_wrong, schedules},
 };
 use diskwright_store::{
@@ -82,23 +82,23 @@ fn one_block_and_four_who_want_it() {
     assert!(claims.lock().expect("no thread panics").blocks.is_empty(), "the block is free");
 }
 
-fn complete(_disk: &Arc<()>, tickets: Vec<ExternalTicket>, _since: Since<'_, ExternalTicket>) {
+fn complete(_disk: &Arc<()>, tickets: Vec<ExternalTicket>, _since: NewJobs<'_, ExternalTicket>) {
     tickets.into_iter().for_each(|ticket| ticket.complete(Ok(())));
 }
 
-/// Three threads request jobs of a clerk. While the disk exists, each job is done and its ticket
+/// Three threads request jobs of a worker. While the disk exists, each job is done and its ticket
 /// completed. After the disk was dropped, the ticket of a job is still completed, perhaps with an
 /// error.
 fn a_clerk_and_three_who_wait_for_it() {
-    let clerk = Arc::new(Clerk::new("clerk", complete));
+    let worker = Arc::new(BackgroundWorker::new("worker", complete));
     let disk = Arc::new(());
     let threads: Vec<_> = (0..3)
         .map(|_| {
-            let (clerk, disk) = (Arc::clone(&clerk), Arc::clone(&disk));
+            let (worker, disk) = (Arc::clone(&worker), Arc::clone(&disk));
             spawn(move || {
                 let mut engine = Engine::new(EngineKind::Sync, 1, None).expect("an engine without a ring");
                 for _ in 0..ROUNDS {
-                    clerk.request(&disk, engine.external(1, 0, None));
+                    worker.request(&disk, engine.external(1, 0, None));
                     wait(&mut engine).expect("the job is done");
                 }
             })
@@ -107,9 +107,9 @@ fn a_clerk_and_three_who_wait_for_it() {
     for thread in threads {
         thread.join().expect("all jobs are done");
     }
-    clerk.settle();
+    worker.settle();
     let mut engine = Engine::new(EngineKind::Sync, 1, None).expect("an engine without a ring");
-    clerk.request(&disk, engine.external(1, 0, None));
+    worker.request(&disk, engine.external(1, 0, None));
     drop(disk);
     let _ = wait(&mut engine);
 }
@@ -118,14 +118,14 @@ fn a_clerk_and_three_who_wait_for_it() {
 fn every_resting_request_is_woken() {
     assert!(!goes_wrong(None, schedules(SCHEDULES_FOR_ONE), one_block_and_four_who_want_it));
     assert!(!goes_wrong(None, schedules(SCHEDULES_FOR_ONE), a_clerk_and_three_who_wait_for_it));
-    println!("schedules: claims and clerks alone: {} schedules", 4 * schedules(SCHEDULES_FOR_ONE));
+    println!("schedules: claims and workers alone: {} schedules", 4 * schedules(SCHEDULES_FOR_ONE));
 }
 
 #[test]
 fn a_request_that_is_not_woken_is_detected() {
     assert!(goes_wrong(Some(Rule::WaitersAreWoken), schedules(SCHEDULES_FOR_ONE), one_block_and_four_who_want_it));
     assert!(goes_wrong(Some(Rule::EveryJobIsDone), schedules(SCHEDULES_FOR_ONE), a_clerk_and_three_who_wait_for_it));
-    println!("schedules: caught: WaitersAreWoken, EveryJobIsDone (claims and clerks alone)");
+    println!("schedules: caught: WaitersAreWoken, EveryJobIsDone (claims and workers alone)");
 }
 
 #[test]

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Both read tables, so they may block on I/O, and are called without the mutation lock. Changes
-//! made meanwhile are recorded by [`Mixed`](super::Mixed), which applies them to the result.
+//! made meanwhile are recorded by [`RunCache`](super::RunCache), which applies them to the result.
 //!
 //! An invalid table entry makes only its own unit [`Owner::Damaged`]. A table that cannot be read
 //! is an error of the whole call.

@@ -32,15 +32,15 @@ fn a_write_that_must_wait_holds_no_block() {
     let mut draft = Draft::default();
     let plan = |draft: &mut Draft| loop {
         let next = plan_write(&mut shared.lock(), 0, &mut 0, 2 * BLOCK, draft).unwrap();
-        let Next::Work(work) = next else { return next };
+        let PlanResult::Work(work) = next else { return next };
         assert!(!shared.lock().claims.is_shared(first), "{work:?}");
         shared.carry_out(&chain, &work).unwrap();
     };
     assert!(shared.lock().claims.exclude(second));
-    assert!(matches!(plan(&mut draft), Next::Busy(key) if key == second));
+    assert!(matches!(plan(&mut draft), PlanResult::Busy(key) if key == second));
     assert!(!shared.lock().claims.is_shared(first) && draft.parts.is_empty());
     shared.lock().claims.end_exclusion(second);
-    assert!(matches!(plan(&mut draft), Next::Ready));
+    assert!(matches!(plan(&mut draft), PlanResult::Ready));
     assert!(shared.lock().claims.is_shared(second));
     shared.settle(&draft.pending, Err(io::ErrorKind::StorageFull.into())).unwrap_err();
     assert!(shared.lock().claims.exclude(first) && shared.lock().claims.exclude(second));

@@ -6,7 +6,7 @@
 //! needs no plan has several parts, and the payload must be read only once, because a guest may
 //! change its memory meanwhile.
 
-use super::{Cookie, DURABLE, DiskQueue, Kept};
+use super::{Cookie, DURABLE, DiskQueue, RequestState};
 use crate::engine::{epoch::Parity, map::SourceId, plan::Pending};
 use diskwright_image::ImageWriter;
 use diskwright_store::{Operation, Request};
@@ -29,7 +29,7 @@ impl DiskQueue {
         // For several parts one flush is cheaper than one RWF_DSYNC each.
         let flush_after = fua && (dirty || segments.as_ref().is_some_and(|segments| segments.count() > 1));
         let kept = if flush_after {
-            self.keep(Kept::Parts(Pending { flush_after, ..Pending::default() }, None))
+            self.keep(RequestState::Parts(Pending { flush_after, ..Pending::default() }, None))
         } else {
             u64::from(fua) * DURABLE
         };

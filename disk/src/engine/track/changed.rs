@@ -205,7 +205,7 @@ pub(crate) fn points_of(
 
 /// Which changes are asked for.
 #[derive(Debug, Clone)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct ChangesQuery<'a> {
     /// The point from which on they count.
     pub(crate) name: &'a str,
     /// The point of this name that is meant; `None` for any.
@@ -216,7 +216,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) window: Range<u64>,
 }
 
-impl Wanted<'_> {
+impl ChangesQuery<'_> {
     /// The segments from the first point to the second one. `None` if one of them is not there, or
     /// they are in another order.
     pub(crate) fn segments<'s>(&self, segments: &'s [Segment]) -> Option<&'s [Segment]> {

@@ -2,11 +2,11 @@
 
 use super::{
     bits::Bits,
-    changed::{Changed, TrackPoint, Wanted, points_of},
+    changed::{Changed, ChangesQuery, TrackPoint, points_of},
     identity::identity_of,
-    kept::{Found, go_on, look, publish},
+    resume::{FoundPoints, go_on, look, publish},
     sidecar::path_for,
-    tracker::{Inner, Place, Tracker, View},
+    tracker::{Inner, PointsFile, Tracker, View},
 };
 use crate::{
     DiskError, Result,
@@ -93,7 +93,7 @@ impl Disk {
         }
         let identity = identity_of(&files, &file, chain.layers());
         let identity = identity.map_err(|error| file_error("examine it", &file, error))?;
-        let place = Place { files, path, image: Arc::clone(&chain.layers()[0].image), identity };
+        let place = PointsFile { files, path, image: Arc::clone(&chain.layers()[0].image), identity };
         Ok(Starting { tracker: Tracker::new(place, chain.geometry.size_bytes), name: name.into(), linkage_id })
     }
 
@@ -186,7 +186,7 @@ impl Disk {
     /// # Errors
     /// [`DiskError::BadOptions`] if there is no such point; as [`Disk::points`].
     pub fn changed_since(&self, name: &str) -> Result<Changed> {
-        self.changed(&Wanted { name, id: None, to: None, window: 0..u64::MAX })
+        self.changed(&ChangesQuery { name, id: None, to: None, window: 0..u64::MAX })
     }
 
     /// The ranges that have changed from a point to a later one. The result has the size that the
@@ -196,16 +196,16 @@ impl Disk {
     /// [`DiskError::BadOptions`] if one of them is not there, or they are in another order; as
     /// [`Disk::points`].
     pub fn changed_between(&self, from: &str, to: &str) -> Result<Changed> {
-        self.changed(&Wanted { name: from, id: None, to: Some(to), window: 0..u64::MAX })
+        self.changed(&ChangesQuery { name: from, id: None, to: Some(to), window: 0..u64::MAX })
     }
 
-    pub(crate) fn changed(&self, wanted: &Wanted<'_>) -> Result<Changed> {
+    pub(crate) fn changed(&self, wanted: &ChangesQuery<'_>) -> Result<Changed> {
         let chain = self.shared().chain();
         let size_bytes = chain.geometry.size_bytes;
         let path = self.file().unwrap_or(&chain.layers()[0].path);
         let changed = match &chain.track {
             Some(view) => view.tracker.changed(wanted, size_bytes),
-            None => self.read_points(&chain)?.and_then(|Found { contents, distrust, .. }| {
+            None => self.read_points(&chain)?.and_then(|FoundPoints { contents, distrust, .. }| {
                 wanted.changed(&contents.segments, contents.header.grain_bytes, size_bytes, distrust.as_deref())
             }),
         };
@@ -220,7 +220,7 @@ impl Disk {
 
     /// The points of a disk that is open read-only. (One that is open for writing has its tracker,
     /// or no points that can be used.)
-    fn read_points(&self, chain: &Chain) -> Result<Option<Found>> {
+    fn read_points(&self, chain: &Chain) -> Result<Option<FoundPoints>> {
         let Some(origin) = &self.origin else { return Ok(None) };
         let mut warnings = Vec::new();
         match (look(&origin.options.files, &origin.file, chain.layers(), &mut warnings), warnings.pop()) {

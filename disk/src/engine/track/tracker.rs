@@ -4,7 +4,7 @@
 //!   write ─▶ View::passes ─ exact bit set, durable bit set? ── yes ─▶ goes on  (no lock)
 //!                             │ no
 //!                             ▼ the request rests
-//!            clerk: all that have gathered, each with a run ahead ─▶ log, one fdatasync
+//!            worker: all that have gathered, each with a run ahead ─▶ log, one fdatasync
 //!                             ─▶ durable bits ─▶ the requests are planned again
 //! ```
 //!
@@ -31,7 +31,7 @@
 //! them. If it cannot be removed either, writes that are not marked fail.
 //!
 //! Locks: `inner`, held during I/O to the file and while a change of the view waits for requests in
-//! flight. So no thread that drives requests may take it: the clerk does, and who changes points.
+//! flight. So no thread that drives requests may take it: the worker does, and who changes points.
 //! `shown` has what others read, and is held for a moment only. It changes at the end of a
 //! checkpoint, when the segments are complete.
 
@@ -39,10 +39,10 @@ mod segments;
 
 use super::{
     bits::Bits,
-    changed::{Changed, TrackPoint, Wanted, points_of},
+    changed::{Changed, ChangesQuery, TrackPoint, points_of},
     sidecar::{Contents, Segment, Sidecar},
 };
-use crate::engine::clerk::{Clerk, Since};
+use crate::engine::background::{BackgroundWorker, NewJobs};
 use diskwright_format::tracks::{GRAIN_BYTES_MIN, GRAINS_MAX, GrainRun, Header, Identity};
 use diskwright_image::{Image, LinkageId};
 use diskwright_store::{
@@ -84,7 +84,7 @@ struct Mark {
 
 /// What is told of the points.
 #[derive(Debug, Default)]
-struct Shown {
+struct PointsSnapshot {
     segments: Vec<Segment>,
     grain_bytes: u64,
     /// Why everything counts as changed since all points.
@@ -94,8 +94,8 @@ struct Shown {
 /// The points of a disk.
 pub(crate) struct Tracker {
     inner: Mutex<Inner>,
-    shown: Arc<Mutex<Arc<Shown>>>,
-    clerk: Clerk<Self, Mark>,
+    shown: Arc<Mutex<Arc<PointsSnapshot>>>,
+    worker: BackgroundWorker<Self, Mark>,
 }
 
 impl fmt::Debug for Tracker {
@@ -141,7 +141,7 @@ pub(crate) struct Inner {
     counted_at: u64,
     /// Why the file was given up.
     failed: Option<String>,
-    shown: Arc<Mutex<Arc<Shown>>>,
+    shown: Arc<Mutex<Arc<PointsSnapshot>>>,
 }
 
 /// The smallest grain whose bitmap is not too long.
@@ -150,7 +150,7 @@ fn grain_for(size_bytes: u64) -> u64 {
 }
 
 /// The file of a disk's points: whose it is, where it lies.
-pub(crate) struct Place {
+pub(crate) struct PointsFile {
     pub(crate) files: Files,
     pub(crate) path: PathBuf,
     pub(crate) image: Arc<dyn Image>,
@@ -181,7 +181,7 @@ impl View {
 
     fn mark(&self, offset_bytes: u64, len_bytes: u64, waiter: Waiter) {
         let run = self.run_of(offset_bytes, len_bytes);
-        self.tracker.clerk.request(&self.tracker, Mark { durable: Arc::clone(&self.durable), run, waiter });
+        self.tracker.worker.request(&self.tracker, Mark { durable: Arc::clone(&self.durable), run, waiter });
     }
 
     /// Marks a range, for callers that may block and hold no lock. Returns whether the marks are
@@ -199,13 +199,13 @@ impl View {
 
 impl Tracker {
     /// A tracker of a disk without a point. [`Inner::add_point`] must follow.
-    pub(crate) fn new(place: Place, size_bytes: u64) -> Arc<Self> {
+    pub(crate) fn new(place: PointsFile, size_bytes: u64) -> Arc<Self> {
         Self::of(place, size_bytes, grain_for(size_bytes), Vec::new())
     }
 
     /// The tracker of a disk whose file was read. `distrust`: why everything counts as changed.
     pub(crate) fn with(
-        place: Place,
+        place: PointsFile,
         contents: Contents,
         distrust: Option<String>,
         size_bytes: u64,
@@ -222,10 +222,10 @@ impl Tracker {
         Ok(tracker)
     }
 
-    fn of(place: Place, size_bytes: u64, grain_bytes: u64, segments: Vec<Segment>) -> Arc<Self> {
-        let Place { files, path, image, identity } = place;
+    fn of(place: PointsFile, size_bytes: u64, grain_bytes: u64, segments: Vec<Segment>) -> Arc<Self> {
+        let PointsFile { files, path, image, identity } = place;
         let durable = Arc::new(Bits::new(size_bytes.div_ceil(grain_bytes)));
-        let shown = Arc::<Mutex<Arc<Shown>>>::default();
+        let shown = Arc::<Mutex<Arc<PointsSnapshot>>>::default();
         let inner = Inner {
             shown: Arc::clone(&shown),
             files,
@@ -245,7 +245,7 @@ impl Tracker {
             counted_at: 0,
             failed: None,
         };
-        Arc::new(Self { inner: Mutex::new(inner), shown, clerk: Clerk::new("tracker", mark_all) })
+        Arc::new(Self { inner: Mutex::new(inner), shown, worker: BackgroundWorker::new("tracker", mark_all) })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -262,7 +262,7 @@ impl Tracker {
         })
     }
 
-    fn shown(&self) -> Arc<Shown> {
+    fn shown(&self) -> Arc<PointsSnapshot> {
         Arc::clone(&self.shown.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -278,19 +278,19 @@ impl Tracker {
     }
 
     /// What has changed; `None` if there is no such point. The disk has `size_bytes` now.
-    pub(crate) fn changed(&self, wanted: &Wanted<'_>, size_bytes: u64) -> Option<Changed> {
+    pub(crate) fn changed(&self, wanted: &ChangesQuery<'_>, size_bytes: u64) -> Option<Changed> {
         let shown = self.shown();
         wanted.changed(&shown.segments, shown.grain_bytes, size_bytes, shown.everything.as_deref())
     }
 
-    /// Waits until the clerk has no job and no reference to the tracker. Must not be called by it.
+    /// Waits until the worker has no job and no reference to the tracker. Must not be called by it.
     pub(crate) fn settle(&self) {
-        self.clerk.settle();
+        self.worker.settle();
     }
 }
 
 /// Marks all ranges that have gathered, with one sync.
-fn mark_all(tracker: &Arc<Tracker>, marks: Vec<Mark>, _since: Since<'_, Mark>) {
+fn mark_all(tracker: &Arc<Tracker>, marks: Vec<Mark>, _since: NewJobs<'_, Mark>) {
     let mut inner = tracker.lock();
     let marked = inner.mark(&marks);
     for mark in marks {
@@ -443,8 +443,11 @@ impl Inner {
 
     /// Shows the segments to others. They must be complete: no request uses a former view.
     fn show(&self) {
-        let shown =
-            Shown { segments: self.segments.clone(), grain_bytes: self.grain_bytes, everything: self.failed.clone() };
+        let shown = PointsSnapshot {
+            segments: self.segments.clone(),
+            grain_bytes: self.grain_bytes,
+            everything: self.failed.clone(),
+        };
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(shown);
     }
 
@@ -513,14 +516,14 @@ impl Inner {
             self.path.display()
         ));
         self.durable.fill();
-        let shown = Shown { everything: self.failed.clone(), ..self.shown_now() };
+        let shown = PointsSnapshot { everything: self.failed.clone(), ..self.shown_now() };
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(shown);
         Ok(())
     }
 
-    fn shown_now(&self) -> Shown {
+    fn shown_now(&self) -> PointsSnapshot {
         let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        Shown { segments: shown.segments.clone(), grain_bytes: shown.grain_bytes, everything: None }
+        PointsSnapshot { segments: shown.segments.clone(), grain_bytes: shown.grain_bytes, everything: None }
     }
 
     /// Records that the image was closed, and how it is recognised now.

@@ -3,7 +3,7 @@
 //! Every regular file is examined, whatever its name, except files whose name promises another
 //! format. Nothing is locked, and symbolic links are not followed.
 
-use super::found::Found;
+use super::chain_image::ChainImage;
 use crate::{DiskError, Progress, Result, error::file_error};
 use diskwright_store::Files;
 use std::{collections::HashSet, path::PathBuf};
@@ -16,7 +16,7 @@ const FOLDERS_MAX: usize = 65_536;
 /// The images that were found.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    pub(super) images: Vec<Found>,
+    pub(super) images: Vec<ChainImage>,
     examined: usize,
     unreadable: usize,
     /// Files and folders beyond the bounds.
@@ -40,7 +40,7 @@ impl Index {
                 continue;
             }
             index.examined += 1;
-            match Found::read(files, path, None) {
+            match ChainImage::read(files, path, None) {
                 Ok(found) if found.info.linkage_id.is_some() => index.images.push(found),
                 Ok(_) | Err(DiskError::Image(_) | DiskError::BadChain { .. }) => {}
                 Err(_) => index.unreadable += 1,

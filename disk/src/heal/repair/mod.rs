@@ -1,7 +1,7 @@
 //! Repairs one image, and undoes a repair.
 //!
 //! ```text
-//!   image (locked) ─▶ Draft ─▶ image::mend: checks and changes the draft ─▶ phases, report
+//!   image (locked) ─▶ Draft ─▶ image::repair_image: checks and changes the draft ─▶ phases, report
 //!                                                                            │ dry run: the end
 //!                     undo file: ARMED, durable with its name ◀──────────────┘
 //!                              │
@@ -26,7 +26,7 @@
 //!
 //! Rejected: a copy of the whole image as the undo file. It would need the room of the image. Also
 //! rejected: changes that are ordered so that no undo file is needed after a power cut. They are
-//! ordered so (`image/src/mending.rs`), but the user may want the old bytes back.
+//! ordered so (`image/src/repair.rs`), but the user may want the old bytes back.
 
 mod apply;
 mod draft;
@@ -41,7 +41,7 @@ pub(crate) use undo_file::refuse_unfinished;
 
 use crate::{DiskError, OpenOptions, Progress, Result, error::file_error, opening::siblings};
 use apply::apply_phase;
-use diskwright_image::{CheckReport, Format, Mended, Repair, mend, probe};
+use diskwright_image::{CheckReport, Format, Repair, RepairStep, probe, repair_image};
 use diskwright_store::{CacheMode, Files, LockMode, OpenOptions as StoreOptions, Store};
 use draft::{Draft, Phase};
 use journal::{Head, JournalState};
@@ -80,7 +80,7 @@ pub struct Repaired {
     /// What was found before.
     pub before: CheckReport,
     /// The steps, in order.
-    pub steps: Vec<Mended>,
+    pub steps: Vec<RepairStep>,
     /// Number of steps that are not listed.
     pub steps_left_out: u64,
     /// The changes of the file, in order.
@@ -353,7 +353,7 @@ struct Image {
 /// What a repair would do.
 struct Plan {
     before: CheckReport,
-    steps: Vec<Mended>,
+    steps: Vec<RepairStep>,
     steps_left_out: u64,
     after: CheckReport,
     phases: Vec<Phase>,
@@ -371,7 +371,7 @@ impl Image {
         let (mut steps, mut steps_left_out) = (Vec::new(), 0);
         let (mut lost, mut costs_data): (Vec<Range<u64>>, bool) = (Vec::new(), false);
         let shown: Arc<dyn Store> = Arc::clone(&draft) as Arc<dyn Store>;
-        let after = mend(self.format, &shown, options.accept_loss, &mut |step| {
+        let after = repair_image(self.format, &shown, options.accept_loss, &mut |step| {
             let Some(step) = step else { return progress(0, 1) };
             costs_data |= step.finding.repair == Repair::CostsData;
             lost.extend(step.finding.costs.clone());

@@ -11,7 +11,7 @@ use std::{io, path::Path};
 
 /// What [`put_back`] has done.
 #[derive(Debug)]
-pub(super) struct PutBack {
+pub(super) struct RollbackOutcome {
     /// Whether the repair had been interrupted.
     pub(super) was_interrupted: bool,
     /// What the user should know, a sentence each.
@@ -22,7 +22,13 @@ pub(super) struct PutBack {
 ///
 /// # Errors
 /// As [`super::undo_repair`].
-pub(super) fn put_back(path: &Path, store: &dyn Store, files: &Files, undo: &Path, naming: Naming) -> Result<PutBack> {
+pub(super) fn put_back(
+    path: &Path,
+    store: &dyn Store,
+    files: &Files,
+    undo: &Path,
+    naming: Naming,
+) -> Result<RollbackOutcome> {
     let (journal, mut head) = undo_file::open(files, undo, naming, store)?;
     let refused = |what: String| DiskError::BadOptions {
         what: format!("{}: the repair cannot be undone: {what}", path.display()),
@@ -54,7 +60,7 @@ pub(super) fn put_back(path: &Path, store: &dyn Store, files: &Files, undo: &Pat
         .remove(undo)
         .and_then(|()| files.sync_directory_of(undo))
         .map_err(|source| file_error("remove it; the image is as it was before the repair", undo, source))?;
-    Ok(PutBack { was_interrupted, warnings })
+    Ok(RollbackOutcome { was_interrupted, warnings })
 }
 
 /// Whether the image is as a complete repair has left it.

@@ -189,14 +189,14 @@ pub(super) fn changed_crc(journal: &dyn Store, head: &Head, image: &dyn Store) -
 
 /// What a sector may hold besides its old bytes.
 #[derive(Default)]
-struct Allowed {
+struct AllowedContents {
     /// Sector numbers and checksums, sorted.
     versions: Vec<(u64, u32)>,
     /// Ranges that may be zero, sorted, without overlaps.
     zeros: Vec<Range<u64>>,
 }
 
-impl Allowed {
+impl AllowedContents {
     fn read(journal: &dyn Store, head: &Head) -> io::Result<Self> {
         let mut allowed = Self::default();
         each_record(journal, head, &mut |record| {
@@ -237,7 +237,7 @@ pub(super) fn check_versions(journal: &dyn Store, head: &Head, image: &dyn Store
             head.shortest_bytes, head.longest_bytes
         ));
     }
-    let allowed = Allowed::read(journal, head)?;
+    let allowed = AllowedContents::read(journal, head)?;
     let foreign =
         |at: u64| changed(format!("the sector at offset {at} is neither as before the repair nor as after it"));
     // A part of a sector that is not as before: the whole sector counts.

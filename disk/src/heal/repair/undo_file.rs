@@ -21,7 +21,7 @@
 //! symbolic link, owned by the owner of the image, by the caller or by root, and writable for
 //! nobody else than the image is. Any other file is named in a warning and ignored: nothing breaks
 //! then, since each state that a repair passes through is at least as sound as the one before it
-//! (`image/src/mending.rs`). To refuse would let a stranger block the image. Where an undo names
+//! (`image/src/repair.rs`). To refuse would let a stranger block the image. Where an undo names
 //! its undo file ([`RepairOptions::undo_file`](super::RepairOptions)), the owner is not asked.
 //!
 //! **Which image.** The head names the inode, unless the file system makes inode numbers up. An

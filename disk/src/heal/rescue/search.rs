@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{DiskError, Progress, Result, error::file_error, opening::volumes::examine};
 use diskwright_image::salvage::{Fault, Salvaged};
-use diskwright_volume::{Anchor, PROOF, Seen, Witness, anchors_in};
+use diskwright_volume::{Anchor, DiskEvidence, PROOF, Sighting, anchors_in};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 const ROUNDS_MAX: usize = 4;
@@ -48,7 +48,7 @@ const ANCHORS_MAX: usize = 1024;
 
 /// The result of a search.
 #[derive(Debug, Default)]
-pub(super) struct Searched {
+pub(super) struct SearchResult {
     pub(super) placed: Vec<PlacedBlock>,
     pub(super) leftovers: Vec<Leftover>,
     pub(super) unlisted_bytes: u64,
@@ -80,8 +80,12 @@ impl Progressed {
 }
 
 /// Places what can be placed. Marks what is in doubt.
-pub(super) fn search(damaged: &mut Damaged, options: &RescueOptions, progress: &mut Progress<'_>) -> Result<Searched> {
-    let mut searched = Searched::default();
+pub(super) fn search(
+    damaged: &mut Damaged,
+    options: &RescueOptions,
+    progress: &mut Progress<'_>,
+) -> Result<SearchResult> {
+    let mut searched = SearchResult::default();
     if damaged.salvaged.table.is_linear() {
         return Ok(searched);
     }
@@ -102,9 +106,9 @@ pub(super) fn search(damaged: &mut Damaged, options: &RescueOptions, progress: &
         if anchors.is_none() {
             anchors = Some(find_anchors(&damaged.salvaged, progress)?);
         }
-        let witness = learn(damaged, anchors.as_deref().unwrap_or_default(), options)?;
+        let file_systems = learn(damaged, anchors.as_deref().unwrap_or_default(), options)?;
         let places = round < ROUNDS_MAX;
-        if !judge(&mut damaged.salvaged, &mut known, &witness, (options.trust_absent, places), progress)? {
+        if !judge(&mut damaged.salvaged, &mut known, &file_systems, (options.trust_absent, places), progress)? {
             break;
         }
     }
@@ -146,7 +150,7 @@ pub(super) fn search(damaged: &mut Damaged, options: &RescueOptions, progress: &
 fn judge(
     salvaged: &mut Salvaged,
     known: &mut Progressed,
-    witness: &Witness,
+    file_systems: &DiskEvidence,
     (trust_absent, places): (bool, bool),
     progress: &mut Progress<'_>,
 ) -> Result<bool> {
@@ -154,7 +158,7 @@ fn judge(
     known.refused.retain(|_, why| *why == SEVERAL);
     let ours: HashSet<u64> = known.placed.keys().map(|claim| claim.block).collect();
     let blocks = Blocks { trust_absent, ours: &ours };
-    let votes = count_votes(salvaged, &blocks, witness, &mut known.refused, progress)?;
+    let votes = count_votes(salvaged, &blocks, file_systems, &mut known.refused, progress)?;
     let mut uncounted = votes.uncounted;
     let mut claims: Vec<(u32, Claim)> =
         votes.counted.into_iter().filter(|(_, sum)| *sum >= PROOF).map(|(claim, sum)| (sum, claim)).collect();
@@ -168,7 +172,7 @@ fn judge(
             uncounted.add(claim.block);
             continue;
         }
-        match verify(salvaged, claim, witness, &mut budget_bytes, progress)? {
+        match verify(salvaged, claim, file_systems, &mut budget_bytes, progress)? {
             Ok(evidence) => stand.push((claim, evidence)),
             Err(why) => drop(known.refused.insert(claim.payload_bytes, why)),
         }
@@ -180,7 +184,7 @@ fn judge(
         let has_rival = uncounted.may_hold(claim.block) || rivals.contains(&claim.block);
         // A placed block was read before, and may be read again in each round.
         let mut unlimited_bytes = u64::MAX;
-        let why = match verify(salvaged, claim, witness, &mut unlimited_bytes, progress)? {
+        let why = match verify(salvaged, claim, file_systems, &mut unlimited_bytes, progress)? {
             _ if has_rival => SEVERAL,
             Err(_) => CONTRADICTS,
             Ok(_) => continue,
@@ -239,7 +243,7 @@ fn conflicts(salvaged: &Salvaged, stand: &[(Claim, Evidence)]) -> HashSet<usize>
 }
 
 /// Why absent blocks may be lost, as sentences.
-fn doubts_of(salvaged: &Salvaged, searched: &Searched, is_child: bool) -> Vec<String> {
+fn doubts_of(salvaged: &Salvaged, searched: &SearchResult, is_child: bool) -> Vec<String> {
     let bytes: u64 = searched.leftovers.iter().map(|piece| piece.len_bytes).sum::<u64>() + searched.unlisted_bytes;
     let mut doubts: Vec<String> =
         salvaged.doubts.iter().map(|why| format!("Blocks without data may be lost ones: {why}.")).collect();
@@ -278,15 +282,15 @@ fn find_anchors(salvaged: &Salvaged, progress: &mut Progress<'_>) -> Result<Vec<
     Ok(anchors.into_iter().map(|(anchor, _)| anchor).collect())
 }
 
-fn learn(damaged: &Damaged, anchors: &[Anchor], options: &RescueOptions) -> Result<Witness> {
+fn learn(damaged: &Damaged, anchors: &[Anchor], options: &RescueOptions) -> Result<DiskEvidence> {
     let disk = damaged.own_disk()?;
     let budget_bytes = (LEARN_PASSES * damaged.salvaged.stored_bytes()).max(LEARN_MIN_BYTES);
-    let mut witness = None;
+    let mut file_systems = None;
     examine(&disk, options.source.engine, &mut |_, _| true, &mut |reader| {
-        witness = Some(Witness::learn(reader, anchors, budget_bytes));
+        file_systems = Some(DiskEvidence::learn(reader, anchors, budget_bytes));
     })
     .map_err(|error| file_error("read it", &damaged.path, error))?;
-    witness.ok_or(DiskError::Stopped)
+    file_systems.ok_or(DiskError::Stopped)
 }
 
 /// Looks at every structure of a piece, as if it were this block of the disk. The inner error is
@@ -294,7 +298,7 @@ fn learn(damaged: &Damaged, anchors: &[Anchor], options: &RescueOptions) -> Resu
 fn verify(
     salvaged: &Salvaged,
     claim: Claim,
-    witness: &Witness,
+    file_systems: &DiskEvidence,
     budget_bytes: &mut u64,
     progress: &mut Progress<'_>,
 ) -> Result<std::result::Result<Evidence, &'static str>> {
@@ -305,14 +309,14 @@ fn verify(
     let mut contradicts = false;
     each_window(salvaged, &range, claim.payload_bytes, progress, &mut |at, bytes| {
         *budget_bytes = budget_bytes.saturating_sub(bytes.len() as u64);
-        witness.look(bytes, &mut |seen| {
-            let (Seen::At { within_bytes, .. } | Seen::Copies { within_bytes }) = seen;
+        file_systems.look(bytes, &mut |seen| {
+            let (Sighting::At { within_bytes, .. } | Sighting::Copies { within_bytes }) = seen;
             let here = start_bytes + (at - claim.payload_bytes) + within_bytes as u64;
-            if witness.holds_copies(here) {
+            if file_systems.holds_copies(here) {
                 return;
             }
             match seen {
-                Seen::At { disk_offset_bytes, weight, what, .. } if disk_offset_bytes == here => {
+                Sighting::At { disk_offset_bytes, weight, what, .. } if disk_offset_bytes == here => {
                     *evidence.entry(what).or_default() += 1;
                     sum = sum.saturating_add(weight);
                 }

@@ -11,7 +11,7 @@
 
 use super::options::RescueOptions;
 use crate::{
-    Disk, DiskError, OpenOptions, Reach, Result,
+    ChainScope, Disk, DiskError, OpenOptions, Result,
     engine::chain::Layer,
     error::file_error,
     opening::{
@@ -21,7 +21,7 @@ use crate::{
 };
 use diskwright_image::{
     DiskType, ImageInfo, probe,
-    salvage::{Kinship, SalvageHints, Salvaged, SalvagedImage},
+    salvage::{ParentRecord, SalvageHints, Salvaged, SalvagedImage},
 };
 use diskwright_store::{CacheMode, LockMode};
 use std::{
@@ -58,19 +58,23 @@ pub(super) fn open(path: &Path, options: &RescueOptions) -> Result<Damaged> {
     let hints = SalvageHints { size_bytes: options.size_bytes, block_bytes: options.block_bytes, is_child };
     let salvaged = format.driver().salvage(store, &hints)?;
     let mut damaged = Damaged { path: path.to_owned(), salvaged, parents: Vec::new(), warnings: Vec::new() };
-    let contradiction = match (damaged.salvaged.kinship, &options.parent, options.no_parent) {
-        (Kinship::Alone, Some(_), _) => Some(("its own records say that it has no parent", "leave out the parent")),
-        (Kinship::Child, None, true) => Some(("its own records say that it has a parent", "name the parent instead")),
+    let contradiction = match (damaged.salvaged.parent_record, &options.parent, options.no_parent) {
+        (ParentRecord::Alone, Some(_), _) => {
+            Some(("its own records say that it has no parent", "leave out the parent"))
+        }
+        (ParentRecord::Child, None, true) => {
+            Some(("its own records say that it has a parent", "name the parent instead"))
+        }
         _ => None,
     };
     if let Some((what, hint)) = contradiction {
         return Err(DiskError::BadOptions { what: format!("{}: {what}", path.display()), hint: hint.into() });
     }
-    match (damaged.salvaged.kinship, &options.parent) {
-        (Kinship::Alone, _) => {}
+    match (damaged.salvaged.parent_record, &options.parent) {
+        (ParentRecord::Alone, _) => {}
         (_, Some(parent)) => damaged.open_named_parent(source, parent)?,
-        (Kinship::Child, None) => damaged.open_parents(source)?,
-        (Kinship::Unknown, None) => damaged.end(
+        (ParentRecord::Child, None) => damaged.open_parents(source)?,
+        (ParentRecord::Unknown, None) => damaged.end(
             "Whether the disk has a parent is not known, because all records of it are lost. Blocks without data are lost, as they may be a parent's. If it has one, name it with `RescueOptions::parent`; if it has none, say so with `RescueOptions::no_parent`.".into(),
         ),
     }
@@ -82,7 +86,7 @@ fn parent_options(source: &OpenOptions, info: &ImageInfo) -> OpenOptions {
     // A child that may have a parent of any format records which one it has.
     let recorded = info.parent.as_ref().and_then(|link| link.format);
     let format = if info.format.driver().child_takes_any_parent { recorded } else { Some(info.format) };
-    OpenOptions { writable: false, format, reach: Reach::Available, cache: CacheMode::PageCache, ..source.clone() }
+    OpenOptions { writable: false, format, scope: ChainScope::Available, cache: CacheMode::PageCache, ..source.clone() }
 }
 
 /// Whether the name of a file is one that only differencing images get.

@@ -1,12 +1,12 @@
 //! Counts what the structures in the gaps of the file claim: that a piece of the file is a block.
 //!
 //! Memory is limited. Claims that are too many to count are not forgotten: their blocks are noted
-//! in [`Uncounted`], and such a block is not given to another piece.
+//! in [`UncountedBlocks`], and such a block is not given to another piece.
 
 use super::gaps::{UNIT_BYTES, each_window};
 use crate::{Progress, Result};
 use diskwright_image::salvage::Salvaged;
-use diskwright_volume::{Seen, Witness};
+use diskwright_volume::{DiskEvidence, Sighting};
 use std::{
     collections::{HashMap, HashSet},
     ops::Range,
@@ -14,7 +14,7 @@ use std::{
 
 /// Most claims that are counted, and most pieces whose reason is kept.
 const VOTES_MAX: usize = 1 << 20;
-/// Bits of [`Uncounted`]: 8 MiB.
+/// Bits of [`UncountedBlocks`]: 8 MiB.
 const UNCOUNTED_BITS: u64 = 1 << 26;
 
 pub(super) const CONTRADICTS: &str = "its structures contradict each other";
@@ -51,9 +51,9 @@ impl Blocks<'_> {
 
 /// Blocks with claims that were not counted. May name further blocks, never fewer.
 #[derive(Debug, Default)]
-pub(super) struct Uncounted(Vec<u64>);
+pub(super) struct UncountedBlocks(Vec<u64>);
 
-impl Uncounted {
+impl UncountedBlocks {
     fn place(block: u64) -> (usize, u64) {
         let bit = block % UNCOUNTED_BITS;
         ((bit / 64) as usize, 1 << (bit % 64))
@@ -77,7 +77,7 @@ impl Uncounted {
 #[derive(Debug, Default)]
 pub(super) struct Votes {
     pub(super) counted: HashMap<Claim, u32>,
-    pub(super) uncounted: Uncounted,
+    pub(super) uncounted: UncountedBlocks,
 }
 
 /// Counts what the structures in the gaps claim. `refused` gets the pieces that claim a block which
@@ -85,7 +85,7 @@ pub(super) struct Votes {
 pub(super) fn count_votes(
     salvaged: &Salvaged,
     blocks: &Blocks<'_>,
-    witness: &Witness,
+    file_systems: &DiskEvidence,
     refused: &mut HashMap<u64, &'static str>,
     progress: &mut Progress<'_>,
 ) -> Result<Votes> {
@@ -96,8 +96,8 @@ pub(super) fn count_votes(
         for phase in &phases {
             let from = gap.start + (phase + UNIT_BYTES - gap.start % UNIT_BYTES) % UNIT_BYTES;
             each_window(salvaged, gap, from, progress, &mut |at, bytes| {
-                witness.look(bytes, &mut |seen| {
-                    let Seen::At { within_bytes, disk_offset_bytes, weight, .. } = seen else { return };
+                file_systems.look(bytes, &mut |seen| {
+                    let Sighting::At { within_bytes, disk_offset_bytes, weight, .. } = seen else { return };
                     let Some(claim) = claim_of(block_bytes, at, within_bytes, disk_offset_bytes) else { return };
                     if !fits(salvaged, gap, claim) {
                         return;
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn blocks_that_are_not_counted_are_remembered() {
-        let mut uncounted = Uncounted::default();
+        let mut uncounted = UncountedBlocks::default();
         assert!(!uncounted.may_hold(5));
         uncounted.add(5);
         uncounted.add(UNCOUNTED_BITS + 7);

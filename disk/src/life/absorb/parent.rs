@@ -16,7 +16,7 @@ use crate::{
     error::{file_error, to_io},
     life::removal,
     opening::{
-        image_file::{Access, Referred, open_image},
+        image_file::{Access, ReferenceOptions, open_image},
         merge_mark as mark, relink, siblings,
     },
 };
@@ -76,7 +76,7 @@ impl Parent {
             writable: true,
             locks_later: true,
             cache: origin.options.cache,
-            referred: Some(Referred { allow_devices: false }),
+            referred: Some(ReferenceOptions { allow_devices: false }),
             parents: Some(&origin.options.parents),
             ..Access::default()
         };

@@ -1,6 +1,6 @@
 //! Where writes go while the parent absorbs the top, and what they wait for.
 
-use crate::{Disk, Layer, engine::left::Left};
+use crate::{Disk, Layer, engine::block_set::BlockSet};
 use diskwright_image::{BlockState, CreateOptions, DiskType, Format, Image, ParentLink, probe};
 use diskwright_store::{BlockDevice, Blocking, EngineKind, IoBuf, MemoryStore, QueueOptions, Request, Store};
 use std::{sync::Arc, thread, time::Duration};
@@ -34,7 +34,7 @@ fn absorbing(parent_block_bytes: u64) -> Disk {
     Blocking::open(&disk, EngineKind::Auto).unwrap().write(0, &vec![1; MIB as usize], false).unwrap();
     let mut mutation = disk.shared.lock();
     mutation.chain.members()[1].begin_writing().unwrap();
-    let mut left = Left::default();
+    let mut left = BlockSet::default();
     left.set(0, true);
     mutation.left = Some((mutation.chain.top().id, left));
     let chain = mutation.chain.with_absorbing(true).unwrap();

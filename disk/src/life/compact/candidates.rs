@@ -10,8 +10,8 @@
 //! more blocks than a window has is judged in several windows, and the maps are read for each.
 
 use super::{
-    work::{Verdict, VolumeGain, Work},
-    zeros::{self, Question},
+    work::{CompactRun, Verdict, VolumeGain},
+    zeros::{self, ZeroQuery},
 };
 use crate::{DiskError, Result, engine::device::Disk, opening::volumes::examine};
 use diskwright_image::{BlockState, Image};
@@ -75,7 +75,7 @@ impl Free {
 
 /// The blocks with space, in the order of the disk, a window at a time.
 pub(super) struct Candidates<'a> {
-    work: &'a Work<'a>,
+    work: &'a CompactRun<'a>,
     block_bytes: u64,
     size_bytes: u64,
     next_block: u64,
@@ -83,7 +83,7 @@ pub(super) struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    pub(super) fn new(work: &'a Work<'a>) -> Self {
+    pub(super) fn new(work: &'a CompactRun<'a>) -> Self {
         let (block_bytes, size_bytes) = (work.info.block_bytes, work.image.size_bytes());
         Self { work, block_bytes, size_bytes, next_block: 0, window: Vec::new() }
     }
@@ -183,18 +183,18 @@ impl<'a> Candidates<'a> {
         Ok(judged)
     }
 
-    fn question(&self, candidate: &Candidate, skip: u64, hole_at_bytes: Option<u64>) -> Question {
+    fn question(&self, candidate: &Candidate, skip: u64, hole_at_bytes: Option<u64>) -> ZeroQuery {
         let slice_bytes = self.slice_bytes();
-        Question { range: self.range(candidate.block), skip, slice_bytes, hole_at_bytes }
+        ZeroQuery { range: self.range(candidate.block), skip, slice_bytes, hole_at_bytes }
     }
 
     fn ask(
         &self,
         disk: &Disk,
-        questions: &[(usize, Question)],
+        questions: &[(usize, ZeroQuery)],
         tell: &mut dyn FnMut(u64) -> bool,
     ) -> Result<Vec<bool>> {
-        let questions: Vec<&Question> = questions.iter().map(|(_, question)| question).collect();
+        let questions: Vec<&ZeroQuery> = questions.iter().map(|(_, question)| question).collect();
         let engine = self.work.options.open.engine;
         let answers = zeros::answer(disk, engine, self.work.image.store(), &questions, tell);
         answers.map_err(self.work.failed("read it"))?.ok_or(DiskError::Stopped)

@@ -11,8 +11,8 @@
 //! that it discards have no space any more, and the moves fill the gaps that they leave.
 //!
 //! What must hold:
-//! - A block is read for the last time, copied and committed while it is held (`held.rs`), so no
-//!   write is lost. Reads go on, first at the old place and then at the new one.
+//! - A block is read for the last time, copied and committed while it is held (`excluded.rs`), so
+//!   no write is lost. Reads go on, first at the old place and then at the new one.
 //! - The image makes the copy durable before the mapping that leads to it. The old place is handed
 //!   out again when the new mapping is durable and all requests that may use it have ended: the
 //!   usual way of freed space (`shared.rs`). Only space that is free in this sense is cut off. So
@@ -29,11 +29,11 @@
 //! requests are in flight, a pause as long as the hold follows.
 
 use super::{
-    Kept,
+    RemainingBlocks,
     candidates::{Candidate, blocks_with_space},
     moves::{Copier, GATHERED_BLOCKS, highest_blocks},
     work::{Compacted, records_zeros, refuse_fixed},
-    zeros::{self, Question},
+    zeros::{self, ZeroQuery},
 };
 use crate::{
     DiskError, Progress, Result,
@@ -139,7 +139,7 @@ impl<E: Into<DiskError>> From<E> for End {
     }
 }
 
-type Ended<T = ()> = std::result::Result<T, End>;
+type StepResult<T = ()> = std::result::Result<T, End>;
 
 /// The disk and its top image.
 struct Live<'a> {
@@ -187,7 +187,7 @@ impl<'a> Live<'a> {
     }
 
     /// Waits for the turn to change the chain.
-    fn turn(&self) -> Ended<MutexGuard<'a, ()>> {
+    fn turn(&self) -> StepResult<MutexGuard<'a, ()>> {
         let turn = self.shared.begin_change();
         if self.shared.chain().top().id == self.top.id { Ok(turn) } else { Err(End::OtherTop) }
     }
@@ -204,7 +204,7 @@ impl<'a> Live<'a> {
     }
 
     /// Prepares the image. Blocks without data lose the space that they keep.
-    fn begin(&self) -> Ended {
+    fn begin(&self) -> StepResult {
         let turn = self.turn()?;
         let writer = self.writer()?;
         writer.begin_compacting_in_use()?;
@@ -238,19 +238,19 @@ impl<'a> Live<'a> {
         &self,
         next_block: &mut u64,
         tell: &mut dyn FnMut(u64) -> bool,
-    ) -> Ended<(Vec<Candidate>, Vec<Candidate>)> {
+    ) -> StepResult<(Vec<Candidate>, Vec<Candidate>)> {
         let window = blocks_with_space(self.image(), next_block, WINDOW_BLOCKS)?;
         let size_bytes = self.disk.geometry().size_bytes;
         let slice_bytes = (self.info.block_bytes / 64).max(512);
-        let questions: Vec<Question> = window
+        let questions: Vec<ZeroQuery> = window
             .iter()
             .map(|candidate| {
                 let (start, end) = self.top.block_range(candidate.block, size_bytes);
                 let hole_at_bytes = candidate.is_whole.then_some(candidate.offset_bytes);
-                Question { range: start..end, skip: 0, slice_bytes, hole_at_bytes }
+                ZeroQuery { range: start..end, skip: 0, slice_bytes, hole_at_bytes }
             })
             .collect();
-        let questions: Vec<&Question> = questions.iter().collect();
+        let questions: Vec<&ZeroQuery> = questions.iter().collect();
         let answers = zeros::answer(self.disk, self.engine, self.top.image.store(), &questions, tell);
         let is_zero = answers.map_err(self.failed("read it"))?.ok_or(DiskError::Stopped)?;
         let zeros = window.iter().zip(is_zero).filter(|(_, is_zero)| *is_zero).map(|(candidate, _)| *candidate);
@@ -258,7 +258,7 @@ impl<'a> Live<'a> {
     }
 
     /// Removes the mappings of blocks that read as zeros.
-    fn give_back_zeros(&self, pace: &mut Pace, found: &mut Compacted, progress: &mut Progress<'_>) -> Ended {
+    fn give_back_zeros(&self, pace: &mut Pace, found: &mut Compacted, progress: &mut Progress<'_>) -> StepResult {
         let (mut next_block, mut done_bytes, total_bytes) = (0, 0, found.old_file_bytes);
         loop {
             let begun = Instant::now();
@@ -297,7 +297,7 @@ impl<'a> Live<'a> {
 
     /// Whether a block has space, reads as zeros, and would read as zeros without its space too.
     /// The block is held, or the answer holds only for this moment.
-    fn can_give_back(&self, block: u64) -> Ended<bool> {
+    fn can_give_back(&self, block: u64) -> StepResult<bool> {
         if !matches!(self.state(block)?, BlockState::Data { .. } | BlockState::Partial { .. }) {
             return Ok(false);
         }
@@ -320,7 +320,7 @@ impl<'a> Live<'a> {
     }
 
     /// Moves tables and blocks down, and cuts the file.
-    fn move_down(&self, pace: &mut Pace, found: &mut Compacted, progress: &mut Progress<'_>) -> Ended {
+    fn move_down(&self, pace: &mut Pace, found: &mut Compacted, progress: &mut Progress<'_>) -> StepResult {
         let blocks = found.size_bytes / found.block_bytes;
         for _ in 0..ROUNDS_MAX + blocks as usize / GATHERED_BLOCKS {
             let turn = self.turn()?;
@@ -338,7 +338,7 @@ impl<'a> Live<'a> {
     }
 
     /// Moves the blocks that are highest now, until nothing is free below the next one.
-    fn move_once(&self, pace: &mut Pace, found: &mut Compacted, progress: &mut Progress<'_>) -> Ended {
+    fn move_once(&self, pace: &mut Pace, found: &mut Compacted, progress: &mut Progress<'_>) -> StepResult {
         let highest = highest_blocks(self.image())?;
         let packed_bytes = self.image().packed_len_bytes(highest.len() as u64)?.unwrap_or(0);
         let above = highest.iter().filter(|(offset_bytes, _)| offset_bytes + found.block_bytes > packed_bytes).count();
@@ -384,7 +384,7 @@ impl<'a> Live<'a> {
         copier: &mut Copier,
         found: &mut Compacted,
         tell: &mut dyn FnMut(u64) -> bool,
-    ) -> Ended<bool> {
+    ) -> StepResult<bool> {
         let writer = self.writer()?;
         let (mut places, mut is_at_end) = (Vec::new(), false);
         for &(_, block) in batch {
@@ -423,7 +423,7 @@ impl<'a> Live<'a> {
     }
 
     /// Waits until all space that was freed so far is free, and its removal durable.
-    fn settle(&self) -> Ended {
+    fn settle(&self) -> StepResult {
         let generation = self.writer()?.freed_generation();
         for _ in 0..FLUSHES_MAX {
             self.shared.flush_blocking().map_err(self.failed("make it durable"))?;
@@ -439,7 +439,7 @@ impl<'a> Live<'a> {
         Ok(())
     }
 
-    fn settle_and_cut(&self) -> Ended {
+    fn settle_and_cut(&self) -> StepResult {
         self.settle()?;
         let _turn = self.turn()?;
         Ok(self.writer()?.cut_free_tail()?)
@@ -448,7 +448,7 @@ impl<'a> Live<'a> {
     /// Fills in what a compaction would reach now.
     fn foretell(&self, found: &mut Compacted, progress: &mut Progress<'_>) -> Result<()> {
         let (mut next_block, mut done_bytes, total_bytes) = (0, 0, found.old_file_bytes);
-        let mut kept = Kept::default();
+        let mut kept = RemainingBlocks::default();
         loop {
             let mut tell = |bytes: u64| progress((done_bytes + bytes).min(total_bytes), total_bytes);
             let examined = self.examine(&mut next_block, &mut tell).and_then(|(zeros, window)| {

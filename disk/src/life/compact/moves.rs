@@ -11,7 +11,7 @@
 //!
 //! A copy is shared by reflink where the file system can.
 
-use super::work::{Compacted, Work};
+use super::work::{CompactRun, Compacted};
 use crate::{DiskError, Progress, Result};
 use diskwright_image::{BlockState, Commit, Image, MovePlace, MoveTo};
 use diskwright_store::{
@@ -33,7 +33,7 @@ const DEPTH: usize = 16;
 const SECTOR_BYTES: u32 = 512;
 
 /// Moves tables and blocks down, as far as there is free space below them.
-pub(super) fn move_down(work: &Work<'_>, found: &mut Compacted, progress: &mut Progress<'_>) -> Result<()> {
+pub(super) fn move_down(work: &CompactRun<'_>, found: &mut Compacted, progress: &mut Progress<'_>) -> Result<()> {
     let writer = work.writer()?;
     writer.move_tables()?;
     let generation = writer.freed_generation();
@@ -80,7 +80,7 @@ pub(super) fn move_down(work: &Work<'_>, found: &mut Compacted, progress: &mut P
 
 /// Reserves places for the next blocks. Ends at the first block below which nothing is free.
 fn reserve_batch(
-    work: &Work<'_>,
+    work: &CompactRun<'_>,
     blocks: &mut dyn Iterator<Item = u64>,
     block_bytes: u64,
 ) -> Result<Vec<(u64, MovePlace)>> {

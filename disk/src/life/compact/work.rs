@@ -1,7 +1,8 @@
 //! What is compacted: the options, the disk with its locks, and the results.
 
 use crate::{
-    DiskError, OpenOptions, Reach, Result, engine::device::Disk, error::file_error, error::from_io, opening::siblings,
+    ChainScope, DiskError, OpenOptions, Result, engine::device::Disk, error::file_error, error::from_io,
+    opening::siblings,
 };
 use diskwright_image::{DiskType, Image, ImageInfo, ImageWriter};
 use diskwright_store::CacheMode;
@@ -59,7 +60,7 @@ pub struct Compacted {
 }
 
 /// A disk that is being compacted.
-pub(super) struct Work<'a> {
+pub(super) struct CompactRun<'a> {
     pub(super) path: &'a Path,
     pub(super) options: &'a CompactOptions,
     pub(super) disk: Arc<Disk>,
@@ -69,11 +70,11 @@ pub(super) struct Work<'a> {
     pub(super) child: Option<PathBuf>,
 }
 
-impl<'a> Work<'a> {
+impl<'a> CompactRun<'a> {
     pub(super) fn open(path: &'a Path, options: &'a CompactOptions) -> Result<Self> {
         let open = OpenOptions {
             writable: !options.estimate,
-            reach: Reach::Whole,
+            scope: ChainScope::Whole,
             cache: CacheMode::Direct,
             allow_parent_write: true,
             ..options.open.clone()

@@ -22,7 +22,7 @@ const CHUNK_BYTES: u64 = 1 << 20;
 
 /// A range of which it is asked whether it reads as zeros.
 #[derive(Debug, Clone)]
-pub(super) struct Question {
+pub(super) struct ZeroQuery {
     /// Bytes of the disk, less than 64 slices.
     pub(super) range: Range<u64>,
     /// Slices that do not matter, a bit for each from the start of the range.
@@ -33,7 +33,7 @@ pub(super) struct Question {
     pub(super) hole_at_bytes: Option<u64>,
 }
 
-impl Question {
+impl ZeroQuery {
     /// The next bytes to read from `at` on; empty at the end.
     fn next(&self, at: u64) -> Range<u64> {
         let slice = |at: u64| (at - self.range.start) / self.slice_bytes;
@@ -61,7 +61,7 @@ pub(super) fn answer(
     device: &dyn BlockDevice,
     engine: EngineKind,
     file: &Arc<dyn Store>,
-    questions: &[&Question],
+    questions: &[&ZeroQuery],
     tell: &mut dyn FnMut(u64) -> bool,
 ) -> io::Result<Option<Vec<bool>>> {
     let mut is_zero = vec![false; questions.len()];
@@ -115,7 +115,7 @@ pub(super) fn answer(
 }
 
 /// Whether the file has no data for the range.
-fn is_hole(file: &Arc<dyn Store>, question: &Question) -> bool {
+fn is_hole(file: &Arc<dyn Store>, question: &ZeroQuery) -> bool {
     let Some(offset_bytes) = question.hole_at_bytes else { return false };
     let end_bytes = offset_bytes + (question.range.end - question.range.start);
     // If the file cannot say, the range is read.

@@ -2,7 +2,7 @@
 //!
 //! An image of a merge is locked for writing, and is opened anew for each step, on the same files.
 //! The one exception is the image that a disk in use writes (`live_merge.rs`): it is open, and
-//! stays so. [`Users`] is how that disk takes part in the steps.
+//! stays so. [`MergeUsers`] is how that disk takes part in the steps.
 
 use crate::{
     DiskError, Result,
@@ -21,7 +21,7 @@ use std::{
 
 /// Where the bytes of a locked image are.
 #[derive(Debug)]
-enum Held {
+enum LockedStorage {
     /// In these files, open for writing.
     Files(Vec<Arc<dyn Store>>),
     /// A disk in use writes this image.
@@ -32,7 +32,7 @@ enum Held {
 #[derive(Debug)]
 pub(crate) struct Locked {
     pub(crate) path: PathBuf,
-    held: Held,
+    held: LockedStorage,
     /// As of the lock.
     pub(crate) info: ImageInfo,
 }
@@ -40,7 +40,7 @@ pub(crate) struct Locked {
 impl Locked {
     /// The image `layer`, whose locked files are `stores`.
     pub(crate) fn new(layer: &Layer, stores: Vec<Arc<dyn Store>>) -> Self {
-        Self { path: layer.path.clone(), info: layer.image.info().clone(), held: Held::Files(stores) }
+        Self { path: layer.path.clone(), info: layer.image.info().clone(), held: LockedStorage::Files(stores) }
     }
 
     /// The image that a disk in use writes.
@@ -52,17 +52,17 @@ impl Locked {
             size_bytes: image.size_bytes(),
             ..image.info().clone()
         };
-        Self { path: layer.path, info, held: Held::Written(image) }
+        Self { path: layer.path, info, held: LockedStorage::Written(image) }
     }
 
     /// Opens the image on its locked files.
     pub(crate) fn image(&self, writable: bool) -> Result<Arc<dyn Image>> {
         match &self.held {
-            Held::Files(stores) => {
+            LockedStorage::Files(stores) => {
                 let verdict = DetectedFormat::certain(self.info.format);
                 Ok(probe::open_parts(stores.clone(), verdict, writable, self.info.logical_sector_bytes)?)
             }
-            Held::Written(image) => Ok(Arc::clone(image)),
+            LockedStorage::Written(image) => Ok(Arc::clone(image)),
         }
     }
 
@@ -85,8 +85,8 @@ impl Locked {
     /// the page cache only, which no link may name before.
     pub(crate) fn sync(&self) -> Result<()> {
         let synced = match &self.held {
-            Held::Files(stores) => stores.iter().try_for_each(|store| store.sync_data()),
-            Held::Written(image) => image.stores().iter().try_for_each(|store| store.sync_data()),
+            LockedStorage::Files(stores) => stores.iter().try_for_each(|store| store.sync_data()),
+            LockedStorage::Written(image) => image.stores().iter().try_for_each(|store| store.sync_data()),
         };
         synced.map_err(|source| file_error("make it durable", &self.path, source))
     }
@@ -94,8 +94,8 @@ impl Locked {
     /// Whether `path` is another name of the file.
     pub(crate) fn is_file_at(&self, files: &Files, path: &Path) -> bool {
         let own = match &self.held {
-            Held::Files(stores) => stores.first().and_then(|store| store.identity()),
-            Held::Written(image) => image.store().identity(),
+            LockedStorage::Files(stores) => stores.first().and_then(|store| store.identity()),
+            LockedStorage::Written(image) => image.store().identity(),
         };
         own.is_some() && files.facts(path).ok().map(|facts| facts.identity) == own
     }
@@ -107,26 +107,26 @@ impl Locked {
         let Some(writer) = image.writer() else { return Ok(()) };
         let replace = || writer.set_parent_link(&change(image.parent_link().unwrap_or_default()));
         match &self.held {
-            Held::Files(stores) => relink::keeping_time(files, (&self.path, &*stores[0]), || {
+            LockedStorage::Files(stores) => relink::keeping_time(files, (&self.path, &*stores[0]), || {
                 replace()?;
                 Ok(writer.close()?)
             }),
-            Held::Written(_) => Ok(replace()?),
+            LockedStorage::Written(_) => Ok(replace()?),
         }
     }
 
     /// The further files that are removed with the image.
     pub(crate) fn extents(&self) -> Vec<PathBuf> {
         match &self.held {
-            Held::Files(stores) => removal::extents_of(&self.info, stores, &self.path),
-            Held::Written(image) => removal::extents_of_layer(&**image, &self.path),
+            LockedStorage::Files(stores) => removal::extents_of(&self.info, stores, &self.path),
+            LockedStorage::Written(image) => removal::extents_of_layer(&**image, &self.path),
         }
     }
 
     /// Tells the files that their name is `path` now.
     pub(crate) fn was_renamed(&mut self, path: &Path) {
         // Extents keep their names.
-        if let Held::Files(stores) = &self.held
+        if let LockedStorage::Files(stores) = &self.held
             && let Some(first) = stores.first()
         {
             first.was_renamed(path);
@@ -136,7 +136,7 @@ impl Locked {
 }
 
 /// A disk that is in use while its images are merged. By default there is none.
-pub(crate) trait Users: fmt::Debug {
+pub(crate) trait MergeUsers: fmt::Debug {
     /// The image at `path` if it is the disk's, which has locked it already. `None` for any other.
     ///
     /// # Errors
@@ -170,4 +170,4 @@ pub(crate) trait Users: fmt::Debug {
 }
 
 /// Nobody has the images open.
-impl Users for () {}
+impl MergeUsers for () {}

@@ -11,7 +11,7 @@
 //! which the request was counted.
 //!
 //! On a shared ring the thread may sleep when the phase changes. So the queue always has one ticket
-//! of an engine of its own on that ring, its *bell*, which the change completes.
+//! of an engine of its own on that ring, its *waker*, which the change completes.
 
 use super::state::{Inside, Phase, State, pause};
 use crate::engine::epoch::{Parity, QueueEpoch};
@@ -31,10 +31,10 @@ struct Slot {
 }
 
 /// Wakes the thread of the queue out of its ring.
-struct Bell {
+struct Waker {
     engine: Engine,
     ended: Vec<EngineCompletion>,
-    /// How often all bells had rung when this one was last heard.
+    /// How often all wakers had run when this one was last seen.
     heard: u64,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct MovableQueue {
     done: Vec<Completion>,
     in_flight: usize,
     ended: Arc<AtomicU64>,
-    bell: Option<Bell>,
+    waker: Option<Waker>,
     depth: usize,
     engine: EngineKind,
     slab: Option<Slab>,
@@ -103,7 +103,7 @@ impl MovableQueue {
             done: Vec::new(),
             in_flight: 0,
             ended,
-            bell: ring.map(|ring| Bell { engine: Engine::on(ring), ended: Vec::new(), heard: 0 }),
+            waker: ring.map(|ring| Waker { engine: Engine::on(ring), ended: Vec::new(), heard: 0 }),
             depth: options.depth.max(1),
             engine: options.engine,
             slab: options.slab.cloned(),
@@ -115,23 +115,23 @@ impl MovableQueue {
 
     /// Gives the state a ticket that wakes this thread.
     fn hang_up_bell(&mut self) {
-        if let Some(bell) = &mut self.bell {
-            self.state.add_bell(bell.engine.external(0, 0, None));
+        if let Some(waker) = &mut self.waker {
+            self.state.add_waker(waker.engine.external(0, 0, None));
         }
     }
 
-    /// Takes note of a bell that has rung.
+    /// Takes note of a waker that has run.
     fn hear_bell(&mut self) -> io::Result<()> {
-        let Some(bell) = &mut self.bell else { return Ok(()) };
+        let Some(waker) = &mut self.waker else { return Ok(()) };
         let rings = self.state.rings();
-        if rings == bell.heard {
+        if rings == waker.heard {
             return Ok(());
         }
-        bell.engine.reap(0, &mut bell.ended)?;
-        // A bell that has not arrived yet, or was hung up after the ring, is looked for again.
-        if !bell.ended.is_empty() {
-            bell.ended.clear();
-            bell.heard = rings;
+        waker.engine.reap(0, &mut waker.ended)?;
+        // A waker that has not arrived yet, or was hung up after the ring, is looked for again.
+        if !waker.ended.is_empty() {
+            waker.ended.clear();
+            waker.heard = rings;
             // Before the epoch is looked at, so that the next change rings it again.
             self.hang_up_bell();
         }
@@ -266,7 +266,7 @@ impl MovableQueue {
         }
         self.former.retain(|former| former.in_flight() > 0);
         if waits && self.current.in_flight() == 0 {
-            // Everything rests. A thread without a shared ring has no bell.
+            // Everything rests. A thread without a shared ring has no waker.
             pause();
         }
         self.current.reap(usize::from(waits), &mut self.done)?;
@@ -320,8 +320,8 @@ impl BlockQueue for MovableQueue {
 impl Drop for MovableQueue {
     /// An engine that is dropped waits for its tickets.
     fn drop(&mut self) {
-        if let Some(bell) = &self.bell
-            && let Some(ticket) = self.state.take_bell(|ticket| bell.engine.owns(ticket))
+        if let Some(waker) = &self.waker
+            && let Some(ticket) = self.state.take_waker(|ticket| waker.engine.owns(ticket))
         {
             ticket.complete(Ok(()));
         }

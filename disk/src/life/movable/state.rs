@@ -1,5 +1,5 @@
 //! What a movable disk shares with its queues: the current disk, the phase of a move, the grace
-//! periods, and the bells that wake sleeping queues.
+//! periods, and the wakers that wake sleeping queues.
 
 use super::dirty::Dirty;
 use crate::engine::{
@@ -50,8 +50,8 @@ pub(crate) struct State {
     changing: Mutex<()>,
     /// Requests that were completed, a counter for each queue.
     ended: Mutex<Vec<Weak<AtomicU64>>>,
-    bells: Mutex<Vec<ExternalTicket>>,
-    /// How often the bells have rung.
+    wakers: Mutex<Vec<ExternalTicket>>,
+    /// How often the wakers have run.
     rings: AtomicU64,
     pub(crate) watchers: Arc<SizeWatchers>,
     /// Passes new sizes of the current disk on to `watchers`.
@@ -79,7 +79,7 @@ impl State {
             epochs: Epochs::default(),
             changing: Mutex::new(()),
             ended: Mutex::default(),
-            bells: Mutex::default(),
+            wakers: Mutex::default(),
             rings: AtomicU64::new(0),
             watchers,
             follows,
@@ -146,7 +146,7 @@ impl State {
         change(&mut inside);
         let grace = self.epochs.begin_grace();
         drop(inside);
-        self.ring_bells();
+        self.wake_queues();
         while !self.epochs.grace_over(grace) {
             if self.epochs.is_stuck() || lock(&self.inside).disk.is_stuck() {
                 return Err(io::Error::other(
@@ -159,28 +159,28 @@ impl State {
     }
 
     /// Wakes the queues that sleep in a ring.
-    pub(crate) fn ring_bells(&self) {
-        // Before the bells, so that a queue that is woken takes note of them.
+    pub(crate) fn wake_queues(&self) {
+        // Before the wakers, so that a queue that is woken takes note of them.
         self.rings.fetch_add(1, Ordering::SeqCst);
-        let bells = std::mem::take(&mut *lock(&self.bells));
-        bells.into_iter().for_each(|bell| bell.complete(Ok(())));
+        let wakers = std::mem::take(&mut *lock(&self.wakers));
+        wakers.into_iter().for_each(|waker| waker.complete(Ok(())));
     }
 
-    /// How often the bells have rung.
+    /// How often the wakers have run.
     pub(crate) fn rings(&self) -> u64 {
         self.rings.load(Ordering::SeqCst)
     }
 
-    /// Adds the bell of a queue that may sleep. It rings at the next change.
-    pub(crate) fn add_bell(&self, bell: ExternalTicket) {
-        lock(&self.bells).push(bell);
+    /// Adds the waker of a queue that may sleep. It wakes the queue at the next change.
+    pub(crate) fn add_waker(&self, waker: ExternalTicket) {
+        lock(&self.wakers).push(waker);
     }
 
-    /// Takes the bell for which `is_it` holds.
-    pub(crate) fn take_bell(&self, is_it: impl Fn(&ExternalTicket) -> bool) -> Option<ExternalTicket> {
-        let mut bells = lock(&self.bells);
-        let at = bells.iter().position(is_it)?;
-        Some(bells.swap_remove(at))
+    /// Takes the waker for which `is_it` holds.
+    pub(crate) fn take_waker(&self, is_it: impl Fn(&ExternalTicket) -> bool) -> Option<ExternalTicket> {
+        let mut wakers = lock(&self.wakers);
+        let at = wakers.iter().position(is_it)?;
+        Some(wakers.swap_remove(at))
     }
 }
 

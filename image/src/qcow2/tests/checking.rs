@@ -1,10 +1,10 @@
 //! Checks and repairs, compared with `qemu-img check`.
 
 use super::{
-    qemu::{Made, WRITES, store_for_writing, tool},
+    qemu::{QemuImage, WRITES, store_for_writing, tool},
     *,
 };
-use crate::{CheckReport, Format, Repair, Severity, mending::mend};
+use crate::{CheckReport, Format, Repair, Severity, repair::repair_image};
 
 fn check(store: Arc<dyn Store>) -> CheckReport {
     super::super::examine(&[Some(store)], false).unwrap().report
@@ -66,7 +66,7 @@ fn every_kind_of_damage_is_found_and_mended_where_that_needs_no_guess() {
         assert_eq!(!can(Repair::Impossible), is_mended, "{text}: {}", told(&report));
         let before = built.open().ok().map(|image| contents(&image).ok());
         let store = built.store();
-        let after = mend(Format::Qcow2, &store, false, &mut |_| true).unwrap().unwrap();
+        let after = repair_image(Format::Qcow2, &store, false, &mut |_| true).unwrap().unwrap();
         assert_eq!(after.findings.is_empty(), is_mended, "{text}: {}", told(&after));
         let image = open(vec![store], false, None);
         assert!(image.ok().map(|image| contents(&image).ok()) == before, "{text}: the repair changed the disk");
@@ -75,7 +75,7 @@ fn every_kind_of_damage_is_found_and_mended_where_that_needs_no_guess() {
 
 #[test]
 fn the_findings_are_those_of_qemu() {
-    let Some(made) = Made::new("cluster_size=4k,refcount_bits=4", "6M", &WRITES) else { return };
+    let Some(made) = QemuImage::new("cluster_size=4k,refcount_bits=4", "6M", &WRITES) else { return };
     let bytes = std::fs::read(&made.path).unwrap();
     let word = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
     let l2 = word(word(40)) & 0x00ff_ffff_ffff_fe00;
@@ -127,7 +127,7 @@ fn the_findings_are_those_of_qemu() {
 #[test]
 fn qemu_agrees_that_a_repair_is_right() {
     for options in ["refcount_bits=1", "refcount_bits=16", "refcount_bits=64"] {
-        let Some(made) = Made::new(options, "6M", &WRITES) else { return };
+        let Some(made) = QemuImage::new(options, "6M", &WRITES) else { return };
         let before = made.by_qemu(&[]);
         let mut bytes = std::fs::read(&made.path).unwrap();
         let word = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) as usize;
@@ -136,7 +136,7 @@ fn qemu_agrees_that_a_repair_is_right() {
         bytes[block..block + 8].rotate_left(1);
         std::fs::write(&made.path, bytes).unwrap();
         let store = store_for_writing(&made.path);
-        let after = mend(Format::Qcow2, &store, false, &mut |_| true).unwrap().unwrap();
+        let after = repair_image(Format::Qcow2, &store, false, &mut |_| true).unwrap().unwrap();
         drop(store);
         assert!(after.findings.is_empty(), "{options}: {}", told(&after));
         let output = tool("qemu-img", &["check", "-q", "-f", "qcow2", made.text()]).unwrap();

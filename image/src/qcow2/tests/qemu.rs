@@ -43,12 +43,12 @@ pub(super) fn store_for_writing(path: &Path) -> Arc<dyn Store> {
     Arc::new(FileStore::open(path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap())
 }
 
-pub(super) struct Made {
+pub(super) struct QemuImage {
     folder: TempDir,
     pub(super) path: PathBuf,
 }
 
-impl Made {
+impl QemuImage {
     /// An image of `size` with these options and qemu-io commands. `None` without the tools.
     pub(super) fn new(options: &str, size: &str, commands: &[&str]) -> Option<Self> {
         let folder = TempDir::new().unwrap();
@@ -146,7 +146,7 @@ fn every_option_of_qemu_img() {
         "data_file=FOLDER/disk.data,data_file_raw=on",
         "data_file=FOLDER/disk.data,extended_l2=on,cluster_size=32k",
     ] {
-        let Some(made) = Made::new(options, "6M", &WRITES) else { return };
+        let Some(made) = QemuImage::new(options, "6M", &WRITES) else { return };
         made.assert_same(options);
         count += 1;
     }
@@ -165,7 +165,7 @@ fn compressed_clusters() {
         "compression_type=zstd,cluster_size=512",
         "compression_type=zlib,extended_l2=on",
     ] {
-        let Some(source) = Made::new("compat=1.1", "6M", &WRITES) else { return };
+        let Some(source) = QemuImage::new("compat=1.1", "6M", &WRITES) else { return };
         // Incompressible data, and text.
         let mut bytes = source.by_qemu(&[]);
         let mut state = 1u64;
@@ -194,7 +194,7 @@ fn compressed_clusters() {
 #[test]
 fn internal_snapshots() {
     for options in ["compat=1.1", "compat=0.10", "extended_l2=on", "refcount_bits=64,cluster_size=512"] {
-        let Some(made) = Made::new(options, "6M", &WRITES) else { return };
+        let Some(made) = QemuImage::new(options, "6M", &WRITES) else { return };
         run("qemu-img", &["snapshot", "-c", "first", made.text()]).unwrap();
         let first = made.by_qemu(&[]);
         made.io(&["write -P 0x99 0 3M"]).unwrap();
@@ -213,7 +213,7 @@ fn internal_snapshots() {
 
 #[test]
 fn a_snapshot_keeps_the_size_that_the_disk_had() {
-    let Some(made) = Made::new("compat=1.1", "6M", &WRITES) else { return };
+    let Some(made) = QemuImage::new("compat=1.1", "6M", &WRITES) else { return };
     run("qemu-img", &["snapshot", "-c", "small", made.text()]).unwrap();
     run("qemu-img", &["resize", "-q", made.text(), "9M"]).unwrap();
     assert_eq!((made.open(None).size_bytes(), made.open(Some("small")).size_bytes()), (9 << 20, 6 << 20));
@@ -221,7 +221,7 @@ fn a_snapshot_keeps_the_size_that_the_disk_had() {
 
 #[test]
 fn bitmaps_are_listed() {
-    let Some(made) = Made::new("compat=1.1", "6M", &[]) else { return };
+    let Some(made) = QemuImage::new("compat=1.1", "6M", &[]) else { return };
     run("qemu-img", &["bitmap", "--add", "-g", "4096", made.text(), "daily"]).unwrap();
     run("qemu-img", &["bitmap", "--add", "--disable", made.text(), "weekly"]).unwrap();
     made.io(&WRITES).unwrap();
@@ -234,9 +234,11 @@ fn bitmaps_are_listed() {
 
 #[test]
 fn a_disk_larger_than_one_l2_table() {
-    let Some(made) =
-        Made::new("cluster_size=512", "10G", &["write -P 1 0 1k", "write -P 2 5G 700", "write -P 3 10737417728 512"])
-    else {
+    let Some(made) = QemuImage::new(
+        "cluster_size=512",
+        "10G",
+        &["write -P 1 0 1k", "write -P 2 5G 700", "write -P 3 10737417728 512"],
+    ) else {
         return;
     };
     let image = made.open(None);

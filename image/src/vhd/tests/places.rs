@@ -209,7 +209,7 @@ fn space_that_a_locator_declares_beyond_the_file_is_not_given_back() {
     assert!(report.findings.iter().any(|finding| finding.message.contains("declares more space")), "{report:#?}");
     assert_eq!(report.worst(), Some(Severity::Leak), "{report:#?}");
     for accept_loss in [false, true] {
-        crate::mend(crate::Format::Vhd, &shown, accept_loss, &mut |_| true).unwrap().unwrap();
+        crate::repair_image(crate::Format::Vhd, &shown, accept_loss, &mut |_| true).unwrap().unwrap();
         assert!(store.sectors() == kept);
     }
     // A session that adds a block does not overwrite the locator either, nor cut it off.

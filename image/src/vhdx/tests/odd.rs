@@ -336,7 +336,7 @@ fn the_next_block_is_found_across_holes_and_in_memory() {
 fn mended(contents: &Contents) -> (Contents, Option<Severity>) {
     let store = TestStore::new(contents.clone());
     let shown: Arc<dyn Store> = store.clone();
-    let after = crate::mend(crate::Format::Vhdx, &shown, false, &mut |_| true).unwrap().unwrap();
+    let after = crate::repair_image(crate::Format::Vhdx, &shown, false, &mut |_| true).unwrap().unwrap();
     (store.contents(), after.worst())
 }
 

@@ -120,7 +120,7 @@ pub(crate) fn cell(load: &str, outstanding: u32, way: AccessPath) -> Cell {
 }
 
 /// A function that returns one figure for each round of a cell.
-pub type OfCell = fn(&Cell) -> Vec<f64>;
+pub type CellFigure = fn(&Cell) -> Vec<f64>;
 
 /// Requests per second of each round.
 pub fn iops(cell: &Cell) -> Vec<f64> {

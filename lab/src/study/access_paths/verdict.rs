@@ -21,7 +21,7 @@ pub(super) fn verdict(cells: &[Cell], ways: &[AccessPathRecord], partial: Option
             "{partial}neither NBD nor an attached device could be measured; the figures are of the disk in process."
         );
     };
-    let at = |load: &Compared<'_>, way: AccessPath, of: record::OfCell| {
+    let at = |load: &Compared<'_>, way: AccessPath, of: record::CellFigure| {
         load.ratio(way.name(), of).map_or(f64::NAN, |ratio| ratio.median())
     };
     let said: Vec<String> = outside

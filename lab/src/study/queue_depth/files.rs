@@ -21,7 +21,7 @@ use std::{fs, path::PathBuf, time::Duration};
 const PARTS: [u64; 4] = [1, 2, 4, 4];
 
 /// The prepared targets.
-pub(super) struct Made {
+pub(super) struct PreparedTargets {
     pub targets: Vec<OpenTarget>,
     /// Warnings of the preparation.
     pub warnings: Vec<Warning>,
@@ -31,7 +31,7 @@ pub(super) struct Made {
     own: Vec<PathBuf>,
 }
 
-impl Made {
+impl PreparedTargets {
     /// Closes all but the first `files` targets, and removes those that the study created.
     pub fn keep(&mut self, files: usize) {
         self.targets.truncate(files);
@@ -53,7 +53,7 @@ pub(super) fn make(
     files_known: Option<u32>,
     scratch: &Scratch,
     progress: &mut dyn Progress,
-) -> Result<Made> {
+) -> Result<PreparedTargets> {
     let disk = OpenOptions { engine: options.study.engine, ..OpenOptions::default() };
     let open = OpenHow { cache: settings.cache, disk, ..OpenHow::default() };
     // A load that reads and writes, so that targets are filled, checked for data and inspected.
@@ -74,13 +74,13 @@ pub(super) fn make(
                 why: "one target was given; two or four are needed".into(),
             });
         }
-        return Ok(Made { targets: prepared.targets, warnings, volume_bytes, own: Vec::new() });
+        return Ok(PreparedTargets { targets: prepared.targets, warnings, volume_bytes, own: Vec::new() });
     }
     let volume_bytes = settings.size_bytes.unwrap_or(super::settings::QUICK_BYTES);
     let count = files_known.map_or(PARTS.len(), |files| files as usize).min(PARTS.len());
     let needed_bytes: u64 = PARTS[..count].iter().map(|part| volume_bytes / part).sum();
     scratch.need("the study", needed_bytes + (64 << 20))?;
-    let mut made = Made { targets: Vec::new(), warnings: Vec::new(), volume_bytes, own: Vec::new() };
+    let mut made = PreparedTargets { targets: Vec::new(), warnings: Vec::new(), volume_bytes, own: Vec::new() };
     for (index, part) in PARTS.iter().enumerate().take(count) {
         let name = format!("test{}.dat", index + 1);
         let path = scratch.path().join(&name);

@@ -44,7 +44,7 @@ use crate::{
     document::{self, Document},
     progress::Progress,
     scratch::Scratch,
-    study::{Begun, StudyReport, budget::Budget},
+    study::{StartedStudy, StudyReport, budget::Budget},
     sweep::{self, SweepRecord},
 };
 use diskwright_load::{
@@ -145,7 +145,7 @@ impl QueueDepthResult {
 struct Study<'a> {
     result: &'a mut QueueDepthResult,
     /// Start and output of this run of the program.
-    begun: &'a Begun,
+    begun: &'a StartedStudy,
     /// Time of the last save.
     saved: Instant,
     /// The error of a failed save. The study ends then: measuring on would lose the results.
@@ -197,7 +197,12 @@ impl Study<'_> {
     }
 
     /// Measures pre-test 1. Returns whether the study continues.
-    fn pre_test(&mut self, settings: &Settings, made: &files::Made, progress: &mut dyn Progress) -> Result<bool> {
+    fn pre_test(
+        &mut self,
+        settings: &Settings,
+        made: &files::PreparedTargets,
+        progress: &mut dyn Progress,
+    ) -> Result<bool> {
         let job = plan::pre_test(settings, made.volume_bytes)?;
         crate::progress::report(progress, "pre-test", 0, 1, "8 threads x 12, until the steady state")?;
         let ended = run::run(&job, &made.targets[..1], &RunOptions::default(), progress.watch())?;

@@ -76,7 +76,7 @@ use std::{
     time::{Duration, Instant},
 };
 use subject::Subject;
-use test_bed::{TestBed, Wanted};
+use test_bed::{TestBed, TestBedPlan};
 
 /// How long the idle machine is observed.
 const IDLE_LOOK: Duration = Duration::from_millis(400);
@@ -110,7 +110,7 @@ pub fn run(options: &RawAndFileOptions, progress: &mut dyn Progress) -> Result<S
     let settings = Settings::new(&options.study, options.size_bytes, begun.start)?;
     let scratch = Scratch::new(options.study.dir.as_deref(), options.study.keep)?;
     let place = Place::detect(scratch.path());
-    let wanted = Wanted {
+    let wanted = TestBedPlan {
         bare_bytes: settings.size_bytes,
         file_system_bytes: options
             .file_system

@@ -70,7 +70,7 @@ pub enum Halves {
 
 /// What to make.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted<'a> {
+pub(super) struct TestBedPlan<'a> {
     /// Length of the bare half.
     pub bare_bytes: u64,
     /// Smallest length of the half with the file system.
@@ -107,7 +107,7 @@ impl TestBed {
     /// # Errors
     /// Not root; a missing program; a device that is in use, holds data or is too small;
     /// [`LabError::Stopped`].
-    pub fn make(scratch: &Scratch, wanted: &Wanted<'_>, progress: &mut dyn Progress) -> Result<Self> {
+    pub fn make(scratch: &Scratch, wanted: &TestBedPlan<'_>, progress: &mut dyn Progress) -> Result<Self> {
         if !nix::unistd::geteuid().is_root() {
             return Err(LabError::BadOptions {
                 what: "this study uses block devices and mounts, which only root may do".into(),
@@ -153,7 +153,7 @@ impl TestBed {
         self.undo_all()
     }
 
-    fn halve_file(&mut self, scratch: &Scratch, wanted: &Wanted<'_>) -> Result<PathBuf> {
+    fn halve_file(&mut self, scratch: &Scratch, wanted: &TestBedPlan<'_>) -> Result<PathBuf> {
         let path = scratch.path().join("device.img");
         let len_bytes = wanted.bare_bytes + wanted.file_system_bytes;
         let file = File::create_new(&path).map_err(LabError::file("create", &path))?;
@@ -163,7 +163,7 @@ impl TestBed {
         self.loops(&path, wanted.bare_bytes, wanted.file_system_bytes)
     }
 
-    fn halve_device(&mut self, device: &Path, size_bytes: u64, wanted: &Wanted<'_>) -> Result<PathBuf> {
+    fn halve_device(&mut self, device: &Path, size_bytes: u64, wanted: &TestBedPlan<'_>) -> Result<PathBuf> {
         let rest_bytes = (size_bytes.saturating_sub(wanted.bare_bytes + 2 * ALIGN_BYTES)) & !(ALIGN_BYTES - 1);
         if rest_bytes < wanted.file_system_bytes {
             return Err(LabError::BadOptions {
@@ -325,7 +325,7 @@ fn is_direct(node: &Path) -> bool {
 }
 
 /// Checks that the device may be overwritten from end to end. Returns its size.
-fn allowed(device: &Path, wanted: &Wanted<'_>, progress: &mut dyn Progress) -> Result<u64> {
+fn allowed(device: &Path, wanted: &TestBedPlan<'_>, progress: &mut dyn Progress) -> Result<u64> {
     let name = device.display().to_string();
     guard::refuse_used(&name, device)?;
     let bad = |what: String, hint: &str| Err(LabError::BadOptions { what, hint: hint.into() });
@@ -364,8 +364,8 @@ mod tests {
     use super::*;
     use crate::progress::Silent;
 
-    fn wanted(device: Option<&Path>) -> Wanted<'_> {
-        Wanted {
+    fn wanted(device: Option<&Path>) -> TestBedPlan<'_> {
+        TestBedPlan {
             bare_bytes: 16 << 20,
             file_system_bytes: 96 << 20,
             file_system: FileSystem::Ext4,
@@ -414,7 +414,7 @@ mod tests {
         // After an error nothing is left either: the file system would have one sector, which is
         // too small.
         let scratch = Scratch::new(Some(home.path()), false).unwrap();
-        let small = Wanted { file_system_bytes: 4096, ..wanted(None) };
+        let small = TestBedPlan { file_system_bytes: 4096, ..wanted(None) };
         let error = TestBed::make(&scratch, &small, &mut Silent).unwrap_err();
         assert!(matches!(error, LabError::Program { .. }), "{error}");
         assert!(!shown_by_loops(scratch.path()));

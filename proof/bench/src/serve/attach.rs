@@ -8,7 +8,7 @@ use super::{BARE_LOAD, tell_ceiling};
 use crate::{fio, ours};
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found},
+    acceptance::{Bar, Check, Context, RowOutcome},
     peer,
     progress::{Progress, report},
     server::Server,
@@ -143,10 +143,10 @@ fn quoted(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }
 
-pub(crate) fn fuse_and_loop(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn fuse_and_loop(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let programs = match programs() {
         Ok(programs) => programs,
-        Err(missing) => return Ok(Found::skipped("attaching", missing)),
+        Err(missing) => return Ok(RowOutcome::skipped("attaching", missing)),
     };
     let size_bytes: u64 = context.pick(512 << 20, 2 << 30);
     context.scratch.need("these disks", 2 * size_bytes + (1 << 30))?;
@@ -175,7 +175,7 @@ pub(crate) fn fuse_and_loop(context: &Context<'_>, progress: &mut dyn Progress) 
             iops[who].push(fio::run(&programs.fio, measured[who], &BARE_LOAD, cell)?.iops);
         }
     }
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     for (index, depth) in DEPTHS.into_iter().enumerate() {
         report(progress, "verify", index as u64, DEPTHS.len() as u64, &format!("attached, written at depth {depth}"))?;
         if let Err(error) = fio::verify_device(&programs.fio, &devices[0].path, PROVED_BYTES, depth, &dir) {

@@ -5,10 +5,10 @@
 //! nbdcopy's. It is also carried through unix sockets by nothing but reads and writes (`carrier`).
 //! That decides nothing: it is told beside a check that fails, and bounds what a server can reach.
 
-use super::{Exported, Served, Who, carrier, serve};
+use super::{Exported, Served, ServerProgram, carrier, serve};
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found, Outcome, SEED},
+    acceptance::{Bar, Check, Context, Outcome, RowOutcome, SEED},
     measure::{self, Ratio},
     peer,
     progress::{Progress, report},
@@ -34,12 +34,12 @@ const PEER_BAR: Bar = Bar::AtLeast(1.2);
 const MESSAGES: [&str; 4] =
     ["diskwright to nbdcopy", "qemu-nbd to nbdcopy", "the disk itself", "the disk through sockets, by nothing else"];
 
-pub(crate) fn nbdcopy(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
-    let missing = Who::QemuNbd.command().err();
+pub(crate) fn nbdcopy(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
+    let missing = ServerProgram::QemuNbd.command().err();
     let nbdcopy = match (peer::find("nbdcopy"), missing) {
         (Some(nbdcopy), None) => nbdcopy,
-        (None, _) => return Ok(Found::skipped("nbdcopy", peer::missing("nbdcopy", "libnbd-bin"))),
-        (_, Some(missing)) => return Ok(Found::skipped("nbdcopy", missing)),
+        (None, _) => return Ok(RowOutcome::skipped("nbdcopy", peer::missing("nbdcopy", "libnbd-bin"))),
+        (_, Some(missing)) => return Ok(RowOutcome::skipped("nbdcopy", missing)),
     };
     let size_bytes: u64 = context.pick(1 << 30, 4 << 30);
     context.scratch.need("a disk", size_bytes + (1 << 30))?;
@@ -53,8 +53,8 @@ pub(crate) fn nbdcopy(context: &Context<'_>, progress: &mut dyn Progress) -> Res
     context.scratch.settle()?;
 
     let exported = Exported { writable: false, clients: 16, ..Exported::of(container, &path, CacheMode::Direct) };
-    let ours = serve(Who::Ours, &exported, &dir)?;
-    let theirs = serve(Who::QemuNbd, &exported, &dir)?;
+    let ours = serve(ServerProgram::Ours, &exported, &dir)?;
+    let theirs = serve(ServerProgram::QemuNbd, &exported, &dir)?;
     let disk = Target::open_with(container, path.clone(), CacheMode::Direct, context.options.engine, false)?;
     let workload = Workload::new(Pattern::Sequential, Direction::Read, REQUEST_BYTES, QUEUE_DEPTH);
     let rounds = context.rounds(context.pick(3, 5));
@@ -99,7 +99,7 @@ pub(crate) fn nbdcopy(context: &Context<'_>, progress: &mut dyn Progress) -> Res
             "brought out through unix sockets by nothing but reads and writes it gave {median:.2} ({min:.2}..{max:.2})"
         ));
     }
-    Ok(Found {
+    Ok(RowOutcome {
         checks: vec![
             Check::ratio("nbdcopy of a VHDX to null:, against qemu-nbd: speed", "MB/s", ours, theirs, PEER_BAR),
             against_disk,
@@ -109,6 +109,6 @@ pub(crate) fn nbdcopy(context: &Context<'_>, progress: &mut dyn Progress) -> Res
             bytes(size_bytes),
             bytes(u64::from(REQUEST_BYTES))
         )],
-        ..Found::default()
+        ..RowOutcome::default()
     })
 }

@@ -5,11 +5,11 @@
 //! Reads with O_DIRECT are also made of the raw file itself, in the same rounds. They decide
 //! nothing: they are told beside a check that fails.
 
-use super::{BARE_LOAD, Exported, Served, Who, serve, tell_ceiling};
+use super::{BARE_LOAD, Exported, Served, ServerProgram, serve, tell_ceiling};
 use crate::fio::{self, FioUntil, NbdLoad};
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found},
+    acceptance::{Bar, Check, Context, RowOutcome},
     peer,
     progress::{Progress, report},
     scratch,
@@ -55,7 +55,10 @@ struct Comparison<'a> {
 }
 
 /// Prepares a comparison of the servers `who`; the inner error says which program is missing.
-fn comparison<'a>(context: &'a Context<'a>, who: &[Who]) -> Result<std::result::Result<Comparison<'a>, String>> {
+fn comparison<'a>(
+    context: &'a Context<'a>,
+    who: &[ServerProgram],
+) -> Result<std::result::Result<Comparison<'a>, String>> {
     let found = fio::find_with_nbd().and_then(|fio| {
         who.iter().try_for_each(|who| who.command().map(|_| ()))?;
         Ok(fio)
@@ -109,7 +112,7 @@ impl Comparison<'_> {
     /// itself.
     fn compare(
         &self,
-        served: &[(Who, Served)],
+        served: &[(ServerProgram, Served)],
         bare: Option<&Path>,
         load: &NbdLoad,
         progress: &mut dyn Progress,
@@ -132,7 +135,7 @@ impl Comparison<'_> {
         Ok(sides)
     }
 
-    fn note_conditions(&self, found: &mut Found, what: &str) {
+    fn note_conditions(&self, found: &mut RowOutcome, what: &str) {
         found.notes.insert(
             0,
             format!(
@@ -144,7 +147,7 @@ impl Comparison<'_> {
     }
 }
 
-fn stop(served: Vec<(Who, Served)>) -> Result<()> {
+fn stop(served: Vec<(ServerProgram, Served)>) -> Result<()> {
     served.into_iter().try_for_each(|(_, served)| served.server.stop())
 }
 
@@ -153,18 +156,18 @@ fn words(rw: &str) -> &'static str {
 }
 
 /// A populated dynamic VHDX against qemu-nbd on a raw file, both with O_DIRECT.
-pub(crate) fn populated(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn populated(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let bars = [("randread", 1.3, Some(0.6)), ("randwrite", 1.3, Some(0.6))];
     against_qemu(context, progress, (Container::VhdxDynamic, Container::Raw), &bars)
 }
 
 /// Writes to a populated dynamic VHD against qemu-nbd on another one.
-pub(crate) fn vhd(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn vhd(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     against_qemu(context, progress, (Container::VhdDynamic, Container::VhdDynamic), &[("randwrite", 8.0, None)])
 }
 
 /// A populated qcow2 against qemu-nbd on another one, both with O_DIRECT.
-pub(crate) fn qcow2(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn qcow2(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let bars = [("randread", 1.3, None), ("randwrite", 2.0, None)];
     against_qemu(context, progress, (Container::Qcow2, Container::Qcow2), &bars)
 }
@@ -174,15 +177,15 @@ fn against_qemu(
     progress: &mut dyn Progress,
     (ours, theirs): (Container, Container),
     bars: &[(&'static str, f64, Option<f64>)],
-) -> Result<Found> {
-    let comparison = match comparison(context, &[Who::Ours, Who::QemuNbd])? {
+) -> Result<RowOutcome> {
+    let comparison = match comparison(context, &[ServerProgram::Ours, ServerProgram::QemuNbd])? {
         Ok(comparison) => comparison,
-        Err(missing) => return Ok(Found::skipped("serving", missing)),
+        Err(missing) => return Ok(RowOutcome::skipped("serving", missing)),
     };
     let size_bytes = context.pick(512 << 20, 2 << 30);
     context.scratch.need("these disks", 2 * size_bytes + (1 << 30))?;
     let (mut served, mut files) = (Vec::new(), Vec::new());
-    for (who, container) in [(Who::Ours, ours), (Who::QemuNbd, theirs)] {
+    for (who, container) in [(ServerProgram::Ours, ours), (ServerProgram::QemuNbd, theirs)] {
         let path = comparison.filled(container, size_bytes, CacheMode::Direct, progress)?;
         let own = comparison.dir.join(format!("{}-{}", who.name(), container.file_name()));
         std::fs::rename(&path, &own).map_err(LabError::file("rename", &path))?;
@@ -192,7 +195,7 @@ fn against_qemu(
     }
     comparison.prove(&served[0].1, progress)?;
     context.scratch.settle()?;
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     for &(rw, iops_bar, cpu_bar) in bars {
         let bare = (rw == BARE_LOAD.rw && theirs == Container::Raw).then(|| files[1].as_path());
         let sides = comparison.compare(&served, bare, &comparison.load(rw, 1), progress)?;
@@ -221,13 +224,13 @@ fn against_qemu(
 }
 
 /// New disks each round: an empty dynamic VHDX against an empty qcow2.
-pub(crate) fn empty(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
-    let comparison = match comparison(context, &[Who::Ours, Who::QemuNbd])? {
+pub(crate) fn empty(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
+    let comparison = match comparison(context, &[ServerProgram::Ours, ServerProgram::QemuNbd])? {
         Ok(comparison) => comparison,
-        Err(missing) => return Ok(Found::skipped("serving an empty disk", missing)),
+        Err(missing) => return Ok(RowOutcome::skipped("serving an empty disk", missing)),
     };
     let Some(qemu_img) = peer::find("qemu-img") else {
-        return Ok(Found::skipped("serving an empty disk", peer::missing("qemu-img", "qemu-utils")));
+        return Ok(RowOutcome::skipped("serving an empty disk", peer::missing("qemu-img", "qemu-utils")));
     };
     let size_bytes: u64 = context.pick(2 << 30, 16 << 30);
     let count = context.pick(20_000, 100_000);
@@ -236,15 +239,15 @@ pub(crate) fn empty(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
     let mut sides = [Side::default(), Side::default()];
     for round in 0..comparison.rounds {
         for index in round_order(2, round, 6) {
-            let who = [Who::Ours, Who::QemuNbd][index];
+            let who = [ServerProgram::Ours, ServerProgram::QemuNbd][index];
             report(progress, "measure", round as u64, comparison.rounds as u64, &format!("empty, {}", who.name()))?;
             let dir = context.scratch.folder("fresh")?;
             let path = match who {
-                Who::Ours => create_empty(Container::VhdxDynamic, &dir, size_bytes)?,
+                ServerProgram::Ours => create_empty(Container::VhdxDynamic, &dir, size_bytes)?,
                 _ => empty_qcow2(&qemu_img, &dir, size_bytes)?,
             };
             context.scratch.settle()?;
-            let format = if who == Who::Ours { "vhdx" } else { "qcow2" };
+            let format = if who == ServerProgram::Ours { "vhdx" } else { "qcow2" };
             let exported = Exported { format, ..Exported::of(Container::VhdxDynamic, &path, CacheMode::Direct) };
             let served = serve(who, &exported, &dir)?;
             comparison.measure(&served, &load, round, &mut sides[index])?;
@@ -256,7 +259,7 @@ pub(crate) fn empty(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
     }
     let [ours, theirs] = &sides;
     let name = format!("empty VHDX dynamic served against an empty qcow2, 4K random write QD {QUEUE_DEPTH}: IOPS");
-    Ok(Found {
+    Ok(RowOutcome {
         checks: vec![Check::ratio(name, "IOPS", &ours.iops, &theirs.iops, Bar::AtLeast(1.5))],
         notes: vec![
             format!(
@@ -268,7 +271,7 @@ pub(crate) fn empty(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
             ours.note("diskwright"),
             theirs.note("qemu-nbd"),
         ],
-        ..Found::default()
+        ..RowOutcome::default()
     })
 }
 
@@ -279,14 +282,14 @@ fn empty_qcow2(qemu_img: &Path, dir: &Path, size_bytes: u64) -> Result<PathBuf> 
 }
 
 /// Reads from the page cache over four connections, against nbdkit and qemu-nbd.
-pub(crate) fn page_cache(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
-    let comparison = match comparison(context, &[Who::Ours])? {
+pub(crate) fn page_cache(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
+    let comparison = match comparison(context, &[ServerProgram::Ours])? {
         Ok(comparison) => comparison,
-        Err(missing) => return Ok(Found::skipped("serving from the page cache", missing)),
+        Err(missing) => return Ok(RowOutcome::skipped("serving from the page cache", missing)),
     };
-    let mut found = Found::default();
+    let mut found = RowOutcome::default();
     let mut peers = Vec::new();
-    for who in [Who::Nbdkit, Who::QemuNbd] {
+    for who in [ServerProgram::Nbdkit, ServerProgram::QemuNbd] {
         match who.command() {
             Ok(_) => peers.push(who),
             Err(missing) => found.checks.push(Check::skipped(who.name(), missing)),
@@ -302,8 +305,9 @@ pub(crate) fn page_cache(context: &Context<'_>, progress: &mut dyn Progress) -> 
     let raw = comparison.filled(Container::Raw, size_bytes, CacheMode::PageCache, progress)?;
     context.scratch.settle()?;
     let mut served = Vec::new();
-    for who in [Who::Ours].into_iter().chain(peers) {
-        let (container, path) = if who == Who::Ours { (Container::VhdxDynamic, &vhdx) } else { (Container::Raw, &raw) };
+    for who in [ServerProgram::Ours].into_iter().chain(peers) {
+        let (container, path) =
+            if who == ServerProgram::Ours { (Container::VhdxDynamic, &vhdx) } else { (Container::Raw, &raw) };
         // Two servers read one raw file.
         let exported =
             Exported { clients: CONNECTIONS, writable: false, ..Exported::of(container, path, CacheMode::PageCache) };

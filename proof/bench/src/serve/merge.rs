@@ -9,12 +9,12 @@
 //! All rounds use one server. The merged disk is read back at the end of each round by the client's
 //! reads only; that the contents are right is the tests' matter.
 
-use super::{Exported, Who, serve};
+use super::{Exported, ServerProgram, serve};
 use crate::{discard::drive, ours};
 use diskwright_disk::{OpenOptions, Opened};
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found, SEED},
+    acceptance::{Bar, Check, Context, RowOutcome, SEED},
     fill, peer,
     progress::{Progress, report},
     scratch::settle,
@@ -63,9 +63,9 @@ impl Client<'_> {
     }
 }
 
-pub(crate) fn beside_a_client(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn beside_a_client(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let Some(cp) = peer::find("cp") else {
-        return Ok(Found::skipped("merging", peer::missing("cp", "coreutils")));
+        return Ok(RowOutcome::skipped("merging", peer::missing("cp", "coreutils")));
     };
     let size_bytes: u64 = context.pick(1 << 30, 4 << 30);
     context.scratch.need("the disk, its child and copies", 4 * size_bytes + (1 << 30))?;
@@ -77,7 +77,7 @@ pub(crate) fn beside_a_client(context: &Context<'_>, progress: &mut dyn Progress
     let path = targets::make_filled(Container::VhdxDynamic, &dir, &how, &mut tick)?;
     let raw = targets::make_filled(Container::Raw, &dir, &how, &mut |_| Ok(()))?;
     let copy = dir.join("copy.raw");
-    let served = serve(Who::Ours, &Exported::of(Container::VhdxDynamic, &path, CacheMode::Direct), &dir)?;
+    let served = serve(ServerProgram::Ours, &Exported::of(Container::VhdxDynamic, &path, CacheMode::Direct), &dir)?;
     let opened = Opened::open(Path::new(&served.uri), &OpenOptions { writable: true, ..OpenOptions::default() });
     let device = opened?.shared();
     let dice = Xoshiro256PlusPlus::seed_from_u64(SEED);
@@ -115,7 +115,7 @@ pub(crate) fn beside_a_client(context: &Context<'_>, progress: &mut dyn Progress
     }
     drop(device);
     served.server.stop()?;
-    Ok(Found {
+    Ok(RowOutcome {
         checks: vec![
             Check::ratio(
                 "4K random read at QD 8 beside a merge: the client's IOPS",
@@ -136,7 +136,7 @@ pub(crate) fn beside_a_client(context: &Context<'_>, progress: &mut dyn Progress
                 "beside a client that writes 4K at random at QD 8 all the time, the merge ended, at {among_writes:.0} MB/s"
             ),
         ],
-        ..Found::default()
+        ..RowOutcome::default()
     })
 }
 

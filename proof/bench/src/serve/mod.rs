@@ -61,13 +61,13 @@ fn tell_ceiling(check: &mut Check, bare: &[f64], peer: &[f64]) {
 
 /// Whose server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Who {
+enum ServerProgram {
     Ours,
     QemuNbd,
     Nbdkit,
 }
 
-impl Who {
+impl ServerProgram {
     fn name(self) -> &'static str {
         match self {
             Self::Ours => "diskwright",
@@ -124,7 +124,7 @@ struct Served {
 }
 
 /// Starts a server on a socket in `dir`.
-fn serve(who: Who, what: &Exported<'_>, dir: &Path) -> Result<Served> {
+fn serve(who: ServerProgram, what: &Exported<'_>, dir: &Path) -> Result<Served> {
     let mut command = who.command().map_err(|what| LabError::BadOptions { what, hint: "leave this row out".into() })?;
     let dir = dir.canonicalize().map_err(LabError::file("find", dir))?;
     let path = what.path.canonicalize().map_err(LabError::file("find", what.path))?;
@@ -133,7 +133,7 @@ fn serve(who: Who, what: &Exported<'_>, dir: &Path) -> Result<Served> {
     let _ = std::fs::remove_file(&socket);
     let direct = what.cache == CacheMode::Direct;
     match who {
-        Who::Ours => {
+        ServerProgram::Ours => {
             let mut export = OsString::from("=");
             export.push(&path);
             command.arg("serve").arg(export).arg("--nbd").arg(&socket).arg("--quiet");
@@ -141,13 +141,13 @@ fn serve(who: Who, what: &Exported<'_>, dir: &Path) -> Result<Served> {
             command.args((what.format == "raw").then_some("--format=raw"));
             command.args((!what.writable).then_some("--read-only"));
         }
-        Who::QemuNbd => {
+        ServerProgram::QemuNbd => {
             command.args(["--persistent", "--aio=io_uring", "-f", what.format, "-k"]).arg(&socket);
             command.arg(if direct { "--cache=none" } else { "--cache=writeback" });
             command.arg(format!("--shared={}", what.clients));
             command.args((!what.writable).then_some("--read-only")).arg(path);
         }
-        Who::Nbdkit => {
+        ServerProgram::Nbdkit => {
             command.args(["-f", "-U"]).arg(&socket).args((!what.writable).then_some("-r")).arg("file").arg(path);
         }
     }

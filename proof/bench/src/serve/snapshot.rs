@@ -13,12 +13,12 @@
 //! A round has a server of its own. Between two rounds the disk becomes what it was: its children
 //! are removed, as each of them grows to the size of the disk.
 
-use super::{Exported, Who, serve};
+use super::{Exported, ServerProgram, serve};
 use crate::{discard::drive, ours};
 use diskwright_disk::{Disk, OpenOptions, Opened};
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Bar, Check, Context, Found, SEED},
+    acceptance::{Bar, Check, Context, RowOutcome, SEED},
     progress::{Progress, report},
     targets::{self, Container},
 };
@@ -48,7 +48,7 @@ const BAR: Bar = Bar::AtMost(10.0);
 /// What happens in the middle of a window.
 const KINDS: [&str; 3] = ["without a snapshot", "with a snapshot", "beside syncs of another file"];
 
-pub(crate) fn pause(context: &Context<'_>, progress: &mut dyn Progress) -> Result<Found> {
+pub(crate) fn pause(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let size_bytes: u64 = context.pick(256 << 20, 2 << 30);
     // Four snapshots in a round.
     context.scratch.need("this disk and its children", 6 * size_bytes + (2 << 30))?;
@@ -62,7 +62,7 @@ pub(crate) fn pause(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
     let mut took = Vec::new();
     let mut requests = 0;
     for round in 0..rounds {
-        let served = serve(Who::Ours, &Exported::of(Container::VhdxDynamic, &path, CacheMode::Direct), &dir)?;
+        let served = serve(ServerProgram::Ours, &Exported::of(Container::VhdxDynamic, &path, CacheMode::Direct), &dir)?;
         let opened = Opened::open(Path::new(&served.uri), &OpenOptions { writable: true, ..OpenOptions::default() });
         let device = opened?.shared();
         for index in round_order(KINDS.len(), round, 9) {
@@ -101,7 +101,7 @@ pub(crate) fn pause(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
     let beyond: Vec<f64> = with.iter().zip(&without).map(|(with, without)| with - without).collect();
     let median = |values: &[f64]| diskwright_stats::summary::median(values).unwrap_or(0.0) * 1e6;
     let name = "longest 4K random write at QD 8 by NBD while the disk is frozen, beyond the longest without";
-    Ok(Found {
+    Ok(RowOutcome {
         checks: vec![Check::absolute(name, "ms", &beyond, BAR)],
         notes: vec![
             format!(
@@ -119,7 +119,7 @@ pub(crate) fn pause(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
                 duration(median(&took))
             ),
         ],
-        ..Found::default()
+        ..RowOutcome::default()
     })
 }
 

@@ -36,7 +36,7 @@ const PLACES: u64 = 7;
 
 /// Writes by another queue between two steps of a snapshot. (In a sync that would be wrong: the
 /// thread that syncs may hold a lock of the image.)
-struct Company<'a> {
+struct ConcurrentWriter<'a> {
     disk: &'a Disk,
     first_version: Version,
     ranges: &'a [(u64, u64)],
@@ -45,7 +45,7 @@ struct Company<'a> {
     result: Option<Outcome>,
 }
 
-impl Company<'_> {
+impl ConcurrentWriter<'_> {
     fn pass(&mut self) {
         match self.left.checked_sub(1) {
             Some(left) => self.left = left,
@@ -57,7 +57,7 @@ impl Company<'_> {
     }
 }
 
-impl SnapshotWatch for Company<'_> {
+impl SnapshotWatch for ConcurrentWriter<'_> {
     fn goes_on(&mut self, _done: u64, _total: u64) -> bool {
         self.pass();
         true
@@ -160,7 +160,7 @@ impl DiskCase {
                     .collect();
                 let disk = Arc::clone(&session.disk);
                 let left = dice.below(PLACES);
-                let mut company = Company { disk: &disk, first_version, ranges: &ranges, left, result: None };
+                let mut company = ConcurrentWriter { disk: &disk, first_version, ranges: &ranges, left, result: None };
                 let frozen = self.freeze_once(stage, session, truth, &mut company);
                 match company.result {
                     Some(result) => {

@@ -1,7 +1,7 @@
 //! Threads that issue all kinds of requests to the same sectors at the same time, and record the
 //! times.
 
-use super::{Act, Event, judge};
+use super::{Effect, Event, judge};
 use crate::{
     contents::SECTOR_BYTES,
     dice::Dice,
@@ -127,7 +127,7 @@ pub fn drive(device: &dyn BlockDevice, plan: &Plan, me: u64, clock: &Clock) -> O
             completion.result.map_err(|error| format!("request {} of thread {me}: {error}", completion.tag))?;
             let Some(mut event) = flights.remove(&completion.tag) else { continue };
             event.end = end;
-            if let (Act::Read(shown), Some(buf)) = (&mut event.act, completion.buf) {
+            if let (Effect::Read(shown), Some(buf)) = (&mut event.act, completion.buf) {
                 *shown = buf[..(event.count * SECTOR_BYTES) as usize].to_vec();
             }
             events.push(event);
@@ -147,13 +147,13 @@ pub fn drive(device: &dyn BlockDevice, plan: &Plan, me: u64, clock: &Clock) -> O
         let (act, request) = match operation {
             Operation::Flush => (None, Request::flush(step)),
             Operation::Read => {
-                (Some(Act::Read(Vec::new())), Request::read(offset_bytes, len_bytes as usize, buf, step))
+                (Some(Effect::Read(Vec::new())), Request::read(offset_bytes, len_bytes as usize, buf, step))
             }
-            Operation::WriteZeroes => (Some(Act::Write(0)), Request::write_zeroes(offset_bytes, len_bytes, step)),
-            Operation::Discard => (Some(Act::Write(0)), Request::discard(offset_bytes, len_bytes, step)),
+            Operation::WriteZeroes => (Some(Effect::Write(0)), Request::write_zeroes(offset_bytes, len_bytes, step)),
+            Operation::Discard => (Some(Effect::Write(0)), Request::discard(offset_bytes, len_bytes, step)),
             Operation::Write => {
                 stamp(&mut buf[..len_bytes as usize], first, version);
-                (Some(Act::Write(version)), Request::write(offset_bytes, len_bytes as usize, buf, step))
+                (Some(Effect::Write(version)), Request::write(offset_bytes, len_bytes as usize, buf, step))
             }
         };
         if let Some(act) = act {
@@ -215,7 +215,7 @@ fn sweep(device: &dyn BlockDevice, plan: &Plan, clock: &Clock, events: &mut Vec<
             stamp(&mut bytes, first, act);
             queue.write(first * SECTOR_BYTES, &bytes, false).map_err(text)?;
         }
-        events.push(Event { act: Act::Write(act), first, count, begin, end: clock.tick() });
+        events.push(Event { act: Effect::Write(act), first, count, begin, end: clock.tick() });
     }
     Ok(())
 }
@@ -261,7 +261,7 @@ pub fn round_beside(
     let mut queue = Blocking::open(device, plan.engine).map_err(|error| error.to_string())?;
     queue.read(0, &mut shown).map_err(|error| error.to_string())?;
     let count = shown.len() as u64 / SECTOR_BYTES;
-    events.push(Event { act: Act::Read(shown.clone()), first: 0, count, begin, end: clock.tick() });
+    events.push(Event { act: Effect::Read(shown.clone()), first: 0, count, begin, end: clock.tick() });
     let requests = events.len() as u64;
     let sectors = judge(base, events)?;
     *base = shown;

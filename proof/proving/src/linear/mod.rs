@@ -35,7 +35,7 @@ use std::collections::HashMap;
 
 /// The effect of an operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Act {
+pub enum Effect {
     /// It wrote this version (0: zeros).
     Write(Version),
     /// It read these bytes.
@@ -46,7 +46,7 @@ pub enum Act {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
     /// The effect.
-    pub act: Act,
+    pub act: Effect,
     /// First sector.
     pub first: u64,
     /// Number of sectors.
@@ -76,7 +76,7 @@ pub fn judge(base: &[u8], mut events: Vec<Event>) -> Outcome<u64> {
     events.sort_by_key(|event| event.end);
     let mut sectors: HashMap<u64, Vec<Wrote>> = HashMap::new();
     for event in &events {
-        if let Act::Write(version) = event.act {
+        if let Effect::Write(version) = event.act {
             for sector in event.first..event.first + event.count {
                 let wrote = Wrote { version: Some(version), begin: event.begin, by: event.end };
                 sectors.entry(sector).or_insert_with(|| vec![before()]).push(wrote);
@@ -87,7 +87,7 @@ pub fn judge(base: &[u8], mut events: Vec<Event>) -> Outcome<u64> {
     // In the order of their ends, so that what a read has proved is known to all reads that began
     // after it.
     for event in &events {
-        let Act::Read(shown) = &event.act else { continue };
+        let Effect::Read(shown) = &event.act else { continue };
         for (sector, bytes) in (event.first..).zip(shown.chunks(SECTOR_BYTES as usize)) {
             let wrote = sectors.entry(sector).or_insert_with(|| vec![before()]);
             judge_sector(base, wrote, sector, bytes, event)?;
@@ -153,11 +153,11 @@ mod tests {
     use super::*;
 
     fn write(version: Version, begin: u64, end: u64) -> Event {
-        Event { act: Act::Write(version), first: 0, count: 1, begin, end }
+        Event { act: Effect::Write(version), first: 0, count: 1, begin, end }
     }
 
     fn read_bytes(bytes: Vec<u8>, begin: u64, end: u64) -> Event {
-        Event { act: Act::Read(bytes), first: 0, count: 1, begin, end }
+        Event { act: Effect::Read(bytes), first: 0, count: 1, begin, end }
     }
 
     fn read(version: Version, begin: u64, end: u64) -> Event {

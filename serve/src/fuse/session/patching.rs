@@ -7,7 +7,7 @@
 //!                                        read, modify, write ─────────▶ changed ─▶ reply
 //! ```
 
-use super::{Doing, PATCH, Patching, Session, Slot, Waiting, errno_of};
+use super::{PATCH, Patching, QueueOperation, Session, Slot, Waiting, errno_of};
 use crate::fuse::{
     buffers::LEAD_BYTES,
     changes::{self, Change, Piece},
@@ -38,13 +38,13 @@ impl Session {
         let (start, len) = (bytes.start, bytes.end - bytes.start);
         match change {
             Change::Payload => {
-                let tag = self.occupy(Slot { unique, doing: Doing::Write { bytes } });
+                let tag = self.occupy(Slot { unique, doing: QueueOperation::Write { bytes } });
                 let request = Request::write(start, len as usize, buf, tag);
                 self.push(Request { buf_offset_bytes: LEAD_BYTES, ..request });
             }
             Change::Zeroes | Change::Discard => {
                 let buf = self.smaller(buf);
-                let tag = self.occupy(Slot { unique, doing: Doing::Zero { bytes, buf } });
+                let tag = self.occupy(Slot { unique, doing: QueueOperation::Zero { bytes, buf } });
                 self.push(zeroing(change, &(start..start + len), tag));
             }
         }
@@ -75,8 +75,8 @@ impl Session {
 
     fn meets_a_change(&self, sectors: &Range<u64>) -> bool {
         self.slots.iter().flatten().any(|slot| match &slot.doing {
-            Doing::Write { bytes } | Doing::Zero { bytes, .. } => changes::overlap(bytes, sectors),
-            Doing::Read { .. } | Doing::Flush { .. } => false,
+            QueueOperation::Write { bytes } | QueueOperation::Zero { bytes, .. } => changes::overlap(bytes, sectors),
+            QueueOperation::Read { .. } | QueueOperation::Flush { .. } => false,
         })
     }
 

@@ -27,7 +27,7 @@ fn bytes(build: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
 }
 
 /// Runs the handshake over all of `bytes`. Returns the replies as text, and what follows.
-fn run(handshake: &mut Handshake, bytes: &[u8]) -> (Vec<String>, Next) {
+fn run(handshake: &mut Handshake, bytes: &[u8]) -> (Vec<String>, HandshakeStep) {
     let mut out = Vec::new();
     let (taken, next) = handshake.step(bytes, &mut out).unwrap();
     assert_eq!(taken, bytes.len());
@@ -57,7 +57,7 @@ fn a_typical_client_gets_its_session() {
     let (told, next) = run(&mut handshake, &asked);
     let contexts = Contexts { allocation: true, depth: true, ..Contexts::default() };
     let expected = Session { export: 1, framing: Framing::Structured, contexts, may_be_unaligned: false };
-    assert_eq!(next, Next::Transmit(expected));
+    assert_eq!(next, HandshakeStep::Transmit(expected));
     assert_eq!(told.len(), 9, "{told:#?}");
     assert!(told[1].contains("base:allocation") && told[2].contains("qemu:allocation-depth"), "{told:#?}");
     assert!(told[4].contains("READ_ONLY") && told[4].contains("SEND_DF"), "{told:#?}");
@@ -82,11 +82,11 @@ fn replies_do_not_depend_on_how_the_bytes_are_split() {
     assert!(told[6].contains("Refused"), "structured replies after extended headers: {told:#?}");
     let contexts = Contexts::default();
     let expected = Session { export: 0, framing: Framing::Extended, contexts, may_be_unaligned: false };
-    assert_eq!(next, Next::Transmit(expected));
+    assert_eq!(next, HandshakeStep::Transmit(expected));
     for cut in 0..asked.len() {
         let (mut handshake, mut out) = (handshake(TlsNeed::No), Vec::new());
         let (taken, first) = handshake.step(&asked[..cut], &mut out).unwrap();
-        assert_eq!(first, Next::More, "cut at {cut}");
+        assert_eq!(first, HandshakeStep::More, "cut at {cut}");
         let (_, second) = handshake.step(&asked[taken..], &mut out).unwrap();
         assert!(second == next && out == whole, "cut at {cut}");
     }
@@ -97,7 +97,7 @@ fn export_name_starts_a_session_or_ends_the_connection() {
     let asked = bytes(|out| option::encode_plain(OptionCode::EXPORT_NAME, b"one", out));
     let mut out = Vec::new();
     let (_, next) = handshake(TlsNeed::No).step(&asked, &mut out).unwrap();
-    assert!(matches!(next, Next::Transmit(Session { export: 0, framing: Framing::Simple, .. })));
+    assert!(matches!(next, HandshakeStep::Transmit(Session { export: 0, framing: Framing::Simple, .. })));
     let Decoded::Value(summary, 10) = ExportSummary::decode(&out, true) else { panic!("{out:?}") };
     assert_eq!(summary.size_bytes, 1 << 20);
     assert!(!summary.flags.intersects(TransmissionFlags::SEND_DF | TransmissionFlags::READ_ONLY));
@@ -116,7 +116,7 @@ fn a_client_that_did_not_ask_for_large_blocks_is_served_and_marked() {
     let may_be_unaligned = |build: &dyn Fn(&mut Vec<u8>)| {
         let asked = bytes(build);
         let next = Handshake::new(Arc::clone(&exports), TlsNeed::No).step(&asked, &mut Vec::new()).unwrap().1;
-        let Next::Transmit(session) = next else { panic!("{next:?}") };
+        let HandshakeStep::Transmit(session) = next else { panic!("{next:?}") };
         session.may_be_unaligned
     };
     let go =
@@ -155,7 +155,7 @@ fn contexts_apply_only_to_the_export_they_were_set_for() {
     let (told, next) = run(&mut handshake, &asked);
     assert!(told[0].contains("need structured replies"), "{told:#?}");
     assert_eq!(told.iter().filter(|one| one.contains("LIST_META_CONTEXT Context")).count(), 3, "{told:#?}");
-    let Next::Transmit(session) = next else { panic!("{next:?}") };
+    let HandshakeStep::Transmit(session) = next else { panic!("{next:?}") };
     assert_eq!((session.export, session.contexts), (1, Contexts::default()));
 }
 
@@ -170,14 +170,14 @@ fn without_required_tls_all_options_are_refused() {
     });
     let (told, next) = run(&mut within, &asked);
     assert!(told[..3].iter().all(|one| one.contains("requires TLS first")), "{told:#?}");
-    assert_eq!((told[3].as_str(), next), ("STARTTLS Ack", Next::StartTls));
+    assert_eq!((told[3].as_str(), next), ("STARTTLS Ack", HandshakeStep::StartTls));
     // Within TLS the client flags are not sent again.
     let mut again = Vec::new();
     option::encode_plain(OptionCode::STARTTLS, &[], &mut again);
     option::encode_export(OptionCode::GO, "one", &[], &mut again);
     let (told, next) = run(&mut within, &again);
     assert!(told[0].contains("Refused"), "{told:#?}");
-    assert!(matches!(next, Next::Transmit(Session { framing: Framing::Simple, .. })), "{next:?}");
+    assert!(matches!(next, HandshakeStep::Transmit(Session { framing: Framing::Simple, .. })), "{next:?}");
 
     let export_name = bytes(|out| option::encode_plain(OptionCode::EXPORT_NAME, b"one", out));
     let error = handshake(TlsNeed::Must).step(&export_name, &mut Vec::new()).unwrap_err();
@@ -207,9 +207,9 @@ fn invalid_bytes_end_the_session() {
     assert!(matches!(error, HandshakeError::Wire(WireError::TooLong { .. })), "{error}");
     let mangled = bytes(|out| option::encode_plain(OptionCode::GO, &[0, 0, 0, 200, b'x', 0, 0], out));
     let (told, next) = run(&mut handshake(TlsNeed::No), &mangled);
-    assert!(told[0].contains("Refused") && next == Next::More, "{told:#?}");
+    assert!(told[0].contains("Refused") && next == HandshakeStep::More, "{told:#?}");
     let abort = bytes(|out| option::encode_plain(OptionCode::ABORT, &[], out));
-    assert_eq!(run(&mut handshake(TlsNeed::No), &abort).1, Next::Bye);
+    assert_eq!(run(&mut handshake(TlsNeed::No), &abort).1, HandshakeStep::Bye);
 }
 
 proptest! {

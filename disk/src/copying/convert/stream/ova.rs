@@ -41,13 +41,13 @@ const DISK_ALIGNMENT_BYTES: u64 = 4096;
 const NAME_MAX_BYTES: usize = 80;
 
 /// Names and lengths of what stands in front of the disk.
-struct Front {
+struct OvaPreamble {
     name: String,
     envelope_bytes: u64,
     manifest_bytes: u64,
 }
 
-impl Front {
+impl OvaPreamble {
     fn of(appliance: &Appliance, name: &str) -> Self {
         let manifest_bytes = manifest(name, appliance, &[0; 32], &[0; 32]).to_text().len() as u64;
         let mut front = Self {
@@ -109,7 +109,7 @@ pub(super) fn write(
         populated_bytes: 0,
         is_uefi: boot == Some(Boot::Uefi),
     };
-    let front = Front::of(&appliance, &name);
+    let front = OvaPreamble::of(&appliance, &name);
     let start_bytes = front.len_bytes();
     let mut output = Output::new(Arc::clone(store), start_bytes, Some(digest_context(DigestKind::Sha256)));
     let mut written = vmdk::write(source, (&mut output, dest), &appliance.disk_file, options, progress)?;
@@ -163,7 +163,7 @@ mod tests {
                 populated_bytes: 0,
                 is_uefi: false,
             };
-            let front = Front::of(&empty, name);
+            let front = OvaPreamble::of(&empty, name);
             assert!(front.len_bytes().is_multiple_of(DISK_ALIGNMENT_BYTES));
             let complete = Appliance { disk_file_bytes: bytes, populated_bytes: bytes, ..empty };
             assert_eq!(front.bytes(&complete, &[7; 32]).unwrap().len() as u64, front.len_bytes());

@@ -51,17 +51,17 @@ impl Inner {
 
     /// Takes a point out. Its segment, which belongs to the older points too, must be given to
     /// [`Inner::merge`] when no request uses the former view. `None` if there is no such point.
-    pub(crate) fn take_point(&mut self, name: &str) -> Option<Taken> {
+    pub(crate) fn take_point(&mut self, name: &str) -> Option<RemovedPoint> {
         let position = self.position(name)?;
         let segment = self.segments.remove(position);
         if position == self.segments.len() {
             self.durable = Arc::new(Bits::new(self.grains()));
         }
-        Some(Taken { into: position.checked_sub(1), segment })
+        Some(RemovedPoint { into: position.checked_sub(1), segment })
     }
 
     /// Adds the segment of a point that was taken out to the one before it.
-    pub(crate) fn merge(&mut self, taken: Taken) {
+    pub(crate) fn merge(&mut self, taken: RemovedPoint) {
         if let Some(into) = taken.into.and_then(|into| self.segments.get_mut(into)) {
             into.exact.add(&taken.segment.exact);
             into.everything = into.everything.take().or(taken.segment.everything);
@@ -118,7 +118,7 @@ impl Inner {
 }
 
 /// A point that was taken out.
-pub(crate) struct Taken {
+pub(crate) struct RemovedPoint {
     into: Option<usize>,
     segment: Segment,
 }

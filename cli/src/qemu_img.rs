@@ -4,90 +4,94 @@
 //! the same command, a second sentence says what it is here.
 
 /// An option of qemu-img.
-struct Habit {
+struct QemuImgOption {
     option: &'static str,
     /// Commands for which the sentence holds; empty for all.
     commands: &'static [&'static str],
     sentence: &'static str,
 }
 
-const HABITS: &[Habit] = &[
-    Habit {
+const QEMU_IMG_OPTIONS: &[QemuImgOption] = &[
+    QemuImgOption {
         option: "-O",
         commands: &[],
         sentence: "qemu-img's -O is --format here; without it the extension of the new file says its format",
     },
-    Habit { option: "-f", commands: &["convert"], sentence: "qemu-img's -f is --source-format here" },
-    Habit { option: "-f", commands: &[], sentence: "qemu-img's -f is --format here" },
-    Habit {
+    QemuImgOption { option: "-f", commands: &["convert"], sentence: "qemu-img's -f is --source-format here" },
+    QemuImgOption { option: "-f", commands: &[], sentence: "qemu-img's -f is --format here" },
+    QemuImgOption {
         option: "-o",
         commands: &["convert"],
         sentence: "qemu-img's -o KEY=VALUE are options here: subformat=KIND is --subformat KIND or --type, \
                    block_size=SIZE is --block-size SIZE, preallocation=full is --preallocate",
     },
-    Habit {
+    QemuImgOption {
         option: "-o",
         commands: &["create"],
         sentence: "qemu-img's -o KEY=VALUE are options here: subformat=KIND is --type, \
                    block_size=SIZE is --block-size SIZE, preallocation=full is --preallocate",
     },
-    Habit {
+    QemuImgOption {
         option: "-p",
         commands: &[],
         sentence: "qemu-img's -p is not needed here: progress is shown unless --quiet is given",
     },
-    Habit {
+    QemuImgOption {
         option: "-c",
         commands: &["convert"],
         sentence: "qemu-img's -c is --subformat compressed here for a qcow2, and --subformat streamOptimized for a VMDK",
     },
-    Habit { option: "-b", commands: &["create"], sentence: "qemu-img's -b is --parent here" },
-    Habit {
+    QemuImgOption { option: "-b", commands: &["create"], sentence: "qemu-img's -b is --parent here" },
+    QemuImgOption {
         option: "-F",
         commands: &["create"],
         sentence: "qemu-img's -F is not needed here: a child has the format of its parent",
     },
-    Habit { option: "-F", commands: &["compare"], sentence: "qemu-img's -F is --second-format here" },
-    Habit {
+    QemuImgOption { option: "-F", commands: &["compare"], sentence: "qemu-img's -F is --second-format here" },
+    QemuImgOption {
         option: "-t",
         commands: &[],
         sentence: "qemu-img's -t none is --cache direct here, and -t writeback is --cache page",
     },
-    Habit {
+    QemuImgOption {
         option: "-T",
         commands: &[],
         sentence: "qemu-img's -T none is --cache direct here, and -T writeback is --cache page",
     },
-    Habit {
+    QemuImgOption {
         option: "-m",
         commands: &["convert"],
         sentence: "qemu-img's -m is not needed here: several requests are always in flight",
     },
-    Habit {
+    QemuImgOption {
         option: "-W",
         commands: &["convert"],
         sentence: "qemu-img's -W is not needed here: a copy is always written in the order that is fastest",
     },
-    Habit {
+    QemuImgOption {
         option: "-S",
         commands: &["convert"],
         sentence: "qemu-img's -S is not needed here: zeros are always skipped, and --preallocate reserves their space",
     },
-    Habit { option: "--backing-chain", commands: &["info"], sentence: "qemu-img's --backing-chain is --chain here" },
-    Habit {
+    QemuImgOption {
+        option: "--backing-chain",
+        commands: &["info"],
+        sentence: "qemu-img's --backing-chain is --chain here",
+    },
+    QemuImgOption {
         option: "--output",
         commands: &["info", "map", "check", "compare"],
         sentence: "qemu-img's --output=json is --json here",
     },
-    Habit { option: "-r", commands: &["check"], sentence: "qemu-img's -r is --repair here" },
+    QemuImgOption { option: "-r", commands: &["check"], sentence: "qemu-img's -r is --repair here" },
 ];
 
 /// What an option of qemu-img is here, for a command that does not have it.
 pub(crate) fn sentence(command: Option<&str>, option: &str) -> Option<&'static str> {
-    let for_it = |habit: &&Habit| {
-        habit.option == option && (habit.commands.is_empty() || command.is_some_and(|it| habit.commands.contains(&it)))
+    let for_it = |known: &&QemuImgOption| {
+        known.option == option && (known.commands.is_empty() || command.is_some_and(|it| known.commands.contains(&it)))
     };
-    HABITS.iter().find(for_it).map(|habit| habit.sentence)
+    QEMU_IMG_OPTIONS.iter().find(for_it).map(|known| known.sentence)
 }
 
 #[cfg(test)]
@@ -104,8 +108,8 @@ mod tests {
     #[test]
     fn every_option_that_is_named_exists_and_qemus_does_not() {
         let line = command_line();
-        for habit in HABITS {
-            for command in habit.commands {
+        for known in QEMU_IMG_OPTIONS {
+            for command in known.commands {
                 let command = line.find_subcommand(command).unwrap();
                 let has = |option: &str| {
                     let (long, short) = (option.strip_prefix("--"), option.strip_prefix('-'));
@@ -115,9 +119,9 @@ mod tests {
                             || argument.get_short().map(String::from).as_deref() == short
                     })
                 };
-                assert!(!has(habit.option), "{} has {}", command.get_name(), habit.option);
-                for option in named(habit.sentence) {
-                    assert!(has(option), "{} has no {option}: {}", command.get_name(), habit.sentence);
+                assert!(!has(known.option), "{} has {}", command.get_name(), known.option);
+                for option in named(known.sentence) {
+                    assert!(has(option), "{} has no {option}: {}", command.get_name(), known.sentence);
                 }
             }
         }

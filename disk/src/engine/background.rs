@@ -1,6 +1,6 @@
-//! Clerks: background threads of a disk that do blocking I/O, so that queues need not.
+//! Workers: background threads of a disk that do blocking I/O, so that queues need not.
 //!
-//! A disk has three clerks. The *flusher* makes metadata durable. The *loader* reads tables and
+//! A disk has three workers. The *flusher* makes metadata durable. The *loader* reads tables and
 //! fills blocks for resting requests. The *recycler* returns freed space to the file system. A
 //! queue with a shared ring passes them the work that would block, and they complete the tickets of
 //! its requests.
@@ -9,7 +9,7 @@
 //!   request ─▶ channel ─▶ thread: all queued jobs in one call of `handle` ─▶ tickets completed
 //! ```
 //!
-//! The first job of a clerk starts its thread. The thread holds only a weak reference to the disk
+//! The first job of a worker starts its thread. The thread holds only a weak reference to the disk
 //! and ends with it. Jobs left at that time are dropped, which completes their tickets with an
 //! error.
 
@@ -22,10 +22,10 @@ use diskwright_store::sync::{
 use std::sync::{Arc, OnceLock, Weak};
 
 /// Takes the jobs that were requested since the call of `handle` began.
-pub(crate) type Since<'a, Job> = &'a mut dyn FnMut() -> Vec<Job>;
+pub(crate) type NewJobs<'a, Job> = &'a mut dyn FnMut() -> Vec<Job>;
 
 /// Does queued jobs for a disk.
-pub(crate) type Handle<Disk, Job> = fn(&Arc<Disk>, Vec<Job>, Since<'_, Job>);
+pub(crate) type Handle<Disk, Job> = fn(&Arc<Disk>, Vec<Job>, NewJobs<'_, Job>);
 
 enum Item<Job> {
     Job(Job),
@@ -34,21 +34,21 @@ enum Item<Job> {
 }
 
 /// A background thread of a disk.
-pub(crate) struct Clerk<Disk, Job> {
+pub(crate) struct BackgroundWorker<Disk, Job> {
     name: &'static str,
     handle: Handle<Disk, Job>,
     sender: OnceLock<Sender<Item<Job>>>,
 }
 
-impl<Disk, Job> std::fmt::Debug for Clerk<Disk, Job> {
+impl<Disk, Job> std::fmt::Debug for BackgroundWorker<Disk, Job> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Clerk({})", self.name)
+        write!(f, "BackgroundWorker({})", self.name)
     }
 }
 
-impl<Disk: Send + Sync + 'static, Job: Send + 'static> Clerk<Disk, Job> {
-    /// A clerk with this thread name. `handle` gets the queued jobs, and a function that takes jobs
-    /// requested since.
+impl<Disk: Send + Sync + 'static, Job: Send + 'static> BackgroundWorker<Disk, Job> {
+    /// A worker with this thread name. `handle` gets the queued jobs, and a function that takes
+    /// jobs requested since.
     pub(crate) fn new(name: &'static str, handle: Handle<Disk, Job>) -> Self {
         Self { name, handle, sender: OnceLock::new() }
     }
@@ -73,7 +73,7 @@ impl<Disk: Send + Sync + 'static, Job: Send + 'static> Clerk<Disk, Job> {
         }
     }
 
-    /// Waits until all earlier jobs are done. Must not be called by the clerk itself.
+    /// Waits until all earlier jobs are done. Must not be called by the worker itself.
     pub(crate) fn settle(&self) {
         let Some(sender) = self.sender.get() else { return };
         let (answer, answered) = channel();

@@ -1,6 +1,6 @@
 //! Ranges of a disk that the caller names: those that were written since some moment.
 
-use super::change::{ChangeKind, Changes, EachChange, Joiner};
+use super::change::{ChangeKind, Changes, EachChange, RangeJoiner};
 use crate::{DiskError, Opened, Progress, Result, copying::copy::damage_of, error::from_io};
 use diskwright_store::{Extent, ExtentKind};
 use std::{ops::Range, path::Path};
@@ -11,13 +11,13 @@ const PIECE_BYTES: u64 = 64 << 20;
 /// The changes of a disk whose ranges are known, but not what the disk has there: its tables say
 /// that. Ranges beyond the end of the disk are left out.
 #[derive(Debug)]
-pub struct Touched<'a, I> {
+pub struct NamedRanges<'a, I> {
     disk: &'a Opened,
     path: &'a Path,
     ranges: I,
 }
 
-impl<'a, I: Iterator<Item = Range<u64>>> Touched<'a, I> {
+impl<'a, I: Iterator<Item = Range<u64>>> NamedRanges<'a, I> {
     /// The changes of `disk` in `ranges`, which ascend and do not overlap. Errors name `path`.
     pub fn new(disk: &'a Opened, path: &'a Path, ranges: I) -> Self {
         Self { disk, path, ranges }
@@ -31,12 +31,12 @@ impl<'a, I: Iterator<Item = Range<u64>>> Touched<'a, I> {
     }
 }
 
-impl<I: Iterator<Item = Range<u64>>> Changes for Touched<'_, I> {
+impl<I: Iterator<Item = Range<u64>>> Changes for NamedRanges<'_, I> {
     fn for_each(&mut self, progress: &mut Progress<'_>, each: &mut EachChange<'_>) -> Result<()> {
         let device = self.disk.device();
         let geometry = device.geometry();
         let size_bytes = geometry.size_bytes;
-        let mut joiner = Joiner::new(u64::from(geometry.logical_sector_bytes));
+        let mut joiner = RangeJoiner::new(u64::from(geometry.logical_sector_bytes));
         let mut extents = Vec::new();
         while let Some(range) = self.ranges.next() {
             let sector_bytes = u64::from(geometry.logical_sector_bytes);

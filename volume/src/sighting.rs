@@ -4,7 +4,7 @@
 pub const PROOF: u32 = 2;
 /// What was seen in bytes of an unknown place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Seen {
+pub enum Sighting {
     /// A structure that states its place.
     At {
         /// Its first byte among those that were looked at.
@@ -24,7 +24,7 @@ pub enum Seen {
 }
 
 /// Called with everything that is seen.
-pub(crate) type Give<'a> = dyn FnMut(Seen) + 'a;
+pub(crate) type EachSighting<'a> = dyn FnMut(Sighting) + 'a;
 
 /// A superblock that states where its file system begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The words of hidden ranges are `Lazy`, and their runs are cached here even if there is only one.
-//! So requests find the owner under the lock only (`held.rs`).
+//! So requests find the owner under the lock only (`excluded.rs`).
 //!
 //! Everything here is guarded by the disk's mutation lock.
 
@@ -25,26 +25,26 @@ const RUNS_MIN: usize = 1 << 12;
 
 /// Cached runs, and reads of tables in progress.
 #[derive(Debug, Default)]
-pub(crate) struct Mixed {
+pub(crate) struct RunCache {
     units: HashMap<u64, Arc<[Run]>>,
     /// Number of runs of all units, and its limit.
     runs: usize,
     runs_max: usize,
     folding: HashMap<u64, Reading<(u64, Owner)>>,
     deciding: HashMap<u64, Reading<Run>>,
-    hidden: Hidden,
+    hidden: LazyRanges,
 }
 
 /// Ranges of the disk whose words stay `Lazy`.
 #[derive(Debug, Default)]
-struct Hidden {
+struct LazyRanges {
     /// The layer that the words name.
     top: LayerId,
     /// In bytes.
     ranges: Vec<Range<u64>>,
 }
 
-impl Hidden {
+impl LazyRanges {
     /// The owner that the unit's word must have meanwhile.
     fn word(&self, map: &Map, unit: u64) -> Option<Owner> {
         let (start, end) = map.unit_range(unit);
@@ -66,12 +66,12 @@ struct Reading<T> {
 }
 
 impl<T> Reading<T> {
-    fn begin(&mut self) -> Begun {
+    fn begin(&mut self) -> ReadToken {
         self.readers += 1;
-        Begun(self.breaks)
+        ReadToken(self.breaks)
     }
 
-    fn is_good(&self, begun: Begun) -> bool {
+    fn is_good(&self, begun: ReadToken) -> bool {
         self.breaks == begun.0
     }
 
@@ -82,10 +82,10 @@ impl<T> Reading<T> {
     }
 }
 
-/// Token from [`Mixed::begin_fold`] or [`Mixed::begin_decide`] for the call that ends it.
+/// Token from [`RunCache::begin_fold`] or [`RunCache::begin_decide`] for the call that ends it.
 #[derive(Debug, Clone, Copy)]
 #[must_use = "every begin needs an end"]
-pub(crate) struct Begun(u64);
+pub(crate) struct ReadToken(u64);
 
 impl<T> Default for Reading<T> {
     fn default() -> Self {
@@ -93,7 +93,7 @@ impl<T> Default for Reading<T> {
     }
 }
 
-impl Mixed {
+impl RunCache {
     /// An empty cache whose runs take at most about `limit_bytes`.
     pub(crate) fn within(limit_bytes: u64) -> Self {
         let affordable = usize::try_from(limit_bytes).unwrap_or(usize::MAX) / size_of::<Run>();
@@ -121,14 +121,14 @@ impl Mixed {
         self.runs -= self.units.remove(&unit).map_or(0, |runs| runs.len());
     }
 
-    /// Begins to fold a page. Each call needs one [`Mixed::end_fold`].
-    pub(crate) fn begin_fold(&mut self, page: u64) -> Begun {
+    /// Begins to fold a page. Each call needs one [`RunCache::end_fold`].
+    pub(crate) fn begin_fold(&mut self, page: u64) -> ReadToken {
         self.folding.entry(page).or_default().begin()
     }
 
     /// Ends the folding of a page. `owners` is the result, or `None` after an error. Applies the
     /// changes made meanwhile. `false`: the page must be folded again.
-    pub(crate) fn end_fold(&mut self, map: &Map, page: u64, begun: Begun, owners: Option<&mut Vec<Owner>>) -> bool {
+    pub(crate) fn end_fold(&mut self, map: &Map, page: u64, begun: ReadToken, owners: Option<&mut Vec<Owner>>) -> bool {
         let Some(reading) = self.folding.get_mut(&page) else { return true };
         let good = reading.is_good(begun);
         if let Some(owners) = owners.filter(|_| good) {
@@ -149,14 +149,14 @@ impl Mixed {
         good
     }
 
-    /// Begins to read a unit's bitmaps. Each call needs one [`Mixed::end_decide`].
-    pub(crate) fn begin_decide(&mut self, unit: u64) -> Begun {
+    /// Begins to read a unit's bitmaps. Each call needs one [`RunCache::end_decide`].
+    pub(crate) fn begin_decide(&mut self, unit: u64) -> ReadToken {
         self.deciding.entry(unit).or_default().begin()
     }
 
     /// Ends the decision of a unit. `runs` is the result, or `None` after an error. Applies the
     /// changes made meanwhile and caches the result. `false`: the unit must be decided again.
-    pub(crate) fn end_decide(&mut self, map: &Map, unit: u64, begun: Begun, runs: Option<Vec<Run>>) -> bool {
+    pub(crate) fn end_decide(&mut self, map: &Map, unit: u64, begun: ReadToken, runs: Option<Vec<Run>>) -> bool {
         let Some(reading) = self.deciding.get_mut(&unit) else { return true };
         let good = reading.is_good(begun);
         let decided = runs.filter(|_| good).map(|mut runs| {
@@ -179,7 +179,7 @@ impl Mixed {
 
     /// Ends the decision of a unit without caching the result. `false`: something changed
     /// meanwhile, and the unit must be decided again.
-    pub(crate) fn end_decide_in_passing(&mut self, unit: u64, begun: Begun) -> bool {
+    pub(crate) fn end_decide_in_passing(&mut self, unit: u64, begun: ReadToken) -> bool {
         let Some(reading) = self.deciding.get_mut(&unit) else { return true };
         let good = reading.is_good(begun) && reading.changes.is_empty();
         reading.readers -= 1;
@@ -289,9 +289,9 @@ impl Mixed {
         }
     }
 
-    /// Makes the words of these ranges `Lazy` until [`Mixed::show`].
+    /// Makes the words of these ranges `Lazy` until [`RunCache::show`].
     pub(crate) fn hide(&mut self, chain: &Chain, ranges: &[Range<u64>]) {
-        self.hidden = Hidden { top: chain.top().id, ranges: ranges.to_vec() };
+        self.hidden = LazyRanges { top: chain.top().id, ranges: ranges.to_vec() };
         for unit in units_of(&chain.map, ranges) {
             // A unit with several owners is `Lazy` already, and its runs are cached.
             match chain.map.word(unit) {
@@ -301,9 +301,9 @@ impl Mixed {
         }
     }
 
-    /// Ends [`Mixed::hide`]. Words of units whose single owner is known lead to it again.
+    /// Ends [`RunCache::hide`]. Words of units whose single owner is known lead to it again.
     pub(crate) fn show(&mut self, chain: &Chain) {
-        let Hidden { ranges, .. } = std::mem::take(&mut self.hidden);
+        let LazyRanges { ranges, .. } = std::mem::take(&mut self.hidden);
         for unit in units_of(&chain.map, &ranges) {
             if let Some([only]) = self.units.get(&unit).map(|runs| &**runs) {
                 let owner = only.owner;
@@ -400,7 +400,7 @@ mod tests {
     fn the_cache_of_runs_is_bounded() {
         let run = Run { start_bytes: 0, len_bytes: 512, owner: Owner::Absent };
         const MAX: usize = 1 << 16;
-        let mut mixed = Mixed::within((MAX * size_of::<Run>()) as u64);
+        let mut mixed = RunCache::within((MAX * size_of::<Run>()) as u64);
         for unit in 0..3 * (MAX as u64 / 4096) {
             mixed.insert(unit, vec![run; 4096].into());
             assert!(mixed.runs <= MAX && mixed.units.contains_key(&unit));
@@ -413,7 +413,7 @@ mod tests {
     #[test]
     fn a_change_during_a_fold_is_applied_to_the_page() {
         let map = Map::new(10 * UNIT * 512, UNIT * 512, 1 << 20);
-        let mut mixed = Mixed::within(1 << 20);
+        let mut mixed = RunCache::within(1 << 20);
         let begun = mixed.begin_fold(0);
         mixed.whole_changed(&map, 3, Owner::Zero { layer: 0 });
         let mut owners = vec![Owner::Absent; 10];
@@ -426,7 +426,7 @@ mod tests {
     fn a_write_during_a_decision_is_applied_to_the_runs() {
         let map = Map::new(4 * UNIT * 512, UNIT * 512, 1 << 20);
         map.install(0, &[Owner::Lazy { layer: 0 }; 4]);
-        let mut mixed = Mixed::within(1 << 20);
+        let mut mixed = RunCache::within(1 << 20);
         let begun = mixed.begin_decide(1);
         let (start, end) = map.unit_range(1);
         let written =
@@ -447,7 +447,7 @@ mod tests {
         map.install(0, &[Owner::Absent; 4]);
         let (start, end) = map.unit_range(1);
         let all = |owner| Run { start_bytes: start, len_bytes: end - start, owner };
-        let mut mixed = Mixed::within(1 << 20);
+        let mut mixed = RunCache::within(1 << 20);
         let (fold, decide) = (mixed.begin_fold(0), mixed.begin_decide(1));
         // A change that a later break invalidates.
         mixed.whole_changed(&map, 1, Owner::Zero { layer: 0 });

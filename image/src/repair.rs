@@ -21,7 +21,7 @@
 use crate::{
     Format, Result,
     error::ImageError,
-    findings::{Change, CheckReport, Examined, Finding, Mend, Repair, Severity},
+    findings::{Change, CheckOutcome, CheckReport, Finding, Repair, RepairAction, Severity},
 };
 use diskwright_store::{Store, Zeroing};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ const ROUNDS_MAX: usize = 1024;
 
 /// A step of a repair.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mended {
+pub struct RepairStep {
     /// What is mended.
     pub finding: Finding,
     /// What is done, a sentence without a full stop.
@@ -46,26 +46,26 @@ pub struct Mended {
 ///
 /// # Errors
 /// As [`Driver::check`](crate::Driver::check); `Io` of a write.
-pub fn mend(
+pub fn repair_image(
     format: Format,
     store: &Arc<dyn Store>,
     accept_loss: bool,
-    begin: &mut dyn FnMut(Option<Mended>) -> bool,
+    begin: &mut dyn FnMut(Option<RepairStep>) -> bool,
 ) -> Result<Option<CheckReport>> {
     let driver = format.driver();
     let (mut begun, mut lost) = (false, false);
     let mut last: Vec<(u64, String)> = Vec::new();
     for _ in 0..ROUNDS_MAX {
-        let Examined { report, mends } = driver.examine(Arc::clone(store), true)?;
-        let mends = allowed(&report, mends, accept_loss);
+        let CheckOutcome { report, actions } = driver.examine(Arc::clone(store), true)?;
+        let actions = allowed(&report, actions, accept_loss);
         let these: Vec<(u64, String)> =
-            mends.iter().map(|mend| (mend.finding.offset_bytes, mend.what.clone())).collect();
+            actions.iter().map(|action| (action.finding.offset_bytes, action.what.clone())).collect();
         // What a round did not mend, the next one does not mend either.
-        if mends.is_empty() || these == last {
+        if actions.is_empty() || these == last {
             return Ok(Some(report));
         }
         last = these;
-        let costs = mends.iter().any(|mend| mend.finding.repair == Repair::CostsData);
+        let costs = actions.iter().any(|action| action.finding.repair == Repair::CostsData);
         if !begun || costs && !lost {
             if !begin(None) {
                 return Ok(None);
@@ -73,8 +73,8 @@ pub fn mend(
             driver.begin_repair(store, costs)?;
             (begun, lost) = (true, lost | costs);
         }
-        for Mend { finding, what, changes } in mends {
-            if !begin(Some(Mended { finding, what })) {
+        for RepairAction { finding, what, changes } in actions {
+            if !begin(Some(RepairStep { finding, what })) {
                 return Ok(None);
             }
             for change in &changes {
@@ -87,7 +87,7 @@ pub fn mend(
 }
 
 /// The mends of a round: damage first, and leaked space only when no damage is left.
-fn allowed(report: &CheckReport, mends: Vec<Mend>, accept_loss: bool) -> Vec<Mend> {
+fn allowed(report: &CheckReport, actions: Vec<RepairAction>, accept_loss: bool) -> Vec<RepairAction> {
     let stays = |finding: &Finding| {
         finding.severity == Severity::Corrupt
             && match finding.repair {
@@ -96,10 +96,10 @@ fn allowed(report: &CheckReport, mends: Vec<Mend>, accept_loss: bool) -> Vec<Men
                 Repair::Impossible => true,
             }
     };
-    let (leaks, damage): (Vec<Mend>, Vec<Mend>) = mends
+    let (leaks, damage): (Vec<RepairAction>, Vec<RepairAction>) = actions
         .into_iter()
-        .filter(|mend| accept_loss || mend.finding.repair == Repair::Lossless)
-        .partition(|mend| mend.finding.severity == Severity::Leak);
+        .filter(|action| accept_loss || action.finding.repair == Repair::Lossless)
+        .partition(|action| action.finding.severity == Severity::Leak);
     if !damage.is_empty() {
         damage
     } else if report.findings.iter().any(stays) {

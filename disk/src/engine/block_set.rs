@@ -10,7 +10,7 @@ const PAGE_BITS: u64 = 4096;
 
 /// A set of blocks.
 #[derive(Debug, Default)]
-pub(crate) struct Left {
+pub(crate) struct BlockSet {
     pages: BTreeMap<u64, Page>,
     count: u64,
 }
@@ -25,7 +25,7 @@ fn place(block: u64) -> (u64, usize, u64) {
     (block / PAGE_BITS, (block % PAGE_BITS / 64) as usize, 1 << (block % 64))
 }
 
-impl Left {
+impl BlockSet {
     /// Adds or removes a block.
     pub(crate) fn set(&mut self, block: u64, is_left: bool) {
         if self.contains(block) == is_left {
@@ -76,7 +76,7 @@ mod tests {
     proptest! {
         #[test]
         fn it_is_a_set(steps in prop::collection::vec((0u64..3 * PAGE_BITS, any::<bool>()), 1..200)) {
-            let (mut left, mut model) = (Left::default(), BTreeSet::new());
+            let (mut left, mut model) = (BlockSet::default(), BTreeSet::new());
             for (block, is_left) in steps {
                 left.set(block, is_left);
                 if is_left { model.insert(block); } else { model.remove(&block); }

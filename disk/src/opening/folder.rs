@@ -33,7 +33,7 @@ const LOOP_NAMES_MAX: usize = 8;
 
 /// An image of a folder.
 #[derive(Debug)]
-pub struct Relative {
+pub struct FolderImage {
     /// Its path, without symbolic links.
     pub path: PathBuf,
     /// What it is.
@@ -61,16 +61,16 @@ pub enum FoundParent {
 
 /// The images of a folder.
 #[derive(Debug, Default)]
-pub struct Family {
+pub struct FolderImages {
     /// The images, by their paths.
-    pub members: Vec<Relative>,
+    pub members: Vec<FolderImage>,
     /// Files with the extension of an image that could not be read, each with the reason.
     pub unreadable: Vec<(PathBuf, String)>,
     /// Images beyond [`FAMILY_MAX`], which were not read.
     pub not_read: usize,
 }
 
-impl Family {
+impl FolderImages {
     /// Reads the images in the folder `dir`. Of the options only `files` and `parents` are used.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ impl Family {
             match open_image(files, &path, &access, &mut Vec::new()) {
                 Ok((image, stores)) => {
                     parts.extend(stores.iter().skip(1).map(|store| store.name().to_owned()));
-                    family.members.push(Relative {
+                    family.members.push(FolderImage {
                         path,
                         info: image.info().clone(),
                         allocated_bytes: stores.iter().map(|store| store.allocated_bytes().ok()).sum(),
@@ -229,7 +229,7 @@ impl Family {
 /// Where an image stands in the tree of its family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Node {
-    /// Its index in [`Family::members`].
+    /// Its index in [`FolderImages::members`].
     pub index: usize,
     /// How many ancestors it has in this folder.
     pub depth: usize,

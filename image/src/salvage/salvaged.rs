@@ -2,7 +2,7 @@
 
 use super::{
     reading::read_what_can_be,
-    table::{BlockTable, Held},
+    table::{BlockTable, SalvagedBlock},
 };
 use crate::{DiskType, ImageInfo, SectorBitmap};
 use diskwright_format::vhdx::BatGeometry;
@@ -25,7 +25,7 @@ pub struct SalvageHints {
 
 /// Whether an image has a parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kinship {
+pub enum ParentRecord {
     /// It has none.
     Alone,
     /// It is a differencing image.
@@ -34,7 +34,7 @@ pub enum Kinship {
     Unknown,
 }
 
-impl Kinship {
+impl ParentRecord {
     /// What is known without any record of the file.
     pub(crate) fn by_hints(hints: &SalvageHints) -> Self {
         match hints.is_child {
@@ -70,7 +70,7 @@ pub enum Bitmaps {
     },
 }
 
-/// Decompresses the payload of [`Held::Packed`].
+/// Decompresses the payload of [`SalvagedBlock::Packed`].
 pub trait Unpack: std::fmt::Debug + Send + Sync {
     /// The bytes of a block, at least as many as lie on the disk, from its compressed data.
     ///
@@ -89,7 +89,7 @@ pub struct Salvaged {
     /// Length of the file in bytes. A log that was replayed in memory may make it longer.
     pub file_bytes: u64,
     /// Whether it is a differencing image.
-    pub kinship: Kinship,
+    pub parent_record: ParentRecord,
     /// The place of each block, or why it is lost.
     pub table: BlockTable,
     /// Where the bitmaps are.
@@ -182,18 +182,18 @@ impl Salvaged {
 
     /// How a block that was found at this offset would have to be recorded. `None` if the tables
     /// that are left do not say which of its sectors are the parent's.
-    pub fn held_at(&self, block: u64, payload_bytes: u64) -> Option<Held> {
+    pub fn held_at(&self, block: u64, payload_bytes: u64) -> Option<SalvagedBlock> {
         match &self.bitmaps {
-            Bitmaps::None => Some(Held::Data(payload_bytes)),
-            Bitmaps::BeforePayload { .. } => Some(Held::Partial(payload_bytes)),
+            Bitmaps::None => Some(SalvagedBlock::Data(payload_bytes)),
+            Bitmaps::BeforePayload { .. } => Some(SalvagedBlock::Partial(payload_bytes)),
             Bitmaps::Chunks { geometry, places } => match places.get(&geometry.chunk_of(block)) {
                 // Without a bitmap block no block of the chunk has sectors of the parent.
-                None => Some(Held::Data(payload_bytes)),
+                None => Some(SalvagedBlock::Data(payload_bytes)),
                 Some(None) => None,
                 Some(Some(_)) => {
                     let bitmap = read_bitmap(self, block, payload_bytes).ok()?;
                     // Only then it does not matter whether the lost entry named the bitmap.
-                    bitmap.is_full().then_some(Held::Data(payload_bytes))
+                    bitmap.is_full().then_some(SalvagedBlock::Data(payload_bytes))
                 }
             },
         }

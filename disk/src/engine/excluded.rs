@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!   hold ─▶ exclude: new writes and discards of the blocks wait    (claims.rs)
-//!        ─▶ hide: no lock-free look-up finds their bytes            (map/mixed.rs)
+//!        ─▶ hide: no lock-free look-up finds their bytes            (map/run_cache.rs)
 //!        ─▶ grace period: all requests that found them have ended   (epoch.rs)
-//!        ─▶ Held: nobody writes the blocks; reads continue
+//!        ─▶ ExcludedBlocks: nobody writes the blocks; reads continue
 //!   drop ─▶ the words lead to the present owners; waiting requests are planned again
 //! ```
 //!
@@ -21,7 +21,7 @@ use std::{io, ops::Range, sync::Arc};
 
 /// Blocks that nobody writes. They are released on drop.
 #[derive(Debug)]
-pub(crate) struct Held<'a> {
+pub(crate) struct ExcludedBlocks<'a> {
     shared: &'a Arc<Shared>,
     keys: Vec<Key>,
     /// The ranges of the disk that the blocks cover, in bytes.
@@ -30,7 +30,7 @@ pub(crate) struct Held<'a> {
 
 impl Shared {
     /// Holds blocks of `top`, which is the top image, until the result is dropped. Waits for
-    /// requests in flight, so a thread with requests in flight must not call it, nor a clerk.
+    /// requests in flight, so a thread with requests in flight must not call it, nor a worker.
     ///
     /// # Errors
     /// If a request was lost, as it is unknown when it ends. Nothing is held then.
@@ -39,9 +39,9 @@ impl Shared {
         _turn: &MutexGuard<'_, ()>,
         top: &Member,
         blocks: impl IntoIterator<Item = u64>,
-    ) -> io::Result<Held<'a>> {
+    ) -> io::Result<ExcludedBlocks<'a>> {
         let size_bytes = self.chain().geometry.size_bytes;
-        let mut held = Held { shared: self, keys: Vec::new(), ranges: Vec::new() };
+        let mut held = ExcludedBlocks { shared: self, keys: Vec::new(), ranges: Vec::new() };
         for block in blocks {
             let (start, end) = top.block_range(block, size_bytes);
             let key = (top.id, block);
@@ -65,7 +65,7 @@ impl Shared {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for ExcludedBlocks<'_> {
     fn drop(&mut self) {
         let mut mutation = self.shared.lock();
         mutation.show();

@@ -3,7 +3,7 @@
 use crate::{
     OpenOptions, Result,
     error::file_error,
-    opening::image_file::{Access, Referred, open_image},
+    opening::image_file::{Access, ReferenceOptions, open_image},
 };
 use diskwright_image::{DiskType, Format, ImageInfo, ParentLink};
 use diskwright_store::Files;
@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 
 /// An image of the chain.
 #[derive(Debug, Clone)]
-pub(super) struct Found {
+pub(super) struct ChainImage {
     /// Without symbolic links.
     pub(super) path: PathBuf,
     pub(super) info: ImageInfo,
 }
 
-impl Found {
+impl ChainImage {
     /// Reads what the image at `path` is. Takes no lock: only its header is read.
     pub(super) fn read(files: &Files, path: &Path, format: Option<Format>) -> Result<Self> {
         let access = Access { format, force_share: true, ..Access::default() };
@@ -28,7 +28,7 @@ impl Found {
 
     /// Reads the image at the path that another image names.
     pub(super) fn referred(open: &OpenOptions, path: &Path, format: Format) -> Result<Self> {
-        let referred = Some(Referred { allow_devices: open.parents.allow_devices });
+        let referred = Some(ReferenceOptions { allow_devices: open.parents.allow_devices });
         let access = Access { format: Some(format), force_share: true, referred, ..Access::default() };
         let (image, _stores) = open_image(&open.files, path, &access, &mut Vec::new())?;
         Ok(Self { path: path.to_owned(), info: image.info().clone() })

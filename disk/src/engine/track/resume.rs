@@ -8,7 +8,7 @@
 use super::{
     identity::{distrust, identity_of},
     sidecar::{Contents, ReadError, path_for, read},
-    tracker::{Inner, Place, Tracker, View},
+    tracker::{Inner, PointsFile, Tracker, View},
 };
 use crate::{
     DiskError, Result,
@@ -25,7 +25,7 @@ use std::{
 
 /// What lies beside an image that is about to be opened for writing.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundPoints {
     path: PathBuf,
     pub(super) contents: Contents,
     identity: Identity,
@@ -35,7 +35,7 @@ pub(crate) struct Found {
 
 /// Looks for the points of the disk at `real`, a path without symbolic links, before it is written.
 /// A file of points that cannot be used is told in `warnings`: the disk is then opened without.
-pub(crate) fn look(files: &Files, real: &Path, layers: &[Layer], warnings: &mut Vec<String>) -> Option<Found> {
+pub(crate) fn look(files: &Files, real: &Path, layers: &[Layer], warnings: &mut Vec<String>) -> Option<FoundPoints> {
     let path = path_for(real);
     let looked = match files.facts(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
@@ -47,7 +47,7 @@ pub(crate) fn look(files: &Files, real: &Path, layers: &[Layer], warnings: &mut 
         Ok((identity, contents)) => {
             let top = &layers[0].image;
             let distrust = distrust(&contents.header, &identity, top.info().format, top.size_bytes());
-            Some(Found { path, contents, identity, distrust })
+            Some(FoundPoints { path, contents, identity, distrust })
         }
         Err(error) => {
             warnings.push(unusable(&path, &error).to_string());
@@ -68,12 +68,12 @@ fn unusable(path: &Path, error: &ReadError) -> DiskError {
     }
 }
 
-impl Found {
+impl FoundPoints {
     /// The view of a disk whose image `layers[0]` is open for writing now.
     pub(crate) fn into_view(self, files: &Files, layers: &[Layer]) -> io::Result<Arc<View>> {
         let image = Arc::clone(&layers[0].image);
         let size_bytes = image.size_bytes();
-        let place = Place { files: files.clone(), path: self.path, image, identity: self.identity };
+        let place = PointsFile { files: files.clone(), path: self.path, image, identity: self.identity };
         let tracker = Tracker::with(place, self.contents, self.distrust, size_bytes)?;
         let view = tracker.view(&tracker.lock());
         Ok(view)
@@ -96,12 +96,12 @@ pub(super) fn publish(shared: &Arc<Shared>, view: Option<Arc<View>>) -> Result<(
 
 /// The points of a disk that gets another size or another image. Nothing happens for a disk without
 /// points.
-pub(crate) struct Kept<'a> {
+pub(crate) struct TrackedPoints<'a> {
     shared: &'a Arc<Shared>,
     tracker: Arc<Tracker>,
 }
 
-impl<'a> Kept<'a> {
+impl<'a> TrackedPoints<'a> {
     /// `None` for a disk without points. The caller has the turn to change the chain.
     pub(crate) fn of(shared: &'a Arc<Shared>) -> Option<Self> {
         let tracker = Arc::clone(&shared.chain().track.as_ref()?.tracker);

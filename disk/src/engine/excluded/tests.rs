@@ -29,7 +29,7 @@ fn disk() -> Disk {
     disk
 }
 
-fn hold<'a>(shared: &'a Arc<Shared>, blocks: &[u64]) -> super::Held<'a> {
+fn hold<'a>(shared: &'a Arc<Shared>, blocks: &[u64]) -> super::ExcludedBlocks<'a> {
     let top = shared.chain().top().clone();
     shared.hold(&shared.begin_change(), &top, blocks.iter().copied()).unwrap()
 }
