@@ -33,6 +33,7 @@ use crate::{
     direct::{self, DirectFile, Route},
     explain_shortage,
     lock::{self, LockMode},
+    no_io::assert_io_allowed,
     open::{self, Opened, PathResolution},
     shortage,
     store::{Access, DataFile, FileRange, Store, Zeroing},
@@ -252,6 +253,7 @@ impl Store for FileStore {
     }
 
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        assert_io_allowed();
         if let Some(file) = self.direct_metadata() {
             return file.read_at(buf, offset_bytes);
         }
@@ -263,6 +265,7 @@ impl Store for FileStore {
     }
 
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        assert_io_allowed();
         let explained = |error| explain_shortage(error, self.name(), Some(buf.len() as u64), None);
         if let Some(file) = self.direct_metadata() {
             let route = file.write_at(self.meta.as_fd(), buf, offset_bytes).map_err(explained)?;
@@ -275,6 +278,7 @@ impl Store for FileStore {
     }
 
     fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        assert_io_allowed();
         if self.is_block_device {
             let has_bytes = self.len_bytes()?;
             if has_bytes == len_bytes {
@@ -304,6 +308,7 @@ impl Store for FileStore {
     }
 
     fn allocate(&self, range: FileRange) -> io::Result<()> {
+        assert_io_allowed();
         let end_bytes = range.offset_bytes.checked_add(range.len_bytes).ok_or_else(direct::beyond_addressing)?;
         if self.is_block_device {
             let has_bytes = self.len_bytes()?;
@@ -331,6 +336,7 @@ impl Store for FileStore {
     }
 
     fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
+        assert_io_allowed();
         self.is_within(range)?;
         if range.len_bytes == 0 {
             return Ok(());
@@ -359,10 +365,12 @@ impl Store for FileStore {
     }
 
     fn sync_data(&self) -> io::Result<()> {
+        assert_io_allowed();
         self.settle_sync(retry_on_intr(|| rustix::fs::fdatasync(&self.meta)).map_err(io::Error::from))
     }
 
     fn write_durable_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        assert_io_allowed();
         if self.direct_metadata().is_some() {
             self.write_at(buf, offset_bytes)?;
             return self.sync_data();
@@ -416,6 +424,7 @@ impl Store for FileStore {
     }
 
     fn set_modified(&self, modified: SystemTime) -> io::Result<()> {
+        assert_io_allowed();
         let since = modified.duration_since(UNIX_EPOCH).map_err(|_| io::ErrorKind::InvalidInput)?;
         let seconds = since.as_secs().try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
         let times = Timestamps {
@@ -435,6 +444,7 @@ impl Store for FileStore {
     }
 
     fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
+        assert_io_allowed();
         let len_bytes = self.len_bytes()?;
         if offset_bytes >= len_bytes {
             return Ok(None);
@@ -459,6 +469,7 @@ impl Store for FileStore {
     }
 
     fn clone_range(&self, source: &dyn Store, range: FileRange, offset_bytes: u64) -> io::Result<()> {
+        assert_io_allowed();
         if range.len_bytes == 0 {
             return Ok(());
         }

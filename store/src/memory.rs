@@ -8,6 +8,7 @@
 //! pass a limit that was set.
 
 use crate::{
+    no_io::assert_io_allowed,
     store::{DataFile, FileRange, Store, Zeroing},
     sync::{
         RwLock, RwLockWriteGuard,
@@ -103,6 +104,7 @@ impl Store for MemoryStore {
     }
 
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        assert_io_allowed();
         let held = self.held.read().unwrap_or_else(|poisoned| poisoned.into_inner());
         let end = end_of(offset_bytes, buf.len() as u64)?;
         buf.copy_from_slice(held.bytes.get(end - buf.len()..end).ok_or(io::ErrorKind::UnexpectedEof)?);
@@ -110,6 +112,7 @@ impl Store for MemoryStore {
     }
 
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        assert_io_allowed();
         let end = end_of(offset_bytes, buf.len() as u64)?;
         let start = end - buf.len();
         let mut held = self.write();
@@ -122,6 +125,7 @@ impl Store for MemoryStore {
     }
 
     fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        assert_io_allowed();
         let len_bytes = end_of(len_bytes, 0)?;
         let mut held = self.write();
         if len_bytes > held.bytes.len().max(held.capacity_bytes) {
@@ -132,11 +136,13 @@ impl Store for MemoryStore {
     }
 
     fn allocate(&self, range: FileRange) -> io::Result<()> {
+        assert_io_allowed();
         let end = end_of(range.offset_bytes, range.len_bytes)?;
         self.write().grow(end - range.len_bytes as usize, end)
     }
 
     fn zero_range(&self, range: FileRange, _how: Zeroing) -> io::Result<()> {
+        assert_io_allowed();
         let end = end_of(range.offset_bytes, range.len_bytes)?;
         let start = end - range.len_bytes as usize;
         self.write().bytes.get_mut(start..end).ok_or(io::ErrorKind::UnexpectedEof)?.fill(0);
@@ -144,6 +150,7 @@ impl Store for MemoryStore {
     }
 
     fn sync_data(&self) -> io::Result<()> {
+        assert_io_allowed();
         if self.fails_syncs.load(Ordering::Relaxed) { Err(io::Error::from_raw_os_error(5)) } else { Ok(()) }
     }
 

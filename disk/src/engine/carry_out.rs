@@ -21,17 +21,16 @@ use crate::{
         guard::guarded,
         holes::next_known,
         map::{LayerId, Owner, Run, fold, push_joined},
-        mutation::Mutation,
         plan::{self, Pending},
-        shared::{Job, Shared},
+        shared::{Job, LockedMutation, Shared},
         work::{Decoded, Work},
     },
     error,
 };
 use diskwright_image::Commit;
+use diskwright_store::ExternalTicket;
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
-use diskwright_store::{ExternalTicket, sync::MutexGuard};
 use std::{io, sync::Arc};
 
 /// Maximum number of bytes copied at once by a copy-up.
@@ -63,7 +62,7 @@ impl Shared {
 
     /// Begins to record changes, for a read of the tables of the current chain, which is returned.
     /// `None` if it has another map than `chain`.
-    fn begin_reading(&self, chain: &Arc<Chain>) -> Option<(Arc<Chain>, MutexGuard<'_, Mutation>)> {
+    fn begin_reading(&self, chain: &Arc<Chain>) -> Option<(Arc<Chain>, LockedMutation<'_>)> {
         let mutation = self.lock();
         let now = Arc::clone(&mutation.chain);
         #[cfg(feature = "shuttle")]

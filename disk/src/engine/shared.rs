@@ -7,9 +7,9 @@
 //!           └─ flusher, loader, recycler   background threads that do blocking I/O
 //! ```
 //!
-//! No I/O happens under the mutation lock. I/O that a plan needs is
-//! [`Work`](crate::engine::work::Work), done without the lock. Lock order: `changing`, mutation,
-//! `current`, then the locks inside an image.
+//! No I/O happens under the mutation lock: [`LockedMutation`] checks it in every test. I/O that a
+//! plan needs is [`Work`](crate::engine::work::Work), done without the lock. Lock order:
+//! `changing`, mutation, `current`, then the locks inside an image.
 //!
 //! Invariant: the chain is changed only under the mutation lock, and is published in `current`
 //! before the epoch changes. So a request that is counted later sees the new chain, and a grace
@@ -29,12 +29,13 @@ use crate::{
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{
-    ExternalTicket,
+    ExternalTicket, NoIo,
     resize::SizeWatchers,
     sync::{Mutex, MutexGuard, thread},
 };
 use std::{
     io,
+    ops::{Deref, DerefMut},
     sync::{Arc, PoisonError},
 };
 
@@ -71,6 +72,27 @@ pub(crate) struct Shared {
     pub(crate) broken: Option<DiskError>,
 }
 
+/// The mutation lock, held. A blocking call to a store panics meanwhile, with debug assertions.
+#[derive(Debug)]
+pub(crate) struct LockedMutation<'a> {
+    mutation: MutexGuard<'a, Mutation>,
+    _no_io: NoIo,
+}
+
+impl Deref for LockedMutation<'_> {
+    type Target = Mutation;
+
+    fn deref(&self) -> &Mutation {
+        &self.mutation
+    }
+}
+
+impl DerefMut for LockedMutation<'_> {
+    fn deref_mut(&mut self) -> &mut Mutation {
+        &mut self.mutation
+    }
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -97,8 +119,8 @@ impl Shared {
 
     /// Takes the mutation lock, even after a panic in another thread. Such a panic poisons the disk
     /// (`guard.rs`), but reads continue.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Mutation> {
-        lock(&self.mutation)
+    pub(crate) fn lock(&self) -> LockedMutation<'_> {
+        LockedMutation { mutation: lock(&self.mutation), _no_io: NoIo::begin() }
     }
 
     /// The current chain.

@@ -147,7 +147,8 @@ impl Counts {
         if self.chunks.len() > self.chunks_max
             && let Some((highest, _)) = self.chunks.pop_last()
         {
-            self.until = highest * CHUNK;
+            // A chunk that was begun above the limit must not raise it again.
+            self.until = self.until.min(highest * CHUNK);
         }
     }
 
@@ -180,7 +181,15 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             state >> 45
         };
-        let references: Vec<u64> = (0..4000).map(|_| next() % 50_000).collect();
+        let at_random: Vec<u64> = (0..4000).map(|_| next() % 50_000).collect();
+        let ascending: Vec<u64> = (0..50_000).step_by(10).collect();
+        let descending: Vec<u64> = ascending.iter().rev().copied().collect();
+        for references in [at_random, ascending, descending] {
+            count_in_passes(&references);
+        }
+    }
+
+    fn count_in_passes(references: &[u64]) {
         let mut expected: HashMap<u64, u64> = HashMap::new();
         references.iter().for_each(|&cluster| *expected.entry(cluster).or_default() += 2);
         let (mut found, mut passes, mut from) = (HashMap::new(), 0, 0);

@@ -27,7 +27,7 @@ use super::{
 };
 use crate::uri::NbdUri;
 use diskwright_store::{
-    BlockDevice, DataFile, ExtentKind, FileRange, IoBuf, Lane, LaneOp, SectorSizes, Store, Zeroing,
+    BlockDevice, DataFile, ExtentKind, FileRange, IoBuf, Lane, LaneOp, SectorSizes, Store, Zeroing, assert_io_allowed,
 };
 use std::{
     io,
@@ -175,6 +175,7 @@ impl Store for NbdStore {
     }
 
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        assert_io_allowed();
         self.watch.check(LaneOp::Read { offset_bytes }, buf.len() as u64)?;
         let mut at_bytes = offset_bytes;
         for piece in buf.chunks_mut(PIECE_BYTES) {
@@ -188,6 +189,7 @@ impl Store for NbdStore {
     }
 
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        assert_io_allowed();
         let end_bytes = self.ends_at(offset_bytes, buf.len() as u64)?;
         let mut at_bytes = offset_bytes;
         for piece in buf.chunks(PIECE_BYTES) {
@@ -222,6 +224,7 @@ impl Store for NbdStore {
     }
 
     fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
+        assert_io_allowed();
         let FileRange { offset_bytes, len_bytes } = range;
         let end_bytes = self.ends_at(offset_bytes, len_bytes)?;
         let first_block = offset_bytes.next_multiple_of(self.block_bytes);
@@ -238,6 +241,7 @@ impl Store for NbdStore {
     }
 
     fn sync_data(&self) -> io::Result<()> {
+        assert_io_allowed();
         self.call(LaneOp::Sync, 0, Memory::None).map(|_| ())
     }
 

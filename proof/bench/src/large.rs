@@ -10,7 +10,7 @@ use diskwright_lab::{
 };
 use diskwright_stats::numbers::{bytes, grouped};
 use diskwright_store::{Blocking, CacheMode};
-use std::{os::unix::fs::MetadataExt, time::Instant};
+use std::{os::unix::fs::MetadataExt, path::Path, time::Instant};
 
 const LARGE_BYTES: u64 = 64 << 40;
 const OPEN_NS: f64 = 50e6;
@@ -19,6 +19,9 @@ const BLOCK_BYTES: u64 = 2 << 20;
 const SMALL_BLOCK_BYTES: u32 = 1 << 20;
 /// Limits of the map: the default and a small one.
 const MAP_MEMORY_BYTES: [u64; 2] = [64 << 20, 16 << 20];
+/// What one L2 table of a qcow2 in clusters of 64 KiB covers.
+const TABLE_COVERS_BYTES: u64 = 512 << 20;
+const TABLES_PER_FLUSH: u64 = 256;
 const FIXED_BYTES: u64 = 40 << 30;
 const CREATE_NS: f64 = 1e9;
 
@@ -62,32 +65,60 @@ pub(crate) fn open(context: &Context<'_>, progress: &mut dyn Progress) -> Result
     })
 }
 
-/// The whole map of a disk of 64 TiB in blocks of 1 MiB would take 512 MiB, and its table as much.
+/// The whole map of a disk of 64 TiB in blocks of 1 MiB would take 512 MiB, and its table as much;
+/// that of a qcow2 in clusters of 64 KiB 8 GiB, and its tables as much.
 pub(crate) fn map_memory(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
-    context.scratch.need("a disk of 64 TiB, empty", 2 << 30)?;
-    let path =
-        create_with_blocks(Container::VhdxDynamic, context.scratch.path(), LARGE_BYTES, Some(SMALL_BLOCK_BYTES))?;
+    context.scratch.need("two disks of 64 TiB, nearly empty", 4 << 30)?;
+    let dir = context.scratch.path();
+    let vhdx = create_with_blocks(Container::VhdxDynamic, dir, LARGE_BYTES, Some(SMALL_BLOCK_BYTES))?;
+    let qcow2 = create_empty(Container::Qcow2, dir, LARGE_BYTES)?;
+    allocate_tables(context, progress, &qcow2)?;
+    let cells: Vec<(&str, &Path, u64)> = [("VHDX", &*vhdx), ("qcow2", &*qcow2)]
+        .into_iter()
+        .flat_map(|(name, path)| MAP_MEMORY_BYTES.map(|limit_bytes| (name, path, limit_bytes)))
+        .collect();
     let rounds = context.rounds(context.pick(1, 3));
     let mut found = RowOutcome::default();
-    for (index, limit_bytes) in MAP_MEMORY_BYTES.into_iter().enumerate() {
+    for (index, (name, path, limit_bytes)) in cells.iter().copied().enumerate() {
         let mut grown = Vec::new();
+        let cell = format!("{name}, --map-memory {}", bytes(limit_bytes));
         for round in 0..rounds {
-            let done = (index * rounds + round) as u64;
-            let total = (MAP_MEMORY_BYTES.len() * rounds) as u64;
-            report(progress, "touch", done, total, &format!("--map-memory {}", bytes(limit_bytes)))?;
-            let cost = touch::in_a_child(&path, limit_bytes)?;
+            report(progress, "touch", (index * rounds + round) as u64, (cells.len() * rounds) as u64, &cell)?;
+            let cost = touch::in_a_child(path, limit_bytes)?;
             grown.push(cost.resident_peak_bytes.saturating_sub(cost.resident_before_bytes) as f64);
             if round == 0 {
                 let speed = cost.reads as f64 * 1e9 / cost.took_ns.max(1) as f64;
-                let what = format!("{} reads, {} a second", grouped(cost.reads as f64), grouped(speed));
-                found.notes.push(format!("--map-memory {}: {what}", bytes(limit_bytes)));
+                found.notes.push(format!("{cell}: {} reads, {} a second", grouped(cost.reads as f64), grouped(speed)));
             }
         }
-        let name = format!("growth of the process at --map-memory {}", bytes(limit_bytes));
+        let name = format!("{cell}: growth of the process");
         found.checks.push(Check::absolute(name, "bytes", &grown, Bar::AtMost(limit_bytes as f64)));
     }
     found.notes.push("each 256 MiB of the disk is read once, in random order; a fresh process each round".into());
     Ok(found)
+}
+
+/// Writes 4 KiB into every range that one L2 table of a qcow2 covers, so that all tables exist.
+fn allocate_tables(context: &Context<'_>, progress: &mut dyn Progress, path: &Path) -> Result<()> {
+    let target = Target::open(Container::Qcow2, path.to_path_buf(), CacheMode::PageCache, context.options.engine)?;
+    {
+        let failed = || LabError::file("write to", path);
+        let mut device = Blocking::open(target.device(), context.options.engine).map_err(failed())?;
+        let mut data = [0; 4096];
+        let tables = LARGE_BYTES / TABLE_COVERS_BYTES;
+        for table in 0..tables {
+            let offset_bytes = table * TABLE_COVERS_BYTES;
+            diskwright_load::data::fill(1, offset_bytes, &mut data);
+            device.write(offset_bytes, &data, false).map_err(failed())?;
+            // New tables stay in memory until they are flushed.
+            if table % TABLES_PER_FLUSH == 0 {
+                report(progress, "allocate tables", table, tables, "qcow2")?;
+                device.flush().map_err(failed())?;
+            }
+        }
+        device.flush().map_err(failed())?;
+    }
+    target.close()
 }
 
 pub(crate) fn create_fixed(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {

@@ -48,6 +48,8 @@ use diskwright_store::CacheMode;
 use std::{fs::File, iter, time::Duration};
 
 const QUEUE_DEPTH: u32 = 32;
+/// Largest requests of which a window of the usual length has many bursts.
+const FINE_BLOCK_BYTES: u32 = 256 << 10;
 const IOPS_BAR: Bar = Bar::AtLeast(0.95);
 const CPU_BAR: Bar = Bar::AtMost(1.10);
 /// Name of the control, a second raw file.
@@ -249,9 +251,15 @@ fn prepare(
     Ok(targets)
 }
 
-/// Time of one window.
-fn window(context: &Context<'_>) -> Duration {
+/// Time of a window of small requests.
+fn cell(context: &Context<'_>) -> Duration {
     context.options.cell.unwrap_or(Duration::from_millis(100))
+}
+
+/// Time of one window. Large requests complete in bursts of the whole queue, so a window of 100 ms
+/// has only about nine of 1 MiB, and its figure is one of nine values: it is longer for them.
+fn window(context: &Context<'_>, workload: &Workload) -> Duration {
+    cell(context) * (workload.block_bytes / FINE_BLOCK_BYTES).max(1)
 }
 
 /// Rounds of a comparison: many and short, because a disturbance seldom lasts for all.
@@ -266,11 +274,12 @@ fn rounds_max(context: &Context<'_>) -> usize {
 
 fn note_conditions(found: &mut RowOutcome, context: &Context<'_>, targets: &[Target], size_bytes: u64) {
     found.notes.push(format!(
-        "disks of {}, filled, read back and compared; {} rounds, up to {} while a comparison is open, cells of {}",
+        "disks of {}, filled, read back and compared; {} rounds, up to {} while a comparison is open, cells of {}, longer for requests above {}",
         bytes(size_bytes),
         rounds(context),
         rounds_max(context),
-        duration(window(context).as_nanos() as f64)
+        duration(cell(context).as_nanos() as f64),
+        bytes(FINE_BLOCK_BYTES.into())
     ));
     for target in targets {
         let wanted = targets.first().map_or(target.cache, |first| first.cache);
@@ -313,7 +322,7 @@ fn compare(
             engine: context.options.engine,
             seed: seeds::of_window(SEED, "batch", batch),
         }
-        .with_cell(window(context));
+        .with_cell(window(context, workload));
         let mut steps = Steps { progress, phase: "measure", done, total: count as u64 * cells };
         let mut all =
             measure::interleaved(&to_measure, workload, &plan, &mut steps, &mut |place| before(chosen[place]))?

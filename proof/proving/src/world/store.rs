@@ -6,7 +6,7 @@ use crate::{
     fault::{FaultKind, OpKind},
     history::FileId,
 };
-use diskwright_store::{DataFile, FileRange, LockMode, OpenError, Store, Zeroing, lane::Lane};
+use diskwright_store::{DataFile, FileRange, LockMode, OpenError, Store, Zeroing, assert_io_allowed, lane::Lane};
 use std::{
     fmt, io,
     path::{Path, PathBuf},
@@ -96,6 +96,7 @@ impl Store for WorldStore {
     }
 
     fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
+        assert_io_allowed();
         self.world.check_alive(self.life)?;
         if let Some(kind) = self.world.meet_fault(OpKind::Read, Some(self.file)) {
             return Err(kind.error());
@@ -111,6 +112,7 @@ impl Store for WorldStore {
     }
 
     fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
+        assert_io_allowed();
         self.check_writable()?;
         end_of(FileRange { offset_bytes, len_bytes: buf.len() as u64 })?;
         match self.world.meet_fault(OpKind::Write, Some(self.file)) {
@@ -128,6 +130,7 @@ impl Store for WorldStore {
     }
 
     fn set_len(&self, len_bytes: u64) -> io::Result<()> {
+        assert_io_allowed();
         self.check_writable()?;
         if let Some(kind) = self.world.meet_fault(OpKind::Length, Some(self.file)) {
             return Err(kind.error());
@@ -137,6 +140,7 @@ impl Store for WorldStore {
     }
 
     fn allocate(&self, range: FileRange) -> io::Result<()> {
+        assert_io_allowed();
         self.check_writable()?;
         let end = end_of(range)?;
         let held = self.len_bytes()?;
@@ -156,6 +160,7 @@ impl Store for WorldStore {
     }
 
     fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
+        assert_io_allowed();
         self.check_writable()?;
         if end_of(range)? > self.len_bytes()? {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -169,6 +174,7 @@ impl Store for WorldStore {
     }
 
     fn sync_data(&self) -> io::Result<()> {
+        assert_io_allowed();
         self.world.sync(self.file, self.life)
     }
 
@@ -185,11 +191,13 @@ impl Store for WorldStore {
     }
 
     fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
+        assert_io_allowed();
         Ok(self.with(|contents| contents.next_data(offset_bytes)))
     }
 
     /// Copies the bytes; a caller cannot tell that from sharing.
     fn clone_range(&self, source: &dyn Store, range: FileRange, offset_bytes: u64) -> io::Result<()> {
+        assert_io_allowed();
         let mut bytes = vec![0; usize::try_from(range.len_bytes).map_err(io::Error::other)?];
         source.read_at(&mut bytes, range.offset_bytes)?;
         self.check_writable()?;
