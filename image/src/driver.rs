@@ -33,7 +33,7 @@ type OpenSnapshot = fn(Stores, &str) -> Result<Arc<dyn Image>>;
 /// The identities that the images of a format record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Identities {
-    /// None.
+    /// Images have no identity.
     None,
     /// One, of the file. Children name their parent by it too, also after the parent was written.
     File,
@@ -95,7 +95,7 @@ pub struct Driver {
     references: fn(&dyn Store) -> Result<Vec<Reference>>,
     further_files: fn(&CreateOptions) -> Result<Vec<String>>,
     create: fn(Stores, &CreateOptions) -> Result<()>,
-    /// Arguments: the files, whether to say how findings are mended.
+    /// Arguments: the files, whether to say how findings are repaired.
     examine: fn(MaybeStores<'_>, bool) -> Result<CheckOutcome>,
     begin_repair: fn(&Arc<dyn Store>, bool) -> Result<()>,
     settle_log: fn(&Arc<dyn Store>, bool) -> Result<()>,
@@ -451,7 +451,7 @@ impl Driver {
         Ok((self.examine)(stores, false)?.report)
     }
 
-    /// The same for an image in one file; with `for_repair` also how the findings are mended.
+    /// The same for an image in one file; with `for_repair` also how the findings are repaired.
     pub(crate) fn examine(&self, store: Arc<dyn Store>, for_repair: bool) -> Result<CheckOutcome> {
         (self.examine)(&[Some(store)], for_repair)
     }

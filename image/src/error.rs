@@ -14,7 +14,7 @@ pub enum ImageError {
     Io {
         /// The operation, to follow "cannot": "read the block allocation table".
         doing: &'static str,
-        /// The file.
+        /// Name of the file, as its store reports it. Empty if only the caller knows it.
         path: PathBuf,
         /// Offset in the file.
         offset_bytes: u64,
@@ -26,7 +26,7 @@ pub enum ImageError {
         "{path}: {structure} at offset {offset_bytes} is damaged: found {found}, expected {expected}; `diskwright check` lists everything that is wrong with the file"
     )]
     Corrupt {
-        /// The file.
+        /// Name of the file, as its store reports it. Empty if only the caller knows it.
         path: PathBuf,
         /// Name of the structure, as in the specification.
         structure: &'static str,
@@ -40,51 +40,51 @@ pub enum ImageError {
     /// The file has none of the known formats.
     #[error("{path}: {found}; expected {expected}")]
     NotAnImage {
-        /// The file.
+        /// Name of the file, as its store reports it. Empty if only the caller knows it.
         path: PathBuf,
-        /// What was found.
+        /// What the file begins with, or its length.
         found: String,
-        /// What was expected.
+        /// The signatures that are known.
         expected: String,
     },
     /// File name and contents indicate different formats, or the contents alone do not prove one.
     #[error("{path}: {what}; {hint}")]
     FormatUnclear {
-        /// The file.
+        /// Name of the file, as its store reports it. Empty if only the caller knows it.
         path: PathBuf,
         /// What the name and the contents indicate.
         what: String,
-        /// What to do.
+        /// What to do, as the second half of the sentence.
         hint: String,
     },
     /// The file uses a feature that this program does not support.
     #[error("{path}: {what} is not supported; {hint}")]
     Unsupported {
-        /// The file.
+        /// Name of the file, as its store reports it. Empty if only the caller knows it.
         path: PathBuf,
-        /// The feature.
+        /// The feature, as the specification calls it.
         what: String,
-        /// What to do.
+        /// What to do, as the second half of the sentence.
         hint: String,
     },
     /// Creation options that the format does not allow.
     #[error("cannot create {path}: {what}; {hint}")]
     BadOptions {
-        /// The file.
+        /// Name of the file, as its store reports it. Empty if only the caller knows it.
         path: PathBuf,
         /// The option that is not allowed.
         what: String,
-        /// What to do.
+        /// What to do, as the second half of the sentence.
         hint: String,
     },
     /// A link to a parent that the image cannot store.
     #[error("{path}: cannot change the link to the parent: {what}; {hint}")]
     BadParentLink {
-        /// The file.
+        /// Name of the file, as its store reports it. Empty if only the caller knows it.
         path: PathBuf,
         /// What cannot be stored.
         what: String,
-        /// What to do.
+        /// What to do, as the second half of the sentence.
         hint: String,
     },
     /// An earlier flush failed. Which of the written data is durable is unknown.
@@ -92,9 +92,9 @@ pub enum ImageError {
         "{path}: an earlier flush failed ({reason}); nothing written since can be called durable: close the disk, run `diskwright check`, and open it again"
     )]
     Poisoned {
-        /// The file.
+        /// Name of the file, as its store reports it. Empty if only the caller knows it.
         path: PathBuf,
-        /// The first failure.
+        /// Text of the first failure.
         reason: String,
     },
 }

@@ -1,13 +1,13 @@
-//! What a check finds, and the changes that mend it.
+//! What a check finds, and the changes that repair it.
 //!
 //! ```text
 //!   format's check ─▶ Finding (severity, place, found, expected) ─┬─▶ CheckReport
 //!                        └ how: the changes that repair it ───────┴─▶ RepairAction, for a repair
 //! ```
 //!
-//! A check and a repair run the same code: whoever reports a finding also says how it is mended.
-//! `check` drops that part. A repair (`repair.rs`) collects it, applies it to a draft of the file
-//! and checks the draft, until nothing is left that it may mend.
+//! A check and a repair run the same code: the code that reports a finding also says how it is
+//! repaired. `check` drops that part. A repair (`repair.rs`) collects it, applies it to a draft of
+//! the file and checks the draft, until nothing is left that it may repair.
 //!
 //! Memory: [`FINDINGS_MAX`] findings of each severity are listed and the others counted; a repair
 //! collects [`ACTIONS_MAX`] changes at a time, and the next round finds the others.
@@ -18,7 +18,7 @@ use std::ops::Range;
 
 /// Maximum number of listed findings of each severity.
 pub(crate) const FINDINGS_MAX: usize = 1000;
-/// Maximum number of mends that are collected by one check.
+/// Maximum number of repairs that are collected by one check.
 const ACTIONS_MAX: usize = 1 << 16;
 
 /// How serious a finding is.
@@ -32,26 +32,26 @@ pub enum Severity {
     Corrupt,
 }
 
-/// Whether a repair can mend a finding.
+/// Whether a repair can remove a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Repair {
     /// Nothing has to be changed.
     NotNeeded,
-    /// It is mended without a guess, and every byte of the disk that can be read now stays the
+    /// It is repaired without a guess, and every byte of the disk that can be read now stays the
     /// same.
     Lossless,
-    /// It can only be mended by giving up data. [`Finding::costs`] says which.
+    /// It can only be repaired by giving up data. [`Finding::costs`] says which.
     CostsData,
     /// No repair is known.
     Impossible,
 }
 
 impl Repair {
-    /// As it is shown to users: "mends without loss".
+    /// As it is shown to users: "repairable without loss".
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NotNeeded => "not needed",
-            Self::Lossless => "mends without loss",
+            Self::Lossless => "repairable without loss",
             Self::CostsData => "costs data",
             Self::Impossible => "cannot",
         }
@@ -73,7 +73,7 @@ pub struct Finding {
     pub expected: String,
     /// All of it as one sentence.
     pub message: String,
-    /// Whether a repair can mend it.
+    /// Whether a repair can remove it.
     pub repair: Repair,
     /// With [`Repair::CostsData`]: the range of the disk that is given up, in bytes. `None` where
     /// no range is lost by this change alone: another finding reports it.
@@ -82,7 +82,7 @@ pub struct Finding {
 
 impl Finding {
     /// A finding whose sentence is "STRUCTURE: found FOUND, expected EXPECTED". Damage counts as
-    /// impossible to mend until [`Finding::repair`] says otherwise.
+    /// impossible to repair until [`Finding::repair`] says otherwise.
     pub fn new(
         severity: Severity,
         offset_bytes: u64,
@@ -140,7 +140,7 @@ pub(crate) enum Change {
     DropLog,
 }
 
-/// A finding and the changes that mend it.
+/// A finding and the changes that repair it.
 #[derive(Debug, Clone)]
 pub(crate) struct RepairAction {
     pub(crate) finding: Finding,
@@ -149,7 +149,7 @@ pub(crate) struct RepairAction {
     pub(crate) changes: Vec<Change>,
 }
 
-/// What a check found, and how it is mended.
+/// What a check found, and how it is repaired.
 #[derive(Debug, Default)]
 pub(crate) struct CheckOutcome {
     pub(crate) report: CheckReport,
@@ -162,18 +162,18 @@ pub(crate) struct Findings {
     list: Vec<Finding>,
     /// By severity: number of listed findings, and of those left out.
     counts: [(usize, u64); 3],
-    /// Among those that were left out, one that no repair mends without loss.
+    /// Among those that were left out, one that no repair removes without loss.
     stays: bool,
     actions: Option<Vec<RepairAction>>,
 }
 
 impl Findings {
-    /// `for_repair`: also collects how the findings are mended.
+    /// `for_repair`: also collects how the findings are repaired.
     pub(crate) fn new(for_repair: bool) -> Self {
         Self { actions: for_repair.then(Vec::new), ..Self::default() }
     }
 
-    /// Whether mends are collected: the caller need not prepare them otherwise.
+    /// Whether repairs are collected: the caller need not prepare them otherwise.
     pub(crate) fn for_repair(&self) -> bool {
         self.actions.is_some()
     }
@@ -183,7 +183,7 @@ impl Findings {
         [Severity::Leak, Severity::Corrupt].into_iter().any(|severity| self.counts[severity as usize].0 > 0)
     }
 
-    /// Adds a finding that is not mended.
+    /// Adds a finding that is not repaired.
     pub(crate) fn add(&mut self, finding: Finding) {
         let (listed, left_out) = &mut self.counts[finding.severity as usize];
         if *listed < FINDINGS_MAX {
@@ -200,7 +200,7 @@ impl Findings {
         self.add_with(Finding { repair: Repair::Lossless, ..finding }, what.into(), changes);
     }
 
-    /// Adds a finding whose mend gives up the range `costs` of the disk.
+    /// Adds a finding whose repair gives up the range `costs` of the disk.
     pub(crate) fn give_up(
         &mut self,
         finding: Finding,
@@ -218,8 +218,8 @@ impl Findings {
         self.add(finding);
     }
 
-    /// The findings sorted by offset, and how they are mended. Of those that were left out their
-    /// number is told.
+    /// The findings sorted by offset, and how they are repaired. Of those that were left out their
+    /// number is reported.
     pub(crate) fn finish(mut self, report: CheckReport) -> CheckOutcome {
         self.list.sort_by_key(|finding| finding.offset_bytes);
         let severities = [Severity::Note, Severity::Leak, Severity::Corrupt];

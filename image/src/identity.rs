@@ -19,7 +19,7 @@ use uuid::Uuid;
 pub enum LinkageId {
     /// VHD unique id, VHDX DataWriteGuid, VDI `uuidModify`.
     Guid(Uuid),
-    /// VMDK CID.
+    /// Content id of a VMDK (CID), 32 bits.
     Cid(u32),
 }
 

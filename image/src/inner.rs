@@ -28,7 +28,7 @@ pub struct InternalSnapshot {
 /// A bitmap of the ranges that were written since some moment, in the image's own file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InternalBitmap {
-    /// The name.
+    /// The name, as the file has it.
     pub name: String,
     /// Bytes of the disk for each bit.
     pub granularity_bytes: u64,

@@ -6,9 +6,12 @@
 //!
 //! ```text
 //!   image.rs   traits Image and ImageWriter, which every format implements
+//!   info.rs    the description of an open image: format, type, sizes, identities, link
+//!   block.rs   the state of one block, and the changes of its mapping
+//!   create_options.rs  what a new image is to be
 //!   driver.rs  one record for each format: its capabilities, and how its images are opened
 //!   probe/     detects the format of a file (by a table of known signatures) and opens it
-//!   raw.rs     a raw file or device as an image
+//!   raw.rs     a raw file or device as an image (flat.rs: as a fixed VHD; padded.rs: its end)
 //!   split.rs   a raw disk in several files (disk.001, disk.002, ...)
 //!   vhd/       fixed, dynamic, differencing VHD: open, create, write, check
 //!   vhdx/      the same for VHDX, and its log
@@ -21,21 +24,26 @@
 //!   space.rs   allocator of payload blocks in a growing file
 //!   salvage.rs what can still be known of an image whose tables are damaged
 //!   needs.rs   what a block still needs before it can be reserved or committed
-//!   findings.rs  what a check finds, and the changes that mend it
-//!   repair.rs    applies these changes until nothing is left to mend
+//!   findings.rs  what a check finds, and the changes that repair it
+//!   repair.rs    applies these changes until nothing is left to repair
 //!   error.rs   errors, each a sentence for the user
 //! ```
 
 #![forbid(unsafe_code)]
 
+mod block;
+mod create_options;
 mod devices;
 mod driver;
 mod error;
 mod findings;
+mod flat;
 mod identity;
 mod image;
+mod info;
 mod inner;
 mod needs;
+mod padded;
 #[cfg(test)]
 mod parent_links;
 pub mod probe;
@@ -53,15 +61,15 @@ pub mod vmdk;
 #[cfg(test)]
 mod waiting;
 
+pub use block::{BlockState, Commit, MovePlace, MoveTo, Reservation, SectorBitmap};
+pub use create_options::{CreateOptions, FormatOptions};
 pub use devices::{DeviceOptions, DevicePart, PartSource};
 pub use driver::{Driver, Identities};
 pub use error::{ImageError, Result};
 pub use findings::{CheckReport, Finding, Repair, Severity};
 pub use identity::LinkageId;
-pub use image::{
-    BlockState, Commit, CreateOptions, DiskType, Format, FormatOptions, Image, ImageInfo, ImageWriter, LogState,
-    MovePlace, MoveTo, ParentLink, Reservation, SectorBitmap,
-};
+pub use image::{Image, ImageWriter};
+pub use info::{DiskType, Format, ImageInfo, LogState, ParentLink};
 pub use inner::{InternalBitmap, InternalSnapshot};
 pub use references::{Reference, ReferenceKind};
 pub use repair::{RepairStep, repair_image};

@@ -4,7 +4,9 @@
 //! The list lives inside an image's state mutex. Its size is bounded: at the limit all entries are
 //! dropped, and a block whose reservation is tried again is noted again.
 
-use std::{collections::BTreeMap, ops::Range};
+use crate::Result;
+use diskwright_store::sync::Mutex;
+use std::{collections::BTreeMap, ops::Range, sync::PoisonError};
 
 /// Above this number of blocks the list is cleared.
 const MAX_BLOCKS: usize = 4096;
@@ -36,4 +38,34 @@ impl<N: Copy> Prerequisites<N> {
     pub(crate) fn supplied(&mut self, block: u64) {
         self.0.remove(&block);
     }
+}
+
+/// Supplies what `blocks` need, one block after the other, for an image's `prepare`. `needs` runs
+/// its argument on the list under the state mutex. `supply` does the I/O without that mutex, under
+/// `preparing`, so only one thread at a time makes tables or space. A need that could not be
+/// supplied leaves the list too: `reserve` notes it again.
+///
+/// # Errors
+/// The first error of `supply`.
+pub(crate) fn supply_each<N: Copy>(
+    blocks: &Range<u64>,
+    preparing: &Mutex<()>,
+    needs: &dyn Fn(&mut dyn FnMut(&mut Prerequisites<N>)),
+    supply: &mut dyn FnMut(u64, N) -> Result<()>,
+) -> Result<()> {
+    let noted = || {
+        let mut noted = Vec::new();
+        needs(&mut |needs| noted = needs.of(blocks.clone()));
+        noted
+    };
+    if noted().is_empty() {
+        return Ok(());
+    }
+    let _turn = preparing.lock().unwrap_or_else(PoisonError::into_inner);
+    for (block, need) in noted() {
+        let supplied = supply(block, need);
+        needs(&mut |needs| needs.supplied(block));
+        supplied?;
+    }
+    Ok(())
 }

@@ -1,41 +1,18 @@
 //! A raw file or device as an image: each byte of the disk is at the same offset of the store.
 //!
-//! There is nothing to map. The disk above counts in blocks, so the disk is cut into pseudo-blocks
-//! of [`PSEUDO_BLOCK_BYTES`]. Each is always [`BlockState::Data`] at its own offset, so
-//! reservations and commits do nothing. A fixed VHD is the same with a footer at the end, and
-//! shares [`FlatWriter`].
+//! `flat.rs` has the parts that a fixed VHD shares.
 //!
 //! If the length of a raw file is not a multiple of the sector, the disk's last sector is padded
-//! with zeros: [`PaddedStore`] returns zeros beyond the end of the file. The file itself is
-//! extended only before the first write.
-//!
-//! Invariant: after a failed sync no later flush succeeds ([`Barrier`]). While the image is open
-//! only its size and the length of a padded file change.
+//! with zeros (`padded.rs`). The file itself is extended only before the first write.
 
 use crate::{
-    BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LinkageId, LogState, Reservation,
-    Result, SectorBitmap,
+    BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, Result, SectorBitmap,
+    flat::{FLAT_ALIGNMENT_BYTES, FlatWriter, PSEUDO_BLOCK_BYTES, Trailer, flat_bitmap, flat_states},
+    padded::padded,
     salvage::{Bitmaps, BlockTable, ParentRecord, SalvageHints, Salvaged},
 };
-use diskwright_store::{
-    Access, Barrier, DataFile, FileRange, Front, Lane, Store, Zeroing,
-    sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
-};
-use std::{
-    fmt, io,
-    ops::Range,
-    path::Path,
-    sync::{Arc, PoisonError},
-};
-
-/// Size of a pseudo-block in bytes.
-pub const PSEUDO_BLOCK_BYTES: u64 = 64 << 20;
-
-/// Upper limit of [`ImageInfo::payload_alignment_bytes`]: payload at offset 0 has any alignment.
-pub(crate) const FLAT_ALIGNMENT_BYTES: u32 = 1 << 20;
+use diskwright_store::Store;
+use std::sync::Arc;
 
 /// A raw file has no tables that can be damaged: its blocks follow each other.
 pub(crate) fn salvage(store: Arc<dyn Store>, _hints: &SalvageHints) -> Result<Salvaged> {
@@ -76,24 +53,12 @@ impl RawImage {
         check_sector_bytes(&*store, logical_sector_bytes)?;
         let Measured { store, size_bytes, padding_end_bytes, remark } = measure(store, logical_sector_bytes)?;
         let info = ImageInfo {
-            format: Format::Raw,
-            disk_type: DiskType::Fixed,
-            size_bytes,
-            block_bytes: PSEUDO_BLOCK_BYTES,
             has_blocks: false,
             logical_sector_bytes,
             physical_sector_bytes: logical_sector_bytes,
-            creator: String::new(),
-            subformat: None,
-            disk_id: None,
-            linkage_id: None,
-            file_write_id: None,
-            created_seconds: None,
-            parent: None,
-            log: LogState::None,
             payload_alignment_bytes: FLAT_ALIGNMENT_BYTES,
             remarks: remark.into_iter().collect(),
-            doubts: Vec::new(),
+            ..ImageInfo::new(Format::Raw, DiskType::Fixed, size_bytes, PSEUDO_BLOCK_BYTES)
         };
         let writer =
             writable.then(|| FlatWriter::new(Arc::clone(&store), size_bytes, padding_end_bytes, Trailer::None));
@@ -147,33 +112,6 @@ pub(crate) fn measure(store: Arc<dyn Store>, logical_sector_bytes: u32) -> Resul
     Ok(Measured { store, size_bytes, padding_end_bytes: Some(size_bytes), remark: Some(remark) })
 }
 
-/// `store`, whose length is `len_bytes`, as a store that reads as zeros from there to
-/// `padded_bytes`.
-pub(crate) fn padded(store: Arc<dyn Store>, len_bytes: u64, padded_bytes: u64) -> Arc<dyn Store> {
-    if padded_bytes <= len_bytes {
-        return store;
-    }
-    Arc::new(PaddedStore {
-        inner: store,
-        padded_len_bytes: AtomicU64::new(padded_bytes),
-        held_bytes: AtomicU64::new(len_bytes),
-    })
-}
-
-/// Extends a padded file to `end_bytes`, durably.
-///
-/// # Errors
-/// `Io`; `Poisoned`.
-pub(crate) fn extend_to_sector(barrier: &Barrier, end_bytes: u64) -> Result<()> {
-    let store = &**barrier.store();
-    store
-        .allocate(FileRange { offset_bytes: end_bytes - 512, len_bytes: 512 })
-        .map_err(|e| ImageError::io("extend the file to a whole sector", store, end_bytes, e))?;
-    // If a power cut lost the new length but kept a write to the last sector, that sector would be
-    // torn.
-    Ok(barrier.sync("make the file's new length durable")?)
-}
-
 impl Image for RawImage {
     fn info(&self) -> &ImageInfo {
         &self.info
@@ -201,363 +139,12 @@ impl Image for RawImage {
     }
 }
 
-/// States of the pseudo-blocks of a disk of `size_bytes` at offset 0 of its store.
-pub(crate) fn flat_states(size_bytes: u64, first_block: u64, out: &mut [BlockState]) {
-    let mut offset = first_block.checked_mul(PSEUDO_BLOCK_BYTES);
-    for state in out {
-        *state = match offset {
-            Some(offset_bytes) if offset_bytes < size_bytes => BlockState::data(offset_bytes),
-            _ => BlockState::Absent,
-        };
-        offset = offset.and_then(|bytes| bytes.checked_add(PSEUDO_BLOCK_BYTES));
-    }
-}
-
-/// The bitmap of a pseudo-block: all bits are set, as a raw disk has no parent.
-pub(crate) fn flat_bitmap(sector_bytes: u32) -> SectorBitmap {
-    let sectors = (PSEUDO_BLOCK_BYTES / u64::from(sector_bytes)) as u32;
-    let mut bitmap = SectorBitmap::empty(sectors, sector_bytes);
-    bitmap.words.fill(u64::MAX);
-    bitmap
-}
-
-/// The interface for writes to a disk that is one contiguous range of its store.
-#[derive(Debug)]
-pub(crate) struct FlatWriter {
-    store: Arc<dyn Store>,
-    size_bytes: AtomicU64,
-    /// Length in bytes to which the store must be extended before the first write; 0 if not needed.
-    padding_end_bytes: AtomicU64,
-    trailer: Trailer,
-    /// Held while the size or the identity changes.
-    growing: Mutex<()>,
-    /// The identity, if it was changed since the open.
-    linkage_id: Mutex<Option<LinkageId>>,
-    barrier: Barrier,
-}
-
-/// What follows the disk in its store.
-#[derive(Debug)]
-pub(crate) enum Trailer {
-    /// The store ends with the disk.
-    None,
-    /// Data that must move when the size changes, as a VHD footer.
-    Moves(Box<dyn MoveTrailer>),
-}
-
-/// Moves the data that follows a disk.
-pub(crate) trait MoveTrailer: Send + Sync + fmt::Debug {
-    /// Changes the disk's size from `from_bytes` to `to_bytes`, durably. A new range reads as
-    /// zeros.
-    ///
-    /// # Errors
-    /// On an error the disk keeps its old size, unless only the last sync failed.
-    fn move_trailer(&self, barrier: &Barrier, from_bytes: u64, to_bytes: u64) -> Result<()>;
-
-    /// Whether the disk may grow to this size, and how long the file would be.
-    ///
-    /// # Errors
-    /// `Unsupported` if not.
-    fn check_growth(&self, store: &dyn Store, from_bytes: u64, to_bytes: u64) -> Result<u64>;
-
-    /// Records another identity, durably.
-    ///
-    /// # Errors
-    /// `Io`, after which the old identity or the new one is recorded.
-    fn set_linkage_id(&self, barrier: &Barrier, linkage_id: LinkageId) -> Result<()>;
-}
-
-impl FlatWriter {
-    pub(crate) fn new(
-        store: Arc<dyn Store>,
-        size_bytes: u64,
-        padding_end_bytes: Option<u64>,
-        trailer: Trailer,
-    ) -> Self {
-        let (barrier, size_bytes) = (Barrier::new(Arc::clone(&store)), AtomicU64::new(size_bytes));
-        let padding_end_bytes = AtomicU64::new(padding_end_bytes.unwrap_or(0));
-        let (growing, linkage_id) = (Mutex::default(), Mutex::default());
-        Self { barrier, store, size_bytes, padding_end_bytes, trailer, growing, linkage_id }
-    }
-
-    /// The identity, if it was changed since the open.
-    pub(crate) fn linkage_id(&self) -> Option<LinkageId> {
-        *self.linkage_id.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn size_bytes(&self) -> u64 {
-        self.size_bytes.load(Ordering::Acquire)
-    }
-
-    fn place(&self, block: u64) -> Result<u64> {
-        let size_bytes = self.size_bytes();
-        block.checked_mul(PSEUDO_BLOCK_BYTES).filter(|&offset_bytes| offset_bytes < size_bytes).ok_or_else(|| {
-            let beyond = io::Error::new(io::ErrorKind::InvalidInput, format!("the disk ends before block {block}"));
-            ImageError::io("find a block", &*self.store, size_bytes, beyond)
-        })
-    }
-}
-
-impl ImageWriter for FlatWriter {
-    fn begin_writing(&self) -> Result<()> {
-        match self.padding_end_bytes.load(Ordering::Acquire) {
-            0 => Ok(()),
-            end_bytes => extend_to_sector(&self.barrier, end_bytes),
-        }
-    }
-
-    fn set_linkage_id(&self, linkage_id: LinkageId) -> Result<()> {
-        let _turn = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
-        let Trailer::Moves(trailer) = &self.trailer else {
-            return Err(ImageError::Unsupported {
-                path: self.store.name().to_owned(),
-                what: "an identity in a raw disk".into(),
-                hint: "convert the disk to VHDX, VHD, VMDK or VDI".into(),
-            });
-        };
-        trailer.set_linkage_id(&self.barrier, linkage_id)?;
-        *self.linkage_id.lock().unwrap_or_else(PoisonError::into_inner) = Some(linkage_id);
-        Ok(())
-    }
-
-    fn prepare(&self, _blocks: Range<u64>) -> Result<()> {
-        Ok(())
-    }
-
-    fn reserve(&self, block: u64) -> Result<Option<Reservation>> {
-        Ok(Some(Reservation { store: 0, offset_bytes: self.place(block)?, init: None }))
-    }
-
-    fn initialised(&self, _block: u64) {}
-
-    fn tracks_sectors(&self) -> bool {
-        false
-    }
-
-    fn resize(&self, size_bytes: u64) -> Result<()> {
-        let _turn = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
-        // After a growth whose sync failed the file may already be long enough, but not durably.
-        self.barrier.check()?;
-        let present = self.size_bytes();
-        if size_bytes < present {
-            return Err(ImageError::Unsupported {
-                path: self.store.name().to_owned(),
-                what: format!("a new size of {size_bytes} bytes for this open disk of {present} bytes"),
-                hint: "the size must be at least the present one".into(),
-            });
-        }
-        if let Trailer::Moves(trailer) = &self.trailer {
-            if size_bytes > present {
-                trailer.move_trailer(&self.barrier, present, size_bytes)?;
-            }
-            self.size_bytes.store(size_bytes, Ordering::Release);
-            return Ok(());
-        }
-        let io = |doing| move |error| ImageError::io(doing, &*self.store, present, error);
-        if self.store.len_bytes().map_err(io("get the length of the file"))? < size_bytes {
-            self.store.set_len(size_bytes).map_err(io("make the disk larger"))?;
-            self.barrier.sync("make the file's new length durable")?;
-        }
-        self.size_bytes.store(size_bytes, Ordering::Release);
-        Ok(())
-    }
-
-    fn check_growth(&self, size_bytes: u64) -> Result<()> {
-        let (store, present) = (&*self.store, self.size_bytes());
-        let len_bytes = match &self.trailer {
-            Trailer::Moves(trailer) => trailer.check_growth(store, present, size_bytes)?,
-            Trailer::None => size_bytes,
-        };
-        store.check_len(len_bytes).map_err(|error| ImageError::io("make the disk larger", store, present, error))
-    }
-
-    fn check_shrink(&self, size_bytes: u64) -> Result<()> {
-        let present = self.size_bytes();
-        let hint = if size_bytes > present || size_bytes == 0 || !size_bytes.is_multiple_of(512) {
-            "the size must be a multiple of 512 above 0, and at most the present one"
-        } else if size_bytes < present && self.store.is_block_device() {
-            "a block device cannot be cut; copy the disk into an image"
-        } else {
-            return Ok(());
-        };
-        Err(ImageError::Unsupported {
-            path: self.store.name().to_owned(),
-            what: format!("a new size of {size_bytes} bytes for this open disk of {present} bytes"),
-            hint: hint.into(),
-        })
-    }
-
-    fn shrink(&self, size_bytes: u64) -> Result<()> {
-        let _turn = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
-        self.barrier.check()?;
-        self.check_shrink(size_bytes)?;
-        let present = self.size_bytes();
-        if size_bytes == present {
-            return Ok(());
-        }
-        if let Trailer::Moves(trailer) = &self.trailer {
-            trailer.move_trailer(&self.barrier, present, size_bytes)?;
-        } else {
-            let cut = self.store.set_len(size_bytes);
-            cut.map_err(|error| ImageError::io("cut the file at the disk's new end", &*self.store, size_bytes, error))?;
-            // The padding of the last sector is gone.
-            self.padding_end_bytes.store(0, Ordering::Release);
-            self.barrier.sync("make the file's new length durable")?;
-        }
-        self.size_bytes.store(size_bytes, Ordering::Release);
-        Ok(())
-    }
-
-    fn commit(&self, block: u64, change: Commit) -> Result<Option<BlockState>> {
-        match change {
-            Commit::Whole | Commit::Sectors { .. } => Ok(Some(BlockState::data(self.place(block)?))),
-            Commit::Zero | Commit::Discard | Commit::Absent | Commit::Moved => Err(ImageError::Unsupported {
-                path: self.store.name().to_owned(),
-                what: "a block without payload in a disk that has no block table".into(),
-                hint: "write zeros over the range instead".into(),
-            }),
-        }
-    }
-
-    fn can_store_zero(&self) -> bool {
-        false
-    }
-
-    fn is_dirty(&self) -> bool {
-        false
-    }
-
-    fn check_syncs(&self) -> Result<()> {
-        Ok(self.barrier.check()?)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.barrier.share(|| Ok(self.barrier.sync("make the written data durable")?))
-    }
-
-    fn freed_generation(&self) -> u64 {
-        0
-    }
-
-    fn recycle(&self, _generation: u64) {}
-
-    fn close(&self) -> Result<()> {
-        self.flush()
-    }
-}
-
-/// A store that reads as zeros from the end of its file to the end of the last sector. Ranges
-/// within the file go straight to the file. Writes never reach the padding, as the file is extended
-/// before the first write.
-#[derive(Debug)]
-struct PaddedStore {
-    inner: Arc<dyn Store>,
-    padded_len_bytes: AtomicU64,
-    /// Length of the file when last measured, in bytes.
-    held_bytes: AtomicU64,
-}
-
-impl PaddedStore {
-    fn measure(&self) -> io::Result<()> {
-        self.held_bytes.store(self.inner.len_bytes()?, Ordering::Release);
-        Ok(())
-    }
-}
-
-impl Store for PaddedStore {
-    fn name(&self) -> &Path {
-        self.inner.name()
-    }
-
-    fn len_bytes(&self) -> io::Result<u64> {
-        Ok(self.inner.len_bytes()?.max(self.padded_len_bytes.load(Ordering::Acquire)))
-    }
-
-    fn read_at(&self, buf: &mut [u8], offset_bytes: u64) -> io::Result<()> {
-        let held_end = self.inner.len_bytes()?;
-        let end = offset_bytes.checked_add(buf.len() as u64).ok_or(io::ErrorKind::InvalidInput)?;
-        if end <= held_end {
-            return self.inner.read_at(buf, offset_bytes);
-        }
-        if end > self.padded_len_bytes.load(Ordering::Acquire) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        let held_bytes = held_end.saturating_sub(offset_bytes) as usize;
-        let (held, padding) = buf.split_at_mut(held_bytes);
-        padding.fill(0);
-        if held.is_empty() { Ok(()) } else { self.inner.read_at(held, offset_bytes) }
-    }
-
-    fn write_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
-        self.inner.write_at(buf, offset_bytes)
-    }
-
-    fn set_len(&self, len_bytes: u64) -> io::Result<()> {
-        self.inner.set_len(len_bytes)?;
-        // A whole file has no padding any more.
-        self.padded_len_bytes.store(len_bytes, Ordering::Release);
-        self.measure()
-    }
-
-    fn allocate(&self, range: FileRange) -> io::Result<()> {
-        self.inner.allocate(range)?;
-        self.measure()
-    }
-
-    fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
-        self.inner.zero_range(range, how)
-    }
-
-    fn sync_data(&self) -> io::Result<()> {
-        self.inner.sync_data()
-    }
-
-    fn settle_sync(&self, result: io::Result<()>) -> io::Result<()> {
-        self.inner.settle_sync(result)
-    }
-
-    fn data_file(&self) -> Option<DataFile<'_>> {
-        self.inner.data_file()
-    }
-
-    fn lane(&self) -> Option<Arc<dyn Lane>> {
-        self.inner.lane()
-    }
-
-    fn is_plain(&self) -> bool {
-        false
-    }
-
-    fn front(&self, range: FileRange, access: Access) -> Front {
-        let held_bytes = self.held_bytes.load(Ordering::Acquire);
-        let FileRange { offset_bytes, len_bytes } = range;
-        if offset_bytes >= held_bytes {
-            return Front { is_direct: false, len_bytes };
-        }
-        self.inner.front(FileRange { offset_bytes, len_bytes: len_bytes.min(held_bytes - offset_bytes) }, access)
-    }
-
-    fn never_blocks(&self) -> bool {
-        self.inner.never_blocks()
-    }
-
-    fn next_data(&self, offset_bytes: u64) -> io::Result<Option<FileRange>> {
-        self.inner.next_data(offset_bytes)
-    }
-
-    fn identity(&self) -> Option<(u64, u64)> {
-        self.inner.identity()
-    }
-
-    fn allocated_bytes(&self) -> io::Result<u64> {
-        self.inner.allocated_bytes()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Commit;
     use diskwright_store::{Engine, EngineKind, FileStore, IoBuf, MemoryStore, OpenOptions};
+    use std::io;
 
     fn image(len: usize, writable: bool) -> (Arc<MemoryStore>, RawImage) {
         let store = Arc::new(MemoryStore::with_bytes("disk.raw", vec![7; len]));

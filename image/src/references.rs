@@ -21,7 +21,7 @@ pub struct Reference {
     /// Whether a session that writes to the image may write to this file.
     pub is_written: bool,
     /// What the image recorded of the block device that the name led to; `None` if it recorded
-    /// nothing. A file that is no device is not compared with it.
+    /// nothing. A file that is not a device is not compared with it.
     pub device: Option<DeviceId>,
 }
 

@@ -1,9 +1,9 @@
-//! Repairs an image: applies what its check says mends it, and checks again.
+//! Repairs an image: applies the changes that its check lists, and checks again.
 //!
 //! ```text
-//!   ┌─▶ check (collects mends) ─▶ those that are allowed ─▶ identity, once ─▶ changes ─▶ sync ─┐
+//!   ┌─▶ check (collects repairs) ─▶ those that are allowed ─▶ identity, once ─▶ changes ─▶ sync ─┐
 //!   └──────────────────────────────────────────────────────────────────────────────────────────┘
-//!        until a check has nothing left that may be mended: its report is the result
+//!        until a check has nothing left that may be repaired: its report is the result
 //! ```
 //!
 //! The store is usually a draft that only records the changes (`disk/src/heal/repair/draft.rs`), so
@@ -11,7 +11,7 @@
 //!
 //! What must hold:
 //!
-//! - A mend without [`Repair::CostsData`] changes no byte of the disk that can be read.
+//! - A repair without [`Repair::CostsData`] changes no byte of the disk that can be read.
 //! - Leaked space is given back only when no damage is left that stays or costs data. Until then
 //!   the lost data may lie in that space.
 //! - Between two syncs the changes may reach the file in any order. A change that needs an earlier
@@ -32,13 +32,13 @@ const ROUNDS_MAX: usize = 1024;
 /// A step of a repair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RepairStep {
-    /// What is mended.
+    /// The finding that is repaired.
     pub finding: Finding,
     /// What is done, a sentence without a full stop.
     pub what: String,
 }
 
-/// Mends the image in `store`. Without `accept_loss` only what needs no guess; with it also what
+/// Repairs the image in `store`. Without `accept_loss` only what needs no guess; with it also what
 /// costs data ([`Repair::CostsData`]). Calls `begin` before the changes of each step; the changes
 /// of `None` are those of the image's identity, before all others.
 ///
@@ -60,7 +60,7 @@ pub fn repair_image(
         let actions = allowed(&report, actions, accept_loss);
         let these: Vec<(u64, String)> =
             actions.iter().map(|action| (action.finding.offset_bytes, action.what.clone())).collect();
-        // What a round did not mend, the next one does not mend either.
+        // What a round did not repair, the next one does not repair either.
         if actions.is_empty() || these == last {
             return Ok(Some(report));
         }
@@ -86,7 +86,7 @@ pub fn repair_image(
     driver.check(Arc::clone(store)).map(Some)
 }
 
-/// The mends of a round: damage first, and leaked space only when no damage is left.
+/// The repairs of a round: damage first, and leaked space only when no damage is left.
 fn allowed(report: &CheckReport, actions: Vec<RepairAction>, accept_loss: bool) -> Vec<RepairAction> {
     let stays = |finding: &Finding| {
         finding.severity == Severity::Corrupt

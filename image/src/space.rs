@@ -16,7 +16,7 @@
 //! stale data through another block. The owner knows when both conditions are met. It then takes
 //! the pieces with [`Space::recycled`], punches holes with [`HolePunches`], and adds the pieces
 //! with [`Space::add_free`]. A free piece may hold stale data. [`Space::take_to_zero`] and
-//! [`Space::add_ready`] are called before and after it is zeroed. Only then can the piece be handed
+//! [`Space::zeroed`] are called before and after it is zeroed. Only then can the piece be handed
 //! out.
 //!
 //! A `Space` lives inside its image's state mutex and never accesses the store. I/O happens between
@@ -188,8 +188,8 @@ impl Space {
     }
 
     /// Free pieces of `len_bytes` to zero before one can be handed out; empty if one is ready. The
-    /// returned pieces are in no list. The caller zeroes them and calls [`Space::add_ready`], or
-    /// [`Space::add_free`] for those that could not be zeroed.
+    /// returned pieces are in no list. The caller zeroes them ([`zero_pieces`]) and calls
+    /// [`Space::zeroed`].
     pub fn take_to_zero(&mut self, len_bytes: u64) -> Vec<u64> {
         if self.ready.first(len_bytes).is_some() {
             return Vec::new();
@@ -201,8 +201,16 @@ impl Space {
         taken
     }
 
+    /// Records the result of [`zero_pieces`] for the pieces of [`Space::take_to_zero`]: the first
+    /// `zeroed` can be handed out, the others stay free and are zeroed later.
+    pub fn zeroed(&mut self, pieces: &[u64], zeroed: usize, len_bytes: u64) {
+        let (ready, still) = pieces.split_at(zeroed.min(pieces.len()));
+        ready.iter().for_each(|&offset_bytes| self.add_ready(offset_bytes, len_bytes));
+        still.iter().for_each(|&offset_bytes| self.add_free(offset_bytes, len_bytes));
+    }
+
     /// Makes a piece available that reads as zeros.
-    pub fn add_ready(&mut self, offset_bytes: u64, len_bytes: u64) {
+    fn add_ready(&mut self, offset_bytes: u64, len_bytes: u64) {
         self.ready.add(offset_bytes, len_bytes);
     }
 
@@ -418,7 +426,8 @@ impl Extension {
     }
 }
 
-/// Zeroes the pieces returned by [`Space::take_to_zero`]. Their space stays allocated. Returns the
+/// Zeroes the pieces returned by [`Space::take_to_zero`]; [`Space::zeroed`] records the result.
+/// Their space stays allocated. Returns the
 /// number of zeroed pieces and the error that stopped the loop. Blocks on I/O.
 pub fn zero_pieces(store: &dyn Store, offsets: &[u64], len_bytes: u64) -> (usize, io::Result<()>) {
     for (done, &offset_bytes) in offsets.iter().enumerate() {

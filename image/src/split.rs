@@ -29,9 +29,10 @@
 //! which files belong to it.
 
 use crate::{
-    BlockState, CheckReport, Commit, DiskType, Finding, Format, Image, ImageError, ImageInfo, ImageWriter, LogState,
-    Reservation, Result, SectorBitmap, Severity,
-    raw::{Measured, PSEUDO_BLOCK_BYTES, check_sector_bytes, measure},
+    BlockState, CheckReport, Commit, DiskType, Finding, Format, Image, ImageError, ImageInfo, ImageWriter, Reservation,
+    Result, SectorBitmap, Severity,
+    flat::{self, FLAT_ALIGNMENT_BYTES, PSEUDO_BLOCK_BYTES},
+    raw::{Measured, check_sector_bytes, measure},
 };
 use diskwright_store::{Barrier, Store};
 use std::{
@@ -110,24 +111,12 @@ impl SplitRawImage {
         let parts: Vec<_> = before.iter().cloned().chain([last]).collect();
         let block_bytes = block_bytes(&starts);
         let info = ImageInfo {
-            format: Format::Raw,
-            disk_type: DiskType::Fixed,
-            size_bytes,
-            block_bytes,
             has_blocks: false,
             logical_sector_bytes,
             physical_sector_bytes: logical_sector_bytes,
-            creator: String::new(),
-            subformat: None,
-            disk_id: None,
-            linkage_id: None,
-            file_write_id: None,
-            created_seconds: None,
-            parent: None,
-            log: LogState::None,
-            payload_alignment_bytes: block_bytes.min(u64::from(crate::raw::FLAT_ALIGNMENT_BYTES)) as u32,
+            payload_alignment_bytes: block_bytes.min(u64::from(FLAT_ALIGNMENT_BYTES)) as u32,
             remarks: remark.into_iter().collect(),
-            doubts: Vec::new(),
+            ..ImageInfo::new(Format::Raw, DiskType::Fixed, size_bytes, block_bytes)
         };
         let starts: Arc<[u64]> = starts.into();
         let writer = writable.then(|| SplitWriter {
@@ -279,7 +268,7 @@ impl SplitWriter {
 impl ImageWriter for SplitWriter {
     fn begin_writing(&self) -> Result<()> {
         let (Some(end_bytes), Some(last)) = (self.padding_end_bytes, self.barriers.last()) else { return Ok(()) };
-        crate::raw::extend_to_sector(last, end_bytes)
+        flat::extend_to_sector(last, end_bytes)
     }
 
     fn prepare(&self, _blocks: Range<u64>) -> Result<()> {

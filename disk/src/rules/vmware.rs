@@ -38,7 +38,7 @@ const VIRTUALBOX_KINDS: &[&str] = &[
 ];
 const OVF_KINDS: &[&str] = &["streamOptimized"];
 
-/// Largest disks.
+/// Largest virtual size of a disk, in bytes.
 const ESXI_MAX_BYTES: u64 = 62 << 40;
 const WORKSTATION_MAX_BYTES: u64 = 8 << 40;
 
@@ -127,7 +127,7 @@ fn virtualbox_format(facts: &ChainFacts) -> Verdict {
 fn kind(facts: &ChainFacts, taken: &[&str], remedy: &str) -> Verdict {
     of_top(facts, |top| {
         if !is_vmdk(top) {
-            return Verdict::not_applicable("it is no VMDK");
+            return Verdict::not_applicable("it is not a VMDK");
         }
         let kind_of = |image: &ImageFacts| image.kind.clone().unwrap_or_else(|| "an unknown kind".into());
         let is_taken = |image: &&ImageFacts| taken.iter().any(|kind| kind.eq_ignore_ascii_case(&kind_of(image)));
@@ -164,7 +164,7 @@ fn whole_chain(facts: &ChainFacts) -> Verdict {
 fn single(facts: &ChainFacts, remedy: &str) -> Verdict {
     of_top(facts, |image| {
         if !is_vmdk(image) {
-            return Verdict::not_applicable("it is no VMDK");
+            return Verdict::not_applicable("it is not a VMDK");
         }
         let has_parent = image.info.disk_type == DiskType::Differencing;
         Verdict::either(!has_parent, if has_parent { "a parent" } else { "no parent" }, remedy)
@@ -175,28 +175,13 @@ fn single(facts: &ChainFacts, remedy: &str) -> Verdict {
 mod tests {
     use super::*;
     use crate::rules::{Destination, Judgement};
-    use diskwright_image::{ImageInfo, LogState};
+    use diskwright_image::ImageInfo;
 
     fn facts(format: Format, kind: Option<&str>, sector_bytes: u32) -> ChainFacts {
         let info = ImageInfo {
-            subformat: None,
-            format,
-            disk_type: DiskType::Dynamic,
-            size_bytes: 9 << 40,
-            block_bytes: 65536,
-            has_blocks: true,
             logical_sector_bytes: sector_bytes,
             physical_sector_bytes: 4096,
-            creator: String::new(),
-            disk_id: None,
-            linkage_id: None,
-            file_write_id: None,
-            created_seconds: None,
-            parent: None,
-            log: LogState::None,
-            payload_alignment_bytes: 512,
-            remarks: Vec::new(),
-            doubts: Vec::new(),
+            ..ImageInfo::new(format, DiskType::Dynamic, 9 << 40, 65536)
         };
         let image = ImageFacts {
             path: "x.vmdk".into(),

@@ -3,8 +3,7 @@
 //! first.
 
 use diskwright_image::{
-    BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LogState, Reservation, Result,
-    SectorBitmap,
+    BlockState, Commit, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, Reservation, Result, SectorBitmap,
 };
 use diskwright_store::{MemoryStore, Store};
 use std::{
@@ -54,24 +53,9 @@ impl Patchwork {
         };
         Self {
             info: ImageInfo {
-                format: Format::Raw,
-                disk_type: DiskType::Dynamic,
-                size_bytes,
-                block_bytes: BLOCK,
-                has_blocks: true,
-                logical_sector_bytes: 512,
-                physical_sector_bytes: 512,
                 creator: "patchwork".into(),
-                subformat: None,
-                disk_id: None,
-                linkage_id: None,
-                file_write_id: None,
-                created_seconds: None,
-                parent: None,
-                log: LogState::None,
                 payload_alignment_bytes: 4096,
-                remarks: Vec::new(),
-                doubts: Vec::new(),
+                ..ImageInfo::new(Format::Raw, DiskType::Dynamic, size_bytes, BLOCK)
             },
             stores: vec![store("one", 0xd0), store("two", 0xd1)],
             inner: Mutex::new(Inner {

@@ -35,10 +35,10 @@ use diskwright_store::Store;
 use known::Known;
 use std::{path::Path, sync::Arc};
 
-/// A detected format.
+/// The format of a file, and how certain it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DetectedFormat {
-    /// The format.
+    /// The format to open the file as.
     pub format: Format,
     /// Whether only the contents indicate the format. A guest may have written them.
     pub is_guess: bool,

@@ -1,4 +1,4 @@
-//! Reports damage in a qcow2 image, and how it is mended.
+//! Reports damage in a qcow2 image, and how it is repaired.
 //!
 //! ```text
 //!   header, extensions      a file that cannot be opened has one finding, which says why

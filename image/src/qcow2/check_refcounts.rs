@@ -4,7 +4,7 @@
 //!   refcount < references   damage: a later write may reuse the cluster. The refcount is raised.
 //!   refcount > references   a leak. The refcount is lowered.
 //!   COPIED flag             must be set if the refcount is 1, and only then. The entry is changed.
-//!   two structures, or a structure and data, in one cluster     damage that no refcount mends
+//!   two structures, or a structure and data, in one cluster     damage that no refcount repairs
 //! ```
 //!
 //! A refcount can be changed only where it has a refcount block; a missing block needs space.
@@ -74,14 +74,14 @@ pub(super) struct Refcounts<'a> {
     flags_left_out: u64,
     leaked_clusters: u64,
     /// Whether clusters are used twice. Then data may be the bytes of a structure, and nothing is
-    /// mended: the disk would change.
+    /// repaired: the disk would change.
     overlaps: bool,
     usage: Option<&'a mut Usage>,
-    /// What mends are known, until it is known whether there are overlaps.
+    /// The known repairs, until it is known whether there are overlaps.
     actions: Vec<(Finding, String, Vec<Change>)>,
 }
 
-/// Most mends that are held.
+/// Most repairs that are held.
 const ACTIONS_MAX: usize = 1 << 16;
 
 impl<'a> Refcounts<'a> {
@@ -285,7 +285,7 @@ impl<'a> Refcounts<'a> {
                 self.add_repairable(finding, format!("the refcount becomes {references}"), changes, findings)
             }
             Some(None) => findings.add(finding),
-            // What can be mended is the same without collecting the changes.
+            // What can be repaired is the same without collecting the changes.
             None if self.has_blocks(&run) => self.add_repairable(finding, String::new(), Vec::new(), findings),
             None => findings.add(finding),
         }

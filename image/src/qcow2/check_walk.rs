@@ -42,7 +42,7 @@ pub(super) struct Reference {
     pub copied: Option<bool>,
     /// Offset of the entry in the file.
     pub entry_at: u64,
-    /// The entry.
+    /// The entry as it is in the file.
     pub word: u64,
     /// The name of the entry.
     pub structure: &'static str,
@@ -72,7 +72,7 @@ pub(super) struct Walk<'a> {
     pub front: &'a HeaderCluster,
     pub geometry: Geometry,
     l1_tables: Vec<L1Table>,
-    /// By offset.
+    /// The L2 tables, by their offset in the file.
     l2_tables: BTreeMap<u64, L2Table>,
     bitmap_tables: Vec<Place>,
     /// Contiguous structures besides tables with entries.
@@ -459,7 +459,7 @@ impl<'a> Walk<'a> {
                             None => {}
                             Some(_) if geometry.has_data_file => {}
                             Some(offset_bytes) if !self.is_in_file(offset_bytes) => {
-                                // Zeros without space in the file are read by nobody, but a write
+                                // Zeros without space in the file are never read, but a write
                                 // goes there.
                                 fault(self.outside("L2 entry", offset_bytes))?;
                             }

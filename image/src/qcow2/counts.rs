@@ -32,7 +32,7 @@ struct RefcountPosition {
     index: usize,
 }
 
-/// The refcounts.
+/// The refcount table, and the blocks of refcounts that are in memory.
 #[derive(Debug)]
 pub(super) struct Refcounts {
     pub width: RefcountWidth,

@@ -10,16 +10,16 @@ use super::{
     write::{self, Writing},
 };
 use crate::{
+    BlockState, DiskType, Format, Image, ImageInfo, ImageWriter, ParentLink, SectorBitmap,
     error::{ImageError, Result},
-    image::{BlockState, DiskType, Format, Image, ImageInfo, ImageWriter, LogState, ParentLink, SectorBitmap},
     inner::{InternalBitmap, InternalSnapshot},
-    raw::padded,
+    padded::padded,
 };
 use diskwright_format::qcow2::{Invalid, L2Entry, features};
 use diskwright_store::Store;
 use std::{io, sync::Arc};
 
-/// Largest alignment of payload that is told, in bytes.
+/// Largest alignment of payload that is reported, in bytes.
 const ALIGNMENT_MAX_BYTES: u64 = 1 << 20;
 /// Most bitmaps that are named.
 const BITMAPS_NAMED: usize = 4;
@@ -174,7 +174,7 @@ impl Qcow2Image {
     }
 }
 
-/// What is told of bitmaps that are up to date: a write would not be marked in them.
+/// The remark about bitmaps that are up to date: a write would not be marked in them.
 fn bitmaps_that_go(layout: &Layout) -> Option<String> {
     let is_kept = layout.front.header.features.autoclear & features::BITMAPS != 0;
     let bitmaps = layout.bitmaps.as_ref().ok().filter(|bitmaps| is_kept && !bitmaps.is_empty())?;
@@ -209,25 +209,13 @@ fn describe(layout: &Layout, snapshot: Option<&str>, parent: Option<ParentLink>)
     if let Err(error) = &layout.bitmaps {
         remarks.push(format!("The bitmaps cannot be read: {error}."));
     }
+    let disk_type = if parent.is_some() { DiskType::Differencing } else { DiskType::Dynamic };
     ImageInfo {
-        format: Format::Qcow2,
-        subformat: None,
-        disk_type: if parent.is_some() { DiskType::Differencing } else { DiskType::Dynamic },
-        size_bytes: layout.size_bytes(),
-        block_bytes: geometry.unit_bytes(),
-        has_blocks: true,
-        logical_sector_bytes: SECTOR_BYTES as u32,
-        physical_sector_bytes: SECTOR_BYTES as u32,
-        creator: String::new(),
-        disk_id: None,
-        linkage_id: None,
-        file_write_id: None,
-        created_seconds: None,
         parent,
-        log: LogState::None,
         payload_alignment_bytes: geometry.unit_bytes().min(ALIGNMENT_MAX_BYTES) as u32,
         remarks,
         doubts,
+        ..ImageInfo::new(Format::Qcow2, disk_type, layout.size_bytes(), geometry.unit_bytes())
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Layout {
     size_bytes: AtomicU64,
     /// Length of the file in bytes, as last known. It grows while the image is written.
     file_bytes: AtomicU64,
-    /// The L1 table.
+    /// Place of the L1 table in the file.
     pub l1: Place,
     /// All snapshots of the image; or why the table cannot be read.
     pub snapshots: Result<Vec<Snapshot>, ImageError>,

@@ -6,8 +6,8 @@
 
 use super::{corrupt, header::HeaderCluster};
 use crate::{
+    Format, ParentLink,
     error::{ImageError, Result},
-    image::{Format, ParentLink},
     references::{Reference, ReferenceKind},
 };
 use diskwright_format::qcow2::{Invalid, features};

@@ -8,7 +8,7 @@
 //!   tables.rs      entries of the L1 and the L2 tables, read on demand
 //!   compressed.rs  clusters that are decompressed, and the last ones that were
 //!   image.rs       the trait Image: states of blocks
-//!   check.rs       reports damage, and how it is mended: check_walk.rs, check_counts.rs,
+//!   check.rs       reports damage, and how it is repaired: check_walk.rs, check_counts.rs,
 //!                  check_refcounts.rs, check_contents.rs
 //!   write.rs       the trait ImageWriter, and the order of all changes: clusters.rs, prepare.rs,
 //!                  growth.rs, flush.rs, front.rs, reuse.rs, compact.rs, resize.rs; their

@@ -20,10 +20,11 @@ use super::{
 };
 use crate::{
     Result,
+    needs::{Prerequisites, supply_each},
     space::{Extension, zero_pieces},
 };
 use diskwright_format::qcow2::L1Entry;
-use std::{ops::Range, sync::PoisonError};
+use std::ops::Range;
 
 /// Maximum number of blocks that one preparation handles.
 const MAX_BLOCKS: u64 = 1024;
@@ -56,17 +57,8 @@ impl Writing {
             at = at.saturating_add(per_page - at % per_page);
         }
         let blocks = blocks.start..end.max(blocks.start);
-        if self.lock().needs.of(blocks.clone()).is_empty() {
-            return Ok(());
-        }
-        let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
-        let needs = self.lock().needs.of(blocks);
-        for (block, need) in needs {
-            let supplied = self.supply(block, need);
-            self.lock().needs.supplied(block);
-            supplied?;
-        }
-        Ok(())
+        let needs = |with: &mut dyn FnMut(&mut Prerequisites<Prerequisite>)| with(&mut self.lock().needs);
+        supply_each(&blocks, &self.preparing, &needs, &mut |block, need| self.supply(block, need))
     }
 
     fn supply(&self, block: u64, need: Prerequisite) -> Result<()> {
@@ -196,9 +188,7 @@ impl Writing {
         let cluster_bytes = self.cluster_bytes();
         let (zeroed, result) = zero_pieces(self.store(), pieces, cluster_bytes);
         if let Some(space) = &mut self.lock().space {
-            for (index, &at) in pieces.iter().enumerate() {
-                if index < zeroed { space.add_ready(at, cluster_bytes) } else { space.add_free(at, cluster_bytes) }
-            }
+            space.zeroed(pieces, zeroed, cluster_bytes);
         }
         result.map_err(|error| self.io("clear a free cluster", pieces.first().copied().unwrap_or(0), error))
     }

@@ -58,7 +58,7 @@ impl Writing {
         let old_bytes = self.layout.size_bytes();
         if size_bytes < old_bytes {
             let what = format!("a smaller size of {size_bytes} bytes while the disk is open");
-            return Err(self.unsupported(what, "shrink it while nobody uses it"));
+            return Err(self.unsupported(what, "shrink it while no process uses it"));
         }
         if size_bytes == old_bytes {
             return Ok(());

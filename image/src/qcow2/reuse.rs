@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   freed ─▶ quarantine ─ recycle ─▶ refcount lowered ─ 0? ─▶ punched ─▶ free: new clusters, moves
-//!   close:  refcounts of what nobody uses ─▶ flush ─▶ free space at the end ─▶ cut off
+//!   close:  refcounts of unused clusters ─▶ flush ─▶ free space at the end ─▶ cut off
 //! ```
 //!
 //! Each reference that is gone lowers the refcount by one. A cluster is free when no other is left:

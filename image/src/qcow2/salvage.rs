@@ -4,14 +4,14 @@
 //!   header ─▶ geometry, L1 table              damaged: the L1 table by its contents, if only one
 //!   extensions, names ─▶ parent               place fits (salvage_header.rs)
 //!   L1 entries ─▶ L2 tables, each at a place of its own ─▶ entries ─▶ clusters
-//!   snapshots, bitmaps, refcounts ─▶ what else of the file is no payload (salvage_space.rs)
+//!   snapshots, bitmaps, refcounts ─▶ what else of the file is not payload (salvage_space.rs)
 //! ```
 //!
 //! Refcounts are not needed to read, and no refcount makes an entry wrong. They only say which
 //! clusters without an entry are free: such a cluster holds no lost data.
 //!
 //! What must hold: a table or a cluster that shares space with another one is lost, and so is the
-//! other one. A table most of whose entries cannot be right is no L2 table: all its blocks are
+//! other one. A table most of whose entries cannot be right is not an L2 table: all its blocks are
 //! lost. An entry cannot be right if it is malformed, leads into a structure or far beyond any file
 //! of this disk, or lacks the COPIED flag that the table's own entry has, in an image without
 //! snapshots.
@@ -24,7 +24,7 @@ use super::{
     salvage_space::OtherStructures,
 };
 use crate::{
-    DiskType, Format, ImageError, ImageInfo, LogState, Result,
+    Format, ImageError, ImageInfo, Result,
     salvage::{
         Bitmaps, BlockTable, Fault, ParentRecord, SalvageHints, Salvaged, SalvagedBlock, Unpack, each_entry,
         file_length, joined, overlapping, overlaps_one,
@@ -81,24 +81,10 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
     let tables = others.not_payload(&*store, &front, &fixed, &table);
     let unpack = Cluster { compression: header.compression, geometry };
     let info = ImageInfo {
-        format: Format::Qcow2,
-        disk_type: if parent_record.may_have_parent() { DiskType::Differencing } else { DiskType::Dynamic },
-        size_bytes,
-        block_bytes: geometry.unit_bytes(),
-        has_blocks: true,
-        logical_sector_bytes: 512,
-        physical_sector_bytes: 512,
-        creator: String::new(),
-        subformat: None,
-        disk_id: None,
-        linkage_id: None,
-        file_write_id: None,
-        created_seconds: None,
         parent,
-        log: LogState::None,
         payload_alignment_bytes: geometry.unit_bytes().min(1 << 20) as u32,
         remarks,
-        doubts: Vec::new(),
+        ..ImageInfo::new(Format::Qcow2, parent_record.disk_type(), size_bytes, geometry.unit_bytes())
     };
     Ok(Salvaged {
         info,
@@ -128,7 +114,7 @@ fn refuse(store: &dyn Store, front: &HeaderCluster) -> Result<()> {
     })
 }
 
-/// Decompresses clusters.
+/// Decompresses the clusters of a salvaged image.
 #[derive(Debug)]
 struct Cluster {
     compression: Compression,

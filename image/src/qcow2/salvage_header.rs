@@ -32,7 +32,7 @@ pub(super) struct Known {
 /// The header, with what can be read of its extensions; or one that stands for it.
 ///
 /// # Errors
-/// `NotAnImage` if too little is known, with the option that tells it.
+/// `NotAnImage` if too little is known, with the option that supplies it.
 pub(super) fn header_of(
     store: &dyn Store,
     file_bytes: u64,

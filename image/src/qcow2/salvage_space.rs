@@ -1,5 +1,5 @@
-//! What of the file is no payload of the disk: structures, what only internal snapshots have, and
-//! free clusters.
+//! The parts of the file that are not payload of the disk: structures, what only internal snapshots
+//! have, and free clusters.
 //!
 //! A cluster without an entry is free only if its refcount says so, and that refcount block is
 //! right about all clusters that are known to be used. A cluster whose entry was wiped has its

@@ -20,7 +20,7 @@ const READ_L2: &str = "read an L2 table";
 /// What an entry of a cluster says: its state, or what is wrong with it and where.
 pub(super) type L2Lookup = std::result::Result<L2Entry, Fault>;
 
-/// An invalid entry.
+/// An invalid entry: where it is, what was found, what was expected.
 #[derive(Debug, Clone)]
 pub(super) struct Fault {
     pub offset_bytes: u64,

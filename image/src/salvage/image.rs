@@ -9,7 +9,7 @@ use crate::{BlockState, Image, ImageError, ImageInfo, ImageWriter, Result, Secto
 use diskwright_store::Store;
 use std::sync::Arc;
 
-/// See the module.
+/// A salvaged image: reads return what was found, and lost blocks fail.
 #[derive(Debug)]
 pub struct SalvagedImage {
     salvaged: Arc<Salvaged>,

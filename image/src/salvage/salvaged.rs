@@ -26,7 +26,7 @@ pub struct SalvageHints {
 /// Whether an image has a parent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParentRecord {
-    /// It has none.
+    /// The image has no parent.
     Alone,
     /// It is a differencing image.
     Child,
@@ -42,6 +42,11 @@ impl ParentRecord {
             Some(false) => Self::Alone,
             None => Self::Unknown,
         }
+    }
+
+    /// The type of the salvaged image.
+    pub(crate) fn disk_type(self) -> DiskType {
+        if self.may_have_parent() { DiskType::Differencing } else { DiskType::Dynamic }
     }
 
     /// Whether blocks without data may be those of a parent.

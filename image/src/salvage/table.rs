@@ -121,7 +121,7 @@ impl BlockTable {
         self.linear_bytes.is_some()
     }
 
-    /// Number of blocks.
+    /// Number of blocks of the disk.
     pub fn count(&self) -> u64 {
         self.count
     }

@@ -1,7 +1,7 @@
 //! Reports damage in a VDI: entries that lead out of the file, blocks that share space, and space
 //! that no entry names.
 //!
-//! A header that counts fewer spaces than blocks have is damage, and mended: other programs put
+//! A header that counts fewer spaces than blocks have is damage, and repaired: other programs put
 //! their next block behind the counted ones.
 //!
 //! The spaces are counted in windows of a bounded size, one pass over the map for each window that

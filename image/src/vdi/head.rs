@@ -12,7 +12,7 @@
 //!
 //! Invariant: the id of the contents in the file is new and durable before the first write of a
 //! session is visible. A mutex guards the sector and is held while it is written; a second one is
-//! held until a new id is durable, so that nobody writes before. No caller may hold the state
+//! held until a new id is durable, so that no write begins before. No caller may hold the state
 //! mutex.
 
 use crate::{ImageError, LinkageId, ParentLink, Result};

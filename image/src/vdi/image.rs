@@ -7,10 +7,10 @@ use super::{
     write::{PAGE_ENTRIES, Writing},
 };
 use crate::{
+    BlockState, DiskType, Format, Image, ImageInfo, ImageWriter, ParentLink, SectorBitmap,
     error::{ImageError, Result},
     identity::LinkageId,
-    image::{BlockState, DiskType, Format, Image, ImageInfo, ImageWriter, LogState, ParentLink, SectorBitmap},
-    raw::padded,
+    padded::padded,
 };
 use diskwright_format::vdi::{VdiEntry, VdiKind};
 use diskwright_store::Store;
@@ -35,29 +35,20 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VdiImage> {
     remarks.extend(doubts.iter().cloned());
     let places = u64::from(header.data_offset_bytes) + u64::from(header.extra_bytes);
     let alignment = 1 << (places | header.space_bytes() | 1 << 20).trailing_zeros();
+    let disk_type = match header.kind {
+        VdiKind::Fixed => DiskType::Fixed,
+        VdiKind::Differencing => DiskType::Differencing,
+        VdiKind::Dynamic | VdiKind::Undo => DiskType::Dynamic,
+    };
     let info = ImageInfo {
-        format: Format::Vdi,
-        subformat: None,
-        disk_type: match header.kind {
-            VdiKind::Fixed => DiskType::Fixed,
-            VdiKind::Differencing => DiskType::Differencing,
-            VdiKind::Dynamic | VdiKind::Undo => DiskType::Dynamic,
-        },
-        size_bytes: layout.size_bytes,
-        block_bytes: header.block_bytes.into(),
-        has_blocks: true,
-        logical_sector_bytes: SECTOR_BYTES as u32,
-        physical_sector_bytes: SECTOR_BYTES as u32,
         creator: header.creator.clone(),
         disk_id: Some(header.id),
         linkage_id: Some(LinkageId::Guid(header.modify_id)),
-        file_write_id: None,
-        created_seconds: None,
         parent: link_of(header),
-        log: LogState::None,
         payload_alignment_bytes: alignment,
         remarks,
         doubts,
+        ..ImageInfo::new(Format::Vdi, disk_type, layout.size_bytes, header.block_bytes.into())
     };
     if writable {
         let writing = Box::new(Writing::new(layout.clone(), Arc::clone(&store))?);
@@ -69,7 +60,7 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VdiImage> {
     Ok(VdiImage { info, layout, store, writing: None })
 }
 
-/// An open VDI.
+/// An open VDI, read-only or writable.
 #[derive(Debug)]
 pub struct VdiImage {
     info: ImageInfo,

@@ -3,9 +3,9 @@
 
 use super::corrupt;
 use crate::{
+    Format, ParentLink,
     error::{ImageError, Result},
     identity::LinkageId,
-    image::{Format, ParentLink},
 };
 use diskwright_format::{
     vdi::{HEADER_BYTES, VdiEntry, VdiHeader, VdiKind},

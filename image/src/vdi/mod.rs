@@ -16,7 +16,7 @@
 //!   salvage.rs  what can still be known of a damaged image
 //! ```
 //!
-//! A differencing image names its parent by ids only; whoever opens it looks for the file. An
+//! A differencing image names its parent by ids only; the caller looks for the file. An
 //! invalid entry of the block map makes only its own block damaged.
 //!
 //! VDI has no log, so only the order of writes protects against a power cut. Invariants at every

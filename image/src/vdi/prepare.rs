@@ -17,8 +17,12 @@
 //! blocks as long as possible: VirtualBox refuses more.
 
 use super::write::{PAGE_ENTRIES, Prerequisite, Writing};
-use crate::{Result, space::zero_pieces};
-use std::{ops::Range, sync::PoisonError};
+use crate::{
+    Result,
+    needs::{Prerequisites, supply_each},
+    space::zero_pieces,
+};
+use std::ops::Range;
 
 /// Maximum number of blocks that one preparation handles.
 const MAX_BLOCKS: u64 = 1024;
@@ -36,20 +40,14 @@ impl Writing {
         if !blocks.is_empty() {
             (blocks.start / PAGE_ENTRIES..=(blocks.end - 1) / PAGE_ENTRIES).try_for_each(|page| self.load(page))?;
         }
-        if self.lock().needs.of(blocks.clone()).is_empty() {
-            return Ok(());
-        }
-        let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
-        let needs = self.lock().needs.of(blocks);
-        for (block, need) in needs {
-            let supplied = self.survey().and_then(|()| match need {
+        let needs = |with: &mut dyn FnMut(&mut Prerequisites<Prerequisite>)| with(&mut self.lock().needs);
+        supply_each(&blocks, &self.preparing, &needs, &mut |_block, need| {
+            self.survey()?;
+            match need {
                 Prerequisite::Survey => Ok(()),
                 Prerequisite::Space => self.make_room(),
-            });
-            self.lock().needs.supplied(block);
-            supplied?;
-        }
-        Ok(())
+            }
+        })
     }
 
     /// Makes sure that a space can be taken, and that the header counts it. The caller holds
@@ -73,9 +71,7 @@ impl Writing {
         if !pieces.is_empty() {
             let (zeroed, result) = zero_pieces(store, &pieces, len_bytes);
             if let Some(space) = &mut self.lock().space {
-                for (index, &at) in pieces.iter().enumerate() {
-                    if index < zeroed { space.add_ready(at, len_bytes) } else { space.add_free(at, len_bytes) }
-                }
+                space.zeroed(&pieces, zeroed, len_bytes);
             }
             return result.map_err(self.io("zero free space of the file", pieces[0]));
         }

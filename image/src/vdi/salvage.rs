@@ -15,7 +15,7 @@
 
 use super::layout::{SECTOR_BYTES, link_of};
 use crate::{
-    DiskType, Format, ImageError, ImageInfo, LinkageId, LogState, Result,
+    Format, ImageError, ImageInfo, LinkageId, Result,
     salvage::{
         Bitmaps, BlockTable, Fault, ParentRecord, SalvageHints, Salvaged, SalvagedBlock, each_entry, file_length,
         overlapping, read_what_can_be,
@@ -33,7 +33,7 @@ const MAP_PLACES: [u32; 2] = [512, 1 << 20];
 /// To what the start of the data is rounded up: by QEMU, other programs, VirtualBox.
 const DATA_ALIGNMENTS: [u64; 3] = [512, 4096, 1 << 20];
 
-/// Salvages a VDI.
+/// Reads what can still be known of a damaged VDI.
 pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Salvaged> {
     let file_bytes = file_length(&*store)?;
     let mut sector = [0; HEADER_BYTES];
@@ -88,24 +88,12 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
     let parent = link_of(&found).filter(|_| parent_record == ParentRecord::Child);
     let has_ids = !found.id.is_nil();
     let info = ImageInfo {
-        format: Format::Vdi,
-        disk_type: if parent_record.may_have_parent() { DiskType::Differencing } else { DiskType::Dynamic },
-        size_bytes,
-        block_bytes: found.block_bytes.into(),
-        has_blocks: true,
-        logical_sector_bytes: SECTOR_BYTES as u32,
-        physical_sector_bytes: SECTOR_BYTES as u32,
         creator: found.creator,
-        subformat: None,
         disk_id: has_ids.then_some(found.id),
         linkage_id: has_ids.then_some(LinkageId::Guid(found.modify_id)),
-        file_write_id: None,
-        created_seconds: None,
         parent,
-        log: LogState::None,
-        payload_alignment_bytes: SECTOR_BYTES as u32,
         remarks,
-        doubts: Vec::new(),
+        ..ImageInfo::new(Format::Vdi, parent_record.disk_type(), size_bytes, found.block_bytes.into())
     };
     Ok(Salvaged {
         info,
@@ -144,7 +132,7 @@ fn read_map(store: &dyn Store, header: &VdiHeader, file_bytes: u64, table: &mut 
 }
 
 /// Takes the entries of a sector of the map. A file has no more spaces than its map has entries or
-/// its header counts: a sector with mostly higher numbers is no part of a map.
+/// its header counts: a sector with mostly higher numbers is not part of a map.
 fn take_sector(
     store: &dyn Store,
     header: &VdiHeader,

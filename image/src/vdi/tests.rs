@@ -3,10 +3,7 @@
 mod writing;
 
 use super::open;
-use crate::{
-    Severity,
-    image::{BlockState, DiskType, Image},
-};
+use crate::{BlockState, DiskType, Image, Severity};
 use diskwright_store::{MemoryStore, Store};
 use std::{process::Command, sync::Arc};
 

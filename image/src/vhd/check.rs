@@ -1,4 +1,4 @@
-//! Reports damage in a VHD, and how it is mended. Reads only.
+//! Reports damage in a VHD, and how it is repaired. Reads only.
 //!
 //! ```text
 //!   footers (footers.rs) ─▶ header ─▶ locators ─▶ bitmaps, batmap ─▶ places of all blocks
@@ -12,8 +12,8 @@
 //! one system call for each block, as the bitmaps lie between the blocks; of more than
 //! [`BITMAPS_MAX`] blocks the rest is noted as not looked at.
 //!
-//! A footer is mended from the one that readers use. If the file cannot be opened with that one but
-//! with the other, the other is the right one.
+//! A footer is repaired from the one that readers use. If the file cannot be opened with that one
+//! but with the other, the other is the right one.
 //!
 //! Memory is bounded by [`order`](super::order) and by [`Findings`].
 
@@ -38,7 +38,7 @@ use std::sync::Arc;
 /// Most bitmaps that a check reads: those of 2 TiB in blocks of 512 KiB.
 const BITMAPS_MAX: u64 = 1 << 22;
 
-/// Checks the VHD in `store`; with `for_repair` also says how it is mended.
+/// Checks the VHD in `store`; with `for_repair` also says how it is repaired.
 ///
 /// # Errors
 /// `NotAnImage` if there is no footer at all; `Io`. Damage is in the report.

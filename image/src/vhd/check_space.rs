@@ -1,5 +1,5 @@
 //! Finds misplaced blocks, overlaps and leaked space of a VHD with blocks, and says how they are
-//! mended.
+//! repaired.
 //!
 //! ```text
 //!   block beyond the end of the file      given up: the entry is cleared
@@ -30,7 +30,7 @@ use diskwright_format::vhd::{BAT_UNUSED, FOOTER_BYTES, SECTOR_BYTES};
 use diskwright_store::{FileRange, Store};
 use std::{collections::HashMap, ops::Range};
 
-/// Overlaps that one round of a repair mends.
+/// Overlaps that one round of a repair removes.
 const PAIRS_MAX: usize = 1 << 16;
 
 /// A power cut during growth leaves a file without a footer at its end, and every reader handles

@@ -22,10 +22,7 @@ use super::{
     layout::Piece,
     write::{Prerequisite, State, Writing},
 };
-use crate::{
-    ImageError, Result,
-    image::{MovePlace, MoveTo},
-};
+use crate::{ImageError, MovePlace, MoveTo, Result};
 use diskwright_format::vhd::FOOTER_BYTES;
 use std::sync::PoisonError;
 

@@ -43,7 +43,7 @@ use super::{
     table,
     write::Writing,
 };
-use crate::{BlockState, ImageError, LinkageId, Result, raw::MoveTrailer};
+use crate::{BlockState, ImageError, LinkageId, Result, flat::MoveTrailer};
 use diskwright_format::vhd::{
     BAT_UNUSED, DynamicHeader, FOOTER_BYTES, Footer, HEADER_BYTES, MAX_DYNAMIC_BYTES, SECTOR_BYTES,
 };
@@ -56,7 +56,7 @@ use std::{
 /// Bytes of a table copied or written by one call.
 const STEP_BYTES: u64 = 1 << 20;
 
-/// For error messages.
+/// What failed, in errors.
 const WRITE_TABLE: &str = "write the block allocation table";
 
 /// Fails for a size that a disk with at most `max_bytes` cannot grow to.

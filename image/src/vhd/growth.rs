@@ -25,31 +25,22 @@
 //! `alloc_block`) does not zero the space. If space was reserved for all blocks, the footer stays
 //! after that space: QEMU's blocks take less space than ours, so they do not reach it.
 //!
-//! Memory: the walk uses what [`super::order`] says. The result is bounded by [`MAX_HOLES`] and
-//! [`MAX_UNPADDED`].
+//! `survey.rs` has the walk, `space_preparation.rs` the I/O.
 
 use super::{
     PAGE_BYTES, corrupt,
     layout::{Blocks, Layout, Piece},
-    order::{self, WalkItem},
+    space_preparation::{GROW, PreparedSpace, SpacePreparation},
+    survey::{Survey, Unpadded, survey},
     table,
 };
 use crate::{
     ImageError, Result,
-    space::{Extension, HolePunches, Space, Tail, zero_pieces},
+    space::{Extension, HolePunches, Space, Tail},
 };
 use diskwright_format::vhd::{BAT_UNUSED, FOOTER_BYTES, SECTOR_BYTES};
 use diskwright_store::{Barrier, FileRange, Store, Zeroing};
-use std::{collections::HashSet, io, ops::Range};
-
-/// For error messages.
-const GROW: &str = "grow the file";
-
-/// Maximum number of recorded holes between blocks, so that a hostile file cannot exhaust memory.
-const MAX_HOLES: usize = 65536;
-/// Maximum number of recorded blocks without a pad. In a file with more, all blocks that existed at
-/// open count as such.
-const MAX_UNPADDED: usize = 65536;
+use std::{io, ops::Range};
 
 /// What growth needs to know about the footer.
 #[derive(Debug, Clone)]
@@ -89,97 +80,6 @@ pub(super) struct Growth {
     was_cut: bool,
 }
 
-/// Payload offsets of blocks without a pad of ours before the bitmap: other programs placed them.
-/// Their space is a little too short for a new piece.
-#[derive(Debug)]
-enum Unpadded {
-    Few(HashSet<u64>),
-    /// All payload below this offset.
-    Below(u64),
-}
-
-impl Unpadded {
-    fn has(&self, payload_offset: u64) -> bool {
-        match self {
-            Self::Few(offsets) => offsets.contains(&payload_offset),
-            Self::Below(end) => payload_offset < *end,
-        }
-    }
-
-    /// Adds a block that was moved to the place of one of them.
-    fn add(&mut self, payload_offset: u64) {
-        match self {
-            Self::Few(offsets) => drop(offsets.insert(payload_offset)),
-            Self::Below(end) => *end = (*end).max(payload_offset + 1),
-        }
-    }
-}
-
-/// Result of the walk over the blocks.
-struct Survey {
-    blocks: u64,
-    blocks_end_bytes: u64,
-    /// First byte after all used space, rounded up to a sector.
-    used_end_bytes: u64,
-    /// Free pieces between blocks. Empty for files of other programs, which may use that space.
-    holes: Vec<u64>,
-    unpadded: HashSet<u64>,
-    /// Where the first block or hole begins; without either, `used_end_bytes`.
-    first_block_bytes: u64,
-}
-
-fn survey(store: &dyn Store, blocks: &Blocks, is_ours: bool, len_bytes: u64) -> Result<Survey> {
-    let (area_bytes, piece_bytes) = (blocks.bitmap_area_bytes(), blocks.piece_bytes());
-    let used_end_bytes = blocks.tables_end_bytes(len_bytes);
-    let mut survey = Survey {
-        blocks: 0,
-        blocks_end_bytes: 0,
-        used_end_bytes,
-        holes: Vec::new(),
-        unpadded: HashSet::new(),
-        first_block_bytes: u64::MAX,
-    };
-    let overlap = |one: u64, other: u64| {
-        let found = format!("two blocks at offset {one} and {other}");
-        corrupt(store, "block allocation table", blocks.table_offset, found, "blocks that do not overlap")
-    };
-    order::walk(store, blocks, len_bytes, &mut |item| {
-        let (piece, before, free_from) = match item {
-            WalkItem::Misplaced { block, piece } => return Err(blocks.misplaced(store, block, &piece, len_bytes)),
-            WalkItem::Duplicate { entry, .. } => {
-                let offset = blocks.place(entry).bitmap_offset;
-                return Err(overlap(offset, offset));
-            }
-            WalkItem::Block { piece, before, free_from, .. } => (piece, before, free_from),
-        };
-        if let Some((entry, end)) = before
-            && end > piece.bitmap_offset
-        {
-            return Err(overlap(blocks.place(entry).bitmap_offset, piece.bitmap_offset));
-        }
-        survey.blocks += 1;
-        survey.blocks_end_bytes = survey.blocks_end_bytes.max(piece.end);
-        let pad_start = piece.payload_offset.saturating_sub(area_bytes);
-        let is_unpadded = !piece.payload_offset.is_multiple_of(PAGE_BYTES) || pad_start < free_from;
-        let start = if is_unpadded { piece.bitmap_offset } else { pad_start };
-        survey.first_block_bytes = survey.first_block_bytes.min(start);
-        if is_unpadded && survey.unpadded.len() <= MAX_UNPADDED {
-            survey.unpadded.insert(piece.payload_offset);
-        }
-        // A hole that is large enough for a block was freed in an earlier session.
-        let mut hole = free_from.next_multiple_of(PAGE_BYTES);
-        while is_ours && survey.holes.len() < MAX_HOLES && hole + piece_bytes <= pad_start {
-            survey.first_block_bytes = survey.first_block_bytes.min(hole);
-            survey.holes.push(hole);
-            hole += piece_bytes;
-        }
-        Ok(())
-    })?;
-    survey.used_end_bytes = used_end_bytes.max(survey.blocks_end_bytes.next_multiple_of(SECTOR_BYTES));
-    survey.first_block_bytes = survey.first_block_bytes.min(survey.used_end_bytes);
-    Ok(survey)
-}
-
 impl Growth {
     /// Surveys the file and makes it ready to grow.
     ///
@@ -192,7 +92,13 @@ impl Growth {
 
     /// Surveys the file again, after the disk was made smaller. If space was reserved for all
     /// blocks, the space for those that are left stays.
-    pub fn anew(&self, store: &dyn Store, blocks: &Blocks, footer: &FooterPlace, barrier: &Barrier) -> Result<Self> {
+    pub fn surveyed_again(
+        &self,
+        store: &dyn Store,
+        blocks: &Blocks,
+        footer: &FooterPlace,
+        barrier: &Barrier,
+    ) -> Result<Self> {
         let footer = FooterPlace {
             bytes: self.footer,
             tail_offset_bytes: Some(self.space.file_end_bytes()),
@@ -248,8 +154,7 @@ impl Growth {
         } else {
             0
         };
-        let unpadded =
-            if unpadded.len() > MAX_UNPADDED { Unpadded::Below(used_end_bytes) } else { Unpadded::Few(unpadded) };
+        let unpadded = Unpadded::of(unpadded, used_end_bytes);
         Ok(Self {
             space,
             footer: footer.bytes,
@@ -365,7 +270,7 @@ impl Growth {
         (self.footer, self.space.file_end_bytes())
     }
 
-    /// Replaces the footer.
+    /// Replaces the footer in memory; the next move of the footer writes it.
     pub fn set_footer(&mut self, footer: [u8; FOOTER_BYTES]) {
         self.footer = footer;
     }
@@ -374,9 +279,8 @@ impl Growth {
     pub fn publish(&mut self, made: &PreparedSpace) {
         match made {
             PreparedSpace::Nothing => {}
-            PreparedSpace::Zeroed { ready, still, piece_bytes } => {
-                ready.iter().for_each(|&offset_bytes| self.space.add_ready(offset_bytes, *piece_bytes));
-                still.iter().for_each(|&offset_bytes| self.space.add_free(offset_bytes, *piece_bytes));
+            PreparedSpace::Zeroed { pieces, zeroed, piece_bytes } => {
+                self.space.zeroed(pieces, *zeroed, *piece_bytes);
             }
             PreparedSpace::Extended { end_bytes } => self.space.set_file_end(*end_bytes),
         }
@@ -520,80 +424,6 @@ impl Growth {
         }
         HolePunches::of(freed.into_iter()).punch_all(store);
         Ok(())
-    }
-}
-
-/// The I/O that is needed before a piece can be taken.
-#[derive(Debug)]
-pub(super) enum SpacePreparation {
-    Enough,
-    /// Zero these free pieces.
-    Zero {
-        pieces: Vec<u64>,
-        piece_bytes: u64,
-    },
-    /// Grow the file and move the footer.
-    Extend {
-        extension: Extension,
-        footer: Box<[u8; FOOTER_BYTES]>,
-    },
-}
-
-/// Result of [`SpacePreparation::make`].
-#[derive(Debug)]
-pub(super) enum PreparedSpace {
-    Nothing,
-    Zeroed { ready: Vec<u64>, still: Vec<u64>, piece_bytes: u64 },
-    Extended { end_bytes: u64 },
-}
-
-impl SpacePreparation {
-    /// Does the I/O. The caller ensures that only one thread does so. The result must be published
-    /// even if there is an error.
-    pub fn make(self, store: &dyn Store) -> (PreparedSpace, Result<()>) {
-        match self {
-            Self::Enough => (PreparedSpace::Nothing, Ok(())),
-            Self::Zero { mut pieces, piece_bytes } => {
-                let (zeroed, result) = zero_pieces(store, &pieces, piece_bytes);
-                let at = pieces.get(zeroed).copied().unwrap_or(0);
-                let still = pieces.split_off(zeroed);
-                (
-                    PreparedSpace::Zeroed { ready: pieces, still, piece_bytes },
-                    result.map_err(|e| ImageError::io(GROW, store, at, e)),
-                )
-            }
-            Self::Extend { extension, footer } => match extend(store, &extension, &footer) {
-                Ok(end_bytes) => (PreparedSpace::Extended { end_bytes }, Ok(())),
-                Err(error) => {
-                    restore_footer(store, &footer, extension.from_bytes);
-                    (PreparedSpace::Nothing, Err(error))
-                }
-            },
-        }
-    }
-}
-
-fn extend(store: &dyn Store, extension: &Extension, footer: &[u8; FOOTER_BYTES]) -> Result<u64> {
-    let old_end = extension.from_bytes;
-    let new_end = extension.carry_out(store).map_err(|e| ImageError::io(GROW, store, old_end, e))?;
-    move_footer(store, footer, old_end, new_end)
-        .map_err(|e| ImageError::io("move the footer to the file's new end", store, new_end, e))?;
-    Ok(new_end)
-}
-
-fn move_footer(store: &dyn Store, footer: &[u8; FOOTER_BYTES], old_end: u64, new_end: u64) -> io::Result<()> {
-    store.write_at(footer, new_end)?;
-    // The old footer becomes slack, and slack must be zero.
-    let covered_bytes = (new_end - old_end).min(FOOTER_BYTES as u64) as usize;
-    store.write_at(&[0; FOOTER_BYTES][..covered_bytes], old_end)
-}
-
-/// Writes the footer again after a failed growth, which may have cut it off. Errors are ignored:
-/// the copy at offset 0 is valid.
-fn restore_footer(store: &dyn Store, footer: &[u8; FOOTER_BYTES], at: u64) {
-    let end = at + FOOTER_BYTES as u64;
-    if store.write_at(footer, at).is_ok() && store.len_bytes().is_ok_and(|len_bytes| len_bytes > end) {
-        let _ = store.set_len(end);
     }
 }
 

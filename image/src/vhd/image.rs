@@ -26,9 +26,9 @@ use super::{
     write::Writing,
 };
 use crate::{
-    BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LinkageId, LogState, ParentLink, Result,
+    BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LinkageId, ParentLink, Result,
     SectorBitmap,
-    raw::{self, FLAT_ALIGNMENT_BYTES, FlatWriter, PSEUDO_BLOCK_BYTES, Trailer},
+    flat::{self, FLAT_ALIGNMENT_BYTES, FlatWriter, PSEUDO_BLOCK_BYTES, Trailer},
 };
 use diskwright_format::vhd::{BAT_UNUSED, DiskKind, Footer, SECTOR_BYTES};
 use diskwright_store::{
@@ -48,7 +48,7 @@ const MAX_OPTIONAL_SCAN_ENTRIES: u64 = 65536;
 /// of 512 KiB.
 const MAX_SCAN_ENTRIES: u64 = 1 << 22;
 
-/// A VHD file.
+/// An open VHD, read-only or writable.
 #[derive(Debug)]
 pub struct VhdImage {
     info: ImageInfo,
@@ -137,29 +137,23 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
             alignment_bytes
         }
     };
+    let block_bytes = layout.blocks.as_ref().map_or(PSEUDO_BLOCK_BYTES, |blocks| blocks.block_bytes);
+    let disk_type = match footer.kind {
+        DiskKind::Fixed => DiskType::Fixed,
+        DiskKind::Dynamic => DiskType::Dynamic,
+        DiskKind::Differencing => DiskType::Differencing,
+    };
     let info = ImageInfo {
-        format: Format::Vhd,
-        disk_type: match footer.kind {
-            DiskKind::Fixed => DiskType::Fixed,
-            DiskKind::Dynamic => DiskType::Dynamic,
-            DiskKind::Differencing => DiskType::Differencing,
-        },
-        size_bytes: layout.size_bytes,
-        block_bytes: layout.blocks.as_ref().map_or(PSEUDO_BLOCK_BYTES, |blocks| blocks.block_bytes),
         has_blocks: layout.blocks.is_some(),
-        logical_sector_bytes: SECTOR_BYTES as u32,
-        physical_sector_bytes: SECTOR_BYTES as u32,
         creator: creator_text(footer),
-        subformat: None,
         disk_id: Some(footer.unique_id),
         linkage_id: Some(LinkageId::from_uuid(footer.unique_id)),
-        file_write_id: None,
         created_seconds: Some(footer.created_seconds),
         parent,
-        log: LogState::None,
         payload_alignment_bytes,
         remarks,
         doubts: layout.doubts.clone(),
+        ..ImageInfo::new(Format::Vhd, disk_type, layout.size_bytes, block_bytes)
     };
     let (len_bytes, footer) = (layout.len_bytes, FooterPlace::of(&layout));
     let kind = match layout.blocks {
@@ -255,7 +249,7 @@ impl Image for VhdImage {
 
     fn block_states(&self, first_block: u64, out: &mut [BlockState]) -> Result<()> {
         match &self.kind {
-            Kind::Fixed(_) => raw::flat_states(self.size_bytes(), first_block, out),
+            Kind::Fixed(_) => flat::flat_states(self.size_bytes(), first_block, out),
             Kind::Writable(writing) => writing.block_states(first_block, out)?,
             Kind::ReadOnly { blocks, len_bytes } => {
                 out.fill(BlockState::Absent);
@@ -309,7 +303,7 @@ impl Image for VhdImage {
 
     fn sector_bitmap(&self, block: u64) -> Result<SectorBitmap> {
         match &self.kind {
-            Kind::Fixed(_) => Ok(raw::flat_bitmap(SECTOR_BYTES as u32)),
+            Kind::Fixed(_) => Ok(flat::flat_bitmap(SECTOR_BYTES as u32)),
             Kind::Writable(writing) => writing.sector_bitmap(block),
             Kind::ReadOnly { blocks, len_bytes } => {
                 blocks.check_block(&*self.store, block)?;

@@ -19,9 +19,11 @@
 //!   link.rs      a link to a parent -> parent locators; the time stamp of a parent
 //!   relink.rs    replaces the link of an open disk to its parent
 //!   growth.rs    the end of the file: space for new blocks, and the footer that moves with it
+//!   survey.rs    the walk over all blocks before the first change
+//!   space_preparation.rs  the I/O for space at the end of the file
 //!   create.rs    new files
-//!   check.rs     reports damage in a file and how it is mended; its batmap: check_batmap.rs
-//!   check_space.rs  misplaced blocks, overlaps, leaked space, and how they are mended
+//!   check.rs     reports damage in a file and how it is repaired; its batmap: check_batmap.rs
+//!   check_space.rs  misplaced blocks, overlaps, leaked space, and how they are repaired
 //!   rebuild.rs   footers and headers that follow from the rest of the file
 //!   salvage.rs   what can still be known of a damaged file
 //! ```
@@ -65,6 +67,8 @@ mod relink;
 mod salvage;
 mod shrink;
 mod sizes;
+mod space_preparation;
+mod survey;
 mod table;
 mod write;
 

@@ -21,11 +21,15 @@
 
 use super::{
     bitmap,
-    growth::{Growth, SpacePreparation},
+    growth::Growth,
+    space_preparation::SpacePreparation,
     table,
     write::{Prerequisite, Writing},
 };
-use crate::Result;
+use crate::{
+    Result,
+    needs::{Prerequisites, supply_each},
+};
 use std::{
     ops::Range,
     sync::{Arc, PoisonError},
@@ -55,17 +59,8 @@ impl Writing {
         self.load_page(blocks.start)?;
         self.load_page(end - 1)?;
         let blocks = blocks.start..end;
-        if self.lock().needs.of(blocks.clone()).is_empty() {
-            return Ok(());
-        }
-        let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
-        let needs = self.lock().needs.of(blocks);
-        for (block, need) in needs {
-            let supplied = self.supply(block, need);
-            self.lock().needs.supplied(block);
-            supplied?;
-        }
-        Ok(())
+        let needs = |with: &mut dyn FnMut(&mut Prerequisites<Prerequisite>)| with(&mut self.lock().needs);
+        supply_each(&blocks, &self.preparing, &needs, &mut |block, need| self.supply(block, need))
     }
 
     fn supply(&self, block: u64, need: Prerequisite) -> Result<()> {

@@ -15,7 +15,7 @@
 
 use super::layout::by_trust;
 use crate::{
-    DiskType, Format, ImageError, ImageInfo, LinkageId, LogState, ParentLink, Result,
+    DiskType, Format, ImageError, ImageInfo, LinkageId, ParentLink, Result,
     salvage::{
         Bitmaps, BlockTable, Fault, ParentRecord, SalvageHints, Salvaged, SalvagedBlock, each_entry, file_length,
         joined, overlapping, overlaps_one, read_what_can_be,
@@ -36,7 +36,7 @@ const BLOCKS_MAX: u64 = 1 << 26;
 /// The map of a fixed disk is cut by this.
 const FIXED_UNIT_BYTES: u64 = 2 << 20;
 
-/// Salvages a VHD.
+/// Reads what can still be known of a damaged VHD.
 pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Salvaged> {
     let file_bytes = file_length(&*store)?;
     let mut remarks = Vec::new();
@@ -346,23 +346,12 @@ fn info(
     remarks: Vec<String>,
 ) -> ImageInfo {
     ImageInfo {
-        format: Format::Vhd,
-        disk_type,
-        size_bytes,
-        block_bytes,
-        has_blocks: true,
-        logical_sector_bytes: SECTOR_BYTES as u32,
-        physical_sector_bytes: SECTOR_BYTES as u32,
         creator: footer.map(|footer| footer.creator_app.escape_ascii().to_string()).unwrap_or_default(),
-        subformat: None,
         disk_id: footer.map(|footer| footer.unique_id),
         linkage_id: footer.map(|footer| LinkageId::from_uuid(footer.unique_id)),
-        file_write_id: None,
         created_seconds: footer.map(|footer| footer.created_seconds),
         parent,
-        log: LogState::None,
-        payload_alignment_bytes: SECTOR_BYTES as u32,
         remarks,
-        doubts: Vec::new(),
+        ..ImageInfo::new(Format::Vhd, disk_type, size_bytes, block_bytes)
     }
 }

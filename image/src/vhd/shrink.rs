@@ -70,7 +70,7 @@ impl Writing {
         self.replace_blocks(after.clone());
         self.clear_tail(&after)?;
         self.barrier.sync("make the smaller disk durable")?;
-        self.walk_anew()
+        self.survey_again()
     }
 
     /// How many entries the table has by its header, if there is nothing else in its place;
@@ -146,7 +146,7 @@ impl Writing {
         let _ = self.store.zero_range(FileRange { offset_bytes, len_bytes }, Zeroing::Deallocate);
     }
 
-    /// Step 4.
+    /// Step 4: the header gets the new number of entries.
     fn shorten_table(&self, after: &mut Blocks) -> Result<()> {
         let count = after.count as u32;
         if after.header.max_table_entries == count {
@@ -163,10 +163,10 @@ impl Writing {
         Ok(())
     }
 
-    /// Step 6.
-    fn walk_anew(&self) -> Result<()> {
+    /// Step 6: the file is surveyed again.
+    fn survey_again(&self) -> Result<()> {
         let Some(old) = self.lock().growth.take() else { return Ok(()) };
-        let growth = old.anew(&*self.store, &self.blocks(), &self.footer, &self.barrier)?;
+        let growth = old.surveyed_again(&*self.store, &self.blocks(), &self.footer, &self.barrier)?;
         self.lock().growth = Some(growth);
         Ok(())
     }

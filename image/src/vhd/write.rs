@@ -80,7 +80,7 @@ impl Limits {
 
 const MAX_DIRTY_BYTES: u64 = 16 << 20;
 
-/// A writable image.
+/// The state of a writable image, with its locks.
 #[derive(Debug)]
 pub(super) struct Writing {
     pub(super) store: Arc<dyn Store>,
@@ -103,7 +103,7 @@ pub(super) enum Prerequisite {
     Growth,
     /// That walk, and space that reads as zeros.
     Space,
-    /// The block's bitmap.
+    /// The block's sector bitmap, which is not in memory.
     Bitmap,
 }
 

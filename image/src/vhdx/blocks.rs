@@ -28,13 +28,13 @@ use super::{
     state::{Prerequisite, State},
 };
 use crate::{
+    Commit, Reservation,
     error::{ImageError, Result},
-    image::{Commit, Reservation},
 };
 use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, BatEntry, BitmapState, PayloadState, bat::BAT_ENTRY_BYTES};
 use std::io;
 
-/// For error messages.
+/// What failed, in errors.
 pub(super) const MAKE_ROOM: &str = "allocate space for a block";
 
 impl VhdxImage {

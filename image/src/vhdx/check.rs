@@ -19,9 +19,9 @@ use super::{
     tables::Tables,
 };
 use crate::{
+    LogState,
     error::{ImageError, Result},
     findings::{Change, CheckOutcome, CheckReport, Finding, Findings, Severity, corruption},
-    image::LogState,
 };
 use diskwright_format::vhdx::{
     BatEntry, BitmapState, Header, Invalid, MIB, PayloadState, RegionTable, Slot,
@@ -31,7 +31,7 @@ use diskwright_format::vhdx::{
 use diskwright_store::Store;
 use std::{io, ops::ControlFlow, sync::Arc};
 
-/// Checks a VHDX without writing; with `for_repair` also says how it is mended.
+/// Checks a VHDX without writing; with `for_repair` also says how it is repaired.
 ///
 /// # Errors
 /// If the file is not a VHDX or cannot be read. Damage is a finding, not an error.
@@ -162,7 +162,7 @@ fn check_region_tables(store: &Arc<dyn Store>, opened: bool, findings: &mut Find
     Ok(())
 }
 
-/// Maximum number of entries of one kind that a round of a repair mends.
+/// Maximum number of entries of one kind that a round of a repair removes.
 const KIND_CHANGES_MAX: usize = 1 << 20;
 
 /// Entries with one peculiarity: how many, and the index of the first.
@@ -170,12 +170,12 @@ const KIND_CHANGES_MAX: usize = 1 << 20;
 struct Kind {
     count: u64,
     first_index: u64,
-    /// The changes that mend them; of no more than one round.
+    /// The changes that repair them; of no more than one round.
     changes: Vec<Change>,
 }
 
 impl Kind {
-    /// `change`: what mends the entry, collected for a repair only.
+    /// `change`: what repairs the entry, collected for a repair only.
     fn add(&mut self, index: u64, change: Option<Change>) {
         if self.count == 0 {
             self.first_index = index;

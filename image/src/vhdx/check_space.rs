@@ -1,4 +1,4 @@
-//! Finds overlaps and leaked space of a VHDX, and says how they are mended.
+//! Finds overlaps and leaked space of a VHDX, and says how they are repaired.
 //!
 //! Used space is gathered as one record of eight bytes for each entry with space, and sorted. One
 //! pass over the sorted records finds overlaps and unused space.

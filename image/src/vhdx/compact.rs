@@ -29,8 +29,8 @@ use super::{
     tables::{READ_BAT, READ_BITMAP, Tables},
 };
 use crate::{
+    Commit, ImageWriter, MovePlace, MoveTo,
     error::{ImageError, Result},
-    image::{Commit, ImageWriter, MovePlace, MoveTo},
     space::Space,
 };
 use diskwright_format::vhdx::{

@@ -15,8 +15,8 @@
 
 use super::link;
 use crate::{
+    CreateOptions, DiskType,
     error::{ImageError, Result},
-    image::{CreateOptions, DiskType},
 };
 use diskwright_format::vhdx::{
     BITMAP_BLOCK_BYTES, BatEntry, BatGeometry, FileIdentifier, FileParameters, Header, MIB, MetadataEntry,

@@ -12,7 +12,7 @@ pub(super) fn range_of(layout: &Layout, index: u64) -> Option<Range<u64>> {
     Some(start_bytes..start_bytes + layout.geometry.bytes_in_disk(block))
 }
 
-/// The change that replaces an entry; `None` unless mends are collected.
+/// The change that replaces an entry; `None` unless repairs are collected.
 pub(super) fn entry_change(layout: &Layout, index: u64, entry: BatEntry, findings: &Findings) -> Option<Change> {
     let write = || Change::Write(layout.entry_offset_bytes(index), entry.to_le_bytes().to_vec());
     findings.for_repair().then(write)

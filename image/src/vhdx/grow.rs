@@ -36,9 +36,8 @@ use super::{
     tables::READ_BAT,
 };
 use crate::{
-    BlockState,
+    BlockState, Image,
     error::{ImageError, Result},
-    image::Image,
 };
 use diskwright_format::vhdx::{
     BITMAP_BLOCK_BYTES, BatEntry, BatGeometry, Invalid, MIB, PayloadState,
@@ -52,7 +51,7 @@ use std::sync::Arc;
 /// Bytes of a table copied or written by one call.
 const COPY_BYTES: u64 = MIB;
 
-/// For error messages.
+/// What failed, in errors.
 const GROW: &str = "make the disk larger";
 
 /// A planned change of the size.
@@ -243,7 +242,7 @@ impl VhdxImage {
         Ok(())
     }
 
-    /// Step 2.
+    /// Step 2: clears entries beyond the old end in pages that are in use.
     fn clear_cached_entries(&self, writing: &Writing, plan: &Plan) -> Result<()> {
         let (first, end) = (plan.first_index(), plan.cached_end_index().min(plan.after.entries()));
         if first >= end {
@@ -382,7 +381,7 @@ impl VhdxImage {
         Ok(())
     }
 
-    /// Step 5.
+    /// Step 5: what the log entry has is written in place.
     fn write_places(&self, logged: &[Vec<Page>; 3]) -> Result<()> {
         for pages in logged.iter().filter(|pages| !pages.is_empty()) {
             for (offset_bytes, page) in pages {

@@ -28,9 +28,8 @@ use super::{
     tables::{READ_BITMAP, Tables},
 };
 use crate::{
-    LinkageId,
+    BlockState, Image, ImageInfo, ImageWriter, LinkageId, ParentLink, SectorBitmap,
     error::{ImageError, Result},
-    image::{BlockState, Image, ImageInfo, ImageWriter, ParentLink, SectorBitmap},
 };
 use diskwright_format::vhdx::{BatEntry, Invalid, bat::EntryKind};
 use diskwright_store::{
@@ -54,7 +53,7 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdxImage> {
     Ok(VhdxImage::new(opened, writable))
 }
 
-/// An open VHDX.
+/// An open VHDX, read-only or writable.
 pub struct VhdxImage {
     info: ImageInfo,
     /// The layout at open. A writable image has its current layout in its state.
@@ -111,7 +110,7 @@ impl VhdxImage {
         self.barrier.store().len_bytes().map_err(|error| self.io("get the file's length", 0, error))
     }
 
-    /// The current tables.
+    /// The tables with the changes in memory laid over them.
     pub(super) fn tables(&self) -> Tables<'_> {
         Tables::now(&**self.barrier.store(), self.writing.as_ref().map(|writing| &writing.state))
     }

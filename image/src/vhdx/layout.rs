@@ -19,7 +19,7 @@
 //! end. They are ignored, but their space stays reserved.
 
 use super::corrupt;
-use crate::{error::ImageError, image::BlockState};
+use crate::{BlockState, error::ImageError};
 use diskwright_format::vhdx::{
     BITMAP_BLOCK_BYTES, BatEntry, BatGeometry, BitmapState, Invalid, MIB, PayloadState, bat::BAT_ENTRY_BYTES,
 };

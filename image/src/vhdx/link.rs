@@ -10,7 +10,7 @@
 //! Creation (`create.rs`) and a change of the link (`relink.rs`) write the same bytes. `name` and
 //! the time stamp are fields of VHD only.
 
-use crate::{LinkageId, image::ParentLink};
+use crate::{LinkageId, ParentLink};
 use diskwright_format::vhdx::{
     Invalid, ParentLocator,
     parent_locator::{ABSOLUTE_WIN32_PATH, PARENT_LINKAGE, PARENT_LINKAGE2, RELATIVE_PATH, VHDX_LOCATOR, VOLUME_PATH},

@@ -56,14 +56,13 @@ pub(super) struct Sequence {
 
 /// The target of a replay.
 pub(super) enum Target<'a> {
-    /// The file.
+    /// Entries are applied to the file.
     Disk,
     /// Pages to lay over the file.
     Memory(&'a mut BTreeMap<u64, Box<[u8]>>),
 }
 
 impl Sequence {
-    /// Number of entries.
     pub(super) fn len(&self) -> u32 {
         self.entries.len() as u32
     }

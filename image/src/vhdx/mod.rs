@@ -19,7 +19,7 @@
 //!   header.rs   header updates; writes and syncs of metadata
 //!   create.rs   new files
 //!   salvage.rs  what can still be known of a damaged file
-//!   check.rs    reports all damage in a file, and how it is mended
+//!   check.rs    reports all damage in a file, and how it is repaired
 //!   check_metadata.rs  contradictions in the metadata
 //!   check_space.rs  overlaps and leaked space
 //!   give_up.rs  changes of single entries that a repair makes

@@ -17,9 +17,8 @@ use super::{
     log::{Ring, Sequence, Target},
 };
 use crate::{
-    LinkageId,
+    DiskType, Format, ImageInfo, LinkageId, LogState, ParentLink,
     error::{ImageError, Result},
-    image::{DiskType, Format, ImageInfo, LogState, ParentLink},
 };
 use diskwright_format::vhdx::{
     BatGeometry, FileIdentifier, FileParameters, Header, Invalid, MIB, MetadataEntry, MetadataTable, ParentLocator,
@@ -125,29 +124,23 @@ fn describe(
         metadata: metadata_ranges(store, &regions, found.log_is_sound.then_some(found.log_place), found.slot)?,
     };
     check_bat_region(store, &layout, &bat_region)?;
+    let disk_type = match (layout.has_parent, layout.fixed) {
+        (true, _) => DiskType::Differencing,
+        (false, true) => DiskType::Fixed,
+        (false, false) => DiskType::Dynamic,
+    };
     let info = ImageInfo {
-        format: Format::Vhdx,
-        disk_type: match (layout.has_parent, layout.fixed) {
-            (true, _) => DiskType::Differencing,
-            (false, true) => DiskType::Fixed,
-            (false, false) => DiskType::Dynamic,
-        },
-        size_bytes,
-        block_bytes: geometry.block_bytes(),
-        has_blocks: true,
         logical_sector_bytes: logical,
         physical_sector_bytes: physical,
         creator: found.creator.clone(),
-        subformat: None,
         disk_id,
         linkage_id: Some(LinkageId::from_uuid(header.data_write_guid)),
         file_write_id: Some(header.file_write_guid),
-        created_seconds: None,
         parent,
         log,
         payload_alignment_bytes: MIB as u32,
-        remarks: Vec::new(),
         doubts: is_stray.then(|| STRAY_PARENT.to_owned()).into_iter().collect(),
+        ..ImageInfo::new(Format::Vhdx, disk_type, size_bytes, geometry.block_bytes())
     };
     Ok((layout, info))
 }
@@ -342,7 +335,7 @@ pub(super) fn read_metadata_table(store: &dyn Store, region: &Region) -> Result<
     Ok(table)
 }
 
-/// Reads metadata items.
+/// The metadata table, and reads of its items.
 pub(super) struct Items<'a> {
     pub(super) store: &'a dyn Store,
     pub(super) region: Region,

@@ -42,7 +42,7 @@ impl Default for Limits {
     }
 }
 
-/// The cached pages.
+/// Pages of tables in memory, each clean or dirty.
 #[derive(Debug, Default)]
 pub(super) struct PageCache {
     limits: Limits,
@@ -52,7 +52,7 @@ pub(super) struct PageCache {
     dirty: BTreeSet<u64>,
     /// Pages in the last snapshot, not yet durable.
     in_flight: BTreeSet<u64>,
-    /// Number of drops.
+    /// How many pages were dropped: a read that saw another number is repeated.
     drops: u64,
 }
 

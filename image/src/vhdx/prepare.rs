@@ -36,6 +36,7 @@ use super::{
 };
 use crate::{
     error::{ImageError, Result},
+    needs::{Prerequisites, supply_each},
     space::{Space, zero_pieces},
 };
 use diskwright_format::vhdx::{BITMAP_BLOCK_BYTES, MIB, bat::BAT_ENTRY_BYTES};
@@ -63,17 +64,8 @@ impl VhdxImage {
         let first_bytes = entry_bytes(blocks.start);
         let end_bytes = entry_bytes(blocks.end - 1) + BAT_ENTRY_BYTES;
         self.load(writing, READ_BAT, first_bytes, end_bytes - first_bytes)?;
-        if lock(&writing.state).needs.of(blocks.clone()).is_empty() {
-            return Ok(());
-        }
-        let _turn = lock(&writing.preparing);
-        let needs = lock(&writing.state).needs.of(blocks);
-        for (block, need) in needs {
-            let supplied = self.supply(writing, block, need);
-            lock(&writing.state).needs.supplied(block);
-            supplied?;
-        }
-        Ok(())
+        let needs = |with: &mut dyn FnMut(&mut Prerequisites<Prerequisite>)| with(&mut lock(&writing.state).needs);
+        supply_each(&blocks, &writing.preparing, &needs, &mut |block, need| self.supply(writing, block, need))
     }
 
     fn supply(&self, writing: &Writing, block: u64, need: Prerequisite) -> Result<()> {
@@ -180,8 +172,7 @@ impl VhdxImage {
         }
         let (zeroed, result) = zero_pieces(store, &to_zero, len_bytes);
         if let Some(space) = &mut lock(&writing.state).space {
-            to_zero[..zeroed].iter().for_each(|&offset_bytes| space.add_ready(offset_bytes, len_bytes));
-            to_zero[zeroed..].iter().for_each(|&offset_bytes| space.add_free(offset_bytes, len_bytes));
+            space.zeroed(&to_zero, zeroed, len_bytes);
         }
         result.map_err(io)
     }

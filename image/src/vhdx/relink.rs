@@ -30,8 +30,8 @@ use super::{
     pages::{PAGE_BYTES, Page},
 };
 use crate::{
+    ParentLink,
     error::{ImageError, Result},
-    image::ParentLink,
 };
 use diskwright_format::vhdx::{
     Invalid, MIB, MetadataTable, ParentLocator,
@@ -105,7 +105,7 @@ impl VhdxImage {
         Ok(changes)
     }
 
-    /// Step 4.
+    /// Step 4: what the log entry has is written in place.
     fn write_link(&self, changes: &Changes) -> Result<()> {
         for pages in [&changes.locator, &changes.table] {
             for (offset_bytes, page) in pages {

@@ -1,7 +1,7 @@
 //! What a repair of a VHDX needs besides the writes that `check.rs` names: the identities of the
 //! file, its log, and proofs for changes of structures without which the file cannot be opened.
 //!
-//! - A repair begins with a new FileWriteGuid in both headers (MS-VHDX 2.2.2.1). That mends a
+//! - A repair begins with a new FileWriteGuid in both headers (MS-VHDX 2.2.2.1). That repairs a
 //!   damaged header too. The DataWriteGuid stays, and with it the link of children, unless data is
 //!   given up.
 //! - The log is replayed by the code that opens a disk for writing (`open.rs`): its entries are

@@ -48,7 +48,7 @@ const SEARCH_PASSES: u64 = 4;
 /// Entries read by one call.
 const ENTRIES: usize = 8192;
 
-/// Salvages a VHDX.
+/// Reads what can still be known of a damaged VHDX.
 pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Salvaged> {
     let held_bytes = file_length(&*store)?;
     let mut remarks = Vec::new();
@@ -117,25 +117,19 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
         tables.push(at..end.min(file_bytes));
     }
     let tables = joined(tables);
+    let disk_type = if has_parent { DiskType::Differencing } else { DiskType::Dynamic };
     let info = ImageInfo {
-        format: Format::Vhdx,
-        disk_type: if has_parent { DiskType::Differencing } else { DiskType::Dynamic },
-        size_bytes: geometry.size_bytes(),
-        block_bytes: geometry.block_bytes(),
-        has_blocks: true,
         logical_sector_bytes: geometry.logical_sector_bytes(),
         physical_sector_bytes: facts.physical_sector_bytes,
         creator: creator.unwrap_or_default(),
-        subformat: None,
         disk_id: facts.disk_id,
         linkage_id: header.as_ref().map(|header| LinkageId::from_uuid(header.data_write_guid)),
         file_write_id: header.as_ref().map(|header| header.file_write_guid),
-        created_seconds: None,
         parent: facts.parent.filter(|_| has_parent),
         log,
         payload_alignment_bytes: MIB as u32,
         remarks,
-        doubts: Vec::new(),
+        ..ImageInfo::new(Format::Vhdx, disk_type, geometry.size_bytes(), geometry.block_bytes())
     };
     let bitmaps = if has_parent { Bitmaps::Chunks { geometry, places } } else { Bitmaps::None };
     Ok(Salvaged {

@@ -102,7 +102,7 @@ impl VhdxImage {
         self.drop_entries(&before, &after)?;
         sync(&self.barrier)?;
         self.clear_tail(&after)?;
-        self.settle_anew(writing, &after)
+        self.empty_log_and_cut(writing, &after)
     }
 
     /// The layout for a smaller disk.
@@ -212,8 +212,8 @@ impl VhdxImage {
         result
     }
 
-    /// Step 5.
-    fn settle_anew(&self, writing: &Writing, after: &Layout) -> Result<()> {
+    /// Step 5: the log is emptied, the file cut and surveyed again.
+    fn empty_log_and_cut(&self, writing: &Writing, after: &Layout) -> Result<()> {
         sync(&self.barrier)?;
         lock(&writing.log).clear(&self.barrier, &writing.headers)?;
         let keeps_room = {

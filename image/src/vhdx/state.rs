@@ -11,7 +11,7 @@ use std::{
 /// What a block's reservation or commit lacked, besides the page of its BAT entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Prerequisite {
-    /// The survey.
+    /// The survey of the file (`survey.rs`).
     Survey,
     /// The survey, and space for the payload that reads as zeros.
     Payload,

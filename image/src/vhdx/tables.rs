@@ -20,9 +20,9 @@ use std::ops::{ControlFlow, Range};
 /// Maximum number of BAT bytes read by one call.
 const READ_BYTES: u64 = 64 << 10;
 
-/// For error messages.
+/// What failed, in errors.
 pub(super) const READ_BAT: &str = "read the block allocation table";
-/// For error messages.
+/// The same.
 pub(super) const READ_BITMAP: &str = "read a sector bitmap";
 
 /// Access to the current tables of an image.

@@ -1,11 +1,7 @@
 //! The trait [`ImageWriter`] of a VHDX: each call is passed on to the file that implements it.
 
 use super::{image::VhdxImage, lock};
-use crate::{
-    LinkageId,
-    error::Result,
-    image::{BlockState, Commit, ImageWriter, MoveTo, ParentLink, Reservation},
-};
+use crate::{BlockState, Commit, ImageWriter, LinkageId, MoveTo, ParentLink, Reservation, error::Result};
 use diskwright_store::sync::atomic::Ordering;
 use std::ops::Range;
 

@@ -198,7 +198,7 @@ fn mapped_device_of(id: &DeviceId) -> MappedDevice {
 /// stands for.
 ///
 /// # Errors
-/// `Corrupt` for a file that is no mapping of this program; `Io`.
+/// `Corrupt` for a file that is not a mapping of this program; `Io`.
 pub fn mapped_device(store: &dyn Store, is_written: bool) -> Result<Reference> {
     let bytes = read_some(store, 0, MAPPING_MAX_BYTES as usize + 1, "read the raw device mapping")?;
     let Mapping { device, identity, .. } = Mapping::parse(&bytes).map_err(|error| damaged(store, &error))?;

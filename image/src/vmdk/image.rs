@@ -13,8 +13,8 @@ use super::{
     write::Writing,
 };
 use crate::{
-    BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LinkageId, LogState, ParentLink,
-    Reference, Result, SectorBitmap, devices::PHYSICAL_MAPPING, raw,
+    BlockState, DiskType, Format, Image, ImageError, ImageInfo, ImageWriter, LinkageId, ParentLink, Reference, Result,
+    SectorBitmap, devices::PHYSICAL_MAPPING, flat,
 };
 use diskwright_format::vmdk::SECTOR_BYTES;
 use diskwright_store::Store;
@@ -28,7 +28,7 @@ const ALIGNMENT_MAX_BYTES: u64 = 4096;
 /// Entries that are read at once.
 const ENTRIES: usize = 512;
 
-/// A VMDK.
+/// An open VMDK, with all its extents.
 #[derive(Debug)]
 pub struct VmdkImage {
     info: ImageInfo,
@@ -84,29 +84,21 @@ pub fn open(stores: Vec<Arc<dyn Store>>, writable: bool) -> Result<VmdkImage> {
         remarks.push("The last program that wrote to the disk did not close it.".into());
     }
     let link = descriptor.and_then(link_of);
+    let disk_type = match (&link, layout.is_flat()) {
+        (Some(_), _) => DiskType::Differencing,
+        (None, true) => DiskType::Fixed,
+        (None, false) => DiskType::Dynamic,
+    };
     let info = ImageInfo {
-        format: Format::Vmdk,
-        disk_type: match (&link, layout.is_flat()) {
-            (Some(_), _) => DiskType::Differencing,
-            (None, true) => DiskType::Fixed,
-            (None, false) => DiskType::Dynamic,
-        },
-        size_bytes: layout.size_bytes.get(),
-        block_bytes: layout.block_bytes,
         has_blocks: !layout.is_flat(),
-        logical_sector_bytes: SECTOR_BYTES as u32,
-        physical_sector_bytes: SECTOR_BYTES as u32,
-        creator: String::new(),
         subformat: descriptor.map(|descriptor| descriptor.create_type.clone()),
         disk_id: descriptor.and_then(|descriptor| disk_id_of(descriptor.get("ddb.uuid")?)),
         linkage_id: descriptor.map(|descriptor| LinkageId::Cid(descriptor.cid)),
-        file_write_id: None,
-        created_seconds: None,
         parent: link,
-        log: LogState::None,
         payload_alignment_bytes: alignment(&layout)?,
         remarks,
         doubts: layout.doubts.clone(),
+        ..ImageInfo::new(Format::Vmdk, disk_type, layout.size_bytes.get(), layout.block_bytes)
     };
     let writing = if writable { Some(Box::new(Writing::new(Arc::clone(&layout))?)) } else { None };
     Ok(VmdkImage { info, layout, writing })
@@ -381,7 +373,7 @@ impl Image for VmdkImage {
 
     fn sector_bitmap(&self, _block: u64) -> Result<SectorBitmap> {
         if self.layout.is_flat() {
-            return Ok(raw::flat_bitmap(SECTOR_BYTES as u32));
+            return Ok(flat::flat_bitmap(SECTOR_BYTES as u32));
         }
         let sectors = (self.layout.block_bytes / SECTOR_BYTES) as u32;
         let mut bitmap = SectorBitmap::empty(sectors, SECTOR_BYTES as u32);

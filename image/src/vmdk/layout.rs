@@ -16,7 +16,7 @@ use super::{
     tables::{self, Growing, LOST, Tables},
     text::{Head, len_of, stray_parent},
 };
-use crate::{ImageError, Result, raw::PSEUDO_BLOCK_BYTES};
+use crate::{ImageError, Result, flat::PSEUDO_BLOCK_BYTES};
 use diskwright_format::vmdk::{Access, ExtentKind, GRAIN_ABSENT, SECTOR_BYTES};
 use diskwright_store::Store;
 use std::{ops::Range, sync::Arc};
@@ -228,7 +228,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Number of blocks.
+    /// Number of blocks of the disk.
     pub fn blocks(&self) -> u64 {
         self.size_bytes.get().div_ceil(self.block_bytes)
     }

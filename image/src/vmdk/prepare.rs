@@ -17,9 +17,13 @@ use super::{
     tables::{Entry, LOST},
     write::{Prerequisite, TableId, Writing},
 };
-use crate::{ImageError, Result, space::zero_pieces};
+use crate::{
+    ImageError, Result,
+    needs::{Prerequisites, supply_each},
+    space::zero_pieces,
+};
 use diskwright_format::vmdk::{GRAIN_ABSENT, SECTOR_BYTES};
-use std::{ops::Range, sync::PoisonError};
+use std::ops::Range;
 
 /// Maximum number of blocks that one preparation handles.
 const MAX_BLOCKS: u64 = 1024;
@@ -43,20 +47,11 @@ impl Writing {
             }
         }
         let blocks = blocks.start..end.max(blocks.start);
-        if self.lock().needs.of(blocks.clone()).is_empty() {
-            return Ok(());
-        }
-        let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
-        let needs = self.lock().needs.of(blocks);
-        for (block, need) in needs {
-            let supplied = match self.layout.place(block) {
-                Some(Place::Grain { extent, grain, .. }) => self.supply(extent, grain, need),
-                _ => Ok(()),
-            };
-            self.lock().needs.supplied(block);
-            supplied?;
-        }
-        Ok(())
+        let needs = |with: &mut dyn FnMut(&mut Prerequisites<Prerequisite>)| with(&mut self.lock().needs);
+        supply_each(&blocks, &self.preparing, &needs, &mut |block, need| match self.layout.place(block) {
+            Some(Place::Grain { extent, grain, .. }) => self.supply(extent, grain, need),
+            _ => Ok(()),
+        })
     }
 
     fn supply(&self, extent: usize, grain: u64, need: Prerequisite) -> Result<()> {
@@ -153,9 +148,7 @@ impl Writing {
         if !pieces.is_empty() {
             let (zeroed, result) = zero_pieces(store, &pieces, len_bytes);
             if let Some(space) = &mut self.lock().extent_states[extent].space {
-                for (index, &at) in pieces.iter().enumerate() {
-                    if index < zeroed { space.add_ready(at, len_bytes) } else { space.add_free(at, len_bytes) }
-                }
+                space.zeroed(&pieces, zeroed, len_bytes);
             }
             return result.map_err(io_error);
         }

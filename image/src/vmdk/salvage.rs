@@ -17,7 +17,7 @@ use super::{
     text::{COWD_MAGIC, SESPARSE_MAGIC, footer_of, link_of},
 };
 use crate::{
-    DiskType, Format, ImageError, ImageInfo, LinkageId, LogState, ParentLink, Result,
+    Format, ImageError, ImageInfo, LinkageId, ParentLink, Result,
     salvage::{
         Bitmaps, BlockTable, Fault, ParentRecord, SalvageHints, Salvaged, file_length, joined, read_what_can_be,
     },
@@ -34,7 +34,7 @@ const GRAINS_MAX: u64 = 1 << 31;
 /// Where all programs put an embedded descriptor, and its usual space.
 const USUAL_TEXT: (u64, u64) = (SECTOR_BYTES, 20 * SECTOR_BYTES);
 
-/// Salvages a VMDK.
+/// Reads what can still be known of a damaged VMDK.
 pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Salvaged> {
     let file_bytes = file_length(&*store)?;
     let mut first = [0; SPARSE_HEADER_BYTES];
@@ -70,24 +70,11 @@ pub(crate) fn salvage(store: Arc<dyn Store>, hints: &SalvageHints) -> Result<Sal
     tables.retain(|range| range.start < range.end);
     let unpack = extent.is_compressed.then(|| salvage_stream::unpacker(extent.grain_bytes));
     let info = ImageInfo {
-        format: Format::Vmdk,
-        disk_type: if parent_record.may_have_parent() { DiskType::Differencing } else { DiskType::Dynamic },
-        size_bytes: extent.capacity_bytes,
-        block_bytes: extent.grain_bytes,
-        has_blocks: true,
-        logical_sector_bytes: SECTOR_BYTES as u32,
-        physical_sector_bytes: SECTOR_BYTES as u32,
-        creator: String::new(),
         subformat: text.whole.as_ref().map(|text| text.create_type.clone()),
-        disk_id: None,
         linkage_id: text.whole.as_ref().map(|text| LinkageId::Cid(text.cid)),
-        file_write_id: None,
-        created_seconds: None,
         parent: text.parent().filter(|_| parent_record == ParentRecord::Child),
-        log: LogState::None,
-        payload_alignment_bytes: SECTOR_BYTES as u32,
         remarks,
-        doubts: Vec::new(),
+        ..ImageInfo::new(Format::Vmdk, parent_record.disk_type(), extent.capacity_bytes, extent.grain_bytes)
     };
     let mut salvaged = Salvaged {
         info,

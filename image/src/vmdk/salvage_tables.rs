@@ -344,7 +344,7 @@ fn copy(extent: &Extent<'_>, place: Result<Option<u64>, Fault>, first: u64, take
     Ok(Copy { entries, is_sound })
 }
 
-/// A copy most of whose entries cannot be right is no table, unless the other copy has the same
+/// A copy most of whose entries cannot be right is not a table, unless the other copy has the same
 /// entries (of a file that was cut).
 fn forget_what_is_no_table(copies: &mut [Copy]) {
     if let [first, second] = copies

@@ -16,13 +16,11 @@
 //! Invariant: [`Entry::At`] is a range inside the file and outside of headers, directories and the
 //! tables that existed when the image was opened. New tables lie in space that no grain has.
 
-use super::{corrupt, damaged, text};
+mod open;
+
+use super::{corrupt, text};
 use crate::{ImageError, Result};
-use diskwright_format::vmdk::{
-    GRAIN_ABSENT, GRAIN_ZERO, Placing, SECTOR_BYTES, SESPARSE_GRAIN_SECTORS, SESPARSE_HEADER_BYTES,
-    SESPARSE_TABLE_ENTRIES, SeSparseGrain, SeSparseHeader, SparseFlags, SparseHeader, sesparse_replays_journal,
-    sesparse_table_of,
-};
+use diskwright_format::vmdk::{GRAIN_ABSENT, GRAIN_ZERO, SECTOR_BYTES, SeSparseGrain, SparseHeader, sesparse_table_of};
 use diskwright_store::{
     Store,
     sync::atomic::{AtomicU64, Ordering},
@@ -35,21 +33,17 @@ pub(super) const TABLES_MAX: u64 = 1 << 22;
 pub(super) const LOST: u32 = u32::MAX;
 /// Bytes of a directory that are read by one call.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Entries of a COWD table.
-const COWD_ENTRIES: u64 = 4096;
-/// The largest grain of a COWD, in sectors.
-const COWD_GRAIN_MAX: u64 = 1 << 17;
 
 /// Where a grain is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Entry {
     /// No data in this extent.
     Absent,
-    /// Zeros.
+    /// The grain reads as zeros.
     Zero,
     /// At this offset of the file, in bytes. For a compressed grain: of its marker.
     At(u64),
-    /// An invalid entry.
+    /// An invalid entry, as it is in the file.
     Bad(u64),
 }
 
@@ -68,7 +62,7 @@ pub(super) enum EntryCoding {
     },
 }
 
-/// A sparse extent.
+/// Header, directories and tables of a sparse extent.
 #[derive(Debug)]
 pub(super) struct Tables {
     pub coding: EntryCoding,
@@ -122,177 +116,6 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Tables {
-    /// Reads header and directories of the extent in `store`.
-    ///
-    /// # Errors
-    /// `Corrupt`, `Unsupported`, `Io`.
-    pub fn read(store: &dyn Store) -> Result<Self> {
-        let first = text::read_some(store, 0, 2048, "read the header of the extent")?;
-        if first.starts_with(text::COWD_MAGIC) {
-            Self::cowd(store, &first)
-        } else if first.starts_with(text::SESPARSE_MAGIC) {
-            Self::sesparse(store, &first)
-        } else {
-            Self::hosted(store)
-        }
-    }
-
-    fn hosted(store: &dyn Store) -> Result<Self> {
-        let header = text::header_of(store)?;
-        let is_compressed = header.flags.has(SparseFlags::COMPRESSED);
-        if is_compressed != header.flags.has(SparseFlags::MARKERS) {
-            return Err(ImageError::Unsupported {
-                path: store.name().to_owned(),
-                what: format!("a sparse extent with the flags {:#x} (compressed grains need markers)", header.flags.0),
-                hint: "convert it with the program that made it".into(),
-            });
-        }
-        let directory = match header.directory {
-            Placing::Sector(sector) => sector,
-            Placing::InFooter => return Err(corrupt(store, "footer of a stream", 0, "no directory", "a directory")),
-        };
-        let coding = EntryCoding::Hosted { has_zeros: header.flags.has(SparseFlags::ZEROED_GRAINS), is_compressed };
-        let sectors = [Some(directory), header.redundant_directory];
-        let directories: Vec<u64> =
-            sectors.into_iter().flatten().map(|sector| sector.saturating_mul(SECTOR_BYTES)).collect();
-        let header_bytes = 0..SECTOR_BYTES;
-        let text_start = header.descriptor_sector.saturating_mul(SECTOR_BYTES);
-        let text = text_start..text_start.saturating_add(header.descriptor_sectors.saturating_mul(SECTOR_BYTES));
-        let tables = Self {
-            coding,
-            grain_bytes: header.grain_bytes(),
-            capacity_bytes: Growing::new(header.capacity_sectors * SECTOR_BYTES),
-            table_entries: u64::from(header.table_entries),
-            directories,
-            entries: Vec::new(),
-            fixed: vec![header_bytes, text],
-            taken: Vec::new(),
-            header: Some(header),
-            remarks: Vec::new(),
-            len_bytes: KnownLength(AtomicU64::new(text::len_of(store)?)),
-        };
-        tables.with_directories(store)
-    }
-
-    fn cowd(store: &dyn Store, first: &[u8]) -> Result<Self> {
-        let fail = |at, found: String, expected: &str| Err(corrupt(store, "COWD header", at, found, expected));
-        let (version, capacity, grain) = (u32_at(first, 4), u32_at(first, 12), u32_at(first, 16));
-        let (directory, count) = (u32_at(first, 20), u32_at(first, 24));
-        if first.len() < 2048 {
-            return fail(0, format!("{} bytes", first.len()), "2048 bytes");
-        }
-        if version != 1 {
-            return fail(4, format!("version {version}"), "version 1");
-        }
-        if grain == 0 || !grain.is_power_of_two() || grain > COWD_GRAIN_MAX {
-            return fail(16, format!("grains of {grain} sectors"), "a power of two up to 131,072");
-        }
-        let needed = capacity.div_ceil(grain).div_ceil(COWD_ENTRIES);
-        if count < needed {
-            return fail(24, format!("a directory of {count} entries"), &format!("at least {needed} for its capacity"));
-        }
-        let directory_bytes = directory * SECTOR_BYTES;
-        let tables = Self {
-            coding: EntryCoding::Cowd,
-            grain_bytes: grain * SECTOR_BYTES,
-            capacity_bytes: Growing::new(capacity * SECTOR_BYTES),
-            table_entries: COWD_ENTRIES,
-            directories: vec![directory_bytes],
-            entries: Vec::new(),
-            fixed: Vec::from_iter(Some(0..4 * SECTOR_BYTES)),
-            taken: Vec::new(),
-            header: None,
-            remarks: Vec::new(),
-            len_bytes: KnownLength(AtomicU64::new(text::len_of(store)?)),
-        };
-        tables.with_directories(store)
-    }
-
-    fn sesparse(store: &dyn Store, first: &[u8]) -> Result<Self> {
-        let unsupported = |what: &str| {
-            Err(ImageError::Unsupported {
-                path: store.name().to_owned(),
-                what: what.into(),
-                hint: "open the disk once with ESXi, which cleans it up".into(),
-            })
-        };
-        let header = SeSparseHeader::parse(first).map_err(|error| damaged(store, &error))?;
-        if header.flags != 0 {
-            return unsupported(&format!("an SESPARSE extent with the flags {:#x}", header.flags));
-        }
-        let bytes = |sectors: u64| sectors.saturating_mul(SECTOR_BYTES);
-        let at = bytes(header.volatile_sector);
-        let volatile = text::read_some(store, at, SESPARSE_HEADER_BYTES, "read the volatile header")?;
-        match sesparse_replays_journal(&volatile) {
-            Some(false) => {}
-            Some(true) => return unsupported("an SESPARSE extent whose journal is to be replayed"),
-            None => return Err(corrupt(store, "SESPARSE volatile header", at, "another magic", "0xcafecafe")),
-        }
-        let (tables, grains) = (bytes(header.tables_sector), bytes(header.grains_sector));
-        let tables = Self {
-            coding: EntryCoding::SeSparse { tables_bytes: tables, grains_bytes: grains },
-            grain_bytes: bytes(SESPARSE_GRAIN_SECTORS),
-            capacity_bytes: Growing::new(bytes(header.capacity_sectors)),
-            table_entries: SESPARSE_TABLE_ENTRIES,
-            directories: vec![bytes(header.directory.0)],
-            entries: Vec::new(),
-            fixed: Vec::from_iter(Some(0..SECTOR_BYTES)),
-            taken: Vec::new(),
-            header: None,
-            remarks: Vec::new(),
-            len_bytes: KnownLength(AtomicU64::new(text::len_of(store)?)),
-        };
-        tables.with_directories(store)
-    }
-
-    /// Reads the directories. A table that the first one loses is taken from the second.
-    fn with_directories(mut self, store: &dyn Store) -> Result<Self> {
-        let len_bytes = text::len_of(store)?;
-        let count = self.tables();
-        if self.capacity_bytes.get() == 0 {
-            return Err(corrupt(store, "sparse extent header", 12, "a capacity of 0", "a capacity"));
-        }
-        if count > TABLES_MAX {
-            return Err(ImageError::Unsupported {
-                path: store.name().to_owned(),
-                what: format!("a sparse extent of {count} grain tables (at most {TABLES_MAX})"),
-                hint: "is this the right file? A disk of that size would have larger grains".into(),
-            });
-        }
-        let bytes = count * self.directory_entry_bytes();
-        let outside = |at: u64| at == 0 || at.checked_add(bytes).is_none_or(|end| end > len_bytes);
-        let at = self.directories[0];
-        if outside(at) && self.directories.get(1).is_none_or(|&second| outside(second)) {
-            let found = format!("a directory of {bytes} bytes at offset {at} in a file of {len_bytes}");
-            return Err(corrupt(store, "grain directory", at, found, "one that lies inside the file"));
-        }
-        self.fixed.extend(self.directories.iter().filter(|&&at| !outside(at)).map(|&at| at..at + bytes));
-        for &at in &self.directories {
-            let read =
-                if outside(at) { vec![LOST; count as usize] } else { self.read_directory(store, at, len_bytes)? };
-            self.entries.push(read);
-        }
-        let lost = |entries: &[u32]| entries.iter().filter(|&&entry| entry == LOST).count();
-        let lost_first = lost(&self.entries[0]);
-        if lost_first > 0 {
-            if let [first, second] = &mut self.entries[..] {
-                for (one, other) in first.iter_mut().zip(second) {
-                    if *one == LOST && *other != GRAIN_ABSENT {
-                        *one = *other;
-                    }
-                }
-            }
-            let left = lost(&self.entries[0]);
-            self.remarks.push(format!(
-                "{}: the grain directory at offset {at} is damaged: {lost_first} of its {count} entries lead nowhere; {} of them were taken from the redundant directory.",
-                store.name().display(),
-                lost_first - left
-            ));
-        }
-        self.taken = joined(self.structures());
-        Ok(self)
-    }
-
     /// The ranges of headers, descriptor, directories and tables, sorted by their start.
     pub fn structures(&self) -> Vec<Range<u64>> {
         let mut ranges = self.fixed.clone();
@@ -303,23 +126,6 @@ impl Tables {
         ranges.retain(|range| range.start < range.end);
         ranges.sort_unstable_by_key(|range| (range.start, range.end));
         ranges
-    }
-
-    fn read_directory(&self, store: &dyn Store, at: u64, len_bytes: u64) -> Result<Vec<u32>> {
-        let width = self.directory_entry_bytes() as usize;
-        let mut entries = Vec::with_capacity(self.tables() as usize);
-        let mut bytes = vec![0; CHUNK_BYTES];
-        let mut offset = at;
-        let end = at + self.tables() * width as u64;
-        while offset < end {
-            let chunk = &mut bytes[..(end - offset).min(CHUNK_BYTES as u64) as usize];
-            store
-                .read_at(chunk, offset)
-                .map_err(|error| ImageError::io("read the grain directory", store, offset, error))?;
-            entries.extend(chunk.chunks_exact(width).map(|entry| self.directory_entry(entry, len_bytes)));
-            offset += chunk.len() as u64;
-        }
-        Ok(entries)
     }
 
     fn directory_entry_bytes(&self) -> u64 {
@@ -360,7 +166,7 @@ impl Tables {
         self.taken.last().map_or(0, |range| range.end)
     }
 
-    /// Number of grains.
+    /// Number of grains of the extent.
     pub fn grains(&self) -> u64 {
         self.capacity_bytes.get().div_ceil(self.grain_bytes)
     }

@@ -132,7 +132,7 @@ impl Head {
                 ExtentKind::VmfsRdm | ExtentKind::VmfsRaw => ReferenceKind::Device,
                 ExtentKind::SeSparse => ReferenceKind::SeSparseExtent,
             };
-            // What nobody may use is not opened.
+            // A file that no one may use is not opened.
             let name = extent.file.clone().filter(|_| extent.access != Access::None)?;
             let device = self.device.clone();
             Some((index, Reference { name, kind, is_written: extent.access == Access::ReadWrite, device }))

@@ -21,7 +21,7 @@ fn a_sound_image_has_no_findings() {
     assert_eq!((report.allocated_blocks, report.total_blocks, report.leaked_bytes), (1, 128, 0));
 }
 
-/// What was changed in the image, what is found, and whether a repair mends it.
+/// What was changed in the image, what is found, and whether a repair removes it.
 #[test]
 fn every_kind_of_damage_is_found_and_mended_where_that_needs_no_guess() {
     let refcount = |cluster: u64| (2 * CLUSTER) + cluster * 2;

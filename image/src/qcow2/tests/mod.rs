@@ -18,7 +18,7 @@ mod snapshots;
 mod writing;
 
 use super::{Qcow2Image, open};
-use crate::image::{BlockState, Image};
+use crate::{BlockState, Image};
 use diskwright_format::qcow2::{MAGIC, features};
 use diskwright_store::{MemoryStore, Store};
 use std::sync::Arc;

@@ -382,7 +382,8 @@ fn qemu(program: &str, args: &[&str], path: &Path) {
     assert!(made.status.success() && !said.contains("Pattern verification failed"), "{program} {args:?}: {said}");
 }
 
-/// Both programs write to one image in turns, whoever made it. Each reads what both wrote.
+/// Both programs write to one image in turns, also where the other one made it. Each reads what
+/// both wrote.
 #[test]
 fn qemu_and_this_program_write_in_turns() {
     if Command::new("qemu-io").arg("--version").output().is_err() {

@@ -22,7 +22,7 @@ mod replay;
 mod tools;
 
 use super::{create, image::VhdxImage, open};
-use crate::image::{BlockState, Commit, CreateOptions, DiskType, Image, ImageWriter, ParentLink};
+use crate::{BlockState, Commit, CreateOptions, DiskType, Image, ImageWriter, ParentLink};
 use diskwright_store::{DataFile, FileRange, Store, Zeroing};
 use std::{
     collections::BTreeMap,

@@ -1,11 +1,7 @@
 //! Random sessions against an array of sectors, and single guarantees of the writer.
 
 use super::*;
-use crate::{
-    ImageError, MoveTo, Severity,
-    image::{LogState, SectorBitmap},
-    vhdx::check,
-};
+use crate::{ImageError, LogState, MoveTo, SectorBitmap, Severity, vhdx::check};
 use diskwright_store::MemoryStore;
 use proptest::prelude::*;
 

@@ -1,7 +1,7 @@
 //! Hand-made logs, replayed in memory and on disk.
 
 use super::*;
-use crate::{ImageError, image::LogState, vhdx::check};
+use crate::{ImageError, LogState, vhdx::check};
 use diskwright_format::vhdx::{
     BatEntry, Header, PayloadState, Slot,
     log::{LogEntryHeader, data_entry, seal},

@@ -349,7 +349,8 @@ pub(super) fn opened_for_writing(path: &Path) -> Arc<dyn Image> {
     Format::Vmdk.driver().open_files([first].into_iter().chain(further).collect(), true, 512).unwrap()
 }
 
-/// Both programs write to one image in turns, whoever made it. Each reads what both wrote.
+/// Both programs write to one image in turns, also where the other one made it. Each reads what
+/// both wrote.
 #[test]
 fn qemu_and_this_program_write_in_turns() {
     if Command::new("qemu-io").arg("--version").output().is_err() {
