@@ -39,7 +39,7 @@ pub(crate) const CHAIN_MAX: usize = 1024;
 pub struct Layer {
     /// The path of the image's first file.
     pub path: PathBuf,
-    /// The image.
+    /// The open image.
     pub image: Arc<dyn Image>,
 }
 

@@ -32,7 +32,8 @@ pub(crate) type Key = (LayerId, u64);
 /// their data.
 pub(crate) const COPY_UP: u64 = u64::MAX;
 
-/// The claimed blocks.
+/// Blocks that are shared by writes or excluded for one change, and the requests that wait for
+/// them.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     blocks: HashMap<Key, Claim>,
@@ -86,7 +87,7 @@ impl Claims {
         !std::mem::replace(&mut claim.excluded, true)
     }
 
-    /// Ends an exclusion.
+    /// Ends an exclusion, and wakes the requests that wait for the block.
     pub(crate) fn end_exclusion(&mut self, key: Key) {
         if let Some(claim) = self.blocks.get_mut(&key) {
             claim.excluded = false;

@@ -56,7 +56,7 @@ pub(crate) struct Epochs {
     queues: Mutex<Vec<Weak<Counters>>>,
 }
 
-/// One queue's counters.
+/// A queue's counters of its requests in flight, one for each parity.
 #[derive(Debug)]
 pub(crate) struct QueueEpoch {
     current: Arc<AtomicU64>,
@@ -77,7 +77,7 @@ pub(crate) struct EpochTicket {
     pub(crate) epoch: u64,
 }
 
-/// A grace period.
+/// A grace period: over when all requests that were counted before it have ended.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct GracePeriod {
     /// The epoch that the grace period ended.

@@ -4,7 +4,7 @@
 //!   hold ─▶ exclude: new writes and discards of the blocks wait    (claims.rs)
 //!        ─▶ hide: no lock-free look-up finds their bytes            (map/run_cache.rs)
 //!        ─▶ grace period: all requests that found them have ended   (epoch.rs)
-//!        ─▶ ExcludedBlocks: nobody writes the blocks; reads continue
+//!        ─▶ ExcludedBlocks: no request writes the blocks; reads continue
 //!   drop ─▶ the words lead to the present owners; waiting requests are planned again
 //! ```
 //!
@@ -19,7 +19,7 @@ use crate::engine::{chain::Member, claims::Key, shared::Shared};
 use diskwright_store::sync::MutexGuard;
 use std::{io, ops::Range, sync::Arc};
 
-/// Blocks that nobody writes. They are released on drop.
+/// Blocks that no request writes. They are released on drop.
 #[derive(Debug)]
 pub(crate) struct ExcludedBlocks<'a> {
     shared: &'a Arc<Shared>,

@@ -31,110 +31,23 @@
 //! plan has committed nothing except whole blocks of zeros that were requested. Its reservations
 //! stay with the image, which returns the same space again.
 
+mod draft;
+mod zeroing;
+
 use crate::engine::{
     chain::{Chain, Member},
     claims,
-    map::{LayerId, Owner, Run, SourceId, push_joined},
+    map::{Owner, Run, SourceId, push_joined},
     mutation::Mutation,
     work::{Decoded, Work},
 };
-use diskwright_image::{Commit, DiskType};
+use diskwright_image::Commit;
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
-use diskwright_store::{
-    IoBuf,
-    store::{FileRange, Zeroing},
-};
+use draft::push_part;
+pub(crate) use draft::{Draft, Part, Pending, PlanResult};
 use std::{io, ops::Range, sync::Arc};
-
-/// Number of blocks planned under one hold of the mutation lock when a large range is zeroed.
-#[cfg(not(feature = "shuttle"))]
-const BLOCKS_PER_HOLD: u64 = 1024;
-/// Small in tests under the `shuttle` scheduler, so that small disks have several stages.
-#[cfg(feature = "shuttle")]
-const BLOCKS_PER_HOLD: u64 = 2;
-
-/// The result of planning.
-#[derive(Debug)]
-pub(crate) enum PlanResult {
-    /// The parts can be carried out.
-    Ready,
-    Work(Work),
-    /// This block must be released first.
-    Busy(claims::Key),
-}
-
-/// What to do when a request's payload is in place.
-#[derive(Debug, Default)]
-pub(crate) struct Pending {
-    /// The image that the commits are for.
-    pub(crate) member: Option<Member>,
-    pub(crate) commits: Vec<(u64, Commit)>,
-    pub(crate) initialised: Vec<u64>,
-    pub(crate) flush_after: bool,
-    pub(crate) is_sync: bool,
-    /// A success reports that the payload is durable, and no flush follows.
-    pub(crate) is_durable: bool,
-}
-
-/// A part of a write, started after the lock was released.
-#[derive(Debug)]
-pub(crate) enum Part {
-    Payload { source: SourceId, file_offset_bytes: u64, start: usize, len: usize },
-    Shared { source: SourceId, file_offset_bytes: u64, bytes: Arc<IoBuf> },
-    Zeroes { source: SourceId, range: FileRange, how: Zeroing },
-}
-
-/// Appends a part, or extends the last one if both are contiguous in one file. So small adjacent
-/// blocks are written by one call.
-fn push_part(parts: &mut Vec<Part>, part: Part) {
-    match (parts.last_mut(), &part) {
-        (
-            Some(Part::Payload { source, file_offset_bytes, start, len }),
-            Part::Payload { source: next, file_offset_bytes: next_offset, start: next_start, len: more },
-        ) if source == next && *file_offset_bytes + *len as u64 == *next_offset && *start + *len == *next_start => {
-            *len += more;
-        }
-        (Some(Part::Zeroes { source, range, how }), Part::Zeroes { source: next, range: more, how: next_how })
-            if source == next && how == next_how && range.offset_bytes + range.len_bytes == more.offset_bytes =>
-        {
-            range.len_bytes += more.len_bytes;
-        }
-        _ => parts.push(part),
-    }
-}
-
-/// The plan of a request so far.
-#[derive(Debug, Default)]
-pub(crate) struct Draft {
-    pub(crate) parts: Vec<Part>,
-    pub(crate) pending: Pending,
-    /// Reads only: the owners of the range.
-    pub(crate) runs: Vec<Run>,
-    /// Reads only: the compressed blocks, with their bytes once decompressed.
-    pub(crate) decoded: Vec<(LayerId, u64, Decoded)>,
-}
-
-impl Draft {
-    /// Starts a plan whose commits are for `image`. If an earlier plan was for another image, that
-    /// plan is dropped. Its reservations stay with the other image.
-    fn is_for(&mut self, mutation: &mut Mutation, image: &Member) {
-        if self.pending.member.as_ref().is_some_and(|member| member.id == image.id) {
-            return;
-        }
-        self.start_over(mutation);
-        self.pending.member = Some(image.clone());
-    }
-
-    /// Drops the plan and releases all blocks.
-    fn start_over(&mut self, mutation: &mut Mutation) {
-        self.parts.clear();
-        let Pending { member: Some(member), commits, initialised, .. } = &mut self.pending else { return };
-        for block in commits.drain(..).map(|(block, _)| block).chain(initialised.drain(..)) {
-            mutation.claims.release((member.id, block));
-        }
-    }
-}
+pub(crate) use zeroing::plan_zero;
 
 /// Appends the runs of `start..end`, in order and without gaps. Returns the work needed if a page
 /// or unit is not in memory.
@@ -450,131 +363,6 @@ fn plan_blocks(
         push_part(&mut draft.parts, Part::Payload { source, file_offset_bytes, start, len });
     }
     Ok(PlanResult::Ready)
-}
-
-/// Plans the zeroing of a range: as metadata, as zeros in the file, or not at all if it reads as
-/// zeros already. Starts at `at`, handles at most [`BLOCKS_PER_HOLD`] blocks of one image, and
-/// advances `at`.
-pub(crate) fn plan_zero(
-    mutation: &mut Mutation,
-    at: &mut u64,
-    end: u64,
-    discard: bool,
-    draft: &mut Draft,
-) -> io::Result<PlanResult> {
-    let chain = Arc::clone(&mutation.chain);
-    let most = |image: &Member| at.saturating_add(image.block_bytes.saturating_mul(BLOCKS_PER_HOLD)).min(end);
-    let (image, stop) = taker(mutation, &chain, *at, most(chain.top()));
-    let hold_end = most(image).min(stop);
-    let writer = image.writer()?;
-    if !image.has_begun_writing() {
-        return Ok(PlanResult::Work(Work::Begin { layer: image.id }));
-    }
-    draft.is_for(mutation, image);
-    let info = image.image.info();
-    // A discard in a fixed image must keep its space, so it only zeroes. A discard in a raw file
-    // deallocates.
-    let promises_space = info.disk_type == DiskType::Fixed && info.format.driver().promises_space;
-    let how = if discard && !promises_space { Zeroing::Deallocate } else { Zeroing::Keep };
-    let whole_commit = if discard { Commit::Discard } else { Commit::Zero };
-    let last_block = (hold_end - 1) / image.block_bytes;
-    let prepare = |block: u64| Ok(PlanResult::Work(Work::Prepare { layer: image.id, blocks: block..last_block + 1 }));
-    let mut runs = Vec::new();
-    while *at < hold_end {
-        let piece = Piece::first_of(&chain, image, *at, hold_end);
-        let key = (image.id, piece.block);
-        if let Some(key) = excluded(mutation, &chain, image, &piece) {
-            return Ok(PlanResult::Busy(key));
-        }
-        let shared = mutation.claims.is_shared(key);
-        if piece.whole && writer.can_store_zero() {
-            if shared {
-                return Ok(PlanResult::Busy(key));
-            }
-            match zero_words(&chain, image, &piece) {
-                ZeroState::Missing(work) => return Ok(PlanResult::Work(work)),
-                // Records the whole block as ZERO. This also covers blocks whose zeros other
-                // programs may read differently, such as UNMAPPED blocks with a file offset. The
-                // image ignores the commit if the block is recorded so already.
-                ZeroState::Zero { by_image: true } | ZeroState::Other => {
-                    if mutation.commit(image, piece.block, whole_commit)?.is_none() {
-                        return prepare(piece.block);
-                    }
-                }
-                ZeroState::Zero { by_image: false } => {}
-            }
-            *at = piece.stop;
-            continue;
-        }
-        match zero_words(&chain, image, &piece) {
-            ZeroState::Missing(work) => return Ok(PlanResult::Work(work)),
-            ZeroState::Zero { by_image } if !shared => {
-                if by_image && writer.can_store_zero() && mutation.commit(image, piece.block, whole_commit)?.is_none() {
-                    return prepare(piece.block);
-                }
-                *at = piece.stop;
-                continue;
-            }
-            _ => {}
-        }
-        runs.clear();
-        if let Some(work) = owned_runs(mutation, piece.start, piece.stop, &mut runs) {
-            return Ok(PlanResult::Work(work));
-        }
-        if !shared && runs.iter().all(|run| run.owner.reads_as_zeros()) {
-            *at = piece.stop;
-            continue;
-        }
-        let (source, offset_bytes) = match look_up(&chain, image, &piece) {
-            PieceOwner::Missing(work) => return Ok(PlanResult::Work(work)),
-            PieceOwner::Own { source, offset_bytes } => (source, offset_bytes),
-            PieceOwner::Other(Owner::Damaged { layer }) if layer == image.id => {
-                return Err(chain.damage(layer, piece.start));
-            }
-            found => {
-                if let PieceOwner::Other(owner) = found
-                    && let Some(next) = copy_up_first(mutation, &chain, image, &piece, owner)?
-                {
-                    return Ok(next);
-                }
-                let (source, offset_bytes) = match reserve(mutation, image, &piece, last_block, draft)? {
-                    Err(next) => return Ok(next),
-                    Ok(place) => place,
-                };
-                draft.pending.commits.push((piece.block, piece.commit(&chain)));
-                mutation.claims.share(key);
-                (source, offset_bytes + (piece.start - piece.block_start))
-            }
-        };
-        let range = FileRange { offset_bytes, len_bytes: piece.stop - piece.start };
-        push_part(&mut draft.parts, Part::Zeroes { source, range, how });
-        *at = piece.stop;
-    }
-    Ok(PlanResult::Ready)
-}
-
-/// Whether the words of a piece say zeros.
-enum ZeroState {
-    /// All units read as zeros. `by_image`: the image says so for at least one of them.
-    Zero {
-        by_image: bool,
-    },
-    Other,
-    Missing(Work),
-}
-
-fn zero_words(chain: &Chain, image: &Member, piece: &Piece) -> ZeroState {
-    let map = &*chain.map;
-    let mut by_image = false;
-    for unit in map.unit_of(piece.start)..=map.unit_of(piece.stop - 1) {
-        match map.word(unit) {
-            None => return ZeroState::Missing(Work::Fold { page: map.page_of(map.unit_range(unit).0) }),
-            Some(Owner::Zero { layer }) => by_image |= layer == image.id,
-            Some(Owner::Absent) => {}
-            Some(_) => return ZeroState::Other,
-        }
-    }
-    ZeroState::Zero { by_image }
 }
 
 #[cfg(all(test, not(feature = "shuttle")))]

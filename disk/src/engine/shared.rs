@@ -123,7 +123,7 @@ impl Shared {
         LockedMutation { mutation: lock(&self.mutation), _no_io: NoIo::begin() }
     }
 
-    /// The current chain.
+    /// The chain that new requests use.
     pub(crate) fn chain(&self) -> Arc<Chain> {
         Arc::clone(&lock(&self.current))
     }

@@ -38,7 +38,7 @@ const REQUESTS_MIN: f64 = 16.0;
 /// The speed of clients over recent periods of one kind.
 #[derive(Debug, Default)]
 struct Speed {
-    /// Requests that ended.
+    /// Requests that ended in these periods, older periods with less weight.
     ended: f64,
     /// Seconds multiplied by the number of requests in flight.
     waited_seconds: f64,

@@ -16,16 +16,31 @@ pub(crate) type Decoded = Arc<OnceLock<Box<[u8]>>>;
 #[derive(Debug)]
 pub(crate) enum Work {
     /// Call `begin_writing` of an image that takes writes.
-    Begin { layer: LayerId },
+    Begin {
+        layer: LayerId,
+    },
     /// Fold a page of the map.
-    Fold { page: u64 },
+    Fold {
+        page: u64,
+    },
     /// Read the sector bitmaps of a unit whose word is lazy.
-    Decide { unit: u64 },
+    Decide {
+        unit: u64,
+    },
     /// Prepare an image that takes writes to reserve and commit these blocks.
-    Prepare { layer: LayerId, blocks: Range<u64> },
+    Prepare {
+        layer: LayerId,
+        blocks: Range<u64>,
+    },
     /// Copy-up: fill the sectors that the image does not have in this block from the layers below.
     /// The caller has excluded the block.
-    CopyUp { layer: LayerId, block: u64 },
-    /// Decompress a block.
-    Decompress { layer: LayerId, block: u64, into: Decoded },
+    CopyUp {
+        layer: LayerId,
+        block: u64,
+    },
+    Decompress {
+        layer: LayerId,
+        block: u64,
+        into: Decoded,
+    },
 }

@@ -89,7 +89,6 @@ impl Pages {
         }
     }
 
-    /// Drops all pages.
     pub(super) fn clear(&self) {
         let mut usage = self.usage.lock().unwrap_or_else(PoisonError::into_inner);
         self.entries.iter().for_each(|entry| entry.store(0, Ordering::Release));

@@ -40,7 +40,7 @@ pub(crate) struct RunCache {
 struct LazyRanges {
     /// The layer that the words name.
     top: LayerId,
-    /// In bytes.
+    /// Ranges of the disk, in bytes.
     ranges: Vec<Range<u64>>,
 }
 

@@ -2,8 +2,11 @@
 
 use super::*;
 use crate::engine::{chain::Layer, shared::Shared};
-use diskwright_image::{CreateOptions, probe, vhd};
-use diskwright_store::{MemoryStore, Store};
+use diskwright_image::{CreateOptions, DiskType, probe, vhd};
+use diskwright_store::{
+    MemoryStore, Store,
+    store::{FileRange, Zeroing},
+};
 
 const BLOCK: u64 = 1 << 20;
 

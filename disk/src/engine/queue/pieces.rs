@@ -6,7 +6,10 @@
 //! needs no plan has several parts, and the payload must be read only once, because a guest may
 //! change its memory meanwhile.
 
-use super::{Cookie, DURABLE, DiskQueue, RequestState};
+use super::{
+    DiskQueue,
+    task::{Cookie, DURABLE, RequestState},
+};
 use crate::engine::{epoch::Parity, map::SourceId, plan::Pending};
 use diskwright_image::ImageWriter;
 use diskwright_store::{Operation, Request};

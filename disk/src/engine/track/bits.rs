@@ -86,7 +86,6 @@ impl Bits {
         masks(run, self.grains).all(|(word, mask)| self.words[word].load(SeqCst) & mask == mask)
     }
 
-    /// Sets all bits.
     pub(crate) fn fill(&self) {
         self.set(GrainRun { first: 0, count: self.grains });
     }

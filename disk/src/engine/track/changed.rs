@@ -11,7 +11,7 @@ use std::{
 /// A point since which changes are tracked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TrackPoint {
-    /// Its name.
+    /// The name that the user gave it.
     pub name: String,
     /// Tells it from a former point of its name.
     pub id: u64,
@@ -38,7 +38,7 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// The grains that these ranges touch, as another process has told them.
+    /// The grains that these ranges touch, as another process has reported them.
     ///
     /// # Errors
     /// For grains that no disk has.
@@ -78,7 +78,7 @@ impl Changed {
         self.size_bytes
     }
 
-    /// Length in bytes of the parts of the disk that are told apart.
+    /// Length in bytes of the parts of the disk that are tracked separately (grains).
     pub fn grain_bytes(&self) -> u64 {
         self.grain_bytes
     }
@@ -228,7 +228,6 @@ impl ChangesQuery<'_> {
         segments.get(first..end)
     }
 
-    /// What has changed.
     pub(crate) fn changed(
         &self,
         segments: &[Segment],

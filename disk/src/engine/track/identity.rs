@@ -34,7 +34,7 @@ const CLOCK_STEP: Duration = Duration::from_millis(12);
 /// Longer than those of a file system that keeps whole seconds (ext3) or two of them (FAT).
 const COARSE_STEP: Duration = Duration::from_millis(2012);
 
-/// The identity of the image at `path`, the top of `layers`, which nobody else writes.
+/// The identity of the image at `path`, the top of `layers`, which no other process writes.
 pub(crate) fn identity_of(files: &Files, path: &Path, layers: &[Layer]) -> io::Result<Identity> {
     let [top, parents @ ..] = layers else { return Err(io::ErrorKind::NotFound.into()) };
     let facts = files.facts(path)?;

@@ -35,8 +35,8 @@ impl Disk {
     /// thread with requests in flight must not call it.
     ///
     /// # Errors
-    /// [`DiskError::BadOptions`] for a disk that is not open for writing, is no single file, or has
-    /// a point of this name or too many points; [`DiskError::Usage`] for a bad name;
+    /// [`DiskError::BadOptions`] for a disk that is not open for writing, is not a single file, or
+    /// has a point of this name or too many points; [`DiskError::Usage`] for a bad name;
     /// [`DiskError::File`] if the file of the points cannot be written.
     pub fn start_tracking(&self, name: &str) -> Result<()> {
         let shared = self.shared();

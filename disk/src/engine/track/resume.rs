@@ -34,7 +34,7 @@ pub(crate) struct FoundPoints {
 }
 
 /// Looks for the points of the disk at `real`, a path without symbolic links, before it is written.
-/// A file of points that cannot be used is told in `warnings`: the disk is then opened without.
+/// A file of points that cannot be used becomes one of `warnings`: the disk is then opened without.
 pub(crate) fn look(files: &Files, real: &Path, layers: &[Layer], warnings: &mut Vec<String>) -> Option<FoundPoints> {
     let path = path_for(real);
     let looked = match files.facts(&path) {

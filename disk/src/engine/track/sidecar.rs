@@ -42,7 +42,7 @@ pub(crate) struct Segment {
     pub(crate) size_bytes: u64,
     /// Why everything counts as changed.
     pub(crate) everything: Option<String>,
-    /// What has changed.
+    /// The grains that have changed.
     pub(crate) exact: Arc<Bits>,
 }
 

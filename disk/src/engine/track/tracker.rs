@@ -69,7 +69,7 @@ const APPENDS_MIN: u64 = 256;
 /// Appends between two counts of what was not written.
 const COUNT_EVERY: u64 = 16;
 
-/// How a waiting request is told that its range is marked.
+/// How a waiting request learns that its range is marked.
 enum Waiter {
     Ticket(ExternalTicket),
     Thread(Sender<io::Result<()>>),
@@ -82,7 +82,7 @@ struct Mark {
     waiter: Waiter,
 }
 
-/// What is told of the points.
+/// The points as of the last change, for readers without the lock.
 #[derive(Debug, Default)]
 struct PointsSnapshot {
     segments: Vec<Segment>,
@@ -323,7 +323,7 @@ impl Inner {
         }
     }
 
-    /// Marks ranges durably.
+    /// Marks ranges as changed, durably on return.
     fn mark(&mut self, marks: &[Mark]) -> io::Result<()> {
         self.open()?;
         if self.failed.is_none()
