@@ -24,7 +24,7 @@ pub enum DiskError {
     File {
         /// The operation, to follow "cannot": "open it".
         doing: &'static str,
-        /// The file.
+        /// Path of the file that could not be used.
         path: PathBuf,
         /// The error of the operating system.
         source: io::Error,
@@ -32,9 +32,9 @@ pub enum DiskError {
     /// Another process has locked the file.
     #[error("{path}: cannot lock the file for {purpose}: it is in use{holder}; close the other program and try again")]
     InUse {
-        /// The file.
+        /// Path of the file that could not be used.
         path: PathBuf,
-        /// "reading" or "writing".
+        /// What the lock is for: "reading" or "writing".
         purpose: &'static str,
         /// " by qemu-img (process 123)"; empty if the system does not report it.
         holder: String,
@@ -42,25 +42,25 @@ pub enum DiskError {
     /// No file exists at any of the paths that the child has for its parent.
     #[error("{child}: its parent was not found; looked for {}; put it back in one of these places, or reconnect the image to the parent's new place", looked_for.join(", "))]
     ParentMissing {
-        /// The child.
+        /// Path of the child.
         child: PathBuf,
-        /// The paths.
+        /// The paths at which it was looked for, each as a user would type it.
         looked_for: Vec<String>,
     },
     /// The parent lies outside the folders that the policy allows.
     #[error("{child}: its parent {parent} lies outside the child's folder; if you trust this chain, allow it with `ParentPolicy::allowed_dirs` = {} (or with `ParentPolicy::allow_any`)", parent.parent().unwrap_or(parent).display())]
     ParentOutside {
-        /// The child.
+        /// Path of the child.
         child: PathBuf,
-        /// The parent.
+        /// Path of the parent.
         parent: PathBuf,
     },
     /// A further file that an image names lies outside the folders that the policy allows.
     #[error("{image}: its {what} {file} lies outside its folder; if you trust this image, allow it with `ParentPolicy::allowed_dirs` = {} (or with `ParentPolicy::allow_any`)", file.parent().unwrap_or(file).display())]
     FileOutside {
-        /// The image.
+        /// Path of the image.
         image: PathBuf,
-        /// The file.
+        /// Path of the file that the image names.
         file: PathBuf,
         /// What the file is: "flat extent".
         what: String,
@@ -70,11 +70,11 @@ pub enum DiskError {
         "{child}: its parent {parent} is not the disk it was made from: the parent's identity is {found}, the child expects {expected}; the parent was written to or replaced after the child was made, and the child's contents can no longer be trusted"
     )]
     ParentChanged {
-        /// The child.
+        /// Path of the child.
         child: PathBuf,
-        /// The parent.
+        /// Path of the parent.
         parent: PathBuf,
-        /// The parent's identity.
+        /// The parent's identity, as text.
         found: String,
         /// The identity that the child expects.
         expected: String,
@@ -92,7 +92,7 @@ pub enum DiskError {
         "{path}: it is a block device, and an image names it as its parent or as a part of its disk; if you trust that image, allow it with `ParentPolicy::allow_devices`"
     )]
     ParentIsDevice {
-        /// The device.
+        /// Path of the device.
         path: PathBuf,
     },
     /// The chain is invalid.
@@ -110,29 +110,29 @@ pub enum DiskError {
     HasChildren {
         /// The image to be written.
         path: PathBuf,
-        /// The child.
+        /// Path of the child.
         child: PathBuf,
     },
     /// Options that do not fit the files.
     #[error("{what}; {hint}")]
     BadOptions {
-        /// What is wrong.
+        /// What is wrong, as the first half of a sentence.
         what: String,
-        /// What to do.
+        /// What to do, as the second half of the sentence.
         hint: String,
     },
     /// Options that are invalid whatever the files contain: a usage error.
     #[error("{what}; {hint}")]
     Usage {
-        /// What is wrong.
+        /// What is wrong, as the first half of a sentence.
         what: String,
-        /// What to do.
+        /// What to do, as the second half of the sentence.
         hint: String,
     },
     /// The file to be created exists already.
     #[error("{}: file exists; nothing was changed: choose another name, or move that file away first", path.display())]
     Exists {
-        /// The file.
+        /// Path of the file that could not be used.
         path: PathBuf,
     },
     /// The verification of a copy found a difference.
@@ -140,9 +140,9 @@ pub enum DiskError {
         "{dest}: verification failed: the first byte that differs from {source_path} is at offset {offset_bytes}; do not use this copy"
     )]
     VerifyFailed {
-        /// The copy.
+        /// Path of the copy.
         dest: PathBuf,
-        /// The original.
+        /// Path of the original.
         source_path: PathBuf,
         /// Offset of the first different byte.
         offset_bytes: u64,
@@ -153,7 +153,7 @@ pub enum DiskError {
         "{error}; bytes {offset_bytes} to {end_bytes} of the disk cannot be read, and perhaps others: a conversion with `ConvertOptions::skip_damaged` copies everything else"
     )]
     DamagedSource {
-        /// The damage.
+        /// The damaged table entry.
         error: ImageError,
         /// Start of the affected range of the disk.
         offset_bytes: u64,
@@ -166,11 +166,11 @@ pub enum DiskError {
         copy.display(), export.display()
     )]
     WrongBase {
-        /// The disk.
+        /// Path of the disk to which the changes are applied.
         copy: PathBuf,
-        /// The export.
+        /// Path of the export.
         export: PathBuf,
-        /// The disk's identity.
+        /// The disk's identity, as text.
         found: String,
         /// The identity of the export's base.
         expected: String,
@@ -178,7 +178,7 @@ pub enum DiskError {
     /// An export is damaged or incomplete.
     #[error("{}: {what}", path.display())]
     BadExport {
-        /// The export.
+        /// Path of the export.
         path: PathBuf,
         /// What is wrong, and what to do.
         what: String,
@@ -186,7 +186,7 @@ pub enum DiskError {
     /// Changes were applied to a disk in part.
     #[error("{error}; {} has a part of the changes, and the same command with the whole export finishes it", copy.display())]
     AppliedInPart {
-        /// The disk.
+        /// Path of the disk to which the changes are applied.
         copy: PathBuf,
         /// Why the application ended.
         error: Box<DiskError>,

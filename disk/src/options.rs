@@ -37,7 +37,7 @@ pub enum ChainScope {
 /// Options for [`Disk::open`](crate::Disk::open).
 #[derive(Debug, Clone, Default)]
 pub struct OpenOptions {
-    /// Open for writing.
+    /// Open the top image for writing, under an exclusive lock.
     pub writable: bool,
     /// How payload is read and written: through the page cache or with O_DIRECT.
     pub cache: CacheMode,

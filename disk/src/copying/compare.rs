@@ -31,7 +31,7 @@ const WINDOW_MAX_BYTES: u64 = 16 << 30;
 pub enum CompareOutcome {
     /// The contents are equal (a longer disk may end in zeros).
     Same,
-    /// The contents differ.
+    /// The first difference.
     Different {
         /// Offset of the first different byte.
         offset_bytes: u64,

@@ -94,9 +94,8 @@ pub(crate) struct Job<'a> {
 
 /// How the copy ended.
 pub(crate) enum Outcome {
-    /// Everything was copied.
     Done,
-    /// `progress` stopped it.
+    /// `progress` returned false.
     Stopped,
     /// Reading or writing failed.
     Failed(Failure),

@@ -47,7 +47,7 @@ pub(super) fn examine(
     let layers = disk.layers();
     let store = layers[0].image.store();
     let (true, Some((number, _))) = (store.is_block_device(), store.identity()) else {
-        return Err(refused(format!("{} is no block device", path.display()), "name a device, or leave it out"));
+        return Err(refused(format!("{} is not a block device", path.display()), "name a device, or leave it out"));
     };
     let size_bytes = store.len_bytes().map_err(|source| file_error("get its length", path, source))?;
     let id = DeviceId::of(number, size_bytes);
@@ -67,7 +67,7 @@ pub(super) fn examine(
         ));
     }
     let name = stable.unwrap_or(real);
-    let recorded = name.to_str().ok_or_else(|| refused("the device's name is no UTF-8".into(), "use another name"))?;
+    let recorded = name.to_str().ok_or_else(|| refused("the device's name is not UTF-8".into(), "use another name"))?;
     let parts = match partitions {
         [] => Vec::new(),
         wanted => parts(&disk, size_bytes, wanted).map_err(|(what, hint)| refused(what, hint))?,

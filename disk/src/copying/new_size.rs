@@ -18,13 +18,13 @@ use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use diskwright_volume::{ContentsEnd, LeftAlone, ReadAt, Step, TableChange, TableKind, ends, table_change};
 use std::{cell::Cell, io, path::Path};
 
-/// A new size.
+/// The size that a disk gets, absolute or relative to the present one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NewSize {
     /// The present one. Of a disk that is resized only the partition table changes.
     #[default]
     Present,
-    /// So many bytes.
+    /// This many bytes.
     Bytes(u64),
     /// So many bytes more.
     More(u64),

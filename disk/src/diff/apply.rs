@@ -39,7 +39,7 @@ use uuid::Uuid;
 /// In the place of the identity of a disk that has none.
 const NONE: LinkageId = LinkageId::Guid(Uuid::nil());
 
-/// The name of a stream that is no file, in errors.
+/// The name of a stream that is not a file, in errors.
 const UNNAMED_STREAM: &str = "the stream";
 
 /// How an export is applied.
@@ -54,7 +54,7 @@ pub struct ApplyOptions {
     pub dry_run: bool,
 }
 
-/// An export.
+/// An export that can be applied: a file, or a stream.
 pub enum Increment<'a> {
     /// A file: a stream or a differencing image.
     File(&'a Path),
@@ -68,9 +68,9 @@ pub struct Applied {
     /// The identity of the exported disk, if the copy has it afterwards; `None` for a raw disk, and
     /// for one whose format has identities of another kind.
     pub result_id: Option<LinkageId>,
-    /// Bytes of data.
+    /// Bytes that were written.
     pub data_bytes: u64,
-    /// Bytes of zeros.
+    /// Bytes that were made zero.
     pub zero_bytes: u64,
     /// Virtual size of the copy before and after, in bytes.
     pub size_bytes: (u64, u64),
@@ -365,7 +365,7 @@ impl ApplyRun<'_> {
         if !padding.is_empty() && !padding.start.is_multiple_of(sector_bytes) || !after.is_multiple_of(sector_bytes) {
             return refused(
                 format!(
-                    "it has sectors of {sector_bytes} bytes, and {} is for a disk whose size is no multiple of them",
+                    "it has sectors of {sector_bytes} bytes, and {} is for a disk whose size is not a multiple of them",
                     path.display()
                 ),
                 "apply it to a copy with the sectors of the base",
@@ -439,7 +439,7 @@ impl ApplyRun<'_> {
         if let Some(below) = siblings::children_of(files, &export, child.layers()[0].image.info()).children.first() {
             return Err(DiskError::BadOptions {
                 what: format!(
-                    "{}: it is no export but a disk, as {} has it as its parent; {} cannot be its parent any more once its changes are applied",
+                    "{}: it is a disk and not an export: {} has it as its parent; {} cannot be its parent any more once its changes are applied",
                     self.facts.path.display(),
                     below.display(),
                     self.copy.display()

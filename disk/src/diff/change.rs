@@ -32,7 +32,7 @@ impl Change {
     }
 }
 
-/// The ranges in which a disk differs from its base, whoever knows them: tables, a comparison, a
+/// The ranges in which a disk differs from its base: from tables, a comparison, a
 /// record of writes. Every byte outside of them is the same in both. Bytes inside may be the same
 /// too.
 pub trait Changes {

@@ -42,7 +42,7 @@ use std::{
 /// The extension of a stream.
 const STREAM_EXTENSION: &str = "dwdiff";
 
-/// What is exported.
+/// The changes to export, and what they apply to.
 pub struct Export<'a> {
     /// The disk, open for reading.
     pub disk: Opened,
@@ -63,12 +63,12 @@ pub struct Export<'a> {
     pub files: Files,
 }
 
-/// What was exported.
+/// Totals of an export.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Exported {
-    /// Bytes of data.
+    /// Bytes of the disk that the export contains as data.
     pub data_bytes: u64,
-    /// Bytes of zeros.
+    /// Bytes of the disk that the export records as zeros.
     pub zero_bytes: u64,
     /// Warnings for the user, one sentence each.
     pub warnings: Vec<String>,

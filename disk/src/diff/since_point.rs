@@ -84,7 +84,7 @@ impl SincePoint {
     }
 
     /// The changes of the disk at `path` up to the point `end`, whose contents the disk `frozen`
-    /// has: what another process that has the disk open has told of it. `point` is the one from
+    /// has: what another process that has the disk open has reported. `point` is the one from
     /// which on they count.
     ///
     /// # Errors

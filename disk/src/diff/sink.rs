@@ -16,7 +16,6 @@ pub(super) struct Written {
 }
 
 impl Written {
-    /// Counts a piece.
     pub(super) fn count(&mut self, piece: &Piece<'_>) {
         match piece {
             Piece::Data { bytes, .. } => self.data_bytes += bytes.len() as u64,

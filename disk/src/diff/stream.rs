@@ -204,7 +204,7 @@ impl Pieces for StreamPieces<'_> {
     }
 }
 
-/// Reads exactly `out`.
+/// Fills `out`; fails if the stream ends before.
 fn fill(input: &mut dyn Read, out: &mut [u8], at_bytes: &mut u64, path: &Path) -> Result<()> {
     let mut done = 0;
     while done < out.len() {

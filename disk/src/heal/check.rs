@@ -24,9 +24,9 @@ use std::path::Path;
 /// What a check found in one image.
 #[derive(Debug)]
 pub struct Checked {
-    /// The image's format.
+    /// The format that was checked.
     pub format: Format,
-    /// Findings and counts.
+    /// Findings, and how many blocks are allocated.
     pub report: CheckReport,
     /// Why the chain ends before its base, so that the disk cannot be read. `None` also where the
     /// image itself is so damaged that its chain cannot be asked for.
@@ -48,7 +48,7 @@ impl Checked {
 ///
 /// # Errors
 /// Where the check cannot begin: the file cannot be opened, is in use by a writer, is empty, or has
-/// no format that is known. Damage is no error, but a finding.
+/// no format that is known. Damage is a finding, not an error.
 pub fn check(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Checked> {
     let path = path.as_ref();
     let unlocked = options.force_share.then(|| read_without_lock(path));
@@ -84,7 +84,7 @@ pub fn check_image(path: &Path, options: &OpenOptions) -> Result<(Format, CheckR
     if store.len_bytes().is_ok_and(|bytes| bytes == 0) {
         return Err(DiskError::BadOptions {
             what: format!("{}: found 0 bytes, expected a disk", path.display()),
-            hint: "if this is the right file, get it anew from where it came from".into(),
+            hint: "if this is the right file, copy it again from its source".into(),
         });
     }
     let driver = format.driver();

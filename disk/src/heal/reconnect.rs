@@ -63,7 +63,7 @@ pub struct ReconnectOptions {
 pub struct Relinked {
     /// The image whose link it is.
     pub child: PathBuf,
-    /// Its parent.
+    /// The parent that the link names afterwards.
     pub parent: PathBuf,
     /// The paths that the old link had for the parent.
     pub former_paths: Vec<String>,
@@ -312,7 +312,7 @@ impl<'a> Plan<'a> {
             let path = link.absolute_path.as_ref().or(link.relative_path.as_ref()).cloned().unwrap_or_default();
             return Err(DiskError::BadOptions {
                 what: format!(
-                    "{}: a {} image names its parent by its path alone ({path}), and no file is there that fits, so no search can tell which file it is",
+                    "{}: a {} image names its parent by its path alone ({path}), and no file at that path fits; a search cannot find it without an identity",
                     child.path.display(),
                     child.info.format
                 ),

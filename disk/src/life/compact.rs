@@ -30,8 +30,8 @@
 //! removal of its mapping is durable. What is not finished is slack in the file: running the
 //! operation again gives it back.
 //!
-//! The disk is locked for writing, so nobody else has it open. [`Disk::compact`] does the same to a
-//! disk in use, without the maps of file systems (`live.rs`).
+//! The disk is locked for writing, so no other process has it open. [`Disk::compact`] does the same
+//! to a disk in use, without the maps of file systems (`live.rs`).
 //!
 //! [`Disk::compact`]: crate::Disk::compact
 

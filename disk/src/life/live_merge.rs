@@ -169,7 +169,7 @@ impl Disk {
     }
 
     /// Closes a parent that could not be closed when a merge into it failed: its tables may be in
-    /// memory only, and its file is opened anew for a merge.
+    /// memory only, and its file is opened again for a merge.
     fn rest_parents(&self) -> Result<()> {
         let shared = &self.shared;
         let chain = shared.chain();

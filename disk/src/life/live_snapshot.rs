@@ -87,7 +87,7 @@ pub trait SnapshotWatch {
     fn resume(&mut self) {}
 }
 
-/// Nobody looks on.
+/// No watcher: nothing is reported, and no file system is frozen.
 impl SnapshotWatch for () {}
 
 impl Disk {

@@ -92,7 +92,7 @@ pub struct MergeOptions {
 pub struct Merged {
     /// The image that has all data afterwards, by its name then.
     pub disk: PathBuf,
-    /// Its name before.
+    /// Path of the image that took the data, before it got another name.
     pub target: PathBuf,
     /// The images whose data went into it, the nearest first. They are gone.
     pub merged: Vec<PathBuf>,

@@ -11,7 +11,7 @@
 //!   movable.rs        a disk that can be exchanged for another one while it is in use
 //!   move_copy.rs      copies a disk that clients write to
 //!   move_plan.rs      where a disk moves to, and the names that are made and removed
-//!   offline_move.rs   moves a disk that nobody has open
+//!   offline_move.rs   moves a disk that no process has open
 //!   removal.rs        removes an image with its extents
 //!   resize.rs         gives a disk another size
 //!   snapshot.rs       freezes a disk, goes back to a snapshot, removes one

@@ -271,12 +271,12 @@ pub(crate) fn data_bytes(disk: &Disk) -> Result<u64> {
     Ok(found_bytes)
 }
 
-/// How often progress is told.
+/// How often progress is reported.
 const TELL_EVERY: Duration = Duration::from_millis(200);
 
 /// Decides before each piece whether the copy goes on, and when.
 pub(crate) struct Control<'a> {
-    /// Is told of the progress, and may stop the copy.
+    /// Gets the progress, and may stop the copy.
     pub(crate) watch: &'a mut dyn MoveWatch,
     /// Requests of clients that have ended so far.
     pub(crate) ended: &'a dyn Fn() -> u64,

@@ -47,7 +47,7 @@ pub struct MoveOptions {
 pub struct Moved {
     /// The old file, an absolute path without symbolic links.
     pub from: PathBuf,
-    /// The new file.
+    /// Path of the new file.
     pub to: PathBuf,
     /// Format of the new image.
     pub format: Format,
@@ -88,7 +88,7 @@ pub trait MoveWatch {
     }
 }
 
-/// Nobody looks on.
+/// No watcher.
 impl MoveWatch for () {}
 
 /// The identity of a file, as in [`FileFacts`](diskwright_store::files::FileFacts).
@@ -357,7 +357,7 @@ fn destination(files: &Files, from: &Path, to: &Path, asked: &CreateRequest) -> 
     };
     let Some(name) = file.file_name() else {
         return Err(DiskError::Usage {
-            what: format!("{}: this is no name of a file", to.display()),
+            what: format!("{}: this is not a file name", to.display()),
             hint: "name a file or an existing folder".into(),
         });
     };

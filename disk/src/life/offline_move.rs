@@ -1,4 +1,4 @@
-//! Moves a disk that nobody has open: `live_move.rs` moves one in use.
+//! Moves a disk that no process has open: `live_move.rs` moves one in use.
 //!
 //! ```text
 //!   same format and type, no parent, same file system ─▶ rename, durable

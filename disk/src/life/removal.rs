@@ -189,7 +189,7 @@ pub(crate) fn finish_of(files: &Files, path: &Path) -> Result<bool> {
 }
 
 fn finish_one(files: &Files, mark: &Path) -> Result<bool> {
-    // A mark that is locked belongs to a removal under way, and what is no mark stays.
+    // A mark that is locked belongs to a removal under way, and a file that is not a mark stays.
     let options =
         OpenOptions { writable: true, create_new: false, cache: CacheMode::PageCache, lock: LockMode::Exclusive };
     let Ok(store) = files.open_canonical(mark, false, &options) else { return Ok(false) };
@@ -201,7 +201,7 @@ fn finish_one(files: &Files, mark: &Path) -> Result<bool> {
         Some(named) => extents.retain(|extent| !named.contains(extent)),
         None => return Ok(false),
     }
-    // Nothing but files: a device in the folder is nobody's extent.
+    // Nothing but files: a device in the folder is not an extent.
     let listed = files.list(dir).map_err(|source| file_error("list the folder", dir, source))?;
     extents.retain(|extent| is_vmdk(extent) && listed.contains(extent));
     remove_files(files, &extents)?;
@@ -230,7 +230,7 @@ fn named_in(files: &Files, dir: &Path) -> Result<Option<Vec<PathBuf>>> {
         }
         match probe::references(&*store, DetectedFormat::certain(Format::Vmdk)) {
             Ok(references) => named.extend(references.iter().map(|found| path.with_file_name(&found.name))),
-            // A flat extent is no image.
+            // A flat extent is not an image.
             Err(diskwright_image::ImageError::NotAnImage { .. }) => {}
             Err(_) => return Ok(None),
         }

@@ -1,4 +1,4 @@
-//! Gives a disk that nobody has open another size.
+//! Gives a disk that no process has open another size.
 //!
 //! ```text
 //!   larger    Disk::grow ─▶ partition table: second copy of a GPT at the new end,
@@ -24,10 +24,10 @@ use diskwright_store::BlockDevice;
 use diskwright_volume::{EnlargedPartition, LeftAlone, TableKind};
 use std::path::Path;
 
-/// What [`resize()`] does.
+/// Options for [`resize()`].
 #[derive(Debug, Clone, Default)]
 pub struct ResizeOptions {
-    /// The new size.
+    /// The new virtual size.
     pub size: NewSize,
     /// The number of the last partition, which is to reach the new end of the disk. The file system
     /// inside keeps its size.

@@ -1,5 +1,5 @@
-//! Snapshots of a disk that nobody has open: freeze, go back, delete. `live_snapshot.rs` freezes a
-//! disk in use, by the same names in the same order.
+//! Snapshots of a disk that no process has open: freeze, go back, delete. `live_snapshot.rs`
+//! freezes a disk in use, by the same names in the same order.
 //!
 //! ```text
 //!   before                   snapshot "monday"              revert

@@ -36,22 +36,22 @@ const LOOP_NAMES_MAX: usize = 8;
 pub struct FolderImage {
     /// Its path, without symbolic links.
     pub path: PathBuf,
-    /// What it is.
+    /// Description of the image, as of the read.
     pub info: ImageInfo,
     /// Allocated bytes of its file; `None` if the system does not say.
     pub allocated_bytes: Option<u64>,
-    /// Its parent.
+    /// Where its parent is.
     pub parent: FoundParent,
 }
 
 /// Where an image's parent is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FoundParent {
-    /// It has none.
+    /// The image has no parent.
     None,
     /// In the same folder: the index of the parent in the list.
     Here(usize),
-    /// In another folder.
+    /// The parent is in another folder.
     Elsewhere(PathBuf),
     /// No file is there: the names that the image has for it.
     Missing(Vec<String>),

@@ -44,7 +44,7 @@ use uuid::Uuid;
 /// Tolerance for a parent's time stamp, as file systems and copies round it.
 const TIMESTAMP_SLACK_SECONDS: u32 = 2;
 
-/// An open chain.
+/// The open images of a chain, with their locks.
 #[derive(Debug)]
 pub(crate) struct Chain {
     pub(crate) layers: Vec<Layer>,

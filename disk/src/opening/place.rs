@@ -29,7 +29,7 @@ use std::{
 /// The meaning of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Place {
-    /// A path.
+    /// A file or a device of this machine.
     File(PathBuf),
     /// An export of an NBD server.
     Nbd(NbdUri),
@@ -71,7 +71,7 @@ fn refused(name: &Path, task: &str) -> DiskError {
 pub enum Opened {
     /// A disk of images.
     Disk(Arc<Disk>),
-    /// An export.
+    /// A raw export of an NBD server.
     Export(Arc<NbdDevice>),
 }
 
@@ -117,7 +117,7 @@ impl Opened {
         }
     }
 
-    /// The block device.
+    /// The device, for its queues and extents.
     pub fn device(&self) -> &dyn BlockDevice {
         match self {
             Self::Disk(disk) => &**disk,

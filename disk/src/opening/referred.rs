@@ -146,7 +146,7 @@ impl Opener<'_> {
         let behind = mapped_device(&*mapping, reference.is_written)?;
         let device = self.find(&behind)?;
         if !self.files.facts(&device).is_ok_and(|facts| is_device(facts.identity)) {
-            return Err(bad(self.path, &behind, "it is no block device", "put the device back, or map another one"));
+            return Err(bad(self.path, &behind, "it is not a block device", "put the device back, or map another one"));
         }
         self.open(&behind, options)
     }

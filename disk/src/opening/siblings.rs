@@ -51,7 +51,7 @@ pub(crate) struct Siblings {
 /// An image that others may name as their parent.
 #[derive(Debug)]
 pub(crate) struct Candidate {
-    /// Without symbolic links.
+    /// A path without symbolic links.
     pub(crate) path: PathBuf,
     disk_id: Option<Uuid>,
     linkage_id: Option<LinkageId>,
@@ -96,7 +96,7 @@ pub(crate) fn children_of(files: &Files, path: &Path, info: &ImageInfo) -> Sibli
 
 /// The images in the folder `dir` that name one of `parents`, which have this format, each with the
 /// index of that parent; and how many images could not be asked. The parents themselves do not
-/// count. Reads all links anew.
+/// count. Reads all links again, without the cache.
 ///
 /// # Errors
 /// If the folder cannot be listed.

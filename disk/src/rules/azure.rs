@@ -19,9 +19,9 @@ use diskwright_volume::Boot;
 
 /// The size of the disk is a multiple of this.
 pub(crate) const UNIT_BYTES: u64 = 1 << 20;
-/// Smallest disk.
+/// Smallest virtual size, in bytes.
 pub(crate) const MIN_BYTES: u64 = 20 << 20;
-/// Largest disk.
+/// Largest virtual size, in bytes.
 pub(crate) const MAX_BYTES: u64 = 32 << 40;
 /// Largest disk from which a machine of generation 2 starts.
 const MAX_SYSTEM_BYTES: u64 = 4095 << 30;
@@ -61,7 +61,7 @@ fn format(image: &ImageFacts) -> Verdict {
 
 fn extension(image: &ImageFacts) -> Verdict {
     if image.info.format != Format::Vhd {
-        return Verdict::not_applicable("it is no VHD");
+        return Verdict::not_applicable("it is not a VHD");
     }
     let extension = image.path.extension().map(|extension| extension.to_string_lossy().into_owned());
     let is_right = extension.as_ref().is_some_and(|extension| extension.eq_ignore_ascii_case("vhd"));
@@ -101,7 +101,7 @@ fn system_size(facts: &ChainFacts) -> Verdict {
 
 fn one_size(image: &ImageFacts) -> Verdict {
     if (image.info.format, image.info.disk_type) != (Format::Vhd, DiskType::Fixed) {
-        return Verdict::not_applicable("it is no fixed VHD");
+        return Verdict::not_applicable("it is not a fixed VHD");
     }
     let Some(file_bytes) = image.file_bytes else { return Verdict::not_applicable("the length is not known") };
     let found = format!("a disk of {} bytes in a file of {file_bytes}", image.size_bytes);

@@ -31,9 +31,9 @@ pub struct ImageFacts {
     pub size_bytes: u64,
     /// Number of its files.
     pub files: usize,
-    /// Length of its files in bytes, where the system tells.
+    /// Length of its files in bytes, where the system reports it.
     pub file_bytes: Option<u64>,
-    /// Bytes that its files occupy, where the system tells.
+    /// Bytes that its files occupy, where the system reports it.
     pub allocated_bytes: Option<u64>,
     /// Whether its file lies on NTFS; `None` where that is not known.
     pub is_on_ntfs: Option<bool>,
@@ -47,7 +47,7 @@ pub struct ImageFacts {
 /// What is known of the partition table.
 #[derive(Debug, Clone)]
 pub struct TableFacts {
-    /// Its kind.
+    /// MBR, GPT, or none.
     pub kind: TableKind,
     /// How a machine starts from the disk; `None` for a disk of data.
     pub boot: Option<Boot>,

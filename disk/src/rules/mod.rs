@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A rule is a pure function of the facts. It says what was found, and if it does not hold, what
-//! mends the image. `convert` asks the same rules before it copies for a place. Another place is
-//! another table and a variant of [`Destination`].
+//! changes the image so that it complies. `convert` asks the same rules before it copies for a
+//! place. Another place is another table and a variant of [`Destination`].
 //!
 //! What must hold: a rule is only what its place refuses, with its source in a comment. What cannot
 //! be known from here is not applicable, and the verdict says so; it is never called held.
@@ -43,7 +43,7 @@ pub enum Destination {
 }
 
 impl Destination {
-    /// All places.
+    /// All places, in the order in which they are listed.
     pub const ALL: [Self; 6] = [Self::Azure, Self::Windows, Self::Esxi, Self::Workstation, Self::VirtualBox, Self::Ovf];
 
     /// The rules, in the order in which they are shown.

@@ -15,22 +15,22 @@ pub struct Rule {
 /// What a rule says of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// The rule holds.
+    /// The image complies.
     Holds {
-        /// What was found.
+        /// What the image has.
         found: String,
     },
     /// The rule does not hold: the place refuses the image, or a part of its contents is not found
     /// there.
     Broken {
-        /// What was found.
+        /// What the image has.
         found: String,
-        /// What mends it.
+        /// How to comply, as a sentence.
         remedy: String,
     },
     /// The rule says nothing about this image.
     NotApplicable {
-        /// Why.
+        /// Why the rule does not apply, to follow "not applicable".
         why: String,
     },
 }
@@ -57,7 +57,7 @@ impl Verdict {
 /// A rule and its verdict.
 #[derive(Debug)]
 pub struct Judgement {
-    /// The rule.
+    /// The rule that was judged.
     pub rule: &'static Rule,
     /// What it says of the image.
     pub verdict: Verdict,

@@ -93,7 +93,7 @@ fn format(image: &ImageFacts) -> Verdict {
 fn extension(image: &ImageFacts) -> Verdict {
     let format = image.info.format;
     if !matches!(format, Format::Vhd | Format::Vhdx) {
-        return Verdict::not_applicable("it is no VHD or VHDX");
+        return Verdict::not_applicable("it is not a VHD or VHDX");
     }
     let found = image.path.extension().map_or_else(|| "none".into(), |found| format!(".{}", found.to_string_lossy()));
     let is_right = known::by_extension(&image.path).and_then(|known| known.format) == Some(format);
@@ -107,7 +107,7 @@ fn size(image: &ImageFacts) -> Verdict {
         Format::Vhd if bytes < MIN_VHD_BYTES => (MIN_VHD_BYTES..=MAX_DYNAMIC_BYTES, "`resize` it to 3 MiB"),
         Format::Vhd => (MIN_VHD_BYTES..=MAX_DYNAMIC_BYTES, "`convert` it to a .vhdx"),
         Format::Vhdx => (1..=MAX_VHDX_BYTES, "make it smaller with `resize`"),
-        _ => return Verdict::not_applicable("it is no VHD or VHDX"),
+        _ => return Verdict::not_applicable("it is not a VHD or VHDX"),
     };
     Verdict::either(sizes.contains(&bytes), format!("{bytes} bytes"), remedy)
 }
@@ -224,7 +224,7 @@ fn parent_size(facts: &ChainFacts) -> Verdict {
     let is_child =
         |image: &ImageFacts| (image.info.format, image.info.disk_type) == (Format::Vhd, DiskType::Differencing);
     if facts.images.len() < 2 || !is_child(&facts.images[0]) {
-        return Verdict::not_applicable("it is no VHD with a parent at hand");
+        return Verdict::not_applicable("it is not a VHD whose parent was opened");
     }
     let odd = facts.images.windows(2).find(|pair| pair[0].size_bytes != pair[1].size_bytes);
     match odd {

@@ -123,7 +123,7 @@ fn a_cut_command_keeps_unused_clones_of_every_format() {
         made(&names[..2]).unwrap_or_else(|error| panic!("{format}: {error}"));
         let before = fs::read(&names[0]).unwrap();
         made(&names).unwrap_or_else(|error| panic!("{format}: {error}"));
-        assert!(fs::read(&names[0]).unwrap() == before, "{format}: it was made anew");
+        assert!(fs::read(&names[0]).unwrap() == before, "{format}: it was made again");
         assert_eq!(read(&names[2]).unwrap(), 1);
         write(&names[1], 9);
         let refused = made(&names).unwrap_err();

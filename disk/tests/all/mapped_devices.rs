@@ -282,8 +282,8 @@ fn a_mapping_leads_to_a_device_and_nothing_else() {
     };
     refused(&good.replace(&node, "device=\"/dev/nowhere\""), "nothing is there");
     refused(&good.replace(&node, "device=\"/etc/passwd\""), "lies outside");
-    refused(&good.replace(&node, &format!("device={backing:?}")), "it is no block device");
-    refused(&good.replace(&node, &format!("device={mapping:?}")), "it is no block device");
+    refused(&good.replace(&node, &format!("device={backing:?}")), "it is not a block device");
+    refused(&good.replace(&node, &format!("device={mapping:?}")), "it is not a block device");
     refused(&good.replace(&node, "device=\"/dev/null\""), "lies outside");
     refused("\0\0\0\0", "leads into VMFS");
     refused(&(good.clone() + &"#".repeat(70_000)), "at most 64 KiB");

@@ -620,7 +620,7 @@ fn all_damages(format: Format) {
     let mut cases = 0;
     for (name, tally) in tallies {
         println!(
-            "{name}: {} kinds of damage, {} harmful; {} mended without loss, {} with losses",
+            "{name}: {} kinds of damage, {} harmful; {} repaired without loss, {} with losses",
             tally.cases, tally.harmful, tally.restored, tally.gave_up
         );
         cases += tally.cases;

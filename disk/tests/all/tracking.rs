@@ -216,7 +216,7 @@ fn the_write_of_another_program_a_copy_and_a_revert_change_everything() {
             event(&path);
             let why = reason(&path, "one");
             assert!(why.contains(told), "{}: {why}", path.display());
-            // It stays so, also for what is written later; a new point begins anew.
+            // It stays so, also for what is written later; a new point starts afresh.
             let disk = open(&path, true);
             blocking(&disk).write(2 * MIB, &[1; 512], true).unwrap();
             disk.start_tracking("two").unwrap();

@@ -51,7 +51,7 @@ fn replace(path: &Path, bytes: &[u8]) {
     fs::File::open(path).unwrap().set_modified(modified).unwrap();
 }
 
-/// Destroys a copy of a structure, which is mended without loss.
+/// Destroys a copy of a structure, which is repaired without loss.
 fn break_copy(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     let at = if is_vhdx(path) { HEADERS[1] } else { 0 };
@@ -137,7 +137,7 @@ fn a_repair_is_planned_carried_out_and_undone() {
         let planned = repair(&path, &loss(true), &mut |_, _| true).unwrap();
         assert!(fs::read(&path).unwrap() == damaged && planned.undo_file.is_none());
         assert!(planned.lost.len() == 1 && planned.lost[0] == (3 * MIB as u64..4 * MIB as u64), "{:?}", planned.lost);
-        // Without consent the rest is mended.
+        // Without consent the rest is repaired.
         let first = mend(&path);
         assert!(first.lost.is_empty() && first.after.worst() == Some(Severity::Corrupt), "{first:?}");
         let costly: Vec<_> = first.after.findings.iter().filter(|found| found.repair == Repair::CostsData).collect();

@@ -11,10 +11,10 @@
 //! anything fails. It cannot be written afterwards, so whatever changes a copy after its data
 //! (another size, an identity of its contents) is refused.
 
+mod encode;
 mod ova;
 mod qcow2;
 mod vmdk;
-mod written;
 
 use super::{
     identity::{Identity, cannot_keep},
@@ -34,8 +34,8 @@ use crate::{
 };
 use diskwright_image::{DiskType, Format, probe::known};
 use diskwright_store::{BlockDevice, CacheMode, LockMode, OpenOptions, Store};
+use encode::Written;
 use std::{path::Path, sync::Arc};
-use written::Written;
 
 /// The subformat of a VMDK with compressed grains, as qemu-img names it.
 const STREAM_OPTIMIZED: &str = "streamOptimized";

@@ -7,7 +7,7 @@ use std::{io, ops::Range};
 pub(crate) enum Failure {
     /// The source, while this range was read.
     Source(Range<u64>, io::Error),
-    /// The destination.
+    /// The disk that is written.
     Dest(io::Error),
 }
 

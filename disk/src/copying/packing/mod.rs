@@ -59,7 +59,7 @@ pub(crate) trait Sink {
     fn block(&mut self, number: u64, packed: &[u8]) -> io::Result<()>;
 }
 
-/// What was packed.
+/// Totals of a packing, in bytes of the disk.
 #[derive(Debug, Default)]
 pub(crate) struct Packed {
     /// Bytes of the disk in blocks that were handed to the sink.

@@ -29,7 +29,6 @@ impl Output {
         Self { store, buf: IoBuf::new(BUFFER_BYTES), filled: 0, offset_bytes, digest }
     }
 
-    /// Appends bytes.
     pub(crate) fn append(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let room = BUFFER_BYTES - (self.offset_bytes % BUFFER_BYTES as u64) as usize - self.filled;

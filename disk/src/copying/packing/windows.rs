@@ -27,7 +27,7 @@ pub(super) struct Windows<'a> {
     next_bytes: u64,
     /// Number of the next chunk.
     number: u64,
-    /// Bytes in chunks without data, which are handed to nobody.
+    /// Bytes in chunks without data, which no worker gets.
     pub(super) zero_bytes: u64,
     lost: LostRangeCollector,
 }

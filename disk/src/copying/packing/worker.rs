@@ -24,7 +24,7 @@ pub(super) fn work(shared: &Shared<'_>, ready: &mpsc::Sender<Ready>) -> Result<(
     let mut packer = (shared.packing.packer)().map_err(Failure::Dest)?;
     loop {
         while !reader.free.is_empty() {
-            // Chunks in flight are handed on first, so that nobody waits for them.
+            // Chunks in flight are handed on first, so that no worker waits for them.
             let Some(chunk) = shared.next(reader.reading.is_empty())? else { break };
             reader.start(chunk)?;
         }

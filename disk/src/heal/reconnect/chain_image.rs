@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 /// An image of the chain.
 #[derive(Debug, Clone)]
 pub(super) struct ChainImage {
-    /// Without symbolic links.
+    /// A path without symbolic links.
     pub(super) path: PathBuf,
     pub(super) info: ImageInfo,
 }

@@ -1,7 +1,7 @@
 //! A draft of a file: changes are recorded and shown, and the file stays as it is.
 //!
 //! ```text
-//!   mend() ─▶ write, zero, set_len ─▶ pages, zeroed ranges, length ─▶ reads show them
+//!   repair ─▶ write, zero, set_len ─▶ pages, zeroed ranges, length ─▶ reads show them
 //!                └ sync ─▶ Phase: every sector that changed since the last sync, as it is now
 //! ```
 //!
@@ -30,7 +30,7 @@ use std::{
 /// The unit that a medium writes as a whole.
 pub(super) const SECTOR_BYTES: u64 = 512;
 const PAGE_BYTES: u64 = 4096;
-/// 256 MiB.
+/// Most pages in memory: 256 MiB.
 const PAGES_MAX: usize = 64 << 10;
 const PHASE_BYTES_MAX: u64 = 512 << 20;
 
@@ -243,7 +243,7 @@ impl Store for Draft {
         Ok(())
     }
 
-    /// Ends a phase.
+    /// A sync ends a phase: later changes must not reach the file before the earlier ones.
     fn sync_data(&self) -> io::Result<()> {
         let mut state = self.lock();
         let dirty = std::mem::take(&mut state.dirty);

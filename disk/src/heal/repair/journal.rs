@@ -22,7 +22,7 @@
 //!
 //! ```text
 //!   WRITING ──records durable──▶ ARMED ──repair durable──▶ COMPLETE
-//!   image unchanged               │ ▲                         │ undo: nobody has written since
+//!   image unchanged               │ ▲                         │ undo: no write followed
 //!                                 │ └─────────────────────────┘
 //!                                 └──rolled back──▶ the undo file is removed
 //! ```
@@ -161,7 +161,7 @@ impl Head {
         journal.sync_data()
     }
 
-    /// Reads the head of a file; `None` if it is no undo file.
+    /// Reads the head of a file; `None` if it is not an undo file.
     pub(super) fn read(journal: &dyn Store) -> io::Result<Result<Option<Self>, String>> {
         let mut bytes = [0; HEAD_BYTES];
         match journal.read_at(&mut bytes, 0) {

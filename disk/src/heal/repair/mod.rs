@@ -75,7 +75,7 @@ pub struct RepairOptions {
 /// The result of [`repair`].
 #[derive(Debug, Clone)]
 pub struct Repaired {
-    /// The image's format.
+    /// The format that was repaired.
     pub format: Format,
     /// What was found before.
     pub before: CheckReport,
@@ -102,18 +102,18 @@ pub struct Repaired {
 /// A change of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PlannedWrite {
-    /// Bytes are written.
+    /// These bytes of the file are overwritten.
     Write {
         /// Offset in the file.
         offset_bytes: u64,
-        /// Number of bytes.
+        /// Length in bytes.
         len_bytes: u64,
     },
     /// A range becomes zeros, and a hole if the file system has holes.
     Zero {
         /// Offset in the file.
         offset_bytes: u64,
-        /// Number of bytes.
+        /// Length in bytes.
         len_bytes: u64,
     },
     /// The file gets this length.
@@ -341,7 +341,7 @@ impl Locked {
     }
 }
 
-/// A locked image.
+/// An image that is locked for writing.
 struct Image {
     path: PathBuf,
     /// The path without symbolic links.
@@ -441,7 +441,7 @@ impl Image {
         };
         let mut warnings = Vec::new();
         let journal = undo_file::create(files, undo, store, &mut warnings)?;
-        // It holds bytes of the image, so nobody else may read it.
+        // It holds bytes of the image, so no other user may read it.
         let owned = journal.take_access_of(store);
         owned.map_err(|source| file_error("give it the permissions of the image", undo, source))?;
         let head = Head {

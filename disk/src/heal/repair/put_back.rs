@@ -1,4 +1,4 @@
-//! Undoes a repair: a complete one if nobody has written since, and one that was interrupted.
+//! Undoes a repair: a complete one if no write followed, and one that was interrupted.
 
 use super::{
     journal::{Head, JournalState},

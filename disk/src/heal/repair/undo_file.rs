@@ -76,7 +76,7 @@ fn number_of(prefix: &str, name: &str) -> Option<u32> {
 
 /// The regular files with names of undo files of an image, the newest first. `image` has no
 /// symbolic links. On some file systems the image has the same name in capitals too, so those
-/// count; an undo file of another image is told apart by its contents.
+/// count; an undo file of another image is recognised by its contents.
 fn existing(files: &Files, image: &Path) -> Vec<PathBuf> {
     let prefix = numbered(image, 1).file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let number = |path: &Path| number_of(&prefix, &path.file_name()?.to_string_lossy());
@@ -206,9 +206,9 @@ fn judge(journal: &dyn Store, path: &Path, naming: Naming, image: &dyn Store) ->
     }
 }
 
-/// Why whoever can write this undo file must not decide what the image holds.
+/// Why a user who can write this undo file must not decide what the image holds.
 fn is_trusted(journal: &dyn Store, image: &dyn Store) -> Result<(), String> {
-    // A store without owners is no file of this machine.
+    // A store without owners is not a file of this machine.
     let (Some((owner, group, bits)), Some(of_image)) = (journal.access_bits(), image.access_bits()) else {
         return Ok(());
     };

@@ -16,7 +16,7 @@ pub enum RangeKind {
 /// A range of the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RescuedRange {
-    /// First byte.
+    /// First byte, counted from the start of the disk.
     pub offset_bytes: u64,
     /// Length in bytes.
     pub len_bytes: u64,

@@ -22,7 +22,7 @@ const WINDOW_BYTES: u64 = 64 << 20;
 /// Bytes that are read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// What is copied.
+/// The damaged disk that is copied.
 pub(super) struct Source<'a> {
     pub(super) disk: &'a Disk,
     pub(super) path: &'a Path,

@@ -73,7 +73,7 @@ impl UncountedBlocks {
     }
 }
 
-/// What was counted.
+/// The counted claims, by block.
 #[derive(Debug, Default)]
 pub(super) struct Votes {
     pub(super) counted: HashMap<Claim, u32>,

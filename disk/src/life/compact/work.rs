@@ -145,7 +145,7 @@ pub(super) fn records_zeros(info: &ImageInfo) -> bool {
 /// What becomes of a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It stays.
+    /// The block holds data that must stay.
     Keep,
     /// The file system has all of it free.
     Free,

@@ -1,6 +1,6 @@
 //! The images of a merge, and who uses them meanwhile.
 //!
-//! An image of a merge is locked for writing, and is opened anew for each step, on the same files.
+//! An image of a merge is locked for writing, and is opened again for each step, on the same files.
 //! The one exception is the image that a disk in use writes (`live_merge.rs`): it is open, and
 //! stays so. [`MergeUsers`] is how that disk takes part in the steps.
 

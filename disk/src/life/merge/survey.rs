@@ -13,7 +13,7 @@ const STATES: u64 = 4096;
 /// What an image holds itself.
 #[derive(Debug, Default)]
 pub(super) struct Survey {
-    /// Bytes of data.
+    /// Bytes that the child has and the parent gets.
     pub(super) data_bytes: u64,
     /// The ranges of the disk that have data, rounded out to the parent's blocks.
     pub(super) ranges: Vec<Range<u64>>,

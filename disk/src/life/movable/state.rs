@@ -33,7 +33,7 @@ pub(crate) enum Phase {
     Settling,
 }
 
-/// The current disk.
+/// The disk that requests use now, and the phase of a move.
 #[derive(Debug, Clone)]
 pub(crate) struct Inside {
     pub(crate) disk: Arc<Disk>,

@@ -37,7 +37,7 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// Reads all headers.
+    /// Reads the header of every member, without the contents.
     pub(super) fn read(store: Arc<dyn Store>, path: &Path) -> Result<Self> {
         let len_bytes = store.len_bytes().map_err(|error| file_error("measure it", path, error))?;
         let corrupt = |offset_bytes: u64, found: String, expected: &str| {
@@ -96,7 +96,7 @@ impl Archive {
                     let plain = name.strip_prefix("./").unwrap_or(&name);
                     let why = match kind {
                         TarKind::Folder => None,
-                        TarKind::Other(_) => Some("it is no regular file"),
+                        TarKind::Other(_) => Some("it is not a regular file"),
                         _ if extended.is_sparse => Some("it is stored as a sparse file"),
                         _ if !is_plain_name(plain) => Some("its name has a path"),
                         _ if !names.insert(plain.to_owned()) => Some("another file before has the same name"),

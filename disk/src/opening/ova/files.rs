@@ -10,7 +10,7 @@ use std::{
 
 #[derive(Debug)]
 struct Members {
-    /// The OVA.
+    /// Path of the OVA.
     path: PathBuf,
     archive: Archive,
 }

@@ -11,8 +11,8 @@
 //! Nothing is unpacked. A disk is opened through a file system whose only files are the members, so
 //! whatever an image inside names (an extent, a parent) is another member or nothing.
 //!
-//! What must hold: every member lies within the archive, and a name with a path is no name of a
-//! member. A disk that this program does not read (compressed as a whole, cut in pieces, with a
+//! What must hold: every member lies within the archive, and a name with a path is not the name of
+//! a member. A disk that this program does not read (compressed as a whole, cut in pieces, with a
 //! parent, elsewhere) is listed with the reason, and refused with it.
 
 mod archive;
@@ -125,7 +125,7 @@ impl Ova {
         &self.disks
     }
 
-    /// The virtual machines.
+    /// The virtual machines of the envelope, in its order.
     pub fn systems(&self) -> &[OvfSystem] {
         &self.envelope.systems
     }

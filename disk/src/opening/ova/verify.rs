@@ -19,7 +19,7 @@ pub struct Digests {
 /// A file and its digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberDigest {
-    /// The file.
+    /// Name of the file within the OVA.
     pub name: String,
     /// How the digest is computed; `None` if the manifest does not have the file.
     pub kind: Option<DigestKind>,

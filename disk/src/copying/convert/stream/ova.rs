@@ -13,8 +13,8 @@
 use super::super::options::ConvertOptions;
 use super::{
     super::azure::start_of,
+    encode::{Written, explain},
     vmdk,
-    written::{Written, explain},
 };
 use crate::{
     Opened, Progress, Result,

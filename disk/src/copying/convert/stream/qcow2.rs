@@ -1,34 +1,19 @@
 //! A qcow2 with compressed clusters: the blocks of a packing as clusters.
 
 use super::{
-    super::options::{ConvertOptions, ConvertOutcome},
-    written::{Written, explain},
+    super::options::ConvertOptions,
+    encode::{Written, explain, outcome_of, pack_into},
 };
 use crate::{
     Opened, Progress, Result,
     copying::{
         copy::Failure,
-        packing::{Deflate, Output, Packed, Packing, Sink},
+        packing::{Deflate, Output, Packing},
     },
 };
 use diskwright_format::qcow2::{COMPRESSED_CLUSTER_BYTES, CompressedWriter};
 use diskwright_store::Store;
 use std::{io, path::Path, sync::Arc};
-
-/// Takes clusters, and appends them to the output.
-struct Clusters<'a> {
-    writer: CompressedWriter,
-    output: &'a mut Output,
-    buf: Vec<u8>,
-}
-
-impl Sink for Clusters<'_> {
-    fn block(&mut self, number: u64, packed: &[u8]) -> io::Result<()> {
-        self.buf.clear();
-        self.writer.cluster(number, packed, &mut self.buf).map_err(io::Error::other)?;
-        self.output.append(&self.buf)
-    }
-}
 
 /// Writes the source into the empty file `store`, whose name is `dest`. The header comes last, when
 /// everything else is durable.
@@ -42,7 +27,7 @@ pub(super) fn write(
     let free_bytes = diskwright_store::free_bytes(dest);
     let failed = |failure| explain(source, dest, free_bytes, failure);
     let on_dest = |error| failed(Some(Failure::Dest(error)));
-    let writer = CompressedWriter::new(size_bytes).map_err(|error| on_dest(io::Error::other(error)))?;
+    let mut writer = CompressedWriter::new(size_bytes).map_err(|error| on_dest(io::Error::other(error)))?;
     let mut output = Output::new(Arc::clone(store), COMPRESSED_CLUSTER_BYTES, None);
     let packing = Packing {
         source: source.0,
@@ -51,22 +36,14 @@ pub(super) fn write(
         skip_damaged: options.skip_damaged,
         packer: &|| Ok(Box::new(Deflate::new(options.compress_level))),
     };
-    let mut clusters = Clusters { writer, output: &mut output, buf: Vec::new() };
-    let Packed { data_bytes, zero_bytes, lost } = packing.run(&mut clusters, progress).map_err(failed)?;
-    let Clusters { writer, output, mut buf } = clusters;
-    buf.clear();
+    let mut encode =
+        |number, packed: &[u8], out: &mut Vec<u8>| writer.cluster(number, packed, out).map_err(io::Error::other);
+    let packed = pack_into(&mut output, &packing, &mut encode, progress).map_err(failed)?;
+    let mut buf = Vec::new();
     let front = writer.finish(&mut buf).map_err(|error| on_dest(io::Error::other(error)))?;
     output.append(&buf).map_err(on_dest)?;
     let file_bytes = output.flush().map_err(on_dest)?;
     store.sync_data().and_then(|()| store.write_at(&front, 0)).map_err(on_dest)?;
     progress(size_bytes, size_bytes);
-    let outcome = ConvertOutcome {
-        size_bytes,
-        dest_bytes: size_bytes,
-        copied_bytes: data_bytes,
-        zero_bytes: zero_bytes.saturating_sub(lost.bytes),
-        lost,
-        ..ConvertOutcome::default()
-    };
-    Ok(Written { outcome, file_bytes })
+    Ok(Written { outcome: outcome_of(packed, size_bytes), file_bytes })
 }

@@ -2,13 +2,13 @@
 
 use super::{
     super::options::{ConvertOptions, ConvertOutcome},
-    written::{Written, explain},
+    encode::{Written, explain, outcome_of, pack_into},
 };
 use crate::{
     Opened, Progress, Result,
     copying::{
         copy::Failure,
-        packing::{Output, Packed, Packing, Sink, Zlib},
+        packing::{Output, Packing, Zlib},
     },
 };
 use diskwright_format::vmdk::{Access, Descriptor, Extent, ExtentKind, SECTOR_BYTES, STREAM_GRAIN_BYTES, StreamWriter};
@@ -19,21 +19,6 @@ use uuid::Uuid;
 /// SCSI disks.
 const HEADS: u64 = 255;
 const TRACK_SECTORS: u64 = 63;
-
-/// Takes grains, and appends them to the output.
-struct Grains<'a> {
-    writer: StreamWriter,
-    output: &'a mut Output,
-    buf: Vec<u8>,
-}
-
-impl Sink for Grains<'_> {
-    fn block(&mut self, number: u64, packed: &[u8]) -> io::Result<()> {
-        self.buf.clear();
-        self.writer.grain(number, packed, &mut self.buf).map_err(io::Error::other)?;
-        self.output.append(&self.buf)
-    }
-}
 
 /// Appends the source to the output, as the VMDK `name`. `dest` is the file, for errors.
 pub(super) fn write(
@@ -50,7 +35,7 @@ pub(super) fn write(
     let start_bytes = output.flush().map_err(on_dest)?;
     let mut buf = Vec::new();
     let capacity_sectors = size_bytes.div_ceil(SECTOR_BYTES);
-    let writer = StreamWriter::new(capacity_sectors, &descriptor(name, capacity_sectors), &mut buf)
+    let mut writer = StreamWriter::new(capacity_sectors, &descriptor(name, capacity_sectors), &mut buf)
         .map_err(|error| on_dest(io::Error::other(error)))?;
     output.append(&buf).map_err(on_dest)?;
     let packing = Packing {
@@ -60,9 +45,9 @@ pub(super) fn write(
         skip_damaged: options.skip_damaged,
         packer: &|| Ok(Box::new(Zlib::new(options.compress_level)?)),
     };
-    let mut grains = Grains { writer, output, buf };
-    let Packed { data_bytes, zero_bytes, lost } = packing.run(&mut grains, progress).map_err(failed)?;
-    let Grains { writer, output, mut buf } = grains;
+    let mut encode =
+        |number, packed: &[u8], out: &mut Vec<u8>| writer.grain(number, packed, out).map_err(io::Error::other);
+    let packed = pack_into(output, &packing, &mut encode, progress).map_err(failed)?;
     buf.clear();
     writer.finish(&mut buf);
     output.append(&buf).map_err(on_dest)?;
@@ -83,15 +68,7 @@ pub(super) fn write(
             dest.display()
         ));
     }
-    let outcome = ConvertOutcome {
-        size_bytes,
-        dest_bytes: size_bytes,
-        copied_bytes: data_bytes,
-        zero_bytes: zero_bytes.saturating_sub(lost.bytes),
-        warnings,
-        lost,
-        ..ConvertOutcome::default()
-    };
+    let outcome = ConvertOutcome { warnings, ..outcome_of(packed, size_bytes) };
     Ok(Written { outcome, file_bytes })
 }
 
