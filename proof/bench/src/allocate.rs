@@ -5,12 +5,14 @@
 //! that of a process which only opens and closes the same disk. Ours is the time from the first
 //! write to the end of the flush. Both use O_DIRECT, one request at a time.
 
+use crate::turns::in_turns;
 use diskwright_lab::{
     LabError, Result,
     acceptance::{Bar, Check, Context, RowOutcome, SEED},
     measure,
     peer::{self, Cost},
-    progress::{Progress, report},
+    progress::Progress,
+    rounds::Window,
     scratch,
     targets::{Container, Target, create_empty},
 };
@@ -20,10 +22,7 @@ use diskwright_load::{
     seeds,
     workload::{Direction, Pattern, Workload},
 };
-use diskwright_stats::{
-    numbers::{bytes, duration, grouped},
-    summary::round_order,
-};
+use diskwright_stats::numbers::{bytes, duration, grouped};
 use diskwright_store::{Blocking, CacheMode};
 use std::{fmt::Write as _, path::Path, time::Instant};
 
@@ -53,10 +52,13 @@ pub(crate) fn blocks(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
         (Container::VhdDynamic, "vpc", "subformat=dynamic,force_size=on", 6.0),
     ] {
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-        for round in 0..rounds {
-            for who in round_order(2, round, 1) {
-                let message = format!("{}, {}", container.name(), if who == 0 { "diskwright" } else { "qemu-io" });
-                report(progress, "allocate", round as u64, rounds as u64, &message)?;
+        let subjects = ["diskwright", "qemu-io"].map(|tool| format!("{}, {tool}", container.name()));
+        in_turns(
+            "allocate",
+            &[&*subjects[0], &*subjects[1]],
+            (rounds, 1),
+            progress,
+            &mut |Window { cell: who, .. }, _| {
                 if who == 0 {
                     ours.push(write_blocks(context, container, &dir, blocks)? as f64);
                 } else {
@@ -70,8 +72,9 @@ pub(crate) fn blocks(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
                     std::fs::remove_file(&path).map_err(LabError::file("remove", &path))?;
                 }
                 scratch::settle(&dir)?;
-            }
-        }
+                Ok(())
+            },
+        )?;
         // Blocks a second, so that more is better.
         let speed = |times: &[f64]| -> Vec<f64> { times.iter().map(|ns| blocks as f64 * 1e9 / ns.max(1.0)).collect() };
         let name = format!("{}: blocks allocated a second", container.name());
@@ -153,29 +156,28 @@ fn random_writes_into(empty: Container, context: &Context<'_>, progress: &mut dy
     let rounds = context.rounds(5);
     let pair = [empty, Container::Raw];
     let (mut rates, mut flushes) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
-    for round in 0..rounds {
-        for who in round_order(2, round, 2) {
-            report(progress, "random writes", round as u64, rounds as u64, pair[who].name())?;
-            let dir = context.scratch.folder("fresh")?;
-            let path = create_empty(pair[who], &dir, size_bytes)?;
-            context.scratch.settle()?;
-            let target = Target::open(pair[who], path.clone(), CacheMode::Direct, context.options.engine)?;
-            let mut job = Job::simple(&workload.name, workload.load(), Span::default(), Span::from_secs(1));
-            (job.phases[0].count, job.engine) = (Some(count), context.options.engine.into());
-            job.seed = seeds::of_window(SEED, &workload.name, round);
-            let phase = measure::window(&job, &target.to_measure(), &RunOptions::default(), progress.watch())?;
-            rates[who].push(phase.iops());
-            let start = Instant::now();
-            Blocking::open(target.device(), context.options.engine)
-                .and_then(|mut device| device.flush())
-                .map_err(LabError::file("flush", &path))?;
-            flushes[who].push(start.elapsed().as_nanos() as f64);
-            target.close()?;
-            scratch::simplify_before_removal(&path);
-            std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
-            context.scratch.settle()?;
-        }
-    }
+    let subjects = pair.map(Container::name);
+    in_turns("random writes", &subjects, (rounds, 2), progress, &mut |Window { cell: who, round }, watch| {
+        let dir = context.scratch.folder("fresh")?;
+        let path = create_empty(pair[who], &dir, size_bytes)?;
+        context.scratch.settle()?;
+        let target = Target::open(pair[who], path.clone(), CacheMode::Direct, context.options.engine)?;
+        let mut job = Job::simple(&workload.name, workload.load(), Span::default(), Span::from_secs(1));
+        (job.phases[0].count, job.engine) = (Some(count), context.options.engine.into());
+        job.seed = seeds::of_window(SEED, &workload.name, round);
+        let phase = measure::window(&job, &target.to_measure(), &RunOptions::default(), watch)?;
+        rates[who].push(phase.iops());
+        let start = Instant::now();
+        Blocking::open(target.device(), context.options.engine)
+            .and_then(|mut device| device.flush())
+            .map_err(LabError::file("flush", &path))?;
+        flushes[who].push(start.elapsed().as_nanos() as f64);
+        target.close()?;
+        scratch::simplify_before_removal(&path);
+        std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
+        context.scratch.settle()?;
+        Ok(())
+    })?;
     let name = format!("empty {} against preallocated raw file, 4K random write: IOPS", empty.name());
     let flush = |who: usize| duration(diskwright_stats::summary::median(&flushes[who]).unwrap_or(0.0));
     Ok(RowOutcome {

@@ -1,5 +1,6 @@
 //! A chain of 1,024 disks: reading through it, and opening it. A chain of 100: what changed in it.
 
+use crate::turns::in_turns;
 use diskwright_disk::{Changes, Difference};
 use diskwright_lab::{
     Result,
@@ -74,12 +75,12 @@ pub(crate) fn open(context: &Context<'_>, progress: &mut dyn Progress) -> Result
     let chain = make(context, &plan, progress)?;
     let rounds = context.rounds(5);
     let (mut times, mut peaks) = (Vec::new(), Vec::new());
-    for round in 0..rounds {
-        report(progress, "open", round as u64, rounds as u64, "chain of 1,024")?;
+    in_turns("open", &["chain of 1,024"], (rounds, 0), progress, &mut |_, _| {
         let cost = launcher.open(chain.top(CHILDREN_MAX), 0, 4096, CacheMode::Direct)?;
         times.push((cost.open_ns + cost.read_ns) as f64);
         peaks.push(cost.resident_peak_bytes as f64);
-    }
+        Ok(())
+    })?;
     Ok(RowOutcome {
         checks: vec![
             Check::absolute("open and read 4 KiB", "ns", &times, Bar::AtMost(OPEN_NS)),

@@ -4,7 +4,7 @@
 //! that does nothing else. It opens every clone with a queue, reads 4 KiB of the golden image's
 //! data through each, and tells the time of the opens and its highest resident memory.
 
-use crate::touch;
+use crate::{touch, turns::in_turns};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, clone_disk};
 use diskwright_lab::{
     ChildLauncher, LabError, Result,
@@ -60,13 +60,13 @@ pub(crate) fn open(context: &Context<'_>, progress: &mut dyn Progress) -> Result
     clone_disk(&golden, &clones, &CreateRequest::default(), false, &mut tell)?;
     let rounds = context.rounds(context.pick(3, 9));
     let (mut times, mut opened, mut peaks) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..rounds {
-        report(progress, "open", round as u64, rounds as u64, "1,000 clones")?;
+    in_turns("open", &["1,000 clones"], (rounds, 0), progress, &mut |_, _| {
         let cost: Cost = ChildLauncher::current_exe([CHILD])?.ask([dir.as_os_str()])?;
         times.push(cost.open_ns as f64);
         opened.push(cost.resident_open_bytes as f64);
         peaks.push(cost.resident_peak_bytes as f64);
-    }
+        Ok(())
+    })?;
     Ok(RowOutcome {
         checks: vec![
             Check::absolute("open 1,000 clones for writing", "ns", &times, Bar::AtMost(OPEN_NS)),

@@ -1,10 +1,11 @@
 //! Large disks: opening 64 TiB, the memory of its map, creating 40 GiB with their space.
 
-use crate::touch;
+use crate::{touch, turns::in_turns};
 use diskwright_lab::{
     LabError, Result,
     acceptance::{Bar, Check, Context, RowOutcome},
     progress::{Progress, report},
+    rounds::Window,
     scratch::Scratch,
     targets::{Container, Target, create_empty, create_with_blocks},
 };
@@ -49,12 +50,12 @@ pub(crate) fn open(context: &Context<'_>, progress: &mut dyn Progress) -> Result
     target.close()?;
     let rounds = context.rounds(9);
     let (mut times, mut peaks) = (Vec::new(), Vec::new());
-    for round in 0..rounds {
-        report(progress, "open", round as u64, rounds as u64, "64 TiB")?;
+    in_turns("open", &["64 TiB"], (rounds, 0), progress, &mut |Window { round, .. }, _| {
         let cost = launcher.open(&path, places[round % places.len()], BLOCK_BYTES, CacheMode::Direct)?;
         times.push((cost.open_ns + cost.read_ns) as f64);
         peaks.push(cost.resident_peak_bytes as f64);
-    }
+        Ok(())
+    })?;
     Ok(RowOutcome {
         checks: vec![
             Check::absolute("open and read one block of 2 MiB", "ns", &times, Bar::AtMost(OPEN_NS)),

@@ -24,6 +24,7 @@
 //!   serve/         disks served by NBD, or attached, against other servers
 //!   fio.rs         fio as a client of servers
 //!   ours.rs        the program under test as a child
+//!   turns.rs       rounds in which the subjects take turns
 //!   tracking.rs    writes to a disk whose changes are tracked
 //!   touch.rs       reading a disk everywhere, in a child
 //! ```
@@ -54,6 +55,7 @@ mod serve;
 mod sesparse;
 mod touch;
 mod tracking;
+mod turns;
 mod vmdk;
 mod xfs;
 

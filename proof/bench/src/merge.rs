@@ -6,18 +6,19 @@
 //! is durable when it ends; speed *until durable* includes the sync of the file system after `cp`.
 //! The first merged disk is read back and compared with what was written into the child.
 
-use crate::{race::warm_or_cool, xfs::Xfs};
+use crate::{race::warm_or_cool, turns::in_turns, xfs::Xfs};
 use diskwright_disk::{CreateRequest, Disk, MergeOptions, OpenOptions, create, merge};
 use diskwright_lab::{
     LabError, Result,
     acceptance::{Bar, Check, Context, RowOutcome},
     fill, peer,
     progress::{Progress, report},
+    rounds::Window,
     scratch::settle,
     targets::{self, Container, Preparation, Target},
 };
 use diskwright_load::clock;
-use diskwright_stats::{numbers::bytes, summary::round_order};
+use diskwright_stats::numbers::bytes;
 use diskwright_store::CacheMode;
 use std::path::{Path, PathBuf};
 
@@ -46,10 +47,13 @@ pub(crate) fn copied(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
     for is_hot in [true, false] {
         let name = if is_hot { "hot" } else { "cold" };
         let (mut speeds, mut durable) = ([vec![], vec![]], [vec![], vec![]]);
-        for round in 0..bed.rounds {
-            for who in round_order(2, round, 5) {
-                let doing = format!("{name}, {}", if who == 0 { "diskwright" } else { "cp" });
-                report(progress, "merge", round as u64, bed.rounds as u64, &doing)?;
+        let subjects = ["diskwright", "cp"].map(|tool| format!("{name}, {tool}"));
+        in_turns(
+            "merge",
+            &[&*subjects[0], &*subjects[1]],
+            (bed.rounds, 5),
+            progress,
+            &mut |Window { cell: who, round }, _| {
                 let wall_ns = if who == 0 {
                     let child = bed.make_child(round as u64)?;
                     warm_or_cool(&child, is_hot)?;
@@ -68,8 +72,9 @@ pub(crate) fn copied(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
                 if who == 1 {
                     std::fs::remove_file(bed.copy_path()).map_err(LabError::file("remove", &bed.copy_path()))?;
                 }
-            }
-        }
+                Ok(())
+            },
+        )?;
         let check = |what: &str, figures: &[Vec<f64>; 2]| {
             Check::ratio(format!("{name}: {what}"), "MB/s", &figures[0], &figures[1], COPY_BAR)
         };
@@ -97,15 +102,18 @@ pub(crate) fn shared(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
     let outcome = (|| {
         let bed = Bed::new(context, xfs.mount_point(), size_bytes, progress)?;
         let mut speeds = [vec![], vec![]];
-        for round in 0..bed.rounds {
-            for who in round_order(2, round, 7) {
-                let doing = if who == 0 { "sharing" } else { "copying" };
-                report(progress, "merge", round as u64, bed.rounds as u64, doing)?;
+        in_turns(
+            "merge",
+            &["sharing", "copying"],
+            (bed.rounds, 7),
+            progress,
+            &mut |Window { cell: who, round }, _| {
                 let child = bed.make_child(round as u64)?;
                 settle(bed.dir)?;
                 speeds[who].push(size_bytes as f64 * 1e3 / bed.merge(&child, who == 0)?);
-            }
-        }
+                Ok(())
+            },
+        )?;
         Ok(RowOutcome {
             checks: vec![Check::ratio("sharing against copying: speed", "MB/s", &speeds[0], &speeds[1], SHARE_BAR)],
             notes: vec![format!("{} of changed data on an XFS in a loop device", bytes(size_bytes))],

@@ -6,15 +6,16 @@
 //! command, as a user waits for it. Speed *until durable* includes the sync of the file system
 //! after it.
 
+use crate::turns::in_turns;
 use diskwright_lab::{
     LabError, Result,
     acceptance::{Bar, Check, RowOutcome},
     peer::{self, Cost},
-    progress::{Progress, report},
+    progress::Progress,
+    rounds::Window,
     scratch::settle,
 };
 use diskwright_load::clock;
-use diskwright_stats::summary::round_order;
 use diskwright_store::FileStore;
 use std::path::Path;
 
@@ -44,10 +45,13 @@ impl Race<'_> {
         let name = format!("{}, {}", self.name, if is_hot { "hot" } else { "cold" });
         let dir = self.dest.parent().unwrap_or(Path::new("."));
         let (mut wall, mut cpu, mut after) = ([vec![], vec![]], [vec![], vec![]], [vec![], vec![]]);
-        for round in 0..self.rounds {
-            for who in round_order(2, round, 3) {
-                let message = format!("{name}, {}", if who == 0 { "diskwright" } else { "qemu-img" });
-                report(progress, "convert", round as u64, self.rounds as u64, &message)?;
+        let subjects = ["diskwright", "qemu-img"].map(|tool| format!("{name}, {tool}"));
+        in_turns(
+            "convert",
+            &[&*subjects[0], &*subjects[1]],
+            (self.rounds, 3),
+            progress,
+            &mut |Window { cell: who, .. }, _| {
                 settle(dir)?;
                 warm_or_cool(self.source, is_hot)?;
                 let cost = if who == 0 { (self.ours)()? } else { (self.theirs)()? };
@@ -57,8 +61,9 @@ impl Race<'_> {
                 settled?;
                 after[who].push(settle_ns as f64);
                 std::fs::remove_file(self.dest).map_err(LabError::file("remove", self.dest))?;
-            }
-        }
+                Ok(())
+            },
+        )?;
         // Speeds in MB/s, so that more is better.
         let speed =
             |times: &[f64]| -> Vec<f64> { times.iter().map(|ns| self.size_bytes as f64 * 1e3 / ns.max(1.0)).collect() };

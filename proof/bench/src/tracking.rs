@@ -3,12 +3,14 @@
 //! The point is started right before the window, so the window has all requests that wait for their
 //! range to be marked. Each round has new disks, in turns.
 
+use crate::turns::in_turns;
 use diskwright_disk::{Disk, OpenOptions};
 use diskwright_lab::{
     LabError, Result,
     acceptance::{Bar, Check, Context, RowOutcome, SEED},
     measure,
-    progress::{Progress, report},
+    progress::Progress,
+    rounds::Window,
     scratch,
     targets::{Container, Target, create_empty},
 };
@@ -18,10 +20,7 @@ use diskwright_load::{
     seeds,
     workload::{Direction, Pattern, Workload},
 };
-use diskwright_stats::{
-    numbers::{bytes, grouped},
-    summary::round_order,
-};
+use diskwright_stats::numbers::{bytes, grouped};
 use diskwright_store::CacheMode;
 use std::io;
 
@@ -34,16 +33,13 @@ pub(crate) fn random_writes(context: &Context<'_>, progress: &mut dyn Progress) 
     let workload = Workload::new(Pattern::Random, Direction::Write, 4096, 32);
     let rounds = context.rounds(5);
     let mut rates = [Vec::new(), Vec::new()];
-    for round in 0..rounds {
-        for who in round_order(2, round, 2) {
+    in_turns(
+        "tracking",
+        &["tracked", "not tracked"],
+        (rounds, 2),
+        progress,
+        &mut |Window { cell: who, round }, watch| {
             let is_tracked = who == 0;
-            report(
-                progress,
-                "tracking",
-                round as u64,
-                rounds as u64,
-                if is_tracked { "tracked" } else { "not tracked" },
-            )?;
             let dir = context.scratch.folder("tracking")?;
             let path = create_empty(CONTAINER, &dir, size_bytes)?;
             if is_tracked {
@@ -56,14 +52,15 @@ pub(crate) fn random_writes(context: &Context<'_>, progress: &mut dyn Progress) 
             let mut job = Job::simple(&workload.name, workload.load(), Span::default(), Span::from_secs(1));
             (job.phases[0].count, job.engine) = (Some(count), context.options.engine.into());
             job.seed = seeds::of_window(SEED, &workload.name, round);
-            let phase = measure::window(&job, &target.to_measure(), &RunOptions::default(), progress.watch())?;
+            let phase = measure::window(&job, &target.to_measure(), &RunOptions::default(), watch)?;
             rates[who].push(phase.iops());
             target.close()?;
             scratch::simplify_before_removal(&path);
             std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
             context.scratch.settle()?;
-        }
-    }
+            Ok(())
+        },
+    )?;
     let name = "VHDX fixed, tracked against not tracked, 4K random write: IOPS";
     Ok(RowOutcome {
         checks: vec![Check::ratio(name, "IOPS", &rates[0], &rates[1], Bar::AtLeast(0.97))],

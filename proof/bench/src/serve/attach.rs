@@ -5,19 +5,17 @@
 //! export is only read: that of 7.2 corrupts concurrent writes.
 
 use super::{BARE_LOAD, tell_ceiling};
-use crate::{fio, ours};
+use crate::{fio, ours, turns::in_turns};
 use diskwright_lab::{
     LabError, Result,
     acceptance::{Bar, Check, Context, RowOutcome},
     peer,
     progress::{Progress, report},
+    rounds::Window,
     server::Server,
     targets::{self, Container},
 };
-use diskwright_stats::{
-    numbers::{bytes, duration},
-    summary::round_order,
-};
+use diskwright_stats::numbers::{bytes, duration};
 use diskwright_store::CacheMode;
 use std::{
     fs,
@@ -169,12 +167,10 @@ pub(crate) fn fuse_and_loop(context: &Context<'_>, progress: &mut dyn Progress) 
     let cell = context.options.cell.unwrap_or_else(|| Duration::from_millis(context.pick(1000, 3000)));
     let rounds = context.rounds(context.pick(3, 7));
     let mut iops = [const { Vec::new() }; 3];
-    for round in 0..rounds {
-        for who in round_order(3, round, 7) {
-            report(progress, "measure", round as u64, rounds as u64, names[who])?;
-            iops[who].push(fio::run(&programs.fio, measured[who], &BARE_LOAD, cell)?.iops);
-        }
-    }
+    in_turns("measure", &names, (rounds, 7), progress, &mut |Window { cell: who, .. }, _| {
+        iops[who].push(fio::run(&programs.fio, measured[who], &BARE_LOAD, cell)?.iops);
+        Ok(())
+    })?;
     let mut found = RowOutcome::default();
     for (index, depth) in DEPTHS.into_iter().enumerate() {
         report(progress, "verify", index as u64, DEPTHS.len() as u64, &format!("attached, written at depth {depth}"))?;

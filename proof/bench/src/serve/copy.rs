@@ -6,24 +6,23 @@
 //! That decides nothing: it is told beside a check that fails, and bounds what a server can reach.
 
 use super::{Exported, Served, ServerProgram, carrier, serve};
+use crate::turns::in_turns;
 use diskwright_lab::{
     LabError, Result,
     acceptance::{Bar, Check, Context, Outcome, RowOutcome, SEED},
     measure::{self, Ratio},
     peer,
     progress::{Progress, report},
+    rounds::Window,
     targets::{self, Container, Target},
 };
 use diskwright_load::{
     job::{Job, Span},
-    run::RunOptions,
+    run::{RunOptions, Watch},
     seeds,
     workload::{Direction, Pattern, Workload},
 };
-use diskwright_stats::{
-    numbers::bytes,
-    summary::{Summary, round_order},
-};
+use diskwright_stats::{numbers::bytes, summary::Summary};
 use diskwright_store::CacheMode;
 
 /// nbdcopy's request size and requests in flight.
@@ -60,32 +59,27 @@ pub(crate) fn nbdcopy(context: &Context<'_>, progress: &mut dyn Progress) -> Res
     let rounds = context.rounds(context.pick(3, 5));
     // In MB/s.
     let mut speeds = [const { Vec::new() }; 4];
-    let read_disk = |round: usize, progress: &mut dyn Progress| {
+    let read_disk = |round: usize, watch: &dyn Watch| {
         let mut job = Job::simple(&workload.name, workload.load(), Span::default(), Span::from_secs(1));
         job.phases[0].count = Some(size_bytes / u64::from(REQUEST_BYTES));
         job.seed = seeds::of_window(SEED, &workload.name, round);
         job.engine = context.options.engine.into();
-        Ok::<_, LabError>(
-            measure::window(&job, &disk.to_measure(), &RunOptions::default(), progress.watch())?.mb_per_s(),
-        )
+        Ok::<_, LabError>(measure::window(&job, &disk.to_measure(), &RunOptions::default(), watch)?.mb_per_s())
     };
-    for round in 0..rounds {
-        for who in round_order(4, round, 4) {
-            let message = MESSAGES[who];
-            report(progress, "copy", round as u64, rounds as u64, message)?;
-            let copy = |served: &Served| {
-                let cost = peer::run(&nbdcopy, &[&*served.uri, "null:"], None)?;
-                Ok::<_, LabError>(size_bytes as f64 * 1e3 / (cost.wall_ns as f64).max(1.0))
-            };
-            speeds[who].push(match who {
-                0 => copy(&ours)?,
-                1 => copy(&theirs)?,
-                2 => read_disk(round, progress)?,
-                _ => carrier::carry(&path, size_bytes, REQUEST_BYTES as usize)
-                    .map_err(LabError::file("bring out through sockets", &path))?,
-            });
-        }
-    }
+    in_turns("copy", &MESSAGES, (rounds, 4), progress, &mut |Window { cell: who, round }, watch| {
+        let copy = |served: &Served| {
+            let cost = peer::run(&nbdcopy, &[&*served.uri, "null:"], None)?;
+            Ok::<_, LabError>(size_bytes as f64 * 1e3 / (cost.wall_ns as f64).max(1.0))
+        };
+        speeds[who].push(match who {
+            0 => copy(&ours)?,
+            1 => copy(&theirs)?,
+            2 => read_disk(round, watch)?,
+            _ => carrier::carry(&path, size_bytes, REQUEST_BYTES as usize)
+                .map_err(LabError::file("bring out through sockets", &path))?,
+        });
+        Ok(())
+    })?;
     ours.server.stop()?;
     theirs.server.stop()?;
     disk.close()?;

@@ -6,19 +6,23 @@
 //! nothing: they are told beside a check that fails.
 
 use super::{BARE_LOAD, Exported, Served, ServerProgram, serve, tell_ceiling};
-use crate::fio::{self, FioUntil, NbdLoad};
+use crate::{
+    fio::{self, FioUntil, NbdLoad},
+    turns::in_turns,
+};
 use diskwright_lab::{
     LabError, Result,
     acceptance::{Bar, Check, Context, RowOutcome},
     peer,
     progress::{Progress, report},
+    rounds::Window,
     scratch,
     server::cost_of,
     targets::{self, Container, create_empty},
 };
 use diskwright_stats::{
     numbers::{bytes, duration, figure, grouped},
-    summary::{Summary, round_order},
+    summary::Summary,
 };
 use diskwright_store::CacheMode;
 use std::{
@@ -119,19 +123,17 @@ impl Comparison<'_> {
     ) -> Result<Vec<Side>> {
         let count = served.len() + usize::from(bare.is_some());
         let mut sides: Vec<Side> = (0..count).map(|_| Side::default()).collect();
-        for round in 0..self.rounds {
-            for index in round_order(count, round, 5) {
-                let name = served.get(index).map_or("the file itself", |(who, _)| who.name());
-                report(progress, "measure", round as u64, self.rounds as u64, &format!("{}, {name}", load.rw))?;
-                match (served.get(index), bare) {
-                    (Some((_, server)), _) => self.measure(server, load, round, &mut sides[index])?,
-                    (None, Some(file)) => {
-                        sides[index].iops.push(fio::run(&self.fio, file, &BARE_LOAD, self.cell)?.iops)
-                    }
-                    (None, None) => {}
-                }
+        let names = served.iter().map(|(who, _)| who.name()).chain(bare.map(|_| "the file itself"));
+        let subjects: Vec<String> = names.map(|name| format!("{}, {name}", load.rw)).collect();
+        let subjects: Vec<&str> = subjects.iter().map(|subject| &**subject).collect();
+        in_turns("measure", &subjects, (self.rounds, 5), progress, &mut |Window { cell: index, round }, _| {
+            match (served.get(index), bare) {
+                (Some((_, server)), _) => self.measure(server, load, round, &mut sides[index])?,
+                (None, Some(file)) => sides[index].iops.push(fio::run(&self.fio, file, &BARE_LOAD, self.cell)?.iops),
+                (None, None) => {}
             }
-        }
+            Ok(())
+        })?;
         Ok(sides)
     }
 
@@ -237,10 +239,13 @@ pub(crate) fn empty(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
     context.scratch.need("these disks", size_bytes + (2 << 30))?;
     let load = NbdLoad { until: FioUntil::Count(count), ..comparison.load("randwrite", 1) };
     let mut sides = [Side::default(), Side::default()];
-    for round in 0..comparison.rounds {
-        for index in round_order(2, round, 6) {
+    in_turns(
+        "measure",
+        &["empty, diskwright", "empty, qemu-nbd"],
+        (comparison.rounds, 6),
+        progress,
+        &mut |Window { cell: index, round }, _| {
             let who = [ServerProgram::Ours, ServerProgram::QemuNbd][index];
-            report(progress, "measure", round as u64, comparison.rounds as u64, &format!("empty, {}", who.name()))?;
             let dir = context.scratch.folder("fresh")?;
             let path = match who {
                 ServerProgram::Ours => create_empty(Container::VhdxDynamic, &dir, size_bytes)?,
@@ -255,8 +260,9 @@ pub(crate) fn empty(context: &Context<'_>, progress: &mut dyn Progress) -> Resul
             scratch::simplify_before_removal(&path);
             std::fs::remove_dir_all(&dir).map_err(LabError::file("remove", &dir))?;
             context.scratch.settle()?;
-        }
-    }
+            Ok(())
+        },
+    )?;
     let [ours, theirs] = &sides;
     let name = format!("empty VHDX dynamic served against an empty qcow2, 4K random write QD {QUEUE_DEPTH}: IOPS");
     Ok(RowOutcome {
