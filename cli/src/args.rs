@@ -31,7 +31,7 @@ const AFTER_HELP: &str = "\
 SIZES are bytes, or numbers with k, M, G or T (powers of 1024): 512, 64k, 40G.
 
 A FILE that exists may be an NBD URI: nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH; nbds:// and \
-nbds+unix:// require TLS. Behind \"?\", joined by \"&\", may stand timeout=SECONDS (for a server that does not answer; 0 waits for ever), \
+nbds+unix:// require TLS. Parameters follow \"?\", joined by \"&\": timeout=SECONDS (how long to wait for an answer of the server; 0 for no limit), \
 reconnect or reconnect=SECONDS, connections=N, and for TLS tls-certificates=DIR (ca-cert.pem, client-cert.pem, client-key.pem), \
 tls-hostname=NAME, tls-verify-peer=0.
 
@@ -76,7 +76,7 @@ pub enum Command {
     Move(commands::move_::MoveArgs),
     /// Give back the space that disks do not need, and make their files small.
     Compact(commands::compact::CompactArgs),
-    /// Connect a child to its parent's new place, or search lost parents.
+    /// Connect a child to its parent's new place, or search for lost parents.
     Reconnect(commands::reconnect::ReconnectArgs),
     /// Copy what can still be read of a damaged image into a new one.
     Rescue(commands::rescue::RescueArgs),
@@ -300,7 +300,7 @@ mod tests {
                     match &word[..] {
                         "" => {}
                         "|" | "||" | "&&" | ">" => commands.push(Vec::new()),
-                        // A remote command begins anew.
+                        // A remote command starts afresh.
                         "diskwright" => commands.push(vec![word]),
                         _ => commands.last_mut().unwrap().push(word),
                     }

@@ -17,7 +17,7 @@
 //!
 //! The codes are qemu-img's, because scripts know them. So a usage error of `check` is 1 and not
 //! clap's 2, which would mean "corrupt"; for `compare` clap's 2 is right. A reader of standard
-//! output that ends early (`| head`) is no error.
+//! output that ends early (`| head`) is not an error.
 //!
 //! Wrong usage is what the command line alone shows: an unknown command of `io`, a size of 0, a
 //! block size that the format does not have, one disk named twice. It ends like an error of clap

@@ -52,9 +52,9 @@ fn arranged(command: Command, of_all: &[Arg], columns: Option<usize>) -> Command
         Some((notes, examples)) => (notes.trim(), format!("EXAMPLES{examples}")),
         None => (&after[..], String::new()),
     };
-    let table = |option: fn(Arg) -> Arg| table(shared.iter().cloned().map(option), columns);
-    let short = [examples.trim_end(), &table(short)];
-    let long = [examples.trim_end(), notes, &table(whole)];
+    let table = |option: fn(Arg) -> Arg, is_long| table(shared.iter().cloned().map(option), is_long, columns);
+    let short = [examples.trim_end(), &table(short, false)];
+    let long = [examples.trim_end(), notes, &table(whole, true)];
     command.after_help(joined(&short)).after_long_help(joined(&long))
 }
 
@@ -76,13 +76,15 @@ fn whole(option: Arg) -> Arg {
     option.help(sentences + last)
 }
 
-/// The options in two columns, with their headings.
-fn table(options: impl Iterator<Item = Arg>, columns: Option<usize>) -> String {
+/// The options with their headings: in two columns, or with the text below each option, which has
+/// the whole width then.
+fn table(options: impl Iterator<Item = Arg>, is_below: bool, columns: Option<usize>) -> String {
     let mut command = Command::new("")
         .disable_help_flag(true)
         .disable_version_flag(true)
         .help_template("{all-args}")
         .max_term_width(COLUMNS_MAX)
+        .next_line_help(is_below)
         .args(options);
     if let Some(columns) = columns {
         command = command.term_width(columns);
@@ -109,6 +111,18 @@ mod tests {
             let rows: Vec<&str> = shared.lines().filter(|row| row.starts_with(' ')).collect();
             assert!(rows.len() > 10 && rows.iter().all(|row| row.contains(" --")), "{shared}");
         }
+    }
+
+    /// Beside the longest option, 30 of 80 columns would be left for the text.
+    #[test]
+    fn long_help_of_a_shared_option_has_the_whole_width() {
+        let mut line = arrange(command_line(), Some(80));
+        line.build();
+        let help = line.find_subcommand_mut("info").unwrap().render_long_help().to_string();
+        let (_, shared) = help.split_once("Disk options:\n").unwrap();
+        assert!(shared.contains("--format <FORMAT>\n          Format of the image"), "{shared}");
+        let texts = shared.lines().filter(|row| row.starts_with("          "));
+        assert!(texts.clone().any(|row| row.len() > 70) && texts.clone().all(|row| row.len() <= 80), "{shared}");
     }
 
     #[test]

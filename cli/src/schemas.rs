@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The files are made from the types that are printed, so they cannot differ from them: a test
-//! compares. `DISKWRIGHT_WRITE_SCHEMAS=1 cargo test -p diskwright schemas` writes them anew.
+//! compares. `DISKWRIGHT_WRITE_SCHEMAS=1 cargo test -p diskwright schemas` writes them again.
 
 use crate::{
     commands::{
@@ -141,7 +141,7 @@ fn the_files_are_those_of_the_types() {
         let found = fs::read_to_string(&path).unwrap_or_default();
         assert!(
             found == text,
-            "{} differs from the type that is printed. If that is meant (a field was added), write it anew with \
+            "{} differs from the type that is printed. If that is meant (a field was added), write it again with \
              DISKWRIGHT_WRITE_SCHEMAS=1 cargo test -p diskwright schemas; a field that changed its meaning or is gone \
              needs a new version of {name}",
             path.display()

@@ -68,7 +68,7 @@ class Finding:
     structure: str
     found: str
     expected: str
-    repair: Literal["not needed", "mends without loss", "costs data", "cannot"]
+    repair: Literal["not needed", "repairable without loss", "costs data", "cannot"]
     costs: tuple[int, int] | None
 
 class Checked:

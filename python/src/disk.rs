@@ -72,7 +72,7 @@ impl Disk {
     fn open(&self) -> Result<(Opened, Requests), Failure> {
         if process::id() != self.process_id {
             let path = self.path.display();
-            return Err(refused(format!("{path}: this disk was opened before fork(); open it in the child anew")));
+            return Err(refused(format!("{path}: this disk was opened before fork(); open it again in the child")));
         }
         match &*self.state() {
             State::Open(open) => Ok((open.opened.clone(), open.requests.clone())),

@@ -205,7 +205,7 @@ pub(crate) struct Judgement {
     expected: &'static str,
     /// What was found, or why the rule is not applicable.
     found: String,
-    /// What mends the image, if the rule does not hold.
+    /// How to make the image comply, if the rule does not hold.
     remedy: Option<String>,
 }
 

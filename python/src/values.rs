@@ -72,7 +72,7 @@ pub(crate) struct Layer {
     /// Payload block; `None` where the format has none.
     block_size: Option<u64>,
     sector_size: u32,
-    /// Bytes that its files occupy, where the system tells.
+    /// Bytes that its files occupy, where the system reports it.
     allocated: Option<u64>,
     creator: String,
     /// VHD unique id, VHDX virtual disk id.
@@ -163,7 +163,7 @@ pub(crate) struct Finding {
     structure: String,
     found: String,
     expected: String,
-    /// `not needed`, `mends without loss`, `costs data` or `cannot`.
+    /// `not needed`, `repairable without loss`, `costs data` or `cannot`.
     repair: &'static str,
     /// The range of the disk that a repair gives up: its first byte, and the first one after it.
     costs: Option<(u64, u64)>,

@@ -276,7 +276,7 @@ fn serve(context: &mut Context, args: &AttachArgs) -> Outcome {
     let at = match (&args.at, args.mark) {
         (Some(point), _) => ServeMethod::FuseFile(point.clone()),
         (None, Some(mark)) => ServeMethod::Ublk(mark),
-        (None, None) => return Err(Failure::new("the server was not told where to show the disk")),
+        (None, None) => return Err(Failure::new("the server got neither --at nor --mark")),
     };
     let opened = open(context, args);
     let disk = match opened {

@@ -65,7 +65,7 @@ pub struct CheckArgs {
     /// Check the parents too, down to the disk that has none.
     #[arg(long)]
     chain: bool,
-    /// Mend what can be mended without loss. The old bytes are saved in FILE.undo.
+    /// Repair what can be repaired without loss. The old bytes are saved in FILE.undo.
     #[arg(long, conflicts_with_all = ["chain", "force_share"])]
     repair: bool,
     /// Put the file back as it was before its last repair.
@@ -133,7 +133,7 @@ pub struct FindingReport {
     found: String,
     /// What the format requires there; may be empty for a note.
     expected: String,
-    /// `not needed`, `mends without loss`, `costs data` or `cannot`.
+    /// `not needed`, `repairable without loss`, `costs data` or `cannot`.
     repair: &'static str,
     /// The range of the disk that a repair gives up.
     costs: Option<RangeReport>,

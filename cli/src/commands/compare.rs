@@ -17,7 +17,7 @@ use std::{io::Write, path::PathBuf};
 /// Arguments of `compare`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Disks of different sizes are the same if the longer one has only zeros behind the end of the other; a warning tells the sizes.
+Disks of different sizes are the same if the longer one has only zeros behind the end of the other; a warning names both sizes.
 
 EXIT CODES  0 same, 1 different, 2 could not compare
 

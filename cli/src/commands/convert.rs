@@ -40,12 +40,12 @@ use --preallocate when DEST is on NTFS. A copy of DEST by most programs has no h
 
 A damaged table in SOURCE ends the conversion at the first range that cannot be found. --skip-damaged copies everything else, leaves zeros there, and lists the lost ranges.
 
---size gives DEST another size than SOURCE has. More is zeros; less ends at or behind the end of the last partition, or of the file system on \
-a disk without partitions, and never within data. The second copy of a GPT moves to the new end.
+--size gives DEST another size than SOURCE. Added space reads as zeros. A smaller DEST must hold the last partition, or on a disk without partitions \
+the file system: data are never cut off. The second copy of a GPT moves to the new end.
 
 DEST is another disk than SOURCE, with an identity of its own. --identity keep gives it the disk id of SOURCE (VHD unique id, VHDX virtual disk id), \
 so that guests see the same disk, and a VHDX with the same contents also the identity by which children name their parent (DataWriteGuid). \
-Use it where DEST takes the place of SOURCE: two disks with one identity must not be attached to one machine. What DEST cannot keep is named.
+Use it where DEST takes the place of SOURCE: two disks with one identity must not be attached to one machine. A warning names each id that DEST cannot keep.
 
 --azure makes a disk that Azure accepts: a fixed VHD, its size rounded up to whole MiB and to 20 MiB at least. A disk that Azure would refuse \
 all the same is refused here, before anything is copied, with the rule. `info --azure` checks any image.

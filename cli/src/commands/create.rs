@@ -20,12 +20,12 @@ use std::{io::Write, path::PathBuf};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The format comes from the extension (.vhdx .avhdx .vhd .avhd .vmdk .qcow2 .vdi .raw .img .bin .dd) unless --format says it. FILE must not exist. A disk with a \
-parent is a differencing disk: it begins as its parent reads and holds only what is written to it from then on; from now on the \
+parent is a differencing disk: it reads as its parent, and stores only what is written to it. From now on the \
 parent must not change.
 
 A VMDK over a --device moves no data: reads and writes go to the device. It is recorded by a name that stays (/dev/disk/by-id) with its \
 serial number, world wide name and size, and refused when another device has that name. rdm-virtual and rdm-physical are the raw device \
-mappings of ESX; only the first takes snapshots. SCSI pass-through does not exist here.
+mappings of ESX; only the first takes snapshots. SCSI pass-through is not supported.
 
 A fixed disk or a raw file has its whole length at once, but takes space only where something is written, unless --preallocate is \
 given. Windows does not attach a file that is sparse on NTFS (0xC03A001A): a copy by most programs has no holes; made directly on NTFS, \

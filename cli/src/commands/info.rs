@@ -31,8 +31,8 @@ A child whose parent is missing or changed is described too: its chain as far as
 it cannot be followed further.
 
 --azure, --windows and --vmware (ESXi, Workstation, VirtualBox, OVF) check FILE against the rules of the place that it goes to. Each rule is ok, not ok or not applicable, with what was \
-found, what is expected, and how to fix it. `convert --azure` makes a disk that fulfils those of Azure. What Windows itself sees only on \
-its own file systems (a compressed or encrypted file) is not checked.
+found, what is expected, and how to fix it. `convert --azure` makes a disk that fulfils those of Azure. Whether NTFS compresses or encrypts \
+the file is not checked.
 
 An OVA is described with its files, its disks and its machines, and --disk describes one of its disks. --verify compares all of its files with the digests of its manifest.
 

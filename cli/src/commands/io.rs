@@ -40,7 +40,7 @@ use words::Command;
 #[command(after_help = "\
 COMMANDS
   read [-P BYTE] [-v] OFF LEN        -P: all bytes must be BYTE; -v: print them
-  write [-P BYTE | -z] [-f] OFF LEN  write BYTE [0xcd] or zeros (-z), durably (-f)
+  write [-P BYTE | -z] [-f] OFF LEN  write BYTE [0xcd] or zeros (-z); -f: durably
   discard OFF LEN                    make the range zero and give its space back
   flush                              make all writes so far durable
 OFF and LEN are sizes (4k, 1M) or hexadecimal (0x1000), in multiples of the disk's sector. Without -c the commands are read from standard input, one a \

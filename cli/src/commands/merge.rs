@@ -74,7 +74,7 @@ pub struct MergeHow {
     /// The merged image gets CHILD's name, and its own name is gone.
     #[arg(long)]
     keep_name: bool,
-    /// A further folder in which images may have one of these as their parent.
+    /// Search this folder too for images whose parent would be merged.
     #[arg(long, value_name = "DIR")]
     search: Vec<PathBuf>,
     /// Copy every byte, even where the file system could share it.

@@ -30,12 +30,12 @@ EXAMPLES
   diskwright reconnect vm.avhdx --search /images --dry-run
   diskwright reconnect vm.avhdx --search /images")]
 pub struct ReconnectArgs {
-    /// The differencing disk whose parent is not found, or has another place now.
+    /// The differencing disk whose parent was moved, renamed or lost.
     child: PathBuf,
-    /// Its parent.
+    /// The parent's new place.
     #[arg(long, value_name = "FILE", required_unless_present = "search")]
     parent: Option<PathBuf>,
-    /// A folder in which lost parents are searched, with the folders below it.
+    /// Search for lost parents in this folder and the folders below it.
     #[arg(long, value_name = "DIR")]
     search: Vec<PathBuf>,
     /// Connect also to a parent that is not the disk from which CHILD was made. CHILD then reads

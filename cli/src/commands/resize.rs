@@ -27,7 +27,7 @@ whole length). The second copy of a GPT moves to the new end, so that the guest 
 --grow-partition N lets the last one reach the new end; the file system inside keeps its size, and the output names the tool that \
 enlarges it.
 
-SMALLER: only space behind the last partition goes. What is less is refused, with the smallest size. The second copy of a GPT moves to \
+SMALLER: only space behind the last partition goes. A smaller size is refused, and the error names the smallest possible one. The second copy of a GPT moves to \
 the new end first. A file system, swap area or physical volume of LVM on a disk without partitions must end before the new end: make it \
 smaller first, by its own tools. A disk whose contents are not known, not clean or in doubt keeps its size. A VMDK is not made smaller.
 

@@ -64,7 +64,7 @@ with a folder before it: ./a=b.vhdx. FORMAT (raw, vhd, vhdx, qcow2, vdi, vmdk) i
 its extension names no format (.img) and its contents look like an image.
 
 TLS: the folder holds ca-cert.pem, server-cert.pem and server-key.pem, as for qemu and libnbd. With it, clients on TCP must use TLS and show a \
-certificate that the CA vouches for. SIGHUP reads the folder anew.
+certificate that the CA vouches for. SIGHUP reads the folder again.
 
 serve-ctl reaches disks that are served for writing: statistics, resize, snapshot, merge, compact, move, and their end (drain).
 

@@ -133,7 +133,7 @@ EXAMPLES
     },
     /// Move the disk to another file while it is in use.
     #[command(after_help = "\
-As `move` does it with a disk in use: see there.
+Works as `diskwright move` on a disk in use: see its help.
 
 EXAMPLES
   diskwright serve-ctl disk.vhdx move /mnt/fast/

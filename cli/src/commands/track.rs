@@ -278,7 +278,7 @@ pub fn show_in_use(context: &mut Context, file: &Path, client: &Client, name: &s
     }
     match whole {
         Some(report) => print_report(context, &report),
-        None => Err(Failure::new("the process has told no ranges")),
+        None => Err(Failure::new("the process has sent no ranges")),
     }
 }
 

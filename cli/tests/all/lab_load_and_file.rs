@@ -18,7 +18,7 @@ fn queue_depth_is_studied_saved_and_reported() {
     let json: serde_json::Value = serde_json::from_slice(&fs::read(shop.path("q.json")).unwrap()).unwrap();
     assert_eq!(json["schema"], "diskwright.study.queue-depth/2");
     assert_eq!(json["stages"].as_array().unwrap().len(), 5);
-    // All is measured: the same command only reckons anew, and may be told of another array.
+    // All is measured: the same command only computes again, and may be told of another array.
     let again = shop.json(&QUEUE_DEPTH.replace("--write-back", "--write-back --copies 3 --devices 4"));
     assert_eq!(again["stages"][1]["sweep"]["cells"][0]["rounds"], json["stages"][1]["sweep"]["cells"][0]["rounds"]);
     assert!(shop.fails(1, &QUEUE_DEPTH.replace("8M", "16M")).contains("has other settings"));

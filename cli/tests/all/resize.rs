@@ -47,7 +47,7 @@ pub(crate) fn verify_table(shop: &Workshop, disk: &str, gpt: bool) {
     let _ = fs::remove_file(&flat);
     shop.ok(&format!("convert {disk} flat.raw"));
     assert_eq!(fs::metadata(&flat).unwrap().len(), shop.json(&format!("info {disk}"))["virtual_size"]);
-    // sfdisk --verify prints "No errors detected."; what it says about gaps is no error.
+    // sfdisk --verify prints "No errors detected."; what it says about gaps is not an error.
     let said = tool(shop, "sfdisk --verify flat.raw", "").unwrap();
     assert!(said.contains("No errors detected") || !gpt && !said.contains("rror"), "{said}");
     if gpt && have(&["sgdisk"]) {
@@ -313,7 +313,7 @@ fn a_disk_with_a_gpt_in_doubt_grows() {
     assert!(shop.fails(1, "resize disk.raw 90M --grow-partition 2").contains("GPT header in sector 1"));
 }
 
-/// A second copy that is not valid is written anew.
+/// A second copy that is not valid is written again.
 #[test]
 fn a_lost_second_copy_is_restored() {
     if !have(&TOOLS) {
