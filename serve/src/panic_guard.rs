@@ -9,8 +9,8 @@
 //! end the thread. `disk/src/engine/guard.rs` already catches the panics inside a `Disk`. This
 //! wrapper catches all others, and the panics of other block devices.
 //!
-//! A queue that has panicked is dropped at once. If it stayed, nobody would reap its completions,
-//! and unread completions keep a shared ring from sleeping.
+//! A queue that has panicked is dropped at once. If it stayed, no thread would reap its
+//! completions, and unread completions keep a shared ring from sleeping.
 //!
 //! Tags are small numbers and unique among the requests in flight, so a bitmap records which are
 //! in flight.

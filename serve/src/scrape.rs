@@ -25,7 +25,7 @@ const REQUEST_BYTES_MAX: usize = 8 << 10;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Maximum bytes that one call writes. A unix socket splits a longer write into several messages,
-/// and the time-out applies to each of them anew.
+/// and the time-out applies to each of them separately.
 const WRITE_BYTES_MAX: usize = 4 << 10;
 
 /// Makes the text of the page.

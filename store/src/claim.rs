@@ -1,6 +1,6 @@
 //! The claim of this process on block devices that it writes to.
 //!
-//! While a device is open with O_EXCL nobody can mount it, and an open fails if it is mounted. The
+//! While a device is open with O_EXCL it cannot be mounted, and an open fails if it is mounted. The
 //! kernel gives such a claim to one open file. A disk in use opens its images a second time before
 //! it merges them, so the claim is a descriptor of its own here: all writable stores of a device
 //! share it, and it ends with the last of them. What keeps two disks of one process apart is the

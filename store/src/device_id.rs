@@ -113,7 +113,7 @@ fn text(path: &Path) -> Option<String> {
 pub fn stable_device_name(path: &Path) -> io::Result<Option<PathBuf>> {
     let found = fs::metadata(path)?;
     if !found.file_type().is_block_device() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no block device"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a block device"));
     }
     if path.starts_with("/dev/disk") || path.starts_with("/dev/mapper") {
         return Ok(Some(path.to_owned()));

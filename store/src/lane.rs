@@ -30,7 +30,7 @@ use std::{fmt, os::fd::BorrowedFd, time::Duration};
 /// How long an engine that is closed waits for lanes by default.
 pub(crate) const LANE_PATIENCE: Duration = Duration::from_secs(30);
 
-/// An operation of a lane. The loan holds the payload, and thereby the length of reads and writes.
+/// An operation of a lane. The loan holds the payload, and so the length of reads and writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaneOp {
     /// Fill the loan from the store.

@@ -156,13 +156,13 @@ pub trait Store: Send + Sync + fmt::Debug {
     }
 
     /// Sets the modification time of the file, durably. Every later write to the store changes it
-    /// again. `Unsupported` if the store is no file.
+    /// again. `Unsupported` if the store is not a file.
     fn set_modified(&self, _modified: SystemTime) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }
 
     /// Device and inode number of a file. Two stores with the same identity are the same object.
-    /// `None` if the store is no file.
+    /// `None` if the store is not a file.
     fn identity(&self) -> Option<(u64, u64)> {
         None
     }

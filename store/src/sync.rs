@@ -3,7 +3,7 @@
 //!
 //! The feature `shuttle`, which only tests enable, replaces them by those of a scheduler. It runs
 //! one thread at a time, chooses at each of these operations which thread continues, and can repeat
-//! its choices from a seed. It thereby finds interleavings that are very rare on a real machine
+//! its choices from a seed. So it finds interleavings that are very rare on a real machine
 //! (`proof/proving/tests/interleavings.rs`). Only the code for a disk in memory uses this module. A
 //! scheduled thread must not wait for another by any other means, so none of these operations may
 //! be called within the initialisation of a `OnceLock`.

@@ -244,7 +244,7 @@ impl Descriptor {
             return Err(fail(0, format!("a text of {} bytes", bytes.len()), "at most 1 MiB"));
         }
         let text = std::str::from_utf8(bytes).map_err(|error| {
-            fail(error.valid_up_to(), "a byte that is no UTF-8".into(), "a descriptor in ASCII or UTF-8")
+            fail(error.valid_up_to(), "a byte that is not UTF-8".into(), "a descriptor in ASCII or UTF-8")
         })?;
         if !is_descriptor(bytes) {
             let first = text.lines().next().unwrap_or_default();

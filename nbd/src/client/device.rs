@@ -2,7 +2,7 @@
 //!
 //! *Connections.* The first connection is made when the device is opened. If the server announces
 //! `CAN_MULTI_CONN`, each queue gets a connection of its own, up to the number in the URI; further
-//! queues share. Otherwise all queues share one. It is no error if the server refuses a further
+//! queues share. Otherwise all queues share one. It is not an error if the server refuses a further
 //! connection.
 //!
 //! *Sizes.* The sector size is the server's minimum block size, but at least 512 bytes. If an

@@ -10,7 +10,7 @@
 //!
 //! The timer is set when a call is in flight and it is not running. When it expires, the lane
 //! reports how long the server has sent nothing, and the timer is set for the rest. A busy
-//! connection thereby costs one timer call for each `timeout`, not for each request.
+//! connection so costs one timer call for each `timeout`, not for each request.
 //!
 //! One mutex guards `Waiting`. The lane's own mutex is taken while it is held; no code waits while
 //! it is held.

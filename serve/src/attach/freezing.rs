@@ -14,11 +14,11 @@
 //! - The server dies: the supervisor thaws before it takes the disk apart.
 //! - The server does not ask within [`FROZEN_MAX`]: the supervisor thaws, and says so later.
 //! - The supervisor dies: the server thaws the file systems that it was told of.
-//! - Both die: the record lists what is frozen. It was written before the freeze, and whoever
-//!   clears the disk away thaws first (`release`).
+//! - Both die: the record lists what is frozen. It was written before the freeze, and the program
+//!   that clears the disk away thaws first (`release`).
 //!
 //! Frozen is what is mounted from the disk's devices in this mount namespace, by attach or by
-//! others. A file system that is frozen already is left to whoever froze it.
+//! others. A file system that is frozen already is left to the program that froze it.
 
 use super::{mounted::mounted_from, record::Record};
 use diskwright_store::sys::freeze as system;

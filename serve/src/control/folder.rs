@@ -81,7 +81,7 @@ impl Folder {
     }
 
     /// Removes sockets of processes that are gone, and links to sockets that are gone. Failures are
-    /// ignored: a leftover harms nobody.
+    /// ignored: a leftover does no harm.
     fn clear_stale(&self) {
         for socket in self.sockets() {
             if !process_of(&socket).is_some_and(Process::is_alive) {

@@ -24,7 +24,7 @@
 //!
 //! - A link leads to the process that holds the lock of the image. Only that process makes or
 //!   replaces the link of its file, and it removes the link before it gives up the lock. After
-//!   `kill -9` a link leads to a socket on which nobody listens; the next channel that is opened
+//!   `kill -9` a link leads to a socket without a listener; the next channel that is opened
 //!   removes both, and a new process that opens the disk replaces the link. The number of an inode
 //!   can be given to another file, so the answer counts: the process compares the identity in the
 //!   request with the files that it has open *now*.

@@ -87,7 +87,7 @@ fn the_process_of_a_disk_is_found_and_asked() {
     }
     let listing = list_in(&scene.folder);
     assert_eq!((listing.processes.len(), listing.silent.len()), (1, 0));
-    // A socket for the process and a link for each disk, which nobody else can reach.
+    // A socket for the process and a link for each disk, which no other user can reach.
     let control = scene.dir.path().join("control");
     assert_eq!(fs::metadata(&control).unwrap().permissions().mode() & 0o777, 0o700);
     let sockets = scene.folder.sockets();

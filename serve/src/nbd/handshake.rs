@@ -1,7 +1,7 @@
 //! The server's side of the handshake: options in, replies out. No I/O.
 //!
 //! ```text
-//!   greeting ─▶ client flags ─▶ option, option, ... ─┬─ STARTTLS ─▶ (TLS) ─▶ options start anew
+//!   greeting ─▶ client flags ─▶ option, option, ... ─┬─ STARTTLS ─▶ (TLS) ─▶ options start again
 //!                                                    ├─ EXPORT_NAME, GO ─▶ Session
 //!                                                    └─ ABORT ─▶ the end
 //! ```

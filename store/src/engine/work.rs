@@ -6,7 +6,7 @@
 //!               │  └───────────────────────────────────────┘
 //!               └─▶ carry_out_off_ring ─┬─▶ lane or pool: a loan ─▶ take_tickets ─▶ part_ended
 //!                                       ├─▶ run_blocking ─▶ part_ended
-//!                                       └─▶ pieces, each started anew (a store that is not plain)
+//!                                       └─▶ pieces, each started again (a store that is not plain)
 //! ```
 //!
 //! Answers come from the engine's own ring, or from its mailbox on a shared ring. Tickets and loans

@@ -210,7 +210,7 @@ fn a_reader_becomes_a_writer_unless_another_program_reads() {
     let reader = open(&path, LockMode::Shared).unwrap();
     let other = open(&path, LockMode::Shared).unwrap();
     assert!(matches!(reader.relock(LockMode::Exclusive), Err(OpenError::Locked { purpose: "writing", .. })));
-    // The refused one is a reader as before: others may read, and nobody may write.
+    // The refused one is a reader as before: others may read, and none may write.
     assert_eq!(holder_of(&path, LockMode::Shared), None);
     drop(other);
     assert!(holder_of(&path, LockMode::Exclusive).is_some());

@@ -2,7 +2,7 @@
 //! plain system calls when the ring is entered.
 //!
 //! Like the kernel, it keeps the memory of started entries by address only, and accesses it while
-//! the engine's owner of that memory exists. Miri thereby checks each promise of the ring's users:
+//! the engine's owner of that memory exists. So Miri checks each promise of the ring's users:
 //! the memory is alive until the answer was taken, no reference to it exists, and the memory of a
 //! read is writable. Like the kernel, it answers in any order, makes short transfers, and returns
 //! EAGAIN. It does not support streams, because it cannot decode their entries.

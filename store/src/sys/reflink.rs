@@ -36,6 +36,6 @@ pub(crate) fn clone_range(
     // `FileCloneRange` has its layout.
     let request = unsafe { ioctl::Setter::<FICLONERANGE, FileCloneRange>::new(range) };
     // SAFETY: the call reads the struct, which lives in `request`, and accesses no other memory of
-    // ours. Both descriptors are borrowed, hence open.
+    // ours. Both descriptors are borrowed, so they are open.
     unsafe { ioctl::ioctl(destination, request) }
 }

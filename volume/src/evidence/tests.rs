@@ -104,7 +104,7 @@ fn records_of_the_volume_state_their_place() {
     assert!(found.iter().map(|(_, weight)| weight).sum::<u32>() >= PROOF);
 }
 
-/// A volume that was formatted anew: records of the former one have the same numbers.
+/// A volume that was formatted again: records of the former one have the same numbers.
 #[test]
 fn records_older_than_the_volume_prove_nothing() {
     let witness = learned(&disk(), &[0]);
