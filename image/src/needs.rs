@@ -40,8 +40,11 @@ impl<N: Copy> Prerequisites<N> {
     }
 }
 
-/// Supplies what `blocks` need, one block after the other, for an image's `prepare`. `needs` runs
-/// its argument on the list under the state mutex. `supply` does the I/O without that mutex, under
+/// Runs its argument on a list of prerequisites, under the mutex that guards the list.
+pub(crate) type WithNeeds<'a, N> = dyn Fn(&mut dyn FnMut(&mut Prerequisites<N>)) + 'a;
+
+/// Supplies what `blocks` need, one block after the other, for an image's `prepare`. `needs`
+/// takes the state mutex. `supply` does the I/O without that mutex, under
 /// `preparing`, so only one thread at a time makes tables or space. A need that could not be
 /// supplied leaves the list too: `reserve` notes it again.
 ///
@@ -50,7 +53,7 @@ impl<N: Copy> Prerequisites<N> {
 pub(crate) fn supply_each<N: Copy>(
     blocks: &Range<u64>,
     preparing: &Mutex<()>,
-    needs: &dyn Fn(&mut dyn FnMut(&mut Prerequisites<N>)),
+    needs: &WithNeeds<'_, N>,
     supply: &mut dyn FnMut(u64, N) -> Result<()>,
 ) -> Result<()> {
     let noted = || {
