@@ -43,10 +43,10 @@ impl<N: Copy> Prerequisites<N> {
 /// Runs its argument on a list of prerequisites, under the mutex that guards the list.
 pub(crate) type WithNeeds<'a, N> = dyn Fn(&mut dyn FnMut(&mut Prerequisites<N>)) + 'a;
 
-/// Supplies what `blocks` need, one block after the other, for an image's `prepare`. `needs`
-/// takes the state mutex. `supply` does the I/O without that mutex, under
-/// `preparing`, so only one thread at a time makes tables or space. A need that could not be
-/// supplied leaves the list too: `reserve` notes it again.
+/// Supplies what `blocks` need, one block after the other, for an image's `prepare`. `needs` takes
+/// the state mutex. `supply` does the I/O without that mutex, under `preparing`, so only one thread
+/// at a time makes tables or space. A need that could not be supplied leaves the list too:
+/// `reserve` notes it again.
 ///
 /// # Errors
 /// The first error of `supply`.

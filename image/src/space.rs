@@ -427,8 +427,8 @@ impl Extension {
 }
 
 /// Zeroes the pieces returned by [`Space::take_to_zero`]; [`Space::zeroed`] records the result.
-/// Their space stays allocated. Returns the
-/// number of zeroed pieces and the error that stopped the loop. Blocks on I/O.
+/// Their space stays allocated. Returns the number of zeroed pieces and the error that stopped the
+/// loop. Blocks on I/O.
 pub fn zero_pieces(store: &dyn Store, offsets: &[u64], len_bytes: u64) -> (usize, io::Result<()>) {
     for (done, &offset_bytes) in offsets.iter().enumerate() {
         if let Err(error) = store.zero_range(FileRange { offset_bytes, len_bytes }, Zeroing::Keep) {

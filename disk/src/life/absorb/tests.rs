@@ -32,8 +32,8 @@ fn absorbing(parent_block_bytes: u64) -> Disk {
         vec![layer("top", DiskType::Differencing, MIB), layer("parent", DiskType::Dynamic, parent_block_bytes)];
     let disk = Disk::from_layers(layers, Vec::new()).unwrap();
     Blocking::open(&disk, EngineKind::Auto).unwrap().write(0, &vec![1; MIB as usize], false).unwrap();
+    disk.shared.chain().members()[1].begin_writing().unwrap();
     let mut mutation = disk.shared.lock();
-    mutation.chain.members()[1].begin_writing().unwrap();
     let mut left = BlockSet::default();
     left.set(0, true);
     mutation.left = Some((mutation.chain.top().id, left));
