@@ -51,13 +51,16 @@ impl Patchwork {
         let store = |name: &str, byte| -> Arc<dyn Store> {
             Arc::new(MemoryStore::with_bytes(name, vec![byte; size_bytes as usize]))
         };
+        let stores = vec![store("one", 0xd0), store("two", 0xd1)];
+        // `reserve` must not access the store, so the space of new blocks is there already.
+        stores[1].set_len(4 * size_bytes).unwrap();
         Self {
             info: ImageInfo {
                 creator: "patchwork".into(),
                 payload_alignment_bytes: 4096,
                 ..ImageInfo::new(Format::Raw, DiskType::Dynamic, size_bytes, BLOCK)
             },
-            stores: vec![store("one", 0xd0), store("two", 0xd1)],
+            stores,
             inner: Mutex::new(Inner {
                 states,
                 reserved: HashMap::new(),
@@ -144,7 +147,6 @@ impl ImageWriter for Patchwork {
         }
         let offset_bytes = inner.end_bytes;
         inner.end_bytes += BLOCK;
-        self.stores[1].set_len(inner.end_bytes).unwrap();
         inner.reserved.insert(block, offset_bytes);
         Ok(Some(Reservation { store: 1, offset_bytes, init: None }))
     }
