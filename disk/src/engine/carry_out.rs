@@ -56,6 +56,7 @@ impl Shared {
                 drop(exclusion);
                 copied
             }
+            Work::ExplainDamage { layer, offset_bytes } => Err(chain.damage(*layer, *offset_bytes)),
             Work::Decompress { layer, block, into } => decompress(chain, *layer, *block, into),
         }
     }

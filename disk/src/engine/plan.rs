@@ -321,7 +321,7 @@ fn plan_blocks(
             PieceOwner::Missing(_) => None,
             PieceOwner::Own { source, offset_bytes } => Some((*source, *offset_bytes)),
             PieceOwner::Other(Owner::Damaged { layer }) if *layer == image.id => {
-                return Err(chain.damage(*layer, piece.start));
+                return Ok(PlanResult::Work(Work::ExplainDamage { layer: *layer, offset_bytes: piece.start }));
             }
             PieceOwner::Other(owner) => match copy_up_first(mutation, chain, image, &piece, *owner)? {
                 Some(next) => return Ok(next),

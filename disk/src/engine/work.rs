@@ -38,6 +38,11 @@ pub(crate) enum Work {
         layer: LayerId,
         block: u64,
     },
+    /// Read the table again for the error of a damaged block, with which the request fails.
+    ExplainDamage {
+        layer: LayerId,
+        offset_bytes: u64,
+    },
     Decompress {
         layer: LayerId,
         block: u64,

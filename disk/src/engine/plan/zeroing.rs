@@ -99,7 +99,7 @@ pub(crate) fn plan_zero(
             PieceOwner::Missing(work) => return Ok(PlanResult::Work(work)),
             PieceOwner::Own { source, offset_bytes } => (source, offset_bytes),
             PieceOwner::Other(Owner::Damaged { layer }) if layer == image.id => {
-                return Err(chain.damage(layer, piece.start));
+                return Ok(PlanResult::Work(Work::ExplainDamage { layer, offset_bytes: piece.start }));
             }
             found => {
                 if let PieceOwner::Other(owner) = found
