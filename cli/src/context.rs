@@ -22,6 +22,7 @@ use diskwright_lab::{
 use diskwright_outline::wrap;
 use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::Value;
 use std::{
     borrow::Cow,
     io::{self, BufWriter, IsTerminal, Stdout, Write},
@@ -67,17 +68,32 @@ pub struct Context {
     pub out: BufWriter<Stdout>,
     /// Width and colour of standard output.
     pub style: Style,
+    /// The document of [`Context::collecting`], while it runs.
+    collected: Option<Option<Value>>,
 }
 
 impl Context {
     /// The context of one command.
     pub fn new(global: GlobalOptions, signals: Signals) -> Self {
-        Self { global, signals, out: BufWriter::with_capacity(64 << 10, io::stdout()), style: Style::of_stdout() }
+        let out = BufWriter::with_capacity(64 << 10, io::stdout());
+        Self { global, signals, out, style: Style::of_stdout(), collected: None }
     }
 
-    /// Prints the JSON document of this command.
+    /// Prints the JSON document of this command, or keeps it for the document of several files
+    /// ([`Context::collecting`]).
     pub fn print_json(&mut self, body: &impl Document) -> Outcome<()> {
-        Ok(json::write(&mut self.out, body)?)
+        match &mut self.collected {
+            Some(kept) => *kept = Some(json::value(body)?),
+            None => json::write(&mut self.out, body)?,
+        }
+        Ok(())
+    }
+
+    /// Runs a part of the command, and returns the JSON document that it would have printed.
+    pub fn collecting<T>(&mut self, part: impl FnOnce(&mut Self) -> T) -> (T, Option<Value>) {
+        self.collected = Some(None);
+        let result = part(self);
+        (result, self.collected.take().flatten())
     }
 
     /// Prints a result of the lab as JSON; it has its own `schema`.

@@ -31,6 +31,14 @@ pub fn write<T: Document>(out: &mut dyn Write, body: &T) -> io::Result<()> {
     writeln!(out)
 }
 
+/// The same document as a value, to be put into another document.
+///
+/// # Errors
+/// If a value cannot be JSON, which would be a defect of its type.
+pub fn value<T: Document>(body: &T) -> io::Result<serde_json::Value> {
+    Ok(serde_json::to_value(Envelope { schema: T::SCHEMA, body })?)
+}
+
 /// A path as text; bytes that are not UTF-8 are replaced.
 pub fn path(path: &std::path::Path) -> String {
     path.to_string_lossy().into_owned()

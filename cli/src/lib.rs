@@ -12,6 +12,7 @@
 //!   describe.rs    an image as text and JSON     steps.rs     progress of a run of the lab
 //!   qemu_img.rs    what qemu-img's options are called here
 //!   export.rs      an NBD export, the same       live.rs      a run while it is measured
+//!   several.rs     several files, one after the other
 //!   ntfs.rs        holes that Windows refuses
 //!   switches.rs    what the program calls the options of the libraries
 //!   printable.rs   text from files, made safe for a terminal
@@ -46,6 +47,7 @@ mod progress;
 mod qemu_img;
 #[cfg(test)]
 mod schemas;
+mod several;
 mod signals;
 mod sizes;
 mod steps;

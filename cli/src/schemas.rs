@@ -15,6 +15,7 @@ use crate::{
     },
     export::ExportReport,
     json::Document,
+    several,
 };
 use diskwright_lab::{
     acceptance::{self, AcceptanceWithSummary},
@@ -114,6 +115,7 @@ fn all() -> Vec<Named> {
         of::<serve_ctl::Listing>(),
         of::<snapshot::Listing>(),
         of::<snapshot::Report>(),
+        of::<several::Report>(),
         of::<track::Ranges>(),
         of::<track::Report>(),
     ]

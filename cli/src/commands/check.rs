@@ -1,4 +1,4 @@
-//! `diskwright check FILE`: reports damage and leaked space; writes only with `--repair` or
+//! `diskwright check FILE...`: reports damage and leaked space; writes only with `--repair` or
 //! `--undo` (`check/repair.rs`).
 //!
 //! The file is read under a shared lock, so that no other process writes to it meanwhile
@@ -12,9 +12,10 @@ mod repair;
 use crate::{
     context::Context,
     describe::printable,
-    exit::{self, Failure, Outcome},
+    exit::{self, Codes, Failure, Outcome},
     json::{self, Document},
     options::ShareArgs,
+    several::{self, Between},
     sizes::Human,
     style::{GREEN, RED, YELLOW},
     switches,
@@ -54,14 +55,16 @@ EXIT CODES  0 sound, also after a repair or an undo, 1 could not check or repair
 
 EXAMPLES
   diskwright check disk.vhdx
+  diskwright check *.vhdx
   diskwright check machine.avhdx --chain
   diskwright check disk.vhdx --repair --dry-run
   diskwright check disk.vhdx --repair --accept-loss --undo-file /safe/disk.undo
   diskwright check disk.vhdx --undo
   diskwright check disk.vhd --json | jq '.files[].findings'")]
 pub struct CheckArgs {
-    /// The disk.
-    file: PathBuf,
+    /// The disks.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
     /// Check the parents too, down to the disk that has none.
     #[arg(long)]
     chain: bool,
@@ -142,16 +145,21 @@ pub struct FindingReport {
 /// A file, and its report or why it could not be checked.
 type Checked = (PathBuf, Result<(Format, CheckReport), DiskError>);
 
-/// Checks the file, and with `--chain` its parents.
+/// Checks the files, and with `--chain` their parents.
 pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
-    require_file(&args.file, "check")?;
+    several::only_one(&args.files, "--undo-file", args.how.undo_file.is_some())?;
+    several::each(context, &args.files, Codes::CHECK, Between::Nothing, |context, file| one(context, args, file))
+}
+
+fn one(context: &mut Context, args: &CheckArgs, file: &Path) -> Outcome {
+    require_file(file, "check")?;
     if args.undo {
-        return repair::undo(context, &args.file, &args.how);
+        return repair::undo(context, file, &args.how);
     }
     if args.how.undo_file.is_some() && !args.repair {
         return Err(Failure::usage("--undo-file needs --repair or --undo"));
     }
-    let repaired = if args.repair { Some(repair::run(context, &args.file, &args.how)?) } else { None };
+    let repaired = if args.repair { Some(repair::run(context, file, &args.how)?) } else { None };
     // As far as the chain can be followed, so that damage in a parent is reported even if the next
     // parent is missing.
     let options = OpenOptions {
@@ -159,19 +167,19 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
         force_share: args.share.force_share,
         ..context.global.open_options(false)
     };
-    let first = match check_image(&args.file, &options) {
+    let first = match check_image(file, &options) {
         // The losses are printed even if the check after the repair fails.
         Err(error) if repaired.is_none() => return Err(error.into()),
         first => first,
     };
-    let mut checked: Vec<Checked> = vec![(args.file.clone(), first)];
+    let mut checked: Vec<Checked> = vec![(file.to_owned(), first)];
     let mut chain_error = None;
-    let unlocked = args.share.force_share.then(|| read_without_lock(&args.file));
+    let unlocked = args.share.force_share.then(|| read_without_lock(file));
     let is_told = |warning: &String| repaired.as_ref().is_some_and(|done| done.warnings.contains(warning));
-    let interrupted = interrupted_repair(&options.files, &args.file).into_iter().filter(|warning| !is_told(warning));
+    let interrupted = interrupted_repair(&options.files, file).into_iter().filter(|warning| !is_told(warning));
     let mut warnings: Vec<String> = unlocked.into_iter().chain(interrupted).collect();
     warnings.iter().for_each(|warning| context.warn(warning));
-    match Disk::open(&args.file, &options) {
+    match Disk::open(file, &options) {
         Ok(disk) => {
             chain_error = disk.broken_link().map(switches::with_switches);
             for (depth, pair) in disk.layers().windows(2).enumerate() {
@@ -210,13 +218,13 @@ pub fn run(context: &mut Context, args: &CheckArgs) -> Outcome {
         return Ok(code);
     }
     if let Some(done) = &repaired {
-        repair::print_report(context, &args.file, done, args.how.dry_run)?;
+        repair::print_report(context, file, done, args.how.dry_run)?;
     }
     for report in &reports {
         print_file(context, report)?;
     }
     if let Some(error) = chain_error {
-        let file = printable(&json::path(&args.file));
+        let file = printable(&json::path(file));
         let error = printable(&error);
         writeln!(context.text(), "{file}: the chain could not be followed, so the disk cannot be read: {error}")?;
     }

@@ -4,10 +4,10 @@ use crate::{
     commands::partitions::place_text,
     context::Context,
     describe::printable,
-    exit::{self, Failure, Outcome},
+    exit::{self, Codes, Outcome},
     in_use,
     json::{self, Document},
-    progress,
+    progress, several,
     sizes::Human,
     switches,
     table::{Align, Columns},
@@ -130,28 +130,23 @@ pub struct FailedReport {
 
 /// Compacts the disks one after the other.
 pub fn run(context: &mut Context, args: &CompactArgs) -> Outcome {
-    for file in &args.files {
-        require_file(file, "compact")?;
-    }
-    let mut report = Report { disks: Vec::new(), failed: Vec::new(), estimate: args.estimate, dry_run: args.dry_run };
-    for file in &args.files {
-        match one(context, args, file) {
-            Ok(disk) => report.disks.push(disk),
-            Err(Failure::Sentence(error)) if args.files.len() > 1 => {
-                context.warn_always(&error);
-                report.failed.push(FailedReport { file: json::path(file), error });
-            }
-            Err(failure) => return Err(failure),
-        }
-    }
-    let code = if report.failed.is_empty() { exit::OK } else { exit::FAILED };
+    let mut disks = Vec::new();
+    let turns = several::in_turn(context, &args.files, Codes::USUAL, |context, file| {
+        disks.push(one(context, args, file)?);
+        Ok(exit::OK)
+    })?;
+    let outcome = turns.outcome();
     if context.global.json {
-        context.print_json(&report)?;
+        let failed =
+            turns.ended.into_iter().filter_map(|file| Some(FailedReport { file: file.file, error: file.error? }));
+        let failed = failed.collect();
+        context.print_json(&Report { disks, failed, estimate: args.estimate, dry_run: args.dry_run })?;
     }
-    Ok(code)
+    outcome
 }
 
 fn one(context: &mut Context, args: &CompactArgs, file: &Path) -> Outcome<DiskReport> {
+    require_file(file, "compact")?;
     let changed = !(args.estimate || args.dry_run);
     if let Some(client) = in_use::client(file)? {
         return compact_in_use(context, file, &client, !changed);

@@ -1,9 +1,10 @@
-//! `diskwright detach TARGET`: flushes and detaches a disk.
+//! `diskwright detach TARGET...`: flushes and detaches disks.
 
 use crate::{
     context::Context,
-    exit::{self, Outcome},
+    exit::{self, Codes, Outcome},
     json::{self, Document},
+    several::{self, Between},
 };
 use clap::Args;
 use diskwright_serve::attach::{self, DetachOptions, Registry};
@@ -22,8 +23,9 @@ EXAMPLES
   diskwright detach /dev/loop0
   diskwright detach disk.vhdx --unmount")]
 pub struct DetachArgs {
-    /// The image, its device, or its mount point.
-    target: PathBuf,
+    /// The images, their devices, or their mount points.
+    #[arg(required = true, value_name = "TARGET")]
+    targets: Vec<PathBuf>,
     /// Unmount its file systems first, unless a program has a file or folder open there.
     #[arg(long, short)]
     unmount: bool,
@@ -45,13 +47,15 @@ impl Document for Report {
     const SCHEMA: &'static str = "diskwright.detach/1";
 }
 
-/// Detaches, and prints what was detached.
+/// Detaches, and prints what was detached with `--json`.
 pub fn run(context: &mut Context, args: &DetachArgs) -> Outcome {
     let how = DetachOptions { unmount: args.unmount, force: args.force };
-    let record = attach::detach(&Registry::open()?, &args.target, how)?;
-    if context.global.json {
-        let device = record.device.as_deref().map(json::path);
-        context.print_json(&Report { file: json::path(&record.file), device })?;
-    }
-    Ok(exit::OK)
+    several::each(context, &args.targets, Codes::USUAL, Between::Nothing, |context, target| {
+        let record = attach::detach(&Registry::open()?, target, how)?;
+        if context.global.json {
+            let device = record.device.as_deref().map(json::path);
+            context.print_json(&Report { file: json::path(&record.file), device })?;
+        }
+        Ok(exit::OK)
+    })
 }

@@ -1,4 +1,4 @@
-//! `diskwright info FILE`: describes a disk and its chain.
+//! `diskwright info FILE...`: describes disks and their chains.
 //!
 //! A disk whose parent is missing, changed or not allowed is described too. The chain is opened as
 //! far as it can be followed, and the error of the next parent is printed below it.
@@ -9,10 +9,11 @@ pub mod rules;
 use crate::{
     context::Context,
     describe::{Description, printable},
-    exit::{self, Failure, Outcome},
+    exit::{self, Codes, Failure, Outcome},
     export::ExportReport,
     json::Document,
     options::{FormatArg, OvaArgs, ShareArgs, SnapshotArgs},
+    several::{self, Between},
     style::{FAINT, GREEN, RED, YELLOW},
     switches,
     table::Fields,
@@ -22,7 +23,11 @@ use diskwright_disk::{ChainScope, DiskError, Layer, OpenOptions, Opened, is_ova,
 use diskwright_store::Files;
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::{io::Write, iter, path::PathBuf};
+use std::{
+    io::Write,
+    iter,
+    path::{Path, PathBuf},
+};
 
 /// Arguments of `info`.
 #[derive(Debug, Args)]
@@ -40,6 +45,7 @@ EXIT CODES  0 done, and with --azure, --windows or --vmware all rules hold, with
 
 EXAMPLES
   diskwright info disk.vhdx
+  diskwright info *.vhdx --json
   diskwright info machine.avhdx --chain
   diskwright info disk.vhdx --json
   diskwright info machine.vhd --azure
@@ -48,8 +54,9 @@ EXAMPLES
   diskwright info appliance.ova --verify
   diskwright info 'nbd+unix:///disk?socket=/run/disk.sock'")]
 pub struct InfoArgs {
-    /// The disk: a file, or an NBD URI.
-    file: PathBuf,
+    /// The disks: files, or NBD URIs.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
     /// Draw the whole chain, from FILE down to the disk that has no parent.
     #[arg(long)]
     chain: bool,
@@ -108,11 +115,17 @@ pub struct Link {
     timestamp_ok: Option<bool>,
 }
 
-/// Prints the description.
+/// Prints the descriptions.
 pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
-    let is_archive = is_ova(&args.file) && context.global.format != Some(FormatArg::Raw);
+    // The picture of a chain does not begin with the file's name.
+    let between = if args.chain { Between::Heading } else { Between::EmptyLine };
+    several::each(context, &args.files, Codes::USUAL, between, |context, file| one(context, args, file))
+}
+
+fn one(context: &mut Context, args: &InfoArgs, file: &Path) -> Outcome {
+    let is_archive = is_ova(file) && context.global.format != Some(FormatArg::Raw);
     if is_archive && args.ova.ova_disk.is_none() && !args.rules.any() && !args.chain {
-        return ova::run(context, &args.file, args.verify);
+        return ova::run(context, file, args.verify);
     }
     if args.verify {
         return Err(Failure::usage("--verify is for an OVA as a whole; `compare` and `check` are for disks"));
@@ -121,7 +134,7 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
         if args.of.snapshot.is_some() {
             return Err(Failure::usage("--snapshot: the rules are about files, not about a snapshot in one"));
         }
-        return rules::run(context, &args.file, (args.share, &args.ova), args.rules);
+        return rules::run(context, file, (args.share, &args.ova), args.rules);
     }
     let options = OpenOptions {
         force_share: args.share.force_share,
@@ -129,7 +142,7 @@ pub fn run(context: &mut Context, args: &InfoArgs) -> Outcome {
         snapshot: args.of.snapshot.clone(),
         ..context.global.open_options(false)
     };
-    let disk = match context.open(&args.file, &OpenOptions { scope: ChainScope::Available, ..options })? {
+    let disk = match context.open(file, &OpenOptions { scope: ChainScope::Available, ..options })? {
         Opened::Disk(disk) => disk,
         Opened::Export(export) => return describe_export(context, &ExportReport::from(&*export)),
     };

@@ -1,11 +1,12 @@
-//! `diskwright partitions FILE`: the partitions and file systems of a disk.
+//! `diskwright partitions FILE...`: the partitions and file systems of disks.
 
 use crate::{
     context::Context,
     describe::printable,
-    exit::{self, Failure, Outcome},
+    exit::{self, Codes, Failure, Outcome},
     json::{self, Document},
     options::{OvaArgs, ShareArgs, SnapshotArgs},
+    several::{self, Between},
     sizes::Human,
     switches,
     table::{Align, Columns},
@@ -14,7 +15,10 @@ use clap::Args;
 use diskwright_disk::{OpenOptions, layout, volume::Place};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::{io::Write, path::PathBuf};
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+};
 
 /// Arguments of `partitions`.
 #[derive(Debug, Args)]
@@ -24,11 +28,13 @@ btrfs); where a map cannot be trusted, a note below the table says why.
 
 EXAMPLES
   diskwright partitions disk.vhdx
+  diskwright partitions *.vhdx
   diskwright partitions ext4.vhdx --json
   diskwright partitions nbd://backup.example.com/disk")]
 pub struct PartitionsArgs {
-    /// The disk: a file, or an NBD URI.
-    file: PathBuf,
+    /// The disks: files, or NBD URIs.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
     #[command(flatten)]
     ova: OvaArgs,
     #[command(flatten)]
@@ -95,15 +101,20 @@ pub(crate) fn place_text(place: &Place) -> String {
 }
 
 pub fn run(context: &mut Context, args: &PartitionsArgs) -> Outcome {
+    let one = |context: &mut Context, file: &Path| one(context, args, file);
+    several::each(context, &args.files, Codes::USUAL, Between::EmptyLine, one)
+}
+
+fn one(context: &mut Context, args: &PartitionsArgs, file: &Path) -> Outcome {
     let options = OpenOptions {
         force_share: args.share.force_share,
         ova_disk: args.ova.ova_disk.clone(),
         snapshot: args.of.snapshot.clone(),
         ..context.global.open_options(false)
     };
-    let disk = context.open(&args.file, &options)?;
+    let disk = context.open(file, &options)?;
     let layout = layout(disk.device(), context.global.engine())
-        .map_err(|error| Failure::doing(format!("{}: cannot open a queue", args.file.display()), error))?;
+        .map_err(|error| Failure::doing(format!("{}: cannot open a queue", file.display()), error))?;
     let volumes: Vec<VolumeReport> = layout
         .volumes
         .iter()
@@ -124,7 +135,7 @@ pub fn run(context: &mut Context, args: &PartitionsArgs) -> Outcome {
     let problem = layout.problem.as_ref().map(ToString::to_string);
     if context.global.json {
         context.print_json(&Report {
-            file: json::path(&args.file),
+            file: json::path(file),
             virtual_size: disk.device().geometry().size_bytes,
             table: layout.table.to_string(),
             problem,
@@ -134,7 +145,7 @@ pub fn run(context: &mut Context, args: &PartitionsArgs) -> Outcome {
         return Ok(exit::OK);
     }
     let size = Human(disk.device().geometry().size_bytes);
-    writeln!(context.text(), "{}: {size}, partition table: {}", printable(&json::path(&args.file)), layout.table)?;
+    writeln!(context.text(), "{}: {size}, partition table: {}", printable(&json::path(file)), layout.table)?;
     let heads = [
         ("volume", Align::Left),
         ("start", Align::Right),

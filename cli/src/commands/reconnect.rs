@@ -1,10 +1,11 @@
-//! `diskwright reconnect CHILD`: another link to its parent.
+//! `diskwright reconnect CHILD...`: another link to the parent.
 
 use crate::{
     context::Context,
     describe::printable,
-    exit::{self, Outcome},
+    exit::{self, Codes, Outcome},
     json::{self, Document},
+    several::{self, Between},
     switches,
 };
 use clap::Args;
@@ -28,10 +29,12 @@ Nothing is written until the whole chain is found. Only the links change; no dat
 EXAMPLES
   diskwright reconnect vm.avhdx --parent /new/place/base.vhdx
   diskwright reconnect vm.avhdx --search /images --dry-run
-  diskwright reconnect vm.avhdx --search /images")]
+  diskwright reconnect vm.avhdx --search /images
+  diskwright reconnect web*.avhdx --parent /new/place/golden.vhdx")]
 pub struct ReconnectArgs {
-    /// The differencing disk whose parent was moved, renamed or lost.
-    child: PathBuf,
+    /// The differencing disks whose parent was moved, renamed or lost.
+    #[arg(required = true, value_name = "CHILD")]
+    children: Vec<PathBuf>,
     /// The parent's new place.
     #[arg(long, value_name = "FILE", required_unless_present = "search")]
     parent: Option<PathBuf>,
@@ -80,7 +83,12 @@ impl Document for Report {
 }
 
 pub fn run(context: &mut Context, args: &ReconnectArgs) -> Outcome {
-    require_file(&args.child, "reconnect")?;
+    let one = |context: &mut Context, child: &Path| one(context, args, child);
+    several::each(context, &args.children, Codes::USUAL, Between::Nothing, one)
+}
+
+fn one(context: &mut Context, args: &ReconnectArgs, child: &Path) -> Outcome {
+    require_file(child, "reconnect")?;
     let options = ReconnectOptions {
         parent: args.parent.clone(),
         search_dirs: args.search.clone(),
@@ -89,14 +97,14 @@ pub fn run(context: &mut Context, args: &ReconnectArgs) -> Outcome {
         dry_run: args.dry_run,
     };
     let mut display = context.progress("searching").counting("files");
-    let done = reconnect(&args.child, &options, &mut |done, total| display.update(done, total));
+    let done = reconnect(child, &options, &mut |done, total| display.update(done, total));
     drop(display);
     let done = done?;
     done.warnings.iter().for_each(|warning| context.warn(warning));
     if context.global.json {
-        context.print_json(&report(&args.child, &done, args.dry_run))?;
+        context.print_json(&report(child, &done, args.dry_run))?;
     } else if !context.global.quiet {
-        print_report(context, &done, args.dry_run)?;
+        print_report(context, child, &done, args.dry_run)?;
     }
     Ok(exit::OK)
 }
@@ -117,14 +125,16 @@ fn report(child: &Path, done: &Reconnected, dry_run: bool) -> Report {
     }
 }
 
-fn print_report(context: &mut Context, done: &Reconnected, dry_run: bool) -> Outcome<()> {
+fn print_report(context: &mut Context, child: &Path, done: &Reconnected, dry_run: bool) -> Outcome<()> {
     let name = |path: &Path| printable(&json::path(path));
     let is = if dry_run { "would be" } else { "is" };
     for link in &done.relinked {
         writeln!(context.text(), "{} {is} connected to {}", name(&link.child), name(&link.parent))?;
     }
     match &done.relinked[..] {
-        [] => writeln!(context.text(), "every parent is where its child names it; nothing was changed")?,
+        [] => {
+            writeln!(context.text(), "{}: every parent is where its child names it; nothing was changed", name(child))?
+        }
         _ if dry_run => writeln!(context.text(), "nothing was changed")?,
         _ => {}
     }

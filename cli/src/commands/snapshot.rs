@@ -4,9 +4,10 @@ use crate::{
     commands::merge,
     context::Context,
     describe::printable,
-    exit::{self, Failure, Outcome},
+    exit::{self, Codes, Failure, Outcome},
     in_use,
     json::{self, Document},
+    several::{self, Between},
     sizes::Human,
     switches,
     table::{Align, Columns},
@@ -38,10 +39,11 @@ name of the disk stays, and leads to what is written from now on. No data is cop
 A disk that `serve` or `attach` has open is frozen by that process, while its clients go on. File systems that are mounted from an attached disk are \
 frozen for that moment, so that the frozen image needs no repair. A disk that any other program has open is refused.
 
-The change is one rename: after a power cut there is the old disk or the new one.
+The change is one rename: after a power cut there is the old disk or the new one. Several disks are frozen one after the other, under one name, not at the same instant.
 
 EXAMPLES
   diskwright snapshot vm.vhdx --name before-update
+  diskwright snapshot system.vhdx data.vhdx --name monday
   diskwright snapshot vm.vhdx --name monday --track monday
   diskwright snapshot vm.vhdx --dry-run
   diskwright snapshot list .
@@ -51,9 +53,9 @@ EXAMPLES
 pub struct SnapshotArgs {
     #[command(subcommand)]
     action: Option<Action>,
-    /// The disk to freeze.
-    #[arg(required = true)]
-    file: Option<PathBuf>,
+    /// The disks to freeze.
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
     #[command(flatten)]
     naming: Naming,
     /// Start a point of change tracking of this name at the moment of the snapshot (see `track`).
@@ -116,12 +118,13 @@ it is removed only with --discard.
 The snapshot of a disk that `serve` or `attach` has open is merged by that process while its clients go on.
 
 EXAMPLES
-  diskwright snapshot delete vm_monday.avhdx
+  diskwright snapshot delete vm_monday.avhdx vm_tuesday.avhdx
   diskwright snapshot delete vm_monday.avhdx --dry-run
   diskwright snapshot delete vm_given-up.avhdx --discard")]
     Delete {
-        /// The snapshot.
-        file: PathBuf,
+        /// The snapshots.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
         /// Remove an image that no other has as its parent; what only it stores is lost.
         #[arg(long)]
         discard: bool,
@@ -207,28 +210,34 @@ pub struct Unreadable {
 }
 
 pub fn run(context: &mut Context, args: &SnapshotArgs) -> Outcome {
-    match (&args.action, &args.file) {
-        (Some(Action::List { place }), _) => list(context, place),
-        (Some(Action::Revert { file, to, discard, naming }), _) => {
+    match &args.action {
+        Some(Action::List { place }) => list(context, place),
+        Some(Action::Revert { file, to, discard, naming }) => {
             let left = if *discard { FormerImage::Discarded } else { FormerImage::Kept };
             let options = options(context, file, naming)?;
             let done = revert(file, to.as_deref(), left, &options)?;
             print_report(context, "revert", &done, naming.dry_run, None)
         }
-        (Some(Action::Delete { file, discard, dry_run }), _) => {
+        Some(Action::Delete { files, discard, dry_run }) => {
             let naming = Naming { name: None, dry_run: *dry_run };
-            let options = SnapshotOptions { discard: *discard, ..options(context, file, &naming)? };
-            delete(context, file, &options)
+            several::each(context, files, Codes::USUAL, Between::Nothing, |context, file| {
+                let options = SnapshotOptions { discard: *discard, ..options(context, file, &naming)? };
+                delete(context, file, &options)
+            })
         }
-        (None, Some(file)) => {
-            let options = SnapshotOptions { track: args.track.clone(), ..options(context, file, &args.naming)? };
-            if let Some(client) = in_use::client(file)? {
-                return freeze(context, file, &client, options.name, options.track, options.dry_run);
-            }
-            let done = snapshot(file, &options).map_err(in_use::explain)?;
-            print_report(context, "snapshot", &done, args.naming.dry_run, None)
+        None => {
+            // One name for all disks, so that those which belong together can be found.
+            let name = args.naming.name.clone().unwrap_or_else(clock::compact_utc_now);
+            let naming = Naming { name: Some(name), dry_run: args.naming.dry_run };
+            several::each(context, &args.files, Codes::USUAL, Between::Nothing, |context, file| {
+                let options = SnapshotOptions { track: args.track.clone(), ..options(context, file, &naming)? };
+                if let Some(client) = in_use::client(file)? {
+                    return freeze(context, file, &client, options.name, options.track, options.dry_run);
+                }
+                let done = snapshot(file, &options).map_err(in_use::explain)?;
+                print_report(context, "snapshot", &done, naming.dry_run, None)
+            })
         }
-        (None, None) => Err(Failure::usage("name the disk to freeze")),
     }
 }
 

@@ -55,6 +55,7 @@ mod schemas;
 mod serve;
 mod serve_clients;
 mod serve_tls;
+mod several;
 mod snapshot;
 mod split_raw;
 mod streams;

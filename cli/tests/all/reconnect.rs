@@ -30,7 +30,7 @@ fn lost_parents_are_searched_and_connected() {
     assert_eq!(done["chain"].as_array().unwrap().len(), 3, "{done}");
     shop.ok("io top.vhdx -c 'read -P 7 1M 64K'");
     let again = shop.ok("reconnect top.vhdx --search .");
-    assert_eq!(again, "every parent is where its child names it; nothing was changed\n");
+    assert_eq!(again, "top.vhdx: every parent is where its child names it; nothing was changed\n");
 }
 
 #[test]

@@ -17,6 +17,7 @@ const LINES: &[&str] = &[
     "map child.vhdx --draw",
     "partitions child.vhdx",
     "check child.vhdx --chain",
+    "check base.vhdx child.vhdx",
     "convert child.vhdx copy.vhd --verify",
     "compare child.vhdx copy.vhd",
     "diff child.vhdx",
