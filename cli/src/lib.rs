@@ -13,6 +13,7 @@
 //!   qemu_img.rs    what qemu-img's options are called here
 //!   export.rs      an NBD export, the same       live.rs      a run while it is measured
 //!   several.rs     several files, one after the other
+//!   space.rs       what a dry run would need, and what is free
 //!   ntfs.rs        holes that Windows refuses
 //!   switches.rs    what the program calls the options of the libraries
 //!   printable.rs   text from files, made safe for a terminal
@@ -50,6 +51,7 @@ mod schemas;
 mod several;
 mod signals;
 mod sizes;
+mod space;
 mod steps;
 mod style;
 mod switches;

@@ -9,8 +9,8 @@
 //! with `--json` one document holds the documents of all files ([`Report`]). A file that fails has
 //! its sentence on standard error at once, so that it stands where it belongs.
 //!
-//! Options that name something of one file, such as `--undo-file`, are refused with several files by
-//! the command ([`only_one`]) before the first file is touched. A signal ends the command: files
+//! Options that name something of one file, such as `--undo-file`, are refused with several files
+//! by the command ([`only_one`]) before the first file is touched. A signal ends the command: files
 //! that were not begun are not in the document.
 //!
 //! `compact` has a document of its own for several disks, so it uses [`in_turn`] alone.
@@ -175,7 +175,7 @@ pub fn only_one(files: &[PathBuf], option: &str, is_given: bool) -> Outcome<()> 
 }
 
 /// Order of exit codes, the worst highest. 3 is the mildest of all commands: leaked space, a rule
-/// that does not hold. 2 of `check` is damage, which is worse than a file that could not be checked.
+/// that does not hold. 2 of `check` is damage, which is worse than a file that was not checked.
 fn severity(code: u8) -> u8 {
     match code {
         exit::OK => 0,

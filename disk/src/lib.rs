@@ -29,10 +29,11 @@ mod options;
 mod rules;
 
 pub use copying::compare::{CompareOutcome, compare};
-pub use copying::convert::{ConvertOptions, ConvertOutcome, Identity, convert, size_note};
+pub use copying::convert::{ConvertOptions, ConvertOutcome, ConvertPlan, Identity, convert, plan_convert, size_note};
 pub use copying::copy::{LostRange, LostRanges};
 pub use copying::create::{CreateRequest, create};
 pub use copying::new_size::NewSize;
+pub use copying::room::empty_image_bytes;
 pub use diff::{
     Applied, ApplyOptions, Change, ChangeKind, Changes, Difference, DiskState, EachChange, Export, Exported, Increment,
     NamedRanges, SincePoint, apply_export,

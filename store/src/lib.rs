@@ -97,7 +97,7 @@ pub use queue::{
 };
 pub use raw::RawDevice;
 pub use shared::SharedRing;
-pub use shortage::{explain as explain_shortage, free_bytes, may_reflink};
+pub use shortage::{explain as explain_shortage, free_bytes, may_reflink, shortage};
 pub use slot_map::SlotMap;
 pub use store::{Access, DataFile, FileRange, Front, Store, Zeroing, is_full};
 pub use streams::{StreamEnd, StreamId, Streams};

@@ -122,6 +122,12 @@ pub fn explain(source: io::Error, path: &Path, needed_bytes: Option<u64>, free_b
     }
 }
 
+/// The error for an operation that is not begun, because its file system has too little space.
+pub fn shortage(path: &Path, needed_bytes: u64, free_bytes: u64) -> io::Error {
+    let full = io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error());
+    explain(full, path, Some(needed_bytes), Some(free_bytes))
+}
+
 /// The number of the system's error from which `error` was made.
 fn system_error_within(error: &(dyn error::Error + 'static)) -> Option<i32> {
     let errors = std::iter::successors(Some(error), |error| error.source());
@@ -156,6 +162,12 @@ mod tests {
         // The free space before the attempt is shown.
         let before = explain(io::Error::from_raw_os_error(28), Path::new("/tmp/x"), Some(2 << 20), Some(1 << 20));
         assert!(before.to_string().contains("needs about 2 MiB, 1 MiB are free on "), "{before}");
+    }
+
+    #[test]
+    fn what_is_not_begun_names_both_figures() {
+        let error = shortage(Path::new("/tmp/x"), 3 << 30, 1 << 30);
+        assert!(is_full(&error) && error.to_string().contains("needs about 3 GiB, 1 GiB are free on /tmp"), "{error}");
     }
 
     /// A step of a copy says what it needed, the copy what all of it needs.

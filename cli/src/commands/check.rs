@@ -211,7 +211,7 @@ fn one(context: &mut Context, args: &CheckArgs, file: &Path) -> Outcome {
         warnings.extend(repaired.iter().flat_map(|done| done.warnings.clone()));
         let repair = repaired.map(|done| {
             let after = exit_code([Some(done.after.worst())].into_iter(), false);
-            repair::report(&done, args.how.dry_run, verdict(after))
+            repair::report(file, &done, args.how.dry_run, verdict(after))
         });
         let warnings = switches::all_with_switches(&warnings);
         context.print_json(&Report { verdict: verdict(code), files: reports, chain_error, warnings, repair })?;

@@ -6,6 +6,7 @@ use crate::{
     exit::{self, Outcome},
     json::{self, Document},
     options::FormatArg,
+    space::Space,
     switches,
 };
 use clap::Args;
@@ -30,7 +31,7 @@ pub struct CloneArgs {
     /// The files to make.
     #[arg(required = true, value_name = "NAME")]
     names: Vec<PathBuf>,
-    /// Check which names are taken, and make nothing.
+    /// Check which names are taken and what space is needed, and make nothing.
     #[arg(long)]
     dry_run: bool,
 }
@@ -44,6 +45,9 @@ pub struct Report {
     clones: Vec<String>,
     /// Warnings, a sentence each.
     warnings: Vec<String>,
+    /// With `--dry-run`: the space that it needs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    space: Option<Space>,
     /// Whether it was only checked what would be done.
     dry_run: bool,
 }
@@ -66,6 +70,9 @@ pub fn run(context: &mut Context, args: &CloneArgs) -> Outcome {
     let warnings = clone_disk(&args.parent, &args.names, &request, args.dry_run, &mut tell)?;
     drop(display);
     warnings.iter().for_each(|warning| context.warn(warning));
+    let open = context.global.open_options(false);
+    let space = args.names.first().filter(|_| args.dry_run);
+    let space = space.and_then(|child| Space::of_children(&args.parent, child, args.names.len(), &open));
     if context.global.json {
         let clones = args.names.iter().map(|name| json::path(name)).collect();
         let parent = json::path(&args.parent);
@@ -73,6 +80,7 @@ pub fn run(context: &mut Context, args: &CloneArgs) -> Outcome {
             parent,
             clones,
             warnings: switches::all_with_switches(&warnings),
+            space,
             dry_run: args.dry_run,
         })?;
     } else if !context.global.quiet {
@@ -82,7 +90,10 @@ pub fn run(context: &mut Context, args: &CloneArgs) -> Outcome {
             more => format!("{more} clones"),
         };
         match args.dry_run {
-            true => writeln!(context.text(), "{count} of {parent} would be made; nothing was changed")?,
+            true => {
+                let needs = space.map_or_else(String::new, |space| format!("; it {space}"));
+                writeln!(context.text(), "{count} of {parent} would be made{needs}; nothing was changed")?;
+            }
             false => writeln!(context.text(), "{count} of {parent} made")?,
         }
     }

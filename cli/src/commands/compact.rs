@@ -9,6 +9,7 @@ use crate::{
     json::{self, Document},
     progress, several,
     sizes::Human,
+    space::Space,
     switches,
     table::{Align, Columns},
 };
@@ -96,6 +97,10 @@ pub struct DiskReport {
     in_use: bool,
     /// The volumes on the disk; none are looked for if it has a child or is in use.
     volumes: Vec<VolumeReport>,
+    /// With `--dry-run` and `--estimate`: the space that it needs. It needs none: blocks move into
+    /// gaps of the file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    space: Option<Space>,
     /// Warnings, a sentence each.
     warnings: Vec<String>,
     /// Seconds that it took.
@@ -158,7 +163,7 @@ fn one(context: &mut Context, args: &CompactArgs, file: &Path) -> Outcome<DiskRe
     let elapsed = display.elapsed();
     drop(display);
     done.warnings.iter().for_each(|warning| context.warn(warning));
-    print_and_return(context, report_of(file, &done, false, elapsed), changed, elapsed)
+    print_and_return(context, report_of(file, &done, (false, changed), elapsed), changed, elapsed)
 }
 
 /// Compacts a disk that `serve-ctl` names.
@@ -188,7 +193,7 @@ fn compact_in_use(context: &mut Context, file: &Path, client: &Client, dry_run: 
         ..Compacted::default()
     };
     done.warnings.iter().for_each(|warning| context.warn(warning));
-    print_and_return(context, report_of(file, &done, true, elapsed), !dry_run, elapsed)
+    print_and_return(context, report_of(file, &done, (true, !dry_run), elapsed), !dry_run, elapsed)
 }
 
 fn print_and_return(
@@ -203,7 +208,7 @@ fn print_and_return(
     Ok(report)
 }
 
-fn report_of(file: &Path, done: &Compacted, in_use: bool, elapsed: Duration) -> DiskReport {
+fn report_of(file: &Path, done: &Compacted, (in_use, changed): (bool, bool), elapsed: Duration) -> DiskReport {
     let volumes = done.volumes.iter().map(|gain| VolumeReport {
         place: place_text(&gain.volume.place),
         contents: gain.volume.contents.map(str::to_owned),
@@ -224,6 +229,7 @@ fn report_of(file: &Path, done: &Compacted, in_use: bool, elapsed: Duration) -> 
         child: done.child.as_deref().map(json::path),
         in_use,
         volumes: volumes.collect(),
+        space: (!changed).then(|| Space::on(file, 0)),
         warnings: switches::all_with_switches(&done.warnings),
         seconds: elapsed.as_secs_f64(),
     }
@@ -287,6 +293,6 @@ fn summary(disk: &DiskReport, changed: bool, elapsed: Duration) -> String {
     if changed {
         format!("compacted from {old} to {new} in {}: {details}", progress::duration(elapsed))
     } else {
-        format!("would be compacted from {old} to {new}: {details}; nothing was changed")
+        format!("would be compacted from {old} to {new}: {details}; it needs no space; nothing was changed")
     }
 }

@@ -13,11 +13,13 @@ use crate::{
     options::{CacheArg, FormatArg, OvaArgs, ShareArgs, SnapshotArgs},
     progress, sizes,
     sizes::{Exact, Human},
+    space::Space,
     switches,
 };
 use clap::{Args, ValueEnum};
 use diskwright_disk::{
-    ConvertOptions, ConvertOutcome, CreateRequest, Identity, LostRange, LostRanges, NewSize, is_ova,
+    ConvertOptions, ConvertOutcome, CreateRequest, Identity, LostRange, LostRanges, NewSize, Progress, is_ova,
+    plan_convert,
 };
 use diskwright_image::{DiskType, Format};
 use schemars::JsonSchema;
@@ -62,6 +64,7 @@ An export that is written must be as large as SOURCE or larger; ranges that are 
 EXAMPLES
   diskwright convert disk.vhdx disk.raw --verify
   diskwright convert golden.raw golden.vhdx --block-size 4M
+  diskwright convert disk.vhdx disk.vhd --dry-run
   diskwright convert machine.avhdx machine.vhd --azure --verify
   diskwright convert small.vhd large.vhdx --size 80G
   diskwright convert old.vhdx new.vhdx --identity keep --to-minimum
@@ -135,6 +138,9 @@ pub struct ConvertArgs {
     /// exit code is 3.
     #[arg(long)]
     skip_damaged: bool,
+    /// Show what would be copied and what space is needed, and make nothing.
+    #[arg(long, conflicts_with = "verify")]
+    dry_run: bool,
 }
 
 impl ConvertArgs {
@@ -218,6 +224,11 @@ pub struct Report {
     lost: Vec<LostReport>,
     /// Lost bytes in further ranges, which are too many to list.
     lost_unlisted_bytes: u64,
+    /// With `--dry-run`: the space that it needs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    space: Option<Space>,
+    /// Whether it was only checked what would be done; `copied_bytes` is then what would be copied.
+    dry_run: bool,
     /// Time of the copy without the verification.
     copy_seconds: f64,
     /// Time of the whole command.
@@ -282,12 +293,15 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
         skip_damaged: args.skip_damaged,
     };
     let mut display = context.progress("converting").then("verifying");
-    let done =
-        diskwright_disk::convert(&args.source, &args.dest, &options, &mut |done, total| display.update(done, total))?;
+    let mut progress = |done, total| display.update(done, total);
+    let (done, space) = match args.dry_run {
+        true => plan(&args.source, &args.dest, &options, &mut progress)?,
+        false => (diskwright_disk::convert(&args.source, &args.dest, &options, &mut progress)?, None),
+    };
     let (elapsed, copying) = (display.elapsed(), display.first_phase());
     drop(display);
     let fixed = args.azure || args.disk_type == Some(StandaloneType::Fixed);
-    let holes = (fixed && !args.preallocate).then(|| ntfs::note(&args.dest)).flatten();
+    let holes = (fixed && !args.preallocate && !args.dry_run).then(|| ntfs::note(&args.dest)).flatten();
     let warnings: Vec<String> = done.warnings.iter().cloned().chain(holes).collect();
     warnings.iter().for_each(|warning| context.warn(warning));
     if context.global.json {
@@ -308,19 +322,27 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
             lost_bytes: done.lost.bytes,
             lost: lost_reports(&done.lost),
             lost_unlisted_bytes: done.lost.unlisted_bytes,
+            space,
+            dry_run: args.dry_run,
             copy_seconds: copying.as_secs_f64(),
             seconds: elapsed.as_secs_f64(),
         };
         context.print_json(&report)?;
     } else if !context.global.quiet {
+        let dest = printable(&json::path(&args.dest));
         let line = summary(&done, args.verify);
         let rate = Human(progress::rate(done.copied_bytes + done.cloned_bytes, copying));
-        writeln!(
-            context.text(),
-            "{}: {line}, in {} (copied at {rate}/s)",
-            printable(&json::path(&args.dest)),
-            progress::duration(elapsed)
-        )?;
+        match &space {
+            Some(space) => writeln!(
+                context.text(),
+                "{dest}: would be a disk of {} with {} of data; it {space}; nothing was changed",
+                Human(done.dest_bytes),
+                Human(done.copied_bytes)
+            )?,
+            None => {
+                writeln!(context.text(), "{dest}: {line}, in {} (copied at {rate}/s)", progress::duration(elapsed))?
+            }
+        }
         if let Some(line) = size_line(&done) {
             writeln!(context.text(), "{line}")?;
         }
@@ -330,6 +352,26 @@ pub fn run(context: &mut Context, args: &ConvertArgs) -> Outcome {
     }
     print_lost(context, &args.source, &done.lost);
     Ok(exit::COPIED_WITH_LOSSES)
+}
+
+/// What the conversion would do, as if it were done, and the space that it needs.
+fn plan(
+    source: &Path,
+    dest: &Path,
+    options: &ConvertOptions,
+    progress: &mut Progress<'_>,
+) -> Outcome<(ConvertOutcome, Option<Space>)> {
+    let planned = plan_convert(source, dest, options, progress)?;
+    let done = ConvertOutcome {
+        size_bytes: planned.size_bytes,
+        dest_bytes: planned.dest_bytes,
+        table: planned.table,
+        copied_bytes: planned.data_bytes,
+        zero_bytes: planned.size_bytes.saturating_sub(planned.data_bytes),
+        warnings: planned.warnings,
+        ..ConvertOutcome::default()
+    };
+    Ok((done, Some(Space::on(dest, planned.needed_bytes))))
 }
 
 fn lost_reports(lost: &LostRanges) -> Vec<LostReport> {

@@ -8,12 +8,13 @@ use crate::{
     json::{self, Document},
     progress,
     sizes::{Exact, Human},
+    space::Space,
     switches,
 };
 use clap::{Args, ValueEnum};
 use diskwright_disk::{
-    ConvertOptions, CreateRequest, Disk, DiskError, KeptName, MergeOptions, Merged, OpenOptions, convert, merge,
-    require_file,
+    ConvertOptions, ConvertOutcome, CreateRequest, DiskError, KeptName, MergeOptions, Merged, OpenOptions, convert,
+    merge, plan_convert, require_file,
 };
 use diskwright_image::DiskType;
 use diskwright_serve::control::{Client, ControlError, Done, Operation};
@@ -136,6 +137,9 @@ pub struct Report {
     new_size: u64,
     /// Warnings, a sentence each.
     warnings: Vec<String>,
+    /// With `--dry-run`: the space that it needs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    space: Option<Space>,
     /// Whether it was only checked what would be done.
     dry_run: bool,
     /// Whether the disk was in use, and was changed by the process that has it open.
@@ -284,6 +288,7 @@ fn report(child: &Path, merged: &Merged, dry_run: bool, elapsed: Duration, in_us
         old_size: Some(merged.size_bytes.0),
         new_size: merged.size_bytes.1,
         warnings: switches::all_with_switches(&merged.warnings),
+        space: dry_run.then(|| Space::on(&merged.target, merged.growth_bytes)),
         dry_run,
         in_use,
         seconds: elapsed.as_secs_f64(),
@@ -318,7 +323,12 @@ pub fn print_report(
         writeln!(context.text(), "{target} would get {data} of data from {gone}{named}")?;
         match merged.growth_bytes {
             0 => writeln!(context.text(), "its file would not grow")?,
-            bytes => writeln!(context.text(), "its file would grow by up to {}", Exact(bytes))?,
+            bytes => writeln!(
+                context.text(),
+                "its file would grow by up to {}: it {}",
+                Exact(bytes),
+                Space::on(&merged.target, bytes)
+            )?,
         }
     } else {
         let rate = Human(progress::rate(merged.copied_bytes + merged.cloned_bytes, elapsed));
@@ -374,31 +384,26 @@ fn into_new(context: &mut Context, args: &MergeArgs, new: &Path) -> Outcome {
         NewType::Fixed => DiskType::Fixed,
         NewType::Dynamic => DiskType::Dynamic,
     });
-    let size_bytes = {
-        let disk = Disk::open(&args.child, &source)?;
-        disk.layers()[0].image.size_bytes()
+    let options = ConvertOptions {
+        source,
+        dest: CreateRequest { disk_type, ..CreateRequest::default() },
+        no_reflink: args.how.no_reflink,
+        ..ConvertOptions::default()
     };
-    let mut done = diskwright_disk::ConvertOutcome { size_bytes, ..Default::default() };
-    let mut elapsed = Duration::ZERO;
-    if args.how.dry_run {
-        if new.exists() {
-            return Err(DiskError::Exists { path: new.to_owned() }.into());
-        }
+    let mut display = context.progress("merging");
+    let mut progress = |done, total| display.update(done, total);
+    let (done, planned) = if args.how.dry_run {
+        let planned = plan_convert(&args.child, new, &options, &mut progress)?;
+        let (size_bytes, warnings) = (planned.size_bytes, planned.warnings.clone());
+        (ConvertOutcome { size_bytes, warnings, ..ConvertOutcome::default() }, Some(planned))
     } else {
-        let options = ConvertOptions {
-            source,
-            dest: CreateRequest { disk_type, ..CreateRequest::default() },
-            no_reflink: args.how.no_reflink,
-            ..ConvertOptions::default()
-        };
-        let mut display = context.progress("merging");
-        let result = convert(&args.child, new, &options, &mut |done, total| display.update(done, total));
-        elapsed = display.elapsed();
-        drop(display);
-        done = result?;
-    }
+        (convert(&args.child, new, &options, &mut progress)?, None)
+    };
+    let elapsed = display.elapsed();
+    drop(display);
     done.warnings.iter().for_each(|warning| context.warn(warning));
-    let data_bytes = done.copied_bytes + done.cloned_bytes;
+    let space = planned.as_ref().map(|planned| Space::on(new, planned.needed_bytes));
+    let data_bytes = planned.map_or(done.copied_bytes + done.cloned_bytes, |planned| planned.data_bytes);
     if context.global.json {
         context.print_json(&Report {
             file: json::path(&args.child),
@@ -413,19 +418,21 @@ fn into_new(context: &mut Context, args: &MergeArgs, new: &Path) -> Outcome {
             old_size: None,
             new_size: done.size_bytes,
             warnings: switches::all_with_switches(&done.warnings),
+            space,
             dry_run: args.how.dry_run,
             in_use: false,
             seconds: elapsed.as_secs_f64(),
         })?;
     } else if !context.global.quiet {
         let (child, new) = (printable(&json::path(&args.child)), printable(&json::path(new)));
-        match args.how.dry_run {
-            true => writeln!(
+        match space {
+            Some(space) => writeln!(
                 context.text(),
-                "{new} would be a disk of {} with the data of {child}; nothing was changed",
-                Exact(done.size_bytes)
+                "{new} would be a disk of {} with the data of {child}: {}; it {space}; nothing was changed",
+                Exact(done.size_bytes),
+                Human(data_bytes)
             )?,
-            false => writeln!(
+            None => writeln!(
                 context.text(),
                 "{new} is a disk of {} with the data of {child}: {}, in {}",
                 Exact(done.size_bytes),

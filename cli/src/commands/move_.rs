@@ -11,6 +11,7 @@ use crate::{
     options::FormatArg,
     progress,
     sizes::{self, Human},
+    space::Space,
     switches,
 };
 use clap::Args;
@@ -106,6 +107,9 @@ pub struct Report {
     pause_seconds: Option<f64>,
     /// Whether the old file is still there.
     old_kept: bool,
+    /// With `--dry-run`: the space that it needs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    space: Option<Space>,
     /// Whether it was only checked what would be done.
     dry_run: bool,
     /// Warnings, a sentence each.
@@ -155,6 +159,7 @@ pub fn run(context: &mut Context, args: &MoveArgs) -> Outcome {
         in_use: false,
         pause_seconds: None,
         old_kept: to.keep_old,
+        space: to.dry_run.then(|| Space::on(&new, data_bytes)),
         dry_run: to.dry_run,
         warnings,
         seconds: elapsed.as_secs_f64(),
@@ -230,6 +235,7 @@ pub fn move_in_use(context: &mut Context, file: &Path, client: &Client, to: &Des
         in_use: true,
         pause_seconds: Some(Duration::from_nanos(moved.pause_ns).as_secs_f64()),
         old_kept: to.keep_old,
+        space: to.dry_run.then(|| Space::on(&moved.to, moved.data_bytes)),
         dry_run: to.dry_run,
         warnings: moved.warnings,
         seconds: elapsed.as_secs_f64(),
@@ -255,8 +261,8 @@ fn summary(report: &Report) -> String {
             0 if !report.in_use => "nothing has to be copied".to_owned(),
             bytes => format!("{} would be copied", Human(bytes)),
         };
-        let free = report.free_bytes.map_or_else(String::new, |bytes| format!(", {} are free there", Human(bytes)));
-        return format!("would move to {new} ({}): {how}{free}; nothing was changed", report.format);
+        let space = report.space.as_ref().map_or_else(String::new, |space| format!("; it {space}"));
+        return format!("would move to {new} ({}): {how}{space}; nothing was changed", report.format);
     }
     let mut line = format!("moved to {new} ({})", report.format);
     if report.copied_bytes > 0 {

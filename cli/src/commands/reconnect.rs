@@ -6,6 +6,7 @@ use crate::{
     exit::{self, Codes, Outcome},
     json::{self, Document},
     several::{self, Between},
+    space::Space,
     switches,
 };
 use clap::Args;
@@ -61,6 +62,9 @@ pub struct Report {
     relinked: Vec<Link>,
     /// Warnings, a sentence each.
     warnings: Vec<String>,
+    /// With `--dry-run`: the space that it needs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    space: Option<Space>,
     /// Whether it was only checked what would be done.
     dry_run: bool,
 }
@@ -109,6 +113,14 @@ fn one(context: &mut Context, args: &ReconnectArgs, child: &Path) -> Outcome {
     Ok(exit::OK)
 }
 
+/// Most bytes by which the file of an image grows for a new link: a second header and a descriptor,
+/// or one more MiB of a log.
+const LINK_BYTES: u64 = 1 << 20;
+
+fn space_of(child: &Path, done: &Reconnected) -> Space {
+    Space::on(child, done.relinked.len() as u64 * LINK_BYTES)
+}
+
 fn report(child: &Path, done: &Reconnected, dry_run: bool) -> Report {
     let relinked = done.relinked.iter().map(|link| Link {
         child: json::path(&link.child),
@@ -121,6 +133,7 @@ fn report(child: &Path, done: &Reconnected, dry_run: bool) -> Report {
         chain: done.chain.iter().map(|path| json::path(path)).collect(),
         relinked: relinked.collect(),
         warnings: switches::all_with_switches(&done.warnings),
+        space: dry_run.then(|| space_of(child, done)),
         dry_run,
     }
 }
@@ -135,7 +148,7 @@ fn print_report(context: &mut Context, child: &Path, done: &Reconnected, dry_run
         [] => {
             writeln!(context.text(), "{}: every parent is where its child names it; nothing was changed", name(child))?
         }
-        _ if dry_run => writeln!(context.text(), "nothing was changed")?,
+        _ if dry_run => writeln!(context.text(), "it {}; nothing was changed", space_of(child, done))?,
         _ => {}
     }
     Ok(())

@@ -11,6 +11,7 @@ use crate::{
     options::FormatArg,
     sizes,
     sizes::{Exact, Human},
+    space::Space,
     switches,
 };
 use clap::Args;
@@ -82,6 +83,9 @@ pub struct RescueArgs {
     /// offset in FILE.
     #[arg(long, value_name = "DIR")]
     leftovers: Option<PathBuf>,
+    /// Read everything, show what would be lost and what space is needed, and make nothing.
+    #[arg(long, conflicts_with_all = ["leftovers", "map"])]
+    dry_run: bool,
 }
 
 /// What `rescue --json` prints.
@@ -111,6 +115,11 @@ pub struct Report {
     leftovers: Vec<Leftover>,
     /// Bytes in further such pieces, which are too many to list.
     unlisted_leftover_bytes: u64,
+    /// With `--dry-run`: the space that it needs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    space: Option<Space>,
+    /// Whether it was only read what could be rescued.
+    dry_run: bool,
     /// What was found of the tables, and warnings, a sentence each.
     remarks: Vec<String>,
 }
@@ -199,6 +208,7 @@ pub fn run(context: &mut Context, args: &RescueArgs) -> Outcome {
         no_parent: args.no_parent,
         trust_absent: args.trust_table,
         leftovers: args.leftovers.clone(),
+        dry_run: args.dry_run,
     };
     // A map that cannot be saved is known before anything is read.
     let map = args.map.as_ref().map(|path| {
@@ -223,7 +233,8 @@ pub fn run(context: &mut Context, args: &RescueArgs) -> Outcome {
     if context.global.json {
         context.print_json(&report)?;
     } else if !context.global.quiet {
-        writeln!(context.text(), "{}: {}", printable(&json::path(&args.dest)), summary(&done))?;
+        let end = report.space.as_ref().map_or_else(String::new, |space| format!("; it {space}; nothing was made"));
+        writeln!(context.text(), "{}: {}{end}", printable(&json::path(&args.dest)), summary(&done))?;
     }
     if done.is_whole() {
         return Ok(exit::OK);
@@ -313,6 +324,8 @@ fn report(args: &RescueArgs, done: &Rescued) -> Report {
             })
             .collect(),
         unlisted_leftover_bytes: done.unlisted_leftover_bytes,
+        space: args.dry_run.then(|| Space::on(&args.dest, done.data_bytes)),
+        dry_run: args.dry_run,
         remarks: switches::all_with_switches(&done.remarks),
     }
 }

@@ -7,6 +7,7 @@ use crate::{
     in_use,
     json::{self, Document},
     sizes::{self, Exact, Human},
+    space::Space,
 };
 use clap::Args;
 use diskwright_disk::{NewSize, ResizeOptions, Resized, require_file, resize};
@@ -83,6 +84,9 @@ pub struct Report {
     old_file_size: u64,
     /// Length of its file after, in bytes; `null` if nothing was changed.
     new_file_size: Option<u64>,
+    /// With `--dry-run`: the space that it needs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    space: Option<Space>,
     /// Whether it was only checked what would be done.
     dry_run: bool,
     /// Kind of the partition table that was changed: `MBR` or `GPT`; `null` if none was.
@@ -134,7 +138,7 @@ pub fn run(context: &mut Context, args: &ResizeArgs) -> Outcome {
     let resized = resize(&args.file, &options, &mut |done, total| display.update(done, total));
     drop(display);
     let report = report(args, &resized.map_err(in_use::explain)?);
-    print_report(context, report)
+    print_report(context, &args.file, report)
 }
 
 /// Enlarges a disk in use, for `serve-ctl` too.
@@ -149,11 +153,14 @@ pub fn enlarge(context: &mut Context, file: &Path, client: &Client, size: NewSiz
     else {
         return Err(in_use::unexpected(client));
     };
-    print_report(context, Report::of_size(file, (old_size, new_size), (old_file_size, new_file_size), dry_run))
+    print_report(context, file, Report::of_size(file, (old_size, new_size), (old_file_size, new_file_size), dry_run))
 }
 
 /// Prints what was done.
-fn print_report(context: &mut Context, report: Report) -> Outcome {
+fn print_report(context: &mut Context, file: &Path, mut report: Report) -> Outcome {
+    if report.dry_run {
+        report.space = Space::of_growth(file, (report.old_size, report.new_size), &context.global.open_options(false));
+    }
     if let Some(reason) = &report.table_left_because {
         context.warn(&format!("{}: the partition table was left as it is: {reason}", report.file));
     }
@@ -174,9 +181,10 @@ fn print_report(context: &mut Context, report: Report) -> Outcome {
 
 fn summary(report: &Report) -> String {
     let (old, new) = (Exact(report.old_size), Exact(report.new_size));
+    let space = report.space.as_ref().map_or_else(String::new, |space| format!("; it {space}"));
     match (report.new_size.cmp(&report.old_size), report.new_file_size) {
-        (Ordering::Greater, None) => format!("would be enlarged from {old} to {new}; nothing was changed"),
-        (Ordering::Less, None) => format!("would be made smaller, from {old} to {new}; nothing was changed"),
+        (Ordering::Greater, None) => format!("would be enlarged from {old} to {new}{space}; nothing was changed"),
+        (Ordering::Less, None) => format!("would be made smaller, from {old} to {new}{space}; nothing was changed"),
         (Ordering::Equal, None) => format!("would keep its size of {old}; nothing was changed"),
         (Ordering::Greater, Some(bytes)) => format!("enlarged from {old} to {new}; its file has {}", Human(bytes)),
         (Ordering::Less, Some(bytes)) => format!("made smaller, from {old} to {new}; its file has {}", Human(bytes)),
@@ -225,6 +233,7 @@ impl Report {
             new_size: sizes.1,
             old_file_size: file_sizes.0,
             new_file_size: file_sizes.1,
+            space: None,
             dry_run,
             changed_table: None,
             table_left_because: None,

@@ -1,25 +1,26 @@
-//! `diskwright snapshot`: freeze a disk, list what belongs together, go back, remove.
+//! `diskwright snapshot`: freeze a disk, go back, remove; and the tree of a folder (`list.rs`).
+
+mod list;
 
 use crate::{
     commands::merge,
     context::Context,
     describe::printable,
-    exit::{self, Codes, Failure, Outcome},
+    exit::{self, Codes, Outcome},
     in_use,
     json::{self, Document},
     several::{self, Between},
-    sizes::Human,
-    switches,
-    table::{Align, Columns},
-    timestamp,
+    space::Space,
 };
 use clap::{Args, Subcommand};
 use diskwright_disk::{
-    DiskError, FolderImages, FormerImage, FoundParent, KeptName, MergeOptions, Merged, Snapshot, SnapshotOptions,
-    remove_snapshot, require_file, revert, snapshot,
+    DiskError, FormerImage, KeptName, MergeOptions, Merged, Snapshot, SnapshotOptions, remove_snapshot, require_file,
+    revert, snapshot,
 };
 use diskwright_load::clock;
 use diskwright_serve::control::{Client, Done, Operation};
+#[cfg(test)]
+pub use list::Listing;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
@@ -147,6 +148,9 @@ pub struct Report {
     frozen: Option<String>,
     /// Of a deletion: the child that has its data now; `null` if it had none.
     merged_into: Option<String>,
+    /// With `--dry-run`: the space that it needs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    space: Option<Space>,
     /// Whether it was only checked what would be done.
     dry_run: bool,
     /// Whether the disk was in use, and was changed by the process that has it open.
@@ -159,59 +163,9 @@ impl Document for Report {
     const SCHEMA: &'static str = "diskwright.snapshot/1";
 }
 
-/// What `snapshot list --json` prints.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Listing {
-    /// The folder.
-    folder: String,
-    /// Its images, parents before their children.
-    images: Vec<Listed>,
-    /// Files with the extension of an image that cannot be read.
-    unreadable: Vec<Unreadable>,
-    /// Images that were not read because the folder has too many.
-    not_read: usize,
-}
-
-impl Document for Listing {
-    const SCHEMA: &'static str = "diskwright.snapshots/1";
-}
-
-/// An image of the folder.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Listed {
-    /// Its path.
-    file: String,
-    /// Depth in the tree: 0 for an image without a parent in this folder.
-    depth: usize,
-    /// `vhd` or `vhdx`.
-    format: String,
-    /// `fixed`, `dynamic` or `differencing`.
-    #[serde(rename = "type")]
-    disk_type: String,
-    /// Virtual size in bytes.
-    virtual_size: u64,
-    /// What its file occupies, in bytes.
-    size_on_disk: Option<u64>,
-    /// When it was made, where that is recorded (VHD).
-    created: Option<String>,
-    /// The path of its parent, if a file is there that is the parent.
-    parent: Option<String>,
-    /// Why its parent cannot be used.
-    parent_error: Option<String>,
-}
-
-/// A file that cannot be read.
-#[derive(Debug, Serialize, JsonSchema)]
-pub struct Unreadable {
-    /// Its path.
-    file: String,
-    /// Why it cannot be read.
-    error: String,
-}
-
 pub fn run(context: &mut Context, args: &SnapshotArgs) -> Outcome {
     match &args.action {
-        Some(Action::List { place }) => list(context, place),
+        Some(Action::List { place }) => list::list(context, place),
         Some(Action::Revert { file, to, discard, naming }) => {
             let left = if *discard { FormerImage::Discarded } else { FormerImage::Kept };
             let options = options(context, file, naming)?;
@@ -261,6 +215,10 @@ fn print_report(
     dry_run: bool,
     file_systems: Option<Vec<String>>,
 ) -> Outcome {
+    // The frozen image has the format and the size of the new child.
+    let open = context.global.open_options(false);
+    let like = if action == "revert" { &done.parent } else { &done.disk };
+    let space = dry_run.then(|| Space::of_children(like, &done.disk, 1, &open)).flatten();
     if context.global.json {
         let report = Report {
             action,
@@ -268,6 +226,7 @@ fn print_report(
             parent: Some(json::path(&done.parent)),
             frozen: done.frozen.as_deref().map(json::path),
             merged_into: None,
+            space,
             dry_run,
             in_use: file_systems.is_some(),
             file_systems: file_systems.unwrap_or_default(),
@@ -282,7 +241,9 @@ fn print_report(
             printable(&json::path(&shown.map_or_else(|| path.to_owned(), |name| done.disk.with_file_name(name))))
         };
         let file = printable(&json::path(&done.disk));
-        let (verb, end) = if dry_run { ("would become", "; nothing was changed") } else { ("is now", "") };
+        let verb = if dry_run { "would become" } else { "is now" };
+        let needs = space.map_or_else(String::new, |space| format!("; it {space}"));
+        let end = if dry_run { format!("{needs}; nothing was changed") } else { String::new() };
         let kept = match &done.frozen {
             Some(frozen) if *frozen != done.parent => format!(", and what it had is in {}", name(frozen)),
             Some(_) => String::new(),
@@ -357,6 +318,10 @@ fn print_removal(context: &mut Context, file: &Path, merged: Option<&Merged>, dr
             parent: None,
             frozen: None,
             merged_into: merged.map(|merged| json::path(&merged.disk)),
+            space: dry_run.then(|| match merged {
+                Some(merged) => Space::on(&merged.target, merged.growth_bytes),
+                None => Space::on(file, 0),
+            }),
             dry_run,
             in_use,
             file_systems: Vec::new(),
@@ -366,123 +331,4 @@ fn print_removal(context: &mut Context, file: &Path, merged: Option<&Merged>, dr
         writeln!(context.text(), "{} {what}", printable(&json::path(file)))?;
     }
     Ok(exit::OK)
-}
-
-fn list(context: &mut Context, place: &Path) -> Outcome {
-    if !place.exists() {
-        return Err(Failure::new(format!("{}: no such file or folder; name a folder with images", place.display())));
-    }
-    // The images of a disk lie beside its file, not beside a symbolic link to it.
-    let target = if place.is_symlink() { place.canonicalize()? } else { place.to_owned() };
-    let folder = match target.is_dir() {
-        true => &*target,
-        false => target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")),
-    };
-    let family = FolderImages::of(folder, &context.global.open_options(false))?;
-    let trouble = |parent: &FoundParent| match parent {
-        FoundParent::Missing(places) => Some(format!("its parent is missing: looked for {}", places.join(", "))),
-        FoundParent::Wrong(why) => Some(switches::with_switches(why)),
-        FoundParent::None | FoundParent::Here(_) | FoundParent::Elsewhere(_) => None,
-    };
-    if context.global.json {
-        let images = family.walk().into_iter().map(|node| {
-            let member = &family.members[node.index];
-            Listed {
-                file: json::path(&member.path),
-                depth: node.depth,
-                format: member.info.format.to_string(),
-                disk_type: member.info.disk_type.to_string(),
-                virtual_size: member.info.size_bytes,
-                size_on_disk: member.allocated_bytes,
-                created: member.info.created_seconds.map(timestamp::utc_from_2000),
-                parent: match &member.parent {
-                    FoundParent::Here(at) => Some(json::path(&family.members[*at].path)),
-                    FoundParent::Elsewhere(path) => Some(json::path(path)),
-                    _ => None,
-                },
-                parent_error: trouble(&member.parent),
-            }
-        });
-        let unreadable = family.unreadable.iter();
-        let report = Listing {
-            folder: json::path(folder),
-            images: images.collect(),
-            unreadable: unreadable
-                .map(|(file, error)| Unreadable { file: json::path(file), error: switches::with_switches(error) })
-                .collect(),
-            not_read: family.not_read,
-        };
-        context.print_json(&report)?;
-        return Ok(exit::OK);
-    }
-    let mut table = Columns::new(&[
-        ("image", Align::Left),
-        ("type", Align::Left),
-        ("size", Align::Right),
-        ("on disk", Align::Right),
-    ]);
-    let mut notes = Vec::new();
-    // For each depth whether a sibling of the ancestor there is still to come.
-    let mut open = Vec::new();
-    for node in family.walk() {
-        let member = &family.members[node.index];
-        let name = member.path.file_name().unwrap_or_default().to_string_lossy();
-        table.row(vec![
-            format!("{}{}", branch(&mut open, node.depth, node.is_last), printable(&name)),
-            format!("{} {}", member.info.format, member.info.disk_type),
-            Human(member.info.size_bytes).to_string(),
-            member.allocated_bytes.map_or_else(String::new, |bytes| Human(bytes).to_string()),
-        ]);
-        match &member.parent {
-            FoundParent::Elsewhere(path) => {
-                notes.push(format!("{name}: its parent is in another folder: {}", path.display()));
-            }
-            other => notes.extend(trouble(other).map(|why| format!("{name}: {why}"))),
-        }
-    }
-    notes.extend(family.unreadable.iter().map(|(_, error)| switches::with_switches(error)));
-    if family.not_read > 0 {
-        notes.push(format!("{} more images were not read", family.not_read));
-    }
-    if family.members.is_empty() && notes.is_empty() {
-        writeln!(context.text(), "no images in {}", printable(&json::path(folder)))?;
-        return Ok(exit::OK);
-    }
-    table.write(&mut context.out)?;
-    if !notes.is_empty() {
-        writeln!(context.out)?;
-    }
-    for note in notes {
-        writeln!(context.text(), "{}", printable(&note))?;
-    }
-    Ok(exit::OK)
-}
-
-/// Deepest level of indentation of the tree; deeper images stay in that column.
-const DEEPEST_INDENT: usize = 8;
-
-/// The lines of the tree in front of an image.
-fn branch(open: &mut Vec<bool>, depth: usize, is_last: bool) -> String {
-    open.truncate(depth.saturating_sub(1));
-    if depth == 0 {
-        return String::new();
-    }
-    let shown = open.len().saturating_sub(DEEPEST_INDENT);
-    let mut text: String = open[shown..].iter().map(|&more| if more { "│  " } else { "   " }).collect();
-    text.push_str(if is_last { "└─ " } else { "├─ " });
-    open.push(!is_last);
-    text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_tree_has_lines_to_the_siblings_that_follow() {
-        let mut open = Vec::new();
-        let nodes = [(0, true), (1, false), (2, false), (3, true), (2, true), (1, true), (2, true), (0, true)];
-        let drawn: Vec<String> = nodes.iter().map(|&(depth, is_last)| branch(&mut open, depth, is_last)).collect();
-        assert_eq!(drawn, ["", "├─ ", "│  ├─ ", "│  │  └─ ", "│  └─ ", "└─ ", "   └─ ", ""]);
-    }
 }

@@ -25,6 +25,7 @@ mod converting;
 mod create_info;
 mod diff;
 mod doubts;
+mod dry_run;
 mod face;
 mod formats;
 mod guest;

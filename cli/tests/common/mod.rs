@@ -148,6 +148,17 @@ pub fn flat(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// A dry run's text, in which `[free]` stands for what is free on the file system.
+pub fn without_free(text: &str) -> String {
+    let mut text = text.to_owned();
+    while let Some(at) = text.find(" are free on ") {
+        let start = text[..at].rfind("; ").expect("the need comes first") + 2;
+        let end = text[at..].find([';', '\n']).map_or(text.len(), |end| at + end);
+        text.replace_range(start..end, "[free]");
+    }
+    text
+}
+
 /// A printed result without the summary that is printed beside it.
 pub fn without_summary(mut result: serde_json::Value) -> serde_json::Value {
     let summary = result.as_object_mut().and_then(|result| result.remove("summary"));

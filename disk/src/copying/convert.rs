@@ -39,9 +39,11 @@ use crate::{
     CompareOutcome, Disk, DiskError, OpenOptions, Opened, Place, Progress, Result,
     copying::{
         compare::compare_with,
+        copy::data_bytes,
         create::{create_as, is_there},
         new_size::write_table,
         partial::PartialFile,
+        room::empty_image_bytes,
     },
     error::from_io,
 };
@@ -49,7 +51,7 @@ use diskwright_store::{BlockDevice, Blocking, CacheMode};
 use diskwright_volume::Step;
 pub use identity::Identity;
 pub use notes::size_note;
-pub use options::{ConvertOptions, ConvertOutcome};
+pub use options::{ConvertOptions, ConvertOutcome, ConvertPlan};
 use plan::Plan;
 use std::path::Path;
 use transfer::{copy, verify_failed};
@@ -69,16 +71,7 @@ pub fn convert(
     progress: &mut Progress<'_>,
 ) -> Result<ConvertOutcome> {
     let (source_path, dest_path) = (source.as_ref(), dest.as_ref());
-    if let Some(parent) = &options.dest.parent {
-        // Zeros of the source are not written, so the parent's data would be visible there.
-        return Err(DiskError::Usage {
-            what: format!(
-                "cannot convert into a child of {}: a conversion creates a disk without a parent",
-                parent.display()
-            ),
-            hint: "leave out the parent".into(),
-        });
-    }
+    refuse_parent(options)?;
     let into_export = matches!(Place::parse(dest_path)?, Place::Nbd(_));
     let source = open_source(source_path, options)?;
     if into_export {
@@ -125,6 +118,67 @@ pub fn convert(
     outcome.warnings.extend(plan.notes.into_iter().chain(plan.kept.notes));
     partial.give_name().inspect_err(discard)?;
     Ok(outcome)
+}
+
+/// Finds out what [`convert`] would do. Opens the source, and changes nothing.
+///
+/// # Errors
+/// As [`convert`], as far as the options and the source alone show.
+pub fn plan_convert(
+    source: impl AsRef<Path>,
+    dest: impl AsRef<Path>,
+    options: &ConvertOptions,
+    progress: &mut Progress<'_>,
+) -> Result<ConvertPlan> {
+    let (source_path, dest_path) = (source.as_ref(), dest.as_ref());
+    refuse_parent(options)?;
+    let into_export = matches!(Place::parse(dest_path)?, Place::Nbd(_));
+    let source = open_source(source_path, options)?;
+    let size_bytes = source.device().geometry().size_bytes;
+    let data_bytes =
+        data_bytes(&source, size_bytes).map_err(|error| from_io("find what it holds", source_path, error))?;
+    let planned = ConvertPlan {
+        size_bytes,
+        dest_bytes: size_bytes,
+        data_bytes,
+        warnings: source.warnings().to_vec(),
+        ..ConvertPlan::default()
+    };
+    if into_export {
+        export::open(&source, dest_path, options)?;
+        return Ok(planned);
+    }
+    if options.dest.files.facts(dest_path).is_ok() {
+        return Err(is_there(dest_path));
+    }
+    if let Some(kind) = stream::asked(dest_path, &options.dest) {
+        stream::check((&source, source_path), dest_path, kind, options)?;
+        return Ok(ConvertPlan { needed_bytes: data_bytes, ..planned });
+    }
+    let plan = Plan::new((&source, source_path), dest_path, options, progress)?;
+    let dest_bytes = plan.size.new_bytes;
+    let tables_bytes = empty_image_bytes(plan.format, dest_bytes, plan.request.block_bytes).unwrap_or(0);
+    let payload_bytes = if plan.request.preallocate { dest_bytes } else { data_bytes.min(dest_bytes) };
+    Ok(ConvertPlan {
+        dest_bytes,
+        table: plan.size.changed_table(),
+        needed_bytes: tables_bytes + payload_bytes,
+        warnings: [planned.warnings, plan.notes, plan.kept.notes].concat(),
+        ..planned
+    })
+}
+
+/// Refuses a copy with a parent: zeros of the source are not written, so the parent's data would be
+/// visible there.
+fn refuse_parent(options: &ConvertOptions) -> Result<()> {
+    let Some(parent) = &options.dest.parent else { return Ok(()) };
+    Err(DiskError::Usage {
+        what: format!(
+            "cannot convert into a child of {}: a conversion creates a disk without a parent",
+            parent.display()
+        ),
+        hint: "leave out the parent".into(),
+    })
 }
 
 /// Copies the data into the new file `partial`, which will be called `dest`.

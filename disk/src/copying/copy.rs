@@ -235,16 +235,7 @@ impl<'a> Job<'a> {
 
     /// Bytes of the source that hold data; `None` if its extents cannot be read.
     pub(crate) fn data_bytes(&self) -> Option<u64> {
-        let mut extents = Vec::new();
-        let mut data_bytes = 0;
-        for start in (0..self.size_bytes).step_by(COUNT_BYTES as usize) {
-            extents.clear();
-            let len_bytes = COUNT_BYTES.min(self.size_bytes - start);
-            self.source.device().extents(start, len_bytes, &mut extents).ok()?;
-            let data = extents.iter().filter(|extent| extent.kind == ExtentKind::Data);
-            data_bytes += data.map(|extent| extent.len_bytes).sum::<u64>();
-        }
-        Some(data_bytes)
+        data_bytes(self.source, self.size_bytes).ok()
     }
 
     /// Counts a range that the source has as zeros, or not at all. Where progress counts data, it
@@ -258,6 +249,19 @@ impl<'a> Job<'a> {
     fn count(counter: &AtomicU64, bytes: u64) {
         counter.fetch_add(bytes, Ordering::Relaxed);
     }
+}
+
+/// Bytes of the disk's first `size_bytes` that hold data.
+pub(crate) fn data_bytes(disk: &Opened, size_bytes: u64) -> io::Result<u64> {
+    let mut extents = Vec::new();
+    let mut data_bytes = 0;
+    for start in (0..size_bytes).step_by(COUNT_BYTES as usize) {
+        extents.clear();
+        disk.device().extents(start, COUNT_BYTES.min(size_bytes - start), &mut extents)?;
+        let data = extents.iter().filter(|extent| extent.kind == ExtentKind::Data);
+        data_bytes += data.map(|extent| extent.len_bytes).sum::<u64>();
+    }
+    Ok(data_bytes)
 }
 
 /// The file of the chain that holds a range; the source's own path if several files do, or if that

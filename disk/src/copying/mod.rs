@@ -8,6 +8,7 @@
 //!   mapped.rs         the block device that a new image maps
 //!   new_size.rs       which size a disk gets, and what its partition table becomes
 //!   packing/          compresses a disk on all processors, for formats with compressed blocks
+//!   room.rs           how much space a new image will need
 //!   partial.rs        a new file under its temporary name until it is complete
 //! ```
 //!
@@ -21,3 +22,4 @@ mod mapped;
 pub(crate) mod new_size;
 pub(crate) mod packing;
 pub(crate) mod partial;
+pub(crate) mod room;

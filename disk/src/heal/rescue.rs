@@ -84,10 +84,17 @@ pub fn rescue(
     }
     let partial = PartialFile::new(files, dest_path, "rescue");
     let shown = |error| partial.shown(error);
-    partial.clear()?;
-    create_as(dest_path, partial.path(), &request).map_err(shown)?;
-    partial.created();
-    let discard = |_: &DiskError| partial.discard();
+    if !options.dry_run {
+        partial.clear()?;
+        create_as(dest_path, partial.path(), &request).map_err(shown)?;
+        partial.created();
+    }
+    let discard = |_: &DiskError| {
+        if !options.dry_run {
+            partial.discard();
+        }
+    };
+    let made = (!options.dry_run).then(|| partial.path());
     let copied = transfer::Source {
         disk: &disk,
         path: source_path,
@@ -95,9 +102,10 @@ pub fn rescue(
         table: &damaged.salvaged.table,
         end_bytes: damaged.salvaged.table.is_linear().then_some(damaged.salvaged.file_bytes),
     };
-    let moved =
-        transfer::copy(&copied, partial.path(), (format, options), progress).map_err(shown).inspect_err(discard)?;
-    partial.give_name().inspect_err(discard)?;
+    let moved = transfer::copy(&copied, made, (format, options), progress).map_err(shown).inspect_err(discard)?;
+    if !options.dry_run {
+        partial.give_name().inspect_err(discard)?;
+    }
     let mut remarks = disk.layers()[0].image.info().remarks.clone();
     remarks.extend(disk.warnings().iter().cloned());
     remarks.extend(searched.doubts);

@@ -384,13 +384,9 @@ impl<'a> Merge<'a> {
         let path = &self.target.path;
         let may_share = !self.options.no_reflink && diskwright_store::may_reflink(path);
         match diskwright_store::free_bytes(path) {
-            Some(free_bytes) if free_bytes < needed_bytes && !may_share => Err(DiskError::BadOptions {
-                what: format!(
-                    "{}: the merge needs up to {needed_bytes} bytes on its file system, and {free_bytes} are free",
-                    path.display()
-                ),
-                hint: "free some space there, and try again".into(),
-            }),
+            Some(free_bytes) if free_bytes < needed_bytes && !may_share => {
+                Err(file_error("merge into it", path, diskwright_store::shortage(path, needed_bytes, free_bytes)))
+            }
             _ => Ok(()),
         }
     }

@@ -322,17 +322,10 @@ impl<'a> Plan<'a> {
     /// Refuses a destination without room.
     pub(crate) fn check_room(&self, moved: &Moved) -> Result<()> {
         match moved.free_bytes {
-            Some(free_bytes) if free_bytes < moved.data_bytes => Err(file_error(
-                "move the disk there",
-                &self.to,
-                io::Error::new(
-                    io::ErrorKind::StorageFull,
-                    format!(
-                        "its {} bytes of data do not fit: {free_bytes} bytes are free; make room, or choose another file system",
-                        moved.data_bytes
-                    ),
-                ),
-            )),
+            Some(free_bytes) if free_bytes < moved.data_bytes => {
+                let shortage = diskwright_store::shortage(&self.to, moved.data_bytes, free_bytes);
+                Err(file_error("move the disk there", &self.to, shortage))
+            }
             _ => Ok(()),
         }
     }

@@ -8,6 +8,7 @@ use crate::{
     describe::printable,
     exit::{self, Outcome},
     json::{self, Document},
+    space::Space,
     style::{GREEN, YELLOW},
     switches,
 };
@@ -36,6 +37,8 @@ pub struct RepairOptionsArgs {
     pub(super) undo_file: Option<PathBuf>,
 }
 
+/// What the undo file has for each write besides the old bytes, at most.
+const UNDO_RECORD_BYTES: u64 = 4096;
 /// Writes of a dry run that are printed; the JSON has all.
 const WRITES_SHOWN: usize = 50;
 
@@ -58,6 +61,9 @@ pub struct RepairReport {
     lost: Vec<RangeReport>,
     /// The worst that is left: `sound`, `leaked` or `corrupt`.
     verdict_after: &'static str,
+    /// With `--dry-run`: the space that it needs, most of it for the undo file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    space: Option<Space>,
     /// The undo file; `null` if nothing was changed.
     undo_file: Option<String>,
     /// The undo file of an interrupted repair, which was rolled back first.
@@ -180,7 +186,7 @@ fn costs(step: &RepairStep) -> Option<&Range<u64>> {
 }
 
 /// The repair for the JSON document. `verdict` is the word for the worst finding that is left.
-pub(super) fn report(done: &Repaired, dry_run: bool, verdict: &'static str) -> RepairReport {
+pub(super) fn report(file: &Path, done: &Repaired, dry_run: bool, verdict: &'static str) -> RepairReport {
     let step = |step: &RepairStep| StepReport {
         severity: severity_word(step.finding.severity),
         offset: step.finding.offset_bytes,
@@ -206,15 +212,27 @@ pub(super) fn report(done: &Repaired, dry_run: bool, verdict: &'static str) -> R
         size_after: done.len_bytes.1,
         lost: done.lost.iter().map(RangeReport::of).collect(),
         verdict_after: verdict,
+        space: dry_run.then(|| space_of(file, done)),
         undo_file: done.undo_file.as_ref().map(|path| json::path(path)),
         rolled_back: done.rolled_back.as_ref().map(|path| json::path(path)),
     }
 }
 
+/// The space that a repair needs: the undo file keeps the old bytes of every write, and the file
+/// may become longer.
+fn space_of(file: &Path, done: &Repaired) -> Space {
+    let old = |write: &PlannedWrite| match *write {
+        PlannedWrite::Write { len_bytes, .. } | PlannedWrite::Zero { len_bytes, .. } => len_bytes,
+        PlannedWrite::SetLen { len_bytes } => done.len_bytes.0.saturating_sub(len_bytes),
+    };
+    let saved: u64 = done.writes.iter().map(|write| old(write) + UNDO_RECORD_BYTES).sum();
+    Space::on(file, saved + done.len_bytes.1.saturating_sub(done.len_bytes.0))
+}
+
 /// Prints the steps, what they cost, and for a dry run the writes.
-pub(super) fn print_report(context: &mut Context, file: &Path, done: &Repaired, dry_run: bool) -> io::Result<()> {
+pub(super) fn print_report(context: &mut Context, path: &Path, done: &Repaired, dry_run: bool) -> io::Result<()> {
     let style = context.style;
-    let file = printable(&json::path(file));
+    let file = printable(&json::path(path));
     if let Some(undo) = &done.rolled_back {
         let undo = printable(&json::path(undo));
         writeln!(context.text(), "{file}: an earlier repair was interrupted; it was put back first, by {undo}")?;
@@ -260,7 +278,8 @@ pub(super) fn print_report(context: &mut Context, file: &Path, done: &Repaired, 
         if done.writes.len() > WRITES_SHOWN {
             writeln!(context.text(), "{file}: and {} more writes", done.writes.len() - WRITES_SHOWN)?;
         }
-        return writeln!(context.text(), "{file}: nothing was changed; as it is now:");
+        let needs = space_of(path, done);
+        return writeln!(context.text(), "{file}: it {needs}; nothing was changed; as it is now:");
     }
     match &done.undo_file {
         Some(undo) => {

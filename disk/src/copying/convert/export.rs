@@ -11,14 +11,8 @@ use crate::{
 use diskwright_image::Format;
 use std::path::Path;
 
-/// Copies into an existing export. Zeros of the source are written unless the export reports them
-/// as zeros, and a range beyond the source's end is zeroed.
-pub(super) fn convert(
-    (source, source_path): (&Opened, &Path),
-    dest_path: &Path,
-    options: &ConvertOptions,
-    progress: &mut Progress<'_>,
-) -> Result<ConvertOutcome> {
+/// Opens the export, and refuses what cannot be copied into one.
+pub(super) fn open(source: &Opened, dest_path: &Path, options: &ConvertOptions) -> Result<Opened> {
     let asked = &options.dest;
     if asked.format.is_some_and(|format| format != Format::Raw)
         || asked.disk_type.is_some()
@@ -47,6 +41,18 @@ pub(super) fn convert(
             hint: "make the export larger".into(),
         });
     }
+    Ok(dest)
+}
+
+/// Copies into an existing export. Zeros of the source are written unless the export reports them
+/// as zeros, and a range beyond the source's end is zeroed.
+pub(super) fn convert(
+    (source, source_path): (&Opened, &Path),
+    dest_path: &Path,
+    options: &ConvertOptions,
+    progress: &mut Progress<'_>,
+) -> Result<ConvertOutcome> {
+    let dest = open(source, dest_path, options)?;
     let mut outcome = copy((source, source_path), (&dest, dest_path), u64::MAX, options, progress)?;
     if options.verify {
         let sides = [(source.device(), source_path), (dest.device(), dest_path)];

@@ -54,6 +54,23 @@ impl ConvertOptions {
     }
 }
 
+/// What a conversion would do: the result of [`plan_convert`](crate::plan_convert()).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ConvertPlan {
+    /// Virtual size of the source in bytes.
+    pub size_bytes: u64,
+    /// Virtual size of the copy in bytes.
+    pub dest_bytes: u64,
+    /// Kind of the partition table that would be changed for another size; `None` if none would.
+    pub table: Option<TableKind>,
+    /// Bytes of the source that hold data, which are copied or shared.
+    pub data_bytes: u64,
+    /// Space that the copy takes, in bytes, if nothing is shared or compressed. 0 for an export.
+    pub needed_bytes: u64,
+    /// Warnings for the user about the source and the copy, one sentence each.
+    pub warnings: Vec<String>,
+}
+
 /// The result of a conversion.
 #[derive(Debug, Clone, Default)]
 pub struct ConvertOutcome {

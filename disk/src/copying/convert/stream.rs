@@ -153,7 +153,7 @@ fn verify(
 }
 
 /// Refuses what a stream cannot be or have.
-fn check(
+pub(super) fn check(
     (source, source_path): (&Opened, &Path),
     dest: &Path,
     kind: StreamKind,

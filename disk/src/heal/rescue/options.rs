@@ -23,4 +23,6 @@ pub struct RescueOptions {
     pub trust_absent: bool,
     /// Folder for the data that could not be placed: one file for each piece, named by its offset.
     pub leftovers: Option<PathBuf>,
+    /// Reads everything, and makes no file.
+    pub dry_run: bool,
 }

@@ -120,7 +120,7 @@ pub(super) fn search(
         for claim in unsure {
             known.unplace(&mut damaged.salvaged, claim, SECTORS)?;
         }
-        let folder = options.leftovers.as_deref();
+        let folder = options.leftovers.as_deref().filter(|_| !options.dry_run);
         (searched.leftovers, searched.unlisted_bytes) =
             list_leftovers(&damaged.salvaged, &known.refused, folder, progress)?;
     }

@@ -34,10 +34,10 @@ pub(super) struct Source<'a> {
     pub(super) end_bytes: Option<u64>,
 }
 
-/// Copies the source into the image at `dest`, which is empty.
+/// Copies the source into the image at `dest`, which is empty; without `dest` only reads it.
 pub(super) fn copy(
     source: &Source<'_>,
-    dest: &Path,
+    dest: Option<&Path>,
     (format, options): (Format, &RescueOptions),
     progress: &mut Progress<'_>,
 ) -> Result<Rescued> {
@@ -52,15 +52,15 @@ pub(super) fn copy(
         files: options.dest.files.clone(),
         ..OpenOptions::default()
     };
-    let new = Disk::open(dest, &open)?;
+    let new = dest.map(|dest| Disk::open(dest, &open)).transpose()?;
     let geometry = disk.geometry();
     let source_error = |error| from_io("read it", source_path, error);
-    let dest_error = |error| from_io("copy into it", dest, error);
+    let dest_error = |error| from_io("copy into it", dest.unwrap_or(source_path), error);
     let mut copier = Copier {
         read: Blocking::open(disk, engine).map_err(source_error)?,
-        write: Blocking::open(&*new, engine).map_err(dest_error)?,
+        write: new.as_ref().map(|new| Blocking::open(&**new, engine)).transpose().map_err(dest_error)?,
         sector_bytes: u64::from(geometry.logical_sector_bytes),
-        dest_sector_bytes: u64::from(new.geometry().logical_sector_bytes),
+        dest_sector_bytes: new.as_ref().map_or(1, |new| u64::from(new.geometry().logical_sector_bytes)),
         list: RangeList::default(),
         buf: vec![0; CHUNK_BYTES as usize],
     };
@@ -131,7 +131,9 @@ pub(super) fn copy(
     }
     let Copier { list, read, write, .. } = copier;
     drop((read, write));
-    new.close()?;
+    if let Some(new) = new {
+        new.close()?;
+    }
     Ok(Rescued {
         data_bytes: list.bytes(RangeKind::Data),
         zero_bytes: list.bytes(RangeKind::Zero),
@@ -153,7 +155,8 @@ fn reason_of(error: &DiskError) -> String {
 
 struct Copier {
     read: Blocking,
-    write: Blocking,
+    /// `None` if nothing is to be written.
+    write: Option<Blocking>,
     sector_bytes: u64,
     dest_sector_bytes: u64,
     list: RangeList,
@@ -192,17 +195,15 @@ impl Copier {
     /// Writes a chunk, unless it is all zeros. A destination with larger sectors than the source
     /// gets whole ones: the rest was written before, or follows and is written again.
     fn store(&mut self, start: u64, part: &[u8]) -> std::io::Result<()> {
-        if all_zero(part) {
-            return Ok(());
-        }
+        let Some(write) = self.write.as_mut().filter(|_| !all_zero(part)) else { return Ok(()) };
         let sector = self.dest_sector_bytes;
         let (from, until) = (start - start % sector, (start + part.len() as u64).next_multiple_of(sector));
         if (from, until) == (start, start + part.len() as u64) {
-            return self.write.write(start, part, false);
+            return write.write(start, part, false);
         }
         let mut whole = vec![0; (until - from) as usize];
-        self.write.read(from, &mut whole)?;
+        write.read(from, &mut whole)?;
         whole[(start - from) as usize..][..part.len()].copy_from_slice(part);
-        self.write.write(from, &whole, false)
+        write.write(from, &whole, false)
     }
 }

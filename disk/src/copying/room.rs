@@ -1,0 +1,55 @@
+//! How much space a new image or a copy will need, before it is made.
+
+use diskwright_image::{CreateOptions, DiskType, Format, FormatOptions};
+use diskwright_store::{MemoryStore, Store};
+use std::sync::Arc;
+
+/// The largest tables that are laid out in memory, only to learn their length.
+const TABLES_MAX_BYTES: u64 = 128 << 20;
+
+/// Length in bytes of the file of an image without data: headers, logs and tables. An image of the
+/// format is made in memory. 0 for a raw disk; `None` if it is not known, because the format does
+/// not have this size or block size, or because the tables are very large.
+///
+/// A differencing image has a link to its parent as well, which takes a few KiB.
+pub fn empty_image_bytes(format: Format, size_bytes: u64, block_bytes: Option<u32>) -> Option<u64> {
+    if !format.driver().has_blocks {
+        return Some(0);
+    }
+    let options = CreateOptions {
+        disk_type: DiskType::Dynamic,
+        size_bytes,
+        block_bytes,
+        logical_sector_bytes: 512,
+        physical_sector_bytes: 512,
+        parent: None,
+        preallocate: false,
+        disk_id: None,
+        own: FormatOptions::default(),
+    };
+    let store = Arc::new(MemoryStore::new("an empty image"));
+    store.limit(TABLES_MAX_BYTES);
+    format.driver().create(Arc::clone(&store) as Arc<dyn Store>, &options).ok()?;
+    store.len_bytes().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_image_is_as_long_as_one_that_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        for (format, size_bytes) in Format::ALL.iter().flat_map(|format| [(*format, 1 << 30), (*format, 500 << 30)]) {
+            let path = dir.path().join(format!("{size_bytes}.{format}"));
+            let request = crate::CreateRequest { size_bytes: Some(size_bytes), ..Default::default() };
+            crate::create(&path, &request).unwrap();
+            let made = std::fs::metadata(&path).unwrap().len();
+            let expected = if format.driver().has_blocks { made } else { 0 };
+            assert_eq!(empty_image_bytes(format, size_bytes, None), Some(expected), "{format}");
+        }
+        // VHD has no such size, and these tables would take 512 MiB.
+        assert_eq!(empty_image_bytes(Format::Vhd, 64 << 40, None), None);
+        assert_eq!(empty_image_bytes(Format::Vhdx, 64 << 40, Some(1 << 20)), None);
+    }
+}
