@@ -61,7 +61,7 @@ switches! {
     // `--format` of convert is the format of the copy.
     OpenOptions::format => "--format", "convert" => "--source-format", "move" => "--source-format", "rescue" => "--source-format", "compare" => "--format or --second-format", "diff" => "--format or --second-format";
     OpenOptions::ova_disk => "--disk";
-    OpenOptions::snapshot => "--snapshot", "compare" => "--snapshot or --second-snapshot";
+    OpenOptions::snapshot => "--snapshot", "compare" => "--snapshot or --second-snapshot", "diff" => "--snapshot or --second-snapshot";
     ParentPolicy::allow_any => "--allow-any-parent";
     ParentPolicy::allow_devices => "--allow-devices";
     ParentPolicy::allowed_dirs => "--allow-parent-dir";

@@ -43,7 +43,7 @@ pub use engine::chain::Layer;
 pub use engine::device::{Disk, MAP_MEMORY_BYTES};
 pub use engine::track::changed::{Changed, TrackPoint};
 pub use error::{DiskError, Result};
-pub use heal::check::{Checked, check, check_image};
+pub use heal::check::{Checked, check, check_image, check_ranges};
 pub use heal::reconnect::{ReconnectOptions, Reconnected, Relinked, reconnect};
 pub use heal::repair::{PlannedWrite, RepairOptions, Repaired, Undone, interrupted_repair, repair, undo_repair};
 pub use heal::rescue::{Leftover, PlacedBlock, RangeKind, RescueOptions, Rescued, RescuedRange, rescue};

@@ -170,6 +170,8 @@ pub struct ImageInfo {
     /// Those of the remarks after which a read may return something else than the disk's data: the
     /// structures say two things about the size or the parent. Every open of a chain warns of them.
     pub doubts: Vec<String>,
+    /// The internal snapshot that is opened in place of the image's disk, as it was asked for.
+    pub snapshot: Option<String>,
 }
 
 impl ImageInfo {
@@ -196,6 +198,7 @@ impl ImageInfo {
             payload_alignment_bytes: 512,
             remarks: Vec::new(),
             doubts: Vec::new(),
+            snapshot: None,
         }
     }
 

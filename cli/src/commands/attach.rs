@@ -13,6 +13,7 @@ use crate::{
     context::{Context, print_message},
     exit::{self, Failure, Outcome},
     json::Document,
+    options::SnapshotArgs,
 };
 use clap::{Args, ValueEnum};
 use diskwright_disk::{Disk, OpenOptions, require_file};
@@ -54,6 +55,7 @@ EXAMPLES
   diskwright attach crashed.vhdx --ephemeral --mount /mnt
   diskwright attach windows.vhd --mount /mnt --partition 2
   diskwright attach disk.vhdx --by loop
+  diskwright attach vm.qcow2 --snapshot before-update --read-only
   diskwright attach disk.vhdx --fuse ~/view && cp ~/view/disk copy.raw
   dev=$(diskwright attach disk.vhdx) && mkfs.ext4 $dev && diskwright detach $dev")]
 pub struct AttachArgs {
@@ -82,6 +84,8 @@ pub struct AttachArgs {
     /// Stay in the foreground, and detach when interrupted.
     #[arg(long)]
     foreground: bool,
+    #[command(flatten)]
+    of: SnapshotArgs,
     /// Role of this process.
     #[arg(long = "as", value_name = "ROLE", hide = true)]
     role: Option<Role>,
@@ -152,6 +156,9 @@ enum SupervisorReply {
 /// Attaches, in the role of this process.
 pub fn run(context: &mut Context, args: &AttachArgs) -> Outcome {
     require_file(&args.file, "attach")?;
+    if args.of.snapshot.is_some() && !args.read_only && !args.ephemeral {
+        return Err(Failure::usage("an internal snapshot cannot be written: add --read-only or --ephemeral"));
+    }
     match args.role {
         Some(Role::Server) => serve(context, args),
         Some(Role::Supervisor) => supervise(context, args),
@@ -293,7 +300,7 @@ fn serve(context: &mut Context, args: &AttachArgs) -> Outcome {
 
 fn open(context: &Context, args: &AttachArgs) -> Outcome<Arc<Disk>> {
     let writable = !args.read_only && !args.ephemeral;
-    let options = OpenOptions { writable, ..context.global.bulk_options() };
+    let options = OpenOptions { writable, snapshot: args.of.snapshot.clone(), ..context.global.bulk_options() };
     let disk = Disk::open(&args.file, &options)?;
     if !args.ephemeral {
         return Ok(disk);

@@ -22,8 +22,8 @@ use crate::{
 };
 use clap::Args;
 use diskwright_disk::{
-    ChainScope, Disk, DiskError, Layer, OpenOptions, check_image, interrupted_repair, parent_timestamp_warning,
-    read_without_lock, require_file,
+    ChainScope, Disk, DiskError, Layer, OpenOptions, check_image, check_ranges, interrupted_repair,
+    parent_timestamp_warning, read_without_lock, require_file,
 };
 use diskwright_image::{CheckReport, Finding, Format, Repair, Severity};
 use diskwright_store::Files;
@@ -57,6 +57,7 @@ EXAMPLES
   diskwright check disk.vhdx
   diskwright check *.vhdx
   diskwright check machine.avhdx --chain
+  diskwright check vm.qcow2 --snapshot before-update
   diskwright check disk.vhdx --repair --dry-run
   diskwright check disk.vhdx --repair --accept-loss --undo-file /safe/disk.undo
   diskwright check disk.vhdx --undo
@@ -78,6 +79,10 @@ pub struct CheckArgs {
     how: RepairOptionsArgs,
     #[command(flatten)]
     share: ShareArgs,
+    /// Check also whether every range of this internal snapshot of a qcow2 image can be read: its
+    /// id or its name, as info lists them.
+    #[arg(long, value_name = "ID|NAME", conflicts_with_all = ["repair", "undo"])]
+    snapshot: Option<String>,
 }
 
 /// What `check --json` prints.
@@ -165,6 +170,7 @@ fn one(context: &mut Context, args: &CheckArgs, file: &Path) -> Outcome {
     let options = OpenOptions {
         scope: ChainScope::Available,
         force_share: args.share.force_share,
+        snapshot: args.snapshot.clone(),
         ..context.global.open_options(false)
     };
     let first = match check_image(file, &options) {
@@ -182,6 +188,9 @@ fn one(context: &mut Context, args: &CheckArgs, file: &Path) -> Outcome {
     match Disk::open(file, &options) {
         Ok(disk) => {
             chain_error = disk.broken_link().map(switches::with_switches);
+            if let (Some(_), Some((_, Ok((_, report))))) = (&args.snapshot, checked.first_mut()) {
+                report.findings.extend(check_ranges(&disk)?);
+            }
             for (depth, pair) in disk.layers().windows(2).enumerate() {
                 let [child, parent] = pair else { continue };
                 if depth > 0 && !args.chain {
@@ -193,7 +202,8 @@ fn one(context: &mut Context, args: &CheckArgs, file: &Path) -> Outcome {
                     report.findings.insert(after, finding);
                 }
                 if args.chain {
-                    let options = OpenOptions { format: Some(parent.image.info().format), ..options.clone() };
+                    let format = Some(parent.image.info().format);
+                    let options = OpenOptions { format, snapshot: None, ..options.clone() };
                     checked.push((parent.path.clone(), check_image(&parent.path, &options)));
                 }
             }

@@ -34,6 +34,7 @@ EXAMPLES
   diskwright diff vm.avhdx
   diskwright diff vm.avhdx --since base.vhdx --json
   diskwright diff new.vhdx old.raw
+  diskwright diff vm.qcow2 vm.qcow2 --second-snapshot before-update
   diskwright diff tuesday.avhdx --export tuesday.dwdiff
   diskwright diff vm.vhdx --track monday --export monday.dwdiff
   diskwright diff vm.vhdx --track monday --to tuesday --export tuesday.dwdiff
@@ -79,6 +80,13 @@ pub struct DiffArgs {
     /// Format of OTHER; --format then applies to FILE alone.
     #[arg(long, value_enum, value_name = "FORMAT", requires = "other")]
     second_format: Option<FormatArg>,
+    /// Compare this internal snapshot of FILE, a qcow2 image, instead of its present disk: its id
+    /// or its name, as info lists them.
+    #[arg(long, value_name = "ID|NAME", conflicts_with_all = ["apply", "track"])]
+    snapshot: Option<String>,
+    /// The same for OTHER.
+    #[arg(long, value_name = "ID|NAME", requires = "other")]
+    second_snapshot: Option<String>,
     #[command(flatten)]
     share: ShareArgs,
 }
@@ -105,6 +113,7 @@ pub fn run(context: &mut Context, args: &DiffArgs) -> Outcome {
         since: args.since.as_deref(),
         exact: args.exact,
         second_format: args.second_format,
+        snapshots: [args.snapshot.clone(), args.second_snapshot.clone()],
         force_share: args.share.force_share,
         exports: args.export.is_some(),
     };

@@ -15,6 +15,24 @@ use std::{
     time::Duration,
 };
 
+/// An internal snapshot of a qcow2 image is attached, read-only or with writes that are dropped.
+#[test]
+fn an_internal_snapshot_is_attached() {
+    let Some(place) = Place::as_root(&["qemu-img"]) else { return };
+    place.ok("create disk.qcow2 --size 64M");
+    place.ok("io disk.qcow2 -c 'write -P 1 0 1M'");
+    sh(&format!("qemu-img snapshot -c monday {}", place.path("disk.qcow2").display()));
+    place.ok("io disk.qcow2 -c 'write -P 2 0 1M'");
+    let before = fs::read(place.path("disk.qcow2")).unwrap();
+    for how in ["--read-only", "--ephemeral"] {
+        let device = place.attach(&format!("disk.qcow2 --snapshot monday {how}"));
+        let read = fs::read(&device).unwrap();
+        assert!(read[..1 << 20].iter().all(|&byte| byte == 1), "{how}: it is not the snapshot");
+        place.ok("detach disk.qcow2");
+    }
+    assert!(fs::read(place.path("disk.qcow2")).unwrap() == before, "the image was changed");
+}
+
 #[test]
 fn a_file_system_written_through_a_device_is_there_the_next_time() {
     let Some(place) = Place::as_root(&["mkfs.ext4"]) else { return };

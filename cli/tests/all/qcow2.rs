@@ -137,6 +137,22 @@ fn internal_snapshots_are_listed_read_and_kept() {
     assert!(told.contains("monday"), "{told}");
     let told = shop.fails(1, "info copy.vhdx --snapshot monday");
     assert!(told.contains("only qcow2 has internal snapshots"), "{told}");
+    // Two views of one file have no common image, so their bytes are compared.
+    for line in ["diff disk.qcow2 disk.qcow2 --second-snapshot monday", "diff disk.qcow2 disk.qcow2 --snapshot 1"] {
+        let ended = shop.run(&format!("{line} --json"));
+        assert_eq!(ended.code, Some(1), "{line}: {ended:?}");
+        let told: serde_json::Value = serde_json::from_str(&ended.stdout).unwrap();
+        let changed = told["ranges"].as_array().unwrap().iter().map(|range| range["length"].as_u64().unwrap());
+        assert_eq!(changed.sum::<u64>(), (100 << 10) + (1 << 20) + (4 << 10), "{line}: {told}");
+    }
+    assert_eq!(shop.run("diff disk.qcow2 disk.qcow2 --snapshot 1 --second-snapshot monday").code, Some(0));
+    shop.ok("diff monday.raw disk.qcow2 --second-snapshot monday");
+    shop.ok("check disk.qcow2 --snapshot monday");
+    assert!(shop.fails(1, "check disk.qcow2 --snapshot monday --repair").contains("cannot be used with"));
+    let ended = shop.run("check disk.qcow2 --snapshot tuesday");
+    assert!(ended.code == Some(1) && ended.stdout.contains("monday"), "{ended:?}");
+    let told = shop.fails(2, "attach disk.qcow2 --snapshot monday");
+    assert!(told.contains("--read-only or --ephemeral"), "{told}");
     // The disk lives on, and the snapshot stays.
     shop.ok("compact disk.qcow2");
     shop.ok("resize disk.qcow2 16M");

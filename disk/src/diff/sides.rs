@@ -138,8 +138,9 @@ impl Difference {
         let chain = |opened: &Opened| opened.disk().map(|disk| disk.layers());
         let own = chain(&disk.0).zip(chain(&base.0)).and_then(|(first, second)| {
             let is_same = |(a, b): &(&Layer, &Layer)| {
-                let (a, b) = (a.image.store().identity(), b.image.store().identity());
-                a.is_some() && a == b
+                let (first, second) = (a.image.store().identity(), b.image.store().identity());
+                // An internal snapshot has other contents than the disk in the same file.
+                first.is_some() && first == second && a.image.info().snapshot == b.image.info().snapshot
             };
             let common = first.iter().rev().zip(second.iter().rev()).take_while(is_same).count();
             (common > 0).then(|| [first.len() - common, second.len() - common])

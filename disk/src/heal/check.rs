@@ -9,7 +9,9 @@
 //! not checked: the caller checks each of them by its path ([`Disk::layers`](crate::Disk::layers)).
 
 use crate::{
-    ChainScope, DiskError, OpenOptions, PartRole, Result, check_parts,
+    ChainScope, Disk, DiskError, OpenOptions, PartRole, Result, check_parts,
+    copying::copy::damage_of,
+    error::from_io,
     heal::repair::interrupted_repair,
     opening::{
         open::{open_chain, read_without_lock},
@@ -18,8 +20,13 @@ use crate::{
     parts_of,
 };
 use diskwright_image::{CheckReport, Finding, Format, ImageError, Reference, Severity, probe};
-use diskwright_store::{CacheMode, LockMode, OpenOptions as StoreOptions};
+use diskwright_store::{BlockDevice, CacheMode, ExtentKind, LockMode, OpenOptions as StoreOptions};
 use std::path::Path;
+
+/// Bytes of the disk whose extents are asked for at once.
+const WINDOW_BYTES: u64 = 1 << 30;
+/// Most ranges that are listed.
+const FINDINGS_MAX: usize = 1000;
 
 /// What a check found in one image.
 #[derive(Debug)]
@@ -109,6 +116,33 @@ pub fn check_image(path: &Path, options: &OpenOptions) -> Result<(Format, CheckR
         }
         Err(error) => Err(error.into()),
     }
+}
+
+/// The ranges of an open disk that its tables do not let be read, as findings: for a view that the
+/// check of the file does not follow, such as an internal snapshot.
+///
+/// # Errors
+/// A table cannot be read.
+pub fn check_ranges(disk: &Disk) -> Result<Vec<Finding>> {
+    let size_bytes = disk.geometry().size_bytes;
+    let (mut findings, mut extents) = (Vec::new(), Vec::new());
+    for start in (0..size_bytes).step_by(WINDOW_BYTES as usize) {
+        extents.clear();
+        let len_bytes = WINDOW_BYTES.min(size_bytes - start);
+        let path = || disk.layers()[0].path.clone();
+        disk.extents(start, len_bytes, &mut extents).map_err(|error| from_io("find what it holds", &path(), error))?;
+        for extent in extents.iter().filter(|extent| extent.kind == ExtentKind::Damaged) {
+            if findings.len() == FINDINGS_MAX {
+                return Ok(findings);
+            }
+            let (from, until) = (extent.offset_bytes, extent.offset_bytes + extent.len_bytes);
+            let found = damage_of(disk, extent).to_string();
+            let message = format!("Bytes {from} to {until} of the disk cannot be read: {found}");
+            let finding = Finding::new(Severity::Corrupt, 0, "table entry", found, "a place in the file");
+            findings.push(finding.says(message));
+        }
+    }
+    Ok(findings)
 }
 
 /// The finding for a further file that cannot be opened.

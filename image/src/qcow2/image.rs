@@ -215,6 +215,7 @@ fn describe(layout: &Layout, snapshot: Option<&str>, parent: Option<ParentLink>)
         payload_alignment_bytes: geometry.unit_bytes().min(ALIGNMENT_MAX_BYTES) as u32,
         remarks,
         doubts,
+        snapshot: snapshot.map(str::to_owned),
         ..ImageInfo::new(Format::Qcow2, disk_type, layout.size_bytes(), geometry.unit_bytes())
     }
 }

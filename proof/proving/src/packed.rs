@@ -139,6 +139,7 @@ impl PackedImage {
             payload_alignment_bytes: 4096,
             remarks: Vec::new(),
             doubts: Vec::new(),
+            snapshot: None,
         };
         let barriers = [Barrier::new(Arc::clone(table)), Barrier::new(Arc::clone(blocks))];
         let space = Space { table: entries, end_bytes, held_bytes: end_bytes, ..Space::default() };

@@ -23,6 +23,8 @@ pub(super) struct DiffRequest<'a> {
     pub(super) since: Option<&'a Path>,
     pub(super) exact: bool,
     pub(super) second_format: Option<FormatArg>,
+    /// Internal snapshots of the disk, and of the other disk.
+    pub(super) snapshots: [Option<String>; 2],
     pub(super) force_share: bool,
     /// Whether data will be read.
     pub(super) exports: bool,
@@ -39,7 +41,8 @@ impl Source {
     pub(super) fn open(context: &mut Context, file: &Path, asked: &DiffRequest<'_>) -> Outcome<(Self, Vec<String>)> {
         let reads = asked.other.is_some() || asked.exact || asked.exports;
         let options = if reads { context.global.bulk_options() } else { context.global.open_options(false) };
-        let options = OpenOptions { force_share: asked.force_share, ..options };
+        let [snapshot, second_snapshot] = asked.snapshots.clone();
+        let options = OpenOptions { force_share: asked.force_share, snapshot, ..options };
         let engine = context.global.engine();
         if let (Some(name), Some(to)) = (asked.track, asked.to)
             && let Some(client) = in_use::client(file)?
@@ -60,7 +63,7 @@ impl Source {
             }
             (None, Some(other), _) => {
                 let format = asked.second_format.map(FormatArg::format).or(options.format);
-                let base = context.open(other, &OpenOptions { format, ..options })?;
+                let base = context.open(other, &OpenOptions { format, snapshot: second_snapshot, ..options })?;
                 warnings.extend_from_slice(base.warnings());
                 Self::of(asked, Difference::between((disk, file), (base, other), engine)?)
             }
