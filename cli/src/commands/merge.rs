@@ -23,6 +23,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
     io::Write,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -238,6 +239,7 @@ pub fn ask(
         no_reflink: *no_reflink,
         dry_run: *dry_run,
     };
+    let before = identity(child);
     let mut display = context.progress("merging");
     let done = client.call(operation, &mut |done, total| display.update(done, total));
     let elapsed = display.elapsed();
@@ -245,7 +247,17 @@ pub fn ask(
     match done {
         Ok(Done::Merged(merged)) => Ok((merged.into(), elapsed)),
         Ok(_) => Err(in_use::unexpected(client)),
-        Err(ControlError::Stopped { .. }) => Err(stopped(context, child)),
+        Err(ControlError::Stopped { .. }) => {
+            // The process notices that this client is gone, and stops at a place where nothing is
+            // half done; or it has just ended the merge.
+            let _ = client.settle();
+            match identity(child) == before {
+                true => Err(stopped(context, child)),
+                false => {
+                    Err(Failure::new(format!("{}: the merge had ended before it could be stopped", child.display())))
+                }
+            }
+        }
         Err(ControlError::Refused { code: ErrorCode::Stopped, .. }) => Err(Failure::new(format!(
             "{}: {} ends, and has stopped the merge; the disk reads as before, and the same command finishes it",
             child.display(),
@@ -253,6 +265,12 @@ pub fn ask(
         ))),
         Err(other) => Err(other.into()),
     }
+}
+
+/// Device and inode number of a file. A merge removes the child, or puts another file in its place.
+fn identity(file: &Path) -> Option<(u64, u64)> {
+    let facts = std::fs::metadata(file).ok()?;
+    Some((facts.dev(), facts.ino()))
 }
 
 fn show(

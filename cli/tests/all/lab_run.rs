@@ -240,6 +240,25 @@ fn a_signal_ends_a_run_and_what_was_measured_is_kept() {
     assert!(ios(&run) > 0);
 }
 
+/// A run that is stopped in its warm-up has no figures, and an empty result would be compared with
+/// others by mistake.
+#[test]
+fn a_run_that_was_stopped_in_the_warm_up_saves_nothing() {
+    let shop = Workshop::new();
+    let words = ["lab", "run", "null:", "--duration", "60s", "--warm-up", "60s", "--output", "r.json"];
+    let mut child = Running::start(shop.command(&words).stdout(Stdio::piped()).stderr(Stdio::piped()));
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let begun = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains("warm")));
+    assert!(begun.is_some(), "it ended before its warm-up");
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+    let told: String = lines.map(Result::unwrap).collect();
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{text}");
+    assert!(told.contains("stopped before anything was measured: no result is saved"), "{told}");
+    assert!(text.is_empty() && !shop.path("r.json").exists() && !shop.path("r.toml").exists(), "{text}");
+}
+
 #[test]
 fn a_result_replaces_a_result_and_nothing_else() {
     let shop = Workshop::new();

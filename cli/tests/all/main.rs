@@ -64,3 +64,4 @@ mod told;
 mod tracking;
 mod vdi;
 mod vmdk;
+mod wrong_input;

@@ -16,7 +16,7 @@ mod lost;
 
 use crate::{
     Disk, Opened, Progress,
-    engine::{epoch::Epochs, holes::next_known, throttle::Throttle},
+    engine::{epoch::Epochs, holes::next_stored, throttle::Throttle},
     error::to_io,
 };
 use diskwright_store::{
@@ -212,7 +212,7 @@ impl<'a> Job<'a> {
             return Ok(None);
         }
         let known = match self.source.disk() {
-            Some(disk) if !all => next_known(&disk.layers(), start, self.size_bytes)
+            Some(disk) if !all => next_stored(&disk.layers(), start, self.size_bytes)
                 .map_err(|error| Failure::Source(start..self.size_bytes, to_io(error)))?,
             _ => start,
         };

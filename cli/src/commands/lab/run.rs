@@ -78,6 +78,10 @@ pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
     let places = if args.no_save { None } else { Some(Places::choose(args)?) };
     let options = RunOptions { keep_going: args.keep_going, labels: args.label.clone(), ..RunOptions::default() };
     let run = args.prepare.measure(context, &job, &args.targets, &options)?;
+    if run.head.end == End::Stopped && has_nothing(&run) {
+        context.warn_always("stopped before anything was measured: no result is saved");
+        return Ok(exit::STOPPED);
+    }
     // The result is shown also if it cannot be saved.
     let saved = places.as_ref().map_or(Ok(()), |places| places.save(&run));
     let shown = places.as_ref().filter(|_| saved.is_ok());
@@ -92,6 +96,14 @@ pub fn run(context: &mut Context, args: &RunArgs) -> Outcome {
         End::Complete => exit::OK,
         End::Failed { .. } => exit::FAILED,
         End::Stopped => exit::STOPPED,
+    })
+}
+
+/// Whether the run ended in the warm-up of its first phase.
+fn has_nothing(run: &Run) -> bool {
+    run.phases.iter().flat_map(|phase| &phase.threads).all(|thread| {
+        let requests = thread.reads.ios + thread.writes.ios + thread.flushes.ios;
+        requests == 0 && thread.overdue == 0
     })
 }
 

@@ -8,7 +8,7 @@ use super::chunk::{CHUNK_BYTES, Chunk};
 use crate::{
     LostRanges, Opened,
     copying::copy::{Failure, LostRangeCollector, damage_in, damaged_source},
-    engine::holes::next_known,
+    engine::holes::next_stored,
     error::to_io,
 };
 use diskwright_store::{Extent, ExtentKind};
@@ -66,7 +66,7 @@ impl<'a> Windows<'a> {
     fn next_window(&mut self) -> Result<(), Failure> {
         let (start, size_bytes) = (self.next_bytes, self.size_bytes);
         let known = match self.source.disk() {
-            Some(disk) => next_known(&disk.layers(), start, size_bytes)
+            Some(disk) => next_stored(&disk.layers(), start, size_bytes)
                 .map_err(|error| Failure::Source(start..size_bytes, to_io(error)))?,
             None => start,
         };
