@@ -86,8 +86,8 @@ pub enum Command {
     Io(commands::io::IoArgs),
     /// Serve disks to other programs and machines by NBD.
     Serve(commands::serve::ServeArgs),
-    /// Control disks that are served or attached: list, statistics, drain, resize, snapshot, merge,
-    /// compact, move.
+    /// Control disks that are served or attached: list, statistics, drain, resize, snapshot, clone,
+    /// merge, compact, move.
     ServeCtl(commands::serve_ctl::ServeCtlArgs),
     /// Attach a disk as a block device of this machine, or show it as a file.
     Attach(commands::attach::AttachArgs),
@@ -109,7 +109,7 @@ pub enum Command {
 }
 
 /// What each command uses of the options about disks. The others use none of them.
-const USED: [(&[&str], UsedOptions); 37] = [
+const USED: [(&[&str], UsedOptions); 38] = [
     (&["create"], UsedOptions::Parents),
     (&["info"], UsedOptions::Reading),
     (&["map"], UsedOptions::Reading),
@@ -130,6 +130,7 @@ const USED: [(&[&str], UsedOptions); 37] = [
     (&["merge"], UsedOptions::Writing),
     (&["move"], UsedOptions::Reading),
     (&["serve-ctl", "move"], UsedOptions::Parents),
+    (&["serve-ctl", "clone"], UsedOptions::Parents),
     (&["compact"], UsedOptions::Changing),
     (&["reconnect"], UsedOptions::Changing),
     (&["rescue"], UsedOptions::Reading),
@@ -150,7 +151,8 @@ const USED: [(&[&str], UsedOptions); 37] = [
 ];
 
 /// The commands of which `--format` names the format of what they make.
-const MAKING: [&[&str]; 6] = [&["create"], &["convert"], &["clone"], &["move"], &["serve-ctl", "move"], &["rescue"]];
+const MAKING: [&[&str]; 7] =
+    [&["create"], &["convert"], &["clone"], &["move"], &["serve-ctl", "clone"], &["serve-ctl", "move"], &["rescue"]];
 
 /// The whole command line. Use it instead of `Cli::command()`.
 pub fn command_line() -> clap::Command {

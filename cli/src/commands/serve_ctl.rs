@@ -3,7 +3,7 @@
 
 use crate::{
     commands::{
-        compact,
+        clone, compact,
         merge::{self, MergeHow},
         move_, resize, snapshot,
     },
@@ -43,6 +43,7 @@ EXAMPLES
   diskwright serve-ctl disk.vhdx statistics
   diskwright serve-ctl db resize +20G
   diskwright serve-ctl db snapshot before-update
+  diskwright serve-ctl db clone test.vhdx
   diskwright serve-ctl db merge disk_monday.avhdx
   diskwright serve-ctl db compact
   diskwright serve-ctl db move /mnt/fast/
@@ -105,6 +106,14 @@ EXAMPLES
         #[arg(long)]
         dry_run: bool,
     },
+    /// Freeze the disk while it is in use, and make clones of the frozen image.
+    #[command(after_help = "\
+As `clone` does it with a disk in use: see there.
+
+EXAMPLES
+  diskwright serve-ctl db clone test1.vhdx test2.vhdx
+  diskwright serve-ctl db clone test.vhdx --name for-test --dry-run")]
+    Clone(clone::CloneHow),
     /// Merge an image of the disk into one of its ancestors while the disk is in use.
     #[command(after_help = "\
 As `merge` does it with a disk in use: see there.
@@ -182,7 +191,7 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
     match &args.action {
         None if args.disk.as_os_str() == LIST => list(context),
         None => Err(Failure::usage(format!(
-            "say what to do with {}: statistics, drain, resize, snapshot, merge, compact or move",
+            "say what to do with {}: statistics, drain, resize, snapshot, clone, merge, compact or move",
             printable(&json::path(&args.disk))
         ))),
         Some(Action::Statistics) => {
@@ -204,6 +213,10 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
             let (file, client) = find(&args.disk)?;
             let name = name.clone().unwrap_or_else(clock::compact_utc_now);
             snapshot::freeze(context, &file, &client, name, track.clone(), *dry_run)
+        }
+        Some(Action::Clone(how)) => {
+            let (file, client) = find(&args.disk)?;
+            clone::of_disk_in_use(context, &file, &client, how)
         }
         Some(Action::Compact { dry_run }) => {
             let (file, client) = find(&args.disk)?;

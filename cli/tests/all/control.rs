@@ -72,8 +72,13 @@ impl Place {
 
     #[track_caller]
     pub fn fails(&self, line: &str) -> String {
+        self.fails_with(1, line)
+    }
+
+    #[track_caller]
+    pub fn fails_with(&self, expected: i32, line: &str) -> String {
         let (code, _, errors) = self.run(line);
-        assert_eq!(code, Some(1), "`diskwright {line}`: {errors}");
+        assert_eq!(code, Some(expected), "`diskwright {line}`: {errors}");
         assert!(errors.starts_with("diskwright: "), "{errors}");
         errors
     }
@@ -400,4 +405,43 @@ fn a_mounted_file_system_is_frozen_for_the_moment_of_a_snapshot() {
         assert!(!state.contains("needs_recovery"), "{name}: the journal is empty: {state}");
         place.ok(&format!("detach {name}"));
     }
+}
+
+/// The clones have what the disk had at one moment, and clients go on.
+#[test]
+fn a_disk_in_use_is_frozen_for_its_clones() {
+    let place = Place::with(&["db.vhdx"]);
+    let Some(server) = place.serve("db.vhdx --nbd ./s") else { return };
+    let uri = server.uri("db.vhdx");
+    place.shop.ok(&format!("io '{uri}' -c 'write -P 1 0 1M'"));
+    let planned = place.ok("clone db.vhdx a.vhdx b.vhdx --name tested --dry-run");
+    assert!(
+        planned.starts_with("db.vhdx is in use, and would become a new child of ")
+            && planned.contains("2 clones of ")
+            && planned.contains("it needs up to ")
+            && planned.ends_with("nothing was changed\n"),
+        "{planned}"
+    );
+    assert!(!place.shop.path("a.vhdx").exists() && !place.shop.path("db_tested.avhdx").exists());
+    // Names that are taken are found before anything is frozen.
+    place.shop.ok("create taken.vhdx --size 1M");
+    assert!(place.fails("clone db.vhdx a.vhdx taken.vhdx").contains("taken.vhdx: file exists"));
+    assert!(place.ok("snapshot list . --json").matches(".avhdx").count() == 0);
+    let done = place.ok("clone db.vhdx a.vhdx b.vhdx --name tested");
+    assert!(done.starts_with("db.vhdx is in use, and is now a new child of ") && done.ends_with("made\n"), "{done}");
+    place.shop.ok(&format!("io '{uri}' -c 'write -P 2 0 1M' -c 'read -P 2 0 1M'"));
+    place.ok("serve-ctl db.vhdx clone c.vhdx --name second");
+    place.shop.ok(&format!("io '{uri}' -c 'write -P 3 0 1M' -c flush"));
+    for (clone, pattern) in [("a.vhdx", 1), ("b.vhdx", 1), ("c.vhdx", 2)] {
+        place.shop.ok(&format!("io {clone} -c 'read -P {pattern} 0 1M'"));
+    }
+    // A list of differences of what changes meanwhile would be of no moment.
+    let refused = place.fails_with(2, "diff db.vhdx a.vhdx");
+    assert!(refused.contains("has it open") && refused.contains("diskwright snapshot db.vhdx"), "{refused}");
+    let refused = place.fails_with(2, "diff a.vhdx db.vhdx");
+    assert!(refused.contains("db.vhdx: ") && refused.contains("freeze it first"), "{refused}");
+    assert_eq!(place.shop.run("diff a.vhdx db_second.avhdx").code, Some(1));
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+    place.shop.ok("io db.vhdx -c 'read -P 3 0 1M'");
+    place.shop.ok("check db.vhdx a.vhdx b.vhdx c.vhdx");
 }

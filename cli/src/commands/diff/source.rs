@@ -50,6 +50,9 @@ impl Source {
             let since = points::of_disk_in_use(&client, file, &options, (name, to))?;
             return Ok(Self::of_points(context, since, (name, file), Vec::new()));
         }
+        if asked.track.is_none() && !asked.force_share {
+            [Some(file), asked.other].into_iter().flatten().try_for_each(refuse_in_use)?;
+        }
         let disk = context.open(file, &options)?;
         let mut warnings = disk.warnings().to_vec();
         let told = Vec::new();
@@ -147,6 +150,16 @@ impl Source {
             Self::Point { since, .. } => since.export(engine, files),
         }
     }
+}
+
+/// A disk in use changes while it is compared. Its frozen images do not.
+fn refuse_in_use(file: &Path) -> Outcome<()> {
+    let Some(client) = in_use::client(file)? else { return Ok(()) };
+    let file = file.display();
+    Err(Failure::new(format!(
+        "{file}: {} has it open, and it would change while it is compared; freeze it first (`diskwright snapshot {file}`) and name the frozen image, or name two points of its change tracking (--track and --to)",
+        client.peer
+    )))
 }
 
 impl Changes for Source {
