@@ -369,6 +369,11 @@ impl Store for FileStore {
         self.settle_sync(retry_on_intr(|| rustix::fs::fdatasync(&self.meta)).map_err(io::Error::from))
     }
 
+    fn sync_all(&self) -> io::Result<()> {
+        assert_io_allowed();
+        self.settle_sync(retry_on_intr(|| rustix::fs::fsync(&self.meta)).map_err(io::Error::from))
+    }
+
     fn write_durable_at(&self, buf: &[u8], offset_bytes: u64) -> io::Result<()> {
         assert_io_allowed();
         if self.direct_metadata().is_some() {
@@ -432,8 +437,7 @@ impl Store for FileStore {
             last_modification: Timespec { tv_sec: seconds, tv_nsec: since.subsec_nanos().into() },
         };
         rustix::fs::futimens(&self.meta, &times)?;
-        // fdatasync need not write the time.
-        self.settle_sync(retry_on_intr(|| rustix::fs::fsync(&self.meta)).map_err(io::Error::from))
+        self.sync_all()
     }
 
     fn data_file(&self) -> Option<DataFile<'_>> {

@@ -155,6 +155,12 @@ pub trait Store: Send + Sync + fmt::Debug {
         Err(io::ErrorKind::Unsupported.into())
     }
 
+    /// As [`Store::sync_data`]. The modification time of the file is durable too, which
+    /// [`Store::sync_data`] need not write.
+    fn sync_all(&self) -> io::Result<()> {
+        self.sync_data()
+    }
+
     /// Sets the modification time of the file, durably. Every later write to the store changes it
     /// again. `Unsupported` if the store is not a file.
     fn set_modified(&self, _modified: SystemTime) -> io::Result<()> {

@@ -332,8 +332,9 @@ fn parent_of(
         ),
         other => other,
     })?;
-    // A program that was killed may have left the parent's identity in the page cache only.
-    let synced = stores.iter().try_for_each(|store| store.sync_data());
+    // A program that was killed may have left the parent's identity in the page cache only. The
+    // child records the time, too.
+    let synced = stores.iter().try_for_each(|store| store.sync_all());
     synced.map_err(|source| file_error("make it durable", parent, source))?;
     let info = image.info().clone();
     refuse_as_parent(parent, &info)?;

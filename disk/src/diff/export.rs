@@ -216,7 +216,7 @@ impl Export<'_> {
         let find = |path: &Path| self.files.canonical(path).map_err(|source| file_error("find", path, source));
         let parent = find(&base.path)?;
         let dir = out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let seconds = gate::modified_seconds(&self.files, &parent);
+        let seconds = gate::time_to_record(&self.files, &parent, &**base.image.store())?;
         let link = create::link_to(&parent, &info, seconds, (out, info.format), &find(dir)?)?;
         Ok((info, link))
     }

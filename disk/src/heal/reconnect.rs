@@ -149,7 +149,7 @@ impl Step {
                 what: "another program has changed it meanwhile; try again".into(),
             });
         }
-        let synced = files.iter().try_for_each(|file| file.sync_data());
+        let synced = files.iter().try_for_each(|file| file.sync_all());
         synced.map_err(|source| file_error("make it durable", &self.parent.path, source))?;
         let verdict = DetectedFormat::certain(info.format);
         let image = probe::open_parts(stores.clone(), verdict, true, info.logical_sector_bytes)?;

@@ -27,8 +27,9 @@
 //! parent there wait for it, and then go to the top.
 //!
 //! So after a power cut at any moment the top over the parent reads right, and [`merge`] of both
-//! finishes what was begun. When the program is killed, what clients wrote to the parent may be in
-//! the page cache only: the next writable open of the disk syncs the parent (`open.rs`). Nothing
+//! finishes what was begun: a mark says that the disk's name is kept (`kept_name.rs`). When the
+//! program is killed, what clients wrote to the parent may be in the page cache only: the next
+//! writable open of the disk syncs the parent (`open.rs`). Nothing
 //! marks a top without blocks as merged: it shows its parent, so it can be opened and written like
 //! any other.
 //!
@@ -58,6 +59,7 @@ use crate::{
     },
     error::{self, file_error},
     life::{
+        kept_name,
         merge::survey::missing_bytes,
         removal::{self, Removal},
         snapshot::LockedTop,
@@ -182,6 +184,7 @@ impl Disk {
             return Ok(absorbing.done);
         }
         absorbing.remove_leftovers()?;
+        absorbing.mark_name()?;
         parent.join(shared).map_err(failed)?;
         let moved = absorbing.begin().and_then(|()| absorbing.move_blocks(progress)).and_then(|()| absorbing.rename());
         let removal = match moved {
@@ -192,6 +195,8 @@ impl Disk {
             }
         };
         absorbing.pivot(removal)?;
+        // A mark that stays means nothing: the name leads to another file.
+        let _ = kept_name::unmark(&origin.options.files, &origin.file);
         Ok(absorbing.done)
     }
 }
@@ -233,6 +238,12 @@ impl<'a> Absorbing<'a> {
         let (shown, files) = (&*self.origin.file, &self.origin.options.files);
         let info = layers[0].image.info().clone();
         LockedTop { shown, real: shown.to_owned(), layers, info, files }.remove_leftovers()
+    }
+
+    /// Whoever finishes this merge later keeps the disk's name, too.
+    fn mark_name(&self) -> Result<()> {
+        let identity = self.shared.chain().top().image.store().identity();
+        identity.map_or(Ok(()), |identity| kept_name::mark(&self.origin.options.files, &self.origin.file, identity))
     }
 
     /// Finds what the top has, and whether the parent's file system has space for it.
@@ -500,7 +511,10 @@ impl<'a> Absorbing<'a> {
         else {
             return;
         };
-        let now = gate::modified_seconds(&self.origin.options.files, &self.done.parent);
+        let Ok(now) = gate::time_to_record(&self.origin.options.files, &self.done.parent, &**parent.image.store())
+        else {
+            return;
+        };
         let modified_seconds = link.modified_seconds.map(|unknown| now.unwrap_or(unknown));
         let _ =
             writer.set_parent_link(&ParentLink { linkage: Some(linkage), linkage2: None, modified_seconds, ..link });

@@ -46,7 +46,10 @@ use crate::{
         epoch::Epochs,
     },
     error::{self, file_error},
-    life::merge::{Locked, Merge, MergeUsers},
+    life::{
+        kept_name,
+        merge::{Locked, Merge, MergeUsers},
+    },
     opening::{
         gate,
         image_file::{Access, open_image},
@@ -97,12 +100,24 @@ impl Disk {
         if is_file(origin, &layers[0], path) {
             return self.merge_written(origin, &layers, options, progress);
         }
+        self.merge_frozen(origin, path, options, false, progress)
+    }
+
+    /// Merges a frozen image. With `keeps_name` the merge of the image that is written follows.
+    fn merge_frozen(
+        &self,
+        origin: &Origin,
+        path: &Path,
+        options: &MergeOptions,
+        keeps_name: bool,
+        progress: &mut Progress<'_>,
+    ) -> Result<Merged> {
         let _turn = self.shared.begin_change();
         self.rest_parents()?;
         let open = OpenOptions { writable: false, force_share: false, ..origin.options.clone() };
         let options = MergeOptions { open, ..options.clone() };
         let task = Task::new(self, origin, path, &options)?;
-        let mut in_use = InUse::new(self, &options);
+        let mut in_use = InUse { disk: self, frozen_images: Vec::new(), options: &options, keeps_name };
         for layer in task.taking_part() {
             in_use.frozen_images.push(LockedFrozenImage::take(layer, &options.open)?);
         }
@@ -138,7 +153,7 @@ impl Disk {
         let mut merged = Merged::default();
         if depth > 1 {
             let options = MergeOptions { keep: KeptName::Parents, ..options.clone() };
-            merged = self.merge(&layers[1].path, &options, progress)?;
+            merged = self.merge_frozen(origin, &layers[1].path, &options, true, progress)?;
         }
         let absorbing = AbsorbOptions {
             search_dirs: options.search_dirs.clone(),
@@ -240,9 +255,11 @@ impl Task {
     }
 
     /// The frozen images that are written: those that are merged, the target, and the child, whose
-    /// link changes.
+    /// link changes; of a format that records times of change, all above it, too.
     fn taking_part(&self) -> impl Iterator<Item = &Layer> {
-        self.layers[self.from.saturating_sub(1).max(1)..=self.into].iter()
+        let has_times = self.layers[self.into].image.info().format.driver().child_records_time;
+        let first = if has_times { 1 } else { self.from.saturating_sub(1).max(1) };
+        self.layers[first..=self.into].iter()
     }
 
     /// The image of the chain that has the merged one as its parent.
@@ -373,6 +390,8 @@ struct InUse<'a> {
     disk: &'a Disk,
     frozen_images: Vec<LockedFrozenImage>,
     options: &'a MergeOptions,
+    /// Whether the image that is written goes last.
+    keeps_name: bool,
 }
 
 impl fmt::Debug for InUse<'_> {
@@ -381,11 +400,7 @@ impl fmt::Debug for InUse<'_> {
     }
 }
 
-impl<'a> InUse<'a> {
-    fn new(disk: &'a Disk, options: &'a MergeOptions) -> Self {
-        Self { disk, frozen_images: Vec::new(), options }
-    }
-
+impl InUse<'_> {
     /// A frozen image of the disk that takes part.
     fn of(&self, layer: &Layer) -> Result<Locked> {
         let held = self.held(&layer.path)?;
@@ -430,6 +445,12 @@ impl MergeUsers for InUse<'_> {
         let stores = grip.written.clone();
         let image = probe::open_parts(stores.clone(), format, false, layers[0].image.info().logical_sector_bytes)?;
         Ok(Some(Locked::new(&Layer { path: grip.path.clone(), image }, stores)))
+    }
+
+    fn begin(&self) -> Result<()> {
+        let Some(origin) = self.disk.origin.as_ref().filter(|_| self.keeps_name) else { return Ok(()) };
+        let identity = self.disk.layers()[0].image.store().identity();
+        identity.map_or(Ok(()), |identity| kept_name::mark(&self.options.open.files, &origin.file, identity))
     }
 
     fn before_writing(&self, target: &Layer) -> Result<()> {

@@ -49,7 +49,10 @@ use crate::{
         device::{Disk, Origin},
     },
     error,
-    life::snapshot::{LockedTop, Snapshot},
+    life::{
+        kept_name,
+        snapshot::{LockedTop, Snapshot},
+    },
     opening::{
         gate,
         image_file::{Access, open_image},
@@ -229,6 +232,7 @@ impl<'a> Freezing<'a> {
         let begun = self.disk.shared.begin_writing();
         begun.map_err(|source| error::from_io("begin to write to it", &self.origin.file, source))?;
         self.place.remove_leftovers()?;
+        kept_name::unmark(self.place.files, &self.place.real)?;
         let info = self.info();
         // The identity may have changed just now.
         let link = ParentLink { linkage: info.linkage_id.or(planned.linkage), ..planned };
@@ -295,11 +299,13 @@ impl<'a> Freezing<'a> {
     /// A VHD records when its parent was last changed, which is certain now. Without a time the
     /// child accepts every one, so a failure costs only that check: a sentence says so.
     fn record_time(&self, child: &Layer, frozen: &Path, link: ParentLink) -> Option<String> {
-        let modified_seconds = gate::modified_seconds(self.place.files, frozen);
         let (Some(writer), true) = (child.image.writer(), self.place.info.format.driver().child_records_time) else {
             return None;
         };
-        let error = writer.set_parent_link(&ParentLink { modified_seconds, ..link }).err()?;
+        let time = gate::time_to_record(self.place.files, frozen, &**self.place.layers[0].image.store());
+        let recorded =
+            time.and_then(|modified_seconds| Ok(writer.set_parent_link(&ParentLink { modified_seconds, ..link })?));
+        let error = recorded.err()?;
         Some(format!("the child could not record when its parent was last changed, so it accepts any time: {error}"))
     }
 }

@@ -13,7 +13,8 @@
 //! complete by itself:
 //!
 //! 1. The child's link names the parent's present identity and the coming one (`merge_mark.rs`).
-//!    Before that, a VHD that is a child of the child accepts any time of the child's last change.
+//!    Before the first step, VHDs above the images that are changed accept any time of their
+//!    parent's last change (`times.rs`).
 //! 2. The parent gets the coming identity, and the child's size if that is larger.
 //! 3. The child's data goes into the parent, by reflink where both files can (`copy.rs`). Zeros of
 //!    the child replace the parent's data. The parent is flushed and closed.
@@ -33,6 +34,7 @@
 
 mod locked;
 pub(crate) mod survey;
+mod times;
 
 use crate::{
     DiskError, OpenOptions, Opened, Progress, Result,
@@ -42,7 +44,10 @@ use crate::{
     },
     engine::{chain::Layer, device::Disk},
     error::{file_error, from_io},
-    life::removal::{self, Removal},
+    life::{
+        kept_name,
+        removal::{self, Removal},
+    },
     opening::{
         gate,
         image_file::{Access, open_image},
@@ -114,7 +119,8 @@ pub struct Merged {
     pub warnings: Vec<String>,
 }
 
-/// Merges the image at `path`. Durable on return. `progress` counts bytes of data.
+/// Merges the image at `path`. Durable on return. `progress` counts bytes of data. A merge of a
+/// disk in use ([`Disk::merge`]) that was interrupted is finished as that: the disk keeps its name.
 ///
 /// # Errors
 /// [`DiskError::InUse`] if another program has one of the images open; [`DiskError::BadOptions`]
@@ -122,7 +128,41 @@ pub struct Merged {
 /// errors of the chain. Nothing has changed then. [`DiskError::Stopped`] and errors of reading and
 /// writing leave a child that reads as before: the same call finishes the merge.
 pub fn merge(path: impl AsRef<Path>, options: &MergeOptions, progress: &mut Progress<'_>) -> Result<Merged> {
-    Merge::open(path.as_ref(), options)?.run(progress)
+    let (shown, files) = (path.as_ref(), &options.open.files);
+    let real = files.canonical(shown).map_err(|source| file_error("find", shown, source))?;
+    let finishing = finishing(&real, options);
+    let mut merged = Merge::open(shown, finishing.as_ref().unwrap_or(options))?.run(progress)?;
+    if finishing.is_some() {
+        merged.warnings.push(format!(
+            "{}: a merge of this disk was interrupted while it was in use, and is finished as it began: the disk keeps its name",
+            shown.display()
+        ));
+    }
+    if !options.dry_run {
+        // A mark that stays means nothing: the name leads to another file, or to none.
+        let _ = kept_name::unmark(files, &real);
+    }
+    Ok(merged)
+}
+
+/// The options with which the merge of the image at `real`, which no process has open, finishes one
+/// that was interrupted while the disk was in use. `None` if there is no such merge, or if its
+/// target cannot get the name.
+fn finishing(real: &Path, options: &MergeOptions) -> Option<MergeOptions> {
+    let files = &options.open.files;
+    let identity = files.facts(real).ok()?.identity;
+    let dir = |into: &PathBuf| files.canonical(into).ok().and_then(|into| into.parent().map(Path::to_owned));
+    let is_in_folder = options.into.as_ref().is_none_or(|into| dir(into).as_deref() == real.parent());
+    let finishes = options.keep == KeptName::Parents && is_in_folder && kept_name::is_marked(files, real, identity);
+    finishes.then(|| MergeOptions { keep: KeptName::Childs, ..options.clone() })
+}
+
+/// An image above the children of the merged image.
+#[derive(Debug)]
+struct Descendant {
+    image: Locked,
+    /// Its parent, whose name does not change.
+    parent: PathBuf,
 }
 
 /// A merge whose images are locked.
@@ -137,6 +177,8 @@ pub(crate) struct Merge<'a> {
     below: Vec<Layer>,
     /// Images that get a link to the target when the last step is done.
     children: Vec<Locked>,
+    /// VHDs above the children, which have recorded when these were changed.
+    descendants: Vec<Descendant>,
     leftovers: Vec<Locked>,
     /// Data that earlier steps have copied, for progress.
     done_bytes: u64,
@@ -189,7 +231,7 @@ impl<'a> Merge<'a> {
     ) -> Result<Self> {
         let (disk, before) = (target.path.clone(), target.path.clone());
         let outcome = Merged { disk, target: before, ..Merged::default() };
-        let (children, leftovers) = (Vec::new(), Vec::new());
+        let (children, descendants, leftovers) = (Vec::new(), Vec::new(), Vec::new());
         relink::require(&target.path, target.info.format, "an in-place merge of", relink::COPY_THE_CHAIN)?;
         mark::refuse_merged(&target.path, &target.info, target.info.parent.as_ref())?;
         for step in &steps {
@@ -198,7 +240,8 @@ impl<'a> Merge<'a> {
                 removal::refuse_to_lose_snapshots(&*step.image(false)?, &step.path)?;
             }
         }
-        let mut merge = Self { options, users, steps, target, below, children, leftovers, done_bytes: 0, outcome };
+        let mut merge =
+            Self { options, users, steps, target, below, children, descendants, leftovers, done_bytes: 0, outcome };
         merge.find_children(child)?;
         merge.check_sizes()?;
         merge.check_folders()?;
@@ -219,10 +262,17 @@ impl<'a> Merge<'a> {
     pub(crate) fn run(mut self, progress: &mut Progress<'_>) -> Result<Merged> {
         self.survey()?;
         if !self.options.dry_run {
+            self.users.begin()?;
             self.remove_leftovers()?;
+            self.forget_times()?;
             while let Some(child) = self.steps.pop() {
-                self.step(child, progress)?;
+                if let Err(error) = self.step(&child, progress) {
+                    self.steps.push(child);
+                    self.restore_times();
+                    return Err(error);
+                }
             }
+            self.record_times()?;
         }
         Ok(self.outcome)
     }
@@ -246,6 +296,8 @@ impl<'a> Merge<'a> {
         let parents: Vec<_> =
             images.iter().map(|image| siblings::Candidate::of(image.path.clone(), &image.info)).collect();
         let (mut children, mut leftovers): (Vec<PathBuf>, _) = (known.into_iter().collect(), Vec::new());
+        // Those that an earlier run has given their link to the target.
+        let mut relinked = Vec::new();
         for (child, parent) in self.children_in(&dirs, &parents)? {
             // A snapshot that was cut off may have left an image a second name.
             if images.iter().any(|image| image.is_file_at(files, &child)) {
@@ -262,7 +314,7 @@ impl<'a> Merge<'a> {
             {
                 leftovers.push(image);
             } else if parent == target && images.len() == 2 && Self::is_marked(images[0]) {
-                children.push(child);
+                relinked.push(child);
             } else {
                 let parent = &images[parent].path;
                 return Err(DiskError::BadOptions {
@@ -278,10 +330,16 @@ impl<'a> Merge<'a> {
         children.sort();
         children.dedup();
         self.children = children.iter().map(|child| self.lock(child)).collect::<Result<_>>()?;
+        self.children.iter().try_for_each(|child| self.refuse_changed(child, &self.steps[0].path))?;
+        for child in &relinked {
+            let child = self.lock(child)?;
+            self.refuse_changed(&child, &self.target.path)?;
+            self.children.push(child);
+        }
         self.leftovers = leftovers;
-        self.outcome.relinked = children;
+        self.outcome.relinked = self.children.iter().map(|child| child.path.clone()).collect();
         self.outcome.leftovers = self.leftovers.iter().map(|leftover| leftover.path.clone()).collect();
-        Ok(())
+        self.find_descendants(&dirs)
     }
 
     fn children_in(&self, dirs: &[PathBuf], parents: &[siblings::Candidate]) -> Result<Vec<(PathBuf, usize)>> {
@@ -407,15 +465,12 @@ impl<'a> Merge<'a> {
     }
 
     /// One step: `child` into the target.
-    fn step(&mut self, child: Locked, progress: &mut Progress<'_>) -> Result<()> {
-        if Self::is_marked(&child) {
+    fn step(&mut self, child: &Locked, progress: &mut Progress<'_>) -> Result<()> {
+        if Self::is_marked(child) {
             // The mark of a program that was killed may be in the page cache only.
             child.sync()?;
         } else {
-            if self.steps.is_empty() {
-                self.forget_times()?;
-            }
-            self.copy(&child, progress)?;
+            self.copy(child, progress)?;
             let identity = self.target.identity()?;
             child.relink(&self.options.open.files, |link| mark::merged(link, &child.info, identity))?;
         }
@@ -425,7 +480,7 @@ impl<'a> Merge<'a> {
                 next.relink(&self.options.open.files, |_| link)?;
                 removal::remove(&self.options.open.files, &child.path, child.extents())?;
             }
-            None if self.options.keep == KeptName::Childs => self.rename(&child)?,
+            None if self.options.keep == KeptName::Childs => self.rename(child)?,
             None => {
                 for image in &self.children {
                     let link = self.link_from(image, &self.target.path)?;
@@ -434,19 +489,7 @@ impl<'a> Merge<'a> {
                 removal::remove(&self.options.open.files, &child.path, child.extents())?;
             }
         }
-        self.users.leave_out(&child, &self.target.layer(false)?)
-    }
-
-    /// The marks change the file of the last child, and its children may have recorded when it was
-    /// last changed. One of them may be opened for writing after a power cut.
-    fn forget_times(&self) -> Result<()> {
-        // A mark is a time too, and stays.
-        let has_time =
-            |image: &&Locked| image.info.parent.as_ref().is_some_and(mark::has_time) && !Self::is_marked(image);
-        for image in self.children.iter().filter(has_time) {
-            image.relink(&self.options.open.files, mark::of_any_time)?;
-        }
-        Ok(())
+        self.users.leave_out(child, &self.target.layer(false)?)
     }
 
     /// Steps 1 to 3.
@@ -502,8 +545,9 @@ impl<'a> Merge<'a> {
     /// The link of `image` to the target, if that is at `place`. An image that is marked stays so:
     /// the target has the data of the image whose child it was.
     fn link_from(&self, image: &Locked, place: &Path) -> Result<ParentLink> {
-        let info = self.target.image(false)?.info().clone();
-        let modified_seconds = gate::modified_seconds(&self.options.open.files, &self.target.path);
+        let target = self.target.image(false)?;
+        let info = target.info().clone();
+        let modified_seconds = gate::time_to_record(&self.options.open.files, &self.target.path, &**target.store())?;
         let dir = image.path.parent().unwrap_or(Path::new("/"));
         let link = create::link_to(place, &info, modified_seconds, (&image.path, image.info.format), dir)?;
         Ok(if Self::is_marked(image) { mark::merged(link, &image.info, info.linkage_id) } else { link })

@@ -4,6 +4,7 @@
 //!   absorb.rs         merges a disk in use into its parent
 //!   clones.rs         creates many children of one image
 //!   compact.rs        gives back space, and makes the file as small as possible
+//!   kept_name.rs      marks a disk that keeps its name when its merge in use is finished later
 //!   live_merge.rs     merges frozen images of a disk in use
 //!   live_move.rs      moves a disk in use to another file
 //!   live_snapshot.rs  freezes a disk in use
@@ -23,6 +24,7 @@
 pub(crate) mod absorb;
 pub(crate) mod clones;
 pub(crate) mod compact;
+pub(crate) mod kept_name;
 pub(crate) mod live_merge;
 pub(crate) mod live_move;
 pub(crate) mod live_snapshot;

@@ -35,6 +35,7 @@ use crate::{
     },
     error::file_error,
     life::{
+        kept_name,
         merge::{KeptName, MergeOptions, Merged, merge},
         removal::{self, Removal},
     },
@@ -102,7 +103,7 @@ pub fn snapshot(path: impl AsRef<Path>, options: &SnapshotOptions) -> Result<Sna
     }
     let place = LockedTop::open(path, options)?;
     let frozen = place.name_for_frozen(&options.name)?;
-    let modified_seconds = gate::modified_seconds(files, &place.real);
+    let modified_seconds = gate::time_to_record(files, &place.real, &**place.layers[0].image.store())?;
     if place.layers.len() >= CHAIN_MAX {
         return Err(too_long(path));
     }
@@ -167,8 +168,8 @@ pub fn revert(
         }
     };
     // Holds the lock of the new parent until the disk is its child.
-    let (info, _held) = match layers.iter().find(|layer| layer.path == parent) {
-        Some(layer) => (layer.image.info().clone(), None),
+    let (parent_layer, _held) = match layers.iter().find(|layer| layer.path == parent) {
+        Some(layer) => (layer.clone(), None),
         None => {
             // Not an ancestor: the whole chain below it is opened, so that it is known to be sound.
             let open = OpenOptions { format: Some(place.info.format), ..reading(&options.open) };
@@ -178,19 +179,15 @@ pub fn revert(
                 return Err(too_long(path));
             }
             refuse_replaced(files, &parent, &parent, &**layers[0].image.store())?;
-            (layers[0].image.info().clone(), Some(disk))
+            (layers[0].clone(), Some(disk))
         }
     };
-    create::refuse_as_parent(&parent, &info)?;
-    let link = create::link_to(
-        &parent,
-        &info,
-        gate::modified_seconds(files, &parent),
-        (path, place.info.format),
-        place.dir(),
-    )?;
+    let info = parent_layer.image.info();
+    create::refuse_as_parent(&parent, info)?;
+    let modified_seconds = gate::time_to_record(files, &parent, &**parent_layer.image.store())?;
+    let link = create::link_to(&parent, info, modified_seconds, (path, place.info.format), place.dir())?;
     if !options.dry_run {
-        place.replace(&info, link, frozen.as_deref())?;
+        place.replace(info, link, frozen.as_deref())?;
     }
     Ok(Snapshot { disk: path.to_owned(), parent, frozen, warnings: Vec::new() })
 }
@@ -341,7 +338,8 @@ impl<'a> LockedTop<'a> {
         self.real.parent().unwrap_or(Path::new("/"))
     }
 
-    /// `vm_monday.avhdx` for `vm.vhdx`. A file of that name must not exist.
+    /// `vm_monday.avhdx` for `vm.vhdx`. A file of that name must not exist, unless it is a second
+    /// name of the disk that an interrupted operation has left ([`LockedTop::remove_leftovers`]).
     pub(crate) fn name_for_frozen(&self, name: &str) -> Result<PathBuf> {
         let stem = self.real.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let extension = self.info.format.driver().frozen_extension;
@@ -356,7 +354,7 @@ impl<'a> LockedTop<'a> {
             });
         }
         let path = self.dir().join(file_name);
-        if self.files.facts(&path).is_ok() {
+        if self.files.facts(&path).is_ok() && !self.is_leftover(&path) {
             return Err(DiskError::Exists { path });
         }
         Ok(path)
@@ -370,6 +368,13 @@ impl<'a> LockedTop<'a> {
         self.dir().join(name)
     }
 
+    /// Whether `path` is a second name of the disk, left by an operation that was cut off before
+    /// the child got the disk's name. A hard link without that child is the user's.
+    fn is_leftover(&self, path: &Path) -> bool {
+        let identity = |path: &Path| self.files.facts(path).ok().map(|facts| facts.identity);
+        identity(&self.temporary()).is_some() && identity(path) == identity(&self.real)
+    }
+
     fn failed(&self, doing: &'static str) -> impl FnOnce(io::Error) -> DiskError {
         let path = self.shown.to_owned();
         move |source| DiskError::File { doing, path, source }
@@ -379,6 +384,7 @@ impl<'a> LockedTop<'a> {
     fn replace(&self, parent: &ImageInfo, link: ParentLink, frozen: Option<&Path>) -> Result<()> {
         self.check_identity()?;
         self.remove_leftovers()?;
+        kept_name::unmark(self.files, &self.real)?;
         let temporary = self.temporary();
         create::create_child(self.files, self.shown, &temporary, parent, link)?;
         let left = match frozen {
@@ -445,15 +451,16 @@ impl<'a> LockedTop<'a> {
         if self.files.facts(&temporary).is_err() {
             return Ok(());
         }
-        let own = self.files.facts(&self.real).map_err(self.failed("find the disk"))?.identity;
         let prefix = format!("{}_", self.real.file_stem().unwrap_or_default().to_string_lossy());
         let listed = self.files.list(self.dir()).map_err(self.failed("list its folder"))?;
         for other in listed {
             let named_so = other.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix));
-            if named_so && self.files.facts(&other).is_ok_and(|facts| facts.identity == own) {
+            if named_so && self.is_leftover(&other) {
                 self.files.remove(&other).map_err(|source| file_error("remove a leftover", &other, source))?;
             }
         }
+        // Without the temporary file, a second name would be taken for one that the user has made.
+        self.files.sync_directory_of(&temporary).map_err(self.failed("make the removal of leftovers durable"))?;
         self.files.remove(&temporary).map_err(|source| file_error("remove a leftover", &temporary, source))?;
         self.files.sync_directory_of(&temporary).map_err(self.failed("make the removal of leftovers durable"))
     }

@@ -15,7 +15,7 @@
 
 use crate::{ParentPolicy, Result, error::file_error, opening::by_id};
 use diskwright_image::ParentLink;
-use diskwright_store::Files;
+use diskwright_store::{Files, Store};
 use std::{
     path::{Path, PathBuf},
     time::{Duration, UNIX_EPOCH},
@@ -183,6 +183,13 @@ fn absolute_here(path: &str, drives: &[(char, PathBuf)]) -> Option<PathBuf> {
     }
     // `\\?\Volume{guid}\...` and `\\server\share` have no meaning here.
     (slashed.starts_with('/') && !slashed.starts_with("//")).then(|| PathBuf::from(slashed))
+}
+
+/// The time that a child of the image at `path` records, durable: after a power cut the file must
+/// not have another one. `store` is the file of the image.
+pub(crate) fn time_to_record(files: &Files, path: &Path, store: &dyn Store) -> Result<Option<u32>> {
+    store.sync_all().map_err(|source| file_error("make the time of its last change durable", path, source))?;
+    Ok(modified_seconds(files, path))
 }
 
 /// Time of a file's last change, in seconds since 2000-01-01 00:00 UTC, as VHD records it. `None`

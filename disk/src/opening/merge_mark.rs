@@ -46,6 +46,11 @@ pub(crate) fn of_any_time(link: ParentLink) -> ParentLink {
     ParentLink { modified_seconds: link.modified_seconds.map(|_| UNKNOWN_SECONDS), ..link }
 }
 
+/// Whether the link accepts any time of the parent's last change.
+pub(crate) fn accepts_any_time(link: &ParentLink) -> bool {
+    link.modified_seconds == Some(UNKNOWN_SECONDS)
+}
+
 /// Whether the link records when the parent was last changed.
 pub(crate) fn has_time(link: &ParentLink) -> bool {
     link.modified_seconds.is_some_and(|seconds| seconds != UNKNOWN_SECONDS)

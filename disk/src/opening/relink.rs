@@ -48,8 +48,9 @@ pub(crate) fn keeping_time<T>(
     let modified = files.facts(path).ok().and_then(|facts| facts.modified);
     let result = change()?;
     if let Some(modified) = modified {
-        // A file system without times has no children that record one.
-        let _ = store.set_modified(modified);
+        // A file system without times has no children that record one. A time that cannot be put
+        // back is durable at least, so that a child which records it then is right.
+        store.set_modified(modified).or_else(|_| store.sync_all()).unwrap_or_default();
     }
     Ok(result)
 }

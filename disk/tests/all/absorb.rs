@@ -581,8 +581,35 @@ fn a_stopped_merge_is_finished_while_the_disk_is_not_in_use() {
         sound(&parent);
         same(&read_all(&path), &model, 0);
         fill(&path, &mut model, &mut dice, 4);
-        merge(&path, &MergeOptions::default(), &mut |_, _| true).unwrap();
-        same(&read_all(&parent), &model, 0);
+        // As it would have ended in use: the disk keeps its name.
+        let merged = merge(&path, &MergeOptions::default(), &mut |_, _| true).unwrap();
+        assert_eq!((merged.disk, merged.warnings.len()), (path.canonicalize().unwrap(), 1));
+        assert!(!parent.exists());
+        same(&read_all(&path), &model, 0);
+    }
+}
+
+/// A merge of the disk over several levels that was stopped among the frozen images keeps the
+/// disk's name, too. A snapshot ends that: then another image is merged.
+#[test]
+fn a_stopped_merge_of_several_levels_keeps_the_name() {
+    for freezes in [false, true] {
+        let dir = folder();
+        let (path, _, model) = make(dir.path(), vhdx(DiskType::Differencing, 1, 1), &mut Dice::new(6));
+        let disk = open(&path).unwrap();
+        let base = disk.layers()[2].path.clone();
+        let options = MergeOptions { into: Some(base.clone()), ..MergeOptions::default() };
+        let stopped = disk.merge(&path, &options, &mut |_, _| false);
+        assert!(matches!(stopped, Err(DiskError::Stopped)), "{stopped:?}");
+        if freezes {
+            disk.snapshot("later", false, &mut ()).unwrap();
+        }
+        disk.close().unwrap();
+        drop(disk);
+        let merged = merge(&path, &options, &mut |_, _| true).unwrap();
+        assert_eq!(merged.disk, if freezes { base } else { path.canonicalize().unwrap() });
+        same(&read_all(&merged.disk), &model, 0);
+        assert_eq!(names(dir.path()).len(), 1, "{:?}", names(dir.path()));
     }
 }
 

@@ -15,7 +15,7 @@
 use crate::{
     contents::{Change, Part},
     dice::Dice,
-    history::{Event, FileId, NameChange, Snapshot},
+    history::{CLOCK_STEP_SECONDS, Event, FileId, NameChange, Snapshot},
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -86,6 +86,7 @@ pub struct Cutter<'a> {
     durable: Snapshot,
     pending: BTreeMap<FileId, Vec<&'a Change>>,
     pending_names: Vec<&'a NameChange>,
+    pending_times: BTreeMap<FileId, Vec<u64>>,
     /// Index of the truth that holds here.
     pub truth: Option<usize>,
     dice: Dice,
@@ -100,6 +101,7 @@ impl<'a> Cutter<'a> {
             durable: start,
             pending: BTreeMap::new(),
             pending_names: Vec::new(),
+            pending_times: BTreeMap::new(),
             truth: None,
             dice: Dice::new(seed, 0xc07),
         }
@@ -157,6 +159,16 @@ impl<'a> Cutter<'a> {
                     }
                     !done
                 });
+            }
+            Event::Timed(file, seconds) => {
+                self.pending_times.entry(*file).or_default().push(*seconds);
+                // The clock goes on whatever a cut loses.
+                self.durable.times.get_or_insert_default().clock_seconds += CLOCK_STEP_SECONDS;
+            }
+            Event::TimeSynced(file) => {
+                let last = self.pending_times.remove(file).and_then(|times| times.last().copied());
+                let times = self.durable.times.get_or_insert_default();
+                times.modified_seconds.extend(last.map(|seconds| (*file, seconds)));
             }
             Event::Truth(number) => self.truth = Some(*number),
         }
@@ -216,6 +228,18 @@ impl<'a> Cutter<'a> {
             }
             number += 1;
         }
+        if let Some(times) = &mut left.times {
+            for (file, pending) in &self.pending_times {
+                let former = times.modified_seconds.get(file).into_iter();
+                let possible: Vec<u64> = former.chain(pending).copied().collect();
+                let chosen = match mode {
+                    CutMode::Nothing => 0,
+                    CutMode::Everything => possible.len() - 1,
+                    _ => dice.below(possible.len() as u64) as usize,
+                };
+                times.modified_seconds.insert(*file, possible[chosen]);
+            }
+        }
         left.files.values_mut().for_each(crate::contents::Contents::settle);
         left
     }
@@ -236,7 +260,7 @@ pub fn points(history: &[Event], dice: &mut Dice) -> BTreeSet<usize> {
                 last = at;
             }
             Event::Truth(_) => drop(points.insert(at + 1)),
-            Event::Changed(..) | Event::Named(_) => {}
+            Event::Changed(..) | Event::Named(_) | Event::Timed(..) | Event::TimeSynced(_) => {}
         }
     }
     points
@@ -245,7 +269,7 @@ pub fn points(history: &[Event], dice: &mut Dice) -> BTreeSet<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::contents::Contents;
+    use crate::{contents::Contents, history::Times};
     use std::path::{Path, PathBuf};
 
     fn write(file: FileId, at: u64, byte: u8) -> Event {
@@ -261,7 +285,7 @@ mod tests {
     fn start() -> Snapshot {
         let mut contents = Contents::default();
         contents.apply(&Change::Length(4096));
-        Snapshot { names: [(PathBuf::from("/f"), 0)].into(), files: [(0, contents)].into() }
+        Snapshot { names: [(PathBuf::from("/f"), 0)].into(), files: [(0, contents)].into(), times: None }
     }
 
     #[test]
@@ -296,6 +320,25 @@ mod tests {
             seen.insert(left.file(&new).map(Contents::len_bytes));
         }
         assert_eq!(seen, BTreeSet::from([None, Some(0), Some(512)]));
+    }
+
+    /// fdatasync does not write the time, and a cut leaves any of those that the file has had.
+    #[test]
+    fn a_time_is_durable_only_after_its_own_sync() {
+        let timed = |seconds| Event::Timed(0, seconds);
+        let seen = |history: &[Event]| {
+            let mut cutter = Cutter::new(Snapshot { times: Some(Times::default()), ..start() }, history, 1);
+            while cutter.next().is_some() {
+                cutter.step();
+            }
+            let mut dice = Dice::new(3, 1);
+            let left = (0..100).map(|round| cutter.state_after_cut(CUT_MODES[round % CUT_MODES.len()], &mut dice));
+            left.map(|left| left.times.unwrap().modified_seconds[&0]).collect::<BTreeSet<_>>()
+        };
+        let all = [timed(3), Event::TimeSynced(0), write(0, 0, 1), timed(6), Event::Synced(0), timed(9)];
+        assert_eq!(seen(&all), BTreeSet::from([3, 6, 9]));
+        let last = [timed(3), timed(6), Event::Synced(0), Event::TimeSynced(0)];
+        assert_eq!(seen(&last), BTreeSet::from([6]));
     }
 
     #[test]

@@ -8,6 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+/// How far the clock goes on with every change of a file. It is more than what counts as the same
+/// time of a VHD's parent.
+pub const CLOCK_STEP_SECONDS: u64 = 3;
+
 /// Identifies a file independently of its names.
 pub type FileId = usize;
 
@@ -18,6 +22,17 @@ pub struct Snapshot {
     pub names: BTreeMap<PathBuf, FileId>,
     /// Contents of the files.
     pub files: BTreeMap<FileId, Contents>,
+    /// When the files were last changed. `None` if all files have the same, constant time.
+    pub times: Option<Times>,
+}
+
+/// Modification times by a clock that goes on with every change of a file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Times {
+    /// Seconds that have passed since the first change.
+    pub clock_seconds: u64,
+    /// The clock at the last change of each file, or what the file's time was set to.
+    pub modified_seconds: BTreeMap<FileId, u64>,
 }
 
 impl Snapshot {
@@ -86,6 +101,10 @@ pub enum Event {
     Changed(FileId, Change),
     /// A file's changes became durable.
     Synced(FileId),
+    /// The modification time of a file became this, in the page cache.
+    Timed(FileId, u64),
+    /// A file's modification time became durable.
+    TimeSynced(FileId),
     /// A sync failed. Any part of the file's changes may be durable, and the rest never will be.
     SyncFailed(FileId),
     /// A name was changed, in the page cache.
@@ -110,6 +129,8 @@ impl std::fmt::Display for Event {
                 write!(f, "file {file}: zero {} at {}", range.len_bytes, range.offset_bytes)
             }
             Self::Synced(file) => write!(f, "file {file}: sync"),
+            Self::Timed(file, seconds) => write!(f, "file {file}: modified at {seconds} s"),
+            Self::TimeSynced(file) => write!(f, "file {file}: sync of its time"),
             Self::SyncFailed(file) => write!(f, "file {file}: failed sync"),
             Self::Named(change) => write!(f, "{change:?}"),
             Self::DirectorySynced(path) => write!(f, "sync of {}", path.display()),

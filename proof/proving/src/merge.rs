@@ -3,8 +3,11 @@
 //! then finishes what a cut has left.
 //!
 //! ```text
-//!   parent ◀─ disk (data, zeros) ◀─ upper (some data)      lone: a parent that is not there before
-//! ```
+//!   parent ◀─ disk (data, zeros) ◀─ upper (some data) ◀─ over (empty)     only of formats that
+//! ```                                                                     record times
+//!
+//! A VHD records when its parent's file was last changed. So there the file system has a clock,
+//! and the image at the top is one that no merge needs to look at: it can be written all the time.
 
 use crate::{
     command::Ended,
@@ -39,6 +42,15 @@ pub struct MergeCase {
 impl MergeCase {
     fn upper(&self) -> PathBuf {
         format!("/d/upper.{}", self.kind.format).into()
+    }
+
+    /// Whether children record when their parent's file was last changed.
+    fn has_times(&self) -> bool {
+        self.kind.format.driver().child_records_time
+    }
+
+    fn over(&self) -> Option<PathBuf> {
+        self.has_times().then(|| format!("/d/over.{}", self.kind.format).into())
     }
 
     fn target(&self) -> PathBuf {
@@ -106,7 +118,9 @@ impl MergeCase {
         } else if world.facts(&self.kind.path()).is_ok() && !self.is_done(world)? {
             self.reads(world, &self.kind.path(), false)?;
         }
-        Ok(())
+        let Some(over) = self.over() else { return Ok(()) };
+        self.reads(world, &over, true)?;
+        self.kind.fill_at(world, &over, &[]).map_err(|error| format!("opening the top for writing: {error}"))
     }
 
     /// Whether the merged image is gone, or the target has its name.
@@ -120,7 +134,7 @@ impl MergeCase {
     fn judge_names(&self, world: &World) -> Outcome {
         let last = if self.keep == KeptName::Childs { self.source() } else { self.target() };
         let mut expected: Vec<PathBuf> =
-            [Some(last), (!self.both).then(|| self.upper())].into_iter().flatten().collect();
+            [Some(last), (!self.both).then(|| self.upper()), self.over()].into_iter().flatten().collect();
         expected.sort();
         let mut found: Vec<PathBuf> = world.snapshot().names.into_keys().collect();
         found.sort();
@@ -139,13 +153,19 @@ impl Case for MergeCase {
     }
 
     fn prepare(&self, world: &World, _seed: u64) -> Outcome {
+        if self.has_times() {
+            world.keep_times();
+        }
         self.kind.make(world)?;
         self.kind.fill_half(world)?;
         self.kind.fill_at(world, &self.kind.path(), &self.zeros())?;
-        let request =
-            CreateRequest { parent: Some(self.kind.path()), files: world.files(), ..CreateRequest::default() };
-        create(self.upper(), &request).map_err(|error| error.to_string())?;
-        self.kind.fill_at(world, &self.upper(), &self.upper_data())
+        let make = |child: PathBuf, parent: PathBuf| {
+            let request = CreateRequest { parent: Some(parent), files: world.files(), ..CreateRequest::default() };
+            create(child, &request).map(drop).map_err(|error| error.to_string())
+        };
+        make(self.upper(), self.kind.path())?;
+        self.kind.fill_at(world, &self.upper(), &self.upper_data())?;
+        self.over().map_or(Ok(()), |over| make(over, self.upper()))
     }
 
     fn run(&self, stage: &Stage<Ended>, _seed: u64) -> Outcome {
@@ -174,6 +194,7 @@ impl Case for MergeCase {
             }
             // What is at the top can be written.
             let top = if self.both { self.holder(world) } else { self.upper() };
+            let top = self.over().unwrap_or(top);
             self.kind.fill_at(world, &top, &[]).map_err(|error| format!("opening it for writing: {error}"))?;
         }
         Ok(0)
@@ -213,6 +234,7 @@ pub fn merges() -> Vec<MergeCase> {
         case(vhd, KeptName::Parents, false, false),
         case(vhd, KeptName::Childs, false, false),
         case(vhd, KeptName::Childs, true, true),
+        case(vhd, KeptName::Parents, true, false),
         case(vhdx, KeptName::Parents, false, false),
         case(vhdx, KeptName::Childs, false, true),
         case(vhdx, KeptName::Parents, true, false),

@@ -145,6 +145,14 @@ pub(crate) trait MergeUsers: fmt::Debug {
         Ok(None)
     }
 
+    /// The first change of a file is about to be made.
+    ///
+    /// # Errors
+    /// Those of the file system. Nothing has changed then.
+    fn begin(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// `target` will be written. From now on the disk must read it through this image, which knows
     /// its own tables.
     ///

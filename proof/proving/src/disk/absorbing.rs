@@ -146,12 +146,19 @@ impl DiskCase {
         loop {
             let disk = self.open_disk(&copy, false)?;
             let has_snapshot = self.has_snapshot(&disk);
+            let link = disk.layers()[0].image.parent_link();
             drop(disk);
             if !has_snapshot {
                 return Ok(());
             }
+            // The disk keeps its name by the mark that the merge in use has left. A link with two
+            // identities of the parent says that this merge has begun.
+            let is_marked = self.is_marked(&copy)?;
+            if !is_marked && link.is_some_and(|link| link.linkage2.is_some()) {
+                return Err("a merge in use has begun, and has left no mark".into());
+            }
             let options = MergeOptions {
-                keep: KeptName::Childs,
+                keep: if is_marked { KeptName::Parents } else { KeptName::Childs },
                 open: self.open_options(&copy, true),
                 ..MergeOptions::default()
             };
@@ -161,6 +168,17 @@ impl DiskCase {
             let shown = self.read_at(&copy, &self.path())?;
             truth.ledger.judge(&shown, true).map_err(|error| format!("after finishing the merge: {error}"))?;
         }
+    }
+
+    /// Whether a merge in use has left a mark that names the file of the disk.
+    fn is_marked(&self, world: &World) -> Outcome<bool> {
+        let path = self.path();
+        let (_, inode) = world.facts(&path).map_err(|error| error.to_string())?.identity;
+        let mark = format!("/d/.{}.merging", path.file_name().unwrap_or_default().display());
+        let Some(contents) = world.snapshot().file(mark.as_ref()).cloned() else { return Ok(false) };
+        let mut bytes = vec![0; contents.len_bytes() as usize];
+        contents.read(&mut bytes, 0);
+        Ok(String::from_utf8_lossy(&bytes).ends_with(&format!("{inode:016x}\n")))
     }
 
     /// Merges a disk that a crowd uses, once it has a snapshot.

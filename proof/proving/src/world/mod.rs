@@ -27,12 +27,12 @@ use crate::{
 };
 use diskwright_store::{FileFacts, FileSystem, OpenError, OpenOptions, Store};
 use late::LateLane;
-use state::DEVICE;
+use state::{DEVICE, first_time};
 use std::{
     io,
     path::{Component, Path, PathBuf},
     sync::{Arc, Mutex},
-    time::{Duration, UNIX_EPOCH},
+    time::Duration,
 };
 use store::WorldStore;
 
@@ -68,6 +68,7 @@ impl FileSystem for World {
                     let mut state = self.state();
                     let file = state.now.files.keys().chain(state.start.files.keys()).max().map_or(0, |last| last + 1);
                     state.now.files.insert(file, Contents::default());
+                    state.go_on(file);
                     file
                 };
                 self.name(NameChange::Make(path.clone(), file));
@@ -160,8 +161,9 @@ impl FileSystem for World {
 
     fn facts(&self, path: &Path) -> io::Result<FileFacts> {
         let file = self.state().now.names.get(&plain(path)).copied().ok_or_else(not_found)?;
-        // Always the same, because a child stores the modification time of its parent.
-        let modified = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        // Without a clock always the same, as a child stores the modification time of its parent.
+        let seconds = self.state().now.times.as_ref().and_then(|times| times.modified_seconds.get(&file).copied());
+        let modified = first_time() + Duration::from_secs(seconds.unwrap_or(0));
         Ok(FileFacts { identity: (DEVICE, file as u64 + 1), modified: Some(modified) })
     }
 

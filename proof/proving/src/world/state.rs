@@ -3,7 +3,7 @@
 use crate::{
     contents::Change,
     fault::{Fault, FaultKind, Met, OpKind},
-    history::{Event, FileId, NameChange, Snapshot},
+    history::{CLOCK_STEP_SECONDS, Event, FileId, NameChange, Snapshot},
     mutation::{Mutation, Phase},
 };
 use diskwright_store::{
@@ -14,11 +14,16 @@ use std::{
     collections::BTreeMap,
     fmt, io,
     sync::{Arc, PoisonError},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 /// The device number of all files.
 pub(super) const DEVICE: u64 = 77;
+
+/// The modification time of all files, or with [`World::keep_times`] that before the first change.
+pub(super) fn first_time() -> SystemTime {
+    UNIX_EPOCH + Duration::from_secs(1_700_000_000)
+}
 
 /// Called on the syncing thread before a sync takes effect, with no lock held.
 pub type SyncHook = Box<dyn FnMut() + Send>;
@@ -66,6 +71,17 @@ pub(super) struct State {
     pub(super) lane_operations: u64,
     /// Operations that are never answered.
     pub(super) silent: Vec<Silent>,
+}
+
+impl State {
+    /// The file has changed just now.
+    pub(super) fn go_on(&mut self, file: FileId) {
+        let Some(times) = &mut self.now.times else { return };
+        times.clock_seconds += CLOCK_STEP_SECONDS;
+        let now = times.clock_seconds;
+        times.modified_seconds.insert(file, now);
+        self.history.push(Event::Timed(file, now));
+    }
 }
 
 /// An operation that is never answered, with its memory.
@@ -257,7 +273,8 @@ impl World {
         Some(kind)
     }
 
-    pub(super) fn sync(&self, file: FileId, life: u64) -> io::Result<()> {
+    /// Makes a file's changes durable, and with `with_time` its modification time.
+    pub(super) fn sync(&self, file: FileId, life: u64, with_time: bool) -> io::Result<()> {
         let hook = self.0.hook.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(mut hook) = hook {
             hook();
@@ -285,6 +302,9 @@ impl World {
             }
         }
         state.history.push(Event::Synced(file));
+        if with_time && state.now.times.is_some() {
+            state.history.push(Event::TimeSynced(file));
+        }
         Ok(())
     }
 
@@ -302,6 +322,26 @@ impl World {
             contents.apply(&change);
         }
         state.history.push(Event::Changed(file, change));
+        state.go_on(file);
+    }
+
+    /// Gives every file the time of its last change, by a clock that goes on with each change.
+    /// Before that all files have one constant time.
+    pub fn keep_times(&self) {
+        self.state().now.times.get_or_insert_default();
+    }
+
+    /// Sets the time of a file's last change, in the page cache.
+    ///
+    /// # Errors
+    /// `Unsupported` if the world keeps no times; after a kill.
+    pub(super) fn set_modified(&self, file: FileId, life: u64, seconds: u64) -> io::Result<()> {
+        self.check_alive(life)?;
+        let mut state = self.state();
+        let times = state.now.times.as_mut().ok_or(io::ErrorKind::Unsupported)?;
+        times.modified_seconds.insert(file, seconds);
+        state.history.push(Event::Timed(file, seconds));
+        Ok(())
     }
 
     pub(super) fn name(&self, change: NameChange) {

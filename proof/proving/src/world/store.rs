@@ -1,6 +1,6 @@
 //! An open file of a [`World`].
 
-use super::state::{DEVICE, World};
+use super::state::{DEVICE, World, first_time};
 use crate::{
     contents::{Change, Contents},
     fault::{FaultKind, OpKind},
@@ -11,6 +11,7 @@ use std::{
     fmt, io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
+    time::SystemTime,
 };
 
 /// An open file of a [`World`].
@@ -175,7 +176,19 @@ impl Store for WorldStore {
 
     fn sync_data(&self) -> io::Result<()> {
         assert_io_allowed();
-        self.world.sync(self.file, self.life)
+        self.world.sync(self.file, self.life, false)
+    }
+
+    fn sync_all(&self) -> io::Result<()> {
+        assert_io_allowed();
+        self.world.sync(self.file, self.life, true)
+    }
+
+    fn set_modified(&self, modified: SystemTime) -> io::Result<()> {
+        assert_io_allowed();
+        let since = modified.duration_since(first_time()).map_err(io::Error::other)?;
+        self.world.set_modified(self.file, self.life, since.as_secs())?;
+        self.sync_all()
     }
 
     fn data_file(&self) -> Option<DataFile<'_>> {
