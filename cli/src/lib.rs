@@ -40,6 +40,7 @@ mod extents;
 mod help;
 mod in_use;
 mod json;
+mod limits;
 mod live;
 mod ntfs;
 mod options;

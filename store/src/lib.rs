@@ -40,6 +40,8 @@ mod external;
 pub mod file;
 pub mod files;
 pub mod lane;
+mod limit;
+mod limited;
 mod link;
 pub mod lock;
 pub mod memory;
@@ -85,6 +87,8 @@ pub use engine::{Engine, EngineCompletion, EngineKind, EngineStats, ExternalTick
 pub use file::{CacheMode, FileStore, OpenError, OpenOptions, SectorSizes};
 pub use files::{FileFacts, FileSystem, Files, LocalFiles};
 pub use lane::{Lane, LaneOp, Loan};
+pub use limit::{RateLimiter, RateLimits};
+pub use limited::LimitedDevice;
 pub use lock::LockMode;
 pub use memory::MemoryStore;
 pub use no_io::{NoIo, assert_io_allowed};

@@ -13,6 +13,7 @@ use crate::{
     context::{Context, print_message},
     exit::{self, Failure, Outcome},
     json::Document,
+    limits,
     options::SnapshotArgs,
 };
 use clap::{Args, ValueEnum};
@@ -24,6 +25,7 @@ use diskwright_serve::{
     },
     ephemeral,
 };
+use diskwright_store::RateLimits;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::{
@@ -81,6 +83,9 @@ pub struct AttachArgs {
     /// if PATH is a file, the disk covers it.
     #[arg(long, value_name = "PATH")]
     fuse: Option<PathBuf>,
+    /// Serve the disk no faster than this (see `serve`; serve-ctl changes it).
+    #[arg(long, value_name = limits::VALUE_NAME, value_parser = limits::parse)]
+    limit: Option<RateLimits>,
     /// Stay in the foreground, and detach when interrupted.
     #[arg(long)]
     foreground: bool,
@@ -294,7 +299,8 @@ fn serve(context: &mut Context, args: &AttachArgs) -> Outcome {
         }
     };
     let _ = env::set_current_dir("/");
-    attach::serve_disk(disk, &at, context.global.engine(), &mut context.out, io::stdin())?;
+    let limits = args.limit.unwrap_or_default();
+    attach::serve_disk(disk, &at, context.global.engine(), limits, &mut context.out, io::stdin())?;
     Ok(exit::OK)
 }
 

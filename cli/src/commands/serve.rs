@@ -19,6 +19,7 @@ use crate::{
     describe::printable,
     exit::{self, Failure, Outcome},
     json::{self, Document},
+    limits,
     options::{self, SnapshotArgs},
     sizes::Human,
     switches,
@@ -32,7 +33,7 @@ use diskwright_serve::{
     nbd::{Address, Export, Listener, NbdServer, ServerOptions, export},
     scrape::{Page, Scrape},
 };
-use diskwright_store::BlockDevice;
+use diskwright_store::{BlockDevice, LimitedDevice, RateLimiter, RateLimits};
 use ipnet::IpNet;
 use live::LiveLine;
 use schemars::JsonSchema;
@@ -66,7 +67,10 @@ its extension names no format (.img) and its contents look like an image.
 TLS: the folder holds ca-cert.pem, server-cert.pem and server-key.pem, as for qemu and libnbd. With it, clients on TCP must use TLS and show a \
 certificate that the CA vouches for. SIGHUP reads the folder again.
 
-serve-ctl reaches disks that are served for writing: statistics, resize, snapshot, merge, compact, move, and their end (drain).
+serve-ctl reaches disks that are served for writing: statistics, limit, resize, snapshot, merge, compact, move, and their end (drain).
+
+LIMITS are iops (requests per second) and bytes (of reads and writes per second). After a pause a tenth of a second's may start at once, or iops-burst=N and bytes-burst=SIZE. \
+The requests above wait; flushes never do. serve-ctl changes the limits of a disk.
 
 SIGTERM or Ctrl-C: requests in flight are finished, everything is flushed, and the exit code is 0. A second signal ends the server at once (130).
 
@@ -78,7 +82,8 @@ EXAMPLES
       --tls-certificates /etc/pki/diskwright --allow 10.0.0.0/8
   diskwright serve db=guest.img,format=raw log.vhdx --nbd 10809
   diskwright serve disk.raw --read-only --nbd /tmp/d.sock --metrics 9100 \\
-      --progress")]
+      --progress
+  diskwright serve a.vhdx b.vhdx --nbd 10809 --limit iops=2000,bytes=100M")]
 pub struct ServeArgs {
     /// The disks: each may have a name before it and its format behind it.
     #[arg(value_name = "[NAME=]FILE[,format=FORMAT]", required = true, value_parser = DiskWord::parse)]
@@ -121,6 +126,12 @@ pub struct ServeArgs {
     /// Maximum number of requests in flight for each connection.
     #[arg(long, value_name = "N", default_value_t = ServerOptions::default().requests_max, value_parser = clap::value_parser!(u32).range(1..=4096))]
     requests: u32,
+    /// Serve each disk no faster than this.
+    #[arg(long, value_name = limits::VALUE_NAME, value_parser = limits::parse)]
+    limit: Option<RateLimits>,
+    /// Serve each connection no faster than this.
+    #[arg(long, value_name = limits::VALUE_NAME, value_parser = limits::parse)]
+    client_limit: Option<RateLimits>,
     /// Threads that serve. [default: one for each processor, at most 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
@@ -157,6 +168,14 @@ struct Served {
     name: String,
     path: PathBuf,
     disk: Arc<Movable>,
+    limiter: Arc<RateLimiter>,
+}
+
+impl Served {
+    /// The disk within its limits.
+    fn device(&self) -> Arc<dyn BlockDevice> {
+        Arc::new(LimitedDevice::new(Arc::clone(&self.disk) as Arc<dyn BlockDevice>, Arc::clone(&self.limiter)))
+    }
 }
 
 /// A disk that is served.
@@ -206,13 +225,14 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
         .map(|served| Export {
             name: served.name.clone(),
             description: args.description.clone().unwrap_or_default(),
-            device: Arc::clone(&served.disk) as Arc<dyn BlockDevice>,
+            device: served.device(),
         })
         .collect();
     let options = ServerOptions {
         workers: args.threads.unwrap_or(0).into(),
         connections_max: args.connections,
         requests_max: args.requests,
+        client_limits: args.client_limit.unwrap_or_default(),
         tls,
         tls_on_unix: args.tls_on_unix,
         allowed: args.allow.clone(),
@@ -266,7 +286,11 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
 /// The control channel, if a disk is open for writing. Without it the disks are served all the
 /// same.
 fn open_channel(context: &Context, server: &NbdServer, served: &[Served]) -> Option<Channel> {
-    let held = served.iter().map(|Served { name, disk, .. }| HostedDisk { name: name.clone(), disk: Arc::clone(disk) });
+    let held = served.iter().map(|Served { name, disk, limiter, .. }| HostedDisk {
+        name: name.clone(),
+        disk: Arc::clone(disk),
+        limiter: Arc::clone(limiter),
+    });
     let signals = context.signals.clone();
     let host = Host {
         command: "serve",
@@ -307,7 +331,8 @@ fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
             let dir = args.ephemeral_dir.clone().unwrap_or_else(ephemeral::default_dir);
             disk = ephemeral::on_top_of(&disk, &dir, options.cache).map_err(sentence)?;
         }
-        served.push(Served { name, path, disk: Arc::new(Movable::new(disk)) });
+        let limiter = Arc::new(RateLimiter::new(args.limit.unwrap_or_default()));
+        served.push(Served { name, path, disk: Arc::new(Movable::new(disk)), limiter });
     }
     Ok(served)
 }
@@ -405,7 +430,7 @@ fn announce(
 ) -> Outcome<()> {
     let exports: Vec<ExportReport> = served
         .iter()
-        .map(|Served { name, path, disk }| {
+        .map(|Served { name, path, disk, .. }| {
             let tls = |address: &Address| {
                 args.tls_certificates.is_some() && (args.tls_on_unix || matches!(address, Address::Tcp(..)))
             };

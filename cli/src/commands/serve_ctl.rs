@@ -12,13 +12,15 @@ use crate::{
     exit::{self, Failure, Outcome},
     in_use,
     json::{self, Document},
+    limits,
     sizes::{Exact, Human},
     table::{Align, Columns},
 };
 use clap::{Args, Subcommand};
 use diskwright_disk::{NewSize, OpenOptions};
 use diskwright_load::clock;
-use diskwright_serve::control::{self, Client, Done, Operation, ProcessReport, Statistics};
+use diskwright_serve::control::{self, Client, Done, Limits, Operation, ProcessReport, Statistics};
+use diskwright_store::RateLimits;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{
@@ -42,6 +44,7 @@ EXAMPLES
   diskwright serve-ctl list
   diskwright serve-ctl disk.vhdx statistics
   diskwright serve-ctl db resize +20G
+  diskwright serve-ctl db limit iops=500,bytes=20M
   diskwright serve-ctl db snapshot before-update
   diskwright serve-ctl db clone test.vhdx
   diskwright serve-ctl db merge disk_monday.avhdx
@@ -73,6 +76,19 @@ Returns when the disks are closed. Fails if something could not be flushed. An a
 EXAMPLES
   diskwright serve-ctl disk.vhdx drain")]
     Drain,
+    /// Limit the rate at which the disk is served, or end the limits (none).
+    #[command(after_help = "\
+The limits hold from now on, for all clients of the disk together, until its process ends. See `serve` for what they mean.
+
+EXAMPLES
+  diskwright serve-ctl db limit iops=500,bytes=20M
+  diskwright serve-ctl disk.vhdx limit bytes=100M,bytes-burst=1G
+  diskwright serve-ctl db limit none")]
+    Limit {
+        /// The new limits; they replace all former ones.
+        #[arg(value_name = limits::VALUE_NAME, value_parser = limits::parse)]
+        limits: RateLimits,
+    },
     /// Enlarge the disk while it is in use.
     #[command(after_help = "\
 Clients of an NBD server see the new size when they connect again; the device of an attached disk grows at once.
@@ -191,7 +207,7 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
     match &args.action {
         None if args.disk.as_os_str() == LIST => list(context),
         None => Err(Failure::usage(format!(
-            "say what to do with {}: statistics, drain, resize, snapshot, clone, merge, compact or move",
+            "say what to do with {}: statistics, limit, drain, resize, snapshot, clone, merge, compact or move",
             printable(&json::path(&args.disk))
         ))),
         Some(Action::Statistics) => {
@@ -200,6 +216,10 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
             print_statistics(context, statistics)
         }
         Some(Action::Drain) => drain(context, &find(&args.disk)?.1),
+        Some(Action::Limit { limits }) => {
+            let (file, client) = find(&args.disk)?;
+            limit(context, &file, &client, *limits)
+        }
         Some(Action::Resize { size, dry_run }) => {
             let (file, client) = find(&args.disk)?;
             resize::enlarge(context, &file, &client, *size, *dry_run)
@@ -227,6 +247,32 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
             move_::move_in_use(context, &file, &client, to)
         }
     }
+}
+
+/// What `serve-ctl DISK limit --json` prints.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct LimitReport {
+    /// The image.
+    file: String,
+    /// The limits from now on.
+    limits: Limits,
+}
+
+impl Document for LimitReport {
+    const SCHEMA: &'static str = "diskwright.control-limit/1";
+}
+
+fn limit(context: &mut Context, file: &Path, client: &Client, limits: RateLimits) -> Outcome {
+    let Done::Limited(limits) = in_use::call(client, Operation::Limit(limits.into()))? else {
+        return Err(in_use::unexpected(client));
+    };
+    let file = json::path(file);
+    if context.global.json {
+        context.print_json(&LimitReport { file, limits })?;
+    } else if !context.global.quiet {
+        writeln!(context.text(), "{}: {}", printable(&file), limits::InWords(limits.into()))?;
+    }
+    Ok(exit::OK)
 }
 
 /// The disk with this path or export name, and the way to its process.
@@ -308,7 +354,8 @@ fn print_statistics(context: &mut Context, statistics: Statistics) -> Outcome {
         context.print_json(&Counted { statistics })?;
         return Ok(exit::OK);
     }
-    let Statistics { process, disk, chain, size_on_disk, open_seconds, traffic } = &statistics;
+    let Statistics { process, disk, chain, size_on_disk, open_seconds, limits, delayed_requests, traffic } =
+        &statistics;
     let out = &mut context.out;
     let file = printable(&json::path(&disk.file));
     writeln!(out, "{file}: {}, served as {:?}", Exact(disk.virtual_size), printable(&disk.name))?;
@@ -325,6 +372,9 @@ fn print_statistics(context: &mut Context, statistics: Statistics) -> Outcome {
     }
     if let Some(operation) = &disk.busy_with {
         writeln!(out, "  {} is under way", printable(operation))?;
+    }
+    if let Some(limits) = limits {
+        writeln!(out, "  limited to {}; {delayed_requests} requests had to wait", limits::InWords((*limits).into()))?;
     }
     let Some(traffic) = traffic else { return Ok(exit::OK) };
     writeln!(

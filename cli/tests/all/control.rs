@@ -445,3 +445,40 @@ fn a_disk_in_use_is_frozen_for_its_clones() {
     place.shop.ok("io db.vhdx -c 'read -P 3 0 1M'");
     place.shop.ok("check db.vhdx a.vhdx b.vhdx c.vhdx");
 }
+
+#[test]
+fn a_disk_is_limited_while_it_is_served() {
+    let place = Place::with(&["db.vhdx", "log.vhd"]);
+    for (line, part) in [
+        ("serve db.vhdx --limit iops=0", "leave it out"),
+        ("serve db.vhdx --client-limit 500", "KEY=VALUE"),
+        ("serve-ctl db.vhdx limit mbps=1", "there are iops, bytes"),
+    ] {
+        let (code, _, errors) = place.run(line);
+        assert!(code == Some(2) && errors.contains(part), "{line}: {code:?} {errors}");
+    }
+    let line = "db.vhdx log.vhd --nbd ./s --limit iops=50,iops-burst=1 --client-limit iops=1000000";
+    let Some(server) = place.serve(line) else { return };
+    let reads = |name: &str, count: usize| {
+        let uri = NbdUri::parse(&server.uri(name)).unwrap();
+        let mut disk = Blocking::open(&NbdDevice::open(&uri, true).unwrap(), EngineKind::Auto).unwrap();
+        let began = Instant::now();
+        (0..count).for_each(|_| disk.read(0, &mut [0; 4096]).unwrap());
+        began.elapsed()
+    };
+    let took = reads("db.vhdx", 11);
+    assert!(took >= Duration::from_millis(200), "{took:?}");
+    let said = place.json("serve-ctl db.vhdx statistics");
+    assert_eq!((&said["limits"]["iops"], &said["delayed_requests"]), (&50.into(), &10.into()), "{said}");
+    let text = place.ok("serve-ctl db.vhdx statistics");
+    assert!(text.contains("limited to 50 requests per second (bursts of 1); 10 requests had to wait"), "{text}");
+    assert_eq!(place.ok("serve-ctl db.vhdx limit none"), "db.vhdx: no limit\n");
+    reads("db.vhdx", 2000);
+    let said = place.json("serve-ctl db.vhdx statistics");
+    assert_eq!((&said["limits"], &said["delayed_requests"]), (&serde_json::Value::Null, &10.into()), "{said}");
+    let said = place.json("serve-ctl db.vhdx limit bytes=64K,bytes-burst=4K");
+    assert_eq!((&said["limits"]["bytes_per_second"], &said["limits"]["burst_bytes"]), (&65536.into(), &4096.into()));
+    let took = reads("db.vhdx", 6);
+    assert!(took >= Duration::from_millis(250), "{took:?}");
+    assert_eq!(place.json("serve-ctl log.vhd statistics")["limits"]["iops"], 50, "the other disk keeps its own");
+}

@@ -47,6 +47,7 @@ const ELSEWHERE: &[&str] = &[
     "attach-1",
     "check.undo-1",
     "control-drain-1",
+    "control-limit-1",
     "control-statistics-1",
     "detach-1",
     "info-export-1",

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::fuse;
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
-use diskwright_store::{BlockDevice, Blocking, EngineKind};
+use diskwright_store::{BlockDevice, Blocking, EngineKind, RateLimits};
 use std::{
     fs::{self, File},
     io::{self, Write},
@@ -51,7 +51,9 @@ fn the_loop_device_of_a_disk_that_grows_has_the_new_size() {
         let (say, said) = channel();
         let server = {
             let (disk, at) = (Arc::clone(&disk), ServeMethod::FuseFile(point.clone()));
-            thread::spawn(move || serve_disk(disk, &at, EngineKind::Auto, &mut Lines(say), io::empty()))
+            thread::spawn(move || {
+                serve_disk(disk, &at, EngineKind::Auto, RateLimits::default(), &mut Lines(say), io::empty())
+            })
         };
         match next_message(&said) {
             ServerMessage::Ready { size, .. } => assert_eq!(size, 8 * MIB),

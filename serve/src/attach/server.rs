@@ -14,7 +14,7 @@ use crate::{
     ublk,
 };
 use diskwright_disk::{Disk, Movable};
-use diskwright_store::{BlockDevice, EngineKind, resize::SizeWatcher};
+use diskwright_store::{BlockDevice, EngineKind, LimitedDevice, RateLimiter, RateLimits, resize::SizeWatcher};
 use serde::{Deserialize, Serialize};
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -130,7 +130,8 @@ pub(crate) fn now_seconds() -> u64 {
 }
 
 /// Makes `disk` available, serves it until it is unmounted or stopped, and closes it. All messages
-/// go to `out`; the supervisor's answers come from `answers`.
+/// go to `out`; the supervisor's answers come from `answers`. `limits` can be replaced over the
+/// control channel.
 ///
 /// # Errors
 /// The error that the last message has already reported.
@@ -138,6 +139,7 @@ pub fn serve_disk(
     disk: Arc<Disk>,
     at: &ServeMethod,
     engine: EngineKind,
+    limits: RateLimits,
     out: &mut (dyn Write + Send),
     answers: impl Read + Send + 'static,
 ) -> Result<(), AttachError> {
@@ -154,14 +156,15 @@ pub fn serve_disk(
         let _ = tell_move.send(ServerMessage::Moved { file: file.to_owned() });
     });
     let disk = Arc::new(Movable::new(disk));
+    let limiter = Arc::new(RateLimiter::new(limits));
     let watcher: Arc<SizeWatcher> = Arc::new(move |size| {
         let _ = tell.send(ServerMessage::Resized { size });
     });
     disk.watch_size(&watcher);
-    let channel = open_channel(&disk, freezer, on_move);
+    let channel = open_channel(&disk, &limiter, freezer, on_move);
     thread::scope(|scope| {
         scope.spawn(|| told.into_iter().for_each(&send));
-        let result = serve_and_close(&disk, at, engine, &send, channel.as_ref());
+        let result = serve_and_close(&disk, &limiter, at, engine, &send, channel.as_ref());
         if let Some(channel) = channel {
             channel.end(result.as_ref().copied().map_err(ToString::to_string));
         }
@@ -173,7 +176,7 @@ pub fn serve_disk(
 
 /// The control channel of a disk that is open for writing. Without it the disk is served all the
 /// same.
-fn open_channel(disk: &Arc<Movable>, freezer: Freezer, on_move: OnMove) -> Option<Channel> {
+fn open_channel(disk: &Arc<Movable>, limiter: &Arc<RateLimiter>, freezer: Freezer, on_move: OnMove) -> Option<Channel> {
     let opened = disk.disk();
     let file = opened.file()?;
     let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -189,7 +192,8 @@ fn open_channel(disk: &Arc<Movable>, freezer: Freezer, on_move: OnMove) -> Optio
         freezer: Some(Box::new(freezer)),
         on_move: Some(on_move),
     };
-    Channel::open(vec![HostedDisk { name, disk: Arc::clone(disk) }], host).unwrap_or_else(|error| {
+    let hosted = HostedDisk { name, disk: Arc::clone(disk), limiter: Arc::clone(limiter) };
+    Channel::open(vec![hosted], host).unwrap_or_else(|error| {
         tracing::warn!(%error, "there is no control channel, so the disk cannot be changed while it is attached");
         None
     })
@@ -254,20 +258,21 @@ impl control::Freezer for Freezer {
 
 fn serve_and_close(
     disk: &Arc<Movable>,
+    limiter: &Arc<RateLimiter>,
     at: &ServeMethod,
     engine: EngineKind,
     send: &dyn Fn(ServerMessage),
     channel: Option<&Channel>,
 ) -> Result<(), AttachError> {
     let mut is_ready = false;
+    let limited: Arc<dyn BlockDevice> = Arc::new(LimitedDevice::new(disk.clone(), Arc::clone(limiter)));
     let served = match at {
-        ServeMethod::FuseFile(point) => serve_file(disk, point, engine, &mut |message| {
+        ServeMethod::FuseFile(point) => serve_file(disk, limited, point, engine, &mut |message| {
             is_ready = true;
             send(message);
         }),
         ServeMethod::Ublk(mark) => {
-            let device: Arc<dyn BlockDevice> = disk.clone();
-            let served = ublk::serve(device, *mark, engine, |number| {
+            let served = ublk::serve(limited, *mark, engine, |number| {
                 is_ready = true;
                 send(ready(disk, ServedDevice::Ublk(number)));
             });
@@ -302,6 +307,7 @@ fn ready(disk: &Movable, shown: ServedDevice) -> ServerMessage {
 
 fn serve_file(
     disk: &Arc<Movable>,
+    limited: Arc<dyn BlockDevice>,
     point: &Path,
     engine: EngineKind,
     send: &mut dyn FnMut(ServerMessage),
@@ -323,6 +329,5 @@ fn serve_file(
         gid: rustix::process::getegid().as_raw(),
         time_seconds: now_seconds(),
     };
-    let device: Arc<dyn BlockDevice> = disk.clone();
-    Ok(fuse::serve(fd, device, view, engine)?)
+    Ok(fuse::serve(fd, limited, view, engine)?)
 }

@@ -210,9 +210,11 @@ impl Client {
         progress: &mut dyn FnMut(u64, u64) -> bool,
     ) -> Result<Done, ControlError> {
         let patience = match operation {
-            Operation::List | Operation::Statistics | Operation::TrackList | Operation::TrackShow { .. } => {
-                Some(PATIENCE)
-            }
+            Operation::List
+            | Operation::Statistics
+            | Operation::Limit(_)
+            | Operation::TrackList
+            | Operation::TrackShow { .. } => Some(PATIENCE),
             Operation::Drain
             | Operation::Resize { .. }
             | Operation::Snapshot { .. }

@@ -2,6 +2,7 @@
 
 use crate::metrics::Metrics;
 use diskwright_disk::Movable;
+use diskwright_store::RateLimiter;
 use std::{
     fmt,
     path::{Path, PathBuf},
@@ -15,6 +16,8 @@ pub struct HostedDisk {
     pub name: String,
     /// The disk, on which all its queues are open. After a move it is in another file.
     pub disk: Arc<Movable>,
+    /// What limits the rate at which it is served.
+    pub limiter: Arc<RateLimiter>,
 }
 
 /// Makes the process end as by a signal: requests in flight are finished, and the disks closed.

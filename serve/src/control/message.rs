@@ -11,7 +11,7 @@
 //! A process refuses a request of another version, and an operation that it does not know, with a
 //! sentence that names both sides. New fields may join an event without a new version.
 
-use diskwright_store::ErrorCode;
+use diskwright_store::{ErrorCode, RateLimits};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -52,6 +52,8 @@ pub enum Operation {
         /// Check whether it can be done, and change nothing.
         dry_run: bool,
     },
+    /// Replace the limits of the rate at which the disk is served.
+    Limit(Limits),
     /// Freeze the disk, and go on in a new child that has its name.
     Snapshot {
         /// What is appended to the disk's name to name the frozen image.
@@ -186,6 +188,8 @@ pub enum Done {
     },
     /// The disk has its new size.
     Resized(Resized),
+    /// The disk is served within these limits from now on.
+    Limited(Limits),
     /// The disk goes on in a new child.
     Frozen(Frozen),
     /// An image of the disk was merged.
@@ -201,6 +205,34 @@ pub enum Done {
     },
     /// Ranges that have changed.
     Changed(ChangedRanges),
+}
+
+/// Limits of the rate at which a disk is served; 0 is no limit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
+pub struct Limits {
+    /// Requests per second.
+    pub iops: u64,
+    /// Bytes of reads and writes per second.
+    pub bytes_per_second: u64,
+    /// Requests that may start at once after a pause; 0 for a tenth of a second's.
+    pub iops_burst: u64,
+    /// Bytes that may start at once after a pause; 0 for a tenth of a second's.
+    pub burst_bytes: u64,
+}
+
+impl From<RateLimits> for Limits {
+    fn from(limits: RateLimits) -> Self {
+        let RateLimits { iops, bytes_per_second, iops_burst, burst_bytes } = limits;
+        Self { iops, bytes_per_second, iops_burst, burst_bytes }
+    }
+}
+
+impl From<Limits> for RateLimits {
+    fn from(limits: Limits) -> Self {
+        let Limits { iops, bytes_per_second, iops_burst, burst_bytes } = limits;
+        Self { iops, bytes_per_second, iops_burst, burst_bytes }
+    }
 }
 
 /// A point of change tracking.
@@ -305,6 +337,12 @@ pub struct Statistics {
     pub size_on_disk: Option<u64>,
     /// Seconds since the process has opened its disks.
     pub open_seconds: u64,
+    /// The limits of the disk; `null` if it has none.
+    #[serde(default)]
+    pub limits: Option<Limits>,
+    /// Requests that had to wait for the limits of the disk so far.
+    #[serde(default)]
+    pub delayed_requests: u64,
     /// What clients have asked for, all disks of the process together; `null` for an attached disk,
     /// which the kernel counts (`/sys/block/DEVICE/stat`).
     pub traffic: Option<Traffic>,

@@ -58,7 +58,7 @@ pub use channel::Channel;
 pub use client::{Client, FoundDisk, Listing, Peer, find, find_by_frozen, find_by_name, list};
 pub use host::{Freezer, FrozenFileSystems, Host, HostedDisk, OnMove};
 pub use message::{
-    ChangedRanges, CommandCount, CompactedInUse, DiskReport, Done, Frozen, Merged, Moved, NewImage, Operation,
+    ChangedRanges, CommandCount, CompactedInUse, DiskReport, Done, Frozen, Limits, Merged, Moved, NewImage, Operation,
     ProcessReport, Resized, Statistics, TrackedPoint, TrackedRange, Traffic, VERSION,
 };
 

@@ -52,6 +52,7 @@ pub(super) fn rule(operation: &Operation) -> Rule {
         Operation::Drain => rule("drain", true, false, false),
         // Short, and durable as a whole: the image is enlarged whether or not the client waits.
         Operation::Resize { .. } => rule("resize", true, true, false),
+        Operation::Limit(_) => rule("limit", true, false, false),
         // Until the names change, everything is undone when the operation stops.
         Operation::Snapshot { .. } => rule("snapshot", true, true, true),
         // Short, and complete whether or not the client waits.
@@ -84,6 +85,10 @@ pub(super) fn carry_out(
         (_, None) => Err(missing()),
         (Operation::Statistics, Some(index)) => Ok(Done::Counted(statistics(shared, index))),
         (Operation::Drain, Some(_)) => shared.drain(),
+        (Operation::Limit(limits), Some(index)) => {
+            shared.disks[index].held.limiter.set(limits.into());
+            Ok(Done::Limited(limits))
+        }
         (Operation::Snapshot { name, track, dry_run }, Some(index)) => {
             snapshot(shared, index, &name, track.as_deref(), dry_run, report)
         }
@@ -144,12 +149,15 @@ fn disk_report(shared: &Shared, index: usize) -> DiskReport {
 
 fn statistics(shared: &Shared, index: usize) -> Statistics {
     let layers = shared.disks[index].disk().layers();
+    let limiter = &shared.disks[index].held.limiter;
     Statistics {
         process: process(shared),
         disk: disk_report(shared, index),
         chain: layers.iter().map(|layer| layer.path.clone()).collect(),
         size_on_disk: layers.first().and_then(|top| top.allocated_bytes().ok()),
         open_seconds: shared.opened_at.elapsed().as_secs(),
+        limits: limiter.is_limited().then(|| limiter.limits().into()),
+        delayed_requests: limiter.delayed(),
         traffic: shared.host.metrics.as_deref().map(traffic),
     }
 }

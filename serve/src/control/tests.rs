@@ -40,7 +40,7 @@ impl Scene {
         let path = self.dir.path().join(name);
         create(&path, &CreateRequest { size_bytes: Some(8 * MIB), ..CreateRequest::default() }).unwrap();
         let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
-        HostedDisk { name: name.into(), disk: Arc::new(Movable::new(disk)) }
+        HostedDisk { name: name.into(), disk: Arc::new(Movable::new(disk)), limiter: Arc::default() }
     }
 
     fn open(&self, disks: Vec<HostedDisk>, on_drain: Result<host::OnDrain, String>) -> Channel {

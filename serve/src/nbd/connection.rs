@@ -25,7 +25,7 @@ use super::{
     secure::{RAW_BYTES, Secure},
     window::{Retired, Window},
 };
-use diskwright_store::{IoBuf, Piece, Segments, StreamId};
+use diskwright_store::{IoBuf, Piece, RateLimiter, Segments, StreamId};
 use std::{collections::VecDeque, io, sync::Arc};
 
 #[derive(Debug)]
@@ -97,6 +97,12 @@ pub(crate) struct Connection {
     pub(crate) receiving: bool,
     /// Whether the client is at its limit. It is then on the worker's list `stalled`.
     pub(crate) stalled: bool,
+    /// The limits of the client, if it has any.
+    pub(crate) limiter: Option<Box<RateLimiter>>,
+    /// The client's next request is not taken before, by the worker's clock.
+    pub(crate) not_before_ns: u64,
+    /// Whether a timer runs until then.
+    pub(crate) waits_for_limit: bool,
     /// Whether the client has used up its turn. It goes on in the next turn.
     pub(crate) turn_is_over: bool,
     /// Whether TLS begins once all replies have been sent.
@@ -127,6 +133,9 @@ impl Connection {
             outbox: Outbox::default(),
             receiving: false,
             stalled: false,
+            limiter: None,
+            not_before_ns: 0,
+            waits_for_limit: false,
             turn_is_over: false,
             starts_tls: false,
             to_send: false,
@@ -135,6 +144,12 @@ impl Connection {
             requests: 0,
             spare: Vec::new(),
         }
+    }
+
+    /// Whether the next request must wait for the client's limits. The payload of one that was taken
+    /// is still received.
+    pub(crate) fn is_over_limit(&self, now_ns: u64) -> bool {
+        self.not_before_ns > now_ns && matches!(self.input, Input::Header)
     }
 
     /// Whether there is something to be sent.

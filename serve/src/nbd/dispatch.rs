@@ -161,6 +161,9 @@ impl Dispatcher {
                         conn.stalled = true;
                         return Ok(());
                     }
+                    if conn.is_over_limit(self.now_ns) {
+                        return Ok(());
+                    }
                     let framing = session.framing;
                     let Decoded::Value(header, used) = RequestHeader::decode(conn.window.bytes(), framing)? else {
                         return Ok(());
@@ -215,6 +218,16 @@ impl Dispatcher {
             }
             self.reply(conn, &asked, Err(error), Contents::default());
             return Ok(());
+        }
+        if let Some(limiter) = &conn.limiter {
+            let counted = match command {
+                Command::READ | Command::CACHE => Operation::Read,
+                Command::WRITE => Operation::Write,
+                Command::FLUSH => Operation::Flush,
+                _ => Operation::Discard,
+            };
+            limiter.reserve(self.now_ns, counted, len_bytes);
+            conn.not_before_ns = limiter.next_start_ns();
         }
         let fua = flags.contains(CommandFlags::FUA);
         match command {

@@ -1,6 +1,7 @@
 //! Options of a server, and the settings that its threads share.
 
 use super::{dispatch::ShareLimit, export::Exports, handshake::TlsNeed};
+use diskwright_store::RateLimits;
 use ipnet::IpNet;
 use rustls::ServerConfig;
 use std::{
@@ -22,6 +23,8 @@ pub struct ServerOptions {
     /// Maximum payload bytes in flight for each connection. A single request is allowed whatever
     /// its size.
     pub request_bytes_max: usize,
+    /// How fast each connection is served. A connection over its limit is not received from.
+    pub client_limits: RateLimits,
     /// The TLS certificates; `None` serves without TLS.
     pub tls: Option<Arc<ServerConfig>>,
     /// Require TLS on unix sockets too. On TCP it is required whenever there are certificates.
@@ -43,6 +46,7 @@ impl Default for ServerOptions {
             connections_max: 128,
             requests_max: 256,
             request_bytes_max: 16 << 20,
+            client_limits: RateLimits::default(),
             tls: None,
             tls_on_unix: false,
             allowed: Vec::new(),
@@ -60,6 +64,7 @@ pub(crate) struct Settings {
     pub(crate) share: ShareLimit,
     pub(crate) ring_depth: usize,
     pub(crate) connections_max: usize,
+    pub(crate) client_limits: RateLimits,
     allowed: Vec<IpNet>,
     /// Replaced when the certificates are reloaded. The lock is held only to clone the `Arc`.
     tls: Mutex<Option<Arc<ServerConfig>>>,
@@ -75,6 +80,7 @@ impl Settings {
             share: ShareLimit { requests: options.requests_max.max(1), bytes: options.request_bytes_max.max(1) },
             ring_depth: 256,
             connections_max: options.connections_max,
+            client_limits: options.client_limits,
             allowed: options.allowed,
             tls: Mutex::new(options.tls),
             tls_on_unix: options.tls_on_unix,

@@ -28,7 +28,9 @@ use crate::{
     reserve::Reserve,
     turn::Pace,
 };
-use diskwright_store::{Completion, IoBuf, QueueOptions, SharedRing, SlotMap, StreamEnd, StreamId, Streams};
+use diskwright_store::{
+    Completion, IoBuf, QueueOptions, RateLimiter, SharedRing, SlotMap, StreamEnd, StreamId, Streams,
+};
 use std::{
     collections::VecDeque,
     io,
@@ -42,11 +44,12 @@ const TICK: Duration = Duration::from_millis(500);
 
 const RECEIVE: u64 = 0;
 const SEND: u64 = 1;
+const LIMIT: u64 = 2;
 const WAKEUP: u64 = u64::MAX;
 const CLOCK: u64 = u64::MAX - 1;
 
 fn tag(number: u32, what: u64) -> u64 {
-    u64::from(number) << 1 | what
+    u64::from(number) << 2 | what
 }
 
 #[derive(Debug)]
@@ -202,8 +205,9 @@ impl Worker {
                 }
             }
             CLOCK => self.tick(),
-            tag if tag & 1 == SEND => self.sent((tag >> 1) as u32, end),
-            tag => self.received((tag >> 1) as u32, end),
+            tag if tag & 3 == SEND => self.sent((tag >> 2) as u32, end),
+            tag if tag & 3 == LIMIT => self.may_go_on((tag >> 2) as u32),
+            tag => self.received((tag >> 2) as u32, end),
         }
     }
 
@@ -220,6 +224,8 @@ impl Worker {
         let handshake = Handshake::new(Arc::clone(&self.dispatcher.exports), tls);
         let mut conn = Connection::new(stream, peer, handshake, self.dispatcher.now_ns, &mut self.dispatcher.pool);
         conn.outbox.put(&Handshake::greeting(), &mut self.dispatcher.pool);
+        let limits = self.settings.client_limits;
+        conn.limiter = (!limits.is_unlimited()).then(|| Box::new(RateLimiter::new(limits)));
         let number = self.connections.insert(conn);
         if self.stopping {
             self.drain(number);
@@ -278,6 +284,12 @@ impl Worker {
             self.deferred.push(number);
         } else if conn.stalled {
             self.stalled.push(number);
+        } else if conn.is_over_limit(self.dispatcher.now_ns) {
+            if !conn.waits_for_limit {
+                conn.waits_for_limit = true;
+                let pause = Duration::from_nanos(conn.not_before_ns - self.dispatcher.now_ns);
+                self.streams.timer(pause, tag(number, LIMIT));
+            }
         } else if conn.state == State::Open && !conn.receiving && !conn.starts_tls && !must_listen {
             let mut pieces = conn.lend(&mut self.dispatcher.pool);
             match pieces.pop() {
@@ -293,6 +305,15 @@ impl Worker {
             }
         }
         self.settle(number);
+    }
+
+    /// A client that was over its limit may send its next request. The timer of a connection that
+    /// has ended meanwhile may reach its successor, for which this changes nothing.
+    fn may_go_on(&mut self, number: u32) {
+        if let Some(conn) = self.connections.get_mut(number) {
+            conn.waits_for_limit = false;
+            self.advance(number);
+        }
     }
 
     fn handle_input(&mut self, number: u32) -> Result<(), SessionEnd> {
