@@ -26,7 +26,9 @@ fn a_limited_disk_serves_all_its_clients_together_no_faster() {
         for _ in 0..4 {
             let mut client = served.client().go("m", Framing::Structured, &[]);
             scope.spawn(move || {
-                (0..25).for_each(|block| drop(client.send(Command::READ, block * 4096, 4096)));
+                for block in 0..25 {
+                    client.send(Command::READ, block * 4096, 4096);
+                }
                 (0..25).for_each(|_| drop(client.reply(4096).unwrap()));
             });
         }
@@ -40,7 +42,9 @@ fn a_limited_disk_serves_all_its_clients_together_no_faster() {
     (0..1000).for_each(|_| drop(client.read(0, 4096).unwrap()));
     assert_eq!(limiter.delayed(), 99);
     limiter.set(per_second(20, 0));
-    (0..5).for_each(|_| drop(client.send(Command::READ, 0, 4096)));
+    for _ in 0..5 {
+        client.send(Command::READ, 0, 4096);
+    }
     client.reply(4096).unwrap();
     served.stop().unwrap();
 }
