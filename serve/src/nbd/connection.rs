@@ -146,8 +146,8 @@ impl Connection {
         }
     }
 
-    /// Whether the next request must wait for the client's limits. The payload of one that was taken
-    /// is still received.
+    /// Whether the next request must wait for the client's limits. The payload of one that was
+    /// taken is still received.
     pub(crate) fn is_over_limit(&self, now_ns: u64) -> bool {
         self.not_before_ns > now_ns && matches!(self.input, Input::Header)
     }

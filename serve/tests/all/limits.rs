@@ -54,8 +54,7 @@ fn a_limited_connection_does_not_slow_down_another_one() {
     let options = ServerOptions { workers: 1, client_limits: per_second(0, 1 << 20), ..ServerOptions::default() };
     let Some(served) = serve(vec![("m", memory(4 << 20, true))], options) else { return };
     let began = Instant::now();
-    // A write that is longer than all that is allowed in a tenth of a second, and what follows it in
-    // the same message.
+    // A write that is longer than the burst, and what follows it in the same message.
     let mut greedy = served.client().go("m", Framing::Extended, &[]);
     let mut batch = greedy.request(Command::WRITE, CommandFlags::PAYLOAD_LEN, 0, 256 << 10);
     batch.extend(vec![7; 256 << 10]);

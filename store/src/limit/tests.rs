@@ -58,7 +58,7 @@ fn extreme_values_do_not_overflow() {
 }
 
 proptest! {
-    /// In any window of requests, the rate times its span, a burst and one request is never exceeded.
+    /// No window of requests has more than the rate times its span, a burst and one request.
     #[test]
     fn no_span_of_time_has_more_than_the_rate_and_a_burst(
         iops in 1u64..100_000, burst in 1u64..50, rate in 1u64..1 << 32, burst_bytes in 1u64..1 << 24,
