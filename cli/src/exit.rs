@@ -30,7 +30,7 @@ use diskwright_image::ImageError;
 use diskwright_lab::LabError;
 use diskwright_load::LoadError;
 use diskwright_serve::attach::AttachError;
-use std::{fmt, io};
+use std::{fmt, io, path::Path};
 
 /// Done; same; sound.
 pub const OK: u8 = 0;
@@ -139,12 +139,26 @@ fn without_errno(text: &str) -> String {
 
 impl From<DiskError> for Failure {
     fn from(error: DiskError) -> Self {
-        match error {
+        match &error {
             DiskError::Stopped => Self::Stopped,
             // An image refuses only the options of its creation in this way.
             DiskError::Usage { .. } | DiskError::Image(ImageError::BadOptions { .. }) => Self::usage(error.to_string()),
+            DiskError::File { path, source, .. } if source.kind() == io::ErrorKind::NotFound && is_of_windows(path) => {
+                Self::new(format!(
+                    "{error}; this is a path of Windows: on this machine the file has another one (in WSL, C:\\vm\\disk.vhdx is /mnt/c/vm/disk.vhdx)"
+                ))
+            }
             other => Self::new(other.to_string()),
         }
+    }
+}
+
+/// Whether a path begins with the letter of a drive, or with a server, as paths of Windows do.
+fn is_of_windows(path: &Path) -> bool {
+    match path.as_os_str().as_encoded_bytes() {
+        [letter, b':', b'\\' | b'/', ..] => letter.is_ascii_alphabetic(),
+        [b'\\', b'\\', ..] => true,
+        _ => false,
     }
 }
 

@@ -78,7 +78,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             switches::set_command(switches_of(&cli.command));
             conduct(cli.global, codes(&cli.command), |context| dispatch(context, &cli.command))
         }
-        Err(error) => usage(&error, arguments),
+        Err(error) => usage(error, arguments),
     }
 }
 
@@ -163,12 +163,26 @@ fn codes(command: &Command) -> Codes {
 }
 
 // Help and version are printed by clap and are a success.
-fn usage(error: &clap::Error, arguments: Vec<OsString>) -> ExitCode {
+fn usage(mut error: clap::Error, arguments: Vec<OsString>) -> ExitCode {
+    let known = match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(name)) => qemu_img::command(name),
+        _ => None,
+    };
+    if let Some((ours, _)) = known {
+        // Instead of the names that are spelled alike.
+        error.insert(ContextKind::SuggestedSubcommand, ContextValue::String(ours.to_owned()));
+    }
     let _ = error.print();
-    if let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg)
-        && let Some(sentence) = qemu_img::sentence(command_of(arguments.clone()).as_deref(), option)
-    {
+    if let Some((_, sentence)) = known {
         eprintln!("\n{sentence}");
+    }
+    if let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) {
+        let command = command_of(arguments.clone());
+        if let Some(sentence) = qemu_img::sentence(command.as_deref(), option) {
+            eprintln!("\n{sentence}");
+        } else if command.as_deref() == Some("create") && sizes::parse(option).is_ok() {
+            eprintln!("\nthe size is an option here: --size {option}");
+        }
     }
     ExitCode::from(if error.use_stderr() { usage_code(arguments) } else { exit::OK })
 }

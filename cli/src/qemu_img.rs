@@ -84,7 +84,52 @@ const QEMU_IMG_OPTIONS: &[QemuImgOption] = &[
         sentence: "qemu-img's --output=json is --json here",
     },
     QemuImgOption { option: "-r", commands: &["check"], sentence: "qemu-img's -r is --repair here" },
+    QemuImgOption {
+        option: "-l",
+        commands: &["snapshot"],
+        sentence: "qemu-img's -l is `diskwright info` here, which lists the internal snapshots of a qcow2",
+    },
+    QemuImgOption {
+        option: "-c",
+        commands: &["snapshot"],
+        sentence: "qemu-img's -c makes a snapshot inside the file; here FILE is frozen beside itself, and --name names that",
+    },
+    QemuImgOption {
+        option: "--shrink",
+        commands: &["resize"],
+        sentence: "qemu-img's --shrink is not needed here: a smaller size is refused if something would be lost",
+    },
+    QemuImgOption {
+        option: "-U",
+        commands: &[],
+        sentence: "this command has no -U: it does not read a disk that another program writes",
+    },
 ];
+
+/// Commands of qemu-img and its companions that have other names here: the name, ours, a sentence.
+const QEMU_IMG_COMMANDS: &[(&str, &str, &str)] = &[
+    ("commit", "merge", "qemu-img's commit is `diskwright merge` here"),
+    (
+        "rebase",
+        "reconnect",
+        "qemu-img's rebase -u is `diskwright reconnect` here; without -u it is `diskwright merge` or `convert`",
+    ),
+    ("measure", "convert", "qemu-img's measure is `diskwright convert SOURCE DEST --dry-run` here"),
+    ("dd", "convert", "qemu-img's dd is `diskwright convert` here"),
+    ("bench", "lab", "qemu-img's bench is `diskwright lab run` here"),
+    ("bitmap", "track", "qemu-img's bitmap is `diskwright track` here"),
+    (
+        "amend",
+        "convert",
+        "qemu-img's amend has no command here: `diskwright convert` makes an image with other options",
+    ),
+    ("nbd", "serve", "qemu-nbd is `diskwright serve` here, and with -c `diskwright attach`"),
+];
+
+/// The command that does here what a command of qemu-img does, and a sentence about it.
+pub(crate) fn command(name: &str) -> Option<(&'static str, &'static str)> {
+    QEMU_IMG_COMMANDS.iter().find(|(known, ..)| *known == name).map(|&(_, ours, sentence)| (ours, sentence))
+}
 
 /// What an option of qemu-img is here, for a command that does not have it.
 pub(crate) fn sentence(command: Option<&str>, option: &str) -> Option<&'static str> {
@@ -102,7 +147,7 @@ mod tests {
     /// The options that a sentence names, without qemu-img's own.
     fn named(sentence: &str) -> impl Iterator<Item = &str> {
         let words = sentence.split([' ', ';', ',', ':']).filter(|word| word.starts_with("--"));
-        words.filter(|word| !word.contains('=') && *word != "--backing-chain")
+        words.filter(|word| !word.contains('=') && !["--backing-chain", "--shrink"].contains(word))
     }
 
     #[test]
@@ -124,6 +169,15 @@ mod tests {
                     assert!(has(option), "{} has no {option}: {}", command.get_name(), known.sentence);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn every_command_that_is_named_exists_and_qemus_does_not() {
+        let line = command_line();
+        for (name, ours, sentence) in QEMU_IMG_COMMANDS {
+            assert!(line.find_subcommand(name).is_none() && line.find_subcommand(ours).is_some(), "{name}");
+            assert!(sentence.contains(&format!("`diskwright {ours}")), "{sentence}");
         }
     }
 

@@ -45,6 +45,11 @@ impl Style {
         }
     }
 
+    /// Columns that a line must not exceed; `None` without a terminal, for scripts.
+    pub fn limit(&self) -> Option<usize> {
+        self.is_terminal.then_some(self.columns)
+    }
+
     /// `text` in an ANSI colour (an SGR parameter such as `31` or `38;5;208`).
     pub fn paint(&self, sgr: &str, text: impl Display) -> String {
         if self.colour { format!("\x1b[{sgr}m{text}\x1b[0m") } else { text.to_string() }

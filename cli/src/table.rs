@@ -30,6 +30,19 @@ impl Fields {
     }
 }
 
+/// A text is not shortened below this.
+const TEXT_MIN: usize = 12;
+
+/// The text in at most `width` characters, with an ellipsis in the place of its middle.
+fn shortened(text: &str, width: usize) -> String {
+    let count = text.chars().count();
+    if count <= width {
+        return text.to_owned();
+    }
+    let (front, back) = (width / 2, width - width / 2 - 1);
+    text.chars().take(front).chain(['…']).chain(text.chars().skip(count - back)).collect()
+}
+
 /// Alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {
@@ -58,6 +71,37 @@ impl Columns {
         self.rows.push(cells);
     }
 
+    /// Shortens the longest texts until a line has at most `limit` columns, if there is a limit. A
+    /// shortened text keeps its beginning and its end: names often differ at the end.
+    pub fn within(mut self, limit: Option<usize>) -> Self {
+        let Some(limit) = limit else { return self };
+        loop {
+            let widths = self.widths();
+            let total = widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1);
+            let texts = (0..widths.len()).filter(|&column| self.heads[column].1 == Align::Left);
+            let Some(widest) = texts.max_by_key(|&column| widths[column]) else { return self };
+            if total <= limit || widths[widest] <= TEXT_MIN {
+                return self;
+            }
+            // The next one may have to become shorter too.
+            let width = widths[widest].saturating_sub(total - limit).max(TEXT_MIN);
+            for row in &mut self.rows {
+                row[widest] = shortened(&row[widest], width);
+            }
+            if self.heads[widest].0.chars().count() > width {
+                return self;
+            }
+        }
+    }
+
+    fn widths(&self) -> Vec<usize> {
+        let of = |column: usize| {
+            let cells = self.rows.iter().map(|row| row[column].chars().count());
+            cells.max().unwrap_or(0).max(self.heads[column].0.chars().count())
+        };
+        (0..self.heads.len()).map(of).collect()
+    }
+
     /// Writes heading and rows.
     ///
     /// # Errors
@@ -65,9 +109,7 @@ impl Columns {
     pub fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         let heads: Vec<String> = self.heads.iter().map(|(head, _)| (*head).to_owned()).collect();
         let lines = || std::iter::once(&heads).chain(&self.rows);
-        let widths: Vec<usize> = (0..self.heads.len())
-            .map(|column| lines().map(|row| row[column].chars().count()).max().unwrap_or(0))
-            .collect();
+        let widths = self.widths();
         for row in lines() {
             let mut line = String::new();
             for (index, ((cell, (_, align)), width)) in row.iter().zip(&self.heads).zip(&widths).enumerate() {
@@ -103,6 +145,31 @@ mod tests {
         remarks       one
                       two
         ");
+    }
+
+    #[test]
+    fn a_long_text_is_shortened_where_the_terminal_ends() {
+        let table = || {
+            let mut table = Columns::new(&[("image", Align::Left), ("type", Align::Left), ("size", Align::Right)]);
+            table.row(vec![
+                format!("└─ {}_monday.avhdx", "long".repeat(60)),
+                "vhdx differencing".into(),
+                "40 GiB".into(),
+            ]);
+            table.row(vec!["a.vhdx".into(), "vhdx".into(), "1 GiB".into()]);
+            table
+        };
+        let written = |limit| {
+            let mut out = Vec::new();
+            table().within(limit).write(&mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let told = written(Some(80));
+        assert!(told.lines().all(|line| line.chars().count() <= 80), "{told}");
+        assert!(told.contains("└─ long") && told.contains("…") && told.contains("_monday.avhdx  vhdx diff"), "{told}");
+        // Not below what can be read, and never without a terminal.
+        assert!(written(Some(20)).contains("└─ lon…avhdx"), "{}", written(Some(20)));
+        assert!(written(None).contains(&"long".repeat(60)));
     }
 
     #[test]

@@ -180,6 +180,7 @@ pub(crate) fn rescue(
         no_parent,
         trust_absent: trust_table,
         leftovers,
+        dry_run: false,
     };
     let run = |step: &mut diskwright_lib::Progress<'_>| diskwright_lib::rescue(&source, &dest, &options, step);
     with_progress(py, progress, Failure::of_convert, run).map(Rescued::from)

@@ -86,7 +86,7 @@ pub fn run(context: &mut Context, _args: &AttachedArgs) -> Outcome {
             printable(&json::path(&record.file)),
         ]);
     }
-    table.write(&mut context.out)?;
+    table.within(context.style.limit()).write(&mut context.out)?;
     context.out.flush()?;
     Ok(exit::OK)
 }

@@ -258,7 +258,7 @@ fn show(context: &mut Context, disk: &DiskReport, changed: bool, elapsed: Durati
             ]);
         }
         writeln!(context.out)?;
-        table.write(&mut context.out)?;
+        table.within(context.style.limit()).write(&mut context.out)?;
     }
     let mut notes: Vec<String> = disk
         .volumes

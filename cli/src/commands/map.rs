@@ -434,7 +434,7 @@ fn print_totals(context: &mut Context, drawing: &Drawing, names: &Names, size_by
             "mostly zeros or unallocated, with some data".into(),
         ]);
     }
-    table.write(&mut context.out)?;
+    table.within(context.style.limit()).write(&mut context.out)?;
     Ok(())
 }
 

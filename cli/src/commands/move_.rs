@@ -125,6 +125,7 @@ impl Document for Report {
 pub fn run(context: &mut Context, args: &MoveArgs) -> Outcome {
     require_file(&args.file, "move")?;
     require_file(&args.to.new, "move a disk into")?;
+    refuse_missing_folder(&args.to.new)?;
     if let Some(client) = in_use::client(&args.file)? {
         return move_in_use(context, &args.file, &client, &args.to);
     }
@@ -165,6 +166,14 @@ pub fn run(context: &mut Context, args: &MoveArgs) -> Outcome {
         seconds: elapsed.as_secs_f64(),
     };
     print_report(context, report)
+}
+
+/// A name that ends in a slash is that of a folder.
+fn refuse_missing_folder(new: &Path) -> Outcome<()> {
+    match new.as_os_str().as_encoded_bytes().ends_with(b"/") && !new.is_dir() {
+        true => Err(Failure::new(format!("{}: there is no such folder; make it first", new.display()))),
+        false => Ok(()),
+    }
 }
 
 /// Refuses to move an attached disk onto a file system on that very disk: its writes would wait for

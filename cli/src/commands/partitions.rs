@@ -170,7 +170,7 @@ fn one(context: &mut Context, args: &PartitionsArgs, file: &Path) -> Outcome {
     }
     if !volumes.is_empty() {
         writeln!(context.out)?;
-        table.write(&mut context.out)?;
+        table.within(context.style.limit()).write(&mut context.out)?;
     }
     if !notes.is_empty() {
         writeln!(context.out)?;

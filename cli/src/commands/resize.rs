@@ -67,7 +67,10 @@ pub struct ResizeArgs {
 pub fn new_size(text: &str) -> Result<NewSize, String> {
     match text.strip_prefix('+') {
         Some(added) => sizes::parse(added).map(NewSize::More),
-        None => sizes::parse(text).map(NewSize::Bytes),
+        None => match sizes::parse(text)? {
+            0 => Err("a disk has at least one sector".into()),
+            bytes => Ok(NewSize::Bytes(bytes)),
+        },
     }
 }
 
@@ -250,6 +253,6 @@ mod tests {
     fn a_size_is_whole_or_added() {
         assert_eq!(new_size("80G"), Ok(NewSize::Bytes(80 << 30)));
         assert_eq!(new_size("+1G"), Ok(NewSize::More(1 << 30)));
-        assert!(new_size("-1G").is_err() && new_size("+").is_err());
+        assert!(new_size("-1G").is_err() && new_size("+").is_err() && new_size("0").is_err());
     }
 }

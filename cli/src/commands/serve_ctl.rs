@@ -345,7 +345,7 @@ fn list(context: &mut Context) -> Outcome {
             ]);
         }
     }
-    table.write(&mut context.out)?;
+    table.within(context.style.limit()).write(&mut context.out)?;
     Ok(exit::OK)
 }
 

@@ -220,7 +220,7 @@ fn list(context: &mut Context, file: &Path, points: Vec<TrackedPoint>, in_use: b
         let started = timestamp::utc_from_2000(u32::try_from(since_2000).unwrap_or(u32::MAX));
         table.row(vec![printable(&point.name), started, Human(point.changed).to_string()]);
     }
-    table.write(&mut context.out)?;
+    table.within(context.style.limit()).write(&mut context.out)?;
     for point in &points {
         if let Some(reason) = &point.everything_because {
             writeln!(context.text(), "everything has changed since {}: {}", printable(&point.name), printable(reason))?;

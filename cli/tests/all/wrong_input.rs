@@ -13,7 +13,11 @@ fn a_file_that_is_no_disk_is_not_resized() {
     fs::write(shop.path("notes.txt"), &text).unwrap();
     for size in ["+1M", "512"] {
         let told = shop.fails(1, &format!("resize notes.txt {size}"));
-        assert!(told.contains("notes.txt: nothing says that it is a disk") && told.contains("--format raw"), "{told}");
+        assert!(
+            told.contains("notes.txt: nothing says that it is a disk, so it is not resized")
+                && told.contains("--format raw"),
+            "{told}"
+        );
     }
     assert_eq!(fs::read_to_string(shop.path("notes.txt")).unwrap(), text);
     // Somebody says so: the user, the name, the contents, or that there are none.
@@ -27,4 +31,58 @@ fn a_file_that_is_no_disk_is_not_resized() {
     table[510..512].copy_from_slice(&[0x55, 0xaa]);
     fs::write(shop.path("disk"), table).unwrap();
     shop.ok("resize disk +1M");
+}
+
+/// A move removes the file that it leaves.
+#[test]
+fn a_file_that_is_no_disk_is_not_moved() {
+    let shop = Workshop::new();
+    fs::write(shop.path("notes.txt"), "remember the milk\n").unwrap();
+    for line in ["move notes.txt notes.vhdx", "move notes.txt notes.vhdx --dry-run"] {
+        let told = shop.fails(1, line);
+        assert!(told.contains("so it is not moved") && told.contains("--source-format raw"), "{told}");
+    }
+    assert_eq!(fs::read_to_string(shop.path("notes.txt")).unwrap(), "remember the milk\n");
+    shop.ok("move notes.txt kept.vhdx --keep-old");
+    shop.ok("move notes.txt notes.vhdx --source-format raw");
+    assert!(!shop.path("notes.txt").exists());
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let shop = Workshop::new();
+    shop.ok("create disk.vhdx --size 16M");
+    fs::write(shop.path("empty.vhdx"), "").unwrap();
+    for (code, line, words) in [
+        (1, "info empty.vhdx", "empty.vhdx: the extension is that of vhdx, but the file is empty"),
+        (1, r"info C:\vm\disk.vhdx", "this is a path of Windows"),
+        (1, "info c:/vm/disk.vhdx", "/mnt/c/vm/disk.vhdx"),
+        (1, "merge missing.vhdx", "missing.vhdx: cannot find it: No such file or directory"),
+        (1, "snapshot missing.vhdx", "missing.vhdx: cannot find it: No such file or directory"),
+        (1, "convert disk.vhdx nowhere/copy.vhdx", "nowhere/copy.vhdx: cannot create it: its folder does not exist"),
+        (1, "create nowhere/new.vhdx --size 1M", "nowhere/new.vhdx: cannot create it: its folder does not exist"),
+        (1, "move disk.vhdx nowhere/", "nowhere/: there is no such folder"),
+        (2, "resize disk.vhdx 0", "at least one sector"),
+    ] {
+        let told = shop.fails(code, line);
+        assert!(told.contains(words), "{line}: {told}");
+    }
+}
+
+/// Commands and options of qemu-img, which users type out of habit.
+#[test]
+fn habits_are_answered() {
+    let shop = Workshop::new();
+    for (line, words) in [
+        ("commit child.qcow2", "qemu-img's commit is `diskwright merge` here"),
+        ("measure disk.raw", "convert SOURCE DEST --dry-run"),
+        ("rebase -u -b x child.qcow2", "diskwright reconnect"),
+        ("convert -O vhdx a.raw b.vhdx", "-O is --format here"),
+        ("snapshot -l disk.qcow2", "-l is `diskwright info` here"),
+        ("resize --shrink disk.qcow2 1G", "--shrink is not needed here"),
+        ("create disk.qcow2 10G", "the size is an option here: --size 10G"),
+    ] {
+        let told = shop.fails(2, line);
+        assert!(told.contains(words) && !told.contains("compact'") && !told.contains("measuring"), "{line}: {told}");
+    }
 }

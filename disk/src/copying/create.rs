@@ -144,6 +144,9 @@ fn write_new(files: &Files, shown: &Path, path: &Path, format: Format, options: 
         for path in iter::once(path.to_owned()).chain(further.iter().map(|name| shown.with_file_name(name))) {
             stores.push(files.open(&path, &new).map_err(|error| match DiskError::from(error) {
                 DiskError::File { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => is_there(&path),
+                DiskError::File { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                    file_error("create it: its folder does not exist", &path, source)
+                }
                 other => other,
             })?);
             made.push(path);
@@ -338,10 +341,10 @@ fn parent_of(
     synced.map_err(|source| file_error("make it durable", parent, source))?;
     let info = image.info().clone();
     refuse_as_parent(parent, &info)?;
-    let parent_real = files.canonical(parent).map_err(|source| file_error("find", parent, source))?;
+    let parent_real = files.canonical(parent).map_err(|source| file_error("find it", parent, source))?;
     refuse_replaced(files, parent, &parent_real, &*stores[0])?;
     let dir = child.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let dir_real = files.canonical(dir).map_err(|source| file_error("find", dir, source))?;
+    let dir_real = files.canonical(dir).map_err(|source| file_error("find it", dir, source))?;
     let seconds = gate::modified_seconds(files, &parent_real);
     let link = link_to(&parent_real, &info, seconds, (child, format), &dir_real)?;
     Ok(((info, link), stores))

@@ -246,7 +246,7 @@ impl ApplyRun<'_> {
     /// write gives the image another identity.
     fn refuse_tracked(&self) -> Result<()> {
         let files = &self.options.open.files;
-        let real = files.canonical(self.copy).map_err(|source| file_error("find", self.copy, source))?;
+        let real = files.canonical(self.copy).map_err(|source| file_error("find it", self.copy, source))?;
         if !are_beside(files, &real) {
             return Ok(());
         }

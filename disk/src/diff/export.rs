@@ -213,7 +213,7 @@ impl Export<'_> {
             linkage_id: self.base.linkage_id,
             ..base.image.info().clone()
         };
-        let find = |path: &Path| self.files.canonical(path).map_err(|source| file_error("find", path, source));
+        let find = |path: &Path| self.files.canonical(path).map_err(|source| file_error("find it", path, source));
         let parent = find(&base.path)?;
         let dir = out.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let seconds = gate::time_to_record(&self.files, &parent, &**base.image.store())?;

@@ -137,7 +137,7 @@ fn hold(parent: &Path, request: &CreateRequest) -> Result<(Arc<Disk>, PathBuf)> 
     let open = OpenOptions { files: files.clone(), parents: parents.clone(), ..OpenOptions::default() };
     let held = Disk::open(parent, &open)?;
     let top = &held.layers()[0];
-    let real = files.canonical(parent).map_err(|source| file_error("find", parent, source))?;
+    let real = files.canonical(parent).map_err(|source| file_error("find it", parent, source))?;
     refuse_replaced(files, parent, &real, &**top.image.store())?;
     Ok((held, real))
 }

@@ -233,7 +233,7 @@ impl Task {
         let checked = disk.shared.check_poison(&chain);
         checked.map_err(|source| error::from_io("merge its images", &origin.file, source))?;
         let find = |path: &Path| -> Result<Option<usize>> {
-            let facts = files.facts(path).map_err(|source| file_error("find", path, source))?;
+            let facts = files.facts(path).map_err(|source| file_error("find it", path, source))?;
             Ok(layers.iter().position(|layer| layer.image.store().identity() == Some(facts.identity)))
         };
         let into = options.into.as_deref().map(|into| find(into)?.ok_or_else(|| not_below(shown, into))).transpose()?;
@@ -292,7 +292,7 @@ fn leftover(
         what: format!("{}: it is not in the chain of {}, which is in use", shown.display(), origin.file.display()),
         hint: "name a frozen image of that disk (`snapshot list` draws them)".into(),
     };
-    let real = open.files.canonical(shown).map_err(|source| file_error("find", shown, source))?;
+    let real = open.files.canonical(shown).map_err(|source| file_error("find it", shown, source))?;
     let access = Access { format: None, force_share: true, ..Access::of_top(open) };
     let (image, _) = open_image(&open.files, &real, &access, &mut Vec::new())?;
     let info = image.info();

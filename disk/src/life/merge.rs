@@ -189,7 +189,7 @@ impl<'a> Merge<'a> {
     /// Opens and locks all images, and refuses what cannot be merged.
     fn open(shown: &Path, options: &'a MergeOptions) -> Result<Self> {
         let files = &options.open.files;
-        let real = files.canonical(shown).map_err(|source| file_error("find", shown, source))?;
+        let real = files.canonical(shown).map_err(|source| file_error("find it", shown, source))?;
         let into = match &options.into {
             Some(into) => Some(files.canonical(into).map_err(|source| file_error("find the ancestor", into, source))?),
             None => None,

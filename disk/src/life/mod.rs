@@ -16,6 +16,7 @@
 //!   removal.rs        removes an image with its extents
 //!   resize.rs         gives a disk another size
 //!   snapshot.rs       freezes a disk, goes back to a snapshot, removes one
+//!   unknown.rs        refuses files of which nothing says that they are disks
 //! ```
 //!
 //! Each operation can be cut at any moment. It leaves the old state, the new one, or one that the
@@ -36,3 +37,4 @@ pub(crate) mod offline_move;
 pub(crate) mod removal;
 pub(crate) mod resize;
 pub(crate) mod snapshot;
+mod unknown;

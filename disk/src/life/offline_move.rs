@@ -17,6 +17,7 @@ use crate::{
     life::{
         move_copy::{Control, Copier, data_bytes},
         move_plan::{MoveOptions, MoveWatch, Moved, Plan},
+        unknown::refuse_unknown,
     },
 };
 use diskwright_image::DiskType;
@@ -42,8 +43,11 @@ pub fn move_disk(
 ) -> Result<Moved> {
     let (path, to) = (path.as_ref(), to.as_ref());
     let files = &open.files;
-    let real = files.canonical(path).map_err(|source| file_error("find", path, source))?;
+    let real = files.canonical(path).map_err(|source| file_error("find it", path, source))?;
     let disk = Disk::open(&real, &OpenOptions { writable: true, ..open.clone() })?;
+    if !options.keep_old {
+        refuse_unknown(&disk, path, open, "moved")?;
+    }
     let plan = Plan::new(&disk, &real, files, to, options)?;
     let mut moved = plan.outcome(&disk, 0);
     moved.warnings = disk.warnings().to_vec();

@@ -14,13 +14,13 @@
 //! table. The same call again finishes what is left: the table, or unused space in the file.
 
 use crate::{
-    ChainScope, DiskError, NewSize, OpenOptions, Progress, Result,
+    ChainScope, NewSize, OpenOptions, Progress, Result,
     copying::new_size::{SizePlan, SizeRequest, write_table},
-    engine::{device::Disk, holes::next_stored},
-    error::{file_error, from_io},
-    opening::volumes::layout,
+    engine::device::Disk,
+    error::file_error,
+    life::unknown::refuse_unknown,
 };
-use diskwright_image::{DiskType, probe};
+use diskwright_image::DiskType;
 use diskwright_store::BlockDevice;
 use diskwright_volume::{EnlargedPartition, LeftAlone, TableKind};
 use std::path::Path;
@@ -73,7 +73,7 @@ pub fn resize(path: impl AsRef<Path>, options: &ResizeOptions, progress: &mut Pr
     let path = path.as_ref();
     let open = OpenOptions { writable: true, scope: ChainScope::Whole, ..options.open.clone() };
     let disk = Disk::open(path, &open)?;
-    refuse_unknown(&disk, path, options)?;
+    refuse_unknown(&disk, path, &options.open, "resized")?;
     let layers = disk.layers();
     let top = &layers[0];
     let file_bytes = || top.files_len_bytes().map_err(|source| file_error("examine it", path, source));
@@ -112,32 +112,5 @@ pub fn resize(path: impl AsRef<Path>, options: &ResizeOptions, progress: &mut Pr
         table,
         table_left: plan.table_left,
         enlarged: enlarged.filter(|partition| partition.new_bytes > partition.old_bytes),
-    })
-}
-
-/// Refuses a file of which neither the name nor the contents say that it is a disk. A file whose
-/// name says nothing and that has no signature is opened as a raw disk: `resize notes.txt +1M`
-/// would enlarge any file.
-fn refuse_unknown(disk: &Disk, path: &Path, options: &ResizeOptions) -> Result<()> {
-    let layers = disk.layers();
-    let image = &layers[0].image;
-    let is_file = image.stores().len() == 1 && !image.store().is_block_device();
-    let is_certain = options.open.format.is_some() || probe::format_of_extension(path).is_some();
-    if is_certain || !is_file || image.info().format.driver().has_blocks {
-        return Ok(());
-    }
-    let found = layout(disk, options.open.engine).map_err(|error| from_io("examine it", path, error))?;
-    let is_known = found.table != TableKind::None || found.volumes.iter().any(|volume| volume.contents.is_some());
-    let size_bytes = image.size_bytes();
-    // An empty file of `truncate` loses nothing.
-    if is_known || next_stored(&layers, 0, size_bytes)? == size_bytes {
-        return Ok(());
-    }
-    Err(DiskError::BadOptions {
-        what: format!(
-            "{}: nothing says that it is a disk: its name does not, and it has no partition table and no file system that is known",
-            path.display()
-        ),
-        hint: "if it is a raw disk, name the format (`OpenOptions::format` = raw)".into(),
     })
 }

@@ -97,7 +97,7 @@ pub struct Snapshot {
 pub fn snapshot(path: impl AsRef<Path>, options: &SnapshotOptions) -> Result<Snapshot> {
     let path = path.as_ref();
     let files = &options.open.files;
-    let real = files.canonical(path).map_err(|source| file_error("find", path, source))?;
+    let real = files.canonical(path).map_err(|source| file_error("find it", path, source))?;
     if options.track.is_some() || resume::are_beside(files, &real) {
         return of_tracked(path, &real, options);
     }
@@ -214,7 +214,7 @@ pub fn remove_snapshot(
         Err(error) if error.kind() == io::ErrorKind::NotFound && was_removed(files, path, options.dry_run)? => {
             return Ok(None);
         }
-        Err(source) => return Err(file_error("find", path, source)),
+        Err(source) => return Err(file_error("find it", path, source)),
     };
     if let (false, Some(dir)) = (options.dry_run, real.parent()) {
         removal::finish(files, dir)?;
@@ -305,7 +305,7 @@ pub(crate) struct LockedTop<'a> {
 impl<'a> LockedTop<'a> {
     fn open(shown: &'a Path, options: &'a SnapshotOptions) -> Result<Self> {
         let files = &options.open.files;
-        let real = files.canonical(shown).map_err(|source| file_error("find", shown, source))?;
+        let real = files.canonical(shown).map_err(|source| file_error("find it", shown, source))?;
         let open = OpenOptions { writable: true, scope: ChainScope::Whole, ..options.open.clone() };
         let disk = Disk::open(&real, &open)?;
         let layers = disk.layers();

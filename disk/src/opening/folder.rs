@@ -77,7 +77,7 @@ impl FolderImages {
     /// [`DiskError::File`](crate::DiskError::File) if the folder cannot be listed.
     pub fn of(dir: impl AsRef<Path>, options: &OpenOptions) -> Result<Self> {
         let files = &options.files;
-        let dir = files.canonical(dir.as_ref()).map_err(|source| file_error("find", dir.as_ref(), source))?;
+        let dir = files.canonical(dir.as_ref()).map_err(|source| file_error("find it", dir.as_ref(), source))?;
         let mut paths = files.list(&dir).map_err(|source| file_error("list the folder", &dir, source))?;
         paths.retain(|path| probe::format_of_extension(path).is_some_and(|format| format.driver().has_blocks));
         paths.sort();

@@ -159,7 +159,7 @@ pub(crate) fn open_image(
 /// Refuses a file whose name leads to another one by now. Between its open and its lock, a merge or
 /// a snapshot may have put another image in its place.
 pub(crate) fn refuse_replaced(files: &Files, shown: &Path, real: &Path, store: &dyn Store) -> Result<()> {
-    let found = files.facts(real).map_err(|source| file_error("find", shown, source))?.identity;
+    let found = files.facts(real).map_err(|source| file_error("find it", shown, source))?.identity;
     if Some(found) == store.identity() {
         return Ok(());
     }

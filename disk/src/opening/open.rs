@@ -95,7 +95,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions) -> Result<Chain> {
             ));
         }
     }
-    let real = options.files.canonical(path).map_err(|source| file_error("find", path, source))?;
+    let real = options.files.canonical(path).map_err(|source| file_error("find it", path, source))?;
     let mut walk = ChainWalk {
         options,
         gate: Gate::new(&options.files, &real, &options.parents)?,

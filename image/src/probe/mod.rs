@@ -165,9 +165,13 @@ fn not_as_promised(store: &dyn Store, promised: &Known, found: &[&Known]) -> Ima
         None => return unsupported(store, promised, "the file is"),
         Some(format) => format.driver().signature,
     };
+    let found = match store.len_bytes() {
+        Ok(0) => "the file is empty",
+        _ => "the file has no signature of that format",
+    };
     ImageError::NotAnImage {
         path: store.name().to_owned(),
-        found: format!("the extension is that of {}, but the file has no signature of that format", promised.name),
+        found: format!("the extension is that of {}, but {found}", promised.name),
         expected: format!("{expected}; {SAY_RAW}"),
     }
 }

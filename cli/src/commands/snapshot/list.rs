@@ -146,7 +146,7 @@ pub(super) fn list(context: &mut Context, place: &Path) -> Outcome {
         writeln!(context.text(), "no images in {}", printable(&json::path(folder)))?;
         return Ok(exit::OK);
     }
-    table.write(&mut context.out)?;
+    table.within(context.style.limit()).write(&mut context.out)?;
     if !notes.is_empty() {
         writeln!(context.out)?;
     }

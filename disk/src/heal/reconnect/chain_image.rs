@@ -22,7 +22,7 @@ impl ChainImage {
     pub(super) fn read(files: &Files, path: &Path, format: Option<Format>) -> Result<Self> {
         let access = Access { format, force_share: true, ..Access::default() };
         let (image, _stores) = open_image(files, path, &access, &mut Vec::new())?;
-        let path = files.canonical(path).map_err(|source| file_error("find", path, source))?;
+        let path = files.canonical(path).map_err(|source| file_error("find it", path, source))?;
         Ok(Self { path, info: image.info().clone() })
     }
 

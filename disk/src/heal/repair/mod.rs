@@ -291,7 +291,7 @@ struct Locked {
 
 impl Locked {
     fn open(path: &Path, files: &Files, only_reads: bool) -> Result<Self> {
-        let real = files.canonical(path).map_err(|source| file_error("find", path, source))?;
+        let real = files.canonical(path).map_err(|source| file_error("find it", path, source))?;
         let store = open_store(path, files, if only_reads { LockMode::Shared } else { LockMode::Exclusive })?;
         Ok(Self { path: path.to_owned(), real, store })
     }

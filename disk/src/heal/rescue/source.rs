@@ -120,7 +120,7 @@ impl Damaged {
     }
 
     fn open_parents(&mut self, source: &OpenOptions) -> Result<()> {
-        let real = source.files.canonical(&self.path).map_err(|error| file_error("find", &self.path, error))?;
+        let real = source.files.canonical(&self.path).map_err(|error| file_error("find it", &self.path, error))?;
         let mut gate = Gate::new(&source.files, &real, &source.parents)?;
         match self.parent_chain(source, &mut gate, &real) {
             Ok(chain) => self.take(chain),
@@ -131,7 +131,7 @@ impl Damaged {
 
     /// Opens the parent that the user names. It must be the right one, if the record of it is left.
     fn open_named_parent(&mut self, source: &OpenOptions, parent: &Path) -> Result<()> {
-        let canonical = |path: &Path| source.files.canonical(path).map_err(|error| file_error("find", path, error));
+        let canonical = |path: &Path| source.files.canonical(path).map_err(|error| file_error("find it", path, error));
         if canonical(&self.path)? == canonical(parent)? {
             return Err(DiskError::BadOptions {
                 what: format!("{}: it cannot be its own parent", parent.display()),

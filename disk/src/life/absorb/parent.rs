@@ -227,7 +227,7 @@ fn lock(locks: &Locks) -> Result<()> {
 
 /// Whether a name leads to the file that is open as this image.
 pub(super) fn check_name(files: &Files, path: &Path, image: &Member) -> Result<()> {
-    let found = files.facts(path).map_err(|source| file_error("find", path, source))?.identity;
+    let found = files.facts(path).map_err(|source| file_error("find it", path, source))?.identity;
     if image.image.store().identity().is_some_and(|identity| identity != found) {
         return Err(replaced(path));
     }

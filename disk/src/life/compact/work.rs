@@ -83,7 +83,7 @@ impl<'a> CompactRun<'a> {
         let image = Arc::clone(&disk.layers()[0].image);
         let info = image.info().clone();
         refuse_fixed(path, &info)?;
-        let real = options.open.files.canonical(path).map_err(|source| file_error("find", path, source))?;
+        let real = options.open.files.canonical(path).map_err(|source| file_error("find it", path, source))?;
         let siblings = siblings::children_of(&options.open.files, &real, &info);
         if siblings.not_asked > 0 {
             return Err(siblings::cannot_rule_out_children(path, siblings.not_asked));
