@@ -3,12 +3,13 @@
 //! A server is given exports (a disk under a name) and listeners (unix sockets, TCP), and serves
 //! until it is stopped. Writable exports on TCP without TLS are refused unless
 //! [`ServerOptions::insecure_writes`] says otherwise. The server needs io_uring, and
-//! [`ServeError::Ring`] says where there is none. [`tls`] reads a folder of certificates for
+//! [`ThreadError::Ring`] says where there is none. [`tls`] reads a folder of certificates for
 //! [`ServerOptions::tls`]. [`ephemeral`] puts a temporary child on a disk that is open read-only:
 //! clients can write, and their writes are dropped at the end.
 //!
 //! ```
-//! use diskwright_lib::serve::{Address, Export, Listener, NbdServer, ServerOptions, ServeError};
+//! use diskwright_lib::serve::{Address, Export, Listener, NbdServer, ServeError, ServerOptions};
+//! use diskwright_lib::serve::ThreadError;
 //! use diskwright_lib::{CreateRequest, Disk, DiskStream, NbdDevice, NbdUri, OpenOptions, create};
 //! use std::sync::Arc;
 //!
@@ -20,7 +21,7 @@
 //! let export = Export { name: "disk".into(), description: String::new(), device: disk.clone() };
 //! let listener = Listener::bind(&Address::Unix(socket.clone()))?;
 //! let server = match NbdServer::start(vec![export], vec![listener], ServerOptions::default()) {
-//!     Err(ServeError::Ring { source }) => {
+//!     Err(ServeError::Thread(ThreadError::Ring { source })) => {
 //!         eprintln!("skipped: no io_uring: {source}");
 //!         return Ok(());
 //!     }
@@ -43,6 +44,7 @@
 //! ```
 
 pub use diskwright_serve::{
+    ThreadError,
     ephemeral::{EphemeralError, on_top_of as ephemeral},
     nbd::{Address, Export, ExportError, ListenError, Listener, NbdServer, ServeError, ServerOptions},
 };

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   nbd/           the NBD server: exports, connections, workers
+//!   vhost_user/    the disk of a virtual machine: a vhost-user-blk device
 //!   attach/        the disk as a block device of this machine, mounted on request
 //!   ublk/          the disk as a block device, by the kernel's ublk driver
 //!   fuse/          the disk as a file, by the FUSE protocol on the block queue
@@ -11,6 +12,8 @@
 //!   turn.rs        how many requests a worker answers in one turn
 //!   reserve.rs     holds back a few reads from a disk that completes requests in batches
 //!   panic_guard.rs a panic in one disk's queue fails only that disk's requests
+//!   threads.rs     a thread of a server
+//!   inbox.rs       messages to a thread that sleeps in its ring
 //!   walk.rs        finds extents in windows that grow
 //! ```
 //!
@@ -23,14 +26,19 @@ pub mod attach;
 pub mod control;
 pub mod ephemeral;
 mod fuse;
+mod inbox;
 pub mod metrics;
 pub mod nbd;
 mod panic_guard;
 mod reserve;
 pub mod scrape;
+mod threads;
 mod turn;
 mod ublk;
+pub mod vhost_user;
 mod walk;
+
+pub use threads::ThreadError;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -153,16 +153,20 @@ pub struct CommandTotals {
 }
 
 /// The counters of a server, shared by its workers, its front thread and the readers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Metrics {
+    /// The protocol, as in the names for Prometheus.
+    door: &'static str,
     workers: Vec<Arc<WorkerMetrics>>,
     pub(crate) accepted: Counter,
     pub(crate) refused: Counter,
 }
 
 impl Metrics {
-    pub(crate) fn new(workers: usize) -> Self {
-        Self { workers: (0..workers).map(|_| Arc::default()).collect(), ..Self::default() }
+    /// `door` is the protocol, as in the names for Prometheus.
+    pub(crate) fn new(door: &'static str, workers: usize) -> Self {
+        let workers = (0..workers).map(|_| Arc::default()).collect();
+        Self { door, workers, accepted: Counter::default(), refused: Counter::default() }
     }
 
     pub(crate) fn worker(&self, index: usize) -> &Arc<WorkerMetrics> {
@@ -198,17 +202,19 @@ impl Metrics {
     pub fn prometheus(&self) -> String {
         let totals = self.totals();
         let mut out = String::with_capacity(8 << 10);
-        let by_command = |out: &mut String, name, help, of: fn(&CommandTotals) -> u64| {
-            family(out, name, "counter", help);
+        let door = self.door;
+        let by_command = |out: &mut String, what: &str, help, of: fn(&CommandTotals) -> u64| {
+            let name = format!("diskwright_{door}_{what}");
+            family(out, &name, "counter", help);
             for ((command, _), totals) in COMMANDS.iter().zip(&totals.commands) {
                 let _ = writeln!(out, "{name}{{command=\"{command}\"}} {}", of(totals));
             }
         };
-        by_command(&mut out, "diskwright_nbd_requests_total", "Requests answered.", |totals| totals.requests);
-        by_command(&mut out, "diskwright_nbd_errors_total", "Requests that failed.", |totals| totals.errors);
-        by_command(&mut out, "diskwright_nbd_bytes_total", "Bytes of requests that succeeded.", |totals| totals.bytes);
-        let name = "diskwright_nbd_request_seconds";
-        family(&mut out, name, "histogram", "Time from when a request was understood to its reply.");
+        by_command(&mut out, "requests_total", "Requests answered.", |totals| totals.requests);
+        by_command(&mut out, "errors_total", "Requests that failed.", |totals| totals.errors);
+        by_command(&mut out, "bytes_total", "Bytes of requests that succeeded.", |totals| totals.bytes);
+        let name = format!("diskwright_{door}_request_seconds");
+        family(&mut out, &name, "histogram", "Time from when a request was understood to its reply.");
         for ((command, _), totals) in COMMANDS.iter().zip(&totals.commands) {
             let mut below = 0;
             for (bound_us, count) in BUCKETS_US.iter().zip(&totals.buckets) {
@@ -222,19 +228,29 @@ impl Metrics {
             let _ = writeln!(out, "{name}_count{{command=\"{command}\"}} {}", totals.requests);
         }
         for (name, kind, help, value) in [
-            ("diskwright_nbd_connections", "gauge", "Connections at this moment.", totals.connections),
-            ("diskwright_nbd_requests_in_flight", "gauge", "Requests taken and not answered.", totals.in_flight),
-            ("diskwright_nbd_connections_accepted_total", "counter", "Connections accepted.", totals.accepted),
-            ("diskwright_nbd_connections_refused_total", "counter", "Connections refused.", totals.refused),
+            (format!("diskwright_{door}_connections"), "gauge", "Connections at this moment.", totals.connections),
             (
-                "diskwright_nbd_connections_broken_total",
+                format!("diskwright_{door}_requests_in_flight"),
+                "gauge",
+                "Requests taken and not answered.",
+                totals.in_flight,
+            ),
+            (
+                format!("diskwright_{door}_connections_accepted_total"),
+                "counter",
+                "Connections accepted.",
+                totals.accepted,
+            ),
+            (format!("diskwright_{door}_connections_refused_total"), "counter", "Connections refused.", totals.refused),
+            (
+                format!("diskwright_{door}_connections_broken_total"),
                 "counter",
                 "Connections ended because of what the client did.",
                 totals.broken,
             ),
-            ("diskwright_io_uring_enters_total", "counter", "Calls of io_uring_enter.", totals.enters),
+            ("diskwright_io_uring_enters_total".to_owned(), "counter", "Calls of io_uring_enter.", totals.enters),
         ] {
-            family(&mut out, name, kind, help);
+            family(&mut out, &name, kind, help);
             let _ = writeln!(out, "{name} {value}");
         }
         out
@@ -265,7 +281,7 @@ mod tests {
 
     #[test]
     fn workers_are_added_up() {
-        let metrics = Metrics::new(2);
+        let metrics = Metrics::new("nbd", 2);
         metrics.worker(0).answered(Command::READ, 4096, 10_000, None);
         metrics.worker(1).answered(Command::READ, 4096, 10_000, None);
         metrics.worker(1).answered(Command::WRITE, 512, 2_000_000_000, Some(ErrorCode::ENOSPC));

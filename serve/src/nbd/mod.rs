@@ -8,12 +8,13 @@
 //!     outbox.rs       replies to be sent             │                   ─▶ replies.rs
 //!     pool.rs         registered buffers             └─ status.rs      extents ─▶ block status
 //!     export.rs       disks with names               flights.rs        requests in flight
-//!     inbox.rs        messages to a thread           settings.rs       options of the server
-//!     window.rs       received bytes                 peer.rs         who a client is
+//!     window.rs       received bytes                 settings.rs       options of the server
+//!                                                    peer.rs           who a client is
 //! ```
 //!
 //! The wire format is in `diskwright_nbd::wire`. The server needs io_uring, because its sockets and
-//! its files share one ring. Without io_uring it fails with [`ServeError::Ring`].
+//! its files share one ring. Without io_uring it fails with
+//! [`ThreadError::Ring`](crate::ThreadError::Ring).
 //!
 //! Guarantees to clients: a completed write is visible on every connection, so a client may use
 //! several (CAN_MULTI_CONN). The write is durable after a flush on any of them. FAST_ZERO is always
@@ -24,7 +25,6 @@ mod dispatch;
 pub mod export;
 mod flights;
 mod handshake;
-mod inbox;
 mod listen;
 mod outbox;
 mod peer;
@@ -38,6 +38,7 @@ mod window;
 mod worker;
 
 pub use export::{Export, ExportError};
+pub(crate) use listen::SocketFile;
 pub use listen::{Address, ListenError, Listener};
 pub use server::{NbdServer, ServeError};
 pub use settings::ServerOptions;

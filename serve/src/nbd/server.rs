@@ -12,19 +12,23 @@
 use super::{
     Export, ExportError, Listener, ServerOptions,
     export::Exports,
-    inbox::{Inbox, Message},
     listen::{Address, SocketFile},
     peer::Peer,
     settings::Settings,
-    worker::Worker,
+    worker::{Message, Worker},
 };
-use crate::{metrics::Metrics, panic_guard::catch_panic};
+use crate::{
+    inbox::Inbox,
+    metrics::Metrics,
+    panic_guard::catch_panic,
+    threads::{ServerThread, ThreadError},
+};
 use diskwright_store::{Blocking, EngineKind, IoBuf, SharedRing, StreamEnd, StreamId, Streams};
 use std::{
     io,
     os::fd::OwnedFd,
-    sync::{Arc, atomic::Ordering, mpsc},
-    thread::{self, JoinHandle},
+    sync::{Arc, atomic::Ordering},
+    thread,
     time::Duration,
 };
 
@@ -57,26 +61,9 @@ pub enum ServeError {
         /// The address.
         address: Address,
     },
-    /// io_uring is not available.
-    #[error(
-        "cannot set up the server's io_uring: {source}; the server needs Linux 5.11 or newer with io_uring enabled (check sysctl kernel.io_uring_disabled and seccomp filters)"
-    )]
-    Ring {
-        /// The cause.
-        source: io::Error,
-    },
-    /// A thread could not be started.
-    #[error("cannot start a thread of the server: {source}")]
-    Thread {
-        /// The cause.
-        source: io::Error,
-    },
-    /// A thread ended with an error or a panic.
-    #[error("a thread of the server ended early: {what}; its clients were cut off")]
-    Died {
-        /// The error, or that it panicked.
-        what: String,
-    },
+    /// A thread could not be started, or ended early.
+    #[error(transparent)]
+    Thread(#[from] ThreadError),
     /// The flush at the end failed.
     #[error(
         "export {export:?} could not be flushed when the server stopped: {source}; writes since the clients' last flush may be lost"
@@ -96,8 +83,8 @@ pub struct NbdServer {
     addresses: Vec<Address>,
     settings: Arc<Settings>,
     metrics: Arc<Metrics>,
-    front: Option<(Arc<Inbox>, JoinHandle<io::Result<()>>)>,
-    workers: Vec<(Arc<Inbox>, JoinHandle<io::Result<()>>)>,
+    front: Option<ServerThread<Message>>,
+    workers: Vec<ServerThread<Message>>,
 }
 
 impl NbdServer {
@@ -123,7 +110,7 @@ impl NbdServer {
             0 => thread::available_parallelism().map_or(1, usize::from).min(WORKERS_MAX),
             asked => asked,
         };
-        let metrics = Arc::new(Metrics::new(count));
+        let metrics = Arc::new(Metrics::new("nbd", count));
         let settings = Arc::new(Settings::new(exports, options));
         let addresses = listeners.iter().map(|listener| listener.address().clone()).collect();
         let mut server = Self {
@@ -136,11 +123,11 @@ impl NbdServer {
         for index in 0..count {
             let (settings, metrics) = (Arc::clone(&settings), Arc::clone(metrics.worker(index)));
             let make = move |inbox| Worker::new(settings, inbox, metrics);
-            server.workers.push(spawn(&format!("nbd-{index}"), make, Worker::run)?);
+            server.workers.push(ServerThread::start(&format!("nbd-{index}"), make, Worker::run)?);
         }
-        let inboxes = server.workers.iter().map(|(inbox, _)| Arc::clone(inbox)).collect();
+        let inboxes = server.workers.iter().map(|worker| Arc::clone(worker.inbox())).collect();
         let make = move |inbox| Front::new(listeners, inbox, inboxes, settings, metrics);
-        server.front = Some(spawn("nbd-front", make, Front::run)?);
+        server.front = Some(ServerThread::start("nbd-front", make, Front::run)?);
         Ok(server)
     }
 
@@ -161,14 +148,14 @@ impl NbdServer {
 
     /// Whether all threads of the server are running.
     pub fn is_well(&self) -> bool {
-        self.front.iter().chain(&self.workers).all(|(_, thread)| !thread.is_finished())
+        self.front.iter().chain(&self.workers).all(|thread| !thread.is_finished())
     }
 
     /// Stops accepting, finishes the requests in flight, flushes all writable exports, and ends the
     /// threads.
     ///
     /// # Errors
-    /// [`ServeError::Died`] or [`ServeError::Flush`]: the first error. All steps are done even
+    /// [`ServeError::Thread`] or [`ServeError::Flush`]: the first error. All steps are done even
     /// after an error.
     pub fn stop(mut self) -> Result<(), ServeError> {
         let ended = self.end_threads();
@@ -179,18 +166,18 @@ impl NbdServer {
                 flushed = flushed.and(Err(ServeError::Flush { export: export.name.clone(), source }));
             }
         }
-        ended.and(flushed)
+        ended.map_err(ServeError::from).and(flushed)
     }
 
-    fn end_threads(&mut self) -> Result<(), ServeError> {
+    fn end_threads(&mut self) -> Result<(), ThreadError> {
         let mut outcome = Ok(());
         // The front ends first, so that no client is passed to a worker that has ended.
-        if let Some((inbox, thread)) = self.front.take() {
-            outcome = outcome.and(join(&inbox, thread));
+        if let Some(front) = self.front.take() {
+            outcome = outcome.and(front.end(Message::Stop));
         }
-        self.workers.iter().for_each(|(inbox, _)| inbox.put(Message::Stop));
-        for (inbox, thread) in self.workers.drain(..) {
-            outcome = outcome.and(join(&inbox, thread));
+        self.workers.iter().for_each(|worker| worker.inbox().put(Message::Stop));
+        for worker in self.workers.drain(..) {
+            outcome = outcome.and(worker.end(Message::Stop));
         }
         outcome
     }
@@ -200,47 +187,6 @@ impl Drop for NbdServer {
     fn drop(&mut self) {
         // Callers that need the result call `stop`.
         let _ = self.end_threads();
-    }
-}
-
-fn join(inbox: &Inbox, thread: JoinHandle<io::Result<()>>) -> Result<(), ServeError> {
-    inbox.put(Message::Stop);
-    let what = match thread.join() {
-        Ok(Ok(())) => return Ok(()),
-        Ok(Err(error)) => error.to_string(),
-        Err(_) => "it panicked".into(),
-    };
-    Err(ServeError::Died { what })
-}
-
-/// Starts a thread and waits until it has built what it will run, because a ring belongs to the
-/// thread that made it.
-fn spawn<T>(
-    name: &str,
-    make: impl FnOnce(Arc<Inbox>) -> io::Result<T> + Send + 'static,
-    run: impl FnOnce(T) -> io::Result<()> + Send + 'static,
-) -> Result<(Arc<Inbox>, JoinHandle<io::Result<()>>), ServeError> {
-    let inbox = Arc::new(Inbox::new().map_err(|source| ServeError::Thread { source })?);
-    let (tell, told) = mpsc::sync_channel(1);
-    let theirs = Arc::clone(&inbox);
-    let thread = thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(move || {
-            let made = match make(theirs) {
-                Ok(made) => made,
-                Err(error) => {
-                    let _ = tell.send(Err(error));
-                    return Ok(());
-                }
-            };
-            let _ = tell.send(Ok(()));
-            run(made).inspect_err(|error| tracing::error!(%error, "a thread of the server failed"))
-        })
-        .map_err(|source| ServeError::Thread { source })?;
-    match told.recv() {
-        Ok(Ok(())) => Ok((inbox, thread)),
-        Ok(Err(source)) => Err(ServeError::Ring { source }),
-        Err(_) => Err(ServeError::Died { what: "it panicked while it was starting".into() }),
     }
 }
 
@@ -257,8 +203,8 @@ struct Front {
     streams: Streams,
     ring: SharedRing,
     acceptors: Vec<Acceptor>,
-    inbox: Arc<Inbox>,
-    workers: Vec<Arc<Inbox>>,
+    inbox: Arc<Inbox<Message>>,
+    workers: Vec<Arc<Inbox<Message>>>,
     settings: Arc<Settings>,
     metrics: Arc<Metrics>,
 }
@@ -266,8 +212,8 @@ struct Front {
 impl Front {
     fn new(
         listeners: Vec<Listener>,
-        inbox: Arc<Inbox>,
-        workers: Vec<Arc<Inbox>>,
+        inbox: Arc<Inbox<Message>>,
+        workers: Vec<Arc<Inbox<Message>>>,
         settings: Arc<Settings>,
         metrics: Arc<Metrics>,
     ) -> io::Result<Self> {

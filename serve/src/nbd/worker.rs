@@ -17,12 +17,12 @@ use super::{
     dispatch::{Dispatcher, QUEUE_DEPTH, SessionEnd},
     flights::Completed,
     handshake::{Handshake, HandshakeStep, TlsNeed},
-    inbox::{Inbox, Message},
     peer::Peer,
     secure::Secure,
     settings::Settings,
 };
 use crate::{
+    inbox::Inbox,
     metrics::WorkerMetrics,
     panic_guard::{PanicGuard, catch_panic},
     reserve::Reserve,
@@ -42,6 +42,15 @@ use std::{
 /// Interval of the check for clients that exceed a time limit.
 const TICK: Duration = Duration::from_millis(500);
 
+/// A message to a front thread or a worker.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// A new client: its socket, its address, and whether it must use TLS.
+    Client(OwnedFd, Peer, TlsNeed),
+    /// Finish the requests in flight and exit.
+    Stop,
+}
+
 const RECEIVE: u64 = 0;
 const SEND: u64 = 1;
 const LIMIT: u64 = 2;
@@ -59,7 +68,7 @@ pub(crate) struct Worker {
     streams: Streams,
     dispatcher: Dispatcher,
     ring: SharedRing,
-    inbox: Arc<Inbox>,
+    inbox: Arc<Inbox<Message>>,
     wakeup: StreamId,
     settings: Arc<Settings>,
     metrics: Arc<WorkerMetrics>,
@@ -85,7 +94,11 @@ impl Worker {
     ///
     /// # Errors
     /// io_uring is not available, or there are no descriptors left.
-    pub(crate) fn new(settings: Arc<Settings>, inbox: Arc<Inbox>, metrics: Arc<WorkerMetrics>) -> io::Result<Self> {
+    pub(crate) fn new(
+        settings: Arc<Settings>,
+        inbox: Arc<Inbox<Message>>,
+        metrics: Arc<WorkerMetrics>,
+    ) -> io::Result<Self> {
         let dispatcher = Dispatcher::new(Arc::clone(&settings.exports), settings.share, Arc::clone(&metrics));
         let ring = SharedRing::new(settings.ring_depth, Some(dispatcher.pool.slab()))?;
         let mut streams = Streams::new(&ring);

@@ -5,7 +5,10 @@ use crate::common::{Client, PATIENCE, Served, eventually, memory, raw_file, serv
 use diskwright_nbd::wire::{
     Command, CommandFlags, ErrorCode, Framing, OptionCode, OptionHeader, ReplyCode, RequestHeader, option,
 };
-use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions};
+use diskwright_serve::{
+    ThreadError,
+    nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions},
+};
 use diskwright_store::{BlockDevice, CacheMode, Completion, Geometry, PushError, QueueOptions, Request};
 use std::{
     io::{self, Read, Write},
@@ -171,7 +174,9 @@ fn writable_exports_on_tcp_need_tls_or_insecure_writes() {
     ] {
         let server = match NbdServer::start(export(writable), tcp(), options) {
             Ok(server) => server,
-            Err(ServeError::Ring { source }) => return eprintln!("skipped: no io_uring: {source}"),
+            Err(ServeError::Thread(ThreadError::Ring { source })) => {
+                return eprintln!("skipped: no io_uring: {source}");
+            }
             Err(error) => panic!("{error}"),
         };
         let Address::Tcp(host, port) = &server.addresses()[0] else { panic!("not TCP") };

@@ -24,3 +24,5 @@ mod pieces;
 mod resize;
 mod second_opinions;
 mod tls;
+mod vhost_liar;
+mod vhost_user;

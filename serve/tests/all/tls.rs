@@ -4,7 +4,10 @@
 use crate::certificates;
 use crate::common::memory;
 use diskwright_nbd::tls;
-use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions};
+use diskwright_serve::{
+    ThreadError,
+    nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions},
+};
 use std::{
     fs,
     path::Path,
@@ -20,7 +23,7 @@ fn start(dir: &Path) -> Option<(NbdServer, u16)> {
             let Address::Tcp(_, port) = server.addresses()[0] else { panic!("not TCP") };
             Some((server, port))
         }
-        Err(ServeError::Ring { source }) => {
+        Err(ServeError::Thread(ThreadError::Ring { source })) => {
             println!("skipped: no io_uring: {source}");
             None
         }

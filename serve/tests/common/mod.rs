@@ -5,7 +5,10 @@ use diskwright_nbd::wire::{
     Chunk, ChunkFlags, ClientFlags, Command, CommandFlags, Decoded, ErrorCode, Framing, Greeting, OptionCode,
     OptionReplyHeader, ReplyCode, ReplyHeader, RequestHeader, option,
 };
-use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions};
+use diskwright_serve::{
+    ThreadError,
+    nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions},
+};
 use diskwright_store::{BlockDevice, CacheMode, MemoryStore, RawDevice};
 use std::{
     io::{self, Read, Write},
@@ -57,7 +60,7 @@ pub fn serve(devices: Vec<(&str, Arc<dyn BlockDevice>)>, options: ServerOptions)
     let listener = Listener::bind(&Address::Unix(dir.path().join("socket"))).unwrap();
     match NbdServer::start(exports, vec![listener], options) {
         Ok(server) => Some(Served { server: Some(server), dir }),
-        Err(ServeError::Ring { source }) => {
+        Err(ServeError::Thread(ThreadError::Ring { source })) => {
             eprintln!("skipped: no io_uring: {source}");
             None
         }

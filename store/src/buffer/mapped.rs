@@ -7,6 +7,7 @@
 //!
 //! The other process may change the bytes at any time, so no reference to them ever exists. A
 //! request names them to the kernel by address; all other code copies them with volatile accesses.
+//! Indexes that both processes write (those of a virtqueue) are read and written as atomic numbers.
 //!
 //! Invariant: the file cannot shrink. An access beyond the end of a mapped file kills the process
 //! with SIGBUS, and the other process could truncate its file at any time.
@@ -27,7 +28,10 @@ use std::{
     fmt, io,
     os::fd::BorrowedFd,
     ptr::{self, NonNull},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+    },
 };
 
 /// A shared mapping of a memfd; see the module documentation.
@@ -109,6 +113,40 @@ impl MappedMemory {
         // SAFETY: as in `copy_out`, and the mapping is writable.
         unsafe { copy_to_foreign(bytes, to) };
         Ok(())
+    }
+
+    /// The little-endian number at `at`, which the other process may write at any time. Accesses
+    /// that follow see what the other process wrote before the number (acquire).
+    ///
+    /// # Errors
+    /// `InvalidInput` for a number that is not within the memory, or at an odd offset.
+    pub fn load_u16(&self, at: usize) -> io::Result<u16> {
+        Ok(u16::from_le(self.atomic_u16(at)?.load(Ordering::Acquire)))
+    }
+
+    /// Writes a little-endian number for the other process, which sees it after everything that was
+    /// written before (release).
+    ///
+    /// # Errors
+    /// As [`MappedMemory::load_u16`]; `PermissionDenied` if the memory is not writable.
+    pub fn store_u16(&self, at: usize, value: u16) -> io::Result<()> {
+        let number = self.atomic_u16(at)?;
+        if !self.writable {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the memory was mapped read-only"));
+        }
+        number.store(value.to_le(), Ordering::Release);
+        Ok(())
+    }
+
+    fn atomic_u16(&self, at: usize) -> io::Result<&AtomicU16> {
+        let place = self.place(at, size_of::<u16>())?.cast::<u16>();
+        if !place.is_aligned() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("a number at the odd offset {at}")));
+        }
+        // SAFETY: `place` has checked that the number is within the mapping, which lives as long as
+        // `self`, and it is aligned. Every other access of this process to these bytes is volatile
+        // or the kernel's. A page that is mapped read-only is only loaded from.
+        Ok(unsafe { AtomicU16::from_ptr(place) })
     }
 
     fn place(&self, start: usize, len: usize) -> io::Result<*mut u8> {
@@ -228,7 +266,13 @@ mod tests {
         }
         assert!(memory.copy_in(3193, &bytes).is_err() && memory.copy_out(usize::MAX, &mut [0]).is_err());
         assert!(rustix::fs::ftruncate(&fd, 4096).is_err(), "the file could shrink below its mapping");
+        memory.store_u16(4, 0x1234).unwrap();
+        let mut theirs = [0; 2];
+        rustix::io::pread(&fd, &mut theirs, 4096 + 4).unwrap();
+        assert_eq!((theirs, memory.load_u16(4).unwrap()), ([0x34, 0x12], 0x1234));
+        assert!(memory.load_u16(5).is_err() && memory.load_u16(8191).is_err() && memory.store_u16(8192, 0).is_err());
         let again = MappedMemory::of_memfd(fd.as_fd(), range(0, LEN), false).unwrap();
+        assert_eq!(again.store_u16(4, 1).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
         assert_eq!(again.copy_in(0, &[1]).unwrap_err().kind(), io::ErrorKind::PermissionDenied);
     }
 

@@ -13,7 +13,10 @@ use super::{DiskCase, Front};
 use crate::{rule_breaker::BrokenRule, stage::Outcome};
 use diskwright_disk::Disk;
 use diskwright_nbd::{NbdDevice, NbdUri};
-use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions};
+use diskwright_serve::{
+    ThreadError,
+    nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions},
+};
 use diskwright_store::{
     BlockDevice, BlockQueue, Completion, Extent, Geometry, IoBuf, MemoryStore, Operation, PushError, QueueOptions,
     RawDevice, Request,
@@ -54,7 +57,7 @@ impl Served {
         let export = Export { name: "disk".into(), description: String::new(), device };
         let options = ServerOptions { workers: 1, ..ServerOptions::default() };
         let server = NbdServer::start(vec![export], vec![listener], options).map_err(|error| match error {
-            ServeError::Ring { source } => format!("the NBD server needs io_uring: {source}"),
+            ServeError::Thread(ThreadError::Ring { source }) => format!("the NBD server needs io_uring: {source}"),
             other => other.to_string(),
         })?;
         let client = NbdDevice::open(&NbdUri::unix(&socket, "disk"), writable).map_err(|error| error.to_string())?;

@@ -5,12 +5,12 @@
 //!     └──▶ eventfd ─▶ the ring's read of it completes ─▶ take ─▶ all messages
 //! ```
 //!
-//! The front thread passes clients to the workers this way, and the thread that stops the server
-//! tells the front and the workers. The eventfd is written after the message was added, so a thread
-//! that was woken finds the message. One wake-up may stand for several messages, or for none if
-//! they were taken already. So a woken thread takes all messages, and an empty list is normal.
+//! The front thread of a server passes clients or rings to the workers this way, and the thread
+//! that stops the server tells the front and the workers. The eventfd is written after the message
+//! was added, so a thread that was woken finds the message. One wake-up may stand for several
+//! messages, or for none if they were taken already. So a woken thread takes all messages, and an
+//! empty list is normal.
 
-use super::{handshake::TlsNeed, peer::Peer};
 use rustix::event::EventfdFlags;
 use std::{
     io,
@@ -18,35 +18,26 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// A message to a front thread or a worker.
-#[derive(Debug)]
-pub(crate) enum Message {
-    /// A new client: its socket, its address, and whether it must use TLS.
-    Client(OwnedFd, Peer, TlsNeed),
-    /// Finish the requests in flight and exit.
-    Stop,
-}
-
 /// The messages of one thread.
 #[derive(Debug)]
-pub(crate) struct Inbox {
-    messages: Mutex<Vec<Message>>,
+pub(crate) struct Inbox<M> {
+    messages: Mutex<Vec<M>>,
     wakeup: OwnedFd,
 }
 
-impl Inbox {
+impl<M> Inbox<M> {
     pub(crate) fn new() -> io::Result<Self> {
         let wakeup = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { messages: Mutex::default(), wakeup })
+        Ok(Self { messages: Mutex::new(Vec::new()), wakeup })
     }
 
-    pub(crate) fn put(&self, message: Message) {
+    pub(crate) fn put(&self, message: M) {
         self.messages.lock().unwrap_or_else(PoisonError::into_inner).push(message);
         // The write fails only if the counter is full, and then the thread is being woken already.
         let _ = rustix::io::write(&self.wakeup, &1u64.to_ne_bytes());
     }
 
-    pub(crate) fn take(&self) -> Vec<Message> {
+    pub(crate) fn take(&self) -> Vec<M> {
         std::mem::take(&mut *self.messages.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -66,12 +57,11 @@ mod tests {
         let wakeup = inbox.wakeup().unwrap();
         let mut rings = [0; 8];
         assert!(rustix::io::read(&wakeup, &mut rings).is_err(), "no wake-up before the first message");
-        let client = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-        inbox.put(Message::Client(client, Peer::Unix(None), TlsNeed::No));
-        inbox.put(Message::Stop);
+        inbox.put(1);
+        inbox.put(2);
         rustix::io::read(&wakeup, &mut rings).unwrap();
         assert_eq!(u64::from_ne_bytes(rings), 2);
-        assert!(matches!(inbox.take()[..], [Message::Client(..), Message::Stop]));
+        assert_eq!(inbox.take(), [1, 2]);
         assert!(
             inbox.take().is_empty() && rustix::io::read(&wakeup, &mut rings).is_err(),
             "each message is taken once"
