@@ -148,6 +148,9 @@ impl From<DiskError> for Failure {
                     "{error}; this is a path of Windows: on this machine the file has another one (in WSL, C:\\vm\\disk.vhdx is /mnt/c/vm/disk.vhdx)"
                 ))
             }
+            DiskError::InUse { purpose: "reading", .. } if switches::takes_force_share() => Self::new(format!(
+                "{error}, or read it all the same with --force-share (what is read may be inconsistent)"
+            )),
             other => Self::new(other.to_string()),
         }
     }

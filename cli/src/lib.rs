@@ -139,9 +139,14 @@ fn dispatch(context: &mut Context, command: &Command) -> Outcome {
     }
 }
 
-// The commands that have switches of their own for an option that others share.
+// The commands that have switches of their own for an option that others share, and those with
+// --force-share.
 fn switches_of(command: &Command) -> &'static str {
     match command {
+        Command::Info(_) => "info",
+        Command::Map(_) => "map",
+        Command::Check(_) => "check",
+        Command::Partitions(_) => "partitions",
         Command::Convert(_) => "convert",
         Command::Compare(_) => "compare",
         Command::Diff(_) => "diff",

@@ -130,6 +130,12 @@ pub fn set_command(name: &'static str) {
     let _ = COMMAND.set(name);
 }
 
+/// Whether this command reads a disk that another program has open for writing, with --force-share.
+pub fn takes_force_share() -> bool {
+    let name = COMMAND.get().copied().unwrap_or_default();
+    ["info", "map", "check", "partitions", "convert", "compare", "diff"].contains(&name)
+}
+
 /// A sentence of a library, with the switches of this command for the options in it.
 pub fn with_switches(sentence: impl Display) -> String {
     with_switches_of(COMMAND.get().copied().unwrap_or_default(), &sentence.to_string())

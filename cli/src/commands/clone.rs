@@ -20,6 +20,7 @@ use crate::{
 };
 use clap::Args;
 use diskwright_disk::{CreateRequest, DiskError, clone_disk, require_file};
+use diskwright_image::probe;
 use diskwright_load::clock;
 use diskwright_serve::control::{Client, Done, Operation};
 use schemars::JsonSchema;
@@ -102,6 +103,7 @@ pub fn of_disk_in_use(context: &mut Context, disk: &Path, client: &Client, how: 
     if let Some(taken) = how.names.iter().find(|name| name.exists()) {
         return Err(DiskError::Exists { path: taken.clone() }.into());
     }
+    how.names.iter().try_for_each(|name| refuse_name(context, disk, name))?;
     let name = how.frozen_name.clone().unwrap_or_else(clock::compact_utc_now);
     let operation = Operation::Snapshot { name, track: None, dry_run: how.dry_run };
     let Done::Frozen(frozen) = in_use::call(client, operation)? else { return Err(in_use::unexpected(client)) };
@@ -118,6 +120,30 @@ pub fn of_disk_in_use(context: &mut Context, disk: &Path, client: &Client, how: 
         warnings.extend(made);
     }
     print_report(context, (&frozen.frozen, Some(disk)), how, &warnings)
+}
+
+/// Refuses a clone that could not be made, as far as names show it.
+fn refuse_name(context: &Context, disk: &Path, name: &Path) -> Outcome<()> {
+    let folder = name.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+        return Err(Failure::new(format!(
+            "{}: there is no folder {}; make it first",
+            name.display(),
+            folder.display()
+        )));
+    }
+    let asked = context.global.format.map(FormatArg::format);
+    let (own, parents) = (asked.or_else(|| probe::format_of_extension(name)), probe::format_of_extension(disk));
+    match (own, parents) {
+        (Some(own), Some(parents)) if own != parents && !own.driver().child_takes_any_parent => {
+            Err(Failure::new(format!(
+                "{}: a {own} disk can only have a {own} parent, and {} is {parents}",
+                name.display(),
+                disk.display()
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Makes the clones of a disk that does not change.

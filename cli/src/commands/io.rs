@@ -130,7 +130,7 @@ pub fn run(context: &mut Context, args: &IoArgs) -> Outcome {
                 });
                 (done, error)
             }
-            Err(error) => (transfer::Transfer::default(), Some(switches::with_switches(error))),
+            Err(error) => (transfer::Transfer::default(), Some(Failure::new(error.to_string()).to_string())),
         };
         if patience.should_stop() {
             return Err(Failure::Stopped);

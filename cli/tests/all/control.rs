@@ -426,6 +426,8 @@ fn a_disk_in_use_is_frozen_for_its_clones() {
     // Names that are taken are found before anything is frozen.
     place.shop.ok("create taken.vhdx --size 1M");
     assert!(place.fails("clone db.vhdx a.vhdx taken.vhdx").contains("taken.vhdx: file exists"));
+    assert!(place.fails("clone db.vhdx nowhere/a.vhdx").contains("there is no folder nowhere"));
+    assert!(place.fails("clone db.vhdx a.vhd").contains("a vhd disk can only have a vhd parent"));
     assert!(place.ok("snapshot list . --json").matches(".avhdx").count() == 0);
     let done = place.ok("clone db.vhdx a.vhdx b.vhdx --name tested");
     assert!(done.starts_with("db.vhdx is in use, and is now a new child of ") && done.ends_with("made\n"), "{done}");

@@ -69,6 +69,35 @@ fn what_is_missing_is_named() {
     }
 }
 
+/// Who reads a disk in use is told how that can be done.
+#[test]
+fn a_disk_in_use_says_how_it_can_be_read() {
+    let shop = Workshop::new();
+    shop.ok("create disk.vhdx --size 16M");
+    shop.ok("create other.vhdx --size 16M");
+    let _held = {
+        use diskwright_store::{LockMode, OpenOptions, file::FileStore};
+        let options = OpenOptions { writable: true, lock: LockMode::Exclusive, ..OpenOptions::default() };
+        FileStore::open(shop.path("disk.vhdx"), &options).unwrap()
+    };
+    for (code, line) in [
+        (1, "info disk.vhdx"),
+        (1, "check disk.vhdx"),
+        (1, "map disk.vhdx"),
+        (1, "partitions disk.vhdx"),
+        (1, "convert disk.vhdx copy.raw"),
+        (2, "compare disk.vhdx other.vhdx"),
+    ] {
+        let told = shop.fails(code, line);
+        assert!(told.contains("it is in use") && told.contains("--force-share"), "{line}: {told}");
+    }
+    // These have no such option.
+    for line in ["rescue disk.vhdx copy.raw", "io disk.vhdx -c 'write 0 512'"] {
+        let told = shop.fails(1, line);
+        assert!(told.contains("it is in use") && !told.contains("--force-share"), "{line}: {told}");
+    }
+}
+
 /// Commands and options of qemu-img, which users type out of habit.
 #[test]
 fn habits_are_answered() {

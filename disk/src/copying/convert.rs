@@ -39,11 +39,10 @@ use crate::{
     CompareOutcome, Disk, DiskError, OpenOptions, Opened, Place, Progress, Result,
     copying::{
         compare::compare_with,
-        copy::data_bytes,
         create::{create_as, is_there},
         new_size::write_table,
         partial::PartialFile,
-        room::empty_image_bytes,
+        room::{data_bytes, empty_image_bytes},
     },
     error::from_io,
 };

@@ -41,8 +41,6 @@ pub(crate) use lost::{LostRangeCollector, damage_in, damage_of, damaged_source};
 
 /// Length of a window, for which the extents are read at once.
 const WINDOW_BYTES: u64 = 64 << 20;
-/// Length of the pieces in which extents are counted, so that the list stays small.
-const COUNT_BYTES: u64 = 1 << 30;
 /// Maximum length of one read or write.
 const CHUNK_BYTES: u64 = 1 << 20;
 /// Number of buffers of each worker.
@@ -235,7 +233,7 @@ impl<'a> Job<'a> {
 
     /// Bytes of the source that hold data; `None` if its extents cannot be read.
     pub(crate) fn data_bytes(&self) -> Option<u64> {
-        data_bytes(self.source, self.size_bytes).ok()
+        super::room::data_bytes(self.source, self.size_bytes).ok()
     }
 
     /// Counts a range that the source has as zeros, or not at all. Where progress counts data, it
@@ -249,19 +247,6 @@ impl<'a> Job<'a> {
     fn count(counter: &AtomicU64, bytes: u64) {
         counter.fetch_add(bytes, Ordering::Relaxed);
     }
-}
-
-/// Bytes of the disk's first `size_bytes` that hold data.
-pub(crate) fn data_bytes(disk: &Opened, size_bytes: u64) -> io::Result<u64> {
-    let mut extents = Vec::new();
-    let mut data_bytes = 0;
-    for start in (0..size_bytes).step_by(COUNT_BYTES as usize) {
-        extents.clear();
-        disk.device().extents(start, COUNT_BYTES.min(size_bytes - start), &mut extents)?;
-        let data = extents.iter().filter(|extent| extent.kind == ExtentKind::Data);
-        data_bytes += data.map(|extent| extent.len_bytes).sum::<u64>();
-    }
-    Ok(data_bytes)
 }
 
 /// The file of the chain that holds a range; the source's own path if several files do, or if that

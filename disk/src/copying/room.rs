@@ -1,11 +1,14 @@
 //! How much space a new image or a copy will need, before it is made.
 
+use crate::{Opened, engine::holes::next_stored, error::to_io};
 use diskwright_image::{CreateOptions, DiskType, Format, FormatOptions};
-use diskwright_store::{MemoryStore, Store};
-use std::sync::Arc;
+use diskwright_store::{ExtentKind, MemoryStore, Store};
+use std::{io, sync::Arc};
 
 /// The largest tables that are laid out in memory, only to learn their length.
-const TABLES_MAX_BYTES: u64 = 128 << 20;
+const TABLES_MAX_BYTES: u64 = 320 << 20;
+/// Length of the pieces in which extents are counted, so that the list stays small.
+const COUNT_BYTES: u64 = 1 << 30;
 
 /// Length in bytes of the file of an image without data: headers, logs and tables. An image of the
 /// format is made in memory. 0 for a raw disk; `None` if it is not known, because the format does
@@ -31,6 +34,26 @@ pub fn empty_image_bytes(format: Format, size_bytes: u64, block_bytes: Option<u3
     store.limit(TABLES_MAX_BYTES);
     format.driver().create(Arc::clone(&store) as Arc<dyn Store>, &options).ok()?;
     store.len_bytes().ok()
+}
+
+/// Bytes of the disk's first `size_bytes` that hold data.
+pub(crate) fn data_bytes(disk: &Opened, size_bytes: u64) -> io::Result<u64> {
+    let mut extents = Vec::new();
+    let (mut start, mut data_bytes) = (0, 0);
+    while start < size_bytes {
+        if let Some(disk) = disk.disk() {
+            start = next_stored(&disk.layers(), start, size_bytes).map_err(to_io)?;
+        }
+        extents.clear();
+        let len_bytes = COUNT_BYTES.min(size_bytes - start);
+        if len_bytes > 0 {
+            disk.device().extents(start, len_bytes, &mut extents)?;
+        }
+        let data = extents.iter().filter(|extent| extent.kind == ExtentKind::Data);
+        data_bytes += data.map(|extent| extent.len_bytes).sum::<u64>();
+        start += len_bytes;
+    }
+    Ok(data_bytes)
 }
 
 #[cfg(test)]

@@ -128,5 +128,7 @@ mod tests {
         assert_eq!(next_stored(&layers, 0, size_bytes).unwrap(), (5 << 40) / block_bytes * block_bytes);
         assert_eq!(next_stored(&layers, (5 << 40) + 100, size_bytes).unwrap(), (5 << 40) + 100);
         assert_eq!(next_stored(&layers, 6 << 40, size_bytes).unwrap(), size_bytes);
+        let opened = crate::Opened::Disk(std::sync::Arc::clone(&disk));
+        assert_eq!(crate::copying::room::data_bytes(&opened, size_bytes).unwrap(), 4096);
     }
 }

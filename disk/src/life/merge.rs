@@ -129,7 +129,7 @@ pub struct Merged {
 /// writing leave a child that reads as before: the same call finishes the merge.
 pub fn merge(path: impl AsRef<Path>, options: &MergeOptions, progress: &mut Progress<'_>) -> Result<Merged> {
     let (shown, files) = (path.as_ref(), &options.open.files);
-    let real = files.canonical(shown).map_err(|source| file_error("find", shown, source))?;
+    let real = files.canonical(shown).map_err(|source| file_error("find it", shown, source))?;
     let finishing = finishing(&real, options);
     let mut merged = Merge::open(shown, finishing.as_ref().unwrap_or(options))?.run(progress)?;
     if finishing.is_some() {

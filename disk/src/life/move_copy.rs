@@ -11,7 +11,7 @@
 use crate::{
     DiskError, Result,
     copying::copy,
-    engine::{device::Disk, holes::next_known},
+    engine::{device::Disk, holes::next_stored},
     error::{self, to_io},
     life::move_plan::MoveWatch,
 };
@@ -235,7 +235,7 @@ struct Windows {
 
 impl Windows {
     fn next_in(&mut self, disk: &Disk) -> Result<Option<Range<u64>>> {
-        let known = next_known(&disk.layers(), self.at, self.size_bytes)?;
+        let known = next_stored(&disk.layers(), self.at, self.size_bytes)?;
         let start = known - known % WINDOW_BYTES;
         if known >= self.size_bytes {
             return Ok(None);
