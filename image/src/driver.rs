@@ -7,11 +7,12 @@
 
 use crate::{
     CreateOptions, DiskType, Format, Image, ImageError, ParentLink, Result,
-    findings::{CheckOutcome, CheckReport},
+    findings::{CheckOutcome, CheckReport, Finding, Severity},
     qcow2,
     raw::RawImage,
     references::Reference,
     salvage::{SalvageHints, Salvaged},
+    signature,
     split::SplitRawImage,
     vdi, vhd, vhdx, vmdk,
 };
@@ -45,6 +46,7 @@ pub enum Identities {
 /// Capabilities and entry points of one format.
 #[derive(Debug)]
 pub struct Driver {
+    format: Format,
     /// Name in options and messages, and the extension of its files: "vhdx".
     pub name: &'static str,
     /// The bytes by which a file of the format is known, as a message says what it expected.
@@ -104,6 +106,7 @@ pub struct Driver {
 }
 
 static RAW: Driver = Driver {
+    format: Format::Raw,
     name: "raw",
     signature: "any bytes",
     usual_type: DiskType::Fixed,
@@ -136,6 +139,7 @@ static RAW: Driver = Driver {
 };
 
 static VHD: Driver = Driver {
+    format: Format::Vhd,
     name: "vhd",
     signature: "\"conectix\" at offset 0 or in the last 512 bytes (was the file copied completely?)",
     usual_type: DiskType::Dynamic,
@@ -170,6 +174,7 @@ static VHD: Driver = Driver {
 };
 
 static VHDX: Driver = Driver {
+    format: Format::Vhdx,
     name: "vhdx",
     signature: "\"vhdxfile\" at offset 0",
     usual_type: DiskType::Dynamic,
@@ -203,6 +208,7 @@ static VHDX: Driver = Driver {
 };
 
 static QCOW2: Driver = Driver {
+    format: Format::Qcow2,
     name: "qcow2",
     signature: "\"QFI\" and the byte 0xfb at offset 0, and version 2 or 3",
     usual_type: DiskType::Dynamic,
@@ -235,6 +241,7 @@ static QCOW2: Driver = Driver {
 };
 
 static VDI: Driver = Driver {
+    format: Format::Vdi,
     name: "vdi",
     signature: "the bytes 7f 10 da be at offset 64",
     usual_type: DiskType::Dynamic,
@@ -260,13 +267,14 @@ static VDI: Driver = Driver {
     further_files: |_| Ok(Vec::new()),
     create: |stores, options| vdi::create(only(stores, "vdi")?, options),
     examine: |stores, for_repair| vdi::examine(only_opened(stores, "vdi")?, for_repair),
-    begin_repair: |_, _| Ok(()),
+    begin_repair: vdi::begin_repair,
     settle_log: |_, _| Ok(()),
     parent_link: vdi::parent_link,
     salvage: vdi::salvage,
 };
 
 static VMDK: Driver = Driver {
+    format: Format::Vmdk,
     name: "vmdk",
     signature: "\"# Disk DescriptorFile\", \"KDMV\", \"COWD\" or an SESPARSE header at offset 0",
     usual_type: DiskType::Dynamic,
@@ -292,7 +300,7 @@ static VMDK: Driver = Driver {
     further_files: vmdk::further_files,
     create: |stores, options| vmdk::create(&stores, options),
     examine: vmdk::examine,
-    begin_repair: |_, _| Ok(()),
+    begin_repair: vmdk::begin_repair,
     settle_log: |_, _| Ok(()),
     parent_link: vmdk::parent_link,
     salvage: vmdk::salvage,
@@ -448,12 +456,53 @@ impl Driver {
     /// # Errors
     /// Those of the format's own `check`.
     pub fn check_files(&self, stores: &[Option<Arc<dyn Store>>]) -> Result<CheckReport> {
-        Ok((self.examine)(stores, false)?.report)
+        Ok(self.examine_any(stores, false)?.report)
+    }
+
+    /// Checks an image, also one that has lost its signature.
+    fn examine_any(&self, stores: MaybeStores<'_>, for_repair: bool) -> Result<CheckOutcome> {
+        let result = (self.examine)(stores, for_repair);
+        let is_at_start = |finding: &Finding| finding.severity == Severity::Corrupt && finding.offset_bytes < 512;
+        let may_be_lost = match &result {
+            Err(ImageError::NotAnImage { .. } | ImageError::Corrupt { .. }) => true,
+            Ok(outcome) => outcome.report.findings.iter().any(is_at_start),
+            Err(_) => false,
+        };
+        match stores {
+            [Some(store)] if may_be_lost => {
+                let check = |store| Ok((self.examine)(&[Some(store)], false)?.report);
+                let restored = signature::examine(self.format, store, for_repair, &|store| self.opens(store), &check)?;
+                restored.map_or(result, Ok)
+            }
+            _ => result,
+        }
+    }
+
+    fn opens(&self, store: Arc<dyn Store>) -> Result<()> {
+        self.open(store, false, 512).map(drop)
+    }
+
+    /// Whether a file without the format's signature at its usual places is an image all the same,
+    /// which the format's open finds: a fixed VHD whose growth was cut short.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn is_found_elsewhere(&self, store: &dyn Store) -> Result<bool> {
+        if self.format == Format::Vhd { vhd::has_left_footer(store) } else { Ok(false) }
+    }
+
+    /// Whether an image in one file would open if it had the signature of the format, which it has
+    /// not.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn has_lost_signature(&self, store: &Arc<dyn Store>) -> Result<bool> {
+        Ok(signature::lost(self.format, store, &|store| self.opens(store))?.is_some())
     }
 
     /// The same for an image in one file; with `for_repair` also how the findings are repaired.
     pub(crate) fn examine(&self, store: Arc<dyn Store>, for_repair: bool) -> Result<CheckOutcome> {
-        (self.examine)(&[Some(store)], for_repair)
+        self.examine_any(&[Some(store)], for_repair)
     }
 
     /// Changes the identities that the format demands to change before a repair: that of the file,

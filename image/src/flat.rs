@@ -88,6 +88,12 @@ pub(crate) enum Trailer {
 
 /// Moves the data that follows a disk.
 pub(crate) trait MoveTrailer: Send + Sync + fmt::Debug {
+    /// Makes the store end with the data, durably, before the first write.
+    ///
+    /// # Errors
+    /// `Io`.
+    fn settle(&self, barrier: &Barrier) -> Result<()>;
+
     /// Changes the disk's size from `from_bytes` to `to_bytes`, durably. A new range reads as
     /// zeros.
     ///
@@ -141,6 +147,9 @@ impl FlatWriter {
 
 impl ImageWriter for FlatWriter {
     fn begin_writing(&self) -> Result<()> {
+        if let Trailer::Moves(trailer) = &self.trailer {
+            trailer.settle(&self.barrier)?;
+        }
         match self.padding_end_bytes.load(Ordering::Acquire) {
             0 => Ok(()),
             end_bytes => extend_to_sector(&self.barrier, end_bytes),

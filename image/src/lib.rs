@@ -43,6 +43,7 @@ mod image;
 mod info;
 mod inner;
 mod needs;
+mod number_set;
 mod padded;
 #[cfg(test)]
 mod parent_links;
@@ -52,6 +53,7 @@ mod raw;
 mod references;
 mod repair;
 pub mod salvage;
+mod signature;
 mod space;
 pub mod split;
 pub mod vdi;

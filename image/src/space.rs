@@ -27,11 +27,12 @@
 //! no space that is in use. Slack is never written. A piece that is being punched or zeroed is in
 //! no list, so it cannot be handed out before the call to the file system has returned.
 
+mod pieces;
+
+use crate::number_set::NumberSet;
 use diskwright_store::{FileRange, Store, Zeroing, is_full};
-use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
-    io,
-};
+use pieces::Pieces;
+use std::{collections::VecDeque, io};
 
 /// Smallest step by which a file grows, in bytes.
 const STEP_MIN_BYTES: u64 = 16 << 20;
@@ -48,44 +49,6 @@ struct Quarantined {
     generation: u64,
     offset_bytes: u64,
     len_bytes: u64,
-}
-
-/// Free pieces: length in bytes to the offsets of the pieces of that length.
-#[derive(Debug, Default)]
-struct Pieces(BTreeMap<u64, BTreeSet<u64>>);
-
-impl Pieces {
-    fn add(&mut self, offset_bytes: u64, len_bytes: u64) {
-        self.0.entry(len_bytes).or_default().insert(offset_bytes);
-    }
-
-    fn remove(&mut self, offset_bytes: u64, len_bytes: u64) -> bool {
-        let Some(offsets) = self.0.get_mut(&len_bytes) else { return false };
-        let was_there = offsets.remove(&offset_bytes);
-        if offsets.is_empty() {
-            self.0.remove(&len_bytes);
-        }
-        was_there
-    }
-
-    fn first(&self, len_bytes: u64) -> Option<u64> {
-        self.0.get(&len_bytes)?.first().copied()
-    }
-
-    /// Takes the first piece of this length, if it begins below `limit_bytes`.
-    fn take_below(&mut self, len_bytes: u64, limit_bytes: u64) -> Option<u64> {
-        let offset_bytes = self.first(len_bytes).filter(|&offset_bytes| offset_bytes < limit_bytes)?;
-        self.remove(offset_bytes, len_bytes);
-        Some(offset_bytes)
-    }
-
-    /// Offset and length of the piece that ends at `end_bytes`.
-    fn ending_at(&self, end_bytes: u64) -> Option<(u64, u64)> {
-        self.0.iter().find_map(|(&len_bytes, offsets)| {
-            let offset_bytes = end_bytes.checked_sub(len_bytes)?;
-            offsets.contains(&offset_bytes).then_some((offset_bytes, len_bytes))
-        })
-    }
 }
 
 /// The allocator of one file.
@@ -168,8 +131,7 @@ impl Space {
         if let Some(offset_bytes) = self.take_for_move(len_bytes, limit_bytes) {
             return Some(offset_bytes);
         }
-        let longer_bytes: Vec<u64> = self.free.0.range(len_bytes..).map(|(&longer_bytes, _)| longer_bytes).collect();
-        longer_bytes.into_iter().find_map(|longer_bytes| {
+        self.free.lengths(len_bytes).into_iter().find_map(|longer_bytes| {
             let offset_bytes = self.free.take_below(longer_bytes, limit_bytes)?;
             self.free.add(offset_bytes + len_bytes, longer_bytes - len_bytes);
             Some(offset_bytes)
@@ -194,11 +156,8 @@ impl Space {
         if self.ready.first(len_bytes).is_some() {
             return Vec::new();
         }
-        let taken: Vec<_> = self.free.0.get(&len_bytes).into_iter().flatten().copied().take(ZERO_PIECES).collect();
-        for &offset_bytes in &taken {
-            self.free.remove(offset_bytes, len_bytes);
-        }
-        taken
+        let next = || self.free.take_below(len_bytes, u64::MAX);
+        std::iter::from_fn(next).take(ZERO_PIECES).collect()
     }
 
     /// Records the result of [`zero_pieces`] for the pieces of [`Space::take_to_zero`]: the first
@@ -265,23 +224,28 @@ impl Space {
         self.free_has_blocks |= count > 0;
     }
 
-    /// For close: marks all quarantined and ready pieces as free. Returns those pieces, as the file
-    /// system may still have blocks allocated for them. After [`Space::release_tail`] the caller
-    /// punches the returned pieces below [`Space::used_end_bytes`].
-    pub fn free_all(&mut self) -> Vec<FileRange> {
-        let mut ready = vec![std::mem::take(&mut self.ready)];
+    /// For close: frees all quarantined and ready pieces, and drops the free pieces at the very
+    /// end. Returns the new `used_end_bytes`, as [`Space::release_tail`] does, and the ranges below
+    /// it of which the file system may still have blocks: the caller punches them after it has cut
+    /// the file.
+    pub fn free_all(&mut self) -> (u64, HolePunches) {
+        let mut unused = std::mem::take(&mut self.ready);
+        self.quarantined.drain(..).for_each(|piece| unused.add(piece.offset_bytes, piece.len_bytes));
         if std::mem::take(&mut self.free_has_blocks) {
-            ready.push(std::mem::take(&mut self.free));
+            unused.append(std::mem::take(&mut self.free));
         }
-        let ready = ready
-            .into_iter()
-            .flat_map(|pieces| pieces.0)
-            .flat_map(|(len_bytes, offsets)| offsets.into_iter().map(move |at| (at, len_bytes)));
-        let freed = self.quarantined.drain(..).map(|piece| (piece.offset_bytes, piece.len_bytes));
-        let all: Vec<_> =
-            ready.chain(freed).map(|(offset_bytes, len_bytes)| FileRange { offset_bytes, len_bytes }).collect();
-        all.iter().for_each(|piece| self.add_free(piece.offset_bytes, piece.len_bytes));
-        all
+        self.ready = unused;
+        let end_bytes = self.release_tail();
+        let unused = std::mem::take(&mut self.ready);
+        let punches = HolePunches::of(unused.ranges());
+        self.free.append(unused);
+        (end_bytes, punches)
+    }
+
+    /// Makes the pieces with these numbers available, all of `len_bytes` and at multiples of that.
+    /// The conditions of [`Space::add_free`] apply.
+    pub(crate) fn add_all_free(&mut self, numbers: NumberSet, len_bytes: u64) {
+        self.free.append(Pieces::of_numbers(numbers, len_bytes));
     }
 
     /// Makes a piece below `used_end_bytes` available. The caller guarantees that durably nothing

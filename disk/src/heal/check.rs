@@ -87,7 +87,8 @@ pub fn check_image(path: &Path, options: &OpenOptions) -> Result<(Format, CheckR
     {
         return Ok((Format::Raw, check_parts(&options.files, store, &parts, lock)?));
     }
-    let format = options.format.map_or_else(|| probe::probe(&*store, false).map(|verdict| verdict.format), Ok)?;
+    let format =
+        options.format.map_or_else(|| probe::probe_damaged(&store, false).map(|verdict| verdict.format), Ok)?;
     if store.len_bytes().is_ok_and(|bytes| bytes == 0) {
         return Err(DiskError::BadOptions {
             what: format!("{}: found 0 bytes, expected a disk", path.display()),

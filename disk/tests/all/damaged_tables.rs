@@ -5,7 +5,7 @@ use crate::{
     damage::{Sample, get_u64_be, put},
     repairs::{Damaging, field},
 };
-use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
+use diskwright_disk::{ConvertOptions, CreateRequest, Disk, OpenOptions, convert, create};
 use diskwright_image::{DiskType, Format};
 use diskwright_store::{Blocking, EngineKind};
 use std::path::Path;
@@ -49,7 +49,47 @@ pub fn samples(dir: &Path, format: Format) -> Vec<Sample> {
     };
     let alone = made(dynamic, None);
     made(parent, None);
-    vec![alone, made(diff, Some(parent))]
+    let (name, subformat) = match format {
+        Format::Qcow2 => ("packed.qcow2", "compressed"),
+        Format::Vmdk => ("packed.vmdk", "streamOptimized"),
+        _ => return vec![alone, made(diff, Some(parent))],
+    };
+    let dest = CreateRequest { subformat: Some(subformat.into()), ..CreateRequest::default() };
+    let path = dir.join(name);
+    convert(&alone.path, &path, &ConvertOptions { dest, ..ConvertOptions::default() }, &mut |_, _| true).unwrap();
+    let packed = Sample { name, format, bytes: std::fs::read(&path).unwrap(), path };
+    vec![alone, made(diff, Some(parent)), packed]
+}
+
+/// Damages of compressed clusters and grains, and of their entries.
+pub fn packed(sample: &Sample) -> Vec<Damaging> {
+    let bytes = &sample.bytes;
+    let mut all = Vec::new();
+    // The places of the entries, and of the data.
+    let places: Vec<(usize, usize)> = if sample.format == Format::Qcow2 {
+        let l2 = (get_u64_be(bytes, get_u64_be(bytes, 40) as usize) & 0x00ff_ffff_ffff_fe00) as usize;
+        // Clusters of 64 KiB.
+        let entries = USED.map(|guest| l2 + 8 * (guest as usize / 2));
+        entries.map(|at| (at, (get_u64_be(bytes, at) & ((1 << 54) - 1)) as usize)).into()
+    } else {
+        let directory = u32_le(bytes, bytes.len() - 1024 + 56) * 512;
+        let table = u32_le(bytes, directory) * 512;
+        let entries = (0..8).map(|grain| table + 4 * grain).filter(|&at| u32_le(bytes, at) > 1);
+        entries.map(|at| (at, u32_le(bytes, at) * 512)).collect()
+    };
+    assert!(places.len() >= 4, "{places:?}");
+    let len = if sample.format == Format::Qcow2 { 8 } else { 4 };
+    for &(at, data) in &places {
+        for (way, within, count) in [("start", 0, 4), ("size", 8, 4), ("data", 14, 6), ("all", 0, 24)] {
+            all.push(field(format!("packed data {way}: at {data}"), move |b: &mut Vec<u8>| {
+                b[data + within..data + within + count].fill(0x99);
+            }));
+        }
+        all.extend(changed("packed entry", at, len));
+        let other = bytes[places[1].0..places[1].0 + len].to_vec();
+        all.extend(entries("packed entry", &[at], &[("of another one", other), ("lost", vec![0; len])]));
+    }
+    all
 }
 
 fn u32_le(bytes: &[u8], at: usize) -> usize {

@@ -60,25 +60,27 @@ fn a_chain_reads_as_qemu_reads_it() {
         let disk = open(&dir.join(name)).unwrap_or_else(|error| panic!("{error}"));
         assert!(contents(&disk) == fs::read(dir.join("expected.raw")).unwrap(), "{name}");
     }
-    let told = Disk::open(
-        dir.join("middle.qcow2"),
-        &OpenOptions { writable: true, allow_parent_write: true, ..OpenOptions::default() },
-    );
-    let told = told.map(drop).unwrap_err().to_string();
-    assert!(told.contains("extended L2 entries (subclusters) is not supported"), "{told}");
+    // Subclusters are written, but not beside compressed clusters.
+    let options = OpenOptions { writable: true, ..OpenOptions::default() };
+    let disk = Disk::open(dir.join("packed.qcow2"), &options).unwrap();
+    let told = Blocking::open(&*disk, EngineKind::Auto).unwrap().write(0, &[1; 512], false).unwrap_err().to_string();
+    assert!(told.contains("(subclusters) and compressed clusters"), "{told}");
 }
 
 /// Writes, discards and reads a disk at random, by us and by QEMU in turns.
 #[test]
-fn clusters_in_a_data_file_are_written() {
+fn clusters_in_a_data_file_and_subclusters_are_written() {
     let folder = TempDir::new().unwrap();
     let dir = folder.path();
     fs::write(dir.join("base.raw"), vec![9; 3 << 20]).unwrap();
-    let kinds: [(&str, &[&str]); 4] = [
+    let kinds: [(&str, &[&str]); 7] = [
         ("plain", &["-o", "data_file=plain.data"]),
         ("raw", &["-o", "data_file=raw.data,data_file_raw=on"]),
         ("small", &["-o", "data_file=small.data,cluster_size=4k"]),
         ("child", &["-o", "data_file=child.data", "-b", "base.raw", "-F", "raw"]),
+        ("parts", &["-o", "extended_l2=on"]),
+        ("parts of 512", &["-o", "extended_l2=on,cluster_size=16k"]),
+        ("child in parts", &["-o", "extended_l2=on,cluster_size=32k", "-b", "base.raw", "-F", "raw"]),
     ];
     for (name, options) in kinds {
         let file = format!("{name}.qcow2");
@@ -87,7 +89,7 @@ fn clusters_in_a_data_file_are_written() {
             return;
         }
         let mut model = vec![0; 4100 << 10];
-        if name == "child" {
+        if name.starts_with("child") {
             model[..3 << 20].fill(9);
         }
         let mut seed = 1_u64;
@@ -139,6 +141,16 @@ fn clusters_in_a_data_file_are_written() {
             model = contents(&open(&dir.join(&file)).unwrap());
         }
         let told = Disk::open(dir.join(&file), &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+        if name.contains("parts") {
+            told.grow(8 << 20).unwrap();
+            told.close().unwrap();
+            drop(told);
+            run(dir, "qemu-img", &["check", "-q", "-f", "qcow2", &file]);
+            model.resize(8 << 20, 0);
+            run(dir, "qemu-img", &["convert", "-O", "raw", &file, "expected.raw"]);
+            assert!(fs::read(dir.join("expected.raw")).unwrap() == model, "{name}, larger");
+            continue;
+        }
         let told = told.grow(8 << 20).unwrap_err().to_string();
         assert!(told.contains("a new size of a qcow2 image with an external data file"), "{told}");
     }

@@ -56,6 +56,10 @@ const UNKNOWABLE: &[(&str, &str)] = &[
     ("diff.vdi", "unused map entry a bit"),
     ("diff.vdi", "unused map entry zeros"),
     ("", "VMDK capacity"),
+    ("packed", "packed entry of another one"),
+    ("packed", "packed entry lost"),
+    ("packed", "packed entry"),
+    ("packed", "packed data data"),
 ];
 
 /// A kind and a place, and the damage.
@@ -142,6 +146,8 @@ struct Tally {
     restored: usize,
     /// Of these, those that lost something.
     gave_up: usize,
+    /// The kinds after whose repair with losses the image is still damaged.
+    unsound: BTreeSet<String>,
     /// The kinds of [`UNKNOWABLE`] that were met.
     silent: BTreeSet<(&'static str, String)>,
     failures: Vec<String>,
@@ -226,6 +232,9 @@ impl Tally {
             let is_restored = is_sound && after.0 == size && after.1 == model;
             self.restored += usize::from(is_restored && !is_right && !accept_loss);
             self.gave_up += usize::from(accept_loss && !done.lost.is_empty());
+            if accept_loss && !is_sound {
+                self.unsound.insert(kind.split(':').next().unwrap().to_owned());
+            }
         }
         while let Some(_changed) = states.pop().filter(|_| !states.is_empty()) {
             if let Err(error) = undo_repair(path, &RepairOptions::default()) {
@@ -605,6 +614,7 @@ fn all_damages(format: Format) {
         damages.extend(match format {
             Format::Vhd => semantic_damages::vhd(sample, disk_type),
             Format::Vhdx => semantic_damages::vhdx(sample, disk_type),
+            Format::Qcow2 | Format::Vmdk if sample.name.starts_with("packed") => damaged_tables::packed(sample),
             Format::Qcow2 => damaged_tables::qcow2(sample),
             Format::Vdi => damaged_tables::vdi(sample),
             _ => damaged_tables::vmdk(sample),
@@ -620,8 +630,8 @@ fn all_damages(format: Format) {
     let mut cases = 0;
     for (name, tally) in tallies {
         println!(
-            "{name}: {} kinds of damage, {} harmful; {} repaired without loss, {} with losses",
-            tally.cases, tally.harmful, tally.restored, tally.gave_up
+            "{name}: {} kinds of damage, {} harmful; {} repaired without loss, {} with losses; not repaired: {:?}",
+            tally.cases, tally.harmful, tally.restored, tally.gave_up, tally.unsound
         );
         cases += tally.cases;
         failures.extend(tally.failures);

@@ -79,6 +79,9 @@ pub fn probe(store: &dyn Store, writable: bool) -> Result<DetectedFormat> {
     if let Some(promised) = promised {
         return match promised.format {
             Some(format) if found.contains(&promised) => Ok(DetectedFormat::certain(format)),
+            Some(format) if found.is_empty() && format.driver().is_found_elsewhere(store)? => {
+                Ok(DetectedFormat::certain(format))
+            }
             _ if found.is_empty() || found.contains(&promised) => Err(not_as_promised(store, promised, &found)),
             _ => Err(contradiction(store, promised, &found)),
         };
@@ -98,6 +101,23 @@ pub fn probe(store: &dyn Store, writable: bool) -> Result<DetectedFormat> {
             ),
             hint: SAY_WHICH.into(),
         }),
+    }
+}
+
+/// The format of a file that is to be checked or repaired: as [`probe`], and also that which the
+/// extension indicates, if the file has lost its signature and nothing else of its header.
+///
+/// # Errors
+/// As [`probe`].
+pub fn probe_damaged(store: &Arc<dyn Store>, writable: bool) -> Result<DetectedFormat> {
+    let error = match probe(&**store, writable) {
+        Err(error @ ImageError::NotAnImage { .. }) => error,
+        other => return other,
+    };
+    let promised = known::by_extension(store.name()).and_then(|promised| promised.format);
+    match promised {
+        Some(format) if format.driver().has_lost_signature(store)? => Ok(DetectedFormat::certain(format)),
+        _ => Err(error),
     }
 }
 

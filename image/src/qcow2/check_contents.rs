@@ -13,7 +13,7 @@ use crate::{
     error::{ImageError, Result},
     findings::{Change, FINDINGS_MAX, Finding, Findings, Severity, corruption},
 };
-use diskwright_format::qcow2::Invalid;
+use diskwright_format::qcow2::{Invalid, L2Entry};
 use diskwright_store::Store;
 
 /// Checks all clusters of the disk.
@@ -45,11 +45,8 @@ pub(super) fn check(store: &dyn Store, findings: &mut Findings) -> Result<()> {
                     read.map_err(|error| ImageError::io("read a compressed cluster", store, offset_bytes, error))?;
                     if let Err(what) = compressed::decompress(layout.front.header.compression, &data, &mut out) {
                         let expected = format!("cluster {cluster}, of {cluster_bytes} bytes");
-                        faults.push(corrupt(
-                            store,
-                            offset_bytes,
-                            Invalid::new("compressed cluster", 0, what, expected),
-                        ));
+                        let invalid = Invalid::new("compressed cluster", 0, what, expected);
+                        faults.push((cluster, corrupt(store, offset_bytes, invalid)));
                     }
                 }
                 _ => {}
@@ -57,8 +54,22 @@ pub(super) fn check(store: &dyn Store, findings: &mut Findings) -> Result<()> {
         }
         Ok(faults.len() <= FINDINGS_MAX)
     })?;
-    for fault in faults {
-        findings.add(corruption(fault)?);
+    let tables = Tables { store, layout: &layout };
+    let is_child = layout.front.backing_name.is_some();
+    for (cluster, fault) in faults {
+        let (_, entry_at) = tables.entry(cluster)?;
+        let start = cluster * cluster_bytes;
+        let costs = start..(start + cluster_bytes).min(layout.size_bytes());
+        let has_zeros = layout.geometry.version >= 3;
+        let entry = if is_child && has_zeros { L2Entry::zeros() } else { L2Entry::Unallocated };
+        let what = match is_child && !has_zeros {
+            true => format!("cluster {cluster} is given up: the parent's data show there"),
+            false => format!("cluster {cluster} is given up: it reads as zeros"),
+        };
+        let (word, parts) = entry.to_words(&layout.geometry);
+        let bytes = [word.to_be_bytes(), parts.to_be_bytes()].concat();
+        let change = Change::Write(entry_at, bytes[..layout.geometry.l2_entry_bytes() as usize].to_vec());
+        findings.give_up(corruption(fault)?, Some(costs), what, vec![change]);
     }
     if let Some(cluster) = is_cut {
         let end = file_bytes.next_multiple_of(cluster_bytes);

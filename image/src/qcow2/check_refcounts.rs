@@ -4,18 +4,20 @@
 //!   refcount < references   damage: a later write may reuse the cluster. The refcount is raised.
 //!   refcount > references   a leak. The refcount is lowered.
 //!   COPIED flag             must be set if the refcount is 1, and only then. The entry is changed.
-//!   two structures, or a structure and data, in one cluster     damage that no refcount repairs
+//!   two structures, or a structure and data, in one cluster     check_overlaps.rs
+//!   no refcount block                                           check_new_blocks.rs
 //! ```
-//!
-//! A refcount can be changed only where it has a refcount block; a missing block needs space.
 
 use super::{
     check_counts::{Cell, Counts},
+    check_new_blocks::NewBlocks,
+    check_overlaps::Overlaps,
     check_walk::{PIECE_BYTES, Walk},
 };
 use crate::{
     error::{ImageError, Result},
     findings::{Change, CheckReport, FINDINGS_MAX, Finding, Findings, Severity},
+    number_set::NumberSet,
 };
 use std::{collections::HashMap, ops::Range};
 
@@ -31,18 +33,22 @@ struct Run {
     is_metadata: bool,
 }
 
-/// Most free clusters that are recorded.
-const FREE_MAX: usize = 65_536;
+/// Most entries of each set of clusters: 64 MiB. It takes as many groups of 64 clusters of which
+/// some are free and some are not, which are 8 TiB of a file with clusters of 64 KiB.
+const ENTRIES_MAX: usize = 1 << 21;
 
 /// Which clusters of the file are used: for a program that is about to allocate some.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Usage {
     /// The first cluster after all that have a reference or a refcount.
     pub end_cluster: u64,
-    /// Clusters before that which have neither, in ascending order; not all if there are many.
-    pub free: Vec<u64>,
+    /// Clusters before that which have neither; not those of the highest offsets if there are more
+    /// than [`ENTRIES_MAX`] entries hold. The others are used again in a later session.
+    pub free: NumberSet,
     /// Clusters with a refcount and without a reference, likewise.
-    pub leaked: Vec<u64>,
+    pub leaked: NumberSet,
+    /// Whether there are compressed clusters.
+    pub has_packed: bool,
     /// The first cluster that was not seen yet.
     next: u64,
 }
@@ -50,11 +56,12 @@ pub(super) struct Usage {
 impl Usage {
     /// Must be called for ascending clusters that have a refcount or a reference.
     fn note(&mut self, cluster: u64, is_leaked: bool) {
-        if is_leaked && self.leaked.len() < FREE_MAX {
-            self.leaked.push(cluster);
+        if is_leaked && self.leaked.entries() < ENTRIES_MAX {
+            self.leaked.insert(cluster);
         }
-        let room = FREE_MAX - self.free.len();
-        self.free.extend((self.next..cluster).take(room));
+        if self.free.entries() < ENTRIES_MAX {
+            self.free.push(self.next..cluster);
+        }
         self.next = cluster + 1;
         self.end_cluster = self.next;
     }
@@ -73,10 +80,12 @@ pub(super) struct Refcounts<'a> {
     /// Contradictions that are not in `flagged`.
     flags_left_out: u64,
     leaked_clusters: u64,
-    /// Whether clusters are used twice. Then data may be the bytes of a structure, and nothing is
-    /// repaired: the disk would change.
-    overlaps: bool,
+    /// Clusters that are used twice. As long as there is one, data may be the bytes of a structure,
+    /// and nothing else is repaired: the disk would change.
+    overlaps: Overlaps,
+    new_blocks: NewBlocks,
     usage: Option<&'a mut Usage>,
+    has_new_table: bool,
     /// The known repairs, until it is known whether there are overlaps.
     actions: Vec<(Finding, String, Vec<Change>)>,
 }
@@ -95,8 +104,10 @@ impl<'a> Refcounts<'a> {
             flagged: HashMap::new(),
             flags_left_out: 0,
             leaked_clusters: 0,
-            overlaps: false,
+            overlaps: Overlaps::default(),
+            new_blocks: NewBlocks::default(),
             usage,
+            has_new_table: false,
             actions: Vec::new(),
         }
     }
@@ -131,14 +142,20 @@ impl<'a> Refcounts<'a> {
                 None => break,
             }
         }
+        if let Some(usage) = &mut self.usage {
+            usage.has_packed = self.walk.has_packed.get();
+        }
         self.end_run(findings)?;
         report.leaked_bytes = self.leaked_clusters << cluster_bits;
         self.report_flags(findings)?;
-        for (finding, what, changes) in self.actions {
-            if self.overlaps {
-                findings.add(finding);
-            } else {
+        let is_apart = self.overlaps.is_empty();
+        // Later rounds repair the rest, if this one can remove all overlaps.
+        let later = self.overlaps.report(self.walk, findings)?;
+        for (finding, what, changes) in self.walk.lossless.take().into_iter().chain(self.actions) {
+            if is_apart {
                 findings.add_repairable(finding, what, changes);
+            } else {
+                findings.add(Finding { repair: later, ..finding });
             }
         }
         Ok(())
@@ -213,15 +230,7 @@ impl<'a> Refcounts<'a> {
             usage.note(cluster, cell.count() == 0);
         }
         if cell.overlaps() {
-            self.overlaps = true;
-            let at = cluster << self.walk.geometry.cluster_bits;
-            let found = format!("{} references by structures or data that do not go together", cell.count());
-            let structure = format!("cluster {cluster}");
-            let finding = Finding::new(Severity::Corrupt, at, structure, found, "one structure, or data");
-            findings.add(finding.says(format!(
-                "The cluster at offset {at} is used by a structure of the format and by something else ({} references).",
-                cell.count()
-            )));
+            self.overlaps.note(cluster, cell.count());
         }
         // The count of a cell has a limit, which no refcount reaches that is not a lie.
         let references = cell.count().min(self.walk.front.header.refcount_width.max());
@@ -284,24 +293,54 @@ impl<'a> Refcounts<'a> {
             Some(Some(changes)) => {
                 self.add_repairable(finding, format!("the refcount becomes {references}"), changes, findings)
             }
-            Some(None) => findings.add(finding),
             // What can be repaired is the same without collecting the changes.
             None if self.has_blocks(&run) => self.add_repairable(finding, String::new(), Vec::new(), findings),
-            None => findings.add(finding),
+            Some(None) | None => {
+                let missing = self.blocks_of(&run).filter(|&block| self.block_offset(block).is_none());
+                match self.new_blocks.make(self.walk, missing.collect::<Vec<_>>().into_iter(), findings.for_repair()) {
+                    Some(changes) => {
+                        let what =
+                            "refcount blocks are made at the end of the file, and the refcounts are counted again";
+                        self.add_repairable(finding, what.to_owned(), changes, findings);
+                    }
+                    None => self.lengthen_table(finding, findings),
+                }
+            }
         }
         Ok(())
     }
 
-    fn block_of(&self, cluster: u64) -> Option<u64> {
-        let per_block = self.walk.front.header.refcount_width.per_block(self.walk.geometry.cluster_bytes());
-        let block = usize::try_from(cluster / per_block).ok()?;
+    /// A table without an entry for clusters of the file is replaced, once.
+    fn lengthen_table(&mut self, finding: Finding, findings: &mut Findings) {
+        if self.has_new_table {
+            let what = "a later round makes the refcount blocks".to_owned();
+            return self.add_repairable(finding, what, Vec::new(), findings);
+        }
+        self.has_new_table = true;
+        self.walk.replace_refcount_table(finding, findings);
+    }
+
+    fn per_block(&self) -> u64 {
+        self.walk.front.header.refcount_width.per_block(self.walk.geometry.cluster_bytes())
+    }
+
+    /// The offset of the refcount block with this index of the table.
+    fn block_offset(&self, block: u64) -> Option<u64> {
+        let block = usize::try_from(block).ok()?;
         self.walk.refcount_blocks.get(block).copied().filter(|&offset_bytes| offset_bytes != 0)
     }
 
+    fn block_of(&self, cluster: u64) -> Option<u64> {
+        self.block_offset(cluster / self.per_block())
+    }
+
+    /// The indices of the refcount blocks of a run.
+    fn blocks_of(&self, run: &Run) -> impl Iterator<Item = u64> + use<> {
+        run.clusters.start / self.per_block()..=(run.clusters.end - 1) / self.per_block()
+    }
+
     fn has_blocks(&self, run: &Run) -> bool {
-        let per_block = self.walk.front.header.refcount_width.per_block(self.walk.geometry.cluster_bytes());
-        (run.clusters.start / per_block..=(run.clusters.end - 1) / per_block)
-            .all(|block| self.block_of(block * per_block).is_some())
+        self.blocks_of(run).all(|block| self.block_offset(block).is_some())
     }
 
     /// The changes that give the clusters of a run their refcount; `None` if a block is missing.

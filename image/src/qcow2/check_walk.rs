@@ -13,22 +13,29 @@
 use super::{check_counts::ClusterUse, corrupt, header::HeaderCluster};
 use crate::{
     error::{ImageError, Result},
-    findings::{Findings, corruption},
+    findings::{Change, Finding, Findings, corruption},
 };
-use diskwright_format::qcow2::{
-    BitmapEntry, Geometry, Invalid, L1Entry, L2Entry, Place, bitmap::BitmapTableEntry, refcount::RefcountTableEntry,
-};
+use diskwright_format::qcow2::{BitmapEntry, Geometry, Invalid, L1Entry, L2Entry, Place, bitmap::BitmapTableEntry};
 use diskwright_store::Store;
 use std::{
-    cell::Cell,
-    collections::{BTreeMap, HashMap, HashSet},
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
 };
+
+const COPIED: u64 = 1 << 63;
+
+/// Most repairs without loss that are collected.
+const LOSSLESS_MAX: usize = 1 << 16;
 
 /// Bytes of a table that are read at once.
 pub(super) const PIECE_BYTES: u64 = 64 << 10;
 
 /// The name of a reference to an L2 table by an L1 table.
 pub(super) const L2_TABLE: &str = "L2 table";
+/// The name of the reference to the refcount table.
+pub(super) const REFCOUNT_TABLE: &str = "refcount table";
+/// The name of a reference to a refcount block.
+pub(super) const REFCOUNT_BLOCK: &str = "refcount block";
 
 /// A reference to a range of the file.
 #[derive(Debug, Clone, Copy)]
@@ -46,23 +53,39 @@ pub(super) struct Reference {
     pub word: u64,
     /// The name of the entry.
     pub structure: &'static str,
+    /// Which entry it is.
+    pub place: EntryPlace,
+}
+
+/// An entry that maps clusters of the disk or of a snapshot.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum EntryPlace {
+    /// It does not.
+    None,
+    /// An entry of an L1 table; its index, if the table is the disk's.
+    L1 { index: Option<u64> },
+    /// The entry with the index `within` of an L2 table.
+    L2 { table: L2Table, within: u64 },
 }
 
 /// An L1 table, and how many views have it.
 #[derive(Debug, Clone, Copy)]
-struct L1Table {
-    place: Place,
-    weight: u32,
+pub(super) struct L1Table {
+    pub place: Place,
+    pub weight: u32,
     /// Whether it is the disk's, so that its COPIED flags mean something.
-    is_active: bool,
+    pub is_active: bool,
 }
 
 /// What names an L2 table.
 #[derive(Debug, Clone, Copy, Default)]
-struct L2Table {
-    weight: u32,
-    /// Whether an entry of the active L1 table names it.
-    is_active: bool,
+pub(super) struct L2Table {
+    /// How often any L1 table names it.
+    pub weight: u32,
+    /// How often the disk's does.
+    pub active: u32,
+    /// The first index at which that one does.
+    pub first: u64,
 }
 
 /// The structures of an image whose places are known.
@@ -71,17 +94,23 @@ pub(super) struct Walk<'a> {
     pub store: &'a dyn Store,
     pub front: &'a HeaderCluster,
     pub geometry: Geometry,
-    l1_tables: Vec<L1Table>,
+    pub l1_tables: Vec<L1Table>,
     /// The L2 tables, by their offset in the file.
-    l2_tables: BTreeMap<u64, L2Table>,
-    bitmap_tables: Vec<Place>,
+    pub l2_tables: BTreeMap<u64, L2Table>,
+    pub bitmap_tables: Vec<Place>,
     /// Contiguous structures besides tables with entries.
-    plain: Vec<(Place, &'static str)>,
+    pub plain: Vec<(Place, &'static str)>,
     /// Whether an entry with compressed data was met.
     pub has_packed: Cell<bool>,
     /// Offsets of the refcount blocks by index of the refcount table; 0 if there is none.
     pub refcount_blocks: Vec<u64>,
+    /// Repairs without loss. They hold only if no two structures overlap: a table that lies where
+    /// data are must not be changed.
+    pub lossless: RefCell<Vec<LosslessRepair>>,
 }
+
+/// A finding, what its repair does, and its changes.
+pub(super) type LosslessRepair = (Finding, String, Vec<Change>);
 
 /// Calls `each` for the words of a table that are not 0, with their index. Holes are not read.
 pub(super) fn each_word(
@@ -157,6 +186,7 @@ impl<'a> Walk<'a> {
             plain: vec![(Place { offset_bytes: 0, len_bytes: header.cluster_bytes() }, "header")],
             refcount_blocks: Vec::new(),
             has_packed: Cell::new(false),
+            lossless: RefCell::default(),
         };
         if snapshot_table_bytes > 0 {
             let place = Place { offset_bytes: header.snapshots_offset_bytes, len_bytes: snapshot_table_bytes };
@@ -167,150 +197,36 @@ impl<'a> Walk<'a> {
         }
         walk.find_l1_tables(snapshots, findings)?;
         walk.find_bitmap_tables(bitmaps, findings)?;
-        walk.find_l2_tables(findings)?;
         walk.find_refcount_blocks(findings)?;
+        walk.find_l2_tables(findings)?;
         Ok(walk)
     }
 
-    fn is_in_file(&self, offset_bytes: u64) -> bool {
+    pub(super) fn is_in_file(&self, offset_bytes: u64) -> bool {
         offset_bytes < self.front.file_bytes
     }
 
-    fn fault(&self, at: u64, invalid: Invalid, findings: &mut Findings) -> Result<()> {
-        findings.add(corruption(corrupt(self.store, at, invalid))?);
+    pub(super) fn finding(&self, at: u64, invalid: Invalid) -> Result<Finding> {
+        corruption(corrupt(self.store, at, invalid))
+    }
+
+    /// Adds a repair without loss, which is dropped if structures overlap.
+    pub(super) fn repair_if_apart(&self, finding: Finding, what: impl Into<String>, changes: Vec<Change>) {
+        let mut repairs = self.lossless.borrow_mut();
+        // A later round repairs the others.
+        if repairs.len() < LOSSLESS_MAX {
+            repairs.push((finding, what.into(), changes));
+        }
+    }
+
+    pub(super) fn fault(&self, at: u64, invalid: Invalid, findings: &mut Findings) -> Result<()> {
+        findings.add(self.finding(at, invalid)?);
         Ok(())
     }
 
-    fn outside(&self, structure: &'static str, offset_bytes: u64) -> Invalid {
+    pub(super) fn outside(&self, structure: &'static str, offset_bytes: u64) -> Invalid {
         let expected = format!("an offset in the file of {} bytes", self.front.file_bytes);
         Invalid::new(structure, 0, format!("offset {offset_bytes}"), expected)
-    }
-
-    /// The places without those that overlap an earlier one. `may_be_same`: two of them may be the
-    /// same place.
-    fn apart(
-        &self,
-        mut places: Vec<Place>,
-        structure: &'static str,
-        findings: &mut Findings,
-        may_be_same: bool,
-    ) -> Result<Vec<Place>> {
-        places.sort_by_key(|place| (place.offset_bytes, place.len_bytes));
-        let mut kept: Vec<Place> = Vec::new();
-        for place in places.into_iter().filter(|place| place.len_bytes > 0) {
-            let last = kept.last().copied();
-            if may_be_same && last == Some(place) {
-                continue;
-            }
-            match last.filter(|last| last.offset_bytes.saturating_add(last.len_bytes) > place.offset_bytes) {
-                Some(last) => {
-                    let found = format!("{} bytes at offset {}", place.len_bytes, place.offset_bytes);
-                    let expected =
-                        format!("space of its own: another one has {} bytes at {}", last.len_bytes, last.offset_bytes);
-                    self.fault(place.offset_bytes, Invalid::new(structure, 0, found, expected), findings)?;
-                }
-                None => kept.push(place),
-            }
-        }
-        Ok(kept)
-    }
-
-    fn find_l1_tables(&mut self, snapshots: &[Place], findings: &mut Findings) -> Result<()> {
-        let active = self.front.header.l1;
-        let all: Vec<Place> = snapshots.iter().copied().chain([active]).collect();
-        let mut weights: HashMap<(u64, u64), u32> = HashMap::new();
-        for place in &all {
-            *weights.entry((place.offset_bytes, place.len_bytes)).or_default() += 1;
-        }
-        let kept = self.apart(all, "L1 table", findings, true)?;
-        let tables = kept.into_iter().map(|place| L1Table {
-            place,
-            weight: weights.get(&(place.offset_bytes, place.len_bytes)).copied().unwrap_or(1),
-            is_active: place == active,
-        });
-        self.l1_tables = tables.collect();
-        Ok(())
-    }
-
-    fn find_bitmap_tables(&mut self, bitmaps: &[BitmapEntry], findings: &mut Findings) -> Result<()> {
-        let cluster_bytes = self.geometry.cluster_bytes();
-        let mut places = Vec::new();
-        for bitmap in bitmaps {
-            let place = bitmap.table;
-            let end = place.offset_bytes.checked_add(place.len_bytes).filter(|&end| end <= self.front.file_bytes);
-            if end.is_none() || !place.offset_bytes.is_multiple_of(cluster_bytes) {
-                let found = format!("{} bytes at offset {}", place.len_bytes, place.offset_bytes);
-                let expected =
-                    format!("a place in the file of {} bytes, at a multiple of {cluster_bytes}", self.front.file_bytes);
-                let at = self.front.extensions.bitmaps.map_or(0, |extension| extension.directory.offset_bytes);
-                self.fault(at, Invalid::new("bitmap table", 0, found, expected), findings)?;
-            } else {
-                places.push(place);
-            }
-        }
-        self.bitmap_tables = self.apart(places, "bitmap table", findings, false)?;
-        Ok(())
-    }
-
-    fn find_l2_tables(&mut self, findings: &mut Findings) -> Result<()> {
-        let mut found: BTreeMap<u64, L2Table> = BTreeMap::new();
-        for table in &self.l1_tables {
-            each_word(self.store, "read an L1 table", table.place, self.front.file_bytes, &mut |index, word| {
-                let at = table.place.offset_bytes + index * 8;
-                match L1Entry(word).l2_offset(&self.geometry) {
-                    Ok(Some(offset_bytes)) if !self.is_in_file(offset_bytes) => {
-                        self.fault(at, self.outside("L1 entry", offset_bytes), findings)
-                    }
-                    Ok(Some(offset_bytes)) => {
-                        let named = found.entry(offset_bytes).or_default();
-                        named.weight = named.weight.saturating_add(table.weight);
-                        named.is_active |= table.is_active;
-                        Ok(())
-                    }
-                    Ok(None) => Ok(()),
-                    Err(invalid) => self.fault(at, invalid, findings),
-                }
-            })?;
-        }
-        self.l2_tables = found;
-        Ok(())
-    }
-
-    fn find_refcount_blocks(&mut self, findings: &mut Findings) -> Result<()> {
-        let place = self.front.header.refcount_table;
-        if place.offset_bytes == 0 || place.len_bytes == 0 || !self.is_in_file(place.offset_bytes) {
-            let invalid = Invalid::new(
-                "qcow2 header",
-                48,
-                format!("a refcount table of {} bytes at offset {}", place.len_bytes, place.offset_bytes),
-                format!("a place in the file of {} bytes", self.front.file_bytes),
-            );
-            return self.fault(0, invalid, findings);
-        }
-        let mut blocks = Vec::new();
-        let mut seen = HashSet::new();
-        each_word(self.store, "read the refcount table", place, self.front.file_bytes, &mut |index, word| {
-            let at = place.offset_bytes + index * 8;
-            let entry = RefcountTableEntry(word);
-            let offset_bytes = entry.offset_bytes();
-            let fail = |expected: String| Invalid::new("refcount table entry", 0, format!("{word:#018x}"), expected);
-            let invalid = if entry.reserved() != 0 {
-                fail("bits 0 to 8 clear".into())
-            } else if !offset_bytes.is_multiple_of(self.geometry.cluster_bytes()) {
-                fail(format!("an offset that is a multiple of the cluster size ({})", self.geometry.cluster_bytes()))
-            } else if !self.is_in_file(offset_bytes) {
-                self.outside("refcount table entry", offset_bytes)
-            } else if !seen.insert(offset_bytes) {
-                fail("a refcount block that no other entry names".into())
-            } else {
-                blocks.resize(index as usize, 0);
-                blocks.push(offset_bytes);
-                return Ok(());
-            };
-            self.fault(at, invalid, findings)
-        })?;
-        self.refcount_blocks = blocks;
-        Ok(())
     }
 
     /// Calls `each` for every reference. `findings`, if given, gets what is wrong with entries.
@@ -333,32 +249,37 @@ impl<'a> Walk<'a> {
             entry_at: 0,
             word: 0,
             structure,
+            place: EntryPlace::None,
         };
         for (place, structure) in &self.plain {
             each(metadata(*place, structure))?;
         }
-        if self.is_in_file(self.front.header.refcount_table.offset_bytes) {
-            each(metadata(self.front.header.refcount_table, "refcount table"))?;
-        }
-        for &offset_bytes in self.refcount_blocks.iter().filter(|&&offset_bytes| offset_bytes != 0) {
-            each(metadata(Place { offset_bytes, len_bytes: cluster_bytes }, "refcount block"))?;
-        }
         for table in &self.l1_tables {
             each(Reference { weight: table.weight, ..metadata(table.place, "L1 table") })?;
-            // An entry of the active table says whether its L2 table is shared.
-            if table.is_active {
-                each_word(self.store, "read an L1 table", table.place, self.front.file_bytes, &mut |index, word| {
-                    let entry = L1Entry(word);
-                    let Ok(Some(offset_bytes)) = entry.l2_offset(&self.geometry) else { return Ok(()) };
-                    each(Reference {
-                        copied: Some(entry.is_copied()),
-                        entry_at: table.place.offset_bytes + index * 8,
-                        word,
-                        weight: 0,
-                        ..metadata(Place { offset_bytes, len_bytes: cluster_bytes }, "L1 entry")
-                    })
-                })?;
-            }
+        }
+        let table_at = self.front.header.refcount_table.offset_bytes;
+        if self.is_in_file(table_at) {
+            each(metadata(self.front.header.refcount_table, REFCOUNT_TABLE))?;
+        }
+        for (index, &offset_bytes) in (0..).zip(&self.refcount_blocks).filter(|&(_, &offset_bytes)| offset_bytes != 0) {
+            let place = Place { offset_bytes, len_bytes: cluster_bytes };
+            each(Reference { entry_at: table_at + index * 8, ..metadata(place, REFCOUNT_BLOCK) })?;
+        }
+        // These do not count: the tables do. An entry of the active table says whether its L2 table
+        // is shared.
+        for table in &self.l1_tables {
+            each_word(self.store, "read an L1 table", table.place, self.front.file_bytes, &mut |index, word| {
+                let entry = L1Entry(word);
+                let Ok(Some(offset_bytes)) = entry.l2_offset(&self.geometry) else { return Ok(()) };
+                each(Reference {
+                    copied: table.is_active.then_some(entry.is_copied()),
+                    entry_at: table.place.offset_bytes + index * 8,
+                    word,
+                    weight: 0,
+                    place: EntryPlace::L1 { index: table.is_active.then_some(index) },
+                    ..metadata(Place { offset_bytes, len_bytes: cluster_bytes }, "L1 entry")
+                })
+            })?;
         }
         let mut allocated_blocks = 0;
         for (&offset_bytes, table) in &self.l2_tables {
@@ -419,8 +340,14 @@ impl<'a> Walk<'a> {
                 if word == 0 && parts == 0 {
                     continue;
                 }
+                let within = (entry_at - place.offset_bytes) / entry_bytes;
+                let entry_place = EntryPlace::L2 { table, within };
+                let tells = findings.is_some();
                 let mut fault = |invalid| match findings.as_deref_mut() {
-                    Some(findings) => self.fault(entry_at, invalid, findings),
+                    Some(findings) => {
+                        let finding = self.finding(entry_at, invalid)?;
+                        self.give_up(entry_place, entry_at, finding, findings)
+                    }
                     None => Ok(()),
                 };
                 let of_entry = |offset_bytes, len_bytes, of, copied| Reference {
@@ -432,6 +359,7 @@ impl<'a> Walk<'a> {
                     entry_at,
                     word,
                     structure: "L2 entry",
+                    place: entry_place,
                 };
                 match L2Entry::parse(word, parts, geometry) {
                     Err(invalid) => fault(invalid)?,
@@ -439,9 +367,12 @@ impl<'a> Walk<'a> {
                     Ok(L2Entry::Compressed { offset_bytes, len_bytes, is_copied }) => {
                         blocks += geometry.subclusters();
                         self.has_packed.set(true);
-                        if is_copied {
+                        if is_copied && tells {
                             let expected = "no COPIED flag, as the cluster is compressed";
-                            fault(Invalid::new("L2 entry", 0, format!("{word:#018x}"), expected))?;
+                            let invalid = Invalid::new("L2 entry", 0, format!("{word:#018x}"), expected);
+                            let change = Change::Write(entry_at, (word & !COPIED).to_be_bytes().to_vec());
+                            let finding = self.finding(entry_at, invalid)?;
+                            self.repair_if_apart(finding, "the flag is cleared", vec![change]);
                         }
                         if !self.is_in_file(offset_bytes) {
                             fault(self.outside("L2 entry", offset_bytes))?;
@@ -458,13 +389,22 @@ impl<'a> Walk<'a> {
                             // Clusters of a data file have no refcounts.
                             None => {}
                             Some(_) if geometry.has_data_file => {}
+                            // Zeros without space in the file are never read, but a write goes
+                            // there.
+                            Some(offset_bytes) if !self.is_in_file(offset_bytes) && parts.allocated == 0 => {
+                                if tells {
+                                    let finding = self.finding(entry_at, self.outside("L2 entry", offset_bytes))?;
+                                    let (word, _) = L2Entry::Standard { offset_bytes: None, parts, is_copied: false }
+                                        .to_words(geometry);
+                                    let change = Change::Write(entry_at, word.to_be_bytes().to_vec());
+                                    self.repair_if_apart(finding, "the entry loses its place", vec![change]);
+                                }
+                            }
                             Some(offset_bytes) if !self.is_in_file(offset_bytes) => {
-                                // Zeros without space in the file are never read, but a write
-                                // goes there.
                                 fault(self.outside("L2 entry", offset_bytes))?;
                             }
                             Some(offset_bytes) => {
-                                let copied = table.is_active.then_some(is_copied);
+                                let copied = (table.active > 0).then_some(is_copied);
                                 each(of_entry(offset_bytes, geometry.cluster_bytes(), ClusterUse::Data, copied))?;
                             }
                         }
@@ -473,6 +413,6 @@ impl<'a> Walk<'a> {
             }
             Ok(())
         })?;
-        Ok(if table.is_active { blocks } else { 0 })
+        Ok(if table.active > 0 { blocks } else { 0 })
     }
 }

@@ -55,7 +55,7 @@ impl Writing {
     pub(super) fn entry_place(&self, state: &State, cluster: u64) -> std::result::Result<Option<u64>, Fault> {
         let per_table = self.layout.geometry.l2_entries();
         let table = self.table(state, cluster / per_table)?;
-        Ok(table.map(|table| table + cluster % per_table * 8))
+        Ok(table.map(|table| table + cluster % per_table * self.layout.geometry.l2_entry_bytes()))
     }
 
     /// Whether a cluster has an L2 table that only the disk has, so that its entry may change.
@@ -86,12 +86,13 @@ impl Writing {
             Err(fault) => Run::Fault(start..table_end, fault),
             Ok(None) => Run::Empty(table_end),
             Ok(Some(table)) => {
-                let place = table + start % per_table * 8;
+                let entry_bytes = self.layout.geometry.l2_entry_bytes();
+                let place = table + start % per_table * entry_bytes;
                 let page_end = state.l2.page_of(place) + state.l2.page_bytes();
-                let clusters = start..table_end.min(start + (page_end - place) / 8);
+                let clusters = start..table_end.min(start + (page_end - place) / entry_bytes);
                 let words = state.l2.get(place).map(|page| {
                     let at = (place % state.l2.page_bytes()) as usize;
-                    words_of(&page[at..at + (clusters.end - start) as usize * 8])
+                    words_of(&page[at..at + ((clusters.end - start) * entry_bytes) as usize])
                 });
                 Run::Entries(clusters, place, words, state.drops)
             }
@@ -117,6 +118,7 @@ impl Writing {
         end: u64,
         each: &mut dyn FnMut(u64, L2Lookup) -> Result<bool>,
     ) -> Result<()> {
+        let entry_bytes = self.layout.geometry.l2_entry_bytes() as usize;
         let mut at = first;
         while at < end {
             match self.next_run(at, end) {
@@ -133,7 +135,7 @@ impl Writing {
                     let words = match words {
                         Some(words) => words,
                         None => {
-                            let mut bytes = vec![0; (clusters.end - clusters.start) as usize * 8];
+                            let mut bytes = vec![0; (clusters.end - clusters.start) as usize * entry_bytes];
                             let read = self.store().read_at(&mut bytes, place);
                             read.map_err(|error| self.io("read an L2 table", place, error))?;
                             let state = self.lock();
@@ -145,10 +147,12 @@ impl Writing {
                         }
                     };
                     at = clusters.end;
-                    for ((cluster, word), entry_at) in clusters.zip(words).zip((place..).step_by(8)) {
-                        let parsed = L2Entry::parse(word, 0, &self.layout.geometry);
+                    let entries = clusters.zip(words.chunks_exact(entry_bytes / 8));
+                    for ((cluster, entry), entry_at) in entries.zip((place..).step_by(entry_bytes)) {
+                        let (word, parts) = (entry[0], entry.get(1).copied().unwrap_or(0));
+                        let parsed = L2Entry::parse(word, parts, &self.layout.geometry);
                         let found = parsed.map_err(|invalid| Fault { offset_bytes: entry_at, invalid });
-                        if word != 0 && !each(cluster, found)? {
+                        if (word, parts) != (0, 0) && !each(cluster, found)? {
                             return Ok(());
                         }
                     }
@@ -190,21 +194,39 @@ impl Writing {
         }
         let place = self.entry_place(state, cluster).map_err(|fault| fault.into_error(self.store()))?;
         let Some(place) = place else { return Ok(Some(L2Entry::Unallocated)) };
-        let Some(word) = state.l2.word(place) else { return Ok(None) };
+        let Some((word, parts)) = self.words_at(state, place) else { return Ok(None) };
         let damaged = |invalid: Invalid| corrupt(self.store(), place, invalid);
-        let entry = L2Entry::parse(word, 0, &self.layout.geometry).map_err(damaged)?;
-        self.layout.place(cluster, 0, entry).map_err(damaged)?;
+        let entry = L2Entry::parse(word, parts, &self.layout.geometry).map_err(damaged)?;
+        let with_data = match entry {
+            L2Entry::Standard { parts, .. } if self.has_subclusters() => parts.allocated.trailing_zeros().min(31),
+            _ => 0,
+        };
+        self.layout.place(cluster, with_data.into(), entry).map_err(damaged)?;
         Ok(Some(entry))
+    }
+
+    /// The words of an entry: the second one is 0 unless entries are extended. `None`: their page
+    /// is not in memory. Entries lie in one page.
+    pub(super) fn words_at(&self, state: &State, place: u64) -> Option<(u64, u64)> {
+        let parts = if self.has_subclusters() { state.l2.word(place + 8)? } else { 0 };
+        Some((state.l2.word(place)?, parts))
     }
 
     /// Changes the entry of a cluster, whose page is in memory.
     pub(super) fn set_entry(&self, state: &mut State, cluster: u64, entry: L2Entry) {
         if let Ok(Some(place)) = self.entry_place(state, cluster) {
-            state.l2.set_word(place, entry.to_words(&self.layout.geometry).0);
+            let (word, parts) = entry.to_words(&self.layout.geometry);
+            state.l2.set_word(place, word);
+            if self.has_subclusters() {
+                state.l2.set_word(place + 8, parts);
+            }
         }
     }
 
     pub(super) fn reserve_cluster(&self, state: &mut State, block: u64) -> Result<Option<Reservation>> {
+        if self.has_subclusters() {
+            return self.reserve_sub(state, block);
+        }
         let store = u16::from(self.layout.has_data_file());
         let reservation = |offset_bytes| Some(Reservation { store, offset_bytes, init: None });
         if let Some(&offset_bytes) = state.reserved.get(&block) {
@@ -254,6 +276,9 @@ impl Writing {
     }
 
     pub(super) fn commit_cluster(&self, state: &mut State, block: u64, change: Commit) -> Result<Option<BlockState>> {
+        if self.has_subclusters() {
+            return self.commit_sub(state, block, change);
+        }
         let Some(entry) = self.entry(state, block)? else { return Ok(None) };
         let store = u16::from(self.layout.has_data_file());
         let data = |offset_bytes| BlockState::Data { store, offset_bytes };

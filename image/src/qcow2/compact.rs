@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{MovePlace, MoveTo, Result, space::Space};
 use diskwright_format::qcow2::{L1Entry, Place};
-use diskwright_store::{FileRange, Store};
+use diskwright_store::Store;
 use std::{cmp::Reverse, sync::PoisonError};
 
 /// The length of a file with `blocks` mapped clusters and `l2_tables`, without gaps: with the
@@ -170,20 +170,19 @@ impl Writing {
     }
 
     /// For close: gives up refcount blocks at the end of the file that count only themselves.
-    /// Returns their clusters, whose removal the next flush makes durable.
-    pub(super) fn drop_empty_count_blocks(&self) -> Result<Vec<FileRange>> {
+    /// Their clusters are quarantined. The next flush makes their removal durable.
+    pub(super) fn drop_empty_count_blocks(&self) -> Result<()> {
         let cluster_bytes = self.cluster_bytes();
-        let mut dropped = Vec::new();
         loop {
             let (index, at, per_block) = {
                 let state = self.lock();
-                let Some(index) = state.counts.blocks().iter().rposition(|&at| at != 0) else { return Ok(dropped) };
+                let Some(index) = state.counts.blocks().iter().rposition(|&at| at != 0) else { return Ok(()) };
                 (index as u64, state.counts.blocks()[index], state.counts.per_block())
             };
             let first = index * per_block;
             let own = at / cluster_bytes;
             if index == 0 || !(first..first + per_block).contains(&own) || self.lock().space.is_none() {
-                return Ok(dropped);
+                return Ok(());
             }
             let is_empty = {
                 let mut is_empty = true;
@@ -195,18 +194,18 @@ impl Writing {
                         Ok(_) if cluster == own => cluster += 1,
                         Ok(_) => is_empty = false,
                         Err(CountPrerequisite::Page(page)) => self.load_counts(page)?,
-                        Err(CountPrerequisite::Block | CountPrerequisite::Entry) => return Ok(dropped),
+                        Err(CountPrerequisite::Block | CountPrerequisite::Entry) => return Ok(()),
                     }
                 }
                 is_empty
             };
             if !is_empty {
-                return Ok(dropped);
+                return Ok(());
             }
             self.lock().counts.forget_block(index);
-            let piece = FileRange { offset_bytes: at, len_bytes: cluster_bytes };
-            self.add_free(&[piece]);
-            dropped.push(piece);
+            if let Some(space) = &mut self.lock().space {
+                space.quarantine(at, cluster_bytes);
+            }
         }
     }
 

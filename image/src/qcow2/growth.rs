@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{ImageError, Result, findings::Severity, space::Space};
 use diskwright_format::qcow2::{Place, REFCOUNT_TABLE_MAX_BYTES};
-use diskwright_store::FileRange;
+use std::ops::Range;
 
 impl Writing {
     /// Surveys the file, once in a session.
@@ -44,24 +44,34 @@ impl Writing {
                 hint: "run `diskwright check --repair` on it first".into(),
             });
         }
+        self.refuse_packed(usage.has_packed)?;
         self.barrier.sync("make the tables durable as they were found")?;
         let end = usage.end_cluster * self.cluster_bytes();
         let cut = self.store().set_len(end);
         cut.map_err(|error| self.io("cut the file after its last cluster", end, error))?;
         self.layout.note_len(end);
         let mut space = Space::new(end, self.cluster_bytes());
-        usage.free.iter().for_each(|&cluster| space.add_free(cluster * self.cluster_bytes(), self.cluster_bytes()));
+        space.add_all_free(usage.free, self.cluster_bytes());
         self.lock().space = Some(space);
         // Bitmaps that are not kept look leaked, but the header still names them.
         if self.layout.front.extensions.bitmaps.is_none() {
-            let lowered = usage.leaked.into_iter().filter(|&cluster| self.change_count(cluster, |_| 0) == Some(0));
-            let pieces: Vec<FileRange> = lowered
-                .map(|cluster| FileRange {
-                    offset_bytes: cluster * self.cluster_bytes(),
-                    len_bytes: self.cluster_bytes(),
-                })
-                .collect();
-            self.add_free(&pieces);
+            usage.leaked.runs().try_for_each(|clusters| self.take_back(clusters))?;
+        }
+        Ok(())
+    }
+
+    /// Makes leaked clusters free.
+    fn take_back(&self, clusters: Range<u64>) -> Result<()> {
+        for cluster in clusters {
+            if self.change_count(cluster, |_| 0) == Some(0)
+                && let Some(space) = &mut self.lock().space
+            {
+                space.add_free(cluster * self.cluster_bytes(), self.cluster_bytes());
+            }
+            // Memory stays bounded.
+            if self.is_flush_due() {
+                self.run_flush()?;
+            }
         }
         Ok(())
     }

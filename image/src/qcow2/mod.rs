@@ -1,4 +1,4 @@
-//! qcow2 images: everything that QEMU writes is read; images without subclusters are written.
+//! qcow2 images: everything that QEMU writes is read and, with some exceptions by name, written.
 //!
 //! ```text
 //!   header.rs      header and extensions of a file; what is refused by name
@@ -8,11 +8,13 @@
 //!   tables.rs      entries of the L1 and the L2 tables, read on demand
 //!   compressed.rs  clusters that are decompressed, and the last ones that were
 //!   image.rs       the trait Image: states of blocks
-//!   check.rs       reports damage, and how it is repaired: check_walk.rs, check_counts.rs,
-//!                  check_refcounts.rs, check_contents.rs
+//!   check.rs       reports damage, and how it is repaired: check_find.rs, check_walk.rs,
+//!                  check_counts.rs, check_refcounts.rs, check_new_blocks.rs, check_overlaps.rs,
+//!                  check_give_up.rs, check_contents.rs
 //!   write.rs       the trait ImageWriter, and the order of all changes: clusters.rs, prepare.rs,
 //!                  growth.rs, flush.rs, front.rs, reuse.rs, compact.rs, resize.rs; their
-//!                  memory: pages.rs, counts.rs; clusters in another file: data_file.rs
+//!                  memory: pages.rs, counts.rs; clusters in another file: data_file.rs; parts of
+//!                  clusters: subclusters.rs, partial.rs
 //!   create.rs      new images
 //!   salvage.rs     what can still be known of a damaged image: salvage_header.rs, salvage_space.rs
 //! ```
@@ -31,6 +33,10 @@
 mod check;
 mod check_contents;
 mod check_counts;
+mod check_find;
+mod check_give_up;
+mod check_new_blocks;
+mod check_overlaps;
 mod check_refcounts;
 mod check_walk;
 mod clusters;
@@ -47,6 +53,7 @@ mod image;
 mod layout;
 mod link;
 mod pages;
+mod partial;
 mod prepare;
 mod records;
 mod resize;
@@ -54,6 +61,7 @@ mod reuse;
 mod salvage;
 mod salvage_header;
 mod salvage_space;
+mod subclusters;
 mod tables;
 mod write;
 

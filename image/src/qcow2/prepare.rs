@@ -7,6 +7,7 @@
 //!                survey        the check of the file (growth.rs)
 //!                table         a cluster of zeros, named by the L1 table; or a copy of the
 //!                              table that a snapshot has too (compact.rs)
+//!                clean         a subcluster without data zeroed (subclusters.rs)
 //!                space         free clusters zeroed, or the file grown; the refcounts of the next
 //!                              one read; a refcount block, or a longer refcount table (growth.rs)
 //! ```
@@ -49,11 +50,12 @@ impl Writing {
             self.barrier.share(|| self.run_flush())?;
         }
         let end = blocks.end.min(self.layout.blocks()).min(blocks.start.saturating_add(MAX_BLOCKS));
-        let mut at = blocks.start;
-        while at < end {
+        let subclusters = self.layout.geometry.subclusters();
+        let (mut at, end_cluster) = (blocks.start / subclusters, end.div_ceil(subclusters));
+        while at < end_cluster {
             self.load_entry(at)?;
             // The next cluster whose entry is in another page.
-            let per_page = self.lock().l2.page_bytes() / 8;
+            let per_page = self.lock().l2.page_bytes() / self.layout.geometry.l2_entry_bytes();
             at = at.saturating_add(per_page - at % per_page);
         }
         let blocks = blocks.start..end.max(blocks.start);
@@ -67,7 +69,8 @@ impl Writing {
             Prerequisite::Survey => Ok(()),
             Prerequisite::Space if self.data_file.is_some() => self.reserve_in_data_file(block),
             Prerequisite::Space => self.make_space(),
-            Prerequisite::Table => self.make_table(block / self.layout.geometry.l2_entries()),
+            Prerequisite::Table => self.make_table(self.split(block).0 / self.layout.geometry.l2_entries()),
+            Prerequisite::Clean => self.clean_sub(block),
             Prerequisite::Counts(page) => self.load_counts(page),
         }
     }

@@ -187,6 +187,9 @@ impl Writing {
                 let zeroed = self.store().zero_range(rest, Zeroing::Keep);
                 zeroed.map_err(|error| self.io("clear the end of the last cluster", at, error))?;
             }
+            if self.has_subclusters() {
+                self.forget_subs(cluster, within)?;
+            }
         }
         let first = end_bytes.div_ceil(cluster_bytes);
         let all = self.lock().l1.len() as u64 * self.layout.geometry.l2_entries();
@@ -272,9 +275,9 @@ impl Writing {
                     self.make_table(cluster / self.layout.geometry.l2_entries())?;
                     continue;
                 }
-                if let Some(word) = state.l2.word(place) {
+                if let Some((word, parts)) = self.words_at(&state, place) {
                     // The survey has refused invalid entries.
-                    if let Ok(entry) = L2Entry::parse(word, 0, &self.layout.geometry) {
+                    if let Ok(entry) = L2Entry::parse(word, parts, &self.layout.geometry) {
                         self.free_of(&mut state, cluster, entry);
                     }
                     self.set_entry(&mut state, cluster, L2Entry::Unallocated);

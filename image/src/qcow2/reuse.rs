@@ -104,22 +104,26 @@ impl Writing {
     pub(super) fn trim(&self) -> Result<()> {
         {
             let mut state = self.lock();
-            let unused: Vec<u64> = std::mem::take(&mut state.reserved).into_values().collect();
+            let reserved = std::mem::take(&mut state.reserved).into_values();
             let moving = std::mem::take(&mut state.moving).into_values();
-            // Reservations in a data file have no refcount.
-            let unused = if self.data_file.is_some() { Vec::new() } else { unused };
+            // Reservations in a data file have no refcount. Those of subclusters lie in clusters.
+            let has_own = self.data_file.is_none() && !self.has_subclusters();
+            let fresh = std::mem::take(&mut state.subs.fresh).into_values();
+            let unused: Vec<u64> = reserved.filter(|_| has_own).chain(fresh).collect();
             unused.into_iter().chain(moving).for_each(|at| state.free(FreedSpace::Cluster(at)));
         }
-        let mut freed = self.lower(&self.take_quarantined(u64::MAX));
-        self.add_free(&freed);
-        freed.extend(self.drop_empty_count_blocks()?);
+        let freed = self.lower(&self.take_quarantined(u64::MAX));
+        if let Some(space) = &mut self.lock().space {
+            freed.iter().for_each(|piece| space.quarantine(piece.offset_bytes, piece.len_bytes));
+        }
+        self.drop_empty_count_blocks()?;
         // The refcounts of what is cut off or punched are durable before.
         self.run_flush()?;
         let ends = self.lock().space.as_mut().map(|space| {
-            freed.extend(space.free_all());
-            (space.release_tail(), space.file_end_bytes())
+            let (end, freed) = space.free_all();
+            (end, freed, space.file_end_bytes())
         });
-        let Some((end, file_end)) = ends else { return Ok(()) };
+        let Some((end, freed, file_end)) = ends else { return Ok(()) };
         if end < file_end {
             let cut = self.store().set_len(end);
             cut.map_err(|error| self.io("cut the file after its last cluster", end, error))?;
@@ -127,8 +131,7 @@ impl Writing {
                 space.set_file_end(end);
             }
         }
-        freed.retain(|piece| piece.offset_bytes < end);
-        HolePunches::of(freed.into_iter()).punch_all(self.store());
+        freed.punch_all(self.store());
         Ok(self.barrier.sync("make the end of the file durable")?)
     }
 }

@@ -26,13 +26,14 @@
 //! `clusters.rs` changes entries, `growth.rs` surveys the file and makes tables, `flush.rs` makes
 //! changes durable, `front.rs` changes the header, `reuse.rs` returns freed clusters, `compact.rs`
 //! moves clusters and tables, `resize.rs` changes the size, `data_file.rs` writes clusters in
-//! another file.
+//! another file, `subclusters.rs` writes blocks that share a cluster.
 
 use super::{
     check_walk::each_word,
     counts::Refcounts,
     layout::Layout,
     pages::{Pages, SECTOR_BYTES},
+    partial::Subs,
 };
 use crate::{
     BlockState, Commit, ImageError, ImageWriter, MoveTo, ParentLink, Reservation, Result, needs::Prerequisites,
@@ -68,6 +69,8 @@ pub(super) enum Prerequisite {
     Space,
     /// The page of refcounts at this offset of the file.
     Counts(u64),
+    /// That survey, and the part of the cluster of a subcluster zeroed.
+    Clean,
 }
 
 /// Space that an entry no longer refers to.
@@ -109,6 +112,9 @@ pub(super) struct State {
     pub reserved: HashMap<u64, u64>,
     /// Block to the place of its move.
     pub moving: HashMap<u64, u64>,
+    pub subs: Subs,
+    /// Cluster of the disk of which a part is being zeroed.
+    pub cleaning: Option<u64>,
     /// Sorted by generation.
     pub quarantined: VecDeque<Quarantined>,
     pub generation: u64,
@@ -182,8 +188,10 @@ pub(super) fn refusal(layout: &Layout, is_snapshot: bool) -> Option<(String, &'s
         let what = "writing to a qcow2 image with an external data file and internal snapshots";
         return Some((what.into(), convert));
     }
-    if has(features::EXTENDED_L2) {
-        return Some(("writing to a qcow2 image with extended L2 entries (subclusters)".into(), convert));
+    if has(features::EXTENDED_L2) && (header.snapshots > 0 || layout.has_data_file()) {
+        let other = if header.snapshots > 0 { "internal snapshots" } else { "an external data file" };
+        let what = format!("writing to a qcow2 image with extended L2 entries (subclusters) and {other}");
+        return Some((what, convert));
     }
     None
 }
@@ -219,6 +227,8 @@ impl Writing {
             needs: Prerequisites::default(),
             reserved: HashMap::new(),
             moving: HashMap::new(),
+            subs: Subs::default(),
+            cleaning: None,
             quarantined: VecDeque::new(),
             generation: 0,
         };
@@ -274,8 +284,9 @@ impl ImageWriter for Writing {
     fn begin_writing(&self) -> Result<()> {
         self.settle_front()?;
         self.settle_data_file()?;
-        if self.layout.front.header.snapshots > 0 {
-            // The flags say what may be overwritten: they are checked before the first write.
+        if self.layout.front.header.snapshots > 0 || self.has_subclusters() {
+            // The flags say what may be overwritten: they are checked before the first write. So is
+            // whether an image with subclusters has what cannot be written.
             let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
             self.survey()?;
         }
@@ -359,6 +370,10 @@ impl ImageWriter for Writing {
     fn begin_compacting(&self) -> Result<()> {
         self.barrier.check()?;
         self.refuse_with_data_file("compacting", "its holes give the space back already")?;
+        if self.has_subclusters() {
+            let what = "compacting a qcow2 image with extended L2 entries (subclusters)".into();
+            return Err(self.unsupported(what, "convert it to a new image"));
+        }
         let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
         self.survey()
     }

@@ -22,10 +22,7 @@ use super::{
     map::Entry,
     write::{PAGE_ENTRIES, Prerequisite, State, Writing},
 };
-use crate::{
-    Commit, MovePlace, MoveTo, Result,
-    space::{HolePunches, Space},
-};
+use crate::{Commit, MovePlace, MoveTo, Result, space::Space};
 use std::sync::PoisonError;
 
 /// Payload that one close moves at most. `compact` fills all gaps.
@@ -166,12 +163,12 @@ impl Writing {
     /// For close: returns all space that nothing refers to, cuts the file after its last block, and
     /// lets the header count its spaces. The caller has flushed, and no request follows.
     pub(super) fn trim(&self) -> Result<()> {
-        let (mut freed, end, file_end) = {
+        let (end, freed, file_end) = {
             let mut state = self.lock();
             self.give_up_unused(&mut state);
             let Some(space) = &mut state.space else { return Ok(()) };
-            let freed = space.free_all();
-            (freed, space.release_tail(), space.file_end_bytes())
+            let (end, freed) = space.free_all();
+            (end, freed, space.file_end_bytes())
         };
         if end < file_end {
             self.store.set_len(end).map_err(self.io("cut the file after its last block", end))?;
@@ -181,8 +178,7 @@ impl Writing {
                 space.set_file_end(end);
             }
         }
-        freed.retain(|piece| piece.offset_bytes < end);
-        HolePunches::of(freed.into_iter()).punch_all(&*self.store);
+        freed.punch_all(&*self.store);
         let spaces = self.number_of(end);
         self.count_in_header(spaces)?;
         self.lock().announced = spaces;

@@ -152,7 +152,7 @@ impl Writing {
 
     /// Zeroes the bytes of the last block that lie behind the end of the disk: another program may
     /// have left data there.
-    fn zero_end(&self, old_bytes: u64) -> Result<()> {
+    pub(super) fn zero_end(&self, old_bytes: u64) -> Result<()> {
         let block_bytes = u64::from(self.layout.header.block_bytes);
         let (block, within) = (old_bytes / block_bytes, old_bytes % block_bytes);
         if within == 0 {

@@ -10,7 +10,7 @@
 //!   flush.rs    the ordered passes that make changes durable
 //!   head.rs     the header of an image in use: its ids, its sizes
 //!   compact.rs  freed space: its reuse, moves of blocks, cuts of the file
-//!   grow.rs     a larger size
+//!   grow.rs     a larger size              shrink.rs  a smaller one
 //!   create.rs   new files
 //!   check.rs    reports damage: entries, blocks that share space, space that no entry names
 //!   salvage.rs  what can still be known of a damaged image
@@ -44,12 +44,13 @@ mod layout;
 mod map;
 mod prepare;
 mod salvage;
+mod shrink;
 mod survey;
 #[cfg(test)]
 mod tests;
 mod write;
 
-pub(crate) use check::examine;
+pub(crate) use check::{begin_repair, examine};
 pub(crate) use create::create;
 pub use image::{VdiImage, open};
 pub(crate) use layout::parent_link;

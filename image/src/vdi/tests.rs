@@ -72,7 +72,7 @@ fn damage_is_found() {
     for (at, value, severity, text) in [
         (512, 2, Severity::Corrupt, "Block 0: block map entry"),
         (512, 0, Severity::Corrupt, "Block 3 has space 0, which another block has too"),
-        (512, u32::MAX, Severity::Leak, "1 of 2 spaces"),
+        (512, u32::MAX, Severity::Leak, "1048576 bytes in the file are the space of no block"),
         (0x184, 9, Severity::Note, "9 blocks with space"),
         (0x184, 1, Severity::Corrupt, "counts 1 spaces, but blocks have 2"),
         (0x154, 100, Severity::Corrupt, "block map at offset 100"),
@@ -90,6 +90,26 @@ fn a_header_that_counts_too_few_spaces_is_mended() {
     let store = with(0x184, 1);
     crate::repair_image(crate::Format::Vdi, &store, false, &mut |_| true).unwrap().unwrap();
     assert_eq!(told(store), (None, String::new()));
+}
+
+#[test]
+fn what_an_entry_costs_is_given_up_only_with_consent() {
+    for (at, value, costs) in [(512, 2, Some(0..MIB)), (512, 0, Some(3 * MIB..4 * MIB)), (512, u32::MAX, None)] {
+        let store = with(at, value);
+        let mut lost = Vec::new();
+        let mut mend = |accept_loss| {
+            crate::repair_image(crate::Format::Vdi, &store, accept_loss, &mut |step| {
+                lost.extend(step.and_then(|step| step.finding.costs));
+                true
+            })
+        };
+        let after = mend(false).unwrap().unwrap();
+        assert_eq!(after.worst().is_none(), costs.is_none(), "{:?}", after.findings);
+        let after = mend(true).unwrap().unwrap();
+        assert_eq!(after.worst(), None, "{:?}", after.findings);
+        assert_eq!(lost.first().cloned(), costs);
+        assert_eq!(told(store), (None, String::new()));
+    }
 }
 
 #[test]

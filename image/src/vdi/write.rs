@@ -18,7 +18,7 @@
 //! `prepare.rs`, and retries. Lock order: `preparing`, the header's mutex (`head.rs`), the state
 //! mutex. `map.rs` changes entries, `survey.rs` surveys the file before the first change of an
 //! entry, `flush.rs` makes changes durable, `compact.rs` moves blocks and cuts the file, `grow.rs`
-//! enlarges the disk.
+//! enlarges the disk, `shrink.rs` makes it smaller.
 
 use super::{head::Head, layout::Layout};
 use crate::{
@@ -223,13 +223,12 @@ impl ImageWriter for Writing {
         self.blocks_for(self.lock().size_bytes, size_bytes).map(drop)
     }
 
-    /// A growth that was cut short has left nothing but entries that the next one writes again.
     fn check_shrink(&self, size_bytes: u64) -> Result<()> {
-        if size_bytes == self.lock().size_bytes {
-            return Ok(());
-        }
-        let what = format!("a smaller size of {size_bytes} bytes for a VDI");
-        Err(self.unsupported(&what, "convert the disk to an image of the wanted size"))
+        self.check_smaller(size_bytes)
+    }
+
+    fn shrink(&self, size_bytes: u64) -> Result<()> {
+        self.make_smaller(size_bytes)
     }
 
     fn limit_tables(&self, bytes: u64) {

@@ -209,6 +209,18 @@ fn check_footers(footers: &Footers, chosen: &ChosenFooter, is_usable: bool, find
 
 fn check_fixed(layout: &Layout, findings: &mut Findings, report: &mut CheckReport) {
     let end = layout.tail_offset_bytes.unwrap_or(layout.len_bytes);
+    let footer_end = end.saturating_add(FOOTER_BYTES as u64);
+    if layout.len_bytes > footer_end {
+        let behind = layout.len_bytes - footer_end;
+        report.leaked_bytes = behind;
+        let message = format!(
+            "{behind} bytes of zeros follow the footer: a growth of the disk was cut short. Other programs do not find the footer."
+        );
+        let found = format!("{behind} bytes behind it");
+        let finding = Finding::new(Severity::Leak, end, "footer", found, "the end of the file").says(message);
+        findings.add_repairable(finding, "the file is cut behind its footer", vec![Change::Cut(footer_end)]);
+        return;
+    }
     if let Some(surplus @ 1..) = end.checked_sub(layout.size_bytes) {
         report.leaked_bytes = surplus;
         let message = format!("{surplus} bytes between the end of the disk and the footer are unused.");

@@ -9,9 +9,9 @@
 //! there. The first sector of a fixed disk belongs to the guest too, who may store the start of a
 //! dynamic VHD there. So the footer at the end is preferred to a valid copy only if both have the
 //! same unique id and type, or if it describes a fixed disk that ends exactly where the footer
-//! begins.
+//! begins. A fixed disk whose growth was cut short may have its old footer only (`left_behind.rs`).
 
-use super::damaged;
+use super::{damaged, left_behind};
 use crate::{ImageError, Result};
 use diskwright_format::vhd::{DiskKind, FOOTER_BYTES, Fault, Footer, OLD_FOOTER_BYTES, VhdError};
 use diskwright_store::Store;
@@ -99,6 +99,10 @@ impl Footers {
             }
         }
         if !has_cookie(&tail) && !has_cookie(&copy) {
+            if let Some((footer, bytes, offset_bytes)) = left_behind::find(store, len_bytes)? {
+                let tail = LocatedFooter { footer, bytes, offset_bytes, is_old: false };
+                return Ok(Self { len_bytes, tail: Ok(tail), copy });
+            }
             return Err(not_an_image("neither the end nor the beginning of the file is a footer".into()));
         }
         Ok(Self { len_bytes, tail, copy })
@@ -167,6 +171,12 @@ impl Footers {
                 return Err(damaged(store, told));
             }
         };
+        let behind = self.len_bytes.saturating_sub(found.offset_bytes + FOOTER_BYTES as u64);
+        if found.footer.kind == DiskKind::Fixed && behind > 0 && !found.is_old {
+            remarks.push(format!(
+                "{behind} bytes of zeros follow the footer: a growth was cut short. The next write cuts them off."
+            ));
+        }
         if found.is_old {
             remarks.push("The footer has 511 bytes, as in files by Virtual PC before 2004.".into());
         }

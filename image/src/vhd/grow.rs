@@ -22,10 +22,11 @@
 //! so it cannot be torn. There are never two valid footers with different sizes, as no program
 //! could know which one to use. While the footer at the end is cleared, the copy is used, as after
 //! an interrupted growth of the file. Both sizes have their tables by then. A fixed disk has only
-//! the footer at the end: one write extends the file and puts the footer there, and file systems
-//! make a file's length durable no earlier than the bytes written beyond its old end. A power cut
-//! between the two steps leaves the 512 bytes of the old footer at the start of the new range,
-//! where the guest has not written anything yet.
+//! the footer at the end: one write extends the file and puts the footer there. A power cut may
+//! keep the new length and lose the footer: then the old one counts, which zeros follow
+//! (`left_behind.rs`), and the next write cuts them off. A power cut between the two steps leaves
+//! the 512 bytes of the old footer at the start of the new range, where the guest has not written
+//! anything yet.
 //!
 //! Why writers can continue: reservations and commits change entries in memory only. `flushing` is
 //! held from before the copy of the table until the new offset is installed, so no entry reaches
@@ -47,7 +48,13 @@ use crate::{BlockState, ImageError, LinkageId, Result, flat::MoveTrailer};
 use diskwright_format::vhd::{
     BAT_UNUSED, DynamicHeader, FOOTER_BYTES, Footer, HEADER_BYTES, MAX_DYNAMIC_BYTES, SECTOR_BYTES,
 };
-use diskwright_store::{Barrier, FileRange, Store, Zeroing, sync::Mutex};
+use diskwright_store::{
+    Barrier, FileRange, Store, Zeroing,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 use std::{
     ops::Range,
     sync::{Arc, PoisonError},
@@ -75,7 +82,11 @@ fn check_size(store: &dyn Store, size_bytes: u64, present_bytes: u64, max_bytes:
 
 /// The footer of a fixed disk, which moves when the disk grows.
 #[derive(Debug)]
-pub(super) struct FixedFooter(Mutex<Placed>);
+pub(super) struct FixedFooter {
+    placed: Mutex<Placed>,
+    /// Whether the file is longer than to the end of the footer.
+    has_surplus: AtomicBool,
+}
 
 /// A footer, and its offset in the file.
 #[derive(Debug)]
@@ -85,20 +96,36 @@ struct Placed {
 }
 
 impl FixedFooter {
-    pub fn new(bytes: [u8; FOOTER_BYTES], offset_bytes: u64) -> Self {
-        Self(Mutex::new(Placed { bytes, offset_bytes }))
+    pub fn new(bytes: [u8; FOOTER_BYTES], offset_bytes: u64, len_bytes: u64) -> Self {
+        let has_surplus = AtomicBool::new(len_bytes > offset_bytes.saturating_add(FOOTER_BYTES as u64));
+        Self { placed: Mutex::new(Placed { bytes, offset_bytes }), has_surplus }
     }
 }
 
 impl MoveTrailer for FixedFooter {
+    /// Cuts off what a growth that was cut short has left behind the footer, durably.
+    fn settle(&self, barrier: &Barrier) -> Result<()> {
+        if !self.has_surplus.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let footer = self.placed.lock().unwrap_or_else(PoisonError::into_inner);
+        let end = footer.offset_bytes + FOOTER_BYTES as u64;
+        let cut = barrier.store().set_len(end);
+        cut.map_err(|e| ImageError::io("cut the file behind its footer", &**barrier.store(), end, e))?;
+        barrier.sync("make the length of the file durable")?;
+        self.has_surplus.store(false, Ordering::Release);
+        Ok(())
+    }
+
     fn move_trailer(&self, barrier: &Barrier, from_bytes: u64, to_bytes: u64) -> Result<()> {
         let store = &**barrier.store();
+        self.settle(barrier)?;
         if to_bytes < from_bytes {
             return self.move_back(barrier, to_bytes);
         }
         check_size(store, to_bytes, from_bytes, MAX_FIXED_BYTES)?;
         barrier.check()?;
-        let mut footer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut footer = self.placed.lock().unwrap_or_else(PoisonError::into_inner);
         let new = Footer::resized(&footer.bytes, to_bytes);
         if let Err(error) = barrier.write(&new, to_bytes) {
             // A file system may have extended the file before it failed.
@@ -121,7 +148,7 @@ impl MoveTrailer for FixedFooter {
     /// The footer is one sector, so it is never torn.
     fn set_linkage_id(&self, barrier: &Barrier, linkage_id: LinkageId) -> Result<()> {
         barrier.check()?;
-        let mut footer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut footer = self.placed.lock().unwrap_or_else(PoisonError::into_inner);
         let (new, at) = (Footer::with_unique_id(&footer.bytes, linkage_id.to_uuid()), footer.offset_bytes);
         let written = barrier.write(&new, at);
         written.map_err(|e| ImageError::io("write the footer", &**barrier.store(), at, e))?;
@@ -135,7 +162,7 @@ impl FixedFooter {
     fn move_back(&self, barrier: &Barrier, to_bytes: u64) -> Result<()> {
         let store = &**barrier.store();
         barrier.check()?;
-        let mut footer = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut footer = self.placed.lock().unwrap_or_else(PoisonError::into_inner);
         let new = Footer::resized(&footer.bytes, to_bytes);
         let io = |doing| move |error| ImageError::io(doing, store, to_bytes, error);
         barrier.write(&new, to_bytes).map_err(io("write the footer at the disk's new end"))?;

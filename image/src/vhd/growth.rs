@@ -398,11 +398,9 @@ impl Growth {
     /// # Errors
     /// `Io`.
     pub fn trim(&mut self, store: &dyn Store, blocks: &Blocks) -> Result<()> {
-        let mut freed = self.space.free_all();
         let old_end = self.space.file_end_bytes();
         let used_end = self.space.used_end_bytes();
-        let mut new_end = self.space.release_tail();
-        freed.retain(|piece| piece.offset_bytes < self.space.used_end_bytes());
+        let (mut new_end, freed) = self.space.free_all();
         if new_end < used_end || self.was_cut {
             // The released space began at a page. The block or table before it may end earlier.
             new_end = blocks.tables_end_bytes(old_end);
@@ -422,7 +420,7 @@ impl Growth {
             store.set_len(new_end + FOOTER_BYTES as u64).map_err(io_error)?;
             self.space.set_file_end(new_end);
         }
-        HolePunches::of(freed.into_iter()).punch_all(store);
+        freed.punch_all(store);
         Ok(())
     }
 }

@@ -159,7 +159,8 @@ pub fn open(store: Arc<dyn Store>, writable: bool) -> Result<VhdImage> {
     let kind = match layout.blocks {
         None => Kind::Fixed(writable.then(|| {
             let place = layout.tail_offset_bytes.unwrap_or(layout.size_bytes);
-            let trailer = Trailer::Moves(Box::new(FixedFooter::new(layout.footer_bytes, place)));
+            let footer = FixedFooter::new(layout.footer_bytes, place, layout.len_bytes);
+            let trailer = Trailer::Moves(Box::new(footer));
             FlatWriter::new(Arc::clone(&store), layout.size_bytes, None, trailer)
         })),
         Some(blocks) if writable => {

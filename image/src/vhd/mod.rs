@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   footers.rs   the footer at the end, its copy at offset 0, and which of them is used
+//!   left_behind.rs  the footer of a fixed disk whose growth was cut short
 //!   layout.rs    footer + header + locators, validated: the offsets of everything in the file
 //!   table.rs     the BAT, read by the entry or cached by the page
 //!   order.rs     the blocks sorted by offset, in bounded memory
@@ -58,6 +59,7 @@ mod grow;
 mod growth;
 mod image;
 mod layout;
+mod left_behind;
 mod link;
 mod order;
 mod prepare;
@@ -80,6 +82,16 @@ pub use create::create;
 pub(crate) use image::{open, parent_link};
 pub use link::set_modified_seconds;
 pub(crate) use salvage::salvage;
+
+/// Whether a file without a footer at its end or its beginning is a fixed disk whose growth was cut
+/// short.
+///
+/// # Errors
+/// `Io`.
+pub(crate) fn has_left_footer(store: &dyn Store) -> crate::Result<bool> {
+    let len_bytes = store.len_bytes().map_err(|e| ImageError::io("get the length of the file", store, 0, e))?;
+    Ok(left_behind::find(store, len_bytes)?.is_some())
+}
 
 use crate::ImageError;
 use diskwright_format::vhd::VhdError;

@@ -29,7 +29,7 @@ use super::{
     log_writer::LogWriter,
     pages::Page,
 };
-use crate::{error::Result, space::HolePunches};
+use crate::error::Result;
 use diskwright_format::vhdx::MIB;
 use std::sync::Arc;
 
@@ -111,9 +111,7 @@ impl VhdxImage {
             self.release_reserved(state);
             self.release_moving(state);
             let Some(space) = &mut state.space else { return Ok(()) };
-            let mut freed = space.free_all();
-            let used_bytes = space.release_tail();
-            freed.retain(|piece| piece.offset_bytes < used_bytes);
+            let (used_bytes, freed) = space.free_all();
             (used_bytes.max(state.keep_end_bytes), space.file_end_bytes(), freed)
         };
         let store = &**self.barrier.store();
@@ -123,7 +121,7 @@ impl VhdxImage {
                 space.set_file_end(end_bytes);
             }
         }
-        HolePunches::of(freed.into_iter()).punch_all(store);
+        freed.punch_all(store);
         sync(&self.barrier)
     }
 }

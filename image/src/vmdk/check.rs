@@ -2,23 +2,35 @@
 //!
 //! ```text
 //!   descriptor ─▶ parts ─▶ each sparse extent: directories ─▶ entries ─▶ overlaps, both copies
+//!
+//!   table of the second directory only    the first directory gets a copy of it, at the end of the
+//!                                         file
+//!   table, entry or grain that no copy    given up (`give_up.rs`)
+//!   can tell, two grains in one place
+//!   space that no entry names             a hole in the file
 //! ```
 //!
 //! The caller reports files that cannot be opened; the check ends there, as the disk cannot be
 //! read. Memory: 4 bytes for each grain of a file, bounded by its length.
 
 use super::{
+    document::Document,
+    give_up::Checked,
     image::scan,
     layout::{FilePart, Layout},
-    tables::{Entry, LOST, Tables},
+    tables::{Entry, LOST},
+    text,
 };
 use crate::{
     ImageError, Result,
     findings::{Change, CheckOutcome, CheckReport, Finding, Findings, Severity, corruption, is_hole},
 };
 use diskwright_format::vmdk::{GRAIN_ABSENT, GRAIN_ZERO, SECTOR_BYTES};
-use diskwright_store::{FileRange, Store};
+use diskwright_store::{Barrier, FileRange, Store};
 use std::sync::Arc;
+
+/// Unused ranges that one round of a repair gives back.
+const HOLES_MAX: usize = 1 << 16;
 
 /// Checks the VMDK with these files; `None` for one that could not be opened.
 ///
@@ -56,10 +68,24 @@ pub(crate) fn examine(stores: &[Option<Arc<dyn Store>>], for_repair: bool) -> Re
         }
     }
     report.total_blocks = layout.extents.iter().map(|extent| extent.tables.grains()).sum();
-    for extent in &layout.extents {
-        check_extent(&extent.tables, &extent.store, &mut findings, &mut report)?;
+    for index in 0..layout.extents.len() {
+        check_extent(&Checked::new(&layout, index), &mut findings, &mut report)?;
     }
     Ok(findings.finish(report))
+}
+
+/// Gives the image another CID before a repair that gives up data.
+///
+/// # Errors
+/// `Io`.
+pub(crate) fn begin_repair(store: &Arc<dyn Store>, costs_data: bool) -> Result<()> {
+    match Layout::read(vec![Arc::clone(store)]) {
+        Ok(layout) if costs_data && layout.head.text.is_some() => {
+            Document::read(&layout)?.begin(&Barrier::new(Arc::clone(store)))
+        }
+        Err(error @ ImageError::Io { .. }) => Err(error),
+        _ => Ok(()),
+    }
 }
 
 /// What a descriptor that can be read has lost: half of the link to a parent, or of its own place.
@@ -84,21 +110,10 @@ fn check_descriptor(layout: &Layout, findings: &mut Findings) {
     }
 }
 
-fn check_extent(
-    tables: &Tables,
-    store: &Arc<dyn Store>,
-    findings: &mut Findings,
-    report: &mut CheckReport,
-) -> Result<()> {
+fn check_extent(checked: &Checked<'_>, findings: &mut Findings, report: &mut CheckReport) -> Result<()> {
+    let (tables, store) = (checked.tables, checked.store);
+    check_directories(checked, findings)?;
     let name = store.name().display();
-    let lost = tables.entries[0].iter().filter(|&&entry| entry == LOST).count();
-    if lost > 0 {
-        let message = format!("{name}: {lost} grain tables lie outside of the file, and no copy of them was found.");
-        let at = tables.directories[0];
-        let finding =
-            Finding::new(Severity::Corrupt, at, "grain directory", format!("{lost} invalid entries"), "tables");
-        findings.add(finding.says(message));
-    }
     let mut starts: Vec<u32> = Vec::new();
     let most = store.len_bytes().map_err(|error| ImageError::io("get the length of the file", &**store, 0, error))?
         / SECTOR_BYTES;
@@ -112,7 +127,7 @@ fn check_extent(
                 let at = tables.entry_offset(grain);
                 let finding =
                     Finding::new(Severity::Corrupt, at, "grain table", format!("{raw:#x}"), "a grain in the file");
-                findings.add(finding.says(message));
+                checked.give_up_grain(grain, finding.says(message), findings);
             }
             Entry::At(at) => {
                 report.allocated_blocks += 1;
@@ -120,7 +135,7 @@ fn check_extent(
                 if tables.is_compressed()
                     && let Err(error) = tables.decompress(&**store, grain, at)
                 {
-                    compressed_errors.push(error);
+                    compressed_errors.push((grain, error));
                 }
             }
             Entry::Absent | Entry::Zero => {}
@@ -128,30 +143,67 @@ fn check_extent(
         // More grains than sectors: they overlap, which is found below.
         Ok(starts.len() as u64 <= most && compressed_errors.len() < 1000)
     })?;
-    for error in compressed_errors {
-        findings.add(corruption(error)?);
+    for (grain, error) in compressed_errors {
+        checked.give_up_grain(grain, corruption(error)?, findings);
     }
     starts.sort_unstable();
-    let grain_sectors = if tables.is_compressed() { 1 } else { tables.grain_bytes / SECTOR_BYTES };
-    for pair in starts.windows(2) {
-        if u64::from(pair[0]) + grain_sectors > u64::from(pair[1]) {
-            let at = u64::from(pair[1]) * SECTOR_BYTES;
-            let message = format!("{name}: two grains overlap at offset {at}.");
-            let finding =
-                Finding::new(Severity::Corrupt, at, "grain table", "two grains in one place", "space of its own");
-            findings.add(finding.says(message));
-        }
-    }
+    checked.report_overlaps(&starts, findings)?;
+    let only_second = compare_copies(checked, findings)?;
     // A session that has not closed the file has space that no entry names yet.
     if tables.header.as_ref().is_some_and(|header| !header.is_unclean) && !tables.is_compressed() {
-        report.leaked_bytes += leaked(tables, store, &starts, findings)?;
+        report.leaked_bytes += leaked(checked, &starts, only_second == 0, findings)?;
     }
-    compare_copies(tables, store, findings)
+    Ok(())
+}
+
+/// Tables that no directory names, or only the second one.
+fn check_directories(checked: &Checked<'_>, findings: &mut Findings) -> Result<()> {
+    let (tables, store) = (checked.tables, checked.store);
+    let name = store.name().display();
+    for (table, _) in (0..).zip(&tables.entries[0]).filter(|(_, entry)| **entry == LOST) {
+        let message = format!("{name}: grain table {table} lies outside of the file, and no copy of it was found.");
+        let at = tables.directories[0];
+        let finding = Finding::new(Severity::Corrupt, at, "grain directory", format!("entry {table}"), "a table");
+        checked.give_up_table(table, finding.says(message), findings);
+    }
+    let [directory, _] = tables.directories[..] else { return Ok(()) };
+    let len_bytes = text::len_of(&**store)?;
+    // A file that grows by more than that has lost its directory rather than entries of it.
+    let tables_max = (64 << 20) / tables.table_bytes().max(1);
+    let mut end = len_bytes.next_multiple_of(SECTOR_BYTES);
+    for (&table, place) in tables.only_second.iter().zip(0..) {
+        let message = format!("{name}: only the redundant directory names grain table {table}.");
+        let at = directory + table * tables.entry_bytes();
+        let finding = Finding::new(Severity::Corrupt, at, "grain directory", "no table in the file", "a table");
+        let finding = finding.says(message);
+        let entry = tables.entries[1].get(table as usize).copied().unwrap_or(LOST);
+        let sector = u32::try_from(end / SECTOR_BYTES).ok();
+        let has_room = directory != 0 && directory.saturating_add(tables.tables() * 4) <= len_bytes;
+        let (Some(sector), true) = (sector, checked.may_repair && has_room && place < tables_max && entry != LOST)
+        else {
+            findings.add(finding);
+            continue;
+        };
+        let mut changes = Vec::new();
+        if findings.for_repair() {
+            let from = tables.table_place(entry);
+            let mut copy = vec![0; tables.table_bytes() as usize];
+            store
+                .read_at(&mut copy, from)
+                .map_err(|error| ImageError::io("read a grain table", &**store, from, error))?;
+            changes = vec![Change::Write(end, copy), Change::Write(at, sector.to_le_bytes().to_vec())];
+        }
+        end += tables.table_bytes();
+        findings.add_repairable(finding, "it gets a copy of the redundant table, at the end of the file", changes);
+    }
+    Ok(())
 }
 
 /// Space of a grain between structures that no entry names. Holes of the file are not leaked.
-/// Returns its bytes. `starts` are the places of the grains in sectors, sorted.
-fn leaked(tables: &Tables, store: &Arc<dyn Store>, starts: &[u32], findings: &mut Findings) -> Result<u64> {
+/// Returns its bytes. `starts` are the places of the grains in sectors, sorted. `may_free`: no data
+/// can lie there that only a redundant table names.
+fn leaked(checked: &Checked<'_>, starts: &[u32], may_free: bool, findings: &mut Findings) -> Result<u64> {
+    let (tables, store) = (checked.tables, checked.store);
     let len_bytes =
         store.len_bytes().map_err(|error| ImageError::io("get the length of the file", &**store, 0, error))?;
     let structures = tables.structures();
@@ -159,6 +211,7 @@ fn leaked(tables: &Tables, store: &Arc<dyn Store>, starts: &[u32], findings: &mu
     let mut grains = starts.iter().map(|&start| u64::from(start) * SECTOR_BYTES).peekable();
     let overhead = tables.header.as_ref().map_or(0, |header| header.overhead_sectors.saturating_mul(SECTOR_BYTES));
     let (mut end, mut first, mut leaked_bytes) = (overhead.min(len_bytes), None, 0);
+    let mut changes = Vec::new();
     loop {
         let next = match (grains.peek(), structures.peek()) {
             (Some(&grain), Some(other)) if grain < other.start => grains.next().map(|at| at..at + tables.grain_bytes),
@@ -171,6 +224,9 @@ fn leaked(tables: &Tables, store: &Arc<dyn Store>, starts: &[u32], findings: &mu
         if gap.len_bytes >= tables.grain_bytes && !is_hole(&**store, gap)? {
             leaked_bytes += gap.len_bytes;
             first.get_or_insert(end);
+            if changes.len() < HOLES_MAX {
+                changes.push(Change::Free(gap));
+            }
         }
         let Some(range) = next else { break };
         end = end.max(range.end);
@@ -179,7 +235,12 @@ fn leaked(tables: &Tables, store: &Arc<dyn Store>, starts: &[u32], findings: &mu
         let name = store.name().display();
         let message = format!("{name}: {leaked_bytes} bytes, from offset {at} on, are named by no entry.");
         let found = format!("{leaked_bytes} bytes");
-        findings.add(Finding::new(Severity::Leak, at, "file", found, "none that no entry names").says(message));
+        let finding = Finding::new(Severity::Leak, at, "file", found, "none that no entry names").says(message);
+        if may_free && checked.may_repair {
+            findings.add_repairable(finding, format!("{leaked_bytes} bytes become holes of the file"), changes);
+        } else {
+            findings.add(finding);
+        }
     }
     Ok(leaked_bytes)
 }
@@ -190,11 +251,13 @@ fn leaked(tables: &Tables, store: &Arc<dyn Store>, starts: &[u32], findings: &mu
 /// A grain that only the second copy names was freed or written before a cut, or its first entry
 /// was wiped: nothing tells these apart, so no repair decides it. Other entries become equal, which
 /// changes nothing that is read.
-fn compare_copies(tables: &Tables, store: &Arc<dyn Store>, findings: &mut Findings) -> Result<()> {
-    let [first, second] = &tables.entries[..] else { return Ok(()) };
+/// Such a grain can only be given up. Returns the number of these grains.
+fn compare_copies(checked: &Checked<'_>, findings: &mut Findings) -> Result<u64> {
+    let (tables, store) = (checked.tables, checked.store);
+    let [first, second] = &tables.entries[..] else { return Ok(0) };
     let name = store.name().display();
     let (mut differing, mut only_second, mut mended_first) = (0_u64, 0_u64, 0_u64);
-    let (mut of_first, mut of_second) = (Vec::new(), Vec::new());
+    let (mut of_first, mut of_second, mut without) = (Vec::new(), Vec::new(), Vec::new());
     let is_lost = |entry| entry == GRAIN_ABSENT || entry == LOST;
     for (table, (&one, &other)) in (0_u64..).zip(first.iter().zip(second)) {
         let grain = table * tables.table_entries;
@@ -204,7 +267,11 @@ fn compare_copies(tables: &Tables, store: &Arc<dyn Store>, findings: &mut Findin
             if one == GRAIN_ABSENT && other != LOST && other != one {
                 let mut raw = vec![0; count];
                 tables.read_raw(&**store, tables.table_place(other), grain, &mut raw)?;
-                only_second += raw.iter().filter(|&&raw| raw > u64::from(GRAIN_ZERO)).count() as u64;
+                let named = raw.iter().filter(|&&raw| raw > u64::from(GRAIN_ZERO)).count() as u64;
+                only_second += named;
+                if named > 0 {
+                    without.push(Change::Write(tables.table_place(other), vec![0; count * 4]));
+                }
             }
             continue;
         }
@@ -221,6 +288,7 @@ fn compare_copies(tables: &Tables, store: &Arc<dyn Store>, findings: &mut Findin
         }
         differing += 1;
         let (had, had_redundant) = (raw.clone(), redundant.clone());
+        let before = only_second;
         for (grain, (raw, redundant)) in (grain..).zip(raw.iter_mut().zip(&mut redundant)) {
             let entries = (tables.decode(&**store, grain, *raw)?, tables.decode(&**store, grain, *redundant)?);
             match entries {
@@ -233,6 +301,9 @@ fn compare_copies(tables: &Tables, store: &Arc<dyn Store>, findings: &mut Findin
         }
         let bytes = |raw: &[u64]| raw.iter().flat_map(|&raw| (raw as u32).to_le_bytes()).collect::<Vec<u8>>();
         mended_first += had.iter().zip(&raw).filter(|(had, now)| had != now).count() as u64;
+        if only_second > before {
+            without.push(Change::Write(tables.table_place(other), bytes(&raw)));
+        }
         if had != raw {
             of_first.push(Change::Write(tables.table_place(one), bytes(&raw)));
         }
@@ -240,7 +311,7 @@ fn compare_copies(tables: &Tables, store: &Arc<dyn Store>, findings: &mut Findin
             of_second.push(Change::Write(tables.table_place(other), bytes(&redundant)));
         }
     }
-    let is_hosted = tables.header.is_some();
+    let is_hosted = tables.header.is_some() && checked.may_repair;
     let place = |index: usize| tables.directories.get(index).copied().unwrap_or(0);
     if mended_first > 0 && is_hosted {
         let message = format!(
@@ -255,8 +326,14 @@ fn compare_copies(tables: &Tables, store: &Arc<dyn Store>, findings: &mut Findin
             "{name}: {only_second} grains are named only by the redundant tables: a write was cut short, or the first tables are damaged. `rescue` reads them."
         );
         let found = format!("{only_second} grains without an entry in the first tables");
-        findings
-            .add(Finding::new(Severity::Leak, place(1), "redundant grain tables", found, "equal copies").says(message));
+        let finding = Finding::new(Severity::Leak, place(1), "redundant grain tables", found, "equal copies");
+        let finding = finding.says(message);
+        if is_hosted {
+            let what = "the redundant tables get the entries of the first ones: what only they name is given up";
+            findings.give_up(finding, None, what, without);
+        } else {
+            findings.add(finding);
+        }
     }
     if differing > 0 {
         let message =
@@ -270,5 +347,5 @@ fn compare_copies(tables: &Tables, store: &Arc<dyn Store>, findings: &mut Findin
             findings.add_repairable(finding, "the redundant tables get the entries of the first ones", of_second);
         }
     }
-    Ok(())
+    Ok(only_second)
 }

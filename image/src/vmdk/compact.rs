@@ -150,13 +150,13 @@ impl Writing {
         }
         let mut freed = self.take_quarantined(u64::MAX);
         for extent in 0..self.layout.extents.len() {
-            let mut freed = freed.remove(&extent).unwrap_or_default();
-            self.add_free(extent, &freed);
+            let freed = freed.remove(&extent).unwrap_or_default();
             let ends = self.lock().extent_states[extent].space.as_mut().map(|space| {
-                freed.extend(space.free_all());
-                (space.release_tail(), space.file_end_bytes())
+                freed.iter().for_each(|piece| space.quarantine(piece.offset_bytes, piece.len_bytes));
+                let (end, freed) = space.free_all();
+                (end, freed, space.file_end_bytes())
             });
-            let Some((end, file_end)) = ends else { continue };
+            let Some((end, freed, file_end)) = ends else { continue };
             let store = &**self.file(extent);
             if end < file_end {
                 store.set_len(end).map_err(|error| ImageError::io("cut the file", store, end, error))?;
@@ -164,8 +164,7 @@ impl Writing {
                     space.set_file_end(end);
                 }
             }
-            freed.retain(|piece| piece.offset_bytes < end);
-            HolePunches::of(freed.into_iter()).punch_all(store);
+            freed.punch_all(store);
         }
         self.sync_all("make the end of the file durable")?;
         self.mark_closed()

@@ -48,6 +48,7 @@ mod create;
 mod device;
 mod document;
 mod flush;
+mod give_up;
 mod grains;
 mod grow;
 mod growth;
@@ -66,7 +67,7 @@ mod write;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use check::examine;
+pub(crate) use check::{begin_repair, examine};
 pub(crate) use create::{SUBFORMATS, create, further_files, is_flat_kind};
 pub(crate) use device::DEVICE_SUBFORMATS;
 pub use device::mapped_device;

@@ -74,6 +74,8 @@ pub(super) struct Tables {
     pub directories: Vec<u64>,
     /// Entries of each directory.
     pub entries: Vec<Vec<u32>>,
+    /// Numbers of the tables that only the redundant directory names.
+    pub only_second: Vec<u64>,
     /// Headers, descriptor and directories.
     pub fixed: Vec<Range<u64>>,
     /// These and all grain tables, on which no grain may lie: sorted, and none touches another.

@@ -285,6 +285,8 @@ pub fn resizes() -> Vec<ResizeCase> {
         "vhdx dynamic 2M, 4K sectors",
         "qcow2 512",
         "qcow2 child 8K",
+        "vdi dynamic 8K",
+        "vdi fixed 1M",
     ];
     let case = |name| {
         let disk = crate::disk::named(name);

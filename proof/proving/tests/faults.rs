@@ -39,7 +39,11 @@ fn vmdk() {
 #[test]
 fn qcow2() {
     fail_every_operation(&["qcow2 512", "qcow2 64K", "qcow2 child 8K"]);
-    fail_every_operation(&["qcow2 4K, with an internal snapshot", "qcow2 4K, with a data file"]);
+    fail_every_operation(&[
+        "qcow2 4K, with an internal snapshot",
+        "qcow2 4K, with a data file",
+        "qcow2 16K, with subclusters",
+    ]);
 }
 
 #[test]

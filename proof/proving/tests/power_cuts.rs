@@ -117,6 +117,8 @@ kinds! {
     packed: "packed 16K, over a parent",
     qcow2_with_an_internal_snapshot: "qcow2 4K, with an internal snapshot",
     qcow2_with_an_internal_snapshot_churning: "qcow2 16K, with an internal snapshot, churning",
+    qcow2_with_subclusters: "qcow2 16K, with subclusters",
+    qcow2_with_subclusters_churning: "qcow2 64K, with subclusters, churning",
     qcow2_with_a_data_file: "qcow2 4K, with a data file",
     vhd_dynamic_swept: "vhd dynamic 4K, swept",
     raw_late: "raw, late",

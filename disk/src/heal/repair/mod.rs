@@ -328,7 +328,7 @@ impl Locked {
 
     fn probed(self, options: &RepairOptions) -> Result<Image> {
         let Self { path, real, store } = self;
-        let probed = || probe::probe(&*store, !options.dry_run).map(|found| found.format);
+        let probed = || probe::probe_damaged(&store, !options.dry_run).map(|found| found.format);
         let format = options.open.format.map_or_else(probed, Ok)?;
         // A file that begins wrongly is what the repair looks at.
         if !format.driver().references(&*store).unwrap_or_default().is_empty() {

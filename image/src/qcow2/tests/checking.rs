@@ -21,7 +21,16 @@ fn a_sound_image_has_no_findings() {
     assert_eq!((report.allocated_blocks, report.total_blocks, report.leaked_bytes), (1, 128, 0));
 }
 
-/// What was changed in the image, what is found, and whether a repair removes it.
+/// How damage is repaired.
+#[derive(Clone, Copy, PartialEq)]
+enum Mends {
+    WithoutLoss,
+    WithLoss,
+    Never,
+}
+use Mends::{Never, WithLoss, WithoutLoss};
+
+/// What was changed in the image, what is found, and which repair removes it.
 #[test]
 fn every_kind_of_damage_is_found_and_mended_where_that_needs_no_guess() {
     let refcount = |cluster: u64| (2 * CLUSTER) + cluster * 2;
@@ -36,26 +45,42 @@ fn every_kind_of_damage_is_found_and_mended_where_that_needs_no_guess() {
             built.put(refcount(cluster), &value.to_be_bytes());
         }) as Change
     };
-    for (change, severity, text, is_mended) in [
-        (count(5, 0), Severity::Corrupt, "has refcount 0, though 1 reference was found", true),
-        (count(5, 2), Severity::Corrupt, "COPIED flag set, though the refcount", true),
-        (count(4, 9), Severity::Corrupt, "L1 entry at offset 196608 has the COPIED flag set", true),
-        (count(1, 3), Severity::Leak, "structures of the image", true),
-        (put(L2, 0), Severity::Leak, "65536 bytes at offset 327680 are leaked", true),
-        (put(L2, 5 * CLUSTER), Severity::Corrupt, "COPIED flag clear", true),
-        (put(L2 + 8, (5 * CLUSTER) | COPIED), Severity::Corrupt, "though 2 references were found", true),
-        (put(L1, L2), Severity::Corrupt, "COPIED flag clear", true),
-        (put(L2 + 8, L2 | COPIED), Severity::Corrupt, "used by a structure of the format and by something else", false),
-        (put(L2 + 8, (6 * CLUSTER) | COPIED), Severity::Corrupt, "an offset in the file of 393216 bytes", false),
-        (put(L2 + 8, 1 << 60), Severity::Corrupt, "clear", false),
-        (put(L1, 1), Severity::Corrupt, "bits 0 to 8", false),
-        (put(CLUSTER, 0), Severity::Corrupt, "has refcount 0", false),
-        (put(CLUSTER, 7 * CLUSTER), Severity::Corrupt, "refcount table entry", false),
-        (put(CLUSTER + 8, 2 * CLUSTER), Severity::Corrupt, "a refcount block that no other entry names", false),
-        (put(72, features::DIRTY), Severity::Note, "marked dirty", true),
-        (put(72, features::DIRTY | features::CORRUPT), Severity::Corrupt, "marked corrupt", true),
-        (put(72, 1 << 40), Severity::Corrupt, "bit 40", false),
-        (put(60, 1 << 32), Severity::Corrupt, "snapshot table", false),
+    for (change, severity, text, mends) in [
+        (count(5, 0), Severity::Corrupt, "has refcount 0, though 1 reference was found", WithoutLoss),
+        (count(5, 2), Severity::Corrupt, "COPIED flag set, though the refcount", WithoutLoss),
+        (count(4, 9), Severity::Corrupt, "L1 entry at offset 196608 has the COPIED flag set", WithoutLoss),
+        (count(1, 3), Severity::Leak, "structures of the image", WithoutLoss),
+        (put(L2, 0), Severity::Leak, "65536 bytes at offset 327680 are leaked", WithoutLoss),
+        (put(L2, 5 * CLUSTER), Severity::Corrupt, "COPIED flag clear", WithoutLoss),
+        (put(L2 + 8, (5 * CLUSTER) | COPIED), Severity::Corrupt, "though 2 references were found", WithoutLoss),
+        (put(L1, L2), Severity::Corrupt, "COPIED flag clear", WithoutLoss),
+        (
+            put(L2 + 8, L2 | COPIED),
+            Severity::Corrupt,
+            "leads to offset 262144, which something else uses too",
+            WithLoss,
+        ),
+        (put(L2 + 8, 3), Severity::Corrupt, "clear", WithLoss),
+        (put(L1, (3 * CLUSTER) | COPIED), Severity::Corrupt, "which something else uses too", WithLoss),
+        (put(L1, (9 * CLUSTER) | COPIED), Severity::Corrupt, "an offset in the file", WithLoss),
+        (put(L1, L2 | COPIED | 1 << 60 | 6), Severity::Corrupt, "bits 0 to 8 and 56 to 62 clear", WithoutLoss),
+        (put(L1, (5 * CLUSTER) | COPIED | 6), Severity::Corrupt, "bits 0 to 8 and 56 to 62 clear", WithLoss),
+        (put(CLUSTER, 3 * CLUSTER), Severity::Corrupt, "which something else uses too", WithoutLoss),
+        (put(48, 3 * CLUSTER), Severity::Corrupt, "which something else uses too", WithoutLoss),
+        (put(48, 9 * CLUSTER), Severity::Corrupt, "a refcount table of 65536 bytes at offset 589824", WithoutLoss),
+        (put(L2 + 8, 1 << 62 | 9 * CLUSTER), Severity::Corrupt, "an offset in the file", WithLoss),
+        (put(L2 + 8, 1 << 62 | (5 * CLUSTER + 7)), Severity::Corrupt, "which something else uses too", WithLoss),
+        (put(L2 + 8, (9 * CLUSTER) | COPIED | 1), Severity::Corrupt, "an offset in the file", WithoutLoss),
+        (put(L2 + 8, (6 * CLUSTER) | COPIED), Severity::Corrupt, "an offset in the file of 393216 bytes", WithLoss),
+        (put(L2 + 8, 1 << 60), Severity::Corrupt, "clear", WithLoss),
+        (put(L1, 1), Severity::Corrupt, "bits 0 to 8", WithLoss),
+        (put(CLUSTER, 0), Severity::Corrupt, "has refcount 0", WithoutLoss),
+        (put(CLUSTER, 7 * CLUSTER), Severity::Corrupt, "refcount table entry", WithoutLoss),
+        (put(CLUSTER + 8, 2 * CLUSTER), Severity::Corrupt, "a refcount block that no other entry names", WithoutLoss),
+        (put(72, features::DIRTY), Severity::Note, "marked dirty", WithoutLoss),
+        (put(72, features::DIRTY | features::CORRUPT), Severity::Corrupt, "marked corrupt", WithoutLoss),
+        (put(72, 1 << 40), Severity::Corrupt, "bit 40", Never),
+        (put(60, 1 << 32), Severity::Corrupt, "snapshot table", Never),
     ] {
         let mut built = Built::new();
         change(&mut built);
@@ -63,13 +88,29 @@ fn every_kind_of_damage_is_found_and_mended_where_that_needs_no_guess() {
         assert!(told(&report).contains(text), "{text}: {}", told(&report));
         assert_eq!(report.worst(), Some(severity), "{text}: {}", told(&report));
         let can = |repair| report.findings.iter().any(|finding| finding.repair == repair);
-        assert_eq!(!can(Repair::Impossible), is_mended, "{text}: {}", told(&report));
+        if mends == WithoutLoss {
+            assert!(!can(Repair::Impossible) && !can(Repair::CostsData), "{text}: {}", told(&report));
+        }
+        assert_eq!(can(Repair::CostsData), mends == WithLoss, "{text}: {}", told(&report));
         let before = built.open().ok().map(|image| contents(&image).ok());
         let store = built.store();
         let after = repair_image(Format::Qcow2, &store, false, &mut |_| true).unwrap().unwrap();
-        assert_eq!(after.findings.is_empty(), is_mended, "{text}: {}", told(&after));
-        let image = open(vec![store], false, None);
-        assert!(image.ok().map(|image| contents(&image).ok()) == before, "{text}: the repair changed the disk");
+        assert_eq!(after.findings.is_empty(), mends == WithoutLoss, "{text}: {}", told(&after));
+        let image = open(vec![Arc::clone(&store)], false, None);
+        let is_same = image.ok().map(|image| contents(&image).ok()) == before;
+        // An entry whose reserved bits are cleared can be read again.
+        assert!(is_same || before == Some(None), "{text}: the repair changed the disk");
+        let mut lost = Vec::new();
+        let after = repair_image(Format::Qcow2, &store, true, &mut |step| {
+            lost.extend(step.and_then(|step| step.finding.costs));
+            true
+        });
+        let after = after.unwrap().unwrap();
+        assert_eq!(after.findings.is_empty(), mends != Never, "{text}: {}", told(&after));
+        assert_eq!(!lost.is_empty(), mends == WithLoss, "{text}: {lost:?}");
+        if mends == WithLoss {
+            assert!(contents(&open(vec![store], false, None).unwrap()).is_ok(), "{text}");
+        }
     }
 }
 

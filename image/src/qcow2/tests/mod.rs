@@ -7,14 +7,18 @@
 //!   new_image.rs  metadata of new images, checked by us and by QEMU
 //!   writing.rs    random sessions against a model; what QEMU finds of ours, and we of QEMU's
 //!   snapshots.rs  the same with internal snapshots: their bytes never change
+//!   many_free.rs  more free clusters than fit into a list
+//!   subclusters.rs  images with extended L2 entries
 //!   hostile.rs    damaged and malicious files
 //! ```
 
 mod checking;
 mod hostile;
+mod many_free;
 mod new_image;
 mod qemu;
 mod snapshots;
+mod subclusters;
 mod writing;
 
 use super::{Qcow2Image, open};

@@ -299,6 +299,41 @@ fn a_disk_grows_within_the_room_of_its_map() {
 }
 
 #[test]
+fn a_smaller_disk_has_lost_what_lay_beyond_its_end() {
+    for disk_type in [DiskType::Dynamic, DiskType::Fixed] {
+        let store = made(&options(disk_type, 6 * MIB));
+        let image = open(&store, true);
+        image.writer().unwrap().begin_writing().unwrap();
+        (0..6).for_each(|block| put(&image, 5 - block, 1 + block as u8));
+        close(&image);
+        let image = open(&store, true);
+        let writer = image.writer().unwrap();
+        writer.begin_writing().unwrap();
+        for wrong in [0, 100, 6 * MIB + 512] {
+            let error = writer.shrink(wrong).unwrap_err().to_string();
+            assert!(error.contains("new size of"), "{error}");
+        }
+        writer.shrink(2 * MIB + 512).unwrap();
+        writer.shrink(2 * MIB + 512).unwrap();
+        assert_eq!(image.size_bytes(), 2 * MIB + 512);
+        close(&image);
+        is_sound(&store);
+        assert_eq!((header(&*store).blocks, header(&*store).blocks_allocated), (3, 3));
+        assert_eq!(store.len_bytes().unwrap(), 2 * MIB + 3 * MIB);
+        let image = open(&store, true);
+        image.writer().unwrap().resize(6 * MIB).unwrap();
+        assert_eq!((filled(&image, 0), filled(&image, 1)), (Some(6), Some(5)));
+        let BlockState::Data { offset_bytes, .. } = state(&image, 2) else { panic!("no data") };
+        let mut bytes = vec![9; MIB as usize];
+        store.read_at(&mut bytes, offset_bytes).unwrap();
+        assert!(bytes[..512].iter().all(|&byte| byte == 4) && bytes[512..].iter().all(|&byte| byte == 0));
+        assert_eq!(filled(&image, 3).unwrap_or(0), 0);
+        close(&image);
+        is_sound(&store);
+    }
+}
+
+#[test]
 fn options_that_do_not_fit_are_refused_by_name() {
     let refused = |options: CreateOptions, what: &str| {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new("d.vdi"));
@@ -324,7 +359,7 @@ proptest! {
     #[test]
     fn a_disk_behaves_as_a_table_of_bytes(
         is_child: bool,
-        steps in prop::collection::vec((0u8..10, 0u64..24, 1u8..), 1..80),
+        steps in prop::collection::vec((0u8..11, 0u64..24, 1u8..), 1..80),
     ) {
         let parent = ParentLink {
             file_id: Some(Uuid::from_u128(1)),
@@ -362,11 +397,25 @@ proptest! {
                         writer.commit_waiting(block, Commit::Moved).unwrap();
                     }
                 }
-                _ => {
+                9 => {
                     close(&image);
                     is_sound(&store);
                     prop_assert_eq!(header(&*store).blocks_allocated as usize, model.len());
                     image = open(&store, true);
+                }
+                _ => {
+                    close(&image);
+                    image = open(&store, true);
+                    let writer = image.writer().unwrap();
+                    writer.begin_writing().unwrap();
+                    writer.shrink((block + 1) * 4096).unwrap();
+                    prop_assert_eq!(image.size_bytes(), (block + 1) * 4096);
+                    model.retain(|&of, _| of <= block);
+                    close(&image);
+                    is_sound(&store);
+                    prop_assert_eq!(header(&*store).blocks_allocated as usize, model.len());
+                    image = open(&store, true);
+                    image.writer().unwrap().resize(24 * 4096).unwrap();
                 }
             }
             for block in 0..24 {

@@ -254,3 +254,45 @@ fn breaking_a_sync_of_a_growth_is_detected() {
         "the old footer was cleared before the new one was durable, and no power cut detects it"
     );
 }
+
+/// A power cut that keeps the new length and loses the new footer.
+#[test]
+fn a_fixed_disk_whose_new_footer_was_lost_is_found_by_its_old_one() {
+    let size_bytes = 128 << 10;
+    let store = created(DiskType::Fixed, size_bytes, BLOCK);
+    let disk = TestDisk::open(store.clone(), true, Vec::new());
+    write(&disk, 3, 1);
+    disk.close();
+    let whole = store.to_vec();
+    let check = || super::super::examine(store.clone(), false).unwrap().report;
+    for longer in [512, 1 << 20, (5 << 20) + 512] {
+        store.set_len(whole.len() as u64 + longer).unwrap();
+        let reader = TestDisk::open(store.clone(), false, Vec::new());
+        assert_eq!(reader.image.size_bytes(), size_bytes);
+        assert!(reader.image.info().remarks[0].contains("a growth was cut short"), "{:?}", reader.image.info().remarks);
+        assert_holds(&reader, 3, 1, "the old size");
+        assert_eq!((check().worst(), check().leaked_bytes), (Some(crate::Severity::Leak), longer));
+        if longer == 512 {
+            let shared: Arc<dyn Store> = store.clone();
+            let after = crate::repair_image(crate::Format::Vhd, &shared, false, &mut |_| true).unwrap().unwrap();
+            assert!(after.findings.is_empty() && store.to_vec() == whole);
+            continue;
+        }
+        let disk = TestDisk::open(store.clone(), true, Vec::new());
+        if longer == 1 << 20 {
+            disk.image.writer().unwrap().begin_writing().unwrap();
+            assert!(store.to_vec() == whole, "the zeros are cut off before the first write");
+        } else {
+            disk.image.writer().unwrap().resize(1 << 20).unwrap();
+            assert_eq!(store.len_bytes().unwrap(), (1 << 20) + 512);
+            assert_eq!(footer_at(&store, 1 << 20).unwrap().current_size_bytes, 1 << 20);
+        }
+        disk.close();
+        assert_sound(store.clone());
+    }
+    // What follows the footer is no longer zeros: that is no growth.
+    store.set_len(2 << 20).unwrap();
+    store.write_at(&whole[size_bytes as usize..], size_bytes).unwrap();
+    store.write_at(&[1], (2 << 20) - 700).unwrap();
+    assert!(super::super::open(store.clone(), false).is_err());
+}

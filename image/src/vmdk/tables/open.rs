@@ -60,6 +60,7 @@ impl Tables {
             table_entries: u64::from(header.table_entries),
             directories,
             entries: Vec::new(),
+            only_second: Vec::new(),
             fixed: vec![header_bytes, text],
             taken: Vec::new(),
             header: Some(header),
@@ -94,6 +95,7 @@ impl Tables {
             table_entries: COWD_ENTRIES,
             directories: vec![directory_bytes],
             entries: Vec::new(),
+            only_second: Vec::new(),
             fixed: Vec::from_iter(Some(0..4 * SECTOR_BYTES)),
             taken: Vec::new(),
             header: None,
@@ -131,6 +133,7 @@ impl Tables {
             table_entries: SESPARSE_TABLE_ENTRIES,
             directories: vec![bytes(header.directory.0)],
             entries: Vec::new(),
+            only_second: Vec::new(),
             fixed: Vec::from_iter(Some(0..SECTOR_BYTES)),
             taken: Vec::new(),
             header: None,
@@ -171,9 +174,10 @@ impl Tables {
         let lost_first = lost(&self.entries[0]);
         if lost_first > 0 {
             if let [first, second] = &mut self.entries[..] {
-                for (one, other) in first.iter_mut().zip(second) {
-                    if *one == LOST && *other != GRAIN_ABSENT {
-                        *one = *other;
+                for (table, (one, &mut other)) in (0..).zip(first.iter_mut().zip(second)) {
+                    if *one == LOST && other != GRAIN_ABSENT {
+                        *one = other;
+                        self.only_second.extend((other != LOST).then_some(table));
                     }
                 }
             }

@@ -4,7 +4,7 @@
 //!   File     one file of a format, perhaps with a parent
 //!   Late     the same, in a store that answers late and out of order (`world/late.rs`)
 //!   Parts    a raw disk in several files, each of which loses its own unsynced writes
-//!   ByQemu   a qcow2 with an internal snapshot, or with a data file (`by_qemu.rs`)
+//!   ByQemu   a qcow2 with an internal snapshot, a data file, or subclusters (`by_qemu.rs`)
 //!   Packed   two files of the made-up format (`packed.rs`), over a parent in a raw file
 //! ```
 
@@ -46,7 +46,7 @@ impl DiskCase {
     /// Number of files that are written.
     pub(super) fn files_written(&self) -> usize {
         match self.backing {
-            Backing::File | Backing::Late | Backing::ByQemu(ByQemu::Snapshot) => 1,
+            Backing::File | Backing::Late | Backing::ByQemu(ByQemu::Snapshot | ByQemu::Subclusters) => 1,
             Backing::Parts(lens_bytes) => lens_bytes.len(),
             Backing::Packed | Backing::ByQemu(ByQemu::DataFile) => 2,
         }

@@ -65,8 +65,12 @@ impl DiskCase {
                 raw.write_all_at(&bytes, first * SECTOR_BYTES).map_err(text)?;
             }
         }
-        let data_file = if what == ByQemu::DataFile { ",data_file=disk.data" } else { "" };
-        let options = format!("cluster_size={}{data_file}", self.block_bytes.unwrap_or(64 << 10));
+        let more = match what {
+            ByQemu::DataFile => ",data_file=disk.data",
+            ByQemu::Subclusters => ",extended_l2=on",
+            ByQemu::Snapshot => "",
+        };
+        let options = format!("cluster_size={}{more}", self.block_bytes.unwrap_or(64 << 10));
         qemu_img(folder.path(), &["convert", "-f", "raw", "-O", "qcow2", "-o", &options, "disk.raw", "disk.qcow2"])?;
         let read = |name: &str| fs::read(folder.path().join(name)).map_err(text);
         let files = Arc::new(match what {
@@ -74,6 +78,7 @@ impl DiskCase {
                 qemu_img(folder.path(), &["snapshot", "-c", SNAPSHOT, "disk.qcow2"])?;
                 vec![(self.path(), read("disk.qcow2")?)]
             }
+            ByQemu::Subclusters => vec![(self.path(), read("disk.qcow2")?)],
             ByQemu::DataFile => {
                 vec![(self.path(), read("disk.qcow2")?), ("/d/disk.data".into(), read("disk.data")?)]
             }

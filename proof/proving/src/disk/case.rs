@@ -105,6 +105,8 @@ pub enum ByQemu {
     Snapshot,
     /// An image whose clusters lie in an external data file.
     DataFile,
+    /// An image with extended L2 entries: its blocks are the 32 subclusters of each cluster.
+    Subclusters,
 }
 
 /// How a disk changes while it is in use.

@@ -478,6 +478,30 @@ pub fn all() -> Vec<DiskCase> {
                 &[0, 1, 2, 3],
             )
         },
+        // Subclusters of 512 bytes, and L2 tables of 1,024 clusters.
+        DiskCase {
+            backing: Backing::ByQemu(ByQemu::Subclusters),
+            ..kind(
+                "qcow2 16K, with subclusters",
+                Format::Qcow2,
+                DiskType::Dynamic,
+                16 * kib,
+                32 * m,
+                &[0, 1, 2, 3, 1023, 1024, 2047],
+            )
+        },
+        DiskCase {
+            backing: Backing::ByQemu(ByQemu::Subclusters),
+            churns: true,
+            ..kind(
+                "qcow2 64K, with subclusters, churning",
+                Format::Qcow2,
+                DiskType::Dynamic,
+                64 * kib,
+                8 * m,
+                &[0, 1, 2, 3],
+            )
+        },
         DiskCase {
             backing: Backing::ByQemu(ByQemu::DataFile),
             ..kind(
