@@ -8,9 +8,9 @@
 //! ```
 //!
 //! A VHDX has the identifier at offset 0, a qcow2 its magic number and version, a VDI signature and
-//! version, a sparse extent of a VMDK its magic number. (The cookie of a VHD lies under the checksum
-//! of its footer, and comes back with it.) Nothing of that is a guess: all other fields of the
-//! header are validated by the open, the format is named from outside, and a file that has any
+//! version, a sparse extent of a VMDK its magic number. (The cookie of a VHD lies under the
+//! checksum of its footer, and comes back with it.) Nothing of that is a guess: all other fields of
+//! the header are validated by the open, the format is named from outside, and a file that has any
 //! valid signature of the format is left alone.
 //!
 //! A qcow2 of version 3 has the length of its header where version 2 has none. So the fields behind

@@ -10,9 +10,9 @@
 //! file ends in zeros, and the last bytes before them are the old footer.
 //!
 //! It counts only if neither the end nor the beginning of the file is a footer, if it says that the
-//! disk is fixed and ends exactly where it begins, and if nothing but zeros follows. A file that was
-//! not copied completely ends within the disk: its guest could have stored such a footer there, but
-//! only a smaller disk would be shown, with a remark.
+//! disk is fixed and ends exactly where it begins, and if nothing but zeros follows. A file that
+//! was not copied completely ends within the disk: its guest could have stored such a footer there,
+//! but only a smaller disk would be shown, with a remark.
 
 use crate::{ImageError, Result};
 use diskwright_format::vhd::{DiskKind, FOOTER_BYTES, Footer};
