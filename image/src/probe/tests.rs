@@ -203,3 +203,31 @@ fn each_format_names_its_own_signature() {
     seen.dedup();
     assert_eq!(seen.len(), Format::ALL.len());
 }
+
+#[test]
+fn a_file_that_is_checked_has_the_format_of_its_name_without_the_signature_too() {
+    for (name, format, at) in [("a.vhdx", Format::Vhdx, 0), ("a.qcow2", Format::Qcow2, 0), ("a.vdi", Format::Vdi, 64)] {
+        let disk_type = format.driver().usual_type;
+        let store = image(name, format, disk_type);
+        store.write_at(&[0x55; 8], at).unwrap();
+        let store: Arc<dyn Store> = store;
+        assert!(matches!(probe(&*store, false), Err(ImageError::NotAnImage { .. })), "{name}");
+        assert_eq!(probe_damaged(&store, true).unwrap(), told(format));
+        // Not where more is damaged, and not without the name.
+        store.write_at(&[0x55; 300 << 10][..store.len_bytes().unwrap().min(300 << 10) as usize], 0).unwrap();
+        assert!(matches!(probe_damaged(&store, false), Err(ImageError::NotAnImage { .. })), "{name}");
+    }
+    let unnamed: Arc<dyn Store> = image("a.img", Format::Vdi, DiskType::Dynamic);
+    unnamed.write_at(&[0x55; 8], 64).unwrap();
+    assert_eq!(probe_damaged(&unnamed, true).unwrap(), told(Format::Raw));
+}
+
+/// A power cut has kept the new length of a growing fixed disk, and lost its new footer.
+#[test]
+fn a_fixed_vhd_whose_growth_was_cut_short_is_a_vhd() {
+    let store = image("a.vhd", Format::Vhd, DiskType::Fixed);
+    store.set_len(store.len_bytes().unwrap() + (1 << 20)).unwrap();
+    assert_eq!(probe(&*store, true).unwrap(), told(Format::Vhd));
+    store.write_at(&[1], store.len_bytes().unwrap() - 700).unwrap();
+    assert!(matches!(probe(&*store, true), Err(ImageError::NotAnImage { .. })));
+}
