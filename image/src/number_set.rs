@@ -205,7 +205,7 @@ mod tests {
         let mut set = NumberSet::default();
         set.push(3..1 << 50);
         assert!(set.entries() < 4);
-        assert_eq!(set.runs().collect::<Vec<_>>(), [3..1 << 50]);
+        assert!(set.runs().eq(std::iter::once(3..1 << 50)));
         let mut alternating = NumberSet::default();
         (0..64_000).step_by(2).for_each(|number| alternating.insert(number));
         assert_eq!(alternating.entries(), 1000);

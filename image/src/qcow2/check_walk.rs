@@ -391,14 +391,12 @@ impl<'a> Walk<'a> {
                             Some(_) if geometry.has_data_file => {}
                             // Zeros without space in the file are never read, but a write goes
                             // there.
-                            Some(offset_bytes) if !self.is_in_file(offset_bytes) && parts.allocated == 0 => {
-                                if tells {
-                                    let finding = self.finding(entry_at, self.outside("L2 entry", offset_bytes))?;
-                                    let (word, _) = L2Entry::Standard { offset_bytes: None, parts, is_copied: false }
-                                        .to_words(geometry);
-                                    let change = Change::Write(entry_at, word.to_be_bytes().to_vec());
-                                    self.repair_if_apart(finding, "the entry loses its place", vec![change]);
-                                }
+                            Some(offset_bytes) if tells && parts.allocated == 0 && !self.is_in_file(offset_bytes) => {
+                                let finding = self.finding(entry_at, self.outside("L2 entry", offset_bytes))?;
+                                let (word, _) = L2Entry::Standard { offset_bytes: None, parts, is_copied: false }
+                                    .to_words(geometry);
+                                let change = Change::Write(entry_at, word.to_be_bytes().to_vec());
+                                self.repair_if_apart(finding, "the entry loses its place", vec![change]);
                             }
                             Some(offset_bytes) if !self.is_in_file(offset_bytes) => {
                                 fault(self.outside("L2 entry", offset_bytes))?;

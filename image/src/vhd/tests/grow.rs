@@ -271,7 +271,7 @@ fn a_fixed_disk_whose_new_footer_was_lost_is_found_by_its_old_one() {
         assert_eq!(reader.image.size_bytes(), size_bytes);
         assert!(reader.image.info().remarks[0].contains("a growth was cut short"), "{:?}", reader.image.info().remarks);
         assert_holds(&reader, 3, 1, "the old size");
-        assert_eq!((check().worst(), check().leaked_bytes), (Some(crate::Severity::Leak), longer));
+        assert_eq!((check().worst(), check().leaked_bytes), (Some(Severity::Leak), longer));
         if longer == 512 {
             let shared: Arc<dyn Store> = store.clone();
             let after = crate::repair_image(crate::Format::Vhd, &shared, false, &mut |_| true).unwrap().unwrap();
@@ -294,5 +294,5 @@ fn a_fixed_disk_whose_new_footer_was_lost_is_found_by_its_old_one() {
     store.set_len(2 << 20).unwrap();
     store.write_at(&whole[size_bytes as usize..], size_bytes).unwrap();
     store.write_at(&[1], (2 << 20) - 700).unwrap();
-    assert!(super::super::open(store.clone(), false).is_err());
+    assert!(open(store.clone(), false).is_err());
 }
