@@ -38,7 +38,8 @@ pub(crate) struct FoundPoints {
 pub(crate) fn look(files: &Files, real: &Path, layers: &[Layer], warnings: &mut Vec<String>) -> Option<FoundPoints> {
     let path = path_for(real);
     let looked = match files.facts(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
+        // Beside a disk with the longest possible name there can be no file of points.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidFilename) => return None,
         Err(error) => Err(error.into()),
         Ok(_) => read(files, &path),
     };
@@ -160,4 +161,19 @@ pub(crate) fn refuse_if_tracked(files: &Files, file: &Path) -> Result<()> {
         what: format!("{}: the disk has points of change tracking, which cannot move with it", file.display()),
         hint: format!("stop them first (`track stop`), or remove {}", path.display()),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{CreateRequest, Disk, OpenOptions, copying::create::create};
+
+    #[test]
+    fn a_disk_with_the_longest_possible_name_has_no_points_and_no_warning() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(format!("{}.vhdx", "a".repeat(250)));
+        create(&path, &CreateRequest { size_bytes: Some(1 << 20), ..CreateRequest::default() }).unwrap();
+        let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+        assert_eq!(disk.warnings(), [""; 0]);
+        disk.close().unwrap();
+    }
 }
