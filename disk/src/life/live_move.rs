@@ -28,6 +28,7 @@
 
 use crate::{
     DiskError, Result,
+    copying::create::is_there,
     engine::device::{Disk, Origin},
     error,
     life::{
@@ -90,6 +91,10 @@ impl Movable {
         }
         check_poison(&old, &origin.file)?;
         let plan = Plan::new(&old, &origin.file, &origin.options.files, to, options)?;
+        if plan.is_copied {
+            // Clients may have written since the move that was interrupted.
+            return Err(is_there(&plan.to));
+        }
         let mut moved = plan.outcome(&old, data_bytes(&old)?);
         plan.check_room(&moved)?;
         plan.refuse_to_lose_snapshots(&old)?;

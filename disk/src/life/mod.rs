@@ -8,6 +8,7 @@
 //!   live_merge.rs     merges frozen images of a disk in use
 //!   live_move.rs      moves a disk in use to another file
 //!   live_snapshot.rs  freezes a disk in use
+//!   mark_file.rs      marks beside an image which operation on it is under way
 //!   merge.rs          merges an image into one of its ancestors
 //!   movable.rs        a disk that can be exchanged for another one while it is in use
 //!   move_copy.rs      copies a disk that clients write to
@@ -29,6 +30,7 @@ pub(crate) mod kept_name;
 pub(crate) mod live_merge;
 pub(crate) mod live_move;
 pub(crate) mod live_snapshot;
+pub(crate) mod mark_file;
 pub(crate) mod merge;
 pub(crate) mod movable;
 pub(crate) mod move_copy;

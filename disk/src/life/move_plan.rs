@@ -8,6 +8,9 @@
 //! The new file has a temporary name until it is complete and durable, and the old one stays until
 //! the new name is durable. So after a power cut one of them is the disk. A temporary file that an
 //! interrupted move has left is not locked, and the next move to the same name replaces it.
+//!
+//! A move of a disk that no process has open marks the old file before the new one gets its name.
+//! If both are there, the same move finishes it: it compares them, and removes the old one.
 
 use crate::{
     CreateRequest, Disk, DiskError, Result,
@@ -17,7 +20,7 @@ use crate::{
     },
     engine::track::resume::refuse_if_tracked,
     error::file_error,
-    life::removal,
+    life::{mark_file::MarkFile, removal},
     opening::siblings,
 };
 use diskwright_image::{DiskType, Format};
@@ -107,6 +110,20 @@ pub(crate) struct Plan<'a> {
     partial: PartialFile<'a>,
     pub(crate) request: CreateRequest,
     pub(crate) keep_old: bool,
+    /// The further files that only the old image uses.
+    extents: Vec<PathBuf>,
+    /// Whether the new file is complete: an earlier move was interrupted.
+    pub(crate) is_copied: bool,
+}
+
+/// The mark of the old file.
+fn mark_of<'a>(files: &'a Files, from: &Path) -> MarkFile<'a> {
+    MarkFile::of(files, from, ".moved")
+}
+
+/// What the mark says: the inode numbers of both files.
+fn mark_text(new: Identity, old: Identity) -> String {
+    format!("moved to inode {:016x} from inode {:016x}\n", new.1, old.1)
 }
 
 impl<'a> Plan<'a> {
@@ -118,9 +135,16 @@ impl<'a> Plan<'a> {
         refuse_if_tracked(files, from)?;
         let to = destination(files, from, to, &options.dest)?;
         let format = format_for(&to, options.dest.format)?;
-        if files.facts(&to).is_ok() {
-            return Err(is_there(&to));
-        }
+        let is_copied = match (files.facts(&to), files.facts(from)) {
+            (Ok(new), Ok(old)) => {
+                let text = mark_text(new.identity, old.identity);
+                if options.keep_old || mark_of(files, from).text() != Some(text) {
+                    return Err(is_there(&to));
+                }
+                true
+            }
+            _ => false,
+        };
         // The paths of the layer may be relative to a folder that the process has left.
         let stores = top.image.stores();
         let later = stores.iter().skip(1).filter_map(|store| store.name().file_name());
@@ -160,6 +184,8 @@ impl<'a> Plan<'a> {
             to,
             request,
             keep_old: options.keep_old,
+            extents: removal::extents_of_layer(&*top.image, from),
+            is_copied,
         };
         plan.check_old_names()?;
         plan.check_children(disk)?;
@@ -263,6 +289,16 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
+    /// Marks the old file: the new one is complete and durable, under its temporary name.
+    pub(crate) fn mark_copied(&self, made: &Disk) -> Result<()> {
+        let new = made.layers()[0].image.store().identity();
+        let old = self.old_files.first().and_then(|(_, identity)| *identity);
+        match (new.zip(old), self.keep_old) {
+            (Some((new, old)), false) => mark_of(self.files, &self.from).set(&mark_text(new, old)),
+            _ => Ok(()),
+        }
+    }
+
     /// Whether the old file may be renamed into the new one.
     pub(crate) fn is_on_same_file_system(&self) -> bool {
         let device = |path: &Path| self.files.facts(path).map(|facts| facts.identity.0).ok();
@@ -287,10 +323,13 @@ impl<'a> Plan<'a> {
 
     /// Removes the old files, durably. They may be open.
     pub(crate) fn remove_old(&self) -> Result<()> {
-        for (file, identity) in &self.old_files {
-            self.check_old_name(file, *identity)?;
+        self.check_old_names()?;
+        removal::remove(self.files, &self.from, self.extents.clone())?;
+        let further = self.old_files.iter().map(|(file, _)| file).skip(1);
+        for file in further.filter(|file| !self.extents.contains(file)) {
             self.files.remove(file).map_err(|source| file_error("remove the old file", file, source))?;
         }
+        mark_of(self.files, &self.from).remove()?;
         self.files
             .sync_directory_of(&self.from)
             .map_err(|source| file_error("make the removal of the old file durable", &self.from, source))

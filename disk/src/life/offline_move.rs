@@ -2,16 +2,17 @@
 //!
 //! ```text
 //!   same format and type, no parent, same file system ─▶ rename, durable
-//!   else ─▶ copy under the temporary name ─▶ compared, durable ─▶ new name, durable ─▶ old removed
+//!   else ─▶ copy under the temporary name ─▶ compared, durable ─▶ old marked ─▶ new name, durable
+//!        ─▶ old removed
 //! ```
 //!
 //! The disk is locked for writing from the beginning to the end, so no other program has it open. A
 //! power cut at any moment leaves the disk under its old name, under its new one, or the same
-//! contents under both: then the old file was about to be removed.
+//! contents under both: then the old file was about to be removed, and the same move does that.
 
 use crate::{
     CompareOutcome, DiskError, OpenOptions, Progress, Result,
-    copying::compare::compare,
+    copying::{compare::compare, create::is_there},
     engine::device::Disk,
     error::file_error,
     life::{
@@ -51,6 +52,10 @@ pub fn move_disk(
     let plan = Plan::new(&disk, &real, files, to, options)?;
     let mut moved = plan.outcome(&disk, 0);
     moved.warnings = disk.warnings().to_vec();
+    if plan.is_copied {
+        plan.refuse_to_lose_snapshots(&disk)?;
+        return finish(&disk, &plan, moved, (options, open), progress);
+    }
     if keeps_image(&disk, &plan, options) && plan.is_on_same_file_system() {
         if options.dry_run {
             return Ok(moved);
@@ -68,10 +73,33 @@ pub fn move_disk(
     }
     let new = plan.make(&disk, open)?;
     let copied = copy_all(&disk, &new, &plan, &mut moved, open, progress);
-    copied.and_then(|()| plan.give_name(&new)).inspect_err(|_| plan.discard())?;
+    let marked = copied.and_then(|()| plan.mark_copied(&new));
+    marked.and_then(|()| plan.give_name(&new)).inspect_err(|_| plan.discard())?;
     if options.keep_old {
         disk.close()?;
     } else {
+        plan.remove_old()?;
+    }
+    Ok(moved)
+}
+
+/// Finishes a move that was cut off when the new file had its name. One of the files may have been
+/// written since, so they are compared.
+fn finish(
+    disk: &Arc<Disk>,
+    plan: &Plan<'_>,
+    moved: Moved,
+    (options, open): (&MoveOptions, &OpenOptions),
+    progress: &mut Progress<'_>,
+) -> Result<Moved> {
+    let new = Disk::open(&plan.to, &OpenOptions { format: plan.request.format, writable: false, ..open.clone() })?;
+    let sides: [(&dyn BlockDevice, &Path); 2] = [(&**disk, &plan.from), (&*new, &plan.to)];
+    if new.geometry().size_bytes != disk.geometry().size_bytes
+        || !matches!(compare(sides, open.engine, progress)?, CompareOutcome::Same)
+    {
+        return Err(is_there(&plan.to));
+    }
+    if !options.dry_run {
         plan.remove_old()?;
     }
     Ok(moved)

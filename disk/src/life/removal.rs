@@ -5,7 +5,7 @@
 //!   x.vmdk, x-s001.vmdk      link .x.vmdk.removed ─▶ sync       only if there are extents
 //!                            x.vmdk goes, or another image is renamed over it ─▶ sync
 //!                            extents go ─▶ sync
-//!                            .x.vmdk.removed goes
+//!                            .x.vmdk.removed goes ─▶ sync
 //! ```
 //!
 //! The file that names the extents goes first, so a power cut never leaves an image without its
@@ -155,8 +155,9 @@ fn remove_mark(files: &Files, mark: &Path, sync: bool) -> Result<()> {
         files.sync_directory_of(mark).map_err(failed)?;
     }
     match files.remove(mark) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
-        _ => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        // A mark that a power cut brings back would keep the space of the image.
+        removed => removed.and_then(|()| files.sync_directory_of(mark)).map_err(failed),
     }
 }
 

@@ -55,6 +55,7 @@ pub mod ledger;
 pub mod life;
 pub mod linear;
 pub mod merge;
+pub mod moving;
 pub mod mutation;
 pub mod opinion;
 pub mod packed;

@@ -5,14 +5,15 @@
 use diskwright_proving::{
     applying,
     campaign::{Tally, Thoroughness, cut_one, power_cuts},
-    command, compacting, crowd, disk, life, merge, repairing, resized_copies, sizes, tracking,
+    command, compacting, crowd, disk, life, merge, moving, repairing, resized_copies, sizes, tracking,
 };
 
 /// Number of shares of the states: each kind of disk has one, all creations together one, all
-/// conversions two, all snapshots one, all merges one, all applications of exports one, all
-/// compactions one, all repairs one, all tracked disks one, all resizes two, all crowds eight.
+/// conversions two, all snapshots one, all merges one, all moves one, all applications of exports
+/// one, all compactions one, all repairs one, all tracked disks one, all resizes two, all crowds
+/// eight.
 fn shares() -> u64 {
-    disk::all().len() as u64 + 19
+    disk::all().len() as u64 + 20
 }
 
 fn of_kind(name: &str) {
@@ -170,6 +171,14 @@ fn freezing_and_going_back() {
 #[test]
 fn merging() {
     let cases = merge::merges();
+    for case in &cases {
+        power_cuts(case, shares() * cases.len() as u64);
+    }
+}
+
+#[test]
+fn moving() {
+    let cases = moving::moves();
     for case in &cases {
         power_cuts(case, shares() * cases.len() as u64);
     }

@@ -30,6 +30,8 @@ pub struct DiskCase {
     pub disk_type: DiskType,
     /// Size of a payload block; `None` if the format has no blocks.
     pub block_bytes: Option<u32>,
+    /// The kind of image within the format; `None` for the default.
+    pub subformat: Option<&'static str>,
     /// Logical sector size.
     pub sector_bytes: u32,
     /// Virtual size. A disk that grows is smaller at first.

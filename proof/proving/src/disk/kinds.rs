@@ -18,6 +18,7 @@ pub fn all() -> Vec<DiskCase> {
             format,
             disk_type,
             block_bytes: has_blocks.then_some(block_bytes),
+            subformat: None,
             sector_bytes: 512,
             size_bytes,
             windows: blocks.iter().map(window).collect(),

@@ -134,6 +134,7 @@ impl DiskCase {
             disk_type: Some(self.disk_type),
             block_bytes: self.block_bytes,
             logical_sector_bytes: Some(self.sector_bytes),
+            subformat: self.subformat.map(Into::into),
             files: world.files(),
             ..CreateRequest::default()
         }
@@ -295,8 +296,10 @@ impl DiskCase {
             // The image is checked when it is opened.
             Backing::Packed => return Ok(()),
             Backing::Parts(_) => self.check_parts(world)?,
-            // A descriptor, and the file of the sectors.
-            Backing::File if self.format == Format::Vmdk && self.disk_type == DiskType::Fixed => {
+            // A descriptor, and the file of the sectors or grains.
+            Backing::File
+                if self.format == Format::Vmdk && (self.disk_type == DiskType::Fixed || self.subformat.is_some()) =>
+            {
                 let checked = diskwright_disk::check(path, &self.open_options(world, false));
                 checked.map_err(|error| format!("check failed: {error}"))?.report
             }
