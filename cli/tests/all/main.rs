@@ -33,6 +33,7 @@ mod guest_life;
 mod guest_ublk;
 mod io;
 mod kill;
+mod kill_steps;
 mod lab_access_paths;
 mod lab_conclusions;
 mod lab_exports;

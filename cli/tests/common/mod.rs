@@ -68,6 +68,11 @@ impl Workshop {
         Self { dir: tempfile::tempdir().expect("a temporary folder") }
     }
 
+    /// A folder in memory, if there is such a file system: syncs cost nothing there.
+    pub fn in_memory() -> Self {
+        Self { dir: tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a temporary folder") }
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
