@@ -10,6 +10,7 @@
 //! Exports and addresses go to standard output before the first client can connect. The log goes to
 //! standard error.
 
+mod config;
 mod live;
 mod log;
 mod word;
@@ -25,6 +26,7 @@ use crate::{
     switches,
 };
 use clap::Args;
+use config::Config;
 use diskwright_disk::{Disk, DiskError, Layer, Movable, Opened};
 use diskwright_nbd::tls::TlsError;
 use diskwright_serve::{
@@ -72,6 +74,16 @@ serve-ctl reaches disks that are served for writing: statistics, limit, resize, 
 LIMITS are iops (requests per second) and bytes (of reads and writes per second). After a pause a tenth of a second's may start at once, or iops-burst=N and bytes-burst=SIZE. \
 The requests above wait; flushes never do. serve-ctl changes the limits of a disk.
 
+A FILE.toml has the options as keys, and a table for each disk: file, and name, format, limit and read-only if needed. Paths are relative to the working directory. \
+SIGHUP reads it again: limits are replaced; what else has changed needs a restart, and the log says what.
+
+  nbd = [\"10809\"]
+  tls-certificates = \"/etc/pki/diskwright\"
+  [[disk]]
+  name = \"db\"
+  file = \"/disks/db.vhdx\"
+  limit = \"iops=500,bytes=20M\"
+
 SIGTERM or Ctrl-C: requests in flight are finished, everything is flushed, and the exit code is 0. A second signal ends the server at once (130).
 
 EXAMPLES
@@ -83,11 +95,15 @@ EXAMPLES
   diskwright serve db=guest.img,format=raw log.vhdx --nbd 10809
   diskwright serve disk.raw --read-only --nbd /tmp/d.sock --metrics 9100 \\
       --progress
-  diskwright serve a.vhdx b.vhdx --nbd 10809 --limit iops=2000,bytes=100M")]
+  diskwright serve a.vhdx b.vhdx --nbd 10809 --limit iops=2000,bytes=100M
+  diskwright serve --config /etc/diskwright/serve.toml")]
 pub struct ServeArgs {
     /// The disks: each may have a name before it and its format behind it.
-    #[arg(value_name = "[NAME=]FILE[,format=FORMAT]", required = true, value_parser = DiskWord::parse)]
+    #[arg(value_name = "[NAME=]FILE[,format=FORMAT]", required_unless_present = "config", value_parser = DiskWord::parse)]
     disks: Vec<DiskWord>,
+    /// Take the disks and all options of serve from this file.
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = config::IN_FILE)]
+    config: Option<PathBuf>,
     /// Listen at this address (may be repeated).
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     nbd: Vec<Address>,
@@ -214,6 +230,9 @@ impl Document for Report {
 
 /// Serves until a signal comes.
 pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
+    let file = args.config.as_deref();
+    let config = file.map(config::read).transpose()?;
+    let args = config.as_ref().map_or(args, |config| &config.args);
     let patience = context.signals.patient();
     patience.listen_for_hangups();
     log::start(args.log_format, args.log_level, context.global.quiet);
@@ -251,16 +270,8 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
     while !patience.should_stop() && server.is_well() {
         patience.sleep(if live.is_some() { TICK } else { 4 * TICK });
         if patience.was_hung_up() {
-            match certificates(args) {
-                Ok(Some(tls)) => {
-                    server.set_tls(tls);
-                    tracing::info!("certificates reloaded");
-                }
-                Ok(None) => tracing::info!("no certificates to reload: the server has none"),
-                Err(error) => {
-                    tracing::error!(%error, "certificates not reloaded; the old ones stay in use");
-                }
-            }
+            let newer = file.and_then(|file| reload_config(file, config.as_ref(), &server, &served));
+            reload_certificates(newer.as_ref().map_or(args, |newer| &newer.args), &server);
         }
         if let Some(live) = &mut live {
             live.show(&server.metrics().totals());
@@ -281,6 +292,44 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
     ended?;
     tracing::info!("stopped");
     Ok(exit::OK)
+}
+
+/// Reads the configuration again, and replaces the limits.
+fn reload_config(file: &Path, config: Option<&Config>, server: &NbdServer, served: &[Served]) -> Option<Config> {
+    let newer = match config::read(file) {
+        Ok(newer) => newer,
+        Err(error) => {
+            tracing::error!("configuration not reloaded; the old one stays in use: {error}");
+            return None;
+        }
+    };
+    let restart = config.map(|config| config.needs_restart(&newer)).unwrap_or_default();
+    server.set_client_limits(newer.args.client_limit.unwrap_or_default());
+    if !restart.iter().any(|key| key == config::DISK) {
+        for (served, limits) in served.iter().zip(newer.limits()) {
+            // Limits that stay keep what was reserved.
+            if served.limiter.limits() != limits {
+                served.limiter.set(limits);
+            }
+        }
+    }
+    if restart.is_empty() {
+        tracing::info!("configuration reloaded");
+    } else {
+        tracing::warn!("configuration reloaded, but what has changed of these needs a restart: {}", restart.join(", "));
+    }
+    Some(newer)
+}
+
+fn reload_certificates(args: &ServeArgs, server: &NbdServer) {
+    match certificates(args) {
+        Ok(Some(tls)) => {
+            server.set_tls(tls);
+            tracing::info!("certificates reloaded");
+        }
+        Ok(None) => tracing::info!("no certificates to reload: the server has none"),
+        Err(error) => tracing::error!(%error, "certificates not reloaded; the old ones stay in use"),
+    }
 }
 
 /// The control channel, if a disk is open for writing. Without it the disks are served all the
@@ -318,8 +367,9 @@ fn notify(states: &[NotifyState<'_>]) {
 
 fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
     let mut served = Vec::new();
-    for DiskWord { name, path, format } in args.disks.iter().cloned() {
-        let mut options = context.global.open_options(!args.read_only && !args.ephemeral);
+    for DiskWord { name, path, format, limit, read_only } in args.disks.iter().cloned() {
+        let read_only = read_only.unwrap_or(args.read_only);
+        let mut options = context.global.open_options(!read_only && !args.ephemeral);
         options.format = format.or(options.format);
         options.snapshot.clone_from(&args.of.snapshot);
         let mut disk = Opened::image(&path, &options, "serve").map_err(|error| {
@@ -331,7 +381,7 @@ fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
             let dir = args.ephemeral_dir.clone().unwrap_or_else(ephemeral::default_dir);
             disk = ephemeral::on_top_of(&disk, &dir, options.cache).map_err(sentence)?;
         }
-        let limiter = Arc::new(RateLimiter::new(args.limit.unwrap_or_default()));
+        let limiter = Arc::new(RateLimiter::new(limit.or(args.limit).unwrap_or_default()));
         served.push(Served { name, path, disk: Arc::new(Movable::new(disk)), limiter });
     }
     Ok(served)

@@ -1,7 +1,7 @@
 //! `serve-ctl`, and the commands that reach a disk in use by its control channel.
 
 use crate::attaching::{Place as Attaching, run_ok};
-use crate::common::{Running, Workshop};
+use crate::common::{Running, Workshop, hears_hangups};
 use crate::serving::{PATIENCE, Serving, program, wait_until};
 use diskwright_nbd::{NbdDevice, NbdUri};
 use diskwright_store::{Blocking, EngineKind};
@@ -483,4 +483,47 @@ fn a_disk_is_limited_while_it_is_served() {
     let took = reads("db.vhdx", 6);
     assert!(took >= Duration::from_millis(250), "{took:?}");
     assert_eq!(place.json("serve-ctl log.vhd statistics")["limits"]["iops"], 50, "the other disk keeps its own");
+}
+
+#[test]
+fn a_server_takes_its_disks_and_limits_from_a_file() {
+    let place = Place::with(&["db.vhdx", "log.vhd"]);
+    let file = place.shop.path("serve.toml");
+    let config = |limit: &str, threads: u32| {
+        let text = format!(
+            "nbd = './s'\nthreads = {threads}\nlimit = 'iops=1000'\n\n[[disk]]\nname = 'data'\nfile = 'db.vhdx'\nlimit = '{limit}'\n\n[[disk]]\nfile = 'log.vhd'\nread-only = true\n"
+        );
+        fs::write(&file, text).unwrap();
+    };
+    for (text, part) in [
+        ("nbd = './s'\n", "names no disk"),
+        ("[[disk]]\nfile = 'db.vhdx'\nsize = '1G'\n", "unknown field `size`"),
+        ("port = 5\n[[disk]]\nfile = 'db.vhdx'\n", "unknown key \"port\""),
+    ] {
+        fs::write(&file, text).unwrap();
+        let error = place.fails("serve --config serve.toml");
+        assert!(error.contains("configuration serve.toml: ") && error.contains(part), "{error}");
+    }
+    assert!(place.fails("serve --config none.toml").contains("configuration none.toml: cannot be read"));
+    let (code, _, errors) = place.run("serve db.vhdx --config serve.toml");
+    assert!(code == Some(2) && errors.contains("cannot be used with"), "{errors}");
+    config("bytes=1M", 1);
+    let Some(server) = place.serve("--config serve.toml") else { return };
+    let limits = |place: &Place| place.json("serve-ctl data statistics")["limits"].clone();
+    assert_eq!((&limits(&place)["bytes_per_second"], &limits(&place)["iops"]), (&(1 << 20).into(), &0.into()));
+    let refused = place.shop.run(&format!("io '{}' -c 'write 0 4k'", server.uri("log.vhd")));
+    assert!(refused.code == Some(1), "{}", refused.stderr);
+    place.shop.ok(&format!("io '{}' -c 'write 0 4k'", server.uri("data")));
+    // SIGHUP replaces the limits; a mistake changes nothing.
+    if hears_hangups() {
+        config("iops=7", 2);
+        server.signal(Signal::SIGHUP);
+        server.wait_for_log("of these needs a restart: threads");
+        assert_eq!(limits(&place)["iops"], 7);
+        fs::write(&file, "nonsense").unwrap();
+        server.signal(Signal::SIGHUP);
+        server.wait_for_log("configuration not reloaded");
+        assert_eq!(limits(&place)["iops"], 7);
+    }
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
 }

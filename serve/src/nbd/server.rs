@@ -23,7 +23,7 @@ use crate::{
     panic_guard::catch_panic,
     threads::{ServerThread, ThreadError},
 };
-use diskwright_store::{Blocking, EngineKind, IoBuf, SharedRing, StreamEnd, StreamId, Streams};
+use diskwright_store::{Blocking, EngineKind, IoBuf, RateLimits, SharedRing, StreamEnd, StreamId, Streams};
 use std::{
     io,
     os::fd::OwnedFd,
@@ -144,6 +144,11 @@ impl NbdServer {
     /// Uses these certificates for all connections accepted from now on.
     pub fn set_tls(&self, config: Arc<rustls::ServerConfig>) {
         self.settings.set_tls(config);
+    }
+
+    /// Limits all connections accepted from now on.
+    pub fn set_client_limits(&self, limits: RateLimits) {
+        self.settings.set_client_limits(limits);
     }
 
     /// Whether all threads of the server are running.

@@ -64,7 +64,8 @@ pub(crate) struct Settings {
     pub(crate) share: ShareLimit,
     pub(crate) ring_depth: usize,
     pub(crate) connections_max: usize,
-    pub(crate) client_limits: RateLimits,
+    /// Replaced when the configuration is reloaded. The lock is held only to copy them.
+    client_limits: Mutex<RateLimits>,
     allowed: Vec<IpNet>,
     /// Replaced when the certificates are reloaded. The lock is held only to clone the `Arc`.
     tls: Mutex<Option<Arc<ServerConfig>>>,
@@ -80,13 +81,22 @@ impl Settings {
             share: ShareLimit { requests: options.requests_max.max(1), bytes: options.request_bytes_max.max(1) },
             ring_depth: 256,
             connections_max: options.connections_max,
-            client_limits: options.client_limits,
+            client_limits: Mutex::new(options.client_limits),
             allowed: options.allowed,
             tls: Mutex::new(options.tls),
             tls_on_unix: options.tls_on_unix,
             handshake_time: options.handshake_time,
             drain_time: options.drain_time,
         }
+    }
+
+    pub(crate) fn client_limits(&self) -> RateLimits {
+        *self.client_limits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Uses these limits for all connections accepted from now on.
+    pub(crate) fn set_client_limits(&self, limits: RateLimits) {
+        *self.client_limits.lock().unwrap_or_else(PoisonError::into_inner) = limits;
     }
 
     fn tls(&self) -> Option<Arc<ServerConfig>> {

@@ -237,7 +237,7 @@ impl Worker {
         let handshake = Handshake::new(Arc::clone(&self.dispatcher.exports), tls);
         let mut conn = Connection::new(stream, peer, handshake, self.dispatcher.now_ns, &mut self.dispatcher.pool);
         conn.outbox.put(&Handshake::greeting(), &mut self.dispatcher.pool);
-        let limits = self.settings.client_limits;
+        let limits = self.settings.client_limits();
         conn.limiter = (!limits.is_unlimited()).then(|| Box::new(RateLimiter::new(limits)));
         let number = self.connections.insert(conn);
         if self.stopping {

@@ -4,7 +4,8 @@ use crate::options::FormatArg;
 use clap::ValueEnum;
 use diskwright_image::Format;
 use diskwright_serve::nbd::export;
-use std::path::PathBuf;
+use diskwright_store::RateLimits;
+use std::path::{Path, PathBuf};
 
 /// Separates the file from the format of one disk.
 const FORMAT: &str = ",format=";
@@ -18,6 +19,10 @@ pub struct DiskWord {
     pub path: PathBuf,
     /// The format, if it was given for this disk alone.
     pub format: Option<Format>,
+    /// The limits, if they were given for this disk alone.
+    pub limit: Option<RateLimits>,
+    /// Whether writes are refused, if that was given for this disk alone.
+    pub read_only: Option<bool>,
 }
 
 impl DiskWord {
@@ -36,8 +41,23 @@ impl DiskWord {
             _ => (word, None),
         };
         let (name, path) = split_name(disk);
+        Self::new(Some(name), path, format, None, None)
+    }
+
+    /// A disk with properties of its own. Without a name the export has the file's.
+    ///
+    /// # Errors
+    /// A sentence: a name that NBD cannot carry.
+    pub fn new(
+        name: Option<String>,
+        path: PathBuf,
+        format: Option<Format>,
+        limit: Option<RateLimits>,
+        read_only: Option<bool>,
+    ) -> Result<Self, String> {
+        let name = name.unwrap_or_else(|| name_of(&path));
         export::check_name(&name).map_err(|error| error.to_string())?;
-        Ok(Self { name, path, format })
+        Ok(Self { name, path, format, limit, read_only })
     }
 }
 
@@ -46,13 +66,16 @@ fn formats() -> String {
     Format::ALL.iter().map(|format| format.driver().name).collect::<Vec<_>>().join(", ")
 }
 
+fn name_of(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
 fn split_name(word: &str) -> (String, PathBuf) {
     match word.split_once('=') {
         Some((name, path)) if !name.contains('/') && !path.is_empty() => (name.into(), path.into()),
         _ => {
             let path = PathBuf::from(word);
-            let name = path.file_name().map_or_else(|| word.into(), |name| name.to_string_lossy().into_owned());
-            (name, path)
+            (name_of(&path), path)
         }
     }
 }
@@ -76,7 +99,7 @@ mod tests {
             ("./a,format=raw,format=vhd", "a,format=raw", "./a,format=raw", Some(Format::Vhd)),
             ("./a,format=x/b", "b", "./a,format=x/b", None),
         ] {
-            let expected = DiskWord { name: name.into(), path: path.into(), format };
+            let expected = DiskWord { name: name.into(), path: path.into(), format, limit: None, read_only: None };
             assert_eq!(DiskWord::parse(word), Ok(expected), "{word}");
         }
         let error = DiskWord::parse("disk.img,format=qed").unwrap_err();
