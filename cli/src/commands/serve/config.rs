@@ -1,7 +1,7 @@
 //! `serve --config FILE.toml`: what to serve, and how, from a file.
 //!
 //! ```text
-//!   nbd = ["/run/vm.sock", "10809"]          a key is an option of `serve`, its value the same text
+//!   nbd = ["/run/vm.sock", "10809"]      a key is an option, its value the same text
 //!   [[disk]]                                 a disk; options of its own replace those for all
 //!   file = "/disks/db.vhdx"
 //!   limit = "iops=500"
