@@ -13,7 +13,7 @@
 //! SIGHUP reads the file again. Limits are replaced then, and certificates are read again. Of what
 //! else has changed, the log says that it needs a restart.
 
-use super::{ServeArgs, word::DiskWord};
+use super::{args::ServeArgs, word::DiskWord};
 use crate::{exit::Failure, limits, options::FormatArg};
 use clap::{Args, Command, FromArgMatches, ValueEnum};
 use diskwright_store::RateLimits;
@@ -27,31 +27,6 @@ use toml::Value;
 
 /// The key of the tables of disks.
 pub const DISK: &str = "disk";
-
-/// The ids of all other options of `serve`: with a file they are in it.
-pub const IN_FILE: [&str; 21] = [
-    "disks",
-    "nbd",
-    "read_only",
-    "snapshot",
-    "ephemeral",
-    "ephemeral_dir",
-    "description",
-    "tls_certificates",
-    "tls_any_client",
-    "tls_on_unix",
-    "allow",
-    "insecure_writes",
-    "connections",
-    "requests",
-    "limit",
-    "client_limit",
-    "threads",
-    "metrics",
-    "log_format",
-    "log_level",
-    "progress",
-];
 
 /// The largest file that is read.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -195,7 +170,7 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::args::IN_FILE, *};
     use std::collections::BTreeSet;
 
     const WHOLE: &str = "

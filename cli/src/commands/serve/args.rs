@@ -1,0 +1,180 @@
+//! The options of `serve`, on a command line or in a file (`config.rs`).
+
+use super::{log, word::DiskWord};
+use crate::{
+    limits,
+    options::{self, SnapshotArgs},
+};
+use clap::Args;
+use diskwright_serve::nbd::{Address, ServerOptions, export};
+use diskwright_store::RateLimits;
+use ipnet::IpNet;
+use std::{net::IpAddr, path::PathBuf};
+
+/// The ids of all other options of `serve`: with a file they are in it.
+pub const IN_FILE: [&str; 21] = [
+    "disks",
+    "nbd",
+    "read_only",
+    "snapshot",
+    "ephemeral",
+    "ephemeral_dir",
+    "description",
+    "tls_certificates",
+    "tls_any_client",
+    "tls_on_unix",
+    "allow",
+    "insecure_writes",
+    "connections",
+    "requests",
+    "limit",
+    "client_limit",
+    "threads",
+    "metrics",
+    "log_format",
+    "log_level",
+    "progress",
+];
+
+/// Arguments of `serve`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+An ADDRESS is the path of a unix socket (with a slash, or unix:PATH), PORT (on 127.0.0.1), or HOST:PORT; [::1]:PORT for IPv6. Without --nbd the \
+sockets that systemd hands over (LISTEN_FDS) are used, or else a unix socket in the run-time folder, whose path is printed. Only the owner can \
+connect to a unix socket.
+
+A disk is exported under NAME, or the name of its file; a client that asks for no name gets the only one. A FILE with = in its name is written \
+with a folder before it: ./a=b.vhdx. FORMAT (raw, vhd, vhdx, qcow2, vdi, vmdk) is the format of one disk, --format that of all others. A writable disk needs it if \
+its extension names no format (.img) and its contents look like an image.
+
+TLS: the folder holds ca-cert.pem, server-cert.pem and server-key.pem, as for qemu and libnbd. With it, clients on TCP must use TLS and show a \
+certificate that the CA vouches for. SIGHUP reads the folder again.
+
+serve-ctl reaches disks that are served for writing: statistics, limit, resize, snapshot, merge, compact, move, and their end (drain).
+
+LIMITS are iops (requests per second) and bytes (of reads and writes per second). After a pause a tenth of a second's may start at once, or iops-burst=N and bytes-burst=SIZE. \
+The requests above wait; flushes never do. serve-ctl changes the limits of a disk.
+
+A FILE.toml has the options as keys, and a table for each disk: file, and name, format, limit and read-only if needed. Paths are relative to the working directory. \
+SIGHUP reads it again: limits are replaced; what else has changed needs a restart, and the log says what.
+
+  nbd = [\"10809\"]
+  tls-certificates = \"/etc/pki/diskwright\"
+  [[disk]]
+  name = \"db\"
+  file = \"/disks/db.vhdx\"
+  limit = \"iops=500,bytes=20M\"
+
+SIGTERM or Ctrl-C: requests in flight are finished, everything is flushed, and the exit code is 0. A second signal ends the server at once (130).
+
+EXAMPLES
+  diskwright serve disk.vhdx --nbd /tmp/disk.sock
+  nbdinfo 'nbd+unix:///?socket=/tmp/disk.sock'
+  diskwright serve golden.vhdx --ephemeral --nbd 10809
+  diskwright serve db=db.vhdx log=log.vhd --nbd 0.0.0.0:10809 \\
+      --tls-certificates /etc/pki/diskwright --allow 10.0.0.0/8
+  diskwright serve db=guest.img,format=raw log.vhdx --nbd 10809
+  diskwright serve disk.raw --read-only --nbd /tmp/d.sock --metrics 9100 \\
+      --progress
+  diskwright serve a.vhdx b.vhdx --nbd 10809 --limit iops=2000,bytes=100M
+  diskwright serve --config /etc/diskwright/serve.toml")]
+pub struct ServeArgs {
+    /// The disks: each may have a name before it and its format behind it.
+    #[arg(value_name = "[NAME=]FILE[,format=FORMAT]", required_unless_present = "config", value_parser = DiskWord::parse)]
+    pub(super) disks: Vec<DiskWord>,
+    /// Take the disks and all options of serve from this file.
+    #[arg(long, value_name = "FILE.toml", conflicts_with_all = IN_FILE)]
+    pub(super) config: Option<PathBuf>,
+    /// Listen at this address (may be repeated).
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    pub(super) nbd: Vec<Address>,
+    /// Refuse writes.
+    #[arg(long, short)]
+    pub(super) read_only: bool,
+    #[command(flatten)]
+    pub(super) of: SnapshotArgs,
+    /// Take writes, but drop them at the end: the disks themselves are opened read-only.
+    #[arg(long, conflicts_with = "read_only")]
+    pub(super) ephemeral: bool,
+    /// Keep the writes of --ephemeral in DIR. [default: $TMPDIR, or /var/tmp]
+    #[arg(long, value_name = "DIR", requires = "ephemeral")]
+    pub(super) ephemeral_dir: Option<PathBuf>,
+    /// Description of the disks for clients (4096 bytes at most).
+    #[arg(long, value_name = "TEXT", value_parser = description)]
+    pub(super) description: Option<String>,
+    /// Use TLS, with the certificates in DIR.
+    #[arg(long, value_name = "DIR")]
+    pub(super) tls_certificates: Option<PathBuf>,
+    /// Accept clients without a certificate.
+    #[arg(long, requires = "tls_certificates")]
+    pub(super) tls_any_client: bool,
+    /// Require TLS on unix sockets too.
+    #[arg(long, requires = "tls_certificates")]
+    pub(super) tls_on_unix: bool,
+    /// Accept TCP clients from NETWORK only (may be repeated): 192.168.1.0/24, or one address.
+    #[arg(long, value_name = "NETWORK", value_parser = network)]
+    pub(super) allow: Vec<IpNet>,
+    /// Serve writable disks on TCP without TLS.
+    #[arg(long)]
+    pub(super) insecure_writes: bool,
+    /// Maximum number of connections at a time.
+    #[arg(long, value_name = "N", default_value_t = ServerOptions::default().connections_max, value_parser = options::at_least_one)]
+    pub(super) connections: usize,
+    /// Maximum number of requests in flight for each connection.
+    #[arg(long, value_name = "N", default_value_t = ServerOptions::default().requests_max, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(super) requests: u32,
+    /// Serve each disk no faster than this.
+    #[arg(long, value_name = limits::VALUE_NAME, value_parser = limits::parse)]
+    pub(super) limit: Option<RateLimits>,
+    /// Serve each connection no faster than this.
+    #[arg(long, value_name = limits::VALUE_NAME, value_parser = limits::parse)]
+    pub(super) client_limit: Option<RateLimits>,
+    /// Threads that serve. [default: one for each processor, at most 8]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(super) threads: Option<u16>,
+    /// Serve metrics for Prometheus at this address, under /metrics.
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    pub(super) metrics: Option<Address>,
+    /// Format of the log.
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = log::Format::Text)]
+    pub(super) log_format: log::Format,
+    /// Lowest level that is logged. [default: info; warn with --quiet]
+    #[arg(long, value_enum, value_name = "LEVEL")]
+    pub(super) log_level: Option<log::Level>,
+    /// Show connections, rates and latencies in one line that is updated.
+    #[arg(long)]
+    pub(super) progress: bool,
+}
+
+fn address(text: &str) -> Result<Address, String> {
+    Address::parse(text).map_err(|error| error.to_string())
+}
+
+fn description(text: &str) -> Result<String, String> {
+    export::check_description(text).map(|()| text.to_owned()).map_err(|error| error.to_string())
+}
+
+fn network(text: &str) -> Result<IpNet, String> {
+    let one = || text.parse::<IpAddr>().map(IpNet::from);
+    text.parse::<IpNet>().or_else(|_| one()).map_err(|_| "write for example 192.168.1.0/24 or ::1".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_protocol_cannot_carry_is_wrong_usage() {
+        let (longest, longer) = ("a".repeat(4096), "a".repeat(4097));
+        assert_eq!(description(&longest), Ok(longest.clone()));
+        let error = description(&longer).unwrap_err();
+        assert!(error.contains("at most 4096 bytes"), "{error}");
+    }
+
+    #[test]
+    fn networks_and_single_addresses_are_read() {
+        assert_eq!(network("10.0.0.0/8").unwrap().to_string(), "10.0.0.0/8");
+        assert_eq!(network("::1").unwrap().to_string(), "::1/128");
+        assert!(network("10.0.0.0/33").is_err() && network("host").is_err());
+    }
+}
