@@ -227,6 +227,11 @@ impl Metrics {
             let _ = writeln!(out, "{name}_sum{{command=\"{command}\"}} {seconds}");
             let _ = writeln!(out, "{name}_count{{command=\"{command}\"}} {}", totals.requests);
         }
+        // NBD's is older than the other servers, so it is not named after it.
+        let enters = match door {
+            "nbd" => "diskwright_io_uring_enters_total".to_owned(),
+            _ => format!("diskwright_{door}_io_uring_enters_total"),
+        };
         for (name, kind, help, value) in [
             (format!("diskwright_{door}_connections"), "gauge", "Connections at this moment.", totals.connections),
             (
@@ -248,7 +253,7 @@ impl Metrics {
                 "Connections ended because of what the client did.",
                 totals.broken,
             ),
-            ("diskwright_io_uring_enters_total".to_owned(), "counter", "Calls of io_uring_enter.", totals.enters),
+            (enters, "counter", "Calls of io_uring_enter.", totals.enters),
         ] {
             family(&mut out, &name, kind, help);
             let _ = writeln!(out, "{name} {value}");

@@ -1,17 +1,22 @@
-//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: serves disks by NBD until a signal comes.
+//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: serves disks by NBD, or one disk to a virtual
+//! machine by vhost-user, until a signal comes.
 //!
 //! ```text
 //!   FILEs ─▶ disks (read-only, or with a temporary child) ─▶ exports ─┐
 //!   --nbd, LISTEN_FDS ─▶ listeners ───────────────────────────────────┼─▶ NbdServer ─▶ READY=1 ─┐
 //!   --tls-certificates ─▶ rustls ─────────────────────────────────────┘                         │
+//!   --vhost-user ─▶ socket ─────────────────────────────────▶ VhostUserServer ─▶ (the same) ────┤
 //!   wait: SIGHUP reads the certificates again; SIGTERM, Ctrl-C: finish, flush, close  ◀─────────┘
 //! ```
+//!
+//! Both doors may be open for one disk (`doors.rs`): each has queues of its own on it.
 //!
 //! Exports and addresses go to standard output before the first client can connect. The log goes to
 //! standard error.
 
 mod args;
 mod config;
+mod doors;
 mod live;
 mod log;
 mod word;
@@ -33,8 +38,10 @@ use diskwright_serve::{
     ephemeral,
     nbd::{Address, Export, Listener, NbdServer, ServerOptions},
     scrape::{Page, Scrape},
+    vhost_user::{VhostUserOptions, VhostUserServer},
 };
 use diskwright_store::{BlockDevice, LimitedDevice, RateLimiter};
+use doors::Doors;
 use live::LiveLine;
 use schemars::JsonSchema;
 use sd_notify::NotifyState;
@@ -92,6 +99,8 @@ pub struct ExportReport {
 pub struct Report {
     /// The addresses on which the server listens.
     addresses: Vec<String>,
+    /// The socket of the vhost-user device.
+    vhost_user: Option<String>,
     /// The address of the metrics page.
     metrics: Option<String>,
     /// The disks.
@@ -110,6 +119,7 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
     let patience = context.signals.patient();
     patience.listen_for_hangups();
     log::start(args.log_format, args.log_level, context.global.quiet);
+    check_doors(args)?;
     let served = open_disks(context, args)?;
     let tls = certificates(args).map_err(sentence)?;
     let listeners = listen(args)?;
@@ -132,7 +142,19 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
         insecure_writes: args.insecure_writes,
         ..ServerOptions::default()
     };
-    let server = NbdServer::start(exports, listeners, options).map_err(sentence)?;
+    let nbd = match listeners.is_empty() {
+        true => None,
+        false => Some(NbdServer::start(exports, listeners, options).map_err(sentence)?),
+    };
+    let vhost_user = match (&args.vhost_user, &served[..]) {
+        (Some(socket), [disk]) => {
+            let listener = Listener::bind(&Address::Unix(socket.clone())).map_err(sentence)?;
+            let options = VhostUserOptions { name: disk.name.clone(), queues: args.vhost_queues };
+            Some(VhostUserServer::start(disk.device(), listener, options).map_err(sentence)?)
+        }
+        _ => None,
+    };
+    let server = Doors { nbd, vhost_user };
     let scrape = match &args.metrics {
         Some(address) => Some(Scrape::start(address, page(&server, &served)).map_err(sentence)?),
         None => None,
@@ -148,14 +170,14 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
             reload_certificates(newer.as_ref().map_or(args, |newer| &newer.args), &server);
         }
         if let Some(live) = &mut live {
-            live.show(&server.metrics().totals());
+            live.show(&server.totals());
         }
     }
     drop(live);
     notify(&[NotifyState::Stopping]);
     tracing::info!("stopping");
     channel.iter().for_each(Channel::close_gate);
-    let mut ended = server.stop().map_err(sentence);
+    let mut ended = server.stop();
     drop(scrape);
     for Served { disk, .. } in served {
         ended = ended.and(disk.close().map_err(Failure::from));
@@ -169,7 +191,7 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
 }
 
 /// Reads the configuration again, and replaces the limits.
-fn reload_config(file: &Path, config: Option<&Config>, server: &NbdServer, served: &[Served]) -> Option<Config> {
+fn reload_config(file: &Path, config: Option<&Config>, server: &Doors, served: &[Served]) -> Option<Config> {
     let newer = match config::read(file) {
         Ok(newer) => newer,
         Err(error) => {
@@ -178,7 +200,8 @@ fn reload_config(file: &Path, config: Option<&Config>, server: &NbdServer, serve
         }
     };
     let restart = config.map(|config| config.needs_restart(&newer)).unwrap_or_default();
-    server.set_client_limits(newer.args.client_limit.unwrap_or_default());
+    let client_limits = newer.args.client_limit.unwrap_or_default();
+    server.nbd.iter().for_each(|nbd| nbd.set_client_limits(client_limits));
     if !restart.iter().any(|key| key == config::DISK) {
         for (served, limits) in served.iter().zip(newer.limits()) {
             // Limits that stay keep what was reserved.
@@ -195,10 +218,10 @@ fn reload_config(file: &Path, config: Option<&Config>, server: &NbdServer, serve
     Some(newer)
 }
 
-fn reload_certificates(args: &ServeArgs, server: &NbdServer) {
+fn reload_certificates(args: &ServeArgs, server: &Doors) {
     match certificates(args) {
         Ok(Some(tls)) => {
-            server.set_tls(tls);
+            server.nbd.iter().for_each(|nbd| nbd.set_tls(Arc::clone(&tls)));
             tracing::info!("certificates reloaded");
         }
         Ok(None) => tracing::info!("no certificates to reload: the server has none"),
@@ -208,7 +231,7 @@ fn reload_certificates(args: &ServeArgs, server: &NbdServer) {
 
 /// The control channel, if a disk is open for writing. Without it the disks are served all the
 /// same.
-fn open_channel(context: &Context, server: &NbdServer, served: &[Served]) -> Option<Channel> {
+fn open_channel(context: &Context, server: &Doors, served: &[Served]) -> Option<Channel> {
     let held = served.iter().map(|Served { name, disk, limiter, .. }| HostedDisk {
         name: name.clone(),
         disk: Arc::clone(disk),
@@ -217,7 +240,7 @@ fn open_channel(context: &Context, server: &NbdServer, served: &[Served]) -> Opt
     let signals = context.signals.clone();
     let host = Host {
         command: "serve",
-        metrics: Some(Arc::clone(server.metrics())),
+        metrics: server.metrics().next().cloned(),
         on_drain: Ok(Box::new(move || signals.stop())),
         freezer: None,
         on_move: None,
@@ -295,6 +318,28 @@ fn certificates(args: &ServeArgs) -> Result<Option<Arc<rustls::ServerConfig>>, T
     diskwright_nbd::tls::server(dir, !args.tls_any_client).map(Some)
 }
 
+/// Refuses what the doors that are asked for cannot do.
+fn check_doors(args: &ServeArgs) -> Outcome<()> {
+    if args.vhost_user.is_none() {
+        return Ok(());
+    }
+    if args.disks.len() != 1 {
+        return Err(Failure::usage(
+            "--vhost-user serves one disk, since a socket is one disk of the machine; start a server for each",
+        ));
+    }
+    let about_nbd = args.tls_certificates.is_some()
+        || !args.allow.is_empty()
+        || args.insecure_writes
+        || args.client_limit.is_some();
+    if args.nbd.is_empty() && about_nbd {
+        return Err(Failure::usage(
+            "--tls-certificates, --allow, --client-limit and --insecure-writes are about NBD, which is not served: add --nbd ADDRESS",
+        ));
+    }
+    Ok(())
+}
+
 fn listen(args: &ServeArgs) -> Outcome<Vec<Listener>> {
     let mut listeners = Vec::new();
     for address in &args.nbd {
@@ -303,7 +348,7 @@ fn listen(args: &ServeArgs) -> Outcome<Vec<Listener>> {
     if listeners.is_empty() {
         listeners = Listener::handed_over().map_err(sentence)?;
     }
-    if listeners.is_empty() {
+    if listeners.is_empty() && args.vhost_user.is_none() {
         listeners.push(Listener::bind(&Address::Unix(usual_socket())).map_err(sentence)?);
     }
     Ok(listeners)
@@ -348,7 +393,7 @@ fn percent(text: &str) -> String {
 fn announce(
     context: &mut Context,
     args: &ServeArgs,
-    server: &NbdServer,
+    server: &Doors,
     served: &[Served],
     scrape: Option<&Scrape>,
 ) -> Outcome<()> {
@@ -373,7 +418,8 @@ fn announce(
     let metrics = scrape.map(|scrape| scrape.address().to_string());
     if context.global.json {
         let addresses = server.addresses().iter().map(ToString::to_string).collect();
-        context.print_json(&Report { addresses, metrics, exports })?;
+        let vhost_user = server.vhost_user.as_ref().map(|device| device.address().to_string());
+        context.print_json(&Report { addresses, vhost_user, metrics, exports })?;
     } else if !context.global.quiet {
         for export in &exports {
             let how = match export {
@@ -386,6 +432,10 @@ fn announce(
                 writeln!(context.out, "  {uri}")?;
             }
         }
+        if let Some(device) = &server.vhost_user {
+            let socket = device.address().to_string();
+            writeln!(context.out, "  vhost-user: {} ({} queues)", printable(&socket), args.vhost_queues)?;
+        }
         if let Some(metrics) = metrics {
             writeln!(context.out, "metrics: http://{}/metrics", printable(&metrics))?;
         }
@@ -395,12 +445,12 @@ fn announce(
 }
 
 /// The server's metrics, and for each export its size and the space of its file.
-fn page(server: &NbdServer, served: &[Served]) -> Page {
-    let metrics = Arc::clone(server.metrics());
+fn page(server: &Doors, served: &[Served]) -> Page {
+    let metrics: Vec<_> = server.metrics().cloned().collect();
     let disks: Vec<(String, Arc<Movable>)> =
         served.iter().map(|served| (label(&served.name), Arc::clone(&served.disk))).collect();
     Arc::new(move || {
-        let mut out = metrics.prometheus();
+        let mut out: String = metrics.iter().map(|one| one.prometheus()).collect();
         let mut gauge = |name: &str, help: &str, of: &dyn Fn(&Disk) -> Option<u64>| {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge");
             for (export, disk) in &disks {

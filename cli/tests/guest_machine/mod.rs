@@ -21,6 +21,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
 };
@@ -39,6 +40,7 @@ pub struct Guest {
     /// To be loaded, in this order.
     modules: Vec<String>,
     disk: Option<PathBuf>,
+    vhost_user: Option<PathBuf>,
 }
 
 impl Guest {
@@ -59,7 +61,8 @@ impl Guest {
                 return None;
             }
         }
-        let mut guest = Self { kernel, dir: tempfile::tempdir().unwrap(), modules: Vec::new(), disk: None };
+        let mut guest =
+            Self { kernel, dir: tempfile::tempdir().unwrap(), modules: Vec::new(), disk: None, vhost_user: None };
         for folder in ["bin", "programs", "proc", "sys", "dev", "mnt", "modules", "etc", "tmp"] {
             fs::create_dir_all(guest.root().join(folder)).unwrap();
         }
@@ -80,6 +83,12 @@ impl Guest {
     /// A raw file that it sees as a disk. The module `virtio_blk` must be among the modules.
     pub fn give_disk(&mut self, disk: &Path) {
         self.disk = Some(disk.to_owned());
+    }
+
+    /// The socket of a vhost-user-blk device, which it sees as a disk, with two queues. The module
+    /// `virtio_blk` must be among the modules.
+    pub fn give_vhost_user(&mut self, socket: &Path) {
+        self.vhost_user = Some(socket.to_owned());
     }
 
     /// A program of this machine with the libraries that it needs.
@@ -146,6 +155,43 @@ impl Guest {
     /// When the time is over, or the script ends badly; with the console.
     #[track_caller]
     pub fn run(&self, script: &str) -> Option<String> {
+        let mut child = self.boot(script);
+        let console = finish(&mut child, |_| false);
+        if !console.contains("GUEST: READY") {
+            println!("skipped: a guest: its kernel did not come up here within {} s:\n{console}", PATIENCE.as_secs());
+            return None;
+        }
+        assert!(console.contains("GUEST: DONE"), "the guest did not come to its end:\n{console}");
+        Some(console)
+    }
+
+    /// As [`Guest::run`], until the script says `mark`. Then the machine is killed. When it says
+    /// `word`, `meanwhile` is called.
+    ///
+    /// # Panics
+    /// When the time is over before.
+    #[track_caller]
+    pub fn run_and_kill(&self, script: &str, word: &str, meanwhile: impl FnOnce(), mark: &str) -> Option<String> {
+        let mut child = self.boot(script);
+        let mut meanwhile = Some(meanwhile);
+        let console = finish(&mut child, |said| {
+            if said.contains(word)
+                && let Some(meanwhile) = meanwhile.take()
+            {
+                meanwhile();
+            }
+            said.contains(mark)
+        });
+        if !console.contains("GUEST: READY") {
+            println!("skipped: a guest: its kernel did not come up here within {} s:\n{console}", PATIENCE.as_secs());
+            return None;
+        }
+        assert!(console.contains(mark), "the guest did not come so far:\n{console}");
+        Some(console)
+    }
+
+    /// Starts the machine.
+    fn boot(&self, script: &str) -> Child {
         let loads: String =
             self.modules.iter().map(|module| format!("insmod /modules/{module} || echo no {module}\n")).collect();
         let has_network = self.modules.iter().any(|module| module == "virtio_net.ko");
@@ -183,7 +229,13 @@ impl Guest {
         if let Some(disk) = &self.disk {
             command.arg("-drive").arg(format!("file={},if=virtio,format=raw,cache=unsafe", disk.display()));
         }
-        let mut child = command
+        if let Some(socket) = &self.vhost_user {
+            command.args(["-object", "memory-backend-memfd,id=mem,size=512M,share=on"]);
+            command.args(["-machine", "q35,memory-backend=mem"]);
+            command.arg("-chardev").arg(format!("socket,id=c0,path={}", socket.display()));
+            command.args(["-device", "vhost-user-blk-pci,chardev=c0,num-queues=2"]);
+        }
+        command
             .args([
                 "-accel",
                 "tcg",
@@ -207,37 +259,37 @@ impl Guest {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .expect("qemu starts");
-        let console = finish(&mut child);
-        if !console.contains("GUEST: READY") {
-            println!("skipped: a guest: its kernel did not come up here within {} s:\n{console}", PATIENCE.as_secs());
-            return None;
-        }
-        assert!(console.contains("GUEST: DONE"), "the guest did not come to its end:\n{console}");
-        Some(console)
+            .expect("qemu starts")
     }
 }
 
-/// What it says until it ends, or its time is over.
-fn finish(child: &mut Child) -> String {
+/// What it says until it ends, it has said enough, or its time is over.
+fn finish(child: &mut Child, mut is_enough: impl FnMut(&str) -> bool) -> String {
     let mut out = child.stdout.take().unwrap();
     let mut err = child.stderr.take().unwrap();
-    let reader = thread::spawn(move || {
-        let mut bytes = Vec::new();
-        let _ = out.read_to_end(&mut bytes);
-        String::from_utf8_lossy(&bytes).into_owned()
-    });
+    let said = Arc::new(Mutex::new(Vec::new()));
+    let reader = {
+        let said = Arc::clone(&said);
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(count @ 1..) = out.read(&mut bytes) {
+                said.lock().unwrap().extend_from_slice(&bytes[..count]);
+            }
+        })
+    };
     let start = Instant::now();
     while child.try_wait().unwrap().is_none() {
-        if start.elapsed() > PATIENCE {
+        let so_far = String::from_utf8_lossy(&said.lock().unwrap()).into_owned();
+        if is_enough(&so_far) || start.elapsed() > PATIENCE {
             let _ = child.kill();
         }
         thread::sleep(Duration::from_millis(50));
     }
-    let mut said = String::new();
-    let _ = err.read_to_string(&mut said);
-    let console = reader.join().unwrap().replace('\r', "");
-    format!("{console}{said}")
+    let mut errors = String::new();
+    let _ = err.read_to_string(&mut errors);
+    reader.join().unwrap();
+    let console = String::from_utf8_lossy(&said.lock().unwrap()).replace('\r', "");
+    format!("{console}{errors}")
 }
 
 fn kernel_dir() -> PathBuf {

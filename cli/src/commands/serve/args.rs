@@ -6,15 +6,20 @@ use crate::{
     options::{self, SnapshotArgs},
 };
 use clap::Args;
-use diskwright_serve::nbd::{Address, ServerOptions, export};
+use diskwright_serve::{
+    nbd::{Address, ServerOptions, export},
+    vhost_user::QUEUES_MAX,
+};
 use diskwright_store::RateLimits;
 use ipnet::IpNet;
 use std::{net::IpAddr, path::PathBuf};
 
 /// The ids of all other options of `serve`: with a file they are in it.
-pub const IN_FILE: [&str; 21] = [
+pub const IN_FILE: [&str; 23] = [
     "disks",
     "nbd",
+    "vhost_user",
+    "vhost_queues",
     "read_only",
     "snapshot",
     "ephemeral",
@@ -36,12 +41,20 @@ pub const IN_FILE: [&str; 21] = [
     "progress",
 ];
 
+/// Virtqueues unless the user gives another number. QEMU refuses a device with fewer than its
+/// machine has processors, and one that is not used costs a thread that sleeps.
+const VHOST_QUEUES: u16 = 8;
+
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 An ADDRESS is the path of a unix socket (with a slash, or unix:PATH), PORT (on 127.0.0.1), or HOST:PORT; [::1]:PORT for IPv6. Without --nbd the \
 sockets that systemd hands over (LISTEN_FDS) are used, or else a unix socket in the run-time folder, whose path is printed. Only the owner can \
 connect to a unix socket.
+
+--vhost-user makes one disk the disk of a virtual machine. Its memory must be shared with the server, as a memfd: for QEMU -object \
+memory-backend-memfd,id=m,size=1G,share=on -machine memory-backend=m -chardev socket,id=d,path=SOCKET,reconnect=1 -device vhost-user-blk-pci,chardev=d. \
+--nbd then is served only if it is given too.
 
 A disk is exported under NAME, or the name of its file; a client that asks for no name gets the only one. A FILE with = in its name is written \
 with a folder before it: ./a=b.vhdx. FORMAT (raw, vhd, vhdx, qcow2, vdi, vmdk) is the format of one disk, --format that of all others. A writable disk needs it if \
@@ -77,6 +90,7 @@ EXAMPLES
   diskwright serve disk.raw --read-only --nbd /tmp/d.sock --metrics 9100 \\
       --progress
   diskwright serve a.vhdx b.vhdx --nbd 10809 --limit iops=2000,bytes=100M
+  diskwright serve machine.vhdx --vhost-user /run/machine.sock
   diskwright serve --config /etc/diskwright/serve.toml")]
 pub struct ServeArgs {
     /// The disks: each may have a name before it and its format behind it.
@@ -88,6 +102,12 @@ pub struct ServeArgs {
     /// Listen at this address (may be repeated).
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(super) nbd: Vec<Address>,
+    /// Be the disk of a virtual machine (vhost-user-blk) at this unix socket.
+    #[arg(long, value_name = "SOCKET")]
+    pub(super) vhost_user: Option<PathBuf>,
+    /// Virtqueues that the machine may use, each with a thread.
+    #[arg(long, value_name = "N", requires = "vhost_user", default_value_t = VHOST_QUEUES, value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
+    pub(super) vhost_queues: u16,
     /// Refuse writes.
     #[arg(long, short)]
     pub(super) read_only: bool,
