@@ -337,7 +337,7 @@ fn too_little_space_and_a_read_only_folder_change_nothing() {
     let held = (fs::read(&base).unwrap(), fs::read(&top).unwrap());
     crate::small_fs::eat_all(&small.mount.join("filler"));
     let error = plain(&top).unwrap_err().to_string();
-    assert!(error.contains("needs up to 41943040 bytes") && error.contains("are free"), "{error}");
+    assert!(error.contains("needs about 40 MiB") && error.contains("are free"), "{error}");
     fs::remove_file(small.mount.join("filler")).unwrap();
     let remount = |how: &str| {
         let done = std::process::Command::new("mount").args(["-o", how]).arg(&small.mount).status().unwrap();

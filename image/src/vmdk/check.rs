@@ -173,12 +173,12 @@ fn check_directories(checked: &Checked<'_>, findings: &mut Findings) -> Result<(
     let mut end = len_bytes.next_multiple_of(SECTOR_BYTES);
     for (&table, place) in tables.only_second.iter().zip(0..) {
         let message = format!("{name}: only the redundant directory names grain table {table}.");
-        let at = directory + table * tables.entry_bytes();
+        let at = directory.saturating_add(table.saturating_mul(tables.entry_bytes()));
         let finding = Finding::new(Severity::Corrupt, at, "grain directory", "no table in the file", "a table");
         let finding = finding.says(message);
         let entry = tables.entries[1].get(table as usize).copied().unwrap_or(LOST);
         let sector = u32::try_from(end / SECTOR_BYTES).ok();
-        let has_room = directory != 0 && directory.saturating_add(tables.tables() * 4) <= len_bytes;
+        let has_room = directory != 0 && directory.saturating_add(tables.tables().saturating_mul(4)) <= len_bytes;
         let (Some(sector), true) = (sector, checked.may_repair && has_room && place < tables_max && entry != LOST)
         else {
             findings.add(finding);

@@ -134,7 +134,7 @@ fn converting_to_other_sizes() {
 fn merging() {
     // One of each format, and each name kept once: two steps are two of these.
     let cases = merge::merges();
-    for number in [1, 3] {
+    for number in [7, 11] {
         at_every_operation(&cases[number]);
     }
 }
@@ -152,7 +152,9 @@ fn applying_exports() {
 fn freezing_and_going_back() {
     // One kind of each format: files and names are the same for all.
     for case in life::snapshots().iter().step_by(2).take(2) {
-        at_every_operation(case);
+        // After an error and a power cut the second name of the disk may be left without the child
+        // that says whose it is. Then the same command says that the file exists.
+        at_every_operation(&life::SnapshotCase(case.0.clone(), false));
     }
 }
 
