@@ -75,6 +75,10 @@ impl<'a> MarkFile<'a> {
     /// # Errors
     /// Those of the file system.
     pub(crate) fn remove(&self) -> Result<()> {
+        // Nothing is done where there is none, as always but after an interruption.
+        if self.files.facts(&self.path).is_err() {
+            return Ok(());
+        }
         match self.files.remove(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             removed => removed.map_err(|source| file_error("remove the mark of an operation", &self.path, source)),
