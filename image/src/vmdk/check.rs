@@ -173,7 +173,7 @@ fn check_directories(checked: &Checked<'_>, findings: &mut Findings) -> Result<(
     let mut end = len_bytes.next_multiple_of(SECTOR_BYTES);
     for (&table, place) in tables.only_second.iter().zip(0..) {
         let message = format!("{name}: only the redundant directory names grain table {table}.");
-        let at = directory.saturating_add(table.saturating_mul(tables.entry_bytes()));
+        let at = tables.directory_entry_offset(directory, table);
         let finding = Finding::new(Severity::Corrupt, at, "grain directory", "no table in the file", "a table");
         let finding = finding.says(message);
         let entry = tables.entries[1].get(table as usize).copied().unwrap_or(LOST);

@@ -95,13 +95,13 @@ impl<'a> Checked<'a> {
         if !self.may_repair {
             return findings.add(finding);
         }
-        let width = self.tables.entry_bytes() as usize;
+        let width = self.tables.directory_entry_bytes();
         let fixed = &self.tables.fixed;
         let change = |&directory: &u64| {
-            let at = directory + table * width as u64;
+            let at = self.tables.directory_entry_offset(directory, table);
             // A directory that lies outside of the file is in no range.
-            let is_there = fixed.iter().any(|range| range.start <= at && at + width as u64 <= range.end);
-            is_there.then(|| Change::Write(at, vec![0; width]))
+            let is_there = fixed.iter().any(|range| range.start <= at && at.saturating_add(width) <= range.end);
+            is_there.then(|| Change::Write(at, vec![0; width as usize]))
         };
         let changes = self.tables.directories.iter().filter_map(change).collect();
         let reads_as = if self.is_child { "the parent's data show there" } else { "they read as zeros" };

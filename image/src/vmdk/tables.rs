@@ -130,7 +130,7 @@ impl Tables {
         ranges
     }
 
-    fn directory_entry_bytes(&self) -> u64 {
+    pub fn directory_entry_bytes(&self) -> u64 {
         if matches!(self.coding, EntryCoding::SeSparse { .. }) { 8 } else { 4 }
     }
 
@@ -305,8 +305,14 @@ impl Tables {
             Some(entry) if entry != GRAIN_ABSENT && entry != LOST => {
                 self.table_place(entry) + grain % self.table_entries * self.entry_bytes()
             }
-            _ => self.directories[0] + table * self.directory_entry_bytes(),
+            _ => self.directory_entry_offset(self.directories[0], table),
         }
+    }
+
+    /// Offset of the entry of a table in the directory at `directory`, which may be any number: that
+    /// of a redundant directory is not validated.
+    pub fn directory_entry_offset(&self, directory: u64, table: u64) -> u64 {
+        directory.saturating_add(table.saturating_mul(self.directory_entry_bytes()))
     }
 
     /// The error for an invalid entry.
