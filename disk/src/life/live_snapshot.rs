@@ -289,7 +289,7 @@ impl<'a> Freezing<'a> {
             if files.facts(frozen).is_ok_and(|facts| Some(facts.identity) == own) {
                 let _ = files.remove(frozen);
             }
-            let _ = files.remove(&self.temporary);
+            self.place.withdraw(&self.temporary, Some(frozen));
         } else {
             let _ = files.rename(frozen, &self.place.real, true);
         }

@@ -400,10 +400,19 @@ impl<'a> LockedTop<'a> {
                 }
             });
         if result.is_err() {
-            // The first error is returned. The file is ours, and its name is temporary.
-            let _ = self.files.remove(&temporary);
+            self.withdraw(&temporary, frozen);
         }
         result
+    }
+
+    /// Removes the new child after an error; the first error is returned. A second name of the disk
+    /// goes durably before the child does, which says whose it is. What cannot be removed is left to
+    /// the next command.
+    pub(crate) fn withdraw(&self, temporary: &Path, frozen: Option<&Path>) {
+        let is_alone = |frozen: &Path| !self.is_leftover(frozen) && self.files.sync_directory_of(temporary).is_ok();
+        if frozen.is_none_or(is_alone) {
+            let _ = self.files.remove(temporary);
+        }
     }
 
     /// Whether the disk's name still leads to the file that is locked. Another of these operations

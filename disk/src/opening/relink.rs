@@ -1,10 +1,10 @@
 //! What every change of an image's link to its parent needs: `merge`, `reconnect`, and merges of a
 //! disk in use.
 
-use crate::{DiskError, Result};
+use crate::{DiskError, Result, error::file_error};
 use diskwright_image::Format;
 use diskwright_store::{Files, Store};
-use std::path::Path;
+use std::{io, path::Path, time::SystemTime};
 
 /// What to do where images cannot be merged into each other.
 pub(crate) const COPY_THE_CHAIN: &str = "copy the whole chain into a new disk instead: `convert` the child";
@@ -38,6 +38,10 @@ pub(crate) fn require_same_format(child: (&Path, Format), parent: (&Path, Format
     })
 }
 
+fn modified_of(files: &Files, path: &Path) -> Option<SystemTime> {
+    files.facts(path).ok()?.modified
+}
+
 /// Changes the image at `path`, whose file is `store`, and gives it back the time of its last
 /// change: the children of a VHD have recorded that. For changes that no reader of the disk sees.
 pub(crate) fn keeping_time<T>(
@@ -45,12 +49,17 @@ pub(crate) fn keeping_time<T>(
     (path, store): (&Path, &dyn Store),
     change: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
-    let modified = files.facts(path).ok().and_then(|facts| facts.modified);
+    let modified = modified_of(files, path);
     let result = change()?;
     if let Some(modified) = modified {
-        // A file system without times has no children that record one. A time that cannot be put
-        // back is durable at least, so that a child which records it then is right.
-        store.set_modified(modified).or_else(|_| store.sync_all()).unwrap_or_default();
+        // A time that cannot be put back is durable at least, so that a child which records it then
+        // is right. A failed sync is not tried again. A store without times has no such children.
+        let durable = store.set_modified(modified).or_else(|error| match modified_of(files, path) {
+            _ if error.kind() == io::ErrorKind::Unsupported => Ok(()),
+            Some(now) if now == modified => Err(error),
+            _ => store.sync_all(),
+        });
+        durable.map_err(|source| file_error("make the time of its last change durable", path, source))?;
     }
     Ok(result)
 }

@@ -309,8 +309,8 @@ impl Tables {
         }
     }
 
-    /// Offset of the entry of a table in the directory at `directory`, which may be any number: that
-    /// of a redundant directory is not validated.
+    /// Offset of the entry of a table in the directory at `directory`. That may be any number: the
+    /// place of a redundant directory is not validated.
     pub fn directory_entry_offset(&self, directory: u64, table: u64) -> u64 {
         directory.saturating_add(table.saturating_mul(self.directory_entry_bytes()))
     }

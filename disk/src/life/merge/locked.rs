@@ -81,12 +81,12 @@ impl Locked {
         }
     }
 
-    /// Makes the file durable as it is: a program that was killed may have left a new identity in
-    /// the page cache only, which no link may name before.
+    /// Makes the file durable as it is, with the time of its last change: a program that was killed
+    /// may have left a new identity in the page cache only, which no link may name before.
     pub(crate) fn sync(&self) -> Result<()> {
         let synced = match &self.held {
-            LockedStorage::Files(stores) => stores.iter().try_for_each(|store| store.sync_data()),
-            LockedStorage::Written(image) => image.stores().iter().try_for_each(|store| store.sync_data()),
+            LockedStorage::Files(stores) => stores.iter().try_for_each(|store| store.sync_all()),
+            LockedStorage::Written(image) => image.stores().iter().try_for_each(|store| store.sync_all()),
         };
         synced.map_err(|source| file_error("make it durable", &self.path, source))
     }

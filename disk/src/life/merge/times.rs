@@ -101,12 +101,21 @@ impl Merge<'_> {
         }
     }
 
+    fn locked_at(&self, path: &Path) -> Option<&Locked> {
+        let above = self.descendants.iter().map(|descendant| &descendant.image);
+        self.steps.iter().chain([&self.target]).chain(&self.children).chain(above).find(|image| image.path == path)
+    }
+
     /// Records when the file at `parent` was last changed, if `image` accepts any time.
     fn record_time(&self, image: &Locked, parent: &Path) -> Result<()> {
         let files = &self.options.open.files;
-        let link = image.image(false)?.parent_link();
+        if !image.image(false)?.parent_link().is_some_and(|link| mark::accepts_any_time(&link)) {
+            return Ok(());
+        }
+        // After a change that failed, the parent may have a time that a power cut takes back.
+        self.locked_at(parent).map_or(Ok(()), Locked::sync)?;
         let modified_seconds = gate::modified_seconds(files, parent);
-        if !link.is_some_and(|link| mark::accepts_any_time(&link)) || modified_seconds.is_none() {
+        if modified_seconds.is_none() {
             return Ok(());
         }
         image.relink(files, |link| ParentLink { modified_seconds, ..link })
