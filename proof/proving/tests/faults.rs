@@ -138,7 +138,6 @@ fn merging() {
         "merge vhd differencing 16K, keeping the name",
         "merge vhdx differencing 1M",
         "merge qcow2 child 8K, keeping the name",
-        "merge vmdk child 64K, in two files, keeping the name",
     ] {
         at_every_operation(cases.iter().find(|case| case.name() == name).expect("a merge of this name"));
     }
