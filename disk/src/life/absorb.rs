@@ -195,8 +195,7 @@ impl Disk {
             }
         };
         absorbing.pivot(removal)?;
-        // A mark that stays means nothing: the name leads to another file.
-        let _ = kept_name::unmark(&origin.options.files, &origin.file);
+        absorbing.done.warnings.extend(kept_name::unmark_or_warn(&origin.options.files, &origin.file));
         Ok(absorbing.done)
     }
 }

@@ -44,3 +44,10 @@ pub(crate) fn is_marked(files: &Files, path: &Path, identity: (u64, u64)) -> boo
 pub(crate) fn unmark(files: &Files, path: &Path) -> Result<()> {
     mark_of(files, path).remove()
 }
+
+/// As [`unmark`] after a merge that has ended. A mark that stays means nothing, as the name leads
+/// to another file or to none, so it costs only a warning.
+pub(crate) fn unmark_or_warn(files: &Files, path: &Path) -> Option<String> {
+    let error = unmark(files, path).err()?;
+    Some(format!("{error}; the merge has ended, and the file can be removed"))
+}

@@ -139,8 +139,7 @@ pub fn merge(path: impl AsRef<Path>, options: &MergeOptions, progress: &mut Prog
         ));
     }
     if !options.dry_run {
-        // A mark that stays means nothing: the name leads to another file, or to none.
-        let _ = kept_name::unmark(files, &real);
+        merged.warnings.extend(kept_name::unmark_or_warn(files, &real));
     }
     Ok(merged)
 }

@@ -405,9 +405,9 @@ impl<'a> LockedTop<'a> {
         result
     }
 
-    /// Removes the new child after an error; the first error is returned. A second name of the disk
-    /// goes durably before the child does, which says whose it is. What cannot be removed is left to
-    /// the next command.
+    /// Removes the new child after an error; the first error is returned. A second name of the
+    /// disk goes durably before the child does, which says whose it is. What cannot be removed is
+    /// left to the next command.
     pub(crate) fn withdraw(&self, temporary: &Path, frozen: Option<&Path>) {
         let is_alone = |frozen: &Path| !self.is_leftover(frozen) && self.files.sync_directory_of(temporary).is_ok();
         if frozen.is_none_or(is_alone) {

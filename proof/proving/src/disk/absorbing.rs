@@ -52,16 +52,19 @@ impl DiskCase {
         stage.world.phase(Some(Phase::Absorb));
         let ended = session.disk.absorb(&AbsorbOptions::default(), progress);
         stage.world.phase(None);
-        let merged = match ended {
-            Ok(_) => true,
-            Err(DiskError::Stopped) => false,
+        let (merged, warnings) = match ended {
+            Ok(done) => (true, done.warnings),
+            Err(DiskError::Stopped) => (false, Vec::new()),
             Err(error) => return Err(format!("a merge in use failed: {error}")),
         };
         let after = session.disk.layers().len();
         if after + usize::from(merged) != before {
             return Err(format!("the disk had {before} images, and has {after} (merged: {merged})"));
         }
-        Ok(merged)
+        match warnings.is_empty() {
+            true => Ok(merged),
+            false => Err(format!("a merge in use has warned: {warnings:?}")),
+        }
     }
 
     /// Merges the disk. Sometimes another queue writes between two batches, sometimes the merge is
