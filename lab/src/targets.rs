@@ -193,6 +193,7 @@ pub struct Target {
     /// support O_DIRECT.
     pub cache: CacheMode,
     open: OpenTarget,
+    disk: Option<Arc<Disk>>,
 }
 
 impl Target {
@@ -233,10 +234,10 @@ impl Target {
         };
         let open = OpenTarget {
             path: Some(path.clone()),
-            closes: disk.map(open::closes),
+            closes: disk.clone().map(open::closes),
             ..open_target(container.name(), &kind, device, cache)
         };
-        Ok(Self { container, path, cache, open })
+        Ok(Self { container, path, cache, open, disk })
     }
 
     /// The target with another name.
@@ -253,6 +254,11 @@ impl Target {
     /// The device.
     pub fn device(&self) -> &dyn BlockDevice {
         &*self.open.device
+    }
+
+    /// The disk; `None` for a raw file.
+    pub fn disk(&self) -> Option<&Arc<Disk>> {
+        self.disk.as_ref()
     }
 
     /// The target in the form that a run needs.

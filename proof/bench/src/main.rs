@@ -8,6 +8,7 @@
 //! ```text
 //!   rows.rs        the table of all rows
 //!   populated.rs   populated disks against the raw file; the same from the page cache
+//!   same_blocks.rs a disk's own blocks as a raw file
 //!   chains.rs      a chain of 1,024 against a chain of one; opening it; diff of a chain of 100
 //!   check.rs       checking a large disk with all its blocks
 //!   clones.rs      a thousand clones in one process
@@ -51,6 +52,7 @@ mod populated;
 mod race;
 mod rescue;
 mod rows;
+mod same_blocks;
 mod serve;
 mod sesparse;
 mod touch;

@@ -10,11 +10,15 @@
 //! each other can be compared. With 60 windows of 250 ms 38 of 128 comparisons stayed open, with
 //! 160 of 100 ms in less time only 8.
 //!
-//! All files are filled side by side, because their place on the disk alone can make a tenth: a raw
-//! file made last had 0.87 of the first one's large writes. A second raw file is the control: its
-//! ratio to the first is what place and chance do. It decides nothing. It is told beside every
-//! check that did not pass, and in the notes with the number of bars that it would have missed: a
-//! virtual disk cannot be judged more surely than the control.
+//! A file's place on the device can decide its speed: on one machine random 4K writes to plain
+//! files differed by a factor of three, and files that grow lie elsewhere than files of a known
+//! length. So all files are filled side by side, and a disk is judged against its own blocks, used as
+//! a raw file (`same_blocks.rs`), which take their turns with the disk. The notes say how the blocks
+//! of each disk compare with a raw file elsewhere.
+//!
+//! A second raw file is the control: its ratio to the first is what place and chance do. It decides
+//! nothing. It is told beside every check that did not pass, and in the notes with the number of
+//! bars that it would have missed.
 //!
 //! The page cache is filled by reading, as after a start of the machine. When a VHD is written
 //! through the page cache, its blocks lie at odd multiples of 4 KiB, the kernel caches them in
@@ -23,6 +27,7 @@
 //! disk. So each file is read through right before each window on it, and the kernel's account of
 //! the process says whether a window read from the disk.
 
+use crate::same_blocks;
 use diskwright_lab::{
     LabError, Result,
     acceptance::{Bar, Check, Context, Outcome, RowOutcome, SEED},
@@ -64,36 +69,88 @@ const HYPER_V: &[Container] =
 const VMDK: &[Container] = &[Container::VmdkFlat, Container::VmdkSparse, Container::VmdkChild];
 const OTHERS: &[Container] = &[Container::Qcow2, Container::Qcow2Child, Container::VdiDynamic];
 
-/// A figure that is judged: its name, its bar, and where it is in the record of a round.
-type Figure = (&'static str, Bar, fn(&Figures) -> f64);
-const FIGURES: [Figure; 2] =
-    [("IOPS", IOPS_BAR, |round| round.iops), ("CPU per I/O", CPU_BAR, |round| round.cpu_ns_per_io)];
-const CACHED: [Figure; 1] = [("IOPS", CACHED_BAR, |round| round.iops)];
-
-/// A disk and the raw file, round by round.
-#[derive(Debug, Default)]
-struct Pair {
-    name: String,
-    ours: Vec<Figures>,
-    base: Vec<Figures>,
+/// A figure that is judged.
+#[derive(Debug, Clone, Copy)]
+struct Figure {
+    name: &'static str,
+    bar: Bar,
+    /// Where it is in the record of a round.
+    of: fn(&Figures) -> f64,
 }
 
-impl Pair {
-    fn ratio(&self, figure: fn(&Figures) -> f64) -> Option<Ratio> {
-        let of = |rounds: &[Figures]| -> Vec<f64> { rounds.iter().map(figure).collect() };
-        Ratio::of(&of(&self.ours), &of(&self.base))
+const IOPS: Figure = Figure { name: "IOPS", bar: IOPS_BAR, of: |round| round.iops };
+const CPU: Figure = Figure { name: "CPU per I/O", bar: CPU_BAR, of: |round| round.cpu_ns_per_io };
+const FIGURES: [Figure; 2] = [IOPS, CPU];
+const CACHED: [Figure; 1] = [Figure { bar: CACHED_BAR, ..IOPS }];
+
+/// A disk and its peers, round by round.
+#[derive(Debug, Default)]
+struct Compared {
+    name: String,
+    ours: Vec<Figures>,
+    /// The raw file.
+    raw: Vec<Figures>,
+    /// The disk's own blocks as a raw file. Empty if there is no such peer.
+    same_blocks: Vec<Figures>,
+}
+
+fn ratio(ours: &[Figures], base: &[Figures], of: fn(&Figures) -> f64) -> Option<Ratio> {
+    let values = |rounds: &[Figures]| -> Vec<f64> { rounds.iter().map(of).collect() };
+    Ratio::of(&values(ours), &values(base))
+}
+
+impl Compared {
+    fn ratio(&self, figure: Figure) -> Option<Ratio> {
+        let base = if self.same_blocks.is_empty() { &self.raw } else { &self.same_blocks };
+        ratio(&self.ours, base, figure.of)
     }
 
-    fn check(&self, what: &str, (figure_name, bar, figure): Figure) -> Check {
-        let name = format!("{}, {what}: {figure_name}", self.name);
+    /// The disk's blocks against the raw file: what the place does.
+    fn place(&self, figure: Figure) -> Option<Ratio> {
+        ratio(&self.same_blocks, &self.raw, figure.of)
+    }
+
+    fn check(&self, what: &str, figure: Figure) -> Check {
+        let name = format!("{}, {what}: {}", self.name, figure.name);
         match self.ratio(figure) {
-            Some(ratio) => Check::of_interval(name, &ratio, bar),
+            Some(ratio) => Check::of_interval(name, &ratio, figure.bar),
             None => Check::broken(&name, "nothing was measured"),
         }
     }
 
+    /// The check, with a remark if it did not pass: what the raw file elsewhere and the control say.
+    fn check_beside(&self, control: &Self, what: &str, figure: Figure) -> Check {
+        let mut check = self.check(what, figure);
+        let elsewhere = ratio(&self.ours, &self.raw, figure.of).zip(control.ratio(figure));
+        if let Some((ours, control)) = elsewhere.filter(|_| check.outcome != Outcome::Pass) {
+            let (ours, control) = (ours.median(), control.median());
+            check.why.get_or_insert(format!("against the raw file {ours:.2}, and a second raw file {control:.2}"));
+        }
+        check
+    }
+
     fn is_open(&self, figures: &[Figure]) -> bool {
         figures.iter().any(|figure| self.check("", *figure).outcome == Outcome::Unsure)
+    }
+}
+
+/// A target to compare with the first, and its blocks as a raw file, if they are a peer.
+#[derive(Debug)]
+struct Subject {
+    target: OpenTarget,
+    same_blocks: Option<OpenTarget>,
+}
+
+impl Subject {
+    fn alone(target: &Target) -> Self {
+        Self { target: target.to_measure(), same_blocks: None }
+    }
+
+    fn with_its_blocks(target: &Target) -> Result<Self> {
+        let device = same_blocks::device_of(target)?;
+        let name = format!("blocks of {}", target.name());
+        let same_blocks = device.map(|device| targets::open_target(&name, "raw file", device, target.cache));
+        Ok(Self { target: target.to_measure(), same_blocks })
     }
 }
 
@@ -115,39 +172,38 @@ pub(crate) fn workloads_others(context: &Context<'_>, progress: &mut dyn Progres
 fn workloads_of(disks: &[Container], context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let size_bytes = context.pick(512 << 20, 2 << 30);
     let targets = prepare(disks, context, size_bytes, CacheMode::Direct, true, progress)?;
-    let mut controls = [Vec::new(), Vec::new()];
+    let subjects = targets.iter().map(Subject::with_its_blocks).collect::<Result<Vec<_>>>()?;
+    let (mut controls, mut places) = ([Vec::new(), Vec::new()], vec![Vec::new(); disks.len()]);
     let (mut judged, mut missed, mut rounds_most) = (0, 0, 0);
     let mut found = RowOutcome::default();
     note_conditions(&mut found, context, &targets, size_bytes);
     let all = paper_monolithic(QUEUE_DEPTH);
     for (index, workload) in all.iter().enumerate() {
-        let pairs = compare(context, &targets, workload, &FIGURES, (index, all.len()), progress, &mut |_| Ok(()))?;
-        let Some((control, pairs)) = pairs.split_last() else { continue };
-        for pair in pairs {
-            rounds_most = rounds_most.max(pair.ours.len());
-            for figure in FIGURES {
-                let (mut check, raw) = (pair.check(&workload.name, figure), control.ratio(figure.2));
-                if let Some(raw) = raw.filter(|_| check.outcome != Outcome::Pass) {
-                    let said = format!("a second raw file measured {:.2} of the first", raw.median());
-                    check.why.get_or_insert(said);
-                }
-                found.checks.push(check);
-            }
+        let compared = compare(context, &subjects, workload, &FIGURES, (index, all.len()), progress, &mut |_| Ok(()))?;
+        let Some((control, disks)) = compared.split_last() else { continue };
+        for (disk, places) in disks.iter().zip(&mut places) {
+            rounds_most = rounds_most.max(disk.ours.len());
+            found.checks.extend(FIGURES.map(|figure| disk.check_beside(control, &workload.name, figure)));
+            places.extend(disk.place(IOPS).map(|ratio| ratio.median()));
         }
         for (medians, figure) in controls.iter_mut().zip(FIGURES) {
-            medians.extend(control.ratio(figure.2).map(|ratio| ratio.median()));
+            medians.extend(control.ratio(figure).map(|ratio| ratio.median()));
             judged += 1;
             missed += usize::from(control.check("", figure).outcome != Outcome::Pass);
         }
     }
     found.may_miss = found.checks.len() / ONE_MAY_BE_MISSED_OF;
-    for ((what, ..), medians) in FIGURES.iter().zip(&controls) {
-        if let Some(summary) = Summary::of(medians) {
-            found.notes.push(format!(
-                "a second raw file against the first, over the workloads: {what} {:.2} ({:.2}..{:.2})",
-                summary.median, summary.min, summary.max
-            ));
-        }
+    let range = |what: String, medians: &[f64]| {
+        Summary::of(medians).map(|found| format!("{what} {:.2} ({:.2}..{:.2})", found.median, found.min, found.max))
+    };
+    for (disk, medians) in disks.iter().zip(&places) {
+        let what =
+            format!("the blocks of {} as a raw file against the raw file, over the workloads: IOPS", disk.name());
+        found.notes.extend(range(what, medians));
+    }
+    for (figure, medians) in FIGURES.iter().zip(&controls) {
+        let what = format!("a second raw file against the first, over the workloads: {}", figure.name);
+        found.notes.extend(range(what, medians));
     }
     found.notes.push(format!("the closest had {rounds_most} rounds"));
     found.notes.push(format!("a second raw file would have missed or left open {missed} of {judged} by the same bars"));
@@ -170,11 +226,12 @@ pub(crate) fn page_cache(context: &Context<'_>, progress: &mut dyn Progress) -> 
         peer::warm(&targets[index].path)?;
         from_disk.window_begins()
     };
-    let pairs = compare(context, &targets, &workload, &CACHED, (0, 1), progress, &mut warm)?;
+    let subjects: Vec<Subject> = targets.iter().map(Subject::alone).collect();
+    let compared = compare(context, &subjects, &workload, &CACHED, (0, 1), progress, &mut warm)?;
     from_disk.window_ended()?;
-    found.notes.extend(from_disk.note(&workload, &pairs));
+    found.notes.extend(from_disk.note(&workload, &compared));
     let what = format!("{} from the page cache", workload.name);
-    found.checks.extend(pairs.iter().map(|pair| pair.check(&what, CACHED[0])));
+    found.checks.extend(compared.iter().map(|disk| disk.check(&what, CACHED[0])));
     Ok(found)
 }
 
@@ -206,9 +263,9 @@ impl FromDisk {
     }
 
     /// A note, if more than a hundredth of what was read came from the disk.
-    fn note(&self, workload: &Workload, pairs: &[Pair]) -> Option<String> {
+    fn note(&self, workload: &Workload, disks: &[Compared]) -> Option<String> {
         let block_bytes = u64::from(workload.block_bytes);
-        let all: u64 = pairs.iter().flat_map(|pair| &pair.ours).map(|round| round.reads * block_bytes).sum();
+        let all: u64 = disks.iter().flat_map(|disk| &disk.ours).map(|round| round.reads * block_bytes).sum();
         let why = if takes_idle_pages() { ": this machine takes idle pages out of it (DAMON)" } else { "" };
         (self.read_bytes > all / 100).then(|| {
             format!(
@@ -294,27 +351,38 @@ fn note_conditions(found: &mut RowOutcome, context: &Context<'_>, targets: &[Tar
     }
 }
 
-/// Measures the targets in turns until no comparison with the first is open or the rounds are used
-/// up. `before` is called before each window with the index of its target.
+/// Measures the subjects in turns until no comparison is open or the rounds are used up. The first
+/// is the raw file. `before` is called before each window with the index of its subject.
 fn compare(
     context: &Context<'_>,
-    targets: &[Target],
+    subjects: &[Subject],
     workload: &Workload,
     figures: &[Figure],
     (index, count): (usize, usize),
     progress: &mut dyn Progress,
     before: &mut dyn FnMut(usize) -> Result<()>,
-) -> Result<Vec<Pair>> {
+) -> Result<Vec<Compared>> {
     let (usual, most) = (rounds(context), rounds_max(context));
-    let mut pairs: Vec<Pair> =
-        targets[1..].iter().map(|target| Pair { name: target.name().to_owned(), ..Pair::default() }).collect();
-    let mut open: Vec<usize> = (1..targets.len()).collect();
-    let cells = (targets.len() * most) as u64;
+    let mut compared: Vec<Compared> = subjects[1..]
+        .iter()
+        .map(|subject| Compared { name: subject.target.name.clone(), ..Compared::default() })
+        .collect();
+    let mut open: Vec<usize> = (1..subjects.len()).collect();
+    let windows = subjects.iter().map(|subject| 1 + usize::from(subject.same_blocks.is_some())).sum::<usize>();
+    let cells = (windows * most) as u64;
     let mut done = index as u64 * cells;
     let mut batch = 0;
     while !open.is_empty() && batch * usual < most {
-        let chosen: Vec<usize> = iter::once(0).chain(open.iter().copied()).collect();
-        let to_measure: Vec<OpenTarget> = chosen.iter().map(|&number| targets[number].to_measure()).collect();
+        // Each window's target, and the subject that it belongs to.
+        let mut places = vec![0];
+        let mut to_measure = vec![subjects[0].target.clone()];
+        for &number in &open {
+            let subject = &subjects[number];
+            for target in iter::once(&subject.target).chain(&subject.same_blocks) {
+                places.push(number);
+                to_measure.push(target.clone());
+            }
+        }
         let plan = Plan {
             rounds: usual,
             warm_up: Duration::ZERO,
@@ -325,17 +393,20 @@ fn compare(
         .with_cell(window(context, workload));
         let mut steps = Steps { progress, phase: "measure", done, total: count as u64 * cells };
         let mut all =
-            measure::interleaved(&to_measure, workload, &plan, &mut steps, &mut |place| before(chosen[place]))?
+            measure::interleaved(&to_measure, workload, &plan, &mut steps, &mut |place| before(places[place]))?
                 .into_iter();
         done = steps.done;
-        let base = all.next().unwrap_or_default();
-        for (&number, ours) in open.iter().zip(all) {
-            let pair = &mut pairs[number - 1];
-            pair.ours.extend(ours);
-            pair.base.extend(base.iter().cloned());
+        let raw = all.next().unwrap_or_default();
+        for &number in &open {
+            let disk = &mut compared[number - 1];
+            disk.ours.extend(all.next().unwrap_or_default());
+            disk.raw.extend(raw.iter().cloned());
+            if subjects[number].same_blocks.is_some() {
+                disk.same_blocks.extend(all.next().unwrap_or_default());
+            }
         }
-        open.retain(|&number| pairs[number - 1].is_open(figures));
+        open.retain(|&number| compared[number - 1].is_open(figures));
         batch += 1;
     }
-    Ok(pairs)
+    Ok(compared)
 }

@@ -10,17 +10,17 @@ use diskwright_lab::{acceptance::Row, selftest};
 const OWN: [Row; 41] = [
     Row {
         name: "workloads",
-        title: "populated dynamic and differencing disks against the raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU in 126 of 128 comparisons",
+        title: "populated dynamic and differencing disks against the same blocks used as a raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU in 126 of 128 comparisons",
         measure: populated::workloads,
     },
     Row {
         name: "workloads-vmdk",
-        title: "populated VMDKs against the raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU",
+        title: "populated VMDKs against the same blocks used as a raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU",
         measure: populated::workloads_vmdk,
     },
     Row {
         name: "workloads-qcow2",
-        title: "populated qcow2 and VDI against the raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU",
+        title: "populated qcow2 and VDI against the same blocks used as a raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU",
         measure: populated::workloads_others,
     },
     Row {
