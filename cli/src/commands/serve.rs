@@ -1,5 +1,5 @@
-//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: serves disks by NBD, or one disk to a virtual
-//! machine by vhost-user, until a signal comes.
+//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: serves disks by NBD, and to virtual machines
+//! by vhost-user, until a signal comes.
 //!
 //! ```text
 //!   FILEs ─▶ disks (read-only, or with a temporary child) ─▶ exports ─┐
@@ -9,7 +9,7 @@
 //!   wait: SIGHUP reads the certificates again; SIGTERM, Ctrl-C: finish, flush, close  ◀─────────┘
 //! ```
 //!
-//! Both doors may be open for one disk (`doors.rs`): each has queues of its own on it.
+//! Any mix of doors may be open for a disk (`doors.rs`): each has queues of its own on it.
 //!
 //! Exports and addresses go to standard output before the first client can connect. The log goes to
 //! standard error.
@@ -19,6 +19,7 @@ mod config;
 mod doors;
 mod live;
 mod log;
+mod machine;
 mod word;
 
 use crate::{
@@ -29,19 +30,19 @@ use crate::{
     sizes::Human,
     switches,
 };
-pub use args::ServeArgs;
+pub use args::{ServeArgs, VHOST_QUEUES};
 use config::Config;
 use diskwright_disk::{Disk, DiskError, Layer, Movable, Opened};
 use diskwright_nbd::tls::TlsError;
 use diskwright_serve::{
-    control::{Channel, Host, HostedDisk},
+    control::{Channel, DoorKeeper, Host, HostedDisk},
     ephemeral,
+    metrics::{Metrics, label},
     nbd::{Address, Export, Listener, NbdServer, ServerOptions},
     scrape::{Page, Scrape},
-    vhost_user::{VhostUserOptions, VhostUserServer},
 };
 use diskwright_store::{BlockDevice, LimitedDevice, RateLimiter};
-use doors::Doors;
+use doors::{DoorDisk, Doors, Machines};
 use live::LiveLine;
 use schemars::JsonSchema;
 use sd_notify::NotifyState;
@@ -90,6 +91,8 @@ pub struct ExportReport {
     ephemeral: bool,
     /// Where clients find it, one for each address.
     uris: Vec<String>,
+    /// The sockets at which it is the disk of a virtual machine.
+    vhost_user: Vec<String>,
     /// Warnings, a sentence each.
     warnings: Vec<String>,
 }
@@ -99,8 +102,6 @@ pub struct ExportReport {
 pub struct Report {
     /// The addresses on which the server listens.
     addresses: Vec<String>,
-    /// The socket of the vhost-user device.
-    vhost_user: Option<String>,
     /// The address of the metrics page.
     metrics: Option<String>,
     /// The disks.
@@ -146,15 +147,12 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
         true => None,
         false => Some(NbdServer::start(exports, listeners, options).map_err(sentence)?),
     };
-    let vhost_user = match (&args.vhost_user, &served[..]) {
-        (Some(socket), [disk]) => {
-            let listener = Listener::bind(&Address::Unix(socket.clone())).map_err(sentence)?;
-            let options = VhostUserOptions { name: disk.name.clone(), queues: args.vhost_queues };
-            Some(VhostUserServer::start(disk.device(), listener, options).map_err(sentence)?)
-        }
-        _ => None,
-    };
-    let server = Doors { nbd, vhost_user };
+    let disks = served.iter().map(|served| DoorDisk { name: served.name.clone(), device: served.device() });
+    let server = Doors { nbd, machines: Arc::new(Machines::of(disks.collect(), args.ephemeral)) };
+    for word in &args.vhost_user {
+        let disk = &served[word.disk_among(&args.disks)?];
+        server.machines.open(&disk.name, &word.socket, args.vhost_queues)?;
+    }
     let scrape = match &args.metrics {
         Some(address) => Some(Scrape::start(address, page(&server, &served)).map_err(sentence)?),
         None => None,
@@ -240,7 +238,8 @@ fn open_channel(context: &Context, server: &Doors, served: &[Served]) -> Option<
     let signals = context.signals.clone();
     let host = Host {
         command: "serve",
-        metrics: server.metrics().next().cloned(),
+        metrics: Box::new(server.metrics()),
+        doors: Ok(Arc::clone(&server.machines) as Arc<dyn DoorKeeper>),
         on_drain: Ok(Box::new(move || signals.stop())),
         freezer: None,
         on_move: None,
@@ -320,14 +319,10 @@ fn certificates(args: &ServeArgs) -> Result<Option<Arc<rustls::ServerConfig>>, T
 
 /// Refuses what the doors that are asked for cannot do.
 fn check_doors(args: &ServeArgs) -> Outcome<()> {
-    if args.vhost_user.is_none() {
+    if args.vhost_user.is_empty() {
         return Ok(());
     }
-    if args.disks.len() != 1 {
-        return Err(Failure::usage(
-            "--vhost-user serves one disk, since a socket is one disk of the machine; start a server for each",
-        ));
-    }
+    args.vhost_user.iter().try_for_each(|word| word.disk_among(&args.disks).map(drop))?;
     let about_nbd = args.tls_certificates.is_some()
         || !args.allow.is_empty()
         || args.insecure_writes
@@ -348,7 +343,7 @@ fn listen(args: &ServeArgs) -> Outcome<Vec<Listener>> {
     if listeners.is_empty() {
         listeners = Listener::handed_over().map_err(sentence)?;
     }
-    if listeners.is_empty() && args.vhost_user.is_none() {
+    if listeners.is_empty() && args.vhost_user.is_empty() {
         listeners.push(Listener::bind(&Address::Unix(usual_socket())).map_err(sentence)?);
     }
     Ok(listeners)
@@ -411,6 +406,7 @@ fn announce(
                 read_only: geometry.read_only,
                 ephemeral: args.ephemeral,
                 uris: server.addresses().iter().map(|address| uri(address, name, tls(address))).collect(),
+                vhost_user: server.machines.of_disk(name).iter().map(|(socket, _)| json::path(socket)).collect(),
                 warnings: switches::all_with_switches(disk.disk().warnings()),
             }
         })
@@ -418,8 +414,7 @@ fn announce(
     let metrics = scrape.map(|scrape| scrape.address().to_string());
     if context.global.json {
         let addresses = server.addresses().iter().map(ToString::to_string).collect();
-        let vhost_user = server.vhost_user.as_ref().map(|device| device.address().to_string());
-        context.print_json(&Report { addresses, vhost_user, metrics, exports })?;
+        context.print_json(&Report { addresses, metrics, exports })?;
     } else if !context.global.quiet {
         for export in &exports {
             let how = match export {
@@ -431,10 +426,9 @@ fn announce(
             for uri in &export.uris {
                 writeln!(context.out, "  {uri}")?;
             }
-        }
-        if let Some(device) = &server.vhost_user {
-            let socket = device.address().to_string();
-            writeln!(context.out, "  vhost-user: {} ({} queues)", printable(&socket), args.vhost_queues)?;
+            for (socket, queues) in server.machines.of_disk(&export.name) {
+                writeln!(context.out, "  vhost-user: {} ({queues} queues)", printable(&json::path(&socket)))?;
+            }
         }
         if let Some(metrics) = metrics {
             writeln!(context.out, "metrics: http://{}/metrics", printable(&metrics))?;
@@ -446,11 +440,11 @@ fn announce(
 
 /// The server's metrics, and for each export its size and the space of its file.
 fn page(server: &Doors, served: &[Served]) -> Page {
-    let metrics: Vec<_> = server.metrics().cloned().collect();
+    let metrics = server.metrics();
     let disks: Vec<(String, Arc<Movable>)> =
         served.iter().map(|served| (label(&served.name), Arc::clone(&served.disk))).collect();
     Arc::new(move || {
-        let mut out: String = metrics.iter().map(|one| one.prometheus()).collect();
+        let mut out = Metrics::prometheus(&metrics());
         let mut gauge = |name: &str, help: &str, of: &dyn Fn(&Disk) -> Option<u64>| {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge");
             for (export, disk) in &disks {
@@ -465,11 +459,6 @@ fn page(server: &Doors, served: &[Served]) -> Page {
         });
         out
     })
-}
-
-/// Escaped as the value of a label.
-fn label(name: &str) -> String {
-    name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]

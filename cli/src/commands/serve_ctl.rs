@@ -5,7 +5,9 @@ use crate::{
     commands::{
         clone, compact,
         merge::{self, MergeHow},
-        move_, resize, snapshot,
+        move_, resize,
+        serve::VHOST_QUEUES,
+        snapshot,
     },
     context::Context,
     describe::printable,
@@ -19,7 +21,10 @@ use crate::{
 use clap::{Args, Subcommand};
 use diskwright_disk::{NewSize, OpenOptions};
 use diskwright_load::clock;
-use diskwright_serve::control::{self, Client, Done, Limits, Operation, ProcessReport, Statistics};
+use diskwright_serve::{
+    control::{self, Client, Done, Door, Limits, Operation, ProcessReport, Statistics},
+    vhost_user::QUEUES_MAX,
+};
 use diskwright_store::RateLimits;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -47,6 +52,7 @@ EXAMPLES
   diskwright serve-ctl db limit iops=500,bytes=20M
   diskwright serve-ctl db snapshot before-update
   diskwright serve-ctl db clone test.vhdx
+  diskwright serve-ctl db open-door /run/vm.sock
   diskwright serve-ctl db merge disk_monday.avhdx
   diskwright serve-ctl db compact
   diskwright serve-ctl db move /mnt/fast/
@@ -88,6 +94,34 @@ EXAMPLES
         /// The new limits; they replace all former ones.
         #[arg(value_name = limits::VALUE_NAME, value_parser = limits::parse)]
         limits: RateLimits,
+    },
+    /// Make the disk that of a virtual machine (vhost-user-blk) at a socket.
+    #[command(
+        name = "open-door",
+        after_help = "\
+The disk is served there until close-door, or until its process ends. See `serve --vhost-user` for what the machine needs.
+
+EXAMPLES
+  diskwright serve-ctl db open-door /run/vm.sock
+  diskwright serve-ctl db open-door /run/vm.sock --vhost-queues 2"
+    )]
+    OpenDoor {
+        /// The unix socket, which is made.
+        socket: PathBuf,
+        /// Virtqueues that the machine may use, each with a thread.
+        #[arg(long, value_name = "N", default_value_t = VHOST_QUEUES, value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
+        vhost_queues: u16,
+    },
+    /// Close a door: finish the requests in flight, disconnect the machine, and flush the disk.
+    #[command(
+        name = "close-door",
+        after_help = "\
+EXAMPLES
+  diskwright serve-ctl db close-door /run/vm.sock"
+    )]
+    CloseDoor {
+        /// The unix socket, as it was given when the door was opened.
+        socket: PathBuf,
     },
     /// Enlarge the disk while it is in use.
     #[command(after_help = "\
@@ -207,7 +241,7 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
     match &args.action {
         None if args.disk.as_os_str() == LIST => list(context),
         None => Err(Failure::usage(format!(
-            "say what to do with {}: statistics, limit, drain, resize, snapshot, clone, merge, compact or move",
+            "say what to do with {}: statistics, limit, drain, open-door, close-door, resize, snapshot, clone, merge, compact or move",
             printable(&json::path(&args.disk))
         ))),
         Some(Action::Statistics) => {
@@ -219,6 +253,15 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
         Some(Action::Limit { limits }) => {
             let (file, client) = find(&args.disk)?;
             limit(context, &file, &client, *limits)
+        }
+        Some(Action::OpenDoor { socket, vhost_queues }) => {
+            let (file, client) = find(&args.disk)?;
+            let operation = Operation::OpenDoor { socket: absolute(socket)?, queues: *vhost_queues };
+            door(context, &file, &client, operation)
+        }
+        Some(Action::CloseDoor { socket }) => {
+            let (file, client) = find(&args.disk)?;
+            door(context, &file, &client, Operation::CloseDoor { socket: absolute(socket)? })
         }
         Some(Action::Resize { size, dry_run }) => {
             let (file, client) = find(&args.disk)?;
@@ -271,6 +314,43 @@ fn limit(context: &mut Context, file: &Path, client: &Client, limits: RateLimits
         context.print_json(&LimitReport { file, limits })?;
     } else if !context.global.quiet {
         writeln!(context.text(), "{}: {}", printable(&file), limits::InWords(limits.into()))?;
+    }
+    Ok(exit::OK)
+}
+
+/// What `serve-ctl DISK open-door --json` and `close-door --json` print.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct DoorReport {
+    /// The image.
+    file: String,
+    /// The export name.
+    name: String,
+    /// The unix socket.
+    socket: String,
+    /// Number of virtqueues.
+    queues: u16,
+    /// Whether a machine can connect now.
+    is_open: bool,
+}
+
+impl Document for DoorReport {
+    const SCHEMA: &'static str = "diskwright.control-door/1";
+}
+
+fn absolute(socket: &Path) -> Outcome<PathBuf> {
+    std::path::absolute(socket).map_err(|error| Failure::usage(format!("{}: {error}", socket.display())))
+}
+
+fn door(context: &mut Context, file: &Path, client: &Client, operation: Operation) -> Outcome {
+    let Done::Door(Door { name, socket, queues, is_open }) = in_use::call(client, operation)? else {
+        return Err(in_use::unexpected(client));
+    };
+    let (file, socket) = (json::path(file), json::path(&socket));
+    if context.global.json {
+        context.print_json(&DoorReport { file, name, socket, queues, is_open })?;
+    } else if !context.global.quiet {
+        let what = if is_open { format!("open, {queues} queues") } else { "closed".into() };
+        writeln!(context.text(), "{}: vhost-user: {}: {what}", printable(&file), printable(&socket))?;
     }
     Ok(exit::OK)
 }

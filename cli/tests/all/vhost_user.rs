@@ -45,7 +45,7 @@ fn a_disk_is_served_to_a_machine_listed_enlarged_and_closed() {
     let place = Place::with(&[]);
     place.ok("create disk.vhdx --size 64M");
     let Some(server) = place.serve("disk.vhdx --vhost-user vhost.sock --vhost-queues 3") else { return };
-    assert!(server.said["vhost_user"].as_str().unwrap().ends_with("vhost.sock"));
+    assert!(server.said["exports"][0]["vhost_user"][0].as_str().unwrap().ends_with("vhost.sock"));
     assert_eq!(server.said["addresses"].as_array().unwrap().len(), 0, "NBD was not asked for");
     let options = FrontOptions { queues: 3, depth: 8, ..FrontOptions::default() };
     let front = FrontEnd::connect(&place.shop.path("vhost.sock"), options).unwrap();
@@ -123,11 +123,78 @@ fn a_disk_is_served_to_a_machine_and_to_nbd_at_once() {
     let page = crate::serving::page(&format!("http://{}/metrics", server.said["metrics"].as_str().unwrap()));
     for line in [
         "diskwright_nbd_requests_total{command=\"write\"} 1",
-        "diskwright_vhost_user_requests_total{command=\"write\"} 1",
+        "diskwright_vhost_user_requests_total{disk=\"disk.vhdx\",socket=\"vhost.sock\",command=\"write\"} 1",
     ] {
         assert!(page.lines().any(|found| found == line), "{line}\n{page}");
     }
     assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+}
+
+#[test]
+fn one_server_is_several_disks_of_several_machines_and_an_nbd_server() {
+    let place = Place::with(&["os.vhdx", "db.vhd"]);
+    let line = "os=os.vhdx db=db.vhd --vhost-user os=os.sock --vhost-user db=db.sock --vhost-queues 1 --nbd ./nbd.sock";
+    let Some(server) = place.serve(&format!("{line} --metrics 127.0.0.1:0")) else { return };
+    let sockets = |index: usize| server.said["exports"][index]["vhost_user"].as_array().unwrap().clone();
+    assert_eq!((sockets(0), sockets(1)), (vec!["os.sock".into()], vec!["db.sock".into()]));
+    let fronts = ["os.sock", "db.sock"].map(|socket| {
+        FrontEnd::connect(&place.shop.path(socket), FrontOptions { queues: 1, ..FrontOptions::default() }).unwrap()
+    });
+    for (byte, front) in (1..).zip(&fronts) {
+        let mut queue = front.queue(0).unwrap();
+        write(&mut queue, 3, byte);
+        flush(&mut queue);
+    }
+    for (byte, name) in [(1, "os"), (2, "db")] {
+        place.shop.ok(&format!("io '{}' --read-only -c 'read -P {byte} 192k 64k'", server.uri(name)));
+    }
+    let page = crate::serving::page(&format!("http://{}/metrics", server.said["metrics"].as_str().unwrap()));
+    for name in ["os", "db"] {
+        let labels = format!("disk=\"{name}\",socket=\"{name}.sock\"");
+        let line = format!("diskwright_vhost_user_requests_total{{{labels},command=\"flush\"}} 1");
+        assert!(page.lines().any(|found| found == line), "{line}\n{page}");
+    }
+    let said = place.json("serve-ctl os statistics");
+    let writes = said["traffic"]["commands"].as_array().unwrap().iter().find(|one| one["command"] == "write").unwrap();
+    assert_eq!(writes["requests"], 2, "by all doors");
+    place.ok("serve-ctl db drain");
+    assert_eq!(server.wait(), Some(0));
+    place.ok("check os.vhdx");
+    place.ok("check db.vhd");
+}
+
+#[test]
+fn doors_are_opened_and_closed_while_others_are_served() {
+    let place = Place::with(&["disk.vhdx"]);
+    let Some(server) = place.serve("db=disk.vhdx --nbd ./nbd.sock --metrics 127.0.0.1:0") else { return };
+    let page = || crate::serving::page(&format!("http://{}/metrics", server.said["metrics"].as_str().unwrap()));
+    assert!(!page().contains("vhost_user"));
+    let opened = place.json("serve-ctl db open-door vm.sock --vhost-queues 2");
+    assert_eq!((&opened["queues"], &opened["is_open"]), (&2.into(), &true.into()));
+    let options = FrontOptions { queues: 2, records_in_flight: true, ..FrontOptions::default() };
+    let mut front = FrontEnd::connect(&place.shop.path("vm.sock"), options).unwrap();
+    let mut queue = front.queue(1).unwrap();
+    write(&mut queue, 5, 7);
+    assert!(page().contains("diskwright_vhost_user_requests_total{disk=\"db\""));
+    for (line, words) in [
+        ("serve-ctl db open-door vm.sock", "vm.sock"),
+        ("serve-ctl db close-door other.sock", "it has "),
+        ("serve-ctl db open-door nowhere/vm.sock", "nowhere"),
+    ] {
+        let error = place.fails(line);
+        assert!(error.contains(words), "{line}: {error}");
+    }
+    assert!(place.ok("serve-ctl db close-door vm.sock").contains("closed"));
+    assert!(!place.shop.path("vm.sock").exists() && front.config(0, 8).is_err());
+    // Nothing was lost, and the machine goes on where another door is opened.
+    place.shop.ok(&format!("io '{}' --read-only -c 'read -P 7 320k 64k'", server.uri("db")));
+    place.ok("serve-ctl db open-door again.sock --vhost-queues 2");
+    front.reconnect(&place.shop.path("again.sock")).unwrap();
+    flush(&mut queue);
+    shows(&mut queue, 5, 7);
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+    assert!(!place.shop.path("again.sock").exists());
+    place.ok("check disk.vhdx");
 }
 
 #[test]
@@ -136,7 +203,8 @@ fn wrong_usage_is_refused_by_name() {
     place.ok("create a.vhdx --size 64M");
     place.ok("create b.vhdx --size 64M");
     for (line, words) in [
-        ("serve a.vhdx b.vhdx --vhost-user v.sock", "--vhost-user serves one disk"),
+        ("serve a.vhdx b.vhdx --vhost-user v.sock", "a socket is one disk of the machine"),
+        ("serve a.vhdx b.vhdx --vhost-user c=v.sock", "no disk has the name"),
         ("serve a.vhdx --vhost-queues 2", "--vhost-user"),
         ("serve a.vhdx --vhost-user v.sock --vhost-queues 65", "65"),
         ("serve a.vhdx --vhost-user v.sock --insecure-writes", "about NBD"),

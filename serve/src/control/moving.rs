@@ -2,7 +2,8 @@
 //! the disk, and the old one no longer does afterwards.
 
 use super::{
-    message::{FileId, Moved, NewImage},
+    answer::Moved,
+    message::{FileId, NewImage},
     shared::Shared,
 };
 use diskwright_disk::{CreateRequest, DiskError, MoveOptions, MoveWatch};

@@ -5,20 +5,23 @@
 //! [`carry_out`], and a variant of [`Done`] for its result.
 
 use super::{
-    ControlError, folder,
-    host::FrozenFileSystems,
-    message::{
-        ChangedRanges, CommandCount, CompactedInUse, DiskReport, Done, FileId, Frozen, Operation, ProcessReport,
-        Resized, Statistics, TrackedPoint, TrackedRange, Traffic,
+    ControlError,
+    answer::{
+        ChangedRanges, CommandCount, CompactedInUse, DiskReport, Door, Frozen, ProcessReport, Resized, Statistics,
+        TrackedPoint, TrackedRange, Traffic,
     },
+    folder,
+    host::{DoorKeeper, FrozenFileSystems},
+    message::{Done, FileId, Operation},
     moving,
     shared::{Shared, id_of},
 };
-use crate::metrics::{COMMANDS, Metrics};
+use crate::metrics::{COMMANDS, Metrics, Totals};
 use diskwright_disk::{Disk, DiskError, KeptName, Layer, MergeOptions, SnapshotWatch};
 use diskwright_store::{BlockDevice, ErrorCode};
 use std::{
     path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -53,6 +56,9 @@ pub(super) fn rule(operation: &Operation) -> Rule {
         // Short, and durable as a whole: the image is enlarged whether or not the client waits.
         Operation::Resize { .. } => rule("resize", true, true, false),
         Operation::Limit(_) => rule("limit", true, false, false),
+        // A door is open or not, whatever else happens to the disk.
+        Operation::OpenDoor { .. } => rule("open door", true, false, false),
+        Operation::CloseDoor { .. } => rule("close door", true, false, false),
         // Until the names change, everything is undone when the operation stops.
         Operation::Snapshot { .. } => rule("snapshot", true, true, true),
         // Short, and complete whether or not the client waits.
@@ -88,6 +94,16 @@ pub(super) fn carry_out(
         (Operation::Limit(limits), Some(index)) => {
             shared.disks[index].held.limiter.set(limits.into());
             Ok(Done::Limited(limits))
+        }
+        (Operation::OpenDoor { socket, queues }, Some(index)) => {
+            let disk = &shared.disks[index].held.name;
+            shared.doors()?.open(disk, &socket, queues)?;
+            Ok(Done::Door(Door { name: disk.clone(), socket, queues, is_open: true }))
+        }
+        (Operation::CloseDoor { socket }, Some(index)) => {
+            let disk = &shared.disks[index].held.name;
+            let queues = shared.doors()?.close(disk, &socket)?;
+            Ok(Done::Door(Door { name: disk.clone(), socket, queues, is_open: false }))
         }
         (Operation::Snapshot { name, track, dry_run }, Some(index)) => {
             snapshot(shared, index, &name, track.as_deref(), dry_run, report)
@@ -127,6 +143,12 @@ fn of_disk(error: DiskError) -> ControlError {
     refused(error.code(), error.to_string())
 }
 
+impl Shared {
+    fn doors(&self) -> Result<&dyn DoorKeeper, ControlError> {
+        self.host.doors.as_deref().map_err(|sentence| refused(ErrorCode::Unsupported, sentence.clone()))
+    }
+}
+
 fn process(shared: &Shared) -> ProcessReport {
     ProcessReport {
         pid: std::process::id(),
@@ -158,12 +180,12 @@ fn statistics(shared: &Shared, index: usize) -> Statistics {
         open_seconds: shared.opened_at.elapsed().as_secs(),
         limits: limiter.is_limited().then(|| limiter.limits().into()),
         delayed_requests: limiter.delayed(),
-        traffic: shared.host.metrics.as_deref().map(traffic),
+        traffic: Some((shared.host.metrics)()).filter(|metrics| !metrics.is_empty()).map(|metrics| traffic(&metrics)),
     }
 }
 
-fn traffic(metrics: &Metrics) -> Traffic {
-    let totals = metrics.totals();
+fn traffic(metrics: &[Arc<Metrics>]) -> Traffic {
+    let totals = metrics.iter().fold(Totals::default(), |sum, metrics| sum.and(&metrics.totals()));
     let commands = COMMANDS.iter().zip(&totals.commands).map(|((name, _), count)| CommandCount {
         command: (*name).into(),
         requests: count.requests,

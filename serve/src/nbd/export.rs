@@ -4,6 +4,7 @@ use super::peer::Peer;
 use diskwright_nbd::wire::{BlockSizes, PAYLOAD_BYTES_DEFAULT, STRING_BYTES_MAX, TransmissionFlags};
 use diskwright_store::{BlockDevice, Geometry};
 use std::sync::Arc;
+use uuid::Uuid;
 
 /// The least preferred block size that is announced.
 const PREFERRED_BYTES: u32 = 4096;
@@ -64,7 +65,11 @@ impl Export {
 }
 
 #[derive(Debug)]
-pub(crate) struct Exports(Vec<Export>);
+pub(crate) struct Exports {
+    list: Vec<Export>,
+    /// Identifies this server among all that ever serve the same disks.
+    server: Uuid,
+}
 
 /// Why the exports cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -128,24 +133,29 @@ impl Exports {
                 return Err(ExportError::Twice { name: export.name.clone() });
             }
         }
-        Ok(Self(exports))
+        Ok(Self { list: exports, server: Uuid::new_v4() })
     }
 
     /// The index of the export with this name. The empty name means the export with the empty name
     /// or, if there is none, the only export.
     pub(crate) fn find(&self, name: &str) -> Option<usize> {
-        match self.0.iter().position(|export| export.name == name) {
-            None if name.is_empty() && self.0.len() == 1 => Some(0),
+        match self.list.iter().position(|export| export.name == name) {
+            None if name.is_empty() && self.list.len() == 1 => Some(0),
             found => found,
         }
     }
 
+    /// The id of the server.
+    pub(crate) fn server(&self) -> Uuid {
+        self.server
+    }
+
     pub(crate) fn get(&self, index: usize) -> &Export {
-        &self.0[index]
+        &self.list[index]
     }
 
     pub(crate) fn iter(&self) -> std::slice::Iter<'_, Export> {
-        self.0.iter()
+        self.list.iter()
     }
 }
 
