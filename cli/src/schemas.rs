@@ -114,6 +114,7 @@ fn all() -> Vec<Named> {
         of::<serve_ctl::Drained>(),
         of::<serve_ctl::LimitReport>(),
         of::<serve_ctl::DoorReport>(),
+        of::<serve_ctl::DiskChangeReport>(),
         of::<serve_ctl::Listing>(),
         of::<snapshot::Listing>(),
         of::<snapshot::Report>(),

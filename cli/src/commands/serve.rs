@@ -16,6 +16,7 @@
 
 mod args;
 mod config;
+mod disks;
 mod doors;
 mod live;
 mod log;
@@ -32,17 +33,17 @@ use crate::{
 };
 pub use args::{ServeArgs, VHOST_QUEUES};
 use config::Config;
-use diskwright_disk::{Disk, DiskError, Layer, Movable, Opened};
+use disks::{Opener, Served};
+use diskwright_disk::Disk;
 use diskwright_nbd::tls::TlsError;
 use diskwright_serve::{
-    control::{Channel, DoorKeeper, Host, HostedDisk},
-    ephemeral,
+    control::{Channel, DoorKeeper, Host},
     metrics::{Metrics, label},
-    nbd::{Address, Export, Listener, NbdServer, ServerOptions},
+    nbd::{Address, Listener, NbdServer, ServerOptions},
     scrape::{Page, Scrape},
 };
-use diskwright_store::{BlockDevice, LimitedDevice, RateLimiter};
-use doors::{DoorDisk, Doors, Machines};
+use diskwright_store::BlockDevice;
+use doors::Doors;
 use live::LiveLine;
 use schemars::JsonSchema;
 use sd_notify::NotifyState;
@@ -50,31 +51,14 @@ use serde::Serialize;
 use std::{
     fmt::Write as _,
     io::Write as _,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
-use word::DiskWord;
+pub use word::DiskWord;
 
 /// Interval at which the live line is drawn and the server is looked at.
 const TICK: Duration = Duration::from_millis(500);
-
-/// One disk that is served.
-#[derive(Debug)]
-struct Served {
-    name: String,
-    path: PathBuf,
-    disk: Arc<Movable>,
-    limiter: Arc<RateLimiter>,
-}
-
-impl Served {
-    /// The disk within its limits.
-    fn device(&self) -> Arc<dyn BlockDevice> {
-        Arc::new(LimitedDevice::new(Arc::clone(&self.disk) as Arc<dyn BlockDevice>, Arc::clone(&self.limiter)))
-    }
-}
 
 /// A disk that is served.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -121,17 +105,17 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
     patience.listen_for_hangups();
     log::start(args.log_format, args.log_level, context.global.quiet);
     check_doors(args)?;
-    let served = open_disks(context, args)?;
+    let opener = Opener::of(&context.global, args);
+    let mut served = Vec::new();
+    for word in &args.disks {
+        let disk = opener.open(word.clone(), &served)?;
+        disk.disk.disk().warnings().iter().for_each(|warning| context.warn(warning));
+        served.push(disk);
+    }
     let tls = certificates(args).map_err(sentence)?;
     let listeners = listen(args)?;
-    let exports = served
-        .iter()
-        .map(|served| Export {
-            name: served.name.clone(),
-            description: args.description.clone().unwrap_or_default(),
-            device: served.device(),
-        })
-        .collect();
+    let description = args.description.clone().unwrap_or_default();
+    let exports = served.iter().map(|served| doors::export(served, &description)).collect();
     let options = ServerOptions {
         workers: args.threads.unwrap_or(0).into(),
         connections_max: args.connections,
@@ -147,24 +131,23 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
         true => None,
         false => Some(NbdServer::start(exports, listeners, options).map_err(sentence)?),
     };
-    let disks = served.iter().map(|served| DoorDisk { name: served.name.clone(), device: served.device() });
-    let server = Doors { nbd, machines: Arc::new(Machines::of(disks.collect(), args.ephemeral)) };
+    let server = Arc::new(Doors::of(opener, description, served, nbd));
     for word in &args.vhost_user {
-        let disk = &served[word.disk_among(&args.disks)?];
-        server.machines.open(&disk.name, &word.socket, args.vhost_queues)?;
+        let disk = &args.disks[word.disk_among(&args.disks)?];
+        server.open_for_machine(&disk.name, &word.socket, args.vhost_queues)?;
     }
     let scrape = match &args.metrics {
-        Some(address) => Some(Scrape::start(address, page(&server, &served)).map_err(sentence)?),
+        Some(address) => Some(Scrape::start(address, page(Arc::clone(&server))).map_err(sentence)?),
         None => None,
     };
-    let channel = open_channel(context, &server, &served);
-    announce(context, args, &server, &served, scrape.as_ref())?;
+    let channel = open_channel(context, &server);
+    announce(context, args, &server, scrape.as_ref())?;
     notify(&[NotifyState::Ready]);
     let mut live = args.progress.then(LiveLine::new);
     while !patience.should_stop() && server.is_well() {
         patience.sleep(if live.is_some() { TICK } else { 4 * TICK });
         if patience.was_hung_up() {
-            let newer = file.and_then(|file| reload_config(file, config.as_ref(), &server, &served));
+            let newer = file.and_then(|file| reload_config(file, config.as_ref(), &server));
             reload_certificates(newer.as_ref().map_or(args, |newer| &newer.args), &server);
         }
         if let Some(live) = &mut live {
@@ -175,11 +158,8 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
     notify(&[NotifyState::Stopping]);
     tracing::info!("stopping");
     channel.iter().for_each(Channel::close_gate);
-    let mut ended = server.stop();
+    let ended = server.stop();
     drop(scrape);
-    for Served { disk, .. } in served {
-        ended = ended.and(disk.close().map_err(Failure::from));
-    }
     if let Some(channel) = channel {
         channel.end(ended.as_ref().copied().map_err(ToString::to_string));
     }
@@ -189,7 +169,7 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
 }
 
 /// Reads the configuration again, and replaces the limits.
-fn reload_config(file: &Path, config: Option<&Config>, server: &Doors, served: &[Served]) -> Option<Config> {
+fn reload_config(file: &Path, config: Option<&Config>, server: &Doors) -> Option<Config> {
     let newer = match config::read(file) {
         Ok(newer) => newer,
         Err(error) => {
@@ -199,11 +179,13 @@ fn reload_config(file: &Path, config: Option<&Config>, server: &Doors, served: &
     };
     let restart = config.map(|config| config.needs_restart(&newer)).unwrap_or_default();
     let client_limits = newer.args.client_limit.unwrap_or_default();
-    server.nbd.iter().for_each(|nbd| nbd.set_client_limits(client_limits));
+    server.set_client_limits(client_limits);
     if !restart.iter().any(|key| key == config::DISK) {
-        for (served, limits) in served.iter().zip(newer.limits()) {
-            // Limits that stay keep what was reserved.
-            if served.limiter.limits() != limits {
+        let disks = server.disks();
+        for (word, limits) in newer.args.disks.iter().zip(newer.limits()) {
+            // Limits that stay keep what was reserved. A disk may have been removed.
+            let served = disks.iter().find(|served| served.name == word.name);
+            if let Some(served) = served.filter(|served| served.limiter.limits() != limits) {
                 served.limiter.set(limits);
             }
         }
@@ -219,7 +201,7 @@ fn reload_config(file: &Path, config: Option<&Config>, server: &Doors, served: &
 fn reload_certificates(args: &ServeArgs, server: &Doors) {
     match certificates(args) {
         Ok(Some(tls)) => {
-            server.nbd.iter().for_each(|nbd| nbd.set_tls(Arc::clone(&tls)));
+            server.set_tls(&tls);
             tracing::info!("certificates reloaded");
         }
         Ok(None) => tracing::info!("no certificates to reload: the server has none"),
@@ -229,22 +211,19 @@ fn reload_certificates(args: &ServeArgs, server: &Doors) {
 
 /// The control channel, if a disk is open for writing. Without it the disks are served all the
 /// same.
-fn open_channel(context: &Context, server: &Doors, served: &[Served]) -> Option<Channel> {
-    let held = served.iter().map(|Served { name, disk, limiter, .. }| HostedDisk {
-        name: name.clone(),
-        disk: Arc::clone(disk),
-        limiter: Arc::clone(limiter),
-    });
+fn open_channel(context: &Context, server: &Arc<Doors>) -> Option<Channel> {
+    let held = server.disks().iter().map(Served::hosted).collect();
+    let counted = Arc::clone(server);
     let signals = context.signals.clone();
     let host = Host {
         command: "serve",
-        metrics: Box::new(server.metrics()),
-        doors: Ok(Arc::clone(&server.machines) as Arc<dyn DoorKeeper>),
+        metrics: Box::new(move || counted.metrics()),
+        doors: Ok(Arc::clone(server) as Arc<dyn DoorKeeper>),
         on_drain: Ok(Box::new(move || signals.stop())),
         freezer: None,
         on_move: None,
     };
-    Channel::open(held.collect(), host).unwrap_or_else(|error| {
+    Channel::open(held, host).unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot make a control channel, so serve-ctl does not reach these disks");
         None
     })
@@ -259,57 +238,6 @@ fn notify(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
         tracing::warn!(%error, "cannot notify the service manager");
     }
-}
-
-fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
-    let mut served = Vec::new();
-    for DiskWord { name, path, format, limit, read_only } in args.disks.iter().cloned() {
-        let read_only = read_only.unwrap_or(args.read_only);
-        let mut options = context.global.open_options(!read_only && !args.ephemeral);
-        options.format = format.or(options.format);
-        options.snapshot.clone_from(&args.of.snapshot);
-        let mut disk = Opened::image(&path, &options, "serve").map_err(|error| {
-            let twice = || served_already(&error, &path, &served).map(Failure::usage);
-            twice().unwrap_or_else(|| error.into())
-        })?;
-        disk.warnings().iter().for_each(|warning| context.warn(warning));
-        if args.ephemeral {
-            let dir = args.ephemeral_dir.clone().unwrap_or_else(ephemeral::default_dir);
-            disk = ephemeral::on_top_of(&disk, &dir, options.cache).map_err(sentence)?;
-        }
-        let limiter = Arc::new(RateLimiter::new(limit.or(args.limit).unwrap_or_default()));
-        served.push(Served { name, path, disk: Arc::new(Movable::new(disk)), limiter });
-    }
-    Ok(served)
-}
-
-/// A sentence for a file that cannot be locked because this command has it open: the file was named
-/// twice, or is in the chain of another disk of this command.
-fn served_already(error: &DiskError, path: &Path, served: &[Served]) -> Option<String> {
-    let DiskError::InUse { path: locked, .. } = error else { return None };
-    let identity = |file: &Path| std::fs::metadata(file).ok().map(|found| (found.dev(), found.ino()));
-    let wanted = identity(locked)?;
-    for Served { path: other, disk, .. } in served {
-        let is_it = |layer: &Layer| identity(&layer.path) == Some(wanted);
-        match disk.disk().layers().iter().position(is_it) {
-            Some(0) if identity(path) == Some(wanted) => {
-                return Some(format!(
-                    "{}: named twice in this command; name it once, or serve it --read-only under two names",
-                    path.display()
-                ));
-            }
-            Some(_) => {
-                return Some(format!(
-                    "{}: {} is in use by this command itself, which serves {} too; serve one of them, or both --read-only",
-                    path.display(),
-                    locked.display(),
-                    other.display()
-                ));
-            }
-            None => {}
-        }
-    }
-    None
 }
 
 fn certificates(args: &ServeArgs) -> Result<Option<Arc<rustls::ServerConfig>>, TlsError> {
@@ -385,14 +313,10 @@ fn percent(text: &str) -> String {
     out
 }
 
-fn announce(
-    context: &mut Context,
-    args: &ServeArgs,
-    server: &Doors,
-    served: &[Served],
-    scrape: Option<&Scrape>,
-) -> Outcome<()> {
-    let exports: Vec<ExportReport> = served
+fn announce(context: &mut Context, args: &ServeArgs, server: &Doors, scrape: Option<&Scrape>) -> Outcome<()> {
+    let addresses = server.addresses();
+    let exports: Vec<ExportReport> = server
+        .disks()
         .iter()
         .map(|Served { name, path, disk, .. }| {
             let tls = |address: &Address| {
@@ -405,15 +329,15 @@ fn announce(
                 virtual_size: geometry.size_bytes,
                 read_only: geometry.read_only,
                 ephemeral: args.ephemeral,
-                uris: server.addresses().iter().map(|address| uri(address, name, tls(address))).collect(),
-                vhost_user: server.machines.of_disk(name).iter().map(|(socket, _)| json::path(socket)).collect(),
+                uris: addresses.iter().map(|address| uri(address, name, tls(address))).collect(),
+                vhost_user: server.sockets_of(name).iter().map(|(socket, _)| json::path(socket)).collect(),
                 warnings: switches::all_with_switches(disk.disk().warnings()),
             }
         })
         .collect();
     let metrics = scrape.map(|scrape| scrape.address().to_string());
     if context.global.json {
-        let addresses = server.addresses().iter().map(ToString::to_string).collect();
+        let addresses = addresses.iter().map(ToString::to_string).collect();
         context.print_json(&Report { addresses, metrics, exports })?;
     } else if !context.global.quiet {
         for export in &exports {
@@ -426,7 +350,7 @@ fn announce(
             for uri in &export.uris {
                 writeln!(context.out, "  {uri}")?;
             }
-            for (socket, queues) in server.machines.of_disk(&export.name) {
+            for (socket, queues) in server.sockets_of(&export.name) {
                 writeln!(context.out, "  vhost-user: {} ({queues} queues)", printable(&json::path(&socket)))?;
             }
         }
@@ -439,17 +363,15 @@ fn announce(
 }
 
 /// The server's metrics, and for each export its size and the space of its file.
-fn page(server: &Doors, served: &[Served]) -> Page {
-    let metrics = server.metrics();
-    let disks: Vec<(String, Arc<Movable>)> =
-        served.iter().map(|served| (label(&served.name), Arc::clone(&served.disk))).collect();
+fn page(server: Arc<Doors>) -> Page {
     Arc::new(move || {
-        let mut out = Metrics::prometheus(&metrics());
+        let mut out = Metrics::prometheus(&server.metrics());
+        let disks = server.disks();
         let mut gauge = |name: &str, help: &str, of: &dyn Fn(&Disk) -> Option<u64>| {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge");
-            for (export, disk) in &disks {
+            for Served { name: export, disk, .. } in &disks {
                 if let Some(value) = of(&disk.disk()) {
-                    let _ = writeln!(out, "{name}{{export=\"{export}\"}} {value}");
+                    let _ = writeln!(out, "{name}{{export=\"{}\"}} {value}", label(export));
                 }
             }
         };

@@ -6,7 +6,7 @@ use crate::{
         clone, compact,
         merge::{self, MergeHow},
         move_, resize,
-        serve::VHOST_QUEUES,
+        serve::{DiskWord, VHOST_QUEUES},
         snapshot,
     },
     context::Context,
@@ -22,7 +22,7 @@ use clap::{Args, Subcommand};
 use diskwright_disk::{NewSize, OpenOptions};
 use diskwright_load::clock;
 use diskwright_serve::{
-    control::{self, Client, Done, Door, Limits, Operation, ProcessReport, Statistics},
+    control::{self, Client, DiskChange, Done, Door, Limits, NewDisk, Operation, ProcessReport, Statistics},
     vhost_user::QUEUES_MAX,
 };
 use diskwright_store::RateLimits;
@@ -52,6 +52,7 @@ EXAMPLES
   diskwright serve-ctl db limit iops=500,bytes=20M
   diskwright serve-ctl db snapshot before-update
   diskwright serve-ctl db clone test.vhdx
+  diskwright serve-ctl db add log.vhdx
   diskwright serve-ctl db open-door /run/vm.sock
   diskwright serve-ctl db merge disk_monday.avhdx
   diskwright serve-ctl db compact
@@ -95,6 +96,27 @@ EXAMPLES
         #[arg(value_name = limits::VALUE_NAME, value_parser = limits::parse)]
         limits: RateLimits,
     },
+    /// Open another disk in the process that serves this one, and serve it too.
+    #[command(after_help = "\
+The disk is served by NBD under NAME, or the name of its file, if the process has NBD. Options of `serve` like --cache hold for it too.
+
+EXAMPLES
+  diskwright serve-ctl db add log.vhdx
+  diskwright serve-ctl db add backup=/disks/old.img,format=raw --read-only")]
+    Add {
+        /// The disk; it may have a name before it and its format behind it.
+        #[arg(value_name = "[NAME=]FILE[,format=FORMAT]", value_parser = DiskWord::parse)]
+        new: DiskWord,
+        /// Refuse writes.
+        #[arg(long, short)]
+        read_only: bool,
+    },
+    /// Disconnect the clients of the disk after their requests in flight, and close it. Its process
+    /// goes on with its other disks.
+    #[command(after_help = "\
+EXAMPLES
+  diskwright serve-ctl log.vhdx remove")]
+    Remove,
     /// Make the disk that of a virtual machine (vhost-user-blk) at a socket.
     #[command(
         name = "open-door",
@@ -241,7 +263,7 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
     match &args.action {
         None if args.disk.as_os_str() == LIST => list(context),
         None => Err(Failure::usage(format!(
-            "say what to do with {}: statistics, limit, drain, open-door, close-door, resize, snapshot, clone, merge, compact or move",
+            "say what to do with {}: statistics, limit, drain, add, remove, open-door, close-door, resize, snapshot, clone, merge, compact or move",
             printable(&json::path(&args.disk))
         ))),
         Some(Action::Statistics) => {
@@ -254,6 +276,17 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
             let (file, client) = find(&args.disk)?;
             limit(context, &file, &client, *limits)
         }
+        Some(Action::Add { new, read_only }) => {
+            let (_, client) = find(&args.disk)?;
+            let wanted = NewDisk {
+                file: absolute(&new.path)?,
+                name: Some(new.name.clone()),
+                format: new.format.map(|format| format.to_string()),
+                read_only: *read_only,
+            };
+            disk(context, &client, Operation::AddDisk(wanted))
+        }
+        Some(Action::Remove) => disk(context, &find(&args.disk)?.1, Operation::RemoveDisk),
         Some(Action::OpenDoor { socket, vhost_queues }) => {
             let (file, client) = find(&args.disk)?;
             let operation = Operation::OpenDoor { socket: absolute(socket)?, queues: *vhost_queues };
@@ -337,8 +370,39 @@ impl Document for DoorReport {
     const SCHEMA: &'static str = "diskwright.control-door/1";
 }
 
-fn absolute(socket: &Path) -> Outcome<PathBuf> {
-    std::path::absolute(socket).map_err(|error| Failure::usage(format!("{}: {error}", socket.display())))
+/// What `serve-ctl DISK add --json` and `remove --json` print.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct DiskChangeReport {
+    /// The image.
+    file: String,
+    /// The export name.
+    name: String,
+    /// Whether it is served now.
+    is_served: bool,
+}
+
+impl Document for DiskChangeReport {
+    const SCHEMA: &'static str = "diskwright.control-disk/1";
+}
+
+fn disk(context: &mut Context, client: &Client, operation: Operation) -> Outcome {
+    let Done::Disk(DiskChange { name, file, is_served }) = in_use::call(client, operation)? else {
+        return Err(in_use::unexpected(client));
+    };
+    let file = json::path(&file);
+    if context.global.json {
+        context.print_json(&DiskChangeReport { file, name, is_served })?;
+    } else if !context.global.quiet {
+        let (file, peer) = (printable(&file), printable(&client.peer.to_string()));
+        let what = if is_served { format!("served as {name:?} by") } else { "closed by".into() };
+        writeln!(context.text(), "{file}: {what} {peer}")?;
+    }
+    Ok(exit::OK)
+}
+
+/// The process has another working directory.
+fn absolute(path: &Path) -> Outcome<PathBuf> {
+    std::path::absolute(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
 }
 
 fn door(context: &mut Context, file: &Path, client: &Client, operation: Operation) -> Outcome {

@@ -46,6 +46,7 @@ const LINES: &[&str] = &[
 const ELSEWHERE: &[&str] = &[
     "attach-1",
     "check.undo-1",
+    "control-disk-1",
     "control-door-1",
     "control-drain-1",
     "control-limit-1",

@@ -2,8 +2,9 @@
 //! beside NBD, and wrong usage by name.
 
 use crate::control::Place;
+use diskwright_nbd::{NbdDevice, NbdUri};
 use diskwright_serve::vhost_user::front_end::{FrontEnd, FrontOptions};
-use diskwright_store::{BlockDevice, BlockQueue, Completion, IoBuf, Request};
+use diskwright_store::{BlockDevice, BlockQueue, Completion, IoBuf, QueueOptions, Request};
 use nix::sys::signal::Signal;
 use std::io::Read;
 
@@ -195,6 +196,65 @@ fn doors_are_opened_and_closed_while_others_are_served() {
     assert_eq!(server.stop(Signal::SIGTERM), Some(0));
     assert!(!place.shop.path("again.sock").exists());
     place.ok("check disk.vhdx");
+}
+
+#[test]
+fn disks_come_and_go_while_others_are_served() {
+    let place = Place::with(&["one.vhdx", "two.vhd", "three.raw"]);
+    let Some(mut server) = place.serve("one.vhdx --nbd ./nbd.sock --metrics 127.0.0.1:0 --threads 2") else { return };
+    let uri = |name: &str| server_uri(&place, name);
+    let added = place.json("serve-ctl one.vhdx add two=two.vhd");
+    assert_eq!((&added["name"], &added["is_served"]), (&"two".into(), &true.into()));
+    // By NBD, by the control channel, and as the disk of a machine.
+    place.shop.ok(&format!("io '{}' -c 'write -P 5 0 64k'", uri("two")));
+    place.ok("serve-ctl two open-door two.sock --vhost-queues 1");
+    let front = FrontEnd::connect(&place.shop.path("two.sock"), FrontOptions { queues: 1, ..FrontOptions::default() });
+    let front = front.unwrap();
+    shows(&mut front.queue(0).unwrap(), 0, 5);
+    place.ok("serve-ctl one.vhdx add three=three.raw,format=raw --read-only");
+    place.shop.ok(&format!("io '{}' --read-only -c 'read 0 64k'", uri("three")));
+    let page = crate::serving::page(&format!("http://{}/metrics", server.said["metrics"].as_str().unwrap()));
+    for name in ["one.vhdx", "two", "three"] {
+        assert!(page.contains(&format!("diskwright_export_size_bytes{{export=\"{name}\"}}")), "{page}");
+    }
+    for (line, words) in [
+        ("serve-ctl one.vhdx add two=three.raw", "served already"),
+        ("serve-ctl one.vhdx add other=two.vhd", "named twice"),
+        ("serve-ctl one.vhdx add nothing.vhdx", "nothing.vhdx"),
+    ] {
+        let error = place.fails(line);
+        assert!(error.contains(words), "{line}: {error}");
+    }
+    // A client that is connected goes on until the disk is removed, and other clients afterwards.
+    let stays = NbdDevice::open(&NbdUri::unix(place.shop.path("nbd.sock"), "one.vhdx"), true).unwrap();
+    let goes = NbdDevice::open(&NbdUri::unix(place.shop.path("nbd.sock"), "two"), true).unwrap();
+    let (mut staying, mut going) = [&stays, &goes].map(|one| one.open_queue(&QueueOptions::default()).unwrap()).into();
+    write(&mut *going, 1, 6);
+    write(&mut *staying, 1, 7);
+    let removed = place.json("serve-ctl two remove");
+    assert_eq!(removed["is_served"], false);
+    assert!(server.is_running() && front.config(0, 8).is_err() && !place.shop.path("two.sock").exists());
+    // It is closed, with everything that was written.
+    place.shop.ok("io two.vhd -c 'read -P 5 0 64k' -c 'read -P 6 64k 64k' -c 'write -P 9 0 4k'");
+    going.push(Request::flush(0)).unwrap();
+    let mut done = Vec::new();
+    going.reap(1, &mut done).unwrap();
+    assert!(done[0].result.is_err(), "it is disconnected");
+    shows(&mut *staying, 1, 7);
+    assert!(place.fails("serve-ctl one.vhdx remove").contains("the only disk"));
+    let ended = place.shop.run(&format!("io '{}' -c 'read 0 4k'", uri("two")));
+    assert!(ended.code != Some(0) && ended.stderr.contains("two"), "{ended:?}");
+    // The name and the index are free again.
+    place.ok("serve-ctl one.vhdx add two=two.vhd");
+    place.shop.ok(&format!("io '{}' --read-only -c 'read -P 9 0 4k'", uri("two")));
+    drop((staying, going, stays, goes));
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+    place.ok("check one.vhdx");
+    place.ok("check two.vhd");
+}
+
+fn server_uri(place: &Place, name: &str) -> String {
+    format!("nbd+unix:///{name}?socket={}", place.shop.path("nbd.sock").display())
 }
 
 #[test]

@@ -20,6 +20,17 @@ pub struct Door {
     pub is_open: bool,
 }
 
+/// A disk that was added to a process or removed from it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskChange {
+    /// The export name.
+    pub name: String,
+    /// The image.
+    pub file: PathBuf,
+    /// Whether it is served now.
+    pub is_served: bool,
+}
+
 /// Limits of the rate at which a disk is served; 0 is no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]

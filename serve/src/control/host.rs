@@ -1,6 +1,6 @@
 //! The process behind a control channel: its disks, how it ends, and how it freezes file systems.
 
-use super::ControlError;
+use super::{ControlError, message::NewDisk};
 use crate::metrics::Metrics;
 use diskwright_disk::Movable;
 use diskwright_store::RateLimiter;
@@ -44,7 +44,7 @@ pub trait Freezer: Send + Sync {
 /// Gets the counters of the servers that run at the time of the call.
 pub type GetMetrics = Box<dyn Fn() -> Vec<Arc<Metrics>> + Send + Sync>;
 
-/// Opens and closes ways into the disks of a process while it runs.
+/// Opens and closes the disks of a process, and ways into them, while it runs.
 pub trait DoorKeeper: Send + Sync {
     /// Makes a disk that of a virtual machine at this socket, by vhost-user.
     ///
@@ -58,6 +58,19 @@ pub trait DoorKeeper: Send + Sync {
     /// # Errors
     /// [`ControlError::Refused`].
     fn close(&self, disk: &str, socket: &Path) -> Result<u16, ControlError>;
+
+    /// Opens a disk and serves it with the others.
+    ///
+    /// # Errors
+    /// [`ControlError::Refused`].
+    fn add(&self, wanted: &NewDisk) -> Result<HostedDisk, ControlError>;
+
+    /// Ends a disk: requests in flight are finished, its clients and machines are disconnected, and
+    /// it is flushed and closed.
+    ///
+    /// # Errors
+    /// [`ControlError::Refused`]. Unless the disk is not found, it is served no longer.
+    fn remove(&self, disk: &str) -> Result<(), ControlError>;
 }
 
 /// Called with the new file of a disk that has moved.

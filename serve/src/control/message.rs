@@ -12,7 +12,7 @@
 //! sentence that names both sides. New fields may join an event without a new version.
 
 use super::answer::{
-    ChangedRanges, CompactedInUse, Door, Frozen, Limits, Merged, Moved, ProcessReport, Resized, Statistics,
+    ChangedRanges, CompactedInUse, DiskChange, Door, Frozen, Limits, Merged, Moved, ProcessReport, Resized, Statistics,
     TrackedPoint,
 };
 use diskwright_store::ErrorCode;
@@ -70,6 +70,10 @@ pub enum Operation {
         /// The socket, an absolute path.
         socket: PathBuf,
     },
+    /// Open another disk in the process of this one, and serve it.
+    AddDisk(NewDisk),
+    /// Disconnect the clients of the disk, and close it. The process goes on with its other disks.
+    RemoveDisk,
     /// Freeze the disk, and go on in a new child that has its name.
     Snapshot {
         /// What is appended to the disk's name to name the frozen image.
@@ -149,6 +153,19 @@ pub struct NewImage {
     pub preallocate: bool,
 }
 
+/// A disk that is to be served.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewDisk {
+    /// The image, an absolute path.
+    pub file: PathBuf,
+    /// The export name; `None` for that of the file.
+    pub name: Option<String>,
+    /// The format; `None` to find it out.
+    pub format: Option<String>,
+    /// Whether writes are refused.
+    pub read_only: bool,
+}
+
 /// One request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Request {
@@ -208,6 +225,8 @@ pub enum Done {
     Limited(Limits),
     /// The disk has a door more, or one less.
     Door(Door),
+    /// The disk is served, or no longer.
+    Disk(DiskChange),
     /// The disk goes on in a new child.
     Frozen(Frozen),
     /// An image of the disk was merged.

@@ -41,8 +41,8 @@
 //!   so ([`operation::Rule`]). Any other operation runs to its end, so that it is never left half
 //!   done.
 //!
-//! Locks: `disks` of a channel guards which operation runs on which disk, and `state` how the
-//! process ends. Neither is held during an operation or I/O.
+//! Locks: `busy` of a disk guards which operation runs on it, `disks` which disks there are, and
+//! `state` how the process ends. None is held during an operation or I/O.
 
 mod answer;
 mod channel;
@@ -56,13 +56,13 @@ mod shared;
 mod stream;
 
 pub use answer::{
-    ChangedRanges, CommandCount, CompactedInUse, DiskReport, Door, Frozen, Limits, Merged, Moved, ProcessReport,
-    Resized, Statistics, TrackedPoint, TrackedRange, Traffic,
+    ChangedRanges, CommandCount, CompactedInUse, DiskChange, DiskReport, Door, Frozen, Limits, Merged, Moved,
+    ProcessReport, Resized, Statistics, TrackedPoint, TrackedRange, Traffic,
 };
 pub use channel::Channel;
 pub use client::{Client, FoundDisk, Listing, Peer, find, find_by_frozen, find_by_name, list};
 pub use host::{DoorKeeper, Freezer, FrozenFileSystems, GetMetrics, Host, HostedDisk, OnMove};
-pub use message::{Done, NewImage, Operation, VERSION};
+pub use message::{Done, NewDisk, NewImage, Operation, VERSION};
 
 use diskwright_store::ErrorCode;
 use std::{io, path::PathBuf};

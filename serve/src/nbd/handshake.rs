@@ -136,6 +136,14 @@ impl Handshake {
         }
     }
 
+    /// Other exports are served from now on. Those that stay keep their indexes.
+    pub(crate) fn set_exports(&mut self, exports: Arc<Exports>) {
+        // A free index may pass to another export.
+        self.contexts.take_if(|(index, _)| exports.is_leaving(*index));
+        self.sizes_asked.take_if(|index| exports.is_leaving(*index));
+        self.exports = exports;
+    }
+
     pub(crate) fn greeting() -> [u8; Greeting::NEWSTYLE_BYTES] {
         Greeting::encode_newstyle(HandshakeFlags::FIXED_NEWSTYLE | HandshakeFlags::NO_ZEROES)
     }

@@ -175,7 +175,8 @@ impl Session {
         self.batch.clear();
     }
 
-    /// Asks for a kick before the thread sleeps. Returns whether a request can be taken without one.
+    /// Asks for a kick before the thread sleeps. Returns whether a request can be taken without
+    /// one.
     ///
     /// # Errors
     /// The ring is damaged.

@@ -63,7 +63,7 @@ its extension names no format (.img) and its contents look like an image.
 TLS: the folder holds ca-cert.pem, server-cert.pem and server-key.pem, as for qemu and libnbd. With it, clients on TCP must use TLS and show a \
 certificate that the CA vouches for. SIGHUP reads the folder again.
 
-serve-ctl reaches disks that are served for writing: statistics, limit, resize, snapshot, merge, compact, move, further sockets for machines (open-door), and their end (drain).
+serve-ctl reaches disks that are served for writing: statistics, limit, resize, snapshot, merge, compact, move, further disks (add, remove) and sockets for machines (open-door), and their end (drain).
 
 LIMITS are iops (requests per second) and bytes (of reads and writes per second). After a pause a tenth of a second's may start at once, or iops-burst=N and bytes-burst=SIZE. \
 The requests above wait; flushes never do. serve-ctl changes the limits of a disk.
