@@ -113,6 +113,8 @@ fn all() -> Vec<Named> {
         of::<serve_ctl::Counted>(),
         of::<serve_ctl::Drained>(),
         of::<serve_ctl::LimitReport>(),
+        of::<serve_ctl::DoorReport>(),
+        of::<serve_ctl::DiskChangeReport>(),
         of::<serve_ctl::Listing>(),
         of::<snapshot::Listing>(),
         of::<snapshot::Report>(),

@@ -137,6 +137,31 @@ pub struct Totals {
     pub copied_bytes: u64,
 }
 
+impl Totals {
+    /// The sums of both.
+    pub fn and(mut self, other: &Self) -> Self {
+        for (sum, other) in self.commands.iter_mut().zip(&other.commands) {
+            sum.requests += other.requests;
+            sum.bytes += other.bytes;
+            sum.errors += other.errors;
+            sum.latency_ns += other.latency_ns;
+            sum.buckets.iter_mut().zip(&other.buckets).for_each(|(sum, other)| *sum += other);
+        }
+        Self {
+            commands: self.commands,
+            connections: self.connections + other.connections,
+            in_flight: self.in_flight + other.in_flight,
+            accepted: self.accepted + other.accepted,
+            refused: self.refused + other.refused,
+            broken: self.broken + other.broken,
+            enters: self.enters + other.enters,
+            wakeups: self.wakeups + other.wakeups,
+            held: self.held + other.held,
+            copied_bytes: self.copied_bytes + other.copied_bytes,
+        }
+    }
+}
+
 /// Counters of one command.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CommandTotals {
@@ -157,6 +182,8 @@ pub struct CommandTotals {
 pub struct Metrics {
     /// The protocol, as in the names for Prometheus.
     door: &'static str,
+    /// The labels of this server among those of its protocol, each with a comma behind it.
+    labels: String,
     workers: Vec<Arc<WorkerMetrics>>,
     pub(crate) accepted: Counter,
     pub(crate) refused: Counter,
@@ -166,7 +193,13 @@ impl Metrics {
     /// `door` is the protocol, as in the names for Prometheus.
     pub(crate) fn new(door: &'static str, workers: usize) -> Self {
         let workers = (0..workers).map(|_| Arc::default()).collect();
-        Self { door, workers, accepted: Counter::default(), refused: Counter::default() }
+        Self { door, labels: String::new(), workers, accepted: Counter::default(), refused: Counter::default() }
+    }
+
+    /// The same with a label, for one of several servers of its protocol.
+    pub(crate) fn labelled(mut self, key: &str, value: &str) -> Self {
+        let _ = write!(self.labels, "{key}=\"{}\",", label(value));
+        self
     }
 
     pub(crate) fn worker(&self, index: usize) -> &Arc<WorkerMetrics> {
@@ -198,68 +231,80 @@ impl Metrics {
         totals
     }
 
-    /// The counters in the Prometheus text format 0.0.4.
-    pub fn prometheus(&self) -> String {
-        let totals = self.totals();
+    /// The counters of servers in the Prometheus text format 0.0.4. Those of one protocol share
+    /// their families.
+    pub fn prometheus(all: &[Arc<Self>]) -> String {
         let mut out = String::with_capacity(8 << 10);
-        let door = self.door;
-        let by_command = |out: &mut String, what: &str, help, of: fn(&CommandTotals) -> u64| {
-            let name = format!("diskwright_{door}_{what}");
-            family(out, &name, "counter", help);
-            for ((command, _), totals) in COMMANDS.iter().zip(&totals.commands) {
-                let _ = writeln!(out, "{name}{{command=\"{command}\"}} {}", of(totals));
+        let mut told: Vec<&str> = Vec::new();
+        for metrics in all {
+            if !told.contains(&metrics.door) {
+                told.push(metrics.door);
+                let same: Vec<_> = all.iter().filter(|other| other.door == metrics.door).collect();
+                let totals: Vec<_> = same.iter().map(|one| (one.labels.as_str(), one.totals())).collect();
+                write_door(&mut out, metrics.door, &totals);
             }
-        };
-        by_command(&mut out, "requests_total", "Requests answered.", |totals| totals.requests);
-        by_command(&mut out, "errors_total", "Requests that failed.", |totals| totals.errors);
-        by_command(&mut out, "bytes_total", "Bytes of requests that succeeded.", |totals| totals.bytes);
-        let name = format!("diskwright_{door}_request_seconds");
-        family(&mut out, &name, "histogram", "Time from when a request was understood to its reply.");
+        }
+        out
+    }
+}
+
+/// Writes the counters of the servers of one protocol, each with its labels.
+fn write_door(out: &mut String, door: &str, servers: &[(&str, Totals)]) {
+    let by_command = |out: &mut String, what: &str, help, of: fn(&CommandTotals) -> u64| {
+        let name = format!("diskwright_{door}_{what}");
+        family(out, &name, "counter", help);
+        for (labels, totals) in servers {
+            for ((command, _), totals) in COMMANDS.iter().zip(&totals.commands) {
+                let _ = writeln!(out, "{name}{{{labels}command=\"{command}\"}} {}", of(totals));
+            }
+        }
+    };
+    by_command(out, "requests_total", "Requests answered.", |totals| totals.requests);
+    by_command(out, "errors_total", "Requests that failed.", |totals| totals.errors);
+    by_command(out, "bytes_total", "Bytes of requests that succeeded.", |totals| totals.bytes);
+    let name = format!("diskwright_{door}_request_seconds");
+    family(out, &name, "histogram", "Time from when a request was understood to its reply.");
+    for (labels, totals) in servers {
         for ((command, _), totals) in COMMANDS.iter().zip(&totals.commands) {
+            let labels = format!("{labels}command=\"{command}\"");
             let mut below = 0;
             for (bound_us, count) in BUCKETS_US.iter().zip(&totals.buckets) {
                 below += count;
                 let bound = *bound_us as f64 / 1e6;
-                let _ = writeln!(out, "{name}_bucket{{command=\"{command}\",le=\"{bound}\"}} {below}");
+                let _ = writeln!(out, "{name}_bucket{{{labels},le=\"{bound}\"}} {below}");
             }
             let seconds = totals.latency_ns as f64 / 1e9;
-            let _ = writeln!(out, "{name}_bucket{{command=\"{command}\",le=\"+Inf\"}} {}", totals.requests);
-            let _ = writeln!(out, "{name}_sum{{command=\"{command}\"}} {seconds}");
-            let _ = writeln!(out, "{name}_count{{command=\"{command}\"}} {}", totals.requests);
+            let _ = writeln!(out, "{name}_bucket{{{labels},le=\"+Inf\"}} {}", totals.requests);
+            let _ = writeln!(out, "{name}_sum{{{labels}}} {seconds}");
+            let _ = writeln!(out, "{name}_count{{{labels}}} {}", totals.requests);
         }
-        // NBD's is older than the other servers, so it is not named after it.
-        let enters = match door {
-            "nbd" => "diskwright_io_uring_enters_total".to_owned(),
-            _ => format!("diskwright_{door}_io_uring_enters_total"),
-        };
-        for (name, kind, help, value) in [
-            (format!("diskwright_{door}_connections"), "gauge", "Connections at this moment.", totals.connections),
-            (
-                format!("diskwright_{door}_requests_in_flight"),
-                "gauge",
-                "Requests taken and not answered.",
-                totals.in_flight,
-            ),
-            (
-                format!("diskwright_{door}_connections_accepted_total"),
-                "counter",
-                "Connections accepted.",
-                totals.accepted,
-            ),
-            (format!("diskwright_{door}_connections_refused_total"), "counter", "Connections refused.", totals.refused),
-            (
-                format!("diskwright_{door}_connections_broken_total"),
-                "counter",
-                "Connections ended because of what the client did.",
-                totals.broken,
-            ),
-            (enters, "counter", "Calls of io_uring_enter.", totals.enters),
-        ] {
-            family(&mut out, &name, kind, help);
-            let _ = writeln!(out, "{name} {value}");
-        }
-        out
     }
+    // NBD's is older than the other servers, so it is not named after it.
+    let enters = match door {
+        "nbd" => "diskwright_io_uring_enters_total".to_owned(),
+        _ => format!("diskwright_{door}_io_uring_enters_total"),
+    };
+    let own = |what: &str| format!("diskwright_{door}_{what}");
+    let mut whole = |name: String, kind, help, of: fn(&Totals) -> u64| {
+        family(out, &name, kind, help);
+        for (labels, totals) in servers {
+            let labels =
+                if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.trim_end_matches(',')) };
+            let _ = writeln!(out, "{name}{labels} {}", of(totals));
+        }
+    };
+    whole(own("connections"), "gauge", "Connections at this moment.", |totals| totals.connections);
+    whole(own("requests_in_flight"), "gauge", "Requests taken and not answered.", |totals| totals.in_flight);
+    whole(own("connections_accepted_total"), "counter", "Connections accepted.", |totals| totals.accepted);
+    whole(own("connections_refused_total"), "counter", "Connections refused.", |totals| totals.refused);
+    let broken = "Connections ended because of what the client did.";
+    whole(own("connections_broken_total"), "counter", broken, |totals| totals.broken);
+    whole(enters, "counter", "Calls of io_uring_enter.", |totals| totals.enters);
+}
+
+/// Escaped as the value of a label.
+pub fn label(name: &str) -> String {
+    name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// Writes the `# HELP` and `# TYPE` lines of a metric.
@@ -295,7 +340,7 @@ mod tests {
         let totals = metrics.totals();
         assert_eq!((totals.commands[0].requests, totals.commands[0].bytes, totals.connections), (2, 8192, 3));
         assert_eq!((totals.commands[1].errors, totals.commands[1].bytes), (1, 0));
-        let text = metrics.prometheus();
+        let text = Metrics::prometheus(&[Arc::new(metrics)]);
         for line in [
             "diskwright_nbd_requests_total{command=\"read\"} 2",
             "diskwright_nbd_errors_total{command=\"write\"} 1",
@@ -309,5 +354,29 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
+    }
+
+    #[test]
+    fn servers_of_one_protocol_share_their_families() {
+        let machine = |disk: &str, reads| {
+            let metrics = Metrics::new("vhost_user", 1).labelled("disk", disk).labelled("socket", "/s");
+            (0..reads).for_each(|_| metrics.worker(0).answered(Command::READ, 512, 1000, None));
+            Arc::new(metrics)
+        };
+        let all = [Arc::new(Metrics::new("nbd", 1)), machine("a", 1), machine("b\"", 2)];
+        let text = Metrics::prometheus(&all);
+        let count = |words: &str| text.lines().filter(|line| line.contains(words)).count();
+        assert_eq!(count("# TYPE diskwright_vhost_user_requests_total counter"), 1);
+        assert_eq!(count("# TYPE diskwright_nbd_requests_total counter"), 1);
+        for line in [
+            "diskwright_vhost_user_requests_total{disk=\"a\",socket=\"/s\",command=\"read\"} 1",
+            "diskwright_vhost_user_requests_total{disk=\"b\\\"\",socket=\"/s\",command=\"read\"} 2",
+            "diskwright_vhost_user_connections{disk=\"a\",socket=\"/s\"} 0",
+            "diskwright_nbd_connections 0",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        let sum = all.iter().fold(Totals::default(), |sum, one| sum.and(&one.totals()));
+        assert_eq!((sum.commands[0].requests, sum.commands[0].bytes), (3, 3 * 512));
     }
 }

@@ -96,8 +96,8 @@ pub use open::{effective_user, raise_open_file_limit, sync_directory_of};
 pub use option_names::rename_options;
 pub use overlay::OverlayStore;
 pub use queue::{
-    BlockDevice, BlockQueue, Blocking, Completion, Extent, ExtentKind, Geometry, Operation, PushError, QueueOptions,
-    Request, TrackedPoint,
+    AtRisk, BlockDevice, BlockQueue, Blocking, Completion, Extent, ExtentKind, Geometry, Operation, PushError,
+    QueueOptions, Request, TrackedPoint,
 };
 pub use raw::RawDevice;
 pub use shared::SharedRing;

@@ -17,8 +17,8 @@
 //! directly if none is held.
 
 use crate::{
-    BlockDevice, BlockQueue, Completion, Extent, Geometry, Operation, PushError, QueueOptions, RateLimiter, Request,
-    Streams, TrackedPoint, queue::validate, resize::SizeWatcher, streams::StreamEnd,
+    AtRisk, BlockDevice, BlockQueue, Completion, Extent, Geometry, Operation, PushError, QueueOptions, RateLimiter,
+    Request, Streams, TrackedPoint, queue::validate, resize::SizeWatcher, streams::StreamEnd,
 };
 use std::{collections::VecDeque, io, ops::Range, sync::Arc, thread, time::Duration};
 
@@ -57,6 +57,10 @@ impl BlockDevice for LimitedDevice {
 
     fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
         self.inner.extents(offset_bytes, len_bytes, out)
+    }
+
+    fn at_risk(&self) -> AtRisk {
+        self.inner.at_risk()
     }
 
     fn tracked_points(&self) -> Vec<TrackedPoint> {

@@ -228,6 +228,17 @@ pub struct Extent {
     pub file_offset_bytes: Option<u64>,
 }
 
+/// Whether the death of this process would undo requests that were completed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AtRisk {
+    /// At no time: a completed request is in a file, in the page cache, or at a server.
+    Never,
+    /// None of those that were completed, but later ones may be.
+    NotNow,
+    /// Some, unless a flush follows: the mapping that leads to their payload is in memory only.
+    Now,
+}
+
 /// A raw file, a block device, a virtual disk, or a network export.
 pub trait BlockDevice: Send + Sync + fmt::Debug {
     /// Current size and sector sizes.
@@ -252,6 +263,12 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
             file_offset_bytes: None,
         });
         Ok(())
+    }
+
+    /// Whether the death of this process would undo completed requests. A power cut is not meant.
+    /// A device that passes requests on to another one must pass this question on too.
+    fn at_risk(&self) -> AtRisk {
+        AtRisk::Never
     }
 
     /// The points since which changes of the device are tracked.

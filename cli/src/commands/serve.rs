@@ -1,5 +1,5 @@
-//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: serves disks by NBD, or one disk to a virtual
-//! machine by vhost-user, until a signal comes.
+//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: serves disks by NBD, and to virtual machines
+//! by vhost-user, until a signal comes.
 //!
 //! ```text
 //!   FILEs ─▶ disks (read-only, or with a temporary child) ─▶ exports ─┐
@@ -9,16 +9,18 @@
 //!   wait: SIGHUP reads the certificates again; SIGTERM, Ctrl-C: finish, flush, close  ◀─────────┘
 //! ```
 //!
-//! Both doors may be open for one disk (`doors.rs`): each has queues of its own on it.
+//! Any mix of doors may be open for a disk (`doors.rs`): each has queues of its own on it.
 //!
 //! Exports and addresses go to standard output before the first client can connect. The log goes to
 //! standard error.
 
 mod args;
 mod config;
+mod disks;
 mod doors;
 mod live;
 mod log;
+mod machine;
 mod word;
 
 use crate::{
@@ -29,18 +31,18 @@ use crate::{
     sizes::Human,
     switches,
 };
-pub use args::ServeArgs;
+pub use args::{ServeArgs, VHOST_QUEUES};
 use config::Config;
-use diskwright_disk::{Disk, DiskError, Layer, Movable, Opened};
+use disks::{Opener, Served};
+use diskwright_disk::Disk;
 use diskwright_nbd::tls::TlsError;
 use diskwright_serve::{
-    control::{Channel, Host, HostedDisk},
-    ephemeral,
-    nbd::{Address, Export, Listener, NbdServer, ServerOptions},
+    control::{Channel, DoorKeeper, Host},
+    metrics::{Metrics, label},
+    nbd::{Address, Listener, NbdServer, ServerOptions},
     scrape::{Page, Scrape},
-    vhost_user::{VhostUserOptions, VhostUserServer},
 };
-use diskwright_store::{BlockDevice, LimitedDevice, RateLimiter};
+use diskwright_store::BlockDevice;
 use doors::Doors;
 use live::LiveLine;
 use schemars::JsonSchema;
@@ -49,31 +51,14 @@ use serde::Serialize;
 use std::{
     fmt::Write as _,
     io::Write as _,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
-use word::DiskWord;
+pub use word::DiskWord;
 
 /// Interval at which the live line is drawn and the server is looked at.
 const TICK: Duration = Duration::from_millis(500);
-
-/// One disk that is served.
-#[derive(Debug)]
-struct Served {
-    name: String,
-    path: PathBuf,
-    disk: Arc<Movable>,
-    limiter: Arc<RateLimiter>,
-}
-
-impl Served {
-    /// The disk within its limits.
-    fn device(&self) -> Arc<dyn BlockDevice> {
-        Arc::new(LimitedDevice::new(Arc::clone(&self.disk) as Arc<dyn BlockDevice>, Arc::clone(&self.limiter)))
-    }
-}
 
 /// A disk that is served.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -90,6 +75,8 @@ pub struct ExportReport {
     ephemeral: bool,
     /// Where clients find it, one for each address.
     uris: Vec<String>,
+    /// The sockets at which it is the disk of a virtual machine.
+    vhost_user: Vec<String>,
     /// Warnings, a sentence each.
     warnings: Vec<String>,
 }
@@ -99,8 +86,6 @@ pub struct ExportReport {
 pub struct Report {
     /// The addresses on which the server listens.
     addresses: Vec<String>,
-    /// The socket of the vhost-user device.
-    vhost_user: Option<String>,
     /// The address of the metrics page.
     metrics: Option<String>,
     /// The disks.
@@ -120,17 +105,17 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
     patience.listen_for_hangups();
     log::start(args.log_format, args.log_level, context.global.quiet);
     check_doors(args)?;
-    let served = open_disks(context, args)?;
+    let opener = Opener::of(&context.global, args);
+    let mut served = Vec::new();
+    for word in &args.disks {
+        let disk = opener.open(word.clone(), &served)?;
+        disk.disk.disk().warnings().iter().for_each(|warning| context.warn(warning));
+        served.push(disk);
+    }
     let tls = certificates(args).map_err(sentence)?;
     let listeners = listen(args)?;
-    let exports = served
-        .iter()
-        .map(|served| Export {
-            name: served.name.clone(),
-            description: args.description.clone().unwrap_or_default(),
-            device: served.device(),
-        })
-        .collect();
+    let description = args.description.clone().unwrap_or_default();
+    let exports = served.iter().map(|served| doors::export(served, &description)).collect();
     let options = ServerOptions {
         workers: args.threads.unwrap_or(0).into(),
         connections_max: args.connections,
@@ -146,27 +131,23 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
         true => None,
         false => Some(NbdServer::start(exports, listeners, options).map_err(sentence)?),
     };
-    let vhost_user = match (&args.vhost_user, &served[..]) {
-        (Some(socket), [disk]) => {
-            let listener = Listener::bind(&Address::Unix(socket.clone())).map_err(sentence)?;
-            let options = VhostUserOptions { name: disk.name.clone(), queues: args.vhost_queues };
-            Some(VhostUserServer::start(disk.device(), listener, options).map_err(sentence)?)
-        }
-        _ => None,
-    };
-    let server = Doors { nbd, vhost_user };
+    let server = Arc::new(Doors::of(opener, description, served, nbd));
+    for word in &args.vhost_user {
+        let disk = &args.disks[word.disk_among(&args.disks)?];
+        server.open_for_machine(&disk.name, &word.socket, args.vhost_queues)?;
+    }
     let scrape = match &args.metrics {
-        Some(address) => Some(Scrape::start(address, page(&server, &served)).map_err(sentence)?),
+        Some(address) => Some(Scrape::start(address, page(Arc::clone(&server))).map_err(sentence)?),
         None => None,
     };
-    let channel = open_channel(context, &server, &served);
-    announce(context, args, &server, &served, scrape.as_ref())?;
+    let channel = open_channel(context, &server);
+    announce(context, args, &server, scrape.as_ref())?;
     notify(&[NotifyState::Ready]);
     let mut live = args.progress.then(LiveLine::new);
     while !patience.should_stop() && server.is_well() {
         patience.sleep(if live.is_some() { TICK } else { 4 * TICK });
         if patience.was_hung_up() {
-            let newer = file.and_then(|file| reload_config(file, config.as_ref(), &server, &served));
+            let newer = file.and_then(|file| reload_config(file, config.as_ref(), &server));
             reload_certificates(newer.as_ref().map_or(args, |newer| &newer.args), &server);
         }
         if let Some(live) = &mut live {
@@ -177,11 +158,8 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
     notify(&[NotifyState::Stopping]);
     tracing::info!("stopping");
     channel.iter().for_each(Channel::close_gate);
-    let mut ended = server.stop();
+    let ended = server.stop();
     drop(scrape);
-    for Served { disk, .. } in served {
-        ended = ended.and(disk.close().map_err(Failure::from));
-    }
     if let Some(channel) = channel {
         channel.end(ended.as_ref().copied().map_err(ToString::to_string));
     }
@@ -191,7 +169,7 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
 }
 
 /// Reads the configuration again, and replaces the limits.
-fn reload_config(file: &Path, config: Option<&Config>, server: &Doors, served: &[Served]) -> Option<Config> {
+fn reload_config(file: &Path, config: Option<&Config>, server: &Doors) -> Option<Config> {
     let newer = match config::read(file) {
         Ok(newer) => newer,
         Err(error) => {
@@ -201,11 +179,13 @@ fn reload_config(file: &Path, config: Option<&Config>, server: &Doors, served: &
     };
     let restart = config.map(|config| config.needs_restart(&newer)).unwrap_or_default();
     let client_limits = newer.args.client_limit.unwrap_or_default();
-    server.nbd.iter().for_each(|nbd| nbd.set_client_limits(client_limits));
+    server.set_client_limits(client_limits);
     if !restart.iter().any(|key| key == config::DISK) {
-        for (served, limits) in served.iter().zip(newer.limits()) {
-            // Limits that stay keep what was reserved.
-            if served.limiter.limits() != limits {
+        let disks = server.disks();
+        for (word, limits) in newer.args.disks.iter().zip(newer.limits()) {
+            // Limits that stay keep what was reserved. A disk may have been removed.
+            let served = disks.iter().find(|served| served.name == word.name);
+            if let Some(served) = served.filter(|served| served.limiter.limits() != limits) {
                 served.limiter.set(limits);
             }
         }
@@ -221,7 +201,7 @@ fn reload_config(file: &Path, config: Option<&Config>, server: &Doors, served: &
 fn reload_certificates(args: &ServeArgs, server: &Doors) {
     match certificates(args) {
         Ok(Some(tls)) => {
-            server.nbd.iter().for_each(|nbd| nbd.set_tls(Arc::clone(&tls)));
+            server.set_tls(&tls);
             tracing::info!("certificates reloaded");
         }
         Ok(None) => tracing::info!("no certificates to reload: the server has none"),
@@ -231,21 +211,19 @@ fn reload_certificates(args: &ServeArgs, server: &Doors) {
 
 /// The control channel, if a disk is open for writing. Without it the disks are served all the
 /// same.
-fn open_channel(context: &Context, server: &Doors, served: &[Served]) -> Option<Channel> {
-    let held = served.iter().map(|Served { name, disk, limiter, .. }| HostedDisk {
-        name: name.clone(),
-        disk: Arc::clone(disk),
-        limiter: Arc::clone(limiter),
-    });
+fn open_channel(context: &Context, server: &Arc<Doors>) -> Option<Channel> {
+    let held = server.disks().iter().map(Served::hosted).collect();
+    let counted = Arc::clone(server);
     let signals = context.signals.clone();
     let host = Host {
         command: "serve",
-        metrics: server.metrics().next().cloned(),
+        metrics: Box::new(move || counted.metrics()),
+        doors: Ok(Arc::clone(server) as Arc<dyn DoorKeeper>),
         on_drain: Ok(Box::new(move || signals.stop())),
         freezer: None,
         on_move: None,
     };
-    Channel::open(held.collect(), host).unwrap_or_else(|error| {
+    Channel::open(held, host).unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot make a control channel, so serve-ctl does not reach these disks");
         None
     })
@@ -262,57 +240,6 @@ fn notify(states: &[NotifyState<'_>]) {
     }
 }
 
-fn open_disks(context: &mut Context, args: &ServeArgs) -> Outcome<Vec<Served>> {
-    let mut served = Vec::new();
-    for DiskWord { name, path, format, limit, read_only } in args.disks.iter().cloned() {
-        let read_only = read_only.unwrap_or(args.read_only);
-        let mut options = context.global.open_options(!read_only && !args.ephemeral);
-        options.format = format.or(options.format);
-        options.snapshot.clone_from(&args.of.snapshot);
-        let mut disk = Opened::image(&path, &options, "serve").map_err(|error| {
-            let twice = || served_already(&error, &path, &served).map(Failure::usage);
-            twice().unwrap_or_else(|| error.into())
-        })?;
-        disk.warnings().iter().for_each(|warning| context.warn(warning));
-        if args.ephemeral {
-            let dir = args.ephemeral_dir.clone().unwrap_or_else(ephemeral::default_dir);
-            disk = ephemeral::on_top_of(&disk, &dir, options.cache).map_err(sentence)?;
-        }
-        let limiter = Arc::new(RateLimiter::new(limit.or(args.limit).unwrap_or_default()));
-        served.push(Served { name, path, disk: Arc::new(Movable::new(disk)), limiter });
-    }
-    Ok(served)
-}
-
-/// A sentence for a file that cannot be locked because this command has it open: the file was named
-/// twice, or is in the chain of another disk of this command.
-fn served_already(error: &DiskError, path: &Path, served: &[Served]) -> Option<String> {
-    let DiskError::InUse { path: locked, .. } = error else { return None };
-    let identity = |file: &Path| std::fs::metadata(file).ok().map(|found| (found.dev(), found.ino()));
-    let wanted = identity(locked)?;
-    for Served { path: other, disk, .. } in served {
-        let is_it = |layer: &Layer| identity(&layer.path) == Some(wanted);
-        match disk.disk().layers().iter().position(is_it) {
-            Some(0) if identity(path) == Some(wanted) => {
-                return Some(format!(
-                    "{}: named twice in this command; name it once, or serve it --read-only under two names",
-                    path.display()
-                ));
-            }
-            Some(_) => {
-                return Some(format!(
-                    "{}: {} is in use by this command itself, which serves {} too; serve one of them, or both --read-only",
-                    path.display(),
-                    locked.display(),
-                    other.display()
-                ));
-            }
-            None => {}
-        }
-    }
-    None
-}
-
 fn certificates(args: &ServeArgs) -> Result<Option<Arc<rustls::ServerConfig>>, TlsError> {
     let Some(dir) = &args.tls_certificates else { return Ok(None) };
     diskwright_nbd::tls::server(dir, !args.tls_any_client).map(Some)
@@ -320,14 +247,10 @@ fn certificates(args: &ServeArgs) -> Result<Option<Arc<rustls::ServerConfig>>, T
 
 /// Refuses what the doors that are asked for cannot do.
 fn check_doors(args: &ServeArgs) -> Outcome<()> {
-    if args.vhost_user.is_none() {
+    if args.vhost_user.is_empty() {
         return Ok(());
     }
-    if args.disks.len() != 1 {
-        return Err(Failure::usage(
-            "--vhost-user serves one disk, since a socket is one disk of the machine; start a server for each",
-        ));
-    }
+    args.vhost_user.iter().try_for_each(|word| word.disk_among(&args.disks).map(drop))?;
     let about_nbd = args.tls_certificates.is_some()
         || !args.allow.is_empty()
         || args.insecure_writes
@@ -348,7 +271,7 @@ fn listen(args: &ServeArgs) -> Outcome<Vec<Listener>> {
     if listeners.is_empty() {
         listeners = Listener::handed_over().map_err(sentence)?;
     }
-    if listeners.is_empty() && args.vhost_user.is_none() {
+    if listeners.is_empty() && args.vhost_user.is_empty() {
         listeners.push(Listener::bind(&Address::Unix(usual_socket())).map_err(sentence)?);
     }
     Ok(listeners)
@@ -390,14 +313,10 @@ fn percent(text: &str) -> String {
     out
 }
 
-fn announce(
-    context: &mut Context,
-    args: &ServeArgs,
-    server: &Doors,
-    served: &[Served],
-    scrape: Option<&Scrape>,
-) -> Outcome<()> {
-    let exports: Vec<ExportReport> = served
+fn announce(context: &mut Context, args: &ServeArgs, server: &Doors, scrape: Option<&Scrape>) -> Outcome<()> {
+    let addresses = server.addresses();
+    let exports: Vec<ExportReport> = server
+        .disks()
         .iter()
         .map(|Served { name, path, disk, .. }| {
             let tls = |address: &Address| {
@@ -410,16 +329,16 @@ fn announce(
                 virtual_size: geometry.size_bytes,
                 read_only: geometry.read_only,
                 ephemeral: args.ephemeral,
-                uris: server.addresses().iter().map(|address| uri(address, name, tls(address))).collect(),
+                uris: addresses.iter().map(|address| uri(address, name, tls(address))).collect(),
+                vhost_user: server.sockets_of(name).iter().map(|(socket, _)| json::path(socket)).collect(),
                 warnings: switches::all_with_switches(disk.disk().warnings()),
             }
         })
         .collect();
     let metrics = scrape.map(|scrape| scrape.address().to_string());
     if context.global.json {
-        let addresses = server.addresses().iter().map(ToString::to_string).collect();
-        let vhost_user = server.vhost_user.as_ref().map(|device| device.address().to_string());
-        context.print_json(&Report { addresses, vhost_user, metrics, exports })?;
+        let addresses = addresses.iter().map(ToString::to_string).collect();
+        context.print_json(&Report { addresses, metrics, exports })?;
     } else if !context.global.quiet {
         for export in &exports {
             let how = match export {
@@ -431,10 +350,9 @@ fn announce(
             for uri in &export.uris {
                 writeln!(context.out, "  {uri}")?;
             }
-        }
-        if let Some(device) = &server.vhost_user {
-            let socket = device.address().to_string();
-            writeln!(context.out, "  vhost-user: {} ({} queues)", printable(&socket), args.vhost_queues)?;
+            for (socket, queues) in server.sockets_of(&export.name) {
+                writeln!(context.out, "  vhost-user: {} ({queues} queues)", printable(&json::path(&socket)))?;
+            }
         }
         if let Some(metrics) = metrics {
             writeln!(context.out, "metrics: http://{}/metrics", printable(&metrics))?;
@@ -445,17 +363,15 @@ fn announce(
 }
 
 /// The server's metrics, and for each export its size and the space of its file.
-fn page(server: &Doors, served: &[Served]) -> Page {
-    let metrics: Vec<_> = server.metrics().cloned().collect();
-    let disks: Vec<(String, Arc<Movable>)> =
-        served.iter().map(|served| (label(&served.name), Arc::clone(&served.disk))).collect();
+fn page(server: Arc<Doors>) -> Page {
     Arc::new(move || {
-        let mut out: String = metrics.iter().map(|one| one.prometheus()).collect();
+        let mut out = Metrics::prometheus(&server.metrics());
+        let disks = server.disks();
         let mut gauge = |name: &str, help: &str, of: &dyn Fn(&Disk) -> Option<u64>| {
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} gauge");
-            for (export, disk) in &disks {
+            for Served { name: export, disk, .. } in &disks {
                 if let Some(value) = of(&disk.disk()) {
-                    let _ = writeln!(out, "{name}{{export=\"{export}\"}} {value}");
+                    let _ = writeln!(out, "{name}{{export=\"{}\"}} {value}", label(export));
                 }
             }
         };
@@ -465,11 +381,6 @@ fn page(server: &Doors, served: &[Served]) -> Page {
         });
         out
     })
-}
-
-/// Escaped as the value of a label.
-fn label(name: &str) -> String {
-    name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]

@@ -5,7 +5,9 @@ use crate::{
     commands::{
         clone, compact,
         merge::{self, MergeHow},
-        move_, resize, snapshot,
+        move_, resize,
+        serve::{DiskWord, VHOST_QUEUES},
+        snapshot,
     },
     context::Context,
     describe::printable,
@@ -19,7 +21,10 @@ use crate::{
 use clap::{Args, Subcommand};
 use diskwright_disk::{NewSize, OpenOptions};
 use diskwright_load::clock;
-use diskwright_serve::control::{self, Client, Done, Limits, Operation, ProcessReport, Statistics};
+use diskwright_serve::{
+    control::{self, Client, DiskChange, Done, Door, Limits, NewDisk, Operation, ProcessReport, Statistics},
+    vhost_user::QUEUES_MAX,
+};
 use diskwright_store::RateLimits;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -47,6 +52,8 @@ EXAMPLES
   diskwright serve-ctl db limit iops=500,bytes=20M
   diskwright serve-ctl db snapshot before-update
   diskwright serve-ctl db clone test.vhdx
+  diskwright serve-ctl db add log.vhdx
+  diskwright serve-ctl db open-door /run/vm.sock
   diskwright serve-ctl db merge disk_monday.avhdx
   diskwright serve-ctl db compact
   diskwright serve-ctl db move /mnt/fast/
@@ -88,6 +95,55 @@ EXAMPLES
         /// The new limits; they replace all former ones.
         #[arg(value_name = limits::VALUE_NAME, value_parser = limits::parse)]
         limits: RateLimits,
+    },
+    /// Open another disk in the process that serves this one, and serve it too.
+    #[command(after_help = "\
+The disk is served by NBD under NAME, or the name of its file, if the process has NBD. Options of `serve` like --cache hold for it too.
+
+EXAMPLES
+  diskwright serve-ctl db add log.vhdx
+  diskwright serve-ctl db add backup=/disks/old.img,format=raw --read-only")]
+    Add {
+        /// The disk; it may have a name before it and its format behind it.
+        #[arg(value_name = "[NAME=]FILE[,format=FORMAT]", value_parser = DiskWord::parse)]
+        new: DiskWord,
+        /// Refuse writes.
+        #[arg(long, short)]
+        read_only: bool,
+    },
+    /// Disconnect the clients of the disk after their requests in flight, and close it. Its process
+    /// goes on with its other disks.
+    #[command(after_help = "\
+EXAMPLES
+  diskwright serve-ctl log.vhdx remove")]
+    Remove,
+    /// Make the disk that of a virtual machine (vhost-user-blk) at a socket.
+    #[command(
+        name = "open-door",
+        after_help = "\
+The disk is served there until close-door, or until its process ends. See `serve --vhost-user` for what the machine needs.
+
+EXAMPLES
+  diskwright serve-ctl db open-door /run/vm.sock
+  diskwright serve-ctl db open-door /run/vm.sock --vhost-queues 2"
+    )]
+    OpenDoor {
+        /// The unix socket, which is made.
+        socket: PathBuf,
+        /// Virtqueues that the machine may use, each with a thread.
+        #[arg(long, value_name = "N", default_value_t = VHOST_QUEUES, value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
+        vhost_queues: u16,
+    },
+    /// Close a door: finish the requests in flight, disconnect the machine, and flush the disk.
+    #[command(
+        name = "close-door",
+        after_help = "\
+EXAMPLES
+  diskwright serve-ctl db close-door /run/vm.sock"
+    )]
+    CloseDoor {
+        /// The unix socket, as it was given when the door was opened.
+        socket: PathBuf,
     },
     /// Enlarge the disk while it is in use.
     #[command(after_help = "\
@@ -207,7 +263,7 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
     match &args.action {
         None if args.disk.as_os_str() == LIST => list(context),
         None => Err(Failure::usage(format!(
-            "say what to do with {}: statistics, limit, drain, resize, snapshot, clone, merge, compact or move",
+            "say what to do with {}: statistics, limit, drain, add, remove, open-door, close-door, resize, snapshot, clone, merge, compact or move",
             printable(&json::path(&args.disk))
         ))),
         Some(Action::Statistics) => {
@@ -219,6 +275,26 @@ pub fn run(context: &mut Context, args: &ServeCtlArgs) -> Outcome {
         Some(Action::Limit { limits }) => {
             let (file, client) = find(&args.disk)?;
             limit(context, &file, &client, *limits)
+        }
+        Some(Action::Add { new, read_only }) => {
+            let (_, client) = find(&args.disk)?;
+            let wanted = NewDisk {
+                file: absolute(&new.path)?,
+                name: Some(new.name.clone()),
+                format: new.format.map(|format| format.to_string()),
+                read_only: *read_only,
+            };
+            disk(context, &client, Operation::AddDisk(wanted))
+        }
+        Some(Action::Remove) => disk(context, &find(&args.disk)?.1, Operation::RemoveDisk),
+        Some(Action::OpenDoor { socket, vhost_queues }) => {
+            let (file, client) = find(&args.disk)?;
+            let operation = Operation::OpenDoor { socket: absolute(socket)?, queues: *vhost_queues };
+            door(context, &file, &client, operation)
+        }
+        Some(Action::CloseDoor { socket }) => {
+            let (file, client) = find(&args.disk)?;
+            door(context, &file, &client, Operation::CloseDoor { socket: absolute(socket)? })
         }
         Some(Action::Resize { size, dry_run }) => {
             let (file, client) = find(&args.disk)?;
@@ -271,6 +347,74 @@ fn limit(context: &mut Context, file: &Path, client: &Client, limits: RateLimits
         context.print_json(&LimitReport { file, limits })?;
     } else if !context.global.quiet {
         writeln!(context.text(), "{}: {}", printable(&file), limits::InWords(limits.into()))?;
+    }
+    Ok(exit::OK)
+}
+
+/// What `serve-ctl DISK open-door --json` and `close-door --json` print.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct DoorReport {
+    /// The image.
+    file: String,
+    /// The export name.
+    name: String,
+    /// The unix socket.
+    socket: String,
+    /// Number of virtqueues.
+    queues: u16,
+    /// Whether a machine can connect now.
+    is_open: bool,
+}
+
+impl Document for DoorReport {
+    const SCHEMA: &'static str = "diskwright.control-door/1";
+}
+
+/// What `serve-ctl DISK add --json` and `remove --json` print.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct DiskChangeReport {
+    /// The image.
+    file: String,
+    /// The export name.
+    name: String,
+    /// Whether it is served now.
+    is_served: bool,
+}
+
+impl Document for DiskChangeReport {
+    const SCHEMA: &'static str = "diskwright.control-disk/1";
+}
+
+fn disk(context: &mut Context, client: &Client, operation: Operation) -> Outcome {
+    let Done::Disk(DiskChange { name, file, is_served }) = in_use::call(client, operation)? else {
+        return Err(in_use::unexpected(client));
+    };
+    let file = json::path(&file);
+    if context.global.json {
+        context.print_json(&DiskChangeReport { file, name, is_served })?;
+    } else if !context.global.quiet {
+        let (file, peer) = (printable(&file), printable(&client.peer.to_string()));
+        let what = if is_served { format!("served as {name:?} by") } else { "closed by".into() };
+        writeln!(context.text(), "{file}: {what} {peer}")?;
+    }
+    Ok(exit::OK)
+}
+
+/// The process has another working directory.
+fn absolute(path: &Path) -> Outcome<PathBuf> {
+    std::path::absolute(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))
+}
+
+fn door(context: &mut Context, file: &Path, client: &Client, operation: Operation) -> Outcome {
+    let Done::Door(Door { name, socket, queues, is_open }) = in_use::call(client, operation)? else {
+        return Err(in_use::unexpected(client));
+    };
+    let (file, socket) = (json::path(file), json::path(&socket));
+    if context.global.json {
+        context.print_json(&DoorReport { file, name, socket, queues, is_open })?;
+    } else if !context.global.quiet {
+        let what = if is_open { format!("open, {queues} queues") } else { "closed".into() };
+        writeln!(context.text(), "{}: vhost-user: {}: {what}", printable(&file), printable(&socket))?;
     }
     Ok(exit::OK)
 }

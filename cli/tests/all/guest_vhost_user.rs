@@ -30,6 +30,40 @@ const SECOND: &str = "\
     cd /mnt; sha256sum f* | sed 's/^/GUEST: sum /'; cd /\n\
     echo more > /mnt/more; umount /mnt\n";
 
+/// Writes to a block that is new, by closing the disk, which writes but does not flush. Then the
+/// server is killed and started again, and the machine flushes.
+const AFTER_A_DEATH: &str = "\
+    echo GUEST: WRITTEN; sleep 8\n\
+    if dd if=/dev/zero of=/dev/vda bs=4k count=1 conv=fsync,notrunc 2>/dev/null\n\
+    then echo GUEST: a flush succeeded; else echo GUEST: a flush failed; fi\n\
+    echo GUEST: END; sleep 100\n";
+
+#[test]
+fn a_machine_whose_server_was_killed_goes_on_or_is_told() {
+    for (conv, outcome) in [("fsync,notrunc", "succeeded"), ("notrunc", "failed")] {
+        let Some(mut guest) = Guest::new(&MODULES[..2], &[]) else { return };
+        let place = Place::with(&["disk.vhdx"]);
+        let line = "disk.vhdx --vhost-user vhost.sock";
+        let Some(first) = place.serve(line) else { return };
+        guest.give_vhost_user(&place.shop.path("vhost.sock"));
+        let mut next = None;
+        let is_replaced = || {
+            first.stop(Signal::SIGKILL);
+            next = place.serve(line);
+        };
+        let write = format!("dd if=/dev/urandom of=/dev/vda bs=64k seek=100 count=1 conv={conv} 2>/dev/null\n");
+        let said = guest.run_and_kill(&(write + AFTER_A_DEATH), "GUEST: WRITTEN", is_replaced, "GUEST: END");
+        let Some(said) = said else { return };
+        let next = next.expect("it was served before");
+        assert!(said.contains(&format!("GUEST: a flush {outcome}")), "{said}\n{}", next.log());
+        let told = next.log().contains("every request fails until the machine is reset");
+        assert_eq!(told, outcome == "failed", "{}", next.log());
+        assert_eq!(next.stop(Signal::SIGTERM), Some(0));
+        // Space that a killed server had got ahead of use is a leak until the next block.
+        assert!(matches!(place.run("check disk.vhdx").0, Some(0 | 3)));
+    }
+}
+
 #[test]
 fn a_machine_on_a_chain_is_killed_and_finds_everything_again() {
     let Some(mut guest) = Guest::new(&MODULES, &["mke2fs"]) else { return };

@@ -58,6 +58,8 @@ mod schemas;
 mod serve;
 mod serve_clients;
 mod serve_tls;
+mod serve_unit;
+mod server_death;
 mod several;
 mod snapshot;
 mod split_raw;

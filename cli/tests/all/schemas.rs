@@ -46,6 +46,8 @@ const LINES: &[&str] = &[
 const ELSEWHERE: &[&str] = &[
     "attach-1",
     "check.undo-1",
+    "control-disk-1",
+    "control-door-1",
     "control-drain-1",
     "control-limit-1",
     "control-statistics-1",

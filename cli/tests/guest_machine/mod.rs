@@ -236,7 +236,8 @@ impl Guest {
         if let Some(socket) = &self.vhost_user {
             command.args(["-object", "memory-backend-memfd,id=mem,size=512M,share=on"]);
             command.args(["-machine", "q35,memory-backend=mem"]);
-            command.arg("-chardev").arg(format!("socket,id=c0,path={}", socket.display()));
+            // The machine goes on when its server is started again.
+            command.arg("-chardev").arg(format!("socket,id=c0,path={},reconnect=1", socket.display()));
             command.args(["-device", "vhost-user-blk-pci,chardev=c0,num-queues=2"]);
         }
         command

@@ -22,12 +22,12 @@ use crate::{
     },
     error,
 };
-use diskwright_image::{BlockState, Commit, DiskType};
+use diskwright_image::{BlockState, Commit, DiskType, ImageWriter};
 #[cfg(feature = "shuttle")]
 use diskwright_store::sync::broken::{Rule, is_broken};
 use diskwright_store::{
-    BlockDevice, BlockQueue, Extent, ExtentKind, Geometry, QueueOptions, Store, TrackedPoint, resize::SizeWatcher,
-    store::FileRange, sync::MutexGuard,
+    AtRisk, BlockDevice, BlockQueue, Extent, ExtentKind, Geometry, QueueOptions, Store, TrackedPoint,
+    resize::SizeWatcher, store::FileRange, sync::MutexGuard,
 };
 use std::{
     io,
@@ -532,6 +532,16 @@ impl BlockDevice for Disk {
             let chain = self.shared.walk(chain, offset_bytes, end_bytes, &mut runs)?;
             runs.into_iter().try_for_each(|run| Self::extents_of(&chain, run, out))
         })
+    }
+
+    fn at_risk(&self) -> AtRisk {
+        let chain = self.shared.chain();
+        if chain.geometry.read_only || !chain.top().image.info().has_blocks {
+            return AtRisk::Never;
+        }
+        let mut written = chain.members().iter().filter(|member| !member.is_at_rest);
+        let is_dirty = written.any(|member| member.image.writer().is_some_and(ImageWriter::is_dirty));
+        if is_dirty { AtRisk::Now } else { AtRisk::NotNow }
     }
 
     fn tracked_points(&self) -> Vec<TrackedPoint> {

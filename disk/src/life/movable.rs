@@ -52,7 +52,7 @@ mod state;
 use crate::{Result, engine::device::Disk};
 pub(crate) use dirty::Dirty;
 use diskwright_store::{
-    BlockDevice, BlockQueue, Extent, Geometry, QueueOptions, TrackedPoint, resize::SizeWatcher, sync::Mutex,
+    AtRisk, BlockDevice, BlockQueue, Extent, Geometry, QueueOptions, TrackedPoint, resize::SizeWatcher, sync::Mutex,
 };
 use queue::MovableQueue;
 pub(crate) use state::{Phase, State};
@@ -101,6 +101,10 @@ impl BlockDevice for Movable {
 
     fn extents(&self, offset_bytes: u64, len_bytes: u64, out: &mut Vec<Extent>) -> io::Result<()> {
         self.disk().extents(offset_bytes, len_bytes, out)
+    }
+
+    fn at_risk(&self) -> AtRisk {
+        self.disk().at_risk()
     }
 
     fn tracked_points(&self) -> Vec<TrackedPoint> {

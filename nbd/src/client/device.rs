@@ -12,6 +12,7 @@
 use super::{
     ClientError, Result,
     lane::Lane,
+    lost::Answered,
     negotiate::{self, ExportInfo},
     queue::NbdQueue,
     status,
@@ -36,6 +37,7 @@ pub struct NbdDevice {
     uri: NbdUri,
     export: ExportInfo,
     geometry: Geometry,
+    answered: Arc<Answered>,
     lanes: Mutex<Lanes>,
 }
 
@@ -86,12 +88,19 @@ impl NbdDevice {
         } else {
             1
         };
-        let lane = Self::lane(uri, transport, export.clone())?;
-        Ok(Self { uri: uri.clone(), export, geometry, lanes: Mutex::new(Lanes { open: vec![lane], most }) })
+        let answered = Arc::new(Answered::by(export.server_id.clone()));
+        let lane = Self::lane(uri, transport, export.clone(), Arc::clone(&answered))?;
+        let lanes = Mutex::new(Lanes { open: vec![lane], most });
+        Ok(Self { uri: uri.clone(), export, geometry, answered, lanes })
     }
 
-    fn lane(uri: &NbdUri, transport: super::transport::Transport, export: ExportInfo) -> Result<Arc<Lane>> {
-        let lane = Lane::new(uri.clone(), transport, export);
+    fn lane(
+        uri: &NbdUri,
+        transport: super::transport::Transport,
+        export: ExportInfo,
+        answered: Arc<Answered>,
+    ) -> Result<Arc<Lane>> {
+        let lane = Lane::new(uri.clone(), transport, export, answered);
         lane.map(Arc::new).map_err(|source| negotiate::lost(&uri.endpoint.to_string(), "connecting", source))
     }
 
@@ -163,7 +172,8 @@ impl NbdDevice {
 
     fn connect_again(&self) -> Result<Arc<Lane>> {
         let (transport, found) = negotiate::connect(&self.uri)?;
-        let lane = Self::lane(&self.uri, transport, self.export.clone())?;
+        self.answered.connected(found.server_id.as_deref());
+        let lane = Self::lane(&self.uri, transport, self.export.clone(), Arc::clone(&self.answered))?;
         lane.check_same_export(&found)?;
         Ok(lane)
     }

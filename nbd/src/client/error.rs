@@ -156,6 +156,14 @@ pub enum ClientError {
         /// The server's message.
         message: String,
     },
+    /// Writes that a former server had answered may be lost.
+    #[error(
+        "{peer}: the server has ended since it answered writes that were not flushed, or may have, and another one goes on: these writes may be lost, so no flush succeeds any more; check the data and open the export again"
+    )]
+    LostWrites {
+        /// The server.
+        peer: String,
+    },
     /// The server could not be reached again in time.
     #[error("{peer}: reconnecting failed for {seconds} s; the last error: {last}")]
     GaveUp {
@@ -203,6 +211,7 @@ impl ClientError {
             },
             Self::Request { code, .. } => code.kind(),
             Self::GaveUp { last, .. } => last.kind(),
+            Self::LostWrites { .. } => Kind::Other,
         }
     }
 
@@ -213,7 +222,11 @@ impl ClientError {
         match self {
             Self::Uri(_) | Self::Certificates { .. } => Code::InvalidInput,
             Self::Connect { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => Code::PermissionDenied,
-            Self::Connect { .. } | Self::Lost { .. } | Self::Stalled { .. } | Self::GaveUp { .. } => Code::Connection,
+            Self::Connect { .. }
+            | Self::Lost { .. }
+            | Self::Stalled { .. }
+            | Self::GaveUp { .. }
+            | Self::LostWrites { .. } => Code::Connection,
             Self::Tls { .. } | Self::Wire { .. } | Self::Protocol { .. } | Self::Changed { .. } => Code::Protocol,
             Self::UnknownExport { .. } => Code::NotFound,
             Self::TlsMismatch { .. } => Code::PermissionDenied,

@@ -28,6 +28,7 @@ mod link;
 use super::{
     ClientError,
     inbound::{Inbound, ReplyContext},
+    lost::Answered,
     negotiate::{self, ExportInfo},
     outbound::Outbound,
     tables::{EndedSlot, Inbox, NO_INBOX, Slot, SlotWork, Tables},
@@ -100,6 +101,7 @@ pub(super) struct Lane {
     uri: NbdUri,
     peer: String,
     export: ExportInfo,
+    answered: Arc<Answered>,
     agreed: ReplyContext,
     state: Mutex<State>,
     changed: Condvar,
@@ -109,7 +111,12 @@ pub(super) struct Lane {
 
 impl Lane {
     /// A lane on a new connection.
-    pub(super) fn new(uri: NbdUri, transport: Transport, export: ExportInfo) -> std::io::Result<Self> {
+    pub(super) fn new(
+        uri: NbdUri,
+        transport: Transport,
+        export: ExportInfo,
+        answered: Arc<Answered>,
+    ) -> std::io::Result<Self> {
         let agreed = ReplyContext {
             framing: export.framing,
             allocation_context: export.allocation_context,
@@ -130,6 +137,7 @@ impl Lane {
             peer: uri.endpoint.to_string(),
             uri,
             export,
+            answered,
             agreed,
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -292,8 +300,9 @@ impl Lane {
     fn settle(&self, state: &mut State) -> bool {
         let mut ended = false;
         while let Some(index) = state.inbound.answered.pop() {
-            if state.tables.calls.get(index).is_some_and(|call| call.unsent) {
-                continue;
+            let Some(call) = state.tables.calls.get(index).filter(|call| !call.unsent) else { continue };
+            if call.error.is_none() {
+                self.answered.add(call.command, call.flags, call.covers);
             }
             if let Some(slot) = state.tables.end(index) {
                 ended = true;
@@ -320,8 +329,11 @@ impl Lane {
                     return self.end(state, index);
                 }
                 slot.then_flush = false;
-                self.begin(state, index, Command::FLUSH, CommandFlags::empty(), 0, 0);
-                return;
+                if self.answered.are_lost() {
+                    slot.fail(self.lost_writes());
+                    continue;
+                }
+                return self.begin(state, index, Command::FLUSH, CommandFlags::empty(), 0, 0);
             }
             let start_bytes = slot.next_bytes;
             let (command, flags, most_bytes) = match slot.work {
@@ -360,6 +372,9 @@ impl Lane {
         len_bytes: u64,
     ) {
         let cookie = state.tables.begin(slot, command, flags, offset_bytes, len_bytes);
+        if let Some(call) = state.tables.calls.get_mut(cookie as u32) {
+            call.covers = self.answered.so_far();
+        }
         self.send(state, cookie);
     }
 

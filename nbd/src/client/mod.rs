@@ -7,6 +7,7 @@
 //!   status.rs      block status -> extents
 //!   queue.rs       requests of the block queue -> slots
 //!   lane.rs        one connection: sending, receiving, waiting, reconnecting
+//!   lost.rs        whether answered writes were lost with a server
 //!   tables.rs      slots and calls in flight
 //!   coverage.rs    received ranges of a read
 //!   outbound.rs    sending
@@ -26,6 +27,7 @@ mod device;
 mod error;
 mod inbound;
 mod lane;
+mod lost;
 mod negotiate;
 mod outbound;
 mod queue;

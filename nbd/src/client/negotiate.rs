@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   greeting ─▶ flags ─▶ [STARTTLS] ─▶ EXTENDED_HEADERS, else STRUCTURED_REPLY
-//!            ─▶ SET_META_CONTEXT ─▶ GO, else EXPORT_NAME
+//!            ─▶ SET_META_CONTEXT ─▶ LIST_META_CONTEXT (the server's id) ─▶ GO, else EXPORT_NAME
 //! ```
 //!
 //! Servers of every version are supported: features that a server does not know are left out, and
@@ -15,9 +15,10 @@ use crate::{
     tls,
     uri::NbdUri,
     wire::{
-        BlockSizes, CONTEXT_ALLOCATION, CONTEXT_DEPTH, ClientFlags, Decoded, ExportSummary, Framing, Greeting,
-        HandshakeFlags, INFO_BLOCK_SIZE, INFO_DESCRIPTION, INFO_EXPORT, INFO_NAME, Info, OPTION_REPLY_BYTES_MAX,
-        OptionCode, OptionReply, OptionReplyHeader, ReplyCode, TransmissionFlags, WireError, option,
+        BlockSizes, CONTEXT_ALLOCATION, CONTEXT_DEPTH, CONTEXT_SERVER, ClientFlags, Decoded, ExportSummary, Framing,
+        Greeting, HandshakeFlags, INFO_BLOCK_SIZE, INFO_DESCRIPTION, INFO_EXPORT, INFO_NAME, Info,
+        OPTION_REPLY_BYTES_MAX, OptionCode, OptionReply, OptionReplyHeader, ReplyCode, TransmissionFlags, WireError,
+        option,
     },
 };
 use std::{
@@ -61,6 +62,8 @@ pub struct ExportInfo {
     pub depth_context: Option<u32>,
     /// TLS version and cipher, if the connection uses TLS.
     pub tls: Option<String>,
+    /// The id of the running server, if it tells one ([`CONTEXT_SERVER`]).
+    pub server_id: Option<String>,
 }
 
 /// Connects and negotiates.
@@ -98,6 +101,7 @@ pub(super) fn connect(uri: &NbdUri) -> Result<(Transport, ExportInfo)> {
         allocation_context: None,
         depth_context: None,
         tls: None,
+        server_id: None,
     };
     let offered = match greeting {
         Greeting::Newstyle(flags) => flags,
@@ -208,6 +212,20 @@ impl Handshake {
         if matches!(ended, OptionOutcome::Accepted) {
             (export.allocation_context, export.depth_context) = (allocation, depth);
         }
+        self.server_id(export)
+    }
+
+    /// Asks for the id of the running server, which servers of other programs do not tell.
+    fn server_id(&mut self, export: &mut ExportInfo) -> Result<()> {
+        let mut message = Vec::new();
+        option::encode_contexts(OptionCode::LIST_META_CONTEXT, &export.name, &[CONTEXT_SERVER], &mut message);
+        let mut id = None;
+        let ended = self.ask_encoded(OptionCode::LIST_META_CONTEXT, &message, |reply| {
+            let OptionReply::Context { name, .. } = reply else { return Err("a reply other than contexts") };
+            id = id.take().or_else(|| name.strip_prefix(CONTEXT_SERVER).map(str::to_owned));
+            Ok(())
+        })?;
+        export.server_id = id.filter(|_| matches!(ended, OptionOutcome::Accepted));
         Ok(())
     }
 

@@ -151,6 +151,8 @@ pub(super) struct Call {
     /// Whether some of its payload, which lies in the slot's buffer, was not sent. The slot cannot
     /// end before.
     pub(super) unsent: bool,
+    /// The answered changes that a flush covers.
+    pub(super) covers: u64,
     pub(super) error: Option<ClientError>,
 }
 
@@ -180,8 +182,8 @@ impl Tables {
         let generation = self.next_generation();
         let coverage = Coverage::default();
         self.large_reads += usize::from(is_large(command, len_bytes));
-        let call =
-            Call { generation, slot, command, flags, offset_bytes, len_bytes, coverage, unsent: false, error: None };
+        let (unsent, covers, error) = (false, 0, None);
+        let call = Call { generation, slot, command, flags, offset_bytes, len_bytes, coverage, unsent, covers, error };
         let index = self.calls.insert(call);
         if let Some(slot) = self.slots.get_mut(slot) {
             slot.pending += 1;

@@ -80,6 +80,10 @@ pub const CONTEXT_TRACK: &str = "diskwright:track:";
 /// The same by QEMU's name, with the same status.
 pub const CONTEXT_DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
+/// What precedes the id of the running server in a context that is listed, if a client asks for
+/// this name, and that cannot be selected. Two connections with the same id lead to one process.
+pub const CONTEXT_SERVER: &str = "diskwright:server:";
+
 /// The framing of messages in the transmission phase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Framing {

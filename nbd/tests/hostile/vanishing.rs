@@ -3,9 +3,9 @@
 use crate::fake::{fake, honest, raw, read, shake_hands, take};
 use diskwright_nbd::{
     ClientError, NbdDevice,
-    wire::{Answering, ChunkFlags, Framing, RequestHeader},
+    wire::{Answering, ChunkFlags, Command, Framing, RequestHeader},
 };
-use diskwright_store::{BlockDevice, IoBuf, QueueOptions, Request};
+use diskwright_store::{BlockDevice, Blocking, EngineKind, IoBuf, QueueOptions, Request};
 use std::{
     io::{self, Write},
     sync::{
@@ -95,6 +95,50 @@ fn a_broken_connection_is_re_established_and_no_request_is_lost() {
         assert!(completion.buf.unwrap().iter().all(|&byte| byte == expected), "{}", completion.tag);
     }
     assert!(device.reconnects() >= 50 / 7);
+}
+
+#[test]
+fn after_a_reconnection_no_flush_covers_writes_that_a_former_server_answered() {
+    for flushes_first in [false, true] {
+        // Breaks at each read, which is received and answered by the next connection.
+        let reads = AtomicUsize::new(0);
+        let server = fake(Framing::Structured, move |request, framing, stream| {
+            let breaks = request.command == Command::READ && reads.fetch_add(1, Ordering::SeqCst).is_multiple_of(2);
+            !breaks && honest(request, framing, stream)
+        });
+        let mut uri = server.uri();
+        uri.reconnect = Some(Duration::from_secs(60));
+        let device = NbdDevice::open(&uri, true).unwrap();
+        let mut disk = Blocking::open(&device, EngineKind::Auto).unwrap();
+        let mut bytes = [0; 4096];
+        disk.write(0, &[7; 4096], false).unwrap();
+        if flushes_first {
+            disk.flush().unwrap();
+        }
+        disk.read(0, &mut bytes).unwrap();
+        assert_eq!(device.reconnects(), 1);
+        assert_eq!(disk.flush().is_ok(), flushes_first);
+        assert_eq!(disk.flush().is_ok(), flushes_first);
+        disk.read(4096, &mut bytes).unwrap();
+        disk.write(0, &[7; 4096], true).unwrap();
+    }
+}
+
+#[test]
+fn a_flush_that_a_dead_server_did_not_answer_is_not_answered_by_the_next_one() {
+    let flushes = AtomicUsize::new(0);
+    let server = fake(Framing::Structured, move |request, framing, stream| {
+        let breaks = request.command == Command::FLUSH && flushes.fetch_add(1, Ordering::SeqCst) == 0;
+        !breaks && honest(request, framing, stream)
+    });
+    let mut uri = server.uri();
+    uri.reconnect = Some(Duration::from_secs(60));
+    let device = NbdDevice::open(&uri, true).unwrap();
+    let mut disk = Blocking::open(&device, EngineKind::Auto).unwrap();
+    disk.write(0, &[7; 4096], false).unwrap();
+    let error = disk.flush().unwrap_err().to_string();
+    assert!(error.contains("these writes may be lost"), "{error}");
+    assert_eq!(device.reconnects(), 1);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::{
 use diskwright_lab::{acceptance::Row, selftest};
 
 /// The rows about disks and servers.
-const OWN: [Row; 41] = [
+const OWN: [Row; 44] = [
     Row {
         name: "workloads",
         title: "populated dynamic and differencing disks against the same blocks used as a raw file, 16 workloads, O_DIRECT, QD 32: 0.95 of the IOPS, 1.10 of the CPU in 126 of 128 comparisons",
@@ -197,6 +197,21 @@ const OWN: [Row; 41] = [
         name: "nbd-copy",
         title: "nbdcopy of a VHDX of 4 GiB to null: the disk's own speed, 1.2 times qemu-nbd",
         measure: serve::copy::nbdcopy,
+    },
+    Row {
+        name: "nbd-two",
+        title: "served by NBD, 4K random read at QD 32, two clients and two workers against one of each: 1.8 times the IOPS",
+        measure: serve::io::two_clients,
+    },
+    Row {
+        name: "nbd-crowd",
+        title: "served by NBD, 1,000 connections with one request each in flight, 32 disks: no client waits longer than 3 times the median",
+        measure: serve::crowd::fairness,
+    },
+    Row {
+        name: "vhost-user",
+        title: "a virtual machine's disk by vhost-user, 4K random read and write at QD 32 from one queue, populated dynamic VHDX against qemu-storage-daemon on a raw file: 1.3 times the IOPS, 0.7 of the server's CPU per I/O",
+        measure: serve::vhost::one_queue,
     },
     Row {
         name: "live-snapshot",

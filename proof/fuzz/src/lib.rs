@@ -12,6 +12,7 @@
 //!     ├─ locators.rs   a child with false paths to its parent
 //!     ├─ wire.rs       the decoders of the NBD protocol
 //!     ├─ peers.rs      a server with a hostile client, and a client with a hostile server
+//!     ├─ vhost.rs      a vhost-user device with a hostile front-end or guest
 //!     ├─ ova.rs        damaged OVAs, and texts of OVF
 //!     ├─ vmdk.rs       damaged VMDKs, and descriptors of chosen lines
 //!     ├─ tables.rs     damaged qcow2 and VDI images
@@ -35,6 +36,7 @@ pub mod samples;
 mod session;
 pub mod tables;
 pub mod targets;
+pub mod vhost;
 pub mod vmdk;
 pub mod volumes;
 pub mod wire;

@@ -350,6 +350,7 @@ impl ServerScript {
         if framing != Framing::Simple {
             reply(&|out| option_reply::encode_context(OptionCode::SET_META_CONTEXT, 7, CONTEXT_ALLOCATION, out));
             reply(&ack(OptionCode::SET_META_CONTEXT));
+            reply(&ack(OptionCode::LIST_META_CONTEXT));
         }
         let flags = TransmissionFlags::from_bits_retain((self.flags & !2) | 1);
         let size_bytes = self.size.map_or(SIZE_BYTES, Number::get);

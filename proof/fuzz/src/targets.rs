@@ -6,7 +6,7 @@ use crate::{
     mutation::Mutation,
     ova, peers,
     samples::{Sample, open_chain, samples},
-    tables, vmdk, volumes, wire,
+    tables, vhost, vmdk, volumes, wire,
 };
 use arbitrary::{Arbitrary, Unstructured};
 use diskwright_format::{vhd, vhdx};
@@ -18,7 +18,7 @@ use std::sync::Arc;
 pub type Body = fn(&[u8]);
 
 /// All targets by name. The names are also those of the binaries and of the corpus folders.
-pub const TARGETS: [(&str, Body); 14] = [
+pub const TARGETS: [(&str, Body); 16] = [
     ("parsers", parsers),
     ("open_any", open_any),
     ("open_damaged", open_damaged),
@@ -28,6 +28,8 @@ pub const TARGETS: [(&str, Body); 14] = [
     ("nbd_wire", wire::nbd_wire),
     ("nbd_server", peers::nbd_server),
     ("nbd_client", peers::nbd_client),
+    ("vhost_messages", vhost::vhost_messages),
+    ("vhost_ring", vhost::vhost_ring),
     ("volumes", volumes::volumes),
     ("ova", ova::ova),
     ("vmdk", vmdk::vmdk),

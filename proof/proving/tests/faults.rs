@@ -57,6 +57,15 @@ fn over_nbd() {
 }
 
 #[test]
+fn over_vhost_user() {
+    fail_every_operation(&[
+        "raw, over vhost-user",
+        "vhd differencing 16K, over vhost-user",
+        "vhdx dynamic 1M, over vhost-user",
+    ]);
+}
+
+#[test]
 fn two_stores() {
     fail_every_operation(&["raw in three parts", "packed 16K, over a parent"]);
 }

@@ -132,6 +132,13 @@ fn a_server_passes_flushes_and_fua_on() {
             broken_above("a server passes FUA on", case, BrokenRule::ServerForgetsFua);
         }
     }
+    // A virtual disk has no FUA: a flush follows such a write.
+    for case in ["raw, over vhost-user", "vhdx dynamic 1M, over vhost-user"] {
+        if can_play(&disk::named(case)) {
+            broken_below("a flush over vhost-user makes durable", case, Mutation::NotDurable(Phase::Flush));
+            broken_above("a device passes flushes on", case, BrokenRule::ServerForgetsFlush);
+        }
+    }
 }
 
 #[test]

@@ -187,7 +187,8 @@ fn open_channel(disk: &Arc<Movable>, limiter: &Arc<RateLimiter>, freezer: Freeze
     );
     let host = Host {
         command: "attach",
-        metrics: None,
+        metrics: Box::new(Vec::new),
+        doors: Err("an attached disk has no further doors: it is a device of this machine".into()),
         on_drain: Err(hint),
         freezer: Some(Box::new(freezer)),
         on_move: Some(on_move),

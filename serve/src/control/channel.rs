@@ -63,19 +63,10 @@ impl Channel {
     pub(super) fn open_in(folder: Folder, disks: Vec<HostedDisk>, host: Host) -> Result<Self, ControlError> {
         static CHANNELS: AtomicU32 = AtomicU32::new(0);
         let (listener, socket) = folder.bind(CHANNELS.fetch_add(1, Ordering::Relaxed))?;
-        let disks = disks.into_iter().map(|held| Entry { held, busy: Mutex::default() }).collect();
-        let shared = Arc::new(Shared {
-            disks,
-            host,
-            opened_at: Instant::now(),
-            folder,
-            socket: socket.clone(),
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        });
+        let shared = Arc::new(Shared::new(disks, host, folder, socket.clone()));
         // From here on, dropping the channel removes its socket and links.
         let mut channel = Self { shared: Arc::clone(&shared), thread: None };
-        for entry in &shared.disks {
+        for entry in shared.disks() {
             if let Some(id) = entry.id() {
                 shared.folder.publish(id, &shared.socket)?;
             }
@@ -97,7 +88,7 @@ impl Channel {
             state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         drop(state);
-        for entry in &shared.disks {
+        for entry in shared.disks() {
             if let Some(id) = entry.id() {
                 shared.folder.withdraw(id, &shared.socket);
             }
@@ -242,13 +233,13 @@ fn answer(shared: &Shared, line: &[u8], lines: &mut Lines) -> Result<Done, Contr
     let rule = operation::rule(&request.operation);
     let disk = match (rule.needs_disk, request.disk) {
         (false, _) => None,
-        (true, Some(id)) => Some(shared.index_of(id)?),
+        (true, Some(id)) => Some(shared.disk_of(id)?),
         (true, None) => return Err(refused(ErrorCode::InvalidInput, format!("{} needs a disk", rule.name))),
     };
-    let _changing = disk.filter(|_| rule.changes_disk).map(|index| ChangeGuard::begin(shared, index, rule.name));
+    let _changing = disk.as_ref().filter(|_| rule.changes_disk).map(|disk| ChangeGuard::begin(shared, disk, rule.name));
     let _changing = _changing.transpose()?;
     let mut is_there = true;
-    operation::carry_out(shared, disk, request.operation, &mut |done, total| {
+    operation::carry_out(shared, disk.as_ref(), request.operation, &mut |done, total| {
         is_there = is_there && lines.send(&Event::Progress { done, total }).is_ok();
         // The process that ends does not wait for a long operation that can be finished later.
         is_there && !lock(&shared.state).is_closing || !rule.ends_with_client
@@ -257,9 +248,8 @@ fn answer(shared: &Shared, line: &[u8], lines: &mut Lines) -> Result<Done, Contr
 
 impl Shared {
     /// The disk whose top is this file now.
-    fn index_of(&self, id: FileId) -> Result<usize, ControlError> {
-        let is_it = |entry: &Entry| entry.id() == Some(id);
-        self.disks.iter().position(is_it).ok_or_else(|| {
+    fn disk_of(&self, id: FileId) -> Result<Arc<Entry>, ControlError> {
+        self.disks().into_iter().find(|entry| entry.id() == Some(id)).ok_or_else(|| {
             refused(
                 ErrorCode::NotFound,
                 format!("process {} does not write to that file (any more)", std::process::id()),
@@ -273,7 +263,7 @@ impl Shared {
             Ok(end) => end(),
             Err(sentence) => return Err(refused(ErrorCode::Unsupported, sentence.clone())),
         }
-        let files = self.disks.iter().filter_map(|entry| entry.disk().file().map(Into::into)).collect();
+        let files = self.disks().iter().filter_map(|entry| entry.disk().file().map(Into::into)).collect();
         let mut state = lock(&self.state);
         loop {
             match &state.ended {
@@ -288,12 +278,11 @@ impl Shared {
 /// Excludes other operations on a disk while it exists.
 struct ChangeGuard<'a> {
     shared: &'a Shared,
-    index: usize,
+    entry: Arc<Entry>,
 }
 
 impl<'a> ChangeGuard<'a> {
-    fn begin(shared: &'a Shared, index: usize, name: &'static str) -> Result<Self, ControlError> {
-        let entry = &shared.disks[index];
+    fn begin(shared: &'a Shared, entry: &Arc<Entry>, name: &'static str) -> Result<Self, ControlError> {
         let mut state = lock(&shared.state);
         if state.is_closing {
             let sentence = format!("{}: its process is ending", entry.held.name);
@@ -307,14 +296,15 @@ impl<'a> ChangeGuard<'a> {
         }
         *busy = Some(name);
         state.changing += 1;
-        Ok(Self { shared, index })
+        drop(busy);
+        Ok(Self { shared, entry: Arc::clone(entry) })
     }
 }
 
 impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
         let mut state = lock(&self.shared.state);
-        *lock(&self.shared.disks[self.index].busy) = None;
+        *lock(&self.entry.busy) = None;
         state.changing -= 1;
         drop(state);
         self.shared.changed.notify_all();

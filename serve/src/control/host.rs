@@ -1,5 +1,6 @@
 //! The process behind a control channel: its disks, how it ends, and how it freezes file systems.
 
+use super::{ControlError, message::NewDisk};
 use crate::metrics::Metrics;
 use diskwright_disk::Movable;
 use diskwright_store::RateLimiter;
@@ -40,6 +41,38 @@ pub trait Freezer: Send + Sync {
     fn thaw(&self) -> Vec<String>;
 }
 
+/// Gets the counters of the servers that run at the time of the call.
+pub type GetMetrics = Box<dyn Fn() -> Vec<Arc<Metrics>> + Send + Sync>;
+
+/// Opens and closes the disks of a process, and ways into them, while it runs.
+pub trait DoorKeeper: Send + Sync {
+    /// Makes a disk that of a virtual machine at this socket, by vhost-user.
+    ///
+    /// # Errors
+    /// [`ControlError::Refused`].
+    fn open(&self, disk: &str, socket: &Path, queues: u16) -> Result<(), ControlError>;
+
+    /// Ends that: requests in flight are finished, the machine is disconnected, and the disk is
+    /// flushed. Returns the number of queues.
+    ///
+    /// # Errors
+    /// [`ControlError::Refused`].
+    fn close(&self, disk: &str, socket: &Path) -> Result<u16, ControlError>;
+
+    /// Opens a disk and serves it with the others.
+    ///
+    /// # Errors
+    /// [`ControlError::Refused`].
+    fn add(&self, wanted: &NewDisk) -> Result<HostedDisk, ControlError>;
+
+    /// Ends a disk: requests in flight are finished, its clients and machines are disconnected, and
+    /// it is flushed and closed.
+    ///
+    /// # Errors
+    /// [`ControlError::Refused`]. Unless the disk is not found, it is served no longer.
+    fn remove(&self, disk: &str) -> Result<(), ControlError>;
+}
+
 /// Called with the new file of a disk that has moved.
 pub type OnMove = Box<dyn Fn(&Path) + Send + Sync>;
 
@@ -47,8 +80,10 @@ pub type OnMove = Box<dyn Fn(&Path) + Send + Sync>;
 pub struct Host {
     /// The command that the process runs: `serve` or `attach`.
     pub command: &'static str,
-    /// The counters of its server.
-    pub metrics: Option<Arc<Metrics>>,
+    /// Gets the counters of its servers. None for a process whose requests the kernel counts.
+    pub metrics: GetMetrics,
+    /// Opens and closes ways into its disks, or the sentence why it does not.
+    pub doors: Result<Arc<dyn DoorKeeper>, String>,
     /// How to end the process, or the sentence why it is not ended this way.
     pub on_drain: Result<OnDrain, String>,
     /// Freezes file systems on the disk, if the disk is a device of this machine.

@@ -12,7 +12,7 @@
 //!            progress ..., then `result` or `error`
 //!
 //!   message.rs    requests and events          operation.rs  what can be asked for, one table
-//!   moving.rs     moves a disk in use
+//!   answer.rs     what answers carry           moving.rs     moves a disk in use
 //!   folder.rs     sockets and links by name    channel.rs    the process's side
 //!   stream.rs     bounded lines, deadlines     client.rs     the other side
 //! ```
@@ -41,9 +41,10 @@
 //!   so ([`operation::Rule`]). Any other operation runs to its end, so that it is never left half
 //!   done.
 //!
-//! Locks: `disks` of a channel guards which operation runs on which disk, and `state` how the
-//! process ends. Neither is held during an operation or I/O.
+//! Locks: `busy` of a disk guards which operation runs on it, `disks` which disks there are, and
+//! `state` how the process ends. None is held during an operation or I/O.
 
+mod answer;
 mod channel;
 mod client;
 mod folder;
@@ -54,13 +55,14 @@ mod operation;
 mod shared;
 mod stream;
 
+pub use answer::{
+    ChangedRanges, CommandCount, CompactedInUse, DiskChange, DiskReport, Door, Frozen, Limits, Merged, Moved,
+    ProcessReport, Resized, Statistics, TrackedPoint, TrackedRange, Traffic,
+};
 pub use channel::Channel;
 pub use client::{Client, FoundDisk, Listing, Peer, find, find_by_frozen, find_by_name, list};
-pub use host::{Freezer, FrozenFileSystems, Host, HostedDisk, OnMove};
-pub use message::{
-    ChangedRanges, CommandCount, CompactedInUse, DiskReport, Done, Frozen, Limits, Merged, Moved, NewImage, Operation,
-    ProcessReport, Resized, Statistics, TrackedPoint, TrackedRange, Traffic, VERSION,
-};
+pub use host::{DoorKeeper, Freezer, FrozenFileSystems, GetMetrics, Host, HostedDisk, OnMove};
+pub use message::{Done, NewDisk, NewImage, Operation, VERSION};
 
 use diskwright_store::ErrorCode;
 use std::{io, path::PathBuf};

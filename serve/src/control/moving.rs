@@ -2,8 +2,9 @@
 //! the disk, and the old one no longer does afterwards.
 
 use super::{
-    message::{FileId, Moved, NewImage},
-    shared::Shared,
+    answer::Moved,
+    message::{FileId, NewImage},
+    shared::{Entry, Shared},
 };
 use diskwright_disk::{CreateRequest, DiskError, MoveOptions, MoveWatch};
 use diskwright_image::{DiskType, Format};
@@ -32,15 +33,14 @@ impl MoveWatch for Watch<'_> {
     }
 }
 
-/// Moves the disk with this index.
+/// Moves a disk.
 pub(super) fn move_disk(
     shared: &Shared,
-    index: usize,
+    entry: &Entry,
     to: &Path,
     options: &MoveOptions,
     report: &mut dyn FnMut(u64, u64) -> bool,
 ) -> diskwright_disk::Result<Moved> {
-    let entry = &shared.disks[index];
     let before = entry.id();
     let mut watch = Watch { shared, report, new: None };
     let done = entry.held.disk.move_to(to, options, &mut watch);

@@ -5,20 +5,23 @@
 //! [`carry_out`], and a variant of [`Done`] for its result.
 
 use super::{
-    ControlError, folder,
-    host::FrozenFileSystems,
-    message::{
-        ChangedRanges, CommandCount, CompactedInUse, DiskReport, Done, FileId, Frozen, Operation, ProcessReport,
-        Resized, Statistics, TrackedPoint, TrackedRange, Traffic,
+    ControlError,
+    answer::{
+        ChangedRanges, CommandCount, CompactedInUse, DiskChange, DiskReport, Door, Frozen, ProcessReport, Resized,
+        Statistics, TrackedPoint, TrackedRange, Traffic,
     },
+    folder,
+    host::{DoorKeeper, FrozenFileSystems},
+    message::{Done, FileId, NewDisk, Operation},
     moving,
-    shared::{Shared, id_of},
+    shared::{Entry, Shared, id_of},
 };
-use crate::metrics::{COMMANDS, Metrics};
+use crate::metrics::{COMMANDS, Metrics, Totals};
 use diskwright_disk::{Disk, DiskError, KeptName, Layer, MergeOptions, SnapshotWatch};
 use diskwright_store::{BlockDevice, ErrorCode};
 use std::{
     path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -53,6 +56,12 @@ pub(super) fn rule(operation: &Operation) -> Rule {
         // Short, and durable as a whole: the image is enlarged whether or not the client waits.
         Operation::Resize { .. } => rule("resize", true, true, false),
         Operation::Limit(_) => rule("limit", true, false, false),
+        Operation::AddDisk(_) => rule("add", true, false, false),
+        // Nothing else may be under way on a disk that is closed.
+        Operation::RemoveDisk => rule("remove", true, true, false),
+        // A door is open or not, whatever else happens to the disk.
+        Operation::OpenDoor { .. } => rule("open door", true, false, false),
+        Operation::CloseDoor { .. } => rule("close door", true, false, false),
         // Until the names change, everything is undone when the operation stops.
         Operation::Snapshot { .. } => rule("snapshot", true, true, true),
         // Short, and complete whether or not the client waits.
@@ -72,10 +81,10 @@ pub(super) fn rule(operation: &Operation) -> Rule {
 /// Reports progress to the client. Returns whether the operation is to continue.
 pub(super) type Report<'a> = dyn FnMut(u64, u64) -> bool + 'a;
 
-/// Carries out an operation on the disk with this index. The caller has checked the [`Rule`].
+/// Carries out an operation on this disk. The caller has checked the [`Rule`].
 pub(super) fn carry_out(
     shared: &Shared,
-    disk: Option<usize>,
+    disk: Option<&Arc<Entry>>,
     operation: Operation,
     report: &mut Report<'_>,
 ) -> Result<Done, ControlError> {
@@ -83,39 +92,51 @@ pub(super) fn carry_out(
     match (operation, disk) {
         (Operation::List, _) => Ok(Done::Listed(process(shared))),
         (_, None) => Err(missing()),
-        (Operation::Statistics, Some(index)) => Ok(Done::Counted(statistics(shared, index))),
+        (Operation::Statistics, Some(entry)) => Ok(Done::Counted(statistics(shared, entry))),
         (Operation::Drain, Some(_)) => shared.drain(),
-        (Operation::Limit(limits), Some(index)) => {
-            shared.disks[index].held.limiter.set(limits.into());
+        (Operation::Limit(limits), Some(entry)) => {
+            entry.held.limiter.set(limits.into());
             Ok(Done::Limited(limits))
         }
-        (Operation::Snapshot { name, track, dry_run }, Some(index)) => {
-            snapshot(shared, index, &name, track.as_deref(), dry_run, report)
+        (Operation::OpenDoor { socket, queues }, Some(entry)) => {
+            let disk = &entry.held.name;
+            shared.doors()?.open(disk, &socket, queues)?;
+            Ok(Done::Door(Door { name: disk.clone(), socket, queues, is_open: true }))
         }
-        (Operation::TrackStart { name }, Some(index)) => {
-            let disk = shared.disks[index].disk();
+        (Operation::CloseDoor { socket }, Some(entry)) => {
+            let disk = &entry.held.name;
+            let queues = shared.doors()?.close(disk, &socket)?;
+            Ok(Done::Door(Door { name: disk.clone(), socket, queues, is_open: false }))
+        }
+        (Operation::AddDisk(wanted), Some(_)) => add_disk(shared, &wanted),
+        (Operation::RemoveDisk, Some(entry)) => remove_disk(shared, entry),
+        (Operation::Snapshot { name, track, dry_run }, Some(entry)) => {
+            snapshot(shared, entry, &name, track.as_deref(), dry_run, report)
+        }
+        (Operation::TrackStart { name }, Some(entry)) => {
+            let disk = entry.disk();
             disk.start_tracking(&name).and_then(|()| points(&disk)).map_err(of_disk)
         }
-        (Operation::TrackStop { name }, Some(index)) => {
-            let disk = shared.disks[index].disk();
+        (Operation::TrackStop { name }, Some(entry)) => {
+            let disk = entry.disk();
             disk.stop_tracking(&name).and_then(|()| points(&disk)).map_err(of_disk)
         }
-        (Operation::TrackList, Some(index)) => points(&shared.disks[index].disk()).map_err(of_disk),
-        (Operation::TrackShow { name, from, to }, Some(index)) => {
-            changed(&shared.disks[index].disk(), &name, to.as_deref(), from).map_err(of_disk)
+        (Operation::TrackList, Some(entry)) => points(&entry.disk()).map_err(of_disk),
+        (Operation::TrackShow { name, from, to }, Some(entry)) => {
+            changed(&entry.disk(), &name, to.as_deref(), from).map_err(of_disk)
         }
-        (Operation::Merge { child, into, keep_name, search, no_reflink, dry_run }, Some(index)) => {
+        (Operation::Merge { child, into, keep_name, search, no_reflink, dry_run }, Some(entry)) => {
             let keep = if keep_name { KeptName::Childs } else { KeptName::Parents };
             let options =
                 MergeOptions { into, keep, search_dirs: search, no_reflink, dry_run, ..MergeOptions::default() };
-            merge(shared, index, &child, &options, report)
+            merge(shared, entry, &child, &options, report)
         }
-        (Operation::Compact { dry_run }, Some(index)) => compact(&shared.disks[index].disk(), dry_run, report),
-        (Operation::Move { to, new, keep_old, dry_run }, Some(index)) => {
+        (Operation::Compact { dry_run }, Some(entry)) => compact(&entry.disk(), dry_run, report),
+        (Operation::Move { to, new, keep_old, dry_run }, Some(entry)) => {
             let options = moving::options_of(&new, keep_old, dry_run).map_err(of_disk)?;
-            moving::move_disk(shared, index, &to, &options, report).map(Done::Moved).map_err(of_disk)
+            moving::move_disk(shared, entry, &to, &options, report).map(Done::Moved).map_err(of_disk)
         }
-        (Operation::Resize { size, dry_run }, Some(index)) => resize(&shared.disks[index].disk(), size, dry_run),
+        (Operation::Resize { size, dry_run }, Some(entry)) => resize(&entry.disk(), size, dry_run),
     }
 }
 
@@ -127,17 +148,56 @@ fn of_disk(error: DiskError) -> ControlError {
     refused(error.code(), error.to_string())
 }
 
+impl Shared {
+    fn doors(&self) -> Result<&dyn DoorKeeper, ControlError> {
+        self.host.doors.as_deref().map_err(|sentence| refused(ErrorCode::Unsupported, sentence.clone()))
+    }
+}
+
+fn add_disk(shared: &Shared, wanted: &NewDisk) -> Result<Done, ControlError> {
+    let held = shared.doors()?.add(wanted)?;
+    let (name, disk) = (held.name.clone(), held.disk.disk());
+    let file = disk.file().map_or_else(|| wanted.file.clone(), Into::into);
+    // Only the process that may write to a file is reached by it.
+    if let Some(id) = id_of(&disk).filter(|_| !disk.geometry().read_only) {
+        if let Err(error) = shared.folder.publish(id, &shared.socket) {
+            drop((held, disk));
+            let _ = shared.doors()?.remove(&name);
+            return Err(error);
+        }
+        shared.add_disk(held);
+    }
+    Ok(Done::Disk(DiskChange { name, file, is_served: true }))
+}
+
+fn remove_disk(shared: &Shared, entry: &Arc<Entry>) -> Result<Done, ControlError> {
+    let name = entry.held.name.clone();
+    let doors = shared.doors()?;
+    if shared.disks().len() == 1 {
+        let sentence =
+            format!("{name}: it is the only disk that the process has open for writing; drain ends the process");
+        return Err(refused(ErrorCode::InvalidInput, sentence));
+    }
+    let file = entry.disk().file().map(Into::into).unwrap_or_default();
+    // Before the lock of the file is given up.
+    if let Some(id) = entry.id() {
+        shared.folder.withdraw(id, &shared.socket);
+    }
+    shared.forget_disk(entry);
+    doors.remove(&name)?;
+    Ok(Done::Disk(DiskChange { name, file, is_served: false }))
+}
+
 fn process(shared: &Shared) -> ProcessReport {
     ProcessReport {
         pid: std::process::id(),
         command: shared.host.command.into(),
         version: env!("CARGO_PKG_VERSION").into(),
-        disks: (0..shared.disks.len()).map(|index| disk_report(shared, index)).collect(),
+        disks: shared.disks().iter().map(|entry| disk_report(entry)).collect(),
     }
 }
 
-fn disk_report(shared: &Shared, index: usize) -> DiskReport {
-    let entry = &shared.disks[index];
+fn disk_report(entry: &Entry) -> DiskReport {
     let disk = entry.disk();
     DiskReport {
         name: entry.held.name.clone(),
@@ -147,23 +207,23 @@ fn disk_report(shared: &Shared, index: usize) -> DiskReport {
     }
 }
 
-fn statistics(shared: &Shared, index: usize) -> Statistics {
-    let layers = shared.disks[index].disk().layers();
-    let limiter = &shared.disks[index].held.limiter;
+fn statistics(shared: &Shared, entry: &Entry) -> Statistics {
+    let layers = entry.disk().layers();
+    let limiter = &entry.held.limiter;
     Statistics {
         process: process(shared),
-        disk: disk_report(shared, index),
+        disk: disk_report(entry),
         chain: layers.iter().map(|layer| layer.path.clone()).collect(),
         size_on_disk: layers.first().and_then(|top| top.allocated_bytes().ok()),
         open_seconds: shared.opened_at.elapsed().as_secs(),
         limits: limiter.is_limited().then(|| limiter.limits().into()),
         delayed_requests: limiter.delayed(),
-        traffic: shared.host.metrics.as_deref().map(traffic),
+        traffic: Some((shared.host.metrics)()).filter(|metrics| !metrics.is_empty()).map(|metrics| traffic(&metrics)),
     }
 }
 
-fn traffic(metrics: &Metrics) -> Traffic {
-    let totals = metrics.totals();
+fn traffic(metrics: &[Arc<Metrics>]) -> Traffic {
+    let totals = metrics.iter().fold(Totals::default(), |sum, metrics| sum.and(&metrics.totals()));
     let commands = COMMANDS.iter().zip(&totals.commands).map(|((name, _), count)| CommandCount {
         command: (*name).into(),
         requests: count.requests,
@@ -278,13 +338,13 @@ fn changed(disk: &Disk, name: &str, to: Option<&str>, from: u64) -> diskwright_d
 
 fn snapshot(
     shared: &Shared,
-    index: usize,
+    entry: &Entry,
     name: &str,
     track: Option<&str>,
     dry_run: bool,
     report: &mut Report<'_>,
 ) -> Result<Done, ControlError> {
-    let disk = &shared.disks[index].disk();
+    let disk = &entry.disk();
     let before = id_of(disk);
     let mut watch = Watch { shared, report, child: None, quiet: FrozenFileSystems::default() };
     let done = disk.snapshot_tracked(name, track, dry_run, &mut watch);
@@ -309,12 +369,12 @@ fn withdraw_former(shared: &Shared, disk: &Disk, files: [Option<FileId>; 2]) {
 /// ancestor's file, which leads to this process before it has the disk's name.
 fn merge(
     shared: &Shared,
-    index: usize,
+    entry: &Entry,
     child: &Path,
     options: &MergeOptions,
     report: &mut Report<'_>,
 ) -> Result<Done, ControlError> {
-    let disk = &*shared.disks[index].disk();
+    let disk = &*entry.disk();
     let before = id_of(disk);
     let id_of_layer = |layer: &Layer| layer.image.store().identity().map(FileId::from);
     let candidates: Vec<FileId> = if folder::identity(child).ok() == before {

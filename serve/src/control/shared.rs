@@ -53,13 +53,41 @@ pub(super) struct State {
 /// What the threads of a channel share.
 #[derive(Debug)]
 pub(super) struct Shared {
-    pub(super) disks: Vec<Entry>,
+    disks: Mutex<Vec<Arc<Entry>>>,
     pub(super) host: Host,
     pub(super) opened_at: Instant,
     pub(super) folder: Folder,
     pub(super) socket: PathBuf,
     pub(super) state: Mutex<State>,
     pub(super) changed: Condvar,
+}
+
+impl Shared {
+    pub(super) fn new(disks: Vec<HostedDisk>, host: Host, folder: Folder, socket: PathBuf) -> Self {
+        let disks = disks.into_iter().map(|held| Arc::new(Entry { held, busy: Mutex::default() })).collect();
+        Self {
+            disks: Mutex::new(disks),
+            host,
+            opened_at: Instant::now(),
+            folder,
+            socket,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    /// The disks that the process has now.
+    pub(super) fn disks(&self) -> Vec<Arc<Entry>> {
+        lock(&self.disks).clone()
+    }
+
+    pub(super) fn add_disk(&self, held: HostedDisk) {
+        lock(&self.disks).push(Arc::new(Entry { held, busy: Mutex::default() }));
+    }
+
+    pub(super) fn forget_disk(&self, entry: &Arc<Entry>) {
+        lock(&self.disks).retain(|other| !Arc::ptr_eq(other, entry));
+    }
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -106,7 +106,7 @@ impl Dispatcher {
     pub(crate) fn new(exports: Arc<Exports>, limit: ShareLimit, metrics: Arc<WorkerMetrics>) -> Self {
         Self {
             pool: Pool::new(),
-            queues: exports.iter().map(|_| None).collect(),
+            queues: (0..exports.indexes()).map(|_| None).collect(),
             exports,
             flights: SlotMap::default(),
             groups: SlotMap::default(),
@@ -117,6 +117,12 @@ impl Dispatcher {
             scratch: Vec::new(),
             spare_lists: Vec::new(),
         }
+    }
+
+    /// Other exports are served from now on. Those that stay keep their indexes and queues.
+    pub(crate) fn set_exports(&mut self, exports: Arc<Exports>) {
+        self.queues.resize_with(exports.indexes(), || None);
+        self.exports = exports;
     }
 
     /// Handles the requests in the connection's window, until the bytes, the client's share or its

@@ -4,6 +4,7 @@ use super::peer::Peer;
 use diskwright_nbd::wire::{BlockSizes, PAYLOAD_BYTES_DEFAULT, STRING_BYTES_MAX, TransmissionFlags};
 use diskwright_store::{BlockDevice, Geometry};
 use std::sync::Arc;
+use uuid::Uuid;
 
 /// The least preferred block size that is announced.
 const PREFERRED_BYTES: u32 = 4096;
@@ -63,8 +64,32 @@ impl Export {
     }
 }
 
-#[derive(Debug)]
-pub(crate) struct Exports(Vec<Export>);
+/// An export by its index, which it keeps.
+#[derive(Debug, Clone)]
+enum Slot {
+    Here(Export),
+    /// Its last clients are being disconnected.
+    Leaving(Export),
+    /// The index is free.
+    Gone,
+}
+
+impl Slot {
+    fn here(&self) -> Option<&Export> {
+        match self {
+            Self::Here(export) => Some(export),
+            Self::Leaving(_) | Self::Gone => None,
+        }
+    }
+}
+
+/// The exports of a server at one time. A change makes another value, which each worker gets.
+#[derive(Debug, Clone)]
+pub(crate) struct Exports {
+    slots: Vec<Slot>,
+    /// Identifies this server among all that ever serve the same disks.
+    server: Uuid,
+}
 
 /// Why the exports cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -128,24 +153,80 @@ impl Exports {
                 return Err(ExportError::Twice { name: export.name.clone() });
             }
         }
-        Ok(Self(exports))
+        Ok(Self { slots: exports.into_iter().map(Slot::Here).collect(), server: Uuid::new_v4() })
     }
 
     /// The index of the export with this name. The empty name means the export with the empty name
     /// or, if there is none, the only export.
     pub(crate) fn find(&self, name: &str) -> Option<usize> {
-        match self.0.iter().position(|export| export.name == name) {
-            None if name.is_empty() && self.0.len() == 1 => Some(0),
+        let is_it = |slot: &Slot| slot.here().is_some_and(|export| export.name == name);
+        let is_here = |slot: &Slot| slot.here().is_some();
+        match self.slots.iter().position(is_it) {
+            None if name.is_empty() && self.iter().count() == 1 => self.slots.iter().position(is_here),
             found => found,
         }
     }
 
-    pub(crate) fn get(&self, index: usize) -> &Export {
-        &self.0[index]
+    /// These and another one, which takes an index that is free.
+    ///
+    /// # Errors
+    /// [`ExportError`].
+    pub(crate) fn with(&self, export: Export) -> Result<Self, ExportError> {
+        check_name(&export.name)?;
+        check_description(&export.description)?;
+        if self.iter().any(|other| other.name == export.name) {
+            return Err(ExportError::Twice { name: export.name });
+        }
+        let mut all = self.clone();
+        match all.slots.iter_mut().find(|slot| matches!(slot, Slot::Gone)) {
+            Some(free) => *free = Slot::Here(export),
+            None => all.slots.push(Slot::Here(export)),
+        }
+        Ok(all)
     }
 
-    pub(crate) fn iter(&self) -> std::slice::Iter<'_, Export> {
-        self.0.iter()
+    /// These, with the one of this name leaving. `None` if there is none.
+    pub(crate) fn with_leaving(&self, name: &str) -> Option<(Self, Export)> {
+        let mut all = self.clone();
+        let slot = all.slots.iter_mut().find(|slot| slot.here().is_some_and(|export| export.name == name))?;
+        let export = slot.here()?.clone();
+        *slot = Slot::Leaving(export.clone());
+        Some((all, export))
+    }
+
+    /// These without the one that is leaving. No session and no queue may have its index any more.
+    pub(crate) fn without_leaving(&self) -> Self {
+        let mut all = self.clone();
+        all.slots.iter_mut().filter(|slot| matches!(slot, Slot::Leaving(_))).for_each(|slot| *slot = Slot::Gone);
+        all
+    }
+
+    /// Whether the export with this index is leaving.
+    pub(crate) fn is_leaving(&self, index: usize) -> bool {
+        matches!(self.slots.get(index), Some(Slot::Leaving(_)))
+    }
+
+    /// Number of indexes.
+    pub(crate) fn indexes(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The id of the server.
+    pub(crate) fn server(&self) -> Uuid {
+        self.server
+    }
+
+    /// The export of a session.
+    pub(crate) fn get(&self, index: usize) -> &Export {
+        match &self.slots[index] {
+            Slot::Here(export) | Slot::Leaving(export) => export,
+            Slot::Gone => unreachable!("an export is gone when no session has its index"),
+        }
+    }
+
+    /// The exports that clients may ask for.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Export> {
+        self.slots.iter().filter_map(Slot::here)
     }
 }
 
@@ -181,6 +262,25 @@ mod tests {
         let error = described(&("ä".repeat(2048) + "a")).unwrap_err().to_string();
         assert!(error.contains("has 4097 bytes") && error.contains("at most 4096 bytes"), "{error}");
         assert!(matches!(described("a\0b"), Err(ExportError::Description { len_bytes: 3 })));
+    }
+
+    #[test]
+    fn exports_keep_their_indexes_while_others_come_and_go() {
+        let first = Exports::new(vec![export("a", true), export("b", true)]).unwrap();
+        assert!(matches!(first.with(export("a", true)), Err(ExportError::Twice { .. })));
+        let (leaving, gone) = first.with_leaving("a").unwrap();
+        assert_eq!(gone.name, "a");
+        assert_eq!((leaving.find("a"), leaving.find("b"), leaving.find("")), (None, Some(1), Some(1)));
+        assert!(leaving.is_leaving(0) && leaving.get(0).name == "a");
+        assert!(leaving.with_leaving("a").is_none() && leaving.with_leaving("c").is_none());
+        let left = leaving.without_leaving();
+        assert_eq!((left.find("b"), left.iter().count()), (Some(1), 1));
+        let grown = left.with(export("c", true)).unwrap().with(export("a", true)).unwrap();
+        assert_eq!(
+            (grown.find("c"), grown.find("b"), grown.find("a"), grown.indexes()),
+            (Some(0), Some(1), Some(2), 3)
+        );
+        assert_eq!(grown.server(), first.server());
     }
 
     #[test]

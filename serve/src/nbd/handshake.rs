@@ -17,9 +17,9 @@
 
 use super::export::{Export, Exports};
 use diskwright_nbd::wire::{
-    CONTEXT_ALLOCATION, CONTEXT_DEPTH, CONTEXT_DIRTY_BITMAP, CONTEXT_TRACK, ClientFlags, ClientOption, ContextQuery,
-    Decoded, ExportQuery, ExportSummary, Framing, Greeting, HandshakeFlags, INFO_BLOCK_SIZE, INFO_DESCRIPTION,
-    INFO_NAME, Info, OPTION_BYTES_MAX, OptionCode, OptionHeader, ReplyCode, WireError, option_reply,
+    CONTEXT_ALLOCATION, CONTEXT_DEPTH, CONTEXT_DIRTY_BITMAP, CONTEXT_SERVER, CONTEXT_TRACK, ClientFlags, ClientOption,
+    ContextQuery, Decoded, ExportQuery, ExportSummary, Framing, Greeting, HandshakeFlags, INFO_BLOCK_SIZE,
+    INFO_DESCRIPTION, INFO_NAME, Info, OPTION_BYTES_MAX, OptionCode, OptionHeader, ReplyCode, WireError, option_reply,
 };
 use diskwright_store::TrackedPoint;
 use std::sync::Arc;
@@ -134,6 +134,14 @@ impl Handshake {
             contexts: None,
             sizes_asked: None,
         }
+    }
+
+    /// Other exports are served from now on. Those that stay keep their indexes.
+    pub(crate) fn set_exports(&mut self, exports: Arc<Exports>) {
+        // A free index may pass to another export.
+        self.contexts.take_if(|(index, _)| exports.is_leaving(*index));
+        self.sizes_asked.take_if(|index| exports.is_leaving(*index));
+        self.exports = exports;
     }
 
     pub(crate) fn greeting() -> [u8; Greeting::NEWSTYLE_BYTES] {
@@ -337,7 +345,9 @@ impl Handshake {
             (found.allocation, found.depth) = (true, true);
             selected.fill(true);
         }
+        let mut tells_server = false;
         for wanted in queries {
+            tells_server |= !sets && wanted == CONTEXT_SERVER;
             // In a LIST, a namespace alone selects all contexts of the namespace.
             found.allocation |= wanted == CONTEXT_ALLOCATION || !sets && wanted == "base:";
             found.depth |= wanted == CONTEXT_DEPTH || !sets && wanted == "qemu:";
@@ -352,6 +362,10 @@ impl Handshake {
             if there {
                 option_reply::encode_context(option, if sets { id } else { 0 }, name, out);
             }
+        }
+        if tells_server {
+            let name = format!("{CONTEXT_SERVER}{}", self.exports.server());
+            option_reply::encode_context(option, 0, &name, out);
         }
         let mut points = Vec::new();
         for ((context, name), _) in of_points.into_iter().zip(selected).filter(|(_, selected)| *selected) {

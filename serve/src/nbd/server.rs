@@ -27,13 +27,20 @@ use diskwright_store::{Blocking, EngineKind, IoBuf, RateLimits, SharedRing, Stre
 use std::{
     io,
     os::fd::OwnedFd,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::Ordering,
+        mpsc::{self, RecvTimeoutError},
+    },
     thread,
     time::Duration,
 };
 
 /// Maximum number of workers that are started by default.
 const WORKERS_MAX: usize = 8;
+
+/// Interval at which a change of the exports looks whether all workers are alive.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Pause after a failed accept, when descriptors or memory have probably run out.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -64,6 +71,12 @@ pub enum ServeError {
     /// A thread could not be started, or ended early.
     #[error(transparent)]
     Thread(#[from] ThreadError),
+    /// There is no such export.
+    #[error("no export has the name {name:?}")]
+    NotServed {
+        /// The name.
+        name: String,
+    },
     /// The flush at the end failed.
     #[error(
         "export {export:?} could not be flushed when the server stopped: {source}; writes since the clients' last flush may be lost"
@@ -83,6 +96,10 @@ pub struct NbdServer {
     addresses: Vec<Address>,
     settings: Arc<Settings>,
     metrics: Arc<Metrics>,
+    /// An address at which no export may be writable.
+    read_only_at: Option<Address>,
+    /// Held while the exports change.
+    changing: Mutex<()>,
     front: Option<ServerThread<Message>>,
     workers: Vec<ServerThread<Message>>,
 }
@@ -99,13 +116,9 @@ impl NbdServer {
         }
         let exports = Exports::new(exports)?;
         let insecure = options.tls.is_none() && !options.insecure_writes;
-        if let (true, Some(listener), Some(export)) = (
-            insecure,
-            listeners.iter().find(|listener| listener.is_tcp()),
-            exports.iter().find(|one| one.is_writable()),
-        ) {
-            return Err(ServeError::Insecure { export: export.name.clone(), address: listener.address().clone() });
-        }
+        let tcp = listeners.iter().find(|listener| listener.is_tcp());
+        let read_only_at = tcp.filter(|_| insecure).map(|listener| listener.address().clone());
+        exports.iter().try_for_each(|export| check_writes(export, read_only_at.as_ref()))?;
         let count = match options.workers {
             0 => thread::available_parallelism().map_or(1, usize::from).min(WORKERS_MAX),
             asked => asked,
@@ -117,6 +130,8 @@ impl NbdServer {
             addresses,
             settings: Arc::clone(&settings),
             metrics: Arc::clone(&metrics),
+            read_only_at,
+            changing: Mutex::new(()),
             front: None,
             workers: Vec::new(),
         };
@@ -151,6 +166,48 @@ impl NbdServer {
         self.settings.set_client_limits(limits);
     }
 
+    /// Serves another export, to clients that are in their handshake or connect later.
+    ///
+    /// # Errors
+    /// [`ServeError::Exports`], [`ServeError::Insecure`].
+    pub fn add(&self, export: Export) -> Result<(), ServeError> {
+        let _turn = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        check_writes(&export, self.read_only_at.as_ref())?;
+        let exports = self.settings.exports().with(export)?;
+        self.publish(exports);
+        Ok(())
+    }
+
+    /// Ends an export: new clients do not find it, requests in flight are finished, its clients are
+    /// disconnected, and a writable disk is flushed. Then the server has no reference to the disk.
+    /// Waits for clients to receive their last replies, at most [`ServerOptions::drain_time`].
+    ///
+    /// # Errors
+    /// [`ServeError::NotServed`]; [`ServeError::Flush`], after which the export has ended all the
+    /// same.
+    pub fn remove(&self, name: &str) -> Result<(), ServeError> {
+        let _turn = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = self.settings.exports().with_leaving(name);
+        let (exports, export) = found.ok_or_else(|| ServeError::NotServed { name: name.to_owned() })?;
+        self.publish(exports);
+        self.publish(self.settings.exports().without_leaving());
+        flush(&export)
+    }
+
+    /// Passes other exports to the workers, and waits until each uses them and no client has one
+    /// that is leaving.
+    fn publish(&self, exports: Exports) {
+        let exports = Arc::new(exports);
+        self.settings.set_exports(Arc::clone(&exports));
+        let (tell, told) = mpsc::channel();
+        for worker in &self.workers {
+            worker.inbox().put(Message::Exports(Arc::clone(&exports), tell.clone()));
+        }
+        drop(tell);
+        // Each worker drops its sender. One that has died does not.
+        while told.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) && self.is_well() {}
+    }
+
     /// Whether all threads of the server are running.
     pub fn is_well(&self) -> bool {
         self.front.iter().chain(&self.workers).all(|thread| !thread.is_finished())
@@ -165,11 +222,8 @@ impl NbdServer {
     pub fn stop(mut self) -> Result<(), ServeError> {
         let ended = self.end_threads();
         let mut flushed = Ok(());
-        for export in self.settings.exports.iter().filter(|export| export.is_writable()) {
-            let flush = catch_panic(|| Blocking::open(export.device.as_ref(), EngineKind::Auto)?.flush());
-            if let Err(source) = flush {
-                flushed = flushed.and(Err(ServeError::Flush { export: export.name.clone(), source }));
-            }
+        for export in self.settings.exports().iter() {
+            flushed = flushed.and(flush(export));
         }
         ended.map_err(ServeError::from).and(flushed)
     }
@@ -186,6 +240,25 @@ impl NbdServer {
         }
         outcome
     }
+}
+
+/// Refuses a writable export where an address is open to everyone.
+fn check_writes(export: &Export, read_only_at: Option<&Address>) -> Result<(), ServeError> {
+    match read_only_at {
+        Some(address) if export.is_writable() => {
+            Err(ServeError::Insecure { export: export.name.clone(), address: address.clone() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Flushes an export that clients may write to.
+fn flush(export: &Export) -> Result<(), ServeError> {
+    if !export.is_writable() {
+        return Ok(());
+    }
+    let flushed = catch_panic(|| Blocking::open(export.device.as_ref(), EngineKind::Auto)?.flush());
+    flushed.map_err(|source| ServeError::Flush { export: export.name.clone(), source })
 }
 
 impl Drop for NbdServer {

@@ -60,7 +60,8 @@ impl Default for ServerOptions {
 /// Settings shared by the threads of a server.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    pub(crate) exports: Arc<Exports>,
+    /// Replaced when an export is added or removed. The lock is held only to clone the `Arc`.
+    exports: Mutex<Arc<Exports>>,
     pub(crate) share: ShareLimit,
     pub(crate) ring_depth: usize,
     pub(crate) connections_max: usize,
@@ -77,7 +78,7 @@ pub(crate) struct Settings {
 impl Settings {
     pub(crate) fn new(exports: Exports, options: ServerOptions) -> Self {
         Self {
-            exports: Arc::new(exports),
+            exports: Mutex::new(Arc::new(exports)),
             share: ShareLimit { requests: options.requests_max.max(1), bytes: options.request_bytes_max.max(1) },
             ring_depth: 256,
             connections_max: options.connections_max,
@@ -88,6 +89,15 @@ impl Settings {
             handshake_time: options.handshake_time,
             drain_time: options.drain_time,
         }
+    }
+
+    /// The exports that are served now.
+    pub(crate) fn exports(&self) -> Arc<Exports> {
+        Arc::clone(&self.exports.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn set_exports(&self, exports: Arc<Exports>) {
+        *self.exports.lock().unwrap_or_else(PoisonError::into_inner) = exports;
     }
 
     pub(crate) fn client_limits(&self) -> RateLimits {

@@ -15,6 +15,7 @@
 use super::{
     connection::{Connection, Phase, State, loss},
     dispatch::{Dispatcher, QUEUE_DEPTH, SessionEnd},
+    export::Exports,
     flights::Completed,
     handshake::{Handshake, HandshakeStep, TlsNeed},
     peer::Peer,
@@ -35,7 +36,7 @@ use std::{
     collections::VecDeque,
     io,
     os::fd::OwnedFd,
-    sync::{Arc, atomic::Ordering},
+    sync::{Arc, atomic::Ordering, mpsc},
     time::{Duration, Instant},
 };
 
@@ -47,6 +48,9 @@ const TICK: Duration = Duration::from_millis(500);
 pub(crate) enum Message {
     /// A new client: its socket, its address, and whether it must use TLS.
     Client(OwnedFd, Peer, TlsNeed),
+    /// Serve these exports from now on. The clients of one that is leaving are disconnected after
+    /// their requests in flight. The sender is dropped when none is left.
+    Exports(Arc<Exports>, mpsc::Sender<()>),
     /// Finish the requests in flight and exit.
     Stop,
 }
@@ -84,6 +88,8 @@ pub(crate) struct Worker {
     completions: Vec<Completion>,
     /// Completions of disks whose clients have not been answered yet.
     unanswered: VecDeque<Completion>,
+    /// Dropped when no client has an export that is leaving.
+    leaving: Option<mpsc::Sender<()>>,
     pace: Pace,
     ticking: bool,
     stopping: bool,
@@ -99,7 +105,7 @@ impl Worker {
         inbox: Arc<Inbox<Message>>,
         metrics: Arc<WorkerMetrics>,
     ) -> io::Result<Self> {
-        let dispatcher = Dispatcher::new(Arc::clone(&settings.exports), settings.share, Arc::clone(&metrics));
+        let dispatcher = Dispatcher::new(settings.exports(), settings.share, Arc::clone(&metrics));
         let ring = SharedRing::new(settings.ring_depth, Some(dispatcher.pool.slab()))?;
         let mut streams = Streams::new(&ring);
         let wakeup = streams.add(inbox.wakeup()?)?;
@@ -120,6 +126,7 @@ impl Worker {
             ends: Vec::new(),
             completions: Vec::new(),
             unanswered: VecDeque::new(),
+            leaving: None,
             pace: Pace::default(),
             ticking: false,
             stopping: false,
@@ -154,6 +161,7 @@ impl Worker {
                 self.send(number);
             }
             self.to_send = to_send;
+            self.settle_leaving();
             self.metrics.in_flight.store(self.dispatcher.flights.len() as i64, Ordering::Relaxed);
             self.metrics.enters.set(self.ring.enters());
         }
@@ -210,6 +218,7 @@ impl Worker {
                 for message in self.inbox.take() {
                     match message {
                         Message::Client(fd, peer, tls) => self.add_client(fd, peer, tls),
+                        Message::Exports(exports, settled) => self.take_exports(exports, settled),
                         Message::Stop => self.stop(),
                     }
                 }
@@ -348,7 +357,7 @@ impl Worker {
                         HandshakeStep::Bye => return Err(SessionEnd::Disconnected),
                         HandshakeStep::Transmit(session) => {
                             conn.outbox.seal();
-                            let export = self.settings.exports.get(session.export);
+                            let export = self.dispatcher.exports.get(session.export);
                             let queue = &mut self.dispatcher.queues[session.export];
                             if queue.is_none() {
                                 let ring = Some(&self.ring);
@@ -493,6 +502,38 @@ impl Worker {
         self.stopping = true;
         for number in self.connections.indices().collect::<Vec<_>>() {
             self.drain(number);
+        }
+    }
+
+    fn take_exports(&mut self, exports: Arc<Exports>, settled: mpsc::Sender<()>) {
+        self.dispatcher.set_exports(Arc::clone(&exports));
+        self.leaving = Some(settled);
+        for number in self.connections.indices().collect::<Vec<_>>() {
+            let Some(conn) = self.connections.get_mut(number) else { continue };
+            match &mut conn.phase {
+                Phase::Handshake(handshake) => handshake.set_exports(Arc::clone(&exports)),
+                Phase::Transmission(session) if exports.is_leaving(session.export) => self.drain(number),
+                Phase::Transmission(_) => {}
+            }
+        }
+    }
+
+    /// Closes the queue of an export that is leaving when no client and no request has it any more.
+    fn settle_leaving(&mut self) {
+        if self.leaving.is_none() {
+            return;
+        }
+        let Dispatcher { exports, queues, .. } = &mut self.dispatcher;
+        let has = |number: u32| match self.connections.get(number).map(|conn| &conn.phase) {
+            Some(Phase::Transmission(session)) => exports.is_leaving(session.export),
+            _ => false,
+        };
+        if self.connections.indices().any(has) {
+            return;
+        }
+        let mut leaving = queues.iter_mut().enumerate().filter(|(index, _)| exports.is_leaving(*index));
+        if leaving.all(|(_, queue)| queue.take_if(|queue| queue.in_flight() == 0).is_some() || queue.is_none()) {
+            self.leaving = None;
         }
     }
 

@@ -12,6 +12,8 @@ use super::{
     config::{self, WriteCache},
     inflight::Inflight,
     memory::GuestMemory,
+    risk::{Former, Risk},
+    session::DeviceFacts,
     vring::{RING_SIZE_MAX, RingAddresses, RingError, Vring, check_size},
     wire::{self, InflightInfo, Message, protocol},
     worker::{StartRing, ToWorker},
@@ -83,30 +85,34 @@ struct Ring {
 #[derive(Debug)]
 pub(crate) struct Device {
     disk: Arc<dyn BlockDevice>,
-    cache: Arc<WriteCache>,
+    facts: DeviceFacts,
     workers: Vec<Arc<Inbox<ToWorker>>>,
     rings: Vec<Ring>,
     memory: Arc<GuestMemory>,
     features: u64,
     protocol_features: u64,
     inflight: Option<Inflight>,
+    /// What that memory said when the front-end gave it to this server.
+    former: Former,
     /// For messages of ours.
     backend_channel: Option<OwnedFd>,
 }
 
 impl Device {
     /// A device for a new connection. There is one ring for each worker.
-    pub(crate) fn new(disk: Arc<dyn BlockDevice>, cache: Arc<WriteCache>, workers: Vec<Arc<Inbox<ToWorker>>>) -> Self {
-        cache.negotiated(0);
+    pub(crate) fn new(disk: Arc<dyn BlockDevice>, facts: DeviceFacts, workers: Vec<Arc<Inbox<ToWorker>>>) -> Self {
+        facts.cache.negotiated(0);
+        facts.risk.set_failed(false);
         Self {
             disk,
-            cache,
+            facts,
             rings: workers.iter().map(|_| Ring::default()).collect(),
             workers,
             memory: Arc::default(),
             features: 0,
             protocol_features: 0,
             inflight: None,
+            former: Former::Unknown,
             backend_channel: None,
         }
     }
@@ -170,7 +176,7 @@ impl Device {
             Message::EnableRing { ring, on } => self.change(ring, |ring| ring.enabled = on)?,
             Message::SetBackendChannel(socket) => self.backend_channel = Some(socket),
             Message::GetConfig(range) => {
-                let space = config::space(&self.disk.geometry(), self.rings.len() as u16, &self.cache);
+                let space = config::space(&self.disk.geometry(), self.rings.len() as u16, &self.facts.cache);
                 return Ok(Reply::Body(wire::config(range, &space[range.range()])));
             }
             Message::SetConfig { range, bytes } => {
@@ -181,7 +187,10 @@ impl Device {
             Message::GetInflight(wanted) => return self.get_inflight(wanted),
             Message::SetInflight(info, fd) => {
                 let known = Inflight::of(info, fd.as_fd()).map_err(|source| DeviceError::Inflight { source })?;
+                let unreadable = |source| DeviceError::Inflight { source };
+                let former = known.record().map_or(Ok(Former::Unknown), |record| record.former(&self.facts.risk));
                 let running = self.stop_all()?;
+                self.former = former.map_err(unreadable)?;
                 self.inflight = Some(known);
                 running.into_iter().try_for_each(|ring| self.start_if_ready(ring))?;
             }
@@ -201,7 +210,9 @@ impl Device {
             return Err(DeviceError::Features { found: features & !offered });
         }
         self.features = features;
-        self.cache.negotiated(features);
+        self.facts.cache.negotiated(features);
+        // The device may be a new one for its guest. Each ring that starts decides that.
+        self.facts.risk.set_failed(false);
         if features & config::PROTOCOL_FEATURES == 0 {
             // Then there is no message that enables a ring.
             for index in 0..self.rings.len() {
@@ -212,14 +223,24 @@ impl Device {
         Ok(())
     }
 
-    fn set_writeback(&self, writeback: bool) -> Result<(), DeviceError> {
-        self.cache.set_write_through(!writeback);
+    fn set_writeback(&mut self, writeback: bool) -> Result<(), DeviceError> {
         if writeback {
+            self.facts.cache.set_write_through(false);
             return Ok(());
         }
-        // What was written before must be durable too.
-        let flushed = catch_panic(|| Blocking::open(self.disk.as_ref(), EngineKind::Auto)?.flush());
-        flushed.map_err(|source| DeviceError::Flush { source })
+        // What was written before must be durable too, and no write that began before may complete
+        // after the flush.
+        let running = self.stop_all()?;
+        self.facts.cache.set_write_through(true);
+        self.flush().map_err(|source| DeviceError::Flush { source })?;
+        running.into_iter().try_for_each(|ring| self.start_if_ready(ring))
+    }
+
+    /// Flushes the disk, and records that nothing is at risk.
+    fn flush(&self) -> io::Result<()> {
+        catch_panic(|| Blocking::open(self.disk.as_ref(), EngineKind::Auto)?.flush())?;
+        let record = self.inflight.as_ref().and_then(Inflight::record);
+        record.map_or(Ok(()), |record| record.note(&self.facts.risk, true))
     }
 
     fn set_call(&mut self, ring: u32, fd: Option<OwnedFd>) -> Result<(), DeviceError> {
@@ -241,7 +262,7 @@ impl Device {
         let created = Inflight::create(queues.max(1), queue_size.max(1));
         let (inflight, fd) = created.map_err(|source| DeviceError::Inflight { source })?;
         let body = wire::inflight(inflight.info());
-        self.inflight = Some(inflight);
+        (self.inflight, self.former) = (Some(inflight), Former::Unknown);
         Ok(Reply::BodyWith(body, fd))
     }
 
@@ -264,6 +285,7 @@ impl Device {
         }
         let features = config::ring_features(self.features);
         let ring = Vring::new(&self.memory, *addresses, (*size).into(), *base, features)?;
+        self.ask_what_was_lost(index, *base, ring.next_used())?;
         let inflight = match &self.inflight {
             Some(inflight) => {
                 let missing = DeviceError::InflightQueue { ring: index, size: *size };
@@ -278,6 +300,29 @@ impl Device {
         Ok(())
     }
 
+    /// Lets the device fail if requests of this guest were lost with a former server. Otherwise the
+    /// record is this server's from now on.
+    fn ask_what_was_lost(&self, index: usize, next: u16, used: u16) -> Result<(), DeviceError> {
+        let risk = &self.facts.risk;
+        let record = self.inflight.as_ref().and_then(Inflight::record);
+        let is_lost = risk.is_lost(self.former, index, next, used);
+        if is_lost && !risk.has_failed() {
+            tracing::error!(
+                disk = %self.facts.name,
+                "the server that served this machine before has ended, and writes that the machine takes for done were lost, or may be: every request fails until the machine is reset"
+            );
+        }
+        if is_lost {
+            risk.set_failed(true);
+        }
+        let noted = record.map_or(Ok(()), |record| match is_lost {
+            true => record.set_lost(),
+            false if risk.has_failed() => Ok(()),
+            false => record.claim(risk, self.former),
+        });
+        noted.map_err(|source| DeviceError::Inflight { source })
+    }
+
     /// Stops a ring, after its requests in flight have completed.
     fn stop(&mut self, index: usize) -> Result<(), DeviceError> {
         if !std::mem::take(&mut self.rings[index].running) {
@@ -285,8 +330,13 @@ impl Device {
         }
         let (tell, told) = mpsc::sync_channel(1);
         self.workers[index].put(ToWorker::Stop(tell));
-        self.rings[index].base = told.recv().map_err(|_| DeviceError::QueueFailed { ring: index })?;
+        self.stopped(index, told.recv().map_err(|_| DeviceError::QueueFailed { ring: index })?);
         Ok(())
+    }
+
+    fn stopped(&mut self, index: usize, next: u16) {
+        self.rings[index].base = next;
+        self.facts.risk.stopped(index, next);
     }
 
     /// Stops all rings, and returns those that ran.
@@ -303,7 +353,7 @@ impl Device {
         for (index, told) in waits {
             self.rings[index].running = false;
             match told.recv() {
-                Ok(base) => self.rings[index].base = base,
+                Ok(next) => self.stopped(index, next),
                 Err(_) => outcome = Err(DeviceError::QueueFailed { ring: index }),
             }
         }
@@ -313,11 +363,23 @@ impl Device {
     /// Stops all rings and forgets them.
     fn reset(&mut self) -> Result<(), DeviceError> {
         let stopped = self.stop_all();
+        self.leave_nothing_at_risk();
         self.rings.iter_mut().for_each(|ring| *ring = Ring::default());
-        self.inflight = None;
-        self.cache.negotiated(0);
+        (self.inflight, self.former) = (None, Former::Unknown);
+        self.facts.cache.negotiated(0);
         self.features = 0;
         stopped.map(|_| ())
+    }
+
+    /// Flushes if the record says that requests are at risk. So a front-end that comes back finds
+    /// nothing lost, also by another server.
+    fn leave_nothing_at_risk(&self) {
+        let record = self.inflight.as_ref().and_then(Inflight::record);
+        let at_risk =
+            !self.facts.risk.has_failed() && record.is_some_and(|record| record.says_at_risk().unwrap_or(false));
+        if at_risk && let Err(error) = self.flush() {
+            tracing::error!(disk = %self.facts.name, %error, "the disk could not be flushed when its machine had gone");
+        }
     }
 
     /// Ends the device when its connection has ended.

@@ -8,6 +8,7 @@
 //!
 //!   one region for each queue:   features, version, size, last_batch, used_index  (16 bytes)
 //!                                in flight?, next, counter                        (16 a head)
+//!   behind them, ours alone:     the record of `risk.rs`                          (64 bytes)
 //! ```
 //!
 //! A request is marked before it is started. When a batch completes, its heads are linked from
@@ -19,7 +20,11 @@
 //! The front-end may write anything here. So each number is checked, and a list ends after as many
 //! heads as the queue has.
 
-use super::{memory::Place, wire::InflightInfo};
+use super::{
+    memory::Place,
+    risk::{RECORD_BYTES, Risk, RiskRecord},
+    wire::InflightInfo,
+};
 use diskwright_store::{FileRange, MappedMemory};
 use rustix::fs::MemfdFlags;
 use std::{
@@ -44,6 +49,8 @@ const USED_INDEX_AT: usize = 14;
 pub(crate) struct Inflight {
     memory: Arc<MappedMemory>,
     info: InflightInfo,
+    /// `None` in memory that another program has made.
+    record: Option<Arc<RiskRecord>>,
 }
 
 fn region_bytes(queue_size: u16) -> usize {
@@ -56,7 +63,7 @@ impl Inflight {
     /// # Errors
     /// The kernel refused.
     pub(crate) fn create(queues: u16, queue_size: u16) -> io::Result<(Self, OwnedFd)> {
-        let len_bytes = (region_bytes(queue_size) * usize::from(queues)) as u64;
+        let len_bytes = (region_bytes(queue_size) * usize::from(queues) + RECORD_BYTES) as u64;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("vhost-user-inflight", flags)?;
         rustix::fs::ftruncate(&fd, len_bytes)?;
@@ -78,7 +85,16 @@ impl Inflight {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         let range = FileRange { offset_bytes: info.offset_bytes, len_bytes: info.len_bytes };
-        Ok(Self { memory: MappedMemory::of_memfd(fd, range, true)?, info })
+        let memory = MappedMemory::of_memfd(fd, range, true)?;
+        let has_record = info.len_bytes == wanted_bytes + RECORD_BYTES as u64;
+        let record = has_record
+            .then(|| Arc::new(RiskRecord::at(Place { memory: Arc::clone(&memory), at: wanted_bytes as usize })));
+        Ok(Self { memory, info, record })
+    }
+
+    /// What a server's death costs.
+    pub(crate) fn record(&self) -> Option<&Arc<RiskRecord>> {
+        self.record.as_ref()
     }
 
     pub(crate) fn info(&self) -> InflightInfo {
@@ -91,7 +107,8 @@ impl Inflight {
             return None;
         }
         let at = index * region_bytes(self.info.queue_size);
-        Some(QueueInflight { place: Place { memory: Arc::clone(&self.memory), at }, size, counter: 0 })
+        let place = Place { memory: Arc::clone(&self.memory), at };
+        Some(QueueInflight { place, size, counter: 0, record: self.record.clone() })
     }
 }
 
@@ -102,6 +119,7 @@ pub(crate) struct QueueInflight {
     size: u16,
     /// The next number that orders requests.
     counter: u64,
+    record: Option<Arc<RiskRecord>>,
 }
 
 impl QueueInflight {
@@ -163,6 +181,14 @@ impl QueueInflight {
         self.place.memory.copy_in(self.entry_at(head) + 8, &self.counter.to_ne_bytes())?;
         self.counter = self.counter.wrapping_add(1);
         self.mark(head, true)
+    }
+
+    /// Records what the server's death would cost now. See [`RiskRecord::note`].
+    ///
+    /// # Errors
+    /// The memory could not be accessed.
+    pub(crate) fn note(&self, risk: &Risk, flushed: bool) -> io::Result<()> {
+        self.record.as_ref().map_or(Ok(()), |record| record.note(risk, flushed))
     }
 
     /// Links a batch. Call before the guest sees the new used index.

@@ -8,7 +8,7 @@
 //!        │ memory, eventfds                        worker.rs       one thread for each virtqueue
 //!        ▼                                            │
 //!   guest's memory ◀── memory.rs ── vring.rs ─────▶ session.rs ─▶ BlockQueue
-//!                                   request.rs, inflight.rs
+//!                                   request.rs, inflight.rs, risk.rs
 //!                                   config.rs, limits.rs           features, configuration space
 //!   front_end/ (feature `testing`): the other side, for tests and benchmarks
 //! ```
@@ -21,8 +21,9 @@
 //! them. If the guest does not negotiate flushes, or switches the cache to write-through, each
 //! write is durable when it completes. Before a ring stops, its requests in flight are finished.
 //! When the server was killed and a front-end with `INFLIGHT_SHMFD` connects to the next one,
-//! requests that were in flight are carried out again. Writes that were completed and not flushed
-//! when the server was killed may be lost, as those of a disk that lost its power.
+//! requests that were in flight are carried out again. If completed writes were lost with the
+//! former server, or if that is unknown, every request fails until the machine is reset
+//! (`risk.rs`).
 //!
 //! Everything that comes from the guest or the front-end is checked (`vring`, `request`, `wire`). A
 //! wrong request is answered with an error. A damaged ring or message ends the connection with the
@@ -38,6 +39,7 @@ mod inflight;
 mod limits;
 mod memory;
 mod request;
+mod risk;
 mod server;
 mod session;
 mod vring;

@@ -7,13 +7,14 @@
 //! ```
 //!
 //! A device has one front-end at a time. Another one that connects waits until the first has gone.
-//! The front thread does no disk I/O. It waits for a ring to stop, which takes as long as the disk
-//! needs for the requests in flight.
+//! The front thread waits for a ring to stop, which takes as long as the disk needs for the
+//! requests in flight. It flushes the disk when a connection ends with requests at risk
+//! (`risk.rs`), and when the cache is switched off.
 
 use super::{
     channel::{Channel, ReceiveError, Received},
-    config::WriteCache,
     device::{Device, Reply},
+    risk::Risk,
     session::{DeviceFacts, IDENTITY_BYTES},
     wire,
     worker::{ToFront, ToWorker, Worker},
@@ -52,6 +53,9 @@ pub struct VhostUserOptions {
     pub name: String,
     /// Number of virtqueues, each with a thread: at least 1, at most [`QUEUES_MAX`].
     pub queues: u16,
+    /// Whether all writes are dropped when the server ends. A front-end that comes back to another
+    /// server has lost them then, whether it has flushed or not.
+    pub is_ephemeral: bool,
 }
 
 /// Why a device could not start, or did not stop cleanly.
@@ -108,7 +112,7 @@ impl VhostUserServer {
         listener: Listener,
         options: VhostUserOptions,
     ) -> Result<Self, VhostUserError> {
-        let VhostUserOptions { name, queues } = options;
+        let VhostUserOptions { name, queues, is_ephemeral } = options;
         let address = listener.address().clone();
         if listener.is_tcp() {
             return Err(VhostUserError::NotUnix { address });
@@ -118,8 +122,14 @@ impl VhostUserServer {
         }
         let mut identity = [0; IDENTITY_BYTES];
         identity.iter_mut().zip(name.bytes()).for_each(|(to, from)| *to = from);
-        let facts = DeviceFacts { name: name.as_str().into(), identity, cache: Arc::default() };
-        let metrics = Arc::new(Metrics::new("vhost_user", queues.into()));
+        let risk = Arc::new(Risk::new(Arc::clone(&disk), is_ephemeral, queues));
+        let facts = DeviceFacts { name: name.as_str().into(), identity, cache: Arc::default(), risk };
+        let metrics = Metrics::new("vhost_user", queues.into());
+        let socket = match &address {
+            Address::Unix(path) => path.to_string_lossy().into_owned(),
+            tcp => tcp.to_string(),
+        };
+        let metrics = Arc::new(metrics.labelled("disk", &name).labelled("socket", &socket));
         let to_front = ServerThread::new_inbox()?;
         let watcher: Arc<SizeWatcher> = {
             let to_front = Arc::clone(&to_front);
@@ -145,13 +155,13 @@ impl VhostUserServer {
         let (disk, metrics) = (Arc::clone(&server.disk), Arc::clone(&server.metrics));
         let front_of = move |inbox| {
             let (listener, leftover) = listener.into_parts();
-            let (cache, name) = (facts.cache, facts.name);
+            let name = Arc::clone(&facts.name);
             Ok(Front {
                 listener,
                 _leftover: leftover,
                 inbox,
                 disk,
-                cache,
+                facts,
                 name,
                 metrics,
                 workers: inboxes,
@@ -231,7 +241,7 @@ struct Front {
     _leftover: SocketFile,
     inbox: Arc<Inbox<ToFront>>,
     disk: Arc<dyn BlockDevice>,
-    cache: Arc<WriteCache>,
+    facts: DeviceFacts,
     name: Arc<str>,
     metrics: Arc<Metrics>,
     workers: Vec<Arc<Inbox<ToWorker>>>,
@@ -284,7 +294,7 @@ impl Front {
             Ok(socket) => {
                 tracing::info!(disk = %self.name, "a front-end connected");
                 self.metrics.accepted.add(1);
-                let device = Device::new(Arc::clone(&self.disk), Arc::clone(&self.cache), self.workers.clone());
+                let device = Device::new(Arc::clone(&self.disk), self.facts.clone(), self.workers.clone());
                 self.connection = Some(Connection { channel: Channel::new(socket), device });
             }
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}

@@ -17,6 +17,7 @@ use super::{
     inflight::QueueInflight,
     memory::{GuestMemory, Place},
     request::{Asked, Status, parse},
+    risk::Risk,
     vring::{Chain, RingError, Vring},
 };
 use crate::metrics::WorkerMetrics;
@@ -32,6 +33,9 @@ pub(crate) const IDENTITY_BYTES: usize = VIRTIO_BLK_ID_BYTES as usize;
 const BOUNCE_BYTES: usize = 64 << 10;
 /// Maximum number of bounce buffers that are kept.
 const BOUNCES_MAX: usize = 32;
+/// With so many bytes in bounce buffers no further request is taken. A guest may name the same
+/// memory again and again, so its memory is no limit.
+const BOUNCED_BYTES_MAX: usize = 8 << 20;
 
 /// What a session needs from its device.
 #[derive(Debug, Clone)]
@@ -40,6 +44,7 @@ pub(crate) struct DeviceFacts {
     pub(crate) name: Arc<str>,
     pub(crate) identity: [u8; IDENTITY_BYTES],
     pub(crate) cache: Arc<WriteCache>,
+    pub(crate) risk: Arc<Risk>,
 }
 
 /// A request that the disk carries out.
@@ -52,6 +57,8 @@ struct Flight {
     written_bytes: u32,
     /// Where a bounced read goes.
     bounced: Option<Box<Segments>>,
+    /// Length of the bounce buffer.
+    bounced_bytes: usize,
     taken_ns: u64,
 }
 
@@ -73,10 +80,15 @@ pub(crate) struct Session {
     unanswered: VecDeque<Completion>,
     /// Heads whose used entries are not published yet.
     batch: Vec<u16>,
+    /// Whether the batch has requests that changed the disk, and a flush.
+    changed: bool,
+    flushed: bool,
     chain: Chain,
     #[expect(clippy::vec_box, reason = "a request takes the box")]
     spare_lists: Vec<Box<Segments>>,
     spare_bounces: Vec<IoBuf>,
+    /// Bytes of the bounce buffers in flight.
+    bounced_bytes: usize,
     metrics: Arc<WorkerMetrics>,
     /// No further request is taken.
     stopping: bool,
@@ -118,9 +130,12 @@ impl Session {
             completions: Vec::new(),
             unanswered: VecDeque::new(),
             batch: Vec::new(),
+            changed: false,
+            flushed: false,
             chain: Chain::default(),
             spare_lists: Vec::new(),
             spare_bounces: Vec::new(),
+            bounced_bytes: 0,
             metrics,
             stopping: false,
             broken: false,
@@ -160,12 +175,19 @@ impl Session {
         self.batch.clear();
     }
 
-    /// Asks for a kick before the thread sleeps. Returns whether a request has come meanwhile.
+    /// Asks for a kick before the thread sleeps. Returns whether a request can be taken without
+    /// one.
     ///
     /// # Errors
     /// The ring is damaged.
     pub(crate) fn ask_for_kicks(&mut self) -> Result<bool, RingError> {
-        if self.stopping { Ok(false) } else { self.ring.ask_for_kicks() }
+        match () {
+            // The end of a request wakes the thread.
+            () if self.is_full() => Ok(false),
+            () if !self.recovered.is_empty() => Ok(true),
+            () if self.stopping => Ok(false),
+            () => self.ring.ask_for_kicks(),
+        }
     }
 
     /// Takes the requests that are available, and answers at most `answers` of those that have
@@ -199,10 +221,18 @@ impl Session {
         self.publish()
     }
 
+    fn is_full(&self) -> bool {
+        self.bounced_bytes >= BOUNCED_BYTES_MAX || self.queue.in_flight() >= self.queue.depth()
+    }
+
     fn publish(&mut self) -> Result<bool, RingError> {
         if let Some(inflight) = &self.inflight {
+            if self.changed {
+                inflight.note(&self.device.risk, self.flushed)?;
+            }
             inflight.link(&self.batch)?;
         }
+        (self.changed, self.flushed) = (false, false);
         self.ring.publish()?;
         if let Some(inflight) = &self.inflight {
             inflight.end(&self.batch, self.ring.next_used())?;
@@ -216,7 +246,7 @@ impl Session {
         let mut taken = false;
         // The guest may make requests available as fast as they are refused; a turn has an end.
         for _ in 0..self.ring.size() {
-            if self.queue.in_flight() >= self.queue.depth() {
+            if self.is_full() {
                 break;
             }
             let head = match self.recovered.pop_front() {
@@ -255,11 +285,18 @@ impl Session {
             len_bytes,
             written_bytes: 0,
             bounced: None,
+            bounced_bytes: 0,
             taken_ns: now_ns,
         };
         let fua = self.device.cache.needs_durable_writes();
         let tag = u64::from(head);
         let request = match found.asked {
+            Asked::Read { .. } | Asked::Write { .. } | Asked::Zero { .. } | Asked::Flush
+                if self.device.risk.has_failed() =>
+            {
+                self.keep_list(payload);
+                return self.answer(head, &flight.status, Status::Failed, 0);
+            }
             Asked::Refused { status, why } => {
                 tracing::debug!(disk = %self.device.name, head, why, "a request was refused");
                 self.keep_list(payload);
@@ -282,7 +319,7 @@ impl Session {
                     Request::read_segments(offset_bytes, payload, tag)
                 } else {
                     let buf = self.bounce(payload.len());
-                    flight.bounced = Some(payload);
+                    (flight.bounced, flight.bounced_bytes) = (Some(payload), buf.len());
                     Request::read(offset_bytes, len_bytes as usize, buf, tag)
                 }
             }
@@ -292,6 +329,7 @@ impl Session {
                     Request::write_segments(offset_bytes, payload, tag)
                 } else {
                     let mut buf = self.bounce(payload.len());
+                    flight.bounced_bytes = buf.len();
                     payload.copy_out(0, &mut buf[..len_bytes as usize])?;
                     self.keep_list(payload);
                     Request::write(offset_bytes, len_bytes as usize, buf, tag)
@@ -331,13 +369,15 @@ impl Session {
 
     fn bounce(&mut self, len: usize) -> IoBuf {
         self.metrics.copied_bytes.add(len as u64);
-        match self.spare_bounces.pop() {
+        let buf = match self.spare_bounces.pop() {
             Some(buf) if buf.len() >= len => buf,
             spare => {
                 self.spare_bounces.extend(spare);
                 IoBuf::new(len.max(BOUNCE_BYTES))
             }
-        }
+        };
+        self.bounced_bytes += buf.len();
+        buf
     }
 
     fn keep_list(&mut self, mut list: Box<Segments>) {
@@ -349,11 +389,15 @@ impl Session {
         let Completion { tag, buf, segments, result } = completion;
         let head = tag as u16;
         let flight = self.flights[usize::from(head)].take();
-        let Flight { status, command, len_bytes, written_bytes, bounced, taken_ns } =
+        let Flight { status, command, len_bytes, written_bytes, bounced, bounced_bytes, taken_ns } =
             flight.expect("the queue completes a request once");
         self.in_flight -= 1;
         let error = result.as_ref().err().map(ErrorCode::from_io);
         self.metrics.answered(command, len_bytes, now_ns.saturating_sub(taken_ns), error);
+        if result.is_ok() && command != Command::READ {
+            self.changed = true;
+            self.flushed |= command == Command::FLUSH;
+        }
         let outcome = match (result, bounced, &buf) {
             (Ok(()), Some(mut into), Some(buf)) => {
                 if !self.broken {
@@ -376,6 +420,7 @@ impl Session {
         if let Some(list) = segments {
             self.keep_list(list);
         }
+        self.bounced_bytes -= bounced_bytes;
         if let Some(buf) = buf
             && buf.len() == BOUNCE_BYTES
             && self.spare_bounces.len() < BOUNCES_MAX

@@ -44,7 +44,7 @@ pub fn serve(disk: &Arc<dyn BlockDevice>, queues: u16) -> Option<Served> {
 pub fn serve_in(disk: &Arc<dyn BlockDevice>, queues: u16, dir: TempDir) -> Option<Served> {
     let socket = dir.path().join("vhost.sock");
     let listener = Listener::bind(&Address::Unix(socket.clone())).unwrap();
-    let options = VhostUserOptions { name: "a disk with a long name".into(), queues };
+    let options = VhostUserOptions { name: "a disk with a long name".into(), queues, is_ephemeral: false };
     match VhostUserServer::start(Arc::clone(disk), listener, options) {
         Ok(server) => Some(Served { server, socket, dir }),
         Err(VhostUserError::Thread(ThreadError::Ring { source })) => {
@@ -293,6 +293,36 @@ fn without_flushes_or_in_write_through_each_write_is_durable() {
 }
 
 #[test]
+fn a_write_in_flight_when_the_cache_is_switched_off_is_flushed_before_it_completes() {
+    let disk = Slow::over(memory(1 << 20, true));
+    let as_device: Arc<dyn BlockDevice> = disk.clone();
+    let Some(served) = serve(&as_device, 1) else { return };
+    let front = FrontEnd::connect(&served.socket, FrontOptions { depth: 4, ..FrontOptions::default() }).unwrap();
+    let mut queue = front.queue(0).unwrap();
+    disk.held.store(true, Ordering::SeqCst);
+    queue.push(Request::write(0, 4096, filled(4096, 9), 0)).unwrap();
+    queue.reap(0, &mut Vec::new()).unwrap();
+    let start = std::time::Instant::now();
+    while disk.durable.lock().unwrap().is_empty() {
+        assert!(start.elapsed() < Duration::from_secs(20), "the write does not reach the disk");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            assert_eq!(disk.durable.lock().unwrap().len(), 1, "the flush waits for the write");
+            disk.held.store(false, Ordering::SeqCst);
+            front.kick(0).unwrap();
+        });
+        front.set_config(32, &[0]).unwrap();
+    });
+    assert!(finish(&mut queue).iter().all(|done| done.result.is_ok()));
+    assert_eq!(*disk.durable.lock().unwrap(), [false, false], "the write, and a flush");
+    one(&mut queue, Request::write(0, 4096, filled(4096, 9), 0)).unwrap();
+    assert_eq!(disk.durable.lock().unwrap()[2..], [true]);
+}
+
+#[test]
 fn a_stop_waits_for_requests_in_flight_and_the_ring_goes_on_where_it_stopped() {
     let disk = Slow::over(memory(1 << 20, true));
     let as_device: Arc<dyn BlockDevice> = disk.clone();
@@ -415,7 +445,8 @@ fn tcp_and_wrong_numbers_of_queues_are_refused_by_name() {
     let disk = memory(1 << 20, true);
     let start = |address: &Address, queues| {
         let listener = Listener::bind(address).unwrap();
-        VhostUserServer::start(Arc::clone(&disk), listener, VhostUserOptions { name: "a".into(), queues }).unwrap_err()
+        let options = VhostUserOptions { name: "a".into(), queues, is_ephemeral: false };
+        VhostUserServer::start(Arc::clone(&disk), listener, options).unwrap_err()
     };
     let error = start(&Address::Tcp("127.0.0.1".into(), 0), 1).to_string();
     assert!(error.contains("unix socket"), "{error}");

@@ -1,6 +1,6 @@
 //! The options of `serve`, on a command line or in a file (`config.rs`).
 
-use super::{log, word::DiskWord};
+use super::{log, machine::MachineWord, word::DiskWord};
 use crate::{
     limits,
     options::{self, SnapshotArgs},
@@ -43,7 +43,7 @@ pub const IN_FILE: [&str; 23] = [
 
 /// Virtqueues unless the user gives another number. QEMU refuses a device with fewer than its
 /// machine has processors, and one that is not used costs a thread that sleeps.
-const VHOST_QUEUES: u16 = 8;
+pub const VHOST_QUEUES: u16 = 8;
 
 /// Arguments of `serve`.
 #[derive(Debug, Args)]
@@ -52,7 +52,7 @@ An ADDRESS is the path of a unix socket (with a slash, or unix:PATH), PORT (on 1
 sockets that systemd hands over (LISTEN_FDS) are used, or else a unix socket in the run-time folder, whose path is printed. Only the owner can \
 connect to a unix socket.
 
---vhost-user makes one disk the disk of a virtual machine. Its memory must be shared with the server, as a memfd: for QEMU -object \
+--vhost-user makes a disk the disk of a virtual machine, with NAME= before the socket if several disks are served. The machine's memory must be shared with the server, as a memfd: for QEMU -object \
 memory-backend-memfd,id=m,size=1G,share=on -machine memory-backend=m -chardev socket,id=d,path=SOCKET,reconnect=1 -device vhost-user-blk-pci,chardev=d. \
 --nbd then is served only if it is given too.
 
@@ -63,7 +63,7 @@ its extension names no format (.img) and its contents look like an image.
 TLS: the folder holds ca-cert.pem, server-cert.pem and server-key.pem, as for qemu and libnbd. With it, clients on TCP must use TLS and show a \
 certificate that the CA vouches for. SIGHUP reads the folder again.
 
-serve-ctl reaches disks that are served for writing: statistics, limit, resize, snapshot, merge, compact, move, and their end (drain).
+serve-ctl reaches disks that are served for writing: statistics, limit, resize, snapshot, merge, compact, move, further disks (add, remove) and sockets for machines (open-door), and their end (drain).
 
 LIMITS are iops (requests per second) and bytes (of reads and writes per second). After a pause a tenth of a second's may start at once, or iops-burst=N and bytes-burst=SIZE. \
 The requests above wait; flushes never do. serve-ctl changes the limits of a disk.
@@ -91,6 +91,8 @@ EXAMPLES
       --progress
   diskwright serve a.vhdx b.vhdx --nbd 10809 --limit iops=2000,bytes=100M
   diskwright serve machine.vhdx --vhost-user /run/machine.sock
+  diskwright serve os=os.vhdx db=db.vhdx --vhost-user os=/run/os.sock \\
+      --vhost-user db=/run/db.sock --nbd 10809
   diskwright serve --config /etc/diskwright/serve.toml")]
 pub struct ServeArgs {
     /// The disks: each may have a name before it and its format behind it.
@@ -102,10 +104,10 @@ pub struct ServeArgs {
     /// Listen at this address (may be repeated).
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(super) nbd: Vec<Address>,
-    /// Be the disk of a virtual machine (vhost-user-blk) at this unix socket.
-    #[arg(long, value_name = "SOCKET")]
-    pub(super) vhost_user: Option<PathBuf>,
-    /// Virtqueues that the machine may use, each with a thread.
+    /// Be the disk of a virtual machine (vhost-user-blk) at this unix socket (may be repeated).
+    #[arg(long, value_name = "[NAME=]SOCKET", value_parser = MachineWord::parse)]
+    pub(super) vhost_user: Vec<MachineWord>,
+    /// Virtqueues that each machine may use, each with a thread.
     #[arg(long, value_name = "N", requires = "vhost_user", default_value_t = VHOST_QUEUES, value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
     pub(super) vhost_queues: u16,
     /// Refuse writes.

@@ -1,52 +1,255 @@
-//! The ways into the disks of one `serve`: NBD, and a vhost-user device.
+//! The ways into the disks of one `serve`: an NBD server for all of them, and vhost-user devices,
+//! each for one. Disks and devices come and go while the process runs (`serve-ctl`).
+//!
+//! One mutex guards all of it. It is held while a disk is removed, which waits for the disk's
+//! clients to receive their last replies.
 
-use crate::exit::{Failure, Outcome};
-use diskwright_serve::{
-    metrics::{Metrics, Totals},
-    nbd::{Address, NbdServer},
-    vhost_user::VhostUserServer,
+use super::{
+    disks::{Opener, Served},
+    word::DiskWord,
 };
-use std::sync::Arc;
+use crate::{
+    exit::{Failure, Outcome},
+    options::FormatArg,
+};
+use clap::ValueEnum;
+use diskwright_serve::{
+    control::{ControlError, DoorKeeper, HostedDisk, NewDisk},
+    metrics::{Metrics, Totals},
+    nbd::{Address, Export, Listener, NbdServer},
+    vhost_user::{QUEUES_MAX, VhostUserOptions, VhostUserServer},
+};
+use diskwright_store::{ErrorCode, RateLimits};
+use std::{
+    fmt::Display,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+};
 
-/// The servers that run. At least one of them is there.
+/// A device for a virtual machine.
+#[derive(Debug)]
+struct Machine {
+    disk: String,
+    socket: PathBuf,
+    queues: u16,
+    server: VhostUserServer,
+}
+
+#[derive(Debug)]
+struct Inside {
+    disks: Vec<Served>,
+    nbd: Option<NbdServer>,
+    machines: Vec<Machine>,
+}
+
+/// The disks, and the servers that run.
 #[derive(Debug)]
 pub struct Doors {
-    /// The NBD server.
-    pub nbd: Option<NbdServer>,
-    /// The device for a virtual machine.
-    pub vhost_user: Option<VhostUserServer>,
+    opener: Opener,
+    /// Description of the disks for NBD clients.
+    description: String,
+    /// `None` when the process ends.
+    inside: Mutex<Option<Inside>>,
+}
+
+/// A disk as an export.
+pub fn export(served: &Served, description: &str) -> Export {
+    Export { name: served.name.clone(), description: description.to_owned(), device: served.device() }
+}
+
+fn failed(error: impl Display) -> Failure {
+    Failure::new(error.to_string())
+}
+
+fn refused(code: ErrorCode, message: impl Display) -> ControlError {
+    ControlError::Refused { code, message: message.to_string() }
+}
+
+fn ending() -> ControlError {
+    refused(ErrorCode::Locked, "the process is ending")
+}
+
+impl Inside {
+    fn open(&mut self, disk: &str, socket: &Path, queues: u16, is_ephemeral: bool) -> Outcome<()> {
+        let Some(found) = self.disks.iter().find(|found| found.name == disk) else {
+            return Err(Failure::new(format!("{disk}: no such disk is served")));
+        };
+        let listener = Listener::bind(&Address::Unix(socket.to_owned())).map_err(failed)?;
+        let options = VhostUserOptions { name: disk.to_owned(), queues, is_ephemeral };
+        let server = VhostUserServer::start(found.device(), listener, options).map_err(failed)?;
+        self.machines.push(Machine { disk: disk.to_owned(), socket: socket.to_owned(), queues, server });
+        Ok(())
+    }
+
+    /// The sockets and numbers of virtqueues of a disk's devices.
+    fn sockets_of(&self, disk: &str) -> Vec<(PathBuf, u16)> {
+        let of_disk = self.machines.iter().filter(|machine| machine.disk == disk);
+        of_disk.map(|machine| (machine.socket.clone(), machine.queues)).collect()
+    }
+
+    fn metrics(&self) -> Vec<Arc<Metrics>> {
+        let nbd = self.nbd.iter().map(NbdServer::metrics);
+        nbd.chain(self.machines.iter().map(|machine| machine.server.metrics())).cloned().collect()
+    }
+
+    fn is_well(&self) -> bool {
+        self.nbd.iter().all(NbdServer::is_well) && self.machines.iter().all(|machine| machine.server.is_well())
+    }
 }
 
 impl Doors {
-    /// The addresses of the NBD server.
-    pub fn addresses(&self) -> &[Address] {
-        self.nbd.as_ref().map_or(&[], NbdServer::addresses)
+    /// The disks, and the NBD server if they have one.
+    pub fn of(opener: Opener, description: String, disks: Vec<Served>, nbd: Option<NbdServer>) -> Self {
+        Self { opener, description, inside: Mutex::new(Some(Inside { disks, nbd, machines: Vec::new() })) }
     }
 
-    /// The counters of each server. The first are those that `serve-ctl` shows.
-    pub fn metrics(&self) -> impl Iterator<Item = &Arc<Metrics>> {
-        let nbd = self.nbd.iter().map(NbdServer::metrics);
-        nbd.chain(self.vhost_user.iter().map(VhostUserServer::metrics))
+    fn lock(&self) -> MutexGuard<'_, Option<Inside>> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The counters of the first server, for the live line.
-    pub fn totals(&self) -> Totals {
-        self.metrics().next().map(|metrics| metrics.totals()).unwrap_or_default()
-    }
-
-    /// Whether all threads run.
-    pub fn is_well(&self) -> bool {
-        self.nbd.iter().all(NbdServer::is_well) && self.vhost_user.iter().all(VhostUserServer::is_well)
-    }
-
-    /// Stops all servers: requests in flight are finished, and writable disks are flushed.
+    /// Makes a disk that of a virtual machine at this socket.
     ///
     /// # Errors
-    /// The first error. All servers are stopped even after an error.
-    pub fn stop(self) -> Outcome<()> {
-        let failed = |error: &dyn std::fmt::Display| Failure::new(error.to_string());
-        let nbd = self.nbd.map_or(Ok(()), |server| server.stop().map_err(|error| failed(&error)));
-        let device = self.vhost_user.map_or(Ok(()), |server| server.stop().map_err(|error| failed(&error)));
-        nbd.and(device)
+    /// A sentence: there is no such disk, the socket exists, or the device cannot be started.
+    pub fn open_for_machine(&self, disk: &str, socket: &Path, queues: u16) -> Outcome<()> {
+        match &mut *self.lock() {
+            Some(inside) => inside.open(disk, socket, queues, self.opener.is_ephemeral()),
+            None => Err(failed(ending())),
+        }
+    }
+
+    /// The disks that are served now.
+    pub fn disks(&self) -> Vec<Served> {
+        self.lock().as_ref().map(|inside| inside.disks.clone()).unwrap_or_default()
+    }
+
+    /// The sockets and numbers of virtqueues of a disk's devices.
+    pub fn sockets_of(&self, disk: &str) -> Vec<(PathBuf, u16)> {
+        self.lock().as_ref().map(|inside| inside.sockets_of(disk)).unwrap_or_default()
+    }
+
+    /// The addresses of the NBD server.
+    pub fn addresses(&self) -> Vec<Address> {
+        let inside = self.lock();
+        inside.as_ref().and_then(|inside| inside.nbd.as_ref()).map(|nbd| nbd.addresses().to_vec()).unwrap_or_default()
+    }
+
+    /// Uses these certificates for all connections accepted from now on.
+    pub fn set_tls(&self, config: &Arc<rustls::ServerConfig>) {
+        self.lock().iter().flat_map(|inside| &inside.nbd).for_each(|nbd| nbd.set_tls(Arc::clone(config)));
+    }
+
+    /// Limits all connections accepted from now on.
+    pub fn set_client_limits(&self, limits: RateLimits) {
+        self.lock().iter().flat_map(|inside| &inside.nbd).for_each(|nbd| nbd.set_client_limits(limits));
+    }
+
+    /// The counters of each server that runs.
+    pub fn metrics(&self) -> Vec<Arc<Metrics>> {
+        self.lock().as_ref().map(Inside::metrics).unwrap_or_default()
+    }
+
+    /// The counters of all servers together, for the live line.
+    pub fn totals(&self) -> Totals {
+        self.metrics().iter().fold(Totals::default(), |sum, metrics| sum.and(&metrics.totals()))
+    }
+
+    /// Whether all threads run. Does not wait.
+    pub fn is_well(&self) -> bool {
+        match self.inside.try_lock() {
+            Ok(inside) => inside.iter().all(Inside::is_well),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().iter().all(Inside::is_well),
+            // A disk is being added or removed.
+            Err(TryLockError::WouldBlock) => true,
+        }
+    }
+
+    /// Stops all servers and closes all disks: requests in flight are finished, and writable disks
+    /// are flushed.
+    ///
+    /// # Errors
+    /// The first error. All servers are stopped and all disks closed even after an error.
+    pub fn stop(&self) -> Outcome<()> {
+        let Some(Inside { disks, nbd, machines }) = self.lock().take() else { return Ok(()) };
+        let mut ended = nbd.map_or(Ok(()), |server| server.stop().map_err(failed));
+        for machine in machines {
+            ended = ended.and(machine.server.stop().map_err(failed));
+        }
+        for Served { disk, .. } in disks {
+            ended = ended.and(disk.close().map_err(Failure::from));
+        }
+        ended
+    }
+}
+
+impl DoorKeeper for Doors {
+    fn open(&self, disk: &str, socket: &Path, queues: u16) -> Result<(), ControlError> {
+        if queues == 0 || queues > QUEUES_MAX {
+            let sentence = format!("{queues} queues: a device has at least 1 and at most {QUEUES_MAX}");
+            return Err(refused(ErrorCode::InvalidInput, sentence));
+        }
+        self.open_for_machine(disk, socket, queues).map_err(|error| refused(ErrorCode::Io, error))
+    }
+
+    fn close(&self, disk: &str, socket: &Path) -> Result<u16, ControlError> {
+        let machine = {
+            let mut inside = self.lock();
+            let inside = inside.as_mut().ok_or_else(ending)?;
+            let is_it = |machine: &Machine| machine.disk == disk && machine.socket == socket;
+            let Some(index) = inside.machines.iter().position(is_it) else {
+                let sockets: Vec<String> =
+                    inside.sockets_of(disk).iter().map(|(path, _)| path.display().to_string()).collect();
+                let there =
+                    if sockets.is_empty() { "it has none".into() } else { format!("it has {}", sockets.join(", ")) };
+                let sentence = format!("{disk}: it is not the disk of a machine at {}; {there}", socket.display());
+                return Err(refused(ErrorCode::NotFound, sentence));
+            };
+            inside.machines.remove(index)
+        };
+        let queues = machine.queues;
+        machine.server.stop().map(|()| queues).map_err(|error| refused(ErrorCode::Io, error))
+    }
+
+    fn add(&self, wanted: &NewDisk) -> Result<HostedDisk, ControlError> {
+        let NewDisk { file, name, format, read_only } = wanted;
+        let wrong = |sentence: String| refused(ErrorCode::InvalidInput, sentence);
+        let format = format.as_deref().map(|word| {
+            let known = FormatArg::from_str(word, true).map(FormatArg::format);
+            known.map_err(|_| wrong(format!("{word:?} is not a format")))
+        });
+        let read_only = (*read_only).then_some(true);
+        let word = DiskWord::new(name.clone(), file.clone(), format.transpose()?, None, read_only).map_err(wrong)?;
+        let mut inside = self.lock();
+        let inside = inside.as_mut().ok_or_else(ending)?;
+        if inside.disks.iter().any(|disk| disk.name == word.name) {
+            return Err(wrong(format!("a disk with the name {:?} is served already; choose another name", word.name)));
+        }
+        let served = self.opener.open(word, &inside.disks).map_err(|error| refused(ErrorCode::Io, error))?;
+        if let Some(nbd) = &inside.nbd {
+            nbd.add(export(&served, &self.description)).map_err(|error| refused(ErrorCode::InvalidInput, error))?;
+        }
+        let hosted = served.hosted();
+        inside.disks.push(served);
+        Ok(hosted)
+    }
+
+    fn remove(&self, disk: &str) -> Result<(), ControlError> {
+        let mut inside = self.lock();
+        let inside = inside.as_mut().ok_or_else(ending)?;
+        let Some(index) = inside.disks.iter().position(|served| served.name == disk) else {
+            return Err(refused(ErrorCode::NotFound, format!("{disk}: no such disk is served")));
+        };
+        let failed = |error: &dyn Display| refused(ErrorCode::Io, error);
+        let mut ended = Ok(());
+        let (of_disk, others): (Vec<_>, Vec<_>) = inside.machines.drain(..).partition(|machine| machine.disk == disk);
+        inside.machines = others;
+        for machine in of_disk {
+            ended = ended.and(machine.server.stop().map_err(|error| failed(&error)));
+        }
+        if let Some(nbd) = &inside.nbd {
+            ended = ended.and(nbd.remove(disk).map_err(|error| failed(&error)));
+        }
+        let served = inside.disks.remove(index);
+        ended.and(served.disk.close().map_err(|error| failed(&error)))
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! If the connection breaks, everything in flight fails; or, if the URI says `reconnect`, it is
 //! kept. The thread that would poll the socket then reconnects, with pauses from 0.1 s to 5 s, and
-//! sends every unanswered call again. That is safe because all NBD commands are idempotent. The
-//! guarantee is that of a disk: if the server itself failed, and not only the network, writes that
-//! were answered and not flushed may be lost.
+//! sends every unanswered call again. That is safe because all NBD commands are idempotent. If the
+//! server itself failed, and not only the network, writes that were answered and not flushed may be
+//! lost. Flushes fail then (`lost.rs`).
 
 use super::{Lane, Link, State};
 use crate::{
@@ -15,6 +15,7 @@ use crate::{
         negotiate::{self, ExportInfo},
     },
     uri::NbdUri,
+    wire::Command,
 };
 use std::{
     os::fd::AsFd,
@@ -39,6 +40,7 @@ impl Lane {
 
     /// Handles a failure of the connection: reconnects later, or gives up.
     pub(super) fn connection_broke(&self, state: &mut State, error: ClientError) {
+        self.answered.broke();
         match self.uri.reconnect {
             Some(limit) if !limit.is_zero() && error.is_transient() => {
                 state.link = Link::Down { since: Instant::now() };
@@ -115,7 +117,10 @@ impl Lane {
         let mut pause = PAUSE_FIRST;
         let found = loop {
             match negotiate::connect(&self.uri) {
-                Ok((transport, found)) => break self.check_same_export(&found).map(|()| transport),
+                Ok((transport, found)) => {
+                    self.answered.connected(found.server_id.as_deref());
+                    break self.check_same_export(&found).map(|()| transport);
+                }
                 Err(error) if !error.is_transient() => break Err(error),
                 Err(error) if since.elapsed() + pause > limit => {
                     let (peer, seconds) = (self.peer.clone(), limit.as_secs_f64());
@@ -140,12 +145,23 @@ impl Lane {
         state
     }
 
+    pub(super) fn lost_writes(&self) -> ClientError {
+        ClientError::LostWrites { peer: self.peer.clone() }
+    }
+
     fn send_again(&self, state: &mut State) {
         state.outbound.clear();
         state.inbound.clear();
         for index in state.tables.calls.indices().collect::<Vec<_>>() {
             let Some(call) = state.tables.calls.get_mut(index) else { continue };
             (call.unsent, call.error, call.coverage) = (false, None, Coverage::default());
+            if call.command == Command::FLUSH && self.answered.are_lost() {
+                call.error = Some(self.lost_writes());
+                if let Some(slot) = state.tables.end(index) {
+                    self.advance(state, slot);
+                }
+                continue;
+            }
             if let Some(slot) = state.tables.slots.get_mut(call.slot) {
                 slot.status = Default::default();
             }

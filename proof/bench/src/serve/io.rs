@@ -163,6 +163,44 @@ pub(crate) fn populated(context: &Context<'_>, progress: &mut dyn Progress) -> R
     against_qemu(context, progress, (Container::VhdxDynamic, Container::Raw), &bars)
 }
 
+/// Two clients of a server with two workers against one client of a server with one, on the same
+/// populated disk.
+pub(crate) fn two_clients(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
+    let comparison = match comparison(context, &[ServerProgram::Ours])? {
+        Ok(comparison) => comparison,
+        Err(missing) => return Ok(RowOutcome::skipped("two clients", missing)),
+    };
+    let size_bytes = context.pick(512 << 20, 2 << 30);
+    context.scratch.need("this disk", size_bytes + (1 << 30))?;
+    let path = comparison.filled(Container::VhdxDynamic, size_bytes, CacheMode::Direct, progress)?;
+    context.scratch.settle()?;
+    let mut sides = [Side::default(), Side::default()];
+    let subjects = ["one client, one worker", "two clients, two workers"];
+    in_turns("measure", &subjects, (comparison.rounds, 5), progress, &mut |Window { cell: who, round }, _| {
+        let count = who as u32 + 1;
+        let exported = Exported::of(Container::VhdxDynamic, &path, CacheMode::Direct);
+        let exported = Exported { clients: count, threads: Some(count), writable: false, ..exported };
+        // A server for each round: two of them on one disk would share its speed.
+        let served = serve(ServerProgram::Ours, &exported, &comparison.dir)?;
+        comparison.measure(&served, &comparison.load("randread", count), round, &mut sides[who])?;
+        served.server.stop()
+    })?;
+    let [one, two] = &sides;
+    let name =
+        format!("VHDX dynamic served, 4K random read QD {QUEUE_DEPTH}, two clients and workers against one: IOPS");
+    let mut found = RowOutcome {
+        checks: vec![Check::ratio(name, "IOPS", &two.iops, &one.iops, Bar::AtLeast(1.8))],
+        notes: vec![one.note(subjects[0]), two.note(subjects[1])],
+        ..RowOutcome::default()
+    };
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    comparison.note_conditions(
+        &mut found,
+        &format!("a disk of {}; {processors} processors for servers and clients", bytes(size_bytes)),
+    );
+    Ok(found)
+}
+
 /// Writes to a populated dynamic VHD against qemu-nbd on another one.
 pub(crate) fn vhd(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     against_qemu(context, progress, (Container::VhdDynamic, Container::VhdDynamic), &[("randwrite", 8.0, None)])

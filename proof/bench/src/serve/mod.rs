@@ -13,14 +13,18 @@
 //!   snapshot.rs  a snapshot while a client writes
 //!   merge.rs     a merge while a client reads, or writes
 //!   attach.rs    fio on a loop device over a FUSE file
+//!   vhost.rs     a virtual machine's disk, by a front-end without a machine
+//!   crowd.rs     a thousand clients
 //! ```
 
 pub(crate) mod attach;
 mod carrier;
 pub(crate) mod copy;
+pub(crate) mod crowd;
 pub(crate) mod io;
 pub(crate) mod merge;
 pub(crate) mod snapshot;
+pub(crate) mod vhost;
 
 use crate::{
     fio::{FioLoad, Setup},
@@ -100,6 +104,8 @@ struct Exported<'a> {
     writable: bool,
     /// Most clients at a time.
     clients: u32,
+    /// Threads of our server; `None` for its own choice.
+    threads: Option<u32>,
 }
 
 impl<'a> Exported<'a> {
@@ -112,7 +118,7 @@ impl<'a> Exported<'a> {
             Container::Qcow2 | Container::Qcow2Child => "qcow2",
             Container::VdiDynamic => "vdi",
         };
-        Self { path, format, cache, writable: true, clients: 1 }
+        Self { path, format, cache, writable: true, clients: 1, threads: None }
     }
 }
 
@@ -140,6 +146,7 @@ fn serve(who: ServerProgram, what: &Exported<'_>, dir: &Path) -> Result<Served> 
             command.arg(if direct { "--cache=direct" } else { "--cache=page" });
             command.args((what.format == "raw").then_some("--format=raw"));
             command.args((!what.writable).then_some("--read-only"));
+            command.args(what.threads.map(|threads| format!("--threads={threads}")));
         }
         ServerProgram::QemuNbd => {
             command.args(["--persistent", "--aio=io_uring", "-f", what.format, "-k"]).arg(&socket);

@@ -149,6 +149,8 @@ pub enum Front {
     Queue,
     /// An NBD server with one worker, and our own client.
     Nbd,
+    /// A vhost-user device with one virtqueue, and the test front-end.
+    VhostUser,
 }
 
 /// How a disk has changed so far.

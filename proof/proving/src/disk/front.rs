@@ -3,6 +3,7 @@
 //! ```text
 //!   session ─▶ BlockQueue of the Disk
 //!   session ─▶ BlockQueue of an NbdDevice ─▶ unix socket ─▶ NbdServer ─▶ BlockQueue of the Disk
+//!   session ─▶ BlockQueue of a FrontEnd ─▶ virtqueue ─▶ VhostUserServer ─▶ BlockQueue of the Disk
 //! ```
 //!
 //! One request is in flight at a time, and a server does nothing by itself, so a seed reproduces
@@ -16,6 +17,10 @@ use diskwright_nbd::{NbdDevice, NbdUri};
 use diskwright_serve::{
     ThreadError,
     nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions},
+    vhost_user::{
+        VhostUserError, VhostUserOptions, VhostUserServer,
+        front_end::{FrontEnd, FrontOptions},
+    },
 };
 use diskwright_store::{
     BlockDevice, BlockQueue, Completion, Extent, Geometry, IoBuf, MemoryStore, Operation, PushError, QueueOptions,
@@ -24,54 +29,88 @@ use diskwright_store::{
 use std::{io, sync::Arc};
 use tempfile::TempDir;
 
+/// No request of a session has more.
+const PAYLOAD_BYTES: usize = 2 << 20;
+
 impl Front {
     /// What this machine lacks, for a skip by name. `None` if it can be used.
     pub fn missing(self) -> Option<String> {
-        match self {
-            Self::Queue => None,
-            Self::Nbd => {
-                let store = Arc::new(MemoryStore::with_bytes("nothing", vec![0; 4096]));
-                let device = RawDevice::new(store, false, 512).map_err(|error| error.to_string());
-                device.and_then(|device| Served::start(Arc::new(device))).err()
-            }
+        if self == Self::Queue {
+            return None;
         }
+        let store = Arc::new(MemoryStore::with_bytes("nothing", vec![0; 4096]));
+        let device = RawDevice::new(store, false, 512).map_err(|error| error.to_string());
+        device.and_then(|device| Served::start(self, Arc::new(device))).err()
     }
+}
+
+#[derive(Debug)]
+enum Server {
+    Nbd(NbdServer),
+    VhostUser(VhostUserServer),
 }
 
 /// A served disk and its only client.
 #[derive(Debug)]
 pub(super) struct Served {
-    client: NbdDevice,
-    server: NbdServer,
+    client: Box<dyn BlockDevice>,
+    server: Server,
     /// The folder of the socket.
     _dir: TempDir,
 }
 
 impl Served {
     /// Starts a server for a disk, and connects to it.
-    pub(super) fn start(device: Arc<dyn BlockDevice>) -> Outcome<Self> {
+    pub(super) fn start(front: Front, device: Arc<dyn BlockDevice>) -> Outcome<Self> {
         let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
         let socket = dir.path().join("socket");
         let listener = Listener::bind(&Address::Unix(socket.clone())).map_err(|error| error.to_string())?;
-        let writable = !device.geometry().read_only;
-        let export = Export { name: "disk".into(), description: String::new(), device };
-        let options = ServerOptions { workers: 1, ..ServerOptions::default() };
-        let server = NbdServer::start(vec![export], vec![listener], options).map_err(|error| match error {
-            ServeError::Thread(ThreadError::Ring { source }) => format!("the NBD server needs io_uring: {source}"),
-            other => other.to_string(),
-        })?;
-        let client = NbdDevice::open(&NbdUri::unix(&socket, "disk"), writable).map_err(|error| error.to_string())?;
+        let (client, server): (Box<dyn BlockDevice>, _) = match front {
+            Front::Queue => return Err("the disk's own queue needs no server".into()),
+            Front::Nbd => {
+                let writable = !device.geometry().read_only;
+                let export = Export { name: "disk".into(), description: String::new(), device };
+                let options = ServerOptions { workers: 1, ..ServerOptions::default() };
+                let server = NbdServer::start(vec![export], vec![listener], options).map_err(|error| match error {
+                    ServeError::Thread(error) => not_started(error),
+                    other => other.to_string(),
+                })?;
+                let client = NbdDevice::open(&NbdUri::unix(&socket, "disk"), writable);
+                (Box::new(client.map_err(|error| error.to_string())?), Server::Nbd(server))
+            }
+            Front::VhostUser => {
+                let options = VhostUserOptions { name: "disk".into(), queues: 1, is_ephemeral: false };
+                let server = VhostUserServer::start(device, listener, options).map_err(|error| match error {
+                    VhostUserError::Thread(error) => not_started(error),
+                    other => other.to_string(),
+                })?;
+                let options =
+                    FrontOptions { queues: 1, depth: 4, payload_bytes: PAYLOAD_BYTES, ..FrontOptions::default() };
+                let client = FrontEnd::connect(&socket, options).map_err(|error| error.to_string())?;
+                (Box::new(client), Server::VhostUser(server))
+            }
+        };
         Ok(Self { client, server, _dir: dir })
     }
 
-    pub(super) fn client(&self) -> &NbdDevice {
-        &self.client
+    pub(super) fn client(&self) -> &dyn BlockDevice {
+        &*self.client
     }
 
     /// Disconnects and stops the server, which flushes.
     pub(super) fn stop(self) -> Outcome {
         drop(self.client);
-        self.server.stop().map_err(|error| error.to_string())
+        match self.server {
+            Server::Nbd(server) => server.stop().map_err(|error| error.to_string()),
+            Server::VhostUser(server) => server.stop().map_err(|error| error.to_string()),
+        }
+    }
+}
+
+fn not_started(error: ThreadError) -> String {
+    match error {
+        ThreadError::Ring { source } => format!("the server needs io_uring: {source}"),
+        other => other.to_string(),
     }
 }
 

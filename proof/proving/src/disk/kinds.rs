@@ -161,6 +161,31 @@ pub fn all() -> Vec<DiskCase> {
         )),
         served(kind("vhdx dynamic 1M, over NBD", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 2, 30, 63])),
         served(kind("vhdx differencing 1M, over NBD", Format::Vhdx, DiskType::Differencing, mib, 64 * m, &[0, 1, 40])),
+        virtual_disk(kind("raw, over vhost-user", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31])),
+        virtual_disk(kind(
+            "vhd differencing 16K, over vhost-user",
+            Format::Vhd,
+            DiskType::Differencing,
+            16 * kib,
+            8 * m,
+            &[0, 1, 2, 128, 511],
+        )),
+        virtual_disk(kind(
+            "vhdx dynamic 1M, over vhost-user",
+            Format::Vhdx,
+            DiskType::Dynamic,
+            mib,
+            64 * m,
+            &[0, 1, 2, 30, 63],
+        )),
+        virtual_disk(kind(
+            "vhdx differencing 1M, over vhost-user",
+            Format::Vhdx,
+            DiskType::Differencing,
+            mib,
+            64 * m,
+            &[0, 1, 40],
+        )),
         // Each window lies in two files, so that a write has a part in both.
         DiskCase {
             backing: Backing::Parts(&[640 << 10, 192 << 10, 1216 << 10]),
@@ -545,6 +570,11 @@ pub fn all() -> Vec<DiskCase> {
 /// The same case behind an NBD server.
 fn served(case: DiskCase) -> DiskCase {
     DiskCase { front: Front::Nbd, ..case }
+}
+
+/// The same case as the disk of a virtual machine.
+fn virtual_disk(case: DiskCase) -> DiskCase {
+    DiskCase { front: Front::VhostUser, ..case }
 }
 
 /// The same case in a store that answers late.

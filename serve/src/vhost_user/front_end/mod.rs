@@ -46,6 +46,11 @@ use vhost::{
 use virtio_bindings::virtio_blk as blk;
 use vmm_sys_util::eventfd::EventFd;
 
+/// `VIRTIO_F_RING_PACKED`.
+const PACKED_RINGS: u64 = 1 << 34;
+/// `VHOST_F_LOG_ALL`.
+const DIRTY_LOG: u64 = 1 << 26;
+
 /// The memory that records requests in flight, which outlives the server.
 struct KeptInflight {
     info: VhostUserInflight,
@@ -122,7 +127,8 @@ impl FrontEnd {
     fn negotiate(&mut self, channel: &UnixStream) -> io::Result<()> {
         let mut control = self.control();
         control.set_owner().map_err(failed)?;
-        let mut features = control.get_features().map_err(failed)?;
+        // Other back-ends offer packed rings and logs of dirty memory, which are not known here.
+        let mut features = control.get_features().map_err(failed)? & !(PACKED_RINGS | DIRTY_LOG);
         if self.options.without_flush {
             features &= !(1 << blk::VIRTIO_BLK_F_FLUSH | 1 << blk::VIRTIO_BLK_F_CONFIG_WCE);
         }
@@ -353,9 +359,10 @@ impl BlockDevice for FrontEnd {
         }
     }
 
-    /// Opens a queue on the next ring.
+    /// Opens a queue on the next ring, and again on the first one behind the last. No other queue
+    /// may use the ring.
     fn open_queue(&self, _options: &QueueOptions<'_>) -> io::Result<Box<dyn BlockQueue>> {
-        let index = self.next_queue.fetch_add(1, Ordering::Relaxed);
+        let index = self.next_queue.fetch_add(1, Ordering::Relaxed) % self.options.queues;
         Ok(Box::new(self.queue(index)?))
     }
 }

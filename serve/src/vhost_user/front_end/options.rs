@@ -21,6 +21,9 @@ pub struct FrontOptions {
     pub indirect: bool,
     /// Offset of payloads within their page, to test unaligned memory.
     pub payload_offset: usize,
+    /// Leave payloads in the guest's memory: what is written is arbitrary, and what is read is not
+    /// copied to the request's buffer. For benchmarks.
+    pub leaves_payload: bool,
     /// Ask for memory that records requests in flight.
     pub records_in_flight: bool,
 }

@@ -132,6 +132,7 @@ impl FrontQueue {
             Operation::Read => Some((payload, len, WRITE)),
             Operation::Write => {
                 match (&request.buf, &request.segments) {
+                    _ if self.options.leaves_payload => {}
                     (Some(buf), _) => self.memory.copy_in(payload, &buf[request.buf_range()])?,
                     (None, Some(segments)) => {
                         let mut bytes = vec![0; len];
@@ -230,7 +231,7 @@ impl FrontQueue {
         if written != wanted {
             return Err(io::Error::other(format!("the used entry says {written} bytes, not {wanted}")));
         }
-        if is_read && result.is_ok() {
+        if is_read && result.is_ok() && !self.options.leaves_payload {
             let payload = self.layout.payload(self.index, slot);
             let range = request.buf_range();
             match (&mut request.buf, &mut request.segments) {
