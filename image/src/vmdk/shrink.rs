@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   1  flush, survey                                  the tables in the file are current and sound
-//!   2  a disk in one file: header: capacity ─▶ sync                     the atomic change there
-//!      descriptor: the extent's length ─▶ sync                          the atomic change of others
+//!   2  a disk in one file: header: capacity ─▶ sync                    the atomic change there
+//!      descriptor: the extent's length ─▶ sync                         the atomic change of others
 //!   3  sparse  entries behind the new end removed ─▶ flush ─▶ their grains punched
 //!              tables that the lower capacity does not name punched
 //!      flat    the file is cut
