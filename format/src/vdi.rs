@@ -281,6 +281,12 @@ impl HeaderSector {
         self.put(0x180, &blocks.to_le_bytes());
     }
 
+    /// The offsets of the block map and of the data.
+    pub fn set_places(&mut self, map_offset_bytes: u32, data_offset_bytes: u32) {
+        self.put(0x154, &map_offset_bytes.to_le_bytes());
+        self.put(0x158, &data_offset_bytes.to_le_bytes());
+    }
+
     /// The id of the contents.
     pub fn set_modify_id(&mut self, id: Uuid) {
         self.put(0x198, &id.to_bytes_le());

@@ -341,6 +341,13 @@ impl Driver {
         self.name == VMDK.name && vmdk::is_flat_kind(name)
     }
 
+    /// Whether a child has blocks as long as its parent's, unless the user asks for others. The
+    /// arguments are the subformats of the parent and of the child; `None` is the default one.
+    pub fn child_inherits_blocks(&self, parent: Option<&str>, child: Option<&str>) -> bool {
+        let is_esx = |name: Option<&str>| self.name == VMDK.name && name.is_some_and(vmdk::is_esx_kind);
+        is_esx(parent) == is_esx(child)
+    }
+
     /// The names of the subformats that map a block device, the long and the short one of each.
     pub fn device_subformats(&self) -> &'static [(&'static str, &'static str)] {
         if self.name == VMDK.name { &vmdk::DEVICE_SUBFORMATS } else { &[] }

@@ -144,6 +144,12 @@ pub trait Image: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Whether blocks in the file with this index keep their space, so that none is given back or
+    /// moved.
+    fn keeps_space(&self, _store: u16) -> bool {
+        false
+    }
+
     /// Whether any block may be [`BlockState::Shared`].
     fn shares_blocks(&self) -> bool {
         false
@@ -321,6 +327,27 @@ pub trait ImageWriter: Send + Sync {
         Ok(())
     }
 
+    /// The blocks that must get another place before [`ImageWriter::resize`] can give the disk this
+    /// larger size, because longer tables will lie there. No space there is handed out any more.
+    /// The caller holds these blocks, moves them with [`ImageWriter::reserve_away`], asks again
+    /// until there is none, makes the moves durable, and waits for the requests that may use the
+    /// old places.
+    ///
+    /// # Errors
+    /// As [`ImageWriter::check_growth`]; `Io`.
+    fn blocks_in_the_way(&self, _size_bytes: u64) -> Result<Vec<u64>> {
+        Ok(Vec::new())
+    }
+
+    /// Reserves another place for a block of [`ImageWriter::blocks_in_the_way`], as
+    /// [`ImageWriter::reserve_move`] does.
+    ///
+    /// # Errors
+    /// As [`ImageWriter::reserve`].
+    fn reserve_away(&self, _block: u64) -> Result<Option<MoveTo>> {
+        Ok(Some(MoveTo::Stay))
+    }
+
     /// Whether [`ImageWriter::shrink`] can give the disk this size. It always can give it the
     /// present one.
     ///
@@ -396,6 +423,12 @@ pub trait ImageWriter: Send + Sync {
             what: "compacting an image of this format and type".into(),
             hint: "convert it to a dynamic disk".into(),
         })
+    }
+
+    /// The blocks that get another place together with a block: those that share its cluster. One
+    /// [`ImageWriter::reserve_move`] and one [`Commit::Moved`] are for all of them.
+    fn moves_with(&self, block: u64) -> Range<u64> {
+        block..block + 1
     }
 
     /// Reserves the lowest free place in the file for the payload of a block, if it lies below the

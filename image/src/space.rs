@@ -66,6 +66,8 @@ pub struct Space {
     generation: u64,
     /// Free pieces may still have blocks of the file system ([`Space::recycle_for_moves`]).
     free_has_blocks: bool,
+    /// No piece that begins below this is handed out ([`Space::begin_at`]).
+    start_bytes: u64,
 }
 
 fn overflow() -> io::Error {
@@ -90,7 +92,25 @@ impl Space {
             quarantined: VecDeque::new(),
             generation: 0,
             free_has_blocks: false,
+            start_bytes: 0,
         }
+    }
+
+    /// Hands out nothing that begins below `start_bytes` from now on, also if it is freed later.
+    /// All pieces have the length `len_bytes`. The file reaches to `start_bytes` at least.
+    pub fn begin_at(&mut self, start_bytes: u64, len_bytes: u64) {
+        self.start_bytes = self.start_bytes.max(start_bytes);
+        for pieces in [&mut self.free, &mut self.ready] {
+            while pieces.take_below(len_bytes, start_bytes).is_some() {}
+        }
+        self.quarantined.retain(|piece| piece.offset_bytes >= start_bytes);
+        self.used_end_bytes = self.used_end_bytes.max(start_bytes);
+        self.file_end_bytes = self.file_end_bytes.max(start_bytes);
+    }
+
+    /// Where [`Space::begin_at`] has let the space begin.
+    pub fn start_bytes(&self) -> u64 {
+        self.start_bytes
     }
 
     /// Takes `len_bytes` and returns the offset: a ready piece of exactly this length, else slack.
@@ -170,7 +190,9 @@ impl Space {
 
     /// Makes a piece available that reads as zeros.
     fn add_ready(&mut self, offset_bytes: u64, len_bytes: u64) {
-        self.ready.add(offset_bytes, len_bytes);
+        if offset_bytes >= self.start_bytes {
+            self.ready.add(offset_bytes, len_bytes);
+        }
     }
 
     /// How the file must grow before `len_bytes` can be taken from its end; `None` if the slack is
@@ -198,7 +220,9 @@ impl Space {
     /// not handed out again before [`Space::recycled`].
     pub fn quarantine(&mut self, offset_bytes: u64, len_bytes: u64) {
         self.generation += 1;
-        self.quarantined.push_back(Quarantined { generation: self.generation, offset_bytes, len_bytes });
+        if offset_bytes >= self.start_bytes {
+            self.quarantined.push_back(Quarantined { generation: self.generation, offset_bytes, len_bytes });
+        }
     }
 
     /// A counter that grows with each [`Space::quarantine`].
@@ -242,6 +266,11 @@ impl Space {
         (end_bytes, punches)
     }
 
+    /// Lets [`Space::free_all`] return all free pieces, as they may have blocks of the file system.
+    pub fn punch_free_at_close(&mut self) {
+        self.free_has_blocks = true;
+    }
+
     /// Makes the pieces with these numbers available, all of `len_bytes` and at multiples of that.
     /// The conditions of [`Space::add_free`] apply.
     pub(crate) fn add_all_free(&mut self, numbers: NumberSet, len_bytes: u64) {
@@ -251,7 +280,9 @@ impl Space {
     /// Makes a piece below `used_end_bytes` available. The caller guarantees that durably nothing
     /// refers to the piece. The piece is zeroed before it is handed out, so it may hold stale data.
     pub fn add_free(&mut self, offset_bytes: u64, len_bytes: u64) {
-        self.free.add(offset_bytes, len_bytes);
+        if offset_bytes >= self.start_bytes {
+            self.free.add(offset_bytes, len_bytes);
+        }
     }
 
     /// First byte after all space that is in use, quarantined or free.

@@ -30,7 +30,7 @@ enlarges it.
 
 SMALLER: only space behind the last partition goes. A smaller size is refused, and the error names the smallest possible one. The second copy of a GPT moves to \
 the new end first. A file system, swap area or physical volume of LVM on a disk without partitions must end before the new end: make it \
-smaller first, by its own tools. A disk whose contents are not known, not clean or in doubt keeps its size. A VMDK is not made smaller.
+smaller first, by its own tools. A disk whose contents are not known, not clean or in doubt keeps its size. A VMDK in several files does not lose its last extent.
 
 A disk that `serve` or `attach` has open is enlarged by that process, in use; it is not made smaller, and its partition table stays as it is. \
 A disk that any other program has open is refused, and so is a disk with children. A child may become smaller than its parent, but cannot \

@@ -61,11 +61,93 @@ fn other_programs_read_a_stream() {
     assert!(!shop.path("other.vmdk").exists() && !shop.path("other.vmdk.partial").exists());
 }
 
-/// A strict reader of OVA: order, names, header, XML, references and digests.
+/// A strict reader of OVA: tar, names, the schema of OVF 1.1 (DSP8023 1.1.0) as far as one machine
+/// uses it, references and digests. The schema is applied to damaged envelopes too.
 const READER: &str = r#"
-import hashlib, sys, tarfile, xml.etree.ElementTree as xml
+import hashlib, re, sys, tarfile, xml.etree.ElementTree as xml
 OVF = "{http://schemas.dmtf.org/ovf/envelope/1}"
 RASD = "{http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_ResourceAllocationSettingData}"
+VSSD = "{http://schemas.dmtf.org/wbem/wscim/1/cim-schema/2/CIM_VirtualSystemSettingData}"
+
+# A pattern for each type of the schema.
+TEXT, WORD, NUMBER, SHORT, TRUTH, URI = r"(?s).*", r"\S(.*\S)?", r"\d{1,20}", r"\d{1,5}", r"true|false|0|1", r"\S+"
+
+# Children in their order, with the least and the most of each; attributes, of which those with "!"
+# are required; and whether elements of other spaces may follow.
+def kind(children=(), attributes={}, text=None, open=False):
+    return {"children": children, "attributes": attributes, "text": text, "open": open}
+ANY = 10**9
+MESSAGE = kind(attributes={"msgid": WORD}, text=TEXT)
+def settings(space, names):
+    return [(space + name, kind(text=pattern), least, most) for name, pattern, least, most in names]
+ITEM = kind(settings(RASD, [
+    ("Address", TEXT, 0, 1), ("AddressOnParent", TEXT, 0, 1), ("AllocationUnits", TEXT, 0, 1),
+    ("AutomaticAllocation", TRUTH, 0, 1), ("AutomaticDeallocation", TRUTH, 0, 1), ("Caption", TEXT, 0, 1),
+    ("ChangeableType", SHORT, 0, 1), ("ConfigurationName", TEXT, 0, 1), ("Connection", TEXT, 0, ANY),
+    ("ConsumerVisibility", SHORT, 0, 1), ("Description", TEXT, 0, 1), ("ElementName", TEXT, 1, 1),
+    ("Generation", NUMBER, 0, 1), ("HostResource", TEXT, 0, ANY), ("InstanceID", TEXT, 1, 1),
+    ("Limit", NUMBER, 0, 1), ("MappingBehavior", SHORT, 0, 1), ("OtherResourceType", TEXT, 0, 1),
+    ("Parent", TEXT, 0, 1), ("PoolID", TEXT, 0, 1), ("Reservation", NUMBER, 0, 1),
+    ("ResourceSubType", TEXT, 0, 1), ("ResourceType", SHORT, 1, 1), ("VirtualQuantity", NUMBER, 0, 1),
+    ("VirtualQuantityUnits", TEXT, 0, 1), ("Weight", SHORT, 0, 1)]),
+    {"required": TRUTH, "configuration": WORD, "bound": WORD}, open=True)
+SYSTEM = kind(settings(VSSD, [
+    ("AutomaticRecoveryAction", SHORT, 0, 1), ("AutomaticShutdownAction", SHORT, 0, 1),
+    ("AutomaticStartupAction", SHORT, 0, 1), ("AutomaticStartupActionDelay", TEXT, 0, 1),
+    ("AutomaticStartupActionSequenceNumber", SHORT, 0, 1), ("Caption", TEXT, 0, 1),
+    ("ConfigurationDataRoot", TEXT, 0, 1), ("ConfigurationFile", TEXT, 0, 1), ("ConfigurationID", TEXT, 0, 1),
+    ("CreationTime", TEXT, 0, 1), ("Description", TEXT, 0, 1), ("ElementName", TEXT, 1, 1),
+    ("Generation", NUMBER, 0, 1), ("InstanceID", TEXT, 1, 1), ("LogDataRoot", TEXT, 0, 1),
+    ("Notes", TEXT, 0, ANY), ("RecoveryFile", TEXT, 0, 1), ("SnapshotDataRoot", TEXT, 0, 1),
+    ("SuspendDataRoot", TEXT, 0, 1), ("SwapFileDataRoot", TEXT, 0, 1), ("VirtualSystemIdentifier", TEXT, 0, 1),
+    ("VirtualSystemType", TEXT, 0, 1)]), open=True)
+def section(children, attributes={}, open=True):
+    return kind([(OVF + "Info", MESSAGE, 1, 1)] + children, {"required": TRUTH, **attributes}, open=open)
+HARDWARE = section([(OVF + "System", SYSTEM, 0, 1), (OVF + "Item", ITEM, 0, ANY)], {"id": WORD, "transport": TEXT})
+OPERATING = section([(OVF + "Description", MESSAGE, 0, 1)], {"id!": SHORT, "version": TEXT})
+ENVELOPE = kind([
+    (OVF + "References", kind([(OVF + "File", kind(attributes={
+        "id!": WORD, "href!": TEXT, "size": NUMBER, "compression": WORD, "chunkSize": NUMBER}), 0, ANY)]), 1, 1),
+    (OVF + "DiskSection", section([(OVF + "Disk", kind(attributes={
+        "diskId!": WORD, "fileRef": WORD, "capacity!": TEXT, "capacityAllocationUnits": TEXT, "format": URI,
+        "populatedSize": NUMBER, "parentRef": WORD}), 0, ANY)]), 0, 1),
+    (OVF + "NetworkSection", section([(OVF + "Network", kind(
+        [(OVF + "Description", MESSAGE, 0, 1)], {"name!": TEXT}), 0, ANY)]), 0, 1),
+    (OVF + "VirtualSystem", kind([
+        (OVF + "Info", MESSAGE, 1, 1), (OVF + "Name", MESSAGE, 0, 1),
+        (OVF + "OperatingSystemSection", OPERATING, 0, 1), (OVF + "VirtualHardwareSection", HARDWARE, 0, ANY)],
+        {"id!": WORD}), 1, 1)])
+
+def check(element, rule):
+    where = element.tag
+    known = {OVF + name.rstrip("!"): pattern for name, pattern in rule["attributes"].items()}
+    for name, value in element.attrib.items():
+        # The schema admits attributes of other spaces.
+        if name.startswith(OVF) or not name.startswith("{"):
+            assert name in known and re.fullmatch(known[name], value), f"{where}: attribute {name}={value!r}"
+    for name in rule["attributes"]:
+        assert not name.endswith("!") or OVF + name[:-1] in element.attrib, f"{where}: no {name}"
+    text = (element.text or "") + "".join(child.tail or "" for child in element)
+    if rule["text"] is None:
+        assert not text.strip(), f"{where}: text {text!r}"
+    else:
+        assert re.fullmatch(rule["text"], text) and len(element) == 0, f"{where}: {text!r}"
+    children = list(element)
+    for tag, inner, least, most in rule["children"]:
+        count = 0
+        while children and children[0].tag == tag:
+            check(children.pop(0), inner)
+            count += 1
+        assert least <= count <= most, f"{where}: {count} of {tag}"
+    spaces = (OVF, RASD, VSSD)
+    assert all(rule["open"] and not child.tag.startswith(spaces) for child in children), f"{where}: {children}"
+
+def check_text(text):
+    envelope = xml.fromstring(text)
+    assert envelope.tag == OVF + "Envelope"
+    check(envelope, ENVELOPE)
+    return envelope
+
 raw = open(sys.argv[1], "rb").read()
 assert raw[257:265] == b"ustar\x0000" and len(raw) % 512 == 0 and raw[-1024:] == bytes(1024)
 with tarfile.open(sys.argv[1]) as tar:
@@ -74,8 +156,24 @@ with tarfile.open(sys.argv[1]) as tar:
     assert all(member.isreg() for member in members)
     contents = {member.name: tar.extractfile(member).read() for member in members}
 assert [name.rsplit(".")[-1] for name in names] == ["ovf", "mf", "vmdk"], names
-envelope = xml.fromstring(contents[names[0]])
-assert envelope.tag == OVF + "Envelope"
+envelope = check_text(contents[names[0]])
+damages = [
+    (b"<Info>A virtual machine</Info>", b""), (b' ovf:diskId="vmdisk1"', b""), (b'ovf:size="', b'ovf:size="x'),
+    (b"<rasd:InstanceID>4</rasd:InstanceID>", b""), (b"<rasd:ResourceType>17", b"<rasd:ResourceType>hard disk"),
+    (b"<Network ", b"<Network ovf:colour='red' "), (b"<References>", b"<References>text"),
+    (b'ovf:id="102"', b'ovf:id="64-bit"'), (b"</System>", b"</System><System/>"),
+    (b"<rasd:Caption>Hard disk 1</rasd:Caption>", b""), (b"<rasd:Parent>3</rasd:Parent>", b"<rasd:Depth>3</rasd:Depth>"),
+]
+for old, new in damages:
+    assert old in contents[names[0]], old
+    broken = contents[names[0]].replace(old, new)
+    if old == b"<rasd:Caption>Hard disk 1</rasd:Caption>":
+        broken = broken.replace(b"</rasd:ResourceType>", b"</rasd:ResourceType><rasd:Caption>late</rasd:Caption>")
+    try:
+        check_text(broken)
+    except AssertionError:
+        continue
+    raise SystemExit(f"the schema takes {new!r} in place of {old!r}")
 order = [child.tag.replace(OVF, "") for child in envelope]
 assert order == ["References", "DiskSection", "NetworkSection", "VirtualSystem"], order
 for section in envelope.iter():

@@ -287,6 +287,10 @@ fn resolve(
         block_bytes: request.block_bytes.or(parent_info
             .as_ref()
             .filter(|info| info.has_blocks && info.disk_type != DiskType::Fixed)
+            .filter(|info| {
+                let (parent, child) = (info.subformat.as_deref(), request.subformat.as_deref());
+                format.driver().child_inherits_blocks(parent, child)
+            })
             .and_then(|info| u32::try_from(info.block_bytes).ok())),
         logical_sector_bytes,
         physical_sector_bytes: request

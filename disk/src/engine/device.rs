@@ -245,7 +245,7 @@ impl Disk {
     /// cannot have that size; [`DiskError::File`] if it cannot be written.
     pub fn grow(&self, size_bytes: u64) -> Result<()> {
         let shared = &self.shared;
-        let _turn = shared.begin_change();
+        let turn = shared.begin_change();
         let present_bytes = self.check_growth(size_bytes)?;
         let chain = shared.chain();
         let path = &chain.layers()[0].path;
@@ -254,6 +254,7 @@ impl Disk {
         if let Some(points) = TrackedPoints::of(shared) {
             points.resize(size_bytes)?;
         }
+        self.make_way(&turn, size_bytes).map_err(image_error)?;
         let writer = chain.top().writer().map_err(image_error)?;
         writer.resize(size_bytes).map_err(|error| DiskError::from(error).at(path))?;
         let mut mutation = shared.lock();

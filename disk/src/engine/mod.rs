@@ -17,6 +17,7 @@
 //!   queue.rs       DiskQueue: one thread's requests, through the map to the engine
 //!   shared.rs      state of a disk and its queues: mutation lock, flush, grace periods, close
 //!   throttle.rs    divides the device between clients and work in the background
+//!   way.rs         moves blocks that lie where longer tables of the image will be
 //!   track.rs       marks of ranges that have changed since named points
 //!   work.rs        what a plan needs first: tables read, space prepared, blocks filled
 //! ```
@@ -43,4 +44,5 @@ pub(crate) mod schedules;
 pub(crate) mod shared;
 pub(crate) mod throttle;
 pub(crate) mod track;
+mod way;
 pub(crate) mod work;

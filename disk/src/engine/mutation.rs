@@ -65,12 +65,17 @@ impl Mutation {
     /// Commits a change of a block's mapping, and updates the map. `None`: the image must be
     /// prepared first.
     pub(crate) fn commit(&mut self, member: &Member, block: u64, change: Commit) -> io::Result<Option<BlockState>> {
-        let Some(state) = member.writer()?.commit(block, change)? else { return Ok(None) };
+        let writer = member.writer()?;
+        let Some(state) = writer.commit(block, change)? else { return Ok(None) };
         if let Some((_, left)) = self.left.as_mut().filter(|(top, _)| *top == member.id) {
             left.set(block, state != BlockState::Absent);
         }
         let chain = Arc::clone(&self.chain);
         self.mixed.changed(&chain, member, block, change, state);
+        if change == Commit::Moved {
+            let others = writer.moves_with(block).filter(|&other| other != block);
+            others.for_each(|other| self.mixed.moved_along(&chain, member, other));
+        }
         Ok(Some(state))
     }
 }

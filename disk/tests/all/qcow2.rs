@@ -1,7 +1,7 @@
 //! Chains of qcow2 images by qemu-img: backing files of a recorded format, data files, and names
 //! that lead out of the folder. Skipped by name without qemu-img and qemu-io.
 
-use diskwright_disk::{Disk, DiskError, OpenOptions};
+use diskwright_disk::{CompactOptions, Disk, DiskError, OpenOptions, compact};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use std::sync::Arc;
 use std::{fs, path::Path, process::Command};
@@ -67,6 +67,21 @@ fn a_chain_reads_as_qemu_reads_it() {
     assert!(told.contains("(subclusters) and compressed clusters"), "{told}");
 }
 
+#[test]
+fn two_disks_that_name_each_other_as_their_backing_file_are_refused() {
+    let folder = TempDir::new().unwrap();
+    let dir = folder.path();
+    if !run(dir, "qemu-img", &["create", "-q", "-f", "qcow2", "a.qcow2", "1M"]) {
+        return;
+    }
+    run(dir, "qemu-img", &["create", "-q", "-f", "qcow2", "-b", "a.qcow2", "-F", "qcow2", "b.qcow2"]);
+    run(dir, "qemu-img", &["rebase", "-u", "-b", "b.qcow2", "-F", "qcow2", "a.qcow2"]);
+    for name in ["a.qcow2", "b.qcow2"] {
+        let told = open(&dir.join(name)).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(told.contains("loop"), "{name}: {told}");
+    }
+}
+
 /// Writes, discards and reads a disk at random, by us and by QEMU in turns.
 #[test]
 fn clusters_in_a_data_file_and_subclusters_are_written() {
@@ -97,6 +112,8 @@ fn clusters_in_a_data_file_and_subclusters_are_written() {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             (seed >> 33) % below
         };
+        let compacts = name.contains("parts");
+        let estimate = CompactOptions { estimate: true, ..CompactOptions::default() };
         for round in 0..6 {
             let options = OpenOptions { writable: true, ..OpenOptions::default() };
             let disk = Disk::open(dir.join(&file), &options).unwrap_or_else(|error| panic!("{error}"));
@@ -117,10 +134,22 @@ fn clusters_in_a_data_file_and_subclusters_are_written() {
                 if dice(9) == 0 {
                     queue.flush().unwrap();
                 }
+                if turn == 25 && compacts {
+                    disk.compact(false, &mut |_, _| true).unwrap();
+                }
             }
             drop(queue);
             disk.close().unwrap();
             drop(disk);
+            if compacts && round % 2 == 0 {
+                let before = fs::metadata(dir.join(&file)).unwrap().len();
+                let foretold = compact(dir.join(&file), &estimate, &mut |_, _| true).unwrap().new_file_bytes;
+                let done = compact(dir.join(&file), &CompactOptions::default(), &mut |_, _| true).unwrap();
+                assert!(done.new_file_bytes <= foretold && foretold <= before, "{name}: {foretold} {done:?}");
+                let image = Arc::clone(&open(&dir.join(&file)).unwrap().layers()[0].image);
+                let smallest = image.packed_len_bytes(u64::MAX).unwrap();
+                assert_eq!(Some(done.new_file_bytes), smallest, "{name}, round {round}");
+            }
             run(dir, "qemu-img", &["check", "-q", "-f", "qcow2", &file]);
             assert!(contents(&open(&dir.join(&file)).unwrap()) == model, "{name}, round {round}");
             run(dir, "qemu-img", &["convert", "-O", "raw", &file, "expected.raw"]);

@@ -27,6 +27,21 @@ fn kinds() -> Vec<Kind> {
     ]
 }
 
+/// These, and kinds whose tables lie before their blocks, or in several places.
+fn kinds_with_models() -> Vec<Kind> {
+    let with_blocks = |format, disk_type, block_bytes| Kind::new(format, disk_type, Some(block_bytes));
+    let more = [
+        with_blocks(Format::Vmdk, DiskType::Dynamic, 8 << 10),
+        with_blocks(Format::Vmdk, DiskType::Differencing, 64 << 10),
+        Kind::new(Format::Vmdk, DiskType::Fixed, None),
+        with_blocks(Format::Qcow2, DiskType::Dynamic, 4 << 10),
+        with_blocks(Format::Qcow2, DiskType::Differencing, 64 << 10),
+        with_blocks(Format::Vdi, DiskType::Dynamic, 16 << 10),
+        with_blocks(Format::Vdi, DiskType::Differencing, 64 << 10),
+    ];
+    kinds().into_iter().chain(more).collect()
+}
+
 fn writable() -> OpenOptions {
     OpenOptions { writable: true, ..OpenOptions::default() }
 }
@@ -105,14 +120,14 @@ macro_rules! models {
             $(
                 #[test]
                 fn $name(changes in changes()) {
-                    play(kinds()[$index], &changes);
+                    play(kinds_with_models()[$index], &changes);
                 }
             )*
         }
 
         #[test]
         fn every_kind_has_a_model() {
-            assert_eq!(kinds().len(), [$($index),*].len());
+            assert_eq!(kinds_with_models().len(), [$($index),*].len());
         }
     };
 }
@@ -127,6 +142,13 @@ models! {
     vhdx_dynamic: 6,
     vhdx_differencing: 7,
     vhdx_of_4k_sectors: 8,
+    vmdk_sparse: 9,
+    vmdk_child: 10,
+    vmdk_flat: 11,
+    qcow2: 12,
+    qcow2_child: 13,
+    vdi_dynamic: 14,
+    vdi_child: 15,
 }
 
 fn written(path: &Path, size_bytes: u64, kind: Kind, preallocate: bool) {

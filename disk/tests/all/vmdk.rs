@@ -3,8 +3,9 @@
 
 use crate::common::{read_all, write};
 use diskwright_disk::{
-    AbsorbOptions, ConvertOptions, CreateRequest, Disk, DiskError, KeptName, MergeOptions, OpenOptions, ParentPolicy,
-    ReconnectOptions, SnapshotOptions, check, convert, create, merge, reconnect, remove_snapshot, snapshot,
+    AbsorbOptions, CompactOptions, ConvertOptions, CreateRequest, Disk, DiskError, KeptName, MergeOptions, NewSize,
+    OpenOptions, ParentPolicy, ReconnectOptions, ResizeOptions, SnapshotOptions, check, compact, convert, create,
+    merge, reconnect, remove_snapshot, resize, snapshot,
 };
 use diskwright_image::Format;
 use diskwright_store::{Blocking, EngineKind};
@@ -151,6 +152,19 @@ fn a_child_reads_its_parent_by_its_cid() {
     run("qemu-io", &["-f", "vmdk", "-c", "write -P 5 0 64k", "base.vmdk"]);
     let error = open(&child).unwrap_err();
     assert!(matches!(error, DiskError::ParentChanged { .. }), "{error}");
+}
+
+#[test]
+fn two_disks_that_name_each_other_as_their_parent_are_refused() {
+    let dir = TempDir::new().unwrap();
+    for (name, cid, parent, parent_cid) in [("a", "11111111", "b", "22222222"), ("b", "22222222", "a", "11111111")] {
+        let link = format!("parentCID={parent_cid}\nparentFileNameHint=\"{parent}.vmdk\"");
+        let text = descriptor(&format!("RW 64 FLAT \"{name}.bin\" 0"), cid).replace(CHILD, &link);
+        fs::write(dir.path().join(format!("{name}.vmdk")), text).unwrap();
+        fs::write(dir.path().join(format!("{name}.bin")), [0; 32_768]).unwrap();
+    }
+    let error = open(&dir.path().join("a.vmdk")).unwrap_err().to_string();
+    assert!(error.contains("loop"), "{error}");
 }
 
 /// A copy with extents was killed: the same command removes them. A descriptor that another wrote
@@ -382,6 +396,8 @@ fn frozen_images_in_several_files_are_merged_in_use() {
         ("twoGbMaxExtentFlat", "twoGbMaxExtentSparse"),
         ("twoGbMaxExtentSparse", "monolithicSparse"),
         ("thin", "twoGbMaxExtentSparse"),
+        ("monolithicFlat", "vmfsSparse"),
+        ("thin", "vmfsSparse"),
     ] {
         let dir = TempDir::new().unwrap();
         let dir = dir.path();
@@ -425,6 +441,123 @@ fn frozen_images_in_several_files_are_merged_in_use() {
         if Command::new("qemu-img").arg("--version").output().is_ok() && base != "thin" {
             assert!(read_by_qemu(dir, "vm.vmdk") == expected, "{base}, {child}: qemu-img reads other bytes");
         }
+    }
+}
+
+/// A redo log of ESX above a flat disk: written by the sector, frozen, merged, enlarged, compacted
+/// and copied. qemu-img reads it after each step.
+#[test]
+fn a_redo_log_of_esx_lives_the_life_of_a_disk() {
+    let dir = TempDir::new().unwrap();
+    let dir = dir.path();
+    let top = dir.join("vm.vmdk");
+    let has_qemu = Command::new("qemu-img").arg("--version").output().is_ok();
+    if !has_qemu {
+        println!("skipped: qemu-img is not installed");
+    }
+    let is_right = |expected: &[u8], what: &str| {
+        assert!(read_all(&top) == expected, "{what}");
+        let found = check(&top, &OpenOptions::default()).unwrap();
+        assert!(found.is_sound() && found.report.leaked_bytes == 0, "{what}: {:?}", found.report.findings);
+        if has_qemu {
+            assert!(read_by_qemu(dir, "vm.vmdk") == expected, "{what}: qemu-img reads other bytes");
+        }
+    };
+    let request = |size_bytes, subformat: &str, parent: Option<&str>| CreateRequest {
+        size_bytes,
+        subformat: Some(subformat.into()),
+        parent: parent.map(|name| dir.join(name)),
+        ..CreateRequest::default()
+    };
+    let mut expected = vec![0; 8 << 20];
+    create(dir.join("base.vmdk"), &request(Some(8 << 20), "monolithicFlat", None)).unwrap();
+    write(&dir.join("base.vmdk"), 0, 1, 4 << 20);
+    expected[..4 << 20].fill(1);
+    create(&top, &request(None, "vmfsSparse", Some("base.vmdk"))).unwrap();
+    assert_eq!(files_in(dir), ["base-flat.vmdk", "base.vmdk", "vm-delta.vmdk", "vm.vmdk"]);
+    is_right(&expected, "a new child");
+    for (at, byte, len) in [((1 << 20) + 512, 2, 512), ((3 << 20) + 1024, 3, 70_144), (5 << 20, 4, 1 << 20)] {
+        write(&top, at as u64, byte, len);
+        expected[at..at + len].fill(byte);
+        is_right(&expected, "after a write");
+    }
+    // Only what was written is in the extent: header, directory, four tables, sectors.
+    let tables = 2048 + 512 + 4 * 16_384;
+    let written = 512 + 70_144 + (1 << 20);
+    assert_eq!(fs::metadata(dir.join("vm-delta.vmdk")).unwrap().len(), tables + written);
+    let options = SnapshotOptions { name: "monday".into(), ..SnapshotOptions::default() };
+    snapshot(&top, &options).unwrap();
+    write(&top, 6 << 20, 5, 4096);
+    expected[6 << 20..(6 << 20) + 4096].fill(5);
+    is_right(&expected, "after a snapshot");
+    merge(&top, &MergeOptions { keep: KeptName::Childs, ..MergeOptions::default() }, &mut |_, _| true).unwrap();
+    is_right(&expected, "after a merge into it");
+    let size = ResizeOptions { size: NewSize::Bytes((9 << 20) + 512), ..ResizeOptions::default() };
+    resize(&top, &size, &mut |_, _| true).unwrap();
+    expected.resize((9 << 20) + 512, 0);
+    write(&top, 9 << 20, 6, 512);
+    expected[9 << 20..].fill(6);
+    is_right(&expected, "after a growth");
+    write(&top, 5 << 20, 0, 512 << 10);
+    expected[5 << 20..(5 << 20) + (512 << 10)].fill(0);
+    compact(&top, &CompactOptions::default(), &mut |_, _| true).unwrap();
+    is_right(&expected, "after it was compacted");
+    let dest = request(None, "vmfsSparse", None);
+    let copy = ConvertOptions { dest, ..ConvertOptions::default() };
+    convert(&top, dir.join("copy.vmdk"), &copy, &mut |_, _| true).unwrap();
+    assert!(read_all(&dir.join("copy.vmdk")) == expected);
+    merge(&top, &MergeOptions::default(), &mut |_, _| true).unwrap();
+    assert!(read_all(&dir.join("base.vmdk")) == expected, "after a merge into the flat disk");
+    assert_eq!(files_in(dir), ["base-flat.vmdk", "base.vmdk", "copy-delta.vmdk", "copy.vmdk"]);
+}
+
+/// Each extent gives back what it does not need, and its blocks move down in its own file.
+#[test]
+fn a_disk_in_two_extents_is_compacted_in_both() {
+    const MIB: u64 = 1 << 20;
+    for is_in_use in [false, true] {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("vm.vmdk");
+        let request = CreateRequest {
+            size_bytes: Some(2100 * MIB),
+            subformat: Some("twoGbMaxExtentSparse".into()),
+            ..CreateRequest::default()
+        };
+        create(&path, &request).unwrap();
+        let starts = [0, 2050 * MIB];
+        for start in starts {
+            write(&path, start, 1, 6 << 20);
+            write(&path, start + 6 * MIB, 2, 2 << 20);
+            write(&path, start, 0, 4 << 20);
+        }
+        let lens =
+            || ["s001", "s002"].map(|name| fs::metadata(dir.path().join(format!("vm-{name}.vmdk"))).unwrap().len());
+        let before = lens();
+        let disk = if is_in_use {
+            let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+            disk.compact(false, &mut |_, _| true).unwrap();
+            disk
+        } else {
+            compact(&path, &CompactOptions::default(), &mut |_, _| true).unwrap();
+            Disk::open(&path, &OpenOptions::default()).unwrap()
+        };
+        let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
+        for start in starts {
+            let mut bytes = vec![9; 9 << 20];
+            io.read(start, &mut bytes).unwrap();
+            for (index, piece) in bytes.chunks(1 << 20).enumerate() {
+                let expected = [0, 0, 0, 0, 1, 1, 2, 2, 0][index];
+                assert!(piece.iter().all(|&byte| byte == expected), "MiB {index} of {start}, in use: {is_in_use}");
+            }
+        }
+        drop(io);
+        disk.close().unwrap();
+        drop(disk);
+        for (before, after) in before.into_iter().zip(lens()) {
+            assert_eq!(after, before - 4 * MIB, "in use: {is_in_use}");
+        }
+        let found = check(&path, &OpenOptions::default()).unwrap();
+        assert!(found.is_sound() && found.report.leaked_bytes == 0, "{:?}", found.report.findings);
     }
 }
 

@@ -16,13 +16,14 @@
 //!   directory; a footer at the end says where the directory is            marker.rs
 //! ```
 //!
-//! SESPARSE, ESXi's extent for redo logs, is coded in another way          sesparse.rs
+//! ESX has extents of its own for redo logs: COWD (cowd.rs) and SESPARSE (sesparse.rs).
 //!
 //! A grain directory has an entry for each grain table; a grain table has an entry for each grain,
 //! the sector of the grain in the extent's file. A parser takes a slice and its offset in the file
 //! and returns a value or a [`VmdkError`]. No parser panics on any input, and no allocation is
 //! sized by a number from a file.
 
+mod cowd;
 mod descriptor;
 pub mod edit;
 mod error;
@@ -33,6 +34,7 @@ mod sesparse;
 mod sparse;
 mod stream;
 
+pub use cowd::{COWD_FREE_AT, COWD_HEADER_BYTES, COWD_TABLE_ENTRIES, COWD_UNCLEAN_AT, CowdHeader};
 pub use descriptor::{
     Access, DESCRIPTOR_MAX_BYTES, Descriptor, EXTENTS_MAX, Extent, ExtentKind, Fragments, NO_PARENT, is_descriptor,
 };
@@ -44,7 +46,8 @@ pub use sesparse::{
     sesparse_directory_entry, sesparse_replays_journal, sesparse_table_of, sesparse_volatile_header,
 };
 pub use sparse::{
-    GRAIN_ABSENT, GRAIN_ZERO, GTES_PER_TABLE, Placing, SPARSE_HEADER_BYTES, SparseFlags, SparseHeader, TEXT_CHECK,
+    GRAIN_ABSENT, GRAIN_ZERO, GTES_PER_TABLE, Placing, SPARSE_HEADER_BYTES, SPARSE_UNCLEAN_AT, SparseFlags,
+    SparseHeader, TEXT_CHECK,
 };
 pub use stream::{STREAM_GRAIN_BYTES, STREAM_SIZE_MAX_BYTES, StreamError, StreamWriter};
 

@@ -15,6 +15,8 @@ use super::{SECTOR_BYTES, VmdkError, field};
 
 /// Length of a header in bytes.
 pub const SPARSE_HEADER_BYTES: usize = 512;
+/// Offset of the header's byte "unclean shutdown".
+pub const SPARSE_UNCLEAN_AT: u64 = 72;
 /// The usual number of entries of a grain table, and the only one that other programs accept.
 pub const GTES_PER_TABLE: u32 = 512;
 /// The bytes 73 to 76. A transfer in text mode changes them.

@@ -7,11 +7,15 @@
 //!   close             refcount blocks at the end of the file that count only themselves
 //! ```
 //!
+//! A cluster with subclusters moves as a whole, with the blocks that share it: the disk above holds
+//! all of them.
+//!
 //! A table is copied while no flush runs (`flushing`): then a page that changes stays in memory.
 //! Such pages move along and are written to the new place by the next flush. Its first pass makes
 //! the copy and its refcount durable, its second one names it. The old place is quarantined like
-//! any freed cluster. The L1 table, the refcount table and refcount blocks in use stay where they
-//! are, and so does everything that a snapshot has.
+//! any freed cluster. The L1 table and the refcount table move to adjacent free clusters below, and
+//! one write of the header names the new place (`main_tables.rs`). Refcount blocks in use stay
+//! where they are, and so does everything that a snapshot has.
 //!
 //! A table that a snapshot has too is copied before the disk's entries change (prepare.rs). Such a
 //! table has no changes in memory, so it is copied also during a flush.
@@ -25,16 +29,16 @@ use super::{
 use crate::{MovePlace, MoveTo, Result, space::Space};
 use diskwright_format::qcow2::{L1Entry, Place};
 use diskwright_store::Store;
-use std::{cmp::Reverse, sync::PoisonError};
+use std::{cmp::Reverse, ops::Range, sync::PoisonError};
 
-/// The length of a file with `blocks` mapped clusters and `l2_tables`, without gaps: with the
-/// header, the other tables where they are, and the refcounts of all that.
-fn packed_len(layout: &Layout, [l1, counts]: [Place; 2], l2_tables: u64, blocks: u64) -> u64 {
+/// The length of a file with so many mapped clusters and L2 tables, without gaps: with the header,
+/// the other tables where they are, and the refcounts of all that.
+fn packed_len(layout: &Layout, [l1, counts]: [Place; 2], l2_tables: u64, mapped: u64) -> u64 {
     let cluster_bytes = layout.geometry.cluster_bytes();
     let clusters = |place: Place| place.len_bytes.div_ceil(cluster_bytes);
     let end = |place: Place| place.offset_bytes.saturating_add(place.len_bytes).div_ceil(cluster_bytes);
     let others = 1 + clusters(l1) + clusters(counts) + l2_tables;
-    let used = others.saturating_add(blocks);
+    let used = others.saturating_add(mapped);
     let per_block = layout.front.header.refcount_width.per_block(cluster_bytes);
     let mut count_blocks = 1;
     while used.saturating_add(count_blocks).div_ceil(per_block) > count_blocks {
@@ -47,29 +51,46 @@ fn packed_len(layout: &Layout, [l1, counts]: [Place; 2], l2_tables: u64, blocks:
 ///
 /// # Errors
 /// `Io`.
-pub(super) fn packed_len_read_only(store: &dyn Store, layout: &Layout, blocks: u64) -> Result<u64> {
+pub(super) fn packed_len_read_only(store: &dyn Store, layout: &Layout, clusters: u64) -> Result<u64> {
     let mut l2_tables = 0;
     each_word(store, "read the L1 table", layout.l1, layout.front.file_bytes, &mut |_, _| {
         l2_tables += 1;
         Ok(())
     })?;
-    Ok(packed_len(layout, [layout.l1, layout.front.header.refcount_table], l2_tables, blocks))
+    Ok(packed_len(layout, [layout.l1, layout.front.header.refcount_table], l2_tables, clusters))
 }
 
 impl Writing {
     /// [`Image::packed_len_bytes`](crate::Image::packed_len_bytes).
-    pub(super) fn packed_len_bytes(&self, blocks: u64) -> u64 {
+    pub(super) fn packed_len_bytes(&self, clusters: u64) -> u64 {
         let state = self.lock();
         let l2_tables = state.l1.iter().filter(|&&word| word != 0).count() as u64;
-        packed_len(&self.layout, [state.l1_place, state.counts.table], l2_tables, blocks)
+        packed_len(&self.layout, [state.l1_place, state.counts.table], l2_tables, clusters)
+    }
+
+    /// The blocks of the cluster of a block.
+    pub(super) fn blocks_of_cluster_of(&self, block: u64) -> Range<u64> {
+        let subclusters = self.layout.geometry.subclusters();
+        let first = block / subclusters * subclusters;
+        first..(first + subclusters).min(self.layout.blocks())
     }
 
     pub(super) fn reserve_move_of(&self, state: &mut State, block: u64) -> Result<Option<MoveTo>> {
         let cluster_bytes = self.cluster_bytes();
-        let Some(entry) = self.entry(state, block)? else { return Ok(None) };
+        let (cluster, _) = self.split(block);
+        let Some(entry) = self.entry(state, cluster)? else { return Ok(None) };
         let Some(from) = self.own_data_of(entry).filter(|_| self.data_file.is_none()) else {
             return Ok(Some(MoveTo::Stay));
         };
+        let blocks = self.blocks_of_cluster_of(block);
+        // A part of the cluster that is reserved or being zeroed has no copy.
+        let is_changing = self.has_subclusters()
+            && (state.cleaning == Some(cluster) || blocks.clone().any(|block| state.reserved.contains_key(&block)));
+        if is_changing {
+            return Ok(Some(MoveTo::Stay));
+        }
+        let needing = block;
+        let block = blocks.start;
         let place =
             |to_bytes| MoveTo::Place(MovePlace { store: 0, from_bytes: from, to_bytes, len_bytes: cluster_bytes });
         if let Some(&to) = state.moving.get(&block) {
@@ -80,7 +101,7 @@ impl Writing {
             state.free(FreedSpace::Cluster(to));
         }
         let Some(space) = &mut state.space else {
-            state.needs.note(block, Prerequisite::Survey);
+            state.needs.note(needing, Prerequisite::Survey);
             return Ok(None);
         };
         let Some(to) = space.take_for_move(cluster_bytes, from) else { return Ok(Some(MoveTo::Stay)) };
@@ -93,7 +114,7 @@ impl Writing {
                 space.add_free(to, cluster_bytes);
                 // A free cluster whose range has no refcount block stays free.
                 let CountPrerequisite::Page(page) = missing else { return Ok(Some(MoveTo::Stay)) };
-                state.needs.note(block, Prerequisite::Counts(page));
+                state.needs.note(needing, Prerequisite::Counts(page));
                 Ok(None)
             }
         }
@@ -104,6 +125,7 @@ impl Writing {
         self.barrier.check()?;
         let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
         self.survey()?;
+        self.move_main_tables()?;
         let mut tables: Vec<(Reverse<u64>, u64)> = {
             let state = self.lock();
             let offsets = (0..).zip(&state.l1).filter_map(|(index, &word)| {

@@ -193,12 +193,15 @@ impl Writing {
 
     /// Lowers the refcounts of a table to which nothing refers, durably, any more. Its space is not
     /// used again in this session, because [`Layout`](super::layout::Layout) keeps data away from
-    /// the tables that the header named at first. A refcount that cannot be read stays: a leak.
+    /// the tables that the header named at first; the close gives it back. A refcount that cannot
+    /// be read stays: a leak.
     pub(super) fn give_up_region(&self, old: Place) {
         let cluster_bytes = self.cluster_bytes();
         let end = old.offset_bytes.saturating_add(old.len_bytes).div_ceil(cluster_bytes);
         for cluster in old.offset_bytes / cluster_bytes..end {
-            self.change_count(cluster, |count| count.saturating_sub(1));
+            if self.change_count(cluster, |count| count.saturating_sub(1)) == Some(0) {
+                self.lock().given_up.push(cluster);
+            }
         }
     }
 }

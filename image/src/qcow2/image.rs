@@ -1,6 +1,7 @@
 //! [`Qcow2Image`]: an open qcow2 image, and the states of its blocks.
 
 use super::{
+    clusters::data_of,
     compact,
     compressed::{self, DecompressedClusters},
     corrupt,
@@ -316,9 +317,19 @@ impl Image for Qcow2Image {
         if self.layout.has_data_file() {
             return Ok(None);
         }
+        let mut clusters = blocks;
+        if self.layout.geometry.is_extended {
+            // Subclusters share clusters: at most as many as have data now.
+            let mut mapped = 0;
+            self.each_entry(0, self.layout.clusters(), &mut |_, found| {
+                mapped += u64::from(found.is_ok_and(|entry| data_of(entry).is_some()));
+                Ok(true)
+            })?;
+            clusters = clusters.min(mapped);
+        }
         match &self.writing {
-            Some(writing) => Ok(Some(writing.packed_len_bytes(blocks))),
-            None => compact::packed_len_read_only(&*self.stores[0], &self.layout, blocks).map(Some),
+            Some(writing) => Ok(Some(writing.packed_len_bytes(clusters))),
+            None => compact::packed_len_read_only(&*self.stores[0], &self.layout, clusters).map(Some),
         }
     }
 
@@ -328,6 +339,10 @@ impl Image for Qcow2Image {
 
     fn shares_blocks(&self) -> bool {
         self.writing.is_some()
+    }
+
+    fn keeps_space(&self, _store: u16) -> bool {
+        self.layout.has_data_file()
     }
 
     fn snapshots(&self) -> &[InternalSnapshot] {

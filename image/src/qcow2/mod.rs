@@ -12,7 +12,8 @@
 //!                  check_counts.rs, check_refcounts.rs, check_new_blocks.rs, check_overlaps.rs,
 //!                  check_give_up.rs, check_contents.rs
 //!   write.rs       the trait ImageWriter, and the order of all changes: clusters.rs, prepare.rs,
-//!                  growth.rs, flush.rs, front.rs, reuse.rs, compact.rs, resize.rs; their
+//!                  growth.rs, flush.rs, front.rs, reuse.rs, compact.rs, main_tables.rs,
+//!                  resize.rs; their
 //!                  memory: pages.rs, counts.rs; clusters in another file: data_file.rs; parts of
 //!                  clusters: subclusters.rs, partial.rs
 //!   create.rs      new images
@@ -52,6 +53,7 @@ mod header;
 mod image;
 mod layout;
 mod link;
+mod main_tables;
 mod pages;
 mod partial;
 mod prepare;

@@ -113,8 +113,11 @@ impl Writing {
             unused.into_iter().chain(moving).for_each(|at| state.free(FreedSpace::Cluster(at)));
         }
         let freed = self.lower(&self.take_quarantined(u64::MAX));
+        let cluster_bytes = self.cluster_bytes();
+        let given_up = std::mem::take(&mut self.lock().given_up);
         if let Some(space) = &mut self.lock().space {
             freed.iter().for_each(|piece| space.quarantine(piece.offset_bytes, piece.len_bytes));
+            given_up.iter().for_each(|cluster| space.quarantine(cluster * cluster_bytes, cluster_bytes));
         }
         self.drop_empty_count_blocks()?;
         // The refcounts of what is cut off or punched are durable before.

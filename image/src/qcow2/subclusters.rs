@@ -20,7 +20,8 @@
 //! sake of one subcluster: the disk above would not learn where its other subclusters are. So an
 //! image with internal snapshots or with compressed clusters is refused before its first write
 //! (`write.rs`, [`Writing::refuse_packed`]), and an entry without the COPIED flag where it is met.
-//! Clusters are not moved either, for the same reason.
+//! A cluster that is compacted moves as a whole: the disk holds all its blocks, and looks up all of
+//! them again ([`ImageWriter::moves_with`](crate::ImageWriter::moves_with)).
 
 use super::{
     clusters::data_of,
@@ -153,7 +154,20 @@ impl Writing {
                 self.set_entry(state, cluster, L2Entry::Standard { offset_bytes, parts, is_copied: true });
                 Ok(Some(BlockState::data(at)))
             }
-            Commit::Moved => Err(self.misuse(block, "is a subcluster, which is not moved")),
+            Commit::Moved => {
+                let first = self.blocks_of_cluster_of(block).start;
+                let (Some(from), Some(to)) = (self.own_data_of(entry), state.moving.remove(&first)) else {
+                    return Err(self.misuse(block, "is committed as moved without a place to move to"));
+                };
+                // What is known to be zeros in the cluster was copied too.
+                self.set_entry(state, cluster, L2Entry::Standard { offset_bytes: Some(to), parts, is_copied: true });
+                state.free(FreedSpace::Cluster(from));
+                Ok(Some(match (parts.allocated & bit != 0, parts.zero & bit != 0) {
+                    (true, _) => BlockState::data(self.place_in(to, sub)),
+                    (false, true) => BlockState::Zero,
+                    (false, false) => BlockState::Absent,
+                }))
+            }
             Commit::Zero | Commit::Discard | Commit::Absent => {
                 let hides = change != Commit::Absent && self.layout.front.backing_name.is_some();
                 let zero = if hides { parts.zero | bit } else { parts.zero & !bit };

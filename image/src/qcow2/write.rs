@@ -118,6 +118,8 @@ pub(super) struct State {
     /// Sorted by generation.
     pub quarantined: VecDeque<Quarantined>,
     pub generation: u64,
+    /// Clusters of former tables, free at close.
+    pub given_up: Vec<u64>,
 }
 
 impl State {
@@ -231,6 +233,7 @@ impl Writing {
             cleaning: None,
             quarantined: VecDeque::new(),
             generation: 0,
+            given_up: Vec::new(),
         };
         Ok(Self {
             barrier: Barrier::new(store),
@@ -370,16 +373,16 @@ impl ImageWriter for Writing {
     fn begin_compacting(&self) -> Result<()> {
         self.barrier.check()?;
         self.refuse_with_data_file("compacting", "its holes give the space back already")?;
-        if self.has_subclusters() {
-            let what = "compacting a qcow2 image with extended L2 entries (subclusters)".into();
-            return Err(self.unsupported(what, "convert it to a new image"));
-        }
         let _turn = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
         self.survey()
     }
 
     fn reserve_move(&self, block: u64) -> Result<Option<MoveTo>> {
         self.reserve_move_of(&mut self.lock(), block)
+    }
+
+    fn moves_with(&self, block: u64) -> Range<u64> {
+        self.blocks_of_cluster_of(block)
     }
 
     fn move_tables(&self) -> Result<()> {

@@ -216,3 +216,25 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn nothing_below_a_new_start_is_handed_out() {
+    let mut space = Space::new(400, 1);
+    for at in [0, 100, 300] {
+        space.add_free(at, 100);
+    }
+    space.quarantine(200, 100);
+    space.begin_at(300, 100);
+    assert_eq!(space.start_bytes(), 300);
+    let generation = space.generation();
+    assert!(space.recycled(generation).punch(&MemoryStore::new("x")).is_empty());
+    assert_eq!(space.take_for_move(100, 1000), Some(300));
+    assert_eq!(space.take_for_move(100, 1000), None);
+    space.add_free(100, 100);
+    space.quarantine(200, 100);
+    space.recycle_for_moves(space.generation());
+    assert_eq!(space.take_for_move(100, 1000), None);
+    // A file that ends before the new start reaches to it.
+    space.begin_at(900, 100);
+    assert_eq!((space.used_end_bytes(), space.file_end_bytes()), (900, 900));
+}

@@ -117,7 +117,7 @@ impl Writing {
         let (entries, dense_end) = {
             let mut state = self.lock();
             self.give_up_unused(&mut state);
-            let dense_end = u64::from(self.layout.header.data_offset_bytes) + state.mapped * self.space_bytes();
+            let dense_end = self.layout.data_bytes() + state.mapped * self.space_bytes();
             match &state.space {
                 Some(space) if space.used_end_bytes() > dense_end => (state.entries, dense_end),
                 _ => return Ok(()),

@@ -5,8 +5,8 @@
 //!          ─▶ sync ─▶ header: size, length of the map, spaces (one sector) ─▶ sync ─▶ memory
 //! ```
 //!
-//! The map grows in place: before the first block a new image has room for the map of a larger
-//! disk. Images of other programs may have none; then the size is refused by name. A dynamic disk
+//! The map grows in place where it has room: before the first block a new image has room for the
+//! map of a larger disk. Without that room it is written anew (`longer_map.rs`). A dynamic disk
 //! gets free entries, a fixed one gets space for all new blocks.
 //!
 //! Until the header counts, no program looks at the new entries. The caller of the public function
@@ -23,7 +23,7 @@ use diskwright_store::{FileRange, Zeroing};
 use std::sync::PoisonError;
 
 /// Bytes of the map that one call writes.
-const STEP_BYTES: usize = 1 << 20;
+pub(super) const STEP_BYTES: usize = 1 << 20;
 
 impl Writing {
     /// Enlarges the disk.
@@ -42,19 +42,27 @@ impl Writing {
         let blocks = self.blocks_for(old_bytes, size_bytes)?;
         self.barrier.check()?;
         self.survey()?;
+        let longer = self.longer_map(blocks)?;
+        longer.as_ref().map_or(Ok(()), |plan| self.check_way(plan))?;
         let _flushing = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
         let first = old_bytes.div_ceil(self.layout.header.block_bytes.into());
         self.require_free(first, entries)?;
-        let words = if self.is_fixed() {
+        let mut words = if self.is_fixed() {
             self.take_spaces(blocks - first)?
         } else {
             vec![VdiEntry::Free.word(); (blocks.max(entries) - first) as usize]
         };
-        let written = self.write_larger(first, &words, old_bytes, size_bytes);
+        let written = match &longer {
+            None => self.write_larger(first, &words, old_bytes, size_bytes),
+            Some(plan) => self.write_longer_map(plan, (first, &words), (old_bytes, size_bytes)),
+        };
         let mut state = self.lock();
         if let Err(error) = written {
             self.give_back(&mut state, &words);
             return Err(error);
+        }
+        if let Some(plan) = &longer {
+            self.adopt_longer_map(&mut state, plan, &mut words);
         }
         self.adopt(&mut state, first, &words, size_bytes);
         Ok(())
@@ -72,15 +80,11 @@ impl Writing {
         if size_bytes < old_bytes || !size_bytes.is_multiple_of(SECTOR_BYTES) {
             return refused(format!("a new size of {size_bytes} bytes for a VDI of {old_bytes}"));
         }
-        let header = &self.layout.header;
-        let blocks = size_bytes.div_ceil(header.block_bytes.into());
-        let room_bytes = u64::from(header.data_offset_bytes - header.map_offset_bytes);
-        if blocks > room_bytes / 4 {
-            let most = (room_bytes / 4).saturating_mul(header.block_bytes.into());
-            return refused(format!(
-                "a size of {size_bytes} bytes for a VDI whose block map has room for {most} before its first block"
-            ));
+        let blocks = size_bytes.div_ceil(self.layout.header.block_bytes.into());
+        if blocks > u64::from(u32::MAX) {
+            return refused(format!("{blocks} blocks in a VDI, which counts them in 32 bits"));
         }
+        self.longer_map(blocks)?;
         Ok(blocks)
     }
 
@@ -126,7 +130,7 @@ impl Writing {
     fn give_back(&self, state: &mut State, words: &[u32]) {
         for &word in words {
             if let VdiEntry::Space(space) = VdiEntry::parse(word) {
-                self.free(state, self.layout.header.payload_offset_bytes(space));
+                self.free(state, self.layout.payload_bytes(space));
             }
         }
     }

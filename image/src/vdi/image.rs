@@ -76,6 +76,11 @@ impl VdiImage {
         self.writing.as_ref().map_or(0, |writing| writing.lock().pages.len())
     }
 
+    /// The places now.
+    fn layout(&self) -> &Layout {
+        self.writing.as_ref().map_or(&self.layout, |writing| &writing.layout)
+    }
+
     /// The number of blocks now.
     fn blocks(&self) -> u64 {
         self.size_bytes().div_ceil(self.info.block_bytes)
@@ -157,17 +162,17 @@ impl Image for VdiImage {
             found = Some(entry);
             false
         })?;
-        let entry_at = self.layout.entry_at(block);
+        let entry_at = self.layout().entry_at(block);
         if let Some(Entry::Bad(space)) = found {
             let file_bytes = self.store.len_bytes().unwrap_or(self.layout.file_bytes);
-            return Ok(corrupt(&*self.store, entry_at, self.layout.outside(space, file_bytes)));
+            return Ok(corrupt(&*self.store, entry_at, self.layout().outside(space, file_bytes)));
         }
         let sound = format!("block {block} was damaged when it was looked up, but its entry is valid now");
         Ok(ImageError::io("explain the damage of a block", &*self.store, entry_at, io::Error::other(sound)))
     }
 
     fn packed_len_bytes(&self, blocks: u64) -> Result<Option<u64>> {
-        let data = u64::from(self.layout.header.data_offset_bytes);
+        let data = self.layout().data_bytes();
         Ok(Some(data.saturating_add(blocks.saturating_mul(self.layout.header.space_bytes()))))
     }
 

@@ -1,5 +1,6 @@
 //! Header and places of a VDI, validated. A [`Layout`] is as of the open: while the image is open
-//! for writing, the disk may become larger and the file longer (`write.rs`).
+//! for writing, the disk may become larger and the file longer (`write.rs`). Only the places of map
+//! and data follow (`longer_map.rs`).
 
 use super::corrupt;
 use crate::{
@@ -11,7 +12,10 @@ use diskwright_format::{
     vdi::{HEADER_BYTES, VdiEntry, VdiHeader, VdiKind},
     vhdx::Invalid,
 };
-use diskwright_store::Store;
+use diskwright_store::{
+    Store,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 /// The guest's sector in bytes.
 pub(super) const SECTOR_BYTES: u64 = 512;
@@ -24,6 +28,21 @@ pub(super) struct Layout {
     pub size_bytes: u64,
     /// Length of the file in bytes.
     pub file_bytes: u64,
+    places: Places,
+}
+
+/// Offsets of the block map and of the data. They change under the state mutex.
+#[derive(Debug)]
+struct Places {
+    map_bytes: AtomicU64,
+    data_bytes: AtomicU64,
+}
+
+impl Clone for Places {
+    fn clone(&self) -> Self {
+        let copy = |value: &AtomicU64| AtomicU64::new(value.load(Ordering::Acquire));
+        Self { map_bytes: copy(&self.map_bytes), data_bytes: copy(&self.data_bytes) }
+    }
 }
 
 impl Layout {
@@ -63,7 +82,32 @@ impl Layout {
         let Some(size_bytes) = header.size_bytes.checked_next_multiple_of(SECTOR_BYTES) else {
             return fail(0x170, format!("a disk of {} bytes", header.size_bytes), "at most 2^64 - 512".into());
         };
-        Ok(Self { header, size_bytes, file_bytes })
+        let places = Places {
+            map_bytes: AtomicU64::new(header.map_offset_bytes.into()),
+            data_bytes: AtomicU64::new(header.data_offset_bytes.into()),
+        };
+        Ok(Self { header, size_bytes, file_bytes, places })
+    }
+
+    /// Offset of the block map.
+    pub fn map_bytes(&self) -> u64 {
+        self.places.map_bytes.load(Ordering::Acquire)
+    }
+
+    /// Offset of the data: of space 0.
+    pub fn data_bytes(&self) -> u64 {
+        self.places.data_bytes.load(Ordering::Acquire)
+    }
+
+    /// Continues with a map and data at other places. The caller holds the state mutex.
+    pub fn move_to(&self, map_bytes: u64, data_bytes: u64) {
+        self.places.map_bytes.store(map_bytes, Ordering::Release);
+        self.places.data_bytes.store(data_bytes, Ordering::Release);
+    }
+
+    /// Offset of the payload of a space in the file.
+    pub fn payload_bytes(&self, space: u32) -> u64 {
+        self.data_bytes() + u64::from(space) * self.header.space_bytes() + u64::from(self.header.extra_bytes)
     }
 
     /// Why the image cannot be written; `None` if it can.
@@ -103,12 +147,12 @@ impl Layout {
 
     /// Offset of an entry in the file.
     pub fn entry_at(&self, block: u64) -> u64 {
-        u64::from(self.header.map_offset_bytes) + block * 4
+        self.map_bytes() + block * 4
     }
 
     /// Offset of a block's payload by the number of its space. The last space of a file may be cut.
     pub fn payload(&self, space: u32) -> Result<u64, Invalid> {
-        let offset_bytes = self.header.payload_offset_bytes(space);
+        let offset_bytes = self.payload_bytes(space);
         if offset_bytes < self.file_bytes {
             return Ok(offset_bytes);
         }
@@ -117,7 +161,7 @@ impl Layout {
 
     /// What is wrong with an entry that leads out of a file of this length.
     pub fn outside(&self, space: u32, file_bytes: u64) -> Invalid {
-        let offset_bytes = self.header.payload_offset_bytes(space);
+        let offset_bytes = self.payload_bytes(space);
         let expected = format!("an offset in the file of {file_bytes} bytes");
         Invalid::new("block map entry", 0, format!("space {space} at offset {offset_bytes}"), expected)
     }

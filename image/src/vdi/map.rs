@@ -50,7 +50,7 @@ impl Writing {
         match VdiEntry::parse(word) {
             VdiEntry::Free => Entry::Absent,
             VdiEntry::Zero => Entry::Zero,
-            VdiEntry::Space(space) => match self.layout.header.payload_offset_bytes(space) {
+            VdiEntry::Space(space) => match self.layout.payload_bytes(space) {
                 at if at < file_bytes => Entry::At(at),
                 _ => Entry::Bad(space),
             },
@@ -59,7 +59,7 @@ impl Writing {
 
     /// The number of the space at this offset.
     pub(super) fn number_of(&self, offset_bytes: u64) -> u64 {
-        offset_bytes.saturating_sub(self.layout.header.data_offset_bytes.into()) / self.space_bytes()
+        offset_bytes.saturating_sub(self.layout.data_bytes()) / self.space_bytes()
     }
 
     /// The entry for a block at this offset.
@@ -174,7 +174,7 @@ impl Writing {
     }
 
     /// Takes zeroed space that the header counts; `None` if none is ready.
-    fn take_space(&self, state: &mut State, block: u64) -> Result<Option<u64>> {
+    pub(super) fn take_space(&self, state: &mut State, block: u64) -> Result<Option<u64>> {
         let announced = state.announced;
         let Some(space) = &mut state.space else { return Ok(None) };
         let next = space.next_offset_bytes(self.space_bytes()).map_err(self.io("grow the file", 0))?;

@@ -11,6 +11,7 @@
 //!   head.rs     the header of an image in use: its ids, its sizes
 //!   compact.rs  freed space: its reuse, moves of blocks, cuts of the file
 //!   grow.rs     a larger size              shrink.rs  a smaller one
+//!   longer_map.rs  a block map that has no room for a larger size
 //!   create.rs   new files
 //!   check.rs    reports damage: entries, blocks that share space, space that no entry names
 //!   salvage.rs  what can still be known of a damaged image
@@ -41,6 +42,7 @@ mod grow;
 mod head;
 mod image;
 mod layout;
+mod longer_map;
 mod map;
 mod prepare;
 mod salvage;

@@ -80,7 +80,7 @@ impl Writing {
         let mut spaces = Vec::new();
         self.layout.each_entry(&*self.store, first, entries, &mut |_, entry| {
             if let VdiEntry::Space(space) = entry {
-                let offset_bytes = header.payload_offset_bytes(space) - u64::from(header.extra_bytes);
+                let offset_bytes = self.layout.payload_bytes(space) - u64::from(header.extra_bytes);
                 spaces.push(FileRange { offset_bytes, len_bytes: header.space_bytes() });
             }
             Ok(true)

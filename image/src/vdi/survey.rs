@@ -33,7 +33,7 @@ impl Writing {
         };
         let numbers = self.read_numbers(file_bytes, entries)?;
         let header = &self.layout.header;
-        let (data, each) = (u64::from(header.data_offset_bytes), header.space_bytes());
+        let (data, each) = (self.layout.data_bytes(), header.space_bytes());
         let offset_of = |number: u64| data + number * each;
         let used = numbers.last().map_or(0, |&last| u64::from(last) + 1);
         let end = offset_of(used);
@@ -69,7 +69,7 @@ impl Writing {
         let mut numbers = Vec::new();
         layout.each_entry(store, 0, entries, &mut |block, entry| {
             if let VdiEntry::Space(space) = entry {
-                if layout.header.payload_offset_bytes(space) >= file_bytes {
+                if layout.payload_bytes(space) >= file_bytes {
                     return Err(self.damage_of(block, space, file_bytes));
                 }
                 if numbers.len() as u64 > most {

@@ -1,5 +1,6 @@
 //! Tests of whole VDI images: by hand, and by qemu-img and qemu-io.
 
+mod growing;
 mod writing;
 
 use super::open;

@@ -18,7 +18,7 @@
 //! `prepare.rs`, and retries. Lock order: `preparing`, the header's mutex (`head.rs`), the state
 //! mutex. `map.rs` changes entries, `survey.rs` surveys the file before the first change of an
 //! entry, `flush.rs` makes changes durable, `compact.rs` moves blocks and cuts the file, `grow.rs`
-//! enlarges the disk, `shrink.rs` makes it smaller.
+//! and `longer_map.rs` enlarge the disk, `shrink.rs` makes it smaller.
 
 use super::{head::Head, layout::Layout};
 use crate::{
@@ -220,7 +220,16 @@ impl ImageWriter for Writing {
     }
 
     fn check_growth(&self, size_bytes: u64) -> Result<()> {
-        self.blocks_for(self.lock().size_bytes, size_bytes).map(drop)
+        let present_bytes = self.size_bytes();
+        self.blocks_for(present_bytes, size_bytes).map(drop)
+    }
+
+    fn blocks_in_the_way(&self, size_bytes: u64) -> Result<Vec<u64>> {
+        self.find_blocks_in_the_way(size_bytes)
+    }
+
+    fn reserve_away(&self, block: u64) -> Result<Option<MoveTo>> {
+        self.reserve_away_of(&mut self.lock(), block)
     }
 
     fn check_shrink(&self, size_bytes: u64) -> Result<()> {

@@ -25,7 +25,7 @@ use crate::{
     ImageError, Result,
     findings::{Change, CheckOutcome, CheckReport, Finding, Findings, Severity, corruption, is_hole},
 };
-use diskwright_format::vmdk::{GRAIN_ABSENT, GRAIN_ZERO, SECTOR_BYTES};
+use diskwright_format::vmdk::{COWD_FREE_AT, GRAIN_ABSENT, GRAIN_ZERO, SECTOR_BYTES};
 use diskwright_store::{Barrier, FileRange, Store};
 use std::sync::Arc;
 
@@ -148,9 +148,10 @@ fn check_extent(checked: &Checked<'_>, findings: &mut Findings, report: &mut Che
     }
     starts.sort_unstable();
     checked.report_overlaps(&starts, findings)?;
+    check_free_sector(checked, &starts, findings);
     let only_second = compare_copies(checked, findings)?;
     // A session that has not closed the file has space that no entry names yet.
-    if tables.header.as_ref().is_some_and(|header| !header.is_unclean) && !tables.is_compressed() {
+    if tables.unclean_at().is_some() && !tables.is_unclean && !tables.is_compressed() {
         report.leaked_bytes += leaked(checked, &starts, only_second == 0, findings)?;
     }
     Ok(())
@@ -197,6 +198,36 @@ fn check_directories(checked: &Checked<'_>, findings: &mut Findings) -> Result<(
         findings.add_repairable(finding, "it gets a copy of the redundant table, at the end of the file", changes);
     }
     Ok(())
+}
+
+/// A COWD extent whose header calls a sector free that has data: ESX would put its next grain
+/// there. `starts` are the places of the grains in sectors, sorted.
+fn check_free_sector(checked: &Checked<'_>, starts: &[u32], findings: &mut Findings) {
+    let tables = checked.tables;
+    let Some(free) = tables.free_sector else { return };
+    let grains_end = starts.last().map_or(0, |&start| u64::from(start) * SECTOR_BYTES + tables.grain_bytes);
+    let used = grains_end.max(tables.taken_end_bytes()).div_ceil(SECTOR_BYTES);
+    if u64::from(free) >= used {
+        return;
+    }
+    let message = format!(
+        "{}: the header calls sector {free} the next free one, but sectors up to {used} are in use: ESX would overwrite them. The next write by this program counts them.",
+        checked.store.name().display()
+    );
+    let finding = Finding::new(
+        Severity::Corrupt,
+        COWD_FREE_AT,
+        "COWD header",
+        format!("sector {free}"),
+        format!("sector {used}"),
+    );
+    match u32::try_from(used) {
+        Ok(used) if checked.may_repair => {
+            let changes = vec![Change::Write(COWD_FREE_AT, used.to_le_bytes().to_vec())];
+            findings.add_repairable(finding.says(message), "the header counts all sectors in use", changes);
+        }
+        _ => findings.add(finding.says(message)),
+    }
 }
 
 /// Space of a grain between structures that no entry names. Holes of the file are not leaked.

@@ -131,6 +131,7 @@ impl Writing {
                 }
                 return Err(ImageError::io("cut the file after its last grain", store, end, error));
             }
+            self.count_free(extent, end)?;
         }
         Ok(())
     }
@@ -160,6 +161,7 @@ impl Writing {
             let store = &**self.file(extent);
             if end < file_end {
                 store.set_len(end).map_err(|error| ImageError::io("cut the file", store, end, error))?;
+                self.count_free(extent, end)?;
                 if let Some(space) = &mut self.lock().extent_states[extent].space {
                     space.set_file_end(end);
                 }

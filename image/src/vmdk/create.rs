@@ -6,14 +6,17 @@
 //!   twoGbMaxExtentSparse  disk.vmdk; disk-s001.vmdk, disk-s002.vmdk ...
 //!   twoGbMaxExtentFlat    disk.vmdk; disk-f001.vmdk ...
 //!   vmfs                  disk.vmdk; disk-flat.vmdk, as ESX has it on VMFS
+//!   vmfsSparse            disk.vmdk; disk-delta.vmdk, a COWD extent as ESX has it on VMFS
 //!   a kind over a device  device.rs
 //!
 //!   sparse extent:  header │ (descriptor) │ redundant directory, tables │ directory, tables │ ...
+//!   COWD extent:    header │ directory │ tables │ ...
 //! ```
 //!
 //! All grain tables get their space at once, as other programs expect it: QEMU does not add any.
 //! They are holes of the file, so they need none on the disk below. Extents end at 2047 MiB, as
-//! those of VMware do.
+//! those of VMware do. Grains of COWD have one sector, as those of ESX: then no data are copied
+//! from the parent.
 //!
 //! Flat files on VMFS differ by their space alone, and are named as by vmkfstools: `thin` has
 //! holes, `zeroedthick` (the default) has reserved space that the file system zeroes when it is
@@ -33,8 +36,8 @@ use super::{
 };
 use crate::{CreateOptions, DiskType, ImageError, LinkageId, ParentLink, Result};
 use diskwright_format::vmdk::{
-    Access, Descriptor, EXTENTS_MAX, Extent, ExtentKind, GTES_PER_TABLE, Placing, SECTOR_BYTES, SparseFlags,
-    SparseHeader, one_sector,
+    Access, COWD_HEADER_BYTES, CowdHeader, Descriptor, EXTENTS_MAX, Extent, ExtentKind, GTES_PER_TABLE, Placing,
+    SECTOR_BYTES, SparseFlags, SparseHeader, one_sector,
 };
 use diskwright_store::{FileRange, Store};
 use std::{io, sync::Arc};
@@ -42,9 +45,10 @@ use uuid::Uuid;
 
 /// The kinds that can be created, the default first.
 pub(crate) const SUBFORMATS: &[&str] =
-    &["monolithicSparse", "monolithicFlat", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat", VMFS];
+    &["monolithicSparse", "monolithicFlat", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat", VMFS, COWD];
 
 const VMFS: &str = "vmfs";
+const COWD: &str = "vmfsSparse";
 /// How the space of a flat file is allocated, by the names of vmkfstools; the kind is `vmfs`.
 const VMFS_SPACES: [(&str, Space); 4] = [
     (VMFS, Space::Reserved),
@@ -56,6 +60,8 @@ const VMFS_SPACES: [(&str, Space); 4] = [
 /// Grain of a new image, which every program takes.
 const GRAIN_BYTES: u32 = 64 << 10;
 const GRAIN_MIN_BYTES: u32 = 8 << 10;
+/// Grain of a new COWD extent, and the smallest one.
+const COWD_GRAIN_BYTES: u32 = 512;
 const GRAIN_MAX_BYTES: u32 = 64 << 20;
 /// The entry of the disk database that says that a file has holes.
 const THIN: &str = "ddb.thinProvisioned";
@@ -134,13 +140,15 @@ impl Plan {
             let what = "a sparse VMDK cannot reserve the space of its disk";
             return Err(bad(what, "use the kind monolithicFlat for that"));
         }
-        let grain_bytes = options.block_bytes.unwrap_or(GRAIN_BYTES);
+        let (usual_bytes, least_bytes) =
+            if subformat == COWD { (COWD_GRAIN_BYTES, COWD_GRAIN_BYTES) } else { (GRAIN_BYTES, GRAIN_MIN_BYTES) };
+        let grain_bytes = options.block_bytes.unwrap_or(usual_bytes);
         if !is_sparse && options.block_bytes.is_some() {
             return Err(bad("a flat VMDK has no payload blocks", "leave out the block size"));
         }
-        if !grain_bytes.is_power_of_two() || !(GRAIN_MIN_BYTES..=GRAIN_MAX_BYTES).contains(&grain_bytes) {
-            let what = format!("a grain of {grain_bytes} bytes is not a power of two from 8 KiB to 64 MiB");
-            return Err(bad(what, "use 64 KiB (65536), which every program takes"));
+        if !grain_bytes.is_power_of_two() || !(least_bytes..=GRAIN_MAX_BYTES).contains(&grain_bytes) {
+            let what = format!("a grain of {grain_bytes} bytes is not a power of two from {least_bytes} to 64 MiB");
+            return Err(bad(what, format!("use {usual_bytes}, which every program takes")));
         }
         let grain_sectors = u64::from(grain_bytes) / SECTOR_BYTES;
         let sectors = options.size_bytes / SECTOR_BYTES;
@@ -156,8 +164,35 @@ impl Plan {
 
     /// The end of the last grain of an extent, in sectors.
     fn last_sector(&self, sectors: u64) -> u64 {
+        if self.is_cowd() {
+            let grains_sectors = sectors.checked_next_multiple_of(self.grain_sectors).unwrap_or(u64::MAX);
+            // The numbers of the header have 32 bits.
+            let free = u32::try_from(sectors).map_or(u64::MAX, |sectors| self.cowd_header(sectors).free_sector.into());
+            return grains_sectors.saturating_add(free);
+        }
         let header = self.header(sectors);
         header.overhead_sectors + header.grains().saturating_mul(self.grain_sectors)
+    }
+
+    fn is_cowd(&self) -> bool {
+        self.subformat == COWD
+    }
+
+    /// The header of a COWD extent of this length: the first grain goes behind its tables.
+    fn cowd_header(&self, capacity_sectors: u32) -> CowdHeader {
+        let directory_sector = (COWD_HEADER_BYTES as u64 / SECTOR_BYTES) as u32;
+        let mut header = CowdHeader {
+            capacity_sectors,
+            grain_sectors: self.grain_sectors as u32,
+            directory_sector,
+            directory_entries: 0,
+            free_sector: 0,
+            is_unclean: false,
+        };
+        header.directory_entries = header.tables() as u32;
+        let tables = cowd_tables_sector(&header) + header.tables() * CowdHeader::table_sectors();
+        header.free_sector = u32::try_from(tables.next_multiple_of(self.grain_sectors)).unwrap_or(u32::MAX);
+        header
     }
 
     fn is_embedded(&self) -> bool {
@@ -191,6 +226,7 @@ impl Plan {
     fn descriptor(&self, options: &CreateOptions) -> Result<Descriptor> {
         let kind = match self.subformat {
             VMFS => ExtentKind::Vmfs,
+            COWD => ExtentKind::VmfsSparse,
             _ if self.is_sparse => ExtentKind::Sparse,
             _ => ExtentKind::Flat,
         };
@@ -249,6 +285,11 @@ pub(crate) fn is_flat_kind(name: &str) -> bool {
     is_on_vmfs || name.to_ascii_lowercase().ends_with("flat") || device::kind_of(name).is_some()
 }
 
+/// Whether a kind is an extent of ESX's own, with its own sizes of grains.
+pub(crate) fn is_esx_kind(name: &str) -> bool {
+    [COWD, "seSparse"].iter().any(|known| known.eq_ignore_ascii_case(name))
+}
+
 /// The file name of a new image, which its descriptor or a further file's name repeats.
 fn checked_name(file_name: &str) -> Result<&str> {
     let name = if file_name.is_empty() { "disk.vmdk" } else { file_name };
@@ -267,6 +308,7 @@ fn extents(file_name: &str, subformat: &str, sectors: u64) -> Result<Vec<(String
     let letter = match subformat {
         "monolithicSparse" => return Ok(vec![(name.to_owned(), sectors)]),
         "monolithicFlat" | VMFS => return Ok(vec![(format!("{stem}-flat.vmdk"), sectors)]),
+        COWD => return Ok(vec![(format!("{stem}-delta.vmdk"), sectors)]),
         "twoGbMaxExtentSparse" => 's',
         _ => 'f',
     };
@@ -335,7 +377,11 @@ pub(crate) fn create(stores: &[Arc<dyn Store>], options: &CreateOptions) -> Resu
     }
     for (store, (_, sectors)) in stores[own..].iter().zip(&plan.extents) {
         let store = &**store;
-        if plan.is_sparse {
+        if plan.is_cowd() {
+            // The plan has refused a longer extent.
+            let header = plan.cowd_header(u32::try_from(*sectors).unwrap_or(u32::MAX));
+            write_cowd(store, &header, options.parent.is_some())?;
+        } else if plan.is_sparse {
             write_sparse(store, &plan.header(*sectors), plan.is_embedded().then_some(&*text))?;
         } else {
             let range = FileRange { offset_bytes: 0, len_bytes: sectors * SECTOR_BYTES };
@@ -363,6 +409,27 @@ fn write_zeros(store: &dyn Store, len_bytes: u64) -> io::Result<()> {
         let at = piece * ZEROS_BYTES;
         store.write_at(&zeros[..(len_bytes - at).min(ZEROS_BYTES) as usize], at)
     })
+}
+
+/// The sector of the first table of a new COWD extent.
+fn cowd_tables_sector(header: &CowdHeader) -> u64 {
+    u64::from(header.directory_sector) + (header.tables() * 4).div_ceil(SECTOR_BYTES)
+}
+
+/// Writes a COWD extent without grains. Durable on return; the descriptor that makes it an image
+/// follows.
+fn write_cowd(store: &dyn Store, header: &CowdHeader, is_child: bool) -> Result<()> {
+    let write = |at: u64, bytes: &[u8]| {
+        store.write_at(bytes, at).map_err(|error| ImageError::io("write the new extent", store, at, error))
+    };
+    let len_bytes = u64::from(header.free_sector) * SECTOR_BYTES;
+    store.set_len(len_bytes).map_err(|error| ImageError::io("set the length of the file", store, len_bytes, error))?;
+    let first = cowd_tables_sector(header);
+    let entries = (0..header.tables()).map(|table| (first + table * CowdHeader::table_sectors()) as u32);
+    let bytes: Vec<u8> = entries.flat_map(u32::to_le_bytes).collect();
+    write(u64::from(header.directory_sector) * SECTOR_BYTES, &bytes)?;
+    write(0, &header.to_bytes(is_child))?;
+    store.sync_data().map_err(|error| ImageError::io("make the new extent durable", store, 0, error))
 }
 
 /// Writes an extent without grains. Durable on return; the header is written last.

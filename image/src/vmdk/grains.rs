@@ -89,7 +89,7 @@ impl Writing {
     }
 
     /// Changes the entry of a grain, whose table is in memory.
-    fn set(&self, state: &mut State, extent: usize, grain: u64, raw: u32) {
+    pub(super) fn set(&self, state: &mut State, extent: usize, grain: u64, raw: u32) {
         let tables = self.tables(extent);
         let (id, index) = (self.table_of(extent, grain), (grain % tables.table_entries) as usize);
         if let Some(entries) = state.tables.get_mut(&id) {
@@ -157,7 +157,7 @@ impl Writing {
         let io_error = |at| move |error| ImageError::io("grow the file", file, at, error);
         let next = space.next_offset_bytes(grain_bytes).map_err(io_error(0))?;
         // Checked before the space is taken, as it would be lost otherwise.
-        if u32::try_from(next / SECTOR_BYTES).is_err() {
+        if next.checked_add(grain_bytes).is_none_or(|end| u32::try_from(end / SECTOR_BYTES).is_err()) {
             return Err(ImageError::Unsupported {
                 path: file.name().to_owned(),
                 what: "a grain beyond 2 TiB in the file, where a grain table cannot point,".into(),

@@ -31,11 +31,11 @@ use super::{
     corrupt,
     layout::{Content, Part},
     new_size,
-    tables::{Entry, LOST},
+    tables::{Entry, EntryCoding, LOST},
     write::Writing,
 };
 use crate::{ImageError, Result};
-use diskwright_format::vmdk::{SECTOR_BYTES, SPARSE_HEADER_BYTES, SparseHeader};
+use diskwright_format::vmdk::{CowdHeader, SECTOR_BYTES, SparseHeader};
 use std::sync::PoisonError;
 
 /// Entries of a directory in a sector.
@@ -122,7 +122,7 @@ impl Writing {
             store.write_at(&bytes, at).map_err(|error| ImageError::io("write a grain directory", store, at, error))?;
             self.sync_extents(&extents, "make the grain directory durable")?;
         }
-        self.switch_header(extent, len_bytes, &places)?;
+        self.switch_header(extent, len_bytes, &places, count)?;
         self.sync_extents(&extents, "make the extent's new capacity durable")?;
         let mut state = self.lock();
         let extent_state = &mut state.extent_states[extent];
@@ -199,14 +199,17 @@ impl Writing {
         }
     }
 
-    /// Step 4. The byte "unclean shutdown" stays as it is.
-    fn switch_header(&self, extent: usize, len_bytes: u64, places: &[u64]) -> Result<()> {
-        let store = &**self.file(extent);
-        let mut header = [0; SPARSE_HEADER_BYTES];
-        let io = |error| ImageError::io("write the header of the extent", store, 0, error);
-        store.read_at(&mut header, 0).map_err(io)?;
+    /// Step 4. All other bytes stay as they are.
+    fn switch_header(&self, extent: usize, len_bytes: u64, places: &[u64], count: u64) -> Result<()> {
         let sectors: Vec<u64> = places.iter().map(|place| place / SECTOR_BYTES).collect();
-        SparseHeader::enlarge(&mut header, len_bytes / SECTOR_BYTES, &sectors);
-        store.write_at(&header, 0).map_err(io)
+        self.change_header(extent, 0, |sector| match self.tables(extent).coding {
+            EntryCoding::Cowd => {
+                // `new_size.rs` has checked that the numbers are not larger.
+                let number = |value: u64| u32::try_from(value).unwrap_or(u32::MAX);
+                let directory = sectors.first().copied().unwrap_or(0);
+                CowdHeader::enlarge(sector, number(len_bytes / SECTOR_BYTES), number(directory), number(count));
+            }
+            _ => SparseHeader::enlarge(sector, len_bytes / SECTOR_BYTES, &sectors),
+        })
     }
 }

@@ -4,7 +4,8 @@
 //!   header, descriptor, directories, tables ─┐
 //!   entries of all tables ───────────────────┴─▶ sorted ─▶ overlap: refused; gap: free
 //!   both copies of a table differ ─▶ the first one is copied to the second
-//!   header: "not closed" ─▶ sync ─▶ the file is cut after the last structure
+//!   header: "not closed" (COWD: next free sector) ─▶ sync ─▶ the file is cut after the last
+//!   structure
 //! ```
 //!
 //! An invalid entry is refused too: its grain may lie in space that looks free. Space behind the
@@ -17,17 +18,24 @@
 //! The header's byte "unclean shutdown" is set from the survey on, and cleared by a close. VMware
 //! compares the copies of the tables when it finds it set.
 //!
+//! ESX puts its next grain of a COWD extent at the sector that the header calls free. So that
+//! number is the end of the file, from the survey on: a file that has grown is counted before its
+//! new space is handed out, and the sync before the tables are written makes that durable. (QEMU
+//! does not write it.)
+//!
 //! The caller holds `preparing`. No entry changes before the survey has ended, so the tables in the
-//! file are read without the state mutex. Memory: 4 bytes for each grain of the file. More entries
-//! than grains fit into the file overlap, and end the survey.
+//! file are read without the state mutex. Memory: 4 bytes for each grain of the file, or with small
+//! grains a bit for each sector (`starts.rs`). More entries than grains fit into the file overlap,
+//! and end the survey.
 
 use super::{
     corrupt,
-    tables::{Entry, Tables},
+    starts::Starts,
+    tables::{Entry, EntryCoding, Tables},
     write::Writing,
 };
 use crate::{ImageError, Result, space::Space};
-use diskwright_format::vmdk::{GRAIN_ABSENT, SECTOR_BYTES, SPARSE_HEADER_BYTES};
+use diskwright_format::vmdk::{COWD_FREE_AT, GRAIN_ABSENT, SECTOR_BYTES};
 use diskwright_store::Store;
 use std::ops::Range;
 
@@ -35,8 +43,6 @@ use std::ops::Range;
 const MAX_HOLES: usize = 65_536;
 /// The alignment of new grains, unless grains are smaller.
 const HOLE_ALIGNMENT_BYTES: u64 = 4096;
-/// Offset of the header's byte "unclean shutdown".
-const UNCLEAN_AT: usize = 72;
 
 /// For each table whose copies differ, the place of the second copy and the bytes of the first.
 type Differing = Vec<(u64, Vec<u8>)>;
@@ -56,10 +62,10 @@ fn overlap(store: &dyn Store, one: u64, other: u64) -> ImageError {
     corrupt(store, "grain table", one, found, "grains and tables with space of their own (run `diskwright check`)")
 }
 
-/// The starts of all grains, in sectors and sorted; and the tables whose copies differ.
-fn read_tables(tables: &Tables, store: &dyn Store, len_bytes: u64) -> Result<(Vec<u32>, Differing)> {
+/// The starts of all grains, and the tables whose copies differ.
+fn read_tables(tables: &Tables, store: &dyn Store, len_bytes: u64) -> Result<(Starts, Differing)> {
     let most = len_bytes / tables.grain_bytes + 2;
-    let (mut starts, mut differing) = (Vec::new(), Vec::new());
+    let (mut starts, mut differing) = (Starts::of(tables.grain_bytes, len_bytes), Vec::new());
     for (table, &entry) in (0_u64..).zip(&tables.entries[0]) {
         if entry == GRAIN_ABSENT {
             continue;
@@ -69,7 +75,8 @@ fn read_tables(tables: &Tables, store: &dyn Store, len_bytes: u64) -> Result<(Ve
         tables.read_raw(store, tables.table_place(entry), first, &mut raw)?;
         for (grain, &raw) in (first..tables.grains()).zip(&raw) {
             match tables.decode(store, grain, raw)? {
-                Entry::At(at) => starts.push((at / SECTOR_BYTES) as u32),
+                Entry::At(at) if starts.add((at / SECTOR_BYTES) as u32) => {}
+                Entry::At(at) => return Err(overlap(store, at, at + tables.grain_bytes)),
                 Entry::Bad(raw) => {
                     let found = format!("entry {raw:#x} of grain {grain}");
                     let expected = "a grain inside the file (run `diskwright check`)";
@@ -78,8 +85,8 @@ fn read_tables(tables: &Tables, store: &dyn Store, len_bytes: u64) -> Result<(Ve
                 Entry::Absent | Entry::Zero => {}
             }
         }
-        if starts.len() as u64 > most {
-            return Err(overlap(store, u64::from(starts[0]) * SECTOR_BYTES, len_bytes));
+        if starts.len() > most {
+            return Err(overlap(store, starts.first() * SECTOR_BYTES, len_bytes));
         }
         let second = tables.entries.get(1).and_then(|entries| entries.get(table as usize)).copied();
         let Some(second) = second.filter(|&second| second != entry) else { continue };
@@ -90,7 +97,7 @@ fn read_tables(tables: &Tables, store: &dyn Store, len_bytes: u64) -> Result<(Ve
             differing.push((tables.table_place(second), bytes));
         }
     }
-    starts.sort_unstable();
+    starts.sort();
     Ok((starts, differing))
 }
 
@@ -98,7 +105,7 @@ fn survey(tables: &Tables, store: &dyn Store, len_bytes: u64) -> Result<Survey> 
     let (starts, differing) = read_tables(tables, store, len_bytes)?;
     let mut structures = tables.structures();
     structures.dedup();
-    let grains = starts.iter().map(|&start| u64::from(start) * SECTOR_BYTES);
+    let grains = starts.iter().map(|start| start * SECTOR_BYTES);
     let mut grains = grains.map(|start| start..start + tables.grain_bytes).peekable();
     let mut others = structures.into_iter().peekable();
     // By the header, what lies before the first grain is not used for grains.
@@ -141,9 +148,10 @@ impl Writing {
             let written = store.write_at(bytes, *at);
             written.map_err(|error| ImageError::io("write a redundant grain table", store, *at, error))?;
         }
-        self.mark(extent, true)?;
-        self.sync_extents(&[extent].into(), "make the tables durable as they were found")?;
         let end = found.used_end_bytes;
+        self.mark(extent, true)?;
+        self.count_free(extent, end)?;
+        self.sync_extents(&[extent].into(), "make the tables durable as they were found")?;
         if end != len_bytes {
             store
                 .set_len(end)
@@ -157,15 +165,43 @@ impl Writing {
 
     /// Writes the header's byte "unclean shutdown".
     fn mark(&self, extent: usize, is_unclean: bool) -> Result<()> {
-        let store = &**self.file(extent);
-        let mut header = [0; SPARSE_HEADER_BYTES];
-        let io_error = |doing| move |error| ImageError::io(doing, store, 0, error);
-        store.read_at(&mut header, 0).map_err(io_error("read the header of the extent"))?;
-        if (header[UNCLEAN_AT] != 0) == is_unclean {
+        let Some(at) = self.tables(extent).unclean_at() else { return Ok(()) };
+        self.change_header(extent, at / SECTOR_BYTES, |sector| {
+            sector[(at % SECTOR_BYTES) as usize] = u8::from(is_unclean);
+        })
+    }
+
+    /// Lets the header of a COWD extent call this end of its file the next free sector. Not
+    /// durable.
+    pub(super) fn count_free(&self, extent: usize, end_bytes: u64) -> Result<()> {
+        if self.tables(extent).coding != EntryCoding::Cowd {
             return Ok(());
         }
-        header[UNCLEAN_AT] = u8::from(is_unclean);
-        store.write_at(&header, 0).map_err(io_error("write the header of the extent"))
+        // No grain ends behind the last number.
+        let free = u32::try_from(end_bytes.div_ceil(SECTOR_BYTES)).unwrap_or(u32::MAX);
+        self.change_header(extent, 0, |sector| {
+            let at = COWD_FREE_AT as usize;
+            sector[at..at + 4].copy_from_slice(&free.to_le_bytes());
+        })
+    }
+
+    /// Changes a sector of an extent's header by one write, if it changes.
+    pub(super) fn change_header(
+        &self,
+        extent: usize,
+        number: u64,
+        change: impl FnOnce(&mut [u8; SECTOR_BYTES as usize]),
+    ) -> Result<()> {
+        let (store, at) = (&**self.file(extent), number * SECTOR_BYTES);
+        let mut sector = [0; SECTOR_BYTES as usize];
+        let io_error = |doing| move |error| ImageError::io(doing, store, at, error);
+        store.read_at(&mut sector, at).map_err(io_error("read the header of the extent"))?;
+        let old = sector;
+        change(&mut sector);
+        if sector == old {
+            return Ok(());
+        }
+        store.write_at(&sector, at).map_err(io_error("write the header of the extent"))
     }
 
     /// Clears the byte "unclean shutdown" of the extents that were surveyed, durably. Both copies

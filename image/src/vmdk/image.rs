@@ -79,8 +79,7 @@ pub fn open(stores: Vec<Arc<dyn Store>>, writable: bool) -> Result<VmdkImage> {
             "A device in physical compatibility: requests go to it as they are, and the disk takes no snapshots; SCSI pass-through (other commands than reads and writes) does not exist here.".into(),
         );
     }
-    let is_unclean = |tables: &Tables| tables.header.as_ref().is_some_and(|header| header.is_unclean);
-    if layout.extents.iter().any(|extent| is_unclean(&extent.tables)) {
+    if layout.extents.iter().any(|extent| extent.tables.is_unclean) {
         remarks.push("The last program that wrote to the disk did not close it.".into());
     }
     let link = descriptor.and_then(link_of);
@@ -339,6 +338,10 @@ impl Image for VmdkImage {
         let tables = &extent.tables;
         let start = tables.taken_end_bytes().next_multiple_of(tables.grain_bytes);
         Ok(Some(start.saturating_add(blocks.saturating_mul(tables.grain_bytes))))
+    }
+
+    fn keeps_space(&self, store: u16) -> bool {
+        self.layout.extents.iter().all(|extent| extent.store_index != store)
     }
 
     fn check_as_target(&self, size_bytes: u64) -> Result<()> {

@@ -278,8 +278,8 @@ impl Layout {
             if extent.access != Access::ReadWrite {
                 return refuse(first, "writing to a VMDK with an extent that is not writable", copy);
             }
-            if matches!(extent.kind, ExtentKind::VmfsSparse | ExtentKind::SeSparse) {
-                return refuse(first, "writing to an extent of the ESX kinds COWD and SESPARSE", copy);
+            if extent.kind == ExtentKind::SeSparse {
+                return refuse(first, "writing to an extent of the ESX kind SESPARSE", copy);
             }
         }
         for SparseExtent { store, tables, .. } in &self.extents {

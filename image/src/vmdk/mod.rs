@@ -1,5 +1,5 @@
-//! VMDK images: all kinds of extents are read, hosted sparse and flat ones also created and
-//! written.
+//! VMDK images: all kinds of extents are read; hosted sparse ones, flat ones and COWD are also
+//! created and written.
 //!
 //! ```text
 //!   text.rs      the descriptor, embedded or apart: CID, parent, extents, names of further files
@@ -9,8 +9,10 @@
 //!   write.rs     the trait ImageWriter
 //!   grains.rs    entries of grains in memory: reserve, commit, reads
 //!   prepare.rs   the I/O that reserve and commit need first
-//!   grow.rs      a larger disk              new_size.rs  whether a disk can get a size
+//!   grow.rs      a larger disk              new_size.rs  whether a disk can get a larger size
+//!   shrink.rs    a smaller disk
 //!   growth.rs    what is used in an extent's file, surveyed before the first change of an entry
+//!   starts.rs    where grains begin: the memory of a survey
 //!   flush.rs     the ordered passes that make changes durable
 //!   document.rs  the descriptor of an image in use: its CID changes before the first write
 //!   link.rs      the link of a child to its parent, as the descriptor records it
@@ -24,8 +26,7 @@
 //! Kinds: monolithicSparse, monolithicFlat, twoGbMaxExtentSparse and Flat, vmfs (flat), custom
 //! mixes of extents with ZERO and NOACCESS, streamOptimized, vmfsSparse (COWD), SESPARSE, and
 //! children of all of these by CID and parentCID. Writing is refused by name where grains are
-//! compressed, for the kinds of ESX, and for extents that are not writable
-//! ([`layout::Layout::refusal`]).
+//! compressed, for SESPARSE, and for extents that are not writable ([`layout::Layout::refusal`]).
 //!
 //! VMDK has no log, so only the order of writes protects against a power cut. Invariants at every
 //! instant:
@@ -60,6 +61,8 @@ mod prepare;
 mod salvage;
 mod salvage_stream;
 mod salvage_tables;
+mod shrink;
+mod starts;
 mod tables;
 mod text;
 mod write;
@@ -68,7 +71,7 @@ mod write;
 mod tests;
 
 pub(crate) use check::{begin_repair, examine};
-pub(crate) use create::{SUBFORMATS, create, further_files, is_flat_kind};
+pub(crate) use create::{SUBFORMATS, create, further_files, is_esx_kind, is_flat_kind};
 pub(crate) use device::DEVICE_SUBFORMATS;
 pub use device::mapped_device;
 pub use image::has_descriptor;

@@ -62,6 +62,7 @@ pub(super) fn check<'a>(layout: &'a Layout, document: &Document, size_bytes: u64
             let tables = &layout.extents[extent].tables;
             let grains = len_bytes.div_ceil(tables.grain_bytes);
             let most_bytes = grains.saturating_mul(tables.grain_bytes).saturating_add(tables.taken_end_bytes());
+            // The capacity of a COWD extent has 32 bits, which `most_bytes` covers.
             let has_many = grains.div_ceil(tables.table_entries) > TABLES_MAX;
             if len_bytes > tables.capacity_bytes.get() && (has_many || most_bytes / SECTOR_BYTES > u64::from(u32::MAX))
             {

@@ -65,7 +65,7 @@ impl Writing {
 
     /// Reads a table into memory, if it exists. Entries that are invalid are those of the redundant
     /// table, where that has valid ones.
-    fn load(&self, id: TableId) -> Result<()> {
+    pub(super) fn load(&self, id: TableId) -> Result<()> {
         let (tables, store) = (self.tables(id.0), &**self.file(id.0));
         loop {
             let (entry, drops) = {
@@ -155,6 +155,7 @@ impl Writing {
         if let Some(extension) = extension {
             let end = extension.carry_out(store).map_err(io_error)?;
             self.tables(extent).note_len(end);
+            self.count_free(extent, end)?;
             if let Some(space) = &mut self.lock().extent_states[extent].space {
                 space.set_file_end(end);
             }

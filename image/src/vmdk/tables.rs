@@ -20,7 +20,10 @@ mod open;
 
 use super::{corrupt, text};
 use crate::{ImageError, Result};
-use diskwright_format::vmdk::{GRAIN_ABSENT, GRAIN_ZERO, SECTOR_BYTES, SeSparseGrain, SparseHeader, sesparse_table_of};
+use diskwright_format::vmdk::{
+    COWD_UNCLEAN_AT, GRAIN_ABSENT, GRAIN_ZERO, SECTOR_BYTES, SPARSE_UNCLEAN_AT, SeSparseGrain, SparseHeader,
+    sesparse_table_of,
+};
 use diskwright_store::{
     Store,
     sync::atomic::{AtomicU64, Ordering},
@@ -82,12 +85,17 @@ pub(super) struct Tables {
     taken: Vec<Range<u64>>,
     /// The header; `None` for COWD and SESPARSE.
     pub header: Option<SparseHeader>,
+    /// Whether the last program that wrote to the extent did not close it.
+    pub is_unclean: bool,
+    /// Where the next grain of a COWD extent goes, by its header.
+    pub free_sector: Option<u32>,
     /// Peculiarities, a sentence each.
     pub remarks: Vec<String>,
     len_bytes: KnownLength,
 }
 
-/// A number that only grows while the image is open (`grow.rs`).
+/// A number that only grows while the image is in use (`grow.rs`). It becomes smaller only while
+/// no other thread uses the image (`shrink.rs`).
 #[derive(Debug)]
 pub(super) struct Growing(AtomicU64);
 
@@ -102,6 +110,10 @@ impl Growing {
 
     pub fn raise(&self, value: u64) {
         self.0.fetch_max(value, Ordering::AcqRel);
+    }
+
+    pub fn lower(&self, value: u64) {
+        self.0.fetch_min(value, Ordering::AcqRel);
     }
 }
 
@@ -196,6 +208,15 @@ impl Tables {
     /// Whether an entry can say that a grain is zeros.
     pub fn has_zeros(&self) -> bool {
         matches!(self.coding, EntryCoding::Hosted { has_zeros: true, .. } | EntryCoding::SeSparse { .. })
+    }
+
+    /// Offset of the byte that says that the extent was not closed; `None` without such a byte.
+    pub fn unclean_at(&self) -> Option<u64> {
+        match self.coding {
+            EntryCoding::Hosted { .. } => Some(SPARSE_UNCLEAN_AT),
+            EntryCoding::Cowd => Some(COWD_UNCLEAN_AT),
+            EntryCoding::SeSparse { .. } => None,
+        }
     }
 
     /// Bytes of a grain that belong to the disk's part.

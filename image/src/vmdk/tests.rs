@@ -2,6 +2,7 @@
 
 mod esx;
 mod growing;
+mod histories;
 mod relinking;
 mod writing;
 
@@ -148,4 +149,53 @@ fn overlaps_and_writing_are_refused_by_name() {
     assert!(report.findings.iter().any(|finding| finding.message.contains("two grains overlap")), "{report:?}");
     let error = open(vec![store], true).unwrap_err().to_string();
     assert!(error.contains("writing to an extent without a descriptor is not supported"), "{error}");
+}
+
+/// A stream whose only grain is this, compressed by RFC 1950.
+fn stream_of(grain: &[u8]) -> Arc<dyn Image> {
+    use diskwright_format::vmdk::{Access, Descriptor, Extent, ExtentKind, StreamWriter};
+    let extent =
+        Extent { access: Access::ReadWrite, sectors: 256, kind: ExtentKind::Sparse, file: None, first_sector: 0 };
+    let extent = Extent { file: Some("x.vmdk".into()), ..extent };
+    let mut packed = vec![0; grain.len() + 1024];
+    let mut compressor = libdeflater::Compressor::new(libdeflater::CompressionLvl::new(12).unwrap());
+    let len = compressor.zlib_compress(grain, &mut packed).unwrap();
+    let mut bytes = Vec::new();
+    let descriptor = Descriptor::new(1, "streamOptimized", vec![extent], &[]);
+    let mut writer = StreamWriter::new(256, &descriptor, &mut bytes).unwrap();
+    writer.grain(1, &packed[..len], &mut bytes).unwrap();
+    writer.finish(&mut bytes);
+    Format::Vmdk.driver().open(Arc::new(MemoryStore::with_bytes("x.vmdk", bytes)), false, 512).unwrap()
+}
+
+#[test]
+fn a_grain_never_decompresses_to_more_or_less_than_its_length() {
+    let mut bytes = vec![0; 65_536];
+    stream_of(&[7; 65_536]).read_compressed(1, 0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 7));
+    for (len, what) in [(65_537, "do not decompress"), (64 << 20, "do not decompress"), (65_535, "65535 bytes")] {
+        let error = stream_of(&vec![7; len]).read_compressed(1, 0, &mut bytes).unwrap_err().to_string();
+        assert!(error.contains(what), "{len}: {error}");
+    }
+}
+
+/// The text is refused by its length before it is read.
+#[test]
+fn a_descriptor_of_gigabytes_is_refused_and_costs_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("huge.vmdk");
+    fs_with_hole(&path, b"# Disk DescriptorFile\nversion=1\nCID=1\n", 8 << 30);
+    let error = open(vec![store(&path)], false).unwrap_err().to_string();
+    assert!(error.contains("a text of 8589934592 bytes, expected at most 1 MiB"), "{error}");
+    // Embedded: the header claims the space.
+    let mut bytes = bare();
+    bytes[28..36].copy_from_slice(&1_u64.to_le_bytes());
+    bytes[36..44].copy_from_slice(&(8_u64 << 21).to_le_bytes());
+    let error = open(vec![Arc::new(MemoryStore::with_bytes("x.vmdk", bytes))], false).unwrap_err().to_string();
+    assert!(error.contains("# Disk DescriptorFile"), "{error}");
+}
+
+fn fs_with_hole(path: &Path, start: &[u8], len_bytes: u64) {
+    std::fs::write(path, start).unwrap();
+    std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(len_bytes).unwrap();
 }

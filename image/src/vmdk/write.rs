@@ -18,7 +18,7 @@
 //! `prepare.rs`, and retries. Lock order: `preparing`, `flushing`, then the state mutex.
 //! `grains.rs` changes entries, `growth.rs` surveys a file before its first change of an entry,
 //! `flush.rs` makes changes durable, `document.rs` changes the CID and the link, `compact.rs` moves
-//! grains and cuts files, `grow.rs` enlarges the disk.
+//! grains and cuts files, `grow.rs` enlarges the disk, `shrink.rs` makes it smaller.
 
 use super::{
     document::Document,
@@ -284,17 +284,11 @@ impl ImageWriter for Writing {
     }
 
     fn check_shrink(&self, size_bytes: u64) -> Result<()> {
-        if size_bytes == self.layout.size_bytes.get() {
-            return Ok(());
-        }
-        let what = format!("a smaller size of {size_bytes} bytes for a VMDK");
-        Err(self.unsupported(&what, "convert the disk to an image of the wanted size"))
+        self.check_smaller(size_bytes).map(drop)
     }
 
-    /// Only with the present size: finishes a growth that was cut short.
     fn shrink(&self, size_bytes: u64) -> Result<()> {
-        self.check_shrink(size_bytes)?;
-        self.grow_to(size_bytes)
+        self.make_smaller(size_bytes)
     }
 
     fn limit_tables(&self, bytes: u64) {

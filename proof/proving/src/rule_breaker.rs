@@ -220,6 +220,18 @@ impl ImageWriter for RuleBreaker {
         self.writing()?.reserve_move(block)
     }
 
+    fn blocks_in_the_way(&self, size_bytes: u64) -> Result<Vec<u64>> {
+        self.writing()?.blocks_in_the_way(size_bytes)
+    }
+
+    fn reserve_away(&self, block: u64) -> Result<Option<diskwright_image::MoveTo>> {
+        self.writing()?.reserve_away(block)
+    }
+
+    fn moves_with(&self, block: u64) -> std::ops::Range<u64> {
+        self.writing().map_or(block..block + 1, |writer| writer.moves_with(block))
+    }
+
     fn move_tables(&self) -> Result<()> {
         self.writing()?.move_tables()
     }

@@ -287,6 +287,9 @@ pub fn resizes() -> Vec<ResizeCase> {
         "qcow2 child 8K",
         "vdi dynamic 8K",
         "vdi fixed 1M",
+        "vmdk sparse 8K",
+        "vmdk cowd 512",
+        "vmdk flat",
     ];
     let case = |name| {
         let disk = crate::disk::named(name);

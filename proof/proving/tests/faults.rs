@@ -34,6 +34,7 @@ fn vhdx() {
 #[test]
 fn vmdk() {
     fail_every_operation(&["vmdk flat", "vmdk sparse 8K", "vmdk child 64K"]);
+    fail_every_operation(&["vmdk cowd 512", "vmdk cowd child 512", "vmdk in two extents 64K"]);
 }
 
 #[test]
@@ -49,6 +50,7 @@ fn qcow2() {
 #[test]
 fn vdi() {
     fail_every_operation(&["vdi fixed 1M", "vdi dynamic 8K", "vdi child 64K", "vdi child 16K, relinked"]);
+    fail_every_operation(&["vdi dynamic 4K, growing"]);
 }
 
 #[test]

@@ -247,6 +247,16 @@ impl RunCache {
         }
     }
 
+    /// Records that a block of `member` has got another place together with the one that was
+    /// committed: the tables must be read again.
+    pub(crate) fn moved_along(&mut self, chain: &Chain, member: &Member, block: u64) {
+        let map = &*chain.map;
+        let (start, end) = member.block_range(block, chain.geometry.size_bytes);
+        if start < end {
+            (map.unit_of(start)..=map.unit_of(end - 1)).for_each(|unit| self.forget(map, unit, chain.top().id));
+        }
+    }
+
     /// Whether a layer above `member` may own a part of the unit.
     fn may_be_above(&self, chain: &Chain, member: &Member, unit: u64) -> bool {
         let depth = chain.depth_of(member.id).unwrap_or(0);

@@ -33,7 +33,8 @@ const SLICE_MIN_BYTES: u64 = 512;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Candidate {
     pub(super) block: u64,
-    /// Offset of its payload in the image's first file.
+    /// The file of the image in which its payload lies, and the offset there.
+    pub(super) store: u16,
     pub(super) offset_bytes: u64,
     /// Whether all its sectors are in this image.
     pub(super) is_whole: bool,
@@ -52,10 +53,11 @@ pub(super) fn blocks_with_space(image: &dyn Image, next_block: &mut u64, most: u
         let mut states = vec![BlockState::Absent; STATES.min(blocks - first) as usize];
         image.block_states(first, &mut states)?;
         for (block, state) in (first..).zip(&states) {
-            if let BlockState::Data { store: 0, offset_bytes } | BlockState::Partial { store: 0, offset_bytes } = *state
+            if let BlockState::Data { store, offset_bytes } | BlockState::Partial { store, offset_bytes } = *state
+                && !image.keeps_space(store)
             {
                 let is_whole = matches!(state, BlockState::Data { .. });
-                found.push(Candidate { block, offset_bytes, is_whole });
+                found.push(Candidate { block, store, offset_bytes, is_whole });
             }
         }
         *next_block = first + states.len() as u64;
@@ -166,8 +168,8 @@ impl<'a> Candidates<'a> {
         for (index, candidate) in self.window.iter().enumerate() {
             let is_free = free.of(index) & self.all_slices() == self.all_slices();
             if !is_free {
-                let hole_at_bytes = candidate.is_whole.then_some(candidate.offset_bytes);
-                questions.push((index, self.question(candidate, free.of(index), hole_at_bytes)));
+                let hole_at = candidate.is_whole.then_some((candidate.store, candidate.offset_bytes));
+                questions.push((index, self.question(candidate, free.of(index), hole_at)));
             }
             judged.push((*candidate, if is_free { Verdict::Free } else { Verdict::Keep }));
         }
@@ -183,9 +185,9 @@ impl<'a> Candidates<'a> {
         Ok(judged)
     }
 
-    fn question(&self, candidate: &Candidate, skip: u64, hole_at_bytes: Option<u64>) -> ZeroQuery {
+    fn question(&self, candidate: &Candidate, skip: u64, hole_at: Option<(u16, u64)>) -> ZeroQuery {
         let slice_bytes = self.slice_bytes();
-        ZeroQuery { range: self.range(candidate.block), skip, slice_bytes, hole_at_bytes }
+        ZeroQuery { range: self.range(candidate.block), skip, slice_bytes, hole_at }
     }
 
     fn ask(
@@ -196,7 +198,7 @@ impl<'a> Candidates<'a> {
     ) -> Result<Vec<bool>> {
         let questions: Vec<&ZeroQuery> = questions.iter().map(|(_, question)| question).collect();
         let engine = self.work.options.open.engine;
-        let answers = zeros::answer(disk, engine, self.work.image.store(), &questions, tell);
+        let answers = zeros::answer(disk, engine, self.work.image.stores(), &questions, tell);
         answers.map_err(self.work.failed("read it"))?.ok_or(DiskError::Stopped)
     }
 

@@ -31,7 +31,7 @@
 use super::{
     RemainingBlocks,
     candidates::{Candidate, blocks_with_space},
-    moves::{Copier, GATHERED_BLOCKS, highest_blocks},
+    moves::{Copier, GATHERED_BLOCKS, HighestBlocks, highest_blocks},
     work::{Compacted, records_zeros, refuse_fixed},
     zeros::{self, ZeroQuery},
 };
@@ -246,12 +246,12 @@ impl<'a> Live<'a> {
             .iter()
             .map(|candidate| {
                 let (start, end) = self.top.block_range(candidate.block, size_bytes);
-                let hole_at_bytes = candidate.is_whole.then_some(candidate.offset_bytes);
-                ZeroQuery { range: start..end, skip: 0, slice_bytes, hole_at_bytes }
+                let hole_at = candidate.is_whole.then_some((candidate.store, candidate.offset_bytes));
+                ZeroQuery { range: start..end, skip: 0, slice_bytes, hole_at }
             })
             .collect();
         let questions: Vec<&ZeroQuery> = questions.iter().collect();
-        let answers = zeros::answer(self.disk, self.engine, self.top.image.store(), &questions, tell);
+        let answers = zeros::answer(self.disk, self.engine, self.top.image.stores(), &questions, tell);
         let is_zero = answers.map_err(self.failed("read it"))?.ok_or(DiskError::Stopped)?;
         let zeros = window.iter().zip(is_zero).filter(|(_, is_zero)| *is_zero).map(|(candidate, _)| *candidate);
         Ok((zeros.collect(), window))
@@ -337,23 +337,37 @@ impl<'a> Live<'a> {
         Ok(())
     }
 
-    /// Moves the blocks that are highest now, until nothing is free below the next one.
+    /// Moves the blocks that are highest now in each file, until nothing is free below the next.
     fn move_once(&self, pace: &mut Pace, found: &mut Compacted, progress: &mut Progress<'_>) -> StepResult {
-        let highest = highest_blocks(self.image())?;
-        let packed_bytes = self.image().packed_len_bytes(highest.len() as u64)?.unwrap_or(0);
-        let above = highest.iter().filter(|(offset_bytes, _)| offset_bytes + found.block_bytes > packed_bytes).count();
-        let total_bytes = found.moved_bytes + above as u64 * found.block_bytes;
-        let mut copier = self.copier()?;
-        let (mut left, mut unflushed_bytes) = (&highest[..], 0);
+        let files = highest_blocks(self.image())?;
+        let count = files.iter().map(|file| file.blocks.len()).sum::<usize>();
+        let packed_bytes = self.image().packed_len_bytes(count as u64)?.unwrap_or(0);
+        let above = files.iter().map(|file| file.above(packed_bytes, found.block_bytes)).sum::<u64>();
+        let total_bytes = found.moved_bytes + above * found.block_bytes;
+        files.iter().try_for_each(|file| self.move_in_file(file, total_bytes, pace, found, progress))
+    }
+
+    fn move_in_file(
+        &self,
+        file: &HighestBlocks,
+        total_bytes: u64,
+        pace: &mut Pace,
+        found: &mut Compacted,
+        progress: &mut Progress<'_>,
+    ) -> StepResult {
+        let mut copier = self.copier(file.store)?;
+        let (mut left, mut unflushed_bytes) = (&file.blocks[..], 0);
         while !left.is_empty() {
             let turn = self.turn()?;
             let (batch, rest) = left.split_at(pace.blocks().min(left.len()));
             left = rest;
             let begun = Instant::now();
-            let held = self.shared.hold(&turn, &self.top, batch.iter().map(|&(_, block)| block));
+            let writer = self.writer()?;
+            let together = batch.iter().flat_map(|&(_, block)| writer.moves_with(block));
+            let held = self.shared.hold(&turn, &self.top, together);
             let held = held.map_err(self.failed("hold its blocks"))?;
             let before = found.moved_bytes;
-            let moved = self.move_batch(batch, &mut copier, found, &mut |bytes| {
+            let moved = self.move_batch(file.store, batch, &mut copier, found, &mut |bytes| {
                 progress((before + bytes).min(total_bytes), total_bytes)
             });
             // The next batch gets other places.
@@ -373,13 +387,15 @@ impl<'a> Live<'a> {
         Ok(())
     }
 
-    fn copier(&self) -> Result<Copier> {
-        Copier::new(self.top.image.store(), self.engine).map_err(self.failed("open a queue on its file"))
+    fn copier(&self, store: u16) -> Result<Copier> {
+        let file = self.image().stores().get(usize::from(store)).unwrap_or(self.image().store());
+        Copier::new(file, self.engine).map_err(self.failed("open a queue on its file"))
     }
 
-    /// Moves held blocks. Returns whether nothing is free below one of them.
+    /// Moves held blocks of a file. Returns whether nothing is free below one of them.
     fn move_batch(
         &self,
+        store: u16,
         batch: &[(u64, u64)],
         copier: &mut Copier,
         found: &mut Compacted,
@@ -405,13 +421,13 @@ impl<'a> Live<'a> {
         }
         if !copier.reaches(&places) {
             // A block got new space meanwhile, beyond the former end of the file.
-            *copier = self.copier()?;
+            *copier = self.copier(store)?;
         }
         let copied = copier.copy(&places, tell).map_err(self.failed("move its blocks"))?;
-        for ((block, _), is_done) in places.iter().zip(&copied.is_done) {
+        for ((block, place), is_done) in places.iter().zip(&copied.is_done) {
             if *is_done {
                 self.commit(*block, Commit::Moved)?;
-                found.moved_bytes += found.block_bytes;
+                found.moved_bytes += place.len_bytes.max(found.block_bytes);
             }
         }
         writer.give_up_moves();

@@ -6,6 +6,8 @@
 //!        next batch ◀── flush: payload, then mappings ◀── commit Moved, for each copied block
 //! ```
 //!
+//! An image may lie in several files: a block moves down in its own one.
+//!
 //! Invariant: a block is committed only when its copy is complete, and the image makes the copy
 //! durable before the mapping. A batch that is stopped commits the blocks that were copied.
 //!
@@ -17,7 +19,12 @@ use diskwright_image::{BlockState, Commit, Image, MovePlace, MoveTo};
 use diskwright_store::{
     BlockDevice, BlockQueue, Completion, EngineKind, FileRange, IoBuf, QueueOptions, RawDevice, Request, Slab, Store,
 };
-use std::{cmp::Reverse, collections::BinaryHeap, io, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BinaryHeap},
+    io,
+    sync::Arc,
+};
 
 /// Number of blocks that are gathered at once; then they are gathered again.
 pub(super) const GATHERED_BLOCKS: usize = 1 << 20;
@@ -39,41 +46,55 @@ pub(super) fn move_down(work: &CompactRun<'_>, found: &mut Compacted, progress: 
     let generation = writer.freed_generation();
     writer.flush()?;
     writer.recycle_for_moves(generation);
-    let file = work.image.store();
-    let mut copier = Copier::new(file, work.options.open.engine).map_err(work.failed("open a queue on its file"))?;
     loop {
-        let blocks = highest_blocks(&*work.image)?;
-        let packed_bytes = work.image.packed_len_bytes(blocks.len() as u64)?.unwrap_or(0);
-        let is_above = |(offset_bytes, _): &&(u64, u64)| offset_bytes + found.block_bytes > packed_bytes;
-        let total_bytes = found.moved_bytes + blocks.iter().filter(is_above).count() as u64 * found.block_bytes;
-        let is_all = blocks.len() < GATHERED_BLOCKS;
-        let mut blocks = blocks.into_iter().map(|(_, block)| block);
+        let files = highest_blocks(&*work.image)?;
+        let count = files.iter().map(|file| file.blocks.len()).sum::<usize>();
+        let packed_bytes = work.image.packed_len_bytes(count as u64)?.unwrap_or(0);
+        let above = files.iter().map(|file| file.above(packed_bytes, found.block_bytes)).sum::<u64>();
+        let total_bytes = found.moved_bytes + above * found.block_bytes;
         let mut has_moved = false;
-        loop {
-            let batch = reserve_batch(work, &mut blocks, found.block_bytes)?;
-            if batch.is_empty() {
-                break;
-            }
-            has_moved = true;
-            let before = found.moved_bytes;
-            let mut tell = |bytes: u64| progress((before + bytes).min(total_bytes), total_bytes);
-            let copied = copier.copy(&batch, &mut tell).map_err(work.failed("move its blocks"))?;
-            copied.failure.map_or(Ok(()), Err).map_err(work.failed("move its blocks"))?;
-            let shared = work.disk.shared();
-            let chain = shared.chain();
-            for (block, _) in batch.iter().zip(&copied.is_done).filter(|(_, is_done)| **is_done).map(|(one, _)| one) {
-                let committed = shared.commit_blocking(chain.top(), *block, Commit::Moved);
-                committed.map_err(work.failed("move its blocks"))?;
-                found.moved_bytes += found.block_bytes;
-            }
-            writer.flush()?;
-            if copied.is_stopped {
-                return Err(DiskError::Stopped);
-            }
+        for file in files {
+            has_moved |= move_in_file(work, file, total_bytes, found, progress)?;
         }
         // The old places lie above all blocks now, and are cut off at close.
-        if is_all || !has_moved {
+        if count < GATHERED_BLOCKS || !has_moved {
             return Ok(());
+        }
+    }
+}
+
+/// Moves blocks of one file down. Returns whether one was moved.
+fn move_in_file(
+    work: &CompactRun<'_>,
+    file: HighestBlocks,
+    total_bytes: u64,
+    found: &mut Compacted,
+    progress: &mut Progress<'_>,
+) -> Result<bool> {
+    let store = work.image.stores().get(usize::from(file.store)).unwrap_or(work.image.store());
+    let mut copier = Copier::new(store, work.options.open.engine).map_err(work.failed("open a queue on its file"))?;
+    let mut blocks = file.blocks.into_iter().map(|(_, block)| block);
+    let mut has_moved = false;
+    loop {
+        let batch = reserve_batch(work, &mut blocks, found.block_bytes)?;
+        if batch.is_empty() {
+            return Ok(has_moved);
+        }
+        has_moved = true;
+        let before = found.moved_bytes;
+        let mut tell = |bytes: u64| progress((before + bytes).min(total_bytes), total_bytes);
+        let copied = copier.copy(&batch, &mut tell).map_err(work.failed("move its blocks"))?;
+        copied.failure.map_or(Ok(()), Err).map_err(work.failed("move its blocks"))?;
+        let shared = work.disk.shared();
+        let chain = shared.chain();
+        for (block, place) in batch.iter().zip(&copied.is_done).filter(|(_, is_done)| **is_done).map(|(one, _)| one) {
+            let committed = shared.commit_blocking(chain.top(), *block, Commit::Moved);
+            committed.map_err(work.failed("move its blocks"))?;
+            found.moved_bytes += place.len_bytes.max(found.block_bytes);
+        }
+        work.writer()?.flush()?;
+        if copied.is_stopped {
+            return Err(DiskError::Stopped);
         }
     }
 }
@@ -103,26 +124,48 @@ fn reserve_batch(
     Ok(batch)
 }
 
-/// Offsets and numbers of the blocks that lie highest in the file, the highest first; at most
-/// [`GATHERED_BLOCKS`].
-pub(super) fn highest_blocks(image: &dyn Image) -> Result<Vec<(u64, u64)>> {
+/// Blocks that lie high in a file of the image.
+pub(super) struct HighestBlocks {
+    pub(super) store: u16,
+    /// Offsets and numbers, the highest first.
+    pub(super) blocks: Vec<(u64, u64)>,
+}
+
+impl HighestBlocks {
+    /// Number of blocks that end behind a length of the file.
+    pub(super) fn above(&self, len_bytes: u64, block_bytes: u64) -> u64 {
+        self.blocks.iter().filter(|(offset_bytes, _)| offset_bytes + block_bytes > len_bytes).count() as u64
+    }
+}
+
+/// The blocks that lie highest in their files, by file; at most [`GATHERED_BLOCKS`] in all. Of
+/// blocks that move together only the first one.
+pub(super) fn highest_blocks(image: &dyn Image) -> Result<Vec<HighestBlocks>> {
     let blocks = image.size_bytes().div_ceil(image.info().block_bytes);
     let mut highest = BinaryHeap::new();
-    let mut at = 0;
+    let (mut at, mut last_group) = (0, None);
+    let group_of = |block| image.writer().map_or(block, |writer| writer.moves_with(block).start);
     while let Some(first) = image.next_block(at, blocks)? {
         let mut states = vec![BlockState::Absent; STATES.min(blocks - first) as usize];
         image.block_states(first, &mut states)?;
         at = first + states.len() as u64;
         for (block, state) in (first..).zip(states) {
-            if let BlockState::Data { offset_bytes, .. } | BlockState::Partial { offset_bytes, .. } = state {
-                highest.push(Reverse((offset_bytes, block)));
+            if let BlockState::Data { store, offset_bytes } | BlockState::Partial { store, offset_bytes } = state
+                && !image.keeps_space(store)
+                && last_group.replace(group_of(block)) != Some(group_of(block))
+            {
+                highest.push(Reverse((offset_bytes, block, store)));
                 if highest.len() > GATHERED_BLOCKS {
                     highest.pop();
                 }
             }
         }
     }
-    Ok(highest.into_sorted_vec().into_iter().map(|Reverse(place)| place).collect())
+    let mut files: BTreeMap<u16, Vec<(u64, u64)>> = BTreeMap::new();
+    for Reverse((offset_bytes, block, store)) in highest.into_sorted_vec() {
+        files.entry(store).or_default().push((offset_bytes, block));
+    }
+    Ok(files.into_iter().map(|(store, blocks)| HighestBlocks { store, blocks }).collect())
 }
 
 /// What became of a batch. Nothing is in flight any more.

@@ -29,8 +29,9 @@ pub(super) struct ZeroQuery {
     pub(super) skip: u64,
     /// Length of a slice, a multiple of the sector.
     pub(super) slice_bytes: u64,
-    /// Offset of the whole range in the image's file; `None` if it lies in several places.
-    pub(super) hole_at_bytes: Option<u64>,
+    /// The file in which the whole range lies, and the offset there; `None` if it lies in several
+    /// places.
+    pub(super) hole_at: Option<(u16, u64)>,
 }
 
 impl ZeroQuery {
@@ -60,7 +61,7 @@ impl ZeroQuery {
 pub(super) fn answer(
     device: &dyn BlockDevice,
     engine: EngineKind,
-    file: &Arc<dyn Store>,
+    files: &[Arc<dyn Store>],
     questions: &[&ZeroQuery],
     tell: &mut dyn FnMut(u64) -> bool,
 ) -> io::Result<Option<Vec<bool>>> {
@@ -100,7 +101,7 @@ pub(super) fn answer(
             let still_zero = all_zero(&buf[..(read.end - read.start) as usize]);
             reader.free.push(buf);
             let rest = question.next(read.end);
-            if still_zero && !rest.is_empty() && !is_hole(file, question) {
+            if still_zero && !rest.is_empty() && !is_hole(files, question) {
                 reader.ask(slot, rest)?;
                 slots[slot] = Some(number);
             } else {
@@ -115,8 +116,9 @@ pub(super) fn answer(
 }
 
 /// Whether the file has no data for the range.
-fn is_hole(file: &Arc<dyn Store>, question: &ZeroQuery) -> bool {
-    let Some(offset_bytes) = question.hole_at_bytes else { return false };
+fn is_hole(files: &[Arc<dyn Store>], question: &ZeroQuery) -> bool {
+    let Some((store, offset_bytes)) = question.hole_at else { return false };
+    let Some(file) = files.get(usize::from(store)) else { return false };
     let end_bytes = offset_bytes + (question.range.end - question.range.start);
     // If the file cannot say, the range is read.
     file.next_data(offset_bytes).is_ok_and(|data| data.is_none_or(|data| data.offset_bytes >= end_bytes))

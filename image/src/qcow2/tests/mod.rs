@@ -14,6 +14,7 @@
 
 mod checking;
 mod hostile;
+mod main_tables;
 mod many_free;
 mod new_image;
 mod qemu;

@@ -99,8 +99,7 @@ fn what_subclusters_do_not_allow_is_refused_by_name() {
     let error = open(&store, true).writer().unwrap().begin_writing().unwrap_err().to_string();
     assert!(error.contains("compressed clusters is not supported"), "{error}");
     let Some((store, _)) = by_qemu(folder.path(), CREATED, &[]) else { return };
-    let error = open(&store, true).writer().unwrap().begin_compacting().unwrap_err().to_string();
-    assert!(error.contains("compacting a qcow2 image with extended L2 entries"), "{error}");
+    open(&store, true).writer().unwrap().begin_compacting().unwrap();
     let path = folder.path().join("disk.qcow2");
     let Some(_) = tool("qemu-img", &["snapshot", "-c", "one", path.to_str().unwrap()]) else { return };
     let error = crate::Format::Qcow2.driver().open(super::qemu::store(&path), true, 512).unwrap_err().to_string();

@@ -1,20 +1,15 @@
 //! Reads header and directories of a sparse extent, in its three kinds.
 
-use super::{CHUNK_BYTES, EntryCoding, Growing, KnownLength, LOST, TABLES_MAX, Tables, joined, u32_at};
+use super::{CHUNK_BYTES, EntryCoding, Growing, KnownLength, LOST, TABLES_MAX, Tables, joined};
 use crate::{
     ImageError, Result,
     vmdk::{corrupt, damaged, text},
 };
 use diskwright_format::vmdk::{
-    GRAIN_ABSENT, Placing, SECTOR_BYTES, SESPARSE_GRAIN_SECTORS, SESPARSE_HEADER_BYTES, SESPARSE_TABLE_ENTRIES,
-    SeSparseHeader, SparseFlags, sesparse_replays_journal,
+    COWD_HEADER_BYTES, COWD_TABLE_ENTRIES, CowdHeader, GRAIN_ABSENT, Placing, SECTOR_BYTES, SESPARSE_GRAIN_SECTORS,
+    SESPARSE_HEADER_BYTES, SESPARSE_TABLE_ENTRIES, SeSparseHeader, SparseFlags, sesparse_replays_journal,
 };
 use diskwright_store::{Store, sync::atomic::AtomicU64};
-
-/// Entries of a COWD table.
-const COWD_ENTRIES: u64 = 4096;
-/// The largest grain of a COWD, in sectors.
-const COWD_GRAIN_MAX: u64 = 1 << 17;
 
 impl Tables {
     /// Reads header and directories of the extent in `store`.
@@ -63,6 +58,8 @@ impl Tables {
             only_second: Vec::new(),
             fixed: vec![header_bytes, text],
             taken: Vec::new(),
+            is_unclean: header.is_unclean,
+            free_sector: None,
             header: Some(header),
             remarks: Vec::new(),
             len_bytes: KnownLength(AtomicU64::new(text::len_of(store)?)),
@@ -71,34 +68,21 @@ impl Tables {
     }
 
     fn cowd(store: &dyn Store, first: &[u8]) -> Result<Self> {
-        let fail = |at, found: String, expected: &str| Err(corrupt(store, "COWD header", at, found, expected));
-        let (version, capacity, grain) = (u32_at(first, 4), u32_at(first, 12), u32_at(first, 16));
-        let (directory, count) = (u32_at(first, 20), u32_at(first, 24));
-        if first.len() < 2048 {
-            return fail(0, format!("{} bytes", first.len()), "2048 bytes");
-        }
-        if version != 1 {
-            return fail(4, format!("version {version}"), "version 1");
-        }
-        if grain == 0 || !grain.is_power_of_two() || grain > COWD_GRAIN_MAX {
-            return fail(16, format!("grains of {grain} sectors"), "a power of two up to 131,072");
-        }
-        let needed = capacity.div_ceil(grain).div_ceil(COWD_ENTRIES);
-        if count < needed {
-            return fail(24, format!("a directory of {count} entries"), &format!("at least {needed} for its capacity"));
-        }
-        let directory_bytes = directory * SECTOR_BYTES;
+        let header = CowdHeader::parse(first).map_err(|error| damaged(store, &error))?;
+        let bytes = |sectors: u32| u64::from(sectors) * SECTOR_BYTES;
         let tables = Self {
             coding: EntryCoding::Cowd,
-            grain_bytes: grain * SECTOR_BYTES,
-            capacity_bytes: Growing::new(capacity * SECTOR_BYTES),
-            table_entries: COWD_ENTRIES,
-            directories: vec![directory_bytes],
+            grain_bytes: bytes(header.grain_sectors),
+            capacity_bytes: Growing::new(bytes(header.capacity_sectors)),
+            table_entries: COWD_TABLE_ENTRIES,
+            directories: vec![bytes(header.directory_sector)],
             entries: Vec::new(),
             only_second: Vec::new(),
-            fixed: Vec::from_iter(Some(0..4 * SECTOR_BYTES)),
+            fixed: Vec::from_iter(Some(0..COWD_HEADER_BYTES as u64)),
             taken: Vec::new(),
             header: None,
+            is_unclean: header.is_unclean,
+            free_sector: Some(header.free_sector),
             remarks: Vec::new(),
             len_bytes: KnownLength(AtomicU64::new(text::len_of(store)?)),
         };
@@ -137,6 +121,8 @@ impl Tables {
             fixed: Vec::from_iter(Some(0..SECTOR_BYTES)),
             taken: Vec::new(),
             header: None,
+            is_unclean: false,
+            free_sector: None,
             remarks: Vec::new(),
             len_bytes: KnownLength(AtomicU64::new(text::len_of(store)?)),
         };

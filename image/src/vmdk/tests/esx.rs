@@ -1,4 +1,4 @@
-//! COWD and SESPARSE, which no program here writes: images made by the tests, judged by `qemu-img`.
+//! COWD and SESPARSE as ESX writes them: images made by the tests, judged by `qemu-img`.
 
 use super::{contents, opened};
 use diskwright_format::vmdk::{

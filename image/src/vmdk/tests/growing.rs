@@ -68,7 +68,7 @@ fn fill_and_grow(options: &CreateOptions, size_bytes: u64) {
 
 #[test]
 fn every_kind_grows_in_use() {
-    for kind in ["monolithicSparse", "monolithicFlat", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat"] {
+    for kind in ["monolithicSparse", "monolithicFlat", "twoGbMaxExtentSparse", "twoGbMaxExtentFlat", "vmfsSparse"] {
         fill_and_grow(&options(kind, 9 * MIB), 9 * MIB + 512);
         fill_and_grow(&options(kind, 9 * MIB + 512), 20 * MIB);
     }
@@ -163,10 +163,6 @@ fn what_cannot_grow_is_refused_by_name_and_stays_as_it_is() {
         assert!(told.contains(what), "{told}");
         assert_eq!(open(&stores, false).size_bytes(), options.size_bytes);
     }
-    let stores = made(&options("monolithicFlat", MIB));
-    let image = open(&stores, true);
-    let told = image.writer().unwrap().shrink(MIB / 2).unwrap_err().to_string();
-    assert!(told.contains("a smaller size"), "{told}");
 }
 
 /// An entry behind the end means nothing until the disk grows.
@@ -239,4 +235,63 @@ fn qemu_uses_a_disk_that_has_grown() {
         assert!(Format::Vmdk.driver().parent_link(&*first).unwrap().is_none());
         std::fs::read_dir(dir.path()).unwrap().for_each(|file| std::fs::remove_file(file.unwrap().path()).unwrap());
     }
+}
+
+/// A smaller disk has its bytes before the new end, and zeros where it grows again.
+#[test]
+fn every_kind_becomes_smaller_and_grows_again() {
+    for (kind, grain_bytes) in
+        [("monolithicSparse", 8192), ("twoGbMaxExtentSparse", 8192), ("vmfsSparse", 512), ("monolithicFlat", 0)]
+    {
+        let created =
+            CreateOptions { block_bytes: (grain_bytes > 0).then_some(grain_bytes), ..options(kind, 24 * MIB) };
+        let stores = made(&created);
+        let image = open(&stores, true);
+        let writer = image.writer().unwrap();
+        writer.begin_writing().unwrap();
+        for at in (0..24).rev() {
+            put_at(&*image, at * MIB, at as u8 + 1);
+            put_at(&*image, at * MIB + 512, at as u8 + 101);
+        }
+        for wrong in [0, 100, 25 * MIB] {
+            let told = writer.shrink(wrong).unwrap_err().to_string();
+            assert!(told.contains("at most the present size"), "{kind}: {told}");
+        }
+        writer.shrink(5 * MIB + 512).unwrap();
+        assert_eq!(image.size_bytes(), 5 * MIB + 512, "{kind}");
+        writer.close().unwrap();
+        drop(image);
+        assert_eq!(check(&stores), [""; 0], "{kind}");
+        assert_eq!(open(&stores, false).size_bytes(), 5 * MIB + 512, "{kind}");
+        // The file has no grain of the range that is gone.
+        if grain_bytes == 8192 {
+            let extent = &stores[stores.len() - 1];
+            assert!(extent.len_bytes().unwrap() < 256 << 10, "{kind}: {} bytes", extent.len_bytes().unwrap());
+        }
+        let image = open(&stores, true);
+        image.writer().unwrap().resize(24 * MIB).unwrap();
+        for at in 0..24 {
+            let expected = if at < 6 { at as u8 + 1 } else { 0 };
+            let found = sector_at(&*image, at * MIB).unwrap_or([0; 512]);
+            assert_eq!(found, [expected; 512], "{kind}: MiB {at}");
+            let expected = if at < 5 { at as u8 + 101 } else { 0 };
+            let found = sector_at(&*image, at * MIB + 512).unwrap_or([0; 512]);
+            assert_eq!(found, [expected; 512], "{kind}: behind MiB {at}");
+        }
+        put_at(&*image, 23 * MIB, 9);
+        image.writer().unwrap().close().unwrap();
+        assert_eq!(check(&stores), [""; 0], "{kind}");
+    }
+}
+
+#[test]
+fn a_disk_does_not_end_before_its_last_extent() {
+    let stores = made(&options("twoGbMaxExtentSparse", 3 << 30));
+    let image = open(&stores, true);
+    let told = image.writer().unwrap().shrink(1 << 30).unwrap_err().to_string();
+    assert!(told.contains("before its last extent"), "{told}");
+    image.writer().unwrap().shrink((2 << 30) + 512).unwrap();
+    image.writer().unwrap().close().unwrap();
+    assert_eq!(open(&stores, false).size_bytes(), (2 << 30) + 512);
+    assert_eq!(check(&stores), [""; 0]);
 }

@@ -33,6 +33,11 @@ pub fn all() -> Vec<DiskCase> {
             broken_rule: None,
         }
     };
+    let cowd = |name, disk_type, size_bytes, windows: &[u64]| DiskCase {
+        subformat: Some("vmfsSparse"),
+        windows: windows_at(windows, 16),
+        ..kind(name, Format::Vmdk, disk_type, 512, size_bytes, &[])
+    };
     let (kib, mib, gib) = (1_u32 << 10, 1_u32 << 20, 1_u64 << 30);
     let m = u64::from(mib);
     vec![
@@ -554,6 +559,86 @@ pub fn all() -> Vec<DiskCase> {
         late(kind("raw, late", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31])),
         late(kind("vhd dynamic 16K, late", Format::Vhd, DiskType::Dynamic, 16 * kib, 8 * m, &[0, 1, 2, 128, 511])),
         late(kind("vhdx differencing 1M, late", Format::Vhdx, DiskType::Differencing, mib, 64 * m, &[0, 1, 40])),
+        // Grains of a sector, and the ends of two tables.
+        cowd("vmdk cowd 512", DiskType::Dynamic, 4 * m, &[0, 40, 4088, 8176]),
+        DiskCase { churns: true, ..cowd("vmdk cowd 512, churning", DiskType::Dynamic, 4 * m, &[0, 16, 4088]) },
+        cowd("vmdk cowd child 512", DiskType::Differencing, 4 * m, &[0, 40, 4088, 8176]),
+        // The 129th grain table does not fit into the first sector of the directory.
+        DiskCase {
+            changes: Changes::Grows { from_bytes: (256 << 20) - (128 << 10) },
+            ..cowd(
+                "vmdk cowd 512, growing",
+                DiskType::Dynamic,
+                258 * m,
+                &[0, 523_900, 524_024, 524_280, 524_400, 528_368],
+            )
+        },
+        // The descriptor, and two extents, of which one window has both.
+        DiskCase {
+            subformat: Some("twoGbMaxExtentSparse"),
+            windows: windows_at(&[0, 4_192_128, 4_192_192, 4_192_256, 4_194_240], 64),
+            ..kind("vmdk in two extents 64K", Format::Vmdk, DiskType::Dynamic, 64 * kib, 2 * gib, &[])
+        },
+        DiskCase {
+            changes: Changes::CompactedInUse,
+            churns: true,
+            ..kind("vmdk sparse 8K, compacted in use", Format::Vmdk, DiskType::Dynamic, 8 * kib, 4 * m, &[0, 1, 2, 511])
+        },
+        DiskCase {
+            changes: Changes::CompactedInUse,
+            churns: true,
+            ..cowd("vmdk cowd child 512, compacted in use", DiskType::Differencing, 4 * m, &[0, 16, 4088])
+        },
+        DiskCase {
+            changes: Changes::Snapshots,
+            ..kind("vmdk sparse 8K, with snapshots", Format::Vmdk, DiskType::Dynamic, 8 * kib, 4 * m, &[0, 1, 511])
+        },
+        DiskCase {
+            changes: Changes::FrozenInUse,
+            ..kind("vdi dynamic 16K, frozen in use", Format::Vdi, DiskType::Dynamic, 16 * kib, 4 * m, &[0, 1, 128, 255])
+        },
+        DiskCase {
+            changes: Changes::AbsorbedInUse,
+            ..kind(
+                "vdi dynamic 16K, absorbed in use",
+                Format::Vdi,
+                DiskType::Dynamic,
+                16 * kib,
+                4 * m,
+                &[0, 1, 128, 255],
+            )
+        },
+        DiskCase {
+            changes: Changes::MergedInUse,
+            steps: 40,
+            ..kind("vdi dynamic 16K, merged in use", Format::Vdi, DiskType::Dynamic, 16 * kib, 4 * m, &[0, 1, 128, 255])
+        },
+        // The room for the block map ends at 1 GiB. Then a longer map takes the first blocks'
+        // place, and the next one the place before.
+        DiskCase {
+            changes: Changes::Grows { from_bytes: gib - (256 << 10) },
+            windows: windows_at(&[0, 40, 2048, 2_096_600, 2_097_144, 2_105_344, 2_129_904], 16),
+            ..kind("vdi dynamic 4K, growing", Format::Vdi, DiskType::Dynamic, 4 * kib, gib + 16 * m, &[])
+        },
+        DiskCase {
+            backing: Backing::ByQemu(ByQemu::Subclusters),
+            changes: Changes::CompactedInUse,
+            churns: true,
+            ..kind(
+                "qcow2 64K, with subclusters, compacted in use",
+                Format::Qcow2,
+                DiskType::Dynamic,
+                64 * kib,
+                8 * m,
+                &[0, 1, 2, 40],
+            )
+        },
+        served(kind("vmdk child 64K, over NBD", Format::Vmdk, DiskType::Differencing, 64 * kib, 64 * m, &[0, 1, 512])),
+        served(kind("qcow2 child 8K, over NBD", Format::Qcow2, DiskType::Differencing, 8 * kib, 32 * m, &[0, 1, 1024])),
+        served(kind("vdi child 64K, over NBD", Format::Vdi, DiskType::Differencing, 64 * kib, 128 * m, &[0, 1, 1024])),
+        late(kind("vmdk child 64K, late", Format::Vmdk, DiskType::Differencing, 64 * kib, 64 * m, &[0, 1, 512])),
+        late(kind("qcow2 child 8K, late", Format::Qcow2, DiskType::Differencing, 8 * kib, 32 * m, &[0, 1, 1024])),
+        late(kind("vdi child 64K, late", Format::Vdi, DiskType::Differencing, 64 * kib, 128 * m, &[0, 1, 1024])),
     ]
     .into_iter()
     .map(|case| {
@@ -589,6 +674,11 @@ fn late(case: DiskCase) -> DiskCase {
 pub fn named(name: &str) -> DiskCase {
     let found = all().into_iter().find(|case| case.name == name);
     found.unwrap_or_else(|| panic!("there is no kind of disk named {name}"))
+}
+
+/// Windows of `count` sectors.
+fn windows_at(sectors: &[u64], count: u64) -> Vec<Window> {
+    sectors.iter().map(|&first| Window { first, count }).collect()
 }
 
 /// Windows of 64 KiB, so that a disk whose size is a multiple of that contains each completely or
