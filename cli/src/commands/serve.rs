@@ -427,14 +427,14 @@ fn announce(
                 ExportReport { read_only: true, .. } => ", read-only",
                 _ => "",
             };
-            writeln!(context.out, "{}: {}{how}", printable(&export.file), Human(export.virtual_size))?;
+            writeln!(context.text(), "{}: {}{how}", printable(&export.file), Human(export.virtual_size))?;
             for uri in &export.uris {
                 writeln!(context.out, "  {uri}")?;
             }
         }
         if let Some(device) = &server.vhost_user {
             let socket = device.address().to_string();
-            writeln!(context.out, "  vhost-user: {} ({} queues)", printable(&socket), args.vhost_queues)?;
+            writeln!(context.text(), "  vhost-user: {} ({} queues)", printable(&socket), args.vhost_queues)?;
         }
         if let Some(metrics) = metrics {
             writeln!(context.out, "metrics: http://{}/metrics", printable(&metrics))?;

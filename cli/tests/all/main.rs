@@ -62,6 +62,7 @@ mod several;
 mod snapshot;
 mod split_raw;
 mod streams;
+mod terminal;
 mod told;
 mod tracking;
 mod vdi;

@@ -15,6 +15,7 @@
 //!   mutation.rs    the state that the mutation lock guards
 //!   plan.rs        plans a request from memory alone
 //!   queue.rs       DiskQueue: one thread's requests, through the map to the engine
+//!   sharing.rs     shares bytes of another file into the disk by reflink
 //!   shared.rs      state of a disk and its queues: mutation lock, flush, grace periods, close
 //!   throttle.rs    divides the device between clients and work in the background
 //!   track.rs       marks of ranges that have changed since named points
@@ -41,6 +42,7 @@ pub(crate) mod queue;
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) mod schedules;
 pub(crate) mod shared;
+mod sharing;
 pub(crate) mod throttle;
 pub(crate) mod track;
 pub(crate) mod work;
