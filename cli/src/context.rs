@@ -101,25 +101,25 @@ impl Context {
         Ok(diskwright_outline::json::write(&mut self.out, result)?)
     }
 
-    /// The same with a `summary`: the figures of each cell that the screen shows.
+    /// The same with a `summary`: the figures of each cell that the text shows.
     pub fn print_measured<T: Serialize + JsonSchema + Cells>(&mut self, result: &T) -> Outcome<()> {
         self.print_result(&WithSummary::of(result))
     }
 
-    /// Prints a screen. `render` gets whether colour is wanted.
+    /// Prints a text. `render` gets whether colour is wanted.
     ///
-    /// Names of files, profiles and servers may hold control characters. If the screen without
-    /// colour has any besides line feeds, it is printed escaped and without colour, because control
+    /// Names of files, profiles and servers may hold control characters. If the text without colour
+    /// has any besides line feeds, it is printed escaped and without colour, because control
     /// characters cannot be distinguished from the escape sequences of colour.
-    fn print_screen(&mut self, render: impl Fn(bool) -> String) -> Outcome<()> {
-        Ok(self.out.write_all(screen_text(self.style.colour, render).as_bytes())?)
+    fn print_rendered(&mut self, render: impl Fn(bool) -> String) -> Outcome<()> {
+        Ok(self.out.write_all(safe_text(self.style.colour, render).as_bytes())?)
     }
 
     /// Prints a result of the lab as a chapter, as wide as the terminal. `details` shows what an
     /// HTML page folds, such as each thread.
     pub fn print_chapter(&mut self, result: &impl ToChapter, details: bool) -> Outcome<()> {
         let width = self.style.columns;
-        self.print_screen(|colour| text(result, &TextOptions { width, colour, details }))
+        self.print_rendered(|colour| text(result, &TextOptions { width, colour, details }))
     }
 
     /// Writes sentences to standard output. On a terminal each line is wrapped at its width;
@@ -195,7 +195,7 @@ impl<W: Write> Write for Sentences<'_, W> {
     }
 }
 
-fn screen_text(colour: bool, render: impl Fn(bool) -> String) -> String {
+fn safe_text(colour: bool, render: impl Fn(bool) -> String) -> String {
     let plain = render(false);
     let safe = printable_lines(&plain);
     if colour && safe == plain { render(true) } else { safe }
@@ -230,14 +230,14 @@ mod tests {
     }
 
     #[test]
-    fn a_screen_keeps_its_own_colours_and_no_other_control_characters() {
+    fn a_text_keeps_its_own_colours_and_no_other_control_characters() {
         let render = |name: &'static str| {
             move |colour: bool| if colour { format!("\x1b[31m{name}\x1b[0m\nx") } else { format!("{name}\nx") }
         };
-        assert_eq!(screen_text(true, render("disk")), "\x1b[31mdisk\x1b[0m\nx");
-        assert_eq!(screen_text(false, render("disk")), "disk\nx");
+        assert_eq!(safe_text(true, render("disk")), "\x1b[31mdisk\x1b[0m\nx");
+        assert_eq!(safe_text(false, render("disk")), "disk\nx");
         for colour in [true, false] {
-            assert_eq!(screen_text(colour, render("a\x1b[2Jb")), "a\\u{1b}[2Jb\nx");
+            assert_eq!(safe_text(colour, render("a\x1b[2Jb")), "a\\u{1b}[2Jb\nx");
         }
     }
 }

@@ -78,13 +78,13 @@ pub struct Description {
 /// One of several files of an image, for JSON.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub struct FileDescription {
-    /// Its path.
+    /// Path of the file.
     file: String,
-    /// Its length in bytes.
+    /// Length of the file in bytes.
     file_size: Option<u64>,
-    /// What it occupies, in bytes.
+    /// Space that the file occupies, in bytes.
     size_on_disk: Option<u64>,
-    /// Of a block device: what makes it recognisable.
+    /// What makes a block device recognisable; missing for a file.
     #[serde(skip_serializing_if = "Option::is_none")]
     device: Option<String>,
 }

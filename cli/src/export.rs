@@ -17,7 +17,7 @@ use serde::Serialize;
 /// One export, for JSON. Sizes are bytes.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct ExportReport {
-    /// Its URI.
+    /// URI of the export.
     uri: String,
     /// The address of the server.
     server: String,

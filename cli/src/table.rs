@@ -1,5 +1,6 @@
 //! Aligned text: labelled values, and tables.
 
+use diskwright_outline::{columns_of, wrap};
 use std::io::{self, Write};
 
 /// Labelled values, one a line, the values in one column. A value with line feeds, or with an empty
@@ -7,6 +8,8 @@ use std::io::{self, Write};
 #[derive(Debug, Default)]
 pub struct Fields {
     rows: Vec<(String, String)>,
+    /// Columns that a line must not exceed.
+    limit: Option<usize>,
 }
 
 impl Fields {
@@ -18,6 +21,12 @@ impl Fields {
         }
     }
 
+    /// Continues values in the next line where a line would have more than `limit` columns, if
+    /// there is a limit.
+    pub fn within(self, limit: Option<usize>) -> Self {
+        Self { limit, ..self }
+    }
+
     /// Writes the lines.
     ///
     /// # Errors
@@ -26,15 +35,36 @@ impl Fields {
         let width = self.rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
         self.rows
             .iter()
-            .try_for_each(|(label, value)| writeln!(out, "{}", format!("{label:width$}  {value}").trim_end()))
+            .try_for_each(|(label, value)| write_hanging(out, &format!("{label:width$}  "), value, self.limit))
     }
 }
 
+/// A text is not wrapped to fewer columns than this.
+const WRAPPED_MIN: usize = 20;
+
+/// Writes `prefix` and `text` as a line. What has no room within `limit` columns continues below
+/// the beginning of `text`.
+///
+/// # Errors
+/// What the system says of `out`.
+pub fn write_hanging(out: &mut dyn Write, prefix: &str, text: &str, limit: Option<usize>) -> io::Result<()> {
+    let indent = columns_of(prefix);
+    let lines = match limit {
+        Some(limit) => wrap(text, limit.saturating_sub(indent).max(WRAPPED_MIN)),
+        None => vec![text.to_owned()],
+    };
+    for (index, line) in lines.iter().enumerate() {
+        let line = if index == 0 { format!("{prefix}{line}") } else { format!("{:indent$}{line}", "") };
+        writeln!(out, "{}", line.trim_end())?;
+    }
+    Ok(())
+}
+
 /// A text is not shortened below this.
-const TEXT_MIN: usize = 12;
+pub const TEXT_MIN: usize = 12;
 
 /// The text in at most `width` characters, with an ellipsis in the place of its middle.
-fn shortened(text: &str, width: usize) -> String {
+pub fn shortened(text: &str, width: usize) -> String {
     let count = text.chars().count();
     if count <= width {
         return text.to_owned();
@@ -145,6 +175,24 @@ mod tests {
         remarks       one
                       two
         ");
+    }
+
+    #[test]
+    fn a_long_value_continues_below_itself_where_the_terminal_ends() {
+        let written = |limit| {
+            let mut fields = Fields::default();
+            fields.add("log", "3 entries, replayed in memory");
+            fields.add("parent", "/a/path/that/is/not/broken");
+            let mut out = Vec::new();
+            fields.within(limit).write(&mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        insta::assert_snapshot!(written(Some(30)), @r"
+        log     3 entries, replayed in
+                memory
+        parent  /a/path/that/is/not/broken
+        ");
+        assert!(written(None).contains("log     3 entries, replayed in memory\n"));
     }
 
     #[test]

@@ -220,7 +220,7 @@ pub enum RecordKind {
 /// A record without its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record {
-    /// What it says.
+    /// Kind of the record.
     pub kind: RecordKind,
     /// Offset on the disk; of the end mark, bytes of data in all.
     pub offset_bytes: u64,

@@ -121,9 +121,9 @@ impl TarHeader {
 /// What a pax header says of the next member.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pax {
-    /// Its name.
+    /// Path of the member.
     pub path: Option<String>,
-    /// Its length in bytes.
+    /// Length of the member in bytes.
     pub size_bytes: Option<u64>,
     /// Whether it is a sparse file of GNU tar, whose data is not the contents.
     pub is_sparse: bool,

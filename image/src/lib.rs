@@ -56,7 +56,7 @@ pub mod salvage;
 mod signature;
 mod space;
 pub mod split;
-pub mod vdi;
+mod vdi;
 pub mod vhd;
 pub mod vhdx;
 pub mod vmdk;

@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_of_a_run_has_what_the_screen_shows() {
+    fn the_summary_of_a_run_has_what_the_text_shows() {
         let run = crate::report::example::run();
         let json = serde_json::to_value(WithSummary::of(&run)).unwrap();
         assert_eq!(json["schema"].as_str().unwrap(), run.head.schema);

@@ -75,7 +75,7 @@ pub enum LabError {
         target: String,
         /// Bytes that are allocated.
         found_bytes: u64,
-        /// Its size, bytes.
+        /// Size of the target in bytes.
         size_bytes: u64,
     },
     /// The file system of the scratch folder has too little free space.

@@ -65,24 +65,24 @@
 #![forbid(unsafe_code)]
 
 pub mod acceptance;
-pub mod backing;
+mod backing;
 pub mod cells;
 pub mod chain;
 pub mod child;
 pub mod comparison;
 pub mod document;
-pub mod error;
+mod error;
 pub mod export;
 pub mod fill;
-pub mod inspect;
+mod inspect;
 pub mod measure;
 pub mod open;
 pub mod output;
-pub mod paper;
+mod paper;
 pub mod peer;
 pub mod prepare;
 pub mod progress;
-pub mod ratio;
+mod ratio;
 pub mod report;
 pub mod rounds;
 pub mod scratch;

@@ -93,7 +93,7 @@ impl Container {
         Self::STUDIED.into_iter().chain(Self::FURTHER).find(|container| container.name() == name)
     }
 
-    /// Its format.
+    /// Format of the container.
     pub fn format(self) -> Format {
         match self {
             Self::Raw => Format::Raw,
@@ -105,7 +105,7 @@ impl Container {
         }
     }
 
-    /// Its type.
+    /// Type of the container's image.
     pub fn disk_type(self) -> DiskType {
         match self {
             Self::Raw | Self::VhdFixed | Self::VhdxFixed | Self::VmdkFlat => DiskType::Fixed,
@@ -187,7 +187,7 @@ fn create_as(
 pub struct Target {
     /// Format and type.
     pub container: Container,
-    /// Its file.
+    /// Path of the container's file.
     pub path: PathBuf,
     /// The cache mode in force. It differs from the requested mode if the file system does not
     /// support O_DIRECT.
@@ -338,7 +338,7 @@ const STRETCH_BYTES: u64 = 64 << 20;
 /// A filled container.
 #[derive(Debug)]
 pub struct Filled {
-    /// Its file.
+    /// Path of the container's file.
     pub path: PathBuf,
     /// Time of creating, filling, flushing and closing it.
     pub took: Duration,

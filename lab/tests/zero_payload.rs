@@ -56,7 +56,7 @@ fn a_small_study_finds_that_zeros_never_reach_the_store_and_leaves_nothing() {
             }
         }
     }
-    let said: Vec<bool> = result.disks.iter().map(|disk| !disk.said.is_empty()).collect();
+    let said: Vec<bool> = result.disks.iter().map(|disk| !disk.warnings.is_empty()).collect();
     assert_eq!(said, [true, true, false, false], "{:?}", result.disks);
     assert!(result.disks[0].file_allocated_bytes < 8 << 20);
     let saved: ZeroPayloadResult =

@@ -60,7 +60,7 @@ pub mod record;
 pub mod run;
 pub mod seeds;
 pub mod steady;
-pub mod target;
+mod target;
 pub mod warning;
 pub mod workload;
 

@@ -11,7 +11,7 @@
 
 #![forbid(unsafe_code)]
 
-pub mod client;
+mod client;
 pub mod tls;
 pub mod uri;
 pub mod wire;

@@ -49,7 +49,7 @@ mod text_table;
 pub use chapter::{Block, Cell, Chapter, Row, Table, Tile, Tone, Warning};
 pub use csv::Csv;
 pub use html::page;
-pub use lines::{paint, wrap};
+pub use lines::{columns_of, paint, wrap};
 pub use markdown::markdown;
 pub use maud::Markup;
 pub use text::{TextOptions, text};

@@ -15,7 +15,7 @@ use std::{path::PathBuf, time::SystemTime};
 pub(crate) struct Snapshot {
     /// The file that is the disk: the new, empty child.
     disk: PathBuf,
-    /// Its parent.
+    /// The parent of the new child.
     parent: PathBuf,
     /// The new name of the image that was the disk; `None` if it was discarded.
     frozen: Option<PathBuf>,

@@ -156,7 +156,7 @@ impl Info {
 pub(crate) struct Finding {
     /// `note`, `leak` or `corrupt`.
     severity: &'static str,
-    /// Where in the file.
+    /// Offset of the structure in the file, in bytes.
     offset: u64,
     message: String,
     /// The structure that is not as the format demands.
@@ -241,7 +241,7 @@ impl Checked {
 pub(crate) struct LostRange {
     start: u64,
     length: u64,
-    /// Why.
+    /// Why the range could not be read.
     reason: String,
 }
 

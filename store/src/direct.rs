@@ -17,7 +17,10 @@
 //!   caller is told ([`Route`]).
 
 use crate::IoBuf;
-use rustix::fs::{AtFlags, OFlags, StatxFlags};
+use rustix::{
+    fs::{AtFlags, OFlags, StatxFlags},
+    io::Errno,
+};
 use std::{
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
@@ -233,12 +236,10 @@ pub(crate) fn read_upto(fd: BorrowedFd<'_>, buf: &mut [u8], offset_bytes: u64) -
         match rustix::io::pread(fd, &mut buf[done_bytes..], offset_bytes + done_bytes as u64) {
             Ok(0) => break,
             Ok(moved_bytes) => done_bytes += moved_bytes,
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             // An O_DIRECT read that the end of the file cut short cannot continue, because the rest
             // is not aligned.
-            Err(rustix::io::Errno::INVAL)
-                if done_bytes > 0 && offset_bytes + done_bytes as u64 >= file_len_bytes(fd)? =>
-            {
+            Err(Errno::INVAL) if done_bytes > 0 && offset_bytes + done_bytes as u64 >= file_len_bytes(fd)? => {
                 break;
             }
             Err(errno) => return Err(errno.into()),
@@ -254,7 +255,7 @@ pub(crate) fn write_all(fd: BorrowedFd<'_>, buf: &[u8], offset_bytes: u64) -> io
         match rustix::io::pwrite(fd, &buf[done_bytes..], offset_bytes + done_bytes as u64) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(moved_bytes) => done_bytes += moved_bytes,
-            Err(rustix::io::Errno::INTR) => {}
+            Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
     }
@@ -267,4 +268,9 @@ pub(crate) fn end_of_file() -> io::Error {
 
 pub(crate) fn beyond_addressing() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "the range ends beyond what 64 bits can address")
+}
+
+/// Whether the error means that this method is not supported, and another may be tried.
+pub(crate) fn cannot(errno: Errno) -> bool {
+    matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV | Errno::NOTTY)
 }

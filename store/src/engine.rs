@@ -26,7 +26,7 @@
 //! Slots (see `slots`) and parts live in two tables with free lists. The `user_data` of a
 //! submission queue entry holds the index of its part. Once the tables have grown to the depth in
 //! use, starting and ending a part allocates nothing. `engine/work.rs` starts parts, waits for them
-//! and joins them.
+//! and joins them; `engine/targets.rs` adds and removes stores.
 //!
 //! Invariants:
 //! - A slot owns its buffer from `begin` until its completion is handed out, so the kernel never
@@ -44,12 +44,14 @@
 
 #![allow(unsafe_code)]
 
-mod remove;
+mod kind;
 mod segments;
 mod settle;
+mod targets;
 mod work;
 
 pub use crate::{external::ExternalTicket, slots::EngineCompletion};
+pub use kind::EngineKind;
 
 use crate::{
     IoBuf, Segments, SharedRing, Slab,
@@ -57,27 +59,14 @@ use crate::{
     external::{Ended, Externals},
     lane::{LANE_PATIENCE, Lane},
     link::Link,
-    part::{Action, LaneUse, Part, Target},
+    part::{Action, Part, Target},
     range::{FileRange, Zeroing},
-    ring::{LANES_MAX, Ring},
+    ring::Ring,
     shared::{Member, RingAnswer},
     slots::Slots,
-    store::Store,
 };
-use rustix::io::Errno;
+use kind::lacks_ring;
 use std::{io, ops::Range, sync::Arc, time::Duration};
-
-/// How I/O is submitted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum EngineKind {
-    /// io_uring if the kernel offers it, else `pread` and `pwrite`.
-    #[default]
-    Auto,
-    /// io_uring; opening fails if the kernel does not offer it.
-    Uring,
-    /// `pread` and `pwrite`, one after the other, in the calling thread.
-    Sync,
-}
 
 impl EngineKind {
     /// The kind that [`Engine::new`] makes of this one on this machine: never [`EngineKind::Auto`].
@@ -232,50 +221,6 @@ impl Engine {
             Link::Shared(member) => member.ring().enters,
         };
         EngineStats { enters, ..self.stats }
-    }
-
-    /// Adds a store, which the engine keeps open until [`Engine::remove_target`]. Adding the same
-    /// store twice gives two targets.
-    pub fn add_target(&mut self, store: &Arc<dyn Store>) -> io::Result<TargetId> {
-        self.add(store, false)
-    }
-
-    /// As [`Engine::add_target`], but reads beyond the end of the store return zeros. For raw files
-    /// whose length is not a multiple of the sector size.
-    pub(crate) fn add_target_padded(&mut self, store: &Arc<dyn Store>) -> io::Result<TargetId> {
-        self.add(store, true)
-    }
-
-    fn add(&mut self, store: &Arc<dyn Store>, padded: bool) -> io::Result<TargetId> {
-        let index =
-            u32::try_from(self.targets.len()).map_err(|_| io::Error::other("an engine holds at most 2^32 stores"))?;
-        let mut target = Target::new(store, padded);
-        target.is_plain_file &= !self.failed;
-        if let Some(fd) = target.fd {
-            target.file_index = self.link.with(|ring| ring.register_file(fd)).flatten();
-        } else if let Some(lane) = store.lane().filter(|_| self.link.is_some()) {
-            target.lane = Some(self.use_lane(lane, store.len_bytes()?)?);
-        }
-        if let Some(index) = self.free_targets.pop() {
-            self.targets[index as usize] = target;
-            return Ok(TargetId(index));
-        }
-        self.targets.push(target);
-        Ok(TargetId(index))
-    }
-
-    /// Registers a lane with this engine, once even if several stores share it.
-    fn use_lane(&mut self, lane: Arc<dyn Lane>, end_bytes: u64) -> io::Result<LaneUse> {
-        let alignment_mask = u64::from(lane.alignment_bytes().max(1)) - 1;
-        let place = self.lanes.iter().position(|open| Arc::ptr_eq(&open.lane, &lane)).unwrap_or(self.lanes.len());
-        let number = u32::try_from(place)
-            .ok()
-            .filter(|&number| number < LANES_MAX)
-            .ok_or_else(|| io::Error::other("an engine holds at most 65536 lanes"))?;
-        if place == self.lanes.len() {
-            self.lanes.push(OpenLane { lane, parts: 0, is_due: false, polling: false });
-        }
-        Ok(LaneUse { number, alignment_mask, end_bytes })
     }
 
     /// Whether the ring failed or a lane was given up. The engine then starts nothing any more.
@@ -532,14 +477,6 @@ impl Engine {
 /// The error of two parts that use the same bytes of the buffer when one of them writes to it.
 fn overlapping_parts() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "two parts of one request use the same bytes of its buffer")
-}
-
-/// Whether `error` means that the system offers no ring: switched off (by sysctl, seccomp or a
-/// container), unknown, too old, or over the limit of locked memory.
-fn lacks_ring(error: &io::Error) -> bool {
-    let refusals = [Errno::NOSYS, Errno::PERM, Errno::ACCESS, Errno::NOMEM, Errno::INVAL, Errno::OPNOTSUPP];
-    error.kind() == io::ErrorKind::Unsupported
-        || Errno::from_io_error(error).is_some_and(|errno| refusals.contains(&errno))
 }
 
 #[cfg(test)]

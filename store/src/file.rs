@@ -20,17 +20,21 @@
 //! [`FileStore::cache_mode`] returns the mode in effect.
 //!
 //! The locks of `direct` are the only ones here; the kernel guards everything else. `open` opens
-//! files.
+//! files, `file/zeroing.rs` zeroes ranges of them.
 //!
 //! Once a sync has failed with pages in the cache, every later sync fails. The kernel drops the
 //! pages that it could not write and reports that only once, perhaps to another thread (QEMU does
 //! the same).
 
+mod names;
+mod zeroing;
+
 pub use crate::open::{CacheMode, OpenError, OpenOptions, SectorSizes};
+pub(crate) use zeroing::ZEROING_UNIT_BYTES;
 
 use crate::{
     claim::Claim,
-    direct::{self, DirectFile, Route},
+    direct::{self, DirectFile, Route, cannot},
     explain_shortage,
     lock::{self, LockMode},
     no_io::assert_io_allowed,
@@ -39,6 +43,7 @@ use crate::{
     store::{Access, DataFile, FileRange, Store, Zeroing},
     sys,
 };
+use names::Names;
 use rustix::{
     fs::{Advice, FallocateFlags, SeekFrom, Timespec, Timestamps, UTIME_OMIT},
     io::{Errno, ReadWriteFlags, retry_on_intr},
@@ -46,7 +51,7 @@ use rustix::{
 use std::{
     io,
     os::fd::{AsFd, OwnedFd},
-    path::{Path, PathBuf},
+    path::Path,
     sync::{
         OnceLock,
         atomic::{AtomicBool, AtomicI32, Ordering},
@@ -57,16 +62,9 @@ use std::{
 /// Number of bytes probed to estimate how much of a file the page cache holds.
 const CACHE_SAMPLES: u32 = 64;
 
-/// Size of a write of zeros, where the file system cannot zero a range.
-const ZERO_PIECE_BYTES: usize = 1 << 20;
-
 /// `f_type` of file systems whose inode numbers may be others after the next mount: FAT, exFAT,
 /// FUSE (sshfs, exfat-fuse), SMB (without the server's numbers) and VirtualBox's shared folders.
 const MADE_UP_INODES: [u32; 7] = [0x4d44, 0x2011_bab0, 0x6573_5546, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x786f_4256];
-
-/// Zeroing in this unit bypasses the page cache. File systems zero the rest of a block through the
-/// cache.
-pub(crate) const ZEROING_UNIT_BYTES: u64 = 4096;
 
 /// An open file or block device; see the module documentation.
 #[derive(Debug)]
@@ -79,35 +77,11 @@ pub struct FileStore {
     is_block_device: bool,
     identity: (u64, u64),
     sectors: SectorSizes,
-    /// Of a block device that is open for writing.
+    /// The claim on a block device that is open for writing.
     _claim: Option<Claim>,
     touched_page_cache: AtomicBool,
     /// The error number of the first failed sync, or 0.
     lost_writes: AtomicI32,
-}
-
-/// The names that a file has had, the oldest first. A store lends its name, so no name is dropped
-/// before the store. A disk's file is renamed once when it joins a chain and once when it is
-/// frozen.
-#[derive(Debug)]
-struct Names {
-    path: PathBuf,
-    next: OnceLock<Box<Names>>,
-}
-
-impl Names {
-    fn last(&self) -> &Self {
-        let mut last = self;
-        while let Some(next) = last.next.get() {
-            last = next;
-        }
-        last
-    }
-
-    fn add(&self, path: &Path) {
-        // Only another thread that renames the same file at this moment makes this fail.
-        let _ = self.last().next.set(Box::new(Self { path: path.to_owned(), next: OnceLock::new() }));
-    }
 }
 
 impl FileStore {
@@ -132,7 +106,7 @@ impl FileStore {
     fn open_by(path: &Path, resolution: PathResolution, options: &OpenOptions) -> Result<Self, OpenError> {
         let Opened { fd, claim, is_block_device, identity, sectors } = Opened::new(path, resolution, options)?;
         let store = Self {
-            names: Names { path: path.to_owned(), next: OnceLock::new() },
+            names: Names::new(path),
             meta: fd,
             direct: OnceLock::new(),
             wanted: options.cache,
@@ -197,44 +171,6 @@ impl FileStore {
         }
         Ok(())
     }
-
-    /// Zeroes a range by the calls of the file system, preferred ones first.
-    fn zero_by_file_system(&self, range: FileRange, how: Zeroing) -> rustix::io::Result<()> {
-        let fallocate = |flags| {
-            retry_on_intr(|| {
-                rustix::fs::fallocate(
-                    &self.meta,
-                    flags | FallocateFlags::KEEP_SIZE,
-                    range.offset_bytes,
-                    range.len_bytes,
-                )
-            })
-        };
-        match how {
-            Zeroing::Keep => fallocate(FallocateFlags::ZERO_RANGE).or_else(|errno| {
-                if !cannot(errno) || self.is_block_device {
-                    return Err(errno);
-                }
-                // tmpfs needs two steps.
-                fallocate(FallocateFlags::PUNCH_HOLE)?;
-                fallocate(FallocateFlags::empty())
-            }),
-            Zeroing::Deallocate => fallocate(FallocateFlags::PUNCH_HOLE)
-                .or_else(|errno| if cannot(errno) { fallocate(FallocateFlags::ZERO_RANGE) } else { Err(errno) }),
-        }
-    }
-
-    fn write_zeros(&self, range: FileRange) -> io::Result<()> {
-        let zeros = crate::IoBuf::new(ZERO_PIECE_BYTES.min(range.len_bytes as usize).max(1));
-        let end_bytes = range.offset_bytes + range.len_bytes;
-        let mut at_bytes = range.offset_bytes;
-        while at_bytes < end_bytes {
-            let piece_bytes = (end_bytes - at_bytes).min(zeros.len() as u64);
-            self.write_at(&zeros[..piece_bytes as usize], at_bytes)?;
-            at_bytes += piece_bytes;
-        }
-        Ok(())
-    }
 }
 
 impl Drop for FileStore {
@@ -245,7 +181,7 @@ impl Drop for FileStore {
 
 impl Store for FileStore {
     fn name(&self) -> &Path {
-        &self.names.last().path
+        self.names.last()
     }
 
     fn len_bytes(&self) -> io::Result<u64> {
@@ -338,30 +274,7 @@ impl Store for FileStore {
     fn zero_range(&self, range: FileRange, how: Zeroing) -> io::Result<()> {
         assert_io_allowed();
         self.is_within(range)?;
-        if range.len_bytes == 0 {
-            return Ok(());
-        }
-        if self.direct_metadata().is_none() && !self.is_block_device {
-            return match self.zero_by_file_system(range, how) {
-                Err(errno) if cannot(errno) => self.write_zeros(range),
-                result => Ok(result?),
-            };
-        }
-        // The file system zeroes whole units; the edges are written, bypassing the page cache and
-        // aligned for a block device.
-        let end_bytes = range.offset_bytes + range.len_bytes;
-        let first_unit = range.offset_bytes.checked_next_multiple_of(ZEROING_UNIT_BYTES).unwrap_or(u64::MAX);
-        let last_unit = end_bytes - end_bytes % ZEROING_UNIT_BYTES;
-        if first_unit >= last_unit {
-            return self.write_zeros(range);
-        }
-        self.write_zeros(FileRange { len_bytes: first_unit - range.offset_bytes, ..range })?;
-        let whole = FileRange { offset_bytes: first_unit, len_bytes: last_unit - first_unit };
-        match self.zero_by_file_system(whole, how) {
-            Err(errno) if cannot(errno) => self.write_zeros(whole)?,
-            result => result?,
-        }
-        self.write_zeros(FileRange { offset_bytes: last_unit, len_bytes: end_bytes - last_unit })
+        self.zero(range, how)
     }
 
     fn sync_data(&self) -> io::Result<()> {
@@ -573,11 +486,6 @@ impl Store for FileStore {
         }
         Ok(rustix::fs::fstat(&self.meta)?.st_blocks as u64 * 512)
     }
-}
-
-/// Whether the error means that this method is not supported, and another may be tried.
-pub(crate) fn cannot(errno: Errno) -> bool {
-    matches!(errno, Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::NODEV | Errno::NOTTY)
 }
 
 #[cfg(test)]

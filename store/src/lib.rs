@@ -30,12 +30,12 @@
 
 mod bare;
 mod barrier;
-pub mod buffer;
+mod buffer;
 mod claim;
 mod code;
 mod device_id;
 mod direct;
-pub mod engine;
+mod engine;
 mod external;
 pub mod file;
 pub mod files;
@@ -43,17 +43,17 @@ pub mod lane;
 mod limit;
 mod limited;
 mod link;
-pub mod lock;
-pub mod memory;
+mod lock;
+mod memory;
 mod no_io;
 mod open;
 mod option_names;
-pub mod overlay;
+mod overlay;
 mod part;
 mod pool;
 pub mod queue;
 mod range;
-pub mod raw;
+mod raw;
 pub mod resize;
 #[cfg(not(miri))]
 mod ring;
@@ -65,7 +65,7 @@ mod shortage;
 mod slot_map;
 mod slots;
 pub mod store;
-pub mod streams;
+mod streams;
 pub mod sync;
 pub mod sys;
 #[cfg(any(test, feature = "testing"))]

@@ -136,7 +136,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(crate) struct Opened {
     pub(crate) fd: OwnedFd,
-    /// Of a block device that is open for writing.
+    /// The claim on a block device that is open for writing.
     pub(crate) claim: Option<Claim>,
     pub(crate) is_block_device: bool,
     /// Device and inode number of a file. For a block device, its device number and 0, which is no

@@ -22,8 +22,8 @@
 
 use crate::{
     buffer::{Loan, Span},
-    direct::{end_of_file, read_upto, write_all},
-    file::{ZEROING_UNIT_BYTES, cannot},
+    direct::{cannot, end_of_file, read_upto, write_all},
+    file::ZEROING_UNIT_BYTES,
     lane::LaneOp,
     store::{Access, DataFile, FileRange, Store, Zeroing},
 };

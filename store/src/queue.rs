@@ -296,7 +296,7 @@ pub trait BlockDevice: Send + Sync + fmt::Debug {
 /// A point since which changes of a device are tracked.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TrackedPoint {
-    /// Its name.
+    /// Name of the point.
     pub name: String,
     /// Tells it from a former point of its name: a client that goes on after the point was stopped
     /// and started again must not mix the two.

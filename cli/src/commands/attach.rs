@@ -132,7 +132,7 @@ pub struct Report {
     read_only: bool,
     /// Size of the disk in bytes.
     size: u64,
-    /// Its partitions.
+    /// Partitions of the device.
     partitions: Vec<PartitionRecord>,
     /// The mounts that attach has made.
     mounts: Vec<MountRecord>,

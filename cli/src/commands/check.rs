@@ -114,7 +114,7 @@ pub struct FileReport {
     format: Option<String>,
     /// `sound`, `leaked`, `corrupt` or `not checked`.
     verdict: &'static str,
-    /// Why it could not be checked.
+    /// Why the file could not be checked.
     error: Option<String>,
     /// Payload blocks with data of this image.
     allocated_blocks: u64,
@@ -131,7 +131,7 @@ pub struct FileReport {
 pub struct FindingReport {
     /// `note`, `leak` or `corrupt`.
     severity: &'static str,
-    /// Where in the file, in bytes.
+    /// Offset of the structure in the file, in bytes.
     offset: u64,
     /// What was found and what was expected, as a sentence.
     message: String,

@@ -56,7 +56,7 @@ pub struct CloneHow {
     /// The files to make.
     #[arg(required = true, value_name = "NAME")]
     names: Vec<PathBuf>,
-    /// Of a disk in use: what is appended to its name to name the frozen image. [default: the time]
+    /// Suffix of the frozen image's name, where the disk is in use. [default: the time]
     #[arg(long = "name", value_name = "NAME")]
     frozen_name: Option<String>,
     /// Check which names are taken and what space is needed, and make nothing.

@@ -116,7 +116,7 @@ pub struct VolumeReport {
     contents: Option<String>,
     /// Label of the file system.
     label: Option<String>,
-    /// Its length in bytes.
+    /// Length of the volume in bytes.
     length: u64,
     /// Bytes of the blocks in it that were given back.
     given_back_bytes: u64,

@@ -246,7 +246,7 @@ pub struct LostReport {
     start: u64,
     /// Length in bytes.
     length: u64,
-    /// Why it could not be read.
+    /// Why the range could not be read.
     reason: String,
 }
 

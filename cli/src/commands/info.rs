@@ -16,10 +16,11 @@ use crate::{
     several::{self, Between},
     style::{FAINT, GREEN, RED, YELLOW},
     switches,
-    table::Fields,
+    table::{Fields, TEXT_MIN, shortened},
 };
 use clap::Args;
 use diskwright_disk::{ChainScope, DiskError, Layer, OpenOptions, Opened, is_ova, parent_timestamp_warning};
+use diskwright_outline::columns_of;
 use diskwright_store::Files;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -192,7 +193,7 @@ fn one(context: &mut Context, args: &InfoArgs, file: &Path) -> Outcome {
         };
         let mut fields = Fields::default();
         top.add_to(&mut fields, state.as_deref());
-        fields.write(&mut context.out)?;
+        fields.within(context.style.limit()).write(&mut context.out)?;
     }
     Ok(exit::OK)
 }
@@ -213,7 +214,7 @@ fn describe_export(context: &mut Context, report: &ExportReport) -> Outcome {
     } else {
         let mut fields = Fields::default();
         report.add_to(&mut fields);
-        fields.write(&mut context.out)?;
+        fields.within(context.style.limit()).write(&mut context.out)?;
     }
     Ok(exit::OK)
 }
@@ -251,15 +252,24 @@ fn draw_chain(
     let number_width = layers.len().saturating_sub(1).to_string().len();
     let names: Vec<String> =
         (0..).map(branch).zip(layers).map(|(branch, layer)| branch + &printable(&layer.file)).collect();
-    let name_width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    let longest = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    let facts_of = |layer: &Description| format!("{:<18}  {:>9} on disk", layer.kind(), layer.size_on_disk_text());
+    let facts_width = layers.iter().map(|layer| facts_of(layer).chars().count()).max().unwrap_or(0);
+    // On a terminal, names are shortened so that the rest of the line fits.
+    let beside_name = number_width + facts_width + "  identity ok".len() + 4;
+    let room = style.limit().map_or(usize::MAX, |limit| limit.saturating_sub(beside_name).max(TEXT_MIN));
+    let name_width = longest.min(room);
     for (depth, ((name, layer), timestamp_ok)) in names.iter().zip(layers).zip(timestamps).enumerate() {
         let identity = match (depth, timestamp_ok) {
             (0, _) => String::new(),
-            (_, Some(false)) => format!("  identity ok, {}", style.paint(YELLOW, "but changed or copied since")),
-            _ => format!("  identity {}", style.paint(GREEN, "ok")),
+            (_, Some(false)) => format!("identity ok, {}", style.paint(YELLOW, "but changed or copied since")),
+            _ => format!("identity {}", style.paint(GREEN, "ok")),
         };
-        let facts = format!("{:<18}  {:>9} on disk", layer.kind(), layer.size_on_disk_text());
-        writeln!(out, "{depth:number_width$}  {name:name_width$}  {}{identity}", style.paint(FAINT, facts))?;
+        let facts = style.paint(FAINT, facts_of(layer));
+        let line = format!("{depth:number_width$}  {:name_width$}  {facts}", shortened(name, name_width));
+        let is_wide = style.limit().is_some_and(|limit| columns_of(&line) + 2 + columns_of(&identity) > limit);
+        let gap = if is_wide { format!("\n{:number_width$}  ", "") } else { "  ".to_owned() };
+        writeln!(out, "{}", format!("{line}{gap}{identity}").trim_end())?;
     }
     if let Some(trouble) = trouble {
         let what = match state_of(trouble) {
@@ -267,7 +277,7 @@ fn draw_chain(
             state => format!("parent {state}"),
         };
         writeln!(out, "{}  {}{}", "?".repeat(number_width), branch(layers.len()), style.paint(RED, what))?;
-        writeln!(out, "{}", printable(&switches::with_switches(trouble)))?;
+        writeln!(context.text(), "{}", printable(&switches::with_switches(trouble)))?;
     }
     Ok(())
 }

@@ -79,7 +79,7 @@ pub struct Done {
     length: Option<u64>,
     /// Where a `read -P` found the first byte that differs from the pattern.
     first_difference: Option<u64>,
-    /// Why it failed.
+    /// Why the command failed.
     error: Option<String>,
 }
 

@@ -17,7 +17,7 @@ use crate::{
     sizes::{Exact, Human},
     style::BOLD,
     switches,
-    table::{Align, Columns},
+    table::{Align, Columns, TEXT_MIN, shortened},
 };
 use clap::Args;
 use diskwright_disk::{Layer, OpenOptions, Opened};
@@ -236,6 +236,9 @@ fn list(context: &mut Context, disk: &Opened, names: &Names, patience: &Patience
     // No number in the list has more digits than the length of the longest file or of the disk.
     let longest = file_lengths(disk).into_iter().flatten().max().unwrap_or(0);
     let digits = longest.max(disk.device().geometry().size_bytes).to_string().len().max("offset".len());
+    // The columns before the name of the file, with two spaces behind each.
+    let before = 3 * (digits + 2) + "depth  unallocated  ".len();
+    let room = context.style.limit().map_or(usize::MAX, |limit| limit.saturating_sub(before).max(TEXT_MIN));
     writeln!(
         context.out,
         "{:>digits$}  {:>digits$}  depth  {:<11}  {:>digits$}  file",
@@ -252,7 +255,7 @@ fn list(context: &mut Context, disk: &Opened, names: &Names, patience: &Patience
                 writeln!(
                     context.out,
                     "{start:>digits$}  {length:>digits$}  {depth:>5}  {kind:<11}  {offset:>digits$}  {}",
-                    printable(name)
+                    shortened(&printable(name), room)
                 )?;
             }
         }
@@ -344,7 +347,7 @@ fn print_drawing(context: &mut Context, drawing: &Drawing, names: &Names) -> Out
     let size_bytes = drawing.data_bytes() + drawing.zero_bytes + drawing.unallocated_bytes + drawing.damaged_bytes;
     let top = names.of_layers().next().map_or("", String::as_str);
     let head = format!("{}: {}, {} a character", printable(top), Exact(size_bytes), Human(drawing.cell_bytes()));
-    writeln!(context.out, "{}", style.paint(BOLD, head))?;
+    writeln!(context.text(), "{}", style.paint(BOLD, head))?;
     for (offset_bytes, row) in drawing.rows() {
         let offset = if offset_bytes == 0 { "0".to_owned() } else { Human(offset_bytes).to_string() };
         writeln!(context.out, "{offset:>width$}  {}", paint_row(context, &row), width = MARGIN_COLUMNS - 2)?;
@@ -355,8 +358,8 @@ fn print_drawing(context: &mut Context, drawing: &Drawing, names: &Names) -> Out
         drawing.layers.iter().enumerate().filter(|(_, tally)| tally.data_bytes > 0).take(FILES_MAX).collect();
     if !painted.is_empty() {
         writeln!(
-            context.out,
-            "\nthe files from beginning to end; a digit is the tenth of the disk (0 to 9) whose data lie there"
+            context.text(),
+            "\nThe files from their first to their last byte. A digit is the tenth of the disk,\n0 to 9, whose data is there."
         )?;
         for (depth, tally) in painted {
             let label = format!("layer {}", draw::layer_glyph(depth as u32));
@@ -402,13 +405,13 @@ fn print_totals(context: &mut Context, drawing: &Drawing, names: &Names, size_by
             fragments.to_string(),
             bytes.checked_div(fragments).map_or_else(|| "-".into(), |mean| Human(mean).to_string()),
             sum(|tally| tally.out_of_order).to_string(),
-            format!("{} more layers below", rest.len()),
+            format!("{} deeper layers", rest.len()),
         ]);
     }
-    let damaged = (DAMAGED, drawing.damaged_bytes, "damaged: reads fail; `check` says why");
+    let damaged = (DAMAGED, drawing.damaged_bytes, "damaged (see `check`)");
     for (glyph, bytes, what) in [
-        (ZERO, drawing.zero_bytes, "zeros, by a layer's word"),
-        (UNALLOCATED, drawing.unallocated_bytes, "unallocated: zeros that no layer knows of"),
+        (ZERO, drawing.zero_bytes, "recorded as zeros"),
+        (UNALLOCATED, drawing.unallocated_bytes, "in no layer: zeros"),
     ]
     .into_iter()
     .chain((damaged.1 > 0).then_some(damaged))
@@ -431,7 +434,7 @@ fn print_totals(context: &mut Context, drawing: &Drawing, names: &Names, size_by
             String::new(),
             String::new(),
             String::new(),
-            "mostly zeros or unallocated, with some data".into(),
+            "only a little data".into(),
         ]);
     }
     table.within(context.style.limit()).write(&mut context.out)?;

@@ -71,9 +71,9 @@ pub struct VolumeReport {
     place: String,
     /// Number of the partition, as Linux counts.
     partition: Option<u32>,
-    /// Its first byte on the disk.
+    /// First byte of the volume on the disk.
     start: u64,
-    /// Its length in bytes.
+    /// Length of the volume in bytes.
     length: u64,
     /// Name of the partition (GPT).
     partition_name: Option<String>,

@@ -74,7 +74,7 @@ pub struct Report {
 struct Link {
     /// The image that has the link.
     child: String,
-    /// Its parent.
+    /// Path of the new parent.
     parent: String,
     /// The paths that the former link had for the parent.
     former_paths: Vec<String>,

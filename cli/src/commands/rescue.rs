@@ -137,7 +137,7 @@ struct Range {
     length: u64,
     /// Whether it was copied, is zero, or is lost.
     kind: Kind,
-    /// Why it could not be read.
+    /// Why the range could not be read.
     reason: Option<String>,
 }
 
@@ -145,11 +145,11 @@ struct Range {
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 enum Kind {
-    /// It was read and copied.
+    /// The range was read and copied.
     Data,
-    /// It reads as zeros.
+    /// The range reads as zeros.
     Zero,
-    /// It is lost.
+    /// The range is lost.
     Lost,
     /// It reads as zeros, but may belong to data that could not be placed.
     Doubted,
@@ -184,7 +184,7 @@ struct Leftover {
     file_offset: u64,
     /// Length in bytes.
     length: u64,
-    /// Why it was not placed.
+    /// Why the piece was not placed.
     reason: String,
 }
 

@@ -103,11 +103,11 @@ pub struct Report {
 /// A partition that was enlarged.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct PartitionReport {
-    /// Its number, as Linux counts.
+    /// Number of the partition, as Linux counts.
     number: u32,
-    /// Its size before, in bytes.
+    /// Size of the partition before, in bytes.
     old_size: u64,
-    /// Its size after, in bytes.
+    /// Size of the partition after, in bytes.
     new_size: u64,
     /// The file system, or what else it holds; `null` if nothing known.
     contents: Option<String>,

@@ -346,12 +346,12 @@ fn announce(context: &mut Context, args: &ServeArgs, server: &Doors, scrape: Opt
                 ExportReport { read_only: true, .. } => ", read-only",
                 _ => "",
             };
-            writeln!(context.out, "{}: {}{how}", printable(&export.file), Human(export.virtual_size))?;
+            writeln!(context.text(), "{}: {}{how}", printable(&export.file), Human(export.virtual_size))?;
             for uri in &export.uris {
                 writeln!(context.out, "  {uri}")?;
             }
             for (socket, queues) in server.sockets_of(&export.name) {
-                writeln!(context.out, "  vhost-user: {} ({queues} queues)", printable(&json::path(&socket)))?;
+                writeln!(context.text(), "  vhost-user: {} ({queues} queues)", printable(&json::path(&socket)))?;
             }
         }
         if let Some(metrics) = metrics {

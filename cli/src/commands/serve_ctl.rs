@@ -500,7 +500,7 @@ fn print_statistics(context: &mut Context, statistics: Statistics) -> Outcome {
     }
     let Statistics { process, disk, chain, size_on_disk, open_seconds, limits, delayed_requests, traffic } =
         &statistics;
-    let out = &mut context.out;
+    let out = &mut context.text();
     let file = printable(&json::path(&disk.file));
     writeln!(out, "{file}: {}, served as {:?}", Exact(disk.virtual_size), printable(&disk.name))?;
     writeln!(

@@ -146,7 +146,7 @@ pub struct Report {
     parent: Option<String>,
     /// The name that the image has now which was the disk; `null` if it was removed.
     frozen: Option<String>,
-    /// Of a deletion: the child that has its data now; `null` if it had none.
+    /// After a deletion: the child that has the data now; `null` if the snapshot had no child.
     merged_into: Option<String>,
     /// With `--dry-run`: the space that it needs.
     #[serde(skip_serializing_if = "Option::is_none")]

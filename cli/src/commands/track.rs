@@ -93,7 +93,7 @@ struct PointArgs {
 pub struct Report {
     /// The disk.
     file: String,
-    /// Its points, the oldest first.
+    /// Points of the disk, the oldest first.
     points: Vec<TrackedPoint>,
     /// Whether a process has the disk in use, which has answered.
     in_use: bool,

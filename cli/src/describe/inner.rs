@@ -21,7 +21,7 @@ pub struct SnapshotDescription {
     id: String,
     /// The name.
     name: String,
-    /// When it was taken.
+    /// Time of the snapshot, UTC.
     created: String,
     /// How long the guest had run, in nanoseconds.
     vm_clock_nanoseconds: u64,

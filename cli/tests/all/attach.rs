@@ -50,7 +50,7 @@ fn a_file_system_written_through_a_device_is_there_the_next_time() {
     assert!(refused.contains(&format!("{device} is mounted at {dir}")) && refused.contains("--unmount"), "{refused}");
     assert!(place.ok("attached").contains(&dir));
     run_ok("umount", &[&dir]);
-    place.ok("detach disk.vhdx");
+    assert_eq!(place.json("detach disk.vhdx")["schema"], "diskwright.detach/1");
     assert_eq!(place.attached(), 0);
 
     // Attached read-only it reads the same, and stays the same in every byte.

@@ -90,15 +90,6 @@ impl Place {
     }
 }
 
-/// A command, and what may be left by its end at any step.
-struct Operation<'a> {
-    /// Name for messages.
-    name: String,
-    command: String,
-    /// Judges the folder. Returns whether the command has done its work.
-    judge: &'a dyn Fn(&Path) -> bool,
-}
-
 /// The program in a folder, ready to be started by `starter` or by itself.
 fn program(starter: Option<&[&str]>, dir: &Path, line: &str) -> Command {
     let program = env!("CARGO_BIN_EXE_diskwright");
@@ -152,13 +143,14 @@ fn can_trace() -> bool {
     can
 }
 
-/// Kills the command at its steps, and finishes it by the same command.
-fn kill_at_steps(place: &Place, operation: &Operation<'_>) {
+/// Kills the command at its steps, and finishes it by the same command. `judge` judges the folder,
+/// and returns whether the command has done its work.
+fn kill_at_steps(place: &Place, command: &str, judge: &dyn Fn(&Path) -> bool) {
     let whole = place.copy();
-    let steps = steps_of(&whole, &operation.command);
-    assert!((operation.judge)(&whole), "{}: a whole run has not done its work", operation.name);
+    let steps = steps_of(&whole, command);
+    assert!(judge(&whole), "{command}: a whole run has not done its work");
     let expected = names(&whole);
-    assert!(steps.len() >= 3, "{}: {steps:?}", operation.name);
+    assert!(steps.len() >= 3, "{command}: {steps:?}");
     let most = match number("DISKWRIGHT_KILL_STEPS", 10) as usize {
         0 => steps.len(),
         most => most.min(steps.len()),
@@ -168,28 +160,24 @@ fn kill_at_steps(place: &Place, operation: &Operation<'_>) {
         let (call, nth) = steps[(2 * number + 1) * steps.len() / (2 * most)];
         let dir = place.copy();
         let (trace, inject) = (format!("trace={call}"), format!("inject={call}:signal=KILL:when={nth}"));
-        let ended = strace(&dir, &["-o", "/dev/null", "-e", &trace, "-e", &inject], &operation.command);
-        let at = format!("{}, killed before {call} {nth} of {steps:?}", operation.name);
+        let ended = strace(&dir, &["-o", "/dev/null", "-e", &trace, "-e", &inject], command);
+        let at = format!("{command}, killed before {call} {nth} of {steps:?}");
         // Threads share the work in another way each time.
         let is_killed = ended.signal() == Some(9);
         assert!(is_killed || ended.success(), "{at}: {ended:?}");
         kills += usize::from(is_killed);
-        let is_done = (operation.judge)(&dir);
+        let is_done = judge(&dir);
         if !is_done {
-            let again = program(None, &dir, &operation.command).output().unwrap();
+            let again = program(None, &dir, command).output().unwrap();
             let told = String::from_utf8_lossy(&again.stderr);
             assert!(again.status.success(), "{at}: the same command again: {told}");
-            assert!((operation.judge)(&dir), "{at}: the same command again has not done its work");
+            assert!(judge(&dir), "{at}: the same command again has not done its work");
             assert_eq!(names(&dir), expected, "{at}: what the same command again has left");
             repeated += 1;
         }
     }
-    assert!(kills * 2 >= most, "{}: strace has killed it {kills} times in {most} runs", operation.name);
-    println!(
-        "kills at steps: {}: {kills} of {} steps, {repeated} finished by the same command",
-        operation.name,
-        steps.len()
-    );
+    assert!(kills * 2 >= most, "{command}: strace has killed it {kills} times in {most} runs");
+    println!("kills at steps: {command}: {kills} of {} steps, {repeated} finished by the same command", steps.len());
 }
 
 fn names(dir: &Path) -> BTreeSet<PathBuf> {
@@ -267,6 +255,15 @@ fn write(place: &Place, file: &str, model: &mut Model, byte: u8, ranges: &[(usiz
 
 const K: usize = 1 << 10;
 
+/// A folder with a disk, over whose ranges ones are written.
+fn with_disk(kind: Kind, ranges: &[(usize, usize)]) -> (Place, String, Model) {
+    let place = Place::new();
+    let file = make(&place, kind, "disk");
+    let mut model = Model::new();
+    write(&place, &file, &mut model, 1, ranges);
+    (place, file, model)
+}
+
 /// base ◀─ a ◀─ b ◀─ c. Returns the model of each.
 fn chain(place: &Place, kind: Kind) -> [Model; 4] {
     let base = make(place, kind, "base");
@@ -303,7 +300,7 @@ fn merge_of_two_levels() {
                 !a.exists() && !last.exists()
             };
             let command = format!("merge {} --into {}{keep}", file("b"), file("base"));
-            kill_at_steps(&place, &Operation { name: command.clone(), command, judge: &judge });
+            kill_at_steps(&place, &command, &judge);
         }
     }
 }
@@ -314,10 +311,7 @@ fn compact() {
         return;
     }
     for kind in KINDS {
-        let place = Place::new();
-        let file = make(&place, kind, "disk");
-        let mut model = Model::new();
-        write(&place, &file, &mut model, 1, &[(0, MIB)]);
+        let (place, file, mut model) = with_disk(kind, &[(0, MIB)]);
         write(&place, &file, &mut model, 2, &[(MIB, 2 * MIB)]);
         write(&place, &file, &mut model, 0, &[(0, 2 * MIB)]);
         let before_bytes = place.path(&file).metadata().unwrap().len();
@@ -326,7 +320,7 @@ fn compact() {
             dir.join(&file).metadata().unwrap().len() + MIB as u64 <= before_bytes
         };
         let command = format!("compact {file}");
-        kill_at_steps(&place, &Operation { name: command.clone(), command, judge: &judge });
+        kill_at_steps(&place, &command, &judge);
     }
 }
 
@@ -336,10 +330,7 @@ fn move_to_another_folder_and_format() {
         return;
     }
     for (kind, other) in [(VHD, "vhdx"), (VHDX, "qcow2"), (QCOW2, "vmdk"), (VMDK, "vhd"), (VHDX, "vhdx")] {
-        let place = Place::new();
-        let file = make(&place, kind, "disk");
-        let mut model = Model::new();
-        write(&place, &file, &mut model, 1, &[(0, MIB), (2 * MIB, 100 * K)]);
+        let (place, file, model) = with_disk(kind, &[(0, MIB), (2 * MIB, 100 * K)]);
         fs::create_dir(place.path("new")).unwrap();
         let to = format!("new/disk.{other}");
         let judge = |dir: &Path| {
@@ -350,7 +341,7 @@ fn move_to_another_folder_and_format() {
             !from.exists()
         };
         let command = format!("move {file} {to}");
-        kill_at_steps(&place, &Operation { name: command.clone(), command, judge: &judge });
+        kill_at_steps(&place, &command, &judge);
     }
 }
 
@@ -360,10 +351,7 @@ fn convert() {
         return;
     }
     for (kind, other) in [(VHD, "vhdx"), (VHDX, "vhd"), (VMDK, "qcow2"), (QCOW2, "raw")] {
-        let place = Place::new();
-        let file = make(&place, kind, "disk");
-        let mut model = Model::new();
-        write(&place, &file, &mut model, 1, &[(0, MIB), (2 * MIB, 100 * K)]);
+        let (place, file, model) = with_disk(kind, &[(0, MIB), (2 * MIB, 100 * K)]);
         let to = format!("copy.{other}");
         let judge = |dir: &Path| {
             assert_holds(&dir.join(&file), &model);
@@ -375,7 +363,7 @@ fn convert() {
         };
         // The folder is in memory, which may have no direct I/O.
         let command = format!("convert {file} {to} --cache page");
-        kill_at_steps(&place, &Operation { name: command.clone(), command, judge: &judge });
+        kill_at_steps(&place, &command, &judge);
     }
 }
 
@@ -385,10 +373,7 @@ fn clone() {
         return;
     }
     for kind in KINDS {
-        let place = Place::new();
-        let file = make(&place, kind, "disk");
-        let mut model = Model::new();
-        write(&place, &file, &mut model, 1, &[(0, MIB)]);
+        let (place, file, model) = with_disk(kind, &[(0, MIB)]);
         let clones = ["one", "two", "three"].map(|name| format!("{name}.{}", kind.extension));
         let judge = |dir: &Path| {
             assert_holds(&dir.join(&file), &model);
@@ -396,7 +381,7 @@ fn clone() {
             made.inspect(|clone| assert_holds(clone, &model)).count() == clones.len()
         };
         let command = format!("clone {file} {}", clones.join(" "));
-        kill_at_steps(&place, &Operation { name: command.clone(), command, judge: &judge });
+        kill_at_steps(&place, &command, &judge);
     }
 }
 
@@ -406,10 +391,7 @@ fn snapshot_and_revert() {
         return;
     }
     for kind in KINDS {
-        let place = Place::new();
-        let file = make(&place, kind, "disk");
-        let (mut model, mut later) = (Model::new(), Model::new());
-        write(&place, &file, &mut model, 1, &[(0, MIB)]);
+        let (place, file, model) = with_disk(kind, &[(0, MIB)]);
         let frozen = |name: &str| {
             let extension = match kind.extension {
                 "vhd" => "avhd",
@@ -424,10 +406,10 @@ fn snapshot_and_revert() {
             is_other_file(&dir.join(frozen("one")), &dir.join(&file))
         };
         let command = format!("snapshot {file} --name one");
-        kill_at_steps(&place, &Operation { name: command.clone(), command, judge: &snapshot });
+        kill_at_steps(&place, &command, &snapshot);
 
         place.shop.ok(&format!("snapshot {file} --name one"));
-        later.clone_from(&model);
+        let mut later = model.clone();
         write(&place, &file, &mut later, 2, &[(512 * K, MIB)]);
         let revert = |dir: &Path| {
             let is_done = is_other_file(&dir.join(frozen("two")), &dir.join(&file));
@@ -439,7 +421,7 @@ fn snapshot_and_revert() {
             is_done
         };
         let command = format!("snapshot revert {file} --name two");
-        kill_at_steps(&place, &Operation { name: command.clone(), command, judge: &revert });
+        kill_at_steps(&place, &command, &revert);
     }
 }
 
@@ -456,10 +438,7 @@ fn resize() {
         return;
     }
     for kind in KINDS {
-        let place = Place::new();
-        let file = make(&place, kind, "disk");
-        let mut model = Model::new();
-        write(&place, &file, &mut model, 1, &[(0, MIB), (4 * MIB - 64 * K, 64 * K)]);
+        let (place, file, model) = with_disk(kind, &[(0, MIB), (4 * MIB - 64 * K, 64 * K)]);
         let judge = |dir: &Path| {
             let path = dir.join(&file);
             assert_holds(&path, &model);
@@ -468,7 +447,7 @@ fn resize() {
             size_bytes == 16 << 20
         };
         let command = format!("resize {file} 16M");
-        kill_at_steps(&place, &Operation { name: command.clone(), command, judge: &judge });
+        kill_at_steps(&place, &command, &judge);
     }
 }
 
@@ -480,10 +459,7 @@ fn repair() {
         return;
     }
     for kind in [VHD, VHDX, QCOW2] {
-        let place = Place::new();
-        let file = make(&place, kind, "disk");
-        let mut model = Model::new();
-        write(&place, &file, &mut model, 1, &[(0, MIB), (2 * MIB, 100 * K)]);
+        let (place, file, model) = with_disk(kind, &[(0, MIB), (2 * MIB, 100 * K)]);
         let mut bytes = fs::read(place.path(&file)).unwrap();
         match kind.extension {
             "vhd" => {
@@ -501,7 +477,7 @@ fn repair() {
             found.report.findings.iter().all(|found| found.repair == Repair::NotNeeded)
         };
         let command = format!("check {file} --repair");
-        kill_at_steps(&place, &Operation { name: command.clone(), command, judge: &judge });
+        kill_at_steps(&place, &command, &judge);
     }
 }
 

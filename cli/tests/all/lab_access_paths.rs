@@ -1,7 +1,7 @@
 //! `lab study access-paths`, as the user types it, in moments: what it leaves, what it leaves out,
 //! what its result becomes.
 
-use crate::common::{Running, Workshop, without_summary};
+use crate::common::{Running, Workshop, schemas, without_summary};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -49,7 +49,7 @@ fn every_way_is_measured_or_left_out_by_name_and_nothing_stays() {
         command(&shop, &format!("{TINY} --rounds 1 --cell 0.6 --output r.json --json")).output().expect("it starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let result: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(result["schema"], "diskwright.study.access-paths/2");
+    assert_eq!(schemas::validate(&result.to_string()), "diskwright.study.access-paths/2");
     let ways = result["ways"].as_array().unwrap();
     assert_eq!(ways.len(), 5);
     for way in ways {

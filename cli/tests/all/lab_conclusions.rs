@@ -13,7 +13,7 @@ fn a_sweep_is_saved_goes_on_and_refuses_to_be_another() {
         serde_json::from_slice(&std::fs::read(shop.path("s.json")).unwrap()).unwrap()
     };
     let first = read(&shop);
-    assert_eq!(first["schema"], "diskwright.lab.sweep/2");
+    assert_eq!(first["schema"], "diskwright.lab.sweep/3");
     assert_eq!(first["cells"].as_array().unwrap().len(), 4);
     // Nothing is left to do, and nothing is measured again.
     let again = shop.json(SWEEP);
@@ -67,7 +67,7 @@ fn results_are_compared_and_a_condition_decides_the_exit_code() {
     }
     let sides = "lab compare fast.json slow.json";
     let found = shop.json(sides);
-    assert_eq!(found["schema"], "diskwright.lab.compare/2");
+    assert_eq!(found["schema"], "diskwright.lab.compare/3");
     assert!(found["warnings"].as_array().unwrap().iter().any(|warning| warning["what"] == "workload"), "{found}");
     let text = shop.ok(sides);
     assert!(text.contains("Mann-Whitney") && text.contains("Holm’s correction"), "{text}");

@@ -16,7 +16,7 @@ fn queue_depth_is_studied_saved_and_reported() {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     let json: serde_json::Value = serde_json::from_slice(&fs::read(shop.path("q.json")).unwrap()).unwrap();
-    assert_eq!(json["schema"], "diskwright.study.queue-depth/2");
+    assert_eq!(json["schema"], "diskwright.study.queue-depth/3");
     assert_eq!(json["stages"].as_array().unwrap().len(), 5);
     // All is measured: the same command only computes again, and may be told of another array.
     let again = shop.json(&QUEUE_DEPTH.replace("--write-back", "--write-back --copies 3 --devices 4"));

@@ -30,6 +30,10 @@ fn figures(page: &str) -> BTreeSet<String> {
 
 /// What a browser makes of the page, and what it had to say.
 fn browsed(shop: &Workshop, page: &str) -> Option<(String, String)> {
+    browsed_with(shop, page, &[])
+}
+
+fn browsed_with(shop: &Workshop, page: &str, options: &[&str]) -> Option<(String, String)> {
     let chromium = ["chromium", "chromium-browser", "google-chrome"].into_iter().find(|name| {
         Command::new(name).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
     })?;
@@ -37,6 +41,7 @@ fn browsed(shop: &Workshop, page: &str) -> Option<(String, String)> {
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"])
         .args(["--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"])
         .arg(format!("--user-data-dir={}", shop.path("browser").display()))
+        .args(options)
         .arg("--dump-dom")
         .arg(format!("file://{}", shop.path(page).display()))
         .output()
@@ -70,6 +75,55 @@ fn a_browser_shows_the_page_without_errors_and_with_the_figures_of_the_json() {
             assert!(shown.iter().any(close), "{wanted} is not in the page");
         }
     }
+}
+
+/// A page that shows `page.html` in a frame of 400 pixels, unfolds everything in it, and lists what
+/// is cut off: text that leaves the frame without a scroll bar, and text that leaves its drawing.
+const NARROW: &str = r#"<!DOCTYPE html><meta charset="utf-8">
+<iframe src="page.html" style="width:400px;height:900px;border:0"></iframe><pre id="found">not looked at</pre>
+<script>
+document.querySelector("iframe").onload = event => {
+  const shown = event.target.contentDocument, found = [];
+  const tell = (what, element) => found.push(what + ": " + element.tagName + " " + element.textContent.slice(0, 60));
+  for (const folded of shown.querySelectorAll("details")) folded.open = true;
+  if (shown.documentElement.scrollWidth > 400) found.push("the page has " + shown.documentElement.scrollWidth + " pixels");
+  let drawn = 0;
+  for (const element of shown.body.querySelectorAll("*")) {
+    const at = element.getBoundingClientRect(), drawing = element.closest("svg");
+    if (at.width === 0) continue;
+    if (drawing && drawing !== element) {
+      const whole = drawing.getBoundingClientRect();
+      if (element.tagName !== "text") continue;
+      drawn += 1;
+      if (at.left < whole.left - 1 || at.right > whole.right + 1 || at.top < whole.top - 1 || at.bottom > whole.bottom + 1)
+        tell("cut off in its drawing", element);
+    } else if (at.right > 401 && !element.parentElement.closest(".scroll, pre")) tell("cut off", element);
+  }
+  document.getElementById("found").textContent = "looked at " + drawn + " texts in drawings\n" + found.join("\n") + "\nend";
+};
+</script>"#;
+
+#[test]
+fn nothing_is_cut_off_on_a_page_of_400_pixels() {
+    let shop = with_results(&["run.json", "containers.json", "compare.json", "acceptance.json", "zero-payload.json"]);
+    shop.ok("lab sweep null: --vary queue-depth=1..6 --vary block-size=4K,64K --rounds 2 --warm-up 0 --duration 10ms --output sweep.json");
+    shop.ok(
+        "lab report run.json containers.json compare.json acceptance.json zero-payload.json sweep.json -o page.html",
+    );
+    fs::write(shop.path("narrow.html"), NARROW).unwrap();
+    let options = ["--allow-file-access-from-files", "--virtual-time-budget=20000"];
+    let Some((dom, _)) = browsed_with(&shop, "narrow.html", &options) else {
+        println!("skipped: chromium is not installed; the page was not opened at 400 pixels");
+        return;
+    };
+    let (_, found) = dom.split_once("<pre id=\"found\">").unwrap();
+    let (found, _) = found.split_once("</pre>").unwrap();
+    let lines: Vec<&str> = found.lines().collect();
+    let [first, cut_off @ .., "end"] = &lines[..] else { panic!("{found}") };
+    let drawn: usize = first.split(' ').nth(2).and_then(|count| count.parse().ok()).unwrap_or(0);
+    assert!(drawn > 100, "{first}");
+    let cut_off: Vec<&&str> = cut_off.iter().filter(|line| !line.is_empty()).collect();
+    assert!(cut_off.is_empty(), "{cut_off:#?}");
 }
 
 #[test]

@@ -64,6 +64,7 @@ mod several;
 mod snapshot;
 mod split_raw;
 mod streams;
+mod terminal;
 mod told;
 mod tracking;
 mod vdi;

@@ -54,15 +54,15 @@ const ELSEWHERE: &[&str] = &[
     "detach-1",
     "info-export-1",
     "lab.acceptance-1",
-    "lab.compare-2",
+    "lab.compare-3",
     "lab.run-2",
-    "lab.sweep-2",
+    "lab.sweep-3",
     "serve-1",
     "study.access-paths-2",
     "study.containers-3",
-    "study.queue-depth-2",
+    "study.queue-depth-3",
     "study.raw-and-file-3",
-    "study.zero-payload-2",
+    "study.zero-payload-3",
 ];
 
 #[test]

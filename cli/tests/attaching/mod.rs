@@ -3,7 +3,7 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use crate::common::{Ended, Running, Workshop};
+use crate::common::{Ended, Running, Workshop, schemas};
 use std::{
     fs,
     io::{BufRead, BufReader},
@@ -45,6 +45,11 @@ impl Place {
             }
         }
         place
+    }
+
+    /// For commands that attach nothing.
+    pub fn anywhere() -> Self {
+        Self::new(None)
     }
 
     /// For root, with FUSE, loop devices and these programs; `None` after a line that says what is
@@ -139,6 +144,12 @@ impl Place {
         }
     }
 
+    /// A line of the shell with `diskwright` in it, as it is typed.
+    pub fn typed(&self, line: &str) -> Ended {
+        let folder = Path::new(env!("CARGO_BIN_EXE_diskwright")).parent().expect("a folder");
+        self.sh_result(&format!("PATH={}:$PATH; {line}", folder.display()))
+    }
+
     /// A line of the shell as the user of this place.
     #[track_caller]
     pub fn user_sh(&self, line: &str) -> String {
@@ -152,7 +163,11 @@ impl Place {
     }
 
     pub fn run(&self, line: &str) -> Ended {
-        self.sh_result(&format!("exec {} {line}", self.program()))
+        let ended = self.sh_result(&format!("exec {} {line}", self.program()));
+        if line.contains("--json") && !ended.stdout.is_empty() {
+            schemas::validate(&ended.stdout);
+        }
+        ended
     }
 
     pub fn spawn(&self, line: &str) -> Running {
@@ -243,7 +258,8 @@ impl Place {
 impl Drop for Place {
     /// A test that failed leaves nothing attached, the youngest first.
     fn drop(&mut self) {
-        if let Ok(listed) = serde_json::from_str::<serde_json::Value>(&self.run("attached --json").stdout) {
+        let listed = self.sh_result(&format!("exec {} attached --json", self.program())).stdout;
+        if let Ok(listed) = serde_json::from_str::<serde_json::Value>(&listed) {
             for disk in listed["disks"].as_array().into_iter().flatten().rev() {
                 if let Some(file) = disk["file"].as_str() {
                     self.run(&format!("detach --force {file}"));
@@ -258,7 +274,7 @@ impl Drop for Place {
 }
 
 /// Where a program is.
-fn find(program: &str) -> Option<PathBuf> {
+pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(|found| found.is_file())
 }

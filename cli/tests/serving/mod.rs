@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use crate::common::Workshop;
+use crate::common::{Workshop, schemas};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
@@ -45,7 +45,10 @@ impl Serving {
         let said = serde_json::Value::deserialize(&mut documents);
         let mut serving = Self { child, said: serde_json::Value::Null, log };
         match said {
-            Ok(said) => serving.said = said,
+            Ok(said) => {
+                schemas::validate(&said.to_string());
+                serving.said = said;
+            }
             Err(_) => {
                 let _ = serving.child.wait();
                 let log = serving.log();

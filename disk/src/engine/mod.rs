@@ -15,6 +15,7 @@
 //!   mutation.rs    the state that the mutation lock guards
 //!   plan.rs        plans a request from memory alone
 //!   queue.rs       DiskQueue: one thread's requests, through the map to the engine
+//!   sharing.rs     shares bytes of another file into the disk by reflink
 //!   shared.rs      state of a disk and its queues: mutation lock, flush, grace periods, close
 //!   throttle.rs    divides the device between clients and work in the background
 //!   way.rs         moves blocks that lie where longer tables of the image will be
@@ -42,6 +43,7 @@ pub(crate) mod queue;
 #[cfg(all(test, feature = "shuttle"))]
 pub(crate) mod schedules;
 pub(crate) mod shared;
+mod sharing;
 pub(crate) mod throttle;
 pub(crate) mod track;
 mod way;

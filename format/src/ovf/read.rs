@@ -21,11 +21,11 @@ const NAMESPACE: &str = "http://schemas.dmtf.org/ovf/envelope/";
 /// A file of the package.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OvfFile {
-    /// Its name for the other sections.
+    /// Id of the file, by which other sections name it.
     pub id: String,
-    /// Its file name, or a URL.
+    /// File name or URL.
     pub href: String,
-    /// Its length in bytes.
+    /// Length of the file in bytes.
     pub size_bytes: Option<u64>,
     /// How it is compressed as a whole: `gzip`. Empty and `identity` are `None`.
     pub compression: Option<String>,
@@ -36,7 +36,7 @@ pub struct OvfFile {
 /// A virtual disk of the package.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OvfDisk {
-    /// Its name for the other sections.
+    /// Id of the disk, by which other sections name it.
     pub id: String,
     /// The file that has its contents; `None` for an empty disk.
     pub file_ref: Option<String>,
@@ -51,9 +51,9 @@ pub struct OvfDisk {
 /// A virtual machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OvfSystem {
-    /// Its id.
+    /// Id of the machine.
     pub id: String,
-    /// Its name.
+    /// Name of the machine.
     pub name: Option<String>,
     /// The operating system, as the text describes it.
     pub operating_system: Option<String>,

@@ -30,11 +30,11 @@ const IN_DATABASE: &str = "ddb.device.";
 /// What makes a mapped device recognisable.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MappedDevice {
-    /// Its length in bytes.
+    /// Length of the device in bytes.
     pub size_bytes: u64,
-    /// Its serial number.
+    /// Serial number of the device.
     pub serial: Option<String>,
-    /// Its world wide name.
+    /// World wide name of the device.
     pub wwn: Option<String>,
 }
 

@@ -74,11 +74,21 @@ fn contents_never_override_the_extension() {
 
 #[test]
 fn without_a_known_extension_our_formats_open_read_only() {
-    for (at, bytes) in [(0, &b"vhdxfile"[..]), (0, b"conectix"), (4096 - 512, b"conectix")] {
+    for (at, bytes, format) in [
+        (0, &b"vhdxfile"[..], Format::Vhdx),
+        (0, b"conectix", Format::Vhd),
+        (4096 - 512, b"conectix", Format::Vhd),
+        (0, b"QFI\xfb\0\0\0\x02", Format::Qcow2),
+        (0, b"QFI\xfb\0\0\0\x03", Format::Qcow2),
+        (0, b"KDMV", Format::Vmdk),
+        (0, b"# Disk DescriptorFile", Format::Vmdk),
+        (0x40, &[0x7f, 0x10, 0xda, 0xbe], Format::Vdi),
+    ] {
         for name in ["a", "a.img", "a.bin", "a.dd", "a.iso"] {
-            assert!(probed(name, with(4096, at, bytes), false).unwrap().is_guess, "{name}");
+            let guessed = DetectedFormat { format, is_guess: true };
+            assert_eq!(probed(name, with(4096, at, bytes), false).unwrap(), guessed, "{name}");
             let error = probed(name, with(4096, at, bytes), true).unwrap_err().to_string();
-            assert!(error.contains("with `OpenOptions::format` = vhd"), "{error}");
+            assert!(error.contains(&format!("with `OpenOptions::format` = {format} or raw")), "{error}");
         }
     }
     for len in 0..20 {

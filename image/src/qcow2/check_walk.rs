@@ -60,7 +60,7 @@ pub(super) struct Reference {
 /// An entry that maps clusters of the disk or of a snapshot.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum EntryPlace {
-    /// It does not.
+    /// The entry maps no clusters.
     None,
     /// An entry of an L1 table; its index, if the table is the disk's.
     L1 { index: Option<u64> },

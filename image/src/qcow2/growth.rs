@@ -41,7 +41,7 @@ impl Writing {
             return Err(ImageError::Unsupported {
                 path: self.store().name().to_owned(),
                 what: format!("writing to a damaged image ({})", finding.message.trim_end_matches('.')),
-                hint: "run `diskwright check --repair` on it first".into(),
+                hint: "repair it first: `diskwright check` says what is damaged".into(),
             });
         }
         self.refuse_packed(usage.has_packed)?;

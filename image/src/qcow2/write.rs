@@ -172,7 +172,7 @@ pub(super) fn refusal(layout: &Layout, is_snapshot: bool) -> Option<(String, &'s
         let what = if has(features::CORRUPT) { "corrupt" } else { "not closed" };
         return Some((
             format!("writing to a qcow2 image that is marked {what}"),
-            "run `diskwright check --repair` on it first",
+            "repair it first: `diskwright check` says what is damaged",
         ));
     }
     let overlaps = |one: &Place, other: &Place| {

@@ -86,7 +86,7 @@ impl FailIf {
     /// Why the condition could not be judged for every measurement; `None` if it could.
     pub fn unjudged(&self, record: &ComparisonRecord) -> Option<UnjudgedCondition> {
         let of_metric = |comparison: &&FigureChange| comparison.metric == self.metric;
-        let blind = |comparison: &&FigureChange| comparison.said == Conclusion::TooFewRounds;
+        let blind = |comparison: &&FigureChange| comparison.conclusion == Conclusion::TooFewRounds;
         let each: Vec<&FigureChange> = record.comparisons.iter().filter(of_metric).collect();
         if each.is_empty() {
             let why = format!(
@@ -138,7 +138,7 @@ impl FailIf {
         let (one, other) = (worse(change.interval.low), worse(change.interval.high));
         let (min, max) = (one.min(other), one.max(other));
         match self.certainty {
-            Certainty::Shown => comparison.said == Conclusion::Worse && min > self.worse_by,
+            Certainty::Shown => comparison.conclusion == Conclusion::Worse && min > self.worse_by,
             Certainty::Estimate => worse(change.estimate) > self.worse_by,
             Certainty::Possible => max > self.worse_by,
         }

@@ -217,7 +217,7 @@ fn comparison(
         change,
         p: test.p,
         p_corrected: test.p,
-        said: Conclusion::NoDifference,
+        conclusion: Conclusion::NoDifference,
         rounds: if options.paired { (pairs, pairs) } else { (base.len(), ours.len()) },
     }
 }
@@ -255,7 +255,7 @@ fn correct(comparisons: &mut [FigureChange], design: Design) {
     for (comparison, p) in comparisons.iter_mut().zip(corrected) {
         comparison.p_corrected = p;
         let more = comparison.change.estimate > 0.0;
-        comparison.said = if p < SIGNIFICANT {
+        comparison.conclusion = if p < SIGNIFICANT {
             if more == comparison.metric.more_is_better() { Conclusion::Better } else { Conclusion::Worse }
         } else if design.can_show(comparison.rounds.0, comparison.rounds.1, family) {
             Conclusion::NoDifference

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
 /// Schema of [`ComparisonRecord`].
-pub const COMPARISON_SCHEMA: &str = "diskwright.lab.compare/2";
+pub const COMPARISON_SCHEMA: &str = "diskwright.lab.compare/3";
 
 /// A comparison: its sides, and how each differs from the first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -44,11 +44,11 @@ pub struct ComparisonRecord {
 pub struct Side {
     /// Name for reports.
     pub name: String,
-    /// Its files, or its target.
+    /// Files of the side's results, or the side's target.
     pub sources: Vec<String>,
     /// How it was measured: machine, cache mode and version.
     pub circumstances: Circumstances,
-    /// Its measurements.
+    /// Measured groups of rounds.
     pub groups: Vec<Group>,
 }
 
@@ -121,7 +121,7 @@ pub struct FigureChange {
     /// p value, corrected for the number of comparisons.
     pub p_corrected: f64,
     /// The conclusion.
-    pub said: Conclusion,
+    pub conclusion: Conclusion,
     /// Rounds of the base and of the side.
     pub rounds: (usize, usize),
 }

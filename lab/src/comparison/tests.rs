@@ -79,7 +79,7 @@ fn the_estimate_of_a_slower_side_is_right() {
     let ours = side("new", rounds(10, 90_000.0, 0.01, 2, 0.2));
     let record = judge(vec![base.clone(), ours.clone()], &paired());
     let iops = &record.comparisons[0];
-    assert_eq!((iops.metric, iops.said), (Metric::Iops, Conclusion::Worse));
+    assert_eq!((iops.metric, iops.conclusion), (Metric::Iops, Conclusion::Worse));
     assert!((iops.change.estimate + 0.1).abs() < 0.02 && iops.change.interval.high < -0.08, "{iops:?}");
     assert!(
         record.head.verdict.starts_with("new is slower than old: IOPS -9.9 % (95 % interval -10.7 % to -8.9 %)"),
@@ -88,11 +88,11 @@ fn the_estimate_of_a_slower_side_is_right() {
     );
     // MB/s would repeat the IOPS. The CPU time is equal on both sides.
     assert!(record.comparisons.iter().all(|comparison| comparison.metric != Metric::MbPerS));
-    assert_eq!(record.comparisons[4].said, Conclusion::NoDifference);
+    assert_eq!(record.comparisons[4].conclusion, Conclusion::NoDifference);
     assert!((iops.p_corrected - iops.p * 5.0).abs() < 1e-12);
     // The same rounds compared without pairs: the drift hides the difference.
     let apart = judge(vec![base, ours], &JudgeOptions::default());
-    assert_eq!(apart.comparisons[0].said, Conclusion::NoDifference);
+    assert_eq!(apart.comparisons[0].conclusion, Conclusion::NoDifference);
 }
 
 #[test]
@@ -104,7 +104,8 @@ fn false_positives_are_rare() {
             side("b", rounds(10, 100_000.0, 0.03, 2 * seed + 2, 0.1)),
         ];
         let record = judge(sides, &paired());
-        called += u32::from(record.comparisons.iter().any(|comparison| comparison.said != Conclusion::NoDifference));
+        called +=
+            u32::from(record.comparisons.iter().any(|comparison| comparison.conclusion != Conclusion::NoDifference));
         if called == 0 && seed == 0 {
             assert!(
                 record.head.verdict.starts_with("No significant difference between b and a: IOPS "),
@@ -122,7 +123,7 @@ fn a_true_difference_is_nearly_always_significant() {
     let seen = (0..100).filter(|seed| {
         let base = side("a", rounds(10, 100_000.0, 0.02, 2 * seed + 1, 0.1));
         let ours = side("b", rounds(10, 106_000.0, 0.02, 2 * seed + 2, 0.1));
-        judge(vec![base, ours], &paired()).comparisons[0].said == Conclusion::Better
+        judge(vec![base, ours], &paired()).comparisons[0].conclusion == Conclusion::Better
     });
     assert!(seen.count() >= 85);
 }
@@ -131,11 +132,11 @@ fn a_true_difference_is_nearly_always_significant() {
 fn the_verdict_says_that_rounds_are_too_few() {
     let three = |iops| rounds(3, iops, 0.001, 1, 0.0);
     let record = judge(vec![side("a", three(100_000.0)), side("b", three(50_000.0))], &JudgeOptions::default());
-    assert_eq!(record.comparisons[0].said, Conclusion::TooFewRounds);
+    assert_eq!(record.comparisons[0].conclusion, Conclusion::TooFewRounds);
     assert!(record.head.verdict.starts_with("3 rounds of each cannot show a difference"), "{}", record.head.verdict);
     let five = |iops| rounds(5, iops, 0.001, 1, 0.0);
     let record = judge(vec![side("a", five(100_000.0)), side("b", five(50_000.0))], &paired());
-    assert_eq!(record.comparisons[0].said, Conclusion::TooFewRounds);
+    assert_eq!(record.comparisons[0].conclusion, Conclusion::TooFewRounds);
     // The smallest p value of 8 pairs, 2 x 2^-8, times five comparisons is below 0.05.
     assert!(record.head.verdict.contains("at least 8 rounds of each"), "{}", record.head.verdict);
 }
@@ -263,8 +264,8 @@ fn many_cells_are_judged_together_too() {
     ours.groups.pop();
     let record = judge(vec![cells(10_000.0, 1), ours], &JudgeOptions::default());
     // Three rounds show nothing for one cell, but eleven cells together do.
-    assert_eq!(record.comparisons[0].said, Conclusion::TooFewRounds);
-    assert_eq!((record.overall[0].metric, record.overall[0].said), (Metric::Iops, Conclusion::Worse));
+    assert_eq!(record.comparisons[0].conclusion, Conclusion::TooFewRounds);
+    assert_eq!((record.overall[0].metric, record.overall[0].conclusion), (Metric::Iops, Conclusion::Worse));
     assert!(record.head.verdict.contains("is slower than x overall"), "{}", record.head.verdict);
     assert!(
         record
@@ -301,11 +302,11 @@ fn cells_are_judged_together_only_if_that_can_be_significant() {
         assert!(!record.head.verdict.contains(&format!("{cells} and {cells} rounds")), "{}", record.head.verdict);
     }
     let record = judged(8, &[]);
-    assert!(record.overall.len() == 5 && record.overall[0].said == Conclusion::Worse, "{:?}", record.overall);
+    assert!(record.overall.len() == 5 && record.overall[0].conclusion == Conclusion::Worse, "{:?}", record.overall);
     // One figure needs six cells, two figures need seven.
     for (cells, metrics) in [(6, &[Metric::Iops][..]), (7, &[Metric::Iops, Metric::P99])] {
         let record = judged(cells, metrics);
-        assert!(record.overall.iter().all(|one| one.said == Conclusion::Worse), "{:?}", record.overall);
+        assert!(record.overall.iter().all(|one| one.conclusion == Conclusion::Worse), "{:?}", record.overall);
         assert_eq!(record.overall.len(), metrics.len());
         assert!(judged(cells - 1, metrics).overall.is_empty());
     }
@@ -399,7 +400,7 @@ fn saved_runs_are_read_joined_and_refused() {
     );
     // A single run on each side is cut into stretches, with a warning. Stretches have no CPU time.
     assert!(single.head.warnings.contains(&Warning::WithinRun));
-    assert_eq!(single.comparisons[0].said, Conclusion::Worse);
+    assert_eq!(single.comparisons[0].conclusion, Conclusion::Worse);
     assert!(single.comparisons[0].rounds.0 >= 5, "{:?}", single.comparisons[0].rounds);
     assert!(single.comparisons.iter().all(|comparison| comparison.metric != Metric::CpuPerIo));
     // Several files of a side are rounds.
@@ -446,7 +447,7 @@ fn a_live_comparison_takes_turns_and_keeps_whole_rounds() {
     let firsts: Vec<usize> = order.chunks(2).map(|pair| pair[0].1).collect();
     assert!(order.chunks(2).all(|pair| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1));
     assert_eq!(firsts.iter().sum::<usize>(), 4);
-    assert_eq!(judge(sides, &paired()).comparisons[0].said, Conclusion::Worse);
+    assert_eq!(judge(sides, &paired()).comparisons[0].conclusion, Conclusion::Worse);
     // A sequential stream begins at another offset in each round, within the smallest target.
     let stream = Load { random_percent: 0.0, ..Load::default() };
     let stream = Job::simple("s", stream, Span::default(), Span::from_secs(1));

@@ -44,9 +44,9 @@ pub fn verdict(record: &ComparisonRecord) -> String {
 fn sentence(record: &ComparisonRecord, side: usize, of: &[&FigureChange]) -> String {
     let (base, ours) = (&record.sides[0].name, &record.sides[side].name);
     let Some(first) = of.first() else { return String::new() };
-    let mut text = match first.said {
+    let mut text = match first.conclusion {
         Conclusion::Better | Conclusion::Worse => {
-            let word = match (first.metric, first.said) {
+            let word = match (first.metric, first.conclusion) {
                 (Metric::CpuPerIo, Conclusion::Better) => "cheaper in CPU time",
                 (Metric::CpuPerIo, _) => "more expensive in CPU time",
                 (_, Conclusion::Better) => "faster",
@@ -80,7 +80,7 @@ fn sentence(record: &ComparisonRecord, side: usize, of: &[&FigureChange]) -> Str
     let also: Vec<String> = of
         .iter()
         .skip(1)
-        .filter(|comparison| matches!(comparison.said, Conclusion::Better | Conclusion::Worse))
+        .filter(|comparison| matches!(comparison.conclusion, Conclusion::Better | Conclusion::Worse))
         .map(|comparison| format!("{} {}", comparison.metric.title(), estimate(comparison)))
         .collect();
     if !also.is_empty() {

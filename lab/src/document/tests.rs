@@ -55,7 +55,7 @@ fn every_wrong_file_has_its_own_words() {
     );
     let older = message("{\"schema\": \"diskwright.lab.sweep/1\", \"past\": true}");
     assert!(older.contains("older Diskwright: its schema is diskwright.lab.sweep/1"), "{older}");
-    assert!(older.contains("reads only diskwright.lab.sweep/2; measure again"), "{older}");
+    assert!(older.contains("reads only diskwright.lab.sweep/3; measure again"), "{older}");
     let damaged = message("{\"schema\": \"diskwright.lab.run/2\", \"took_ns\": \"soon\"}");
     assert!(damaged.contains("it is damaged") && damaged.contains("column"), "{damaged}");
     let missing = read(Path::new("/nonexistent/r.json")).unwrap_err().to_string();

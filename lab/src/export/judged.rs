@@ -28,7 +28,7 @@ pub(super) fn comparison(csv: &mut Csv, name: &str, record: &ComparisonRecord) -
             ("confidence", change.confidence.to_string()),
             ("p", comparison.p.to_string()),
             ("p_corrected", comparison.p_corrected.to_string()),
-            ("said", format!("{:?}", comparison.said)),
+            ("conclusion", format!("{:?}", comparison.conclusion)),
             ("base_rounds", comparison.rounds.0.to_string()),
             ("side_rounds", comparison.rounds.1.to_string()),
         ]

@@ -84,9 +84,9 @@ fn bars(record: &ComparisonRecord, side: usize, metric: Metric, id: &str) -> Opt
                 name: if comparison.group.is_empty() { side_name.clone() } else { comparison.group.clone() },
                 parts: vec![Part { value: 1.0 + change.estimate, style: 0 }],
                 range: Some(((1.0 + change.interval.low).max(0.0), 1.0 + change.interval.high)),
-                figure: match comparison.said {
-                    Conclusion::TooFewRounds => word(comparison.said).1.into(),
-                    said => format!("{} ({})", percent(change.estimate), word(said).1),
+                figure: match comparison.conclusion {
+                    Conclusion::TooFewRounds => word(comparison.conclusion).1.into(),
+                    conclusion => format!("{} ({})", percent(change.estimate), word(conclusion).1),
                 },
                 tooltip: format!(
                     "{}: {} against {}, {} to {} with {:.0} % confidence",
@@ -116,8 +116,8 @@ fn bars(record: &ComparisonRecord, side: usize, metric: Metric, id: &str) -> Opt
     )
 }
 
-fn word(said: Conclusion) -> (Tone, &'static str) {
-    match said {
+fn word(conclusion: Conclusion) -> (Tone, &'static str) {
+    match conclusion {
         Conclusion::Better => (Tone::Good, "better"),
         Conclusion::Worse => (Tone::Bad, "worse"),
         Conclusion::NoDifference => (Tone::Faint, "no significant difference"),
@@ -154,7 +154,7 @@ fn table(record: &ComparisonRecord, comparisons: &[FigureChange]) -> Table {
             let known = (!comparison.group.is_empty()).then_some(value);
             Cell::maybe(known, |value| comparison.metric.show(value))
         };
-        let (tone, said) = word(comparison.said);
+        let (tone, text) = word(comparison.conclusion);
         let ends = &comparison.change.interval;
         let mut row = Vec::new();
         if many_sides {
@@ -168,7 +168,7 @@ fn table(record: &ComparisonRecord, comparisons: &[FigureChange]) -> Table {
             show(comparison.base),
             show(comparison.ours),
             // With too few rounds the change is not significant; only its interval is shown.
-            match comparison.said {
+            match comparison.conclusion {
                 Conclusion::TooFewRounds => Cell::text("not significant").toned(Tone::Faint),
                 _ => Cell::figure(comparison.change.estimate, percent),
             },
@@ -180,7 +180,7 @@ fn table(record: &ComparisonRecord, comparisons: &[FigureChange]) -> Table {
                 _ => format!("{}..{}", percent(ends.low), percent(ends.high)),
             }),
             Cell::figure(comparison.p_corrected, |p| if p < 0.0005 { "< 0.001".into() } else { format!("{p:.3}") }),
-            Cell::text(said).toned(tone),
+            Cell::text(text).toned(tone),
         ]);
         table.row(row);
     }
@@ -226,10 +226,10 @@ mod tests {
             (table(record, &record.comparisons[..1]), plot.unwrap())
         };
         record.comparisons[0].change.estimate = -0.4321;
-        record.comparisons[0].said = Conclusion::NoDifference;
+        record.comparisons[0].conclusion = Conclusion::NoDifference;
         let (table, plot) = of(&record);
         assert!(format!("{table:?}").contains("-43.2 %") && plot.contains("-43.2 %"), "{table:?}");
-        record.comparisons[0].said = Conclusion::TooFewRounds;
+        record.comparisons[0].conclusion = Conclusion::TooFewRounds;
         let (table, plot) = of(&record);
         assert!(!format!("{table:?}").contains("-43.2 %") && !plot.contains("-43.2 %"), "{table:?}");
         assert!(format!("{table:?}").contains("too few rounds"));

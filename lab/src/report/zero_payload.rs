@@ -124,7 +124,7 @@ fn disks(result: &ZeroPayloadResult) -> Table {
     let mut table =
         Table::new("Warnings of “lab run” for these disks", &["disk", "file takes", "zeros", "allocated", "warnings"]);
     for disk in &result.disks {
-        let warnings: Vec<String> = disk.said.iter().map(ToString::to_string).collect();
+        let warnings: Vec<String> = disk.warnings.iter().map(ToString::to_string).collect();
         let text = if warnings.is_empty() {
             Cell::text("none: it is full of data").toned(Tone::Good)
         } else {

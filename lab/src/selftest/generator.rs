@@ -13,6 +13,7 @@ use crate::{
     open::{self, OpenHow},
     peer,
     progress::{Progress, report},
+    rounds::{self, Rounds, Steps, Window},
     selftest::fio::{self, FioFound, FioLoad, Setup},
     targets::{self, Container},
 };
@@ -20,7 +21,7 @@ use diskwright_load::{
     OpenTarget,
     job::{Blocks, Bytes, Caching, Job, Load, Span},
     record::PhaseRecord,
-    run::{Buffers, RunOptions, Unwatched},
+    run::{Buffers, RunOptions, Watch},
 };
 use diskwright_stats::{
     numbers::{duration, grouped},
@@ -31,6 +32,8 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::{path::PathBuf, time::Duration};
 
 const QUEUE_DEPTH: u32 = 32;
+/// Seed of the order of the windows.
+const SEED: u64 = 17;
 /// Requests submitted and completed at once, in the setting with batching on both sides.
 const BATCH: u32 = 16;
 /// Number of requests with which ten latencies are beyond the eighth nine.
@@ -98,7 +101,7 @@ struct Ours {
 }
 
 impl Ours {
-    fn run(&self, load: &FioLoad, record_latency: bool, round: usize) -> Result<PhaseRecord> {
+    fn run(&self, load: &FioLoad, record_latency: bool, round: usize, watch: &dyn Watch) -> Result<PhaseRecord> {
         let of_ours = Load {
             block: Blocks::One(Bytes(u64::from(load.block_bytes))),
             read_percent: f64::from(load.read_percent),
@@ -110,7 +113,7 @@ impl Ours {
         let mut job = Job::simple("selftest", of_ours, Span::default(), Span::from(self.length));
         (job.cache, job.seed) = (self.target.cache, load.seed(round));
         let options = RunOptions { record_latency, buffers: self.buffers.clone(), ..RunOptions::default() };
-        measure::window(&job, &self.target, &options, &Unwatched)
+        measure::window(&job, &self.target, &options, watch)
     }
 }
 
@@ -189,6 +192,24 @@ pub(super) fn direct(context: &Context<'_>, progress: &mut dyn Progress) -> Resu
     against_fio(context, progress, true, bars, &measure)
 }
 
+/// Measures each of `names` once in each round, `together` neighbours one after the other, because
+/// they are compared with each other.
+fn in_turns(
+    names: &[&str],
+    together: usize,
+    count: usize,
+    progress: &mut dyn Progress,
+    measure: &mut dyn FnMut(Window, &dyn Watch) -> Result<()>,
+) -> Result<()> {
+    let order = Rounds { together: Some(together), ..Rounds::new(count, SEED) };
+    let mut steps = Steps::new(progress, "measure", names.len() * count);
+    let title = |at: Window| names.get(at.cell).map(|name| (*name).to_owned());
+    rounds::interleave(&order, names.len(), &mut steps, &title, measure)?.or_stopped()
+}
+
+/// Ours, fio, and a bare ring.
+const SIDES: usize = 3;
+
 /// A figure of each side, for each round, in one setting.
 #[derive(Default)]
 struct Sides {
@@ -234,24 +255,22 @@ fn against_fio(
     let _pinned = Pinned::to_one();
     let mut settings = [Sides::default(), Sides::default()];
     let mut no_floor = None;
-    for round in 0..prepared.rounds {
-        for (index, sides) in settings.iter_mut().enumerate() {
-            report(progress, "measure", (2 * round + index) as u64, 2 * prepared.rounds as u64, bars[index].0)?;
-            let setup = [Setup::Defaults, Setup::Batched(BATCH)][index];
-            let load = FioLoad { direct, setup, ..RANDOM_READ };
-            // The order changes from round to round.
-            for turn in 0..3 {
-                match (turn + round) % 3 {
-                    0 => sides.ours.push((measure.ours)(&ours.run(&load, true, round)?)),
-                    1 => sides.fio.push((measure.fio)(&fio::run(&program, &prepared.path, &load, prepared.cell)?)),
-                    _ => match bare_ring(&prepared.path, &prepared.bare(&load, mode)) {
-                        Ok(found) => sides.bare.push((measure.bare)(&found)),
-                        Err(refused) => no_floor = Some(format!("the bare ring could not be measured: {refused}")),
-                    },
-                }
-            }
+    let mut measure_side = |at: Window, watch: &dyn Watch| {
+        let sides = &mut settings[at.cell / SIDES];
+        let setup = [Setup::Defaults, Setup::Batched(BATCH)][at.cell / SIDES];
+        let load = FioLoad { direct, setup, ..RANDOM_READ };
+        match at.cell % SIDES {
+            0 => sides.ours.push((measure.ours)(&ours.run(&load, true, at.round, watch)?)),
+            1 => sides.fio.push((measure.fio)(&fio::run(&program, &prepared.path, &load, prepared.cell)?)),
+            _ => match bare_ring(&prepared.path, &prepared.bare(&load, mode)) {
+                Ok(found) => sides.bare.push((measure.bare)(&found)),
+                Err(refused) => no_floor = Some(format!("the bare ring could not be measured: {refused}")),
+            },
         }
-    }
+        Ok(())
+    };
+    let names: Vec<&str> = bars.iter().flat_map(|(name, _)| [*name; SIDES]).collect();
+    in_turns(&names, SIDES, prepared.rounds, progress, &mut measure_side)?;
     let mut found = RowOutcome::default();
     for ((name, bar), sides) in bars.into_iter().zip(&settings) {
         let title = format!("4K random read, QD 32, {name}: {}", measure.what);
@@ -269,14 +288,13 @@ pub(super) fn recording(context: &Context<'_>, progress: &mut dyn Progress) -> R
     let ours = prepared.ours(Caching::Cached, false)?;
     let _pinned = Pinned::to_one();
     let (mut with, mut without) = (Vec::new(), Vec::new());
-    for round in 0..prepared.rounds {
-        report(progress, "measure", round as u64, prepared.rounds as u64, "with and without latencies")?;
-        for turn in 0..2 {
-            let records = (turn + round) % 2 == 0;
-            let phase = ours.run(&RANDOM_READ, records, round)?;
-            if records { &mut with } else { &mut without }.push(phase.cpu_ns_per_io());
-        }
-    }
+    let mut measure = |at: Window, watch: &dyn Watch| {
+        let records = at.cell == 0;
+        let phase = ours.run(&RANDOM_READ, records, at.round, watch)?;
+        if records { &mut with } else { &mut without }.push(phase.cpu_ns_per_io());
+        Ok(())
+    };
+    in_turns(&["with latencies", "without latencies"], 2, prepared.rounds, progress, &mut measure)?;
     let mut found = RowOutcome::default();
     found.checks.push(Check::ratio(
         "CPU time per I/O, all latencies recorded relative to none; 4K random read from the page cache",
@@ -294,12 +312,12 @@ pub(super) fn null(context: &Context<'_>, progress: &mut dyn Progress) -> Result
     let length = context.options.cell.unwrap_or_else(|| Duration::from_millis(context.pick(200, 1000)));
     let ours = Ours { target: open::open("null:", &OpenHow::default())?, length, buffers: Buffers::default() };
     let _pinned = Pinned::to_one();
-    let rounds = context.rounds(5);
     let mut iops = Vec::new();
-    for round in 0..rounds {
-        report(progress, "measure", round as u64, rounds as u64, "null:")?;
-        iops.push(ours.run(&RANDOM_READ, true, round)?.iops());
-    }
+    let mut measure = |at: Window, watch: &dyn Watch| {
+        iops.push(ours.run(&RANDOM_READ, true, at.round, watch)?.iops());
+        Ok(())
+    };
+    in_turns(&["null:"], 1, context.rounds(5), progress, &mut measure)?;
     let name = "null:, 4K random read, QD 32, all latencies taken: IOPS on one core";
     Ok(RowOutcome { checks: vec![Check::absolute(name, "IOPS", &iops, Bar::AtLeast(10e6))], ..RowOutcome::default() })
 }
@@ -334,34 +352,29 @@ pub(super) fn agreement(context: &Context<'_>, progress: &mut dyn Progress) -> R
     let mut prepared = Prepared::new(context, context.pick(256 << 20, 1 << 30), CacheMode::Direct, progress)?;
     prepared.rounds = context.rounds(AGREEMENT_ROUNDS);
     let ours = prepared.ours(Caching::Direct, true)?;
-    let mut found = RowOutcome::default();
-    for (index, load) in AGREEMENT.iter().enumerate() {
-        let name = format!(
-            "{} {}{}, QD {}",
-            diskwright_stats::numbers::short_size(u64::from(load.block_bytes)),
-            load.rw,
-            if load.rw == "randrw" { format!(" {} % read", load.read_percent) } else { String::new() },
-            load.queue_depth
-        );
-        let (mut our_side, mut their_side) = (Vec::new(), Vec::new());
-        for round in 0..prepared.rounds {
-            let step = (index * prepared.rounds + round) as u64;
-            report(progress, "measure", step, (AGREEMENT.len() * prepared.rounds) as u64, &name)?;
-            for turn in 0..2 {
-                if (turn + round) % 2 == 0 {
-                    let phase = ours.run(load, true, round)?;
-                    our_side.push((phase.iops(), phase.total().both.service.mean_ns()));
-                } else {
-                    let load = FioLoad { setup: Setup::AsOurs { seed: load.seed(round) }, ..*load };
-                    let theirs = fio::run(&program, &prepared.path, &load, prepared.cell)?;
-                    their_side.push((theirs.iops, theirs.mean_ns));
-                }
-            }
+    let names: Vec<String> = AGREEMENT.iter().map(name_of).collect();
+    // IOPS and mean latency of ours and of fio's, for each workload.
+    let mut measured: [[Vec<(f64, f64)>; 2]; AGREEMENT.len()] = Default::default();
+    let mut measure = |at: Window, watch: &dyn Watch| {
+        let (load, [our_side, their_side]) = (&AGREEMENT[at.cell / 2], &mut measured[at.cell / 2]);
+        if at.cell % 2 == 0 {
+            let phase = ours.run(load, true, at.round, watch)?;
+            our_side.push((phase.iops(), phase.total().both.service.mean_ns()));
+        } else {
+            let load = FioLoad { setup: Setup::AsOurs { seed: load.seed(at.round) }, ..*load };
+            let theirs = fio::run(&program, &prepared.path, &load, prepared.cell)?;
+            their_side.push((theirs.iops, theirs.mean_ns));
         }
+        Ok(())
+    };
+    let titles: Vec<&str> = names.iter().flat_map(|name| [&name[..]; 2]).collect();
+    in_turns(&titles, 2, prepared.rounds, progress, &mut measure)?;
+    let mut found = RowOutcome::default();
+    for (name, [our_side, their_side]) in names.iter().zip(&measured) {
         let figures = |side: &[(f64, f64)], which: fn(&(f64, f64)) -> f64| side.iter().map(which).collect::<Vec<f64>>();
         for (what, which) in [("IOPS", (|pair| pair.0) as fn(&(f64, f64)) -> f64), ("mean latency", |pair| pair.1)] {
             let name = format!("{name}: {what}");
-            found.checks.push(agrees(&name, &figures(&our_side, which), &figures(&their_side, which)));
+            found.checks.push(agrees(&name, &figures(our_side, which), &figures(their_side, which)));
         }
     }
     prepared.note(&mut found);
@@ -372,6 +385,13 @@ pub(super) fn agreement(context: &Context<'_>, progress: &mut dyn Progress) -> R
         "the figure is the ratio of ours to fio's within rounds, inverted if below 1; its 99 % interval is judged, which noise of fio widens".into(),
     );
     Ok(found)
+}
+
+/// `8K randrw 70 % read, QD 8`.
+fn name_of(load: &FioLoad) -> String {
+    let block = diskwright_stats::numbers::short_size(u64::from(load.block_bytes));
+    let reads = if load.rw == "randrw" { format!(" {} % read", load.read_percent) } else { String::new() };
+    format!("{block} {}{reads}, QD {}", load.rw, load.queue_depth)
 }
 
 /// Checks whether our figure is fio's within [`ALIKE`] in both directions.

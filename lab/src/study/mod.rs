@@ -93,7 +93,7 @@ impl StudyOptions {
 /// Start, head and output of a study that has begun.
 #[derive(Debug)]
 pub(crate) struct StartedStudy {
-    /// When it began.
+    /// Start of the study.
     pub start: Instant,
     /// The head of its result, with the machine and no verdict yet.
     pub head: Head,
@@ -146,7 +146,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("r.json");
         let options = StudyOptions { output: Some(path.clone()), ..StudyOptions::default() };
-        let begun = options.begin("zero-payload", "diskwright.study.zero-payload/2").unwrap();
+        let begun = options.begin("zero-payload", "diskwright.study.zero-payload/3").unwrap();
         assert_eq!((begun.end(String::new(), true).end, begun.head.end.clone()), (End::Stopped, End::Stopped));
         let output = begun.output;
         let report = StudyReport::save(7, &output, false);
@@ -157,6 +157,6 @@ mod tests {
         assert_eq!(report.result, 7);
         assert!(report.saved.unwrap_err().to_string().contains("is not a result"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "mine");
-        assert!(options.begin("zero-payload", "diskwright.study.zero-payload/2").is_err());
+        assert!(options.begin("zero-payload", "diskwright.study.zero-payload/3").is_err());
     }
 }

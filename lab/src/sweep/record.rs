@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
 /// Schema of [`SweepRecord`]. A reader rejects higher versions.
-pub const SWEEP_SCHEMA: &str = "diskwright.lab.sweep/2";
+pub const SWEEP_SCHEMA: &str = "diskwright.lab.sweep/3";
 
 /// The result of a sweep; in a partial result cells lack rounds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]

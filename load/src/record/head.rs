@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Head {
-    /// Kind and version of the result, as in `diskwright.lab.sweep/2`.
+    /// Kind and version of the result, as in `diskwright.lab.sweep/3`.
     pub schema: String,
     /// The conclusion, in a sentence or two. Empty in a run, which states figures only.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -31,7 +31,7 @@ pub struct Head {
     pub versions: Versions,
     /// Reasons for doubt, the gravest first.
     pub warnings: Vec<Warning>,
-    /// How it ended.
+    /// How the run ended.
     pub end: End,
 }
 

@@ -63,7 +63,7 @@ impl From<Limits> for RateLimits {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct TrackedPoint {
-    /// Its name.
+    /// Name of the point.
     pub name: String,
     /// When it was started, in seconds since 1970.
     pub started: u64,
@@ -97,9 +97,9 @@ impl From<diskwright_disk::TrackPoint> for TrackedPoint {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct TrackedRange {
-    /// Where it begins.
+    /// First byte of the range on the disk.
     pub start: u64,
-    /// Its length.
+    /// Length of the range in bytes.
     pub length: u64,
 }
 
@@ -122,7 +122,7 @@ pub struct ChangedRanges {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schemas", derive(schemars::JsonSchema))]
 pub struct ProcessReport {
-    /// Its number.
+    /// Number of the process.
     pub pid: u32,
     /// The command that it runs: `serve` or `attach`.
     pub command: String,
@@ -222,7 +222,7 @@ pub struct Resized {
 pub struct Merged {
     /// The image that has all data afterwards, by its name then.
     pub disk: PathBuf,
-    /// Its name before.
+    /// Path of the target before the merge.
     pub target: PathBuf,
     /// The images whose data went into it, the nearest first.
     pub merged: Vec<PathBuf>,

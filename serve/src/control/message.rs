@@ -86,12 +86,12 @@ pub enum Operation {
     },
     /// Start a point of change tracking.
     TrackStart {
-        /// Its name.
+        /// Name of the point.
         name: String,
     },
     /// End a point of change tracking.
     TrackStop {
-        /// Its name.
+        /// Name of the point.
         name: String,
     },
     /// List the points of change tracking.

@@ -148,8 +148,8 @@ impl Finder {
         if picks::limit(&self.lines.measured, limit_ns).is_none() {
             let least = |line: &Line| (0..line.len()).min_by(|a, b| line.p99(*a).total_cmp(&line.p99(*b)));
             let at = least(&self.lines.measured).unwrap_or(0);
-            let (least_p99_ns, load) = (self.lines.measured.p99(at).exp(), self.loads[at]);
-            return Mark::Undetermined { why: Reason::NothingUnder { limit_ns, least_p99_ns, load } };
+            let (min_p99_ns, load) = (self.lines.measured.p99(at).exp(), self.loads[at]);
+            return Mark::Undetermined { why: Reason::NothingUnder { limit_ns, min_p99_ns, load } };
         }
         // A wide interval is accepted here: all loads of a plateau are equally good.
         self.mark(|line| picks::limit(line, limit_ns), false)

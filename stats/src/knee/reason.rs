@@ -63,7 +63,7 @@ pub enum Reason {
         /// The limit, nanoseconds.
         limit_ns: f64,
         /// The lowest 99th percentile, nanoseconds.
-        least_p99_ns: f64,
+        min_p99_ns: f64,
         /// The load with the lowest 99th percentile.
         load: f64,
     },
@@ -100,11 +100,11 @@ impl fmt::Display for Reason {
                 "IOPS still grew by {} % over the last third of the load; sweep beyond {last} in flight",
                 figure(gain * 100.0)
             ),
-            Self::NothingUnder { limit_ns, least_p99_ns, load } => write!(
+            Self::NothingUnder { limit_ns, min_p99_ns, load } => write!(
                 f,
                 "p99 is above {} at every load; the lowest is {}, at {load} in flight",
                 duration(*limit_ns),
-                duration(*least_p99_ns)
+                duration(*min_p99_ns)
             ),
         }
     }

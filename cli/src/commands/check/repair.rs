@@ -75,7 +75,7 @@ pub struct RepairReport {
 struct StepReport {
     /// `note`, `leak` or `corrupt`.
     severity: &'static str,
-    /// Where in the file, in bytes.
+    /// Offset in the file of what is repaired, in bytes.
     offset: u64,
     /// What was found.
     finding: String,

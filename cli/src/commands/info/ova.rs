@@ -45,11 +45,11 @@ impl Document for Report {
 /// A file of an OVA.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct FileReport {
-    /// Its name.
+    /// Name of the file in the archive.
     name: String,
-    /// Where it begins in the archive.
+    /// Offset of the file's bytes in the archive.
     offset: u64,
-    /// Its length.
+    /// Length of the file in bytes.
     size: u64,
     /// With `--verify`: `ok`, `wrong`, or `none` for a file that the manifest does not have.
     digest: Option<&'static str>,
@@ -60,9 +60,9 @@ pub struct FileReport {
 pub struct DiskReport {
     /// Its number, from 1: what `--disk` takes.
     number: usize,
-    /// Its id in the descriptor.
+    /// Id of the disk in the descriptor.
     id: String,
-    /// Its file.
+    /// Name of the disk's file; `null` for a disk without one.
     file: Option<String>,
     /// Length of that file.
     file_size: Option<u64>,
@@ -77,15 +77,15 @@ pub struct DiskReport {
 /// A virtual machine of an OVA.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct MachineReport {
-    /// Its id.
+    /// Id of the machine in the descriptor.
     id: String,
-    /// Its name.
+    /// Name of the machine.
     name: Option<String>,
     /// Its operating system, as the descriptor says.
     operating_system: Option<String>,
     /// Number of processors.
     processors: Option<u64>,
-    /// Its memory.
+    /// Memory of the machine in bytes.
     memory: Option<u64>,
 }
 
@@ -203,7 +203,7 @@ fn tell(context: &mut Context, report: &Report) -> Outcome<()> {
     for (index, remark) in report.remarks.iter().enumerate() {
         fields.add(if index == 0 { "remarks" } else { "" }, printable(remark));
     }
-    fields.write(&mut context.out)?;
+    fields.within(style.limit()).write(&mut context.out)?;
     context.out.flush()?;
     Ok(())
 }

@@ -13,6 +13,7 @@ use crate::{
     options::{OvaArgs, ShareArgs},
     style::{FAINT, GREEN, RED},
     switches,
+    table::write_hanging,
 };
 use clap::Args;
 use diskwright_disk::{ChainFacts, ChainScope, Destination, Judgement, OpenOptions, Opened, Verdict};
@@ -163,9 +164,11 @@ fn print_report(context: &mut Context, file: &str, place: Destination, report: &
             (None, _, why) => (FAINT, "-", format!("not applicable: {}", why.as_deref().unwrap_or_default())),
         };
         let mark = style.paint(colour, format!("{mark:<6}"));
-        writeln!(out, "  {mark}  {:<width$}  {}", rule.rule, printable(&text))?;
+        let prefix = format!("  {mark}  {:<width$}  ", rule.rule);
+        write_hanging(out, &prefix, &printable(&text), style.limit())?;
         if let Some(remedy) = &rule.remedy {
-            writeln!(out, "  {:6}  {:<width$}  fix: {}", "", "", printable(remedy))?;
+            let prefix = format!("  {:6}  {:<width$}  fix: ", "", "");
+            write_hanging(out, &prefix, &printable(remedy), style.limit())?;
         }
     }
     Ok(())

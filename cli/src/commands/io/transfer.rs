@@ -18,7 +18,7 @@ pub struct Transfer {
     verb: &'static str,
     /// First byte of the range.
     pub offset_bytes: u64,
-    /// Its length.
+    /// Length of the range in bytes.
     pub len_bytes: u64,
     /// Where a read first differed from its pattern, and the byte found there.
     pub first_difference: Option<(u64, u8)>,

@@ -4,13 +4,12 @@ use crate::{
     context::Context,
     exit::{self, Outcome},
     json::Document,
-    table::{Align, Columns},
+    table::write_hanging,
 };
 use clap::Args;
 use diskwright_load::profiles::{self, BUILT_IN, Profile};
 use schemars::JsonSchema;
 use serde::Serialize;
-use std::io::Write;
 
 /// Arguments of `lab profiles`.
 #[derive(Debug, Args)]
@@ -93,9 +92,11 @@ fn list(context: &mut Context) -> Outcome<()> {
     if context.global.json {
         return context.print_json(&Listing { profiles: all });
     }
-    let mut table = Columns::new(&[("profile", Align::Left), ("phases", Align::Right), ("description", Align::Left)]);
-    for one in all {
-        table.row(vec![one.name.to_owned(), one.phases.len().to_string(), one.description]);
+    let limit = context.style.limit();
+    let width = all.iter().map(|one| one.name.len()).max().unwrap_or(0);
+    write_hanging(&mut context.out, &format!("{:width$}  phases  ", "profile"), "description", limit)?;
+    for Listed { name, description, phases } in &all {
+        write_hanging(&mut context.out, &format!("{name:width$}  {:>6}  ", phases.len()), description, limit)?;
     }
-    Ok(table.write(&mut context.out)?)
+    Ok(())
 }

@@ -152,7 +152,7 @@ fn print_profile(context: &mut Context, args: &RunArgs, run: &Run, saved: Option
     if let Some(Places { result, profile }) = saved {
         let quoted = |path: &Path| shell_word(&path.to_string_lossy());
         let targets: Vec<String> = args.targets.iter().map(|target| shell_word(target)).collect();
-        writeln!(context.out, "\nsaved to {}", printable(&crate::json::path(result.path())))?;
+        writeln!(context.text(), "\nsaved to {}", printable(&crate::json::path(result.path())))?;
         writeln!(
             context.out,
             "repeat with: diskwright lab run {} --profile {}",

@@ -20,7 +20,7 @@ use std::{io::Write, path::Path};
 pub struct Listing {
     /// The folder.
     folder: String,
-    /// Its images, parents before their children.
+    /// Images of the folder, parents before their children.
     images: Vec<Listed>,
     /// Files with the extension of an image that cannot be read.
     unreadable: Vec<Unreadable>,
@@ -35,7 +35,7 @@ impl Document for Listing {
 /// An image of the folder.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Listed {
-    /// Its path.
+    /// Path of the image.
     file: String,
     /// Depth in the tree: 0 for an image without a parent in this folder.
     depth: usize,
@@ -52,16 +52,16 @@ pub struct Listed {
     created: Option<String>,
     /// The path of its parent, if a file is there that is the parent.
     parent: Option<String>,
-    /// Why its parent cannot be used.
+    /// Why the parent cannot be used.
     parent_error: Option<String>,
 }
 
 /// A file that cannot be read.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Unreadable {
-    /// Its path.
+    /// Path of the file.
     file: String,
-    /// Why it cannot be read.
+    /// Why the file cannot be read.
     error: String,
 }
 

@@ -381,7 +381,7 @@ fn what_cannot_be_written_is_refused_by_name() {
         let store = created(&options(1 << 20, 65536));
         store.write_at(&[bits], 79).unwrap();
         let error = Format::Qcow2.driver().open(store, true, 512).unwrap_err().to_string();
-        assert!(error.contains(told) && error.contains("check --repair"), "{error}");
+        assert!(error.contains(told) && error.contains("repair it first"), "{error}");
     }
 }
 
@@ -396,7 +396,7 @@ fn refcounts_that_lie_are_not_trusted() {
     store.write_at(&[0, 0], 2 * 4096 + offset_bytes / 4096 * 2).unwrap();
     let image = open(&store, true);
     let error = image.writer().unwrap().reserve_waiting(1).unwrap_err().to_string();
-    assert!(error.contains("damaged image") && error.contains("check --repair"), "{error}");
+    assert!(error.contains("damaged image") && error.contains("repair it first"), "{error}");
     // What has its space can be written.
     assert_eq!(image.writer().unwrap().reserve_waiting(0).unwrap().offset_bytes, offset_bytes);
 }

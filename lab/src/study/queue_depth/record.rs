@@ -10,12 +10,12 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
 /// Schema of [`QueueDepthResult`].
-pub const SCHEMA: &str = "diskwright.study.queue-depth/2";
+pub const SCHEMA: &str = "diskwright.study.queue-depth/3";
 
 /// A stage of the procedure with its sweep.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct StageRecord {
-    /// Which stage.
+    /// Stage of the procedure.
     pub stage: Stage,
     /// The sweep with all its cells.
     pub sweep: SweepRecord,

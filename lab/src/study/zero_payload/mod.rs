@@ -196,7 +196,7 @@ fn inspect_disk(subject: &Subject, engine: EngineKind) -> Result<DiskRecord> {
         name: target.name.clone(),
         payload: subject.payload,
         file_allocated_bytes: metadata.blocks() * 512,
-        said: inspect::warnings::of_target(&read, 0, &target.name, &contents),
+        warnings: inspect::warnings::of_target(&read, 0, &target.name, &contents),
         contents,
     })
 }

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
 /// Schema of [`ZeroPayloadResult`].
-pub const SCHEMA: &str = "diskwright.study.zero-payload/2";
+pub const SCHEMA: &str = "diskwright.study.zero-payload/3";
 
 /// Name of the figure in [`Cell::more`]: share of the requested bytes that never reached storage by
 /// the kernel's account, from 0 to 1.
@@ -77,7 +77,7 @@ pub struct DiskRecord {
     /// Result of the inspection.
     pub contents: ContentsRecord,
     /// Warnings that `lab run` would print for it.
-    pub said: Vec<Warning>,
+    pub warnings: Vec<Warning>,
 }
 
 /// One test with one payload, on the dynamic and the fixed disk.
@@ -85,9 +85,9 @@ pub struct DiskRecord {
 pub struct Test<'a> {
     /// Name of the test, for example "64K random read".
     pub name: &'a str,
-    /// Its cell on the dynamic disk.
+    /// The test's cell on the dynamic disk.
     pub dynamic: &'a Cell,
-    /// Its cell on the fixed disk.
+    /// The test's cell on the fixed disk.
     pub fixed: &'a Cell,
 }
 

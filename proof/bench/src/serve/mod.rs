@@ -63,7 +63,7 @@ fn tell_ceiling(check: &mut Check, bare: &[f64], peer: &[f64]) {
     }
 }
 
-/// Whose server.
+/// The server that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ServerProgram {
     Ours,

@@ -1,6 +1,7 @@
-//! Removing stores from an engine.
+//! The stores of an engine: they join and leave it while it works.
 //!
 //! ```text
+//! add_target ─▶ index, registered file or lane
 //! remove_target ─▶ leaving ─ unused (checked after each reap) ─▶ dropped, index free
 //! ```
 //!
@@ -8,11 +9,61 @@
 //! parts is searched while a store is being removed, which is rare. A lost part keeps its store for
 //! good, since the kernel may still use the file. A lane stays open as long as its engine.
 
-use super::{Engine, TargetId};
-use crate::{MemoryStore, part::Target, store::Store};
-use std::{collections::HashSet, sync::Arc};
+use super::{Engine, OpenLane, TargetId};
+use crate::{
+    MemoryStore,
+    lane::Lane,
+    part::{LaneUse, Target},
+    ring::LANES_MAX,
+    store::Store,
+};
+use std::{collections::HashSet, io, sync::Arc};
 
 impl Engine {
+    /// Adds a store, which the engine keeps open until [`Engine::remove_target`]. Adding the same
+    /// store twice gives two targets.
+    pub fn add_target(&mut self, store: &Arc<dyn Store>) -> io::Result<TargetId> {
+        self.add(store, false)
+    }
+
+    /// As [`Engine::add_target`], but reads beyond the end of the store return zeros. For raw files
+    /// whose length is not a multiple of the sector size.
+    pub(crate) fn add_target_padded(&mut self, store: &Arc<dyn Store>) -> io::Result<TargetId> {
+        self.add(store, true)
+    }
+
+    fn add(&mut self, store: &Arc<dyn Store>, padded: bool) -> io::Result<TargetId> {
+        let index =
+            u32::try_from(self.targets.len()).map_err(|_| io::Error::other("an engine holds at most 2^32 stores"))?;
+        let mut target = Target::new(store, padded);
+        target.is_plain_file &= !self.failed;
+        if let Some(fd) = target.fd {
+            target.file_index = self.link.with(|ring| ring.register_file(fd)).flatten();
+        } else if let Some(lane) = store.lane().filter(|_| self.link.is_some()) {
+            target.lane = Some(self.use_lane(lane, store.len_bytes()?)?);
+        }
+        if let Some(index) = self.free_targets.pop() {
+            self.targets[index as usize] = target;
+            return Ok(TargetId(index));
+        }
+        self.targets.push(target);
+        Ok(TargetId(index))
+    }
+
+    /// Registers a lane with this engine, once even if several stores share it.
+    fn use_lane(&mut self, lane: Arc<dyn Lane>, end_bytes: u64) -> io::Result<LaneUse> {
+        let alignment_mask = u64::from(lane.alignment_bytes().max(1)) - 1;
+        let place = self.lanes.iter().position(|open| Arc::ptr_eq(&open.lane, &lane)).unwrap_or(self.lanes.len());
+        let number = u32::try_from(place)
+            .ok()
+            .filter(|&number| number < LANES_MAX)
+            .ok_or_else(|| io::Error::other("an engine holds at most 65536 lanes"))?;
+        if place == self.lanes.len() {
+            self.lanes.push(OpenLane { lane, parts: 0, is_due: false, polling: false });
+        }
+        Ok(LaneUse { number, alignment_mask, end_bytes })
+    }
+
     /// Removes a store. When no request of this engine uses it any more, the store is dropped, its
     /// file is closed if no one else holds it, and its index among the ring's registered files is
     /// reused. New parts must not name the target.
