@@ -54,7 +54,7 @@ mod write;
 
 pub(crate) use check::{begin_repair, examine};
 pub(crate) use create::create;
-pub use image::{VdiImage, open};
+pub(crate) use image::open;
 pub(crate) use layout::parent_link;
 pub(crate) use salvage::salvage;
 

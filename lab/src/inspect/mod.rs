@@ -20,4 +20,3 @@ pub mod warnings;
 
 pub use contents::contents_of;
 pub use guard::{Writing, allow};
-pub use warnings::working_sets;

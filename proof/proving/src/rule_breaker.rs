@@ -224,7 +224,7 @@ impl ImageWriter for RuleBreaker {
         self.writing()?.blocks_in_the_way(size_bytes)
     }
 
-    fn reserve_away(&self, block: u64) -> Result<Option<diskwright_image::MoveTo>> {
+    fn reserve_away(&self, block: u64) -> Result<Option<MoveTo>> {
         self.writing()?.reserve_away(block)
     }
 

@@ -23,7 +23,7 @@ use std::{
     fs, io,
     os::unix::net::{UnixListener, UnixStream},
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
     thread::{self, JoinHandle},

@@ -213,9 +213,13 @@ impl Client {
             Operation::List
             | Operation::Statistics
             | Operation::Limit(_)
+            | Operation::OpenDoor { .. }
             | Operation::TrackList
             | Operation::TrackShow { .. } => Some(PATIENCE),
             Operation::Drain
+            | Operation::CloseDoor { .. }
+            | Operation::AddDisk(_)
+            | Operation::RemoveDisk
             | Operation::Resize { .. }
             | Operation::Snapshot { .. }
             | Operation::TrackStart { .. }

@@ -8,11 +8,10 @@
 //! next front-end begins anew.
 
 use super::{
-    channel,
-    config::{self, WriteCache},
+    channel, config,
     inflight::Inflight,
     memory::GuestMemory,
-    risk::{Former, Risk},
+    risk::Former,
     session::DeviceFacts,
     vring::{RING_SIZE_MAX, RingAddresses, RingError, Vring, check_size},
     wire::{self, InflightInfo, Message, protocol},

@@ -3,8 +3,8 @@
 
 use super::*;
 use crate::{
-    Access, DataFile, FileStore, Front, LaneOp, Loan, MemoryStore, OverlayStore, lane::Lane, overlay::PAGE_BYTES,
-    testing::ForwardingStore,
+    Access, DataFile, FileStore, Front, LaneOp, Loan, MemoryStore, OverlayStore, Store, lane::Lane,
+    overlay::PAGE_BYTES, testing::ForwardingStore,
 };
 use rustix::event::EventfdFlags;
 use std::{

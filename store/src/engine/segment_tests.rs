@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     BlockDevice, CacheMode, MappedMemory, MemoryStore, OverlayStore, QueueOptions, RawDevice, Request, SegmentMemory,
-    Segments,
+    Segments, Store,
 };
 use proptest::prelude::*;
 use rustix::fs::MemfdFlags;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::{CacheMode, FileStore, LockMode, MemoryStore, OpenOptions, testing::ForwardingStore};
+use crate::{CacheMode, FileStore, LockMode, MemoryStore, OpenOptions, Store, testing::ForwardingStore};
 use proptest::prelude::*;
 use std::{fs, path::Path, thread, time::Duration};
 

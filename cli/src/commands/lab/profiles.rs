@@ -10,6 +10,7 @@ use clap::Args;
 use diskwright_load::profiles::{self, BUILT_IN, Profile};
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::io::Write;
 
 /// Arguments of `lab profiles`.
 #[derive(Debug, Args)]

@@ -32,7 +32,7 @@ fn small(block_bytes: u32, blocks: u64) -> CreateOptions {
     CreateOptions { block_bytes: Some(block_bytes), ..options(DiskType::Dynamic, blocks * u64::from(block_bytes)) }
 }
 
-pub(super) fn open(store: &Arc<dyn Store>, writable: bool) -> super::super::VdiImage {
+pub(super) fn open(store: &Arc<dyn Store>, writable: bool) -> super::super::image::VdiImage {
     super::super::open(Arc::clone(store), writable).unwrap()
 }
 
