@@ -283,6 +283,21 @@ pub(crate) fn from_io(doing: &'static str, path: &Path, source: io::Error) -> Di
         .unwrap_or_else(|source| DiskError::File { doing, path: path.to_owned(), source })
 }
 
+/// Says how much space all of an operation needs, where the error says what one step needed. Other
+/// errors stay as they are. `free_bytes` is what was free before the operation.
+pub(crate) fn with_whole_need(
+    error: DiskError,
+    (doing, path): (&'static str, &Path),
+    needed_bytes: impl FnOnce() -> Option<u64>,
+    free_bytes: Option<u64>,
+) -> DiskError {
+    let source = to_io(error);
+    if !diskwright_store::is_full(&source) {
+        return from_io(doing, path, source);
+    }
+    from_io(doing, path, diskwright_store::explain_shortage(source, path, needed_bytes(), free_bytes))
+}
+
 /// An identity as text: lower case, in braces.
 pub(crate) fn braced(id: LinkageId) -> String {
     format!("{id:#}")

@@ -57,6 +57,7 @@ pub use life::move_plan::{MoveOptions, MoveWatch, Moved};
 pub use life::offline_move::move_disk;
 pub use life::resize::{ResizeOptions, Resized, resize};
 pub use life::snapshot::{FormerImage, Snapshot, SnapshotOptions, remove_snapshot, revert, snapshot};
+pub use life::unknown::refuse_unknown;
 pub use opening::folder::{FAMILY_MAX, FolderImage, FolderImages, FoundParent, Node};
 pub use opening::open::{parent_timestamp_warning, read_without_lock};
 pub use opening::ova::{Digests, MemberDigest, Ova, OvaDisk, OvaMember, is_ova};

@@ -71,6 +71,9 @@ pub struct Driver {
     pub physical_sector_bytes: u32,
     /// The identities that an image records.
     pub identities: Identities,
+    /// Whether the format asks every program for another identity of the contents before it changes
+    /// them. If not, an identity that is the same says nothing about writes of other programs.
+    pub renews_contents_id: bool,
     /// Whether a differencing image keeps its parent's disk id, so that the guest sees the same
     /// disk.
     pub child_keeps_disk_id: bool,
@@ -118,6 +121,7 @@ static RAW: Driver = Driver {
     sectors_because: "a raw file records none, and readers take 512",
     physical_sector_bytes: 4096,
     identities: Identities::None,
+    renews_contents_id: false,
     child_keeps_disk_id: false,
     child_records_zeros: false,
     child_records_time: false,
@@ -151,6 +155,7 @@ static VHD: Driver = Driver {
     sectors_because: "VHD knows only 512",
     physical_sector_bytes: 512,
     identities: Identities::File,
+    renews_contents_id: false,
     // The VHD unique id identifies the file, not the disk.
     child_keeps_disk_id: false,
     child_records_zeros: false,
@@ -186,6 +191,8 @@ static VHDX: Driver = Driver {
     sectors_because: "as requested",
     physical_sector_bytes: 4096,
     identities: Identities::DiskAndContents,
+    // MS-VHDX 2.2.2.1.
+    renews_contents_id: true,
     // MS-VHDX 2.6.1.2.
     child_keeps_disk_id: true,
     child_records_zeros: true,
@@ -221,6 +228,7 @@ static QCOW2: Driver = Driver {
     sectors_because: "qcow2 records none, and readers take 512",
     physical_sector_bytes: 512,
     identities: Identities::None,
+    renews_contents_id: false,
     child_keeps_disk_id: false,
     child_records_zeros: true,
     child_records_time: false,
@@ -254,6 +262,8 @@ static VDI: Driver = Driver {
     sectors_because: "VDI knows only 512",
     physical_sector_bytes: 512,
     identities: Identities::DiskAndContents,
+    // QEMU leaves uuidModify as it is.
+    renews_contents_id: false,
     child_keeps_disk_id: false,
     child_records_zeros: true,
     child_records_time: false,
@@ -286,6 +296,8 @@ static VMDK: Driver = Driver {
     sectors_because: "VMDK knows only 512",
     physical_sector_bytes: 512,
     identities: Identities::DiskAndContents,
+    // The CID, "Virtual Disk Format 5.0".
+    renews_contents_id: true,
     child_keeps_disk_id: false,
     child_records_zeros: false,
     child_records_time: false,

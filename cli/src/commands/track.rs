@@ -15,7 +15,7 @@ use crate::{
     timestamp,
 };
 use clap::{Args, Subcommand};
-use diskwright_disk::{Disk, OpenOptions, require_file};
+use diskwright_disk::{Disk, OpenOptions, refuse_unknown, require_file};
 use diskwright_serve::control::{Client, Done, Operation, TrackedPoint, TrackedRange};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -160,6 +160,7 @@ fn change(context: &mut Context, point: &PointArgs, starts: bool) -> Outcome {
     }
     let disk = open(context, file, true)?;
     if starts {
+        refuse_unknown(&disk, file, &context.global.open_options(true), "tracked")?;
         disk.start_tracking(name)?;
     } else {
         disk.stop_tracking(name)?;

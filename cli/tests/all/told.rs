@@ -187,6 +187,23 @@ fn no_space_is_told_with_numbers() {
         assert!(told.contains("needs about"), "{told}");
         assert!(!Path::new(&format!("{place}/new.{format}")).exists());
     }
+    // All that is needed, and not the step that failed.
+    shop.ok("convert source.raw damaged.vhdx");
+    let told = shop.fails(1, &format!("rescue damaged.vhdx {place}/saved.vhdx"));
+    assert!(told.contains("needs about 100 MiB") && told.contains(&on), "{told}");
+    assert!(!Path::new(&format!("{place}/saved.vhdx")).exists());
+    shop.ok(&format!("create {place}/golden.vhd --size 500G"));
+    let many: Vec<String> = (0..70).map(|number| format!("{place}/clone{number}.vhd")).collect();
+    let told = shop.fails(1, &format!("clone {place}/golden.vhd {}", many.join(" ")));
+    let needed = told.split("needs about ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap_or_default();
+    assert!(
+        needed.parse::<f64>().is_ok_and(|mib| mib > 64.0) && told.contains(" MiB, ") && told.contains(&on),
+        "{told}"
+    );
+    assert!(many.iter().all(|clone| !Path::new(clone).exists()));
+    let told = shop.fails(1, &format!("create {place}/new.vhdx --size 200M --type dynamic --preallocate"));
+    assert!(told.contains("needs about 20"), "{told}");
+    fs::remove_file(format!("{place}/golden.vhd")).unwrap();
     shop.ok(&format!("create {place}/grows.vhdx --size 200M"));
     let told = shop.fails(1, &format!("io {place}/grows.vhdx -c 'write 0 190M'"));
     assert!(told.contains("free on"), "{told}");

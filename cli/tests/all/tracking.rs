@@ -3,7 +3,6 @@
 
 use crate::control::Place;
 use crate::serving::program;
-use diskwright_disk::{Disk, OpenOptions};
 use nix::sys::signal::Signal;
 use std::fs;
 
@@ -98,7 +97,7 @@ fn a_disk_in_use_is_tracked_and_survives_a_kill() {
 
 #[test]
 fn a_killed_server_of_a_disk_without_an_identity_leaves_everything_changed() {
-    for image in ["vm.raw", "vm.vhd"] {
+    for image in ["vm.raw", "vm.vhd", "vm.qcow2", "vm.vdi"] {
         let place = Place::with(&[image]);
         place.ok(&format!("track start {image} full"));
         let Some(server) = place.serve(&format!("vm={image} --nbd ./s")) else { return };
@@ -178,58 +177,4 @@ fn what_has_changed_between_two_points_is_exported_while_the_disk_is_in_use() {
     let again = place.json("diff vm.vhdx --track full --to monday --export again.dwdiff");
     assert_eq!(again["result_id"], exported["result_id"]);
     assert!(fs::read(place.shop.path("again.dwdiff")).unwrap() == fs::read(place.shop.path("out.dwdiff")).unwrap());
-}
-
-/// Ten increments of a disk that is served, each from the ranges since the last point.
-#[test]
-fn increments_under_load_restore_the_disk() {
-    use diskwright_store::{BlockDevice, Blocking, EngineKind};
-    use std::sync::atomic::{AtomicBool, Ordering};
-    const SIZE: usize = 16 << 20;
-    let place = Place::with(&[]);
-    place.shop.ok("create vm.vhdx --size 16M");
-    let path = place.shop.path("vm.vhdx");
-    let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
-    let (stop, mut copy) = (AtomicBool::new(false), vec![0; SIZE]);
-    std::thread::scope(|scope| {
-        let writer = scope.spawn(|| {
-            let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
-            let mut number = 0_u64;
-            while !stop.load(Ordering::Relaxed) {
-                number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let at = (number >> 33) % (SIZE as u64 / 512 - 8) * 512;
-                match number >> 60 {
-                    0 => io.discard(at, 4096).unwrap(),
-                    1 => io.write_zeroes(at, 4096).unwrap(),
-                    _ => io.write(at, &[(number >> 50) as u8; 4096], false).unwrap(),
-                }
-            }
-        });
-        let mut io = Blocking::open(&*disk, EngineKind::Auto).unwrap();
-        let (mut writer, mut before): (_, Option<String>) = (Some(writer), None);
-        for increment in 0..=10 {
-            // The last one is taken when nobody writes.
-            if increment == 10 {
-                stop.store(true, Ordering::Relaxed);
-                writer.take().into_iter().for_each(|writer| writer.join().unwrap());
-            }
-            let name = format!("p{increment}");
-            disk.start_tracking(&name).unwrap();
-            match &before {
-                None => io.read(0, &mut copy).unwrap(),
-                Some(before) => {
-                    for range in disk.changed_since(before).unwrap().ranges() {
-                        io.read(range.start, &mut copy[range.start as usize..range.end as usize]).unwrap();
-                    }
-                    disk.stop_tracking(before).unwrap();
-                }
-            }
-            before = Some(name);
-        }
-        let mut whole = vec![0; SIZE];
-        io.read(0, &mut whole).unwrap();
-        assert!(whole == copy, "the increments are not the disk");
-    });
-    assert_eq!(disk.geometry().size_bytes, SIZE as u64);
-    disk.close().unwrap();
 }

@@ -48,6 +48,33 @@ fn a_file_that_is_no_disk_is_not_moved() {
     assert!(!shop.path("notes.txt").exists());
 }
 
+/// The points of a file that is no disk would be litter beside it.
+#[test]
+fn a_file_that_is_no_disk_is_not_tracked() {
+    let shop = Workshop::new();
+    fs::write(shop.path("notes.txt"), "remember the milk\n".repeat(100)).unwrap();
+    let told = shop.fails(1, "track start notes.txt monday");
+    assert!(told.contains("so it is not tracked") && told.contains("--format raw"), "{told}");
+    assert!(!shop.path("notes.txt.tracks").exists());
+    shop.ok("track start notes.txt monday --format raw");
+    assert!(shop.path("notes.txt.tracks").exists());
+}
+
+/// Whoever names a pipe does not mean the folder in which it lies.
+#[test]
+fn the_images_beside_a_pipe_are_not_listed() {
+    let shop = Workshop::new();
+    shop.ok("create disk.vhdx --size 1M");
+    nix::unistd::mkfifo(&shop.path("pipe.vhdx"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    std::os::unix::fs::symlink("pipe.vhdx", shop.path("link.vhdx")).unwrap();
+    for name in ["pipe.vhdx", "link.vhdx", "/dev/null"] {
+        let told = shop.fails(1, &format!("snapshot list {name}"));
+        let what = if name == "/dev/null" { "a character device" } else { "a named pipe" };
+        assert!(told.contains(what) && !told.contains("disk.vhdx"), "{name}: {told}");
+    }
+    assert!(shop.ok("snapshot list disk.vhdx").contains("disk.vhdx"));
+}
+
 #[test]
 fn what_is_missing_is_named() {
     let shop = Workshop::new();

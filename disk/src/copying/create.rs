@@ -7,8 +7,8 @@
 
 use crate::{
     DiskError, ParentPolicy, Result,
-    copying::mapped,
-    error::file_error,
+    copying::{mapped, room::empty_image_bytes},
+    error::{file_error, with_whole_need},
     opening::{
         gate,
         image_file::{Access, open_image, refuse_replaced},
@@ -139,6 +139,7 @@ fn write_new(files: &Files, shown: &Path, path: &Path, format: Format, options: 
     let further = driver.further_files(options).map_err(own_name)?;
     let new = OpenOptions { writable: true, create_new: true, cache: CacheMode::PageCache, lock: LockMode::Exclusive };
     let mut made: Vec<PathBuf> = Vec::new();
+    let free_bytes = diskwright_store::free_bytes(path);
     let mut make = || {
         let mut stores = Vec::new();
         for path in iter::once(path.to_owned()).chain(further.iter().map(|name| shown.with_file_name(name))) {
@@ -159,7 +160,21 @@ fn write_new(files: &Files, shown: &Path, path: &Path, format: Format, options: 
             // The first error is returned. The files are ours, created just now.
             made.iter().for_each(|path| drop(files.remove(path)));
         })
-        .map_err(|error| named(error, shown))
+        .map_err(|error| {
+            with_whole_need(named(error, shown), ("create it", shown), || needed_bytes(format, options), free_bytes)
+        })
+}
+
+/// The space that a new image takes, about: its tables, and all its blocks if they are allocated.
+/// `None` if it is not known.
+pub(crate) fn needed_bytes(format: Format, options: &CreateOptions) -> Option<u64> {
+    let has_tables = options.disk_type != DiskType::Fixed;
+    let tables_bytes = match has_tables {
+        true => empty_image_bytes(format, options.size_bytes, options.block_bytes)?,
+        false => 0,
+    };
+    let blocks_bytes = if options.preallocate { options.size_bytes } else { 0 };
+    Some(tables_bytes.saturating_add(blocks_bytes)).filter(|bytes| *bytes > 0)
 }
 
 /// The error with the final name of the new file.

@@ -149,9 +149,9 @@ impl<'a> PartialFile<'a> {
     }
 }
 
-/// `prefix`, `name`, `suffix`. Where that is too long, the end of the name is replaced by a number
-/// that depends on the whole name.
-fn temporary_name(name: &OsStr, prefix: &str, suffix: &str) -> OsString {
+/// `prefix`, `name`, `suffix`: the name of a file beside the one with this name. Where that is too
+/// long, the end of the name is replaced by a number that depends on the whole name.
+pub(crate) fn temporary_name(name: &OsStr, prefix: &str, suffix: &str) -> OsString {
     let mut bytes = name.as_bytes().to_vec();
     if prefix.len() + bytes.len() + suffix.len() > NAME_MAX {
         let number = bytes.iter().fold(0_u32, |number, &byte| number.rotate_left(5) ^ u32::from(byte));

@@ -20,8 +20,9 @@ use crate::{
     copying::{
         create::{create_as, format_for, is_there, parent_out_of_reach},
         partial::PartialFile,
+        room::empty_image_bytes,
     },
-    error::file_error,
+    error::{file_error, with_whole_need},
     opening::{
         image_file::{Access, open_image, refuse_replaced},
         siblings,
@@ -101,7 +102,14 @@ pub fn clone_disk(
         }
         Ok(())
     };
-    let result = make_all();
+    let free_bytes = missing.first().and_then(|child| diskwright_store::free_bytes(child));
+    let result = make_all().map_err(|error| match missing.first() {
+        Some(child) => {
+            let all = || each_bytes(child, &held, request.format)?.checked_mul(missing.len() as u64);
+            with_whole_need(error, ("create the clones", child), all, free_bytes)
+        }
+        None => error,
+    });
     if result.is_err() && !dry_run {
         // The first error is returned. These files are ours, made just now, and empty.
         for child in made {
@@ -109,6 +117,15 @@ pub fn clone_disk(
         }
     }
     result.map(|()| warnings)
+}
+
+/// The space that one child takes, about.
+fn each_bytes(child: &Path, parent: &Disk, format: Option<Format>) -> Option<u64> {
+    let layers = parent.layers();
+    let info = layers[0].image.info();
+    let block_bytes = u32::try_from(info.block_bytes).ok().filter(|_| info.has_blocks);
+    let empty = |block_bytes| empty_image_bytes(format_for(child, format).ok()?, info.size_bytes, block_bytes);
+    empty(block_bytes).or_else(|| empty(None))
 }
 
 /// Makes one child under a temporary name, then gives it its own. `false` if another command has

@@ -33,8 +33,11 @@ pub(crate) fn mark(files: &Files, path: &Path, identity: (u64, u64)) -> Result<(
 }
 
 /// Whether the disk at `path` is marked, and its file has this identity.
-pub(crate) fn is_marked(files: &Files, path: &Path, identity: (u64, u64)) -> bool {
-    mark_of(files, path).text() == Some(text(identity))
+///
+/// # Errors
+/// Those of reading the mark.
+pub(crate) fn is_marked(files: &Files, path: &Path, identity: (u64, u64)) -> Result<bool> {
+    Ok(mark_of(files, path).text()? == Some(text(identity)))
 }
 
 /// Removes the mark of the disk at `path`, if it has one.

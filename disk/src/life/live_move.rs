@@ -19,7 +19,7 @@
 //!    become longer and those between shorter. So the move ends also when clients write faster than
 //!    the copy.
 //! 4. Still without writes: the new disk is flushed and gets its name, durably. Then it takes the
-//!    place of the old one, and writes go on.
+//!    place of the old one, and writes go on. The old file was marked before (`move_plan.rs`).
 //! 5. The old file is removed, durably. Until then flushes and FUA wait: a file that was left with
 //!    its old name by a power cut has everything that was promised.
 //!
@@ -28,7 +28,6 @@
 
 use crate::{
     DiskError, Result,
-    copying::create::is_there,
     engine::device::{Disk, Origin},
     error,
     life::{
@@ -93,7 +92,7 @@ impl Movable {
         let plan = Plan::new(&old, &origin.file, &origin.options.files, to, options)?;
         if plan.is_copied {
             // Clients may have written since the move that was interrupted.
-            return Err(is_there(&plan.to));
+            return Err(plan.both_are_there());
         }
         let mut moved = plan.outcome(&old, data_bytes(&old)?);
         plan.check_room(&moved)?;
@@ -107,6 +106,7 @@ impl Movable {
             // Also if a request was lost, the phase has changed.
             let _ = self.state.enter(Phase::Open);
             plan.discard();
+            plan.unmark();
             return Err(error);
         }
         moving.finish(&mut moved);
@@ -155,6 +155,8 @@ impl Moving<'_> {
         control.tell(&copier)?;
         self.plan.check_children(self.old)?;
         control.watch.new_disk_is_made(self.new.layers()[0].image.store().identity())?;
+        // Whoever finds both files after a power cut knows that they are one disk.
+        self.plan.mark_copied(self.new)?;
         // Clients wait for the copy from now on.
         control.pace = None;
         let began = self.hold_until_done(&dirty, &mut copier, &mut control, moved)?;

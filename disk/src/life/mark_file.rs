@@ -9,7 +9,7 @@
 //! A mark names inode numbers, so it means nothing when the names lead to other files. Where inode
 //! numbers are made up at each mount, a mark may be ignored.
 
-use crate::{DiskError, Result, error::file_error};
+use crate::{DiskError, Result, copying::partial::temporary_name, error::file_error};
 use diskwright_store::{CacheMode, Files, LockMode, OpenOptions, Store};
 use std::{
     io,
@@ -30,9 +30,7 @@ pub(crate) struct MarkFile<'a> {
 impl<'a> MarkFile<'a> {
     /// The mark of the image at `image`: its name with a dot in front and `suffix` behind.
     pub(crate) fn of(files: &'a Files, image: &Path, suffix: &str) -> Self {
-        let mut name = std::ffi::OsString::from(".");
-        name.push(image.file_name().unwrap_or_default());
-        name.push(suffix);
+        let name = temporary_name(image.file_name().unwrap_or_default(), ".", suffix);
         Self { files, path: image.with_file_name(name) }
     }
 
@@ -43,7 +41,7 @@ impl<'a> MarkFile<'a> {
     pub(crate) fn set(&self, text: &str) -> Result<()> {
         let failed = |source| file_error("mark an operation that begins", &self.path, source);
         let opened = |create_new| self.open(create_new).map_err(|error| failed(io::Error::other(error)));
-        if self.text().as_deref() != Some(text) {
+        if !matches!(self.text(), Ok(Some(found)) if found == text) {
             self.remove()?;
             opened(true)?.write_at(text.as_bytes(), 0).map_err(failed)?;
         }
@@ -53,12 +51,20 @@ impl<'a> MarkFile<'a> {
     }
 
     /// What the mark says; `None` without one.
-    pub(crate) fn text(&self) -> Option<String> {
-        let store = self.open(false).ok()?;
-        let len_bytes = store.len_bytes().ok().filter(|len_bytes| *len_bytes <= LEN_MAX_BYTES)?;
+    ///
+    /// # Errors
+    /// Those of reading it: without it the operation would end in another way than it began.
+    pub(crate) fn text(&self) -> Result<Option<String>> {
+        // What cannot be opened is no mark of this program: a link, or a file of another type.
+        let Ok(store) = self.open(false) else { return Ok(None) };
+        let failed = |source| file_error("read the mark of an operation", &self.path, source);
+        let len_bytes = store.len_bytes().map_err(failed)?;
+        if len_bytes > LEN_MAX_BYTES {
+            return Ok(None);
+        }
         let mut text = vec![0; len_bytes as usize];
-        store.read_at(&mut text, 0).ok()?;
-        String::from_utf8(text).ok()
+        store.read_at(&mut text, 0).map_err(failed)?;
+        Ok(String::from_utf8(text).ok())
     }
 
     fn open(&self, create_new: bool) -> Result<Arc<dyn Store>, DiskError> {

@@ -39,4 +39,4 @@ pub(crate) mod offline_move;
 pub(crate) mod removal;
 pub(crate) mod resize;
 pub(crate) mod snapshot;
-mod unknown;
+pub(crate) mod unknown;

@@ -9,8 +9,9 @@
 //! the new name is durable. So after a power cut one of them is the disk. A temporary file that an
 //! interrupted move has left is not locked, and the next move to the same name replaces it.
 //!
-//! A move of a disk that no process has open marks the old file before the new one gets its name.
-//! If both are there, the same move finishes it: it compares them, and removes the old one.
+//! A move marks the old file before the new one gets its name. If both are there, the same move
+//! finishes it when no process has the disk open: it compares them, and removes the old one. If
+//! they differ, one of them was written since, and the move says so.
 
 use crate::{
     CreateRequest, Disk, DiskError, Result,
@@ -138,7 +139,7 @@ impl<'a> Plan<'a> {
         let is_copied = match (files.facts(&to), files.facts(from)) {
             (Ok(new), Ok(old)) => {
                 let text = mark_text(new.identity, old.identity);
-                if options.keep_old || mark_of(files, from).text() != Some(text) {
+                if options.keep_old || mark_of(files, from).text()? != Some(text) {
                     return Err(is_there(&to));
                 }
                 true
@@ -184,7 +185,7 @@ impl<'a> Plan<'a> {
             to,
             request,
             keep_old: options.keep_old,
-            extents: removal::extents_of_layer(&*top.image, from),
+            extents: removal::extents_of_layer(&*top.image, from)?,
             is_copied,
         };
         plan.check_old_names()?;
@@ -296,6 +297,25 @@ impl<'a> Plan<'a> {
         match (new.zip(old), self.keep_old) {
             (Some((new, old)), false) => mark_of(self.files, &self.from).set(&mark_text(new, old)),
             _ => Ok(()),
+        }
+    }
+
+    /// Takes the mark back: the disk stays where it is. An error is ignored, as the mark names a
+    /// file that is gone, and a file that got its number is compared before anything is removed.
+    pub(crate) fn unmark(&self) {
+        let _ = mark_of(self.files, &self.from).remove();
+    }
+
+    /// The error for two complete files that a move has left, and that differ.
+    pub(crate) fn both_are_there(&self) -> DiskError {
+        DiskError::BadOptions {
+            what: format!(
+                "{}: a move of {} to this name was interrupted when both files were complete, and one of them was written since",
+                self.to.display(),
+                self.from.display()
+            ),
+            hint: "both hold everything that was durable then: keep the one that is in use, and remove the other"
+                .into(),
         }
     }
 

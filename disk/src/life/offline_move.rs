@@ -12,7 +12,7 @@
 
 use crate::{
     CompareOutcome, DiskError, OpenOptions, Progress, Result,
-    copying::{compare::compare, create::is_there},
+    copying::compare::compare,
     engine::device::Disk,
     error::file_error,
     life::{
@@ -74,7 +74,10 @@ pub fn move_disk(
     let new = plan.make(&disk, open)?;
     let copied = copy_all(&disk, &new, &plan, &mut moved, open, progress);
     let marked = copied.and_then(|()| plan.mark_copied(&new));
-    marked.and_then(|()| plan.give_name(&new)).inspect_err(|_| plan.discard())?;
+    marked.and_then(|()| plan.give_name(&new)).inspect_err(|_| {
+        plan.discard();
+        plan.unmark();
+    })?;
     if options.keep_old {
         disk.close()?;
     } else {
@@ -84,7 +87,7 @@ pub fn move_disk(
 }
 
 /// Finishes a move that was cut off when the new file had its name. One of the files may have been
-/// written since, so they are compared.
+/// written since, also by clients of a disk that moved while it was in use, so they are compared.
 fn finish(
     disk: &Arc<Disk>,
     plan: &Plan<'_>,
@@ -97,7 +100,7 @@ fn finish(
     if new.geometry().size_bytes != disk.geometry().size_bytes
         || !matches!(compare(sides, open.engine, progress)?, CompareOutcome::Same)
     {
-        return Err(is_there(&plan.to));
+        return Err(plan.both_are_there());
     }
     if !options.dry_run {
         plan.remove_old()?;

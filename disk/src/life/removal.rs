@@ -21,7 +21,7 @@
 //! Locks: the lock of the image is on its file, whatever its name, and is held until the mark is
 //! gone. So a mark that is locked belongs to a removal under way.
 
-use crate::{DiskError, Result, error::file_error};
+use crate::{DiskError, Result, copying::partial::temporary_name, error::file_error};
 use diskwright_image::{
     Format, Image, ImageInfo, Reference, ReferenceKind, probe, probe::DetectedFormat, vmdk::has_descriptor,
 };
@@ -49,23 +49,27 @@ pub(crate) fn refuse_to_lose_snapshots(image: &dyn Image, path: &Path) -> Result
 
 /// The extents of an image that is open: the files that it writes, in its own folder. The locks of
 /// the image keep other images from using them.
-pub(crate) fn extents_of(info: &ImageInfo, stores: &[Arc<dyn Store>], path: &Path) -> Vec<PathBuf> {
-    let [first, further @ ..] = stores else { return Vec::new() };
+///
+/// # Errors
+/// Those of reading its descriptor. Whoever ignored them would remove the image and leave its
+/// extents, which nothing names then.
+pub(crate) fn extents_of(info: &ImageInfo, stores: &[Arc<dyn Store>], path: &Path) -> Result<Vec<PathBuf>> {
+    let [first, further @ ..] = stores else { return Ok(Vec::new()) };
     if further.is_empty() {
-        return Vec::new();
+        return Ok(Vec::new());
     }
-    let references = probe::references(&**first, DetectedFormat::certain(info.format)).unwrap_or_default();
+    let references = probe::references(&**first, DetectedFormat::certain(info.format))?;
     // A mapping file goes with its image, and the device to which it leads stays.
     let own = references.iter().zip(further).filter(|(reference, store)| {
         let is_mapping = reference.kind == ReferenceKind::Device
             && store.name().file_name().is_some_and(|name| *name != *reference.name);
         is_own(reference) && (is_mapping || !store.is_block_device())
     });
-    own.map(|(reference, _)| path.with_file_name(&reference.name)).collect()
+    Ok(own.map(|(reference, _)| path.with_file_name(&reference.name)).collect())
 }
 
 /// The same for an image of a chain.
-pub(crate) fn extents_of_layer(image: &dyn Image, path: &Path) -> Vec<PathBuf> {
+pub(crate) fn extents_of_layer(image: &dyn Image, path: &Path) -> Result<Vec<PathBuf>> {
     extents_of(image.info(), image.stores(), path)
 }
 
@@ -162,10 +166,7 @@ fn remove_mark(files: &Files, mark: &Path, sync: bool) -> Result<()> {
 }
 
 fn mark_of(path: &Path) -> PathBuf {
-    let mut name = std::ffi::OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(SUFFIX);
-    path.with_file_name(name)
+    path.with_file_name(temporary_name(path.file_name().unwrap_or_default(), ".", SUFFIX))
 }
 
 /// Finishes the removals in `dir` that were cut off.

@@ -27,7 +27,7 @@
 
 use crate::{
     ChainScope, DiskError, OpenOptions, Progress, Result,
-    copying::create,
+    copying::{create, partial::temporary_name},
     engine::track::resume,
     engine::{
         chain::{CHAIN_MAX, Layer, too_long},
@@ -262,7 +262,7 @@ pub fn remove_snapshot(
         }
     }
     if !options.dry_run {
-        removal::remove(files, &real, removal::extents_of(image.info(), &locked, &real))?;
+        removal::remove(files, &real, removal::extents_of(image.info(), &locked, &real)?)?;
     }
     Ok(None)
 }
@@ -362,10 +362,8 @@ impl<'a> LockedTop<'a> {
 
     /// The name of the child while it is made. Fixed, so that only one child is made at a time.
     pub(crate) fn temporary(&self) -> PathBuf {
-        let mut name = std::ffi::OsString::from(".");
-        name.push(self.real.file_name().unwrap_or(OsStr::new("disk")));
-        name.push(".new-child");
-        self.dir().join(name)
+        let name = self.real.file_name().unwrap_or(OsStr::new("disk"));
+        self.dir().join(temporary_name(name, ".", ".new-child"))
     }
 
     /// Whether `path` is a second name of the disk, left by an operation that was cut off before
@@ -385,12 +383,12 @@ impl<'a> LockedTop<'a> {
         self.check_identity()?;
         self.remove_leftovers()?;
         kept_name::unmark(self.files, &self.real)?;
-        let temporary = self.temporary();
-        create::create_child(self.files, self.shown, &temporary, parent, link)?;
         let left = match frozen {
             Some(_) => Vec::new(),
-            None => removal::extents_of_layer(&*self.layers[0].image, &self.real),
+            None => removal::extents_of_layer(&*self.layers[0].image, &self.real)?,
         };
+        let temporary = self.temporary();
+        create::create_child(self.files, self.shown, &temporary, parent, link)?;
         let result =
             Removal::begin(self.files, &self.real, left).and_then(|removal| match self.swap(&temporary, frozen) {
                 Ok(()) => removal.end(),

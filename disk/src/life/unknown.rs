@@ -3,7 +3,8 @@
 //! A file whose name says nothing and that has no signature is a raw disk, because many images of
 //! clouds and of dd are such files. So `resize notes.txt +1M` would enlarge any file, and `move`
 //! would replace it by an image of it. Operations that change or remove the file itself, and not
-//! only bytes that a client writes, ask here first.
+//! only bytes that a client writes, ask here first; so does `track start`, whose file of points
+//! would lie beside it.
 
 use crate::{
     DiskError, OpenOptions, Result,
@@ -15,12 +16,13 @@ use diskwright_image::probe;
 use diskwright_volume::TableKind;
 use std::path::Path;
 
-/// Refuses a file of which neither the name nor the contents say that it is a disk. `done` is what
-/// it would be: "resized".
+/// Refuses a file of which neither the name nor the contents say that it is a disk, and that the
+/// user has not called a raw disk. `disk` was opened from `path` with `open`; `done` is what it
+/// would be: "resized".
 ///
 /// # Errors
-/// `BadOptions` for such a file; errors of reading it.
-pub(crate) fn refuse_unknown(disk: &Disk, path: &Path, open: &OpenOptions, done: &str) -> Result<()> {
+/// [`DiskError::BadOptions`] for such a file; errors of reading it.
+pub fn refuse_unknown(disk: &Disk, path: &Path, open: &OpenOptions, done: &str) -> Result<()> {
     let layers = disk.layers();
     let image = &layers[0].image;
     let is_file = image.stores().len() == 1 && !image.store().is_block_device();

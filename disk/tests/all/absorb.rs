@@ -1,5 +1,5 @@
 //! Merges of disks in use: random chains against a model while several queues work, names, locks,
-//! refusals, merges that are stopped, writers that rewrite everything, and reads meanwhile.
+//! refusals, merges that are stopped. `absorb_load.rs`: clients that leave the merge no rest.
 
 use crate::common::read_all;
 use diskwright_disk::{
@@ -16,11 +16,11 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc,
+        atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 use tempfile::TempDir;
 
@@ -30,14 +30,14 @@ const MIB: u64 = 1 << 20;
 const PIECE: u64 = 328 * KIB;
 const WRITERS: u64 = 3;
 
-struct Dice(Xoshiro256PlusPlus);
+pub struct Dice(Xoshiro256PlusPlus);
 
 impl Dice {
-    fn new(seed: u64) -> Self {
+    pub fn new(seed: u64) -> Self {
         Self(Xoshiro256PlusPlus::seed_from_u64(seed))
     }
 
-    fn below(&mut self, end: u64) -> u64 {
+    pub fn below(&mut self, end: u64) -> u64 {
         self.0.next_u64() % end
     }
 
@@ -57,19 +57,19 @@ struct Shape {
     parent_size_bytes: u64,
 }
 
-fn folder() -> TempDir {
+pub fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
 
-fn open(path: &Path) -> Result<Arc<Disk>> {
+pub fn open(path: &Path) -> Result<Arc<Disk>> {
     Disk::open(path, &OpenOptions { writable: true, ..OpenOptions::default() })
 }
 
-fn blocking(disk: &Disk) -> Blocking {
+pub fn blocking(disk: &Disk) -> Blocking {
     Blocking::open(disk, EngineKind::Auto).unwrap()
 }
 
-fn absorb(disk: &Disk) -> Result<Absorbed> {
+pub fn absorb(disk: &Disk) -> Result<Absorbed> {
     disk.absorb(&AbsorbOptions::default(), &mut |_, _| true)
 }
 
@@ -309,7 +309,7 @@ fn child(parent: &Path, name: &str) -> PathBuf {
 }
 
 /// A parent and a child of 64 MiB, without data.
-fn pair(dir: &Path) -> (PathBuf, PathBuf) {
+pub fn pair(dir: &Path) -> (PathBuf, PathBuf) {
     let parent = dir.canonicalize().unwrap().join("parent.vhdx");
     let request =
         CreateRequest { size_bytes: Some(64 * MIB), block_bytes: Some(MIB as u32), ..CreateRequest::default() };
@@ -475,86 +475,6 @@ fn a_snapshot_in_use_is_merged_in_use() {
         let frozen = disk.snapshot("last", false, &mut ()).unwrap();
         assert_eq!(read_all(&frozen.parent)[512], 3);
     }
-}
-
-/// Clients keep rewriting all of the disk, so the top would never be empty if they wrote to it.
-#[test]
-fn it_ends_while_everything_is_rewritten() {
-    let dir = folder();
-    let (path, _) = pair(dir.path());
-    let disk = open(&path).unwrap();
-    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
-    blocking(&disk).write(0, &vec![1; 64 * MIB as usize], false).unwrap();
-    let last = thread::scope(|scope| {
-        let writer = scope.spawn(|| {
-            let mut io = blocking(&disk);
-            let mut byte = 1u8;
-            loop {
-                byte = byte.wrapping_add(1);
-                for at in (0..64).map(|block| block * MIB) {
-                    io.write(at, &vec![byte; MIB as usize], false).unwrap();
-                }
-                rounds.fetch_add(1, Ordering::Relaxed);
-                if stop.load(Ordering::Relaxed) {
-                    return byte;
-                }
-            }
-        });
-        let absorbed = absorb(&disk).unwrap();
-        assert_eq!(absorbed.data_bytes, 64 * MIB);
-        assert!(absorbed.copied_bytes + absorbed.cloned_bytes <= 64 * MIB, "each block is moved once");
-        stop.store(true, Ordering::Relaxed);
-        writer.join().unwrap()
-    });
-    assert_eq!(disk.layers().len(), 1);
-    disk.close().unwrap();
-    drop(disk);
-    assert!(read_all(&path).iter().all(|byte| *byte == last));
-}
-
-/// Requests that the merge holds back. The progress is called between batches, when nothing is
-/// held; so readers and writers run in threads of their own.
-#[test]
-fn reads_go_on_and_writes_wait_for_one_batch_at_most() {
-    let dir = folder();
-    let (path, _) = pair(dir.path());
-    let disk = open(&path).unwrap();
-    blocking(&disk).write(0, &vec![1; 64 * MIB as usize], false).unwrap();
-    let stop = AtomicBool::new(false);
-    let worst = |slowest: &Mutex<Duration>, took: Duration| {
-        let mut slowest = slowest.lock().unwrap();
-        *slowest = (*slowest).max(took);
-    };
-    let (reads, writes) = (Mutex::new(Duration::ZERO), Mutex::new(Duration::ZERO));
-    let count = AtomicU64::new(0);
-    thread::scope(|scope| {
-        let (disk, stop, count) = (&*disk, &stop, &count);
-        for (slowest, is_write) in [(&reads, false), (&writes, true)] {
-            scope.spawn(move || {
-                let mut io = blocking(disk);
-                let mut dice = Dice::new(1);
-                while !stop.load(Ordering::Relaxed) {
-                    let at = dice.below(64 * MIB / 4096) * 4096;
-                    let began = Instant::now();
-                    if is_write {
-                        io.write(at, &[1; 4096], false).unwrap();
-                    } else {
-                        let mut found = [0; 4096];
-                        io.read(at, &mut found).unwrap();
-                        assert_eq!(found, [1; 4096]);
-                    }
-                    worst(slowest, began.elapsed());
-                    count.fetch_add(1, Ordering::Relaxed);
-                }
-            });
-        }
-        absorb(disk).unwrap();
-        stop.store(true, Ordering::Relaxed);
-    });
-    // Generous, as other programs use the machine too.
-    let (reads, writes) = (reads.into_inner().unwrap(), writes.into_inner().unwrap());
-    assert!(writes < Duration::from_secs(5) && reads < Duration::from_secs(5), "{reads:?}, {writes:?}");
-    assert!(count.load(Ordering::Relaxed) > 0);
 }
 
 /// A merge that was stopped leaves a disk that is like any other: it can be closed, opened for

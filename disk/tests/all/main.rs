@@ -18,6 +18,7 @@ mod rescuing;
 mod small_fs;
 
 mod absorb;
+mod absorb_load;
 mod bad_input;
 mod bad_places;
 mod chains;
@@ -44,6 +45,7 @@ mod merge;
 mod model;
 mod moving;
 mod moving_faults;
+mod names;
 mod odd_sizes;
 mod other_formats;
 mod panics;

@@ -251,6 +251,27 @@ fn bad_requests_change_nothing() {
     assert_eq!(names.len() + 2, files(dir.path()).len());
 }
 
+/// A search for other children that had to stop proves nothing.
+#[test]
+fn too_many_images_in_the_folder_refuse_it() {
+    for extension in ["vhd", "vhdx"] {
+        let (dir, base, top) = pair(extension);
+        let held = (fs::read(&base).unwrap(), fs::read(&top).unwrap());
+        let many: Vec<_> = (0..4100).map(|number| dir.path().join(format!("n{number}.{extension}"))).collect();
+        many.iter().for_each(|path| fs::write(path, b"").unwrap());
+        let disk = Disk::open(&top, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+        let in_use = disk.absorb(&diskwright_disk::AbsorbOptions::default(), &mut |_, _| true).unwrap_err();
+        disk.close().unwrap();
+        drop(disk);
+        for error in [plain(&top).unwrap_err(), in_use] {
+            assert!(error.to_string().contains("could not be checked for children"), "{error}");
+        }
+        assert!((fs::read(&base).unwrap(), fs::read(&top).unwrap()) == held);
+        many.iter().for_each(|path| fs::remove_file(path).unwrap());
+        plain(&top).unwrap();
+    }
+}
+
 /// A merge that is stopped at any moment leaves a child that reads as before, and the same call
 /// finishes it.
 #[test]

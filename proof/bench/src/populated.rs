@@ -12,9 +12,9 @@
 //!
 //! A file's place on the device can decide its speed: on one machine random 4K writes to plain
 //! files differed by a factor of three, and files that grow lie elsewhere than files of a known
-//! length. So all files are filled side by side, and a disk is judged against its own blocks, used as
-//! a raw file (`same_blocks.rs`), which take their turns with the disk. The notes say how the blocks
-//! of each disk compare with a raw file elsewhere.
+//! length. So all files are filled side by side, and a disk is judged against its own blocks, used
+//! as a raw file (`same_blocks.rs`), which take their turns with the disk. The notes say how the
+//! blocks of each disk compare with a raw file elsewhere.
 //!
 //! A second raw file is the control: its ratio to the first is what place and chance do. It decides
 //! nothing. It is told beside every check that did not pass, and in the notes with the number of
@@ -118,7 +118,7 @@ impl Compared {
         }
     }
 
-    /// The check, with a remark if it did not pass: what the raw file elsewhere and the control say.
+    /// The check, with a remark if it did not pass: the figures of the raw file and the control.
     fn check_beside(&self, control: &Self, what: &str, figure: Figure) -> Check {
         let mut check = self.check(what, figure);
         let elsewhere = ratio(&self.ours, &self.raw, figure.of).zip(control.ratio(figure));

@@ -9,8 +9,12 @@ use crate::{
     tables, vhost, vmdk, volumes, wire,
 };
 use arbitrary::{Arbitrary, Unstructured};
+use diskwright_disk::{Disk, Layer};
 use diskwright_format::{vhd, vhdx};
-use diskwright_image::{BlockState, CheckReport, Format, Image, ImageError, ParentLink, Severity, probe};
+use diskwright_image::{
+    BlockState, CheckReport, Format, Image, ImageError, ParentLink, Severity, probe, repair_image,
+    salvage::{SalvageHints, SalvagedImage},
+};
 use diskwright_store::{BlockDevice, Blocking, EngineKind, Store};
 use std::sync::Arc;
 
@@ -18,7 +22,7 @@ use std::sync::Arc;
 pub type Body = fn(&[u8]);
 
 /// All targets by name. The names are also those of the binaries and of the corpus folders.
-pub const TARGETS: [(&str, Body); 16] = [
+pub const TARGETS: [(&str, Body); 17] = [
     ("parsers", parsers),
     ("open_any", open_any),
     ("open_damaged", open_damaged),
@@ -35,6 +39,7 @@ pub const TARGETS: [(&str, Body); 16] = [
     ("vmdk", vmdk::vmdk),
     ("qcow2", tables::qcow2),
     ("vdi", tables::vdi),
+    ("heal_damaged", heal_damaged),
 ];
 
 /// Maximum bytes that are read at each end of a disk, because damage may make it huge.
@@ -163,6 +168,31 @@ pub fn write_damaged(data: &[u8]) {
             let (_, report) =
                 probe::check(Arc::clone(&store), Some(sample.format)).expect("a sound file after a write");
             assert!(is_sound(&report), "{}: writing has corrupted it: {:?}", sample.name, report.findings);
+        }
+    });
+}
+
+/// Repairs a damaged sample, without losses and with them: what the repair calls sound can be read.
+/// Then reads what can be salvaged of the damaged file.
+pub fn heal_damaged(data: &[u8]) {
+    with_damage(data, |sample, bytes| {
+        let store = || BoundedStore::holding(sample.name, bytes.to_vec());
+        for accept_loss in [false, true] {
+            let repaired = store();
+            let report = repair_image(sample.format, &repaired, accept_loss, &mut |_| true).ok().flatten();
+            if report.is_some() {
+                agree(report.as_ref(), &read_all(sample.format, repaired, sample.parent.as_deref()), sample.name);
+            }
+        }
+        let Ok(salvaged) = sample.format.driver().salvage(store(), &SalvageHints::default()) else { return };
+        let image: Arc<dyn Image> = Arc::new(SalvagedImage::new(Arc::new(salvaged)));
+        let Ok(disk) = Disk::from_layers(vec![Layer { path: sample.name.into(), image }], Vec::new()) else { return };
+        let Ok(mut io) = Blocking::open(&disk, EngineKind::Sync) else { return };
+        let mut piece = vec![0; 64 << 10];
+        for at in (0..disk.geometry().size_bytes.min(READ_MOST_BYTES)).step_by(piece.len()) {
+            // Lost blocks are errors.
+            let len = piece.len().min((disk.geometry().size_bytes - at) as usize);
+            let _ = io.read(at, &mut piece[..len]);
         }
     });
 }

@@ -44,6 +44,30 @@ pub enum Ended {
     Well,
 }
 
+/// Runs a command as the only thing that a case does.
+///
+/// # Errors
+/// That of the command.
+pub(crate) fn run_command(stage: &Stage<Ended>, command: impl FnOnce(&World) -> Outcome) -> Outcome {
+    stage.record(Ended::No);
+    stage.world.phase(Some(Phase::Command));
+    command(&stage.world)?;
+    stage.world.phase(None);
+    stage.record(Ended::Well);
+    Ok(())
+}
+
+/// The same for a command that may fail.
+pub(crate) fn run_faulty_command(
+    stage: &Stage<Ended>,
+    reported: &mut Reported,
+    command: impl FnOnce(&World) -> Outcome,
+) {
+    if let Err(error) = run_command(stage, command) {
+        reported.errors.push(error);
+    }
+}
+
 impl Case for CreateCase {
     type Truth = Ended;
 
@@ -61,12 +85,7 @@ impl Case for CreateCase {
     }
 
     fn run(&self, stage: &Stage<Ended>, _seed: u64) -> Outcome {
-        stage.record(Ended::No);
-        stage.world.phase(Some(Phase::Command));
-        self.0.make_again(&stage.world)?;
-        stage.world.phase(None);
-        stage.record(Ended::Well);
-        Ok(())
+        run_command(stage, |world| self.0.make_again(world))
     }
 
     fn judge(&self, world: &World, truth: &Ended, seed: u64, depth: Depth) -> Outcome<u64> {
@@ -131,13 +150,10 @@ impl Case for ConvertCase {
     }
 
     fn run(&self, stage: &Stage<Ended>, _seed: u64) -> Outcome {
-        stage.record(Ended::No);
-        stage.world.phase(Some(Phase::Command));
-        convert(self.source.path(), self.dest_path(), &self.options(&stage.world), &mut |_, _| true)
-            .map_err(|error| error.to_string())?;
-        stage.world.phase(None);
-        stage.record(Ended::Well);
-        Ok(())
+        run_command(stage, |world| {
+            let converted = convert(self.source.path(), self.dest_path(), &self.options(world), &mut |_, _| true);
+            converted.map(drop).map_err(|error| error.to_string())
+        })
     }
 
     fn judge(&self, world: &World, truth: &Ended, _seed: u64, depth: Depth) -> Outcome<u64> {

@@ -9,7 +9,10 @@
 //!   stage.rs         the trait Case: a format, a command or a server implements it to be tested
 //!   disk/            every kind of disk as a case
 //!   command.rs       create and convert as cases
-//!   life.rs          snapshot and revert as cases
+//!   connecting.rs    new links of a chain as cases
+//!   life.rs          snapshot and revert, and clones, as cases
+//!   merge.rs         merges as cases
+//!   moving.rs        moves of a closed disk as cases; live_moving.rs: of a disk in use
 //!   applying.rs      exports of changes that are applied to a copy, as cases
 //!   compacting.rs    compact as a case
 //!   repairing.rs     a repair and its undo as a case
@@ -43,6 +46,7 @@ pub mod applying;
 pub mod campaign;
 pub mod command;
 pub mod compacting;
+pub mod connecting;
 pub mod contents;
 pub mod crowd;
 pub mod cut;
@@ -54,6 +58,7 @@ pub mod history;
 pub mod ledger;
 pub mod life;
 pub mod linear;
+pub mod live_moving;
 pub mod merge;
 pub mod moving;
 pub mod mutation;

@@ -1,8 +1,10 @@
-//! The life of a disk as cases: snapshot and revert. At every instant the disk's name leads to a
-//! disk that reads as before. When the command has succeeded, it leads to a new child, and the
-//! frozen image has its name.
+//! The life of a disk as cases: snapshot and revert, and clones. At every instant the disk's name
+//! leads to a disk that reads as before. When a snapshot has succeeded, the name leads to a new
+//! child, and the frozen image has its own. A clone is complete or not there. A command that has
+//! failed leaves none.
 
 use crate::{
+    command::{Ended, judge_failure, run_command},
     disk::DiskCase,
     fault::OpKind,
     faulty::{FaultyCase, Reported},
@@ -10,7 +12,7 @@ use crate::{
     stage::{Case, Depth, Outcome, Stage},
     world::World,
 };
-use diskwright_disk::{Disk, FormerImage, OpenOptions, SnapshotOptions, revert, snapshot};
+use diskwright_disk::{CreateRequest, Disk, FormerImage, OpenOptions, SnapshotOptions, clone_disk, revert, snapshot};
 use diskwright_store::{EngineKind, FileSystem};
 use std::path::PathBuf;
 
@@ -146,4 +148,103 @@ pub fn snapshots() -> Vec<SnapshotCase> {
         "qcow2 child 8K",
     ];
     kinds.into_iter().map(|name| SnapshotCase(crate::disk::named(name))).collect()
+}
+
+/// Makes two clones of a disk of a kind with some contents.
+#[derive(Debug, Clone)]
+pub struct CloneCase(pub DiskCase);
+
+impl CloneCase {
+    fn clones(&self) -> [PathBuf; 2] {
+        ["one", "two"].map(|name| format!("/d/{name}.{}", self.0.format).into())
+    }
+
+    fn carry_out(&self, world: &World) -> Outcome {
+        let request = CreateRequest { files: world.files(), ..CreateRequest::default() };
+        let made = clone_disk(&self.0.path(), &self.clones(), &request, false, &mut |_, _| true);
+        made.map(drop).map_err(|error| error.to_string())
+    }
+
+    /// The disk and each clone that is there read right. Returns whether all clones are there.
+    fn judge_all(&self, world: &World) -> Outcome<bool> {
+        let mut found = 0;
+        for path in [self.0.path()].into_iter().chain(self.clones()) {
+            if world.facts(&path).is_err() {
+                continue;
+            }
+            self.0.check(world, &path)?;
+            let shown = self.0.read_at(world, &path)?;
+            let judged = self.0.half_full_ledger().judge(&shown, false);
+            judged.map_err(|error| format!("{}: {error}", path.display()))?;
+            found += 1;
+        }
+        Ok(found == 3)
+    }
+}
+
+impl Case for CloneCase {
+    type Truth = Ended;
+
+    fn name(&self) -> String {
+        format!("clone {}", self.0.name)
+    }
+
+    fn prepare(&self, world: &World, _seed: u64) -> Outcome {
+        if self.0.format.driver().child_records_time {
+            world.keep_times();
+        }
+        self.0.make(world)?;
+        self.0.fill_half(world)
+    }
+
+    fn run(&self, stage: &Stage<Ended>, _seed: u64) -> Outcome {
+        run_command(stage, |world| self.carry_out(world))
+    }
+
+    fn judge(&self, world: &World, truth: &Ended, _seed: u64, depth: Depth) -> Outcome<u64> {
+        let are_there = self.judge_all(world).map_err(|error| format!("after the cut: {error}"))?;
+        if *truth == Ended::Well && !are_there {
+            return Err("the clones were made, and one of them is missing".into());
+        }
+        if depth.resume {
+            self.carry_out(world).map_err(|error| format!("the same command again: {error}"))?;
+            if !self.judge_all(world).map_err(|error| format!("after the same command again: {error}"))? {
+                return Err("the same command again has not made all clones".into());
+            }
+            for clone in self.clones() {
+                self.0.fill_at(world, &clone, &[]).map_err(|error| format!("opening a clone for writing: {error}"))?;
+            }
+            if let Some(left) = world.snapshot().names.keys().find(|name| name.extension() == Some("partial".as_ref()))
+            {
+                return Err(format!("{} is there after the same command again", left.display()));
+            }
+        }
+        Ok(0)
+    }
+
+    fn is_touched_by(&self, mutation: Mutation) -> bool {
+        matches!(mutation, Mutation::NoDirectorySync | Mutation::NotDurable(Phase::Command))
+    }
+}
+
+impl FaultyCase for CloneCase {
+    fn run_on(&self, stage: &Stage<Ended>, reported: &mut Reported) -> Outcome {
+        stage.record(Ended::No);
+        let before = stage.world.snapshot();
+        stage.world.phase(Some(Phase::Command));
+        let result = self.carry_out(&stage.world);
+        stage.record(judge_failure(&stage.world, reported, &before, result)?);
+        Ok(())
+    }
+
+    /// What an open reads first is in two places.
+    fn has_fallback(&self, op_kind: OpKind) -> bool {
+        op_kind == OpKind::Read
+    }
+}
+
+/// The clones that are tested.
+pub fn clones() -> Vec<CloneCase> {
+    let kinds = ["vhd dynamic 16K", "vhdx dynamic 1M", "qcow2 child 8K", "vmdk sparse 8K", "vdi dynamic 8K"];
+    kinds.into_iter().map(|name| CloneCase(crate::disk::named(name))).collect()
 }

@@ -10,7 +10,7 @@
 //! and the image at the top is one that no merge needs to look at: it can be written all the time.
 
 use crate::{
-    command::Ended,
+    command::{Ended, run_command, run_faulty_command},
     disk::DiskCase,
     fault::OpKind,
     faulty::{FaultyCase, Reported},
@@ -186,12 +186,7 @@ impl Case for MergeCase {
     }
 
     fn run(&self, stage: &Stage<Ended>, _seed: u64) -> Outcome {
-        stage.record(Ended::No);
-        stage.world.phase(Some(Phase::Command));
-        self.carry_out(&stage.world)?;
-        stage.world.phase(None);
-        stage.record(Ended::Well);
-        Ok(())
+        run_command(stage, |world| self.carry_out(world))
     }
 
     fn judge(&self, world: &World, truth: &Ended, _seed: u64, depth: Depth) -> Outcome<u64> {
@@ -239,12 +234,7 @@ impl Case for MergeCase {
 
 impl FaultyCase for MergeCase {
     fn run_on(&self, stage: &Stage<Ended>, reported: &mut Reported) -> Outcome {
-        stage.record(Ended::No);
-        stage.world.phase(Some(Phase::Command));
-        match self.carry_out(&stage.world) {
-            Ok(()) => stage.record(Ended::Well),
-            Err(error) => reported.errors.push(error),
-        }
+        run_faulty_command(stage, reported, |world| self.carry_out(world));
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 //! then finishes what a cut has left.
 
 use crate::{
-    command::Ended,
+    command::{Ended, run_command, run_faulty_command},
     disk::DiskCase,
     fault::OpKind,
     faulty::{FaultyCase, Reported},
@@ -69,7 +69,13 @@ impl MoveCase {
 }
 
 /// A file in the folder of the new disk: a [`World`] has no empty folders.
-const OTHER: &str = "/e/other";
+pub(crate) const OTHER: &str = "/e/other";
+
+/// Makes the folder of the new disk.
+pub(crate) fn make_folder(world: &World) -> Outcome {
+    let options = OpenOptions { create_new: true, writable: true, lock: LockMode::None, ..OpenOptions::default() };
+    world.open(OTHER.as_ref(), &options).map(drop).map_err(|error| error.to_string())
+}
 
 impl Case for MoveCase {
     type Truth = Ended;
@@ -79,19 +85,13 @@ impl Case for MoveCase {
     }
 
     fn prepare(&self, world: &World, _seed: u64) -> Outcome {
-        let options = OpenOptions { create_new: true, writable: true, lock: LockMode::None, ..OpenOptions::default() };
-        world.open(OTHER.as_ref(), &options).map_err(|error| error.to_string())?;
+        make_folder(world)?;
         self.kind.make(world)?;
         self.kind.fill_half(world)
     }
 
     fn run(&self, stage: &Stage<Ended>, _seed: u64) -> Outcome {
-        stage.record(Ended::No);
-        stage.world.phase(Some(Phase::Command));
-        self.carry_out(&stage.world)?;
-        stage.world.phase(None);
-        stage.record(Ended::Well);
-        Ok(())
+        run_command(stage, |world| self.carry_out(world))
     }
 
     fn judge(&self, world: &World, truth: &Ended, _seed: u64, depth: Depth) -> Outcome<u64> {
@@ -117,12 +117,7 @@ impl Case for MoveCase {
 
 impl FaultyCase for MoveCase {
     fn run_on(&self, stage: &Stage<Ended>, reported: &mut Reported) -> Outcome {
-        stage.record(Ended::No);
-        stage.world.phase(Some(Phase::Command));
-        match self.carry_out(&stage.world) {
-            Ok(()) => stage.record(Ended::Well),
-            Err(error) => reported.errors.push(error),
-        }
+        run_faulty_command(stage, reported, |world| self.carry_out(world));
         Ok(())
     }
 

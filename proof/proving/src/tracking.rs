@@ -1,7 +1,7 @@
 //! Change tracking as a case: after a power cut at any write of the image or of the file of its
 //! points, every sector that differs from what it was at a point is reported as changed.
 //!
-//! A VHDX that crashed must still know its ranges; a VHD and a raw disk may say that everything has
+//! A VHDX or a VMDK that crashed must still know its ranges; the others may say that everything has
 //! changed.
 
 use crate::{
@@ -12,7 +12,6 @@ use crate::{
     world::World,
 };
 use diskwright_disk::Disk;
-use diskwright_image::Format;
 use diskwright_store::{Blocking, EngineKind};
 use std::sync::Arc;
 
@@ -71,7 +70,7 @@ impl TrackCase {
         let now = self.read(&disk)?;
         for (name, before) in &truth.points {
             let changed = disk.changed_since(name).map_err(|error| format!("{when}: {error}"))?;
-            if self.0.format == Format::Vhdx
+            if self.0.format.driver().renews_contents_id
                 && let Some(reason) = changed.everything()
             {
                 return Err(format!("{when}: everything counts as changed since {name}: {reason}"));
@@ -149,7 +148,8 @@ impl Case for TrackCase {
 
 /// The disks whose changes are tracked.
 pub fn tracked() -> Vec<TrackCase> {
-    let kinds = ["vhd dynamic 16K", "vhdx dynamic 1M", "vhdx differencing 1M"];
+    let kinds =
+        ["vhd dynamic 16K", "vhdx dynamic 1M", "vhdx differencing 1M", "vmdk sparse 8K", "qcow2 64K", "vdi dynamic 8K"];
     kinds.into_iter().map(|name| TrackCase(crate::disk::named(name))).collect()
 }
 

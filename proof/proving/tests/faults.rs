@@ -2,8 +2,8 @@
 //! fault: see `faulty`.
 
 use diskwright_proving::{
-    applying, command, compacting, disk, disk::silence, faulty::at_every_operation, life, merge, repairing,
-    resized_copies, sizes, stage::Case,
+    applying, command, compacting, connecting, disk, disk::silence, faulty::at_every_operation, life, merge, moving,
+    repairing, resized_copies, sizes, stage::Case,
 };
 
 fn fail_every_operation(names: &[&str]) {
@@ -149,9 +149,30 @@ fn merging() {
         "merge vhd differencing 16K, keeping the name",
         "merge vhdx differencing 1M",
         "merge qcow2 child 8K, keeping the name",
+        "merge vmdk child 64K, in two files, keeping the name",
+        "merge vmdk child 64K, in two files",
     ] {
         at_every_operation(cases.iter().find(|case| case.name() == name).expect("a merge of this name"));
     }
+}
+
+#[test]
+fn moving() {
+    // Into another format, and a disk in two files.
+    let cases = moving::moves();
+    for name in ["move vhd dynamic 16K to vhdx", "move vmdk flat to vhdx"] {
+        at_every_operation(cases.iter().find(|case| case.name() == name).expect("a move of this name"));
+    }
+}
+
+#[test]
+fn cloning() {
+    at_every_operation(&life::clones()[0]);
+}
+
+#[test]
+fn reconnecting() {
+    at_every_operation(&connecting::reconnections()[0]);
 }
 
 #[test]

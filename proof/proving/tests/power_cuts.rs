@@ -5,15 +5,16 @@
 use diskwright_proving::{
     applying,
     campaign::{Tally, Thoroughness, cut_one, power_cuts},
-    command, compacting, crowd, disk, life, merge, moving, repairing, resized_copies, sizes, tracking,
+    command, compacting, connecting, crowd, disk, life, live_moving, merge, moving, repairing, resized_copies, sizes,
+    tracking,
 };
 
 /// Number of shares of the states: each kind of disk has one, all creations together one, all
-/// conversions two, all snapshots one, all merges one, all moves one, all applications of exports
-/// one, all compactions one, all repairs one, all tracked disks one, all resizes two, all crowds
-/// eight.
+/// conversions two, all snapshots one, all clones and new links one each, all merges one, all moves
+/// one, all moves in use one, all applications of exports one, all compactions one, all repairs
+/// one, all tracked disks one, all resizes two, all crowds eight.
 fn shares() -> u64 {
-    disk::all().len() as u64 + 20
+    disk::all().len() as u64 + 23
 }
 
 fn of_kind(name: &str) {
@@ -202,6 +203,30 @@ fn merging() {
 #[test]
 fn moving() {
     let cases = moving::moves();
+    for case in &cases {
+        power_cuts(case, shares() * cases.len() as u64);
+    }
+}
+
+#[test]
+fn moving_in_use() {
+    let cases = live_moving::live_moves();
+    for case in &cases {
+        power_cuts(case, shares() * cases.len() as u64);
+    }
+}
+
+#[test]
+fn cloning() {
+    let cases = life::clones();
+    for case in &cases {
+        power_cuts(case, shares() * cases.len() as u64);
+    }
+}
+
+#[test]
+fn reconnecting() {
+    let cases = connecting::reconnections();
     for case in &cases {
         power_cuts(case, shares() * cases.len() as u64);
     }

@@ -10,7 +10,8 @@ use crate::{
     table::{Align, Columns},
     timestamp,
 };
-use diskwright_disk::{FolderImages, FoundParent};
+use diskwright_disk::{DiskError, FolderImages, FoundParent};
+use diskwright_store::LockMode;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::{io::Write, path::Path};
@@ -76,7 +77,13 @@ pub(super) fn list(context: &mut Context, place: &Path) -> Outcome {
         true => &*target,
         false => target.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new(".")),
     };
-    let family = FolderImages::of(folder, &context.global.open_options(false))?;
+    let open = context.global.open_options(false);
+    if !target.is_dir() {
+        // Whoever names a pipe or a device does not mean its folder.
+        let read = diskwright_store::OpenOptions { lock: LockMode::None, ..Default::default() };
+        open.files.open_canonical(&target.canonicalize()?, false, &read).map_err(DiskError::from)?;
+    }
+    let family = FolderImages::of(folder, &open)?;
     let trouble = |parent: &FoundParent| match parent {
         FoundParent::Missing(places) => Some(format!("its parent is missing: looked for {}", places.join(", "))),
         FoundParent::Wrong(why) => Some(switches::with_switches(why)),

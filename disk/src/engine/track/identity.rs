@@ -7,9 +7,10 @@
 //! After a crash the length and the time are not known. A VHDX still has the DataWriteGuid of the
 //! session that crashed, and MS-VHDX obliges every program to replace it before it changes what a
 //! guest sees. The session chose it, and the file of the tracks named it before the image did.
-//! (Not the FileWriteGuid: replaying the log changes that one too, and the contents stay.) A VHD
-//! and a raw disk have nothing that shows whether another program has written after the crash, so
-//! everything counts as changed then.
+//! (Not the FileWriteGuid: replaying the log changes that one too, and the contents stay.) The same
+//! holds for the CID of a VMDK. A VHD, a raw disk and a qcow2 have nothing that shows whether
+//! another program has written after the crash, and QEMU writes a VDI without changing its
+//! identity. So everything in these counts as changed then.
 //!
 //! Not part of it: the device number, which may change when the machine starts, and the time of
 //! change of the inode, which changes with each rename and each change of permissions.
@@ -43,7 +44,8 @@ pub(crate) fn identity_of(files: &Files, path: &Path, layers: &[Layer]) -> io::R
         return Err(io::Error::other("another file has its name by now"));
     }
     let linkage = |layer: &Layer| layer.image.linkage_id().map_or(Uuid::nil(), LinkageId::to_uuid);
-    let has_contents_id = top.image.info().format.driver().identities == Identities::DiskAndContents;
+    let driver = top.image.info().format.driver();
+    let has_contents_id = driver.identities == Identities::DiskAndContents;
     Ok(Identity {
         guid: if has_contents_id { linkage(top) } else { Uuid::nil() },
         inode: facts.identity.1,
@@ -51,8 +53,8 @@ pub(crate) fn identity_of(files: &Files, path: &Path, layers: &[Layer]) -> io::R
         modified_ns: nanoseconds(facts.modified),
         parents: parents.iter().try_fold(0, |crc, parent| -> io::Result<u32> {
             let crc = crc_of(crc, linkage(parent).as_bytes());
-            // A VHD keeps its id when it is written.
-            let modified = if has_contents_id { None } else { files.facts(&parent.path)?.modified };
+            // A VHD keeps its id when it is written, and other programs leave that of a VDI.
+            let modified = if driver.renews_contents_id { None } else { files.facts(&parent.path)?.modified };
             Ok(crc_of(crc, &nanoseconds(modified).to_le_bytes()))
         })?,
     })
@@ -94,16 +96,17 @@ fn nanoseconds(time: Option<SystemTime>) -> u64 {
 pub(crate) fn distrust(header: &Header, now: &Identity, format: Format, size_bytes: u64) -> Option<String> {
     if header.is_open {
         let is_it = |known: &Identity| (known.guid, known.inode, known.parents) == (now.guid, now.inode, now.parents);
-        return match (now.guid.is_nil(), is_it(&header.identity) || header.coming.as_ref().is_some_and(is_it)) {
-            (true, _) => Some(format!(
+        let is_session = is_it(&header.identity) || header.coming.as_ref().is_some_and(is_it);
+        return match (format.driver().renews_contents_id && !now.guid.is_nil(), is_session) {
+            (false, _) => Some(format!(
                 "the disk was not closed cleanly, and nothing in a {format} image shows whether another program has written to it since"
             )),
-            (false, false) => Some(
+            (true, false) => Some(
                 "the disk was not closed cleanly, and the identity of its contents or its parents are not those of that session: another program has written to it, or it was replaced or reverted".into(),
             ),
             // A growth that was cut short has changed only this file.
-            (false, true) if size_bytes > header.size_bytes => Some(resized(header, size_bytes)),
-            (false, true) => None,
+            (true, true) if size_bytes > header.size_bytes => Some(resized(header, size_bytes)),
+            (true, true) => None,
         };
     }
     let known = &header.identity;

@@ -8,9 +8,10 @@
 //!                     phases ─▶ image, a sync after each ─▶ undo file: COMPLETE
 //! ```
 //!
-//! Modules: `draft.rs` records changes, `apply.rs` makes them, `journal.rs` is the undo file byte
-//! by byte and `replay.rs` reads it back, `undo_file.rs` says which files count as undo files,
-//! `put_back.rs` undoes a repair, `time.rs` keeps the time of the last change.
+//! Modules: `locked.rs` locks the file, `draft.rs` records changes, `apply.rs` makes them,
+//! `journal.rs` is the undo file byte by byte and `replay.rs` reads it back, `undo_file.rs` says
+//! which files count as undo files, `put_back.rs` undoes a repair, `time.rs` keeps the time of the
+//! last change.
 //!
 //! What must hold:
 //!
@@ -31,6 +32,7 @@
 mod apply;
 mod draft;
 mod journal;
+mod locked;
 mod put_back;
 mod replay;
 mod time;
@@ -42,9 +44,10 @@ pub(crate) use undo_file::refuse_unfinished;
 use crate::{DiskError, OpenOptions, Progress, Result, error::file_error, opening::siblings};
 use apply::apply_phase;
 use diskwright_image::{CheckReport, Format, Repair, RepairStep, probe, repair_image};
-use diskwright_store::{CacheMode, Files, LockMode, OpenOptions as StoreOptions, Store};
+use diskwright_store::{Files, Store};
 use draft::{Draft, Phase};
 use journal::{Head, JournalState};
+use locked::{Locked, is_same};
 use put_back::put_back;
 use std::{
     io,
@@ -158,7 +161,7 @@ pub fn repair(path: impl AsRef<Path>, options: &RepairOptions, progress: &mut Pr
             return Err(DiskError::BadChain { path: locked.path, what: undo_file::interrupted(&undo) });
         }
     }
-    let image = locked.probed(options)?;
+    let image = Image::in_file(locked, options)?;
     let Plan { before, steps, steps_left_out, after, phases, len_bytes, lost, costs_data } =
         image.plan(options, progress)?;
     let mut repaired = Repaired {
@@ -247,11 +250,6 @@ pub fn undo_repair(path: impl AsRef<Path>, options: &RepairOptions) -> Result<Un
     Ok(Undone { undo_file: undo, len_bytes, was_interrupted: done.was_interrupted, warnings })
 }
 
-/// Whether two paths lead to one file.
-fn is_same(files: &Files, one: &Path, other: &Path) -> bool {
-    files.facts(one).is_ok_and(|one| files.facts(other).is_ok_and(|other| one.identity == other.identity))
-}
-
 fn planned(phase: &Phase) -> Vec<PlannedWrite> {
     let zeros = phase
         .zeros
@@ -263,82 +261,6 @@ fn planned(phase: &Phase) -> Vec<PlannedWrite> {
     });
     let length = |len_bytes: Option<u64>| len_bytes.map(|len_bytes| PlannedWrite::SetLen { len_bytes });
     length(phase.grow_to_bytes).into_iter().chain(zeros).chain(writes).chain(length(phase.cut_to_bytes)).collect()
-}
-
-fn open_store(path: &Path, files: &Files, lock: LockMode) -> Result<Arc<dyn Store>> {
-    let writable = lock == LockMode::Exclusive;
-    let options = StoreOptions { writable, create_new: false, cache: CacheMode::PageCache, lock };
-    let store = files.open(path, &options)?;
-    if store.is_block_device() {
-        return Err(DiskError::BadOptions {
-            what: format!(
-                "{}: an image on a block device cannot be repaired, as its length cannot change",
-                path.display()
-            ),
-            hint: "copy it to a file first".into(),
-        });
-    }
-    Ok(store)
-}
-
-/// A locked file, of which nothing was read yet.
-struct Locked {
-    path: PathBuf,
-    /// The path without symbolic links.
-    real: PathBuf,
-    store: Arc<dyn Store>,
-}
-
-impl Locked {
-    fn open(path: &Path, files: &Files, only_reads: bool) -> Result<Self> {
-        let real = files.canonical(path).map_err(|source| file_error("find it", path, source))?;
-        let store = open_store(path, files, if only_reads { LockMode::Shared } else { LockMode::Exclusive })?;
-        Ok(Self { path: path.to_owned(), real, store })
-    }
-
-    /// The undo file of an interrupted repair, and its state: by its name, or the one that is
-    /// named.
-    fn unfinished(
-        &self,
-        files: &Files,
-        named: Option<&Path>,
-        warnings: &mut Vec<String>,
-    ) -> Result<Option<(PathBuf, JournalState)>> {
-        let by_name = undo_file::unfinished(files, &self.real, &*self.store)?;
-        warnings.extend(by_name.warnings);
-        let named = named.filter(|named| by_name.undo.as_ref().is_none_or(|(undo, _)| !is_same(files, named, undo)));
-        let other = match named {
-            Some(named) => undo_file::unfinished_in(files, named, &*self.store)?.undo,
-            None => None,
-        };
-        match (by_name.undo, other) {
-            (Some((one, JournalState::Armed)), Some((other, JournalState::Armed))) => Err(DiskError::BadOptions {
-                what: format!(
-                    "{}: two repairs of it were interrupted, with the undo files {} and {}",
-                    self.path.display(),
-                    one.display(),
-                    other.display()
-                ),
-                hint: "undo the later one first, then the other".into(),
-            }),
-            (Some((_, JournalState::Writing)), Some(other)) => Ok(Some(other)),
-            (by_name, other) => Ok(by_name.or(other)),
-        }
-    }
-
-    fn probed(self, options: &RepairOptions) -> Result<Image> {
-        let Self { path, real, store } = self;
-        let probed = || probe::probe_damaged(&store, !options.dry_run).map(|found| found.format);
-        let format = options.open.format.map_or_else(probed, Ok)?;
-        // A file that begins wrongly is what the repair looks at.
-        if !format.driver().references(&*store).unwrap_or_default().is_empty() {
-            return Err(DiskError::BadOptions {
-                what: format!("{}: a {format} image in several files cannot be repaired", path.display()),
-                hint: "convert it to a disk in one file; if that fails, use `rescue`".into(),
-            });
-        }
-        Ok(Image { path, real, store, format })
-    }
 }
 
 /// An image that is locked for writing.
@@ -363,6 +285,21 @@ struct Plan {
 }
 
 impl Image {
+    /// The image in a locked file, of the format that is asked for or found.
+    fn in_file(locked: Locked, options: &RepairOptions) -> Result<Self> {
+        let Locked { path, real, store } = locked;
+        let probed = || probe::probe_damaged(&store, !options.dry_run).map(|found| found.format);
+        let format = options.open.format.map_or_else(probed, Ok)?;
+        // A file that begins wrongly is what the repair looks at.
+        if !format.driver().references(&*store).unwrap_or_default().is_empty() {
+            return Err(DiskError::BadOptions {
+                what: format!("{}: a {format} image in several files cannot be repaired", path.display()),
+                hint: "convert it to a disk in one file; if that fails, use `rescue`".into(),
+            });
+        }
+        Ok(Self { path, real, store, format })
+    }
+
     fn plan(&self, options: &RepairOptions, progress: &mut Progress<'_>) -> Result<Plan> {
         let io = |source| file_error("read it", &self.path, source);
         let before = self.format.driver().check(Arc::clone(&self.store))?;

@@ -8,7 +8,10 @@ use super::{
     ranges::{RangeKind, RangeList},
 };
 use crate::{
-    Disk, DiskError, OpenOptions, Progress, Result, copying::copy::damage_of, engine::holes::next_known, error::from_io,
+    Disk, DiskError, OpenOptions, Progress, Result,
+    copying::copy::damage_of,
+    engine::holes::next_known,
+    error::{from_io, to_io, with_whole_need},
 };
 use diskwright_image::{
     Format,
@@ -54,8 +57,13 @@ pub(super) fn copy(
     };
     let new = dest.map(|dest| Disk::open(dest, &open)).transpose()?;
     let geometry = disk.geometry();
+    let free_bytes = dest.and_then(diskwright_store::free_bytes);
     let source_error = |error| from_io("read it", source_path, error);
-    let dest_error = |error| from_io("copy into it", dest.unwrap_or(source_path), error);
+    let dest_error = |error| {
+        let dest = dest.unwrap_or(source_path);
+        let error = from_io("copy into it", dest, error);
+        with_whole_need(error, ("copy into it", dest), || Some(readable_bytes(source)), free_bytes)
+    };
     let mut copier = Copier {
         read: Blocking::open(disk, engine).map_err(source_error)?,
         write: new.as_ref().map(|new| Blocking::open(&**new, engine)).transpose().map_err(dest_error)?,
@@ -132,7 +140,7 @@ pub(super) fn copy(
     let Copier { list, read, write, .. } = copier;
     drop((read, write));
     if let Some(new) = new {
-        new.close()?;
+        new.close().map_err(|error| dest_error(to_io(error)))?;
     }
     Ok(Rescued {
         data_bytes: list.bytes(RangeKind::Data),
@@ -143,6 +151,32 @@ pub(super) fn copy(
         ranges: list.ranges,
         ..Rescued::default()
     })
+}
+
+/// Bytes of the disk that hold data which can be read, by the tables.
+fn readable_bytes(source: &Source<'_>) -> u64 {
+    let (disk, size_bytes) = (source.disk, source.disk.geometry().size_bytes);
+    let block_bytes = disk.layers()[0].image.info().block_bytes;
+    let (mut at, mut found_bytes, mut extents) = (0, 0, Vec::new());
+    while at < size_bytes {
+        if let Some((end_block, _)) = source.table.lost_run(at / block_bytes) {
+            at = end_block.saturating_mul(block_bytes).min(size_bytes);
+            continue;
+        }
+        let known = next_known(&disk.layers(), at, size_bytes).unwrap_or(at);
+        if at < known {
+            at = known;
+            continue;
+        }
+        let len = WINDOW_BYTES.min(size_bytes - at);
+        extents.clear();
+        // A parent whose tables cannot be read.
+        let _ = disk.extents(at, len, &mut extents);
+        found_bytes +=
+            extents.iter().filter(|found| found.kind == ExtentKind::Data).map(|found| found.len_bytes).sum::<u64>();
+        at += len;
+    }
+    found_bytes
 }
 
 /// The part of an error that says what was found.

@@ -116,7 +116,7 @@ impl Locked {
     }
 
     /// The further files that are removed with the image.
-    pub(crate) fn extents(&self) -> Vec<PathBuf> {
+    pub(crate) fn extents(&self) -> Result<Vec<PathBuf>> {
         match &self.held {
             LockedStorage::Files(stores) => removal::extents_of(&self.info, stores, &self.path),
             LockedStorage::Written(image) => removal::extents_of_layer(&**image, &self.path),
