@@ -30,7 +30,7 @@ fn work(dir: &Path, stop: &AtomicBool, writes: &AtomicU64) -> BTreeMap<PathBuf, 
         }
         let contents = number.wrapping_mul(0x9e37_79b9).to_le_bytes().repeat((number % 17 * 3000 + 1) as usize);
         fs::write(&path, &contents).unwrap();
-        if number % 8 == 0 {
+        if number.is_multiple_of(8) {
             fs::File::open(&path).unwrap().sync_all().unwrap();
         }
         held.insert(path, contents);

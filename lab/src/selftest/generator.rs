@@ -357,7 +357,7 @@ pub(super) fn agreement(context: &Context<'_>, progress: &mut dyn Progress) -> R
     let mut measured: [[Vec<(f64, f64)>; 2]; AGREEMENT.len()] = Default::default();
     let mut measure = |at: Window, watch: &dyn Watch| {
         let (load, [our_side, their_side]) = (&AGREEMENT[at.cell / 2], &mut measured[at.cell / 2]);
-        if at.cell % 2 == 0 {
+        if at.cell.is_multiple_of(2) {
             let phase = ours.run(load, true, at.round, watch)?;
             our_side.push((phase.iops(), phase.total().both.service.mean_ns()));
         } else {

@@ -291,7 +291,7 @@ fn qemu_and_this_program_write_to_a_redo_log_in_turns() {
         save(&made(&CreateOptions { block_bytes: Some(grain_bytes), ..options("vmfsSparse", 64 << 20) }), dir.path());
         let mut model = vec![0; 64 << 20];
         for turn in 0..6_u64 {
-            let (at, len, byte) = ((turn * 7 << 20) + 1536, 70_144, turn as u8 + 1);
+            let (at, len, byte) = (((turn * 7) << 20) + 1536, 70_144, turn as u8 + 1);
             if turn % 2 == 0 {
                 let image = opened_for_writing(&path);
                 image.writer().unwrap().begin_writing().unwrap();
