@@ -87,13 +87,13 @@ impl Writing {
         }
         self.survey(extent)?;
         self.refuse_grains_behind(extent, part_bytes)?;
+        self.zero_end_of_last_grain(extent, part_bytes)?;
         if len_bytes <= present_bytes {
-            return Ok(());
+            return self.sync_extents(&[extent].into(), "make the cleared end of a grain durable");
         }
         let grains = len_bytes.div_ceil(tables.grain_bytes);
         let count = grains.div_ceil(tables.table_entries);
         let old_count = tables.tables();
-        self.zero_end_of_last_grain(extent)?;
         let new_tables = self.take_tables(extent, count - old_count)?;
         let _no_flush = self.flushing.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut directories, mut places) = {
@@ -151,19 +151,19 @@ impl Writing {
         Ok(())
     }
 
-    /// Step 1: what a longer last grain shows. The survey has made the file as long as its grains.
-    fn zero_end_of_last_grain(&self, extent: usize) -> Result<()> {
-        let tables = self.tables(extent);
-        let Some(last) = tables.grains().checked_sub(1) else { return Ok(()) };
-        let valid_bytes = tables.valid_bytes(last);
-        let mut entry = [Entry::Absent];
-        self.entries(extent, last, &mut entry)?;
-        let Entry::At(at) = entry[0] else { return Ok(()) };
-        let (store, from) = (&**self.file(extent), at + valid_bytes);
-        let zeros = vec![0; (tables.grain_bytes - valid_bytes) as usize];
-        if zeros.is_empty() {
+    /// Step 1: what a longer last grain shows. Its bytes behind the disk's end are not always zeros:
+    /// the disk may have been larger. The survey has made the file as long as its grains.
+    fn zero_end_of_last_grain(&self, extent: usize, part_bytes: u64) -> Result<()> {
+        let grain_bytes = self.tables(extent).grain_bytes;
+        let valid_bytes = part_bytes % grain_bytes;
+        if valid_bytes == 0 {
             return Ok(());
         }
+        let mut entry = [Entry::Absent];
+        self.entries(extent, part_bytes / grain_bytes, &mut entry)?;
+        let Entry::At(at) = entry[0] else { return Ok(()) };
+        let (store, from) = (&**self.file(extent), at + valid_bytes);
+        let zeros = vec![0; (grain_bytes - valid_bytes) as usize];
         store.write_at(&zeros, from).map_err(|error| ImageError::io("clear the end of a grain", store, from, error))
     }
 

@@ -1,6 +1,6 @@
 //! Larger disks: all kinds, in their place and with directories that move; what is refused.
 
-use super::writing::{check, made, open, options, put, qemu, state, text_of};
+use super::writing::{check, made, made_in, open, options, put, qemu, state, text_of};
 use crate::{BlockState, Commit, CreateOptions, DiskType, Format, Image, LinkageId, ParentLink};
 use diskwright_format::vmdk::{Descriptor, SECTOR_BYTES};
 use diskwright_store::{FileStore, OpenOptions, Store};
@@ -245,7 +245,8 @@ fn every_kind_becomes_smaller_and_grows_again() {
     {
         let created =
             CreateOptions { block_bytes: (grain_bytes > 0).then_some(grain_bytes), ..options(kind, 24 * MIB) };
-        let stores = made(&created);
+        let dir = tempfile::tempdir().unwrap();
+        let stores = made_in(dir.path(), &created);
         let image = open(&stores, true);
         let writer = image.writer().unwrap();
         writer.begin_writing().unwrap();

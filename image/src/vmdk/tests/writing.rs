@@ -30,6 +30,17 @@ pub(super) fn made(options: &CreateOptions) -> Vec<Arc<dyn Store>> {
     stores
 }
 
+/// Like [`made`], in files of a folder, which have holes.
+pub(super) fn made_in(dir: &Path, options: &CreateOptions) -> Vec<Arc<dyn Store>> {
+    let further = Format::Vmdk.driver().further_files(options).unwrap();
+    let new = OpenOptions { writable: true, create_new: true, ..OpenOptions::default() };
+    let names = std::iter::once("d.vmdk".to_owned()).chain(further);
+    let stores: Vec<Arc<dyn Store>> =
+        names.map(|name| Arc::new(FileStore::open(dir.join(name), &new).unwrap()) as Arc<dyn Store>).collect();
+    Format::Vmdk.driver().create_files(stores.clone(), options).unwrap();
+    stores
+}
+
 pub(super) fn open(stores: &[Arc<dyn Store>], writable: bool) -> Arc<dyn Image> {
     Format::Vmdk.driver().open_files(stores.to_vec(), writable, 512).unwrap()
 }
@@ -377,12 +388,7 @@ fn qemu_and_this_program_write_in_turns() {
                 &path,
             );
         } else {
-            let options = options(subformat, 3 << 30);
-            let names = Format::Vmdk.driver().further_files(&options).unwrap();
-            let new = OpenOptions { writable: true, create_new: true, ..OpenOptions::default() };
-            let paths = std::iter::once("d.vmdk".to_owned()).chain(names).map(|name| dir.path().join(name));
-            let stores = paths.map(|path| Arc::new(FileStore::open(&path, &new).unwrap()) as Arc<dyn Store>).collect();
-            Format::Vmdk.driver().create_files(stores, &options).unwrap();
+            made_in(dir.path(), &options(subformat, 3 << 30));
         }
         let mut expected = std::collections::BTreeMap::new();
         for turn in 0..4_u8 {
