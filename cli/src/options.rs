@@ -5,6 +5,7 @@
 use clap::{Args, ValueEnum};
 use diskwright_disk::{OpenOptions, ParentPolicy};
 use diskwright_image::{DiskType, Format};
+use diskwright_load::job::Span;
 use diskwright_store::{CacheMode, EngineKind};
 use std::{path::PathBuf, time::Duration};
 
@@ -199,14 +200,13 @@ impl GlobalOptions {
     }
 }
 
-/// Reads a time in seconds, above 0.
+/// Reads a time above 0: `2s`, `500ms`; seconds without a unit.
 ///
 /// # Errors
 /// A sentence for clap to put behind the option's name.
-pub fn seconds(text: &str) -> Result<Duration, String> {
-    let usage = || format!("{text:?} is not a time in seconds; write for example 2 or 0.5");
-    let seconds: f64 = text.parse().map_err(|_| usage())?;
-    Duration::try_from_secs_f64(seconds).ok().filter(|time| !time.is_zero()).ok_or_else(usage)
+pub fn time(text: &str) -> Result<Duration, String> {
+    let time = Duration::from(text.parse::<Span>()?);
+    if time.is_zero() { Err("a time of 0 measures nothing; write for example 2s or 500ms".into()) } else { Ok(time) }
 }
 
 /// Reads a count above 0.
@@ -318,9 +318,10 @@ mod tests {
 
     #[test]
     fn times_are_positive() {
-        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(time("0.5"), Ok(Duration::from_millis(500)));
+        assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
         for text in ["0", "-1", "nan", "inf", "2s", ""] {
-            assert!(seconds(text).is_err(), "{text}");
+            assert!(time(text).is_err(), "{text}");
         }
     }
 

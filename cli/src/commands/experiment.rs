@@ -42,8 +42,8 @@ pub struct ExperimentArgs {
     /// Rounds of each cell.
     #[arg(long, value_name = "N", value_parser = options::at_least_one)]
     pub rounds: Option<usize>,
-    /// Seconds per cell.
-    #[arg(long, value_name = "SECONDS", value_parser = options::seconds)]
+    /// Time per cell.
+    #[arg(long, value_name = "TIME", value_parser = options::time)]
     pub cell: Option<Duration>,
     /// Keep the scratch folder.
     #[arg(long)]

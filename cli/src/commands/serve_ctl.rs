@@ -104,8 +104,8 @@ EXAMPLES
   diskwright serve-ctl db add log.vhdx
   diskwright serve-ctl db add backup=/disks/old.img,format=raw --read-only")]
     Add {
-        /// The disk; it may have a name before it and its format behind it.
-        #[arg(value_name = "[NAME=]FILE[,format=FORMAT]", value_parser = DiskWord::parse)]
+        /// The disk, as for `serve`: [NAME=]FILE[,format=FORMAT].
+        #[arg(value_name = "DISK", value_parser = DiskWord::parse)]
         new: DiskWord,
         /// Refuse writes.
         #[arg(long, short)]

@@ -44,8 +44,9 @@ fn too_wide(shop: &Workshop, lines: &[&str]) -> Option<Vec<String>> {
         assert!(!printed.is_empty(), "`diskwright {line}` has printed nothing");
         // A carriage return begins a line of progress again.
         let shown = printed.split(['\n', '\r']).map(plain).filter(|shown| shown.chars().count() > COLUMNS);
-        // A command line is typed as it stands, so it is not broken.
-        wide.extend(shown.filter(|shown| !shown.starts_with("repeat with: ")).map(|shown| format!("{line}: {shown}")));
+        // A command line and a path are copied as they stand: neither is broken.
+        let may_be_broken = |shown: &String| !shown.starts_with("repeat with: ") && shown.trim().contains(' ');
+        wide.extend(shown.filter(may_be_broken).map(|shown| format!("{line}: {shown}")));
     }
     Some(wide)
 }

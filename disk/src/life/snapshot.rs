@@ -42,10 +42,10 @@ use crate::{
     opening::{
         gate,
         image_file::{Access, open_image, refuse_replaced},
-        siblings,
+        merge_mark, siblings,
     },
 };
-use diskwright_image::{Identities, ImageInfo, ParentLink};
+use diskwright_image::{Identities, ImageInfo, ParentLink, probe};
 use diskwright_store::Files;
 use std::{
     ffi::OsStr,
@@ -223,7 +223,8 @@ pub fn remove_snapshot(
     let access = Access { writable: true, ..Access::of_top(&options.open) };
     let (image, locked) = open_image(files, &real, &access, &mut Vec::new())?;
     let found = siblings::children_of(files, &real, image.info());
-    match &found.children[..] {
+    let merged = interrupted_merge(&found.children, &options.open);
+    match merged.as_ref().map_or(&found.children[..], std::slice::from_ref) {
         [] => {
             refuse_if_parent(files, path, &real, image.info())?;
             if !options.discard {
@@ -265,6 +266,19 @@ pub fn remove_snapshot(
         removal::remove(files, &real, removal::extents_of(image.info(), &locked, &real)?)?;
     }
     Ok(None)
+}
+
+/// The child whose merge was interrupted when all of its data was in the parent. Its children may
+/// have got their link to the parent already, which then has several.
+fn interrupted_merge(children: &[PathBuf], open: &OpenOptions) -> Option<PathBuf> {
+    let is_merged = |child: &&PathBuf| {
+        let access = Access { format: probe::format_of_extension(child), ..Access::of_top(open) };
+        let opened = open_image(&open.files, child, &Access { writable: false, ..access }, &mut Vec::new());
+        opened.is_ok_and(|(image, _)| {
+            image.info().parent.as_ref().is_some_and(|link| merge_mark::is_merged(image.info(), link))
+        })
+    };
+    (children.len() > 1).then(|| children.iter().find(is_merged).cloned()).flatten()
 }
 
 /// Whether a removal of the image at `path` was cut off; it is finished.

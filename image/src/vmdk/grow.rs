@@ -151,8 +151,8 @@ impl Writing {
         Ok(())
     }
 
-    /// Step 1: what a longer last grain shows. Its bytes behind the disk's end are not always zeros:
-    /// the disk may have been larger. The survey has made the file as long as its grains.
+    /// Step 1: what a longer last grain shows. Its bytes behind the disk's end are not always
+    /// zeros: the disk may have been larger. The survey has made the file as long as its grains.
     fn zero_end_of_last_grain(&self, extent: usize, part_bytes: u64) -> Result<()> {
         let grain_bytes = self.tables(extent).grain_bytes;
         let valid_bytes = part_bytes % grain_bytes;

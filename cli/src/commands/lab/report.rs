@@ -181,9 +181,9 @@ pub fn run(context: &mut Context, args: &ReportArgs) -> Outcome {
         context.print_json(&Written { written: output.path(), form, bytes: text.len(), results })?;
     } else {
         for verdict in verdicts.take(1) {
-            writeln!(context.out, "{}", printable_lines(&verdict))?;
+            writeln!(context.text(), "{}", printable_lines(&verdict))?;
         }
-        writeln!(context.out, "written to {}", printable(&json::path(output.path())))?;
+        writeln!(context.text(), "written to {}", printable(&json::path(output.path())))?;
     }
     Ok(exit::OK)
 }

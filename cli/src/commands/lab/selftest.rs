@@ -13,7 +13,7 @@ use diskwright_lab::{ChildLauncher, selftest};
 #[command(
     mut_arg("quick", |arg| arg.help("Shorter cells and fewer rounds; less certain")),
     mut_arg("rounds", |arg| arg.help("Rounds of each comparison. [default: 9; 5 with --quick]")),
-    mut_arg("cell", |arg| arg.help("Seconds per cell. [default: 1; 0.3 with --quick]")),
+    mut_arg("cell", |arg| arg.help("Time per cell. [default: 1s; 300ms with --quick]")),
     after_help = "\
 Measures the load generator: IOPS from the page cache and CPU time per I/O compared to fio's io_uring \
 engine, the cost of recording every latency, the rate on null:, and the memory of a run with eight \

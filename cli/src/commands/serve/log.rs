@@ -2,7 +2,7 @@
 //! one document a line.
 
 use clap::ValueEnum;
-use std::io::{self, IsTerminal};
+use std::io;
 use tracing::level_filters::LevelFilter;
 
 /// Format of the log.
@@ -40,6 +40,6 @@ pub fn start(format: Format, level: Option<Level>, quiet: bool) {
     let builder = tracing_subscriber::fmt().with_writer(io::stderr).with_max_level(level).with_target(false);
     let _ = match format {
         Format::Json => builder.json().flatten_event(true).try_init(),
-        Format::Text => builder.with_ansi(io::stderr().is_terminal()).try_init(),
+        Format::Text => builder.with_ansi(false).try_init(),
     };
 }

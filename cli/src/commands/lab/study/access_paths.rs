@@ -20,7 +20,7 @@ use diskwright_lab::{
     )),
     mut_arg("rounds", |arg| arg.help("Rounds of each cell. [default: 5; 3 with --quick]")),
     mut_arg("cell", |arg| arg.help(
-        "Seconds per cell, a fifth of it (at most 30) warm-up. [default: 30; 1 with --quick]"
+        "Time per cell, a fifth of it (at most 30) warm-up. [default: 30s; 1s with --quick]"
     )),
     after_help = "\
 Reaches one disk in several ways: in process (= 100), over NBD, and as an attached block device; for \

@@ -21,7 +21,7 @@ use diskwright_lab::{
         "File for the result. [default: diskwright-containers-TIME.json in the current folder]"
     )),
     mut_arg("rounds", |arg| arg.help("Rounds of each cell. [default: 5]")),
-    mut_arg("cell", |arg| arg.help("Seconds per cell. [default: 2; with --quick computed from the time budget]")),
+    mut_arg("cell", |arg| arg.help("Time per cell. [default: 2s; with --quick computed from the time budget]")),
     after_help = "\
 Creates a raw file and fixed, dynamic and differencing disks in a scratch folder, fills them with \
 incompressible data, verifies all of it, measures them in interleaved rounds, and removes them. The \

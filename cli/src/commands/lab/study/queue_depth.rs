@@ -31,7 +31,7 @@ use diskwright_store::CacheMode;
     )),
     mut_arg("rounds", |arg| arg.help("Rounds of each cell. [default: 5; 3 with --quick]")),
     mut_arg("cell", |arg| arg.help(
-        "Seconds per cell, a third of it warm-up. [default: 180, in five rounds the paper's 15 minutes; with --quick computed from the time budget]"
+        "Time per cell, a third of it warm-up. [default: 180s, in five rounds the paper's 15 minutes; with --quick computed from the time budget]"
     )),
     after_help = "\
 Runs the procedure of the Storage Spaces paper: pre-tests (steady state; 1, 2 and 4 files), 1 to 24 \

@@ -19,7 +19,7 @@ use std::path::PathBuf;
     )),
     mut_arg("rounds", |arg| arg.help("Rounds of each cell. [default: 5; 3 with --quick]")),
     mut_arg("cell", |arg| arg.help(
-        "Seconds per cell, a sixth of it warm-up. [default: 72, in five rounds the paper's 6 minutes; with --quick computed from the time budget]"
+        "Time per cell, a sixth of it warm-up. [default: 72s, in five rounds the paper's 6 minutes; with --quick computed from the time budget]"
     )),
     after_help = "\
 Measures the VMFS paper's matrix (five sizes, five patterns, 64 in flight) on a block device, on raw device \

@@ -16,7 +16,7 @@ use diskwright_lab::study::zero_payload::{self, ZeroPayloadOptions};
         "File for the result. [default: diskwright-zero-payload-TIME.json in the current folder]"
     )),
     mut_arg("rounds", |arg| arg.help("Rounds of each cell. [default: 5; 3 with --quick]")),
-    mut_arg("cell", |arg| arg.help("Seconds per cell. [default: 10; 0.7 with --quick]")),
+    mut_arg("cell", |arg| arg.help("Time per cell. [default: 10s; 700ms with --quick]")),
     after_help = "\
 Runs SQLIO's tests of the paper on a dynamic and on a fixed disk, once with zeros as in the paper and \
 once with incompressible data. Reports the share of the bytes that never reached storage. Use a \
