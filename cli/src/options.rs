@@ -320,7 +320,7 @@ mod tests {
     fn times_are_positive() {
         assert_eq!(time("0.5"), Ok(Duration::from_millis(500)));
         assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
-        for text in ["0", "-1", "nan", "inf", "2s", ""] {
+        for text in ["0", "-1", "nan", "inf", "2x", ""] {
             assert!(time(text).is_err(), "{text}");
         }
     }

@@ -88,6 +88,9 @@ pub fn clone_disk(
     }
     let mut made: Vec<&PathBuf> = Vec::new();
     let mut make_all = || -> Result<()> {
+        if !dry_run {
+            kept.iter().filter(|child| files.facts(child).is_ok()).try_for_each(|child| make_durable(files, child))?;
+        }
         // A command that made the kept ones at the same time may have failed, and removed them.
         let gone = kept.iter().copied().filter(|child| !dry_run && files.facts(child).is_err());
         for child in missing.iter().copied().chain(gone) {
@@ -141,9 +144,19 @@ fn make(child: &Path, request: &CreateRequest, is_unused: &dyn Fn(&Path) -> bool
     };
     match attempt() {
         Ok(()) => Ok(true),
-        Err(_) if is_unused(child) => Ok(false),
+        Err(_) if is_unused(child) => {
+            make_durable(files, child)?;
+            Ok(false)
+        }
         Err(error) => Err(error),
     }
+}
+
+/// The name of a clone that another command has made, which may have been killed before it was
+/// durable.
+fn make_durable(files: &Files, child: &Path) -> Result<()> {
+    let synced = files.sync_directory_of(child);
+    synced.map_err(|source| file_error("make the folder of this clone durable", child, source))
 }
 
 /// Opens the parent with its chain, which is locked until this is dropped. Returns its path without

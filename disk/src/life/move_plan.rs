@@ -300,10 +300,14 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Takes the mark back: the disk stays where it is. An error is ignored, as the mark names a
-    /// file that is gone, and a file that got its number is compared before anything is removed.
+    /// Takes the mark back, after [`Plan::discard`]: the disk stays where it is. The mark stays
+    /// while a power cut could bring the new file back, as the same move finishes only a marked
+    /// one. An error is ignored: the mark names a file that is gone, and a file that got its number
+    /// is compared before anything is removed.
     pub(crate) fn unmark(&self) {
-        let _ = mark_of(self.files, &self.from).remove();
+        if self.files.sync_directory_of(&self.to).is_ok() {
+            let _ = mark_of(self.files, &self.from).remove();
+        }
     }
 
     /// The error for two complete files that a move has left, and that differ.

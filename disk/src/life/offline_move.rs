@@ -78,9 +78,9 @@ pub fn move_disk(
         plan.discard();
         plan.unmark();
     })?;
-    if options.keep_old {
-        disk.close()?;
-    } else {
+    // Its locks are held until it is dropped.
+    disk.close()?;
+    if !options.keep_old {
         plan.remove_old()?;
     }
     Ok(moved)

@@ -91,8 +91,8 @@ fn a_dry_run_refuses_a_size_that_an_image_cannot_have() {
         let path = made(dir.path(), &format!("a.{format}"));
         for bytes in [64 << 40, (1 << 62) - 512] {
             let dry = resized(&path, bytes, true).map_err(|error| error.to_string());
-            if format == "raw" && bytes < 1 << 62 && dry.is_ok() {
-                // The file system takes files of this length.
+            if ["raw", "vdi"].contains(&format) && bytes < 1 << 62 && dry.is_ok() {
+                // The file system takes files of this length, and a VDI a map for it.
                 continue;
             }
             let dry = dry.unwrap_err();

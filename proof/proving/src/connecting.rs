@@ -129,8 +129,9 @@ impl FaultyCase for ReconnectCase {
     }
 }
 
-/// The chains that are connected again.
+/// The chains that are connected again. None of VHDs: after a cut between the new link of a parent
+/// and its old time, the image above needs `ParentPolicy::ignore_timestamp`.
 pub fn reconnections() -> Vec<ReconnectCase> {
-    let kinds = ["vhd differencing 16K", "vhdx differencing 1M", "vmdk child 64K"];
+    let kinds = ["vhdx differencing 1M", "vmdk child 64K"];
     kinds.into_iter().map(|name| ReconnectCase(crate::disk::named(name))).collect()
 }

@@ -180,6 +180,8 @@ impl Case for LiveMoveCase {
         }
         stage.world.phase(Some(Phase::Close));
         movable.close().map_err(text)?;
+        // And with it the locks of the files.
+        drop(movable);
         stage.world.phase(None);
         let mut ledger = player.into_ledger();
         ledger.flushed(ledger.mark());

@@ -40,11 +40,14 @@ use std::{
     path::{Path, PathBuf},
     sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How long the kernel may take to close a file after its loop device was freed.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a program may have a device open that only looks at it.
+const LOOK_PATIENCE: Duration = Duration::from_millis(500);
 
 /// How long a device may take to flush when it is detached by force.
 const FORCE_PATIENCE: Duration = Duration::from_secs(10);
@@ -133,6 +136,20 @@ impl Ublk {
     }
 }
 
+/// The uses of the devices, without programs that only look for a moment: udev, and every mount that
+/// searches for a label, open all block devices.
+fn lasting_uses(devices: &Devices, ours: &[u32]) -> io::Result<Vec<DeviceUse>> {
+    let begun = Instant::now();
+    loop {
+        let uses = usage::uses(devices, ours)?;
+        let may_end = !uses.is_empty() && uses.iter().all(|found| matches!(found, DeviceUse::Open { .. }));
+        if !may_end || begun.elapsed() >= LOOK_PATIENCE {
+            return Ok(uses);
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Makes sure that the devices are unused and that all written data is on the disk.
 fn empty_devices(devices: &[PathBuf], record: &Record, how: DetachOptions, ours: &[u32]) -> Result<(), AttachError> {
     let place = record.place().to_owned();
@@ -148,7 +165,7 @@ fn empty_devices(devices: &[PathBuf], record: &Record, how: DetachOptions, ours:
         unmount_all(devices, &numbers, false)?;
     }
     let failed = |source| AttachError::State { doing: "read", path: "/proc".into(), source, hint: "" };
-    let uses = usage::uses(&numbers, ours).map_err(failed)?;
+    let uses = lasting_uses(&numbers, ours).map_err(failed)?;
     let hint = match uses.first() {
         Some(DeviceUse::Mounted(_)) if !how.unmount => " (or let `DetachOptions::unmount` do it)",
         _ => "",

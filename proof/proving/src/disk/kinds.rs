@@ -560,9 +560,9 @@ pub fn all() -> Vec<DiskCase> {
         late(kind("vhd dynamic 16K, late", Format::Vhd, DiskType::Dynamic, 16 * kib, 8 * m, &[0, 1, 2, 128, 511])),
         late(kind("vhdx differencing 1M, late", Format::Vhdx, DiskType::Differencing, mib, 64 * m, &[0, 1, 40])),
         // Grains of a sector, and the ends of two tables.
-        cowd("vmdk cowd 512", DiskType::Dynamic, 4 * m, &[0, 40, 4088, 8176]),
-        DiskCase { churns: true, ..cowd("vmdk cowd 512, churning", DiskType::Dynamic, 4 * m, &[0, 16, 4088]) },
-        cowd("vmdk cowd child 512", DiskType::Differencing, 4 * m, &[0, 40, 4088, 8176]),
+        cowd("vmdk cowd 512", DiskType::Dynamic, 4 * m, &[0, 48, 4080, 8176]),
+        DiskCase { churns: true, ..cowd("vmdk cowd 512, churning", DiskType::Dynamic, 4 * m, &[0, 16, 4080]) },
+        cowd("vmdk cowd child 512", DiskType::Differencing, 4 * m, &[0, 48, 4080, 8176]),
         // The 129th grain table does not fit into the first sector of the directory.
         DiskCase {
             changes: Changes::Grows { from_bytes: (256 << 20) - (128 << 10) },
@@ -570,7 +570,7 @@ pub fn all() -> Vec<DiskCase> {
                 "vmdk cowd 512, growing",
                 DiskType::Dynamic,
                 258 * m,
-                &[0, 523_900, 524_024, 524_280, 524_400, 528_368],
+                &[0, 523_888, 524_016, 524_272, 524_288, 528_368],
             )
         },
         // The descriptor, and two extents, of which one window has both.
@@ -587,7 +587,7 @@ pub fn all() -> Vec<DiskCase> {
         DiskCase {
             changes: Changes::CompactedInUse,
             churns: true,
-            ..cowd("vmdk cowd child 512, compacted in use", DiskType::Differencing, 4 * m, &[0, 16, 4088])
+            ..cowd("vmdk cowd child 512, compacted in use", DiskType::Differencing, 4 * m, &[0, 16, 4080])
         },
         DiskCase {
             changes: Changes::Snapshots,
@@ -617,7 +617,7 @@ pub fn all() -> Vec<DiskCase> {
         // place, and the next one the place before.
         DiskCase {
             changes: Changes::Grows { from_bytes: gib - (256 << 10) },
-            windows: windows_at(&[0, 40, 2048, 2_096_600, 2_097_144, 2_105_344, 2_129_904], 16),
+            windows: windows_at(&[0, 40, 2048, 2_096_600, 2_097_136, 2_105_344, 2_129_904], 16),
             ..kind("vdi dynamic 4K, growing", Format::Vdi, DiskType::Dynamic, 4 * kib, gib + 16 * m, &[])
         },
         DiskCase {
@@ -676,7 +676,9 @@ pub fn named(name: &str) -> DiskCase {
     found.unwrap_or_else(|| panic!("there is no kind of disk named {name}"))
 }
 
-/// Windows of `count` sectors.
+/// Windows of `count` sectors. Those of a child begin at multiples of 16 sectors, where its parent
+/// has data. Those of a disk that grows cross no multiple of 64 KiB, so that a disk of any size
+/// contains each completely or not at all.
 fn windows_at(sectors: &[u64], count: u64) -> Vec<Window> {
     sectors.iter().map(|&first| Window { first, count }).collect()
 }
