@@ -136,8 +136,8 @@ impl Ublk {
     }
 }
 
-/// The uses of the devices, without programs that only look for a moment: udev, and every mount that
-/// searches for a label, open all block devices.
+/// The uses of the devices, without programs that only look for a moment: udev, and every mount
+/// that searches for a label, open all block devices.
 fn lasting_uses(devices: &Devices, ours: &[u32]) -> io::Result<Vec<DeviceUse>> {
     let begun = Instant::now();
     loop {
