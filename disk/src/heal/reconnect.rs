@@ -17,7 +17,8 @@
 //! The contents of an image above another parent are a guess. So the parent must have the identity
 //! that the child expects, unless the caller accepts another one. A VHD keeps its identity when it
 //! is written, so the time of its last change counts too. An image keeps its own time of last
-//! change when its link is replaced: its children have recorded that time.
+//! change when its link is replaced: its children have recorded that time. A process can be killed
+//! in between, so children that get a new link too accept any time meanwhile.
 
 mod chain_image;
 mod search;
@@ -100,7 +101,8 @@ pub fn reconnect(
     let mut plan = Plan::new(path.as_ref(), options)?;
     plan.go_down(progress)?;
     if !options.dry_run {
-        plan.steps.iter().rev().try_for_each(|step| step.write(options))?;
+        plan.forget_times()?;
+        plan.steps.iter().rev().try_for_each(|step| step.write(options, &step.link))?;
     }
     let former = |step: &Step| {
         let ParentLink { relative_path, volume_path, absolute_path, name, .. } = &step.former;
@@ -126,8 +128,8 @@ struct Step {
 }
 
 impl Step {
-    /// Replaces the link, durably.
-    fn write(&self, options: &ReconnectOptions) -> Result<()> {
+    /// Replaces the link by this one, durably.
+    fn write(&self, options: &ReconnectOptions, link: &ParentLink) -> Result<()> {
         let ChainImage { path, info } = &self.child;
         let access = Access { format: Some(info.format), writable: true, ..Access::default() };
         let (image, stores) = open_image(&options.open.files, path, &access, &mut Vec::new())?;
@@ -155,7 +157,7 @@ impl Step {
         let image = probe::open_parts(stores.clone(), verdict, true, info.logical_sector_bytes)?;
         let Some(writer) = image.writer() else { return Ok(()) };
         relink::keeping_time(&options.open.files, (path, &*stores[0]), || {
-            writer.set_parent_link(&self.link)?;
+            writer.set_parent_link(link)?;
             Ok(writer.close()?)
         })
     }
@@ -398,6 +400,21 @@ impl<'a> Plan<'a> {
             });
         }
         Ok(parent)
+    }
+
+    /// Images above one whose link will be replaced accept any time of that, the highest first. So
+    /// the same call goes on after the process was killed between a new link and the old time.
+    fn forget_times(&mut self) -> Result<()> {
+        for index in 1..self.steps.len() {
+            let (above, below) = (&self.steps[index - 1], &self.steps[index]);
+            if below.child.path != above.parent.path || !mark::has_time(&above.former) {
+                continue;
+            }
+            let link = mark::of_any_time(above.former.clone());
+            above.write(self.options, &link)?;
+            self.steps[index - 1].former = link;
+        }
+        Ok(())
     }
 
     /// A new link would remove the mark that a merge has left.

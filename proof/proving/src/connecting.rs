@@ -129,9 +129,8 @@ impl FaultyCase for ReconnectCase {
     }
 }
 
-/// The chains that are connected again. None of VHDs: after a cut between the new link of a parent
-/// and its old time, the image above needs `ParentPolicy::ignore_timestamp`.
+/// The chains that are connected again.
 pub fn reconnections() -> Vec<ReconnectCase> {
-    let kinds = ["vhdx differencing 1M", "vmdk child 64K"];
+    let kinds = ["vhd differencing 16K", "vhdx differencing 1M", "vmdk child 64K"];
     kinds.into_iter().map(|name| ReconnectCase(crate::disk::named(name))).collect()
 }
