@@ -35,6 +35,7 @@ pub(crate) struct PartialFile<'a> {
     work: &'static str,
     /// The identity of the file, once it is created.
     made: Cell<Option<(u64, u64)>>,
+    had_its_name: Cell<bool>,
 }
 
 impl<'a> PartialFile<'a> {
@@ -46,7 +47,14 @@ impl<'a> PartialFile<'a> {
     /// The same with another temporary name: `prefix`, the name of `dest`, `suffix`.
     pub(crate) fn named(files: &'a Files, dest: &Path, work: &'static str, prefix: &str, suffix: &str) -> Self {
         let name = temporary_name(dest.file_name().unwrap_or_default(), prefix, suffix);
-        Self { files, path: dest.with_file_name(name), dest: dest.to_owned(), work, made: Cell::new(None) }
+        Self {
+            files,
+            path: dest.with_file_name(name),
+            dest: dest.to_owned(),
+            work,
+            made: Cell::new(None),
+            had_its_name: Cell::new(false),
+        }
     }
 
     /// The path of the file now.
@@ -138,10 +146,16 @@ impl<'a> PartialFile<'a> {
             io::ErrorKind::AlreadyExists => is_there(&self.dest),
             _ => failed(source),
         })?;
+        self.had_its_name.set(true);
         self.files.sync_directory_of(&self.dest).map_err(|source| {
             let _ = self.files.rename(&self.dest, &self.path, false);
             file_error("make the new file's folder durable", &self.dest, source)
         })
+    }
+
+    /// Whether the file has had its final name, perhaps for a moment: a power cut may give it back.
+    pub(crate) fn had_its_name(&self) -> bool {
+        self.had_its_name.get()
     }
 
     fn facts(&self) -> io::Result<FileFacts> {

@@ -305,7 +305,7 @@ impl<'a> Plan<'a> {
     /// one. An error is ignored: the mark names a file that is gone, and a file that got its number
     /// is compared before anything is removed.
     pub(crate) fn unmark(&self) {
-        if self.files.sync_directory_of(&self.to).is_ok() {
+        if !self.partial.had_its_name() || self.files.sync_directory_of(&self.to).is_ok() {
             let _ = mark_of(self.files, &self.from).remove();
         }
     }
