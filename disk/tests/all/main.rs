@@ -58,6 +58,7 @@ mod rescue_doubts;
 mod rescue_file_systems;
 mod rescue_structures;
 mod resizing;
+mod scan_bound;
 mod second_opinions;
 mod second_readers;
 mod semantic_damages;
