@@ -35,6 +35,7 @@ mod failed_syncs;
 mod foreign_vhd;
 mod formats;
 mod full_disk;
+mod hostile_images;
 mod huge;
 mod late_lanes;
 mod late_syncs;
