@@ -173,7 +173,7 @@ fn add_disk(shared: &Shared, wanted: &NewDisk) -> Result<Done, ControlError> {
 fn remove_disk(shared: &Shared, entry: &Arc<Entry>) -> Result<Done, ControlError> {
     let name = entry.held.name.clone();
     let doors = shared.doors()?;
-    if shared.disks().len() == 1 {
+    if !shared.forget_unless_last(entry) {
         let sentence =
             format!("{name}: it is the only disk that the process has open for writing; drain ends the process");
         return Err(refused(ErrorCode::InvalidInput, sentence));
@@ -183,7 +183,6 @@ fn remove_disk(shared: &Shared, entry: &Arc<Entry>) -> Result<Done, ControlError
     if let Some(id) = entry.id() {
         shared.folder.withdraw(id, &shared.socket);
     }
-    shared.forget_disk(entry);
     doors.remove(&name)?;
     Ok(Done::Disk(DiskChange { name, file, is_served: false }))
 }

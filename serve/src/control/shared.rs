@@ -85,8 +85,16 @@ impl Shared {
         lock(&self.disks).push(Arc::new(Entry { held, busy: Mutex::default() }));
     }
 
-    pub(super) fn forget_disk(&self, entry: &Arc<Entry>) {
-        lock(&self.disks).retain(|other| !Arc::ptr_eq(other, entry));
+    /// Forgets a disk, unless it is the last one. Returns whether it is forgotten.
+    ///
+    /// One step under the lock, so that two removals at once cannot leave the process without disk.
+    pub(super) fn forget_unless_last(&self, entry: &Arc<Entry>) -> bool {
+        let mut disks = lock(&self.disks);
+        let others = disks.iter().filter(|other| !Arc::ptr_eq(other, entry)).count();
+        if others > 0 {
+            disks.retain(|other| !Arc::ptr_eq(other, entry));
+        }
+        others > 0
     }
 }
 

@@ -64,6 +64,58 @@ fn call(client: &Client, operation: Operation) -> Result<Done, ControlError> {
     client.call(operation, &mut |_, _| true)
 }
 
+/// Doors that close disks, and open nothing.
+struct Closes;
+
+impl host::DoorKeeper for Closes {
+    fn open(&self, _: &str, _: &Path, _: u16) -> Result<(), ControlError> {
+        unreachable!()
+    }
+
+    fn close(&self, _: &str, _: &Path) -> Result<u16, ControlError> {
+        unreachable!()
+    }
+
+    fn add(&self, _: &message::NewDisk) -> Result<HostedDisk, ControlError> {
+        unreachable!()
+    }
+
+    fn remove(&self, _: &str) -> Result<(), ControlError> {
+        Ok(())
+    }
+}
+
+#[test]
+fn of_two_removals_at_once_one_leaves_the_last_disk() {
+    for _ in 0..50 {
+        let scene = Scene::new();
+        let host = Host {
+            command: "serve",
+            metrics: Box::new(Vec::new),
+            doors: Ok(Arc::new(Closes)),
+            on_drain: no_drain(),
+            freezer: None,
+            on_move: None,
+        };
+        let channel =
+            Channel::open_in(scene.folder.clone(), vec![scene.disk("one.vhdx"), scene.disk("two.vhdx")], host).unwrap();
+        let start = std::sync::Barrier::new(2);
+        let removed: Vec<bool> = thread::scope(|scope| {
+            let both = ["one.vhdx", "two.vhdx"].map(|name| {
+                let client = scene.find(name).unwrap().unwrap();
+                let start = &start;
+                scope.spawn(move || {
+                    start.wait();
+                    call(&client, Operation::RemoveDisk).is_ok()
+                })
+            });
+            both.map(|thread| thread.join().unwrap()).to_vec()
+        });
+        assert_eq!(removed.iter().filter(|removed| **removed).count(), 1, "{removed:?}");
+        drop(channel);
+    }
+}
+
 #[test]
 fn the_process_of_a_disk_is_found_and_asked() {
     let scene = Scene::new();
