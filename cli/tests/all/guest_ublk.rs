@@ -71,6 +71,13 @@ gone
 echo GUEST: verified
 
 dev=$($dw attach disk.vhdx)
+$dw resize disk.vhdx +16M >/dev/null
+echo GUEST: resized $(cat /sys/block/ublkb0/size) $(uname -r)
+dd if=/dev/zero of=$dev bs=1M seek=$(($(cat /sys/block/ublkb0/size) / 2048 - 1)) count=1 conv=fsync 2>/dev/null
+$dw detach $dev
+gone
+
+dev=$($dw attach disk.vhdx)
 mount -t ext4 ${dev}p1 /mnt
 server=$(pid_of server)
 (dd if=/dev/zero of=/mnt/more bs=64k count=100000 conv=fsync 2>/dev/null || true; sync || true; touch /tmp/ended) &
@@ -167,6 +174,13 @@ fn a_disk_attached_by_ublk_in_a_guest_is_whole_and_leaves_nothing_behind() {
     ] {
         assert_eq!(said(word).len(), 1, "{word}: {console}");
     }
+    // The driver knows of new sizes since Linux 6.16. Before, the device keeps its size.
+    let resized = &said("resized")[0];
+    let mut version = resized[1].split('.').map(|part| part.parse::<u32>().unwrap_or(0));
+    let knows_sizes = (version.next(), version.next()) >= (Some(6), Some(16));
+    let mib = if knows_sizes { 208 } else { 192 };
+    assert_eq!(resized[0].parse::<u64>().unwrap() * 512, mib << 20, "{resized:?}");
+    println!("ublk on Linux {}: a device of 192 MiB has {mib} MiB when its disk has got 208", resized[1]);
     let kib: Vec<u64> = said("detached")[0].iter().map(|number| number.parse().unwrap()).collect();
     assert!(kib[0] - kib[1] > (TRIMMED_BYTES >> 10) / 2, "KiB before and after fstrim: {kib:?}");
     let sums: BTreeMap<String, String> =
