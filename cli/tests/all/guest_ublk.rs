@@ -124,7 +124,17 @@ cd /; umount /carrier
 
 #[test]
 fn a_disk_attached_by_ublk_in_a_guest_is_whole_and_leaves_nothing_behind() {
-    let Some(mut guest) = Guest::new(&MODULES, &["mke2fs", "fio"]) else { return };
+    attach_in_a_guest(None);
+}
+
+/// Linux 7.x.
+#[test]
+fn the_same_in_a_guest_of_a_newer_kernel() {
+    attach_in_a_guest(Some("trixie-backports"));
+}
+
+fn attach_in_a_guest(suite: Option<&str>) {
+    let Some(mut guest) = Guest::of_suite(suite, &MODULES, &["mke2fs", "fio"]) else { return };
     for program in ["e2fsck", "debugfs", "sha256sum", "sfdisk", "mke2fs"] {
         if find(program).is_none() {
             println!("skipped: a guest: {program} is not installed");

@@ -49,11 +49,21 @@ impl Guest {
     /// A guest with these modules and their dependencies, and these programs; `None` after a line
     /// that says what is missing.
     pub fn new(modules: &[&str], programs: &[&str]) -> Option<Self> {
-        let kernel = kernel_dir();
+        Self::of_suite(None, modules, programs)
+    }
+
+    /// The same, with the kernel of a suite of Debian's, as `fetch-kernel SUITE` puts it there.
+    pub fn of_suite(suite: Option<&str>, modules: &[&str], programs: &[&str]) -> Option<Self> {
+        let mut kernel = kernel_dir().into_os_string();
+        for suite in suite {
+            kernel.push(format!("-{suite}"));
+        }
+        let kernel = PathBuf::from(kernel);
         if !kernel.join("vmlinuz").exists() {
             println!(
-                "skipped: a guest: no kernel in {} (cli/tests/guest_machine/fetch-kernel fetches one)",
-                kernel.display()
+                "skipped: a guest: no kernel in {} (cli/tests/guest_machine/fetch-kernel {} fetches one)",
+                kernel.display(),
+                suite.unwrap_or_default()
             );
             return None;
         }
