@@ -21,7 +21,7 @@ use diskwright_disk::{Disk, OpenOptions, require_file};
 use diskwright_serve::{
     attach::{
         self, AttachMethod, AttachOptions, Attached, DeviceKind, MountRecord, PartitionRecord, Record, Registry,
-        ServeMethod, ServerMessage,
+        ServeMethod, ServerMessage, UblkPlace,
     },
     ephemeral,
 };
@@ -32,7 +32,7 @@ use std::{
     env,
     ffi::OsString,
     io::{self, BufRead, BufReader, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::Arc,
 };
@@ -100,6 +100,15 @@ pub struct AttachArgs {
     /// Mark by which the ublk device is found again.
     #[arg(long, value_name = "NUMBER", hide = true, requires = "role", conflicts_with = "at")]
     mark: Option<u64>,
+    /// The ublk device exists: its former server has died.
+    #[arg(long, hide = true, requires = "mark")]
+    take_over: bool,
+    /// File in which the server says what its death would cost.
+    #[arg(long, value_name = "PATH", hide = true, requires = "mark")]
+    risk: Option<PathBuf>,
+    /// Where the image is now.
+    #[arg(long, value_name = "PATH", hide = true, requires = "role")]
+    image: Option<PathBuf>,
 }
 
 /// Kinds of block device.
@@ -160,7 +169,7 @@ enum SupervisorReply {
 
 /// Attaches, in the role of this process.
 pub fn run(context: &mut Context, args: &AttachArgs) -> Outcome {
-    require_file(&args.file, "attach")?;
+    require_file(args.image.as_ref().unwrap_or(&args.file), "attach")?;
     if args.of.snapshot.is_some() && !args.read_only && !args.ephemeral {
         return Err(Failure::usage("an internal snapshot cannot be written: add --read-only or --ephemeral"));
     }
@@ -233,16 +242,30 @@ fn attach_here(args: &AttachArgs) -> Outcome<Attached> {
         partition: args.partition,
         ephemeral: args.ephemeral,
     };
-    let server = |at: &ServeMethod| {
+    // Relative names among the options, also when the supervisor has left the folder.
+    let folder = env::current_dir();
+    let server = move |at: &ServeMethod, image: &Path| {
         // Without the program's path the spawn fails and says so.
         let mut command = again("server").unwrap_or_else(|_| Command::new(""));
+        command.arg("--image").arg(image);
+        if let Ok(folder) = &folder {
+            command.current_dir(folder);
+        }
         match at {
-            ServeMethod::FuseFile(point) => command.arg("--at").arg(point),
-            ServeMethod::Ublk(mark) => command.arg("--mark").arg(mark.to_string()),
-        };
+            ServeMethod::FuseFile(point) => {
+                command.arg("--at").arg(point);
+            }
+            ServeMethod::Ublk(place) => {
+                command.arg("--mark").arg(place.mark.to_string());
+                command.args(place.exists.then_some("--take-over"));
+                if let Some(risk) = &place.risk {
+                    command.arg("--risk").arg(risk);
+                }
+            }
+        }
         command
     };
-    Ok(attach::attach(&Registry::open()?, &options, &server)?)
+    Ok(attach::attach(&Registry::open()?, &options, Box::new(server))?)
 }
 
 fn stay(context: &mut Context, args: &AttachArgs) -> Outcome {
@@ -287,7 +310,7 @@ fn serve(context: &mut Context, args: &AttachArgs) -> Outcome {
     let _patience = context.signals.patient();
     let at = match (&args.at, args.mark) {
         (Some(point), _) => ServeMethod::FuseFile(point.clone()),
-        (None, Some(mark)) => ServeMethod::Ublk(mark),
+        (None, Some(mark)) => ServeMethod::Ublk(UblkPlace { mark, exists: args.take_over, risk: args.risk.clone() }),
         (None, None) => return Err(Failure::new("the server got neither --at nor --mark")),
     };
     let opened = open(context, args);
@@ -307,7 +330,7 @@ fn serve(context: &mut Context, args: &AttachArgs) -> Outcome {
 fn open(context: &Context, args: &AttachArgs) -> Outcome<Arc<Disk>> {
     let writable = !args.read_only && !args.ephemeral;
     let options = OpenOptions { writable, snapshot: args.of.snapshot.clone(), ..context.global.bulk_options() };
-    let disk = Disk::open(&args.file, &options)?;
+    let disk = Disk::open(args.image.as_ref().unwrap_or(&args.file), &options)?;
     if !args.ephemeral {
         return Ok(disk);
     }

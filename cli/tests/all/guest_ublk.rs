@@ -28,6 +28,7 @@ queue=/sys/block/ublkb0/queue
 echo GUEST: device $dev $(cat /sys/block/ublkb0/size $queue/logical_block_size $queue/physical_block_size $queue/discard_max_bytes $queue/write_zeroes_max_bytes $queue/fua $queue/max_hw_sectors_kb)
 $dw attached --json | grep -q '"by": "ublk"'
 [ -b ${dev}p1 ] && [ -b ${dev}p2 ]
+echo GUEST: queues $(ls -d /sys/block/ublkb0/mq/* | wc -l) scans $(dmesg | grep -c ' ublkb0: p1 p2')
 /programs/mke2fs -q -t ext4 -b 4096 ${dev}p1
 mount -t ext4 ${dev}p1 /mnt
 mkdir /mnt/a
@@ -77,11 +78,27 @@ dd if=/dev/zero of=$dev bs=1M seek=$(($(cat /sys/block/ublkb0/size) / 2048 - 1))
 $dw detach $dev
 gone
 
+# Blocks that were written before: nothing is lost with the server, and the next one goes on.
+dev=$($dw attach disk.vhdx)
+server=$(pid_of server)
+/programs/fio --name=recover --filename=${dev}p2 --direct=1 --ioengine=libaio --rw=randwrite --bs=4k --serialize_overlap=1 --iodepth=8 --size=4M --loops=30 --verify=crc32c --verify_fatal=1 --randseed=7 --output-format=terse >/tmp/fio 2>&1 &
+fio=$!
+sleep 2
+[ -e /proc/$fio ] || { echo fio has ended; cat /tmp/fio; false; }
+kill -9 $server
+wait $fio || { cat /tmp/fio; false; }
+[ "$(pid_of server)" != $server ] || { echo no other server; false; }
+[ "$($dw attached | grep -c ublkb0)" = 1 ] || { $dw attached; false; }
+$dw detach $dev
+gone
+echo GUEST: server recovered
+
+# New blocks: what was completed is lost with the server, so the device goes too.
 dev=$($dw attach disk.vhdx)
 mount -t ext4 ${dev}p1 /mnt
 server=$(pid_of server)
-(dd if=/dev/zero of=/mnt/more bs=64k count=100000 conv=fsync 2>/dev/null || true; sync || true; touch /tmp/ended) &
-until_so '[ -s /mnt/more ]'
+(dd if=/dev/urandom of=/mnt/more bs=64k count=100000 conv=fsync 2>/dev/null || true; sync || true; touch /tmp/ended) &
+until kill -STOP $server; [ "$(cat /tmp/run/*/risk)" = 1 ]; do kill -CONT $server; sleep 0.1; done
 kill -9 $server
 until_so '[ -e /tmp/ended ]'
 until_so gone
@@ -100,7 +117,7 @@ echo GUEST: supervisor killed
 dev=$($dw attach disk.vhdx --mount /mnt --partition 1)
 supervisor=$(pid_of supervisor); server=$(pid_of server)
 kill -9 $supervisor $server
-(ls /mnt; dd if=$dev of=/dev/null bs=4k count=64) >/dev/null 2>&1 || true
+(ls /mnt; dd if=$dev of=/dev/null bs=4k count=64) >/dev/null 2>&1 &
 until_so '$dw attached 2>&1 | grep -q "have died"'
 until_so gone
 echo GUEST: both killed
@@ -176,6 +193,7 @@ fn attach_in_a_guest(suite: Option<&str>) {
         "detached",
         "read-only",
         "verified",
+        "server recovered",
         "server killed",
         "supervisor killed",
         "both killed",
@@ -184,6 +202,9 @@ fn attach_in_a_guest(suite: Option<&str>) {
     ] {
         assert_eq!(said(word).len(), 1, "{word}: {console}");
     }
+    let [queues, _, scans] = &said("queues")[0][..] else { panic!("{console}") };
+    assert_eq!(queues, "2", "one for each processor of the guest");
+    println!("the guest's kernel scanned for partitions: {scans} times");
     // The driver knows of new sizes since Linux 6.16. Before, the device keeps its size.
     let resized = &said("resized")[0];
     let mut version = resized[1].split('.').map(|part| part.parse::<u32>().unwrap_or(0));

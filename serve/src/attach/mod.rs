@@ -25,6 +25,8 @@
 //!
 //! - The server dies: the kernel answers all requests with errors. The supervisor unmounts and
 //!   frees the device.
+//! - The server of a ublk device dies: another one takes the device over, unless completed writes
+//!   were lost with it (`recovery.rs`).
 //! - The supervisor dies too: the next command clears up ([`clear_stale`]).
 //!
 //! An image on a file system of an attached disk attaches as any other image. Discards pass through
@@ -41,6 +43,7 @@ mod mounting;
 mod partitions;
 mod process;
 mod record;
+mod recovery;
 mod release;
 mod run_dir;
 mod server;
@@ -57,6 +60,7 @@ pub use server::{ServeMethod, ServerMessage, SupervisorMessage, serve_disk};
 pub use setup::attach;
 pub use supervisor::Attached;
 
+pub use crate::ublk::UblkPlace;
 pub(crate) use loop_device::wait_until;
 pub(crate) use run_dir::{RunDir, make_private};
 

@@ -7,6 +7,7 @@
 //!     fe01-1a2b3c/               device and inode number of the image: attached only once
 //!       record.json              `Record`
 //!       control                  the supervisor's socket
+//!       risk                     whether the death of a ublk device's server would cost data
 //!       disk                     mount point of the FUSE file under a loop device (not for ublk)
 //!       log                      log of supervisor and server
 //! ```
@@ -364,6 +365,11 @@ impl RecordDir {
         self.dir.join("control")
     }
 
+    /// The file in which the server of a ublk device says what its death would cost.
+    pub fn risk(&self) -> PathBuf {
+        self.dir.join("risk")
+    }
+
     /// Path of the log.
     pub fn log(&self) -> PathBuf {
         self.dir.join("log")
@@ -404,7 +410,7 @@ impl RecordDir {
     /// [`AttachError::State`].
     pub fn remove(&self, _: &RegistryLock) -> Result<(), AttachError> {
         // File by file, so that a mount or a file of another program is never deleted recursively.
-        for name in ["record.json.new", "control", "disk", "log", "record.json"] {
+        for name in ["record.json.new", "control", "disk", "risk", "log", "record.json"] {
             let path = self.dir.join(name);
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -84,6 +84,11 @@ pub fn release(home: &RecordDir, record: &mut Record, how: DetachOptions, ours: 
     let device = ublk.as_ref().map(|ublk| ublk.found.device.clone());
     let devices: Vec<PathBuf> = loops.iter().chain(&device).cloned().collect();
     if !devices.is_empty() {
+        if let Some(ublk) = &mut ublk
+            && how.force
+        {
+            ublk.end_unserved(record)?;
+        }
         empty_devices(&devices, record, how, ours)?;
         let claim = match &device {
             Some(device) if !how.force => claim(device)?,
@@ -133,6 +138,17 @@ impl Ublk {
             Err(error) => return Err(error.into()),
         };
         Ok(FoundDevice::by_mark(&mut control, mark)?.map(|found| Self { control, found }))
+    }
+
+    /// Stops a device whose server is gone or does not answer any more, and kills that server.
+    /// Requests to such a device wait for another server, so an unmount would wait too. Stopped,
+    /// they fail.
+    fn end_unserved(&mut self, record: &Record) -> Result<(), AttachError> {
+        let is_served = record.server.is_some_and(Process::is_alive) && answers(&self.found.device);
+        if !is_served && end_server(record) {
+            self.found.stop(&mut self.control)?;
+        }
+        Ok(())
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
     attach::{error::AttachError, freezing},
     control::{self, Channel, Host, HostedDisk, OnMove},
     fuse::{self, DISK_NAME, FuseError, MountOptions, Shape, View},
-    ublk,
+    ublk::{self, UblkPlace},
 };
 use diskwright_disk::{Disk, Movable};
 use diskwright_store::{BlockDevice, EngineKind, LimitedDevice, RateLimiter, RateLimits, resize::SizeWatcher};
@@ -32,8 +32,8 @@ use std::{
 pub enum ServeMethod {
     /// As a FUSE file, at this mount point.
     FuseFile(PathBuf),
-    /// As a ublk device with this mark.
-    Ublk(u64),
+    /// As a ublk device.
+    Ublk(UblkPlace),
 }
 
 /// Where the disk is available.
@@ -272,8 +272,8 @@ fn serve_and_close(
             is_ready = true;
             send(message);
         }),
-        ServeMethod::Ublk(mark) => {
-            let served = ublk::serve(limited, *mark, engine, |number| {
+        ServeMethod::Ublk(place) => {
+            let served = ublk::serve(limited, place, engine, |number| {
                 is_ready = true;
                 send(ready(disk, ServedDevice::Ublk(number)));
             });

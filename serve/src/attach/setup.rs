@@ -19,26 +19,23 @@ use crate::attach::{
     supervisor::{Attached, Event},
     usage,
 };
-use crate::ublk::{self, UblkError};
+use crate::ublk::{self, UblkError, UblkPlace};
 use std::{
     fs::File,
     io::{BufRead, BufReader},
     os::unix::{net::UnixListener, process::CommandExt},
+    path::Path,
     process::{Child, Command, Stdio},
-    sync::mpsc::{Receiver, Sender, channel},
+    sync::mpsc::{Sender, channel},
     thread,
 };
 
-/// Attaches a disk. `server` makes the command of the server process, which must run
-/// [`serve_disk`](super::serve_disk) with its standard output as `out`.
+/// Attaches a disk. `server` makes the command of the process that serves the image at a path,
+/// which must run [`serve_disk`](super::serve_disk) with its standard output as `out`.
 ///
 /// # Errors
 /// [`AttachError`]. Nothing is left attached then.
-pub fn attach(
-    registry: &Registry,
-    options: &AttachOptions,
-    server: &dyn Fn(&ServeMethod) -> Command,
-) -> Result<Attached, AttachError> {
+pub fn attach(registry: &Registry, options: &AttachOptions, server: Box<MakeServer>) -> Result<Attached, AttachError> {
     let file = options.file.canonicalize().map_err(|source| state_error("open", &options.file, source))?;
     if options.fuse_dir.is_none() && !rustix::process::geteuid().is_root() {
         return Err(AttachError::BadOptions {
@@ -70,8 +67,9 @@ pub fn attach(
         record.ephemeral = options.ephemeral;
         home.write(&record)?;
     }
-    let started = start(&home, &record, server);
-    let (child, events) = match started {
+    let (sender, events) = channel();
+    let started = listen(&home, &sender).and_then(|()| start_server(&home, &record, false, &server, &sender));
+    let child = match started {
         Ok(started) => started,
         Err(error) => {
             let _ = registry.clear(&home);
@@ -86,6 +84,9 @@ pub fn attach(
         record,
         child,
         events,
+        sender,
+        server,
+        recovered_at: None,
         frozen_at: None,
         thawed_early: Vec::new(),
         closing: false,
@@ -146,20 +147,45 @@ fn choose(options: &AttachOptions) -> Result<(AttachMethod, Option<UblkError>), 
     }
 }
 
-/// Starts the server, and the threads that read its messages and accept clients on `control`.
-fn start(
-    home: &RecordDir,
-    record: &Record,
-    server: &dyn Fn(&ServeMethod) -> Command,
-) -> Result<(Child, Receiver<Event>), AttachError> {
+/// Makes the command of a server, for the image at a path.
+pub(super) type MakeServer = dyn Fn(&ServeMethod, &Path) -> Command;
+
+/// Starts the thread that accepts clients on `control`.
+fn listen(home: &RecordDir, events: &Sender<Event>) -> Result<(), AttachError> {
     let control = home.control();
     let _ = std::fs::remove_file(&control);
     let listener = UnixListener::bind(&control).map_err(|source| state_error("listen on", &control, source))?;
+    let asked = Sender::clone(events);
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            if asked.send(Event::Asked(stream)).is_err() {
+                return;
+            }
+        }
+    });
+    Ok(())
+}
+
+/// Starts a server, and the thread that reads its messages. `takes_over`: the ublk device exists.
+pub(super) fn start_server(
+    home: &RecordDir,
+    record: &Record,
+    takes_over: bool,
+    server: &MakeServer,
+    events: &Sender<Event>,
+) -> Result<Child, AttachError> {
     let log = home.log();
     let log =
         File::options().create(true).append(true).open(&log).map_err(|source| state_error("write", &log, source))?;
-    let at = record.ublk_mark.map_or_else(|| ServeMethod::FuseFile(record.fuse_mount.clone()), ServeMethod::Ublk);
-    let mut child = server(&at)
+    let at = match record.ublk_mark {
+        // What is dropped when the server ends cannot be served by the next one.
+        Some(mark) => {
+            let risk = (!record.ephemeral).then(|| home.risk());
+            ServeMethod::Ublk(UblkPlace { mark, exists: takes_over, risk })
+        }
+        None => ServeMethod::FuseFile(record.fuse_mount.clone()),
+    };
+    let mut child = server(&at, &record.file)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(log)
@@ -167,8 +193,7 @@ fn start(
         .process_group(0)
         .spawn()
         .map_err(|error| AttachError::Server(format!("cannot start the server process of the disk: {error}")))?;
-    let (sender, events) = channel();
-    let asked = Sender::clone(&sender);
+    let sender = Sender::clone(events);
     if let Some(output) = child.stdout.take() {
         thread::spawn(move || {
             for line in BufReader::new(output).lines() {
@@ -182,14 +207,7 @@ fn start(
             let _ = sender.send(Event::ServerGone);
         });
     }
-    thread::spawn(move || {
-        for stream in listener.incoming().flatten() {
-            if asked.send(Event::Asked(stream)).is_err() {
-                return;
-            }
-        }
-    });
-    Ok((child, events))
+    Ok(child)
 }
 
 impl Attached {
@@ -216,7 +234,7 @@ impl Attached {
         self.home.write(&self.record)
     }
 
-    fn wait_for_server(&mut self) -> Result<ServedDevice, AttachError> {
+    pub(super) fn wait_for_server(&mut self) -> Result<ServedDevice, AttachError> {
         loop {
             match self.events.recv() {
                 Ok(Event::Server(ServerMessage::Ready { shown, size, sector_size, read_only, warnings })) => {
@@ -256,8 +274,9 @@ impl Attached {
         }
     }
 
-    /// The kernel reads the partition table while it starts the device. The server answers those
-    /// reads.
+    /// Before Linux 7.0 the kernel reads the partition table while it starts the device, and the
+    /// server answers those reads. Partitions that the kernel does not know are added later, by our
+    /// own reading of the table ([`loop_device::find_partitions`]).
     fn start_ublk_device(&mut self, number: u32) -> Result<(), AttachError> {
         let mut control = ublk::control()?;
         let started = control.start(number, self.child.id());

@@ -1,7 +1,8 @@
 //! The supervisor: the process that manages one attached disk.
 //!
 //! `setup.rs` starts the server and makes the device. From then on the supervisor answers `detach`.
-//! If the server dies, it takes everything apart.
+//! If the server dies, another one takes the device over, if that can be done without a loss
+//! (`recovery.rs`). Otherwise the supervisor takes everything apart.
 //!
 //! ```text
 //!   setup.rs ─▶ Attached ─▶ watch: messages of the server, its end, a connection to `control`,
@@ -9,8 +10,9 @@
 //! ```
 //!
 //! Server and supervisor are two processes, so that the supervisor can clean up when the server is
-//! killed (out of memory, a bug, an administrator). If both are killed, the kernel answers all
-//! requests with errors, and the next command clears up ([`clear_stale`](super::clear_stale)).
+//! killed (out of memory, a bug, an administrator). If both are killed, the next command clears up
+//! ([`clear_stale`](super::clear_stale)). Until then requests to a ublk device wait, and those to a
+//! loop device fail.
 
 use crate::attach::{
     control::{self, Answer},
@@ -20,12 +22,14 @@ use crate::attach::{
     release::{self, DetachOptions},
     run_dir::CleanupLock,
     server::{ServerMessage, SupervisorMessage},
+    setup::MakeServer,
 };
 use std::{
+    fmt,
     io::Write,
     os::unix::{net::UnixStream, process::ExitStatusExt},
     process::{Child, ExitStatus},
-    sync::mpsc::{Receiver, RecvTimeoutError},
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender},
     time::{Duration, Instant},
 };
 
@@ -44,13 +48,17 @@ pub(super) enum Event {
 }
 
 /// An attached disk that this process manages.
-#[derive(Debug)]
 pub struct Attached {
     pub(super) registry: Registry,
     pub(super) home: RecordDir,
     pub(super) record: Record,
     pub(super) child: Child,
     pub(super) events: Receiver<Event>,
+    /// For the messages of a further server.
+    pub(super) sender: Sender<Event>,
+    pub(super) server: Box<MakeServer>,
+    /// When another server took the device over.
+    pub(super) recovered_at: Option<Instant>,
     /// When file systems were frozen for a snapshot.
     pub(super) frozen_at: Option<Instant>,
     /// Sentences about file systems that were thawed without the server's asking.
@@ -65,6 +73,12 @@ pub struct Attached {
     pub(super) _kept: Option<CleanupLock>,
     /// Sentences for the user.
     pub(super) warnings: Vec<String>,
+}
+
+impl fmt::Debug for Attached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attached").field("record", &self.record).finish_non_exhaustive()
+    }
 }
 
 impl Attached {
@@ -88,7 +102,17 @@ impl Attached {
         loop {
             match self.events.recv_timeout(LOOK_EVERY) {
                 Ok(Event::Server(says)) => self.handle(says),
-                Ok(Event::ServerGone) | Err(RecvTimeoutError::Disconnected) => return self.server_died(),
+                Ok(Event::ServerGone) => {
+                    let how = self.exit_of_server();
+                    match self.recover(&how) {
+                        Ok(()) => say(&format!(
+                            "{}: the server process {how}; another one serves the disk now, and nothing was lost",
+                            self.record.file.display()
+                        )),
+                        Err(why) => return self.server_died(why),
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => return self.server_died(None),
                 Ok(Event::Asked(mut stream)) => {
                     let Ok(detach) = control::question(&stream) else { continue };
                     match self.detach(detach) {
@@ -296,8 +320,9 @@ impl Attached {
         }
     }
 
-    /// The server has ended without a detach.
-    fn server_died(mut self) -> Result<(), AttachError> {
+    /// The server has ended without a detach. `why_not`: the phrase why no other one could take the
+    /// device over.
+    fn server_died(mut self, why_not: Option<String>) -> Result<(), AttachError> {
         let how = self.exit_of_server();
         // The user has unmounted the FUSE file.
         if self.closed == Some(None) && self.record.device.is_none() {
@@ -305,7 +330,10 @@ impl Attached {
         }
         let why = match self.closed.take().flatten() {
             Some(error) => error,
-            None => format!("the server process {how}"),
+            None => match why_not {
+                Some(why_not) => format!("the server process {how}, and {why_not}"),
+                None => format!("the server process {how}"),
+            },
         };
         let place = self.record.place().to_owned();
         let force = DetachOptions { unmount: true, force: true };

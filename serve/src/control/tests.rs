@@ -67,7 +67,7 @@ fn call(client: &Client, operation: Operation) -> Result<Done, ControlError> {
 /// Doors that close disks, and open nothing.
 struct Closes;
 
-impl host::DoorKeeper for Closes {
+impl DoorKeeper for Closes {
     fn open(&self, _: &str, _: &Path, _: u16) -> Result<(), ControlError> {
         unreachable!()
     }
@@ -76,7 +76,7 @@ impl host::DoorKeeper for Closes {
         unreachable!()
     }
 
-    fn add(&self, _: &message::NewDisk) -> Result<HostedDisk, ControlError> {
+    fn add(&self, _: &NewDisk) -> Result<HostedDisk, ControlError> {
         unreachable!()
     }
 

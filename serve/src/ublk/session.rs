@@ -7,10 +7,11 @@
 //! Invariants: every request that was taken gets exactly one answer, with its buffer. A tag has at
 //! most one request, so the kernel's tag is also the tag of the disk's request.
 
+use super::risk::Risk;
 use crate::fuse::errno_of;
 use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request, ublk::UblkOperation};
 use rustix::io::Errno;
-use std::{collections::VecDeque, io};
+use std::{collections::VecDeque, io, sync::Arc};
 
 /// The result of a request.
 #[derive(Debug)]
@@ -25,9 +26,9 @@ pub(crate) struct Answer {
 #[derive(Debug)]
 enum RequestState {
     /// A read or write: the queue has the buffer.
-    Transfer { len_bytes: u32 },
+    Transfer { operation: Operation, len_bytes: u32 },
     /// Any other request: the buffer stays here.
-    Other { buf: IoBuf },
+    Other { operation: Operation, buf: IoBuf },
 }
 
 #[derive(Debug)]
@@ -38,13 +39,15 @@ pub(crate) struct Session {
     in_flight: usize,
     completions: Vec<Completion>,
     answers: VecDeque<Answer>,
+    /// Told of each change and flush before its answer.
+    risk: Option<Arc<Risk>>,
 }
 
 impl Session {
     /// `queue` must have at least the given depth, which is the number of tags.
-    pub(crate) fn new(queue: Box<dyn BlockQueue>, depth: u16) -> Self {
+    pub(crate) fn new(queue: Box<dyn BlockQueue>, depth: u16, risk: Option<Arc<Risk>>) -> Self {
         let held = (0..depth).map(|_| None).collect();
-        Self { queue, held, in_flight: 0, completions: Vec::new(), answers: VecDeque::new() }
+        Self { queue, held, in_flight: 0, completions: Vec::new(), answers: VecDeque::new(), risk }
     }
 
     /// Requests that the disk is carrying out.
@@ -74,9 +77,9 @@ impl Session {
         let mut request = Request { operation, offset_bytes, len_bytes, fua, ..Request::flush(tag.into()) };
         let held = if is_transfer {
             request.buf = Some(buf);
-            RequestState::Transfer { len_bytes: len_bytes as u32 }
+            RequestState::Transfer { operation, len_bytes: len_bytes as u32 }
         } else {
-            RequestState::Other { buf }
+            RequestState::Other { operation, buf }
         };
         self.held[usize::from(tag)] = Some(held);
         self.in_flight += 1;
@@ -101,16 +104,21 @@ impl Session {
     fn ended(&mut self, completion: Completion) {
         let Completion { tag, buf, result, .. } = completion;
         let tag = tag as u16;
-        let (moved_bytes, buf) = match (self.held[usize::from(tag)].take(), buf) {
-            (Some(RequestState::Transfer { len_bytes }), Some(buf)) => (len_bytes, buf),
-            (Some(RequestState::Other { buf }), _) => (0, buf),
+        let (operation, moved_bytes, buf) = match (self.held[usize::from(tag)].take(), buf) {
+            (Some(RequestState::Transfer { operation, len_bytes }), Some(buf)) => (operation, len_bytes, buf),
+            (Some(RequestState::Other { operation, buf }), _) => (operation, 0, buf),
             (Some(RequestState::Transfer { .. }), None) => {
                 unreachable!("the queue returns the buffer of every request")
             }
             (None, _) => unreachable!("the queue completes a request once"),
         };
         self.in_flight -= 1;
-        let result = result.map(|()| moved_bytes).map_err(|error| errno_of(&error));
+        let told = |()| match (&self.risk, operation) {
+            (None, _) | (_, Operation::Read) => Ok(()),
+            (Some(risk), Operation::Flush) => risk.flushed(),
+            (Some(risk), _) => risk.changed(),
+        };
+        let result = result.and_then(told).map(|()| moved_bytes).map_err(|error| errno_of(&error));
         self.answers.push_back(Answer { tag, result, buf });
     }
 }
@@ -120,7 +128,6 @@ mod tests {
     use super::*;
     use diskwright_store::{BlockDevice, EngineKind, MemoryStore, QueueOptions, RawDevice};
     use proptest::prelude::*;
-    use std::sync::Arc;
 
     const SIZE: u64 = 64 << 10;
     const TRANSFER: usize = 16 << 10;
@@ -129,7 +136,7 @@ mod tests {
         let store = Arc::new(MemoryStore::with_bytes("memory", vec![0; SIZE as usize]));
         let device = RawDevice::new(store, writable, 512).unwrap();
         let options = QueueOptions { depth: 8, engine: EngineKind::Sync, ..QueueOptions::default() };
-        Session::new(device.open_queue(&options).unwrap(), 8)
+        Session::new(device.open_queue(&options).unwrap(), 8, None)
     }
 
     fn operation(operation: Operation, offset_bytes: u64, len_bytes: u64) -> Option<UblkOperation> {

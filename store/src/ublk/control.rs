@@ -2,9 +2,9 @@
 //!
 //! A command is an entry of 128 bytes on a small ring of its own, since the ring of the queues has
 //! entries of 64. The kernel executes it in a worker thread, and the calling thread waits. Some
-//! commands take long: starting a device ends when its partitions have been read, which its server
-//! must serve meanwhile; stopping ends when dirty data has been written. The thread that starts or
-//! stops a device must therefore not be the one that serves it.
+//! commands take long: starting a device ends when its partitions have been read (before Linux
+//! 7.0), which its server must serve meanwhile; stopping ends when dirty data has been written. The
+//! thread that starts or stops a device must therefore not be the one that serves it.
 //!
 //! While a command runs, the kernel reads and writes a payload of 64 bytes. The payload is in a
 //! box, which is leaked if the command is given up.
@@ -82,12 +82,13 @@ impl UblkControl {
         Ok(control)
     }
 
-    /// Adds a device with a free number and returns the number. `/dev/ublkcN` then appears.
+    /// Adds a device with a free number and returns the number. `/dev/ublkcN` then appears. From
+    /// Linux 7.0 the kernel does not scan it for partitions: a guest wrote the table.
     ///
     /// # Errors
     /// The kernel's error.
     pub fn add(&mut self, device: &UblkDevice) -> io::Result<u32> {
-        let payload = Payload::new(layout::device_info(device));
+        let payload = Payload::new(layout::device_info(device, self.features));
         let (_, said) = self.run(command::ADD_DEVICE, ANY, Some((payload, PAYLOAD_BYTES as u16)), 0)?;
         let facts = layout::facts(&said).ok_or_else(nonsense)?;
         Ok(facts.number)
@@ -109,6 +110,25 @@ impl UblkControl {
     /// The kernel's error.
     pub fn start(&mut self, number: u32, server: u32) -> io::Result<()> {
         self.run(command::START_DEVICE, number, None, server.into()).map(drop)
+    }
+
+    /// Begins to give a device whose server has died to another one. That one then opens its queue
+    /// and fetches every tag.
+    ///
+    /// # Errors
+    /// `EBUSY` until the kernel has seen the end of the former server; otherwise the kernel's
+    /// error.
+    pub fn start_recovery(&mut self, number: u32) -> io::Result<()> {
+        self.run(command::START_RECOVERY, number, None, 0).map(drop)
+    }
+
+    /// Gives the device to the process `server`, which has fetched every tag. Requests that waited
+    /// go on; those that were in flight are made again.
+    ///
+    /// # Errors
+    /// The kernel's error.
+    pub fn end_recovery(&mut self, number: u32, server: u32) -> io::Result<()> {
+        self.run(command::END_RECOVERY, number, None, server.into()).map(drop)
     }
 
     /// Changes the size of a device. Its server need not do anything.

@@ -33,14 +33,23 @@ pub(super) mod command {
     pub(in crate::ublk) const START_DEVICE: Opcode = opcode::read_write::<Control>(GROUP, 0x06);
     pub(in crate::ublk) const STOP_DEVICE: Opcode = opcode::read_write::<Control>(GROUP, 0x07);
     pub(in crate::ublk) const SET_PARAMETERS: Opcode = opcode::read_write::<Control>(GROUP, 0x08);
+    pub(in crate::ublk) const START_RECOVERY: Opcode = opcode::read_write::<Control>(GROUP, 0x10);
+    pub(in crate::ublk) const END_RECOVERY: Opcode = opcode::read_write::<Control>(GROUP, 0x11);
     pub(in crate::ublk) const UPDATE_SIZE: Opcode = opcode::read_write::<Control>(GROUP, 0x15);
     pub(in crate::ublk) const GET_FEATURES: Opcode = opcode::read::<Control>(GROUP, 0x13);
     pub(in crate::ublk) const FETCH: Opcode = opcode::read_write::<Io>(GROUP, 0x20);
     pub(in crate::ublk) const COMMIT_AND_FETCH: Opcode = opcode::read_write::<Io>(GROUP, 0x21);
 }
 
+/// `UBLK_F_USER_RECOVERY` and `UBLK_F_USER_RECOVERY_REISSUE`: the device outlives its server, and
+/// requests in flight go to the next one.
+const FEATURES_RECOVERY: u64 = 1 << 3 | 1 << 4;
+
 /// `UBLK_F_CMD_IOCTL_ENCODE`.
 pub(super) const FEATURE_IOCTL_ENCODE: u64 = 1 << 6;
+
+/// `UBLK_F_NO_AUTO_PART_SCAN`, from Linux 7.0.
+pub(super) const FEATURE_NO_PARTITION_SCAN: u64 = 1 << 18;
 
 /// `UBLK_F_UPDATE_SIZE`, from Linux 6.16.
 pub(super) const FEATURE_UPDATE_SIZE: u64 = 1 << 10;
@@ -71,6 +80,14 @@ const PARAMETERS_DISCARD: u32 = 1 << 1;
 
 /// `UBLK_S_DEV_DEAD`: added but not started. Other states are live, or live without a server.
 const STATE_DEAD: u16 = 0;
+/// `UBLK_S_DEV_QUIESCED`: started, and its server has died.
+const STATE_QUIESCED: u16 = 2;
+
+/// Distance of the descriptors of two queues in the mapping of `/dev/ublkcN`: room for the largest
+/// queue, in whole pages.
+pub(super) fn descriptors_stride_bytes() -> u64 {
+    (u64::from(QUEUE_DEPTH_MAX) * DESCRIPTOR_BYTES as u64).next_multiple_of(rustix::param::page_size() as u64)
+}
 
 /// The unit of lengths and offsets, whatever the device's sector size.
 const SECTOR_BYTES: u64 = 512;
@@ -81,12 +98,16 @@ const DISCARD_SECTORS_MAX: u64 = (u32::MAX >> 9) as u64;
 /// Parameters for adding a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UblkDevice {
-    /// Maximum number of requests in flight.
+    /// Number of queues, each served by a thread.
+    pub queues: u16,
+    /// Maximum number of requests in flight on each queue.
     pub queue_depth: u16,
     /// Maximum length of one transfer: a multiple of the page size.
     pub transfer_bytes: u32,
     /// Any number but 0, which identifies the device to the program that added it.
     pub mark: u64,
+    /// Whether the device outlives its server: requests wait for the next one. Otherwise they fail.
+    pub outlives_server: bool,
 }
 
 /// The kernel's information on a device.
@@ -98,6 +119,8 @@ pub struct UblkFacts {
     pub device: UblkDevice,
     /// Whether `/dev/ublkbN` exists.
     pub is_started: bool,
+    /// Whether it is started and waits for another server.
+    pub is_quiesced: bool,
 }
 
 /// A request from the kernel.
@@ -126,23 +149,27 @@ pub(super) fn control_command(number: u32, payload: Option<(u64, u16)>, data: u6
     bytes
 }
 
-/// `struct ublksrv_io_cmd` for queue 0, the only one.
-pub(super) fn io_command(tag: u16, result: i32, address: u64) -> [u8; IO_COMMAND_BYTES] {
+/// `struct ublksrv_io_cmd`.
+pub(super) fn io_command(queue: u16, tag: u16, result: i32, address: u64) -> [u8; IO_COMMAND_BYTES] {
     let mut bytes = [0; IO_COMMAND_BYTES];
+    put(&mut bytes, 0, &queue.to_ne_bytes());
     put(&mut bytes, 2, &tag.to_ne_bytes());
     put(&mut bytes, 4, &result.to_ne_bytes());
     put(&mut bytes, 8, &address.to_ne_bytes());
     bytes
 }
 
-/// `struct ublksrv_ctrl_dev_info` for a new device with any free number.
-pub(super) fn device_info(device: &UblkDevice) -> [u8; PAYLOAD_BYTES] {
+/// `struct ublksrv_ctrl_dev_info` for a new device with any free number. `driver`: the feature bits
+/// of the driver.
+pub(super) fn device_info(device: &UblkDevice, driver: u64) -> [u8; PAYLOAD_BYTES] {
     let mut bytes = [0; PAYLOAD_BYTES];
-    put(&mut bytes, 0, &1u16.to_ne_bytes());
+    put(&mut bytes, 0, &device.queues.to_ne_bytes());
     put(&mut bytes, 2, &device.queue_depth.to_ne_bytes());
     put(&mut bytes, 8, &device.transfer_bytes.to_ne_bytes());
     put(&mut bytes, 12, &u32::MAX.to_ne_bytes());
-    put(&mut bytes, 24, &FEATURE_IOCTL_ENCODE.to_ne_bytes());
+    let recovery = if device.outlives_server { FEATURES_RECOVERY } else { 0 };
+    let features = FEATURE_IOCTL_ENCODE | recovery | driver & FEATURE_NO_PARTITION_SCAN;
+    put(&mut bytes, 24, &features.to_ne_bytes());
     put(&mut bytes, 32, &device.mark.to_ne_bytes());
     bytes
 }
@@ -150,16 +177,21 @@ pub(super) fn device_info(device: &UblkDevice) -> [u8; PAYLOAD_BYTES] {
 /// Decodes the kernel's answer; `None` if a value is out of range.
 pub(super) fn facts(bytes: &[u8; PAYLOAD_BYTES]) -> Option<UblkFacts> {
     let device = UblkDevice {
+        queues: u16::from_ne_bytes(get(bytes, 0)),
         queue_depth: u16::from_ne_bytes(get(bytes, 2)),
         transfer_bytes: u32::from_ne_bytes(get(bytes, 8)),
         mark: u64::from_ne_bytes(get(bytes, 32)),
+        outlives_server: u64::from_ne_bytes(get(bytes, 24)) & FEATURES_RECOVERY == FEATURES_RECOVERY,
     };
-    let is_possible =
-        (1..=QUEUE_DEPTH_MAX).contains(&device.queue_depth) && device.transfer_bytes <= TRANSFER_BYTES_MAX;
+    let state = u16::from_ne_bytes(get(bytes, 4));
+    let is_possible = device.queues > 0
+        && (1..=QUEUE_DEPTH_MAX).contains(&device.queue_depth)
+        && device.transfer_bytes <= TRANSFER_BYTES_MAX;
     is_possible.then(|| UblkFacts {
         number: u32::from_ne_bytes(get(bytes, 12)),
         device,
-        is_started: u16::from_ne_bytes(get(bytes, 4)) != STATE_DEAD,
+        is_started: state != STATE_DEAD,
+        is_quiesced: state == STATE_QUIESCED,
     })
 }
 
@@ -229,7 +261,13 @@ fn get<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 mod tests {
     use super::*;
 
-    const DEVICE: UblkDevice = UblkDevice { queue_depth: 128, transfer_bytes: 256 << 10, mark: 0x1234_5678_9abc_def0 };
+    const DEVICE: UblkDevice = UblkDevice {
+        queues: 2,
+        queue_depth: 128,
+        transfer_bytes: 256 << 10,
+        mark: 0x1234_5678_9abc_def0,
+        outlives_server: true,
+    };
 
     fn descriptor(word: u32, sectors: u32, first: u64) -> [u8; DESCRIPTOR_BYTES] {
         let mut bytes = [0; DESCRIPTOR_BYTES];
@@ -245,7 +283,17 @@ mod tests {
         assert_eq!(command::ADD_DEVICE, 0xC020_7504);
         assert_eq!(command::GET_FEATURES, 0x8020_7513);
         assert_eq!(command::UPDATE_SIZE, 0xC020_7515);
+        assert_eq!((command::START_RECOVERY, command::END_RECOVERY), (0xC020_7510, 0xC020_7511));
         assert_eq!(command::FETCH, 0xC010_7520);
+    }
+
+    #[test]
+    fn a_fetch_names_its_queue_and_its_tag() {
+        let bytes = io_command(3, 7, -5, 0x1000);
+        assert_eq!((u16::from_ne_bytes(get(&bytes, 0)), u16::from_ne_bytes(get(&bytes, 2))), (3, 7));
+        assert_eq!((i32::from_ne_bytes(get(&bytes, 4)), u64::from_ne_bytes(get(&bytes, 8))), (-5, 0x1000));
+        assert_eq!(descriptors_stride_bytes() % rustix::param::page_size() as u64, 0);
+        assert!(descriptors_stride_bytes() >= 4096 * 24);
     }
 
     /// `ublk_ctrl_set_size` reads the new size from the command's first data word, in sectors of
@@ -261,11 +309,17 @@ mod tests {
 
     #[test]
     fn device_parameters_survive_encoding() {
-        let mut bytes = device_info(&DEVICE);
+        let mut bytes = device_info(&DEVICE, u64::MAX);
+        assert_eq!(u64::from_ne_bytes(get(&bytes, 24)), 1 << 18 | 1 << 6 | 1 << 4 | 1 << 3);
         put(&mut bytes, 12, &7u32.to_ne_bytes());
-        assert_eq!(facts(&bytes), Some(UblkFacts { number: 7, device: DEVICE, is_started: false }));
-        put(&mut bytes, 4, &1u16.to_ne_bytes());
-        assert!(facts(&bytes).unwrap().is_started);
+        assert_eq!(facts(&bytes), Some(UblkFacts { number: 7, device: DEVICE, is_started: false, is_quiesced: false }));
+        let state = |bytes: &mut [u8; PAYLOAD_BYTES], state: u16| {
+            put(bytes, 4, &state.to_ne_bytes());
+            facts(bytes).map(|facts| (facts.is_started, facts.is_quiesced)).unwrap()
+        };
+        assert_eq!((state(&mut bytes, 1), state(&mut bytes, 2)), ((true, false), (true, true)));
+        let dies_with_it = UblkDevice { outlives_server: false, ..DEVICE };
+        assert_eq!(facts(&device_info(&dies_with_it, 0)).unwrap().device, dies_with_it);
         put(&mut bytes, 2, &0u16.to_ne_bytes());
         assert_eq!(facts(&bytes), None, "a queue depth of 0");
     }

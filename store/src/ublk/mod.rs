@@ -9,10 +9,11 @@
 //! layout.rs   structs of the interface <-> values, pure      control.rs, queue.rs
 //! ```
 //!
-//! Every tag of the device has a fetch in flight, with a buffer. A request completes the fetch. The
-//! payload of a write is then in the buffer; the payload of a read is taken from the buffer by the
-//! commit, which is also the next fetch. So a request costs one ring entry and one answer, and no
-//! system call of its own. The ring is that of the disk's queue.
+//! A device has several queues, each with a thread. Every tag of a queue has a fetch in flight,
+//! with a buffer. A request completes the fetch. The payload of a write is then in the buffer; the
+//! payload of a read is taken from the buffer by the commit, which is also the next fetch. So a
+//! request costs one ring entry and one answer, and no system call of its own. The ring is that of
+//! the disk's queue.
 //!
 //! Rejected: letting the server copy the payload (`UBLK_F_USER_COPY`: pread and pwrite on
 //! `/dev/ublkcN`). Fetches would need no buffers, but each request would cost a further call, which
@@ -28,4 +29,4 @@ mod queue;
 
 pub use control::{UBLK_CONTROL, UblkControl};
 pub use layout::{UblkDevice, UblkFacts, UblkOperation};
-pub use queue::{UblkEnd, UblkQueue};
+pub use queue::{UblkEnd, UblkNode, UblkQueue};

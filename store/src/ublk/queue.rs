@@ -1,4 +1,4 @@
-//! The queue of a device: fetches and commits requests on a shared ring.
+//! A queue of a device: fetches and commits requests on a shared ring.
 //!
 //! ```text
 //! fetch(tag, buf) ─┐                                            ┌─▶ UblkEnd { tag, buf, request }
@@ -18,10 +18,7 @@
 
 #![allow(unsafe_code)]
 
-use super::{
-    control::UblkControl,
-    layout::{self, DESCRIPTOR_BYTES, UblkOperation, command},
-};
+use super::layout::{self, DESCRIPTOR_BYTES, UblkDevice, UblkOperation, command};
 use crate::{
     IoBuf, SharedRing,
     shared::{Member, RingAnswer},
@@ -37,6 +34,7 @@ use std::{
     io, mem,
     os::fd::{AsRawFd, OwnedFd},
     ptr::{self, NonNull},
+    sync::Arc,
 };
 
 /// A request that has arrived, or the end of a tag.
@@ -51,15 +49,31 @@ pub struct UblkEnd {
     pub request: io::Result<Option<UblkOperation>>,
 }
 
-/// The queue of one device; see the module documentation.
+/// The open `/dev/ublkcN` of a device. The kernel lets it be opened once, so all queues share it.
+#[derive(Debug, Clone)]
+pub struct UblkNode(Arc<OwnedFd>);
+
+impl UblkNode {
+    /// Opens the node at `path`.
+    ///
+    /// # Errors
+    /// The error of the system; `EBUSY` if a process has it open.
+    pub fn open(path: &str) -> io::Result<Self> {
+        Ok(Self(Arc::new(rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)))
+    }
+}
+
+/// A queue of a device; see the module documentation.
 #[derive(Debug)]
 pub struct UblkQueue {
     member: Member,
+    /// Of the device's queues.
+    index: u16,
     place: types::Fd,
     flags: squeue::Flags,
     file_index: Option<u32>,
     /// Keeps the descriptor that the entries use open.
-    _file: OwnedFd,
+    _file: Arc<OwnedFd>,
     descriptors: Descriptors,
     transfer_bytes: usize,
     /// Buffers that the kernel has, by tag.
@@ -69,14 +83,14 @@ pub struct UblkQueue {
 }
 
 impl UblkQueue {
-    /// Opens the queue of a device that was added and is not started. `path` is its `/dev/ublkcN`.
+    /// Opens the queue `index` of a device that was added and is not started, or whose recovery has
+    /// begun.
     ///
     /// # Errors
-    /// The device cannot be opened, or `control` cannot query it.
-    pub fn open(ring: &SharedRing, control: &mut UblkControl, number: u32, path: &str) -> io::Result<Self> {
-        let device = control.facts(number)?.device;
-        let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-        let descriptors = Descriptors::map(&file, device.queue_depth)?;
+    /// The descriptors cannot be mapped.
+    pub fn open(ring: &SharedRing, node: &UblkNode, device: &UblkDevice, index: u16) -> io::Result<Self> {
+        let file = Arc::clone(&node.0);
+        let descriptors = Descriptors::map(&file, index, device.queue_depth)?;
         let member = Member::join(ring);
         let file_index = member.ring().register_file(file.as_raw_fd());
         let (place, flags) = match file_index {
@@ -86,6 +100,7 @@ impl UblkQueue {
         let buffers = (0..device.queue_depth).map(|_| None).collect();
         Ok(Self {
             member,
+            index,
             place,
             flags,
             file_index,
@@ -133,7 +148,7 @@ impl UblkQueue {
         assert!(slot.is_none(), "tag {tag} is in use by the kernel");
         let address = buf.address() as u64;
         let entry = opcode::UringCmd16::new(self.place, operation)
-            .cmd(layout::io_command(tag, result, address))
+            .cmd(layout::io_command(self.index, tag, result, address))
             .build()
             .flags(self.flags)
             .user_data(self.member.user_bits() | u64::from(tag));
@@ -190,7 +205,7 @@ struct Descriptors {
 }
 
 impl Descriptors {
-    fn map(file: &OwnedFd, count: u16) -> io::Result<Self> {
+    fn map(file: &OwnedFd, index: u16, count: u16) -> io::Result<Self> {
         let len_bytes = (usize::from(count) * DESCRIPTOR_BYTES).next_multiple_of(rustix::param::page_size());
         // SAFETY: a new mapping, at an address that the kernel chooses, of pages that only the
         // kernel writes.
@@ -201,7 +216,7 @@ impl Descriptors {
                 ProtFlags::READ,
                 MapFlags::SHARED | MapFlags::POPULATE,
                 file,
-                0,
+                u64::from(index) * layout::descriptors_stride_bytes(),
             )
         }?;
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("the ublk driver mapped nothing"))?;

@@ -345,8 +345,10 @@ fn libc_nonblock() -> i32 {
 
 impl BlockDevice for FrontEnd {
     fn geometry(&self) -> Geometry {
-        let word = |at: u32| {
-            let bytes = self.config(at, 4).unwrap_or_default();
+        // In one piece from the start: qemu-storage-daemon ignores the offset.
+        let config = self.config(0, 28).unwrap_or_default();
+        let word = |at: usize| {
+            let bytes = config.get(at..at + 4).unwrap_or_default();
             u32::from_le_bytes(bytes.try_into().unwrap_or_default())
         };
         let sectors = u64::from(word(0)) | u64::from(word(4)) << 32;
