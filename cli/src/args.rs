@@ -109,7 +109,7 @@ pub enum Command {
 }
 
 /// What each command uses of the options about disks. The others use none of them.
-const USED: [(&[&str], UsedOptions); 38] = [
+const USED: [(&[&str], UsedOptions); 39] = [
     (&["create"], UsedOptions::Parents),
     (&["info"], UsedOptions::Reading),
     (&["map"], UsedOptions::Reading),
@@ -148,6 +148,7 @@ const USED: [(&[&str], UsedOptions); 38] = [
     (&["lab", "study", "raw-and-file"], UsedOptions::Engine),
     (&["lab", "study", "zero-payload"], UsedOptions::Engine),
     (&["lab", "study", "access-paths"], UsedOptions::Engine),
+    (&["lab", "study", "native-and-guest"], UsedOptions::Engine),
 ];
 
 /// The commands of which `--format` names the format of what they make.

@@ -24,6 +24,7 @@ use diskwright_lab::{
     study::{
         access_paths::{self, AccessPathsResult},
         containers::{self, ContainersResult},
+        native_and_guest::{self, NativeAndGuestResult},
         queue_depth::{self, QueueDepthResult},
         raw_and_file::{self, RawAndFileResult},
         zero_payload::{self, ZeroPayloadResult},
@@ -75,6 +76,7 @@ fn all() -> Vec<Named> {
         of_result::<WithSummary<'_, AccessPathsResult>>(access_paths::SCHEMA),
         of_result::<WithSummary<'_, ComparisonRecord>>(COMPARISON_SCHEMA),
         of_result::<WithSummary<'_, ContainersResult>>(containers::SCHEMA),
+        of_result::<WithSummary<'_, NativeAndGuestResult>>(native_and_guest::SCHEMA),
         of_result::<WithSummary<'_, QueueDepthResult>>(queue_depth::SCHEMA),
         of_result::<WithSummary<'_, RawAndFileResult>>(raw_and_file::SCHEMA),
         of_result::<WithSummary<'_, Run>>(RUN_SCHEMA),

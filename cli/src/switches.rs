@@ -22,7 +22,8 @@ use diskwright_lab::{
     comparison::{FailIf, JudgeOptions},
     prepare::PrepareOptions,
     study::{
-        StudyOptions, containers::ContainersOptions, queue_depth::QueueDepthOptions, raw_and_file::RawAndFileOptions,
+        StudyOptions, containers::ContainersOptions, native_and_guest::NativeAndGuestOptions,
+        queue_depth::QueueDepthOptions, raw_and_file::RawAndFileOptions,
     },
     sweep::SweepOptions,
 };
@@ -105,6 +106,7 @@ switches! {
     StudyOptions::keep => "--keep";
     StudyOptions::output => "--output";
     ContainersOptions::size_bytes => "--size";
+    NativeAndGuestOptions::kernel => "--kernel";
     QueueDepthOptions::array => "--copies and --devices";
     QueueDepthOptions::target_depth => "--target-depth";
     QueueDepthOptions::targets => "--target";

@@ -8,12 +8,14 @@
 //! ```text
 //!   ChildLauncher::open ──────▶ PROGRAM ARGS... open PATH OFFSET LENGTH direct|page ─┐
 //!   ChildLauncher::long_run ──▶ PROGRAM ARGS... run REQUESTS ────────────────────────┴▶ child_main
+//!   guest/ (/init of a guest) ▶ PROGRAM ARGS... guest        see `guest::agent`
 //!   ChildLauncher::ask ───────▶ PROGRAM ARGS... WORDS...     a caller's own child process; returns
 //!                                                            its JSON
 //! ```
 
 use crate::{
     LabError, Result,
+    guest::agent,
     open::{self, OpenHow},
     peer,
 };
@@ -50,6 +52,11 @@ impl ChildLauncher {
     pub fn current_exe<A: Into<OsString>>(args: impl IntoIterator<Item = A>) -> Result<Self> {
         let program = std::env::current_exe().map_err(LabError::file("find the running program", "/proc/self/exe"))?;
         Ok(Self { program, args: args.into_iter().map(Into::into).collect() })
+    }
+
+    /// The program, and the arguments before those of the child.
+    pub(crate) fn command_line(&self) -> (&Path, &[OsString]) {
+        (&self.program, &self.args)
     }
 
     /// Opens `path` read-only in a child process and reads `len_bytes` at `offset_bytes`.
@@ -176,6 +183,7 @@ pub fn child_main(args: &[OsString]) -> Result<String> {
             serde_json::to_string(&open_cost(Path::new(path), number(offset)?, number(len)?, mode)?)
         }
         [verb, requests] if verb == OsStr::new("run") => serde_json::to_string(&run_cost(number(requests)?)?),
+        [verb] if verb == OsStr::new(agent::WORD) => serde_json::to_string(&agent::guest_main()?),
         _ => return Err(bad()),
     };
     cost.map_err(|error| LabError::BadOptions {

@@ -22,6 +22,7 @@ use crate::{
     study::{
         access_paths::{self, AccessPathsResult},
         containers::{self, ContainersResult},
+        native_and_guest::{self, NativeAndGuestResult},
         queue_depth::record::{QueueDepthResult, SCHEMA as QUEUE_DEPTH_SCHEMA},
         raw_and_file::{self, RawAndFileResult},
         zero_payload::{self, ZeroPayloadResult},
@@ -129,6 +130,8 @@ kinds! {
     Comparison(ComparisonRecord), COMPARISON_SCHEMA, "a comparison";
     /// Result of `lab study access-paths`.
     AccessPaths(AccessPathsResult), access_paths::SCHEMA, "a study of access paths";
+    /// Result of `lab study native-and-guest`.
+    NativeAndGuest(NativeAndGuestResult), native_and_guest::SCHEMA, "a study of native and guest";
     /// Result of `lab selftest` and `diskwright-bench`.
     Acceptance(AcceptanceRecord), acceptance::SCHEMA, "an acceptance run";
 }
@@ -144,7 +147,15 @@ macro_rules! with_head {
     };
 }
 
-with_head!(SweepRecord, ContainersResult, QueueDepthResult, RawAndFileResult, ZeroPayloadResult, AccessPathsResult);
+with_head!(
+    SweepRecord,
+    ContainersResult,
+    QueueDepthResult,
+    RawAndFileResult,
+    ZeroPayloadResult,
+    AccessPathsResult,
+    NativeAndGuestResult
+);
 
 impl Kind for Run {
     fn head(&self) -> Option<&Head> {

@@ -18,6 +18,7 @@
 //! | `prepare.rs`, `inspect/`, `fill.rs` | prepares targets; checks before writing; fills them |
 //! | `targets.rs`, `chain.rs`, `child.rs` | containers; chains; one operation in a fresh process |
 //! | `peer.rs`, `server.rs`, `traffic.rs` | other programs; servers; bytes moved by the kernel |
+//! | `guest/` | a virtual machine that measures the disks that it is given |
 //! | `rounds.rs` | the loop of interleaved rounds: order, seeds, stop |
 //! | `cells.rs`, `ratio.rs` | measured figures; medians; ratios within rounds |
 //! | `measure.rs` | one workload on several targets |
@@ -74,6 +75,7 @@ pub mod document;
 mod error;
 pub mod export;
 pub mod fill;
+pub mod guest;
 mod inspect;
 pub mod measure;
 pub mod open;

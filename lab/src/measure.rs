@@ -52,7 +52,7 @@ impl Plan {
 
 impl Plan {
     /// The job of one round.
-    fn job(&self, workload: &Workload, target: &OpenTarget, round: usize) -> Job {
+    pub(crate) fn job(&self, workload: &Workload, target: &OpenTarget, round: usize) -> Job {
         let mut job = Job::simple(&workload.name, workload.load(), self.warm_up.into(), self.measured.into());
         (job.seed, job.cache, job.engine) = (self.seed, target.cache, IoEngine::from(self.engine));
         let cell = cells::title(&workload.name, workload.queue_depth.into());

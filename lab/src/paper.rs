@@ -90,6 +90,41 @@ pub fn ratio(workload: &Workload, container: PaperContainer) -> Option<f64> {
     Some(values[column] / values[0])
 }
 
+/// One workload: bytes per request, percentage of reads, percentage of random requests; then the
+/// figures of the pass-through disk and of the fixed VHD in a virtual machine.
+type InGuestRow = (u32, f64, f64, [f64; 2]);
+
+const fn in_guest(shares: (f64, f64), block_kib: u32, values: [f64; 2]) -> InGuestRow {
+    (block_kib << 10, shares.0, shares.1, values)
+}
+
+/// "WS08 R2 Sequential I/Os Throughput (Native vs. Virtual Machine)", MB/s, and "WS08 R2 Random
+/// I/Os Throughput (Native vs. Virtual Machine)", IOPS; queue depth 64; rounded to a millionth. The
+/// native figures are those of [`NATIVE_R2`].
+const IN_GUEST_R2: [InGuestRow; 12] = [
+    in_guest(SR, 64, [1518.409949, 1500.243262]),
+    in_guest(SW, 64, [639.938619, 642.627957]),
+    in_guest(SR, 256, [1605.669001, 1606.630831]),
+    in_guest(SW, 256, [575.909005, 588.018417]),
+    in_guest(SR, 1024, [1600.324675, 1596.930313]),
+    in_guest(SW, 1024, [569.463374, 580.165753]),
+    in_guest(RR, 4, [3475.533269, 3491.746879]),
+    in_guest(RW, 4, [3092.645850, 3063.018959]),
+    in_guest(RR, 8, [3411.238137, 3404.459546]),
+    in_guest(RW, 8, [3047.978567, 3011.015115]),
+    in_guest(RR, 64, [2683.016076, 2687.993132]),
+    in_guest(RW, 64, [2414.056132, 2406.173921]),
+];
+
+/// The paper's ratios of a virtual machine to native: the pass-through disk to the physical disk,
+/// and the fixed VHD to itself. `None` for a workload that the paper does not have.
+pub fn guest_ratios(workload: &Workload) -> Option<(f64, f64)> {
+    let is_it = |row: &(u32, f64, f64)| *row == (workload.block_bytes, workload.read_percent, workload.random_percent);
+    let (.., native) = NATIVE_R2.iter().find(|(bytes, read, random, _)| is_it(&(*bytes, *read, *random)))?;
+    let (.., guest) = IN_GUEST_R2.iter().find(|(bytes, read, random, _)| is_it(&(*bytes, *read, *random)))?;
+    Some((guest[0] / native[0], guest[1] / native[1]))
+}
+
 /// The paper's workload with this name, at [`QUEUE_DEPTH`].
 pub fn workload(name: &str) -> Option<Workload> {
     let mut all = paper_monolithic(QUEUE_DEPTH).into_iter().chain(paper_applications(QUEUE_DEPTH));

@@ -109,6 +109,23 @@ impl Server {
         }
     }
 
+    /// Waits for a server that ends by itself.
+    ///
+    /// # Errors
+    /// [`LabError::Program`] if it does not end within 60 s, or fails.
+    pub fn wait_for_end(mut self) -> Result<()> {
+        let mut ended = None;
+        let start = Instant::now();
+        while ended.is_none() && start.elapsed() < PATIENCE {
+            ended = self.child.try_wait().map_err(LabError::file("wait for", &self.log))?;
+            std::thread::sleep(POLL_PAUSE);
+        }
+        match ended {
+            Some(status) if status.success() => Ok(()),
+            ended => Err(self.failed(ended, "it did not end in time")),
+        }
+    }
+
     /// Sends SIGTERM and waits for the end: a server may have to detach a device first.
     fn end(&mut self) -> io::Result<Option<ExitStatus>> {
         if let Some(status) = self.child.try_wait()? {
@@ -134,7 +151,9 @@ impl Server {
         Pid::from_raw(self.child.id() as i32)
     }
 
-    fn failed(&self, ended: Option<ExitStatus>, why: &str) -> LabError {
+    /// The error that the server has failed, with its output. `why` is a phrase if it has not
+    /// ended.
+    pub(crate) fn failed(&self, ended: Option<ExitStatus>, why: &str) -> LabError {
         LabError::Program {
             command: self.command.clone(),
             status: ended.map_or_else(|| why.to_owned(), |status| status.to_string()),

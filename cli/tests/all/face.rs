@@ -18,6 +18,7 @@ fn help_names_every_command() {
         "lab study queue-depth",
         "lab study raw-and-file",
         "lab study access-paths",
+        "lab study native-and-guest",
         "lab run",
         "lab sweep",
         "lab compare",

@@ -60,6 +60,7 @@ const ELSEWHERE: &[&str] = &[
     "serve-1",
     "study.access-paths-2",
     "study.containers-3",
+    "study.native-and-guest-1",
     "study.queue-depth-3",
     "study.raw-and-file-3",
     "study.zero-payload-3",

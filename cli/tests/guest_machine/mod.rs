@@ -21,7 +21,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -32,7 +32,7 @@ pub const HOST: &str = "10.0.2.2";
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Guests run one after the other: two emulated machines at once have half a processor each.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-const QEMU: &str = "qemu-system-x86_64";
+pub const QEMU: &str = "qemu-system-x86_64";
 
 /// What a guest is made of.
 pub struct Guest {
@@ -55,7 +55,7 @@ impl Guest {
     /// The same, with the kernel of a suite of Debian's, as `fetch-kernel SUITE` puts it there.
     pub fn of_suite(suite: Option<&str>, modules: &[&str], programs: &[&str]) -> Option<Self> {
         let mut kernel = kernel_dir().into_os_string();
-        for suite in suite {
+        if let Some(suite) = suite {
             kernel.push(format!("-{suite}"));
         }
         let kernel = PathBuf::from(kernel);
@@ -167,7 +167,7 @@ impl Guest {
     /// When the time is over, or the script ends badly; with the console.
     #[track_caller]
     pub fn run(&self, script: &str) -> Option<String> {
-        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = turn();
         let mut child = self.boot(script);
         let console = finish(&mut child, |_| false);
         if !console.contains("GUEST: READY") {
@@ -185,7 +185,7 @@ impl Guest {
     /// When the time is over before.
     #[track_caller]
     pub fn run_and_kill(&self, script: &str, word: &str, meanwhile: impl FnOnce(), mark: &str) -> Option<String> {
-        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = turn();
         let mut child = self.boot(script);
         let mut meanwhile = Some(meanwhile);
         let console = finish(&mut child, |said| {
@@ -278,6 +278,11 @@ impl Guest {
     }
 }
 
+/// Waits until no other guest runs, and keeps others from starting.
+pub fn turn() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// What it says until it ends, it has said enough, or its time is over.
 fn finish(child: &mut Child, mut is_enough: impl FnMut(&str) -> bool) -> String {
     let mut out = child.stdout.take().unwrap();
@@ -307,7 +312,8 @@ fn finish(child: &mut Child, mut is_enough: impl FnMut(&str) -> bool) -> String 
     format!("{console}{errors}")
 }
 
-fn kernel_dir() -> PathBuf {
+/// The folder of the release's kernel.
+pub fn kernel_dir() -> PathBuf {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache =
         || set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache"))).unwrap_or_else(std::env::temp_dir);

@@ -17,6 +17,7 @@ fn each_kind_comes_back_from_its_json() {
         Document::ZeroPayload(Box::new(example::zero_payload())),
         Document::Comparison(Box::new(example::comparison())),
         Document::AccessPaths(Box::new(access_paths::example::result())),
+        Document::NativeAndGuest(Box::new(native_and_guest::example::result())),
     ] {
         let json = serde_json::to_vec(&document).unwrap();
         assert_eq!(parse(Path::new("r.json"), &json).unwrap(), std::slice::from_ref(&document));

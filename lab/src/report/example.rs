@@ -24,6 +24,10 @@ pub fn all() -> Vec<(&'static str, Document)> {
         ("depths and threads.json", Document::Sweep(Box::new(sweep_of_two()))),
         ("containers.json", Document::Containers(Box::new(containers()))),
         ("paths.json", Document::AccessPaths(Box::new(crate::study::access_paths::example::result()))),
+        (
+            "native-and-guest.json",
+            Document::NativeAndGuest(Box::new(crate::study::native_and_guest::example::result())),
+        ),
         ("acceptance.json", Document::Acceptance(Box::new(acceptance()))),
         ("queue-depth.json", Document::QueueDepth(Box::new(crate::study::queue_depth::tests::result()))),
         ("raw-and-file.json", Document::RawAndFile(Box::new(crate::study::raw_and_file::tests::result()))),

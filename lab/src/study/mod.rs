@@ -1,14 +1,15 @@
 //! The studies: experiments of published papers, from preparation to verdict.
 //!
 //! ```text
-//!   containers/     raw file, fixed, dynamic, differencing; VHD and VHDX
-//!   access_paths/   the cost of NBD and of an attached loop device
-//!   zero_payload/   writes of zeros against writes of data, on storage that does not store zeros
-//!   queue_depth/    the queue depth that a target needs: the Storage Spaces paper's procedure
-//!   raw_and_file/   raw device mappings, and flat files on a file system, against the bare device
-//!   flushed.rs      counted writes with the flush after them
-//!   budget.rs       the time budget of a quick study
-//!   warnings.rs     warnings that several studies share
+//!   containers/        raw file, fixed, dynamic, differencing; VHD and VHDX
+//!   access_paths/      the cost of NBD and of an attached loop device
+//!   native_and_guest/  a disk on the host and in a virtual machine
+//!   zero_payload/      writes of zeros against writes of data, where zeros are not stored
+//!   queue_depth/       the queue depth that a target needs: the Storage Spaces paper's procedure
+//!   raw_and_file/      raw device mappings, and flat files on a file system, against the device
+//!   flushed.rs         counted writes with the flush after them
+//!   budget.rs          the time budget of a quick study
+//!   warnings.rs        warnings that several studies share
 //! ```
 //!
 //! All studies take [`StudyOptions`] and return a [`StudyReport`]. A study that is stopped after
@@ -19,6 +20,7 @@ pub mod access_paths;
 mod budget;
 pub mod containers;
 pub mod flushed;
+pub mod native_and_guest;
 pub mod queue_depth;
 pub mod raw_and_file;
 mod warnings;

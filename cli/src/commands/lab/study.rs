@@ -3,6 +3,7 @@
 
 mod access_paths;
 mod containers;
+mod native_and_guest;
 mod queue_depth;
 mod raw_and_file;
 mod zero_payload;
@@ -27,6 +28,8 @@ enum Study {
     RawAndFile(raw_and_file::RawAndFileArgs),
     /// Cost of NBD and of an attached device, compared to the disk in process.
     AccessPaths(access_paths::AccessPathsArgs),
+    /// The same disks on the host and in a virtual machine.
+    NativeAndGuest(native_and_guest::NativeAndGuestArgs),
     /// Why a dynamic disk full of zeros seems many times faster than a fixed one.
     ZeroPayload(zero_payload::ZeroPayloadArgs),
 }
@@ -37,6 +40,7 @@ pub fn run(context: &mut Context, args: &StudyArgs) -> Outcome {
         Study::QueueDepth(args) => queue_depth::run(context, args),
         Study::RawAndFile(args) => raw_and_file::run(context, args),
         Study::AccessPaths(args) => access_paths::run(context, args),
+        Study::NativeAndGuest(args) => native_and_guest::run(context, args),
         Study::ZeroPayload(args) => zero_payload::run(context, args),
     }
 }

@@ -1,0 +1,153 @@
+//! The program in the guest: process 1, which loads modules, opens the port, and measures jobs
+//! until it is told to end.
+
+use super::{
+    initramfs::MODULES_DIR,
+    protocol::{FromGuest, PORT, Progress, Ran, ToGuest},
+};
+use crate::{LabError, Result, measure, targets::open_target};
+use diskwright_load::{
+    figures::Figures,
+    job::Job,
+    machine::Machine,
+    record::SeriesPoint,
+    run::{RunOptions, Snapshot},
+};
+use diskwright_store::{BlockDevice, CacheMode, RawDevice};
+use rustix::{
+    mount::{MountFlags, mount},
+    system::{RebootCommand, finit_module, reboot},
+};
+use std::{
+    ffi::CStr,
+    fs::{self, File, OpenOptions},
+    io::{self, BufRead, BufReader, Write},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+/// The argument of the child process that calls [`guest_main`].
+pub(crate) const WORD: &str = "guest";
+
+/// Longest time for a device to appear.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Measures until the host ends the guest, and then powers the guest off. To be called by process 1
+/// of a guest that [`super::Guest`] has started.
+///
+/// # Errors
+/// [`LabError::BadOptions`] in any other process. It does not return otherwise.
+pub(crate) fn guest_main() -> Result<()> {
+    if std::process::id() != 1 {
+        return Err(LabError::BadOptions {
+            what: "this command measures in a virtual machine, as its first process".into(),
+            hint: "`lab study native-and-guest` starts such a machine".into(),
+        });
+    }
+    if let Err(error) = serve() {
+        // The console, which the host logs.
+        eprintln!("the guest ends: {error}");
+    }
+    reboot(RebootCommand::Restart).map_err(io::Error::from).map_err(LabError::file("end", "the guest"))
+}
+
+fn serve() -> Result<()> {
+    prepare().map_err(LabError::file("prepare", "the guest"))?;
+    let path = wait_for(port).ok_or_else(|| missing("its port"))?;
+    let failed = || LabError::file("open the port", &path);
+    let port = OpenOptions::new().read(true).write(true).open(&path).map_err(failed())?;
+    let lines = BufReader::new(port.try_clone().map_err(failed())?);
+    let port = Mutex::new(port);
+    let send = |message: &FromGuest| {
+        let mut line = serde_json::to_vec(message).map_err(io::Error::from)?;
+        line.push(b'\n');
+        port.lock().unwrap_or_else(PoisonError::into_inner).write_all(&line)
+    };
+    send(&FromGuest::Ready(Machine::detect())).map_err(failed())?;
+    for line in lines.lines() {
+        let line = line.map_err(failed())?;
+        let answer = match serde_json::from_str(&line) {
+            Ok(ToGuest::End) => return Ok(()),
+            Ok(ToGuest::Run { disk, job }) => {
+                // The host stops a run by ending the guest.
+                let watch = |snapshot: &Snapshot<'_>| send(&FromGuest::Progress(Progress::of(snapshot))).is_ok();
+                match run(&disk, &job, &watch) {
+                    Ok(ran) => FromGuest::Ran(Box::new(ran)),
+                    Err(LabError::Void { first, errors }) => FromGuest::Void { first, errors },
+                    Err(error) => FromGuest::Failed(error.to_string()),
+                }
+            }
+            Err(error) => FromGuest::Failed(format!("the message cannot be read: {error}")),
+        };
+        send(&answer).map_err(failed())?;
+    }
+    Ok(())
+}
+
+/// Mounts the kernel's file systems and loads the modules.
+fn prepare() -> io::Result<()> {
+    for (what, at) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev")] {
+        mount(what, at, what, MountFlags::empty(), None::<&CStr>)?;
+    }
+    let mut modules: Vec<PathBuf> =
+        fs::read_dir(Path::new("/").join(MODULES_DIR))?.flatten().map(|entry| entry.path()).collect();
+    modules.sort();
+    for module in modules {
+        match finit_module(File::open(&module)?, c"", 0) {
+            // The kernel has it built in.
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(errno) => eprintln!("{}: {errno}", module.display()),
+        }
+    }
+    Ok(())
+}
+
+fn wait_for<T>(find: impl Fn() -> Option<T>) -> Option<T> {
+    let begun = Instant::now();
+    loop {
+        match find() {
+            None if begun.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(20)),
+            found => return found,
+        }
+    }
+}
+
+fn missing(what: &str) -> LabError {
+    LabError::BadOptions {
+        what: format!("the guest does not find {what}"),
+        hint: "the kernel needs virtio_pci, virtio_blk and virtio_console".into(),
+    }
+}
+
+/// The first entry of a class in `/sys` whose attribute has this value, as a device file.
+fn device_with(class: &str, attribute: &str, value: &str) -> Option<PathBuf> {
+    let entries = fs::read_dir(Path::new("/sys/class").join(class)).ok()?.flatten();
+    let mut names = entries
+        .filter(|entry| fs::read_to_string(entry.path().join(attribute)).is_ok_and(|found| found.trim() == value));
+    let device = Path::new("/dev").join(names.next()?.file_name());
+    device.exists().then_some(device)
+}
+
+fn port() -> Option<PathBuf> {
+    device_with("virtio-ports", "name", PORT)
+}
+
+fn run(serial: &str, job: &Job, watch: &(impl Fn(&Snapshot<'_>) -> bool + Sync)) -> Result<Ran> {
+    let path =
+        wait_for(|| device_with("block", "serial", serial)).ok_or_else(|| missing(&format!("the disk {serial:?}")))?;
+    let device = RawDevice::open(&path, true, CacheMode::Direct)?;
+    let read_only = device.geometry().read_only;
+    let target = open_target(serial, "block device", Arc::new(device), CacheMode::Direct);
+    let phase = measure::window(job, &target, &RunOptions::default(), watch)?;
+    if !read_only {
+        target.close()?;
+    }
+    let sum = |count: fn(&SeriesPoint) -> u64| phase.series.iter().map(count).sum();
+    Ok(Ran {
+        figures: Figures::of(&phase),
+        requests: sum(|point| point.read_ios + point.write_ios),
+        bytes: sum(|point| point.read_bytes + point.write_bytes),
+    })
+}

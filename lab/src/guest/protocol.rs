@@ -1,0 +1,132 @@
+//! What host and guest tell each other: one JSON document a line.
+
+use diskwright_load::{
+    figures::Figures,
+    job::Job,
+    machine::Machine,
+    run::{Snapshot, Stage},
+};
+use serde::{Deserialize, Serialize};
+
+/// Name of the virtio-serial port.
+pub(super) const PORT: &str = "diskwright.lab";
+
+/// From host to guest.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum ToGuest {
+    /// Measure a job of one phase on the disk with this serial number.
+    Run { disk: String, job: Job },
+    /// Power off.
+    End,
+}
+
+/// From guest to host.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum FromGuest {
+    /// The guest can measure.
+    Ready(Machine),
+    /// The figures of a job that is measured.
+    Progress(Progress),
+    /// The result of a job.
+    Ran(Box<Ran>),
+    /// Requests of a job failed.
+    Void { first: String, errors: u64 },
+    /// A sentence why a job could not be measured, or why the guest cannot measure.
+    Failed(String),
+}
+
+/// A job that was measured in a guest.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Ran {
+    /// The figures of the window.
+    pub figures: Figures,
+    /// Requests that the generator made, warm-up included.
+    pub requests: u64,
+    /// Bytes of these requests.
+    pub bytes: u64,
+}
+
+/// A [`Snapshot`] without its borrowed name. A job of one phase has the others.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Progress {
+    measures: bool,
+    elapsed_ns: u64,
+    remaining_ns: Option<u64>,
+    done: Option<f64>,
+    iops: f64,
+    mb_per_s: f64,
+    p50_ns: u64,
+    p99_ns: u64,
+    cpus: f64,
+    errors: u64,
+}
+
+impl Progress {
+    pub(super) fn of(snapshot: &Snapshot<'_>) -> Self {
+        Self {
+            measures: snapshot.stage == Stage::Measuring,
+            elapsed_ns: snapshot.elapsed_ns,
+            remaining_ns: snapshot.remaining_ns,
+            done: snapshot.done,
+            iops: snapshot.iops,
+            mb_per_s: snapshot.mb_per_s,
+            p50_ns: snapshot.p50_ns,
+            p99_ns: snapshot.p99_ns,
+            cpus: snapshot.cpus,
+            errors: snapshot.errors,
+        }
+    }
+
+    pub(super) fn as_snapshot<'a>(&self, phase: &'a str) -> Snapshot<'a> {
+        Snapshot {
+            phase,
+            phase_index: 0,
+            phases: 1,
+            stage: if self.measures { Stage::Measuring } else { Stage::WarmUp },
+            elapsed_ns: self.elapsed_ns,
+            remaining_ns: self.remaining_ns,
+            done: self.done,
+            iops: self.iops,
+            mb_per_s: self.mb_per_s,
+            p50_ns: self.p50_ns,
+            p99_ns: self.p99_ns,
+            cpus: self.cpus,
+            errors: self.errors,
+            steady: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use diskwright_load::job::{Load, Span};
+
+    #[test]
+    fn a_job_and_its_progress_are_the_same_on_the_other_side() {
+        let load = Load { queue_depth: 32, read_percent: 70.0, ..Load::default() };
+        let mut job = Job::simple("x", load, Span::from_millis(70), Span::from_millis(500));
+        job.seed = u64::MAX;
+        let line = serde_json::to_string(&ToGuest::Run { disk: "a".into(), job: job.clone() }).unwrap();
+        let ToGuest::Run { disk, job: read } = serde_json::from_str(&line).unwrap() else { panic!("{line}") };
+        assert_eq!((disk.as_str(), read), ("a", job));
+        let snapshot = Snapshot {
+            phase: "main",
+            phase_index: 0,
+            phases: 1,
+            stage: Stage::Measuring,
+            elapsed_ns: 1,
+            remaining_ns: Some(2),
+            done: Some(0.5),
+            iops: 3.0,
+            mb_per_s: 4.0,
+            p50_ns: 5,
+            p99_ns: 6,
+            cpus: 0.75,
+            errors: 7,
+            steady: None,
+        };
+        let line = serde_json::to_string(&Progress::of(&snapshot)).unwrap();
+        assert_eq!(serde_json::from_str::<Progress>(&line).unwrap().as_snapshot("main"), snapshot);
+    }
+}
