@@ -59,23 +59,34 @@ fn chapter(result: &NativeAndGuestResult, id: &str, name: &str) -> Chapter {
     parts::chapter(&result.head, (id, name), "Study of native and guest", badges, blocks)
 }
 
+/// A name that fits beside a bar: the format of the disk, and the load without the paper's depth.
+fn label(pair: &Pair<'_>) -> String {
+    let disk = pair.native.part.split(' ').next().unwrap_or_default();
+    let depth = match pair.native.in_flight {
+        depth if depth == u64::from(paper::QUEUE_DEPTH) => String::new(),
+        depth => format!(", QD {depth}"),
+    };
+    format!("{disk}, {}{depth}", pair.native.load)
+}
+
 /// Ratios of the guest's IOPS to the host's.
 fn iops_bars(pairs: &[Pair<'_>], id: &str) -> Markup {
     let bars: Vec<Bar> = pairs
         .iter()
         .filter_map(|pair| {
             let found = pair.guest.ratio(pair.native, |round| round.iops)?;
-            let name = format!("{}, {}", pair.native.part, pair.native.title());
             Some(Bar {
                 parts: vec![Part { value: found.median(), style: 0 }],
                 range: found.range(),
                 figure: ratio(found.median()),
                 tooltip: format!(
-                    "{name}: {} IOPS on the host, {} in the guest",
+                    "{}, {}: {} IOPS on the host, {} in the guest",
+                    pair.native.part,
+                    pair.native.title(),
                     rate(pair.native.median(|round| round.iops)?),
                     rate(pair.guest.median(|round| round.iops)?)
                 ),
-                name,
+                name: label(pair),
             })
         })
         .collect();
@@ -100,15 +111,15 @@ fn server_bars(pairs: &[Pair<'_>], id: &str) -> Markup {
         .filter_map(|pair| {
             let (server, engine) = (pair.server_cpu_ns()?, pair.guest_cpu_ns()?);
             let door = (server - engine).max(0.0);
-            let name = format!("{}, {}", pair.native.part, pair.native.title());
-            let tooltip = format!("{name}: door {}, engine {}", time(door), time(engine));
+            let (disk, title) = (&pair.native.part, pair.native.title());
+            let tooltip = format!("{disk}, {title}: door {}, engine {}", time(door), time(engine));
             let parts = [door, engine.max(0.0)].into_iter().enumerate();
             Some(Bar {
                 parts: parts.map(|(style, value)| Part { value, style }).collect(),
                 range: None,
                 figure: short_time(server),
                 tooltip,
-                name,
+                name: label(pair),
             })
         })
         .collect();

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use std::{
     io::{BufRead, BufReader, Read, Write},
     path::{Path, PathBuf},
+    process::Command,
     sync::{
         Arc, Mutex, PoisonError,
         mpsc::{Receiver, Sender, channel},
@@ -35,6 +36,9 @@ pub enum ServeMethod {
     /// As a ublk device.
     Ublk(UblkPlace),
 }
+
+/// Makes the command of a server, for the image at a path.
+pub(super) type MakeServer = dyn Fn(&ServeMethod, &Path) -> Command;
 
 /// Where the disk is available.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -15,7 +15,7 @@ use crate::attach::{
     mounting,
     process::Process,
     record::{AttachMethod, PartitionRecord, Record, RecordDir, Registry},
-    server::{ServeMethod, ServedDevice, ServerMessage, now_seconds},
+    server::{MakeServer, ServeMethod, ServedDevice, ServerMessage, now_seconds},
     supervisor::{Attached, Event},
     usage,
 };
@@ -24,8 +24,7 @@ use std::{
     fs::File,
     io::{BufRead, BufReader},
     os::unix::{net::UnixListener, process::CommandExt},
-    path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
     sync::mpsc::{Sender, channel},
     thread,
 };
@@ -146,9 +145,6 @@ fn choose(options: &AttachOptions) -> Result<(AttachMethod, Option<UblkError>), 
         }),
     }
 }
-
-/// Makes the command of a server, for the image at a path.
-pub(super) type MakeServer = dyn Fn(&ServeMethod, &Path) -> Command;
 
 /// Starts the thread that accepts clients on `control`.
 fn listen(home: &RecordDir, events: &Sender<Event>) -> Result<(), AttachError> {

@@ -21,8 +21,7 @@ use crate::attach::{
     record::{AttachMethod, Record, RecordDir, Registry},
     release::{self, DetachOptions},
     run_dir::CleanupLock,
-    server::{ServerMessage, SupervisorMessage},
-    setup::MakeServer,
+    server::{MakeServer, ServerMessage, SupervisorMessage},
 };
 use std::{
     fmt,

@@ -1,7 +1,7 @@
 //! Opens the disks, serves them to the guest, and measures both sides in interleaved rounds.
 
 use super::{
-    NativeAndGuestOptions,
+    options::NativeAndGuestOptions,
     record::{self, CONTAINERS, GUEST, GuestRecord, NATIVE, NULL, SERVER_BYTES, SERVER_CPU_NS, SERVER_REQUESTS},
 };
 use crate::{

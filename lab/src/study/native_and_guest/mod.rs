@@ -22,6 +22,7 @@
 //!
 //! | file | idea |
 //! |---|---|
+//! | `options.rs` | options of the study |
 //! | `record.rs` | the saved result, and figures computed from it |
 //! | `measure.rs` | disks, servers, guest; interleaved rounds |
 //! | `verdict.rs` | the verdict |
@@ -29,18 +30,20 @@
 #[cfg(test)]
 pub(crate) mod example;
 mod measure;
+mod options;
 pub mod record;
 pub mod verdict;
 
+pub use options::NativeAndGuestOptions;
 pub use record::{GuestRecord, NativeAndGuestResult, SCHEMA};
 
 use crate::{
-    ChildLauncher, Result,
+    Result,
     cells::Compared,
-    guest::{Accelerator, Kernel},
+    guest::Kernel,
     progress::Progress,
     scratch::Scratch,
-    study::{StudyOptions, StudyReport, warnings as shared},
+    study::{StudyReport, warnings as shared},
 };
 use diskwright_load::{
     machine::{OtherLoad, Place, Versions},
@@ -49,28 +52,13 @@ use diskwright_load::{
     workload::{Direction, Pattern, Workload},
 };
 use measure::Plan;
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 const QUICK_BYTES: u64 = 256 << 20;
 const FULL_BYTES: u64 = 8 << 30;
 /// After this time a quick study begins no more rounds.
 const QUICK_TIME: Duration = Duration::from_secs(95);
 const SEED: u64 = 0x6775_6573;
-
-/// Options of the study.
-#[derive(Debug, Clone, Default)]
-pub struct NativeAndGuestOptions {
-    /// Default: 5 rounds, 3 if quick; cells of 10 s, 0.4 s if quick.
-    pub study: StudyOptions,
-    /// Size of each disk, rounded up to a multiple of 32 MiB. Default: 8 GiB, 256 MiB if quick.
-    pub size_bytes: Option<u64>,
-    /// Folder with the guest's kernel; see [`Kernel::find`].
-    pub kernel: Option<PathBuf>,
-    /// What executes the guest's instructions. Default: KVM if it works, else TCG.
-    pub accelerator: Option<Accelerator>,
-    /// Starts this program in the guest. Required.
-    pub launcher: Option<ChildLauncher>,
-}
 
 /// The workloads of the study.
 fn workloads(quick: bool) -> Vec<Workload> {
