@@ -17,8 +17,8 @@ const PROGRAM: u32 = 0o100_755;
 const FILE: u32 = 0o100_644;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
-/// Makes the archive. `program` is its `/init`.
-pub(super) fn build(kernel: &Kernel, program: &Path) -> Result<Vec<u8>> {
+/// Makes the archive. `program` is its `/init`. `dir` is a scratch folder.
+pub(super) fn build(kernel: &Kernel, program: &Path, dir: &Path) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     for folder in ["dev", "proc", "sys", "tmp", MODULES_DIR] {
         archive.add(folder, FOLDER, (0, 0), &[]);
@@ -26,7 +26,7 @@ pub(super) fn build(kernel: &Kernel, program: &Path) -> Result<Vec<u8>> {
     // Without them the program would start without standard output.
     archive.add("dev/console", CHARACTER_DEVICE, (5, 1), &[]);
     archive.add("dev/null", CHARACTER_DEVICE, (1, 3), &[]);
-    archive.add("init", PROGRAM, (0, 0), &stripped(program)?);
+    archive.add("init", PROGRAM, (0, 0), &stripped(program, dir)?);
     for library in libraries(program)? {
         let bytes = fs::read(&library).map_err(LabError::file("read", &library))?;
         archive.add_with_folders(&library, &bytes);
@@ -38,14 +38,13 @@ pub(super) fn build(kernel: &Kernel, program: &Path) -> Result<Vec<u8>> {
 }
 
 /// The program without symbols, if `strip` is there: the guest has little memory.
-fn stripped(program: &Path) -> Result<Vec<u8>> {
+fn stripped(program: &Path, dir: &Path) -> Result<Vec<u8>> {
     let read = |path: &Path| fs::read(path).map_err(LabError::file("read", path));
     let Some(strip) = peer::find("strip") else { return read(program) };
-    let output = Command::new(strip).args(["-o", "/dev/stdout"]).arg(program).output();
-    match output {
-        Ok(output) if output.status.success() && output.stdout.starts_with(b"\x7fELF") => Ok(output.stdout),
-        _ => read(program),
-    }
+    // A file: strip would replace /dev/stdout.
+    let small = dir.join("init");
+    let output = Command::new(strip).arg("-o").arg(&small).arg(program).output();
+    if output.is_ok_and(|output| output.status.success()) { read(&small) } else { read(program) }
 }
 
 /// The shared libraries of a program, and its loader. None for a static program.

@@ -111,7 +111,7 @@ impl Guest {
     pub fn start(options: &GuestOptions<'_>) -> Result<Self> {
         let initramfs = options.dir.join("initramfs");
         let (program, _) = options.launcher.command_line();
-        let bytes = initramfs::build(options.kernel, program)?;
+        let bytes = initramfs::build(options.kernel, program, options.dir)?;
         fs::write(&initramfs, bytes).map_err(LabError::file("write", &initramfs))?;
         let has_kvm = || OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
         match options.accelerator {
