@@ -406,18 +406,21 @@ mod tests {
         assert!(!folder.join("file").exists());
         // A program that examines all loop devices at this moment (other tests do) delays the
         // removal.
-        let deadline = Instant::now() + Duration::from_secs(5);
-        while shown_by_loops(scratch.path()) {
-            assert!(Instant::now() < deadline, "the loop device is still there");
-            thread::sleep(Duration::from_millis(10));
-        }
+        let assert_gone = |dir: &Path| {
+            let deadline = Instant::now() + Duration::from_secs(5);
+            while shown_by_loops(dir) {
+                assert!(Instant::now() < deadline, "the loop device is still there");
+                thread::sleep(Duration::from_millis(10));
+            }
+        };
+        assert_gone(scratch.path());
         // After an error nothing is left either: the file system would have one sector, which is
         // too small.
         let scratch = Scratch::new(Some(home.path()), false).unwrap();
         let small = TestBedPlan { file_system_bytes: 4096, ..wanted(None) };
         let error = TestBed::make(&scratch, &small, &mut Silent).unwrap_err();
         assert!(matches!(error, LabError::Program { .. }), "{error}");
-        assert!(!shown_by_loops(scratch.path()));
+        assert_gone(scratch.path());
     }
 
     #[test]
