@@ -9,7 +9,8 @@
 //! the processor to a thread that waits for it ([`Pace::end_turn`]), takes new requests, and
 //! answers a few more. The disk has work again while most of the batch is still unanswered. For
 //! 4 KiB reads at depth 32 on such a disk this gave 1.4 times the reads, at 1.3 times the worker's
-//! CPU time.
+//! CPU time. How few is a constant of each door ([`Pace::answering`]): more answers in a turn save
+//! CPU time, fewer keep the disk busier (docs/measurements.md, "Answers of a turn").
 //!
 //! A client that was woken sends new requests within microseconds. If another program takes the
 //! processor instead and keeps it for a time slice, yielding costs more than it gains. The worker
@@ -20,9 +21,6 @@ use std::{
     io, thread,
     time::{Duration, Instant},
 };
-
-/// Requests that are answered in a normal turn.
-const FEW: usize = 4;
 
 /// Requests that are answered in a turn without a pause. It is limited because an answer may start
 /// the next step of a long operation.
@@ -35,8 +33,10 @@ const PATIENCE: Duration = Duration::from_micros(200);
 const PENALTY_TURNS: (u32, u32) = (64, 4096);
 
 /// Decides how many requests a turn answers. See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Pace {
+    /// Requests that are answered in a normal turn.
+    few: usize,
     /// Turns left without a pause.
     hurried: u32,
     /// Length of the last run without pauses. Halved by each turn whose yield was short.
@@ -44,10 +44,15 @@ pub(crate) struct Pace {
 }
 
 impl Pace {
+    /// Answers so many requests in a normal turn.
+    pub(crate) fn answering(few: usize) -> Self {
+        Self { few, hurried: 0, penalty: 0 }
+    }
+
     /// Begins a turn. Returns how many requests to answer in it.
     pub(crate) fn answers(&mut self) -> usize {
         if self.hurried == 0 {
-            return FEW;
+            return self.few;
         }
         self.hurried -= 1;
         MANY
@@ -84,6 +89,7 @@ impl Pace {
 mod tests {
     use super::*;
 
+    const FEW: usize = 4;
     const SHORT: Duration = Duration::from_micros(20);
     const LONG: Duration = Duration::from_millis(3);
 
@@ -94,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_few_are_answered_while_yields_are_short() {
-        let mut pace = Pace::default();
+        let mut pace = Pace::answering(FEW);
         for _ in 0..1000 {
             assert_eq!(pace.answers(), FEW);
             pace.judge(SHORT);
@@ -103,7 +109,7 @@ mod tests {
 
     #[test]
     fn long_yields_lengthen_the_runs_without_pauses_and_are_forgotten() {
-        let mut pace = Pace::default();
+        let mut pace = Pace::answering(FEW);
         let lose = |pace: &mut Pace| {
             pace.judge(LONG);
             hurried(pace)

@@ -41,7 +41,7 @@ use std::{
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The disk becomes a block device, which a process in the background serves; the device's path is printed. It is a ublk device where the kernel has \
-that driver (Linux 6.5, modprobe ublk_drv), else a loop device over a FUSE file; --by chooses. Partitions get devices too. Writes to the device are writes to FILE; `detach` flushes them and removes the device. Discards (fstrim) give space back.
+that driver (Linux 6.5, modprobe ublk_drv), else a loop device over a FUSE file; --by chooses. Partitions get devices too. Writes to the device are writes to FILE; `detach` flushes them and removes the device. Discards (fstrim) give space back. If the process of a ublk device is killed, another one goes on with the device, unless completed writes were lost with it.
 
 Block devices need root. --fuse shows the disk as a file instead, which needs no root but fusermount3 (package fuse3).
 

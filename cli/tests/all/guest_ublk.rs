@@ -4,7 +4,7 @@
 
 use crate::common::Workshop;
 use crate::guest_machine::{Guest, find};
-use std::{collections::BTreeMap, fs, path::Path, process::Command};
+use std::{collections::BTreeMap, fs, path::Path, process::Command, time::Instant};
 
 const MODULES: [&str; 6] = ["virtio_blk", "ublk_drv", "loop", "crc32c_generic", "crc32c_intel", "ext4"];
 
@@ -92,6 +92,19 @@ wait $fio || { cat /tmp/fio; false; }
 $dw detach $dev
 gone
 echo GUEST: server recovered
+
+# How long an attach takes here, and how long this program takes to start.
+$dw create child.vhdx --parent disk.vhdx >/dev/null
+seconds() { cut -d' ' -f1 /proc/uptime; }
+spent=0
+for i in 1 2 3 4 5; do
+  start=$(seconds); dev=$($dw attach child.vhdx); end=$(seconds)
+  $dw detach $dev
+  spent=$(echo $spent $start $end | awk '{print $1 + $3 - $2}')
+done
+start=$(seconds); for i in 1 2 3 4 5; do $dw --version >/dev/null; done; end=$(seconds)
+echo GUEST: attach takes $(echo $spent | awk '{print $1 * 200}') ms, start takes $(echo $start $end | awk '{print ($2 - $1) * 200}') ms
+rm child.vhdx
 
 # New blocks: what was completed is lost with the server, so the device goes too.
 dev=$($dw attach disk.vhdx)
@@ -205,6 +218,15 @@ fn attach_in_a_guest(suite: Option<&str>) {
     let [queues, _, scans] = &said("queues")[0][..] else { panic!("{console}") };
     assert_eq!(queues, "2", "one for each processor of the guest");
     println!("the guest's kernel scanned for partitions: {scans} times");
+    let took: Vec<f64> = said("attach")[0].iter().filter_map(|word| word.parse().ok()).collect();
+    let begun = Instant::now();
+    (0..5).for_each(|_| drop(shop.ok("--version")));
+    let here_ms = begun.elapsed().as_secs_f64() * 200.0;
+    let [attach_ms, start_ms] = took[..] else { panic!("{console}") };
+    println!(
+        "a chain is attached in {attach_ms} ms, in the time of {:.1} starts of this program ({start_ms} ms in the guest, {here_ms:.1} ms here)",
+        attach_ms / start_ms
+    );
     // The driver knows of new sizes since Linux 6.16. Before, the device keeps its size.
     let resized = &said("resized")[0];
     let mut version = resized[1].split('.').map(|part| part.parse::<u32>().unwrap_or(0));

@@ -1,5 +1,5 @@
-//! `lab study native-and-guest`, as the user types it, in moments: what it measures in a guest, what
-//! it leaves, and what it says where it cannot measure.
+//! `lab study native-and-guest`, as the user types it, in moments: what it measures in a guest,
+//! what it leaves, and what it says where it cannot measure.
 
 use crate::{
     common::{Running, Workshop, schemas, without_summary},

@@ -37,6 +37,9 @@ const RECEIVES_MAX: usize = 8;
 /// without a poll.
 const BUSY: usize = 4;
 
+/// Requests that are answered in a normal turn.
+const ANSWERS: usize = 4;
+
 /// Room in the ring for receives and sends, besides the disk's requests.
 const RING_DEPTH: usize = DEPTH + Buffers::count();
 
@@ -89,7 +92,7 @@ fn serve_on_ring(ring: &SharedRing, connection: OwnedFd, session: Session) -> Re
         batch: 1,
         unmounted: false,
     };
-    let (mut ends, mut pace) = (Vec::new(), Pace::default());
+    let (mut ends, mut pace) = (Vec::new(), Pace::answering(ANSWERS));
     loop {
         pump.listen();
         if pump.is_over() {

@@ -40,6 +40,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Requests that are answered in a normal turn.
+const ANSWERS: usize = 8;
+
 /// Interval of the check for clients that exceed a time limit.
 const TICK: Duration = Duration::from_millis(500);
 
@@ -127,7 +130,7 @@ impl Worker {
             completions: Vec::new(),
             unanswered: VecDeque::new(),
             leaving: None,
-            pace: Pace::default(),
+            pace: Pace::answering(ANSWERS),
             ticking: false,
             stopping: false,
         })

@@ -44,6 +44,9 @@ const QUEUES_MAX: usize = 4;
 const DEPTH: u16 = 128;
 const TRANSFER_BYTES: u32 = 256 << 10;
 
+/// Requests that are answered in a normal turn.
+const ANSWERS: usize = 4;
+
 /// How long the device node of a new device may take to appear.
 const NODE_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -212,7 +215,7 @@ struct Pump {
 
 impl Pump {
     fn run(mut self, ring: &SharedRing, waits_for_disk: bool) -> Result<(), UblkError> {
-        let (mut ends, mut pace) = (Vec::new(), Pace::default());
+        let (mut ends, mut pace) = (Vec::new(), Pace::answering(ANSWERS));
         // A tag whose answer waits is still live.
         while self.live > 0 {
             pace.end_turn(ring, self.session.has_answer()).map_err(UblkError::Queue)?;

@@ -33,6 +33,9 @@ use std::{
     time::Instant,
 };
 
+/// Requests that are answered in a normal turn, with one signal.
+const ANSWERS: usize = 6;
+
 const WAKEUP: u64 = 0;
 const KICK: u64 = 1;
 
@@ -129,7 +132,7 @@ impl Worker {
             metrics,
             started: Instant::now(),
             ends: Vec::new(),
-            pace: Pace::default(),
+            pace: Pace::answering(ANSWERS),
             exits: false,
         })
     }
