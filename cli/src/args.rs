@@ -193,7 +193,14 @@ impl Cli {
     /// Clap's error for an invalid command line. Help and version are returned as errors too.
     pub fn read(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> clap::error::Result<Self> {
         let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-        let matches = command_line().try_get_matches_from(&arguments).or_else(|error| match error.kind() {
+        // Only help and errors show which options belong to a command, and telling that of each
+        // command takes longer than everything else until the command begins.
+        let plain = Cli::command().try_get_matches_from(&arguments);
+        let told = plain.or_else(|error| match error.kind() {
+            ErrorKind::DisplayVersion => Err(error),
+            _ => command_line().try_get_matches_from(&arguments),
+        });
+        let matches = told.or_else(|error| match error.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
                 help::arrange(command_line(), None).try_get_matches_from(&arguments)
             }

@@ -30,6 +30,9 @@ use std::{
 pub const HOST: &str = "10.0.2.2";
 /// How long a guest may take in all. It takes a quarter of that on a quiet machine of two cores.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// How long its kernel may take to come up. It takes 4 s on a quiet machine.
+const READY_PATIENCE: Duration = Duration::from_secs(100);
+const READY: &str = "GUEST: READY";
 /// Guests run one after the other: two emulated machines at once have half a processor each.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 pub const QEMU: &str = "qemu-system-x86_64";
@@ -168,12 +171,7 @@ impl Guest {
     #[track_caller]
     pub fn run(&self, script: &str) -> Option<String> {
         let _turn = turn();
-        let mut child = self.boot(script);
-        let console = finish(&mut child, |_| false);
-        if !console.contains("GUEST: READY") {
-            println!("skipped: a guest: its kernel did not come up here within {} s:\n{console}", PATIENCE.as_secs());
-            return None;
-        }
+        let console = self.run_until(script, &mut |_| false)?;
         assert!(console.contains("GUEST: DONE"), "the guest did not come to its end:\n{console}");
         Some(console)
     }
@@ -186,22 +184,32 @@ impl Guest {
     #[track_caller]
     pub fn run_and_kill(&self, script: &str, word: &str, meanwhile: impl FnOnce(), mark: &str) -> Option<String> {
         let _turn = turn();
-        let mut child = self.boot(script);
         let mut meanwhile = Some(meanwhile);
-        let console = finish(&mut child, |said| {
+        let console = self.run_until(script, &mut |said| {
             if said.contains(word)
                 && let Some(meanwhile) = meanwhile.take()
             {
                 meanwhile();
             }
             said.contains(mark)
-        });
-        if !console.contains("GUEST: READY") {
-            println!("skipped: a guest: its kernel did not come up here within {} s:\n{console}", PATIENCE.as_secs());
-            return None;
-        }
+        })?;
         assert!(console.contains(mark), "the guest did not come so far:\n{console}");
         Some(console)
+    }
+
+    /// The console until the machine ends or `is_enough` says so. An emulated machine hangs now and
+    /// then before its kernel is up, so it is started twice. `None` after a line that says that
+    /// both did.
+    fn run_until(&self, script: &str, is_enough: &mut dyn FnMut(&str) -> bool) -> Option<String> {
+        for attempt in 1..=2 {
+            let console = finish(&mut self.boot(script), is_enough);
+            if console.contains(READY) {
+                return Some(console);
+            }
+            println!("attempt {attempt}: the kernel of a guest did not come up:\n{console}");
+        }
+        println!("skipped: a guest: its kernel did not come up here within {} s", READY_PATIENCE.as_secs());
+        None
     }
 
     /// Starts the machine.
@@ -284,7 +292,7 @@ pub fn turn() -> MutexGuard<'static, ()> {
 }
 
 /// What it says until it ends, it has said enough, or its time is over.
-fn finish(child: &mut Child, mut is_enough: impl FnMut(&str) -> bool) -> String {
+fn finish(child: &mut Child, is_enough: &mut dyn FnMut(&str) -> bool) -> String {
     let mut out = child.stdout.take().unwrap();
     let mut err = child.stderr.take().unwrap();
     let said = Arc::new(Mutex::new(Vec::new()));
@@ -300,7 +308,8 @@ fn finish(child: &mut Child, mut is_enough: impl FnMut(&str) -> bool) -> String 
     let start = Instant::now();
     while child.try_wait().unwrap().is_none() {
         let so_far = String::from_utf8_lossy(&said.lock().unwrap()).into_owned();
-        if is_enough(&so_far) || start.elapsed() > PATIENCE {
+        let patience = if so_far.contains(READY) { PATIENCE } else { READY_PATIENCE };
+        if is_enough(&so_far) || start.elapsed() > patience {
             let _ = child.kill();
         }
         thread::sleep(Duration::from_millis(50));
