@@ -27,6 +27,8 @@ use std::{
 /// Longest time for a server to listen, and to end.
 const PATIENCE: Duration = Duration::from_secs(60);
 const POLL_PAUSE: Duration = Duration::from_millis(5);
+/// Characters of a command line that an error shows.
+const COMMAND_MAX: usize = 160;
 
 /// A server process. Dropping it ends the process.
 #[derive(Debug)]
@@ -48,7 +50,7 @@ impl Server {
         command.current_dir(dir).stdin(Stdio::null()).process_group(0);
         command.stdout(out.try_clone().map_err(failed())?).stderr(out);
         let child = peer::spawn(&mut command).map_err(LabError::file("start", command.get_program()))?;
-        Ok(Self { child, command: format!("{command:?}"), log })
+        Ok(Self { child, command: shown(&command), log })
     }
 
     /// Starts a program that listens on `socket`, and waits until it listens.
@@ -169,6 +171,16 @@ impl Drop for Server {
             let _ = self.child.wait();
         }
     }
+}
+
+/// A command line for an error. A virtual machine has a long one.
+fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let line = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    if line.chars().count() <= COMMAND_MAX {
+        return line;
+    }
+    line.chars().take(COMMAND_MAX).chain([' ', '…']).collect()
 }
 
 /// Runs `work`. Returns its value, and the CPU time of the server in the meantime in nanoseconds.

@@ -53,6 +53,8 @@ impl Kernel {
     }
 
     fn in_folder(dir: &Path) -> Option<Self> {
+        // QEMU runs in a folder of its own.
+        let dir = dir.canonicalize().ok()?;
         let versions = fs::read_dir(dir.join("lib/modules")).ok()?;
         let mut versions: Vec<PathBuf> = versions.flatten().map(|entry| entry.path()).collect();
         versions.sort();
@@ -169,5 +171,11 @@ mod tests {
         fs::create_dir_all(dir.path().join("lib/modules/6.1")).unwrap();
         fs::write(dir.path().join("vmlinuz"), "").unwrap();
         assert!(Kernel::find(Some(dir.path())).unwrap().modules.ends_with("6.1"));
+        // By a relative name, as it is typed.
+        let here = std::env::current_dir().unwrap().canonicalize().unwrap();
+        let mut name: PathBuf = here.components().skip(1).map(|_| "..").collect();
+        name.push(dir.path().strip_prefix("/").unwrap());
+        let found = Kernel::find(Some(&name)).unwrap();
+        assert!(name.is_relative() && found.image.is_absolute() && found.modules.is_absolute(), "{found:?}");
     }
 }
