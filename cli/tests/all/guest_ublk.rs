@@ -93,6 +93,26 @@ $dw detach $dev
 gone
 echo GUEST: server recovered
 
+# Another file has the name of the image: no other server takes it for the disk.
+cp disk.vhdx copy.vhdx
+dev=$($dw attach copy.vhdx)
+mv copy.vhdx moved.vhdx; cp disk.vhdx copy.vhdx
+kill -9 $(pid_of server)
+until_so gone
+until_so '$dw attached 2>&1 | grep -q "another file"'
+rm moved.vhdx copy.vhdx
+# A snapshot has put another file in its place: that one is the disk.
+cp disk.vhdx copy.vhdx
+dev=$($dw attach copy.vhdx)
+server=$(pid_of server)
+$dw snapshot copy.vhdx >/dev/null
+kill -9 $server
+dd if=$dev of=/dev/null bs=64k count=4 2>/dev/null
+[ "$(pid_of server)" != $server ] || { echo no other server after a snapshot; false; }
+$dw detach $dev
+rm copy*
+echo GUEST: image told apart
+
 # How long an attach takes here, and how long this program takes to start.
 $dw create child.vhdx --parent disk.vhdx >/dev/null
 seconds() { cut -d' ' -f1 /proc/uptime; }
@@ -207,6 +227,7 @@ fn attach_in_a_guest(suite: Option<&str>) {
         "read-only",
         "verified",
         "server recovered",
+        "image told apart",
         "server killed",
         "supervisor killed",
         "both killed",

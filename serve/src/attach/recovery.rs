@@ -11,11 +11,18 @@
 //! again. Writes, zeroes and discards may be repeated: the file system that sent them has not been
 //! told that they ended, and does not send another one for the same range until then.
 //!
+//! The name of the image may lead to another file by now, because a user has replaced it. So the
+//! file must be the one that was attached, or one that the former server has published as its own
+//! (`control/folder.rs`).
+//!
 //! A server that dies again soon after it took over is not replaced: the same request would
 //! probably kill the next one.
 
 use super::{error::AttachError, process::Process, record::AttachMethod, setup, supervisor::Attached, wait_until};
-use crate::ublk::{self, FoundDevice, UblkError};
+use crate::{
+    control,
+    ublk::{self, FoundDevice, UblkError},
+};
 use rustix::io::Errno;
 use std::time::{Duration, Instant};
 
@@ -41,10 +48,22 @@ impl Attached {
         if !ublk::is_safe(&self.home.risk()) {
             return Err(Some("completed writes to new blocks were lost with it".into()));
         }
+        if !self.is_same_image() {
+            let sentence = format!("{} is another file now", self.record.file.display());
+            return Err(Some(sentence));
+        }
         tracing::warn!("the server process {how}; another one takes the device over");
         self.take_over().map_err(|error| Some(format!("no other one could take over: {error}")))?;
         self.recovered_at = Some(Instant::now());
         Ok(())
+    }
+
+    /// Whether the name of the image still leads to what the former server had open: the file that
+    /// was attached, or the one that a snapshot, a merge or a move has put in its place meanwhile.
+    fn is_same_image(&self) -> bool {
+        let file = &self.record.file;
+        let is_first = self.identity.is_some() && setup::identity(file) == self.identity;
+        is_first || self.record.server.is_some_and(|server| control::had_open(file, server))
     }
 
     fn take_over(&mut self) -> Result<(), AttachError> {

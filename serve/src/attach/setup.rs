@@ -23,7 +23,8 @@ use crate::ublk::{self, UblkError, UblkPlace};
 use std::{
     fs::File,
     io::{BufRead, BufReader},
-    os::unix::{net::UnixListener, process::CommandExt},
+    os::unix::{fs::MetadataExt, net::UnixListener, process::CommandExt},
+    path::Path,
     process::{Child, Stdio},
     sync::mpsc::{Sender, channel},
     thread,
@@ -43,6 +44,7 @@ pub fn attach(registry: &Registry, options: &AttachOptions, server: Box<MakeServ
         });
     }
     let home = registry.dir_of(&file)?;
+    let identity = identity(&file);
     let (by, no_ublk) = choose(options)?;
     let mut record = Record { by, ..Record::new(file, now_seconds()) };
     let warnings;
@@ -85,6 +87,7 @@ pub fn attach(registry: &Registry, options: &AttachOptions, server: Box<MakeServ
         events,
         sender,
         server,
+        identity,
         recovered_at: None,
         frozen_at: None,
         thawed_early: Vec::new(),
@@ -105,6 +108,12 @@ pub fn attach(registry: &Registry, options: &AttachOptions, server: Box<MakeServ
             }
         }
     }
+}
+
+/// Device and inode number of a file.
+pub(super) fn identity(file: &Path) -> Option<(u64, u64)> {
+    let found = file.metadata().ok()?;
+    Some((found.dev(), found.ino()))
 }
 
 /// Refuses mount points that are in use. Only the topmost mount of a directory can be unmounted, so

@@ -139,6 +139,21 @@ impl Folder {
     }
 }
 
+impl Folder {
+    /// Whether the file at `path` leads to this process, alive or not: whether the process had that
+    /// file open for writing.
+    pub(super) fn leads_to(&self, path: &Path, process: Process) -> bool {
+        let socket = identity(path).ok().and_then(|file| self.socket_of(file));
+        socket.as_deref().and_then(process_of) == Some(process)
+    }
+}
+
+/// Whether a process, alive or not, had the file at `path` open for writing, by what is in the
+/// folder of the control channels.
+pub(crate) fn had_open(path: &Path, process: Process) -> bool {
+    Folder::existing().is_some_and(|folder| folder.leads_to(path, process))
+}
+
 /// The process in the name of a socket.
 pub(super) fn process_of(socket: &Path) -> Option<Process> {
     let mut numbers = socket.file_name()?.to_str()?.strip_suffix(".sock")?.split('-');

@@ -61,6 +61,7 @@ pub use answer::{
 };
 pub use channel::Channel;
 pub use client::{Client, FoundDisk, Listing, Peer, find, find_by_frozen, find_by_name, list};
+pub(crate) use folder::had_open;
 pub use host::{DoorKeeper, Freezer, FrozenFileSystems, GetMetrics, Host, HostedDisk, OnMove};
 pub use message::{Done, NewDisk, NewImage, Operation, VERSION};
 

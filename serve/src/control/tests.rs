@@ -86,6 +86,21 @@ impl DoorKeeper for Closes {
 }
 
 #[test]
+fn a_file_leads_to_the_process_that_has_it_open() {
+    let scene = Scene::new();
+    let channel = scene.open(vec![scene.disk("one.vhdx")], no_drain());
+    let path = scene.dir.path().join("one.vhdx");
+    let this = crate::attach::Process::this();
+    assert!(scene.folder.leads_to(&path, this));
+    let other = crate::attach::Process { start_ticks: this.start_ticks + 1, ..this };
+    assert!(!scene.folder.leads_to(&path, other), "another process with its number");
+    fs::rename(&path, scene.dir.path().join("moved.vhdx")).unwrap();
+    fs::write(&path, "another file").unwrap();
+    assert!(!scene.folder.leads_to(&path, this) && !scene.folder.leads_to(Path::new("nowhere"), this));
+    drop(channel);
+}
+
+#[test]
 fn of_two_removals_at_once_one_leaves_the_last_disk() {
     for _ in 0..50 {
         let scene = Scene::new();
