@@ -187,7 +187,10 @@ fn every_command_of_the_tasks_does_what_it_says() {
         before.iter().for_each(|line| drop(done(&place, line)));
         let server = command.starts_with("diskwright serve-ctl").then(|| place.spawn("serve disk.vhdx --nbd ./s"));
         if server.is_some() {
-            place.wait_until("the disk is served", || place.path("s").exists());
+            // Its control channel is there a moment after its socket.
+            place.wait_until("the disk is served", || {
+                place.typed("diskwright serve-ctl disk.vhdx statistics").code == Some(0)
+            });
         }
         let ended = place.typed(&here(&command));
         // A rule that does not hold is an answer.
