@@ -107,13 +107,18 @@ fn a_grain_that_becomes_more_than_a_grain_is_damaged() {
 
 /// Lets the image expect its own identity of its parent.
 fn expect_itself(path: &Path) {
+    /// Where qemu-img puts the descriptor, and the room for it.
+    const DESCRIPTOR: std::ops::Range<usize> = 512..21 * 512;
     let mut bytes = fs::read(path).unwrap();
-    let place = |bytes: &[u8], key: &[u8]| bytes.windows(key.len()).position(|found| found == key).unwrap() + key.len();
-    let (own, parents) = (place(&bytes, b"\nCID="), place(&bytes, b"\nparentCID="));
-    // qemu-img writes the parent's without leading zeros, so it may be shorter.
-    let digits: Vec<u8> = bytes[parents..].iter().copied().take_while(u8::is_ascii_hexdigit).collect();
-    let padded = format!("{:0>8}", String::from_utf8_lossy(&digits));
-    bytes[own..own + 8].copy_from_slice(padded.as_bytes());
+    let text = String::from_utf8(bytes[DESCRIPTOR].to_vec()).unwrap();
+    let lines = text.trim_end_matches('\0').split('\n').map(|line| match line.split_once('=') {
+        // qemu-img writes both without leading zeros.
+        Some((key @ ("CID" | "parentCID"), _)) => format!("{key}=12345678"),
+        _ => line.to_owned(),
+    });
+    let mut changed = lines.collect::<Vec<_>>().join("\n").into_bytes();
+    changed.resize(DESCRIPTOR.len(), 0);
+    bytes[DESCRIPTOR].copy_from_slice(&changed);
     fs::write(path, bytes).unwrap();
 }
 
