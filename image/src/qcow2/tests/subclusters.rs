@@ -36,7 +36,7 @@ fn a_session_with_subclusters_is_a_disk_and_qemu_agrees() {
         let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(16));
         let result = runner.run(&prop::collection::vec(step(), 1..60), |steps| {
             let store = copy_of(&store);
-            let may_leak = play(&store, model.clone(), steps);
+            let may_leak = play(&store, model.clone(), steps, false);
             assert_qemu_agrees(&store, &folder.path().join("ours.qcow2"), may_leak);
             Ok(())
         });
