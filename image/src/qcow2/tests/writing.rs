@@ -128,8 +128,9 @@ pub(super) fn reserve_move(writer: &dyn ImageWriter, block: u64) -> MoveTo {
     }
 }
 
-/// Plays the steps on the image in `store`, whose disk has the bytes of `model`. `may_leak`: whether
-/// the image may have leaks. Returns the same for afterwards: a session that is not closed may leak.
+/// Plays the steps on the image in `store`, whose disk has the bytes of `model`. `may_leak` says
+/// whether the image may have leaks. Returns that for afterwards: a session that is not closed may
+/// leak.
 pub(super) fn play(store: &Arc<dyn Store>, mut model: Vec<u8>, steps: Vec<Step>, mut may_leak: bool) -> bool {
     let mut image = open(store, true);
     let block_bytes = image.info().block_bytes;
