@@ -62,7 +62,7 @@ impl Attached {
     /// was attached, or the one that a snapshot, a merge or a move has put in its place meanwhile.
     fn is_same_image(&self) -> bool {
         let file = &self.record.file;
-        let is_first = self.identity.is_some() && setup::identity(file) == self.identity;
+        let is_first = self.identity.is_some() && control::identity(file).ok() == self.identity;
         is_first || self.record.server.is_some_and(|server| control::had_open(file, server))
     }
 

@@ -19,12 +19,14 @@ use crate::attach::{
     supervisor::{Attached, Event},
     usage,
 };
-use crate::ublk::{self, UblkError, UblkPlace};
+use crate::{
+    control::identity,
+    ublk::{self, UblkError, UblkPlace},
+};
 use std::{
     fs::File,
     io::{BufRead, BufReader},
-    os::unix::{fs::MetadataExt, net::UnixListener, process::CommandExt},
-    path::Path,
+    os::unix::{net::UnixListener, process::CommandExt},
     process::{Child, Stdio},
     sync::mpsc::{Sender, channel},
     thread,
@@ -44,7 +46,7 @@ pub fn attach(registry: &Registry, options: &AttachOptions, server: Box<MakeServ
         });
     }
     let home = registry.dir_of(&file)?;
-    let identity = identity(&file);
+    let identity = identity(&file).ok();
     let (by, no_ublk) = choose(options)?;
     let mut record = Record { by, ..Record::new(file, now_seconds()) };
     let warnings;
@@ -108,12 +110,6 @@ pub fn attach(registry: &Registry, options: &AttachOptions, server: Box<MakeServ
             }
         }
     }
-}
-
-/// Device and inode number of a file.
-pub(super) fn identity(file: &Path) -> Option<(u64, u64)> {
-    let found = file.metadata().ok()?;
-    Some((found.dev(), found.ino()))
 }
 
 /// Refuses mount points that are in use. Only the topmost mount of a directory can be unmounted, so

@@ -23,6 +23,7 @@ use crate::attach::{
     run_dir::CleanupLock,
     server::{MakeServer, ServerMessage, SupervisorMessage},
 };
+use crate::control::FileId;
 use std::{
     fmt,
     io::Write,
@@ -56,8 +57,8 @@ pub struct Attached {
     /// For the messages of a further server.
     pub(super) sender: Sender<Event>,
     pub(super) server: Box<MakeServer>,
-    /// Device and inode number of the image when it was attached.
-    pub(super) identity: Option<(u64, u64)>,
+    /// The identity of the image's file when it was attached.
+    pub(super) identity: Option<FileId>,
     /// When another server took the device over.
     pub(super) recovered_at: Option<Instant>,
     /// When file systems were frozen for a snapshot.

@@ -137,9 +137,7 @@ impl Folder {
         // Only a bare name was written: a link that leads elsewhere is not ours.
         (to.components().count() == 1).then(|| self.dir.join(to))
     }
-}
 
-impl Folder {
     /// Whether the file at `path` leads to this process, alive or not: whether the process had that
     /// file open for writing.
     pub(super) fn leads_to(&self, path: &Path, process: Process) -> bool {
@@ -161,7 +159,7 @@ pub(super) fn process_of(socket: &Path) -> Option<Process> {
 }
 
 /// The identity of the file at `path`, as a store has it.
-pub(super) fn identity(path: &Path) -> io::Result<FileId> {
+pub(crate) fn identity(path: &Path) -> io::Result<FileId> {
     let found = fs::metadata(path)?;
     let is_device = found.file_type().is_block_device();
     Ok(if is_device { (found.rdev(), 0) } else { (found.dev(), found.ino()) }.into())
