@@ -29,7 +29,7 @@ use diskwright_lab::{
 };
 use diskwright_serve::{
     attach::{AttachOptions, DetachOptions},
-    nbd::ServerOptions,
+    net::ServerOptions,
 };
 use diskwright_store::rename_options;
 use std::{fmt::Display, sync::OnceLock};

@@ -8,7 +8,7 @@
 //! clients can write, and their writes are dropped at the end.
 //!
 //! ```
-//! use diskwright_lib::serve::{Address, Export, Listener, NbdServer, ServeError, ServerOptions};
+//! use diskwright_lib::serve::{Address, Export, Listener, ServeError, ServerOptions, nbd};
 //! use diskwright_lib::serve::ThreadError;
 //! use diskwright_lib::{CreateRequest, Disk, DiskStream, NbdDevice, NbdUri, OpenOptions, create};
 //! use std::sync::Arc;
@@ -20,7 +20,7 @@
 //! let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() })?;
 //! let export = Export { name: "disk".into(), description: String::new(), device: disk.clone() };
 //! let listener = Listener::bind(&Address::Unix(socket.clone()))?;
-//! let server = match NbdServer::start(vec![export], vec![listener], ServerOptions::default()) {
+//! let server = match nbd::start(vec![export], vec![listener], ServerOptions::default()) {
 //!     Err(ServeError::Thread(ThreadError::Ring { source })) => {
 //!         eprintln!("skipped: no io_uring: {source}");
 //!         return Ok(());
@@ -46,7 +46,8 @@
 pub use diskwright_serve::{
     ThreadError,
     ephemeral::{EphemeralError, on_top_of as ephemeral},
-    nbd::{Address, Export, ExportError, ListenError, Listener, NbdServer, ServeError, ServerOptions},
+    nbd,
+    net::{Address, Export, ExportError, ListenError, Listener, ServeError, Server, ServerOptions},
 };
 
 pub use diskwright_nbd::tls::{TlsError, server as tls};

@@ -1,7 +1,9 @@
 //! Servers: they make a disk reachable for other programs and for the kernel.
 //!
 //! ```text
-//!   nbd/           the NBD server: exports, connections, workers
+//!   net/           the loop of the servers of the network: connections, workers, exports
+//!   nbd/           NBD on that loop
+//!   nvme/          NVMe/TCP on that loop
 //!   vhost_user/    the disk of a virtual machine: a vhost-user-blk device
 //!   attach/        the disk as a block device of this machine, mounted on request
 //!   ublk/          the disk as a block device, by the kernel's ublk driver
@@ -29,6 +31,8 @@ mod fuse;
 mod inbox;
 pub mod metrics;
 pub mod nbd;
+pub mod net;
+pub mod nvme;
 mod panic_guard;
 mod reserve;
 pub mod scrape;

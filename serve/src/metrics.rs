@@ -5,7 +5,6 @@
 //! the workers up. A request's latency runs from when its header was decoded to when its reply was
 //! put into the outbox; it is counted in buckets whose bounds double from 8 us.
 
-use diskwright_nbd::wire::{Command, ErrorCode};
 use std::{
     fmt::Write,
     sync::{
@@ -18,16 +17,23 @@ use std::{
 pub const BUCKETS_US: [u64; 18] =
     [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576];
 
-/// Commands that have counters of their own.
-pub const COMMANDS: [(&str, Command); 7] = [
-    ("read", Command::READ),
-    ("write", Command::WRITE),
-    ("flush", Command::FLUSH),
-    ("trim", Command::TRIM),
-    ("cache", Command::CACHE),
-    ("write_zeroes", Command::WRITE_ZEROES),
-    ("block_status", Command::BLOCK_STATUS),
-];
+/// The names of the commands that have counters of their own, in the order of [`Kind`].
+pub const COMMANDS: [&str; 8] = ["read", "write", "flush", "trim", "cache", "write_zeroes", "block_status", "compare"];
+
+/// What a request asks for, whatever its protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Read,
+    Write,
+    Flush,
+    Trim,
+    Cache,
+    WriteZeroes,
+    BlockStatus,
+    Compare,
+    /// Not counted.
+    Other,
+}
 
 /// A number that one thread writes and any thread reads.
 #[derive(Debug, Default)]
@@ -83,22 +89,13 @@ pub(crate) struct WorkerMetrics {
 impl WorkerMetrics {
     /// Counts a request that was answered. `bytes` count only if it succeeded.
     #[inline]
-    pub(crate) fn answered(&self, command: Command, bytes: u64, latency_ns: u64, error: Option<ErrorCode>) {
-        let index = match command {
-            Command::READ => 0,
-            Command::WRITE => 1,
-            Command::FLUSH => 2,
-            Command::TRIM => 3,
-            Command::CACHE => 4,
-            Command::WRITE_ZEROES => 5,
-            Command::BLOCK_STATUS => 6,
-            _ => return,
-        };
-        let counted = &self.commands[index];
+    pub(crate) fn answered(&self, kind: Kind, bytes: u64, latency_ns: u64, failed: bool) {
+        let Some(counted) = self.commands.get(kind as usize) else { return };
         counted.requests.add(1);
-        match error {
-            None => counted.bytes.add(bytes),
-            Some(_) => counted.errors.add(1),
+        if failed {
+            counted.errors.add(1);
+        } else {
+            counted.bytes.add(bytes);
         }
         counted.latency_ns.add(latency_ns);
         counted.buckets[bucket_of(latency_ns)].add(1);
@@ -254,7 +251,7 @@ fn write_door(out: &mut String, door: &str, servers: &[(&str, Totals)]) {
         let name = format!("diskwright_{door}_{what}");
         family(out, &name, "counter", help);
         for (labels, totals) in servers {
-            for ((command, _), totals) in COMMANDS.iter().zip(&totals.commands) {
+            for (command, totals) in COMMANDS.iter().zip(&totals.commands) {
                 let _ = writeln!(out, "{name}{{{labels}command=\"{command}\"}} {}", of(totals));
             }
         }
@@ -265,7 +262,7 @@ fn write_door(out: &mut String, door: &str, servers: &[(&str, Totals)]) {
     let name = format!("diskwright_{door}_request_seconds");
     family(out, &name, "histogram", "Time from when a request was understood to its reply.");
     for (labels, totals) in servers {
-        for ((command, _), totals) in COMMANDS.iter().zip(&totals.commands) {
+        for (command, totals) in COMMANDS.iter().zip(&totals.commands) {
             let labels = format!("{labels}command=\"{command}\"");
             let mut below = 0;
             for (bound_us, count) in BUCKETS_US.iter().zip(&totals.buckets) {
@@ -332,10 +329,10 @@ mod tests {
     #[test]
     fn workers_are_added_up() {
         let metrics = Metrics::new("nbd", 2);
-        metrics.worker(0).answered(Command::READ, 4096, 10_000, None);
-        metrics.worker(1).answered(Command::READ, 4096, 10_000, None);
-        metrics.worker(1).answered(Command::WRITE, 512, 2_000_000_000, Some(ErrorCode::ENOSPC));
-        metrics.worker(0).answered(Command(77), 0, 0, Some(ErrorCode::EINVAL));
+        metrics.worker(0).answered(Kind::Read, 4096, 10_000, false);
+        metrics.worker(1).answered(Kind::Read, 4096, 10_000, false);
+        metrics.worker(1).answered(Kind::Write, 512, 2_000_000_000, true);
+        metrics.worker(0).answered(Kind::Other, 0, 0, true);
         metrics.worker(0).connections.store(3, Relaxed);
         let totals = metrics.totals();
         assert_eq!((totals.commands[0].requests, totals.commands[0].bytes, totals.connections), (2, 8192, 3));

@@ -5,7 +5,7 @@
 //! read and write waits at most until that deadline. With a limit for each wait instead, a client
 //! that sends or takes one byte now and then would block all others for ever.
 
-use crate::nbd::{Address, ListenError, Listener};
+use crate::net::{Address, ListenError, Listener};
 use std::{
     io::{self, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   FILEs ─▶ disks (read-only, or with a temporary child) ─▶ exports ─┐
-//!   --nbd, LISTEN_FDS ─▶ listeners ───────────────────────────────────┼─▶ NbdServer ─▶ READY=1 ─┐
+//!   --nbd, LISTEN_FDS ─▶ listeners ───────────────────────────────────┼─▶ Server ─▶ READY=1 ─┐
 //!   --tls-certificates ─▶ rustls ─────────────────────────────────────┘                         │
 //!   --vhost-user ─▶ socket ─────────────────────────────────▶ VhostUserServer ─▶ (the same) ────┤
 //!   wait: SIGHUP reads the certificates again; SIGTERM, Ctrl-C: finish, flush, close  ◀─────────┘
@@ -39,7 +39,8 @@ use diskwright_nbd::tls::TlsError;
 use diskwright_serve::{
     control::{Channel, DoorKeeper, Host},
     metrics::{Metrics, label},
-    nbd::{Address, Listener, NbdServer, ServerOptions},
+    nbd,
+    net::{Address, Listener, ServerOptions},
     scrape::{Page, Scrape},
 };
 use diskwright_store::BlockDevice;
@@ -129,7 +130,7 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
     };
     let nbd = match listeners.is_empty() {
         true => None,
-        false => Some(NbdServer::start(exports, listeners, options).map_err(sentence)?),
+        false => Some(nbd::start(exports, listeners, options).map_err(sentence)?),
     };
     let server = Arc::new(Doors::of(opener, description, served, nbd));
     for word in &args.vhost_user {

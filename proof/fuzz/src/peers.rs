@@ -19,7 +19,10 @@ use diskwright_nbd::{
         TransmissionFlags, option, option_reply, reply,
     },
 };
-use diskwright_serve::nbd::{Address, Export, Listener, NbdServer, ServerOptions};
+use diskwright_serve::{
+    nbd,
+    net::{Address, Export, Listener, Server, ServerOptions},
+};
 use diskwright_store::{BlockDevice, Blocking, EngineKind, IoBuf, MemoryStore, QueueOptions, RawDevice, Request};
 use std::{
     collections::VecDeque,
@@ -172,7 +175,7 @@ impl ClientScript {
 
 /// A server that runs until the process ends.
 struct Running {
-    server: NbdServer,
+    server: Server,
     dir: TempDir,
 }
 
@@ -185,7 +188,7 @@ fn server() -> Option<&'static Running> {
         let device = Arc::new(RawDevice::new(store, true, 512).expect("a disk in memory"));
         let export = Export { name: "disk".into(), description: "fuzzed".into(), device };
         let listener = Listener::bind(&Address::Unix(dir.path().join("socket"))).expect("a socket");
-        match NbdServer::start(vec![export], vec![listener], ServerOptions { workers: 1, ..ServerOptions::default() }) {
+        match nbd::start(vec![export], vec![listener], ServerOptions { workers: 1, ..ServerOptions::default() }) {
             Ok(server) => Some(Running { server, dir }),
             Err(error) => {
                 println!("skipped: hostile clients of the NBD server: {error}");

@@ -11,7 +11,7 @@
 
 use arbitrary::{Arbitrary, Unstructured};
 use diskwright_serve::{
-    nbd::{Address, Listener},
+    net::{Address, Listener},
     vhost_user::{
         VhostUserOptions, VhostUserServer,
         front_end::{FrontEnd, FrontOptions},

@@ -223,7 +223,7 @@ fn statistics(shared: &Shared, entry: &Entry) -> Statistics {
 
 fn traffic(metrics: &[Arc<Metrics>]) -> Traffic {
     let totals = metrics.iter().fold(Totals::default(), |sum, metrics| sum.and(&metrics.totals()));
-    let commands = COMMANDS.iter().zip(&totals.commands).map(|((name, _), count)| CommandCount {
+    let commands = COMMANDS.iter().zip(&totals.commands).map(|(name, count)| CommandCount {
         command: (*name).into(),
         requests: count.requests,
         bytes: count.bytes,

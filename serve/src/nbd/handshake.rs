@@ -13,9 +13,9 @@
 //! A client that does not ask for the block sizes is served even if the disk has large sectors. The
 //! protocol would allow ERR_BLOCK_SIZE_REQD, but the client may know the size from elsewhere:
 //! nbd-client (3.24) never asks, and works with `-b 4096`. Unaligned requests are refused one by
-//! one (`dispatch`), and a warning in the log explains why.
+//! one (`requests`), and a warning in the log explains why.
 
-use super::export::{Export, Exports};
+use crate::net::{Export, exports::Exports, settings::TlsNeed};
 use diskwright_nbd::wire::{
     CONTEXT_ALLOCATION, CONTEXT_DEPTH, CONTEXT_DIRTY_BITMAP, CONTEXT_SERVER, CONTEXT_TRACK, ClientFlags, ClientOption,
     ContextQuery, Decoded, ExportQuery, ExportSummary, Framing, Greeting, HandshakeFlags, INFO_BLOCK_SIZE,
@@ -68,17 +68,6 @@ pub(crate) struct Session {
     /// Whether the client may send unaligned requests: it did not ask for the block sizes, and the
     /// disk's minimum is larger than what clients assume.
     pub(crate) may_be_unaligned: bool,
-}
-
-/// Whether connections are encrypted with TLS.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum TlsNeed {
-    /// The server has no certificates.
-    No,
-    /// The client decides.
-    May,
-    /// Clients without TLS are refused.
-    Must,
 }
 
 /// What follows after [`Handshake::step`].

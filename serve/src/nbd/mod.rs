@@ -1,44 +1,33 @@
-//! The NBD server.
+//! NBD: one of the protocols of the network (see [`net`](crate::net)).
 //!
 //! ```text
-//!   listen.rs ─▶ server.rs (front thread: accepts) ─▶ worker.rs (thread, ring, some clients)
-//!                                                    │
-//!     connection.rs   state of one client            ├─ handshake.rs   options ─▶ replies, session
-//!     secure.rs       TLS                            ├─ dispatch.rs    requests ─▶ block queue
-//!     outbox.rs       replies to be sent             │                   ─▶ replies.rs
-//!     pool.rs         registered buffers             └─ status.rs      extents ─▶ block status
-//!     export.rs       disks with names               flights.rs        requests in flight
-//!     window.rs       received bytes                 settings.rs       options of the server
-//!                                                    peer.rs           who a client is
+//!   window ─▶ handshake.rs  options ─▶ replies, session
+//!          ─▶ requests.rs   requests ─▶ the core's reads, writes, clears
+//!                           └─▶ status.rs   extents ─▶ block status
+//!          results ─▶ replies.rs ─▶ outbox
+//!             export.rs     flags and block sizes of an export
 //! ```
 //!
-//! The wire format is in `diskwright_nbd::wire`. The server needs io_uring, because its sockets and
-//! its files share one ring. Without io_uring it fails with
-//! [`ThreadError::Ring`](crate::ThreadError::Ring).
+//! The wire format is in `diskwright_nbd::wire`.
 //!
 //! Guarantees to clients: a completed write is visible on every connection, so a client may use
 //! several (CAN_MULTI_CONN). The write is durable after a flush on any of them. FAST_ZERO is always
 //! granted: zeroing changes only metadata of the image or of the file system.
 
-mod connection;
-mod dispatch;
-pub mod export;
-mod flights;
+mod export;
 mod handshake;
-mod listen;
-mod outbox;
-mod peer;
-mod pool;
 mod replies;
-mod secure;
-mod server;
-mod settings;
+mod requests;
 mod status;
-mod window;
-mod worker;
 
-pub use export::{Export, ExportError};
-pub(crate) use listen::SocketFile;
-pub use listen::{Address, ListenError, Listener};
-pub use server::{NbdServer, ServeError};
-pub use settings::ServerOptions;
+use crate::net::{Export, Listener, ServeError, Server, ServerOptions};
+use requests::Nbd;
+
+/// Starts to serve `exports` by NBD on `listeners`. The caller opens the disks before and closes
+/// them after.
+///
+/// # Errors
+/// [`ServeError`].
+pub fn start(exports: Vec<Export>, listeners: Vec<Listener>, options: ServerOptions) -> Result<Server, ServeError> {
+    Server::start::<Nbd>((), exports, listeners, options)
+}

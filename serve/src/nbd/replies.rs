@@ -1,31 +1,28 @@
 //! Replies: how the result of a request is sent in each framing.
 
-use super::{
-    connection::{Connection, State},
-    dispatch::Dispatcher,
+use super::requests::{Asked, Nbd};
+use crate::net::{
+    connection::Connection,
+    core::Core,
     flights::{ClientRequest, Contents},
-    outbox::Share,
     pool::PIECE_BYTES,
 };
 use diskwright_nbd::wire::{ChunkFlags, Command, EncodedHeader, ErrorCode, Framing, reply::simple};
 use std::io;
 
-impl Dispatcher {
+impl Core<Nbd> {
     /// Puts the reply to a request into the outbox. The contents are sent after a successful read
     /// and given back to the pool otherwise.
-    pub(crate) fn reply(
+    pub(crate) fn put_reply(
         &mut self,
-        conn: &mut Connection,
-        asked: &ClientRequest,
+        conn: &mut Connection<Nbd>,
+        asked: &ClientRequest<Asked>,
         result: io::Result<()>,
         contents: Contents,
     ) {
-        if conn.state == State::Closing {
-            conn.share.sub(Share::of(asked.held_bytes()));
-            return contents.into_bufs().for_each(|buf| self.pool.give(buf));
-        }
+        let failed = result.is_err();
         match result {
-            Ok(()) if asked.command == Command::READ => {
+            Ok(()) if asked.own.command == Command::READ => {
                 let header = contents_header(asked);
                 let mut left_bytes = asked.len_bytes as usize;
                 for (index, buf) in contents.into_bufs().enumerate() {
@@ -37,24 +34,22 @@ impl Dispatcher {
                         conn.outbox.put_more(buf, now);
                     }
                 }
-                self.count(conn, asked, None);
             }
             result => {
                 contents.into_bufs().for_each(|buf| self.pool.give(buf));
-                let code = result.as_ref().err().map(ErrorCode::from_io);
                 match result {
                     Ok(()) => conn.outbox.put(&done_header(asked), &mut self.pool),
                     Err(error) => self.put_error(conn, asked, &error),
                 }
-                self.count(conn, asked, code);
             }
         }
+        self.count(conn, asked, failed);
     }
 
-    fn put_error(&mut self, conn: &mut Connection, asked: &ClientRequest, error: &io::Error) {
+    fn put_error(&mut self, conn: &mut Connection<Nbd>, asked: &ClientRequest<Asked>, error: &io::Error) {
         let code = ErrorCode::from_io(error);
         let name = &self.exports.get(asked.export as usize).name;
-        let ClientRequest { command, offset_bytes, len_bytes, framing, .. } = *asked;
+        let ClientRequest { offset_bytes, len_bytes, own: Asked { framing, command, cookie }, .. } = *asked;
         if code == ErrorCode::EIO || code == ErrorCode::ENOSPC && command != Command::READ {
             tracing::warn!(export = %name, peer = %conn.peer, %command, offset_bytes, len_bytes, %error, "a request failed");
         } else {
@@ -66,7 +61,7 @@ impl Dispatcher {
             Framing::Extended => true,
         };
         if !in_chunks {
-            return conn.outbox.put(&simple(asked.cookie, code), &mut self.pool);
+            return conn.outbox.put(&simple(cookie, code), &mut self.pool);
         }
         let mut answer = std::mem::take(&mut self.scratch);
         answer.clear();
@@ -77,9 +72,9 @@ impl Dispatcher {
 }
 
 /// The header before the data of a read.
-fn contents_header(asked: &ClientRequest) -> EncodedHeader {
-    match asked.framing {
-        Framing::Simple => simple(asked.cookie, ErrorCode::NONE),
+fn contents_header(asked: &ClientRequest<Asked>) -> EncodedHeader {
+    match asked.own.framing {
+        Framing::Simple => simple(asked.own.cookie, ErrorCode::NONE),
         Framing::Structured | Framing::Extended => {
             asked.answering().data(ChunkFlags::DONE, asked.offset_bytes, asked.len_bytes as u32)
         }
@@ -87,9 +82,9 @@ fn contents_header(asked: &ClientRequest) -> EncodedHeader {
 }
 
 /// The reply to a request without data.
-fn done_header(asked: &ClientRequest) -> EncodedHeader {
-    match asked.framing {
-        Framing::Simple | Framing::Structured => simple(asked.cookie, ErrorCode::NONE),
+fn done_header(asked: &ClientRequest<Asked>) -> EncodedHeader {
+    match asked.own.framing {
+        Framing::Simple | Framing::Structured => simple(asked.own.cookie, ErrorCode::NONE),
         Framing::Extended => asked.answering().done(),
     }
 }

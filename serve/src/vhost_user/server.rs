@@ -23,7 +23,7 @@ use crate::{
     ThreadError,
     inbox::Inbox,
     metrics::Metrics,
-    nbd::{Address, Listener, SocketFile},
+    net::{Address, Listener, SocketFile},
     panic_guard::catch_panic,
     threads::ServerThread,
 };

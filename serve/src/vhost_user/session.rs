@@ -20,8 +20,7 @@ use super::{
     risk::Risk,
     vring::{Chain, RingError, Vring},
 };
-use crate::metrics::WorkerMetrics;
-use diskwright_nbd::wire::{Command, ErrorCode};
+use crate::metrics::{Kind, WorkerMetrics};
 use diskwright_store::{BlockQueue, Completion, IoBuf, Operation, Request, Segments};
 use std::{collections::VecDeque, io, sync::Arc};
 use virtio_bindings::virtio_blk::VIRTIO_BLK_ID_BYTES;
@@ -51,7 +50,7 @@ pub(crate) struct DeviceFacts {
 #[derive(Debug)]
 struct Flight {
     status: Place,
-    command: Command,
+    kind: Kind,
     len_bytes: u64,
     /// Bytes that a success writes into the guest's memory before the status.
     written_bytes: u32,
@@ -281,7 +280,7 @@ impl Session {
         let len_bytes = payload.len() as u64;
         let mut flight = Flight {
             status: found.status,
-            command: Command::READ,
+            kind: Kind::Read,
             len_bytes,
             written_bytes: 0,
             bounced: None,
@@ -324,7 +323,7 @@ impl Session {
                 }
             }
             Asked::Write { offset_bytes } => {
-                flight.command = Command::WRITE;
+                flight.kind = Kind::Write;
                 let request = if self.can_be_used_in_place(&payload) {
                     Request::write_segments(offset_bytes, payload, tag)
                 } else {
@@ -337,12 +336,12 @@ impl Session {
                 Request { fua, ..request }
             }
             Asked::Flush => {
-                flight.command = Command::FLUSH;
+                flight.kind = Kind::Flush;
                 self.keep_list(payload);
                 Request::flush(tag)
             }
             Asked::Zero { operation, offset_bytes, len_bytes } => {
-                flight.command = if operation == Operation::Discard { Command::TRIM } else { Command::WRITE_ZEROES };
+                flight.kind = if operation == Operation::Discard { Kind::Trim } else { Kind::WriteZeroes };
                 flight.len_bytes = len_bytes;
                 self.keep_list(payload);
                 Request { operation, fua, ..Request::discard(offset_bytes, len_bytes, tag) }
@@ -389,14 +388,13 @@ impl Session {
         let Completion { tag, buf, segments, result } = completion;
         let head = tag as u16;
         let flight = self.flights[usize::from(head)].take();
-        let Flight { status, command, len_bytes, written_bytes, bounced, bounced_bytes, taken_ns } =
+        let Flight { status, kind, len_bytes, written_bytes, bounced, bounced_bytes, taken_ns } =
             flight.expect("the queue completes a request once");
         self.in_flight -= 1;
-        let error = result.as_ref().err().map(ErrorCode::from_io);
-        self.metrics.answered(command, len_bytes, now_ns.saturating_sub(taken_ns), error);
-        if result.is_ok() && command != Command::READ {
+        self.metrics.answered(kind, len_bytes, now_ns.saturating_sub(taken_ns), result.is_err());
+        if result.is_ok() && kind != Kind::Read {
             self.changed = true;
-            self.flushed |= command == Command::FLUSH;
+            self.flushed |= kind == Kind::Flush;
         }
         let outcome = match (result, bounced, &buf) {
             (Ok(()), Some(mut into), Some(buf)) => {
@@ -410,9 +408,9 @@ impl Session {
             (Err(error), _, _) => {
                 let is_wrong = matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::ReadOnlyFilesystem);
                 if is_wrong {
-                    tracing::debug!(disk = %self.device.name, ?command, %error, "a request was refused");
+                    tracing::debug!(disk = %self.device.name, ?kind, %error, "a request was refused");
                 } else {
-                    tracing::warn!(disk = %self.device.name, ?command, %error, "a request failed");
+                    tracing::warn!(disk = %self.device.name, ?kind, %error, "a request failed");
                 }
                 Status::Failed
             }

@@ -4,7 +4,7 @@
 use crate::common::{memory, raw_file, serve};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_nbd::{NbdDevice, NbdUri, wire::Framing};
-use diskwright_serve::nbd::ServerOptions;
+use diskwright_serve::net::ServerOptions;
 use diskwright_store::{
     BlockDevice, Blocking, CacheMode, EngineKind, Extent, ExtentKind, IoBuf, Operation, QueueOptions, Request,
     Segments, Slab,

@@ -8,7 +8,7 @@ use crate::common::{Client, Served, serve};
 use crate::steps::{DEPTH, HELD, Steps};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_nbd::wire::{Command, CommandFlags, Framing};
-use diskwright_serve::nbd::ServerOptions;
+use diskwright_serve::net::ServerOptions;
 use diskwright_store::{
     BlockDevice, CacheMode, DataFile, FileRange, FileSystem, Files, LocalFiles, OpenError, Store, Zeroing,
     testing::{ForwardingFileSystem, ForwardingStore},

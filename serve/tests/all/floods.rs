@@ -5,7 +5,7 @@ use crate::common;
 use crate::common::{Served, eventually, memory, serve};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions};
 use diskwright_nbd::wire::{Command, CommandFlags, Framing, OptionCode, OptionHeader, option};
-use diskwright_serve::nbd::ServerOptions;
+use diskwright_serve::net::ServerOptions;
 use diskwright_store::{BlockDevice, BlockQueue, Extent, Geometry, QueueOptions};
 use std::{
     io::{self, ErrorKind, Read, Write},

@@ -9,7 +9,7 @@
 use crate::common::serve;
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_nbd::wire::{Command, CommandFlags, Framing};
-use diskwright_serve::nbd::ServerOptions;
+use diskwright_serve::net::ServerOptions;
 
 const NONE: CommandFlags = CommandFlags::empty();
 

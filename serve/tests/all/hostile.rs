@@ -6,8 +6,8 @@ use diskwright_nbd::wire::{
     Command, CommandFlags, ErrorCode, Framing, OptionCode, OptionHeader, ReplyCode, RequestHeader, option,
 };
 use diskwright_serve::{
-    ThreadError,
-    nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions},
+    ThreadError, nbd,
+    net::{Address, Export, Listener, ServeError, ServerOptions},
 };
 use diskwright_store::{BlockDevice, CacheMode, Completion, Geometry, PushError, QueueOptions, Request};
 use std::{
@@ -161,10 +161,10 @@ fn writable_exports_on_tcp_need_tls_or_insecure_writes() {
     let export =
         |writable| vec![Export { name: "m".into(), description: String::new(), device: memory(1 << 20, writable) }];
     let tcp = || vec![Listener::bind(&Address::Tcp("127.0.0.1".into(), 0)).unwrap()];
-    let error = NbdServer::start(export(true), tcp(), ServerOptions::default()).unwrap_err();
+    let error = nbd::start(export(true), tcp(), ServerOptions::default()).unwrap_err();
     assert!(matches!(error, ServeError::Insecure { .. }), "{error}");
     assert!(error.to_string().contains("`ServerOptions::insecure_writes`"));
-    let nowhere = NbdServer::start(export(true), Vec::new(), ServerOptions::default()).unwrap_err();
+    let nowhere = nbd::start(export(true), Vec::new(), ServerOptions::default()).unwrap_err();
     assert!(matches!(nowhere, ServeError::NoListener));
     let allowed = vec!["10.1.2.0/24".parse().unwrap()];
     for (writable, options, served) in [
@@ -172,7 +172,7 @@ fn writable_exports_on_tcp_need_tls_or_insecure_writes() {
         (true, ServerOptions { insecure_writes: true, ..ServerOptions::default() }, true),
         (false, ServerOptions { allowed, ..ServerOptions::default() }, false),
     ] {
-        let server = match NbdServer::start(export(writable), tcp(), options) {
+        let server = match nbd::start(export(writable), tcp(), options) {
             Ok(server) => server,
             Err(ServeError::Thread(ThreadError::Ring { source })) => {
                 return eprintln!("skipped: no io_uring: {source}");

@@ -6,7 +6,7 @@ use crate::servers;
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, Opened, create};
 use diskwright_image::Format;
 use diskwright_nbd::{NbdDevice, NbdStore, NbdUri};
-use diskwright_serve::nbd::ServerOptions;
+use diskwright_serve::net::ServerOptions;
 use diskwright_store::{
     BlockDevice, Blocking, CacheMode, Engine, EngineKind, FileRange, IoBuf, QueueOptions, RawDevice, Request,
     SharedRing, Store, Zeroing,

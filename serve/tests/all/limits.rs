@@ -3,7 +3,7 @@
 
 use crate::common::{memory, serve};
 use diskwright_nbd::wire::{Command, CommandFlags, Framing};
-use diskwright_serve::nbd::ServerOptions;
+use diskwright_serve::net::ServerOptions;
 use diskwright_store::{LimitedDevice, RateLimiter, RateLimits};
 use std::{
     io::Write as _,

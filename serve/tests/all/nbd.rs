@@ -4,7 +4,7 @@ use crate::common::{Client, eventually, memory, raw_file, serve};
 use diskwright_nbd::wire::{
     CONTEXT_ALLOCATION, CONTEXT_DEPTH, Command, CommandFlags, ErrorCode, Framing, OptionCode, option,
 };
-use diskwright_serve::nbd::ServerOptions;
+use diskwright_serve::net::ServerOptions;
 use diskwright_store::{CacheMode, MemoryStore, RawDevice};
 use std::{collections::HashMap, io::Read, sync::Arc};
 

@@ -3,7 +3,7 @@
 
 use crate::common::{Served, memory, serve};
 use diskwright_nbd::wire::{CONTEXT_ALLOCATION, Command, CommandFlags, Framing, OptionCode, option};
-use diskwright_serve::nbd::ServerOptions;
+use diskwright_serve::net::ServerOptions;
 use diskwright_store::{BlockDevice, BlockQueue, Completion, Extent, Geometry, PushError, QueueOptions, Request};
 use std::{
     io,

@@ -4,7 +4,7 @@
 use crate::common::{Client, Served, eventually, raw_file, serve};
 use crate::seen::Watched;
 use diskwright_nbd::wire::{Command, CommandFlags, Framing};
-use diskwright_serve::nbd::ServerOptions;
+use diskwright_serve::net::ServerOptions;
 use diskwright_store::{BlockDevice, CacheMode, Operation};
 use std::{
     collections::HashMap,

@@ -4,7 +4,7 @@
 use crate::common::{Client, serve};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_nbd::wire::{CommandFlags, ErrorCode, Framing, OptionCode, ReplyCode, option};
-use diskwright_serve::nbd::ServerOptions;
+use diskwright_serve::net::ServerOptions;
 use diskwright_store::BlockDevice;
 use std::sync::Arc;
 

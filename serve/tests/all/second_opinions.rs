@@ -3,7 +3,7 @@
 
 use crate::common::{Served, serve};
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
-use diskwright_serve::nbd::ServerOptions;
+use diskwright_serve::net::ServerOptions;
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use std::{
     path::{Path, PathBuf},

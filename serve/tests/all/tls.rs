@@ -5,8 +5,8 @@ use crate::certificates;
 use crate::common::memory;
 use diskwright_nbd::tls;
 use diskwright_serve::{
-    ThreadError,
-    nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions},
+    ThreadError, nbd,
+    net::{Address, Export, Listener, ServeError, Server, ServerOptions},
 };
 use std::{
     fs,
@@ -14,11 +14,11 @@ use std::{
     process::{Command, Output},
 };
 
-fn start(dir: &Path) -> Option<(NbdServer, u16)> {
+fn start(dir: &Path) -> Option<(Server, u16)> {
     let export = Export { name: "m".into(), description: String::new(), device: memory(8 << 20, true) };
     let listener = Listener::bind(&Address::Tcp("127.0.0.1".into(), 0)).unwrap();
     let options = ServerOptions { tls: Some(tls::server(dir, true).unwrap()), ..ServerOptions::default() };
-    match NbdServer::start(vec![export], vec![listener], options) {
+    match nbd::start(vec![export], vec![listener], options) {
         Ok(server) => {
             let Address::Tcp(_, port) = server.addresses()[0] else { panic!("not TCP") };
             Some((server, port))

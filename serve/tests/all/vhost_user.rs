@@ -4,7 +4,7 @@
 use crate::common::{memory, raw_file};
 use diskwright_serve::{
     ThreadError,
-    nbd::{Address, Listener},
+    net::{Address, Listener},
     vhost_user::{
         VhostUserError, VhostUserOptions, VhostUserServer,
         front_end::{FrontEnd, FrontOptions},

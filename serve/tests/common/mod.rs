@@ -6,8 +6,8 @@ use diskwright_nbd::wire::{
     OptionReplyHeader, ReplyCode, ReplyHeader, RequestHeader, option,
 };
 use diskwright_serve::{
-    ThreadError,
-    nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions},
+    ThreadError, nbd,
+    net::{Address, Export, Listener, ServeError, Server, ServerOptions},
 };
 use diskwright_store::{BlockDevice, CacheMode, MemoryStore, RawDevice};
 use std::{
@@ -24,7 +24,7 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server on a unix socket.
 pub struct Served {
-    pub server: Option<NbdServer>,
+    pub server: Option<Server>,
     pub dir: TempDir,
 }
 
@@ -45,7 +45,7 @@ impl Served {
         self.server.take().expect("the server runs").stop()
     }
 
-    pub fn server(&self) -> &NbdServer {
+    pub fn server(&self) -> &Server {
         self.server.as_ref().expect("the server runs")
     }
 }
@@ -58,7 +58,7 @@ pub fn serve(devices: Vec<(&str, Arc<dyn BlockDevice>)>, options: ServerOptions)
         .map(|(name, device)| Export { name: name.into(), description: format!("disk {name}"), device })
         .collect();
     let listener = Listener::bind(&Address::Unix(dir.path().join("socket"))).unwrap();
-    match NbdServer::start(exports, vec![listener], options) {
+    match nbd::start(exports, vec![listener], options) {
         Ok(server) => Some(Served { server: Some(server), dir }),
         Err(ServeError::Thread(ThreadError::Ring { source })) => {
             eprintln!("skipped: no io_uring: {source}");

@@ -7,7 +7,7 @@ use crate::{
 };
 use clap::Args;
 use diskwright_serve::{
-    nbd::{Address, ServerOptions, export},
+    net::{Address, ServerOptions, exports},
     vhost_user::QUEUES_MAX,
 };
 use diskwright_store::RateLimits;
@@ -173,7 +173,7 @@ fn address(text: &str) -> Result<Address, String> {
 }
 
 fn description(text: &str) -> Result<String, String> {
-    export::check_description(text).map(|()| text.to_owned()).map_err(|error| error.to_string())
+    exports::check_description(text).map(|()| text.to_owned()).map_err(|error| error.to_string())
 }
 
 fn network(text: &str) -> Result<IpNet, String> {

@@ -16,7 +16,7 @@ use clap::ValueEnum;
 use diskwright_serve::{
     control::{ControlError, DoorKeeper, HostedDisk, NewDisk},
     metrics::{Metrics, Totals},
-    nbd::{Address, Export, Listener, NbdServer},
+    net::{Address, Export, Listener, Server},
     vhost_user::{QUEUES_MAX, VhostUserOptions, VhostUserServer},
 };
 use diskwright_store::{ErrorCode, RateLimits};
@@ -38,7 +38,7 @@ struct Machine {
 #[derive(Debug)]
 struct Inside {
     disks: Vec<Served>,
-    nbd: Option<NbdServer>,
+    nbd: Option<Server>,
     machines: Vec<Machine>,
 }
 
@@ -88,18 +88,18 @@ impl Inside {
     }
 
     fn metrics(&self) -> Vec<Arc<Metrics>> {
-        let nbd = self.nbd.iter().map(NbdServer::metrics);
+        let nbd = self.nbd.iter().map(Server::metrics);
         nbd.chain(self.machines.iter().map(|machine| machine.server.metrics())).cloned().collect()
     }
 
     fn is_well(&self) -> bool {
-        self.nbd.iter().all(NbdServer::is_well) && self.machines.iter().all(|machine| machine.server.is_well())
+        self.nbd.iter().all(Server::is_well) && self.machines.iter().all(|machine| machine.server.is_well())
     }
 }
 
 impl Doors {
     /// The disks, and the NBD server if they have one.
-    pub fn of(opener: Opener, description: String, disks: Vec<Served>, nbd: Option<NbdServer>) -> Self {
+    pub fn of(opener: Opener, description: String, disks: Vec<Served>, nbd: Option<Server>) -> Self {
         Self { opener, description, inside: Mutex::new(Some(Inside { disks, nbd, machines: Vec::new() })) }
     }
 

@@ -59,7 +59,7 @@ fn line(before: &Totals, now: &Totals, elapsed: Duration) -> String {
     let mut parts = Vec::new();
     let mut buckets = [0; BUCKETS_US.len() + 1];
     let mut errors = 0;
-    for ((name, _), (before, now)) in COMMANDS.iter().zip(before.commands.iter().zip(&now.commands)) {
+    for (name, (before, now)) in COMMANDS.iter().zip(before.commands.iter().zip(&now.commands)) {
         let requests = now.requests - before.requests;
         errors += now.errors - before.errors;
         buckets

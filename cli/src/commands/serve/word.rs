@@ -3,7 +3,7 @@
 use crate::options::FormatArg;
 use clap::ValueEnum;
 use diskwright_image::Format;
-use diskwright_serve::nbd::export;
+use diskwright_serve::net::exports;
 use diskwright_store::RateLimits;
 use std::path::{Path, PathBuf};
 
@@ -56,7 +56,7 @@ impl DiskWord {
         read_only: Option<bool>,
     ) -> Result<Self, String> {
         let name = name.unwrap_or_else(|| name_of(&path));
-        export::check_name(&name).map_err(|error| error.to_string())?;
+        exports::check_name(&name).map_err(|error| error.to_string())?;
         Ok(Self { name, path, format, limit, read_only })
     }
 }

@@ -24,7 +24,7 @@ use diskwright_load::{
 };
 use diskwright_serve::{
     metrics::Totals,
-    nbd::{Address, Listener},
+    net::{Address, Listener},
     vhost_user::{VhostUserOptions, VhostUserServer},
 };
 use diskwright_store::{CacheMode, EngineKind};

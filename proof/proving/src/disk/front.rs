@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   session ─▶ BlockQueue of the Disk
-//!   session ─▶ BlockQueue of an NbdDevice ─▶ unix socket ─▶ NbdServer ─▶ BlockQueue of the Disk
+//!   session ─▶ BlockQueue of an NbdDevice ─▶ unix socket ─▶ Server ─▶ BlockQueue of the Disk
 //!   session ─▶ BlockQueue of a FrontEnd ─▶ virtqueue ─▶ VhostUserServer ─▶ BlockQueue of the Disk
 //! ```
 //!
@@ -15,8 +15,8 @@ use crate::{rule_breaker::BrokenRule, stage::Outcome};
 use diskwright_disk::Disk;
 use diskwright_nbd::{NbdDevice, NbdUri};
 use diskwright_serve::{
-    ThreadError,
-    nbd::{Address, Export, Listener, NbdServer, ServeError, ServerOptions},
+    ThreadError, nbd,
+    net::{Address, Export, Listener, ServeError, ServerOptions},
     vhost_user::{
         VhostUserError, VhostUserOptions, VhostUserServer,
         front_end::{FrontEnd, FrontOptions},
@@ -46,7 +46,7 @@ impl Front {
 
 #[derive(Debug)]
 enum Server {
-    Nbd(NbdServer),
+    Net(diskwright_serve::net::Server),
     VhostUser(VhostUserServer),
 }
 
@@ -71,12 +71,12 @@ impl Served {
                 let writable = !device.geometry().read_only;
                 let export = Export { name: "disk".into(), description: String::new(), device };
                 let options = ServerOptions { workers: 1, ..ServerOptions::default() };
-                let server = NbdServer::start(vec![export], vec![listener], options).map_err(|error| match error {
+                let server = nbd::start(vec![export], vec![listener], options).map_err(|error| match error {
                     ServeError::Thread(error) => not_started(error),
                     other => other.to_string(),
                 })?;
                 let client = NbdDevice::open(&NbdUri::unix(&socket, "disk"), writable);
-                (Box::new(client.map_err(|error| error.to_string())?), Server::Nbd(server))
+                (Box::new(client.map_err(|error| error.to_string())?), Server::Net(server))
             }
             Front::VhostUser => {
                 let options = VhostUserOptions { name: "disk".into(), queues: 1, is_ephemeral: false };
@@ -101,7 +101,7 @@ impl Served {
     pub(super) fn stop(self) -> Outcome {
         drop(self.client);
         match self.server {
-            Server::Nbd(server) => server.stop().map_err(|error| error.to_string()),
+            Server::Net(server) => server.stop().map_err(|error| error.to_string()),
             Server::VhostUser(server) => server.stop().map_err(|error| error.to_string()),
         }
     }

@@ -1,6 +1,6 @@
 //! Options of a server, and the settings that its threads share.
 
-use super::{dispatch::ShareLimit, export::Exports, handshake::TlsNeed};
+use super::{core::ShareLimit, exports::Exports};
 use diskwright_store::RateLimits;
 use ipnet::IpNet;
 use rustls::ServerConfig;
@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-/// Options of an [`NbdServer`](super::NbdServer).
+/// Options of a [`Server`](super::Server).
 #[derive(Debug, Clone)]
 pub struct ServerOptions {
     /// Number of worker threads; 0 means one for each processor, at most 8.
@@ -55,6 +55,17 @@ impl Default for ServerOptions {
             drain_time: Duration::from_secs(10),
         }
     }
+}
+
+/// Whether connections are encrypted with TLS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TlsNeed {
+    /// The server has no certificates.
+    No,
+    /// The client decides.
+    May,
+    /// Clients without TLS are refused.
+    Must,
 }
 
 /// Settings shared by the threads of a server.

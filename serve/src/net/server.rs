@@ -1,4 +1,4 @@
-//! A running NBD server: start, accept, stop.
+//! A running server: start, accept, stop. It is the same for all protocols of the network.
 //!
 //! ```text
 //!   start ─▶ front thread: accept, check the address and the limit ─▶ the worker with the fewest
@@ -11,9 +11,10 @@
 
 use super::{
     Export, ExportError, Listener, ServerOptions,
-    export::Exports,
+    exports::Exports,
     listen::{Address, SocketFile},
     peer::Peer,
+    protocol::Protocol,
     settings::Settings,
     worker::{Message, Worker},
 };
@@ -58,15 +59,25 @@ pub enum ServeError {
     /// There are no listeners.
     #[error("there is no address to listen on; name at least one")]
     NoListener,
+    /// The name of the server is not valid in its protocol.
+    #[error("{name:?} is not a valid name: {reason}; choose another name")]
+    Name {
+        /// The name.
+        name: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
     /// Writable exports on TCP need TLS, unless [`ServerOptions::insecure_writes`] is set.
     #[error(
-        "export {export:?} is writable, and {address} is TCP without TLS: every program that can reach the address could change the disk; make the export read-only or ephemeral, listen on a unix socket, use TLS (`ServerOptions::tls`), or allow it with `ServerOptions::insecure_writes`"
+        "export {export:?} is writable, and {address} is TCP without TLS: every program that can reach the address could change the disk; make the export read-only or ephemeral, {how_to_allow}"
     )]
     Insecure {
         /// The export.
         export: String,
         /// The address.
         address: Address,
+        /// What else helps.
+        how_to_allow: &'static str,
     },
     /// A thread could not be started, or ended early.
     #[error(transparent)]
@@ -89,28 +100,33 @@ pub enum ServeError {
     },
 }
 
-/// A running NBD server. Dropping it stops its threads without the last flush; see
-/// [`NbdServer::stop`].
+/// A running server. Dropping it stops its threads without the last flush; see [`Server::stop`].
 #[derive(Debug)]
-pub struct NbdServer {
+pub struct Server {
     addresses: Vec<Address>,
     settings: Arc<Settings>,
     metrics: Arc<Metrics>,
     /// An address at which no export may be writable.
     read_only_at: Option<Address>,
+    how_to_allow: &'static str,
     /// Held while the exports change.
     changing: Mutex<()>,
     front: Option<ServerThread<Message>>,
     workers: Vec<ServerThread<Message>>,
 }
 
-impl NbdServer {
-    /// Starts to serve `exports` on `listeners`. The caller opens the disks before and closes them
-    /// after.
+impl Server {
+    /// Starts to serve `exports` by a protocol on `listeners`. The caller opens the disks before
+    /// and closes them after.
     ///
     /// # Errors
     /// [`ServeError`].
-    pub fn start(exports: Vec<Export>, listeners: Vec<Listener>, options: ServerOptions) -> Result<Self, ServeError> {
+    pub(crate) fn start<P: Protocol>(
+        shared: P::Shared,
+        exports: Vec<Export>,
+        listeners: Vec<Listener>,
+        options: ServerOptions,
+    ) -> Result<Self, ServeError> {
         if listeners.is_empty() {
             return Err(ServeError::NoListener);
         }
@@ -118,31 +134,34 @@ impl NbdServer {
         let insecure = options.tls.is_none() && !options.insecure_writes;
         let tcp = listeners.iter().find(|listener| listener.is_tcp());
         let read_only_at = tcp.filter(|_| insecure).map(|listener| listener.address().clone());
-        exports.iter().try_for_each(|export| check_writes(export, read_only_at.as_ref()))?;
+        exports.iter().try_for_each(|export| check_writes(export, read_only_at.as_ref(), P::HOW_TO_ALLOW_WRITES))?;
         let count = match options.workers {
             0 => thread::available_parallelism().map_or(1, usize::from).min(WORKERS_MAX),
             asked => asked,
         };
-        let metrics = Arc::new(Metrics::new("nbd", count));
+        let metrics = Arc::new(Metrics::new(P::NAME, count));
         let settings = Arc::new(Settings::new(exports, options));
+        let shared = Arc::new(shared);
         let addresses = listeners.iter().map(|listener| listener.address().clone()).collect();
         let mut server = Self {
             addresses,
             settings: Arc::clone(&settings),
             metrics: Arc::clone(&metrics),
             read_only_at,
+            how_to_allow: P::HOW_TO_ALLOW_WRITES,
             changing: Mutex::new(()),
             front: None,
             workers: Vec::new(),
         };
         for index in 0..count {
-            let (settings, metrics) = (Arc::clone(&settings), Arc::clone(metrics.worker(index)));
-            let make = move |inbox| Worker::new(settings, inbox, metrics);
-            server.workers.push(ServerThread::start(&format!("nbd-{index}"), make, Worker::run)?);
+            let (settings, shared) = (Arc::clone(&settings), Arc::clone(&shared));
+            let metrics = Arc::clone(metrics.worker(index));
+            let make = move |inbox| Worker::<P>::new(settings, shared, inbox, metrics);
+            server.workers.push(ServerThread::start(&format!("{}-{index}", P::NAME), make, Worker::run)?);
         }
         let inboxes = server.workers.iter().map(|worker| Arc::clone(worker.inbox())).collect();
         let make = move |inbox| Front::new(listeners, inbox, inboxes, settings, metrics);
-        server.front = Some(ServerThread::start("nbd-front", make, Front::run)?);
+        server.front = Some(ServerThread::start(&format!("{}-front", P::NAME), make, Front::run)?);
         Ok(server)
     }
 
@@ -172,7 +191,7 @@ impl NbdServer {
     /// [`ServeError::Exports`], [`ServeError::Insecure`].
     pub fn add(&self, export: Export) -> Result<(), ServeError> {
         let _turn = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
-        check_writes(&export, self.read_only_at.as_ref())?;
+        check_writes(&export, self.read_only_at.as_ref(), self.how_to_allow)?;
         let exports = self.settings.exports().with(export)?;
         self.publish(exports);
         Ok(())
@@ -243,10 +262,10 @@ impl NbdServer {
 }
 
 /// Refuses a writable export where an address is open to everyone.
-fn check_writes(export: &Export, read_only_at: Option<&Address>) -> Result<(), ServeError> {
+fn check_writes(export: &Export, read_only_at: Option<&Address>, how_to_allow: &'static str) -> Result<(), ServeError> {
     match read_only_at {
         Some(address) if export.is_writable() => {
-            Err(ServeError::Insecure { export: export.name.clone(), address: address.clone() })
+            Err(ServeError::Insecure { export: export.name.clone(), address: address.clone(), how_to_allow })
         }
         _ => Ok(()),
     }
@@ -261,7 +280,7 @@ fn flush(export: &Export) -> Result<(), ServeError> {
     flushed.map_err(|source| ServeError::Flush { export: export.name.clone(), source })
 }
 
-impl Drop for NbdServer {
+impl Drop for Server {
     fn drop(&mut self) {
         // Callers that need the result call `stop`.
         let _ = self.end_threads();
@@ -357,7 +376,7 @@ impl Front {
             // The client has disconnected already.
             Err(error) => return tracing::debug!(%error, "a client disconnected before its connection was accepted"),
         };
-        if let Peer::Tcp(address) = &peer
+        if let Peer::Tcp { address, .. } = &peer
             && !self.settings.allows(address.ip())
         {
             self.metrics.refused.add(1);

@@ -10,7 +10,11 @@ use std::{
 /// The client's address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Peer {
-    Tcp(SocketAddr),
+    Tcp {
+        address: SocketAddr,
+        /// The address of the server that the client connected to.
+        local: SocketAddr,
+    },
     /// Process id and user id of the client, if the kernel knows them.
     Unix(Option<(i32, u32)>),
 }
@@ -18,7 +22,7 @@ pub(crate) enum Peer {
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp(address) => address.fmt(f),
+            Self::Tcp { address, .. } => address.fmt(f),
             Self::Unix(Some((process, user))) => write!(f, "process {process} of user {user}"),
             Self::Unix(None) => f.write_str("a local process"),
         }
@@ -42,6 +46,7 @@ impl Peer {
         sockopt::set_socket_keepalive(fd, true)?;
         let address =
             rustix::net::getpeername(fd)?.ok_or_else(|| io::Error::other("the socket has no peer address"))?;
-        Ok(Self::Tcp(SocketAddr::try_from(address)?))
+        let local = rustix::net::getsockname(fd)?;
+        Ok(Self::Tcp { address: SocketAddr::try_from(address)?, local: SocketAddr::try_from(local)? })
     }
 }

@@ -1,15 +1,19 @@
-//! The state of one client: its phase of the protocol, the bytes received, the replies to send.
-//! The worker drives it (`worker`, `dispatch`).
+//! The state of one client: its session, the bytes received, the replies to send. The worker drives
+//! it (`worker`, `core`).
 //!
 //! ```text
-//!   stream ─▶ window ─┬─▶ handshake ─▶ replies ─────────────────────┐
-//!     (TLS between)   └─▶ requests ─▶ disk ─▶ replies ─▶ outbox ─▶ stream
-//!                           └─ a write's payload ─▶ from the window, or received into a buffer
+//!   stream ─▶ window ─▶ the protocol ─▶ requests ─▶ disk ─▶ replies ─▶ outbox ─▶ stream
+//!     (TLS between)       └─ a write's payload ─▶ from the window, or received into a buffer
 //! ```
 //!
 //! The *window* holds bytes that were received and not yet decoded. One receive brings as many
 //! requests as the client has sent. The bytes of a write's payload that are in the window are
 //! written from there or copied (see `window`). The rest is received directly into its buffer.
+//!
+//! A protocol announces a payload whole (NBD) or part by part (H2CData of NVMe/TCP, Data-Out of
+//! iSCSI). Between two parts there may be other requests, so no more than what was announced is
+//! received into the buffers. A part may have a CRC32C behind it. It is computed over the bytes
+//! where they lie, as they come.
 //!
 //! Limits: a request and its payload count from when the request is taken until its reply has been
 //! sent ([`Connection::share`]). At the limit nothing more is received from the client. A window
@@ -18,27 +22,29 @@
 
 use super::{
     flights::{ClientRequest, Contents},
-    handshake::{Handshake, Session},
     outbox::{Outbox, Share},
     peer::Peer,
     pool::{HEADER_ROOM_BYTES, PIECE_BYTES, Pool},
+    protocol::Protocol,
     secure::{RAW_BYTES, Secure},
     window::{Retired, Window},
 };
 use diskwright_store::{IoBuf, Piece, RateLimiter, Segments, StreamId};
 use std::{collections::VecDeque, io, sync::Arc};
 
+/// A payload that is being received.
 #[derive(Debug)]
-pub(crate) enum Phase {
-    Handshake(Handshake),
-    Transmission(Session),
-}
-
-/// A write whose payload is being received.
-#[derive(Debug)]
-pub(crate) struct Incoming {
-    pub(crate) asked: ClientRequest,
+pub(crate) struct Incoming<A> {
+    pub(crate) asked: ClientRequest<A>,
     pub(crate) fua: bool,
+    /// Bytes that the client has announced and that have not been received yet.
+    pub(crate) announced_bytes: usize,
+    /// The CRC32C of the part that is being received, if the client sends one behind it.
+    pub(crate) digest: Option<u32>,
+    /// Whether bytes may be taken from the window without a copy.
+    pub(crate) may_share: bool,
+    /// The disk has left. The payload is still received, and then dropped.
+    pub(crate) is_refused: bool,
     /// Payload already received, unless the whole payload fits one buffer.
     pub(crate) segments: Option<Box<Segments>>,
     /// Payload bytes that have no buffer yet. They come after the segments and the buffers.
@@ -54,21 +60,71 @@ pub(crate) struct Incoming {
     pub(crate) next: Option<(Option<IoBuf>, usize, usize)>,
 }
 
-impl Incoming {
-    pub(crate) fn new(asked: ClientRequest, fua: bool) -> Self {
-        let left_bytes = asked.len_bytes as usize;
-        Self { asked, fua, segments: None, left_bytes, buf: None, filled_bytes: 0, piece_bytes: 0, next: None }
+impl<A> Incoming<A> {
+    /// A payload of `payload_bytes`, of which nothing was announced.
+    pub(crate) fn new(asked: ClientRequest<A>, payload_bytes: usize, fua: bool) -> Self {
+        Self {
+            asked,
+            fua,
+            announced_bytes: 0,
+            digest: None,
+            may_share: true,
+            is_refused: false,
+            segments: None,
+            left_bytes: payload_bytes,
+            buf: None,
+            filled_bytes: 0,
+            piece_bytes: 0,
+            next: None,
+        }
+    }
+
+    /// Bytes that have not been received, announced or not.
+    pub(crate) fn missing_bytes(&self) -> usize {
+        let next_bytes = self.next.as_ref().map_or(0, |(_, filled_bytes, bytes)| bytes - filled_bytes);
+        self.left_bytes + self.piece_bytes - self.filled_bytes + next_bytes
+    }
+
+    /// Whether the one buffer is for the whole payload.
+    pub(crate) fn is_single(&self) -> bool {
+        self.segments.is_none() && self.left_bytes == 0 && self.next.is_none()
+    }
+
+    /// Records that `bytes` were received into the buffers. Returns how many of them are payload.
+    fn received(&mut self, bytes: usize) -> usize {
+        let mut left_bytes = bytes.min(self.announced_bytes);
+        let first = Some((self.buf.as_ref(), &mut self.filled_bytes, self.piece_bytes));
+        let next =
+            self.next.as_mut().map(|(buf, filled_bytes, piece_bytes)| (buf.as_ref(), filled_bytes, *piece_bytes));
+        let mut payload_bytes = 0;
+        for (buf, filled_bytes, piece_bytes) in first.into_iter().chain(next) {
+            let now = left_bytes.min(piece_bytes - *filled_bytes);
+            if let (Some(digest), Some(buf)) = (&mut self.digest, buf) {
+                *digest = crc32c::crc32c_append(*digest, &buf[payload_range(*filled_bytes, *filled_bytes + now)]);
+            }
+            *filled_bytes += now;
+            left_bytes -= now;
+            payload_bytes += now;
+        }
+        self.announced_bytes -= payload_bytes;
+        payload_bytes
+    }
+
+    /// All buffers that are not with the kernel.
+    pub(crate) fn into_bufs(mut self) -> impl Iterator<Item = IoBuf> {
+        let next = self.next.and_then(|(buf, ..)| buf);
+        Contents::of(self.buf, self.segments.as_deref_mut()).into_bufs().chain(next)
     }
 }
 
 /// What the next bytes from the client are.
 #[derive(Debug)]
-pub(crate) enum Input {
+pub(crate) enum Input<A> {
     /// A header.
     Header,
-    /// The payload of a write.
-    Payload(Incoming),
-    /// The payload of a write that was refused: this many bytes are left.
+    /// A payload.
+    Payload(Incoming<A>),
+    /// A payload that was refused: this many bytes are left.
     Skip(u64),
 }
 
@@ -82,16 +138,16 @@ pub(crate) enum State {
 }
 
 #[derive(Debug)]
-pub(crate) struct Connection {
+pub(crate) struct Connection<P: Protocol> {
     pub(crate) stream: StreamId,
     pub(crate) peer: Peer,
-    pub(crate) phase: Phase,
+    pub(crate) session: P::Session,
     pub(crate) state: State,
     pub(crate) secure: Option<Box<Secure>>,
     pub(crate) window: Window,
     /// Retired windows, oldest first.
     retired: VecDeque<Retired>,
-    pub(crate) input: Input,
+    pub(crate) input: Input<P::Asked>,
     pub(crate) outbox: Outbox,
     /// Whether a receive is in flight.
     pub(crate) receiving: bool,
@@ -111,7 +167,7 @@ pub(crate) struct Connection {
     pub(crate) to_send: bool,
     /// Requests that are taken and whose replies have not been sent.
     pub(crate) share: Share,
-    /// When the phase or the draining began, by the worker's clock.
+    /// When the handshake or the draining began, by the worker's clock.
     pub(crate) since_ns: u64,
     /// Requests taken since the start, for the log.
     pub(crate) requests: u64,
@@ -119,12 +175,12 @@ pub(crate) struct Connection {
     spare: Vec<Piece>,
 }
 
-impl Connection {
-    pub(crate) fn new(stream: StreamId, peer: Peer, handshake: Handshake, since_ns: u64, pool: &mut Pool) -> Self {
+impl<P: Protocol> Connection<P> {
+    pub(crate) fn new(stream: StreamId, peer: Peer, session: P::Session, since_ns: u64, pool: &mut Pool) -> Self {
         Self {
             stream,
             peer,
-            phase: Phase::Handshake(handshake),
+            session,
             state: State::Open,
             secure: None,
             window: Window::new(pool),
@@ -177,12 +233,15 @@ impl Connection {
 
     /// Ignores all further input.
     pub(crate) fn abandon_input(&mut self, pool: &mut Pool) {
-        if let Input::Payload(mut incoming) = std::mem::replace(&mut self.input, Input::Skip(u64::MAX)) {
-            let next = incoming.next.and_then(|(buf, ..)| buf);
-            let contents = Contents::of(incoming.buf, incoming.segments.as_deref_mut());
-            contents.into_bufs().chain(next).for_each(|buf| pool.give(buf));
-            self.share.sub(Share::of(incoming.asked.held_bytes()));
+        if let Input::Payload(incoming) = std::mem::replace(&mut self.input, Input::Skip(u64::MAX)) {
+            self.forget(incoming, pool);
         }
+    }
+
+    /// Gives back the buffers of a payload that will not be completed, and its share.
+    pub(crate) fn forget(&mut self, incoming: Incoming<P::Asked>, pool: &mut Pool) {
+        self.share.sub(Share::of(incoming.asked.held_bytes));
+        incoming.into_bufs().for_each(|buf| pool.give(buf));
     }
 
     fn retire(&mut self, retired: Retired) {
@@ -251,20 +310,25 @@ impl Connection {
             pieces.push((raw, HEADER_ROOM_BYTES..HEADER_ROOM_BYTES + room_bytes));
             return pieces;
         }
+        let mut announced_bytes = 0;
         if let Input::Payload(incoming) = &mut self.input
             && let Some(buf) = incoming.buf.take()
         {
-            pieces.push((buf, payload_range(incoming.filled_bytes, incoming.piece_bytes)));
-            if incoming.next.is_none() && incoming.left_bytes > 0 {
+            announced_bytes = incoming.announced_bytes;
+            pieces.push((buf, part_of(&mut announced_bytes, incoming.filled_bytes, incoming.piece_bytes)));
+            if announced_bytes > 0 && incoming.next.is_none() && incoming.left_bytes > 0 {
                 let next_bytes = incoming.left_bytes.min(PIECE_BYTES);
                 incoming.left_bytes -= next_bytes;
                 incoming.next = Some((Some(pool.take(next_bytes)), 0, next_bytes));
             }
-            if let Some((next, filled_bytes, next_bytes)) = &mut incoming.next {
-                pieces.extend(next.take().map(|buf| (buf, payload_range(*filled_bytes, *next_bytes))));
+            if announced_bytes > 0
+                && let Some((next, filled_bytes, next_bytes)) = &mut incoming.next
+            {
+                let range = part_of(&mut announced_bytes, *filled_bytes, *next_bytes);
+                pieces.extend(next.take().map(|buf| (buf, range)));
             }
         }
-        if !matches!(&self.input, Input::Payload(incoming) if incoming.left_bytes > 0) {
+        if announced_bytes == 0 {
             pieces.extend(self.window.lend());
         }
         pieces
@@ -283,20 +347,21 @@ impl Connection {
             self.window.fill(fed?);
             return Ok(());
         }
-        let mut left_bytes = bytes;
-        if let Input::Payload(incoming) = &mut self.input {
-            let in_place = left_bytes.min(incoming.piece_bytes - incoming.filled_bytes);
-            incoming.filled_bytes += in_place;
-            left_bytes -= in_place;
-            if let Some((_, filled_bytes, next_bytes)) = &mut incoming.next {
-                let in_place = left_bytes.min(*next_bytes - *filled_bytes);
-                *filled_bytes += in_place;
-                left_bytes -= in_place;
-            }
-        }
-        self.window.fill(left_bytes);
+        let payload_bytes = match &mut self.input {
+            Input::Payload(incoming) => incoming.received(bytes),
+            Input::Header | Input::Skip(_) => 0,
+        };
+        self.window.fill(bytes - payload_bytes);
         Ok(())
     }
+}
+
+/// The range of a buffer into which announced bytes are received. They are taken from
+/// `announced_bytes`.
+fn part_of(announced_bytes: &mut usize, filled_bytes: usize, piece_bytes: usize) -> std::ops::Range<usize> {
+    let now = (*announced_bytes).min(piece_bytes - filled_bytes);
+    *announced_bytes -= now;
+    payload_range(filled_bytes, filled_bytes + now)
 }
 
 /// The range of a payload's buffer for the payload bytes `from_bytes..to_bytes`.

@@ -1,56 +1,29 @@
 //! Requests in flight: which requests the disks work on, and for which client.
 //!
 //! A client's request usually becomes one request of a block queue, a *flight*; the flight's number
-//! is the tag. A long range is cleared in steps, one flight after the other. Such a request is a
-//! *group*. A group ends when nothing is left to clear and its last flight has ended.
+//! is the tag. Long or several ranges are cleared in steps, one flight after the other. Such a
+//! request is a *group*. A group ends when nothing is left to clear and its last flight has ended.
+//!
+//! `A` is what the protocol needs for the reply ([`Protocol::Asked`](super::protocol::Protocol)).
 
-use super::handshake::Session;
-use diskwright_nbd::wire::{Answering, Command, Framing, PAYLOAD_BYTES_DEFAULT};
+use crate::metrics::Kind;
 use diskwright_store::{IoBuf, Operation, SegmentMemory, Segments};
-use std::io;
+use std::{io, ops::Range};
 
+/// A request of a client, from when it is taken until its reply is in the outbox.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ClientRequest {
+pub(crate) struct ClientRequest<A> {
     /// The connection's number in its worker.
     pub(crate) connection: u32,
     pub(crate) export: u32,
-    pub(crate) framing: Framing,
-    pub(crate) command: Command,
-    pub(crate) cookie: u64,
+    pub(crate) kind: Kind,
     pub(crate) offset_bytes: u64,
     pub(crate) len_bytes: u64,
+    /// Bytes of payload held in memory until the reply has been sent.
+    pub(crate) held_bytes: usize,
     /// When the request was taken, by the worker's clock.
     pub(crate) taken_ns: u64,
-}
-
-impl ClientRequest {
-    pub(crate) fn of(session: &Session, connection: u32, taken_ns: u64) -> Self {
-        Self {
-            connection,
-            export: session.export as u32,
-            framing: session.framing,
-            command: Command::READ,
-            cookie: 0,
-            offset_bytes: 0,
-            len_bytes: 0,
-            taken_ns,
-        }
-    }
-
-    /// What replies in chunks need to know of the request.
-    pub(crate) fn answering(&self) -> Answering {
-        Answering { framing: self.framing, cookie: self.cookie, offset_bytes: self.offset_bytes }
-    }
-
-    /// Bytes of payload held in memory until the reply has been sent.
-    pub(crate) fn held_bytes(&self) -> usize {
-        match self.command {
-            Command::READ | Command::WRITE | Command::CACHE => {
-                self.len_bytes.min(PAYLOAD_BYTES_DEFAULT.into()) as usize
-            }
-            _ => 0,
-        }
-    }
+    pub(crate) own: A,
 }
 
 /// The buffers of a request. The first is kept apart, so that a single buffer needs no list.
@@ -80,8 +53,8 @@ impl Contents {
 
 /// A client's request that has ended.
 #[derive(Debug)]
-pub(crate) struct Completed {
-    pub(crate) asked: ClientRequest,
+pub(crate) struct Completed<A> {
+    pub(crate) asked: ClientRequest<A>,
     pub(crate) result: io::Result<()>,
     /// After a successful read, the data that was read. Otherwise buffers to give back to the pool.
     pub(crate) contents: Contents,
@@ -89,25 +62,25 @@ pub(crate) struct Completed {
 
 /// One request in flight on a block queue.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Flight {
-    pub(crate) asked: ClientRequest,
+pub(crate) struct Flight<A> {
+    pub(crate) asked: ClientRequest<A>,
     /// The group, if this is one of several steps.
     pub(crate) group: Option<u32>,
 }
 
-/// The rest of a range that is cleared in steps.
-#[derive(Debug, Clone, Copy)]
+/// The rest of the ranges that are cleared in steps.
+#[derive(Debug)]
 pub(crate) struct Steps {
     pub(crate) operation: Operation,
-    pub(crate) next_bytes: u64,
-    pub(crate) end_bytes: u64,
+    /// In bytes, and none is empty. The next one to clear is the last of the list.
+    pub(crate) ranges: Vec<Range<u64>>,
     pub(crate) fua: bool,
 }
 
 /// A client's request that is carried out in steps.
 #[derive(Debug)]
-pub(crate) struct Group {
-    pub(crate) asked: ClientRequest,
+pub(crate) struct Group<A> {
+    pub(crate) asked: ClientRequest<A>,
     /// Steps in flight, plus one while the first step is being started.
     pub(crate) pending: u32,
     /// The first error of any step.

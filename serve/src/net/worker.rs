@@ -13,25 +13,17 @@
 //! The front thread passes connections and messages through an [`Inbox`].
 
 use super::{
-    connection::{Connection, Phase, State, loss},
-    dispatch::{Dispatcher, QUEUE_DEPTH, SessionEnd},
-    export::Exports,
+    connection::{Connection, State, loss},
+    core::Core,
+    exports::Exports,
     flights::Completed,
-    handshake::{Handshake, HandshakeStep, TlsNeed},
     peer::Peer,
+    protocol::{Protocol, SessionEnd, Stage},
     secure::Secure,
-    settings::Settings,
+    settings::{Settings, TlsNeed},
 };
-use crate::{
-    inbox::Inbox,
-    metrics::WorkerMetrics,
-    panic_guard::{PanicGuard, catch_panic},
-    reserve::Reserve,
-    turn::Pace,
-};
-use diskwright_store::{
-    Completion, IoBuf, QueueOptions, RateLimiter, SharedRing, SlotMap, StreamEnd, StreamId, Streams,
-};
+use crate::{inbox::Inbox, metrics::WorkerMetrics, turn::Pace};
+use diskwright_store::{Completion, IoBuf, RateLimiter, SlotMap, StreamEnd, StreamId, Streams};
 use std::{
     collections::VecDeque,
     io,
@@ -40,10 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Requests that are answered in a normal turn.
-const ANSWERS: usize = 8;
-
-/// Interval of the check for clients that exceed a time limit.
+/// Interval of the check for clients that exceed a time limit, and of the protocol's ticks.
 const TICK: Duration = Duration::from_millis(500);
 
 /// A message to a front thread or a worker.
@@ -69,12 +58,11 @@ fn tag(number: u32, what: u64) -> u64 {
 }
 
 #[derive(Debug)]
-pub(crate) struct Worker {
+pub(crate) struct Worker<P: Protocol> {
     /// Dropped before the other users of the ring, so that I/O in flight ends first.
-    connections: SlotMap<Connection>,
+    connections: SlotMap<Connection<P>>,
     streams: Streams,
-    dispatcher: Dispatcher,
-    ring: SharedRing,
+    core: Core<P>,
     inbox: Arc<Inbox<Message>>,
     wakeup: StreamId,
     settings: Arc<Settings>,
@@ -98,26 +86,25 @@ pub(crate) struct Worker {
     stopping: bool,
 }
 
-impl Worker {
+impl<P: Protocol> Worker<P> {
     /// Must be called on the thread that will run the worker.
     ///
     /// # Errors
     /// io_uring is not available, or there are no descriptors left.
     pub(crate) fn new(
         settings: Arc<Settings>,
+        shared: Arc<P::Shared>,
         inbox: Arc<Inbox<Message>>,
         metrics: Arc<WorkerMetrics>,
     ) -> io::Result<Self> {
-        let dispatcher = Dispatcher::new(settings.exports(), settings.share, Arc::clone(&metrics));
-        let ring = SharedRing::new(settings.ring_depth, Some(dispatcher.pool.slab()))?;
-        let mut streams = Streams::new(&ring);
+        let core = Core::new(settings.exports(), shared, settings.share, Arc::clone(&metrics), settings.ring_depth)?;
+        let mut streams = Streams::new(core.ring());
         let wakeup = streams.add(inbox.wakeup()?)?;
         streams.receive(wakeup, IoBuf::new(8), 0..8, false, WAKEUP);
         Ok(Self {
             connections: SlotMap::default(),
             streams,
-            dispatcher,
-            ring,
+            core,
             inbox,
             wakeup,
             settings,
@@ -130,7 +117,7 @@ impl Worker {
             completions: Vec::new(),
             unanswered: VecDeque::new(),
             leaving: None,
-            pace: Pace::answering(ANSWERS),
+            pace: Pace::answering(P::ANSWERS),
             ticking: false,
             stopping: false,
         })
@@ -147,10 +134,10 @@ impl Worker {
             self.streams.reap(&mut ends);
             if ends.is_empty() {
                 let has_more = !self.unanswered.is_empty() || !self.deferred.is_empty();
-                self.pace.end_turn(&self.ring, has_more)?;
+                self.pace.end_turn(self.core.ring(), has_more)?;
                 self.streams.reap(&mut ends);
             }
-            self.dispatcher.now_ns = self.started.elapsed().as_nanos() as u64;
+            self.core.now_ns = self.started.elapsed().as_nanos() as u64;
             for end in ends.drain(..) {
                 self.ended(end);
             }
@@ -165,8 +152,8 @@ impl Worker {
             }
             self.to_send = to_send;
             self.settle_leaving();
-            self.metrics.in_flight.store(self.dispatcher.flights.len() as i64, Ordering::Relaxed);
-            self.metrics.enters.set(self.ring.enters());
+            self.metrics.in_flight.store(self.core.flights.len() as i64, Ordering::Relaxed);
+            self.metrics.enters.set(self.core.ring().enters());
         }
         Ok(())
     }
@@ -176,11 +163,11 @@ impl Worker {
     fn work_disks(&mut self) -> io::Result<()> {
         let mut left = self.pace.answers();
         loop {
-            self.dispatcher.pushed = false;
+            self.core.pushed = false;
             let mut completions = std::mem::take(&mut self.completions);
             // Idle queues are reaped too. The wake-up of a flush whose end was seen early arrives
             // later, and a ring with unread completions neither sleeps nor polls for new ones.
-            for queue in self.dispatcher.queues.iter_mut().flatten() {
+            for queue in self.core.queues.iter_mut().flatten() {
                 queue.reap(0, &mut completions)?;
             }
             self.unanswered.extend(completions.drain(..));
@@ -189,7 +176,7 @@ impl Worker {
                 && let Some(completion) = self.unanswered.pop_front()
             {
                 left -= 1;
-                if let Some(completed) = self.dispatcher.completed(completion) {
+                if let Some(completed) = self.core.completed(completion) {
                     self.answer(completed);
                 }
             }
@@ -199,17 +186,17 @@ impl Worker {
                     self.advance(number);
                 }
             }
-            if !self.dispatcher.pushed {
+            if !self.core.pushed {
                 return Ok(());
             }
         }
     }
 
-    fn answer(&mut self, completed: Completed) {
+    fn answer(&mut self, completed: Completed<P::Asked>) {
         let Completed { asked, result, contents } = completed;
         if let Some(conn) = self.connections.get_mut(asked.connection) {
-            conn.reclaim(&mut self.dispatcher.pool);
-            self.dispatcher.reply(conn, &asked, result, contents);
+            conn.reclaim(&mut self.core.pool);
+            self.core.answer(conn, &asked, result, contents);
             self.settle(asked.connection);
         }
     }
@@ -246,9 +233,9 @@ impl Worker {
             }
         };
         tracing::debug!(%peer, "connected");
-        let handshake = Handshake::new(Arc::clone(&self.dispatcher.exports), tls);
-        let mut conn = Connection::new(stream, peer, handshake, self.dispatcher.now_ns, &mut self.dispatcher.pool);
-        conn.outbox.put(&Handshake::greeting(), &mut self.dispatcher.pool);
+        let session = P::session(&self.core, tls);
+        let mut conn = Connection::new(stream, peer, session, self.core.now_ns, &mut self.core.pool);
+        P::greet(&mut self.core, &mut conn);
         let limits = self.settings.client_limits();
         conn.limiter = (!limits.is_unlimited()).then(|| Box::new(RateLimiter::new(limits)));
         let number = self.connections.insert(conn);
@@ -262,12 +249,12 @@ impl Worker {
 
     fn received(&mut self, number: u32, end: StreamEnd) {
         let Some(conn) = self.connections.get_mut(number) else { return };
-        conn.take_back(end.buf, end.pieces, &mut self.dispatcher.pool);
+        conn.take_back(end.buf, end.pieces, &mut self.core.pool);
         match end.result {
             // A connection that is closing ignores its input.
             _ if conn.state != State::Open => self.settle(number),
             // Many clients disconnect this way when they have nothing in flight.
-            Ok(0) if conn.share.requests == 0 && matches!(conn.phase, Phase::Transmission(_)) => self.drain(number),
+            Ok(0) if conn.share.requests == 0 && P::stage(&conn.session) == Stage::Serving => self.drain(number),
             Ok(0) => self.client_left(number, "the client disconnected without ending the session"),
             Err(error) => self.client_left(number, &loss(&error)),
             Ok(bytes) => match conn.received(bytes) {
@@ -292,31 +279,32 @@ impl Worker {
                 Err(error) => return self.disconnect(number, &format!("TLS cannot begin: {error}")),
             }
         }
-        if let Err(reason) = self.handle_input(number) {
-            return match reason {
-                SessionEnd::Disconnected => self.drain(number),
-                SessionEnd::Wire(_) | SessionEnd::Handshake(_) | SessionEnd::Queue(_) => {
-                    self.metrics.broken.add(1);
-                    self.disconnect(number, &reason.to_string());
-                }
-            };
+        if conn.state == State::Open
+            && !conn.starts_tls
+            && let Err(reason) = P::take_input(&mut self.core, conn, number)
+        {
+            return self.end_session(number, &reason);
         }
         let Some(conn) = self.connections.get_mut(number) else { return };
+        if conn.stalled && P::RECEIVES_AT_LIMIT {
+            self.stalled.push(number);
+        }
         // Replies to options are not counted in the share. So during the handshake the worker
         // receives nothing more from a client until the replies to its last options were sent.
-        let must_listen = matches!(conn.phase, Phase::Handshake(_)) && (conn.has_output() || conn.outbox.is_sending());
+        let must_listen =
+            P::stage(&conn.session) == Stage::Handshake && (conn.has_output() || conn.outbox.is_sending());
         if std::mem::take(&mut conn.turn_is_over) {
             self.deferred.push(number);
-        } else if conn.stalled {
+        } else if conn.stalled && !P::RECEIVES_AT_LIMIT {
             self.stalled.push(number);
-        } else if conn.is_over_limit(self.dispatcher.now_ns) {
+        } else if conn.is_over_limit(self.core.now_ns) {
             if !conn.waits_for_limit {
                 conn.waits_for_limit = true;
-                let pause = Duration::from_nanos(conn.not_before_ns - self.dispatcher.now_ns);
+                let pause = Duration::from_nanos(conn.not_before_ns - self.core.now_ns);
                 self.streams.timer(pause, tag(number, LIMIT));
             }
         } else if conn.state == State::Open && !conn.receiving && !conn.starts_tls && !must_listen {
-            let mut pieces = conn.lend(&mut self.dispatcher.pool);
+            let mut pieces = conn.lend(&mut self.core.pool);
             match pieces.pop() {
                 Some((buf, range)) if pieces.is_empty() => {
                     conn.keep(pieces);
@@ -341,47 +329,21 @@ impl Worker {
         }
     }
 
-    fn handle_input(&mut self, number: u32) -> Result<(), SessionEnd> {
-        let Some(conn) = self.connections.get_mut(number) else { return Ok(()) };
-        while conn.state == State::Open && !conn.starts_tls {
-            match &mut conn.phase {
-                Phase::Transmission(session) => {
-                    let session = session.clone();
-                    return self.dispatcher.take_requests(conn, number, &session);
+    fn end_session(&mut self, number: u32, reason: &SessionEnd) {
+        match reason {
+            SessionEnd::Disconnected => self.drain(number),
+            SessionEnd::Told(_) => {
+                self.metrics.broken.add(1);
+                if let Some(conn) = self.connections.get_mut(number) {
+                    tracing::warn!(peer = %conn.peer, requests = conn.requests, %reason, "the connection ended");
                 }
-                Phase::Handshake(handshake) => {
-                    let mut answers = Vec::new();
-                    let (used, next) = handshake.step(conn.window.bytes(), &mut answers)?;
-                    conn.window.consume(used);
-                    conn.outbox.put(&answers, &mut self.dispatcher.pool);
-                    match next {
-                        HandshakeStep::More => return Ok(()),
-                        HandshakeStep::StartTls => conn.starts_tls = true,
-                        HandshakeStep::Bye => return Err(SessionEnd::Disconnected),
-                        HandshakeStep::Transmit(session) => {
-                            conn.outbox.seal();
-                            let export = self.dispatcher.exports.get(session.export);
-                            let queue = &mut self.dispatcher.queues[session.export];
-                            if queue.is_none() {
-                                let ring = Some(&self.ring);
-                                let options = QueueOptions { depth: QUEUE_DEPTH, ring, ..QueueOptions::default() };
-                                let opened = catch_panic(|| export.device.open_queue(&options));
-                                let opened = Box::new(PanicGuard::over(opened.map_err(SessionEnd::Queue)?));
-                                let held = Arc::clone(&self.metrics.held);
-                                *queue = Some(Box::new(Reserve::over(opened, &self.ring, held)));
-                            }
-                            let tls = conn.secure.is_some();
-                            tracing::info!(peer = %conn.peer, export = %export.name, tls, framing = ?session.framing, "serving");
-                            if session.may_be_unaligned {
-                                export.warn_of_unaligned(&conn.peer);
-                            }
-                            conn.phase = Phase::Transmission(session);
-                        }
-                    }
-                }
+                self.drain(number);
+            }
+            SessionEnd::Broken(_) | SessionEnd::Queue(_) => {
+                self.metrics.broken.add(1);
+                self.disconnect(number, &reason.to_string());
             }
         }
-        Ok(())
     }
 
     fn send(&mut self, number: u32) {
@@ -393,11 +355,11 @@ impl Worker {
         let mut pieces = conn.outbox.take();
         if let Some(secure) = &mut conn.secure {
             let mut sealed = Vec::with_capacity(pieces.len());
-            let outcome = secure.seal(&mut pieces, &mut self.dispatcher.pool, &mut sealed);
+            let outcome = secure.seal(&mut pieces, &mut self.core.pool, &mut sealed);
             conn.outbox.keep(pieces);
             pieces = sealed;
             if let Err(error) = outcome {
-                let share = conn.outbox.sent(None, pieces, &mut self.dispatcher.pool);
+                let share = conn.outbox.sent(None, pieces, &mut self.core.pool);
                 conn.share.sub(share);
                 return self.disconnect(number, &format!("TLS failed: {error}"));
             }
@@ -412,7 +374,7 @@ impl Worker {
                 self.streams.send_all(conn.stream, pieces, tag(number, SEND));
             }
             None => {
-                let share = conn.outbox.sent(None, pieces, &mut self.dispatcher.pool);
+                let share = conn.outbox.sent(None, pieces, &mut self.core.pool);
                 conn.share.sub(share);
             }
         }
@@ -420,11 +382,11 @@ impl Worker {
 
     fn sent(&mut self, number: u32, end: StreamEnd) {
         let Some(conn) = self.connections.get_mut(number) else { return };
-        let share = conn.outbox.sent(end.buf, end.pieces, &mut self.dispatcher.pool);
+        let share = conn.outbox.sent(end.buf, end.pieces, &mut self.core.pool);
         conn.share.sub(share);
         match end.result {
             Err(error) if conn.state != State::Closing => self.client_left(number, &loss(&error)),
-            _ if conn.starts_tls || matches!(conn.phase, Phase::Handshake(_)) => self.advance(number),
+            _ if conn.starts_tls || P::stage(&conn.session) == Stage::Handshake => self.advance(number),
             _ => self.settle(number),
         }
     }
@@ -453,7 +415,7 @@ impl Worker {
         if conn.has_ended() {
             self.connections.remove(number);
             if self.connections.is_empty() {
-                self.dispatcher.pool.trim();
+                self.core.pool.trim();
             }
             self.metrics.connections.fetch_sub(1, Ordering::Relaxed);
         }
@@ -464,8 +426,8 @@ impl Worker {
     fn drain(&mut self, number: u32) {
         let Some(conn) = self.connections.get_mut(number) else { return };
         if conn.state == State::Open {
-            (conn.state, conn.since_ns) = (State::Draining, self.dispatcher.now_ns);
-            conn.abandon_input(&mut self.dispatcher.pool);
+            (conn.state, conn.since_ns) = (State::Draining, self.core.now_ns);
+            conn.abandon_input(&mut self.core.pool);
             self.keep_ticking();
         }
         self.settle(number);
@@ -476,7 +438,7 @@ impl Worker {
     /// (monitoring). It is logged at debug level.
     fn client_left(&mut self, number: u32, reason: &str) {
         let Some(conn) = self.connections.get_mut(number) else { return };
-        if matches!(conn.phase, Phase::Handshake(_)) && conn.state != State::Closing {
+        if P::stage(&conn.session) == Stage::Handshake && conn.state != State::Closing {
             tracing::debug!(peer = %conn.peer, reason, "disconnected during the handshake");
             self.close(number);
         }
@@ -496,9 +458,10 @@ impl Worker {
     fn close(&mut self, number: u32) {
         let Some(conn) = self.connections.get_mut(number) else { return };
         conn.state = State::Closing;
-        conn.release(&mut self.dispatcher.pool);
+        P::closed(&mut self.core, conn);
+        conn.release(&mut self.core.pool);
         self.streams.close(conn.stream);
-        self.dispatcher.abandon(number);
+        self.core.abandon(number);
     }
 
     fn stop(&mut self) {
@@ -509,14 +472,15 @@ impl Worker {
     }
 
     fn take_exports(&mut self, exports: Arc<Exports>, settled: mpsc::Sender<()>) {
-        self.dispatcher.set_exports(Arc::clone(&exports));
+        self.core.set_exports(Arc::clone(&exports));
         self.leaving = Some(settled);
         for number in self.connections.indices().collect::<Vec<_>>() {
             let Some(conn) = self.connections.get_mut(number) else { continue };
-            match &mut conn.phase {
-                Phase::Handshake(handshake) => handshake.set_exports(Arc::clone(&exports)),
-                Phase::Transmission(session) if exports.is_leaving(session.export) => self.drain(number),
-                Phase::Transmission(_) => {}
+            P::exports_changed(&mut self.core, conn);
+            if exports.leaving().any(|export| P::is_of_export(&conn.session, export)) {
+                self.drain(number);
+            } else {
+                self.settle(number);
             }
         }
     }
@@ -526,10 +490,10 @@ impl Worker {
         if self.leaving.is_none() {
             return;
         }
-        let Dispatcher { exports, queues, .. } = &mut self.dispatcher;
-        let has = |number: u32| match self.connections.get(number).map(|conn| &conn.phase) {
-            Some(Phase::Transmission(session)) => exports.is_leaving(session.export),
-            _ => false,
+        let Core { exports, queues, .. } = &mut self.core;
+        let has = |number: u32| {
+            let conn = self.connections.get(number);
+            conn.is_some_and(|conn| exports.leaving().any(|export| P::is_of_export(&conn.session, export)))
         };
         if self.connections.indices().any(has) {
             return;
@@ -548,27 +512,36 @@ impl Worker {
     }
 
     /// Ends connections that exceed a time limit: for the handshake, or for receiving the last
-    /// replies.
+    /// replies. Passes the tick to the others.
     fn tick(&mut self) {
         self.ticking = false;
-        let now_ns = self.dispatcher.now_ns;
+        let now_ns = self.core.now_ns;
         for number in self.connections.indices().collect::<Vec<_>>() {
             let Some(conn) = self.connections.get_mut(number) else { continue };
-            let (limit, reason) = match (conn.state, &conn.phase) {
+            let limit = match (conn.state, P::stage(&conn.session)) {
+                (State::Closing, _) => continue,
                 (State::Draining, _) => {
-                    (self.settings.drain_time, "the client did not receive its last replies in time")
+                    Some((self.settings.drain_time, "the client did not receive its last replies in time"))
                 }
-                (State::Open, Phase::Handshake(_)) => {
-                    (self.settings.handshake_time, "the client did not finish the handshake in time")
+                (State::Open, Stage::Handshake) => {
+                    Some((self.settings.handshake_time, "the client did not finish the handshake in time"))
                 }
-                _ => continue,
+                (State::Open, Stage::Serving) if P::ticks(&conn.session) => None,
+                (State::Open, Stage::Serving) => continue,
             };
-            if u128::from(now_ns.saturating_sub(conn.since_ns)) >= limit.as_nanos() {
-                self.metrics.broken.add(1);
-                self.disconnect(number, reason);
-            } else {
-                self.keep_ticking();
+            match limit {
+                Some((limit, reason)) if u128::from(now_ns.saturating_sub(conn.since_ns)) >= limit.as_nanos() => {
+                    self.metrics.broken.add(1);
+                    self.disconnect(number, reason);
+                    continue;
+                }
+                Some(_) => {}
+                None => match P::tick(&mut self.core, conn) {
+                    Ok(()) => self.settle(number),
+                    Err(reason) => self.end_session(number, &reason),
+                },
             }
+            self.keep_ticking();
         }
     }
 }

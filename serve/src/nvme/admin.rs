@@ -1,0 +1,340 @@
+//! Admin commands: identify, log pages, features, event requests. All are answered at once.
+//!
+//! Hosts are told when namespaces come, go or change their size. They have event requests
+//! outstanding for that. A notice is sent once; the next one when the host has read the log page of
+//! changed namespaces.
+
+use super::{
+    connect::VERSION,
+    controller::{Controller, ENTRIES_MAX, QUEUES_MAX},
+    namespaces,
+    session::{CAPSULE_DATA_BYTES, Nvme, TRANSFER_EXPONENT},
+};
+use crate::net::{
+    connection::{Connection, Incoming, Input},
+    core::Core,
+    exports::Exports,
+    peer::Peer,
+    protocol::SessionEnd,
+};
+use diskwright_nvme::wire::{
+    Command, Completion, DISCOVERY_NQN, PAGE_BYTES, Sgl, Status, admin, command::feature, fabrics, identify, log, nvm,
+};
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
+use uuid::Uuid;
+
+/// The admin commands that are supported.
+const COMMANDS: [u8; 8] = [
+    admin::GET_LOG_PAGE,
+    admin::IDENTIFY,
+    admin::ABORT,
+    admin::SET_FEATURES,
+    admin::GET_FEATURES,
+    admin::ASYNC_EVENT,
+    admin::KEEP_ALIVE,
+    fabrics::OPCODE,
+];
+
+/// The I/O commands that are supported, and those of them that change data.
+const IO_COMMANDS: [u8; 7] =
+    [nvm::FLUSH, nvm::WRITE, nvm::READ, nvm::COMPARE, nvm::WRITE_ZEROES, nvm::DATASET_MANAGEMENT, nvm::VERIFY];
+const CHANGING: [u8; 3] = [nvm::WRITE, nvm::WRITE_ZEROES, nvm::DATASET_MANAGEMENT];
+
+/// Feature "asynchronous event configuration": notices of changed namespaces.
+const NAMESPACE_NOTICES: u32 = identify::Controller::NAMESPACE_NOTICES;
+
+/// Result of an event request: a notice that the namespaces have changed, and its log page.
+const NAMESPACES_CHANGED: u64 = 2 | (log::CHANGED_NAMESPACES as u64) << 16;
+
+/// What an admin queue keeps.
+#[derive(Debug)]
+pub(super) struct Admin {
+    /// Event requests that are outstanding.
+    events: Vec<u16>,
+    /// Feature "asynchronous event configuration".
+    notices: u32,
+    /// What the host knows of the namespaces: id, blocks, and what identifies the disk.
+    known: Option<Vec<(u32, u64, Uuid)>>,
+    /// Namespaces that changed since the host read the log page.
+    changed: Vec<u32>,
+    /// Whether the host was told of them.
+    told: bool,
+    /// When the last command came, by the worker's clock.
+    traffic_ns: u64,
+}
+
+impl Admin {
+    pub(super) fn new(now_ns: u64) -> Self {
+        Self { events: Vec::new(), notices: 0, known: None, changed: Vec::new(), told: false, traffic_ns: now_ns }
+    }
+
+    /// Ends the session of a host that sends nothing.
+    pub(super) fn check_keep_alive(&mut self, controller: &Controller, now_ns: u64) -> Result<(), SessionEnd> {
+        let limit_ms = controller.keep_alive_ms.load(Relaxed);
+        if controller.take_traffic() || limit_ms == 0 {
+            self.traffic_ns = now_ns;
+        }
+        if now_ns.saturating_sub(self.traffic_ns) > Duration::from_millis(limit_ms.into()).as_nanos() as u64 {
+            let text = format!("the host sent nothing within its keep-alive time of {limit_ms} ms");
+            return Err(SessionEnd::Broken(text));
+        }
+        Ok(())
+    }
+}
+
+impl Core<Nvme> {
+    pub(super) fn admin_command(&mut self, conn: &mut Connection<Nvme>, command: &Command, data: &[u8]) {
+        let answer = match command.opcode {
+            admin::IDENTIFY => self.identify(conn, command).map(Answer::Page),
+            admin::GET_LOG_PAGE => self.log_page(conn, command).map(Answer::Page),
+            admin::GET_FEATURES => get_feature(conn, command).map(Answer::Result),
+            admin::SET_FEATURES => set_feature(conn, command, data).map(Answer::Result),
+            admin::KEEP_ALIVE => Ok(Answer::Result(0)),
+            // Nothing is aborted: bit 0 of the result says so.
+            admin::ABORT => Ok(Answer::Result(1)),
+            admin::ASYNC_EVENT => match self.take_event_request(conn, command.cid) {
+                None => return,
+                Some(status) => Err(status),
+            },
+            _ => Err(Status::INVALID_OPCODE),
+        };
+        match answer {
+            Ok(Answer::Page(page)) => self.put_page(conn, command.cid, &page),
+            Ok(Answer::Result(result)) => {
+                let done = Completion { result, cid: command.cid, ..Completion::default() };
+                self.complete_with(conn, done);
+            }
+            Err(status) => self.complete(conn, command.cid, status),
+        }
+    }
+
+    fn identify(&mut self, conn: &mut Connection<Nvme>, command: &Command) -> Result<Vec<u8>, Status> {
+        check_transport(command, PAGE_BYTES)?;
+        let Some(queue) = conn.session.queue_mut() else { return Err(Status::SEQUENCE) };
+        let controller = &queue.controller;
+        let exports = &self.exports;
+        let subsystem = &self.shared.subsystem;
+        let page = match command.cdw[0] as u8 {
+            identify::CONTROLLER => {
+                let id = Uuid::new_v5(&Uuid::NAMESPACE_OID, subsystem.as_bytes()).simple().to_string();
+                identify::Controller {
+                    serial: id[..20].to_owned(),
+                    model: "Diskwright".to_owned(),
+                    firmware: env!("CARGO_PKG_VERSION").to_owned(),
+                    id: controller.id,
+                    version: VERSION,
+                    transfer_exponent: TRANSFER_EXPONENT,
+                    is_discovery: controller.is_discovery,
+                    keep_alive_granularity: 10,
+                    queue_entries: ENTRIES_MAX,
+                    namespaces: if controller.is_discovery { 0 } else { NAMESPACES_MAX },
+                    optional_commands: if controller.is_discovery { 0 } else { identify::Controller::COMMANDS },
+                    subsystem: if controller.is_discovery { DISCOVERY_NQN.to_owned() } else { subsystem.clone() },
+                    capsule_units: ((Command::BYTES + CAPSULE_DATA_BYTES) / 16) as u32,
+                }
+                .encode()
+            }
+            _ if controller.is_discovery => return Err(Status::INVALID_FIELD),
+            identify::ACTIVE_NAMESPACES => {
+                if let Some(admin) = &mut queue.admin {
+                    admin.known = Some(known(exports, subsystem));
+                }
+                identify::active_namespaces(namespaces::ids(exports), command.nsid)
+            }
+            identify::NAMESPACE => match namespaces::export_of(exports, command.nsid) {
+                Some((_, export)) => namespaces::describe(subsystem, export).encode(),
+                // A namespace that is not active: all zeros.
+                None if (1..=NAMESPACES_MAX).contains(&command.nsid) => return Ok(vec![0; PAGE_BYTES]),
+                None => return Err(Status::INVALID_NAMESPACE),
+            },
+            identify::DESCRIPTORS => match namespaces::export_of(exports, command.nsid) {
+                Some((_, export)) => identify::descriptors(namespaces::uuid_of(subsystem, export).into_bytes()),
+                None => return Err(Status::INVALID_NAMESPACE),
+            },
+            _ => return Err(Status::INVALID_FIELD),
+        };
+        Ok(page.to_vec())
+    }
+
+    fn log_page(&mut self, conn: &mut Connection<Nvme>, command: &Command) -> Result<Vec<u8>, Status> {
+        let [select, upper, offset_low, offset_high, ..] = command.cdw;
+        let dwords = u64::from(select >> 16) | u64::from(upper & 0xffff) << 16;
+        let len_bytes = usize::try_from((dwords + 1) * 4).map_err(|_| Status::INVALID_FIELD)?;
+        if len_bytes > 4096 << TRANSFER_EXPONENT {
+            return Err(Status::INVALID_FIELD);
+        }
+        check_transport(command, len_bytes)?;
+        let peer = &conn.peer;
+        let local = if let Peer::Tcp { local, .. } = peer { Some(*local) } else { None };
+        let Some(queue) = conn.session.queue_mut() else { return Err(Status::SEQUENCE) };
+        let retains = select & 1 << 15 != 0;
+        let page = match (select as u8, queue.controller.is_discovery) {
+            (log::ERRORS, _) => log::errors(),
+            (log::DISCOVERY, true) => {
+                let entry = |address| {
+                    let subsystem = self.shared.subsystem.clone();
+                    log::DiscoveryEntry { address, subsystem, is_discovery: false }
+                };
+                log::discovery(1, &local.map(entry).into_iter().collect::<Vec<_>>())
+            }
+            (log::HEALTH, false) => log::health(),
+            (log::FIRMWARE, false) => log::firmware(env!("CARGO_PKG_VERSION")),
+            (log::EFFECTS, false) => log::effects(&COMMANDS, &IO_COMMANDS, &CHANGING),
+            (log::CHANGED_NAMESPACES, false) => match &mut queue.admin {
+                Some(admin) => {
+                    let page = log::changed_namespaces(&admin.changed);
+                    if !retains {
+                        admin.changed.clear();
+                        admin.told = false;
+                    }
+                    page
+                }
+                None => return Err(Status::INVALID_LOG_PAGE),
+            },
+            _ => return Err(Status::INVALID_LOG_PAGE),
+        };
+        let offset_bytes = u64::from(offset_low) | u64::from(offset_high) << 32;
+        let from = usize::try_from(offset_bytes).ok().filter(|&from| from <= page.len() && from.is_multiple_of(4));
+        let mut rest = page[from.ok_or(Status::INVALID_FIELD)?..].to_vec();
+        rest.resize(len_bytes, 0);
+        Ok(rest)
+    }
+
+    /// Keeps an event request. Returns the status of one that is refused.
+    fn take_event_request(&mut self, conn: &mut Connection<Nvme>, cid: u16) -> Option<Status> {
+        let admin = conn.session.queue_mut().and_then(|queue| queue.admin.as_mut())?;
+        if admin.events.len() > usize::from(identify::Controller::EVENT_REQUESTS) {
+            return Some(Status::EVENT_LIMIT);
+        }
+        admin.events.push(cid);
+        self.notify(conn);
+        None
+    }
+
+    /// Compares the namespaces with what the host knows of them.
+    pub(super) fn look_for_changes(&mut self, conn: &mut Connection<Nvme>) {
+        let Some(admin) = conn.session.queue_mut().and_then(|queue| queue.admin.as_mut()) else { return };
+        let Some(before) = &mut admin.known else { return };
+        let now = known(&self.exports, &self.shared.subsystem);
+        if *before == now {
+            return;
+        }
+        let differs = |these: &[(u32, u64, Uuid)], those: &[(u32, u64, Uuid)]| {
+            these.iter().filter(|one| !those.contains(one)).map(|&(id, ..)| id).collect::<Vec<_>>()
+        };
+        admin.changed.extend(differs(before, &now).into_iter().chain(differs(&now, before)));
+        admin.changed.sort_unstable();
+        admin.changed.dedup();
+        *before = now;
+        self.notify(conn);
+    }
+
+    /// Completes an event request if there is something to tell.
+    fn notify(&mut self, conn: &mut Connection<Nvme>) {
+        let Some(admin) = conn.session.queue_mut().and_then(|queue| queue.admin.as_mut()) else { return };
+        if admin.changed.is_empty() || admin.told || admin.notices & NAMESPACE_NOTICES == 0 {
+            return;
+        }
+        if let Some(cid) = admin.events.pop() {
+            admin.told = true;
+            self.complete_with(conn, Completion { result: NAMESPACES_CHANGED, cid, ..Completion::default() });
+        }
+    }
+
+    /// Commands for a namespace that is leaving are not carried out any more: neither those that
+    /// wait, nor writes whose data have not all come.
+    pub(super) fn forget_leaving(&mut self, conn: &mut Connection<Nvme>) {
+        let exports = std::sync::Arc::clone(&self.exports);
+        let is_leaving = |nsid: u32| (nsid as usize).checked_sub(1).is_some_and(|index| exports.is_leaving(index));
+        let mut gone = Vec::new();
+        conn.session.waiting.retain(|command| {
+            let stays = !is_leaving(command.nsid);
+            if !stays {
+                gone.push(command.cid);
+            }
+            stays
+        });
+        for cid in gone {
+            conn.session.commands -= 1;
+            self.complete(conn, cid, Status::INVALID_NAMESPACE);
+        }
+        let refuse = |incoming: &mut Incoming<_>| {
+            incoming.is_refused |= exports.is_leaving(incoming.asked.export as usize);
+        };
+        if let Input::Payload(incoming) = &mut conn.input {
+            refuse(incoming);
+        }
+        let session = &mut conn.session;
+        session.checking.iter_mut().for_each(refuse);
+        for slot in session.parked.indices().collect::<Vec<_>>() {
+            session.parked.get_mut(slot).into_iter().flatten().for_each(refuse);
+        }
+    }
+}
+
+/// The largest NSID. Indexes of exports are reused, so it is never reached.
+const NAMESPACES_MAX: u32 = 1024;
+
+enum Answer {
+    Page(Vec<u8>),
+    Result(u64),
+}
+
+fn known(exports: &Exports, subsystem: &str) -> Vec<(u32, u64, Uuid)> {
+    namespaces::ids(exports)
+        .filter_map(|id| namespaces::export_of(exports, id).map(|(_, export)| (id, export)))
+        .map(|(id, export)| {
+            let described = namespaces::describe(subsystem, export);
+            (id, described.blocks, Uuid::from_bytes(described.guid))
+        })
+        .collect()
+}
+
+/// Checks that the host has room for the data of a command, and takes them in PDUs.
+fn check_transport(command: &Command, len_bytes: usize) -> Result<(), Status> {
+    match command.sgl {
+        Sgl { kind: Sgl::TRANSPORT, len_bytes: room_bytes, .. } if room_bytes as usize >= len_bytes => Ok(()),
+        Sgl { kind: Sgl::TRANSPORT, .. } => Err(Status::SGL_LENGTH),
+        _ => Err(Status::SGL_TYPE),
+    }
+}
+
+fn get_feature(conn: &Connection<Nvme>, command: &Command) -> Result<u64, Status> {
+    let Some(queue) = conn.session.queue() else { return Err(Status::SEQUENCE) };
+    match (command.cdw[0] as u8, queue.controller.is_discovery) {
+        (feature::KEEP_ALIVE, _) => Ok(queue.controller.keep_alive_ms.load(Relaxed).into()),
+        (feature::ASYNC_EVENTS, _) => Ok(queue.admin.as_ref().map_or(0, |admin| admin.notices.into())),
+        (feature::WRITE_CACHE, false) => Ok(1),
+        (feature::QUEUES, false) => Ok(queues_granted(u32::MAX)),
+        (feature::ARBITRATION | feature::POWER_MANAGEMENT | feature::ERROR_RECOVERY, false) => Ok(0),
+        _ => Err(Status::INVALID_FIELD),
+    }
+}
+
+fn set_feature(conn: &mut Connection<Nvme>, command: &Command, data: &[u8]) -> Result<u64, Status> {
+    let Some(queue) = conn.session.queue_mut() else { return Err(Status::SEQUENCE) };
+    let [id, value, ..] = command.cdw;
+    match (id as u8, queue.controller.is_discovery) {
+        (feature::KEEP_ALIVE, _) => {
+            queue.controller.keep_alive_ms.store(value, Relaxed);
+            Ok(0)
+        }
+        (feature::ASYNC_EVENTS, _) => {
+            if let Some(admin) = &mut queue.admin {
+                admin.notices = value;
+            }
+            Ok(0)
+        }
+        (feature::QUEUES, false) if value as u16 != u16::MAX && value >> 16 != 0xffff => Ok(queues_granted(value)),
+        // The host id is that of Connect, and cannot be changed in fabrics.
+        (feature::HOST_ID, false) if data == queue.controller.host_id => Ok(0),
+        (feature::ARBITRATION | feature::ERROR_RECOVERY, false) => Ok(0),
+        _ => Err(Status::INVALID_FIELD),
+    }
+}
+
+/// The number of queues, less one, in both directions: as many as asked for, up to a limit.
+fn queues_granted(asked: u32) -> u64 {
+    let granted = u64::from((asked as u16).min((asked >> 16) as u16).min(QUEUES_MAX - 1));
+    granted | granted << 16
+}
