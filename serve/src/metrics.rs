@@ -357,7 +357,7 @@ mod tests {
     fn servers_of_one_protocol_share_their_families() {
         let machine = |disk: &str, reads| {
             let metrics = Metrics::new("vhost_user", 1).labelled("disk", disk).labelled("socket", "/s");
-            (0..reads).for_each(|_| metrics.worker(0).answered(Command::READ, 512, 1000, None));
+            (0..reads).for_each(|_| metrics.worker(0).answered(Kind::Read, 512, 1000, false));
             Arc::new(metrics)
         };
         let all = [Arc::new(Metrics::new("nbd", 1)), machine("a", 1), machine("b\"", 2)];

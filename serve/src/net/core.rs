@@ -235,7 +235,8 @@ impl<P: Protocol> Core<P> {
     /// The buffer for the payload is full, or all announced bytes were received.
     fn part_ended(&mut self, conn: &mut Connection<P>) {
         let Input::Payload(mut incoming) = std::mem::replace(&mut conn.input, Input::Header) else { return };
-        if incoming.filled_bytes == incoming.piece_bytes
+        // One receive may have filled both buffers.
+        while incoming.filled_bytes == incoming.piece_bytes
             && !incoming.is_single()
             && let Some(buf) = incoming.buf.take()
         {
