@@ -37,6 +37,8 @@ use std::{collections::VecDeque, io, sync::Arc};
 pub(crate) struct Incoming<A> {
     pub(crate) asked: ClientRequest<A>,
     pub(crate) fua: bool,
+    /// Length of the whole payload.
+    pub(crate) payload_bytes: usize,
     /// Bytes that the client has announced and that have not been received yet.
     pub(crate) announced_bytes: usize,
     /// The CRC32C of the part that is being received, if the client sends one behind it.
@@ -66,6 +68,7 @@ impl<A> Incoming<A> {
         Self {
             asked,
             fua,
+            payload_bytes,
             announced_bytes: 0,
             digest: None,
             may_share: true,

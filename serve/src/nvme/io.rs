@@ -134,7 +134,7 @@ impl Core<Nvme> {
                 self.read(conn, &asked);
             }
             nvm::DATASET_MANAGEMENT => {
-                let bytes = incoming.asked.held_bytes;
+                let bytes = incoming.payload_bytes;
                 let bufs: Vec<_> = incoming.into_bufs().collect();
                 let ranges = bufs.first().map(|buf| self.ranges_of(&asked, &buf[HEADER_ROOM_BYTES..][..bytes]));
                 bufs.into_iter().for_each(|buf| self.pool.give(buf));

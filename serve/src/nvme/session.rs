@@ -360,7 +360,7 @@ impl Core<Nvme> {
         let Some(mut incoming) = conn.session.parked.get_mut(slot).and_then(Option::take) else {
             return Err(wrong("the transfer tag of an H2CData PDU", data.tag.into(), "that of an R2T"));
         };
-        let done_bytes = incoming.asked.len_bytes as usize - incoming.missing_bytes();
+        let done_bytes = incoming.payload_bytes - incoming.missing_bytes();
         let is_right = incoming.asked.own.cid == data.cid
             && data.offset_bytes as usize == done_bytes
             && data.len_bytes as usize == pdu.data_bytes

@@ -19,6 +19,7 @@ mod hostile;
 mod inside_export;
 mod limits;
 mod nbd;
+mod nvme;
 mod panics;
 mod pieces;
 mod resize;

@@ -1,6 +1,8 @@
 //! A server in this process, and a client that sends whatever bytes a test wants.
 #![allow(dead_code, reason = "each test file uses only some of these")]
 
+pub mod nvme_host;
+
 use diskwright_nbd::wire::{
     Chunk, ChunkFlags, ClientFlags, Command, CommandFlags, Decoded, ErrorCode, Framing, Greeting, OptionCode,
     OptionReplyHeader, ReplyCode, ReplyHeader, RequestHeader, option,
