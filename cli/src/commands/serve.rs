@@ -1,12 +1,12 @@
-//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: serves disks by NBD, and to virtual machines
-//! by vhost-user, until a signal comes.
+//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: serves disks by NBD and NVMe/TCP, and to
+//! virtual machines by vhost-user, until a signal comes.
 //!
 //! ```text
 //!   FILEs ─▶ disks (read-only, or with a temporary child) ─▶ exports ─┐
-//!   --nbd, LISTEN_FDS ─▶ listeners ───────────────────────────────────┼─▶ Server ─▶ READY=1 ─┐
-//!   --tls-certificates ─▶ rustls ─────────────────────────────────────┘                         │
-//!   --vhost-user ─▶ socket ─────────────────────────────────▶ VhostUserServer ─▶ (the same) ────┤
-//!   wait: SIGHUP reads the certificates again; SIGTERM, Ctrl-C: finish, flush, close  ◀─────────┘
+//!   --nbd, --nvme, LISTEN_FDS ─▶ listeners ───────────────────────────┼─▶ Server ─▶ READY=1 ─┐
+//!   --tls-certificates ─▶ rustls ─────────────────────────────────────┘                      │
+//!   --vhost-user ─▶ socket ─────────────────────────────────▶ VhostUserServer ─▶ (the same) ─┤
+//!   wait: SIGHUP reads the certificates again; SIGTERM, Ctrl-C: finish, flush, close  ◀──────┘
 //! ```
 //!
 //! Any mix of doors may be open for a disk (`doors.rs`): each has queues of its own on it.
@@ -41,21 +41,24 @@ use diskwright_serve::{
     metrics::{Metrics, label},
     nbd,
     net::{Address, Listener, ServerOptions},
+    nvme,
     scrape::{Page, Scrape},
 };
 use diskwright_store::BlockDevice;
-use doors::Doors;
+use doors::{Doors, Network};
 use live::LiveLine;
 use schemars::JsonSchema;
 use sd_notify::NotifyState;
 use serde::Serialize;
 use std::{
     fmt::Write as _,
+    fs,
     io::Write as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
+use uuid::Uuid;
 pub use word::DiskWord;
 
 /// Interval at which the live line is drawn and the server is looked at.
@@ -76,6 +79,8 @@ pub struct ExportReport {
     ephemeral: bool,
     /// Where clients find it, one for each address.
     uris: Vec<String>,
+    /// Where NVMe hosts find it, one for each address: its subsystem, and its namespace.
+    nvme: Vec<String>,
     /// The sockets at which it is the disk of a virtual machine.
     vhost_user: Vec<String>,
     /// Warnings, a sentence each.
@@ -85,7 +90,7 @@ pub struct ExportReport {
 /// What `serve --json` prints once clients can connect.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct Report {
-    /// The addresses on which the server listens.
+    /// The addresses on which the NBD server listens.
     addresses: Vec<String>,
     /// The address of the metrics page.
     metrics: Option<String>,
@@ -115,8 +120,9 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
     }
     let tls = certificates(args).map_err(sentence)?;
     let listeners = listen(args)?;
+    let nvme_listeners = bind(&args.nvme)?;
     let description = args.description.clone().unwrap_or_default();
-    let exports = served.iter().map(|served| doors::export(served, &description)).collect();
+    let exports: Vec<_> = served.iter().map(|served| doors::export(served, &description)).collect();
     let options = ServerOptions {
         workers: args.threads.unwrap_or(0).into(),
         connections_max: args.connections,
@@ -128,11 +134,17 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
         insecure_writes: args.insecure_writes,
         ..ServerOptions::default()
     };
-    let nbd = match listeners.is_empty() {
-        true => None,
-        false => Some(nbd::start(exports, listeners, options).map_err(sentence)?),
-    };
-    let server = Arc::new(Doors::of(opener, description, served, nbd));
+    let mut servers = Vec::new();
+    if !nvme_listeners.is_empty() {
+        let options = ServerOptions { tls: None, ..options.clone() };
+        let subsystem = subsystem_of(args).unwrap_or_default();
+        let server = nvme::start(&subsystem, exports.clone(), nvme_listeners, options).map_err(sentence)?;
+        servers.push((Network::Nvme, server));
+    }
+    if !listeners.is_empty() {
+        servers.push((Network::Nbd, nbd::start(exports, listeners, options).map_err(sentence)?));
+    }
+    let server = Arc::new(Doors::of(opener, description, served, servers));
     for word in &args.vhost_user {
         let disk = &args.disks[word.disk_among(&args.disks)?];
         server.open_for_machine(&disk.name, &word.socket, args.vhost_queues)?;
@@ -248,31 +260,40 @@ fn certificates(args: &ServeArgs) -> Result<Option<Arc<rustls::ServerConfig>>, T
 
 /// Refuses what the doors that are asked for cannot do.
 fn check_doors(args: &ServeArgs) -> Outcome<()> {
-    if args.vhost_user.is_empty() {
-        return Ok(());
-    }
     args.vhost_user.iter().try_for_each(|word| word.disk_among(&args.disks).map(drop))?;
-    let about_nbd = args.tls_certificates.is_some()
-        || !args.allow.is_empty()
-        || args.insecure_writes
-        || args.client_limit.is_some();
-    if args.nbd.is_empty() && about_nbd {
+    let nbd_is_served = !args.nbd.is_empty() || args.vhost_user.is_empty() && args.nvme.is_empty();
+    if !nbd_is_served && args.tls_certificates.is_some() {
+        return Err(Failure::usage("--tls-certificates is about NBD, which is not served: add --nbd ADDRESS"));
+    }
+    let about_network = !args.allow.is_empty() || args.insecure_writes || args.client_limit.is_some();
+    if !nbd_is_served && args.nvme.is_empty() && about_network {
         return Err(Failure::usage(
-            "--tls-certificates, --allow, --client-limit and --insecure-writes are about NBD, which is not served: add --nbd ADDRESS",
+            "--allow, --client-limit and --insecure-writes are about NBD and NVMe/TCP, which are not served: add --nbd ADDRESS or --nvme ADDRESS",
         ));
     }
     Ok(())
 }
 
+fn bind(addresses: &[Address]) -> Outcome<Vec<Listener>> {
+    addresses.iter().map(|address| Listener::bind(address).map_err(sentence)).collect()
+}
+
+/// The NQN of the NVMe subsystem, if there is one: the user's, or one that is the same whenever this
+/// machine serves at this address.
+fn subsystem_of(args: &ServeArgs) -> Option<String> {
+    let address = args.nvme.first()?;
+    let machine = fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    let of_machine = Uuid::new_v5(&Uuid::NAMESPACE_OID, machine.trim().as_bytes());
+    let id = Uuid::new_v5(&of_machine, address.to_string().as_bytes());
+    Some(args.nvme_subsystem.clone().unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{id}")))
+}
+
 fn listen(args: &ServeArgs) -> Outcome<Vec<Listener>> {
-    let mut listeners = Vec::new();
-    for address in &args.nbd {
-        listeners.push(Listener::bind(address).map_err(sentence)?);
-    }
+    let mut listeners = bind(&args.nbd)?;
     if listeners.is_empty() {
         listeners = Listener::handed_over().map_err(sentence)?;
     }
-    if listeners.is_empty() && args.vhost_user.is_empty() {
+    if listeners.is_empty() && args.vhost_user.is_empty() && args.nvme.is_empty() {
         listeners.push(Listener::bind(&Address::Unix(usual_socket())).map_err(sentence)?);
     }
     Ok(listeners)
@@ -301,6 +322,11 @@ fn uri(address: &Address, name: &str, tls: bool) -> String {
     }
 }
 
+/// Where an NVMe host finds a disk.
+fn nvme_uri(address: &Address, subsystem: &str, nsid: u32) -> String {
+    format!("nvme://{address}/{}?nsid={nsid}", percent(subsystem))
+}
+
 /// Percent-encodes all but the characters that a path or a query may hold.
 fn percent(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
@@ -315,11 +341,14 @@ fn percent(text: &str) -> String {
 }
 
 fn announce(context: &mut Context, args: &ServeArgs, server: &Doors, scrape: Option<&Scrape>) -> Outcome<()> {
-    let addresses = server.addresses();
+    let addresses = server.addresses(Network::Nbd);
+    let nvme = server.addresses(Network::Nvme);
+    let subsystem = subsystem_of(args).unwrap_or_default();
     let exports: Vec<ExportReport> = server
         .disks()
         .iter()
-        .map(|Served { name, path, disk, .. }| {
+        .zip(1..)
+        .map(|(Served { name, path, disk, .. }, nsid)| {
             let tls = |address: &Address| {
                 args.tls_certificates.is_some() && (args.tls_on_unix || matches!(address, Address::Tcp(..)))
             };
@@ -331,6 +360,7 @@ fn announce(context: &mut Context, args: &ServeArgs, server: &Doors, scrape: Opt
                 read_only: geometry.read_only,
                 ephemeral: args.ephemeral,
                 uris: addresses.iter().map(|address| uri(address, name, tls(address))).collect(),
+                nvme: nvme.iter().map(|address| nvme_uri(address, &subsystem, nsid)).collect(),
                 vhost_user: server.sockets_of(name).iter().map(|(socket, _)| json::path(socket)).collect(),
                 warnings: switches::all_with_switches(disk.disk().warnings()),
             }
@@ -348,7 +378,7 @@ fn announce(context: &mut Context, args: &ServeArgs, server: &Doors, scrape: Opt
                 _ => "",
             };
             writeln!(context.text(), "{}: {}{how}", printable(&export.file), Human(export.virtual_size))?;
-            for uri in &export.uris {
+            for uri in export.uris.iter().chain(&export.nvme) {
                 writeln!(context.out, "  {uri}")?;
             }
             for (socket, queues) in server.sockets_of(&export.name) {

@@ -1,6 +1,5 @@
-//! The NBD client of another kernel, in a guest: it makes a file system on a disk that we serve,
-//! writes, trims, unmounts and goes; then what the image holds is compared with what the guest
-//! said.
+//! The clients of another kernel, in a guest: they make a file system on a disk that we serve,
+//! write, trim, unmount and go; then what the image holds is compared with what the guest said.
 
 use crate::common::Workshop;
 use crate::guest_machine::{Guest, HOST, find};
@@ -8,32 +7,121 @@ use crate::serving::Serving;
 use nix::sys::signal::Signal;
 use std::{collections::BTreeMap, net::TcpListener, process::Command};
 
-/// A virtio network card, NBD, ext4.
-const MODULES: [&str; 6] = ["virtio_pci", "virtio_net", "nbd", "crc32c_generic", "crc32c_intel", "ext4"];
+/// A virtio network card, ext4.
+const MODULES: [&str; 5] = ["virtio_pci", "virtio_net", "crc32c_generic", "crc32c_intel", "ext4"];
 
 /// What the guest deletes and trims away.
 const TRIMMED_BYTES: u64 = 48 << 20;
 
+/// A way from the guest to the disk.
+struct Door<'a> {
+    /// A suite with another kernel.
+    suite: Option<&'a str>,
+    module: &'a str,
+    program: &'a str,
+    /// The options of `serve`, with `{port}`.
+    serve: &'a str,
+    /// Lines of the guest's script, with `{port}`.
+    attach: &'a str,
+    device: &'a str,
+    detach: &'a str,
+}
+
 #[test]
 fn a_file_system_made_by_the_kernels_client_in_a_guest_is_whole_in_the_image() {
-    let Some(guest) = Guest::new(&MODULES, &["nbd-client", "mke2fs"]) else { return };
+    whole_in_the_image(&Door {
+        suite: None,
+        module: "nbd",
+        program: "nbd-client",
+        serve: "--nbd 127.0.0.1:{port} --insecure-writes",
+        attach: "/programs/nbd-client -N disk.vhdx -C 2 -b 512 {host} {port} /dev/nbd0 >/tmp/log 2>&1 || { cat /tmp/log; false; }",
+        device: "nbd0",
+        detach: "/programs/nbd-client -d /dev/nbd0 >/dev/null",
+    });
+}
+
+const SUBSYSTEM: &str = "nqn.2026-01.org.example:disks";
+
+const NVME_LOOKS: &str = "\
+    /programs/nvme discover -t tcp -a {host} -s {port} | sed 's/^/GUEST: discovered /'\n\
+    /programs/nvme id-ctrl /dev/nvme0 | sed 's/^/GUEST: controller /'\n\
+    /programs/nvme ns-descs /dev/nvme0 -n 1 | sed 's/^/GUEST: descriptors /'\n\
+    /programs/nvme list-ns /dev/nvme0 | sed 's/^/GUEST: list /'\n\
+    for page in smart-log error-log fw-log effects-log; do /programs/nvme $page /dev/nvme0 >/tmp/page 2>&1 || { cat /tmp/page; false; }; done\n\
+    dd if=/dev/urandom of=/tmp/other bs=4096 count=1 2>/dev/null\n\
+    /programs/nvme write /dev/nvme0n1 -s 0 -c 7 -z 4096 -d /tmp/other >/dev/null 2>&1\n\
+    /programs/nvme compare /dev/nvme0n1 -s 0 -c 7 -z 4096 -d /tmp/other >/tmp/compare 2>&1 && echo GUEST: compared\n\
+    /programs/nvme compare /dev/nvme0n1 -s 8 -c 7 -z 4096 -d /tmp/other >/tmp/compare 2>&1 || echo GUEST: differs";
+
+#[test]
+fn a_file_system_made_by_nvme_over_tcp_in_a_guest_is_whole_in_the_image() {
+    let connect = format!(
+        "mkdir -p /etc/nvme; echo nqn.2014-08.org.nvmexpress:uuid:01234567-89ab-cdef-0123-456789abcdef > /etc/nvme/hostnqn; echo 01234567-89ab-cdef-0123-456789abcdef > /etc/nvme/hostid\n\
+         /programs/nvme connect -t tcp -a {{host}} -s {{port}} -n {SUBSYSTEM} -i 2 >/tmp/log 2>&1 || {{ cat /tmp/log; false; }}\n\
+         {NVME_LOOKS}"
+    );
+    let serve = format!("--nvme 127.0.0.1:{{port}} --nvme-subsystem {SUBSYSTEM} --insecure-writes");
+    let console = whole_in_the_image(&Door {
+        suite: None,
+        module: "nvme_tcp",
+        program: "nvme",
+        serve: &serve,
+        attach: &connect,
+        device: "nvme0n1",
+        detach: "/programs/nvme disconnect -d nvme0 >/dev/null",
+    });
+    let Some(console) = console else { return };
+    for words in [
+        "GUEST: discovered subnqn:  nqn.2026-01.org.example:disks",
+        "GUEST: controller mn        : Diskwright",
+        "GUEST: list [   0]:0x1",
+        "GUEST: compared",
+        "GUEST: differs",
+    ] {
+        assert!(console.contains(words), "no {words:?}");
+    }
+}
+
+/// Both digests, and a newer kernel.
+#[test]
+fn a_file_system_made_by_a_newer_kernel_with_digests_is_whole_in_the_image() {
+    let connect = format!(
+        "echo transport=tcp,traddr={{host}},trsvcid={{port}},nqn={SUBSYSTEM},nr_io_queues=2,hdr_digest,data_digest,disable_sqflow > /dev/nvme-fabrics"
+    );
+    let serve = format!("--nvme 127.0.0.1:{{port}} --nvme-subsystem {SUBSYSTEM} --insecure-writes");
+    whole_in_the_image(&Door {
+        suite: Some("trixie-backports"),
+        module: "nvme_tcp",
+        program: "mke2fs",
+        serve: &serve,
+        attach: &connect,
+        device: "nvme0n1",
+        detach: "echo 1 > /sys/class/nvme/nvme0/delete_controller",
+    });
+}
+
+/// Returns the console, or `None` if there is no guest.
+fn whole_in_the_image(door: &Door<'_>) -> Option<String> {
+    let modules: Vec<&str> = MODULES.into_iter().chain([door.module]).collect();
+    let guest = Guest::of_suite(door.suite, &modules, &["mke2fs", door.program])?;
     for program in ["e2fsck", "debugfs", "sha256sum"] {
         if find(program).is_none() {
             println!("skipped: a guest: {program} is not installed");
-            return;
+            return None;
         }
     }
     let shop = Workshop::new();
     shop.ok("create disk.vhdx --size 256M");
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let line = format!("serve disk.vhdx --nbd 127.0.0.1:{port} --insecure-writes");
-    let Some(server) = Serving::start(&shop, &line) else { return };
+    let filled = |text: &str| text.replace("{port}", &port.to_string()).replace("{host}", HOST);
+    let server = Serving::start(&shop, &format!("serve disk.vhdx {}", filled(door.serve)))?;
 
     let console = guest.run(&format!(
-        "/programs/nbd-client -N disk.vhdx -C 2 -b 512 {HOST} {port} /dev/nbd0 >/tmp/nbd.log 2>&1 || {{ cat /tmp/nbd.log; false; }}\n\
-         echo GUEST: size $(cat /sys/block/nbd0/size) discard $(cat /sys/block/nbd0/queue/discard_max_bytes)\n\
-         /programs/mke2fs -q -t ext4 -b 4096 /dev/nbd0\n\
-         mount -t ext4 /dev/nbd0 /mnt\n\
+        "{attach}\n\
+         i=0; while [ ! -b /dev/{device} ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done\n\
+         echo GUEST: size $(cat /sys/block/{device}/size) discard $(cat /sys/block/{device}/queue/discard_max_bytes)\n\
+         /programs/mke2fs -q -t ext4 -b 4096 /dev/{device}\n\
+         mount -t ext4 /dev/{device} /mnt\n\
          mkdir /mnt/a /mnt/a/b\n\
          dd if=/dev/urandom of=/mnt/a/one bs=64k count=48 2>/dev/null\n\
          dd if=/dev/urandom of=/mnt/a/b/two bs=4097 count=99 2>/dev/null\n\
@@ -44,10 +132,12 @@ fn a_file_system_made_by_the_kernels_client_in_a_guest_is_whole_in_the_image() {
          fstrim /mnt\n\
          cd /mnt; find . -type f | sort | xargs sha256sum | sed 's/^/GUEST: sum /'; cd /\n\
          umount /mnt\n\
-         /programs/nbd-client -d /dev/nbd0 >/dev/null\n",
+         {detach}\n",
+        attach = filled(door.attach),
+        device = door.device,
+        detach = door.detach,
         mib = TRIMMED_BYTES >> 20
-    ));
-    let Some(console) = console else { return };
+    ))?;
     println!("{console}");
     assert_eq!(server.stop(Signal::SIGTERM), Some(0));
     // The firmware leaves the cursor's orders before the first line.
@@ -92,4 +182,5 @@ fn a_file_system_made_by_the_kernels_client_in_a_guest_is_whole_in_the_image() {
         .sum();
     println!("{data_bytes} bytes of data in the image");
     assert!(data_bytes < TRIMMED_BYTES, "{data_bytes} bytes are stored; the trims did not reach the image");
+    Some(console)
 }

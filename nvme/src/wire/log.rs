@@ -80,8 +80,8 @@ impl DiscoveryEntry {
         // TRTYPE TCP; ADRFAM; SUBTYPE: this discovery subsystem, or one for storage.
         (out[0], out[1], out[2]) =
             (3, if self.address.is_ipv4() { 1 } else { 2 }, if self.is_discovery { 3 } else { 2 });
-        // TREQ: a secure channel is not required.
-        out[3] = 0b10 | 1 << 2;
+        // TREQ: nothing is required; flow control may be disabled.
+        out[3] = 1 << 2;
         put(&mut out, 4, &port_id.to_le_bytes());
         // CNTLID: dynamic. ASQSZ: entries of the admin queue.
         put(&mut out, 6, &0xffff_u16.to_le_bytes());

@@ -9,7 +9,6 @@
 //! whose owner is dead.
 
 use crate::attach::Process;
-use diskwright_nbd::wire::DEFAULT_PORT;
 use std::{
     fmt, io,
     net::{SocketAddr, TcpListener, ToSocketAddrs},
@@ -102,11 +101,19 @@ impl fmt::Display for Address {
 
 impl Address {
     /// Parses an address: a path (any text with a slash, or after `unix:`), a port (on 127.0.0.1),
-    /// or a host with or without a port.
+    /// or a host with or without a port. Without a port it is NBD's.
     ///
     /// # Errors
     /// [`ListenError::Syntax`].
     pub fn parse(text: &str) -> Result<Self, ListenError> {
+        Self::parse_with(text, diskwright_nbd::wire::DEFAULT_PORT)
+    }
+
+    /// The same with the port of another protocol.
+    ///
+    /// # Errors
+    /// [`ListenError::Syntax`].
+    pub fn parse_with(text: &str, usual_port: u16) -> Result<Self, ListenError> {
         let wrong = || ListenError::Syntax { text: text.to_owned() };
         if let Some(path) = text.strip_prefix("unix:").or_else(|| text.contains('/').then_some(text)) {
             return if path.is_empty() { Err(wrong()) } else { Ok(Self::Unix(path.into())) };
@@ -116,7 +123,7 @@ impl Address {
             let (host, port) = rest.split_once(']').ok_or_else(wrong)?;
             let port = match port.strip_prefix(':') {
                 Some(port) => port_of(port)?,
-                None if port.is_empty() => DEFAULT_PORT,
+                None if port.is_empty() => usual_port,
                 None => return Err(wrong()),
             };
             return Ok(Self::Tcp(host.into(), port));
@@ -125,7 +132,7 @@ impl Address {
             Some((host, port)) => (host, port_of(port)?),
             None => match text.parse::<u16>() {
                 Ok(port) => ("", port),
-                Err(_) => (text, DEFAULT_PORT),
+                Err(_) => (text, usual_port),
             },
         };
         let is_host = |c: char| c.is_ascii_alphanumeric() || c == '.' || c == '-';

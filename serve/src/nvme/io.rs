@@ -134,7 +134,7 @@ impl Core<Nvme> {
                 self.read(conn, &asked);
             }
             nvm::DATASET_MANAGEMENT => {
-                let bytes = incoming.payload_bytes;
+                let bytes = asked.len_bytes as usize;
                 let bufs: Vec<_> = incoming.into_bufs().collect();
                 let ranges = bufs.first().map(|buf| self.ranges_of(&asked, &buf[HEADER_ROOM_BYTES..][..bytes]));
                 bufs.into_iter().for_each(|buf| self.pool.give(buf));
@@ -198,10 +198,18 @@ impl Core<Nvme> {
                 return Err(Status::INVALID_FIELD);
             }
             nvm::WRITE | nvm::COMPARE => asked.len_bytes as usize,
-            nvm::DATASET_MANAGEMENT => (usize::from(command.cdw[0] as u8) + 1) * DsmRange::BYTES,
+            // Linux sends room for the largest number of ranges, whatever their number.
+            nvm::DATASET_MANAGEMENT => match command.sgl.len_bytes as usize {
+                sgl_bytes if (ranges_bytes(command)..=DsmRange::BYTES * DsmRange::MAX).contains(&sgl_bytes) => sgl_bytes,
+                _ => return Err(Status::SGL_LENGTH),
+            },
             nvm::READ | nvm::FLUSH | nvm::WRITE_ZEROES | nvm::VERIFY => 0,
             _ => return Err(Status::INVALID_OPCODE),
         };
+        if opcode == nvm::DATASET_MANAGEMENT {
+            // Until the ranges are known.
+            asked.len_bytes = ranges_bytes(command) as u64;
+        }
         asked.held_bytes = match opcode {
             nvm::READ | nvm::VERIFY => asked.len_bytes as usize,
             nvm::COMPARE => 2 * payload_bytes,
@@ -224,6 +232,11 @@ impl Core<Nvme> {
         })?;
         Ok(payload_bytes)
     }
+}
+
+/// Length of the ranges of dataset management.
+fn ranges_bytes(command: &Command) -> usize {
+    (usize::from(command.cdw[0] as u8) + 1) * DsmRange::BYTES
 }
 
 /// Skips the data in the capsule of a command that does not need them.

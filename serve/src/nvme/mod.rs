@@ -37,7 +37,7 @@ mod session;
 
 use crate::net::{Export, Listener, ServeError, Server, ServerOptions};
 use controller::Shared;
-use diskwright_nvme::wire::check_nqn;
+pub use diskwright_nvme::wire::{DEFAULT_PORT, check_nqn};
 use session::Nvme;
 
 /// Starts to serve `exports` by NVMe/TCP on `listeners`, as the namespaces of one subsystem. The

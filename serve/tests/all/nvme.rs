@@ -75,6 +75,8 @@ fn every_command_in_every_way_of_connecting() {
             let ranges: Vec<u8> = [DsmRange { blocks: 8, first_block: block }, DsmRange { blocks: 0, first_block: 1 }]
                 .iter()
                 .flat_map(DsmRange::encode)
+                // What follows is not looked at.
+                .chain([0xff; 64])
                 .collect();
             let sgl = if in_capsule { in_capsule_of(ranges.len()) } else { with_room(ranges.len() as u32).sgl };
             for attributes in [0, DSM_DEALLOCATE] {

@@ -8,6 +8,7 @@ use crate::{
 use clap::Args;
 use diskwright_serve::{
     net::{Address, ServerOptions, exports},
+    nvme,
     vhost_user::QUEUES_MAX,
 };
 use diskwright_store::RateLimits;
@@ -15,9 +16,11 @@ use ipnet::IpNet;
 use std::{net::IpAddr, path::PathBuf};
 
 /// The ids of all other options of `serve`: with a file they are in it.
-pub const IN_FILE: [&str; 23] = [
+pub const IN_FILE: [&str; 25] = [
     "disks",
     "nbd",
+    "nvme",
+    "nvme_subsystem",
     "vhost_user",
     "vhost_queues",
     "read_only",
@@ -56,6 +59,8 @@ connect to a unix socket.
 memory-backend-memfd,id=m,size=1G,share=on -machine memory-backend=m -chardev socket,id=d,path=SOCKET,reconnect=1 -device vhost-user-blk-pci,chardev=d. \
 --nbd then is served only if it is given too.
 
+--nvme ADDRESS (PORT or HOST[:PORT], usually 4420) serves the disks by NVMe/TCP, and --nbd only if it is given too. A host finds them with nvme discover, and attaches them with nvme connect-all -t tcp -a HOST. The first disk is namespace 1. The name of the subsystem is printed, and --nvme-subsystem sets it. NVMe/TCP here has neither TLS nor authentication, so writable disks need --insecure-writes; --allow limits who may connect.
+
 A disk is exported under NAME, or the name of its file; a client that asks for no name gets the only one. A FILE with = in its name is written \
 with a folder before it: ./a=b.vhdx. FORMAT (raw, vhd, vhdx, qcow2, vdi, vmdk) is the format of one disk, --format that of all others. A writable disk needs it if \
 its extension names no format (.img) and its contents look like an image.
@@ -93,6 +98,7 @@ EXAMPLES
   diskwright serve machine.vhdx --vhost-user /run/machine.sock
   diskwright serve os=os.vhdx db=db.vhdx --vhost-user os=/run/os.sock \\
       --vhost-user db=/run/db.sock --nbd 10809
+  diskwright serve db.vhdx --nvme 10.0.0.5 --allow 10.0.0.0/24 --insecure-writes
   diskwright serve --config /etc/diskwright/serve.toml")]
 pub struct ServeArgs {
     /// The disks: each may have a name before it and its format behind it.
@@ -104,6 +110,13 @@ pub struct ServeArgs {
     /// Listen at this address (may be repeated).
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(super) nbd: Vec<Address>,
+    /// Serve by NVMe/TCP at this address (may be repeated): the disks are namespaces of one
+    /// subsystem.
+    #[arg(long, value_name = "ADDRESS", value_parser = nvme_address)]
+    pub(super) nvme: Vec<Address>,
+    /// Name of the NVMe subsystem. [default: one of this machine and the address]
+    #[arg(long, value_name = "NQN", requires = "nvme", value_parser = nqn)]
+    pub(super) nvme_subsystem: Option<String>,
     /// Be the disk of a virtual machine (vhost-user-blk) at this unix socket (may be repeated).
     #[arg(long, value_name = "[NAME=]SOCKET", value_parser = MachineWord::parse)]
     pub(super) vhost_user: Vec<MachineWord>,
@@ -136,7 +149,7 @@ pub struct ServeArgs {
     /// Accept TCP clients from NETWORK only (may be repeated): 192.168.1.0/24, or one address.
     #[arg(long, value_name = "NETWORK", value_parser = network)]
     pub(super) allow: Vec<IpNet>,
-    /// Serve writable disks on TCP without TLS.
+    /// Serve writable disks on TCP without TLS, and by NVMe/TCP.
     #[arg(long)]
     pub(super) insecure_writes: bool,
     /// Maximum number of connections at a time.
@@ -170,6 +183,17 @@ pub struct ServeArgs {
 
 fn address(text: &str) -> Result<Address, String> {
     Address::parse(text).map_err(|error| error.to_string())
+}
+
+fn nvme_address(text: &str) -> Result<Address, String> {
+    match Address::parse_with(text, nvme::DEFAULT_PORT).map_err(|error| error.to_string())? {
+        Address::Unix(_) => Err("NVMe/TCP needs PORT or HOST:PORT; hosts do not use unix sockets".into()),
+        tcp => Ok(tcp),
+    }
+}
+
+fn nqn(text: &str) -> Result<String, String> {
+    nvme::check_nqn(text).map(|()| text.to_owned()).map_err(|reason| format!("{text:?} is not an NQN: {reason}"))
 }
 
 fn description(text: &str) -> Result<String, String> {

@@ -1,5 +1,5 @@
-//! The ways into the disks of one `serve`: an NBD server for all of them, and vhost-user devices,
-//! each for one. Disks and devices come and go while the process runs (`serve-ctl`).
+//! The ways into the disks of one `serve`: servers of the network (NBD, NVMe/TCP) for all of them,
+//! and vhost-user devices, each for one. Disks and devices come and go while the process runs (`serve-ctl`).
 //!
 //! One mutex guards all of it. It is held while a disk is removed, which waits for the disk's
 //! clients to receive their last replies.
@@ -26,6 +26,13 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
 };
 
+/// A protocol of the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Network {
+    Nbd,
+    Nvme,
+}
+
 /// A device for a virtual machine.
 #[derive(Debug)]
 struct Machine {
@@ -38,7 +45,7 @@ struct Machine {
 #[derive(Debug)]
 struct Inside {
     disks: Vec<Served>,
-    nbd: Option<Server>,
+    servers: Vec<(Network, Server)>,
     machines: Vec<Machine>,
 }
 
@@ -46,7 +53,7 @@ struct Inside {
 #[derive(Debug)]
 pub struct Doors {
     opener: Opener,
-    /// Description of the disks for NBD clients.
+    /// Description of the disks for clients.
     description: String,
     /// `None` when the process ends.
     inside: Mutex<Option<Inside>>,
@@ -88,19 +95,20 @@ impl Inside {
     }
 
     fn metrics(&self) -> Vec<Arc<Metrics>> {
-        let nbd = self.nbd.iter().map(Server::metrics);
-        nbd.chain(self.machines.iter().map(|machine| machine.server.metrics())).cloned().collect()
+        let servers = self.servers.iter().map(|(_, server)| server.metrics());
+        servers.chain(self.machines.iter().map(|machine| machine.server.metrics())).cloned().collect()
     }
 
     fn is_well(&self) -> bool {
-        self.nbd.iter().all(Server::is_well) && self.machines.iter().all(|machine| machine.server.is_well())
+        self.servers.iter().all(|(_, server)| server.is_well())
+            && self.machines.iter().all(|machine| machine.server.is_well())
     }
 }
 
 impl Doors {
-    /// The disks, and the NBD server if they have one.
-    pub fn of(opener: Opener, description: String, disks: Vec<Served>, nbd: Option<Server>) -> Self {
-        Self { opener, description, inside: Mutex::new(Some(Inside { disks, nbd, machines: Vec::new() })) }
+    /// The disks, and the servers that they have.
+    pub fn of(opener: Opener, description: String, disks: Vec<Served>, servers: Vec<(Network, Server)>) -> Self {
+        Self { opener, description, inside: Mutex::new(Some(Inside { disks, servers, machines: Vec::new() })) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Inside>> {
@@ -128,20 +136,25 @@ impl Doors {
         self.lock().as_ref().map(|inside| inside.sockets_of(disk)).unwrap_or_default()
     }
 
-    /// The addresses of the NBD server.
-    pub fn addresses(&self) -> Vec<Address> {
+    /// The addresses at which a protocol is served.
+    pub fn addresses(&self, network: Network) -> Vec<Address> {
         let inside = self.lock();
-        inside.as_ref().and_then(|inside| inside.nbd.as_ref()).map(|nbd| nbd.addresses().to_vec()).unwrap_or_default()
+        let servers = inside.iter().flat_map(|inside| &inside.servers).filter(|(served, _)| *served == network);
+        servers.flat_map(|(_, server)| server.addresses()).cloned().collect()
+    }
+
+    fn for_each_server(&self, what: impl Fn(&Server)) {
+        self.lock().iter().flat_map(|inside| &inside.servers).for_each(|(_, server)| what(server));
     }
 
     /// Uses these certificates for all connections accepted from now on.
     pub fn set_tls(&self, config: &Arc<rustls::ServerConfig>) {
-        self.lock().iter().flat_map(|inside| &inside.nbd).for_each(|nbd| nbd.set_tls(Arc::clone(config)));
+        self.for_each_server(|server| server.set_tls(Arc::clone(config)));
     }
 
     /// Limits all connections accepted from now on.
     pub fn set_client_limits(&self, limits: RateLimits) {
-        self.lock().iter().flat_map(|inside| &inside.nbd).for_each(|nbd| nbd.set_client_limits(limits));
+        self.for_each_server(|server| server.set_client_limits(limits));
     }
 
     /// The counters of each server that runs.
@@ -170,8 +183,11 @@ impl Doors {
     /// # Errors
     /// The first error. All servers are stopped and all disks closed even after an error.
     pub fn stop(&self) -> Outcome<()> {
-        let Some(Inside { disks, nbd, machines }) = self.lock().take() else { return Ok(()) };
-        let mut ended = nbd.map_or(Ok(()), |server| server.stop().map_err(failed));
+        let Some(Inside { disks, servers, machines }) = self.lock().take() else { return Ok(()) };
+        let mut ended = Ok(());
+        for (_, server) in servers {
+            ended = ended.and(server.stop().map_err(failed));
+        }
         for machine in machines {
             ended = ended.and(machine.server.stop().map_err(failed));
         }
@@ -225,8 +241,13 @@ impl DoorKeeper for Doors {
             return Err(wrong(format!("a disk with the name {:?} is served already; choose another name", word.name)));
         }
         let served = self.opener.open(word, &inside.disks).map_err(|error| refused(ErrorCode::Io, error))?;
-        if let Some(nbd) = &inside.nbd {
-            nbd.add(export(&served, &self.description)).map_err(|error| refused(ErrorCode::InvalidInput, error))?;
+        for (index, (_, server)) in inside.servers.iter().enumerate() {
+            if let Err(error) = server.add(export(&served, &self.description)) {
+                // The servers before have no clients of it yet, so this ends at once.
+                let before = inside.servers[..index].iter();
+                before.for_each(|(_, server)| drop(server.remove(&served.name)));
+                return Err(refused(ErrorCode::InvalidInput, error));
+            }
         }
         let hosted = served.hosted();
         inside.disks.push(served);
@@ -246,8 +267,8 @@ impl DoorKeeper for Doors {
         for machine in of_disk {
             ended = ended.and(machine.server.stop().map_err(|error| failed(&error)));
         }
-        if let Some(nbd) = &inside.nbd {
-            ended = ended.and(nbd.remove(disk).map_err(|error| failed(&error)));
+        for (_, server) in &inside.servers {
+            ended = ended.and(server.remove(disk).map_err(|error| failed(&error)));
         }
         let served = inside.disks.remove(index);
         ended.and(served.disk.close().map_err(|error| failed(&error)))
