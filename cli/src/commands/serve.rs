@@ -278,8 +278,8 @@ fn bind(addresses: &[Address]) -> Outcome<Vec<Listener>> {
     addresses.iter().map(|address| Listener::bind(address).map_err(sentence)).collect()
 }
 
-/// The NQN of the NVMe subsystem, if there is one: the user's, or one that is the same whenever this
-/// machine serves at this address.
+/// The NQN of the NVMe subsystem, if there is one: the user's, or one that is the same whenever
+/// this machine serves at this address.
 fn subsystem_of(args: &ServeArgs) -> Option<String> {
     let address = args.nvme.first()?;
     let machine = fs::read_to_string("/etc/machine-id").unwrap_or_default();

@@ -327,7 +327,8 @@ impl DataPdu {
     }
 }
 
-/// TermReq: why the connection ends. TCP, "Host/Controller to Controller/Host Terminate Connection".
+/// TermReq: why the connection ends. TCP, "Host/Controller to Controller/Host Terminate
+/// Connection".
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terminate {
     /// The "Fatal Error Status".

@@ -2,8 +2,8 @@
 
 use std::{fmt, io};
 
-/// Bits 15:1 of a completion's last word: status code (bits 7:0), its type (10:8), more (13), do not
-/// retry (14).
+/// Bits 15:1 of a completion's last word: status code (bits 7:0), its type (10:8), more (13), do
+/// not retry (14).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Status(pub u16);
 

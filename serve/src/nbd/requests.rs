@@ -19,10 +19,10 @@ use crate::{
     metrics::Kind,
     net::{
         connection::{Connection, Incoming, Input, State},
-        core::Core,
+        core::{Core, Protocol},
         flights::{ClientRequest, Contents},
         outbox::Share,
-        protocol::{Protocol, SessionEnd, Stage},
+        protocol::{ProtocolTypes, SessionEnd, Stage},
         settings::TlsNeed,
     },
     panic_guard::catch_panic,
@@ -84,15 +84,18 @@ impl From<HandshakeError> for SessionEnd {
     }
 }
 
+impl ProtocolTypes for Nbd {
+    type Shared = ();
+    type Session = Phase;
+    type Asked = Asked;
+}
+
 impl Protocol for Nbd {
     const NAME: &'static str = "nbd";
     const ANSWERS: usize = 8;
     const RECEIVES_AT_LIMIT: bool = false;
     const HOW_TO_ALLOW_WRITES: &'static str =
         "listen on a unix socket, use TLS (`ServerOptions::tls`), or allow it with `ServerOptions::insecure_writes`";
-    type Shared = ();
-    type Session = Phase;
-    type Asked = Asked;
 
     fn session(core: &Core<Self>, tls: TlsNeed) -> Phase {
         Phase::Handshake(Handshake::new(Arc::clone(&core.exports), tls))

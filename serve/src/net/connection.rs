@@ -25,7 +25,7 @@ use super::{
     outbox::{Outbox, Share},
     peer::Peer,
     pool::{HEADER_ROOM_BYTES, PIECE_BYTES, Pool},
-    protocol::Protocol,
+    protocol::ProtocolTypes,
     secure::{RAW_BYTES, Secure},
     window::{Retired, Window},
 };
@@ -141,7 +141,7 @@ pub(crate) enum State {
 }
 
 #[derive(Debug)]
-pub(crate) struct Connection<P: Protocol> {
+pub(crate) struct Connection<P: ProtocolTypes> {
     pub(crate) stream: StreamId,
     pub(crate) peer: Peer,
     pub(crate) session: P::Session,
@@ -178,7 +178,7 @@ pub(crate) struct Connection<P: Protocol> {
     spare: Vec<Piece>,
 }
 
-impl<P: Protocol> Connection<P> {
+impl<P: ProtocolTypes> Connection<P> {
     pub(crate) fn new(stream: StreamId, peer: Peer, session: P::Session, since_ns: u64, pool: &mut Pool) -> Self {
         Self {
             stream,

@@ -1,26 +1,35 @@
-//! Turns clients' requests into requests of block queues, and takes their completions.
+//! The core of a worker: turns what a protocol decodes into requests of block queues, and passes
+//! their completions back to it.
 //!
 //! ```text
-//!   the protocol ─┬─ read, clear, flush ─▶ launch ─▶ queue ─▶ completed ─▶ the protocol's reply
-//!                 └─ payload, piece by piece ─▶ write ─▶ launch ─▶ ...   ─▶ outbox
+//!   window ─▶ Protocol::take_input ─┬─ answered at once ─▶ Core::count, outbox
+//!                                   ├─ read, clear, flush ─▶ launch ─▶ queue ─▶ completed
+//!                                   └─ payload (payload.rs) ─▶ write ─▶ launch ─▶ ...
+//!   completed ─▶ answer ─▶ Protocol::reply ─▶ outbox
 //! ```
 //!
+//! The loop (`worker` and this) has the sockets, the buffers, the queues, the shares and the turns.
+//! A [`Protocol`] has the bytes: it decodes requests from a connection's window, and encodes
+//! replies into its outbox. What one client's session needs is in its `Session`, which only the
+//! client's worker uses. What the clients of several workers share is in its `Shared`, which has
+//! locks of its own. A function of a protocol never waits: what was received is in the window, and
+//! bytes that are not complete stay there until more have come.
+//!
 //! A client's request of any length becomes one request of a queue: a payload above
-//! [`PIECE_BYTES`] is passed as segments. The part of a write's payload that was received together
-//! with its header is written from the receive window, if the queue takes memory at any address and
-//! the window is full enough (see `window`).
+//! [`PIECE_BYTES`] is passed as segments.
 //!
 //! The core owns everything of a worker except the connections, so that it can work on one
 //! connection that is borrowed mutably. It trusts the protocol to have checked a request: its range
 //! against the disk, its flags against the command, its length against the protocol's limits.
 
 use super::{
-    connection::{Connection, Incoming, Input, State, payload_range},
+    connection::{Connection, Incoming, State, payload_range},
     exports::Exports,
     flights::{ClientRequest, Completed, Contents, Flight, Group, Steps},
     outbox::Share,
     pool::{HEADER_ROOM_BYTES, PIECE_BYTES, Pool},
-    protocol::{Protocol, SessionEnd},
+    protocol::{ProtocolTypes, SessionEnd, Stage},
+    settings::{ShareLimit, TlsNeed},
 };
 use crate::{
     metrics::{Counter, WorkerMetrics},
@@ -42,16 +51,71 @@ const SPARE_LISTS: usize = 256;
 /// that other clients get their turn.
 const STEP_BYTES: u64 = 256 << 20;
 
-/// What one client may have in flight.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ShareLimit {
-    pub(crate) requests: u32,
-    /// Bytes of payload. A single request is allowed whatever its size.
-    pub(crate) bytes: usize,
+/// What a protocol adds to the loop.
+pub(crate) trait Protocol: ProtocolTypes {
+    /// The name in metrics and in the names of threads.
+    const NAME: &'static str;
+    /// Requests that are answered in a normal turn (see `turn`).
+    const ANSWERS: usize;
+
+    /// Whether bytes are received from a client that is at its limit. The protocol then bounds what
+    /// waits.
+    const RECEIVES_AT_LIMIT: bool;
+    /// How the caller allows writable exports on TCP, as the end of a sentence.
+    const HOW_TO_ALLOW_WRITES: &'static str;
+
+    /// The session of a new client.
+    fn session(core: &Core<Self>, tls: TlsNeed) -> Self::Session;
+
+    /// Puts what the server sends first into the outbox.
+    fn greet(core: &mut Core<Self>, conn: &mut Connection<Self>);
+
+    /// How far the session is.
+    fn stage(session: &Self::Session) -> Stage;
+
+    /// Whether the session can send requests to the export and to no other. It then ends with the
+    /// export.
+    fn is_of_export(session: &Self::Session, export: usize) -> bool;
+
+    /// Handles the bytes in the connection's window, until they, the client's share or its turn are
+    /// used up. `number` is the connection's.
+    ///
+    /// # Errors
+    /// The session ends.
+    fn take_input(core: &mut Core<Self>, conn: &mut Connection<Self>, number: u32) -> Result<(), SessionEnd>;
+
+    /// All announced bytes of a payload were received, and more is missing or its digest must be
+    /// checked. A protocol that announces all payload with its request is never asked.
+    fn payload_ended(core: &mut Core<Self>, conn: &mut Connection<Self>, incoming: Incoming<Self::Asked>);
+
+    /// Puts the reply to a request into the outbox, and counts it ([`Core::count`]). The contents
+    /// are those of a successful read; otherwise they go back to the pool.
+    fn reply(
+        core: &mut Core<Self>,
+        conn: &mut Connection<Self>,
+        asked: &ClientRequest<Self::Asked>,
+        result: io::Result<()>,
+        contents: Contents,
+    );
+
+    /// Other exports are served from now on. They are in `core` already.
+    fn exports_changed(core: &mut Core<Self>, conn: &mut Connection<Self>);
+
+    /// Whether [`Protocol::tick`] is to be called.
+    fn ticks(session: &Self::Session) -> bool;
+
+    /// Called twice a second while [`Protocol::ticks`].
+    ///
+    /// # Errors
+    /// The session ends.
+    fn tick(core: &mut Core<Self>, conn: &mut Connection<Self>) -> Result<(), SessionEnd>;
+
+    /// The connection is being closed.
+    fn closed(core: &mut Core<Self>, conn: &mut Connection<Self>);
 }
 
 #[derive(Debug)]
-pub(crate) struct Core<P: Protocol> {
+pub(crate) struct Core<P: ProtocolTypes> {
     pub(crate) pool: Pool,
     pub(crate) exports: Arc<Exports>,
     /// What all workers of the server share.
@@ -70,7 +134,7 @@ pub(crate) struct Core<P: Protocol> {
     pub(crate) scratch: Vec<u8>,
     /// Empty segment lists, boxed because requests take them boxed.
     #[expect(clippy::vec_box, reason = "the boxes are reused")]
-    spare_lists: Vec<Box<Segments>>,
+    pub(super) spare_lists: Vec<Box<Segments>>,
 }
 
 impl<P: Protocol> Core<P> {
@@ -136,44 +200,6 @@ impl<P: Protocol> Core<P> {
             && (share.requests == 0 || share.requests < self.limit.requests && share.bytes < self.limit.bytes)
     }
 
-    /// Takes the payload bytes in the window. Returns whether the next bytes are a header.
-    pub(crate) fn take_payload(&mut self, conn: &mut Connection<P>) -> bool {
-        loop {
-            match &mut conn.input {
-                Input::Header => return true,
-                Input::Skip(left) => {
-                    let now = (conn.window.bytes().len() as u64).min(*left);
-                    *left -= now;
-                    let is_over = *left == 0;
-                    conn.window.consume(now as usize);
-                    if !is_over {
-                        return false;
-                    }
-                    conn.input = Input::Header;
-                }
-                Input::Payload(incoming) => {
-                    let Some(buf) = &mut incoming.buf else { return false };
-                    let there = conn.window.bytes();
-                    let room_bytes = incoming.piece_bytes - incoming.filled_bytes;
-                    let now = there.len().min(room_bytes).min(incoming.announced_bytes);
-                    let range = payload_range(incoming.filled_bytes, incoming.filled_bytes + now);
-                    buf[range].copy_from_slice(&there[..now]);
-                    if let Some(digest) = &mut incoming.digest {
-                        *digest = crc32c::crc32c_append(*digest, &there[..now]);
-                    }
-                    incoming.filled_bytes += now;
-                    incoming.announced_bytes -= now;
-                    self.metrics.copied_bytes.add(now as u64);
-                    conn.window.consume(now);
-                    if incoming.filled_bytes < incoming.piece_bytes && incoming.announced_bytes > 0 {
-                        return false;
-                    }
-                    self.part_ended(conn);
-                }
-            }
-        }
-    }
-
     /// Pushes a request to the export's queue. Gives the request back if the queue refuses it.
     fn launch(&mut self, flight: Flight<P::Asked>, request: Request) -> Result<(), (Request, io::Error)> {
         let Some(queue) = &mut self.queues[flight.asked.export as usize] else {
@@ -230,89 +256,6 @@ impl<P: Protocol> Core<P> {
             }
         }
         self.launch_single(conn, asked, Request::read_segments(asked.offset_bytes, segments, 0));
-    }
-
-    /// The buffer for the payload is full, or all announced bytes were received.
-    fn part_ended(&mut self, conn: &mut Connection<P>) {
-        let Input::Payload(mut incoming) = std::mem::replace(&mut conn.input, Input::Header) else { return };
-        // One receive may have filled both buffers.
-        while incoming.filled_bytes == incoming.piece_bytes
-            && !incoming.is_single()
-            && let Some(buf) = incoming.buf.take()
-        {
-            let range = payload_range(0, incoming.piece_bytes);
-            if let Err(error) = self.segments_of(&mut incoming).push(buf, range) {
-                return self.fail_payload(conn, incoming, error);
-            }
-            (incoming.buf, incoming.filled_bytes, incoming.piece_bytes) = incoming.next.take().unwrap_or_default();
-        }
-        self.continue_payload(conn, incoming);
-    }
-
-    fn segments_of<'i>(&mut self, incoming: &'i mut Incoming<P::Asked>) -> &'i mut Segments {
-        incoming.segments.get_or_insert_with(|| self.spare_lists.pop().unwrap_or_default())
-    }
-
-    /// Goes on with a payload of which bytes were announced. Takes those in the window without a
-    /// copy if `Window::share` allows it, and takes a buffer for the bytes to come.
-    pub(crate) fn continue_payload(&mut self, conn: &mut Connection<P>, mut incoming: Incoming<P::Asked>) {
-        if incoming.buf.is_none() && incoming.announced_bytes > 0 {
-            let takes_any_address = self.queues[incoming.asked.export as usize]
-                .as_ref()
-                .is_some_and(|queue| queue.memory_alignment_bytes() == 1);
-            let wanted_bytes = incoming.left_bytes.min(incoming.announced_bytes);
-            if takes_any_address
-                && incoming.may_share
-                && let Some((window, range)) = conn.window.share(wanted_bytes)
-            {
-                incoming.left_bytes -= range.len();
-                incoming.announced_bytes -= range.len();
-                if let Some(digest) = &mut incoming.digest {
-                    *digest = crc32c::crc32c_append(*digest, &window[range.clone()]);
-                }
-                if let Err(error) = self.segments_of(&mut incoming).push(window, range) {
-                    return self.fail_payload(conn, incoming, error);
-                }
-            }
-            if incoming.announced_bytes > 0 {
-                incoming.piece_bytes = incoming.left_bytes.min(PIECE_BYTES);
-                incoming.left_bytes -= incoming.piece_bytes;
-                (incoming.buf, incoming.filled_bytes) = (Some(self.pool.take(incoming.piece_bytes)), 0);
-            }
-        }
-        if incoming.announced_bytes > 0 {
-            conn.input = Input::Payload(incoming);
-        } else {
-            P::payload_ended(self, conn, incoming);
-        }
-    }
-
-    /// Writes a payload that is complete.
-    pub(crate) fn write(&mut self, conn: &mut Connection<P>, incoming: Incoming<P::Asked>) {
-        let Incoming { asked, fua, buf, piece_bytes, segments, .. } = incoming;
-        let request = match (buf, segments) {
-            (_, Some(segments)) => Request::write_segments(asked.offset_bytes, segments, 0),
-            (Some(buf), None) => {
-                let write = Request::write(asked.offset_bytes, piece_bytes, buf, 0);
-                Request { buf_offset_bytes: HEADER_ROOM_BYTES, ..write }
-            }
-            (None, None) => {
-                let error = io::Error::new(io::ErrorKind::InvalidInput, "the write has no payload");
-                return self.answer(conn, &asked, Err(error), Contents::default());
-            }
-        };
-        self.launch_single(conn, &asked, Request { fua, ..request });
-    }
-
-    /// Answers a write whose segments could not be put together with an error, and skips the rest
-    /// of its announced payload.
-    fn fail_payload(&mut self, conn: &mut Connection<P>, mut incoming: Incoming<P::Asked>, error: io::Error) {
-        if incoming.announced_bytes > 0 {
-            conn.input = Input::Skip(incoming.announced_bytes as u64);
-        }
-        incoming.next.take().and_then(|(buf, ..)| buf).into_iter().for_each(|buf| self.pool.give(buf));
-        let contents = self.contents(incoming.buf, incoming.segments);
-        self.answer(conn, &incoming.asked, Err(error), contents);
     }
 
     /// Clears the range of a request: `operation` is a discard or the writing of zeros.

@@ -3,13 +3,13 @@
 //! ```text
 //!   listen.rs ─▶ server.rs (front thread: accepts) ─▶ worker.rs (thread, ring, some clients)
 //!                                                    │
-//!     connection.rs   state of one client            └─▶ protocol.rs   what NBD or another adds
-//!     window.rs       received bytes                      │
-//!     secure.rs       TLS                                 └─▶ core.rs  reads, writes, clears ─▶
-//!     outbox.rs       replies to be sent                              block queues ─▶ replies
-//!     pool.rs         registered buffers             flights.rs    requests in flight
-//!     exports.rs      disks with names               settings.rs   options of the server
-//!                                                    peer.rs       who a client is
+//!     connection.rs   state of one client            └─▶ core.rs  Protocol: what NBD adds;
+//!     window.rs       received bytes                         │    reads, clears ─▶ block queues
+//!     secure.rs       TLS                                    └─ payload.rs     writes
+//!     outbox.rs       replies to be sent             flights.rs    requests in flight
+//!     pool.rs         registered buffers             settings.rs   options of the server
+//!     exports.rs      disks with names               peer.rs       who a client is
+//!                                                    protocol.rs   types of a protocol
 //! ```
 //!
 //! A server needs io_uring, because its sockets and its files share one ring. Without io_uring it
@@ -21,6 +21,7 @@ pub mod exports;
 pub(crate) mod flights;
 mod listen;
 pub(crate) mod outbox;
+mod payload;
 pub(crate) mod peer;
 pub(crate) mod pool;
 pub(crate) mod protocol;

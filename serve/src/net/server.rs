@@ -11,10 +11,10 @@
 
 use super::{
     Export, ExportError, Listener, ServerOptions,
+    core::Protocol,
     exports::Exports,
     listen::{Address, SocketFile},
     peer::Peer,
-    protocol::Protocol,
     settings::Settings,
     worker::{Message, Worker},
 };

@@ -1,6 +1,6 @@
 //! Options of a server, and the settings that its threads share.
 
-use super::{core::ShareLimit, exports::Exports};
+use super::exports::Exports;
 use diskwright_store::RateLimits;
 use ipnet::IpNet;
 use rustls::ServerConfig;
@@ -55,6 +55,14 @@ impl Default for ServerOptions {
             drain_time: Duration::from_secs(10),
         }
     }
+}
+
+/// What one client may have in flight.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ShareLimit {
+    pub(crate) requests: u32,
+    /// Bytes of payload. A single request is allowed whatever its size.
+    pub(crate) bytes: usize,
 }
 
 /// Whether connections are encrypted with TLS.

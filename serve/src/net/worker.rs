@@ -14,11 +14,11 @@
 
 use super::{
     connection::{Connection, State, loss},
-    core::Core,
+    core::{Core, Protocol},
     exports::Exports,
     flights::Completed,
     peer::Peer,
-    protocol::{Protocol, SessionEnd, Stage},
+    protocol::{SessionEnd, Stage},
     secure::Secure,
     settings::{Settings, TlsNeed},
 };

@@ -5,22 +5,20 @@
 //! changed namespaces.
 
 use super::{
-    connect::VERSION,
-    controller::{Controller, ENTRIES_MAX, QUEUES_MAX},
+    controller::{ENTRIES_MAX, QUEUES_MAX},
     namespaces,
-    session::{CAPSULE_DATA_BYTES, Nvme, TRANSFER_EXPONENT},
+    state::{CAPSULE_DATA_BYTES, Nvme, TRANSFER_EXPONENT, VERSION},
 };
 use crate::net::{
     connection::{Connection, Incoming, Input},
     core::Core,
     exports::Exports,
     peer::Peer,
-    protocol::SessionEnd,
 };
 use diskwright_nvme::wire::{
     Command, Completion, DISCOVERY_NQN, PAGE_BYTES, Sgl, Status, admin, command::feature, fabrics, identify, log, nvm,
 };
-use std::{sync::atomic::Ordering::Relaxed, time::Duration};
+use std::sync::atomic::Ordering::Relaxed;
 use uuid::Uuid;
 
 /// The admin commands that are supported.
@@ -45,42 +43,6 @@ const NAMESPACE_NOTICES: u32 = identify::Controller::NAMESPACE_NOTICES;
 
 /// Result of an event request: a notice that the namespaces have changed, and its log page.
 const NAMESPACES_CHANGED: u64 = 2 | (log::CHANGED_NAMESPACES as u64) << 16;
-
-/// What an admin queue keeps.
-#[derive(Debug)]
-pub(super) struct Admin {
-    /// Event requests that are outstanding.
-    events: Vec<u16>,
-    /// Feature "asynchronous event configuration".
-    notices: u32,
-    /// What the host knows of the namespaces: id, blocks, and what identifies the disk.
-    known: Option<Vec<(u32, u64, Uuid)>>,
-    /// Namespaces that changed since the host read the log page.
-    changed: Vec<u32>,
-    /// Whether the host was told of them.
-    told: bool,
-    /// When the last command came, by the worker's clock.
-    traffic_ns: u64,
-}
-
-impl Admin {
-    pub(super) fn new(now_ns: u64) -> Self {
-        Self { events: Vec::new(), notices: 0, known: None, changed: Vec::new(), told: false, traffic_ns: now_ns }
-    }
-
-    /// Ends the session of a host that sends nothing.
-    pub(super) fn check_keep_alive(&mut self, controller: &Controller, now_ns: u64) -> Result<(), SessionEnd> {
-        let limit_ms = controller.keep_alive_ms.load(Relaxed);
-        if controller.take_traffic() || limit_ms == 0 {
-            self.traffic_ns = now_ns;
-        }
-        if now_ns.saturating_sub(self.traffic_ns) > Duration::from_millis(limit_ms.into()).as_nanos() as u64 {
-            let text = format!("the host sent nothing within its keep-alive time of {limit_ms} ms");
-            return Err(SessionEnd::Broken(text));
-        }
-        Ok(())
-    }
-}
 
 impl Core<Nvme> {
     pub(super) fn admin_command(&mut self, conn: &mut Connection<Nvme>, command: &Command, data: &[u8]) {

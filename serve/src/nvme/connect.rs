@@ -2,18 +2,14 @@
 //! I/O queue of one that exists. And the properties of a controller.
 
 use super::{
-    admin::Admin,
     controller::{ENTRIES_MAX, QUEUES_MAX},
-    session::{Nvme, PduEnd, Phase, Queue, TRANSFER_BYTES},
+    state::{Admin, Nvme, PduEnd, Phase, Queue, TRANSFER_BYTES, VERSION},
 };
 use crate::net::{connection::Connection, core::Core, protocol::SessionEnd};
 use diskwright_nvme::wire::{
     Command, Completion, ConnectData, DISCOVERY_NQN, Initialize, PduError, PduKind, Sgl, Status,
     fabrics::{self, ANY_CONTROLLER, ConnectCommand, NO_FLOW_CONTROL, invalid_command, invalid_data, property},
 };
-
-/// NVMe 1.4, as the property and the identify data tell it.
-pub(super) const VERSION: u32 = 0x1_0400;
 
 /// The property "controller capabilities": entries of a queue less one, contiguous queues, 15 s to
 /// become ready, and the NVM command set.

@@ -5,8 +5,8 @@
 //!   the admin connection ends, or the controller is disabled ─▶ its I/O queues end at their tick
 //! ```
 //!
-//! Locks: the table of [`Shared`] for a lookup or a change, [`Controller::queues`] likewise. No code
-//! holds both.
+//! Locks: the table of [`Shared`] for a lookup or a change, [`Controller::queues`] likewise. No
+//! code holds both.
 
 use diskwright_nvme::wire::{ConnectData, DISCOVERY_NQN, fabrics::property};
 use std::{
@@ -116,8 +116,8 @@ impl Controller {
         self.status() & property::READY != 0
     }
 
-    /// Adds an I/O queue. Returns the time of the controller that it belongs to; `None` if the id is
-    /// in use.
+    /// Adds an I/O queue. Returns the time of the controller that it belongs to; `None` if the id
+    /// is in use.
     pub(super) fn add_queue(&self, queue: u16) -> Option<u32> {
         let added = self.queues.lock().unwrap_or_else(PoisonError::into_inner).insert(queue);
         added.then(|| self.enabled.load(Relaxed))

@@ -10,7 +10,7 @@
 use super::{
     namespaces,
     replies::PduRoom,
-    session::{Asked, NO_SLOT, Nvme, TRANSFER_BYTES},
+    state::{Asked, NO_SLOT, Nvme, TRANSFER_BYTES},
 };
 use crate::{
     metrics::Kind,
@@ -200,7 +200,9 @@ impl Core<Nvme> {
             nvm::WRITE | nvm::COMPARE => asked.len_bytes as usize,
             // Linux sends room for the largest number of ranges, whatever their number.
             nvm::DATASET_MANAGEMENT => match command.sgl.len_bytes as usize {
-                sgl_bytes if (ranges_bytes(command)..=DsmRange::BYTES * DsmRange::MAX).contains(&sgl_bytes) => sgl_bytes,
+                sgl_bytes if (ranges_bytes(command)..=DsmRange::BYTES * DsmRange::MAX).contains(&sgl_bytes) => {
+                    sgl_bytes
+                }
                 _ => return Err(Status::SGL_LENGTH),
             },
             nvm::READ | nvm::FLUSH | nvm::WRITE_ZEROES | nvm::VERIFY => 0,

@@ -6,20 +6,21 @@
 //!               ├─▶ admin.rs      identify, log pages, features, events
 //!               └─▶ io.rs         reads, writes, clears, compares ─▶ the core
 //!   results ─▶ replies.rs ─▶ outbox
+//!          state.rs        what a session keeps
 //!          controller.rs   what the connections of one host share
 //!          namespaces.rs   exports as namespaces
 //! ```
 //!
 //! The wire format is in `diskwright_nvme::wire`. A server is one subsystem. Each export is one of
-//! its namespaces: the NSID is the export's index plus 1. A connection is one queue: the admin queue
-//! or an I/O queue. A *controller* is what one host has connected: an admin queue and its I/O
+//! its namespaces: the NSID is the export's index plus 1. A connection is one queue: the admin
+//! queue or an I/O queue. A *controller* is what one host has connected: an admin queue and its I/O
 //! queues, which may be on different workers. They share a [`Controller`](controller::Controller),
 //! whose fields are atomic or under locks that are held for a lookup. The discovery subsystem is
 //! served at the same address.
 //!
 //! Data of a write come in the capsule (up to 8 KiB), or are asked for by one R2T for each command.
-//! The R2T is sent when the client's share has room for the data; until then the command waits here,
-//! so that the data of other writes are still received. At most one queue of commands waits.
+//! The R2T is sent when the client's share has room for the data; until then the command waits
+//! here, so that the data of other writes are still received. At most one queue of commands waits.
 //!
 //! Guarantees to hosts: a completed write is visible through every controller, and durable after a
 //! flush of its namespace or if it was written with FUA. A deallocated range reads as zeros.
@@ -34,11 +35,12 @@ mod io;
 mod namespaces;
 mod replies;
 mod session;
+mod state;
 
 use crate::net::{Export, Listener, ServeError, Server, ServerOptions};
 use controller::Shared;
 pub use diskwright_nvme::wire::{DEFAULT_PORT, check_nqn};
-use session::Nvme;
+use state::Nvme;
 
 /// Starts to serve `exports` by NVMe/TCP on `listeners`, as the namespaces of one subsystem. The
 /// caller opens the disks before and closes them after.

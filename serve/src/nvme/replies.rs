@@ -4,7 +4,7 @@
 //! has. If flow control is disabled, the last data PDU of a read that has succeeded is also its
 //! completion.
 
-use super::session::{Asked, Nvme};
+use super::state::{Asked, Nvme};
 use crate::net::{
     connection::Connection,
     core::Core,

@@ -13,112 +13,25 @@
 //! Data that lie in the capsule of a fabrics or admin command are short. The command is taken when
 //! all of its PDU is in the window.
 
-use super::controller::{Controller, Shared};
+use super::state::{Asked, CAPSULE_DATA_BYTES, Nvme, PduEnd, Phase, Session};
 use crate::net::{
     connection::{Connection, Incoming, State},
-    core::Core,
+    core::{Core, Protocol},
     flights::{ClientRequest, Contents},
-    protocol::{Protocol, SessionEnd, Stage},
+    protocol::{SessionEnd, Stage},
     settings::TlsNeed,
 };
 use diskwright_nvme::wire::{
     Command, DataPdu, Digests, PduError, PduHeader, PduKind, Status, Terminate, pdu::DIGEST_BYTES,
 };
 use diskwright_store::SlotMap;
-use std::{collections::VecDeque, io, sync::Arc};
-
-/// Data that a capsule may have.
-pub(super) const CAPSULE_DATA_BYTES: usize = 8 << 10;
-
-/// Data of one command at most. A power of 2, in pages of 4 KiB.
-pub(super) const TRANSFER_EXPONENT: u8 = 8;
-/// The same in bytes.
-pub(super) const TRANSFER_BYTES: u64 = 4096 << TRANSFER_EXPONENT;
-
-/// [`Asked::slot`] of a request that has none.
-pub(super) const NO_SLOT: u32 = u32::MAX;
-
-/// The protocol NVMe/TCP.
-#[derive(Debug)]
-pub(crate) enum Nvme {}
-
-/// What a reply needs to know of its command.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked {
-    pub(super) cid: u16,
-    pub(super) opcode: u8,
-    /// Of a write: where its payload waits for data. Of a compare: where its payload is kept.
-    pub(super) slot: u32,
-}
-
-/// How far a connection is.
-#[derive(Debug)]
-pub(super) enum Phase {
-    /// ICReq is expected.
-    Initialize,
-    /// Connect is expected.
-    Connect,
-    Queue(Queue),
-}
-
-/// A connected queue.
-#[derive(Debug)]
-pub(super) struct Queue {
-    pub(super) controller: Arc<Controller>,
-    /// 0 is the admin queue.
-    pub(super) id: u16,
-    pub(super) entries: u16,
-    /// The head of the submission queue; `None` without flow control.
-    pub(super) head: Option<u16>,
-    /// The time of the controller (see [`Controller::has_left`]).
-    pub(super) time: u32,
-    /// What only an admin queue has.
-    pub(super) admin: Option<Box<super::admin::Admin>>,
-}
-
-#[derive(Debug)]
-pub(crate) struct Session {
-    pub(super) phase: Phase,
-    pub(super) digests: Digests,
-    /// Alignment of data in the PDUs that the host receives.
-    pub(super) alignment_bytes: usize,
-    /// Commands taken and not completed, without event requests.
-    pub(super) commands: u32,
-    /// Payloads for which an R2T was sent; the index is the R2T's tag. `None` while the payload is
-    /// being received.
-    pub(super) parked: SlotMap<Option<Incoming<Asked>>>,
-    /// Payloads of compares whose reads are in flight.
-    pub(super) comparing: SlotMap<Contents>,
-    /// Commands for which the client's share had no room.
-    pub(super) waiting: VecDeque<Command>,
-    /// A payload whose data digest is the next thing in the window.
-    pub(super) checking: Option<Incoming<Asked>>,
-}
-
-impl Session {
-    pub(super) fn queue(&self) -> Option<&Queue> {
-        match &self.phase {
-            Phase::Queue(queue) => Some(queue),
-            Phase::Initialize | Phase::Connect => None,
-        }
-    }
-
-    pub(super) fn queue_mut(&mut self) -> Option<&mut Queue> {
-        match &mut self.phase {
-            Phase::Queue(queue) => Some(queue),
-            Phase::Initialize | Phase::Connect => None,
-        }
-    }
-}
+use std::{collections::VecDeque, io};
 
 impl Protocol for Nvme {
     const NAME: &'static str = "nvme";
     const ANSWERS: usize = 8;
     const RECEIVES_AT_LIMIT: bool = true;
     const HOW_TO_ALLOW_WRITES: &'static str = "allow it with `ServerOptions::insecure_writes`";
-    type Shared = Shared;
-    type Session = Session;
-    type Asked = Asked;
 
     fn session(_: &Core<Self>, _: TlsNeed) -> Session {
         Session {
@@ -228,25 +141,6 @@ impl Protocol for Nvme {
         for incoming in parked.into_iter().chain(checking) {
             conn.forget(incoming, &mut core.pool);
         }
-    }
-}
-
-/// Why a PDU ends the session.
-pub(super) enum PduEnd {
-    /// The PDU is wrong; the host is told.
-    Wrong(PduError),
-    Session(SessionEnd),
-}
-
-impl From<PduError> for PduEnd {
-    fn from(error: PduError) -> Self {
-        Self::Wrong(error)
-    }
-}
-
-impl From<SessionEnd> for PduEnd {
-    fn from(end: SessionEnd) -> Self {
-        Self::Session(end)
     }
 }
 

@@ -160,7 +160,8 @@ impl Host {
         self.ask(Command { opcode, nsid, cdw: range(block, blocks, flags), ..plain() }, &[]).0.status
     }
 
-    /// Sends a command with a new id, and its data if they are to be in the capsule. Returns the id.
+    /// Sends a command with a new id, and its data if they are to be in the capsule. Returns the
+    /// id.
     pub fn send(&mut self, command: Command, data: &[u8]) -> u16 {
         let cid = self.next_cid;
         self.next_cid = self.next_cid.wrapping_add(1);
@@ -194,7 +195,7 @@ impl Host {
     /// Sends the data that an R2T asks for, in two parts if they are long.
     pub fn give(&mut self, wanted: DataPdu, data: &[u8]) {
         let (from, len) = (wanted.offset_bytes as usize, wanted.len_bytes as usize);
-        let part_bytes = if len > 8192 { len / 2 & !3 } else { len };
+        let part_bytes = if len > 8192 { (len / 2) & !3 } else { len };
         for (index, part) in data[from..from + len].chunks(part_bytes).enumerate() {
             let offset_bytes = (from + index * part_bytes) as u32;
             let header = DataPdu { offset_bytes, len_bytes: part.len() as u32, ..wanted };

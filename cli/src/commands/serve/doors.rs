@@ -1,5 +1,6 @@
 //! The ways into the disks of one `serve`: servers of the network (NBD, NVMe/TCP) for all of them,
-//! and vhost-user devices, each for one. Disks and devices come and go while the process runs (`serve-ctl`).
+//! and vhost-user devices, each for one. Disks and devices come and go while the process runs
+//! (`serve-ctl`).
 //!
 //! One mutex guards all of it. It is held while a disk is removed, which waits for the disk's
 //! clients to receive their last replies.
