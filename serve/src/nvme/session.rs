@@ -31,7 +31,7 @@ impl Protocol for Nvme {
     const NAME: &'static str = "nvme";
     const ANSWERS: usize = 8;
     const RECEIVES_AT_LIMIT: bool = true;
-    const HOW_TO_ALLOW_WRITES: &'static str = "allow it with `ServerOptions::insecure_writes`";
+    const HOW_TO_ALLOW_WRITES: &'static str = "or allow it with `ServerOptions::insecure_writes`";
 
     fn session(_: &Core<Self>, _: TlsNeed) -> Session {
         Session {

@@ -1,0 +1,78 @@
+//! `serve --nvme`: what it announces, what it refuses, and a host that is not one. What hosts do
+//! with the disks is in `guest.rs` and in the tests of `serve/`.
+
+use crate::common::Workshop;
+use crate::serving::{Serving, page};
+use nix::sys::signal::Signal;
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+};
+
+const SUBSYSTEM: &str = "nqn.2026-01.org.example:disks";
+
+fn shop_with(names: &[&str]) -> Workshop {
+    let shop = Workshop::new();
+    for name in names {
+        shop.ok(&format!("create {name} --size 64M"));
+    }
+    shop
+}
+
+#[test]
+fn disks_are_namespaces_of_one_subsystem() {
+    let shop = shop_with(&["a.vhdx", "b.vhd"]);
+    let line =
+        format!("serve a.vhdx log=b.vhd --nvme 0 --nvme-subsystem {SUBSYSTEM} --read-only --metrics 0 --nbd ./s");
+    let Some(server) = Serving::start(&shop, &line) else { return };
+    let exports = server.said["exports"].as_array().unwrap();
+    let places: Vec<&str> = exports.iter().map(|export| export["nvme"][0].as_str().unwrap()).collect();
+    let address = places[0].trim_start_matches("nvme://").split('/').next().unwrap().to_owned();
+    assert!(address.starts_with("127.0.0.1:") && !address.ends_with(":0"), "{address}");
+    assert_eq!(places[0], format!("nvme://{address}/{SUBSYSTEM}?nsid=1"));
+    assert_eq!(places[1], format!("nvme://{address}/{SUBSYSTEM}?nsid=2"));
+    assert!(exports[0]["uris"][0].as_str().unwrap().starts_with("nbd+unix:"), "NBD is served too");
+    // Something else that connects is told so (a TermReq, type 3), and the server goes on.
+    let mut stream = TcpStream::connect(&address).unwrap();
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: disks\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer.first(), Some(&3));
+    server.wait_for_log("a PDU of type 0x47 is not expected here");
+    let metrics = page(&format!("http://{}/metrics", server.said["metrics"].as_str().unwrap()));
+    for line in ["diskwright_nvme_connections_broken_total 1", "diskwright_nbd_connections 0"] {
+        assert!(metrics.contains(line), "no {line:?} in {metrics}");
+    }
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+}
+
+#[test]
+fn the_default_name_of_the_subsystem_stays() {
+    let shop = shop_with(&["a.vhdx"]);
+    let name = || {
+        let server = Serving::start(&shop, "serve a.vhdx --nvme localhost:0 --read-only")?;
+        assert_eq!(server.said["exports"][0]["uris"], serde_json::json!([]), "NBD is served only if it is asked for");
+        let place = server.said["exports"][0]["nvme"][0].as_str().unwrap().to_owned();
+        assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+        place.split('/').nth(3).map(str::to_owned)
+    };
+    let (Some(first), Some(second)) = (name(), name()) else { return };
+    assert!(first.starts_with("nqn.2014-08.org.nvmexpress:uuid:"), "{first}");
+    assert_eq!(first, second);
+}
+
+#[test]
+fn what_is_refused() {
+    let shop = shop_with(&["a.vhdx"]);
+    for (code, line, words) in [
+        (1, "serve a.vhdx --nvme 0", "or allow it with --insecure-writes"),
+        (2, "serve a.vhdx --nvme ./socket", "hosts do not use unix sockets"),
+        (2, "serve a.vhdx --nvme 0 --nvme-subsystem disks", "does not begin with nqn.YYYY-MM."),
+        (2, "serve a.vhdx --nvme-subsystem nqn.2026-01.org.example:disks", "--nvme"),
+        (2, "serve a.vhdx --nvme 0 --tls-certificates .", "about NBD, which is not served"),
+    ] {
+        let error = shop.fails(code, line);
+        assert!(error.contains(words), "{line}: {error}");
+    }
+    shop.ok("check a.vhdx");
+}
