@@ -7,6 +7,7 @@
 //! ignored. [`fmt::Display`] prints an equivalent URI.
 
 use crate::wire::{DEFAULT_PORT, STRING_BYTES_MAX};
+pub use diskwright_store::Endpoint;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 use std::{
     ffi::OsStr,
@@ -22,34 +23,6 @@ const CONNECTIONS_MAX: usize = 64;
 /// Characters that are not percent-encoded in a path or a parameter.
 const PLAIN: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/').remove(b':').remove(b'@');
-
-/// Where a server listens.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Endpoint {
-    /// A TCP socket.
-    Tcp {
-        /// Host name or address; IPv6 without brackets.
-        host: String,
-        /// Port number.
-        port: u16,
-    },
-    /// A unix socket. A path that begins with a zero byte is a name in the abstract namespace.
-    Unix(PathBuf),
-}
-
-/// Host and port, or the path of the socket, for messages.
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
-            Self::Tcp { host, port } => write!(f, "{host}:{port}"),
-            Self::Unix(path) => match path.as_os_str().as_bytes() {
-                [0, name @ ..] => write!(f, "@{}", String::from_utf8_lossy(name)),
-                _ => write!(f, "{}", path.display()),
-            },
-        }
-    }
-}
 
 /// TLS options.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -30,17 +30,17 @@ use super::{
     inbound::{Inbound, ReplyContext},
     lost::Answered,
     negotiate::{self, ExportInfo},
-    outbound::Outbound,
     tables::{EndedSlot, Inbox, NO_INBOX, Slot, SlotWork, Tables},
-    transport::{Socket, Transport},
+    transport::Transport,
 };
 use crate::{
     uri::NbdUri,
     wire::{Command, CommandFlags, Framing, RequestHeader},
 };
-use diskwright_store::SlotMap;
+use diskwright_store::{Outbound, SlotMap, Socket};
 use rustix::event::{EventfdFlags, eventfd};
 use std::{
+    io,
     os::fd::OwnedFd,
     sync::{
         Arc, Condvar, Mutex, MutexGuard,
@@ -116,7 +116,7 @@ impl Lane {
         transport: Transport,
         export: ExportInfo,
         answered: Arc<Answered>,
-    ) -> std::io::Result<Self> {
+    ) -> io::Result<Self> {
         let agreed = ReplyContext {
             framing: export.framing,
             allocation_context: export.allocation_context,
@@ -274,7 +274,7 @@ impl Lane {
         loop {
             let State { link: Link::Up(transport), tables, outbound, inbound, .. } = state else { return Ok(moved) };
             moved |=
-                outbound.send(transport, tables).map_err(|source| negotiate::lost(&self.peer, "sending", source))?;
+                send(outbound, transport, tables).map_err(|source| negotiate::lost(&self.peer, "sending", source))?;
             // Before answers are handled, which may have arrived already.
             for index in outbound.sent.drain(..) {
                 if let Some(call) = tables.calls.get_mut(index) {
@@ -384,7 +384,8 @@ impl Lane {
         let State { tables, outbound, .. } = state;
         let Some(call) = tables.calls.get_mut(index) else { return };
         let (flags, command, offset_bytes, len_bytes) = (call.flags, call.command, call.offset_bytes, call.len_bytes);
-        outbound.header(&RequestHeader { flags, command, cookie, offset_bytes, len_bytes }, self.agreed.framing);
+        let header = RequestHeader { flags, command, cookie, offset_bytes, len_bytes };
+        outbound.header(|out| header.encode(self.agreed.framing, out));
         if command != Command::WRITE {
             return;
         }
@@ -425,8 +426,21 @@ impl Drop for Lane {
             offset_bytes: 0,
             len_bytes: 0,
         };
-        outbound.header(&goodbye, self.agreed.framing);
-        let _ = outbound.send(transport, tables);
+        outbound.header(|out| goodbye.encode(self.agreed.framing, out));
+        let _ = send(outbound, transport, tables);
         transport.close_tls();
+    }
+}
+
+/// Sends what is queued until the socket accepts no more. Returns whether anything was sent.
+fn send(outbound: &mut Outbound, transport: &mut Transport, tables: &Tables) -> io::Result<bool> {
+    let payload = |call, range| {
+        let slot = tables.calls.get(call).and_then(|call| tables.slots.get(call.slot));
+        slot.and_then(|slot| slot.memory.get(range))
+    };
+    let moved = outbound.send(|slices| transport.send(slices), payload)?;
+    match transport.flush() {
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+        _ => Ok(moved),
     }
 }

@@ -10,9 +10,8 @@
 //!   lost.rs        whether answered writes were lost with a server
 //!   tables.rs      slots and calls in flight
 //!   coverage.rs    received ranges of a read
-//!   outbound.rs    sending
 //!   inbound.rs     receiving
-//!   transport.rs   a non-blocking socket, with or without TLS
+//!   transport.rs   a socket, with or without TLS
 //!   store.rs       the export as a store, for an image in it
 //!   watch.rs       the store's lane on an engine's ring
 //!   error.rs       errors
@@ -29,7 +28,6 @@ mod inbound;
 mod lane;
 mod lost;
 mod negotiate;
-mod outbound;
 mod queue;
 mod status;
 mod store;

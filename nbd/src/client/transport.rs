@@ -8,42 +8,16 @@
 //! Without TLS, bytes are transferred directly between the socket and the slices, which are the
 //! callers' own buffers.
 
-use crate::uri::Endpoint;
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    net::sockopt,
-};
+use diskwright_store::{Endpoint, Socket};
 use rustls::{ClientConfig, ClientConnection, pki_types::ServerName};
 use std::{
     io::{self, IoSlice, IoSliceMut, Read, Write},
-    net::{TcpStream, ToSocketAddrs},
-    os::{
-        fd::{AsFd, BorrowedFd},
-        linux::net::SocketAddrExt,
-        unix::{
-            ffi::OsStrExt,
-            net::{SocketAddr, UnixStream},
-        },
-    },
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 /// Size of the receive buffer for TLS: four records.
 const TLS_STAGE_BYTES: usize = 64 << 10;
-
-/// A dead server is detected after about a minute.
-const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-const KEEPALIVE_PROBES: u32 = 3;
-
-/// A non-blocking socket. A thread that waits for it shares it, because the transport may be
-/// replaced meanwhile.
-#[derive(Debug)]
-pub(super) enum Socket {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
 
 #[derive(Debug)]
 struct Tls {
@@ -64,17 +38,7 @@ pub(super) struct Transport {
 impl Transport {
     /// Connects within `limit`.
     pub(super) fn connect(endpoint: &Endpoint, limit: Duration) -> io::Result<Self> {
-        let socket = match endpoint {
-            Endpoint::Unix(path) => Socket::Unix(match path.as_os_str().as_bytes() {
-                [0, name @ ..] => UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?,
-                _ => UnixStream::connect(path)?,
-            }),
-            Endpoint::Tcp { host, port } => Socket::Tcp(connect_tcp(host, *port, limit)?),
-        };
-        match &socket {
-            Socket::Tcp(stream) => stream.set_nonblocking(true)?,
-            Socket::Unix(stream) => stream.set_nonblocking(true)?,
-        }
+        let socket = Socket::connect(endpoint, limit)?;
         Ok(Self { socket: Arc::new(socket), tls: None })
     }
 
@@ -164,46 +128,6 @@ impl Transport {
     }
 }
 
-impl Socket {
-    /// Waits until data can be received (or also sent, if `for_sending`), or until the eventfd
-    /// `wake` is signalled, which is then cleared. Returns `false` if `limit` expired.
-    pub(super) fn wait(
-        &self,
-        wake: Option<BorrowedFd<'_>>,
-        for_sending: bool,
-        limit: Option<Duration>,
-    ) -> io::Result<bool> {
-        let events = if for_sending { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-        let socket = PollFd::from_borrowed_fd(self.as_fd(), events);
-        let bell = PollFd::from_borrowed_fd(wake.unwrap_or(self.as_fd()), PollFlags::IN);
-        let mut fds = [socket, bell];
-        let until = limit.map(|limit| Instant::now() + limit);
-        loop {
-            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            let spec = left.and_then(|left| Timespec::try_from(left).ok());
-            match poll(&mut fds[..if wake.is_some() { 2 } else { 1 }], spec.as_ref()) {
-                Ok(ready) => {
-                    if let Some(wake) = wake.filter(|_| !fds[1].revents().is_empty()) {
-                        rustix::io::read(wake, &mut [0; 8])?;
-                    }
-                    return Ok(ready > 0);
-                }
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-}
-
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Tcp(stream) => stream.as_fd(),
-            Self::Unix(stream) => stream.as_fd(),
-        }
-    }
-}
-
 impl Tls {
     fn recv(&mut self, mut socket: &Socket, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         loop {
@@ -223,59 +147,4 @@ impl Tls {
             self.connection.process_new_packets().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         }
     }
-}
-
-impl Read for &Socket {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => (&*stream).read(buf),
-            Socket::Unix(stream) => (&*stream).read(buf),
-        }
-    }
-
-    fn read_vectored(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => (&*stream).read_vectored(slices),
-            Socket::Unix(stream) => (&*stream).read_vectored(slices),
-        }
-    }
-}
-
-impl Write for &Socket {
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => (&*stream).write(buf),
-            Socket::Unix(stream) => (&*stream).write(buf),
-        }
-    }
-
-    fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => (&*stream).write_vectored(slices),
-            Socket::Unix(stream) => (&*stream).write_vectored(slices),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Connects to the first address of the host that accepts.
-fn connect_tcp(host: &str, port: u16, limit: Duration) -> io::Result<TcpStream> {
-    let mut refused = io::Error::new(io::ErrorKind::NotFound, "the host name has no address");
-    for address in (host, port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, limit) {
-            Ok(stream) => {
-                stream.set_nodelay(true)?;
-                sockopt::set_socket_keepalive(&stream, true)?;
-                sockopt::set_tcp_keepidle(&stream, KEEPALIVE_IDLE)?;
-                sockopt::set_tcp_keepintvl(&stream, KEEPALIVE_INTERVAL)?;
-                sockopt::set_tcp_keepcnt(&stream, KEEPALIVE_PROBES)?;
-                return Ok(stream);
-            }
-            Err(error) => refused = error,
-        }
-    }
-    Err(refused)
 }

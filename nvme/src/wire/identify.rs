@@ -127,6 +127,10 @@ pub struct Namespace {
     pub preferred_blocks: u16,
     /// NSATTR: write protected.
     pub is_read_only: bool,
+    /// DLFEAT: deallocated blocks read as zeros, and write zeroes may deallocate.
+    pub deallocates_to_zeros: bool,
+    /// MS of the format in use: bytes of metadata with each block.
+    pub metadata_bytes: u16,
     /// NGUID.
     pub guid: [u8; 16],
 }
@@ -142,8 +146,7 @@ impl Namespace {
         out[24] = 1 | 1 << 4;
         // NMIC: several controllers may have the namespace.
         out[30] = 1;
-        // DLFEAT: deallocated blocks read as zeros; write zeroes may deallocate.
-        out[33] = 1 | 1 << 3;
+        out[33] = if self.deallocates_to_zeros { 1 | 1 << 3 } else { 0 };
         // NPWG, NPWA, NPDG, NPDA.
         for at in [64, 66, 68, 70] {
             put(&mut out[..], at, &self.preferred_blocks.to_le_bytes());
@@ -151,6 +154,7 @@ impl Namespace {
         out[99] = u8::from(self.is_read_only);
         put(&mut out[..], 104, &self.guid);
         // LBAF0.
+        put(&mut out[..], 128, &self.metadata_bytes.to_le_bytes());
         out[130] = self.block_exponent;
         out
     }
@@ -163,6 +167,8 @@ impl Namespace {
             block_exponent: page[130 + 4 * format],
             preferred_blocks: if page[24] & 1 << 4 != 0 { u16_at(page, 64) } else { 0 },
             is_read_only: page[99] & 1 != 0,
+            deallocates_to_zeros: page[33] & 0b111 == 1 && page[33] & 1 << 3 != 0,
+            metadata_bytes: u16_at(page, 128 + 4 * format),
             guid: array(page, 104),
         }
     }

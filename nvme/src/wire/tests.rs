@@ -138,6 +138,8 @@ fn pages_survive() {
         block_exponent: 9,
         preferred_blocks: 7,
         is_read_only: true,
+        deallocates_to_zeros: true,
+        metadata_bytes: 0,
         guid: *b"0123456789abcdef",
     };
     assert_eq!(identify::Namespace::decode(&namespace.encode()), namespace);

@@ -31,6 +31,8 @@ pub(super) fn describe(subsystem: &str, export: &Export) -> Namespace {
         block_exponent: block_bytes.trailing_zeros() as u8,
         preferred_blocks: (geometry.physical_sector_bytes / block_bytes).saturating_sub(1) as u16,
         is_read_only: geometry.read_only,
+        deallocates_to_zeros: true,
+        metadata_bytes: 0,
         guid: uuid_of(subsystem, export).into_bytes(),
     }
 }

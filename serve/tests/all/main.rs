@@ -20,6 +20,7 @@ mod inside_export;
 mod limits;
 mod nbd;
 mod nvme;
+mod nvme_client;
 mod panics;
 mod pieces;
 mod resize;

@@ -1,13 +1,12 @@
-//! Sending: headers, and payloads that are not copied.
+//! What a client of the network has to send: headers, and payloads that are not copied.
 //!
 //! Everything queued is sent in as few system calls as the socket permits. Headers are contiguous
 //! in one buffer, the payload of a write is sent from its own buffer, and zeros from a static page.
 
-use super::{tables::Tables, transport::Transport};
-use crate::wire::{Framing, RequestHeader};
 use std::{
     collections::VecDeque,
     io::{self, IoSlice},
+    ops::Range,
 };
 
 /// Maximum number of slices in one system call (the kernel allows 1,024).
@@ -20,7 +19,7 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 enum Piece {
     /// The next bytes of `headers`.
     Headers(usize),
-    /// This range of the buffer of a call's slot.
+    /// This range of the memory of a call.
     Payload { call: u32, start: usize, end: usize },
     /// This many zeros.
     Zeros(usize),
@@ -37,19 +36,19 @@ impl Piece {
 
 /// The sending side of one connection; see the module documentation.
 #[derive(Debug, Default)]
-pub(super) struct Outbound {
+pub struct Outbound {
     headers: Vec<u8>,
     headers_sent: usize,
     pieces: VecDeque<Piece>,
-    /// Calls whose whole payload was passed to the transport.
-    pub(super) sent: Vec<u32>,
+    /// A call for each of its payloads that was passed to the socket.
+    pub sent: Vec<u32>,
 }
 
 impl Outbound {
-    /// Queues a header.
-    pub(super) fn header(&mut self, request: &RequestHeader, framing: Framing) {
+    /// Queues a header, which `encode` appends.
+    pub fn header(&mut self, encode: impl FnOnce(&mut Vec<u8>)) {
         let before = self.headers.len();
-        request.encode(framing, &mut self.headers);
+        encode(&mut self.headers);
         let len = self.headers.len() - before;
         match self.pieces.back_mut() {
             Some(Piece::Headers(last)) => *last += len,
@@ -57,38 +56,46 @@ impl Outbound {
         }
     }
 
-    /// Queues the payload of a call: a range of its slot's buffer, not empty.
-    pub(super) fn payload(&mut self, call: u32, start: usize, end: usize) {
+    /// Queues the payload of a call: a range of its memory, not empty.
+    pub fn payload(&mut self, call: u32, start: usize, end: usize) {
         self.pieces.push_back(Piece::Payload { call, start, end });
     }
 
     /// Queues `len` zeros.
-    pub(super) fn zeros(&mut self, len: usize) {
+    pub fn zeros(&mut self, len: usize) {
         self.pieces.push_back(Piece::Zeros(len));
     }
 
-    /// Whether everything was passed to the transport.
-    pub(super) fn is_empty(&self) -> bool {
+    /// Whether everything was passed to the socket.
+    pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
     /// Resets the state for a new connection.
-    pub(super) fn clear(&mut self) {
+    pub fn clear(&mut self) {
         self.headers.clear();
         self.headers_sent = 0;
         self.pieces.clear();
         self.sent.clear();
     }
 
-    /// Sends until the queue is empty or the socket accepts no more. Returns whether anything was
+    /// Sends until the queue is empty or the socket accepts no more. `write` passes slices to the
+    /// socket, and `payload` finds a range of the memory of a call. Returns whether anything was
     /// sent.
-    pub(super) fn send(&mut self, transport: &mut Transport, tables: &Tables) -> io::Result<bool> {
+    ///
+    /// # Errors
+    /// That of `write`.
+    pub fn send<'m>(
+        &mut self,
+        mut write: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>,
+        payload: impl Fn(u32, Range<usize>) -> Option<&'m [u8]>,
+    ) -> io::Result<bool> {
         let mut moved = false;
         while !self.pieces.is_empty() {
             let sent = {
                 let mut slices = [IoSlice::new(&[]); SLICES];
-                let count = self.gather(tables, &mut slices);
-                transport.send(&slices[..count])
+                let count = self.gather(&payload, &mut slices);
+                write(&slices[..count])
             };
             match sent {
                 Ok(sent) => self.advance(sent),
@@ -98,13 +105,14 @@ impl Outbound {
             }
             moved = true;
         }
-        match transport.flush() {
-            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
-            _ => Ok(moved),
-        }
+        Ok(moved)
     }
 
-    fn gather<'a>(&'a self, tables: &'a Tables, slices: &mut [IoSlice<'a>; SLICES]) -> usize {
+    fn gather<'a, 'm: 'a>(
+        &'a self,
+        payload: &impl Fn(u32, Range<usize>) -> Option<&'m [u8]>,
+        slices: &mut [IoSlice<'a>; SLICES],
+    ) -> usize {
         let mut header_at = self.headers_sent;
         let mut count = 0;
         for piece in &self.pieces {
@@ -114,11 +122,8 @@ impl Outbound {
                     header_at += len;
                     &self.headers[header_at - len..header_at]
                 }
-                // A call with unsent payload has not ended, so the buffer exists.
-                Piece::Payload { call, start, end } => {
-                    let slot = tables.calls.get(call).and_then(|call| tables.slots.get(call.slot));
-                    slot.and_then(|slot| slot.memory.get(start..end)).unwrap_or(&[])
-                }
+                // A call with unsent payload has not ended, so the memory exists.
+                Piece::Payload { call, start, end } => payload(call, start..end).unwrap_or(&[]),
                 Piece::Zeros(len) => &ZEROS[..len.min(ZEROS.len())],
             };
             *slice = IoSlice::new(bytes);

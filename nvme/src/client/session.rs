@@ -1,0 +1,326 @@
+//! A connection in its blocking phase: it is initialized, becomes a queue, and carries admin
+//! commands one at a time. Then an I/O queue takes the socket.
+
+use super::{ClientError, Result};
+use crate::{
+    uri::NvmeUri,
+    wire::{
+        Command, Completion, ConnectData, DataPdu, Digests, Initialize, PduError, PduFlags, PduHeader, PduKind, Status,
+        Terminate,
+        fabrics::{self, ConnectCommand, NO_FLOW_CONTROL, property},
+        pdu::DIGEST_BYTES,
+    },
+};
+use diskwright_store::{Endpoint, Socket};
+use std::{
+    fs,
+    io::{self, Read, Write},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// How long a connection attempt, and the answer to an admin command, may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Longest data of a PDU that is accepted here.
+const DATA_BYTES_MAX: usize = 1 << 20;
+
+/// Controller configuration: entries of 64 and 16 bytes, enabled.
+const CONFIGURATION: u32 = 4 << 20 | 6 << 16 | property::ENABLE;
+
+/// Who this host is.
+#[derive(Debug, Clone)]
+pub(super) struct HostName {
+    nqn: String,
+    id: [u8; 16],
+}
+
+impl HostName {
+    /// The name in the URI, that of the system, or one of this machine.
+    pub(super) fn of(uri: &NvmeUri) -> Self {
+        let line_of = |path| fs::read_to_string(path).ok().map(|text| text.trim().to_owned());
+        let machine = line_of("/etc/machine-id").unwrap_or_default();
+        let mut id = [0; 16];
+        for (byte, digits) in id.iter_mut().zip(machine.as_bytes().chunks_exact(2)) {
+            let digits = std::str::from_utf8(digits).unwrap_or_default();
+            *byte = u8::from_str_radix(digits, 16).unwrap_or_default();
+        }
+        let hex: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+        let of_machine = || {
+            let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+            format!("nqn.2014-08.org.nvmexpress:uuid:{}", parts.join("-"))
+        };
+        let of_system = line_of("/etc/nvme/hostnqn").filter(|nqn| fabrics::check_nqn(nqn).is_ok());
+        Self { nqn: uri.host_nqn.clone().or(of_system).unwrap_or_else(of_machine), id }
+    }
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) socket: Socket,
+    pub(super) peer: Arc<str>,
+    pub(super) digests: Digests,
+    /// The longest data of one H2CData PDU.
+    pub(super) data_bytes_max: usize,
+    next_cid: u16,
+}
+
+impl Session {
+    /// Connects, and initializes the connection.
+    pub(super) fn open(endpoint: &Endpoint, digests: Digests) -> Result<Self> {
+        let peer: Arc<str> = endpoint.to_string().into();
+        let socket = Socket::connect(endpoint, PATIENCE)
+            .map_err(|source| ClientError::Connect { peer: peer.to_string(), source: Arc::new(source) })?;
+        let mut session = Self { socket, peer, digests: Digests::empty(), data_bytes_max: 0, next_cid: 0 };
+        let asked = Initialize { version: 0, alignment: 0, digests, limit: 0 };
+        const DOING: &str = "initializing the connection";
+        session.say(DOING, &asked.encode(PduKind::InitializeRequest))?;
+        let (header, bytes) = session.hear(DOING)?;
+        let granted = match (header.kind, bytes.first_chunk()) {
+            (PduKind::InitializeResponse, Some(bytes)) => Initialize::decode(bytes),
+            (kind, _) => return Err(session.wrong(DOING, PduError::Kind { found: kind as u8 })),
+        };
+        let field = |what, found: u32, expected| PduError::Field { what, found: found.into(), expected };
+        if granted.version != 0 || granted.alignment != 0 {
+            let found = u32::from(granted.version).max(granted.alignment.into());
+            return Err(session.wrong(DOING, field("the version or alignment in ICResp", found, "0")));
+        }
+        if granted.limit < 4096 {
+            return Err(session.wrong(DOING, field("the data limit in ICResp", granted.limit, "at least 4096")));
+        }
+        if granted.digests != digests {
+            let what = format!("it grants the digests {:?}, and {digests:?} were asked for", granted.digests);
+            return Err(ClientError::Protocol { peer: session.peer.to_string(), what });
+        }
+        session.digests = digests;
+        session.data_bytes_max = granted.limit as usize & !3;
+        Ok(session)
+    }
+
+    fn wrong(&self, doing: &'static str, source: PduError) -> ClientError {
+        ClientError::Wire { peer: self.peer.to_string(), doing, source }
+    }
+
+    fn lost(&self, doing: &'static str, source: io::Error) -> ClientError {
+        ClientError::Lost { peer: self.peer.to_string(), doing, source: Arc::new(source) }
+    }
+
+    /// Connects a queue of a controller. Returns the controller's id.
+    pub(super) fn connect(
+        &mut self,
+        queue: u16,
+        entries: u32,
+        subsystem: &str,
+        controller: u16,
+        host: &HostName,
+    ) -> Result<u16> {
+        let asked = ConnectCommand { queue, entries, attributes: NO_FLOW_CONTROL, keep_alive_ms: 0 };
+        let data =
+            ConnectData { host_id: host.id, controller, subsystem: subsystem.to_owned(), host: host.nqn.clone() };
+        let doing = if queue == 0 { "connect to the subsystem" } else { "connect an I/O queue" };
+        let (done, _) = self.ask(doing, asked.command(0), &data.encode())?;
+        Ok(done.result as u16)
+    }
+
+    /// Enables the controller, and waits until it is ready.
+    pub(super) fn enable(&mut self) -> Result<()> {
+        const DOING: &str = "enable the controller";
+        self.property(DOING, fabrics::PROPERTY_SET, property::CONFIGURATION, CONFIGURATION, false)?;
+        let start = Instant::now();
+        loop {
+            let status = self.property(DOING, fabrics::PROPERTY_GET, property::STATUS, 0, false)?;
+            if status & u64::from(property::READY) != 0 {
+                return Ok(());
+            }
+            if start.elapsed() > PATIENCE {
+                return Err(ClientError::Stalled { peer: self.peer.to_string(), seconds: PATIENCE.as_secs() });
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Gets or sets a property.
+    pub(super) fn property(
+        &mut self,
+        doing: &'static str,
+        kind: u8,
+        offset: u32,
+        value: u32,
+        is_long: bool,
+    ) -> Result<u64> {
+        let cdw = [u32::from(is_long), offset, value, 0, 0, 0];
+        let flags = Command::SGL_FLAGS;
+        let command = Command { opcode: fabrics::OPCODE, flags, nsid: kind.into(), cdw, ..Command::default() };
+        Ok(self.ask(doing, command, &[])?.0.result)
+    }
+
+    /// Sends a command with the data in its capsule, and waits for its completion and the data that
+    /// come before it.
+    pub(super) fn ask(&mut self, doing: &'static str, command: Command, data: &[u8]) -> Result<(Completion, Vec<u8>)> {
+        self.next_cid = self.next_cid.wrapping_add(1);
+        let command = Command { cid: self.next_cid, ..command };
+        let mut pdu = Vec::new();
+        put_pdu(self.digests, PduKind::Command, &command.encode(), data.len(), &mut pdu);
+        pdu.extend_from_slice(data);
+        put_digest(self.digests, data, &mut pdu);
+        self.say(doing, &pdu)?;
+        let mut found = Vec::new();
+        loop {
+            let (header, bytes) = self.hear(doing)?;
+            let body = bytes.get(PduHeader::BYTES..).unwrap_or_default();
+            match header.kind {
+                PduKind::Response => {
+                    let done = body.first_chunk().map(Completion::decode).unwrap_or_default();
+                    if done.cid != command.cid {
+                        let what = format!("it completed the command {}, which is not in flight", done.cid);
+                        return Err(ClientError::Protocol { peer: self.peer.to_string(), what });
+                    }
+                    if !done.status.is_success() {
+                        let (peer, status) = (self.peer.to_string(), done.status);
+                        return Err(ClientError::Refused { peer, doing, status });
+                    }
+                    return Ok((done, found));
+                }
+                PduKind::ControllerData => {
+                    let (header_bytes, data_bytes) =
+                        header.check(self.digests).map_err(|error| self.wrong(doing, error))?;
+                    let part = bytes.first_chunk().map(DataPdu::decode);
+                    let fits = found.len() + data_bytes <= command.sgl.len_bytes as usize;
+                    if !part.is_some_and(|part| part.cid == command.cid && part.offset_bytes as usize == found.len())
+                        || !fits
+                    {
+                        let what = "it sent data that were not asked for".to_owned();
+                        return Err(ClientError::Protocol { peer: self.peer.to_string(), what });
+                    }
+                    found.extend_from_slice(&bytes[header_bytes..header_bytes + data_bytes]);
+                    if header.flags.contains(PduFlags::SUCCESS) {
+                        return Ok((Completion { cid: command.cid, ..Completion::default() }, found));
+                    }
+                }
+                PduKind::ControllerTerminate => {
+                    let status = bytes.first_chunk().map_or(0, |bytes| Terminate::decode(bytes).status);
+                    let what = format!("it ended the connection with the fatal error status {status}");
+                    return Err(ClientError::Protocol { peer: self.peer.to_string(), what });
+                }
+                kind => return Err(self.wrong(doing, PduError::Kind { found: kind as u8 })),
+            }
+        }
+    }
+
+    fn say(&self, doing: &'static str, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            match (&self.socket).write(bytes) {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(error) => self.wait(doing, error, true)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The next PDU, whole.
+    fn hear(&self, doing: &'static str) -> Result<(PduHeader, Vec<u8>)> {
+        let mut bytes = vec![0; PduHeader::BYTES];
+        self.fill(doing, &mut bytes)?;
+        let header = PduHeader::decode(&bytes).map_err(|error| self.wrong(doing, error))?;
+        let wrong = || self.wrong(doing, PduError::Kind { found: 0xff });
+        let header = header.ok_or_else(wrong)?;
+        let (header_bytes, data_bytes) = header.check(self.digests).map_err(|error| self.wrong(doing, error))?;
+        if data_bytes > DATA_BYTES_MAX {
+            let what = format!("it sent a PDU with {data_bytes} bytes of data");
+            return Err(ClientError::Protocol { peer: self.peer.to_string(), what });
+        }
+        bytes.resize(header.total_bytes as usize, 0);
+        self.fill(doing, &mut bytes[PduHeader::BYTES..])?;
+        check_header_digest(self.digests, &header, &bytes).map_err(|error| self.wrong(doing, error))?;
+        let data = &bytes[header_bytes..header_bytes + data_bytes];
+        if data_bytes > 0 && self.digests.contains(Digests::DATA) && header.kind == PduKind::ControllerData {
+            let found = bytes.last_chunk().map_or(0, |digest| u32::from_le_bytes(*digest));
+            if found != crc32c::crc32c(data) {
+                let what = "the data digest does not match".to_owned();
+                return Err(ClientError::Protocol { peer: self.peer.to_string(), what });
+            }
+        }
+        Ok((header, bytes))
+    }
+
+    fn fill(&self, doing: &'static str, bytes: &mut [u8]) -> Result<()> {
+        let mut filled = 0;
+        while filled < bytes.len() {
+            match (&self.socket).read(&mut bytes[filled..]) {
+                Ok(0) => {
+                    let gone = io::Error::new(io::ErrorKind::UnexpectedEof, "the target closed the connection");
+                    return Err(self.lost(doing, gone));
+                }
+                Ok(got) => filled += got,
+                Err(error) => self.wait(doing, error, false)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for the socket after an error that says so.
+    fn wait(&self, doing: &'static str, error: io::Error, for_sending: bool) -> Result<()> {
+        match error.kind() {
+            io::ErrorKind::Interrupted => Ok(()),
+            io::ErrorKind::WouldBlock => match self.socket.wait(None, for_sending, Some(PATIENCE)) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(ClientError::Stalled { peer: self.peer.to_string(), seconds: PATIENCE.as_secs() }),
+                Err(error) => Err(self.lost(doing, error)),
+            },
+            _ => Err(self.lost(doing, error)),
+        }
+    }
+}
+
+/// Appends the header of a PDU that goes on with `rest`, up to where its data begin.
+pub(super) fn put_pdu(digests: Digests, kind: PduKind, rest: &[u8], data_bytes: usize, out: &mut Vec<u8>) {
+    let has = |digest| if digests.contains(digest) { DIGEST_BYTES } else { 0 };
+    let header_bytes = PduHeader::BYTES + rest.len();
+    let mut flags = PduFlags::empty();
+    flags.set(PduFlags::HEADER_DIGEST, digests.contains(Digests::HEADER));
+    let mut total_bytes = header_bytes + has(Digests::HEADER);
+    let mut data_offset_bytes = 0;
+    if data_bytes > 0 {
+        flags.set(PduFlags::DATA_DIGEST, digests.contains(Digests::DATA));
+        data_offset_bytes = total_bytes as u8;
+        total_bytes += data_bytes + has(Digests::DATA);
+    }
+    if kind == PduKind::HostData {
+        flags |= PduFlags::LAST;
+    }
+    let header =
+        PduHeader { kind, flags, header_bytes: header_bytes as u8, data_offset_bytes, total_bytes: total_bytes as u32 };
+    let start = out.len();
+    out.extend_from_slice(&header.encode());
+    out.extend_from_slice(rest);
+    if digests.contains(Digests::HEADER) {
+        let digest = crc32c::crc32c(&out[start..]);
+        out.extend_from_slice(&digest.to_le_bytes());
+    }
+}
+
+/// Appends the digest of data, if there is one.
+pub(super) fn put_digest(digests: Digests, data: &[u8], out: &mut Vec<u8>) {
+    if !data.is_empty() && digests.contains(Digests::DATA) {
+        out.extend_from_slice(&crc32c::crc32c(data).to_le_bytes());
+    }
+}
+
+/// Checks the digest of a header, which `bytes` begin with.
+pub(super) fn check_header_digest(digests: Digests, header: &PduHeader, bytes: &[u8]) -> Result<(), PduError> {
+    let has_none = matches!(header.kind, PduKind::InitializeResponse | PduKind::ControllerTerminate);
+    if has_none || !digests.contains(Digests::HEADER) {
+        return Ok(());
+    }
+    let (front, rest) = bytes.split_at(usize::from(header.header_bytes).min(bytes.len()));
+    let (expected, found) = (crc32c::crc32c(front), rest.first_chunk().map_or(0, |digest| u32::from_le_bytes(*digest)));
+    if found == expected { Ok(()) } else { Err(PduError::HeaderDigest { found, expected }) }
+}
+
+/// The error of a status that has no other meaning here.
+pub(super) fn refused(peer: &str, what: &str, offset_bytes: u64, len_bytes: u64, status: Status) -> io::Error {
+    let kind = status.to_error().map_or(io::ErrorKind::Other, |error| error.kind());
+    let text = format!("{peer}: the target answered {what} of {len_bytes} bytes at {offset_bytes} with: {status}");
+    io::Error::new(kind, text)
+}
