@@ -15,6 +15,7 @@ use crate::{
     },
     export::ExportReport,
     json::Document,
+    namespace::NamespaceReport,
     several,
 };
 use diskwright_lab::{
@@ -95,6 +96,7 @@ fn all() -> Vec<Named> {
         of::<diff::export::ExportedReport>(),
         of::<diff::list::Report>(),
         of::<ExportReport>(),
+        of::<NamespaceReport>(),
         of::<info::Report>(),
         of::<info::ova::Report>(),
         of::<info::rules::Report>(),

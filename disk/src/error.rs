@@ -19,6 +19,9 @@ pub enum DiskError {
     /// An operation on an export of an NBD server failed.
     #[error(transparent)]
     Nbd(#[from] diskwright_nbd::ClientError),
+    /// An operation on a namespace of an NVMe/TCP target failed.
+    #[error(transparent)]
+    Nvme(#[from] diskwright_nvme::ClientError),
     /// A file could not be opened, read or written.
     #[error("{}: cannot {doing}: {source}", path.display())]
     File {
@@ -210,6 +213,7 @@ impl DiskError {
         match self {
             Self::Image(error) | Self::DamagedSource { error, .. } => error.code(),
             Self::Nbd(error) => error.code(),
+            Self::Nvme(error) => error.code(),
             Self::File { source, .. } => Self::code_of(source),
             Self::InUse { .. } => ErrorCode::Locked,
             Self::ParentMissing { .. } => ErrorCode::ParentMissing,
@@ -280,6 +284,7 @@ pub(crate) fn from_io(doing: &'static str, path: &Path, source: io::Error) -> Di
         .downcast::<DiskError>()
         .or_else(|source| source.downcast::<ImageError>().map(DiskError::Image))
         .or_else(|source| source.downcast::<diskwright_nbd::ClientError>().map(DiskError::Nbd))
+        .or_else(|source| source.downcast::<diskwright_nvme::ClientError>().map(DiskError::Nvme))
         .unwrap_or_else(|source| DiskError::File { doing, path: path.to_owned(), source })
 }
 
@@ -309,6 +314,7 @@ pub(crate) fn to_io(error: DiskError) -> io::Error {
         DiskError::Image(image) | DiskError::DamagedSource { error: image, .. } => image.kind(),
         DiskError::File { source, .. } => source.kind(),
         DiskError::Nbd(client) => client.kind(),
+        DiskError::Nvme(client) => client.kind(),
         _ => io::ErrorKind::Other,
     };
     io::Error::new(kind, error)

@@ -166,6 +166,7 @@ pub use diskwright_image::{
     Severity,
 };
 pub use diskwright_nbd::{ClientError, NbdDevice, NbdUri};
+pub use diskwright_nvme::{ClientError as NvmeError, NvmeDevice, NvmeUri};
 pub use diskwright_store::{
     BlockDevice, CacheMode, EngineKind, ErrorCode, Extent, ExtentKind, Files, Geometry, rename_options,
 };

@@ -9,6 +9,7 @@
 
 use diskwright_load::backing::{Backing, ExportRecord};
 use diskwright_nbd::{NbdDevice, wire::TransmissionFlags};
+use diskwright_nvme::NvmeDevice;
 use diskwright_serve::attach::{Record, Registry};
 use rustix::fs::{FileType, major, minor, stat};
 use std::{
@@ -33,6 +34,17 @@ pub fn of_export(device: &NbdDevice) -> Backing {
         block_bytes: [sizes.minimum, sizes.preferred, sizes.maximum],
         tls: export.tls.clone(),
     })
+}
+
+/// Facts that the target of a namespace told.
+pub fn of_namespace(device: &NvmeDevice) -> Backing {
+    let info = device.info();
+    Backing::Namespace {
+        target: device.endpoint().to_string(),
+        subsystem: info.subsystem.clone(),
+        nsid: info.nsid,
+        queues_max: info.queues,
+    }
 }
 
 /// What is behind the block device at `path`; `None` if unknown.

@@ -1,5 +1,5 @@
 //! Opens the targets that a user names: images, raw files, block devices, exports of NBD servers,
-//! and `null:`.
+//! namespaces of NVMe/TCP targets, and `null:`.
 //!
 //! `diskwright_image::probe` decides which format a file has: its name and contents must agree, or
 //! the user gives the format. Images (all formats but raw) are opened as virtual disks with their
@@ -11,13 +11,12 @@ use crate::{
     LabError, Result, backing,
     progress::{Progress, Step},
 };
-use diskwright_disk::{Disk, OpenOptions, Opened, PartRole, parts_of};
+use diskwright_disk::{Disk, OpenOptions, Opened, PartRole, Place, parts_of};
 use diskwright_image::{Format, probe::probe};
 use diskwright_load::{
     Close, NullDevice, OpenTarget,
     job::{Bytes, Caching},
 };
-use diskwright_nbd::NbdUri;
 use diskwright_stats::numbers::short_size;
 use diskwright_store::{BlockDevice, CacheMode, FileStore, Files, LockMode, RawDevice, Store};
 use std::{error::Error, path::Path, sync::Arc};
@@ -59,12 +58,12 @@ impl Close for Closer {
     }
 }
 
-/// Whether `spec` is the URI of an export.
+/// Whether `spec` is the URI of a disk of a server.
 pub fn names_export(spec: &str) -> bool {
-    NbdUri::looks_like(spec.as_ref())
+    Place::is_on_server(spec.as_ref())
 }
 
-/// Opens the target `spec`: a path, the URI of an export, or `null:`, optionally with a size
+/// Opens the target `spec`: a path, the URI of a disk of a server, or `null:`, optionally with a size
 /// (`null:64G`; default 1T).
 ///
 /// # Errors
@@ -114,13 +113,14 @@ pub fn open(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
 
 fn open_export(spec: &str, how: &OpenHow) -> Result<OpenTarget> {
     let opened = Opened::open(Path::new(spec), &how.options())?;
-    let behind = match &opened {
-        Opened::Export(export) => Some(backing::of_export(export)),
-        Opened::Disk(_) => None,
+    let (kind, behind) = match &opened {
+        Opened::Export(export) => ("nbd export", Some(backing::of_export(export))),
+        Opened::Namespace(namespace) => ("nvme namespace", Some(backing::of_namespace(namespace))),
+        Opened::Disk(_) => ("nbd export", None),
     };
     Ok(OpenTarget {
         name: spec.to_owned(),
-        kind: "nbd export".into(),
+        kind: kind.into(),
         path: None,
         device: opened.shared(),
         closes: None,

@@ -14,6 +14,17 @@ use std::{fmt, path::PathBuf};
 pub enum Backing {
     /// An export of an NBD server.
     Export(ExportRecord),
+    /// A namespace of an NVMe/TCP target.
+    Namespace {
+        /// Host and port.
+        target: String,
+        /// NQN of the subsystem.
+        subsystem: String,
+        /// Id of the namespace.
+        nsid: u32,
+        /// I/O queues that the target grants; each thread uses one.
+        queues_max: u16,
+    },
     /// A disk attached by `diskwright attach`.
     Attached {
         /// The image file.
@@ -90,6 +101,9 @@ impl fmt::Display for Backing {
                 let dropped = if *ephemeral { ", writes are dropped" } else { "" };
                 write!(f, "{}, attached by diskwright{dropped}", image.display())
             }
+            Self::Namespace { target, subsystem, nsid, queues_max } => {
+                write!(f, "namespace {nsid} of {subsystem} at {target}, up to {queues_max} queues")
+            }
             Self::Loop { file } => write!(f, "a loop device over {}", file.display()),
         }
     }
@@ -129,6 +143,10 @@ mod tests {
                 "\"db\" of the server at /run/s.sock, one connection",
             ),
             (attached, "partition 2 of /a/disk.vhdx, attached by diskwright, writes are dropped"),
+            (
+                Backing::Namespace { target: "h:4420".into(), subsystem: "nqn.x".into(), nsid: 3, queues_max: 32 },
+                "namespace 3 of nqn.x at h:4420, up to 32 queues",
+            ),
             (Backing::Loop { file: "/x.raw".into() }, "a loop device over /x.raw"),
         ] {
             assert_eq!(behind.to_string(), words);

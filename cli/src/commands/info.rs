@@ -12,6 +12,7 @@ use crate::{
     exit::{self, Codes, Failure, Outcome},
     export::ExportReport,
     json::Document,
+    namespace::NamespaceReport,
     options::{FormatArg, OvaArgs, ShareArgs, SnapshotArgs},
     several::{self, Between},
     style::{FAINT, GREEN, RED, YELLOW},
@@ -145,7 +146,14 @@ fn one(context: &mut Context, args: &InfoArgs, file: &Path) -> Outcome {
     };
     let disk = match context.open(file, &OpenOptions { scope: ChainScope::Available, ..options })? {
         Opened::Disk(disk) => disk,
-        Opened::Export(export) => return describe_export(context, &ExportReport::from(&*export)),
+        Opened::Export(export) => {
+            let report = ExportReport::from(&*export);
+            return describe(context, &report, |fields| report.add_to(fields));
+        }
+        Opened::Namespace(namespace) => {
+            let report = NamespaceReport::from(&*namespace);
+            return describe(context, &report, |fields| report.add_to(fields));
+        }
     };
     let trouble = disk.broken_link();
     let descriptions: Vec<Description> = disk.layers().iter().map(Description::from).collect();
@@ -208,12 +216,12 @@ fn timestamps(layers: &[Layer], ignored: bool) -> Vec<Option<bool>> {
     iter::once(None).chain(layers.windows(2).map(of_link)).collect()
 }
 
-fn describe_export(context: &mut Context, report: &ExportReport) -> Outcome {
+fn describe(context: &mut Context, report: &impl Document, add_to: impl FnOnce(&mut Fields)) -> Outcome {
     if context.global.json {
         context.print_json(report)?;
     } else {
         let mut fields = Fields::default();
-        report.add_to(&mut fields);
+        add_to(&mut fields);
         fields.within(context.style.limit()).write(&mut context.out)?;
     }
     Ok(exit::OK)

@@ -157,7 +157,7 @@ pub fn run(context: &mut Context, args: &MapArgs) -> Outcome {
     let disk = context.open(&args.file, &options)?;
     let names = match &disk {
         Opened::Disk(disk) => Names(disk.layers().iter().map(file_names).collect()),
-        Opened::Export(export) => Names(vec![vec![export.uri().to_string()]]),
+        other => Names(vec![other.uri().into_iter().collect()]),
     };
     let patience = context.signals.patient();
     match (args.draw, context.global.json) {
@@ -205,7 +205,7 @@ fn file_lengths(disk: &Opened) -> Vec<Vec<u64>> {
     let lengths = |layer: &Layer| layer.image.stores().iter().map(|store| store.len_bytes().unwrap_or(0)).collect();
     match disk {
         Opened::Disk(disk) => disk.layers().iter().map(lengths).collect(),
-        Opened::Export(_) => vec![vec![0]],
+        Opened::Export(_) | Opened::Namespace(_) => vec![vec![0]],
     }
 }
 

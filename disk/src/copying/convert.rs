@@ -71,7 +71,7 @@ pub fn convert(
 ) -> Result<ConvertOutcome> {
     let (source_path, dest_path) = (source.as_ref(), dest.as_ref());
     refuse_parent(options)?;
-    let into_export = matches!(Place::parse(dest_path)?, Place::Nbd(_));
+    let into_export = !matches!(Place::parse(dest_path)?, Place::File(_));
     let source = open_source(source_path, options)?;
     if into_export {
         return export::convert((&source, source_path), dest_path, options, progress);
@@ -131,7 +131,7 @@ pub fn plan_convert(
 ) -> Result<ConvertPlan> {
     let (source_path, dest_path) = (source.as_ref(), dest.as_ref());
     refuse_parent(options)?;
-    let into_export = matches!(Place::parse(dest_path)?, Place::Nbd(_));
+    let into_export = !matches!(Place::parse(dest_path)?, Place::File(_));
     let source = open_source(source_path, options)?;
     let size_bytes = source.device().geometry().size_bytes;
     let data_bytes =

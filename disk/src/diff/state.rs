@@ -2,7 +2,6 @@
 
 use crate::{Layer, Opened};
 use diskwright_image::{Format, LinkageId};
-use diskwright_store::BlockDevice;
 
 /// A disk at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,8 +22,8 @@ impl DiskState {
     pub fn of(opened: &Opened) -> Self {
         match opened {
             Opened::Disk(disk) => Self::of_layer(&disk.layers()[0]),
-            Opened::Export(export) => {
-                let geometry = export.geometry();
+            Opened::Export(_) | Opened::Namespace(_) => {
+                let geometry = opened.device().geometry();
                 Self {
                     format: Format::Raw,
                     linkage_id: None,

@@ -5,6 +5,7 @@
 //!   appliance.ova                            ─▶ Disk       an image inside the archive (`ova`)
 //!   nbd://HOST/EXPORT, nbd+unix:///...       ─▶ NbdDevice  an export of a server, as a raw disk
 //!     the same, with a format other than raw ─▶ Disk       an image in the export (`inside`)
+//!   nvme://HOST/NQN                          ─▶ NvmeDevice a namespace of a target, as a raw disk
 //! ```
 //!
 //! The contents of an export are never probed. The server has opened the image already, and a
@@ -20,6 +21,7 @@ use crate::{
 };
 use diskwright_image::Format;
 use diskwright_nbd::{NbdDevice, NbdUri};
+use diskwright_nvme::{NvmeDevice, NvmeUri};
 use diskwright_store::{BlockDevice, Blocking, EngineKind};
 use std::{
     path::{Path, PathBuf},
@@ -33,18 +35,29 @@ pub enum Place {
     File(PathBuf),
     /// An export of an NBD server.
     Nbd(NbdUri),
+    /// A namespace of an NVMe/TCP target.
+    Nvme(NvmeUri),
 }
 
 impl Place {
     /// Parses a name. `./nbd://...` is a file whose name looks like a URI.
     ///
     /// # Errors
-    /// [`DiskError::Nbd`] for an invalid URI.
+    /// [`DiskError::Nbd`] and [`DiskError::Nvme`] for an invalid URI.
     pub fn parse(name: &Path) -> Result<Self> {
-        if !NbdUri::looks_like(name.as_os_str()) {
-            return Ok(Self::File(name.to_owned()));
+        let text = name.to_string_lossy();
+        if NbdUri::looks_like(name.as_os_str()) {
+            return Ok(Self::Nbd(NbdUri::parse(&text).map_err(diskwright_nbd::ClientError::from)?));
         }
-        Ok(Self::Nbd(NbdUri::parse(&name.to_string_lossy()).map_err(diskwright_nbd::ClientError::from)?))
+        if NvmeUri::looks_like(name.as_os_str()) {
+            return Ok(Self::Nvme(NvmeUri::parse(&text).map_err(diskwright_nvme::ClientError::from)?));
+        }
+        Ok(Self::File(name.to_owned()))
+    }
+
+    /// Whether the name is the URI of a disk on a server, valid or not.
+    pub fn is_on_server(name: &Path) -> bool {
+        NbdUri::looks_like(name.as_os_str()) || NvmeUri::looks_like(name.as_os_str())
     }
 }
 
@@ -53,7 +66,7 @@ impl Place {
 /// # Errors
 /// [`DiskError::Usage`].
 pub fn require_file(name: &Path, task: &str) -> Result<()> {
-    if !NbdUri::looks_like(name.as_os_str()) {
+    if !Place::is_on_server(name) {
         return Ok(());
     }
     Err(refused(name, task))
@@ -66,13 +79,15 @@ fn refused(name: &Path, task: &str) -> DiskError {
     }
 }
 
-/// An open disk or export.
+/// An open disk, or one of a server.
 #[derive(Debug, Clone)]
 pub enum Opened {
     /// A disk of images.
     Disk(Arc<Disk>),
     /// A raw export of an NBD server.
     Export(Arc<NbdDevice>),
+    /// A namespace of an NVMe/TCP target.
+    Namespace(Arc<NvmeDevice>),
 }
 
 impl Opened {
@@ -80,7 +95,7 @@ impl Opened {
     /// format other than raw is given: then the image inside the export is opened.
     ///
     /// # Errors
-    /// As [`Disk::open`]; [`DiskError::Nbd`].
+    /// As [`Disk::open`]; [`DiskError::Nbd`]; [`DiskError::Nvme`].
     pub fn open(name: &Path, options: &OpenOptions) -> Result<Self> {
         let uri = match Place::parse(name)? {
             Place::File(path) if options.format != Some(Format::Raw) && is_ova(&path) => {
@@ -88,6 +103,15 @@ impl Opened {
             }
             Place::File(path) => return Disk::open(path, options).map(Self::Disk),
             Place::Nbd(uri) => uri,
+            Place::Nvme(uri) => {
+                if options.format.is_some_and(|format| format != Format::Raw) || options.snapshot.is_some() {
+                    return Err(DiskError::Usage {
+                        what: format!("{}: a namespace is a raw disk; images inside it are not read", name.display()),
+                        hint: "leave out `OpenOptions::format` and `OpenOptions::snapshot`".into(),
+                    });
+                }
+                return Ok(Self::Namespace(Arc::new(NvmeDevice::open(&uri, options.writable)?)));
+            }
         };
         if options.format.is_some_and(|format| format != Format::Raw) {
             let files = inside::files(name, &uri, options.writable)?;
@@ -113,7 +137,7 @@ impl Opened {
         }
         match Self::open(name, options)? {
             Self::Disk(disk) => Ok(disk),
-            Self::Export(_) => Err(refused(name, task)),
+            Self::Export(_) | Self::Namespace(_) => Err(refused(name, task)),
         }
     }
 
@@ -122,6 +146,7 @@ impl Opened {
         match self {
             Self::Disk(disk) => &**disk,
             Self::Export(export) => &**export,
+            Self::Namespace(namespace) => &**namespace,
         }
     }
 
@@ -130,14 +155,24 @@ impl Opened {
         match self {
             Self::Disk(disk) => Arc::clone(disk) as Arc<dyn BlockDevice>,
             Self::Export(export) => Arc::clone(export) as Arc<dyn BlockDevice>,
+            Self::Namespace(namespace) => Arc::clone(namespace) as Arc<dyn BlockDevice>,
         }
     }
 
-    /// The disk of images; `None` for an export.
+    /// Its URI; `None` for a disk of images.
+    pub fn uri(&self) -> Option<String> {
+        match self {
+            Self::Disk(_) => None,
+            Self::Export(export) => Some(export.uri().to_string()),
+            Self::Namespace(namespace) => Some(namespace.uri().to_string()),
+        }
+    }
+
+    /// The disk of images; `None` for a disk of a server.
     pub fn disk(&self) -> Option<&Arc<Disk>> {
         match self {
             Self::Disk(disk) => Some(disk),
-            Self::Export(_) => None,
+            Self::Export(_) | Self::Namespace(_) => None,
         }
     }
 
@@ -145,7 +180,7 @@ impl Opened {
     pub fn warnings(&self) -> &[String] {
         match self {
             Self::Disk(disk) => disk.warnings(),
-            Self::Export(_) => &[],
+            Self::Export(_) | Self::Namespace(_) => &[],
         }
     }
 
@@ -154,15 +189,17 @@ impl Opened {
     /// # Errors
     /// As [`Disk::close`]; the error of an export's flush.
     pub fn close(&self) -> Result<()> {
-        match self {
-            Self::Disk(disk) => disk.close(),
-            Self::Export(export) if export.geometry().read_only => Ok(()),
-            Self::Export(export) => {
-                Blocking::open(&**export, EngineKind::Auto).and_then(|mut queue| queue.flush()).map_err(|source| {
-                    DiskError::File { doing: "make the export durable", path: export.uri().to_string().into(), source }
-                })
-            }
+        if let Self::Disk(disk) = self {
+            return disk.close();
         }
+        if self.device().geometry().read_only {
+            return Ok(());
+        }
+        let flushed = Blocking::open(self.device(), EngineKind::Auto).and_then(|mut queue| queue.flush());
+        flushed.map_err(|source| {
+            let path = self.uri().unwrap_or_default().into();
+            DiskError::File { doing: "make the export durable", path, source }
+        })
     }
 }
 
@@ -176,6 +213,8 @@ mod tests {
         assert_eq!(Place::parse(Path::new("./nbd://x")).unwrap(), Place::File("./nbd://x".into()));
         assert_eq!(Place::parse(Path::new("nbd://h/x")).unwrap(), Place::Nbd(NbdUri::tcp("h", 10809, "x")));
         assert!(matches!(Place::parse(Path::new("nbd+unix:///x")).unwrap_err(), DiskError::Nbd(_)));
+        assert!(matches!(Place::parse(Path::new("nvme://h")).unwrap(), Place::Nvme(_)));
+        assert!(matches!(Place::parse(Path::new("nvme://h/x")).unwrap_err(), DiskError::Nvme(_)));
     }
 
     #[test]

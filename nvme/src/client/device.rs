@@ -83,6 +83,8 @@ pub struct NamespaceInfo {
     pub model: String,
     /// The same.
     pub serial: String,
+    /// Whether the target refuses writes.
+    pub is_read_only: bool,
     /// The globally unique id of the namespace, if it has one.
     pub guid: [u8; 16],
     /// I/O queues that the target grants.
@@ -160,6 +162,7 @@ impl NvmeDevice {
             nsid,
             model: described.model,
             serial: described.serial,
+            is_read_only: namespace.is_read_only,
             guid: namespace.guid,
             queues,
             entries: limits.entries,

@@ -59,6 +59,11 @@ fn over_nbd() {
 }
 
 #[test]
+fn over_nvme() {
+    fail_every_operation(&["raw, over NVMe", "vhdx dynamic 1M, over NVMe"]);
+}
+
+#[test]
 fn over_vhost_user() {
     fail_every_operation(&[
         "raw, over vhost-user",

@@ -73,7 +73,7 @@ impl Source {
             (None, None, Opened::Disk(chain)) => {
                 Self::of(asked, Difference::since((chain, file), asked.since, &options.files, engine)?)
             }
-            (None, None, Opened::Export(_)) => {
+            (None, None, Opened::Export(_) | Opened::Namespace(_)) => {
                 return Err(Failure::usage(format!(
                     "{}: an export has no parent; name the disk that it is to be compared with",
                     file.display()

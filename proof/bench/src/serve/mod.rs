@@ -14,6 +14,7 @@
 //!   merge.rs     a merge while a client reads, or writes
 //!   attach.rs    fio on a loop device over a FUSE file
 //!   vhost.rs     a virtual machine's disk, by a front-end without a machine
+//!   nvme.rs      NVMe/TCP against our NBD, by our own clients
 //!   crowd.rs     a thousand clients
 //! ```
 
@@ -23,6 +24,7 @@ pub(crate) mod copy;
 pub(crate) mod crowd;
 pub(crate) mod io;
 pub(crate) mod merge;
+pub(crate) mod nvme;
 pub(crate) mod snapshot;
 pub(crate) mod vhost;
 

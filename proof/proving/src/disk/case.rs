@@ -149,6 +149,8 @@ pub enum Front {
     Queue,
     /// An NBD server with one worker, and our own client.
     Nbd,
+    /// An NVMe/TCP target with one worker, and our own host, with both digests.
+    Nvme,
     /// A vhost-user device with one virtqueue, and the test front-end.
     VhostUser,
 }

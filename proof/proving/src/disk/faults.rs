@@ -140,18 +140,23 @@ impl DiskCase {
         }
     }
 
-    /// Over NBD, the first error has the errno of the failed operation. (Later errors say that the
-    /// disk is poisoned, or report the next failure.)
+    /// Over NBD and NVMe/TCP, the first error tells the kind of the failed operation in the
+    /// protocol's own terms. (Later errors say that the disk is poisoned, or report the next
+    /// failure.)
     fn judge_errno(&self, stage: &Stage<DiskTruth>, error: &str) -> Outcome {
-        let (Front::Nbd, (_, Some((kind, ..)))) = (self.front, stage.world.strikes()) else { return Ok(()) };
-        let name = match kind {
-            FaultKind::Io | FaultKind::Slow | FaultKind::Silent => "EIO",
-            FaultKind::Full | FaultKind::Short => "ENOSPC",
+        let (_, Some((kind, ..))) = stage.world.strikes() else { return Ok(()) };
+        let is_full = matches!(kind, FaultKind::Full | FaultKind::Short);
+        let names: &[&str] = match (self.front, is_full) {
+            (Front::Nbd, false) => &["EIO"],
+            (Front::Nbd, true) => &["ENOSPC"],
+            (Front::Nvme, false) => &["write fault", "unrecovered read error"],
+            (Front::Nvme, true) => &["capacity exceeded"],
+            (Front::Queue | Front::VhostUser, _) => return Ok(()),
         };
-        if error.contains(name) {
+        if names.iter().any(|name| error.contains(name)) {
             Ok(())
         } else {
-            Err(format!("{kind:?} was not reported as {name} over NBD: {error}"))
+            Err(format!("{kind:?} was not reported as {} by {:?}: {error}", names.join(" or "), self.front))
         }
     }
 }

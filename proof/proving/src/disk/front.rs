@@ -3,6 +3,7 @@
 //! ```text
 //!   session ─▶ BlockQueue of the Disk
 //!   session ─▶ BlockQueue of an NbdDevice ─▶ unix socket ─▶ Server ─▶ BlockQueue of the Disk
+//!   session ─▶ BlockQueue of an NvmeDevice ─▶ unix socket ─▶ Server ─▶ BlockQueue of the Disk
 //!   session ─▶ BlockQueue of a FrontEnd ─▶ virtqueue ─▶ VhostUserServer ─▶ BlockQueue of the Disk
 //! ```
 //!
@@ -14,20 +15,24 @@ use super::{DiskCase, Front};
 use crate::{rule_breaker::BrokenRule, stage::Outcome};
 use diskwright_disk::Disk;
 use diskwright_nbd::{NbdDevice, NbdUri};
+use diskwright_nvme::{NvmeDevice, NvmeUri, wire::Digests};
 use diskwright_serve::{
     ThreadError, nbd,
     net::{Address, Export, Listener, ServeError, ServerOptions},
+    nvme,
     vhost_user::{
         VhostUserError, VhostUserOptions, VhostUserServer,
         front_end::{FrontEnd, FrontOptions},
     },
 };
 use diskwright_store::{
-    BlockDevice, BlockQueue, Completion, Extent, Geometry, IoBuf, MemoryStore, Operation, PushError, QueueOptions,
-    RawDevice, Request,
+    BlockDevice, BlockQueue, Completion, Endpoint, Extent, Geometry, IoBuf, MemoryStore, Operation, PushError,
+    QueueOptions, RawDevice, Request,
 };
 use std::{io, sync::Arc};
 use tempfile::TempDir;
+
+const SUBSYSTEM: &str = "nqn.2026-01.org.example:disks";
 
 /// No request of a session has more.
 const PAYLOAD_BYTES: usize = 2 << 20;
@@ -71,11 +76,17 @@ impl Served {
                 let writable = !device.geometry().read_only;
                 let export = Export { name: "disk".into(), description: String::new(), device };
                 let options = ServerOptions { workers: 1, ..ServerOptions::default() };
-                let server = nbd::start(vec![export], vec![listener], options).map_err(|error| match error {
-                    ServeError::Thread(error) => not_started(error),
-                    other => other.to_string(),
-                })?;
+                let server = nbd::start(vec![export], vec![listener], options).map_err(not_served)?;
                 let client = NbdDevice::open(&NbdUri::unix(&socket, "disk"), writable);
+                (Box::new(client.map_err(|error| error.to_string())?), Server::Net(server))
+            }
+            Front::Nvme => {
+                let writable = !device.geometry().read_only;
+                let export = Export { name: "disk".into(), description: String::new(), device };
+                let options = ServerOptions { workers: 1, ..ServerOptions::default() };
+                let server = nvme::start(SUBSYSTEM, vec![export], vec![listener], options).map_err(not_served)?;
+                let uri = NvmeUri::at(Endpoint::Unix(socket), SUBSYSTEM, 1);
+                let client = NvmeDevice::open(&NvmeUri { digests: Digests::all(), ..uri }, writable);
                 (Box::new(client.map_err(|error| error.to_string())?), Server::Net(server))
             }
             Front::VhostUser => {
@@ -104,6 +115,13 @@ impl Served {
             Server::Net(server) => server.stop().map_err(|error| error.to_string()),
             Server::VhostUser(server) => server.stop().map_err(|error| error.to_string()),
         }
+    }
+}
+
+fn not_served(error: ServeError) -> String {
+    match error {
+        ServeError::Thread(error) => not_started(error),
+        other => other.to_string(),
     }
 }
 

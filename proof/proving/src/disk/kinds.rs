@@ -166,6 +166,9 @@ pub fn all() -> Vec<DiskCase> {
         )),
         served(kind("vhdx dynamic 1M, over NBD", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 2, 30, 63])),
         served(kind("vhdx differencing 1M, over NBD", Format::Vhdx, DiskType::Differencing, mib, 64 * m, &[0, 1, 40])),
+        target(kind("raw, over NVMe", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31])),
+        target(kind("vhdx dynamic 1M, over NVMe", Format::Vhdx, DiskType::Dynamic, mib, 64 * m, &[0, 1, 2, 30, 63])),
+        target(kind("vhdx differencing 1M, over NVMe", Format::Vhdx, DiskType::Differencing, mib, 64 * m, &[0, 1, 40])),
         virtual_disk(kind("raw, over vhost-user", Format::Raw, DiskType::Fixed, 0, 2 * m, &[0, 1, 17, 31])),
         virtual_disk(kind(
             "vhd differencing 16K, over vhost-user",
@@ -655,6 +658,11 @@ pub fn all() -> Vec<DiskCase> {
 /// The same case behind an NBD server.
 fn served(case: DiskCase) -> DiskCase {
     DiskCase { front: Front::Nbd, ..case }
+}
+
+/// The same case behind an NVMe/TCP target.
+fn target(case: DiskCase) -> DiskCase {
+    DiskCase { front: Front::Nvme, ..case }
 }
 
 /// The same case as the disk of a virtual machine.
