@@ -12,6 +12,7 @@
 //!     ├─ locators.rs   a child with false paths to its parent
 //!     ├─ wire.rs       the decoders of the NBD protocol
 //!     ├─ peers.rs      a server with a hostile client, and a client with a hostile server
+//!     ├─ nvme.rs      an NVMe/TCP target with a hostile host, a host with a hostile target
 //!     ├─ vhost.rs      a vhost-user device with a hostile front-end or guest
 //!     ├─ ova.rs        damaged OVAs, and texts of OVF
 //!     ├─ vmdk.rs       damaged VMDKs, and descriptors of chosen lines
@@ -30,6 +31,7 @@
 pub mod bounded;
 pub mod locators;
 pub mod mutation;
+pub mod nvme;
 pub mod ova;
 pub mod peers;
 pub mod samples;
