@@ -63,8 +63,8 @@ pub fn names_export(spec: &str) -> bool {
     Place::is_on_server(spec.as_ref())
 }
 
-/// Opens the target `spec`: a path, the URI of a disk of a server, or `null:`, optionally with a size
-/// (`null:64G`; default 1T).
+/// Opens the target `spec`: a path, the URI of a disk of a server, or `null:`, optionally with a
+/// size (`null:64G`; default 1T).
 ///
 /// # Errors
 /// [`LabError::Open`] and [`LabError::Disk`]; [`LabError::BadOptions`] for a `null:` that is too

@@ -69,12 +69,9 @@ pub struct ExportRecord {
 }
 
 impl Backing {
-    /// The export; `None` when the target is not an export.
-    pub fn export(&self) -> Option<&ExportRecord> {
-        match self {
-            Self::Export(export) => Some(export),
-            _ => None,
-        }
+    /// Whether the target is the disk of a server: an export or a namespace.
+    pub fn is_on_server(&self) -> bool {
+        matches!(self, Self::Export(_) | Self::Namespace { .. })
     }
 }
 

@@ -76,3 +76,42 @@ fn what_is_refused() {
     }
     shop.ok("check a.vhdx");
 }
+
+#[test]
+fn a_namespace_is_a_disk_wherever_a_file_is_taken() {
+    let shop = shop_with(&["a.vhdx", "b.vhdx"]);
+    shop.ok("io a.vhdx -c 'write -P 7 3M 1M' -c flush");
+    let line = format!("serve a.vhdx b.vhdx --nvme 0 --nvme-subsystem {SUBSYSTEM} --insecure-writes");
+    let Some(server) = Serving::start(&shop, &line) else { return };
+    let uri = |index: usize| server.said["exports"][index]["nvme"][0].as_str().unwrap().to_owned();
+    let (a, b) = (uri(0), uri(1));
+    let info = shop.json(&format!("info '{a}'"));
+    assert_eq!((&info["schema"], &info["nsid"]), (&"diskwright.info-namespace/1".into(), &1.into()));
+    assert_eq!((&info["virtual_size"], &info["read_only"]), (&(64 << 20).into(), &false.into()));
+    let text = shop.ok(&format!("info '{b}'"));
+    assert!(text.contains("namespace          2\n") && text.contains(SUBSYSTEM), "{text}");
+    shop.ok(&format!("io '{a}' -c 'read -P 7 3M 1M' -c 'write -P 9 5M 64k' -c 'discard 3M 4k' -c flush"));
+    shop.ok(&format!("convert '{a}' copy.vhdx --verify"));
+    shop.ok("io copy.vhdx -c 'read -P 9 5M 64k' -c 'read -P 0 3M 4k'");
+    shop.ok(&format!("convert copy.vhdx '{b}' --verify"));
+    assert!(shop.ok(&format!("compare '{a}' '{b}'")).contains("identical"));
+    let map = shop.json(&format!("map '{a}'"));
+    assert_eq!(map["extents"][0]["file"], a.as_str());
+    // Two targets of one thread.
+    let run = format!(
+        "lab run '{a}' '{b}' --across-targets --random-percent 100 --count 2000 --read-percent 50 --destroy-data"
+    );
+    let said = shop.ok(&run);
+    assert!(said.contains("nvme namespace"), "{said}");
+    let whole = a.replace("?nsid=1", "");
+    let error = shop.fails(1, &format!("info '{whole}'"));
+    assert!(error.contains("has the namespaces [1, 2]; choose one with ?nsid=N"), "{error}");
+    let error = shop.fails(1, &format!("check '{a}'"));
+    assert!(error.contains("only a disk in a file"), "{error}");
+    let error = shop.fails(1, "info 'nvme://127.0.0.1/disks'");
+    assert!(error.contains("is not an NQN"), "{error}");
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+    shop.ok("check a.vhdx b.vhdx");
+    let error = shop.fails(1, &format!("info '{a}'"));
+    assert!(error.contains("cannot connect") && error.contains("check that the target is running"), "{error}");
+}

@@ -86,9 +86,9 @@ pub struct TargetRecord {
 }
 
 impl TargetRecord {
-    /// Whether the target is an export. The cache mode of its server is not known.
+    /// Whether the target is the disk of a server. The server's cache mode is not known.
     pub fn is_export(&self) -> bool {
-        self.behind.as_ref().is_some_and(|behind| behind.export().is_some())
+        self.behind.as_ref().is_some_and(Backing::is_on_server)
     }
 }
 

@@ -5,6 +5,7 @@
 
 use super::{
     ClientError, Result,
+    limits::{Ids, Limits},
     queue::NvmeQueue,
     session::{HostName, Session},
 };
@@ -18,10 +19,7 @@ use crate::{
     },
 };
 use diskwright_store::{BlockDevice, BlockQueue, Endpoint, Geometry, QueueOptions};
-use std::{
-    io,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{io, sync::Mutex};
 
 /// Entries of an admin queue.
 const ADMIN_ENTRIES: u32 = 32;
@@ -37,40 +35,6 @@ const QUEUES_MAX: u16 = 64;
 
 /// Length of the discovery log that is read.
 const DISCOVERY_BYTES: usize = 64 << 10;
-
-/// What the target can do.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Limits {
-    /// Entries of a queue.
-    pub(super) entries: u16,
-    /// The longest data of a command.
-    pub(super) transfer_bytes: u64,
-    /// The longest data in a capsule.
-    pub(super) capsule_bytes: u64,
-    pub(super) has_write_zeroes: bool,
-    /// Whether write zeroes can give the space back.
-    pub(super) zeroes_deallocate: bool,
-}
-
-/// The ids of I/O queues that are not in use.
-#[derive(Debug)]
-struct Ids {
-    free: Vec<u16>,
-}
-
-/// The id of an I/O queue, which is given back when this is dropped.
-#[derive(Debug)]
-pub(super) struct QueueId {
-    id: u16,
-    ids: Arc<Mutex<Ids>>,
-}
-
-impl Drop for QueueId {
-    fn drop(&mut self) {
-        // At the front: the target may not have noticed yet that the connection has ended.
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner).free.insert(0, self.id);
-    }
-}
 
 /// What the target tells of the namespace and its controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,7 +71,7 @@ pub struct NvmeDevice {
     info: NamespaceInfo,
     geometry: Geometry,
     limits: Limits,
-    ids: Arc<Mutex<Ids>>,
+    ids: Ids,
     /// Keeps the controller.
     _admin: Mutex<Session>,
 }
@@ -169,7 +133,7 @@ impl NvmeDevice {
             transfer_bytes: limits.transfer_bytes,
             capsule_bytes: limits.capsule_bytes,
         };
-        let ids = Arc::new(Mutex::new(Ids { free: (1..=queues).rev().collect() }));
+        let ids = Ids::up_to(queues);
         let uri = uri.clone();
         Ok(Self { uri, endpoint, host, controller, info, geometry, limits, ids, _admin: Mutex::new(admin) })
     }
@@ -190,15 +154,13 @@ impl NvmeDevice {
     }
 
     fn queue(&self, depth: usize) -> Result<NvmeQueue> {
-        let free = self.ids.lock().unwrap_or_else(PoisonError::into_inner).free.pop();
-        let Some(id) = free else {
+        let Some(id) = self.ids.take() else {
             let what = format!("all {} I/O queues that it grants are in use", self.info.queues);
             return Err(ClientError::Unknown { peer: self.endpoint.to_string(), what });
         };
-        let id = QueueId { id, ids: Arc::clone(&self.ids) };
         let mut session = Session::open(&self.endpoint, self.uri.digests)?;
         let entries = self.limits.entries.into();
-        session.connect(id.id, entries, &self.info.subsystem, self.controller, &self.host)?;
+        session.connect(id.number(), entries, &self.info.subsystem, self.controller, &self.host)?;
         Ok(NvmeQueue::new(session, self.geometry, self.limits, self.info.nsid, depth, id))
     }
 }

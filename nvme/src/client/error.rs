@@ -9,8 +9,8 @@ use std::{io, sync::Arc};
 /// Result of an operation of the host.
 pub type Result<T, E = ClientError> = std::result::Result<T, E>;
 
-/// Why a namespace cannot be reached, or why a request failed. `peer` is the target, displayed as an
-/// [`Endpoint`](diskwright_store::Endpoint).
+/// Why a namespace cannot be reached, or why a request failed. `peer` is the target, displayed as
+/// an [`Endpoint`](diskwright_store::Endpoint).
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ClientError {
     /// The URI is invalid.

@@ -107,8 +107,8 @@ impl Inbound {
         }
     }
 
-    /// Receives once: into the buffer for the current data, and the rest into the stage. Returns the
-    /// number of bytes received and the number requested.
+    /// Receives once: into the buffer for the current data, and the rest into the stage. Returns
+    /// the number of bytes received and the number requested.
     fn fill(
         &mut self,
         read: &mut impl FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>,

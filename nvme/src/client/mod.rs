@@ -4,6 +4,7 @@
 //!   session.rs    a connection in its blocking phase: initialize, connect, admin commands
 //!   device.rs     the namespace: discovery, sizes, a queue for each thread
 //!   queue.rs      one connection of one thread: requests of the block queue -> commands
+//!   limits.rs     what a queue may use
 //!   tables.rs     requests and commands in flight
 //!   inbound.rs    receiving
 //!   error.rs      errors
@@ -17,6 +18,7 @@
 mod device;
 mod error;
 mod inbound;
+mod limits;
 mod queue;
 mod session;
 mod tables;

@@ -10,8 +10,8 @@
 
 use super::{
     ClientError,
-    device::{Limits, QueueId},
     inbound::{Fault, Inbound},
+    limits::{Limits, QueueId},
     session::{Session, put_digest, put_pdu},
     tables::{Call, Memory, Slot, Tables},
 };
