@@ -13,6 +13,7 @@
 //!     ├─ wire.rs       the decoders of the NBD protocol
 //!     ├─ peers.rs      a server with a hostile client, and a client with a hostile server
 //!     ├─ nvme.rs      an NVMe/TCP target with a hostile host, a host with a hostile target
+//!     ├─ scripted.rs  a server that sends chosen bytes
 //!     ├─ vhost.rs      a vhost-user device with a hostile front-end or guest
 //!     ├─ ova.rs        damaged OVAs, and texts of OVF
 //!     ├─ vmdk.rs       damaged VMDKs, and descriptors of chosen lines
@@ -35,6 +36,7 @@ pub mod nvme;
 pub mod ova;
 pub mod peers;
 pub mod samples;
+mod scripted;
 mod session;
 pub mod tables;
 pub mod targets;

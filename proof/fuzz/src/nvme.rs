@@ -9,6 +9,7 @@
 //! - Every request of our host completes and returns its buffer. Errors have a text.
 //! - Memory depends on the bytes sent, not on length fields (`tests/corpus.rs` measures it).
 
+use crate::scripted::{ScriptedServer, play_client};
 use arbitrary::{Arbitrary, Unstructured};
 use diskwright_nvme::{
     NvmeDevice, NvmeUri,
@@ -27,13 +28,9 @@ use diskwright_store::{
     BlockDevice, Blocking, Endpoint, EngineKind, IoBuf, MemoryStore, QueueOptions, RawDevice, Request,
 };
 use std::{
-    collections::VecDeque,
     io::{Read, Write},
-    net::Shutdown,
-    os::unix::net::{UnixListener, UnixStream},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
-    thread,
-    time::Duration,
+    os::unix::net::UnixStream,
+    sync::{Arc, OnceLock},
 };
 use tempfile::TempDir;
 
@@ -42,8 +39,6 @@ const SUBSYSTEM: &str = "nqn.2026-01.org.example:disks";
 const HOST: &str = "nqn.2026-01.org.example:host";
 /// Maximum number of messages in an input.
 const MOST: usize = 12;
-/// A peer that needs longer is stuck.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The decoders: no bytes cause a panic, and what is accepted is the same after encoding.
 pub fn nvme_wire(data: &[u8]) {
@@ -295,22 +290,7 @@ pub fn nvme_target(data: &[u8]) {
     }
     let messages = &script.messages[..script.messages.len().min(MOST)];
     (0..).zip(messages).for_each(|(cid, message)| message.encode(cid, &mut bytes));
-    let mut stream = UnixStream::connect(dir.path().join("socket")).expect("the target listens");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-    let piece = if script.piece == 0 { bytes.len().max(1) } else { script.piece.into() };
-    let _ = bytes.chunks(piece).try_for_each(|piece| stream.write_all(piece));
-    let _ = stream.shutdown(Shutdown::Write);
-    let (mut answered, mut buf) = (0_u64, vec![0; 256 << 10]);
-    loop {
-        match stream.read(&mut buf) {
-            Ok(0) => break,
-            Ok(count) => answered += count as u64,
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
-            // Interrupted by the alarm of the fuzzer.
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => panic!("the target neither answers nor disconnects: {error}"),
-        }
-    }
+    let answered = play_client(dir.path().join("socket"), &bytes, script.piece);
     let most = (messages.len() as u64 + 4 + bytes.len() as u64 / 72) * (SIZE_BYTES + (64 << 10));
     assert!(answered <= most, "{answered} bytes of answers to {} bytes", bytes.len());
     assert!(server.is_well(), "a thread of the target ended");
@@ -442,50 +422,17 @@ impl TargetScript {
     }
 }
 
-/// A target that sends the bytes of the next connection of an input.
-struct HostileTarget {
-    lines: Mutex<VecDeque<(Vec<u8>, usize)>>,
-    dir: TempDir,
-}
-
-fn hostile_target() -> &'static HostileTarget {
-    static TARGET: OnceLock<HostileTarget> = OnceLock::new();
-    let target = TARGET.get_or_init(|| HostileTarget {
-        lines: Mutex::default(),
-        dir: tempfile::tempdir().expect("a temporary folder"),
-    });
-    static STARTED: OnceLock<()> = OnceLock::new();
-    STARTED.get_or_init(|| {
-        let listener = UnixListener::bind(target.dir.path().join("socket")).expect("a socket");
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let line = target.lines.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-                if let Some((bytes, piece)) = line {
-                    // The admin connection stays open meanwhile.
-                    thread::spawn(move || send(stream, &bytes, piece));
-                }
-            }
-        });
-    });
-    target
-}
-
-fn send(mut stream: UnixStream, bytes: &[u8], piece: usize) {
-    let _ = stream.set_read_timeout(Some(PATIENCE));
-    let _ = bytes.chunks(piece).try_for_each(|piece| stream.write_all(piece));
-    let _ = stream.shutdown(Shutdown::Write);
-    let mut rest = [0; 16 << 10];
-    while stream.read(&mut rest).is_ok_and(|count| count > 0) {}
+fn hostile_target() -> &'static ScriptedServer {
+    static TARGET: OnceLock<&ScriptedServer> = OnceLock::new();
+    TARGET.get_or_init(ScriptedServer::start)
 }
 
 /// The fuzz target: a hostile target for our host.
 pub fn nvme_host(data: &[u8]) {
     let Ok(script) = TargetScript::arbitrary(&mut Unstructured::new(data)) else { return };
     let target = hostile_target();
-    let piece = if script.piece == 0 { usize::MAX } else { script.piece.into() };
-    *target.lines.lock().unwrap_or_else(PoisonError::into_inner) =
-        [script.admin(), script.io()].map(|bytes| (bytes, piece.min(16 << 10))).into();
-    let uri = NvmeUri::at(Endpoint::Unix(target.dir.path().join("socket")), SUBSYSTEM, 1);
+    target.set([script.admin(), script.io()], script.piece);
+    let uri = NvmeUri::at(Endpoint::Unix(target.socket()), SUBSYSTEM, 1);
     let told = |error: &dyn std::error::Error| assert!(!error.to_string().is_empty());
     let device = match NvmeDevice::open(&uri, true) {
         Ok(device) => device,

@@ -10,6 +10,7 @@
 //!   waits for a reply that cannot come.
 //! - Memory depends on the bytes sent, not on length fields (`tests/corpus.rs` measures it).
 
+use crate::scripted::{PATIENCE, ScriptedServer, play_client};
 use arbitrary::{Arbitrary, Unstructured};
 use diskwright_nbd::{
     NbdDevice, NbdUri,
@@ -24,22 +25,12 @@ use diskwright_serve::{
     net::{Address, Export, Listener, Server, ServerOptions},
 };
 use diskwright_store::{BlockDevice, Blocking, EngineKind, IoBuf, MemoryStore, QueueOptions, RawDevice, Request};
-use std::{
-    collections::VecDeque,
-    io::{Read, Write},
-    net::Shutdown,
-    os::unix::net::{UnixListener, UnixStream},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
-    thread,
-    time::Duration,
-};
+use std::sync::{Arc, OnceLock};
 use tempfile::TempDir;
 
 const SIZE_BYTES: u64 = 1 << 20;
 /// Maximum number of messages in an input.
 const MOST: usize = 12;
-/// A peer that needs longer is stuck.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The framing of an input's messages.
 #[derive(Debug, Clone, Copy, Arbitrary)]
@@ -209,27 +200,7 @@ pub fn nbd_server(data: &[u8]) {
     let Ok(script) = ClientScript::arbitrary(&mut Unstructured::new(data)) else { return };
     let Some(Running { server, dir }) = server() else { return };
     let bytes = script.encode();
-    let mut stream = UnixStream::connect(dir.path().join("socket")).expect("the server listens");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
-    let piece = match usize::from(script.piece) {
-        0 => bytes.len().max(1),
-        piece => piece,
-    };
-    // The server may have disconnected already.
-    let _ = bytes.chunks(piece).try_for_each(|piece| stream.write_all(piece));
-    let _ = stream.shutdown(Shutdown::Write);
-    let mut reader = stream.take(u64::MAX);
-    let (mut answered, mut buf) = (0_u64, vec![0; 256 << 10]);
-    loop {
-        match reader.read(&mut buf) {
-            Ok(0) => break,
-            Ok(count) => answered += count as u64,
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => break,
-            // Interrupted by the alarm of the fuzzer.
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => panic!("the server neither replies nor disconnects: {error}"),
-        }
-    }
+    let answered = play_client(dir.path().join("socket"), &bytes, script.piece);
     // A message may be answered with the whole disk, or with a list.
     let messages = script.messages.len().min(MOST) as u64 + 4 + bytes.len() as u64 / 16;
     assert!(answered <= messages * (SIZE_BYTES + (64 << 10)), "{answered} bytes of replies to {} bytes", bytes.len());
@@ -381,58 +352,17 @@ impl ServerScript {
     }
 }
 
-/// A server that sends the bytes of the next input to each connection.
-struct HostileServer {
-    lines: Mutex<VecDeque<(Vec<u8>, usize)>>,
-    dir: TempDir,
-}
-
-fn hostile_server() -> &'static HostileServer {
-    static SERVER: OnceLock<HostileServer> = OnceLock::new();
-    let hostile_server = SERVER.get_or_init(|| HostileServer {
-        lines: Mutex::default(),
-        dir: tempfile::tempdir().expect("a temporary folder"),
-    });
-    static STARTED: OnceLock<()> = OnceLock::new();
-    STARTED.get_or_init(|| {
-        let listener = UnixListener::bind(hostile_server.dir.path().join("socket")).expect("a socket");
-        thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                // Without an input it disconnects, so a second connection of the client gets
-                // nothing.
-                let line = hostile_server.lines.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-                if let Some((bytes, piece)) = line {
-                    send(stream, &bytes, piece);
-                }
-            }
-        });
-    });
-    hostile_server
-}
-
-fn send(mut stream: UnixStream, bytes: &[u8], piece: usize) {
-    let _ = stream.set_read_timeout(Some(PATIENCE));
-    let _ = bytes.chunks(piece).try_for_each(|piece| stream.write_all(piece));
-    let _ = stream.shutdown(Shutdown::Write);
-    let mut rest = [0; 16 << 10];
-    while stream.read(&mut rest).is_ok_and(|count| count > 0) {}
+fn hostile_server() -> &'static ScriptedServer {
+    static SERVER: OnceLock<&ScriptedServer> = OnceLock::new();
+    SERVER.get_or_init(ScriptedServer::start)
 }
 
 /// The fuzz target: a hostile server for our client.
 pub fn nbd_client(data: &[u8]) {
     let Ok(script) = ServerScript::arbitrary(&mut Unstructured::new(data)) else { return };
     let hostile_server = hostile_server();
-    let bytes = script.encode();
-    let piece = match usize::from(script.piece) {
-        0 => bytes.len().max(1),
-        piece => piece,
-    };
-    {
-        let mut lines = hostile_server.lines.lock().unwrap_or_else(PoisonError::into_inner);
-        lines.clear();
-        lines.push_back((bytes, piece));
-    }
-    let mut uri = NbdUri::unix(hostile_server.dir.path().join("socket"), "disk");
+    hostile_server.set([script.encode()], script.piece);
+    let mut uri = NbdUri::unix(hostile_server.socket(), "disk");
     uri.timeout = Some(PATIENCE);
     let device = match NbdDevice::open(&uri, true) {
         Ok(device) => device,

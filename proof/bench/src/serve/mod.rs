@@ -34,14 +34,16 @@ use crate::{
 };
 use diskwright_lab::{
     LabError, Result,
-    acceptance::{Check, Outcome},
+    acceptance::{Check, Outcome, SEED},
     measure::Ratio,
     peer,
+    progress::{Progress, report},
     server::Server,
     targets::Container,
 };
+use diskwright_load::data;
 use diskwright_stats::summary::Summary;
-use diskwright_store::CacheMode;
+use diskwright_store::{BlockDevice, Blocking, CacheMode, EngineKind};
 use std::{ffi::OsString, path::Path, process::Command};
 
 /// The servers' load on a file or a device itself: 4 KiB at random.
@@ -162,4 +164,25 @@ fn serve(who: ServerProgram, what: &Exported<'_>, dir: &Path) -> Result<Served> 
     }
     let server = Server::listening(command, &socket, who.name())?;
     Ok(Served { server, uri: format!("nbd+unix:///?socket={}", socket.display()) })
+}
+
+/// Bytes of a served disk that are compared.
+const PROVED_BYTES: u64 = 64 << 20;
+/// Bytes of a read that is compared.
+const PIECE_BYTES: usize = 64 << 10;
+
+/// Reads the first bytes of a disk that `targets::make_filled` has filled, through its server, and
+/// compares them.
+fn prove(device: &dyn BlockDevice, name: &str, progress: &mut dyn Progress) -> Result<()> {
+    report(progress, "verify", 0, 1, "what is read through the server")?;
+    let mut queue = Blocking::open(device, EngineKind::Auto).map_err(LabError::file("open", name))?;
+    let (mut found, mut expected) = (vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]);
+    for at in (0..PROVED_BYTES).step_by(PIECE_BYTES) {
+        queue.read(at, &mut found).map_err(LabError::file("read", name))?;
+        data::fill(SEED, at, &mut expected);
+        if let Some(wrong) = found.iter().zip(&expected).position(|(found, expected)| found != expected) {
+            return Err(LabError::WrongData { target: name.to_owned(), offset_bytes: at + wrong as u64 });
+        }
+    }
+    Ok(())
 }

@@ -4,6 +4,7 @@
 //! each in turns, with one connection. Before anything is measured, the disk is read by NVMe/TCP
 //! and compared.
 
+use super::prove;
 use crate::{ours, turns::in_turns};
 use diskwright_lab::{
     LabError, Result,
@@ -16,7 +17,6 @@ use diskwright_lab::{
     targets::{self, Container},
 };
 use diskwright_load::{
-    OpenTarget, data,
     figures::Figures,
     job::{IoEngine, Job, Span},
     run::RunOptions,
@@ -24,35 +24,16 @@ use diskwright_load::{
     workload::{Direction, Pattern, Workload},
 };
 use diskwright_stats::numbers::{bytes, duration};
-use diskwright_store::{Blocking, CacheMode, EngineKind};
+use diskwright_store::CacheMode;
 use std::{net::TcpListener, time::Duration};
 
 const QUEUE_DEPTH: u32 = 32;
 const SUBSYSTEM: &str = "nqn.2026-01.org.example:bench";
-/// Bytes that are compared.
-const PROVED_BYTES: u64 = 64 << 20;
-const PIECE_BYTES: usize = 64 << 10;
 
 /// A port of this machine that nothing listens on.
 fn free_port() -> Result<u16> {
     let bound = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     bound.map(|address| address.port()).map_err(LabError::file("find a port at", "127.0.0.1"))
-}
-
-/// Reads the first bytes of a disk that [`targets::make_filled`] has filled, and compares them.
-fn prove(target: &OpenTarget, progress: &mut dyn Progress) -> Result<()> {
-    report(progress, "verify", 0, 1, "what is read by NVMe/TCP")?;
-    let failed = |error| LabError::file("read", &target.name)(error);
-    let mut queue = Blocking::open(&*target.device, EngineKind::Auto).map_err(failed)?;
-    let (mut found, mut expected) = (vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]);
-    for at in (0..PROVED_BYTES).step_by(PIECE_BYTES) {
-        queue.read(at, &mut found).map_err(failed)?;
-        data::fill(SEED, at, &mut expected);
-        if let Some(wrong) = found.iter().zip(&expected).position(|(found, expected)| found != expected) {
-            return Err(LabError::WrongData { target: target.name.clone(), offset_bytes: at + wrong as u64 });
-        }
-    }
-    Ok(())
 }
 
 pub(crate) fn against_nbd(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
@@ -75,7 +56,7 @@ pub(crate) fn against_nbd(context: &Context<'_>, progress: &mut dyn Progress) ->
         open::open(&format!("nvme://127.0.0.1:{nvme}/{SUBSYSTEM}?nsid=1"), &how)?,
         open::open(&format!("nbd://127.0.0.1:{nbd}/?connections=1"), &how)?,
     ];
-    prove(&targets[0], progress)?;
+    prove(&*targets[0].device, &targets[0].name, progress)?;
     let cell = context.options.cell.unwrap_or_else(|| Duration::from_millis(context.pick(1000, 3000)));
     let rounds = context.rounds(context.pick(3, 7));
     let mut found = RowOutcome::default();

@@ -5,6 +5,7 @@
 //! leaves payloads where the server puts them, as a guest would. Before anything is measured, our
 //! disk is read through the front-end and compared.
 
+use super::prove;
 use crate::{ours, turns::in_turns};
 use diskwright_lab::{
     LabError, Result,
@@ -16,7 +17,7 @@ use diskwright_lab::{
     targets::{self, Container},
 };
 use diskwright_load::{
-    OpenTarget, data,
+    OpenTarget,
     figures::Figures,
     job::{IoEngine, Job, Span},
     run::RunOptions,
@@ -25,15 +26,11 @@ use diskwright_load::{
 };
 use diskwright_serve::vhost_user::front_end::{FrontEnd, FrontOptions};
 use diskwright_stats::numbers::{bytes, duration};
-use diskwright_store::{Blocking, CacheMode, EngineKind};
+use diskwright_store::CacheMode;
 use std::{path::Path, process::Command, time::Duration};
 
 const QUEUE_DEPTH: u32 = 32;
 const DAEMON: &str = "qemu-storage-daemon";
-/// Bytes that are compared.
-const PROVED_BYTES: u64 = 64 << 20;
-/// Bytes of a read that is compared.
-const PIECE_BYTES: usize = 64 << 10;
 
 /// A server, and the front-end that is connected to it.
 struct Machine {
@@ -86,22 +83,6 @@ fn their_command(daemon: &Path, disk: &Path, socket: &Path) -> Command {
     command
 }
 
-/// Reads the first bytes of a disk that [`targets::make_filled`] has filled, and compares them.
-fn prove(socket: &Path, progress: &mut dyn Progress) -> Result<()> {
-    report(progress, "verify", 0, 1, "what the front-end reads")?;
-    let front = connect(socket, true)?;
-    let mut queue = Blocking::open(&front, EngineKind::Auto).map_err(LabError::file("open", socket))?;
-    let (mut found, mut expected) = (vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]);
-    for at in (0..PROVED_BYTES).step_by(PIECE_BYTES) {
-        queue.read(at, &mut found).map_err(LabError::file("read", socket))?;
-        data::fill(SEED, at, &mut expected);
-        if let Some(wrong) = found.iter().zip(&expected).position(|(found, expected)| found != expected) {
-            return Err(LabError::WrongData { target: "vhost-user".into(), offset_bytes: at + wrong as u64 });
-        }
-    }
-    Ok(())
-}
-
 pub(crate) fn one_queue(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let Some(daemon) = peer::find(DAEMON) else {
         return Ok(RowOutcome::skipped("a virtual machine's disk", peer::missing(DAEMON, "qemu-system-common")));
@@ -120,7 +101,7 @@ pub(crate) fn one_queue(context: &Context<'_>, progress: &mut dyn Progress) -> R
     context.scratch.settle()?;
     let sockets = ["ours.sock", "theirs.sock"].map(|name| dir.join(name));
     let proved = Server::listening(our_command(&disks[0], &sockets[0])?, &sockets[0], "proved")?;
-    prove(&sockets[0], progress)?;
+    prove(&connect(&sockets[0], true)?, "vhost-user", progress)?;
     proved.stop()?;
     let machines = [
         Machine::start("diskwright", our_command(&disks[0], &sockets[0])?, &sockets[0])?,
