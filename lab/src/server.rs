@@ -18,6 +18,7 @@ use nix::{
 use std::{
     fs::{self, File},
     io,
+    net::TcpListener,
     os::unix::process::{CommandExt, ExitStatusExt},
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -198,6 +199,15 @@ fn listens(socket: &Path) -> bool {
     let table = fs::read_to_string("/proc/net/unix").unwrap_or_default();
     let path = socket.to_string_lossy();
     table.lines().any(|line| line.ends_with(&*path) && line.split_whitespace().nth(3) == Some("00010000"))
+}
+
+/// A TCP port of loopback that nothing listens on now. Another program may take it first.
+///
+/// # Errors
+/// Loopback cannot be used.
+pub fn free_port() -> Result<u16> {
+    let bound = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    bound.map(|address| address.port()).map_err(LabError::file("find a port at", "127.0.0.1"))
 }
 
 #[cfg(test)]

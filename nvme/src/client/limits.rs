@@ -48,7 +48,8 @@ impl QueueId {
 
 impl Drop for QueueId {
     fn drop(&mut self) {
-        // It is taken again last: the target may not have noticed yet that the connection has ended.
+        // It is taken again last: the target may not have noticed yet that the connection has
+        // ended.
         self.ids.0.lock().unwrap_or_else(PoisonError::into_inner).insert(0, self.number);
     }
 }

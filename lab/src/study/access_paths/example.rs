@@ -24,11 +24,12 @@ fn round(iops: f64, mean_us: f64, client_us: f64, server_us: Option<f64>) -> Fig
     }
 }
 
-/// Cells of three access paths at each load.
+/// Cells of four access paths at each load.
 pub(super) fn cells() -> Vec<Cell> {
     let ways = [
         (AccessPath::InProcess, 40_000.0, 1000.0, 10.0, None),
         (AccessPath::Nbd, 30_000.0, 1333.0, 8.0, Some(12.0)),
+        (AccessPath::NvmeTcp, 28_000.0, 1428.0, 9.0, Some(13.0)),
         (AccessPath::Attach, 20_000.0, 2000.0, 9.0, Some(16.0)),
     ];
     let mut cells = Vec::new();
@@ -45,11 +46,13 @@ pub(super) fn cells() -> Vec<Cell> {
     cells
 }
 
-/// A complete result in which two access paths were skipped.
+/// A complete result in which three access paths were skipped.
 pub(crate) fn result() -> AccessPathsResult {
     let cells = cells();
     let missing = "qemu-nbd is not installed (apt-get install qemu-utils)";
-    let skipped = |way| (way == AccessPath::QemuNbd || way == AccessPath::RawFile).then(|| missing.to_owned());
+    let skipped = |way| {
+        (matches!(way, AccessPath::QemuNbd | AccessPath::RawFile | AccessPath::NbdTcp)).then(|| missing.to_owned())
+    };
     let ways: Vec<AccessPathRecord> =
         AccessPath::ALL.into_iter().map(|way| AccessPathRecord { way, skipped: skipped(way) }).collect();
     let machine = Machine {

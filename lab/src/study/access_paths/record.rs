@@ -24,6 +24,10 @@ pub enum AccessPath {
     InProcess,
     /// Our NBD server and our NBD client over a unix socket.
     Nbd,
+    /// The same over TCP on loopback.
+    NbdTcp,
+    /// Our NVMe/TCP target and our host over TCP on loopback.
+    NvmeTcp,
     /// A loop device on a FUSE file.
     Attach,
     /// A raw file in the process of the load generator.
@@ -34,13 +38,16 @@ pub enum AccessPath {
 
 impl AccessPath {
     /// All access paths; the base of the ratios is the first.
-    pub const ALL: [Self; 5] = [Self::InProcess, Self::Nbd, Self::Attach, Self::RawFile, Self::QemuNbd];
+    pub const ALL: [Self; 7] =
+        [Self::InProcess, Self::Nbd, Self::NbdTcp, Self::NvmeTcp, Self::Attach, Self::RawFile, Self::QemuNbd];
 
     /// Name in reports, and the subject of its cells.
     pub fn name(self) -> &'static str {
         match self {
             Self::InProcess => "in process",
             Self::Nbd => "NBD",
+            Self::NbdTcp => "NBD, TCP",
+            Self::NvmeTcp => "NVMe/TCP",
             Self::Attach => "attach",
             Self::RawFile => "raw file",
             Self::QemuNbd => "qemu-nbd, raw",
@@ -58,6 +65,10 @@ impl AccessPath {
             Self::InProcess => "The disk in the process of the load generator; writes go to an ephemeral child.",
             Self::Nbd => {
                 "`diskwright serve --ephemeral` and the NBD client over a unix socket, one connection per client."
+            }
+            Self::NbdTcp => "The same over TCP on loopback, which has no delay of a network.",
+            Self::NvmeTcp => {
+                "`diskwright serve --nvme --ephemeral` and our host over TCP on loopback, one I/O queue per client. It stands for Fibre Channel too, which needs hardware."
             }
             Self::Attach => "`diskwright attach --ephemeral`: a loop device with direct I/O over a FUSE file.",
             Self::RawFile => "A raw file in the process of the load generator, overwritten in place.",
@@ -87,7 +98,7 @@ pub struct AccessPathsResult {
     /// All access paths, also those that were skipped.
     pub ways: Vec<AccessPathRecord>,
     /// Each access path at each load: the part is the load, the subject is the access path. CPU
-    /// time is that of the load generator's process, which contains the NBD client.
+    /// time is that of the load generator's process, which contains the client of NBD or NVMe/TCP.
     pub cells: Vec<Cell>,
 }
 

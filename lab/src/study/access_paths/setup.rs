@@ -10,7 +10,7 @@ use crate::{
     open::{self, OpenHow},
     peer,
     progress::{Progress, report},
-    server::Server,
+    server::{Server, free_port},
     targets::{Container, open_target},
 };
 use diskwright_disk::{Disk, OpenOptions};
@@ -22,6 +22,7 @@ use diskwright_store::{CacheMode, EngineKind};
 use std::{
     ffi::OsString,
     fs,
+    net::TcpStream,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -104,7 +105,7 @@ impl Disks {
         let no_program = || "the caller gave no way to start this program as a server".to_owned();
         match way {
             AccessPath::InProcess | AccessPath::RawFile => None,
-            AccessPath::Nbd => self.program.is_none().then(no_program),
+            AccessPath::Nbd | AccessPath::NbdTcp | AccessPath::NvmeTcp => self.program.is_none().then(no_program),
             AccessPath::Attach if self.program.is_none() => Some(no_program()),
             AccessPath::Attach if !nix::unistd::geteuid().is_root() => {
                 Some("block devices need root (use sudo)".into())
@@ -129,12 +130,15 @@ impl Disks {
             }
             AccessPath::Nbd => {
                 let socket = self.socket("diskwright")?;
-                let mut command = self.own("serve");
-                let mut export = OsString::from("=");
-                export.push(&self.disk);
-                command.arg(export).arg("--nbd").arg(&socket).arg("--ephemeral").arg("--ephemeral-dir").arg(&self.dir);
+                let mut command = self.serve();
+                command.arg("--nbd").arg(&socket);
                 self.over_nbd(Server::listening(command, &socket, "serve")?, &socket)
             }
+            AccessPath::NbdTcp => {
+                let uri = |port| NbdUri { connections: Some(CLIENTS as usize), ..NbdUri::tcp("127.0.0.1", port, "") };
+                self.over_tcp("--nbd", |port| uri(port).to_string())
+            }
+            AccessPath::NvmeTcp => self.over_tcp("--nvme", |port| format!("nvme://127.0.0.1:{port}")),
             AccessPath::QemuNbd => {
                 let socket = self.socket("qemu")?;
                 let mut command = Command::new(peer::find("qemu-nbd").unwrap_or_else(|| "qemu-nbd".into()));
@@ -171,6 +175,26 @@ impl Disks {
             command.arg("--format=raw");
         }
         command
+    }
+
+    /// The command line of a server of the disk whose writes are dropped.
+    fn serve(&self) -> Command {
+        let mut command = self.own("serve");
+        let mut export = OsString::from("=");
+        export.push(&self.disk);
+        command.arg(export).arg("--ephemeral").arg("--ephemeral-dir").arg(&self.dir);
+        command
+    }
+
+    /// Serves by the protocol of this option on loopback. `uri` names the disk at a port.
+    fn over_tcp(&self, option: &str, uri: impl FnOnce(u16) -> String) -> Result<Open> {
+        let port = free_port()?;
+        let mut command = self.serve();
+        command.arg(option).arg(format!("127.0.0.1:{port}")).arg("--insecure-writes");
+        let mut server = Server::start(command, &self.dir, "serve")?;
+        server.wait_until("it did not listen in time", || TcpStream::connect(("127.0.0.1", port)).is_ok())?;
+        let target = self.target(Some(&uri(port)), None)?;
+        Ok(Open { target, server: Some(Serving { server, io_pid: None }) })
     }
 
     fn socket(&self, name: &str) -> Result<PathBuf> {

@@ -13,7 +13,7 @@ use diskwright_lab::{
     open::{self, OpenHow},
     progress::{Progress, report},
     rounds::Window,
-    server::{Server, cost_of},
+    server::{Server, cost_of, free_port},
     targets::{self, Container},
 };
 use diskwright_load::{
@@ -25,16 +25,10 @@ use diskwright_load::{
 };
 use diskwright_stats::numbers::{bytes, duration};
 use diskwright_store::CacheMode;
-use std::{net::TcpListener, time::Duration};
+use std::time::Duration;
 
 const QUEUE_DEPTH: u32 = 32;
 const SUBSYSTEM: &str = "nqn.2026-01.org.example:bench";
-
-/// A port of this machine that nothing listens on.
-fn free_port() -> Result<u16> {
-    let bound = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    bound.map(|address| address.port()).map_err(LabError::file("find a port at", "127.0.0.1"))
-}
 
 pub(crate) fn against_nbd(context: &Context<'_>, progress: &mut dyn Progress) -> Result<RowOutcome> {
     let size_bytes: u64 = context.pick(512 << 20, 2 << 30);
