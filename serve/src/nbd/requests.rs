@@ -93,7 +93,6 @@ impl ProtocolTypes for Nbd {
 impl Protocol for Nbd {
     const NAME: &'static str = "nbd";
     const ANSWERS: usize = 8;
-    const RECEIVES_AT_LIMIT: bool = false;
     const HOW_TO_ALLOW_WRITES: &'static str =
         "listen on a unix socket, use TLS (`ServerOptions::tls`), or allow it with `ServerOptions::insecure_writes`";
 

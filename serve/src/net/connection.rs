@@ -154,8 +154,12 @@ pub(crate) struct Connection<P: ProtocolTypes> {
     pub(crate) outbox: Outbox,
     /// Whether a receive is in flight.
     pub(crate) receiving: bool,
-    /// Whether the client is at its limit. It is then on the worker's list `stalled`.
+    /// Whether the client is at its limit. It is then on the worker's list `stalled`, and nothing
+    /// is received from it.
     pub(crate) stalled: bool,
+    /// Whether requests that were taken wait for room. The client is then on the same list, and is
+    /// still received from: the protocol bounds how many wait.
+    pub(crate) retries: bool,
     /// The limits of the client, if it has any.
     pub(crate) limiter: Option<Box<RateLimiter>>,
     /// The client's next request is not taken before, by the worker's clock.
@@ -192,6 +196,7 @@ impl<P: ProtocolTypes> Connection<P> {
             outbox: Outbox::default(),
             receiving: false,
             stalled: false,
+            retries: false,
             limiter: None,
             not_before_ns: 0,
             waits_for_limit: false,

@@ -58,9 +58,6 @@ pub(crate) trait Protocol: ProtocolTypes {
     /// Requests that are answered in a normal turn (see `turn`).
     const ANSWERS: usize;
 
-    /// Whether bytes are received from a client that is at its limit. The protocol then bounds what
-    /// waits.
-    const RECEIVES_AT_LIMIT: bool;
     /// How the caller allows writable exports on TCP, as the end of a sentence.
     const HOW_TO_ALLOW_WRITES: &'static str;
 
@@ -195,9 +192,13 @@ impl<P: Protocol> Core<P> {
     /// Whether the client and the export's queue may have one more request in flight.
     pub(crate) fn has_room_for(&self, conn: &Connection<P>, export: usize) -> bool {
         let queue_has_room = self.queues[export].as_ref().is_none_or(|queue| queue.in_flight() < QUEUE_DEPTH);
+        queue_has_room && self.has_share_for(conn)
+    }
+
+    /// Whether the client may have one more request in flight.
+    pub(crate) fn has_share_for(&self, conn: &Connection<P>) -> bool {
         let share = conn.share;
-        queue_has_room
-            && (share.requests == 0 || share.requests < self.limit.requests && share.bytes < self.limit.bytes)
+        share.requests == 0 || share.requests < self.limit.requests && share.bytes < self.limit.bytes
     }
 
     /// Pushes a request to the export's queue. Gives the request back if the queue refuses it.

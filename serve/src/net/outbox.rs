@@ -86,6 +86,13 @@ impl Outbox {
         self.waiting.add(share);
     }
 
+    /// Share of the replies that wait or are being sent.
+    pub(crate) fn unsent(&self) -> Share {
+        let mut unsent = self.waiting;
+        unsent.add(self.sending.unwrap_or_default());
+        unsent
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.pieces.is_empty() && self.small.is_none()
     }

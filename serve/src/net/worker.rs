@@ -182,7 +182,7 @@ impl<P: Protocol> Worker<P> {
             }
             for number in std::mem::take(&mut self.stalled) {
                 if let Some(conn) = self.connections.get_mut(number) {
-                    conn.stalled = false;
+                    (conn.stalled, conn.retries) = (false, false);
                     self.advance(number);
                 }
             }
@@ -286,7 +286,7 @@ impl<P: Protocol> Worker<P> {
             return self.end_session(number, &reason);
         }
         let Some(conn) = self.connections.get_mut(number) else { return };
-        if conn.stalled && P::RECEIVES_AT_LIMIT {
+        if conn.retries && !conn.stalled {
             self.stalled.push(number);
         }
         // Replies to options are not counted in the share. So during the handshake the worker
@@ -295,7 +295,7 @@ impl<P: Protocol> Worker<P> {
             P::stage(&conn.session) == Stage::Handshake && (conn.has_output() || conn.outbox.is_sending());
         if std::mem::take(&mut conn.turn_is_over) {
             self.deferred.push(number);
-        } else if conn.stalled && !P::RECEIVES_AT_LIMIT {
+        } else if conn.stalled {
             self.stalled.push(number);
         } else if conn.is_over_limit(self.core.now_ns) {
             if !conn.waits_for_limit {

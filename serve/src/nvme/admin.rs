@@ -13,6 +13,7 @@ use crate::net::{
     connection::{Connection, Incoming, Input},
     core::Core,
     exports::Exports,
+    outbox::Share,
     peer::Peer,
 };
 use diskwright_nvme::wire::{
@@ -60,6 +61,10 @@ impl Core<Nvme> {
             },
             _ => Err(Status::INVALID_OPCODE),
         };
+        // Answers that the host does not read count in its share.
+        let share = Share::of(if let Ok(Answer::Page(page)) = &answer { page.len() } else { 0 });
+        conn.share.add(share);
+        conn.outbox.count(share);
         match answer {
             Ok(Answer::Page(page)) => self.put_page(conn, command.cid, &page),
             Ok(Answer::Result(result)) => {

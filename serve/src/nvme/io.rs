@@ -34,7 +34,7 @@ impl Core<Nvme> {
     /// Whether the client and the namespace may have the command in flight now.
     pub(super) fn has_room(&self, conn: &Connection<Nvme>, command: &Command) -> bool {
         let export = namespaces::export_of(&self.exports, command.nsid);
-        export.is_none_or(|(export, _)| self.has_room_for(conn, export))
+        export.map_or_else(|| self.has_share_for(conn), |(export, _)| self.has_room_for(conn, export))
     }
 
     /// Starts an I/O command. `data_bytes` of its data are the next in the window.

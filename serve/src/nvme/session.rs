@@ -27,10 +27,12 @@ use diskwright_nvme::wire::{
 use diskwright_store::SlotMap;
 use std::{collections::VecDeque, io};
 
+/// Completions of a queue that the host has not read, at which no more commands are taken.
+const UNREAD_MAX: u32 = 1024;
+
 impl Protocol for Nvme {
     const NAME: &'static str = "nvme";
     const ANSWERS: usize = 8;
-    const RECEIVES_AT_LIMIT: bool = true;
     const HOW_TO_ALLOW_WRITES: &'static str = "or allow it with `ServerOptions::insecure_writes`";
 
     fn session(_: &Core<Self>, _: TlsNeed) -> Session {
@@ -201,6 +203,13 @@ impl Core<Nvme> {
         }
         let Some(command) = bytes[PduHeader::BYTES..].first_chunk().map(Command::decode) else { return Ok(false) };
         let is_io = conn.session.queue().is_some_and(|queue| queue.admin.is_none());
+        // Completions that the host does not read count too. A host that reads is never stopped
+        // here with data of an R2T behind: these completions then go out.
+        let is_full = if is_io { conn.outbox.unsent().requests >= UNREAD_MAX } else { !self.has_share_for(conn) };
+        if is_full {
+            conn.stalled = true;
+            return Ok(false);
+        }
         if !is_io {
             let total_bytes = pdu.header.total_bytes as usize;
             let Some(whole) = bytes.get(..total_bytes) else { return Ok(false) };
@@ -238,7 +247,7 @@ impl Core<Nvme> {
             && !conn.is_over_limit(self.now_ns)
         {
             if !self.has_room(conn, &command) {
-                conn.stalled = true;
+                conn.retries = true;
                 return;
             }
             conn.session.waiting.pop_front();

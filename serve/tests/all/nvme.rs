@@ -5,6 +5,7 @@ use crate::common::{
     nvme_host::{HOST, Host, SUBSYSTEM, Said, Ways, header_of, in_capsule_of, plain, range, with_room},
     raw_file,
 };
+use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
 use diskwright_nvme::wire::{
     Command, ConnectData, DISCOVERY_NQN, DataPdu, Digests, PduFlags, PduKind, Status, Terminate, admin,
     command::{DEALLOCATE, DSM_DEALLOCATE, DsmRange, FUA, feature},
@@ -18,6 +19,7 @@ use diskwright_serve::{
 };
 use diskwright_store::{BlockDevice, CacheMode};
 use std::{
+    io::Write,
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -384,6 +386,42 @@ fn commands_beyond_the_share_wait_and_are_all_carried_out() {
     assert!(served.server().is_well());
 }
 
+/// Hosts that send and do not read: what is kept for them is bounded, and others are served.
+#[test]
+fn a_host_that_reads_nothing_costs_little_memory() {
+    let Some(served) = serve(vec![exported("a", memory(1 << 20, true))], ServerOptions::default()) else { return };
+    let resident = || {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    };
+    let (mut admin, controller) = Host::admin(&served.socket(), Ways::default());
+    let mut queue = Host::io(&served.socket(), controller, 1, Ways::default());
+    let before = resident();
+    let page = Command {
+        opcode: admin::GET_LOG_PAGE,
+        cdw: [u32::from(log::HEALTH) | 0xffff << 16, 3, 0, 0, 0, 0],
+        ..with_room(1 << 20)
+    };
+    let write = Command { opcode: nvm::WRITE, nsid: 1, cdw: range(0, 1, 0), sgl: in_capsule_of(512), ..plain() };
+    let unknown = Command { nsid: 9, ..write };
+    for (host, command, data) in [(&mut admin, page, &[][..]), (&mut queue, unknown, &[3; 512])] {
+        host.stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+        let pdu = host.pdu(PduKind::Command, &command.encode(), data);
+        let mut sent = 0;
+        // Until nothing more is taken.
+        while sent < 64 << 20 && host.stream.write_all(&pdu).is_ok() {
+            sent += pdu.len();
+        }
+        assert!(sent < 64 << 20, "{sent} bytes of commands were taken from a host that reads nothing");
+    }
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 128 << 20, "{grown} bytes of memory for two hosts that read nothing");
+    let mut other = Host::io(&served.socket(), controller, 2, Ways::default());
+    assert_eq!(other.write(1, 0, &[7; 512], true, 0), Status::SUCCESS);
+    // The one that begins to read is answered.
+    assert!(matches!(queue.hear(), Said::Done(done) if done.status == Status::INVALID_NAMESPACE));
+}
+
 #[test]
 fn hosts_are_told_when_namespaces_change() {
     let Some(served) = serve(vec![exported("a", memory(1 << 20, true))], ServerOptions::default()) else { return };
@@ -420,6 +458,32 @@ fn hosts_are_told_when_namespaces_change() {
     assert!(matches!(queue.hear(), Said::Done(done) if done.status == Status::INVALID_NAMESPACE));
     assert_ne!(queue.read(2, 0, 8).unwrap(), [9; 4096], "a write for a disk that has left does not reach the next one");
     assert_eq!(changed(&mut host), [2, 0, 0, 0, 0, 0, 0, 0]);
+}
+
+#[test]
+fn a_disk_that_grows_is_larger_at_once_and_its_host_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk.vhdx");
+    create(&path, &CreateRequest { size_bytes: Some(8 << 20), ..CreateRequest::default() }).unwrap();
+    let disk = Disk::open(&path, &OpenOptions { writable: true, ..OpenOptions::default() }).unwrap();
+    let Some(mut served) = serve(vec![exported("disk", disk.clone())], ServerOptions::default()) else { return };
+    let (mut host, controller) = Host::admin(&served.socket(), Ways::default());
+    let mut queue = Host::io(&served.socket(), controller, 1, Ways::default());
+    let end_block = (8 << 20) / 512;
+    host.identify(identify::ACTIVE_NAMESPACES, 0);
+    host.feature(admin::SET_FEATURES, feature::ASYNC_EVENTS, identify::Controller::NAMESPACE_NOTICES);
+    let cid = host.send(Command { opcode: admin::ASYNC_EVENT, ..plain() }, &[]);
+    assert_eq!(queue.write(1, end_block, &[1; 512], true, 0), Status::OUT_OF_RANGE);
+    disk.grow(20 << 20).unwrap();
+    let start = Instant::now();
+    assert!(matches!(host.hear(), Said::Done(done) if done.cid == cid && done.result == 0x4_0002));
+    assert!(start.elapsed() < PATIENCE / 4);
+    assert_eq!(host.log_page(log::CHANGED_NAMESPACES, 4096, 0).1[..8], [1, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(host.namespace(1).blocks, (20 << 20) / 512);
+    assert_eq!(queue.write(1, end_block, &[2; 512], true, FUA), Status::SUCCESS);
+    drop((host, queue));
+    served.stop().unwrap();
+    disk.close().unwrap();
 }
 
 #[test]
