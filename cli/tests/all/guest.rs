@@ -2,6 +2,7 @@
 //! write, trim, unmount and go; then what the image holds is compared with what the guest said.
 
 use crate::common::Workshop;
+use crate::control::Place;
 use crate::guest_machine::{Guest, HOST, find};
 use crate::serving::Serving;
 use nix::sys::signal::Signal;
@@ -98,6 +99,49 @@ fn a_file_system_made_by_a_newer_kernel_with_digests_is_whole_in_the_image() {
         device: "nvme0n1",
         detach: "echo 1 > /sys/class/nvme/nvme0/delete_controller",
     });
+}
+
+/// The kernel is told of a new size and of further disks, and asks for what has changed.
+#[test]
+fn a_kernel_follows_what_serve_ctl_does_to_the_disks_of_a_target() {
+    let modules: Vec<&str> = MODULES.into_iter().chain(["nvme_tcp"]).collect();
+    let Some(guest) = Guest::new(&modules, &[]) else { return };
+    let place = Place::with(&[]);
+    place.ok("create disk.vhdx --size 64M");
+    place.ok("create more.vhdx --size 32M");
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let line = format!("disk.vhdx --nvme 127.0.0.1:{port} --nvme-subsystem {SUBSYSTEM} --insecure-writes");
+    let Some(server) = place.serve(&line) else { return };
+    let script = format!(
+        "echo transport=tcp,traddr={HOST},trsvcid={port},nqn={SUBSYSTEM} > /dev/nvme-fabrics\n\
+         wait_for() {{ i=0; while ! eval \"$1\" && [ $i -lt 300 ]; do sleep 0.1; i=$((i+1)); done; eval \"$1\"; }}\n\
+         wait_for '[ \"$(cat /sys/block/nvme0n1/size 2>/dev/null)\" = 131072 ]'\n\
+         echo GUEST: ATTACHED\n\
+         wait_for '[ \"$(cat /sys/block/nvme0n1/size)\" = 196608 ]'\n\
+         wait_for '[ \"$(cat /sys/block/nvme0n2/size 2>/dev/null)\" = 65536 ]'\n\
+         dd if=/dev/zero of=/dev/nvme0n2 bs=64k count=1 seek=8 conv=fsync 2>/dev/null\n\
+         dd if=/dev/urandom of=/dev/nvme0n1 bs=64k count=1 seek=1500 conv=fsync 2>/dev/null\n\
+         echo GUEST: BOTH\n\
+         wait_for '[ ! -e /sys/block/nvme0n2 ]'\n\
+         echo GUEST: FOLLOWED\n\
+         sleep 60\n"
+    );
+    let change = || {
+        place.ok("serve-ctl disk.vhdx resize 96M");
+        place.ok("serve-ctl disk.vhdx add more.vhdx");
+        let log = || server.log();
+        let start = std::time::Instant::now();
+        // The guest's write to the further disk is answered before that goes.
+        while place.json("serve-ctl more.vhdx statistics")["traffic"]["commands"][1]["requests"].as_u64() < Some(2) {
+            assert!(start.elapsed() < crate::serving::PATIENCE, "{}", log());
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        place.ok("serve-ctl more.vhdx remove");
+    };
+    let Some(console) = guest.run_and_kill(&script, "GUEST: ATTACHED", change, "GUEST: FOLLOWED") else { return };
+    assert!(console.contains("GUEST: BOTH"), "{console}");
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+    place.ok("check disk.vhdx more.vhdx");
 }
 
 /// Returns the console, or `None` if there is no guest.

@@ -176,6 +176,8 @@ impl Protocol for Nbd {
         Ok(())
     }
 
+    fn abandon(_: &mut Core<Self>, _: &mut Connection<Self>) {}
+
     fn closed(_: &mut Core<Self>, _: &mut Connection<Self>) {}
 }
 

@@ -57,7 +57,6 @@ pub(crate) trait Protocol: ProtocolTypes {
     const NAME: &'static str;
     /// Requests that are answered in a normal turn (see `turn`).
     const ANSWERS: usize;
-
     /// How the caller allows writable exports on TCP, as the end of a sentence.
     const HOW_TO_ALLOW_WRITES: &'static str;
 
@@ -81,8 +80,8 @@ pub(crate) trait Protocol: ProtocolTypes {
     /// The session ends.
     fn take_input(core: &mut Core<Self>, conn: &mut Connection<Self>, number: u32) -> Result<(), SessionEnd>;
 
-    /// All announced bytes of a payload were received, and more is missing or its digest must be
-    /// checked. A protocol that announces all payload with its request is never asked.
+    /// All announced bytes of a payload were received. Writes it if it is complete
+    /// ([`Core::write`]), and keeps it if more is missing or its digest must be checked.
     fn payload_ended(core: &mut Core<Self>, conn: &mut Connection<Self>, incoming: Incoming<Self::Asked>);
 
     /// Puts the reply to a request into the outbox, and counts it ([`Core::count`]). The contents
@@ -107,7 +106,10 @@ pub(crate) trait Protocol: ProtocolTypes {
     /// The session ends.
     fn tick(core: &mut Core<Self>, conn: &mut Connection<Self>) -> Result<(), SessionEnd>;
 
-    /// The connection is being closed.
+    /// No more input is taken from the client. Gives up what waits for it.
+    fn abandon(core: &mut Core<Self>, conn: &mut Connection<Self>);
+
+    /// The connection is being closed. Called after [`Protocol::abandon`].
     fn closed(core: &mut Core<Self>, conn: &mut Connection<Self>);
 }
 

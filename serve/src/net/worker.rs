@@ -428,6 +428,7 @@ impl<P: Protocol> Worker<P> {
         if conn.state == State::Open {
             (conn.state, conn.since_ns) = (State::Draining, self.core.now_ns);
             conn.abandon_input(&mut self.core.pool);
+            P::abandon(&mut self.core, conn);
             self.keep_ticking();
         }
         self.settle(number);
@@ -458,6 +459,7 @@ impl<P: Protocol> Worker<P> {
     fn close(&mut self, number: u32) {
         let Some(conn) = self.connections.get_mut(number) else { return };
         conn.state = State::Closing;
+        P::abandon(&mut self.core, conn);
         P::closed(&mut self.core, conn);
         conn.release(&mut self.core.pool);
         self.streams.close(conn.stream);

@@ -128,20 +128,23 @@ impl Protocol for Nvme {
         Ok(())
     }
 
-    fn closed(core: &mut Core<Self>, conn: &mut Connection<Self>) {
+    fn abandon(core: &mut Core<Self>, conn: &mut Connection<Self>) {
         let session = &mut conn.session;
         let parked: Vec<u32> = session.parked.indices().collect();
         let parked: Vec<_> = parked.into_iter().filter_map(|slot| session.parked.remove(slot).flatten()).collect();
         let checking = session.checking.take();
         session.waiting.clear();
-        if let Some(queue) = session.queue() {
+        for incoming in parked.into_iter().chain(checking) {
+            conn.forget(incoming, &mut core.pool);
+        }
+    }
+
+    fn closed(core: &mut Core<Self>, conn: &mut Connection<Self>) {
+        if let Some(queue) = conn.session.queue() {
             match queue.id {
                 0 => core.shared.end(&queue.controller),
                 id => queue.controller.remove_queue(id),
             }
-        }
-        for incoming in parked.into_iter().chain(checking) {
-            conn.forget(incoming, &mut core.pool);
         }
     }
 }

@@ -487,6 +487,19 @@ fn a_disk_that_grows_is_larger_at_once_and_its_host_is_told() {
 }
 
 #[test]
+fn a_stop_does_not_wait_for_data_that_a_host_owes() {
+    let Some(mut served) = serve(vec![exported("a", memory(1 << 20, true))], ServerOptions::default()) else { return };
+    let (_admin, controller) = Host::admin(&served.socket(), Ways::default());
+    let mut queue = Host::io(&served.socket(), controller, 1, Ways::default());
+    queue.send(Command { opcode: nvm::WRITE, nsid: 1, cdw: range(0, 8, 0), ..with_room(4096) }, &[]);
+    assert!(matches!(queue.hear(), Said::ReadyToTransfer(_)));
+    let start = Instant::now();
+    served.stop().unwrap();
+    assert!(start.elapsed() < ServerOptions::default().drain_time / 2, "{:?}", start.elapsed());
+    assert_eq!(queue.hear(), Said::End);
+}
+
+#[test]
 fn a_host_that_keeps_silent_and_the_queues_of_a_controller_that_has_ended() {
     let Some(served) = serve(vec![exported("a", memory(1 << 20, true))], ServerOptions::default()) else { return };
     let ways = Ways { keep_alive_ms: 1000, ..Ways::default() };
