@@ -53,6 +53,7 @@ const ELSEWHERE: &[&str] = &[
     "control-statistics-1",
     "detach-1",
     "info-export-1",
+    "info-namespace-1",
     "lab.acceptance-1",
     "lab.compare-3",
     "lab.run-2",
