@@ -16,7 +16,7 @@ use super::{
     tables::{Call, Memory, Slot, Tables},
 };
 use crate::wire::{
-    Command, DataPdu, PduHeader, PduKind, Sgl,
+    Command, DataPdu, PduKind, Sgl,
     command::{DEALLOCATE, FUA},
     nvm,
 };
@@ -359,19 +359,5 @@ impl BlockQueue for NvmeQueue {
                 }
             }
         }
-    }
-}
-
-impl DataPdu {
-    /// The header behind the common one.
-    fn encode_rest(&self) -> [u8; Self::BYTES - PduHeader::BYTES] {
-        let mut out = [0; Self::BYTES - PduHeader::BYTES];
-        let [cid, tag] = [self.cid.to_le_bytes(), self.tag.to_le_bytes()];
-        let [offset, len] = [self.offset_bytes.to_le_bytes(), self.len_bytes.to_le_bytes()];
-        out[..2].copy_from_slice(&cid);
-        out[2..4].copy_from_slice(&tag);
-        out[4..8].copy_from_slice(&offset);
-        out[8..12].copy_from_slice(&len);
-        out
     }
 }

@@ -309,10 +309,17 @@ impl DataPdu {
     pub fn encode(&self, header: &PduHeader) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
         put(&mut out, 0, &header.encode());
-        put(&mut out, 8, &self.cid.to_le_bytes());
-        put(&mut out, 10, &self.tag.to_le_bytes());
-        put(&mut out, 12, &self.offset_bytes.to_le_bytes());
-        put(&mut out, 16, &self.len_bytes.to_le_bytes());
+        put(&mut out, PduHeader::BYTES, &self.encode_rest());
+        out
+    }
+
+    /// The header's bytes behind the common header.
+    pub fn encode_rest(&self) -> [u8; Self::BYTES - PduHeader::BYTES] {
+        let mut out = [0; Self::BYTES - PduHeader::BYTES];
+        put(&mut out, 0, &self.cid.to_le_bytes());
+        put(&mut out, 2, &self.tag.to_le_bytes());
+        put(&mut out, 4, &self.offset_bytes.to_le_bytes());
+        put(&mut out, 8, &self.len_bytes.to_le_bytes());
         out
     }
 

@@ -213,23 +213,11 @@ impl HostMessage {
                 let len_bytes = (u32::from(pdu.data) * 64).wrapping_add_signed((*len_error).into());
                 let offset_bytes = u32::from(*offset) * 64;
                 let data = DataPdu { cid: (*cid).into(), tag: u16::from(tag % 4), offset_bytes, len_bytes };
-                pdu.put(PduKind::HostData, &rest_of(data), out);
+                pdu.put(PduKind::HostData, &data.encode_rest(), out);
             }
             Self::Bytes(bytes) => out.extend_from_slice(bytes),
         }
     }
-}
-
-/// The header of a data PDU behind the common one.
-fn rest_of(data: DataPdu) -> Vec<u8> {
-    let header = PduHeader {
-        kind: PduKind::HostData,
-        flags: PduFlags::empty(),
-        header_bytes: 24,
-        data_offset_bytes: 0,
-        total_bytes: 24,
-    };
-    data.encode(&header)[PduHeader::BYTES..].to_vec()
 }
 
 struct Running {
@@ -341,7 +329,7 @@ fn put_done(cid: u16, result: u64, out: &mut Vec<u8>) {
 
 fn put_page(cid: u16, page: &[u8], out: &mut Vec<u8>) {
     let data = DataPdu { cid, tag: 0, offset_bytes: 0, len_bytes: page.len() as u32 };
-    put_pdu(PduKind::ControllerData, &rest_of(data), page, out);
+    put_pdu(PduKind::ControllerData, &data.encode_rest(), page, out);
     put_done(cid, 0, out);
 }
 
@@ -407,13 +395,13 @@ impl TargetScript {
                     let cid = u16::from(cid % 8);
                     let data = DataPdu { cid, tag: 0, offset_bytes: u32::from(*offset) * 64, len_bytes };
                     let start = out.len();
-                    pdu.put(PduKind::ControllerData, &rest_of(data), &mut out);
+                    pdu.put(PduKind::ControllerData, &data.encode_rest(), &mut out);
                     out[start + 1] |= if *success { (PduFlags::LAST | PduFlags::SUCCESS).bits() } else { 0 };
                 }
                 TargetMessage::Ready { cid, tag, offset, len, pdu } => {
                     let (offset_bytes, len_bytes) = (u32::from(*offset) * 64, u32::from(*len));
                     let data = DataPdu { cid: u16::from(cid % 8), tag: *tag, offset_bytes, len_bytes };
-                    Sent { wrong: pdu.wrong, data: 0 }.put(PduKind::ReadyToTransfer, &rest_of(data), &mut out);
+                    Sent { wrong: pdu.wrong, data: 0 }.put(PduKind::ReadyToTransfer, &data.encode_rest(), &mut out);
                 }
                 TargetMessage::Bytes(bytes) => out.extend_from_slice(bytes),
             }

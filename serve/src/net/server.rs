@@ -67,9 +67,12 @@ pub enum ServeError {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// The protocol has no TLS here.
+    #[error("this protocol is served without TLS only; leave out `ServerOptions::tls`")]
+    NoTls,
     /// Writable exports on TCP need TLS, unless [`ServerOptions::insecure_writes`] is set.
     #[error(
-        "export {export:?} is writable, and {address} is TCP without TLS: every program that can reach the address could change the disk; make the export read-only or ephemeral, {how_to_allow}"
+        "export {export:?} is writable, and {address} is TCP without TLS: every program that can reach the address could change the disk; make the export read-only, {how_to_allow}"
     )]
     Insecure {
         /// The export.

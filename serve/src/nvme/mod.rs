@@ -46,13 +46,17 @@ use state::Nvme;
 /// caller opens the disks before and closes them after.
 ///
 /// # Errors
-/// [`ServeError`]; [`ServeError::Name`] if the subsystem's name is not an NVMe qualified name.
+/// [`ServeError`]; [`ServeError::Name`] if the subsystem's name is not an NVMe qualified name;
+/// [`ServeError::NoTls`] if the options ask for TLS.
 pub fn start(
     subsystem: &str,
     exports: Vec<Export>,
     listeners: Vec<Listener>,
     options: ServerOptions,
 ) -> Result<Server, ServeError> {
+    if options.tls.is_some() {
+        return Err(ServeError::NoTls);
+    }
     check_nqn(subsystem).map_err(|reason| ServeError::Name { name: subsystem.to_owned(), reason })?;
     Server::start::<Nvme>(Shared::new(subsystem), exports, listeners, options)
 }

@@ -2,7 +2,7 @@
 
 use crate::common::{
     PATIENCE, Served, memory,
-    nvme_host::{HOST, Host, SUBSYSTEM, Said, Ways, header_of, in_capsule_of, plain, range, with_room},
+    nvme_host::{HOST, Host, SUBSYSTEM, Said, Ways, in_capsule_of, plain, range, with_room},
     raw_file,
 };
 use diskwright_disk::{CreateRequest, Disk, OpenOptions, create};
@@ -262,7 +262,7 @@ fn a_pdu_that_is_wrong_ends_its_connection_and_no_other() {
     let command = Command { opcode: nvm::WRITE, nsid: 1, cdw: range(0, 8, 0), ..with_room(4096) };
     let header = DataPdu { cid: 99, tag: 77, offset_bytes: 0, len_bytes: 8 };
     let plain_host = Host::initialize(&served.socket(), Ways::default());
-    let data = plain_host.pdu(PduKind::HostData, &header_of(header), &[0; 8]);
+    let data = plain_host.pdu(PduKind::HostData, &header.encode_rest(), &[0; 8]);
     let flush = plain_host.pdu(PduKind::Command, &command.encode(), &[]);
     let with = |at: usize, byte: u8, bytes: &[u8]| {
         let mut bytes = bytes.to_vec();
@@ -296,7 +296,7 @@ fn a_pdu_that_is_wrong_ends_its_connection_and_no_other() {
         host.send(command, &[]);
         let Said::ReadyToTransfer(wanted) = host.hear() else { panic!("no R2T") };
         let changed = change(wanted);
-        let pdu = host.pdu(PduKind::HostData, &header_of(changed), &vec![0; changed.len_bytes as usize]);
+        let pdu = host.pdu(PduKind::HostData, &changed.encode_rest(), &vec![0; changed.len_bytes as usize]);
         host.say(&pdu);
         assert!(matches!(host.hear(), Said::Terminated(_)), "{changed:?}");
         assert_eq!(host.hear(), Said::End);
@@ -321,7 +321,7 @@ fn damaged_data_fail_the_command_and_a_damaged_header_the_connection() {
     assert_eq!((done.cid, done.status), (9, Status::TRANSPORT));
     assert_eq!(host.send(Command { sgl: with_room(4096).sgl, ..command }, &[]), 3);
     let Said::ReadyToTransfer(wanted) = host.hear() else { panic!("no R2T") };
-    let mut pdu = host.pdu(PduKind::HostData, &header_of(wanted), &[5; 4096]);
+    let mut pdu = host.pdu(PduKind::HostData, &wanted.encode_rest(), &[5; 4096]);
     *pdu.last_mut().unwrap() ^= 1;
     host.say(&pdu);
     assert!(matches!(host.hear(), Said::Done(done) if done.status == Status::TRANSPORT));

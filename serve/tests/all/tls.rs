@@ -31,6 +31,19 @@ fn start(dir: &Path) -> Option<(Server, u16)> {
     }
 }
 
+/// Otherwise a writable disk would be served in plain text as if it had TLS.
+#[test]
+fn a_protocol_without_tls_refuses_to_be_given_certificates() {
+    let dir = tempfile::tempdir().unwrap();
+    certificates::write(dir.path());
+    let listener = Listener::bind(&Address::Tcp("127.0.0.1".into(), 0)).unwrap();
+    let export = Export { name: "m".into(), description: String::new(), device: memory(1 << 20, true) };
+    let tls = tls::server(dir.path(), true).unwrap();
+    let options = ServerOptions { tls: Some(tls), ..ServerOptions::default() };
+    let refused = diskwright_serve::nvme::start("nqn.2026-01.org.example:d", vec![export], vec![listener], options);
+    assert!(matches!(refused, Err(ServeError::NoTls)));
+}
+
 /// Runs a program. Prints that it is skipped and returns `None` if it is not installed.
 fn program(name: &str, args: &[&str]) -> Option<Output> {
     match Command::new(name).args(args).output() {

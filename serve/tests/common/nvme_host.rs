@@ -199,7 +199,7 @@ impl Host {
         for (index, part) in data[from..from + len].chunks(part_bytes).enumerate() {
             let offset_bytes = (from + index * part_bytes) as u32;
             let header = DataPdu { offset_bytes, len_bytes: part.len() as u32, ..wanted };
-            let pdu = self.pdu(PduKind::HostData, &header_of(header), part);
+            let pdu = self.pdu(PduKind::HostData, &header.encode_rest(), part);
             self.say(&pdu);
         }
     }
@@ -259,18 +259,6 @@ impl Host {
             other => panic!("a controller sends no {other:?}"),
         }
     }
-}
-
-/// The header of a data PDU behind the common one.
-pub fn header_of(data: DataPdu) -> Vec<u8> {
-    let any = PduHeader {
-        kind: PduKind::HostData,
-        flags: PduFlags::empty(),
-        header_bytes: 24,
-        data_offset_bytes: 0,
-        total_bytes: 0,
-    };
-    data.encode(&any)[PduHeader::BYTES..].to_vec()
 }
 
 pub fn plain() -> Command {

@@ -88,16 +88,16 @@ SIGTERM or Ctrl-C: requests in flight are finished, everything is flushed, and t
 EXAMPLES
   diskwright serve disk.vhdx --nbd /tmp/disk.sock
   nbdinfo 'nbd+unix:///?socket=/tmp/disk.sock'
-  diskwright serve golden.vhdx --ephemeral --nbd 10809
+  diskwright serve golden.vhdx --ephemeral --nbd /tmp/golden.sock
   diskwright serve db=db.vhdx log=log.vhd --nbd 0.0.0.0:10809 \\
       --tls-certificates /etc/pki/diskwright --allow 10.0.0.0/8
-  diskwright serve db=guest.img,format=raw log.vhdx --nbd 10809
+  diskwright serve db=guest.img,format=raw log.vhdx --nbd /tmp/d.sock
   diskwright serve disk.raw --read-only --nbd /tmp/d.sock --metrics 9100 \\
       --progress
-  diskwright serve a.vhdx b.vhdx --nbd 10809 --limit iops=2000,bytes=100M
+  diskwright serve a.vhdx b.vhdx --nbd /tmp/d.sock --limit iops=2000
   diskwright serve machine.vhdx --vhost-user /run/machine.sock
   diskwright serve os=os.vhdx db=db.vhdx --vhost-user os=/run/os.sock \\
-      --vhost-user db=/run/db.sock --nbd 10809
+      --vhost-user db=/run/db.sock --nbd /run/nbd.sock
   diskwright serve db.vhdx --nvme 10.0.0.5 --allow 10.0.0.0/24 --insecure-writes
   diskwright serve --config /etc/diskwright/serve.toml")]
 pub struct ServeArgs {

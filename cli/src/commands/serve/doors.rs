@@ -144,18 +144,18 @@ impl Doors {
         servers.flat_map(|(_, server)| server.addresses()).cloned().collect()
     }
 
-    fn for_each_server(&self, what: impl Fn(&Server)) {
-        self.lock().iter().flat_map(|inside| &inside.servers).for_each(|(_, server)| what(server));
-    }
-
     /// Uses these certificates for all connections accepted from now on.
     pub fn set_tls(&self, config: &Arc<rustls::ServerConfig>) {
-        self.for_each_server(|server| server.set_tls(Arc::clone(config)));
+        let inside = self.lock();
+        let servers = inside.iter().flat_map(|inside| &inside.servers);
+        // The others have no TLS.
+        servers.filter(|(network, _)| *network == Network::Nbd).for_each(|(_, nbd)| nbd.set_tls(Arc::clone(config)));
     }
 
     /// Limits all connections accepted from now on.
     pub fn set_client_limits(&self, limits: RateLimits) {
-        self.for_each_server(|server| server.set_client_limits(limits));
+        let inside = self.lock();
+        inside.iter().flat_map(|inside| &inside.servers).for_each(|(_, server)| server.set_client_limits(limits));
     }
 
     /// The counters of each server that runs.
