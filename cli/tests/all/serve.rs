@@ -93,7 +93,7 @@ fn it_listens_on_loopback_unless_told_otherwise() {
 fn no_disk_is_writable_over_tcp_without_tls() {
     let shop = shop_with(&["disk.vhdx"]);
     let error = shop.fails(1, "serve disk.vhdx --nbd 0");
-    for words in ["TCP without TLS", "read-only", "ephemeral", "--insecure-writes"] {
+    for words in ["TCP without TLS", "read-only", "--tls-certificates", "--insecure-writes"] {
         assert!(error.contains(words), "{error}");
     }
     let Some(server) = Serving::start(&shop, "serve disk.vhdx --nbd 0 --insecure-writes") else { return };

@@ -87,9 +87,17 @@ impl Kind {
     }
 }
 
-/// Works at random in its own share of the disk until `stop` is set. Returns the contents of the
+/// What the clients and the one who compacts tell each other.
+#[derive(Default)]
+struct Progress {
+    stop: AtomicBool,
+    /// Completed requests of all clients.
+    requests: AtomicU64,
+}
+
+/// Works at random in its own share of the disk until it shall stop. Returns the contents of the
 /// share.
-fn work(disk: &Disk, kind: Kind, share: Range<u64>, before: Vec<u8>, seed: u64, stop: &AtomicBool) -> Vec<u8> {
+fn work(disk: &Disk, kind: Kind, share: Range<u64>, before: Vec<u8>, seed: u64, progress: &Progress) -> Vec<u8> {
     let ring = seed.is_multiple_of(2).then(|| SharedRing::new(64, None).unwrap());
     let options = QueueOptions { depth: 8, ring: ring.as_ref(), ..QueueOptions::default() };
     let mut queue = disk.open_queue(&options).unwrap();
@@ -100,9 +108,10 @@ fn work(disk: &Disk, kind: Kind, share: Range<u64>, before: Vec<u8>, seed: u64, 
         queue.reap(1, &mut done).unwrap();
         let completion = done.pop().unwrap();
         completion.result.unwrap();
+        progress.requests.fetch_add(1, Ordering::Relaxed);
         completion.buf
     };
-    while !stop.load(Ordering::Relaxed) {
+    while !progress.stop.load(Ordering::Relaxed) {
         let what = dice.below(16);
         // Some requests are for whole blocks.
         let is_whole = what >= 10;
@@ -146,25 +155,32 @@ fn compact_in_company(lab: &Lab, kind: Kind, blocks: u64, times: u64) -> (PathBu
     let size_bytes = disk.geometry().size_bytes;
     let share_bytes = blocks / 3 * kind.block_bytes;
     let shares = [0..share_bytes, share_bytes..2 * share_bytes, 2 * share_bytes..size_bytes];
-    let stop = AtomicBool::new(false);
+    let progress = Progress::default();
     let moved = AtomicU64::new(0);
     let parts = thread::scope(|scope| {
         let clients: Vec<_> = (1..)
             .zip(&shares)
             .map(|(seed, share)| {
-                let (disk, stop) = (&disk, &stop);
+                let (disk, progress) = (&disk, &progress);
                 let before = contents[share.start as usize..share.end as usize].to_vec();
-                scope.spawn(move || work(disk, kind, share.clone(), before, seed, stop))
+                scope.spawn(move || work(disk, kind, share.clone(), before, seed, progress))
             })
             .collect();
         for _ in 0..times {
-            thread::sleep(std::time::Duration::from_millis(30));
-            let done = disk.compact(false, &mut |_, _| true).inspect_err(|_| stop.store(true, Ordering::Relaxed));
+            // Requests, not milliseconds: on a busy machine some clients would not have begun.
+            let wanted = progress.requests.load(Ordering::Relaxed) + 300;
+            while progress.requests.load(Ordering::Relaxed) < wanted
+                && !clients.iter().any(|client| client.is_finished())
+            {
+                thread::sleep(std::time::Duration::from_millis(1));
+            }
+            let done = disk.compact(false, &mut |_, _| true);
+            let done = done.inspect_err(|_| progress.stop.store(true, Ordering::Relaxed));
             let done = done.unwrap();
             assert!(done.warnings.is_empty(), "{:?}", done.warnings);
             moved.fetch_add(done.moved_bytes, Ordering::Relaxed);
         }
-        stop.store(true, Ordering::Relaxed);
+        progress.stop.store(true, Ordering::Relaxed);
         clients.into_iter().map(|client| client.join().unwrap()).collect::<Vec<_>>()
     });
     assert!(moved.into_inner() > 0, "{kind:?}: nothing was ever moved");
