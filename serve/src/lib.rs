@@ -4,6 +4,7 @@
 //!   net/           the loop of the servers of the network: connections, workers, exports
 //!   nbd/           NBD on that loop
 //!   nvme/          NVMe/TCP on that loop
+//!   iscsi/         iSCSI on that loop
 //!   vhost_user/    the disk of a virtual machine: a vhost-user-blk device
 //!   attach/        the disk as a block device of this machine, mounted on request
 //!   ublk/          the disk as a block device, by the kernel's ublk driver
@@ -29,11 +30,13 @@ pub mod control;
 pub mod ephemeral;
 mod fuse;
 mod inbox;
+pub mod iscsi;
 pub mod metrics;
 pub mod nbd;
 pub mod net;
 pub mod nvme;
 mod panic_guard;
+pub mod reservations;
 mod reserve;
 pub mod scrape;
 mod threads;

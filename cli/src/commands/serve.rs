@@ -1,9 +1,9 @@
-//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: serves disks by NBD and NVMe/TCP, and to
+//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: serves disks by NBD, NVMe/TCP and iSCSI, and to
 //! virtual machines by vhost-user, until a signal comes.
 //!
 //! ```text
 //!   FILEs ─▶ disks (read-only, or with a temporary child) ─▶ exports ─┐
-//!   --nbd, --nvme, LISTEN_FDS ─▶ listeners ───────────────────────────┼─▶ Server ─▶ READY=1 ─┐
+//!   --nbd, --nvme, --iscsi, LISTEN_FDS ─▶ listeners ──────────────────┼─▶ Server ─▶ READY=1 ─┐
 //!   --tls-certificates ─▶ rustls ─────────────────────────────────────┘                      │
 //!   --vhost-user ─▶ socket ─────────────────────────────────▶ VhostUserServer ─▶ (the same) ─┤
 //!   wait: SIGHUP reads the certificates again; SIGTERM, Ctrl-C: finish, flush, close  ◀──────┘
@@ -21,6 +21,7 @@ mod doors;
 mod live;
 mod log;
 mod machine;
+mod names;
 mod word;
 
 use crate::{
@@ -38,10 +39,12 @@ use diskwright_disk::Disk;
 use diskwright_nbd::tls::TlsError;
 use diskwright_serve::{
     control::{Channel, DoorKeeper, Host},
+    iscsi,
     metrics::{Metrics, label},
     nbd,
     net::{Address, Listener, ServerOptions},
     nvme,
+    reservations::ReservationTable,
     scrape::{Page, Scrape},
 };
 use diskwright_store::BlockDevice;
@@ -50,15 +53,7 @@ use live::LiveLine;
 use schemars::JsonSchema;
 use sd_notify::NotifyState;
 use serde::Serialize;
-use std::{
-    fmt::Write as _,
-    fs,
-    io::Write as _,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
-use uuid::Uuid;
+use std::{fmt::Write as _, io::Write as _, path::Path, sync::Arc, time::Duration};
 pub use word::DiskWord;
 
 /// Interval at which the live line is drawn and the server is looked at.
@@ -81,6 +76,8 @@ pub struct ExportReport {
     uris: Vec<String>,
     /// Where NVMe hosts find it, one for each address: its subsystem, and its namespace.
     nvme: Vec<String>,
+    /// Where iSCSI initiators find it, one for each address: its target, and its logical unit.
+    iscsi: Vec<String>,
     /// The sockets at which it is the disk of a virtual machine.
     vhost_user: Vec<String>,
     /// Warnings, a sentence each.
@@ -121,8 +118,14 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
     let tls = certificates(args).map_err(sentence)?;
     let listeners = listen(args)?;
     let nvme_listeners = bind(&args.nvme)?;
+    let iscsi_listeners = bind(&args.iscsi)?;
     let description = args.description.clone().unwrap_or_default();
     let exports: Vec<_> = served.iter().map(|served| doors::export(served, &description)).collect();
+    let reservations = Arc::new(match &args.reservations {
+        Some(dir) => ReservationTable::kept_in(dir),
+        None => ReservationTable::default(),
+    });
+    served.iter().try_for_each(|served| reservations.load(&served.name)).map_err(sentence)?;
     let options = ServerOptions {
         workers: args.threads.unwrap_or(0).into(),
         connections_max: args.connections,
@@ -132,19 +135,23 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
         tls_on_unix: args.tls_on_unix,
         allowed: args.allow.clone(),
         insecure_writes: args.insecure_writes,
+        reservations: Arc::clone(&reservations),
         ..ServerOptions::default()
     };
     let mut servers = Vec::new();
-    if !nvme_listeners.is_empty() {
-        let options = ServerOptions { tls: None, ..options.clone() };
-        let subsystem = subsystem_of(args).unwrap_or_default();
-        let server = nvme::start(&subsystem, exports.clone(), nvme_listeners, options).map_err(sentence)?;
-        servers.push((Network::Nvme, server));
+    let without_tls = ServerOptions { tls: None, ..options.clone() };
+    if let Some(subsystem) = names::subsystem_of(args) {
+        let server = nvme::start(&subsystem, exports.clone(), nvme_listeners, without_tls.clone());
+        servers.push((Network::Nvme, server.map_err(sentence)?));
+    }
+    if let Some(target) = names::target_of(args) {
+        let server = iscsi::start(&target, exports.clone(), iscsi_listeners, without_tls);
+        servers.push((Network::Iscsi, server.map_err(sentence)?));
     }
     if !listeners.is_empty() {
         servers.push((Network::Nbd, nbd::start(exports, listeners, options).map_err(sentence)?));
     }
-    let server = Arc::new(Doors::of(opener, description, served, servers));
+    let server = Arc::new(Doors::of(opener, description, reservations, served, servers));
     for word in &args.vhost_user {
         let disk = &args.disks[word.disk_among(&args.disks)?];
         server.open_for_machine(&disk.name, &word.socket, args.vhost_queues)?;
@@ -261,14 +268,14 @@ fn certificates(args: &ServeArgs) -> Result<Option<Arc<rustls::ServerConfig>>, T
 /// Refuses what the doors that are asked for cannot do.
 fn check_doors(args: &ServeArgs) -> Outcome<()> {
     args.vhost_user.iter().try_for_each(|word| word.disk_among(&args.disks).map(drop))?;
-    let nbd_is_served = !args.nbd.is_empty() || args.vhost_user.is_empty() && args.nvme.is_empty();
+    let nbd_is_served = !args.nbd.is_empty() || !args.has_other_doors();
     if !nbd_is_served && args.tls_certificates.is_some() {
         return Err(Failure::usage("--tls-certificates is about NBD, which is not served: add --nbd ADDRESS"));
     }
     let about_network = !args.allow.is_empty() || args.insecure_writes || args.client_limit.is_some();
-    if !nbd_is_served && args.nvme.is_empty() && about_network {
+    if !nbd_is_served && args.nvme.is_empty() && args.iscsi.is_empty() && about_network {
         return Err(Failure::usage(
-            "--allow, --client-limit and --insecure-writes are about NBD and NVMe/TCP, which are not served: add --nbd ADDRESS or --nvme ADDRESS",
+            "--allow, --client-limit and --insecure-writes are about the network, where nothing is served: add --nbd ADDRESS, --nvme ADDRESS or --iscsi ADDRESS",
         ));
     }
     Ok(())
@@ -278,77 +285,27 @@ fn bind(addresses: &[Address]) -> Outcome<Vec<Listener>> {
     addresses.iter().map(|address| Listener::bind(address).map_err(sentence)).collect()
 }
 
-/// The NQN of the NVMe subsystem, if there is one: the user's, or one that is the same whenever
-/// this machine serves at this address.
-fn subsystem_of(args: &ServeArgs) -> Option<String> {
-    let address = args.nvme.first()?;
-    let machine = fs::read_to_string("/etc/machine-id").unwrap_or_default();
-    let of_machine = Uuid::new_v5(&Uuid::NAMESPACE_OID, machine.trim().as_bytes());
-    let id = Uuid::new_v5(&of_machine, address.to_string().as_bytes());
-    Some(args.nvme_subsystem.clone().unwrap_or_else(|| format!("nqn.2014-08.org.nvmexpress:uuid:{id}")))
-}
-
 fn listen(args: &ServeArgs) -> Outcome<Vec<Listener>> {
     let mut listeners = bind(&args.nbd)?;
     if listeners.is_empty() {
         listeners = Listener::handed_over().map_err(sentence)?;
     }
-    if listeners.is_empty() && args.vhost_user.is_empty() && args.nvme.is_empty() {
-        listeners.push(Listener::bind(&Address::Unix(usual_socket())).map_err(sentence)?);
+    if listeners.is_empty() && !args.has_other_doors() {
+        listeners.push(Listener::bind(&Address::Unix(names::usual_socket())).map_err(sentence)?);
     }
     Ok(listeners)
 }
 
-/// The default socket, in the run-time folder of the user, or of the system for root.
-fn usual_socket() -> PathBuf {
-    let dir = match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(dir) if !dir.is_empty() => PathBuf::from(dir),
-        _ if rustix::process::geteuid().is_root() => PathBuf::from("/run"),
-        _ => std::env::temp_dir(),
-    };
-    dir.join(format!("diskwright-nbd-{}.sock", std::process::id()))
-}
-
-/// The URI of an export at an address.
-fn uri(address: &Address, name: &str, tls: bool) -> String {
-    let name = percent(name);
-    match address {
-        Address::Unix(path) => {
-            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-            let scheme = if tls { "nbds+unix" } else { "nbd+unix" };
-            format!("{scheme}:///{name}?socket={}", percent(&path.to_string_lossy()))
-        }
-        Address::Tcp(..) => format!("{}://{address}/{name}", if tls { "nbds" } else { "nbd" }),
-    }
-}
-
-/// Where an NVMe host finds a disk.
-fn nvme_uri(address: &Address, subsystem: &str, nsid: u32) -> String {
-    format!("nvme://{address}/{}?nsid={nsid}", percent(subsystem))
-}
-
-/// Percent-encodes all but the characters that a path or a query may hold.
-fn percent(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~/:@".contains(&byte) {
-            out.push(byte.into());
-        } else {
-            let _ = write!(out, "%{byte:02X}");
-        }
-    }
-    out
-}
-
 fn announce(context: &mut Context, args: &ServeArgs, server: &Doors, scrape: Option<&Scrape>) -> Outcome<()> {
     let addresses = server.addresses(Network::Nbd);
-    let nvme = server.addresses(Network::Nvme);
-    let subsystem = subsystem_of(args).unwrap_or_default();
+    let (nvme, iscsi) = (server.addresses(Network::Nvme), server.addresses(Network::Iscsi));
+    let (subsystem, target) =
+        (names::subsystem_of(args).unwrap_or_default(), names::target_of(args).unwrap_or_default());
     let exports: Vec<ExportReport> = server
         .disks()
         .iter()
-        .zip(1..)
-        .map(|(Served { name, path, disk, .. }, nsid)| {
+        .zip(0..)
+        .map(|(Served { name, path, disk, .. }, lun)| {
             let tls = |address: &Address| {
                 args.tls_certificates.is_some() && (args.tls_on_unix || matches!(address, Address::Tcp(..)))
             };
@@ -359,8 +316,9 @@ fn announce(context: &mut Context, args: &ServeArgs, server: &Doors, scrape: Opt
                 virtual_size: geometry.size_bytes,
                 read_only: geometry.read_only,
                 ephemeral: args.ephemeral,
-                uris: addresses.iter().map(|address| uri(address, name, tls(address))).collect(),
-                nvme: nvme.iter().map(|address| nvme_uri(address, &subsystem, nsid)).collect(),
+                uris: addresses.iter().map(|address| names::uri(address, name, tls(address))).collect(),
+                nvme: nvme.iter().map(|address| names::nvme_uri(address, &subsystem, lun + 1)).collect(),
+                iscsi: iscsi.iter().map(|address| names::iscsi_uri(address, &target, lun)).collect(),
                 vhost_user: server.sockets_of(name).iter().map(|(socket, _)| json::path(socket)).collect(),
                 warnings: switches::all_with_switches(disk.disk().warnings()),
             }
@@ -378,7 +336,7 @@ fn announce(context: &mut Context, args: &ServeArgs, server: &Doors, scrape: Opt
                 _ => "",
             };
             writeln!(context.text(), "{}: {}{how}", printable(&export.file), Human(export.virtual_size))?;
-            for uri in export.uris.iter().chain(&export.nvme) {
+            for uri in export.uris.iter().chain(&export.nvme).chain(&export.iscsi) {
                 writeln!(context.out, "  {uri}")?;
             }
             for (socket, queues) in server.sockets_of(&export.name) {
@@ -412,17 +370,4 @@ fn page(server: Arc<Doors>) -> Page {
         });
         out
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn uris_can_be_given_to_clients() {
-        let unix = Address::Unix("/run/a b.sock".into());
-        assert_eq!(uri(&unix, "d&x", false), "nbd+unix:///d%26x?socket=/run/a%20b.sock");
-        assert_eq!(uri(&Address::Tcp("::1".into(), 7), "disk", true), "nbds://[::1]:7/disk");
-        assert_eq!(label("a\"b\\"), "a\\\"b\\\\");
-    }
 }

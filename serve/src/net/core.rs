@@ -243,7 +243,18 @@ impl<P: Protocol> Core<P> {
 
     /// Reads the range of a request into buffers of the pool.
     pub(crate) fn read(&mut self, conn: &mut Connection<P>, asked: &ClientRequest<P::Asked>) {
-        if asked.len_bytes <= PIECE_BYTES as u64 {
+        self.read_in_pieces(conn, asked, PIECE_BYTES);
+    }
+
+    /// The same, with at most `piece_bytes` in a buffer.
+    pub(crate) fn read_in_pieces(
+        &mut self,
+        conn: &mut Connection<P>,
+        asked: &ClientRequest<P::Asked>,
+        piece_bytes: usize,
+    ) {
+        let most_bytes = piece_bytes.min(PIECE_BYTES);
+        if asked.len_bytes <= most_bytes as u64 {
             let buf = self.pool.take(asked.len_bytes as usize);
             let read = Request::read(asked.offset_bytes, asked.len_bytes as usize, buf, 0);
             return self.launch_single(conn, asked, Request { buf_offset_bytes: HEADER_ROOM_BYTES, ..read });
@@ -251,7 +262,7 @@ impl<P: Protocol> Core<P> {
         let mut segments = self.spare_lists.pop().unwrap_or_default();
         let mut left_bytes = asked.len_bytes as usize;
         while left_bytes > 0 {
-            let piece_bytes = left_bytes.min(PIECE_BYTES);
+            let piece_bytes = left_bytes.min(most_bytes);
             left_bytes -= piece_bytes;
             if let Err(error) = segments.push(self.pool.take(piece_bytes), payload_range(0, piece_bytes)) {
                 let contents = self.contents(None, Some(segments));

@@ -1,6 +1,7 @@
 //! Options of a server, and the settings that its threads share.
 
 use super::exports::Exports;
+use crate::reservations::ReservationTable;
 use diskwright_store::RateLimits;
 use ipnet::IpNet;
 use rustls::ServerConfig;
@@ -33,6 +34,9 @@ pub struct ServerOptions {
     pub allowed: Vec<IpNet>,
     /// Allow writable exports on TCP without TLS.
     pub insecure_writes: bool,
+    /// The reservations of the disks, for the protocols that have them. Servers of the same disks
+    /// have the same table.
+    pub reservations: Arc<ReservationTable>,
     /// Time limit for the handshake of a client.
     pub handshake_time: Duration,
     /// How long a stopping server waits for clients to receive their last replies.
@@ -51,6 +55,7 @@ impl Default for ServerOptions {
             tls_on_unix: false,
             allowed: Vec::new(),
             insecure_writes: false,
+            reservations: Arc::default(),
             handshake_time: Duration::from_secs(20),
             drain_time: Duration::from_secs(10),
         }

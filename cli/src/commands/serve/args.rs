@@ -7,6 +7,7 @@ use crate::{
 };
 use clap::Args;
 use diskwright_serve::{
+    iscsi,
     net::{Address, ServerOptions, exports},
     nvme,
     vhost_user::QUEUES_MAX,
@@ -16,11 +17,14 @@ use ipnet::IpNet;
 use std::{net::IpAddr, path::PathBuf};
 
 /// The ids of all other options of `serve`: with a file they are in it.
-pub const IN_FILE: [&str; 25] = [
+pub const IN_FILE: [&str; 28] = [
     "disks",
     "nbd",
     "nvme",
     "nvme_subsystem",
+    "iscsi",
+    "iscsi_target",
+    "reservations",
     "vhost_user",
     "vhost_queues",
     "read_only",
@@ -61,6 +65,8 @@ memory-backend-memfd,id=m,size=1G,share=on -machine memory-backend=m -chardev so
 
 --nvme ADDRESS (PORT or HOST[:PORT], usually 4420) serves the disks by NVMe/TCP, and --nbd only if it is given too. A host finds them with nvme discover, and attaches them with nvme connect-all -t tcp -a HOST. The first disk is namespace 1. The name of the subsystem is printed, and --nvme-subsystem sets it. NVMe/TCP here has neither TLS nor authentication, so writable disks need --insecure-writes; --allow limits who may connect.
 
+--iscsi ADDRESS (PORT or HOST[:PORT], usually 3260) serves the disks by iSCSI in the same way: as the logical units of one target, the first one with number 0. --iscsi-target sets the target's name. A cluster that asks for persistent reservations that survive a restart needs --reservations DIR. Reservations bind iSCSI initiators only; who writes by NBD, NVMe/TCP or vhost-user is not held back by them. Linux attaches the disks with iscsiadm -m discovery -t sendtargets -p HOST and iscsiadm -m node --login, Windows with the iSCSI initiator.
+
 A disk is exported under NAME, or the name of its file; a client that asks for no name gets the only one. A FILE with = in its name is written \
 with a folder before it: ./a=b.vhdx. FORMAT (raw, vhd, vhdx, qcow2, vdi, vmdk) is the format of one disk, --format that of all others. A writable disk needs it if \
 its extension names no format (.img) and its contents look like an image.
@@ -99,6 +105,8 @@ EXAMPLES
   diskwright serve os=os.vhdx db=db.vhdx --vhost-user os=/run/os.sock \\
       --vhost-user db=/run/db.sock --nbd /run/nbd.sock
   diskwright serve db.vhdx --nvme 10.0.0.5 --allow 10.0.0.0/24 --insecure-writes
+  diskwright serve db.vhdx --iscsi 10.0.0.5 --iscsi-target iqn.2026-11.org.example:db \\
+      --allow 10.0.0.0/24 --insecure-writes
   diskwright serve --config /etc/diskwright/serve.toml")]
 pub struct ServeArgs {
     /// The disks: each may have a name before it and its format behind it.
@@ -117,6 +125,15 @@ pub struct ServeArgs {
     /// Name of the NVMe subsystem. [default: one of this machine and the address]
     #[arg(long, value_name = "NQN", requires = "nvme", value_parser = nqn)]
     pub(super) nvme_subsystem: Option<String>,
+    /// Serve by iSCSI at this address (may be repeated): the disks are logical units of one target.
+    #[arg(long, value_name = "ADDRESS", value_parser = iscsi_address)]
+    pub(super) iscsi: Vec<Address>,
+    /// Name of the iSCSI target. [default: one of this machine and the address]
+    #[arg(long, value_name = "IQN", requires = "iscsi", value_parser = iqn)]
+    pub(super) iscsi_target: Option<String>,
+    /// Keep persistent reservations in DIR, so that they last longer than the server.
+    #[arg(long, value_name = "DIR", requires = "iscsi")]
+    pub(super) reservations: Option<PathBuf>,
     /// Be the disk of a virtual machine (vhost-user-blk) at this unix socket (may be repeated).
     #[arg(long, value_name = "[NAME=]SOCKET", value_parser = MachineWord::parse)]
     pub(super) vhost_user: Vec<MachineWord>,
@@ -149,7 +166,7 @@ pub struct ServeArgs {
     /// Accept TCP clients from NETWORK only (may be repeated): 192.168.1.0/24, or one address.
     #[arg(long, value_name = "NETWORK", value_parser = network)]
     pub(super) allow: Vec<IpNet>,
-    /// Serve writable disks on TCP without TLS, and by NVMe/TCP.
+    /// Serve writable disks on TCP without TLS, and by NVMe/TCP and iSCSI.
     #[arg(long)]
     pub(super) insecure_writes: bool,
     /// Maximum number of connections at a time.
@@ -185,11 +202,32 @@ fn address(text: &str) -> Result<Address, String> {
     Address::parse(text).map_err(|error| error.to_string())
 }
 
+impl ServeArgs {
+    /// Whether disks are served by other ways than NBD.
+    pub(super) fn has_other_doors(&self) -> bool {
+        !(self.vhost_user.is_empty() && self.nvme.is_empty() && self.iscsi.is_empty())
+    }
+}
+
 fn nvme_address(text: &str) -> Result<Address, String> {
-    match Address::parse_with(text, nvme::DEFAULT_PORT).map_err(|error| error.to_string())? {
-        Address::Unix(_) => Err("NVMe/TCP needs PORT or HOST:PORT; hosts do not use unix sockets".into()),
+    tcp_address(text, nvme::DEFAULT_PORT, "NVMe/TCP")
+}
+
+fn iscsi_address(text: &str) -> Result<Address, String> {
+    tcp_address(text, iscsi::DEFAULT_PORT, "iSCSI")
+}
+
+fn tcp_address(text: &str, usual_port: u16, protocol: &str) -> Result<Address, String> {
+    match Address::parse_with(text, usual_port).map_err(|error| error.to_string())? {
+        Address::Unix(_) => Err(format!("{protocol} needs PORT or HOST:PORT; its clients do not use unix sockets")),
         tcp => Ok(tcp),
     }
+}
+
+fn iqn(text: &str) -> Result<String, String> {
+    iscsi::check_target(text)
+        .map(|()| text.to_owned())
+        .map_err(|reason| format!("{text:?} is not an iSCSI name: {reason}"))
 }
 
 fn nqn(text: &str) -> Result<String, String> {

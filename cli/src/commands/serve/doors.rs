@@ -1,4 +1,4 @@
-//! The ways into the disks of one `serve`: servers of the network (NBD, NVMe/TCP) for all of them,
+//! The ways into the disks of one `serve`: servers of the network (NBD, NVMe/TCP, iSCSI) for all,
 //! and vhost-user devices, each for one. Disks and devices come and go while the process runs
 //! (`serve-ctl`).
 //!
@@ -18,6 +18,7 @@ use diskwright_serve::{
     control::{ControlError, DoorKeeper, HostedDisk, NewDisk},
     metrics::{Metrics, Totals},
     net::{Address, Export, Listener, Server},
+    reservations::ReservationTable,
     vhost_user::{QUEUES_MAX, VhostUserOptions, VhostUserServer},
 };
 use diskwright_store::{ErrorCode, RateLimits};
@@ -32,6 +33,7 @@ use std::{
 pub enum Network {
     Nbd,
     Nvme,
+    Iscsi,
 }
 
 /// A device for a virtual machine.
@@ -56,6 +58,7 @@ pub struct Doors {
     opener: Opener,
     /// Description of the disks for clients.
     description: String,
+    reservations: Arc<ReservationTable>,
     /// `None` when the process ends.
     inside: Mutex<Option<Inside>>,
 }
@@ -108,8 +111,15 @@ impl Inside {
 
 impl Doors {
     /// The disks, and the servers that they have.
-    pub fn of(opener: Opener, description: String, disks: Vec<Served>, servers: Vec<(Network, Server)>) -> Self {
-        Self { opener, description, inside: Mutex::new(Some(Inside { disks, servers, machines: Vec::new() })) }
+    pub fn of(
+        opener: Opener,
+        description: String,
+        reservations: Arc<ReservationTable>,
+        disks: Vec<Served>,
+        servers: Vec<(Network, Server)>,
+    ) -> Self {
+        let inside = Inside { disks, servers, machines: Vec::new() };
+        Self { opener, description, reservations, inside: Mutex::new(Some(inside)) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Inside>> {
@@ -242,6 +252,7 @@ impl DoorKeeper for Doors {
             return Err(wrong(format!("a disk with the name {:?} is served already; choose another name", word.name)));
         }
         let served = self.opener.open(word, &inside.disks).map_err(|error| refused(ErrorCode::Io, error))?;
+        self.reservations.load(&served.name).map_err(|error| refused(ErrorCode::Io, error))?;
         for (index, (_, server)) in inside.servers.iter().enumerate() {
             if let Err(error) = server.add(export(&served, &self.description)) {
                 // The servers before have no clients of it yet, so this ends at once.

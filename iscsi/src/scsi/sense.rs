@@ -1,0 +1,129 @@
+//! Sense data: why a command has failed, in the fixed format (SPC-4, 4.5.3).
+
+use crate::put;
+use std::io;
+
+/// Sense keys.
+mod key {
+    pub(super) const NO_SENSE: u8 = 0x0;
+    pub(super) const NOT_READY: u8 = 0x2;
+    pub(super) const MEDIUM_ERROR: u8 = 0x3;
+    pub(super) const HARDWARE_ERROR: u8 = 0x4;
+    pub(super) const ILLEGAL_REQUEST: u8 = 0x5;
+    pub(super) const UNIT_ATTENTION: u8 = 0x6;
+    pub(super) const DATA_PROTECT: u8 = 0x7;
+    pub(super) const ABORTED_COMMAND: u8 = 0xb;
+    pub(super) const MISCOMPARE: u8 = 0xe;
+}
+
+/// A sense key with an additional sense code and its qualifier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sense {
+    /// The sense key.
+    pub key: u8,
+    /// The additional sense code, and its qualifier.
+    pub code: (u8, u8),
+    /// The information field.
+    pub information: Option<u32>,
+}
+
+const fn sense(key: u8, code: u8, qualifier: u8) -> Sense {
+    Sense { key, code: (code, qualifier), information: None }
+}
+
+impl Sense {
+    /// Length in bytes.
+    pub const BYTES: usize = 18;
+
+    /// Nothing to tell.
+    pub const NONE: Self = sense(key::NO_SENSE, 0, 0);
+    /// The command is not supported.
+    pub const INVALID_OPCODE: Self = sense(key::ILLEGAL_REQUEST, 0x20, 0);
+    /// The range ends behind the disk.
+    pub const OUT_OF_RANGE: Self = sense(key::ILLEGAL_REQUEST, 0x21, 0);
+    /// A field of the command descriptor block.
+    pub const INVALID_FIELD: Self = sense(key::ILLEGAL_REQUEST, 0x24, 0);
+    /// There is no such logical unit.
+    pub const NO_UNIT: Self = sense(key::ILLEGAL_REQUEST, 0x25, 0);
+    /// A field of the parameter list.
+    pub const INVALID_PARAMETER: Self = sense(key::ILLEGAL_REQUEST, 0x26, 0);
+    /// A reservation is to be released by one that does not hold it, or with another scope or type.
+    pub const INVALID_RELEASE: Self = sense(key::ILLEGAL_REQUEST, 0x26, 0x04);
+    /// The length of the parameter list.
+    pub const PARAMETER_LENGTH: Self = sense(key::ILLEGAL_REQUEST, 0x1a, 0);
+    /// Values cannot be saved.
+    pub const NO_SAVING: Self = sense(key::ILLEGAL_REQUEST, 0x39, 0);
+    /// No room for one more registration.
+    pub const NO_REGISTRATION: Self = sense(key::ILLEGAL_REQUEST, 0x55, 0x04);
+    /// The disk is read-only.
+    pub const WRITE_PROTECTED: Self = sense(key::DATA_PROTECT, 0x27, 0);
+    /// No space is left for the disk's file.
+    pub const NO_SPACE: Self = sense(key::DATA_PROTECT, 0x27, 0x07);
+    /// The contents differ.
+    pub const MISCOMPARE: Self = sense(key::MISCOMPARE, 0x1d, 0);
+    /// A read has failed.
+    pub const READ_ERROR: Self = sense(key::MEDIUM_ERROR, 0x11, 0);
+    /// A write has failed.
+    pub const WRITE_ERROR: Self = sense(key::MEDIUM_ERROR, 0x0c, 0);
+    /// Something in the target has failed.
+    pub const INTERNAL: Self = sense(key::HARDWARE_ERROR, 0x44, 0);
+    /// The logical unit is not ready for now.
+    pub const NOT_READY: Self = sense(key::NOT_READY, 0x04, 0);
+    /// Data were damaged on the way.
+    pub const DAMAGED: Self = sense(key::ABORTED_COMMAND, 0x47, 0x05);
+    /// The data of a write did not come in the right amount.
+    pub const WRONG_DATA: Self = sense(key::ABORTED_COMMAND, 0x0c, 0x0d);
+    /// The initiator announces another amount of data than the command has.
+    pub const WRONG_LENGTH: Self = sense(key::ILLEGAL_REQUEST, 0x0e, 0x03);
+    /// More or fewer unsolicited data than the command allows.
+    pub const UNEXPECTED_DATA: Self = sense(key::ABORTED_COMMAND, 0x0c, 0x0c);
+    /// The initiator has just logged in.
+    pub const NEW_NEXUS: Self = sense(key::UNIT_ATTENTION, 0x29, 0);
+    /// The logical unit was reset.
+    pub const UNIT_RESET: Self = sense(key::UNIT_ATTENTION, 0x29, 0x03);
+    /// The capacity has changed.
+    pub const CAPACITY_CHANGED: Self = sense(key::UNIT_ATTENTION, 0x2a, 0x09);
+    /// Another initiator has removed reservations.
+    pub const RESERVATIONS_PREEMPTED: Self = sense(key::UNIT_ATTENTION, 0x2a, 0x03);
+    /// Another initiator has released the reservation.
+    pub const RESERVATIONS_RELEASED: Self = sense(key::UNIT_ATTENTION, 0x2a, 0x04);
+    /// Another initiator has removed the registration.
+    pub const REGISTRATION_PREEMPTED: Self = sense(key::UNIT_ATTENTION, 0x2a, 0x05);
+    /// Logical units have come or gone.
+    pub const UNITS_CHANGED: Self = sense(key::UNIT_ATTENTION, 0x3f, 0x0e);
+
+    /// The sense data of an error of the disk. `writes` tells what the command did.
+    pub fn of_error(error: &io::Error, writes: bool) -> Self {
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::NO_SPACE,
+            io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied if writes => Self::WRITE_PROTECTED,
+            io::ErrorKind::Unsupported => Self::INVALID_OPCODE,
+            _ if writes => Self::WRITE_ERROR,
+            _ => Self::READ_ERROR,
+        }
+    }
+
+    /// Whether it tells that something has happened, and not that the command is wrong.
+    pub fn is_attention(&self) -> bool {
+        self.key == key::UNIT_ATTENTION
+    }
+
+    /// Whether the command, and not the disk, is the cause.
+    pub fn is_refusal(&self) -> bool {
+        !matches!(self.key, key::MEDIUM_ERROR | key::HARDWARE_ERROR) && *self != Self::NO_SPACE
+    }
+
+    /// Encodes it.
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        out[0] = 0x70;
+        out[2] = self.key;
+        if let Some(information) = self.information {
+            out[0] |= 0x80;
+            put(&mut out, 3, &information.to_be_bytes());
+        }
+        out[7] = (Self::BYTES - 8) as u8;
+        (out[12], out[13]) = self.code;
+        out
+    }
+}

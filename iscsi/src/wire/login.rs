@@ -1,0 +1,136 @@
+//! Login requests and responses (RFC 7143, 11.12 and 11.13).
+
+use super::{Counters, HEADER_BYTES, Opcode, pdu::Header};
+use crate::{put, u16_at, u32_at};
+
+/// The stage of a login.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Stage {
+    /// Who the parties are.
+    Security = 0,
+    /// What they agree on.
+    Operational = 1,
+    /// Commands.
+    Full = 3,
+}
+
+impl Stage {
+    fn of(bits: u8) -> Option<Self> {
+        match bits & 3 {
+            0 => Some(Self::Security),
+            1 => Some(Self::Operational),
+            3 => Some(Self::Full),
+            _ => None,
+        }
+    }
+}
+
+/// What a login has come to: class and detail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoginStatus(pub u16);
+
+impl LoginStatus {
+    /// So far it is right.
+    pub const SUCCESS: Self = Self(0);
+    /// The request is wrong in another way.
+    pub const INITIATOR_ERROR: Self = Self(0x0200);
+    /// The initiator is not who it says, or does not say it.
+    pub const AUTHENTICATION: Self = Self(0x0201);
+    /// The initiator may not use the target.
+    pub const FORBIDDEN: Self = Self(0x0202);
+    /// There is no such target.
+    pub const NOT_FOUND: Self = Self(0x0203);
+    /// No common version.
+    pub const VERSION: Self = Self(0x0205);
+    /// A session has one connection.
+    pub const TOO_MANY_CONNECTIONS: Self = Self(0x0206);
+    /// A key is missing.
+    pub const MISSING: Self = Self(0x0207);
+    /// The kind of session is not known.
+    pub const SESSION_TYPE: Self = Self(0x0209);
+    /// There is no such session.
+    pub const NO_SESSION: Self = Self(0x020a);
+    /// The request does not fit the state of the login.
+    pub const INVALID: Self = Self(0x020b);
+    /// The target has no resources.
+    pub const OUT_OF_RESOURCES: Self = Self(0x0302);
+}
+
+/// A login request, without its text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoginRequest {
+    /// Whether the initiator is ready for the next stage.
+    pub transits: bool,
+    /// Whether the text goes on in the next request.
+    pub continues: bool,
+    /// The stage it belongs to; `None` if the bits are reserved.
+    pub stage: Option<Stage>,
+    /// The stage that the initiator is ready for.
+    pub next: Option<Stage>,
+    /// The lowest version that the initiator supports.
+    pub version_min: u8,
+    /// The initiator's part of the session's id.
+    pub isid: [u8; 6],
+    /// The target's part, 0 for a new session.
+    pub tsih: u16,
+    /// The tag of the task.
+    pub tag: u32,
+    /// The id of the connection.
+    pub cid: u16,
+    /// The number of the next command.
+    pub cmd_sn: u32,
+}
+
+impl LoginRequest {
+    /// Decodes the header.
+    pub fn decode(header: &[u8; HEADER_BYTES]) -> Self {
+        Self {
+            transits: header[1] & 0x80 != 0,
+            continues: header[1] & 0x40 != 0,
+            stage: Stage::of(header[1] >> 2),
+            next: Stage::of(header[1]),
+            version_min: header[3],
+            isid: crate::array(header, 8),
+            tsih: u16_at(header, 14),
+            tag: u32_at(header, 16),
+            cid: u16_at(header, 20),
+            cmd_sn: u32_at(header, 24),
+        }
+    }
+}
+
+/// A login response, without its text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoginReply {
+    /// The request that it answers.
+    pub request: LoginRequest,
+    /// Whether the login goes on with the next stage.
+    pub transits: bool,
+    /// The session's id.
+    pub tsih: u16,
+    /// The numbers of the session.
+    pub counters: Counters,
+    /// The status.
+    pub status: LoginStatus,
+}
+
+impl LoginReply {
+    /// Encodes the header, for `text_bytes` of text.
+    pub fn encode(&self, text_bytes: usize) -> [u8; HEADER_BYTES] {
+        let mut out = Header::start(Opcode::LoginResponse, 0, text_bytes);
+        let stage = |stage: Option<Stage>| stage.map_or(0, |stage| stage as u8);
+        if self.status == LoginStatus::SUCCESS {
+            out[1] = stage(self.request.stage) << 2;
+            if self.transits {
+                out[1] |= 0x80 | stage(self.request.next);
+            }
+        }
+        put(&mut out, 8, &self.request.isid);
+        put(&mut out, 14, &self.tsih.to_be_bytes());
+        put(&mut out, 16, &self.request.tag.to_be_bytes());
+        self.counters.put(&mut out);
+        put(&mut out, 36, &self.status.0.to_be_bytes());
+        out
+    }
+}

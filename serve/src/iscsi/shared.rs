@@ -1,0 +1,155 @@
+//! What the sessions of a server share, whichever worker they are on.
+//!
+//! ```text
+//!   a login ─▶ Shared::open ─▶ Nexus      the earlier session of the same initiator port is ended
+//!   COMPARE AND WRITE, ORWRITE ─▶ Shared::claim ─▶ Claim      no other one has these bytes
+//! ```
+//!
+//! Locks: one for the sessions, one for the claims. Each is held for a lookup or a change, and no
+//! code holds both.
+
+use crate::reservations::ReservationTable;
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ops::Range,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// The name of the target.
+    pub(super) target: String,
+    pub(super) reservations: Arc<ReservationTable>,
+    sessions: Mutex<Sessions>,
+    claims: Arc<Mutex<Vec<(u32, Range<u64>)>>>,
+}
+
+#[derive(Debug, Default)]
+struct Sessions {
+    by_port: BTreeMap<Port, Arc<Nexus>>,
+    last_tsih: u16,
+}
+
+/// What identifies the port of an initiator: its name, and its part of the session's id.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Port {
+    pub(super) initiator: String,
+    pub(super) isid: [u8; 6],
+}
+
+impl fmt::Display for Port {
+    /// As the standard writes it (RFC 7143, 3.4.6).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{},i,0x", self.initiator)?;
+        self.isid.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// A session, as others see it.
+#[derive(Debug)]
+pub(super) struct Nexus {
+    pub(super) port: Port,
+    /// The target's part of the session's id.
+    pub(super) tsih: u16,
+    has_ended: AtomicBool,
+}
+
+impl Nexus {
+    /// Whether the same initiator port has logged in again.
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Relaxed)
+    }
+}
+
+impl Shared {
+    pub(super) fn new(target: &str, reservations: Arc<ReservationTable>) -> Self {
+        Self { target: target.to_owned(), reservations, sessions: Mutex::default(), claims: Arc::default() }
+    }
+
+    /// A new session. An earlier one of the same port is told to end.
+    pub(super) fn open(&self, port: Port) -> Arc<Nexus> {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_free = |tsih: u16| sessions.by_port.values().all(|nexus| nexus.tsih != tsih);
+        let after = sessions.last_tsih;
+        let tsih = (after.saturating_add(1)..=u16::MAX).chain(1..=after).find(|&tsih| is_free(tsih)).unwrap_or(1);
+        sessions.last_tsih = tsih;
+        let nexus = Arc::new(Nexus { port: port.clone(), tsih, has_ended: AtomicBool::new(false) });
+        if let Some(before) = sessions.by_port.insert(port, Arc::clone(&nexus)) {
+            before.has_ended.store(true, Relaxed);
+        }
+        nexus
+    }
+
+    /// The connection of a session is being closed.
+    pub(super) fn close(&self, nexus: &Arc<Nexus>) {
+        let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
+        if sessions.by_port.get(&nexus.port).is_some_and(|there| Arc::ptr_eq(there, nexus)) {
+            sessions.by_port.remove(&nexus.port);
+        }
+    }
+
+    /// Claims bytes of an export for a command that reads and then writes. `None` if another
+    /// command has some of them.
+    pub(super) fn claim(&self, export: u32, range: Range<u64>) -> Option<Claim> {
+        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        let overlaps =
+            |(of, there): &(u32, Range<u64>)| *of == export && there.start < range.end && range.start < there.end;
+        if claims.iter().any(overlaps) {
+            return None;
+        }
+        claims.push((export, range.clone()));
+        Some(Claim { claims: Arc::clone(&self.claims), export, range })
+    }
+}
+
+/// Bytes that a command has for itself until this is dropped.
+#[derive(Debug)]
+pub(super) struct Claim {
+    claims: Arc<Mutex<Vec<(u32, Range<u64>)>>>,
+    export: u32,
+    range: Range<u64>,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        claims.retain(|(export, range)| *export != self.export || *range != self.range);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn port(isid: u8) -> Port {
+        Port { initiator: "iqn.2026-11.test:a".into(), isid: [isid; 6] }
+    }
+
+    #[test]
+    fn a_second_login_of_a_port_ends_the_first_session() {
+        let shared = Shared::new("iqn.2026-11.test:t", Arc::default());
+        let (first, other) = (shared.open(port(1)), shared.open(port(2)));
+        let second = shared.open(port(1));
+        assert!(first.has_ended() && !other.has_ended() && !second.has_ended());
+        assert!(first.tsih != second.tsih && first.tsih != 0);
+        // Its end is not that of the second.
+        shared.close(&first);
+        let third = shared.open(port(1));
+        assert!(second.has_ended() && !third.has_ended());
+    }
+
+    #[test]
+    fn bytes_are_claimed_once() {
+        let shared = Shared::new("iqn.2026-11.test:t", Arc::default());
+        let claim = shared.claim(0, 512..1024).unwrap();
+        assert!(shared.claim(0, 0..513).is_none() && shared.claim(0, 1023..2048).is_none());
+        let others = (shared.claim(0, 0..512), shared.claim(0, 1024..1025), shared.claim(1, 0..4096));
+        assert!(others.0.is_some() && others.1.is_some() && others.2.is_some());
+        drop(claim);
+        assert!(shared.claim(0, 600..700).is_some());
+    }
+}

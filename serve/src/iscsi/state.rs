@@ -1,0 +1,232 @@
+//! What a session keeps: its phase, its numbers, its tasks. No code that handles PDUs.
+
+use super::{
+    login::Login,
+    shared::{Claim, Nexus, Shared},
+    units::Units,
+};
+use crate::{
+    net::{
+        connection::Incoming,
+        flights::{ClientRequest, Contents},
+        protocol::ProtocolTypes,
+    },
+    reservations::Reservations,
+};
+use diskwright_iscsi::{
+    scsi::{Command, Sense},
+    wire::Counters,
+};
+use diskwright_store::{IoBuf, SlotMap};
+use std::{
+    collections::VecDeque,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+/// Commands that a session may have open, besides immediate ones.
+pub(super) const WINDOW: u32 = 128;
+
+/// Data of one PDU that the target takes.
+pub(super) const SEGMENT_BYTES: usize = 256 << 10;
+
+/// Data that come with a command.
+pub(super) const FIRST_BURST_BYTES: u32 = 64 << 10;
+
+/// Data of one sequence, and so of one R2T, at most.
+pub(super) const BURST_BYTES: u32 = 1 << 20;
+
+/// Data of one command at most.
+pub(super) const TRANSFER_BYTES: u64 = 32 << 20;
+
+/// Data of a PDU that is neither a command nor data of a write.
+pub(super) const TEXT_BYTES_MAX: usize = 8 << 10;
+
+/// The protocol iSCSI.
+#[derive(Debug)]
+pub(crate) enum Iscsi {}
+
+impl ProtocolTypes for Iscsi {
+    type Shared = Shared;
+    type Session = Session;
+    type Asked = Asked;
+}
+
+/// What a reply needs to know of its command: the index of its task.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    pub(super) slot: u32,
+}
+
+/// How far a connection is.
+#[derive(Debug)]
+pub(super) enum Phase {
+    Login(Box<Login>),
+    Full { nexus: Arc<Nexus>, is_discovery: bool },
+}
+
+/// What both sides have agreed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Agreed {
+    pub(super) header_digest: bool,
+    pub(super) data_digest: bool,
+    /// Data of one PDU that the initiator takes.
+    pub(super) segment_bytes: usize,
+    /// Data of one sequence.
+    pub(super) burst_bytes: u32,
+    /// Whether data may come with a command, and how many.
+    pub(super) immediate: bool,
+    pub(super) first_burst_bytes: u32,
+}
+
+impl Default for Agreed {
+    fn default() -> Self {
+        Self {
+            header_digest: false,
+            data_digest: false,
+            segment_bytes: 8 << 10,
+            burst_bytes: 256 << 10,
+            immediate: true,
+            first_burst_bytes: FIRST_BURST_BYTES,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(super) phase: Phase,
+    pub(super) agreed: Agreed,
+    pub(super) counters: Counters,
+    pub(super) tasks: SlotMap<Task>,
+    /// Tasks for which the client's share had no room.
+    pub(super) waiting: VecDeque<u32>,
+    /// A payload that is complete but for what follows its data.
+    pub(super) trailing: Option<Trailing>,
+    /// Task management that waits for the end of tasks.
+    pub(super) managing: Vec<Managing>,
+    pub(super) units: Units,
+    /// Preemptions that are answered when requests of those shut out have ended.
+    pub(super) draining: Vec<(ClientRequest<Asked>, Arc<Reservations>)>,
+}
+
+impl Session {
+    pub(super) fn nexus(&self) -> Option<&Arc<Nexus>> {
+        match &self.phase {
+            Phase::Full { nexus, .. } => Some(nexus),
+            Phase::Login(_) => None,
+        }
+    }
+
+    /// The numbers for a response that has the next status number.
+    pub(super) fn next_counters(&mut self) -> Counters {
+        let counters = self.counters();
+        self.counters.stat_sn = self.counters.stat_sn.wrapping_add(1);
+        counters
+    }
+
+    /// The numbers for a PDU without a status. The window opens by the tasks that have ended.
+    pub(super) fn counters(&mut self) -> Counters {
+        let open = self.tasks.len().min(WINDOW as usize) as u32;
+        let max = self.counters.expected_cmd_sn.wrapping_add(WINDOW - open).wrapping_sub(1);
+        // It never goes back.
+        if (max.wrapping_sub(self.counters.max_cmd_sn) as i32) > 0 {
+            self.counters.max_cmd_sn = max;
+        }
+        self.counters
+    }
+}
+
+/// Which part of a command the disk works on.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// Nothing yet, or the whole of it.
+    Only,
+    /// The read of a command that compares or changes what it finds. The claim is for those that
+    /// write afterwards.
+    Found(Option<Claim>),
+    /// The write after it.
+    Changed(#[expect(dead_code, reason = "it is held")] Claim),
+    /// The read before a write whose data end within a block, and their length.
+    Partial(usize),
+    /// What is written after it.
+    Last,
+    /// A pattern that is written again and again: the pattern, and what is left.
+    Pattern(Arc<IoBuf>, Range<u64>),
+}
+
+/// A SCSI command that has not been answered.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) tag: u32,
+    pub(super) lun: u64,
+    /// The command, or why it is refused.
+    pub(super) command: Result<Command, Sense>,
+    /// What the initiator expects to receive and to send.
+    pub(super) expects: Expected,
+    /// Bytes of data that the command has.
+    pub(super) has_bytes: u64,
+    /// Number of the next Data-In or R2T.
+    pub(super) data_sn: u32,
+    /// Length of the buffers of a read.
+    pub(super) piece_bytes: usize,
+    /// The R2T that is outstanding: the number of the next Data-Out, and the offset of its end.
+    pub(super) solicited: Option<(u32, usize)>,
+    /// A payload for which an R2T was sent, while none of it is being received.
+    pub(super) parked: Option<Incoming<Asked>>,
+    /// Payload that is kept to be compared.
+    pub(super) kept: Contents,
+    pub(super) step: Step,
+    /// It gets no more data and no answer.
+    pub(super) is_aborted: bool,
+    /// Counts it among the initiator's requests, once it has begun.
+    pub(super) counted: Option<Counted>,
+}
+
+/// A request that is counted until this is dropped.
+#[derive(Debug)]
+pub(super) struct Counted(Arc<AtomicU32>);
+
+impl Counted {
+    pub(super) fn by(counter: &Arc<AtomicU32>) -> Self {
+        counter.fetch_add(1, Ordering::AcqRel);
+        Self(Arc::clone(counter))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// Bytes of data that an initiator expects.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Expected {
+    pub(super) in_bytes: u32,
+    pub(super) out_bytes: u32,
+}
+
+impl Expected {
+    pub(super) fn bytes(self) -> u32 {
+        self.in_bytes.max(self.out_bytes)
+    }
+}
+
+/// What follows the data of a PDU: data that nobody wants, padding, and a digest.
+#[derive(Debug)]
+pub(super) struct Trailing {
+    pub(super) incoming: Incoming<Asked>,
+    pub(super) left_bytes: usize,
+}
+
+/// A task management request that waits.
+#[derive(Debug)]
+pub(super) struct Managing {
+    pub(super) tag: u32,
+    /// The outcome, when the tasks have ended.
+    pub(super) outcome: u8,
+    pub(super) tasks: Vec<u32>,
+}

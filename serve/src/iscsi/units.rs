@@ -1,0 +1,170 @@
+//! What a session knows of each logical unit: what the initiator is told next, and what it may do.
+//!
+//! *Unit attentions* are told instead of the result of the initiator's next command, which it then
+//! sends again (SAM-5, 5.14). What it may do depends on reservations: it is looked up when they
+//! have changed.
+
+use crate::{
+    net::exports::Exports,
+    reservations::{Access, Change, Event, ReservationTable, Reservations},
+};
+use diskwright_iscsi::scsi::{Sense, command::Class};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::AtomicU32},
+};
+
+/// Attentions of one logical unit at most. Further ones are dropped; the first tells that the unit
+/// must be looked at.
+const ATTENTIONS_MAX: usize = 8;
+
+#[derive(Debug, Default)]
+pub(super) struct Units {
+    /// The initiator's port, by which it takes part in reservations.
+    participant: String,
+    units: Vec<Option<Unit>>,
+}
+
+#[derive(Debug)]
+struct Unit {
+    name: String,
+    /// The size that the initiator may know, in bytes.
+    size_bytes: u64,
+    pending: VecDeque<Sense>,
+    reservations: Arc<Reservations>,
+    access: Access,
+    /// Requests in flight of the initiator.
+    in_flight: Arc<AtomicU32>,
+}
+
+impl Units {
+    /// Those of a new session.
+    pub(super) fn new(participant: String, exports: &Exports, table: &ReservationTable) -> Self {
+        let mut units = Self { participant, units: Vec::new() };
+        units.look(exports, table);
+        for unit in units.units.iter_mut().flatten() {
+            unit.pending = VecDeque::from([Sense::NEW_NEXUS]);
+        }
+        units
+    }
+
+    pub(super) fn participant(&self) -> &str {
+        &self.participant
+    }
+
+    /// Compares the exports with what was known of them.
+    pub(super) fn look(&mut self, exports: &Exports, table: &ReservationTable) {
+        let is_first = self.units.is_empty();
+        self.units.resize_with(exports.indexes().max(self.units.len()), || None);
+        let mut has_changed = false;
+        for (index, unit) in self.units.iter_mut().enumerate() {
+            let now = exports.here(index);
+            match (unit.as_mut(), now) {
+                (Some(unit), Some(now)) if unit.name == now.name => {
+                    let size_bytes = now.device.geometry().size_bytes;
+                    if std::mem::replace(&mut unit.size_bytes, size_bytes) != size_bytes {
+                        unit.add(Sense::CAPACITY_CHANGED);
+                    }
+                }
+                (None, None) => {}
+                _ => {
+                    has_changed = true;
+                    *unit = now.map(|now| {
+                        let reservations = table.of(&now.name);
+                        Unit {
+                            name: now.name.clone(),
+                            size_bytes: now.device.geometry().size_bytes,
+                            pending: VecDeque::new(),
+                            in_flight: reservations.in_flight_of(&self.participant),
+                            reservations,
+                            access: Access::default(),
+                        }
+                    });
+                }
+            }
+        }
+        if has_changed && !is_first {
+            self.units.iter_mut().flatten().for_each(|unit| unit.add(Sense::UNITS_CHANGED));
+        }
+    }
+
+    fn unit(&mut self, export: usize) -> Option<&mut Unit> {
+        self.units.get_mut(export)?.as_mut()
+    }
+
+    /// Takes the next attention of a unit.
+    pub(super) fn take(&mut self, export: usize) -> Option<Sense> {
+        self.unit(export)?.pending.pop_front()
+    }
+
+    /// REPORT LUNS tells what the attention of changed units is about.
+    pub(super) fn forget_units_changed(&mut self) {
+        for unit in self.units.iter_mut().flatten() {
+            unit.pending.retain(|attention| *attention != Sense::UNITS_CHANGED);
+        }
+    }
+
+    /// Whether reservations let the initiator carry out a command of this class. What others have
+    /// done to its registration becomes attentions.
+    pub(super) fn allows(&mut self, export: usize, class: Class) -> bool {
+        let participant = std::mem::take(&mut self.participant);
+        let allowed = self.unit(export).is_none_or(|unit| unit.allows(&participant, class));
+        self.participant = participant;
+        allowed
+    }
+
+    /// The reservations of a unit.
+    pub(super) fn reservations(&self, export: usize) -> Option<&Arc<Reservations>> {
+        self.units.get(export)?.as_ref().map(|unit| &unit.reservations)
+    }
+
+    /// The session ends, and with it the initiator's reservations in the way of SPC-2.
+    pub(super) fn end_simple_reservations(&self) {
+        for unit in self.units.iter().flatten() {
+            // There is none if it is refused.
+            let _ = unit.reservations.change(&self.participant, &Change::ReleaseSimply);
+        }
+    }
+
+    /// A unit is reset.
+    pub(super) fn reset(&mut self, export: usize) {
+        if let Some(unit) = self.unit(export) {
+            unit.add(Sense::UNIT_RESET);
+            let reservations = Arc::clone(&unit.reservations);
+            let _ = reservations.change(&self.participant, &Change::Reset);
+        }
+    }
+
+    /// The counter of the initiator's requests in flight.
+    pub(super) fn in_flight(&self, export: usize) -> Option<&Arc<AtomicU32>> {
+        self.units.get(export)?.as_ref().map(|unit| &unit.in_flight)
+    }
+}
+
+impl Unit {
+    fn add(&mut self, attention: Sense) {
+        if self.pending.len() < ATTENTIONS_MAX && !self.pending.contains(&attention) {
+            self.pending.push_back(attention);
+        }
+    }
+
+    fn allows(&mut self, participant: &str, class: Class) -> bool {
+        self.access = self.reservations.access(participant, self.access);
+        if self.access.has_events {
+            for event in self.reservations.take_events(participant) {
+                self.add(match event {
+                    Event::ReservationsPreempted => Sense::RESERVATIONS_PREEMPTED,
+                    Event::ReservationsReleased => Sense::RESERVATIONS_RELEASED,
+                    Event::RegistrationPreempted => Sense::REGISTRATION_PREEMPTED,
+                });
+            }
+            self.access = self.reservations.access(participant, self.access);
+        }
+        match class {
+            Class::Always => true,
+            Class::Free => !self.access.is_shut,
+            Class::Reads => self.access.reads,
+            Class::Writes => self.access.writes,
+        }
+    }
+}
