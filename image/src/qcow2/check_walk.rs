@@ -109,6 +109,9 @@ pub(super) struct Walk<'a> {
     pub lossless: RefCell<Vec<LosslessRepair>>,
 }
 
+/// Length of the longest entry of a table.
+const ENTRY_BYTES_MAX: u64 = 16;
+
 /// A finding, what its repair does, and its changes.
 pub(super) type LosslessRepair = (Finding, String, Vec<Change>);
 
@@ -134,7 +137,7 @@ pub(super) fn each_word(
 }
 
 /// Calls `each` for the pieces of a range that have data. Pieces begin at multiples of 8 bytes from
-/// `start`.
+/// `start`. An entry of which the file has only a part is completed with zeros, as it is read.
 pub(super) fn each_piece(
     store: &dyn Store,
     doing: &'static str,
@@ -155,6 +158,8 @@ pub(super) fn each_piece(
         buffer.clear();
         buffer.resize((end - at).min(PIECE_BYTES) as usize, 0);
         store.read_at(&mut buffer, at).map_err(|error| ImageError::io(doing, store, at, error))?;
+        let end_bytes = at - start + buffer.len() as u64;
+        buffer.resize(buffer.len() + (end_bytes.next_multiple_of(ENTRY_BYTES_MAX) - end_bytes) as usize, 0);
         each(at, &buffer)?;
         at += buffer.len() as u64;
     }

@@ -13,6 +13,7 @@
 //!     ├─ wire.rs       the decoders of the NBD protocol
 //!     ├─ peers.rs      a server with a hostile client, and a client with a hostile server
 //!     ├─ nvme.rs      an NVMe/TCP target with a hostile host, a host with a hostile target
+//!     ├─ iscsi.rs     an iSCSI target with a hostile initiator
 //!     ├─ scripted.rs  a server that sends chosen bytes
 //!     ├─ vhost.rs      a vhost-user device with a hostile front-end or guest
 //!     ├─ ova.rs        damaged OVAs, and texts of OVF
@@ -30,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bounded;
+pub mod iscsi;
 pub mod locators;
 pub mod mutation;
 pub mod nvme;

@@ -2,7 +2,7 @@
 
 use crate::{
     bounded::BoundedStore,
-    locators,
+    iscsi, locators,
     mutation::Mutation,
     nvme, ova, peers,
     samples::{Sample, open_chain, samples},
@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub type Body = fn(&[u8]);
 
 /// All targets by name. The names are also those of the binaries and of the corpus folders.
-pub const TARGETS: [(&str, Body); 20] = [
+pub const TARGETS: [(&str, Body); 22] = [
     ("parsers", parsers),
     ("open_any", open_any),
     ("open_damaged", open_damaged),
@@ -32,6 +32,8 @@ pub const TARGETS: [(&str, Body); 20] = [
     ("nbd_wire", wire::nbd_wire),
     ("nbd_server", peers::nbd_server),
     ("nbd_client", peers::nbd_client),
+    ("iscsi_wire", iscsi::iscsi_wire),
+    ("iscsi_target", iscsi::iscsi_target),
     ("nvme_wire", nvme::nvme_wire),
     ("nvme_target", nvme::nvme_target),
     ("nvme_host", nvme::nvme_host),

@@ -50,6 +50,7 @@ fn run(name: &str, body: diskwright_fuzz::Body, input: &[u8], what: &str) -> (us
 fn all_targets_pass_their_corpus_and_random_inputs() {
     let _ = diskwright_fuzz::samples::samples();
     diskwright_fuzz::nvme::warm_up();
+    diskwright_fuzz::iscsi::warm_up();
     diskwright_fuzz::peers::warm_up();
     diskwright_fuzz::vhost::warm_up();
     let (inputs, seed) = (number("DISKWRIGHT_FUZZ_INPUTS", 2000), number("DISKWRIGHT_FUZZ_SEED", 1));

@@ -264,7 +264,9 @@ mod tests {
         disk.change("a", &register(7, true)).unwrap();
         disk.change("a", &Change::Reserve { key: 7, kind: Kind::WriteExclusive }).unwrap();
         let (before, after) = (disk.state(), open().state());
-        assert_eq!(before, after);
+        assert_eq!((before.registrations(), before.reservation()), (after.registrations(), after.reservation()));
+        // The generation begins anew (SPC-4, 6.15.2).
+        assert_eq!((before.generation(), after.generation()), (1, 0));
         assert!(!open().access("b", Access::default()).writes);
         // What shall not last is gone.
         open().change("a", &register(7, false)).unwrap();

@@ -17,6 +17,7 @@ mod floods;
 mod flushes;
 mod hostile;
 mod inside_export;
+mod iscsi;
 mod limits;
 mod nbd;
 mod nvme;

@@ -1,6 +1,7 @@
 //! A server in this process, and a client that sends whatever bytes a test wants.
 #![allow(dead_code, reason = "each test file uses only some of these")]
 
+pub mod iscsi_initiator;
 pub mod nvme_host;
 
 use diskwright_nbd::wire::{
