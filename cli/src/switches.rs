@@ -121,6 +121,7 @@ switches! {
     DetachOptions::force => "--force";
     DetachOptions::unmount => "--unmount";
     ServerOptions::insecure_writes => "--insecure-writes";
+    ServerOptions::secrets => "--secrets";
     ServerOptions::tls => "--tls-certificates";
 }
 

@@ -39,6 +39,7 @@ mod panic_guard;
 pub mod reservations;
 mod reserve;
 pub mod scrape;
+pub mod secrets;
 mod threads;
 mod turn;
 mod ublk;

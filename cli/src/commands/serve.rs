@@ -1,5 +1,5 @@
-//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: serves disks by NBD, NVMe/TCP and iSCSI, and to
-//! virtual machines by vhost-user, until a signal comes.
+//! `diskwright serve [NAME=]FILE[,format=FORMAT]...`: serves disks by NBD, NVMe/TCP and iSCSI, and
+//! to virtual machines by vhost-user, until a signal comes.
 //!
 //! ```text
 //!   FILEs ─▶ disks (read-only, or with a temporary child) ─▶ exports ─┐
@@ -22,6 +22,7 @@ mod live;
 mod log;
 mod machine;
 mod names;
+mod secrets;
 mod word;
 
 use crate::{
@@ -135,6 +136,7 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
         tls_on_unix: args.tls_on_unix,
         allowed: args.allow.clone(),
         insecure_writes: args.insecure_writes,
+        secrets: args.secrets.as_deref().map(secrets::read).transpose()?.map(Arc::new),
         reservations: Arc::clone(&reservations),
         ..ServerOptions::default()
     };

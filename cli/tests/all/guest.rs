@@ -18,7 +18,7 @@ const TRIMMED_BYTES: u64 = 48 << 20;
 struct Door<'a> {
     /// A suite with another kernel.
     suite: Option<&'a str>,
-    module: &'a str,
+    modules: &'a [&'a str],
     program: &'a str,
     /// The options of `serve`, with `{port}`.
     serve: &'a str,
@@ -32,7 +32,7 @@ struct Door<'a> {
 fn a_file_system_made_by_the_kernels_client_in_a_guest_is_whole_in_the_image() {
     whole_in_the_image(&Door {
         suite: None,
-        module: "nbd",
+        modules: &["nbd"],
         program: "nbd-client",
         serve: "--nbd 127.0.0.1:{port} --insecure-writes",
         attach: "/programs/nbd-client -N disk.vhdx -C 2 -b 512 {host} {port} /dev/nbd0 >/tmp/log 2>&1 || { cat /tmp/log; false; }",
@@ -41,6 +41,7 @@ fn a_file_system_made_by_the_kernels_client_in_a_guest_is_whole_in_the_image() {
     });
 }
 
+const TARGET: &str = "iqn.2026-11.org.example:disks";
 const SUBSYSTEM: &str = "nqn.2026-01.org.example:disks";
 
 const NVME_LOOKS: &str = "\
@@ -64,7 +65,7 @@ fn a_file_system_made_by_nvme_over_tcp_in_a_guest_is_whole_in_the_image() {
     let serve = format!("--nvme 127.0.0.1:{{port}} --nvme-subsystem {SUBSYSTEM} --insecure-writes");
     let console = whole_in_the_image(&Door {
         suite: None,
-        module: "nvme_tcp",
+        modules: &["nvme_tcp"],
         program: "nvme",
         serve: &serve,
         attach: &connect,
@@ -92,12 +93,30 @@ fn a_file_system_made_by_a_newer_kernel_with_digests_is_whole_in_the_image() {
     let serve = format!("--nvme 127.0.0.1:{{port}} --nvme-subsystem {SUBSYSTEM} --insecure-writes");
     whole_in_the_image(&Door {
         suite: Some("trixie-backports"),
-        module: "nvme_tcp",
+        modules: &["nvme_tcp"],
         program: "mke2fs",
         serve: &serve,
         attach: &connect,
         device: "nvme0n1",
         detach: "echo 1 > /sys/class/nvme/nvme0/delete_controller",
+    });
+}
+
+/// Both digests, by the kernel's iSCSI initiator.
+#[test]
+fn a_file_system_made_by_iscsi_in_a_guest_is_whole_in_the_image() {
+    let digests = "-P node.conn[0].iscsi.HeaderDigest=CRC32C -P node.conn[0].iscsi.DataDigest=CRC32C";
+    let connect = format!(
+        "/programs/iscsistart -i iqn.2026-11.org.example:guest -t {TARGET} -g 1 -a {{host}} -p {{port}} {digests} >/tmp/log 2>&1 || {{ cat /tmp/log; false; }}"
+    );
+    whole_in_the_image(&Door {
+        suite: None,
+        modules: &["sd_mod", "iscsi_tcp"],
+        program: "iscsistart",
+        serve: &format!("--iscsi 127.0.0.1:{{port}} --iscsi-target {TARGET} --insecure-writes"),
+        attach: &connect,
+        device: "sda",
+        detach: "echo 1 > /sys/block/sda/device/delete",
     });
 }
 
@@ -146,7 +165,7 @@ fn a_kernel_follows_what_serve_ctl_does_to_the_disks_of_a_target() {
 
 /// Returns the console, or `None` if there is no guest.
 fn whole_in_the_image(door: &Door<'_>) -> Option<String> {
-    let modules: Vec<&str> = MODULES.into_iter().chain([door.module]).collect();
+    let modules: Vec<&str> = MODULES.into_iter().chain(door.modules.iter().copied()).collect();
     let guest = Guest::of_suite(door.suite, &modules, &["mke2fs", door.program])?;
     for program in ["e2fsck", "debugfs", "sha256sum"] {
         if find(program).is_none() {

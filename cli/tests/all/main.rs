@@ -61,6 +61,7 @@ mod resize;
 mod schemas;
 mod serve;
 mod serve_clients;
+mod serve_iscsi;
 mod serve_nvme;
 mod serve_tls;
 mod serve_unit;

@@ -66,7 +66,7 @@ fn what_is_refused() {
     let shop = shop_with(&["a.vhdx"]);
     for (code, line, words) in [
         (1, "serve a.vhdx --nvme 0", "or allow it with --insecure-writes"),
-        (2, "serve a.vhdx --nvme ./socket", "hosts do not use unix sockets"),
+        (2, "serve a.vhdx --nvme ./socket", "its clients do not use unix sockets"),
         (2, "serve a.vhdx --nvme 0 --nvme-subsystem disks", "does not begin with nqn.YYYY-MM."),
         (2, "serve a.vhdx --nvme-subsystem nqn.2026-01.org.example:disks", "--nvme"),
         (2, "serve a.vhdx --nvme 0 --tls-certificates .", "about NBD, which is not served"),

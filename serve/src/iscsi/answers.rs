@@ -1,9 +1,8 @@
 //! Commands that are answered at once: what a logical unit is, and what it supports.
 
 use super::{
-    replies::Outcome,
+    replies::{Outcome, cut},
     state::{BURST_BYTES, Iscsi, TRANSFER_BYTES},
-    tasks::cut,
 };
 use crate::{
     net::{Export, connection::Connection, core::Core},
@@ -14,9 +13,6 @@ use diskwright_iscsi::scsi::{Blocks, Command, Described, Sense, mode, report};
 use diskwright_store::ExtentKind;
 use std::time::{Duration, Instant};
 use uuid::Uuid;
-
-/// Length of a parameter list at most.
-pub(super) const PARAMETERS_BYTES_MAX: u32 = 8 << 10;
 
 /// Time after which GET LBA STATUS ends with what was found, because the worker has other clients.
 const PATIENCE: Duration = Duration::from_millis(2);

@@ -10,9 +10,9 @@
 //! rejected.
 
 use super::{
-    session::Pdu,
+    chap::Chap,
     shared::Port,
-    state::{BURST_BYTES, FIRST_BURST_BYTES, Iscsi, Phase, SEGMENT_BYTES},
+    state::{BURST_BYTES, FIRST_BURST_BYTES, Iscsi, Pdu, Phase, SEGMENT_BYTES},
     units::Units,
 };
 use crate::net::{connection::Connection, core::Core, protocol::SessionEnd};
@@ -20,26 +20,6 @@ use diskwright_iscsi::wire::{LoginReply, LoginRequest, LoginStatus, Stage, text}
 
 /// Text of one request, over all its PDUs.
 const TEXT_BYTES_MAX: usize = 64 << 10;
-
-/// A login that is under way.
-#[derive(Debug)]
-pub(super) struct Login {
-    /// The stage that the next request belongs to; `None` before the first.
-    stage: Option<Stage>,
-    /// Text of a request that goes on.
-    text: Vec<u8>,
-    initiator: Option<String>,
-    /// `None` before the first request.
-    is_discovery: Option<bool>,
-    /// Whether the target has told its own values.
-    has_declared: bool,
-}
-
-impl Login {
-    pub(super) fn new() -> Self {
-        Self { stage: None, text: Vec::new(), initiator: None, is_discovery: None, has_declared: false }
-    }
-}
 
 impl Core<Iscsi> {
     pub(super) fn take_login(
@@ -145,9 +125,19 @@ impl Core<Iscsi> {
             }
         }
         let is_discovery = login.is_discovery == Some(true);
+        if let Some(secrets) = &self.shared.secrets {
+            if stage == Stage::Security {
+                if let Err(error) = login.chap.step(secrets, &pairs, answer) {
+                    return fail(LoginStatus::AUTHENTICATION, &error.to_string());
+                }
+            } else if login.chap != Chap::Proved {
+                return fail(LoginStatus::AUTHENTICATION, "the initiator does not prove who it is");
+            }
+        }
         for &(name, value) in &pairs {
             match (name, stage) {
                 ("SessionType" | "InitiatorName" | "TargetName" | "InitiatorAlias", _) => {}
+                (_, Stage::Security) if self.shared.secrets.is_some() => {}
                 ("AuthMethod", Stage::Security) => {
                     if !value.split(',').any(|method| method == "None") {
                         return fail(
@@ -165,7 +155,8 @@ impl Core<Iscsi> {
         if stage == Stage::Operational && !std::mem::replace(&mut login.has_declared, true) {
             text::put(answer, "MaxRecvDataSegmentLength", &SEGMENT_BYTES.to_string());
         }
-        if !request.transits {
+        let is_known = self.shared.secrets.is_none() || login.chap == Chap::Proved;
+        if !request.transits || !is_known {
             return Ok(false);
         }
         match (stage, request.next) {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   window ─▶ session.rs    PDUs: digests, order, payload, waiting commands
-//!               ├─▶ login.rs      who the initiator is, and what both sides agree on
+//!               ├─▶ login.rs      what both sides agree on; chap.rs: who the initiator is
 //!               ├─▶ requests.rs   NOP, text, logout, task management
 //!               └─▶ tasks.rs      SCSI commands: checked, then
 //!                     ├─▶ answers.rs    those that are answered at once
@@ -32,6 +32,7 @@
 //! autosense in the descriptor format, protection information.
 
 mod answers;
+mod chap;
 mod login;
 mod replies;
 mod requests;
@@ -65,6 +66,6 @@ pub fn start(
         return Err(ServeError::NoTls);
     }
     check_target(target).map_err(|reason| ServeError::Name { name: target.to_owned(), reason })?;
-    let shared = Shared::new(target, Arc::clone(&options.reservations));
+    let shared = Shared::new(target, Arc::clone(&options.reservations), options.secrets.clone());
     Server::start::<Iscsi>(shared, exports, listeners, options)
 }

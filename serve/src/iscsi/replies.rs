@@ -35,6 +35,12 @@ pub(super) enum Outcome {
     Read(Contents),
 }
 
+/// A page, cut to the room that the initiator has.
+pub(super) fn cut(mut page: Vec<u8>, room_bytes: u32) -> Outcome {
+    page.truncate(room_bytes as usize);
+    Outcome::Page(page)
+}
+
 /// The data of a task on their way to the initiator.
 struct Sending {
     tag: u32,

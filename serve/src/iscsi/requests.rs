@@ -1,14 +1,13 @@
 //! Requests that are no SCSI commands: NOP, text, logout, task management. All but task management
 //! are answered at once.
 //!
-//! Task management takes effect on commands that no disk works on yet: they are forgotten, and their
-//! data are dropped. The others are finished and answered first. So after the answer nothing of the
-//! commands is outstanding, which is what the initiator asked for.
+//! Task management takes effect on commands that no disk works on yet: they are forgotten, and
+//! their data are dropped. The others are finished and answered first. So after the answer nothing
+//! of the commands is outstanding, which is what the initiator asked for.
 
 use super::{
     login::negotiate,
-    session::Pdu,
-    state::{Iscsi, Managing, Phase},
+    state::{Iscsi, Managing, Pdu, Phase},
 };
 use crate::net::{connection::Connection, core::Core, peer::Peer, protocol::SessionEnd};
 use diskwright_iscsi::{

@@ -1,9 +1,8 @@
 //! Reservations of logical units: the commands of SCSI for what `reservations` keeps.
 
 use super::{
-    replies::Outcome,
+    replies::{Outcome, cut},
     state::{Asked, Iscsi},
-    tasks::cut,
 };
 use crate::{
     net::{connection::Connection, core::Core, flights::ClientRequest},

@@ -16,9 +16,8 @@
 //! in the window.
 
 use super::{
-    login::Login,
     replies::Outcome,
-    state::{Agreed, Asked, Iscsi, Phase, SEGMENT_BYTES, Session, TEXT_BYTES_MAX, Trailing, WINDOW},
+    state::{Agreed, Asked, Iscsi, Login, Pdu, Phase, SEGMENT_BYTES, Session, TEXT_BYTES_MAX, Trailing, WINDOW},
     units::Units,
 };
 use crate::net::{
@@ -48,7 +47,9 @@ const IMMEDIATE_MAX: usize = 64;
 impl Protocol for Iscsi {
     const NAME: &'static str = "iscsi";
     const ANSWERS: usize = 8;
-    const HOW_TO_ALLOW_WRITES: &'static str = "or allow it with `ServerOptions::insecure_writes`";
+    const AUTHENTICATES: bool = true;
+    const HOW_TO_ALLOW_WRITES: &'static str =
+        "ask for authentication (`ServerOptions::secrets`), or allow it with `ServerOptions::insecure_writes`";
 
     fn session(_: &Core<Self>, _: TlsNeed) -> Session {
         Session {
@@ -160,17 +161,6 @@ impl Protocol for Iscsi {
             }
         }
     }
-}
-
-/// A PDU whose header is in the window.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Pdu {
-    pub(super) header: Header,
-    pub(super) bytes: [u8; HEADER_BYTES],
-    /// Length of the headers with their digest.
-    pub(super) head_bytes: usize,
-    /// Length of the data with padding and digest.
-    pub(super) tail_bytes: usize,
 }
 
 fn broken(error: PduError) -> SessionEnd {

@@ -8,7 +8,7 @@
 //! Locks: one for the sessions, one for the claims. Each is held for a lookup or a change, and no
 //! code holds both.
 
-use crate::reservations::ReservationTable;
+use crate::{reservations::ReservationTable, secrets::Secrets};
 use std::{
     collections::BTreeMap,
     fmt,
@@ -24,6 +24,8 @@ pub(crate) struct Shared {
     /// The name of the target.
     pub(super) target: String,
     pub(super) reservations: Arc<ReservationTable>,
+    /// `None` lets every initiator in.
+    pub(super) secrets: Option<Arc<Secrets>>,
     sessions: Mutex<Sessions>,
     claims: Arc<Mutex<Vec<(u32, Range<u64>)>>>,
 }
@@ -66,8 +68,8 @@ impl Nexus {
 }
 
 impl Shared {
-    pub(super) fn new(target: &str, reservations: Arc<ReservationTable>) -> Self {
-        Self { target: target.to_owned(), reservations, sessions: Mutex::default(), claims: Arc::default() }
+    pub(super) fn new(target: &str, reservations: Arc<ReservationTable>, secrets: Option<Arc<Secrets>>) -> Self {
+        Self { target: target.to_owned(), reservations, secrets, sessions: Mutex::default(), claims: Arc::default() }
     }
 
     /// A new session. An earlier one of the same port is told to end.
@@ -131,7 +133,7 @@ mod tests {
 
     #[test]
     fn a_second_login_of_a_port_ends_the_first_session() {
-        let shared = Shared::new("iqn.2026-11.test:t", Arc::default());
+        let shared = Shared::new("iqn.2026-11.test:t", Arc::default(), None);
         let (first, other) = (shared.open(port(1)), shared.open(port(2)));
         let second = shared.open(port(1));
         assert!(first.has_ended() && !other.has_ended() && !second.has_ended());
@@ -144,7 +146,7 @@ mod tests {
 
     #[test]
     fn bytes_are_claimed_once() {
-        let shared = Shared::new("iqn.2026-11.test:t", Arc::default());
+        let shared = Shared::new("iqn.2026-11.test:t", Arc::default(), None);
         let claim = shared.claim(0, 512..1024).unwrap();
         assert!(shared.claim(0, 0..513).is_none() && shared.claim(0, 1023..2048).is_none());
         let others = (shared.claim(0, 0..512), shared.claim(0, 1024..1025), shared.claim(1, 0..4096));

@@ -1,7 +1,7 @@
 //! What a session keeps: its phase, its numbers, its tasks. No code that handles PDUs.
 
 use super::{
-    login::Login,
+    chap::Chap,
     shared::{Claim, Nexus, Shared},
     units::Units,
 };
@@ -15,7 +15,7 @@ use crate::{
 };
 use diskwright_iscsi::{
     scsi::{Command, Sense},
-    wire::Counters,
+    wire::{Counters, HEADER_BYTES, Header, Stage},
 };
 use diskwright_store::{IoBuf, SlotMap};
 use std::{
@@ -45,6 +45,9 @@ pub(super) const TRANSFER_BYTES: u64 = 32 << 20;
 /// Data of a PDU that is neither a command nor data of a write.
 pub(super) const TEXT_BYTES_MAX: usize = 8 << 10;
 
+/// Length of a parameter list at most.
+pub(super) const PARAMETERS_BYTES_MAX: u32 = 8 << 10;
+
 /// The protocol iSCSI.
 #[derive(Debug)]
 pub(crate) enum Iscsi {}
@@ -66,6 +69,34 @@ pub(crate) struct Asked {
 pub(super) enum Phase {
     Login(Box<Login>),
     Full { nexus: Arc<Nexus>, is_discovery: bool },
+}
+
+/// A login that is under way.
+#[derive(Debug)]
+pub(super) struct Login {
+    /// The stage that the next request belongs to; `None` before the first.
+    pub(super) stage: Option<Stage>,
+    /// Text of a request that goes on.
+    pub(super) text: Vec<u8>,
+    pub(super) initiator: Option<String>,
+    /// `None` before the first request.
+    pub(super) is_discovery: Option<bool>,
+    pub(super) chap: Chap,
+    /// Whether the target has told its own values.
+    pub(super) has_declared: bool,
+}
+
+impl Login {
+    pub(super) fn new() -> Self {
+        Self {
+            stage: None,
+            text: Vec::new(),
+            initiator: None,
+            is_discovery: None,
+            chap: Chap::default(),
+            has_declared: false,
+        }
+    }
 }
 
 /// What both sides have agreed on.
@@ -137,6 +168,17 @@ impl Session {
         }
         self.counters
     }
+}
+
+/// A PDU whose header is in the window.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pdu {
+    pub(super) header: Header,
+    pub(super) bytes: [u8; HEADER_BYTES],
+    /// Length of the headers with their digest.
+    pub(super) head_bytes: usize,
+    /// Length of the data with padding and digest.
+    pub(super) tail_bytes: usize,
 }
 
 /// Which part of a command the disk works on.

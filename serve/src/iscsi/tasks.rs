@@ -1,16 +1,14 @@
 //! SCSI commands: which logical unit they are for, whether they may be carried out, and how.
 //!
 //! ```text
-//!   open_task ─▶ Task ─▶ start_task ─┬─ refused, or answered at once ─▶ finish; its data are skipped
+//!   open_task ─▶ Task ─▶ start_task ─┬─ refused, or answered at once ─▶ finish, data are skipped
 //!                                    ├─ has no data to come ─▶ transfers.rs
 //!                                    └─ has: with the command, then by R2T ─▶ transfers.rs
 //! ```
 
 use super::{
-    answers::PARAMETERS_BYTES_MAX,
-    replies::Outcome,
-    session::Pdu,
-    state::{Asked, Counted, Expected, Iscsi, Step, TRANSFER_BYTES, Task},
+    replies::{Outcome, cut},
+    state::{Asked, Counted, Expected, Iscsi, PARAMETERS_BYTES_MAX, Pdu, Step, TRANSFER_BYTES, Task},
 };
 use crate::{
     metrics::Kind,
@@ -328,12 +326,6 @@ impl Core<Iscsi> {
             self.finish(conn, &asked, Outcome::Failed(Sense::NO_UNIT));
         }
     }
-}
-
-/// A page, cut to the room that the initiator has.
-pub(super) fn cut(mut page: Vec<u8>, room_bytes: u32) -> Outcome {
-    page.truncate(room_bytes as usize);
-    Outcome::Page(page)
 }
 
 fn kind_of(command: &Command) -> Kind {

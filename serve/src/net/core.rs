@@ -57,6 +57,8 @@ pub(crate) trait Protocol: ProtocolTypes {
     const NAME: &'static str;
     /// Requests that are answered in a normal turn (see `turn`).
     const ANSWERS: usize;
+    /// Whether clients prove who they are, if the server has secrets.
+    const AUTHENTICATES: bool;
     /// How the caller allows writable exports on TCP, as the end of a sentence.
     const HOW_TO_ALLOW_WRITES: &'static str;
 

@@ -72,7 +72,7 @@ pub enum ServeError {
     NoTls,
     /// Writable exports on TCP need TLS, unless [`ServerOptions::insecure_writes`] is set.
     #[error(
-        "export {export:?} is writable, and {address} is TCP without TLS: every program that can reach the address could change the disk; make the export read-only, {how_to_allow}"
+        "export {export:?} is writable, and {address} is TCP without TLS or authentication: every program that can reach the address could change the disk; make the export read-only, {how_to_allow}"
     )]
     Insecure {
         /// The export.
@@ -134,7 +134,8 @@ impl Server {
             return Err(ServeError::NoListener);
         }
         let exports = Exports::new(exports)?;
-        let insecure = options.tls.is_none() && !options.insecure_writes;
+        let authenticates = P::AUTHENTICATES && options.secrets.is_some();
+        let insecure = options.tls.is_none() && !authenticates && !options.insecure_writes;
         let tcp = listeners.iter().find(|listener| listener.is_tcp());
         let read_only_at = tcp.filter(|_| insecure).map(|listener| listener.address().clone());
         exports.iter().try_for_each(|export| check_writes(export, read_only_at.as_ref(), P::HOW_TO_ALLOW_WRITES))?;

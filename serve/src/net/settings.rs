@@ -1,7 +1,7 @@
 //! Options of a server, and the settings that its threads share.
 
 use super::exports::Exports;
-use crate::reservations::ReservationTable;
+use crate::{reservations::ReservationTable, secrets::Secrets};
 use diskwright_store::RateLimits;
 use ipnet::IpNet;
 use rustls::ServerConfig;
@@ -34,6 +34,9 @@ pub struct ServerOptions {
     pub allowed: Vec<IpNet>,
     /// Allow writable exports on TCP without TLS.
     pub insecure_writes: bool,
+    /// Who may connect, and how clients prove who they are, in protocols that have that. Writable
+    /// exports then need neither TLS nor [`ServerOptions::insecure_writes`].
+    pub secrets: Option<Arc<Secrets>>,
     /// The reservations of the disks, for the protocols that have them. Servers of the same disks
     /// have the same table.
     pub reservations: Arc<ReservationTable>,
@@ -55,6 +58,7 @@ impl Default for ServerOptions {
             tls_on_unix: false,
             allowed: Vec::new(),
             insecure_writes: false,
+            secrets: None,
             reservations: Arc::default(),
             handshake_time: Duration::from_secs(20),
             drain_time: Duration::from_secs(10),

@@ -33,6 +33,7 @@ const UNREAD_MAX: u32 = 1024;
 impl Protocol for Nvme {
     const NAME: &'static str = "nvme";
     const ANSWERS: usize = 8;
+    const AUTHENTICATES: bool = false;
     const HOW_TO_ALLOW_WRITES: &'static str = "or allow it with `ServerOptions::insecure_writes`";
 
     fn session(_: &Core<Self>, _: TlsNeed) -> Session {

@@ -17,7 +17,7 @@ use ipnet::IpNet;
 use std::{net::IpAddr, path::PathBuf};
 
 /// The ids of all other options of `serve`: with a file they are in it.
-pub const IN_FILE: [&str; 28] = [
+pub const IN_FILE: [&str; 29] = [
     "disks",
     "nbd",
     "nvme",
@@ -25,6 +25,7 @@ pub const IN_FILE: [&str; 28] = [
     "iscsi",
     "iscsi_target",
     "reservations",
+    "secrets",
     "vhost_user",
     "vhost_queues",
     "read_only",
@@ -65,7 +66,7 @@ memory-backend-memfd,id=m,size=1G,share=on -machine memory-backend=m -chardev so
 
 --nvme ADDRESS (PORT or HOST[:PORT], usually 4420) serves the disks by NVMe/TCP, and --nbd only if it is given too. A host finds them with nvme discover, and attaches them with nvme connect-all -t tcp -a HOST. The first disk is namespace 1. The name of the subsystem is printed, and --nvme-subsystem sets it. NVMe/TCP here has neither TLS nor authentication, so writable disks need --insecure-writes; --allow limits who may connect.
 
---iscsi ADDRESS (PORT or HOST[:PORT], usually 3260) serves the disks by iSCSI in the same way: as the logical units of one target, the first one with number 0. --iscsi-target sets the target's name. A cluster that asks for persistent reservations that survive a restart needs --reservations DIR. Reservations bind iSCSI initiators only; who writes by NBD, NVMe/TCP or vhost-user is not held back by them. Linux attaches the disks with iscsiadm -m discovery -t sendtargets -p HOST and iscsiadm -m node --login, Windows with the iSCSI initiator.
+--iscsi ADDRESS (PORT or HOST[:PORT], usually 3260) serves the disks by iSCSI in the same way: as the logical units of one target, the first one with number 0. --iscsi-target sets the target's name. With --secrets initiators must prove who they are (CHAP), and writable disks need no --insecure-writes. The file has a [[client]] table with name and secret (12 bytes or more) for each, and may have a [server] table for initiators that ask the target for a proof. A cluster that asks for persistent reservations that survive a restart needs --reservations DIR. Reservations bind iSCSI initiators only; who writes by NBD, NVMe/TCP or vhost-user is not held back by them. Linux attaches the disks with iscsiadm -m discovery -t sendtargets -p HOST and iscsiadm -m node --login, Windows with the iSCSI initiator.
 
 A disk is exported under NAME, or the name of its file; a client that asks for no name gets the only one. A FILE with = in its name is written \
 with a folder before it: ./a=b.vhdx. FORMAT (raw, vhd, vhdx, qcow2, vdi, vmdk) is the format of one disk, --format that of all others. A writable disk needs it if \
@@ -106,7 +107,7 @@ EXAMPLES
       --vhost-user db=/run/db.sock --nbd /run/nbd.sock
   diskwright serve db.vhdx --nvme 10.0.0.5 --allow 10.0.0.0/24 --insecure-writes
   diskwright serve db.vhdx --iscsi 10.0.0.5 --iscsi-target iqn.2026-11.org.example:db \\
-      --allow 10.0.0.0/24 --insecure-writes
+      --secrets /etc/diskwright/secrets.toml
   diskwright serve --config /etc/diskwright/serve.toml")]
 pub struct ServeArgs {
     /// The disks: each may have a name before it and its format behind it.
@@ -134,6 +135,9 @@ pub struct ServeArgs {
     /// Keep persistent reservations in DIR, so that they last longer than the server.
     #[arg(long, value_name = "DIR", requires = "iscsi")]
     pub(super) reservations: Option<PathBuf>,
+    /// Ask iSCSI initiators for a name and secret of this file (CHAP).
+    #[arg(long, value_name = "FILE.toml", requires = "iscsi")]
+    pub(super) secrets: Option<PathBuf>,
     /// Be the disk of a virtual machine (vhost-user-blk) at this unix socket (may be repeated).
     #[arg(long, value_name = "[NAME=]SOCKET", value_parser = MachineWord::parse)]
     pub(super) vhost_user: Vec<MachineWord>,

@@ -1,0 +1,181 @@
+//! `serve --iscsi`: what it announces, what it refuses, and the initiators of others: the conformance
+//! suite of libiscsi, and QEMU. The kernel's initiator is in `guest.rs`.
+
+use crate::common::Workshop;
+use crate::guest_machine::find;
+use crate::serving::{Serving, page};
+use nix::sys::signal::Signal;
+use std::{os::unix::fs::PermissionsExt, process::Command};
+
+const TARGET: &str = "iqn.2026-11.org.example:disks";
+
+fn have(test: &str, programs: &[&str]) -> bool {
+    let missing = programs.iter().find(|program| find(program).is_none());
+    missing.inspect(|program| println!("skipped: {test}: {program} is not installed")).is_none()
+}
+
+fn shop_with(names: &[&str]) -> Workshop {
+    let shop = Workshop::new();
+    for name in names {
+        shop.ok(&format!("create {name} --size 64M"));
+    }
+    shop
+}
+
+#[test]
+fn disks_are_logical_units_of_one_target() {
+    let shop = shop_with(&["a.vhdx", "b.vhd"]);
+    let line = format!("serve a.vhdx log=b.vhd --iscsi 0 --iscsi-target {TARGET} --read-only --metrics 0 --nvme 0");
+    let Some(server) = Serving::start(&shop, &line) else { return };
+    let exports = server.said["exports"].as_array().unwrap();
+    let places: Vec<&str> = exports.iter().map(|export| export["iscsi"][0].as_str().unwrap()).collect();
+    let address = places[0].trim_start_matches("iscsi://").split('/').next().unwrap().to_owned();
+    assert!(address.starts_with("127.0.0.1:") && !address.ends_with(":0"), "{address}");
+    assert_eq!(places[0], format!("iscsi://{address}/{TARGET}/0"));
+    assert_eq!(places[1], format!("iscsi://{address}/{TARGET}/1"));
+    assert!(exports[1]["nvme"][0].as_str().unwrap().ends_with("?nsid=2"), "NVMe/TCP is served too");
+    if have("disks_are_logical_units_of_one_target", &["iscsi-ls"]) {
+        let output = Command::new("iscsi-ls").args(["-s", &format!("iscsi://{address}/")]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(said.contains(&format!("Target:{TARGET} Portal:{address},1")), "{said}");
+        assert!(said.contains("Lun:0") && said.contains("Lun:1") && said.contains("DIRECT_ACCESS"), "{said}");
+    }
+    let metrics = page(&format!("http://{}/metrics", server.said["metrics"].as_str().unwrap()));
+    assert!(metrics.contains("diskwright_iscsi_connections "), "{metrics}");
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+}
+
+#[test]
+fn the_default_name_of_the_target_stays() {
+    let shop = shop_with(&["a.vhdx"]);
+    let name = || {
+        let server = Serving::start(&shop, "serve a.vhdx --iscsi localhost:0 --read-only")?;
+        assert_eq!(server.said["exports"][0]["uris"], serde_json::json!([]), "NBD is served only if it is asked for");
+        let place = server.said["exports"][0]["iscsi"][0].as_str().unwrap().to_owned();
+        assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+        place.split('/').nth(3).map(str::to_owned)
+    };
+    let (Some(first), Some(second)) = (name(), name()) else { return };
+    assert!(first.starts_with("iqn.2026-11.internal.diskwright:"), "{first}");
+    assert_eq!(first, second);
+}
+
+#[test]
+fn what_is_refused() {
+    let shop = shop_with(&["a.vhdx"]);
+    std::fs::write(shop.path("file"), "").unwrap();
+    for (code, line, words) in [
+        (1, "serve a.vhdx --iscsi 0", "ask for authentication (--secrets), or allow it with --insecure-writes"),
+        (2, "serve a.vhdx --iscsi ./socket", "its clients do not use unix sockets"),
+        (2, "serve a.vhdx --iscsi 0 --iscsi-target disks", "it must begin with 'iqn.'"),
+        (2, "serve a.vhdx --iscsi 0 --iscsi-target iqn.2026-11.org.example:Disks", "lower-case letters"),
+        (2, "serve a.vhdx --iscsi-target iqn.2026-11.org.example:disks", "--iscsi"),
+        (2, "serve a.vhdx --reservations .", "--iscsi"),
+        (2, "serve a.vhdx --iscsi 0 --tls-certificates .", "about NBD, which is not served"),
+        (2, "serve a.vhdx --secrets file", "--iscsi"),
+        (1, "serve a.vhdx --iscsi 0 --secrets nowhere", "secrets nowhere: cannot be read"),
+        (1, "serve a.vhdx --iscsi 0 --insecure-writes --reservations ./nowhere", "check the folder"),
+        (1, "serve a.vhdx --iscsi 0 --insecure-writes --reservations ./file", "check the folder"),
+    ] {
+        let error = shop.fails(code, line);
+        assert!(error.contains(words), "{line}: {error}");
+    }
+    shop.ok("check a.vhdx");
+}
+
+#[test]
+fn initiators_prove_who_they_are() {
+    let shop = shop_with(&["a.vhdx"]);
+    let secrets = "[[client]]\nname = \"host\"\nsecret = \"the secret of host\"\n[server]\nname = \"disks\"\nsecret = \"the secret of disks\"\n";
+    std::fs::write(shop.path("secrets.toml"), secrets).unwrap();
+    let line = format!("serve a.vhdx --iscsi 0 --iscsi-target {TARGET} --secrets secrets.toml");
+    let set_mode = |mode| std::fs::set_permissions(shop.path("secrets.toml"), PermissionsExt::from_mode(mode)).unwrap();
+    set_mode(0o640);
+    let error = shop.fails(1, &line);
+    assert!(error.contains("secrets secrets.toml: its mode is 640") && error.contains("chmod 600"), "{error}");
+    set_mode(0o600);
+    let Some(server) = Serving::start(&shop, &line) else { return };
+    if !have("initiators_prove_who_they_are", &["iscsi-inq"]) {
+        return;
+    }
+    let address = server.said["exports"][0]["iscsi"][0].as_str().unwrap().trim_start_matches("iscsi://").to_owned();
+    let ask = |user: &str, more: &str| {
+        let output = Command::new("iscsi-inq").arg(format!("iscsi://{user}{address}{more}")).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        said.contains("Product:Virtual disk")
+    };
+    let both = "?target_user=disks&target_password=the+secret+of+disks";
+    assert!(ask("host%the secret of host@", ""), "{}", server.log());
+    assert!(ask("host%the secret of host@", &both.replace('+', " ")), "{}", server.log());
+    assert!(!ask("host%the secret of hosts@", ""));
+    assert!(!ask("hosts%the secret of host@", ""));
+    assert!(!ask("", ""));
+    server.wait_for_log("CHAP: the name \"hosts\" or its secret is wrong");
+    assert!(!server.log().contains("the secret of"), "no secret is logged");
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+}
+
+/// 615 tests, of which some do not apply to a disk that cannot be removed or has no further paths.
+#[test]
+fn the_conformance_suite_of_libiscsi_passes() {
+    if !have("the_conformance_suite_of_libiscsi_passes", &["iscsi-test-cu"]) {
+        return;
+    }
+    let shop = Workshop::new();
+    // One test wants blocks of which none is a part of a physical one.
+    shop.ok("create disk.vhdx --size 256M --physical-sector-size 512");
+    let line = format!("serve disk.vhdx --iscsi 0 --iscsi-target {TARGET} --insecure-writes --reservations .");
+    let Some(server) = Serving::start(&shop, &line) else { return };
+    let uri = server.said["exports"][0]["iscsi"][0].as_str().unwrap().to_owned();
+    let output = Command::new("iscsi-test-cu").args(["--dataloss", "--test=ALL", &uri]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let failed: Vec<&str> = said.lines().filter(|line| line.trim_start().contains("  - CU_")).map(str::trim).collect();
+    // That test sends a block of 0xff with UNMAP and expects zeros. A block that is not zeros is
+    // written (SBC-3, 4.7.3.4.4).
+    let wrong_test = "test_writesame10_unmap_until_end.c";
+    let failed: Vec<&str> = failed.into_iter().filter(|line| !line.contains(wrong_test)).collect();
+    assert!(failed.is_empty(), "{failed:#?}");
+    let ran = said.lines().find_map(|line| line.trim_start().strip_prefix("tests ")).expect("a summary");
+    let ran: Vec<u32> = ran.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    println!("libiscsi: {} tests, {} passed, {} failed", ran[1], ran[2], ran[3]);
+    assert!(ran[1] > 200 && ran[3] <= 1, "{ran:?}");
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+    shop.ok("check disk.vhdx");
+}
+
+#[test]
+fn qemu_reads_and_writes_a_disk_by_iscsi() {
+    if !have("qemu_reads_and_writes_a_disk_by_iscsi", &["qemu-img", "qemu-io"]) {
+        return;
+    }
+    let shop = shop_with(&["a.vhdx"]);
+    let Some(server) =
+        Serving::start(&shop, &format!("serve a.vhdx --iscsi 0 --iscsi-target {TARGET} --insecure-writes"))
+    else {
+        return;
+    };
+    let uri = server.said["exports"][0]["iscsi"][0].as_str().unwrap().to_owned();
+    let qemu = |program: &str, args: &[&str]| {
+        let output = Command::new(program).args(args).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+        (output.status.success(), said)
+    };
+    let (ok, said) = qemu(
+        "qemu-io",
+        &["-f", "raw", "-c", "write -P 7 3M 5M", "-c", "write -z 4M 64k", "-c", "discard 5M 1M", "-c", "flush", &uri],
+    );
+    if said.contains("Unknown protocol") || said.contains("Unknown driver") {
+        println!("skipped: qemu_reads_and_writes_a_disk_by_iscsi: QEMU's iSCSI driver is not installed");
+        return;
+    }
+    assert!(ok && !said.contains("failed"), "{said}");
+    let (ok, said) =
+        qemu("qemu-img", &["convert", "-f", "raw", "-O", "raw", &uri, shop.path("copy.raw").to_str().unwrap()]);
+    assert!(ok, "{said}");
+    assert_eq!(server.stop(Signal::SIGTERM), Some(0));
+    shop.ok(
+        "io a.vhdx --read-only -c 'read -P 7 3M 1M' -c 'read -P 0 4M 64k' -c 'read -P 0 5M 1M' -c 'read -P 7 6M 2M'",
+    );
+    assert!(shop.ok("compare a.vhdx copy.raw").contains("identical"));
+    shop.ok("check a.vhdx");
+}
