@@ -1,5 +1,5 @@
-//! `serve --iscsi`: what it announces, what it refuses, and the initiators of others: the conformance
-//! suite of libiscsi, and QEMU. The kernel's initiator is in `guest.rs`.
+//! `serve --iscsi`: what it announces, what it refuses, and the initiators of others: the
+//! conformance suite of libiscsi, and QEMU. The kernel's initiator is in `guest.rs`.
 
 use crate::common::Workshop;
 use crate::guest_machine::find;
