@@ -85,7 +85,7 @@ pub enum Command {
     /// Read, write, discard and flush ranges of a disk, by qemu-io's commands.
     Io(commands::io::IoArgs),
     /// Serve disks to other programs and machines by NBD.
-    Serve(commands::serve::ServeArgs),
+    Serve(Box<commands::serve::ServeArgs>),
     /// Control disks that are served or attached: list, statistics, drain, resize, snapshot, clone,
     /// merge, compact, move.
     ServeCtl(commands::serve_ctl::ServeCtlArgs),

@@ -112,6 +112,13 @@ impl Server {
         }
     }
 
+    /// Ends a server that has no other end by SIGKILL.
+    pub fn kill(mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
     /// Waits for a server that ends by itself.
     ///
     /// # Errors

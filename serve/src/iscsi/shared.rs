@@ -19,6 +19,9 @@ use std::{
     },
 };
 
+/// Bytes of exports that commands have for themselves.
+type Claims = Arc<Mutex<Vec<(u32, Range<u64>)>>>;
+
 #[derive(Debug)]
 pub(crate) struct Shared {
     /// The name of the target.
@@ -27,7 +30,7 @@ pub(crate) struct Shared {
     /// `None` lets every initiator in.
     pub(super) secrets: Option<Arc<Secrets>>,
     sessions: Mutex<Sessions>,
-    claims: Arc<Mutex<Vec<(u32, Range<u64>)>>>,
+    claims: Claims,
 }
 
 #[derive(Debug, Default)]
@@ -111,7 +114,7 @@ impl Shared {
 /// Bytes that a command has for itself until this is dropped.
 #[derive(Debug)]
 pub(super) struct Claim {
-    claims: Arc<Mutex<Vec<(u32, Range<u64>)>>>,
+    claims: Claims,
     export: u32,
     range: Range<u64>,
 }

@@ -324,9 +324,9 @@ fn numbers_outside_of_the_window_are_ignored() {
 fn data_out_of_order_fail_their_command() {
     let Some(served) = served() else { return };
     let mut initiator = Initiator::session(&served.socket(), Ways { immediate: false, ..Ways::default() });
-    let faults: [&dyn Fn(&mut [u8; HEADER_BYTES]); 4] =
-        [&|header| header[39] = 1, &|header| header[43] = 8, &|header| header[1] = 0, &|header| header[40] = 1];
-    for fault in faults {
+    // Positions and values of wrong bytes: a number, an offset, no final bit, a large offset.
+    let faults = [(39, 1), (43, 8), (1, 0), (40, 1)];
+    for (at, byte) in faults {
         let command = initiator.command(0, &cdb_16(op::WRITE_16, 0, 0, 8), 0, 4096, 0);
         initiator.send(&command, &[]);
         let asked = initiator.receive().unwrap();
@@ -334,7 +334,7 @@ fn data_out_of_order_fail_their_command() {
         initiator.tag -= 1;
         header[16..20].copy_from_slice(&initiator.tag.to_be_bytes());
         header[20..24].copy_from_slice(&asked.header[20..24]);
-        fault(&mut header);
+        header[at] = byte;
         initiator.send(&header, &[3; 4096]);
         assert_eq!(initiator.ended(&[]).sense, Some((0xb, 0x0c, 0x0d)));
         // What comes for it afterwards is dropped.

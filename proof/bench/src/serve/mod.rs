@@ -15,6 +15,7 @@
 //!   attach.rs    fio on a loop device over a FUSE file
 //!   vhost.rs     a virtual machine's disk, by a front-end without a machine
 //!   nvme.rs      NVMe/TCP against our NBD, by our own clients
+//!   iscsi.rs     iSCSI against tgtd, by iscsi-perf
 //!   crowd.rs     a thousand clients
 //! ```
 
@@ -23,6 +24,7 @@ mod carrier;
 pub(crate) mod copy;
 pub(crate) mod crowd;
 pub(crate) mod io;
+pub(crate) mod iscsi;
 pub(crate) mod merge;
 pub(crate) mod nvme;
 pub(crate) mod snapshot;
