@@ -1,7 +1,7 @@
 //! iSCSI against tgtd: our server on a dynamic VHDX, tgtd on a raw file, and `iscsi-perf` of
 //! libiscsi as the client of both.
 //!
-//! `iscsi-perf -r -b 8` reads 1 to 8 blocks at random. Its rate is its own; the servers' CPU time is
+//! `iscsi-perf -r -b 8` reads 1 to 8 blocks at random. It tells the rate; the servers' CPU time is
 //! divided by the requests that it counted. tgtd has no other end than SIGKILL.
 
 use crate::{ours, turns::in_turns};
