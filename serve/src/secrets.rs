@@ -82,6 +82,11 @@ impl Credentials {
         &self.name
     }
 
+    /// The secret as text, which it was made of.
+    pub(crate) fn secret_text(&self) -> String {
+        String::from_utf8_lossy(&self.secret.0).into_owned()
+    }
+
     pub(crate) fn secret(&self) -> &[u8] {
         &self.secret.0
     }
@@ -116,6 +121,11 @@ impl Secrets {
 
     pub(crate) fn client(&self, name: &str) -> Option<&Credentials> {
         self.clients.iter().find(|client| client.name == name)
+    }
+
+    /// All of them: clients, then the server.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Credentials> {
+        self.clients.iter().chain(&self.server)
     }
 
     pub(crate) fn server(&self) -> Option<&Credentials> {

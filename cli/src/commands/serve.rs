@@ -274,6 +274,11 @@ fn check_doors(args: &ServeArgs) -> Outcome<()> {
     if !nbd_is_served && args.tls_certificates.is_some() {
         return Err(Failure::usage("--tls-certificates is about NBD, which is not served: add --nbd ADDRESS"));
     }
+    if args.secrets.is_some() && args.nvme.is_empty() && args.iscsi.is_empty() {
+        let sentence =
+            "--secrets is about NVMe/TCP and iSCSI, which are not served: add --nvme ADDRESS or --iscsi ADDRESS";
+        return Err(Failure::usage(sentence));
+    }
     let about_network = !args.allow.is_empty() || args.insecure_writes || args.client_limit.is_some();
     if !nbd_is_served && args.nvme.is_empty() && args.iscsi.is_empty() && about_network {
         return Err(Failure::usage(

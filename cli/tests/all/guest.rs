@@ -42,6 +42,10 @@ fn a_file_system_made_by_the_kernels_client_in_a_guest_is_whole_in_the_image() {
 }
 
 const TARGET: &str = "iqn.2026-11.org.example:disks";
+const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:01234567-89ab-cdef-0123-456789abcdef";
+/// Keys as nvme gen-dhchap-key makes them: for SHA-256, and for SHA-384.
+const HOST_KEY: &str = "DHHC-1:01:OLTmUuRNp/I3DZ4mDicTZVCko6bQf1wMMy+LEiQIP9LNA/CI:";
+const SUBSYSTEM_KEY: &str = "DHHC-1:02:K5AviRHoGBj4yZ1dXZgxlXUE2Q6UXeLo9U7ngcx19jbYUJkJWqMAFlpnA2+bVA1rE4vjrw==:";
 const SUBSYSTEM: &str = "nqn.2026-01.org.example:disks";
 
 const NVME_LOOKS: &str = "\
@@ -84,13 +88,20 @@ fn a_file_system_made_by_nvme_over_tcp_in_a_guest_is_whole_in_the_image() {
     }
 }
 
-/// Both digests, and a newer kernel.
+/// Both digests, a newer kernel, and secrets in both directions.
 #[test]
-fn a_file_system_made_by_a_newer_kernel_with_digests_is_whole_in_the_image() {
+fn a_file_system_made_by_a_newer_kernel_with_secrets_is_whole_in_the_image() {
     let connect = format!(
-        "echo transport=tcp,traddr={{host}},trsvcid={{port}},nqn={SUBSYSTEM},nr_io_queues=2,hdr_digest,data_digest,disable_sqflow > /dev/nvme-fabrics"
+        "echo transport=tcp,traddr={{host}},trsvcid={{port}},nqn={SUBSYSTEM},hostnqn={HOST_NQN},nr_io_queues=2,hdr_digest,data_digest,disable_sqflow,dhchap_secret={HOST_KEY},dhchap_ctrl_secret={SUBSYSTEM_KEY} > /dev/nvme-fabrics"
     );
-    let serve = format!("--nvme 127.0.0.1:{{port}} --nvme-subsystem {SUBSYSTEM} --insecure-writes");
+    let secrets = format!(
+        "[[client]]\nname = \"{HOST_NQN}\"\nsecret = \"{HOST_KEY}\"\n[server]\nname = \"disks\"\nsecret = \"{SUBSYSTEM_KEY}\"\n"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("secrets.toml");
+    std::fs::write(&file, secrets).unwrap();
+    std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let serve = format!("--nvme 127.0.0.1:{{port}} --nvme-subsystem {SUBSYSTEM} --secrets {}", file.to_str().unwrap());
     whole_in_the_image(&Door {
         suite: Some("trixie-backports"),
         modules: &["nvme_tcp"],

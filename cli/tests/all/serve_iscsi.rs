@@ -72,7 +72,7 @@ fn what_is_refused() {
         (2, "serve a.vhdx --iscsi-target iqn.2026-11.org.example:disks", "--iscsi"),
         (2, "serve a.vhdx --reservations .", "--iscsi"),
         (2, "serve a.vhdx --iscsi 0 --tls-certificates .", "about NBD, which is not served"),
-        (2, "serve a.vhdx --secrets file", "--iscsi"),
+        (2, "serve a.vhdx --secrets file", "--secrets is about NVMe/TCP and iSCSI"),
         (1, "serve a.vhdx --iscsi 0 --secrets nowhere", "secrets nowhere: cannot be read"),
         (1, "serve a.vhdx --iscsi 0 --insecure-writes --reservations ./nowhere", "check the folder"),
         (1, "serve a.vhdx --iscsi 0 --insecure-writes --reservations ./file", "check the folder"),

@@ -65,7 +65,7 @@ fn the_default_name_of_the_subsystem_stays() {
 fn what_is_refused() {
     let shop = shop_with(&["a.vhdx"]);
     for (code, line, words) in [
-        (1, "serve a.vhdx --nvme 0", "or allow it with --insecure-writes"),
+        (1, "serve a.vhdx --nvme 0", "ask for authentication (--secrets), or allow it with --insecure-writes"),
         (2, "serve a.vhdx --nvme ./socket", "its clients do not use unix sockets"),
         (2, "serve a.vhdx --nvme 0 --nvme-subsystem disks", "does not begin with nqn.YYYY-MM."),
         (2, "serve a.vhdx --nvme-subsystem nqn.2026-01.org.example:disks", "--nvme"),

@@ -267,7 +267,7 @@ fn wrong_usage_is_refused_by_name() {
         ("serve a.vhdx b.vhdx --vhost-user c=v.sock", "no disk has the name"),
         ("serve a.vhdx --vhost-queues 2", "--vhost-user"),
         ("serve a.vhdx --vhost-user v.sock --vhost-queues 65", "65"),
-        ("serve a.vhdx --vhost-user v.sock --insecure-writes", "about NBD"),
+        ("serve a.vhdx --vhost-user v.sock --insecure-writes", "where nothing is served"),
     ] {
         let (code, _, errors) = place.run(line);
         assert!(code == Some(2) && errors.contains(words), "{line}: {code:?} {errors}");

@@ -53,6 +53,8 @@ impl LoginStatus {
     pub const NO_SESSION: Self = Self(0x020a);
     /// The request does not fit the state of the login.
     pub const INVALID: Self = Self(0x020b);
+    /// The target cannot serve the initiator now.
+    pub const UNAVAILABLE: Self = Self(0x0301);
     /// The target has no resources.
     pub const OUT_OF_RESOURCES: Self = Self(0x0302);
 }

@@ -1,5 +1,16 @@
 //! Text keys: `NAME=VALUE`, each ended by a zero byte (RFC 7143, 6.1).
 
+use base64::{
+    Engine, alphabet,
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
+};
+
+/// With padding at the end or without.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &alphabet::STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
 /// Why text is not a list of keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
@@ -51,33 +62,10 @@ pub fn binary(value: &str) -> Option<Vec<u8>> {
             let pairs = rest.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]);
             first.iter().copied().chain(pairs).collect()
         }
-        "0b" | "0B" => base64(digits)?,
+        "0b" | "0B" => BASE64.decode(digits).ok()?,
         _ => return None,
     };
     (!out.is_empty() && out.len() <= BYTES_MAX).then_some(out)
-}
-
-fn base64(digits: &str) -> Option<Vec<u8>> {
-    let digits = digits.trim_end_matches('=');
-    let mut out = Vec::with_capacity(digits.len());
-    let (mut bits, mut count) = (0_u32, 0);
-    for digit in digits.bytes() {
-        let value = match digit {
-            b'A'..=b'Z' => digit - b'A',
-            b'a'..=b'z' => digit - b'a' + 26,
-            b'0'..=b'9' => digit - b'0' + 52,
-            b'+' => 62,
-            b'/' => 63,
-            _ => return None,
-        };
-        bits = bits << 6 | u32::from(value);
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            out.push((bits >> count) as u8);
-        }
-    }
-    Some(out)
 }
 
 /// A binary value as hexadecimal digits after `0x`.

@@ -6,6 +6,7 @@
 //! REQUESTS    H: CapsuleCmd (+ data) C: CapsuleResp           command.rs: Command, Completion
 //!             C: R2T                 H: H2CData               pdu.rs: DataPdu
 //!             C: C2HData                                      status.rs: Status <-> io::Error
+//! SECRETS     messages of DH-HMAC-CHAP, if asked for          auth.rs
 //! PAGES       identify.rs: controllers, namespaces            log.rs: log pages
 //! the end     H or C: TermReq                                 pdu.rs: Terminate
 //! ```
@@ -19,6 +20,7 @@
 //! Command Set Specification 1.0, "TCP" the NVM Express TCP Transport Specification 1.0; section
 //! names in the comments are theirs.
 
+pub mod auth;
 pub mod command;
 pub mod fabrics;
 pub mod identify;

@@ -47,6 +47,8 @@ impl Status {
     pub const CONNECT_BUSY: Self = Self(0x181);
     /// Connect: a parameter is invalid; the result tells which.
     pub const CONNECT_INVALID: Self = Self(DO_NOT_RETRY | 0x182);
+    /// The host must authenticate itself first.
+    pub const AUTHENTICATION: Self = Self(DO_NOT_RETRY | 0x191);
     /// The data could not be written.
     pub const WRITE_FAULT: Self = Self(0x280);
     /// The data could not be read.

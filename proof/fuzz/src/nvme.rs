@@ -15,6 +15,7 @@ use diskwright_nvme::{
     NvmeDevice, NvmeUri,
     wire::{
         Command, Completion, ConnectData, DataPdu, Digests, Initialize, PduFlags, PduHeader, PduKind, Sgl, Status,
+        auth,
         command::DsmRange,
         fabrics::{self, ConnectCommand, property},
         identify, log,
@@ -62,6 +63,9 @@ pub fn nvme_wire(data: &[u8]) {
         assert_eq!(done.status.is_success(), done.status.to_error().is_none());
     }
     let _ = DsmRange::decode(data);
+    if let Ok(auth::HostMessage::Reply { response, .. }) = auth::HostMessage::decode(data) {
+        assert!(response.len() <= data.len());
+    }
     let mut page = [0; 4096];
     page[..data.len().min(4096)].copy_from_slice(&data[..data.len().min(4096)]);
     let _ = (identify::Controller::decode(&page), identify::Namespace::decode(&page));

@@ -105,7 +105,8 @@ impl Core<Iscsi> {
                 Some("Discovery") => true,
                 Some(_) => return fail(LoginStatus::SESSION_TYPE, "the type of session is not known"),
             };
-            let Some(initiator) = value_of("InitiatorName").filter(|name| !name.is_empty() && name.len() <= 223) else {
+            let is_name = |name: &&str| (1..=223).contains(&name.len()) && !name.contains(char::is_control);
+            let Some(initiator) = value_of("InitiatorName").filter(is_name) else {
                 return fail(LoginStatus::MISSING, "the initiator does not tell its name");
             };
             match value_of("TargetName") {
@@ -166,6 +167,10 @@ impl Core<Iscsi> {
                 let nexus = self.shared.open(Port { initiator, isid: request.isid });
                 tracing::info!(peer = %conn.peer, initiator = %nexus.port.initiator, is_discovery, "logged in");
                 conn.session.units = Units::new(nexus.port.to_string(), &self.exports, &self.shared.reservations);
+                if conn.session.units.are_in_use() {
+                    self.shared.close(&nexus);
+                    return fail(LoginStatus::UNAVAILABLE, "requests of the earlier session are in flight");
+                }
                 conn.session.units.end_simple_reservations();
                 conn.session.phase = Phase::Full { nexus, is_discovery };
             }

@@ -76,6 +76,9 @@ impl Protocol for Iscsi {
     }
 
     fn take_input(core: &mut Core<Self>, conn: &mut Connection<Self>, number: u32) -> Result<(), SessionEnd> {
+        if conn.session.nexus().is_some_and(|nexus| nexus.has_ended()) {
+            return Err(SessionEnd::Disconnected);
+        }
         while conn.state == State::Open {
             if conn.session.trailing.is_some() {
                 if !core.take_trailing(conn) {

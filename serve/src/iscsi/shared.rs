@@ -5,6 +5,9 @@
 //!   COMPARE AND WRITE, ORWRITE ─▶ Shared::claim ─▶ Claim      no other one has these bytes
 //! ```
 //!
+//! A port that logs in again takes over from its earlier session. A command of that one must not
+//! write after a command of the new one: see [`Nexus::has_ended`].
+//!
 //! Locks: one for the sessions, one for the claims. Each is held for a lookup or a change, and no
 //! code holds both.
 
@@ -15,7 +18,7 @@ use std::{
     ops::Range,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, Ordering::SeqCst},
     },
 };
 
@@ -64,9 +67,11 @@ pub(super) struct Nexus {
 }
 
 impl Nexus {
-    /// Whether the same initiator port has logged in again.
+    /// Whether the same initiator port has logged in again. A command is counted before this is
+    /// looked at, and a login sets it before it looks at the count. So either the command sees the
+    /// login and is refused, or the login sees the command and is refused.
     pub(super) fn has_ended(&self) -> bool {
-        self.has_ended.load(Relaxed)
+        self.has_ended.load(SeqCst)
     }
 }
 
@@ -84,7 +89,7 @@ impl Shared {
         sessions.last_tsih = tsih;
         let nexus = Arc::new(Nexus { port: port.clone(), tsih, has_ended: AtomicBool::new(false) });
         if let Some(before) = sessions.by_port.insert(port, Arc::clone(&nexus)) {
-            before.has_ended.store(true, Relaxed);
+            before.has_ended.store(true, SeqCst);
         }
         nexus
     }

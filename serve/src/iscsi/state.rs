@@ -233,14 +233,14 @@ pub(super) struct Counted(Arc<AtomicU32>);
 
 impl Counted {
     pub(super) fn by(counter: &Arc<AtomicU32>) -> Self {
-        counter.fetch_add(1, Ordering::AcqRel);
+        counter.fetch_add(1, Ordering::SeqCst);
         Self(Arc::clone(counter))
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Release);
+        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -296,6 +296,9 @@ impl Core<Iscsi> {
             && let Some(task) = conn.session.tasks.get_mut(asked.own.slot)
         {
             task.counted = conn.session.units.in_flight(export).map(Counted::by);
+            if conn.session.nexus().is_some_and(|nexus| nexus.has_ended()) {
+                return Err(Outcome::Status(status::BUSY));
+            }
         }
         Ok(Work { command, payload_bytes: payload_bytes as usize })
     }

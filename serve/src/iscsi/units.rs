@@ -11,7 +11,10 @@ use crate::{
 use diskwright_iscsi::scsi::{Sense, command::Class};
 use std::{
     collections::VecDeque,
-    sync::{Arc, atomic::AtomicU32},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 /// Attentions of one logical unit at most. Further ones are dropped; the first tells that the unit
@@ -133,6 +136,11 @@ impl Units {
             let reservations = Arc::clone(&unit.reservations);
             let _ = reservations.change(&self.participant, &Change::Reset);
         }
+    }
+
+    /// Whether requests of an earlier session of the initiator are in flight.
+    pub(super) fn are_in_use(&self) -> bool {
+        self.units.iter().flatten().any(|unit| unit.in_flight.load(Ordering::SeqCst) > 0)
     }
 
     /// The counter of the initiator's requests in flight.

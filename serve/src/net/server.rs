@@ -67,6 +67,12 @@ pub enum ServeError {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// The secret of a host is not a key.
+    #[error("the secret of {name:?} is not a key of NVMe (DHHC-1:HH:BASE64:); make one with nvme gen-dhchap-key")]
+    Secret {
+        /// Whose it is.
+        name: String,
+    },
     /// The protocol has no TLS here.
     #[error("this protocol is served without TLS only; leave out `ServerOptions::tls`")]
     NoTls,

@@ -258,7 +258,7 @@ fn known(exports: &Exports, subsystem: &str) -> Vec<(u32, u64, Uuid)> {
 }
 
 /// Checks that the host has room for the data of a command, and takes them in PDUs.
-fn check_transport(command: &Command, len_bytes: usize) -> Result<(), Status> {
+pub(super) fn check_transport(command: &Command, len_bytes: usize) -> Result<(), Status> {
     match command.sgl {
         Sgl { kind: Sgl::TRANSPORT, len_bytes: room_bytes, .. } if room_bytes as usize >= len_bytes => Ok(()),
         Sgl { kind: Sgl::TRANSPORT, .. } => Err(Status::SGL_LENGTH),

@@ -2,12 +2,14 @@
 //! I/O queue of one that exists. And the properties of a controller.
 
 use super::{
+    admin::check_transport,
+    auth::{Auth, Parties},
     controller::{ENTRIES_MAX, QUEUES_MAX},
     state::{Admin, Nvme, PduEnd, Phase, Queue, TRANSFER_BYTES, VERSION},
 };
-use crate::net::{connection::Connection, core::Core, protocol::SessionEnd};
+use crate::net::{connection::Connection, core::Core, outbox::Share, protocol::SessionEnd};
 use diskwright_nvme::wire::{
-    Command, Completion, ConnectData, DISCOVERY_NQN, Initialize, PduError, PduKind, Sgl, Status,
+    Command, Completion, ConnectData, DISCOVERY_NQN, Initialize, PduError, PduKind, Sgl, Status, auth,
     fabrics::{self, ANY_CONTROLLER, ConnectCommand, NO_FLOW_CONTROL, invalid_command, invalid_data, property},
 };
 
@@ -54,7 +56,14 @@ impl Core<Nvme> {
             self.complete_with(conn, done);
             return refused.map_or(Ok(()), |reason| Err(SessionEnd::Told(reason)));
         };
-        if is_fabrics {
+        if is_fabrics && command.nsid as u8 == auth::SEND {
+            let status = self.auth_send(conn, command, data);
+            self.complete(conn, command.cid, status);
+        } else if is_fabrics && command.nsid as u8 == auth::RECEIVE {
+            return self.auth_receive(conn, command);
+        } else if !queue.is_known {
+            self.complete(conn, command.cid, Status::AUTHENTICATION);
+        } else if is_fabrics {
             let done = self.property(conn, command);
             self.complete_with(conn, done);
         } else if queue.controller.is_ready() {
@@ -90,8 +99,13 @@ impl Core<Nvme> {
         let queue =
             if asked.queue == 0 { self.connect_admin(conn, &asked, &data) } else { self.connect_queue(&asked, &data) };
         match queue {
-            Ok(queue) => {
-                let result = queue.controller.id.into();
+            Ok(mut queue) => {
+                // What the discovery subsystem tells is no secret.
+                if self.shared.secrets.is_some() && !queue.controller.is_discovery {
+                    (queue.auth, queue.is_known) = (Some(Auth::Wanted), false);
+                }
+                let required = if queue.is_known { 0 } else { auth::REQUIRED };
+                let result = u64::from(queue.controller.id) | required;
                 conn.session.phase = Phase::Queue(queue);
                 Completion { result, cid: command.cid, ..Completion::default() }
             }
@@ -131,6 +145,53 @@ impl Core<Nvme> {
         }
         let time = controller.add_queue(asked.queue).ok_or(Refused::Command(42))?;
         Ok(queue_of(controller, asked, time))
+    }
+
+    /// A message of the authentication.
+    fn auth_send(&mut self, conn: &mut Connection<Nvme>, command: &Command, data: &[u8]) -> Status {
+        let Some(secrets) = self.shared.secrets.clone() else { return Status::INVALID_OPCODE };
+        let message = match auth::length_of(command) {
+            Ok(len_bytes) if command.sgl.kind == Sgl::IN_CAPSULE => data.get(..len_bytes),
+            Ok(_) => return Status::SGL_TYPE,
+            Err(status) => return status,
+        };
+        let (Some(message), Some(queue)) = (message, conn.session.queue_mut()) else { return Status::SGL_LENGTH };
+        let host = queue.controller.host.clone();
+        let Some(auth) = &mut queue.auth else { return Status::INVALID_OPCODE };
+        auth.take(&Parties { secrets: &secrets, host: &host, subsystem: &self.shared.subsystem }, message);
+        queue.is_known |= auth.is_done();
+        Status::SUCCESS
+    }
+
+    /// The host asks for a message of the authentication.
+    fn auth_receive(&mut self, conn: &mut Connection<Nvme>, command: &Command) -> Result<(), SessionEnd> {
+        let room = auth::length_of(command).and_then(|room_bytes| {
+            check_transport(command, room_bytes)?;
+            Ok(room_bytes)
+        });
+        let given = conn.session.queue_mut().and_then(|queue| {
+            let given = queue.auth.as_mut()?.give();
+            queue.is_known |= queue.auth.as_ref().is_some_and(Auth::is_done);
+            given
+        });
+        let (room_bytes, (mut message, end)) = match (room, given) {
+            (Ok(room_bytes), Some(given)) => (room_bytes, given),
+            (Err(status), _) => {
+                self.complete(conn, command.cid, status);
+                return Ok(());
+            }
+            (Ok(_), None) => {
+                self.complete(conn, command.cid, Status::SEQUENCE);
+                return Ok(());
+            }
+        };
+        message.resize(room_bytes, 0);
+        // Answers that the host does not read count in its share.
+        let share = Share::of(room_bytes);
+        conn.share.add(share);
+        conn.outbox.count(share);
+        self.put_page(conn, command.cid, &message);
+        end.map_or(Ok(()), |why| Err(SessionEnd::Told(format!("the authentication has failed: {why}"))))
     }
 
     /// Gets or sets a property.
@@ -173,6 +234,8 @@ fn queue_of(controller: std::sync::Arc<super::controller::Controller>, asked: &C
         entries: asked.entries as u16,
         head: (asked.attributes & NO_FLOW_CONTROL == 0).then_some(0),
         time,
+        auth: None,
+        is_known: true,
         admin: None,
     }
 }

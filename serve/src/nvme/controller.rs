@@ -8,6 +8,7 @@
 //! Locks: the table of [`Shared`] for a lookup or a change, [`Controller::queues`] likewise. No
 //! code holds both.
 
+use crate::secrets::Secrets;
 use diskwright_nvme::wire::{ConnectData, DISCOVERY_NQN, fabrics::property};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,12 +29,14 @@ pub(super) const ENTRIES_MAX: u16 = 128;
 pub(crate) struct Shared {
     /// NQN of the subsystem.
     pub(super) subsystem: String,
+    /// `None` lets every host in.
+    pub(super) secrets: Option<Arc<Secrets>>,
     controllers: Mutex<BTreeMap<u16, Arc<Controller>>>,
 }
 
 impl Shared {
-    pub(super) fn new(subsystem: &str) -> Self {
-        Self { subsystem: subsystem.to_owned(), controllers: Mutex::default() }
+    pub(super) fn new(subsystem: &str, secrets: Option<Arc<Secrets>>) -> Self {
+        Self { subsystem: subsystem.to_owned(), secrets, controllers: Mutex::default() }
     }
 
     /// A new controller, of the storage or the discovery subsystem. `None` if all ids are in use.
@@ -157,7 +160,7 @@ mod tests {
 
     #[test]
     fn ids_are_not_reused_while_larger_ones_are_free() {
-        let shared = Shared::new("nqn.2026-01.org.example:disks");
+        let shared = Shared::new("nqn.2026-01.org.example:disks", None);
         let (first, second) = (shared.create(&data(), 0).unwrap(), shared.create(&data(), 0).unwrap());
         assert_eq!((first.id, second.id), (1, 2));
         shared.end(&first);
@@ -167,7 +170,7 @@ mod tests {
 
     #[test]
     fn queues_end_with_the_time_in_which_their_controller_was_enabled() {
-        let shared = Shared::new("nqn.2026-01.org.example:disks");
+        let shared = Shared::new("nqn.2026-01.org.example:disks", None);
         let controller = shared.create(&data(), 0).unwrap();
         assert!(!controller.is_ready());
         controller.configure(property::ENABLE);

@@ -242,7 +242,7 @@ fn ranges_bytes(command: &Command) -> usize {
 }
 
 /// Skips the data in the capsule of a command that does not need them.
-fn skip(conn: &mut Connection<Nvme>, data_bytes: usize) {
+pub(super) fn skip(conn: &mut Connection<Nvme>, data_bytes: usize) {
     if data_bytes > 0 {
         let digest_bytes = if conn.session.digests.contains(Digests::DATA) { DIGEST_BYTES } else { 0 };
         conn.input = Input::Skip((data_bytes + digest_bytes) as u64);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   window ─▶ session.rs    PDUs: digests, payload, waiting commands
-//!               ├─▶ connect.rs    initialization, connect, properties
+//!               ├─▶ connect.rs    initialization, connect, properties; auth.rs: who a host is
 //!               ├─▶ admin.rs      identify, log pages, features, events
 //!               └─▶ io.rs         reads, writes, clears, compares ─▶ the core
 //!   results ─▶ replies.rs ─▶ outbox
@@ -25,10 +25,14 @@
 //! Guarantees to hosts: a completed write is visible through every controller, and durable after a
 //! flush of its namespace or if it was written with FUA. A deallocated range reads as zeros.
 //!
-//! Not supported: TLS with pre-shared keys (rustls has no external PSKs), metadata, reservations,
-//! ANA, fused commands.
+//! With secrets, each queue of the storage subsystem takes nothing but the messages of DH-HMAC-CHAP
+//! until its host has proved who it is.
+//!
+//! Not supported: TLS with pre-shared keys (rustls has no external PSKs), Diffie-Hellman groups,
+//! metadata, reservations, ANA, fused commands.
 
 mod admin;
+mod auth;
 mod connect;
 mod controller;
 mod io;
@@ -47,7 +51,8 @@ use state::Nvme;
 ///
 /// # Errors
 /// [`ServeError`]; [`ServeError::Name`] if the subsystem's name is not an NVMe qualified name;
-/// [`ServeError::NoTls`] if the options ask for TLS.
+/// [`ServeError::NoTls`] if the options ask for TLS; [`ServeError::Secret`] if the secret of a host
+/// is not a key.
 pub fn start(
     subsystem: &str,
     exports: Vec<Export>,
@@ -58,5 +63,10 @@ pub fn start(
         return Err(ServeError::NoTls);
     }
     check_nqn(subsystem).map_err(|reason| ServeError::Name { name: subsystem.to_owned(), reason })?;
-    Server::start::<Nvme>(Shared::new(subsystem), exports, listeners, options)
+    let secrets = options.secrets.clone();
+    let hosts = secrets.iter().flat_map(|secrets| secrets.all()).filter(|one| check_nqn(one.name()).is_ok());
+    for one in hosts {
+        auth::Key::parse(&one.secret_text()).ok_or_else(|| ServeError::Secret { name: one.name().to_owned() })?;
+    }
+    Server::start::<Nvme>(Shared::new(subsystem, secrets), exports, listeners, options)
 }

@@ -13,7 +13,10 @@
 //! Data that lie in the capsule of a fabrics or admin command are short. The command is taken when
 //! all of its PDU is in the window.
 
-use super::state::{Asked, CAPSULE_DATA_BYTES, Nvme, PduEnd, Phase, Session};
+use super::{
+    io::skip,
+    state::{Asked, CAPSULE_DATA_BYTES, Nvme, PduEnd, Phase, Session},
+};
 use crate::net::{
     connection::{Connection, Incoming, State},
     core::{Core, Protocol},
@@ -22,7 +25,7 @@ use crate::net::{
     settings::TlsNeed,
 };
 use diskwright_nvme::wire::{
-    Command, DataPdu, Digests, PduError, PduHeader, PduKind, Status, Terminate, pdu::DIGEST_BYTES,
+    Command, DataPdu, Digests, PduError, PduHeader, PduKind, Status, Terminate, fabrics, pdu::DIGEST_BYTES,
 };
 use diskwright_store::SlotMap;
 use std::{collections::VecDeque, io};
@@ -33,8 +36,9 @@ const UNREAD_MAX: u32 = 1024;
 impl Protocol for Nvme {
     const NAME: &'static str = "nvme";
     const ANSWERS: usize = 8;
-    const AUTHENTICATES: bool = false;
-    const HOW_TO_ALLOW_WRITES: &'static str = "or allow it with `ServerOptions::insecure_writes`";
+    const AUTHENTICATES: bool = true;
+    const HOW_TO_ALLOW_WRITES: &'static str =
+        "ask for authentication (`ServerOptions::secrets`), or allow it with `ServerOptions::insecure_writes`";
 
     fn session(_: &Core<Self>, _: TlsNeed) -> Session {
         Session {
@@ -206,7 +210,8 @@ impl Core<Nvme> {
             return Err(PduError::Field { what, found, expected: "at most 8192" }.into());
         }
         let Some(command) = bytes[PduHeader::BYTES..].first_chunk().map(Command::decode) else { return Ok(false) };
-        let is_io = conn.session.queue().is_some_and(|queue| queue.admin.is_none());
+        let is_io =
+            conn.session.queue().is_some_and(|queue| queue.admin.is_none()) && command.opcode != fabrics::OPCODE;
         // Completions that the host does not read count too. A host that reads is never stopped
         // here with data of an R2T behind: these completions then go out.
         let is_full = if is_io { conn.outbox.unsent().requests >= UNREAD_MAX } else { !self.has_share_for(conn) };
@@ -236,6 +241,11 @@ impl Core<Nvme> {
         }
         conn.window.consume(pdu.header_bytes);
         conn.requests += 1;
+        if conn.session.queue().is_some_and(|queue| !queue.is_known) {
+            skip(conn, pdu.data_bytes);
+            self.complete(conn, command.cid, Status::AUTHENTICATION);
+            return Ok(true);
+        }
         conn.session.commands += 1;
         if pdu.data_bytes > 0 || conn.session.waiting.is_empty() && self.has_room(conn, &command) {
             self.start_command(conn, number, &command, pdu.data_bytes);

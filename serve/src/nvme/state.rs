@@ -1,6 +1,9 @@
 //! What a session keeps: its phase, its queue, its payloads. No code that handles PDUs.
 
-use super::controller::{Controller, Shared};
+use super::{
+    auth::Auth,
+    controller::{Controller, Shared},
+};
 use crate::net::{
     connection::Incoming,
     flights::Contents,
@@ -69,6 +72,10 @@ pub(super) struct Queue {
     pub(super) head: Option<u16>,
     /// The time of the controller (see [`Controller::has_left`]).
     pub(super) time: u32,
+    /// The authentication, if there must be one.
+    pub(super) auth: Option<Auth>,
+    /// Whether the host has proved who it is, or need not.
+    pub(super) is_known: bool,
     /// What only an admin queue has.
     pub(super) admin: Option<Box<Admin>>,
 }

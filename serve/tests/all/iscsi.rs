@@ -1,10 +1,11 @@
 //! The iSCSI target, with an initiator of our own over a unix socket.
 
 use crate::common::{
-    PATIENCE, Served,
+    PATIENCE, Served, eventually,
     iscsi_initiator::{Ended, Initiator, TARGET, Ways, cdb_16},
     memory, raw_file,
 };
+use crate::vhost_user::Slow;
 use diskwright_iscsi::{
     scsi::op,
     wire::{HEADER_BYTES, text},
@@ -17,7 +18,7 @@ use diskwright_serve::{
 use diskwright_store::{BlockDevice, CacheMode};
 use std::{
     io::Write,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -461,6 +462,56 @@ fn reservations_shut_out_others_and_survive_a_restart() {
     assert_eq!(keys[4..], [0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 22]);
     assert_eq!(reserve(&mut b, 3, 0, 22, 0, 0), 0);
     assert!(write(&mut stranger, 0, &[5; 512]).is_good());
+}
+
+/// Sends a write of which the disk gets hold, and does not wait for its end.
+fn begin_write(initiator: &mut Initiator, byte: u8) {
+    let header = initiator.command(0, &cdb_16(op::WRITE_16, 0, 0, 1), 0, 512, 512);
+    initiator.send(&header, &[byte; 512]);
+}
+
+#[test]
+fn a_node_that_was_fenced_writes_nothing_late() {
+    let disk = Slow::over(memory(1 << 20, true));
+    let Some(served) = serve(vec![exported("disk", disk.clone())], ServerOptions::default()) else { return };
+    let mut a = Initiator::session(&served.socket(), Ways::default());
+    let mut b = Initiator::session(&served.socket(), Ways { isid: 2, ..Ways::default() });
+    assert_eq!(reserve(&mut a, 0, 0, 0, 11, 0), 0);
+    assert_eq!(reserve(&mut b, 0, 0, 0, 22, 0), 0);
+    assert_eq!(reserve(&mut a, 1, 1, 11, 0, 0), 0);
+    disk.held.store(true, Ordering::SeqCst);
+    begin_write(&mut a, 7);
+    eventually("the write is in flight", || served.server().metrics().totals().in_flight > 0);
+    let preempted = thread::scope(|scope| {
+        let preempting = scope.spawn(|| reserve(&mut b, 5, 1, 22, 11, 0));
+        thread::sleep(Duration::from_millis(700));
+        assert!(!preempting.is_finished(), "a write of the other one is in flight");
+        disk.held.store(false, Ordering::SeqCst);
+        preempting.join().unwrap()
+    });
+    assert_eq!(preempted, 0);
+    // It ended before the preemption was answered.
+    assert!(a.ended(&[]).is_good());
+    assert_eq!(write(&mut a, 0, &[8; 512]).sense, Some((6, 0x2a, 5)));
+    assert!(read(&mut b, 0, 1).data == [7; 512]);
+}
+
+#[test]
+fn a_port_is_let_in_again_when_its_earlier_writes_have_ended() {
+    let disk = Slow::over(memory(1 << 20, true));
+    let Some(served) = serve(vec![exported("disk", disk.clone())], ServerOptions::default()) else { return };
+    let mut first = Initiator::session(&served.socket(), Ways::default());
+    disk.held.store(true, Ordering::SeqCst);
+    begin_write(&mut first, 7);
+    eventually("the write is in flight", || served.server().metrics().totals().in_flight > 0);
+    let mut again = Initiator::connect(&served.socket(), Ways::default());
+    let keys = [("InitiatorName", again.ways.initiator.to_owned()), ("TargetName", TARGET.to_owned())];
+    let answer = again.log_in_with(0x87, &keys);
+    assert_eq!(answer.header[36..38], [3, 1], "service unavailable");
+    disk.held.store(false, Ordering::SeqCst);
+    eventually("the write has ended", || served.server().metrics().totals().in_flight == 0);
+    let mut again = Initiator::session(&served.socket(), Ways::default());
+    assert!(read(&mut again, 0, 1).data == [7; 512]);
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod iscsi;
 mod limits;
 mod nbd;
 mod nvme;
+mod nvme_auth;
 mod nvme_client;
 mod panics;
 mod pieces;

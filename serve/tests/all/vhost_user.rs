@@ -199,16 +199,16 @@ fn a_read_only_disk_and_wrong_requests_are_refused_and_the_next_ones_served() {
 
 /// Holds requests until it is let go, and records FUA.
 #[derive(Debug)]
-struct Slow {
+pub(crate) struct Slow {
     below: Arc<dyn BlockDevice>,
-    held: Arc<AtomicBool>,
+    pub(crate) held: Arc<AtomicBool>,
     durable: Arc<Mutex<Vec<bool>>>,
     size_bytes: AtomicU64,
     watchers: SizeWatchers,
 }
 
 impl Slow {
-    fn over(below: Arc<dyn BlockDevice>) -> Arc<Self> {
+    pub(crate) fn over(below: Arc<dyn BlockDevice>) -> Arc<Self> {
         let size_bytes = AtomicU64::new(below.geometry().size_bytes);
         Arc::new(Self {
             below,

@@ -64,9 +64,11 @@ connect to a unix socket.
 memory-backend-memfd,id=m,size=1G,share=on -machine memory-backend=m -chardev socket,id=d,path=SOCKET,reconnect=1 -device vhost-user-blk-pci,chardev=d. \
 --nbd then is served only if it is given too.
 
---nvme ADDRESS (PORT or HOST[:PORT], usually 4420) serves the disks by NVMe/TCP, and --nbd only if it is given too. A host finds them with nvme discover, and attaches them with nvme connect-all -t tcp -a HOST. The first disk is namespace 1. The name of the subsystem is printed, and --nvme-subsystem sets it. NVMe/TCP here has neither TLS nor authentication, so writable disks need --insecure-writes; --allow limits who may connect.
+--nvme ADDRESS (PORT or HOST[:PORT], usually 4420) serves the disks by NVMe/TCP, and --nbd only if it is given too. A host finds them with nvme discover, and attaches them with nvme connect-all -t tcp -a HOST. The first disk is namespace 1. The name of the subsystem is printed, and --nvme-subsystem sets it. NVMe/TCP here has no TLS, so writable disks need --secrets or --insecure-writes; --allow limits who may connect.
 
---iscsi ADDRESS (PORT or HOST[:PORT], usually 3260) serves the disks by iSCSI in the same way: as the logical units of one target, the first one with number 0. --iscsi-target sets the target's name. With --secrets initiators must prove who they are (CHAP), and writable disks need no --insecure-writes. The file has a [[client]] table with name and secret (12 bytes or more) for each, and may have a [server] table for initiators that ask the target for a proof. A cluster that asks for persistent reservations that survive a restart needs --reservations DIR. Reservations bind iSCSI initiators only; who writes by NBD, NVMe/TCP or vhost-user is not held back by them. Linux attaches the disks with iscsiadm -m discovery -t sendtargets -p HOST and iscsiadm -m node --login, Windows with the iSCSI initiator.
+--iscsi ADDRESS (PORT or HOST[:PORT], usually 3260) serves the disks by iSCSI in the same way: as the logical units of one target, the first one with number 0. --iscsi-target sets the target's name. A cluster that asks for persistent reservations that survive a restart needs --reservations DIR. Reservations bind iSCSI initiators only; who writes by NBD, NVMe/TCP or vhost-user is not held back by them. Linux attaches the disks with iscsiadm -m discovery -t sendtargets -p HOST and iscsiadm -m node --login, Windows with the iSCSI initiator.
+
+--secrets: NVMe hosts and iSCSI initiators must prove who they are. The file has a [[client]] table with name and secret for each, and may have a [server] table for clients that ask the server for a proof. A host's name is its NQN, and its secret a key of nvme gen-dhchap-key (DH-HMAC-CHAP without a Diffie-Hellman group); an initiator has any name, and a secret of 12 bytes or more (CHAP).
 
 A disk is exported under NAME, or the name of its file; a client that asks for no name gets the only one. A FILE with = in its name is written \
 with a folder before it: ./a=b.vhdx. FORMAT (raw, vhd, vhdx, qcow2, vdi, vmdk) is the format of one disk, --format that of all others. A writable disk needs it if \
@@ -106,8 +108,8 @@ EXAMPLES
   diskwright serve os=os.vhdx db=db.vhdx --vhost-user os=/run/os.sock \\
       --vhost-user db=/run/db.sock --nbd /run/nbd.sock
   diskwright serve db.vhdx --nvme 10.0.0.5 --allow 10.0.0.0/24 --insecure-writes
-  diskwright serve db.vhdx --iscsi 10.0.0.5 --iscsi-target iqn.2026-11.org.example:db \\
-      --secrets /etc/diskwright/secrets.toml
+  diskwright serve db.vhdx --iscsi 10.0.0.5 \\
+      --iscsi-target iqn.2026-11.org.example:db --secrets /etc/secrets.toml
   diskwright serve --config /etc/diskwright/serve.toml")]
 pub struct ServeArgs {
     /// The disks: each may have a name before it and its format behind it.
@@ -135,8 +137,8 @@ pub struct ServeArgs {
     /// Keep persistent reservations in DIR, so that they last longer than the server.
     #[arg(long, value_name = "DIR", requires = "iscsi")]
     pub(super) reservations: Option<PathBuf>,
-    /// Ask iSCSI initiators for a name and secret of this file (CHAP).
-    #[arg(long, value_name = "FILE.toml", requires = "iscsi")]
+    /// Ask NVMe hosts and iSCSI initiators for a name and secret of this file.
+    #[arg(long, value_name = "FILE.toml")]
     pub(super) secrets: Option<PathBuf>,
     /// Be the disk of a virtual machine (vhost-user-blk) at this unix socket (may be repeated).
     #[arg(long, value_name = "[NAME=]SOCKET", value_parser = MachineWord::parse)]

@@ -1,4 +1,4 @@
-//! The file of `serve --secrets`: who may connect, and by which secret.
+//! The file of `serve --secrets`: who may connect by NVMe/TCP and iSCSI, and by which secret.
 //!
 //! Only the owner of the file may read it. What is wrong is said without the secrets.
 
