@@ -92,7 +92,7 @@ fn a_file_system_made_by_nvme_over_tcp_in_a_guest_is_whole_in_the_image() {
 #[test]
 fn a_file_system_made_by_a_newer_kernel_with_secrets_is_whole_in_the_image() {
     let connect = format!(
-        "echo transport=tcp,traddr={{host}},trsvcid={{port}},nqn={SUBSYSTEM},hostnqn={HOST_NQN},nr_io_queues=2,hdr_digest,data_digest,disable_sqflow,dhchap_secret={HOST_KEY},dhchap_ctrl_secret={SUBSYSTEM_KEY} > /dev/nvme-fabrics"
+        "echo transport=tcp,traddr={{host}},trsvcid={{port}},nqn={SUBSYSTEM},hostnqn={HOST_NQN},hostid=01234567-89ab-cdef-0123-456789abcdef,nr_io_queues=2,hdr_digest,data_digest,disable_sqflow,dhchap_secret={HOST_KEY},dhchap_ctrl_secret={SUBSYSTEM_KEY} > /dev/nvme-fabrics || {{ dmesg | tail -n 5; false; }}"
     );
     let secrets = format!(
         "[[client]]\nname = \"{HOST_NQN}\"\nsecret = \"{HOST_KEY}\"\n[server]\nname = \"disks\"\nsecret = \"{SUBSYSTEM_KEY}\"\n"
