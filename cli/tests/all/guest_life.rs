@@ -35,14 +35,16 @@ const OPERATIONS: [(&str, &str); 7] = [
     ("move disk.vhdx moved.vhdx", "moved.vhdx"),
 ];
 
-/// The guest keeps at most sixteen files, and goes on until this machine listens at the port.
-fn script(disk_port: u16, stop_port: u16) -> String {
+/// The guest connects to the first port when it begins to work. It keeps at most sixteen files, and
+/// goes on until this machine listens at the second port.
+fn script(disk_port: u16, start_port: u16, stop_port: u16) -> String {
     format!(
         "/programs/nbd-client -N disk.vhdx -C 2 -b 512 {HOST} {disk_port} /dev/nbd0 >/tmp/nbd.log 2>&1 || {{ cat /tmp/nbd.log; false; }}\n\
          /programs/mke2fs -q -t ext4 -b 4096 /dev/nbd0\n\
          mount -t ext4 /dev/nbd0 /mnt\n\
+         nc -w 1 {HOST} {start_port} </dev/null >/dev/null 2>&1 || true\n\
          i=0\n\
-         until nc -w 1 {HOST} {stop_port} </dev/null >/dev/null 2>&1; do\n\
+         until [ $i -gt 4 ] && nc -w 1 {HOST} {stop_port} </dev/null >/dev/null 2>&1; do\n\
            dd if=/dev/urandom of=/mnt/f$((i%16)) bs=4097 count=$((i%7*60+1)) 2>/dev/null\n\
            [ $((i%3)) -ne 2 ] || sync\n\
            [ $((i%5)) -ne 4 ] || {{ rm -f /mnt/f$(((i+3)%16)); fstrim /mnt; }}\n\
@@ -72,7 +74,10 @@ fn a_guest_works_on_while_its_disk_is_changed() {
     let Some(server) = place.serve(&format!("disk.vhdx --nbd 127.0.0.1:{disk_port} --insecure-writes")) else {
         return;
     };
-    let script = script(disk_port, stop_port);
+    // The writes of mke2fs are none of the guest's work.
+    let start = TcpListener::bind("127.0.0.1:0").unwrap();
+    start.set_nonblocking(true).unwrap();
+    let script = script(disk_port, start.local_addr().unwrap().port(), stop_port);
     let console = thread::scope(|scope| {
         let works = scope.spawn(|| guest.run(&script));
         // A panic here must not leave the guest at work until its time is over.
@@ -89,7 +94,11 @@ fn a_guest_works_on_while_its_disk_is_changed() {
                     thread::sleep(Duration::from_millis(50));
                 }
             };
-            goes_on("disk.vhdx", PATIENCE);
+            let begun = Instant::now();
+            while start.accept().is_err() && !works.is_finished() && begun.elapsed() < PATIENCE {
+                thread::sleep(Duration::from_millis(50));
+            }
+            goes_on("disk.vhdx", TIME_BETWEEN);
             for (operation, file) in OPERATIONS.iter().filter(|_| !works.is_finished()) {
                 let begun = Instant::now();
                 place.ok(operation);

@@ -105,8 +105,7 @@ impl Protocol for Iscsi {
 
     fn payload_ended(core: &mut Core<Self>, conn: &mut Connection<Self>, incoming: Incoming<Asked>) {
         if let Some(trailing) = &mut conn.session.trailing {
-            // What follows the data was counted when they were announced.
-            trailing.incoming = incoming;
+            trailing.incoming = Some(incoming);
         } else {
             core.part_received(conn, incoming);
         }
@@ -145,7 +144,7 @@ impl Protocol for Iscsi {
         let slots: Vec<u32> = session.tasks.indices().collect();
         let parked: Vec<_> =
             slots.iter().filter_map(|&slot| session.tasks.get_mut(slot).and_then(|task| task.parked.take())).collect();
-        let trailing = session.trailing.take().map(|trailing| trailing.incoming);
+        let trailing = session.trailing.take().and_then(|trailing| trailing.incoming);
         session.waiting.clear();
         session.managing.clear();
         let draining = std::mem::take(&mut session.draining);
@@ -176,12 +175,13 @@ impl Core<Iscsi> {
         let window = conn.window.bytes();
         let Some(bytes) = window.first_chunk::<HEADER_BYTES>().copied() else { return Ok(false) };
         let header = Header::decode(&bytes);
-        let agreed = conn.session.agreed;
         let Some(opcode) = header.opcode else { return Err(broken(PduError::Opcode { found: bytes[0] })) };
         let is_login = matches!(conn.session.phase, Phase::Login(_));
         if is_login != (opcode == Opcode::Login) {
             return Err(broken(PduError::Opcode { found: bytes[0] }));
         }
+        // What is agreed on is valid after the login.
+        let agreed = if is_login { Agreed::default() } else { conn.session.agreed };
         let headers_bytes = HEADER_BYTES + header.more_header_bytes;
         let head_bytes = headers_bytes + if agreed.header_digest { DIGEST_BYTES } else { 0 };
         let Some(head) = window.get(..head_bytes) else { return Ok(false) };
@@ -253,7 +253,7 @@ impl Core<Iscsi> {
         }
         let counters = &mut conn.session.counters;
         let cmd_sn = pdu::cmd_sn_of(&pdu.bytes);
-        // A response that was not read may have told of a larger window, which is as good.
+        // The window is the one that the last response tells, whether it was read or not.
         if cmd_sn == counters.expected_cmd_sn && (counters.max_cmd_sn.wrapping_sub(cmd_sn) as i32) >= 0 {
             counters.expected_cmd_sn = cmd_sn.wrapping_add(1);
             return true;
@@ -292,7 +292,7 @@ impl Core<Iscsi> {
         }
         let slot = self.open_task(conn, &pdu.header, &command);
         if pdu.tail_bytes > 0 || conn.session.waiting.is_empty() && self.has_room(conn, slot) {
-            self.start_task(conn, number, slot, pdu);
+            self.start_task(conn, number, slot, Some(pdu).filter(|pdu| pdu.tail_bytes > 0));
         } else {
             conn.session.waiting.push_back(slot);
         }
@@ -309,10 +309,7 @@ impl Core<Iscsi> {
                 return;
             }
             conn.session.waiting.pop_front();
-            let header =
-                Header { opcode: None, is_immediate: false, more_header_bytes: 0, data_bytes: 0, lun: 0, tag: 0 };
-            let nothing = Pdu { header, bytes: [0; HEADER_BYTES], head_bytes: 0, tail_bytes: 0 };
-            self.start_task(conn, number, slot, &nothing);
+            self.start_task(conn, number, slot, None);
         }
     }
 
@@ -323,9 +320,7 @@ impl Core<Iscsi> {
         incoming.announced_bytes = wanted_bytes;
         incoming.digest = conn.session.agreed.data_digest.then_some(0);
         if left_bytes > 0 {
-            // `payload_ended` puts the payload in the place of this.
-            let place = Incoming::new(incoming.asked, 0, false);
-            conn.session.trailing = Some(Trailing { incoming: place, left_bytes });
+            conn.session.trailing = Some(Trailing { incoming: None, left_bytes });
         }
         self.continue_payload(conn, incoming);
     }
@@ -375,7 +370,7 @@ impl Core<Iscsi> {
         let Some(trailing) = &mut conn.session.trailing else { return true };
         let there = conn.window.bytes();
         let now = there.len().min(trailing.left_bytes - digest_bytes);
-        if let Some(digest) = &mut trailing.incoming.digest {
+        if let Some(digest) = trailing.incoming.as_mut().and_then(|incoming| incoming.digest.as_mut()) {
             *digest = crc32c::crc32c_append(*digest, &there[..now]);
         }
         conn.window.consume(now);
@@ -388,7 +383,7 @@ impl Core<Iscsi> {
             return false;
         }
         conn.window.consume(digest_bytes);
-        if let Some(Trailing { incoming, .. }) = conn.session.trailing.take() {
+        if let Some(incoming) = conn.session.trailing.take().and_then(|trailing| trailing.incoming) {
             if digest_bytes > 0 && incoming.digest != found {
                 self.payload_damaged(conn, incoming);
             } else {

@@ -260,7 +260,8 @@ impl Expected {
 /// What follows the data of a PDU: data that nobody wants, padding, and a digest.
 #[derive(Debug)]
 pub(super) struct Trailing {
-    pub(super) incoming: Incoming<Asked>,
+    /// The payload; `None` while its data are being received.
+    pub(super) incoming: Option<Incoming<Asked>>,
     pub(super) left_bytes: usize,
 }
 

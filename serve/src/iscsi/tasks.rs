@@ -71,8 +71,9 @@ impl Core<Iscsi> {
         self.export_of(lun).map_or_else(|| self.has_share_for(conn), |export| self.has_room_for(conn, export))
     }
 
-    /// Starts a command. The data of `pdu` are the next in the window.
-    pub(super) fn start_task(&mut self, conn: &mut Connection<Iscsi>, number: u32, slot: u32, pdu: &Pdu) {
+    /// Starts a command. If it came with data, they are the next in the window, and `pdu` has their
+    /// length.
+    pub(super) fn start_task(&mut self, conn: &mut Connection<Iscsi>, number: u32, slot: u32, pdu: Option<&Pdu>) {
         let mut asked = ClientRequest {
             connection: number,
             export: 0,
@@ -83,14 +84,12 @@ impl Core<Iscsi> {
             taken_ns: self.now_ns,
             own: Asked { slot },
         };
-        let work = match self.check(conn, pdu.header.data_bytes, &mut asked) {
+        let work = match self.check(conn, pdu.map_or(0, |pdu| pdu.header.data_bytes), &mut asked) {
             Ok(work) => work,
             Err(outcome) => {
                 asked.held_bytes = 0;
                 conn.share.add(Share::of(0));
-                if pdu.tail_bytes > 0 {
-                    conn.input = Input::Skip(pdu.tail_bytes as u64);
-                }
+                skip(conn, pdu);
                 return self.finish(conn, &asked, outcome);
             }
         };
@@ -106,9 +105,7 @@ impl Core<Iscsi> {
             conn.not_before_ns = limiter.next_start_ns();
         }
         if work.payload_bytes == 0 {
-            if pdu.tail_bytes > 0 {
-                conn.input = Input::Skip(pdu.tail_bytes as u64);
-            }
+            skip(conn, pdu);
             return self.carry_out(conn, &asked, &work.command);
         }
         let fua = matches!(work.command, Command::Write { fua: true, .. });
@@ -116,10 +113,9 @@ impl Core<Iscsi> {
         // The others are looked at, which is simpler in one buffer.
         incoming.may_share =
             matches!(work.command, Command::Write { .. }) && work.payload_bytes as u64 == asked.len_bytes;
-        if pdu.header.data_bytes > 0 {
-            self.announce(conn, incoming, pdu);
-        } else {
-            self.solicit(conn, incoming);
+        match pdu {
+            Some(pdu) => self.announce(conn, incoming, pdu),
+            None => self.solicit(conn, incoming),
         }
     }
 
@@ -314,7 +310,7 @@ impl Core<Iscsi> {
             refuse(incoming);
         }
         let session = &mut conn.session;
-        session.trailing.iter_mut().for_each(|trailing| refuse(&mut trailing.incoming));
+        session.trailing.iter_mut().filter_map(|trailing| trailing.incoming.as_mut()).for_each(refuse);
         let mut gone = Vec::new();
         for slot in session.tasks.indices().collect::<Vec<_>>() {
             let Some(task) = session.tasks.get_mut(slot) else { continue };
@@ -328,6 +324,13 @@ impl Core<Iscsi> {
             incoming.into_bufs().for_each(|buf| self.pool.give(buf));
             self.finish(conn, &asked, Outcome::Failed(Sense::NO_UNIT));
         }
+    }
+}
+
+/// Skips the data of a command that does not need them.
+fn skip(conn: &mut Connection<Iscsi>, pdu: Option<&Pdu>) {
+    if let Some(pdu) = pdu {
+        conn.input = Input::Skip(pdu.tail_bytes as u64);
     }
 }
 

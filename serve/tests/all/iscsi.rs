@@ -523,6 +523,23 @@ fn without_a_folder_reservations_cannot_last() {
 }
 
 #[test]
+fn a_client_that_vanishes_within_its_data_leaves_nothing() {
+    let Some(mut served) = served() else { return };
+    for digests in [false, true] {
+        for bytes in [47, 48, 100, 48 + 2048, 48 + 4096, 48 + 4096 + 3] {
+            let ways = Ways { header_digest: digests, data_digest: digests, ..Ways::default() };
+            let mut initiator = Initiator::session(&served.socket(), ways);
+            let header = initiator.command(0, &cdb_16(op::WRITE_16, 0, 0, 8), 0, 4096, 4096);
+            let whole = initiator.bytes_of(&header, &[9; 4096]);
+            initiator.stream.write_all(&whole[..bytes.min(whole.len())]).unwrap();
+        }
+    }
+    eventually("all connections are closed", || served.server().metrics().totals().connections == 0);
+    assert_eq!(served.server().metrics().totals().in_flight, 0);
+    served.stop().unwrap();
+}
+
+#[test]
 fn many_commands_at_once_and_a_client_that_vanishes() {
     let options = ServerOptions { requests_max: 4, request_bytes_max: 64 << 10, ..ServerOptions::default() };
     let Some(served) = serve(vec![exported("disk", memory(16 << 20, true))], options) else { return };
