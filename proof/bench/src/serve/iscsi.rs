@@ -58,8 +58,8 @@ fn our_server(disk: &Path, dir: &Path, port: u16) -> Result<Server> {
 }
 
 fn their_server(programs: &Programs, disk: &Path, dir: &Path, port: u16) -> Result<Server> {
-    // Several may run on a machine, each with a control socket by this number.
-    let control = port.to_string();
+    // Several may run on a machine, each with a control socket by this number, of 15 bits.
+    let control = (port % (1 << 15)).to_string();
     let mut command = Command::new(&programs.tgtd);
     command.args(["-f", "-C", &control, "--iscsi", &format!("portal=127.0.0.1:{port}")]);
     let mut server = Server::start(command, dir, "tgtd")?;
