@@ -164,14 +164,17 @@ impl Core<Iscsi> {
             (Stage::Security, Some(Stage::Operational)) => login.stage = Some(Stage::Operational),
             (Stage::Security | Stage::Operational, Some(Stage::Full)) => {
                 let initiator = login.initiator.take().unwrap_or_default();
-                let nexus = self.shared.open(Port { initiator, isid: request.isid });
+                let nexus = self.shared.open(Port { initiator, isid: request.isid }, is_discovery);
                 tracing::info!(peer = %conn.peer, initiator = %nexus.port.initiator, is_discovery, "logged in");
-                conn.session.units = Units::new(nexus.port.to_string(), &self.exports, &self.shared.reservations);
-                if conn.session.units.are_in_use() {
-                    self.shared.close(&nexus);
-                    return fail(LoginStatus::UNAVAILABLE, "requests of the earlier session are in flight");
+                if !is_discovery {
+                    let units = Units::new(nexus.port.to_string(), &self.exports, &self.shared.reservations);
+                    if units.are_in_use() {
+                        self.shared.close(&nexus);
+                        return fail(LoginStatus::UNAVAILABLE, "requests of the earlier session are in flight");
+                    }
+                    units.end_simple_reservations();
+                    conn.session.units = units;
                 }
-                conn.session.units.end_simple_reservations();
                 conn.session.phase = Phase::Full { nexus, is_discovery };
             }
             _ => return fail(LoginStatus::INITIATOR_ERROR, "the next stage is not valid"),

@@ -80,14 +80,18 @@ impl Shared {
         Self { target: target.to_owned(), reservations, secrets, sessions: Mutex::default(), claims: Arc::default() }
     }
 
-    /// A new session. An earlier one of the same port is told to end.
-    pub(super) fn open(&self, port: Port) -> Arc<Nexus> {
+    /// A new session. An earlier one of the same port is told to end, unless the new one is for
+    /// discovery, which ends none and is ended by none.
+    pub(super) fn open(&self, port: Port, is_discovery: bool) -> Arc<Nexus> {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let is_free = |tsih: u16| sessions.by_port.values().all(|nexus| nexus.tsih != tsih);
         let after = sessions.last_tsih;
         let tsih = (after.saturating_add(1)..=u16::MAX).chain(1..=after).find(|&tsih| is_free(tsih)).unwrap_or(1);
         sessions.last_tsih = tsih;
         let nexus = Arc::new(Nexus { port: port.clone(), tsih, has_ended: AtomicBool::new(false) });
+        if is_discovery {
+            return nexus;
+        }
         if let Some(before) = sessions.by_port.insert(port, Arc::clone(&nexus)) {
             before.has_ended.store(true, SeqCst);
         }
@@ -142,13 +146,14 @@ mod tests {
     #[test]
     fn a_second_login_of_a_port_ends_the_first_session() {
         let shared = Shared::new("iqn.2026-11.test:t", Arc::default(), None);
-        let (first, other) = (shared.open(port(1)), shared.open(port(2)));
-        let second = shared.open(port(1));
+        let (first, other) = (shared.open(port(1), false), shared.open(port(2), false));
+        let second = shared.open(port(1), false);
         assert!(first.has_ended() && !other.has_ended() && !second.has_ended());
         assert!(first.tsih != second.tsih && first.tsih != 0);
+        assert!(!shared.open(port(1), true).has_ended() && !second.has_ended(), "discovery is apart");
         // Its end is not that of the second.
         shared.close(&first);
-        let third = shared.open(port(1));
+        let third = shared.open(port(1), false);
         assert!(second.has_ended() && !third.has_ended());
     }
 

@@ -25,7 +25,7 @@ use diskwright_iscsi::{
         Command, Sense,
         command::{Check, Class},
         inquiry::{self, COMPARE_BLOCKS_MAX},
-        status, unit_of,
+        persistent, status, unit_of,
     },
     wire::{Header, ReadyToTransfer, ScsiCommand},
 };
@@ -106,7 +106,10 @@ impl Core<Iscsi> {
         }
         if work.payload_bytes == 0 {
             skip(conn, pdu);
-            return self.carry_out(conn, &asked, &work.command);
+            return match admit(conn, &asked) {
+                Ok(()) => self.carry_out(conn, &asked, &work.command),
+                Err(outcome) => self.finish(conn, &asked, outcome),
+            };
         }
         let fua = matches!(work.command, Command::Write { fua: true, .. });
         let mut incoming = Incoming::new(asked, work.payload_bytes, fua);
@@ -158,7 +161,13 @@ impl Core<Iscsi> {
             self.solicit(conn, incoming);
         } else {
             task.solicited = None;
-            self.payload_received(conn, incoming);
+            match admit(conn, &asked) {
+                Ok(()) => self.payload_received(conn, incoming),
+                Err(outcome) => {
+                    incoming.into_bufs().for_each(|buf| self.pool.give(buf));
+                    self.finish(conn, &asked, outcome);
+                }
+            }
         }
     }
 
@@ -243,6 +252,9 @@ impl Core<Iscsi> {
             Command::CompareAndWrite { .. } => 2 * asked.len_bytes,
             Command::Verify { check: Check::EachEqual, blocks } if blocks.count > 0 => block_bytes,
             Command::WriteSame { no_data: false, .. } => block_bytes,
+            Command::PersistentOut { list_bytes, .. } if list_bytes != persistent::LIST_BYTES => {
+                return Err(Outcome::Failed(Sense::PARAMETER_LENGTH));
+            }
             Command::Unmap { list_bytes }
             | Command::ModeSelect { list_bytes, .. }
             | Command::PersistentOut { list_bytes, .. } => {
@@ -288,14 +300,6 @@ impl Core<Iscsi> {
             tracing::warn!(%error, "a command failed");
             Outcome::Failed(Sense::INTERNAL)
         })?;
-        if matches!(class, Class::Reads | Class::Writes)
-            && let Some(task) = conn.session.tasks.get_mut(asked.own.slot)
-        {
-            task.counted = conn.session.units.in_flight(export).map(Counted::by);
-            if conn.session.nexus().is_some_and(|nexus| nexus.has_ended()) {
-                return Err(Outcome::Status(status::BUSY));
-            }
-        }
         Ok(Work { command, payload_bytes: payload_bytes as usize })
     }
 
@@ -324,6 +328,29 @@ impl Core<Iscsi> {
             incoming.into_bufs().for_each(|buf| self.pool.give(buf));
             self.finish(conn, &asked, Outcome::Failed(Sense::NO_UNIT));
         }
+    }
+}
+
+/// Counts a command among those in flight, when the disk is about to begin with it, and looks once
+/// more whether it may go on: a reservation or a new login of the same port may have come while its
+/// data did. Who changes these looks at the count afterwards, so one of both sees the other.
+///
+/// # Errors
+/// How the command ends.
+fn admit(conn: &mut Connection<Iscsi>, asked: &ClientRequest<Asked>) -> Result<(), Outcome> {
+    let (session, export) = (&mut conn.session, asked.export as usize);
+    let Some(task) = session.tasks.get_mut(asked.own.slot) else { return Ok(()) };
+    let class = task.command.map_or(Class::Always, |command| command.class());
+    if !matches!(class, Class::Reads | Class::Writes) {
+        return Ok(());
+    }
+    task.counted = session.units.in_flight(export).map(Counted::by);
+    if !session.units.allows(export, class) {
+        return Err(Outcome::Status(status::RESERVATION_CONFLICT));
+    }
+    match session.nexus() {
+        Some(nexus) if nexus.has_ended() => Err(Outcome::Status(status::BUSY)),
+        _ => Ok(()),
     }
 }
 

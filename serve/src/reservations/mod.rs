@@ -127,11 +127,11 @@ impl Reservations {
 
     /// What the participant may do: `known` if that is still true.
     pub(crate) fn access(&self, participant: &str, known: Access) -> Access {
-        if self.version.load(Ordering::Acquire) == known.version {
+        if self.version.load(Ordering::SeqCst) == known.version {
             return known;
         }
         let inside = self.lock();
-        let version = self.version.load(Ordering::Acquire);
+        let version = self.version.load(Ordering::SeqCst);
         let (reads, writes) = inside.state.allows(participant);
         let is_shut = inside.state.is_shut_for(participant);
         Access { reads, writes, is_shut, version, has_events: inside.events.contains_key(participant) }
@@ -142,7 +142,7 @@ impl Reservations {
         let mut inside = self.lock();
         let events = inside.events.remove(participant).unwrap_or_default();
         if !events.is_empty() {
-            self.version.fetch_add(1, Ordering::Release);
+            self.version.fetch_add(1, Ordering::SeqCst);
         }
         events
     }
@@ -169,7 +169,7 @@ impl Reservations {
         for (participant, event) in events {
             inside.events.entry(participant).or_default().push(event);
         }
-        self.version.fetch_add(1, Ordering::Release);
+        self.version.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
 
@@ -190,7 +190,7 @@ impl Reservations {
         let inside = self.lock();
         inside.in_flight.iter().any(|(participant, counter)| {
             let (_, writes) = inside.state.allows(participant);
-            !writes && counter.upgrade().is_some_and(|counter| counter.load(Ordering::Acquire) > 0)
+            !writes && counter.upgrade().is_some_and(|counter| counter.load(Ordering::SeqCst) > 0)
         })
     }
 
@@ -235,7 +235,7 @@ mod tests {
         disk.change("b", &register(2, false)).unwrap();
         disk.change("b", &Change::Reserve { key: 2, kind: Kind::WriteExclusive }).unwrap();
         assert!(disk.has_late_requests());
-        a.fetch_sub(1, Ordering::Release);
+        a.fetch_sub(1, Ordering::SeqCst);
         assert!(!disk.has_late_requests());
         assert!(Arc::ptr_eq(&a, &disk.in_flight_of("a")));
     }

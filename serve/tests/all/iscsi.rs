@@ -227,6 +227,8 @@ fn targets_are_found_and_wrong_logins_are_refused() {
     assert_eq!(answer.header[36], 0);
     let mut data = Vec::new();
     text::put(&mut data, "SendTargets", "All");
+    // It is apart from the sessions of the same port.
+    let mut other = Initiator::session(&served.socket(), Ways::default());
     let mut header = initiator.header(0x04, 0x80, data.len());
     header[24..28].copy_from_slice(&initiator.cmd_sn.to_be_bytes());
     initiator.send(&header, &data);
@@ -236,6 +238,12 @@ fn targets_are_found_and_wrong_logins_are_refused() {
     let command = initiator.command(0, &[0; 6], 0, 0, 0);
     initiator.send(&command, &[]);
     assert!(initiator.receive().is_none(), "there are no disks in such a session");
+    assert!(read(&mut other, 0, 1).is_good());
+    let mut again = Initiator::connect(&served.socket(), Ways::default());
+    let keys = [("InitiatorName", again.ways.initiator.to_owned()), ("SessionType", "Discovery".into())];
+    assert_eq!(again.log_in_with(0x87, &keys).header[36], 0);
+    thread::sleep(Duration::from_millis(700));
+    assert!(read(&mut other, 0, 1).is_good(), "a discovery ends no session");
 }
 
 #[test]
@@ -494,6 +502,37 @@ fn a_node_that_was_fenced_writes_nothing_late() {
     assert!(a.ended(&[]).is_good());
     assert_eq!(write(&mut a, 0, &[8; 512]).sense, Some((6, 0x2a, 5)));
     assert!(read(&mut b, 0, 1).data == [7; 512]);
+}
+
+/// A node that hangs has asked for a write and sends no data. It must not delay the others, and its
+/// data must not be written when they come after all.
+#[test]
+fn a_write_without_its_data_does_not_delay_a_preemption() {
+    let Some(served) = served() else { return };
+    let mut a = Initiator::session(&served.socket(), Ways { immediate: false, ..Ways::default() });
+    let mut b = Initiator::session(&served.socket(), Ways { isid: 2, ..Ways::default() });
+    assert_eq!(reserve(&mut a, 0, 0, 0, 11, 0), 0);
+    assert_eq!(reserve(&mut b, 0, 0, 0, 22, 0), 0);
+    assert_eq!(reserve(&mut a, 1, 1, 11, 0, 0), 0);
+    let header = a.command(0, &cdb_16(op::WRITE_16, 0, 0, 8), 0, 4096, 0);
+    a.send(&header, &[]);
+    let asked = a.receive().unwrap();
+    assert_eq!(asked.opcode(), 0x31);
+    assert_eq!(reserve(&mut b, 5, 1, 22, 11, 0), 0);
+    assert!(is_untouched(&mut b, 8));
+    a.data_out(asked.u32_at(20), 0, &[9; 4096]);
+    assert_eq!(a.ended(&[]).status, 0x18, "RESERVATION CONFLICT");
+    assert!(is_untouched(&mut b, 8));
+}
+
+#[test]
+fn a_change_of_reservations_has_a_list_of_24_bytes() {
+    let Some(served) = served() else { return };
+    let mut initiator = Initiator::session(&served.socket(), Ways::default());
+    let mut cdb = [op::PERSISTENT_RESERVE_OUT, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    assert_eq!(initiator.plain(0, &cdb).sense, Some((5, 0x1a, 0)));
+    cdb[8] = 32;
+    assert_eq!(initiator.give(0, &cdb, &[0; 32]).sense, Some((5, 0x1a, 0)));
 }
 
 #[test]
