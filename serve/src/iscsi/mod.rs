@@ -28,8 +28,8 @@
 //! SYNCHRONIZE CACHE or if it was written with FUA. An unmapped range reads as zeros. COMPARE AND
 //! WRITE and ORWRITE are atomic with regard to each other, in all sessions of this server.
 //!
-//! Not supported: EXTENDED COPY and the token commands, several connections of a session, error recovery above level 0, markers,
-//! autosense in the descriptor format, protection information.
+//! Not supported: EXTENDED COPY and the token commands, several connections of a session, error
+//! recovery above level 0, markers, autosense in the descriptor format, protection information.
 
 mod answers;
 mod chap;
