@@ -90,13 +90,7 @@ impl Core<Iscsi> {
     pub(super) fn finish(&mut self, conn: &mut Connection<Iscsi>, asked: &ClientRequest<Asked>, outcome: Outcome) {
         let Some(task) = conn.session.tasks.remove(asked.own.slot) else { return };
         let failed = matches!(outcome, Outcome::Failed(sense) if !sense.is_attention());
-        if task.is_aborted {
-            if let Outcome::Read(contents) = outcome {
-                contents.into_bufs().for_each(|buf| self.pool.give(buf));
-            }
-        } else {
-            self.answer_task(conn, &task, outcome);
-        }
+        self.answer_task(conn, &task, outcome);
         task.kept.into_bufs().for_each(|buf| self.pool.give(buf));
         self.count(conn, asked, failed);
         self.task_ended(conn, asked.own.slot);

@@ -123,13 +123,13 @@ impl Core<Iscsi> {
         let is_one = function == TaskFunction::AbortTask;
         let left = self.forget_tasks(conn, &tasks);
         // A single command that was answered after all does not exist any more.
-        let is_answered = |&slot: &u32| conn.session.tasks.get(slot).is_some_and(|task| !task.is_aborted);
-        let reply = if is_one && left.iter().any(is_answered) { TaskReply::NoTask } else { reply };
+        let reply = if is_one && !left.is_empty() { TaskReply::NoTask } else { reply };
         conn.session.managing.push(Managing { tag: pdu.header.tag, outcome: reply as u8, tasks: left });
         self.task_ended(conn, NO_TAG);
     }
 
-    /// Forgets those of the tasks that no disk works on. Returns the others.
+    /// Forgets those of the tasks that no disk works on. Returns the others. No data are half
+    /// received when a request is taken, so there is no third kind.
     fn forget_tasks(&mut self, conn: &mut Connection<Iscsi>, tasks: &[u32]) -> Vec<u32> {
         let mut left = Vec::new();
         for &slot in tasks {
@@ -143,11 +143,7 @@ impl Core<Iscsi> {
                     session.tasks.remove(slot);
                     conn.forget(incoming, &mut self.pool);
                 }
-                None => {
-                    // If its data are being received, it ends after this part.
-                    task.is_aborted |= task.solicited.is_some();
-                    left.push(slot);
-                }
+                None => left.push(slot),
             }
         }
         left

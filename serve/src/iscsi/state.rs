@@ -193,8 +193,6 @@ pub(super) enum Step {
     Changed(#[expect(dead_code, reason = "it is held")] Claim),
     /// The read before a write whose data end within a block, and their length.
     Partial(usize),
-    /// What is written after it.
-    Last,
     /// A pattern that is written again and again: the pattern, and what is left.
     Pattern(Arc<IoBuf>, Range<u64>),
 }
@@ -221,8 +219,6 @@ pub(super) struct Task {
     /// Payload that is kept to be compared.
     pub(super) kept: Contents,
     pub(super) step: Step,
-    /// It gets no more data and no answer.
-    pub(super) is_aborted: bool,
     /// Counts it among the initiator's requests, once it has begun.
     pub(super) counted: Option<Counted>,
 }

@@ -55,7 +55,6 @@ impl Core<Iscsi> {
             parked: None,
             kept: Contents::default(),
             step: Step::Only,
-            is_aborted: false,
             counted: None,
         })
     }
@@ -151,7 +150,7 @@ impl Core<Iscsi> {
         };
         let burst_goes_on =
             task.solicited.is_some_and(|(_, end_bytes)| incoming.payload_bytes - incoming.missing_bytes() < end_bytes);
-        if incoming.is_refused || task.is_aborted {
+        if incoming.is_refused {
             incoming.into_bufs().for_each(|buf| self.pool.give(buf));
             return self.finish(conn, &asked, Outcome::Failed(Sense::NO_UNIT));
         }

@@ -285,7 +285,6 @@ impl Core<Iscsi> {
             (_, Step::Partial(payload_bytes)) => {
                 let mut found = contents;
                 let kept = std::mem::take(&mut task.kept);
-                task.step = Step::Last;
                 overlay(&mut found, &kept, payload_bytes, |byte, new| *byte = new);
                 kept.into_bufs().for_each(|buf| self.pool.give(buf));
                 self.write_kept(conn, asked, found, 0);
