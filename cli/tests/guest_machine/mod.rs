@@ -28,8 +28,8 @@ use std::{
 
 /// This machine, seen by the guest.
 pub const HOST: &str = "10.0.2.2";
-/// How long a guest may take in all. It takes a quarter of that on a quiet machine of two cores.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// How long a guest may take in all. It takes an eighth of that on a quiet machine of two cores.
+const PATIENCE: Duration = Duration::from_secs(600);
 /// How long its kernel may take to come up. It takes 4 s on a quiet machine.
 const READY_PATIENCE: Duration = Duration::from_secs(100);
 const READY: &str = "GUEST: READY";
