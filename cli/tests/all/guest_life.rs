@@ -18,7 +18,7 @@ use std::{
 /// A virtio network card, NBD, ext4.
 const MODULES: [&str; 6] = ["virtio_pci", "virtio_net", "nbd", "crc32c_generic", "crc32c_intel", "ext4"];
 
-/// How long the guest may take until it writes. It takes 20 s on a quiet machine.
+/// How long the guest may take until it writes. The whole test takes 26 s on a quiet machine.
 const PATIENCE: Duration = Duration::from_secs(200);
 /// The next operation begins after so many more writes, or after this time.
 const WRITES_BETWEEN: u64 = 40;
