@@ -50,7 +50,8 @@ fn every_disk_is_measured_on_the_host_and_in_the_guest() {
     }
     let _turn = guest_machine::turn();
     let shop = Workshop::new();
-    let line = format!("{TINY} --rounds 1 --cell 0.3 --output r.json --json");
+    // In shorter cells none of 64 requests may end on a machine that is busy with other tests.
+    let line = format!("{TINY} --rounds 1 --cell 1 --output r.json --json");
     let output = shop.command(&line.split(' ').collect::<Vec<_>>()).output().expect("it starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let printed = String::from_utf8(output.stdout).unwrap();
@@ -59,18 +60,13 @@ fn every_disk_is_measured_on_the_host_and_in_the_guest() {
     assert_eq!(result["guest"]["accelerator"], "tcg");
     assert!(result["guest"]["machine"]["cpu_model"].as_str().unwrap().contains("QEMU"), "{}", result["guest"]);
     let cells = result["cells"].as_array().unwrap();
-    let mut idle = 0;
     for disk in ["null", "raw file", "VHD fixed", "VHDX dynamic"] {
         for side in ["native", "guest"] {
             let of = cells.iter().filter(|cell| cell["part"] == disk && cell["subject"] == side);
             let of: Vec<&Value> = of.collect();
             assert_eq!(of.len(), 6, "{disk}, {side}");
             for cell in of {
-                // On a machine that is busy with other tests, no request may end in 0.3 s.
-                if cell["rounds"][0]["iops"].as_f64().unwrap() == 0.0 {
-                    idle += 1;
-                    continue;
-                }
+                assert!(cell["rounds"][0]["iops"].as_f64().unwrap() > 0.0, "{cell}");
                 let more = |name: &str| cell["more"][name][0].as_f64();
                 assert_eq!(more("server_cpu_ns_per_io").is_some_and(|ns| ns > 0.0), side == "guest", "{cell}");
                 if side == "guest" {
@@ -90,7 +86,6 @@ fn every_disk_is_measured_on_the_host_and_in_the_guest() {
             }
         }
     }
-    assert!(idle <= 4, "{idle} of {} cells have no request", cells.len());
     assert!(result["verdict"].as_str().unwrap().starts_with("The guest’s processor is emulated"), "{result}");
     assert_clean(&shop);
     let saved: Value = serde_json::from_slice(&fs::read(shop.path("r.json")).unwrap()).unwrap();
