@@ -1,16 +1,23 @@
-//! iSCSI and the SCSI commands of disks, as structures and bytes. Pure.
+//! iSCSI: the wire protocol, the SCSI commands of disks, and a logical unit as a block device.
 //!
 //! ```text
-//!   wire/   PDUs and the text of a login <-> bytes        (RFC 7143)
-//!   scsi/   commands, sense data, pages <-> bytes         (SPC-4, SBC-3)
+//!   wire/     PDUs and the text of a login <-> bytes; no I/O   (RFC 7143)
+//!   scsi/     commands, sense data, pages <-> bytes; no I/O    (SPC-4, SBC-3)
+//!   uri.rs    iscsi://HOST/TARGET/LUN <-> values
+//!   client/   the initiator: logs in, and accesses a logical unit through the block queue
 //! ```
 //!
 //! The target is in the crate `serve/`.
 
 #![forbid(unsafe_code)]
 
+mod client;
 pub mod scsi;
+pub mod uri;
 pub mod wire;
+
+pub use client::{ClientError, IscsiDevice, UnitInfo};
+pub use uri::IscsiUri;
 
 /// Copies `N` bytes from an offset. Bytes beyond the end are 0.
 pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {

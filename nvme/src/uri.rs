@@ -95,33 +95,11 @@ fn parse(text: &str) -> Result<NvmeUri, String> {
             _ => return Err("a unix socket is named by ?socket=PATH, and has no host".into()),
         }
     } else if scheme.eq_ignore_ascii_case("nvme") && socket.is_none() {
-        tcp(authority)?
+        Endpoint::of_authority(authority, DEFAULT_PORT)?
     } else {
         return Err("the scheme must be nvme, or nvme+unix with a socket".into());
     };
     Ok(NvmeUri { endpoint, subsystem, nsid, host_nqn, digests })
-}
-
-fn tcp(authority: &str) -> Result<Endpoint, String> {
-    let port_of = |text: &str| match text.strip_prefix(':') {
-        Some(port) => port.parse().map_err(|_| format!("{port:?} is not a port")),
-        None if text.is_empty() => Ok(DEFAULT_PORT),
-        None => Err(format!("{text:?} follows the address")),
-    };
-    let (host, port) = match authority.strip_prefix('[') {
-        Some(rest) => {
-            let (host, rest) = rest.split_once(']').ok_or("the ] after the IPv6 address is missing")?;
-            (host, port_of(rest)?)
-        }
-        None => {
-            let at = authority.find(':').unwrap_or(authority.len());
-            (&authority[..at], port_of(&authority[at..])?)
-        }
-    };
-    if host.is_empty() {
-        return Err("it names no host".into());
-    }
-    Ok(Endpoint::Tcp { host: host.to_owned(), port })
 }
 
 impl fmt::Display for NvmeUri {

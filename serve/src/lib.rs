@@ -39,13 +39,13 @@ mod panic_guard;
 pub mod reservations;
 mod reserve;
 pub mod scrape;
-pub mod secrets;
 mod threads;
 mod turn;
 mod ublk;
 pub mod vhost_user;
 mod walk;
 
+pub use diskwright_store::secrets;
 pub use threads::ThreadError;
 
 #[cfg(doctest)]

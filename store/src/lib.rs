@@ -55,12 +55,14 @@ mod pool;
 pub mod queue;
 mod range;
 mod raw;
+pub mod remote;
 pub mod resize;
 #[cfg(not(miri))]
 mod ring;
 #[cfg(miri)]
 #[path = "ring/stand_in.rs"]
 mod ring;
+pub mod secrets;
 mod shared;
 mod shortage;
 mod slot_map;

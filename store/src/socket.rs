@@ -34,6 +34,34 @@ pub enum Endpoint {
     Unix(PathBuf),
 }
 
+impl Endpoint {
+    /// The TCP socket that the authority of a URI names: `HOST`, `HOST:PORT`, `[IPV6]:PORT`.
+    ///
+    /// # Errors
+    /// What is wrong, as a sentence about the URI.
+    pub fn of_authority(authority: &str, default_port: u16) -> Result<Self, String> {
+        let port_of = |text: &str| match text.strip_prefix(':') {
+            Some(port) => port.parse().map_err(|_| format!("{port:?} is not a port")),
+            None if text.is_empty() => Ok(default_port),
+            None => Err(format!("{text:?} follows the address")),
+        };
+        let (host, port) = match authority.strip_prefix('[') {
+            Some(rest) => {
+                let (host, rest) = rest.split_once(']').ok_or("the ] after the IPv6 address is missing")?;
+                (host, port_of(rest)?)
+            }
+            None => {
+                let at = authority.find(':').unwrap_or(authority.len());
+                (&authority[..at], port_of(&authority[at..])?)
+            }
+        };
+        if host.is_empty() {
+            return Err("it names no host".into());
+        }
+        Ok(Self::Tcp { host: host.to_owned(), port })
+    }
+}
+
 /// Host and port, or the path of the socket, for messages.
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -22,7 +22,6 @@ mod live;
 mod log;
 mod machine;
 mod names;
-mod secrets;
 mod word;
 
 use crate::{
@@ -48,7 +47,7 @@ use diskwright_serve::{
     reservations::ReservationTable,
     scrape::{Page, Scrape},
 };
-use diskwright_store::BlockDevice;
+use diskwright_store::{BlockDevice, secrets::Secrets};
 use doors::{Doors, Network};
 use live::LiveLine;
 use schemars::JsonSchema;
@@ -127,6 +126,7 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
         None => ReservationTable::default(),
     });
     served.iter().try_for_each(|served| reservations.load(&served.name)).map_err(sentence)?;
+    let secrets = args.secrets.as_deref().map(Secrets::read).transpose().map_err(sentence)?.map(Arc::new);
     let options = ServerOptions {
         workers: args.threads.unwrap_or(0).into(),
         connections_max: args.connections,
@@ -136,7 +136,7 @@ pub fn run(context: &mut Context, args: &ServeArgs) -> Outcome {
         tls_on_unix: args.tls_on_unix,
         allowed: args.allow.clone(),
         insecure_writes: args.insecure_writes,
-        secrets: args.secrets.as_deref().map(secrets::read).transpose()?.map(Arc::new),
+        secrets,
         reservations: Arc::clone(&reservations),
         ..ServerOptions::default()
     };

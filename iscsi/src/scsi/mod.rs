@@ -8,8 +8,12 @@
 //!   report.rs     capacity, logical units, port groups, supported commands, LBA status
 //!   persistent.rs the lists of PERSISTENT RESERVE
 //!   unmap.rs      the parameter list of UNMAP
+//!   cdb.rs        the command descriptor blocks that our initiator sends
+//!   answers.rs    what our initiator reads of a disk's answers
 //! ```
 
+pub mod answers;
+pub mod cdb;
 pub mod command;
 pub mod inquiry;
 pub mod mode;
@@ -32,6 +36,8 @@ pub mod status {
     pub const BUSY: u8 = 0x08;
     /// Another initiator has reserved the logical unit.
     pub const RESERVATION_CONFLICT: u8 = 0x18;
+    /// The logical unit has as many commands as it takes.
+    pub const TASK_SET_FULL: u8 = 0x28;
 }
 
 /// The number of a logical unit, of the 8 bytes in a header (SAM-5, 4.7): peripheral device or flat

@@ -1,7 +1,7 @@
 //! Sense data: why a command has failed, in the fixed format (SPC-4, 4.5.3).
 
-use crate::put;
-use std::io;
+use crate::{put, u32_at};
+use std::{fmt, io};
 
 /// Sense keys.
 mod key {
@@ -113,6 +113,39 @@ impl Sense {
         !matches!(self.key, key::MEDIUM_ERROR | key::HARDWARE_ERROR) && *self != Self::NO_SPACE
     }
 
+    /// Decodes sense data in the fixed format or with descriptors. What is missing is 0.
+    pub fn decode(data: &[u8]) -> Self {
+        let at = |index: usize| data.get(index).copied().unwrap_or(0);
+        match at(0) & 0x7f {
+            0x72 | 0x73 => sense(at(1) & 15, at(2), at(3)),
+            first => Self {
+                information: (first & 0x7e == 0x70 && at(0) & 0x80 != 0).then(|| u32_at(data, 3)),
+                ..sense(at(2) & 15, at(12), at(13))
+            },
+        }
+    }
+
+    /// The kind of the corresponding `io::Error`.
+    pub fn to_error_kind(&self) -> io::ErrorKind {
+        match *self {
+            Self::NO_SPACE => io::ErrorKind::StorageFull,
+            Self::INVALID_OPCODE => io::ErrorKind::Unsupported,
+            Self { key: key::DATA_PROTECT, .. } => io::ErrorKind::ReadOnlyFilesystem,
+            Self { key: key::ILLEGAL_REQUEST, .. } => io::ErrorKind::InvalidInput,
+            _ => io::ErrorKind::Other,
+        }
+    }
+
+    /// Whether the command may succeed if it is sent again: the disk becomes ready, or the transfer
+    /// has failed.
+    pub fn is_transient(&self) -> bool {
+        match self.key {
+            key::ABORTED_COMMAND | key::UNIT_ATTENTION => true,
+            key::NOT_READY => matches!(self.code, (0x04, 0x00 | 0x01 | 0x0a)),
+            _ => false,
+        }
+    }
+
     /// Encodes it.
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
@@ -125,5 +158,57 @@ impl Sense {
         out[7] = (Self::BYTES - 8) as u8;
         (out[12], out[13]) = self.code;
         out
+    }
+}
+
+impl fmt::Display for Sense {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = match self.key {
+            key::NO_SENSE => "no sense",
+            key::NOT_READY => "not ready",
+            key::MEDIUM_ERROR => "medium error",
+            key::HARDWARE_ERROR => "hardware error",
+            key::ILLEGAL_REQUEST => "illegal request",
+            key::UNIT_ATTENTION => "unit attention",
+            key::DATA_PROTECT => "data protect",
+            key::ABORTED_COMMAND => "aborted command",
+            key::MISCOMPARE => "miscompare",
+            _ => "sense key",
+        };
+        let what = match self.code {
+            (0x04, _) => ", logical unit not ready",
+            (0x0c, 0x00) => ", write error",
+            (0x11, _) => ", unrecovered read error",
+            (0x20, 0) => ", command not supported",
+            (0x21, 0) => ", block address out of range",
+            (0x24, 0) => ", invalid field in the command",
+            (0x25, 0) => ", logical unit not supported",
+            (0x27, 0x07) => ", no space left for the thin disk",
+            (0x27, _) => ", write protected",
+            (0x29, _) => ", power on or reset",
+            (0x2a, _) => ", parameters changed",
+            (0x3f, 0x0e) => ", logical units have changed",
+            (0x44, _) => ", internal failure of the target",
+            (0x47, _) => ", transfer damaged",
+            _ => "",
+        };
+        let (code, qualifier) = self.code;
+        write!(f, "{key}{what} (sense {:x}/{code:02x}/{qualifier:02x})", self.key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_formats_are_decoded() {
+        let told = Sense { information: Some(77), ..Sense::READ_ERROR };
+        assert_eq!(Sense::decode(&told.encode()), told);
+        assert_eq!(Sense::decode(&[0x72, 0x07, 0x27, 0x07]), Sense::NO_SPACE);
+        assert_eq!(Sense::decode(&[]), Sense::NONE);
+        assert_eq!(Sense::NO_SPACE.to_error_kind(), io::ErrorKind::StorageFull);
+        assert_eq!(told.to_string(), "medium error, unrecovered read error (sense 3/11/00)");
+        assert!(Sense::NEW_NEXUS.is_transient() && !told.is_transient() && !Sense::NO_SPACE.is_transient());
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! LOGIN      I: Login (text keys)      T: Login response         login.rs, text.rs
-//! COMMANDS   I: SCSI Command (+ data)  T: SCSI Response          pdu.rs
+//! COMMANDS   I: SCSI Command (+ data)  T: SCSI Response          requests.rs, replies.rs
 //!            T: R2T                    I: Data-Out
 //!            T: Data-In, the last one with the status
 //! OTHERS     NOP-Out / NOP-In, Text, Task Management, Logout, Reject, Async
@@ -12,15 +12,17 @@
 //! skipped here, a digest of the headers, data padded to 4 bytes, and a digest of the data.
 //! All numbers are big-endian. No bytes cause a panic.
 
+pub mod chap;
 pub mod login;
 pub mod pdu;
+pub mod replies;
+pub mod requests;
 pub mod text;
 
 pub use login::{LoginReply, LoginRequest, LoginStatus, Stage};
-pub use pdu::{
-    Counters, DataIn, DataOut, Header, Opcode, PduError, ReadyToTransfer, RejectReason, ScsiCommand, ScsiReply,
-    TaskFunction, TaskReply,
-};
+pub use pdu::{Counters, Header, Opcode, PduError, RejectReason, Residual, Sent};
+pub use replies::{DataIn, ReadyToTransfer, ScsiReply, TaskReply};
+pub use requests::{DataOut, ScsiCommand, TaskFunction};
 
 /// The port that IANA assigned to iSCSI.
 pub const DEFAULT_PORT: u16 = 3260;

@@ -1,7 +1,7 @@
-//! PDUs: the basic header, and what each kind has in it (RFC 7143, chapter 11).
+//! What all PDUs have: the basic header and the numbers of a session (RFC 7143, 11.2).
 
 use super::HEADER_BYTES;
-use crate::{array, put, u32_at, u64_at};
+use crate::{put, u32_at, u64_at};
 
 /// The kinds of PDUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +29,24 @@ pub enum Opcode {
 }
 
 impl Opcode {
+    /// What a target sends.
+    fn of_target(bits: u8) -> Option<Self> {
+        [
+            Self::NopIn,
+            Self::ScsiResponse,
+            Self::TaskManagementResponse,
+            Self::LoginResponse,
+            Self::TextResponse,
+            Self::DataIn,
+            Self::LogoutResponse,
+            Self::ReadyToTransfer,
+            Self::Async,
+            Self::Reject,
+        ]
+        .into_iter()
+        .find(|&opcode| opcode as u8 == bits & 0x3f)
+    }
+
     /// What an initiator sends.
     fn of_initiator(bits: u8) -> Option<Self> {
         [
@@ -50,7 +68,7 @@ impl Opcode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PduError {
     /// The data are longer than what was agreed on.
-    #[error("a PDU has {found} bytes of data; the target takes at most {max}")]
+    #[error("a PDU has {found} bytes of data; at most {max} were agreed on")]
     DataTooLong {
         /// Their length.
         found: usize,
@@ -92,7 +110,7 @@ pub enum RejectReason {
 /// What all headers have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
-    /// The kind; `None` if an initiator does not send it.
+    /// The kind; `None` if the peer does not send it.
     pub opcode: Option<Opcode>,
     /// Whether the command is outside of the order.
     pub is_immediate: bool,
@@ -107,10 +125,19 @@ pub struct Header {
 }
 
 impl Header {
-    /// Decodes what all headers have.
+    /// Decodes what all headers of an initiator have.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Self {
+        Self::of(bytes, Opcode::of_initiator(bytes[0]))
+    }
+
+    /// Decodes what all headers of a target have.
+    pub fn decode_reply(bytes: &[u8; HEADER_BYTES]) -> Self {
+        Self::of(bytes, Opcode::of_target(bytes[0]))
+    }
+
+    fn of(bytes: &[u8; HEADER_BYTES], opcode: Option<Opcode>) -> Self {
         Self {
-            opcode: Opcode::of_initiator(bytes[0]),
+            opcode,
             is_immediate: bytes[0] & 0x40 != 0,
             more_header_bytes: usize::from(bytes[4]) * 4,
             data_bytes: (u32_at(bytes, 4) & 0xff_ffff) as usize,
@@ -130,110 +157,8 @@ impl Header {
     }
 }
 
-const FINAL: u8 = 0x80;
-
-/// The number of the next command that an initiator sends, if the command is not immediate.
-pub fn cmd_sn_of(header: &[u8; HEADER_BYTES]) -> u32 {
-    u32_at(header, 24)
-}
-
-/// A SCSI command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ScsiCommand {
-    /// Whether no unsolicited Data-Out follows.
-    pub is_final: bool,
-    /// The initiator expects data.
-    pub reads: bool,
-    /// The initiator has data.
-    pub writes: bool,
-    /// Bytes of data that the initiator expects or has.
-    pub expected_bytes: u32,
-    /// The command descriptor block, without bytes beyond 16.
-    pub cdb: [u8; 16],
-}
-
-impl ScsiCommand {
-    /// Decodes the header.
-    pub fn decode(header: &[u8; HEADER_BYTES]) -> Self {
-        Self {
-            is_final: header[1] & FINAL != 0,
-            reads: header[1] & 0x40 != 0,
-            writes: header[1] & 0x20 != 0,
-            expected_bytes: u32_at(header, 20),
-            cdb: array(header, 32),
-        }
-    }
-}
-
-/// Data of a write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DataOut {
-    /// Whether it is the last one of its R2T.
-    pub is_final: bool,
-    /// The tag of the R2T.
-    pub transfer_tag: u32,
-    /// Its number among those of the R2T.
-    pub data_sn: u32,
-    /// Where the data belong.
-    pub offset_bytes: u32,
-}
-
-impl DataOut {
-    /// Decodes the header.
-    pub fn decode(header: &[u8; HEADER_BYTES]) -> Self {
-        Self {
-            is_final: header[1] & FINAL != 0,
-            transfer_tag: u32_at(header, 20),
-            data_sn: u32_at(header, 36),
-            offset_bytes: u32_at(header, 40),
-        }
-    }
-}
-
-/// What a task management request asks for (RFC 7143, 11.5.1).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names of the RFC")]
-pub enum TaskFunction {
-    AbortTask,
-    AbortTaskSet,
-    ClearAca,
-    ClearTaskSet,
-    LogicalUnitReset,
-    TargetWarmReset,
-    TargetColdReset,
-    TaskReassign,
-    Other(u8),
-}
-
-impl TaskFunction {
-    /// Decodes the function and the tag of the task it refers to.
-    pub fn decode(header: &[u8; HEADER_BYTES]) -> (Self, u32) {
-        let function = match header[1] & 0x7f {
-            1 => Self::AbortTask,
-            2 => Self::AbortTaskSet,
-            3 => Self::ClearAca,
-            4 => Self::ClearTaskSet,
-            5 => Self::LogicalUnitReset,
-            6 => Self::TargetWarmReset,
-            7 => Self::TargetColdReset,
-            8 => Self::TaskReassign,
-            other => Self::Other(other),
-        };
-        (function, u32_at(header, 20))
-    }
-}
-
-/// The outcome of a task management request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-#[expect(missing_docs, reason = "the names of the RFC")]
-pub enum TaskReply {
-    Complete = 0,
-    NoTask = 1,
-    NoLun = 2,
-    NoReassign = 4,
-    NotSupported = 5,
-}
+/// The last PDU of a sequence.
+pub(super) const FINAL: u8 = 0x80;
 
 /// The numbers that every PDU of a target has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -247,6 +172,11 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Decodes the numbers.
+    pub fn decode(header: &[u8; HEADER_BYTES]) -> Self {
+        Self { stat_sn: u32_at(header, 24), expected_cmd_sn: u32_at(header, 28), max_cmd_sn: u32_at(header, 32) }
+    }
+
     pub(super) fn put(&self, out: &mut [u8; HEADER_BYTES]) {
         put(out, 24, &self.stat_sn.to_be_bytes());
         put(out, 28, &self.expected_cmd_sn.to_be_bytes());
@@ -280,7 +210,16 @@ impl Residual {
         }
     }
 
-    fn put(self, out: &mut [u8; HEADER_BYTES]) {
+    pub(super) fn decode(header: &[u8; HEADER_BYTES]) -> Self {
+        let bytes = u32_at(header, 44);
+        match header[1] & 0x06 {
+            0x04 => Self::Overflow(bytes),
+            0x02 => Self::Underflow(bytes),
+            _ => Self::None,
+        }
+    }
+
+    pub(super) fn put(self, out: &mut [u8; HEADER_BYTES]) {
         let (flag, bytes) = match self {
             Self::None => return,
             Self::Overflow(bytes) => (0x04, bytes),
@@ -291,129 +230,18 @@ impl Residual {
     }
 }
 
-/// The end of a SCSI command.
+/// The numbers that every PDU of an initiator has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ScsiReply {
-    /// The tag of the command.
-    pub tag: u32,
-    /// The SCSI status.
-    pub status: u8,
-    /// The difference in the length of the data.
-    pub residual: Residual,
-    /// Data-In PDUs and R2Ts that the command had.
-    pub expected_data_sn: u32,
+pub struct Sent {
+    /// The number of this command, or of the next one.
+    pub cmd_sn: u32,
+    /// The next response that the initiator expects.
+    pub expected_stat_sn: u32,
 }
 
-impl ScsiReply {
-    /// Encodes the header, for `data_bytes` of sense data.
-    pub fn encode(&self, counters: Counters, data_bytes: usize) -> [u8; HEADER_BYTES] {
-        let mut out = Header::start(Opcode::ScsiResponse, self.tag, data_bytes);
-        out[3] = self.status;
-        counters.put(&mut out);
-        put(&mut out, 36, &self.expected_data_sn.to_be_bytes());
-        self.residual.put(&mut out);
-        out
+impl Sent {
+    pub(super) fn put(&self, out: &mut [u8; HEADER_BYTES]) {
+        put(out, 24, &self.cmd_sn.to_be_bytes());
+        put(out, 28, &self.expected_stat_sn.to_be_bytes());
     }
-}
-
-/// Data of a read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DataIn {
-    /// The tag of the command.
-    pub tag: u32,
-    /// Whether it ends a sequence.
-    pub is_final: bool,
-    /// The status GOOD with its difference in length, if the command ends with this PDU.
-    pub ends: Option<Residual>,
-    /// Its number among those of the command.
-    pub data_sn: u32,
-    /// Where the data belong.
-    pub offset_bytes: u32,
-}
-
-impl DataIn {
-    /// Encodes the header, for `data_bytes` of data.
-    pub fn encode(&self, counters: Counters, data_bytes: usize) -> [u8; HEADER_BYTES] {
-        let mut out = Header::start(Opcode::DataIn, self.tag, data_bytes);
-        out[1] = if self.is_final { FINAL } else { 0 };
-        put(&mut out, 20, &super::NO_TAG.to_be_bytes());
-        counters.put(&mut out);
-        match self.ends {
-            Some(residual) => {
-                out[1] |= 0x01;
-                residual.put(&mut out);
-            }
-            None => out[24..28].fill(0),
-        }
-        put(&mut out, 36, &self.data_sn.to_be_bytes());
-        put(&mut out, 40, &self.offset_bytes.to_be_bytes());
-        out
-    }
-}
-
-/// The target asks for data of a write.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ReadyToTransfer {
-    /// The tag of the command.
-    pub tag: u32,
-    /// The logical unit.
-    pub lun: u64,
-    /// The tag that the data have.
-    pub transfer_tag: u32,
-    /// Its number among those of the command.
-    pub r2t_sn: u32,
-    /// Where the data belong.
-    pub offset_bytes: u32,
-    /// How many are wanted.
-    pub len_bytes: u32,
-}
-
-impl ReadyToTransfer {
-    /// Encodes the PDU.
-    pub fn encode(&self, counters: Counters) -> [u8; HEADER_BYTES] {
-        let mut out = Header::start(Opcode::ReadyToTransfer, self.tag, 0);
-        put(&mut out, 8, &self.lun.to_be_bytes());
-        put(&mut out, 20, &self.transfer_tag.to_be_bytes());
-        counters.put(&mut out);
-        put(&mut out, 36, &self.r2t_sn.to_be_bytes());
-        put(&mut out, 40, &self.offset_bytes.to_be_bytes());
-        put(&mut out, 44, &self.len_bytes.to_be_bytes());
-        out
-    }
-}
-
-/// A response that has nothing but its outcome: of task management and of a logout.
-pub fn outcome(opcode: Opcode, tag: u32, outcome: u8, counters: Counters) -> [u8; HEADER_BYTES] {
-    let mut out = Header::start(opcode, tag, 0);
-    out[2] = outcome;
-    counters.put(&mut out);
-    out
-}
-
-/// NOP-In: the answer to a NOP-Out, or a question of the target (with a transfer tag).
-pub fn nop_in(tag: u32, lun: u64, transfer_tag: u32, counters: Counters, data_bytes: usize) -> [u8; HEADER_BYTES] {
-    let mut out = Header::start(Opcode::NopIn, tag, data_bytes);
-    put(&mut out, 8, &lun.to_be_bytes());
-    put(&mut out, 20, &transfer_tag.to_be_bytes());
-    counters.put(&mut out);
-    out
-}
-
-/// A text response. `more` is a transfer tag if the text goes on in the next one.
-pub fn text_reply(tag: u32, more: Option<u32>, counters: Counters, data_bytes: usize) -> [u8; HEADER_BYTES] {
-    let mut out = Header::start(Opcode::TextResponse, tag, data_bytes);
-    if more.is_some() {
-        out[1] = 0x40;
-    }
-    put(&mut out, 20, &more.unwrap_or(super::NO_TAG).to_be_bytes());
-    counters.put(&mut out);
-    out
-}
-
-/// A PDU was not carried out; its header is the data.
-pub fn reject(reason: RejectReason, counters: Counters) -> [u8; HEADER_BYTES] {
-    let mut out = Header::start(Opcode::Reject, super::NO_TAG, HEADER_BYTES);
-    out[2] = reason as u8;
-    counters.put(&mut out);
-    out
 }

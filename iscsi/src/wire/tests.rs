@@ -77,13 +77,13 @@ fn a_command_is_where_the_standard_has_it() {
 
 #[test]
 fn differences_of_length_are_told() {
-    use pdu::Residual;
     assert_eq!(Residual::of(512, 512), Residual::None);
     assert_eq!(Residual::of(512, 0), Residual::Overflow(512));
     assert_eq!(Residual::of(512, 10000), Residual::Underflow(9488));
     assert_eq!(Residual::of(u64::MAX, 1), Residual::Overflow(u32::MAX));
     let counters = Counters { stat_sn: 1, expected_cmd_sn: 2, max_cmd_sn: 3 };
-    let reply = ScsiReply { tag: 9, status: 2, residual: Residual::Underflow(5), expected_data_sn: 0 };
+    let reply =
+        ScsiReply { tag: 9, is_carried_out: true, status: 2, residual: Residual::Underflow(5), expected_data_sn: 0 };
     let bytes = reply.encode(counters, 20);
     assert_eq!((bytes[0], bytes[1], bytes[3], bytes[7]), (0x21, 0x82, 2, 20));
     assert_eq!(bytes[24..48], [0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5]);

@@ -6,7 +6,7 @@
 use super::{
     ClientError, Result,
     limits::{Ids, Limits},
-    queue::NvmeQueue,
+    queue::{self, IoQueue},
     session::{HostName, Session},
 };
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
         identify, log,
     },
 };
-use diskwright_store::{BlockDevice, BlockQueue, Endpoint, Geometry, QueueOptions};
+use diskwright_store::{BlockDevice, BlockQueue, Endpoint, Geometry, QueueOptions, remote::RemoteQueue};
 use std::{io, sync::Mutex};
 
 /// Entries of an admin queue.
@@ -153,7 +153,7 @@ impl NvmeDevice {
         &self.info
     }
 
-    fn queue(&self, depth: usize) -> Result<NvmeQueue> {
+    fn queue(&self, depth: usize) -> Result<RemoteQueue<IoQueue>> {
         let Some(id) = self.ids.take() else {
             let what = format!("all {} I/O queues that it grants are in use", self.info.queues);
             return Err(ClientError::Unknown { peer: self.endpoint.to_string(), what });
@@ -161,7 +161,7 @@ impl NvmeDevice {
         let mut session = Session::open(&self.endpoint, self.uri.digests)?;
         let entries = self.limits.entries.into();
         session.connect(id.number(), entries, &self.info.subsystem, self.controller, &self.host)?;
-        Ok(NvmeQueue::new(session, self.geometry, self.limits, self.info.nsid, depth, id))
+        Ok(queue::queue(session, self.geometry, self.limits, self.info.nsid, depth, id))
     }
 }
 
@@ -220,7 +220,7 @@ fn identified(admin: &mut Session, cns: u8, nsid: u32) -> Result<Box<[u8; PAGE_B
     let (_, page) = admin.ask(doing, asking(admin::IDENTIFY, nsid, [cns.into(), 0, 0, 0, 0, 0], PAGE_BYTES), &[])?;
     page.into_boxed_slice().try_into().map_err(|page: Box<[u8]>| {
         let what = format!("it sent {} bytes of identify data, expected {PAGE_BYTES}", page.len());
-        ClientError::Protocol { peer: admin.peer.to_string(), what }
+        admin.connection.violation(what).into()
     })
 }
 
@@ -236,7 +236,7 @@ fn queues_granted(admin: &mut Session) -> Result<u16> {
 fn chosen(uri: &NvmeUri, admin: &mut Session) -> Result<u32> {
     let list = identified(admin, identify::ACTIVE_NAMESPACES, 0)?;
     let ids: Vec<u32> = identify::listed_namespaces(&list).take(1024).collect();
-    let told = |what: String| ClientError::Unknown { peer: admin.peer.to_string(), what };
+    let told = |what: String| ClientError::Unknown { peer: admin.peer(), what };
     match (uri.nsid, &ids[..]) {
         (Some(nsid), _) if ids.contains(&nsid) => Ok(nsid),
         (Some(nsid), _) => Err(told(format!("the subsystem has no namespace {nsid}; it has {ids:?}"))),
@@ -263,7 +263,7 @@ fn discover(uri: &NvmeUri, host: &HostName) -> Result<(Endpoint, String)> {
             [] => "it knows no subsystem; give the NQN in the URI".to_owned(),
             _ => format!("it knows the subsystems {}; choose one: nvme://HOST/NQN", names.join(", ")),
         };
-        return Err(ClientError::Unknown { peer: admin.peer.to_string(), what });
+        return Err(ClientError::Unknown { peer: admin.peer(), what });
     };
     // A target behind address translation tells an address that is not the one to use.
     let is_here = |port: u16| matches!(&uri.endpoint, Endpoint::Tcp { port: ours, .. } if *ours == port);

@@ -4,7 +4,8 @@ use crate::{
     uri::UriError,
     wire::{PduError, Status},
 };
-use std::{io, sync::Arc};
+use diskwright_store::remote::ConnectionError;
+use std::io;
 
 /// Result of an operation of the host.
 pub type Result<T, E = ClientError> = std::result::Result<T, E>;
@@ -16,24 +17,9 @@ pub enum ClientError {
     /// The URI is invalid.
     #[error(transparent)]
     Uri(#[from] UriError),
-    /// No connection to the target could be made.
-    #[error("{peer}: cannot connect: {source}; check that the target is running and listens there")]
-    Connect {
-        /// The target.
-        peer: String,
-        /// The system's error.
-        source: Arc<io::Error>,
-    },
-    /// The connection broke.
-    #[error("{peer}: the connection broke while {doing}: {source}; look at the target's log")]
-    Lost {
-        /// The target.
-        peer: String,
-        /// What was being done.
-        doing: &'static str,
-        /// The system's error.
-        source: Arc<io::Error>,
-    },
+    /// There is no connection to the target, or it ended.
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
     /// A malformed PDU.
     #[error("{peer}: while {doing}: {source}; this is not an NVMe/TCP target, or it is broken")]
     Wire {
@@ -43,24 +29,6 @@ pub enum ClientError {
         doing: &'static str,
         /// What is wrong with the PDU.
         source: PduError,
-    },
-    /// Well-formed PDUs that violate the protocol.
-    #[error(
-        "{peer}: the target violated the protocol: {what}; the connection was closed, do not trust the data read from it"
-    )]
-    Protocol {
-        /// The target.
-        peer: String,
-        /// The violation.
-        what: String,
-    },
-    /// The target sent nothing for too long.
-    #[error("{peer}: the target sent nothing for {seconds} s; look at the target's log and at the network")]
-    Stalled {
-        /// The target.
-        peer: String,
-        /// How long the target sent nothing.
-        seconds: u64,
     },
     /// The target refused a command that prepares the use of the namespace.
     #[error("{peer}: the target refuses to {doing}: {status}{}", hint_of(*status))]
@@ -106,9 +74,8 @@ impl ClientError {
         use io::ErrorKind as Kind;
         match self {
             Self::Uri(_) | Self::Unusable { .. } => Kind::InvalidInput,
-            Self::Connect { source, .. } | Self::Lost { source, .. } => source.kind(),
-            Self::Wire { .. } | Self::Protocol { .. } => Kind::InvalidData,
-            Self::Stalled { .. } => Kind::TimedOut,
+            Self::Connection(error) => error.kind(),
+            Self::Wire { .. } => Kind::InvalidData,
             Self::Unknown { .. } => Kind::NotFound,
             Self::Refused { .. } => Kind::PermissionDenied,
         }
@@ -119,8 +86,8 @@ impl ClientError {
         use diskwright_store::ErrorCode as Code;
         match self {
             Self::Uri(_) | Self::Unusable { .. } => Code::InvalidInput,
-            Self::Connect { .. } | Self::Lost { .. } | Self::Stalled { .. } => Code::Connection,
-            Self::Wire { .. } | Self::Protocol { .. } => Code::Protocol,
+            Self::Connection(error) => error.code(),
+            Self::Wire { .. } => Code::Protocol,
             Self::Unknown { .. } => Code::NotFound,
             Self::Refused { .. } => Code::PermissionDenied,
         }

@@ -5,21 +5,19 @@ use super::{ClientError, Result};
 use crate::{
     uri::NvmeUri,
     wire::{
-        Command, Completion, ConnectData, DataPdu, Digests, Initialize, PduError, PduFlags, PduHeader, PduKind, Status,
+        Command, Completion, ConnectData, DataPdu, Digests, Initialize, PduError, PduFlags, PduHeader, PduKind,
         Terminate,
         fabrics::{self, ConnectCommand, NO_FLOW_CONTROL, property},
         pdu::DIGEST_BYTES,
     },
 };
-use diskwright_store::{Endpoint, Socket};
+use diskwright_store::{Endpoint, remote::Connection};
 use std::{
     fs,
-    io::{self, Read, Write},
-    sync::Arc,
     time::{Duration, Instant},
 };
 
-/// How long a connection attempt, and the answer to an admin command, may take.
+/// How long a controller may take until it is ready.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Longest data of a PDU that is accepted here.
@@ -58,8 +56,7 @@ impl HostName {
 /// One connection.
 #[derive(Debug)]
 pub(super) struct Session {
-    pub(super) socket: Socket,
-    pub(super) peer: Arc<str>,
+    pub(super) connection: Connection,
     pub(super) digests: Digests,
     /// The longest data of one H2CData PDU.
     pub(super) data_bytes_max: usize,
@@ -69,13 +66,11 @@ pub(super) struct Session {
 impl Session {
     /// Connects, and initializes the connection.
     pub(super) fn open(endpoint: &Endpoint, digests: Digests) -> Result<Self> {
-        let peer: Arc<str> = endpoint.to_string().into();
-        let socket = Socket::connect(endpoint, PATIENCE)
-            .map_err(|source| ClientError::Connect { peer: peer.to_string(), source: Arc::new(source) })?;
-        let mut session = Self { socket, peer, digests: Digests::empty(), data_bytes_max: 0, next_cid: 0 };
+        let connection = Connection::open(endpoint)?;
+        let mut session = Self { connection, digests: Digests::empty(), data_bytes_max: 0, next_cid: 0 };
         let asked = Initialize { version: 0, alignment: 0, digests, limit: 0 };
         const DOING: &str = "initializing the connection";
-        session.say(DOING, &asked.encode(PduKind::InitializeRequest))?;
+        session.connection.say(DOING, &asked.encode(PduKind::InitializeRequest))?;
         let (header, bytes) = session.hear(DOING)?;
         let granted = match (header.kind, bytes.first_chunk()) {
             (PduKind::InitializeResponse, Some(bytes)) => Initialize::decode(bytes),
@@ -91,7 +86,7 @@ impl Session {
         }
         if granted.digests != digests {
             let what = format!("it grants the digests {:?}, and {digests:?} were asked for", granted.digests);
-            return Err(ClientError::Protocol { peer: session.peer.to_string(), what });
+            return Err(session.connection.violation(what).into());
         }
         session.digests = digests;
         session.data_bytes_max = granted.limit as usize & !3;
@@ -99,11 +94,12 @@ impl Session {
     }
 
     fn wrong(&self, doing: &'static str, source: PduError) -> ClientError {
-        ClientError::Wire { peer: self.peer.to_string(), doing, source }
+        ClientError::Wire { peer: self.peer(), doing, source }
     }
 
-    fn lost(&self, doing: &'static str, source: io::Error) -> ClientError {
-        ClientError::Lost { peer: self.peer.to_string(), doing, source: Arc::new(source) }
+    /// The target, for messages.
+    pub(super) fn peer(&self) -> String {
+        self.connection.peer.to_string()
     }
 
     /// Connects a queue of a controller. Returns the controller's id.
@@ -134,7 +130,7 @@ impl Session {
                 return Ok(());
             }
             if start.elapsed() > PATIENCE {
-                return Err(ClientError::Stalled { peer: self.peer.to_string(), seconds: PATIENCE.as_secs() });
+                return Err(self.connection.stalled().into());
             }
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -164,7 +160,7 @@ impl Session {
         put_pdu(self.digests, PduKind::Command, &command.encode(), data.len(), &mut pdu);
         pdu.extend_from_slice(data);
         put_digest(self.digests, data, &mut pdu);
-        self.say(doing, &pdu)?;
+        self.connection.say(doing, &pdu)?;
         let mut found = Vec::new();
         loop {
             let (header, bytes) = self.hear(doing)?;
@@ -174,10 +170,10 @@ impl Session {
                     let done = body.first_chunk().map(Completion::decode).unwrap_or_default();
                     if done.cid != command.cid {
                         let what = format!("it completed the command {}, which is not in flight", done.cid);
-                        return Err(ClientError::Protocol { peer: self.peer.to_string(), what });
+                        return Err(self.connection.violation(what).into());
                     }
                     if !done.status.is_success() {
-                        let (peer, status) = (self.peer.to_string(), done.status);
+                        let (peer, status) = (self.peer(), done.status);
                         return Err(ClientError::Refused { peer, doing, status });
                     }
                     return Ok((done, found));
@@ -191,7 +187,7 @@ impl Session {
                         || !fits
                     {
                         let what = "it sent data that were not asked for".to_owned();
-                        return Err(ClientError::Protocol { peer: self.peer.to_string(), what });
+                        return Err(self.connection.violation(what).into());
                     }
                     found.extend_from_slice(&bytes[header_bytes..header_bytes + data_bytes]);
                     if header.flags.contains(PduFlags::SUCCESS) {
@@ -201,75 +197,37 @@ impl Session {
                 PduKind::ControllerTerminate => {
                     let status = bytes.first_chunk().map_or(0, |bytes| Terminate::decode(bytes).status);
                     let what = format!("it ended the connection with the fatal error status {status}");
-                    return Err(ClientError::Protocol { peer: self.peer.to_string(), what });
+                    return Err(self.connection.violation(what).into());
                 }
                 kind => return Err(self.wrong(doing, PduError::Kind { found: kind as u8 })),
             }
         }
     }
 
-    fn say(&self, doing: &'static str, mut bytes: &[u8]) -> Result<()> {
-        while !bytes.is_empty() {
-            match (&self.socket).write(bytes) {
-                Ok(sent) => bytes = &bytes[sent..],
-                Err(error) => self.wait(doing, error, true)?,
-            }
-        }
-        Ok(())
-    }
-
     /// The next PDU, whole.
     fn hear(&self, doing: &'static str) -> Result<(PduHeader, Vec<u8>)> {
         let mut bytes = vec![0; PduHeader::BYTES];
-        self.fill(doing, &mut bytes)?;
+        self.connection.fill(doing, &mut bytes)?;
         let header = PduHeader::decode(&bytes).map_err(|error| self.wrong(doing, error))?;
         let wrong = || self.wrong(doing, PduError::Kind { found: 0xff });
         let header = header.ok_or_else(wrong)?;
         let (header_bytes, data_bytes) = header.check(self.digests).map_err(|error| self.wrong(doing, error))?;
         if data_bytes > DATA_BYTES_MAX {
             let what = format!("it sent a PDU with {data_bytes} bytes of data");
-            return Err(ClientError::Protocol { peer: self.peer.to_string(), what });
+            return Err(self.connection.violation(what).into());
         }
         bytes.resize(header.total_bytes as usize, 0);
-        self.fill(doing, &mut bytes[PduHeader::BYTES..])?;
+        self.connection.fill(doing, &mut bytes[PduHeader::BYTES..])?;
         check_header_digest(self.digests, &header, &bytes).map_err(|error| self.wrong(doing, error))?;
         let data = &bytes[header_bytes..header_bytes + data_bytes];
         if data_bytes > 0 && self.digests.contains(Digests::DATA) && header.kind == PduKind::ControllerData {
             let found = bytes.last_chunk().map_or(0, |digest| u32::from_le_bytes(*digest));
             if found != crc32c::crc32c(data) {
                 let what = "the data digest does not match".to_owned();
-                return Err(ClientError::Protocol { peer: self.peer.to_string(), what });
+                return Err(self.connection.violation(what).into());
             }
         }
         Ok((header, bytes))
-    }
-
-    fn fill(&self, doing: &'static str, bytes: &mut [u8]) -> Result<()> {
-        let mut filled = 0;
-        while filled < bytes.len() {
-            match (&self.socket).read(&mut bytes[filled..]) {
-                Ok(0) => {
-                    let gone = io::Error::new(io::ErrorKind::UnexpectedEof, "the target closed the connection");
-                    return Err(self.lost(doing, gone));
-                }
-                Ok(got) => filled += got,
-                Err(error) => self.wait(doing, error, false)?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits for the socket after an error that says so.
-    fn wait(&self, doing: &'static str, error: io::Error, for_sending: bool) -> Result<()> {
-        match error.kind() {
-            io::ErrorKind::Interrupted => Ok(()),
-            io::ErrorKind::WouldBlock => match self.socket.wait(None, for_sending, Some(PATIENCE)) {
-                Ok(true) => Ok(()),
-                Ok(false) => Err(ClientError::Stalled { peer: self.peer.to_string(), seconds: PATIENCE.as_secs() }),
-                Err(error) => Err(self.lost(doing, error)),
-            },
-            _ => Err(self.lost(doing, error)),
-        }
     }
 }
 
@@ -316,11 +274,4 @@ pub(super) fn check_header_digest(digests: Digests, header: &PduHeader, bytes: &
     let (front, rest) = bytes.split_at(usize::from(header.header_bytes).min(bytes.len()));
     let (expected, found) = (crc32c::crc32c(front), rest.first_chunk().map_or(0, |digest| u32::from_le_bytes(*digest)));
     if found == expected { Ok(()) } else { Err(PduError::HeaderDigest { found, expected }) }
-}
-
-/// The error of a status that has no other meaning here.
-pub(super) fn refused(peer: &str, what: &str, offset_bytes: u64, len_bytes: u64, status: Status) -> io::Error {
-    let kind = status.to_error().map_or(io::ErrorKind::Other, |error| error.kind());
-    let text = format!("{peer}: the target answered {what} of {len_bytes} bytes at {offset_bytes} with: {status}");
-    io::Error::new(kind, text)
 }

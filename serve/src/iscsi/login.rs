@@ -39,15 +39,15 @@ impl Core<Iscsi> {
             Ok(moves_on) => {
                 let tsih = conn.session.nexus().map_or(0, |nexus| nexus.tsih);
                 let counters = conn.session.next_counters();
-                let reply = LoginReply { request, transits: moves_on, tsih, counters, status: LoginStatus::SUCCESS };
+                let reply =
+                    LoginReply { transits: moves_on, tsih, ..LoginReply::to(&request, counters, LoginStatus::SUCCESS) };
                 // Digests begin after the login.
                 self.put_login(conn, &reply, &answer);
                 Ok(())
             }
             Err((status, why)) => {
                 let counters = conn.session.next_counters();
-                let reply = LoginReply { request, transits: false, tsih: 0, counters, status };
-                self.put_login(conn, &reply, &[]);
+                self.put_login(conn, &LoginReply::to(&request, counters, status), &[]);
                 Err(SessionEnd::Told(why))
             }
         }

@@ -15,10 +15,7 @@ use crate::net::{
 };
 use diskwright_iscsi::{
     scsi::{Sense, status},
-    wire::{
-        DIGEST_BYTES, DataIn, HEADER_BYTES, Opcode, RejectReason, ScsiReply, padding_of,
-        pdu::{self, Residual},
-    },
+    wire::{DIGEST_BYTES, DataIn, HEADER_BYTES, Opcode, RejectReason, Residual, ScsiReply, padding_of, replies},
 };
 use diskwright_store::IoBuf;
 
@@ -83,7 +80,7 @@ impl Core<Iscsi> {
     pub(super) fn reject(&mut self, conn: &mut Connection<Iscsi>, reason: RejectReason, wrong: &[u8; HEADER_BYTES]) {
         tracing::debug!(peer = %conn.peer, ?reason, opcode = wrong[0] & 0x3f, "a PDU was rejected");
         let counters = conn.session.next_counters();
-        self.put_response(conn, &pdu::reject(reason, counters), wrong);
+        self.put_response(conn, &replies::reject(reason, counters), wrong);
     }
 
     /// Ends a task: answers it, counts it, and answers task management that has waited for it.
@@ -99,8 +96,13 @@ impl Core<Iscsi> {
     fn answer_task(&mut self, conn: &mut Connection<Iscsi>, task: &Task, outcome: Outcome) {
         let expected_bytes = task.expects.bytes();
         let residual = Residual::of(task.has_bytes, expected_bytes);
-        let reply =
-            |status, residual, expected_data_sn| ScsiReply { tag: task.tag, status, residual, expected_data_sn };
+        let reply = |status, residual, expected_data_sn| ScsiReply {
+            tag: task.tag,
+            is_carried_out: true,
+            status,
+            residual,
+            expected_data_sn,
+        };
         let sending = |has_bytes: usize| Sending {
             tag: task.tag,
             total_bytes: has_bytes.min(task.expects.in_bytes as usize),
@@ -162,7 +164,7 @@ impl Core<Iscsi> {
         if is_final {
             sending.burst_bytes = conn.session.agreed.burst_bytes as usize;
         }
-        let ends = is_last.then_some(sending.residual);
+        let ends = is_last.then_some((status::GOOD, sending.residual));
         let counters = if is_last { conn.session.next_counters() } else { conn.session.counters() };
         let data_in = DataIn { tag: sending.tag, is_final, ends, data_sn: *data_sn, offset_bytes };
         *data_sn += 1;
@@ -229,7 +231,7 @@ impl Core<Iscsi> {
         while let Some(at) = conn.session.managing.iter().position(|managing| managing.tasks.is_empty()) {
             let managing = conn.session.managing.remove(at);
             let counters = conn.session.next_counters();
-            let header = pdu::outcome(Opcode::TaskManagementResponse, managing.tag, managing.outcome, counters);
+            let header = replies::outcome(Opcode::TaskManagementResponse, managing.tag, managing.outcome, counters);
             self.put_response(conn, &header, &[]);
         }
     }

@@ -12,7 +12,7 @@ use super::{
 use crate::net::{connection::Connection, core::Core, peer::Peer, protocol::SessionEnd};
 use diskwright_iscsi::{
     scsi::unit_of,
-    wire::{NO_TAG, Opcode, RejectReason, TaskFunction, TaskReply, pdu, text},
+    wire::{NO_TAG, Opcode, RejectReason, TaskFunction, TaskReply, replies, text},
 };
 use std::sync::Arc;
 
@@ -31,14 +31,14 @@ impl Core<Iscsi> {
             Opcode::NopOut => {
                 let keep = data.len().min(conn.session.agreed.segment_bytes);
                 let counters = conn.session.next_counters();
-                let header = pdu::nop_in(pdu.header.tag, pdu.header.lun, NO_TAG, counters, keep);
+                let header = replies::nop_in(pdu.header.tag, pdu.header.lun, NO_TAG, counters, keep);
                 self.put_response(conn, &header, &data[..keep]);
             }
             Opcode::Text => self.take_text(conn, pdu, &data),
             Opcode::TaskManagement => self.manage(conn, pdu),
             Opcode::Logout => {
                 let counters = conn.session.next_counters();
-                self.put_response(conn, &pdu::outcome(Opcode::LogoutResponse, pdu.header.tag, 0, counters), &[]);
+                self.put_response(conn, &replies::outcome(Opcode::LogoutResponse, pdu.header.tag, 0, counters), &[]);
                 return Err(SessionEnd::Disconnected);
             }
             _ => self.reject(conn, RejectReason::NotSupported, &pdu.bytes),
@@ -78,7 +78,7 @@ impl Core<Iscsi> {
             }
         }
         let counters = conn.session.next_counters();
-        let header = pdu::text_reply(pdu.header.tag, None, counters, answer.len());
+        let header = replies::text_reply(pdu.header.tag, None, counters, answer.len());
         self.put_response(conn, &header, &answer);
     }
 

@@ -32,7 +32,7 @@ use diskwright_iscsi::{
     scsi::Sense,
     wire::{
         Counters, DIGEST_BYTES, DataOut, HEADER_BYTES, Header, NO_TAG, Opcode, PduError, RejectReason, ScsiCommand,
-        padding_of, pdu,
+        padding_of, requests,
     },
 };
 use diskwright_store::SlotMap;
@@ -252,7 +252,7 @@ impl Core<Iscsi> {
             return true;
         }
         let counters = &mut conn.session.counters;
-        let cmd_sn = pdu::cmd_sn_of(&pdu.bytes);
+        let cmd_sn = requests::cmd_sn_of(&pdu.bytes);
         // The window is the one that the last response tells, whether it was read or not.
         if cmd_sn == counters.expected_cmd_sn && (counters.max_cmd_sn.wrapping_sub(cmd_sn) as i32) >= 0 {
             counters.expected_cmd_sn = cmd_sn.wrapping_add(1);

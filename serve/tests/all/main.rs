@@ -18,6 +18,7 @@ mod flushes;
 mod hostile;
 mod inside_export;
 mod iscsi;
+mod iscsi_client;
 mod limits;
 mod nbd;
 mod nvme;

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses only some of these")]
 
 pub mod iscsi_initiator;
+pub mod model;
 pub mod nvme_host;
 
 use diskwright_nbd::wire::{

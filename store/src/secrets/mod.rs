@@ -4,6 +4,8 @@
 //! clients that want to know whom they talk to. The secrets of both directions must differ, so that
 //! what one side proves is of no use to the other. A secret is never printed.
 
+mod file;
+
 use std::fmt;
 
 /// Length of a secret at least, in bytes (RFC 7143, 9.2.1: 96 bits).
@@ -58,9 +60,30 @@ pub enum SecretsError {
         /// The client's name.
         name: String,
     },
+    /// The client that is to use its secret is not there, or it is not said which.
+    #[error("{}", no_such_client(name.as_deref()))]
+    NoSuchClient {
+        /// The name that was looked for.
+        name: Option<String>,
+    },
+    /// The file cannot be used.
+    #[error("secrets {path}: {what}")]
+    File {
+        /// Its path.
+        path: String,
+        /// What is wrong, without the secrets.
+        what: String,
+    },
     /// There are no clients.
     #[error("the secrets name no client, so nobody could connect; add a [[client]] with name and secret")]
     NoClient,
+}
+
+fn no_such_client(name: Option<&str>) -> String {
+    match name {
+        Some(name) => format!("the secrets have no client {name:?}"),
+        None => "the secrets have several clients; name one in the URI: iscsi://NAME@HOST/...".to_owned(),
+    }
 }
 
 impl Credentials {
@@ -78,16 +101,18 @@ impl Credentials {
         Ok(Self { name: name.to_owned(), secret: Secret(secret.as_bytes().to_vec()) })
     }
 
-    pub(crate) fn name(&self) -> &str {
+    /// The name.
+    pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The secret as text, which it was made of.
-    pub(crate) fn secret_text(&self) -> String {
+    pub fn secret_text(&self) -> String {
         String::from_utf8_lossy(&self.secret.0).into_owned()
     }
 
-    pub(crate) fn secret(&self) -> &[u8] {
+    /// The secret's bytes.
+    pub fn secret(&self) -> &[u8] {
         &self.secret.0
     }
 }
@@ -119,16 +144,31 @@ impl Secrets {
         Ok(Self { clients, server })
     }
 
-    pub(crate) fn client(&self, name: &str) -> Option<&Credentials> {
+    /// The client of this name.
+    pub fn client(&self, name: &str) -> Option<&Credentials> {
         self.clients.iter().find(|client| client.name == name)
     }
 
+    /// The only client, or the one of this name.
+    ///
+    /// # Errors
+    /// There is none of this name, or there are several and no name is given.
+    pub fn own(&self, name: Option<&str>) -> Result<&Credentials, SecretsError> {
+        let told = |name: Option<&str>| SecretsError::NoSuchClient { name: name.map(str::to_owned) };
+        match (name, &self.clients[..]) {
+            (Some(name), _) => self.client(name).ok_or_else(|| told(Some(name))),
+            (None, [client]) => Ok(client),
+            (None, _) => Err(told(None)),
+        }
+    }
+
     /// All of them: clients, then the server.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Credentials> {
+    pub fn all(&self) -> impl Iterator<Item = &Credentials> {
         self.clients.iter().chain(&self.server)
     }
 
-    pub(crate) fn server(&self) -> Option<&Credentials> {
+    /// What the server proves itself with.
+    pub fn server(&self) -> Option<&Credentials> {
         self.server.as_ref()
     }
 }

@@ -1,9 +1,9 @@
-//! The file of `serve --secrets`: who may connect by NVMe/TCP and iSCSI, and by which secret.
+//! A file of secrets: TOML with `[[client]]` tables and one of `[server]`, each with `name` and
+//! `secret`.
 //!
-//! Only the owner of the file may read it. What is wrong is said without the secrets.
+//! Server and clients read the same form. Only the owner of the file may read it. What is wrong is said without the secrets.
 
-use crate::exit::Failure;
-use diskwright_serve::secrets::{Credentials, Secrets};
+use super::{Credentials, Secrets, SecretsError};
 use serde::Deserialize;
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
@@ -31,14 +31,15 @@ impl Entry {
     }
 }
 
-/// Reads a file.
-///
-/// # Errors
-/// A sentence that names the file.
-pub fn read(path: &Path) -> Result<Secrets, Failure> {
-    let failed = |what: String| Failure::new(format!("secrets {}: {what}", path.display()));
-    let text = text_of(path).map_err(failed)?;
-    parse(&text).map_err(failed)
+impl Secrets {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`SecretsError::File`].
+    pub fn read(path: &Path) -> Result<Self, SecretsError> {
+        let failed = |what| SecretsError::File { path: path.display().to_string(), what };
+        parse(&text_of(path).map_err(failed)?).map_err(failed)
+    }
 }
 
 fn text_of(path: &Path) -> Result<String, String> {
